@@ -1,0 +1,1 @@
+"""What to run: the configuration schema and one file per experiment."""

@@ -1,0 +1,15 @@
+r"""Images in an npz through an ImageNet ViT-Ti/16 at 224 px.
+
+oneshot-dp extract arrays_vit_ti16 --source.path images.npz --split train \
+      --backbone.weights vit_ti16.npz --out caches/train
+"""
+
+from configs.schema import ArraysSource, BackboneConfig, ExtractConfig
+
+
+def get_config() -> ExtractConfig:
+  """The experiment."""
+  return ExtractConfig(
+    source=ArraysSource(path="images.npz"),
+    backbone=BackboneConfig(name="vit_ti16"),
+  )

@@ -1,0 +1,21 @@
+r"""A folder of photographs through a ViT-B/16: shorter side 256, crop 224.
+
+oneshot-dp extract folder_vit_b16 --source.root photos --split train \
+      --backbone.weights vit_b16.npz --out caches/photos-train
+"""
+
+from configs.schema import (
+  BackboneConfig,
+  ExtractConfig,
+  ImageFolderSource,
+  PreprocessConfig,
+)
+
+
+def get_config() -> ExtractConfig:
+  """The experiment."""
+  return ExtractConfig(
+    source=ImageFolderSource(root="photos"),
+    backbone=BackboneConfig(name="vit_b16"),
+    preprocess=PreprocessConfig(image_size=224, resize_small=256),
+  )

@@ -1,0 +1,59 @@
+"""Experiments by name: one file in this folder each, with a get_config()."""
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from pathlib import Path
+
+import configs
+from configs.errors import InputError
+from configs.schema import ExtractConfig
+
+_NOT_EXPERIMENTS = {"errors", "registry", "schema"}
+
+
+def experiment_names() -> list[str]:
+  """The experiments that come with oneshot-dp, sorted."""
+  modules = (module.name for module in pkgutil.iter_modules(configs.__path__))
+  return sorted(set(modules) - _NOT_EXPERIMENTS)
+
+
+def load_config(name: str) -> ExtractConfig:
+  """The config of an experiment.
+
+  Args:
+    name: one of `experiment_names()`, or a path to a Python file.
+
+  Returns:
+    What its get_config() returns.
+
+  Raises:
+    InputError: there is no such experiment, or it has no usable get_config().
+  """
+  if name.endswith(".py"):
+    path = Path(name)
+    if not path.is_file():
+      raise InputError(f"{name}: no such config file.")
+    spec = importlib.util.spec_from_file_location("user_config", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+  elif name in experiment_names():
+    module = importlib.import_module(f"configs.{name}")
+  else:
+    near = difflib.get_close_matches(name, experiment_names(), n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "there are:"
+    raise InputError(
+      f"CONFIG {name!r} is not known; {hint}"
+      f" {'' if near else ', '.join(experiment_names())}".rstrip()
+      + " (A path ends in .py.)"
+    )
+  get_config = getattr(module, "get_config", None)
+  config = get_config() if callable(get_config) else None
+  if not isinstance(config, ExtractConfig):
+    raise InputError(
+      f"{name}: needs a function get_config() that returns an ExtractConfig."
+    )
+  return config

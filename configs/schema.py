@@ -1,0 +1,185 @@
+"""What to run, as frozen dataclasses.
+
+An experiment file (`configs/<name>.py`) has one function, `get_config()`, that
+returns an `ExtractConfig`; every field can be overridden on the command line.
+This module is the only one of ours that any package may import (with
+`configs.errors`).
+"""
+
+import dataclasses
+from typing import Literal
+
+Resample = Literal["bilinear", "bicubic", "lanczos"]
+OnDecodeError = Literal["fail", "skip"]
+EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
+ComputeDtype = Literal["float32", "bfloat16"]
+Pooling = Literal["cls", "mean"]
+OptimizerName = Literal["lamb", "adam", "momentum"]
+RelationName = Literal["add-or-remove-one", "replace-one", "replace-special"]
+ReleaseOrder = Literal["nested", "independent"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TfdsSource:
+  """A TensorFlow Datasets data set, read as ArrayRecord.
+
+  Attributes:
+    name: TFDS name, with config and version if wanted ("cifar10",
+      "imagenet2012:5.*.*", "my_data/config:1.0.0").
+    data_dir: where TFDS keeps its data; None is TFDS's own default.
+    image_key: the feature that holds the image; None if there is just one.
+    label_key: the feature that holds the class; None if there is just one.
+  """
+
+  name: str
+  data_dir: str | None = None
+  image_key: str | None = None
+  label_key: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageFolderSource:
+  """Image files in `root/<class>/<file>`, or `root/<split>/<class>/<file>`.
+
+  Attributes:
+    root: the folder.
+    name: public name of the data set; None is the last part of `root`.
+  """
+
+  root: str
+  name: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArraysSource:
+  """Images in an npz: `image` uint8 [n, h, w, 3 or 1], `label` int [n].
+
+  With several splits in one file the arrays are `<split>_image`,
+  `<split>_label`. `class_names` [K] (str) is needed unless `num_classes` is
+  given; `example_id` [n] (int64) is optional and defaults to the row.
+
+  Attributes:
+    path: the npz file.
+    name: public name of the data set; None is the file's stem.
+    num_classes: K, where the file has no `class_names`.
+  """
+
+  path: str
+  name: str | None = None
+  num_classes: int | None = None
+
+
+Source = TfdsSource | ImageFolderSource | ArraysSource
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreprocessConfig:
+  """From an image of any size to the square that the backbone takes.
+
+  Attributes:
+    image_size: side of the square, pixels.
+    resize_small: first resize the shorter side to this many pixels (keeping
+      the aspect ratio), then crop the central square; None resizes both sides
+      straight to `image_size`.
+    resample: Pillow's filter (all of them antialias when shrinking).
+    mean, std: per-channel, in units of [0, 1]; (x/255 - mean)/std. The
+      defaults are the ViT papers' x/127.5 - 1.
+  """
+
+  image_size: int = 224
+  resize_small: int | None = None
+  resample: Resample = "bicubic"
+  mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+  std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneConfig:
+  """A frozen public feature extractor.
+
+  Attributes:
+    name: an entry of extract/backbones/registry.py: `vit_ti16`, `vit_b32`,
+      `vit_h14` … (any of ti, s, b, l, h with any patch size), or
+      `random_patches`, which needs no weights.
+    weights: path of the pretrained weights (npz in the layout of
+      google-research/vision_transformer); None only where none are needed.
+    pooling: the embedding: the class token, or the mean of the patch tokens,
+      after the encoder's last LayerNorm.
+    compute_dtype: dtype of the matrix products; parameters are read as
+      float32 and normalisation and softmax stay in float32.
+  """
+
+  name: str = "vit_b16"
+  weights: str | None = None
+  pooling: Pooling = "cls"
+  compute_dtype: ComputeDtype = "float32"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExtractConfig:
+  """One extraction job: a split of a source through a backbone into a cache.
+
+  Attributes:
+    source: where the images are.
+    split: the split to read ("train", "test", "train[:10%]" for TFDS).
+    backbone: what makes the embeddings.
+    preprocess: what the backbone is shown.
+    batch_size: images per device call, all local devices together.
+    embedding_dtype: precision of the embeddings in the cache.
+    shard_rows: rows per shard; a kill loses at most one shard of work.
+    decode_threads: threads that decode and resize; None is one per core.
+    on_decode_error: "fail" stops the job at an image that cannot be decoded;
+      "skip" leaves it out and records its id in the cache.
+  """
+
+  source: Source
+  split: str = "train"
+  backbone: BackboneConfig = BackboneConfig()
+  preprocess: PreprocessConfig = PreprocessConfig()
+  batch_size: int = 64
+  embedding_dtype: EmbeddingDtype = "float16"
+  shard_rows: int = 2048
+  decode_threads: int | None = None
+  on_decode_error: OnDecodeError = "fail"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+  """How a head is trained, privacy aside.
+
+  Attributes:
+    head: the optimizer of the one step; "lamb" is the paper's.
+    l2_clip_norm: C, the largest norm of one example's gradient.
+    initial_bias: b0, the bias that every class starts from.
+    train_bias: train the bias too (the kernel always is).
+    learning_rate: scales the logits; which class wins does not depend on it.
+    eps: eps of LAMB and Adam, in units of the mean gradient.
+    eps_in_noise_sds: eps as a multiple of the noise in the gradient instead;
+      1 to 4 helps at small epsilon.
+  """
+
+  head: OptimizerName = "lamb"
+  l2_clip_norm: float = 1.0
+  initial_bias: float = -10.0
+  train_bias: bool = False
+  learning_rate: float = 1.0
+  eps: float = 1e-6
+  eps_in_noise_sds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyConfig:
+  """What the privacy guarantee is about, epsilon aside.
+
+  Attributes:
+    delta: δ of each head; choose it well below 1/n.
+    neighboring_relation: data sets that differ by an example added or removed,
+      by one replaced (twice the sensitivity), or by one replaced with nothing.
+    noise_seed: research only: draw the noise from this seed, which makes
+      everything NOT PRIVATE and says so everywhere. Default: the operating
+      system's entropy.
+  """
+
+  delta: float
+  neighboring_relation: RelationName = "add-or-remove-one"
+  noise_seed: int | None = None
