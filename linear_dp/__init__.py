@@ -1,0 +1,1 @@
+"""Stage 2: exact clipped sums of cached features into private heads."""

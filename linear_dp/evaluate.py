@@ -1,0 +1,143 @@
+"""Top-1 and top-5 accuracy of many heads in one pass over a cache."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from configs.errors import InputError
+from linear_dp.exact_sum import RowBlock
+from linear_dp.head import LinearHead
+
+_LOGITS_AT_ONCE = 1 << 24
+_BATCH_ROWS = 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accuracy:
+  """Shares of the rows whose label is the best, or among the best five.
+
+  Attributes:
+    top1: fraction in [0, 1].
+    top5: fraction in [0, 1]; 1 where there are at most five classes.
+    num_examples: rows counted.
+  """
+
+  top1: float
+  top5: float
+  num_examples: int
+
+
+def evaluate_heads(
+  heads: Sequence[LinearHead],
+  blocks: Iterable[RowBlock],
+  *,
+  on_rows: Callable[[int], object] = lambda rows: None,
+) -> list[Accuracy]:
+  """Reads the cache once and scores every head on it.
+
+  The rank of a label is the number of classes with a larger logit, or an equal
+  one and a smaller index, so top-1 agrees with argmax.
+
+  Args:
+    heads: any number, all of one shape.
+    blocks: the labelled rows.
+    on_rows: called with the number of rows of each block read (progress).
+
+  Returns:
+    One accuracy per head, in order.
+
+  Raises:
+    InputError: no rows, another feature_dim, or a label outside [0, K).
+  """
+  if not heads:
+    return []
+  groups = _grouped(heads)
+  counts = [np.zeros((2, group.bias.shape[0]), np.int64) for group in groups]
+  rows = 0
+  for embedding, label in _batches(blocks, heads[0], on_rows):
+    rows += int((label >= 0).sum())
+    for count, group in zip(counts, groups, strict=True):
+      count += np.asarray(_hits(group, embedding, label))
+  if not rows:
+    raise InputError("The evaluation cache has no rows.")
+  return [
+    Accuracy(top1=float(top1), top5=float(top5), num_examples=rows)
+    for top1, top5 in (np.concatenate(counts, axis=1) / rows).T
+  ]
+
+
+def _grouped(heads: Sequence[LinearHead]) -> list[LinearHead]:
+  """Stacks heads so that the logits of a batch fit in bounded memory."""
+  size = max(1, _LOGITS_AT_ONCE // (_BATCH_ROWS * heads[0].num_classes))
+  return [
+    jax.tree.map(lambda *leaves: jnp.stack(leaves), *heads[i : i + size])
+    for i in range(0, len(heads), size)
+  ]
+
+
+def _batches(
+  blocks: Iterable[RowBlock],
+  head: LinearHead,
+  on_rows: Callable[[int], object],
+) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+  """Batches of one shape; padded rows have label −1."""
+  waiting, waiting_rows = [], 0
+  for block in blocks:
+    _check_block(block, head)
+    waiting.append((block.embedding, block.label))
+    waiting_rows += len(block.label)
+    on_rows(len(block.label))
+    while waiting_rows >= _BATCH_ROWS:
+      embedding, label = map(np.concatenate, zip(*waiting, strict=True))
+      yield embedding[:_BATCH_ROWS], label[:_BATCH_ROWS]
+      waiting = [(embedding[_BATCH_ROWS:], label[_BATCH_ROWS:])]
+      waiting_rows -= _BATCH_ROWS
+  if waiting_rows:
+    embedding, label = map(np.concatenate, zip(*waiting, strict=True))
+    padding = _BATCH_ROWS - waiting_rows
+    yield (
+      np.pad(embedding, [(0, padding), (0, 0)]),
+      np.pad(label, (0, padding), constant_values=-1),
+    )
+
+
+def _check_block(block: RowBlock, head: LinearHead) -> None:
+  if block.embedding.shape[1] != head.feature_dim:
+    raise InputError(
+      f"The cache has feature_dim={block.embedding.shape[1]}, the head"
+      f" {head.feature_dim}: they come from different backbones."
+    )
+  bad = (block.label < 0) | (block.label >= head.num_classes)
+  if bad.any():
+    raise InputError(
+      f"example_id={block.example_id[np.flatnonzero(bad)[0]]}: its label is"
+      f" outside [0, {head.num_classes}), the classes of the head."
+    )
+
+
+@functools.partial(jax.jit)
+def _hits(
+  heads: LinearHead,
+  embedding: Float[Array, "rows d"],
+  label: Int[Array, " rows"],
+) -> Int[Array, "2 heads"]:
+  """How many rows each stacked head has in its first and its first five."""
+  features = embedding.astype(jnp.float32)
+  class_index = jnp.arange(heads.bias.shape[-1])
+  real_row = label >= 0
+
+  def of_one_head(head: LinearHead) -> Array:
+    logits = head.logits(features)
+    of_label = jnp.take_along_axis(logits, label[:, None], axis=1)
+    ahead = (logits > of_label) | (
+      (logits == of_label) & (class_index < label[:, None])
+    )
+    rank = ahead.sum(axis=1)
+    return jnp.stack([(real_row & (rank < k)).sum() for k in (1, 5)])
+
+  return jax.vmap(of_one_head, out_axes=1)(heads)

@@ -1,0 +1,225 @@
+r"""The only door through which private sums leave.
+
+The statistic is G = rint(p0·T) − S on the integer grid (see `clipping`), and
+what leaves is G + round(Z) with Z a Gaussian of standard deviation
+σ·sensitivity: post-processing of the Gaussian mechanism. A `ReleasePlan` says
+beforehand which releases there will be and what they cost together; `release`
+has that cost charged, by the function that it is handed, before the first
+random bit is drawn.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from dp_accounting import NeighboringRelation
+from jaxtyping import Float, Int64
+
+from configs.errors import InputError
+from configs.schema import ReleaseOrder
+from linear_dp import accounting
+from linear_dp.clipping import ClippedGradientGrid
+from linear_dp.exact_sum import SecretSum
+from linear_dp.noise import GaussianChain, NoiseSource
+
+NOT_PRIVATE = "NOT PRIVATE"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+  """What one release guarantees, and all that is needed to recompute it.
+
+  Attributes:
+    epsilon: ε of this release alone; infinity for the baseline.
+    delta: δ.
+    noise_multiplier: σ, in units of the sensitivity; 0 for the baseline.
+    sensitivity: L2 sensitivity of the statistic, grid steps.
+    noise_sd: standard deviation of the noise, grid steps: σ·sensitivity.
+    neighboring_relation: which data sets count as neighbours.
+    noise_source: where the random bits came from.
+  """
+
+  epsilon: float
+  delta: float
+  noise_multiplier: float
+  sensitivity: float
+  noise_sd: float
+  neighboring_relation: NeighboringRelation
+  noise_source: str
+
+  @property
+  def is_private(self) -> bool:
+    """False for the baseline and for anything drawn from a seed."""
+    return self.noise_multiplier > 0 and NOT_PRIVATE not in self.noise_source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Release:
+  """A noisy clipped gradient sum: safe to publish as its statement says.
+
+  Attributes:
+    noisy_sum: [K, D] int64, G + round(Z), grid steps; any function of it is
+      post-processing.
+    grid: the grid of `noisy_sum`.
+    num_examples: n, public.
+    draw: which of the plan's repetitions this is.
+    statement: the guarantee.
+  """
+
+  noisy_sum: Int64[np.ndarray, "K D"]
+  grid: ClippedGradientGrid
+  num_examples: int
+  draw: int
+  statement: PrivacyStatement
+
+  @property
+  def mean_gradient(self) -> Float[np.ndarray, "K D"]:
+    """The noisy mean clipped gradient, C/(B·‖r‖)·(G + round(Z))/n, float64."""
+    return self.noisy_sum * (self.grid.step / self.num_examples)
+
+  @property
+  def gradient_noise_sd(self) -> float:
+    """Standard deviation of the noise in one entry of `mean_gradient`."""
+    return self.statement.noise_sd * self.grid.step / self.num_examples
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReleasePlan:
+  r"""Which releases to make of one private sum.
+
+  Formal guarantees: with "nested", the releases of one draw are the largest ε
+  plus more and more noise, so that all of them together cost what the largest
+  does (`GaussianChain`). With "independent", every release has noise of its own
+  and all of them compose. Draws are always independent of each other.
+
+  Attributes:
+    epsilons: the ε of each head, distinct.
+    delta: δ of each head.
+    neighboring_relation: which data sets count as neighbours.
+    order: "nested" or "independent".
+    num_draws: repetitions of the whole list with fresh noise, to see the
+      spread; each costs as much as the first.
+  """
+
+  epsilons: tuple[float, ...]
+  delta: float
+  neighboring_relation: NeighboringRelation = (
+    NeighboringRelation.ADD_OR_REMOVE_ONE
+  )
+  order: ReleaseOrder = "nested"
+  num_draws: int = 1
+
+  def __post_init__(self):
+    for epsilon in self.epsilons:
+      accounting.check_budget(epsilon, self.delta)
+    if not self.epsilons:
+      raise InputError("epsilons is empty: give at least one.")
+    if len(set(self.epsilons)) < len(self.epsilons):
+      raise InputError(
+        f"epsilons={list(self.epsilons)} has an epsilon twice; use num_seeds"
+        " for several heads of one epsilon."
+      )
+    if self.num_draws < 1:
+      raise InputError(f"num_seeds={self.num_draws} must be at least 1.")
+
+  @functools.cached_property
+  def noise_multipliers(self) -> dict[float, float]:
+    """ε → σ, in the order of release: the largest ε, least noise, first."""
+    return {
+      epsilon: accounting.noise_multiplier(epsilon, self.delta)
+      for epsilon in sorted(self.epsilons, reverse=True)
+    }
+
+  @property
+  def charged_noise_multipliers(self) -> tuple[float, ...]:
+    """σ of the Gaussian mechanisms that pay for everything in the plan."""
+    sigmas = tuple(self.noise_multipliers.values())
+    paying = sigmas[:1] if self.order == "nested" else sigmas
+    return paying * self.num_draws
+
+  @property
+  def composed_epsilon(self) -> float:
+    """ε, at δ, of all releases of the plan together."""
+    composed = accounting.compose(self.charged_noise_multipliers)
+    return accounting.epsilon_of(composed, self.delta)
+
+
+def release(
+  secret: SecretSum,
+  plan: ReleasePlan,
+  source: NoiseSource,
+  *,
+  charge: Callable[[ReleasePlan, NoiseSource], object],
+) -> Iterator[Release]:
+  """Adds noise and lets the sums out, one release per draw and ε.
+
+  Formal guarantees: each release alone is (ε, δ)-DP in the plan's neighbouring
+  relation, and all of them together cost `plan.composed_epsilon`, with n and
+  the number of classes public. `charge` has returned before a random bit is
+  drawn, so a crash costs budget and never privacy. The noise does not depend on
+  the sums, nor does the time it takes to draw it.
+
+  Args:
+    secret: the exact sum.
+    plan: what to release.
+    source: the random bits; a seeded source marks every release NOT PRIVATE.
+    charge: called once, first, with the plan and the source; raises to refuse.
+
+  Yields:
+    Releases, draw by draw, the largest ε first.
+  """
+  charge(plan, source)
+  grid = secret.grid
+  sensitivity = grid.sensitivity(plan.neighboring_relation)
+  statistic = _statistic(secret)
+  for draw in range(plan.num_draws):
+    chain = GaussianChain(statistic.shape, source)
+    for epsilon, sigma in plan.noise_multipliers.items():
+      if plan.order == "independent":
+        chain = GaussianChain(statistic.shape, source)
+      noise_sd = math.nextafter(sigma * sensitivity, math.inf)
+      yield Release(
+        noisy_sum=statistic + chain.extend(noise_sd),
+        grid=grid,
+        num_examples=secret.num_examples,
+        draw=draw,
+        statement=PrivacyStatement(
+          epsilon=epsilon,
+          delta=plan.delta,
+          noise_multiplier=sigma,
+          sensitivity=sensitivity,
+          noise_sd=noise_sd,
+          neighboring_relation=plan.neighboring_relation,
+          noise_source=source.description,
+        ),
+      )
+
+
+def baseline_without_privacy(secret: SecretSum, plan: ReleasePlan) -> Release:
+  """The exact gradient, no noise: ε = ∞. NOT PRIVATE, and says so."""
+  relation = plan.neighboring_relation
+  return Release(
+    noisy_sum=_statistic(secret),
+    grid=secret.grid,
+    num_examples=secret.num_examples,
+    draw=0,
+    statement=PrivacyStatement(
+      epsilon=math.inf,
+      delta=plan.delta,
+      noise_multiplier=0.0,
+      sensitivity=secret.grid.sensitivity(relation),
+      noise_sd=0.0,
+      neighboring_relation=relation,
+      noise_source=f"none: {NOT_PRIVATE}",
+    ),
+  )
+
+
+def _statistic(secret: SecretSum) -> Int64[np.ndarray, "K D"]:
+  """G = rint(p0·1 ⊗ T) − S, the sum of clipped gradients on the grid."""
+  sums = secret.secret_class_sums
+  total = sums.sum(axis=0)
+  shared = np.rint(secret.grid.initial_probability * total).astype(np.int64)
+  return shared[None, :] - sums
