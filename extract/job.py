@@ -1,0 +1,233 @@
+"""The extraction job: a Beam graph with one unit of work per shard.
+
+    Create(shards to do) → Reshuffle → ExtractShard        (any runner)
+    then, in the launching process: count every example, write the metadata
+
+The graph holds shard numbers only; images and embeddings never pass between
+workers. The output directory is where shards meet, so on a cluster it must be
+a file system that every worker mounts under the same path.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import io
+import logging
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import (
+  PipelineOptions,
+  StandardOptions,
+)
+
+from configs.errors import InputError, RunError
+from configs.schema import ExtractConfig
+from extract import cache_writer
+from extract.cache_reader import FeatureCache, open_cache
+from extract.feature_cache import BackboneIdentity, CacheIdentity
+from extract.progress import examples_done, progress_bar
+from extract.shard import ExtractShard, shared_embedder
+from extract.source import Source, open_source
+
+_LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "array-record")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExtractionReport:
+  """What a job did.
+
+  Attributes:
+    cache: the finished cache.
+    counters: Beam's counters of this run: examples, decode_errors,
+      image_bytes. Empty if the cache was there already.
+    kept_shards: shards that an earlier run had finished.
+    seconds: how long the Beam graph ran.
+  """
+
+  cache: FeatureCache
+  counters: dict[str, int]
+  kept_shards: int
+  seconds: float
+
+
+def run_extraction(
+  config: ExtractConfig, out: Path, beam_options: Sequence[str] = ()
+) -> ExtractionReport:
+  """Embeds every example of a split, once, into a feature cache.
+
+  Formal guarantees: the cache has one row for each example of the split, less
+  those that were skipped and are listed, or there is no cache. The same job
+  gives the same bytes, however often it was killed and started again.
+
+  Args:
+    config: what to run.
+    out: directory of the cache; of an earlier try, to resume it.
+    beam_options: Beam's own flags, `--runner` among them; DirectRunner is the
+      default.
+
+  Returns:
+    The cache and what it took.
+
+  Raises:
+    InputError: the request, the source, the weights or an image is at fault,
+      or `out` holds something else.
+    RunError: a worker, the runner or the disk failed.
+  """
+  options = _pipeline_options(beam_options)
+  if "://" in str(out):
+    raise InputError(
+      f"--out {out}: a cache is written to a mounted file system; mount the"
+      " bucket (for instance with gcsfuse) and give that path."
+    )
+  source = open_source(config.source, config.split)
+  identity = make_identity(config, source)
+  if not cache_writer.begin(out, identity):
+    return ExtractionReport(
+      cache=open_cache(out),
+      counters={},
+      kept_shards=identity.num_shards,
+      seconds=0.0,
+    )
+  kept = cache_writer.finished_shards(out, identity)
+  todo = [i for i in range(identity.num_shards) if i not in kept]
+  start = time.monotonic()
+  counters = _run(config, identity, out, options, todo)
+  cache_writer.finish(out, identity)
+  return ExtractionReport(
+    cache=open_cache(out),
+    counters=counters,
+    kept_shards=len(kept),
+    seconds=time.monotonic() - start,
+  )
+
+
+def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
+  """Who the cache of a job is: known before the job has run, and public."""
+  if not len(source):
+    raise InputError(f"{source.name}, split {config.split}: no images.")
+  backbone = shared_embedder(config).backbone
+  return CacheIdentity(
+    dataset=source.name,
+    dataset_version=source.version or None,
+    split=config.split,
+    source_num_examples=len(source),
+    feature_dim=backbone.feature_dim,
+    class_names=source.class_names,
+    num_classes_source="class_names",
+    backbone=BackboneIdentity(
+      name=backbone.name,
+      layer=backbone.layer,
+      weights_sha256=backbone.weights_sha256,
+      compute_dtype=config.backbone.compute_dtype,
+    ),
+    preprocess=dataclasses.asdict(config.preprocess),
+    embedding_dtype=config.embedding_dtype,
+    shard_rows=config.shard_rows,
+    decoder="pillow",
+    libraries={p: importlib.metadata.version(p) for p in _LIBRARIES},
+  )
+
+
+def _run(
+  config: ExtractConfig,
+  identity: CacheIdentity,
+  out: Path,
+  options: PipelineOptions,
+  todo: list[int],
+) -> dict[str, int]:
+  """Runs the graph over the shards that are missing; returns the counters."""
+  total = identity.source_num_examples
+  initial = total - sum(len(identity.shard_range(i)) for i in todo)
+  before = examples_done.value
+
+  def done() -> int:
+    # Workers in this process count examples; of others, shards can be seen.
+    shards = sum(
+      len(identity.shard_range(i))
+      for i in todo
+      if (out / identity.shard_name(i)).exists()
+    )
+    return initial + max(examples_done.value - before, shards)
+
+  pipeline = beam.Pipeline(options=options)
+  _ = (
+    pipeline
+    | "Shards" >> beam.Create(todo, reshuffle=False)
+    | "Spread" >> beam.Reshuffle()
+    | "ExtractShard" >> beam.ParDo(ExtractShard(config, identity, str(out)))
+  )
+  # Beam logs each worker's traceback; `_as_our_error` says it in one line.
+  logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+  try:
+    with progress_bar(total, initial, done, config.split):
+      result = pipeline.run()
+      state = result.wait_until_finish()
+  except Exception as error:
+    raise _as_our_error(error) from error
+  if state not in (None, "DONE"):
+    raise RunError(
+      f"The Beam job ended as {state}; see the runner's own logs, then run the"
+      " same command again (finished shards are kept)."
+    )
+  return _counters(result)
+
+
+def _counters(result: Any) -> dict[str, int]:
+  names = (
+    ExtractShard.EXAMPLES,
+    ExtractShard.SKIPPED,
+    ExtractShard.IMAGE_BYTES,
+  )
+  found = dict.fromkeys(names, 0)
+  for metric in result.metrics().query()["counters"]:
+    name = metric.key.metric.name
+    if name in found:
+      found[name] += metric.result
+  return found
+
+
+def _as_our_error(error: Exception) -> Exception:
+  """The worker's own error, which runners deliver as text in a traceback."""
+  raised = re.findall(
+    r"configs\.errors\.(InputError|RunError): (.*?)(?: \[while running|\n|$)",
+    str(error),
+  )
+  if not raised:
+    return error
+  kind, message = raised[-1]
+  return {"InputError": InputError, "RunError": RunError}[kind](message)
+
+
+def _pipeline_options(flags: Sequence[str]) -> PipelineOptions:
+  """Beam's options; on this machine, flags that Beam does not know are refused.
+
+  Raises:
+    InputError: an unknown flag, a bad value.
+  """
+  options = PipelineOptions(list(flags))
+  complaint = io.StringIO()
+  try:
+    with contextlib.redirect_stderr(complaint):
+      known = options.get_all_options()
+      given = options.get_all_options(retain_unknown_options=True)
+  except SystemExit as error:
+    reason = complaint.getvalue().strip().rpartition("error: ")[2]
+    raise InputError(f"Beam options: {reason}.") from error
+  standard = options.view_as(StandardOptions)
+  if standard.runner in (None, "DirectRunner"):
+    # Only a cluster's runner may know flags that Beam itself does not.
+    if unknown := sorted(given.keys() - known.keys()):
+      raise InputError(
+        f"--{unknown[0]} is neither a flag of `oneshot-dp extract` nor a Beam"
+        " option; see `oneshot-dp extract CONFIG --help`."
+      )
+    # The in-process half of Beam's DirectRunner, which would first try to
+    # download another runner, Prism, from the internet.
+    standard.runner = _LOCAL_RUNNER
+  return options

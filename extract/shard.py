@@ -1,0 +1,86 @@
+"""One unit of work: a range of the source becomes one shard of the cache."""
+
+import functools
+import json
+from collections.abc import Iterator
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+from apache_beam.utils import shared
+
+from configs.schema import ExtractConfig
+from extract import cache_writer
+from extract.block_builder import Rows, Skipped
+from extract.embed import Embedder, decode_pool, embed_range, load_embedder
+from extract.feature_cache import CacheIdentity
+from extract.progress import examples_done
+from extract.source import open_source
+
+_EMBEDDERS = shared.Shared()
+"""The backbone, loaded once per process whatever number of threads it has."""
+
+
+def shared_embedder(config: ExtractConfig) -> Embedder:
+  """This process's backbone on its devices, loaded at the first call."""
+  decides = (config.backbone, config.preprocess, config.batch_size)
+  tag = json.dumps([repr(part) for part in decides])
+  return _EMBEDDERS.acquire(functools.partial(load_embedder, config), tag)
+
+
+class ExtractShard(beam.DoFn):
+  """Index of a shard in, index of the shard out once it is on disk.
+
+  A shard that is there already and whose checksum holds is kept.
+
+  Args:
+    config: the job.
+    identity: the cache that it makes.
+    out_dir: where; every worker must see it under this path.
+  """
+
+  EXAMPLES = "examples"
+  SKIPPED = "decode_errors"
+  IMAGE_BYTES = "image_bytes"
+
+  def __init__(
+    self, config: ExtractConfig, identity: CacheIdentity, out_dir: str
+  ):
+    self._config = config
+    self._identity = identity
+    self._out_dir = out_dir
+    namespace = "oneshot_dp.extract"
+    self._examples = Metrics.counter(namespace, self.EXAMPLES)
+    self._decode_errors = Metrics.counter(namespace, self.SKIPPED)
+    self._image_bytes = Metrics.counter(namespace, self.IMAGE_BYTES)
+
+  def setup(self) -> None:
+    self._source = open_source(self._config.source, self._config.split)
+    self._pool = decode_pool(self._config)
+
+  def process(self, shard_index: int) -> Iterator[int]:
+    # A worker that died after its shard was whole is retried by the runner.
+    if not cache_writer.finished_shard(
+      self._out_dir, self._identity, shard_index
+    ):
+      cache_writer.write_shard(
+        self._out_dir, self._identity, shard_index, self._rows(shard_index)
+      )
+    yield shard_index
+
+  def _rows(self, shard_index: int) -> Iterator[Rows | Skipped]:
+    for batch in embed_range(
+      self._source,
+      self._identity.shard_range(shard_index),
+      shared_embedder(self._config),
+      self._config,
+      self._pool,
+    ):
+      yield from batch.skipped
+      yield batch.rows
+      self._examples.inc(len(batch.rows))
+      self._decode_errors.inc(len(batch.skipped))
+      self._image_bytes.inc(batch.image_bytes)
+      examples_done.add(len(batch.rows) + len(batch.skipped))
+
+  def teardown(self) -> None:
+    self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,118 @@
+"""The command `oneshot-dp`.
+
+Errors are one line on standard error: exit status 2 for what was asked, 1 for
+a run that failed. A traceback is a bug.
+"""
+
+import contextlib
+import dataclasses
+import io
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+
+from configs.errors import InputError, RunError
+from configs.registry import experiment_names, load_config
+from configs.schema import ArraysSource, ExtractConfig
+from pipeline import arguments
+
+_PROG = "oneshot-dp"
+_DESCRIPTION = (
+  "Differentially private image classifiers: embed the images once with a"
+  " frozen public backbone, then train one-step private linear heads, one per"
+  " epsilon."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs one command; returns the exit status."""
+  # TFDS and Beam announce missing optional packages through the root logger.
+  logging.basicConfig(level=logging.ERROR, format="%(message)s")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  try:
+    command, beam_options = parse(sys.argv[1:] if argv is None else argv)
+    # Imported here: `--help` need not wait for JAX, TFDS and Beam.
+    from pipeline import commands
+
+    commands.run(command, beam_options)
+  except InputError as error:
+    return _fail(error, 2)
+  except RunError as error:
+    return _fail(error, 1)
+  except KeyboardInterrupt:
+    return _fail(
+      "interrupted; an extraction resumes when the same command is run again",
+      130,
+    )
+  except BrokenPipeError:
+    # The reader of our output has gone (`| head`); nothing is left to say.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+  return 0
+
+
+def parse(argv: Sequence[str]) -> tuple[Any, list[str]]:
+  """The command as one of the dataclasses of `arguments`, and Beam's flags.
+
+  Raises:
+    InputError: the command line makes no sense; one line.
+    SystemExit: 0, after --help.
+  """
+  complaint = io.StringIO()
+  try:
+    with contextlib.redirect_stderr(complaint):
+      if argv and argv[0] == "extract":
+        return _parse_extract(argv[1:])
+      command = tyro.cli(
+        arguments.Command, prog=_PROG, description=_DESCRIPTION, args=argv
+      )
+      return command, []
+  except SystemExit as stop:
+    if not stop.code:
+      raise
+    raise InputError(_one_line(complaint.getvalue())) from stop
+
+
+def _parse_extract(
+  argv: Sequence[str],
+) -> tuple[arguments.Extract, list[str]]:
+  """`extract`: the experiment gives the defaults of the flags after it."""
+  named = bool(argv) and not argv[0].startswith("-")
+  config = (
+    load_config(argv[0])
+    if named
+    else ExtractConfig(source=ArraysSource(path="images.npz"))
+  )
+  # Parsed with only a config's values at hand, so that each flag's default in
+  # --help is the experiment's.
+  command, unknown = tyro.cli(
+    arguments.Extract,
+    prog=f"{_PROG} extract",
+    description=f"{arguments.Extract.__doc__}\n\n"
+    f"Experiments: {', '.join(experiment_names())}.",
+    default=arguments.Extract(
+      config=argv[0] if named else tyro.MISSING,
+      out=tyro.MISSING,
+      **{f.name: getattr(config, f.name) for f in dataclasses.fields(config)},
+    ),
+    args=argv,
+    return_unknown_args=True,
+    config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
+  )
+  return command, list(unknown)
+
+
+def _one_line(box: str) -> str:
+  """A framed message of tyro's as one line."""
+  words = re.sub(r"[╭╮╰╯│─•]+", " ", box)
+  return " ".join(words.split())
+
+
+def _fail(error: object, status: int) -> int:
+  print(f"{_PROG}: error: {' '.join(str(error).split())}", file=sys.stderr)
+  return status

@@ -1,0 +1,119 @@
+"""A head on disk: weights, receipt and model card.
+
+HEAD/head.safetensors   kernel [d, K], bias [K], float32
+HEAD/receipt.json       the privacy statement
+HEAD/README.md          the same for people
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from configs.errors import InputError
+from configs.schema import HeadConfig
+from extract.feature_cache import CacheInfo
+from linear_dp.head import LinearHead
+from linear_dp.release import Release, ReleasePlan
+from pipeline import receipt as receipts
+from pipeline.model_card import model_card
+
+WEIGHTS_FILE = "head.safetensors"
+RECEIPT_FILE = "receipt.json"
+CARD_FILE = "README.md"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedHead:
+  """A head read back from disk.
+
+  Attributes:
+    head: the weights.
+    receipt: its privacy statement.
+  """
+
+  head: LinearHead
+  receipt: dict[str, Any]
+
+
+def write_head(
+  directory: Path,
+  head: LinearHead,
+  release: Release,
+  plan: ReleasePlan,
+  config: HeadConfig,
+  cache: CacheInfo,
+  *,
+  ledger_entry: str | None,
+) -> dict[str, Any]:
+  """Writes the three files into an empty directory; returns the receipt."""
+  weights = safetensors.numpy.save(
+    {"kernel": np.asarray(head.kernel), "bias": np.asarray(head.bias)}
+  )
+  receipt = receipts.make_receipt(
+    release,
+    plan,
+    config,
+    cache,
+    ledger_entry=ledger_entry,
+    head_sha256=hashlib.sha256(weights).hexdigest(),
+  )
+  directory.mkdir(parents=True, exist_ok=True)
+  (directory / WEIGHTS_FILE).write_bytes(weights)
+  (directory / RECEIPT_FILE).write_text(json.dumps(receipt, indent=2) + "\n")
+  (directory / CARD_FILE).write_text(model_card(receipt))
+  return receipt
+
+
+def read_head(directory: Path) -> SavedHead:
+  """Reads a head.
+
+  Raises:
+    InputError: a file is missing or damaged.
+  """
+  for name in (WEIGHTS_FILE, RECEIPT_FILE):
+    if not (directory / name).is_file():
+      raise InputError(
+        f"{directory} is not a head: it has no {name}; give a directory that"
+        " `oneshot-dp train` or `sweep` wrote."
+      )
+  try:
+    tensors = safetensors.numpy.load_file(directory / WEIGHTS_FILE)
+    head = LinearHead(kernel=tensors["kernel"], bias=tensors["bias"])
+  except (safetensors.SafetensorError, KeyError) as error:
+    raise InputError(
+      f"{directory / WEIGHTS_FILE} is damaged ({error}); train the head again."
+    ) from error
+  try:
+    receipt = json.loads((directory / RECEIPT_FILE).read_text())
+  except ValueError as error:
+    raise InputError(
+      f"{directory / RECEIPT_FILE} is damaged ({error}); train the head again."
+    ) from error
+  return SavedHead(head=head, receipt=receipt)
+
+
+def verify_head(directory: Path) -> list[str]:
+  """Recomputes all that the receipt claims; one line for each fault.
+
+  Raises:
+    InputError: there is no head, or it cannot be read.
+  """
+  saved = read_head(directory)
+  found = receipts.problems(saved.receipt)
+  weights = (directory / WEIGHTS_FILE).read_bytes()
+  if saved.receipt.get("head_sha256") != hashlib.sha256(weights).hexdigest():
+    found.append(f"{WEIGHTS_FILE} is not the file that the receipt is about.")
+  mechanism = saved.receipt.get("mechanism", {})
+  shape = (mechanism.get("feature_dim"), mechanism.get("num_classes"))
+  if saved.head.kernel.shape != shape:
+    found.append(
+      f"the kernel has shape {saved.head.kernel.shape}, the receipt says"
+      f" {shape}."
+    )
+  return found

@@ -1,0 +1,211 @@
+"""The privacy statement that travels with every head.
+
+A receipt holds public facts only, and enough of them to recompute everything
+it claims: `problems` does that from first principles.
+"""
+
+import dataclasses
+import importlib.metadata
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+from configs.schema import HeadConfig
+from extract.feature_cache import CacheInfo
+from linear_dp import accounting
+from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
+from linear_dp.release import NOT_PRIVATE, Release, ReleasePlan
+
+FORMAT_VERSION = 1
+
+_ASSUMPTIONS = (
+  "n (num_examples), the number of classes, their names and the names of the"
+  " data set and split are public.",
+  "The backbone and its preprocessing do not depend on the private data.",
+  "One row of the cache is one privacy unit; a person with two rows has twice"
+  " the influence.",
+)
+_NOT_PROTECTED = (
+  "The data that the head is evaluated on: its labels are treated as public.",
+  "Any choice (of head, epsilon, data or backbone) made by looking at private"
+  " results that are not in the ledger.",
+  "The time a run takes, and the memory and disks of the machine it runs on.",
+  "The feature cache itself: it holds the private data and must stay private.",
+)
+_SOFTWARE = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
+
+
+def make_receipt(
+  release: Release,
+  plan: ReleasePlan,
+  config: HeadConfig,
+  cache: CacheInfo,
+  *,
+  ledger_entry: str | None,
+  head_sha256: str,
+) -> dict[str, Any]:
+  """The receipt of one head, as JSON.
+
+  Args:
+    release: what the head was made from.
+    plan: the releases it was part of, which compose.
+    config: how the head was trained.
+    cache: the private rows, by their public metadata.
+    ledger_entry: SHA-256 of the ledger's entry; None for the baseline.
+    head_sha256: of head.safetensors.
+
+  Returns:
+    A JSON object; `private` is False for baselines and seeded noise.
+  """
+  statement, grid = release.statement, release.grid
+  return {
+    "format_version": FORMAT_VERSION,
+    "private": statement.is_private,
+    "privacy": {
+      # JSON has no infinity.
+      "epsilon": (
+        statement.epsilon if math.isfinite(statement.epsilon) else NOT_PRIVATE
+      ),
+      "delta": statement.delta,
+      "neighboring_relation": statement.neighboring_relation.name,
+      "privacy_unit": cache.privacy_unit,
+      "noise_multiplier": statement.noise_multiplier,
+      "sensitivity_steps": statement.sensitivity,
+      "noise_sd_steps": statement.noise_sd,
+      "noise_source": statement.noise_source,
+      "accountant": accounting.ACCOUNTANT,
+      "epsilon_by_relation": _epsilon_by_relation(
+        grid, statement.noise_sd, statement.delta
+      ),
+    },
+    "composition": {
+      "order": plan.order,
+      "epsilons": list(plan.epsilons),
+      "num_draws": plan.num_draws,
+      "noise_multipliers_charged": list(plan.charged_noise_multipliers),
+      "composed_epsilon": plan.composed_epsilon,
+      "ledger_entry": ledger_entry,
+    },
+    "mechanism": {
+      "name": "Gaussian mechanism on the integer sum of clipped first-step"
+      " gradients, rounded to the grid",
+      "statistic": "G = rint(p0*T) - S, released as G + round(N(0, sd^2))",
+      "sensitivity": "(B*|r| + (1 + 2^-10)*sqrt(K*D)) grid steps, doubled for"
+      " REPLACE_ONE",
+      "num_classes": grid.num_classes,
+      "feature_dim": grid.feature_dim,
+      "l2_clip_norm": grid.l2_clip_norm,
+      "initial_bias": grid.initial_bias,
+      "train_bias": grid.train_bias,
+      "grid_radius": GRID_RADIUS,
+      "grid_step": grid.step,
+    },
+    "data": {
+      "dataset": cache.dataset,
+      "dataset_version": cache.dataset_version,
+      "split": cache.split,
+      "num_examples": cache.num_examples,
+      "class_names": list(cache.class_names),
+      "num_classes_source": cache.num_classes_source,
+      "cache_fingerprint": cache.fingerprint,
+      "backbone": dataclasses.asdict(cache.backbone),
+      "backbone_fingerprint": cache.backbone_fingerprint,
+    },
+    "training": dataclasses.asdict(config),
+    "head_sha256": head_sha256,
+    "assumptions": list(_ASSUMPTIONS),
+    "not_protected": list(_NOT_PROTECTED),
+    "software": {p: importlib.metadata.version(p) for p in _SOFTWARE},
+  }
+
+
+def problems(receipt: dict[str, Any]) -> list[str]:
+  """Recomputes a receipt's numbers; one line for each that does not hold.
+
+  Args:
+    receipt: as read from disk; a missing field is a problem too.
+
+  Returns:
+    Empty if everything follows from the noise, the clipping and the data's
+    public sizes.
+  """
+  try:
+    return list(_problems(receipt))
+  except (KeyError, TypeError, ValueError) as error:
+    return [f"receipt.json is incomplete or malformed ({error!r})."]
+
+
+def _problems(receipt: dict[str, Any]) -> Iterator[str]:
+  privacy, mechanism = receipt["privacy"], receipt["mechanism"]
+  grid = ClippedGradientGrid(
+    num_classes=mechanism["num_classes"],
+    feature_dim=mechanism["feature_dim"],
+    l2_clip_norm=mechanism["l2_clip_norm"],
+    initial_bias=mechanism["initial_bias"],
+    train_bias=mechanism["train_bias"],
+  )
+  relation = NeighboringRelation[privacy["neighboring_relation"]]
+  delta, noise_sd = privacy["delta"], privacy["noise_sd_steps"]
+  sensitivity = grid.sensitivity(relation)
+
+  def compare(name: str, found: Any, expected: Any) -> Iterator[str]:
+    same = (
+      math.isclose(found, expected, rel_tol=1e-9)
+      if isinstance(expected, float) and not isinstance(found, str)
+      else found == expected
+    )
+    if not same:
+      yield f"{name} is {found!r} and should be {expected!r}."
+
+  yield from compare("grid_radius", mechanism["grid_radius"], GRID_RADIUS)
+  yield from compare("grid_step", mechanism["grid_step"], grid.step)
+  yield from compare(
+    "sensitivity_steps", privacy["sensitivity_steps"], sensitivity
+  )
+  yield from compare(
+    "noise_multiplier", privacy["noise_multiplier"], noise_sd / sensitivity
+  )
+  yield from compare(
+    "epsilon_by_relation",
+    privacy["epsilon_by_relation"],
+    _epsilon_by_relation(grid, noise_sd, delta),
+  )
+  private = noise_sd > 0 and NOT_PRIVATE not in privacy["noise_source"]
+  yield from compare("private", receipt["private"], private)
+  if noise_sd > 0:
+    spent = accounting.epsilon_of(noise_sd / sensitivity, delta)
+    # Both roundings of `accounting` are upward, by 1e-9 each.
+    if spent > privacy["epsilon"] * (1 + 1e-8):
+      yield (
+        f"epsilon is {privacy['epsilon']!r}, but this noise only gives"
+        f" {spent!r} at delta={delta!r}."
+      )
+  else:
+    yield from compare("epsilon", privacy["epsilon"], NOT_PRIVATE)
+  composition = receipt["composition"]
+  plan = ReleasePlan(
+    epsilons=tuple(composition["epsilons"]),
+    delta=delta,
+    neighboring_relation=relation,
+    order=composition["order"],
+    num_draws=composition["num_draws"],
+  )
+  yield from compare(
+    "composed_epsilon", composition["composed_epsilon"], plan.composed_epsilon
+  )
+
+
+def _epsilon_by_relation(
+  grid: ClippedGradientGrid, noise_sd: float, delta: float
+) -> dict[str, float | str]:
+  """ε of this noise at δ, whichever data sets are neighbours."""
+  if noise_sd == 0:
+    return {relation.name: NOT_PRIVATE for relation in NeighboringRelation}
+  return {
+    relation.name: accounting.epsilon_of(
+      noise_sd / grid.sensitivity(relation), delta
+    )
+    for relation in NeighboringRelation
+  }

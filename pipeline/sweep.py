@@ -1,0 +1,148 @@
+"""Many private heads from one pass over a cache, scored and reported.
+
+DIR/results.csv    one row per head
+DIR/results.json   the same, with what the whole sweep cost
+DIR/config.json    everything that was asked for
+DIR/accuracy.png   accuracy against epsilon (and accuracy.pdf)
+DIR/heads/epsilon-1-seed-0/ …   a head each
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+
+from tqdm import tqdm
+
+from configs.schema import HeadConfig, PrivacyConfig, ReleaseOrder
+from extract.cache_reader import FeatureCache
+from linear_dp.evaluate import Accuracy, evaluate_heads
+from linear_dp.head import LinearHead
+from linear_dp.release import ReleasePlan
+from pipeline import output_dir, report
+from pipeline.feature_space import FeatureSpace
+from pipeline.head_directory import write_head
+from pipeline.results import SweepRow, as_json, write_tables
+from pipeline.training import TrainedHead, make_plan, train_heads
+
+
+def run_sweep(
+  train: FeatureCache,
+  evaluation: FeatureCache,
+  out: Path,
+  epsilons: tuple[float, ...],
+  privacy: PrivacyConfig,
+  config: HeadConfig,
+  *,
+  num_seeds: int,
+  order: ReleaseOrder,
+  baseline: bool,
+  ledger_dir: Path | None,
+) -> list[SweepRow]:
+  """Trains, evaluates and writes a sweep.
+
+  Args:
+    train: the private rows.
+    evaluation: labelled rows treated as public.
+    out: a directory that is not there yet.
+    epsilons: one head for each, per seed.
+    privacy: delta, neighbours and noise source.
+    config: clipping and optimizer.
+    num_seeds: independent repetitions, each charged.
+    order: nested or independent releases.
+    baseline: add the head without noise, NOT PRIVATE.
+    ledger_dir: None is the default place.
+
+  Returns:
+    The rows of results.csv.
+
+  Raises:
+    InputError: caches that do not fit each other, or a bad request; nothing is
+      charged then.
+  """
+  output_dir.check_absent(out)
+  FeatureSpace.of_cache(train.path, train.info).check_holds(
+    FeatureSpace.of_cache(evaluation.path, evaluation.info)
+  )
+  plan = make_plan(epsilons, privacy, order=order, num_draws=num_seeds)
+  trained = train_heads(
+    train, plan, config, privacy, ledger_dir=ledger_dir, baseline=baseline
+  )
+  scores = evaluate_cache([t.head for t in trained], evaluation)
+  rows = [
+    _row(t, score, plan, config, train)
+    for t, score in zip(trained, scores, strict=True)
+  ]
+  with output_dir.whole_directory(out) as directory:
+    for head, row in zip(trained, rows, strict=True):
+      write_head(
+        directory / row.path,
+        head.head,
+        head.release,
+        plan,
+        config,
+        train.info,
+        ledger_entry=head.ledger_entry,
+      )
+    write_tables(directory, rows, plan)
+    (directory / "config.json").write_text(
+      as_json(
+        {
+          "train_cache": train.info.to_json(),
+          "eval_cache": evaluation.info.to_json(),
+          "epsilons": list(epsilons),
+          "privacy": dataclasses.asdict(privacy),
+          "head": dataclasses.asdict(config),
+          "num_seeds": num_seeds,
+          "release": order,
+          "baseline": baseline,
+        }
+      )
+    )
+    report.plot_accuracy(rows, train.info.dataset, directory)
+  return rows
+
+
+def evaluate_cache(
+  heads: list[LinearHead], cache: FeatureCache
+) -> list[Accuracy]:
+  """Scores heads on a cache, with a progress bar."""
+  with tqdm(
+    total=len(cache),
+    desc="evaluate",
+    unit="row",
+    unit_scale=True,
+    disable=None,
+    leave=False,
+  ) as bar:
+    return evaluate_heads(heads, cache.blocks(), on_rows=bar.update)
+
+
+def _row(
+  trained: TrainedHead,
+  score: Accuracy,
+  plan: ReleasePlan,
+  config: HeadConfig,
+  train: FeatureCache,
+) -> SweepRow:
+  statement, draw = trained.release.statement, trained.release.draw
+  name = (
+    f"epsilon-{statement.epsilon:g}-seed-{draw}"
+    if math.isfinite(statement.epsilon)
+    else "baseline-NOT-PRIVATE"
+  )
+  return SweepRow(
+    epsilon=statement.epsilon,
+    delta=statement.delta,
+    seed=draw,
+    head=config.head,
+    noise_multiplier=statement.noise_multiplier,
+    top1=score.top1,
+    top5=score.top5,
+    composed_epsilon=plan.composed_epsilon,
+    num_examples=len(train),
+    num_eval_examples=score.num_examples,
+    release=plan.order,
+    noise_source=statement.noise_source,
+    private=statement.is_private,
+    path=f"heads/{name}",
+  )

@@ -1,0 +1,176 @@
+"""From a feature cache to private heads: one sum, one step per release."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from dp_accounting import NeighboringRelation
+from tqdm import tqdm
+
+from configs.errors import InputError
+from configs.schema import HeadConfig, PrivacyConfig, RelationName, ReleaseOrder
+from extract.cache_reader import FeatureCache
+from linear_dp.clipping import ClippedGradientGrid
+from linear_dp.exact_sum import SecretSum, exact_clipped_sum
+from linear_dp.head import LinearHead
+from linear_dp.noise import NoiseSource
+from linear_dp.optimizers import OneStepOptimizer, one_step
+from linear_dp.release import (
+  Release,
+  ReleasePlan,
+  baseline_without_privacy,
+  release,
+)
+from pipeline.ledger import Ledger
+
+_RELATIONS: dict[RelationName, NeighboringRelation] = {
+  "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
+  "replace-one": NeighboringRelation.REPLACE_ONE,
+  "replace-special": NeighboringRelation.REPLACE_SPECIAL,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedHead:
+  """A head and the release that it was made from.
+
+  Attributes:
+    head: the weights.
+    release: the noisy gradient and its guarantee.
+    ledger_entry: what paid for it; None for the baseline.
+  """
+
+  head: LinearHead
+  release: Release
+  ledger_entry: str | None
+
+
+def make_plan(
+  epsilons: tuple[float, ...],
+  privacy: PrivacyConfig,
+  *,
+  order: ReleaseOrder = "nested",
+  num_draws: int = 1,
+) -> ReleasePlan:
+  """The releases that a command asks for.
+
+  Raises:
+    InputError: an epsilon or delta that makes no guarantee.
+  """
+  return ReleasePlan(
+    epsilons=epsilons,
+    delta=privacy.delta,
+    neighboring_relation=_RELATIONS[privacy.neighboring_relation],
+    order=order,
+    num_draws=num_draws,
+  )
+
+
+def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
+  """The optimizer that a config names."""
+  return OneStepOptimizer(
+    name=config.head,
+    learning_rate=config.learning_rate,
+    eps=config.eps,
+    eps_in_noise_sds=config.eps_in_noise_sds,
+  )
+
+
+def cache_ledger(cache: FeatureCache, directory: Path | None) -> Ledger:
+  """The ledger of the private data that a cache was made of."""
+  info = cache.info
+  return Ledger(info.dataset, info.dataset_version or "", info.split, directory)
+
+
+def train_heads(
+  cache: FeatureCache,
+  plan: ReleasePlan,
+  config: HeadConfig,
+  privacy: PrivacyConfig,
+  *,
+  ledger_dir: Path | None,
+  baseline: bool = False,
+) -> list[TrainedHead]:
+  """Trains one head per draw and epsilon of a plan.
+
+  Reads the cache once; the ledger is charged after that and before any noise.
+
+  Args:
+    cache: the private rows.
+    plan: the releases to make.
+    config: clipping and optimizer.
+    privacy: noise source.
+    ledger_dir: where ledgers are; None is the default place.
+    baseline: also train the head without noise, which is NOT PRIVATE.
+
+  Returns:
+    Heads in the order of release, the baseline last.
+
+  Raises:
+    InputError: what was asked makes no sense for this cache.
+  """
+  info = cache.info
+  optimizer = make_optimizer(config)
+  grid = ClippedGradientGrid(
+    num_classes=info.num_classes,
+    feature_dim=info.feature_dim,
+    l2_clip_norm=config.l2_clip_norm,
+    initial_bias=config.initial_bias,
+    train_bias=config.train_bias,
+  )
+  if info.privacy_unit != "example":
+    raise InputError(
+      f"The cache's privacy unit is {info.privacy_unit!r}; heads can only be"
+      " trained where it is one example."
+    )
+  source = NoiseSource(privacy.noise_seed)
+  _warn(plan, source, info.num_examples)
+  ledger = cache_ledger(cache, ledger_dir)
+  ledger.entries()  # A damaged ledger is found before the work, not after.
+  secret = _sum_cache(cache, grid)
+
+  entry = None
+
+  def charge(plan: ReleasePlan, source: NoiseSource) -> None:
+    nonlocal entry
+    entry = ledger.charge(plan, source, cache_fingerprint=info.fingerprint)
+    print(f"charged to {ledger.path}", file=sys.stderr)
+
+  trained = [
+    TrainedHead(head=one_step(r, optimizer), release=r, ledger_entry=entry)
+    for r in release(secret, plan, source, charge=charge)
+  ]
+  if baseline:
+    exact = baseline_without_privacy(secret, plan)
+    trained.append(
+      TrainedHead(
+        head=one_step(exact, optimizer), release=exact, ledger_entry=None
+      )
+    )
+  return trained
+
+
+def _sum_cache(cache: FeatureCache, grid: ClippedGradientGrid) -> SecretSum:
+  with tqdm(
+    total=len(cache),
+    desc="clipped sum",
+    unit="row",
+    unit_scale=True,
+    disable=None,
+    leave=False,
+  ) as bar:
+    return exact_clipped_sum(
+      cache.blocks(), grid, num_examples=len(cache), on_rows=bar.update
+    )
+
+
+def _warn(plan: ReleasePlan, source: NoiseSource, num_examples: int) -> None:
+  if plan.delta >= 1 / num_examples:
+    print(
+      f"warning: delta={plan.delta:g} is not below 1/n ="
+      f" {1 / num_examples:.2g}: publishing one example at random would pass"
+      " for private; use a smaller delta.",
+      file=sys.stderr,
+    )
+  if not source.is_private:
+    print(f"warning: noise from a seed: {source.description}.", file=sys.stderr)
