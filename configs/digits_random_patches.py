@@ -17,5 +17,4 @@ def get_config() -> ExtractConfig:
     source=TfdsSource(name="sklearn_digits"),
     backbone=BackboneConfig(name="random_patches"),
     preprocess=PreprocessConfig(image_size=8),
-    batch_size=256,
   )

@@ -1,9 +1,11 @@
 """Experiments by name: one file in this folder each, with a get_config()."""
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import configs
@@ -39,7 +41,8 @@ def load_config(name: str) -> ExtractConfig:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with _user_code(name):
+      spec.loader.exec_module(module)
   elif name in experiment_names():
     module = importlib.import_module(f"configs.{name}")
   else:
@@ -51,9 +54,21 @@ def load_config(name: str) -> ExtractConfig:
       + " (A path ends in .py.)"
     )
   get_config = getattr(module, "get_config", None)
-  config = get_config() if callable(get_config) else None
+  with _user_code(name):
+    config = get_config() if callable(get_config) else None
   if not isinstance(config, ExtractConfig):
     raise InputError(
       f"{name}: needs a function get_config() that returns an ExtractConfig."
     )
   return config
+
+
+@contextlib.contextmanager
+def _user_code(name: str) -> Iterator[None]:
+  """A config file is code, and fails as it likes; says so in one line."""
+  try:
+    yield
+  except InputError:
+    raise
+  except Exception as error:
+    raise InputError(f"{name}: {type(error).__name__}: {error}") from error

@@ -9,6 +9,8 @@ This module is the only one of ours that any package may import (with
 import dataclasses
 from typing import Literal
 
+from configs.errors import InputError
+
 Resample = Literal["bilinear", "bicubic", "lanczos"]
 OnDecodeError = Literal["fail", "skip"]
 EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
@@ -92,6 +94,16 @@ class PreprocessConfig:
   mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
   std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
+  def __post_init__(self):
+    _check_positive("image_size", self.image_size)
+    if self.resize_small is not None and self.resize_small < self.image_size:
+      raise InputError(
+        f"resize_small={self.resize_small} is smaller than"
+        f" image_size={self.image_size}, so no such square could be cropped."
+      )
+    if min(self.std) <= 0:
+      raise InputError(f"std={self.std} must be positive.")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
@@ -124,7 +136,8 @@ class ExtractConfig:
     split: the split to read ("train", "test", "train[:10%]" for TFDS).
     backbone: what makes the embeddings.
     preprocess: what the backbone is shown.
-    batch_size: images per device call, all local devices together.
+    batch_size: images per device call, all local devices together; None is
+      16 for each CPU device and 256 for each GPU or TPU chip.
     embedding_dtype: precision of the embeddings in the cache.
     shard_rows: rows per shard; a kill loses at most one shard of work.
     decode_threads: threads that decode and resize; None is one per core.
@@ -136,11 +149,15 @@ class ExtractConfig:
   split: str = "train"
   backbone: BackboneConfig = BackboneConfig()
   preprocess: PreprocessConfig = PreprocessConfig()
-  batch_size: int = 64
+  batch_size: int | None = None
   embedding_dtype: EmbeddingDtype = "float16"
   shard_rows: int = 2048
   decode_threads: int | None = None
   on_decode_error: OnDecodeError = "fail"
+
+  def __post_init__(self):
+    for field in ("batch_size", "shard_rows", "decode_threads"):
+      _check_positive(field, getattr(self, field))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,3 +200,8 @@ class PrivacyConfig:
   delta: float
   neighboring_relation: RelationName = "add-or-remove-one"
   noise_seed: int | None = None
+
+
+def _check_positive(name: str, value: int | None) -> None:
+  if value is not None and value < 1:
+    raise InputError(f"{name}={value} must be at least 1.")

@@ -23,6 +23,10 @@ from extract.block_builder import Rows, Skipped
 from extract.source import Source
 
 _BATCHES_AHEAD = 2
+# More images at once leave a CPU's caches: at 64 a ViT-Ti/16 is 1.4 times
+# slower than at 16.
+_IMAGES_PER_DEVICE = {"cpu": 16}
+_IMAGES_PER_ACCELERATOR = 256
 
 
 class Embedder:
@@ -34,12 +38,15 @@ class Embedder:
       the number of devices.
   """
 
-  def __init__(self, backbone: Backbone, batch_size: int):
-    if batch_size < 1:
-      raise InputError(f"batch_size={batch_size} must be at least 1.")
+  def __init__(self, backbone: Backbone, batch_size: int | None):
     devices = jax.local_devices()
+    per_device = (
+      _IMAGES_PER_DEVICE.get(devices[0].platform, _IMAGES_PER_ACCELERATOR)
+      if batch_size is None
+      else -(-batch_size // len(devices))
+    )
     self.backbone = backbone
-    self.batch_size = -(-batch_size // len(devices)) * len(devices)
+    self.batch_size = per_device * len(devices)
     mesh = Mesh(np.array(devices), ("data",))
     self._rows = NamedSharding(mesh, PartitionSpec("data"))
     replicated = NamedSharding(mesh, PartitionSpec())

@@ -26,7 +26,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from configs.errors import InputError, RunError
-from configs.schema import ExtractConfig
+from configs.schema import ArraysSource, ExtractConfig
 from extract import cache_writer
 from extract.cache_reader import FeatureCache, open_cache
 from extract.feature_cache import BackboneIdentity, CacheIdentity
@@ -80,7 +80,8 @@ def run_extraction(
     RunError: a worker, the runner or the disk failed.
   """
   options = _pipeline_options(beam_options)
-  if "://" in str(out):
+  # (A pathlib.Path has lost the second slash of "gs://bucket/cache".)
+  if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
     raise InputError(
       f"--out {out}: a cache is written to a mounted file system; mount the"
       " bucket (for instance with gcsfuse) and give that path."
@@ -119,7 +120,11 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
     source_num_examples=len(source),
     feature_dim=backbone.feature_dim,
     class_names=source.class_names,
-    num_classes_source="class_names",
+    num_classes_source=(
+      "flag"
+      if isinstance(config.source, ArraysSource) and config.source.num_classes
+      else "class_names"
+    ),
     backbone=BackboneIdentity(
       name=backbone.name,
       layer=backbone.layer,
@@ -155,7 +160,11 @@ def _run(
     )
     return initial + max(examples_done.value - before, shards)
 
-  pipeline = beam.Pipeline(options=options)
+  try:
+    pipeline = beam.Pipeline(options=options)
+  # An unknown runner, or one that misses its options or its packages.
+  except (ValueError, ImportError) as error:
+    raise InputError(f"Beam: {error}") from error
   _ = (
     pipeline
     | "Shards" >> beam.Create(todo, reshuffle=False)
@@ -192,8 +201,13 @@ def _counters(result: Any) -> dict[str, int]:
   return found
 
 
-def _as_our_error(error: Exception) -> Exception:
+def _as_our_error(error: Exception) -> BaseException:
   """The worker's own error, which runners deliver as text in a traceback."""
+  # Ctrl-C, where a worker had this process's main thread.
+  if str(error).startswith("KeyboardInterrupt"):
+    return KeyboardInterrupt()
+  if isinstance(error, InputError | RunError):
+    return type(error)(str(error).partition(" [while running")[0])
   raised = re.findall(
     r"configs\.errors\.(InputError|RunError): (.*?)(?: \[while running|\n|$)",
     str(error),

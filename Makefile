@@ -1,0 +1,76 @@
+# Everything here runs in .venv, which is made from requirements.lock (exact
+# versions, checked hashes) the first time and again whenever the lock changes.
+
+PYTHON ?= python3
+# Test processes side by side; each has 8 virtual devices on the CPU.
+WORKERS ?= 2
+# More arguments for pytest: make test PYTEST_ARGS="-k clipping -x"
+PYTEST_ARGS ?=
+UV_VERSION := 0.13.8
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast lint format lock clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' \
+	  $(MAKEFILE_LIST)
+
+demo: $(VENV)/.project ## a private sweep from images to plots, in demo/
+	@$(BIN)/oneshot-dp demo --out demo
+
+test: $(VENV)/.project ## every test
+	@$(PYTEST) $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.project ## the tests that are not marked slow
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+lint: $(VENV)/.project ## ruff (rules, format) and pyrefly (types)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+
+format: $(VENV)/.project ## mend what ruff can mend
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+lock: ## resolve the dependencies of pyproject.toml anew
+	@test -x build/uv/bin/uv || $(PYTHON) -m venv build/uv
+	@build/uv/bin/python -m pip --disable-pip-version-check -qq \
+	  install uv==$(UV_VERSION)
+	@build/uv/bin/uv pip compile pyproject.toml --quiet --upgrade \
+	  --extra demo --extra test --extra lint --group build \
+	  --universal --python-version 3.11 --fork-strategy fewest \
+	  --generate-hashes --custom-compile-command "make lock" \
+	  --output-file requirements.lock
+	@echo "requirements.lock: $$(grep -c '^[a-z]' requirements.lock) packages"
+
+clean: ## remove the environment and whatever was made in it
+	@rm -rf $(VENV) build dist demo ./*.egg-info \
+	  .pytest_cache .ruff_cache .hypothesis
+	@find configs extract linear_dp pipeline tests -name __pycache__ \
+	  -prune -exec rm -rf {} +
+
+# One of the dependencies (promise, by way of tensorflow-datasets) is published
+# as source only. Its build backend, and ours, is the setuptools of the lock:
+# installed first, and used in place, so that nothing comes in without a hash.
+$(VENV)/.lock: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
+	  "oneshot-dp needs Python 3.11 or newer, and $(PYTHON) is " \
+	  + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
+	@echo "Installing requirements.lock in $(VENV) (a few minutes) ..."
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@sed -n '/^setuptools==/,/# via/p' requirements.lock > $(VENV)/build.lock
+	@$(PIP) install --require-hashes --requirement $(VENV)/build.lock
+	@$(PIP) install --require-hashes --no-build-isolation \
+	  --requirement requirements.lock
+	@touch $@
+
+$(VENV)/.project: $(VENV)/.lock pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@

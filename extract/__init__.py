@@ -1,0 +1,1 @@
+"""Stage 1: images through a frozen backbone into a feature cache."""

@@ -1,0 +1,1 @@
+"""Frozen public feature extractors, by name: see registry.py."""

@@ -1,0 +1,122 @@
+"""A backbone that needs no weights: random cosine features of small patches.
+
+For every 5 x 5 patch p of the image, centred and scaled to unit contrast,
+
+    φ_k(p) = cos(w_k · (p − mean p) / √(‖p − mean p‖² + c²) + b_k),
+
+averaged over each cell of a 4 x 4 grid: 16 filters x 16 cells = 256 features.
+Nothing is fitted to any data. It stands in for a pretrained backbone in demos
+and tests, and works with the one-step head because a cosine of random phase
+is centred on zero: the head has no centring of its own, so features with one
+sign (a ReLU, say) would mostly encode the mean image.
+
+Source: random cosine features, Rahimi and Recht, "Random Features for
+Large-Scale Kernel Machines" (NeurIPS 2007), algorithm 1; random filters of
+contrast-normalised patches, pooled over a grid: Coates, Ng and Lee, "An
+Analysis of Single-Layer Networks" (AISTATS 2011), section 3.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32
+
+from configs.errors import InputError
+
+_PATCH = 5
+_FILTERS = 16
+_GRID = 4
+FEATURE_DIM = _FILTERS * _GRID**2
+
+# Standard deviation of w_k · (a patch of unit contrast), radians: about a turn
+# between one patch and its negative. 2 to 3 are equally good on digits.
+_BANDWIDTH = 2.5
+# RMS contrast, in normalised units, under which a patch counts as flat.
+_FLAT = 0.2
+
+Params = dict[str, np.ndarray]
+
+
+def make_params() -> Params:
+  """The filters and phases, the same bits on every platform and version.
+
+  Only the raw stream of Philox is used, which NumPy promises to keep (the
+  methods of its Generator may change): its top 24 bits fill a float32 exactly,
+  and what follows is correctly rounded IEEE arithmetic.
+
+  Returns:
+    {"kernel": float32 [5, 5, 3, 16], uniform around zero, every filter
+    centred; "phase": float32 [16], uniform in [0, 2π)}.
+  """
+  fan_in = _PATCH * _PATCH * 3
+  bits = np.random.Philox(key=0).random_raw((fan_in + 1) * _FILTERS)
+  uniform = (bits >> np.uint64(40)).astype(np.float64) / 2**24
+  weights = uniform[_FILTERS:].reshape(fan_in, _FILTERS)
+  # A uniform variable on [0, 1) has variance 1/12. Because the filters sum to
+  # zero they take a patch's mean away on their own.
+  weights = (weights - weights.mean(axis=0)) * np.sqrt(12) * _BANDWIDTH
+  return {
+    "kernel": weights.reshape(_PATCH, _PATCH, 3, _FILTERS).astype(np.float32),
+    "phase": (uniform[:_FILTERS] * (2 * np.pi)).astype(np.float32),
+  }
+
+
+def apply(
+  params: Params | dict[str, Array], images: Float32[Array, "b s s 3"]
+) -> Float32[Array, "b 256"]:
+  """Embeds normalised images of any side from 4 pixels.
+
+  Args:
+    params: from `make_params`.
+    images: normalised images [b, s, s, 3].
+
+  Returns:
+    float32 [b, 256], in [-1, 1].
+
+  Raises:
+    InputError: the side is shorter than the grid.
+  """
+  side = images.shape[1]
+  if side < _GRID:
+    raise InputError(
+      f"image_size={side} is too small for random_patches: use {_GRID} or more."
+    )
+  margin = _PATCH // 2
+  padded = jnp.pad(
+    images, ((0, 0), (margin, margin), (margin, margin), (0, 0)), mode="edge"
+  )
+  ones = jnp.ones((_PATCH, _PATCH, 3, 1), jnp.float32)
+  count = ones.size
+  mean = _convolve(padded, ones) / count
+  variance = _convolve(jnp.square(padded), ones) / count - jnp.square(mean)
+  contrast = jnp.sqrt(count * (jnp.maximum(variance, 0) + _FLAT**2))
+  kernel = jnp.asarray(params["kernel"])
+  features = jnp.cos(_convolve(padded, kernel) / contrast + params["phase"])
+  pool = _pooling_matrix(side)
+  pooled = jnp.einsum(
+    "gi,hj,bijk->bghk", pool, pool, features, precision=_PRECISION
+  )
+  return pooled.reshape(len(images), FEATURE_DIM)
+
+
+_PRECISION = jax.lax.Precision.HIGHEST
+
+
+def _convolve(
+  images: Float[Array, "b h w c"], kernel: Float[Array, "p p c k"]
+) -> Float[Array, "b s s k"]:
+  return jax.lax.conv_general_dilated(
+    images,
+    kernel,
+    window_strides=(1, 1),
+    padding="VALID",
+    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    precision=_PRECISION,
+  )
+
+
+def _pooling_matrix(side: int) -> Float32[np.ndarray, "4 {side}"]:
+  """Averages over four runs of pixels whose lengths differ by one at most."""
+  cell = np.arange(side) * _GRID // side
+  member = cell == np.arange(_GRID)[:, None]
+  return (member / member.sum(axis=1, keepdims=True)).astype(np.float32)

@@ -1,0 +1,110 @@
+"""Where images come from: what every source of labelled images looks like.
+
+A source is one split of a data set, indexable and of known length, so that a
+shard of the extraction job is a range of its indices. Images come undecoded:
+decoding is work for the job's threads, and an image that cannot be decoded is
+theirs to report, by `where`.
+"""
+
+import dataclasses
+import typing
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import UInt8
+
+from configs import schema
+
+
+# Not comparable: `==` on the image array has no single truth value.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Example:
+  """One labelled image.
+
+  Attributes:
+    example_id: names the example within its source, the same at every run.
+    label: class index, in [0, len(class_names)).
+    image: the bytes of an image file (JPEG, PNG, WebP ...), or the pixels,
+      uint8 [h, w, 3] or [h, w, 1].
+  """
+
+  example_id: int
+  label: int
+  image: bytes | UInt8[np.ndarray, "h w c"]
+
+
+@typing.runtime_checkable
+class Source(Protocol):
+  """One split of a data set: `source[i]` for i in range(len(source)).
+
+  Formal guarantees: `source[i]` is the same example at every run and in every
+  process, each example of the split is at exactly one index, no two share an
+  `example_id`, and any number of threads may read at once. A source belongs to
+  its process: workers open their own, they are not sent one.
+
+  Attributes:
+    name: public name of the data set.
+    version: public version, "" if there is none.
+    class_names: of label 0, 1, ...: public, from the data set's metadata,
+      never from its labels, which are private.
+  """
+
+  name: str
+  version: str
+  class_names: tuple[str, ...]
+
+  def __len__(self) -> int:
+    """Returns the number of examples in the split."""
+    ...
+
+  def __getitem__(self, index: int) -> Example:
+    """Returns the example at `index`, in [0, len(self)).
+
+    Raises:
+      IndexError: the index is outside the split.
+      InputError: the example's label is not one of the classes.
+      RunError: the example cannot be read any more.
+    """
+    ...
+
+  def where(self, index: int) -> str:
+    """Says where the example is, for errors: a path, `cifar10/train[17]`."""
+    ...
+
+
+def open_source(config: schema.Source, split: str) -> Source:
+  """Opens one split of a data set.
+
+  Opening reads metadata (and, of arrays, the data), so a worker process opens
+  its own source once. A TFDS data set that is not on disk yet is downloaded
+  and prepared here: open it once before workers do.
+
+  Args:
+    config: which data set.
+    split: "train", "test" ...; TFDS also takes "train[:10%]" and the like.
+
+  Returns:
+    The source.
+
+  Raises:
+    InputError: there is no such data set or split, or it is not what it
+      should be.
+    RunError: a TFDS data set cannot be downloaded or prepared.
+  """
+  # Imported here: each needs its own libraries (TFDS takes most of a second)
+  # and `Example` of this module.
+  match config:
+    case schema.TfdsSource():
+      from extract import tfds_source
+
+      return tfds_source.TfdsExamples(config, split)
+    case schema.ImageFolderSource():
+      from extract import image_folder
+
+      return image_folder.FolderExamples(config, split)
+    case schema.ArraysSource():
+      from extract import array_source
+
+      return array_source.ArrayExamples(config, split)
+    case _:
+      typing.assert_never(config)

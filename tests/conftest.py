@@ -1,0 +1,34 @@
+"""What every test stands on: eight devices, checked types, real material."""
+
+import os
+import pathlib
+
+# JAX reads both once, when it is first imported: keep them above any import
+# that may lead to it.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+import beartype.typing  # noqa: F401  (for the expression below)
+import jaxtyping
+import pytest
+
+# From here on every annotation in our packages, the shapes and dtypes of
+# arrays included, is checked at each call: all but Self, whose class beartype
+# cannot know while it decorates one method.
+jaxtyping.install_import_hook(
+  ["configs", "extract", "linear_dp", "pipeline"],
+  "beartype.beartype(conf=beartype.BeartypeConf("
+  "hint_overrides=beartype.FrozenDict("
+  "{beartype.typing.Self: beartype.typing.Any})))",
+)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+  """The folder of real images, features and weights; skips where absent."""
+  folder = pathlib.Path(__file__).parents[2] / "shared" / "data"
+  if not folder.is_dir():
+    pytest.skip(f"needs the real material of {folder}, which is not here")
+  return folder

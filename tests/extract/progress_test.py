@@ -1,0 +1,100 @@
+import contextlib
+import io
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from extract.progress import RowCounter, progress_bar
+
+
+class Terminal(io.StringIO):
+  def isatty(self) -> bool:
+    return True
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[Terminal]:
+  # (Pytest puts its own stream back between a fixture and the test.)
+  with contextlib.redirect_stderr(Terminal()) as screen:
+    yield screen
+
+
+def progress_threads() -> int:
+  return sum(thread.name == "progress" for thread in threading.enumerate())
+
+
+def test_threads_count_together():
+  counter = RowCounter()
+
+  def add() -> None:
+    for _ in range(2000):
+      counter.add(3)
+
+  interval = sys.getswitchinterval()
+  sys.setswitchinterval(1e-6)
+  try:
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  finally:
+    sys.setswitchinterval(interval)
+  assert counter.value == 4 * 2000 * 3
+
+
+def test_silent_in_a_pipe(capsys):
+  with progress_bar(10, 0, lambda: 10, "train"):
+    pass
+  assert capsys.readouterr() == ("", "")
+
+
+def test_it_ends_at_what_was_done():
+  with terminal() as screen, progress_bar(40, 8, lambda: 40, "train"):
+    pass
+  last = screen.getvalue().split("\r")[-1]
+  assert "train: 100%" in last
+  assert "40/40" in last
+  assert "img/s" in last
+
+
+def test_a_resumed_job_starts_where_it_was():
+  with terminal() as screen, progress_bar(40, 8, lambda: 8, "train"):
+    pass
+  assert "8/40" in screen.getvalue()
+
+
+def test_it_moves_while_the_job_runs():
+  counter = RowCounter()
+
+  def done() -> int:
+    return counter.value
+
+  with terminal() as screen, progress_bar(40, 0, done, "train"):
+    counter.add(17)
+    deadline = time.monotonic() + 10
+    while "17/40" not in screen.getvalue():
+      assert time.monotonic() < deadline
+      time.sleep(0.02)
+
+
+def test_it_never_moves_back():
+  """Shards on disk and rows in memory are counted one after the other."""
+  with terminal() as screen, progress_bar(40, 30, lambda: 20, "train"):
+    pass
+  assert "30/40" in screen.getvalue()
+  assert "20/40" not in screen.getvalue()
+
+
+def test_its_thread_ends_with_the_job():
+  def job() -> None:
+    with progress_bar(1, 0, lambda: 0, "train"):
+      assert progress_threads() == 1
+      raise KeyError("the job failed")
+
+  with pytest.raises(KeyError, match="the job failed"):
+    job()
+  assert progress_threads() == 0

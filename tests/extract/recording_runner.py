@@ -1,0 +1,36 @@
+"""Beam runners that a test can name with --runner."""
+
+from typing import Any
+
+from apache_beam.pipeline import Pipeline
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.runner import PipelineResult, PipelineState
+
+
+class RecordingRunner(FnApiRunner):
+  """Runs the graph in this process, and keeps the options that it was given."""
+
+  options_seen: list[dict[str, Any]] = []  # noqa: RUF012  (per process)
+
+  def run_pipeline(self, pipeline: Pipeline, options: Any) -> PipelineResult:
+    self.options_seen.append(
+      options.get_all_options(retain_unknown_options=True)
+    )
+    return super().run_pipeline(pipeline, options)
+
+
+class FailedResult(PipelineResult):
+  """What a service reports of a job that failed out of sight."""
+
+  def __init__(self):
+    super().__init__(PipelineState.FAILED)
+
+  def wait_until_finish(self, duration: object = None) -> str:
+    return PipelineState.FAILED
+
+
+class FailingRunner(RecordingRunner):
+  """Reports FAILED, and raises nothing."""
+
+  def run_pipeline(self, pipeline: Pipeline, options: Any) -> PipelineResult:
+    return FailedResult()
