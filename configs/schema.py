@@ -21,6 +21,11 @@ RelationName = Literal["add-or-remove-one", "replace-one", "replace-special"]
 ReleaseOrder = Literal["nested", "independent"]
 
 
+def _check_positive(name: str, value: int | None) -> None:
+  if value is not None and value < 1:
+    raise InputError(f"{name}={value} must be at least 1.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TfdsSource:
   """A TensorFlow Datasets data set, read as ArrayRecord.
@@ -44,7 +49,8 @@ class ImageFolderSource:
   """Image files in `root/<class>/<file>`, or `root/<split>/<class>/<file>`.
 
   Attributes:
-    root: the folder.
+    root: the folder. Without folders named after splits, every split reads
+      the same images.
     name: public name of the data set; None is the last part of `root`.
   """
 
@@ -200,8 +206,3 @@ class PrivacyConfig:
   delta: float
   neighboring_relation: RelationName = "add-or-remove-one"
   noise_seed: int | None = None
-
-
-def _check_positive(name: str, value: int | None) -> None:
-  if value is not None and value < 1:
-    raise InputError(f"{name}={value} must be at least 1.")

@@ -14,6 +14,7 @@ import importlib.metadata
 import io
 import logging
 import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -171,14 +172,20 @@ def _run(
     | "Spread" >> beam.Reshuffle()
     | "ExtractShard" >> beam.ParDo(ExtractShard(config, identity, str(out)))
   )
-  # Beam logs each worker's traceback; `_as_our_error` says it in one line.
+  # Beam logs each worker's traceback, and threads print it as well;
+  # `_as_our_error` says it in one line. (The bar has the real stream.)
   logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+  printed = io.StringIO()
   try:
-    with progress_bar(total, initial, done, config.split):
+    with (
+      progress_bar(total, initial, done, config.split),
+      contextlib.redirect_stderr(printed),
+    ):
       result = pipeline.run()
       state = result.wait_until_finish()
   except Exception as error:
     raise _as_our_error(error) from error
+  sys.stderr.write(printed.getvalue())
   if state not in (None, "DONE"):
     raise RunError(
       f"The Beam job ended as {state}; see the runner's own logs, then run the"

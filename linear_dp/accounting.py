@@ -15,7 +15,9 @@ from configs.errors import InputError
 ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
 
 _MARGIN = 1e-9
-"""Relative rounding; the solver is good to 1e-12 on values of order 1."""
+"""Relative rounding, for the float64 error of the solver's function."""
+_SOLVER_TOLERANCE = 1e-12
+"""Absolute; it is more than the margin where epsilon is below 0.001."""
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -40,8 +42,9 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
 
       Φ(1/(2σ) − εσ) − e^ε·Φ(−1/(2σ) − εσ) ≤ δ
 
-  Formal guarantees: `epsilon_of(noise_multiplier(ε, δ), δ) ≤ ε·(1 + 2e-9)`,
-  and the analytic ε of the σ returned is at most the ε asked for.
+  Formal guarantees: `epsilon_of(noise_multiplier(ε, δ), δ)` is at most
+  ε·(1 + 2e-9) + 2e-12, and the analytic ε of the σ returned is at most the ε
+  asked for.
 
   >>> round(noise_multiplier(1.0, 1e-6), 4)
   4.2247
@@ -79,7 +82,8 @@ def epsilon_of(sigma: float, delta: float) -> float:
   """
   if sigma <= 0:
     raise InputError(f"noise_multiplier={sigma} must be positive.")
-  return gaussian_mechanism.get_epsilon_gaussian(sigma, delta) * (1 + _MARGIN)
+  epsilon = gaussian_mechanism.get_epsilon_gaussian(sigma, delta)
+  return epsilon * (1 + _MARGIN) + _SOLVER_TOLERANCE
 
 
 def compose(noise_multipliers: Iterable[float]) -> float:

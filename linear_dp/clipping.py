@@ -128,8 +128,7 @@ class ClippedGradientGrid:
 
     One example moves p0·T − S by ‖r ⊗ u‖ ≤ ‖r‖·B. Two roundings to the grid
     differ from the difference of what they round by at most 1 in each of the
-    K·D coordinates; the 2⁻¹⁰ pays for the float64 product p0·T, whose error is
-    below 2⁻²⁰ while |T| < 2^50, that is for n < 2^30.
+    K·D coordinates (p0·T itself is exact, see `release`); the 2⁻¹⁰ is margin.
 
     Args:
       relation: ADD_OR_REMOVE_ONE and REPLACE_SPECIAL (an example against the

@@ -1,7 +1,6 @@
 """Top-1 and top-5 accuracy of many heads in one pass over a cache."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -57,12 +56,12 @@ def evaluate_heads(
   if not heads:
     return []
   groups = _grouped(heads)
-  counts = [np.zeros((2, group.bias.shape[0]), np.int64) for group in groups]
+  counts = [np.zeros((2, len(biases)), np.int64) for _, biases in groups]
   rows = 0
   for embedding, label in _batches(blocks, heads[0], on_rows):
     rows += int((label >= 0).sum())
     for count, group in zip(counts, groups, strict=True):
-      count += np.asarray(_hits(group, embedding, label))
+      count += np.asarray(_hits(*group, embedding, label))
   if not rows:
     raise InputError("The evaluation cache has no rows.")
   return [
@@ -71,11 +70,16 @@ def evaluate_heads(
   ]
 
 
-def _grouped(heads: Sequence[LinearHead]) -> list[LinearHead]:
+def _grouped(
+  heads: Sequence[LinearHead],
+) -> list[tuple[Float[Array, "heads d K"], Float[Array, "heads K"]]]:
   """Stacks heads so that the logits of a batch fit in bounded memory."""
   size = max(1, _LOGITS_AT_ONCE // (_BATCH_ROWS * heads[0].num_classes))
   return [
-    jax.tree.map(lambda *leaves: jnp.stack(leaves), *heads[i : i + size])
+    (
+      jnp.stack([head.kernel for head in heads[i : i + size]]),
+      jnp.stack([head.bias for head in heads[i : i + size]]),
+    )
     for i in range(0, len(heads), size)
   ]
 
@@ -120,24 +124,26 @@ def _check_block(block: RowBlock, head: LinearHead) -> None:
     )
 
 
-@functools.partial(jax.jit)
+@jax.jit
 def _hits(
-  heads: LinearHead,
+  kernels: Float[Array, "heads d K"],
+  biases: Float[Array, "heads K"],
   embedding: Float[Array, "rows d"],
   label: Int[Array, " rows"],
 ) -> Int[Array, "2 heads"]:
   """How many rows each stacked head has in its first and its first five."""
   features = embedding.astype(jnp.float32)
-  class_index = jnp.arange(heads.bias.shape[-1])
+  class_index = jnp.arange(biases.shape[1])
   real_row = label >= 0
 
-  def of_one_head(head: LinearHead) -> Array:
-    logits = head.logits(features)
+  def of_one_head(kernel: Array, bias: Array) -> Array:
+    logits = LinearHead(kernel=kernel, bias=bias).logits(features)
     of_label = jnp.take_along_axis(logits, label[:, None], axis=1)
-    ahead = (logits > of_label) | (
-      (logits == of_label) & (class_index < label[:, None])
+    # Said of the classes behind: NaN is behind nothing, so it is no hit.
+    behind = (logits < of_label) | (
+      (logits == of_label) & (class_index >= label[:, None])
     )
-    rank = ahead.sum(axis=1)
+    rank = (~behind).sum(axis=1)
     return jnp.stack([(real_row & (rank < k)).sum() for k in (1, 5)])
 
-  return jax.vmap(of_one_head, out_axes=1)(heads)
+  return jax.vmap(of_one_head, out_axes=1)(kernels, biases)

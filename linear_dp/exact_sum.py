@@ -9,24 +9,29 @@ block size and any number of devices.
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, Int32, Int64
+from jaxtyping import Array, Bool, Float, Int64
 
 from configs.errors import InputError
 from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
 
-_ROWS_PER_DEVICE = 512
+_ROWS_PER_DEVICE = 1024
+_ROWS_PER_TILE = 128
+"""Rows that a device works on at once: their float64 squares fit in a cache."""
 _MAX_ROWS_IN_INT32 = (2**31 - 1) // GRID_RADIUS
 """A class may gather this many rows before its int32 sums could overflow."""
 _CHUNKS_IN_FLIGHT = 2
+_ALIGNMENT = 64
 
 
+@runtime_checkable
 class RowBlock(Protocol):
   """Consecutive rows of a feature cache.
 
@@ -145,6 +150,9 @@ def _check_block(block: RowBlock, grid: ClippedGradientGrid) -> None:
       f"A block of embeddings has shape {block.embedding.shape}, not"
       f" ({rows}, {grid.feature_dim})."
     )
+  for name in ("embedding_norm", "label", "example_id"):
+    if (shape := getattr(block, name).shape) != (rows,):
+      raise InputError(f"A block has {name} of shape {shape}, not ({rows},).")
   norm_ok = np.isfinite(block.embedding_norm) & (block.embedding_norm >= 0)
   if not norm_ok.all():
     _refuse(block.example_id, ~norm_ok, "its embedding_norm is not finite")
@@ -168,42 +176,96 @@ def _refuse(
   )
 
 
-@functools.partial(jax.jit, static_argnames=("mesh", "bias"), donate_argnums=0)
-def _add_chunk(
-  sums: Int32[Array, "devices K D"],
-  embedding: Float[Array, "rows d"],
-  scale: Float[Array, " rows"],
-  label: Int[Array, " rows"],
-  *,
-  mesh: Mesh,
-  bias: bool,
-) -> tuple[Int32[Array, "devices K D"], Bool[Array, " rows"]]:
-  """Adds each device's rows to its own int32 sums; flags rows to refuse."""
+@functools.cache
+def _chunk_adder(mesh: Mesh, bias: bool) -> Callable[..., tuple[Array, Array]]:
+  """Compiles (sums, embedding, scale, label) → (sums, rows to refuse).
 
-  def on_device(
-    sums: Array, embedding: Array, scale: Array, label: Array
+  Shapes: int32 [devices, K, D], [rows, d], [rows], [rows], rows sharded;
+  each device adds its rows to its own sums. Flags are bool [rows].
+  """
+
+  def add_rows(
+    sums: Array, columns: tuple[Array, Array, Array]
   ) -> tuple[Array, Array]:
+    embedding, scale, label = columns
     features = embedding.shape[1]
-    real = embedding.astype(jnp.float32) * scale[:, None]
-    row = jnp.rint(real).astype(jnp.int32)
-    # Computed anew from `real` rather than from `row`, and as int64 from the
-    # start: XLA then fuses the check into one pass over the embeddings.
-    wide = jnp.rint(real).astype(jnp.int64)
-    squared = jnp.sum(wide * wide, axis=1)
-    in_range = jnp.all(jnp.abs(real) <= GRID_RADIUS, axis=1)  # False for NaN
-    updated = sums.at[0, label, :features].add(row)
+    row = jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
+    # Integers up to 2⁵³ are exact in float64; a sum that grows past that is
+    # past B² too, and stays there. NaN compares as False.
+    squared = _row_sums(jnp.square(row.astype(jnp.float64)))
+    updated = sums.at[0, label, :features].add(row.astype(jnp.int32))
     if bias:
-      bias_row = jnp.rint(scale).astype(jnp.int32)
-      wide_bias = bias_row.astype(jnp.int64)
-      squared += wide_bias * wide_bias
-      in_range &= scale <= GRID_RADIUS
-      updated = updated.at[0, label, features].add(bias_row)
-    return updated, ~in_range | (squared > GRID_RADIUS**2)
+      bias_row = jnp.rint(scale)
+      squared += jnp.square(bias_row.astype(jnp.float64))
+      updated = updated.at[0, label, features].add(bias_row.astype(jnp.int32))
+    return updated, ~(squared <= GRID_RADIUS**2)
+
+  def on_device(sums: Array, *columns: Array) -> tuple[Array, Array]:
+    tiles = [c.reshape(-1, _ROWS_PER_TILE, *c.shape[1:]) for c in columns]
+    sums, flags = jax.lax.scan(add_rows, sums, tuple(tiles))
+    return sums, flags.ravel()
 
   rows = PartitionSpec("data")
-  return jax.shard_map(
-    on_device, mesh=mesh, in_specs=(rows,) * 4, out_specs=(rows, rows)
-  )(sums, embedding, scale, label)
+  sharding = NamedSharding(mesh, rows)
+  return jax.jit(
+    jax.shard_map(
+      on_device, mesh=mesh, in_specs=(rows,) * 4, out_specs=(rows, rows)
+    ),
+    in_shardings=sharding,
+    out_shardings=sharding,
+    donate_argnums=0,
+  )
+
+
+def _row_sums(values: Float[Array, "rows d"]) -> Float[Array, " rows"]:
+  """Sums rows by adding halves first.
+
+  XLA's CPU backend sums along a row one number at a time, but adds halves of
+  rows with vector instructions: 2.5 times as fast, measured at d = 1280.
+  """
+  while values.shape[1] > 64 and values.shape[1] % 2 == 0:
+    half = values.shape[1] // 2
+    values = values[:, :half] + values[:, half:]
+  return values.sum(axis=1)
+
+
+class _Chunk:
+  """Rows on their way to the devices, in memory that is used again and again.
+
+  Fresh memory for each chunk would cost more than the sum itself: the system
+  hands it out page by page. Its alignment lets a CPU device read it in place.
+  """
+
+  def __init__(self, rows: int, feature_dim: int, dtype: np.dtype):
+    self.embedding = _aligned((rows, feature_dim), dtype)
+    self.scale = _aligned((rows,), np.dtype(np.float32))
+    self.label = _aligned((rows,), np.dtype(np.int32))
+    self.example_id = np.zeros(rows, np.int64)
+    self.rows = 0
+
+  @property
+  def room(self) -> int:
+    return len(self.label) - self.rows
+
+  def append(self, columns: Sequence[np.ndarray]) -> None:
+    """Adds rows: embedding, scale, label, example_id."""
+    stop = self.rows + len(columns[0])
+    own = (self.embedding, self.scale, self.label, self.example_id)
+    for column, values in zip(own, columns, strict=True):
+      column[self.rows : stop] = values
+    self.rows = stop
+
+  def pad(self) -> None:
+    """Fills up with rows of zeros, which add nothing to class 0."""
+    for column in (self.embedding, self.scale, self.label):
+      column[self.rows :] = 0
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+  size = math.prod(shape) * dtype.itemsize
+  raw = np.zeros(size + _ALIGNMENT, np.uint8)
+  start = -raw.ctypes.data % _ALIGNMENT
+  return raw[start : start + size].view(dtype).reshape(shape)
 
 
 class _ClassSums:
@@ -213,81 +275,83 @@ class _ClassSums:
     self, grid: ClippedGradientGrid, devices: tuple[jax.Device, ...]
   ):
     self._grid = grid
-    self._mesh = Mesh(np.array(devices), ("data",))
-    self._sharding = NamedSharding(self._mesh, PartitionSpec("data"))
+    mesh = Mesh(np.array(devices), ("data",))
+    self._add_chunk = _chunk_adder(mesh, grid.train_bias)
     self._chunk_rows = _ROWS_PER_DEVICE * len(devices)
     shape = (grid.num_classes, grid.row_dim)
     self._total = np.zeros(shape, np.int64)
     self._zeros = functools.partial(
-      jnp.zeros, (len(devices), *shape), jnp.int32, device=self._sharding
+      jnp.zeros,
+      (len(devices), *shape),
+      jnp.int32,
+      device=NamedSharding(mesh, PartitionSpec("data")),
     )
     self._sums = self._zeros()
     self._class_rows = np.zeros(grid.num_classes, np.int64)
-    self._waiting: list[tuple[np.ndarray, ...]] = []
-    self._waiting_rows = 0
-    self._in_flight = collections.deque()
+    self._chunk: _Chunk | None = None
+    self._free: list[_Chunk] = []
+    self._in_flight: collections.deque[tuple[_Chunk, Array]] = (
+      collections.deque()
+    )
 
   def add(self, block: RowBlock) -> None:
-    scale = self._grid.row_scale(block.embedding_norm)
-    arrays = (block.embedding, scale, block.label, block.example_id)
+    columns = (
+      block.embedding,
+      self._grid.row_scale(block.embedding_norm),
+      block.label,
+      block.example_id,
+    )
     start, rows = 0, len(block.label)
     while start < rows:
-      stop = min(rows, start + self._chunk_rows - self._waiting_rows)
-      self._waiting.append(tuple(a[start:stop] for a in arrays))
-      self._waiting_rows += stop - start
+      chunk = self._chunk = self._chunk or self._new_chunk(block)
+      stop = min(rows, start + chunk.room)
+      chunk.append([column[start:stop] for column in columns])
       start = stop
-      if self._waiting_rows == self._chunk_rows:
-        self._dispatch()
+      if not chunk.room:
+        self._dispatch(chunk)
 
   def finish(self) -> Int64[np.ndarray, "K D"]:
-    if self._waiting_rows:
-      self._dispatch()
+    if self._chunk is not None:
+      self._dispatch(self._chunk)
     while self._in_flight:
-      self._check_oldest()
+      self._retire_oldest()
     self._carry()
     return self._total
 
-  def _dispatch(self) -> None:
-    columns = [
-      parts[0] if len(parts) == 1 else np.concatenate(parts)
-      for parts in zip(*self._waiting, strict=True)
-    ]
-    if padding := self._chunk_rows - self._waiting_rows:
-      # A padded row has scale 0, so it is a row of zeros whatever its label.
-      columns = [
-        np.pad(c, [(0, padding)] + [(0, 0)] * (c.ndim - 1)) for c in columns
-      ]
-    embedding, scale, label, example_id = columns
-    self._waiting, self._waiting_rows = [], 0
+  def _new_chunk(self, block: RowBlock) -> _Chunk:
+    if self._free:
+      return self._free.pop()
+    return _Chunk(
+      self._chunk_rows, self._grid.feature_dim, block.embedding.dtype
+    )
 
-    arriving = np.bincount(label, minlength=self._grid.num_classes)
+  def _dispatch(self, chunk: _Chunk) -> None:
+    chunk.pad()
+    arriving = np.bincount(chunk.label, minlength=self._grid.num_classes)
     if (self._class_rows + arriving).max() > _MAX_ROWS_IN_INT32:
       self._carry()
     self._class_rows += arriving
     with jax.enable_x64(True):
-      put = functools.partial(jax.device_put, device=self._sharding)
-      self._sums, bad = _add_chunk(
-        self._sums,
-        put(embedding),
-        put(scale),
-        put(label),
-        mesh=self._mesh,
-        bias=self._grid.train_bias,
+      self._sums, flags = self._add_chunk(
+        self._sums, chunk.embedding, chunk.scale, chunk.label
       )
-    self._in_flight.append((bad, example_id))
+    self._chunk = None
+    self._in_flight.append((chunk, flags))
     if len(self._in_flight) > _CHUNKS_IN_FLIGHT:
-      self._check_oldest()
+      self._retire_oldest()
 
-  def _check_oldest(self) -> None:
-    """Waits for a chunk; this also bounds how far dispatch runs ahead."""
-    flags, example_id = self._in_flight.popleft()
+  def _retire_oldest(self) -> None:
+    """Waits for a chunk; only then is its memory free for other rows."""
+    chunk, flags = self._in_flight.popleft()
     bad = np.asarray(flags)
     if bad.any():
       _refuse(
-        example_id,
+        chunk.example_id,
         bad,
         "its embedding is not finite, or longer than its embedding_norm says",
       )
+    chunk.rows = 0
+    self._free.append(chunk)
 
   def _carry(self) -> None:
     """Moves the int32 sums of the devices into the int64 total."""

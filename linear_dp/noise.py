@@ -82,9 +82,11 @@ def _philox(seed: int) -> np.random.Philox:
   return np.random.Philox(np.random.SeedSequence(seed))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class ExactNormals:
   """Independent standard normals sign·(k + x), each known to 64 bits or more.
+
+  No representation: whoever reads the noise can subtract it.
 
   Attributes:
     sign: [n] int8, ±1.

@@ -64,6 +64,8 @@ class OneStepOptimizer:
     eps = self.eps
     if self.eps_in_noise_sds is not None:
       eps = self.eps_in_noise_sds * gradient_noise_sd
+    # A baseline has no noise, and ḡ = 0 over eps = 0 would be NaN, not 0.
+    eps = max(eps, float(np.finfo(np.float32).tiny))
     match self.name:
       case "lamb":
         return optax.lamb(self.learning_rate, b1=0.9, b2=0.999, eps=eps)

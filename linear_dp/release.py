@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -220,6 +221,8 @@ def baseline_without_privacy(secret: SecretSum, plan: ReleasePlan) -> Release:
 def _statistic(secret: SecretSum) -> Int64[np.ndarray, "K D"]:
   """G = rint(p0·1 ⊗ T) − S, the sum of clipped gradients on the grid."""
   sums = secret.secret_class_sums
-  total = sums.sum(axis=0)
-  shared = np.rint(secret.grid.initial_probability * total).astype(np.int64)
-  return shared[None, :] - sums
+  # Rounded in rationals: with p0 near 1 and many rows, the error of a float64
+  # product could move a rounding by more than the sensitivity pays for.
+  p0 = Fraction(secret.grid.initial_probability)
+  shared = [round(p0 * int(total)) for total in sums.sum(axis=0)]
+  return np.array(shared, np.int64)[None, :] - sums

@@ -5,7 +5,6 @@ a run that failed. A traceback is a bug.
 """
 
 import contextlib
-import dataclasses
 import io
 import logging
 import os
@@ -31,11 +30,22 @@ _DESCRIPTION = (
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command; returns the exit status."""
+  status = _run(sys.argv[1:] if argv is None else argv)
+  if status and argv is None:
+    # Beam's threads may still be busy in C++, and the interpreter's orderly
+    # end would abort there.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+  return status
+
+
+def _run(argv: Sequence[str]) -> int:
   # TFDS and Beam announce missing optional packages through the root logger.
   logging.basicConfig(level=logging.ERROR, format="%(message)s")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   try:
-    command, beam_options = parse(sys.argv[1:] if argv is None else argv)
+    command, beam_options = parse(argv)
     # Imported here: `--help` need not wait for JAX, TFDS and Beam.
     from pipeline import commands
 
@@ -95,11 +105,7 @@ def _parse_extract(
     prog=f"{_PROG} extract",
     description=f"{arguments.Extract.__doc__}\n\n"
     f"Experiments: {', '.join(experiment_names())}.",
-    default=arguments.Extract(
-      config=argv[0] if named else tyro.MISSING,
-      out=tyro.MISSING,
-      **{f.name: getattr(config, f.name) for f in dataclasses.fields(config)},
-    ),
+    default=_defaults(argv[0] if named else None, config),
     args=argv,
     return_unknown_args=True,
     config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
@@ -107,9 +113,17 @@ def _parse_extract(
   return command, list(unknown)
 
 
+def _defaults(name: str | None, config: ExtractConfig) -> arguments.Extract:
+  """The command before it is parsed; what only the user can say is missing."""
+  command = object.__new__(arguments.Extract)
+  missing = {"config": name or tyro.MISSING, "out": tyro.MISSING}
+  vars(command).update(vars(config) | missing)
+  return command
+
+
 def _one_line(box: str) -> str:
   """A framed message of tyro's as one line."""
-  words = re.sub(r"[╭╮╰╯│─•]+", " ", box)
+  words = re.sub(r"[╭╮╰╯│─•]+|-{3,}", " ", box)
   return " ".join(words.split())
 
 

@@ -177,6 +177,8 @@ def _evaluate(command: arguments.Evaluate) -> None:
 
 
 def _budget(command: arguments.Budget) -> None:
+  if command.delta is not None and not 0 < command.delta < 1:
+    raise InputError(f"delta={command.delta} must lie between 0 and 1.")
   cache = open_cache(command.cache)
   ledger = cache_ledger(cache, command.ledger_dir)
   entries = ledger.entries()

@@ -84,13 +84,18 @@ def read_head(directory: Path) -> SavedHead:
       )
   try:
     tensors = safetensors.numpy.load_file(directory / WEIGHTS_FILE)
-    head = LinearHead(kernel=tensors["kernel"], bias=tensors["bias"])
-  except (safetensors.SafetensorError, KeyError) as error:
+    kernel, bias = tensors["kernel"], tensors["bias"]
+    if kernel.ndim != 2 or bias.shape != kernel.shape[1:]:
+      raise ValueError(f"kernel {kernel.shape}, bias {bias.shape}")
+    head = LinearHead(kernel=kernel, bias=bias)
+  except (safetensors.SafetensorError, KeyError, ValueError) as error:
     raise InputError(
       f"{directory / WEIGHTS_FILE} is damaged ({error}); train the head again."
     ) from error
   try:
     receipt = json.loads((directory / RECEIPT_FILE).read_text())
+    if not isinstance(receipt, dict):
+      raise ValueError("not a JSON object")
   except ValueError as error:
     raise InputError(
       f"{directory / RECEIPT_FILE} is damaged ({error}); train the head again."

@@ -80,10 +80,17 @@ class Ledger:
 
     Raises:
       InputError: the file was damaged or edited.
+      RunError: it cannot be read.
     """
-    if not self.path.exists():
+    try:
+      content = self.path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
       return []
-    return self._parse(self.path.read_bytes())[0]
+    except OSError as error:
+      raise RunError(
+        f"The ledger {self.path} cannot be read: {error.strerror}."
+      ) from error
+    return self._parse(content)[0]
 
   def charge(
     self, plan: ReleasePlan, source: NoiseSource, **details: Any

@@ -7,6 +7,7 @@ it claims: `problems` does that from first principles.
 import dataclasses
 import importlib.metadata
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,11 @@ from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
 from linear_dp.release import NOT_PRIVATE, Release, ReleasePlan
 
 FORMAT_VERSION = 1
+_TOLERANCE = 1e-8
+"""Relative; both roundings of `accounting` are upward, by 1e-9 each."""
+_SOLVER_TOLERANCE = 1e-11
+"""Absolute, in epsilon; `accounting` pays for it too."""
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 _ASSUMPTIONS = (
   "n (num_examples), the number of classes, their names and the names of the"
@@ -146,19 +152,24 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     initial_bias=mechanism["initial_bias"],
     train_bias=mechanism["train_bias"],
   )
+  data, training = receipt["data"], receipt["training"]
   relation = NeighboringRelation[privacy["neighboring_relation"]]
   delta, noise_sd = privacy["delta"], privacy["noise_sd_steps"]
   sensitivity = grid.sensitivity(relation)
 
   def compare(name: str, found: Any, expected: Any) -> Iterator[str]:
-    same = (
-      math.isclose(found, expected, rel_tol=1e-9)
-      if isinstance(expected, float) and not isinstance(found, str)
-      else found == expected
-    )
-    if not same:
+    if not _same(found, expected):
       yield f"{name} is {found!r} and should be {expected!r}."
 
+  yield from compare(
+    "format_version", receipt["format_version"], FORMAT_VERSION
+  )
+  yield from compare("privacy_unit", privacy["privacy_unit"], "example")
+  yield from compare(
+    "num_classes", mechanism["num_classes"], len(data["class_names"])
+  )
+  for name in ("l2_clip_norm", "initial_bias", "train_bias"):
+    yield from compare(f"training.{name}", training[name], mechanism[name])
   yield from compare("grid_radius", mechanism["grid_radius"], GRID_RADIUS)
   yield from compare("grid_step", mechanism["grid_step"], grid.step)
   yield from compare(
@@ -172,12 +183,11 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     privacy["epsilon_by_relation"],
     _epsilon_by_relation(grid, noise_sd, delta),
   )
-  private = noise_sd > 0 and NOT_PRIVATE not in privacy["noise_source"]
+  private = NOT_PRIVATE not in privacy["noise_source"] and noise_sd > 0
   yield from compare("private", receipt["private"], private)
   if noise_sd > 0:
     spent = accounting.epsilon_of(noise_sd / sensitivity, delta)
-    # Both roundings of `accounting` are upward, by 1e-9 each.
-    if spent > privacy["epsilon"] * (1 + 1e-8):
+    if spent > privacy["epsilon"] * (1 + _TOLERANCE) + _SOLVER_TOLERANCE:
       yield (
         f"epsilon is {privacy['epsilon']!r}, but this noise only gives"
         f" {spent!r} at delta={delta!r}."
@@ -185,6 +195,8 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   else:
     yield from compare("epsilon", privacy["epsilon"], NOT_PRIVATE)
   composition = receipt["composition"]
+  paid = bool(_SHA256.fullmatch(str(composition["ledger_entry"])))
+  yield from compare("ledger_entry names a charge", paid, noise_sd > 0)
   plan = ReleasePlan(
     epsilons=tuple(composition["epsilons"]),
     delta=delta,
@@ -195,6 +207,17 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from compare(
     "composed_epsilon", composition["composed_epsilon"], plan.composed_epsilon
   )
+  yield from compare(
+    "noise_multipliers_charged",
+    composition["noise_multipliers_charged"],
+    list(plan.charged_noise_multipliers),
+  )
+  if noise_sd > 0:
+    yield from compare(
+      f"noise_multiplier of epsilon {privacy['epsilon']!r}",
+      privacy["noise_multiplier"],
+      plan.noise_multipliers.get(privacy["epsilon"]),
+    )
 
 
 def _epsilon_by_relation(
@@ -209,3 +232,15 @@ def _epsilon_by_relation(
     )
     for relation in NeighboringRelation
   }
+
+
+def _same(found: Any, expected: Any) -> bool:
+  """Equal up to what solvers and libraries may differ by, item by item."""
+  match expected:
+    case float() if not isinstance(found, str):
+      return math.isclose(found, expected, rel_tol=_TOLERANCE)
+    case list() if isinstance(found, list) and len(found) == len(expected):
+      return all(map(_same, found, expected))
+    case dict() if isinstance(found, dict) and found.keys() == expected.keys():
+      return all(_same(found[key], expected[key]) for key in expected)
+  return found == expected

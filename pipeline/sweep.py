@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from configs.schema import HeadConfig, PrivacyConfig, ReleaseOrder
 from extract.cache_reader import FeatureCache
+from extract.cache_summary import public_metadata
 from linear_dp.evaluate import Accuracy, evaluate_heads
 from linear_dp.head import LinearHead
 from linear_dp.release import ReleasePlan
@@ -87,8 +88,8 @@ def run_sweep(
     (directory / "config.json").write_text(
       as_json(
         {
-          "train_cache": train.info.to_json(),
-          "eval_cache": evaluation.info.to_json(),
+          "train_cache": public_metadata(train),
+          "eval_cache": public_metadata(evaluation),
           "epsilons": list(epsilons),
           "privacy": dataclasses.asdict(privacy),
           "head": dataclasses.asdict(config),
@@ -125,8 +126,10 @@ def _row(
   train: FeatureCache,
 ) -> SweepRow:
   statement, draw = trained.release.statement, trained.release.draw
+  # All digits: two epsilons that look alike are two heads.
+  epsilon = str(statement.epsilon).removesuffix(".0")
   name = (
-    f"epsilon-{statement.epsilon:g}-seed-{draw}"
+    f"epsilon-{epsilon}-seed-{draw}"
     if math.isfinite(statement.epsilon)
     else "baseline-NOT-PRIVATE"
   )

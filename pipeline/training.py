@@ -1,6 +1,7 @@
 """From a feature cache to private heads: one sum, one step per release."""
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -77,9 +78,26 @@ def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
 
 
 def cache_ledger(cache: FeatureCache, directory: Path | None) -> Ledger:
-  """The ledger of the private data that a cache was made of."""
+  """The ledger of the private data that a cache was made of.
+
+  Slices of a split ("train[:10%]") are charged to the whole of it: the budgets
+  of slices that overlap add up.
+
+  Raises:
+    InputError: the cache joins several splits, each with a ledger of its own.
+  """
   info = cache.info
-  return Ledger(info.dataset, info.dataset_version or "", info.split, directory)
+  splits = {
+    re.sub(r"\[.*?\]", "", part).strip() for part in info.split.split("+")
+  }
+  if len(splits) > 1:
+    raise InputError(
+      f"The cache joins the splits {', '.join(sorted(splits))}, and what is"
+      " spent is accounted for split by split; extract and train on one."
+    )
+  return Ledger(
+    info.dataset, info.dataset_version or "", splits.pop(), directory
+  )
 
 
 def train_heads(

@@ -1,0 +1,106 @@
+import importlib
+import pathlib
+import re
+
+import pytest
+
+import configs
+from configs.errors import InputError
+from configs.registry import experiment_names, load_config
+from configs.schema import ExtractConfig, TfdsSource
+from extract.backbones import vit
+
+FOLDER = pathlib.Path(configs.__file__).parent
+NOT_EXPERIMENTS = {"__init__", "errors", "registry", "schema"}
+
+GOOD = """
+from configs.schema import ExtractConfig, TfdsSource
+def get_config():
+  return ExtractConfig(source=TfdsSource(name="mnist"), batch_size=3)
+"""
+
+
+def test_every_file_is_an_experiment():
+  files = {path.stem for path in FOLDER.glob("*.py")} - NOT_EXPERIMENTS
+  assert experiment_names() == sorted(files)
+  assert len(files) >= 4
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_every_experiment_loads(name):
+  config = load_config(name)
+  assert isinstance(config, ExtractConfig)
+  known = vit.from_name(
+    config.backbone.name, config.backbone.pooling, config.backbone.compute_dtype
+  )
+  assert known is not None or config.backbone.name == "random_patches"
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_every_experiment_says_how_it_is_run(name):
+  module = importlib.import_module(f"configs.{name}")
+  assert module.__doc__ is not None
+  assert re.search(
+    rf"oneshot-dp extract {name} |oneshot-dp demo", module.__doc__
+  )
+
+
+def test_a_file_of_ones_own(tmp_path):
+  path = tmp_path / "mine.py"
+  path.write_text(GOOD)
+  config = load_config(str(path))
+  assert config.source == TfdsSource(name="mnist")
+  assert config.batch_size == 3
+
+
+def test_two_files_of_one_name_are_two_experiments(tmp_path):
+  for folder, size in (("a", "3"), ("b", "5")):
+    (tmp_path / folder).mkdir()
+    text = GOOD.replace("batch_size=3", f"batch_size={size}")
+    (tmp_path / folder / "mine.py").write_text(text)
+  sizes = [
+    load_config(str(tmp_path / folder / "mine.py")).batch_size
+    for folder in "ab"
+  ]
+  assert sizes == [3, 5]
+
+
+@pytest.mark.parametrize(
+  ("text", "said"),
+  [
+    ("x = 1\n", r"needs a function get_config\(\) that returns"),
+    ("get_config = 3\n", r"needs a function get_config\(\)"),
+    ("def get_config():\n  return None\n", r"needs a function get_config\(\)"),
+    ("def get_config(:\n", "SyntaxError: "),
+    ("import no_such_module\n", "ModuleNotFoundError: No module named"),
+    ("def get_config():\n  return 1 / 0\n", "ZeroDivisionError: division"),
+    (
+      GOOD.replace("batch_size", "batch_sise"),
+      r"TypeError: .*unexpected keyword argument 'batch_sise'",
+    ),
+    (GOOD.replace("batch_size=3", "batch_size=0"), "batch_size=0 must be"),
+  ],
+)
+def test_a_file_that_is_none(tmp_path, text, said):
+  path = tmp_path / "mine.py"
+  path.write_text(text)
+  with pytest.raises(InputError, match=said):
+    load_config(str(path))
+
+
+@pytest.mark.parametrize(
+  ("name", "said"),
+  [
+    ("cifar10_vit_ti61", "did you mean cifar10_vit_ti16"),
+    ("digits", "there are: arrays_vit_ti16, cifar10_vit_ti16"),
+    ("schema", "CONFIG 'schema' is not known"),
+    ("registry", "CONFIG 'registry' is not known"),
+    ("", "CONFIG '' is not known"),
+    ("os.path", "CONFIG 'os.path' is not known"),
+    ("nowhere/mine.py", "nowhere/mine.py: no such config file"),
+  ],
+)
+def test_a_name_that_is_none(name, said):
+  with pytest.raises(InputError) as error:
+    load_config(name)
+  assert said in str(error.value)

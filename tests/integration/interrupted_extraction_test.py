@@ -1,0 +1,110 @@
+"""An extraction that is stopped, in a process of its own, and run again."""
+
+import pathlib
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+
+from extract.cache_reader import open_cache
+from extract.cache_verify import verify_cache
+from tests.extract.caches import digest
+from tests.extract.image_jobs import write_folder
+from tests.pipeline.command_line import one_line, start
+
+IMAGES, SHARD_ROWS = 2000, 100
+
+CONFIG = f"""
+from configs.schema import *
+def get_config():
+  return ExtractConfig(
+    source=ImageFolderSource(root="photos"),
+    backbone=BackboneConfig(name="random_patches"),
+    preprocess=PreprocessConfig(image_size=96),
+    batch_size=16,
+    shard_rows={SHARD_ROWS},
+  )
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+  """Images, a config, and what an undisturbed run makes of them."""
+  place = tmp_path_factory.mktemp("job")
+  write_folder(place / "photos", IMAGES, side=24)
+  (place / "job.py").write_text(CONFIG)
+  process = extraction(place, place / "undisturbed")
+  out, err = process.communicate(timeout=300)
+  assert process.returncode == 0, err
+  assert "2,000 images in" in out
+  return place
+
+
+def extraction(
+  place: pathlib.Path, out: pathlib.Path, *flags: str
+) -> subprocess.Popen[str]:
+  argv = ["extract", "job.py", "--out", str(out), *flags]
+  return start(argv, cwd=place)
+
+
+def shards(out: pathlib.Path) -> int:
+  return len(list(out.glob("*.array_record-*")))
+
+
+def wait_for_shards(
+  process: subprocess.Popen[str], out: pathlib.Path, least: int
+) -> None:
+  while shards(out) < least and process.poll() is None:
+    time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_killed_three_times_it_makes_the_same_bytes(folder, tmp_path):
+  out = tmp_path / "cache"
+  moments = random.Random(0)
+  for _ in range(3):
+    process = extraction(folder, out)
+    wait_for_shards(process, out, shards(out) + 1)
+    time.sleep(moments.uniform(0, 0.4))
+    assert process.poll() is None, "finished before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert not (out / "cache_info.json").exists()
+  done = shards(out)
+  assert done >= 3
+
+  process = extraction(folder, out)
+  said, err = process.communicate(timeout=300)
+  assert process.returncode == 0, err
+  # A shard without its record, killed between the two, is done again.
+  kept = int(said.split(" shards kept from an earlier run")[0].split()[-1])
+  assert done - 1 <= kept <= done
+  assert digest(out) == digest(folder / "undisturbed")
+  assert verify_cache(out).ok
+  assert len(open_cache(out)) == IMAGES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "flags",
+  [(), ("--direct_running_mode=multi_threading", "--direct_num_workers=2")],
+  ids=["plain", "threads"],
+)
+def test_ctrl_c_can_be_resumed_from(folder, tmp_path, flags):
+  out = tmp_path / "cache"
+  process = extraction(folder, out, *flags)
+  wait_for_shards(process, out, 2)
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 130
+  assert "an extraction resumes when the same command" in one_line(err)
+  assert not (out / "cache_info.json").exists()
+
+  process = extraction(folder, out, *flags)
+  said, err = process.communicate(timeout=300)
+  assert process.returncode == 0, err
+  assert " 0 shards kept" not in said
+  assert digest(out) == digest(folder / "undisturbed")

@@ -1,0 +1,52 @@
+"""Private heads on real features: the numbers that the method is known for."""
+
+import csv
+import pathlib
+import statistics
+from collections import defaultdict
+
+import pytest
+
+from tests.pipeline.command_line import succeeds
+
+EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("name", "rows", "low", "high"),
+  [
+    ("cifar10_vit_ti16_features", (50_000, 10_000), 0.850, 0.865),
+    ("eurosat_vit_ti16_features", (21_600, 5_400), 0.755, 0.775),
+  ],
+)
+def test_one_step_heads_at_every_epsilon(
+  shared_data, tmp_path, capsys, name, rows, low, high
+):
+  file = shared_data / f"{name}.npz"
+  for split, n in zip(("train", "test"), rows, strict=True):
+    out, _ = succeeds(
+      capsys,
+      *("import-features", file, "--split", split),
+      *("--num-classes", 10, "--out", tmp_path / split),
+    )
+    assert f"{n:,} of {n:,} (0 skipped)" in out
+  out, _ = succeeds(
+    capsys,
+    *("sweep", "--cache", tmp_path / "train"),
+    *("--eval-cache", tmp_path / "test"),
+    *("--epsilons", *EPSILONS, "--delta", 1e-5, "--num-seeds", 5),
+    *("--out", tmp_path / "results"),
+  )
+  means = top1_by_epsilon(tmp_path / "results")
+  assert tuple(sorted(means)) == EPSILONS
+  assert all(low <= top1 <= high for top1 in means.values()), means
+
+
+def top1_by_epsilon(results: pathlib.Path) -> dict[float, float]:
+  groups = defaultdict(list)
+  with (results / "results.csv").open(newline="") as file:
+    for row in csv.DictReader(file):
+      groups[float(row["epsilon"])].append(float(row["top1"]))
+  assert {len(group) for group in groups.values()} == {5}
+  return {epsilon: statistics.mean(group) for epsilon, group in groups.items()}

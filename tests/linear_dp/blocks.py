@@ -1,0 +1,79 @@
+"""Rows of a cache, without a cache."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = {
+  "float16": np.dtype(np.float16),
+  "float32": np.dtype(np.float32),
+  "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+  embedding: np.ndarray
+  embedding_norm: np.ndarray
+  label: np.ndarray
+  example_id: np.ndarray
+
+  def __getitem__(self, rows: slice | np.ndarray) -> "Block":
+    return Block(
+      embedding=self.embedding[rows],
+      embedding_norm=self.embedding_norm[rows],
+      label=self.label[rows],
+      example_id=self.example_id[rows],
+    )
+
+  def __len__(self) -> int:
+    return len(self.label)
+
+  def but(self, **changes: Any) -> "Block":
+    return dataclasses.replace(self, **changes)
+
+
+def norm_of(embedding: np.ndarray) -> np.ndarray:
+  """What the cache stores: the float32 nearest to the true norm."""
+  wide = embedding.astype(np.float64)
+  with np.errstate(over="ignore"):
+    return np.sqrt((wide * wide).sum(axis=1)).astype(np.float32)
+
+
+def make_block(
+  embedding: np.ndarray, label: np.ndarray | Sequence[int]
+) -> Block:
+  return Block(
+    embedding=embedding,
+    embedding_norm=norm_of(embedding),
+    label=np.asarray(label, np.int32),
+    example_id=np.arange(len(embedding), dtype=np.int64) * 3 + 1000,
+  )
+
+
+def random_block(
+  n: int,
+  d: int,
+  num_classes: int,
+  *,
+  seed: int = 0,
+  dtype: str = "float32",
+  spread: float = 1.5,
+) -> Block:
+  """Rows of very different lengths, so that some are clipped and some not."""
+  rng = np.random.default_rng(seed)
+  length = np.exp(spread * rng.standard_normal((n, 1))) / np.sqrt(d)
+  rows = (rng.standard_normal((n, d)) * length).astype(DTYPES[dtype])
+  return make_block(rows, rng.integers(0, num_classes, n))
+
+
+def in_blocks(block: Block, sizes: Sequence[int]) -> Iterator[Block]:
+  """The rows in blocks of these sizes, again and again until none is left."""
+  start, turn = 0, 0
+  while start < len(block):
+    stop = start + sizes[turn % len(sizes)]
+    yield block[start:stop]
+    start, turn = stop, turn + 1

@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+
+from configs.errors import InputError
+from linear_dp import evaluate
+from linear_dp.evaluate import evaluate_heads
+from linear_dp.head import LinearHead
+from tests.linear_dp.blocks import in_blocks, make_block, random_block
+
+
+def make_head(d, num_classes, seed=0):
+  """Small integers, so that logits are exact and there are ties."""
+  rng = np.random.default_rng(seed)
+  return LinearHead(
+    kernel=rng.integers(-2, 3, (d, num_classes)).astype(np.float32),
+    bias=rng.integers(-1, 2, num_classes).astype(np.float32) - 10,
+  )
+
+
+def integer_block(n, d, num_classes, seed=0, dtype=np.float16):
+  rng = np.random.default_rng(seed)
+  rows = rng.integers(-2, 3, (n, d)).astype(dtype)
+  return make_block(rows, rng.integers(0, num_classes, n))
+
+
+def expected_hits(head, block):
+  """Top-1 and top-5 by numpy's stable sort: the smaller index wins a tie."""
+  logits = block.embedding.astype(np.float64) @ head.kernel + head.bias
+  ranked = np.argsort(-logits, axis=1, kind="stable")
+  hit = ranked == block.label[:, None]
+  return hit[:, 0].mean(), hit[:, :5].any(axis=1).mean()
+
+
+@pytest.mark.parametrize("num_classes", [2, 4, 5, 6, 40])
+@pytest.mark.parametrize("n", [1, 1023, 1024, 1025, 2500])
+def test_equals_numpy_ties_included(num_classes, n):
+  block = integer_block(n, 4, num_classes, seed=n)
+  head = make_head(4, num_classes)
+  (found,) = evaluate_heads([head], in_blocks(block, [256]))
+  top1, top5 = expected_hits(head, block)
+  assert found.top1 == pytest.approx(top1, abs=1e-12)
+  assert found.top5 == pytest.approx(top5, abs=1e-12)
+  assert found.num_examples == n
+  if num_classes <= 5:
+    assert found.top5 == 1
+  logits = block.embedding.astype(np.float32) @ head.kernel + head.bias
+  assert found.top1 == np.mean(np.argmax(logits, axis=1) == block.label)
+  if n > 1000:
+    best = logits.max(axis=1, keepdims=True)
+    assert ((logits == best).sum(axis=1) > 1).mean() > 0.05  # real ties
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_real_numbers_of_any_dtype(dtype):
+  block = random_block(700, 24, 9, dtype=dtype)
+  rng = np.random.default_rng(0)
+  head = LinearHead(
+    kernel=rng.standard_normal((24, 9)).astype(np.float32),
+    bias=np.full(9, -10, np.float32),
+  )
+  (found,) = evaluate_heads([head], [block])
+  assert (found.top1, found.top5) == pytest.approx(expected_hits(head, block))
+
+
+@pytest.mark.parametrize("heads_at_once", [1, 2, 3, 100])
+def test_many_heads_in_groups(heads_at_once, monkeypatch):
+  monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
+  monkeypatch.setattr(evaluate, "_LOGITS_AT_ONCE", heads_at_once * 64 * 7)
+  block = integer_block(300, 4, 7)
+  heads = [make_head(4, 7, seed) for seed in range(7)]
+  found = evaluate_heads(heads, in_blocks(block, [50]))
+  assert len(evaluate._grouped(heads)) == -(-7 // heads_at_once)
+  expected = [expected_hits(head, block) for head in heads]
+  assert len(set(expected)) > 4  # an order that can be seen
+  for accuracy, of_head in zip(found, expected, strict=True):
+    assert (accuracy.top1, accuracy.top5) == pytest.approx(of_head, abs=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [[1], [7, 300, 31], [64], [5000]])
+def test_order_and_blocks_do_not_matter(sizes, monkeypatch):
+  monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
+  block = integer_block(333, 4, 7)
+  heads = [make_head(4, 7, seed) for seed in range(2)]
+  expected = evaluate_heads(heads, [block])
+  shuffled = block[np.random.default_rng(0).permutation(333)]
+  seen = []
+  found = evaluate_heads(heads, in_blocks(shuffled, sizes), on_rows=seen.append)
+  assert found == expected
+  assert sum(seen) == 333
+
+
+def test_a_perfect_head_and_a_hopeless_one():
+  rows = np.eye(8, dtype=np.float32).repeat(5, axis=0)
+  block = make_block(rows, np.arange(8).repeat(5))
+  bias = np.zeros(8, np.float32)
+  right = LinearHead(kernel=np.eye(8, dtype=np.float32), bias=bias)
+  wrong = LinearHead(kernel=-np.eye(8, dtype=np.float32), bias=bias)
+  perfect, hopeless = evaluate_heads([right, wrong], [block])
+  assert (perfect.top1, perfect.top5) == (1, 1)
+  assert (hopeless.top1, hopeless.top5) == (0, 0)
+
+
+def test_not_a_number_is_never_a_hit():
+  block = integer_block(50, 4, 9)
+  head = make_head(4, 9)
+  broken = LinearHead(
+    kernel=np.full((4, 9), np.nan, np.float32), bias=head.bias
+  )
+  rows = block.embedding.copy()
+  rows[:10] = np.nan
+  spoilt = block.but(embedding=rows)
+  expected = np.array(expected_hits(head, block[10:])) * 40 / 50
+  with np.errstate(invalid="ignore"):
+    of_nan, of_head = evaluate_heads([broken, head], [spoilt])
+  assert (of_nan.top1, of_nan.top5) == (0, 0)
+  assert (of_head.top1, of_head.top5) == pytest.approx(expected)
+
+
+def test_no_heads_need_no_rows():
+  assert evaluate_heads([], [integer_block(3, 4, 7)]) == []
+
+
+@pytest.mark.parametrize("blocks", [[], [integer_block(0, 4, 7)]])
+def test_no_rows_are_refused(blocks):
+  with pytest.raises(InputError, match="no rows"):
+    evaluate_heads([make_head(4, 7)], blocks)
+
+
+def test_another_width_is_refused():
+  with pytest.raises(InputError, match=r"feature_dim=5, the head\s+4"):
+    evaluate_heads([make_head(4, 7)], [integer_block(3, 5, 7)])
+
+
+@pytest.mark.parametrize("label", [-1, 7])
+def test_a_label_of_no_class_is_refused(label):
+  block = integer_block(10, 4, 7)
+  labels = block.label.copy()
+  labels[6] = label
+  with pytest.raises(InputError, match=r"example_id=1018: .*outside \[0, 7\)"):
+    evaluate_heads([make_head(4, 7)], [block.but(label=labels)])

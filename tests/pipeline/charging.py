@@ -1,0 +1,39 @@
+"""Charges one ledger from several processes at once; run by ledger_test.
+
+A script of its own, so that it can fork before JAX has any threads.
+"""
+
+import multiprocessing
+import pathlib
+import sys
+
+from linear_dp.noise import NoiseSource
+from linear_dp.release import ReleasePlan
+from pipeline.ledger import Ledger
+
+WORKERS = 4
+CHARGES = 25
+
+
+def charge_many(directory: pathlib.Path, worker: int) -> None:
+  ledger = Ledger("pets", "", "train", directory)
+  plan = ReleasePlan(epsilons=(1.0,), delta=1e-5)
+  for i in range(CHARGES):
+    ledger.charge(plan, NoiseSource(), worker=worker, number=i)
+
+
+def main(directory: pathlib.Path) -> int:
+  fork = multiprocessing.get_context("fork")
+  workers = [
+    fork.Process(target=charge_many, args=(directory, i))
+    for i in range(WORKERS)
+  ]
+  for worker in workers:
+    worker.start()
+  for worker in workers:
+    worker.join()
+  return sum(worker.exitcode != 0 for worker in workers)
+
+
+if __name__ == "__main__":
+  sys.exit(main(pathlib.Path(sys.argv[1])))

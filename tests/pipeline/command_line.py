@@ -1,0 +1,53 @@
+"""Runs `oneshot-dp` in this process, or in one of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pipeline.cli import main
+
+ROOT = pathlib.Path(__file__).parents[2]
+_START = "import sys; from pipeline.cli import main; sys.exit(main())"
+
+
+def succeeds(capsys: pytest.CaptureFixture, *argv: object) -> tuple[str, str]:
+  """What a command says on standard output and standard error."""
+  status = main([str(word) for word in argv])
+  said = capsys.readouterr()
+  assert status == 0, said.err
+  return said.out, said.err
+
+
+def fails(capsys: pytest.CaptureFixture, *argv: object, status: int = 2) -> str:
+  """The one line that a command fails with."""
+  found = main([str(word) for word in argv])
+  said = capsys.readouterr()
+  assert found == status, said.err
+  assert said.out == ""
+  return one_line(said.err)
+
+
+def one_line(stderr: str) -> str:
+  (line,) = stderr.splitlines()
+  assert line.startswith("oneshot-dp: error: ")
+  assert "Traceback" not in line
+  return line.removeprefix("oneshot-dp: error: ")
+
+
+def start(argv: Sequence[object], **options: Any) -> subprocess.Popen[str]:
+  """The command as a process of its own."""
+  words = [sys.executable, "-c", _START, *map(str, argv)]
+  environment = os.environ | {"PYTHONPATH": str(ROOT)}
+  return subprocess.Popen(
+    words,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    env=environment,
+    **options,
+  )

@@ -1,0 +1,59 @@
+"""A ledger of each test's own, caches for all, and one finished sweep."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from configs.schema import HeadConfig, PrivacyConfig
+from extract.cache_reader import FeatureCache
+from pipeline.results import SweepRow
+from pipeline.sweep import run_sweep
+from tests.pipeline.sample_caches import write_clusters
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinishedSweep:
+  """A directory that nobody may change, and the rows that it holds."""
+
+  path: pathlib.Path
+  rows: list[SweepRow]
+
+
+@pytest.fixture(autouse=True)
+def ledger_dir(tmp_path, monkeypatch) -> pathlib.Path:
+  folder = tmp_path / "ledgers"
+  monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(folder))
+  return folder
+
+
+@pytest.fixture(scope="session")
+def train_cache(tmp_path_factory) -> FeatureCache:
+  return write_clusters(tmp_path_factory.mktemp("caches") / "train")
+
+
+@pytest.fixture(scope="session")
+def eval_cache(tmp_path_factory) -> FeatureCache:
+  return write_clusters(
+    tmp_path_factory.mktemp("caches") / "test",
+    counts=(20, 20, 20, 20),
+    split="test",
+  )
+
+
+@pytest.fixture(scope="session")
+def finished_sweep(train_cache, eval_cache, tmp_path_factory) -> FinishedSweep:
+  folder = tmp_path_factory.mktemp("sweep")
+  rows = run_sweep(
+    train_cache,
+    eval_cache,
+    folder / "results",
+    (0.5, 8.0, 2.0),
+    PrivacyConfig(delta=1e-5),
+    HeadConfig(),
+    num_seeds=2,
+    order="nested",
+    baseline=True,
+    ledger_dir=folder / "ledgers",
+  )
+  return FinishedSweep(path=folder / "results", rows=rows)

@@ -1,0 +1,66 @@
+import dataclasses
+
+import pytest
+
+from configs.errors import InputError
+from pipeline.feature_space import FeatureSpace
+from pipeline.head_directory import read_head
+
+SPACE = FeatureSpace(
+  owner="caches/train",
+  backbone="vit_ti16",
+  backbone_fingerprint="ab" * 32,
+  class_names=("cat", "dog"),
+)
+
+
+def test_the_same_space_holds():
+  SPACE.check_holds(dataclasses.replace(SPACE, owner="caches/test"))
+
+
+@pytest.mark.parametrize(
+  ("change", "said"),
+  [
+    (
+      {"backbone_fingerprint": "cd" * 32},
+      "caches/train has embeddings of vit_ti16 (abababababab), caches/test of"
+      " vit_ti16 (cdcdcdcdcdcd): extract both",
+    ),
+    (
+      {"class_names": ("cat", "dog", "owl")},
+      "caches/train has 2 classes, caches/test 3",
+    ),
+    ({"class_names": ("dog", "cat")}, "name their classes differently"),
+  ],
+)
+def test_another_space_is_refused(change, said):
+  other = dataclasses.replace(SPACE, owner="caches/test", **change)
+  with pytest.raises(InputError) as error:
+    SPACE.check_holds(other)
+  assert said in str(error.value)
+
+
+def test_the_name_alone_does_not_matter():
+  """The fingerprint holds it: a renamed backbone has another."""
+  SPACE.check_holds(dataclasses.replace(SPACE, backbone="mine"))
+
+
+def test_a_head_has_the_space_of_its_cache(finished_sweep, train_cache):
+  saved = read_head(finished_sweep.path / "heads/epsilon-2-seed-0")
+  of_head = FeatureSpace.of_receipt("head", saved.receipt)
+  of_cache = FeatureSpace.of_cache("head", train_cache.info)
+  assert of_head == of_cache
+
+
+@pytest.mark.parametrize(
+  "receipt",
+  [
+    {},
+    {"data": None},
+    {"data": {"backbone": {}}},
+    {"data": {"backbone": {"name": "a"}, "backbone_fingerprint": "b"}},
+  ],
+)
+def test_a_receipt_that_does_not_say(receipt):
+  with pytest.raises(InputError, match="heads/1: its receipt does not say"):
+    FeatureSpace.of_receipt("heads/1", receipt)

@@ -1,0 +1,392 @@
+import json
+import math
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+
+import hypothesis
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation
+from hypothesis import strategies as st
+
+from configs.errors import InputError, RunError
+from configs.schema import HeadConfig, PrivacyConfig
+from extract.feature_cache import BackboneIdentity
+from linear_dp.noise import NoiseSource
+from linear_dp.release import ReleasePlan
+from pipeline.ledger import Ledger, default_ledger_dir
+from pipeline.training import cache_ledger, make_plan, train_heads
+from tests.pipeline import charging
+from tests.pipeline.command_line import ROOT
+from tests.pipeline.sample_caches import write_clusters
+from tests.pipeline.small_disk import files_no_larger_than
+
+ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+DELTA = 1e-5
+
+
+def plan(*epsilons: float, **changes) -> ReleasePlan:
+  return ReleasePlan(epsilons=epsilons or (1.0,), delta=DELTA, **changes)
+
+
+@pytest.fixture
+def ledger(ledger_dir) -> Ledger:
+  return Ledger("pets", "1.0.0", "train")
+
+
+@pytest.fixture
+def three_charges(ledger) -> Ledger:
+  for epsilon in (1.0, 2.0, 4.0):
+    ledger.charge(plan(epsilon), NoiseSource())
+  return ledger
+
+
+@pytest.fixture
+def draws(monkeypatch) -> list[int]:
+  """The size of every draw of random bits for noise."""
+  seen = []
+  words, bits = NoiseSource.words, NoiseSource.bits
+  monkeypatch.setattr(
+    NoiseSource, "words", lambda s, n: seen.append(n) or words(s, n)
+  )
+  monkeypatch.setattr(
+    NoiseSource, "bits", lambda s, n: seen.append(n) or bits(s, n)
+  )
+  return seen
+
+
+class TestWhere:
+  def test_the_environment_names_the_folder(self, ledger_dir):
+    assert default_ledger_dir() == ledger_dir
+
+  def test_otherwise_the_users_state(self, monkeypatch, tmp_path):
+    monkeypatch.delenv("ONESHOT_DP_LEDGER_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_ledger_dir() == tmp_path / "oneshot-dp" / "ledgers"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_ledger_dir() == (
+      tmp_path / ".local" / "state" / "oneshot-dp" / "ledgers"
+    )
+
+  def test_caches_of_the_same_private_data_share_it(
+    self, train_cache, tmp_path
+  ):
+    other = write_clusters(
+      tmp_path / "other",
+      d=9,
+      backbone=BackboneIdentity(name="another", layer="mean"),
+      embedding_dtype="float32",
+      preprocess={},
+    )
+    mine, theirs = (cache_ledger(c, None) for c in (train_cache, other))
+    assert mine.path == theirs.path
+    mine.charge(plan(), NoiseSource())
+    assert theirs.spending(ADD_OR_REMOVE).releases == 1
+
+  @pytest.mark.parametrize(
+    "identity",
+    [
+      ("pets", "1.0.0", "test"),
+      ("pets", "2.0.0", "train"),
+      ("dogs", "1.0.0", "train"),
+      ("pets_train", "1.0.0", ""),
+      ("PETS", "1.0.0", "train"),
+      ("pets", "", "1.0.0_train"),
+    ],
+  )
+  def test_other_data_has_another(self, ledger, identity):
+    assert Ledger(*identity).path != ledger.path
+
+  def test_names_cannot_leave_the_folder(self, ledger_dir):
+    assert Ledger("../../etc", "/", "a/b").path.parent == ledger_dir
+
+  def test_only_its_owner_may_read_it(self, three_charges):
+    mode = stat.S_IMODE(three_charges.path.stat().st_mode)
+    assert mode == 0o600
+    folder = stat.S_IMODE(three_charges.path.parent.stat().st_mode)
+    assert folder == 0o700
+
+
+class TestChain:
+  def test_each_line_names_the_one_before(self, three_charges):
+    lines = three_charges.path.read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert entries == three_charges.entries()
+    previous = ["0" * 64] + [e["entry"] for e in entries[:-1]]
+    assert [e["previous"] for e in entries] == previous
+
+  def test_a_charge_returns_the_name_of_its_entry(self, ledger):
+    names = [ledger.charge(plan(), NoiseSource()) for _ in range(3)]
+    assert [e["entry"] for e in ledger.entries()] == names
+    assert len(set(names)) == 3
+
+  def test_an_entry_says_what_was_released(self, ledger):
+    asked = plan(2.0, 0.5, num_draws=3, order="independent")
+    ledger.charge(asked, NoiseSource(), cache_fingerprint="abc")
+    (entry,) = ledger.entries()
+    assert entry["epsilons"] == [2.0, 0.5]
+    assert entry["delta"] == DELTA
+    assert entry["num_draws"] == 3
+    assert len(entry["noise_multipliers"]) == 6
+    assert entry["composed_epsilon"] == asked.composed_epsilon
+    assert entry["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
+    assert entry["noise_source"] == "os.urandom"
+    assert entry["cache_fingerprint"] == "abc"
+    assert (entry["dataset"], entry["split"]) == ("pets", "train")
+
+  @pytest.mark.parametrize(
+    ("order", "line"),
+    [
+      ((1, 0, 2), 1),
+      ((0, 2, 1), 2),
+      ((0, 2), 2),
+      ((1, 2), 1),
+      ((0, 0, 1, 2), 2),
+      ((0, 1, 2, 1), 4),
+    ],
+    ids=["swap", "swap", "drop second", "drop first", "repeat", "replay"],
+  )
+  def test_lines_moved_dropped_or_repeated(self, three_charges, order, line):
+    lines = three_charges.path.read_bytes().splitlines(keepends=True)
+    three_charges.path.write_bytes(b"".join(lines[i] for i in order))
+    with pytest.raises(InputError, match=f"line {line}: .*damaged or edited"):
+      three_charges.entries()
+    with pytest.raises(InputError, match="damaged or edited"):
+      three_charges.charge(plan(), NoiseSource())
+
+  @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+      (b'"epsilons":[2.0]', b'"epsilons":[1.0]'),
+      (b'"private":true', b'"private":false'),
+      (b'"num_draws":1', b'"num_draws":0'),
+    ],
+  )
+  def test_an_edited_line(self, three_charges, old, new):
+    content = three_charges.path.read_bytes()
+    assert old in content
+    three_charges.path.write_bytes(content.replace(old, new))
+    with pytest.raises(InputError, match="damaged or edited"):
+      three_charges.spending(ADD_OR_REMOVE)
+
+  def test_a_line_of_other_data(self, three_charges):
+    other = Ledger("dogs", "1.0.0", "train")
+    other.path.write_bytes(three_charges.path.read_bytes())
+    with pytest.raises(InputError, match="line 1"):
+      other.entries()
+
+  @pytest.mark.parametrize("line", [b"", b"[]", b"3", b"null", b"{}", b"\xff"])
+  def test_lines_that_are_no_entries(self, three_charges, line):
+    with three_charges.path.open("ab") as file:
+      file.write(line + b"\n")
+    with pytest.raises(InputError, match="line 4"):
+      three_charges.entries()
+
+  @hypothesis.given(st.data())
+  @hypothesis.settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+  )
+  def test_any_byte_that_changes_a_fact_is_found(self, three_charges, data):
+    path = three_charges.path
+    content = path.read_bytes()
+    entries = three_charges.entries()
+    position = data.draw(st.integers(0, len(content) - 2))
+    byte = data.draw(st.integers(0, 255))
+    path.write_bytes(
+      content[:position] + bytes([byte]) + content[position + 1 :]
+    )
+    try:
+      assert three_charges.entries() == entries  # 1e-5 is 1E-5
+    except InputError:
+      pass
+    finally:
+      path.write_bytes(content)
+
+
+class TestTornLine:
+  @pytest.mark.parametrize("cut", [1, 2, 40, 10**6])
+  def test_a_charge_that_never_returned_is_removed(self, three_charges, cut):
+    whole = three_charges.path.read_bytes()
+    entries = three_charges.entries()
+    three_charges.charge(plan(8.0), NoiseSource())
+    fourth = three_charges.path.read_bytes()[len(whole) :]
+    torn = fourth[: max(1, len(fourth) - cut)]
+    three_charges.path.write_bytes(whole + torn)
+    assert three_charges.entries() == entries
+
+    three_charges.charge(plan(16.0), NoiseSource())
+    assert three_charges.path.read_bytes().startswith(whole + b"{")
+    assert [e["epsilons"] for e in three_charges.entries()] == [
+      [1.0],
+      [2.0],
+      [4.0],
+      [16.0],
+    ]
+
+  def test_nothing_but_a_torn_line(self, ledger):
+    ledger.path.parent.mkdir()
+    ledger.path.write_bytes(b'{"epsil')
+    assert ledger.entries() == []
+    ledger.charge(plan(), NoiseSource())
+    assert len(ledger.entries()) == 1
+
+
+class TestConcurrency:
+  def test_processes_take_turns(self, tmp_path):
+    subprocess.run(
+      [sys.executable, charging.__file__, str(tmp_path)],
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+      check=True,
+      timeout=100,
+    )
+    entries = Ledger("pets", "", "train", tmp_path).entries()
+    assert sorted((e["worker"], e["number"]) for e in entries) == [
+      (i, j) for i in range(charging.WORKERS) for j in range(charging.CHARGES)
+    ]
+
+
+class TestSpending:
+  def test_nothing_released_costs_nothing(self, ledger):
+    spent = ledger.spending(ADD_OR_REMOVE)
+    assert (spent.releases, spent.epsilon(DELTA)) == (0, 0.0)
+
+  def test_releases_compose_as_gaussians(self, ledger):
+    plans = [plan(0.5), plan(2.0, 1.0), plan(1.0, 4.0, order="independent")]
+    plans.append(plan(3.0, num_draws=5))
+    for each in plans:
+      ledger.charge(each, NoiseSource())
+    sigma = {e: plan(e).noise_multipliers[e] for e in (0.5, 1.0, 2.0, 3.0, 4.0)}
+    paying = [sigma[0.5], sigma[2], sigma[1], sigma[4]] + [sigma[3]] * 5
+    expected = sum(s**-2 for s in paying) ** -0.5
+    spent = ledger.spending(ADD_OR_REMOVE)
+    assert spent.releases == 4
+    assert spent.noise_multiplier == pytest.approx(expected, rel=1e-12)
+    assert spent.noise_multiplier <= expected
+
+  def test_one_release_costs_its_epsilon(self, ledger):
+    ledger.charge(plan(2.0), NoiseSource())
+    spent = ledger.spending(ADD_OR_REMOVE).epsilon(DELTA)
+    assert 2.0 - 1e-7 <= spent <= 2.0 + 1e-7
+
+  @pytest.mark.parametrize("other", [REPLACE, ADD_OR_REMOVE])
+  def test_it_converts_between_relations(self, ledger, other):
+    """Replacing is removing and adding: twice the sensitivity, half the σ."""
+    ledger.charge(plan(1.0, neighboring_relation=other), NoiseSource())
+    sigma = plan(1.0).noise_multipliers[1.0]
+    factor = 2 if other is REPLACE else 1
+    found = [
+      ledger.spending(relation).noise_multiplier
+      for relation in (ADD_OR_REMOVE, REPLACE)
+    ]
+    np.testing.assert_allclose(
+      found, [sigma * factor, sigma * factor / 2], rtol=1e-12
+    )
+
+  def test_mixed_relations_compose(self, ledger):
+    ledger.charge(plan(1.0), NoiseSource())
+    ledger.charge(plan(1.0, neighboring_relation=REPLACE), NoiseSource())
+    sigma = plan(1.0).noise_multipliers[1.0]
+    spent = ledger.spending(REPLACE)
+    assert spent.noise_multiplier == pytest.approx(
+      ((sigma / 2) ** -2 + sigma**-2) ** -0.5
+    )
+
+  def test_seeded_noise_is_counted_apart(self, ledger):
+    ledger.charge(plan(1.0), NoiseSource())
+    before = ledger.spending(ADD_OR_REMOVE).epsilon(DELTA)
+    ledger.charge(plan(9.0), NoiseSource(seed=3))
+    spent = ledger.spending(ADD_OR_REMOVE)
+    assert (spent.releases, spent.seeded) == (2, 1)
+    assert spent.epsilon(DELTA) == before
+
+
+class TestChargeComesFirst:
+  def test_it_is_on_the_disk_before_any_noise(self, train_cache, monkeypatch):
+    at_first_draw = []
+    ledger = cache_ledger(train_cache, None)
+    words = NoiseSource.words
+
+    def drawing(source, count):
+      at_first_draw.append(len(ledger.entries()))
+      return words(source, count)
+
+    monkeypatch.setattr(NoiseSource, "words", drawing)
+    (trained,) = train(train_cache)
+    assert at_first_draw[0] == 1
+    assert trained.ledger_entry == ledger.entries()[0]["entry"]
+
+  def test_it_is_flushed_file_and_folder(self, ledger, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+      os,
+      "fsync",
+      lambda fd: (
+        synced.append(pathlib.Path(f"/proc/self/fd/{fd}").readlink())
+        or fsync(fd)
+      ),
+    )
+    ledger.charge(plan(), NoiseSource())
+    assert synced == [ledger.path, ledger.path.parent]
+
+  def test_a_crash_costs_budget(self, train_cache, monkeypatch):
+    def crash(*args):
+      raise MemoryError
+
+    monkeypatch.setattr(NoiseSource, "words", crash)
+    with pytest.raises(MemoryError):
+      train(train_cache)
+    spent = cache_ledger(train_cache, None).spending(ADD_OR_REMOVE)
+    assert spent.epsilon(DELTA) == pytest.approx(1.0, rel=1e-6)
+
+  def test_a_ledger_that_cannot_be_written_releases_nothing(
+    self, train_cache, ledger_dir, draws
+  ):
+    ledger_dir.write_text("a file where the folder should be")
+    with pytest.raises(RunError, match=r"ledger .* nothing is released"):
+      train(train_cache)
+    assert draws == []
+
+  @pytest.mark.parametrize("room", [0, 300])
+  def test_nor_does_a_full_disk(self, train_cache, draws, room):
+    with (
+      files_no_larger_than(room),
+      pytest.raises(RunError, match=r"cannot be written \(File too large\)"),
+    ):
+      train(train_cache)
+    assert draws == []
+    assert cache_ledger(train_cache, None).entries() == []
+    train(train_cache)
+    assert len(cache_ledger(train_cache, None).entries()) == 1
+
+  def test_nor_does_a_damaged_ledger(self, train_cache, draws):
+    train(train_cache)
+    ledger = cache_ledger(train_cache, None)
+    ledger.path.write_bytes(ledger.path.read_bytes().replace(b"1", b"2"))
+    draws.clear()
+    with pytest.raises(InputError, match="damaged or edited"):
+      train(train_cache)
+    assert draws == []
+
+
+def train(cache):
+  privacy = PrivacyConfig(delta=DELTA)
+  asked = make_plan((1.0,), privacy)
+  return train_heads(cache, asked, HeadConfig(), privacy, ledger_dir=None)
+
+
+def test_epsilon_grows_with_every_release(ledger):
+  spent = []
+  for _ in range(4):
+    ledger.charge(plan(1.0), NoiseSource())
+    spent.append(ledger.spending(ADD_OR_REMOVE).epsilon(DELTA))
+  assert spent == sorted(spent)
+  assert math.isclose(spent[0], 1.0, rel_tol=1e-6)
+  assert spent[3] < 4.0  # less than adding epsilons up

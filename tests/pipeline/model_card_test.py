@@ -1,0 +1,60 @@
+import copy
+from typing import Any
+
+import pytest
+
+from pipeline.head_directory import read_head
+from pipeline.model_card import model_card
+
+
+@pytest.fixture
+def receipt(finished_sweep) -> dict[str, Any]:
+  return read_head(finished_sweep.path / "heads/epsilon-2-seed-0").receipt
+
+
+def test_it_states_the_guarantee(receipt):
+  card = model_card(receipt)
+  assert "**epsilon = 2** at **delta = 1e-05**" in card
+  assert "when one example is added or removed" in card
+  assert "NOT PRIVATE" not in card
+  assert "pets, split `train`, 180 examples" in card
+  assert "3 epsilons, 2 draw(s)" in card
+  assert f"{receipt['composition']['composed_epsilon']:.4g}" in card
+
+
+@pytest.mark.parametrize(
+  ("relation", "words"),
+  [
+    ("REPLACE_ONE", "one example is replaced by another"),
+    ("REPLACE_SPECIAL", "one example is replaced by nothing"),
+  ],
+)
+def test_it_names_the_neighbours(receipt, relation, words):
+  receipt["privacy"]["neighboring_relation"] = relation
+  assert words in model_card(receipt)
+
+
+def test_it_carries_what_the_promise_rests_on(receipt):
+  card = model_card(receipt)
+  for line in receipt["assumptions"] + receipt["not_protected"]:
+    assert f"- {line}" in card
+
+
+def test_the_baseline_promises_nothing(finished_sweep):
+  folder = finished_sweep.path / "heads/baseline-NOT-PRIVATE"
+  card = (folder / "README.md").read_text()
+  assert "**NOT PRIVATE**" in card
+  assert "Differentially private with" not in card
+
+
+def test_seeded_noise_promises_nothing(receipt):
+  seeded = copy.deepcopy(receipt) | {"private": False}
+  seeded["privacy"]["noise_source"] = "seeded: NOT PRIVATE"
+  card = model_card(seeded)
+  assert "**NOT PRIVATE** (noise: seeded: NOT PRIVATE)" in card
+  assert "Differentially private with" not in card
+
+
+def test_it_is_the_card_beside_the_head(finished_sweep, receipt):
+  folder = finished_sweep.path / "heads/epsilon-2-seed-0"
+  assert (folder / "README.md").read_text() == model_card(receipt)
