@@ -8,6 +8,7 @@ here is then rounded towards more noise or a larger epsilon.
 import math
 from collections.abc import Iterable
 
+import numpy as np
 from dp_accounting import gaussian_mechanism
 
 from configs.errors import InputError
@@ -63,10 +64,12 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
   Privacy", ICML 2018, theorem 8.
   """
   check_budget(epsilon, delta)
-  sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
-  sigma *= 1 + _MARGIN
-  while gaussian_mechanism.get_epsilon_gaussian(sigma, delta) > epsilon:
+  # On its way the solver passes δ = 0, whose logarithm numpy warns of.
+  with np.errstate(divide="ignore"):
+    sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
     sigma *= 1 + _MARGIN
+    while gaussian_mechanism.get_epsilon_gaussian(sigma, delta) > epsilon:
+      sigma *= 1 + _MARGIN
   return sigma
 
 
@@ -82,7 +85,8 @@ def epsilon_of(sigma: float, delta: float) -> float:
   """
   if sigma <= 0:
     raise InputError(f"noise_multiplier={sigma} must be positive.")
-  epsilon = gaussian_mechanism.get_epsilon_gaussian(sigma, delta)
+  with np.errstate(divide="ignore"):
+    epsilon = gaussian_mechanism.get_epsilon_gaussian(sigma, delta)
   return epsilon * (1 + _MARGIN) + _SOLVER_TOLERANCE
 
 
@@ -106,7 +110,10 @@ def compose(noise_multipliers: Iterable[float]) -> float:
   Source: Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022,
   corollary 3.3.
   """
-  precision = math.fsum(sigma**-2 for sigma in noise_multipliers)
-  if precision == 0:
+  sigmas = list(noise_multipliers)
+  if not sigmas:
     raise InputError("There is no release to compose.")
+  if not all(sigma > 0 for sigma in sigmas):
+    raise InputError(f"noise_multipliers={sigmas} must all be positive.")
+  precision = math.fsum(sigma**-2 for sigma in sigmas)
   return precision**-0.5 * (1 - 1e-15)

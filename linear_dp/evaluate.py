@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from configs.errors import InputError
-from linear_dp.exact_sum import RowBlock
 from linear_dp.head import LinearHead
+from linear_dp.row_block import RowBlock, check_labels
 
 _LOGITS_AT_ONCE = 1 << 24
 _BATCH_ROWS = 1024
@@ -116,12 +116,7 @@ def _check_block(block: RowBlock, head: LinearHead) -> None:
       f"The cache has feature_dim={block.embedding.shape[1]}, the head"
       f" {head.feature_dim}: they come from different backbones."
     )
-  bad = (block.label < 0) | (block.label >= head.num_classes)
-  if bad.any():
-    raise InputError(
-      f"example_id={block.example_id[np.flatnonzero(bad)[0]]}: its label is"
-      f" outside [0, {head.num_classes}), the classes of the head."
-    )
+  check_labels(block, head.num_classes)
 
 
 @jax.jit
@@ -137,6 +132,9 @@ def _hits(
   real_row = label >= 0
 
   def of_one_head(kernel: Array, bias: Array) -> Array:
+    # Relative to the largest: a common −10 would swallow the small differences
+    # that a small learning rate leaves, in float32.
+    bias = bias - bias.max()
     logits = LinearHead(kernel=kernel, bias=bias).logits(features)
     of_label = jnp.take_along_axis(logits, label[:, None], axis=1)
     # Said of the classes behind: NaN is behind nothing, so it is no hit.

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -39,9 +39,5 @@ class LinearHead:
 
   def logits(self, embedding: Float[Array, "n d"]) -> Float[Array, "n K"]:
     """Scores of each class; sigmoid of them is the model's probability."""
-    return embedding @ self.kernel + self.bias
-
-
-jax.tree_util.register_dataclass(
-  LinearHead, data_fields=["kernel", "bias"], meta_fields=[]
-)
+    products = jnp.matmul(embedding, self.kernel, precision="highest")
+    return products + self.bias

@@ -10,6 +10,7 @@ random bit is drawn.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -23,9 +24,12 @@ from configs.schema import ReleaseOrder
 from linear_dp import accounting
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum
-from linear_dp.noise import GaussianChain, NoiseSource
+from linear_dp.noise import GaussianChain
+from linear_dp.noise_source import NoiseSource
 
 NOT_PRIVATE = "NOT PRIVATE"
+_MAX_NOISE_MULTIPLIER = 2.0**20
+"""Far above any use, and far below where noise would leave int64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,10 +121,19 @@ class ReleasePlan:
       accounting.check_budget(epsilon, self.delta)
     if not self.epsilons:
       raise InputError("epsilons is empty: give at least one.")
-    if len(set(self.epsilons)) < len(self.epsilons):
+    ordered = sorted(self.epsilons)
+    for smaller, larger in itertools.pairwise(ordered):
+      # Nearer ones could not be told apart by their noise multipliers.
+      if larger <= smaller * (1 + 1e-6):
+        raise InputError(
+          f"epsilons={list(self.epsilons)} has an epsilon twice, or nearly; use"
+          " num_seeds for several heads of one epsilon."
+        )
+    largest = max(self.noise_multipliers.values())
+    if largest > _MAX_NOISE_MULTIPLIER:
       raise InputError(
-        f"epsilons={list(self.epsilons)} has an epsilon twice; use num_seeds"
-        " for several heads of one epsilon."
+        f"epsilon={min(self.epsilons)} needs a noise multiplier of"
+        f" {largest:.3g}; nothing could be learned through that."
       )
     if self.num_draws < 1:
       raise InputError(f"num_seeds={self.num_draws} must be at least 1.")

@@ -20,7 +20,7 @@ from dp_accounting import NeighboringRelation
 
 from configs.errors import InputError, RunError
 from linear_dp import accounting
-from linear_dp.noise import NoiseSource
+from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
 
 _FIRST = "0" * 64

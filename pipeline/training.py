@@ -14,7 +14,7 @@ from extract.cache_reader import FeatureCache
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.head import LinearHead
-from linear_dp.noise import NoiseSource
+from linear_dp.noise_source import NoiseSource
 from linear_dp.optimizers import OneStepOptimizer, one_step
 from linear_dp.release import (
   Release,

@@ -32,7 +32,7 @@ from extract.feature_cache import (
 )
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
-from linear_dp.noise import NoiseSource
+from linear_dp.noise_source import NoiseSource
 from linear_dp.optimizers import OneStepOptimizer, one_step
 from linear_dp.release import ReleasePlan, release
 

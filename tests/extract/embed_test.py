@@ -1,7 +1,8 @@
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import hypothesis
 import jax
@@ -34,7 +35,9 @@ UNREADABLE = b"not an image"
 class Memory:
   """A source of 4 x 4 images, each filled with its index."""
 
-  name, version, class_names = "memory", "", ("even", "odd")
+  name: str = "memory"
+  version: str = ""
+  class_names: tuple[str, ...] = ("even", "odd")
 
   def __init__(
     self,
@@ -78,8 +81,8 @@ def first_pixel(on_trace: Callable[[], object] = lambda: None) -> Backbone:
   )
 
 
-def config(**changes: object) -> ExtractConfig:
-  fields = {
+def config(**changes: Any) -> ExtractConfig:
+  fields: dict[str, Any] = {
     "source": ArraysSource(path="-"),
     "preprocess": PreprocessConfig(image_size=4),
     "decode_threads": 3,
@@ -98,7 +101,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     yield threads
 
 
-@pytest.mark.parametrize(("asked", "used"), [(1, 8), (8, 8), (9, 16), (64, 64)])
+@pytest.mark.parametrize(
+  ("asked", "used"), [(1, 8), (8, 8), (9, 16), (64, 64), (None, 128)]
+)
 def test_batches_divide_among_the_devices(asked, used):
   assert jax.local_device_count() == DEVICES
   assert Embedder(first_pixel(), asked).batch_size == used
@@ -107,7 +112,7 @@ def test_batches_divide_among_the_devices(asked, used):
 @pytest.mark.parametrize("size", [0, -8])
 def test_no_batch_at_all_is_refused(size):
   with pytest.raises(InputError, match=rf"batch_size={size} must be"):
-    Embedder(first_pixel(), size)
+    config(batch_size=size)
 
 
 def test_rows_are_sharded_over_all_devices(embedder):
@@ -246,6 +251,7 @@ def test_it_decodes_ahead_of_the_consumer_but_not_without_bound(embedder, pool):
     pass
   batch = embedder.batch_size
   assert 3 * batch <= len(read) <= 6 * batch
+  assert isinstance(batches, Generator)
   batches.close()
 
 
@@ -266,6 +272,7 @@ def test_an_abandoned_range_stops_decoding(embedder):
   with decode_pool(config()) as threads:
     batches = embed_range(source, range(400), embedder, config(), threads)
     next(batches)
+    assert isinstance(batches, Generator)
     batches.close()
     at_close = len(read)
   assert len(read) <= at_close + 3  # one may be in each thread's hands
@@ -279,10 +286,11 @@ def test_threads_are_as_configured():
 def test_one_compilation_however_many_ranges_and_odd_batches(pool):
   traces = []
   backbone = first_pixel(lambda: traces.append(1))
-  embedder = Embedder(backbone, batch_size=8)
+  embedder = Embedder(backbone, batch_size=16)
   source = Memory(50, frozenset([20, 21]))
   skip = config(on_decode_error="skip")
-  for indices in (range(0, 8), range(0, 13), range(13, 50), range(20, 22)):
+  # The last batches have 0, 8 (one row for each device), 5 and no rows.
+  for indices in (range(16), range(24), range(13, 36), range(20, 22)):
     list(embed_range(source, indices, embedder, skip, pool))
   assert len(traces) == 1
 

@@ -2,9 +2,17 @@
 
 from typing import Any
 
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pipeline import Pipeline
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.runner import PipelineResult, PipelineState
+from apache_beam.runners.portability.fn_api_runner.fn_runner import (
+  FnApiRunner,
+  RunnerResult,
+)
+from apache_beam.runners.runner import (
+  PipelineResult,
+  PipelineRunner,
+  PipelineState,
+)
 
 
 class RecordingRunner(FnApiRunner):
@@ -12,7 +20,9 @@ class RecordingRunner(FnApiRunner):
 
   options_seen: list[dict[str, Any]] = []  # noqa: RUF012  (per process)
 
-  def run_pipeline(self, pipeline: Pipeline, options: Any) -> PipelineResult:
+  def run_pipeline(
+    self, pipeline: Pipeline, options: PipelineOptions
+  ) -> RunnerResult:
     self.options_seen.append(
       options.get_all_options(retain_unknown_options=True)
     )
@@ -29,8 +39,10 @@ class FailedResult(PipelineResult):
     return PipelineState.FAILED
 
 
-class FailingRunner(RecordingRunner):
+class FailingRunner(PipelineRunner):
   """Reports FAILED, and raises nothing."""
 
-  def run_pipeline(self, pipeline: Pipeline, options: Any) -> PipelineResult:
+  def run_pipeline(
+    self, pipeline: Pipeline, options: PipelineOptions
+  ) -> PipelineResult:
     return FailedResult()

@@ -157,6 +157,12 @@ def test_no_noise_has_no_epsilon(sigma):
     epsilon_of(sigma, 1e-6)
 
 
+@pytest.mark.parametrize("sigma", [0.0, -2.0, math.nan])
+def test_no_noise_cannot_be_composed(sigma):
+  with pytest.raises(InputError, match="must all be positive"):
+    compose([1.0, sigma])
+
+
 def test_nothing_to_compose_is_refused():
   with pytest.raises(InputError, match="no release"):
     compose([])

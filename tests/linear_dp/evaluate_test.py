@@ -138,3 +138,13 @@ def test_a_label_of_no_class_is_refused(label):
   labels[6] = label
   with pytest.raises(InputError, match=r"example_id=1018: .*outside \[0, 7\)"):
     evaluate_heads([make_head(4, 7)], [block.but(label=labels)])
+
+
+def test_a_small_learning_rate_does_not_change_who_wins():
+  rng = np.random.default_rng(3)
+  block = integer_block(400, 6, 7)
+  kernel = rng.standard_normal((6, 7)).astype(np.float32)
+  bias = np.full(7, -10, np.float32)
+  heads = [LinearHead(kernel=kernel * lr, bias=bias) for lr in (1, 2.0**-30)]
+  large, small = evaluate_heads(heads, [block])
+  assert small == large

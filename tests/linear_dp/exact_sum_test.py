@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from configs.errors import InputError
-from linear_dp import exact_sum
+from linear_dp import class_sums
 from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
 from linear_dp.exact_sum import exact_clipped_sum
 from tests.linear_dp.blocks import (
@@ -60,9 +60,9 @@ def integer_sums(block, grid):
 @pytest.fixture
 def small_chunks(monkeypatch):
   """Chunks of 16 rows a device, carried every few: many for little work."""
-  monkeypatch.setattr(exact_sum, "_ROWS_PER_DEVICE", 16)
-  monkeypatch.setattr(exact_sum, "_ROWS_PER_TILE", 8)
-  monkeypatch.setattr(exact_sum, "_MAX_ROWS_IN_INT32", 50)
+  monkeypatch.setattr(class_sums, "_ROWS_PER_DEVICE", 16)
+  monkeypatch.setattr(class_sums, "_ROWS_PER_TILE", 8)
+  monkeypatch.setattr(class_sums, "_MAX_ROWS_IN_INT32", 50)
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
@@ -185,14 +185,14 @@ def test_one_class_never_overflows_int32(devices):
 
 
 def test_int32_is_left_in_time():
-  assert exact_sum._MAX_ROWS_IN_INT32 * GRID_RADIUS < 2**31
-  assert exact_sum._ROWS_PER_DEVICE <= exact_sum._MAX_ROWS_IN_INT32
-  assert exact_sum._ROWS_PER_DEVICE % exact_sum._ROWS_PER_TILE == 0
+  assert class_sums._MAX_ROWS_IN_INT32 * GRID_RADIUS < 2**31
+  assert class_sums._ROWS_PER_DEVICE <= class_sums._MAX_ROWS_IN_INT32
+  assert class_sums._ROWS_PER_DEVICE % class_sums._ROWS_PER_TILE == 0
 
 
 def test_int32_would_overflow_if_it_were_not(monkeypatch):
   """What the test above is worth."""
-  monkeypatch.setattr(exact_sum, "_MAX_ROWS_IN_INT32", 10**9)
+  monkeypatch.setattr(class_sums, "_MAX_ROWS_IN_INT32", 10**9)
   block, grid, length = one_hot_rows(5000)
   found = sum_of(block, grid).secret_class_sums
   assert found[1, 0] != 5000 * length
@@ -352,6 +352,16 @@ def test_another_number_of_rows_is_refused(said):
 def test_no_rows_are_refused(blocks):
   with pytest.raises(InputError, match="no rows"):
     exact_clipped_sum(blocks, make_grid(), num_examples=0)
+
+
+def test_blocks_of_two_dtypes_are_refused():
+  first, second = (random_block(4, D, K, dtype="float16") for _ in range(2))
+  wider = second.but(
+    embedding=second.embedding.astype(np.float32),
+    example_id=second.example_id + 100,
+  )
+  with pytest.raises(InputError, match="Blocks of float16 and float32"):
+    exact_clipped_sum([first, wider], make_grid(), num_examples=8)
 
 
 def test_another_width_is_refused():

@@ -32,11 +32,3 @@ def test_logits():
   x = np.random.default_rng(1).standard_normal((5, 3)).astype(np.float32)
   expected = np.einsum("nd,dk->nk", x, head.kernel) + head.bias
   np.testing.assert_allclose(head.logits(jnp.asarray(x)), expected, rtol=1e-5)
-
-
-def test_is_a_pytree_of_its_two_arrays():
-  head = make_head()
-  doubled = jax.jit(lambda h: jax.tree.map(lambda leaf: 2 * leaf, h))(head)
-  assert isinstance(doubled, LinearHead)
-  np.testing.assert_array_equal(doubled.kernel, 2 * head.kernel)
-  np.testing.assert_array_equal(doubled.bias, 2 * head.bias)

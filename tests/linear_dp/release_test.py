@@ -11,7 +11,7 @@ from configs.errors import InputError
 from linear_dp import accounting
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
-from linear_dp.noise import NoiseSource
+from linear_dp.noise_source import NoiseSource
 from linear_dp.release import (
   ReleasePlan,
   baseline_without_privacy,
@@ -307,6 +307,8 @@ def test_units_of_the_mean_gradient():
     ({"delta": 0.0}, "delta=0.0 must lie strictly"),
     ({"delta": 1.0}, "delta=1.0 must lie strictly"),
     ({"num_draws": 0}, "num_seeds=0 must be at least 1"),
+    ({"epsilons": (1.0, 1.0 + 1e-15)}, "an epsilon twice, or nearly"),
+    ({"epsilons": (1e-8,), "delta": 1e-12}, "needs a noise multiplier of"),
   ],
 )
 def test_what_cannot_be_planned_is_refused(changes, message):

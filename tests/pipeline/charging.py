@@ -7,7 +7,7 @@ import multiprocessing
 import pathlib
 import sys
 
-from linear_dp.noise import NoiseSource
+from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
 from pipeline.ledger import Ledger
 

@@ -595,7 +595,10 @@ class TestImport:
     [
       ("{tmp}/none.npz --out {out}", "none.npz: no such file."),
       ("{config} --out {out}", "config.py: not a readable npz"),
-      ("{images} --out {out}", "no array embedding or label (or train_embedding"),
+      (
+        "{images} --out {out}",
+        "no array embedding or label (or train_embedding",
+      ),
       ("{images}", "--out"),
       ("--out {out}", "file"),
     ],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from configs.errors import InputError, RunError
 from configs.schema import HeadConfig, PrivacyConfig
 from extract.feature_cache import BackboneIdentity
-from linear_dp.noise import NoiseSource
+from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
 from pipeline.ledger import Ledger, default_ledger_dir
 from pipeline.training import cache_ledger, make_plan, train_heads
@@ -101,6 +101,20 @@ class TestWhere:
   )
   def test_other_data_has_another(self, ledger, identity):
     assert Ledger(*identity).path != ledger.path
+
+  @pytest.mark.parametrize("part", ["train[:10%]", "train[5:]+train[:5]"])
+  def test_slices_of_a_split_share_its_ledger(
+    self, train_cache, tmp_path, part
+  ):
+    sliced = write_clusters(tmp_path / "part", split=part)
+    assert cache_ledger(sliced, None).path == (
+      cache_ledger(train_cache, None).path
+    )
+
+  def test_splits_that_are_joined_are_refused(self, tmp_path):
+    joined = write_clusters(tmp_path / "both", split="train+test[:5]")
+    with pytest.raises(InputError, match="joins the splits test, train"):
+      cache_ledger(joined, None)
 
   def test_names_cannot_leave_the_folder(self, ledger_dir):
     assert Ledger("../../etc", "/", "a/b").path.parent == ledger_dir
@@ -366,11 +380,13 @@ class TestChargeComesFirst:
     train(train_cache)
     assert len(cache_ledger(train_cache, None).entries()) == 1
 
-  def test_nor_does_a_damaged_ledger(self, train_cache, draws):
+  def test_nor_does_a_damaged_ledger(self, train_cache, draws, monkeypatch):
     train(train_cache)
     ledger = cache_ledger(train_cache, None)
     ledger.path.write_bytes(ledger.path.read_bytes().replace(b"1", b"2"))
     draws.clear()
+    # It is found before the long way through the cache, too.
+    monkeypatch.setattr(type(train_cache), "blocks", pytest.fail)
     with pytest.raises(InputError, match="damaged or edited"):
       train(train_cache)
     assert draws == []

@@ -31,7 +31,7 @@ def sweep(
   privacy: PrivacyConfig | None = None,
   **changes: Any,
 ):
-  options = {
+  options: dict[str, Any] = {
     "num_seeds": 1,
     "order": "nested",
     "baseline": False,

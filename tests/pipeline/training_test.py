@@ -4,7 +4,7 @@ from dp_accounting import NeighboringRelation
 
 from configs.errors import InputError
 from configs.schema import HeadConfig, PrivacyConfig
-from linear_dp.noise import NoiseSource
+from linear_dp.noise_source import NoiseSource
 from pipeline.training import (
   cache_ledger,
   make_optimizer,

@@ -1,0 +1,226 @@
+"""Per-class integer sums on a mesh of devices.
+
+int32 on the devices, in chunks that cannot overflow; int64 across chunks.
+"""
+
+import collections
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int64
+
+from configs.errors import InputError
+from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
+from linear_dp.row_block import RowBlock, refuse
+
+_ROWS_PER_DEVICE = 1024
+_ROWS_PER_TILE = 128
+"""Rows that a device works on at once: their float64 squares fit in a cache."""
+_MAX_ROWS_IN_INT32 = (2**31 - 1) // GRID_RADIUS
+"""A class may gather this many rows before its int32 sums could overflow."""
+_CHUNKS_IN_FLIGHT = 2
+_ALIGNMENT = 64
+
+
+@functools.cache
+def _chunk_adder(mesh: Mesh, bias: bool) -> Callable[..., tuple[Array, Array]]:
+  """Compiles (sums, embedding, scale, label) → (sums, rows to refuse).
+
+  Shapes: int32 [devices, K, D], [rows, d], [rows], [rows], rows sharded;
+  each device adds its rows to its own sums. Flags are bool [rows].
+  """
+
+  def add_rows(sums: Array, columns: tuple[Array, ...]) -> tuple[Array, Array]:
+    embedding, scale, label = columns
+    features = embedding.shape[1]
+    row = jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
+    # Integers up to 2⁵³ are exact in float64; a sum that grows past that is
+    # past B² too, and stays there. NaN compares as False.
+    squared = _row_sums(jnp.square(row.astype(jnp.float64)))
+    updated = sums.at[0, label, :features].add(row.astype(jnp.int32))
+    if bias:
+      bias_row = jnp.rint(scale)
+      squared += jnp.square(bias_row.astype(jnp.float64))
+      updated = updated.at[0, label, features].add(bias_row.astype(jnp.int32))
+    return updated, ~(squared <= GRID_RADIUS**2)
+
+  def on_device(sums: Array, *columns: Array) -> tuple[Array, Array]:
+    tiles = [c.reshape(-1, _ROWS_PER_TILE, *c.shape[1:]) for c in columns]
+    sums, flags = jax.lax.scan(add_rows, sums, tuple(tiles))
+    return sums, flags.ravel()
+
+  rows = PartitionSpec("data")
+  sharding = NamedSharding(mesh, rows)
+  return jax.jit(
+    jax.shard_map(
+      on_device, mesh=mesh, in_specs=(rows,) * 4, out_specs=(rows, rows)
+    ),
+    in_shardings=sharding,
+    out_shardings=sharding,
+    donate_argnums=0,
+  )
+
+
+def _row_sums(values: Float[Array, "rows d"]) -> Float[Array, " rows"]:
+  """Sums rows by adding halves first.
+
+  XLA's CPU backend sums along a row one number at a time, but adds halves of
+  rows with vector instructions: 2.5 times as fast, measured at d = 1280.
+  """
+  while values.shape[1] > 64 and values.shape[1] % 2 == 0:
+    half = values.shape[1] // 2
+    values = values[:, :half] + values[:, half:]
+  return values.sum(axis=1)
+
+
+class _Chunk:
+  """Rows on their way to the devices, in memory that is used again and again.
+
+  Fresh memory for each chunk would cost more than the sum itself: the system
+  hands it out page by page. Its alignment lets a CPU device read it in place.
+  """
+
+  def __init__(self, rows: int, feature_dim: int, dtype: np.dtype):
+    self.embedding = _aligned((rows, feature_dim), dtype)
+    self.scale = _aligned((rows,), np.dtype(np.float32))
+    self.label = _aligned((rows,), np.dtype(np.int32))
+    self.example_id = np.zeros(rows, np.int64)
+    self.rows = 0
+
+  @property
+  def room(self) -> int:
+    return len(self.label) - self.rows
+
+  def append(self, columns: Sequence[np.ndarray]) -> None:
+    """Adds rows: embedding, scale, label, example_id."""
+    stop = self.rows + len(columns[0])
+    own = (self.embedding, self.scale, self.label, self.example_id)
+    for column, values in zip(own, columns, strict=True):
+      column[self.rows : stop] = values
+    self.rows = stop
+
+  def pad(self) -> None:
+    """Fills up with rows of zeros, which add nothing to class 0."""
+    for column in (self.embedding, self.scale, self.label):
+      column[self.rows :] = 0
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+  size = math.prod(shape) * dtype.itemsize
+  raw = np.zeros(size + _ALIGNMENT, np.uint8)
+  start = -raw.ctypes.data % _ALIGNMENT
+  return raw[start : start + size].view(dtype).reshape(shape)
+
+
+class ClassSums:
+  """Gathers blocks into chunks of one shape and adds them on the devices.
+
+  Args:
+    grid: the clipping.
+    devices: rows are sharded over them.
+  """
+
+  def __init__(
+    self, grid: ClippedGradientGrid, devices: tuple[jax.Device, ...]
+  ):
+    self._grid = grid
+    mesh = Mesh(np.array(devices), ("data",))
+    self._add_chunk = _chunk_adder(mesh, grid.train_bias)
+    self._chunk_rows = _ROWS_PER_DEVICE * len(devices)
+    shape = (grid.num_classes, grid.row_dim)
+    self._total = np.zeros(shape, np.int64)
+    self._zeros = functools.partial(
+      jnp.zeros,
+      (len(devices), *shape),
+      jnp.int32,
+      device=NamedSharding(mesh, PartitionSpec("data")),
+    )
+    self._sums = self._zeros()
+    self._class_rows = np.zeros(grid.num_classes, np.int64)
+    self._chunk: _Chunk | None = None
+    self._free: list[_Chunk] = []
+    self._in_flight: collections.deque[tuple[_Chunk, Array]] = (
+      collections.deque()
+    )
+
+  def add(self, block: RowBlock) -> None:
+    """Adds a block whose shapes and labels have been checked.
+
+    Raises:
+      InputError: this or an earlier row is not finite or leaves the ball, or
+        blocks differ in dtype.
+    """
+    columns = (
+      block.embedding,
+      self._grid.row_scale(block.embedding_norm),
+      block.label,
+      block.example_id,
+    )
+    start, rows = 0, len(block.label)
+    while start < rows:
+      chunk = self._chunk = self._chunk or self._new_chunk(block)
+      if chunk.embedding.dtype != block.embedding.dtype:
+        raise InputError(
+          f"Blocks of {chunk.embedding.dtype} and {block.embedding.dtype} in"
+          " one cache: extract it again."
+        )
+      stop = min(rows, start + chunk.room)
+      chunk.append([column[start:stop] for column in columns])
+      start = stop
+      if not chunk.room:
+        self._dispatch(chunk)
+
+  def finish(self) -> Int64[np.ndarray, "K D"]:
+    """Waits for everything added; S in grid steps, private."""
+    if self._chunk is not None:
+      self._dispatch(self._chunk)
+    while self._in_flight:
+      self._retire_oldest()
+    self._carry()
+    return self._total
+
+  def _new_chunk(self, block: RowBlock) -> _Chunk:
+    if self._free:
+      return self._free.pop()
+    return _Chunk(
+      self._chunk_rows, self._grid.feature_dim, block.embedding.dtype
+    )
+
+  def _dispatch(self, chunk: _Chunk) -> None:
+    chunk.pad()
+    arriving = np.bincount(chunk.label, minlength=self._grid.num_classes)
+    if (self._class_rows + arriving).max() > _MAX_ROWS_IN_INT32:
+      self._carry()
+    self._class_rows += arriving
+    with jax.enable_x64(True):
+      self._sums, flags = self._add_chunk(
+        self._sums, chunk.embedding, chunk.scale, chunk.label
+      )
+    self._chunk = None
+    self._in_flight.append((chunk, flags))
+    if len(self._in_flight) > _CHUNKS_IN_FLIGHT:
+      self._retire_oldest()
+
+  def _retire_oldest(self) -> None:
+    """Waits for a chunk; only then is its memory free for other rows."""
+    chunk, flags = self._in_flight.popleft()
+    bad = np.asarray(flags)
+    if bad.any():
+      refuse(
+        chunk.example_id,
+        bad,
+        "its embedding is not finite, or longer than its embedding_norm says",
+      )
+    chunk.rows = 0
+    self._free.append(chunk)
+
+  def _carry(self) -> None:
+    """Moves the int32 sums of the devices into the int64 total."""
+    self._total += np.asarray(self._sums).sum(axis=0, dtype=np.int64)
+    self._sums = self._zeros()
+    self._class_rows[:] = 0

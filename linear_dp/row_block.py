@@ -1,0 +1,52 @@
+"""Rows on their way in: what a feature cache streams to this package."""
+
+from typing import NoReturn, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from configs.errors import InputError
+
+
+@runtime_checkable
+class RowBlock(Protocol):
+  """Consecutive rows of a feature cache.
+
+  Attributes:
+    embedding: [rows, d] float16, bfloat16 or float32.
+    embedding_norm: [rows] float32.
+    label: [rows] int32.
+    example_id: [rows] int64.
+  """
+
+  @property
+  def embedding(self) -> np.ndarray: ...
+  @property
+  def embedding_norm(self) -> np.ndarray: ...
+  @property
+  def label(self) -> np.ndarray: ...
+  @property
+  def example_id(self) -> np.ndarray: ...
+
+
+def check_labels(block: RowBlock, num_classes: int) -> None:
+  """Refuses rows of no class.
+
+  Raises:
+    InputError: names the first such example, never its label.
+  """
+  bad = (block.label < 0) | (block.label >= num_classes)
+  if bad.any():
+    refuse(block.example_id, bad, f"its label is outside [0, {num_classes})")
+
+
+def refuse(
+  example_id: Int64[np.ndarray, " rows"],
+  bad: Bool[np.ndarray, " rows"],
+  reason: str,
+) -> NoReturn:
+  """Raises an InputError for the first bad row, by its id alone."""
+  raise InputError(
+    f"example_id={example_id[np.flatnonzero(bad)[0]]}: {reason}. Run"
+    " `oneshot-dp verify` on the cache, then extract it again."
+  )
