@@ -13,7 +13,7 @@ from extract.cache_block import (
   Block,
   stored_norm,
 )
-from extract.feature_cache import CacheIdentity
+from extract.cache_identity import CacheIdentity
 
 _FLOATS = (np.dtype(np.float64), *EMBEDDING_DTYPES.values())
 

@@ -24,6 +24,7 @@ from array_record.python import array_record_module
 from configs.errors import InputError, RunError
 from extract.block_builder import BlockBuilder, Rows, Skipped
 from extract.cache_block import BlockCodec
+from extract.cache_identity import CacheIdentity
 from extract.durable_files import (
   TEMPORARY_SUFFIX,
   disk_errors,
@@ -38,7 +39,6 @@ from extract.feature_cache import (
   INCOMPLETE_DIR,
   INFO_FILE,
   SHARDS_FILE,
-  CacheIdentity,
   CacheInfo,
   ShardRecord,
 )

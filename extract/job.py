@@ -29,8 +29,8 @@ from apache_beam.options.pipeline_options import (
 from configs.errors import InputError, RunError
 from configs.schema import ArraysSource, ExtractConfig
 from extract import cache_writer
+from extract.cache_identity import BackboneIdentity, CacheIdentity
 from extract.cache_reader import FeatureCache, open_cache
-from extract.feature_cache import BackboneIdentity, CacheIdentity
 from extract.progress import examples_done, progress_bar
 from extract.shard import ExtractShard, shared_embedder
 from extract.source import Source, open_source

@@ -11,8 +11,8 @@ from apache_beam.utils import shared
 from configs.schema import ExtractConfig
 from extract import cache_writer
 from extract.block_builder import Rows, Skipped
+from extract.cache_identity import CacheIdentity
 from extract.embed import Embedder, decode_pool, embed_range, load_embedder
-from extract.feature_cache import CacheIdentity
 from extract.progress import examples_done
 from extract.source import open_source
 

@@ -8,7 +8,8 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_info
 
 from extract.cache_block import features_dict
-from extract.feature_cache import CacheIdentity, ShardRecord
+from extract.cache_identity import CacheIdentity
+from extract.feature_cache import ShardRecord
 
 _FILES = ("dataset_info.json", "features.json")
 

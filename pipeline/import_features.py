@@ -15,14 +15,14 @@ from configs.errors import InputError
 from configs.schema import EmbeddingDtype
 from extract.block_builder import BlockBuilder, Rows
 from extract.cache_block import BLOCK_ROWS, Block
-from extract.cache_reader import FeatureCache, open_cache
-from extract.cache_writer import begin, finish, write_shard
-from extract.feature_cache import (
+from extract.cache_identity import (
   BackboneIdentity,
   CacheIdentity,
   NumClassesSource,
   numbered_class_names,
 )
+from extract.cache_reader import FeatureCache, open_cache
+from extract.cache_writer import begin, finish, write_shard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ a CPU), attention runs as batched products over [batch, heads, tokens, dim]
 """
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.traverse_util
 import jax
@@ -122,7 +122,7 @@ def parameter_shapes(
   """
   images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-  flat = flax.traverse_util.flatten_dict(shapes, sep="/")
+  flat: dict[str, Any] = flax.traverse_util.flatten_dict(shapes, sep="/")
   return {name: leaf.shape for name, leaf in flat.items()}
 
 

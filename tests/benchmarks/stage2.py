@@ -24,12 +24,12 @@ from jax_privacy import clipping as jax_privacy_clipping
 
 from extract import cache_writer
 from extract.block_builder import Rows
-from extract.cache_reader import FeatureCache, open_cache
-from extract.feature_cache import (
+from extract.cache_identity import (
   BackboneIdentity,
   CacheIdentity,
   numbered_class_names,
 )
+from extract.cache_reader import FeatureCache, open_cache
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.noise_source import NoiseSource

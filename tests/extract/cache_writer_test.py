@@ -12,6 +12,7 @@ import pytest
 
 from configs.errors import InputError, RunError
 from extract.block_builder import Rows, Skipped
+from extract.cache_identity import BackboneIdentity
 from extract.cache_reader import open_cache
 from extract.cache_writer import (
   begin,
@@ -20,7 +21,6 @@ from extract.cache_writer import (
   is_complete,
   write_shard,
 )
-from extract.feature_cache import BackboneIdentity
 from tests.extract.caches import (
   batches,
   digest,

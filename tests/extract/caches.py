@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from extract.block_builder import Rows
-from extract.cache_writer import begin, finish, finished_shards, write_shard
-from extract.feature_cache import (
+from extract.cache_identity import (
   BackboneIdentity,
   CacheIdentity,
-  CacheInfo,
   numbered_class_names,
 )
+from extract.cache_writer import begin, finish, finished_shards, write_shard
+from extract.feature_cache import CacheInfo
 
 
 def make_identity(n: int = 20, d: int = 3, **changes: Any) -> CacheIdentity:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from configs.errors import InputError
 from extract.cache_block import Block, BlockCodec, stored_norm
-from extract.feature_cache import BackboneIdentity, CacheInfo
+from extract.cache_identity import BackboneIdentity
+from extract.feature_cache import CacheInfo
 from tests.extract.caches import make_identity
 
 

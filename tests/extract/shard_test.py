@@ -7,7 +7,7 @@ import pytest
 
 from configs.schema import ExtractConfig
 from extract import cache_writer, shard
-from extract.feature_cache import CacheIdentity
+from extract.cache_identity import CacheIdentity
 from extract.job import make_identity
 from extract.shard import ExtractShard, shared_embedder
 from extract.source import open_source

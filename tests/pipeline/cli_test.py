@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
+from extract.cache_identity import BackboneIdentity, numbered_class_names
 from extract.cache_writer import begin
-from extract.feature_cache import BackboneIdentity, numbered_class_names
 from linear_dp import accounting
 from pipeline.cli import main, parse
 from pipeline.training import cache_ledger

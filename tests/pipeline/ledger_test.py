@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from configs.errors import InputError, RunError
 from configs.schema import HeadConfig, PrivacyConfig
-from extract.feature_cache import BackboneIdentity
+from extract.cache_identity import BackboneIdentity
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
 from pipeline.ledger import Ledger, default_ledger_dir

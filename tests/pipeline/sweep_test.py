@@ -11,8 +11,8 @@ import safetensors
 from configs.errors import InputError, RunError
 from configs.schema import HeadConfig, PrivacyConfig
 from extract.block_builder import Rows
+from extract.cache_identity import BackboneIdentity, numbered_class_names
 from extract.cache_reader import FeatureCache
-from extract.feature_cache import BackboneIdentity, numbered_class_names
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import exact_clipped_sum
 from pipeline.cli import main
