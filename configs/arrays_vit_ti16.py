@@ -1,6 +1,8 @@
 r"""Images in an npz through an ImageNet ViT-Ti/16 at 224 px.
 
-oneshot-dp extract arrays_vit_ti16 --source.path images.npz --split train \
+Run:
+
+    oneshot-dp extract arrays_vit_ti16 --source.path images.npz --split train \
       --backbone.weights vit_ti16.npz --out caches/train
 """
 

@@ -1,6 +1,8 @@
 r"""CIFAR-10 from TFDS through an ImageNet ViT-Ti/16 at 224 px.
 
-oneshot-dp extract cifar10_vit_ti16 --backbone.weights vit_ti16.npz \
+Run:
+
+    oneshot-dp extract cifar10_vit_ti16 --backbone.weights vit_ti16.npz \
       --split train --out caches/cifar10-train
 """
 

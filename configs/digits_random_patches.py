@@ -1,6 +1,8 @@
 """scikit-learn's handwritten digits through random features: the demo.
 
-oneshot-dp demo --out demo
+Run:
+
+    oneshot-dp demo --out demo
 """
 
 from configs.schema import (

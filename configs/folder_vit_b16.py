@@ -1,6 +1,8 @@
 r"""A folder of photographs through a ViT-B/16: shorter side 256, crop 224.
 
-oneshot-dp extract folder_vit_b16 --source.root photos --split train \
+Run:
+
+    oneshot-dp extract folder_vit_b16 --source.root photos --split train \
       --backbone.weights vit_b16.npz --out caches/photos-train
 """
 

@@ -108,3 +108,14 @@ def test_ctrl_c_can_be_resumed_from(folder, tmp_path, flags):
   assert process.returncode == 0, err
   assert " 0 shards kept" not in said
   assert digest(out) == digest(folder / "undisturbed")
+
+
+@pytest.mark.slow
+def test_worker_processes_make_the_same_bytes(folder, tmp_path):
+  flags = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+  process = extraction(folder, tmp_path / "cache", *flags)
+  said, err = process.communicate(timeout=300)
+  assert process.returncode == 0, err
+  assert "2,000 images in" in said
+  assert "0 undecodable" in said
+  assert digest(tmp_path / "cache") == digest(folder / "undisturbed")
