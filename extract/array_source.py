@@ -177,9 +177,8 @@ def _labels(
   if outside.size:
     row = outside[0]
     raise InputError(
-      f"{place}[{row}]={labels[row]} is not one of the {num_classes} classes, "
-      f"nor are {outside.size - 1} more: labels run from 0 to "
-      f"{num_classes - 1}."
+      f"{place}[{row}] is not one of the {num_classes} classes: labels run "
+      f"from 0 to {num_classes - 1}."
     )
   return labels
 

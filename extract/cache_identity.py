@@ -38,7 +38,8 @@ class BackboneIdentity:
 class CacheIdentity:
   """What an extraction job is, before it has run; all of it public.
 
-  Two jobs with the same identity write the same bytes.
+  Two jobs with the same identity (and batch size, and kind and number of
+  devices, which move an embedding by rounding only) write the same bytes.
 
   Attributes:
     dataset, dataset_version, split: public names of the source.
@@ -97,6 +98,11 @@ class CacheIdentity:
   @property
   def num_classes(self) -> int:
     return len(self.class_names)
+
+  @property
+  def num_classes_is_public(self) -> bool:
+    """False where K was read off the labels, which are private."""
+    return self.num_classes_source in ("class_names", "flag")
 
   @property
   def num_shards(self) -> int:

@@ -18,7 +18,7 @@ from configs import schema
 from configs.errors import InputError, RunError
 from extract.source import Example
 
-EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".png", ".webp")
+EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
 
 # Folders of these names are splits, not classes: a root that has them, but not
 # the one that was asked for, must not be read with "test" as a class.

@@ -16,7 +16,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,26 +172,35 @@ def _run(
     | "Spread" >> beam.Reshuffle()
     | "ExtractShard" >> beam.ParDo(ExtractShard(config, identity, str(out)))
   )
-  # Beam logs each worker's traceback, and threads print it as well;
-  # `_as_our_error` says it in one line. (The bar has the real stream.)
-  logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-  printed = io.StringIO()
+  local = options.view_as(StandardOptions).runner == _LOCAL_RUNNER
   try:
     with (
       progress_bar(total, initial, done, config.split),
-      contextlib.redirect_stderr(printed),
+      _quiet_workers() if local else contextlib.nullcontext(),
     ):
       result = pipeline.run()
       state = result.wait_until_finish()
   except Exception as error:
     raise _as_our_error(error) from error
-  sys.stderr.write(printed.getvalue())
   if state not in (None, "DONE"):
     raise RunError(
       f"The Beam job ended as {state}; see the runner's own logs, then run the"
       " same command again (finished shards are kept)."
     )
   return _counters(result)
+
+
+@contextlib.contextmanager
+def _quiet_workers() -> Iterator[None]:
+  """Keeps back the tracebacks that workers in this process log and print.
+
+  `_as_our_error` says the same in one line. The bar has the real stream.
+  """
+  logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+  printed = io.StringIO()
+  with contextlib.redirect_stderr(printed):
+    yield
+  sys.stderr.write(printed.getvalue())
 
 
 def _counters(result: Any) -> dict[str, int]:
@@ -219,8 +228,13 @@ def _as_our_error(error: Exception) -> BaseException:
     r"configs\.errors\.(InputError|RunError): (.*?)(?: \[while running|\n|$)",
     str(error),
   )
+  if not raised and "[while running" in str(error):
+    return error  # A bug of ours: it keeps its traceback.
   if not raised:
-    return error
+    return RunError(
+      f"Beam could not run the job: {type(error).__name__}: {error}; see the"
+      " runner's own logs."
+    )
   kind, message = raised[-1]
   return {"InputError": InputError, "RunError": RunError}[kind](message)
 

@@ -93,19 +93,11 @@ def resize_and_crop(
   Returns:
     uint8 RGB pixels [s, s, 3], s = `config.image_size`; `image` itself where
     it is that square already.
-
-  Raises:
-    InputError: `resize_small` is smaller than `image_size`.
   """
   side, small = config.image_size, config.resize_small
   height, width = image.shape[:2]
   box = None
   if small is not None:
-    if small < side:
-      raise InputError(
-        f"resize_small={small} is smaller than image_size={side}: the square "
-        f"cannot be cropped; use resize_small >= {side}, or None."
-      )
     scale = small / min(height, width)
     full = round(width * scale), round(height * scale)
     left, top = (full[0] - side) // 2, (full[1] - side) // 2
@@ -144,13 +136,8 @@ def normalize(
 
   Returns:
     float32 [b, s, s, 3].
-
-  Raises:
-    InputError: a std that is not positive.
   """
   mean, std = np.array(config.mean), np.array(config.std)
-  if not (std > 0).all():
-    raise InputError(f"preprocess.std={config.std} must be positive.")
   # Constants in float64 first: one rounding instead of four.
   scale = (1 / (255 * std)).astype(np.float32)
   shift = (-mean / std).astype(np.float32)

@@ -78,7 +78,7 @@ class TfdsExamples:
     label = int(example[self._label_key])
     if not 0 <= label < len(self.class_names):
       raise InputError(
-        f"{self.where(index)} has the label {label}, which is none of the "
+        f"{self.where(index)} has a label that is none of the "
         f"{len(self.class_names)} classes: TFDS marks unlabelled examples so, "
         "choose a split with labels."
       )
@@ -210,9 +210,15 @@ def _check_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
     f"{name} ({info.num_examples})"
     for name, info in builder.info.splits.items()
   )
+  parts = [part.partition("[")[0].strip() for part in split.split("+")]
+  if len(set(parts)) < len(parts) or ("all" in parts and len(parts) > 1):
+    raise InputError(
+      f"split={split!r} may read an example twice, and an example may be"
+      " counted only once: name each split in it once."
+    )
   try:
     num_examples = builder.info.splits[split].num_examples
-  except ValueError as error:
+  except (ValueError, NotImplementedError) as error:
     raise InputError(
       f"split={split!r} is not a split of {builder.info.full_name}, which has "
       f"{splits or 'none'}, whole or sliced as in train[:10%]: "

@@ -5,6 +5,7 @@ dp_accounting, which is exact up to its solver's tolerance; every conversion
 here is then rounded towards more noise or a larger epsilon.
 """
 
+import decimal
 import math
 from collections.abc import Iterable
 
@@ -17,6 +18,7 @@ ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
 
 _MARGIN = 1e-9
 """Relative rounding, for the float64 error of the solver's function."""
+_MAX_EPSILON = 1e6
 _SOLVER_TOLERANCE = 1e-12
 """Absolute; it is more than the margin where epsilon is below 0.001."""
 
@@ -31,6 +33,11 @@ def check_budget(epsilon: float, delta: float) -> None:
     raise InputError(
       f"epsilon={epsilon} must be positive and finite; for a baseline without"
       " privacy use the flag of its own (--baseline)."
+    )
+  if epsilon > _MAX_EPSILON:
+    raise InputError(
+      f"epsilon={epsilon:g} protects nobody; more than {_MAX_EPSILON:g} is"
+      " refused."
     )
   if not 0 < delta < 1:
     raise InputError(
@@ -88,6 +95,16 @@ def epsilon_of(sigma: float, delta: float) -> float:
   with np.errstate(divide="ignore"):
     epsilon = gaussian_mechanism.get_epsilon_gaussian(sigma, delta)
   return epsilon * (1 + _MARGIN) + _SOLVER_TOLERANCE
+
+
+def printable(epsilon: float) -> str:
+  """ε in at most five digits, rounded up: what may be said of what was spent.
+
+  >>> printable(9.95840186), printable(0.25), printable(1.2345649)
+  ('9.9585', '0.25', '1.2346')
+  """
+  rounding = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING)
+  return f"{rounding.create_decimal(epsilon).normalize():f}"
 
 
 def compose(noise_multipliers: Iterable[float]) -> float:

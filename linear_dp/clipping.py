@@ -58,6 +58,11 @@ class ClippedGradientGrid:
         f"l2_clip_norm={self.l2_clip_norm} must be positive and finite: it is"
         " the largest norm that one example's gradient may have."
       )
+    if not 1e-30 <= self.l2_clip_norm <= 1e30:
+      raise InputError(
+        f"l2_clip_norm={self.l2_clip_norm} is out of float32's reach; scale the"
+        " features instead."
+      )
     if not math.isfinite(self.initial_bias):
       raise InputError(f"initial_bias={self.initial_bias} must be finite.")
     if self.num_classes < 2:

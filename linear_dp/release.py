@@ -28,6 +28,8 @@ from linear_dp.noise import GaussianChain
 from linear_dp.noise_source import NoiseSource
 
 NOT_PRIVATE = "NOT PRIVATE"
+BASELINE_NOISE = f"none: {NOT_PRIVATE}"
+"""What the noise source of the baseline is called."""
 _MAX_NOISE_MULTIPLIER = 2.0**20
 """Far above any use, and far below where noise would leave int64."""
 
@@ -44,6 +46,7 @@ class PrivacyStatement:
     noise_sd: standard deviation of the noise, grid steps: σ·sensitivity.
     neighboring_relation: which data sets count as neighbours.
     noise_source: where the random bits came from.
+    is_private: False for the baseline and for anything drawn from a seed.
   """
 
   epsilon: float
@@ -53,11 +56,7 @@ class PrivacyStatement:
   noise_sd: float
   neighboring_relation: NeighboringRelation
   noise_source: str
-
-  @property
-  def is_private(self) -> bool:
-    """False for the baseline and for anything drawn from a seed."""
-    return self.noise_multiplier > 0 and NOT_PRIVATE not in self.noise_source
+  is_private: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,6 +206,7 @@ def release(
           noise_sd=noise_sd,
           neighboring_relation=plan.neighboring_relation,
           noise_source=source.description,
+          is_private=source.is_private,
         ),
       )
 
@@ -226,7 +226,8 @@ def baseline_without_privacy(secret: SecretSum, plan: ReleasePlan) -> Release:
       sensitivity=secret.grid.sensitivity(relation),
       noise_sd=0.0,
       neighboring_relation=relation,
-      noise_source=f"none: {NOT_PRIVATE}",
+      noise_source=BASELINE_NOISE,
+      is_private=False,
     ),
   )
 

@@ -20,7 +20,7 @@ from configs.schema import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Extract(ExtractConfig):
+class Extract:
   """Run a backbone over a data set and write the embeddings to a cache.
 
   CONFIG is one of the experiments in configs/ or a path to a Python file with
@@ -32,15 +32,9 @@ class Extract(ExtractConfig):
   --split train --out caches/cifar10-train
   """
 
-  config: Positional[str]
-  """Experiment name or Python file."""
+  config: str
   out: Path
-  """Directory of the cache."""
-
-  def job(self) -> ExtractConfig:
-    """The experiment, with the flags applied."""
-    fields = dataclasses.fields(ExtractConfig)
-    return ExtractConfig(**{f.name: getattr(self, f.name) for f in fields})
+  job: ExtractConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,19 @@ a run that failed. A traceback is a bug.
 """
 
 import contextlib
+import inspect
 import io
 import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
+from tyro.conf import Positional
 
 from configs.errors import InputError, RunError
 from configs.registry import experiment_names, load_config
@@ -44,6 +48,7 @@ def _run(argv: Sequence[str]) -> int:
   # TFDS and Beam announce missing optional packages through the root logger.
   logging.basicConfig(level=logging.ERROR, format="%(message)s")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  warnings.formatwarning = _warning_line
   try:
     command, beam_options = parse(argv)
     # Imported here: `--help` need not wait for JAX, TFDS and Beam.
@@ -56,7 +61,8 @@ def _run(argv: Sequence[str]) -> int:
     return _fail(error, 1)
   except KeyboardInterrupt:
     return _fail(
-      "interrupted; an extraction resumes when the same command is run again",
+      "interrupted; an extraction resumes when the same command is run again"
+      " (what was charged to a ledger stays charged)",
       130,
     )
   except BrokenPipeError:
@@ -93,38 +99,60 @@ def _parse_extract(
 ) -> tuple[arguments.Extract, list[str]]:
   """`extract`: the experiment gives the defaults of the flags after it."""
   named = bool(argv) and not argv[0].startswith("-")
-  config = (
+  defaults = (
     load_config(argv[0])
     if named
     else ExtractConfig(source=ArraysSource(path="images.npz"))
   )
-  # Parsed with only a config's values at hand, so that each flag's default in
-  # --help is the experiment's.
+
+  def extract(
+    config: Annotated[
+      Positional[str],
+      tyro.conf.arg(metavar="CONFIG", help="Experiment name or Python file."),
+    ],
+    out: Annotated[Path, tyro.conf.arg(help="Directory of the cache.")],
+    # No prefix: `--split`, `--backbone.weights`.
+    job: Annotated[ExtractConfig, tyro.conf.arg(name="")] = defaults,
+  ) -> arguments.Extract:
+    return arguments.Extract(config=config, out=out, job=job)
+
   command, unknown = tyro.cli(
-    arguments.Extract,
+    extract,
     prog=f"{_PROG} extract",
-    description=f"{arguments.Extract.__doc__}\n\n"
+    description=f"{inspect.cleandoc(arguments.Extract.__doc__ or '')}\n\n"
     f"Experiments: {', '.join(experiment_names())}.",
-    default=_defaults(argv[0] if named else None, config),
     args=argv,
     return_unknown_args=True,
     config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
   )
+  if not named:
+    raise InputError(
+      f"CONFIG comes first: oneshot-dp extract {command.config} --out ..."
+    )
+  _refuse_stray_words(unknown)
   return command, list(unknown)
 
 
-def _defaults(name: str | None, config: ExtractConfig) -> arguments.Extract:
-  """The command before it is parsed; what only the user can say is missing."""
-  command = object.__new__(arguments.Extract)
-  missing = {"config": name or tyro.MISSING, "out": tyro.MISSING}
-  vars(command).update(vars(config) | missing)
-  return command
+def _refuse_stray_words(beam_flags: Sequence[str]) -> None:
+  """Beam takes flags and their values only."""
+  takes_value = False
+  for word in beam_flags:
+    if not word.startswith("-") and not takes_value:
+      raise InputError(
+        f"{word!r} is one word too many: extract takes one CONFIG, then flags."
+      )
+    takes_value = word.startswith("-") and "=" not in word
 
 
 def _one_line(box: str) -> str:
-  """A framed message of tyro's as one line."""
-  words = re.sub(r"[╭╮╰╯│─•]+|-{3,}", " ", box)
+  """A framed message of tyro's as one line, without its title."""
+  lines = [x for x in box.splitlines() if not re.search(r"[─-]{3}", x)]
+  words = re.sub(r"[│|•]", " ", " ".join(lines))
   return " ".join(words.split())
+
+
+def _warning_line(message: Warning | str, *_: Any, **__: Any) -> str:
+  return f"warning: {message}\n"
 
 
 def _fail(error: object, status: int) -> int:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dp_accounting import NeighboringRelation
+from tqdm import tqdm
 
 from configs.errors import InputError
 from configs.schema import ExtractConfig
 from extract.cache_reader import FeatureCache, open_cache
 from extract.cache_summary import describe
 from extract.cache_verify import verify_cache
+from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
 from pipeline import arguments, output_dir
 from pipeline.feature_space import FeatureSpace
@@ -37,7 +39,7 @@ def run(command: Any, beam_options: list[str]) -> None:
   """
   match command:
     case arguments.Extract():
-      extract(command.job(), command.out, beam_options)
+      extract(command.job, command.out, beam_options)
     case arguments.ImportFeatures():
       _import_features(command)
     case arguments.Inspect():
@@ -93,6 +95,12 @@ def _import_features(command: arguments.ImportFeatures) -> None:
     embedding_dtype=command.embedding_dtype,
   )
   print(describe(cache))
+  if command.backbone_name is None:
+    print(
+      "warning: without --backbone-name, heads cannot be refused on features of"
+      " another backbone, as long as the width is the same.",
+      file=sys.stderr,
+    )
 
 
 def _verify(path: Path) -> None:
@@ -102,7 +110,13 @@ def _verify(path: Path) -> None:
     if not read_head(path).receipt.get("private"):
       sound += f"; this head is {NOT_PRIVATE}"
   else:
-    report = verify_cache(path)
+    with tqdm(desc="verify", unit="shard", disable=None, leave=False) as bar:
+
+      def show(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+      report = verify_cache(path, progress=show)
     found, sound = list(report.problems), str(report).removeprefix("ok: ")
   if not found:
     print(f"ok: {sound}")
@@ -135,7 +149,7 @@ def _train(command: arguments.Train) -> None:
     )
   privacy = receipt["privacy"]
   print(
-    f"{command.out}: epsilon = {privacy['epsilon']:g} at delta ="
+    f"{command.out}: epsilon = {printable(privacy['epsilon'])} at delta ="
     f" {privacy['delta']:g} ({privacy['neighboring_relation']}), noise"
     f" multiplier {privacy['noise_multiplier']:.4f}, noise from"
     f" {privacy['noise_source']}"
@@ -165,10 +179,12 @@ def _sweep(command: arguments.Sweep) -> None:
 
 def _evaluate(command: arguments.Evaluate) -> None:
   saved, cache = read_head(command.head), open_cache(command.cache)
-  FeatureSpace.of_receipt(command.head, saved.receipt).check_holds(
+  FeatureSpace.of_receipt(command.head, saved.receipt).check_evaluates_on(
     FeatureSpace.of_cache(command.cache, cache.info)
   )
   (score,) = evaluate_cache([saved.head], cache)
+  if not saved.receipt.get("private"):
+    print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
   print(json.dumps(dataclasses.asdict(score)))
   print(
     "The labels of this cache are treated as public: the accuracy is exact.",
@@ -187,24 +203,34 @@ def _budget(command: arguments.Budget) -> None:
     print("nothing has been released")
     return
   for entry in entries:
-    epsilons = ", ".join(f"{e:g}" for e in entry["epsilons"])
-    print(
-      f"{entry['time']}  {entry['order']}, {entry['num_draws']} draw(s) of"
-      f" epsilon {epsilons} at delta {entry['delta']:g}: together"
-      f" {entry['composed_epsilon']:.4g} ({entry['neighboring_relation']},"
-      f" {entry['noise_source']})"
-    )
-  delta = command.delta or min(entry["delta"] for entry in entries)
+    print(f"{entry['time']}  split {entry['split']}: {_charge(entry)}")
+  delta = command.delta or min(
+    (entry["delta"] for entry in entries if "delta" in entry), default=1e-6
+  )
   for relation in (
     NeighboringRelation.ADD_OR_REMOVE_ONE,
     NeighboringRelation.REPLACE_ONE,
   ):
     spent = ledger.spending(relation)
     print(
-      f"spent in all: epsilon = {spent.epsilon(delta):.4g} at delta ="
+      f"spent in all: epsilon = {printable(spent.epsilon(delta))} at delta ="
       f" {delta:g}, {relation.name}"
     )
-  if spent.seeded:
+  if spent.not_private:
     print(
-      f"{spent.seeded} release(s) with seeded noise: NOT PRIVATE, not counted"
+      f"besides, {spent.not_private} of {spent.charges} entries let out results"
+      f" that are {NOT_PRIVATE}: no epsilon covers them"
     )
+
+
+def _charge(entry: dict[str, Any]) -> str:
+  """An entry of a ledger in words."""
+  if "epsilons" not in entry:
+    return f"a head without noise ({entry['noise_source']})"
+  epsilons = ", ".join(f"{epsilon:g}" for epsilon in entry["epsilons"])
+  return (
+    f"{entry['order']}, {entry['num_draws']} draw(s) of epsilon {epsilons} at"
+    f" delta {entry['delta']:g}: together"
+    f" {printable(entry['composed_epsilon'])} ({entry['neighboring_relation']},"
+    f" {entry['noise_source']})"
+  )

@@ -16,12 +16,14 @@ class FeatureSpace:
     backbone: name of what makes the embeddings.
     backbone_fingerprint: its weights, layer and preprocessing.
     class_names: of label 0, 1, ….
+    cache_fingerprint: the rows: of a cache, or those a head was trained on.
   """
 
   owner: str
   backbone: str
   backbone_fingerprint: str
   class_names: tuple[str, ...]
+  cache_fingerprint: str
 
   @classmethod
   def of_cache(cls, owner: object, info: CacheInfo) -> Self:
@@ -31,6 +33,7 @@ class FeatureSpace:
       backbone=info.backbone.name,
       backbone_fingerprint=info.backbone_fingerprint,
       class_names=info.class_names,
+      cache_fingerprint=info.fingerprint,
     )
 
   @classmethod
@@ -47,6 +50,7 @@ class FeatureSpace:
         backbone=data["backbone"]["name"],
         backbone_fingerprint=data["backbone_fingerprint"],
         class_names=tuple(data["class_names"]),
+        cache_fingerprint=data["cache_fingerprint"],
       )
     except (KeyError, TypeError) as error:
       raise InputError(
@@ -54,12 +58,18 @@ class FeatureSpace:
         f" ({error!r}); train the head again."
       ) from error
 
-  def check_holds(self, other: Self) -> None:
-    """Refuses rows of another space.
+  def check_evaluates_on(self, other: Self) -> None:
+    """Refuses rows of another space, and the private rows themselves.
 
     Raises:
-      InputError: another backbone, layer or preprocessing, or other classes.
+      InputError: another backbone, layer or preprocessing, or other classes, or
+        the rows of the training.
     """
+    if self.cache_fingerprint == other.cache_fingerprint:
+      raise InputError(
+        f"{other.owner} holds the training rows: accuracy on them is an exact"
+        " statistic of private labels; give a cache of test images."
+      )
     if self.backbone_fingerprint != other.backbone_fingerprint:
       raise InputError(
         f"{self.owner} has embeddings of {self.backbone}"

@@ -49,7 +49,7 @@ def write_head(
   config: HeadConfig,
   cache: CacheInfo,
   *,
-  ledger_entry: str | None,
+  ledger_entry: str,
 ) -> dict[str, Any]:
   """Writes the three files into an empty directory; returns the receipt."""
   weights = safetensors.numpy.save(

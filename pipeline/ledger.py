@@ -1,11 +1,12 @@
 """What has been spent on each private data set.
 
-One append-only file of JSON lines per data set and split, whatever the backbone
-of the cache; each line carries the SHA-256 of the line before it. A release is
+One append-only file of JSON lines per data set, whatever the backbone of the
+cache; each line carries the SHA-256 of the line before it. A release is
 charged, and the charge is on disk, before its noise is drawn: a crash costs
 budget, never privacy.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import fcntl
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from dp_accounting import NeighboringRelation
 from configs.errors import InputError, RunError
 from linear_dp import accounting
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.release import BASELINE_NOISE, ReleasePlan
 
 _FIRST = "0" * 64
 
@@ -39,15 +41,16 @@ class Spending:
   """The composition of the private releases in a ledger.
 
   Attributes:
-    releases: how many charges there are, private or not.
+    charges: how many entries there are, private or not.
     noise_multiplier: σ of the one Gaussian release that they amount to; None
       when nothing private has been released.
-    seeded: charges whose noise came from a seed: NOT PRIVATE, and not composed.
+    not_private: charges for baselines and for noise from a seed, which nothing
+      can compose.
   """
 
-  releases: int
+  charges: int
   noise_multiplier: float | None
-  seeded: int
+  not_private: int
 
   def epsilon(self, delta: float) -> float:
     """ε spent at δ, rounded up; 0 when nothing was released."""
@@ -57,20 +60,26 @@ class Spending:
 
 
 class Ledger:
-  """The ledger of one private data set and split.
+  """The ledger of one private data set, all of its versions and splits.
+
+  Splits share it because what is called a split may overlap another one, or be
+  another one under a new name; the price is that releases from disjoint splits
+  are added up where they need not be.
 
   Formal guarantees: `charge` returns only after its line is flushed to disk;
   concurrent processes take turns by a file lock; a line that was edited,
   dropped in the middle or reordered is found by the hash chain at the next use.
   A torn last line belongs to a charge that never returned, so nothing was
   released for it, and the next charge removes it.
+
+  Args:
+    dataset: public name of the data set.
+    directory: where ledgers are kept; None is `default_ledger_dir()`.
   """
 
-  def __init__(
-    self, dataset: str, version: str, split: str, directory: Path | None = None
-  ):
-    self._identity = {"dataset": dataset, "version": version, "split": split}
-    name = re.sub(r"[^A-Za-z0-9]+", "_", f"{dataset}_{split}").strip("_")
+  def __init__(self, dataset: str, directory: Path | None = None):
+    self._identity = {"dataset": dataset}
+    name = re.sub(r"[^A-Za-z0-9]+", "_", dataset).strip("_")
     digest = hashlib.sha256(_canonical(self._identity)).hexdigest()[:12]
     directory = directory or default_ledger_dir()
     self.path = directory / f"{name}-{digest}.jsonl"
@@ -109,8 +118,7 @@ class Ledger:
       InputError: the ledger is damaged.
       RunError: the ledger cannot be written, so nothing may be released.
     """
-    cost = self._identity | {
-      "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    cost = {
       "epsilons": list(plan.noise_multipliers),
       "delta": plan.delta,
       "neighboring_relation": plan.neighboring_relation.name,
@@ -122,19 +130,54 @@ class Ledger:
       "private": source.is_private,
       **details,
     }
+    return self._write(cost)
+
+  def record_baseline(self, **details: Any) -> str:
+    """Notes, before it happens, that the exact gradient leaves: NOT PRIVATE.
+
+    Args:
+      **details: public facts to keep with the entry.
+
+    Returns:
+      The SHA-256 of the entry.
+    """
+    return self._write(
+      {"private": False, "noise_source": BASELINE_NOISE, **details}
+    )
+
+  def check_usable(self) -> None:
+    """Finds a ledger that is damaged, or cannot be written, before any work.
+
+    Raises:
+      InputError: it was damaged or edited.
+      RunError: it cannot be written.
+    """
+    self.entries()
+    with self._disk_errors():
+      os.close(self._open())
+
+  def _write(self, facts: dict[str, Any]) -> str:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    with self._disk_errors():
+      return self._append(self._identity | {"time": now} | facts)
+
+  @contextlib.contextmanager
+  def _disk_errors(self) -> Iterator[None]:
     try:
-      return self._append(cost)
+      yield
     except OSError as error:
       raise RunError(
         f"The ledger {self.path} cannot be written ({error.strerror}), so"
         " nothing is released; free or name another place with --ledger-dir."
       ) from error
 
+  def _open(self) -> int:
+    self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+
   def _append(self, entry: dict[str, Any]) -> str:
     """Adds a line under the file lock; returns when it is on the disk."""
-    self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-    with os.fdopen(descriptor, "r+b") as file:
+    with os.fdopen(self._open(), "r+b") as file:
       fcntl.flock(file, fcntl.LOCK_EX)
       entries, whole = self._parse(file.read())
       previous = entries[-1]["entry"] if entries else _FIRST
@@ -164,9 +207,9 @@ class Ledger:
       for sigma in e["noise_multipliers"]
     ]
     return Spending(
-      releases=len(entries),
+      charges=len(entries),
       noise_multiplier=accounting.compose(sigmas) if sigmas else None,
-      seeded=len(entries) - len(private),
+      not_private=len(entries) - len(private),
     )
 
   def _parse(self, content: bytes) -> tuple[list[dict[str, Any]], int]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
 
 
@@ -23,13 +24,7 @@ def model_card(receipt: dict[str, Any]) -> str:
 | training | one full-batch step of {training["head"]} from zero weights and \
 bias {mechanism["initial_bias"]:g}, gradients clipped to norm \
 {mechanism["l2_clip_norm"]:g} |
-| all heads of this run together | \
-epsilon = {receipt["composition"]["composed_epsilon"]:.4g} at \
-delta = {receipt["privacy"]["delta"]:g} \
-({receipt["composition"]["order"]} releases of \
-{len(receipt["composition"]["epsilons"])} epsilons, \
-{receipt["composition"]["num_draws"]} draw(s)) |
-
+{_together(receipt)}
 ## What this rests on
 
 {_bullets(receipt["assumptions"])}
@@ -42,6 +37,19 @@ delta = {receipt["privacy"]["delta"]:g} \
 `receipt.json`. The file `head.safetensors` holds `kernel` [d, K] and `bias`
 [K], float32: logits = embedding @ kernel + bias.
 """
+
+
+def _together(receipt: dict[str, Any]) -> str:
+  """What all private heads of the run cost; nothing, said of another head."""
+  if not receipt["private"]:
+    return ""
+  run = receipt["composition"]
+  return (
+    "| all private heads of this run together |"
+    f" epsilon = {printable(run['composed_epsilon'])} at"
+    f" delta = {receipt['privacy']['delta']:g} ({run['order']} releases of"
+    f" {len(run['epsilons'])} epsilons, {run['num_draws']} draw(s)) |\n"
+  )
 
 
 def _promise(receipt: dict[str, Any]) -> str:
@@ -58,7 +66,8 @@ def _promise(receipt: dict[str, Any]) -> str:
     "REPLACE_SPECIAL": f"one {privacy['privacy_unit']} is replaced by nothing",
   }[privacy["neighboring_relation"]]
   return (
-    f"Differentially private with **epsilon = {privacy['epsilon']:g}** at"
+    "Differentially private with"
+    f" **epsilon = {printable(privacy['epsilon'])}** at"
     f" **delta = {privacy['delta']:g}** when {neighbours}: whoever sees this"
     " head, and knows all the rest of the data, can hardly tell."
   )

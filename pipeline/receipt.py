@@ -17,6 +17,7 @@ from configs.schema import HeadConfig
 from extract.feature_cache import CacheInfo
 from linear_dp import accounting
 from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
+from linear_dp.noise_source import NoiseSource
 from linear_dp.release import NOT_PRIVATE, Release, ReleasePlan
 
 FORMAT_VERSION = 1
@@ -32,6 +33,10 @@ _ASSUMPTIONS = (
   "The backbone and its preprocessing do not depend on the private data.",
   "One row of the cache is one privacy unit; a person with two rows has twice"
   " the influence.",
+)
+_CLASSES_OF_LABELS = (
+  "The number of classes was read off the private labels when the features were"
+  " imported; the guarantee holds only if it is public anyway."
 )
 _NOT_PROTECTED = (
   "The data that the head is evaluated on: its labels are treated as public.",
@@ -49,7 +54,7 @@ def make_receipt(
   config: HeadConfig,
   cache: CacheInfo,
   *,
-  ledger_entry: str | None,
+  ledger_entry: str,
   head_sha256: str,
 ) -> dict[str, Any]:
   """The receipt of one head, as JSON.
@@ -59,7 +64,7 @@ def make_receipt(
     plan: the releases it was part of, which compose.
     config: how the head was trained.
     cache: the private rows, by their public metadata.
-    ledger_entry: SHA-256 of the ledger's entry; None for the baseline.
+    ledger_entry: SHA-256 of the ledger's entry.
     head_sha256: of head.safetensors.
 
   Returns:
@@ -121,7 +126,10 @@ def make_receipt(
     },
     "training": dataclasses.asdict(config),
     "head_sha256": head_sha256,
-    "assumptions": list(_ASSUMPTIONS),
+    "assumptions": [
+      *_ASSUMPTIONS,
+      *([] if cache.num_classes_is_public else [_CLASSES_OF_LABELS]),
+    ],
     "not_protected": list(_NOT_PROTECTED),
     "software": {p: importlib.metadata.version(p) for p in _SOFTWARE},
   }
@@ -183,7 +191,9 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     privacy["epsilon_by_relation"],
     _epsilon_by_relation(grid, noise_sd, delta),
   )
-  private = NOT_PRIVATE not in privacy["noise_source"] and noise_sd > 0
+  private = (
+    privacy["noise_source"] == NoiseSource().description and noise_sd > 0
+  )
   yield from compare("private", receipt["private"], private)
   if noise_sd > 0:
     spent = accounting.epsilon_of(noise_sd / sensitivity, delta)
@@ -196,7 +206,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     yield from compare("epsilon", privacy["epsilon"], NOT_PRIVATE)
   composition = receipt["composition"]
   paid = bool(_SHA256.fullmatch(str(composition["ledger_entry"])))
-  yield from compare("ledger_entry names a charge", paid, noise_sd > 0)
+  yield from compare("ledger_entry names a charge", paid, True)
   plan = ReleasePlan(
     epsilons=tuple(composition["epsilons"]),
     delta=delta,

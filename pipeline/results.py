@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE, ReleasePlan
 
 
@@ -63,8 +64,9 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
       f"  {len(group):>5}{mark}"
     )
   first = rows[0]
+  together = printable(first.composed_epsilon)
   lines.append(
-    f"all private heads together: epsilon = {first.composed_epsilon:.4g} at"
+    f"all private heads together: epsilon = {together} at"
     f" delta = {first.delta:g} ({first.release} releases); trained on"
     f" {first.num_examples:,}, evaluated on {first.num_eval_examples:,}"
     " examples whose labels are treated as public"

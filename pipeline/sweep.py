@@ -23,7 +23,12 @@ from pipeline import output_dir, report
 from pipeline.feature_space import FeatureSpace
 from pipeline.head_directory import write_head
 from pipeline.results import SweepRow, as_json, write_tables
-from pipeline.training import TrainedHead, make_plan, train_heads
+from pipeline.training import (
+  TrainedHead,
+  make_grid,
+  make_plan,
+  train_heads,
+)
 
 
 def run_sweep(
@@ -61,10 +66,13 @@ def run_sweep(
       charged then.
   """
   output_dir.check_absent(out)
-  FeatureSpace.of_cache(train.path, train.info).check_holds(
+  FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
   plan = make_plan(epsilons, privacy, order=order, num_draws=num_seeds)
+  # One pass that costs no budget: a damaged evaluation cache is found now.
+  start = LinearHead.initial(make_grid(train.info, config))
+  evaluate_cache([start], evaluation)
   trained = train_heads(
     train, plan, config, privacy, ledger_dir=ledger_dir, baseline=baseline
   )

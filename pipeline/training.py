@@ -1,7 +1,6 @@
 """From a feature cache to private heads: one sum, one step per release."""
 
 import dataclasses
-import re
 import sys
 from pathlib import Path
 
@@ -11,12 +10,14 @@ from tqdm import tqdm
 from configs.errors import InputError
 from configs.schema import HeadConfig, PrivacyConfig, RelationName, ReleaseOrder
 from extract.cache_reader import FeatureCache
+from extract.feature_cache import CacheInfo
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
 from linear_dp.optimizers import OneStepOptimizer, one_step
 from linear_dp.release import (
+  NOT_PRIVATE,
   Release,
   ReleasePlan,
   baseline_without_privacy,
@@ -38,12 +39,12 @@ class TrainedHead:
   Attributes:
     head: the weights.
     release: the noisy gradient and its guarantee.
-    ledger_entry: what paid for it; None for the baseline.
+    ledger_entry: SHA-256 of the entry that paid for it, or owns up to it.
   """
 
   head: LinearHead
   release: Release
-  ledger_entry: str | None
+  ledger_entry: str
 
 
 def make_plan(
@@ -67,6 +68,17 @@ def make_plan(
   )
 
 
+def make_grid(info: CacheInfo, config: HeadConfig) -> ClippedGradientGrid:
+  """The clipping that a config asks for on a cache."""
+  return ClippedGradientGrid(
+    num_classes=info.num_classes,
+    feature_dim=info.feature_dim,
+    l2_clip_norm=config.l2_clip_norm,
+    initial_bias=config.initial_bias,
+    train_bias=config.train_bias,
+  )
+
+
 def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
   """The optimizer that a config names."""
   return OneStepOptimizer(
@@ -78,26 +90,8 @@ def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
 
 
 def cache_ledger(cache: FeatureCache, directory: Path | None) -> Ledger:
-  """The ledger of the private data that a cache was made of.
-
-  Slices of a split ("train[:10%]") are charged to the whole of it: the budgets
-  of slices that overlap add up.
-
-  Raises:
-    InputError: the cache joins several splits, each with a ledger of its own.
-  """
-  info = cache.info
-  splits = {
-    re.sub(r"\[.*?\]", "", part).strip() for part in info.split.split("+")
-  }
-  if len(splits) > 1:
-    raise InputError(
-      f"The cache joins the splits {', '.join(sorted(splits))}, and what is"
-      " spent is accounted for split by split; extract and train on one."
-    )
-  return Ledger(
-    info.dataset, info.dataset_version or "", splits.pop(), directory
-  )
+  """The ledger of the private data that a cache was made of."""
+  return Ledger(cache.info.dataset, directory)
 
 
 def train_heads(
@@ -129,29 +123,28 @@ def train_heads(
   """
   info = cache.info
   optimizer = make_optimizer(config)
-  grid = ClippedGradientGrid(
-    num_classes=info.num_classes,
-    feature_dim=info.feature_dim,
-    l2_clip_norm=config.l2_clip_norm,
-    initial_bias=config.initial_bias,
-    train_bias=config.train_bias,
-  )
+  grid = make_grid(info, config)
   if info.privacy_unit != "example":
     raise InputError(
       f"The cache's privacy unit is {info.privacy_unit!r}; heads can only be"
       " trained where it is one example."
     )
   source = NoiseSource(privacy.noise_seed)
-  _warn(plan, source, info.num_examples)
+  _warn(plan, source, info)
   ledger = cache_ledger(cache, ledger_dir)
-  ledger.entries()  # A damaged ledger is found before the work, not after.
+  ledger.check_usable()
   secret = _sum_cache(cache, grid)
 
-  entry = None
+  facts = {
+    "split": info.split,
+    "dataset_version": info.dataset_version,
+    "cache_fingerprint": info.fingerprint,
+  }
+  entry = ""
 
   def charge(plan: ReleasePlan, source: NoiseSource) -> None:
     nonlocal entry
-    entry = ledger.charge(plan, source, cache_fingerprint=info.fingerprint)
+    entry = ledger.charge(plan, source, **facts)
     print(f"charged to {ledger.path}", file=sys.stderr)
 
   trained = [
@@ -159,10 +152,11 @@ def train_heads(
     for r in release(secret, plan, source, charge=charge)
   ]
   if baseline:
+    entry = ledger.record_baseline(**facts)
     exact = baseline_without_privacy(secret, plan)
     trained.append(
       TrainedHead(
-        head=one_step(exact, optimizer), release=exact, ledger_entry=None
+        head=one_step(exact, optimizer), release=exact, ledger_entry=entry
       )
     )
   return trained
@@ -182,13 +176,21 @@ def _sum_cache(cache: FeatureCache, grid: ClippedGradientGrid) -> SecretSum:
     )
 
 
-def _warn(plan: ReleasePlan, source: NoiseSource, num_examples: int) -> None:
-  if plan.delta >= 1 / num_examples:
-    print(
-      f"warning: delta={plan.delta:g} is not below 1/n ="
-      f" {1 / num_examples:.2g}: publishing one example at random would pass"
-      " for private; use a smaller delta.",
-      file=sys.stderr,
+def _warn(plan: ReleasePlan, source: NoiseSource, info: CacheInfo) -> None:
+  if plan.delta >= 1 / info.num_examples:
+    _say(
+      f"delta={plan.delta:g} is not below 1/n = {1 / info.num_examples:.2g}:"
+      " publishing one example at random would pass for private; use a smaller"
+      " delta."
+    )
+  if not info.num_classes_is_public:
+    _say(
+      "the number of classes was read off the private labels; the guarantee"
+      " holds only if it is public anyway. Import with --num-classes."
     )
   if not source.is_private:
-    print(f"warning: noise from a seed: {source.description}.", file=sys.stderr)
+    _say(f"the noise comes from a seed: these heads are {NOT_PRIVATE}.")
+
+
+def _say(warning: str) -> None:
+  print(f"warning: {warning}", file=sys.stderr)

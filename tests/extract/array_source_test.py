@@ -115,9 +115,9 @@ def test_splits_of_one_file(tmp_path: pathlib.Path) -> None:
     ({"label": np.zeros(7, bool)}, "bool .* must be integers"),
     (
       {"label": np.arange(7) % 5},
-      r"\[label\]\[3\]=3 is not one of the 3 .* 1 more",
+      r"\[label\]\[3\] is not one of the 3 classes",
     ),
-    ({"label": np.arange(7) % 3 - 1}, r"\[label\]\[0\]=-1 is not .* 2 more"),
+    ({"label": np.arange(7) % 3 - 1}, r"\[label\]\[0\] is not one of"),
     (
       {"label": np.array(["a"] * 7, object)},
       "npz of plain arrays: Object arrays",
@@ -151,7 +151,7 @@ def test_arrays_that_are_not_right(
   ("with_names", "num_classes", "message"),
   [
     (False, 0, "num_classes=0 must be positive"),
-    (False, 2, "=2 is not one of the 2 classes"),
+    (False, 2, "is not one of the 2 classes"),
     (True, 4, "num_classes=4 but .* has 3"),
   ],
 )

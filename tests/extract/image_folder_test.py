@@ -88,7 +88,7 @@ def test_other_files_are_counted_and_hidden_ones_ignored(
 ) -> None:
   write(
     tmp_path,
-    *("a/1.png", "a/notes.txt", "b/Thumbs.db", "b/deep/2.gif", "README.md"),
+    *("a/1.png", "a/notes.txt", "b/Thumbs.db", "b/deep/2.tif", "README.md"),
     *(".git/x/3.png", "a/.hidden.png", "a/.cache/4.png", ".5.png"),
   )
   (tmp_path / "empty").mkdir()
@@ -182,7 +182,7 @@ def test_broken_link_to_an_image(tmp_path: pathlib.Path) -> None:
     ),
     (["1.png"], "has no class folders"),
     (["notes.txt"], "has no class folders"),
-    (["a/1.txt", "b/2.gif"], r"2 class folders but no image .*\(2 other files"),
+    (["a/1.txt", "b/2.tif"], r"2 class folders but no image .*\(2 other files"),
     (["train/1.png"], "train' has no class folders"),
   ],
 )

@@ -286,9 +286,8 @@ def test_crop_of_a_very_long_image_takes_no_memory_for_its_length():
 
 
 def test_resize_small_below_the_crop_is_refused():
-  config = PreprocessConfig(image_size=224, resize_small=200)
   with pytest.raises(InputError, match=r"resize_small=200.*image_size=224"):
-    resize_and_crop(gradient(), config)
+    PreprocessConfig(image_size=224, resize_small=200)
 
 
 def test_prepare_decodes_then_resizes():

@@ -35,7 +35,7 @@ class FailedResult(PipelineResult):
   def __init__(self):
     super().__init__(PipelineState.FAILED)
 
-  def wait_until_finish(self, duration: object = None) -> str:
+  def wait_until_finish(self, duration: int | None = None) -> str:
     return PipelineState.FAILED
 
 

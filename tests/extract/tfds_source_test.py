@@ -313,7 +313,7 @@ def test_features_that_cannot_be_chosen(
 def test_unlabelled_examples_are_refused_when_read(data_dir: str) -> None:
   opened = source.open_source(pets(data_dir, "unlabelled"), "test")
   with pytest.raises(
-    InputError, match=r"unlabelled/test\[2\] has the label -1"
+    InputError, match=r"unlabelled/test\[2\] has a label that is none"
   ):
     opened[2]
 
@@ -431,3 +431,19 @@ def test_eight_threads_read_what_one_reads(data_dir: str) -> None:
 def test_index_outside_the_split(data_dir: str, index: int) -> None:
   with pytest.raises(IndexError, match=f"{index} is not in"):
     source.open_source(pets(data_dir), "test")[index]
+
+
+@pytest.mark.parametrize(
+  "split", ["train+train", "train[:60%]+train[40%:]", "all+test", "test+all"]
+)
+def test_no_example_is_read_twice(data_dir: str, split: str) -> None:
+  with pytest.raises(InputError, match="may read an example twice"):
+    source.open_source(pets(data_dir), split)
+
+
+def test_splits_may_be_joined(data_dir: str) -> None:
+  sizes = [
+    len(source.open_source(pets(data_dir), split))
+    for split in ("train", "test", "train+test")
+  ]
+  assert sizes[2] == sizes[0] + sizes[1]

@@ -35,6 +35,7 @@ def make_release(train_bias=False, noise_sd=3e6, seed=0, zeros=0):
       noise_sd=noise_sd,
       neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
       noise_source="os.urandom" if noise_sd else "none: NOT PRIVATE",
+      is_private=noise_sd > 0,
     ),
   )
 

@@ -16,7 +16,7 @@ CHARGES = 25
 
 
 def charge_many(directory: pathlib.Path, worker: int) -> None:
-  ledger = Ledger("pets", "", "train", directory)
+  ledger = Ledger("pets", directory)
   plan = ReleasePlan(epsilons=(1.0,), delta=1e-5)
   for i in range(CHARGES):
     ledger.charge(plan, NoiseSource(), worker=worker, number=i)

@@ -358,6 +358,11 @@ class TestHeads:
     assert "fault(s) found" in one_line(error)
 
 
+def test_the_training_rows_are_not_for_evaluation(place, capsys):
+  argv = place("evaluate --head {head} --cache {train}")
+  assert "holds the training rows" in fails(capsys, *argv)
+
+
 class TestBudget:
   def test_nothing_yet(self, place, capsys):
     out, _ = succeeds(capsys, *place("budget --cache {train}"))
@@ -371,10 +376,10 @@ class TestBudget:
     out, _ = succeeds(capsys, *place("budget --cache {train}"))
     assert out.count("1 draw(s) of epsilon 1 at delta 1e-05") == 3
     sigma = accounting.noise_multiplier(1.0, 1e-5) / 2**0.5
-    spent = f"{accounting.epsilon_of(sigma, 1e-5):.4g}"
+    spent = accounting.printable(accounting.epsilon_of(sigma, 1e-5))
     assert f"epsilon = {spent} at delta = 1e-05, ADD_OR_REMOVE_ONE" in out
     assert "REPLACE_ONE" in out
-    assert "1 release(s) with seeded noise: NOT PRIVATE, not counted" in out
+    assert "1 of 3 entries let out results that are NOT PRIVATE" in out
 
   def test_at_another_delta(self, place, capsys):
     succeeds(capsys, *place(TRAIN))
@@ -587,7 +592,7 @@ class TestImport:
     out, err = succeeds(capsys, *argv, "--out", tmp_path / "cache")
     assert "features, split test" in out
     assert "3 x float32" in out
-    assert err == ""
+    assert "warning: without --backbone-name" in err
 
   @pytest.mark.parametrize(
     ("flags", "said"),
@@ -658,11 +663,22 @@ class TestCommandLine:
       out.replace("│", " ").split()
     )
 
+  @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+      ("extract --out {out} {config}", "CONFIG comes first"),
+      ("extract {config} more --out {out}", "'more' is one word too many"),
+      ("extract {config} --out {out} --a=b c", "'c' is one word too many"),
+    ],
+  )
+  def test_words_out_of_place(self, place, capsys, words, said):
+    assert said in fails(capsys, *place(words))
+
   def test_beams_flags_are_kept_apart(self, place):
     flags = ["--runner=FlinkRunner", "--flink_master", "host:1"]
     command, beam = parse([*place(EXTRACT), *flags])
     assert beam == flags
-    assert command.job().decode_threads == 1
+    assert command.job.decode_threads == 1
 
   def test_ctrl_c_has_no_traceback(self, monkeypatch, capsys, place):
     def stop(*args):
@@ -695,6 +711,21 @@ class TestProcess:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert one_line(err).startswith(f"{files[40]} (example_id=40)")
+
+  def test_threads_that_are_busy_do_not_hold_up_a_failure(
+    self, place, tmp_path
+  ):
+    """Nor does the interpreter take them down with it, which would abort."""
+    busy = "\nimport threading, time"
+    busy += "\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"
+    (tmp_path / "config.py").write_text(CONFIG + busy)
+    process = start(place("extract {config} --out {out} --nope 3"))
+    try:
+      _, err = process.communicate(timeout=45)
+    finally:
+      process.kill()
+    assert process.returncode == 2
+    assert "--nope is neither" in one_line(err)
 
   def test_a_reader_that_has_gone(self, place):
     process = start(place("inspect {train}"))

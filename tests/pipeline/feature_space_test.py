@@ -11,11 +11,15 @@ SPACE = FeatureSpace(
   backbone="vit_ti16",
   backbone_fingerprint="ab" * 32,
   class_names=("cat", "dog"),
+  cache_fingerprint="12" * 32,
+)
+TEST = dataclasses.replace(
+  SPACE, owner="caches/test", cache_fingerprint="34" * 32
 )
 
 
 def test_the_same_space_holds():
-  SPACE.check_holds(dataclasses.replace(SPACE, owner="caches/test"))
+  SPACE.check_evaluates_on(TEST)
 
 
 @pytest.mark.parametrize(
@@ -34,15 +38,20 @@ def test_the_same_space_holds():
   ],
 )
 def test_another_space_is_refused(change, said):
-  other = dataclasses.replace(SPACE, owner="caches/test", **change)
+  other = dataclasses.replace(TEST, **change)
   with pytest.raises(InputError) as error:
-    SPACE.check_holds(other)
+    SPACE.check_evaluates_on(other)
   assert said in str(error.value)
+
+
+def test_the_training_rows_are_refused():
+  with pytest.raises(InputError, match="caches/test holds the training rows"):
+    SPACE.check_evaluates_on(dataclasses.replace(SPACE, owner="caches/test"))
 
 
 def test_the_name_alone_does_not_matter():
   """The fingerprint holds it: a renamed backbone has another."""
-  SPACE.check_holds(dataclasses.replace(SPACE, backbone="mine"))
+  SPACE.check_evaluates_on(dataclasses.replace(TEST, backbone="mine"))
 
 
 def test_a_head_has_the_space_of_its_cache(finished_sweep, train_cache):

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from linear_dp.accounting import printable
 from pipeline.head_directory import read_head
 from pipeline.model_card import model_card
 
@@ -19,7 +20,10 @@ def test_it_states_the_guarantee(receipt):
   assert "NOT PRIVATE" not in card
   assert "pets, split `train`, 180 examples" in card
   assert "3 epsilons, 2 draw(s)" in card
-  assert f"{receipt['composition']['composed_epsilon']:.4g}" in card
+  together = printable(receipt["composition"]["composed_epsilon"])
+  assert (
+    f"all private heads of this run together | epsilon = {together}" in card
+  )
 
 
 @pytest.mark.parametrize(

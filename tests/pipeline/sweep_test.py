@@ -244,10 +244,28 @@ def test_a_full_disk_leaves_nothing_half_written(
   assert len(cache_ledger(train_cache, None).entries()) == 1
 
 
+def test_a_damaged_evaluation_cache_costs_nothing(train_cache, tmp_path):
+  evaluation = write_clusters(tmp_path / "test", split="test")
+  shard = evaluation.path / evaluation.shards[-1].file
+  content = bytearray(shard.read_bytes())
+  content[len(content) // 2] ^= 1
+  shard.write_bytes(content)
+  with pytest.raises(InputError, match="damaged"):
+    sweep(train_cache, evaluation, tmp_path / "out")
+  assert cache_ledger(train_cache, None).entries() == []
+  assert not (tmp_path / "out").exists()
+
+
+def test_the_training_rows_are_not_for_evaluation(train_cache, tmp_path):
+  with pytest.raises(InputError, match="holds the training rows"):
+    sweep(train_cache, train_cache, tmp_path / "out")
+  assert cache_ledger(train_cache, None).entries() == []
+
+
 def test_epsilons_that_look_alike_are_heads_of_their_own(
   train_cache, eval_cache, tmp_path
 ):
-  close = (1.0, 1.0000001, 1e-2, 0.01000000001)
+  close = (1.0, 1.000002, 1e-2, 0.01000002)
   rows = sweep(train_cache, eval_cache, tmp_path / "out", close)
   assert len(names(tmp_path / "out" / "heads")) == 4
   for row in rows:

@@ -5,6 +5,7 @@ from dp_accounting import NeighboringRelation
 from configs.errors import InputError
 from configs.schema import HeadConfig, PrivacyConfig
 from linear_dp.noise_source import NoiseSource
+from pipeline.import_features import import_features
 from pipeline.training import (
   cache_ledger,
   make_optimizer,
@@ -73,16 +74,21 @@ def test_a_run_is_charged_once(train_cache, capsys, draws):
   assert capsys.readouterr().err == f"charged to {ledger.path}\n"
 
 
-def test_the_baseline_comes_last_and_is_not_charged(train_cache):
+def test_the_baseline_comes_last_and_is_owned_up_to(train_cache):
   plan = make_plan((1.0,), PRIVACY)
   private, baseline = train_heads(
     train_cache, plan, HeadConfig(), PRIVACY, ledger_dir=None, baseline=True
   )
   assert private.release.statement.is_private
   assert not baseline.release.statement.is_private
-  assert baseline.ledger_entry is None
-  (entry,) = cache_ledger(train_cache, None).entries()
-  assert entry["epsilons"] == [1.0]
+  ledger = cache_ledger(train_cache, None)
+  charge, note = ledger.entries()
+  assert charge["epsilons"] == [1.0]
+  assert (charge["private"], note["private"]) == (True, False)
+  assert note["noise_source"] == "none: NOT PRIVATE"
+  assert baseline.ledger_entry == note["entry"]
+  spent = ledger.spending(NeighboringRelation.ADD_OR_REMOVE_ONE)
+  assert (spent.charges, spent.not_private) == (2, 1)
 
 
 def test_a_ledger_of_ones_own(train_cache, tmp_path, ledger_dir):
@@ -105,7 +111,9 @@ def test_a_seed_repeats_the_noise_and_is_warned_of(train_cache, capsys):
   (one,), (two,) = (train(train_cache, privacy=privacy) for _ in range(2))
   np.testing.assert_array_equal(one.head.kernel, two.head.kernel)
   assert not one.release.statement.is_private
-  warning = "warning: noise from a seed: seeded: NOT PRIVATE.\n"
+  warning = (
+    "warning: the noise comes from a seed: these heads are NOT PRIVATE.\n"
+  )
   assert warning in capsys.readouterr().err
 
 
@@ -162,3 +170,14 @@ def test_the_cache_is_read_once_whatever_the_number_of_heads(
 
 def test_the_seed_of_the_system_has_no_name():
   assert NoiseSource().description == "os.urandom"
+
+
+def test_classes_read_off_the_labels_are_warned_of(tmp_path, capsys):
+  rng = np.random.default_rng(0)
+  rows = rng.standard_normal((40, 3)).astype(np.float32)
+  np.savez(tmp_path / "x.npz", embedding=rows, label=np.arange(40) % 4)
+  with pytest.warns(UserWarning, match="treated as public"):
+    cache = import_features(tmp_path / "x.npz", tmp_path / "cache")
+  plan = make_plan((1.0,), PRIVACY)
+  train_heads(cache, plan, HeadConfig(), PRIVACY, ledger_dir=None)
+  assert "read off the private labels" in capsys.readouterr().err
