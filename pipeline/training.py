@@ -7,7 +7,6 @@ from pathlib import Path
 from dp_accounting import NeighboringRelation
 from tqdm import tqdm
 
-from configs.errors import InputError
 from configs.schema import HeadConfig, PrivacyConfig, RelationName, ReleaseOrder
 from extract.cache_reader import FeatureCache
 from extract.feature_cache import CacheInfo
@@ -124,11 +123,6 @@ def train_heads(
   info = cache.info
   optimizer = make_optimizer(config)
   grid = make_grid(info, config)
-  if info.privacy_unit != "example":
-    raise InputError(
-      f"The cache's privacy unit is {info.privacy_unit!r}; heads can only be"
-      " trained where it is one example."
-    )
   source = NoiseSource(privacy.noise_seed)
   _warn(plan, source, info)
   ledger = cache_ledger(cache, ledger_dir)

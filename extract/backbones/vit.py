@@ -152,9 +152,10 @@ class _PatchEmbedding(nn.Module):
   ) -> Float32[Array, "b patches width"]:
     batch, side, patch = images.shape[0], images.shape[1], self.patch
     if side % patch:
+      nearest = {max(1, side // patch) * patch, (side // patch + 1) * patch}
       raise InputError(
-        f"image_size={side} is not a multiple of the patch size {patch}: "
-        f"use {max(1, side // patch) * patch} or {(side // patch + 1) * patch}."
+        f"image_size={side} is not a multiple of the patch size {patch}: use "
+        f"{' or '.join(map(str, sorted(nearest)))}."
       )
     kernel = self.param(
       "kernel",

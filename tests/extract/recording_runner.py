@@ -35,7 +35,7 @@ class FailedResult(PipelineResult):
   def __init__(self):
     super().__init__(PipelineState.FAILED)
 
-  def wait_until_finish(self, duration: int | None = None) -> str:
+  def wait_until_finish(self, duration: Any = None) -> Any:
     return PipelineState.FAILED
 
 

@@ -12,6 +12,27 @@ import pytest
 from pipeline.cli import main
 
 ROOT = pathlib.Path(__file__).parents[2]
+TRAIN = "train --cache {train} --epsilon 1 --delta 1e-5 --out {out}"
+SWEEP = (
+  "sweep --cache {train} --eval-cache {eval} --epsilons 1 2 --delta 1e-5"
+  " --out {out}"
+)
+EXTRACT = (
+  "extract {config} --source.path {images} --split train --out {out}"
+  " --decode-threads 1"
+)
+CONFIG = """
+from configs.schema import *
+def get_config():
+  return ExtractConfig(
+    source=ArraysSource(path="images.npz"),
+    backbone=BackboneConfig(name="random_patches"),
+    preprocess=PreprocessConfig(image_size=8),
+    batch_size=8,
+    shard_rows=32,
+  )
+"""
+
 _START = "import sys; from pipeline.cli import main; sys.exit(main())"
 
 

@@ -9,6 +9,8 @@ from configs.schema import HeadConfig, PrivacyConfig
 from extract.cache_reader import FeatureCache
 from pipeline.results import SweepRow
 from pipeline.sweep import run_sweep
+from tests.extract.image_jobs import write_npz
+from tests.pipeline.command_line import CONFIG
 from tests.pipeline.sample_caches import write_clusters
 
 
@@ -57,3 +59,34 @@ def finished_sweep(train_cache, eval_cache, tmp_path_factory) -> FinishedSweep:
     ledger_dir=folder / "ledgers",
   )
   return FinishedSweep(path=folder / "results", rows=rows)
+
+
+@pytest.fixture
+def place(train_cache, eval_cache, finished_sweep, tmp_path):
+  """Puts the paths of this test into a command line."""
+  (tmp_path / "config.py").write_text(CONFIG)
+  paths = {
+    "train": train_cache.path,
+    "eval": eval_cache.path,
+    "head": finished_sweep.path / "heads/epsilon-2-seed-0",
+    "out": tmp_path / "out",
+    "config": tmp_path / "config.py",
+    "images": tmp_path / "images.npz",
+    "tmp": tmp_path,
+  }
+
+  def fill(command: str) -> list[str]:
+    return command.format(**paths).split()
+
+  return fill
+
+
+@pytest.fixture
+def images(tmp_path) -> pathlib.Path:
+  return write_npz(tmp_path / "images.npz", 70)
+
+
+@pytest.fixture
+def spoilt(tmp_path) -> pathlib.Path:
+  """A cache of one's own, to damage."""
+  return write_clusters(tmp_path / "cache").path

@@ -1,0 +1,186 @@
+"""`extract` as a command."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.extract.image_jobs import damage, write_folder
+from tests.pipeline.command_line import (
+  CONFIG,
+  EXTRACT,
+  fails,
+  succeeds,
+)
+from tests.pipeline.small_disk import files_no_larger_than
+
+
+class TestExtract:
+  def test_an_experiment_of_ones_own(self, place, capsys, images, tmp_path):
+    out, err = succeeds(capsys, *place(EXTRACT))
+    assert "70 of 70 (0 skipped)" in out
+    assert "70 images in" in out
+    assert err == ""
+    out, _ = succeeds(capsys, *place(EXTRACT))
+    assert "complete already, nothing was extracted" in out
+    out, _ = succeeds(capsys, "verify", tmp_path / "out")
+    assert out == "ok: 3 shards, 70 rows\n"
+
+  def test_flags_change_the_experiment(self, place, capsys, images, tmp_path):
+    flags = "--embedding-dtype bfloat16 --shard-rows 64 --batch-size 16"
+    flags += " --preprocess.image-size 12 --preprocess.resample bilinear"
+    succeeds(capsys, *place(f"{EXTRACT} {flags}"))
+    info = json.loads((tmp_path / "out" / "cache_info.json").read_text())
+    assert info["embedding_dtype"] == "bfloat16"
+    assert info["shard_rows"] == 64
+    assert info["preprocess"]["image_size"] == 12
+    assert info["preprocess"]["resample"] == "bilinear"
+
+  def test_beams_own_flags_may_stand_anywhere(self, place, capsys, images):
+    threads = ["--direct_running_mode=multi_threading"]
+    argv = [*place(EXTRACT), *threads, "--direct_num_workers", "2"]
+    out, _ = succeeds(capsys, *argv)
+    assert "70 images in" in out
+
+  @pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+      ("--nope 3", "--nope is neither a flag of `oneshot-dp extract` nor"),
+      ("--direct_num_workers many", "invalid int value: 'many'"),
+      ("--runner NoSuchRunner", "Unexpected pipeline runner: NoSuchRunner"),
+      ("--runner DataflowRunner", "Beam: "),
+      ("--batch-size 0", "batch_size=0 must be"),
+      ("--shard-rows 0", "shard_rows=0 must be"),
+      ("--batch-size many", "many"),
+      ("--embedding-dtype int8", "int8"),
+      ("--preprocess.image-size 0", "image_size=0"),
+      ("--backbone.name vti_ti16", "did you mean vit_ti16"),
+      ("--backbone.name vit_ti16", "needs pretrained weights: set backbone"),
+      (
+        "--backbone.name vit_ti8 --backbone.weights {tmp}/none.npz",
+        "none.npz: the weights cannot be read (No such file or directory)",
+      ),
+      (
+        "--backbone.weights {images}",
+        "random_patches has nothing to choose: leave out weights=",
+      ),
+      ("--split tset --source.path {tmp}/splits.npz", "has no split 'tset'"),
+      ("--source.path {tmp}/none.npz", "none.npz"),
+      ("--out gs://bucket/cache", "mount the bucket"),
+      ("--out {images}", "is not a directory; choose another --out"),
+      ("--out {tmp}", "is not empty and is not this job's"),
+      ("--on-decode-error ignore", "ignore"),
+    ],
+  )
+  def test_bad_input(self, place, capsys, images, tmp_path, flags, said):
+    arrays = dict(np.load(images))
+    np.savez(
+      tmp_path / "splits.npz",
+      class_names=arrays["class_names"],
+      test_image=arrays["image"],
+      test_label=arrays["label"],
+    )
+    assert said in fails(capsys, *place(f"{EXTRACT} {flags}"))
+    assert not (tmp_path / "out" / "cache_info.json").exists()
+
+  def test_weights_of_another_architecture(
+    self, place, capsys, images, tmp_path
+  ):
+    weights = tmp_path / "b32.npz"
+    np.savez(
+      weights, **{"embedding/kernel": np.zeros((32, 32, 3, 768), np.float32)}
+    )
+    flags = f"--backbone.name vit_ti8 --backbone.weights {weights}"
+    line = fails(capsys, *place(f"{EXTRACT} {flags}"))
+    assert "look like width 768 depth 0 patch 32; vit_ti8 expects" in line
+
+  def test_weights_that_are_damaged(self, place, capsys, images, tmp_path):
+    weights = tmp_path / "weights.npz"
+    weights.write_bytes(images.read_bytes()[:-500])
+    flags = f"--backbone.name vit_ti8 --backbone.weights {weights}"
+    line = fails(capsys, *place(f"{EXTRACT} {flags}"))
+    assert "weights.npz is not an npz file of weights" in line
+
+  @pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+      ("extract cifar_vit_ti16 --out {out}", "did you mean cifar10_vit_ti16"),
+      ("extract zzz --out {out}", "there are: arrays_vit_ti16, cifar10_vit"),
+      ("extract zzz.py --out {out}", "zzz.py: no such config file"),
+      ("extract --out {out}", "Experiment name or Python file. (required)"),
+      ("extract {config}", "--out"),
+      (
+        "extract cifar10_vit_ti16 --source.name cifra10 --out {out}"
+        " --source.data-dir {tmp}",
+        "Did you mean cifar10",
+      ),
+      (
+        "extract folder_vit_b16 --source.root {tmp}/none --out {out}",
+        "none' is not a folder",
+      ),
+    ],
+  )
+  def test_bad_experiments(self, place, capsys, argv, said):
+    assert said in fails(capsys, *place(argv))
+
+  @pytest.mark.parametrize(
+    ("options", "status"), [("--on-decode-error skip", 0), ("", 2)]
+  )
+  @pytest.mark.parametrize(
+    "beam",
+    ["", "--direct_running_mode=multi_threading --direct_num_workers=2"],
+    ids=["plain", "threads"],
+  )
+  def test_an_undecodable_image(
+    self, place, capsys, tmp_path, options, status, beam
+  ):
+    files = write_folder(tmp_path / "photos", 70, bad=[40])
+    config = CONFIG.replace(
+      'ArraysSource(path="images.npz")',
+      f'ImageFolderSource(root="{tmp_path / "photos"}")',
+    )
+    (tmp_path / "config.py").write_text(config)
+    argv = place(f"extract {{config}} --out {{out}} {options} {beam}")
+    if status:
+      line = fails(capsys, *argv)
+      assert line.startswith(f"{files[40]} (example_id=40) cannot be decoded: ")
+    else:
+      out, err = succeeds(capsys, *argv)
+      assert "69 of 70 (1 skipped)" in out
+      assert "1 undecodable" in out
+      assert err == ""
+
+  def test_a_full_disk_can_be_resumed_from(
+    self, place, capsys, images, tmp_path
+  ):
+    with files_no_larger_than(10_000):
+      line = fails(capsys, *place(EXTRACT), status=1)
+    assert "cannot write: " in line
+    assert "then run the same command again" in line
+    assert not (tmp_path / "out" / "cache_info.json").exists()
+    assert not list((tmp_path / "out").glob("*.array_record-*"))
+    out, _ = succeeds(capsys, *place(EXTRACT))
+    assert "70 images in" in out
+
+  def test_a_place_that_cannot_be_written(
+    self, place, capsys, images, tmp_path
+  ):
+    (tmp_path / "file").write_text("mine")
+    argv = [*place(EXTRACT), "--out", tmp_path / "file" / "out"]
+    line = fails(capsys, *argv, status=1)
+    assert "file/out: cannot write: File exists; mend" in line
+
+  def test_damage_between_two_tries(self, place, capsys, tmp_path):
+    """The message of the first try leads to the second, which succeeds."""
+    files = write_folder(tmp_path / "photos", 70)
+    whole = damage(files[69])
+    config = CONFIG.replace(
+      'ArraysSource(path="images.npz")',
+      f'ImageFolderSource(root="{tmp_path / "photos"}")',
+    )
+    (tmp_path / "config.py").write_text(config)
+    argv = place("extract {config} --out {out}")
+    assert str(files[69]) in fails(capsys, *argv)
+    files[69].write_bytes(whole)
+    out, _ = succeeds(capsys, *argv)
+    assert "2 shards kept from an earlier run" in out
