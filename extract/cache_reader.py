@@ -48,7 +48,7 @@ class FeatureCache:
     return self.info.fingerprint
 
   def blocks(
-    self, shard_order: Sequence[int] | None = None, prefetch: int = 4
+    self, shard_order: Sequence[int] | None = None, prefetch: int = 16
   ) -> Iterator[Block]:
     """Streams the rows, every one once.
 
