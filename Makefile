@@ -23,10 +23,10 @@ help: ## what can be made
 demo: $(VENV)/.project ## a private sweep from images to plots, in demo/
 	@$(BIN)/oneshot-dp demo --out demo
 
-test: $(VENV)/.project ## every test
+test: $(VENV)/.project $(VENV)/.libtpu ## every test
 	@$(PYTEST) $(PYTEST_ARGS)
 
-test-fast: $(VENV)/.project ## the tests that are not marked slow
+test-fast: $(VENV)/.project $(VENV)/.libtpu ## the tests that are not marked slow
 	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 lint: $(VENV)/.project ## ruff (rules, format) and pyrefly (types)
@@ -67,8 +67,17 @@ $(VENV)/.lock: requirements.lock
 	@$(PYTHON) -m venv $(VENV)
 	@sed -n '/^setuptools==/,/# via/p' requirements.lock > $(VENV)/build.lock
 	@$(PIP) install --require-hashes --requirement $(VENV)/build.lock
+	@sed '/^libtpu==/,/# via/d' requirements.lock > $(VENV)/other.lock
 	@$(PIP) install --require-hashes --no-build-isolation \
-	  --requirement requirements.lock
+	  --requirement $(VENV)/other.lock
+	@touch $@
+
+# The TPU's compiler, for the tests alone and in a folder of its own: among the
+# other packages it would make every process look for a TPU, loudly.
+$(VENV)/.libtpu: $(VENV)/.lock
+	@sed -n '/^libtpu==/,/# via/p' requirements.lock > $(VENV)/libtpu.lock
+	@$(PIP) install --require-hashes --no-deps --target $(VENV)/libtpu \
+	  --requirement $(VENV)/libtpu.lock
 	@touch $@
 
 $(VENV)/.project: $(VENV)/.lock pyproject.toml

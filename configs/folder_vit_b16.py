@@ -19,5 +19,5 @@ def get_config() -> ExtractConfig:
   return ExtractConfig(
     source=ImageFolderSource(root="photos"),
     backbone=BackboneConfig(name="vit_b16"),
-    preprocess=PreprocessConfig(image_size=224, resize_small=256),
+    preprocess=PreprocessConfig(resize=256),
   )

@@ -15,7 +15,6 @@ Resample = Literal["bilinear", "bicubic", "lanczos"]
 OnDecodeError = Literal["fail", "skip"]
 EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
 ComputeDtype = Literal["float32", "bfloat16"]
-Pooling = Literal["cls", "mean"]
 OptimizerName = Literal["lamb", "adam", "momentum"]
 RelationName = Literal["add-or-remove-one", "replace-one", "replace-special"]
 ReleaseOrder = Literal["nested", "independent"]
@@ -82,32 +81,29 @@ Source = TfdsSource | ImageFolderSource | ArraysSource
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
-  """From an image of any size to the square that the backbone takes.
+  """Changes to the preprocessing that the backbone's weights were made for.
+
+  None leaves what the backbone's reference does (`oneshot-dp backbones`).
 
   Attributes:
-    image_size: side of the square, pixels.
-    resize_small: first resize the shorter side to this many pixels (keeping
-      the aspect ratio), then crop the central square; None resizes both sides
-      straight to `image_size`.
+    image_size: side of the square that the backbone takes, pixels.
+    resize: a number: first resize the shorter side to this many pixels
+      (keeping the aspect ratio), then crop the central square. "square":
+      resize both sides straight to `image_size`. None: as the reference, in
+      proportion to `image_size`.
     resample: Pillow's filter (all of them antialias when shrinking).
-    mean, std: per-channel, in units of [0, 1]; (x/255 - mean)/std. The
-      defaults are the ViT papers' x/127.5 - 1.
+    mean, std: per-channel, in units of [0, 1]; (x/255 - mean)/std.
   """
 
-  image_size: int = 224
-  resize_small: int | None = None
-  resample: Resample = "bicubic"
-  mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-  std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+  image_size: int | None = None
+  resize: int | Literal["square"] | None = None
+  resample: Resample | None = None
+  mean: tuple[float, float, float] | None = None
+  std: tuple[float, float, float] | None = None
 
   def __post_init__(self):
     _check_positive("image_size", self.image_size)
-    if self.resize_small is not None and self.resize_small < self.image_size:
-      raise InputError(
-        f"resize_small={self.resize_small} is smaller than"
-        f" image_size={self.image_size}, so no such square could be cropped."
-      )
-    if min(self.std) <= 0:
+    if self.std is not None and min(self.std) <= 0:
       raise InputError(f"std={self.std} must be positive.")
 
 
@@ -116,21 +112,26 @@ class BackboneConfig:
   """A frozen public feature extractor.
 
   Attributes:
-    name: an entry of extract/backbones/registry.py: `vit_ti16`, `vit_b32`,
-      `vit_h14` … (any of ti, s, b, l, h with any patch size), or
-      `random_patches`, which needs no weights.
-    weights: path of the pretrained weights (npz in the layout of
-      google-research/vision_transformer); None only where none are needed.
-    pooling: the embedding: the class token, or the mean of the patch tokens,
-      after the encoder's last LayerNorm.
-    compute_dtype: dtype of the matrix products; parameters are read as
-      float32 and normalisation and softmax stay in float32.
+    name: a name that `oneshot-dp backbones` lists (`vit_b16`, `bit_r50x4`,
+      `dinov2_b14` …), or `FILE.py:FUNCTION`, your own function (params,
+      images [b, s, s, 3]) to embeddings [b, d].
+    weights: the pretrained weights: a path, https://, gs://BUCKET/FILE or
+      hf://OWNER/REPO/FILE; npz or safetensors. None only where the backbone
+      needs none.
+    weights_sha256: what the SHA-256 of the weights must be, in hexadecimal;
+      None accepts the file that is there (its hash is recorded in any case).
+    embedding: the layer to read; None is the backbone's first in `oneshot-dp
+      backbones`.
+    compute_dtype: dtype of the matrix products; normalisation and softmax
+      stay in float32. None is bfloat16 where the job is started on a TPU or
+      GPU, and float32 on a CPU.
   """
 
   name: str = "vit_b16"
   weights: str | None = None
-  pooling: Pooling = "cls"
-  compute_dtype: ComputeDtype = "float32"
+  weights_sha256: str | None = None
+  embedding: str | None = None
+  compute_dtype: ComputeDtype | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,9 +142,13 @@ class ExtractConfig:
     source: where the images are.
     split: the split to read ("train", "test", "train[:10%]" for TFDS).
     backbone: what makes the embeddings.
-    preprocess: what the backbone is shown.
-    batch_size: images per device call, all local devices together; None is
-      16 for each CPU device and 256 for each GPU or TPU chip.
+    preprocess: what the backbone is shown, where that is not its reference.
+    views: store the mean over this many random views of each image (inception
+      crop and flip) instead of the embedding of its centre; None is the
+      centre.
+    view_min_area: smallest part of the image's area that a view may show.
+    batch_size: images (or views) per device call, all local devices together;
+      None is 16 for each CPU device, 64 for each TPU chip, 256 for each GPU.
     embedding_dtype: precision of the embeddings in the cache.
     shard_rows: rows per shard; a kill loses at most one shard of work.
     decode_threads: threads that decode and resize; None is one per core.
@@ -155,6 +160,8 @@ class ExtractConfig:
   split: str = "train"
   backbone: BackboneConfig = BackboneConfig()
   preprocess: PreprocessConfig = PreprocessConfig()
+  views: int | None = None
+  view_min_area: float = 0.08
   batch_size: int | None = None
   embedding_dtype: EmbeddingDtype = "float16"
   shard_rows: int = 2048
@@ -162,8 +169,10 @@ class ExtractConfig:
   on_decode_error: OnDecodeError = "fail"
 
   def __post_init__(self):
-    for field in ("batch_size", "shard_rows", "decode_threads"):
+    for field in ("views", "batch_size", "shard_rows", "decode_threads"):
       _check_positive(field, getattr(self, field))
+    if not 0 < self.view_min_area <= 1:
+      raise InputError(f"view_min_area={self.view_min_area} is not in (0, 1].")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,12 +25,14 @@ class BackboneIdentity:
     name: the backbone, or what the user calls it where features are imported.
     layer: where in the backbone the embedding is taken ("cls", "mean" …).
     weights_sha256: of the weights file; None where there is none.
+    code_sha256: of the Python file, where the backbone is the user's own.
     compute_dtype: dtype of the matrix products; None where unknown.
   """
 
   name: str
   layer: str | None = None
   weights_sha256: str | None = None
+  code_sha256: str | None = None
   compute_dtype: str | None = None
 
 
@@ -49,6 +51,7 @@ class CacheIdentity:
     num_classes_source: where K comes from.
     backbone: what made the embeddings.
     preprocess: what the backbone was shown; JSON-able.
+    views: what was averaged for each row; None where it is one centre view.
     embedding_dtype: precision of the stored embeddings.
     shard_rows: source examples per shard.
     decoder: what decoded the images; None where nothing was decoded.
@@ -67,6 +70,7 @@ class CacheIdentity:
   embedding_dtype: EmbeddingDtype
   dataset_version: str | None = None
   preprocess: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  views: Mapping[str, Any] | None = None
   shard_rows: int = 2048
   decoder: str | None = None
   libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -91,7 +95,7 @@ class CacheIdentity:
       raise InputError("class_names is empty: a cache needs a class or more.")
     # As JSON reads it back (tuples are lists), so that a job on disk and the
     # same job in memory are equal.
-    for field in ("preprocess", "libraries"):
+    for field in ("preprocess", "views", "libraries"):
       plain = json.loads(canonical_json(getattr(self, field)))
       object.__setattr__(self, field, plain)
 
@@ -152,13 +156,15 @@ class CacheIdentity:
 
     A head fits every cache with its backbone fingerprint. The storage dtype,
     the dtype of the products and library versions change an embedding by
-    rounding only and are left out.
+    rounding only and are left out. So are views: heads trained on means over
+    views are meant for the plain embeddings of test images.
     """
     return sha256_of(
       {
         "name": self.backbone.name,
         "layer": self.backbone.layer,
         "weights_sha256": self.backbone.weights_sha256,
+        "code_sha256": self.backbone.code_sha256,
         "preprocess": self.preprocess,
         "feature_dim": self.feature_dim,
       }

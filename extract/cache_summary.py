@@ -37,6 +37,8 @@ def describe(cache: FeatureCache) -> str:
     "compute dtype": info.backbone.compute_dtype or "-",
     "preprocessing": ", ".join(f"{k}={v}" for k, v in info.preprocess.items())
     or "-",
+    "views": ", ".join(f"{k}={v}" for k, v in (info.views or {}).items())
+    or "-",
     "decoder": info.decoder or "-",
     "libraries": ", ".join(f"{k} {v}" for k, v in info.libraries.items())
     or "-",

@@ -32,7 +32,7 @@ def disk_errors(path: pathlib.Path) -> Iterator[None]:
     reason = getattr(e, "strerror", None) or str(e).split("; ")[0]
     raise RunError(
       f"{path}: cannot write: {reason}; mend the disk or the permissions, then "
-      "run the same command again (finished shards are kept)."
+      "run the same command again (what is finished is kept)."
     ) from e
 
 

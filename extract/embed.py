@@ -1,76 +1,35 @@
 """From images to embeddings: decode on threads, embed on the devices.
 
 The host decodes and resizes ahead of the devices, which see one batch shape
-only, sharded over all of them.
+only. Images flow in the order of the source; with views, the views of an
+image follow one another, and a batch may end between them.
 """
 
 import collections
 import concurrent.futures
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Iterator
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Float32
 
 from configs.errors import InputError
 from configs.schema import ExtractConfig
-from extract import preprocess
-from extract.backbones.registry import Backbone, load_backbone
 from extract.block_builder import Rows, Skipped
+from extract.embedder import Embedder
+from extract.preprocess import (
+  DecodeError,
+  Preprocessing,
+  decode_image,
+  resize_and_crop,
+)
 from extract.source import Source
+from extract.stage_times import StageTimes
+from extract.views import image_key, random_view
 
 _BATCHES_AHEAD = 2
-# More images at once leave a CPU's caches: at 64 a ViT-Ti/16 is 1.4 times
-# slower than at 16.
-_IMAGES_PER_DEVICE = {"cpu": 16}
-_IMAGES_PER_ACCELERATOR = 256
-
-
-class Embedder:
-  """A backbone on the local devices: parameters replicated, batches sharded.
-
-  Attributes:
-    backbone: what it runs.
-    batch_size: images per call: the size asked for, rounded up to a multiple of
-      the number of devices.
-  """
-
-  def __init__(self, backbone: Backbone, batch_size: int | None):
-    devices = jax.local_devices()
-    per_device = (
-      _IMAGES_PER_DEVICE.get(devices[0].platform, _IMAGES_PER_ACCELERATOR)
-      if batch_size is None
-      else -(-batch_size // len(devices))
-    )
-    self.backbone = backbone
-    self.batch_size = per_device * len(devices)
-    mesh = Mesh(np.array(devices), ("data",))
-    self._rows = NamedSharding(mesh, PartitionSpec("data"))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    self._params = jax.device_put(backbone.params, replicated)
-    self._apply = jax.jit(
-      backbone.apply,
-      in_shardings=(replicated, self._rows),
-      out_shardings=self._rows,
-    )
-
-  def __call__(
-    self, images: UInt8[np.ndarray, "rows h w 3"]
-  ) -> Float[Array, "batch d"]:
-    """Starts one batch; the result arrives asynchronously.
-
-    Args:
-      images: [rows ≤ batch_size, h, w, 3]; padded with zeros to the batch size.
-
-    Returns:
-      [batch_size, d] float32, whose first `rows` rows count.
-    """
-    padding = [(0, self.batch_size - len(images))] + [(0, 0)] * 3
-    batch = jax.device_put(np.pad(images, padding), self._rows)
-    return self._apply(self._params, batch)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,27 +40,37 @@ class EmbeddedBatch:
     rows: embeddings in float32, padding gone, in the order of the source.
     skipped: examples among them that could not be decoded.
     image_bytes: encoded bytes read, of both.
+    times: where the time went since the batch before.
   """
 
   rows: Rows
   skipped: tuple[Skipped, ...]
   image_bytes: int
+  times: StageTimes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Prepared:
-  """One example on its way to the device; `image` is None if it is skipped."""
+  """One example on its way to the device.
+
+  `images` are what the device is shown of it: the centre, its views, or
+  nothing if it is skipped.
+  """
 
   example_id: int
   label: int
-  image: np.ndarray | None
+  images: tuple[np.ndarray, ...]
   image_bytes: int
+  read_seconds: float
+  decode_seconds: float
 
 
-def load_embedder(config: ExtractConfig) -> Embedder:
-  """Loads the backbone of a job onto the local devices."""
-  backbone = load_backbone(config.backbone, config.preprocess)
-  return Embedder(backbone, config.batch_size)
+@dataclasses.dataclass
+class _Batch:
+  """Images of one device call, and the examples that are complete with it."""
+
+  images: list[np.ndarray] = dataclasses.field(default_factory=list)
+  finished: list[_Prepared] = dataclasses.field(default_factory=list)
 
 
 def decode_pool(config: ExtractConfig) -> concurrent.futures.ThreadPoolExecutor:
@@ -123,43 +92,63 @@ def embed_range(
     source: the images.
     indices: which of them.
     embedder: the backbone on its devices.
-    config: preprocessing, and what to do with an undecodable image.
+    config: views, and what to do with an undecodable image.
     pool: threads that decode ahead.
 
   Yields:
-    One item per device batch; the last may have no rows.
+    One item per device batch; some may have no rows.
 
   Raises:
     InputError: an image cannot be decoded and the job is to fail on it.
   """
+  preprocessing = embedder.backbone.preprocessing
+  views = config.views or 1
 
   def prepare(index: int) -> _Prepared:
-    return _prepare(source, index, config)
+    return _prepare(source, index, config, preprocessing)
 
-  pending = collections.deque()
-  ahead = embedder.batch_size * (_BATCHES_AHEAD + 1)
-  for batch in _batches(_in_order(prepare, indices, pool, ahead), embedder):
-    images = [p.image for p in batch if p.image is not None]
-    result = embedder(np.stack(images)) if images else None
-    pending.append((batch, result))
-    if len(pending) > 1:
-      yield _collect(*pending.popleft(), embedder.backbone.feature_dim)
-  while pending:
-    yield _collect(*pending.popleft(), embedder.backbone.feature_dim)
+  ahead = -(-embedder.batch_size * (_BATCHES_AHEAD + 1) // views)
+  prepared = _in_order(prepare, indices, pool, ahead)
+  batches = _batches(prepared, embedder.batch_size)
+  pending, mean = collections.deque(), _MeanOverViews(views)
+  while True:
+    start = time.perf_counter()
+    batch = next(batches, None)
+    waited = time.perf_counter() - start
+    if batch is not None:
+      images = batch.images
+      pending.append((batch, embedder(np.stack(images)) if images else None))
+    if len(pending) > (batch is not None):
+      done, result = pending.popleft()
+      embedding = mean.add(
+        np.empty((0, embedder.backbone.feature_dim), np.float32)
+        if result is None
+        else np.asarray(result)[: len(done.images)]
+      )
+      yield _embedded(done, embedding, waited, time.perf_counter() - start)
+    elif batch is None:
+      return
 
 
-def _prepare(source: Source, index: int, config: ExtractConfig) -> _Prepared:
+def _prepare(
+  source: Source,
+  index: int,
+  config: ExtractConfig,
+  preprocessing: Preprocessing,
+) -> _Prepared:
+  start = time.perf_counter()
   example = source[index]
+  read = time.perf_counter()
   try:
-    image = preprocess.prepare(example.image, config.preprocess)
-  except preprocess.DecodeError as error:
+    images = _shown(example.image, config, preprocessing)
+  except DecodeError as error:
     if config.on_decode_error == "fail":
       raise InputError(
         f"{source.where(index)} (example_id={example.example_id}) cannot be"
         f" decoded: {error}. Mend or remove it, or pass"
         " --on-decode-error skip."
       ) from error
-    image = None
+    images = ()
   size = (
     len(example.image)
     if isinstance(example.image, bytes)
@@ -168,8 +157,26 @@ def _prepare(source: Source, index: int, config: ExtractConfig) -> _Prepared:
   return _Prepared(
     example_id=example.example_id,
     label=example.label,
-    image=image,
+    images=images,
     image_bytes=size,
+    read_seconds=read - start,
+    decode_seconds=time.perf_counter() - read,
+  )
+
+
+def _shown(
+  image: bytes | np.ndarray,
+  config: ExtractConfig,
+  preprocessing: Preprocessing,
+) -> tuple[np.ndarray, ...]:
+  """What the device is shown of an image."""
+  pixels = decode_image(image)
+  if config.views is None:
+    return (resize_and_crop(pixels, preprocessing),)
+  key = image_key(image)
+  return tuple(
+    random_view(pixels, key, view, config.view_min_area, preprocessing)
+    for view in range(config.views)
   )
 
 
@@ -193,37 +200,62 @@ def _in_order(
       future.cancel()
 
 
-def _batches(
-  prepared: Iterator[_Prepared], embedder: Embedder
-) -> Iterator[list[_Prepared]]:
-  """Groups with one device batch of decodable images each, the last smaller."""
-  batch, images = [], 0
-  for item in prepared:
-    batch.append(item)
-    images += item.image is not None
-    if images == embedder.batch_size:
-      yield batch
-      batch, images = [], 0
-  if batch:
+def _batches(prepared: Iterator[_Prepared], size: int) -> Iterator[_Batch]:
+  """Groups of `size` images each, the last smaller."""
+  batch = _Batch()
+  for example in prepared:
+    for number, image in enumerate(example.images, start=1):
+      batch.images.append(image)
+      if number == len(example.images):
+        batch.finished.append(example)
+      if len(batch.images) == size:
+        yield batch
+        batch = _Batch()
+    if not example.images:
+      batch.finished.append(example)
+  if batch.images or batch.finished:
     yield batch
 
 
-def _collect(
-  batch: list[_Prepared], result: Array | None, feature_dim: int
+class _MeanOverViews:
+  """Joins rows of views, in order, into rows of examples."""
+
+  def __init__(self, views: int):
+    self._views = views
+    self._rest: np.ndarray | None = None
+
+  def add(self, rows: Float32[np.ndarray, "r d"]) -> Float32[np.ndarray, "e d"]:
+    """Examples that these rows complete; the others wait."""
+    if self._rest is not None:
+      rows = np.concatenate([self._rest, rows])
+    whole = len(rows) // self._views * self._views
+    self._rest = rows[whole:].copy()
+    grouped = rows[:whole].reshape(-1, self._views, rows.shape[1])
+    return grouped.mean(axis=1, dtype=np.float64).astype(np.float32)
+
+
+def _embedded(
+  batch: _Batch,
+  embedding: Float32[np.ndarray, "e d"],
+  waited: float,
+  seconds: float,
 ) -> EmbeddedBatch:
-  """Waits for the device; padding ends here."""
-  kept = [p for p in batch if p.image is not None]
-  embedding = (
-    np.empty((0, feature_dim), np.float32)
-    if result is None
-    else np.asarray(result)[: len(kept)]
-  )
+  """Rows and counts of the examples that a batch completes."""
+  kept = [example for example in batch.finished if example.images]
   return EmbeddedBatch(
     rows=Rows(
       embedding=embedding,
       label=np.array([p.label for p in kept], np.int64),
       example_id=np.array([p.example_id for p in kept], np.int64),
     ),
-    skipped=tuple(Skipped(p.example_id) for p in batch if p.image is None),
-    image_bytes=sum(p.image_bytes for p in batch),
+    skipped=tuple(
+      Skipped(p.example_id) for p in batch.finished if not p.images
+    ),
+    image_bytes=sum(p.image_bytes for p in batch.finished),
+    times=StageTimes.waiting(
+      seconds=waited,
+      read=sum(p.read_seconds for p in batch.finished),
+      decode=sum(p.decode_seconds for p in batch.finished),
+      backbone=seconds - waited,
+    ),
   )

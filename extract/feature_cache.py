@@ -54,6 +54,7 @@ class CacheInfo(CacheIdentity):
         "feature_dim": self.feature_dim,
         "class_names": self.class_names,
         "backbone_fingerprint": self.backbone_fingerprint,
+        "views": self.views,
         "embedding_dtype": self.embedding_dtype,
         "privacy_unit": self.privacy_unit,
       }

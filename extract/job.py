@@ -29,13 +29,20 @@ from apache_beam.options.pipeline_options import (
 from configs.errors import InputError, RunError
 from configs.schema import ArraysSource, ExtractConfig
 from extract import cache_writer
+from extract.backbones.registry import resolved
 from extract.cache_identity import BackboneIdentity, CacheIdentity
 from extract.cache_reader import FeatureCache, open_cache
 from extract.progress import examples_done, progress_bar
 from extract.shard import ExtractShard, shared_embedder
 from extract.source import Source, open_source
+from extract.stage_times import StageTimes
 
 _LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+_COUNTERS = (
+  ExtractShard.EXAMPLES,
+  ExtractShard.SKIPPED,
+  ExtractShard.IMAGE_BYTES,
+)
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "array-record")
 
 
@@ -47,12 +54,14 @@ class ExtractionReport:
     cache: the finished cache.
     counters: Beam's counters of this run: examples, decode_errors,
       image_bytes. Empty if the cache was there already.
+    times: where the workers' time went.
     kept_shards: shards that an earlier run had finished.
     seconds: how long the Beam graph ran.
   """
 
   cache: FeatureCache
   counters: dict[str, int]
+  times: StageTimes
   kept_shards: int
   seconds: float
 
@@ -87,12 +96,14 @@ def run_extraction(
       f"--out {out}: a cache is written to a mounted file system; mount the"
       " bucket (for instance with gcsfuse) and give that path."
     )
+  config = dataclasses.replace(config, backbone=resolved(config.backbone))
   source = open_source(config.source, config.split)
   identity = make_identity(config, source)
   if not cache_writer.begin(out, identity):
     return ExtractionReport(
       cache=open_cache(out),
       counters={},
+      times=StageTimes(),
       kept_shards=identity.num_shards,
       seconds=0.0,
     )
@@ -103,7 +114,8 @@ def run_extraction(
   cache_writer.finish(out, identity)
   return ExtractionReport(
     cache=open_cache(out),
-    counters=counters,
+    counters={name: counters[name] for name in _COUNTERS},
+    times=StageTimes.from_counters(counters),
     kept_shards=len(kept),
     seconds=time.monotonic() - start,
   )
@@ -128,16 +140,28 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
     ),
     backbone=BackboneIdentity(
       name=backbone.name,
-      layer=backbone.layer,
+      layer=backbone.embedding,
       weights_sha256=backbone.weights_sha256,
-      compute_dtype=config.backbone.compute_dtype,
+      code_sha256=backbone.code_sha256,
+      compute_dtype=backbone.compute_dtype,
     ),
-    preprocess=dataclasses.asdict(config.preprocess),
+    preprocess=dataclasses.asdict(backbone.preprocessing),
+    views=_views(config),
     embedding_dtype=config.embedding_dtype,
     shard_rows=config.shard_rows,
     decoder="pillow",
     libraries={p: importlib.metadata.version(p) for p in _LIBRARIES},
   )
+
+
+def _views(config: ExtractConfig) -> dict[str, Any] | None:
+  if config.views is None:
+    return None
+  return {
+    "count": config.views,
+    "kind": "inception crop and flip",
+    "min_area": config.view_min_area,
+  }
 
 
 def _run(
@@ -204,12 +228,7 @@ def _quiet_workers() -> Iterator[None]:
 
 
 def _counters(result: Any) -> dict[str, int]:
-  names = (
-    ExtractShard.EXAMPLES,
-    ExtractShard.SKIPPED,
-    ExtractShard.IMAGE_BYTES,
-  )
-  found = dict.fromkeys(names, 0)
+  found = dict.fromkeys((*_COUNTERS, *StageTimes().counters()), 0)
   for metric in result.metrics().query()["counters"]:
     name = metric.key.metric.name
     if name in found:

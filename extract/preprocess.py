@@ -4,7 +4,9 @@ Decoding, resizing and cropping run on the host with Pillow, on uint8; only
 `normalize` runs on the device, so that a quarter of the bytes travel.
 """
 
+import dataclasses
 import io
+from typing import Literal
 
 import jax
 import numpy as np
@@ -12,17 +14,56 @@ from jaxtyping import Array, Float32, UInt8
 from PIL import Image, ImageOps
 
 from configs.errors import InputError
-from configs.schema import PreprocessConfig
+from configs.schema import PreprocessConfig, Resample
 
 # A closed list: Pillow's other readers (PostScript, PDF, …) run more code on
 # bytes that nobody has looked at than a data set of photographs needs.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
-_RESAMPLE = {
+PILLOW_FILTER = {
   "bilinear": Image.Resampling.BILINEAR,
   "bicubic": Image.Resampling.BICUBIC,
   "lanczos": Image.Resampling.LANCZOS,
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+  """From an image of any size to the square that a backbone takes.
+
+  Attributes:
+    image_size: side of the square, pixels.
+    resize: a number: the shorter side is resized to it, then the central
+      square is cropped. "square": both sides are resized to `image_size`.
+    resample: Pillow's filter (all of them antialias when shrinking).
+    mean, std: per-channel, in units of [0, 1]; (x/255 - mean)/std. The
+      defaults are the ViT papers' x/127.5 - 1.
+  """
+
+  image_size: int = 224
+  resize: int | Literal["square"] = "square"
+  resample: Resample = "bicubic"
+  mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+  std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+  def changed(self, config: PreprocessConfig) -> "Preprocessing":
+    """This preprocessing with what `config` asks for.
+
+    Raises:
+      InputError: a resize that is smaller than the square to be cropped.
+    """
+    given = {k: v for k, v in vars(config).items() if v is not None}
+    if isinstance(self.resize, int):
+      side = given.get("image_size", self.image_size)
+      in_proportion = round(self.resize * side / self.image_size)
+      given = {"resize": in_proportion} | given
+    result = dataclasses.replace(self, **given)
+    if isinstance(result.resize, int) and result.resize < result.image_size:
+      raise InputError(
+        f"resize={result.resize} is smaller than"
+        f" image_size={result.image_size}, so no such square could be cropped."
+      )
+    return result
 
 
 class DecodeError(ValueError):
@@ -77,14 +118,14 @@ def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def resize_and_crop(
-  image: UInt8[np.ndarray, "h w 3"], config: PreprocessConfig
+  image: UInt8[np.ndarray, "h w 3"], config: Preprocessing
 ) -> UInt8[np.ndarray, "s s 3"]:
   """Resizes to the backbone's square, as `config` says.
 
-  With `resize_small` the result equals resizing the whole image so that its
-  shorter side is `resize_small`, then cropping the central square; but only
-  the pixels of that square are computed, so that a very long image cannot
-  take memory in proportion to its length.
+  Where `resize` is a number the result equals resizing the whole image so that
+  its shorter side is `resize`, then cropping the central square; but only the
+  pixels of that square are computed, so that a very long image cannot take
+  memory in proportion to its length.
 
   Args:
     image: uint8 RGB pixels [h, w, 3].
@@ -94,10 +135,10 @@ def resize_and_crop(
     uint8 RGB pixels [s, s, 3], s = `config.image_size`; `image` itself where
     it is that square already.
   """
-  side, small = config.image_size, config.resize_small
+  side, small = config.image_size, config.resize
   height, width = image.shape[:2]
   box = None
-  if small is not None:
+  if isinstance(small, int):
     scale = small / min(height, width)
     full = round(width * scale), round(height * scale)
     left, top = (full[0] - side) // 2, (full[1] - side) // 2
@@ -112,13 +153,13 @@ def resize_and_crop(
   elif (height, width) == (side, side):
     return image
   resized = Image.fromarray(image).resize(
-    (side, side), resample=_RESAMPLE[config.resample], box=box
+    (side, side), resample=PILLOW_FILTER[config.resample], box=box
   )
   return np.asarray(resized)
 
 
 def prepare(
-  image: bytes | np.ndarray, config: PreprocessConfig
+  image: bytes | np.ndarray, config: Preprocessing
 ) -> UInt8[np.ndarray, "s s 3"]:
   """Decodes, resizes and crops; see `decode_image` and `resize_and_crop`."""
   return resize_and_crop(decode_image(image), config)
@@ -126,7 +167,7 @@ def prepare(
 
 def normalize(
   images: UInt8[Array, "b s s 3"] | UInt8[np.ndarray, "b s s 3"],
-  config: PreprocessConfig,
+  config: Preprocessing,
 ) -> Float32[Array, "b s s 3"]:
   """(x/255 − mean)/std on the device, to be called inside a jitted function.
 

@@ -2,19 +2,23 @@
 
 import functools
 import json
+import time
 from collections.abc import Iterator
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.utils import shared
 
+from configs.errors import RunError
 from configs.schema import ExtractConfig
 from extract import cache_writer
 from extract.block_builder import Rows, Skipped
 from extract.cache_identity import CacheIdentity
-from extract.embed import Embedder, decode_pool, embed_range, load_embedder
+from extract.embed import decode_pool, embed_range
+from extract.embedder import Embedder, load_embedder
 from extract.progress import examples_done
 from extract.source import open_source
+from extract.stage_times import StageTimes
 
 _EMBEDDERS = shared.Shared()
 """The backbone, loaded once per process whatever number of threads it has."""
@@ -52,6 +56,9 @@ class ExtractShard(beam.DoFn):
     self._examples = Metrics.counter(namespace, self.EXAMPLES)
     self._decode_errors = Metrics.counter(namespace, self.SKIPPED)
     self._image_bytes = Metrics.counter(namespace, self.IMAGE_BYTES)
+    self._times = {
+      name: Metrics.counter(namespace, name) for name in StageTimes().counters()
+    }
 
   def setup(self) -> None:
     self._source = open_source(self._config.source, self._config.split)
@@ -68,19 +75,43 @@ class ExtractShard(beam.DoFn):
     yield shard_index
 
   def _rows(self, shard_index: int) -> Iterator[Rows | Skipped]:
+    embedder = self._embedder()
     for batch in embed_range(
       self._source,
       self._identity.shard_range(shard_index),
-      shared_embedder(self._config),
+      embedder,
       self._config,
       self._pool,
     ):
+      self._add_times(batch.times)
+      start = time.perf_counter()
       yield from batch.skipped
       yield batch.rows
+      self._add_times(StageTimes(write=time.perf_counter() - start))
       self._examples.inc(len(batch.rows))
       self._decode_errors.inc(len(batch.skipped))
       self._image_bytes.inc(batch.image_bytes)
       examples_done.add(len(batch.rows) + len(batch.skipped))
+
+  def _embedder(self) -> Embedder:
+    """The backbone, if this worker has the weights that the cache is of."""
+    embedder = shared_embedder(self._config)
+    found, expected = embedder.backbone, self._identity.backbone
+    if (found.weights_sha256, found.code_sha256) != (
+      expected.weights_sha256,
+      expected.code_sha256,
+    ):
+      raise RunError(
+        f"{self._config.backbone.weights or self._config.backbone.name} is"
+        f" another file on this worker (SHA-256 {found.weights_sha256}) than"
+        f" where the job was started ({expected.weights_sha256}); give every"
+        " worker the same."
+      )
+    return embedder
+
+  def _add_times(self, times: StageTimes) -> None:
+    for name, microseconds in times.counters().items():
+      self._times[name].inc(microseconds)
 
   def teardown(self) -> None:
     self._pool.shutdown(cancel_futures=True)

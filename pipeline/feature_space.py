@@ -16,14 +16,16 @@ class FeatureSpace:
     backbone: name of what makes the embeddings.
     backbone_fingerprint: its weights, layer and preprocessing.
     class_names: of label 0, 1, ….
-    cache_fingerprint: the rows: of a cache, or those a head was trained on.
+    rows: data set and split of a cache, or that a head was trained on. (Not a
+      fingerprint: the same images have several, with views or in another
+      dtype.)
   """
 
   owner: str
   backbone: str
   backbone_fingerprint: str
   class_names: tuple[str, ...]
-  cache_fingerprint: str
+  rows: tuple[str, str]
 
   @classmethod
   def of_cache(cls, owner: object, info: CacheInfo) -> Self:
@@ -33,7 +35,7 @@ class FeatureSpace:
       backbone=info.backbone.name,
       backbone_fingerprint=info.backbone_fingerprint,
       class_names=info.class_names,
-      cache_fingerprint=info.fingerprint,
+      rows=(info.dataset, info.split),
     )
 
   @classmethod
@@ -50,7 +52,7 @@ class FeatureSpace:
         backbone=data["backbone"]["name"],
         backbone_fingerprint=data["backbone_fingerprint"],
         class_names=tuple(data["class_names"]),
-        cache_fingerprint=data["cache_fingerprint"],
+        rows=(data["dataset"], data["split"]),
       )
     except (KeyError, TypeError) as error:
       raise InputError(
@@ -65,10 +67,12 @@ class FeatureSpace:
       InputError: another backbone, layer or preprocessing, or other classes, or
         the rows of the training.
     """
-    if self.cache_fingerprint == other.cache_fingerprint:
+    if self.rows == other.rows:
+      dataset, split = self.rows
       raise InputError(
-        f"{other.owner} holds the training rows: accuracy on them is an exact"
-        " statistic of private labels; give a cache of test images."
+        f"{other.owner} holds the training rows ({dataset}, split {split}):"
+        " accuracy on them is an exact statistic of private labels; give a"
+        " cache of test images, under a split of its own."
       )
     if self.backbone_fingerprint != other.backbone_fingerprint:
       raise InputError(

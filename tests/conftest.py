@@ -25,6 +25,10 @@ jaxtyping.install_import_hook(
 )
 
 
+# Scripts that are run by hand, where the libraries that they compare with are.
+collect_ignore_glob = ["**/*_golden.py"]
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
   """The folder of real images, features and weights; skips where absent."""

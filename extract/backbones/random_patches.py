@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32
 
 from configs.errors import InputError
+from extract.preprocess import Preprocessing
 
 _PATCH = 5
 _FILTERS = 16
@@ -33,6 +34,9 @@ FEATURE_DIM = _FILTERS * _GRID**2
 _BANDWIDTH = 2.5
 # RMS contrast, in normalised units, under which a patch counts as flat.
 _FLAT = 0.2
+
+REFERENCE = Preprocessing(image_size=8)
+"""The size of the digits that it was tried on; it takes any from 4 pixels."""
 
 Params = dict[str, np.ndarray]
 

@@ -1,151 +1,196 @@
-"""Backbones by name: what the extraction job needs to know about each."""
+"""Backbones by name: finds the architecture, reads the weights, joins them."""
 
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from flax import linen as nn
 from jaxtyping import Array, Float32, UInt8
 
 from configs.errors import InputError
-from configs.schema import BackboneConfig, PreprocessConfig
-from extract.backbones import checkpoint, random_patches, vit
-from extract.preprocess import normalize
+from configs.schema import BackboneConfig, ComputeDtype, PreprocessConfig
+from extract.backbones import bit_resnet, nf_resnet, nfnet, random_patches, vit
+from extract.backbones.architecture import Architecture, Shape
+from extract.backbones.backbone import Backbone, output_shape
+from extract.backbones.checkpoint import read_arrays, to_params
+from extract.backbones.user_function import (
+  is_user_function,
+  load_user_function,
+)
+from extract.preprocess import Preprocessing, normalize
+from extract.weights.locations import local_weights
+
+_FAMILIES = (vit, bit_resnet, nf_resnet, nfnet)
+RANDOM_PATCHES = "random_patches"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Backbone:
-  """A frozen feature extractor, ready to be jitted.
+def backbone_names() -> list[str]:
+  """The names to list and to suggest; families take other sizes as well."""
+  listed = [name for family in _FAMILIES for name in family.EXAMPLES]
+  return [*listed, RANDOM_PATCHES]
 
-  Attributes:
-    name: as in the configuration.
-    layer: where in the network the embedding is read.
-    feature_dim: d.
-    weights_sha256: SHA-256 of the weights file, or of the parameters' bytes
-      where there is no file.
-    params: tree of float32 arrays, on the host; placing them on devices is
-      the caller's.
-    apply: (params, uint8 images [b, s, s, 3]) to float32 embeddings [b, d];
-      pure, and does the normalisation.
+
+def find_architecture(name: str) -> Architecture:
+  """The network of a name.
+
+  Raises:
+    InputError: no family knows it; the nearest names are given.
   """
-
-  name: str
-  layer: str
-  feature_dim: int
-  weights_sha256: str
-  params: Any
-  apply: Callable[[Any, UInt8[Array, "b s s 3"]], Float32[Array, "b d"]]
-
-
-def backbone_names() -> dict[str, str]:
-  """Every name, or pattern of names, with one line on what it is."""
-  sizes = {
-    f"vit_{key}<patch>": (
-      f"Vision Transformer, width {size.width}, depth {size.depth}; any patch "
-      f"size, as in vit_{key}16; weights: a vision_transformer npz"
-    )
-    for key, size in vit.SIZES.items()
-  }
-  return sizes | {
-    "random_patches": "random cosine features of 5x5 patches; no weights"
-  }
+  for family in _FAMILIES:
+    if architecture := family.find(name):
+      return architecture
+  near = difflib.get_close_matches(name.lower(), backbone_names(), n=3)
+  hint = f"did you mean {' or '.join(near)}? " if near else ""
+  raise InputError(
+    f"backbone name {name!r} is unknown: {hint}`oneshot-dp backbones` lists"
+    " them; a function of your own is FILE.py:FUNCTION."
+  )
 
 
 def load_backbone(
   config: BackboneConfig, preprocess: PreprocessConfig
 ) -> Backbone:
-  """Reads and checks the weights; every call reads them again.
+  """Fetches, reads and checks the weights; every call reads them again.
 
   Args:
-    config: name, weights, pooling, dtype of the products.
-    preprocess: image size and normalisation.
+    config: name, weights, embedding, dtype of the products.
+    preprocess: changes to the backbone's own preprocessing.
 
   Returns:
-    The backbone for images of `preprocess.image_size`.
+    The backbone.
 
   Raises:
     InputError: an unknown name; weights missing where they are needed, given
-      where they are not, or not those of the backbone; an image size that it
-      cannot take.
+      where they are not, or not those of the backbone; an image size or an
+      embedding that it does not have.
+    RunError: a download failed.
   """
-  if config.name == "random_patches":
+  if config.name == RANDOM_PATCHES:
     return _load_random_patches(config, preprocess)
-  model = vit.from_name(config.name, config.pooling, config.compute_dtype)
-  if model is None:
-    raise InputError(_unknown(config.name))
-  return _load_vit(model, config, preprocess)
-
-
-def _load_vit(
-  model: vit.VisionTransformer,
-  config: BackboneConfig,
-  preprocess: PreprocessConfig,
-) -> Backbone:
+  if is_user_function(config.name):
+    return load_user_function(config, preprocess)
+  architecture = find_architecture(config.name)
+  preprocessing = architecture.reference.changed(preprocess)
+  embedding = config.embedding or architecture.embeddings[0]
+  config = resolved(config)
+  compute_dtype = config.compute_dtype
+  assert compute_dtype is not None
+  module = architecture.build(embedding, compute_dtype)
+  # Before the weights are read: an image size that it cannot take is refused.
+  shapes = parameter_shapes(module, preprocessing.image_size)
   if config.weights is None:
     raise InputError(
       f"backbone {config.name} needs pretrained weights: set backbone.weights "
-      "to an npz file in the layout of google-research/vision_transformer."
+      f"to a path or URL of one of: {'; '.join(architecture.layouts)}."
     )
-  params, sha256 = checkpoint.load_vit(
-    config.weights,
-    vit.parameter_shapes(model, preprocess.image_size),
-    config.name,
-  )
-
-  def apply(params: Any, images: UInt8[Array, "b s s 3"]) -> Array:
-    return jnp.asarray(
-      model.apply({"params": params}, normalize(images, preprocess))
-    )
-
+  path = local_weights(config.weights, config.weights_sha256)
+  arrays, sha256 = read_arrays(path)
+  params = to_params(architecture, arrays, shapes, path)
   return Backbone(
     name=config.name,
-    layer=f"encoder_norm/{config.pooling}",
-    feature_dim=model.size.width,
+    embedding=embedding,
+    feature_dim=feature_dim(module, preprocessing),
+    preprocessing=preprocessing,
     weights_sha256=sha256,
-    params=params,
-    apply=apply,
+    compute_dtype=compute_dtype,
+    params=stored_params(params, compute_dtype),
+    apply=apply_function(module, preprocessing),
   )
+
+
+def resolved(config: BackboneConfig) -> BackboneConfig:
+  """With the compute dtype that this machine's devices are fast at, if None.
+
+  A job is resolved where it is started, so that all its workers agree.
+  """
+  own = config.name == RANDOM_PATCHES or is_user_function(config.name)
+  if own or config.compute_dtype is not None:
+    return config
+  on_cpu = jax.default_backend() == "cpu"
+  return dataclasses.replace(
+    config, compute_dtype="float32" if on_cpu else "bfloat16"
+  )
+
+
+def parameter_shapes(module: nn.Module, image_size: int) -> dict[str, Shape]:
+  """Shape of every parameter by "/"-joined name, without computing any.
+
+  Raises:
+    InputError: the module cannot take images of that size.
+  """
+  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
+  tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+  flat: dict[str, Any] = flax.traverse_util.flatten_dict(tree, sep="/")
+  return {name: leaf.shape for name, leaf in flat.items()}
+
+
+def feature_dim(module: nn.Module, preprocessing: Preprocessing) -> int:
+  """Width of a module's embeddings, without computing any."""
+  side = preprocessing.image_size
+  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+  output, _ = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
+  return output.shape[1]
+
+
+def apply_function(module: nn.Module, preprocessing: Preprocessing) -> Any:
+  """(params, uint8 images [b, s, s, 3]) to float32 embeddings [b, d]."""
+
+  def apply(
+    params: Any, images: UInt8[Array, "b s s 3"]
+  ) -> Float32[Array, "b d"]:
+    normalized = normalize(images, preprocessing)
+    return jnp.asarray(module.apply({"params": params}, normalized))
+
+  return apply
+
+
+def stored_params(params: Any, compute_dtype: ComputeDtype) -> Any:
+  """Kernels in the dtype of their products, at half the memory in bfloat16.
+
+  A product would round them there in any case: the embeddings are the same.
+  """
+  if compute_dtype == "float32":
+    return params
+
+  def store(path: tuple, leaf: np.ndarray) -> np.ndarray:
+    is_kernel = path[-1].key == "kernel"
+    return leaf.astype(ml_dtypes.bfloat16) if is_kernel else leaf
+
+  return jax.tree_util.tree_map_with_path(store, params)
 
 
 def _load_random_patches(
   config: BackboneConfig, preprocess: PreprocessConfig
 ) -> Backbone:
-  plain = BackboneConfig(name=config.name)
-  if config != plain:
+  if config != BackboneConfig(name=config.name):
     raise InputError(
       "backbone random_patches has nothing to choose: leave out weights="
-      f"{config.weights}, pooling={config.pooling} and compute_dtype="
-      f"{config.compute_dtype}, or name a ViT."
+      f"{config.weights}, embedding={config.embedding} and compute_dtype="
+      f"{config.compute_dtype}, or name another backbone."
     )
+  preprocessing = random_patches.REFERENCE.changed(preprocess)
 
   def apply(params: Any, images: UInt8[Array, "b s s 3"]) -> Array:
-    return random_patches.apply(params, normalize(images, preprocess))
+    return random_patches.apply(params, normalize(images, preprocessing))
 
   params = random_patches.make_params()
-  side = preprocess.image_size
-  # Refuses an image size it cannot take, before the job starts.
-  jax.eval_shape(
-    apply, params, jax.ShapeDtypeStruct((1, side, side, 3), jnp.uint8)
-  )
   digest = hashlib.sha256()
   for key in sorted(params):
     digest.update(params[key].astype("<f4").tobytes())
   return Backbone(
     name=config.name,
-    layer="grid_mean",
-    feature_dim=random_patches.FEATURE_DIM,
+    embedding="grid_mean",
+    # Refuses an image size it cannot take, before the job starts.
+    feature_dim=output_shape(apply, params, preprocessing.image_size).shape[1],
+    preprocessing=preprocessing,
     weights_sha256=digest.hexdigest(),
+    compute_dtype="float32",
     params=params,
     apply=apply,
   )
-
-
-def _unknown(name: str) -> str:
-  known = [f"vit_{size}{patch}" for size in vit.SIZES for patch in (14, 16, 32)]
-  near = difflib.get_close_matches(name, [*known, "random_patches"], n=3)
-  hint = f"did you mean {' or '.join(near)}?" if near else "the names are"
-  names = "" if near else f" {', '.join(backbone_names())}."
-  return f"backbone name {name!r} is unknown: {hint}{names}"

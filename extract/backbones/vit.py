@@ -1,269 +1,199 @@
-"""Vision Transformer whose parameters are named as the public weights are.
+"""The Vision Transformer's public families: ViT, DeiT, DINOv2 and SigLIP."""
 
-The parameter tree of google-research/vision_transformer (and of its npz files
-once "/" is read as nesting), arranged for speed on every XLA backend: the
-patch embedding is one matrix product instead of a strided convolution (2x on
-a CPU), attention runs as batched products over [batch, heads, tokens, dim]
-(1.5x), and the softmax is divided by its sum after the values are mixed, on
-`dim` numbers per token instead of `tokens` (1.1x).
-"""
-
+import dataclasses
+import functools
 import re
-from typing import Any, NamedTuple
-
-import flax.traverse_util
-import jax
-import jax.numpy as jnp
-from flax import linen as nn
-from jaxtyping import Array, Float, Float32
+from collections.abc import Mapping
+from typing import Any
 
 from configs.errors import InputError
-from configs.schema import ComputeDtype, Pooling
+from configs.schema import ComputeDtype
+from extract.backbones import vit_layouts
+from extract.backbones.architecture import Architecture
+from extract.backbones.position_embedding import Resize
+from extract.backbones.vision_transformer import (
+  VisionTransformer,
+  last_blocks,
+)
+from extract.backbones.vit_blocks import Variant
+from extract.preprocess import Preprocessing
+
+_TORCH = ("transformers safetensors", "timm safetensors")
+_OF_TOKENS = ("cls", "mean", "cls_mean", "last<k>_cls")
+# Of networks that have no class token: how their tokens are read.
+_WITHOUT_CLS = {"gap": "mean", "map": "map"}
+_CLS = ("cls", 1)
 
 
-class Size(NamedTuple):
-  """Width of the tokens, layers, width of the MLP, attention heads."""
-
-  width: int
-  depth: int
-  mlp_dim: int
-  num_heads: int
+def _size(
+  width: int, depth: int, mlp_dim: int, num_heads: int, **parts: Any
+) -> dict[str, Any]:
+  sizes = {"width": width, "depth": depth, "mlp_dim": mlp_dim}
+  return sizes | {"num_heads": num_heads} | parts
 
 
-SIZES = {
-  "ti": Size(192, 12, 768, 3),
-  "s": Size(384, 12, 1536, 6),
-  "b": Size(768, 12, 3072, 12),
-  "l": Size(1024, 24, 4096, 16),
-  "h": Size(1280, 32, 5120, 16),
-}
+_TI = _size(192, 12, 768, 3)
+_S = _size(384, 12, 1536, 6)
+_B = _size(768, 12, 3072, 12)
+_L = _size(1024, 24, 4096, 16)
+_H = _size(1280, 32, 5120, 16)
+_SO400M = _size(1152, 27, 4304, 16)
+_SIGLIP_G = _size(1536, 40, 6144, 16)
+_DINOV2_G = _size(1536, 40, 4096, 24, mlp="swiglu")
 
-_NAME = re.compile(r"vit_(ti|s|b|l|h)([1-9][0-9]*)")
 
-
-class VisionTransformer(nn.Module):
-  """Images to embeddings, or to logits where there is a head.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+  """What the networks of a family have in common.
 
   Attributes:
-    size: width, depth, MLP width, heads.
-    patch: side of a patch, pixels.
-    pooling: the class token, or the mean of the patch tokens.
-    compute_dtype: dtype of the matrix products. The stream of tokens, the
-      statistics of LayerNorm and the softmax stay in float32; "float32" asks
-      the device for true float32 products (a TPU and a GPU would round their
-      inputs to fewer bits).
-    num_classes: outputs of the classification head; None is no head.
-
-  Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021),
-  equations 1 to 4; sizes from its Table 1 and from Steiner et al., "How to
-  train your ViT?" (TMLR 2022), Table 2.
+    title: in words.
+    layouts: the public files of weights that it reads.
+    sizes: by the letters in a name: what to give `Variant` besides `parts`.
+    parts: what every network of the family gives `Variant`.
+    published: size and patch of public weights; any other patch works too.
+    embeddings: the default first.
+    reference: the preprocessing of its own code.
+    resize: how its own code resizes position embeddings.
   """
 
-  size: Size
-  patch: int
-  pooling: Pooling = "cls"
-  compute_dtype: ComputeDtype = "float32"
-  num_classes: int | None = None
-
-  @nn.compact
-  def __call__(
-    self, images: Float32[Array, "b s s 3"]
-  ) -> Float32[Array, "b out"]:
-    """Embeddings [b, width], or logits [b, num_classes], in float32.
-
-    Args:
-      images: normalised images; their side a multiple of the patch.
-
-    Returns:
-      float32 [b, width]; with a head [b, num_classes].
-
-    Raises:
-      InputError: the side is not a multiple of the patch.
-    """
-    tokens = _PatchEmbedding(
-      self.size.width, self.patch, self.compute_dtype, name="embedding"
-    )(images)
-    cls = self.param("cls", nn.initializers.zeros, (1, 1, self.size.width))
-    cls = jnp.broadcast_to(cls, (len(images), 1, self.size.width))
-    tokens = _Encoder(self.size, self.compute_dtype, name="Transformer")(
-      jnp.concatenate([cls, tokens], axis=1)
-    )
-    out = tokens[:, 0] if self.pooling == "cls" else tokens[:, 1:].mean(axis=1)
-    if self.num_classes is not None:
-      dense = _products(self.compute_dtype)
-      out = nn.Dense(self.num_classes, name="head", **dense)(out)
-    return out.astype(jnp.float32)
+  title: str
+  layouts: tuple[str, ...] = _TORCH
+  sizes: Mapping[str, Mapping[str, Any]]
+  parts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  published: tuple[str, ...]
+  embeddings: tuple[str, ...] = _OF_TOKENS
+  reference: Preprocessing
+  resize: Resize = "bicubic"
 
 
-def from_name(
-  name: str,
-  pooling: Pooling,
-  compute_dtype: ComputeDtype,
-  num_classes: int | None = None,
-) -> VisionTransformer | None:
-  """The model that a name such as `vit_b16` means; None if it means none."""
-  match = _NAME.fullmatch(name)
-  return match and VisionTransformer(
-    size=SIZES[match[1]],
-    patch=int(match[2]),
-    pooling=pooling,
-    compute_dtype=compute_dtype,
-    num_classes=num_classes,
+_IMAGENET = Preprocessing(
+  image_size=224,
+  resize=256,
+  mean=(0.485, 0.456, 0.406),
+  std=(0.229, 0.224, 0.225),
+)
+_DINOV2 = Family(
+  title="DINOv2",
+  sizes={"s": _S, "b": _B, "l": _L, "g": _DINOV2_G},
+  parts={"layer_scale": True},
+  published=("s14", "b14", "l14", "g14"),
+  reference=_IMAGENET,
+)
+FAMILIES = {
+  "vit": Family(
+    title="Vision Transformer",
+    layouts=("vision_transformer npz", "big_vision npz", *_TORCH),
+    sizes={"ti": _TI, "s": _S, "b": _B, "l": _L, "h": _H},
+    # As its patch convolution does: a ViT-H/14 at 256 pixels sees 252.
+    parts={"drops_border": True},
+    published=("ti16", "s16", "s32", "b8", "b16", "b32", "l16", "l32", "h14"),
+    embeddings=(*_OF_TOKENS, "pre_logits", *_WITHOUT_CLS),
+    reference=Preprocessing(),
+    resize="bilinear",
+  ),
+  "deit": Family(
+    title="DeiT",
+    sizes={"ti": _TI, "s": _S, "b": _B},
+    published=("ti16", "s16", "b16"),
+    reference=_IMAGENET,
+  ),
+  "deit_distilled": Family(
+    title="DeiT with a distillation token",
+    sizes={"ti": _TI, "s": _S, "b": _B},
+    parts={"tokens": (_CLS, ("dist", 1))},
+    published=("ti16", "s16", "b16"),
+    reference=_IMAGENET,
+  ),
+  "dinov2": _DINOV2,
+  "dinov2_reg": dataclasses.replace(
+    _DINOV2,
+    title="DINOv2 with registers",
+    parts={"layer_scale": True, "tokens": (_CLS, ("registers", 4))},
+    resize="bicubic_antialias",
+  ),
+  "siglip": Family(
+    title="image tower of SigLIP or SigLIP 2",
+    layouts=(*_TORCH, "big_vision npz"),
+    sizes={"b": _B, "l": _L, "so400m": _SO400M, "g": _SIGLIP_G},
+    # 384 pixels are not a multiple of 14, yet so400m14 is made for them.
+    parts={"tokens": (), "mlp": "gelu_tanh", "drops_border": True},
+    published=("b16", "b32", "l16", "so400m14", "so400m16", "g16"),
+    embeddings=("map", "mean"),
+    reference=Preprocessing(image_size=256),
+  ),
+}
+# Where the first published weights were not made for the family's side.
+_SIDES = {"siglip_b16": 224, "siglip_so400m14": 384}
+
+EXAMPLES: tuple[str, ...] = tuple(
+  f"{prefix}_{size}"
+  for prefix, family in FAMILIES.items()
+  for size in family.published
+)
+
+
+def find(name: str) -> Architecture | None:
+  """The architecture that a name such as `vit_b16` means; None if none."""
+  match = re.fullmatch(r"([a-z0-9_]+)_(ti|s|b|l|h|g|so400m)([1-9]\d*)", name)
+  family = match and FAMILIES.get(match[1])
+  if not match or not family or match[2] not in family.sizes:
+    return None
+  variant = Variant(
+    **family.parts, **family.sizes[match[2]], patch=int(match[3])
+  )
+  return architecture(name, family, variant)
+
+
+def architecture(name: str, family: Family, variant: Variant) -> Architecture:
+  """A network of any size of a family.
+
+  Args:
+    name: to call it by.
+    family: what it shares with others.
+    variant: its sizes.
+
+  Returns:
+    What the registry needs to know.
+  """
+
+  def build(embedding: str, compute_dtype: ComputeDtype) -> VisionTransformer:
+    _check_embedding(embedding, name, family, variant)
+    form, read = variant, embedding
+    if embedding in _WITHOUT_CLS:
+      form = dataclasses.replace(variant, tokens=())
+      read = _WITHOUT_CLS[embedding]
+    return VisionTransformer(form, read, compute_dtype)
+
+  side = _SIDES.get(name, family.reference.image_size)
+  return Architecture(
+    name=name,
+    summary=(
+      f"{family.title}, width {variant.width}, depth {variant.depth}, patch "
+      f"{variant.patch}"
+    ),
+    layouts=family.layouts,
+    embeddings=family.embeddings,
+    reference=dataclasses.replace(family.reference, image_size=side),
+    build=build,
+    rename=functools.partial(
+      vit_layouts.rename, name=name, resize=family.resize
+    ),
   )
 
 
-def parameter_shapes(
-  model: VisionTransformer, image_size: int
-) -> dict[str, tuple[int, ...]]:
-  """Shape of every parameter by "/"-joined name, without computing any.
-
-  Raises:
-    InputError: `image_size` is not a multiple of the patch.
-  """
-  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-  flat: dict[str, Any] = flax.traverse_util.flatten_dict(shapes, sep="/")
-  return {name: leaf.shape for name, leaf in flat.items()}
-
-
-def _products(compute_dtype: ComputeDtype) -> dict:
-  """How every matrix product of the model is computed."""
-  highest = compute_dtype == "float32"
-  return {
-    "dtype": jnp.dtype(compute_dtype),
-    "precision": jax.lax.Precision.HIGHEST if highest else None,
-  }
-
-
-def _layer_norm(name: str) -> nn.LayerNorm:
-  return nn.LayerNorm(
-    epsilon=1e-6, dtype=jnp.float32, use_fast_variance=False, name=name
-  )
-
-
-class _PatchEmbedding(nn.Module):
-  width: int
-  patch: int
-  compute_dtype: ComputeDtype
-
-  @nn.compact
-  def __call__(
-    self, images: Float[Array, "b s s 3"]
-  ) -> Float32[Array, "b patches width"]:
-    batch, side, patch = images.shape[0], images.shape[1], self.patch
-    if side % patch:
-      nearest = {max(1, side // patch) * patch, (side // patch + 1) * patch}
+def _check_embedding(
+  embedding: str, name: str, family: Family, variant: Variant
+) -> None:
+  last = last_blocks(embedding)
+  if last and "last<k>_cls" in family.embeddings:
+    if last > variant.depth:
       raise InputError(
-        f"image_size={side} is not a multiple of the patch size {patch}: use "
-        f"{' or '.join(map(str, sorted(nearest)))}."
+        f"embedding={embedding} asks {name} for {last} blocks, which has "
+        f"{variant.depth}: use last{variant.depth}_cls or fewer."
       )
-    kernel = self.param(
-      "kernel",
-      nn.initializers.lecun_normal(),
-      (patch, patch, 3, self.width),
+  elif embedding not in family.embeddings or "<" in embedding:
+    raise InputError(
+      f"embedding={embedding} is none that {name} has: use "
+      f"{', '.join(family.embeddings)}."
     )
-    bias = self.param("bias", nn.initializers.zeros, (self.width,))
-    how, grid = _products(self.compute_dtype), side // patch
-    x = images.astype(how["dtype"])
-    x = x.reshape(batch, grid, patch, grid, patch, 3).swapaxes(2, 3)
-    x = x.reshape(batch, grid * grid, patch * patch * 3)
-    kernel = kernel.reshape(-1, self.width).astype(how["dtype"])
-    x = jnp.matmul(x, kernel, precision=how["precision"])
-    return x.astype(jnp.float32) + bias
-
-
-class _PositionEmbedding(nn.Module):
-  @nn.compact
-  def __call__(
-    self, tokens: Float32[Array, "b t width"]
-  ) -> Float32[Array, "b t width"]:
-    return tokens + self.param(
-      "pos_embedding", nn.initializers.normal(0.02), (1, *tokens.shape[1:])
-    )
-
-
-class _Encoder(nn.Module):
-  size: Size
-  compute_dtype: ComputeDtype
-
-  @nn.compact
-  def __call__(
-    self, tokens: Float32[Array, "b t width"]
-  ) -> Float32[Array, "b t width"]:
-    tokens = _PositionEmbedding(name="posembed_input")(tokens)
-    for i in range(self.size.depth):
-      block = _EncoderBlock(
-        self.size, self.compute_dtype, name=f"encoderblock_{i}"
-      )
-      tokens = block(tokens)
-    return _layer_norm("encoder_norm")(tokens)
-
-
-class _EncoderBlock(nn.Module):
-  size: Size
-  compute_dtype: ComputeDtype
-
-  @nn.compact
-  def __call__(
-    self, tokens: Float32[Array, "b t width"]
-  ) -> Float32[Array, "b t width"]:
-    x = _layer_norm("LayerNorm_0")(tokens)
-    tokens = tokens + _Attention(
-      self.size.num_heads,
-      self.compute_dtype,
-      name="MultiHeadDotProductAttention_1",
-    )(x)
-    x = _layer_norm("LayerNorm_2")(tokens)
-    mlp = _Mlp(self.size.mlp_dim, self.compute_dtype, name="MlpBlock_3")
-    return tokens + mlp(x)
-
-
-class _Attention(nn.Module):
-  """softmax(q kᵀ/√dim) v for every head, the heads mixed by `out`."""
-
-  num_heads: int
-  compute_dtype: ComputeDtype
-
-  @nn.compact
-  def __call__(
-    self, x: Float32[Array, "b t width"]
-  ) -> Float[Array, "b t width"]:
-    width, how = x.shape[-1], _products(self.compute_dtype)
-    dim = width // self.num_heads
-
-    def heads(name: str) -> Float[Array, "b heads t dim"]:
-      project = nn.DenseGeneral((self.num_heads, dim), name=name, **how)
-      return project(x).swapaxes(1, 2)
-
-    query, key, value = heads("query"), heads("key"), heads("value")
-    precision = how["precision"]
-    scores = jnp.matmul(
-      query * dim**-0.5,
-      key.swapaxes(2, 3),
-      precision=precision,
-      preferred_element_type=jnp.float32,
-    )
-    weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
-    total = weights.sum(axis=-1, keepdims=True)
-    mixed = jnp.matmul(
-      weights.astype(how["dtype"]),
-      value,
-      precision=precision,
-      preferred_element_type=jnp.float32,
-    )
-    mixed = (mixed / total).swapaxes(1, 2)
-    return nn.DenseGeneral(width, axis=(-2, -1), name="out", **how)(mixed)
-
-
-class _Mlp(nn.Module):
-  mlp_dim: int
-  compute_dtype: ComputeDtype
-
-  @nn.compact
-  def __call__(
-    self, x: Float32[Array, "b t width"]
-  ) -> Float[Array, "b t width"]:
-    how = _products(self.compute_dtype)
-    hidden = nn.Dense(self.mlp_dim, name="Dense_0", **how)(x)
-    hidden = nn.gelu(hidden, approximate=False)
-    return nn.Dense(x.shape[-1], name="Dense_1", **how)(hidden)

@@ -21,11 +21,10 @@ import numpy as np
 from configs.schema import (
   ArraysSource,
   BackboneConfig,
-  ComputeDtype,
   ExtractConfig,
 )
 from extract import preprocess
-from extract.embed import Embedder
+from extract.embedder import Embedder
 from extract.job import run_extraction
 from extract.shard import shared_embedder
 from extract.source import open_source
@@ -59,16 +58,17 @@ def main() -> None:
 def measure(config: ExtractConfig, repeats: int) -> None:
   source = open_source(config.source, config.split)
   embedder = shared_embedder(config)
+  preprocessing = embedder.backbone.preprocessing
   batch = np.stack(
     [
-      preprocess.prepare(source[i].image, config.preprocess)
+      preprocess.prepare(source[i].image, preprocessing)
       for i in range(embedder.batch_size)
     ]
   )
   jax.block_until_ready(embedder(batch))  # compiles
-  dtype: ComputeDtype = config.backbone.compute_dtype
+  dtype = embedder.backbone.compute_dtype
   print(
-    f"{config.backbone.name} at {config.preprocess.image_size} px, {dtype},"
+    f"{config.backbone.name} at {preprocessing.image_size} px, {dtype},"
     f" n = {len(source):,}, batch {embedder.batch_size}, {os.cpu_count()}"
     f" cores, {len(jax.local_devices())} {jax.devices()[0].platform} device(s)"
   )

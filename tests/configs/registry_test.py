@@ -8,7 +8,7 @@ import configs
 from configs.errors import InputError
 from configs.registry import experiment_names, load_config
 from configs.schema import ExtractConfig, TfdsSource
-from extract.backbones import vit
+from extract.backbones.registry import find_architecture
 
 FOLDER = pathlib.Path(configs.__file__).parent
 NOT_EXPERIMENTS = {"__init__", "errors", "registry", "schema"}
@@ -30,10 +30,9 @@ def test_every_file_is_an_experiment():
 def test_every_experiment_loads(name):
   config = load_config(name)
   assert isinstance(config, ExtractConfig)
-  known = vit.from_name(
-    config.backbone.name, config.backbone.pooling, config.backbone.compute_dtype
-  )
-  assert known is not None or config.backbone.name == "random_patches"
+  if config.backbone.name != "random_patches":
+    architecture = find_architecture(config.backbone.name)
+    architecture.reference.changed(config.preprocess)
 
 
 @pytest.mark.parametrize("name", experiment_names())
@@ -92,7 +91,7 @@ def test_a_file_that_is_none(tmp_path, text, said):
   ("name", "said"),
   [
     ("cifar10_vit_ti61", "did you mean cifar10_vit_ti16"),
-    ("digits", "there are: arrays_vit_ti16, cifar10_vit_ti16"),
+    ("digits", "there are: arrays_vit_ti16, cifar100_vit_b16, cifar10_vit_b16"),
     ("schema", "CONFIG 'schema' is not known"),
     ("registry", "CONFIG 'registry' is not known"),
     ("", "CONFIG '' is not known"),

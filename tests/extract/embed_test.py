@@ -6,29 +6,22 @@ from typing import Any
 
 import hypothesis
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from configs.errors import InputError
-from configs.schema import (
-  ArraysSource,
-  BackboneConfig,
-  ExtractConfig,
-  PreprocessConfig,
-)
-from extract.backbones.registry import Backbone, load_backbone
-from extract.embed import (
-  EmbeddedBatch,
-  Embedder,
-  decode_pool,
-  embed_range,
-)
+from configs.schema import ArraysSource, ExtractConfig, PreprocessConfig
+from extract.backbones.backbone import Backbone
+from extract.backbones.registry import load_backbone
+from extract.embed import EmbeddedBatch, decode_pool, embed_range
+from extract.embedder import Embedder
+from extract.preprocess import Preprocessing
 from extract.source import Example, open_source
+from extract.views import image_key, random_view
+from tests.extract.embedders import first_pixel
 from tests.extract.image_jobs import array_job, pixels
 
-DEVICES = 8
 UNREADABLE = b"not an image"
 
 
@@ -63,24 +56,6 @@ class Memory:
     return f"memory[{index}]"
 
 
-def first_pixel(on_trace: Callable[[], object] = lambda: None) -> Backbone:
-  """An embedding that tells which image it is of: (index, 1)."""
-
-  def apply(params: dict, images: jax.Array) -> jax.Array:
-    on_trace()
-    value = images[:, 0, 0, :1].astype(jnp.float32)
-    return jnp.concatenate([value, jnp.ones_like(value)], axis=1) * params["a"]
-
-  return Backbone(
-    name="first_pixel",
-    layer="-",
-    feature_dim=2,
-    weights_sha256="-",
-    params={"a": np.float32(1)},
-    apply=apply,
-  )
-
-
 def config(**changes: Any) -> ExtractConfig:
   fields: dict[str, Any] = {
     "source": ArraysSource(path="-"),
@@ -99,61 +74,6 @@ def embedder() -> Embedder:
 def pool() -> Iterator[ThreadPoolExecutor]:
   with decode_pool(config()) as threads:
     yield threads
-
-
-@pytest.mark.parametrize(
-  ("asked", "used"), [(1, 8), (8, 8), (9, 16), (64, 64), (None, 128)]
-)
-def test_batches_divide_among_the_devices(asked, used):
-  assert jax.local_device_count() == DEVICES
-  assert Embedder(first_pixel(), asked).batch_size == used
-
-
-@pytest.mark.parametrize("size", [0, -8])
-def test_no_batch_at_all_is_refused(size):
-  with pytest.raises(InputError, match=rf"batch_size={size} must be"):
-    config(batch_size=size)
-
-
-def test_rows_are_sharded_over_all_devices(embedder):
-  result = embedder(np.zeros((5, 4, 4, 3), np.uint8))
-  assert {s.data.shape for s in result.addressable_shards} == {(1, 2)}
-  assert len({s.device for s in result.addressable_shards}) == DEVICES
-
-
-@pytest.mark.parametrize("make", ["random_patches", "attention"])
-def test_eight_devices_equal_one(make):
-  backbone = attention() if make == "attention" else random_patches()
-  images = pixels(16)
-  alone = jax.jit(backbone.apply)(backbone.params, images)
-  assert len(alone.devices()) == 1
-  many = Embedder(backbone, 16)(images)
-  np.testing.assert_allclose(many, alone, rtol=0, atol=2e-6)
-
-
-def random_patches() -> Backbone:
-  return load_backbone(
-    BackboneConfig(name="random_patches"), PreprocessConfig(image_size=8)
-  )
-
-
-def attention() -> Backbone:
-  """Mixes everything within an image, and nothing between images."""
-
-  def apply(params: dict, images: jax.Array) -> jax.Array:
-    tokens = images.reshape(len(images), 64, 3) / 255 @ params["in"]
-    weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", tokens, tokens))
-    return jnp.einsum("bqk,bkd->bqd", weights, tokens).mean(axis=1)
-
-  kernel = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
-  return Backbone(
-    name="attention",
-    layer="-",
-    feature_dim=32,
-    weights_sha256="-",
-    params={"in": kernel},
-    apply=apply,
-  )
 
 
 @pytest.mark.parametrize("batch_size", [8, 24, 64])
@@ -301,3 +221,93 @@ def test_a_batch_without_any_image_needs_no_device(embedder, pool):
   (batch,) = embed_range(source, range(4), embedder, skip, pool)
   assert batch.rows.embedding.shape == (0, 2)
   assert len(batch.skipped) == 4
+
+
+def test_a_row_is_the_mean_over_the_views_of_its_image(pool):
+  """Whatever the batches: 3 views of 7 images do not fill batches of 8."""
+  images = pixels(7, 12)
+  source = Images(images)
+  backbone = mean_colour()
+  job = config(views=3, view_min_area=0.2)
+  expected = [
+    np.mean(
+      [
+        random_view(image, image_key(image), v, 0.2, SQUARE).mean(axis=(0, 1))
+        for v in range(3)
+      ],
+      axis=0,
+    )
+    for image in images
+  ]
+  for batch_size in (8, 16, 64):
+    found = list(
+      embed_range(source, range(7), Embedder(backbone, batch_size), job, pool)
+    )
+    assert joined(found, "example_id") == list(range(7))
+    np.testing.assert_allclose(joined(found, "embedding"), expected, rtol=1e-6)
+    assert sum(batch.image_bytes for batch in found) == images.nbytes
+
+
+def test_views_skip_what_cannot_be_decoded(embedder, pool):
+  job = config(views=5, on_decode_error="skip")
+  source = Memory(11, frozenset([0, 3, 4, 10]))
+  found = list(embed_range(source, range(11), embedder, job, pool))
+  good = [1, 2, 5, 6, 7, 8, 9]
+  assert joined(found, "example_id") == [10 * i for i in good]
+  assert joined(found, "embedding") == [[i, 1] for i in good]
+  assert [s.example_id for b in found for s in b.skipped] == [0, 30, 40, 100]
+
+
+def test_with_views_no_more_is_decoded_ahead(embedder, pool):
+  read = []
+  source = Memory(400, on_read=read.append)
+  batches = embed_range(source, range(400), embedder, config(views=8), pool)
+  next(batches)
+  while not settled(read):
+    pass
+  # Images ahead are bounded, and each makes eight.
+  assert len(read) <= 6 * embedder.batch_size / 8 + 3
+  assert isinstance(batches, Generator)
+  batches.close()
+
+
+def test_it_says_where_the_time_went(embedder, pool):
+  def slowly(index: int) -> None:
+    time.sleep(0.005)
+
+  source = Memory(64, on_read=slowly)
+  batches = embed_range(source, range(64), embedder, config(), pool)
+  start = time.perf_counter()
+  found = list(batches)
+  seconds = time.perf_counter() - start
+  read = sum(batch.times.read for batch in found)
+  rest = sum(batch.times.decode + batch.times.backbone for batch in found)
+  assert read > 0.05
+  assert 0.8 * seconds < read + rest <= seconds
+
+
+SQUARE = Preprocessing(image_size=4)
+
+
+class Images(Memory):
+  """A source of given images."""
+
+  def __init__(self, images: np.ndarray):
+    super().__init__(len(images))
+    self._images = images
+
+  def __getitem__(self, index: int) -> Example:
+    return Example(example_id=index, label=0, image=self._images[index])
+
+
+def mean_colour() -> Backbone:
+  return Backbone(
+    name="mean_colour",
+    embedding="-",
+    feature_dim=3,
+    preprocessing=SQUARE,
+    weights_sha256=None,
+    compute_dtype="float32",
+    params={},
+    apply=lambda params, images: images.astype(np.float32).mean(axis=(1, 2)),
+  )

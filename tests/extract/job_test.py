@@ -7,7 +7,7 @@ import pytest
 
 from configs.errors import InputError, RunError
 from configs.schema import ExtractConfig, PreprocessConfig
-from extract import embed, shard
+from extract import embedder, shard
 from extract.cache_reader import open_cache
 from extract.cache_verify import verify_cache
 from extract.feature_cache import INFO_FILE
@@ -118,7 +118,7 @@ def test_workers_of_a_process_share_one_backbone(job, tmp_path, monkeypatch):
 
 def test_no_compilation_after_the_first_batch(job, tmp_path, monkeypatch):
   traces = []
-  load = embed.load_backbone
+  load = embedder.load_backbone
 
   def counting(*args):
     backbone = load(*args)
@@ -129,7 +129,7 @@ def test_no_compilation_after_the_first_batch(job, tmp_path, monkeypatch):
 
     return dataclasses.replace(backbone, apply=apply)
 
-  monkeypatch.setattr(embed, "load_backbone", counting)
+  monkeypatch.setattr(embedder, "load_backbone", counting)
   monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
   run_extraction(job, tmp_path / "cache", THREADS)
   assert traces == [(16, 8, 8, 3)]
@@ -228,12 +228,12 @@ def test_the_directory_of_another_job_is_refused(
 def test_the_directory_of_another_backbone_is_refused(
   undisturbed, npz, monkeypatch
 ):
-  load = embed.load_backbone
+  load = embedder.load_backbone
 
   def other_weights(*args):
     return dataclasses.replace(load(*args), weights_sha256="another")
 
-  monkeypatch.setattr(embed, "load_backbone", other_weights)
+  monkeypatch.setattr(embedder, "load_backbone", other_weights)
   monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
   with pytest.raises(InputError, match=r"backbone.weights_sha256 is"):
     run_extraction(array_job(npz), undisturbed)

@@ -14,6 +14,7 @@ from configs.errors import InputError
 from configs.schema import PreprocessConfig
 from extract.preprocess import (
   DecodeError,
+  Preprocessing,
   decode_image,
   normalize,
   prepare,
@@ -236,7 +237,7 @@ def test_arrays_of_another_shape_are_refused(shape):
 @pytest.mark.parametrize("resample", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("side", [8, 24, 64])
 def test_straight_resize_is_pillow_s(resample, side):
-  config = PreprocessConfig(image_size=side, resample=resample)
+  config = Preprocessing(image_size=side, resample=resample)
   expected = Image.fromarray(gradient()).resize(
     (side, side), Image.Resampling[resample.upper()]
   )
@@ -245,10 +246,10 @@ def test_straight_resize_is_pillow_s(resample, side):
   )
 
 
-@pytest.mark.parametrize("small", [None, 24])
-def test_an_image_of_the_right_size_is_untouched(small):
+@pytest.mark.parametrize("resize", ["square", 24])
+def test_an_image_of_the_right_size_is_untouched(resize):
   image = gradient(24, 24)
-  config = PreprocessConfig(image_size=24, resize_small=small)
+  config = Preprocessing(image_size=24, resize=resize)
   assert np.shares_memory(resize_and_crop(image, config), image)
 
 
@@ -265,8 +266,8 @@ def test_crop_equals_resizing_all_then_cropping(
 ):
   noise = np.random.default_rng(height * 91 + width)
   image = noise.integers(0, 256, (height, width, 3), dtype=np.uint8)
-  config = PreprocessConfig(
-    image_size=side, resize_small=side + margin, resample=resample
+  config = Preprocessing(
+    image_size=side, resize=side + margin, resample=resample
   )
   scale = (side + margin) / min(height, width)
   full = round(width * scale), round(height * scale)
@@ -281,17 +282,38 @@ def test_crop_equals_resizing_all_then_cropping(
 
 def test_crop_of_a_very_long_image_takes_no_memory_for_its_length():
   image = np.zeros((1, 200_000, 3), np.uint8)
-  config = PreprocessConfig(image_size=224, resize_small=256)
+  config = Preprocessing(image_size=224, resize=256)
   assert resize_and_crop(image, config).shape == (224, 224, 3)
 
 
-def test_resize_small_below_the_crop_is_refused():
-  with pytest.raises(InputError, match=r"resize_small=200.*image_size=224"):
-    PreprocessConfig(image_size=224, resize_small=200)
+def test_what_is_asked_for_replaces_what_the_reference_does():
+  reference = Preprocessing(image_size=224, resize=256, resample="bilinear")
+  assert reference.changed(PreprocessConfig()) == reference
+  changed = reference.changed(
+    PreprocessConfig(resize="square", mean=(0.1, 0.2, 0.3))
+  )
+  assert changed == Preprocessing(
+    resize="square", resample="bilinear", mean=(0.1, 0.2, 0.3)
+  )
+
+
+@pytest.mark.parametrize(
+  ("reference", "size", "resize"),
+  [(256, 384, 439), (256, 112, 128), ("square", 384, "square")],
+)
+def test_another_image_size_is_cropped_in_proportion(reference, size, resize):
+  preprocessing = Preprocessing(image_size=224, resize=reference)
+  changed = preprocessing.changed(PreprocessConfig(image_size=size))
+  assert (changed.image_size, changed.resize) == (size, resize)
+
+
+def test_a_resize_below_the_crop_is_refused():
+  with pytest.raises(InputError, match=r"resize=200.*image_size=224"):
+    Preprocessing().changed(PreprocessConfig(resize=200))
 
 
 def test_prepare_decodes_then_resizes():
-  config = PreprocessConfig(image_size=16)
+  config = Preprocessing(image_size=16)
   data = encode(Image.fromarray(gradient()), "PNG")
   np.testing.assert_array_equal(
     prepare(data, config), resize_and_crop(gradient(), config)
@@ -299,7 +321,7 @@ def test_prepare_decodes_then_resizes():
 
 
 def test_normalize_is_the_formula_for_every_pixel_value():
-  config = PreprocessConfig(mean=(0.485, 0.456, 0.406), std=(0.2, 0.3, 0.4))
+  config = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.2, 0.3, 0.4))
   pixels = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 16, 16, 3)
   expected = (pixels / 255 - config.mean) / config.std
   np.testing.assert_allclose(normalize(pixels, config), expected, atol=1e-6)
@@ -308,14 +330,12 @@ def test_normalize_is_the_formula_for_every_pixel_value():
 def test_normalize_defaults_are_the_vit_papers():
   pixels = np.array([0, 255, 51], np.uint8).reshape(1, 1, 1, 3)
   np.testing.assert_allclose(
-    np.ravel(normalize(pixels, PreprocessConfig())),
+    np.ravel(normalize(pixels, Preprocessing())),
     [-1, 1, -0.6],
     atol=1e-6,
   )
 
 
-def test_normalize_refuses_a_std_of_zero():
+def test_a_std_of_zero_is_refused():
   with pytest.raises(InputError, match="std"):
-    normalize(
-      np.zeros((1, 2, 2, 3), np.uint8), PreprocessConfig(std=(0.5, 0.0, 0.5))
-    )
+    PreprocessConfig(std=(0.5, 0.0, 0.5))

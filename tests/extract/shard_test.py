@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from configs.errors import RunError
 from configs.schema import ExtractConfig
 from extract import cache_writer, shard
 from extract.cache_identity import CacheIdentity
@@ -98,6 +99,20 @@ def test_a_shard_that_was_damaged_is_done_again(worker, identity, tmp_path):
   file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
   assert list(worker.process(1)) == [1]
   assert file.read_bytes() == sound
+
+
+def test_a_worker_with_other_weights_is_refused(job, identity, tmp_path):
+  """They would be the cache's in name only."""
+  of_another = dataclasses.replace(
+    identity,
+    backbone=dataclasses.replace(identity.backbone, weights_sha256="ab" * 32),
+  )
+  assert cache_writer.begin(tmp_path / "cache", of_another)
+  do_fn = ExtractShard(job, of_another, str(tmp_path / "cache"))
+  do_fn.setup()
+  with pytest.raises(RunError, match=r"another file on this worker.*abab"):
+    list(do_fn.process(0))
+  do_fn.teardown()
 
 
 def test_it_travels_to_workers(worker):

@@ -11,11 +11,9 @@ SPACE = FeatureSpace(
   backbone="vit_ti16",
   backbone_fingerprint="ab" * 32,
   class_names=("cat", "dog"),
-  cache_fingerprint="12" * 32,
+  rows=("pets", "train"),
 )
-TEST = dataclasses.replace(
-  SPACE, owner="caches/test", cache_fingerprint="34" * 32
-)
+TEST = dataclasses.replace(SPACE, owner="caches/test", rows=("pets", "test"))
 
 
 def test_the_same_space_holds():

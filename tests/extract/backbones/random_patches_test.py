@@ -9,9 +9,8 @@ import sklearn.datasets
 from dp_accounting import gaussian_mechanism
 
 from configs.errors import InputError
-from configs.schema import PreprocessConfig
 from extract.backbones import random_patches
-from extract.preprocess import normalize, prepare
+from extract.preprocess import Preprocessing, normalize, prepare
 
 PARAMS = random_patches.make_params()
 
@@ -91,7 +90,7 @@ def digits(side: int) -> tuple[np.ndarray, np.ndarray]:
   """Embeddings in float64, labels."""
   pixels, label = sklearn.datasets.load_digits(return_X_y=True)
   pixels = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
-  config = PreprocessConfig(image_size=side)
+  config = Preprocessing(image_size=side)
   images = np.stack([prepare(image, config) for image in pixels])
   embed = jax.jit(lambda x: random_patches.apply(PARAMS, normalize(x, config)))
   return np.asarray(embed(images), np.float64), label

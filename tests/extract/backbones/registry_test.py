@@ -2,13 +2,21 @@ import hashlib
 import pathlib
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
 from configs.errors import InputError
 from configs.schema import BackboneConfig, PreprocessConfig
-from extract.backbones import random_patches, vit
-from extract.backbones.registry import Backbone, backbone_names, load_backbone
+from extract.backbones import random_patches
+from extract.backbones.backbone import Backbone
+from extract.backbones.registry import (
+  backbone_names,
+  find_architecture,
+  load_backbone,
+  parameter_shapes,
+  resolved,
+)
 
 SMALL = PreprocessConfig(image_size=16)
 
@@ -16,9 +24,7 @@ SMALL = PreprocessConfig(image_size=16)
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> str:
   """An npz of random weights for vit_ti8 at 16 pixels."""
-  model = vit.from_name("vit_ti8", "cls", "float32")
-  assert model is not None
-  shapes = vit.parameter_shapes(model, 16)
+  module = find_architecture("vit_ti8").build("cls", "float32")
   rng = np.random.default_rng(0)
   path = tmp_path_factory.mktemp("weights") / "vit_ti8.npz"
   np.savez(
@@ -26,7 +32,7 @@ def weights(tmp_path_factory) -> str:
     allow_pickle=False,
     **{
       key: 0.05 * rng.standard_normal(shape, dtype=np.float32)
-      for key, shape in shapes.items()
+      for key, shape in parameter_shapes(module, 16).items()
     },
   )
   return str(path)
@@ -52,7 +58,7 @@ def embedding(backbone) -> np.ndarray:
 
 
 def test_vit(backbone, embedding, weights):
-  assert (backbone.name, backbone.layer) == ("vit_ti8", "encoder_norm/cls")
+  assert (backbone.name, backbone.embedding) == ("vit_ti8", "cls")
   data = pathlib.Path(weights).read_bytes()
   assert backbone.weights_sha256 == hashlib.sha256(data).hexdigest()
   assert embedding.shape == (2, backbone.feature_dim)
@@ -64,7 +70,7 @@ def test_vit(backbone, embedding, weights):
 @pytest.mark.parametrize(
   ("choice", "preprocess"),
   [
-    ({"pooling": "mean"}, {}),
+    ({"embedding": "mean"}, {}),
     ({"compute_dtype": "bfloat16"}, {}),
     ({}, {"mean": (0.9, 0.9, 0.9)}),
   ],
@@ -74,7 +80,7 @@ def test_every_choice_reaches_the_model(choice, preprocess, embedding, weights):
     BackboneConfig(name="vit_ti8", weights=weights, **choice),
     PreprocessConfig(image_size=16, **preprocess),
   )
-  assert other.layer == f"encoder_norm/{choice.get('pooling', 'cls')}"
+  assert other.embedding == choice.get("embedding", "cls")
   difference = np.abs(embed(other, IMAGES) - embedding).max()
   assert difference > 1e-3 * np.abs(embedding).max()
 
@@ -82,7 +88,7 @@ def test_every_choice_reaches_the_model(choice, preprocess, embedding, weights):
 def test_weights_of_another_backbone_name_both(weights):
   with pytest.raises(
     InputError,
-    match="width 192 depth 12 patch 8; vit_b16 expects width 768 depth 12",
+    match=r"width 192 depth 12 patch 8.*; vit_b16 expects width 768 depth 12",
   ):
     load_backbone(BackboneConfig(name="vit_b16", weights=weights), SMALL)
 
@@ -105,7 +111,7 @@ def test_the_image_size_is_checked_before_the_weights_are_read():
     ("ViT-B/16", "vit_"),
     ("vit_ti0", "vit_ti1"),
     ("random_patch", "random_patches"),
-    ("resnet50", "random_patches"),
+    ("resnet50", "nf_resnet50"),
   ],
 )
 def test_an_unknown_name_gets_near_matches(name, hint):
@@ -120,14 +126,14 @@ def test_random_patches():
     BackboneConfig(name="random_patches"), PreprocessConfig(image_size=8)
   )
   assert backbone.feature_dim == random_patches.FEATURE_DIM
-  assert len(backbone.weights_sha256) == 64
+  assert len(backbone.weights_sha256 or "") == 64
   images = np.zeros((3, 8, 8, 3), np.uint8)
   assert embed(backbone, images).shape == (3, backbone.feature_dim)
 
 
 @pytest.mark.parametrize(
   "choice",
-  [{"weights": "w.npz"}, {"pooling": "mean"}, {"compute_dtype": "bfloat16"}],
+  [{"weights": "w.npz"}, {"embedding": "mean"}, {"compute_dtype": "bfloat16"}],
 )
 def test_random_patches_has_nothing_to_choose(choice):
   config = BackboneConfig(name="random_patches", **choice)
@@ -142,9 +148,60 @@ def test_random_patches_refuses_an_image_below_its_grid():
     )
 
 
-def test_every_pattern_that_is_listed_can_be_loaded():
-  for pattern, line in backbone_names().items():
-    name = pattern.replace("<patch>", "16")
-    assert "\n" not in line
-    model = vit.from_name(name, "cls", "float32")
-    assert model is not None or name == "random_patches"
+@pytest.mark.parametrize("name", backbone_names())
+def test_every_name_that_is_listed_is_found(name):
+  if name == "random_patches":
+    return
+  architecture = find_architecture(name)
+  assert architecture.name == name
+  assert "\n" not in architecture.summary
+  for embedding in architecture.embeddings:
+    if "<" not in embedding:
+      architecture.build(embedding, "bfloat16")
+  with pytest.raises(InputError, match="nonsense"):
+    architecture.build("nonsense", "float32")
+
+
+def test_the_compute_dtype_is_that_of_the_devices_here():
+  assert jax.default_backend() == "cpu"
+  config = BackboneConfig(name="vit_b16")
+  assert resolved(config).compute_dtype == "float32"
+  chosen = BackboneConfig(name="vit_b16", compute_dtype="bfloat16")
+  assert resolved(chosen) is chosen
+  for own in ("random_patches", "mine.py:embed"):
+    assert resolved(BackboneConfig(name=own)).compute_dtype is None
+
+
+def test_in_bfloat16_kernels_take_half_the_memory(weights):
+  backbone = load_backbone(
+    BackboneConfig(name="vit_ti8", weights=weights, compute_dtype="bfloat16"),
+    SMALL,
+  )
+  leaves = jax.tree_util.tree_leaves_with_path(backbone.params)
+  for path, leaf in leaves:
+    kernel = path[-1].key == "kernel"
+    assert leaf.dtype == (ml_dtypes.bfloat16 if kernel else np.float32)
+  assert any(path[-1].key == "kernel" for path, _ in leaves)
+  as_read = load_backbone(
+    BackboneConfig(name="vit_ti8", weights=weights), SMALL
+  ).params
+  np.testing.assert_array_equal(
+    jax.jit(backbone.apply)(backbone.params, IMAGES),
+    jax.jit(backbone.apply)(as_read, IMAGES),
+  )
+
+
+def test_a_pinned_hash_is_checked(weights):
+  data = pathlib.Path(weights).read_bytes()
+  for sha256, ok in (
+    (hashlib.sha256(data).hexdigest(), True),
+    ("0" * 64, False),
+  ):
+    config = BackboneConfig(
+      name="vit_ti8", weights=weights, weights_sha256=sha256
+    )
+    if ok:
+      assert load_backbone(config, SMALL).weights_sha256 == sha256
+    else:
+      with pytest.raises(InputError, match="0000"):
+        load_backbone(config, SMALL)

@@ -1,51 +1,42 @@
+import dataclasses
+import functools
 import pathlib
+from typing import Any
 
 import flax.traverse_util
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
 import sklearn.datasets
+from flax import linen as nn
 
 from configs.errors import InputError
-from configs.schema import (
-  BackboneConfig,
-  ComputeDtype,
-  Pooling,
-  PreprocessConfig,
-)
-from extract.backbones import checkpoint, vit
-from extract.backbones.registry import load_backbone
-from extract.preprocess import normalize, prepare
+from configs.schema import ComputeDtype, PreprocessConfig
+from extract.backbones import vit
+from extract.backbones.architecture import Architecture, Shape
+from extract.backbones.vision_transformer import VisionTransformer
+from extract.backbones.vit_blocks import Variant
+from extract.preprocess import Preprocessing, normalize, prepare
 
-TINY = vit.Size(width=12, depth=2, mlp_dim=20, num_heads=3)
+TINY = Variant(width=12, depth=2, mlp_dim=20, num_heads=3, patch=4)
 
 
-def tiny(
-  pooling: Pooling = "cls",
-  compute_dtype: ComputeDtype = "float32",
-  num_classes: int | None = None,
-) -> vit.VisionTransformer:
-  return vit.VisionTransformer(
-    size=TINY,
-    patch=4,
-    pooling=pooling,
-    compute_dtype=compute_dtype,
-    num_classes=num_classes,
+def parameter_shapes(model: nn.Module, side: int) -> dict[str, Shape]:
+  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+  tree = jax.eval_shape(model.init, jax.random.key(0), images)
+  flat: dict[str, Any] = flax.traverse_util.flatten_dict(
+    tree["params"], sep="/"
   )
+  return {key: value.shape for key, value in flat.items()}
 
 
-def named(name: str, **choices: int) -> vit.VisionTransformer:
-  model = vit.from_name(name, "cls", "float32", **choices)
-  assert model is not None
-  return model
-
-
-def random_params(model: vit.VisionTransformer, side: int) -> dict:
+def random_params(model: VisionTransformer, side: int) -> dict:
   rng = np.random.default_rng(0)
   return {
     key: 0.5 * rng.standard_normal(shape, dtype=np.float32)
-    for key, shape in vit.parameter_shapes(model, side).items()
+    for key, shape in parameter_shapes(model, side).items()
   }
 
 
@@ -60,21 +51,23 @@ def layer_norm(x, params, name):
   return x * params[f"{name}/scale"] + params[f"{name}/bias"]
 
 
-def by_the_paper(flat: dict, images: np.ndarray) -> np.ndarray:
-  """All tokens after the encoder: the paper's equations in float64."""
+def by_the_paper(flat: dict, images: np.ndarray) -> list[np.ndarray]:
+  """Normalised tokens after each block: the paper's equations in float64."""
   p = {key: value.astype(np.float64) for key, value in flat.items()}
   grid = images.shape[1] // 4
-  tokens = [np.broadcast_to(p["cls"][0, 0], (len(images), TINY.width))]
+  tokens = []
   for i in range(grid):
     for j in range(grid):
       patch = images[:, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
       embedded = np.tensordot(patch, p["embedding/kernel"], axes=3)
       tokens.append(embedded + p["embedding/bias"])
-  x = np.stack(tokens, axis=1)
-  x = x + p["Transformer/posembed_input/pos_embedding"]
+  x = np.stack(tokens, axis=1) + p["pos_embedding"]
+  # The class token's own position embedding is in it.
+  cls = np.broadcast_to(p["cls"], (len(images), 1, TINY.width))
+  x, outputs = np.concatenate([cls, x], axis=1), []
   for i in range(TINY.depth):
     block = f"Transformer/encoderblock_{i}"
-    attention = f"{block}/MultiHeadDotProductAttention_1"
+    attention = f"{block}/MultiHeadDotProductAttention_0"
     y = layer_norm(x, p, f"{block}/LayerNorm_0")
     q, k, v = (
       np.einsum("btd,dhe->bthe", y, p[f"{attention}/{name}/kernel"])
@@ -85,58 +78,94 @@ def by_the_paper(flat: dict, images: np.ndarray) -> np.ndarray:
     y = np.einsum("bhqk,bkhe->bqhe", scipy.special.softmax(scores, -1), v)
     y = np.einsum("bqhe,hed->bqd", y, p[f"{attention}/out/kernel"])
     x = x + y + p[f"{attention}/out/bias"]
-    y = layer_norm(x, p, f"{block}/LayerNorm_2")
-    mlp = f"{block}/MlpBlock_3"
+    y = layer_norm(x, p, f"{block}/LayerNorm_1")
+    mlp = f"{block}/MlpBlock_0"
     y = y @ p[f"{mlp}/Dense_0/kernel"] + p[f"{mlp}/Dense_0/bias"]
     y = y * (1 + scipy.special.erf(y / np.sqrt(2))) / 2
     x = x + y @ p[f"{mlp}/Dense_1/kernel"] + p[f"{mlp}/Dense_1/bias"]
-  return layer_norm(x, p, "Transformer/encoder_norm")
+    outputs.append(layer_norm(x, p, "Transformer/encoder_norm"))
+  return outputs
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_the_model_is_the_paper_s(pooling):
-  model = tiny(pooling=pooling)
+@pytest.mark.parametrize(
+  "embedding",
+  ["cls", "mean", "cls_mean", "last1_cls", "last2_cls", "pre_logits"],
+)
+def test_the_model_is_the_paper_s(embedding):
+  model = VisionTransformer(TINY, embedding)
   flat = random_params(model, 12)
   images = np.random.default_rng(1).uniform(-1, 1, (3, 12, 12, 3))
-  tokens = by_the_paper(flat, images)
-  expected = tokens[:, 0] if pooling == "cls" else tokens[:, 1:].mean(axis=1)
+  before, tokens = by_the_paper(flat, images)
+  cls, mean = tokens[:, 0], tokens[:, 1:].mean(axis=1)
+  expected = {
+    "cls": cls,
+    "last1_cls": cls,
+    "mean": mean,
+    "cls_mean": np.concatenate([cls, mean], axis=-1),
+    "last2_cls": np.concatenate([before[:, 0], cls], axis=-1),
+  }
+  if embedding == "pre_logits":
+    logits = cls @ flat["pre_logits/kernel"] + flat["pre_logits/bias"]
+    expected["pre_logits"] = np.tanh(logits)
   got = run(model, flat, images.astype(np.float32))
-  np.testing.assert_allclose(got, expected, atol=2e-5)
+  np.testing.assert_allclose(got, expected[embedding], atol=2e-5)
 
 
-def test_bfloat16_rounds_products_only():
-  flat = random_params(tiny(), 12)
+@pytest.mark.parametrize(
+  ("variant", "embedding"),
+  [
+    (TINY, "cls"),
+    (dataclasses.replace(TINY, tokens=(), mlp="gelu_tanh"), "map"),
+    (dataclasses.replace(TINY, layer_scale=True, mlp="swiglu"), "pre_logits"),
+  ],
+)
+def test_bfloat16_rounds_products_only(variant, embedding):
   images = np.random.default_rng(1).uniform(-1, 1, (3, 12, 12, 3))
   images = images.astype(np.float32)
-  exact = run(tiny(), flat, images)
-  rounded = run(tiny(compute_dtype="bfloat16"), flat, images)
+  model = VisionTransformer(variant, embedding)
+  flat = random_params(model, 12)
+  exact = run(model, flat, images)
+  halved = VisionTransformer(variant, embedding, "bfloat16")
+  rounded = run(halved, flat, images)
   assert rounded.dtype == np.float32
   assert 0 < np.abs(rounded - exact).max() < 0.1 * np.abs(exact).max()
+  # Kernels that come in bfloat16 already are the same numbers.
+  half = {
+    key: value.astype(jnp.bfloat16) if key.endswith("/kernel") else value
+    for key, value in flat.items()
+  }
+  np.testing.assert_array_equal(run(halved, half, images), rounded)
 
 
 def test_large_scores_do_not_overflow():
-  flat = random_params(tiny(), 12)
+  model = VisionTransformer(TINY)
+  flat = random_params(model, 12)
   for key in flat:
     if "/query/" in key:
       flat[key] = flat[key] * 1e4
   images = np.random.default_rng(1).uniform(-1, 1, (1, 12, 12, 3))
-  assert np.isfinite(run(tiny(), flat, images.astype(np.float32))).all()
+  assert np.isfinite(run(model, flat, images.astype(np.float32))).all()
 
 
-def test_parameters_are_named_as_in_vision_transformer():
-  shapes = vit.parameter_shapes(tiny(num_classes=7), 12)
+def test_parameters_are_named_as_in_big_vision():
+  shapes = parameter_shapes(VisionTransformer(TINY), 12)
   block = "Transformer/encoderblock_1"
-  attention = f"{block}/MultiHeadDotProductAttention_1"
+  attention = f"{block}/MultiHeadDotProductAttention_0"
   assert shapes["cls"] == (1, 1, 12)
   assert shapes["embedding/kernel"] == (4, 4, 3, 12)
-  assert shapes["Transformer/posembed_input/pos_embedding"] == (1, 10, 12)
+  assert shapes["pos_embedding"] == (1, 9, 12)
   assert shapes[f"{attention}/query/kernel"] == (12, 3, 4)
   assert shapes[f"{attention}/query/bias"] == (3, 4)
   assert shapes[f"{attention}/out/kernel"] == (3, 4, 12)
-  assert shapes[f"{block}/MlpBlock_3/Dense_0/kernel"] == (12, 20)
+  assert shapes[f"{block}/MlpBlock_0/Dense_0/kernel"] == (12, 20)
   assert shapes["Transformer/encoder_norm/scale"] == (12,)
-  assert shapes["head/kernel"] == (12, 7)
-  assert len(shapes) == 4 + 2 + 2 + TINY.depth * 16
+  assert len(shapes) == 4 + 2 + TINY.depth * 16
+
+
+def named(name: str) -> Architecture:
+  architecture = vit.find(name)
+  assert architecture is not None
+  return architecture
 
 
 @pytest.mark.parametrize(
@@ -148,25 +177,87 @@ def test_parameters_are_named_as_in_vision_transformer():
     ("vit_b32", 87.5),
     ("vit_l16", 303.3),
     ("vit_h14", 630.8),
+    ("deit_distilled_s16", 21.7),
+    ("dinov2_g14", 1134.8),
+    ("siglip_b16", 92.9),
+    ("siglip_so400m14", 428.2),
   ],
 )
 def test_sizes_have_the_published_number_of_parameters(name, millions):
-  shapes = vit.parameter_shapes(named(name), 224)
+  architecture = named(name)
+  model = architecture.build(architecture.embeddings[0], "float32")
+  shapes = parameter_shapes(model, architecture.reference.image_size)
   count = sum(np.prod(shape) for shape in shapes.values())
   assert count / 1e6 == pytest.approx(millions, abs=0.05)
 
 
-@pytest.mark.parametrize("name", ["vit_b", "vit_b016", "vit_g14", "xvit_b16"])
+@pytest.mark.parametrize("name", vit.EXAMPLES)
+def test_every_example_says_what_it_is(name):
+  found = named(name)
+  assert found.name == name
+  assert "\n" not in found.summary
+  assert found.embeddings[0] == ("map" if "siglip" in name else "cls")
+  for embedding in found.embeddings:
+    found.build(embedding.replace("<k>", "4"), "float32")
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "vit_b",
+    "vit_b016",
+    "vit_g14",
+    "xvit_b16",
+    "deit_l16",
+    "siglip_ti16",
+    "b16",
+  ],
+)
 def test_other_names_mean_no_model(name):
-  assert vit.from_name(name, "cls", "float32") is None
+  assert vit.find(name) is None
 
 
-def test_an_image_that_patches_do_not_tile_is_refused():
-  model = named("vit_b16")
+@pytest.mark.parametrize(
+  ("name", "embedding", "message"),
+  [
+    ("vit_b16", "pooled", "embedding=pooled is none .* vit_b16 has: use cls, "),
+    ("vit_b16", "last<k>_cls", "is none that vit_b16 has"),
+    ("vit_b16", "last13_cls", "13 blocks, which has 12: use last12_cls"),
+    ("siglip_b16", "last2_cls", "siglip_b16 has: use map, mean"),
+    ("dinov2_s14", "pre_logits", "use cls, mean, cls_mean, last<k>_cls"),
+  ],
+)
+def test_an_embedding_that_is_not_there_is_refused(name, embedding, message):
+  with pytest.raises(InputError, match=message):
+    named(name).build(embedding, "float32")
+
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+@pytest.mark.parametrize(
+  ("name", "reference"),
+  [
+    ("vit_l16", Preprocessing(image_size=224)),
+    ("deit_s16", Preprocessing(image_size=224, resize=256, **IMAGENET)),
+    ("dinov2_reg_l14", Preprocessing(image_size=224, resize=256, **IMAGENET)),
+    ("siglip_b16", Preprocessing(image_size=224)),
+    ("siglip_l16", Preprocessing(image_size=256)),
+    ("siglip_so400m14", Preprocessing(image_size=384)),
+  ],
+)
+def test_the_preprocessing_is_the_family_s(name, reference):
+  assert named(name).reference == reference
+
+
+@pytest.mark.parametrize("side", [8, 225])
+def test_an_image_that_patches_do_not_tile_is_refused(side):
+  model = named("vit_b16").build("cls", "float32")
+  near = {8: "16", 225: "224 or 240"}[side]
   with pytest.raises(
-    InputError, match=r"image_size=225.*patch size 16: use 224 or 240"
+    InputError, match=rf"image_size={side}.*patch size 16: use {near}\."
   ):
-    vit.parameter_shapes(model, 225)
+    parameter_shapes(model, side)
 
 
 @pytest.fixture(scope="module")
@@ -192,23 +283,33 @@ def cifar(shared_data) -> dict[str, np.ndarray]:
     }
 
 
+@functools.cache
+def load(weights: str, embedding: str, side: int) -> tuple[dict, dict]:
+  """Parameters of vit_ti16 for that image size, and the file's arrays."""
+  architecture = named("vit_ti16")
+  model = architecture.build(embedding, "float32")
+  with np.load(weights) as file:
+    arrays = dict(file)
+  flat = architecture.rename(arrays, parameter_shapes(model, side), weights)
+  return flax.traverse_util.unflatten_dict(flat, sep="/"), arrays
+
+
 def embed(
   weights: str,
   images: np.ndarray | list[np.ndarray],
   compute_dtype: ComputeDtype = "float32",
   side: int = 224,
 ) -> np.ndarray:
-  preprocess = PreprocessConfig(image_size=side)
-  backbone = load_backbone(
-    BackboneConfig(
-      name="vit_ti16", weights=weights, compute_dtype=compute_dtype
-    ),
-    preprocess,
+  architecture = named("vit_ti16")
+  config = architecture.reference.changed(PreprocessConfig(image_size=side))
+  model = architecture.build("cls", compute_dtype)
+  params, _ = load(weights, "cls", side)
+  apply = jax.jit(
+    lambda images: model.apply({"params": params}, normalize(images, config))
   )
-  apply = jax.jit(backbone.apply)
-  squares = np.stack([prepare(image, preprocess) for image in images])
+  squares = np.stack([prepare(image, config) for image in images])
   batches = np.split(squares, range(16, len(squares), 16))
-  return np.concatenate([apply(backbone.params, b) for b in batches])
+  return np.concatenate([apply(b) for b in batches])
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -247,20 +348,12 @@ def test_other_resolutions_give_similar_embeddings(weights, side, at_least):
 @pytest.fixture(scope="module")
 def classify(weights):
   """Images to ImageNet classes by the backbone's head, the likeliest first."""
-  model = named("vit_ti16", num_classes=1000)
-  params, _ = checkpoint.load_vit(
-    weights, vit.parameter_shapes(model, 224), "vit_ti16"
-  )
-  config = PreprocessConfig()
-  logits = jax.jit(
-    lambda images: model.apply({"params": params}, normalize(images, config))
-  )
+  _, arrays = load(weights, "cls", 224)
 
   def run(images: list[bytes | np.ndarray]) -> np.ndarray:
-    squares = np.zeros((16, 224, 224, 3), np.uint8)
-    for i, image in enumerate(images):
-      squares[i] = prepare(image, config)
-    return np.argsort(-np.asarray(logits(squares)), axis=-1)[: len(images)]
+    decoded = [prepare(image, Preprocessing()) for image in images]
+    logits = embed(weights, decoded) @ arrays["head/kernel"]
+    return np.argsort(-(logits + arrays["head/bias"]), axis=-1)
 
   return run
 

@@ -1,0 +1,21 @@
+r"""CIFAR-10 from TFDS through a public ViT-B/16 at 224 px.
+
+Run, for `train` and for `test`:
+
+    oneshot-dp extract cifar10_vit_b16 --split train --out caches/cifar10-train
+
+Not run yet: the machine at hand could not download the weights.
+"""
+
+from configs.schema import BackboneConfig, ExtractConfig, TfdsSource
+
+
+def get_config() -> ExtractConfig:
+  """The experiment."""
+  return ExtractConfig(
+    source=TfdsSource(name="cifar10"),
+    backbone=BackboneConfig(
+      name="vit_b16",
+      weights="hf://timm/vit_base_patch16_224.augreg_in21k/model.safetensors",
+    ),
+  )

@@ -1,0 +1,37 @@
+r"""ImageNet-1k through a ViT-L/16 at 256 px, as in the paper.
+
+Mehta et al. (TMLR 2023), appendix D: the shorter side resized to 384, the
+central 256 x 256 cropped; add `--views 16` for the augmented variant.
+
+Run (TFDS prepares imagenet2012 from the archives that image-net.org gives):
+
+    oneshot-dp extract imagenet_vit_l16 \
+      --split train --out caches/imagenet-vit-l16-train
+
+Not run yet: there was neither ImageNet nor an accelerator at hand.
+
+ImageNet-21k, on which these weights were trained, contains ImageNet-1k's own
+photographs. So the run repeats the paper's, but no epsilon covers what the
+backbone has seen of them: for a claim about ImageNet-1k itself give weights
+that have not.
+"""
+
+from configs.schema import (
+  BackboneConfig,
+  ExtractConfig,
+  PreprocessConfig,
+  TfdsSource,
+)
+
+
+def get_config() -> ExtractConfig:
+  """The experiment."""
+  return ExtractConfig(
+    source=TfdsSource(name="imagenet2012"),
+    backbone=BackboneConfig(
+      name="vit_l16",
+      weights="hf://timm/vit_large_patch16_224.augreg_in21k/model.safetensors",
+      compute_dtype="bfloat16",
+    ),
+    preprocess=PreprocessConfig(image_size=256, resize=384),
+  )

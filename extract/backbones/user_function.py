@@ -1,0 +1,110 @@
+"""A user's own backbone: `FILE.py:FUNCTION`.
+
+    def embed(params, images):
+      ...
+
+takes the arrays of the weights file by name (an empty dict without one) and
+normalised float32 images [b, s, s, 3], and gives embeddings [b, d]. It is
+jitted: it must be pure, and treat every image alone.
+"""
+
+import hashlib
+import importlib.util
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, UInt8
+
+from configs.errors import InputError
+from configs.schema import BackboneConfig, PreprocessConfig
+from extract.backbones.backbone import Backbone, output_shape
+from extract.backbones.checkpoint import read_arrays
+from extract.preprocess import Preprocessing, normalize
+from extract.weights.locations import local_weights
+
+_EMBEDDING = "what the function returns"
+
+
+def is_user_function(name: str) -> bool:
+  """Whether a backbone's name means a file of the user's."""
+  return ".py:" in name
+
+
+def load_user_function(
+  config: BackboneConfig, preprocess: PreprocessConfig
+) -> Backbone:
+  """Loads the function and its weights.
+
+  Its identity in a cache is the file's name, the function's, and the SHA-256
+  of the file and of the weights; modules that the file imports are not hashed.
+
+  Raises:
+    InputError: no such file or function, it fails, its output is not [b, d],
+      or a choice was made that it does not have.
+  """
+  if config.embedding is not None or config.compute_dtype is not None:
+    raise InputError(
+      f"backbone {config.name}: your own function decides what it returns and"
+      " how it computes: leave out backbone.embedding and"
+      " backbone.compute_dtype."
+    )
+  file, _, function = config.name.rpartition(":")
+  path = pathlib.Path(file)
+  embed, code_sha256 = _load(path, function)
+  params, weights_sha256 = {}, None
+  if config.weights is not None:
+    local = local_weights(config.weights, config.weights_sha256)
+    params, weights_sha256 = read_arrays(local)
+  preprocessing = Preprocessing().changed(preprocess)
+
+  def apply(params: Any, images: UInt8[Array, "b s s 3"]) -> Array:
+    output = embed(params, normalize(images, preprocessing))
+    return jnp.asarray(output, jnp.float32)
+
+  try:
+    shape = output_shape(apply, params, preprocessing.image_size).shape
+  except Exception as error:
+    reason = " ".join(str(error).split())
+    raise InputError(
+      f"backbone {config.name}: {type(error).__name__}: {reason}"
+    ) from error
+  if len(shape) != 2 or shape[0] != 2:
+    raise InputError(
+      f"backbone {config.name} gives {list(shape)} for 2 images; embeddings"
+      " must be [b, d]."
+    )
+  return Backbone(
+    name=f"{path.name}:{function}",
+    embedding=_EMBEDDING,
+    feature_dim=shape[1],
+    preprocessing=preprocessing,
+    weights_sha256=weights_sha256,
+    code_sha256=code_sha256,
+    compute_dtype=None,
+    params=params,
+    apply=apply,
+  )
+
+
+def _load(path: pathlib.Path, function: str) -> tuple[Callable, str]:
+  """The function, and the SHA-256 of the source that it was made from."""
+  try:
+    source = path.read_bytes()
+  except OSError as error:
+    raise InputError(
+      f"backbone {path}:{function}: {error.strerror or error}."
+    ) from error
+  spec = importlib.util.spec_from_loader(path.stem, None, origin=str(path))
+  assert spec is not None
+  module = importlib.util.module_from_spec(spec)
+  try:
+    # Of the bytes that were hashed, not of the file at some later time.
+    exec(compile(source, path, "exec"), vars(module))
+  except Exception as error:
+    raise InputError(f"{path}: {type(error).__name__}: {error}") from error
+  found = getattr(module, function, None)
+  if not callable(found):
+    raise InputError(f"{path} has no function {function!r}.")
+  return found, hashlib.sha256(source).hexdigest()

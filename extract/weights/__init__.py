@@ -1,0 +1,1 @@
+"""Pretrained weights from wherever they are, once, whole and checked."""

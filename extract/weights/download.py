@@ -1,0 +1,249 @@
+"""One file over HTTP, grown under a `.part` name and resumed where it stopped.
+
+Beside the part lies what the server said of the file, so that a later run asks
+for the missing bytes of that very file (RFC 9110, If-Range) or starts anew.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+
+import requests
+from tqdm import tqdm
+
+from configs.errors import InputError, RunError
+from extract.durable_files import disk_errors, read_json, write_json
+from extract.weights.remote_file import (
+  Remote,
+  is_trustworthy,
+  without_secrets,
+)
+
+_ATTEMPTS = 5
+_FIRST_PAUSE_SECONDS = 1.0
+_TIMEOUT_SECONDS = (10.0, 60.0)  # to connect, to read
+_CHUNK_BYTES = 1 << 18
+_DENIED = (401, 403, 404, 410)
+_PASSING = (408, 425, 429)
+_BROKEN = (
+  requests.ConnectionError,
+  requests.Timeout,
+  requests.exceptions.ChunkedEncodingError,
+)
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _File:
+  """What a server says of a file: its versions, as in the headers, and size."""
+
+  etag: str | None = None
+  last_modified: str | None = None
+  total: int | None = None
+
+  @property
+  def validator(self) -> str | None:
+    """The value for If-Range, which a weak ETag may not be."""
+    weak = self.etag is None or self.etag.startswith("W/")
+    return self.last_modified if weak else self.etag
+
+  def agrees_with(self, other: "_File") -> bool:
+    """Whether nothing that both know differs."""
+    known = dataclasses.asdict(self).items()
+    pairs = [(value, getattr(other, key)) for key, value in known]
+    return all(None in pair or pair[0] == pair[1] for pair in pairs)
+
+
+class _TransferBroken(Exception):
+  """The transfer stopped for a reason that may pass."""
+
+
+class _Session(requests.Session):
+  """Follows redirects only to where nobody on the way can change the file."""
+
+  def get_redirect_target(self, resp: requests.Response) -> str | None:
+    target = super().get_redirect_target(resp)
+    if target and not is_trustworthy(urllib.parse.urljoin(resp.url, target)):
+      resp.close()
+      raise InputError(
+        f"{without_secrets(resp.url)} redirects to {without_secrets(target)}, "
+        "which is not https://; download the file by hand and give its path."
+      )
+    return target
+
+
+def fetch(remote: Remote, part: pathlib.Path) -> None:
+  """Completes `part`, and tries again while the connection is at fault.
+
+  Attempts are counted anew whenever more has arrived than ever before. Only
+  one process at a time may call it for a part.
+
+  Args:
+    remote: the file.
+    part: where it grows; what it holds from an earlier call is continued.
+
+  Raises:
+    InputError: the server denies the file, or it cannot be asked for it.
+    RunError: the network or the disk keeps failing; a later call continues.
+  """
+  failures, most = 0, 0
+  with _Session() as session:
+    while True:
+      try:
+        return _transfer(session, remote, part)
+      except _TransferBroken as error:
+        reason = str(error)
+      held = _size(part)
+      failures = 1 if held > most else failures + 1
+      most = max(most, held)
+      if failures == _ATTEMPTS:
+        total = _noted(part).total or "unknown"
+        raise RunError(
+          f"{remote.name}: {reason}; {held} of {total} bytes are "
+          "here: run the same command again to resume."
+        )
+      time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
+
+
+def note_path(part: pathlib.Path) -> pathlib.Path:
+  """The file beside a part that says what it is a part of."""
+  return part.with_name(part.name + ".json")
+
+
+def _transfer(session: _Session, remote: Remote, part: pathlib.Path) -> None:
+  file = _noted(part)
+  held = _size(part)
+  if held and held == file.total:
+    return
+  # Lengths are those of the file itself only where it is not compressed.
+  headers = {"Accept-Encoding": "identity"}
+  if held and file.validator:
+    headers |= {"Range": f"bytes={held}-", "If-Range": file.validator}
+  with _answer(session, remote, headers) as response:
+    if response.status_code == 200:
+      held, file = 0, _described(response.headers)
+      _start(part, file)
+    elif not _continues(response, held, file):
+      _start(part, _File())
+      raise _TransferBroken("the server did not send the missing bytes")
+    with (
+      disk_errors(part),
+      part.open("ab") as output,
+      tqdm(
+        total=file.total,
+        initial=held,
+        desc=remote.name.rpartition("/")[2],
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        disable=None,
+        leave=False,
+      ) as bar,
+    ):
+      for chunk in _chunks(response):
+        output.write(chunk)
+        bar.update(len(chunk))
+  held = _size(part)
+  if file.total is not None and held != file.total:
+    if held > file.total:
+      _start(part, _File())
+    raise _TransferBroken("the server did not send the length it announced")
+
+
+@contextlib.contextmanager
+def _answer(
+  session: requests.Session, remote: Remote, headers: Mapping[str, str]
+) -> Iterator[requests.Response]:
+  """The response, once it is one that has bytes of the file."""
+  try:
+    response = session.get(
+      remote.url,
+      headers=headers,
+      auth=remote.authorize,
+      stream=True,
+      timeout=_TIMEOUT_SECONDS,
+    )
+  except _BROKEN as error:
+    # Not chained: the library's messages hold the URL with its secrets.
+    raise _TransferBroken(_reason(error)) from None
+  except requests.RequestException as error:
+    problem = type(error).__name__
+    raise InputError(f"{remote.name}: {problem}; check the address.") from None
+  with response:
+    status = response.status_code
+    if status in _DENIED:
+      raise InputError(f"{remote.name}: HTTP {status}; {remote.remedy}.")
+    if status in _PASSING or status >= 500:
+      raise _TransferBroken(f"HTTP {status}")
+    if status not in (200, 206, 416):
+      raise InputError(f"{remote.name}: HTTP {status}; check the address.")
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+      raise InputError(
+        f"{remote.name} is sent compressed ({encoding}), though that was "
+        "declined; download the file by hand and give its path."
+      )
+    yield response
+
+
+def _chunks(response: requests.Response) -> Iterator[bytes]:
+  try:
+    yield from response.iter_content(_CHUNK_BYTES)
+  except _BROKEN as error:
+    raise _TransferBroken(_reason(error)) from None
+
+
+def _continues(response: requests.Response, held: int, file: _File) -> bool:
+  """Whether the body is the rest of the same file."""
+  span = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+  if response.status_code != 206 or not span:
+    return False
+  start, total = span.groups()
+  answered = dataclasses.replace(
+    _described(response.headers), total=None if total == "*" else int(total)
+  )
+  return int(start) == held and answered.agrees_with(file)
+
+
+def _described(headers: Mapping[str, str]) -> _File:
+  length = headers.get("Content-Length", "")
+  return _File(
+    etag=headers.get("ETag"),
+    last_modified=headers.get("Last-Modified"),
+    total=int(length) if length.isdecimal() else None,
+  )
+
+
+def _size(part: pathlib.Path) -> int:
+  return part.stat().st_size if part.exists() else 0
+
+
+def _start(part: pathlib.Path, file: _File) -> None:
+  """Empties the part; old bytes never lie beside the note of a new file."""
+  with disk_errors(part):
+    part.unlink(missing_ok=True)
+    write_json(part.parent, note_path(part), dataclasses.asdict(file))
+    part.touch()
+
+
+def _noted(part: pathlib.Path) -> _File:
+  """What the part is a part of; nothing is known where the note is damaged."""
+  try:
+    return _File(**read_json(note_path(part)))
+  except (InputError, TypeError):
+    return _File()
+
+
+def _reason(error: BaseException | None) -> str:
+  """What the operating system says, or that the connection broke."""
+  if isinstance(error, requests.Timeout):
+    return "the server does not answer"
+  while error is not None:
+    if isinstance(error, OSError) and error.errno and error.strerror:
+      return error.strerror
+    error = error.__cause__ or error.__context__
+  return "the connection broke"

@@ -1,0 +1,124 @@
+"""Downloads, kept once for all runs of a user.
+
+A file is kept under a name made of its URL's digest and its own name, with a
+note of its size and SHA-256 beside it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pathlib
+import re
+import urllib.parse
+from collections.abc import Iterator
+
+from configs.errors import InputError
+from extract.durable_files import (
+  disk_errors,
+  file_sha256,
+  publish,
+  read_json,
+  write_json,
+)
+from extract.weights import download
+from extract.weights.remote_file import Remote
+
+CACHE_VARIABLE = "ONESHOT_DP_WEIGHTS_DIR"
+_LONGEST_NAME = 100
+
+
+def cache_dir() -> pathlib.Path:
+  """Where downloads are kept: $ONESHOT_DP_WEIGHTS_DIR or the user's cache."""
+  if chosen := os.environ.get(CACHE_VARIABLE):
+    return pathlib.Path(chosen).expanduser()
+  cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+  return pathlib.Path(cache).expanduser() / "oneshot-dp" / "weights"
+
+
+def downloaded(remote: Remote, sha256: str | None) -> pathlib.Path:
+  """The file in the cache, fetched if it is not there whole.
+
+  Args:
+    remote: the file.
+    sha256: what its SHA-256 must be, in lower-case hexadecimal. It is then
+      hashed in full; without, only where its size or time of change are not
+      those of the download. A file that was damaged since is fetched again.
+
+  Raises:
+    InputError: the server denies it, or it has another SHA-256; it is then
+      removed.
+    RunError: the network or the disk fails; a later call resumes.
+  """
+  path = cache_dir() / _cache_name(remote.url)
+  in_full = sha256 is not None
+  # First without the lock, for a cache that may only be read.
+  found = _intact(path, in_full=in_full)
+  if found is not None and sha256 in (None, found):
+    return path
+  with _locked(path):
+    found = _intact(path, in_full=in_full) or _download(remote, path)
+    if sha256 not in (None, found):
+      with disk_errors(path):
+        path.unlink()
+      raise InputError(
+        f"{remote.name} has SHA-256 {found}, not {sha256}: the download was "
+        "removed; correct the SHA-256 or the address."
+      )
+  return path
+
+
+def _download(remote: Remote, path: pathlib.Path) -> str:
+  """Fetches a file into the cache; returns its SHA-256."""
+  part = path.with_name(path.name + ".part")
+  download.fetch(remote, part)
+  found, stat = file_sha256(part), part.stat()
+  note = {
+    "source": remote.name,
+    "sha256": found,
+    "size": stat.st_size,
+    "mtime_ns": stat.st_mtime_ns,
+  }
+  write_json(path.parent, download.note_path(path), note)
+  publish(part, path)
+  with disk_errors(part):
+    download.note_path(part).unlink(missing_ok=True)
+  return found
+
+
+def _intact(path: pathlib.Path, *, in_full: bool) -> str | None:
+  """The SHA-256 of a download that is whole and unchanged, else None."""
+  try:
+    note, stat = read_json(download.note_path(path)), path.stat()
+    found = note["sha256"]
+    if in_full or (stat.st_size, stat.st_mtime_ns) != (
+      note["size"],
+      note["mtime_ns"],
+    ):
+      found = file_sha256(path)
+    return found if found == note["sha256"] else None
+  except (OSError, InputError, KeyError):
+    return None
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+  """One process at a time; the lock goes with the process that holds it."""
+  with disk_errors(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(path.name + ".lock").open("ab")
+  with lock:
+    with disk_errors(path):
+      fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+
+
+def _cache_name(url: str) -> str:
+  """A name for a URL; its user and password do not say which file it is."""
+  parts = urllib.parse.urlsplit(url)
+  host = parts.netloc.rpartition("@")[2]
+  plain = parts._replace(netloc=host, fragment="").geturl()
+  digest = hashlib.sha256(plain.encode()).hexdigest()[:16]
+  base = urllib.parse.unquote(parts.path).rpartition("/")[2]
+  readable = re.sub(r"[^A-Za-z0-9._-]", "_", base)[-_LONGEST_NAME:]
+  return f"{digest}-{readable or 'weights'}"

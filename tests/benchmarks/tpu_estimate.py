@@ -1,0 +1,353 @@
+"""What the TPU compiler expects of extraction and of the exact sum; no TPU.
+
+    python tests/benchmarks/tpu_estimate.py [--networks vit_b16 vit_h14]
+
+Compiles ahead of time with libtpu's compile-only client, for one v5e and one v4
+host, and prints FLOPs, bytes, memory and predicted speeds. Minutes.
+
+How far to believe it. The `optimal_seconds` of JAX's cost_analysis() are of no
+use: an instruction without a cost counts as minus one second, a loop as one
+turn, and the rest is bytes by bandwidth though most of them stay in the vector
+memory. The `estimated_cycles` of the compiled instructions are what the
+compiler chose their tiles by, and their sum, at the chip's clock, is the
+prediction here; it knows no overlap between instructions, no host and no
+queues. A scatter has no cycles either: the instruction bundles of its machine
+code are counted, with the empty ones that wait for others, one cycle each.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import importlib.util
+import os
+import platform
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# Nothing here may look for a TPU, ask a metadata server for one, or take the
+# lock that keeps two processes from one TPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+os.environ["TPU_ACCELERATOR_TYPE"] = "v5litepod-4"
+os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+# `make` keeps it out of the environment's own packages, for there JAX would
+# look for a TPU, loudly, in every process.
+_LIBTPU = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
+if _LIBTPU.is_file():
+  os.environ["TPU_LIBRARY_PATH"] = str(_LIBTPU)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from extract.backbones.registry import apply_function, find_architecture
+from extract.embedder import IMAGES_PER_DEVICE
+from linear_dp import class_sums
+from linear_dp.ball_check import within_ball_int32
+
+GIB = 2**30
+BATCH = IMAGES_PER_DEVICE["tpu"]
+"""Images per chip."""
+IMAGE_SIZE = 256
+ROWS = class_sums._ROWS_PER_DEVICE
+CLASSES, WIDTH = 1000, 1280
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+  """A host of TPU chips, and the published limits of one chip.
+
+  Attributes:
+    topology: of the compile-only client.
+    options: with which it takes a chip for one device.
+    flops: bfloat16 operations per second.
+    bandwidth: of the memory, bytes/s.
+    memory: bytes.
+    clock: of a core, Hz: what 128 x 128 matrix units need for `flops`.
+  """
+
+  topology: str
+  options: dict[str, str]
+  flops: float
+  bandwidth: float
+  memory: int
+  clock: float
+
+
+CHIPS = {
+  "v5e": Chip(
+    topology="v5e:2x2",
+    options={},
+    flops=197e12,
+    bandwidth=819e9,
+    memory=16 * GIB,
+    clock=1.5e9,
+  ),
+  "v4": Chip(
+    topology="v4:2x2x1",
+    # Otherwise each of a chip's two cores is a device with half the memory.
+    options={"chip_config_name": "megacore"},
+    flops=275e12,
+    bandwidth=1228e9,
+    memory=32 * GIB,
+    clock=1.05e9,
+  ),
+}
+PAPER_TABLE_8 = {"vit_b16": 900, "vit_h14": 100}
+"""Mehta et al. (TMLR 2023): images/s/core, "last layer"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+  """A program as it was handed to the compiler and as it came back.
+
+  Attributes:
+    chip: for which.
+    stablehlo: before; the compiler replaces float64 by pairs of float32.
+    hlo: after.
+    flops, bytes_accessed: of one device, by cost_analysis().
+    memory: arguments, results, temporaries and code on a device, bytes.
+    temporaries: bytes of it.
+  """
+
+  chip: Chip
+  stablehlo: str
+  hlo: str
+  flops: float
+  bytes_accessed: float
+  memory: int
+  temporaries: int
+
+  @functools.cached_property
+  def cycles(self) -> int:
+    """Sum over the instructions that have an estimate."""
+    found = re.findall(r'"estimated_cycles":"(\d+)"', self.hlo)
+    return sum(int(cycles) for cycles in found)
+
+  @property
+  def seconds(self) -> float:
+    """Predicted, of what has an estimate."""
+    return self.cycles / self.chip.clock
+
+  def cycles_by_operation(self) -> collections.Counter[str]:
+    """Where the cycles go, blocks of a network taken together."""
+    cycles = collections.Counter()
+    for line in self.hlo.splitlines():
+      if found := re.search(r'"estimated_cycles":"(\d+)"', line):
+        name = re.search(r'op_name="([^"]*)"', line)
+        name = re.sub(r"_\d+", "", name[1].split("/", 1)[-1] if name else "?")
+        cycles[name] += int(found[1])
+    return cycles
+
+
+def unavailable() -> str | None:
+  """Why nothing can be compiled here, or None if it can."""
+  if sys.platform != "linux" or platform.machine() != "x86_64":
+    return "libtpu is built for Linux on x86-64 only"
+  if not _LIBTPU.is_file() and importlib.util.find_spec("libtpu") is None:
+    return "libtpu is not installed: `make test` does it"
+  return None
+
+
+def mesh_of(chip: Chip) -> Mesh:
+  """The chips of one host."""
+  described = topologies.get_topology_desc(
+    chip.topology, platform="tpu", **chip.options
+  )
+  return Mesh(np.array(described.devices), ("data",))
+
+
+def extraction(name: str, chip: Chip) -> Program:
+  """The forward pass in bfloat16, images sharded, parameters replicated."""
+  architecture = find_architecture(name)
+  module = architecture.build(architecture.embeddings[0], "bfloat16")
+  image = (IMAGE_SIZE, IMAGE_SIZE, 3)
+  shapes = jax.eval_shape(
+    module.init,
+    jax.random.key(0),
+    jax.ShapeDtypeStruct((1, *image), jnp.float32),
+  )["params"]
+  mesh = mesh_of(chip)
+  replicated = NamedSharding(mesh, PartitionSpec())
+  rows = NamedSharding(mesh, PartitionSpec("data"))
+
+  def placed(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
+    # As extract.backbones.registry.stored_params has them.
+    kernel = path[-1].key == "kernel"
+    dtype = jnp.bfloat16 if kernel else leaf.dtype
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=replicated)
+
+  apply = jax.jit(
+    apply_function(module, architecture.reference),
+    in_shardings=(replicated, rows),
+    out_shardings=rows,
+  )
+  batch = (BATCH * mesh.size, *image)
+  return _compiled(
+    apply.lower(
+      jax.tree_util.tree_map_with_path(placed, shapes),
+      jax.ShapeDtypeStruct(batch, jnp.uint8, sharding=rows),
+    ),
+    chip,
+  )
+
+
+def exact_sum(
+  chip: Chip,
+  *,
+  form: Any = class_sums._add_at_once,
+  dtype: str = "float16",
+  classes: int = CLASSES,
+  bias: bool = False,
+) -> Program:
+  """One chunk of the exact sum at ImageNet's size."""
+  mesh = mesh_of(chip)
+  sharding = NamedSharding(mesh, PartitionSpec("data"))
+  of_a_chip = (
+    ((classes, WIDTH + bias), jnp.int32),
+    ((ROWS, WIDTH), jnp.dtype(dtype)),
+    ((ROWS,), jnp.float32),
+    ((ROWS,), jnp.int32),
+  )
+  adder: Any = class_sums._chunk_adder(mesh, bias, form)
+  with jax.enable_x64(form is class_sums._add_in_tiles):
+    lowered = adder.lower(
+      *(
+        jax.ShapeDtypeStruct(
+          (mesh.size * shape[0], *shape[1:]), dtype, sharding=sharding
+        )
+        for shape, dtype in of_a_chip
+      )
+    )
+    return _compiled(lowered, chip)
+
+
+def one_hot_product(
+  bias: bool, sums: Array, embedding: Array, scale: Array, label: Array
+) -> tuple[Array, Array]:
+  """The form that was not taken: one-hot labels by signed limbs of 7 bits.
+
+  Every product is exact in int32 (127 times the rows of a chunk), and so is
+  their sum, which is that of the rows.
+  """
+  assert not bias
+  row = jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
+  u = row.astype(jnp.int32)
+  length, sign = jnp.abs(u), jnp.sign(u)
+  limbs = [
+    (sign * limb).astype(jnp.int8)
+    for limb in (length >> 14, (length >> 7) & 127, length & 127)
+  ]
+  one_hot = (label == jnp.arange(len(sums))[:, None]).astype(jnp.int8)
+  # Otherwise it is made again for each product, which then runs at half speed.
+  one_hot, limbs = jax.lax.optimization_barrier((one_hot, limbs))
+  high, middle, low = (
+    jnp.matmul(one_hot, limb, preferred_element_type=jnp.int32)
+    for limb in limbs
+  )
+  sums = sums + (((high << 7) + middle) << 7) + low
+  return sums, ~within_ball_int32(row)
+
+
+def scatter_bundles(dump: Path) -> float:
+  """Instruction bundles per row of the last scatter compiled.
+
+  The rows of a pass are unrolled: each adds its `WIDTH` in vectors of 128.
+
+  Args:
+    dump: the compiler's --xla_jf_dump_to, with text of the machine code.
+  """
+  files = sorted(dump.glob("*-scatter*-packed-bundles-post-ra.txt"))
+  files = [f for f in files if "schedule-analysis" not in f.name]
+  code = files[-1].read_text()
+  bundles = len(re.findall(r"^ *(?:0x[0-9a-f]+|0) +\w* *:", code, re.M))
+  rows = code.count("vadd.s32") / -(-WIDTH // 128)
+  return bundles / rows
+
+
+def _compiled(lowered: Any, chip: Chip) -> Program:
+  compiled = lowered.compile()
+  cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
+  return Program(
+    chip=chip,
+    stablehlo=lowered.as_text(),
+    hlo=compiled.as_text(),
+    flops=cost["flops"],
+    bytes_accessed=cost["bytes accessed"],
+    memory=memory.argument_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.output_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.generated_code_size_in_bytes,
+    temporaries=memory.temp_size_in_bytes,
+  )
+
+
+def extraction_line(name: str, chip_name: str, program: Program) -> str:
+  """One line of the table."""
+  chip = program.chip
+  return (
+    f"{name} at {IMAGE_SIZE} px, {BATCH} images per {chip_name}:"
+    f" {program.flops / BATCH / 1e9:.1f} GFLOP per image,"
+    f" {program.bytes_accessed / 1e9:.1f} GB accessed,"
+    f" {program.memory / GIB:.2f} of {chip.memory // GIB} GiB;"
+    f" predicted {BATCH / program.seconds:.0f} images/s/chip,"
+    f" at peak FLOPs {BATCH * chip.flops / program.flops:.0f}"
+    f" (paper's Table 8: {PAPER_TABLE_8[name]} per core)"
+  )
+
+
+def sum_line(what: str, program: Program, cycles: float) -> str:
+  """One line of the table; `cycles` are for what has no estimate."""
+  total = program.cycles + cycles
+  seconds = total / program.chip.clock
+  scatter = (
+    f"+ {cycles:,.0f} of the scatter's code" if cycles else "and a scatter"
+  )
+  return (
+    f"exact sum, {what}: {program.cycles:,} cycles estimated {scatter} for"
+    f" {ROWS} rows: {1e6 * seconds:.0f} µs,"
+    f" {1e9 * seconds / ROWS:.0f} ns a row; {program.memory / 2**20:.1f} MiB"
+  )
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--networks", nargs="*", default=sorted(PAPER_TABLE_8))
+  args = parser.parse_args()
+  if reason := unavailable():
+    sys.exit(reason)
+  with tempfile.TemporaryDirectory() as dump:
+    # libtpu reads it once, when it is loaded.
+    os.environ["LIBTPU_INIT_ARGS"] = (
+      f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true"
+      " --xla_jf_dump_llo_pass_label_regex=packed-bundles-post-ra"
+    )
+    for name, chip in CHIPS.items():
+      for dtype in ("float16", "bfloat16", "float32"):
+        program = exact_sum(chip, dtype=dtype)
+        cycles = ROWS * scatter_bundles(Path(dump))
+        print(sum_line(f"{name}, {dtype}, scatter", program, cycles))
+      program = exact_sum(chip, bias=True)
+      cycles = ROWS * scatter_bundles(Path(dump))
+      print(sum_line(f"{name}, float16, bias, scatter", program, cycles))
+      program = exact_sum(chip, form=one_hot_product)
+      print(sum_line(f"{name}, float16, int8 one-hot product", program, 0))
+    for network in args.networks:
+      for name, chip in CHIPS.items():
+        program = extraction(network, chip)
+        print(extraction_line(network, name, program), flush=True)
+        for part, cycles in program.cycles_by_operation().most_common(8):
+          print(f"  {cycles / program.cycles:4.0%} {part}")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,111 @@
+import hashlib
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from configs.errors import InputError
+from configs.schema import BackboneConfig, PreprocessConfig
+from extract.backbones.registry import load_backbone
+
+CODE = """
+import jax.numpy as jnp
+
+def embed(params, images):
+  return images.mean(axis=(1, 2)) @ params["w"]
+
+def plain(params, images):
+  return images.mean(axis=(1, 2)).astype(jnp.bfloat16)
+
+def flat(params, images):
+  return images.ravel()
+
+def whole(params, images):
+  return images
+
+number = 3
+"""
+SMALL = PreprocessConfig(image_size=8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def code(tmp_path) -> pathlib.Path:
+  path = tmp_path / "mine.py"
+  path.write_text(CODE)
+  return path
+
+
+@pytest.fixture
+def weights(tmp_path) -> str:
+  path = tmp_path / "w.npz"
+  np.savez(path, w=np.arange(15, dtype=np.float32).reshape(3, 5))
+  return str(path)
+
+
+def load(code: pathlib.Path, function: str, **fields):
+  config = BackboneConfig(name=f"{code}:{function}", **fields)
+  return load_backbone(config, SMALL)
+
+
+def test_a_function_with_weights(code, weights):
+  backbone = load(code, "embed", weights=weights)
+  found = np.asarray(jax.jit(backbone.apply)(backbone.params, IMAGES))
+  normalised = IMAGES.astype(np.float64) / 127.5 - 1
+  kernel = np.arange(15).reshape(3, 5)
+  np.testing.assert_allclose(
+    found, normalised.mean(axis=(1, 2)) @ kernel, atol=1e-5
+  )
+  assert backbone.feature_dim == 5
+
+
+def test_its_identity_is_its_name_and_its_bytes(code, weights):
+  backbone = load(code, "embed", weights=weights)
+  assert backbone.name == "mine.py:embed"  # of no machine's path
+  assert backbone.code_sha256 == sha256(code)
+  assert backbone.weights_sha256 == sha256(pathlib.Path(weights))
+  code.write_text(CODE + "# changed\n")
+  assert load(code, "embed", weights=weights).code_sha256 == sha256(code)
+
+
+def sha256(path: pathlib.Path) -> str:
+  return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_function_without_weights(code):
+  backbone = load(code, "plain")
+  assert backbone.weights_sha256 is None
+  assert backbone.feature_dim == 3
+  assert jax.jit(backbone.apply)({}, IMAGES).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  ("function", "said"),
+  [
+    ("absent", r"mine\.py has no function 'absent'"),
+    ("number", r"mine\.py has no function 'number'"),
+    ("embed", r"mine\.py:embed: KeyError: 'w'"),
+    ("flat", r"gives \[384\] for 2 images; embeddings must be \[b, d\]"),
+    ("whole", r"gives \[2, 8, 8, 3\] for 2 images"),
+  ],
+)
+def test_a_function_that_is_none(code, function, said):
+  with pytest.raises(InputError, match=said):
+    load(code, function)
+
+
+def test_a_file_that_is_none(code):
+  with pytest.raises(InputError, match=r"absent\.py:embed: No such file"):
+    load(code.with_name("absent.py"), "embed")
+  code.write_text("def embed(:")
+  with pytest.raises(InputError, match=r"mine\.py: SyntaxError"):
+    load(code, "embed")
+
+
+@pytest.mark.parametrize(
+  "choice", [{"embedding": "cls"}, {"compute_dtype": "bfloat16"}]
+)
+def test_it_has_nothing_to_choose(code, choice):
+  with pytest.raises(InputError, match="your own function decides"):
+    load(code, "plain", **choice)

@@ -1,0 +1,51 @@
+"""Backbones so small that a test knows their embeddings."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from extract.backbones.backbone import Backbone
+from extract.preprocess import Preprocessing
+
+
+def first_pixel(on_trace: Callable[[], object] = lambda: None) -> Backbone:
+  """An embedding that tells which image it is of: (index, 1)."""
+
+  def apply(params: dict, images: jax.Array) -> jax.Array:
+    on_trace()
+    value = images[:, 0, 0, :1].astype(jnp.float32)
+    return jnp.concatenate([value, jnp.ones_like(value)], axis=1) * params["a"]
+
+  return Backbone(
+    name="first_pixel",
+    embedding="-",
+    feature_dim=2,
+    preprocessing=Preprocessing(image_size=4),
+    weights_sha256="-",
+    compute_dtype="float32",
+    params={"a": np.float32(1)},
+    apply=apply,
+  )
+
+
+def attention() -> Backbone:
+  """Mixes everything within an image, and nothing between images."""
+
+  def apply(params: dict, images: jax.Array) -> jax.Array:
+    tokens = images.reshape(len(images), 64, 3) / 255 @ params["in"]
+    weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", tokens, tokens))
+    return jnp.einsum("bqk,bkd->bqd", weights, tokens).mean(axis=1)
+
+  kernel = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
+  return Backbone(
+    name="attention",
+    embedding="-",
+    feature_dim=32,
+    preprocessing=Preprocessing(image_size=8),
+    weights_sha256="-",
+    compute_dtype="float32",
+    params={"in": kernel},
+    apply=apply,
+  )

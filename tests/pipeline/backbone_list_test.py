@@ -1,0 +1,43 @@
+import pytest
+
+from configs.errors import InputError
+from extract.backbones.registry import backbone_names
+from pipeline.backbone_list import describe_backbone, list_backbones
+
+
+def test_every_name_has_a_line():
+  lines = list_backbones().splitlines()
+  names = [line.split()[0] for line in lines]
+  assert names == [*backbone_names(), "FILE.py:FUNCTION"]
+  assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_the_embeddings_are_listed():
+  (line,) = (x for x in list_backbones().splitlines() if "vit_b16 " in x[:9])
+  assert "; cls, mean," in line
+
+
+def test_all_about_one():
+  rows = dict(
+    line.split(maxsplit=1) for line in describe_backbone("vit_ti16").split("\n")
+  )
+  assert rows["parameters"] == "5.5 million without the head"
+  assert rows["embeddings"].startswith("cls [192], mean [192], cls_mean [384]")
+  assert rows["embeddings"].endswith("(the first is the default)")
+  assert rows["image"] == "224 px, both sides resized to it, bicubic"
+
+
+def test_a_crop_is_told():
+  assert (
+    "224 px, cropped from a shorter side of 256, bicubic"
+    in describe_backbone("deit_ti16")
+  )
+
+
+def test_one_that_needs_no_weights():
+  assert "no weights" in describe_backbone("random_patches")
+
+
+def test_an_unknown_one():
+  with pytest.raises(InputError, match=r"did you mean .*vit_b16"):
+    describe_backbone("vit_c16")
