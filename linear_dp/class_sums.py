@@ -12,70 +12,88 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int64
+from jaxtyping import Array, Int64
 
 from configs.errors import InputError
+from linear_dp.ball_check import (
+  MAX_ROW_DIM,
+  within_ball_float64,
+  within_ball_int32,
+)
 from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
 from linear_dp.row_block import RowBlock, refuse
 
 _ROWS_PER_DEVICE = 1024
 _ROWS_PER_TILE = 128
-"""Rows that a device works on at once: their float64 squares fit in a cache."""
+"""Rows that a CPU works on at once: their float64 squares fit in its cache."""
 _MAX_ROWS_IN_INT32 = (2**31 - 1) // GRID_RADIUS
 """A class may gather this many rows before its int32 sums could overflow."""
 _CHUNKS_IN_FLIGHT = 2
+_FLOAT64_PLATFORMS = ("cpu",)
 _ALIGNMENT = 64
+
+_Added = tuple[Array, Array]
+"""The sums, and a flag for every row that is to be refused."""
+
+
+def _add_in_tiles(bias: bool, sums: Array, *columns: Array) -> _Added:
+  """On a CPU, one cache's worth of rows after another."""
+
+  def add_tile(sums: Array, tile: tuple[Array, ...]) -> _Added:
+    embedding, scale, label = tile
+    features = embedding.shape[1]
+    parts = [jnp.rint(embedding.astype(jnp.float32) * scale[:, None])]
+    sums = sums.at[label, :features].add(parts[0].astype(jnp.int32))
+    if bias:
+      parts.append(jnp.rint(scale)[:, None])
+      sums = sums.at[label, features].add(parts[1][:, 0].astype(jnp.int32))
+    return sums, ~within_ball_float64(*parts)
+
+  tiles = [c.reshape(-1, _ROWS_PER_TILE, *c.shape[1:]) for c in columns]
+  sums, flags = jax.lax.scan(add_tile, sums, tuple(tiles))
+  return sums, flags.ravel()
+
+
+def _add_at_once(
+  bias: bool, sums: Array, embedding: Array, scale: Array, label: Array
+) -> _Added:
+  """On a TPU or a GPU: one scatter of whole rows.
+
+  XLA for TPU makes one loop of it that stays in the vector memory, 21 cycles a
+  row on a v5e at d = 1280; but a scatter into a slice of the sums becomes a
+  small program per row. One-hot labels times int8 limbs, on the matrix unit,
+  have the same bits and take 1.3 to 1.5 times as many cycles in all, by the
+  compiler's estimate (tests/benchmarks/tpu_estimate.py).
+  """
+  row = jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
+  if bias:
+    row = jnp.concatenate([row, jnp.rint(scale)[:, None]], axis=1)
+  return sums.at[label].add(row.astype(jnp.int32)), ~within_ball_int32(row)
 
 
 @functools.cache
-def _chunk_adder(mesh: Mesh, bias: bool) -> Callable[..., tuple[Array, Array]]:
+def _chunk_adder(
+  mesh: Mesh, bias: bool, form: Callable[..., _Added]
+) -> Callable[..., _Added]:
   """Compiles (sums, embedding, scale, label) → (sums, rows to refuse).
 
-  Shapes: int32 [devices, K, D], [rows, d], [rows], [rows], rows sharded;
-  each device adds its rows to its own sums. Flags are bool [rows].
+  Shapes: int32 [devices·K, D], [rows, d], [rows], [rows], all sharded; each
+  device adds its rows to its own sums. Flags are bool [rows]. What a refused
+  row adds does not matter, as nothing is returned then.
   """
-
-  def add_rows(sums: Array, columns: tuple[Array, ...]) -> tuple[Array, Array]:
-    embedding, scale, label = columns
-    features = embedding.shape[1]
-    row = jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
-    # Integers up to 2⁵³ are exact in float64; a sum that grows past that is
-    # past B² too, and stays there. NaN compares as False.
-    squared = _row_sums(jnp.square(row.astype(jnp.float64)))
-    updated = sums.at[0, label, :features].add(row.astype(jnp.int32))
-    if bias:
-      bias_row = jnp.rint(scale)
-      squared += jnp.square(bias_row.astype(jnp.float64))
-      updated = updated.at[0, label, features].add(bias_row.astype(jnp.int32))
-    return updated, ~(squared <= GRID_RADIUS**2)
-
-  def on_device(sums: Array, *columns: Array) -> tuple[Array, Array]:
-    tiles = [c.reshape(-1, _ROWS_PER_TILE, *c.shape[1:]) for c in columns]
-    sums, flags = jax.lax.scan(add_rows, sums, tuple(tiles))
-    return sums, flags.ravel()
-
   rows = PartitionSpec("data")
   sharding = NamedSharding(mesh, rows)
   return jax.jit(
     jax.shard_map(
-      on_device, mesh=mesh, in_specs=(rows,) * 4, out_specs=(rows, rows)
+      functools.partial(form, bias),
+      mesh=mesh,
+      in_specs=(rows,) * 4,
+      out_specs=(rows, rows),
     ),
     in_shardings=sharding,
     out_shardings=sharding,
     donate_argnums=0,
   )
-
-
-def _row_sums(values: Float[Array, "rows d"]) -> Float[Array, " rows"]:
-  """Sums rows by adding halves first.
-
-  XLA's CPU backend sums along a row one number at a time, but adds halves of
-  rows with vector instructions: 2.5 times as fast, measured at d = 1280.
-  """
-  while values.shape[1] > 64 and values.shape[1] % 2 == 0:
-    half = values.shape[1] // 2
-    values = values[:, :half] + values[:, half:]
-  return values.sum(axis=1)
 
 
 class _Chunk:
@@ -123,20 +141,31 @@ class ClassSums:
   Args:
     grid: the clipping.
     devices: rows are sharded over them.
+
+  Raises:
+    InputError: rows too wide for `within_ball_int32`, on every device alike.
   """
 
   def __init__(
     self, grid: ClippedGradientGrid, devices: tuple[jax.Device, ...]
   ):
+    if grid.row_dim > MAX_ROW_DIM:
+      raise InputError(
+        f"feature_dim={grid.feature_dim} is more than {MAX_ROW_DIM - 1}, which"
+        " the exact sum can check: extract an embedding of fewer numbers."
+      )
     self._grid = grid
     mesh = Mesh(np.array(devices), ("data",))
-    self._add_chunk = _chunk_adder(mesh, grid.train_bias)
+    # The same bits either way; a CPU alone is at its best in float64.
+    self._x64 = devices[0].platform in _FLOAT64_PLATFORMS
+    form = _add_in_tiles if self._x64 else _add_at_once
+    self._add_chunk = _chunk_adder(mesh, grid.train_bias, form)
     self._chunk_rows = _ROWS_PER_DEVICE * len(devices)
     shape = (grid.num_classes, grid.row_dim)
     self._total = np.zeros(shape, np.int64)
     self._zeros = functools.partial(
       jnp.zeros,
-      (len(devices), *shape),
+      (len(devices) * grid.num_classes, grid.row_dim),
       jnp.int32,
       device=NamedSharding(mesh, PartitionSpec("data")),
     )
@@ -197,7 +226,7 @@ class ClassSums:
     if (self._class_rows + arriving).max() > _MAX_ROWS_IN_INT32:
       self._carry()
     self._class_rows += arriving
-    with jax.enable_x64(True):
+    with jax.enable_x64(self._x64):
       self._sums, flags = self._add_chunk(
         self._sums, chunk.embedding, chunk.scale, chunk.label
       )
@@ -221,6 +250,7 @@ class ClassSums:
 
   def _carry(self) -> None:
     """Moves the int32 sums of the devices into the int64 total."""
-    self._total += np.asarray(self._sums).sum(axis=0, dtype=np.int64)
+    of_devices = np.asarray(self._sums).reshape(-1, *self._total.shape)
+    self._total += of_devices.sum(axis=0, dtype=np.int64)
     self._sums = self._zeros()
     self._class_rows[:] = 0

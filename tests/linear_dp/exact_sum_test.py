@@ -57,6 +57,13 @@ def integer_sums(block, grid):
   return sums
 
 
+@pytest.fixture(params=["of a CPU", "of a TPU or GPU"])
+def either_form(request, monkeypatch):
+  """The device's own program, and the one that other devices run."""
+  if request.param != "of a CPU":
+    monkeypatch.setattr(class_sums, "_FLOAT64_PLATFORMS", ())
+
+
 @pytest.fixture
 def small_chunks(monkeypatch):
   """Chunks of 16 rows a device, carried every few: many for little work."""
@@ -67,7 +74,7 @@ def small_chunks(monkeypatch):
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("train_bias", [False, True])
-def test_sum_of_integers(dtype, train_bias):
+def test_sum_of_integers(either_form, dtype, train_bias):
   grid = make_grid(train_bias=train_bias)
   block = random_block(1300, D, K, dtype=dtype)
   secret = sum_of(block, grid)
@@ -80,7 +87,9 @@ def test_sum_of_integers(dtype, train_bias):
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("small", [False, True])
-def test_same_bits_on_any_number_of_devices(devices, small, request):
+def test_same_bits_on_any_number_of_devices(
+  either_form, devices, small, request
+):
   if small:
     request.getfixturevalue("small_chunks")
   block = random_block(1111, D, K)  # a multiple of nothing here
@@ -176,12 +185,38 @@ def one_hot_rows(n):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_one_class_never_overflows_int32(devices):
+def test_one_class_never_overflows_int32(either_form, devices):
   n = 5000
   block, grid, length = one_hot_rows(n)
   assert n * length > 2 * 2**31
   found = sum_of(block, grid, devices=devices).secret_class_sums
   assert found.tolist() == [[0], [n * length]]
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("train_bias", [False, True])
+@pytest.mark.parametrize("classes", ["one", "all"])
+def test_rows_of_any_length_on_eight_devices(
+  either_form, dtype, train_bias, classes
+):
+  """From zero to the edge of the ball, over all devices; K is no power."""
+  n, k = 2500, 131
+  block = random_block(n, D, k, dtype=dtype)
+  lengths = 10.0 ** np.linspace(-6, 4, n)
+  rows = block.embedding.astype(np.float64)
+  rows *= (lengths / np.linalg.norm(rows, axis=1))[:, None]
+  rows = rows.astype(DTYPES[dtype])
+  label = np.full(n, k - 1) if classes == "one" else block.label
+  block = make_block(rows, label)
+  grid = make_grid(num_classes=k, train_bias=train_bias)
+  found = sum_of(block, grid, devices=8).secret_class_sums
+  np.testing.assert_array_equal(found, integer_sums(block, grid))
+
+
+def test_rows_too_wide_to_be_checked_are_refused():
+  grid = make_grid(feature_dim=66_311)
+  with pytest.raises(InputError, match="feature_dim=66311 is more than 66310"):
+    exact_clipped_sum([], grid, num_examples=0)
 
 
 def test_int32_is_left_in_time():
@@ -200,7 +235,7 @@ def test_int32_would_overflow_if_it_were_not(monkeypatch):
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("d", [1, 3, 192, 1280])
-def test_honest_rows_are_never_refused(d, dtype):
+def test_honest_rows_are_never_refused(either_form, d, dtype):
   """Long rows and rows at the clip norm, on the device's own arithmetic."""
   rng = np.random.default_rng(d)
   rows = rng.standard_normal((400, d))
@@ -215,7 +250,7 @@ def test_honest_rows_are_never_refused(d, dtype):
 
 
 @pytest.mark.parametrize("train_bias", [False, True])
-def test_zero_rows_add_only_their_bias(train_bias):
+def test_zero_rows_add_only_their_bias(either_form, train_bias):
   block = make_block(np.zeros((9, D), np.float32), np.full(9, 2))
   found = sum_of(block, make_grid(train_bias=train_bias)).secret_class_sums
   assert not found[:, :D].any()
@@ -227,7 +262,7 @@ def test_zero_rows_add_only_their_bias(train_bias):
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_padding_never_counts(devices):
+def test_padding_never_counts(either_form, devices):
   """With a trained bias even a row of zeros would be seen."""
   block = random_block(3, D, K)
   found = sum_of(block, devices=devices).secret_class_sums
@@ -271,7 +306,7 @@ REFUSED = dict(rows_to_refuse())
 @pytest.mark.parametrize("case", sorted(REFUSED))
 @pytest.mark.parametrize("train_bias", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_bad_row_is_refused_by_its_id(case, train_bias, dtype):
+def test_a_bad_row_is_refused_by_its_id(either_form, case, train_bias, dtype):
   block = REFUSED[case]
   with np.errstate(over="ignore"):
     block = block.but(embedding=block.embedding.astype(dtype))
@@ -285,7 +320,7 @@ def test_a_bad_row_is_refused_by_its_id(case, train_bias, dtype):
 
 
 @pytest.mark.parametrize("beyond", [[1 + 2.0**-20, 0.0], [1.0, 2.0**-20]])
-def test_the_edge_of_the_ball_is_checked_in_integers(beyond):
+def test_the_edge_of_the_ball_is_checked_in_integers(either_form, beyond):
   """(B, 0) is the longest row; neither (B + 1, 0) nor (B, 1) may enter.
 
   The squares of the last differ in the forty-first bit.
@@ -300,7 +335,7 @@ def test_the_edge_of_the_ball_is_checked_in_integers(beyond):
     sum_of(block, grid)
 
 
-def test_the_bias_counts_in_the_norm_of_a_row():
+def test_the_bias_counts_in_the_norm_of_a_row(either_form):
   """The features alone would fit, and so would the bias."""
   block = make_block(np.full((1, D), 0.9 / math.sqrt(D), np.float32), [0])
   block = block.but(embedding_norm=np.zeros(1, np.float32))
@@ -309,7 +344,7 @@ def test_the_bias_counts_in_the_norm_of_a_row():
     sum_of(block, make_grid(train_bias=True))
 
 
-def test_a_norm_too_small_for_a_long_diagonal_row_is_refused():
+def test_a_norm_too_small_for_a_long_diagonal_row_is_refused(either_form):
   """No coordinate is out of range; only their squares together are."""
   rows = np.full((1, D), 100, np.float32)
   block = make_block(rows, [0])

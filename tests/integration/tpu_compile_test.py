@@ -1,0 +1,71 @@
+"""Both stages compiled ahead of time for real TPUs; none is needed.
+
+With `-s` the predictions are printed beside the paper's; what they are worth is
+said in tests/benchmarks/tpu_estimate.py, whose command prints more of them.
+"""
+
+import pytest
+
+from linear_dp import class_sums
+from tests.benchmarks import tpu_estimate
+from tests.benchmarks.tpu_estimate import CHIPS, PAPER_TABLE_8
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.skipif(
+    tpu_estimate.unavailable() is not None,
+    reason=str(tpu_estimate.unavailable()),
+  ),
+]
+
+
+def check_memory_and_types(program):
+  assert program.memory < program.chip.memory
+  # Before compilation: the compiler makes pairs of float32 of float64.
+  assert "f64" not in program.stablehlo
+  assert "f64" not in program.hlo
+
+
+# (A network takes the compiler a minute; the command does them all.)
+@pytest.mark.parametrize(
+  ("name", "chip"), [("vit_b16", "v5e"), ("vit_h14", "v5e"), ("vit_h14", "v4")]
+)
+def test_extraction(name, chip):
+  program = tpu_estimate.extraction(name, CHIPS[chip])
+  print(tpu_estimate.extraction_line(name, chip, program))
+  check_memory_and_types(program)
+  # A compiler's estimate is no measurement, but a tenfold loss would be seen.
+  predicted = tpu_estimate.BATCH / program.seconds
+  assert predicted > PAPER_TABLE_8[name]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_exact_sum(chip, bias, dtype):
+  program = tpu_estimate.exact_sum(CHIPS[chip], bias=bias, dtype=dtype)
+  print(tpu_estimate.sum_line(f"{chip}, {dtype}, bias {bias}", program, 0))
+  check_memory_and_types(program)
+  check_scatter(program, 100_000)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_exact_sum_over_the_classes_of_imagenet_21k(chip):
+  program = tpu_estimate.exact_sum(CHIPS[chip], classes=21_841)
+  check_memory_and_types(program)
+  check_scatter(program, 100_000)
+
+
+def check_scatter(program, cycles):
+  """One scatter, no program per row, no copy of the sums around it."""
+  assert program.hlo.count(" while(") == 0
+  assert program.hlo.count(" scatter(") == 1
+  assert program.cycles < cycles
+  assert program.temporaries < 2**20
+
+
+def test_the_form_of_a_cpu_is_another_program():
+  """What the tests above are worth."""
+  program = tpu_estimate.exact_sum(CHIPS["v5e"], form=class_sums._add_in_tiles)
+  assert "f64" in program.stablehlo
+  assert " while(" in program.hlo
