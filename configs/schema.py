@@ -87,17 +87,22 @@ class PreprocessConfig:
 
   Attributes:
     image_size: side of the square that the backbone takes, pixels.
-    resize: a number: first resize the shorter side to this many pixels
-      (keeping the aspect ratio), then crop the central square. "square":
-      resize both sides straight to `image_size`. None: as the reference, in
-      proportion to `image_size`.
-    resample: Pillow's filter (all of them antialias when shrinking).
+    resize: a number: first resize the shorter side to this many pixels, then
+      crop the central square. "square": resize both sides straight to
+      `image_size`. None: as the reference, in proportion to `image_size`.
+    keep_aspect: whether a numeric `resize` keeps the aspect ratio; if not, both
+      sides are resized to it.
+    resample: the filter.
+    antialias: whether it is widened when shrinking, as Pillow does; bilinear
+      can do without, as TensorFlow does by default.
     mean, std: per-channel, in units of [0, 1]; (x/255 - mean)/std.
   """
 
   image_size: int | None = None
   resize: int | Literal["square"] | None = None
+  keep_aspect: bool | None = None
   resample: Resample | None = None
+  antialias: bool | None = None
   mean: tuple[float, float, float] | None = None
   std: tuple[float, float, float] | None = None
 
@@ -133,6 +138,13 @@ class BackboneConfig:
   embedding: str | None = None
   compute_dtype: ComputeDtype | None = None
 
+  def __post_init__(self):
+    if self.weights_sha256 is not None and self.weights is None:
+      raise InputError(
+        f"weights_sha256={self.weights_sha256} is of no file: give"
+        " backbone.weights too."
+      )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtractConfig:
@@ -146,7 +158,8 @@ class ExtractConfig:
     views: store the mean over this many random views of each image (inception
       crop and flip) instead of the embedding of its centre; None is the
       centre.
-    view_min_area: smallest part of the image's area that a view may show.
+    view_min_area: smallest part of the image's area that a view may show;
+      None is 0.08.
     batch_size: images (or views) per device call, all local devices together;
       None is 16 for each CPU device, 64 for each TPU chip, 256 for each GPU.
     embedding_dtype: precision of the embeddings in the cache.
@@ -161,7 +174,7 @@ class ExtractConfig:
   backbone: BackboneConfig = BackboneConfig()
   preprocess: PreprocessConfig = PreprocessConfig()
   views: int | None = None
-  view_min_area: float = 0.08
+  view_min_area: float | None = None
   batch_size: int | None = None
   embedding_dtype: EmbeddingDtype = "float16"
   shard_rows: int = 2048
@@ -171,8 +184,17 @@ class ExtractConfig:
   def __post_init__(self):
     for field in ("views", "batch_size", "shard_rows", "decode_threads"):
       _check_positive(field, getattr(self, field))
-    if not 0 < self.view_min_area <= 1:
-      raise InputError(f"view_min_area={self.view_min_area} is not in (0, 1].")
+    if self.view_min_area is not None and self.views is None:
+      raise InputError(
+        f"view_min_area={self.view_min_area} is for views: give views too."
+      )
+    if not 0 < self.min_area <= 1:
+      raise InputError(f"view_min_area={self.min_area} is not in (0, 1].")
+
+  @property
+  def min_area(self) -> float:
+    """`view_min_area`, or the share of "Going Deeper with Convolutions"."""
+    return 0.08 if self.view_min_area is None else self.view_min_area
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -75,8 +75,11 @@ class _Batch:
 
 def decode_pool(config: ExtractConfig) -> concurrent.futures.ThreadPoolExecutor:
   """The threads that decode and resize; one per core unless configured."""
-  threads = config.decode_threads or os.cpu_count() or 1
-  return concurrent.futures.ThreadPoolExecutor(threads, "decode")
+  return concurrent.futures.ThreadPoolExecutor(_threads(config), "decode")
+
+
+def _threads(config: ExtractConfig) -> int:
+  return config.decode_threads or os.cpu_count() or 1
 
 
 def embed_range(
@@ -107,7 +110,9 @@ def embed_range(
   def prepare(index: int) -> _Prepared:
     return _prepare(source, index, config, preprocessing)
 
-  ahead = -(-embedder.batch_size * (_BATCHES_AHEAD + 1) // views)
+  ahead = max(
+    -(-embedder.batch_size * (_BATCHES_AHEAD + 1) // views), _threads(config)
+  )
   prepared = _in_order(prepare, indices, pool, ahead)
   batches = _batches(prepared, embedder.batch_size)
   pending, mean = collections.deque(), _MeanOverViews(views)
@@ -175,7 +180,7 @@ def _shown(
     return (resize_and_crop(pixels, preprocessing),)
   key = image_key(image)
   return tuple(
-    random_view(pixels, key, view, config.view_min_area, preprocessing)
+    random_view(pixels, key, view, config.min_area, preprocessing)
     for view in range(config.views)
   )
 
@@ -254,8 +259,8 @@ def _embedded(
     image_bytes=sum(p.image_bytes for p in batch.finished),
     times=StageTimes.waiting(
       seconds=waited,
-      read=sum(p.read_seconds for p in batch.finished),
-      decode=sum(p.decode_seconds for p in batch.finished),
+      read=sum((p.read_seconds for p in batch.finished), 0.0),
+      decode=sum((p.decode_seconds for p in batch.finished), 0.0),
       backbone=seconds - waited,
     ),
   )

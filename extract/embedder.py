@@ -47,7 +47,7 @@ class Embedder:
   ):
     devices = jax.local_devices()
     per_device = (
-      IMAGES_PER_DEVICE[devices[0].platform]
+      IMAGES_PER_DEVICE.get(devices[0].platform, 256)
       if batch_size is None
       else -(-batch_size // len(devices))
     )

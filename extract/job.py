@@ -160,7 +160,7 @@ def _views(config: ExtractConfig) -> dict[str, Any] | None:
   return {
     "count": config.views,
     "kind": "inception crop and flip",
-    "min_area": config.view_min_area,
+    "min_area": config.min_area,
   }
 
 

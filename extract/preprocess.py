@@ -20,6 +20,9 @@ from configs.schema import PreprocessConfig, Resample
 # bytes that nobody has looked at than a data set of photographs needs.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
+Number = int | float
+Box = tuple[Number, Number, Number, Number]
+
 PILLOW_FILTER = {
   "bilinear": Image.Resampling.BILINEAR,
   "bicubic": Image.Resampling.BICUBIC,
@@ -35,14 +38,19 @@ class Preprocessing:
     image_size: side of the square, pixels.
     resize: a number: the shorter side is resized to it, then the central
       square is cropped. "square": both sides are resized to `image_size`.
-    resample: Pillow's filter (all of them antialias when shrinking).
+    keep_aspect: whether a numeric `resize` keeps the aspect ratio; if not, both
+      sides are resized to it before the crop.
+    resample: the filter.
+    antialias: whether it is widened when shrinking.
     mean, std: per-channel, in units of [0, 1]; (x/255 - mean)/std. The
       defaults are the ViT papers' x/127.5 - 1.
   """
 
   image_size: int = 224
   resize: int | Literal["square"] = "square"
+  keep_aspect: bool = True
   resample: Resample = "bicubic"
+  antialias: bool = True
   mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
   std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
@@ -50,7 +58,8 @@ class Preprocessing:
     """This preprocessing with what `config` asks for.
 
     Raises:
-      InputError: a resize that is smaller than the square to be cropped.
+      InputError: a resize that is smaller than the square to be cropped, or
+        a filter that always antialiases.
     """
     given = {k: v for k, v in vars(config).items() if v is not None}
     if isinstance(self.resize, int):
@@ -62,6 +71,12 @@ class Preprocessing:
       raise InputError(
         f"resize={result.resize} is smaller than"
         f" image_size={result.image_size}, so no such square could be cropped."
+      )
+    # (Pillow's other bicubic filter is nobody's reference.)
+    if result.resample != "bilinear" and not result.antialias:
+      raise InputError(
+        f"resample={result.resample} always antialiases: leave out"
+        " antialias=False, or use bilinear."
       )
     return result
 
@@ -140,7 +155,11 @@ def resize_and_crop(
   box = None
   if isinstance(small, int):
     scale = small / min(height, width)
-    full = round(width * scale), round(height * scale)
+    full = (
+      (round(width * scale), round(height * scale))
+      if config.keep_aspect
+      else (small, small)
+    )
     left, top = (full[0] - side) // 2, (full[1] - side) // 2
     if full == (width, height):
       return image[top : top + side, left : left + side]
@@ -152,10 +171,28 @@ def resize_and_crop(
     )
   elif (height, width) == (side, side):
     return image
-  resized = Image.fromarray(image).resize(
-    (side, side), resample=PILLOW_FILTER[config.resample], box=box
-  )
-  return np.asarray(resized)
+  return resize_box(image, box or (0, 0, width, height), config)
+
+
+def resize_box(
+  image: UInt8[np.ndarray, "h w 3"], box: Box, config: Preprocessing
+) -> UInt8[np.ndarray, "s s 3"]:
+  """Resizes a rectangle of an image to the backbone's square.
+
+  Args:
+    image: uint8 RGB pixels [h, w, 3].
+    box: left, top, right, bottom, in pixels; fractions are allowed.
+    config: side, filter and antialiasing.
+
+  Returns:
+    uint8 RGB pixels [s, s, 3].
+  """
+  size = (config.image_size, config.image_size)
+  how = PILLOW_FILTER[config.resample]
+  pixels = Image.fromarray(image)
+  if config.antialias:
+    return np.asarray(pixels.resize(size, how, box))
+  return np.asarray(pixels.transform(size, Image.Transform.EXTENT, box, how))
 
 
 def prepare(

@@ -96,17 +96,20 @@ class ExtractShard(beam.DoFn):
   def _embedder(self) -> Embedder:
     """The backbone, if this worker has the weights that the cache is of."""
     embedder = shared_embedder(self._config)
-    found, expected = embedder.backbone, self._identity.backbone
-    if (found.weights_sha256, found.code_sha256) != (
-      expected.weights_sha256,
-      expected.code_sha256,
+    here, there = embedder.backbone, self._identity.backbone
+    for what, found, expected in (
+      (
+        self._config.backbone.weights,
+        here.weights_sha256,
+        there.weights_sha256,
+      ),
+      (self._config.backbone.name, here.code_sha256, there.code_sha256),
     ):
-      raise RunError(
-        f"{self._config.backbone.weights or self._config.backbone.name} is"
-        f" another file on this worker (SHA-256 {found.weights_sha256}) than"
-        f" where the job was started ({expected.weights_sha256}); give every"
-        " worker the same."
-      )
+      if found != expected:
+        raise RunError(
+          f"{what} is another file on this worker (SHA-256 {found}) than where"
+          f" the job was started ({expected}); give every worker the same."
+        )
     return embedder
 
   def _add_times(self, times: StageTimes) -> None:

@@ -14,13 +14,13 @@ _ADVICE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageTimes:
-  """Seconds that a worker was held up by each stage; they add up to its time.
+  """Seconds that a worker was held up by each stage.
 
   Attributes:
     read: waiting for images, as far as the source kept the threads busy.
     decode: waiting for images, as far as decoding and resizing did.
     backbone: handing over batches and waiting for their embeddings.
-    write: writing shards.
+    write: adding rows to shards, without the last flush of each.
   """
 
   read: float = 0.0

@@ -16,15 +16,12 @@ import math
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
 
-from extract.preprocess import PILLOW_FILTER, Preprocessing
+from extract.preprocess import Preprocessing, resize_box
 
 _ATTEMPTS = 10
 _MAX_ASPECT = 4 / 3
 _DRAWS_PER_ATTEMPT = 4
-
-Box = tuple[int, int, int, int]
 
 
 def image_key(image: bytes | np.ndarray) -> int:
@@ -56,8 +53,8 @@ def random_view(
   after ten the largest central one with a legal aspect ratio is taken. The
   flip is a coin.
 
-  *Formal guarantee*: a function of its arguments, with the same result on
-  every platform and NumPy version.
+  *Formal guarantee*: a function of its arguments; the random draws are the same
+  on every platform and NumPy version.
 
   Args:
     pixels: uint8 RGB [h, w, 3].
@@ -74,11 +71,8 @@ def random_view(
   left, top, right, bottom = _inception_box(
     width, height, min_area, uniform[1:].reshape(_ATTEMPTS, -1)
   )
-  side = preprocessing.image_size
-  crop = Image.fromarray(pixels[top:bottom, left:right])
-  square = np.asarray(
-    crop.resize((side, side), PILLOW_FILTER[preprocessing.resample])
-  )
+  crop = pixels[top:bottom, left:right]
+  square = resize_box(crop, (0, 0, right - left, bottom - top), preprocessing)
   return square[:, ::-1] if uniform[0] < 0.5 else square
 
 
@@ -94,7 +88,7 @@ def _uniforms(key: int, view: int, count: int) -> np.ndarray:
 
 def _inception_box(
   width: int, height: int, min_area: float, attempts: np.ndarray
-) -> Box:
+) -> tuple[int, int, int, int]:
   for share, log_aspect, x, y in attempts:
     area = (min_area + (1 - min_area) * share) * width * height
     aspect = _MAX_ASPECT ** (2 * log_aspect - 1)

@@ -6,6 +6,7 @@ safetensors (dm_nfnet_f0.dm_in1k and so on).
 """
 
 import functools
+import math
 
 from flax import linen as nn
 
@@ -16,7 +17,7 @@ from extract.backbones.architecture import Architecture
 from extract.backbones.norm_free import NormFreeNet
 from extract.preprocess import Preprocessing
 
-# Test size, and the share of the image's shorter side that is kept (timm's).
+# Test size, and the share of each side that is kept (timm's).
 _TEST = {
   "nfnet_f0": (256, 0.9),
   "nfnet_f1": (320, 0.91),
@@ -57,7 +58,8 @@ def find(name: str) -> Architecture | None:
     embeddings=("pooled",),
     reference=Preprocessing(
       image_size=side,
-      resize=round(side / share),
+      resize=math.floor(side / share),
+      keep_aspect=False,
       mean=(0.485, 0.456, 0.406),
       std=(0.229, 0.224, 0.225),
     ),

@@ -5,16 +5,20 @@
 
 takes the arrays of the weights file by name (an empty dict without one) and
 normalised float32 images [b, s, s, 3], and gives embeddings [b, d]. It is
-jitted: it must be pure, and treat every image alone.
+jitted: it must be pure, and treat every image alone (with a batch statistic one
+example would move the rows of others, and the guarantee would be void).
 """
 
 import hashlib
 import importlib.util
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, UInt8
 
 from configs.errors import InputError
@@ -75,6 +79,12 @@ def load_user_function(
       f"backbone {config.name} gives {list(shape)} for 2 images; embeddings"
       " must be [b, d]."
     )
+  if _mixes_images(apply, params, preprocessing.image_size):
+    raise InputError(
+      f"backbone {config.name}: the embedding of an image depends on what else"
+      " is in its batch, so one example could move the rows of others and no"
+      " epsilon would hold; leave out batch statistics."
+    )
   return Backbone(
     name=f"{path.name}:{function}",
     embedding=_EMBEDDING,
@@ -88,6 +98,20 @@ def load_user_function(
   )
 
 
+def _mixes_images(apply: Callable, params: Any, image_size: int) -> bool:
+  """Whether an image's embedding changes with its neighbour; they never may.
+
+  One try on random images: it finds batch statistics, and proves nothing.
+  """
+  shape = (2, image_size, image_size, 3)
+  rng = np.random.default_rng(0)
+  batch = rng.integers(0, 256, shape, dtype=np.uint8)
+  beside_another = np.stack([batch[0], 255 - batch[0]])
+  run = jax.jit(apply)
+  alone, other = run(params, batch)[0], run(params, beside_another)[0]
+  return not np.allclose(alone, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
 def _load(path: pathlib.Path, function: str) -> tuple[Callable, str]:
   """The function, and the SHA-256 of the source that it was made from."""
   try:
@@ -96,15 +120,22 @@ def _load(path: pathlib.Path, function: str) -> tuple[Callable, str]:
     raise InputError(
       f"backbone {path}:{function}: {error.strerror or error}."
     ) from error
-  spec = importlib.util.spec_from_loader(path.stem, None, origin=str(path))
+  # Under a name of its own among the modules: dataclasses, and so Flax, look
+  # there for the module of a class.
+  digest = hashlib.sha256(source).hexdigest()
+  spec = importlib.util.spec_from_loader(
+    f"oneshot_dp_backbone_{digest[:16]}", None, origin=str(path)
+  )
   assert spec is not None
   module = importlib.util.module_from_spec(spec)
+  sys.modules[spec.name] = module
   try:
     # Of the bytes that were hashed, not of the file at some later time.
     exec(compile(source, path, "exec"), vars(module))
   except Exception as error:
+    del sys.modules[spec.name]
     raise InputError(f"{path}: {type(error).__name__}: {error}") from error
   found = getattr(module, function, None)
   if not callable(found):
     raise InputError(f"{path} has no function {function!r}.")
-  return found, hashlib.sha256(source).hexdigest()
+  return found, digest

@@ -53,7 +53,9 @@ class Family:
     parts: what every network of the family gives `Variant`.
     published: size and patch of public weights; any other patch works too.
     embeddings: the default first.
-    reference: the preprocessing of its own code.
+    reference: what its weights are shown: of a ViT, the published side and
+      normalisation with Pillow's bicubic filter (vision_transformer has a
+      bilinear one without antialiasing, timm crops from 248).
     resize: how its own code resizes position embeddings.
   """
 

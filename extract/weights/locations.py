@@ -69,7 +69,7 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
     case "gs":
       remote = _on_google_storage(location, rest)
     case "https" | "http":
-      remote = _on_the_web(location, wanted)
+      remote = _on_the_web(location)
     case _:
       raise InputError(
         f"{scheme}:// is not a place for weights: give {_KNOWN}."
@@ -95,18 +95,13 @@ def _checked_path(location: str, wanted: str | None) -> pathlib.Path:
   return path
 
 
-def _on_the_web(location: str, wanted: str | None) -> Remote:
+def _on_the_web(location: str) -> Remote:
   try:
     name = without_secrets(location)
-    trustworthy = is_trustworthy(location)
+    is_trustworthy(location)
   except ValueError:
     # Not shown: it cannot be said which part of it is a password.
     raise InputError("The address of the weights is malformed.") from None
-  if not trustworthy and not wanted:
-    raise InputError(
-      f"{name}: what comes over http:// can be changed on the way; use "
-      "https://, or say what must arrive with its SHA-256."
-    )
   return Remote(
     url=location,
     name=name,
@@ -172,12 +167,14 @@ def _from_hub(location: str, wanted: str | None) -> pathlib.Path:
     file_sha256(pathlib.Path(held)),
   ):
     return pathlib.Path(held)
+  url = huggingface_hub.hf_hub_url(**file)
   remote = Remote(
-    url=huggingface_hub.hf_hub_url(**file),
+    url=url,
     name=location,
     remedy="check the name and the revision; for a private or gated repository "
     "run `hf auth login` or set HF_TOKEN",
-    authorize=_with_hub_credentials,
+    # Never a token in the clear.
+    authorize=_with_hub_credentials if is_trustworthy(url) else None,
   )
   return downloaded(remote, wanted)
 

@@ -22,7 +22,7 @@ from extract.durable_files import (
   write_json,
 )
 from extract.weights import download
-from extract.weights.remote_file import Remote
+from extract.weights.remote_file import Remote, is_trustworthy
 
 CACHE_VARIABLE = "ONESHOT_DP_WEIGHTS_DIR"
 _LONGEST_NAME = 100
@@ -46,8 +46,8 @@ def downloaded(remote: Remote, sha256: str | None) -> pathlib.Path:
       those of the download. A file that was damaged since is fetched again.
 
   Raises:
-    InputError: the server denies it, or it has another SHA-256; it is then
-      removed.
+    InputError: the server denies it, it comes over plain http without
+      `sha256`, or it has another SHA-256; what was downloaded is then removed.
     RunError: the network or the disk fails; a later call resumes.
   """
   path = cache_dir() / _cache_name(remote.url)
@@ -56,23 +56,32 @@ def downloaded(remote: Remote, sha256: str | None) -> pathlib.Path:
   found = _intact(path, in_full=in_full)
   if found is not None and sha256 in (None, found):
     return path
+  if sha256 is None and not is_trustworthy(remote.url):
+    raise InputError(
+      f"{remote.name}: what comes over http:// can be changed on the way; use "
+      "https://, or say what must arrive with its SHA-256."
+    )
   with _locked(path):
-    found = _intact(path, in_full=in_full) or _download(remote, path)
-    if sha256 not in (None, found):
-      with disk_errors(path):
-        path.unlink()
-      raise InputError(
-        f"{remote.name} has SHA-256 {found}, not {sha256}: the download was "
-        "removed; correct the SHA-256 or the address."
-      )
+    found = _intact(path, in_full=in_full)
+    # With another hash there may be another file at the address by now.
+    if found is None or sha256 not in (None, found):
+      _download(remote, path, sha256)
   return path
 
 
-def _download(remote: Remote, path: pathlib.Path) -> str:
-  """Fetches a file into the cache; returns its SHA-256."""
+def _download(remote: Remote, path: pathlib.Path, sha256: str | None) -> None:
+  """Fetches a file into the cache, in place of another one if it is right."""
   part = path.with_name(path.name + ".part")
   download.fetch(remote, part)
   found, stat = file_sha256(part), part.stat()
+  if sha256 not in (None, found):
+    with disk_errors(part):
+      part.unlink()
+      download.note_path(part).unlink(missing_ok=True)
+    raise InputError(
+      f"{remote.name} has SHA-256 {found}, not {sha256}: the download was "
+      "removed; correct the SHA-256 or the address."
+    )
   note = {
     "source": remote.name,
     "sha256": found,
@@ -83,7 +92,6 @@ def _download(remote: Remote, path: pathlib.Path) -> str:
   publish(part, path)
   with disk_errors(part):
     download.note_path(part).unlink(missing_ok=True)
-  return found
 
 
 def _intact(path: pathlib.Path, *, in_full: bool) -> str | None:

@@ -271,6 +271,20 @@ def test_with_views_no_more_is_decoded_ahead(embedder, pool):
   batches.close()
 
 
+def test_with_many_views_every_thread_has_work(pool):
+  together = threading.Barrier(3, timeout=20)
+
+  def read(index: int) -> None:
+    if index < 3:
+      together.wait()  # raises, unless three are in here at the same time
+
+  source = Memory(6, on_read=read)
+  job = config(views=64)
+  assert list(
+    embed_range(source, range(6), Embedder(first_pixel(), 8), job, pool)
+  )
+
+
 def test_it_says_where_the_time_went(embedder, pool):
   def slowly(index: int) -> None:
     time.sleep(0.005)

@@ -49,7 +49,7 @@ def test_fingerprints_change_with_what_they_name(
   assert differs == changes_backbone
 
 
-@pytest.mark.parametrize("field", ["layer", "weights_sha256"])
+@pytest.mark.parametrize("field", ["layer", "weights_sha256", "code_sha256"])
 def test_backbone_fingerprint_names_the_weights_and_the_layer(field):
   base = make_identity()
   backbone = dataclasses.replace(base.backbone, **{field: "other"})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError, RunError
-from configs.schema import ExtractConfig, PreprocessConfig
+from configs.schema import BackboneConfig, ExtractConfig, PreprocessConfig
 from extract import embedder, shard
 from extract.cache_reader import open_cache
 from extract.cache_verify import verify_cache
@@ -204,10 +204,11 @@ def test_resuming_keeps_what_holds_and_redoes_what_is_damaged(tmp_path):
       'preprocess.resample is "bicubic" there and "bilinear" now',
     ),
     ({"embedding_dtype": "float16"}, "embedding_dtype"),
+    ({"views": 2}, "views is null there"),
     ({"shard_rows": 16}, "shard_rows"),
     ({"split": "test"}, 'split is "train" there and "test" now'),
   ],
-  ids=["preprocess", "dtype", "shards", "split"],
+  ids=["preprocess", "dtype", "views", "shards", "split"],
 )
 @pytest.mark.parametrize("finished", [True, False])
 def test_the_directory_of_another_job_is_refused(
@@ -237,6 +238,45 @@ def test_the_directory_of_another_backbone_is_refused(
   monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
   with pytest.raises(InputError, match=r"backbone.weights_sha256 is"):
     run_extraction(array_job(npz), undisturbed)
+
+
+def test_views_are_part_of_the_job(npz, tmp_path):
+  job = array_job(npz, views=2)
+  cache = run_extraction(job, tmp_path / "cache").cache
+  assert cache.info.views == {
+    "count": 2,
+    "kind": "inception crop and flip",
+    "min_area": 0.08,
+  }
+  plain = run_extraction(array_job(npz), tmp_path / "plain").cache
+  assert not np.array_equal(
+    columns(cache)["embedding"], columns(plain)["embedding"]
+  )
+  # Heads trained on views are for plain test images, of another cache.
+  assert cache.info.backbone_fingerprint == plain.info.backbone_fingerprint
+  assert cache.info.fingerprint != plain.info.fingerprint
+  other = dataclasses.replace(job, view_min_area=0.5)
+  with pytest.raises(InputError, match=r"views\.min_area is 0\.08 there"):
+    run_extraction(other, tmp_path / "cache")
+
+
+def test_the_compute_dtype_is_fixed_where_the_job_starts(
+  npz, tmp_path, monkeypatch
+):
+  """Workers with other devices must not choose another one."""
+  seen = []
+  load = embedder.load_backbone
+
+  def small(config, preprocess):
+    seen.append(config.compute_dtype)
+    return load(BackboneConfig(name="random_patches"), preprocess)
+
+  monkeypatch.setattr(embedder, "load_backbone", small)
+  monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
+  job = array_job(npz, backbone=BackboneConfig(name="vit_ti8", weights="w"))
+  cache = run_extraction(job, tmp_path / "cache").cache
+  assert seen == ["float32"]
+  assert cache.info.backbone.compute_dtype == "float32"
 
 
 def test_something_else_is_not_written_into(job, tmp_path):

@@ -4,6 +4,7 @@ import struct
 import warnings
 import zlib
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -284,6 +285,40 @@ def test_crop_of_a_very_long_image_takes_no_memory_for_its_length():
   image = np.zeros((1, 200_000, 3), np.uint8)
   config = Preprocessing(image_size=224, resize=256)
   assert resize_and_crop(image, config).shape == (224, 224, 3)
+
+
+def test_without_the_aspect_both_sides_are_resized_then_cropped():
+  config = Preprocessing(image_size=24, resize=32, keep_aspect=False)
+  whole = Image.fromarray(gradient()).resize((32, 32), Image.Resampling.BICUBIC)
+  expected = np.asarray(whole)[4:28, 4:28].astype(int)
+  found = resize_and_crop(gradient(), config)
+  assert np.abs(found - expected).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(90, 70), (20, 31)])
+def test_without_antialiasing_it_samples_as_tensorflow_does(shape):
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
+  config = Preprocessing(image_size=24, resample="bilinear", antialias=False)
+  found = resize_and_crop(image, config).astype(int)
+  expected = jax.image.resize(
+    image.astype(np.float32), (24, 24, 3), "linear", antialias=False
+  )
+  inner = np.s_[2:-2, 2:-2]  # libraries differ at the border
+  assert np.abs(found - expected)[inner].max() < 1.01  # Pillow truncates
+  antialiased = resize_and_crop(
+    image, Preprocessing(image_size=24, resample="bilinear")
+  )
+  if shape == (90, 70):
+    assert np.abs(found - antialiased).mean() > 5
+
+
+@pytest.mark.parametrize("resample", ["lanczos", "bicubic"])
+def test_the_others_always_antialias(resample):
+  with pytest.raises(InputError, match=f"{resample} always antialiases"):
+    Preprocessing().changed(
+      PreprocessConfig(resample=resample, antialias=False)
+    )
 
 
 def test_what_is_asked_for_replaces_what_the_reference_does():

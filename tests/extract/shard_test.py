@@ -115,6 +115,19 @@ def test_a_worker_with_other_weights_is_refused(job, identity, tmp_path):
   do_fn.teardown()
 
 
+def test_a_worker_with_other_code_is_refused(job, identity, tmp_path):
+  of_another = dataclasses.replace(
+    identity,
+    backbone=dataclasses.replace(identity.backbone, code_sha256="cd" * 32),
+  )
+  assert cache_writer.begin(tmp_path / "cache", of_another)
+  do_fn = ExtractShard(job, of_another, str(tmp_path / "cache"))
+  do_fn.setup()
+  with pytest.raises(RunError, match=r"random_patches is another.*cdcd"):
+    list(do_fn.process(0))
+  do_fn.teardown()
+
+
 def test_it_travels_to_workers(worker):
   setup_is_the_workers = ExtractShard(
     worker._config, worker._identity, worker._out_dir

@@ -9,9 +9,9 @@ from tests.extract.backbones.conv_modules import architecture
   ("name", "side", "resize"),
   [
     ("nfnet_f0", 256, 284),
-    ("nfnet_f1", 320, 352),
-    ("nfnet_f2", 352, 383),
-    ("nfnet_f3", 416, 443),
+    ("nfnet_f1", 320, 351),
+    ("nfnet_f2", 352, 382),
+    ("nfnet_f3", 416, 442),
   ],
 )
 def test_examples_are_preprocessed_as_published(name, side, resize):

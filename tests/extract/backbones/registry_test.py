@@ -100,8 +100,8 @@ def test_a_vit_needs_weights():
 
 def test_the_image_size_is_checked_before_the_weights_are_read():
   config = BackboneConfig(name="vit_b16", weights="absent.npz")
-  with pytest.raises(InputError, match=r"image_size=40.*patch size 16"):
-    load_backbone(config, PreprocessConfig(image_size=40))
+  with pytest.raises(InputError, match=r"image_size=8.*patch size 16"):
+    load_backbone(config, PreprocessConfig(image_size=8))
 
 
 @pytest.mark.parametrize(

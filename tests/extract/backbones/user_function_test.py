@@ -24,7 +24,30 @@ def flat(params, images):
 def whole(params, images):
   return images
 
+def centred(params, images):
+  means = images.mean(axis=(1, 2))
+  return means - means.mean(axis=0)
+
 number = 3
+"""
+FLAX = """
+from __future__ import annotations
+import dataclasses
+from flax import linen as nn
+
+@dataclasses.dataclass
+class Options:
+  width: int = 4
+
+class Net(nn.Module):
+  width: int
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(self.width)(x.mean(axis=(1, 2)))
+
+def embed(params, images):
+  return Net(Options().width).apply({"params": {"Dense_0": params}}, images)
 """
 SMALL = PreprocessConfig(image_size=8)
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
@@ -93,6 +116,23 @@ def test_a_function_without_weights(code):
 def test_a_function_that_is_none(code, function, said):
   with pytest.raises(InputError, match=said):
     load(code, function)
+
+
+def test_one_that_mixes_images_is_refused(code):
+  """Removing one example would move all the others: no ε would hold."""
+  with pytest.raises(InputError, match="depends on what else is in its batch"):
+    load(code, "centred")
+
+
+def test_a_file_of_flax_modules(code, tmp_path):
+  code.write_text(FLAX)
+  weights = tmp_path / "dense.npz"
+  np.savez(
+    weights,
+    kernel=np.ones((3, 4), np.float32),
+    bias=np.zeros(4, np.float32),
+  )
+  assert load(code, "embed", weights=str(weights)).feature_dim == 4
 
 
 def test_a_file_that_is_none(code):

@@ -252,12 +252,20 @@ def test_the_preprocessing_is_the_family_s(name, reference):
 
 @pytest.mark.parametrize("side", [8, 225])
 def test_an_image_that_patches_do_not_tile_is_refused(side):
-  model = named("vit_b16").build("cls", "float32")
+  model = named("deit_b16").build("cls", "float32")
   near = {8: "16", 225: "224 or 240"}[side]
   with pytest.raises(
     InputError, match=rf"image_size={side}.*patch size 16: use {near}\."
   ):
     parameter_shapes(model, side)
+
+
+@pytest.mark.parametrize(("side", "tokens"), [(256, 18**2), (252, 18**2)])
+def test_a_vit_leaves_out_what_fills_no_patch(side, tokens):
+  """As the published code does: the paper's ViT-H/14 at 256 pixels."""
+  model = named("vit_ti14").build("cls", "float32")
+  shapes = parameter_shapes(model, side)
+  assert shapes["pos_embedding"] == (1, tokens, 192)
 
 
 @pytest.fixture(scope="module")

@@ -330,13 +330,20 @@ class TestHash:
     assert local_weights(url, served.sha256).read_bytes() == BODY
     assert len(server.asked) == 2
 
-  def test_wrong_one_of_a_cached_file_is_refused_too(self, url, server):
+  def test_the_right_one_of_a_newer_file_fetches_it(self, url, server):
     local_weights(url)
     server.files[PATH].body = OTHER
-    with pytest.raises(InputError, match="was removed"):
-      local_weights(url, server.files[PATH].sha256)
     sha256 = server.files[PATH].sha256
     assert local_weights(url, sha256).read_bytes() == OTHER
+
+  def test_a_wrong_one_leaves_the_cached_file_alone(self, url, server):
+    path = local_weights(url)
+    with pytest.raises(InputError, match="was removed"):
+      local_weights(url, "0" * 64)
+    assert path.read_bytes() == BODY
+    before = len(server.asked)
+    assert local_weights(url) == path
+    assert len(server.asked) == before
 
   def test_damage_is_seen_by_size_and_time(self, url, server):
     local_weights(url).write_bytes(BODY[:-1])
