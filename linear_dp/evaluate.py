@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int64
 
 from configs.errors import InputError
 from linear_dp.head import LinearHead
@@ -31,30 +31,62 @@ class Accuracy:
   num_examples: int
 
 
-def evaluate_heads(
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SecretHits:
+  """Exact counts of right answers on labels that may be private.
+
+  It has no representation, cannot be compared and cannot be pickled. Either
+  `noisy_counts.release_accuracies` lets accuracies out, or whoever calls
+  `accuracies_of_public_labels` says by that name that there is no secret.
+
+  Attributes:
+    num_examples: rows counted, n; public.
+    num_classes: K; public.
+    secret_hits: [2, heads] int64: rows whose label is a head's first answer,
+      and among its first five. Private.
+  """
+
+  num_examples: int
+  num_classes: int
+  secret_hits: Int64[np.ndarray, "2 heads"]
+
+  def __repr__(self) -> str:
+    return f"SecretHits(num_examples={self.num_examples}, <private>)"
+
+  def __reduce__(self):
+    raise TypeError("SecretHits are private and are never serialised.")
+
+  def accuracies_of_public_labels(self) -> list[Accuracy]:
+    """The exact accuracies, one per head; only where the labels are public."""
+    n = self.num_examples
+    return [
+      Accuracy(top1=top1 / n, top5=top5 / n, num_examples=n)
+      for top1, top5 in self.secret_hits.T.tolist()
+    ]
+
+
+def count_hits(
   heads: Sequence[LinearHead],
   blocks: Iterable[RowBlock],
   *,
   on_rows: Callable[[int], object] = lambda rows: None,
-) -> list[Accuracy]:
-  """Reads the cache once and scores every head on it.
+) -> SecretHits:
+  """Reads the cache once and counts the right answers of every head.
 
   The rank of a label is the number of classes with a larger logit, or an equal
   one and a smaller index, so top-1 agrees with argmax.
 
   Args:
-    heads: any number, all of one shape.
+    heads: one or more, all of one shape.
     blocks: the labelled rows.
     on_rows: called with the number of rows of each block read (progress).
 
   Returns:
-    One accuracy per head, in order.
+    The counts, head by head in order.
 
   Raises:
     InputError: no rows, another feature_dim, or a label outside [0, K).
   """
-  if not heads:
-    return []
   groups = _grouped(heads)
   counts = [np.zeros((2, len(biases)), np.int64) for _, biases in groups]
   rows = 0
@@ -64,10 +96,28 @@ def evaluate_heads(
       count += np.asarray(_hits(*group, embedding, label))
   if not rows:
     raise InputError("The evaluation cache has no rows.")
-  return [
-    Accuracy(top1=float(top1), top5=float(top5), num_examples=rows)
-    for top1, top5 in (np.concatenate(counts, axis=1) / rows).T
-  ]
+  return SecretHits(
+    num_examples=rows,
+    num_classes=heads[0].num_classes,
+    secret_hits=np.concatenate(counts, axis=1),
+  )
+
+
+def evaluate_heads(
+  heads: Sequence[LinearHead],
+  blocks: Iterable[RowBlock],
+  *,
+  on_rows: Callable[[int], object] = lambda rows: None,
+) -> list[Accuracy]:
+  """The exact accuracies on rows whose labels are public; see `count_hits`.
+
+  Returns:
+    One accuracy per head, in order.
+  """
+  if not heads:
+    return []
+  hits = count_hits(heads, blocks, on_rows=on_rows)
+  return hits.accuracies_of_public_labels()
 
 
 def _grouped(

@@ -15,6 +15,7 @@ from configs.schema import (
   ExtractConfig,
   HeadConfig,
   PrivacyConfig,
+  RelationName,
   ReleaseOrder,
 )
 
@@ -28,6 +29,8 @@ class Extract:
   not listed here go to Beam (--runner, --direct_num_workers, --project …).
   Run the same command again to resume a job that was stopped.
 
+  With --views 16 a row is the mean embedding of 16 random crops of its image.
+
   Example: oneshot-dp extract cifar10_vit_ti16 --backbone.weights vit_ti16.npz
   --split train --out caches/cifar10-train
   """
@@ -35,6 +38,20 @@ class Extract:
   config: str
   out: Path
   job: ExtractConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backbones:
+  """List the backbones, or say all about one.
+
+  Of one: its weights files, the embeddings that can be read from it, how many
+  numbers each has, and the preprocessing that its weights were made for.
+
+  Example: oneshot-dp backbones vit_b16
+  """
+
+  name: Positional[str | None] = None
+  """A name such as vit_b16; default: all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,11 +99,31 @@ class Verify:
 
   Exit status 2 if anything is wrong, with one line for each fault.
 
+  With --duplicates, look for rows of a cache that are one image twice instead:
+  a receipt's epsilon is per row, and two rows have twice the influence of one.
+  What is found is PRIVATE and stays with the private data. Duplicates are no
+  damage: exit status 0. Copies of one image may differ in their last bits, so
+  --min-cosine 0.99999 is the check to make; without it, only equal bits count.
+
   Example: oneshot-dp verify caches/train
+
+  Example: oneshot-dp verify caches/train --duplicates --min-cosine 0.99999
+  --against caches/public --out duplicates.csv
   """
 
   path: Positional[Path]
   """Directory of a cache or of a head."""
+  duplicates: FlagCreatePairsOff[bool] = False
+  """Look for duplicate rows instead."""
+  against: Path | None = None
+  """Another cache of the same backbone (public images, say): look for rows of
+  the one that are in the other, to remove them from the public set."""
+  min_cosine: float | None = None
+  """Count rows as duplicates from this cosine of their embeddings on, in (0,
+  1]; all pairs are decided exactly. Lower ones take longer. Default: equal
+  bits."""
+  out: Path | None = None
+  """CSV file for all pairs found (mode 0600): PRIVATE, not there yet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +154,7 @@ class Sweep:
   Writes results.csv, results.json, accuracy.png and every head with its
   receipt. Nested releases (the default) together cost the largest epsilon,
   once per seed; independent ones compose. The labels of the evaluation cache
-  are treated as public.
+  are treated as public, unless --private-eval is given.
 
   Example: oneshot-dp sweep --cache caches/train --eval-cache caches/test
   --epsilons 0.25 0.5 1 2 4 8 --delta 1e-5 --out results
@@ -138,6 +175,11 @@ class Sweep:
   """Whether smaller epsilons reuse the noise of larger ones."""
   baseline: FlagCreatePairsOff[bool] = False
   """Also train a head without noise (epsilon = infinity): NOT PRIVATE."""
+  private_eval: float | None = None
+  """Privacy budget of all accuracies together: the labels of the evaluation
+  cache are private, and noisy counts are published. Charged at delta to the
+  ledger of its data set, which is the ledger of the training too where both
+  are splits of one data set."""
   training: OmitArgPrefixes[HeadConfig]
   ledger_dir: Path | None = None
   """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
@@ -148,20 +190,40 @@ class Sweep:
 class Evaluate:
   """Score a head on a cache: top-1 and top-5 accuracy.
 
-  The labels of the cache are treated as public.
+  The labels of the cache are treated as public, unless --private-eval is given.
 
   Example: oneshot-dp evaluate --head heads/epsilon-4 --cache caches/test
+
+  Example: oneshot-dp evaluate --head heads/epsilon-4 --cache caches/test
+  --private-eval 0.5 --delta 1e-6
   """
 
   head: Path
   """Directory of the head."""
   cache: Path
   """The labelled cache."""
+  private_eval: float | None = None
+  """Privacy budget of the accuracies: the labels are private, and noisy counts
+  are published. Each evaluation is charged to the ledger of the cache's data
+  set, which is the ledger of the training too where both are splits of one data
+  set; score many heads at once with `sweep`."""
+  delta: float | None = None
+  """Delta of --private-eval; well below 1 / rows of the cache."""
+  neighboring_relation: RelationName = "add-or-remove-one"
+  """Which data sets count as neighbours; the noise is the same for all."""
+  noise_seed: int | None = None
+  """Research only: noise from this seed, which is NOT PRIVATE."""
+  ledger_dir: Path | None = None
+  """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
+  folder."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budget:
   """List the releases made from a cache's private data and what they add up to.
+
+  One line for each, then their exact composition and what is left of the cap,
+  if one was set: see oneshot-dp budget set --help.
 
   Example: oneshot-dp budget --cache caches/train
   """
@@ -169,10 +231,70 @@ class Budget:
   cache: Path
   """A cache of the private data, of whichever backbone."""
   delta: float | None = None
-  """Delta of the total; default: the smallest that was used."""
+  """Delta of the total; default: the cap's, or else the smallest that was
+  used."""
   ledger_dir: Path | None = None
   """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
   folder."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BudgetSet:
+  """Cap what may ever be released from a cache's private data.
+
+  All releases together are kept (max-epsilon, max-delta)-private, by their
+  exact composition, whatever the delta that each was stated at. A train or
+  sweep that would go over is refused before anything is charged or any noise is
+  drawn, and so are baselines and noise from a seed, which no epsilon covers. A
+  later cap replaces this one; the ledger keeps both, and shows it when the cap
+  was raised.
+
+  Example: oneshot-dp budget set --cache caches/train --max-epsilon 8
+  --max-delta 1e-5
+  """
+
+  cache: Path
+  """A cache of the private data, of whichever backbone."""
+  max_epsilon: float
+  """Epsilon of everything together."""
+  max_delta: float
+  """Delta of everything together: the delta at which max-epsilon must hold."""
+  neighboring_relation: RelationName = "add-or-remove-one"
+  """Which data sets count as neighbours."""
+  ledger_dir: Path | None = None
+  """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
+  folder."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit:
+  """Attack releases of synthetic rows to bound epsilon from below.
+
+  Runs the clipped sum, the noise and the release that train runs, on rows from
+  a fixed seed: no private data is read and nothing is charged. Exit status 1 if
+  the bound is above epsilon. A bound below it is consistent with the claim and
+  does not prove it.
+
+  Example: oneshot-dp audit --epsilon 1 --delta 1e-5
+  """
+
+  epsilon: float
+  """The claim to test."""
+  privacy: OmitArgPrefixes[PrivacyConfig]
+  runs: int = 10_000
+  """Releases with the canary, and as many without it."""
+  canaries: int = 10_000
+  """Examples to tell apart in a single release."""
+  confidence: float = 0.95
+  """Of all bounds together."""
+  num_classes: int = 4
+  """Classes of the synthetic rows."""
+  feature_dim: int = 8
+  """Numbers in an embedding of theirs."""
+  l2_clip_norm: float = 1.0
+  """Largest norm of a per-example gradient."""
+  train_bias: FlagCreatePairsOff[bool] = False
+  """Audit the gradient of the bias too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,6 +310,7 @@ class Demo:
 
 Command = (
   Annotated[Extract, tyro.conf.subcommand("extract")]
+  | Annotated[Backbones, tyro.conf.subcommand("backbones")]
   | Annotated[ImportFeatures, tyro.conf.subcommand("import-features")]
   | Annotated[Inspect, tyro.conf.subcommand("inspect")]
   | Annotated[Verify, tyro.conf.subcommand("verify")]
@@ -195,5 +318,6 @@ Command = (
   | Annotated[Sweep, tyro.conf.subcommand("sweep")]
   | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
   | Annotated[Budget, tyro.conf.subcommand("budget")]
+  | Annotated[Audit, tyro.conf.subcommand("audit")]
   | Annotated[Demo, tyro.conf.subcommand("demo")]
 )

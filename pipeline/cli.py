@@ -84,6 +84,9 @@ def parse(argv: Sequence[str]) -> tuple[Any, list[str]]:
     with contextlib.redirect_stderr(complaint):
       if argv and argv[0] == "extract":
         return _parse_extract(argv[1:])
+      if list(argv[:2]) == ["budget", "set"]:
+        prog = f"{_PROG} budget set"
+        return tyro.cli(arguments.BudgetSet, prog=prog, args=argv[2:]), []
       command = tyro.cli(
         arguments.Command, prog=_PROG, description=_DESCRIPTION, args=argv
       )

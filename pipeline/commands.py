@@ -7,17 +7,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import NeighboringRelation
 from tqdm import tqdm
 
-from configs.errors import InputError
-from configs.schema import ExtractConfig
+from configs.errors import InputError, RunError
+from configs.schema import ExtractConfig, PrivacyConfig
 from extract.cache_reader import FeatureCache, open_cache
 from extract.cache_summary import describe
 from extract.cache_verify import verify_cache
 from linear_dp.accounting import printable
+from linear_dp.clipping import ClippedGradientGrid
+from linear_dp.noise_source import NoiseSource
 from linear_dp.release import NOT_PRIVATE
 from pipeline import arguments, output_dir
+from pipeline.audit import audit_release
+from pipeline.budget import Cap
+from pipeline.budget_report import set_cap, show_budget
+from pipeline.duplicate_report import report_duplicates
+from pipeline.evaluation import PrivateEvaluation, evaluate_on_public_labels
 from pipeline.feature_space import FeatureSpace
 from pipeline.head_directory import (
   RECEIPT_FILE,
@@ -27,8 +33,8 @@ from pipeline.head_directory import (
 )
 from pipeline.import_features import import_features
 from pipeline.results import accuracy_table
-from pipeline.sweep import evaluate_cache, run_sweep
-from pipeline.training import cache_ledger, make_plan, train_heads
+from pipeline.sweep import run_sweep
+from pipeline.training import RELATIONS, make_plan, train_heads
 
 
 def run(command: Any, beam_options: list[str]) -> None:
@@ -40,12 +46,17 @@ def run(command: Any, beam_options: list[str]) -> None:
   match command:
     case arguments.Extract():
       extract(command.job, command.out, beam_options)
+    case arguments.Backbones():
+      from pipeline.backbone_list import describe_backbone, list_backbones
+
+      name = command.name
+      print(list_backbones() if name is None else describe_backbone(name))
     case arguments.ImportFeatures():
       _import_features(command)
     case arguments.Inspect():
       print(describe(open_cache(command.cache)))
     case arguments.Verify():
-      _verify(command.path)
+      _verify(command)
     case arguments.Train():
       _train(command)
     case arguments.Sweep():
@@ -53,7 +64,18 @@ def run(command: Any, beam_options: list[str]) -> None:
     case arguments.Evaluate():
       _evaluate(command)
     case arguments.Budget():
-      _budget(command)
+      show_budget(
+        command.cache, delta=command.delta, ledger_dir=command.ledger_dir
+      )
+    case arguments.BudgetSet():
+      cap = Cap(
+        max_epsilon=command.max_epsilon,
+        max_delta=command.max_delta,
+        neighboring_relation=RELATIONS[command.neighboring_relation],
+      )
+      set_cap(command.cache, cap, ledger_dir=command.ledger_dir)
+    case arguments.Audit():
+      _audit(command)
     case arguments.Demo():
       from pipeline.demo import run_demo
 
@@ -81,6 +103,7 @@ def extract(
     f" {report.counters['decode_errors']} undecodable,"
     f" {report.kept_shards} shards kept from an earlier run"
   )
+  print(report.times)
   return cache
 
 
@@ -103,7 +126,20 @@ def _import_features(command: arguments.ImportFeatures) -> None:
     )
 
 
-def _verify(path: Path) -> None:
+def _verify(command: arguments.Verify) -> None:
+  path = command.path
+  if command.duplicates:
+    report_duplicates(
+      path,
+      against=command.against,
+      min_cosine=command.min_cosine,
+      out=command.out,
+    )
+    return
+  if not (command.against is command.min_cosine is command.out is None):
+    raise InputError(
+      "--against, --min-cosine and --out are for --duplicates; add it."
+    )
   if (path / RECEIPT_FILE).is_file():
     found = verify_head(path)
     sound = "the receipt follows from the noise, and fits the weights"
@@ -169,6 +205,7 @@ def _sweep(command: arguments.Sweep) -> None:
     order=command.release,
     baseline=command.baseline,
     ledger_dir=command.ledger_dir,
+    private_eval=command.private_eval,
   )
   print(accuracy_table(rows))
   print(
@@ -182,55 +219,66 @@ def _evaluate(command: arguments.Evaluate) -> None:
   FeatureSpace.of_receipt(command.head, saved.receipt).check_evaluates_on(
     FeatureSpace.of_cache(command.cache, cache.info)
   )
-  (score,) = evaluate_cache([saved.head], cache)
+  request = _private_evaluation(command, cache)
+  if request:
+    request.check_affordable()
+  evaluate = request.evaluate if request else evaluate_on_public_labels
+  scored = evaluate([saved.head], cache)
+  (score,) = scored.scores
   if not saved.receipt.get("private"):
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
-  print(json.dumps(dataclasses.asdict(score)))
   print(
-    "The labels of this cache are treated as public: the accuracy is exact.",
-    file=sys.stderr,
+    json.dumps(dataclasses.asdict(score) | {"evaluation": scored.statement})
   )
-
-
-def _budget(command: arguments.Budget) -> None:
-  if command.delta is not None and not 0 < command.delta < 1:
-    raise InputError(f"delta={command.delta} must lie between 0 and 1.")
-  cache = open_cache(command.cache)
-  ledger = cache_ledger(cache, command.ledger_dir)
-  entries = ledger.entries()
-  print(f"ledger: {ledger.path}")
-  if not entries:
-    print("nothing has been released")
-    return
-  for entry in entries:
-    print(f"{entry['time']}  split {entry['split']}: {_charge(entry)}")
-  delta = command.delta or min(
-    (entry["delta"] for entry in entries if "delta" in entry), default=1e-6
-  )
-  for relation in (
-    NeighboringRelation.ADD_OR_REMOVE_ONE,
-    NeighboringRelation.REPLACE_ONE,
-  ):
-    spent = ledger.spending(relation)
+  if not request:
     print(
-      f"spent in all: epsilon = {printable(spent.epsilon(delta))} at delta ="
-      f" {delta:g}, {relation.name}"
-    )
-  if spent.not_private:
-    print(
-      f"besides, {spent.not_private} of {spent.charges} entries let out results"
-      f" that are {NOT_PRIVATE}: no epsilon covers them"
+      "The labels of this cache are treated as public: the accuracy is exact.",
+      file=sys.stderr,
     )
 
 
-def _charge(entry: dict[str, Any]) -> str:
-  """An entry of a ledger in words."""
-  if "epsilons" not in entry:
-    return f"a head without noise ({entry['noise_source']})"
-  epsilons = ", ".join(f"{epsilon:g}" for epsilon in entry["epsilons"])
-  return (
-    f"{entry['order']}, {entry['num_draws']} draw(s) of epsilon {epsilons} at"
-    f" delta {entry['delta']:g}: together"
-    f" {printable(entry['composed_epsilon'])} ({entry['neighboring_relation']},"
-    f" {entry['noise_source']})"
+def _private_evaluation(
+  command: arguments.Evaluate, cache: FeatureCache
+) -> PrivateEvaluation | None:
+  if command.private_eval is None:
+    if command.delta is not None or command.noise_seed is not None:
+      raise InputError(
+        "--delta and --noise-seed are for --private-eval; without it the"
+        " accuracy is exact: leave them out, or give --private-eval EPSILON."
+      )
+    return None
+  if command.delta is None:
+    raise InputError(
+      f"--private-eval {command.private_eval:g} needs a --delta, well below"
+      f" 1/n = {1 / len(cache):.2g}."
+    )
+  privacy = PrivacyConfig(
+    delta=command.delta,
+    neighboring_relation=command.neighboring_relation,
+    noise_seed=command.noise_seed,
   )
+  return PrivateEvaluation.of(
+    command.private_eval, privacy, cache, command.ledger_dir
+  )
+
+
+def _audit(command: arguments.Audit) -> None:
+  grid = ClippedGradientGrid(
+    num_classes=command.num_classes,
+    feature_dim=command.feature_dim,
+    l2_clip_norm=command.l2_clip_norm,
+    train_bias=command.train_bias,
+  )
+  seed = command.privacy.noise_seed
+  report = audit_release(
+    grid,
+    make_plan((command.epsilon,), command.privacy, num_draws=command.runs),
+    NoiseSource(seed),
+    canaries=command.canaries,
+    confidence=command.confidence,
+    seed=seed,
+  )
+  print(report)
+  if report.is_violated:
+    raise RunError(report.verdict)
+  print(f"verdict: {report.verdict}")

@@ -1,31 +1,28 @@
-"""What has been spent on each private data set.
+"""What has been spent on each private data set, and what may be.
 
-One append-only file of JSON lines per data set, whatever the backbone of the
-cache; each line carries the SHA-256 of the line before it. A release is
-charged, and the charge is on disk, before its noise is drawn: a crash costs
-budget, never privacy.
+One file per data set, whatever the backbone of the cache (`ledger_file`). A
+release is charged, and the charge is on the disk, before its noise is drawn: a
+crash costs budget, never privacy. A cap is an entry like the others, so that
+raising it leaves a trace.
 """
 
-import contextlib
-import dataclasses
 import datetime
-import fcntl
 import hashlib
-import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from configs.errors import InputError, RunError
-from linear_dp import accounting
+from configs.errors import InputError
+from linear_dp.accounting import printable
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import BASELINE_NOISE, ReleasePlan
-
-_FIRST = "0" * 64
+from linear_dp.release import BASELINE_NOISE, NOT_PRIVATE, ReleasePlan
+from pipeline import budget
+from pipeline.budget import Cap, Gaussian, Spending
+from pipeline.ledger_file import ChainedFile, canonical
 
 
 def default_ledger_dir() -> Path:
@@ -36,29 +33,6 @@ def default_ledger_dir() -> Path:
   return Path(state) / "oneshot-dp" / "ledgers"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Spending:
-  """The composition of the private releases in a ledger.
-
-  Attributes:
-    charges: how many entries there are, private or not.
-    noise_multiplier: σ of the one Gaussian release that they amount to; None
-      when nothing private has been released.
-    not_private: charges for baselines and for noise from a seed, which nothing
-      can compose.
-  """
-
-  charges: int
-  noise_multiplier: float | None
-  not_private: int
-
-  def epsilon(self, delta: float) -> float:
-    """ε spent at δ, rounded up; 0 when nothing was released."""
-    if self.noise_multiplier is None:
-      return 0.0
-    return accounting.epsilon_of(self.noise_multiplier, delta)
-
-
 class Ledger:
   """The ledger of one private data set, all of its versions and splits.
 
@@ -66,11 +40,12 @@ class Ledger:
   another one under a new name; the price is that releases from disjoint splits
   are added up where they need not be.
 
-  Formal guarantees: `charge` returns only after its line is flushed to disk;
-  concurrent processes take turns by a file lock; a line that was edited,
-  dropped in the middle or reordered is found by the hash chain at the next use.
-  A torn last line belongs to a charge that never returned, so nothing was
-  released for it, and the next charge removes it.
+  Formal guarantees: a charge returns only after its line is flushed to disk,
+  and raises without a trace where it would break the cap: the check and the
+  charge are made under one lock, so that processes that race for the last of a
+  budget get it once. With a cap, what no ε covers (baselines, noise from a
+  seed) is refused as well. Tampering is found at the next use
+  (`ledger_file.ChainedFile`).
 
   Args:
     dataset: public name of the data set.
@@ -78,28 +53,25 @@ class Ledger:
   """
 
   def __init__(self, dataset: str, directory: Path | None = None):
-    self._identity = {"dataset": dataset}
+    identity = {"dataset": dataset}
     name = re.sub(r"[^A-Za-z0-9]+", "_", dataset).strip("_")
-    digest = hashlib.sha256(_canonical(self._identity)).hexdigest()[:12]
+    digest = hashlib.sha256(canonical(identity)).hexdigest()[:12]
     directory = directory or default_ledger_dir()
-    self.path = directory / f"{name}-{digest}.jsonl"
+    self._file = ChainedFile(directory / f"{name}-{digest}.jsonl", identity)
+
+  @property
+  def path(self) -> Path:
+    """The file of entries."""
+    return self._file.path
 
   def entries(self) -> list[dict[str, Any]]:
-    """All charges, oldest first, after checking the chain.
+    """All charges and caps, oldest first, after checking the chain.
 
     Raises:
-      InputError: the file was damaged or edited.
+      InputError: the file was damaged or tampered with.
       RunError: it cannot be read.
     """
-    try:
-      content = self.path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-      return []
-    except OSError as error:
-      raise RunError(
-        f"The ledger {self.path} cannot be read: {error.strerror}."
-      ) from error
-    return self._parse(content)[0]
+    return self._file.entries()
 
   def charge(
     self, plan: ReleasePlan, source: NoiseSource, **details: Any
@@ -115,22 +87,72 @@ class Ledger:
       The SHA-256 of the entry, its name in receipts.
 
     Raises:
-      InputError: the ledger is damaged.
+      InputError: the ledger is damaged, or the plan would break the cap.
       RunError: the ledger cannot be written, so nothing may be released.
     """
-    cost = {
+    facts = {
+      "kind": "release",
       "epsilons": list(plan.noise_multipliers),
-      "delta": plan.delta,
-      "neighboring_relation": plan.neighboring_relation.name,
       "order": plan.order,
       "num_draws": plan.num_draws,
-      "noise_multipliers": list(plan.charged_noise_multipliers),
       "composed_epsilon": plan.composed_epsilon,
-      "noise_source": source.description,
-      "private": source.is_private,
-      **details,
     }
-    return self._write(cost)
+    return self.charge_mechanisms(
+      budget.mechanisms_of_plan(plan),
+      source,
+      asked=_asked(plan),
+      delta=plan.delta,
+      neighboring_relation=plan.neighboring_relation,
+      **facts | details,
+    )
+
+  def charge_mechanisms(
+    self,
+    mechanisms: Sequence[Gaussian],
+    source: NoiseSource,
+    *,
+    asked: str,
+    delta: float,
+    neighboring_relation: NeighboringRelation,
+    **facts: Any,
+  ) -> str:
+    """Writes the cost of any Gaussian mechanisms; before drawing any noise.
+
+    Args:
+      mechanisms: what is about to be released.
+      source: the noise it will use.
+      asked: the same in words, for a refusal.
+      delta: δ at which its ε is stated.
+      neighboring_relation: the relation in which it is stated.
+      **facts: public facts to keep with the entry; `kind` among them.
+
+    Returns:
+      The SHA-256 of the entry.
+
+    Raises:
+      InputError: the ledger is damaged, or this would break the cap.
+      RunError: the ledger cannot be written, so nothing may be released.
+    """
+    with self._file.locked() as chain:
+      _check_cap(
+        chain.entries,
+        mechanisms,
+        source,
+        asked=asked,
+        delta=delta,
+        relation=neighboring_relation,
+      )
+      return chain.append(
+        _now()
+        | {
+          "delta": delta,
+          "neighboring_relation": neighboring_relation.name,
+          "mechanisms": [m.as_json() for m in mechanisms],
+          "noise_source": source.description,
+          "private": source.is_private,
+          **facts,
+        }
+      )
 
   def record_baseline(self, **details: Any) -> str:
     """Notes, before it happens, that the exact gradient leaves: NOT PRIVATE.
@@ -140,125 +162,122 @@ class Ledger:
 
     Returns:
       The SHA-256 of the entry.
-    """
-    return self._write(
-      {"private": False, "noise_source": BASELINE_NOISE, **details}
-    )
-
-  def check_usable(self) -> None:
-    """Finds a ledger that is damaged, or cannot be written, before any work.
 
     Raises:
-      InputError: it was damaged or edited.
+      InputError: the data set has a cap.
+    """
+    with self._file.locked() as chain:
+      _check_no_cap(chain.entries, "a baseline")
+      return chain.append(
+        _now()
+        | {
+          "kind": "baseline",
+          "private": False,
+          "noise_source": BASELINE_NOISE,
+          **details,
+        }
+      )
+
+  def set_cap(self, cap: Cap) -> Cap | None:
+    """Sets the cap from now on; the list of entries keeps the earlier ones.
+
+    Returns:
+      The cap that held until now.
+    """
+    with self._file.locked() as chain:
+      earlier = budget.caps(chain.entries)
+      chain.append(_now() | cap.as_json())
+    return earlier[-1] if earlier else None
+
+  def check_usable(
+    self, plan: ReleasePlan, source: NoiseSource, *, baseline: bool = False
+  ) -> None:
+    """Finds what `charge` would refuse later, before any work.
+
+    Args:
+      plan: the releases that are wanted.
+      source: the noise they will use.
+      baseline: whether `record_baseline` will be called too.
+
+    Raises:
+      InputError: the ledger was tampered with, or the plan breaks the cap.
       RunError: it cannot be written.
     """
-    self.entries()
-    with self._disk_errors():
-      os.close(self._open())
-
-  def _write(self, facts: dict[str, Any]) -> str:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    with self._disk_errors():
-      return self._append(self._identity | {"time": now} | facts)
-
-  @contextlib.contextmanager
-  def _disk_errors(self) -> Iterator[None]:
-    try:
-      yield
-    except OSError as error:
-      raise RunError(
-        f"The ledger {self.path} cannot be written ({error.strerror}), so"
-        " nothing is released; free or name another place with --ledger-dir."
-      ) from error
-
-  def _open(self) -> int:
-    self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-
-  def _append(self, entry: dict[str, Any]) -> str:
-    """Adds a line under the file lock; returns when it is on the disk."""
-    with os.fdopen(self._open(), "r+b") as file:
-      fcntl.flock(file, fcntl.LOCK_EX)
-      entries, whole = self._parse(file.read())
-      previous = entries[-1]["entry"] if entries else _FIRST
-      linked = entry | {"previous": previous}
-      linked["entry"] = _digest(linked)
-      file.truncate(whole)
-      file.seek(whole)
-      file.write(_canonical(linked) + b"\n")
-      file.flush()
-      os.fsync(file.fileno())
-      _sync_directory(self.path.parent)
-      return linked["entry"]
+    with self._file.locked() as chain:
+      _check_cap(
+        chain.entries,
+        budget.mechanisms_of_plan(plan),
+        source,
+        asked=_asked(plan),
+        delta=plan.delta,
+        relation=plan.neighboring_relation,
+      )
+      if baseline:
+        _check_no_cap(chain.entries, "a baseline")
 
   def spending(self, relation: NeighboringRelation) -> Spending:
-    """Composes the charges, Gaussian releases, through Σσ⁻².
+    """Composes the charges in a neighbouring relation, exactly."""
+    return budget.compose(self.entries(), relation)
 
-    A charge made under another neighbouring relation counts by its noise: σ is
-    in units of the sensitivity, which is twice as large for REPLACE_ONE.
-    """
-    entries = self.entries()
-    private = [e for e in entries if e["private"]]
-    sigmas = [
-      sigma
-      * _removals(NeighboringRelation[e["neighboring_relation"]])
-      / _removals(relation)
-      for e in private
-      for sigma in e["noise_multipliers"]
-    ]
-    return Spending(
-      charges=len(entries),
-      noise_multiplier=accounting.compose(sigmas) if sigmas else None,
-      not_private=len(entries) - len(private),
+
+def _check_cap(
+  entries: list[dict[str, Any]],
+  mechanisms: Sequence[Gaussian],
+  source: NoiseSource,
+  *,
+  asked: str,
+  delta: float,
+  relation: NeighboringRelation,
+) -> None:
+  if not source.is_private:
+    _check_no_cap(entries, "noise from a seed")
+  if not (earlier := budget.caps(entries)):
+    return
+  cap = earlier[-1]
+  if cap.allows(entries, mechanisms):
+    return
+  spent = budget.compose(entries, cap.neighboring_relation)
+  raise InputError(
+    f"{asked} would break the cap of this data set, {cap}: epsilon"
+    f" {printable(spent.epsilon(cap.max_delta))} is spent, and"
+    f" {what_is_left(cap, entries, delta, relation)}; ask for less, or raise"
+    " the cap for all to see with `oneshot-dp budget set`."
+  )
+
+
+def what_is_left(
+  cap: Cap,
+  entries: Sequence[dict[str, Any]],
+  delta: float,
+  relation: NeighboringRelation,
+) -> str:
+  """The largest release that a cap still allows, in words."""
+  epsilon = cap.left(entries, delta, relation)
+  if epsilon == 0:
+    return "nothing is left"
+  return (
+    f"one release of epsilon {epsilon:g} at delta {delta:g} ({relation.name})"
+    " is left"
+  )
+
+
+def _check_no_cap(entries: list[dict[str, Any]], what: str) -> None:
+  if earlier := budget.caps(entries):
+    raise InputError(
+      f"{what} is {NOT_PRIVATE}, and the cap of this data set, {earlier[-1]},"
+      " covers no such thing; leave it out, or use a data set without a cap."
     )
 
-  def _parse(self, content: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The entries, and how many bytes the whole lines take."""
-    whole = content.rfind(b"\n") + 1
-    entries, previous = [], _FIRST
-    for number, line in enumerate(content[:whole].splitlines(), start=1):
-      entry = self._sound_entry(line, previous)
-      if entry is None:
-        raise InputError(
-          f"{self.path}, line {number}: the entry was damaged or edited;"
-          " restore the ledger from a backup, for what was spent is unknown."
-        )
-      entries.append(entry)
-      previous = entry["entry"]
-    return entries, whole
 
-  def _sound_entry(self, line: bytes, previous: str) -> dict[str, Any] | None:
-    """The entry of a line; None unless it was written after `previous`."""
-    try:
-      entry = json.loads(line)
-      sound = (
-        entry["previous"] == previous
-        and entry["entry"] == _digest(entry)
-        and self._identity.items() <= entry.items()
-      )
-    except (ValueError, TypeError, KeyError, AttributeError):
-      return None
-    return entry if sound else None
+def _asked(plan: ReleasePlan) -> str:
+  epsilons = ", ".join(f"{epsilon:g}" for epsilon in plan.noise_multipliers)
+  return (
+    f"epsilon {epsilons} at delta {plan.delta:g}"
+    f" ({plan.neighboring_relation.name}, {plan.order},"
+    f" {plan.num_draws} draw(s): together {printable(plan.composed_epsilon)})"
+  )
 
 
-def _removals(relation: NeighboringRelation) -> int:
-  """Examples that differ between neighbours: one out, one out and one in."""
-  return 2 if relation is NeighboringRelation.REPLACE_ONE else 1
-
-
-def _canonical(value: dict[str, Any]) -> bytes:
-  return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _digest(entry: dict[str, Any]) -> str:
-  unsigned = {k: v for k, v in entry.items() if k != "entry"}
-  return hashlib.sha256(_canonical(unsigned)).hexdigest()
-
-
-def _sync_directory(directory: Path) -> None:
-  """Makes the name of a new file as durable as its content."""
-  descriptor = os.open(directory, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
+def _now() -> dict[str, Any]:
+  now = datetime.datetime.now(datetime.UTC)
+  return {"time": now.isoformat(timespec="seconds")}

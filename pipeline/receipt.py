@@ -30,7 +30,8 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _ASSUMPTIONS = (
   "n (num_examples), the number of classes, their names and the names of the"
   " data set and split are public.",
-  "The backbone and its preprocessing do not depend on the private data.",
+  "The backbone and its preprocessing do not depend on the private data, and"
+  " embed every image by itself.",
   "One row of the cache is one privacy unit; a person with two rows has twice"
   " the influence.",
 )
@@ -39,12 +40,21 @@ _CLASSES_OF_LABELS = (
   " imported; the guarantee holds only if it is public anyway."
 )
 _NOT_PROTECTED = (
-  "The data that the head is evaluated on: its labels are treated as public.",
+  "The data that the head is evaluated on: its labels are treated as public,"
+  " unless the evaluation had a budget of its own (--private-eval).",
   "Any choice (of head, epsilon, data or backbone) made by looking at private"
   " results that are not in the ledger.",
   "The time a run takes, and the memory and disks of the machine it runs on.",
   "The feature cache itself: it holds the private data and must stay private.",
 )
+_STATED = {
+  "name": "Gaussian mechanism on the integer sum of clipped first-step"
+  " gradients, rounded to the grid",
+  "statistic": "G = rint(p0*T) - S, released as G + round(N(0, sd^2))",
+  "sensitivity": "(B*|r| + (1 + 2^-10)*sqrt(K*D)) grid steps, doubled for"
+  " REPLACE_ONE",
+}
+_CURVE_DELTAS = ("1e-04", "1e-05", "1e-06", "1e-07", "1e-08", "1e-10", "1e-12")
 _SOFTWARE = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
 
 
@@ -90,6 +100,7 @@ def make_receipt(
       "epsilon_by_relation": _epsilon_by_relation(
         grid, statement.noise_sd, statement.delta
       ),
+      "epsilon_by_delta": _epsilon_by_delta(statement.noise_multiplier),
     },
     "composition": {
       "order": plan.order,
@@ -99,12 +110,9 @@ def make_receipt(
       "composed_epsilon": plan.composed_epsilon,
       "ledger_entry": ledger_entry,
     },
-    "mechanism": {
-      "name": "Gaussian mechanism on the integer sum of clipped first-step"
-      " gradients, rounded to the grid",
-      "statistic": "G = rint(p0*T) - S, released as G + round(N(0, sd^2))",
-      "sensitivity": "(B*|r| + (1 + 2^-10)*sqrt(K*D)) grid steps, doubled for"
-      " REPLACE_ONE",
+    "mechanism": _STATED
+    | {
+      "residual_norm": grid.residual_norm,
       "num_classes": grid.num_classes,
       "feature_dim": grid.feature_dim,
       "l2_clip_norm": grid.l2_clip_norm,
@@ -122,14 +130,13 @@ def make_receipt(
       "num_classes_source": cache.num_classes_source,
       "cache_fingerprint": cache.fingerprint,
       "backbone": dataclasses.asdict(cache.backbone),
+      "preprocess": dict(cache.preprocess),
+      "views": cache.views,
       "backbone_fingerprint": cache.backbone_fingerprint,
     },
     "training": dataclasses.asdict(config),
     "head_sha256": head_sha256,
-    "assumptions": [
-      *_ASSUMPTIONS,
-      *([] if cache.num_classes_is_public else [_CLASSES_OF_LABELS]),
-    ],
+    "assumptions": _assumptions(cache.num_classes_source),
     "not_protected": list(_NOT_PROTECTED),
     "software": {p: importlib.metadata.version(p) for p in _SOFTWARE},
   }
@@ -179,6 +186,20 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   for name in ("l2_clip_norm", "initial_bias", "train_bias"):
     yield from compare(f"training.{name}", training[name], mechanism[name])
   yield from compare("grid_radius", mechanism["grid_radius"], GRID_RADIUS)
+  yield from compare(
+    "residual_norm", mechanism["residual_norm"], grid.residual_norm
+  )
+  for name, text in _STATED.items():
+    yield from compare(f"mechanism.{name}", mechanism[name], text)
+  yield from compare("accountant", privacy["accountant"], accounting.ACCOUNTANT)
+  yield from compare(
+    "assumptions",
+    receipt["assumptions"],
+    _assumptions(data["num_classes_source"]),
+  )
+  yield from compare(
+    "not_protected", receipt["not_protected"], list(_NOT_PROTECTED)
+  )
   yield from compare("grid_step", mechanism["grid_step"], grid.step)
   yield from compare(
     "sensitivity_steps", privacy["sensitivity_steps"], sensitivity
@@ -190,6 +211,11 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     "epsilon_by_relation",
     privacy["epsilon_by_relation"],
     _epsilon_by_relation(grid, noise_sd, delta),
+  )
+  yield from compare(
+    "epsilon_by_delta",
+    privacy["epsilon_by_delta"],
+    _epsilon_by_delta(noise_sd / sensitivity),
   )
   private = (
     privacy["noise_source"] == NoiseSource().description and noise_sd > 0
@@ -242,6 +268,21 @@ def _epsilon_by_relation(
     )
     for relation in NeighboringRelation
   }
+
+
+def _epsilon_by_delta(noise_multiplier: float) -> dict[str, float | str]:
+  """The (ε, δ) curve of this noise, at the relation of the receipt."""
+  if noise_multiplier == 0:
+    return dict.fromkeys(_CURVE_DELTAS, NOT_PRIVATE)
+  return {
+    delta: accounting.epsilon_of(noise_multiplier, float(delta))
+    for delta in _CURVE_DELTAS
+  }
+
+
+def _assumptions(num_classes_source: str) -> list[str]:
+  of_labels = num_classes_source not in ("class_names", "flag")
+  return [*_ASSUMPTIONS, *([_CLASSES_OF_LABELS] if of_labels else [])]
 
 
 def _same(found: Any, expected: Any) -> bool:

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from linear_dp.release import NOT_PRIVATE
+from pipeline.evaluation import PUBLIC_LABELS
 from pipeline.results import SweepRow, by_epsilon
 
 _BLUE, _GREY = "#1f5fa8", "#6b6b6b"
@@ -73,7 +74,10 @@ def plot_accuracy(
   axes.xaxis.set_minor_locator(NullLocator())
   axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
   axes.set_xlabel(f"epsilon of each head (delta = {rows[0].delta:g})")
-  axes.set_ylabel("top-1 accuracy, %")
+  noisy = rows[0].evaluation != PUBLIC_LABELS
+  axes.set_ylabel(
+    "top-1 accuracy, %" + (f"\n({rows[0].evaluation})" if noisy else "")
+  )
   seeded = any("NOT PRIVATE" in r.noise_source for _, g in finite for r in g)
   axes.set_title(
     f"One-step private heads on {dataset}"

@@ -26,6 +26,7 @@ class SweepRow:
     top1, top5: accuracies on the evaluation cache, fractions.
     composed_epsilon: ε, at delta, of all private heads of the sweep together.
     num_examples, num_eval_examples: rows trained and evaluated on.
+    evaluation: whether the accuracies are exact or noisy, and what they cost.
     release: nested or independent.
     noise_source: where the noise came from.
     private: whether the guarantee holds.
@@ -42,6 +43,7 @@ class SweepRow:
   composed_epsilon: float
   num_examples: int
   num_eval_examples: int
+  evaluation: str
   release: str
   noise_source: str
   private: bool
@@ -69,7 +71,7 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
     f"all private heads together: epsilon = {together} at"
     f" delta = {first.delta:g} ({first.release} releases); trained on"
     f" {first.num_examples:,}, evaluated on {first.num_eval_examples:,}"
-    " examples whose labels are treated as public"
+    f" examples ({first.evaluation})"
   )
   return "\n".join(lines)
 
@@ -83,9 +85,19 @@ def by_epsilon(rows: Sequence[SweepRow]) -> dict[float, list[SweepRow]]:
 
 
 def write_tables(
-  directory: Path, rows: list[SweepRow], plan: ReleasePlan
+  directory: Path,
+  rows: list[SweepRow],
+  plan: ReleasePlan,
+  evaluation: dict[str, Any],
 ) -> None:
-  """Writes results.csv and results.json; accuracies are fractions."""
+  """Writes results.csv and results.json; accuracies are fractions.
+
+  Args:
+    directory: where.
+    rows: the heads.
+    plan: what was released to make them.
+    evaluation: what was released to score them; JSON.
+  """
   with (directory / "results.csv").open("w", newline="") as file:
     columns = [field.name for field in dataclasses.fields(SweepRow)]
     writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -96,6 +108,7 @@ def write_tables(
     "composed_epsilon": plan.composed_epsilon,
     "release": plan.order,
     "noise_multipliers_charged": list(plan.charged_noise_multipliers),
+    "evaluation": evaluation,
     "heads": [
       dataclasses.asdict(row)
       # JSON has no infinity.

@@ -11,20 +11,25 @@ import dataclasses
 import math
 from pathlib import Path
 
-from tqdm import tqdm
-
 from configs.schema import HeadConfig, PrivacyConfig, ReleaseOrder
 from extract.cache_reader import FeatureCache
 from extract.cache_summary import public_metadata
-from linear_dp.evaluate import Accuracy, evaluate_heads
+from linear_dp.evaluate import Accuracy
 from linear_dp.head import LinearHead
 from linear_dp.release import ReleasePlan
 from pipeline import output_dir, report
+from pipeline.budget import mechanisms_of_plan
+from pipeline.evaluation import (
+  PrivateEvaluation,
+  check_readable,
+  evaluate_on_public_labels,
+)
 from pipeline.feature_space import FeatureSpace
 from pipeline.head_directory import write_head
 from pipeline.results import SweepRow, as_json, write_tables
 from pipeline.training import (
   TrainedHead,
+  cache_ledger,
   make_grid,
   make_plan,
   train_heads,
@@ -43,12 +48,13 @@ def run_sweep(
   order: ReleaseOrder,
   baseline: bool,
   ledger_dir: Path | None,
+  private_eval: float | None = None,
 ) -> list[SweepRow]:
   """Trains, evaluates and writes a sweep.
 
   Args:
     train: the private rows.
-    evaluation: labelled rows treated as public.
+    evaluation: labelled rows; public, unless there is a `private_eval`.
     out: a directory that is not there yet.
     epsilons: one head for each, per seed.
     privacy: delta, neighbours and noise source.
@@ -57,6 +63,8 @@ def run_sweep(
     order: nested or independent releases.
     baseline: add the head without noise, NOT PRIVATE.
     ledger_dir: None is the default place.
+    private_eval: ε of all accuracies together, charged to the ledger of the
+      evaluation rows; None takes their labels for public.
 
   Returns:
     The rows of results.csv.
@@ -70,16 +78,23 @@ def run_sweep(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
   plan = make_plan(epsilons, privacy, order=order, num_draws=num_seeds)
+  request = None
+  if private_eval is not None:
+    request = PrivateEvaluation.of(
+      private_eval, privacy, evaluation, ledger_dir
+    )
+    one_ledger = request.ledger.path == cache_ledger(train, ledger_dir).path
+    request.check_affordable(mechanisms_of_plan(plan) if one_ledger else ())
   # One pass that costs no budget: a damaged evaluation cache is found now.
-  start = LinearHead.initial(make_grid(train.info, config))
-  evaluate_cache([start], evaluation)
+  check_readable(LinearHead.initial(make_grid(train.info, config)), evaluation)
   trained = train_heads(
     train, plan, config, privacy, ledger_dir=ledger_dir, baseline=baseline
   )
-  scores = evaluate_cache([t.head for t in trained], evaluation)
+  evaluate = request.evaluate if request else evaluate_on_public_labels
+  scored = evaluate([t.head for t in trained], evaluation)
   rows = [
-    _row(t, score, plan, config, train)
-    for t, score in zip(trained, scores, strict=True)
+    _row(t, score, plan, config, train, scored.description)
+    for t, score in zip(trained, scored.scores, strict=True)
   ]
   with output_dir.whole_directory(out) as directory:
     for head, row in zip(trained, rows, strict=True):
@@ -92,7 +107,7 @@ def run_sweep(
         train.info,
         ledger_entry=head.ledger_entry,
       )
-    write_tables(directory, rows, plan)
+    write_tables(directory, rows, plan, scored.statement)
     (directory / "config.json").write_text(
       as_json(
         {
@@ -104,26 +119,12 @@ def run_sweep(
           "num_seeds": num_seeds,
           "release": order,
           "baseline": baseline,
+          "private_eval": private_eval,
         }
       )
     )
     report.plot_accuracy(rows, train.info.dataset, directory)
   return rows
-
-
-def evaluate_cache(
-  heads: list[LinearHead], cache: FeatureCache
-) -> list[Accuracy]:
-  """Scores heads on a cache, with a progress bar."""
-  with tqdm(
-    total=len(cache),
-    desc="evaluate",
-    unit="row",
-    unit_scale=True,
-    disable=None,
-    leave=False,
-  ) as bar:
-    return evaluate_heads(heads, cache.blocks(), on_rows=bar.update)
 
 
 def _row(
@@ -132,6 +133,7 @@ def _row(
   plan: ReleasePlan,
   config: HeadConfig,
   train: FeatureCache,
+  evaluation: str,
 ) -> SweepRow:
   statement, draw = trained.release.statement, trained.release.draw
   # All digits: two epsilons that look alike are two heads.
@@ -152,6 +154,7 @@ def _row(
     composed_epsilon=plan.composed_epsilon,
     num_examples=len(train),
     num_eval_examples=score.num_examples,
+    evaluation=evaluation,
     release=plan.order,
     noise_source=statement.noise_source,
     private=statement.is_private,

@@ -24,7 +24,7 @@ from linear_dp.release import (
 )
 from pipeline.ledger import Ledger
 
-_RELATIONS: dict[RelationName, NeighboringRelation] = {
+RELATIONS: dict[RelationName, NeighboringRelation] = {
   "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
   "replace-one": NeighboringRelation.REPLACE_ONE,
   "replace-special": NeighboringRelation.REPLACE_SPECIAL,
@@ -61,7 +61,7 @@ def make_plan(
   return ReleasePlan(
     epsilons=epsilons,
     delta=privacy.delta,
-    neighboring_relation=_RELATIONS[privacy.neighboring_relation],
+    neighboring_relation=RELATIONS[privacy.neighboring_relation],
     order=order,
     num_draws=num_draws,
   )
@@ -118,7 +118,8 @@ def train_heads(
     Heads in the order of release, the baseline last.
 
   Raises:
-    InputError: what was asked makes no sense for this cache.
+    InputError: what was asked makes no sense for this cache, or would break the
+      cap of its data set; nothing is charged then.
   """
   info = cache.info
   optimizer = make_optimizer(config)
@@ -126,7 +127,7 @@ def train_heads(
   source = NoiseSource(privacy.noise_seed)
   _warn(plan, source, info)
   ledger = cache_ledger(cache, ledger_dir)
-  ledger.check_usable()
+  ledger.check_usable(plan, source, baseline=baseline)
   secret = _sum_cache(cache, grid)
 
   facts = {

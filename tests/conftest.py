@@ -26,6 +26,7 @@ jaxtyping.install_import_hook(
 
 
 # Scripts that are run by hand, where the libraries that they compare with are.
+collect_ignore = ["benchmarks/forward_pass.py"]
 collect_ignore_glob = ["**/*_golden.py"]
 
 

@@ -38,6 +38,10 @@ class TestHeads:
       "top1": row.top1,
       "top5": row.top5,
       "num_examples": 80,
+      "evaluation": {
+        "labels": "public",
+        "mechanism": "test labels treated as public",
+      },
     }
     assert "labels of this cache are treated as public" in err
 

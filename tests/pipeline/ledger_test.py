@@ -1,22 +1,21 @@
-import json
+import fcntl
 import math
 import os
-import pathlib
 import stat
 import subprocess
 import sys
 
-import hypothesis
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
-from hypothesis import strategies as st
 
 from configs.errors import InputError, RunError
 from configs.schema import HeadConfig, PrivacyConfig
 from extract.cache_identity import BackboneIdentity
+from linear_dp import accounting
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
+from pipeline.budget import Cap, Gaussian
 from pipeline.ledger import Ledger, default_ledger_dir
 from pipeline.training import cache_ledger, make_plan, train_heads
 from tests.pipeline import charging
@@ -105,20 +104,14 @@ class TestWhere:
     assert Ledger("../../etc/a").path.parent == ledger_dir
 
   def test_only_its_owner_may_read_it(self, three_charges):
-    mode = stat.S_IMODE(three_charges.path.stat().st_mode)
-    assert mode == 0o600
-    folder = stat.S_IMODE(three_charges.path.parent.stat().st_mode)
-    assert folder == 0o700
+    folder = three_charges.path.parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()] == (
+      [0o600] * 2
+    )
 
 
-class TestChain:
-  def test_each_line_names_the_one_before(self, three_charges):
-    lines = three_charges.path.read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
-    assert entries == three_charges.entries()
-    previous = ["0" * 64] + [e["entry"] for e in entries[:-1]]
-    assert [e["previous"] for e in entries] == previous
-
+class TestEntries:
   def test_a_charge_returns_the_name_of_its_entry(self, ledger):
     names = [ledger.charge(plan(), NoiseSource()) for _ in range(3)]
     assert [e["entry"] for e in ledger.entries()] == names
@@ -128,35 +121,28 @@ class TestChain:
     asked = plan(2.0, 0.5, num_draws=3, order="independent")
     ledger.charge(asked, NoiseSource(), cache_fingerprint="abc")
     (entry,) = ledger.entries()
+    assert entry["kind"] == "release"
     assert entry["epsilons"] == [2.0, 0.5]
     assert entry["delta"] == DELTA
     assert entry["num_draws"] == 3
-    assert len(entry["noise_multipliers"]) == 6
+    assert entry["order"] == "independent"
+    assert entry["mechanisms"] == [
+      {"kind": "gaussian", "noise_multiplier": sigma, "count": 3}
+      for sigma in asked.noise_multipliers.values()
+    ]
     assert entry["composed_epsilon"] == asked.composed_epsilon
     assert entry["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
     assert entry["noise_source"] == "os.urandom"
     assert entry["cache_fingerprint"] == "abc"
     assert entry["dataset"] == "pets"
 
-  @pytest.mark.parametrize(
-    ("order", "line"),
-    [
-      ((1, 0, 2), 1),
-      ((0, 2, 1), 2),
-      ((0, 2), 2),
-      ((1, 2), 1),
-      ((0, 0, 1, 2), 2),
-      ((0, 1, 2, 1), 4),
-    ],
-    ids=["swap", "swap", "drop second", "drop first", "repeat", "replay"],
-  )
-  def test_lines_moved_dropped_or_repeated(self, three_charges, order, line):
-    lines = three_charges.path.read_bytes().splitlines(keepends=True)
-    three_charges.path.write_bytes(b"".join(lines[i] for i in order))
-    with pytest.raises(InputError, match=f"line {line}: .*damaged or edited"):
-      three_charges.entries()
-    with pytest.raises(InputError, match="damaged or edited"):
-      three_charges.charge(plan(), NoiseSource())
+  def test_a_nested_plan_pays_for_its_largest_epsilon_once(self, ledger):
+    ledger.charge(plan(0.5, 4.0, 2.0), NoiseSource())
+    (entry,) = ledger.entries()
+    sigma = plan(4.0).noise_multipliers[4.0]
+    assert entry["mechanisms"] == [
+      {"kind": "gaussian", "noise_multiplier": sigma, "count": 1}
+    ]
 
   @pytest.mark.parametrize(
     ("old", "new"),
@@ -164,6 +150,7 @@ class TestChain:
       (b'"epsilons":[2.0]', b'"epsilons":[1.0]'),
       (b'"private":true', b'"private":false'),
       (b'"num_draws":1', b'"num_draws":0'),
+      (b'"count":1', b'"count":0'),
     ],
   )
   def test_an_edited_line(self, three_charges, old, new):
@@ -173,68 +160,17 @@ class TestChain:
     with pytest.raises(InputError, match="damaged or edited"):
       three_charges.spending(ADD_OR_REMOVE)
 
-  def test_a_line_of_other_data(self, three_charges):
-    other = Ledger("dogs")
-    other.path.write_bytes(three_charges.path.read_bytes())
-    with pytest.raises(InputError, match="line 1"):
-      other.entries()
-
-  @pytest.mark.parametrize("line", [b"", b"[]", b"3", b"null", b"{}", b"\xff"])
-  def test_lines_that_are_no_entries(self, three_charges, line):
-    with three_charges.path.open("ab") as file:
-      file.write(line + b"\n")
-    with pytest.raises(InputError, match="line 4"):
-      three_charges.entries()
-
-  @hypothesis.given(st.data())
-  @hypothesis.settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-  )
-  def test_any_byte_that_changes_a_fact_is_found(self, three_charges, data):
-    path = three_charges.path
-    content = path.read_bytes()
-    entries = three_charges.entries()
-    position = data.draw(st.integers(0, len(content) - 2))
-    byte = data.draw(st.integers(0, 255))
-    path.write_bytes(
-      content[:position] + bytes([byte]) + content[position + 1 :]
-    )
-    try:
-      assert three_charges.entries() == entries  # 1e-5 is 1E-5
-    except InputError:
-      pass
-    finally:
-      path.write_bytes(content)
-
-
-class TestTornLine:
-  @pytest.mark.parametrize("cut", [1, 2, 40, 10**6])
-  def test_a_charge_that_never_returned_is_removed(self, three_charges, cut):
-    whole = three_charges.path.read_bytes()
-    entries = three_charges.entries()
-    three_charges.charge(plan(8.0), NoiseSource())
-    fourth = three_charges.path.read_bytes()[len(whole) :]
-    torn = fourth[: max(1, len(fourth) - cut)]
-    three_charges.path.write_bytes(whole + torn)
-    assert three_charges.entries() == entries
-
-    three_charges.charge(plan(16.0), NoiseSource())
-    assert three_charges.path.read_bytes().startswith(whole + b"{")
-    assert [e["epsilons"] for e in three_charges.entries()] == [
-      [1.0],
-      [2.0],
-      [4.0],
-      [16.0],
-    ]
-
-  def test_nothing_but_a_torn_line(self, ledger):
-    ledger.path.parent.mkdir()
-    ledger.path.write_bytes(b'{"epsil')
-    assert ledger.entries() == []
-    ledger.charge(plan(), NoiseSource())
-    assert len(ledger.entries()) == 1
+  def test_a_dropped_charge_is_missed(self, three_charges):
+    lines = three_charges.path.read_bytes().splitlines(keepends=True)
+    three_charges.path.write_bytes(b"".join(lines[:2]))
+    for use in (
+      lambda: three_charges.spending(ADD_OR_REMOVE),
+      lambda: three_charges.charge(plan(), NoiseSource()),
+      lambda: three_charges.check_usable(plan(), NoiseSource()),
+      lambda: three_charges.record_baseline(),
+    ):
+      with pytest.raises(InputError, match="1 of 3 entries are missing"):
+        use()
 
 
 class TestConcurrency:
@@ -249,6 +185,26 @@ class TestConcurrency:
     assert sorted((e["worker"], e["number"]) for e in entries) == [
       (i, j) for i in range(charging.WORKERS) for j in range(charging.CHARGES)
     ]
+
+  def test_a_race_for_the_last_of_a_budget_has_one_winner(self, tmp_path):
+    """100 charges of ε = 1 in four processes, and a cap for five."""
+    sigma = plan(1.0).noise_multipliers[1.0]
+    five = accounting.epsilon_of(sigma / 5**0.5, DELTA)
+    cap = Cap(
+      max_epsilon=five * (1 + 1e-8),
+      max_delta=DELTA,
+      neighboring_relation=ADD_OR_REMOVE,
+    )
+    Ledger("pets", tmp_path).set_cap(cap)
+    subprocess.run(
+      [sys.executable, charging.__file__, str(tmp_path)],
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+      check=True,
+      timeout=100,
+    )
+    spent = Ledger("pets", tmp_path).spending(ADD_OR_REMOVE)
+    assert spent.charges == 5
+    assert spent.epsilon(DELTA) <= cap.max_epsilon
 
 
 class TestSpending:
@@ -321,20 +277,6 @@ class TestChargeComesFirst:
     assert at_first_draw[0] == 1
     assert trained.ledger_entry == ledger.entries()[0]["entry"]
 
-  def test_it_is_flushed_file_and_folder(self, ledger, monkeypatch):
-    synced = []
-    fsync = os.fsync
-    monkeypatch.setattr(
-      os,
-      "fsync",
-      lambda fd: (
-        synced.append(pathlib.Path(f"/proc/self/fd/{fd}").readlink())
-        or fsync(fd)
-      ),
-    )
-    ledger.charge(plan(), NoiseSource())
-    assert synced == [ledger.path, ledger.path.parent]
-
   def test_a_crash_costs_budget(self, train_cache, monkeypatch):
     def crash(*args):
       raise MemoryError
@@ -375,6 +317,139 @@ class TestChargeComesFirst:
     with pytest.raises(InputError, match="damaged or edited"):
       train(train_cache)
     assert draws == []
+
+
+class TestCap:
+  def set_cap(self, ledger, epsilon=2.0, relation=ADD_OR_REMOVE):
+    cap = Cap(
+      max_epsilon=epsilon, max_delta=DELTA, neighboring_relation=relation
+    )
+    return ledger.set_cap(cap)
+
+  def test_the_later_one_holds_and_both_are_kept(self, ledger):
+    assert self.set_cap(ledger, 1.0) is None
+    before = self.set_cap(ledger, 3.0)
+    assert before.max_epsilon == 1.0
+    ledger.charge(plan(3.0), NoiseSource())
+    kept = [(e["kind"], e.get("max_epsilon")) for e in ledger.entries()]
+    assert kept == [("cap", 1.0), ("cap", 3.0), ("release", None)]
+    assert ledger.spending(ADD_OR_REMOVE).charges == 1
+
+  def test_what_would_break_it_leaves_no_trace(self, ledger):
+    self.set_cap(ledger, 2.0)
+    ledger.charge(plan(1.5), NoiseSource())
+    before = ledger.path.read_bytes()
+    sigmas = plan(2.0, 1.5).noise_multipliers
+    sigma = (sigmas[2.0] ** -2 - sigmas[1.5] ** -2) ** -0.5
+    left = math.floor(accounting.epsilon_of(sigma, DELTA) * 1e4) / 1e4
+    for attempt in (
+      lambda: ledger.charge(plan(1.5), NoiseSource()),
+      lambda: ledger.check_usable(plan(1.5), NoiseSource()),
+    ):
+      with pytest.raises(InputError) as refusal:
+        attempt()
+      assert str(refusal.value) == (
+        "epsilon 1.5 at delta 1e-05 (ADD_OR_REMOVE_ONE, nested, 1 draw(s):"
+        " together 1.5) would break the cap of this data set, epsilon 2 at"
+        " delta 1e-05 (ADD_OR_REMOVE_ONE): epsilon 1.5 is spent, and one"
+        f" release of epsilon {left:g} at delta 1e-05 (ADD_OR_REMOVE_ONE) is"
+        " left; ask for less, or raise the cap for all to see with `oneshot-dp"
+        " budget set`."
+      )
+    assert ledger.path.read_bytes() == before
+    ledger.charge(plan(left), NoiseSource())
+    with pytest.raises(InputError, match="would break the cap"):
+      ledger.charge(plan(0.1), NoiseSource())
+
+  def test_who_loses_the_race_for_the_lock_is_refused(
+    self, ledger, monkeypatch
+  ):
+    """Another release takes the last of the budget just before the lock."""
+    self.set_cap(ledger, 1.0)
+    flock = fcntl.flock
+
+    def late(descriptor, operation):
+      if operation == fcntl.LOCK_EX:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        Ledger("pets").charge(plan(1.0), NoiseSource())
+      flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(InputError, match="would break the cap"):
+      ledger.charge(plan(1.0), NoiseSource())
+    assert ledger.spending(ADD_OR_REMOVE).charges == 1
+
+  def test_raising_it_lets_more_out(self, ledger):
+    self.set_cap(ledger, 1.0)
+    ledger.charge(plan(1.0), NoiseSource())
+    with pytest.raises(InputError, match="nothing is left"):
+      ledger.charge(plan(1.0), NoiseSource())
+    self.set_cap(ledger, 2.0)
+    ledger.charge(plan(1.0), NoiseSource())
+
+  def test_what_no_epsilon_covers_is_refused(self, ledger):
+    ledger.record_baseline()
+    ledger.charge(plan(), NoiseSource(seed=1))
+    self.set_cap(ledger)
+    with pytest.raises(InputError, match="a baseline is NOT PRIVATE, and the"):
+      ledger.record_baseline()
+    with pytest.raises(InputError, match="a baseline is NOT PRIVATE, and the"):
+      ledger.check_usable(plan(), NoiseSource(), baseline=True)
+    with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
+      ledger.charge(plan(), NoiseSource(seed=1))
+    with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
+      ledger.check_usable(plan(), NoiseSource(seed=1))
+    assert len(ledger.entries()) == 3
+
+  def test_other_mechanisms_are_capped_too(self, ledger):
+    self.set_cap(ledger, 1.0)
+    sigma = plan(1.0).noise_multipliers[1.0]
+
+    def count(sigma):
+      return ledger.charge_mechanisms(
+        [Gaussian(noise_multiplier=sigma)],
+        NoiseSource(),
+        asked="a noisy count",
+        delta=DELTA,
+        neighboring_relation=ADD_OR_REMOVE,
+        kind="count",
+      )
+
+    with pytest.raises(InputError, match="a noisy count would break the cap"):
+      count(sigma * 0.999)
+    count(sigma)
+    (_, entry) = ledger.entries()
+    assert entry["kind"] == "count"
+    assert ledger.spending(ADD_OR_REMOVE).noise_multiplier == (
+      pytest.approx(sigma)
+    )
+
+  def test_training_stops_before_the_cache_is_read(
+    self, train_cache, draws, monkeypatch
+  ):
+    ledger = cache_ledger(train_cache, None)
+    self.set_cap(ledger, 0.5)
+    monkeypatch.setattr(type(train_cache), "blocks", pytest.fail)
+    with pytest.raises(InputError, match="would break the cap"):
+      train(train_cache)
+    assert draws == []
+    assert len(ledger.entries()) == 1
+
+  def test_a_cap_that_comes_while_the_cache_is_read(
+    self, train_cache, draws, monkeypatch
+  ):
+    ledger = cache_ledger(train_cache, None)
+    blocks = type(train_cache).blocks
+
+    def reading(*args):
+      self.set_cap(ledger, 0.5)
+      return blocks(*args)
+
+    monkeypatch.setattr(type(train_cache), "blocks", reading)
+    with pytest.raises(InputError, match="would break the cap"):
+      train(train_cache)
+    assert draws == []
+    assert [e["kind"] for e in ledger.entries()] == ["cap"]
 
 
 def train(cache):

@@ -15,6 +15,7 @@ from pipeline.results import (
 )
 
 PLAN = ReleasePlan(epsilons=(1.0, 8.0), delta=1e-5, num_draws=2)
+PUBLIC = {"labels": "public"}
 
 
 def row(epsilon: float, seed: int, top1: float, **changes: Any) -> SweepRow:
@@ -29,6 +30,7 @@ def row(epsilon: float, seed: int, top1: float, **changes: Any) -> SweepRow:
     "composed_epsilon": 13.2,
     "num_examples": 50_000,
     "num_eval_examples": 10_000,
+    "evaluation": "test labels treated as public",
     "release": "nested",
     "noise_source": "os.urandom",
     "private": True,
@@ -52,7 +54,7 @@ ROWS = [row(8.0, 0, 0.85), row(1.0, 0, 0.82), row(1.0, 1, 0.84)]
 
 
 def test_the_csv_has_a_line_for_each_head(tmp_path):
-  write_tables(tmp_path, [*ROWS, baseline()], PLAN)
+  write_tables(tmp_path, [*ROWS, baseline()], PLAN, PUBLIC)
   with (tmp_path / "results.csv").open(newline="") as file:
     lines = list(csv.DictReader(file))
   assert list(lines[0])[:8] == [
@@ -72,7 +74,7 @@ def test_the_csv_has_a_line_for_each_head(tmp_path):
 
 def test_numbers_survive_to_the_last_bit(tmp_path):
   rows = [row(1 / 3, 0, 2 / 7)]
-  write_tables(tmp_path, rows, PLAN)
+  write_tables(tmp_path, rows, PLAN, PUBLIC)
   with (tmp_path / "results.csv").open(newline="") as file:
     (line,) = csv.DictReader(file)
   (head,) = json.loads((tmp_path / "results.json").read_text())["heads"]
@@ -82,9 +84,10 @@ def test_numbers_survive_to_the_last_bit(tmp_path):
 
 
 def test_the_json_says_what_the_sweep_cost(tmp_path):
-  write_tables(tmp_path, [*ROWS, baseline()], PLAN)
+  write_tables(tmp_path, [*ROWS, baseline()], PLAN, PUBLIC)
   text = (tmp_path / "results.json").read_text()
   found = json.loads(text, parse_constant=pytest.fail)
+  assert found["evaluation"] == PUBLIC
   assert found["composed_epsilon"] == PLAN.composed_epsilon
   assert found["noise_multipliers_charged"] == list(
     PLAN.charged_noise_multipliers
@@ -113,7 +116,7 @@ def test_the_table_is_sorted_and_shows_the_spread():
   assert inf.endswith("NOT PRIVATE")
   assert "epsilon = 13.2 at delta = 1e-05 (nested releases)" in total
   assert "trained on 50,000, evaluated on 10,000" in total
-  assert "treated as public" in total
+  assert "(test labels treated as public)" in total
 
 
 def test_seeded_rows_are_marked_in_the_table():

@@ -16,8 +16,9 @@ from extract.cache_reader import FeatureCache
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import exact_clipped_sum
 from pipeline.cli import main
+from pipeline.evaluation import evaluate_cache
 from pipeline.head_directory import read_head, verify_head
-from pipeline.sweep import evaluate_cache, run_sweep
+from pipeline.sweep import run_sweep
 from pipeline.training import cache_ledger
 from tests.pipeline.sample_caches import write_clusters, write_rows
 from tests.pipeline.small_disk import files_no_larger_than
@@ -130,7 +131,8 @@ class TestWhatItCosts:
     for row in rows:
       assert row.composed_epsilon == pytest.approx(4.0, rel=1e-6)
     (entry,) = cache_ledger(train_cache, None).entries()
-    assert len(entry["noise_multipliers"]) == 1
+    (paid,) = entry["mechanisms"]
+    assert paid["count"] == 1
 
   def test_an_independent_sweep_composes(
     self, train_cache, eval_cache, tmp_path
@@ -145,13 +147,15 @@ class TestWhatItCosts:
     assert rows[0].composed_epsilon == pytest.approx(9.96, abs=0.005)
     assert {row.release for row in rows} == {"independent"}
     (entry,) = cache_ledger(train_cache, None).entries()
-    assert len(entry["noise_multipliers"]) == 5
+    assert [paid["count"] for paid in entry["mechanisms"]] == [1] * 5
 
   def test_every_seed_is_paid_for(self, train_cache, eval_cache, tmp_path):
     rows = sweep(train_cache, eval_cache, tmp_path / "out", num_seeds=4)
     sigma = min(row.noise_multiplier for row in rows)
     (entry,) = cache_ledger(train_cache, None).entries()
-    assert entry["noise_multipliers"] == [sigma] * 4
+    assert entry["mechanisms"] == [
+      {"kind": "gaussian", "noise_multiplier": sigma, "count": 4}
+    ]
     assert rows[0].composed_epsilon > 8
 
   def test_the_baseline_is_made_on_request_only(
@@ -367,7 +371,7 @@ class TestNothingPrivateLeaves:
       assert main([str(word) for word in argv]) == 0
     streams = capfd.readouterr()
     files = [p for f in (out, ledger_dir) for p in f.rglob("*") if p.is_file()]
-    assert len(files) == 5 + 4 * 3 + 1
+    assert len(files) == 5 + 4 * 3 + 2
     contents = [p.read_bytes() for p in files]
     contents += [streams.out.encode(), streams.err.encode()]
 

@@ -96,7 +96,8 @@ def test_a_ledger_of_ones_own(train_cache, tmp_path, ledger_dir):
   train_heads(
     train_cache, plan, HeadConfig(), PRIVACY, ledger_dir=tmp_path / "mine"
   )
-  assert len(list((tmp_path / "mine").iterdir())) == 1
+  found = {path.suffix for path in (tmp_path / "mine").iterdir()}
+  assert found == {".jsonl", ".head"}
   assert not ledger_dir.exists()
 
 

@@ -1,0 +1,136 @@
+r"""The other door: accuracies on private labels, as noisy counts.
+
+The statistic is the vector c of all counts of right answers of all heads that
+are evaluated together: for each head the rows that it gets right at once, and
+those among its first five. What leaves is
+
+    clip((c + round(Z)) / n, 0, 1),   Z ~ N(0, (σ·√m)²)^m,   m = len(c)
+
+*Sensitivity.* An example adds a vector of zeros and ones to c. Added or
+removed, it moves each count by 0 or 1; replaced by another example, or by
+nothing, by −1, 0 or 1. In each relation ‖c − c′‖₂ ≤ √m, and a row that all
+heads get right, and then none, attains it.
+
+*Privacy.* c is a vector of integers, so c + round(Z) = round(c + Z) is
+post-processing of the Gaussian mechanism (see `noise`), and so are the division
+by the public n and the clipping. With at most five classes every label is among
+the first five: that share is 1, whatever the data, and is not counted.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+from dp_accounting import NeighboringRelation
+
+from configs.errors import InputError
+from linear_dp import accounting
+from linear_dp.evaluate import Accuracy, SecretHits
+from linear_dp.noise import rounded_gaussian
+from linear_dp.noise_source import NoiseSource
+from linear_dp.release import PrivacyStatement
+
+_ALWAYS_AMONG = 5
+"""Classes up to which top-5 accuracy says nothing."""
+_MAX_NOISE_MULTIPLIER = 2.0**20
+"""Far above any use, and far below where noise would leave int64."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CountPlan:
+  """What one evaluation may cost, all of its counts together.
+
+  Attributes:
+    epsilon: ε of the whole vector of counts.
+    delta: δ.
+    neighboring_relation: which data sets count as neighbours; the sensitivity
+      is √m in each.
+  """
+
+  epsilon: float
+  delta: float
+  neighboring_relation: NeighboringRelation = (
+    NeighboringRelation.ADD_OR_REMOVE_ONE
+  )
+
+  def __post_init__(self):
+    accounting.check_budget(self.epsilon, self.delta)
+    if self.noise_multiplier > _MAX_NOISE_MULTIPLIER:
+      raise InputError(
+        f"epsilon={self.epsilon} needs a noise multiplier of"
+        f" {self.noise_multiplier:.3g}; no accuracy could be seen through that."
+      )
+
+  @functools.cached_property
+  def noise_multiplier(self) -> float:
+    """σ, in units of the L2 sensitivity of the vector of counts."""
+    return accounting.noise_multiplier(self.epsilon, self.delta)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoisyAccuracies:
+  """Accuracies that are safe to publish as their statement says.
+
+  Attributes:
+    accuracies: one per head, in order, within [0, 1].
+    num_counts: m, how many counts had noise added.
+    statement: the guarantee of all of them together; the sensitivity and the
+      deviation of the noise are in examples.
+  """
+
+  accuracies: tuple[Accuracy, ...]
+  num_counts: int
+  statement: PrivacyStatement
+
+
+def release_accuracies(
+  secret: SecretHits,
+  plan: CountPlan,
+  source: NoiseSource,
+  *,
+  charge: Callable[[CountPlan, NoiseSource], object],
+) -> NoisyAccuracies:
+  """Adds noise to the counts and lets the accuracies out, once.
+
+  Formal guarantees: all accuracies together are (ε, δ)-DP in the plan's
+  neighbouring relation, with n, the number of classes and the heads public.
+  `charge` has returned before a random bit is drawn: a crash costs budget and
+  never privacy. Calling it again is another release, charged again.
+
+  Args:
+    secret: the exact counts.
+    plan: the budget.
+    source: the random bits; a seeded source marks the result NOT PRIVATE.
+    charge: called once, first, with the plan and the source; raises to refuse.
+
+  Returns:
+    The noisy accuracies.
+  """
+  charge(plan, source)
+  is_counted = secret.num_classes > _ALWAYS_AMONG
+  counts = secret.secret_hits[: 2 if is_counted else 1]
+  n = secret.num_examples
+  # Rounded up, both times.
+  sensitivity = math.nextafter(math.sqrt(counts.size), math.inf)
+  noise_sd = math.nextafter(plan.noise_multiplier * sensitivity, math.inf)
+  noisy = counts + rounded_gaussian(counts.shape, noise_sd, source)
+  shares = (noisy.clip(0, n) / n).tolist()
+  top1, top5 = shares if is_counted else (shares[0], [1.0] * len(shares[0]))
+  return NoisyAccuracies(
+    accuracies=tuple(
+      Accuracy(top1=first, top5=five, num_examples=n)
+      for first, five in zip(top1, top5, strict=True)
+    ),
+    num_counts=counts.size,
+    statement=PrivacyStatement(
+      epsilon=plan.epsilon,
+      delta=plan.delta,
+      noise_multiplier=plan.noise_multiplier,
+      sensitivity=sensitivity,
+      noise_sd=noise_sd,
+      neighboring_relation=plan.neighboring_relation,
+      noise_source=source.description,
+      is_private=source.is_private,
+    ),
+  )

@@ -1,0 +1,176 @@
+"""`verify --duplicates`: what is printed, and the CSV file of pairs."""
+
+import contextlib
+import csv
+import dataclasses
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from configs.errors import InputError, RunError
+from extract.cache_block import EMBEDDING_DTYPES
+from extract.cache_reader import FeatureCache, open_cache
+from extract.duplicates import Progress, find_duplicates
+from extract.durable_files import publish, temporary_file
+from extract.near_duplicates import cost
+
+_SHOWN_GROUPS = 5
+_SHOWN_IDS = 8
+
+Row = tuple[int, int]
+"""Which of the two caches, and the example_id there."""
+
+
+def report_duplicates(
+  path: Path,
+  *,
+  against: Path | None,
+  min_cosine: float | None,
+  out: Path | None,
+) -> None:
+  """Prints how many duplicates there are, and the first groups of them.
+
+  Duplicates are no damage, so finding some is no failure.
+
+  Args:
+    path: the private cache.
+    against: another cache, or None.
+    min_cosine: see `find_duplicates`.
+    out: CSV file for all pairs, made with mode 0600, or None.
+
+  Raises:
+    InputError: caches that cannot be compared, or something at `out`.
+    RunError: `out` cannot be written.
+  """
+  cache = open_cache(path)
+  other = None if against is None else open_cache(against)
+  if out is not None and out.exists():
+    raise InputError(f"{out} is there already; name another file with --out.")
+  groups, equal, close = Groups(), 0, 0
+  partner = "other_example_id" if other is None else "against_example_id"
+  columns = ("example_id", partner, "cosine", "equal_bits")
+  with _pair_file(out, columns) as write, _progress_bar() as show:
+    pairs = find_duplicates(
+      cache, against=other, min_cosine=min_cosine, progress=show
+    )
+    if min_cosine is not None:
+      _say_cost(cache, other)
+    for pair in pairs:
+      equal += pair.equal_bits
+      close += not pair.equal_bits
+      groups.join((0, pair.example_id), (int(other is not None), pair.other_id))
+      write(dataclasses.astuple(pair))
+  besides = "" if other is None else f", against {len(other):,} of {other.path}"
+  print(f"{path}: {len(cache):,} rows{besides}")
+  print(f"equal bits: {equal:,} pairs (each copy with the first)")
+  if min_cosine is not None:
+    print(f"cosine of {min_cosine:g} or more: {close:,} pairs besides")
+  _print_groups(groups.all(), other)
+  if out is not None:
+    print(f"all pairs are in {out}, which is as private as the cache")
+
+
+class Groups:
+  """Connected components of pairs (union-find)."""
+
+  def __init__(self):
+    self._parent: dict[Row, Row] = {}
+
+  def join(self, a: Row, b: Row) -> None:
+    """Puts two rows, and all that is joined with them, into one group."""
+    a, b = self._root(a), self._root(b)
+    self._parent[max(a, b)] = min(a, b)
+
+  def all(self) -> list[list[Row]]:
+    """The groups, each sorted, in the order of their first rows."""
+    members = defaultdict(list)
+    for row in sorted(self._parent):
+      members[self._root(row)].append(row)
+    return list(members.values())
+
+  def _root(self, row: Row) -> Row:
+    parent = self._parent
+    parent.setdefault(row, row)
+    while parent[row] != row:
+      parent[row] = parent[parent[row]]
+      row = parent[row]
+    return row
+
+
+def _print_groups(groups: list[list[Row]], other: FeatureCache | None) -> None:
+  if not groups:
+    print("no duplicates found")
+    return
+  rows = [sum(row[0] == side for g in groups for row in g) for side in (0, 1)]
+  print(
+    f"in all: {len(groups):,} groups of {rows[0]:,} rows"
+    + (f", and {rows[1]:,} rows of {other.path}" if other else "")
+    + f"; the largest has {max(map(len, groups)):,}"
+  )
+  print("PRIVATE, example_ids of the first groups:")
+  for group in groups[:_SHOWN_GROUPS]:
+    print("  " + " = ".join(_ids(group, s) for s in (0, 1) if _of(group, s)))
+
+
+def _of(group: list[Row], side: int) -> list[int]:
+  return [example_id for s, example_id in group if s == side]
+
+
+def _ids(group: list[Row], side: int) -> str:
+  ids = _of(group, side)
+  more = f" and {len(ids) - _SHOWN_IDS:,} more" if len(ids) > _SHOWN_IDS else ""
+  return ", ".join(map(str, ids[:_SHOWN_IDS])) + more
+
+
+def _say_cost(cache: FeatureCache, other: FeatureCache | None) -> None:
+  flop, size = cost(
+    len(cache),
+    None if other is None else len(other),
+    cache.info.feature_dim,
+    EMBEDDING_DTYPES[cache.info.embedding_dtype].itemsize,
+  )
+  tqdm.write(
+    f"comparing embeddings: up to {flop:.1e} flop, {size / 1e9:.2g} GB of"
+    " memory",
+    file=sys.stderr,
+  )
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Progress]:
+  doing = None
+  with tqdm(unit_scale=True, disable=None, leave=False) as bar:
+
+    def show(what: str, done: int, total: int) -> None:
+      nonlocal doing
+      if what != doing:
+        doing = what
+        bar.reset(total)
+        bar.set_description(what)
+      bar.update(done - bar.n)
+
+    yield show
+
+
+@contextlib.contextmanager
+def _pair_file(
+  out: Path | None, columns: tuple[str, ...]
+) -> Iterator[Callable[[tuple[object, ...]], object]]:
+  """Writes rows of a CSV that is there at the end, or not at all."""
+  if out is None:
+    yield lambda row: None
+    return
+  with temporary_file(out.parent, out.name) as temporary:
+    try:
+      with temporary.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        yield writer.writerow
+    except OSError as error:
+      raise RunError(
+        f"{out}: cannot write: {error.strerror}; name another file with --out."
+      ) from error
+    publish(temporary, out)

@@ -1,0 +1,240 @@
+"""Scoring heads on a cache whose labels are public, or private."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from configs.errors import InputError
+from configs.schema import PrivacyConfig
+from extract.cache_reader import FeatureCache
+from linear_dp.evaluate import Accuracy, SecretHits, count_hits
+from linear_dp.head import LinearHead
+from linear_dp.noise_source import NoiseSource
+from linear_dp.noisy_counts import CountPlan, release_accuracies
+from linear_dp.release import NOT_PRIVATE
+from pipeline import budget
+from pipeline.budget import Gaussian
+from pipeline.ledger import Ledger
+from pipeline.training import RELATIONS, cache_ledger
+
+PUBLIC_LABELS = "test labels treated as public"
+"""What results say of accuracies that are exact."""
+_STREAM = 1
+"""Keeps a seed's noise of the counts apart from its noise of the heads."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+  """Accuracies that may be shown, and what they gave away.
+
+  Attributes:
+    scores: one per head, in order.
+    description: in a few words, for tables and plots.
+    statement: the same for machines: JSON.
+  """
+
+  scores: list[Accuracy]
+  description: str
+  statement: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivateEvaluation:
+  """A request to score heads on private labels.
+
+  Attributes:
+    plan: what it may cost.
+    source: the noise.
+    ledger: of the data set that the evaluation cache was made of.
+  """
+
+  plan: CountPlan
+  source: NoiseSource
+  ledger: Ledger
+
+  @classmethod
+  def of(
+    cls,
+    epsilon: float,
+    privacy: PrivacyConfig,
+    cache: FeatureCache,
+    ledger_dir: Path | None,
+  ) -> "PrivateEvaluation":
+    """What --private-eval EPSILON asks for.
+
+    Raises:
+      InputError: an epsilon or delta that makes no guarantee.
+    """
+    plan = CountPlan(
+      epsilon=epsilon,
+      delta=privacy.delta,
+      neighboring_relation=RELATIONS[privacy.neighboring_relation],
+    )
+    source = NoiseSource(_own_stream(privacy.noise_seed))
+    _warn(plan, source, len(cache))
+    return cls(plan=plan, source=source, ledger=cache_ledger(cache, ledger_dir))
+
+  @property
+  def mechanism(self) -> Gaussian:
+    """What is charged: exact for an example added or removed.
+
+    For one replaced the sensitivity is the same, and the ledger, which counts
+    it double, charges too much rather than too little.
+    """
+    return Gaussian(noise_multiplier=self.plan.noise_multiplier)
+
+  def check_affordable(self, besides: Sequence[Gaussian] = ()) -> None:
+    """Finds what the charge would refuse later, before any work.
+
+    Args:
+      besides: what the same ledger will be charged before.
+
+    Raises:
+      InputError: the ledger was tampered with, or its cap would be broken.
+    """
+    entries = self.ledger.entries()
+    if not (earlier := budget.caps(entries)):
+      return
+    cap = earlier[-1]
+    if not self.source.is_private:
+      raise InputError(
+        f"noise from a seed is {NOT_PRIVATE}, and the cap of the evaluation"
+        f" data, {cap}, covers no such thing; leave the seed out."
+      )
+    if not cap.allows(entries, [*besides, self.mechanism]):
+      raise InputError(
+        f"private-eval={self.plan.epsilon:g}, on top of what is spent and asked"
+        f" for, would break the cap of the evaluation data, {cap}; ask for"
+        " less, or see `oneshot-dp budget`."
+      )
+
+  def evaluate(
+    self, heads: list[LinearHead], cache: FeatureCache
+  ) -> Evaluation:
+    """Noisy accuracies on private labels; charged once they are counted.
+
+    Raises:
+      InputError: damaged rows, or the charge would break the cap.
+      RunError: the ledger cannot be written; nothing is released.
+    """
+    entry = ""
+
+    def charge(plan: CountPlan, source: NoiseSource) -> None:
+      nonlocal entry
+      entry = self._charge(plan, source, cache)
+
+    released = release_accuracies(
+      _count(heads, cache), self.plan, self.source, charge=charge
+    )
+    statement = released.statement
+    mark = "" if statement.is_private else f" ({statement.noise_source})"
+    return Evaluation(
+      scores=list(released.accuracies),
+      description=(
+        f"noisy counts, epsilon={statement.epsilon:g} at"
+        f" delta={statement.delta:g}{mark}"
+      ),
+      statement={
+        "labels": "private",
+        "mechanism": "all counts of right answers as one vector, released as"
+        " c + round(N(0, sd^2)), over n and clipped to [0, 1]",
+        "private": statement.is_private,
+        "epsilon": statement.epsilon,
+        "delta": statement.delta,
+        "neighboring_relation": statement.neighboring_relation.name,
+        "num_counts": released.num_counts,
+        "sensitivity": statement.sensitivity,
+        "noise_multiplier": statement.noise_multiplier,
+        "noise_sd": statement.noise_sd,
+        "accuracy_noise_sd": statement.noise_sd / len(cache),
+        "noise_source": statement.noise_source,
+        "ledger_entry": entry,
+      },
+    )
+
+  def _charge(
+    self, plan: CountPlan, source: NoiseSource, cache: FeatureCache
+  ) -> str:
+    info = cache.info
+    entry = self.ledger.charge_mechanisms(
+      [self.mechanism],
+      source,
+      asked=f"an evaluation at epsilon {plan.epsilon:g}, delta {plan.delta:g}",
+      delta=plan.delta,
+      neighboring_relation=plan.neighboring_relation,
+      kind="evaluation",
+      epsilons=[plan.epsilon],
+      order="noisy counts",
+      num_draws=1,
+      composed_epsilon=plan.epsilon,
+      split=info.split,
+      dataset_version=info.dataset_version,
+      cache_fingerprint=info.fingerprint,
+    )
+    print(f"charged to {self.ledger.path}", file=sys.stderr)
+    return entry
+
+
+def evaluate_on_public_labels(
+  heads: list[LinearHead], cache: FeatureCache
+) -> Evaluation:
+  """Exact accuracies, and the assumption that they rest on."""
+  return Evaluation(
+    scores=evaluate_cache(heads, cache),
+    description=PUBLIC_LABELS,
+    statement={"labels": "public", "mechanism": PUBLIC_LABELS},
+  )
+
+
+def evaluate_cache(
+  heads: list[LinearHead], cache: FeatureCache
+) -> list[Accuracy]:
+  """Exact accuracies; their labels had better be public."""
+  return _count(heads, cache).accuracies_of_public_labels()
+
+
+def check_readable(head: LinearHead, cache: FeatureCache) -> None:
+  """Reads every row once, so that damage is found before it costs budget.
+
+  Raises:
+    InputError: a shard or a label is damaged.
+  """
+  _count([head], cache)
+
+
+def _count(heads: list[LinearHead], cache: FeatureCache) -> SecretHits:
+  with tqdm(
+    total=len(cache),
+    desc="evaluate",
+    unit="row",
+    unit_scale=True,
+    disable=None,
+    leave=False,
+  ) as bar:
+    return count_hits(heads, cache.blocks(), on_rows=bar.update)
+
+
+def _own_stream(seed: int | None) -> int | None:
+  if seed is None or seed < 0:
+    return seed
+  (derived,) = np.random.SeedSequence([seed, _STREAM]).generate_state(1)
+  return int(derived)
+
+
+def _warn(plan: CountPlan, source: NoiseSource, num_examples: int) -> None:
+  if plan.delta >= 1 / num_examples:
+    _say(
+      f"delta={plan.delta:g} is not below 1/n = {1 / num_examples:.2g} of the"
+      " evaluation cache; use a smaller delta."
+    )
+  if not source.is_private:
+    _say(f"the noise comes from a seed: these accuracies are {NOT_PRIVATE}.")
+
+
+def _say(warning: str) -> None:
+  print(f"warning: {warning}", file=sys.stderr)

@@ -1,0 +1,177 @@
+"""Nothing that a run prints or writes, the cache aside, has a private value.
+
+Values are planted in the rows that no public number has: ids, class counts,
+coordinates and norms. Every stream and every file of every command is searched
+for them, in several spellings, those of runs that fail included.
+"""
+
+import os
+import pathlib
+import re
+import stat
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
+from tests.pipeline.command_line import start
+
+N, D, CLASSES = 2_000, 8, ("cat", "dog", "owl")
+COUNTS = (613, 1_181, 206)
+FIRST_ID = 9_387_441_000
+PLANTED = 7.3125  # a coordinate, exact in every dtype
+
+
+def write_features(path: pathlib.Path) -> None:
+  rng = np.random.default_rng(0)
+  embedding = rng.standard_normal((N, D)).astype(np.float32)
+  embedding[5] = PLANTED
+  np.savez(
+    path,
+    train_embedding=embedding,
+    train_label=np.repeat(np.arange(3), COUNTS),
+    train_example_id=FIRST_ID + np.arange(N),
+    test_embedding=rng.standard_normal((60, D)).astype(np.float32),
+    test_label=np.arange(60) % 3,
+    class_names=np.array(CLASSES),
+  )
+
+
+def private_values(path: pathlib.Path) -> list[str]:
+  """Regular expressions of what must be nowhere."""
+  data = np.load(path)
+  embedding, label = data["train_embedding"], data["train_label"]
+  norms = np.linalg.norm(embedding, axis=1)
+  scale = ClippedGradientGrid(num_classes=3, feature_dim=D).row_scale(norms)
+  rows = np.rint(embedding * scale[:, None]).astype(np.int64)
+  sums = [rows[label == c].sum(axis=0) for c in range(3)]
+  assert np.abs(rows).max() <= GRID_RADIUS
+  numbers = [
+    *map(str, COUNTS),
+    *(f"{count:,}" for count in COUNTS),
+    *(f"{count / N:.4f}" for count in COUNTS),
+    *(str(abs(value)) for total in sums for value in total),
+    f"{PLANTED}",
+    f"{norms[5]:.4f}",
+  ]
+  # Numbers whole: "613" is not in "0.4613", nor 7.3125 in 17.31256.
+  whole = [rf"(?<![\w.]){re.escape(number)}(?![\w])" for number in numbers]
+  return [*whole, str(FIRST_ID)[:7]]
+
+
+class Run:
+  """Commands run in one folder, and all that they said."""
+
+  def __init__(self, place: pathlib.Path):
+    self.place = place
+    self.said = ""
+
+  def __call__(self, command: str, status: int = 0) -> None:
+    process = start(command.split(), cwd=self.place)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == status, err
+    self.said += out + err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+  place = tmp_path_factory.mktemp("private")
+  write_features(place / "features.npz")
+  run = Run(place)
+  for split in ("train", "test"):
+    run(
+      f"import-features features.npz --split {split} --backbone-name net"
+      f" --out caches/{split}"
+    )
+  ledger = "--ledger-dir ledgers"
+  run("inspect caches/train")
+  run("verify caches/train")
+  run(
+    "sweep --cache caches/train --eval-cache caches/test --epsilons 0.5 1 4"
+    f" --delta 1e-5 --num-seeds 2 --out sweep {ledger}"
+  )
+  run(
+    f"train --cache caches/train --epsilon 2 --delta 1e-5 --out head {ledger}"
+  )
+  run("verify head")
+  run("evaluate --head head --cache caches/test")
+  run(f"budget --cache caches/train {ledger}")
+  # What fails must not tell either.
+  run("evaluate --head head --cache caches/train", 2)
+  run(
+    f"train --cache caches/train --epsilon -1 --delta 1e-5 --out x {ledger}", 2
+  )
+  return run
+
+
+def released(run: Run) -> list[pathlib.Path]:
+  """Every file but the cache, which is the private data."""
+  folders = ("sweep", "head", "ledgers")
+  files = [f for name in folders for f in (run.place / name).rglob("*")]
+  return [f for f in files if f.is_file()]
+
+
+def test_the_values_can_be_found_where_they_are(run):
+  """What the search is worth: the shards do have them."""
+  shards = b"".join(
+    f.read_bytes() for f in (run.place / "caches/train").glob("*.array_record*")
+  )
+  assert np.float32(PLANTED).tobytes() * D in shards
+  assert np.int64(FIRST_ID + 5).tobytes() in shards
+  patterns = private_values(run.place / "features.npz")
+  assert any(re.search(p, f"counts: {COUNTS[0]},") for p in patterns)
+  assert any(re.search(p, f"example_id={FIRST_ID + 3}") for p in patterns)
+
+
+def test_no_command_prints_them(run):
+  assert len(run.said) > 1_000
+  for pattern in private_values(run.place / "features.npz"):
+    assert not re.search(pattern, run.said), pattern
+
+
+def test_no_file_that_leaves_has_them(run):
+  files = released(run)
+  assert len(files) > 25
+  patterns = private_values(run.place / "features.npz")
+  for file in files:
+    name = str(file.relative_to(run.place))
+    if file.suffix in (".json", ".csv", ".md", ".jsonl", ".head"):
+      text = name + file.read_text()
+    else:
+      text = name
+    for pattern in patterns:
+      assert not re.search(pattern, text), (name, pattern)
+    content = file.read_bytes()
+    assert np.float32(PLANTED).tobytes() * 2 not in content
+    assert np.int64(FIRST_ID + 5).tobytes() not in content
+
+
+def test_no_public_file_of_the_cache_has_them(run):
+  for name in ("cache_info.json", "dataset_info.json", "features.json"):
+    text = (run.place / "caches/train" / name).read_text()
+    for pattern in private_values(run.place / "features.npz"):
+      assert not re.search(pattern, text), (name, pattern)
+
+
+def test_heads_are_not_the_exact_ones(run):
+  """Every coordinate of every head has noise of its own."""
+  kernels = [
+    load_file(f)["kernel"].ravel()
+    for f in released(run)
+    if f.name == "head.safetensors"
+  ]
+  assert len(kernels) == 7
+  assert len({kernel.tobytes() for kernel in kernels}) == 7
+
+
+def test_what_holds_private_data_is_its_owner_s_alone(run):
+  private = [
+    *(run.place / "caches/train").rglob("*"),
+    *(run.place / "ledgers").rglob("*"),
+  ]
+  files = [f for f in private if f.is_file()]
+  assert len(files) >= 4
+  for file in files:
+    mode = stat.S_IMODE(os.stat(file).st_mode)
+    assert mode == 0o600, (file.name, oct(mode))

@@ -1,0 +1,181 @@
+import itertools
+import math
+import pickle
+
+import numpy as np
+import pytest
+import scipy.stats
+from dp_accounting import NeighboringRelation
+
+from configs.errors import InputError
+from linear_dp import accounting
+from linear_dp.evaluate import SecretHits, count_hits
+from linear_dp.noise_source import NoiseSource
+from linear_dp.noisy_counts import CountPlan, release_accuracies
+from tests.linear_dp.blocks import in_blocks, random_block
+from tests.linear_dp.evaluate_test import make_head
+
+N = 10**9  # so many that no noise here is clipped
+
+
+def secret(heads=2000, num_classes=10, n=N) -> SecretHits:
+  """Counts that differ from head to head."""
+  top1 = n // 2 + np.arange(heads)
+  return SecretHits(
+    num_examples=n, num_classes=num_classes, secret_hits=np.array([top1, top1])
+  )
+
+
+def free(*_: object) -> None:
+  """A ledger that takes anything."""
+
+
+def noise_of(hits, plan, seed) -> np.ndarray:
+  """[2, heads]: what was added to each count."""
+  found = release_accuracies(hits, plan, NoiseSource(seed), charge=free)
+  n = hits.num_examples
+  shares = np.array([(a.top1, a.top5) for a in found.accuracies]).T
+  return np.rint(shares * n) - hits.secret_hits
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+@pytest.mark.parametrize("relation", NeighboringRelation)
+def test_the_noise_has_the_law_that_the_statement_says(epsilon, relation):
+  hits, delta = secret(), 1e-6
+  plan = CountPlan(epsilon=epsilon, delta=delta, neighboring_relation=relation)
+  noise = noise_of(hits, plan, seed=1)
+  sigma = accounting.noise_multiplier(epsilon, delta)
+  sd = sigma * math.sqrt(noise.size)
+  # Rounding to integers adds 1/12.
+  expected = math.sqrt(sd**2 + 1 / 12)
+  spread = 5 / math.sqrt(2 * noise.size)
+  assert noise.std() == pytest.approx(expected, rel=spread)
+  assert scipy.stats.kstest(noise.ravel() / sd, "norm").pvalue > 1e-4
+  # Each count has noise of its own.
+  assert abs(np.corrcoef(noise)[0, 1]) < 5 / math.sqrt(noise.shape[1])
+  statement = release_accuracies(
+    hits, plan, NoiseSource(1), charge=free
+  ).statement
+  assert statement.noise_sd == pytest.approx(sd, rel=1e-12)
+  assert statement.noise_sd >= sigma * math.sqrt(noise.size)
+  assert statement.epsilon == epsilon
+  assert statement.neighboring_relation is relation
+
+
+@pytest.mark.parametrize("num_classes", [5, 6])
+def test_the_sensitivity_is_the_largest_change_there_is(num_classes):
+  """Over all ways in which one row may be right or wrong in three heads."""
+  hits = secret(heads=3, num_classes=num_classes)
+  plan = CountPlan(epsilon=1.0, delta=1e-5)
+  found = release_accuracies(hits, plan, NoiseSource(0), charge=free)
+  rows = itertools.product((0, 1), repeat=found.num_counts)
+  changes = [np.subtract(a, b) for a, b in itertools.product(rows, repeat=2)]
+  largest = max(np.linalg.norm(change) for change in changes)
+  assert found.num_counts == (3 if num_classes == 5 else 6)
+  assert largest <= found.statement.sensitivity < largest * (1 + 1e-12)
+
+
+def test_one_row_changes_real_counts_by_no_more():
+  block = random_block(300, 12, 8, seed=3)
+  heads = [make_head(12, 8, seed=seed) for seed in range(4)]
+  whole = count_hits(heads, in_blocks(block, [64])).secret_hits
+  for i in range(0, 300, 50):
+    rest = block[np.arange(300) != i]
+    change = whole - count_hits(heads, in_blocks(rest, [299])).secret_hits
+    assert set(np.unique(change)) <= {0, 1}
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 6])
+def test_top5_is_only_paid_for_where_it_says_something(num_classes):
+  hits = secret(heads=7, num_classes=num_classes)
+  plan = CountPlan(epsilon=1.0, delta=1e-5)
+  found = release_accuracies(hits, plan, NoiseSource(0), charge=free)
+  top5 = {accuracy.top5 for accuracy in found.accuracies}
+  assert (top5 == {1.0}) is (num_classes <= 5)
+  assert found.num_counts == (7 if num_classes <= 5 else 14)
+
+
+def test_it_is_charged_before_any_random_bit():
+  events = []
+
+  class Watched(NoiseSource):
+    def words(self, count):
+      events.append("noise")
+      return super().words(count)
+
+  plan = CountPlan(epsilon=1.0, delta=1e-5)
+  source = Watched()
+
+  def charge(asked, noise):
+    assert (asked, noise) == (plan, source)
+    events.append("charge")
+
+  release_accuracies(secret(), plan, source, charge=charge)
+  assert events[0] == "charge"
+  assert events.count("charge") == 1
+  assert "noise" in events
+
+
+def test_a_refusal_lets_nothing_out():
+  def refuse(*_: object) -> None:
+    raise InputError("no")
+
+  class Untouchable(NoiseSource):
+    def words(self, count):
+      raise AssertionError("noise was drawn")
+
+  with pytest.raises(InputError):
+    release_accuracies(
+      secret(),
+      CountPlan(epsilon=1.0, delta=1e-5),
+      Untouchable(),
+      charge=refuse,
+    )
+
+
+def test_accuracies_are_shares():
+  hits = SecretHits(
+    num_examples=20,
+    num_classes=9,
+    secret_hits=np.array([[0] * 50, [20] * 50]),
+  )
+  found = release_accuracies(
+    hits, CountPlan(epsilon=0.1, delta=1e-5), NoiseSource(0), charge=free
+  )
+  values = [v for a in found.accuracies for v in (a.top1, a.top5)]
+  assert min(values) == 0
+  assert max(values) == 1
+  assert all(a.num_examples == 20 for a in found.accuracies)
+
+
+def test_two_releases_have_different_noise():
+  plan = CountPlan(epsilon=1.0, delta=1e-5)
+  first, second = (noise_of(secret(), plan, None) for _ in range(2))
+  assert (first != second).mean() > 0.9
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_seed_is_not_private(seed):
+  found = release_accuracies(
+    secret(), CountPlan(epsilon=1.0, delta=1e-5), NoiseSource(seed), charge=free
+  )
+  assert found.statement.is_private is (seed is None)
+  assert ("NOT PRIVATE" in found.statement.noise_source) is (seed is not None)
+
+
+@pytest.mark.parametrize(
+  ("epsilon", "delta"),
+  [(0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1e-6, 1e-8)],
+)
+def test_budgets_that_make_no_sense(epsilon, delta):
+  with pytest.raises(InputError):
+    CountPlan(epsilon=epsilon, delta=delta)
+
+
+def test_exact_counts_do_not_leave_by_accident():
+  hits = SecretHits(
+    num_examples=9, num_classes=3, secret_hits=np.array([[7], [9]])
+  )
+  assert repr(hits) == str(hits) == "SecretHits(num_examples=9, <private>)"
+  with pytest.raises(TypeError, match="never serialised"):
+    pickle.dumps(hits)

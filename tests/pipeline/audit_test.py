@@ -1,0 +1,282 @@
+"""The audit bounds the real release from below, and finds planted faults."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation
+
+from configs.errors import InputError
+from linear_dp.clipping import ClippedGradientGrid
+from linear_dp.exact_sum import SecretSum, exact_clipped_sum
+from linear_dp.noise import GaussianChain
+from linear_dp.noise_source import NoiseSource
+from linear_dp.release import ReleasePlan
+from pipeline.audit import audit_release
+from pipeline.cli import main
+from tests.pipeline.command_line import fails, succeeds
+
+EPSILONS = [1.0, 2.0, 4.0]
+DELTA = 1e-5
+FULL = 10_000
+"""Runs that the claim of 0.6 to 1.0 is about."""
+QUICK = 1500
+
+CANARY_ATTACK = "many runs, the canary's direction"
+WHITENED_ATTACK = "many runs, the least noisy direction"
+ONE_RUN_ATTACK = "one run, many canaries"
+
+
+def audit(
+  epsilon,
+  runs=QUICK,
+  *,
+  seed=1,
+  canaries=100,
+  relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+  **grid: Any,
+):
+  fields: dict[str, Any] = {"num_classes": 4, "feature_dim": 8}
+  plan = ReleasePlan(
+    epsilons=(epsilon,),
+    delta=DELTA,
+    neighboring_relation=relation,
+    num_draws=runs,
+  )
+  return audit_release(
+    ClippedGradientGrid(**fields | grid),
+    plan,
+    NoiseSource(seed),
+    canaries=canaries,
+    confidence=0.95,
+    seed=seed,
+  )
+
+
+TINY: dict[str, Any] = {"runs": 200, "num_classes": 2, "feature_dim": 2}
+"""Where the many runs are not what is looked at."""
+
+
+class HalvedNoise(GaussianChain):
+  def extend(self, sd):
+    return super().extend(sd / 2)
+
+
+class NoiseSharedByClasses(GaussianChain):
+  def __init__(self, shape, source):
+    super().__init__((1, shape[1]), source)
+    self._classes = shape[0]
+
+  def extend(self, sd):
+    return np.repeat(super().extend(sd), self._classes, axis=0)
+
+
+class NoiseSharedByFeatures(GaussianChain):
+  def __init__(self, shape, source):
+    super().__init__((shape[0], 1), source)
+    self._features = shape[1]
+
+  def extend(self, sd):
+    return np.repeat(super().extend(sd), self._features, axis=1)
+
+
+class SameNoiseAgain(GaussianChain):
+  """Every release draws the same bits."""
+
+  def __init__(self, shape, source):
+    super().__init__(shape, NoiseSource(0))
+
+
+def unclipped_sum(blocks, grid, *, num_examples):
+  """The real sum, of a clip norm that no row reaches, in the claimed steps."""
+  times = 1000
+  wide = dataclasses.replace(grid, l2_clip_norm=times * grid.l2_clip_norm)
+  secret = exact_clipped_sum(blocks, wide, num_examples=num_examples)
+  return SecretSum(
+    grid=grid,
+    num_examples=num_examples,
+    secret_class_sums=times * secret.secret_class_sums,
+  )
+
+
+def last_row_twice(blocks, grid, *, num_examples):
+  """The real sum, of rows whose last comes again under another id."""
+  (block,) = blocks
+  again = dataclasses.replace(
+    block,
+    **{
+      field.name: getattr(block, field.name)[-1:]
+      for field in dataclasses.fields(block)
+    },
+  )
+  again = dataclasses.replace(again, example_id=again.example_id + 1)
+  return exact_clipped_sum([block, again], grid, num_examples=num_examples + 1)
+
+
+FAULTS = {
+  "noise halved": ("linear_dp.release.GaussianChain", HalvedNoise),
+  "noise shared by classes": (
+    "linear_dp.release.GaussianChain",
+    NoiseSharedByClasses,
+  ),
+  "clipping off": ("pipeline.attacks.exact_clipped_sum", unclipped_sum),
+  "a row twice": ("pipeline.attacks.exact_clipped_sum", last_row_twice),
+  "noise shared by features": (
+    "linear_dp.release.GaussianChain",
+    NoiseSharedByFeatures,
+  ),
+  "noise used again": ("linear_dp.release.GaussianChain", SameNoiseAgain),
+}
+
+
+@pytest.fixture
+def plant(monkeypatch):
+  def plant(fault):
+    monkeypatch.setattr(*FAULTS[fault])
+
+  return plant
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_bound_is_tight_at_the_stated_settings(epsilon):
+  report = audit(epsilon, FULL, canaries=10_000)
+  assert 0.6 * epsilon <= report.lower_bound <= epsilon
+  assert all(b > 0.3 * epsilon for b in report.lower_bounds.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("fault", list(FAULTS)[:4])
+def test_faults_are_flagged_at_the_stated_settings(plant, fault, epsilon):
+  plant(fault)
+  assert audit(epsilon, FULL).is_violated
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_flagged_in_fewer_runs(plant, fault):
+  plant(fault)
+  report = audit(2.0)
+  assert report.is_violated
+  assert report.verdict.startswith("VIOLATION: ")
+
+
+@pytest.mark.parametrize(
+  ("relation", "grid"),
+  [
+    (
+      NeighboringRelation.REPLACE_ONE,
+      {"train_bias": True, "l2_clip_norm": 0.1},
+    ),
+    (
+      NeighboringRelation.REPLACE_SPECIAL,
+      {"num_classes": 3, "feature_dim": 5, "l2_clip_norm": 30.0},
+    ),
+    (
+      NeighboringRelation.ADD_OR_REMOVE_ONE,
+      {"initial_bias": 0.0, "train_bias": True},
+    ),
+  ],
+  ids=["replace, bias", "special, wide clip", "add, p0 = 1/2"],
+)
+def test_bound_is_tight_for_every_relation_and_grid(relation, grid):
+  report = audit(4.0, relation=relation, **grid)
+  assert 0.6 * 4 <= report.lower_bound <= 4
+  assert not report.is_violated
+  assert report.verdict.startswith("consistent")
+
+
+def test_replacement_with_the_noise_of_a_removal_is_flagged(monkeypatch):
+  real = ClippedGradientGrid.sensitivity
+  monkeypatch.setattr(
+    ClippedGradientGrid,
+    "sensitivity",
+    lambda self, _: real(self, NeighboringRelation.ADD_OR_REMOVE_ONE),
+  )
+  relation = NeighboringRelation.REPLACE_ONE
+  assert audit(2.0, relation=relation).is_violated
+
+
+def test_only_the_least_noisy_direction_shows_noise_that_classes_share(plant):
+  plant("noise shared by classes")
+  bounds = audit(2.0).lower_bounds
+  assert bounds[WHITENED_ATTACK] > 10
+  assert bounds[CANARY_ATTACK] < 10
+
+
+@pytest.mark.parametrize(
+  "relation", list(NeighboringRelation), ids=lambda r: r.name
+)
+def test_one_run_stays_below_the_claim_and_says_something(relation):
+  report = audit(4.0, canaries=10_000, relation=relation, **TINY)
+  assert 0.35 * 4 < report.lower_bounds[ONE_RUN_ATTACK] < 4
+  assert 2 <= report.guesses <= 10_000
+
+
+def test_one_run_shows_that_clipping_is_off(plant):
+  plant("clipping off")
+  bound = audit(2.0, canaries=1000, **TINY).lower_bounds[ONE_RUN_ATTACK]
+  assert bound > 2
+
+
+def test_a_seed_repeats_the_audit_and_none_does_not():
+  first, second = (
+    audit(2.0, seed=3, canaries=1000, **TINY).lower_bounds for _ in range(2)
+  )
+  assert first == second
+  fresh = audit(2.0, seed=None, canaries=1000, **TINY)
+  assert fresh.lower_bounds != first
+  assert fresh.claim.is_private
+
+
+COMMAND = (
+  "audit --epsilon 4 --delta 1e-5 --runs 1500 --canaries 1000 --noise-seed 1"
+)
+
+
+def test_command_prints_claim_bounds_and_verdict(capsys, monkeypatch, tmp_path):
+  monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(tmp_path / "ledgers"))
+  monkeypatch.chdir(tmp_path)
+  out, _ = succeeds(capsys, *COMMAND.split())
+  assert "claim: epsilon = 4 at delta = 1e-05 (ADD_OR_REMOVE_ONE)" in out
+  assert "noise multiplier 1.08116, sensitivity 1,048," in out
+  assert "seeded: NOT PRIVATE" in out
+  for attack in (CANARY_ATTACK, WHITENED_ATTACK, ONE_RUN_ATTACK):
+    assert f"{attack:<36}  epsilon >= " in out
+  assert "1,500 runs with and 1,500 without" in out
+  assert "0.95 confidence" in out
+  assert "verdict: consistent with the claim" in out
+  # It reads no private data, so it charges nothing; and it leaves nothing.
+  assert not list(tmp_path.iterdir())
+
+
+def test_command_fails_on_a_violation(capsys, plant):
+  plant("noise halved")
+  assert main(COMMAND.split()) == 1
+  said = capsys.readouterr()
+  assert "lower bound: " in said.out
+  assert "verdict" not in said.out
+  assert said.err.startswith("oneshot-dp: error: VIOLATION: epsilon is at")
+
+
+@pytest.mark.parametrize(
+  ("flags", "complaint"),
+  [
+    ("--runs 1000", "runs=1000 are too few"),
+    ("--runs 2000 --feature-dim 100", "runs=2000 are too few"),
+    ("--canaries 5", "canaries=5 must be 100 to 100000"),
+    ("--canaries 1000000", "canaries=1000000 must be"),
+    ("--confidence 95", "confidence=95.0 must lie between"),
+    ("--epsilon 0", "epsilon=0.0 must be positive"),
+    ("--num-classes 1", "num_classes=1"),
+  ],
+)
+def test_command_refuses_what_proves_nothing(capsys, flags, complaint):
+  argv = ["audit", "--epsilon", "1", "--delta", "1e-5", *flags.split()]
+  assert complaint in fails(capsys, *argv)
+
+
+def test_too_few_runs_are_refused_before_any_is_made():
+  with pytest.raises(InputError, match="give at least 1280"):
+    audit(1.0, 1279)

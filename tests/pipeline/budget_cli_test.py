@@ -1,0 +1,175 @@
+"""`budget` and `budget set` as commands."""
+
+import math
+import re
+
+import pytest
+
+from linear_dp import accounting
+from pipeline.cli import main
+from pipeline.training import cache_ledger
+from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
+
+SET = "budget set --cache {train} --max-epsilon 2 --max-delta 1e-5"
+SHOW = "budget --cache {train}"
+
+
+class TestShow:
+  def test_one_line_for_each_entry(self, place, capsys, train_cache):
+    succeeds(capsys, *place(SWEEP), "--num-seeds", 3)
+    succeeds(
+      capsys,
+      *place(TRAIN.replace("{out}", "{tmp}/again")),
+      *("--noise-seed", 1, "--neighboring-relation", "replace-one"),
+    )
+    succeeds(capsys, *place(SET))
+    out, _ = succeeds(capsys, *place(SHOW))
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
+    entries = cache_ledger(train_cache, None).entries()
+    names = [e["entry"][:12] for e in entries]
+    cache = f"cache {train_cache.fingerprint[:12]}"
+    _, sweep, seeded, cap, *_ = out.splitlines()
+    assert re.fullmatch(
+      rf"{time}  release of split train: nested, 3 draw\(s\) of epsilon 2, 1 at"
+      rf" delta 1e-05, together [\d.]+ \(ADD_OR_REMOVE_ONE\); private, noise:"
+      rf" os.urandom; {cache}; entry {names[0]}",
+      sweep,
+    )
+    assert re.fullmatch(
+      rf"{time}  release of split train: nested, 1 draw\(s\) of epsilon 1 at"
+      rf" delta 1e-05, together 1 \(REPLACE_ONE\); NOT PRIVATE, noise:"
+      rf" seeded: NOT PRIVATE; {cache}; entry {names[1]}",
+      seeded,
+    )
+    assert re.fullmatch(
+      rf"{time}  cap set to epsilon 2 at delta 1e-05 \(ADD_OR_REMOVE_ONE\);"
+      rf" entry {names[2]}",
+      cap,
+    )
+    assert "1 of 2 entries let out results that are NOT PRIVATE" in out
+
+  def test_a_baseline(self, place, capsys):
+    succeeds(capsys, *place(SWEEP), "--baseline")
+    out, _ = succeeds(capsys, *place(SHOW))
+    assert "  baseline of split train; NOT PRIVATE, noise: none:" in out
+    assert "cap: none; see `oneshot-dp budget set --help`" in out
+
+  def test_a_cap_alone(self, place, capsys):
+    succeeds(capsys, *place(SET))
+    out, _ = succeeds(capsys, *place(SHOW))
+    assert "nothing has been released" in out
+    assert "under the cap, one release of epsilon 2 at delta 1e-05" in out
+
+  def test_the_delta_is_the_caps(self, place, capsys):
+    succeeds(capsys, *place(TRAIN))
+    succeeds(capsys, *place(SET.replace("1e-5", "1e-4")))
+    out, _ = succeeds(capsys, *place(SHOW))
+    assert "at delta = 0.0001, ADD_OR_REMOVE_ONE" in out
+    out, _ = succeeds(capsys, *place(SHOW), "--delta", 1e-9)
+    assert "at delta = 1e-09, ADD_OR_REMOVE_ONE" in out
+
+  def test_a_ledger_that_was_cut_short(self, place, capsys, train_cache):
+    succeeds(capsys, *place(TRAIN))
+    path = cache_ledger(train_cache, None).path
+    path.write_bytes(b"")
+    argv = [*place(TRAIN), "--out", path.parent / "again"]
+    for command in (place(SHOW), place(SET), argv):
+      line = fails(capsys, *command)
+      assert f"{path}: 1 of 1 entries are missing from its end" in line
+
+
+class TestSet:
+  def test_it_says_what_is_spent_and_left(self, place, capsys):
+    succeeds(capsys, *place(TRAIN))
+    out, err = succeeds(capsys, *place(SET))
+    sigma = [accounting.noise_multiplier(e, 1e-5) for e in (2.0, 1.0)]
+    left = (sigma[0] ** -2 - sigma[1] ** -2) ** -0.5
+    epsilon = math.floor(accounting.epsilon_of(left, 1e-5) * 1e4) / 1e4
+    assert out == (
+      "cap: epsilon 2 at delta 1e-05 (ADD_OR_REMOVE_ONE); epsilon 1 is spent,"
+      f" one release of epsilon {epsilon} at delta 1e-05 (ADD_OR_REMOVE_ONE) is"
+      " left\n"
+    )
+    assert err == ""
+
+  @pytest.mark.parametrize("command", [TRAIN, SWEEP])
+  def test_what_would_break_it_writes_nothing(
+    self, place, capsys, tmp_path, train_cache, command
+  ):
+    succeeds(capsys, *place(SET.replace("2", "0.5", 1)))
+    line = fails(capsys, *place(command))
+    assert "would break the cap of this data set, epsilon 0.5 at" in line
+    assert "one release of epsilon 0.5 at delta 1e-05" in line
+    assert not (tmp_path / "out").exists()
+    assert len(cache_ledger(train_cache, None).entries()) == 1
+
+  @pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+      (["--noise-seed", "1"], "noise from a seed"),
+      (["--baseline"], "a baseline"),
+    ],
+  )
+  def test_what_no_epsilon_covers(
+    self, place, capsys, train_cache, flags, what
+  ):
+    succeeds(capsys, *place(SET))
+    capsys.readouterr()
+    assert main([*place(SWEEP), *flags]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert f"error: {what} is NOT PRIVATE, and the cap" in said[-1]
+    assert len(cache_ledger(train_cache, None).entries()) == 1
+
+  def test_raising_it_is_said_loudly(self, place, capsys):
+    succeeds(capsys, *place(SET))
+    _, err = succeeds(capsys, *place(SET.replace("2", "3", 1)))
+    assert err == (
+      "warning: THE CAP WAS RAISED, from epsilon 2 at delta 1e-05"
+      " (ADD_OR_REMOVE_ONE) to epsilon 3 at delta 1e-05 (ADD_OR_REMOVE_ONE);"
+      " the ledger keeps both.\n"
+    )
+    _, err = succeeds(capsys, *place(SET))
+    assert err == ""
+    out, _ = succeeds(capsys, *place(SHOW))
+    assert out.count("cap set to epsilon 2 at") == 2
+    assert out.count("CAP RAISED to epsilon 3 at") == 1
+
+  def test_below_what_is_spent(self, place, capsys):
+    succeeds(capsys, *place(TRAIN))
+    out, err = succeeds(capsys, *place(SET.replace("2", "0.5", 1)))
+    assert "more than this is spent already; nothing further" in err
+    assert out.endswith("nothing is left\n")
+
+  def test_after_a_baseline(self, place, capsys):
+    succeeds(capsys, *place(SWEEP), "--baseline")
+    _, err = succeeds(capsys, *place(SET.replace("2", "8", 1)))
+    assert "1 entries let out results that are NOT PRIVATE; no cap" in err
+
+  def test_another_relation(self, place, capsys):
+    relation = ["--neighboring-relation", "replace-one"]
+    succeeds(capsys, *place(SET), *relation)
+    line = fails(capsys, *place(TRAIN.replace("epsilon 1", "epsilon 1.9")))
+    assert "epsilon 2 at delta 1e-05 (REPLACE_ONE)" in line
+    assert "(ADD_OR_REMOVE_ONE) is left" in line
+    succeeds(capsys, *place(TRAIN.replace("epsilon 1", "epsilon 0.9")))
+
+  @pytest.mark.parametrize(
+    ("command", "said"),
+    [
+      ("budget set --cache {train} --max-epsilon 2", "--max-delta"),
+      ("budget set --max-epsilon 2 --max-delta 1e-5", "--cache"),
+      (SET.replace("1e-5", "2"), "delta=2.0 must lie strictly between"),
+      (SET.replace("2", "-1", 1), "epsilon=-1.0 must be positive"),
+    ],
+  )
+  def test_a_cap_that_makes_no_sense(self, place, capsys, command, said):
+    assert said in fails(capsys, *place(command))
+
+  def test_help(self, capsys):
+    with pytest.raises(SystemExit) as stop:
+      main(["budget", "set", "--help"])
+    assert not stop.value.code
+    out, err = capsys.readouterr()
+    assert "usage: oneshot-dp budget set" in out
+    assert "the delta at which max-epsilon must hold" in " ".join(out.split())
+    assert err == ""
