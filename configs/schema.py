@@ -7,6 +7,7 @@ This module is the only one of ours that any package may import (with
 """
 
 import dataclasses
+import re
 from typing import Literal
 
 from configs.errors import InputError
@@ -19,10 +20,30 @@ OptimizerName = Literal["lamb", "adam", "momentum"]
 RelationName = Literal["add-or-remove-one", "replace-one", "replace-special"]
 ReleaseOrder = Literal["nested", "independent"]
 
+EXAMPLE_UNIT = "example"
+"""The privacy unit where every row is one of its own."""
+
+
+# It is printed, and goes into receipts and model cards.
+_UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
+
 
 def _check_positive(name: str, value: int | None) -> None:
   if value is not None and value < 1:
     raise InputError(f"{name}={value} must be at least 1.")
+
+
+def check_unit_name(name: str) -> None:
+  """Refuses what cannot name a privacy unit coarser than an example.
+
+  Raises:
+    InputError: it is not a short name, or is "example".
+  """
+  if name == EXAMPLE_UNIT or not _UNIT_NAME.fullmatch(name):
+    raise InputError(
+      f'unit name {name!r} must be a short public one such as "user" or'
+      f' "patient", and not "{EXAMPLE_UNIT}".'
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,12 +56,19 @@ class TfdsSource:
     data_dir: where TFDS keeps its data; None is TFDS's own default.
     image_key: the feature that holds the image; None if there is just one.
     label_key: the feature that holds the class; None if there is just one.
+    unit_key: the integer feature that says whose an example is, where the
+      privacy unit is coarser than an example; its name is the unit's.
   """
 
   name: str
   data_dir: str | None = None
   image_key: str | None = None
   label_key: str | None = None
+  unit_key: str | None = None
+
+  def __post_init__(self):
+    if self.unit_key is not None:
+      check_unit_name(self.unit_key)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,17 +91,25 @@ class ArraysSource:
 
   With several splits in one file the arrays are `<split>_image`,
   `<split>_label`. `class_names` [K] (str) is needed unless `num_classes` is
-  given; `example_id` [n] (int64) is optional and defaults to the row.
+  given; `example_id` [n] (int64) is optional and defaults to the row, and so is
+  `unit_id` [n] (int64): whose each image is, where the privacy unit is coarser
+  than an example.
 
   Attributes:
     path: the npz file.
     name: public name of the data set; None is the file's stem.
     num_classes: K, where the file has no `class_names`.
+    unit_name: what `unit_id` numbers: "user", "patient" ...; public.
   """
 
   path: str
   name: str | None = None
   num_classes: int | None = None
+  unit_name: str | None = None
+
+  def __post_init__(self):
+    if self.unit_name is not None:
+      check_unit_name(self.unit_name)
 
 
 Source = TfdsSource | ImageFolderSource | ArraysSource

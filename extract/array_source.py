@@ -1,4 +1,4 @@
-"""Images as arrays in an npz: `image`, `label`, `class_names`, `example_id`."""
+"""Images as arrays in an npz: `image`, `label`, `class_names` and ids."""
 
 import contextlib
 import os
@@ -24,6 +24,7 @@ class ArrayExamples:
     name: public name of the data set.
     version: "", an npz has none.
     class_names: the array of that name, or "0", "1", ... for `num_classes`.
+    privacy_unit: what `unit_id` numbers, "example" where there is none.
   """
 
   def __init__(self, config: schema.ArraysSource, split: str) -> None:
@@ -32,7 +33,8 @@ class ArrayExamples:
     self.version = ""
     with _npz(path) as npz:
       prefix = _prefix(npz.files, path, split)
-      names = [f"{prefix}{name}" for name in ("image", "label", "example_id")]
+      wanted = ("image", "label", "example_id", "unit_id")
+      names = [f"{prefix}{name}" for name in wanted]
       missing = [name for name in names[:2] if name not in npz.files]
       if missing:
         raise InputError(
@@ -41,6 +43,7 @@ class ArrayExamples:
         )
       image, label = npz[names[0]], npz[names[1]]
       example_id = npz[names[2]] if names[2] in npz.files else None
+      unit_id = npz[names[3]] if names[3] in npz.files else None
       class_names = npz["class_names"] if "class_names" in npz.files else None
     self.class_names = _class_names(class_names, config.num_classes, path)
     self._place = f"{path}:{split}" if prefix else path
@@ -52,6 +55,16 @@ class ArrayExamples:
       np.arange(rows, dtype=np.int64)
       if example_id is None
       else _example_ids(example_id, f"{path}[{names[2]}]", rows)
+    )
+    if (unit_id is None) != (config.unit_name is None):
+      raise InputError(
+        f"{path!r} has {'no ' if unit_id is None else ''}{names[3]} and"
+        f" source.unit_name={config.unit_name!r}: name the unit (such as user)"
+        " where a unit may have many images, and only there."
+      )
+    self.privacy_unit = config.unit_name or schema.EXAMPLE_UNIT
+    self._unit_id = (
+      None if unit_id is None else _int64s(unit_id, f"{path}[{names[3]}]", rows)
     )
 
   def __len__(self) -> int:
@@ -66,6 +79,7 @@ class ArrayExamples:
       example_id=int(self._example_id[index]),
       label=int(self._label[index]),
       image=self._image[index],
+      unit_id=None if self._unit_id is None else int(self._unit_id[index]),
     )
 
   def where(self, index: int) -> str:
@@ -183,16 +197,23 @@ def _labels(
   return labels
 
 
-def _example_ids(
+def _int64s(
   array: Shaped[np.ndarray, "..."], place: str, rows: int
 ) -> Int64[np.ndarray, " n"]:
   ids = _integers(array, place, rows)
   if ids.max() > np.iinfo(np.int64).max:
     raise InputError(f"{place} has {ids.max()}, more than an int64 holds.")
+  return ids.astype(np.int64)
+
+
+def _example_ids(
+  array: Shaped[np.ndarray, "..."], place: str, rows: int
+) -> Int64[np.ndarray, " n"]:
+  ids = _int64s(array, place, rows)
   values, counts = np.unique(ids, return_counts=True)
   if len(values) < rows:
     raise InputError(
       f"{place} has {values[counts > 1][0]} more than once: every example "
       "needs an id of its own."
     )
-  return ids.astype(np.int64)
+  return ids

@@ -26,11 +26,13 @@ class Rows:
     embedding: any float dtype; the cache stores its own.
     label: in [0, K).
     example_id: unique in the cache.
+    unit_id: whose each row is; None where the privacy unit is an example.
   """
 
   embedding: Float[np.ndarray, "rows d"]
   label: Integer[np.ndarray, " rows"]
   example_id: Integer[np.ndarray, " rows"]
+  unit_id: Integer[np.ndarray, " rows"] | None = None
 
   def __len__(self) -> int:
     return len(self.label)
@@ -92,6 +94,14 @@ class BlockBuilder:
   def _checked(self, rows: Rows) -> Block:
     k, d = self._identity.num_classes, self._identity.feature_dim
     count = rows.label.shape
+    if (rows.unit_id is not None) != self._identity.has_units:
+      raise InputError(
+        f"{self._place}: rows with{'' if rows.unit_id is not None else 'out'}"
+        f" unit_id, and the cache's privacy unit is"
+        f" {self._identity.privacy_unit!r}; every row has a unit_id, unless"
+        " each example is a unit of its own."
+      )
+    units = {} if rows.unit_id is None else {"unit_id": rows.unit_id}
     if (
       len(count) != 1
       or rows.embedding.shape != (*count, d)
@@ -102,12 +112,17 @@ class BlockBuilder:
         f"example_id {rows.example_id.shape}: the cache takes [rows, {d}], "
         "[rows], [rows]."
       )
+    if any(unit_id.shape != count for unit_id in units.values()):
+      raise InputError(
+        f"{self._place}: unit_id and label have not the same shape; both must"
+        " be [rows]."
+      )
     if rows.embedding.dtype not in _FLOATS:
       raise InputError(
         f"{self._place}: embedding has dtype {rows.embedding.dtype}; "
         "it must be a float."
       )
-    for name in ("label", "example_id"):
+    for name in ("label", "example_id", *units):
       dtype = getattr(rows, name).dtype
       if dtype.kind not in "iu" or not np.can_cast(dtype, np.int64):
         raise InputError(
@@ -144,6 +159,7 @@ class BlockBuilder:
       embedding_norm=norm,
       label=rows.label.astype(np.int32),
       example_id=rows.example_id.astype(np.int64),
+      **{name: values.astype(np.int64) for name, values in units.items()},
     )
 
   def _claim(self, ids: list[int]) -> None:
@@ -175,15 +191,18 @@ def _cut(block: Block, rows: slice) -> Block:
     embedding_norm=block.embedding_norm[rows],
     label=block.label[rows],
     example_id=block.example_id[rows],
+    unit_id=None if block.unit_id is None else block.unit_id[rows],
   )
 
 
 def _joined(blocks: list[Block]) -> Block:
   if len(blocks) == 1:
     return blocks[0]
+  units = [b.unit_id for b in blocks if b.unit_id is not None]
   return Block(
     embedding=np.concatenate([b.embedding for b in blocks]),
     embedding_norm=np.concatenate([b.embedding_norm for b in blocks]),
     label=np.concatenate([b.label for b in blocks]),
     example_id=np.concatenate([b.example_id for b in blocks]),
+    unit_id=np.concatenate(units) if units else None,
   )

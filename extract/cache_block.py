@@ -31,19 +31,22 @@ class Block:
     embedding_norm: L2 norm of `embedding`; see `stored_norm`.
     label: private; in [0, K).
     example_id: the source's id of each row.
+    unit_id: private; whose each row is, where the privacy unit is coarser than
+      an example, else None.
   """
 
   embedding: Float[np.ndarray, "rows d"]
   embedding_norm: Float32[np.ndarray, " rows"]
   label: Int32[np.ndarray, " rows"]
   example_id: Int64[np.ndarray, " rows"]
+  unit_id: Int64[np.ndarray, " rows"] | None = None
 
   def __len__(self) -> int:
     return len(self.label)
 
 
 def features_dict(
-  feature_dim: int, embedding_dtype: EmbeddingDtype
+  feature_dim: int, embedding_dtype: EmbeddingDtype, *, has_units: bool = False
 ) -> tfds.features.FeaturesDict:
   """TFDS's description of one record: a block of rows."""
 
@@ -59,6 +62,7 @@ def features_dict(
       "label": tensor(np.int32),
       "example_id": tensor(np.int64),
     }
+    | ({"unit_id": tensor(np.int64)} if has_units else {})
   )
 
 
@@ -68,17 +72,26 @@ class BlockCodec:
   Args:
     feature_dim: d.
     embedding_dtype: precision of the stored embeddings.
+    has_units: whether blocks have a `unit_id`.
   """
 
-  def __init__(self, feature_dim: int, embedding_dtype: EmbeddingDtype):
+  def __init__(
+    self,
+    feature_dim: int,
+    embedding_dtype: EmbeddingDtype,
+    *,
+    has_units: bool = False,
+  ):
     self._shape = (feature_dim,)
     self._dtypes = {
       "embedding": EMBEDDING_DTYPES[embedding_dtype],
       "embedding_norm": np.dtype(np.float32),
       "label": np.dtype(np.int32),
       "example_id": np.dtype(np.int64),
-    }
-    self._features = features_dict(feature_dim, embedding_dtype)
+    } | ({"unit_id": np.dtype(np.int64)} if has_units else {})
+    self._features = features_dict(
+      feature_dim, embedding_dtype, has_units=has_units
+    )
     self._serializer = example_serializer.ExampleSerializer(
       self._features.get_serialized_info()
     )
@@ -90,7 +103,7 @@ class BlockCodec:
     by a hash that is seeded anew in each process.)
     """
     example = self._features.encode_example(
-      {f.name: getattr(block, f.name) for f in dataclasses.fields(Block)}
+      {name: getattr(block, name) for name in self._dtypes}
     )
     proto = self._serializer.get_tf_example(example)
     return proto.SerializeToString(deterministic=True)

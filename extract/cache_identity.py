@@ -11,7 +11,7 @@ from typing import Any, Literal
 import tensorflow_datasets as tfds
 
 from configs.errors import InputError
-from configs.schema import EmbeddingDtype
+from configs.schema import EXAMPLE_UNIT, EmbeddingDtype, check_unit_name
 from extract.cache_block import EMBEDDING_DTYPES
 
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
@@ -56,8 +56,8 @@ class CacheIdentity:
     shard_rows: source examples per shard.
     decoder: what decoded the images; None where nothing was decoded.
     libraries: version of each library that computed the embeddings.
-    privacy_unit: what one row is; units coarser than an example are not
-      supported.
+    privacy_unit: public name of what a privacy guarantee is about: "example"
+      where that is a row, else what `unit_id` numbers ("user", "patient").
   """
 
   dataset: str
@@ -74,7 +74,7 @@ class CacheIdentity:
   shard_rows: int = 2048
   decoder: str | None = None
   libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  privacy_unit: Literal["example"] = "example"
+  privacy_unit: str = EXAMPLE_UNIT
 
   def __post_init__(self) -> None:
     for field in ("source_num_examples", "feature_dim", "shard_rows"):
@@ -86,11 +86,8 @@ class CacheIdentity:
         f"embedding_dtype={self.embedding_dtype!r} is not one of "
         f"{', '.join(EMBEDDING_DTYPES)}."
       )
-    if self.privacy_unit != "example":
-      raise InputError(
-        f"privacy_unit={self.privacy_unit!r} is not supported; "
-        'a row of the cache is one "example".'
-      )
+    if self.has_units:
+      check_unit_name(self.privacy_unit)
     if not self.class_names:
       raise InputError("class_names is empty: a cache needs a class or more.")
     # As JSON reads it back (tuples are lists), so that a job on disk and the
@@ -98,6 +95,11 @@ class CacheIdentity:
     for field in ("preprocess", "views", "libraries"):
       plain = json.loads(canonical_json(getattr(self, field)))
       object.__setattr__(self, field, plain)
+
+  @property
+  def has_units(self) -> bool:
+    """Whether rows have a `unit_id`, because a unit may have many."""
+    return self.privacy_unit != EXAMPLE_UNIT
 
   @property
   def num_classes(self) -> int:

@@ -80,7 +80,11 @@ class FeatureCache:
     """Streams one shard in the calling thread; see `blocks`."""
     shard = self.shards[shard_index]
     path = self.path / shard.file
-    codec = BlockCodec(self.info.feature_dim, self.info.embedding_dtype)
+    codec = BlockCodec(
+      self.info.feature_dim,
+      self.info.embedding_dtype,
+      has_units=self.info.has_units,
+    )
     reader = array_record_module.ArrayRecordReader(str(path), _READER_OPTIONS)
     rows = 0
     try:

@@ -48,9 +48,10 @@ def verify_cache(
 
   *Formal guarantee*: with no problem found, every shard has the SHA-256 with
   which it was written; every row is finite, has the norm of its stored
-  embedding to the last bit, a label in [0, K) and an id that no other row and
-  no skipped example has; rows + skipped examples = examples of the source;
-  and TFDS is told the same.
+  embedding to the last bit, a label in [0, K), an id that no other row and no
+  skipped example has, and an int64 `unit_id` where the privacy unit is coarser
+  than an example; rows + skipped examples = examples of the source; and TFDS is
+  told the same.
 
   Args:
     path: the cache.

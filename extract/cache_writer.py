@@ -135,7 +135,11 @@ def write_shard(
   work = out / INCOMPLETE_DIR
   final = out / identity.shard_name(shard_index)
   indices = identity.shard_range(shard_index)
-  codec = BlockCodec(identity.feature_dim, identity.embedding_dtype)
+  codec = BlockCodec(
+    identity.feature_dim,
+    identity.embedding_dtype,
+    has_units=identity.has_units,
+  )
   builder = BlockBuilder(identity, final.name)
   num_rows = num_blocks = 0
   with temporary_file(work, final.name) as temporary:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from configs.errors import InputError
-from configs.schema import ExtractConfig
+from configs.schema import EXAMPLE_UNIT, ExtractConfig
 from extract.block_builder import Rows, Skipped
 from extract.embedder import Embedder
 from extract.preprocess import (
@@ -59,6 +59,7 @@ class _Prepared:
 
   example_id: int
   label: int
+  unit_id: int | None
   images: tuple[np.ndarray, ...]
   image_bytes: int
   read_seconds: float
@@ -106,6 +107,7 @@ def embed_range(
   """
   preprocessing = embedder.backbone.preprocessing
   views = config.views or 1
+  has_units = source.privacy_unit != EXAMPLE_UNIT
 
   def prepare(index: int) -> _Prepared:
     return _prepare(source, index, config, preprocessing)
@@ -130,7 +132,8 @@ def embed_range(
         if result is None
         else np.asarray(result)[: len(done.images)]
       )
-      yield _embedded(done, embedding, waited, time.perf_counter() - start)
+      seconds = time.perf_counter() - start
+      yield _embedded(done, embedding, waited, seconds, has_units)
     elif batch is None:
       return
 
@@ -162,6 +165,7 @@ def _prepare(
   return _Prepared(
     example_id=example.example_id,
     label=example.label,
+    unit_id=example.unit_id,
     images=images,
     image_bytes=size,
     read_seconds=read - start,
@@ -244,6 +248,7 @@ def _embedded(
   embedding: Float32[np.ndarray, "e d"],
   waited: float,
   seconds: float,
+  has_units: bool,
 ) -> EmbeddedBatch:
   """Rows and counts of the examples that a batch completes."""
   kept = [example for example in batch.finished if example.images]
@@ -252,6 +257,9 @@ def _embedded(
       embedding=embedding,
       label=np.array([p.label for p in kept], np.int64),
       example_id=np.array([p.example_id for p in kept], np.int64),
+      unit_id=np.array([p.unit_id for p in kept], np.int64)
+      if has_units
+      else None,
     ),
     skipped=tuple(
       Skipped(p.example_id) for p in batch.finished if not p.images

@@ -54,6 +54,7 @@ class FolderExamples:
     self.name = config.name or os.path.basename(os.path.abspath(root))
     self.version = ""
     self.class_names: tuple[str, ...] = tuple(_class_names(self._folder))
+    self.privacy_unit = schema.EXAMPLE_UNIT
     files = sorted(_files(self._folder))
     images = [path for path in files if _is_image(path)]
     self.ignored_files = len(files) - len(images)

@@ -151,6 +151,7 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
     shard_rows=config.shard_rows,
     decoder="pillow",
     libraries={p: importlib.metadata.version(p) for p in _LIBRARIES},
+    privacy_unit=source.privacy_unit,
   )
 
 

@@ -26,11 +26,13 @@ class Example:
     label: class index, in [0, len(class_names)).
     image: the bytes of an image file (JPEG, PNG, WebP ...), or the pixels,
       uint8 [h, w, 3] or [h, w, 1].
+    unit_id: whose it is; None where the privacy unit is an example.
   """
 
   example_id: int
   label: int
   image: bytes | UInt8[np.ndarray, "h w c"]
+  unit_id: int | None = None
 
 
 @typing.runtime_checkable
@@ -47,11 +49,14 @@ class Source(Protocol):
     version: public version, "" if there is none.
     class_names: of label 0, 1, ...: public, from the data set's metadata,
       never from its labels, which are private.
+    privacy_unit: public name of what `unit_id` numbers; "example" where
+      examples have none.
   """
 
   name: str
   version: str
   class_names: tuple[str, ...]
+  privacy_unit: str
 
   def __len__(self) -> int:
     """Returns the number of examples in the split."""

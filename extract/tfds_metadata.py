@@ -28,7 +28,11 @@ def tfds_metadata(
       data_dir="",
       module_name="",
     ),
-    features=features_dict(identity.feature_dim, identity.embedding_dtype),
+    features=features_dict(
+      identity.feature_dim,
+      identity.embedding_dtype,
+      has_units=identity.has_units,
+    ),
   )
   info.set_file_format("array_record")
   info.set_splits(

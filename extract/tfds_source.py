@@ -30,6 +30,7 @@ class TfdsExamples:
     name: the data set, with its config if it has one.
     version: the version that was read.
     class_names: those of the label's ClassLabel feature.
+    privacy_unit: the name of the unit's feature, or "example".
   """
 
   def __init__(self, config: schema.TfdsSource, split: str) -> None:
@@ -46,14 +47,17 @@ class TfdsExamples:
     self._image_key = _image_key(config, features)
     self._label_key = _label_key(config, features)
     self.class_names: tuple[str, ...] = tuple(features[self._label_key].names)
+    self._unit_key = _unit_key(config, features)
+    self.privacy_unit = self._unit_key or schema.EXAMPLE_UNIT
     _check_split(builder, split)
     self._records = builder.as_data_source(
       split,
       deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES,
       file_format=_ARRAY_RECORD,
     )
+    keys = (self._image_key, self._label_key, self._unit_key)
     self._features = tfds.features.FeaturesDict(
-      {key: features[key] for key in (self._image_key, self._label_key)}
+      {key: features[key] for key in keys if key is not None}
     )
     self._decoders = {self._image_key: tfds.decode.SkipDecoding()}
 
@@ -82,8 +86,12 @@ class TfdsExamples:
         f"{len(self.class_names)} classes: TFDS marks unlabelled examples so, "
         "choose a split with labels."
       )
+    unit = self._unit_key
     return Example(
-      example_id=index, label=label, image=example[self._image_key]
+      example_id=index,
+      label=label,
+      image=example[self._image_key],
+      unit_id=None if unit is None else int(example[unit]),
     )
 
   def where(self, index: int) -> str:
@@ -272,6 +280,28 @@ def _label_key(
       "they are not read off the labels; declare ClassLabel(names=...)."
     )
   return _choose("source.label_key", config.label_key, candidates, config.name)
+
+
+def _unit_key(
+  config: schema.TfdsSource, features: tfds.features.FeaturesDict
+) -> str | None:
+  """Returns the key of the integer that says whose an example is."""
+  key = config.unit_key
+  if key is None:
+    return None
+  feature = dict(features.items()).get(key)
+  if (
+    feature is None
+    or feature.shape != ()
+    or np.dtype(feature.np_dtype).kind not in "iu"
+    or not np.can_cast(feature.np_dtype, np.int64)
+  ):
+    raise InputError(
+      f"{config.name}: source.unit_key={key!r} is not an integer at the top "
+      f"level of its features, which are {_listed(features)}: choose the id of "
+      "a user, a patient ..., or leave it out."
+    )
+  return key
 
 
 def _listed(features: tfds.features.FeaturesDict) -> str:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int64
+from jaxtyping import Array, Bool, Int64
 
 from configs.errors import InputError
 from linear_dp.ball_check import (
@@ -177,16 +177,26 @@ class ClassSums:
       collections.deque()
     )
 
-  def add(self, block: RowBlock) -> None:
+  def add(
+    self, block: RowBlock, counts: Bool[np.ndarray, " rows"] | None = None
+  ) -> None:
     """Adds a block whose shapes and labels have been checked.
+
+    A row that does not count is added as zeros, which takes the same work: how
+    many there are does not show in the time.
+
+    Args:
+      block: the rows.
+      counts: which rows count; None is all.
 
     Raises:
       InputError: this or an earlier row is not finite or leaves the ball, or
         blocks differ in dtype.
     """
+    scale = self._grid.row_scale(block.embedding_norm)
     columns = (
       block.embedding,
-      self._grid.row_scale(block.embedding_norm),
+      scale if counts is None else np.where(counts, scale, np.float32(0)),
       block.label,
       block.example_id,
     )

@@ -24,6 +24,7 @@ from configs.errors import InputError
 
 GRID_RADIUS = 2**20
 """B: grid steps in the norm of a row whose gradient has norm C."""
+MAX_ROWS_PER_UNIT = 2**16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,10 @@ class ClippedGradientGrid:
     l2_clip_norm: C, the largest norm of a per-example gradient.
     initial_bias: b0, the bias that the head starts from (the paper: −10).
     train_bias: whether the bias is trained too (x̃ = [x, 1]).
+    rows_per_unit: m, the most rows of one privacy unit in a sum (which
+      `exact_sum` checks); 1 where a row is a unit. A larger m needs m times
+      the noise: it pays only where units have many rows that differ. With rows
+      that are nearly alike, m = 1 loses little.
 
   Source: Mehta et al., "Large Scale Transfer Learning for Differentially
   Private Image Classification", TMLR 2023, section 4 (zero initialisation and
@@ -51,6 +56,7 @@ class ClippedGradientGrid:
   l2_clip_norm: float = 1.0
   initial_bias: float = -10.0
   train_bias: bool = False
+  rows_per_unit: int = 1
 
   def __post_init__(self):
     if not (math.isfinite(self.l2_clip_norm) and self.l2_clip_norm > 0):
@@ -71,6 +77,16 @@ class ClippedGradientGrid:
       )
     if self.feature_dim < 1:
       raise InputError(f"feature_dim={self.feature_dim} must be at least 1.")
+    # At the largest noise multiplier this still leaves int64 room.
+    if (
+      isinstance(self.rows_per_unit, bool)
+      or not isinstance(self.rows_per_unit, int)
+      or not 1 <= self.rows_per_unit <= MAX_ROWS_PER_UNIT
+    ):
+      raise InputError(
+        f"rows_per_unit={self.rows_per_unit!r} must be an integer from 1 to"
+        f" {MAX_ROWS_PER_UNIT}: the most rows of one unit that are summed."
+      )
 
   @property
   def row_dim(self) -> int:
@@ -129,22 +145,25 @@ class ClippedGradientGrid:
   def sensitivity(self, relation: NeighboringRelation) -> float:
     r"""L2 sensitivity of G = rint(p0·T) − S, in grid steps, rounded up.
 
-        Δ = B·‖r‖ + (1 + 2⁻¹⁰)·√(K·D)
+        Δ = m·B·‖r‖ + (1 + 2⁻¹⁰)·√(K·D)
 
-    One example moves p0·T − S by ‖r ⊗ u‖ ≤ ‖r‖·B. Two roundings to the grid
+    One row moves p0·T − S by ‖r ⊗ u‖ ≤ ‖r‖·B, a unit of at most m rows by at
+    most m times that, as all may point the same way. Two roundings to the grid
     differ from the difference of what they round by at most 1 in each of the
-    K·D coordinates (p0·T itself is exact, see `release`); the 2⁻¹⁰ is margin.
+    K·D coordinates, whatever m (p0·T itself is exact, see `release`); the 2⁻¹⁰
+    is margin.
 
     Args:
-      relation: ADD_OR_REMOVE_ONE and REPLACE_SPECIAL (an example against the
-        null example, which contributes zero) cost Δ; REPLACE_ONE removes one
-        and adds another, 2Δ.
+      relation: ADD_OR_REMOVE_ONE and REPLACE_SPECIAL (a unit against the null
+        unit, which contributes zero) cost Δ; REPLACE_ONE removes one and adds
+        another, 2Δ.
 
     Returns:
       Δ, or 2Δ.
     """
     rounding = (1 + 2**-10) * math.sqrt(self.num_classes * self.row_dim)
-    sensitivity = (GRID_RADIUS * self.residual_norm + rounding) * (1 + 2**-50)
+    of_a_unit = self.rows_per_unit * GRID_RADIUS * self.residual_norm
+    sensitivity = (of_a_unit + rounding) * (1 + 2**-50)
     match relation:
       case NeighboringRelation.REPLACE_ONE:
         return 2 * sensitivity

@@ -16,6 +16,11 @@ from configs.errors import InputError
 from linear_dp.class_sums import ClassSums
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.row_block import RowBlock, check_labels, refuse
+from linear_dp.unit_rows import (
+  ChosenRows,
+  check_contributions,
+  unit_ids_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -27,7 +32,8 @@ class SecretSum:
 
   Attributes:
     grid: the grid of the sums; public.
-    num_examples: rows summed; public.
+    num_examples: rows seen, n; public. With units, how many of them are in the
+      sums is private.
     secret_class_sums: S, [K, D] int64 in grid steps. Private.
   """
 
@@ -47,14 +53,18 @@ def exact_clipped_sum(
   grid: ClippedGradientGrid,
   *,
   num_examples: int,
+  chosen: ChosenRows | None = None,
   devices: Sequence[jax.Device] | None = None,
   on_rows: Callable[[int], object] = lambda rows: None,
 ) -> SecretSum:
   r"""Sums the clipped rows of every class: S_c = Σ_{y=c} rint(s·x̃).
 
   Formal guarantees: every row in S has ‖u‖² ≤ B², checked in integers on the
-  values that were added; every example_id is in S once; the rows are
-  `num_examples` in number. Where one of these fails nothing is returned.
+  values that were added; every example_id comes once; the rows are
+  `num_examples` in number; and where the privacy unit is coarser than an
+  example, S has every chosen row and at most `grid.rows_per_unit` rows of each
+  unit, counted on the rows that were added. Where one of these fails nothing is
+  returned.
 
   | row                             | what happens                          |
   |---------------------------------|---------------------------------------|
@@ -65,11 +75,16 @@ def exact_clipped_sum(
   | label outside [0, K)            | InputError that names the example_id  |
   | example_id seen before          | InputError that names it              |
   | no rows, or not `num_examples`  | InputError                            |
+  | unit_id, but nothing is chosen  | InputError: not an example-level sum  |
+  | chosen, but no unit_id          | InputError                            |
+  | not chosen                      | adds zero                             |
 
   Args:
     blocks: the rows, in any order and any block size.
     grid: the clipping.
     num_examples: n, the number of rows that there must be; public.
+    chosen: the rows that count (`unit_rows.choose_rows`), where rows have a
+      `unit_id`; None where every row is a unit, and counts.
     devices: what to run on, rows sharded over all; None is all local devices.
     on_rows: called with the number of rows of each block read (progress).
 
@@ -81,11 +96,22 @@ def exact_clipped_sum(
 
   Source: Mehta et al. (TMLR 2023), algorithm 1, at the zero kernel.
   """
+  if chosen is None and grid.rows_per_unit > 1:
+    raise InputError(
+      f"rows_per_unit={grid.rows_per_unit} is for rows with a unit_id; without"
+      " one, every row is a unit of its own: leave it out."
+    )
   accumulator = ClassSums(grid, tuple(devices or jax.local_devices()))
-  seen = []
+  seen, units = [], []
   for block in blocks:
     _check_block(block, grid)
-    accumulator.add(block)
+    if chosen is None:
+      _refuse_units(block)
+      accumulator.add(block)
+    else:
+      counts = chosen.among(block)
+      units.append(unit_ids_of(block)[counts])
+      accumulator.add(block, counts)
     seen.append(np.array(block.example_id, np.int64))
     on_rows(len(block.label))
   class_sums = accumulator.finish()
@@ -103,9 +129,26 @@ def exact_clipped_sum(
       f"example_id={twice[0]} comes more than once, which would double its"
       " influence: run `oneshot-dp verify` on the cache."
     )
+  if chosen is not None:
+    summed = np.concatenate(units)
+    check_contributions(summed, grid.rows_per_unit)
+    if summed.size != chosen.secret_example_ids.size:
+      raise InputError(
+        "Rows that were chosen are not in the cache any more: it changed while"
+        " it was read; run the same command again."
+      )
   return SecretSum(
     grid=grid, num_examples=num_examples, secret_class_sums=class_sums
   )
+
+
+def _refuse_units(block: RowBlock) -> None:
+  """A sum of all rows would pass for one that bounds the units'."""
+  if block.unit_id is not None:
+    raise InputError(
+      "The rows have a unit_id, so a unit may have many: choose how many of"
+      " each are summed (--max-rows-per-unit)."
+    )
 
 
 def _check_block(block: RowBlock, grid: ClippedGradientGrid) -> None:

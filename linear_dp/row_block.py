@@ -17,6 +17,8 @@ class RowBlock(Protocol):
     embedding_norm: [rows] float32.
     label: [rows] int32.
     example_id: [rows] int64.
+    unit_id: [rows] int64, whose each row is; None where the privacy unit is an
+      example.
   """
 
   @property
@@ -27,6 +29,8 @@ class RowBlock(Protocol):
   def label(self) -> np.ndarray: ...
   @property
   def example_id(self) -> np.ndarray: ...
+  @property
+  def unit_id(self) -> np.ndarray | None: ...
 
 
 def check_labels(block: RowBlock, num_classes: int) -> None:

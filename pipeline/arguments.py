@@ -58,8 +58,9 @@ class Backbones:
 class ImportFeatures:
   """Turn ready-made embeddings in an npz file into a cache.
 
-  Arrays: embedding [n, d], label [n], optional example_id [n] and class_names
-  [K]. Where they are absent, SPLIT_embedding, SPLIT_label … are used.
+  Arrays: embedding [n, d], label [n], optional example_id [n], unit_id [n] and
+  class_names [K]. Where they are absent, SPLIT_embedding, SPLIT_label … are
+  used. A unit_id says whose a row is, where somebody may have many rows.
 
   Example: oneshot-dp import-features features.npz --split train
   --num-classes 10 --out caches/train
@@ -78,6 +79,9 @@ class ImportFeatures:
   """Number of classes, where the file has no class_names."""
   backbone_name: str | None = None
   """What made the embeddings; heads only fit caches of the same name."""
+  unit_name: str | None = None
+  """What unit_id numbers (user, patient …); public, needed where there is a
+  unit_id."""
   embedding_dtype: EmbeddingDtype | None = None
   """Precision in the cache; default: the file's own."""
 
@@ -141,6 +145,14 @@ class Train:
   out: Path
   """Directory of the head, not there yet."""
   privacy: OmitArgPrefixes[PrivacyConfig]
+  max_rows_per_unit: int | None = None
+  """Needed where the cache has units coarser than an example (users, patients),
+  and only there: at most this many rows of each are summed, chosen by ids
+  alone, and the guarantee covers all rows of a unit. The noise grows by the
+  same factor. 1 is best at small epsilon, with many units, or where the rows of
+  one are much alike; more pays where the rows of a unit differ, units are few
+  and epsilon is large. An epsilon per example is better only where no two rows
+  can be of one person; then import without unit_id."""
   training: OmitArgPrefixes[HeadConfig]
   ledger_dir: Path | None = None
   """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
@@ -169,6 +181,14 @@ class Sweep:
   out: Path
   """Directory of the results, not there yet."""
   privacy: OmitArgPrefixes[PrivacyConfig]
+  max_rows_per_unit: int | None = None
+  """Needed where the cache has units coarser than an example (users, patients),
+  and only there: at most this many rows of each are summed, chosen by ids
+  alone, and the guarantee covers all rows of a unit. The noise grows by the
+  same factor. 1 is best at small epsilon, with many units, or where the rows of
+  one are much alike; more pays where the rows of a unit differ, units are few
+  and epsilon is large. An epsilon per example is better only where no two rows
+  can be of one person; then import without unit_id."""
   num_seeds: int = 1
   """Independent draws of the noise, to see the spread; each is charged."""
   release: ReleaseOrder = "nested"

@@ -41,6 +41,7 @@ class _SyntheticRows:
   embedding_norm: np.ndarray
   label: np.ndarray
   example_id: np.ndarray
+  unit_id: None = None
 
 
 def many_runs(

@@ -60,7 +60,7 @@ class Gaussian:
 
   Attributes:
     noise_multiplier: σ > 0, the noise's standard deviation over the L2
-      sensitivity to one example added or removed.
+      sensitivity to one privacy unit added or removed.
     count: how many of them, each with noise of its own.
   """
 
@@ -74,7 +74,7 @@ class Gaussian:
   def under(self, relation: NeighboringRelation) -> list[float]:
     """σ of each, over the sensitivity in a relation.
 
-    One example replaced is one removed and one added: at most twice the
+    One unit replaced is one removed and one added: at most twice the
     sensitivity, and exactly that for the class sums.
     """
     return [self.noise_multiplier / _changes(relation)] * self.count

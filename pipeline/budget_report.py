@@ -7,6 +7,7 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 from configs.errors import InputError
+from configs.schema import EXAMPLE_UNIT
 from extract.cache_reader import open_cache
 from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
@@ -130,6 +131,8 @@ def _in_words(entry: dict[str, Any]) -> str:
       f" {printable(entry['composed_epsilon'])}"
       f" ({entry['neighboring_relation']})"
     )
+  if (unit := entry.get("privacy_unit", EXAMPLE_UNIT)) != EXAMPLE_UNIT:
+    words += f" per {unit}"
   private = "private" if entry.get("private") else NOT_PRIVATE
   words += f"; {private}, noise: {entry.get('noise_source')}"
   if "cache_fingerprint" in entry:

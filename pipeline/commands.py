@@ -115,6 +115,7 @@ def _import_features(command: arguments.ImportFeatures) -> None:
     dataset_name=command.dataset_name,
     num_classes=command.num_classes,
     backbone_name=command.backbone_name,
+    unit_name=command.unit_name,
     embedding_dtype=command.embedding_dtype,
   )
   print(describe(cache))
@@ -171,6 +172,7 @@ def _train(command: arguments.Train) -> None:
     plan,
     command.training,
     command.privacy,
+    max_rows_per_unit=command.max_rows_per_unit,
     ledger_dir=command.ledger_dir,
   )
   with output_dir.whole_directory(command.out) as directory:
@@ -190,6 +192,11 @@ def _train(command: arguments.Train) -> None:
     f" multiplier {privacy['noise_multiplier']:.4f}, noise from"
     f" {privacy['noise_source']}"
   )
+  if cache.info.has_units:
+    print(
+      f"privacy unit: {cache.info.privacy_unit}, at most"
+      f" {receipt['mechanism']['rows_per_unit']} rows of each"
+    )
 
 
 def _sweep(command: arguments.Sweep) -> None:
@@ -201,6 +208,7 @@ def _sweep(command: arguments.Sweep) -> None:
     command.epsilons,
     command.privacy,
     command.training,
+    max_rows_per_unit=command.max_rows_per_unit,
     num_seeds=command.num_seeds,
     order=command.release,
     baseline=command.baseline,

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from configs.errors import InputError
 from configs.schema import PrivacyConfig
 from extract.cache_reader import FeatureCache
+from extract.feature_cache import CacheInfo
 from linear_dp.evaluate import Accuracy, SecretHits, count_hits
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
@@ -43,6 +44,22 @@ class Evaluation:
   statement: dict[str, Any]
 
 
+def check_counts_units(*caches: CacheInfo) -> None:
+  """Refuses noisy counts of rows where a privacy unit may have many.
+
+  Raises:
+    InputError: one of the caches of the run has units coarser than an example.
+  """
+  for info in caches:
+    if info.has_units:
+      raise InputError(
+        "private_eval counts rows with a guarantee per example, and the privacy"
+        f" unit of {info.dataset}, split {info.split}, is"
+        f" {info.privacy_unit!r}; leave private_eval out, and score on public"
+        " labels."
+      )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivateEvaluation:
   """A request to score heads on private labels.
@@ -68,8 +85,10 @@ class PrivateEvaluation:
     """What --private-eval EPSILON asks for.
 
     Raises:
-      InputError: an epsilon or delta that makes no guarantee.
+      InputError: an epsilon or delta that makes no guarantee, or rows that are
+        no privacy units of their own.
     """
+    check_counts_units(cache.info)
     plan = CountPlan(
       epsilon=epsilon,
       delta=privacy.delta,

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Int64
 from numpy.lib.npyio import NpzFile
 
 from configs.errors import InputError
-from configs.schema import EmbeddingDtype
+from configs.schema import EXAMPLE_UNIT, EmbeddingDtype, check_unit_name
 from extract.block_builder import BlockBuilder, Rows
 from extract.cache_block import BLOCK_ROWS, Block
 from extract.cache_identity import (
@@ -30,6 +30,7 @@ class _Arrays:
   embedding: Float[np.ndarray, "n d"]
   label: Int[np.ndarray, " n"]
   example_id: Int64[np.ndarray, " n"]
+  unit_id: Int64[np.ndarray, " n"] | None
   class_names: tuple[str, ...] | None
 
   def rows(self, indices: range) -> Iterator[Rows]:
@@ -39,6 +40,7 @@ class _Arrays:
         embedding=self.embedding[part],
         label=self.label[part],
         example_id=self.example_id[part],
+        unit_id=None if self.unit_id is None else self.unit_id[part],
       )
 
 
@@ -50,19 +52,21 @@ def import_features(
   dataset_name: str | None = None,
   num_classes: int | None = None,
   backbone_name: str | None = None,
+  unit_name: str | None = None,
   embedding_dtype: EmbeddingDtype | None = None,
   shard_rows: int = 2048,
 ) -> FeatureCache:
   """Writes the arrays of an npz file as a feature cache.
 
   The file holds `embedding` float [n, d] and `label` int [n], and may hold
-  `example_id` int [n] (default: the row) and `class_names` str [K]. Without
-  `embedding`, `{split}_embedding`, `{split}_label` and `{split}_example_id`
-  are read.
+  `example_id` int [n] (default: the row), `unit_id` int [n] and `class_names`
+  str [K]. Without `embedding`, `{split}_embedding`, `{split}_label`,
+  `{split}_example_id` and `{split}_unit_id` are read.
 
-  *Privacy*: a row is a privacy unit. K must be public: it is the length of
-  `class_names`, or `num_classes`. With neither, the largest label + 1 is taken,
-  which is private, with a warning and a mark in the cache.
+  *Privacy*: a row is a privacy unit, unless `unit_id` says whose it is. K must
+  be public: it is the length of `class_names`, or `num_classes`. With neither,
+  the largest label + 1 is taken, which is private, with a warning and a mark in
+  the cache.
 
   An interrupted import starts again from the first row; importing into a
   finished cache checks that it holds these very rows and leaves it as it is.
@@ -75,6 +79,7 @@ def import_features(
     num_classes: K.
     backbone_name: what made the embeddings; a head fits caches with the same
       name and d.
+    unit_name: public name of what `unit_id` numbers ("user", "patient").
     embedding_dtype: precision in the cache; None keeps the file's own
       (float32 for float64).
     shard_rows: rows per shard.
@@ -91,6 +96,7 @@ def import_features(
   """
   path = pathlib.Path(npz_path)
   arrays = _checked(path, _load(path, split))
+  _check_unit(path, arrays, unit_name)
   class_names, source = _class_names(path, arrays, num_classes)
   stored_as = embedding_dtype or (
     "float16" if arrays.embedding.dtype == np.float16 else "float32"
@@ -105,6 +111,7 @@ def import_features(
     backbone=BackboneIdentity(name=backbone_name or "imported features"),
     embedding_dtype=stored_as,
     shard_rows=shard_rows,
+    privacy_unit=unit_name or EXAMPLE_UNIT,
   )
   if begin(out_dir, identity):
     # Finished shards are not kept: they may be of another file, and nothing
@@ -120,7 +127,7 @@ def import_features(
 
 def _load(path: pathlib.Path, split: str) -> dict[str, np.ndarray]:
   """The arrays that matter, by their names without the split."""
-  wanted = ("embedding", "label", "example_id")
+  wanted = ("embedding", "label", "example_id", "unit_id")
   if not path.is_file():
     raise InputError(f"{path}: no such file.")
   try:
@@ -130,14 +137,13 @@ def _load(path: pathlib.Path, split: str) -> dict[str, np.ndarray]:
       if not isinstance(file, NpzFile):
         raise InputError(f"{path}: one array, not an npz; use numpy.savez.")
       present = sorted(file.files)
-      coarse = [n for n in ("unit_id", f"{split}_unit_id") if n in present]
-      if coarse:
-        raise InputError(
-          f"{path}: {coarse[0]}: privacy units coarser than an example are not "
-          "supported yet, and the guarantee would not cover them; remove "
-          "the array only if every example is a unit of its own."
-        )
       prefix = "" if "embedding" in present else f"{split}_"
+      other = f"{split}_unit_id" if not prefix else "unit_id"
+      if other in present:
+        raise InputError(
+          f"{path}: {other} does not go with {prefix}embedding, and would be"
+          f" left out of the guarantee; call it {prefix}unit_id."
+        )
       missing = [n for n in wanted[:2] if prefix + n not in present]
       if missing:
         raise InputError(
@@ -174,7 +180,10 @@ def _checked(path: pathlib.Path, found: dict[str, np.ndarray]) -> _Arrays:
     )
   n = len(embedding)
   example_id = found.get("example_id", np.arange(n))
-  for name, array in (("label", label), ("example_id", example_id)):
+  columns = {"label": label, "example_id": example_id}
+  if "unit_id" in found:
+    columns["unit_id"] = found["unit_id"]
+  for name, array in columns.items():
     if array.dtype.kind not in "iu":
       raise InputError(
         f"{path}: {name} has dtype {array.dtype}; save it as integers."
@@ -186,7 +195,8 @@ def _checked(path: pathlib.Path, found: dict[str, np.ndarray]) -> _Arrays:
       )
     if array.max() > np.iinfo(np.int64).max:
       raise InputError(f"{path}: {name} has values that int64 does not hold.")
-  label, example_id = label.astype(np.int64), example_id.astype(np.int64)
+  columns = {name: array.astype(np.int64) for name, array in columns.items()}
+  label, example_id = columns["label"], columns["example_id"]
   unique, counts = np.unique(example_id, return_counts=True)
   if len(unique) < n:
     raise InputError(
@@ -216,8 +226,27 @@ def _checked(path: pathlib.Path, found: dict[str, np.ndarray]) -> _Arrays:
     embedding=embedding,
     label=label,
     example_id=example_id,
+    unit_id=columns.get("unit_id"),
     class_names=None if names is None else tuple(names.tolist()),
   )
+
+
+def _check_unit(
+  path: pathlib.Path, arrays: _Arrays, unit_name: str | None
+) -> None:
+  if unit_name is not None:
+    check_unit_name(unit_name)
+  if arrays.unit_id is not None and unit_name is None:
+    raise InputError(
+      f"{path}: unit_id says that a privacy unit may have many rows; name the"
+      " unit with --unit-name (user, patient ...), or remove the array if every"
+      " example is a unit of its own."
+    )
+  if arrays.unit_id is None and unit_name is not None:
+    raise InputError(
+      f"{path}: unit_name={unit_name!r}, but there is no unit_id array to say"
+      " whose each row is; add it, or leave the name out."
+    )
 
 
 def _class_names(
@@ -268,7 +297,10 @@ def _refuse_other_rows(cache: FeatureCache, arrays: _Arrays) -> None:
 
 
 def _same(one: Block, other: Block) -> bool:
+  # (The identity has seen to it that both have a unit_id, or neither.)
+  columns = [f.name for f in dataclasses.fields(Block)]
   return all(
-    getattr(one, f.name).tobytes() == getattr(other, f.name).tobytes()
-    for f in dataclasses.fields(Block)
+    getattr(one, name).tobytes() == getattr(other, name).tobytes()
+    for name in columns
+    if getattr(one, name) is not None
   )

@@ -17,6 +17,7 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 from configs.errors import InputError
+from configs.schema import EXAMPLE_UNIT
 from linear_dp.accounting import printable
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import BASELINE_NOISE, NOT_PRIVATE, ReleasePlan
@@ -90,7 +91,7 @@ class Ledger:
       InputError: the ledger is damaged, or the plan would break the cap.
       RunError: the ledger cannot be written, so nothing may be released.
     """
-    facts = {
+    facts: dict[str, Any] = {
       "kind": "release",
       "epsilons": list(plan.noise_multipliers),
       "order": plan.order,
@@ -114,6 +115,7 @@ class Ledger:
     asked: str,
     delta: float,
     neighboring_relation: NeighboringRelation,
+    privacy_unit: str = EXAMPLE_UNIT,
     **facts: Any,
   ) -> str:
     """Writes the cost of any Gaussian mechanisms; before drawing any noise.
@@ -124,6 +126,7 @@ class Ledger:
       asked: the same in words, for a refusal.
       delta: δ at which its ε is stated.
       neighboring_relation: the relation in which it is stated.
+      privacy_unit: what it is about; all charges of a ledger are about one.
       **facts: public facts to keep with the entry; `kind` among them.
 
     Returns:
@@ -134,6 +137,7 @@ class Ledger:
       RunError: the ledger cannot be written, so nothing may be released.
     """
     with self._file.locked() as chain:
+      _check_unit(chain.entries, privacy_unit)
       _check_cap(
         chain.entries,
         mechanisms,
@@ -147,6 +151,7 @@ class Ledger:
         | {
           "delta": delta,
           "neighboring_relation": neighboring_relation.name,
+          "privacy_unit": privacy_unit,
           "mechanisms": [m.as_json() for m in mechanisms],
           "noise_source": source.description,
           "private": source.is_private,
@@ -190,7 +195,12 @@ class Ledger:
     return earlier[-1] if earlier else None
 
   def check_usable(
-    self, plan: ReleasePlan, source: NoiseSource, *, baseline: bool = False
+    self,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    *,
+    baseline: bool = False,
+    privacy_unit: str = EXAMPLE_UNIT,
   ) -> None:
     """Finds what `charge` would refuse later, before any work.
 
@@ -198,12 +208,14 @@ class Ledger:
       plan: the releases that are wanted.
       source: the noise they will use.
       baseline: whether `record_baseline` will be called too.
+      privacy_unit: what the releases are about.
 
     Raises:
       InputError: the ledger was tampered with, or the plan breaks the cap.
       RunError: it cannot be written.
     """
     with self._file.locked() as chain:
+      _check_unit(chain.entries, privacy_unit)
       _check_cap(
         chain.entries,
         budget.mechanisms_of_plan(plan),
@@ -218,6 +230,21 @@ class Ledger:
   def spending(self, relation: NeighboringRelation) -> Spending:
     """Composes the charges in a neighbouring relation, exactly."""
     return budget.compose(self.entries(), relation)
+
+
+def _check_unit(entries: list[dict[str, Any]], privacy_unit: str) -> None:
+  """Costs add up per unit only: a user may have any number of examples."""
+  units = {
+    entry.get("privacy_unit", EXAMPLE_UNIT)
+    for entry in entries
+    if "mechanisms" in entry
+  }
+  if other := units - {privacy_unit}:
+    raise InputError(
+      f"a release per {privacy_unit} cannot be added to those per"
+      f" {min(other)} that the ledger of this data set holds; train from a"
+      f" cache whose privacy unit is {min(other)!r}."
+    )
 
 
 def _check_cap(

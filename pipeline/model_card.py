@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from configs.schema import EXAMPLE_UNIT
 from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
 
@@ -24,7 +25,7 @@ def model_card(receipt: dict[str, Any]) -> str:
 | training | one full-batch step of {training["head"]} from zero weights and \
 bias {mechanism["initial_bias"]:g}, gradients clipped to norm \
 {mechanism["l2_clip_norm"]:g} |
-{_together(receipt)}
+{_unit(receipt)}{_together(receipt)}
 ## What this rests on
 
 {_bullets(receipt["assumptions"])}
@@ -37,6 +38,15 @@ bias {mechanism["initial_bias"]:g}, gradients clipped to norm \
 `receipt.json`. The file `head.safetensors` holds `kernel` [d, K] and `bias`
 [K], float32: logits = embedding @ kernel + bias.
 """
+
+
+def _unit(receipt: dict[str, Any]) -> str:
+  """What the promise is about, where that is more than an example."""
+  unit = receipt["privacy"]["privacy_unit"]
+  if unit == EXAMPLE_UNIT:
+    return ""
+  rows = receipt["mechanism"]["rows_per_unit"]
+  return f"| privacy unit | {unit}: at most {rows} of its examples are used |\n"
 
 
 def _together(receipt: dict[str, Any]) -> str:
@@ -60,10 +70,13 @@ def _promise(receipt: dict[str, Any]) -> str:
       " comparison and research; it protects nobody and must not be published"
       " as if it did."
     )
+  unit = f"one {privacy['privacy_unit']}"
+  if privacy["privacy_unit"] != EXAMPLE_UNIT:
+    unit += ", with all its examples,"
   neighbours = {
-    "ADD_OR_REMOVE_ONE": f"one {privacy['privacy_unit']} is added or removed",
-    "REPLACE_ONE": f"one {privacy['privacy_unit']} is replaced by another",
-    "REPLACE_SPECIAL": f"one {privacy['privacy_unit']} is replaced by nothing",
+    "ADD_OR_REMOVE_ONE": f"{unit} is added or removed",
+    "REPLACE_ONE": f"{unit} is replaced by another",
+    "REPLACE_SPECIAL": f"{unit} is replaced by nothing",
   }[privacy["neighboring_relation"]]
   return (
     "Differentially private with"

@@ -13,7 +13,7 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from configs.schema import HeadConfig
+from configs.schema import EXAMPLE_UNIT, HeadConfig, check_unit_name
 from extract.feature_cache import CacheInfo
 from linear_dp import accounting
 from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
@@ -32,8 +32,10 @@ _ASSUMPTIONS = (
   " data set and split are public.",
   "The backbone and its preprocessing do not depend on the private data, and"
   " embed every image by itself.",
+)
+_ROWS_ARE_UNITS = (
   "One row of the cache is one privacy unit; a person with two rows has twice"
-  " the influence.",
+  " the influence."
 )
 _CLASSES_OF_LABELS = (
   "The number of classes was read off the private labels when the features were"
@@ -51,8 +53,8 @@ _STATED = {
   "name": "Gaussian mechanism on the integer sum of clipped first-step"
   " gradients, rounded to the grid",
   "statistic": "G = rint(p0*T) - S, released as G + round(N(0, sd^2))",
-  "sensitivity": "(B*|r| + (1 + 2^-10)*sqrt(K*D)) grid steps, doubled for"
-  " REPLACE_ONE",
+  "sensitivity": "(m*B*|r| + (1 + 2^-10)*sqrt(K*D)) grid steps, where m is"
+  " rows_per_unit, doubled for REPLACE_ONE",
 }
 _CURVE_DELTAS = ("1e-04", "1e-05", "1e-06", "1e-07", "1e-08", "1e-10", "1e-12")
 _SOFTWARE = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
@@ -118,6 +120,7 @@ def make_receipt(
       "l2_clip_norm": grid.l2_clip_norm,
       "initial_bias": grid.initial_bias,
       "train_bias": grid.train_bias,
+      "rows_per_unit": grid.rows_per_unit,
       "grid_radius": GRID_RADIUS,
       "grid_step": grid.step,
     },
@@ -136,7 +139,9 @@ def make_receipt(
     },
     "training": dataclasses.asdict(config),
     "head_sha256": head_sha256,
-    "assumptions": _assumptions(cache.num_classes_source),
+    "assumptions": _assumptions(
+      cache.num_classes_source, cache.privacy_unit, grid.rows_per_unit
+    ),
     "not_protected": list(_NOT_PROTECTED),
     "software": {p: importlib.metadata.version(p) for p in _SOFTWARE},
   }
@@ -166,6 +171,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     l2_clip_norm=mechanism["l2_clip_norm"],
     initial_bias=mechanism["initial_bias"],
     train_bias=mechanism["train_bias"],
+    rows_per_unit=mechanism["rows_per_unit"],
   )
   data, training = receipt["data"], receipt["training"]
   relation = NeighboringRelation[privacy["neighboring_relation"]]
@@ -179,7 +185,11 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from compare(
     "format_version", receipt["format_version"], FORMAT_VERSION
   )
-  yield from compare("privacy_unit", privacy["privacy_unit"], "example")
+  unit = privacy["privacy_unit"]
+  if unit == EXAMPLE_UNIT:
+    yield from compare("rows_per_unit", mechanism["rows_per_unit"], 1)
+  else:
+    check_unit_name(unit)
   yield from compare(
     "num_classes", mechanism["num_classes"], len(data["class_names"])
   )
@@ -195,7 +205,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from compare(
     "assumptions",
     receipt["assumptions"],
-    _assumptions(data["num_classes_source"]),
+    _assumptions(data["num_classes_source"], unit, grid.rows_per_unit),
   )
   yield from compare(
     "not_protected", receipt["not_protected"], list(_NOT_PROTECTED)
@@ -280,9 +290,22 @@ def _epsilon_by_delta(noise_multiplier: float) -> dict[str, float | str]:
   }
 
 
-def _assumptions(num_classes_source: str) -> list[str]:
+def _assumptions(
+  num_classes_source: str, privacy_unit: str, rows_per_unit: int
+) -> list[str]:
+  of_units = _ROWS_ARE_UNITS
+  if privacy_unit != EXAMPLE_UNIT:
+    of_units = (
+      f"All rows of one {privacy_unit} are one privacy unit, by the unit_id"
+      " that came with the data, and the guarantee covers all of them together;"
+      f" at most {rows_per_unit} of each are summed, chosen by ids alone."
+    )
   of_labels = num_classes_source not in ("class_names", "flag")
-  return [*_ASSUMPTIONS, *([_CLASSES_OF_LABELS] if of_labels else [])]
+  return [
+    *_ASSUMPTIONS,
+    of_units,
+    *([_CLASSES_OF_LABELS] if of_labels else []),
+  ]
 
 
 def _same(found: Any, expected: Any) -> bool:

@@ -21,6 +21,7 @@ from pipeline import output_dir, report
 from pipeline.budget import mechanisms_of_plan
 from pipeline.evaluation import (
   PrivateEvaluation,
+  check_counts_units,
   check_readable,
   evaluate_on_public_labels,
 )
@@ -44,6 +45,7 @@ def run_sweep(
   privacy: PrivacyConfig,
   config: HeadConfig,
   *,
+  max_rows_per_unit: int | None = None,
   num_seeds: int,
   order: ReleaseOrder,
   baseline: bool,
@@ -59,6 +61,7 @@ def run_sweep(
     epsilons: one head for each, per seed.
     privacy: delta, neighbours and noise source.
     config: clipping and optimizer.
+    max_rows_per_unit: see `train_heads`.
     num_seeds: independent repetitions, each charged.
     order: nested or independent releases.
     baseline: add the head without noise, NOT PRIVATE.
@@ -78,17 +81,25 @@ def run_sweep(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
   plan = make_plan(epsilons, privacy, order=order, num_draws=num_seeds)
+  grid = make_grid(train.info, config, max_rows_per_unit)
   request = None
   if private_eval is not None:
+    check_counts_units(train.info, evaluation.info)
     request = PrivateEvaluation.of(
       private_eval, privacy, evaluation, ledger_dir
     )
     one_ledger = request.ledger.path == cache_ledger(train, ledger_dir).path
     request.check_affordable(mechanisms_of_plan(plan) if one_ledger else ())
   # One pass that costs no budget: a damaged evaluation cache is found now.
-  check_readable(LinearHead.initial(make_grid(train.info, config)), evaluation)
+  check_readable(LinearHead.initial(grid), evaluation)
   trained = train_heads(
-    train, plan, config, privacy, ledger_dir=ledger_dir, baseline=baseline
+    train,
+    plan,
+    config,
+    privacy,
+    max_rows_per_unit=max_rows_per_unit,
+    ledger_dir=ledger_dir,
+    baseline=baseline,
   )
   evaluate = request.evaluate if request else evaluate_on_public_labels
   scored = evaluate([t.head for t in trained], evaluation)
@@ -116,6 +127,7 @@ def run_sweep(
           "epsilons": list(epsilons),
           "privacy": dataclasses.asdict(privacy),
           "head": dataclasses.asdict(config),
+          "max_rows_per_unit": max_rows_per_unit,
           "num_seeds": num_seeds,
           "release": order,
           "baseline": baseline,

@@ -2,12 +2,15 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from dp_accounting import NeighboringRelation
 from tqdm import tqdm
 
+from configs.errors import InputError
 from configs.schema import HeadConfig, PrivacyConfig, RelationName, ReleaseOrder
+from extract.cache_block import Block
 from extract.cache_reader import FeatureCache
 from extract.feature_cache import CacheInfo
 from linear_dp.clipping import ClippedGradientGrid
@@ -22,6 +25,7 @@ from linear_dp.release import (
   baseline_without_privacy,
   release,
 )
+from linear_dp.unit_rows import choose_rows
 from pipeline.ledger import Ledger
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
@@ -67,14 +71,34 @@ def make_plan(
   )
 
 
-def make_grid(info: CacheInfo, config: HeadConfig) -> ClippedGradientGrid:
-  """The clipping that a config asks for on a cache."""
+def make_grid(
+  info: CacheInfo, config: HeadConfig, max_rows_per_unit: int | None = None
+) -> ClippedGradientGrid:
+  """The clipping that a config asks for on a cache.
+
+  Raises:
+    InputError: the rows of a unit are not bounded where a unit may have many,
+      or are where each row is a unit; or a number that makes no sense.
+  """
+  if info.has_units and max_rows_per_unit is None:
+    raise InputError(
+      f"a {info.privacy_unit} of this cache may have many rows: give"
+      " --max-rows-per-unit, the most of each that are summed (1 needs the"
+      " least noise)."
+    )
+  if max_rows_per_unit is not None and not info.has_units:
+    raise InputError(
+      f"max_rows_per_unit={max_rows_per_unit}, but the cache has no unit_id:"
+      " every row is a unit of its own; leave it out, or make the cache with"
+      " units."
+    )
   return ClippedGradientGrid(
     num_classes=info.num_classes,
     feature_dim=info.feature_dim,
     l2_clip_norm=config.l2_clip_norm,
     initial_bias=config.initial_bias,
     train_bias=config.train_bias,
+    rows_per_unit=1 if max_rows_per_unit is None else max_rows_per_unit,
   )
 
 
@@ -99,18 +123,29 @@ def train_heads(
   config: HeadConfig,
   privacy: PrivacyConfig,
   *,
+  max_rows_per_unit: int | None = None,
   ledger_dir: Path | None,
   baseline: bool = False,
 ) -> list[TrainedHead]:
   """Trains one head per draw and epsilon of a plan.
 
-  Reads the cache once; the ledger is charged after that and before any noise.
+  Reads the cache once (twice where it has units: first for the ids, to choose
+  which rows count); the ledger is charged after that and before any noise.
+
+  With units, epsilon is about all rows of a unit together, and at most m of
+  them are summed: the noise grows with m, the signal with the rows that are
+  used. m = 1 is best where the rows of a unit are alike, units are many or
+  epsilon is small; a larger m where the rows of a unit differ, units are few
+  and epsilon is large. An epsilon per example (a cache without units) needs
+  the least noise for the same rows, and protects a person with k of them k
+  times less: it is right only where nobody can have two.
 
   Args:
     cache: the private rows.
     plan: the releases to make.
     config: clipping and optimizer.
     privacy: noise source.
+    max_rows_per_unit: m, needed where the cache has units, and only there.
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train the head without noise, which is NOT PRIVATE.
 
@@ -123,17 +158,21 @@ def train_heads(
   """
   info = cache.info
   optimizer = make_optimizer(config)
-  grid = make_grid(info, config)
+  grid = make_grid(info, config, max_rows_per_unit)
   source = NoiseSource(privacy.noise_seed)
   _warn(plan, source, info)
   ledger = cache_ledger(cache, ledger_dir)
-  ledger.check_usable(plan, source, baseline=baseline)
+  ledger.check_usable(
+    plan, source, baseline=baseline, privacy_unit=info.privacy_unit
+  )
   secret = _sum_cache(cache, grid)
 
   facts = {
     "split": info.split,
     "dataset_version": info.dataset_version,
     "cache_fingerprint": info.fingerprint,
+    "privacy_unit": info.privacy_unit,
+    "rows_per_unit": grid.rows_per_unit,
   }
   entry = ""
 
@@ -158,17 +197,37 @@ def train_heads(
 
 
 def _sum_cache(cache: FeatureCache, grid: ClippedGradientGrid) -> SecretSum:
-  with tqdm(
+  chosen = None
+  if cache.info.has_units:
+    with _bar(cache, "ids") as bar:
+      blocks = _shown(cache.blocks(), bar)
+      chosen = choose_rows(blocks, grid.rows_per_unit)
+  with _bar(cache, "clipped sum") as bar:
+    return exact_clipped_sum(
+      cache.blocks(),
+      grid,
+      num_examples=len(cache),
+      chosen=chosen,
+      on_rows=bar.update,
+    )
+
+
+def _bar(cache: FeatureCache, what: str) -> tqdm:
+  """Counts all rows of the cache, whether or not they are in the sum."""
+  return tqdm(
     total=len(cache),
-    desc="clipped sum",
+    desc=what,
     unit="row",
     unit_scale=True,
     disable=None,
     leave=False,
-  ) as bar:
-    return exact_clipped_sum(
-      cache.blocks(), grid, num_examples=len(cache), on_rows=bar.update
-    )
+  )
+
+
+def _shown(blocks: Iterator[Block], bar: tqdm) -> Iterator[Block]:
+  for block in blocks:
+    yield block
+    bar.update(len(block))
 
 
 def _warn(plan: ReleasePlan, source: NoiseSource, info: CacheInfo) -> None:

@@ -37,6 +37,7 @@ class Jpegs:
   name: str = "jpegs"
   version: str = ""
   class_names: tuple[str, ...] = ("any",)
+  privacy_unit: str = "example"
 
   def __init__(self, jpegs: list[bytes], length: int):
     self._jpegs, self._length = jpegs, length

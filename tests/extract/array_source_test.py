@@ -233,3 +233,51 @@ def test_reads_the_real_material(shared_data: pathlib.Path) -> None:
   found = source.open_source(config, "test")
   assert (len(found), len(found.class_names)) == (2000, 10)
   assert np.shape(found[1999].image) == (32, 32, 3)
+
+
+def with_units(folder: pathlib.Path, units: Any) -> schema.ArraysSource:
+  path = folder / "pets.npz"
+  np.savez(path, **arrays(), unit_id=units)
+  return schema.ArraysSource(path=str(path), unit_name="owner")
+
+
+def test_whose_an_image_is(tmp_path: pathlib.Path) -> None:
+  units = np.array([5, -1, 5, 2**40, 5, 0, -1])
+  found = source.open_source(with_units(tmp_path, units), "train")
+  assert found.privacy_unit == "owner"
+  assert [found[row].unit_id for row in range(7)] == units.tolist()
+  assert type(found[0].unit_id) is int
+  plain = opened(tmp_path, **arrays())
+  assert (plain.privacy_unit, plain[0].unit_id) == ("example", None)
+
+
+@pytest.mark.parametrize(
+  ("units", "message"),
+  [
+    (np.arange(6), r"unit_id\] is int64 \[6\]"),
+    (np.arange(7.0), r"unit_id\] is float64"),
+    (np.full(7, 2**64 - 1, np.uint64), "more than an int64 holds"),
+  ],
+)
+def test_malformed_units(
+  tmp_path: pathlib.Path, units: Any, message: str
+) -> None:
+  with pytest.raises(InputError, match=message):
+    source.open_source(with_units(tmp_path, units), "train")
+
+
+def test_units_and_their_name_come_together(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(InputError, match="has unit_id and source"):
+    opened(tmp_path, **arrays(), unit_id=np.arange(7))
+  np.savez(tmp_path / "x.npz", **arrays())
+  config = schema.ArraysSource(path=str(tmp_path / "x.npz"), unit_name="user")
+  with pytest.raises(InputError, match="has no unit_id and source"):
+    source.open_source(config, "train")
+
+
+@pytest.mark.parametrize("name", ["example", "", "a\nb", "é" * 3, "u" * 41])
+def test_names_that_name_no_unit(name: str) -> None:
+  with pytest.raises(InputError, match="must be a short public one"):
+    schema.ArraysSource(path="x.npz", unit_name=name)
+  with pytest.raises(InputError, match="must be a short public one"):
+    schema.TfdsSource(name="x", unit_key=name)

@@ -136,13 +136,21 @@ def test_edited_shards_json_is_refused(cache, field):
 def _forge(cache, **arrays):
   """Rewrites shard 1 as a careful forger does: the checksum fits."""
   (old, *rest) = cache.shard_blocks(1)
-  fields = {name: np.array(value) for name, value in vars(old).items()}
+  fields = {
+    name: np.array(value)
+    for name, value in vars(old).items()
+    if value is not None
+  }
   for name, (index, value) in arrays.items():
     fields[name][index] = value
   if "embedding" in arrays and "embedding_norm" not in arrays:
     fields["embedding_norm"] = stored_norm(fields["embedding"])
   file = cache.path / cache.shards[1].file
-  codec = BlockCodec(cache.info.feature_dim, cache.info.embedding_dtype)
+  codec = BlockCodec(
+    cache.info.feature_dim,
+    cache.info.embedding_dtype,
+    has_units=cache.info.has_units,
+  )
   writer = array_record_module.ArrayRecordWriter(
     str(file), "group_size:1,uncompressed"
   )

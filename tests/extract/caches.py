@@ -45,6 +45,7 @@ def make_rows(identity: CacheIdentity) -> Rows:
     embedding=rng.standard_normal((n, d)).astype(np.float32),
     label=rng.integers(0, identity.num_classes, n),
     example_id=np.arange(n),
+    unit_id=rng.integers(-(2**62), 2**62, n) if identity.has_units else None,
   )
 
 
@@ -54,6 +55,7 @@ def part(rows: Rows, indices: range | slice) -> Rows:
     embedding=rows.embedding[cut],
     label=rows.label[cut],
     example_id=rows.example_id[cut],
+    unit_id=None if rows.unit_id is None else rows.unit_id[cut],
   )
 
 

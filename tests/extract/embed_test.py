@@ -31,6 +31,7 @@ class Memory:
   name: str = "memory"
   version: str = ""
   class_names: tuple[str, ...] = ("even", "odd")
+  privacy_unit: str = "example"
 
   def __init__(
     self,

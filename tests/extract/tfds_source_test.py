@@ -32,6 +32,7 @@ FEATURES = {
     "right": F.Image(shape=(4, 4, 3)),
     "species": F.ClassLabel(names=CLASSES),
     "mood": F.ClassLabel(names=["calm", "cross"]),
+    "owner": F.Scalar(dtype=np.int32),
     "weight": F.Scalar(dtype=np.int64),
     "note": F.Text(),
   },
@@ -79,6 +80,7 @@ def example(name: str, row: int) -> dict[str, Any]:
         "right": png(200 - row),
         "species": row % 3,
         "mood": row % 2,
+        "owner": row // 4 - 1,
         "weight": row,
         "note": "purrs",
       }
@@ -447,3 +449,25 @@ def test_splits_may_be_joined(data_dir: str) -> None:
     for split in ("train", "test", "train+test")
   ]
   assert sizes[2] == sizes[0] + sizes[1]
+
+
+def test_whose_an_example_is(data_dir: str) -> None:
+  keys = {"image_key": "left", "label_key": "mood"}
+  config = pets(data_dir, "keys", **keys, unit_key="owner")
+  found = source.open_source(config, "train")
+  assert found.privacy_unit == "owner"
+  units = [found[row].unit_id for row in range(NUM_TRAIN)]
+  assert units == [row // 4 - 1 for row in range(NUM_TRAIN)]
+  assert type(units[0]) is int
+  plain = source.open_source(pets(data_dir, "keys", **keys), "train")
+  assert plain.privacy_unit == "example"
+  assert plain[0].unit_id is None
+
+
+@pytest.mark.parametrize("key", ["note", "left", "nobody"])
+def test_what_is_no_unit(data_dir: str, key: str) -> None:
+  config = pets(
+    data_dir, "keys", image_key="left", label_key="mood", unit_key=key
+  )
+  with pytest.raises(InputError, match=f"unit_key='{key}' is not an integer"):
+    source.open_source(config, "train")

@@ -20,6 +20,7 @@ class Block:
   embedding_norm: np.ndarray
   label: np.ndarray
   example_id: np.ndarray
+  unit_id: np.ndarray | None = None
 
   def __getitem__(self, rows: slice | np.ndarray) -> "Block":
     return Block(
@@ -27,6 +28,7 @@ class Block:
       embedding_norm=self.embedding_norm[rows],
       label=self.label[rows],
       example_id=self.example_id[rows],
+      unit_id=None if self.unit_id is None else self.unit_id[rows],
     )
 
   def __len__(self) -> int:

@@ -114,8 +114,8 @@ GOOD = _arrays()
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"unit_id": np.arange(50)}, "unit_id: privacy units coarser than"),
-    ({"train_unit_id": np.arange(50)}, "train_unit_id: privacy units coars"),
+    ({"unit_id": np.arange(50)}, "unit_id says that a privacy unit may have"),
+    ({"train_unit_id": np.arange(50)}, "train_unit_id does not go with"),
     ({"label": None}, "no array label (or train_label); present: class_nam"),
     ({"embedding": None}, "no array embedding or label (or train_embedding"),
     ({"embedding": GOOD["embedding"].astype(int)}, "embedding has dtype int64"),

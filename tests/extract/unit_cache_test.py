@@ -1,0 +1,183 @@
+"""Caches whose privacy unit is coarser than an example."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from array_record.python import array_record_module
+from tensorflow_datasets.proto import tf_example_pb2
+
+from configs.errors import InputError
+from configs.schema import ArraysSource
+from extract.block_builder import BlockBuilder, Skipped
+from extract.cache_block import BlockCodec
+from extract.cache_reader import open_cache
+from extract.cache_summary import describe
+from extract.cache_verify import verify_cache
+from extract.cache_writer import begin, finish, write_shard
+from extract.job import run_extraction
+from tests.extract.caches import (
+  batches,
+  digest,
+  make_identity,
+  make_rows,
+  part,
+  write_cache,
+)
+from tests.extract.image_jobs import array_job, example_ids, labels, pixels
+
+USERS = make_identity(20, privacy_unit="user")
+
+
+def column(cache, name="unit_id"):
+  return np.concatenate([getattr(block, name) for block in cache.blocks()])
+
+
+def test_units_come_back_as_they_went_in_across_shards(tmp_path):
+  identity = make_identity(700, shard_rows=300, privacy_unit="user")
+  write_cache(tmp_path / "c", identity, batch_size=7)
+  cache = open_cache(tmp_path / "c")
+  assert cache.info.privacy_unit == "user"
+  found = column(cache)
+  assert found.dtype == np.int64
+  np.testing.assert_array_equal(found, make_rows(identity).unit_id)
+  np.testing.assert_array_equal(column(cache, "example_id"), np.arange(700))
+  assert verify_cache(tmp_path / "c").ok
+
+
+@pytest.mark.parametrize("size", [1, 8, 20])
+def test_the_bytes_do_not_depend_on_the_batches(tmp_path, size):
+  write_cache(tmp_path / "a", USERS)
+  write_cache(tmp_path / "b", USERS, batch_size=size)
+  assert digest(tmp_path / "a") == digest(tmp_path / "b")
+
+
+def test_a_job_that_was_stopped_resumes(tmp_path):
+  write_cache(tmp_path / "whole", USERS)
+  out, rows = tmp_path / "c", make_rows(USERS)
+  assert begin(out, USERS)
+  write_shard(out, USERS, 1, batches(rows, USERS.shard_range(1), 3))
+  with pytest.raises(InputError, match='privacy_unit is "user" there'):
+    begin(out, make_identity(20))
+  write_cache(out, USERS)
+  assert digest(out) == digest(tmp_path / "whole")
+
+
+def test_a_cache_of_examples_has_no_such_column(tmp_path):
+  write_cache(tmp_path / "c", make_identity(20))
+  cache = open_cache(tmp_path / "c")
+  assert all(block.unit_id is None for block in cache.blocks())
+  features = json.loads((tmp_path / "c/features.json").read_text())
+  assert "unit_id" not in json.dumps(features)
+  assert (
+    cache.fingerprint
+    != dataclasses.replace(cache.info, privacy_unit="user").fingerprint
+  )
+
+
+def test_tfds_reads_it(tmp_path):
+  write_cache(tmp_path / "c", USERS)
+  source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
+  found = np.concatenate([block["unit_id"] for block in source])
+  np.testing.assert_array_equal(found, make_rows(USERS).unit_id)
+
+
+def test_nothing_but_the_blocks_depends_on_the_units(tmp_path):
+  """Not how many rows a unit has, nor how many units there are."""
+  rows = make_rows(USERS)
+  said = []
+  for name, units in (("a", np.zeros(20, int)), ("b", np.arange(20))):
+    out = tmp_path / name
+    assert begin(out, USERS)
+    changed = dataclasses.replace(rows, unit_id=units)
+    for i in range(USERS.num_shards):
+      write_shard(out, USERS, i, [part(changed, USERS.shard_range(i))])
+    finish(out, USERS)
+    assert verify_cache(out).ok
+    files = {
+      file.name: file.read_text()
+      for file in out.glob("*.json")
+      if file.name != "shards.json"  # their SHA-256; stays with the blocks
+    }
+    said.append((files, describe(open_cache(out)), str(verify_cache(out))))
+  assert said[0] == said[1]
+  assert "privacy unit          user" in said[0][1]
+
+
+@pytest.mark.parametrize("dtype", [None, np.int32, np.int16])
+def test_verify_finds_units_that_are_missing_or_of_another_type(
+  tmp_path, dtype
+):
+  out = tmp_path / "c"
+  write_cache(out, USERS)
+  cache = open_cache(out)
+  codec = BlockCodec(USERS.feature_dim, "float16", has_units=True)
+  (block,) = cache.shard_blocks(1)
+  assert block.unit_id is not None
+  example = tf_example_pb2.Example.FromString(codec.encode(block))
+  units = example.features.feature.pop("unit_id")
+  if dtype is not None:
+    units.bytes_list.value[0] = block.unit_id.astype(dtype).tobytes()
+    example.features.feature["unit_id"].CopyFrom(units)
+  writer = array_record_module.ArrayRecordWriter(
+    str(out / cache.shards[1].file), "group_size:1,uncompressed"
+  )
+  writer.write(example.SerializeToString())
+  writer.close()
+  problems = verify_cache(out).problems
+  assert any("its SHA-256 is another" in line for line in problems)
+  assert any("not a block of rows" in p or "same number" in p for p in problems)
+  with pytest.raises(InputError, match="damaged"):
+    list(cache.shard_blocks(1))
+
+
+@pytest.mark.parametrize(
+  ("identity", "units", "message"),
+  [
+    (USERS, None, "rows without unit_id.*'user'"),
+    (make_identity(20), np.arange(20), "rows with unit_id.*'example'"),
+    (USERS, np.arange(20, dtype=np.uint64), "unit_id has dtype uint64"),
+  ],
+)
+def test_rows_that_do_not_fit_are_refused(identity, units, message):
+  rows = dataclasses.replace(make_rows(USERS), unit_id=units)
+  with pytest.raises(InputError, match=message):
+    list(BlockBuilder(identity, "shard").blocks([rows]))
+
+
+def test_skipped_examples_need_no_unit():
+  rows = make_rows(USERS)
+  builder = BlockBuilder(USERS, "shard")
+  stream = [part(rows, slice(0, 4)), Skipped(4), part(rows, slice(5, 20))]
+  (block,) = builder.blocks(stream)
+  assert block.unit_id is not None
+  assert rows.unit_id is not None
+  expected = np.delete(rows.unit_id, 4)
+  np.testing.assert_array_equal(block.unit_id, expected)
+
+
+@pytest.mark.parametrize("name", ["", "user\n", "<user>", "a|b", "u" * 41])
+def test_a_unit_has_a_short_name(name):
+  with pytest.raises(InputError, match="must be a short public one"):
+    make_identity(20, privacy_unit=name)
+
+
+def test_units_of_images_reach_the_cache(tmp_path):
+  n, units = 50, np.arange(50) // 7 - 3
+  np.savez(
+    tmp_path / "i.npz",
+    image=pixels(n),
+    label=labels(n),
+    example_id=example_ids(n),
+    class_names=np.array(["a", "b", "c"]),
+    unit_id=units,
+  )
+  job = array_job(tmp_path / "i.npz", views=2)
+  source = ArraysSource(path=str(tmp_path / "i.npz"), unit_name="patient")
+  job = dataclasses.replace(job, source=source)
+  cache = run_extraction(job, tmp_path / "c").cache
+  assert cache.info.privacy_unit == "patient"
+  np.testing.assert_array_equal(column(cache), units)
+  np.testing.assert_array_equal(column(cache, "example_id"), example_ids(n))
