@@ -108,6 +108,7 @@ def last_row_twice(blocks, grid, *, num_examples):
     **{
       field.name: getattr(block, field.name)[-1:]
       for field in dataclasses.fields(block)
+      if field.name != "unit_id"
     },
   )
   again = dataclasses.replace(again, example_id=again.example_id + 1)
