@@ -11,6 +11,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import beartype.typing  # noqa: F401  (for the expression below)
+import hypothesis
 import jaxtyping
 import pytest
 
@@ -24,6 +25,11 @@ jaxtyping.install_import_hook(
   "{beartype.typing.Self: beartype.typing.Any})))",
 )
 
+
+# The same examples in every run: whether a change lands is not left to chance.
+# To look for new ones: pytest --hypothesis-profile=default
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 # Scripts that are run by hand, where the libraries that they compare with are.
 collect_ignore = ["benchmarks/forward_pass.py"]

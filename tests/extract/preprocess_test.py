@@ -7,7 +7,7 @@ import zlib
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -254,7 +254,11 @@ def test_an_image_of_the_right_size_is_untouched(resize):
   assert np.shares_memory(resize_and_crop(image, config), image)
 
 
+# Pillow takes the edges of a box in float32 and rounds to bytes after each of
+# its two passes, so a value midway between two bytes may fall to either side
+# in each: up to 2. A crop one pixel off differs by some 80 on such noise.
 @settings(max_examples=40, deadline=None)
+@example(height=32, width=20, side=32, margin=6, resample="bilinear")
 @given(
   height=st.integers(1, 90),
   width=st.integers(1, 90),
@@ -278,7 +282,7 @@ def test_crop_equals_resizing_all_then_cropping(
   )
   expected = whole[top : top + side, left : left + side]
   difference = resize_and_crop(image, config).astype(int) - expected
-  assert np.abs(difference).max() <= 1
+  assert np.abs(difference).max() <= 2
 
 
 def test_crop_of_a_very_long_image_takes_no_memory_for_its_length():
