@@ -10,7 +10,6 @@ compose exactly, through Σσ⁻². A mechanism of any other kind is an error, n
 zero.
 """
 
-import collections
 import dataclasses
 import decimal
 import functools
@@ -21,7 +20,6 @@ from dp_accounting import NeighboringRelation
 
 from configs.errors import InputError
 from linear_dp import accounting
-from linear_dp.release import ReleasePlan
 
 _SLACK = 1e-12
 """Relative, in σ: for the rounding of Σσ⁻², and a thousand times less than the
@@ -29,6 +27,11 @@ margin by which `accounting.noise_multiplier` rounds up. Without it a cap of 8
 would refuse the one release of ε = 8 that it is for."""
 _LEAST_EPSILON = 1e-6
 """Less than this is nothing left."""
+
+
+def changed_units(relation: NeighboringRelation) -> int:
+  """Examples that differ between neighbours: one out, one out and one in."""
+  return 2 if relation is NeighboringRelation.REPLACE_ONE else 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,17 +80,7 @@ class Gaussian:
     One unit replaced is one removed and one added: at most twice the
     sensitivity, and exactly that for the class sums.
     """
-    return [self.noise_multiplier / _changes(relation)] * self.count
-
-
-def mechanisms_of_plan(plan: ReleasePlan) -> tuple[Gaussian, ...]:
-  """The Gaussian mechanisms that pay for all heads of a plan."""
-  counts = collections.Counter(plan.charged_noise_multipliers)
-  unit = _changes(plan.neighboring_relation)
-  return tuple(
-    Gaussian(noise_multiplier=sigma * unit, count=count)
-    for sigma, count in counts.items()
-  )
+    return [self.noise_multiplier / changed_units(relation)] * self.count
 
 
 def compose(
@@ -151,7 +144,7 @@ class Cap:
   def is_looser_than(self, other: "Cap") -> bool:
     """Whether this one lets out more."""
     mine, theirs = (
-      cap.least_noise * _changes(cap.neighboring_relation)
+      cap.least_noise * changed_units(cap.neighboring_relation)
       for cap in (self, other)
     )
     return mine < theirs * (1 - _SLACK)
@@ -176,7 +169,7 @@ class Cap:
     precision = self.least_noise**-2 - (spent**-2 if spent else 0.0)
     if precision <= 0:
       return 0.0
-    unit = _changes(self.neighboring_relation) / _changes(relation)
+    unit = changed_units(self.neighboring_relation) / changed_units(relation)
     most = accounting.epsilon_of(precision**-0.5 * unit, delta)
     down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
     # A little more, for the roundings on the way here; what is then too much
@@ -184,7 +177,7 @@ class Cap:
     epsilon = down.create_decimal(most * (1 + 1e-8))
     while epsilon >= _LEAST_EPSILON:
       sigma = accounting.noise_multiplier(float(epsilon), delta)
-      again = Gaussian(noise_multiplier=sigma * _changes(relation))
+      again = Gaussian(noise_multiplier=sigma * changed_units(relation))
       if self.allows(entries, [again]):
         return float(epsilon)
       epsilon = down.next_minus(epsilon)
@@ -251,8 +244,3 @@ def _parse(mechanism: dict[str, Any]) -> Gaussian:
   if not (sigma > 0 and isinstance(count, int) and count > 0):
     raise ValueError(f"{count!r} of noise multiplier {sigma!r}")
   return Gaussian(noise_multiplier=float(sigma), count=count)
-
-
-def _changes(relation: NeighboringRelation) -> int:
-  """Examples that differ between neighbours: one out, one out and one in."""
-  return 2 if relation is NeighboringRelation.REPLACE_ONE else 1

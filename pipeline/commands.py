@@ -229,9 +229,10 @@ def _evaluate(command: arguments.Evaluate) -> None:
   )
   request = _private_evaluation(command, cache)
   if request:
-    request.check_affordable()
-  evaluate = request.evaluate if request else evaluate_on_public_labels
-  scored = evaluate([saved.head], cache)
+    request.ledger.check(request.charge)
+    scored = request.evaluate([saved.head])
+  else:
+    scored = evaluate_on_public_labels([saved.head], cache)
   (score,) = scored.scores
   if not saved.receipt.get("private"):
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
 from linear_dp.noisy_counts import CountPlan, release_accuracies
 from linear_dp.release import NOT_PRIVATE
-from pipeline import budget
 from pipeline.budget import Gaussian
+from pipeline.charge import Charge
 from pipeline.ledger import Ledger
 from pipeline.training import RELATIONS, cache_ledger
 
@@ -67,11 +66,13 @@ class PrivateEvaluation:
   Attributes:
     plan: what it may cost.
     source: the noise.
+    cache: the evaluation rows.
     ledger: of the data set that the evaluation cache was made of.
   """
 
   plan: CountPlan
   source: NoiseSource
+  cache: FeatureCache
   ledger: Ledger
 
   @classmethod
@@ -96,45 +97,41 @@ class PrivateEvaluation:
     )
     source = NoiseSource(_own_stream(privacy.noise_seed))
     _warn(plan, source, len(cache))
-    return cls(plan=plan, source=source, ledger=cache_ledger(cache, ledger_dir))
+    return cls(
+      plan=plan,
+      source=source,
+      cache=cache,
+      ledger=cache_ledger(cache, ledger_dir),
+    )
 
   @property
-  def mechanism(self) -> Gaussian:
-    """What is charged: exact for an example added or removed.
+  def charge(self) -> Charge:
+    """What it costs: exact for an example added or removed.
 
     For one replaced the sensitivity is the same, and the ledger, which counts
     it double, charges too much rather than too little.
     """
-    return Gaussian(noise_multiplier=self.plan.noise_multiplier)
+    plan, info = self.plan, self.cache.info
+    return Charge(
+      kind="evaluation",
+      mechanisms=(Gaussian(noise_multiplier=plan.noise_multiplier),),
+      source=self.source,
+      asked=f"an evaluation at epsilon {plan.epsilon:g}, delta {plan.delta:g}",
+      delta=plan.delta,
+      neighboring_relation=plan.neighboring_relation,
+      facts={
+        "epsilons": [plan.epsilon],
+        "order": "noisy counts",
+        "num_draws": 1,
+        "composed_epsilon": plan.epsilon,
+        "split": info.split,
+        "dataset_version": info.dataset_version,
+        "num_examples": info.num_examples,
+        "cache_fingerprint": info.fingerprint,
+      },
+    )
 
-  def check_affordable(self, besides: Sequence[Gaussian] = ()) -> None:
-    """Finds what the charge would refuse later, before any work.
-
-    Args:
-      besides: what the same ledger will be charged before.
-
-    Raises:
-      InputError: the ledger was tampered with, or its cap would be broken.
-    """
-    entries = self.ledger.entries()
-    if not (earlier := budget.caps(entries)):
-      return
-    cap = earlier[-1]
-    if not self.source.is_private:
-      raise InputError(
-        f"noise from a seed is {NOT_PRIVATE}, and the cap of the evaluation"
-        f" data, {cap}, covers no such thing; leave the seed out."
-      )
-    if not cap.allows(entries, [*besides, self.mechanism]):
-      raise InputError(
-        f"private-eval={self.plan.epsilon:g}, on top of what is spent and asked"
-        f" for, would break the cap of the evaluation data, {cap}; ask for"
-        " less, or see `oneshot-dp budget`."
-      )
-
-  def evaluate(
-    self, heads: list[LinearHead], cache: FeatureCache
-  ) -> Evaluation:
+  def evaluate(self, heads: list[LinearHead]) -> Evaluation:
     """Noisy accuracies on private labels; charged once they are counted.
 
     Raises:
@@ -145,10 +142,11 @@ class PrivateEvaluation:
 
     def charge(plan: CountPlan, source: NoiseSource) -> None:
       nonlocal entry
-      entry = self._charge(plan, source, cache)
+      entry = self.ledger.charge(self.charge)
+      print(f"charged to {self.ledger.path}", file=sys.stderr)
 
     released = release_accuracies(
-      _count(heads, cache), self.plan, self.source, charge=charge
+      _count(heads, self.cache), self.plan, self.source, charge=charge
     )
     statement = released.statement
     mark = "" if statement.is_private else f" ({statement.noise_source})"
@@ -170,33 +168,11 @@ class PrivateEvaluation:
         "sensitivity": statement.sensitivity,
         "noise_multiplier": statement.noise_multiplier,
         "noise_sd": statement.noise_sd,
-        "accuracy_noise_sd": statement.noise_sd / len(cache),
+        "accuracy_noise_sd": statement.noise_sd / len(self.cache),
         "noise_source": statement.noise_source,
         "ledger_entry": entry,
       },
     )
-
-  def _charge(
-    self, plan: CountPlan, source: NoiseSource, cache: FeatureCache
-  ) -> str:
-    info = cache.info
-    entry = self.ledger.charge_mechanisms(
-      [self.mechanism],
-      source,
-      asked=f"an evaluation at epsilon {plan.epsilon:g}, delta {plan.delta:g}",
-      delta=plan.delta,
-      neighboring_relation=plan.neighboring_relation,
-      kind="evaluation",
-      epsilons=[plan.epsilon],
-      order="noisy counts",
-      num_draws=1,
-      composed_epsilon=plan.epsilon,
-      split=info.split,
-      dataset_version=info.dataset_version,
-      cache_fingerprint=info.fingerprint,
-    )
-    print(f"charged to {self.ledger.path}", file=sys.stderr)
-    return entry
 
 
 def evaluate_on_public_labels(

@@ -19,10 +19,10 @@ from dp_accounting import NeighboringRelation
 from configs.errors import InputError
 from configs.schema import EXAMPLE_UNIT
 from linear_dp.accounting import printable
-from linear_dp.noise_source import NoiseSource
-from linear_dp.release import BASELINE_NOISE, NOT_PRIVATE, ReleasePlan
+from linear_dp.release import BASELINE_NOISE, NOT_PRIVATE
 from pipeline import budget
-from pipeline.budget import Cap, Gaussian, Spending
+from pipeline.budget import Cap, Spending
+from pipeline.charge import Charge
 from pipeline.ledger_file import ChainedFile, canonical
 
 
@@ -36,6 +36,11 @@ def default_ledger_dir() -> Path:
 
 class Ledger:
   """The ledger of one private data set, all of its versions and splits.
+
+  It is found by the name of the data set, which every cache carries,
+  whatever its backbone; a fingerprint of the rows could not be in receipts (it
+  would tell whoever holds a candidate data set that it is the one). Whoever
+  gives the same data another name starts another ledger.
 
   Splits share it because what is called a split may overlap another one, or be
   another one under a new name; the price is that releases from disjoint splits
@@ -54,6 +59,7 @@ class Ledger:
   """
 
   def __init__(self, dataset: str, directory: Path | None = None):
+    self.dataset = dataset
     identity = {"dataset": dataset}
     name = re.sub(r"[^A-Za-z0-9]+", "_", dataset).strip("_")
     digest = hashlib.sha256(canonical(identity)).hexdigest()[:12]
@@ -74,90 +80,22 @@ class Ledger:
     """
     return self._file.entries()
 
-  def charge(
-    self, plan: ReleasePlan, source: NoiseSource, **details: Any
-  ) -> str:
-    """Writes a plan's cost to disk; call it before drawing any noise.
+  def charge(self, charge: Charge) -> str:
+    """Writes a cost to disk; call it before drawing any noise.
 
     Args:
-      plan: the releases that are about to be made.
-      source: the noise they will use.
-      **details: public facts to keep with the entry (the cache, the outputs).
+      charge: what is about to be released.
 
     Returns:
       The SHA-256 of the entry, its name in receipts.
-
-    Raises:
-      InputError: the ledger is damaged, or the plan would break the cap.
-      RunError: the ledger cannot be written, so nothing may be released.
-    """
-    facts: dict[str, Any] = {
-      "kind": "release",
-      "epsilons": list(plan.noise_multipliers),
-      "order": plan.order,
-      "num_draws": plan.num_draws,
-      "composed_epsilon": plan.composed_epsilon,
-    }
-    return self.charge_mechanisms(
-      budget.mechanisms_of_plan(plan),
-      source,
-      asked=_asked(plan),
-      delta=plan.delta,
-      neighboring_relation=plan.neighboring_relation,
-      **facts | details,
-    )
-
-  def charge_mechanisms(
-    self,
-    mechanisms: Sequence[Gaussian],
-    source: NoiseSource,
-    *,
-    asked: str,
-    delta: float,
-    neighboring_relation: NeighboringRelation,
-    privacy_unit: str = EXAMPLE_UNIT,
-    **facts: Any,
-  ) -> str:
-    """Writes the cost of any Gaussian mechanisms; before drawing any noise.
-
-    Args:
-      mechanisms: what is about to be released.
-      source: the noise it will use.
-      asked: the same in words, for a refusal.
-      delta: δ at which its ε is stated.
-      neighboring_relation: the relation in which it is stated.
-      privacy_unit: what it is about; all charges of a ledger are about one.
-      **facts: public facts to keep with the entry; `kind` among them.
-
-    Returns:
-      The SHA-256 of the entry.
 
     Raises:
       InputError: the ledger is damaged, or this would break the cap.
       RunError: the ledger cannot be written, so nothing may be released.
     """
     with self._file.locked() as chain:
-      _check_unit(chain.entries, privacy_unit)
-      _check_cap(
-        chain.entries,
-        mechanisms,
-        source,
-        asked=asked,
-        delta=delta,
-        relation=neighboring_relation,
-      )
-      return chain.append(
-        _now()
-        | {
-          "delta": delta,
-          "neighboring_relation": neighboring_relation.name,
-          "privacy_unit": privacy_unit,
-          "mechanisms": [m.as_json() for m in mechanisms],
-          "noise_source": source.description,
-          "private": source.is_private,
-          **facts,
-        }
-      )
+      self._check(chain.entries, [charge])
+      return chain.append(_now() | charge.as_json())
 
   def record_baseline(self, **details: Any) -> str:
     """Notes, before it happens, that the exact gradient leaves: NOT PRIVATE.
@@ -172,7 +110,7 @@ class Ledger:
       InputError: the data set has a cap.
     """
     with self._file.locked() as chain:
-      _check_no_cap(chain.entries, "a baseline")
+      self._check_no_cap(chain.entries, "a baseline")
       return chain.append(
         _now()
         | {
@@ -194,45 +132,59 @@ class Ledger:
       chain.append(_now() | cap.as_json())
     return earlier[-1] if earlier else None
 
-  def check_usable(
-    self,
-    plan: ReleasePlan,
-    source: NoiseSource,
-    *,
-    baseline: bool = False,
-    privacy_unit: str = EXAMPLE_UNIT,
-  ) -> None:
+  def check(self, *charges: Charge, baseline: bool = False) -> None:
     """Finds what `charge` would refuse later, before any work.
 
     Args:
-      plan: the releases that are wanted.
-      source: the noise they will use.
+      *charges: what is wanted, all of it together.
       baseline: whether `record_baseline` will be called too.
-      privacy_unit: what the releases are about.
 
     Raises:
-      InputError: the ledger was tampered with, or the plan breaks the cap.
+      InputError: the ledger was tampered with, or this would break the cap.
       RunError: it cannot be written.
     """
     with self._file.locked() as chain:
-      _check_unit(chain.entries, privacy_unit)
-      _check_cap(
-        chain.entries,
-        budget.mechanisms_of_plan(plan),
-        source,
-        asked=_asked(plan),
-        delta=plan.delta,
-        relation=plan.neighboring_relation,
-      )
+      self._check(chain.entries, charges)
       if baseline:
-        _check_no_cap(chain.entries, "a baseline")
+        self._check_no_cap(chain.entries, "a baseline")
 
   def spending(self, relation: NeighboringRelation) -> Spending:
     """Composes the charges in a neighbouring relation, exactly."""
     return budget.compose(self.entries(), relation)
 
+  def _check(
+    self, entries: Sequence[dict[str, Any]], charges: Sequence[Charge]
+  ) -> None:
+    """Whether all of the charges may be added."""
+    for charge in charges:
+      _check_unit(entries, charge.privacy_unit)
+      if not charge.source.is_private:
+        self._check_no_cap(entries, "noise from a seed")
+    if not (earlier := budget.caps(entries)):
+      return
+    cap = earlier[-1]
+    if cap.allows(entries, [m for c in charges for m in c.mechanisms]):
+      return
+    spent = budget.compose(entries, cap.neighboring_relation)
+    last = charges[-1]
+    left = what_is_left(cap, entries, last.delta, last.neighboring_relation)
+    raise InputError(
+      f"{' and '.join(charge.asked for charge in charges)} would break the cap"
+      f" of {self.dataset!r}, {cap}: epsilon"
+      f" {printable(spent.epsilon(cap.max_delta))} is spent, and {left}; ask"
+      " for less, or raise the cap for all to see with `oneshot-dp budget set`."
+    )
 
-def _check_unit(entries: list[dict[str, Any]], privacy_unit: str) -> None:
+  def _check_no_cap(self, entries: Sequence[dict[str, Any]], what: str) -> None:
+    if earlier := budget.caps(entries):
+      raise InputError(
+        f"{what} is {NOT_PRIVATE}, and the cap of {self.dataset!r},"
+        f" {earlier[-1]}, covers no such thing; leave it out, or use a data set"
+        " without a cap."
+      )
+
+
+def _check_unit(entries: Sequence[dict[str, Any]], privacy_unit: str) -> None:
   """Costs add up per unit only: a user may have any number of examples."""
   units = {
     entry.get("privacy_unit", EXAMPLE_UNIT)
@@ -245,31 +197,6 @@ def _check_unit(entries: list[dict[str, Any]], privacy_unit: str) -> None:
       f" {min(other)} that the ledger of this data set holds; train from a"
       f" cache whose privacy unit is {min(other)!r}."
     )
-
-
-def _check_cap(
-  entries: list[dict[str, Any]],
-  mechanisms: Sequence[Gaussian],
-  source: NoiseSource,
-  *,
-  asked: str,
-  delta: float,
-  relation: NeighboringRelation,
-) -> None:
-  if not source.is_private:
-    _check_no_cap(entries, "noise from a seed")
-  if not (earlier := budget.caps(entries)):
-    return
-  cap = earlier[-1]
-  if cap.allows(entries, mechanisms):
-    return
-  spent = budget.compose(entries, cap.neighboring_relation)
-  raise InputError(
-    f"{asked} would break the cap of this data set, {cap}: epsilon"
-    f" {printable(spent.epsilon(cap.max_delta))} is spent, and"
-    f" {what_is_left(cap, entries, delta, relation)}; ask for less, or raise"
-    " the cap for all to see with `oneshot-dp budget set`."
-  )
 
 
 def what_is_left(
@@ -285,23 +212,6 @@ def what_is_left(
   return (
     f"one release of epsilon {epsilon:g} at delta {delta:g} ({relation.name})"
     " is left"
-  )
-
-
-def _check_no_cap(entries: list[dict[str, Any]], what: str) -> None:
-  if earlier := budget.caps(entries):
-    raise InputError(
-      f"{what} is {NOT_PRIVATE}, and the cap of this data set, {earlier[-1]},"
-      " covers no such thing; leave it out, or use a data set without a cap."
-    )
-
-
-def _asked(plan: ReleasePlan) -> str:
-  epsilons = ", ".join(f"{epsilon:g}" for epsilon in plan.noise_multipliers)
-  return (
-    f"epsilon {epsilons} at delta {plan.delta:g}"
-    f" ({plan.neighboring_relation.name}, {plan.order},"
-    f" {plan.num_draws} draw(s): together {printable(plan.composed_epsilon)})"
   )
 
 

@@ -18,7 +18,7 @@ from linear_dp.evaluate import Accuracy
 from linear_dp.head import LinearHead
 from linear_dp.release import ReleasePlan
 from pipeline import output_dir, report
-from pipeline.budget import mechanisms_of_plan
+from pipeline.charge import Charge
 from pipeline.evaluation import (
   PrivateEvaluation,
   check_counts_units,
@@ -89,7 +89,8 @@ def run_sweep(
       private_eval, privacy, evaluation, ledger_dir
     )
     one_ledger = request.ledger.path == cache_ledger(train, ledger_dir).path
-    request.check_affordable(mechanisms_of_plan(plan) if one_ledger else ())
+    before = [Charge.of_plan(plan, request.source)] if one_ledger else []
+    request.ledger.check(*before, request.charge)
   # One pass that costs no budget: a damaged evaluation cache is found now.
   check_readable(LinearHead.initial(grid), evaluation)
   trained = train_heads(
@@ -101,8 +102,12 @@ def run_sweep(
     ledger_dir=ledger_dir,
     baseline=baseline,
   )
-  evaluate = request.evaluate if request else evaluate_on_public_labels
-  scored = evaluate([t.head for t in trained], evaluation)
+  heads = [t.head for t in trained]
+  scored = (
+    request.evaluate(heads)
+    if request
+    else evaluate_on_public_labels(heads, evaluation)
+  )
   rows = [
     _row(t, score, plan, config, train, scored.description)
     for t, score in zip(trained, scored.scores, strict=True)

@@ -26,6 +26,7 @@ from linear_dp.release import (
   release,
 )
 from linear_dp.unit_rows import choose_rows
+from pipeline.charge import Charge
 from pipeline.ledger import Ledger
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
@@ -162,23 +163,21 @@ def train_heads(
   source = NoiseSource(privacy.noise_seed)
   _warn(plan, source, info)
   ledger = cache_ledger(cache, ledger_dir)
-  ledger.check_usable(
-    plan, source, baseline=baseline, privacy_unit=info.privacy_unit
-  )
-  secret = _sum_cache(cache, grid)
-
   facts = {
     "split": info.split,
     "dataset_version": info.dataset_version,
+    "num_examples": info.num_examples,
     "cache_fingerprint": info.fingerprint,
     "privacy_unit": info.privacy_unit,
     "rows_per_unit": grid.rows_per_unit,
   }
+  ledger.check(Charge.of_plan(plan, source, **facts), baseline=baseline)
+  secret = _sum_cache(cache, grid)
   entry = ""
 
   def charge(plan: ReleasePlan, source: NoiseSource) -> None:
     nonlocal entry
-    entry = ledger.charge(plan, source, **facts)
+    entry = ledger.charge(Charge.of_plan(plan, source, **facts))
     print(f"charged to {ledger.path}", file=sys.stderr)
 
   trained = [

@@ -15,6 +15,7 @@ from dp_accounting import NeighboringRelation
 from linear_dp import accounting
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
+from pipeline.charge import Charge
 from pipeline.ledger import Ledger
 from tests.integration import releasing
 from tests.pipeline.command_line import ROOT
@@ -107,7 +108,7 @@ class TestKilledReleases:
   def test_the_ledger_goes_on(self, ledger):
     before = ledger.entries()
     plan = ReleasePlan(epsilons=(1.0,), delta=releasing.DELTA)
-    ledger.charge(plan, NoiseSource())
+    ledger.charge(Charge.of_plan(plan, NoiseSource()))
     assert ledger.entries()[:-1] == before
     files = {p.suffix for p in ledger.path.parent.iterdir()}
     assert files == {".jsonl", ".head"}

@@ -21,6 +21,7 @@ from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan, baseline_without_privacy, release
+from pipeline.charge import Charge
 from pipeline.ledger import Ledger
 
 WORKERS, RELEASES, KILLS = 4, 200, 60
@@ -44,7 +45,7 @@ def work(folder: pathlib.Path, seed: int) -> None:
 
   def charge(plan: ReleasePlan, source: NoiseSource) -> None:
     nonlocal entry
-    entry = ledger.charge(plan, source)
+    entry = ledger.charge(Charge.of_plan(plan, source))
 
   while True:
     for r in release(secret, plan, NoiseSource(), charge=charge):

@@ -98,7 +98,7 @@ class TestSet:
   ):
     succeeds(capsys, *place(SET.replace("2", "0.5", 1)))
     line = fails(capsys, *place(command))
-    assert "would break the cap of this data set, epsilon 0.5 at" in line
+    assert "would break the cap of 'pets', epsilon 0.5 at" in line
     assert "one release of epsilon 0.5 at delta 1e-05" in line
     assert not (tmp_path / "out").exists()
     assert len(cache_ledger(train_cache, None).entries()) == 1

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from configs.errors import InputError
 from linear_dp import accounting
+from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
 from pipeline import budget
 from pipeline.budget import Cap, Gaussian
+from pipeline.charge import Charge
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -43,6 +45,10 @@ def make_cap(epsilon=8.0, delta=DELTA, relation=ADD_OR_REMOVE):
 
 def plan(*epsilons: float, **changes) -> ReleasePlan:
   return ReleasePlan(epsilons=epsilons, delta=DELTA, **changes)
+
+
+def mechanisms_of(asked: ReleasePlan) -> tuple[Gaussian, ...]:
+  return Charge.of_plan(asked, NoiseSource()).mechanisms
 
 
 def exact_delta(sigmas, epsilon):
@@ -103,7 +109,7 @@ def test_mechanisms_of_a_plan(relation, order):
   asked = plan(
     1.0, 4.0, num_draws=3, order=order, neighboring_relation=relation
   )
-  mechanisms = budget.mechanisms_of_plan(asked)
+  mechanisms = mechanisms_of(asked)
   sigmas = [s for m in mechanisms for s in m.under(relation)]
   assert sorted(sigmas) == sorted(asked.charged_noise_multipliers)
   assert [m.count for m in mechanisms] == [3] * len(mechanisms)
@@ -164,8 +170,8 @@ class TestCap:
     cap = make_cap(epsilon, relation=relation)
     exact = plan(epsilon, neighboring_relation=relation)
     over = plan(epsilon * (1 + 1e-6), neighboring_relation=relation)
-    assert cap.allows([], budget.mechanisms_of_plan(exact))
-    assert not cap.allows([], budget.mechanisms_of_plan(over))
+    assert cap.allows([], mechanisms_of(exact))
+    assert not cap.allows([], mechanisms_of(over))
     assert cap.left([], DELTA, relation) == epsilon
 
   @hypothesis.given(
@@ -180,7 +186,7 @@ class TestCap:
     """By the exact formula, whatever the δ of the releases themselves."""
     cap, released = make_cap(epsilon, delta), []
     for each in epsilons:
-      mechanisms = budget.mechanisms_of_plan(plan(each))
+      mechanisms = mechanisms_of(plan(each))
       if cap.allows(released, mechanisms):
         released.append(paid_by(*mechanisms))
     sigmas = [e["mechanisms"][0]["noise_multiplier"] for e in released]
@@ -205,7 +211,7 @@ class TestCap:
       asked = ReleasePlan(
         epsilons=(epsilon,), delta=delta, neighboring_relation=relation
       )
-      return cap.allows(spent, budget.mechanisms_of_plan(asked))
+      return cap.allows(spent, mechanisms_of(asked))
 
     if left:
       assert float(f"{left:.5g}") == left
@@ -221,7 +227,7 @@ class TestCap:
       ReleasePlan(epsilons=(1.0,), delta=delta) for delta in (1e-5, 1e-9)
     )
     room = [
-      cap.left([paid_by(*budget.mechanisms_of_plan(p))], DELTA, ADD_OR_REMOVE)
+      cap.left([paid_by(*mechanisms_of(p))], DELTA, ADD_OR_REMOVE)
       for p in (loud, quiet)
     ]
     assert room[0] < room[1] < 2.0

@@ -10,6 +10,7 @@ import sys
 from configs.errors import InputError
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
+from pipeline.charge import Charge
 from pipeline.ledger import Ledger
 
 WORKERS = 4
@@ -21,7 +22,9 @@ def charge_many(directory: pathlib.Path, worker: int) -> None:
   plan = ReleasePlan(epsilons=(1.0,), delta=1e-5)
   for i in range(CHARGES):
     try:
-      ledger.charge(plan, NoiseSource(), worker=worker, number=i)
+      ledger.charge(
+        Charge.of_plan(plan, NoiseSource(), worker=worker, number=i)
+      )
     except InputError as refusal:
       if "would break the cap" not in str(refusal):
         raise

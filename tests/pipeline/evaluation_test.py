@@ -168,7 +168,7 @@ class TestWhatItCosts:
         bias=np.zeros(CLASSES, np.float32),
       )
     ]
-    statement = request.evaluate(heads, many_eval).statement
+    statement = request.evaluate(heads).statement
     released = statement["noise_sd"] / math.sqrt(2)
     plan = request.plan.neighboring_relation
     charged = request.ledger.spending(plan).noise_multiplier
@@ -202,7 +202,7 @@ class TestNothingIsReleasedUncharged:
     def broken(*_: object, **__: object):
       raise RunError("the disk is full")
 
-    monkeypatch.setattr(Ledger, "charge_mechanisms", broken)
+    monkeypatch.setattr(Ledger, "charge", broken)
     assert main(place(f"{EVALUATE} {PRIVATE}")) == 1
 
   def test_a_cap(self, place, capsys, eval_cache, no_noise):
@@ -211,7 +211,7 @@ class TestNothingIsReleasedUncharged:
       *place("budget set --cache {eval} --max-epsilon 0.4 --max-delta 1e-5"),
     )
     line = fails(capsys, *place(f"{EVALUATE} {PRIVATE}"))
-    assert "private-eval=0.5, on top of what is spent" in line
+    assert "epsilon 0.5, delta 1e-05 would break the cap of" in line
     assert len(cache_ledger(eval_cache, None).entries()) == 1
 
   def test_a_cap_covers_training_and_evaluation_together(
@@ -221,7 +221,8 @@ class TestNothingIsReleasedUncharged:
     cap = "budget set --cache {eval} --max-epsilon 2.1 --max-delta 1e-5"
     succeeds(capsys, *place(cap))
     line = fails(capsys, *place(f"{SWEEP} --private-eval 1.5"))
-    assert "would break the cap of the evaluation data" in line
+    assert " and an evaluation at epsilon 1.5" in line
+    assert "would break the cap of" in line
     assert len(cache_ledger(eval_cache, None).entries()) == 1
     succeeds(capsys, *place(f"{SWEEP} --private-eval 0.25"))
     assert len(cache_ledger(eval_cache, None).entries()) == 3
@@ -229,7 +230,7 @@ class TestNothingIsReleasedUncharged:
   def test_a_cap_covers_no_seed(self, many, many_eval, tmp_path):
     argv = ["--max-epsilon", "9", "--max-delta", "1e-5"]
     main(["budget", "set", "--cache", str(many_eval.path), *argv])
-    with pytest.raises(InputError, match="leave the seed out"):
+    with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
       sweep(
         many,
         many_eval,
@@ -322,22 +323,29 @@ class TestNoExactCountLeaves:
     contents = [p.read_bytes() for p in texts]
     return [*contents, streams.out.encode(), streams.err.encode()]
 
-  def test_from_sweep_and_evaluate(
-    self, many, many_eval, tmp_path, capfd, ledger_dir
-  ):
-    out = tmp_path / "out"
+  def run(
+    self, many: FeatureCache, many_eval: FeatureCache, out: pathlib.Path
+  ) -> None:
     argv = ["sweep", "--cache", many.path, "--eval-cache", many_eval.path]
     argv += ["--epsilons", 2, 8, "--delta", 1e-6, "--num-seeds", 2]
-    argv += ["--private-eval", 0.05, "--out", out]
+    argv += ["--private-eval", 0.005, "--out", out]
     assert main([str(word) for word in argv]) == 0
     head = out / "heads" / "epsilon-8-seed-0"
     argv = ["evaluate", "--head", head, "--cache", many_eval.path]
-    argv += ["--private-eval", 0.05, "--delta", 1e-6]
+    argv += ["--private-eval", 0.005, "--delta", 1e-6]
     assert main([str(word) for word in argv]) == 0
     assert main(["budget", "--cache", str(many_eval.path)]) == 0
-    counts = self.exact(out, many_eval)
-    contents = self.outputs([out, ledger_dir], capfd)
-    assert self.found(self.words(counts), contents) == set()
+
+  def test_from_sweep_and_evaluate(
+    self, many, many_eval, tmp_path, capfd, ledger_dir
+  ):
+    found = []
+    # Noise hits one of the exact counts in some 0.5 % of runs; a leak, always.
+    for out in (tmp_path / "once", tmp_path / "twice"):
+      self.run(many, many_eval, out)
+      contents = self.outputs([out, ledger_dir], capfd)
+      found.append(self.found(self.words(self.exact(out, many_eval)), contents))
+    assert not all(found), found
 
   def test_the_search_would_find_them(
     self, many, many_eval, tmp_path, capfd, ledger_dir

@@ -16,6 +16,7 @@ from linear_dp import accounting
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
 from pipeline.budget import Cap, Gaussian
+from pipeline.charge import Charge
 from pipeline.ledger import Ledger, default_ledger_dir
 from pipeline.training import cache_ledger, make_plan, train_heads
 from tests.pipeline import charging
@@ -32,6 +33,10 @@ def plan(*epsilons: float, **changes) -> ReleasePlan:
   return ReleasePlan(epsilons=epsilons or (1.0,), delta=DELTA, **changes)
 
 
+def cost(*epsilons: float, seed: int | None = None, **changes) -> Charge:
+  return Charge.of_plan(plan(*epsilons, **changes), NoiseSource(seed))
+
+
 @pytest.fixture
 def ledger(ledger_dir) -> Ledger:
   return Ledger("pets")
@@ -40,7 +45,7 @@ def ledger(ledger_dir) -> Ledger:
 @pytest.fixture
 def three_charges(ledger) -> Ledger:
   for epsilon in (1.0, 2.0, 4.0):
-    ledger.charge(plan(epsilon), NoiseSource())
+    ledger.charge(cost(epsilon))
   return ledger
 
 
@@ -84,7 +89,7 @@ class TestWhere:
     )
     mine, theirs = (cache_ledger(c, None) for c in (train_cache, other))
     assert mine.path == theirs.path
-    mine.charge(plan(), NoiseSource())
+    mine.charge(cost())
     assert theirs.spending(ADD_OR_REMOVE).charges == 1
 
   @pytest.mark.parametrize("dataset", ["dogs", "pets_train", "PETS", "p-ets"])
@@ -113,13 +118,13 @@ class TestWhere:
 
 class TestEntries:
   def test_a_charge_returns_the_name_of_its_entry(self, ledger):
-    names = [ledger.charge(plan(), NoiseSource()) for _ in range(3)]
+    names = [ledger.charge(cost()) for _ in range(3)]
     assert [e["entry"] for e in ledger.entries()] == names
     assert len(set(names)) == 3
 
   def test_an_entry_says_what_was_released(self, ledger):
     asked = plan(2.0, 0.5, num_draws=3, order="independent")
-    ledger.charge(asked, NoiseSource(), cache_fingerprint="abc")
+    ledger.charge(Charge.of_plan(asked, NoiseSource(), cache_fingerprint="abc"))
     (entry,) = ledger.entries()
     assert entry["kind"] == "release"
     assert entry["epsilons"] == [2.0, 0.5]
@@ -137,7 +142,7 @@ class TestEntries:
     assert entry["dataset"] == "pets"
 
   def test_a_nested_plan_pays_for_its_largest_epsilon_once(self, ledger):
-    ledger.charge(plan(0.5, 4.0, 2.0), NoiseSource())
+    ledger.charge(cost(0.5, 4.0, 2.0))
     (entry,) = ledger.entries()
     sigma = plan(4.0).noise_multipliers[4.0]
     assert entry["mechanisms"] == [
@@ -165,8 +170,8 @@ class TestEntries:
     three_charges.path.write_bytes(b"".join(lines[:2]))
     for use in (
       lambda: three_charges.spending(ADD_OR_REMOVE),
-      lambda: three_charges.charge(plan(), NoiseSource()),
-      lambda: three_charges.check_usable(plan(), NoiseSource()),
+      lambda: three_charges.charge(cost()),
+      lambda: three_charges.check(cost()),
       lambda: three_charges.record_baseline(),
     ):
       with pytest.raises(InputError, match="1 of 3 entries are missing"):
@@ -216,7 +221,7 @@ class TestSpending:
     plans = [plan(0.5), plan(2.0, 1.0), plan(1.0, 4.0, order="independent")]
     plans.append(plan(3.0, num_draws=5))
     for each in plans:
-      ledger.charge(each, NoiseSource())
+      ledger.charge(Charge.of_plan(each, NoiseSource()))
     sigma = {e: plan(e).noise_multipliers[e] for e in (0.5, 1.0, 2.0, 3.0, 4.0)}
     paying = [sigma[0.5], sigma[2], sigma[1], sigma[4]] + [sigma[3]] * 5
     expected = sum(s**-2 for s in paying) ** -0.5
@@ -226,14 +231,14 @@ class TestSpending:
     assert spent.noise_multiplier <= expected
 
   def test_one_release_costs_its_epsilon(self, ledger):
-    ledger.charge(plan(2.0), NoiseSource())
+    ledger.charge(cost(2.0))
     spent = ledger.spending(ADD_OR_REMOVE).epsilon(DELTA)
     assert 2.0 - 1e-7 <= spent <= 2.0 + 1e-7
 
   @pytest.mark.parametrize("other", [REPLACE, ADD_OR_REMOVE])
   def test_it_converts_between_relations(self, ledger, other):
     """Replacing is removing and adding: twice the sensitivity, half the σ."""
-    ledger.charge(plan(1.0, neighboring_relation=other), NoiseSource())
+    ledger.charge(cost(1.0, neighboring_relation=other))
     sigma = plan(1.0).noise_multipliers[1.0]
     factor = 2 if other is REPLACE else 1
     found = [
@@ -245,8 +250,8 @@ class TestSpending:
     )
 
   def test_mixed_relations_compose(self, ledger):
-    ledger.charge(plan(1.0), NoiseSource())
-    ledger.charge(plan(1.0, neighboring_relation=REPLACE), NoiseSource())
+    ledger.charge(cost(1.0))
+    ledger.charge(cost(1.0, neighboring_relation=REPLACE))
     sigma = plan(1.0).noise_multipliers[1.0]
     spent = ledger.spending(REPLACE)
     assert spent.noise_multiplier == pytest.approx(
@@ -254,9 +259,9 @@ class TestSpending:
     )
 
   def test_seeded_noise_is_counted_apart(self, ledger):
-    ledger.charge(plan(1.0), NoiseSource())
+    ledger.charge(cost(1.0))
     before = ledger.spending(ADD_OR_REMOVE).epsilon(DELTA)
-    ledger.charge(plan(9.0), NoiseSource(seed=3))
+    ledger.charge(cost(9.0, seed=3))
     spent = ledger.spending(ADD_OR_REMOVE)
     assert (spent.charges, spent.not_private) == (2, 1)
     assert spent.epsilon(DELTA) == before
@@ -330,36 +335,36 @@ class TestCap:
     assert self.set_cap(ledger, 1.0) is None
     before = self.set_cap(ledger, 3.0)
     assert before.max_epsilon == 1.0
-    ledger.charge(plan(3.0), NoiseSource())
+    ledger.charge(cost(3.0))
     kept = [(e["kind"], e.get("max_epsilon")) for e in ledger.entries()]
     assert kept == [("cap", 1.0), ("cap", 3.0), ("release", None)]
     assert ledger.spending(ADD_OR_REMOVE).charges == 1
 
   def test_what_would_break_it_leaves_no_trace(self, ledger):
     self.set_cap(ledger, 2.0)
-    ledger.charge(plan(1.5), NoiseSource())
+    ledger.charge(cost(1.5))
     before = ledger.path.read_bytes()
     sigmas = plan(2.0, 1.5).noise_multipliers
     sigma = (sigmas[2.0] ** -2 - sigmas[1.5] ** -2) ** -0.5
     left = math.floor(accounting.epsilon_of(sigma, DELTA) * 1e4) / 1e4
     for attempt in (
-      lambda: ledger.charge(plan(1.5), NoiseSource()),
-      lambda: ledger.check_usable(plan(1.5), NoiseSource()),
+      lambda: ledger.charge(cost(1.5)),
+      lambda: ledger.check(cost(1.5)),
     ):
       with pytest.raises(InputError) as refusal:
         attempt()
       assert str(refusal.value) == (
         "epsilon 1.5 at delta 1e-05 (ADD_OR_REMOVE_ONE, nested, 1 draw(s):"
-        " together 1.5) would break the cap of this data set, epsilon 2 at"
+        " together 1.5) would break the cap of 'pets', epsilon 2 at"
         " delta 1e-05 (ADD_OR_REMOVE_ONE): epsilon 1.5 is spent, and one"
         f" release of epsilon {left:g} at delta 1e-05 (ADD_OR_REMOVE_ONE) is"
         " left; ask for less, or raise the cap for all to see with `oneshot-dp"
         " budget set`."
       )
     assert ledger.path.read_bytes() == before
-    ledger.charge(plan(left), NoiseSource())
+    ledger.charge(cost(left))
     with pytest.raises(InputError, match="would break the cap"):
-      ledger.charge(plan(0.1), NoiseSource())
+      ledger.charge(cost(0.1))
 
   def test_who_loses_the_race_for_the_lock_is_refused(
     self, ledger, monkeypatch
@@ -371,34 +376,34 @@ class TestCap:
     def late(descriptor, operation):
       if operation == fcntl.LOCK_EX:
         monkeypatch.setattr(fcntl, "flock", flock)
-        Ledger("pets").charge(plan(1.0), NoiseSource())
+        Ledger("pets").charge(cost(1.0))
       flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(InputError, match="would break the cap"):
-      ledger.charge(plan(1.0), NoiseSource())
+      ledger.charge(cost(1.0))
     assert ledger.spending(ADD_OR_REMOVE).charges == 1
 
   def test_raising_it_lets_more_out(self, ledger):
     self.set_cap(ledger, 1.0)
-    ledger.charge(plan(1.0), NoiseSource())
+    ledger.charge(cost(1.0))
     with pytest.raises(InputError, match="nothing is left"):
-      ledger.charge(plan(1.0), NoiseSource())
+      ledger.charge(cost(1.0))
     self.set_cap(ledger, 2.0)
-    ledger.charge(plan(1.0), NoiseSource())
+    ledger.charge(cost(1.0))
 
   def test_what_no_epsilon_covers_is_refused(self, ledger):
     ledger.record_baseline()
-    ledger.charge(plan(), NoiseSource(seed=1))
+    ledger.charge(cost(seed=1))
     self.set_cap(ledger)
     with pytest.raises(InputError, match="a baseline is NOT PRIVATE, and the"):
       ledger.record_baseline()
     with pytest.raises(InputError, match="a baseline is NOT PRIVATE, and the"):
-      ledger.check_usable(plan(), NoiseSource(), baseline=True)
+      ledger.check(cost(), baseline=True)
     with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
-      ledger.charge(plan(), NoiseSource(seed=1))
+      ledger.charge(cost(seed=1))
     with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
-      ledger.check_usable(plan(), NoiseSource(seed=1))
+      ledger.check(cost(seed=1))
     assert len(ledger.entries()) == 3
 
   def test_other_mechanisms_are_capped_too(self, ledger):
@@ -406,13 +411,15 @@ class TestCap:
     sigma = plan(1.0).noise_multipliers[1.0]
 
     def count(sigma):
-      return ledger.charge_mechanisms(
-        [Gaussian(noise_multiplier=sigma)],
-        NoiseSource(),
-        asked="a noisy count",
-        delta=DELTA,
-        neighboring_relation=ADD_OR_REMOVE,
-        kind="count",
+      return ledger.charge(
+        Charge(
+          kind="count",
+          mechanisms=(Gaussian(noise_multiplier=sigma),),
+          source=NoiseSource(),
+          asked="a noisy count",
+          delta=DELTA,
+          neighboring_relation=ADD_OR_REMOVE,
+        )
       )
 
     with pytest.raises(InputError, match="a noisy count would break the cap"):
@@ -461,7 +468,7 @@ def train(cache):
 def test_epsilon_grows_with_every_release(ledger):
   spent = []
   for _ in range(4):
-    ledger.charge(plan(1.0), NoiseSource())
+    ledger.charge(cost(1.0))
     spent.append(ledger.spending(ADD_OR_REMOVE).epsilon(DELTA))
   assert spent == sorted(spent)
   assert math.isclose(spent[0], 1.0, rel_tol=1e-6)

@@ -1,0 +1,87 @@
+"""What is about to be released, as a ledger will write it down."""
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+from dp_accounting import NeighboringRelation
+
+from configs.schema import EXAMPLE_UNIT
+from linear_dp.accounting import printable
+from linear_dp.noise_source import NoiseSource
+from linear_dp.release import ReleasePlan
+from pipeline.budget import Gaussian, changed_units
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Charge:
+  """The cost of a release, and what is kept of it.
+
+  Attributes:
+    kind: of what is released: "release", "evaluation".
+    mechanisms: all that pay for it.
+    source: the noise that it will use.
+    asked: the same in words, for a refusal.
+    delta: δ at which its ε is stated.
+    neighboring_relation: the relation in which it is stated.
+    privacy_unit: what it is about; all charges of a ledger are about one.
+    facts: public facts to keep with the entry.
+  """
+
+  kind: str
+  mechanisms: tuple[Gaussian, ...]
+  source: NoiseSource
+  asked: str
+  delta: float
+  neighboring_relation: NeighboringRelation
+  privacy_unit: str = EXAMPLE_UNIT
+  facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @classmethod
+  def of_plan(
+    cls,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    *,
+    privacy_unit: str = EXAMPLE_UNIT,
+    **facts: Any,
+  ) -> Self:
+    """The cost of all heads of a plan."""
+    counts = collections.Counter(plan.charged_noise_multipliers)
+    units = changed_units(plan.neighboring_relation)
+    epsilons = ", ".join(f"{epsilon:g}" for epsilon in plan.noise_multipliers)
+    return cls(
+      kind="release",
+      mechanisms=tuple(
+        Gaussian(noise_multiplier=sigma * units, count=count)
+        for sigma, count in counts.items()
+      ),
+      source=source,
+      asked=f"epsilon {epsilons} at delta {plan.delta:g}"
+      f" ({plan.neighboring_relation.name}, {plan.order}, {plan.num_draws}"
+      f" draw(s): together {printable(plan.composed_epsilon)})",
+      delta=plan.delta,
+      neighboring_relation=plan.neighboring_relation,
+      privacy_unit=privacy_unit,
+      facts={
+        "epsilons": list(plan.noise_multipliers),
+        "order": plan.order,
+        "num_draws": plan.num_draws,
+        "composed_epsilon": plan.composed_epsilon,
+      }
+      | facts,
+    )
+
+  def as_json(self) -> dict[str, Any]:
+    """What an entry holds of it."""
+    return {
+      **self.facts,
+      "kind": self.kind,
+      "delta": self.delta,
+      "neighboring_relation": self.neighboring_relation.name,
+      "privacy_unit": self.privacy_unit,
+      "mechanisms": [m.as_json() for m in self.mechanisms],
+      "noise_source": self.source.description,
+      "private": self.source.is_private,
+    }
