@@ -128,6 +128,9 @@ class Verify:
   bits."""
   out: Path | None = None
   """CSV file for all pairs found (mode 0600): PRIVATE, not there yet."""
+  ledger_dir: Path | None = None
+  """Where ledgers are kept, to look up what paid for a head; default:
+  $ONESHOT_DP_LEDGER_DIR or the user's state folder."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,12 +25,8 @@ from pipeline.budget_report import set_cap, show_budget
 from pipeline.duplicate_report import report_duplicates
 from pipeline.evaluation import PrivateEvaluation, evaluate_on_public_labels
 from pipeline.feature_space import FeatureSpace
-from pipeline.head_directory import (
-  RECEIPT_FILE,
-  read_head,
-  verify_head,
-  write_head,
-)
+from pipeline.head_directory import RECEIPT_FILE, read_head, write_head
+from pipeline.head_verify import verify_head
 from pipeline.import_features import import_features
 from pipeline.results import accuracy_table
 from pipeline.sweep import run_sweep
@@ -142,10 +138,8 @@ def _verify(command: arguments.Verify) -> None:
       "--against, --min-cosine and --out are for --duplicates; add it."
     )
   if (path / RECEIPT_FILE).is_file():
-    found = verify_head(path)
-    sound = "the receipt follows from the noise, and fits the weights"
-    if not read_head(path).receipt.get("private"):
-      sound += f"; this head is {NOT_PRIVATE}"
+    check = verify_head(path, command.ledger_dir)
+    found, sound = check.problems, check.conclusion
   else:
     with tqdm(desc="verify", unit="shard", disable=None, leave=False) as bar:
 
@@ -154,7 +148,7 @@ def _verify(command: arguments.Verify) -> None:
         bar.update(done - bar.n)
 
       report = verify_cache(path, progress=show)
-    found, sound = list(report.problems), str(report).removeprefix("ok: ")
+    found, sound = report.problems, str(report).removeprefix("ok: ")
   if not found:
     print(f"ok: {sound}")
     return

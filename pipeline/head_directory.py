@@ -101,24 +101,3 @@ def read_head(directory: Path) -> SavedHead:
       f"{directory / RECEIPT_FILE} is damaged ({error}); train the head again."
     ) from error
   return SavedHead(head=head, receipt=receipt)
-
-
-def verify_head(directory: Path) -> list[str]:
-  """Recomputes all that the receipt claims; one line for each fault.
-
-  Raises:
-    InputError: there is no head, or it cannot be read.
-  """
-  saved = read_head(directory)
-  found = receipts.problems(saved.receipt)
-  weights = (directory / WEIGHTS_FILE).read_bytes()
-  if saved.receipt.get("head_sha256") != hashlib.sha256(weights).hexdigest():
-    found.append(f"{WEIGHTS_FILE} is not the file that the receipt is about.")
-  mechanism = saved.receipt.get("mechanism", {})
-  shape = (mechanism.get("feature_dim"), mechanism.get("num_classes"))
-  if saved.head.kernel.shape != shape:
-    found.append(
-      f"the kernel has shape {saved.head.kernel.shape}, the receipt says"
-      f" {shape}."
-    )
-  return found

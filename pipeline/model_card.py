@@ -3,12 +3,17 @@
 from typing import Any
 
 from configs.schema import EXAMPLE_UNIT
+from extract.cache_identity import sha256_of
 from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
 
 
 def model_card(receipt: dict[str, Any]) -> str:
-  """A Markdown page made from the receipt and nothing else."""
+  """A Markdown page made from the receipt and nothing else.
+
+  It ends with a digest of the whole receipt, so that a change of anything in
+  the one, names and words included, no longer fits the other.
+  """
   data, mechanism = receipt["data"], receipt["mechanism"]
   training = receipt["training"]
   return f"""# Linear head on {data["backbone"]["name"]} embeddings
@@ -37,6 +42,8 @@ bias {mechanism["initial_bias"]:g}, gradients clipped to norm \
 `oneshot-dp verify` on this directory recomputes every number of
 `receipt.json`. The file `head.safetensors` holds `kernel` [d, K] and `bias`
 [K], float32: logits = embedding @ kernel + bias.
+
+This page is about the receipt with the digest {sha256_of(receipt)}.
 """
 
 

@@ -179,7 +179,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   sensitivity = grid.sensitivity(relation)
 
   def compare(name: str, found: Any, expected: Any) -> Iterator[str]:
-    if not _same(found, expected):
+    if not same(found, expected):
       yield f"{name} is {found!r} and should be {expected!r}."
 
   yield from compare(
@@ -266,6 +266,18 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     )
 
 
+def same(found: Any, expected: Any) -> bool:
+  """Equal up to what solvers and libraries may differ by, item by item."""
+  match expected:
+    case float() if not isinstance(found, str):
+      return math.isclose(found, expected, rel_tol=_TOLERANCE)
+    case list() if isinstance(found, list) and len(found) == len(expected):
+      return all(map(same, found, expected))
+    case dict() if isinstance(found, dict) and found.keys() == expected.keys():
+      return all(same(found[key], expected[key]) for key in expected)
+  return found == expected
+
+
 def _epsilon_by_relation(
   grid: ClippedGradientGrid, noise_sd: float, delta: float
 ) -> dict[str, float | str]:
@@ -306,15 +318,3 @@ def _assumptions(
     of_units,
     *([_CLASSES_OF_LABELS] if of_labels else []),
   ]
-
-
-def _same(found: Any, expected: Any) -> bool:
-  """Equal up to what solvers and libraries may differ by, item by item."""
-  match expected:
-    case float() if not isinstance(found, str):
-      return math.isclose(found, expected, rel_tol=_TOLERANCE)
-    case list() if isinstance(found, list) and len(found) == len(expected):
-      return all(map(_same, found, expected))
-    case dict() if isinstance(found, dict) and found.keys() == expected.keys():
-      return all(_same(found[key], expected[key]) for key in expected)
-  return found == expected

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shutil
 
 import pytest
 
@@ -59,6 +60,14 @@ def finished_sweep(train_cache, eval_cache, tmp_path_factory) -> FinishedSweep:
     ledger_dir=folder / "ledgers",
   )
   return FinishedSweep(path=folder / "results", rows=rows)
+
+
+@pytest.fixture
+def head(finished_sweep, tmp_path) -> pathlib.Path:
+  """A head to spoil."""
+  folder = tmp_path / "head"
+  shutil.copytree(finished_sweep.path / "heads/epsilon-2-seed-0", folder)
+  return folder
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from pipeline.demo import run_demo
-from pipeline.head_directory import verify_head
+from pipeline.head_verify import verify_head
 
 
 @pytest.mark.slow
@@ -22,7 +22,9 @@ def test_it_runs_from_images_to_plots_and_again(tmp_path, capsys, ledger_dir):
   assert sum(at_8) / 5 > 0.86
   assert (out / "results-1" / "accuracy.png").stat().st_size > 10_000
   for row in rows:
-    assert verify_head(out / "results-1" / row["path"]) == []
+    check = verify_head(out / "results-1" / row["path"], out / "ledgers")
+    assert check.problems == ()
+    assert "the ledger was charged for it" in check.conclusion
 
   before = {p: p.stat().st_mtime_ns for p in (out / "caches").rglob("*")}
   run_demo(out)

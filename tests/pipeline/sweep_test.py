@@ -17,7 +17,8 @@ from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import exact_clipped_sum
 from pipeline.cli import main
 from pipeline.evaluation import evaluate_cache
-from pipeline.head_directory import read_head, verify_head
+from pipeline.head_directory import read_head
+from pipeline.head_verify import verify_head
 from pipeline.sweep import run_sweep
 from pipeline.training import cache_ledger
 from tests.pipeline.sample_caches import write_clusters, write_rows
@@ -97,7 +98,7 @@ class TestWhatItWrites:
   def test_sigma_is_that_of_the_receipt(self, finished_sweep):
     for row in finished_sweep.rows:
       folder = finished_sweep.path / row.path
-      assert verify_head(folder) == []
+      assert verify_head(folder).problems == ()
       privacy = read_head(folder).receipt["privacy"]
       assert row.noise_multiplier == privacy["noise_multiplier"]
 
