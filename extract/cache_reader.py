@@ -12,6 +12,7 @@ from array_record.python import array_record_module
 
 from configs.errors import InputError
 from extract.cache_block import Block, BlockCodec
+from extract.cache_identity import sha256_of
 from extract.durable_files import read_json
 from extract.feature_cache import (
   INCOMPLETE_DIR,
@@ -46,6 +47,14 @@ class FeatureCache:
   @property
   def fingerprint(self) -> str:
     return self.info.fingerprint
+
+  @property
+  def private_digest(self) -> str:
+    """SHA-256 over the shards: equal for the same rows in the same form.
+
+    Whatever the cache is called. It stays with the private data.
+    """
+    return sha256_of([shard.sha256 for shard in self.shards])
 
   def blocks(
     self, shard_order: Sequence[int] | None = None, prefetch: int = 16

@@ -97,14 +97,17 @@ def epsilon_of(sigma: float, delta: float) -> float:
   return epsilon * (1 + _MARGIN) + _SOLVER_TOLERANCE
 
 
-def printable(epsilon: float) -> str:
-  """ε in at most five digits, rounded up: what may be said of what was spent.
+def printable(guarantee: float) -> str:
+  """ε or δ in at most five digits, rounded up: what may be said of it.
 
-  >>> printable(9.95840186), printable(0.25), printable(1.2345649)
-  ('9.9585', '0.25', '1.2346')
+  >>> printable(9.95840186), printable(0.1), printable(1.2345649e-5)
+  ('9.9585', '0.1', '1.2346e-05')
   """
+  if not math.isfinite(guarantee):
+    return f"{guarantee:g}"
   rounding = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING)
-  return f"{rounding.create_decimal(epsilon).normalize():f}"
+  # As it is written: 1e-5 is a little more than 1e-5 in binary.
+  return f"{float(rounding.create_decimal(repr(float(guarantee)))):g}"
 
 
 def compose(noise_multipliers: Iterable[float]) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 
 from configs.errors import InputError
 from linear_dp import audit as bounds
+from linear_dp.accounting import printable
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import PrivacyStatement, ReleasePlan
@@ -68,7 +69,7 @@ class AuditReport:
       return (
         f"VIOLATION: epsilon is at least {_floor(self.lower_bound)} at"
         f" {self.confidence:.4g} confidence, and the claim is"
-        f" {self.claim.epsilon:g}."
+        f" {printable(self.claim.epsilon)}."
       )
     return (
       "consistent with the claim (these attacks found nothing; no audit can"
@@ -80,7 +81,8 @@ class AuditReport:
     width = max(map(len, self.lower_bounds))
     return "\n".join(
       [
-        f"claim: epsilon = {claim.epsilon:g} at delta = {claim.delta:g}"
+        f"claim: epsilon = {printable(claim.epsilon)} at delta ="
+        f" {printable(claim.delta)}"
         f" ({claim.neighboring_relation.name}), noise multiplier"
         f" {claim.noise_multiplier:.6g}, sensitivity"
         f" {claim.sensitivity:,.1f} grid steps, noise from"

@@ -20,6 +20,7 @@ from dp_accounting import NeighboringRelation
 
 from configs.errors import InputError
 from linear_dp import accounting
+from linear_dp.accounting import printable
 
 _SLACK = 1e-12
 """Relative, in σ: for the rounding of Σσ⁻², and a thousand times less than the
@@ -194,10 +195,9 @@ class Cap:
 
   def __str__(self) -> str:
     """In words."""
-    return (
-      f"epsilon {accounting.printable(self.max_epsilon)} at delta"
-      f" {self.max_delta:g} ({self.neighboring_relation.name})"
-    )
+    epsilon, delta = map(printable, (self.max_epsilon, self.max_delta))
+    relation = self.neighboring_relation.name
+    return f"epsilon {epsilon} at delta {delta} ({relation})"
 
 
 def caps(entries: Iterable[dict[str, Any]]) -> list[Cap]:

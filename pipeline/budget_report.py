@@ -42,7 +42,11 @@ def show_budget(
   lines = _lines(entries)
   lines.append(f"cap: {cap or 'none; see `oneshot-dp budget set --help`'}")
   if len(earlier) == len(entries):
-    lines.append("nothing has been released")
+    lines.append(
+      "nothing has been released"
+      if entries
+      else "nothing has been released: there is no such ledger yet"
+    )
   else:
     lines += _totals(entries, cap, delta)
   if cap:
@@ -94,7 +98,7 @@ def _totals(
     spent = budget.compose(entries, relation)
     lines.append(
       f"spent in all: epsilon = {printable(spent.epsilon(delta))} at delta ="
-      f" {delta:g}, {relation.name}"
+      f" {printable(delta)}, {relation.name}"
     )
     if spent.not_private and relation is NeighboringRelation.REPLACE_ONE:
       lines.append(
@@ -124,10 +128,10 @@ def _in_words(entry: dict[str, Any]) -> str:
   if "split" in entry:
     words += f" of split {entry['split']}"
   if "epsilons" in entry:
-    epsilons = ", ".join(f"{epsilon:g}" for epsilon in entry["epsilons"])
+    epsilons = ", ".join(printable(epsilon) for epsilon in entry["epsilons"])
     words += (
       f": {entry['order']}, {entry['num_draws']} draw(s) of epsilon {epsilons}"
-      f" at delta {entry['delta']:g}, together"
+      f" at delta {printable(entry['delta'])}, together"
       f" {printable(entry['composed_epsilon'])}"
       f" ({entry['neighboring_relation']})"
     )

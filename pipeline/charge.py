@@ -50,7 +50,9 @@ class Charge:
     """The cost of all heads of a plan."""
     counts = collections.Counter(plan.charged_noise_multipliers)
     units = changed_units(plan.neighboring_relation)
-    epsilons = ", ".join(f"{epsilon:g}" for epsilon in plan.noise_multipliers)
+    epsilons = ", ".join(
+      printable(epsilon) for epsilon in plan.noise_multipliers
+    )
     return cls(
       kind="release",
       mechanisms=tuple(
@@ -58,7 +60,7 @@ class Charge:
         for sigma, count in counts.items()
       ),
       source=source,
-      asked=f"epsilon {epsilons} at delta {plan.delta:g}"
+      asked=f"epsilon {epsilons} at delta {printable(plan.delta)}"
       f" ({plan.neighboring_relation.name}, {plan.order}, {plan.num_draws}"
       f" draw(s): together {printable(plan.composed_epsilon)})",
       delta=plan.delta,

@@ -182,7 +182,7 @@ def _train(command: arguments.Train) -> None:
   privacy = receipt["privacy"]
   print(
     f"{command.out}: epsilon = {printable(privacy['epsilon'])} at delta ="
-    f" {privacy['delta']:g} ({privacy['neighboring_relation']}), noise"
+    f" {printable(privacy['delta'])} ({privacy['neighboring_relation']}), noise"
     f" multiplier {privacy['noise_multiplier']:.4f}, noise from"
     f" {privacy['noise_source']}"
   )

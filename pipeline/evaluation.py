@@ -12,6 +12,7 @@ from configs.errors import InputError
 from configs.schema import PrivacyConfig
 from extract.cache_reader import FeatureCache
 from extract.feature_cache import CacheInfo
+from linear_dp.accounting import printable
 from linear_dp.evaluate import Accuracy, SecretHits, count_hits
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
@@ -19,7 +20,7 @@ from linear_dp.noisy_counts import CountPlan, release_accuracies
 from linear_dp.release import NOT_PRIVATE
 from pipeline.budget import Gaussian
 from pipeline.charge import Charge
-from pipeline.ledger import Ledger
+from pipeline.ledger import Ledger, charge_aloud
 from pipeline.training import RELATIONS, cache_ledger
 
 PUBLIC_LABELS = "test labels treated as public"
@@ -116,7 +117,8 @@ class PrivateEvaluation:
       kind="evaluation",
       mechanisms=(Gaussian(noise_multiplier=plan.noise_multiplier),),
       source=self.source,
-      asked=f"an evaluation at epsilon {plan.epsilon:g}, delta {plan.delta:g}",
+      asked=f"an evaluation at epsilon {printable(plan.epsilon)}, delta"
+      f" {printable(plan.delta)}",
       delta=plan.delta,
       neighboring_relation=plan.neighboring_relation,
       facts={
@@ -128,6 +130,7 @@ class PrivateEvaluation:
         "dataset_version": info.dataset_version,
         "num_examples": info.num_examples,
         "cache_fingerprint": info.fingerprint,
+        "private_digest": self.cache.private_digest,
       },
     )
 
@@ -142,8 +145,7 @@ class PrivateEvaluation:
 
     def charge(plan: CountPlan, source: NoiseSource) -> None:
       nonlocal entry
-      entry = self.ledger.charge(self.charge)
-      print(f"charged to {self.ledger.path}", file=sys.stderr)
+      entry = charge_aloud(self.ledger, self.charge)
 
     released = release_accuracies(
       _count(heads, self.cache), self.plan, self.source, charge=charge
@@ -153,8 +155,8 @@ class PrivateEvaluation:
     return Evaluation(
       scores=list(released.accuracies),
       description=(
-        f"noisy counts, epsilon={statement.epsilon:g} at"
-        f" delta={statement.delta:g}{mark}"
+        f"noisy counts, epsilon={printable(statement.epsilon)} at"
+        f" delta={printable(statement.delta)}{mark}"
       ),
       statement={
         "labels": "private",

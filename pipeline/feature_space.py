@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from configs.errors import InputError
 from extract.feature_cache import CacheInfo
+from pipeline.split_overlap import may_overlap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,12 +68,12 @@ class FeatureSpace:
       InputError: another backbone, layer or preprocessing, or other classes, or
         the rows of the training.
     """
-    if self.rows == other.rows:
-      dataset, split = self.rows
+    (dataset, split), (other_dataset, other_split) = self.rows, other.rows
+    if dataset == other_dataset and may_overlap(split, other_split):
       raise InputError(
-        f"{other.owner} holds the training rows ({dataset}, split {split}):"
-        " accuracy on them is an exact statistic of private labels; give a"
-        " cache of test images, under a split of its own."
+        f"{other.owner} (split {other_split}) may hold training rows"
+        f" ({dataset}, split {split}): accuracy on them is an exact statistic"
+        " of private labels; give a cache of test images, a split of its own."
       )
     if self.backbone_fingerprint != other.backbone_fingerprint:
       raise InputError(

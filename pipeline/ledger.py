@@ -10,13 +10,14 @@ import datetime
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from configs.errors import InputError
+from configs.errors import InputError, RunError
 from configs.schema import EXAMPLE_UNIT
 from linear_dp.accounting import printable
 from linear_dp.release import BASELINE_NOISE, NOT_PRIVATE
@@ -38,9 +39,12 @@ class Ledger:
   """The ledger of one private data set, all of its versions and splits.
 
   It is found by the name of the data set, which every cache carries,
-  whatever its backbone; a fingerprint of the rows could not be in receipts (it
-  would tell whoever holds a candidate data set that it is the one). Whoever
-  gives the same data another name starts another ledger.
+  whatever its backbone. The fingerprint in receipts could not tell two names of
+  the same rows from two data sets (made of the rows, it would tell whoever
+  holds a candidate that it is the one); a digest of the cache's shards can, and
+  stays in the ledger: rows that another ledger of the folder was charged for
+  are refused. The same images through another backbone, under another name,
+  are not found.
 
   Splits share it because what is called a split may overlap another one, or be
   another one under a new name; the price is that releases from disjoint splits
@@ -93,6 +97,7 @@ class Ledger:
       InputError: the ledger is damaged, or this would break the cap.
       RunError: the ledger cannot be written, so nothing may be released.
     """
+    self._check_name(charge)
     with self._file.locked() as chain:
       self._check(chain.entries, [charge])
       return chain.append(_now() | charge.as_json())
@@ -143,6 +148,8 @@ class Ledger:
       InputError: the ledger was tampered with, or this would break the cap.
       RunError: it cannot be written.
     """
+    for charge in charges:
+      self._check_name(charge)
     with self._file.locked() as chain:
       self._check(chain.entries, charges)
       if baseline:
@@ -151,6 +158,22 @@ class Ledger:
   def spending(self, relation: NeighboringRelation) -> Spending:
     """Composes the charges in a neighbouring relation, exactly."""
     return budget.compose(self.entries(), relation)
+
+  def _check_name(self, charge: Charge) -> None:
+    """Refuses rows that another ledger of the folder was charged for.
+
+    Raises:
+      InputError: names the other data set.
+    """
+    rows = charge.facts.get("private_digest")
+    for other in sorted(self.path.parent.glob("*.jsonl")):
+      if rows is None or other == self.path or rows not in _text_of(other):
+        continue
+      raise InputError(
+        f"the rows of this cache, which calls them {self.dataset!r}, were"
+        f" charged to {other.name} before: use the cache of that name, so that"
+        " what is spent on them adds up."
+      )
 
   def _check(
     self, entries: Sequence[dict[str, Any]], charges: Sequence[Charge]
@@ -184,6 +207,26 @@ class Ledger:
       )
 
 
+def charge_aloud(ledger: Ledger, charge: Charge) -> str:
+  """Charges, and says on stderr where; a new ledger is worth a second look."""
+  is_new = not ledger.entries()
+  entry = ledger.charge(charge)
+  note = f", a new ledger: what was released of {ledger.dataset!r} before"
+  note = f"{note} is not in it" if is_new else ""
+  print(f"charged to {ledger.path}{note}", file=sys.stderr)
+  return entry
+
+
+def _text_of(path: Path) -> str:
+  try:
+    return path.read_text()
+  except OSError as error:
+    raise RunError(
+      f"The ledger {path} cannot be read ({error.strerror}), so it is unknown"
+      " if it was charged for the same rows."
+    ) from error
+
+
 def _check_unit(entries: Sequence[dict[str, Any]], privacy_unit: str) -> None:
   """Costs add up per unit only: a user may have any number of examples."""
   units = {
@@ -210,8 +253,8 @@ def what_is_left(
   if epsilon == 0:
     return "nothing is left"
   return (
-    f"one release of epsilon {epsilon:g} at delta {delta:g} ({relation.name})"
-    " is left"
+    f"one release of epsilon {epsilon:g} at delta {printable(delta)}"
+    f" ({relation.name}) is left"
   )
 
 

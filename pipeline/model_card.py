@@ -64,8 +64,9 @@ def _together(receipt: dict[str, Any]) -> str:
   return (
     "| all private heads of this run together |"
     f" epsilon = {printable(run['composed_epsilon'])} at"
-    f" delta = {receipt['privacy']['delta']:g} ({run['order']} releases of"
-    f" {len(run['epsilons'])} epsilons, {run['num_draws']} draw(s)) |\n"
+    f" delta = {printable(receipt['privacy']['delta'])} ({run['order']}"
+    f" releases of {len(run['epsilons'])} epsilons, {run['num_draws']}"
+    " draw(s)) |\n"
   )
 
 
@@ -88,8 +89,8 @@ def _promise(receipt: dict[str, Any]) -> str:
   return (
     "Differentially private with"
     f" **epsilon = {printable(privacy['epsilon'])}** at"
-    f" **delta = {privacy['delta']:g}** when {neighbours}: whoever sees this"
-    " head, and knows all the rest of the data, can hardly tell."
+    f" **delta = {printable(privacy['delta'])}** when {neighbours}: whoever"
+    " sees this head, and knows all the rest of the data, can hardly tell."
   )
 
 

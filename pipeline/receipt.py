@@ -46,6 +46,7 @@ _NOT_PROTECTED = (
   " unless the evaluation had a budget of its own (--private-eval).",
   "Any choice (of head, epsilon, data or backbone) made by looking at private"
   " results that are not in the ledger.",
+  "The images that the backbone was pretrained on, and any other public set.",
   "The time a run takes, and the memory and disks of the machine it runs on.",
   "The feature cache itself: it holds the private data and must stay private.",
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
 from pipeline.evaluation import PUBLIC_LABELS
 from pipeline.results import SweepRow, by_epsilon
@@ -73,7 +74,7 @@ def plot_accuracy(
   axes.xaxis.set_major_locator(FixedLocator(epsilons))
   axes.xaxis.set_minor_locator(NullLocator())
   axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-  axes.set_xlabel(f"epsilon of each head (delta = {rows[0].delta:g})")
+  axes.set_xlabel(f"epsilon of each head (delta = {printable(rows[0].delta)})")
   noisy = rows[0].evaluation != PUBLIC_LABELS
   axes.set_ylabel(
     "top-1 accuracy, %" + (f"\n({rows[0].evaluation})" if noisy else "")

@@ -60,7 +60,7 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
     spread = f" ± {statistics.stdev(top1):.2f}" if len(group) > 1 else ""
     mark = "" if all(row.private for row in group) else f"  {NOT_PRIVATE}"
     lines.append(
-      f"{epsilon:>9g}  {group[0].noise_multiplier:>9.4f}"
+      f"{printable(epsilon):>9}  {group[0].noise_multiplier:>9.4f}"
       f"  {f'{statistics.mean(top1):.2f}{spread}':>15}"
       f"  {100 * statistics.mean(row.top5 for row in group):>8.2f}"
       f"  {len(group):>5}{mark}"
@@ -69,7 +69,7 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
   together = printable(first.composed_epsilon)
   lines.append(
     f"all private heads together: epsilon = {together} at"
-    f" delta = {first.delta:g} ({first.release} releases); trained on"
+    f" delta = {printable(first.delta)} ({first.release} releases); trained on"
     f" {first.num_examples:,}, evaluated on {first.num_eval_examples:,}"
     f" examples ({first.evaluation})"
   )

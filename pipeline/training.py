@@ -27,7 +27,7 @@ from linear_dp.release import (
 )
 from linear_dp.unit_rows import choose_rows
 from pipeline.charge import Charge
-from pipeline.ledger import Ledger
+from pipeline.ledger import Ledger, charge_aloud
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
   "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -168,6 +168,7 @@ def train_heads(
     "dataset_version": info.dataset_version,
     "num_examples": info.num_examples,
     "cache_fingerprint": info.fingerprint,
+    "private_digest": cache.private_digest,
     "privacy_unit": info.privacy_unit,
     "rows_per_unit": grid.rows_per_unit,
   }
@@ -177,8 +178,7 @@ def train_heads(
 
   def charge(plan: ReleasePlan, source: NoiseSource) -> None:
     nonlocal entry
-    entry = ledger.charge(Charge.of_plan(plan, source, **facts))
-    print(f"charged to {ledger.path}", file=sys.stderr)
+    entry = charge_aloud(ledger, Charge.of_plan(plan, source, **facts))
 
   trained = [
     TrainedHead(head=one_step(r, optimizer), release=r, ledger_entry=entry)

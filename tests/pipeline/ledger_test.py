@@ -17,6 +17,7 @@ from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
 from pipeline.budget import Cap, Gaussian
 from pipeline.charge import Charge
+from pipeline.import_features import import_features
 from pipeline.ledger import Ledger, default_ledger_dir
 from pipeline.training import cache_ledger, make_plan, train_heads
 from tests.pipeline import charging
@@ -473,3 +474,40 @@ def test_epsilon_grows_with_every_release(ledger):
   assert spent == sorted(spent)
   assert math.isclose(spent[0], 1.0, rel_tol=1e-6)
   assert spent[3] < 4.0  # less than adding epsilons up
+
+
+class TestSameRowsUnderAnotherName:
+  def test_they_are_refused(self, ledger, ledger_dir):
+    ledger.charge(cost(1.0, private_digest="ab" * 32))
+    other = Ledger("cats")
+    for act in (other.charge, other.check):
+      with pytest.raises(InputError, match=r"were charged to pets-\w+.jsonl"):
+        act(cost(1.0, private_digest="ab" * 32))
+    assert other.entries() == []
+    other.charge(cost(1.0, private_digest="cd" * 32))
+    ledger.charge(cost(1.0, private_digest="ab" * 32))
+
+  def test_from_the_arrays_on(self, tmp_path):
+    """Renaming the file of features does not begin another budget."""
+    rng = np.random.default_rng(0)
+    arrays = {
+      "embedding": rng.normal(size=(60, 5)).astype(np.float32),
+      "label": np.arange(60) % 3,
+    }
+    caches = []
+    for name in ("pets", "cats"):
+      np.savez(tmp_path / f"{name}.npz", **arrays)
+      caches.append(
+        import_features(
+          tmp_path / f"{name}.npz", tmp_path / name, num_classes=3
+        )
+      )
+    pets, cats = caches
+    assert pets.info.dataset != cats.info.dataset
+    privacy = PrivacyConfig(delta=1e-5)
+    asked = make_plan((1.0,), privacy)
+    train_heads(pets, asked, HeadConfig(), privacy, ledger_dir=None)
+    with pytest.raises(
+      InputError, match="which calls them 'cats', were charged"
+    ):
+      train_heads(cats, asked, HeadConfig(), privacy, ledger_dir=None)

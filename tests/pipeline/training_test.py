@@ -71,7 +71,10 @@ def test_a_run_is_charged_once(train_cache, capsys, draws):
   assert entry["entry"] == trained[0].ledger_entry
   assert entry["cache_fingerprint"] == train_cache.fingerprint
   assert entry["num_draws"] == draws
-  assert capsys.readouterr().err == f"charged to {ledger.path}\n"
+  assert capsys.readouterr().err == (
+    f"charged to {ledger.path}, a new ledger: what was released of 'pets'"
+    " before is not in it\n"
+  )
 
 
 def test_the_baseline_comes_last_and_is_owned_up_to(train_cache):
