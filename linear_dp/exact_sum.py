@@ -21,6 +21,7 @@ from linear_dp.unit_rows import (
   check_contributions,
   unit_ids_of,
 )
+from linear_dp.unit_sums import UnitSizes, UnitSums
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -54,6 +55,7 @@ def exact_clipped_sum(
   *,
   num_examples: int,
   chosen: ChosenRows | None = None,
+  sizes: UnitSizes | None = None,
   devices: Sequence[jax.Device] | None = None,
   on_rows: Callable[[int], object] = lambda rows: None,
 ) -> SecretSum:
@@ -63,8 +65,9 @@ def exact_clipped_sum(
   values that were added; every example_id comes once; the rows are
   `num_examples` in number; and where the privacy unit is coarser than an
   example, S has every chosen row and at most `grid.rows_per_unit` rows of each
-  unit, counted on the rows that were added. Where one of these fails nothing is
-  returned.
+  unit, counted on the rows that were added, or, where units are clipped, all
+  rows of each and ‖p0·1 ⊗ T_u − S_u‖ ≤ B·‖r‖. Where one of these fails nothing
+  is returned.
 
   | row                             | what happens                          |
   |---------------------------------|---------------------------------------|
@@ -76,7 +79,7 @@ def exact_clipped_sum(
   | example_id seen before          | InputError that names it              |
   | no rows, or not `num_examples`  | InputError                            |
   | unit_id, but nothing is chosen  | InputError: not an example-level sum  |
-  | chosen, but no unit_id          | InputError                            |
+  | chosen or sizes, but no unit_id | InputError                            |
   | not chosen                      | adds zero                             |
 
   Args:
@@ -84,8 +87,11 @@ def exact_clipped_sum(
     grid: the clipping.
     num_examples: n, the number of rows that there must be; public.
     chosen: the rows that count (`unit_rows.choose_rows`), where rows have a
-      `unit_id`; None where every row is a unit, and counts.
+      `unit_id`; None where every row counts.
+    sizes: the rows of each unit (`unit_sums.count_rows`), where units are
+      clipped, and only there.
     devices: what to run on, rows sharded over all; None is all local devices.
+      Units are clipped on the host.
     on_rows: called with the number of rows of each block read (progress).
 
   Returns:
@@ -101,11 +107,22 @@ def exact_clipped_sum(
       f"rows_per_unit={grid.rows_per_unit} is for rows with a unit_id; without"
       " one, every row is a unit of its own: leave it out."
     )
-  accumulator = ClassSums(grid, tuple(devices or jax.local_devices()))
+  if (grid.clipped == "unit") != (sizes is not None):
+    raise InputError(
+      f"clipped={grid.clipped!r}: the sizes of units are for clipping them, and"
+      " for nothing else."
+    )
+  accumulator = (
+    ClassSums(grid, tuple(devices or jax.local_devices()))
+    if sizes is None
+    else UnitSums(grid, sizes)
+  )
   seen, units = [], []
   for block in blocks:
     _check_block(block, grid)
-    if chosen is None:
+    if isinstance(accumulator, UnitSums):
+      accumulator.add(block)
+    elif chosen is None:
       _refuse_units(block)
       accumulator.add(block)
     else:
@@ -146,8 +163,8 @@ def _refuse_units(block: RowBlock) -> None:
   """A sum of all rows would pass for one that bounds the units'."""
   if block.unit_id is not None:
     raise InputError(
-      "The rows have a unit_id, so a unit may have many: choose how many of"
-      " each are summed (--max-rows-per-unit)."
+      "The rows have a unit_id, so a unit may have many: clip the sum of each,"
+      " or choose how many of each are summed."
     )
 
 
