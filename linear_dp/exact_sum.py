@@ -86,8 +86,8 @@ def exact_clipped_sum(
     blocks: the rows, in any order and any block size.
     grid: the clipping.
     num_examples: n, the number of rows that there must be; public.
-    chosen: the rows that count (`unit_rows.choose_rows`), where rows have a
-      `unit_id`; None where every row counts.
+    chosen: the rows that count (`unit_rows.choose_rows`), where rows are
+      clipped and have a `unit_id`; None where every row counts.
     sizes: the rows of each unit (`unit_sums.count_rows`), where units are
       clipped, and only there.
     devices: what to run on, rows sharded over all; None is all local devices.
@@ -107,10 +107,11 @@ def exact_clipped_sum(
       f"rows_per_unit={grid.rows_per_unit} is for rows with a unit_id; without"
       " one, every row is a unit of its own: leave it out."
     )
-  if (grid.clipped == "unit") != (sizes is not None):
+  of_units = sizes is not None
+  if of_units != (grid.clipped == "unit") or (of_units and chosen is not None):
     raise InputError(
-      f"clipped={grid.clipped!r}: the sizes of units are for clipping them, and"
-      " for nothing else."
+      f"clipped={grid.clipped!r}: sizes are for clipping units, which counts"
+      " all their rows, and choices for clipping rows."
     )
   accumulator = (
     ClassSums(grid, tuple(devices or jax.local_devices()))

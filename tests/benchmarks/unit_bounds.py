@@ -34,7 +34,7 @@ def main() -> None:
   parser.add_argument("features", type=pathlib.Path)
   parser.add_argument("--rows-of-a-unit", type=int, nargs="+", default=[10, 30])
   parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1, 4])
-  parser.add_argument("--draws", type=int, default=3)
+  parser.add_argument("--draws", type=int, default=10)
   args = parser.parse_args()
   with np.load(args.features) as file:
     data = dict(file)

@@ -3,6 +3,7 @@ import dataclasses
 import math
 import pickle
 from fractions import Fraction
+from typing import Any
 
 import hypothesis
 import jax
@@ -268,6 +269,12 @@ class TestClip:
     )
     assert np.abs(turned).max() < 2
 
+  @pytest.mark.parametrize("initial_bias", [-10.0, 0.0, 20.0])
+  def test_rounding_all_classes_up_is_paid_for(self, initial_bias):
+    for k in range(2, 60):
+      grid = make_grid(k, 1, initial_bias=initial_bias)
+      clip_unit(np.full((k, 1), 2**30), grid)  # looks at its own length
+
   def test_what_is_in_the_ball_stays(self):
     grid = make_grid()
     sums = np.zeros((2, D), np.int64)
@@ -325,11 +332,20 @@ class TestRefusals:
         [block], make_grid(), num_examples=100, chosen=choose_rows([block], 1)
       )
 
-  def test_numbers_that_make_no_sense(self):
+  def test_a_choice_and_sizes(self):
+    block = thirty_alike()
+    both = {"chosen": choose_rows([block], 1), "sizes": count_rows([block])}
+    for clipped in ("row", "unit"):
+      grid = dataclasses.replace(make_grid(), clipped=clipped)
+      with pytest.raises(InputError, match=f"clipped='{clipped}'"):
+        exact_clipped_sum([block], grid, num_examples=100, **both)
+
+  def test_values_that_make_no_sense(self):
+    changes: dict[str, Any] = {"clipped": "users"}
     with pytest.raises(InputError, match="rows_per_unit=2 is for clipped rows"):
       make_grid(rows_per_unit=2)
     with pytest.raises((InputError, TypeError), match="clipped"):
-      dataclasses.replace(make_grid(), clipped="users")
+      dataclasses.replace(make_grid(), **changes)
 
   def test_rows_without_a_unit(self):
     block = random_block(10, D, K)
@@ -346,12 +362,27 @@ class TestRefusals:
     with pytest.raises(InputError, match="not those that were counted"):
       exact_clipped_sum([moved], make_grid(), num_examples=100, sizes=sizes)
 
+  def test_a_unit_that_nobody_counted(self):
+    block = thirty_alike().but(unit_id=2 * units_of(thirty_alike()))
+    sizes, units = count_rows([block]), units_of(block).copy()
+    units[units == 2] = 1
+    moved = block.but(unit_id=units)
+    with pytest.raises(InputError, match="not those that were counted"):
+      exact_clipped_sum([moved], make_grid(), num_examples=100, sizes=sizes)
+
   def test_a_unit_that_is_not_complete(self):
     block = thirty_alike()
     sums = UnitSums(make_grid(), count_rows([block]))
     sums.add(block[1:])
     with pytest.raises(InputError, match="not those that were counted"):
       sums.finish()
+
+  @pytest.mark.parametrize("row", [0, 99])
+  def test_a_row_more_than_were_counted(self, row):
+    block = thirty_alike()
+    sizes = count_rows([block[np.arange(100) != row]])
+    with pytest.raises(InputError, match="not those that were counted"):
+      exact_clipped_sum([block], make_grid(), num_examples=100, sizes=sizes)
 
   def test_a_row_that_comes_twice(self):
     block = thirty_alike().but(example_id=np.zeros(100, np.int64))
