@@ -75,7 +75,7 @@ class _Sorted:
     return -(-len(self.order) // _TILE_ROWS)
 
   def padded(self, number: int) -> Float32[Array, "tile k1"]:
-    """One shape for all tiles; zeros are below any threshold."""
+    """One shape for all tiles; the zeros at the end are no rows."""
     sketch = self.sketch[self.tile(number)]
     return jnp.pad(sketch, [(0, _TILE_ROWS - len(sketch)), (0, 0)])
 
@@ -171,7 +171,9 @@ class CosineIndex:
     if not any_close:
       return
     of_tile, of_queries = held.tile(tile), queries.tile(query_tile)
-    row, query = np.nonzero(np.asarray(close))
+    # Padding counts as close where rounding takes the threshold below zero.
+    close = np.asarray(close)[: _length(of_tile), : _length(of_queries)]
+    row, query = np.nonzero(close)
     row = held.order[of_tile.start + row]
     query = queries.order[of_queries.start + query]
     cosine = _cosines(held.rows, row, queries.rows, query)
@@ -211,6 +213,10 @@ def _close(
   row, query = jnp.arange(len(a)), jnp.arange(len(b))
   close &= ~jnp.asarray(with_itself) | (row[:, None] < query)
   return close, close.any()
+
+
+def _length(part: slice) -> int:
+  return part.stop - part.start
 
 
 def _units(rows: Float[np.ndarray, "n d"]) -> Float64[np.ndarray, "n d"]:

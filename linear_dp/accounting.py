@@ -19,6 +19,8 @@ ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
 _MARGIN = 1e-9
 """Relative rounding, for the float64 error of the solver's function."""
 _MAX_EPSILON = 1e6
+_MAX_NOISE_MULTIPLIER = 2.0**20
+"""Far above any use, and far below where noise would leave int64."""
 _SOLVER_TOLERANCE = 1e-12
 """Absolute; it is more than the margin where epsilon is below 0.001."""
 
@@ -78,6 +80,24 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
     while gaussian_mechanism.get_epsilon_gaussian(sigma, delta) > epsilon:
       sigma *= 1 + _MARGIN
   return sigma
+
+
+def check_noise_multiplier(sigma: float, epsilon: float, loss: str) -> None:
+  """Refuses so much noise that nothing is left to see.
+
+  Args:
+    sigma: noise multiplier.
+    epsilon: the ε that asks for it.
+    loss: what such noise makes impossible, for the message.
+
+  Raises:
+    InputError: it is more than 2²⁰.
+  """
+  if sigma > _MAX_NOISE_MULTIPLIER:
+    raise InputError(
+      f"epsilon={epsilon} needs a noise multiplier of {sigma:.3g}; {loss}"
+      " through that: give a larger epsilon."
+    )
 
 
 def epsilon_of(sigma: float, delta: float) -> float:

@@ -21,7 +21,7 @@ from linear_dp.ball_check import (
   within_ball_int32,
 )
 from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
-from linear_dp.row_block import RowBlock, refuse
+from linear_dp.row_block import OFF_THE_BALL, RowBlock, refuse
 
 _ROWS_PER_DEVICE = 1024
 _ROWS_PER_TILE = 128
@@ -250,11 +250,7 @@ class ClassSums:
     chunk, flags = self._in_flight.popleft()
     bad = np.asarray(flags)
     if bad.any():
-      refuse(
-        chunk.example_id,
-        bad,
-        "its embedding is not finite, or longer than its embedding_norm says",
-      )
+      refuse(chunk.example_id, bad, OFF_THE_BALL)
     chunk.rows = 0
     self._free.append(chunk)
 

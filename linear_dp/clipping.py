@@ -9,12 +9,15 @@ so the gradient of its sigmoid cross-entropy is a rank-one matrix,
 and clipping it to norm C only rescales x̃. A row is therefore stored as the
 integers u = rint(x̃·scale), in steps of C/(B·‖r‖): a row whose gradient has
 norm C has ‖u‖ = B. Sums of integers do not depend on their order, which is what
-makes the clipped sum exact on any number of devices.
+makes the clipped sum exact on any number of devices. Where the rows of a unit
+are clipped as one vector (`unit_sums`), all that is said of a row's gradient
+holds for that of the unit.
 """
 
 import dataclasses
 import functools
 import math
+from typing import Literal, get_args
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -26,14 +29,18 @@ GRID_RADIUS = 2**20
 """B: grid steps in the norm of a row whose gradient has norm C."""
 MAX_ROWS_PER_UNIT = 2**16
 
+ClippedVector = Literal["row", "unit"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClippedGradientGrid:
   r"""The grid on which clipped first-step gradients are exact integers.
 
   Formal guarantees: if every row obeys ‖u‖₂ ≤ B (which `exact_sum` checks in
-  integers), the released statistic G = rint(p0·T) − S, with S_c the sum of the
-  rows of class c and T = Σ_c S_c, has the L2 sensitivity `sensitivity()`.
+  integers; with "unit", ‖p0·1 ⊗ T_u − S_u‖ ≤ B·‖r‖ of each unit u, which
+  `unit_sums` checks), the released statistic G = rint(p0·T) − S, with S_c the
+  sum of the rows of class c and T = Σ_c S_c, has the L2 sensitivity
+  `sensitivity()`.
 
   Attributes:
     num_classes: K, public.
@@ -43,8 +50,9 @@ class ClippedGradientGrid:
     train_bias: whether the bias is trained too (x̃ = [x, 1]).
     rows_per_unit: m, the most rows of one privacy unit in a sum (which
       `exact_sum` checks); 1 where a row is a unit. A larger m needs m times
-      the noise: it pays only where units have many rows that differ. With rows
-      that are nearly alike, m = 1 loses little.
+      the noise.
+    clipped: what has norm C at most: the gradient of a row, or with "unit" the
+      sum of the gradients of all rows of a unit, one vector (m = 1).
 
   Source: Mehta et al., "Large Scale Transfer Learning for Differentially
   Private Image Classification", TMLR 2023, section 4 (zero initialisation and
@@ -57,6 +65,7 @@ class ClippedGradientGrid:
   initial_bias: float = -10.0
   train_bias: bool = False
   rows_per_unit: int = 1
+  clipped: ClippedVector = "row"
 
   def __post_init__(self):
     if not (math.isfinite(self.l2_clip_norm) and self.l2_clip_norm > 0):
@@ -86,6 +95,13 @@ class ClippedGradientGrid:
       raise InputError(
         f"rows_per_unit={self.rows_per_unit!r} must be an integer from 1 to"
         f" {MAX_ROWS_PER_UNIT}: the most rows of one unit that are summed."
+      )
+    if self.clipped not in get_args(ClippedVector):
+      raise InputError(f"clipped={self.clipped!r} must be 'row' or 'unit'.")
+    if self.clipped == "unit" and self.rows_per_unit != 1:
+      raise InputError(
+        f"rows_per_unit={self.rows_per_unit} is for clipped rows: the clipped"
+        " sum of a unit is one vector."
       )
 
   @property
@@ -148,7 +164,8 @@ class ClippedGradientGrid:
         Δ = m·B·‖r‖ + (1 + 2⁻¹⁰)·√(K·D)
 
     One row moves p0·T − S by ‖r ⊗ u‖ ≤ ‖r‖·B, a unit of at most m rows by at
-    most m times that, as all may point the same way. Two roundings to the grid
+    most m times that, as all may point the same way, and a unit that is clipped
+    as one vector by as much as a row. Two roundings to the grid
     differ from the difference of what they round by at most 1 in each of the
     K·D coordinates, whatever m (p0·T itself is exact, see `release`); the 2⁻¹⁰
     is margin.

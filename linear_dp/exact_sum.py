@@ -15,12 +15,14 @@ from jaxtyping import Int64
 from configs.errors import InputError
 from linear_dp.class_sums import ClassSums
 from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.row_block import RowBlock, check_labels, refuse
+from linear_dp.row_block import RowBlock
+from linear_dp.row_stream import checked
 from linear_dp.unit_rows import (
   ChosenRows,
   check_contributions,
   unit_ids_of,
 )
+from linear_dp.unit_sums import UnitSizes, UnitSums
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -54,6 +56,7 @@ def exact_clipped_sum(
   *,
   num_examples: int,
   chosen: ChosenRows | None = None,
+  sizes: UnitSizes | None = None,
   devices: Sequence[jax.Device] | None = None,
   on_rows: Callable[[int], object] = lambda rows: None,
 ) -> SecretSum:
@@ -63,8 +66,9 @@ def exact_clipped_sum(
   values that were added; every example_id comes once; the rows are
   `num_examples` in number; and where the privacy unit is coarser than an
   example, S has every chosen row and at most `grid.rows_per_unit` rows of each
-  unit, counted on the rows that were added. Where one of these fails nothing is
-  returned.
+  unit, counted on the rows that were added, or, where units are clipped, all
+  rows of each and ‖p0·1 ⊗ T_u − S_u‖ ≤ B·‖r‖. Where one of these fails nothing
+  is returned.
 
   | row                             | what happens                          |
   |---------------------------------|---------------------------------------|
@@ -76,16 +80,19 @@ def exact_clipped_sum(
   | example_id seen before          | InputError that names it              |
   | no rows, or not `num_examples`  | InputError                            |
   | unit_id, but nothing is chosen  | InputError: not an example-level sum  |
-  | chosen, but no unit_id          | InputError                            |
+  | chosen or sizes, but no unit_id | InputError                            |
   | not chosen                      | adds zero                             |
 
   Args:
     blocks: the rows, in any order and any block size.
     grid: the clipping.
     num_examples: n, the number of rows that there must be; public.
-    chosen: the rows that count (`unit_rows.choose_rows`), where rows have a
-      `unit_id`; None where every row is a unit, and counts.
+    chosen: the rows that count (`unit_rows.choose_rows`), where rows are
+      clipped and have a `unit_id`; None where every row counts.
+    sizes: the rows of each unit (`unit_sums.count_rows`), where units are
+      clipped, and only there.
     devices: what to run on, rows sharded over all; None is all local devices.
+      Units are clipped on the host.
     on_rows: called with the number of rows of each block read (progress).
 
   Returns:
@@ -101,34 +108,35 @@ def exact_clipped_sum(
       f"rows_per_unit={grid.rows_per_unit} is for rows with a unit_id; without"
       " one, every row is a unit of its own: leave it out."
     )
-  accumulator = ClassSums(grid, tuple(devices or jax.local_devices()))
-  seen, units = [], []
-  for block in blocks:
-    _check_block(block, grid)
-    if chosen is None:
+  of_units = sizes is not None
+  if of_units != (grid.clipped == "unit") or (of_units and chosen is not None):
+    raise InputError(
+      f"clipped={grid.clipped!r}: sizes are for clipping units, which counts"
+      " all their rows, and choices for clipping rows."
+    )
+  accumulator = (
+    ClassSums(grid, tuple(devices or jax.local_devices()))
+    if sizes is None
+    else UnitSums(grid, sizes)
+  )
+  units = []
+  for block in checked(
+    blocks,
+    feature_dim=grid.feature_dim,
+    num_classes=grid.num_classes,
+    num_examples=num_examples,
+  ):
+    if isinstance(accumulator, UnitSums):
+      accumulator.add(block)
+    elif chosen is None:
       _refuse_units(block)
       accumulator.add(block)
     else:
       counts = chosen.among(block)
       units.append(unit_ids_of(block)[counts])
       accumulator.add(block, counts)
-    seen.append(np.array(block.example_id, np.int64))
     on_rows(len(block.label))
   class_sums = accumulator.finish()
-  ids = np.concatenate(seen) if seen else np.empty(0, np.int64)
-  if not ids.size:
-    raise InputError("The cache has no rows, so there is nothing to train on.")
-  if ids.size != num_examples:
-    raise InputError(
-      f"The cache gave {ids.size} rows where its metadata says {num_examples}:"
-      " run `oneshot-dp verify` on it."
-    )
-  ids.sort()
-  if (twice := ids[1:][ids[1:] == ids[:-1]]).size:
-    raise InputError(
-      f"example_id={twice[0]} comes more than once, which would double its"
-      " influence: run `oneshot-dp verify` on the cache."
-    )
   if chosen is not None:
     summed = np.concatenate(units)
     check_contributions(summed, grid.rows_per_unit)
@@ -146,23 +154,6 @@ def _refuse_units(block: RowBlock) -> None:
   """A sum of all rows would pass for one that bounds the units'."""
   if block.unit_id is not None:
     raise InputError(
-      "The rows have a unit_id, so a unit may have many: choose how many of"
-      " each are summed (--max-rows-per-unit)."
+      "The rows have a unit_id, so a unit may have many: clip the sum of each,"
+      " or choose how many of each are summed."
     )
-
-
-def _check_block(block: RowBlock, grid: ClippedGradientGrid) -> None:
-  """Everything about a block that the host can see at a glance."""
-  rows = len(block.label)
-  if block.embedding.shape != (rows, grid.feature_dim):
-    raise InputError(
-      f"A block of embeddings has shape {block.embedding.shape}, not"
-      f" ({rows}, {grid.feature_dim})."
-    )
-  for name in ("embedding_norm", "label", "example_id"):
-    if (shape := getattr(block, name).shape) != (rows,):
-      raise InputError(f"A block has {name} of shape {shape}, not ({rows},).")
-  norm_ok = np.isfinite(block.embedding_norm) & (block.embedding_norm >= 0)
-  if not norm_ok.all():
-    refuse(block.example_id, ~norm_ok, "its embedding_norm is not finite")
-  check_labels(block, grid.num_classes)

@@ -21,6 +21,10 @@ _ROUND_ERROR = 2.0**-48
 
 k + x < 16 is off by at most 2⁻⁴⁹, and the product by another 2⁻⁵³·16 = 2⁻⁴⁹.
 """
+_MAX_SD = 2.0**57
+"""Sums of noise and a statistic of up to 2⁶² leave int64 where the noise is
+2⁶², 32 deviations: a probability of 2⁻⁷⁴⁴. Nobody needs as much: with one row
+per unit, the largest noise multiplier makes it about 2⁴¹."""
 
 
 class GaussianChain:
@@ -53,11 +57,17 @@ class GaussianChain:
       [*shape] int64, in grid steps.
 
     Raises:
-      InputError: `sd` is not finite or does not grow.
+      InputError: `sd` is not finite, does not grow, or is so large that sums
+        might leave int64.
     """
     if not (math.isfinite(sd) and sd > self._sd):
       raise InputError(
         f"sd={sd} must be finite and larger than the last, {self._sd}."
+      )
+    if sd > _MAX_SD:
+      raise InputError(
+        f"sd={sd:g} is more than {_MAX_SD:g}, which int64 has room for: ask for"
+        " less noise (a larger epsilon, or fewer rows per unit)."
       )
     # Rounded up: the sum of the squares is never below sd².
     added = math.sqrt((sd - self._sd) * (sd + self._sd)) * (1 + 2**-50)

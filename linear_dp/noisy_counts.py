@@ -33,8 +33,6 @@ from linear_dp.release import PrivacyStatement
 
 _ALWAYS_AMONG = 5
 """Classes up to which top-5 accuracy says nothing."""
-_MAX_NOISE_MULTIPLIER = 2.0**20
-"""Far above any use, and far below where noise would leave int64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,11 +54,9 @@ class CountPlan:
 
   def __post_init__(self):
     accounting.check_budget(self.epsilon, self.delta)
-    if self.noise_multiplier > _MAX_NOISE_MULTIPLIER:
-      raise InputError(
-        f"epsilon={self.epsilon} needs a noise multiplier of"
-        f" {self.noise_multiplier:.3g}; no accuracy could be seen through that."
-      )
+    accounting.check_noise_multiplier(
+      self.noise_multiplier, self.epsilon, "no accuracy could be seen"
+    )
 
   @functools.cached_property
   def noise_multiplier(self) -> float:

@@ -30,8 +30,6 @@ from linear_dp.noise_source import NoiseSource
 NOT_PRIVATE = "NOT PRIVATE"
 BASELINE_NOISE = f"none: {NOT_PRIVATE}"
 """What the noise source of the baseline is called."""
-_MAX_NOISE_MULTIPLIER = 2.0**20
-"""Far above any use, and far below where noise would leave int64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,12 +126,11 @@ class ReleasePlan:
           f"epsilons={list(self.epsilons)} has an epsilon twice, or nearly; use"
           " num_seeds for several heads of one epsilon."
         )
-    largest = max(self.noise_multipliers.values())
-    if largest > _MAX_NOISE_MULTIPLIER:
-      raise InputError(
-        f"epsilon={min(self.epsilons)} needs a noise multiplier of"
-        f" {largest:.3g}; nothing could be learned through that."
-      )
+    accounting.check_noise_multiplier(
+      max(self.noise_multipliers.values()),
+      min(self.epsilons),
+      "nothing could be learned",
+    )
     if self.num_draws < 1:
       raise InputError(f"num_seeds={self.num_draws} must be at least 1.")
 

@@ -7,6 +7,10 @@ from jaxtyping import Bool, Int64
 
 from configs.errors import InputError
 
+OFF_THE_BALL = (
+  "its embedding is not finite, or longer than its embedding_norm says"
+)
+
 
 @runtime_checkable
 class RowBlock(Protocol):

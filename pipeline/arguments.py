@@ -149,13 +149,13 @@ class Train:
   """Directory of the head, not there yet."""
   privacy: OmitArgPrefixes[PrivacyConfig]
   max_rows_per_unit: int | None = None
-  """Needed where the cache has units coarser than an example (users, patients),
-  and only there: at most this many rows of each are summed, chosen by ids
-  alone, and the guarantee covers all rows of a unit. The noise grows by the
-  same factor. 1 is best at small epsilon, with many units, or where the rows of
-  one are much alike; more pays where the rows of a unit differ, units are few
-  and epsilon is large. An epsilon per example is better only where no two rows
-  can be of one person; then import without unit_id."""
+  """Only where the cache has units coarser than an example (users, patients):
+  sum at most this many rows of each, chosen by ids alone, with so many times
+  the noise. Default: all rows of a unit are summed and clipped as one vector,
+  with the noise of one, which is better but for its memory, where the rows of
+  units are scattered. Either way the guarantee covers all rows of a unit. An
+  epsilon per example is better only where no two rows can be of one person;
+  then import without unit_id."""
   training: OmitArgPrefixes[HeadConfig]
   ledger_dir: Path | None = None
   """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
@@ -185,13 +185,13 @@ class Sweep:
   """Directory of the results, not there yet."""
   privacy: OmitArgPrefixes[PrivacyConfig]
   max_rows_per_unit: int | None = None
-  """Needed where the cache has units coarser than an example (users, patients),
-  and only there: at most this many rows of each are summed, chosen by ids
-  alone, and the guarantee covers all rows of a unit. The noise grows by the
-  same factor. 1 is best at small epsilon, with many units, or where the rows of
-  one are much alike; more pays where the rows of a unit differ, units are few
-  and epsilon is large. An epsilon per example is better only where no two rows
-  can be of one person; then import without unit_id."""
+  """Only where the cache has units coarser than an example (users, patients):
+  sum at most this many rows of each, chosen by ids alone, with so many times
+  the noise. Default: all rows of a unit are summed and clipped as one vector,
+  with the noise of one, which is better but for its memory, where the rows of
+  units are scattered. Either way the guarantee covers all rows of a unit. An
+  epsilon per example is better only where no two rows can be of one person;
+  then import without unit_id."""
   num_seeds: int = 1
   """Independent draws of the noise, to see the spread; each is charged."""
   release: ReleaseOrder = "nested"

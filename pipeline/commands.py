@@ -28,6 +28,7 @@ from pipeline.feature_space import FeatureSpace
 from pipeline.head_directory import RECEIPT_FILE, read_head, write_head
 from pipeline.head_verify import verify_head
 from pipeline.import_features import import_features
+from pipeline.receipt import how_bounded
 from pipeline.results import accuracy_table
 from pipeline.sweep import run_sweep
 from pipeline.training import RELATIONS, make_plan, train_heads
@@ -187,10 +188,9 @@ def _train(command: arguments.Train) -> None:
     f" {privacy['noise_source']}"
   )
   if cache.info.has_units:
-    print(
-      f"privacy unit: {cache.info.privacy_unit}, at most"
-      f" {receipt['mechanism']['rows_per_unit']} rows of each"
-    )
+    grid = trained.release.grid
+    bound = how_bounded(grid.clipped, grid.rows_per_unit)
+    print(f"privacy unit: {cache.info.privacy_unit}; of its rows, {bound}")
 
 
 def _sweep(command: arguments.Sweep) -> None:

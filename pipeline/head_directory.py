@@ -3,11 +3,15 @@
 HEAD/head.safetensors   kernel [d, K], bias [K], float32
 HEAD/receipt.json       the privacy statement
 HEAD/README.md          the same for people
+
+A head that is NOT PRIVATE gives the private sums away: the directory has mode
+0700 and its files 0600. Others have what the umask says.
 """
 
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +67,25 @@ def write_head(
     ledger_entry=ledger_entry,
     head_sha256=hashlib.sha256(weights).hexdigest(),
   )
+  is_private = release.statement.is_private
   directory.mkdir(parents=True, exist_ok=True)
-  (directory / WEIGHTS_FILE).write_bytes(weights)
-  (directory / RECEIPT_FILE).write_text(json.dumps(receipt, indent=2) + "\n")
-  (directory / CARD_FILE).write_text(model_card(receipt))
+  if not is_private:
+    directory.chmod(0o700)
+  for name, content in {
+    WEIGHTS_FILE: weights,
+    RECEIPT_FILE: (json.dumps(receipt, indent=2) + "\n").encode(),
+    CARD_FILE: model_card(receipt).encode(),
+  }.items():
+    _write(directory / name, content, 0o666 if is_private else 0o600)
   return receipt
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+  """Writes a file that has its mode, less the umask, from the start."""
+  with open(
+    path, "xb", opener=lambda name, flags: os.open(name, flags, mode)
+  ) as file:
+    file.write(content)
 
 
 def read_head(directory: Path) -> SavedHead:

@@ -120,6 +120,7 @@ def _entry_of(receipt: dict[str, Any]) -> dict[str, Any]:
     "cache_fingerprint": data["cache_fingerprint"],
     "privacy_unit": privacy["privacy_unit"],
     "rows_per_unit": receipt["mechanism"]["rows_per_unit"],
+    "clipped": receipt["mechanism"]["clipped"],
   }
   if privacy["noise_source"] == BASELINE_NOISE:
     return facts | {"kind": "baseline", "private": False}

@@ -93,7 +93,8 @@ class ChainedFile:
     except OSError as error:
       raise RunError(
         f"The ledger {self.path} cannot be written ({error.strerror}), so"
-        " nothing is released; free or name another place with --ledger-dir."
+        " nothing is released; mend the disk or the permissions, then run the"
+        " same command again."
       ) from error
 
   def _read(self) -> list[dict[str, Any]]:

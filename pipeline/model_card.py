@@ -52,8 +52,11 @@ def _unit(receipt: dict[str, Any]) -> str:
   unit = receipt["privacy"]["privacy_unit"]
   if unit == EXAMPLE_UNIT:
     return ""
-  rows = receipt["mechanism"]["rows_per_unit"]
-  return f"| privacy unit | {unit}: at most {rows} of its examples are used |\n"
+  mechanism = receipt["mechanism"]
+  used = f"at most {mechanism['rows_per_unit']} of its examples are used"
+  if mechanism["clipped"] == "unit":
+    used = "the gradients of all its examples are clipped as one"
+  return f"| privacy unit | {unit}: {used} |\n"
 
 
 def _together(receipt: dict[str, Any]) -> str:

@@ -28,9 +28,10 @@ def check_absent(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-  """Yields a temporary directory beside `path`, renamed to it at the end.
+  """Yields a directory that nobody else sees, renamed to `path` at the end.
 
-  If the block raises, nothing is left behind.
+  Modes stay as the block leaves them; of what it does not touch, as the umask
+  says. If the block raises, nothing is left behind.
 
   Raises:
     RunError: the disk is full or the place is not writable.
@@ -39,14 +40,15 @@ def whole_directory(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-      yield temporary
-      temporary.chmod(0o755)
+      # Within a directory of mode 0700, so that it can have its final mode.
+      directory = temporary / path.name
+      directory.mkdir()
+      yield directory
       if path.exists():
         path.rmdir()
-      temporary.rename(path)
-    except BaseException:
+      directory.rename(path)
+    finally:
       shutil.rmtree(temporary, ignore_errors=True)
-      raise
   except OSError as error:
     raise RunError(
       f"{path} cannot be written: {error.strerror or error}."

@@ -16,7 +16,11 @@ from dp_accounting import NeighboringRelation
 from configs.schema import EXAMPLE_UNIT, HeadConfig, check_unit_name
 from extract.feature_cache import CacheInfo
 from linear_dp import accounting
-from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
+from linear_dp.clipping import (
+  GRID_RADIUS,
+  ClippedGradientGrid,
+  ClippedVector,
+)
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import NOT_PRIVATE, Release, ReleasePlan
 
@@ -55,7 +59,8 @@ _STATED = {
   " gradients, rounded to the grid",
   "statistic": "G = rint(p0*T) - S, released as G + round(N(0, sd^2))",
   "sensitivity": "(m*B*|r| + (1 + 2^-10)*sqrt(K*D)) grid steps, where m is"
-  " rows_per_unit, doubled for REPLACE_ONE",
+  " rows_per_unit (1 where a unit is clipped as one vector), doubled for"
+  " REPLACE_ONE",
 }
 _CURVE_DELTAS = ("1e-04", "1e-05", "1e-06", "1e-07", "1e-08", "1e-10", "1e-12")
 _SOFTWARE = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
@@ -121,6 +126,7 @@ def make_receipt(
       "l2_clip_norm": grid.l2_clip_norm,
       "initial_bias": grid.initial_bias,
       "train_bias": grid.train_bias,
+      "clipped": grid.clipped,
       "rows_per_unit": grid.rows_per_unit,
       "grid_radius": GRID_RADIUS,
       "grid_step": grid.step,
@@ -141,7 +147,7 @@ def make_receipt(
     "training": dataclasses.asdict(config),
     "head_sha256": head_sha256,
     "assumptions": _assumptions(
-      cache.num_classes_source, cache.privacy_unit, grid.rows_per_unit
+      cache.num_classes_source, cache.privacy_unit, grid
     ),
     "not_protected": list(_NOT_PROTECTED),
     "software": {p: importlib.metadata.version(p) for p in _SOFTWARE},
@@ -173,6 +179,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     initial_bias=mechanism["initial_bias"],
     train_bias=mechanism["train_bias"],
     rows_per_unit=mechanism["rows_per_unit"],
+    clipped=mechanism["clipped"],
   )
   data, training = receipt["data"], receipt["training"]
   relation = NeighboringRelation[privacy["neighboring_relation"]]
@@ -189,6 +196,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   unit = privacy["privacy_unit"]
   if unit == EXAMPLE_UNIT:
     yield from compare("rows_per_unit", mechanism["rows_per_unit"], 1)
+    yield from compare("clipped", mechanism["clipped"], "row")
   else:
     check_unit_name(unit)
   yield from compare(
@@ -206,7 +214,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from compare(
     "assumptions",
     receipt["assumptions"],
-    _assumptions(data["num_classes_source"], unit, grid.rows_per_unit),
+    _assumptions(data["num_classes_source"], unit, grid),
   )
   yield from compare(
     "not_protected", receipt["not_protected"], list(_NOT_PROTECTED)
@@ -304,14 +312,14 @@ def _epsilon_by_delta(noise_multiplier: float) -> dict[str, float | str]:
 
 
 def _assumptions(
-  num_classes_source: str, privacy_unit: str, rows_per_unit: int
+  num_classes_source: str, privacy_unit: str, grid: ClippedGradientGrid
 ) -> list[str]:
   of_units = _ROWS_ARE_UNITS
   if privacy_unit != EXAMPLE_UNIT:
     of_units = (
       f"All rows of one {privacy_unit} are one privacy unit, by the unit_id"
       " that came with the data, and the guarantee covers all of them together;"
-      f" at most {rows_per_unit} of each are summed, chosen by ids alone."
+      f" {how_bounded(grid.clipped, grid.rows_per_unit)}."
     )
   of_labels = num_classes_source not in ("class_names", "flag")
   return [
@@ -319,3 +327,10 @@ def _assumptions(
     of_units,
     *([_CLASSES_OF_LABELS] if of_labels else []),
   ]
+
+
+def how_bounded(clipped: ClippedVector, rows_per_unit: int) -> str:
+  """What keeps a unit of many rows from having their influence."""
+  if clipped == "unit":
+    return "all are summed, and the sum of each is clipped as one vector"
+  return f"at most {rows_per_unit} of each are summed, chosen by ids alone"

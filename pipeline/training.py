@@ -26,6 +26,7 @@ from linear_dp.release import (
   release,
 )
 from linear_dp.unit_rows import choose_rows
+from linear_dp.unit_sums import count_rows
 from pipeline.charge import Charge
 from pipeline.ledger import Ledger, charge_aloud
 
@@ -77,16 +78,16 @@ def make_grid(
 ) -> ClippedGradientGrid:
   """The clipping that a config asks for on a cache.
 
+  Args:
+    info: of the cache.
+    config: the clipping.
+    max_rows_per_unit: clip rows, and sum at most so many of a unit; None clips
+      units where the cache has them, and otherwise rows.
+
   Raises:
-    InputError: the rows of a unit are not bounded where a unit may have many,
-      or are where each row is a unit; or a number that makes no sense.
+    InputError: the rows of a unit are bounded where each row is a unit; or a
+      number that makes no sense.
   """
-  if info.has_units and max_rows_per_unit is None:
-    raise InputError(
-      f"a {info.privacy_unit} of this cache may have many rows: give"
-      " --max-rows-per-unit, the most of each that are summed (1 needs the"
-      " least noise)."
-    )
   if max_rows_per_unit is not None and not info.has_units:
     raise InputError(
       f"max_rows_per_unit={max_rows_per_unit}, but the cache has no unit_id:"
@@ -100,6 +101,7 @@ def make_grid(
     initial_bias=config.initial_bias,
     train_bias=config.train_bias,
     rows_per_unit=1 if max_rows_per_unit is None else max_rows_per_unit,
+    clipped="unit" if info.has_units and max_rows_per_unit is None else "row",
   )
 
 
@@ -130,23 +132,23 @@ def train_heads(
 ) -> list[TrainedHead]:
   """Trains one head per draw and epsilon of a plan.
 
-  Reads the cache once (twice where it has units: first for the ids, to choose
-  which rows count); the ledger is charged after that and before any noise.
+  Reads the cache once (twice where it has units: first for the ids, to count or
+  choose the rows of each); the ledger is charged after that and before any
+  noise.
 
-  With units, epsilon is about all rows of a unit together, and at most m of
-  them are summed: the noise grows with m, the signal with the rows that are
-  used. m = 1 is best where the rows of a unit are alike, units are many or
-  epsilon is small; a larger m where the rows of a unit differ, units are few
-  and epsilon is large. An epsilon per example (a cache without units) needs
-  the least noise for the same rows, and protects a person with k of them k
-  times less: it is right only where nobody can have two.
+  With units, epsilon is about all rows of a unit together: their sum is clipped
+  as one vector, which uses every row at the noise of one (`unit_sums` says when
+  a bound of m rows, with m times the noise, is better). An epsilon per example
+  (a cache without units) protects a person with k rows k times less: it is
+  right only where nobody can have two.
 
   Args:
     cache: the private rows.
     plan: the releases to make.
     config: clipping and optimizer.
     privacy: noise source.
-    max_rows_per_unit: m, needed where the cache has units, and only there.
+    max_rows_per_unit: m, only where the cache has units: sum at most m rows of
+      each instead of clipping their sum.
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train the head without noise, which is NOT PRIVATE.
 
@@ -171,6 +173,7 @@ def train_heads(
     "private_digest": cache.private_digest,
     "privacy_unit": info.privacy_unit,
     "rows_per_unit": grid.rows_per_unit,
+    "clipped": grid.clipped,
   }
   ledger.check(Charge.of_plan(plan, source, **facts), baseline=baseline)
   secret = _sum_cache(cache, grid)
@@ -196,17 +199,21 @@ def train_heads(
 
 
 def _sum_cache(cache: FeatureCache, grid: ClippedGradientGrid) -> SecretSum:
-  chosen = None
+  chosen = sizes = None
   if cache.info.has_units:
     with _bar(cache, "ids") as bar:
       blocks = _shown(cache.blocks(), bar)
-      chosen = choose_rows(blocks, grid.rows_per_unit)
+      if grid.clipped == "unit":
+        sizes = count_rows(blocks)
+      else:
+        chosen = choose_rows(blocks, grid.rows_per_unit)
   with _bar(cache, "clipped sum") as bar:
     return exact_clipped_sum(
       cache.blocks(),
       grid,
       num_examples=len(cache),
       chosen=chosen,
+      sizes=sizes,
       on_rows=bar.update,
     )
 

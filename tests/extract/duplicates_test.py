@@ -95,6 +95,31 @@ def test_all_close_pairs_and_no_others(n, d, min_cosine):
     assert 0 < len(expected) < n * n / 4
 
 
+@pytest.mark.parametrize("min_cosine", [1e-6, 1e-12])
+def test_a_threshold_below_what_float32_can_tell(min_cosine):
+  """Tiles are filled up with zeros: no rows, though nothing rules them out."""
+  rows = clumped(150, 64).astype(np.float32)
+  rows[3] = 0
+  held, queries = rows[:70], rows[70:]
+  index = CosineIndex(held, min_cosine)
+  assert index._threshold < 0
+  with np.errstate(invalid="ignore"):
+    exact = cosines(rows, rows) >= min_cosine
+  within = {
+    name
+    for p in index.within()
+    for name in zip(p.row.tolist(), p.query.tolist(), strict=True)
+  }
+  expected = np.triu(exact[:70, :70], 1)
+  assert within == set(zip(*np.nonzero(expected), strict=True))
+  between = {
+    name
+    for p in index.against(queries)
+    for name in zip(p.row.tolist(), p.query.tolist(), strict=True)
+  }
+  assert between == set(zip(*np.nonzero(exact[:70, 70:]), strict=True))
+
+
 @pytest.mark.parametrize("min_cosine", [0.5, 0.99, 0.99999])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_between_two_sets(dtype, min_cosine):

@@ -1,5 +1,6 @@
 import itertools
 import math
+import re
 
 import hypothesis
 import mpmath
@@ -11,7 +12,12 @@ from hypothesis import strategies as st
 
 from configs.errors import InputError
 from linear_dp import accounting
-from linear_dp.accounting import compose, epsilon_of, noise_multiplier
+from linear_dp.accounting import (
+  check_noise_multiplier,
+  compose,
+  epsilon_of,
+  noise_multiplier,
+)
 
 DESIGN = {
   0.25: 15.4098,
@@ -149,6 +155,16 @@ def test_a_delta_that_guarantees_nothing_is_refused(delta):
     noise_multiplier(1.0, delta)
   with pytest.raises(InputError, match="delta="):
     accounting.check_budget(1.0, delta)
+
+
+def test_more_noise_than_is_of_use_is_refused():
+  check_noise_multiplier(2.0**20, 1e-6, "nothing could be learned")
+  message = (
+    "epsilon=1e-07 needs a noise multiplier of 1.1e+06; nothing could be"
+    " learned through that: give a larger epsilon."
+  )
+  with pytest.raises(InputError, match=re.escape(message)):
+    check_noise_multiplier(1.1e6, 1e-7, "nothing could be learned")
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0])

@@ -221,6 +221,19 @@ def test_noise_only_grows(sd):
     chain.extend(sd)
 
 
+def test_noise_that_has_room_in_int64_and_more_that_has_not():
+  """A plan asks for less than 2⁵⁷; others may not."""
+  sd = 2.0**57
+  drawn = GaussianChain((200,), NoiseSource(seed=18)).extend(sd)
+  scaled = drawn / sd
+  assert scipy.stats.kstest(scaled, scipy.stats.norm.cdf).pvalue > P_VALUE
+  chain = GaussianChain((2,), NoiseSource(seed=18))
+  chain.extend(1.0)
+  for more in (math.nextafter(sd, math.inf), 2.0**63, 1e300):
+    with pytest.raises(InputError, match="int64 has room for: ask for less"):
+      chain.extend(more)
+
+
 def test_noise_is_not_shown():
   normals = sample_normals(1, NoiseSource(seed=12))
   assert str(int(normals.fraction[0])) not in repr(normals)
@@ -357,7 +370,41 @@ def test_acceptance_draws_more_bits_and_keeps_those_of_x():
   assert accept_one(k, x, v, [*more, WORD - 1])[0] is False
 
 
-def test_bits_drawn_to_accept_belong_to_the_sample():
+def test_bits_drawn_to_accept_are_in_the_sample():
+  """`sample_normals` keeps them, under the index of whom they belong to."""
+  # Words on which k is 3 and 0, and candidates with x = 1/3 that are on the
+  # edge of acceptance, to 64 bits and to 128.
+  three, zero = int(exact_normals._thresholds()[3]) - 1, 0
+  x = WORD // 3
+  with mpmath.workdps(80):
+    edge = probability(3, (((x << 64) | 1) << 64) | (WORD // 2), 192)
+    v = int(mpmath.floor(edge * WORD))
+    low = int(mpmath.floor(edge * WORD * WORD)) % WORD
+  more = [1, low, WORD // 2]
+  source = ScriptedSource(
+    [
+      # Three values: k of each, x, v. The first is surely kept, the second
+      # rejected after more bits, the third kept after more bits.
+      *(zero, three, three),
+      *(7, x, x),
+      *(0, v, v),
+      *(*more, WORD - 1),
+      *(*more, 0),
+      # The second again: kept, after other bits.
+      *(three, x, v),
+      *(0, 0),
+    ]
+  )
+  normals = sample_normals(3, source)
+  assert not source.script
+  assert normals.integer.tolist() == [0, 3, 3]
+  assert normals.fraction.tolist() == [7, x, x]
+  assert normals.tail == {1: (0, 64), 2: ((1 << 64) | (WORD // 2), 128)}
+  low_end, high_end = normals.interval(2)
+  assert high_end - low_end == Fraction(1, 2**192)
+
+
+def test_bits_drawn_later_belong_to_the_sample():
   """Where x took more bits, its interval is narrower and rounding sees it."""
   source = NoiseSource(seed=15)
   normals = sample_normals(3, source)

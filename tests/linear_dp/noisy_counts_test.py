@@ -164,11 +164,17 @@ def test_a_seed_is_not_private(seed):
 
 
 @pytest.mark.parametrize(
-  ("epsilon", "delta"),
-  [(0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1e-6, 1e-8)],
+  ("epsilon", "delta", "complaint"),
+  [
+    (0.0, 1e-5, "epsilon=0.0 must"),
+    (-1.0, 1e-5, "epsilon=-1.0 must"),
+    (math.inf, 1e-5, "epsilon=inf must"),
+    (1.0, 0.0, "delta=0.0 must"),
+    (1e-6, 1e-8, "no accuracy could be seen through that"),
+  ],
 )
-def test_budgets_that_make_no_sense(epsilon, delta):
-  with pytest.raises(InputError):
+def test_budgets_that_make_no_sense(epsilon, delta, complaint):
+  with pytest.raises(InputError, match=complaint):
     CountPlan(epsilon=epsilon, delta=delta)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from configs.errors import InputError
 from linear_dp import unit_rows
+from linear_dp.class_sums import ClassSums
 from linear_dp.clipping import (
   GRID_RADIUS,
   MAX_ROWS_PER_UNIT,
@@ -221,6 +222,21 @@ def test_the_sum_is_of_the_chosen_rows_alone(m, devices):
     found.secret_class_sums, expected.secret_class_sums
   )
   assert found.num_examples == len(block)
+
+
+def test_rows_that_do_not_count_take_the_same_work(monkeypatch):
+  """Also where a whole block has none that does: the time tells nothing."""
+  added = []
+  add = ClassSums.add
+
+  def note(self, block, counts=None):
+    added.append((len(block.label), int(counts.sum())))
+    add(self, block, counts)
+
+  monkeypatch.setattr(ClassSums, "add", note)
+  # All of one unit, of which one row counts.
+  sum_of(of_units([100]), make_grid(), sizes=(10,))
+  assert sorted(added) == [(10, 0)] * 9 + [(10, 1)]
 
 
 @hypothesis.settings(max_examples=150, deadline=None)

@@ -1,6 +1,7 @@
 """The audit bounds the real release from below, and finds planted faults."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 from dp_accounting import NeighboringRelation
 
 from configs.errors import InputError
+from linear_dp import audit as audit_bounds
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.noise import GaussianChain
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
+from pipeline import attacks
 from pipeline.audit import audit_release
 from pipeline.cli import main
 from tests.pipeline.command_line import fails, succeeds
@@ -22,6 +25,7 @@ DELTA = 1e-5
 FULL = 10_000
 """Runs that the claim of 0.6 to 1.0 is about."""
 QUICK = 1500
+REPLICATES = 300
 
 CANARY_ATTACK = "many runs, the canary's direction"
 WHITENED_ATTACK = "many runs, the least noisy direction"
@@ -56,6 +60,65 @@ def audit(
 
 TINY: dict[str, Any] = {"runs": 200, "num_classes": 2, "feature_dim": 2}
 """Where the many runs are not what is looked at."""
+
+
+@pytest.mark.parametrize(
+  ("num_classes", "feature_dim", "runs", "epsilon", "confidence"),
+  [
+    # As many entries as runs: a direction is fitted to any runs it has seen.
+    (4, 8, 30, 1.0, 0.8),
+    # A bound that is near the truth, as often above it as it may be.
+    (2, 2, 1000, 4.0, 0.5),
+  ],
+  ids=["few runs", "tight"],
+)
+def test_bounds_of_many_runs_exceed_the_truth_as_seldom_as_they_say(
+  monkeypatch, num_classes, feature_dim, runs, epsilon, confidence
+):
+  """Of noise whose epsilon is known: exactly Gaussian, and as claimed."""
+  real, rng, sums = attacks._releases, np.random.default_rng(0), {}
+
+  def exact_gaussian(grid, plan, source, embedding, label):
+    if len(label) not in sums:
+      one = dataclasses.replace(plan, num_draws=1)
+      sums[len(label)] = real(grid, one, source, embedding, label)[:2]
+    exact, claim = sums[len(label)]
+    noise = rng.normal(0, claim.noise_sd, (plan.num_draws, exact.size))
+    return exact, claim, exact + np.rint(noise).astype(np.int64)
+
+  monkeypatch.setattr(attacks, "_releases", exact_gaussian)
+  grid = ClippedGradientGrid(num_classes=num_classes, feature_dim=feature_dim)
+  plan = ReleasePlan(epsilons=(epsilon,), delta=DELTA, num_draws=runs)
+  found = [
+    attacks.many_runs(grid, plan, NoiseSource(0), (confidence, confidence))[1:]
+    for _ in range(REPLICATES)
+  ]
+  above = (np.array(found) > epsilon).mean(axis=0)
+  luck = 3 * math.sqrt(confidence * (1 - confidence) / REPLICATES)
+  assert (above <= 1 - confidence + luck).all()
+  assert (above > 0).all()  # not for want of trying
+
+
+def test_what_may_go_wrong_is_shared_among_the_three_bounds(monkeypatch):
+  """Each is allowed a part of 5 %, and all of them together no more."""
+  confidences: dict[str, list[float]] = {}
+  for name in ("gdp_lower_bound", "one_run_lower_bound"):
+    real = getattr(audit_bounds, name)
+
+    def note(real=real, name=name, **arguments):
+      confidences.setdefault(name, []).append(arguments["confidence"])
+      return real(**arguments)
+
+    monkeypatch.setattr(audit_bounds, name, note)
+  report = audit(4.0, **TINY)
+  many = confidences["gdp_lower_bound"]
+  # The last is the bound; those before it choose how many coins to guess.
+  one = confidences["one_run_lower_bound"][-1]
+  assert len(many) == 2
+  assert len(report.lower_bounds) == 3
+  wrong = [1 - confidence for confidence in (*many, one)]
+  assert min(wrong) > 0
+  assert math.fsum(wrong) <= 0.05 * (1 + 1e-9)
 
 
 class HalvedNoise(GaussianChain):

@@ -1,9 +1,14 @@
+import os
+import pathlib
+import stat
+
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from configs.errors import InputError
 from pipeline.head_directory import read_head
+from tests.pipeline.command_line import SWEEP, TRAIN, succeeds
 
 
 def test_three_files_and_no_more(head):
@@ -23,6 +28,58 @@ def test_the_weights_are_what_other_tools_read(head):
   saved = read_head(head)
   np.testing.assert_array_equal(saved.head.kernel, tensors["kernel"])
   np.testing.assert_array_equal(saved.head.bias, [-10] * 4)
+
+
+def modes(folder: pathlib.Path) -> dict[str, int]:
+  return {
+    str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode)
+    for path in [folder, *folder.rglob("*")]
+  }
+
+
+@pytest.fixture
+def umask_022():
+  before = os.umask(0o022)
+  yield
+  os.umask(before)
+
+
+@pytest.mark.usefixtures("umask_022")
+def test_a_head_that_is_not_private_is_its_owner_s_alone(
+  place, capsys, tmp_path
+):
+  """Exact sums, and noise that whoever knows the seed can take off again."""
+  files = ("README.md", "head.safetensors", "receipt.json")
+  open_to_all = {".": 0o755} | dict.fromkeys(files, 0o644)
+  owner_s = {".": 0o700} | dict.fromkeys(files, 0o600)
+  succeeds(capsys, *place(TRAIN))
+  assert modes(tmp_path / "out") == open_to_all
+  train = TRAIN.replace("{out}", "{tmp}/seeded") + " --noise-seed 3"
+  succeeds(capsys, *place(train))
+  assert modes(tmp_path / "seeded") == owner_s
+  sweep = SWEEP.replace("{out}", "{tmp}/sweep") + " --baseline"
+  succeeds(capsys, *place(sweep))
+  heads = tmp_path / "sweep" / "heads"
+  assert modes(heads / "baseline-NOT-PRIVATE") == owner_s
+  assert modes(heads / "epsilon-1-seed-0") == open_to_all
+  assert modes(heads)["."] == modes(tmp_path / "sweep")["."] == 0o755
+
+
+@pytest.mark.usefixtures("umask_022")
+def test_no_moment_in_which_others_can_read_it(monkeypatch, place, capsys):
+  """Modes are those of the file's making, not of a later change."""
+  made = []
+  real = os.open
+
+  def note(path, flags, mode=0o777, **options):
+    if str(path).endswith(("head.safetensors", "receipt.json")):
+      folder = stat.S_IMODE(pathlib.Path(path).parent.stat().st_mode)
+      made.append((oct(folder), oct(mode)))
+    return real(path, flags, mode, **options)
+
+  monkeypatch.setattr(os, "open", note)
+  succeeds(capsys, *place(TRAIN + " --noise-seed 3"))
+  assert made == [("0o700", "0o600")] * 2
 
 
 @pytest.mark.parametrize("name", ["head.safetensors", "receipt.json"])

@@ -17,6 +17,7 @@ from pipeline.ledger_file import ChainedFile
 from tests.pipeline import crashing
 from tests.pipeline.command_line import ROOT
 from tests.pipeline.small_disk import files_no_larger_than
+from tests.syncs import noted_syncs
 
 ZEROS = "0" * 64
 
@@ -113,20 +114,20 @@ class TestChain:
       "pets.jsonl.head": 0o600,
     }
 
-  def test_the_line_is_on_the_disk_before_the_head(self, three, monkeypatch):
-    synced = []
-    fsync, replace = os.fsync, os.replace
-
-    def note(fd):
-      place = pathlib.Path(f"/proc/self/fd/{fd}").readlink()
-      synced.append(place.name)
-      fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(
-      os, "replace", lambda a, b: synced.append("replace") or replace(a, b)
-    )
-    append(three, "d")
+  @pytest.mark.parametrize("late", [False, True], ids=["append", "late head"])
+  def test_the_line_is_on_the_disk_before_the_head(
+    self, three, monkeypatch, late
+  ):
+    if late:  # as a kill between the two leaves it: the line may not be synced
+      head = three.head_path.read_bytes()
+      append(three, "d")
+      three.head_path.write_bytes(head)
+    synced = noted_syncs(monkeypatch)
+    if late:
+      with three.locked():
+        pass
+    else:
+      append(three, "d")
     assert synced == [
       "pets.jsonl",
       "pets.jsonl.head.tmp",
@@ -209,8 +210,12 @@ class TestKills:
 
     with monkeypatch.context() as context:
       context.setattr(os, "replace", full)
-      with pytest.raises(RunError, match=r"cannot be written \(No space"):
+      with pytest.raises(RunError, match=r"cannot be written \(No") as caught:
         append(three, "d")
+    # Another place would be a ledger in which nothing is spent.
+    said = "mend the disk or the permissions, then run the same command again."
+    assert str(caught.value).endswith(said)
+    assert "--ledger-dir" not in str(caught.value)
     assert names(three) == ["a", "b", "c", "d"]
     append(three, "e")
     assert names(three) == ["a", "b", "c", "d", "e"]

@@ -1,3 +1,6 @@
+import os
+import stat
+
 import pytest
 
 from configs.errors import InputError, RunError
@@ -12,6 +15,28 @@ def test_it_appears_whole(tmp_path):
     assert not out.exists()
   assert [p.name for p in out.iterdir()] == ["a.txt"]
   assert [p.name for p in out.parent.iterdir()] == ["results"]
+
+
+@pytest.mark.parametrize(
+  ("umask", "mode"), [(0o022, 0o755), (0o077, 0o700), (0o002, 0o775)]
+)
+def test_its_mode_is_what_the_umask_says(tmp_path, umask, mode):
+  before = os.umask(umask)
+  try:
+    with whole_directory(tmp_path / "out") as directory:
+      # Until it is whole, nobody else can look.
+      assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
+  finally:
+    os.umask(before)
+  assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
+
+
+def test_modes_that_were_set_are_kept(tmp_path):
+  with whole_directory(tmp_path / "out") as directory:
+    (directory / "inner").mkdir(mode=0o700)
+    directory.chmod(0o700)
+  for path in (tmp_path / "out", tmp_path / "out" / "inner"):
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
 def test_an_empty_directory_may_be_there(tmp_path):

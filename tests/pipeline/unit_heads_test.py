@@ -168,16 +168,6 @@ class TestImport:
 
 class TestBounds:
   @pytest.mark.parametrize("command", [TRAIN, SWEEP])
-  def test_none_is_refused_where_there_are_units(
-    self, user_argv, users, capsys, tmp_path, command
-  ):
-    line = fails(capsys, *user_argv(command))
-    assert "a user of this cache may have many rows" in line
-    assert "--max-rows-per-unit" in line
-    assert cache_ledger(users, None).entries() == []
-    assert not (tmp_path / "out").exists()
-
-  @pytest.mark.parametrize("command", [TRAIN, SWEEP])
   def test_one_is_refused_where_there_are_none(
     self, place, train_cache, capsys, command
   ):
@@ -193,13 +183,22 @@ class TestBounds:
 
   def test_the_grid_has_the_bound(self, users, train_cache):
     config = HeadConfig()
-    assert make_grid(users.info, config, 3).rows_per_unit == 3
-    assert make_grid(train_cache.info, config).rows_per_unit == 1
+    found = [
+      make_grid(users.info, config, 3),
+      make_grid(users.info, config),
+      make_grid(train_cache.info, config),
+    ]
+    assert [(g.clipped, g.rows_per_unit) for g in found] == [
+      ("row", 3),
+      ("unit", 1),
+      ("row", 1),
+    ]
 
 
 class TestTraining:
-  def test_users_of_one_row_are_as_examples(self, tmp_path):
-    """m = 1, no two rows of a unit: the same gradient and the same noise."""
+  @pytest.mark.parametrize("m", [None, 1])
+  def test_users_of_one_row_are_as_examples(self, tmp_path, m):
+    """No two rows of a unit: the same gradient and the same noise."""
     plain = write_clusters(tmp_path / "a")
     given = write_clusters(tmp_path / "b")
     found = [np.concatenate(x) for x in zip(*_columns(given), strict=True)]
@@ -212,7 +211,7 @@ class TestTraining:
     users = import_features(
       tmp_path / "x.npz", tmp_path / "c", num_classes=4, unit_name="user"
     )
-    one, other = train(plain, None, noise_seed=1), train(users, 1, noise_seed=1)
+    one, other = train(plain, None, noise_seed=1), train(users, m, noise_seed=1)
     np.testing.assert_array_equal(
       one.release.noisy_sum, other.release.noisy_sum
     )
@@ -225,13 +224,24 @@ class TestTraining:
     )
     assert ratio == pytest.approx(3, rel=1e-4)
     assert one.release.num_examples == three.release.num_examples == N
+    whole = train(users, None)
+    assert whole.release.statement.sensitivity == (
+      one.release.statement.sensitivity
+    )
+    assert whole.release.num_examples == N
 
+  @pytest.mark.parametrize(
+    ("bound", "stated"),
+    [
+      ([], "all are summed, and the sum of each is clipped as one vector"),
+      (["--max-rows-per-unit", "3"], "at most 3 of each are summed"),
+    ],
+  )
   def test_how_many_rows_a_unit_has_is_nowhere(
-    self, user_argv, users, capsys, tmp_path, ledger_dir
+    self, user_argv, users, capsys, tmp_path, ledger_dir, bound, stated
   ):
-    argv = [*user_argv(TRAIN), "--max-rows-per-unit", "3"]
-    said = "".join(succeeds(capsys, *argv))
-    assert "privacy unit: user, at most 3 rows of each" in said
+    said = "".join(succeeds(capsys, *user_argv(TRAIN), *bound))
+    assert f"privacy unit: user; of its rows, {stated}" in said
     for file in [*(tmp_path / "out").glob("*.*"), *ledger_dir.glob("*")]:
       if file.suffix != ".safetensors":
         said += file.read_text()
@@ -242,10 +252,12 @@ class TestTraining:
     for private in (USED_AT_3, 61, 98, 30, 14):
       assert str(private) not in words
 
-  def test_a_sweep(self, user_argv, capsys, tmp_path):
-    succeeds(capsys, *user_argv(SWEEP), "--max-rows-per-unit", 2)
+  @pytest.mark.parametrize("m", [None, 2])
+  def test_a_sweep(self, user_argv, capsys, tmp_path, m):
+    bound = ["--max-rows-per-unit", m] if m else []
+    succeeds(capsys, *user_argv(SWEEP), *bound)
     config = json.loads((tmp_path / "out/config.json").read_text())
-    assert config["max_rows_per_unit"] == 2
+    assert config["max_rows_per_unit"] == m
     assert config["train_cache"]["privacy_unit"] == "user"
     heads = sorted((tmp_path / "out/heads").iterdir())
     assert len(heads) == 2
@@ -260,8 +272,12 @@ def _columns(cache: FeatureCache):
 class TestLedger:
   def test_the_unit_is_in_the_entry(self, users):
     train(users, 2)
-    (entry,) = cache_ledger(users, None).entries()
-    assert (entry["privacy_unit"], entry["rows_per_unit"]) == ("user", 2)
+    train(users, None)
+    found = [
+      (entry["privacy_unit"], entry["clipped"], entry["rows_per_unit"])
+      for entry in cache_ledger(users, None).entries()
+    ]
+    assert found == [("user", "row", 2), ("user", "unit", 1)]
 
   def test_units_are_not_added_up(self, users, tmp_path, capsys):
     """An epsilon per example says nothing about a user."""
@@ -280,7 +296,7 @@ class TestLedger:
 
   def test_other_bounds_of_one_unit_add_up(self, users, capsys):
     train(users, 1)
-    train(users, 4)
+    train(users, None)
     out, _ = succeeds(capsys, "budget", "--cache", users.path)
     assert out.count("per user") == 2
 
@@ -334,6 +350,28 @@ class TestReceipt:
     out, _ = succeeds(capsys, "verify", head)
     assert out.startswith("ok: the receipt follows from the noise")
 
+  def test_of_a_clipped_unit(self, user_argv, capsys, tmp_path):
+    succeeds(capsys, *user_argv(TRAIN))
+    head = tmp_path / "out"
+    out, _ = succeeds(capsys, "verify", head)
+    assert out.startswith("ok: the receipt follows from the noise")
+    receipt = json.loads((head / "receipt.json").read_text())
+    assert receipt["mechanism"]["clipped"] == "unit"
+    (line,) = [x for x in receipt["assumptions"] if "user" in x]
+    assert "the sum of each is clipped as one vector" in line
+    card = (head / "README.md").read_text()
+    assert (
+      "| privacy unit | user: the gradients of all its examples are clipped as"
+      " one |"
+    ) in card
+    for value in ("row", "users", None):
+      assert problems(changed(receipt, ("mechanism", "clipped"), value))
+    for m in (2, 0):
+      assert problems(changed(receipt, ("mechanism", "rows_per_unit"), m))
+    forged = changed(receipt, ("privacy", "privacy_unit"), "example")
+    found = problems(forged)
+    assert "clipped is 'unit' and should be 'row'." in found
+
   def test_a_card_for_people(self, head):
     card = (head / "README.md").read_text()
     assert "when one user, with all its examples, is added or removed" in card
@@ -354,6 +392,7 @@ class TestReceipt:
       (("mechanism", "rows_per_unit"), 0),
       (("mechanism", "rows_per_unit"), None),
       (("mechanism", "rows_per_unit"), 3.0),
+      (("mechanism", "clipped"), "unit"),
       (("privacy", "privacy_unit"), "example"),
       (("privacy", "privacy_unit"), "patient"),
       (("privacy", "privacy_unit"), ""),

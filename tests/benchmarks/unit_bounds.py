@@ -1,0 +1,117 @@
+"""Accuracy per way to bound a unit: clipping its sum, or at most m rows of it.
+
+    python tests/benchmarks/unit_bounds.py cifar10_features.npz
+
+The file has train_embedding, train_label, test_embedding and test_label, as
+for `oneshot-dp import-features`. Rows are put into units of k that are drawn at
+random, of one class each, the same in every other class only ("uneven": other
+rows are units of their own), or k nearly equal copies of one row. Prints the
+mean top-1 on the test rows, in percent, and its spread over the draws of the
+noise, which are from a seed: NOT PRIVATE.
+"""
+
+import argparse
+import pathlib
+
+import numpy as np
+
+from configs.schema import HeadConfig
+from extract.cache_block import Block
+from linear_dp.clipping import ClippedGradientGrid
+from linear_dp.exact_sum import SecretSum, exact_clipped_sum
+from linear_dp.noise_source import NoiseSource
+from linear_dp.optimizers import one_step
+from linear_dp.release import ReleasePlan, release
+from linear_dp.unit_rows import choose_rows
+from linear_dp.unit_sums import count_rows
+from pipeline.training import make_optimizer
+
+KINDS = ("random", "one class", "uneven", "copies")
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("features", type=pathlib.Path)
+  parser.add_argument("--rows-of-a-unit", type=int, nargs="+", default=[10, 30])
+  parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1, 4])
+  parser.add_argument("--draws", type=int, default=10)
+  args = parser.parse_args()
+  with np.load(args.features) as file:
+    data = dict(file)
+  plan = ReleasePlan(
+    epsilons=tuple(args.epsilons), delta=1e-5, num_draws=args.draws
+  )
+  print(
+    "units of      bound  " + "  ".join(f"eps={e:<6g}" for e in plan.epsilons)
+  )
+  for k in args.rows_of_a_unit:
+    for kind in KINDS:
+      block = in_units(data["train_embedding"], data["train_label"], k, kind)
+      for m in (None, 1, 4, k):
+        cells = scores(block, data, m, plan)
+        name = "sum" if m is None else f"m={m}"
+        print(f"{k:2} {kind:10} {name:>5}  " + "  ".join(cells))
+
+
+def in_units(rows: np.ndarray, label: np.ndarray, k: int, kind: str) -> Block:
+  """The rows in units of k; as many rows, whatever the kind."""
+  rng = np.random.default_rng(0)
+  order = rng.permutation(len(rows))
+  if kind in ("one class", "uneven"):
+    order = order[np.argsort(label[order], kind="stable")]
+  unit = np.arange(len(rows)) // k
+  if kind == "copies":
+    order = order[unit]
+    noise = 1e-2 * rng.standard_normal(rows.shape)
+    rows = rows[order] * (1 + noise).astype(rows.dtype)
+  else:
+    rows = rows[order]
+  if kind == "uneven":
+    alone = label[order] % 2 == 1
+    unit = np.where(alone, len(rows) + np.arange(len(rows)), unit)
+  return Block(
+    embedding=rows,
+    embedding_norm=np.linalg.norm(rows.astype(np.float32), axis=1),
+    label=label[order],
+    example_id=np.arange(len(rows)),
+    unit_id=unit,
+  )
+
+
+def scores(
+  block: Block, data: dict[str, np.ndarray], m: int | None, plan: ReleasePlan
+) -> list[str]:
+  """Top-1 per epsilon."""
+  optimizer = make_optimizer(HeadConfig())
+  found: dict[float, list[float]] = {e: [] for e in plan.epsilons}
+  for out in release(
+    summed(block, int(data["train_label"].max()) + 1, m),
+    plan,
+    NoiseSource(0),
+    charge=lambda plan, source: None,
+  ):
+    head = one_step(out, optimizer)
+    logits = data["test_embedding"] @ head.kernel + head.bias
+    top1 = (logits.argmax(axis=1) == data["test_label"]).mean()
+    found[out.statement.epsilon].append(100 * top1)
+  return [f"{np.mean(x):4.1f}±{np.std(x):3.1f}" for x in found.values()]
+
+
+def summed(block: Block, num_classes: int, m: int | None) -> SecretSum:
+  grid = ClippedGradientGrid(
+    num_classes=num_classes,
+    feature_dim=block.embedding.shape[1],
+    rows_per_unit=m or 1,
+    clipped="row" if m else "unit",
+  )
+  return exact_clipped_sum(
+    [block],
+    grid,
+    num_examples=len(block),
+    chosen=choose_rows([block], m) if m else None,
+    sizes=None if m else count_rows([block]),
+  )
+
+
+if __name__ == "__main__":
+  main()
