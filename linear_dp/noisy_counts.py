@@ -24,7 +24,6 @@ from collections.abc import Callable
 
 from dp_accounting import NeighboringRelation
 
-from configs.errors import InputError
 from linear_dp import accounting
 from linear_dp.evaluate import Accuracy, SecretHits
 from linear_dp.noise import rounded_gaussian

@@ -2,9 +2,13 @@
 
 Values are planted in the rows that no public number has: ids, class counts,
 coordinates and norms. Every stream and every file of every command is searched
-for them, in several spellings, those of runs that fail included.
+for them, in several spellings, those of runs that fail included. Two things may
+hold them, and are named where they are left out: the weights of the baseline,
+which is not private and says so, and what `verify --duplicates` finds.
 """
 
+import contextlib
+import io
 import os
 import pathlib
 import re
@@ -15,12 +19,19 @@ import pytest
 from safetensors.numpy import load_file
 
 from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
+from pipeline.cli import main
 from tests.pipeline.command_line import start
 
 N, D, CLASSES = 2_000, 8, ("cat", "dog", "owl")
 COUNTS = (613, 1_181, 206)
 FIRST_ID = 9_387_441_000
+FIRST_EVAL_ID = 4_416_552_000
+FIRST_UNIT = 6_602_919_000
+UNIT_ROWS, MOST_ROWS = 3, 2
 PLANTED = 7.3125  # a coordinate, exact in every dtype
+BASELINE = "heads/baseline-NOT-PRIVATE"
+BY_DESIGN = (f"private-sweep/{BASELINE}/head.safetensors", "pairs.csv")
+"""Files that may hold private values: exact sums, and pairs of duplicates."""
 
 
 def write_features(path: pathlib.Path) -> None:
@@ -34,6 +45,15 @@ def write_features(path: pathlib.Path) -> None:
     train_example_id=FIRST_ID + np.arange(N),
     test_embedding=rng.standard_normal((60, D)).astype(np.float32),
     test_label=np.arange(60) % 3,
+    test_example_id=FIRST_EVAL_ID + np.arange(60),
+    units_embedding=embedding[::-1],
+    units_label=np.repeat(np.arange(3), COUNTS),
+    units_example_id=FIRST_ID + np.arange(N),
+    units_unit_id=FIRST_UNIT + np.arange(N) // UNIT_ROWS,
+    # Rows that are twice there, for --duplicates to find.
+    twice_embedding=np.tile(embedding[:20], (2, 1)),
+    twice_label=np.zeros(40, int),
+    twice_example_id=FIRST_ID + np.arange(40),
     class_names=np.array(CLASSES),
   )
 
@@ -47,9 +67,12 @@ def private_values(path: pathlib.Path) -> list[str]:
   rows = np.rint(embedding * scale[:, None]).astype(np.int64)
   sums = [rows[label == c].sum(axis=0) for c in range(3)]
   assert np.abs(rows).max() <= GRID_RADIUS
+  units = -(-N // UNIT_ROWS)
+  used = N - N // UNIT_ROWS * (UNIT_ROWS - MOST_ROWS)
+  private = (*COUNTS, units, used)
   numbers = [
-    *map(str, COUNTS),
-    *(f"{count:,}" for count in COUNTS),
+    *map(str, private),
+    *(f"{count:,}" for count in private),
     *(f"{count / N:.4f}" for count in COUNTS),
     *(str(abs(value)) for total in sums for value in total),
     f"{PLANTED}",
@@ -57,7 +80,8 @@ def private_values(path: pathlib.Path) -> list[str]:
   ]
   # Numbers whole: "613" is not in "0.4613", nor 7.3125 in 17.31256.
   whole = [rf"(?<![\w.]){re.escape(number)}(?![\w])" for number in numbers]
-  return [*whole, str(FIRST_ID)[:7]]
+  ids = (FIRST_ID, FIRST_EVAL_ID, FIRST_UNIT)
+  return [*whole, *(str(first)[:7] for first in ids)]
 
 
 class Run:
@@ -72,6 +96,24 @@ class Run:
     out, err = process.communicate(timeout=120)
     assert process.returncode == status, err
     self.said += out + err
+
+  def here(self, command: str, status: int = 0, *, search: bool = True) -> str:
+    """In this process, which is faster; what it printed.
+
+    Args:
+      command: words.
+      status: how it must end.
+      search: False for output that is private by design.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with (
+      contextlib.chdir(self.place),
+      contextlib.redirect_stdout(out),
+      contextlib.redirect_stderr(err),
+    ):
+      assert main(command.split()) == status, err.getvalue()
+    self.said += (out.getvalue() if search else "") + err.getvalue()
+    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +144,62 @@ def run(tmp_path_factory) -> Run:
   run(
     f"train --cache caches/train --epsilon -1 --delta 1e-5 --out x {ledger}", 2
   )
+  run_the_rest(run)
   return run
 
 
+def run_the_rest(run: Run) -> None:
+  """All else that reads private rows, in this process."""
+  # Releases per patient and per example are not of one ledger.
+  ledger, other = "--ledger-dir ledgers/units", "--ledger-dir ledgers/private"
+  for split, unit in (("units", " --unit-name patient"), ("twice", "")):
+    run.here(
+      f"import-features features.npz --split {split} --backbone-name net"
+      f" --out caches/{split}{unit}"
+    )
+  run.here("inspect caches/units")
+  run.here("verify caches/units")
+  patients = f"train --cache caches/units --epsilon 2 --delta 1e-5 {ledger}"
+  run.here(f"{patients} --max-rows-per-unit {MOST_ROWS} --out patients")
+  run.here(f"verify patients {ledger}")
+  run.here(f"{patients} --out whole-patients")
+  run.here(
+    "sweep --cache caches/train --eval-cache caches/test --epsilons 1 4 --delta"
+    f" 1e-5 --baseline --private-eval 2 --out private-sweep {other}"
+  )
+  run.here(f"verify private-sweep/{BASELINE} {other}")
+  run.here(
+    "evaluate --head private-sweep/heads/epsilon-1-seed-0 --cache caches/test"
+    f" --private-eval 1 --delta 1e-5 {other}"
+  )
+  run.here(f"budget --cache caches/test {other}")
+  cap = "--max-epsilon 3 --max-delta 1e-5"
+  run.here(f"budget set --cache caches/units {cap} {ledger}")
+  run.here(f"budget --cache caches/units {ledger}")
+  run.here(f"{patients} --max-rows-per-unit {MOST_ROWS} --out x", 2)
+  run.here("verify caches/train --duplicates --min-cosine 0.999 --out none.csv")
+  found = run.here(
+    "verify caches/twice --duplicates --min-cosine 0.999 --out pairs.csv",
+    search=False,
+  )
+  assert str(FIRST_ID) in found
+  assert str(FIRST_ID + 19) in (run.place / "pairs.csv").read_text()
+  run.here(
+    "audit --epsilon 4 --delta 1e-5 --runs 200 --canaries 100 --num-classes 2"
+    " --feature-dim 2 --noise-seed 1"
+  )
+
+
 def released(run: Run) -> list[pathlib.Path]:
-  """Every file but the cache, which is the private data."""
-  folders = ("sweep", "head", "ledgers")
-  files = [f for name in folders for f in (run.place / name).rglob("*")]
-  return [f for f in files if f.is_file()]
+  """Every file but the caches, which are the private data, and `BY_DESIGN`."""
+  left_out = [run.place / name for name in ("features.npz", "caches")]
+  return [
+    f
+    for f in run.place.rglob("*")
+    if f.is_file()
+    and not any(f.is_relative_to(folder) for folder in left_out)
+    and str(f.relative_to(run.place)) not in BY_DESIGN
+  ]
 
 
 def test_the_values_can_be_found_where_they_are(run):
@@ -132,7 +222,8 @@ def test_no_command_prints_them(run):
 
 def test_no_file_that_leaves_has_them(run):
   files = released(run)
-  assert len(files) > 25
+  assert len(files) > 45
+  assert all((run.place / name).is_file() for name in BY_DESIGN)
   patterns = private_values(run.place / "features.npz")
   for file in files:
     name = str(file.relative_to(run.place))
@@ -144,14 +235,17 @@ def test_no_file_that_leaves_has_them(run):
       assert not re.search(pattern, text), (name, pattern)
     content = file.read_bytes()
     assert np.float32(PLANTED).tobytes() * 2 not in content
-    assert np.int64(FIRST_ID + 5).tobytes() not in content
+    for first in (FIRST_ID, FIRST_EVAL_ID, FIRST_UNIT):
+      assert np.int64(first + 5).tobytes() not in content
 
 
 def test_no_public_file_of_the_cache_has_them(run):
-  for name in ("cache_info.json", "dataset_info.json", "features.json"):
-    text = (run.place / "caches/train" / name).read_text()
-    for pattern in private_values(run.place / "features.npz"):
-      assert not re.search(pattern, text), (name, pattern)
+  names = ("cache_info.json", "dataset_info.json", "features.json")
+  for cache in ("train", "test", "units"):
+    for name in names:
+      text = (run.place / "caches" / cache / name).read_text()
+      for pattern in private_values(run.place / "features.npz"):
+        assert not re.search(pattern, text), (cache, name, pattern)
 
 
 def test_heads_are_not_the_exact_ones(run):
@@ -161,17 +255,18 @@ def test_heads_are_not_the_exact_ones(run):
     for f in released(run)
     if f.name == "head.safetensors"
   ]
-  assert len(kernels) == 7
-  assert len({kernel.tobytes() for kernel in kernels}) == 7
+  assert len(kernels) == 11
+  assert len({kernel.tobytes() for kernel in kernels}) == 11
 
 
 def test_what_holds_private_data_is_its_owner_s_alone(run):
   private = [
-    *(run.place / "caches/train").rglob("*"),
+    *(run.place / "caches").rglob("*"),
     *(run.place / "ledgers").rglob("*"),
+    *(run.place / name for name in BY_DESIGN),
   ]
   files = [f for f in private if f.is_file()]
-  assert len(files) >= 4
+  assert len(files) >= 20
   for file in files:
     mode = stat.S_IMODE(os.stat(file).st_mode)
     assert mode == 0o600, (file.name, oct(mode))

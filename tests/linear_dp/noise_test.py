@@ -383,24 +383,26 @@ def test_bits_drawn_to_accept_are_in_the_sample():
   more = [1, low, WORD // 2]
   source = ScriptedSource(
     [
-      # Three values: k of each, x, v. The first is surely kept, the second
-      # rejected after more bits, the third kept after more bits.
-      *(zero, three, three),
-      *(7, x, x),
-      *(0, v, v),
+      # Four values: k of each, x, v. Kept at once; rejected after more bits;
+      # rejected at once; kept after more bits.
+      *(zero, three, zero, three),
+      *(7, x, WORD // 2, x),
+      *(0, v, WORD - 1, v),
       *(*more, WORD - 1),
       *(*more, 0),
-      # The second again: kept, after other bits.
-      *(three, x, v),
+      # The two again: kept at once, and after more bits.
+      *(zero, three),
+      *(9, x),
+      *(0, v),
       *(0, 0),
     ]
   )
-  normals = sample_normals(3, source)
+  normals = sample_normals(4, source)
   assert not source.script
-  assert normals.integer.tolist() == [0, 3, 3]
-  assert normals.fraction.tolist() == [7, x, x]
-  assert normals.tail == {1: (0, 64), 2: ((1 << 64) | (WORD // 2), 128)}
-  low_end, high_end = normals.interval(2)
+  assert normals.integer.tolist() == [0, 0, 3, 3]
+  assert normals.fraction.tolist() == [7, 9, x, x]
+  assert normals.tail == {2: (0, 64), 3: ((1 << 64) | (WORD // 2), 128)}
+  low_end, high_end = normals.interval(3)
   assert high_end - low_end == Fraction(1, 2**192)
 
 

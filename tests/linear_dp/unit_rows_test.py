@@ -229,7 +229,7 @@ def test_rows_that_do_not_count_take_the_same_work(monkeypatch):
   added = []
   add = ClassSums.add
 
-  def note(self, block, counts=None):
+  def note(self, block, counts):
     added.append((len(block.label), int(counts.sum())))
     add(self, block, counts)
 
