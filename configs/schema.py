@@ -8,7 +8,7 @@ This module is the only one of ours that any package may import (with
 
 import dataclasses
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 from configs.errors import InputError
 
@@ -17,6 +17,7 @@ OnDecodeError = Literal["fail", "skip"]
 EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
 ComputeDtype = Literal["float32", "bfloat16"]
 OptimizerName = Literal["lamb", "adam", "momentum"]
+HeadName = Literal["lamb", "adam", "momentum", "whitened", "auto"]
 RelationName = Literal["add-or-remove-one", "replace-one", "replace-special"]
 ReleaseOrder = Literal["nested", "independent"]
 
@@ -238,7 +239,10 @@ class HeadConfig:
   """How a head is trained, privacy aside.
 
   Attributes:
-    head: the optimizer of the one step; "lamb" is the paper's.
+    head: "lamb" (the paper's), "adam" or "momentum": the optimizer of one step;
+      "whitened": private whitening and then gradient descent, which has no
+      settings; "auto": whichever of "whitened" and "lamb" suits n and epsilon.
+      What follows is for one step only.
     l2_clip_norm: C, the largest norm of one example's gradient.
     initial_bias: b0, the bias that every class starts from.
     train_bias: train the bias too (the kernel always is).
@@ -248,13 +252,28 @@ class HeadConfig:
       1 to 4 helps at small epsilon.
   """
 
-  head: OptimizerName = "lamb"
+  head: HeadName = "lamb"
   l2_clip_norm: float = 1.0
   initial_bias: float = -10.0
   train_bias: bool = False
   learning_rate: float = 1.0
   eps: float = 1e-6
   eps_in_noise_sds: float | None = None
+
+  def __post_init__(self):
+    if self.is_one_step:
+      return
+    for field in dataclasses.fields(self):
+      if field.name != "head" and getattr(self, field.name) != field.default:
+        raise InputError(
+          f"{field.name}={getattr(self, field.name)} is for heads of one step;"
+          f" head={self.head!r} sets everything from public sizes."
+        )
+
+  @property
+  def is_one_step(self) -> bool:
+    """Whether the head is an optimizer's first step."""
+    return self.head in get_args(OptimizerName)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from configs.errors import InputError
 from linear_dp.class_sums import ClassSums
 from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.row_block import RowBlock
+from linear_dp.row_block import RowBlock, refuse_units
 from linear_dp.row_stream import checked
 from linear_dp.unit_rows import (
   ChosenRows,
@@ -129,7 +129,7 @@ def exact_clipped_sum(
     if isinstance(accumulator, UnitSums):
       accumulator.add(block)
     elif chosen is None:
-      _refuse_units(block)
+      refuse_units(block)
       accumulator.add(block)
     else:
       counts = chosen.among(block)
@@ -148,12 +148,3 @@ def exact_clipped_sum(
   return SecretSum(
     grid=grid, num_examples=num_examples, secret_class_sums=class_sums
   )
-
-
-def _refuse_units(block: RowBlock) -> None:
-  """A sum of all rows would pass for one that bounds the units'."""
-  if block.unit_id is not None:
-    raise InputError(
-      "The rows have a unit_id, so a unit may have many: clip the sum of each,"
-      " or choose how many of each are summed."
-    )

@@ -58,3 +58,16 @@ def refuse(
     f"example_id={example_id[np.flatnonzero(bad)[0]]}: {reason}. Run"
     " `oneshot-dp verify` on the cache, then extract it again."
   )
+
+
+def refuse_units(block: RowBlock) -> None:
+  """Refuses rows that are not a privacy unit each.
+
+  Raises:
+    InputError: a sum of them would pass for one that bounds the units'.
+  """
+  if block.unit_id is not None:
+    raise InputError(
+      "The rows have a unit_id, so a unit may have many: clip the sum of each,"
+      " or choose how many of each are summed."
+    )

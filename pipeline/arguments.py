@@ -194,8 +194,9 @@ class Sweep:
   then import without unit_id."""
   num_seeds: int = 1
   """Independent draws of the noise, to see the spread; each is charged."""
-  release: ReleaseOrder = "nested"
-  """Whether smaller epsilons reuse the noise of larger ones."""
+  release: ReleaseOrder | None = None
+  """Whether smaller epsilons reuse the noise of larger ones. Default: nested
+  where the head is of one step, independent otherwise."""
   baseline: FlagCreatePairsOff[bool] = False
   """Also train a head without noise (epsilon = infinity): NOT PRIVATE."""
   private_eval: float | None = None

@@ -25,6 +25,7 @@ from pipeline.budget_report import set_cap, show_budget
 from pipeline.duplicate_report import report_duplicates
 from pipeline.evaluation import PrivateEvaluation, evaluate_on_public_labels
 from pipeline.feature_space import FeatureSpace
+from pipeline.head_choice import choose_head, release_order
 from pipeline.head_directory import RECEIPT_FILE, read_head, write_head
 from pipeline.head_verify import verify_head
 from pipeline.import_features import import_features
@@ -161,25 +162,20 @@ def _verify(command: arguments.Verify) -> None:
 def _train(command: arguments.Train) -> None:
   output_dir.check_absent(command.out)
   cache = open_cache(command.cache)
-  plan = make_plan((command.epsilon,), command.privacy)
+  config = choose_head(command.training, cache.info)
+  plan = make_plan(
+    (command.epsilon,), command.privacy, order=release_order(config, None)
+  )
   (trained,) = train_heads(
     cache,
     plan,
-    command.training,
+    config,
     command.privacy,
     max_rows_per_unit=command.max_rows_per_unit,
     ledger_dir=command.ledger_dir,
   )
   with output_dir.whole_directory(command.out) as directory:
-    receipt = write_head(
-      directory,
-      trained.head,
-      trained.release,
-      plan,
-      command.training,
-      cache.info,
-      ledger_entry=trained.ledger_entry,
-    )
+    receipt = write_head(directory, trained, plan, config, cache.info)
   privacy = receipt["privacy"]
   print(
     f"{command.out}: epsilon = {printable(privacy['epsilon'])} at delta ="
@@ -188,23 +184,25 @@ def _train(command: arguments.Train) -> None:
     f" {privacy['noise_source']}"
   )
   if cache.info.has_units:
-    grid = trained.release.grid
-    bound = how_bounded(grid.clipped, grid.rows_per_unit)
+    mechanism = receipt["mechanism"]
+    bound = how_bounded(mechanism["clipped"], mechanism["rows_per_unit"])
     print(f"privacy unit: {cache.info.privacy_unit}; of its rows, {bound}")
 
 
 def _sweep(command: arguments.Sweep) -> None:
   start = time.monotonic()
+  cache = open_cache(command.cache)
+  config = choose_head(command.training, cache.info)
   rows = run_sweep(
-    open_cache(command.cache),
+    cache,
     open_cache(command.eval_cache),
     command.out,
     command.epsilons,
     command.privacy,
-    command.training,
+    config,
     max_rows_per_unit=command.max_rows_per_unit,
     num_seeds=command.num_seeds,
-    order=command.release,
+    order=release_order(config, command.release),
     baseline=command.baseline,
     ledger_dir=command.ledger_dir,
     private_eval=command.private_eval,

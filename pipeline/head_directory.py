@@ -23,9 +23,10 @@ from configs.errors import InputError
 from configs.schema import HeadConfig
 from extract.feature_cache import CacheInfo
 from linear_dp.head import LinearHead
-from linear_dp.release import Release, ReleasePlan
+from linear_dp.release import ReleasePlan
 from pipeline import receipt as receipts
 from pipeline.model_card import model_card
+from pipeline.trainer import TrainedHead
 
 WEIGHTS_FILE = "head.safetensors"
 RECEIPT_FILE = "receipt.json"
@@ -47,27 +48,24 @@ class SavedHead:
 
 def write_head(
   directory: Path,
-  head: LinearHead,
-  release: Release,
+  trained: TrainedHead,
   plan: ReleasePlan,
   config: HeadConfig,
   cache: CacheInfo,
-  *,
-  ledger_entry: str,
 ) -> dict[str, Any]:
   """Writes the three files into an empty directory; returns the receipt."""
+  head = trained.head
   weights = safetensors.numpy.save(
     {"kernel": np.asarray(head.kernel), "bias": np.asarray(head.bias)}
   )
   receipt = receipts.make_receipt(
-    release,
+    trained,
     plan,
     config,
     cache,
-    ledger_entry=ledger_entry,
     head_sha256=hashlib.sha256(weights).hexdigest(),
   )
-  is_private = release.statement.is_private
+  is_private = trained.statement.is_private
   directory.mkdir(parents=True, exist_ok=True)
   if not is_private:
     directory.chmod(0o700)

@@ -6,6 +6,7 @@ from configs.schema import EXAMPLE_UNIT
 from extract.cache_identity import sha256_of
 from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
+from pipeline.mechanism import mechanism_of
 
 
 def model_card(receipt: dict[str, Any]) -> str:
@@ -15,7 +16,6 @@ def model_card(receipt: dict[str, Any]) -> str:
   the one, names and words included, no longer fits the other.
   """
   data, mechanism = receipt["data"], receipt["mechanism"]
-  training = receipt["training"]
   return f"""# Linear head on {data["backbone"]["name"]} embeddings
 
 {_promise(receipt)}
@@ -27,9 +27,7 @@ def model_card(receipt: dict[str, Any]) -> str:
 | classes | {mechanism["num_classes"]} |
 | embedding | {mechanism["feature_dim"]} values of \
 {data["backbone"]["name"]}, {data["backbone"]["layer"] or "layer unknown"} |
-| training | one full-batch step of {training["head"]} from zero weights and \
-bias {mechanism["initial_bias"]:g}, gradients clipped to norm \
-{mechanism["l2_clip_norm"]:g} |
+| training | {mechanism_of(mechanism).in_words(receipt["training"])} |
 {_unit(receipt)}{_together(receipt)}
 ## What this rests on
 

@@ -16,13 +16,12 @@ from dp_accounting import NeighboringRelation
 from configs.schema import EXAMPLE_UNIT, HeadConfig, check_unit_name
 from extract.feature_cache import CacheInfo
 from linear_dp import accounting
-from linear_dp.clipping import (
-  GRID_RADIUS,
-  ClippedGradientGrid,
-  ClippedVector,
-)
+from linear_dp.clipping import ClippedVector
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import NOT_PRIVATE, Release, ReleasePlan
+from linear_dp.release import NOT_PRIVATE, ReleasePlan
+from pipeline.budget import changed_units
+from pipeline.mechanism import mechanism_of
+from pipeline.trainer import TrainedHead
 
 FORMAT_VERSION = 1
 _TOLERANCE = 1e-8
@@ -54,41 +53,31 @@ _NOT_PROTECTED = (
   "The time a run takes, and the memory and disks of the machine it runs on.",
   "The feature cache itself: it holds the private data and must stay private.",
 )
-_STATED = {
-  "name": "Gaussian mechanism on the integer sum of clipped first-step"
-  " gradients, rounded to the grid",
-  "statistic": "G = rint(p0*T) - S, released as G + round(N(0, sd^2))",
-  "sensitivity": "(m*B*|r| + (1 + 2^-10)*sqrt(K*D)) grid steps, where m is"
-  " rows_per_unit (1 where a unit is clipped as one vector), doubled for"
-  " REPLACE_ONE",
-}
 _CURVE_DELTAS = ("1e-04", "1e-05", "1e-06", "1e-07", "1e-08", "1e-10", "1e-12")
 _SOFTWARE = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
 
 
 def make_receipt(
-  release: Release,
+  trained: TrainedHead,
   plan: ReleasePlan,
   config: HeadConfig,
   cache: CacheInfo,
   *,
-  ledger_entry: str,
   head_sha256: str,
 ) -> dict[str, Any]:
   """The receipt of one head, as JSON.
 
   Args:
-    release: what the head was made from.
+    trained: the head.
     plan: the releases it was part of, which compose.
     config: how the head was trained.
     cache: the private rows, by their public metadata.
-    ledger_entry: SHA-256 of the ledger's entry.
     head_sha256: of head.safetensors.
 
   Returns:
     A JSON object; `private` is False for baselines and seeded noise.
   """
-  statement, grid = release.statement, release.grid
+  statement, mechanism = trained.statement, trained.mechanism.as_json()
   return {
     "format_version": FORMAT_VERSION,
     "private": statement.is_private,
@@ -106,7 +95,9 @@ def make_receipt(
       "noise_source": statement.noise_source,
       "accountant": accounting.ACCOUNTANT,
       "epsilon_by_relation": _epsilon_by_relation(
-        grid, statement.noise_sd, statement.delta
+        statement.noise_multiplier,
+        statement.neighboring_relation,
+        statement.delta,
       ),
       "epsilon_by_delta": _epsilon_by_delta(statement.noise_multiplier),
     },
@@ -116,21 +107,9 @@ def make_receipt(
       "num_draws": plan.num_draws,
       "noise_multipliers_charged": list(plan.charged_noise_multipliers),
       "composed_epsilon": plan.composed_epsilon,
-      "ledger_entry": ledger_entry,
+      "ledger_entry": trained.ledger_entry,
     },
-    "mechanism": _STATED
-    | {
-      "residual_norm": grid.residual_norm,
-      "num_classes": grid.num_classes,
-      "feature_dim": grid.feature_dim,
-      "l2_clip_norm": grid.l2_clip_norm,
-      "initial_bias": grid.initial_bias,
-      "train_bias": grid.train_bias,
-      "clipped": grid.clipped,
-      "rows_per_unit": grid.rows_per_unit,
-      "grid_radius": GRID_RADIUS,
-      "grid_step": grid.step,
-    },
+    "mechanism": mechanism,
     "data": {
       "dataset": cache.dataset,
       "dataset_version": cache.dataset_version,
@@ -147,7 +126,7 @@ def make_receipt(
     "training": dataclasses.asdict(config),
     "head_sha256": head_sha256,
     "assumptions": _assumptions(
-      cache.num_classes_source, cache.privacy_unit, grid
+      cache.num_classes_source, cache.privacy_unit, mechanism
     ),
     "not_protected": list(_NOT_PROTECTED),
     "software": {p: importlib.metadata.version(p) for p in _SOFTWARE},
@@ -172,19 +151,11 @@ def problems(receipt: dict[str, Any]) -> list[str]:
 
 def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   privacy, mechanism = receipt["privacy"], receipt["mechanism"]
-  grid = ClippedGradientGrid(
-    num_classes=mechanism["num_classes"],
-    feature_dim=mechanism["feature_dim"],
-    l2_clip_norm=mechanism["l2_clip_norm"],
-    initial_bias=mechanism["initial_bias"],
-    train_bias=mechanism["train_bias"],
-    rows_per_unit=mechanism["rows_per_unit"],
-    clipped=mechanism["clipped"],
-  )
+  stated = mechanism_of(mechanism)
   data, training = receipt["data"], receipt["training"]
   relation = NeighboringRelation[privacy["neighboring_relation"]]
   delta, noise_sd = privacy["delta"], privacy["noise_sd_steps"]
-  sensitivity = grid.sensitivity(relation)
+  sensitivity = stated.sensitivity(relation)
 
   def compare(name: str, found: Any, expected: Any) -> Iterator[str]:
     if not same(found, expected):
@@ -202,24 +173,22 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from compare(
     "num_classes", mechanism["num_classes"], len(data["class_names"])
   )
-  for name in ("l2_clip_norm", "initial_bias", "train_bias"):
-    yield from compare(f"training.{name}", training[name], mechanism[name])
-  yield from compare("grid_radius", mechanism["grid_radius"], GRID_RADIUS)
-  yield from compare(
-    "residual_norm", mechanism["residual_norm"], grid.residual_norm
-  )
-  for name, text in _STATED.items():
-    yield from compare(f"mechanism.{name}", mechanism[name], text)
+  for section in (privacy, data):
+    for name in mechanism.keys() & section.keys():
+      yield from compare(f"mechanism.{name}", mechanism[name], section[name])
+  for name, value in stated.training().items():
+    yield from compare(f"training.{name}", training[name], value)
+  for name, value in stated.as_json().items():
+    yield from compare(f"mechanism.{name}", mechanism[name], value)
   yield from compare("accountant", privacy["accountant"], accounting.ACCOUNTANT)
   yield from compare(
     "assumptions",
     receipt["assumptions"],
-    _assumptions(data["num_classes_source"], unit, grid),
+    _assumptions(data["num_classes_source"], unit, mechanism),
   )
   yield from compare(
     "not_protected", receipt["not_protected"], list(_NOT_PROTECTED)
   )
-  yield from compare("grid_step", mechanism["grid_step"], grid.step)
   yield from compare(
     "sensitivity_steps", privacy["sensitivity_steps"], sensitivity
   )
@@ -229,7 +198,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from compare(
     "epsilon_by_relation",
     privacy["epsilon_by_relation"],
-    _epsilon_by_relation(grid, noise_sd, delta),
+    _epsilon_by_relation(noise_sd / sensitivity, relation, delta),
   )
   yield from compare(
     "epsilon_by_delta",
@@ -288,14 +257,15 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def _epsilon_by_relation(
-  grid: ClippedGradientGrid, noise_sd: float, delta: float
+  noise_multiplier: float, stated: NeighboringRelation, delta: float
 ) -> dict[str, float | str]:
   """ε of this noise at δ, whichever data sets are neighbours."""
-  if noise_sd == 0:
+  if noise_multiplier == 0:
     return {relation.name: NOT_PRIVATE for relation in NeighboringRelation}
+  of_one = noise_multiplier * changed_units(stated)
   return {
     relation.name: accounting.epsilon_of(
-      noise_sd / grid.sensitivity(relation), delta
+      of_one / changed_units(relation), delta
     )
     for relation in NeighboringRelation
   }
@@ -312,14 +282,14 @@ def _epsilon_by_delta(noise_multiplier: float) -> dict[str, float | str]:
 
 
 def _assumptions(
-  num_classes_source: str, privacy_unit: str, grid: ClippedGradientGrid
+  num_classes_source: str, privacy_unit: str, mechanism: dict[str, Any]
 ) -> list[str]:
   of_units = _ROWS_ARE_UNITS
   if privacy_unit != EXAMPLE_UNIT:
     of_units = (
       f"All rows of one {privacy_unit} are one privacy unit, by the unit_id"
       " that came with the data, and the guarantee covers all of them together;"
-      f" {how_bounded(grid.clipped, grid.rows_per_unit)}."
+      f" {how_bounded(mechanism['clipped'], mechanism['rows_per_unit'])}."
     )
   of_labels = num_classes_source not in ("class_names", "flag")
   return [

@@ -15,7 +15,6 @@ from configs.schema import HeadConfig, PrivacyConfig, ReleaseOrder
 from extract.cache_reader import FeatureCache
 from extract.cache_summary import public_metadata
 from linear_dp.evaluate import Accuracy
-from linear_dp.head import LinearHead
 from linear_dp.release import ReleasePlan
 from pipeline import output_dir, report
 from pipeline.charge import Charge
@@ -28,11 +27,11 @@ from pipeline.evaluation import (
 from pipeline.feature_space import FeatureSpace
 from pipeline.head_directory import write_head
 from pipeline.results import SweepRow, as_json, write_tables
+from pipeline.trainer import TrainedHead
 from pipeline.training import (
-  TrainedHead,
   cache_ledger,
-  make_grid,
   make_plan,
+  make_trainer,
   train_heads,
 )
 
@@ -81,7 +80,7 @@ def run_sweep(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
   plan = make_plan(epsilons, privacy, order=order, num_draws=num_seeds)
-  grid = make_grid(train.info, config, max_rows_per_unit)
+  make_trainer(train, config, max_rows_per_unit)  # what it refuses
   request = None
   if private_eval is not None:
     check_counts_units(train.info, evaluation.info)
@@ -92,7 +91,7 @@ def run_sweep(
     before = [Charge.of_plan(plan, request.source)] if one_ledger else []
     request.ledger.check(*before, request.charge)
   # One pass that costs no budget: a damaged evaluation cache is found now.
-  check_readable(LinearHead.initial(grid), evaluation)
+  check_readable(evaluation)
   trained = train_heads(
     train,
     plan,
@@ -114,15 +113,7 @@ def run_sweep(
   ]
   with output_dir.whole_directory(out) as directory:
     for head, row in zip(trained, rows, strict=True):
-      write_head(
-        directory / row.path,
-        head.head,
-        head.release,
-        plan,
-        config,
-        train.info,
-        ledger_entry=head.ledger_entry,
-      )
+      write_head(directory / row.path, head, plan, config, train.info)
     write_tables(directory, rows, plan, scored.statement)
     (directory / "config.json").write_text(
       as_json(
@@ -152,7 +143,7 @@ def _row(
   train: FeatureCache,
   evaluation: str,
 ) -> SweepRow:
-  statement, draw = trained.release.statement, trained.release.draw
+  statement, draw = trained.statement, trained.draw
   # All digits: two epsilons that look alike are two heads.
   epsilon = str(statement.epsilon).removesuffix(".0")
   name = (

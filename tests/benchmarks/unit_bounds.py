@@ -24,7 +24,7 @@ from linear_dp.optimizers import one_step
 from linear_dp.release import ReleasePlan, release
 from linear_dp.unit_rows import choose_rows
 from linear_dp.unit_sums import count_rows
-from pipeline.training import make_optimizer
+from pipeline.one_step_training import make_optimizer
 
 KINDS = ("random", "one class", "uneven", "copies")
 

@@ -90,12 +90,10 @@ def test_every_honest_receipt_holds(
   (head,) = train_heads(train_cache, plan, config, privacy, ledger_dir=None)
   receipt = write_head(
     tmp_path / "head",
-    head.head,
-    head.release,
+    head,
     plan,
     config,
     train_cache.info,
-    ledger_entry=head.ledger_entry,
   )
   assert problems(receipt) == []
   # From first principles, with no code of ours: the noise is as much as the
@@ -227,12 +225,10 @@ def test_seeded_noise_is_not_private(train_cache, tmp_path):
   (head,) = train_heads(train_cache, plan, config, privacy, ledger_dir=None)
   receipt = write_head(
     tmp_path / "head",
-    head.head,
-    head.release,
+    head,
     plan,
     config,
     train_cache.info,
-    ledger_entry=head.ledger_entry,
   )
   assert receipt["private"] is False
   assert receipt["privacy"]["noise_source"] == "seeded: NOT PRIVATE"

@@ -6,9 +6,9 @@ from configs.errors import InputError
 from configs.schema import HeadConfig, PrivacyConfig
 from linear_dp.noise_source import NoiseSource
 from pipeline.import_features import import_features
+from pipeline.one_step_training import make_optimizer
 from pipeline.training import (
   cache_ledger,
-  make_optimizer,
   make_plan,
   train_heads,
 )
@@ -53,7 +53,7 @@ def test_an_optimizer_is_what_was_asked():
 
 def test_one_head_for_each_draw_and_epsilon_in_order(train_cache):
   trained = train(train_cache, 1.0, 4.0, num_draws=2)
-  assert [(t.release.draw, t.release.statement.epsilon) for t in trained] == [
+  assert [(t.draw, t.statement.epsilon) for t in trained] == [
     (0, 4.0),
     (0, 1.0),
     (1, 4.0),
@@ -82,8 +82,8 @@ def test_the_baseline_comes_last_and_is_owned_up_to(train_cache):
   private, baseline = train_heads(
     train_cache, plan, HeadConfig(), PRIVACY, ledger_dir=None, baseline=True
   )
-  assert private.release.statement.is_private
-  assert not baseline.release.statement.is_private
+  assert private.statement.is_private
+  assert not baseline.statement.is_private
   ledger = cache_ledger(train_cache, None)
   charge, note = ledger.entries()
   assert charge["epsilons"] == [1.0]
@@ -107,14 +107,14 @@ def test_a_ledger_of_ones_own(train_cache, tmp_path, ledger_dir):
 def test_the_noise_comes_from_the_system(train_cache):
   (one,), (two,) = train(train_cache), train(train_cache)
   assert not np.array_equal(one.head.kernel, two.head.kernel)
-  assert one.release.statement.noise_source == "os.urandom"
+  assert one.statement.noise_source == "os.urandom"
 
 
 def test_a_seed_repeats_the_noise_and_is_warned_of(train_cache, capsys):
   privacy = PrivacyConfig(delta=1e-5, noise_seed=7)
   (one,), (two,) = (train(train_cache, privacy=privacy) for _ in range(2))
   np.testing.assert_array_equal(one.head.kernel, two.head.kernel)
-  assert not one.release.statement.is_private
+  assert not one.statement.is_private
   warning = (
     "warning: the noise comes from a seed: these heads are NOT PRIVATE.\n"
   )

@@ -1,0 +1,269 @@
+r"""Sums of clipped softmax gradients at any weights, and their private release.
+
+With z the direction of a row after a public linear map, z = Au/‖Au‖, and W the
+weights of a step, an example adds
+
+    g = r ⊗ z · min(1, C/‖r ⊗ z‖),   r = softmax(Wᵀz) − e_y
+
+These are no integers, so the sum is made in float64 and its error is bounded:
+for a row (see `row_error`) and for the addition of n of them,
+
+    ‖F − Σ g_i‖ ≤ E = (n + 1)·(e_row + γ_N·C),   γ_N = N·2⁻⁵³/(1 − N·2⁻⁵³)
+
+with N additions on the way to an entry. F and that of a neighbour are each
+within E of their sums, so F is private at the sensitivity C + 2E, and rounding
+to a grid adds what it adds in `clipping`. E, and with it the noise, depends on
+n, which is public. It is some 10⁻⁵ of C for a million rows: it costs nothing,
+and is paid all the same.
+
+Au is exact: A is rounded to integers whose columns are no longer than 2³², so
+no partial sum of the product reaches 2⁵³.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting import NeighboringRelation
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float64
+
+from configs.errors import InputError
+from linear_dp.clipping import GRID_RADIUS
+from linear_dp.noise import rounded_gaussian
+from linear_dp.noise_source import NoiseSource
+from linear_dp.secret_rows import ROWS_PER_DEVICE, SecretRows, integer_rows
+
+_COLUMN_NORM = 2.0**32
+_UNIT_ROUNDOFF = 2.0**-53
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PublicMap:
+  """A linear map of rows, rounded so that it can be applied exactly.
+
+  Attributes:
+    matrix: [d, p] float64 of integers; its columns' norms are at most 2³².
+      Its scale does not matter: rows are brought to unit norm behind it.
+  """
+
+  matrix: Float64[np.ndarray, "d p"]
+
+  def __post_init__(self):
+    norm = np.linalg.norm(self.matrix, axis=0).max()
+    if not norm <= _COLUMN_NORM or (self.matrix % 1).any():
+      raise InputError(
+        "A map must be of integers with columns no longer than 2^32: see"
+        " PublicMap.of."
+      )
+
+  @classmethod
+  def of(cls, matrix: Float64[np.ndarray, "d p"]) -> "PublicMap":
+    """The map nearest to a matrix, up to scale.
+
+    Raises:
+      InputError: a matrix of zeros, or one that is not finite.
+    """
+    longest = np.linalg.norm(matrix, axis=0).max()
+    if not 0 < longest < math.inf:
+      raise InputError(f"a map whose longest column has norm {longest}.")
+    # Rounding lengthens a column by at most √d/2.
+    room = _COLUMN_NORM - math.sqrt(len(matrix))
+    return cls(matrix=np.rint(matrix * (room / longest)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SecretGradient:
+  """F, and how far it may be from the sum; only `release_gradient` reads it.
+
+  Attributes:
+    clip_norm: C; public.
+    error: E, in the units of C; public.
+    secret_sum: F, [p, K] float64. Private.
+  """
+
+  clip_norm: float
+  error: float
+  secret_sum: Float64[np.ndarray, "p K"]
+
+  def __repr__(self) -> str:
+    return "SecretGradient(<private>)"
+
+  def __reduce__(self):
+    raise TypeError("A SecretGradient is private and is never serialised.")
+
+
+def clipped_gradient(
+  rows: SecretRows,
+  public_map: PublicMap,
+  kernel: Float64[np.ndarray, "p K"],
+  clip_norm: float,
+) -> SecretGradient:
+  """The sum of clipped gradients of the softmax cross-entropy.
+
+  Args:
+    rows: the private rows.
+    public_map: A, which must be public already.
+    kernel: W, which must be public already.
+    clip_norm: C.
+
+  Returns:
+    F and E.
+
+  Raises:
+    InputError: damaged rows, or a clip norm that is none.
+  """
+  if not 0 < clip_norm < math.inf:
+    raise InputError(f"clip_norm={clip_norm} must be positive and finite.")
+  add = _adder(rows.mesh)
+  shape = (rows.mesh.size, *kernel.shape)
+  chunks = 0
+  with jax.enable_x64(True):
+    same = NamedSharding(rows.mesh, PartitionSpec())
+    weights = jax.device_put((public_map.matrix, kernel), same)
+    total = jnp.zeros(shape, jnp.float64)
+    for chunk in rows.secret_chunks():
+      total = add(total, *weights, clip_norm, *chunk)
+      chunks += 1
+    summed = np.asarray(total).sum(axis=0)
+  # Of this data set, or of a neighbour with a row and a chunk more.
+  additions = ROWS_PER_DEVICE + chunks + 1 + rows.mesh.size
+  of_a_row = row_error(kernel) + _gamma(additions) * clip_norm * (1 + 2**-20)
+  return SecretGradient(
+    clip_norm=clip_norm,
+    error=(rows.num_examples + 1) * of_a_row,
+    secret_sum=summed,
+  )
+
+
+def row_error(kernel: Float64[np.ndarray, "p K"]) -> float:
+  r"""e_row: how far a row's gradient may be from its real value, any row.
+
+  With u = 2⁻⁵³ and w the norm of the longest column of W: z is off by e_z =
+  (p + 8)u (its norm is a sum of p squares), a logit by e_l = (γ_p + e_z)·w, the
+  softmax by 2e_l for its argument and (K + 16)u for itself (exp is taken to be
+  good to 8 units in the last place), and the clipped product, clipping being a
+  projection, by no more than its factors: e_r + 2e_z + (K + p + 16)u. Doubled,
+  for what was left out: products of these.
+
+  Args:
+    kernel: W.
+
+  Returns:
+    A bound on the L2 norm.
+  """
+  p, num_classes = kernel.shape
+  longest = float(np.linalg.norm(kernel, axis=0).max())
+  of_z = (p + 8) * _UNIT_ROUNDOFF
+  of_logit = (_gamma(p) + of_z) * longest
+  of_residual = 2 * of_logit + (num_classes + 16) * _UNIT_ROUNDOFF
+  of_product = (num_classes + p + 16) * _UNIT_ROUNDOFF
+  return 2 * (of_residual + 2 * of_z + of_product)
+
+
+def gradient_step(clip_norm: float) -> float:
+  """One step of the grid that gradients are released on: C/B."""
+  return clip_norm / GRID_RADIUS
+
+
+def gradient_sensitivity(
+  relation: NeighboringRelation,
+  *,
+  clip_norm: float,
+  error: float,
+  entries: int,
+) -> float:
+  r"""L2 sensitivity of rint(F/step), in grid steps, rounded up.
+
+      Δ = B + 2E/step + (1 + 2⁻¹⁰)·√entries
+
+  Args:
+    relation: REPLACE_ONE doubles the first term, and pays for all twice.
+    clip_norm: C.
+    error: E.
+    entries: p·K.
+
+  Returns:
+    Δ, or 2Δ.
+  """
+  rounding = (1 + 2**-10) * math.sqrt(entries)
+  of_error = 2 * error / gradient_step(clip_norm)
+  once = (GRID_RADIUS + of_error + rounding) * (1 + 2**-50)
+  return once * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
+
+
+def release_gradient(
+  secret: SecretGradient,
+  noise_multiplier: float,
+  relation: NeighboringRelation,
+  source: NoiseSource | None,
+) -> Float64[np.ndarray, "p K"]:
+  """rint(F/step) + round(Z), in the units of C.
+
+  Formal guarantees: post-processing of the Gaussian mechanism of noise
+  multiplier σ, which the caller has paid for.
+
+  Args:
+    secret: F and E.
+    noise_multiplier: σ.
+    relation: which data sets count as neighbours.
+    source: the random bits; None adds no noise, which is NOT PRIVATE.
+
+  Returns:
+    [p, K] float64, the noisy sum.
+  """
+  step = gradient_step(secret.clip_norm)
+  steps = np.rint(secret.secret_sum / step).astype(np.int64)
+  if source is None:
+    return steps * step
+  sensitivity = gradient_sensitivity(
+    relation,
+    clip_norm=secret.clip_norm,
+    error=secret.error,
+    entries=steps.size,
+  )
+  noise_sd = math.nextafter(noise_multiplier * sensitivity, math.inf)
+  return (steps + rounded_gaussian(steps.shape, noise_sd, source)) * step
+
+
+@functools.cache
+def _adder(mesh: Mesh) -> Callable[..., Array]:
+  """Compiles (totals [devices, p, K], A, W, C, *chunk) → totals."""
+
+  def add(
+    total: Array,
+    matrix: Array,
+    kernel: Array,
+    clip_norm: Array,
+    embedding: Array,
+    scale: Array,
+    label: Array,
+  ) -> Array:
+    y = integer_rows(embedding, scale) @ matrix
+    length = jnp.linalg.norm(y, axis=1, keepdims=True)
+    z = y / jnp.where(length > 0, length, 1)
+    residual = jax.nn.softmax(z @ kernel) - jax.nn.one_hot(
+      label, kernel.shape[1], dtype=jnp.float64
+    )
+    norm = jnp.linalg.norm(residual, axis=1, keepdims=True)
+    # ‖z‖ is 1, or 0 where the gradient is 0.
+    clipped = residual * jnp.minimum(1, clip_norm / norm)
+    return total + jnp.matmul(z.T, clipped)[None]
+
+  data, same = PartitionSpec("data"), PartitionSpec()
+  sharded = jax.shard_map(
+    add,
+    mesh=mesh,
+    in_specs=(data, same, same, same, data, data, data),
+    out_specs=data,
+  )
+  return jax.jit(sharded, donate_argnums=0)
+
+
+def _gamma(terms: int) -> float:
+  """Higham's γ: the relative error of a sum of so many products."""
+  return terms * _UNIT_ROUNDOFF / (1 - terms * _UNIT_ROUNDOFF)

@@ -1,0 +1,139 @@
+r"""The exact second moment of unit-norm rows, and its private release.
+
+    M = Σ_i u_i u_iᵀ    (integers, in steps of B⁻²: ‖u_i‖ ≤ B)
+
+Products of two integers below 2²⁰ and sums of 8192 of them are exact in
+float64, so matrix units do the work and nothing is rounded.
+
+*Sensitivity.* A row adds u uᵀ, whose Frobenius norm is ‖u‖² ≤ B². What is
+released is rint(M/B), on a grid where noise is far from float64's last bits:
+one row moves it by at most B steps, and rounding d² entries by 1 each. Written
+as the vector v of the diagonal and √2 times the upper triangle, a symmetric
+matrix has ‖v‖₂ = ‖M‖_F. The mechanism adds Gaussian noise of deviation sd to
+v: sd on the diagonal and sd/√2 above it, mirrored below.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting import NeighboringRelation
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float64, Int64
+
+from configs.errors import InputError
+from linear_dp.clipping import GRID_RADIUS
+from linear_dp.noise import rounded_gaussian
+from linear_dp.noise_source import NoiseSource
+from linear_dp.secret_rows import SecretRows, integer_rows
+
+MAX_ROWS = 2**63 // GRID_RADIUS**2 - 1
+"""More rows than these could leave int64."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SecretMoment:
+  """M; only `release_moment` may read it.
+
+  Attributes:
+    num_examples: n; public.
+    secret_moment: [d, d] int64, symmetric, in steps of B⁻². Private.
+  """
+
+  num_examples: int
+  secret_moment: Int64[np.ndarray, "d d"]
+
+  def __repr__(self) -> str:
+    return f"SecretMoment(num_examples={self.num_examples}, <private>)"
+
+  def __reduce__(self):
+    raise TypeError("A SecretMoment is private and is never serialised.")
+
+
+def second_moment(rows: SecretRows) -> SecretMoment:
+  """Σ u uᵀ over all rows, exactly: the same bits in any order, on any devices.
+
+  Raises:
+    InputError: damaged rows, or more than `MAX_ROWS`.
+  """
+  if rows.num_examples > MAX_ROWS:
+    raise InputError(
+      f"{rows.num_examples} rows are more than the {MAX_ROWS} whose second"
+      " moment can be summed exactly; use --head lamb."
+    )
+  add = _adder(rows.mesh)
+  shape = (rows.mesh.size, rows.feature_dim, rows.feature_dim)
+  with jax.enable_x64(True):
+    total = jnp.zeros(shape, jnp.int64)
+    for embedding, scale, _ in rows.secret_chunks():
+      total = add(total, embedding, scale)
+    moment = np.asarray(total).sum(axis=0)
+  return SecretMoment(num_examples=rows.num_examples, secret_moment=moment)
+
+
+def moment_sensitivity(relation: NeighboringRelation, dim: int) -> float:
+  """L2 sensitivity of the vector of rint(M/B), in its steps, rounded up.
+
+      Δ = B + (1 + 2⁻¹⁰)·d
+
+  Args:
+    relation: REPLACE_ONE is a row removed and a row added, 2Δ. (√2·B would do,
+      but the ledger takes its releases for twice as sensitive.)
+    dim: d.
+
+  Returns:
+    Δ, or 2Δ.
+  """
+  once = (GRID_RADIUS + (1 + 2**-10) * dim) * (1 + 2**-50)
+  return once * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
+
+
+def release_moment(
+  secret: SecretMoment, noise_sd: float, source: NoiseSource | None
+) -> Float64[np.ndarray, "d d"]:
+  r"""M + noise, in units of one row's ‖x‖² = 1; symmetric, perhaps indefinite.
+
+  Formal guarantees: post-processing of the Gaussian mechanism of deviation
+  `noise_sd` on the vector v above: noise of sd/√2 on an integer, rounded
+  exactly, is noise of sd on √2 times the integer.
+
+  Args:
+    secret: the exact moment.
+    noise_sd: in steps of 1/B; σ times `moment_sensitivity`. The caller has paid
+      for it.
+    source: the random bits; None adds no noise, which is NOT PRIVATE.
+
+  Returns:
+    [d, d] float64.
+  """
+  # rint(M/B), in integers; halves go up.
+  moment = (secret.secret_moment + GRID_RADIUS // 2) // GRID_RADIUS
+  if source is None:
+    return moment / GRID_RADIUS
+  dim = len(moment)
+  above = np.triu_indices(dim, k=1)
+  off_sd = noise_sd / math.sqrt(2) * (1 + 2**-50)
+  noise = np.zeros_like(moment)
+  noise[above] = rounded_gaussian(above[0].shape, off_sd, source)
+  noise += noise.T
+  noise[np.diag_indices(dim)] = rounded_gaussian((dim,), noise_sd, source)
+  return (moment + noise) / GRID_RADIUS
+
+
+@functools.cache
+def _adder(mesh: Mesh) -> Callable[[Array, Array, Array], Array]:
+  """Compiles (totals [devices, d, d], embedding, scale) → totals."""
+
+  def add(total: Array, embedding: Array, scale: Array) -> Array:
+    u = integer_rows(embedding, scale)
+    return total + jnp.matmul(u.T, u).astype(jnp.int64)[None]
+
+  data = PartitionSpec("data")
+  sharded = jax.shard_map(
+    add, mesh=mesh, in_specs=(data, data, data), out_specs=data
+  )
+  return jax.jit(sharded, donate_argnums=0)

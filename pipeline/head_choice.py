@@ -1,0 +1,49 @@
+"""Which head, where the user leaves the choice to us."""
+
+import dataclasses
+import sys
+
+from configs.errors import InputError
+from configs.schema import HeadConfig, ReleaseOrder
+from extract.feature_cache import CacheInfo
+
+
+def choose_head(config: HeadConfig, info: CacheInfo) -> HeadConfig:
+  """Settles `auto`, by public facts alone, and says what it is and why.
+
+  Raises:
+    InputError: the head asked for cannot be trained on this cache.
+  """
+  if config.head == "whitened" and info.has_units:
+    raise InputError(
+      f"head='whitened' has a guarantee per example, and the privacy unit of"
+      f" this cache is {info.privacy_unit!r}; use --head lamb."
+    )
+  if config.head != "auto":
+    return config
+  head, why = "whitened", "it needs no setting and is the most accurate"
+  if info.has_units:
+    head, why = (
+      "lamb",
+      f"it clips all rows of a {info.privacy_unit} as one",
+    )
+  print(f"head: {head}, as {why}", file=sys.stderr)
+  return dataclasses.replace(config, head=head)
+
+
+def release_order(
+  config: HeadConfig, asked: ReleaseOrder | None
+) -> ReleaseOrder:
+  """The order asked for, or the cheapest that the head allows.
+
+  Raises:
+    InputError: nested releases of a head of several steps.
+  """
+  if config.is_one_step:
+    return asked or "nested"
+  if asked == "nested":
+    raise InputError(
+      f"release='nested' is for heads of one step: each head={config.head!r}"
+      " has noise of its own; leave it out, or use --release independent."
+    )
+  return "independent"

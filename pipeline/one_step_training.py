@@ -1,0 +1,149 @@
+"""Training heads of one step: one exact sum, one step per release."""
+
+from collections.abc import Iterator
+from typing import cast
+
+from tqdm import tqdm
+
+from configs.errors import InputError
+from configs.schema import HeadConfig, OptimizerName
+from extract.cache_block import Block
+from extract.cache_reader import FeatureCache
+from extract.feature_cache import CacheInfo
+from linear_dp.clipping import ClippedGradientGrid
+from linear_dp.exact_sum import SecretSum, exact_clipped_sum
+from linear_dp.noise_source import NoiseSource
+from linear_dp.optimizers import OneStepOptimizer, one_step
+from linear_dp.release import (
+  Release,
+  ReleasePlan,
+  baseline_without_privacy,
+  release,
+)
+from linear_dp.unit_rows import choose_rows
+from linear_dp.unit_sums import count_rows
+from pipeline.mechanism import OneStep
+from pipeline.row_bar import row_bar
+from pipeline.trainer import Charging, TrainedHead
+
+
+class OneStepTrainer:
+  """See `Trainer`.
+
+  Reads the cache once (twice where it has units: first for the ids, to count or
+  choose the rows of each).
+
+  Args:
+    cache: the private rows.
+    config: clipping and optimizer.
+    max_rows_per_unit: m, only where the cache has units: sum at most m rows of
+      each instead of clipping their sum.
+
+  Raises:
+    InputError: what was asked makes no sense for this cache.
+  """
+
+  def __init__(
+    self,
+    cache: FeatureCache,
+    config: HeadConfig,
+    max_rows_per_unit: int | None,
+  ):
+    self._cache = cache
+    self._optimizer = make_optimizer(config)
+    self._grid = make_grid(cache.info, config, max_rows_per_unit)
+    self.facts = {
+      "rows_per_unit": self._grid.rows_per_unit,
+      "clipped": self._grid.clipped,
+    }
+
+  def read(self) -> None:
+    """See `Trainer`."""
+    self._secret = _sum_cache(self._cache, self._grid)
+
+  def release(
+    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+  ) -> Iterator[TrainedHead]:
+    """See `Trainer`."""
+    for each in release(self._secret, plan, source, charge=charge):
+      yield self._trained(each)
+
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """See `Trainer`."""
+    return self._trained(baseline_without_privacy(self._secret, plan))
+
+  def _trained(self, released: Release) -> TrainedHead:
+    return TrainedHead(
+      head=one_step(released, self._optimizer),
+      statement=released.statement,
+      mechanism=OneStep(grid=self._grid),
+      draw=released.draw,
+    )
+
+
+def make_grid(
+  info: CacheInfo, config: HeadConfig, max_rows_per_unit: int | None = None
+) -> ClippedGradientGrid:
+  """The clipping that a config asks for on a cache.
+
+  Args:
+    info: of the cache.
+    config: the clipping.
+    max_rows_per_unit: clip rows, and sum at most so many of a unit; None clips
+      units where the cache has them, and otherwise rows.
+
+  Raises:
+    InputError: the rows of a unit are bounded where each row is a unit; or a
+      number that makes no sense.
+  """
+  if max_rows_per_unit is not None and not info.has_units:
+    raise InputError(
+      f"max_rows_per_unit={max_rows_per_unit}, but the cache has no unit_id:"
+      " every row is a unit of its own; leave it out, or make the cache with"
+      " units."
+    )
+  return ClippedGradientGrid(
+    num_classes=info.num_classes,
+    feature_dim=info.feature_dim,
+    l2_clip_norm=config.l2_clip_norm,
+    initial_bias=config.initial_bias,
+    train_bias=config.train_bias,
+    rows_per_unit=1 if max_rows_per_unit is None else max_rows_per_unit,
+    clipped="unit" if info.has_units and max_rows_per_unit is None else "row",
+  )
+
+
+def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
+  """The optimizer that a config names."""
+  return OneStepOptimizer(
+    name=cast(OptimizerName, config.head),
+    learning_rate=config.learning_rate,
+    eps=config.eps,
+    eps_in_noise_sds=config.eps_in_noise_sds,
+  )
+
+
+def _sum_cache(cache: FeatureCache, grid: ClippedGradientGrid) -> SecretSum:
+  chosen = sizes = None
+  if cache.info.has_units:
+    with row_bar(cache, "ids") as bar:
+      blocks = _shown(cache.blocks(), bar)
+      if grid.clipped == "unit":
+        sizes = count_rows(blocks)
+      else:
+        chosen = choose_rows(blocks, grid.rows_per_unit)
+  with row_bar(cache, "clipped sum") as bar:
+    return exact_clipped_sum(
+      cache.blocks(),
+      grid,
+      num_examples=len(cache),
+      chosen=chosen,
+      sizes=sizes,
+      on_rows=bar.update,
+    )
+
+
+def _shown(blocks: Iterator[Block], bar: tqdm) -> Iterator[Block]:
+  for block in blocks:
+    yield block
+    bar.update(len(block))

@@ -1,0 +1,60 @@
+"""What `train_heads` asks of a way to train."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from linear_dp.head import LinearHead
+from linear_dp.noise_source import NoiseSource
+from linear_dp.release import PrivacyStatement, ReleasePlan
+from pipeline.mechanism import Mechanism
+
+Charging = Callable[[ReleasePlan, NoiseSource], object]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedHead:
+  """A head and what is to be said of it.
+
+  Attributes:
+    head: the weights.
+    statement: its guarantee.
+    mechanism: what it was released by.
+    draw: which of the run's repetitions it is of.
+    ledger_entry: SHA-256 of the entry that paid for it, or owns up to it; a
+      trainer does not know it.
+  """
+
+  head: LinearHead
+  statement: PrivacyStatement
+  mechanism: Mechanism
+  draw: int
+  ledger_entry: str = ""
+
+
+@runtime_checkable
+class Trainer(Protocol):
+  """A way to train heads from a cache."""
+
+  @property
+  def facts(self) -> Mapping[str, Any]:
+    """Public facts of it, to keep with what it is charged."""
+    ...
+
+  def read(self) -> None:
+    """All that is done before anything is charged.
+
+    Raises:
+      InputError: damaged rows.
+    """
+    ...
+
+  def release(
+    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+  ) -> Iterator[TrainedHead]:
+    """One head per draw and epsilon; `charge` returns before any noise."""
+    ...
+
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """The head without noise: NOT PRIVATE."""
+    ...
