@@ -8,7 +8,8 @@ r"""Heads by private whitening: a noisy second moment, then noisy steps.
    clipped and noised gradient of the softmax cross-entropy, from zero weights.
 
 Everything that a user would tune follows from n, d, K and the noise, none of
-which is private; the constants were chosen on other features than yours.
+which is private. The constants were chosen by test accuracy on features of
+CIFAR-10 and EuroSAT and on synthetic ones, so that nothing is chosen on yours.
 
 Source: private whitening and few full-batch steps are near Mehta et al.,
 "Differentially Private Image Classification from Features" (TMLR 2023, DP-FC);
