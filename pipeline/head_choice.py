@@ -6,27 +6,18 @@ import sys
 from configs.errors import InputError
 from configs.schema import HeadConfig, ReleaseOrder
 from extract.feature_cache import CacheInfo
+from linear_dp.second_moment import MAX_ROWS
 
 
 def choose_head(config: HeadConfig, info: CacheInfo) -> HeadConfig:
-  """Settles `auto`, by public facts alone, and says what it is and why.
-
-  Raises:
-    InputError: the head asked for cannot be trained on this cache.
-  """
-  if config.head == "whitened" and info.has_units:
-    raise InputError(
-      f"head='whitened' has a guarantee per example, and the privacy unit of"
-      f" this cache is {info.privacy_unit!r}; use --head lamb."
-    )
+  """Settles `auto`, by public facts alone, and says what it is and why."""
   if config.head != "auto":
     return config
   head, why = "whitened", "it needs no setting and is the most accurate"
   if info.has_units:
-    head, why = (
-      "lamb",
-      f"it clips all rows of a {info.privacy_unit} as one",
-    )
+    head, why = "lamb", f"it clips all rows of a {info.privacy_unit} as one"
+  elif info.num_examples > MAX_ROWS:
+    head, why = "lamb", f"whitened is for at most {MAX_ROWS:,} rows"
   print(f"head: {head}, as {why}", file=sys.stderr)
   return dataclasses.replace(config, head=head)
 

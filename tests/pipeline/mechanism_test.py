@@ -1,0 +1,112 @@
+"""What receipts say of a mechanism can be read back, and recomputed."""
+
+import dataclasses
+import json
+
+import pytest
+from dp_accounting import NeighboringRelation
+
+from linear_dp.clipping import ClippedGradientGrid
+from linear_dp.whitened import WhiteningRule
+from pipeline.mechanism import Mechanism, OneStep, Whitened, mechanism_of
+
+
+def whitened(sigma: float, num_classes: int = 10) -> Whitened:
+  return Whitened(
+    rule=WhiteningRule(
+      num_examples=50_000,
+      feature_dim=192,
+      num_classes=num_classes,
+      noise_multiplier=sigma,
+    )
+  )
+
+
+MECHANISMS = {
+  "one step": OneStep(grid=ClippedGradientGrid(num_classes=3, feature_dim=7)),
+  "of units": OneStep(
+    grid=ClippedGradientGrid(
+      num_classes=3, feature_dim=7, clipped="unit", train_bias=True
+    )
+  ),
+  "few rows": OneStep(
+    grid=ClippedGradientGrid(num_classes=3, feature_dim=7, rows_per_unit=4)
+  ),
+  "whitened": whitened(3.7),
+  "little noise": whitened(0.5),
+  "no noise": whitened(0.0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+def test_what_is_written_is_read_back(name):
+  mechanism = MECHANISMS[name]
+  section = json.loads(json.dumps(mechanism.as_json()))
+  assert mechanism_of(section) == mechanism
+  assert isinstance(mechanism, Mechanism)
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+def test_the_parameters_are_needed_and_the_rest_follows(name):
+  """What follows may say anything: it is never read, only compared."""
+  mechanism = MECHANISMS[name]
+  section = mechanism.as_json()
+  inner = mechanism.grid if isinstance(mechanism, OneStep) else mechanism.rule
+  parameters = {"kind", *(f.name for f in dataclasses.fields(inner))}
+  assert parameters <= section.keys()
+  for key in section.keys() - parameters:
+    assert mechanism_of(section | {key: "forged"}) == mechanism
+  for key in parameters:
+    with pytest.raises(KeyError):
+      mechanism_of({k: v for k, v in section.items() if k != key})
+
+
+@pytest.mark.parametrize("kind", ["two steps", "", None, 3, [], {}])
+def test_an_unknown_kind(kind):
+  section = MECHANISMS["whitened"].as_json()
+  with pytest.raises((KeyError, TypeError)):
+    mechanism_of(section | {"kind": kind})
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+def test_sensitivity(name, relation):
+  """Whitened: noise is stated in units of the sensitivity."""
+  mechanism = MECHANISMS[name]
+  found = mechanism.sensitivity(relation)
+  if isinstance(mechanism, OneStep):
+    assert found == mechanism.grid.sensitivity(relation)
+  else:
+    assert found == 1.0
+
+
+def test_what_a_whitened_receipt_says():
+  """All numbers that the noise of a step follows from."""
+  said = whitened(3.7).as_json()
+  assert said["kind"] == "whitened"
+  assert (said["num_steps"], said["clip_norm"]) == (60, 0.15)
+  spent = said["moment_noise_multiplier"] ** -2
+  spent += said["num_steps"] * said["step_noise_multiplier"] ** -2
+  assert spent == pytest.approx(3.7**-2, rel=1e-12)
+  assert said["grid_radius"] == 2**20
+  assert (said["rows_per_unit"], said["clipped"]) == (1, "row")
+  assert whitened(0.9).as_json()["num_steps"] == 100
+
+
+def test_in_words():
+  said = MECHANISMS["whitened"].in_words({})
+  assert "private whitening" in said
+  assert "60 full-batch steps" in said
+  assert "norm 0.15" in said
+  assert "\n" not in said
+  one_step = MECHANISMS["one step"].in_words({"head": "adam"})
+  assert "one full-batch step of adam" in one_step
+
+
+def test_what_of_the_training_it_fixes():
+  assert MECHANISMS["whitened"].training() == {"head": "whitened"}
+  assert MECHANISMS["of units"].training() == {
+    "l2_clip_norm": 1.0,
+    "initial_bias": -10.0,
+    "train_bias": True,
+  }
