@@ -1,7 +1,7 @@
 """Top-1 and top-5 accuracy of many heads in one pass over a cache."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Int64
 
 from configs.errors import InputError
 from linear_dp.head import LinearHead
+from linear_dp.row_batches import padded_batches
 from linear_dp.row_block import RowBlock, check_labels
 
 _LOGITS_AT_ONCE = 1 << 24
@@ -90,7 +91,8 @@ def count_hits(
   groups = _grouped(heads)
   counts = [np.zeros((2, len(biases)), np.int64) for _, biases in groups]
   rows = 0
-  for embedding, label in _batches(blocks, heads[0], on_rows):
+  checked = _checked(blocks, heads[0], on_rows)
+  for embedding, label in padded_batches(checked, _BATCH_ROWS):
     rows += int((label >= 0).sum())
     for count, group in zip(counts, groups, strict=True):
       count += np.asarray(_hits(*group, embedding, label))
@@ -134,30 +136,15 @@ def _grouped(
   ]
 
 
-def _batches(
+def _checked(
   blocks: Iterable[RowBlock],
   head: LinearHead,
   on_rows: Callable[[int], object],
-) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-  """Batches of one shape; padded rows have label −1."""
-  waiting, waiting_rows = [], 0
+) -> Iterator[RowBlock]:
   for block in blocks:
     _check_block(block, head)
-    waiting.append((block.embedding, block.label))
-    waiting_rows += len(block.label)
     on_rows(len(block.label))
-    while waiting_rows >= _BATCH_ROWS:
-      embedding, label = map(np.concatenate, zip(*waiting, strict=True))
-      yield embedding[:_BATCH_ROWS], label[:_BATCH_ROWS]
-      waiting = [(embedding[_BATCH_ROWS:], label[_BATCH_ROWS:])]
-      waiting_rows -= _BATCH_ROWS
-  if waiting_rows:
-    embedding, label = map(np.concatenate, zip(*waiting, strict=True))
-    padding = _BATCH_ROWS - waiting_rows
-    yield (
-      np.pad(embedding, [(0, padding), (0, 0)]),
-      np.pad(label, (0, padding), constant_values=-1),
-    )
+    yield block
 
 
 def _check_block(block: RowBlock, head: LinearHead) -> None:

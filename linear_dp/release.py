@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -152,8 +152,27 @@ class ReleasePlan:
   @property
   def composed_epsilon(self) -> float:
     """ε, at δ, of all releases of the plan together."""
-    composed = accounting.compose(self.charged_noise_multipliers)
-    return accounting.epsilon_of(composed, self.delta)
+    return composed_epsilon([self])
+
+
+def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
+  """ε of all releases of several plans together, exactly.
+
+  Args:
+    plans: about the same rows, at one δ and in one neighbouring relation.
+
+  Returns:
+    ε at that δ, rounded up.
+
+  Raises:
+    InputError: plans of several δ or relations, or none.
+  """
+  if len({(plan.delta, plan.neighboring_relation) for plan in plans}) != 1:
+    raise InputError(
+      "Plans compose at one delta and in one neighbouring relation."
+    )
+  sigmas = [s for plan in plans for s in plan.charged_noise_multipliers]
+  return accounting.epsilon_of(accounting.compose(sigmas), plans[0].delta)
 
 
 def release(

@@ -14,6 +14,7 @@ from configs.schema import (
   EmbeddingDtype,
   ExtractConfig,
   HeadConfig,
+  MethodName,
   PrivacyConfig,
   RelationName,
   ReleaseOrder,
@@ -211,6 +212,43 @@ class Sweep:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare:
+  """Train every kind of head for many epsilons, and score them side by side.
+
+  Writes one results.csv, results.json and accuracy.png, and every head with its
+  receipt. Heads of one step (lamb, adam, momentum) are made of the same nested
+  releases and together cost the largest epsilon, once per seed; whitened heads
+  compose with them. All of it is charged, or refused by a cap, before any noise
+  is drawn, and the table says what it comes to. All heads have their default
+  settings. The labels of the evaluation cache are treated as public.
+
+  Example: oneshot-dp compare --cache caches/train --eval-cache caches/test
+  --epsilons 0.5 2 8 --delta 1e-5 --out comparison
+  """
+
+  cache: Path
+  """The private training cache."""
+  eval_cache: Path
+  """The labelled cache that heads are scored on; its labels are treated as
+  public."""
+  epsilons: tuple[float, ...]
+  """Privacy budgets, one head of each kind for each."""
+  out: Path
+  """Directory of the results, not there yet."""
+  privacy: OmitArgPrefixes[PrivacyConfig]
+  heads: tuple[MethodName, ...] | None = None
+  """What to compare; default: all that the cache allows."""
+  num_seeds: int = 1
+  """Independent draws of the noise, to see the spread; each is charged."""
+  baseline: FlagCreatePairsOff[bool] = False
+  """Also fit a logistic regression without noise, as the ceiling: NOT
+  PRIVATE."""
+  ledger_dir: Path | None = None
+  """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
+  folder."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluate:
   """Score a head on a cache: top-1 and top-5 accuracy.
 
@@ -340,6 +378,7 @@ Command = (
   | Annotated[Verify, tyro.conf.subcommand("verify")]
   | Annotated[Train, tyro.conf.subcommand("train")]
   | Annotated[Sweep, tyro.conf.subcommand("sweep")]
+  | Annotated[Compare, tyro.conf.subcommand("compare")]
   | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
   | Annotated[Budget, tyro.conf.subcommand("budget")]
   | Annotated[Audit, tyro.conf.subcommand("audit")]

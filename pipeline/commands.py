@@ -22,6 +22,7 @@ from pipeline import arguments, output_dir
 from pipeline.audit import audit_release
 from pipeline.budget import Cap
 from pipeline.budget_report import set_cap, show_budget
+from pipeline.compare import run_compare
 from pipeline.duplicate_report import report_duplicates
 from pipeline.evaluation import PrivateEvaluation, evaluate_on_public_labels
 from pipeline.feature_space import FeatureSpace
@@ -30,7 +31,7 @@ from pipeline.head_directory import RECEIPT_FILE, read_head, write_head
 from pipeline.head_verify import verify_head
 from pipeline.import_features import import_features
 from pipeline.receipt import how_bounded
-from pipeline.results import accuracy_table
+from pipeline.results import SweepRow, accuracy_table, comparison_table
 from pipeline.sweep import run_sweep
 from pipeline.training import RELATIONS, make_plan, train_heads
 
@@ -59,6 +60,8 @@ def run(command: Any, beam_options: list[str]) -> None:
       _train(command)
     case arguments.Sweep():
       _sweep(command)
+    case arguments.Compare():
+      _compare(command)
     case arguments.Evaluate():
       _evaluate(command)
     case arguments.Budget():
@@ -175,7 +178,7 @@ def _train(command: arguments.Train) -> None:
     ledger_dir=command.ledger_dir,
   )
   with output_dir.whole_directory(command.out) as directory:
-    receipt = write_head(directory, trained, plan, config, cache.info)
+    receipt = write_head(directory, trained, cache.info)
   privacy = receipt["privacy"]
   print(
     f"{command.out}: epsilon = {printable(privacy['epsilon'])} at delta ="
@@ -208,9 +211,30 @@ def _sweep(command: arguments.Sweep) -> None:
     private_eval=command.private_eval,
   )
   print(accuracy_table(rows))
+  _say_where(command.out, rows, start)
+
+
+def _compare(command: arguments.Compare) -> None:
+  start = time.monotonic()
+  rows = run_compare(
+    open_cache(command.cache),
+    open_cache(command.eval_cache),
+    command.out,
+    command.epsilons,
+    command.privacy,
+    methods=command.heads,
+    num_seeds=command.num_seeds,
+    baseline=command.baseline,
+    ledger_dir=command.ledger_dir,
+  )
+  print(comparison_table(rows))
+  _say_where(command.out, rows, start)
+
+
+def _say_where(out: Path, rows: list[SweepRow], start: float) -> None:
   print(
-    f"{command.out}: {len(rows)} heads in {time.monotonic() - start:.1f} s;"
-    " see results.csv and accuracy.png"
+    f"{out}: {len(rows)} heads in {time.monotonic() - start:.1f} s; see"
+    " results.csv and accuracy.png"
   )
 
 

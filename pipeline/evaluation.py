@@ -145,7 +145,7 @@ class PrivateEvaluation:
 
     def charge(plan: CountPlan, source: NoiseSource) -> None:
       nonlocal entry
-      entry = charge_aloud(self.ledger, self.charge)
+      (entry,) = charge_aloud(self.ledger, self.charge)
 
     released = release_accuracies(
       _count(heads, self.cache), self.plan, self.source, charge=charge

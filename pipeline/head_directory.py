@@ -20,10 +20,8 @@ import safetensors
 import safetensors.numpy
 
 from configs.errors import InputError
-from configs.schema import HeadConfig
 from extract.feature_cache import CacheInfo
 from linear_dp.head import LinearHead
-from linear_dp.release import ReleasePlan
 from pipeline import receipt as receipts
 from pipeline.model_card import model_card
 from pipeline.trainer import TrainedHead
@@ -47,11 +45,7 @@ class SavedHead:
 
 
 def write_head(
-  directory: Path,
-  trained: TrainedHead,
-  plan: ReleasePlan,
-  config: HeadConfig,
-  cache: CacheInfo,
+  directory: Path, trained: TrainedHead, cache: CacheInfo
 ) -> dict[str, Any]:
   """Writes the three files into an empty directory; returns the receipt."""
   head = trained.head
@@ -59,11 +53,7 @@ def write_head(
     {"kernel": np.asarray(head.kernel), "bias": np.asarray(head.bias)}
   )
   receipt = receipts.make_receipt(
-    trained,
-    plan,
-    config,
-    cache,
-    head_sha256=hashlib.sha256(weights).hexdigest(),
+    trained, cache, head_sha256=hashlib.sha256(weights).hexdigest()
   )
   is_private = trained.statement.is_private
   directory.mkdir(parents=True, exist_ok=True)

@@ -85,22 +85,28 @@ class Ledger:
     return self._file.entries()
 
   def charge(self, charge: Charge) -> str:
-    """Writes a cost to disk; call it before drawing any noise.
+    """Writes a cost to disk; see `charge_all`."""
+    (entry,) = self.charge_all(charge)
+    return entry
+
+  def charge_all(self, *charges: Charge) -> list[str]:
+    """Writes costs to disk, or none; call it before drawing any noise.
 
     Args:
-      charge: what is about to be released.
+      *charges: what is about to be released.
 
     Returns:
-      The SHA-256 of the entry, its name in receipts.
+      The SHA-256 of each entry, its name in receipts.
 
     Raises:
-      InputError: the ledger is damaged, or this would break the cap.
+      InputError: the ledger is damaged, or all of it would break the cap.
       RunError: the ledger cannot be written, so nothing may be released.
     """
-    self._check_name(charge)
+    for charge in charges:
+      self._check_name(charge)
     with self._file.locked() as chain:
-      self._check(chain.entries, [charge])
-      return chain.append(_now() | charge.as_json())
+      self._check(chain.entries, charges)
+      return [chain.append(_now() | charge.as_json()) for charge in charges]
 
   def record_baseline(self, **details: Any) -> str:
     """Notes, before it happens, that the exact gradient leaves: NOT PRIVATE.
@@ -207,14 +213,14 @@ class Ledger:
       )
 
 
-def charge_aloud(ledger: Ledger, charge: Charge) -> str:
+def charge_aloud(ledger: Ledger, *charges: Charge) -> list[str]:
   """Charges, and says on stderr where; a new ledger is worth a second look."""
   is_new = not ledger.entries()
-  entry = ledger.charge(charge)
+  entries = ledger.charge_all(*charges)
   note = f", a new ledger: what was released of {ledger.dataset!r} before"
   note = f"{note} is not in it" if is_new else ""
   print(f"charged to {ledger.path}{note}", file=sys.stderr)
-  return entry
+  return entries
 
 
 def _text_of(path: Path) -> str:

@@ -1,18 +1,21 @@
-"""What a head was released by, as its receipt states it."""
+"""What a head was made by, as its receipt states it."""
 
 import dataclasses
 from typing import Any, Protocol, Self, runtime_checkable
 
 from dp_accounting import NeighboringRelation
 
-from linear_dp import whitened
+from linear_dp import logistic, whitened
 from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
 from linear_dp.whitened import WhiteningRule
+
+UNCLIPPED = "nothing"
+"""What is clipped where nothing bounds the influence of a row."""
 
 
 @runtime_checkable
 class Mechanism(Protocol):
-  """A private way to a head: all that its guarantee depends on, but the noise.
+  """A way to a head: all that its guarantee depends on, but the noise.
 
   `as_json` holds parameters and what follows from them; `from_json` reads the
   parameters only, so that comparing one with the other recomputes the rest.
@@ -41,9 +44,10 @@ def mechanism_of(section: dict[str, Any]) -> Mechanism:
   Raises:
     KeyError, TypeError, ValueError: it is of no mechanism that we know.
   """
-  kinds: dict[str, type[OneStep] | type[Whitened]] = {
+  kinds: dict[str, type[OneStep] | type[Whitened] | type[Logistic]] = {
     OneStep.KIND: OneStep,
     Whitened.KIND: Whitened,
+    Logistic.KIND: Logistic,
   }
   return kinds[section["kind"]].from_json(section)
 
@@ -160,3 +164,53 @@ class Whitened:
       " momentum from zero weights, gradients clipped to norm"
       f" {whitened.CLIP_NORM:g}"
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logistic:
+  """The logistic probe, which no noise protects: NOT PRIVATE.
+
+  Attributes:
+    num_examples: n.
+    feature_dim: d.
+    num_classes: K.
+  """
+
+  KIND = "logistic"
+  num_examples: int
+  feature_dim: int
+  num_classes: int
+
+  @classmethod
+  def from_json(cls, section: dict[str, Any]) -> Self:
+    """Reads the parameters."""
+    fields = [field.name for field in dataclasses.fields(cls)]
+    return cls(**{name: section[name] for name in fields})
+
+  def as_json(self) -> dict[str, Any]:
+    """See `Mechanism`."""
+    return {
+      "kind": self.KIND,
+      "name": "none: multinomial logistic regression on the rows themselves",
+      **dataclasses.asdict(self),
+      **self.training(),
+      "rows_per_unit": 1,
+      "clipped": UNCLIPPED,
+    }
+
+  def sensitivity(self, relation: NeighboringRelation) -> float:
+    """Of nothing that is released with noise."""
+    del relation
+    return 1.0
+
+  def training(self) -> dict[str, Any]:
+    """See `Mechanism`."""
+    return {
+      "head": self.KIND,
+      "l2_penalty": logistic.l2_penalty(self.num_examples),
+    }
+
+  def in_words(self, training: dict[str, Any]) -> str:
+    """See `Mechanism`."""
+    del training
+    return "logistic regression on standardised embeddings, without privacy"

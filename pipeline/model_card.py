@@ -58,12 +58,12 @@ def _unit(receipt: dict[str, Any]) -> str:
 
 
 def _together(receipt: dict[str, Any]) -> str:
-  """What all private heads of the run cost; nothing, said of another head."""
+  """What was charged with it; nothing, said of a head that is not private."""
   if not receipt["private"]:
     return ""
   run = receipt["composition"]
   return (
-    "| all private heads of this run together |"
+    "| all heads of the same ledger entry together |"
     f" epsilon = {printable(run['composed_epsilon'])} at"
     f" delta = {printable(receipt['privacy']['delta'])} ({run['order']}"
     f" releases of {len(run['epsilons'])} epsilons, {run['num_draws']}"

@@ -1,6 +1,11 @@
-"""Training heads of one step: one exact sum, one step per release."""
+"""Training heads of one step: one exact sum, one step per release.
 
-from collections.abc import Iterator
+Several optimizers may take their step from the same release: they are
+post-processing of it, and cost no more than one of them.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from tqdm import tqdm
@@ -35,7 +40,8 @@ class OneStepTrainer:
 
   Args:
     cache: the private rows.
-    config: clipping and optimizer.
+    configs: optimizers, all with one clipping; each makes a head of every
+      release.
     max_rows_per_unit: m, only where the cache has units: sum at most m rows of
       each instead of clipping their sum.
 
@@ -46,12 +52,16 @@ class OneStepTrainer:
   def __init__(
     self,
     cache: FeatureCache,
-    config: HeadConfig,
+    configs: Sequence[HeadConfig],
     max_rows_per_unit: int | None,
   ):
     self._cache = cache
-    self._optimizer = make_optimizer(config)
-    self._grid = make_grid(cache.info, config, max_rows_per_unit)
+    self._configs = configs
+    grids = {make_grid(cache.info, c, max_rows_per_unit) for c in configs}
+    if len(grids) != 1:
+      raise InputError("heads of one release need one clipping.")
+    (self._grid,) = grids
+    self._optimizers = [make_optimizer(config) for config in configs]
     self.facts = {
       "rows_per_unit": self._grid.rows_per_unit,
       "clipped": self._grid.clipped,
@@ -66,19 +76,27 @@ class OneStepTrainer:
   ) -> Iterator[TrainedHead]:
     """See `Trainer`."""
     for each in release(self._secret, plan, source, charge=charge):
-      yield self._trained(each)
+      yield from self._trained(each, plan)
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     """See `Trainer`."""
-    return self._trained(baseline_without_privacy(self._secret, plan))
-
-  def _trained(self, released: Release) -> TrainedHead:
-    return TrainedHead(
-      head=one_step(released, self._optimizer),
-      statement=released.statement,
-      mechanism=OneStep(grid=self._grid),
-      draw=released.draw,
+    first, *_ = self._trained(
+      baseline_without_privacy(self._secret, plan), plan
     )
+    return first
+
+  def _trained(
+    self, released: Release, plan: ReleasePlan
+  ) -> Iterator[TrainedHead]:
+    for config, optimizer in zip(self._configs, self._optimizers, strict=True):
+      yield TrainedHead(
+        head=one_step(released, optimizer),
+        statement=released.statement,
+        mechanism=OneStep(grid=self._grid),
+        plan=plan,
+        settings=dataclasses.asdict(config),
+        draw=released.draw,
+      )
 
 
 def make_grid(

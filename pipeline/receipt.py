@@ -13,14 +13,13 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from configs.schema import EXAMPLE_UNIT, HeadConfig, check_unit_name
+from configs.schema import EXAMPLE_UNIT, check_unit_name
 from extract.feature_cache import CacheInfo
 from linear_dp import accounting
-from linear_dp.clipping import ClippedVector
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import NOT_PRIVATE, ReleasePlan
 from pipeline.budget import changed_units
-from pipeline.mechanism import mechanism_of
+from pipeline.mechanism import UNCLIPPED, Logistic, mechanism_of
 from pipeline.trainer import TrainedHead
 
 FORMAT_VERSION = 1
@@ -58,19 +57,12 @@ _SOFTWARE = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
 
 
 def make_receipt(
-  trained: TrainedHead,
-  plan: ReleasePlan,
-  config: HeadConfig,
-  cache: CacheInfo,
-  *,
-  head_sha256: str,
+  trained: TrainedHead, cache: CacheInfo, *, head_sha256: str
 ) -> dict[str, Any]:
   """The receipt of one head, as JSON.
 
   Args:
     trained: the head.
-    plan: the releases it was part of, which compose.
-    config: how the head was trained.
     cache: the private rows, by their public metadata.
     head_sha256: of head.safetensors.
 
@@ -78,6 +70,7 @@ def make_receipt(
     A JSON object; `private` is False for baselines and seeded noise.
   """
   statement, mechanism = trained.statement, trained.mechanism.as_json()
+  plan = trained.plan
   return {
     "format_version": FORMAT_VERSION,
     "private": statement.is_private,
@@ -123,7 +116,7 @@ def make_receipt(
       "views": cache.views,
       "backbone_fingerprint": cache.backbone_fingerprint,
     },
-    "training": dataclasses.asdict(config),
+    "training": dict(trained.settings),
     "head_sha256": head_sha256,
     "assumptions": _assumptions(
       cache.num_classes_source, cache.privacy_unit, mechanism
@@ -167,7 +160,8 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   unit = privacy["privacy_unit"]
   if unit == EXAMPLE_UNIT:
     yield from compare("rows_per_unit", mechanism["rows_per_unit"], 1)
-    yield from compare("clipped", mechanism["clipped"], "row")
+    bound = UNCLIPPED if isinstance(stated, Logistic) else "row"
+    yield from compare("clipped", mechanism["clipped"], bound)
   else:
     check_unit_name(unit)
   yield from compare(
@@ -180,6 +174,8 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     yield from compare(f"training.{name}", training[name], value)
   for name, value in stated.as_json().items():
     yield from compare(f"mechanism.{name}", mechanism[name], value)
+  if isinstance(stated, Logistic):
+    yield from compare("noise_sd_steps", noise_sd, 0.0)
   yield from compare("accountant", privacy["accountant"], accounting.ACCOUNTANT)
   yield from compare(
     "assumptions",
@@ -299,8 +295,10 @@ def _assumptions(
   ]
 
 
-def how_bounded(clipped: ClippedVector, rows_per_unit: int) -> str:
+def how_bounded(clipped: str, rows_per_unit: int) -> str:
   """What keeps a unit of many rows from having their influence."""
+  if clipped == UNCLIPPED:
+    return "nothing bounds their influence"
   if clipped == "unit":
     return "all are summed, and the sum of each is clipped as one vector"
   return f"at most {rows_per_unit} of each are summed, chosen by ids alone"

@@ -1,18 +1,31 @@
-"""The picture of a sweep: accuracy against epsilon."""
+"""The picture of a run: accuracy against epsilon, a line for each method."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
 from pipeline.evaluation import PUBLIC_LABELS
-from pipeline.results import SweepRow, by_epsilon
+from pipeline.results import SweepRow, by_epsilon, by_method
 
-_BLUE, _GREY = "#1f5fa8", "#6b6b6b"
+_STYLES: tuple[dict[str, Any], ...] = (
+  {"color": "#0072b2", "linestyle": "-", "marker": "o"},
+  {"color": "#d55e00", "linestyle": "--", "marker": "s"},
+  {"color": "#009e73", "linestyle": "-.", "marker": "^"},
+  {"color": "#cc79a7", "linestyle": ":", "marker": "D"},
+  {"color": "#000000", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
+  {"color": "#56b4e9", "linestyle": (0, (8, 2)), "marker": "P"},
+)
+"""Told apart without colours, and the colours by whoever confuses some: those
+of Okabe and Ito, 2008."""
+_GREY = "#6b6b6b"
 _LEAST_RANGE = 5.0
 """Percentage points that the vertical axis shows at least."""
 
@@ -22,54 +35,29 @@ def plot_accuracy(
 ) -> None:
   """Writes accuracy.png and accuracy.pdf: top-1 against epsilon.
 
-  Points are single heads, the line their mean, the band one standard deviation
-  over seeds; the dashed line is the head without noise.
+  Lines are means, their bars one standard deviation over seeds; dashed lines
+  right across are heads without noise.
 
   Args:
-    rows: the sweep.
+    rows: the run.
     dataset: public name, for the title.
     directory: where the two files go.
   """
-  groups = sorted(by_epsilon(rows).items())
-  finite = [(e, g) for e, g in groups if e != float("inf")]
-  epsilons = [e for e, _ in finite]
-  means = [100 * statistics.mean(r.top1 for r in g) for _, g in finite]
-  spreads = [
-    100 * statistics.stdev([r.top1 for r in g]) if len(g) > 1 else 0.0
-    for _, g in finite
-  ]
-
   figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
   axes = figure.subplots()
-  axes.fill_between(
-    epsilons,
-    [m - s for m, s in zip(means, spreads, strict=True)],
-    [m + s for m, s in zip(means, spreads, strict=True)],
-    color=_BLUE,
-    alpha=0.18,
-    linewidth=0,
-    label="± 1 standard deviation over seeds" if any(spreads) else None,
-  )
-  axes.plot(
-    epsilons, means, color=_BLUE, marker="o", label=f"{rows[0].head}, mean"
-  )
-  axes.plot(
-    [r.epsilon for _, g in finite for r in g],
-    [100 * r.top1 for _, g in finite for r in g],
-    color=_BLUE,
-    linestyle="none",
-    marker=".",
-    markersize=4,
-    alpha=0.5,
-  )
+  private = [row for row in rows if math.isfinite(row.epsilon)]
+  methods = by_method(private)
+  for i, (method, of_method) in enumerate(methods.items()):
+    _draw(axes, of_method, method, i, len(methods))
   for row in rows:
-    if row.epsilon == float("inf"):
+    if math.isinf(row.epsilon):
       axes.axhline(
         100 * row.top1,
         color=_GREY,
         linestyle="--",
-        label=f"no noise ({NOT_PRIVATE})",
+        label=f"{row.head}, no noise ({NOT_PRIVATE})",
       )
+  epsilons = sorted({row.epsilon for row in private})
   axes.set_xscale("log", base=2)
   axes.xaxis.set_major_locator(FixedLocator(epsilons))
   axes.xaxis.set_minor_locator(NullLocator())
@@ -79,9 +67,9 @@ def plot_accuracy(
   axes.set_ylabel(
     "top-1 accuracy, %" + (f"\n({rows[0].evaluation})" if noisy else "")
   )
-  seeded = any("NOT PRIVATE" in r.noise_source for _, g in finite for r in g)
+  seeded = any(NOT_PRIVATE in row.noise_source for row in private)
   axes.set_title(
-    f"One-step private heads on {dataset}"
+    f"Private heads on {dataset}"
     + (f" (seeded noise: {NOT_PRIVATE})" if seeded else "")
   )
   # A tenth of a point is noise: never let it fill the picture.
@@ -89,8 +77,28 @@ def plot_accuracy(
   missing = max(0.0, _LEAST_RANGE - (high - low))
   axes.set_ylim(low - missing / 2, high + missing / 2)
   axes.grid(alpha=0.25)
-  axes.legend(frameon=False)
+  seeds = 1 + max((row.seed for row in private), default=0)
+  spread = f"mean ± sd of {seeds} seeds" if seeds > 1 else None
+  axes.legend(frameon=False, title=spread)
   for suffix in ("png", "pdf"):
     # No time of creation: the same rows give the same file.
     metadata = {"CreationDate": None} if suffix == "pdf" else None
     figure.savefig(directory / f"accuracy.{suffix}", metadata=metadata)
+
+
+def _draw(
+  axes: Axes, rows: Sequence[SweepRow], method: str, place: int, places: int
+) -> None:
+  """The line of one method, a little beside those of others."""
+  aside = 1.02 ** (place - (places - 1) / 2)
+  groups = sorted(by_epsilon(rows).items())
+  top1 = [[100 * row.top1 for row in group] for _, group in groups]
+  axes.errorbar(
+    [epsilon * aside for epsilon, _ in groups],
+    [statistics.mean(values) for values in top1],
+    yerr=[statistics.stdev(v) if len(v) > 1 else 0.0 for v in top1],
+    capsize=3,
+    markersize=5,
+    label=method,
+    **_STYLES[place % len(_STYLES)],
+  )

@@ -1,4 +1,4 @@
-"""The rows of a sweep, as files and as a table."""
+"""The rows of a sweep or comparison, as files and as tables."""
 
 import csv
 import dataclasses
@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,21 @@ from linear_dp.release import NOT_PRIVATE, ReleasePlan
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepRow:
-  """One head of a sweep; the columns of results.csv, in this order.
+  """One head of a run; the columns of results.csv, in this order.
 
   Attributes:
     epsilon, delta: the guarantee of this head alone; infinity without privacy.
     seed: which independent draw of the noise.
-    head: the optimizer.
+    head: the method.
     noise_multiplier: σ; 0 without privacy.
     top1, top5: accuracies on the evaluation cache, fractions.
-    composed_epsilon: ε, at delta, of all private heads of the sweep together.
+    composed_epsilon: ε, at delta, of all private heads of the run together.
     num_examples, num_eval_examples: rows trained and evaluated on.
     evaluation: whether the accuracies are exact or noisy, and what they cost.
     release: nested or independent.
     noise_source: where the noise came from.
     private: whether the guarantee holds.
-    path: the head's directory, inside the sweep's.
+    path: the head's directory, inside the run's.
   """
 
   epsilon: float
@@ -56,24 +56,59 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
     f"{'epsilon':>9}  {'sigma':>9}  {'top-1 %':>15}  {'top-5 %':>8}  seeds"
   ]
   for epsilon, group in sorted(by_epsilon(rows).items()):
-    top1 = [100 * row.top1 for row in group]
-    spread = f" ± {statistics.stdev(top1):.2f}" if len(group) > 1 else ""
     mark = "" if all(row.private for row in group) else f"  {NOT_PRIVATE}"
     lines.append(
       f"{printable(epsilon):>9}  {group[0].noise_multiplier:>9.4f}"
-      f"  {f'{statistics.mean(top1):.2f}{spread}':>15}"
+      f"  {_top1(group):>15}"
       f"  {100 * statistics.mean(row.top5 for row in group):>8.2f}"
       f"  {len(group):>5}{mark}"
     )
-  first = rows[0]
-  together = printable(first.composed_epsilon)
-  lines.append(
-    f"all private heads together: epsilon = {together} at"
-    f" delta = {printable(first.delta)} ({first.release} releases); trained on"
-    f" {first.num_examples:,}, evaluated on {first.num_eval_examples:,}"
-    f" examples ({first.evaluation})"
-  )
+  lines.append(_footer(rows[0], f"{rows[0].release} releases"))
   return "\n".join(lines)
+
+
+def comparison_table(rows: Sequence[SweepRow]) -> str:
+  """One line per method, one column per epsilon: top-1 with spread."""
+  epsilons = sorted(e for e in by_epsilon(rows) if math.isfinite(e))
+  width = max(len(row.head) for row in rows)
+  titles = [f"epsilon {printable(epsilon)}" for epsilon in epsilons]
+  lines = [
+    f"{'top-1 %':<{width}}" + "".join(f"  {title:>13}" for title in titles)
+  ]
+  orders: dict[str, list[str]] = defaultdict(list)
+  for method, of_method in by_method(rows).items():
+    groups = by_epsilon(of_method)
+    if math.inf in groups:
+      line = f"  {_top1(groups[math.inf]):>13}  {NOT_PRIVATE}: no noise"
+    else:
+      line = "".join(f"  {_top1(groups[epsilon]):>13}" for epsilon in epsilons)
+      line += (
+        "" if all(row.private for row in of_method) else f"  {NOT_PRIVATE}"
+      )
+      orders[of_method[0].release].append(method)
+    lines.append(f"{method:<{width}}{line}")
+  releases = "; ".join(
+    f"{order}: {', '.join(methods)}" for order, methods in orders.items()
+  )
+  lines.append(_footer(rows[0], releases))
+  return "\n".join(lines)
+
+
+def _top1(group: Sequence[SweepRow]) -> str:
+  """Mean over seeds, in %, with the standard deviation."""
+  top1 = [100 * row.top1 for row in group]
+  spread = f" ± {statistics.stdev(top1):.2f}" if len(group) > 1 else ""
+  return f"{statistics.mean(top1):.2f}{spread}"
+
+
+def _footer(first: SweepRow, releases: str) -> str:
+  """What everything cost together."""
+  return (
+    "all private heads together: epsilon ="
+    f" {printable(first.composed_epsilon)} at delta = {printable(first.delta)}"
+    f" ({releases}); trained on {first.num_examples:,}, evaluated on"
+    f" {first.num_eval_examples:,} examples ({first.evaluation})"
+  )
 
 
 def by_epsilon(rows: Sequence[SweepRow]) -> dict[float, list[SweepRow]]:
@@ -84,10 +119,28 @@ def by_epsilon(rows: Sequence[SweepRow]) -> dict[float, list[SweepRow]]:
   return groups
 
 
+def by_method(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
+  """Groups the heads of one method, in the order that methods first come."""
+  groups = defaultdict(list)
+  for row in rows:
+    groups[row.head].append(row)
+  return groups
+
+
+def cost_of(plan: ReleasePlan) -> dict[str, Any]:
+  """What a plan cost, for results.json."""
+  return {
+    "delta": plan.delta,
+    "composed_epsilon": plan.composed_epsilon,
+    "release": plan.order,
+    "noise_multipliers_charged": list(plan.charged_noise_multipliers),
+  }
+
+
 def write_tables(
   directory: Path,
   rows: list[SweepRow],
-  plan: ReleasePlan,
+  cost: Mapping[str, Any],
   evaluation: dict[str, Any],
 ) -> None:
   """Writes results.csv and results.json; accuracies are fractions.
@@ -95,7 +148,7 @@ def write_tables(
   Args:
     directory: where.
     rows: the heads.
-    plan: what was released to make them.
+    cost: what all of them together cost; JSON.
     evaluation: what was released to score them; JSON.
   """
   with (directory / "results.csv").open("w", newline="") as file:
@@ -104,10 +157,7 @@ def write_tables(
     writer.writeheader()
     writer.writerows(dataclasses.asdict(row) for row in rows)
   results: dict[str, Any] = {
-    "delta": plan.delta,
-    "composed_epsilon": plan.composed_epsilon,
-    "release": plan.order,
-    "noise_multipliers_charged": list(plan.charged_noise_multipliers),
+    **cost,
     "evaluation": evaluation,
     "heads": [
       dataclasses.asdict(row)

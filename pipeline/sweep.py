@@ -1,22 +1,14 @@
 """Many private heads from one pass over a cache, scored and reported.
 
-DIR/results.csv    one row per head
-DIR/results.json   the same, with what the whole sweep cost
-DIR/config.json    everything that was asked for
-DIR/accuracy.png   accuracy against epsilon (and accuracy.pdf)
-DIR/heads/epsilon-1-seed-0/ …   a head each
+See `run_files` for what it writes.
 """
 
 import dataclasses
-import math
 from pathlib import Path
 
 from configs.schema import HeadConfig, PrivacyConfig, ReleaseOrder
 from extract.cache_reader import FeatureCache
-from extract.cache_summary import public_metadata
-from linear_dp.evaluate import Accuracy
-from linear_dp.release import ReleasePlan
-from pipeline import output_dir, report
+from pipeline import output_dir
 from pipeline.charge import Charge
 from pipeline.evaluation import (
   PrivateEvaluation,
@@ -25,9 +17,8 @@ from pipeline.evaluation import (
   evaluate_on_public_labels,
 )
 from pipeline.feature_space import FeatureSpace
-from pipeline.head_directory import write_head
-from pipeline.results import SweepRow, as_json, write_tables
-from pipeline.trainer import TrainedHead
+from pipeline.results import SweepRow, cost_of
+from pipeline.run_files import write_run
 from pipeline.training import (
   cache_ledger,
   make_plan,
@@ -80,7 +71,7 @@ def run_sweep(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
   plan = make_plan(epsilons, privacy, order=order, num_draws=num_seeds)
-  make_trainer(train, config, max_rows_per_unit)  # what it refuses
+  make_trainer(train, [config], max_rows_per_unit)  # what it refuses
   request = None
   if private_eval is not None:
     check_counts_units(train.info, evaluation.info)
@@ -107,64 +98,21 @@ def run_sweep(
     if request
     else evaluate_on_public_labels(heads, evaluation)
   )
-  rows = [
-    _row(t, score, plan, config, train, scored.description)
-    for t, score in zip(trained, scored.scores, strict=True)
-  ]
-  with output_dir.whole_directory(out) as directory:
-    for head, row in zip(trained, rows, strict=True):
-      write_head(directory / row.path, head, plan, config, train.info)
-    write_tables(directory, rows, plan, scored.statement)
-    (directory / "config.json").write_text(
-      as_json(
-        {
-          "train_cache": public_metadata(train),
-          "eval_cache": public_metadata(evaluation),
-          "epsilons": list(epsilons),
-          "privacy": dataclasses.asdict(privacy),
-          "head": dataclasses.asdict(config),
-          "max_rows_per_unit": max_rows_per_unit,
-          "num_seeds": num_seeds,
-          "release": order,
-          "baseline": baseline,
-          "private_eval": private_eval,
-        }
-      )
-    )
-    report.plot_accuracy(rows, train.info.dataset, directory)
-  return rows
-
-
-def _row(
-  trained: TrainedHead,
-  score: Accuracy,
-  plan: ReleasePlan,
-  config: HeadConfig,
-  train: FeatureCache,
-  evaluation: str,
-) -> SweepRow:
-  statement, draw = trained.statement, trained.draw
-  # All digits: two epsilons that look alike are two heads.
-  epsilon = str(statement.epsilon).removesuffix(".0")
-  name = (
-    f"epsilon-{epsilon}-seed-{draw}"
-    if math.isfinite(statement.epsilon)
-    else "baseline-NOT-PRIVATE"
-  )
-  return SweepRow(
-    epsilon=statement.epsilon,
-    delta=statement.delta,
-    seed=draw,
-    head=config.head,
-    noise_multiplier=statement.noise_multiplier,
-    top1=score.top1,
-    top5=score.top5,
-    composed_epsilon=plan.composed_epsilon,
-    num_examples=len(train),
-    num_eval_examples=score.num_examples,
-    evaluation=evaluation,
-    release=plan.order,
-    noise_source=statement.noise_source,
-    private=statement.is_private,
-    path=f"heads/{name}",
+  return write_run(
+    out,
+    train,
+    evaluation,
+    trained,
+    scored,
+    cost=cost_of(plan),
+    asked={
+      "epsilons": list(epsilons),
+      "privacy": dataclasses.asdict(privacy),
+      "head": dataclasses.asdict(config),
+      "max_rows_per_unit": max_rows_per_unit,
+      "num_seeds": num_seeds,
+      "release": order,
+      "baseline": baseline,
+      "private_eval": private_eval,
+    },
   )

@@ -20,6 +20,8 @@ class TrainedHead:
     head: the weights.
     statement: its guarantee.
     mechanism: what it was released by.
+    plan: the releases that it is one of, which compose.
+    settings: all that was chosen for it; public. "head" names the method.
     draw: which of the run's repetitions it is of.
     ledger_entry: SHA-256 of the entry that paid for it, or owns up to it; a
       trainer does not know it.
@@ -28,18 +30,29 @@ class TrainedHead:
   head: LinearHead
   statement: PrivacyStatement
   mechanism: Mechanism
+  plan: ReleasePlan
+  settings: Mapping[str, Any]
   draw: int
   ledger_entry: str = ""
 
 
 @runtime_checkable
-class Trainer(Protocol):
-  """A way to train heads from a cache."""
+class BaselineTrainer(Protocol):
+  """A way to train a head without privacy, to compare with."""
 
   @property
   def facts(self) -> Mapping[str, Any]:
-    """Public facts of it, to keep with what it is charged."""
+    """Public facts of it, to keep with its entry in the ledger."""
     ...
+
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """The head without noise: NOT PRIVATE."""
+    ...
+
+
+@runtime_checkable
+class Trainer(BaselineTrainer, Protocol):
+  """A way to train private heads from a cache."""
 
   def read(self) -> None:
     """All that is done before anything is charged.
@@ -52,9 +65,5 @@ class Trainer(Protocol):
   def release(
     self, plan: ReleasePlan, source: NoiseSource, charge: Charging
   ) -> Iterator[TrainedHead]:
-    """One head per draw and epsilon; `charge` returns before any noise."""
-    ...
-
-  def baseline(self, plan: ReleasePlan) -> TrainedHead:
-    """The head without noise: NOT PRIVATE."""
+    """Heads for each draw and epsilon; `charge` returns before any noise."""
     ...

@@ -1,7 +1,9 @@
 """From a feature cache to private heads: checked, charged, trained."""
 
 import dataclasses
+import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dp_accounting import NeighboringRelation
@@ -15,7 +17,7 @@ from linear_dp.release import NOT_PRIVATE, ReleasePlan
 from pipeline.charge import Charge
 from pipeline.ledger import Ledger, charge_aloud
 from pipeline.one_step_training import OneStepTrainer
-from pipeline.trainer import TrainedHead, Trainer
+from pipeline.trainer import BaselineTrainer, TrainedHead, Trainer
 from pipeline.whitened_training import WhitenedTrainer
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
@@ -52,21 +54,37 @@ def cache_ledger(cache: FeatureCache, directory: Path | None) -> Ledger:
 
 
 def make_trainer(
-  cache: FeatureCache, config: HeadConfig, max_rows_per_unit: int | None = None
+  cache: FeatureCache,
+  configs: Sequence[HeadConfig],
+  max_rows_per_unit: int | None = None,
 ) -> Trainer:
-  """The way to train that a config names.
+  """The way to train that a config names; several, if of one step, together.
 
   Raises:
     InputError: what was asked makes no sense for this cache.
   """
-  if config.is_one_step:
-    return OneStepTrainer(cache, config, max_rows_per_unit)
+  if all(config.is_one_step for config in configs):
+    return OneStepTrainer(cache, configs, max_rows_per_unit)
+  (config,) = configs
   if max_rows_per_unit is not None:
     raise InputError(
       f"max_rows_per_unit={max_rows_per_unit} is for heads of one step; leave"
       f" it out with head={config.head!r}."
     )
   return WhitenedTrainer(cache)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+  """A part of a run, with noise and a charge of its own.
+
+  Attributes:
+    trainer: how.
+    plan: the releases to make.
+  """
+
+  trainer: Trainer
+  plan: ReleasePlan
 
 
 def train_heads(
@@ -79,9 +97,7 @@ def train_heads(
   ledger_dir: Path | None,
   baseline: bool = False,
 ) -> list[TrainedHead]:
-  """Trains one head per draw and epsilon of a plan.
-
-  The ledger is charged after the cache was read and before any noise.
+  """Trains one head per draw and epsilon of a plan; see `train_all`.
 
   With units, epsilon is about all rows of a unit together: their sum is clipped
   as one vector, which uses every row at the noise of one (`unit_sums` says when
@@ -106,46 +122,82 @@ def train_heads(
     InputError: what was asked makes no sense for this cache, or would break the
       cap of its data set; nothing is charged then.
   """
+  trainer = make_trainer(cache, [config], max_rows_per_unit)
+  return train_all(
+    cache,
+    [Training(trainer=trainer, plan=plan)],
+    privacy,
+    ledger_dir=ledger_dir,
+    baseline=trainer if baseline else None,
+  )
+
+
+def train_all(
+  cache: FeatureCache,
+  trainings: Sequence[Training],
+  privacy: PrivacyConfig,
+  *,
+  ledger_dir: Path | None,
+  baseline: BaselineTrainer | None = None,
+) -> list[TrainedHead]:
+  """Trains the heads of several plans, which compose.
+
+  The ledger is charged for all of them, or for none, after the cache was read
+  and before any noise of any of them.
+
+  Args:
+    cache: the private rows.
+    trainings: what to train; all at one delta.
+    privacy: noise source.
+    ledger_dir: where ledgers are; None is the default place.
+    baseline: also train its head, which is NOT PRIVATE.
+
+  Returns:
+    Heads, training by training, each in the order of release; the baseline
+    last.
+
+  Raises:
+    InputError: damaged rows, or all together would break the cap of the data
+      set; nothing is charged then.
+  """
   info = cache.info
-  trainer = make_trainer(cache, config, max_rows_per_unit)
   source = NoiseSource(privacy.noise_seed)
-  _warn(plan, source, info)
+  _warn(privacy.delta, source, info)
   ledger = cache_ledger(cache, ledger_dir)
   facts = {
+    "privacy_unit": info.privacy_unit,
     "split": info.split,
     "dataset_version": info.dataset_version,
     "num_examples": info.num_examples,
     "cache_fingerprint": info.fingerprint,
     "private_digest": cache.private_digest,
-    **trainer.facts,
   }
-  unit = info.privacy_unit
-  ledger.check(
-    Charge.of_plan(plan, source, privacy_unit=unit, **facts), baseline=baseline
-  )
-  trainer.read()
-  entry = ""
+  charges = [
+    Charge.of_plan(each.plan, source, **facts, **each.trainer.facts)
+    for each in trainings
+  ]
+  ledger.check(*charges, baseline=baseline is not None)
+  for each in trainings:
+    each.trainer.read()
 
-  def charge(plan: ReleasePlan, source: NoiseSource) -> None:
-    nonlocal entry
-    cost = Charge.of_plan(plan, source, privacy_unit=unit, **facts)
-    entry = charge_aloud(ledger, cost)
-
+  # Whichever release is the first asks for all.
+  entries = functools.cache(lambda: charge_aloud(ledger, *charges))
   trained = [
-    dataclasses.replace(head, ledger_entry=entry)
-    for head in trainer.release(plan, source, charge)
+    dataclasses.replace(head, ledger_entry=entries()[i])
+    for i, each in enumerate(trainings)
+    for head in each.trainer.release(each.plan, source, lambda *_: entries())
   ]
   if baseline:
-    entry = ledger.record_baseline(privacy_unit=unit, **facts)
-    exact = trainer.baseline(plan)
+    entry = ledger.record_baseline(**facts, **baseline.facts)
+    exact = baseline.baseline(trainings[0].plan)
     trained.append(dataclasses.replace(exact, ledger_entry=entry))
   return trained
 
 
-def _warn(plan: ReleasePlan, source: NoiseSource, info: CacheInfo) -> None:
-  if plan.delta >= 1 / info.num_examples:
+def _warn(delta: float, source: NoiseSource, info: CacheInfo) -> None:
+  if delta >= 1 / info.num_examples:
     _say(
-      f"delta={plan.delta:g} is not below 1/n = {1 / info.num_examples:.2g}:"
+      f"delta={delta:g} is not below 1/n = {1 / info.num_examples:.2g}:"
       " publishing one example at random would pass for private; use a smaller"
       " delta."
     )

@@ -1,10 +1,12 @@
 """Training whitened heads: one pass for the moment, many for the steps."""
 
+import dataclasses
 from collections.abc import Iterator
 
 from tqdm import tqdm
 
 from configs.errors import InputError
+from configs.schema import HeadConfig
 from extract.cache_reader import FeatureCache
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
@@ -61,7 +63,7 @@ class WhitenedTrainer:
         charge=charge,
         on_step=bar.update,
       ):
-        yield _trained(released)
+        yield _trained(released, plan)
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     """See `Trainer`."""
@@ -69,15 +71,18 @@ class WhitenedTrainer:
       return _trained(
         whitened_without_privacy(
           self._rows, self._moment, plan, on_step=bar.update
-        )
+        ),
+        plan,
       )
 
 
-def _trained(released: WhitenedRelease) -> TrainedHead:
+def _trained(released: WhitenedRelease, plan: ReleasePlan) -> TrainedHead:
   return TrainedHead(
     head=released.head,
     statement=released.statement,
     mechanism=Whitened(rule=released.rule),
+    plan=plan,
+    settings=dataclasses.asdict(HeadConfig(head="whitened")),
     draw=released.draw,
   )
 

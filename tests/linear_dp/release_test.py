@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation
+from dp_accounting import NeighboringRelation, gaussian_mechanism
 
 from configs.errors import InputError
 from linear_dp import accounting
@@ -14,6 +14,7 @@ from linear_dp.noise_source import NoiseSource
 from linear_dp.release import (
   ReleasePlan,
   baseline_without_privacy,
+  composed_epsilon,
   release,
 )
 from tests.linear_dp.blocks import random_block
@@ -215,6 +216,29 @@ def test_what_is_charged(num_draws):
     assert nested.composed_epsilon == accounting.epsilon_of(together, 1e-5)
     assert nested.composed_epsilon > 1.5 * 8
     assert independent.composed_epsilon > nested.composed_epsilon
+
+
+def test_plans_compose():
+  nested = make_plan((1.0, 8.0))
+  independent = make_plan((1.0, 8.0), order="independent", num_draws=2)
+  one, eight = (accounting.noise_multiplier(e, DELTA) for e in (1.0, 8.0))
+  together = (3 * eight**-2 + 2 * one**-2) ** -0.5
+  assert composed_epsilon([nested, independent]) == pytest.approx(
+    gaussian_mechanism.get_epsilon_gaussian(together, DELTA), rel=1e-8
+  )
+  assert composed_epsilon([nested]) == nested.composed_epsilon
+
+
+@pytest.mark.parametrize(
+  "other",
+  [
+    {"delta": 1e-7},
+    {"neighboring_relation": NeighboringRelation.REPLACE_ONE},
+  ],
+)
+def test_plans_of_other_guarantees_do_not(other):
+  with pytest.raises(InputError, match="compose at one delta"):
+    composed_epsilon([make_plan(), make_plan(**other)])
 
 
 def test_private_only_with_the_noise_of_the_operating_system():

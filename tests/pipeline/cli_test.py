@@ -39,6 +39,7 @@ class TestCommandLine:
       "verify",
       "train",
       "sweep",
+      "compare",
       "evaluate",
       "budget",
       "demo",

@@ -341,6 +341,16 @@ class TestCap:
     assert kept == [("cap", 1.0), ("cap", 3.0), ("release", None)]
     assert ledger.spending(ADD_OR_REMOVE).charges == 1
 
+  def test_charges_are_made_together_or_not_at_all(self, ledger):
+    self.set_cap(ledger, 2.0)
+    before = ledger.path.read_bytes()
+    with pytest.raises(InputError, match=r"epsilon 1\.9 .* and epsilon 1\.5"):
+      ledger.charge_all(cost(1.9), cost(1.5))
+    assert ledger.path.read_bytes() == before
+    entries = ledger.charge_all(cost(0.5), cost(1.0))
+    assert entries == [e["entry"] for e in ledger.entries()[1:]]
+    assert [e["epsilons"] for e in ledger.entries()[1:]] == [[0.5], [1.0]]
+
   def test_what_would_break_it_leaves_no_trace(self, ledger):
     self.set_cap(ledger, 2.0)
     ledger.charge(cost(1.5))

@@ -22,7 +22,8 @@ def test_it_states_the_guarantee(receipt):
   assert "3 epsilons, 2 draw(s)" in card
   together = printable(receipt["composition"]["composed_epsilon"])
   assert (
-    f"all private heads of this run together | epsilon = {together}" in card
+    f"all heads of the same ledger entry together | epsilon = {together}"
+    in card
   )
 
 

@@ -88,13 +88,7 @@ def test_every_honest_receipt_holds(
   privacy = PrivacyConfig(delta=delta, neighboring_relation=relation)
   plan = make_plan((epsilon,), privacy)
   (head,) = train_heads(train_cache, plan, config, privacy, ledger_dir=None)
-  receipt = write_head(
-    tmp_path / "head",
-    head,
-    plan,
-    config,
-    train_cache.info,
-  )
+  receipt = write_head(tmp_path / "head", head, train_cache.info)
   assert problems(receipt) == []
   # From first principles, with no code of ours: the noise is as much as the
   # sensitivity times the sigma that dp_accounting wants.
@@ -223,13 +217,7 @@ def test_seeded_noise_is_not_private(train_cache, tmp_path):
   plan = make_plan((1.0,), privacy)
   config = HeadConfig()
   (head,) = train_heads(train_cache, plan, config, privacy, ledger_dir=None)
-  receipt = write_head(
-    tmp_path / "head",
-    head,
-    plan,
-    config,
-    train_cache.info,
-  )
+  receipt = write_head(tmp_path / "head", head, train_cache.info)
   assert receipt["private"] is False
   assert receipt["privacy"]["noise_source"] == "seeded: NOT PRIVATE"
   assert problems(receipt) == []

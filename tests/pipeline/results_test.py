@@ -11,6 +11,9 @@ from pipeline.results import (
   accuracy_table,
   as_json,
   by_epsilon,
+  by_method,
+  comparison_table,
+  cost_of,
   write_tables,
 )
 
@@ -54,7 +57,7 @@ ROWS = [row(8.0, 0, 0.85), row(1.0, 0, 0.82), row(1.0, 1, 0.84)]
 
 
 def test_the_csv_has_a_line_for_each_head(tmp_path):
-  write_tables(tmp_path, [*ROWS, baseline()], PLAN, PUBLIC)
+  write_tables(tmp_path, [*ROWS, baseline()], cost_of(PLAN), PUBLIC)
   with (tmp_path / "results.csv").open(newline="") as file:
     lines = list(csv.DictReader(file))
   assert list(lines[0])[:8] == [
@@ -74,7 +77,7 @@ def test_the_csv_has_a_line_for_each_head(tmp_path):
 
 def test_numbers_survive_to_the_last_bit(tmp_path):
   rows = [row(1 / 3, 0, 2 / 7)]
-  write_tables(tmp_path, rows, PLAN, PUBLIC)
+  write_tables(tmp_path, rows, cost_of(PLAN), PUBLIC)
   with (tmp_path / "results.csv").open(newline="") as file:
     (line,) = csv.DictReader(file)
   (head,) = json.loads((tmp_path / "results.json").read_text())["heads"]
@@ -84,7 +87,7 @@ def test_numbers_survive_to_the_last_bit(tmp_path):
 
 
 def test_the_json_says_what_the_sweep_cost(tmp_path):
-  write_tables(tmp_path, [*ROWS, baseline()], PLAN, PUBLIC)
+  write_tables(tmp_path, [*ROWS, baseline()], cost_of(PLAN), PUBLIC)
   text = (tmp_path / "results.json").read_text()
   found = json.loads(text, parse_constant=pytest.fail)
   assert found["evaluation"] == PUBLIC
@@ -122,3 +125,38 @@ def test_the_table_is_sorted_and_shows_the_spread():
 def test_seeded_rows_are_marked_in_the_table():
   seeded = [row(1.0, 0, 0.8, private=False)]
   assert accuracy_table(seeded).splitlines()[1].endswith("NOT PRIVATE")
+
+
+def comparison() -> list[SweepRow]:
+  whitened = {"head": "whitened", "release": "independent"}
+  return [
+    *ROWS,
+    row(8.0, 0, 0.91, **whitened),
+    row(1.0, 0, 0.90, **whitened),
+    row(math.inf, 0, 0.93, head="logistic", private=False),
+  ]
+
+
+def test_a_comparison_has_a_line_for_each_method():
+  header, lamb, whitened, logistic, total = comparison_table(
+    comparison()
+  ).splitlines()
+  assert header.split() == ["top-1", "%", "epsilon", "1", "epsilon", "8"]
+  assert lamb.split() == ["lamb", "83.00", "±", "1.41", "85.00"]
+  assert whitened.split() == ["whitened", "90.00", "91.00"]
+  assert logistic.split(maxsplit=2)[:2] == ["logistic", "93.00"]
+  assert logistic.endswith("NOT PRIVATE: no noise")
+  assert "epsilon = 13.2 at delta = 1e-05" in total
+  assert "(nested: lamb; independent: whitened)" in total
+  assert len(header) == len(lamb) == len(whitened)
+
+
+def test_a_seeded_method_is_marked():
+  rows = [row(1.0, 0, 0.8), row(1.0, 0, 0.9, head="adam", private=False)]
+  _, lamb, adam, _ = comparison_table(rows).splitlines()
+  assert "NOT PRIVATE" not in lamb
+  assert adam.endswith("NOT PRIVATE")
+
+
+def test_methods_keep_their_order():
+  assert list(by_method(comparison())) == ["lamb", "whitened", "logistic"]
