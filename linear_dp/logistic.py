@@ -146,12 +146,10 @@ class _Standardised:
   def of(
     cls, batches: Callable[[], Iterator[Batch]], num_examples: int
   ) -> "_Standardised":
-    mean = sum(x.sum(axis=0) for x in _real(batches())) / num_examples
-    variance = (
-      sum(np.square(x - mean).sum(axis=0) for x in _real(batches()))
-      / num_examples
-    )
-    sd = np.sqrt(variance)
+    total = sum(x.sum(axis=0) for x in _real(batches()))
+    mean = np.asarray(total) / num_examples
+    squares = sum(np.square(x - mean).sum(axis=0) for x in _real(batches()))
+    sd = np.sqrt(np.asarray(squares) / num_examples)
     scale = np.divide(
       1, sd, out=np.zeros_like(sd), where=sd > _CONSTANT * np.abs(mean)
     )

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -22,8 +24,13 @@ def overlapping(n: int = N, dtype: type = np.float32) -> Block:
   return make_block(rows.astype(dtype), label)
 
 
-def fit(block: Block, sizes: tuple[int, ...] = (100,), **options) -> LinearHead:
-  fields = {"num_examples": len(block), "num_classes": CLASSES} | options
+def fit(
+  block: Block, sizes: tuple[int, ...] = (100,), **options: Any
+) -> LinearHead:
+  fields: dict[str, Any] = {
+    "num_examples": len(block),
+    "num_classes": CLASSES,
+  } | options
   return fit_logistic(
     lambda: in_blocks(block, sizes), feature_dim=DIM, **fields
   )
@@ -82,10 +89,11 @@ def test_rows_that_fit_are_read_once(resident_bytes, passes):
   assert len(reads) == (passes or len(steps) + 3)
 
 
-def test_a_constant_feature_counts_for_nothing():
+@pytest.mark.parametrize("ulps", [0, 1], ids=["constant", "all but constant"])
+def test_a_constant_feature_counts_for_nothing(ulps):
   block = overlapping()
   rows = block.embedding.copy()
-  rows[:, 2] = 0.1
+  rows[:, 2] = 1000 + ulps * np.spacing(np.float32(1000)) * (block.label % 2)
   head = fit(make_block(rows, block.label))
   np.testing.assert_array_equal(head.kernel[2], 0)
   assert np.isfinite(head.kernel).all()

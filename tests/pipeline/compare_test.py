@@ -186,9 +186,16 @@ class TestWhatItCosts:
     assert set(charged) == {2}
 
   def test_the_whole_must_fit_under_the_cap(
-    self, train_cache, eval_cache, tmp_path
+    self, train_cache, eval_cache, tmp_path, monkeypatch
   ):
-    """Each part would fit alone."""
+    """Each part would fit alone; and nobody waits to be told."""
+    reads = []
+    blocks = FeatureCache.blocks
+    monkeypatch.setattr(
+      FeatureCache,
+      "blocks",
+      lambda self, *args: reads.append(self.path) or blocks(self, *args),
+    )
     ledger = cache_ledger(train_cache, None)
     whole = epsilon_of(sigma_of(1.0), sigma_of(1.0))
     cap = Cap(
@@ -201,6 +208,7 @@ class TestWhatItCosts:
       compare(train_cache, eval_cache, tmp_path / "out")
     assert len(ledger.entries()) == 1
     assert not (tmp_path / "out").exists()
+    assert train_cache.path not in reads
     ledger.set_cap(dataclasses.replace(cap, max_epsilon=whole * 1.001))
     compare(train_cache, eval_cache, tmp_path / "out")
     assert len(ledger.entries()) == 4
