@@ -202,7 +202,7 @@ class TestNothingIsReleasedUncharged:
     def broken(*_: object, **__: object):
       raise RunError("the disk is full")
 
-    monkeypatch.setattr(Ledger, "charge", broken)
+    monkeypatch.setattr(Ledger, "charge_all", broken)
     assert main(place(f"{EVALUATE} {PRIVATE}")) == 1
 
   def test_a_cap(self, place, capsys, eval_cache, no_noise):
