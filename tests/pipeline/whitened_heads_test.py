@@ -340,10 +340,8 @@ class TestReceipt:
     self, train_cache, tmp_path, epsilon, delta, relation
   ):
     privacy = {"delta": delta, "neighboring_relation": relation}
-    plan, (head,) = trained(train_cache, epsilon, privacy=privacy)
-    written = write_head(
-      tmp_path / "head", head, plan, WHITENED, train_cache.info
-    )
+    _, (head,) = trained(train_cache, epsilon, privacy=privacy)
+    written = write_head(tmp_path / "head", head, train_cache.info)
     assert problems(written) == []
     assert verify_head(tmp_path / "head").problems == ()
     # By no code of ours.
