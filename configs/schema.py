@@ -242,7 +242,7 @@ class HeadConfig:
   Attributes:
     head: "lamb" (the paper's), "adam" or "momentum": the optimizer of one step;
       "whitened": private whitening and then gradient descent, which has no
-      settings; "auto": whichever of "whitened" and "lamb" suits n and epsilon.
+      settings; "auto": "whitened", or "lamb" where a unit may have many rows.
       What follows is for one step only.
     l2_clip_norm: C, the largest norm of one example's gradient.
     initial_bias: b0, the bias that every class starts from.

@@ -204,6 +204,8 @@ def release_gradient(
 ) -> Float64[np.ndarray, "p K"]:
   """rint(F/step) + round(Z), in the units of C.
 
+  The division rounds F/step by less than the sensitivity's 2⁻¹⁰·√entries.
+
   Formal guarantees: post-processing of the Gaussian mechanism of noise
   multiplier σ, which the caller has paid for.
 

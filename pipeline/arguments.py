@@ -165,12 +165,12 @@ class Train:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-  """Train heads for many epsilons from one pass over a cache, and score them.
+  """Train heads for many epsilons from one cache, and score them.
 
   Writes results.csv, results.json, accuracy.png and every head with its
-  receipt. Nested releases (the default) together cost the largest epsilon,
-  once per seed; independent ones compose. The labels of the evaluation cache
-  are treated as public, unless --private-eval is given.
+  receipt. Nested releases (the default of one-step heads) together cost the
+  largest epsilon, once per seed; independent ones compose. The labels of the
+  evaluation cache are treated as public, unless --private-eval is given.
 
   Example: oneshot-dp sweep --cache caches/train --eval-cache caches/test
   --epsilons 0.25 0.5 1 2 4 8 --delta 1e-5 --out results

@@ -27,7 +27,7 @@ from pipeline import arguments
 _PROG = "oneshot-dp"
 _DESCRIPTION = (
   "Differentially private image classifiers: embed the images once with a"
-  " frozen public backbone, then train one-step private linear heads, one per"
+  " frozen public backbone, then train private linear heads, one per"
   " epsilon."
 )
 

@@ -13,7 +13,10 @@ def choose_head(config: HeadConfig, info: CacheInfo) -> HeadConfig:
   """Settles `auto`, by public facts alone, and says what it is and why."""
   if config.head != "auto":
     return config
-  head, why = "whitened", "it needs no setting and is the most accurate"
+  head, why = (
+    "whitened",
+    "it needs no settings and was the most accurate so far",
+  )
   if info.has_units:
     head, why = "lamb", f"it clips all rows of a {info.privacy_unit} as one"
   elif info.num_examples > MAX_ROWS:

@@ -90,7 +90,7 @@ def _problems_of_files(directory: Path, saved: SavedHead) -> Iterator[str]:
   card = directory / CARD_FILE
   try:
     says_the_same = card.read_text() == model_card(receipt)
-  except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError):
+  except (ArithmeticError, KeyError, OSError, TypeError, ValueError):
     says_the_same = False
   if not says_the_same:
     yield f"{CARD_FILE} is not about this {RECEIPT_FILE}: one was changed."

@@ -138,7 +138,7 @@ def problems(receipt: dict[str, Any]) -> list[str]:
   """
   try:
     return list(_problems(receipt))
-  except (KeyError, TypeError, ValueError) as error:
+  except (KeyError, OverflowError, TypeError, ValueError) as error:
     return [f"receipt.json is incomplete or malformed ({error!r})."]
 
 

@@ -470,7 +470,8 @@ def final_weights(
   """A and W by what was released, with momentum written out."""
   (((moment, ridge), _),) = maps
   values, vectors = scipy.linalg.eigh(moment)
-  root = vectors @ np.diag((np.maximum(values, 0) + ridge) ** -0.5) @ vectors.T
+  scales = (np.maximum(values, 0) + ridge) ** -0.5
+  root = (vectors * scales) @ np.transpose(vectors)
   noisy = np.array([result for _, result in gradients]) / rule.num_examples
   left = np.arange(rule.num_steps, 0, -1)  # steps that a gradient still moves
   weight = (1 - MOMENTUM**left) / (1 - MOMENTUM)

@@ -232,3 +232,8 @@ def test_it_states_what_the_promise_rests_on(receipt):
   assert receipt["software"].keys() >= {"oneshot-dp", "dp-accounting", "jax"}
   replace = receipt["privacy"]["epsilon_by_relation"]["REPLACE_ONE"]
   assert replace > receipt["privacy"]["epsilon"]
+
+
+def test_numbers_beyond_floats_are_no_receipt(receipt):
+  for path in (("privacy", "noise_sd_steps"), ("privacy", "delta")):
+    assert problems(changed(receipt, path, 10**400))
