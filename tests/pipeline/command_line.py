@@ -33,7 +33,11 @@ def get_config():
   )
 """
 
-_START = "import sys; from pipeline.cli import main; sys.exit(main())"
+# A suite that runs in the background ignores Ctrl-C, and so would its children.
+_START = (
+  "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+  "; from pipeline.cli import main; sys.exit(main())"
+)
 
 
 def succeeds(capsys: pytest.CaptureFixture, *argv: object) -> tuple[str, str]:
