@@ -56,6 +56,26 @@ class PrivacyStatement:
   noise_source: str
   is_private: bool
 
+  @classmethod
+  def without_privacy(
+    cls,
+    delta: float,
+    relation: NeighboringRelation,
+    *,
+    sensitivity: float = 1.0,
+  ) -> "PrivacyStatement":
+    """Of something exact: ε = ∞. NOT PRIVATE, and says so."""
+    return cls(
+      epsilon=math.inf,
+      delta=delta,
+      noise_multiplier=0.0,
+      sensitivity=sensitivity,
+      noise_sd=0.0,
+      neighboring_relation=relation,
+      noise_source=BASELINE_NOISE,
+      is_private=False,
+    )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Release:
@@ -235,15 +255,8 @@ def baseline_without_privacy(secret: SecretSum, plan: ReleasePlan) -> Release:
     grid=secret.grid,
     num_examples=secret.num_examples,
     draw=0,
-    statement=PrivacyStatement(
-      epsilon=math.inf,
-      delta=plan.delta,
-      noise_multiplier=0.0,
-      sensitivity=secret.grid.sensitivity(relation),
-      noise_sd=0.0,
-      neighboring_relation=relation,
-      noise_source=BASELINE_NOISE,
-      is_private=False,
+    statement=PrivacyStatement.without_privacy(
+      plan.delta, relation, sensitivity=secret.grid.sensitivity(relation)
     ),
   )
 

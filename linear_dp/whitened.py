@@ -31,7 +31,7 @@ from linear_dp.gradient_sum import (
 )
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import BASELINE_NOISE, PrivacyStatement, ReleasePlan
+from linear_dp.release import PrivacyStatement, ReleasePlan
 from linear_dp.second_moment import (
   SecretMoment,
   moment_sensitivity,
@@ -189,15 +189,8 @@ def whitened_without_privacy(
     head=_train(rows, moment, rule, plan, None, on_step),
     rule=rule,
     draw=0,
-    statement=PrivacyStatement(
-      epsilon=math.inf,
-      delta=plan.delta,
-      noise_multiplier=0.0,
-      sensitivity=1.0,
-      noise_sd=0.0,
-      neighboring_relation=plan.neighboring_relation,
-      noise_source=BASELINE_NOISE,
-      is_private=False,
+    statement=PrivacyStatement.without_privacy(
+      plan.delta, plan.neighboring_relation
     ),
   )
 

@@ -1,12 +1,10 @@
 """Training the logistic probe, the ceiling that private heads are under."""
 
-import math
-
 from tqdm import tqdm
 
 from extract.cache_reader import FeatureCache
 from linear_dp.logistic import fit_logistic
-from linear_dp.release import BASELINE_NOISE, PrivacyStatement, ReleasePlan
+from linear_dp.release import PrivacyStatement, ReleasePlan
 from pipeline.mechanism import UNCLIPPED, Logistic
 from pipeline.trainer import TrainedHead
 
@@ -42,15 +40,8 @@ class LogisticTrainer:
       )
     return TrainedHead(
       head=head,
-      statement=PrivacyStatement(
-        epsilon=math.inf,
-        delta=plan.delta,
-        noise_multiplier=0.0,
-        sensitivity=1.0,
-        noise_sd=0.0,
-        neighboring_relation=plan.neighboring_relation,
-        noise_source=BASELINE_NOISE,
-        is_private=False,
+      statement=PrivacyStatement.without_privacy(
+        plan.delta, plan.neighboring_relation
       ),
       mechanism=mechanism,
       plan=plan,
