@@ -5,7 +5,8 @@ from tqdm import tqdm
 from extract.cache_reader import FeatureCache
 from linear_dp.logistic import fit_logistic
 from linear_dp.release import PrivacyStatement, ReleasePlan
-from pipeline.mechanism import UNCLIPPED, Logistic
+from pipeline.mechanism import UNCLIPPED
+from pipeline.mechanisms import Logistic
 from pipeline.trainer import TrainedHead
 
 

@@ -6,7 +6,7 @@ from configs.schema import EXAMPLE_UNIT
 from extract.cache_identity import sha256_of
 from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
-from pipeline.mechanism import mechanism_of
+from pipeline.mechanisms import mechanism_of
 
 
 def model_card(receipt: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from linear_dp.release import (
 )
 from linear_dp.unit_rows import choose_rows
 from linear_dp.unit_sums import count_rows
-from pipeline.mechanism import OneStep
+from pipeline.mechanisms import OneStep
 from pipeline.row_bar import row_bar
 from pipeline.trainer import Charging, TrainedHead
 

@@ -19,7 +19,8 @@ from linear_dp import accounting
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import NOT_PRIVATE, ReleasePlan
 from pipeline.budget import changed_units
-from pipeline.mechanism import UNCLIPPED, Logistic, mechanism_of
+from pipeline.mechanism import UNCLIPPED
+from pipeline.mechanisms import Logistic, mechanism_of
 from pipeline.trainer import TrainedHead
 
 FORMAT_VERSION = 1

@@ -17,7 +17,7 @@ from linear_dp.whitened import (
   release_whitened,
   whitened_without_privacy,
 )
-from pipeline.mechanism import Whitened
+from pipeline.mechanisms import Whitened
 from pipeline.trainer import Charging, TrainedHead
 
 

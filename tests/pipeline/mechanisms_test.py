@@ -8,7 +8,8 @@ from dp_accounting import NeighboringRelation
 
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.whitened import WhiteningRule
-from pipeline.mechanism import Mechanism, OneStep, Whitened, mechanism_of
+from pipeline.mechanism import Mechanism
+from pipeline.mechanisms import OneStep, Whitened, mechanism_of
 
 
 def whitened(sigma: float, num_classes: int = 10) -> Whitened:

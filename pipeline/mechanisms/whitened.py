@@ -1,0 +1,72 @@
+"""Private whitening, then noisy steps."""
+
+import dataclasses
+from typing import Any, Self
+
+from dp_accounting import NeighboringRelation
+
+from linear_dp import whitened
+from linear_dp.clipping import GRID_RADIUS
+from linear_dp.whitened import WhiteningRule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Whitened:
+  """Private whitening and several noisy steps.
+
+  Attributes:
+    rule: its settings.
+  """
+
+  KIND = "whitened"
+  rule: WhiteningRule
+
+  @classmethod
+  def from_json(cls, section: dict[str, Any]) -> Self:
+    """Reads the parameters."""
+    fields = [field.name for field in dataclasses.fields(WhiteningRule)]
+    return cls(rule=WhiteningRule(**{name: section[name] for name in fields}))
+
+  def as_json(self) -> dict[str, Any]:
+    """See `Mechanism`."""
+    return {
+      "kind": self.KIND,
+      "name": "Gaussian mechanisms on the exact second moment of the unit-norm"
+      " rows, once, and on sums of clipped softmax gradients, num_steps times",
+      "statistic": "rint(M/B) + round(noise) of moment_noise_multiplier, and"
+      " rint(F/step) + round(noise) of step_noise_multiplier for every step",
+      "sensitivity": "B + (1 + 2^-10)*d grid steps for M/B; for a step, B + (1"
+      " + 2^-10)*sqrt(K*d) grid steps and the bound on the float64 error of F;"
+      " doubled for REPLACE_ONE. All together amount to one Gaussian mechanism"
+      " of noise_multiplier",
+      **dataclasses.asdict(self.rule),
+      "moment_noise_multiplier": self.rule.moment_noise_multiplier,
+      "step_noise_multiplier": self.rule.step_noise_multiplier,
+      "num_steps": self.rule.num_steps,
+      "clip_norm": whitened.CLIP_NORM,
+      "momentum": whitened.MOMENTUM,
+      "ridge": self.rule.ridge,
+      "learning_rate": self.rule.learning_rate,
+      "grid_radius": GRID_RADIUS,
+      "rows_per_unit": 1,
+      "clipped": "row",
+    }
+
+  def sensitivity(self, relation: NeighboringRelation) -> float:
+    """1: noise is stated in units of the sensitivity, in any relation."""
+    del relation
+    return 1.0
+
+  def training(self) -> dict[str, Any]:
+    """See `Mechanism`."""
+    return {"head": self.KIND}
+
+  def in_words(self, training: dict[str, Any]) -> str:
+    """See `Mechanism`."""
+    del training
+    return (
+      "private whitening of the unit-norm embeddings, then"
+      f" {self.rule.num_steps} full-batch steps of gradient descent with"
+      " momentum from zero weights, gradients clipped to norm"
+      f" {whitened.CLIP_NORM:g}"
+    )
