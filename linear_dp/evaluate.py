@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Int, Int64
 
 from configs.errors import InputError
 from linear_dp.head import LinearHead
-from linear_dp.row_batches import padded_batches
+from linear_dp.label_lists import LabelLists
+from linear_dp.row_batches import padded_pairs
 from linear_dp.row_block import RowBlock, check_labels
 
 _LOGITS_AT_ONCE = 1 << 24
@@ -70,34 +71,42 @@ def count_hits(
   heads: Sequence[LinearHead],
   blocks: Iterable[RowBlock],
   *,
+  lists: LabelLists | None = None,
   on_rows: Callable[[int], object] = lambda rows: None,
 ) -> SecretHits:
   """Reads the cache once and counts the right answers of every head.
 
   The rank of a label is the number of classes with a larger logit, or an equal
-  one and a smaller index, so top-1 agrees with argmax.
+  one and a smaller index, so top-1 agrees with argmax. With `lists`, the label
+  of a row is whichever of its list ranks best; a row of an empty list is left
+  out.
 
   Args:
     heads: one or more, all of one shape.
     blocks: the labelled rows.
+    lists: labels in [0, K) to count by, instead of those of the rows.
     on_rows: called with the number of rows of each block read (progress).
 
   Returns:
     The counts, head by head in order.
 
   Raises:
-    InputError: no rows, another feature_dim, or a label outside [0, K).
+    InputError: no rows with a label, another feature_dim, a label of the rows
+      outside [0, K), or a row without a list.
   """
   groups = _grouped(heads)
   counts = [np.zeros((2, len(biases)), np.int64) for _, biases in groups]
   rows = 0
-  checked = _checked(blocks, heads[0], on_rows)
-  for embedding, label in padded_batches(checked, _BATCH_ROWS):
-    rows += int((label >= 0).sum())
+  labelled = _labelled(blocks, heads[0], lists, on_rows)
+  for embedding, labels in padded_pairs(labelled, _BATCH_ROWS):
+    rows += int((labels >= 0).any(axis=1).sum())
     for count, group in zip(counts, groups, strict=True):
-      count += np.asarray(_hits(*group, embedding, label))
+      count += np.asarray(_hits(*group, embedding, labels))
   if not rows:
-    raise InputError("The evaluation cache has no rows.")
+    raise InputError(
+      "The evaluation cache has no rows"
+      + (" with a label in their lists." if lists else ".")
+    )
   return SecretHits(
     num_examples=rows,
     num_classes=heads[0].num_classes,
@@ -136,15 +145,18 @@ def _grouped(
   ]
 
 
-def _checked(
+def _labelled(
   blocks: Iterable[RowBlock],
   head: LinearHead,
+  lists: LabelLists | None,
   on_rows: Callable[[int], object],
-) -> Iterator[RowBlock]:
+) -> Iterator[tuple[np.ndarray, Int[np.ndarray, "rows longest"]]]:
+  """Embeddings and the labels to count by, one or a list for each row."""
   for block in blocks:
     _check_block(block, head)
     on_rows(len(block.label))
-    yield block
+    labels = lists.of(block.example_id) if lists else block.label[:, None]
+    yield block.embedding, labels
 
 
 def _check_block(block: RowBlock, head: LinearHead) -> None:
@@ -161,22 +173,28 @@ def _hits(
   kernels: Float[Array, "heads d K"],
   biases: Float[Array, "heads K"],
   embedding: Float[Array, "rows d"],
-  label: Int[Array, " rows"],
+  labels: Int[Array, "rows longest"],
 ) -> Int[Array, "2 heads"]:
   """How many rows each stacked head has in its first and its first five."""
   features = embedding.astype(jnp.float32)
   class_index = jnp.arange(biases.shape[1])
-  real_row = label >= 0
+  is_label = labels >= 0
+  real_row = is_label.any(axis=1)
 
   def of_one_head(kernel: Array, bias: Array) -> Array:
     # Relative to the largest: a common −10 would swallow the small differences
     # that a small learning rate leaves, in float32.
     bias = bias - bias.max()
     logits = LinearHead(kernel=kernel, bias=bias).logits(features)
-    of_label = jnp.take_along_axis(logits, label[:, None], axis=1)
+    of_labels = jnp.take_along_axis(logits, labels, axis=1)
+    of_labels = jnp.where(is_label, of_labels, -jnp.inf)
+    # The first of equal ones, which is the smallest: lists are ascending.
+    best = of_labels.argmax(axis=1, keepdims=True)
+    of_label = jnp.take_along_axis(of_labels, best, axis=1)
+    label = jnp.take_along_axis(labels, best, axis=1)
     # Said of the classes behind: NaN is behind nothing, so it is no hit.
     behind = (logits < of_label) | (
-      (logits == of_label) & (class_index >= label[:, None])
+      (logits == of_label) & (class_index >= label)
     )
     rank = (~behind).sum(axis=1)
     return jnp.stack([(real_row & (rank < k)).sum() for k in (1, 5)])

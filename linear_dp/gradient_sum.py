@@ -1,9 +1,10 @@
 r"""Sums of clipped softmax gradients at any weights, and their private release.
 
-With z the direction of a row after a public linear map, z = Au/‖Au‖, and W the
-weights of a step, an example adds
+With z the direction of a row after a public linear map, z = Au/‖Au‖ (or, where
+rows keep their norms, z = u·R/B), and W the weights of a step, an example adds
 
     g = r ⊗ z · min(1, C/‖r ⊗ z‖),   r = softmax(Wᵀz) − e_y
+                                  or r = sigmoid(Wᵀz + b) − e_y
 
 These are no integers, so the sum is made in float64 and its error is bounded:
 for a row (see `row_error`) and for the addition of n of them,
@@ -30,16 +31,16 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import NeighboringRelation
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float64
+from jaxtyping import Array, Bool, Float64
 
 from configs.errors import InputError
 from linear_dp.clipping import GRID_RADIUS
 from linear_dp.noise import rounded_gaussian
 from linear_dp.noise_source import NoiseSource
+from linear_dp.row_gradient import SOFTMAX, Loss, gamma, row_error
 from linear_dp.secret_rows import ROWS_PER_DEVICE, SecretRows, integer_rows
 
 _COLUMN_NORM = 2.0**32
-_UNIT_ROUNDOFF = 2.0**-53
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,70 +100,57 @@ class SecretGradient:
 
 def clipped_gradient(
   rows: SecretRows,
-  public_map: PublicMap,
+  public_map: PublicMap | None,
   kernel: Float64[np.ndarray, "p K"],
   clip_norm: float,
+  *,
+  loss: Loss = SOFTMAX,
+  chosen: Bool[np.ndarray, " n"] | None = None,
 ) -> SecretGradient:
-  """The sum of clipped gradients of the softmax cross-entropy.
+  """The sum of clipped gradients of the cross-entropy.
 
   Args:
     rows: the private rows.
-    public_map: A, which must be public already.
+    public_map: A, which must be public already, for rows of norm 1; None leaves
+      them where they are.
     kernel: W, which must be public already.
     clip_norm: C.
+    loss: of which the gradients are.
+    chosen: rows of the sum, by their places; chosen whatever they hold. None
+      is all of them.
 
   Returns:
     F and E.
 
   Raises:
-    InputError: damaged rows, or a clip norm that is none.
+    InputError: damaged rows, a clip norm that is none, or a map of rows that
+      keep their norms.
   """
   if not 0 < clip_norm < math.inf:
     raise InputError(f"clip_norm={clip_norm} must be positive and finite.")
-  add = _adder(rows.mesh)
+  if rows.max_norm is not None and public_map is not None:
+    raise InputError("Rows that keep their norms are not mapped.")
+  add = _adder(rows.mesh, loss, rows.max_norm)
   shape = (rows.mesh.size, *kernel.shape)
-  chunks = 0
   with jax.enable_x64(True):
     same = NamedSharding(rows.mesh, PartitionSpec())
-    weights = jax.device_put((public_map.matrix, kernel), same)
+    matrix = None if public_map is None else public_map.matrix
+    weights = jax.device_put((matrix, kernel), same)
     total = jnp.zeros(shape, jnp.float64)
-    for chunk in rows.secret_chunks():
+    for chunk in rows.secret_chunks(chosen):
       total = add(total, *weights, clip_norm, *chunk)
-      chunks += 1
     summed = np.asarray(total).sum(axis=0)
+  # Of all rows: how many are chosen is private, and the noise would tell.
+  chunks = math.ceil(rows.num_examples / (ROWS_PER_DEVICE * rows.mesh.size))
   # Of this data set, or of a neighbour with a row and a chunk more.
   additions = ROWS_PER_DEVICE + chunks + 1 + rows.mesh.size
-  of_a_row = row_error(kernel) + _gamma(additions) * clip_norm * (1 + 2**-20)
+  of_a_row = row_error(kernel, loss, rows.max_norm or 1.0)
+  of_a_row += gamma(additions) * clip_norm * (1 + 2**-20)
   return SecretGradient(
     clip_norm=clip_norm,
     error=(rows.num_examples + 1) * of_a_row,
     secret_sum=summed,
   )
-
-
-def row_error(kernel: Float64[np.ndarray, "p K"]) -> float:
-  r"""e_row: how far a row's gradient may be from its real value, any row.
-
-  With u = 2⁻⁵³ and w the norm of the longest column of W: z is off by e_z =
-  (p + 8)u (its norm is a sum of p squares), a logit by e_l = (γ_p + e_z)·w, the
-  softmax by 2e_l for its argument and (K + 16)u for itself (exp is taken to be
-  good to 8 units in the last place), and the clipped product, clipping being a
-  projection, by no more than its factors: e_r + 2e_z + (K + p + 16)u. Doubled,
-  for what was left out: products of these.
-
-  Args:
-    kernel: W.
-
-  Returns:
-    A bound on the L2 norm.
-  """
-  p, num_classes = kernel.shape
-  longest = float(np.linalg.norm(kernel, axis=0).max())
-  of_z = (p + 8) * _UNIT_ROUNDOFF
-  of_logit = (_gamma(p) + of_z) * longest
-  of_residual = 2 * of_logit + (num_classes + 16) * _UNIT_ROUNDOFF
-  of_product = (num_classes + p + 16) * _UNIT_ROUNDOFF
-  return 2 * (of_residual + 2 * of_z + of_product)
 
 
 def gradient_step(clip_norm: float) -> float:
@@ -233,26 +221,31 @@ def release_gradient(
 
 
 @functools.cache
-def _adder(mesh: Mesh) -> Callable[..., Array]:
-  """Compiles (totals [devices, p, K], A, W, C, *chunk) → totals."""
+def _adder(
+  mesh: Mesh, loss: Loss, max_norm: float | None
+) -> Callable[..., Array]:
+  """Compiles (totals [devices, p, K], A or None, W, C, *chunk) → totals."""
 
   def add(
     total: Array,
-    matrix: Array,
+    matrix: Array | None,
     kernel: Array,
     clip_norm: Array,
     embedding: Array,
     scale: Array,
     label: Array,
   ) -> Array:
-    y = integer_rows(embedding, scale) @ matrix
+    u = integer_rows(embedding, scale)
+    y = u if matrix is None else u @ matrix
     length = jnp.linalg.norm(y, axis=1, keepdims=True)
-    z = y / jnp.where(length > 0, length, 1)
-    residual = jax.nn.softmax(z @ kernel) - jax.nn.one_hot(
-      label, kernel.shape[1], dtype=jnp.float64
-    )
-    norm = jnp.linalg.norm(residual, axis=1, keepdims=True)
-    # ‖z‖ is 1, or 0 where the gradient is 0.
+    if max_norm is None:
+      # ‖z‖ is 1, or 0 where the gradient is 0.
+      z, norm_of_z = y / jnp.where(length > 0, length, 1), 1.0
+    else:
+      step = max_norm / GRID_RADIUS
+      z, norm_of_z = y * step, length * step
+    residual = loss.residual(z @ kernel, label)
+    norm = jnp.linalg.norm(residual, axis=1, keepdims=True) * norm_of_z
     clipped = residual * jnp.minimum(1, clip_norm / norm)
     return total + jnp.matmul(z.T, clipped)[None]
 
@@ -264,8 +257,3 @@ def _adder(mesh: Mesh) -> Callable[..., Array]:
     out_specs=data,
   )
   return jax.jit(sharded, donate_argnums=0)
-
-
-def _gamma(terms: int) -> float:
-  """Higham's γ: the relative error of a sum of so many products."""
-  return terms * _UNIT_ROUNDOFF / (1 - terms * _UNIT_ROUNDOFF)

@@ -26,6 +26,11 @@ from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum
 from linear_dp.noise import GaussianChain
 from linear_dp.noise_source import NoiseSource
+from linear_dp.sampled_accounting import (
+  PoissonSampling,
+  SampledGaussian,
+  epsilon_of_composition,
+)
 
 NOT_PRIVATE = "NOT PRIVATE"
 BASELINE_NOISE = f"none: {NOT_PRIVATE}"
@@ -123,6 +128,8 @@ class ReleasePlan:
     order: "nested" or "independent".
     num_draws: repetitions of the whole list with fresh noise, to see the
       spread; each costs as much as the first.
+    sampling: of heads whose steps see random parts of the rows; σ is then that
+      of a step.
   """
 
   epsilons: tuple[float, ...]
@@ -132,12 +139,15 @@ class ReleasePlan:
   )
   order: ReleaseOrder = "nested"
   num_draws: int = 1
+  sampling: PoissonSampling | None = None
 
   def __post_init__(self):
     for epsilon in self.epsilons:
       accounting.check_budget(epsilon, self.delta)
     if not self.epsilons:
       raise InputError("epsilons is empty: give at least one.")
+    if self.sampling:
+      self._check_sampling()
     ordered = sorted(self.epsilons)
     for smaller, larger in itertools.pairwise(ordered):
       # Nearer ones could not be told apart by their noise multipliers.
@@ -154,17 +164,31 @@ class ReleasePlan:
     if self.num_draws < 1:
       raise InputError(f"num_seeds={self.num_draws} must be at least 1.")
 
+  def _check_sampling(self) -> None:
+    if self.order == "nested":
+      raise InputError(
+        "order='nested': heads of random batches share no noise."
+      )
+    if self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+      raise InputError(
+        "random batches are accounted for where an example is added or removed;"
+        " leave out --neighboring-relation replace-one, or use full batches."
+      )
+
   @functools.cached_property
   def noise_multipliers(self) -> dict[float, float]:
     """ε → σ, in the order of release: the largest ε, least noise, first."""
+    of_epsilon = accounting.noise_multiplier
+    if self.sampling:
+      of_epsilon = self.sampling.noise_multiplier
     return {
-      epsilon: accounting.noise_multiplier(epsilon, self.delta)
+      epsilon: of_epsilon(epsilon, self.delta)
       for epsilon in sorted(self.epsilons, reverse=True)
     }
 
   @property
   def charged_noise_multipliers(self) -> tuple[float, ...]:
-    """σ of the Gaussian mechanisms that pay for everything in the plan."""
+    """σ of the mechanisms that pay for everything in the plan."""
     sigmas = tuple(self.noise_multipliers.values())
     paying = sigmas[:1] if self.order == "nested" else sigmas
     return paying * self.num_draws
@@ -176,7 +200,7 @@ class ReleasePlan:
 
 
 def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
-  """ε of all releases of several plans together, exactly.
+  """ε of all releases of several plans together.
 
   Args:
     plans: about the same rows, at one δ and in one neighbouring relation.
@@ -191,8 +215,15 @@ def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
     raise InputError(
       "Plans compose at one delta and in one neighbouring relation."
     )
-  sigmas = [s for plan in plans for s in plan.charged_noise_multipliers]
-  return accounting.epsilon_of(accounting.compose(sigmas), plans[0].delta)
+  gaussians, sampled = [], []
+  for plan in plans:
+    for sigma in plan.charged_noise_multipliers:
+      if plan.sampling:
+        steps = SampledGaussian(noise_multiplier=sigma, sampling=plan.sampling)
+        sampled.append(steps)
+      else:
+        gaussians.append(sigma)
+  return epsilon_of_composition(gaussians, sampled, plans[0].delta)
 
 
 def release(

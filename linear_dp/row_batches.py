@@ -10,20 +10,27 @@ from linear_dp.row_block import RowBlock
 def padded_batches(
   blocks: Iterable[RowBlock], rows: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Embeddings and labels, `rows` at a time.
+  """Embeddings and labels, `rows` at a time; see `padded_pairs`."""
+  return padded_pairs(((b.embedding, b.label) for b in blocks), rows)
+
+
+def padded_pairs(
+  pairs: Iterable[tuple[np.ndarray, np.ndarray]], rows: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Embeddings and what labels they have, `rows` at a time.
 
   Args:
-    blocks: in any order and any block size.
+    pairs: in any order and any block size.
     rows: in a batch.
 
   Yields:
-    [rows, d] embeddings as stored and [rows] labels; the last batch is padded
-    with rows of zeros, whose label is −1.
+    [rows, d] embeddings as stored and [rows, …] labels; the last batch is
+    padded with rows of zeros, whose labels are −1.
   """
   waiting, waiting_rows = [], 0
-  for block in blocks:
-    waiting.append((block.embedding, block.label))
-    waiting_rows += len(block.label)
+  for pair in pairs:
+    waiting.append(pair)
+    waiting_rows += len(pair[1])
     while waiting_rows >= rows:
       embedding, label = map(np.concatenate, zip(*waiting, strict=True))
       yield embedding[:rows], label[:rows]
@@ -34,5 +41,9 @@ def padded_batches(
     padding = rows - waiting_rows
     yield (
       np.pad(embedding, [(0, padding), (0, 0)]),
-      np.pad(label, (0, padding), constant_values=-1),
+      np.pad(
+        label,
+        [(0, padding)] + [(0, 0)] * (label.ndim - 1),
+        constant_values=-1,
+      ),
     )

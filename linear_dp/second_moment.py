@@ -60,11 +60,7 @@ def second_moment(rows: SecretRows) -> SecretMoment:
   Raises:
     InputError: damaged rows, or more than `MAX_ROWS`.
   """
-  if rows.num_examples > MAX_ROWS:
-    raise InputError(
-      f"{rows.num_examples} rows are more than the {MAX_ROWS} whose second"
-      " moment can be summed exactly; use --head lamb."
-    )
+  check_number(rows)
   add = _adder(rows.mesh)
   shape = (rows.mesh.size, rows.feature_dim, rows.feature_dim)
   with jax.enable_x64(True):
@@ -73,6 +69,20 @@ def second_moment(rows: SecretRows) -> SecretMoment:
       total = add(total, embedding, scale)
     moment = np.asarray(total).sum(axis=0)
   return SecretMoment(num_examples=rows.num_examples, secret_moment=moment)
+
+
+def check_number(rows: SecretRows) -> None:
+  """Refuses more rows than `MAX_ROWS`, before any is read."""
+  if rows.num_examples > MAX_ROWS:
+    raise InputError(
+      f"{rows.num_examples} rows are more than the {MAX_ROWS} whose second"
+      " moment can be summed exactly; use --head lamb."
+    )
+
+
+def exact_gram(u: Float64[Array, "rows d"]) -> Int64[Array, "d d"]:
+  """uᵀu of the integer rows of one device's chunk, which float64 holds."""
+  return jnp.matmul(u.T, u).astype(jnp.int64)
 
 
 def moment_sensitivity(relation: NeighboringRelation, dim: int) -> float:
@@ -110,18 +120,41 @@ def release_moment(
   Returns:
     [d, d] float64.
   """
-  # rint(M/B), in integers; halves go up.
-  moment = (secret.secret_moment + GRID_RADIUS // 2) // GRID_RADIUS
+  moment = moment_steps(secret.secret_moment)
   if source is None:
     return moment / GRID_RADIUS
   dim = len(moment)
-  above = np.triu_indices(dim, k=1)
-  off_sd = noise_sd / math.sqrt(2) * (1 + 2**-50)
-  noise = np.zeros_like(moment)
-  noise[above] = rounded_gaussian(above[0].shape, off_sd, source)
-  noise += noise.T
-  noise[np.diag_indices(dim)] = rounded_gaussian((dim,), noise_sd, source)
+  beside = (num_beside(dim),)
+  above = rounded_gaussian(beside, beside_sd(noise_sd), source)
+  noise = mirrored(above, rounded_gaussian((dim,), noise_sd, source))
   return (moment + noise) / GRID_RADIUS
+
+
+def moment_steps(moment: Int64[np.ndarray, "d d"]) -> Int64[np.ndarray, "d d"]:
+  """rint(M/B), in integers; halves go up."""
+  return (moment + GRID_RADIUS // 2) // GRID_RADIUS
+
+
+def num_beside(dim: int) -> int:
+  """How many entries lie above the diagonal."""
+  return dim * (dim - 1) // 2
+
+
+def beside_sd(noise_sd: float) -> float:
+  """sd/√2, rounded up: of the entries that come twice."""
+  return noise_sd / math.sqrt(2) * (1 + 2**-50)
+
+
+def mirrored(
+  above: Int64[np.ndarray, " e"], diagonal: Int64[np.ndarray, " d"]
+) -> Int64[np.ndarray, "d d"]:
+  """The symmetric matrix of what is above its diagonal, by rows, and on it."""
+  dim = len(diagonal)
+  matrix = np.zeros((dim, dim), np.int64)
+  matrix[np.triu_indices(dim, k=1)] = above
+  matrix += matrix.T
+  matrix[np.diag_indices(dim)] = diagonal
+  return matrix
 
 
 @functools.cache
@@ -130,7 +163,7 @@ def _adder(mesh: Mesh) -> Callable[[Array, Array, Array], Array]:
 
   def add(total: Array, embedding: Array, scale: Array) -> Array:
     u = integer_rows(embedding, scale)
-    return total + jnp.matmul(u.T, u).astype(jnp.int64)[None]
+    return total + exact_gram(u)[None]
 
   data = PartitionSpec("data")
   sharded = jax.shard_map(

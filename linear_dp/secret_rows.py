@@ -1,10 +1,13 @@
-r"""Private rows at unit norm, as integers on the devices, for several passes.
+r"""Private rows as integers on the devices, for several passes.
 
-A row is u = rint(x̃·s), with s = (B − √d/2 − 1)/‖x‖: of norm B, but for the
+A row is u = rint(x·s), with s = (B − √d/2 − 1)/‖x‖: of norm B, but for the
 rounding, and never more. Nothing but its direction is kept, so every row weighs
-the same, whatever the backbone's norms, and no row needs clipping.
+the same, whatever the backbone's norms, and no row needs clipping. Where norms
+are to count, s is at most B/R, and R, which is public, the largest norm that a
+row may have.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -12,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Float64
+from jaxtyping import Array, Bool, Float, Float64, Int64
 
 from configs.errors import InputError
 from linear_dp.ball_check import within_ball_float64
@@ -47,6 +50,8 @@ class SecretRows:
     feature_dim: d.
     num_classes: K.
     num_examples: n, the number of rows that there must be; public.
+    max_norm: R, of rows that keep their norm, longer ones being shortened to
+      it; public. None is for directions.
     devices: what to run on, rows sharded over all; None is all local devices.
     resident_bytes: rows are kept after the first pass if they take no more
       than this; otherwise each pass reads them again.
@@ -63,6 +68,7 @@ class SecretRows:
     feature_dim: int,
     num_classes: int,
     num_examples: int,
+    max_norm: float | None = None,
     devices: Sequence[jax.Device] | None = None,
     resident_bytes: int = _RESIDENT_BYTES,
   ):
@@ -75,10 +81,12 @@ class SecretRows:
     self.feature_dim = feature_dim
     self.num_classes = num_classes
     self.num_examples = num_examples
+    self.max_norm = max_norm
     self.mesh = Mesh(np.array(devices), ("data",))
     self._read = read
     self._resident_bytes = resident_bytes
     self._resident: list[Chunk] | None = None
+    self._order: Int64[np.ndarray, " n"] | None = None
 
   def __repr__(self) -> str:
     return f"SecretRows(num_examples={self.num_examples}, <private>)"
@@ -86,12 +94,36 @@ class SecretRows:
   def __reduce__(self):
     raise TypeError("SecretRows are private and are never serialised.")
 
-  def secret_chunks(self) -> Iterator[Chunk]:
-    """One pass over all rows, in chunks of one shape. Private.
+  def secret_chunks(
+    self, chosen: Bool[np.ndarray, " n"] | None = None
+  ) -> Iterator[Chunk]:
+    """One pass over rows, in chunks of one shape. Private.
+
+    Args:
+      chosen: by the place of a row in a pass, which is the same in all; None
+        is every row.
 
     Raises:
       InputError: see the class; only once the last chunk was asked for.
     """
+    if chosen is None:
+      yield from self._all_chunks()
+    else:
+      yield from self._picked(chosen)
+
+  def _picked(self, chosen: Bool[np.ndarray, " n"]) -> Iterator[Chunk]:
+    size = ROWS_PER_DEVICE * self.mesh.size
+    starts = itertools.count(0, size)
+
+    def picked() -> Iterator[list[np.ndarray]]:
+      for chunk, start in zip(self._all_chunks(), starts, strict=False):
+        of_chunk = chosen[start : start + size]
+        yield [np.asarray(c)[: len(of_chunk)][of_chunk] for c in chunk]
+
+    for columns in _regrouped(picked(), size):
+      yield self._sharded(columns)
+
+  def _all_chunks(self) -> Iterator[Chunk]:
     if self._resident is not None:
       yield from self._resident
       return
@@ -107,30 +139,46 @@ class SecretRows:
     self._resident = kept
 
   def _chunks(self) -> Iterator[Chunk]:
-    rows = ROWS_PER_DEVICE * self.mesh.size
-    sharding = NamedSharding(self.mesh, PartitionSpec("data"))
     blocks = checked(
       self._read(),
       feature_dim=self.feature_dim,
       num_classes=self.num_classes,
       num_examples=self.num_examples,
     )
-    for columns in _regrouped(blocks, rows):
+    ids = []
+    for columns in _regrouped(
+      _columns(blocks), ROWS_PER_DEVICE * self.mesh.size
+    ):
       embedding, norm, label, example_id = columns
-      scale = unit_scale(norm, self.feature_dim)
+      scale = row_scale(norm, self.feature_dim, self.max_norm)
+      chunk = self._sharded([embedding, scale, label])
       with jax.enable_x64(True):
-        chunk = tuple(
-          jax.device_put(_padded(column, rows), sharding)
-          for column in (embedding, scale, label)
-        )
         bad = np.asarray(_leaves_ball(*chunk[:2]))[: len(label)]
       if bad.any():
         refuse(example_id, bad, OFF_THE_BALL)
+      ids.append(example_id)
       yield chunk
+    order = np.concatenate(ids)
+    if self._order is not None and not np.array_equal(order, self._order):
+      raise InputError(
+        "The rows came in another order than before: has the cache changed?"
+      )
+    self._order = order
+
+  def _sharded(self, columns: list[np.ndarray]) -> Chunk:
+    size = ROWS_PER_DEVICE * self.mesh.size
+    sharding = NamedSharding(self.mesh, PartitionSpec("data"))
+    with jax.enable_x64(True):
+      embedding, scale, label = (
+        jax.device_put(_padded(column, size), sharding) for column in columns
+      )
+    return embedding, scale, label
 
 
-def unit_scale(
-  norm: Float[np.ndarray, " rows"], feature_dim: int
+def row_scale(
+  norm: Float[np.ndarray, " rows"],
+  feature_dim: int,
+  max_norm: float | None = None,
 ) -> Float[np.ndarray, " rows"]:
   r"""The factor from an embedding to its integers: (B − √d/2 − 1)/‖x‖.
 
@@ -140,6 +188,7 @@ def unit_scale(
   Args:
     norm: [rows] L2 norm of each stored embedding.
     feature_dim: d.
+    max_norm: R; the factor is at most B/R. None is for directions.
 
   Returns:
     [rows] float32; 0 for a row of zeros, and for one so short that its factor
@@ -148,9 +197,10 @@ def unit_scale(
   radius = GRID_RADIUS - math.sqrt(feature_dim) / 2 - 1
   norm = np.asarray(norm, np.float64)
   floor = radius / float(np.finfo(np.float32).max)
-  return np.divide(
-    radius, norm, out=np.zeros_like(norm), where=norm > floor
-  ).astype(np.float32)
+  scale = np.divide(radius, norm, out=np.zeros_like(norm), where=norm > floor)
+  if max_norm is not None:
+    scale = np.minimum(scale, GRID_RADIUS / max_norm)
+  return scale.astype(np.float32)
 
 
 def integer_rows(embedding: Array, scale: Array) -> Float64[Array, "rows d"]:
@@ -165,22 +215,26 @@ def _leaves_ball(embedding: Array, scale: Array) -> Array:
   return ~within_ball_float64(jnp.rint(products))
 
 
-def _regrouped(
-  blocks: Iterable[RowBlock], rows: int
-) -> Iterator[list[np.ndarray]]:
-  """Columns of `rows` rows each, the last ones perhaps of fewer."""
-  waiting: list[list[np.ndarray]] = []
-  count = 0
+def _columns(blocks: Iterable[RowBlock]) -> Iterator[list[np.ndarray]]:
   for block in blocks:
     refuse_units(block)
-    columns = [
+    yield [
       block.embedding,
       block.embedding_norm,
       block.label,
       block.example_id,
     ]
+
+
+def _regrouped(
+  parts: Iterable[list[np.ndarray]], rows: int
+) -> Iterator[list[np.ndarray]]:
+  """Columns of `rows` rows each, the last ones perhaps of fewer."""
+  waiting: list[list[np.ndarray]] = []
+  count = 0
+  for columns in parts:
     start = 0
-    while start < len(block.label):
+    while start < len(columns[0]):
       part = [np.array(c[start : start + rows - count]) for c in columns]
       waiting.append(part)
       count += len(part[0])

@@ -17,13 +17,16 @@ composition of Gaussians: Dong, Roth & Su (2022).
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
+import optax
+from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
-from configs.errors import InputError
+from linear_dp.descent import descend, unit_scale
 from linear_dp.gradient_sum import (
   PublicMap,
   clipped_gradient,
@@ -31,7 +34,6 @@ from linear_dp.gradient_sum import (
 )
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import PrivacyStatement, ReleasePlan
 from linear_dp.second_moment import (
   SecretMoment,
   moment_sensitivity,
@@ -108,127 +110,53 @@ class WhiteningRule:
     return walk * self.num_examples * per_step / noise
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WhitenedRelease:
-  """A head that is safe to publish as its statement says.
-
-  Attributes:
-    head: the weights; logits are good for ranking only, as the model is of
-      rows that were normalised, mapped and normalised again, and the head of
-      rows as they are.
-    rule: how it was trained.
-    draw: which of the plan's repetitions it is.
-    statement: the guarantee; sensitivity and noise are those of one Gaussian
-      mechanism, in units of its sensitivity.
-  """
-
-  head: LinearHead
-  rule: WhiteningRule
-  draw: int
-  statement: PrivacyStatement
-
-
-def release_whitened(
+def train(
   rows: SecretRows,
   moment: SecretMoment,
-  plan: ReleasePlan,
-  source: NoiseSource,
-  *,
-  charge: Callable[[ReleasePlan, NoiseSource], object],
+  rule: WhiteningRule,
+  relation: NeighboringRelation,
+  source: NoiseSource | None,
   on_step: Callable[[], object] = lambda: None,
-) -> Iterator[WhitenedRelease]:
-  """Trains one head per draw and ε, each with noise of its own.
+) -> LinearHead:
+  """Trains one head.
 
-  Formal guarantees: each head is (ε, δ)-DP in the plan's neighbouring relation,
-  and all of them together cost `plan.composed_epsilon`, with n and the number
-  of classes public. `charge` has returned before a random bit is drawn.
+  Formal guarantees: see `WhiteningRule`, with n and the number of classes
+  public. Logits are good for ranking only, as the model is of rows that were
+  normalised, mapped and normalised again, and the head of rows as they are.
 
   Args:
     rows: the private rows.
     moment: their exact second moment.
-    plan: what to release; "independent".
-    source: the random bits; a seeded source marks every head NOT PRIVATE.
-    charge: called once, first, with the plan and the source; raises to refuse.
+    rule: the settings.
+    relation: which data sets count as neighbours.
+    source: the random bits; None adds no noise, which is NOT PRIVATE.
     on_step: called after each step (progress).
 
-  Yields:
-    Heads, draw by draw, the largest ε first.
+  Returns:
+    The head.
   """
-  if plan.order != "independent":
-    raise InputError(f"order={plan.order!r}: whitened heads share no noise.")
-  charge(plan, source)
-  for draw in range(plan.num_draws):
-    for epsilon, sigma in plan.noise_multipliers.items():
-      rule = _rule(rows, sigma)
-      yield WhitenedRelease(
-        head=_train(rows, moment, rule, plan, source, on_step),
-        rule=rule,
-        draw=draw,
-        statement=PrivacyStatement(
-          epsilon=epsilon,
-          delta=plan.delta,
-          noise_multiplier=sigma,
-          sensitivity=1.0,
-          noise_sd=sigma,
-          neighboring_relation=plan.neighboring_relation,
-          noise_source=source.description,
-          is_private=source.is_private,
-        ),
-      )
-
-
-def whitened_without_privacy(
-  rows: SecretRows,
-  moment: SecretMoment,
-  plan: ReleasePlan,
-  on_step: Callable[[], object] = lambda: None,
-) -> WhitenedRelease:
-  """The same training without noise: ε = ∞. NOT PRIVATE, and says so."""
-  rule = _rule(rows, 0.0)
-  return WhitenedRelease(
-    head=_train(rows, moment, rule, plan, None, on_step),
-    rule=rule,
-    draw=0,
-    statement=PrivacyStatement.without_privacy(
-      plan.delta, plan.neighboring_relation
-    ),
-  )
-
-
-def _rule(rows: SecretRows, sigma: float) -> WhiteningRule:
-  return WhiteningRule(
-    num_examples=rows.num_examples,
-    feature_dim=rows.feature_dim,
-    num_classes=rows.num_classes,
-    noise_multiplier=sigma,
-  )
-
-
-def _train(
-  rows: SecretRows,
-  moment: SecretMoment,
-  rule: WhiteningRule,
-  plan: ReleasePlan,
-  source: NoiseSource | None,
-  on_step: Callable[[], object],
-) -> LinearHead:
-  relation = plan.neighboring_relation
   sensitivity = moment_sensitivity(relation, rule.feature_dim)
   noise_sd = rule.moment_noise_multiplier * sensitivity * (1 + 2**-50)
   noisy = release_moment(moment, noise_sd, source)
   public_map = PublicMap.of(inverse_square_root(noisy, rule.ridge))
-  kernel = np.zeros((rule.feature_dim, rule.num_classes))
-  velocity = np.zeros_like(kernel)
-  for _ in range(rule.num_steps):
+
+  def gradient(
+    kernel: Float64[np.ndarray, "d K"],
+  ) -> Float64[np.ndarray, "d K"]:
     secret = clipped_gradient(rows, public_map, kernel, CLIP_NORM)
-    gradient = release_gradient(
+    released = release_gradient(
       secret, rule.step_noise_multiplier, relation, source
     )
-    velocity = MOMENTUM * velocity + gradient / rule.num_examples
-    kernel = kernel - rule.learning_rate * velocity
     on_step()
+    return released / rule.num_examples
+
+  kernel = descend(
+    np.zeros((rule.feature_dim, rule.num_classes)),
+    itertools.repeat(gradient, rule.num_steps),
+    optax.sgd(rule.learning_rate, momentum=MOMENTUM),
+  )
   return LinearHead(
-    kernel=_unit_scale(public_map.matrix @ kernel).astype(np.float32),
+    kernel=unit_scale(public_map.matrix @ kernel).astype(np.float32),
     bias=np.zeros(rule.num_classes, np.float32),
   )
 
@@ -239,9 +167,3 @@ def inverse_square_root(
   """(max(M, 0) + ridge)^(−1/2) of a symmetric matrix."""
   values, vectors = np.linalg.eigh(moment)
   return (vectors / np.sqrt(np.maximum(values, 0) + ridge)) @ vectors.T
-
-
-def _unit_scale(kernel: Float64[np.ndarray, "d K"]) -> np.ndarray:
-  """A kernel whose longest column has norm 1: only its direction is used."""
-  longest = np.linalg.norm(kernel, axis=0).max()
-  return kernel / longest if longest > 0 else kernel

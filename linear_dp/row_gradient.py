@@ -1,0 +1,90 @@
+"""The gradient of one row, and how far float64 may be from it."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Float64, Integer
+
+from configs.schema import LossName
+
+_UNIT_ROUNDOFF = 2.0**-53
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss:
+  """What the gradients are of.
+
+  Attributes:
+    name: cross-entropy of one softmax, or of a sigmoid per class.
+    bias: b, which every sigmoid has and which is not trained. A softmax does
+      not see it.
+  """
+
+  name: LossName = "softmax"
+  bias: float = 0.0
+
+  def residual(
+    self, logits: Float[Array, "rows K"], label: Integer[Array, " rows"]
+  ) -> Float[Array, "rows K"]:
+    """r, the gradient in the logits."""
+    if self.name == "softmax":
+      probability = jax.nn.softmax(logits)
+    else:
+      probability = jax.nn.sigmoid(logits + self.bias)
+    return probability - jax.nn.one_hot(
+      label, logits.shape[1], dtype=logits.dtype
+    )
+
+  def residual_norm(self, num_classes: int) -> float:
+    """The largest ‖r‖ that a row can have, rounded up."""
+    squared = 2 if self.name == "softmax" else num_classes
+    return math.sqrt(squared) * (1 + 2**-50)
+
+
+SOFTMAX = Loss()
+
+
+def row_error(
+  kernel: Float64[np.ndarray, "p K"],
+  loss: Loss = SOFTMAX,
+  max_norm: float = 1.0,
+) -> float:
+  r"""e_row: how far a row's gradient may be from its real value, any row.
+
+  With u = 2⁻⁵³, R the largest ‖z‖, r the largest ‖r‖ and w the norm of the
+  longest column of W: z is off by R·e_z, e_z = (p + 8)u (its norm is a sum of p
+  squares), and a logit by e_l = (γ_p + e_z)·w·R. The softmax is off by 2e_l for
+  its argument and (K + 16)u for itself (exp is taken to be good to 8 units in
+  the last place). A sigmoid, its slope being ¼ at most, is off by ¼(e_l + (w·R
+  + |b|)u) and 16u, and K of them by √K times as much. The clipped product,
+  clipping being a projection, is off by no more than its factors: R·e_r +
+  r·R·(e_z + (K + p + 16)u). Doubled, for what was left out: products of these.
+
+  Args:
+    kernel: W.
+    loss: of which the gradients are.
+    max_norm: R; 1 for directions.
+
+  Returns:
+    A bound on the L2 norm.
+  """
+  p, num_classes = kernel.shape
+  largest = float(np.linalg.norm(kernel, axis=0).max()) * max_norm
+  of_z = (p + 8) * _UNIT_ROUNDOFF
+  of_logit = (gamma(p) + of_z) * largest
+  if loss.name == "softmax":
+    of_residual = 2 * of_logit + (num_classes + 16) * _UNIT_ROUNDOFF
+  else:
+    of_logit += (largest + abs(loss.bias)) * _UNIT_ROUNDOFF
+    of_one = of_logit / 4 + 16 * _UNIT_ROUNDOFF
+    of_residual = math.sqrt(num_classes) * of_one
+  of_product = of_z + (num_classes + p + 16) * _UNIT_ROUNDOFF
+  of_factors = of_residual + loss.residual_norm(num_classes) * of_product
+  return 2 * max_norm * of_factors
+
+
+def gamma(terms: int) -> float:
+  """Higham's γ: the relative error of a sum of so many products."""
+  return terms * _UNIT_ROUNDOFF / (1 - terms * _UNIT_ROUNDOFF)
