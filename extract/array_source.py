@@ -25,6 +25,8 @@ class ArrayExamples:
     version: "", an npz has none.
     class_names: the array of that name, or "0", "1", ... for `num_classes`.
     privacy_unit: what `unit_id` numbers, "example" where there is none.
+    id_source: "example_id" where there is an array of that name, else
+      "position".
   """
 
   def __init__(self, config: schema.ArraysSource, split: str) -> None:
@@ -56,6 +58,7 @@ class ArrayExamples:
       if example_id is None
       else _example_ids(example_id, f"{path}[{names[2]}]", rows)
     )
+    self.id_source = schema.POSITION_IDS if example_id is None else "example_id"
     if (unit_id is None) != (config.unit_name is None):
       raise InputError(
         f"{path!r} has {'no ' if unit_id is None else ''}{names[3]} and"

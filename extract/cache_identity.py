@@ -11,7 +11,12 @@ from typing import Any, Literal
 import tensorflow_datasets as tfds
 
 from configs.errors import InputError
-from configs.schema import EXAMPLE_UNIT, EmbeddingDtype, check_unit_name
+from configs.schema import (
+  EXAMPLE_UNIT,
+  POSITION_IDS,
+  EmbeddingDtype,
+  check_unit_name,
+)
 from extract.cache_block import EMBEDDING_DTYPES
 
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
@@ -58,6 +63,8 @@ class CacheIdentity:
     libraries: version of each library that computed the embeddings.
     privacy_unit: public name of what a privacy guarantee is about: "example"
       where that is a row, else what `unit_id` numbers ("user", "patient").
+    id_source: public name of what `example_id` was read from: "position" where
+      it is the place in the split, and so no name of the example.
   """
 
   dataset: str
@@ -75,6 +82,7 @@ class CacheIdentity:
   decoder: str | None = None
   libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
   privacy_unit: str = EXAMPLE_UNIT
+  id_source: str = POSITION_IDS
 
   def __post_init__(self) -> None:
     for field in ("source_num_examples", "feature_dim", "shard_rows"):

@@ -43,6 +43,7 @@ def describe(cache: FeatureCache) -> str:
     "libraries": ", ".join(f"{k} {v}" for k, v in info.libraries.items())
     or "-",
     "privacy unit": info.privacy_unit,
+    "example ids": info.id_source,
     "size": f"{data['bytes']:,} bytes in {len(cache.shards)} shards",
     "backbone fingerprint": info.backbone_fingerprint,
     "fingerprint": info.fingerprint,

@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterable, Iterator
 from array_record.python import array_record_module
 
 from configs.errors import InputError, RunError
+from configs.schema import POSITION_IDS
 from extract.block_builder import BlockBuilder, Rows, Skipped
 from extract.cache_block import BlockCodec
 from extract.cache_identity import CacheIdentity
+from extract.cache_reader import FeatureCache
 from extract.durable_files import (
   TEMPORARY_SUFFIX,
   disk_errors,
@@ -35,6 +37,7 @@ from extract.durable_files import (
   write_json,
   write_text,
 )
+from extract.example_numbers import check_distinct
 from extract.feature_cache import (
   INCOMPLETE_DIR,
   INFO_FILE,
@@ -196,6 +199,7 @@ def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
   """Counts every example once, then makes the directory a cache.
 
   Raises:
+    InputError: two examples have the same id.
     RunError: a shard is missing, or its size is wrong, or no example is left;
       a full or broken disk.
   """
@@ -228,6 +232,8 @@ def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
     num_examples=num_examples,
     skipped_example_ids=tuple(skipped),
   )
+  if identity.id_source != POSITION_IDS:
+    check_distinct(FeatureCache(path=out, info=info, shards=tuple(records)))
   shards = [dataclasses.asdict(record) for record in records]
   write_json(work, out / SHARDS_FILE, {"shards": shards})
   for name, text in tfds_metadata(identity, records).items():

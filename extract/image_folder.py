@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 
 from configs import schema
 from configs.errors import InputError, RunError
+from extract.example_numbers import number_of
 from extract.source import Example
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
@@ -30,17 +31,19 @@ _SPLIT_NAMES = frozenset(
 class FolderExamples:
   """A folder of image files as a `Source`.
 
-  Formal guarantees: index and `example_id` are the position of the file in
-  the order of the paths relative to the folder of classes, with "/" between
-  the parts, by code point: the order of `find * | LC_ALL=C sort` on every
-  machine. An image that is not counted (a broken link, a file beside the
-  class folders) is an error; other files are counted in `ignored_files`.
+  Formal guarantees: the index is the position of the file in the order of the
+  paths relative to the folder of classes, with "/" between the parts, by code
+  point: the order of `find * | LC_ALL=C sort` on every machine. So is
+  `example_id`, unless it is the number in the file's name. An image that is not
+  counted (a broken link, a file beside the class folders) is an error; other
+  files are counted in `ignored_files`.
 
   Attributes:
     name: public name of the data set.
     version: "", folders have none.
     class_names: names of the class folders, sorted.
     ignored_files: number of files that are not images by their extension.
+    id_source: "file name" or "position".
   """
 
   def __init__(self, config: schema.ImageFolderSource, split: str) -> None:
@@ -65,6 +68,11 @@ class FolderExamples:
         f"{', '.join(EXTENSIONS)}."
       )
     self._images = images
+    self.id_source = schema.POSITION_IDS
+    self._ids: Int64[np.ndarray, "n"] = np.arange(len(images))
+    if config.id_from_name:
+      self.id_source = "file name"
+      self._ids = _numbers(self._folder, images)
     index = {name: label for label, name in enumerate(self.class_names)}
     self._labels: Int32[np.ndarray, "n"] = np.array(
       [index[path.split("/", 1)[0]] for path in images], np.int32
@@ -86,12 +94,28 @@ class FolderExamples:
         f"cannot be read: {error.strerror}."
       ) from error
     return Example(
-      example_id=index, label=int(self._labels[index]), image=image
+      example_id=int(self._ids[index]),
+      label=int(self._labels[index]),
+      image=image,
     )
 
   def where(self, index: int) -> str:
     """Returns the path of the file."""
     return os.path.join(self._folder, self._images[index])
+
+
+def _numbers(folder: str, images: list[str]) -> Int64[np.ndarray, " n"]:
+  """Returns the number in the name of each file, which no other has."""
+  owners: dict[int, str] = {}
+  for path in images:
+    number = number_of(path, os.path.join(folder, path))
+    if number in owners:
+      raise InputError(
+        f"{folder!r}: {owners[number]!r} and {path!r} both have the number "
+        f"{number}, so it names neither: leave source.id_from_name out."
+      )
+    owners[number] = path
+  return np.fromiter(owners, np.int64, len(owners))
 
 
 def _is_image(path: str) -> bool:

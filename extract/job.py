@@ -152,6 +152,7 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
     decoder="pillow",
     libraries={p: importlib.metadata.version(p) for p in _LIBRARIES},
     privacy_unit=source.privacy_unit,
+    id_source=source.id_source,
   )
 
 

@@ -51,12 +51,15 @@ class Source(Protocol):
       never from its labels, which are private.
     privacy_unit: public name of what `unit_id` numbers; "example" where
       examples have none.
+    id_source: public name of what an `example_id` is read from; "position"
+      where it is the index.
   """
 
   name: str
   version: str
   class_names: tuple[str, ...]
   privacy_unit: str
+  id_source: str
 
   def __len__(self) -> int:
     """Returns the number of examples in the split."""

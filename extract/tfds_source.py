@@ -14,6 +14,7 @@ from tensorflow_datasets.core import naming
 
 from configs import schema
 from configs.errors import InputError, RunError
+from extract.example_numbers import number_of
 from extract.source import Example
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
@@ -22,15 +23,17 @@ _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 class TfdsExamples:
   """A split of a TFDS data set as a `Source`.
 
-  Formal guarantees: index and `example_id` are the position in the split as
-  it was asked for ("train[50%:]" starts again at 0), in the order of the
-  ArrayRecord files, which is fixed when the data set is prepared.
+  Formal guarantees: the index is the position in the split as it was asked for
+  ("train[50%:]" starts again at 0), in the order of the ArrayRecord files,
+  which is fixed when the data set is prepared. So is `example_id`, unless
+  `id_key` names a feature that holds a number.
 
   Attributes:
     name: the data set, with its config if it has one.
     version: the version that was read.
     class_names: those of the label's ClassLabel feature.
     privacy_unit: the name of the unit's feature, or "example".
+    id_source: the name of the feature with the ids, or "position".
   """
 
   def __init__(self, config: schema.TfdsSource, split: str) -> None:
@@ -49,13 +52,15 @@ class TfdsExamples:
     self.class_names: tuple[str, ...] = tuple(features[self._label_key].names)
     self._unit_key = _unit_key(config, features)
     self.privacy_unit = self._unit_key or schema.EXAMPLE_UNIT
+    self._id_key = _id_key(config, features)
+    self.id_source = self._id_key or schema.POSITION_IDS
     _check_split(builder, split)
     self._records = builder.as_data_source(
       split,
       deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES,
       file_format=_ARRAY_RECORD,
     )
-    keys = (self._image_key, self._label_key, self._unit_key)
+    keys = (self._image_key, self._label_key, self._unit_key, self._id_key)
     self._features = tfds.features.FeaturesDict(
       {key: features[key] for key in keys if key is not None}
     )
@@ -86,9 +91,13 @@ class TfdsExamples:
         f"{len(self.class_names)} classes: TFDS marks unlabelled examples so, "
         "choose a split with labels."
       )
-    unit = self._unit_key
+    unit, name = self._unit_key, self._id_key
     return Example(
-      example_id=index,
+      example_id=(
+        index
+        if name is None
+        else number_of(example[name], f"{self.where(index)}, {name}")
+      ),
       label=label,
       image=example[self._image_key],
       unit_id=None if unit is None else int(example[unit]),
@@ -300,6 +309,27 @@ def _unit_key(
       f"{config.name}: source.unit_key={key!r} is not an integer at the top "
       f"level of its features, which are {_listed(features)}: choose the id of "
       "a user, a patient ..., or leave it out."
+    )
+  return key
+
+
+def _id_key(
+  config: schema.TfdsSource, features: tfds.features.FeaturesDict
+) -> str | None:
+  """Returns the key of the text that ends in an example's number."""
+  key = config.id_key
+  if key is None:
+    return None
+  feature = dict(features.items()).get(key)
+  if (
+    feature is None
+    or feature.shape != ()
+    or np.dtype(feature.np_dtype).kind not in "OSU"
+  ):
+    raise InputError(
+      f"{config.name}: source.id_key={key!r} is not a text at the top level of "
+      f"its features, which are {_listed(features)}: choose the name of the "
+      "file, or leave it out."
     )
   return key
 

@@ -229,3 +229,30 @@ def test_eight_threads_read_what_one_reads(tmp_path: pathlib.Path) -> None:
 
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     assert list(pool.map(read, indices)) == [one[i] for i in indices]
+
+
+def test_the_id_is_the_number_in_the_name(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png")
+  config = schema.ImageFolderSource(root=str(tmp_path), id_from_name=True)
+  found = source.open_source(config, "val")
+  assert found.id_source == "file name"
+  assert [found[i].example_id for i in range(3)] == [12, 7, 3]
+  assert images(found) == ["a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png"]
+  assert opened(tmp_path).id_source == "position"
+
+
+@pytest.mark.parametrize(
+  ("second", "said"),
+  [
+    ("b/y7.png", "'a/x_07.png' and 'b/y7.png' both have the number 7"),
+    ("b/seven.png", "'b/seven.png' does not end in a number"),
+  ],
+)
+def test_names_that_number_nothing(
+  tmp_path: pathlib.Path, second: str, said: str
+) -> None:
+  write(tmp_path, "a/x_07.png", second)
+  config = schema.ImageFolderSource(root=str(tmp_path), id_from_name=True)
+  with pytest.raises(InputError, match=said) as caught:
+    source.open_source(config, "val")
+  assert "\n" not in str(caught.value)

@@ -58,6 +58,12 @@ FEATURES = {
     "image": F.Image(shape=(4, 4, 3)),
     "label": F.ClassLabel(names=CLASSES),
   },
+  "named": {
+    "image": F.Image(shape=(4, 4, 3)),
+    "label": F.ClassLabel(names=CLASSES),
+    "file_name": F.Text(),
+    "nickname": F.Text(),
+  },
   "offline": {
     "image": F.Image(shape=(4, 4, 3)),
     "label": F.ClassLabel(names=CLASSES),
@@ -86,6 +92,13 @@ def example(name: str, row: int) -> dict[str, Any]:
       }
     case "masked":
       return {"image": image, "mask": png(0), "label": row % 3}
+    case "named":
+      return {
+        "image": image,
+        "label": row % 3,
+        "file_name": f"pet_val_{1000 - row:08d}.PNG",
+        "nickname": "mouser9.PNG" if row else "mouser",
+      }
     case "no_image":
       return {"text": "a cat", "label": row % 3}
     case "unlabelled":
@@ -471,3 +484,33 @@ def test_what_is_no_unit(data_dir: str, key: str) -> None:
   )
   with pytest.raises(InputError, match=f"unit_key='{key}' is not an integer"):
     source.open_source(config, "train")
+
+
+def test_the_id_is_the_number_in_a_text(data_dir: str) -> None:
+  opened = source.open_source(
+    pets(data_dir, "named", id_key="file_name"), "train[10:20]"
+  )
+  assert opened.id_source == "file_name"
+  found = [opened[index] for index in range(10)]
+  assert [read.example_id for read in found] == [*range(990, 980, -1)]
+  assert [read.image for read in found] == [png(row) for row in range(10, 20)]
+  plain = source.open_source(pets(data_dir, "named"), "train[10:20]")
+  assert plain.id_source == "position"
+  assert plain[3].example_id == 3
+
+
+@pytest.mark.parametrize("key", ["label", "image", "nobody"])
+def test_what_holds_no_file_names(data_dir: str, key: str) -> None:
+  with pytest.raises(InputError, match=f"id_key='{key}' is not a text"):
+    source.open_source(pets(data_dir, "named", id_key=key), "train")
+
+
+def test_a_text_without_a_number_is_named(data_dir: str) -> None:
+  opened = source.open_source(
+    pets(data_dir, "named", id_key="nickname"), "train"
+  )
+  assert opened[5].example_id == 9
+  with pytest.raises(
+    InputError, match=r"named/train\[0\], nickname: 'mouser' does not end"
+  ):
+    opened[0]
