@@ -19,6 +19,30 @@ from configs.schema import (
   RelationName,
   ReleaseOrder,
 )
+from pipeline.ablation_arguments import Ablate
+from pipeline.figure_arguments import Figures
+from pipeline.public_record import PublicUse
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublicOptions:
+  """Public rows to centre private ones by; the head is for rows as they are.
+
+  Attributes:
+    public_cache: a cache of public rows, of the same backbone as the private
+      ones and of another data set, whose mean is taken off every private row.
+      The more alike the images, the better. Heads of one step need it where
+      embeddings are non-negative (bit_*, nf_resnet*, nfnet*); of signed ones,
+      the mean of quite other images cost them 1 to 2 points. It made no
+      difference to whitened heads. Costs no budget.
+    public_statistics: what to take. "mean-and-covariance" also damps the
+      directions in which public images vary most: up to 5 points better for
+      heads of one step, but no help against quite other images. Default: the
+      mean.
+  """
+
+  public_cache: Path | None = None
+  public_statistics: PublicUse | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,7 +181,8 @@ class Train:
   units are scattered. Either way the guarantee covers all rows of a unit. An
   epsilon per example is better only where no two rows can be of one person;
   then import without unit_id."""
-  training: OmitArgPrefixes[HeadConfig]
+  training: Annotated[HeadConfig, tyro.conf.arg(name="")]
+  public: OmitArgPrefixes[PublicOptions]
   ledger_dir: Path | None = None
   """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
   folder."""
@@ -205,7 +230,8 @@ class Sweep:
   cache are private, and noisy counts are published. Charged at delta to the
   ledger of its data set, which is the ledger of the training too where both
   are splits of one data set."""
-  training: OmitArgPrefixes[HeadConfig]
+  training: Annotated[HeadConfig, tyro.conf.arg(name="")]
+  public: OmitArgPrefixes[PublicOptions]
   ledger_dir: Path | None = None
   """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
   folder."""
@@ -238,6 +264,7 @@ class Compare:
   privacy: OmitArgPrefixes[PrivacyConfig]
   heads: tuple[MethodName, ...] | None = None
   """What to compare; default: all that the cache allows."""
+  public: OmitArgPrefixes[PublicOptions]
   num_seeds: int = 1
   """Independent draws of the noise, to see the spread; each is charged."""
   baseline: FlagCreatePairsOff[bool] = False
@@ -264,6 +291,10 @@ class Evaluate:
   """Directory of the head."""
   cache: Path
   """The labelled cache."""
+  real_labels: Path | None = None
+  """ImageNet-ReaL's file, a JSON list of lists of labels: score by these too. A
+  row's example_id must be the number in its image's name, from 1: extract with
+  --source.id-key file_name or --source.id-from-name."""
   private_eval: float | None = None
   """Privacy budget of the accuracies: the labels are private, and noisy counts
   are published. Each evaluation is charged to the ledger of the cache's data
@@ -379,6 +410,8 @@ Command = (
   | Annotated[Train, tyro.conf.subcommand("train")]
   | Annotated[Sweep, tyro.conf.subcommand("sweep")]
   | Annotated[Compare, tyro.conf.subcommand("compare")]
+  | Annotated[Figures, tyro.conf.subcommand("figures")]
+  | Annotated[Ablate, tyro.conf.subcommand("ablate")]
   | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
   | Annotated[Budget, tyro.conf.subcommand("budget")]
   | Annotated[Audit, tyro.conf.subcommand("audit")]

@@ -11,7 +11,8 @@ from configs.schema import EXAMPLE_UNIT
 from linear_dp.accounting import printable
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
-from pipeline.budget import Gaussian, changed_units
+from linear_dp.sampled_accounting import SampledGaussian
+from pipeline.budget import Gaussian, Payment, Sampled, changed_units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Charge:
   """
 
   kind: str
-  mechanisms: tuple[Gaussian, ...]
+  mechanisms: tuple[Payment, ...]
   source: NoiseSource
   asked: str
   delta: float
@@ -56,8 +57,7 @@ class Charge:
     return cls(
       kind="release",
       mechanisms=tuple(
-        Gaussian(noise_multiplier=sigma * units, count=count)
-        for sigma, count in counts.items()
+        _payment(plan, sigma * units, count) for sigma, count in counts.items()
       ),
       source=source,
       asked=f"epsilon {epsilons} at delta {printable(plan.delta)}"
@@ -87,3 +87,10 @@ class Charge:
       "noise_source": self.source.description,
       "private": self.source.is_private,
     }
+
+
+def _payment(plan: ReleasePlan, sigma: float, count: int) -> Payment:
+  if plan.sampling is None:
+    return Gaussian(noise_multiplier=sigma, count=count)
+  steps = SampledGaussian(noise_multiplier=sigma, sampling=plan.sampling)
+  return Sampled(steps=steps, count=count)

@@ -19,6 +19,10 @@ from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import NOT_PRIVATE
 from pipeline import arguments, output_dir
+from pipeline.ablate import run_ablation
+from pipeline.ablation_arguments import Ablate
+from pipeline.ablation_cells import Choices
+from pipeline.ablation_table import ablation_table
 from pipeline.audit import audit_release
 from pipeline.budget import Cap
 from pipeline.budget_report import set_cap, show_budget
@@ -26,12 +30,22 @@ from pipeline.compare import run_compare
 from pipeline.duplicate_report import report_duplicates
 from pipeline.evaluation import PrivateEvaluation, evaluate_on_public_labels
 from pipeline.feature_space import FeatureSpace
+from pipeline.figure_arguments import Figures
+from pipeline.figures import run_figures
 from pipeline.head_choice import choose_head, release_order
 from pipeline.head_directory import RECEIPT_FILE, read_head, write_head
 from pipeline.head_verify import verify_head
 from pipeline.import_features import import_features
+from pipeline.multi_step_training import planned_sampling
+from pipeline.public_rows import PublicRows, find_public_rows
+from pipeline.real_labels import RealLabels
 from pipeline.receipt import how_bounded
-from pipeline.results import SweepRow, accuracy_table, comparison_table
+from pipeline.results import (
+  SweepRow,
+  accuracy_table,
+  comparison_table,
+  figures_table,
+)
 from pipeline.sweep import run_sweep
 from pipeline.training import RELATIONS, make_plan, train_heads
 
@@ -62,6 +76,10 @@ def run(command: Any, beam_options: list[str]) -> None:
       _sweep(command)
     case arguments.Compare():
       _compare(command)
+    case Figures():
+      _figures(command)
+    case Ablate():
+      _ablate(command)
     case arguments.Evaluate():
       _evaluate(command)
     case arguments.Budget():
@@ -167,14 +185,19 @@ def _train(command: arguments.Train) -> None:
   cache = open_cache(command.cache)
   config = choose_head(command.training, cache.info)
   plan = make_plan(
-    (command.epsilon,), command.privacy, order=release_order(config, None)
+    (command.epsilon,),
+    command.privacy,
+    order=release_order(config, None),
+    sampling=planned_sampling(config, len(cache)),
   )
+  public = _public_rows(command.public, cache)
   (trained,) = train_heads(
     cache,
     plan,
     config,
     command.privacy,
     max_rows_per_unit=command.max_rows_per_unit,
+    public=public,
     ledger_dir=command.ledger_dir,
   )
   with output_dir.whole_directory(command.out) as directory:
@@ -204,6 +227,7 @@ def _sweep(command: arguments.Sweep) -> None:
     command.privacy,
     config,
     max_rows_per_unit=command.max_rows_per_unit,
+    public=_public_rows(command.public, cache),
     num_seeds=command.num_seeds,
     order=release_order(config, command.release),
     baseline=command.baseline,
@@ -216,13 +240,15 @@ def _sweep(command: arguments.Sweep) -> None:
 
 def _compare(command: arguments.Compare) -> None:
   start = time.monotonic()
+  cache = open_cache(command.cache)
   rows = run_compare(
-    open_cache(command.cache),
+    cache,
     open_cache(command.eval_cache),
     command.out,
     command.epsilons,
     command.privacy,
     methods=command.heads,
+    public=_public_rows(command.public, cache),
     num_seeds=command.num_seeds,
     baseline=command.baseline,
     ledger_dir=command.ledger_dir,
@@ -231,11 +257,88 @@ def _compare(command: arguments.Compare) -> None:
   _say_where(command.out, rows, start)
 
 
-def _say_where(out: Path, rows: list[SweepRow], start: float) -> None:
-  print(
-    f"{out}: {len(rows)} heads in {time.monotonic() - start:.1f} s; see"
-    " results.csv and accuracy.png"
+def _public_rows(
+  options: arguments.PublicOptions, cache: FeatureCache
+) -> PublicRows | None:
+  return find_public_rows(
+    options.public_cache, cache, options.public_statistics
   )
+
+
+def _say_where(
+  out: Path,
+  rows: list[SweepRow],
+  start: float,
+  picture: str = "accuracy.png",
+) -> None:
+  heads = len({row.path for row in rows})
+  print(
+    f"{out}: {heads} heads in {time.monotonic() - start:.1f} s; see"
+    f" results.csv and {picture}"
+  )
+
+
+def _ablate(command: Ablate) -> None:
+  start = time.monotonic()
+  first = open_cache(command.cache), open_cache(command.eval_cache)
+  if len(command.other_caches) != len(command.other_eval_caches):
+    raise InputError(
+      f"{len(command.other_caches)} --other-caches and"
+      f" {len(command.other_eval_caches)} --other-eval-caches: give pairs."
+    )
+  others = [
+    (open_cache(train), open_cache(evaluation))
+    for train, evaluation in zip(
+      command.other_caches, command.other_eval_caches, strict=True
+    )
+  ]
+  rows = run_ablation(
+    [first, *others],
+    command.out,
+    command.epsilon,
+    command.privacy,
+    Choices(
+      axes=command.axes,
+      init_scales=command.init_scales,
+      epochs=command.epochs,
+      batch_sizes=command.batch_sizes or (max(1, len(first[0]) // 10),),
+      clip_norms=command.clip_norms,
+      learning_rate=command.learning_rate,
+    ),
+    num_seeds=command.num_seeds,
+    baseline=command.baseline,
+    ledger_dir=command.ledger_dir,
+  )
+  print(ablation_table(rows))
+  print(
+    f"{command.out}: {len(rows)} heads in {time.monotonic() - start:.1f} s; see"
+    " results.csv and ablation.png"
+  )
+
+
+def _figures(command: Figures) -> None:
+  start = time.monotonic()
+  rows = run_figures(
+    open_cache(command.cache),
+    open_cache(command.eval_cache),
+    command.out,
+    command.epsilons,
+    [
+      PrivacyConfig(
+        delta=delta,
+        neighboring_relation=command.neighboring_relation,
+        noise_seed=command.noise_seed,
+      )
+      for delta in command.deltas
+    ],
+    num_seeds=command.num_seeds,
+    real_labels=command.real_labels,
+    references=command.references,
+    baseline=command.baseline,
+    ledger_dir=command.ledger_dir,
+  )
+  print(figures_table(rows))
+  _say_where(command.out, rows, start, "accuracy-vs-epsilon.png")
 
 
 def _evaluate(command: arguments.Evaluate) -> None:
@@ -244,6 +347,19 @@ def _evaluate(command: arguments.Evaluate) -> None:
     FeatureSpace.of_cache(command.cache, cache.info)
   )
   request = _private_evaluation(command, cache)
+  by_real = {}
+  if command.real_labels is not None:
+    if request:
+      raise InputError(
+        "--real-labels are public, and --private-eval is for labels that are"
+        " not; leave one of them out."
+      )
+    real = RealLabels.of(command.real_labels, cache)
+    evaluation = real.evaluate([saved.head], cache)
+    by_real = {
+      "real": dataclasses.asdict(evaluation.scores[0])
+      | {"evaluation": evaluation.statement}
+    }
   if request:
     request.ledger.check(request.charge)
     scored = request.evaluate([saved.head])
@@ -253,7 +369,9 @@ def _evaluate(command: arguments.Evaluate) -> None:
   if not saved.receipt.get("private"):
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
   print(
-    json.dumps(dataclasses.asdict(score) | {"evaluation": scored.statement})
+    json.dumps(
+      dataclasses.asdict(score) | {"evaluation": scored.statement} | by_real
+    )
   )
   if not request:
     print(

@@ -21,8 +21,15 @@ from pipeline.evaluation import check_readable, evaluate_on_public_labels
 from pipeline.feature_space import FeatureSpace
 from pipeline.head_choice import choose_head, release_order
 from pipeline.logistic_training import LogisticTrainer
+from pipeline.multi_step_training import planned_sampling
+from pipeline.public_rows import (
+  FoldedBaseline,
+  PublicRows,
+  asked_of_public_rows,
+)
 from pipeline.results import SweepRow, cost_of
 from pipeline.run_files import write_run
+from pipeline.trainer import BaselineTrainer
 from pipeline.training import Training, make_plan, make_trainer, train_all
 
 
@@ -34,6 +41,7 @@ def run_compare(
   privacy: PrivacyConfig,
   *,
   methods: Sequence[MethodName] | None = None,
+  public: PublicRows | None = None,
   num_seeds: int = 1,
   baseline: bool = False,
   ledger_dir: Path | None = None,
@@ -51,6 +59,7 @@ def run_compare(
     epsilons: one head for each, per method and seed.
     privacy: delta, neighbours and noise source.
     methods: what to compare; None is all that the rows allow.
+    public: what to centre or whiten the rows by.
     num_seeds: independent repetitions, each charged.
     baseline: add a logistic regression, NOT PRIVATE.
     ledger_dir: None is the default place.
@@ -69,12 +78,13 @@ def run_compare(
   groups = _groups(_methods(methods, train.info), train.info)
   trainings = [
     Training(
-      trainer=make_trainer(train, configs),
+      trainer=make_trainer(train, configs, public=public),
       plan=make_plan(
         epsilons,
         privacy,
         order=release_order(configs[0], None),
         num_draws=num_seeds,
+        sampling=planned_sampling(configs[0], len(train)),
       ),
     )
     for configs in groups
@@ -86,7 +96,7 @@ def run_compare(
     trainings,
     privacy,
     ledger_dir=ledger_dir,
-    baseline=LogisticTrainer(train) if baseline else None,
+    baseline=_ceiling(train, public) if baseline else None,
   )
   return write_run(
     out,
@@ -96,14 +106,21 @@ def run_compare(
     evaluate_on_public_labels([t.head for t in trained], evaluation),
     cost=_cost(groups, trainings),
     asked={
-      "heads": [dataclasses.asdict(c) for configs in groups for c in configs],
+      "heads": [c.settings() for configs in groups for c in configs],
       "epsilons": list(epsilons),
       "privacy": dataclasses.asdict(privacy),
+      **asked_of_public_rows(public),
       "num_seeds": num_seeds,
       "baseline": baseline,
     },
     name_methods=True,
   )
+
+
+def _ceiling(train: FeatureCache, public: PublicRows | None) -> BaselineTrainer:
+  if public is None:
+    return LogisticTrainer(train)
+  return FoldedBaseline(train, public, LogisticTrainer)
 
 
 def _methods(

@@ -15,6 +15,7 @@ from extract.feature_cache import CacheInfo
 from linear_dp.accounting import printable
 from linear_dp.evaluate import Accuracy, SecretHits, count_hits
 from linear_dp.head import LinearHead
+from linear_dp.label_lists import LabelLists
 from linear_dp.noise_source import NoiseSource
 from linear_dp.noisy_counts import CountPlan, release_accuracies
 from linear_dp.release import NOT_PRIVATE
@@ -189,10 +190,16 @@ def evaluate_on_public_labels(
 
 
 def evaluate_cache(
-  heads: list[LinearHead], cache: FeatureCache
+  heads: list[LinearHead], cache: FeatureCache, lists: LabelLists | None = None
 ) -> list[Accuracy]:
-  """Exact accuracies; their labels had better be public."""
-  return _count(heads, cache).accuracies_of_public_labels()
+  """Exact accuracies; their labels had better be public.
+
+  Args:
+    heads: all of one shape.
+    cache: the rows.
+    lists: labels to count by, instead of those of the rows.
+  """
+  return _count(heads, cache, lists).accuracies_of_public_labels()
 
 
 def check_readable(cache: FeatureCache) -> None:
@@ -208,7 +215,9 @@ def check_readable(cache: FeatureCache) -> None:
   _count([nothing], cache)
 
 
-def _count(heads: list[LinearHead], cache: FeatureCache) -> SecretHits:
+def _count(
+  heads: list[LinearHead], cache: FeatureCache, lists: LabelLists | None = None
+) -> SecretHits:
   with tqdm(
     total=len(cache),
     desc="evaluate",
@@ -217,7 +226,7 @@ def _count(heads: list[LinearHead], cache: FeatureCache) -> SecretHits:
     disable=None,
     leave=False,
   ) as bar:
-    return count_hits(heads, cache.blocks(), on_rows=bar.update)
+    return count_hits(heads, cache.blocks(), lists=lists, on_rows=bar.update)
 
 
 def _own_stream(seed: int | None) -> int | None:

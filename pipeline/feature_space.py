@@ -75,13 +75,7 @@ class FeatureSpace:
         f" ({dataset}, split {split}): accuracy on them is an exact statistic"
         " of private labels; give a cache of test images, a split of its own."
       )
-    if self.backbone_fingerprint != other.backbone_fingerprint:
-      raise InputError(
-        f"{self.owner} has embeddings of {self.backbone}"
-        f" ({self.backbone_fingerprint[:12]}), {other.owner} of"
-        f" {other.backbone} ({other.backbone_fingerprint[:12]}): extract both"
-        " with the same backbone, weights and preprocessing."
-      )
+    self.check_same_embeddings(other)
     if len(self.class_names) != len(other.class_names):
       raise InputError(
         f"{self.owner} has {len(self.class_names)} classes, {other.owner}"
@@ -91,4 +85,18 @@ class FeatureSpace:
       raise InputError(
         f"{self.owner} and {other.owner} name their classes differently, so"
         " labels would mean different things."
+      )
+
+  def check_same_embeddings(self, other: Self) -> None:
+    """Refuses embeddings of another space, whatever their classes.
+
+    Raises:
+      InputError: another backbone, layer or preprocessing.
+    """
+    if self.backbone_fingerprint != other.backbone_fingerprint:
+      raise InputError(
+        f"{self.owner} has embeddings of {self.backbone}"
+        f" ({self.backbone_fingerprint[:12]}), {other.owner} of"
+        f" {other.backbone} ({other.backbone_fingerprint[:12]}): extract both"
+        " with the same backbone, weights and preprocessing."
       )

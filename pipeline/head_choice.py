@@ -33,11 +33,12 @@ def release_order(
   Raises:
     InputError: nested releases of a head of several steps.
   """
-  if config.is_one_step:
+  if config.can_nest:
     return asked or "nested"
   if asked == "nested":
     raise InputError(
-      f"release='nested' is for heads of one step: each head={config.head!r}"
-      " has noise of its own; leave it out, or use --release independent."
+      "release='nested' is for heads of one step and least squares: each"
+      f" head={config.head!r} has noise of its own; leave it out, or use"
+      " --release independent."
     )
   return "independent"

@@ -49,8 +49,12 @@ def write_head(
 ) -> dict[str, Any]:
   """Writes the three files into an empty directory; returns the receipt."""
   head = trained.head
+  # It writes the buffer as it lies in memory, whatever the strides.
   weights = safetensors.numpy.save(
-    {"kernel": np.asarray(head.kernel), "bias": np.asarray(head.bias)}
+    {
+      "kernel": np.ascontiguousarray(head.kernel),
+      "bias": np.ascontiguousarray(head.bias),
+    }
   )
   receipt = receipts.make_receipt(
     trained, cache, head_sha256=hashlib.sha256(weights).hexdigest()

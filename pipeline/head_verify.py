@@ -20,6 +20,7 @@ from pipeline.head_directory import (
   read_head,
 )
 from pipeline.ledger import Ledger
+from pipeline.mechanisms import mechanism_of, sampling_of
 from pipeline.model_card import model_card
 
 
@@ -131,6 +132,7 @@ def _entry_of(receipt: dict[str, Any]) -> dict[str, Any]:
     neighboring_relation=NeighboringRelation[privacy["neighboring_relation"]],
     order=composition["order"],
     num_draws=composition["num_draws"],
+    sampling=sampling_of(mechanism_of(receipt["mechanism"])),
   )
   return Charge.of_plan(plan, NoiseSource(), **facts).as_json() | {
     "noise_source": privacy["noise_source"],

@@ -12,7 +12,12 @@ from jaxtyping import Float, Int, Int64
 from numpy.lib.npyio import NpzFile
 
 from configs.errors import InputError
-from configs.schema import EXAMPLE_UNIT, EmbeddingDtype, check_unit_name
+from configs.schema import (
+  EXAMPLE_UNIT,
+  POSITION_IDS,
+  EmbeddingDtype,
+  check_unit_name,
+)
 from extract.block_builder import BlockBuilder, Rows
 from extract.cache_block import BLOCK_ROWS, Block
 from extract.cache_identity import (
@@ -32,6 +37,7 @@ class _Arrays:
   example_id: Int64[np.ndarray, " n"]
   unit_id: Int64[np.ndarray, " n"] | None
   class_names: tuple[str, ...] | None
+  id_source: str
 
   def rows(self, indices: range) -> Iterator[Rows]:
     for start in range(indices.start, indices.stop, BLOCK_ROWS):
@@ -112,6 +118,7 @@ def import_features(
     embedding_dtype=stored_as,
     shard_rows=shard_rows,
     privacy_unit=unit_name or EXAMPLE_UNIT,
+    id_source=arrays.id_source,
   )
   if begin(out_dir, identity):
     # Finished shards are not kept: they may be of another file, and nothing
@@ -228,6 +235,7 @@ def _checked(path: pathlib.Path, found: dict[str, np.ndarray]) -> _Arrays:
     example_id=example_id,
     unit_id=columns.get("unit_id"),
     class_names=None if names is None else tuple(names.tolist()),
+    id_source="example_id" if "example_id" in found else POSITION_IDS,
   )
 
 

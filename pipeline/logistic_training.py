@@ -2,30 +2,29 @@
 
 from tqdm import tqdm
 
-from extract.cache_reader import FeatureCache
 from linear_dp.logistic import fit_logistic
 from linear_dp.release import PrivacyStatement, ReleasePlan
 from pipeline.mechanism import UNCLIPPED
 from pipeline.mechanisms import Logistic
-from pipeline.trainer import TrainedHead
+from pipeline.trainer import TrainedHead, TrainingRows
 
 
 class LogisticTrainer:
   """See `BaselineTrainer`: all that it makes is NOT PRIVATE.
 
   Args:
-    cache: the private rows.
+    rows: the private rows.
   """
 
-  def __init__(self, cache: FeatureCache):
-    self._cache = cache
+  def __init__(self, rows: TrainingRows):
+    self._rows = rows
     self.facts = {"rows_per_unit": 1, "clipped": UNCLIPPED}
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     """See `BaselineTrainer`."""
-    info = self._cache.info
+    info = self._rows.info
     mechanism = Logistic(
-      num_examples=len(self._cache),
+      num_examples=len(self._rows),
       feature_dim=info.feature_dim,
       num_classes=info.num_classes,
     )
@@ -33,10 +32,10 @@ class LogisticTrainer:
       desc="logistic probe", unit="pass", disable=None, leave=False
     ) as bar:
       head = fit_logistic(
-        self._cache.blocks,
+        self._rows.blocks,
         feature_dim=info.feature_dim,
         num_classes=info.num_classes,
-        num_examples=len(self._cache),
+        num_examples=len(self._rows),
         on_step=bar.update,
       )
     return TrainedHead(

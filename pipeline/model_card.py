@@ -7,6 +7,7 @@ from extract.cache_identity import sha256_of
 from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
 from pipeline.mechanisms import mechanism_of
+from pipeline.public_record import SETTING, PublicRecord
 
 
 def model_card(receipt: dict[str, Any]) -> str:
@@ -28,7 +29,7 @@ def model_card(receipt: dict[str, Any]) -> str:
 | embedding | {mechanism["feature_dim"]} values of \
 {data["backbone"]["name"]}, {data["backbone"]["layer"] or "layer unknown"} |
 | training | {mechanism_of(mechanism).in_words(receipt["training"])} |
-{_unit(receipt)}{_together(receipt)}
+{_public(receipt)}{_unit(receipt)}{_together(receipt)}
 ## What this rests on
 
 {_bullets(receipt["assumptions"])}
@@ -43,6 +44,14 @@ def model_card(receipt: dict[str, Any]) -> str:
 
 This page is about the receipt with the digest {sha256_of(receipt)}.
 """
+
+
+def _public(receipt: dict[str, Any]) -> str:
+  """By what public rows the private ones were mapped, if by any."""
+  if SETTING not in receipt["training"]:
+    return ""
+  record = PublicRecord.from_json(receipt["training"][SETTING])
+  return f"| public statistics | {record.in_words()} |\n"
 
 
 def _unit(receipt: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ Several optimizers may take their step from the same release: they are
 post-processing of it, and cost no more than one of them.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -13,7 +12,6 @@ from tqdm import tqdm
 from configs.errors import InputError
 from configs.schema import HeadConfig, OptimizerName
 from extract.cache_block import Block
-from extract.cache_reader import FeatureCache
 from extract.feature_cache import CacheInfo
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
@@ -29,7 +27,7 @@ from linear_dp.unit_rows import choose_rows
 from linear_dp.unit_sums import count_rows
 from pipeline.mechanisms import OneStep
 from pipeline.row_bar import row_bar
-from pipeline.trainer import Charging, TrainedHead
+from pipeline.trainer import Charging, TrainedHead, TrainingRows
 
 
 class OneStepTrainer:
@@ -39,7 +37,7 @@ class OneStepTrainer:
   choose the rows of each).
 
   Args:
-    cache: the private rows.
+    rows: the private rows.
     configs: optimizers, all with one clipping; each makes a head of every
       release.
     max_rows_per_unit: m, only where the cache has units: sum at most m rows of
@@ -51,13 +49,13 @@ class OneStepTrainer:
 
   def __init__(
     self,
-    cache: FeatureCache,
+    rows: TrainingRows,
     configs: Sequence[HeadConfig],
     max_rows_per_unit: int | None,
   ):
-    self._cache = cache
+    self._rows = rows
     self._configs = configs
-    grids = {make_grid(cache.info, c, max_rows_per_unit) for c in configs}
+    grids = {make_grid(rows.info, c, max_rows_per_unit) for c in configs}
     if len(grids) != 1:
       raise InputError("heads of one release need one clipping.")
     (self._grid,) = grids
@@ -69,7 +67,7 @@ class OneStepTrainer:
 
   def read(self) -> None:
     """See `Trainer`."""
-    self._secret = _sum_cache(self._cache, self._grid)
+    self._secret = _sum_rows(self._rows, self._grid)
 
   def release(
     self, plan: ReleasePlan, source: NoiseSource, charge: Charging
@@ -94,7 +92,7 @@ class OneStepTrainer:
         statement=released.statement,
         mechanism=OneStep(grid=self._grid),
         plan=plan,
-        settings=dataclasses.asdict(config),
+        settings=config.settings(),
         draw=released.draw,
       )
 
@@ -141,20 +139,20 @@ def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
   )
 
 
-def _sum_cache(cache: FeatureCache, grid: ClippedGradientGrid) -> SecretSum:
+def _sum_rows(rows: TrainingRows, grid: ClippedGradientGrid) -> SecretSum:
   chosen = sizes = None
-  if cache.info.has_units:
-    with row_bar(cache, "ids") as bar:
-      blocks = _shown(cache.blocks(), bar)
+  if rows.info.has_units:
+    with row_bar(rows, "ids") as bar:
+      blocks = _shown(rows.blocks(), bar)
       if grid.clipped == "unit":
         sizes = count_rows(blocks)
       else:
         chosen = choose_rows(blocks, grid.rows_per_unit)
-  with row_bar(cache, "clipped sum") as bar:
+  with row_bar(rows, "clipped sum") as bar:
     return exact_clipped_sum(
-      cache.blocks(),
+      rows.blocks(),
       grid,
-      num_examples=len(cache),
+      num_examples=len(rows),
       chosen=chosen,
       sizes=sizes,
       on_rows=bar.update,

@@ -8,19 +8,25 @@ import dataclasses
 import importlib.metadata
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dp_accounting import NeighboringRelation
 
 from configs.schema import EXAMPLE_UNIT, check_unit_name
 from extract.feature_cache import CacheInfo
-from linear_dp import accounting
+from linear_dp import accounting, sampled_accounting
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import NOT_PRIVATE, ReleasePlan
+from linear_dp.sampled_accounting import (
+  PoissonSampling,
+  SampledGaussian,
+  epsilon_of_composition,
+)
 from pipeline.budget import changed_units
 from pipeline.mechanism import UNCLIPPED
-from pipeline.mechanisms import Logistic, mechanism_of
+from pipeline.mechanisms import Logistic, mechanism_of, sampling_of
+from pipeline.public_record import ASSUMPTION, SETTING, PublicRecord
 from pipeline.trainer import TrainedHead
 
 FORMAT_VERSION = 1
@@ -87,13 +93,16 @@ def make_receipt(
       "sensitivity_steps": statement.sensitivity,
       "noise_sd_steps": statement.noise_sd,
       "noise_source": statement.noise_source,
-      "accountant": accounting.ACCOUNTANT,
+      "accountant": _accountant(plan.sampling),
       "epsilon_by_relation": _epsilon_by_relation(
         statement.noise_multiplier,
         statement.neighboring_relation,
         statement.delta,
+        plan.sampling,
       ),
-      "epsilon_by_delta": _epsilon_by_delta(statement.noise_multiplier),
+      "epsilon_by_delta": _epsilon_by_delta(
+        statement.noise_multiplier, plan.sampling
+      ),
     },
     "composition": {
       "order": plan.order,
@@ -120,7 +129,10 @@ def make_receipt(
     "training": dict(trained.settings),
     "head_sha256": head_sha256,
     "assumptions": _assumptions(
-      cache.num_classes_source, cache.privacy_unit, mechanism
+      cache.num_classes_source,
+      cache.privacy_unit,
+      mechanism,
+      trained.settings,
     ),
     "not_protected": list(_NOT_PROTECTED),
     "software": {p: importlib.metadata.version(p) for p in _SOFTWARE},
@@ -171,17 +183,25 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   for section in (privacy, data):
     for name in mechanism.keys() & section.keys():
       yield from compare(f"mechanism.{name}", mechanism[name], section[name])
+  if SETTING in training:
+    public = PublicRecord.from_json(training[SETTING])
+    yield from compare(
+      f"training.{SETTING}", training[SETTING], public.as_json()
+    )
+    apart = not public.is_of(data["dataset"])
+    yield from compare("public rows are of other data", apart, True)
   for name, value in stated.training().items():
     yield from compare(f"training.{name}", training[name], value)
   for name, value in stated.as_json().items():
     yield from compare(f"mechanism.{name}", mechanism[name], value)
   if isinstance(stated, Logistic):
     yield from compare("noise_sd_steps", noise_sd, 0.0)
-  yield from compare("accountant", privacy["accountant"], accounting.ACCOUNTANT)
+  sampling = sampling_of(stated)
+  yield from compare("accountant", privacy["accountant"], _accountant(sampling))
   yield from compare(
     "assumptions",
     receipt["assumptions"],
-    _assumptions(data["num_classes_source"], unit, mechanism),
+    _assumptions(data["num_classes_source"], unit, mechanism, training),
   )
   yield from compare(
     "not_protected", receipt["not_protected"], list(_NOT_PROTECTED)
@@ -195,19 +215,19 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from compare(
     "epsilon_by_relation",
     privacy["epsilon_by_relation"],
-    _epsilon_by_relation(noise_sd / sensitivity, relation, delta),
+    _epsilon_by_relation(noise_sd / sensitivity, relation, delta, sampling),
   )
   yield from compare(
     "epsilon_by_delta",
     privacy["epsilon_by_delta"],
-    _epsilon_by_delta(noise_sd / sensitivity),
+    _epsilon_by_delta(noise_sd / sensitivity, sampling),
   )
   private = (
     privacy["noise_source"] == NoiseSource().description and noise_sd > 0
   )
   yield from compare("private", receipt["private"], private)
   if noise_sd > 0:
-    spent = accounting.epsilon_of(noise_sd / sensitivity, delta)
+    spent = _epsilon(noise_sd / sensitivity, delta, sampling)
     if spent > privacy["epsilon"] * (1 + _TOLERANCE) + _SOLVER_TOLERANCE:
       yield (
         f"epsilon is {privacy['epsilon']!r}, but this noise only gives"
@@ -224,6 +244,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     neighboring_relation=relation,
     order=composition["order"],
     num_draws=composition["num_draws"],
+    sampling=sampling,
   )
   yield from compare(
     "composed_epsilon", composition["composed_epsilon"], plan.composed_epsilon
@@ -253,12 +274,35 @@ def same(found: Any, expected: Any) -> bool:
   return found == expected
 
 
+def _accountant(sampling: PoissonSampling | None) -> str:
+  return sampled_accounting.ACCOUNTANT if sampling else accounting.ACCOUNTANT
+
+
+def _epsilon(
+  noise_multiplier: float, delta: float, sampling: PoissonSampling | None
+) -> float:
+  if sampling:
+    return sampling.epsilon_of(noise_multiplier, delta)
+  return accounting.epsilon_of(noise_multiplier, delta)
+
+
 def _epsilon_by_relation(
-  noise_multiplier: float, stated: NeighboringRelation, delta: float
+  noise_multiplier: float,
+  stated: NeighboringRelation,
+  delta: float,
+  sampling: PoissonSampling | None,
 ) -> dict[str, float | str]:
   """ε of this noise at δ, whichever data sets are neighbours."""
   if noise_multiplier == 0:
     return {relation.name: NOT_PRIVATE for relation in NeighboringRelation}
+  if sampling:
+    steps = SampledGaussian(
+      noise_multiplier=noise_multiplier, sampling=sampling
+    )
+    return {
+      relation.name: epsilon_of_composition([], [steps], delta, relation)
+      for relation in NeighboringRelation
+    }
   of_one = noise_multiplier * changed_units(stated)
   return {
     relation.name: accounting.epsilon_of(
@@ -268,18 +312,23 @@ def _epsilon_by_relation(
   }
 
 
-def _epsilon_by_delta(noise_multiplier: float) -> dict[str, float | str]:
+def _epsilon_by_delta(
+  noise_multiplier: float, sampling: PoissonSampling | None
+) -> dict[str, float | str]:
   """The (ε, δ) curve of this noise, at the relation of the receipt."""
   if noise_multiplier == 0:
     return dict.fromkeys(_CURVE_DELTAS, NOT_PRIVATE)
   return {
-    delta: accounting.epsilon_of(noise_multiplier, float(delta))
+    delta: _epsilon(noise_multiplier, float(delta), sampling)
     for delta in _CURVE_DELTAS
   }
 
 
 def _assumptions(
-  num_classes_source: str, privacy_unit: str, mechanism: dict[str, Any]
+  num_classes_source: str,
+  privacy_unit: str,
+  mechanism: dict[str, Any],
+  training: Mapping[str, Any],
 ) -> list[str]:
   of_units = _ROWS_ARE_UNITS
   if privacy_unit != EXAMPLE_UNIT:
@@ -293,6 +342,7 @@ def _assumptions(
     *_ASSUMPTIONS,
     of_units,
     *([_CLASSES_OF_LABELS] if of_labels else []),
+    *([ASSUMPTION] if SETTING in training else []),
   ]
 
 

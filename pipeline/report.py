@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _STYLES: tuple[dict[str, Any], ...] = (
 )
 """Told apart without colours, and the colours by whoever confuses some: those
 of Okabe and Ito, 2008."""
-_GREY = "#6b6b6b"
+GREY = "#6b6b6b"
 _LEAST_RANGE = 5.0
 """Percentage points that the vertical axis shows at least."""
 
@@ -48,25 +48,53 @@ def plot_accuracy(
   private = [row for row in rows if math.isfinite(row.epsilon)]
   methods = by_method(private)
   for i, (method, of_method) in enumerate(methods.items()):
-    _draw(axes, of_method, method, i, len(methods))
-  for row in rows:
-    if math.isinf(row.epsilon):
-      axes.axhline(
-        100 * row.top1,
-        color=_GREY,
-        linestyle="--",
-        label=f"{row.head}, no noise ({NOT_PRIVATE})",
-      )
-  epsilons = sorted({row.epsilon for row in private})
-  axes.set_xscale("log", base=2)
-  axes.xaxis.set_major_locator(FixedLocator(epsilons))
-  axes.xaxis.set_minor_locator(NullLocator())
-  axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    draw_line(axes, of_method, method, i, len(methods))
+  draw_without_noise(axes, rows)
   axes.set_xlabel(f"epsilon of each head (delta = {printable(rows[0].delta)})")
   noisy = rows[0].evaluation != PUBLIC_LABELS
   axes.set_ylabel(
     "top-1 accuracy, %" + (f"\n({rows[0].evaluation})" if noisy else "")
   )
+  set_out(axes, rows, dataset)
+  axes.legend(frameon=False, title=spread(rows))
+  save(figure, directory, "accuracy")
+
+
+def draw_without_noise(
+  axes: Axes, rows: Sequence[SweepRow], note: str = ""
+) -> None:
+  """A dashed line right across for each head that is not private."""
+  for row in rows:
+    if math.isinf(row.epsilon):
+      axes.axhline(
+        100 * row.top1,
+        color=GREY,
+        linestyle="--",
+        label=f"{row.head}, no noise{note} ({NOT_PRIVATE})",
+      )
+
+
+def set_out(
+  axes: Axes,
+  rows: Sequence[SweepRow],
+  dataset: str,
+  *,
+  more_epsilons: Iterable[float] = (),
+) -> None:
+  """Title, grid and scales: ticks where there are points.
+
+  Args:
+    axes: with all lines in them.
+    rows: what was drawn.
+    dataset: public name.
+    more_epsilons: of points besides the rows'.
+  """
+  private = [row for row in rows if math.isfinite(row.epsilon)]
+  epsilons = sorted({row.epsilon for row in private} | set(more_epsilons))
+  axes.set_xscale("log", base=2)
+  axes.xaxis.set_major_locator(FixedLocator(epsilons))
+  axes.xaxis.set_minor_locator(NullLocator())
+  axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
   seeded = any(NOT_PRIVATE in row.noise_source for row in private)
   axes.set_title(
     f"Private heads on {dataset}"
@@ -77,19 +105,27 @@ def plot_accuracy(
   missing = max(0.0, _LEAST_RANGE - (high - low))
   axes.set_ylim(low - missing / 2, high + missing / 2)
   axes.grid(alpha=0.25)
+
+
+def spread(rows: Sequence[SweepRow]) -> str | None:
+  """What the bars are, for the title of a legend."""
+  private = [row for row in rows if math.isfinite(row.epsilon)]
   seeds = 1 + max((row.seed for row in private), default=0)
-  spread = f"mean ± sd of {seeds} seeds" if seeds > 1 else None
-  axes.legend(frameon=False, title=spread)
+  return f"mean ± sd of {seeds} seeds" if seeds > 1 else None
+
+
+def save(figure: Figure, directory: Path, name: str) -> None:
+  """Writes name.png and name.pdf."""
   for suffix in ("png", "pdf"):
     # No time of creation: the same rows give the same file.
     metadata = {"CreationDate": None} if suffix == "pdf" else None
-    figure.savefig(directory / f"accuracy.{suffix}", metadata=metadata)
+    figure.savefig(directory / f"{name}.{suffix}", metadata=metadata)
 
 
-def _draw(
-  axes: Axes, rows: Sequence[SweepRow], method: str, place: int, places: int
+def draw_line(
+  axes: Axes, rows: Sequence[SweepRow], label: str, place: int, places: int
 ) -> None:
-  """The line of one method, a little beside those of others."""
+  """One line, a little beside the others, so that no bar hides another."""
   aside = 1.02 ** (place - (places - 1) / 2)
   groups = sorted(by_epsilon(rows).items())
   top1 = [[100 * row.top1 for row in group] for _, group in groups]
@@ -99,6 +135,6 @@ def _draw(
     yerr=[statistics.stdev(v) if len(v) > 1 else 0.0 for v in top1],
     capsize=3,
     markersize=5,
-    label=method,
+    label=label,
     **_STYLES[place % len(_STYLES)],
   )

@@ -94,6 +94,41 @@ def comparison_table(rows: Sequence[SweepRow]) -> str:
   return "\n".join(lines)
 
 
+def figures_table(rows: Sequence[SweepRow]) -> str:
+  """One line per delta and kind of labels, one column per epsilon."""
+  private = [row for row in rows if math.isfinite(row.epsilon)]
+  epsilons = sorted(by_epsilon(private))
+  titles = [f"epsilon {printable(epsilon)}" for epsilon in epsilons]
+  lines: dict[tuple[str, str], list[SweepRow]] = defaultdict(list)
+  for row in rows:
+    delta = f"delta {printable(row.delta)}"
+    without = math.isinf(row.epsilon)
+    lines["no noise" if without else delta, row.evaluation].append(row)
+  width = max(len(name) for name, _ in lines)
+  table = [
+    f"{'top-1 %':<{width}}" + "".join(f"  {title:>13}" for title in titles)
+  ]
+  for (name, evaluation), group in lines.items():
+    groups = by_epsilon(group)
+    cells = [_top1(groups[e]) for e in (*epsilons, math.inf) if e in groups]
+    mark = "" if all(row.private for row in group) else f"  {NOT_PRIVATE}"
+    table.append(
+      f"{name:<{width}}"
+      + "".join(f"  {cell:>13}" for cell in cells)
+      + f"{mark}  ({evaluation}: {group[0].num_eval_examples:,} rows)"
+    )
+  composed = {row.delta: row.composed_epsilon for row in rows}
+  together = ", or ".join(
+    f"epsilon = {printable(epsilon)} at delta = {printable(delta)}"
+    for delta, epsilon in composed.items()
+  )
+  table.append(
+    f"all private heads together: {together}; trained on"
+    f" {rows[0].num_examples:,} examples"
+  )
+  return "\n".join(table)
+
+
 def _top1(group: Sequence[SweepRow]) -> str:
   """Mean over seeds, in %, with the standard deviation."""
   top1 = [100 * row.top1 for row in group]
@@ -139,7 +174,7 @@ def cost_of(plan: ReleasePlan) -> dict[str, Any]:
 
 def write_tables(
   directory: Path,
-  rows: list[SweepRow],
+  rows: Sequence[SweepRow],
   cost: Mapping[str, Any],
   evaluation: dict[str, Any],
 ) -> None:
@@ -152,7 +187,7 @@ def write_tables(
     evaluation: what was released to score them; JSON.
   """
   with (directory / "results.csv").open("w", newline="") as file:
-    columns = [field.name for field in dataclasses.fields(SweepRow)]
+    columns = [field.name for field in dataclasses.fields(rows[0])]
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(dataclasses.asdict(row) for row in rows)

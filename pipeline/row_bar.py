@@ -1,14 +1,14 @@
 """Progress over the rows of a cache."""
 
+from collections.abc import Sized
+
 from tqdm import tqdm
 
-from extract.cache_reader import FeatureCache
 
-
-def row_bar(cache: FeatureCache, what: str) -> tqdm:
-  """Counts all rows of the cache, whether or not they are in the sum."""
+def row_bar(rows: Sized, what: str) -> tqdm:
+  """Counts all rows, whether or not they are in the sum."""
   return tqdm(
-    total=len(cache),
+    total=len(rows),
     desc=what,
     unit="row",
     unit_scale=True,

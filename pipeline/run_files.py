@@ -53,42 +53,66 @@ def write_run(
     RunError: the disk is full or the place is not writable.
   """
   rows = [
-    _row(head, score, train, scored.description, cost, name_methods)
+    row_of(
+      head,
+      score,
+      train,
+      scored.description,
+      composed_epsilon=cost["composed_epsilon"],
+      prefix=f"{head.settings['head']}-" if name_methods else "",
+    )
     for head, score in zip(trained, scored.scores, strict=True)
   ]
   with output_dir.whole_directory(out) as directory:
     for head, row in zip(trained, rows, strict=True):
       write_head(directory / row.path, head, train.info)
     write_tables(directory, rows, cost, scored.statement)
-    (directory / "config.json").write_text(
-      as_json(
-        {
-          "train_cache": public_metadata(train),
-          "eval_cache": public_metadata(evaluation),
-          **asked,
-        }
-      )
-    )
+    write_config(directory, train, evaluation, asked)
     report.plot_accuracy(rows, train.info.dataset, directory)
   return rows
 
 
-def _row(
+def write_config(
+  directory: Path,
+  train: FeatureCache,
+  evaluation: FeatureCache,
+  asked: Mapping[str, Any],
+) -> None:
+  """Writes config.json: what was asked for, and of which caches."""
+  config = {
+    "train_cache": public_metadata(train),
+    "eval_cache": public_metadata(evaluation),
+    **asked,
+  }
+  (directory / "config.json").write_text(as_json(config))
+
+
+def row_of(
   trained: TrainedHead,
   score: Accuracy,
   train: FeatureCache,
   evaluation: str,
-  cost: Mapping[str, Any],
-  name_methods: bool,
+  *,
+  composed_epsilon: float,
+  prefix: str,
 ) -> SweepRow:
+  """The line of results.csv about a head.
+
+  Args:
+    trained: the head.
+    score: its accuracies.
+    train: the private rows.
+    evaluation: what the accuracies are, in words.
+    composed_epsilon: of all private heads of the run, at the head's delta.
+    prefix: of the name of its directory, to tell it from its neighbours.
+  """
   statement, method = trained.statement, trained.settings["head"]
   if math.isfinite(statement.epsilon):
     # All digits: two epsilons that look alike are two heads.
     epsilon = str(statement.epsilon).removesuffix(".0")
-    name = f"epsilon-{epsilon}-seed-{trained.draw}"
-    name = f"{method}-{name}" if name_methods else name
+    name = f"{prefix}epsilon-{epsilon}-seed-{trained.draw}"
   else:
-    name = f"{method if name_methods else 'baseline'}-NOT-PRIVATE"
+    name = f"{prefix or 'baseline-'}NOT-PRIVATE"
   return SweepRow(
     epsilon=statement.epsilon,
     delta=statement.delta,
@@ -97,7 +121,7 @@ def _row(
     noise_multiplier=statement.noise_multiplier,
     top1=score.top1,
     top5=score.top5,
-    composed_epsilon=cost["composed_epsilon"],
+    composed_epsilon=composed_epsilon,
     num_examples=len(train),
     num_eval_examples=score.num_examples,
     evaluation=evaluation,

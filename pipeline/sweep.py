@@ -17,6 +17,8 @@ from pipeline.evaluation import (
   evaluate_on_public_labels,
 )
 from pipeline.feature_space import FeatureSpace
+from pipeline.multi_step_training import planned_sampling
+from pipeline.public_rows import PublicRows, asked_of_public_rows
 from pipeline.results import SweepRow, cost_of
 from pipeline.run_files import write_run
 from pipeline.training import (
@@ -36,6 +38,7 @@ def run_sweep(
   config: HeadConfig,
   *,
   max_rows_per_unit: int | None = None,
+  public: PublicRows | None = None,
   num_seeds: int,
   order: ReleaseOrder,
   baseline: bool,
@@ -52,6 +55,7 @@ def run_sweep(
     privacy: delta, neighbours and noise source.
     config: clipping and optimizer.
     max_rows_per_unit: see `train_heads`.
+    public: what to centre or whiten the rows by.
     num_seeds: independent repetitions, each charged.
     order: nested or independent releases.
     baseline: add the head without noise, NOT PRIVATE.
@@ -70,8 +74,15 @@ def run_sweep(
   FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
-  plan = make_plan(epsilons, privacy, order=order, num_draws=num_seeds)
-  make_trainer(train, [config], max_rows_per_unit)  # what it refuses
+  plan = make_plan(
+    epsilons,
+    privacy,
+    order=order,
+    num_draws=num_seeds,
+    sampling=planned_sampling(config, len(train)),
+  )
+  # What it refuses.
+  make_trainer(train, [config], max_rows_per_unit, public=public)
   request = None
   if private_eval is not None:
     check_counts_units(train.info, evaluation.info)
@@ -89,6 +100,7 @@ def run_sweep(
     config,
     privacy,
     max_rows_per_unit=max_rows_per_unit,
+    public=public,
     ledger_dir=ledger_dir,
     baseline=baseline,
   )
@@ -108,8 +120,9 @@ def run_sweep(
     asked={
       "epsilons": list(epsilons),
       "privacy": dataclasses.asdict(privacy),
-      "head": dataclasses.asdict(config),
+      "head": config.settings(),
       "max_rows_per_unit": max_rows_per_unit,
+      **asked_of_public_rows(public),
       "num_seeds": num_seeds,
       "release": order,
       "baseline": baseline,

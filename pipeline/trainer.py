@@ -4,12 +4,32 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from extract.cache_block import Block
+from extract.feature_cache import CacheInfo
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import PrivacyStatement, ReleasePlan
 from pipeline.mechanism import Mechanism
 
 Charging = Callable[[ReleasePlan, NoiseSource], object]
+
+
+@runtime_checkable
+class TrainingRows(Protocol):
+  """The private rows that a trainer reads: a cache, or a view of one."""
+
+  @property
+  def info(self) -> CacheInfo:
+    """What is in the cache; public."""
+    ...
+
+  def __len__(self) -> int:
+    """n."""
+    ...
+
+  def blocks(self) -> Iterator[Block]:
+    """Streams the rows, every one once."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,19 @@ from extract.cache_reader import FeatureCache
 from extract.feature_cache import CacheInfo
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import NOT_PRIVATE, ReleasePlan
+from linear_dp.sampled_accounting import PoissonSampling
 from pipeline.charge import Charge
+from pipeline.least_squares_training import LeastSquaresTrainer
 from pipeline.ledger import Ledger, charge_aloud
+from pipeline.multi_step_training import MultiStepTrainer
 from pipeline.one_step_training import OneStepTrainer
-from pipeline.trainer import BaselineTrainer, TrainedHead, Trainer
+from pipeline.public_rows import FoldedTrainer, PublicRows
+from pipeline.trainer import (
+  BaselineTrainer,
+  TrainedHead,
+  Trainer,
+  TrainingRows,
+)
 from pipeline.whitened_training import WhitenedTrainer
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
@@ -33,6 +42,7 @@ def make_plan(
   *,
   order: ReleaseOrder = "nested",
   num_draws: int = 1,
+  sampling: PoissonSampling | None = None,
 ) -> ReleasePlan:
   """The releases that a command asks for.
 
@@ -45,6 +55,7 @@ def make_plan(
     neighboring_relation=RELATIONS[privacy.neighboring_relation],
     order=order,
     num_draws=num_draws,
+    sampling=sampling,
   )
 
 
@@ -54,24 +65,42 @@ def cache_ledger(cache: FeatureCache, directory: Path | None) -> Ledger:
 
 
 def make_trainer(
-  cache: FeatureCache,
+  rows: TrainingRows,
   configs: Sequence[HeadConfig],
   max_rows_per_unit: int | None = None,
+  *,
+  public: PublicRows | None = None,
 ) -> Trainer:
   """The way to train that a config names; several, if of one step, together.
+
+  Args:
+    rows: the private rows.
+    configs: the heads; not "auto".
+    max_rows_per_unit: see `train_heads`.
+    public: what to centre or whiten the rows by.
 
   Raises:
     InputError: what was asked makes no sense for this cache.
   """
+  if public is not None:
+    return FoldedTrainer(
+      rows,
+      public,
+      lambda mapped: make_trainer(mapped, configs, max_rows_per_unit),
+    )
   if all(config.is_one_step for config in configs):
-    return OneStepTrainer(cache, configs, max_rows_per_unit)
+    return OneStepTrainer(rows, configs, max_rows_per_unit)
   (config,) = configs
   if max_rows_per_unit is not None:
     raise InputError(
       f"max_rows_per_unit={max_rows_per_unit} is for heads of one step; leave"
       f" it out with head={config.head!r}."
     )
-  return WhitenedTrainer(cache)
+  if config.head == "least-squares":
+    return LeastSquaresTrainer(rows)
+  if config.head == "multi-step":
+    return MultiStepTrainer(rows, config)
+  return WhitenedTrainer(rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,8 +123,10 @@ def train_heads(
   privacy: PrivacyConfig,
   *,
   max_rows_per_unit: int | None = None,
+  public: PublicRows | None = None,
   ledger_dir: Path | None,
   baseline: bool = False,
+  aloud: bool = True,
 ) -> list[TrainedHead]:
   """Trains one head per draw and epsilon of a plan; see `train_all`.
 
@@ -112,8 +143,10 @@ def train_heads(
     privacy: noise source.
     max_rows_per_unit: m, only where the cache has units: sum at most m rows of
       each instead of clipping their sum.
+    public: what to centre or whiten the rows by.
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train the head without noise, which is NOT PRIVATE.
+    aloud: say on stderr what to beware of, and where it is charged.
 
   Returns:
     Heads in the order of release, the baseline last.
@@ -122,13 +155,14 @@ def train_heads(
     InputError: what was asked makes no sense for this cache, or would break the
       cap of its data set; nothing is charged then.
   """
-  trainer = make_trainer(cache, [config], max_rows_per_unit)
+  trainer = make_trainer(cache, [config], max_rows_per_unit, public=public)
   return train_all(
     cache,
     [Training(trainer=trainer, plan=plan)],
     privacy,
     ledger_dir=ledger_dir,
     baseline=trainer if baseline else None,
+    aloud=aloud,
   )
 
 
@@ -139,6 +173,7 @@ def train_all(
   *,
   ledger_dir: Path | None,
   baseline: BaselineTrainer | None = None,
+  aloud: bool = True,
 ) -> list[TrainedHead]:
   """Trains the heads of several plans, which compose.
 
@@ -147,10 +182,12 @@ def train_all(
 
   Args:
     cache: the private rows.
-    trainings: what to train; all at one delta.
+    trainings: what to train; plans may be at several deltas, and several plans
+      of one trainer.
     privacy: noise source.
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train its head, which is NOT PRIVATE.
+    aloud: say on stderr what to beware of, and where it is charged.
 
   Returns:
     Heads, training by training, each in the order of release; the baseline
@@ -162,7 +199,8 @@ def train_all(
   """
   info = cache.info
   source = NoiseSource(privacy.noise_seed)
-  _warn(privacy.delta, source, info)
+  if aloud:
+    _warn(max(each.plan.delta for each in trainings), source, info)
   ledger = cache_ledger(cache, ledger_dir)
   facts = {
     "privacy_unit": info.privacy_unit,
@@ -177,11 +215,13 @@ def train_all(
     for each in trainings
   ]
   ledger.check(*charges, baseline=baseline is not None)
-  for each in trainings:
-    each.trainer.read()
+  # One that is to make the releases of several plans reads once.
+  for trainer in dict.fromkeys(each.trainer for each in trainings):
+    trainer.read()
 
   # Whichever release is the first asks for all.
-  entries = functools.cache(lambda: charge_aloud(ledger, *charges))
+  pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge_all
+  entries = functools.cache(lambda: pay(*charges))
   trained = [
     dataclasses.replace(head, ledger_entry=entries()[i])
     for i, each in enumerate(trainings)

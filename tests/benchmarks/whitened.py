@@ -1,4 +1,4 @@
-"""Second moment and gradient step of a whitened head, against plain GEMMs.
+"""Moments and gradient steps of heads, against plain GEMMs.
 
     python tests/benchmarks/whitened.py [--rows 65536] [--dim 1280]
 
@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from linear_dp.class_moments import Releases, class_moments
 from linear_dp.gradient_sum import PublicMap, clipped_gradient
+from linear_dp.noise_source import NoiseSource
 from linear_dp.second_moment import second_moment
 from linear_dp.secret_rows import SecretRows
 
@@ -55,7 +57,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-  """Times a pass for the moment and one step, and the GEMMs within them."""
+  """Times passes for the moments and one step, and the GEMMs within them."""
   parser = argparse.ArgumentParser()
   parser.add_argument("--rows", type=int, default=65536)
   parser.add_argument("--dim", type=int, default=1280)
@@ -95,12 +97,25 @@ def main() -> None:
       lambda: second_moment(rows),
       lambda: wide.T @ other,
     ),
+    (
+      "moment and class sums / GEMM",
+      lambda: class_moments(rows),
+      lambda: wide.T @ other,
+    ),
+    (
+      "moment and class sums / moment",
+      lambda: class_moments(rows),
+      lambda: second_moment(rows),
+    ),
     ("gradient step / its three GEMMs", step, products),
   ):
     ours()  # compiles, and reads the rows
     ratios = [seconds(ours) / seconds(plain) for _ in range(given.turns)]
     turns = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     print(f"{name}: median {statistics.median(ratios):.2f} of {turns}")
+  releases = Releases(class_moments(rows), NoiseSource())
+  noise = seconds(lambda: releases.extend(1e7))
+  print(f"noise on moment and class sums, once: {noise:.2f} s")
 
 
 if __name__ == "__main__":

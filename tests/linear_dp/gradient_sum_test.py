@@ -26,10 +26,10 @@ from linear_dp.gradient_sum import (
   gradient_sensitivity,
   gradient_step,
   release_gradient,
-  row_error,
 )
 from linear_dp.noise import GaussianChain
 from linear_dp.noise_source import NoiseSource
+from linear_dp.row_gradient import row_error
 from linear_dp.secret_rows import SecretRows
 from tests.linear_dp.blocks import Block, in_blocks, make_block, random_block
 
@@ -260,19 +260,6 @@ def test_error_of_the_sum(devices):
     assert least <= Fraction(secret.error) <= least * Fraction(1.001)
 
 
-def test_error_of_a_row_grows_with_the_weights():
-  """As the text says, in rationals; W is p × K of its longest column w."""
-  for p, classes, w in [(1, 2, 0.0), (4, 5, 1.0), (1280, 1000, 1e4)]:
-    kernel = np.zeros((p, classes))
-    kernel[0, classes // 2] = w
-    u = Fraction(1, 2**53)
-    of_z = (p + 8) * u
-    of_logit = (p * u / (1 - p * u) + of_z) * Fraction(w)
-    of_residual = 2 * of_logit + (classes + 16) * u
-    least = 2 * (of_residual + 2 * of_z + (classes + p + 16) * u)
-    assert row_error(kernel) == pytest.approx(float(least), rel=1e-12)
-
-
 # Order, blocks, devices.
 
 
@@ -321,6 +308,116 @@ def test_damaged_rows_are_refused():
   kernel = random_kernel(1)
   with pytest.raises(InputError, match="gave 40 rows"):
     clipped_gradient(rows_of(block, num_examples=39), public_map(), kernel, 1.0)
+
+
+# Some of the rows.
+
+
+def chosen_of(n: int, seed: int) -> np.ndarray:
+  return np.random.default_rng(seed).random(n) < 0.4
+
+
+@hypothesis.settings(
+  max_examples=20,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+  sizes=st.lists(st.integers(1, 150), min_size=1, max_size=4),
+  seeds=st.lists(st.integers(0, 2**32), min_size=2, max_size=2),
+  devices=st.sampled_from([1, 2]),
+  resident=st.sampled_from([0, 2**30]),
+  clip_norm=st.sampled_from([0.1, 1.0]),
+)
+def test_the_sum_of_chosen_rows_is_that_of_a_cache_of_these(
+  sizes, seeds, devices, resident, clip_norm
+):
+  """Each time another choice, of rows that are kept or read again."""
+  block, kernel = random_block(150, D, K, seed=1), random_kernel(10)
+  rows = rows_of(block, devices, sizes, resident_bytes=resident)
+  real = real_rows(clip_norm)
+  for seed in seeds:
+    chosen = chosen_of(150, seed)
+    secret = clipped_gradient(
+      rows, public_map(), kernel, clip_norm, chosen=chosen
+    )
+    # By a cache of their own, and by 50 digits.
+    alone = clipped_gradient(
+      rows_of(block[chosen]), public_map(), kernel, clip_norm
+    )
+    off = np.linalg.norm(secret.secret_sum - alone.secret_sum)
+    assert off <= secret.error + alone.error
+    expected = summed([real[i] for i in np.flatnonzero(chosen)])
+    assert distance(secret.secret_sum, expected) <= secret.error
+
+
+@functools.cache
+def real_rows(clip_norm: float) -> list:
+  block = random_block(150, D, K, seed=1)
+  return real_gradients(block, random_kernel(10), clip_norm)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("resident", [0, 2**30])
+def test_every_row_is_chosen_by_its_own_place(devices, resident):
+  """One row at a time; C is 1, and the gradients of all rows differ."""
+  block, kernel = random_block(50, D, K, seed=1), random_kernel(10)
+  rows = rows_of(block, devices, (7, 20), resident_bytes=resident)
+  for i in (0, 15, 16, 31, 32, 48, 49):
+    chosen = np.arange(50) == i
+    secret = clipped_gradient(rows, public_map(), kernel, 1.0, chosen=chosen)
+    alone = clipped_gradient(
+      rows_of(block[i : i + 1]), public_map(), kernel, 1.0
+    )
+    assert np.linalg.norm(alone.secret_sum) > 0.01
+    np.testing.assert_allclose(
+      secret.secret_sum, alone.secret_sum, atol=1e-13, rtol=0
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_no_row_chosen_is_zero_and_all_are_all(devices):
+  block, kernel = random_block(50, D, K), random_kernel(10)
+  rows = rows_of(block, devices)
+  none, all_rows, plain = (
+    clipped_gradient(rows, public_map(), kernel, 1.0, chosen=chosen)
+    for chosen in (np.zeros(50, bool), np.ones(50, bool), None)
+  )
+  assert not none.secret_sum.any()
+  np.testing.assert_array_equal(all_rows.secret_sum, plain.secret_sum)
+
+
+def test_the_error_does_not_tell_how_many_were_chosen():
+  """Nor, then, the noise: of a Poisson sample, even the size is private."""
+  rows, kernel = rows_of(random_block(150, D, K)), random_kernel(10)
+  errors = {
+    clipped_gradient(
+      rows, public_map(), kernel, 1.0, chosen=np.arange(150) < count
+    ).error
+    for count in (0, 1, 16, 17, 150)
+  }
+  everything = clipped_gradient(rows, public_map(), kernel, 1.0)
+  assert errors == {everything.error}
+
+
+@pytest.mark.parametrize("chosen", [None, np.arange(40) < 3])
+def test_another_order_of_the_rows_is_refused(chosen):
+  """Places would be of other rows."""
+  block, kernel = random_block(40, D, K), random_kernel(1)
+  turned = block[np.arange(40)[::-1]]
+  readings = iter([block, block, turned])
+  rows = SecretRows(
+    lambda: in_blocks(next(readings), (16,)),
+    feature_dim=D,
+    num_classes=K,
+    num_examples=40,
+    devices=jax.local_devices()[:1],
+    resident_bytes=0,
+  )
+  for _ in range(2):
+    clipped_gradient(rows, public_map(), kernel, 1.0, chosen=chosen)
+  with pytest.raises(InputError, match="in another order"):
+    clipped_gradient(rows, public_map(), kernel, 1.0, chosen=chosen)
 
 
 # Clipping.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from configs.errors import InputError
 from linear_dp import secret_rows
 from linear_dp.clipping import GRID_RADIUS
-from linear_dp.secret_rows import SecretRows, integer_rows, unit_scale
+from linear_dp.secret_rows import SecretRows, integer_rows, row_scale
 from tests.linear_dp.blocks import (
   DTYPES,
   Block,
@@ -194,7 +194,7 @@ def test_the_edge_of_the_ball_is_checked_in_integers(
 ):
   """(B, 0) is the longest row. With scale 1 embeddings are their integers."""
   monkeypatch.setattr(
-    secret_rows, "unit_scale", lambda norm, d: np.ones_like(norm)
+    secret_rows, "row_scale", lambda norm, d, longest: np.ones_like(norm)
   )
   rows = np.zeros((20, 2), np.float32)
   rows[19] = GRID_RADIUS, 0
@@ -206,11 +206,11 @@ def test_the_edge_of_the_ball_is_checked_in_integers(
 
 
 @pytest.mark.parametrize("d", [1, 12, 1280, 10**6])
-def test_unit_scale(d):
+def test_row_scale(d):
   norm = np.array(
     [0, 2.0**-149, 1e-38, 1e-33, 1e-32, 1e-3, 1, 3e38], np.float32
   )
-  scale = unit_scale(norm, d)
+  scale = row_scale(norm, d)
   assert scale.dtype == np.float32
   assert np.isfinite(scale).all()
   assert not scale[:4].any()
@@ -237,9 +237,7 @@ def test_chunks_hold_every_row_once_and_padding_of_zeros(devices, sizes):
   assert embedding.dtype == block.embedding.dtype
   np.testing.assert_array_equal(embedding[:203], block.embedding)
   np.testing.assert_array_equal(label[:203], block.label)
-  np.testing.assert_array_equal(
-    scale[:203], unit_scale(block.embedding_norm, D)
-  )
+  np.testing.assert_array_equal(scale[:203], row_scale(block.embedding_norm, D))
   assert scale[:203].all()
   assert not scale[203:].any()
   assert not embedding[203:].any()
@@ -323,6 +321,139 @@ def test_each_reading_is_checked(case, devices):
   with pytest.raises(InputError) as caught:
     one_pass(rows)
   assert said in str(caught.value)
+
+
+# Rows that keep their norms.
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("d", [1, 3, 192])
+@pytest.mark.parametrize("max_norm", [1.0, 1024.0, 0.37])
+def test_rows_keep_norms_up_to_r(max_norm, d, dtype):
+  """u·R/B is the row, to the grid, or the row of norm R of its direction."""
+  rng = np.random.default_rng(d)
+  x = rng.standard_normal((300, d))
+  x *= (max_norm * 10 ** rng.uniform(-4, 1, 300) / np.linalg.norm(x, axis=1))[
+    :, None
+  ]
+  block = make_block(x.astype(DTYPES[dtype]), rng.integers(0, K, 300))
+  found = integers_of(rows_of(block, max_norm=max_norm))
+  step = max_norm / GRID_RADIUS
+  kept = shortened = 0
+  radius = GRID_RADIUS - math.sqrt(d) / 2 - 1
+  for x, u in zip(block.embedding.astype(np.float64), found, strict=False):
+    assert squared(u) <= GRID_RADIUS**2
+    norm = np.linalg.norm(x)
+    # One that is nearly R long is shortened by what the rounding may need.
+    least = radius * step
+    expected = x if norm <= least else x * (least / norm)
+    off = np.array(u) * step - expected
+    assert np.linalg.norm(off) <= step * (math.sqrt(d) / 2 + 0.25)
+    kept += 0.01 * max_norm < norm < least
+    shortened += norm > max_norm
+  assert kept > 50
+  assert shortened > 30
+  assert not any(map(any, found[300:]))
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 1024.0, 0.37])
+@pytest.mark.parametrize("d", [1, 1280])
+def test_row_scale_where_norms_count(d, max_norm):
+  near = np.float32(max_norm) * (1 + np.linspace(-0.01, 0.01, 201))
+  norm = np.concatenate([[0, 1e-38, 1e-3], near, [3e38]]).astype(np.float32)
+  scale, plain = row_scale(norm, d, max_norm), row_scale(norm, d)
+  assert scale.dtype == np.float32
+  most = np.float32(GRID_RADIUS / max_norm)
+  np.testing.assert_array_equal(scale, np.minimum(plain, most))
+  assert scale[2] == most
+  # What is left for the rounding of d coordinates.
+  longest = (norm * scale.astype(np.float64)).max() + math.sqrt(d) / 2
+  assert GRID_RADIUS - 1.5 < longest < GRID_RADIUS
+
+
+# Some of the rows.
+
+
+def picked(rows: SecretRows, chosen: np.ndarray) -> list[np.ndarray]:
+  """Embeddings, scales and labels, with the padding cut off."""
+  chunks = [
+    tuple(np.asarray(column) for column in chunk)
+    for chunk in rows.secret_chunks(chosen)
+  ]
+  size = 16 * rows.mesh.size
+  assert {len(c) for chunk in chunks for c in chunk} <= {size}
+  assert len(chunks) == -(-chosen.sum() // size)
+  if not chunks:
+    return []
+  columns = [np.concatenate(c) for c in zip(*chunks, strict=True)]
+  assert not columns[1][chosen.sum() :].any()
+  assert columns[1][: chosen.sum()].all()
+  return [c[: chosen.sum()] for c in columns]
+
+
+@hypothesis.settings(
+  max_examples=40,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+  seed=st.integers(0, 2**32),
+  share=st.sampled_from([0.0, 0.02, 0.5, 0.98, 1.0]),
+  devices=st.sampled_from([1, 2]),
+  sizes=st.lists(st.integers(1, 120), min_size=1, max_size=3),
+  resident=st.sampled_from([0, 2**30]),
+)
+def test_chosen_rows_come_once_and_in_order(
+  seed, share, devices, sizes, resident
+):
+  block = random_block(117, D, K, dtype="bfloat16")
+  reader = Reader(block, sizes=sizes)
+  rows = rows_of(block, devices, reader, resident_bytes=resident)
+  rng = np.random.default_rng(seed)
+  for _ in range(2):
+    chosen = rng.random(117) < share
+    found = picked(rows, chosen)
+    expected = block[chosen]
+    if not found:
+      assert not chosen.any()
+      continue
+    np.testing.assert_array_equal(found[0], expected.embedding)
+    assert found[0].dtype == block.embedding.dtype
+    np.testing.assert_array_equal(
+      found[1], row_scale(expected.embedding_norm, D)
+    )
+    np.testing.assert_array_equal(found[2], expected.label)
+  assert reader.passes == (1 if resident else 2)
+
+
+@pytest.mark.parametrize("case", sorted(DAMAGED))
+def test_rows_that_were_not_chosen_are_checked_too(case):
+  second, said = DAMAGED[case]
+  block = random_block(100, D, K)
+  rows = rows_of(block, read=Reader(block, second), resident_bytes=0)
+  one_pass(rows)
+  with pytest.raises(InputError) as caught:
+    list(rows.secret_chunks(np.arange(100) < 3))
+  assert said in str(caught.value)
+
+
+def test_other_rows_in_the_place_of_the_first_are_refused():
+  block = random_block(100, D, K)
+  swap = np.arange(100)
+  swap[[3, 90]] = 90, 3
+  rows = rows_of(block, read=Reader(block, block[swap]), resident_bytes=0)
+  one_pass(rows)
+  with pytest.raises(InputError, match="in another order") as caught:
+    one_pass(rows)
+  assert "\n" not in str(caught.value)
+  # The first order is still the one.
+  again = rows_of(
+    block, read=Reader(block, block[swap], block), resident_bytes=0
+  )
+  assert one_pass(again)
+  with pytest.raises(InputError):
+    one_pass(again)
+  assert one_pass(again)
 
 
 def test_a_reader_may_use_its_memory_again():

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -30,17 +30,20 @@ from linear_dp import gradient_sum, second_moment, secret_rows, whitened
 from linear_dp.accounting import noise_multiplier
 from linear_dp.audit import epsilon_of_gdp, gdp_lower_bound
 from linear_dp.clipping import GRID_RADIUS
+from linear_dp.independent_heads import (
+  IndependentHead,
+  head_without_privacy,
+  release_heads,
+)
 from linear_dp.noise import rounded_gaussian
 from linear_dp.noise_source import NoiseSource
 from linear_dp.release import ReleasePlan
+from linear_dp.second_moment import SecretMoment
 from linear_dp.secret_rows import SecretRows
 from linear_dp.whitened import (
   CLIP_NORM,
   MOMENTUM,
-  WhitenedRelease,
   WhiteningRule,
-  release_whitened,
-  whitened_without_privacy,
 )
 from tests.linear_dp.blocks import Block, in_blocks, make_block, random_block
 
@@ -92,9 +95,33 @@ def uncharged(plan: ReleasePlan, source: NoiseSource) -> None:
   del plan, source
 
 
+def release_whitened(
+  rows: SecretRows, moment: SecretMoment, plan, source, *, charge
+) -> Iterator[IndependentHead[WhiteningRule]]:
+  return release_heads(
+    trainer(rows, moment, plan.neighboring_relation),
+    plan,
+    source,
+    charge=charge,
+  )
+
+
+def trainer(rows, moment, relation, on_step=lambda: None):
+  def train(sigma, source):
+    rule = rule_of(sigma, rows.num_examples, rows.feature_dim, rows.num_classes)
+    return whitened.train(rows, moment, rule, relation, source, on_step), rule
+
+  return train
+
+
+def whitened_without_privacy(rows, moment, plan, on_step=lambda: None):
+  train = trainer(rows, moment, plan.neighboring_relation, on_step)
+  return head_without_privacy(train, plan)
+
+
 def released(
   block: Block, plan: ReleasePlan, seed: int | None = 0, **options: Any
-) -> list[WhitenedRelease]:
+) -> list[IndependentHead[WhiteningRule]]:
   rows = rows_of(block, **options)
   moment = second_moment.second_moment(rows)
   source = NoiseSource(seed)
@@ -239,7 +266,7 @@ def test_the_noise_that_is_added_is_paid_for(
 ):
   """Σ (Δ/sd)² over all that a head adds noise to is at most 1/σ²."""
   if error is not None:  # more than there is, to see that it is paid for
-    monkeypatch.setattr(gradient_sum, "row_error", lambda kernel: error)
+    monkeypatch.setattr(gradient_sum, "row_error", lambda *_: error)
   secrets = recorded(monkeypatch, "clipped_gradient")
   plan = plan_of(epsilon, neighboring_relation=relation)
   (head,) = released(clusters(), plan)

@@ -38,6 +38,7 @@ COMPARE = (
 )
 ONE_STEP = ("lamb", "adam", "momentum")
 RELATION = NeighboringRelation.ADD_OR_REMOVE_ONE
+OTHERS = ("whitened", "least-squares", "multi-step")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class TestWhatItWrites:
   def test_every_head_at_every_epsilon(self, finished):
     expected = {
       f"{method}-epsilon-{epsilon}-seed-{seed}"
-      for method in (*ONE_STEP, "whitened")
+      for method in (*ONE_STEP, *OTHERS)
       for epsilon in (1, 4)
       for seed in (0, 1)
     } | {"logistic-NOT-PRIVATE"}
@@ -109,11 +110,11 @@ class TestWhatItWrites:
   def test_rows_are_about_the_heads_on_disk(self, finished, eval_cache):
     with (finished.path / "results.csv").open(newline="") as file:
       lines = list(csv.DictReader(file))
-    assert len(lines) == 17
+    assert len(lines) == 25
     for line in lines:
       saved = read_head(finished.path / line["path"])
       (score,) = evaluate_cache([saved.head], eval_cache)
-      assert float(line["top1"]) == score.top1
+      assert float(line["top1"]) == score.top1, line["path"]
       assert line["head"] == saved.receipt["training"]["head"]
       assert line["private"] == str(saved.receipt["private"])
       assert line["evaluation"] == "test labels treated as public"
@@ -128,33 +129,40 @@ class TestWhatItWrites:
     config = json.loads((finished.path / "config.json").read_text())
     assert [head["head"] for head in config["heads"]] == [
       *ONE_STEP,
-      "whitened",
+      *OTHERS,
     ]
     assert config["epsilons"] == list(EPSILONS)
     assert config["num_seeds"] == 2
 
 
 class TestWhatItCosts:
-  def test_one_step_heads_cost_one_sweep_and_whitened_ones_compose(
+  def test_nested_heads_cost_their_largest_epsilon_and_others_compose(
     self, finished
   ):
     one, four = sigma_of(1.0), sigma_of(4.0)
-    expected = epsilon_of(*[four] * 2, *[one, four] * 2)
+    nested = [four] * 2  # of two seeds
+    expected = epsilon_of(*nested * 2, *[one, four] * 2 * 2)
     results = json.loads((finished.path / "results.json").read_text())
     assert results["composed_epsilon"] == pytest.approx(expected, rel=1e-6)
     assert {row.composed_epsilon for row in finished.rows} == {
       results["composed_epsilon"]
     }
-    nested, independent = results["releases"]
-    assert nested["heads"] == list(ONE_STEP)
-    assert nested["composed_epsilon"] == pytest.approx(epsilon_of(four, four))
-    assert independent["heads"] == ["whitened"]
-    assert len(independent["noise_multipliers_charged"]) == 4
+    releases = results["releases"]
+    assert [release["heads"] for release in releases] == [
+      list(ONE_STEP),
+      *([method] for method in OTHERS),
+    ]
+    for release in releases:
+      charged = release["noise_multipliers_charged"]
+      if release["heads"][0] in ("lamb", "least-squares"):
+        assert charged == pytest.approx(nested)
+      else:
+        assert sorted(charged) == pytest.approx(sorted([one, four] * 2))
 
   def test_the_ledger_says_the_same(self, finished, train_cache):
     ledger = cache_ledger(train_cache, finished.ledgers)
     spent = ledger.spending(RELATION)
-    assert (spent.charges, spent.not_private) == (3, 1)
+    assert (spent.charges, spent.not_private) == (5, 1)
     assert spent.epsilon(DELTA) == pytest.approx(
       finished.rows[0].composed_epsilon, rel=1e-8
     )
@@ -373,7 +381,7 @@ class TestUnits:
     argv = ["--epsilons", 8, "--delta", 1e-5, "--baseline"]
     argv += ["--cache", users / "train", "--eval-cache", users / "test"]
     out, err = succeeds(capsys, "compare", *argv, "--out", users / "out")
-    assert "left out: whitened" in err
+    assert "left out: least-squares, multi-step, whitened" in err
     assert "privacy unit is 'user'" in err
     assert [line.split()[0] for line in out.splitlines()[1:5]] == [
       *ONE_STEP,

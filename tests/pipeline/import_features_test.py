@@ -183,13 +183,14 @@ def test_again_is_the_same_and_other_rows_are_refused(tmp_path):
   before = {p: p.stat().st_mtime_ns for p in cache.path.iterdir()}
   again = import_features(npz, tmp_path / "c", shard_rows=20)
   assert {p: p.stat().st_mtime_ns for p in again.path.iterdir()} == before
-  for changes in (
-    {"label": _with(GOOD["label"], 45, (GOOD["label"][45] + 1) % 3)},
-    {"embedding": _with(GOOD["embedding"], (45, 0), 0)},
-    {"example_id": np.arange(50)[::-1]},
+  other = "holds other rows than the file"
+  for changes, said in (
+    ({"label": _with(GOOD["label"], 45, (GOOD["label"][45] + 1) % 3)}, other),
+    ({"embedding": _with(GOOD["embedding"], (45, 0), 0)}, other),
+    ({"example_id": np.arange(50)[::-1]}, 'id_source is "position" there'),
   ):
     _save(tmp_path / "f.npz", **changes)
-    with pytest.raises(InputError, match="holds other rows than the file"):
+    with pytest.raises(InputError, match=said):
       import_features(npz, tmp_path / "c", shard_rows=20)
   assert {p: p.stat().st_mtime_ns for p in again.path.iterdir()} == before
 

@@ -1,0 +1,72 @@
+"""Training least-squares heads: one pass, and no more."""
+
+from collections.abc import Iterator
+
+from configs.errors import InputError
+from configs.schema import HeadConfig
+from linear_dp.class_moments import class_moments
+from linear_dp.least_squares import (
+  LeastSquaresRelease,
+  least_squares_without_privacy,
+  release_least_squares,
+)
+from linear_dp.noise_source import NoiseSource
+from linear_dp.release import ReleasePlan
+from linear_dp.secret_rows import SecretRows
+from pipeline.mechanisms import LeastSquares
+from pipeline.trainer import Charging, TrainedHead, TrainingRows
+
+
+class LeastSquaresTrainer:
+  """See `Trainer`.
+
+  Args:
+    rows: the private rows, each a privacy unit.
+
+  Raises:
+    InputError: the cache has coarser units.
+  """
+
+  def __init__(self, rows: TrainingRows):
+    info = rows.info
+    if info.has_units:
+      raise InputError(
+        "head='least-squares' has a guarantee per example, and the privacy unit"
+        f" of this cache is {info.privacy_unit!r}; use --head lamb."
+      )
+    self._rows = SecretRows(
+      rows.blocks,
+      feature_dim=info.feature_dim,
+      num_classes=info.num_classes,
+      num_examples=len(rows),
+      resident_bytes=0,
+    )
+    self.facts = {"rows_per_unit": 1, "clipped": "row"}
+
+  def read(self) -> None:
+    """See `Trainer`."""
+    self._moments = class_moments(self._rows)
+
+  def release(
+    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+  ) -> Iterator[TrainedHead]:
+    """See `Trainer`."""
+    for released in release_least_squares(
+      self._moments, plan, source, charge=charge
+    ):
+      yield _trained(released, plan)
+
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """See `Trainer`."""
+    return _trained(least_squares_without_privacy(self._moments, plan), plan)
+
+
+def _trained(released: LeastSquaresRelease, plan: ReleasePlan) -> TrainedHead:
+  return TrainedHead(
+    head=released.head,
+    statement=released.statement,
+    mechanism=LeastSquares(rule=released.rule),
+    plan=plan,
+    settings=HeadConfig(head="least-squares").settings(),
+    draw=released.draw,
+  )
