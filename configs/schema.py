@@ -312,6 +312,10 @@ class StepsConfig:
         f"init_scale={self.init_scale} with init={self.init!r}: give the scale"
         " of normal weights, and only theirs."
       )
+    if self.init_seed < 0:
+      raise InputError(f"init_seed={self.init_seed} must be 0 or more.")
+    if self.initial_bias is not None and not math.isfinite(self.initial_bias):
+      raise InputError(f"initial_bias={self.initial_bias} must be finite.")
     if self.initial_bias is not None and self.loss != "sigmoid":
       raise InputError(
         f"initial_bias={self.initial_bias} is for loss='sigmoid'; a softmax"

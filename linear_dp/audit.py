@@ -8,17 +8,25 @@ attacks.
 import math
 
 import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from jaxtyping import Float, Real
 from scipy import special, stats
 
 from configs.errors import InputError
 from linear_dp import accounting
+from linear_dp.sampled_accounting import PoissonSampling
 
 _RIDGE = 1e-6
 """Of the mean variance: a direction with less noise than that has none."""
 _MAX_EPSILON = 40.0
 """Past it σ(ε) is 1 in float64: every guess right proves no more."""
 _GUESSING_RULES = 41
+_SAMPLED_NOISES = (0.2, 1e3)
+"""Noise multipliers of sampled steps: less hides nothing, more everything."""
+_SAMPLED_STEP = 1e-3
+"""Between two of them, relative."""
+_SAMPLED_GRID = 1e-3
+"""Of losses, which are rounded up: a coarser one proves less."""
 
 
 def gdp_lower_bound(
@@ -58,6 +66,141 @@ def gdp_lower_bound(
   alpha = _clopper_pearson_upper(false_positives, runs, significance)
   beta = _clopper_pearson_upper(false_negatives, runs, significance)
   return max(0.0, float(stats.norm.isf(alpha) - stats.norm.ppf(beta)))
+
+
+def mean_error_upper_bound(
+  *, errors: int, runs: int, confidence: float
+) -> float:
+  r"""An upper confidence bound on the mean of both error rates of a test.
+
+      (α + β)/2 ≤ the larger of Clopper-Pearson's and (errors + 1)/(2·runs)
+
+  Formal guarantees: if runs are independent and the test was fixed before them,
+  the bound is below (α + β)/2 with probability at most 1 − confidence. Errors
+  of two rates are no more often so few than those of their mean: Hoeffding's
+  inequality, which holds from one error below the expected number on.
+
+  >>> bound = mean_error_upper_bound(errors=3174, runs=10_000, confidence=0.95)
+  >>> 0.1587 < bound < 0.164
+  True
+
+  Args:
+    errors: false positives and negatives together.
+    runs: how many there were of each kind.
+    confidence: in (0, 1).
+
+  Returns:
+    The bound; ½ where the test does no better than a coin.
+
+  Source: Hoeffding, "On the distribution of the number of successes in
+  independent trials", Ann. Math. Statist. 27 (1956), theorem 5.
+  """
+  upper = _clopper_pearson_upper(errors, 2 * runs, 1 - confidence)
+  return min(0.5, max(upper, (errors + 1) / (2 * runs)))
+
+
+def least_mean_error(
+  noise_multiplier: float, sampling: PoissonSampling | None
+) -> float:
+  """The mean of both error rates of the best test that there is.
+
+  Args:
+    noise_multiplier: σ, of a Gaussian mechanism or of a sampled step.
+    sampling: of the steps; None is one Gaussian mechanism.
+
+  Returns:
+    ½ − half the total variation between neighbours, rounded down.
+  """
+  if sampling is None:
+    return float(stats.norm.sf(0.5 / noise_multiplier))
+  one = from_gaussian_mechanism(
+    noise_multiplier,
+    value_discretization_interval=_SAMPLED_GRID,
+    sampling_prob=sampling.probability,
+  )
+  steps = one.self_compose(sampling.num_steps)
+  # Total variation is δ at ε = 0.
+  return 0.5 - float(steps.get_delta_for_epsilon(0.0)) / 2
+
+
+def epsilon_of_mean_error(
+  rate: float, delta: float, sampling: PoissonSampling | None
+) -> float:
+  """The ε, at δ, of the most noise with which a test could err so seldom.
+
+  It is a lower bound on ε only if the mechanism is what it is said to be, but
+  for the size of its noise.
+
+  >>> round(epsilon_of_mean_error(0.15866, 1e-5, None), 2)
+  10.95
+
+  Args:
+    rate: the mean of both error rates.
+    delta: δ.
+    sampling: of the steps; None is one Gaussian mechanism.
+
+  Returns:
+    ε; 0 where the test does no better than a coin.
+  """
+  if sampling is None:
+    mu = max(0.0, -2 * float(stats.norm.ppf(rate)))
+    return epsilon_of_gdp(mu, delta)
+  low, high = map(math.log, _SAMPLED_NOISES)
+  if least_mean_error(math.exp(high), sampling) <= rate:
+    return 0.0
+  while high - low > _SAMPLED_STEP:
+    middle = (low + high) / 2
+    if least_mean_error(math.exp(middle), sampling) <= rate:
+      low = middle
+    else:
+      high = middle
+  return sampling.epsilon_of(math.exp(high), delta)
+
+
+def epsilon_lower_bound(
+  *,
+  false_positives: int,
+  false_negatives: int,
+  runs: int,
+  delta: float,
+  confidence: float,
+) -> float:
+  r"""A lower confidence bound on the ε of any mechanism at all.
+
+      ε ≥ ln((1 − δ − β̄)/ᾱ)  and  ε ≥ ln((1 − δ − ᾱ)/β̄)
+
+  with ᾱ and β̄ as in `gdp_lower_bound`, and under the same conditions but that
+  nothing is assumed of the mechanism: n runs of each kind cannot prove much
+  more than ln n.
+
+  >>> bound = epsilon_lower_bound(
+  ...   false_positives=0,
+  ...   false_negatives=500,
+  ...   runs=1000,
+  ...   delta=1e-5,
+  ...   confidence=0.95,
+  ... )
+  >>> 4.7 < bound < 4.9
+  True
+
+  Args:
+    false_positives: see `gdp_lower_bound`.
+    false_negatives: see `gdp_lower_bound`.
+    runs: see `gdp_lower_bound`.
+    delta: δ.
+    confidence: see `gdp_lower_bound`.
+
+  Returns:
+    The bound on ε; 0 where nothing is refuted.
+
+  Source: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
+  Privacy", ICML 2015, theorem 2.1.
+  """
+  significance = (1 - confidence) / 2
+  alpha = _clopper_pearson_upper(false_positives, runs, significance)
+  beta = _clopper_pearson_upper(false_negatives, runs, significance)
+  hits = max((1 - delta - beta) / alpha, (1 - delta - alpha) / beta)
+  return math.log(max(hits, 1.0))
 
 
 def epsilon_of_gdp(mu: float, delta: float) -> float:

@@ -1,6 +1,8 @@
 """Top-1 and top-5 accuracy of many heads in one pass over a cache."""
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
@@ -94,8 +96,8 @@ def count_hits(
     InputError: no rows with a label, another feature_dim, a label of the rows
       outside [0, K), or a row without a list.
   """
-  groups = _grouped(heads)
-  counts = [np.zeros((2, len(biases)), np.int64) for _, biases in groups]
+  groups = list(_grouped(heads))
+  counts = [np.zeros((2, len(biases)), np.int64) for _, _, biases in groups]
   rows = 0
   labelled = _labelled(blocks, heads[0], lists, on_rows)
   for embedding, labels in padded_pairs(labelled, _BATCH_ROWS):
@@ -133,16 +135,18 @@ def evaluate_heads(
 
 def _grouped(
   heads: Sequence[LinearHead],
-) -> list[tuple[Float[Array, "heads d K"], Float[Array, "heads K"]]]:
+) -> Iterator[tuple[bool, Float[Array, "heads d K"], Float[Array, "heads K"]]]:
   """Stacks heads so that the logits of a batch fit in bounded memory."""
   size = max(1, _LOGITS_AT_ONCE // (_BATCH_ROWS * heads[0].num_classes))
-  return [
-    (
-      jnp.stack([head.kernel for head in heads[i : i + size]]),
-      jnp.stack([head.bias for head in heads[i : i + size]]),
-    )
-    for i in range(0, len(heads), size)
-  ]
+  for unit_norm, alike in itertools.groupby(heads, lambda h: h.unit_norm):
+    same = list(alike)
+    for i in range(0, len(same), size):
+      stacked = same[i : i + size]
+      yield (
+        unit_norm,
+        jnp.stack([head.kernel for head in stacked]),
+        jnp.stack([head.bias for head in stacked]),
+      )
 
 
 def _labelled(
@@ -168,8 +172,9 @@ def _check_block(block: RowBlock, head: LinearHead) -> None:
   check_labels(block, head.num_classes)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="unit_norm")
 def _hits(
+  unit_norm: bool,
   kernels: Float[Array, "heads d K"],
   biases: Float[Array, "heads K"],
   embedding: Float[Array, "rows d"],
@@ -185,7 +190,8 @@ def _hits(
     # Relative to the largest: a common −10 would swallow the small differences
     # that a small learning rate leaves, in float32.
     bias = bias - bias.max()
-    logits = LinearHead(kernel=kernel, bias=bias).logits(features)
+    head = LinearHead(kernel=kernel, bias=bias, unit_norm=unit_norm)
+    logits = head.logits(features)
     of_labels = jnp.take_along_axis(logits, labels, axis=1)
     of_labels = jnp.where(is_label, of_labels, -jnp.inf)
     # The first of equal ones, which is the smallest: lists are ascending.

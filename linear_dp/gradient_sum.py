@@ -1,7 +1,8 @@
 r"""Sums of clipped softmax gradients at any weights, and their private release.
 
-With z the direction of a row after a public linear map, z = Au/‖Au‖ (or, where
-rows keep their norms, z = u·R/B), and W the weights of a step, an example adds
+With z the direction of a row after a public map, y = (u − c)·A, z = y/‖y‖ (or,
+where rows keep their norms, z = u·R/B), and W the weights of a step, an example
+adds
 
     g = r ⊗ z · min(1, C/‖r ⊗ z‖),   r = softmax(Wᵀz) − e_y
                                   or r = sigmoid(Wᵀz + b) − e_y
@@ -17,8 +18,8 @@ to a grid adds what it adds in `clipping`. E, and with it the noise, depends on
 n, which is public. It is some 10⁻⁵ of C for a million rows: it costs nothing,
 and is paid all the same.
 
-Au is exact: A is rounded to integers whose columns are no longer than 2³², so
-no partial sum of the product reaches 2⁵³.
+y is exact, see `PublicMap`. Rows of zeros add nothing, wherever c is: padding
+is made of them.
 """
 
 import dataclasses
@@ -37,44 +38,9 @@ from configs.errors import InputError
 from linear_dp.clipping import GRID_RADIUS
 from linear_dp.noise import rounded_gaussian
 from linear_dp.noise_source import NoiseSource
+from linear_dp.public_map import PublicMap
 from linear_dp.row_gradient import SOFTMAX, Loss, gamma, row_error
 from linear_dp.secret_rows import ROWS_PER_DEVICE, SecretRows, integer_rows
-
-_COLUMN_NORM = 2.0**32
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PublicMap:
-  """A linear map of rows, rounded so that it can be applied exactly.
-
-  Attributes:
-    matrix: [d, p] float64 of integers; its columns' norms are at most 2³².
-      Its scale does not matter: rows are brought to unit norm behind it.
-  """
-
-  matrix: Float64[np.ndarray, "d p"]
-
-  def __post_init__(self):
-    norm = np.linalg.norm(self.matrix, axis=0).max()
-    if not norm <= _COLUMN_NORM or (self.matrix % 1).any():
-      raise InputError(
-        "A map must be of integers with columns no longer than 2^32: see"
-        " PublicMap.of."
-      )
-
-  @classmethod
-  def of(cls, matrix: Float64[np.ndarray, "d p"]) -> "PublicMap":
-    """The map nearest to a matrix, up to scale.
-
-    Raises:
-      InputError: a matrix of zeros, or one that is not finite.
-    """
-    longest = np.linalg.norm(matrix, axis=0).max()
-    if not 0 < longest < math.inf:
-      raise InputError(f"a map whose longest column has norm {longest}.")
-    # Rounding lengthens a column by at most √d/2.
-    room = _COLUMN_NORM - math.sqrt(len(matrix))
-    return cls(matrix=np.rint(matrix * (room / longest)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -111,8 +77,8 @@ def clipped_gradient(
 
   Args:
     rows: the private rows.
-    public_map: A, which must be public already, for rows of norm 1; None leaves
-      them where they are.
+    public_map: A and c, which must be public already, for rows of norm 1; None
+      leaves them where they are.
     kernel: W, which must be public already.
     clip_norm: C.
     loss: of which the gradients are.
@@ -134,15 +100,14 @@ def clipped_gradient(
   shape = (rows.mesh.size, *kernel.shape)
   with jax.enable_x64(True):
     same = NamedSharding(rows.mesh, PartitionSpec())
-    matrix = None if public_map is None else public_map.matrix
-    weights = jax.device_put((matrix, kernel), same)
+    where = public_map or PublicMap(matrix=None)
+    weights = jax.device_put((where.matrix, where.centre, kernel), same)
     total = jnp.zeros(shape, jnp.float64)
     for chunk in rows.secret_chunks(chosen):
       total = add(total, *weights, clip_norm, *chunk)
     summed = np.asarray(total).sum(axis=0)
   # Of all rows: how many are chosen is private, and the noise would tell.
   chunks = math.ceil(rows.num_examples / (ROWS_PER_DEVICE * rows.mesh.size))
-  # Of this data set, or of a neighbour with a row and a chunk more.
   additions = ROWS_PER_DEVICE + chunks + 1 + rows.mesh.size
   of_a_row = row_error(kernel, loss, rows.max_norm or 1.0)
   of_a_row += gamma(additions) * clip_norm * (1 + 2**-20)
@@ -224,11 +189,15 @@ def release_gradient(
 def _adder(
   mesh: Mesh, loss: Loss, max_norm: float | None
 ) -> Callable[..., Array]:
-  """Compiles (totals [devices, p, K], A or None, W, C, *chunk) → totals."""
+  """Compiles (totals [devices, p, K], A, c, W, C, *chunk) → totals.
+
+  A and c may be None.
+  """
 
   def add(
     total: Array,
     matrix: Array | None,
+    centre: Array | None,
     kernel: Array,
     clip_norm: Array,
     embedding: Array,
@@ -236,11 +205,13 @@ def _adder(
     label: Array,
   ) -> Array:
     u = integer_rows(embedding, scale)
-    y = u if matrix is None else u @ matrix
+    y = u if centre is None else u - centre
+    y = y if matrix is None else y @ matrix
     length = jnp.linalg.norm(y, axis=1, keepdims=True)
     if max_norm is None:
       # ‖z‖ is 1, or 0 where the gradient is 0.
-      z, norm_of_z = y / jnp.where(length > 0, length, 1), 1.0
+      live = (length > 0) & (scale > 0)[:, None]
+      z, norm_of_z = jnp.where(live, y / jnp.where(live, length, 1), 0), 1.0
     else:
       step = max_norm / GRID_RADIUS
       z, norm_of_z = y * step, length * step
@@ -253,7 +224,7 @@ def _adder(
   sharded = jax.shard_map(
     add,
     mesh=mesh,
-    in_specs=(data, same, same, same, data, data, data),
+    in_specs=(data, same, same, same, same, data, data, data),
     out_specs=data,
   )
   return jax.jit(sharded, donate_argnums=0)

@@ -16,10 +16,12 @@ class LinearHead:
   Attributes:
     kernel: [d, K] float32.
     bias: [K] float32.
+    unit_norm: x is the embedding at norm 1, not as it is.
   """
 
   kernel: Float[np.ndarray | Array, "d K"]
   bias: Float[np.ndarray | Array, " K"]
+  unit_norm: bool = False
 
   @classmethod
   def initial(cls, grid: ClippedGradientGrid) -> "LinearHead":
@@ -38,6 +40,16 @@ class LinearHead:
     return self.kernel.shape[1]
 
   def logits(self, embedding: Float[Array, "n d"]) -> Float[Array, "n K"]:
-    """Scores of each class; sigmoid of them is the model's probability."""
+    """Scores of each class, for embeddings as they are."""
     products = jnp.matmul(embedding, self.kernel, precision="highest")
+    if self.unit_norm:
+      products *= reciprocal_norm(embedding)
     return products + self.bias
+
+
+def reciprocal_norm(embedding: Float[Array, "n d"]) -> Float[Array, "n 1"]:
+  """1/‖x‖, whatever float32 makes of ‖x‖²; 0 for a row of zeros."""
+  largest = jnp.abs(embedding).max(axis=1, keepdims=True)
+  safe = jnp.where(largest > 0, largest, 1)
+  norm = jnp.linalg.norm(embedding / safe, axis=1, keepdims=True)
+  return jnp.where(largest > 0, 1 / (safe * jnp.where(norm > 0, norm, 1)), 0)

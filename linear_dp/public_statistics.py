@@ -171,7 +171,13 @@ class PublicStatistics:
     Its biases are rounded to float32 at the size of W·A·μ, so that a learning
     rate of a millionth, which the ranking of classes otherwise does not see,
     would drown.
+
+    Raises:
+      InputError: a head of rows at norm 1, which no head of rows as they are
+        amounts to.
     """
+    if head.unit_norm:
+      raise InputError("a head of mapped rows at norm 1 cannot be folded.")
     kernel = np.asarray(head.kernel, np.float64)
     if self.whitening is not None:
       kernel = self.whitening.matrix @ kernel

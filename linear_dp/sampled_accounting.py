@@ -175,10 +175,13 @@ def _calibrated(
     enough = half
   else:
     return enough
-  sigma = optimize.brentq(excess, half, enough, xtol=half * 1e-4)
+  found = optimize.root_scalar(
+    excess, method="brentq", bracket=(half, enough), xtol=half * 1e-4
+  )
+  sigma = float(found.root)
   while excess(sigma) > 0:
     sigma *= 1 + 1e-4
-  return float(sigma)
+  return sigma
 
 
 def _check_delta(delta: float) -> None:

@@ -37,15 +37,17 @@ MAX_ROWS = 2**63 // GRID_RADIUS**2 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SecretMoment:
-  """M; only `release_moment` may read it.
+  """M, and T = Σ u_i; only `release_moment` and `release_mean` may read them.
 
   Attributes:
     num_examples: n; public.
-    secret_moment: [d, d] int64, symmetric, in steps of B⁻². Private.
+    secret_moment: M, [d, d] int64, symmetric, in steps of B⁻². Private.
+    secret_total: T, [d] int64, in steps of B⁻¹. Private.
   """
 
   num_examples: int
   secret_moment: Int64[np.ndarray, "d d"]
+  secret_total: Int64[np.ndarray, " d"]
 
   def __repr__(self) -> str:
     return f"SecretMoment(num_examples={self.num_examples}, <private>)"
@@ -55,20 +57,26 @@ class SecretMoment:
 
 
 def second_moment(rows: SecretRows) -> SecretMoment:
-  """Σ u uᵀ over all rows, exactly: the same bits in any order, on any devices.
+  """Σ u uᵀ and Σ u over all rows, exactly: the same bits in any order.
 
   Raises:
     InputError: damaged rows, or more than `MAX_ROWS`.
   """
   check_number(rows)
   add = _adder(rows.mesh)
-  shape = (rows.mesh.size, rows.feature_dim, rows.feature_dim)
+  d = rows.feature_dim
   with jax.enable_x64(True):
-    total = jnp.zeros(shape, jnp.int64)
+    moment, total = (
+      jnp.zeros((rows.mesh.size, *shape), jnp.int64) for shape in ((d, d), (d,))
+    )
     for embedding, scale, _ in rows.secret_chunks():
-      total = add(total, embedding, scale)
-    moment = np.asarray(total).sum(axis=0)
-  return SecretMoment(num_examples=rows.num_examples, secret_moment=moment)
+      moment, total = add((moment, total), embedding, scale)
+    sums = [np.asarray(part).sum(axis=0) for part in (moment, total)]
+  return SecretMoment(
+    num_examples=rows.num_examples,
+    secret_moment=sums[0],
+    secret_total=sums[1],
+  )
 
 
 def check_number(rows: SecretRows) -> None:
@@ -130,6 +138,36 @@ def release_moment(
   return (moment + noise) / GRID_RADIUS
 
 
+def mean_sensitivity(relation: NeighboringRelation) -> float:
+  """L2 sensitivity of T, in its steps: B, as it is of integers; or 2B."""
+  return GRID_RADIUS * (
+    2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
+  )
+
+
+def release_mean(
+  secret: SecretMoment, noise_sd: float, source: NoiseSource | None
+) -> Float64[np.ndarray, " d"]:
+  """(T + noise)/n, in units of a row of norm 1.
+
+  Formal guarantees: post-processing of the Gaussian mechanism of deviation
+  `noise_sd` on T.
+
+  Args:
+    secret: the exact total.
+    noise_sd: in steps of 1/B; σ times `mean_sensitivity`. The caller has paid
+      for it.
+    source: the random bits; None adds no noise, which is NOT PRIVATE.
+
+  Returns:
+    [d] float64.
+  """
+  total = secret.secret_total
+  if source is not None:
+    total = total + rounded_gaussian(total.shape, noise_sd, source)
+  return total / (GRID_RADIUS * secret.num_examples)
+
+
 def moment_steps(moment: Int64[np.ndarray, "d d"]) -> Int64[np.ndarray, "d d"]:
   """rint(M/B), in integers; halves go up."""
   return (moment + GRID_RADIUS // 2) // GRID_RADIUS
@@ -158,15 +196,19 @@ def mirrored(
 
 
 @functools.cache
-def _adder(mesh: Mesh) -> Callable[[Array, Array, Array], Array]:
-  """Compiles (totals [devices, d, d], embedding, scale) → totals."""
+def _adder(mesh: Mesh) -> Callable[..., tuple[Array, Array]]:
+  """Compiles ((M, T) of every device, embedding, scale) → (M, T)."""
 
-  def add(total: Array, embedding: Array, scale: Array) -> Array:
+  def add(
+    totals: tuple[Array, Array], embedding: Array, scale: Array
+  ) -> tuple[Array, Array]:
     u = integer_rows(embedding, scale)
-    return total + exact_gram(u)[None]
+    moment, total = totals
+    of_rows = u.sum(axis=0).astype(jnp.int64)
+    return moment + exact_gram(u)[None], total + of_rows[None]
 
   data = PartitionSpec("data")
   sharded = jax.shard_map(
-    add, mesh=mesh, in_specs=(data, data, data), out_specs=data
+    add, mesh=mesh, in_specs=((data, data), data, data), out_specs=(data, data)
   )
   return jax.jit(sharded, donate_argnums=0)

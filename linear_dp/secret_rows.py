@@ -194,13 +194,18 @@ def row_scale(
     [rows] float32; 0 for a row of zeros, and for one so short that its factor
     would leave float32.
   """
-  radius = GRID_RADIUS - math.sqrt(feature_dim) / 2 - 1
+  radius = unit_radius(feature_dim)
   norm = np.asarray(norm, np.float64)
   floor = radius / float(np.finfo(np.float32).max)
   scale = np.divide(radius, norm, out=np.zeros_like(norm), where=norm > floor)
   if max_norm is not None:
     scale = np.minimum(scale, GRID_RADIUS / max_norm)
   return scale.astype(np.float32)
+
+
+def unit_radius(feature_dim: int) -> float:
+  """The norm that a row is given, in grid steps, before it is rounded."""
+  return GRID_RADIUS - math.sqrt(feature_dim) / 2 - 1
 
 
 def integer_rows(embedding: Array, scale: Array) -> Float64[Array, "rows d"]:

@@ -110,7 +110,7 @@ def plot_ablation(
       label=f"no noise ({NOT_PRIVATE})",
     )
   labels = [f"{line.axis}: {line.setting}" for line in lines]
-  axes.set_yticks(places, [textwrap.fill(label, 44) for label in labels])
+  axes.set_yticks(places, [textwrap.fill(label, 48) for label in labels])
   axes.invert_yaxis()
   axes.set_xlim(0, 100)
   axes.set_xlabel(f"top-1 accuracy, % (delta = {printable(rows[0].delta)})")

@@ -5,7 +5,7 @@ The docstrings are the help texts.
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional
@@ -18,10 +18,13 @@ from configs.schema import (
   PrivacyConfig,
   RelationName,
   ReleaseOrder,
+  StepsConfig,
 )
 from pipeline.ablation_arguments import Ablate
 from pipeline.figure_arguments import Figures
 from pipeline.public_record import PublicUse
+
+AuditedHead = Literal["lamb", "whitened", "least-squares", "multi-step"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,10 +246,12 @@ class Compare:
 
   Writes one results.csv, results.json and accuracy.png, and every head with its
   receipt. Heads of one step (lamb, adam, momentum) are made of the same nested
-  releases and together cost the largest epsilon, once per seed; whitened heads
-  compose with them. All of it is charged, or refused by a cap, before any noise
-  is drawn, and the table says what it comes to. All heads have their default
-  settings. The labels of the evaluation cache are treated as public.
+  releases and together cost the largest epsilon, once per seed; so do those of
+  least squares, with releases of their own; whitened and multi-step heads have
+  noise of their own each. All of it composes, is charged, or refused by a cap,
+  before any noise is drawn, and the table says what it comes to. All heads have
+  their default settings. The labels of the evaluation cache are treated as
+  public.
 
   Example: oneshot-dp compare --cache caches/train --eval-cache caches/test
   --epsilons 0.5 2 8 --delta 1e-5 --out comparison
@@ -363,31 +368,41 @@ class BudgetSet:
 class Audit:
   """Attack releases of synthetic rows to bound epsilon from below.
 
-  Runs the clipped sum, the noise and the release that train runs, on rows from
-  a fixed seed: no private data is read and nothing is charged. Exit status 1 if
+  Runs the clipped sums, the noise and the release that train runs, on rows that
+  are made up: no private data is read and nothing is charged. Exit status 1 if
   the bound is above epsilon. A bound below it is consistent with the claim and
   does not prove it.
 
   Example: oneshot-dp audit --epsilon 1 --delta 1e-5
+
+  Example: oneshot-dp audit --head multi-step --steps.sampling poisson
+  --steps.batch-size 16 --epsilon 4 --delta 1e-5
   """
 
   epsilon: float
   """The claim to test."""
   privacy: OmitArgPrefixes[PrivacyConfig]
-  runs: int = 10_000
-  """Releases with the canary, and as many without it."""
-  canaries: int = 10_000
-  """Examples to tell apart in a single release."""
+  head: AuditedHead = "lamb"
+  """What to attack: "lamb", the release that all heads of one step are made of;
+  or heads of another kind as they are published, of 2 classes, 2 features."""
+  steps: StepsConfig = dataclasses.field(default_factory=StepsConfig)
+  """Of multi-step heads, on 64 rows."""
+  runs: int | None = None
+  """Releases with the canary, and as many without it; default: 600 of heads of
+  many steps, else 10000."""
   confidence: float = 0.95
   """Of all bounds together."""
-  num_classes: int = 4
-  """Classes of the synthetic rows."""
-  feature_dim: int = 8
-  """Numbers in an embedding of theirs."""
-  l2_clip_norm: float = 1.0
-  """Largest norm of a per-example gradient."""
+  canaries: int | None = None
+  """Only with lamb: examples to tell apart in a single release; default:
+  10000."""
+  num_classes: int | None = None
+  """Only with lamb: classes of the synthetic rows; default: 4."""
+  feature_dim: int | None = None
+  """Only with lamb: numbers in an embedding of theirs; default: 8."""
+  l2_clip_norm: float | None = None
+  """Only with lamb: largest norm of a per-example gradient; default: 1."""
   train_bias: FlagCreatePairsOff[bool] = False
-  """Audit the gradient of the bias too."""
+  """Only with lamb: audit the gradient of the bias too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

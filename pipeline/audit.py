@@ -12,18 +12,17 @@ mechanism, which is what the claim says that a release is.
 """
 
 import dataclasses
-import decimal
 import time
 
 import numpy as np
 
 from configs.errors import InputError
 from linear_dp import audit as bounds
-from linear_dp.accounting import printable
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import PrivacyStatement, ReleasePlan
+from linear_dp.release import ReleasePlan
 from pipeline import attacks
+from pipeline.audit_report import AuditReport
 
 _PILOT_RUNS_PER_ENTRY = 4
 _CANARIES = range(100, 100_001)
@@ -34,70 +33,29 @@ others look for faults that are gross where they are at all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AuditReport:
-  """Lower bounds on ε, all of them true together with `confidence`.
+class OneStepAuditReport(AuditReport):
+  """See `AuditReport`.
 
   Attributes:
-    claim: what the releases said of themselves.
-    lower_bounds: attack → ε, at the δ of the claim.
-    runs: releases of each of the two neighbours.
     canaries: in the one run.
     guesses: about the coins of the one run.
-    confidence: of all bounds together.
-    seconds: taken.
   """
 
-  claim: PrivacyStatement
-  lower_bounds: dict[str, float]
-  runs: int
   canaries: int
   guesses: int
-  confidence: float
-  seconds: float
 
   @property
-  def lower_bound(self) -> float:
-    return max(self.lower_bounds.values())
+  def audited(self) -> str:
+    """See `AuditReport`."""
+    sensitivity = self.claim.sensitivity
+    return f"{super().audited}, sensitivity {sensitivity:,.1f} grid steps"
 
   @property
-  def is_violated(self) -> bool:
-    return self.lower_bound > self.claim.epsilon
-
-  @property
-  def verdict(self) -> str:
-    if self.is_violated:
-      return (
-        f"VIOLATION: epsilon is at least {_floor(self.lower_bound)} at"
-        f" {self.confidence:.4g} confidence, and the claim is"
-        f" {printable(self.claim.epsilon)}."
-      )
+  def effort(self) -> str:
+    """See `AuditReport`."""
     return (
-      "consistent with the claim (these attacks found nothing; no audit can"
-      " prove it)"
-    )
-
-  def __str__(self) -> str:
-    claim = self.claim
-    width = max(map(len, self.lower_bounds))
-    return "\n".join(
-      [
-        f"claim: epsilon = {printable(claim.epsilon)} at delta ="
-        f" {printable(claim.delta)}"
-        f" ({claim.neighboring_relation.name}), noise multiplier"
-        f" {claim.noise_multiplier:.6g}, sensitivity"
-        f" {claim.sensitivity:,.1f} grid steps, noise from"
-        f" {claim.noise_source}",
-        *(
-          f"{name:<{width}}  epsilon >= {_floor(bound)}"
-          for name, bound in self.lower_bounds.items()
-        ),
-        f"lower bound: {_floor(self.lower_bound)}, which is"
-        f" {_floor(self.lower_bound / claim.epsilon)} of the claim, at"
-        f" {self.confidence:.4g} confidence",
-        f"{self.runs:,} runs with and {self.runs:,} without the canary; one run"
-        f" of {self.canaries:,} canaries, {self.guesses:,} guesses;"
-        f" {self.seconds:.1f} s",
-      ]
+      f"{super().effort}; one run of {self.canaries:,} canaries,"
+      f" {self.guesses:,} guesses"
     )
 
 
@@ -109,7 +67,7 @@ def audit_release(
   canaries: int,
   confidence: float,
   seed: int | None = None,
-) -> AuditReport:
+) -> OneStepAuditReport:
   """Attacks releases of synthetic rows in three ways.
 
   1. Many runs, along the canary's own gradient: how much noise hides it?
@@ -156,7 +114,7 @@ def audit_release(
   one_run, guesses = attacks.one_run(
     grid, plan, source, canaries, of_one_run, coins
   )
-  return AuditReport(
+  return OneStepAuditReport(
     claim=claim,
     lower_bounds={
       "many runs, the canary's direction": matched,
@@ -169,9 +127,3 @@ def audit_release(
     confidence=confidence,
     seconds=time.monotonic() - start,
   )
-
-
-def _floor(bound: float) -> str:
-  """Four decimals, rounded down: what may be said of a lower bound."""
-  step = decimal.Decimal("0.0001")
-  return str(decimal.Decimal(bound).quantize(step, decimal.ROUND_FLOOR))

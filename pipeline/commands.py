@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from configs.errors import InputError, RunError
-from configs.schema import ExtractConfig, PrivacyConfig
+from configs.schema import ExtractConfig, HeadConfig, PrivacyConfig
 from extract.cache_reader import FeatureCache, open_cache
 from extract.cache_summary import describe
 from extract.cache_verify import verify_cache
@@ -24,6 +24,7 @@ from pipeline.ablation_arguments import Ablate
 from pipeline.ablation_cells import Choices
 from pipeline.ablation_table import ablation_table
 from pipeline.audit import audit_release
+from pipeline.audit_report import AuditReport
 from pipeline.budget import Cap
 from pipeline.budget_report import set_cap, show_budget
 from pipeline.compare import run_compare
@@ -32,6 +33,8 @@ from pipeline.evaluation import PrivateEvaluation, evaluate_on_public_labels
 from pipeline.feature_space import FeatureSpace
 from pipeline.figure_arguments import Figures
 from pipeline.figures import run_figures
+from pipeline.head_attack import STEPS_ROWS
+from pipeline.head_audit import audit_head, default_runs
 from pipeline.head_choice import choose_head, release_order
 from pipeline.head_directory import RECEIPT_FILE, read_head, write_head
 from pipeline.head_verify import verify_head
@@ -406,22 +409,59 @@ def _private_evaluation(
 
 
 def _audit(command: arguments.Audit) -> None:
-  grid = ClippedGradientGrid(
-    num_classes=command.num_classes,
-    feature_dim=command.feature_dim,
-    l2_clip_norm=command.l2_clip_norm,
-    train_bias=command.train_bias,
-  )
-  seed = command.privacy.noise_seed
-  report = audit_release(
-    grid,
-    make_plan((command.epsilon,), command.privacy, num_draws=command.runs),
-    NoiseSource(seed),
-    canaries=command.canaries,
-    confidence=command.confidence,
-    seed=seed,
-  )
+  one_step = command.head == "lamb"
+  report = _audit_one_step(command) if one_step else _audit_head(command)
   print(report)
   if report.is_violated:
     raise RunError(report.verdict)
   print(f"verdict: {report.verdict}")
+
+
+def _audit_one_step(command: arguments.Audit) -> AuditReport:
+  HeadConfig(head=command.head, steps=command.steps)  # what it refuses
+
+  def given(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+  grid = ClippedGradientGrid(
+    num_classes=given(command.num_classes, 4),
+    feature_dim=given(command.feature_dim, 8),
+    l2_clip_norm=given(command.l2_clip_norm, 1.0),
+    train_bias=command.train_bias,
+  )
+  seed = command.privacy.noise_seed
+  runs = given(command.runs, 10_000)
+  return audit_release(
+    grid,
+    make_plan((command.epsilon,), command.privacy, num_draws=runs),
+    NoiseSource(seed),
+    canaries=given(command.canaries, 10_000),
+    confidence=command.confidence,
+    seed=seed,
+  )
+
+
+def _audit_head(command: arguments.Audit) -> AuditReport:
+  config = HeadConfig(head=command.head, steps=command.steps)
+  for option in (
+    "canaries",
+    "num_classes",
+    "feature_dim",
+    "l2_clip_norm",
+    "train_bias",
+  ):
+    if getattr(command, option) not in (None, False):
+      flag = option.replace("_", "-")
+      raise InputError(
+        f"--{flag} is for the audit of --head lamb; leave it out with --head"
+        f" {command.head}."
+      )
+  plan = make_plan(
+    (command.epsilon,),
+    command.privacy,
+    order="independent",
+    num_draws=default_runs(config) if command.runs is None else command.runs,
+    sampling=planned_sampling(config, STEPS_ROWS),
+  )
+  source = NoiseSource(command.privacy.noise_seed)
+  return audit_head(config, plan, source, confidence=command.confidence)

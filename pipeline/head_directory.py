@@ -23,10 +23,13 @@ from configs.errors import InputError
 from extract.feature_cache import CacheInfo
 from linear_dp.head import LinearHead
 from pipeline import receipt as receipts
+from pipeline.mechanism import AS_STORED, UNIT_NORM
 from pipeline.model_card import model_card
 from pipeline.trainer import TrainedHead
 
 WEIGHTS_FILE = "head.safetensors"
+INPUT = "input"
+"""In the metadata of the weights: what the kernel is multiplied with."""
 RECEIPT_FILE = "receipt.json"
 CARD_FILE = "README.md"
 
@@ -54,7 +57,8 @@ def write_head(
     {
       "kernel": np.ascontiguousarray(head.kernel),
       "bias": np.ascontiguousarray(head.bias),
-    }
+    },
+    metadata={INPUT: UNIT_NORM if head.unit_norm else AS_STORED},
   )
   receipt = receipts.make_receipt(
     trained, cache, head_sha256=hashlib.sha256(weights).hexdigest()
@@ -93,11 +97,14 @@ def read_head(directory: Path) -> SavedHead:
         " `oneshot-dp train` or `sweep` wrote."
       )
   try:
-    tensors = safetensors.numpy.load_file(directory / WEIGHTS_FILE)
-    kernel, bias = tensors["kernel"], tensors["bias"]
+    with safetensors.safe_open(directory / WEIGHTS_FILE, "np") as file:
+      kernel, bias = file.get_tensor("kernel"), file.get_tensor("bias")
+      of_rows = (file.metadata() or {})[INPUT]
     if kernel.ndim != 2 or bias.shape != kernel.shape[1:]:
       raise ValueError(f"kernel {kernel.shape}, bias {bias.shape}")
-    head = LinearHead(kernel=kernel, bias=bias)
+    if of_rows not in (UNIT_NORM, AS_STORED):
+      raise ValueError(f"{INPUT} {of_rows!r}")
+    head = LinearHead(kernel=kernel, bias=bias, unit_norm=of_rows == UNIT_NORM)
   except (safetensors.SafetensorError, KeyError, ValueError) as error:
     raise InputError(
       f"{directory / WEIGHTS_FILE} is damaged ({error}); train the head again."

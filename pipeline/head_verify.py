@@ -20,6 +20,7 @@ from pipeline.head_directory import (
   read_head,
 )
 from pipeline.ledger import Ledger
+from pipeline.mechanism import AS_STORED, UNIT_NORM
 from pipeline.mechanisms import mechanism_of, sampling_of
 from pipeline.model_card import model_card
 
@@ -88,6 +89,10 @@ def _problems_of_files(directory: Path, saved: SavedHead) -> Iterator[str]:
       f"the kernel has shape {saved.head.kernel.shape}, the receipt says"
       f" {shape}."
     )
+  stated = mechanism.get("input", AS_STORED)
+  found = UNIT_NORM if saved.head.unit_norm else AS_STORED
+  if found != stated:
+    yield f"the kernel is for {found!r}, the receipt says {stated!r}."
   card = directory / CARD_FILE
   try:
     says_the_same = card.read_text() == model_card(receipt)

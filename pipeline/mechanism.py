@@ -4,6 +4,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from dp_accounting import NeighboringRelation
 
+AS_STORED = "embedding"
+UNIT_NORM = "embedding / its L2 norm"
+"""What the kernel of a head is multiplied with."""
 UNCLIPPED = "nothing"
 """What is clipped where nothing bounds the influence of a row."""
 

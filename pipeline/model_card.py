@@ -6,6 +6,7 @@ from configs.schema import EXAMPLE_UNIT
 from extract.cache_identity import sha256_of
 from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
+from pipeline.mechanism import AS_STORED, UNIT_NORM
 from pipeline.mechanisms import mechanism_of
 from pipeline.public_record import SETTING, PublicRecord
 
@@ -40,7 +41,7 @@ def model_card(receipt: dict[str, Any]) -> str:
 
 `oneshot-dp verify` on this directory recomputes every number of
 `receipt.json`. The file `head.safetensors` holds `kernel` [d, K] and `bias`
-[K], float32: logits = embedding @ kernel + bias.
+[K], float32: logits = {_input(mechanism)} @ kernel + bias.
 
 This page is about the receipt with the digest {sha256_of(receipt)}.
 """
@@ -52,6 +53,13 @@ def _public(receipt: dict[str, Any]) -> str:
     return ""
   record = PublicRecord.from_json(receipt["training"][SETTING])
   return f"| public statistics | {record.in_words()} |\n"
+
+
+def _input(mechanism: dict[str, Any]) -> str:
+  """What the kernel is multiplied with."""
+  if mechanism.get("input", AS_STORED) == AS_STORED:
+    return AS_STORED
+  return f"({UNIT_NORM})"
 
 
 def _unit(receipt: dict[str, Any]) -> str:

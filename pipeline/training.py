@@ -86,8 +86,20 @@ def make_trainer(
     return FoldedTrainer(
       rows,
       public,
-      lambda mapped: make_trainer(mapped, configs, max_rows_per_unit),
+      lambda mapped: _trainer(
+        mapped, configs, max_rows_per_unit, are_centred=True
+      ),
     )
+  return _trainer(rows, configs, max_rows_per_unit, are_centred=False)
+
+
+def _trainer(
+  rows: TrainingRows,
+  configs: Sequence[HeadConfig],
+  max_rows_per_unit: int | None,
+  *,
+  are_centred: bool,
+) -> Trainer:
   if all(config.is_one_step for config in configs):
     return OneStepTrainer(rows, configs, max_rows_per_unit)
   (config,) = configs
@@ -100,7 +112,7 @@ def make_trainer(
     return LeastSquaresTrainer(rows)
   if config.head == "multi-step":
     return MultiStepTrainer(rows, config)
-  return WhitenedTrainer(rows)
+  return WhitenedTrainer(rows, centres=not are_centred)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

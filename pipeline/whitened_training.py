@@ -16,10 +16,16 @@ from pipeline.trainer import TrainingRows
 
 
 class WhitenedTrainer(IndependentTrainer[WhiteningRule]):
-  """See `IndependentTrainer`."""
+  """See `IndependentTrainer`.
 
-  def __init__(self, rows: TrainingRows):
+  Args:
+    rows: the private rows, each a privacy unit.
+    centres: whether to spend on their mean; not where public rows gave one.
+  """
+
+  def __init__(self, rows: TrainingRows, *, centres: bool = True):
     super().__init__(rows, HeadConfig(head="whitened"))
+    self._centres = centres
 
   def read(self) -> None:
     """See `Trainer`."""
@@ -31,6 +37,7 @@ class WhitenedTrainer(IndependentTrainer[WhiteningRule]):
       feature_dim=self._rows.feature_dim,
       num_classes=self._rows.num_classes,
       noise_multiplier=sigma,
+      centres=self._centres,
     )
 
   def _train(

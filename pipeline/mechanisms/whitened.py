@@ -8,6 +8,7 @@ from dp_accounting import NeighboringRelation
 from linear_dp import whitened
 from linear_dp.clipping import GRID_RADIUS
 from linear_dp.whitened import WhiteningRule
+from pipeline.mechanism import AS_STORED, UNIT_NORM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,15 +32,20 @@ class Whitened:
     """See `Mechanism`."""
     return {
       "kind": self.KIND,
-      "name": "Gaussian mechanisms on the exact second moment of the unit-norm"
-      " rows, once, and on sums of clipped softmax gradients, num_steps times",
-      "statistic": "rint(M/B) + round(noise) of moment_noise_multiplier, and"
-      " rint(F/step) + round(noise) of step_noise_multiplier for every step",
-      "sensitivity": "B + (1 + 2^-10)*d grid steps for M/B; for a step, B + (1"
-      " + 2^-10)*sqrt(K*d) grid steps and the bound on the float64 error of F;"
+      "name": "Gaussian mechanisms on the exact sum T and second moment M of"
+      " the unit-norm rows, once each (but where the multiplier is null), and"
+      " on sums F of clipped softmax gradients, num_steps times",
+      "statistic": "T + round(noise) of mean_noise_multiplier, rint(M/B) +"
+      " round(noise) of moment_noise_multiplier, and rint(F/step) +"
+      " round(noise) of step_noise_multiplier for every step",
+      "sensitivity": "B grid steps for T; B + (1 + 2^-10)*d for M/B; for a"
+      " step, B + (1 + 2^-10)*sqrt(K*d) and the bound on the float64 error of F;"
       " doubled for REPLACE_ONE. All together amount to one Gaussian mechanism"
       " of noise_multiplier",
       **dataclasses.asdict(self.rule),
+      "input": UNIT_NORM if self.rule.centres else AS_STORED,
+      "whitens": self.rule.whitens,
+      "mean_noise_multiplier": self.rule.mean_noise_multiplier,
       "moment_noise_multiplier": self.rule.moment_noise_multiplier,
       "step_noise_multiplier": self.rule.step_noise_multiplier,
       "num_steps": self.rule.num_steps,
@@ -64,8 +70,11 @@ class Whitened:
   def in_words(self, training: dict[str, Any]) -> str:
     """See `Mechanism`."""
     del training
+    before = "centring" if self.rule.centres else ""
+    if self.rule.whitens:
+      before += f"{' and ' if before else ''}whitening"
     return (
-      "private whitening of the unit-norm embeddings, then"
+      f"private {before} of the unit-norm embeddings, then"
       f" {self.rule.num_steps} full-batch steps of gradient descent with"
       " momentum from zero weights, gradients clipped to norm"
       f" {whitened.CLIP_NORM:g}"

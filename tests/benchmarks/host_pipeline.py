@@ -38,6 +38,7 @@ class Jpegs:
   version: str = ""
   class_names: tuple[str, ...] = ("any",)
   privacy_unit: str = "example"
+  id_source: str = "position"
 
   def __init__(self, jpegs: list[bytes], length: int):
     self._jpegs, self._length = jpegs, length

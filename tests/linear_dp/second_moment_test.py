@@ -22,7 +22,9 @@ from linear_dp.noise_source import NoiseSource
 from linear_dp.second_moment import (
   MAX_ROWS,
   SecretMoment,
+  mean_sensitivity,
   moment_sensitivity,
+  release_mean,
   release_moment,
   second_moment,
 )
@@ -62,8 +64,8 @@ def moment_of(block: Block, *args: Any, **changes: Any) -> np.ndarray:
   return second_moment(rows_of(block, *args, **changes)).secret_moment
 
 
-def integer_moment(block: Block) -> np.ndarray:
-  """The same by plain numpy, in int64 from the start."""
+def integers_of(block: Block) -> np.ndarray:
+  """u by plain numpy, int64."""
   norm = block.embedding_norm.astype(np.float64)
   radius = GRID_RADIUS - math.sqrt(block.embedding.shape[1]) / 2 - 1
   scale = np.zeros_like(norm)
@@ -71,8 +73,20 @@ def integer_moment(block: Block) -> np.ndarray:
   products = (
     block.embedding.astype(np.float32) * scale.astype(np.float32)[:, None]
   )
-  u = np.rint(products).astype(np.int64)
+  return np.rint(products).astype(np.int64)
+
+
+def integer_moment(block: Block) -> np.ndarray:
+  """The same by plain numpy, in int64 from the start."""
+  u = integers_of(block)
   return u.T @ u
+
+
+def assert_exact(secret: SecretMoment, block: Block) -> None:
+  """M and T are those of plain numpy, to the last bit."""
+  np.testing.assert_array_equal(secret.secret_moment, integer_moment(block))
+  total = integers_of(block).sum(axis=0)
+  np.testing.assert_array_equal(secret.secret_total, total)
 
 
 def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
@@ -89,17 +103,16 @@ def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
 def test_sum_of_integers(dtype, d):
   block = random_block(500, d, K, dtype=dtype)
   secret = second_moment(rows_of(block))
-  assert secret.secret_moment.dtype == np.int64
+  assert secret.secret_moment.dtype == secret.secret_total.dtype == np.int64
   assert secret.num_examples == 500
-  np.testing.assert_array_equal(secret.secret_moment, integer_moment(block))
+  assert_exact(secret, block)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_same_bits_on_any_number_of_devices(small_chunks, devices):
   block = random_block(511, D, K)  # a multiple of nothing here
   for size in (1, 7, 600):
-    found = moment_of(block, devices, [size])
-    np.testing.assert_array_equal(found, integer_moment(block))
+    assert_exact(second_moment(rows_of(block, devices, [size])), block)
 
 
 @hypothesis.settings(
@@ -121,8 +134,7 @@ def test_same_bits_in_any_order_and_block_size(
   shuffled = block[np.random.default_rng(order).permutation(n)]
   rows = rows_of(shuffled, devices, sizes, resident_bytes=resident_bytes)
   for _ in range(2):
-    found = second_moment(rows).secret_moment
-    np.testing.assert_array_equal(found, integer_moment(block))
+    assert_exact(second_moment(rows), block)
 
 
 def long_rows(n: int) -> Block:
@@ -134,9 +146,11 @@ def long_rows(n: int) -> Block:
 def test_a_full_chunk_of_the_longest_rows_is_exact():
   assert secret_rows.ROWS_PER_DEVICE * GRID_RADIUS**2 <= 2**53
   block = long_rows(2 * 8192 + 5)
-  np.testing.assert_array_equal(moment_of(block), integer_moment(block))
+  assert_exact(second_moment(rows_of(block)), block)
   alike = make_block(np.full((20_000, 1), 60000, np.float16), [0] * 20_000)
-  assert moment_of(alike).item() == 20_000 * (GRID_RADIUS - 2) ** 2
+  secret = second_moment(rows_of(alike))
+  assert secret.secret_moment.item() == 20_000 * (GRID_RADIUS - 2) ** 2
+  assert secret.secret_total.item() == 20_000 * (GRID_RADIUS - 2)
 
 
 def test_a_larger_chunk_would_not_be(monkeypatch):
@@ -157,8 +171,8 @@ def test_zero_rows_and_padding_add_nothing(small_chunks):
       num_classes=K,
       num_examples=12,
     )
-  ).secret_moment
-  np.testing.assert_array_equal(found, integer_moment(block))
+  )
+  assert_exact(found, block)
 
 
 def neighbours(n: int, d: int, seed: int, alike: bool) -> tuple[Block, Block]:
@@ -174,7 +188,7 @@ def neighbours(n: int, d: int, seed: int, alike: bool) -> tuple[Block, Block]:
 
 
 @hypothesis.settings(
-  max_examples=60,
+  max_examples=30,
   deadline=None,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
@@ -205,10 +219,57 @@ def test_a_row_moves_the_vector_by_at_most_the_sensitivity(
 
 def released_steps(moment: np.ndarray) -> np.ndarray:
   """What noise is added to, as integers of Python."""
-  secret = SecretMoment(num_examples=1, secret_moment=moment)
+  total = np.zeros(len(moment), np.int64)
+  secret = SecretMoment(
+    num_examples=1, secret_moment=moment, secret_total=total
+  )
   exact = release_moment(secret, 1.0, None) * GRID_RADIUS
   assert (exact == np.rint(exact)).all()
   return exact.astype(np.int64)
+
+
+def total_of(block: Block) -> list[int]:
+  return second_moment(rows_of(block)).secret_total.tolist()
+
+
+def squared_norm(vector: list[int], other: list[int]) -> int:
+  return sum((a - b) ** 2 for a, b in zip(vector, other, strict=True))
+
+
+@pytest.mark.parametrize("d", [1, 2, D])
+@pytest.mark.parametrize("length", [1e-30, 1.0, 1e30])
+def test_the_worst_row_moves_the_total_by_the_sensitivity(
+  small_chunks, d, length
+):
+  """Removed by B, replaced by its opposite by 2B: never by more."""
+  one = random_block(9, d, K, seed=d)
+  signs = np.sign(one.embedding[:1])
+  worst = {
+    "along an axis": np.eye(d)[:1],
+    "along a diagonal": signs,
+    "any": one.embedding[:1] / np.linalg.norm(one.embedding[:1]),
+  }
+  for row in worst.values():
+    with_it, opposite = (
+      make_block(
+        np.concatenate([sign * length * row, one.embedding[1:]]).astype("f4"),
+        one.label,
+      )
+      for sign in (1, -1)
+    )
+    total = total_of(with_it)
+    removed = squared_norm(total, total_of(with_it[1:]))
+    once = Fraction(mean_sensitivity(ADD_OR_REMOVE))
+    assert (once * Fraction(1 - 1e-4)) ** 2 <= removed <= once**2
+    moved = squared_norm(total, total_of(opposite))
+    twice = Fraction(mean_sensitivity(REPLACE))
+    assert (twice * Fraction(1 - 1e-4)) ** 2 <= moved <= twice**2
+
+
+def test_the_sensitivity_of_the_total_is_the_radius():
+  for relation in (ADD_OR_REMOVE, NeighboringRelation.REPLACE_SPECIAL):
+    assert mean_sensitivity(relation) == GRID_RADIUS
+  assert mean_sensitivity(REPLACE) == 2 * GRID_RADIUS
 
 
 def test_it_is_rounded_to_the_nearest_step():
@@ -261,7 +322,11 @@ def make_secret(d: int, seed=0) -> SecretMoment:
   rng = np.random.default_rng(seed)
   upper = np.triu(rng.integers(-MOMENT_LIMIT, MOMENT_LIMIT, (d, d)))
   moment = upper + np.triu(upper, 1).T
-  return SecretMoment(num_examples=1000, secret_moment=moment * GRID_RADIUS)
+  return SecretMoment(
+    num_examples=1000,
+    secret_moment=moment * GRID_RADIUS,
+    secret_total=rng.integers(-MOMENT_LIMIT, MOMENT_LIMIT, d),
+  )
 
 
 def noise_of(d: int, sd: float, seed: int | None) -> np.ndarray:
@@ -319,8 +384,60 @@ def test_entries_of_one_release_are_all_different():
   assert len(np.unique(np.abs(noise[np.triu_indices(100)]))) == 5050
 
 
+def mean_noise(d: int, sd: float, seed: int | None) -> np.ndarray:
+  """n·released minus exact, in steps of 1/B: integers."""
+  secret = make_secret(d)
+  released = release_mean(secret, sd, NoiseSource(seed))
+  assert released.dtype == np.float64
+  steps = released * GRID_RADIUS * secret.num_examples
+  whole = np.rint(steps)
+  np.testing.assert_allclose(steps, whole, rtol=2**-52, atol=0)
+  return whole.astype(np.int64) - secret.secret_total
+
+
+@pytest.mark.parametrize("sd", [40.0, 1e9])
+def test_law_of_the_noise_of_the_mean(sd):
+  d, draws = 40, 200
+  noise = np.array([mean_noise(d, sd, seed) for seed in range(draws)])
+  total = (noise.astype(float) ** 2).sum() / (sd**2 + 1 / 12)
+  law = scipy.stats.chi2(noise.size)
+  assert P_VALUE < law.cdf(total) < 1 - P_VALUE
+  spread = np.random.default_rng(0).uniform(-0.5, 0.5, noise.size)
+  normal = scipy.stats.norm(scale=sd)
+  found = scipy.stats.kstest(noise.ravel() + spread, normal.cdf)
+  assert found.pvalue > P_VALUE
+  # Each entry on its own, and each release.
+  correlation = np.corrcoef(noise.T) - np.eye(d)
+  assert np.abs(correlation).max() < 5.5 / math.sqrt(draws)
+  lagged = np.corrcoef(noise[1:].ravel(), noise[:-1].ravel())[0, 1]
+  assert abs(lagged) < 5 / math.sqrt(noise.size)
+
+
+def test_releases_of_one_source_share_no_noise():
+  """Of means, and of a mean and a moment."""
+  source, secret = NoiseSource(3), make_secret(D)
+  sd = 1e12
+  means = [
+    np.rint(release_mean(secret, sd, source) * GRID_RADIUS * 1000)
+    - secret.secret_total
+    for _ in range(3)
+  ]
+  moment = release_moment(secret, sd, source) * GRID_RADIUS
+  of_moment = moment - secret.secret_moment // GRID_RADIUS
+  values = np.abs([*means, np.diag(of_moment)])
+  assert len(np.unique(values)) == 4 * D
+
+
+def test_without_noise_the_mean_is_the_exact_one():
+  secret = make_secret(D)
+  found = release_mean(secret, 1e9, None)
+  for value, total in zip(found, secret.secret_total, strict=True):
+    exact = Fraction(int(total), GRID_RADIUS * 1000)
+    assert value == float(exact)
+
+
 @hypothesis.settings(
-  max_examples=200,
+  max_examples=50,
   deadline=None,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )

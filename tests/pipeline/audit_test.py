@@ -214,7 +214,7 @@ def test_bound_is_tight_at_the_stated_settings(epsilon):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("fault", "epsilon"),
-  zip(list(FAULTS)[:4], itertools.cycle(EPSILONS), strict=False),
+  list(zip(list(FAULTS)[:4], itertools.cycle(EPSILONS), strict=False)),
 )
 def test_faults_are_flagged_at_the_stated_settings(plant, fault, epsilon):
   plant(fault)

@@ -47,8 +47,10 @@ def plan(*epsilons: float, **changes) -> ReleasePlan:
   return ReleasePlan(epsilons=epsilons, delta=DELTA, **changes)
 
 
-def mechanisms_of(asked: ReleasePlan) -> tuple[Gaussian, ...]:
-  return Charge.of_plan(asked, NoiseSource()).mechanisms
+def mechanisms_of(asked: ReleasePlan) -> list[Gaussian]:
+  found = Charge.of_plan(asked, NoiseSource()).mechanisms
+  assert all(isinstance(mechanism, Gaussian) for mechanism in found)
+  return [m for m in found if isinstance(m, Gaussian)]
 
 
 def exact_delta(sigmas, epsilon):

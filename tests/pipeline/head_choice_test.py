@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from configs.errors import InputError
-from configs.schema import HeadConfig
+from configs.schema import HeadConfig, StepsConfig
 from linear_dp.second_moment import MAX_ROWS
 from pipeline.head_choice import choose_head, release_order
 
@@ -79,7 +79,28 @@ def test_settings_of_one_step_are_refused(head, field):
 
 def test_every_setting_is_tried_above():
   fields = {field.name for field in dataclasses.fields(HeadConfig)}
-  assert fields == {"head", *SETTINGS}
+  assert fields == {"head", "steps", *SETTINGS}
+
+
+@pytest.mark.parametrize("head", [*ONE_STEP, "whitened", "auto"])
+def test_settings_of_several_steps_are_refused(head):
+  with pytest.raises(InputError, match="are for head='multi-step', not") as e:
+    HeadConfig(head=head, steps=StepsConfig(epochs=2))
+  assert repr(head) in str(e.value)
+
+
+@pytest.mark.parametrize("field", sorted(SETTINGS))
+def test_settings_of_one_step_are_not_those_of_several(field):
+  with pytest.raises(InputError, match="settings of its own, see steps"):
+    HeadConfig(head="multi-step", **{field: SETTINGS[field]})
+
+
+def test_what_counts_for_a_head():
+  several = HeadConfig(head="multi-step", steps=StepsConfig(epochs=2))
+  assert several.settings().keys() == {"head", "steps"}
+  assert several.settings()["steps"]["epochs"] == 2
+  assert HeadConfig(head="whitened").settings() == {"head": "whitened"}
+  assert HeadConfig().settings().keys() == {"head", *SETTINGS}
 
 
 @pytest.mark.parametrize("head", ONE_STEP)
@@ -90,8 +111,9 @@ def test_order_of_one_step(head):
   assert release_order(config, "independent") == "independent"
 
 
-def test_order_of_whitened():
-  config = HeadConfig(head="whitened")
+@pytest.mark.parametrize("head", ["whitened", "multi-step"])
+def test_order_of_several_steps(head):
+  config = HeadConfig(head=head)
   assert release_order(config, None) == "independent"
   assert release_order(config, "independent") == "independent"
   with pytest.raises(InputError, match="release='nested' is for heads of one"):

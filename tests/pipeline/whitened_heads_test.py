@@ -5,14 +5,14 @@ import json
 import math
 import pathlib
 import shutil
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, gaussian_mechanism
 
 from configs.errors import InputError
-from configs.schema import HeadConfig, PrivacyConfig
+from configs.schema import HeadConfig, HeadName, PrivacyConfig
 from extract.cache_reader import FeatureCache
 from linear_dp import gradient_sum, secret_rows
 from linear_dp.accounting import noise_multiplier
@@ -187,7 +187,8 @@ def test_help(capsys, command):
   with pytest.raises(SystemExit, match="0"):
     main([command, "--help"])
   text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-  assert "{lamb,adam,momentum,whitened,auto}" in text
+  heads = ",".join(get_args(HeadName))
+  assert f"{{{heads}}}" in text
   assert '"whitened": private whitening and then gradient descent' in text
   assert '"auto": ' in text
 
