@@ -41,15 +41,15 @@ class LinearHead:
 
   def logits(self, embedding: Float[Array, "n d"]) -> Float[Array, "n K"]:
     """Scores of each class, for embeddings as they are."""
-    products = jnp.matmul(embedding, self.kernel, precision="highest")
     if self.unit_norm:
-      products *= reciprocal_norm(embedding)
+      embedding = at_unit_norm(embedding)
+    products = jnp.matmul(embedding, self.kernel, precision="highest")
     return products + self.bias
 
 
-def reciprocal_norm(embedding: Float[Array, "n d"]) -> Float[Array, "n 1"]:
-  """1/‖x‖, whatever float32 makes of ‖x‖²; 0 for a row of zeros."""
+def at_unit_norm(embedding: Float[Array, "n d"]) -> Float[Array, "n d"]:
+  """x/‖x‖, whatever float32 makes of ‖x‖²; a row of zeros stays what it is."""
   largest = jnp.abs(embedding).max(axis=1, keepdims=True)
-  safe = jnp.where(largest > 0, largest, 1)
-  norm = jnp.linalg.norm(embedding / safe, axis=1, keepdims=True)
-  return jnp.where(largest > 0, 1 / (safe * jnp.where(norm > 0, norm, 1)), 0)
+  scaled = embedding / jnp.where(largest > 0, largest, 1)
+  norm = jnp.linalg.norm(scaled, axis=1, keepdims=True)
+  return scaled / jnp.where(norm > 0, norm, 1)

@@ -23,6 +23,8 @@ from configs.errors import InputError, RunError
 from configs.registry import experiment_names, load_config
 from configs.schema import ArraysSource, ExtractConfig
 from pipeline import arguments
+from pipeline.cache_arguments import Extract
+from pipeline.privacy_arguments import BudgetSet
 
 _PROG = "oneshot-dp"
 _DESCRIPTION = (
@@ -86,7 +88,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, list[str]]:
         return _parse_extract(argv[1:])
       if list(argv[:2]) == ["budget", "set"]:
         prog = f"{_PROG} budget set"
-        return tyro.cli(arguments.BudgetSet, prog=prog, args=argv[2:]), []
+        return tyro.cli(BudgetSet, prog=prog, args=argv[2:]), []
       command = tyro.cli(
         arguments.Command, prog=_PROG, description=_DESCRIPTION, args=argv
       )
@@ -99,7 +101,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, list[str]]:
 
 def _parse_extract(
   argv: Sequence[str],
-) -> tuple[arguments.Extract, list[str]]:
+) -> tuple[Extract, list[str]]:
   """`extract`: the experiment gives the defaults of the flags after it."""
   named = bool(argv) and not argv[0].startswith("-")
   defaults = (
@@ -116,13 +118,13 @@ def _parse_extract(
     out: Annotated[Path, tyro.conf.arg(help="Directory of the cache.")],
     # No prefix: `--split`, `--backbone.weights`.
     job: Annotated[ExtractConfig, tyro.conf.arg(name="")] = defaults,
-  ) -> arguments.Extract:
-    return arguments.Extract(config=config, out=out, job=job)
+  ) -> Extract:
+    return Extract(config=config, out=out, job=job)
 
   command, unknown = tyro.cli(
     extract,
     prog=f"{_PROG} extract",
-    description=f"{inspect.cleandoc(arguments.Extract.__doc__ or '')}\n\n"
+    description=f"{inspect.cleandoc(Extract.__doc__ or '')}\n\n"
     f"Experiments: {', '.join(experiment_names())}.",
     args=argv,
     return_unknown_args=True,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from configs.digits_random_patches import get_config
 from configs.schema import HeadConfig, PrivacyConfig
-from pipeline import commands
+from pipeline import cache_commands
 from pipeline.digits import prepare_digits
 from pipeline.results import accuracy_table
 from pipeline.sweep import run_sweep
@@ -27,7 +27,7 @@ def run_demo(out: Path) -> None:
   for split in ("train", "test"):
     print(f"\n== extract {split}: a Beam job runs the backbone once")
     config = dataclasses.replace(get_config(), source=source, split=split)
-    caches[split] = commands.extract(config, out / "caches" / split, [])
+    caches[split] = cache_commands.extract(config, out / "caches" / split, [])
   print(f"\n== sweep: one clipped sum, {len(_EPSILONS)} epsilons")
   results = _next_results(out)
   rows = run_sweep(

@@ -109,12 +109,12 @@ def any_bound(scores: Scores, delta: float, confidence: float) -> float:
   sd = float(np.mean([pilot.std() for pilot in scores.pilot]))
   thresholds = np.linspace(absent - 4 * sd, present + 4 * sd, _RULES)
   scale = max(sd, float(np.finfo(np.float64).tiny))
+  with np.errstate(over="ignore"):
+    above = stats.norm.sf((thresholds - absent) / scale)
+    below = stats.norm.cdf((thresholds - present) / scale)
   expected = [
-    bound(
-      round(runs * float(stats.norm.sf((t - absent) / scale))),
-      round(runs * float(stats.norm.cdf((t - present) / scale))),
-    )
-    for t in thresholds
+    bound(round(runs * float(a)), round(runs * float(b)))
+    for a, b in zip(above, below, strict=True)
   ]
   return bound(*_errors(scores, float(thresholds[np.argmax(expected)])))
 

@@ -39,7 +39,7 @@ class Whitened:
       " round(noise) of moment_noise_multiplier, and rint(F/step) +"
       " round(noise) of step_noise_multiplier for every step",
       "sensitivity": "B grid steps for T; B + (1 + 2^-10)*d for M/B; for a"
-      " step, B + (1 + 2^-10)*sqrt(K*d) and the bound on the float64 error of F;"
+      " step, B + (1 + 2^-10)*sqrt(K*d) and the bound on F's float64 error;"
       " doubled for REPLACE_ONE. All together amount to one Gaussian mechanism"
       " of noise_multiplier",
       **dataclasses.asdict(self.rule),
@@ -70,12 +70,12 @@ class Whitened:
   def in_words(self, training: dict[str, Any]) -> str:
     """See `Mechanism`."""
     del training
-    before = "centring" if self.rule.centres else ""
-    if self.rule.whitens:
-      before += f"{' and ' if before else ''}whitening"
+    uses = {"centring": self.rule.centres, "whitening": self.rule.whitens}
+    before = " and ".join(word for word in uses if uses[word])
+    if before:
+      before = f"private {before} of the unit-norm embeddings, then "
     return (
-      f"private {before} of the unit-norm embeddings, then"
-      f" {self.rule.num_steps} full-batch steps of gradient descent with"
+      f"{before}{self.rule.num_steps} full-batch steps of gradient descent with"
       " momentum from zero weights, gradients clipped to norm"
       f" {whitened.CLIP_NORM:g}"
     )

@@ -664,62 +664,6 @@ def test_weights_too_long_for_float64_are_refused():
     release_gradient(secret, 1.0, ADD_OR_REMOVE, NoiseSource(1))
 
 
-# The public map.
-
-
-@hypothesis.settings(max_examples=80, deadline=None)
-@hypothesis.given(
-  seed=st.integers(0, 2**32),
-  d=st.integers(1, 300),
-  p=st.integers(1, 4),
-  scale=st.floats(-150, 150).map(lambda e: 10.0**e),
-  kind=st.sampled_from(["normal", "signs", "one", "uneven"]),
-)
-def test_a_public_map_is_of_integers_of_bounded_columns(
-  seed, d, p, scale, kind
-):
-  rng = np.random.default_rng(seed)
-  matrix = rng.standard_normal((d, p)) * scale
-  if kind == "signs":
-    matrix = np.where(matrix > 0, scale, -scale)
-  elif kind == "one":
-    matrix[1:] = 0
-  elif kind == "uneven":
-    matrix *= 10.0 ** np.arange(0, -2 * p, -2)
-  found = matrix_of(PublicMap.of(matrix))
-  assert found.dtype == np.float64
-  columns = [[int(x) for x in column] for column in found.T]
-  np.testing.assert_array_equal(np.array(columns, float).T, found)
-  lengths = [sum(x * x for x in column) for column in columns]
-  assert max(lengths) <= 2**62
-  assert max(lengths) >= (2**31 - 2 * math.sqrt(d)) ** 2
-  # The nearest, up to one scale for all columns.
-  longest = int(np.argmax(lengths))
-  factor = np.linalg.norm(found[:, longest]) / np.linalg.norm(
-    matrix[:, longest]
-  )
-  np.testing.assert_allclose(found, matrix * factor, rtol=1e-7, atol=0.51)
-
-
-@pytest.mark.parametrize("d", [1, 7, 64, 1280])
-def test_a_row_times_the_map_is_exact(d):
-  """The longest row along the longest column, where sums are largest."""
-  rng = np.random.default_rng(d)
-  rows = rng.standard_normal((24, d)).astype(np.float32)
-  rows[8:16] = np.sign(rows[8:16])
-  matrix = np.concatenate(
-    [rows[:12].T.astype(np.float64), rng.standard_normal((d, 4))], axis=1
-  )
-  matrix /= np.linalg.norm(matrix, axis=0)
-  integers = np.array(integer_rows(make_block(rows, [0] * 24)))
-  matrix = matrix_of(PublicMap.of(matrix))
-  exact = integers.astype(object) @ matrix.astype(np.int64).astype(object)
-  assert max(abs(x) for x in exact.ravel()) > 2**50
-  with jax.enable_x64(True):
-    found = np.asarray(jax.numpy.matmul(integers * 1.0, matrix))
-  assert (found.astype(np.int64).astype(object) == exact).all()
-
-
 def test_a_gradient_shows_and_stores_nothing():
   secret = make_secret()
   for shown in (repr(secret), str(secret), f"{secret}", repr([secret])):

@@ -1,13 +1,20 @@
+import dataclasses
 import os
 import pathlib
 import stat
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from configs.errors import InputError
-from pipeline.head_directory import read_head
+from configs.schema import HeadConfig, PrivacyConfig
+from linear_dp.head import LinearHead
+from pipeline.head_directory import read_head, write_head
+from pipeline.mechanism import AS_STORED, UNIT_NORM
+from pipeline.trainer import TrainedHead
+from pipeline.training import make_plan, train_heads
 from tests.pipeline.command_line import SWEEP, TRAIN, succeeds
 
 
@@ -28,6 +35,46 @@ def test_the_weights_are_what_other_tools_read(head):
   saved = read_head(head)
   np.testing.assert_array_equal(saved.head.kernel, tensors["kernel"])
   np.testing.assert_array_equal(saved.head.bias, [-10] * 4)
+
+
+@pytest.fixture(scope="module")
+def trained_head(train_cache, tmp_path_factory) -> TrainedHead:
+  privacy = PrivacyConfig(delta=1e-5)
+  plan = make_plan((1.0,), privacy)
+  ledgers = tmp_path_factory.mktemp("ledgers")
+  (head,) = train_heads(
+    train_cache, plan, HeadConfig(), privacy, ledger_dir=ledgers
+  )
+  return head
+
+
+LAYOUTS = {
+  "rows": np.ascontiguousarray,
+  "columns": np.asfortranarray,
+  "transposed": lambda a: np.ascontiguousarray(a.T).T,
+  "backwards": lambda a: np.ascontiguousarray(a[::-1])[::-1],
+  "every second": lambda a: np.repeat(a, 2, axis=0)[::2],
+  "of jax": jnp.asarray,
+}
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("unit_norm", [False, True])
+def test_weights_are_read_back_however_they_lie_in_memory(
+  trained_head, train_cache, tmp_path, layout, unit_norm
+):
+  rng = np.random.default_rng(0)
+  kernel = rng.standard_normal((6, 4)).astype(np.float32)
+  bias = rng.standard_normal(4).astype(np.float32)
+  laid = LAYOUTS[layout]
+  head = LinearHead(kernel=laid(kernel), bias=laid(bias), unit_norm=unit_norm)
+  np.testing.assert_array_equal(head.kernel, kernel)
+  trained = dataclasses.replace(trained_head, head=head)
+  write_head(tmp_path / "head", trained, train_cache.info)
+  found = read_head(tmp_path / "head").head
+  np.testing.assert_array_equal(found.kernel, kernel)
+  np.testing.assert_array_equal(found.bias, bias)
+  assert found.unit_norm is unit_norm
 
 
 def modes(folder: pathlib.Path) -> dict[str, int]:
@@ -89,8 +136,13 @@ def test_a_missing_file(head, name):
     read_head(head)
 
 
-def tensors(**arrays: np.ndarray) -> bytes:
-  return safetensors.numpy.save(arrays)
+def tensors(
+  metadata: dict[str, str] | None = None, **arrays: np.ndarray
+) -> bytes:
+  return safetensors.numpy.save(arrays, metadata)
+
+
+OF_ROWS = {"input": AS_STORED}
 
 
 ROW = np.zeros(4, np.float32)
@@ -103,17 +155,36 @@ SQUARE = np.zeros((4, 4), np.float32)
     b"",
     b"short",
     b"\xff" * 400,
-    tensors(kernel=SQUARE),
-    tensors(kernel=SQUARE, bias=SQUARE),
-    tensors(kernel=ROW, bias=ROW),
-    tensors(kernel=SQUARE, bias=ROW[:3]),
+    tensors(OF_ROWS, kernel=SQUARE),
+    tensors(OF_ROWS, kernel=SQUARE, bias=SQUARE),
+    tensors(OF_ROWS, kernel=ROW, bias=ROW),
+    tensors(OF_ROWS, kernel=SQUARE, bias=ROW[:3]),
+    tensors(kernel=SQUARE, bias=ROW),
+    tensors({}, kernel=SQUARE, bias=ROW),
+    tensors({"output": AS_STORED}, kernel=SQUARE, bias=ROW),
+    tensors({"input": ""}, kernel=SQUARE, bias=ROW),
+    tensors({"input": f"{UNIT_NORM} "}, kernel=SQUARE, bias=ROW),
+    tensors({"input": "a\nb"}, kernel=SQUARE, bias=ROW),
   ],
-  ids=["empty", "short", "noise", "no bias", "bias 2-D", "kernel 1-D", "K"],
+  ids=[
+    *("empty", "short", "noise", "no bias", "bias 2-D", "kernel 1-D", "K"),
+    *("no metadata", "empty metadata", "another key", "input empty"),
+    *("input nearly right", "input of two lines"),
+  ],
 )
 def test_damaged_weights(head, content):
   (head / "head.safetensors").write_bytes(content)
-  with pytest.raises(InputError, match=r"head.safetensors is damaged \(.*\);"):
+  with pytest.raises(
+    InputError, match=r"head.safetensors is damaged \(.*\);"
+  ) as caught:
     read_head(head)
+  assert "\n" not in str(caught.value)
+
+
+def test_the_weights_of_the_last_test_are_else_whole(head):
+  content = tensors(OF_ROWS, kernel=SQUARE, bias=ROW)
+  (head / "head.safetensors").write_bytes(content)
+  assert not read_head(head).head.unit_norm
 
 
 def test_weights_cut_short(head):

@@ -1,6 +1,7 @@
 """`verify` on heads: what was changed is found, and who paid."""
 
 import copy
+import hashlib
 import json
 import pathlib
 import shutil
@@ -11,6 +12,7 @@ import safetensors.numpy
 
 from configs.errors import InputError
 from pipeline.head_verify import verify_head
+from pipeline.mechanism import AS_STORED, UNIT_NORM
 from pipeline.model_card import model_card
 
 Path = tuple[str | int, ...]
@@ -114,9 +116,26 @@ class TestChangedFiles:
       "kernel": np.zeros((5, 4), np.float32),
       "bias": np.zeros(4, np.float32),
     }
-    safetensors.numpy.save_file(weights, head / "head.safetensors")
+    file = head / "head.safetensors"
+    safetensors.numpy.save_file(weights, file, {"input": AS_STORED})
     problems = verify_head(head, ledgers).problems
     assert any("(5, 4), the receipt says (6, 4)" in line for line in problems)
+
+  def test_what_the_kernel_is_of(self, head, ledgers):
+    """Weights, digest, receipt and card of one forger."""
+    file = head / "head.safetensors"
+    weights = safetensors.numpy.load_file(file)
+    safetensors.numpy.save_file(weights, file, {"input": UNIT_NORM})
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    forge(head, {("head_sha256",): digest})
+    (problem,) = verify_head(head, ledgers).problems
+    assert problem == (
+      "the kernel is for 'embedding / its L2 norm', the receipt says"
+      " 'embedding'."
+    )
+    # One step knows no such field.
+    forge(head, {("mechanism", "input"): UNIT_NORM})
+    assert verify_head(head, ledgers).problems
 
   def test_the_card(self, head, ledgers):
     card = head / "README.md"

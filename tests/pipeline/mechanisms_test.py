@@ -8,17 +8,18 @@ from dp_accounting import NeighboringRelation
 
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.whitened import WhiteningRule
-from pipeline.mechanism import Mechanism
+from pipeline.mechanism import AS_STORED, UNIT_NORM, Mechanism
 from pipeline.mechanisms import OneStep, Whitened, mechanism_of
 
 
-def whitened(sigma: float, num_classes: int = 10) -> Whitened:
+def whitened(sigma: float, n: int = 50_000, centres: bool = True) -> Whitened:
   return Whitened(
     rule=WhiteningRule(
-      num_examples=50_000,
+      num_examples=n,
       feature_dim=192,
-      num_classes=num_classes,
+      num_classes=10,
       noise_multiplier=sigma,
+      centres=centres,
     )
   )
 
@@ -36,6 +37,9 @@ MECHANISMS = {
   "whitened": whitened(3.7),
   "little noise": whitened(0.5),
   "no noise": whitened(0.0),
+  "few rows to whiten": whitened(3.7, n=2000),
+  "public mean": whitened(3.7, centres=False),
+  "public mean, few rows": whitened(3.7, n=2000, centres=False),
 }
 
 
@@ -81,25 +85,54 @@ def test_sensitivity(name, relation):
     assert found == 1.0
 
 
-def test_what_a_whitened_receipt_says():
+WHITENED = [
+  ("whitened", True, True),
+  ("few rows to whiten", True, False),
+  ("public mean", False, True),
+  ("public mean, few rows", False, False),
+]
+
+
+@pytest.mark.parametrize(("name", "centres", "whitens"), WHITENED)
+def test_what_a_whitened_receipt_says(name, centres, whitens):
   """All numbers that the noise of a step follows from."""
-  said = whitened(3.7).as_json()
+  said = MECHANISMS[name].as_json()
   assert said["kind"] == "whitened"
   assert (said["num_steps"], said["clip_norm"]) == (60, 0.15)
-  spent = said["moment_noise_multiplier"] ** -2
+  assert (said["centres"], said["whitens"]) == (centres, whitens)
+  once = [said["mean_noise_multiplier"], said["moment_noise_multiplier"]]
+  assert [sigma is not None for sigma in once] == [centres, whitens]
+  spent = sum(sigma**-2 for sigma in once if sigma is not None)
   spent += said["num_steps"] * said["step_noise_multiplier"] ** -2
   assert spent == pytest.approx(3.7**-2, rel=1e-12)
+  assert said["input"] == (UNIT_NORM if centres else AS_STORED)
   assert said["grid_radius"] == 2**20
   assert (said["rows_per_unit"], said["clipped"]) == (1, "row")
+
+
+def test_little_noise_takes_more_steps():
   assert whitened(0.9).as_json()["num_steps"] == 100
 
 
-def test_in_words():
-  said = MECHANISMS["whitened"].in_words({})
-  assert "private whitening" in said
-  assert "60 full-batch steps" in said
-  assert "norm 0.15" in said
+@pytest.mark.parametrize(
+  ("name", "before"),
+  [
+    ("whitened", "private centring and whitening of the unit-norm embeddings"),
+    ("few rows to whiten", "private centring of the unit-norm embeddings"),
+    ("public mean", "private whitening of the unit-norm embeddings"),
+    ("public mean, few rows", ""),
+  ],
+)
+def test_in_words(name, before):
+  said = MECHANISMS[name].in_words({})
+  steps = "60 full-batch steps of gradient descent"
+  assert said.startswith(f"{before}, then {steps}" if before else steps)
+  assert said.endswith("norm 0.15")
+  assert "  " not in said
   assert "\n" not in said
+
+
+def test_one_step_in_words():
   one_step = MECHANISMS["one step"].in_words({"head": "adam"})
   assert "one full-batch step of adam" in one_step
 

@@ -4,7 +4,9 @@ from typing import Any
 import pytest
 
 from linear_dp.accounting import printable
+from linear_dp.whitened import WhiteningRule
 from pipeline.head_directory import read_head
+from pipeline.mechanisms import Whitened
 from pipeline.model_card import model_card
 
 
@@ -43,6 +45,28 @@ def test_it_carries_what_the_promise_rests_on(receipt):
   card = model_card(receipt)
   for line in receipt["assumptions"] + receipt["not_protected"]:
     assert f"- {line}" in card
+
+
+@pytest.mark.parametrize(
+  ("centres", "line"),
+  [
+    (True, "logits = (embedding / its L2 norm) @ kernel + bias."),
+    (False, "logits = embedding @ kernel + bias."),
+  ],
+)
+def test_it_says_what_to_do_with_the_weights(receipt, centres, line):
+  assert "[K], float32: logits = embedding @ kernel + bias." in model_card(
+    receipt
+  )
+  rule = WhiteningRule(
+    num_examples=180,
+    feature_dim=6,
+    num_classes=4,
+    noise_multiplier=1.0,
+    centres=centres,
+  )
+  receipt["mechanism"] = Whitened(rule=rule).as_json()
+  assert line in model_card(receipt)
 
 
 def test_the_baseline_promises_nothing(finished_sweep):

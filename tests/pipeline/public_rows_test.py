@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.errors import InputError
 from configs.schema import HeadConfig, PrivacyConfig
 from extract.backbones.registry import RANDOM_PATCHES, backbone_names
 from extract.block_builder import Rows
@@ -35,6 +36,7 @@ from pipeline.training import (
   train_all,
   train_heads,
 )
+from pipeline.whitened_training import WhitenedTrainer
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.receipt_test import changed
 from tests.pipeline.sample_caches import (
@@ -146,6 +148,7 @@ class TestTraining:
     config = HeadConfig(head=head)
     order = "nested" if config.is_one_step else "independent"
     plan = make_plan((8.0,), privacy, order=order)
+    mapped = public.rows_of(caches.train)
     inside, outside = (
       train_all(
         caches.train,
@@ -154,7 +157,10 @@ class TestTraining:
         ledger_dir=None,
       )[0].head
       for trainer in (
-        make_trainer(public.rows_of(caches.train), [config]),
+        # What public rows centred is not centred again.
+        WhitenedTrainer(mapped, centres=False)
+        if head == "whitened"
+        else make_trainer(mapped, [config]),
         make_trainer(caches.train, [config], public=public),
       )
     )
@@ -167,6 +173,26 @@ class TestTraining:
         logits,
         atol=2e-3 * np.ptp(logits),
       )
+
+  def test_nothing_is_spent_on_a_mean_that_is_public(self, caches, tmp_path):
+    public = PublicRows.read(caches.public.path, caches.train)
+    config = HeadConfig(head="whitened")
+    for rows, centres in ((public, False), (None, True)):
+      head = trained(caches, config, public=rows)
+      said = head.mechanism.as_json()
+      assert said["centres"] == head.head.unit_norm == centres
+      assert (said["mean_noise_multiplier"] is not None) == centres
+      folder = tmp_path / f"head{centres}"
+      write_head(folder, head, caches.train.info)
+      assert verify_head(folder).problems == ()
+      assert read_head(folder).head.unit_norm == centres
+
+  def test_a_head_of_unit_norm_rows_cannot_be_folded(self, caches):
+    public = PublicRows.read(caches.public.path, caches.train)
+    head = trained(caches, HeadConfig(head="whitened")).head
+    with pytest.raises(InputError, match="at norm 1 cannot be folded") as e:
+      public.statistics.folded(head)
+    assert "\n" not in str(e.value)
 
   def test_the_view_is_the_same_rows(self, caches):
     public = PublicRows.read(caches.public.path, caches.train)

@@ -398,9 +398,9 @@ class TestNothingPrivateLeaves:
     assert np.float32(self.VALUES[0]).tobytes() in arrays
 
 
-def test_heads_hold_two_arrays_and_nothing_else(finished_sweep):
+def test_heads_hold_two_arrays_and_what_they_are_of(finished_sweep):
   for row in finished_sweep.rows:
     file = finished_sweep.path / row.path / "head.safetensors"
     with safetensors.safe_open(file, "numpy") as opened:
       assert sorted(opened.keys()) == ["bias", "kernel"]
-      assert opened.metadata() is None
+      assert opened.metadata() == {"input": "embedding"}

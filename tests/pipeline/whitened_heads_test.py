@@ -1,18 +1,21 @@
 """`--head whitened` and `--head auto`, from the command line to `verify`."""
 
 import csv
+import dataclasses
 import json
 import math
 import pathlib
 import shutil
 from typing import Any, get_args
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, gaussian_mechanism
 
 from configs.errors import InputError
 from configs.schema import HeadConfig, HeadName, PrivacyConfig
+from extract.block_builder import Rows
 from extract.cache_reader import FeatureCache
 from linear_dp import gradient_sum, secret_rows
 from linear_dp.accounting import noise_multiplier
@@ -20,11 +23,20 @@ from pipeline.cli import main
 from pipeline.head_directory import read_head, write_head
 from pipeline.head_verify import verify_head
 from pipeline.import_features import import_features
+from pipeline.mechanism import AS_STORED, UNIT_NORM
+from pipeline.mechanisms import Whitened, mechanism_of
+from pipeline.model_card import model_card
 from pipeline.receipt import problems
 from pipeline.training import cache_ledger, make_plan, train_heads
+from tests.linear_dp.blocks import DTYPES
+from tests.linear_dp.whitened_test import (
+  Transcript,
+  unit_of_any_length,
+  unit_rows,
+)
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.receipt_test import changed, leaves, without
-from tests.pipeline.sample_caches import write_clusters
+from tests.pipeline.sample_caches import write_clusters, write_rows
 
 WHITENED = HeadConfig(head="whitened")
 Head = dict[str, Any]
@@ -178,8 +190,55 @@ def test_train(place, capsys, tmp_path, head, why):
   assert all(line.startswith(why) for line in said)
   succeeds(capsys, "verify", tmp_path / "out")
   card = (tmp_path / "out/README.md").read_text()
-  assert "private whitening of the unit-norm embeddings, then 60 full-" in card
+  assert "private centring of the unit-norm embeddings, then 60 full-" in card
+  assert "logits = (embedding / its L2 norm) @ kernel + bias." in card
   assert "learning rate" not in card
+
+
+LENGTHS = {
+  "float16": (2e-4, 5e3),
+  "bfloat16": (1e-30, 1e36),
+  "float32": (1e-35, 1.0, 1e36),
+}
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 20.0])
+def test_a_head_on_disk_ranks_rows_as_the_trained_model(
+  monkeypatch, capsys, train_cache, tmp_path, epsilon
+):
+  """unit((x̂ − m)·A)·W in float64, of rows of any length and any type."""
+  transcript = Transcript.watch(monkeypatch)
+  _, (made,) = trained(train_cache, epsilon)
+  write_head(tmp_path / "head", made, train_cache.info)
+  rule = mechanism_of(made.mechanism.as_json()).rule
+  assert rule.whitens == (epsilon == 20)
+  saved = read_head(tmp_path / "head").head
+  rng = np.random.default_rng(1)
+  rows = unit_rows(rng.standard_normal((150, 6)))
+  rows = rows[transcript.scores(rule, rows)[1]][:120]
+  for dtype, lengths in LENGTHS.items():
+    for length in lengths:
+      stored = (rows * length).astype(DTYPES[dtype])
+      full, clear = transcript.scores(rule, unit_of_any_length(stored))
+      stored, ranked = stored[clear], np.argsort(-full[clear], axis=1)
+      assert len(stored) > 100
+      wide = stored.astype(np.float32)
+      found = np.argsort(-saved.logits(jnp.asarray(wide)), axis=1)
+      np.testing.assert_array_equal(found, ranked)
+      for place, top1 in ((0, 1.0), (1, 0.0)):
+        cache = write_rows(
+          tmp_path / f"{dtype}-{length}-{place}",
+          Rows(
+            embedding=wide,
+            label=ranked[:, place],
+            example_id=np.arange(len(wide)),
+          ),
+          embedding_dtype=dtype,
+          split="test",
+        )
+        argv = ("--head", tmp_path / "head", "--cache", cache.path)
+        out, _ = succeeds(capsys, "evaluate", *argv)
+        assert json.loads(out)["top1"] == top1
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
@@ -332,7 +391,7 @@ def receipt(swept) -> Head:
 class TestReceipt:
   @pytest.mark.parametrize(
     ("epsilon", "delta"),
-    [(1e-3, 1e-9), (4.3, 1e-5), (4.5, 1e-5)],
+    [(1e-3, 1e-9), (4.3, 1e-5), (4.5, 1e-5), (20.0, 1e-5)],
   )
   @pytest.mark.parametrize(
     "relation", ["add-or-remove-one", "replace-one", "replace-special"]
@@ -347,7 +406,9 @@ class TestReceipt:
     assert verify_head(tmp_path / "head").problems == ()
     # By no code of ours.
     found, mechanism = written["privacy"], written["mechanism"]
-    precision = mechanism["moment_noise_multiplier"] ** -2
+    assert (mechanism["moment_noise_multiplier"] is None) == (epsilon < 20)
+    precision = mechanism["mean_noise_multiplier"] ** -2
+    precision += (mechanism["moment_noise_multiplier"] or math.inf) ** -2
     precision += (
       mechanism["num_steps"] * mechanism["step_noise_multiplier"] ** -2
     )
@@ -357,18 +418,26 @@ class TestReceipt:
     assert exact <= epsilon * (1 + 1e-9) + 1e-11
     assert exact >= epsilon * (1 - 1e-6) - 1e-11
 
-  def test_any_number_that_is_changed_is_reported(self, receipt):
+  @pytest.mark.parametrize("whitens", [False, True])
+  def test_any_number_that_is_changed_is_reported(
+    self, receipt, train_cache, tmp_path, whitens
+  ):
     """Of the composition: as for heads of one step."""
+    if whitens:
+      _, (head,) = trained(train_cache, 20.0)
+      receipt = write_head(tmp_path / "head", head, train_cache.info)
+    assert receipt["mechanism"]["whitens"] == whitens
     unseen, tried = [], 0
     sections = {key: receipt[key] for key in ("mechanism", "privacy")}
     for path, value in leaves(sections):
       if isinstance(value, str):
         continue
       tries: list[Any] = [0, math.nan, "1", None]
-      if isinstance(value, int):
-        tries += [value + 1, value - 1]
+      if isinstance(value, int | None):
+        tries += [(value or 0) + 1, (value or 0) - 1]
       else:
         tries += [value * (1 + 1e-6), value * (1 - 1e-6)]
+      # 0 is False, to JSON's reader too.
       tries = [t for t in tries if t != value]
       tried += len(tries)
       unseen += [
@@ -404,6 +473,23 @@ class TestReceipt:
   def test_a_fact_that_is_changed_is_reported(self, receipt, path, value):
     assert problems(receipt) == []
     assert problems(changed(receipt, path, value))
+
+  def test_a_forged_input_is_reported(self, swept, tmp_path):
+    """The whole mechanism made over for rows as they are, and the card."""
+    head = tmp_path / "head"
+    shutil.copytree(swept / "results/heads/epsilon-2-seed-1", head)
+    receipt = read_head(head).receipt
+    said = receipt["mechanism"]
+    assert said["input"] == UNIT_NORM
+    assert problems(changed(receipt, ("mechanism", "input"), AS_STORED))
+    rule = dataclasses.replace(mechanism_of(said).rule, centres=False)  # pyrefly: ignore
+    forged = receipt | {"mechanism": Whitened(rule=rule).as_json()}
+    (head / "receipt.json").write_text(json.dumps(forged))
+    (head / "README.md").write_text(model_card(forged))
+    assert problems(forged) == []
+    assert verify_head(head, swept / "ledgers").problems == (
+      f"the kernel is for {UNIT_NORM!r}, the receipt says {AS_STORED!r}.",
+    )
 
   def test_less_noise_cannot_pass_for_more(self, receipt):
     """Whoever changes sigma everywhere still has a sigma of another epsilon."""
