@@ -6,6 +6,7 @@ that nobody knows who was taken.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -31,7 +32,9 @@ class Batches:
 
   * "full": T Gaussian mechanisms on all rows;
   * "poisson": `poisson`, a row being in a step with probability q exactly,
-    independently of all rows and steps;
+    independently of all rows and steps, provided that the sum of other rows has
+    the same bits whether a row that is not in it exists or not, which holds on
+    a CPU;
   * "partition": `epochs` Gaussian mechanisms of σ_t, since a row is in exactly
     one batch of every epoch, which it chooses by itself (parallel composition;
     the noise hides the rest).
@@ -68,28 +71,32 @@ class Batches:
       raise InputError(
         f"batch_size={self.batch_size} is not all rows: give a sampling."
       )
-
-  @property
-  def steps_per_epoch(self) -> int:
-    """Batches in a pass."""
-    return max(1, round(self.num_examples / self.batch_size))
+    if self.sampling == "partition" and self._parts == 1:
+      raise InputError(
+        f"batch_size={self.batch_size} leaves the {self.num_examples} rows in"
+        " one part: leave it out for full batches, or give a smaller one."
+      )
 
   @property
   def num_steps(self) -> int:
     """T."""
-    return self.epochs * self.steps_per_epoch
+    if self.sampling == "poisson":
+      return max(1, round(self.epochs * self.num_examples / self.batch_size))
+    return self.epochs * self._parts
 
   @property
   def mean_size(self) -> float:
     """Rows of a step, on average: what a sum over them is divided by."""
     if self.sampling == "poisson":
       return self.probability * self.num_examples
-    return self.num_examples / self.steps_per_epoch
+    return self.num_examples / self._parts
 
   @property
   def probability(self) -> float:
     """q: of a row to be in a step."""
-    return round(_GRID / self.steps_per_epoch) / _GRID
+    if self.sampling == "poisson":
+      return round(_GRID * self.batch_size / self.num_examples) / _GRID
+    return round(_GRID / self._parts) / _GRID
 
   @property
   def poisson(self) -> PoissonSampling:
@@ -113,17 +120,22 @@ class Batches:
     self, source: NoiseSource
   ) -> Iterator[Bool[np.ndarray, " n"] | None]:
     """The rows of every step, by their places; None is all of them."""
-    for _ in range(self.epochs):
-      match self.sampling:
-        case "full":
-          yield None
-        case "poisson":
-          threshold = np.uint64(round(self.probability * _GRID))
-          for _ in range(self.steps_per_epoch):
-            # The upper half of a word is uniform on a grid of 2⁻³².
-            yield source.words(self.num_examples) >> np.uint64(32) < threshold
-        case "partition":
-          words = source.words(self.num_examples)
-          batch = words % np.uint64(self.steps_per_epoch)
-          for index in range(self.steps_per_epoch):
+    n = self.num_examples
+    match self.sampling:
+      case "full":
+        yield from itertools.repeat(None, self.num_steps)
+      case "poisson":
+        threshold = np.uint64(round(self.probability * _GRID))
+        for _ in range(self.num_steps):
+          # The upper half of a word is uniform on a grid of 2⁻³².
+          yield source.words(n) >> np.uint64(32) < threshold
+      case "partition":
+        for _ in range(self.epochs):
+          batch = source.words(n) % np.uint64(self._parts)
+          for index in range(self._parts):
             yield batch == index
+
+  @property
+  def _parts(self) -> int:
+    """Batches of an epoch, but for Poisson samples."""
+    return round(self.num_examples / self.batch_size)

@@ -15,8 +15,9 @@ for a row (see `row_error`) and for the addition of n of them,
 with N additions on the way to an entry. F and that of a neighbour are each
 within E of their sums, so F is private at the sensitivity C + 2E, and rounding
 to a grid adds what it adds in `clipping`. E, and with it the noise, depends on
-n, which is public. It is some 10⁻⁵ of C for a million rows: it costs nothing,
-and is paid all the same.
+n, which is public. For a million rows of norm 1 it is some 10⁻⁵ of C; long rows
+and long weights cost more, and little still: 0.027 of C at 1.28 million rows of
+1280 numbers and norm 256, where weights are normal of deviation 1.
 
 y is exact, see `PublicMap`. Rows of zeros add nothing, wherever c is: padding
 is made of them.
@@ -109,7 +110,7 @@ def clipped_gradient(
   # Of all rows: how many are chosen is private, and the noise would tell.
   chunks = math.ceil(rows.num_examples / (ROWS_PER_DEVICE * rows.mesh.size))
   additions = ROWS_PER_DEVICE + chunks + 1 + rows.mesh.size
-  of_a_row = row_error(kernel, loss, rows.max_norm or 1.0)
+  of_a_row = row_error(kernel, clip_norm, loss, rows.max_norm or 1.0)
   of_a_row += gamma(additions) * clip_norm * (1 + 2**-20)
   return SecretGradient(
     clip_norm=clip_norm,

@@ -35,7 +35,7 @@ from linear_dp.optimizers import OneStepOptimizer
 from linear_dp.row_gradient import Loss
 from linear_dp.secret_rows import SecretRows
 
-MAX_NORM = 2.0**10
+MAX_NORM = 2.0**8
 """R, of rows that keep their norms."""
 _MOMENTUM = 0.9
 

@@ -48,22 +48,31 @@ SOFTMAX = Loss()
 
 def row_error(
   kernel: Float64[np.ndarray, "p K"],
+  clip_norm: float,
   loss: Loss = SOFTMAX,
   max_norm: float = 1.0,
 ) -> float:
   r"""e_row: how far a row's gradient may be from its real value, any row.
 
   With u = 2⁻⁵³, R the largest ‖z‖, r the largest ‖r‖ and w the norm of the
-  longest column of W: z is off by R·e_z, e_z = (p + 8)u (its norm is a sum of p
-  squares), and a logit by e_l = (γ_p + e_z)·w·R. The softmax is off by 2e_l for
-  its argument and (K + 16)u for itself (exp is taken to be good to 8 units in
-  the last place). A sigmoid, its slope being ¼ at most, is off by ¼(e_l + (w·R
-  + |b|)u) and 16u, and K of them by √K times as much. The clipped product,
-  clipping being a projection, is off by no more than its factors: R·e_r +
-  r·R·(e_z + (K + p + 16)u). Doubled, for what was left out: products of these.
+  longest column of W: z is off by a part e_z = (p + 8)u of itself (its norm is
+  a sum of p squares), and a logit by e_l = (γ_p + e_z)·w·R, and by (w·R + |b|)u
+  where a bias is added. That moves every entry of the residual by a part of
+  itself: of a sigmoid by e_l, as its slope is no more than p and than 1 − p; of
+  a softmax by 2e_l. Besides, the functions are rounded: a softmax by (K + 16)u
+  (exp is taken to be good to 8 units in the last place), K sigmoids by √K·16u;
+  and products and norms by a part (K + p + 16)u. Clipping, being a projection,
+  stretches nothing, and what is longer than C and off by a part e of itself is
+  off by 2Ce at most behind it:
+
+      e_row = 2·(min(2C, r·R)·(e_r + e_z + (K + p + 16)u) + R·e_f)
+
+  with e_r the part of the residual and e_f the rounding of the functions.
+  Doubled, for what was left out: products of these.
 
   Args:
     kernel: W.
+    clip_norm: C.
     loss: of which the gradients are.
     max_norm: R; 1 for directions.
 
@@ -75,14 +84,14 @@ def row_error(
   of_z = (p + 8) * _UNIT_ROUNDOFF
   of_logit = (gamma(p) + of_z) * largest
   if loss.name == "softmax":
-    of_residual = 2 * of_logit + (num_classes + 16) * _UNIT_ROUNDOFF
+    of_residual = 2 * of_logit
+    of_function = (num_classes + 16) * _UNIT_ROUNDOFF
   else:
-    of_logit += (largest + abs(loss.bias)) * _UNIT_ROUNDOFF
-    of_one = of_logit / 4 + 16 * _UNIT_ROUNDOFF
-    of_residual = math.sqrt(num_classes) * of_one
-  of_product = of_z + (num_classes + p + 16) * _UNIT_ROUNDOFF
-  of_factors = of_residual + loss.residual_norm(num_classes) * of_product
-  return 2 * max_norm * of_factors
+    of_residual = of_logit + (largest + abs(loss.bias)) * _UNIT_ROUNDOFF
+    of_function = math.sqrt(num_classes) * 16 * _UNIT_ROUNDOFF
+  part = of_residual + of_z + (num_classes + p + 16) * _UNIT_ROUNDOFF
+  longest = min(2 * clip_norm, loss.residual_norm(num_classes) * max_norm)
+  return 2 * (longest * part + max_norm * of_function)
 
 
 def gamma(terms: int) -> float:

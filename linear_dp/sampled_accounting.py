@@ -29,7 +29,7 @@ ACCOUNTANT = (
   "dp_accounting.pld (Poisson sampling, rounded up; Doroshenko et al. 2022)"
 )
 _MARGIN = 1e-9
-_LEAST_DELTA = 1e-12
+LEAST_DELTA = 1e-12
 """Below this the rounding of float64 would be part of the answer."""
 _LEAST_NOISE = 0.2
 """Below this the grid of losses takes too much memory."""
@@ -169,7 +169,8 @@ def _calibrated(
     if excess(enough) <= 0:
       break
     enough *= 2
-  while (half := enough / 2) > _LEAST_NOISE:
+  while enough > _LEAST_NOISE:
+    half = max(enough / 2, _LEAST_NOISE)
     if excess(half) > 0:
       break
     enough = half
@@ -185,8 +186,8 @@ def _calibrated(
 
 
 def _check_delta(delta: float) -> None:
-  if delta < _LEAST_DELTA:
+  if delta < LEAST_DELTA:
     raise InputError(
       f"delta={delta:g} is too small to account for random batches at; use one"
-      f" of {_LEAST_DELTA:g} or more, or full batches."
+      f" of {LEAST_DELTA:g} or more, or full batches."
     )

@@ -11,6 +11,7 @@ from configs.schema import EXAMPLE_UNIT
 from extract.cache_reader import open_cache
 from linear_dp.accounting import printable
 from linear_dp.release import NOT_PRIVATE
+from linear_dp.sampled_accounting import LEAST_DELTA
 from pipeline import budget
 from pipeline.budget import Cap
 from pipeline.ledger import what_is_left
@@ -87,9 +88,10 @@ def _totals(
 ) -> list[str]:
   if delta is None and cap:
     delta = cap.max_delta
-  delta = delta or min(
-    (e["delta"] for e in entries if "delta" in e), default=1e-6
-  )
+  if delta is None:
+    used = (e["delta"] for e in entries if "delta" in e)
+    # No smaller one, in case there were random batches.
+    delta = max(min(used, default=1e-6), LEAST_DELTA)
   lines = []
   for relation in (
     NeighboringRelation.ADD_OR_REMOVE_ONE,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from dp_accounting import NeighboringRelation
 
+from configs.errors import InputError
 from configs.schema import HeadConfig, StepsConfig
 from linear_dp import multi_step
 from linear_dp.batches import Batches
@@ -31,6 +32,13 @@ class MultiStepTrainer(IndependentTrainer[MultiStepRule]):
       rows, config, max_norm=None if steps.unit_norm else MAX_NORM
     )
     self._rule(1.0)  # what it refuses
+    platform = self._rows.mesh.devices.flat[0].platform
+    if steps.sampling is not None and platform != "cpu":
+      raise InputError(
+        f"sampling={steps.sampling!r} needs sums that are the same in every"
+        f" run, which a {platform} does not promise: train with"
+        " JAX_PLATFORMS=cpu."
+      )
 
   def read(self) -> None:
     """See `Trainer`."""
@@ -76,7 +84,9 @@ def make_rule(
   clip_norm = config.l2_clip_norm or (0.15 if config.unit_norm else 1.0)
   bias = config.initial_bias
   if bias is None:
-    bias = -math.log(num_classes - 1) if config.loss == "sigmoid" else 0.0
+    bias = (
+      -math.log(max(num_classes - 1, 1)) if config.loss == "sigmoid" else 0.0
+    )
   rate = config.learning_rate or learning_rate(
     config.optimizer,
     num_classes=num_classes,

@@ -197,11 +197,12 @@ def test_the_error_of_a_row_is_less_than_stated(case, clip_norm):
       rows_of(block[i : i + 1]), public_map(), kernel, clip_norm
     )
     off = distance(secret.secret_sum, gradient)
-    assert off <= row_error(kernel)
-    assert np.linalg.norm(secret.secret_sum) <= clip_norm + row_error(kernel)
+    bound = row_error(kernel, clip_norm)
+    assert off <= bound
+    assert np.linalg.norm(secret.secret_sum) <= clip_norm + bound
     worst = max(worst, off)
   if case.startswith("near ties") and clip_norm == 1:  # where it is needed
-    assert worst > row_error(kernel) / 1000
+    assert worst > row_error(kernel, clip_norm) / 1000
 
 
 def test_residuals_that_are_exactly_zero_are_not_clipped_to_nan():
@@ -233,7 +234,7 @@ def test_the_error_at_other_widths(p):
       one = block[i : i + 1]
       (real,) = real_gradients(one, weights, 1.0, a_map.matrix)
       secret = clipped_gradient(rows_of(one), a_map, weights, 1.0)
-      assert distance(secret.secret_sum, real) <= row_error(weights)
+      assert distance(secret.secret_sum, real) <= row_error(weights, 1.0)
 
 
 def worst_row(kernel: np.ndarray) -> tuple[Block, list]:
@@ -256,7 +257,7 @@ def test_errors_that_all_point_the_same_way_are_paid_for(devices):
   alike = make_block(np.repeat(block.embedding, n, 0), [block.label[0]] * n)
   secret = clipped_gradient(rows_of(alike, devices), public_map(), kernel, 1.0)
   off = distance(secret.secret_sum, [n * entry for entry in real])
-  assert row_error(kernel) < off <= secret.error
+  assert row_error(kernel, 1.0) < off <= secret.error
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -272,7 +273,8 @@ def test_error_of_the_sum(devices):
     additions = 16 + -(-100 // (16 * devices)) + 1 + devices
     roundoff = Fraction(additions, 2**53)
     gamma = roundoff / (1 - roundoff)
-    least = 101 * (Fraction(row_error(kernel)) + gamma * Fraction(clip_norm))
+    of_a_row = Fraction(row_error(kernel, clip_norm))
+    least = 101 * (of_a_row + gamma * Fraction(clip_norm))
     assert least <= Fraction(secret.error) <= least * Fraction(1.001)
 
 
@@ -487,7 +489,7 @@ def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
 
 def sensitivity_of(relation, n, kernel, clip_norm) -> float:
   """At the error of the smaller data set, by the formula of the class."""
-  error = n * row_error(kernel)
+  error = n * row_error(kernel, clip_norm)
   return gradient_sensitivity(
     relation, clip_norm=clip_norm, error=error, entries=P * K
   )

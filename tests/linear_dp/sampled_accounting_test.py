@@ -262,7 +262,7 @@ def test_the_least_delta_is_still_rounded_up(delta):
 
 def test_an_infinite_epsilon_is_refused(monkeypatch):
   """Truncated tails may weigh more than a small δ, over very many steps."""
-  monkeypatch.setattr(sampled_accounting, "_LEAST_DELTA", 0.0)
+  monkeypatch.setattr(sampled_accounting, "LEAST_DELTA", 0.0)
   with pytest.raises(InputError, match="no epsilon holds at delta=1e-25"):
     of(0.5, 10).epsilon_of(1.0, 1e-25)
 

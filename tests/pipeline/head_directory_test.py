@@ -181,7 +181,7 @@ def test_damaged_weights(head, content):
   assert "\n" not in str(caught.value)
 
 
-def test_the_weights_of_the_last_test_are_else_whole(head):
+def test_weights_that_are_whole_but_of_zeros(head):
   content = tensors(OF_ROWS, kernel=SQUARE, bias=ROW)
   (head / "head.safetensors").write_bytes(content)
   assert not read_head(head).head.unit_norm

@@ -122,7 +122,9 @@ class TestChangedFiles:
     assert any("(5, 4), the receipt says (6, 4)" in line for line in problems)
 
   def test_what_the_kernel_is_of(self, head, ledgers):
-    """Weights, digest, receipt and card of one forger."""
+    """Either the weights are changed, and their digest, or the receipt."""
+    before = (head / "head.safetensors").read_bytes()
+    receipt = (head / "receipt.json").read_text()
     file = head / "head.safetensors"
     weights = safetensors.numpy.load_file(file)
     safetensors.numpy.save_file(weights, file, {"input": UNIT_NORM})
@@ -133,9 +135,14 @@ class TestChangedFiles:
       "the kernel is for 'embedding / its L2 norm', the receipt says"
       " 'embedding'."
     )
-    # One step knows no such field.
+    file.write_bytes(before)
+    (head / "receipt.json").write_text(receipt)
     forge(head, {("mechanism", "input"): UNIT_NORM})
-    assert verify_head(head, ledgers).problems
+    (problem,) = verify_head(head, ledgers).problems
+    assert problem == (
+      "the kernel is for 'embedding', the receipt says 'embedding / its L2"
+      " norm'."
+    )
 
   def test_the_card(self, head, ledgers):
     card = head / "README.md"

@@ -421,7 +421,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
       "init_seed": 9,
       "ema_decay": 0.9,
       "learning_rate": 0.25,
-      "max_norm": 1024.0,
+      "max_norm": 256.0,
     },
   ),
   (

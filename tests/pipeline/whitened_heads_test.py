@@ -210,7 +210,8 @@ def test_a_head_on_disk_ranks_rows_as_the_trained_model(
   transcript = Transcript.watch(monkeypatch)
   _, (made,) = trained(train_cache, epsilon)
   write_head(tmp_path / "head", made, train_cache.info)
-  rule = mechanism_of(made.mechanism.as_json()).rule
+  assert isinstance(made.mechanism, Whitened)
+  rule = made.mechanism.rule
   assert rule.whitens == (epsilon == 20)
   saved = read_head(tmp_path / "head").head
   rng = np.random.default_rng(1)
@@ -437,7 +438,6 @@ class TestReceipt:
         tries += [(value or 0) + 1, (value or 0) - 1]
       else:
         tries += [value * (1 + 1e-6), value * (1 - 1e-6)]
-      # 0 is False, to JSON's reader too.
       tries = [t for t in tries if t != value]
       tried += len(tries)
       unseen += [
@@ -482,7 +482,9 @@ class TestReceipt:
     said = receipt["mechanism"]
     assert said["input"] == UNIT_NORM
     assert problems(changed(receipt, ("mechanism", "input"), AS_STORED))
-    rule = dataclasses.replace(mechanism_of(said).rule, centres=False)  # pyrefly: ignore
+    mechanism = mechanism_of(said)
+    assert isinstance(mechanism, Whitened)
+    rule = dataclasses.replace(mechanism.rule, centres=False)
     forged = receipt | {"mechanism": Whitened(rule=rule).as_json()}
     (head / "receipt.json").write_text(json.dumps(forged))
     (head / "README.md").write_text(model_card(forged))
