@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from configs.errors import InputError
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import PrivacyStatement, ReleasePlan
+from linear_dp.plan import PrivacyStatement, ReleasePlan
 
 Rule = TypeVar("Rule")
 Train = Callable[[float, NoiseSource | None], tuple[LinearHead, Rule]]
@@ -69,15 +69,8 @@ def release_heads(
         head=head,
         rule=rule,
         draw=draw,
-        statement=PrivacyStatement(
-          epsilon=epsilon,
-          delta=plan.delta,
-          noise_multiplier=sigma,
-          sensitivity=1.0,
-          noise_sd=sigma,
-          neighboring_relation=plan.neighboring_relation,
-          noise_source=source.description,
-          is_private=source.is_private,
+        statement=PrivacyStatement.of_plan(
+          plan, epsilon, source, sensitivity=1.0, noise_sd=sigma
         ),
       )
 

@@ -54,7 +54,7 @@ from linear_dp.class_moments import (
 from linear_dp.clipping import GRID_RADIUS
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import PrivacyStatement, ReleasePlan
+from linear_dp.plan import PrivacyStatement, ReleasePlan
 from linear_dp.spectrum import denoised
 
 _RIDGE = 0.3
@@ -170,15 +170,8 @@ def release_least_squares(
         head=discriminant(moments),
         rule=rule_of(moments),
         draw=draw,
-        statement=PrivacyStatement(
-          epsilon=epsilon,
-          delta=plan.delta,
-          noise_multiplier=sigma,
-          sensitivity=sensitivity,
-          noise_sd=noise_sd,
-          neighboring_relation=relation,
-          noise_source=source.description,
-          is_private=source.is_private,
+        statement=PrivacyStatement.of_plan(
+          plan, epsilon, source, sensitivity=sensitivity, noise_sd=noise_sd
         ),
       )
 

@@ -28,7 +28,7 @@ from linear_dp import accounting
 from linear_dp.evaluate import Accuracy, SecretHits
 from linear_dp.noise import rounded_gaussian
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import PrivacyStatement
+from linear_dp.plan import PrivacyStatement
 
 _ALWAYS_AMONG = 5
 """Classes up to which top-5 accuracy says nothing."""

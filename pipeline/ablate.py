@@ -19,7 +19,7 @@ from configs.schema import HeadConfig, PrivacyConfig
 from extract.cache_reader import FeatureCache
 from extract.cache_summary import public_metadata
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan, composed_epsilon
+from linear_dp.plan import ReleasePlan, composed_epsilon
 from pipeline import output_dir
 from pipeline.ablation_cells import Cell, Choices, cells
 from pipeline.ablation_table import AblationRow, plot_ablation

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from linear_dp.accounting import printable
-from linear_dp.release import NOT_PRIVATE
+from linear_dp.plan import NOT_PRIVATE
 from pipeline import report
 from pipeline.results import SweepRow
 

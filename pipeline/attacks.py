@@ -18,12 +18,8 @@ from linear_dp import audit as bounds
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import exact_clipped_sum
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import (
-  PrivacyStatement,
-  ReleasePlan,
-  baseline_without_privacy,
-  release,
-)
+from linear_dp.plan import PrivacyStatement, ReleasePlan
+from linear_dp.release import baseline_without_privacy, release
 
 PILOT_SHARE = 10
 """One run in ten chooses the least noisy direction; the others test it."""

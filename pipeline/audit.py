@@ -20,7 +20,7 @@ from configs.errors import InputError
 from linear_dp import audit as bounds
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from pipeline import attacks
 from pipeline.audit_report import AuditReport
 

@@ -4,7 +4,7 @@ import dataclasses
 import decimal
 
 from linear_dp.accounting import printable
-from linear_dp.release import PrivacyStatement
+from linear_dp.plan import PrivacyStatement
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from configs.errors import InputError
 from configs.schema import EXAMPLE_UNIT
 from extract.cache_reader import open_cache
 from linear_dp.accounting import printable
-from linear_dp.release import NOT_PRIVATE
+from linear_dp.plan import NOT_PRIVATE
 from linear_dp.sampled_accounting import LEAST_DELTA
 from pipeline import budget
-from pipeline.budget import Cap
+from pipeline.cap import Cap, caps
 from pipeline.ledger import what_is_left
 from pipeline.training import cache_ledger
 
@@ -38,7 +38,7 @@ def show_budget(
     raise InputError(f"delta={delta} must lie between 0 and 1.")
   ledger = cache_ledger(open_cache(cache), ledger_dir)
   entries = ledger.entries()
-  earlier = budget.caps(entries)
+  earlier = caps(entries)
   cap = earlier[-1] if earlier else None
   lines = _lines(entries)
   lines.append(f"cap: {cap or 'none; see `oneshot-dp budget set --help`'}")
@@ -116,7 +116,7 @@ def _lines(entries: list[dict[str, Any]]) -> list[str]:
   for entry in entries:
     words = _in_words(entry)
     if entry.get("kind") == "cap":
-      (cap,) = budget.caps([entry])
+      (cap,) = caps([entry])
       raised = before is not None and cap.is_looser_than(before)
       words = f"{'CAP RAISED to' if raised else 'cap set to'} {cap}"
       before = cap

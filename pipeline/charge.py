@@ -10,7 +10,7 @@ from dp_accounting import NeighboringRelation
 from configs.schema import EXAMPLE_UNIT
 from linear_dp.accounting import printable
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from linear_dp.sampled_accounting import SampledGaussian
 from pipeline.budget import Gaussian, Payment, Sampled, changed_units
 

@@ -6,7 +6,6 @@ from extract.cache_reader import open_cache
 from extract.cache_summary import describe
 from pipeline.ablation_arguments import Ablate
 from pipeline.arguments import Demo
-from pipeline.budget import Cap
 from pipeline.budget_report import set_cap, show_budget
 from pipeline.cache_arguments import (
   Backbones,
@@ -16,6 +15,7 @@ from pipeline.cache_arguments import (
   Verify,
 )
 from pipeline.cache_commands import extract, run_import, verify
+from pipeline.cap import Cap
 from pipeline.figure_arguments import Figures
 from pipeline.privacy_arguments import Audit, Budget, BudgetSet, Evaluate
 from pipeline.privacy_commands import audit, evaluate

@@ -15,7 +15,7 @@ from configs.errors import InputError
 from configs.schema import HeadConfig, MethodName, PrivacyConfig
 from extract.cache_reader import FeatureCache
 from extract.feature_cache import CacheInfo
-from linear_dp.release import composed_epsilon
+from linear_dp.plan import composed_epsilon
 from pipeline import output_dir
 from pipeline.evaluation import check_readable, evaluate_on_public_labels
 from pipeline.feature_space import FeatureSpace

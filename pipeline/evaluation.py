@@ -18,7 +18,7 @@ from linear_dp.head import LinearHead
 from linear_dp.label_lists import LabelLists
 from linear_dp.noise_source import NoiseSource
 from linear_dp.noisy_counts import CountPlan, release_accuracies
-from linear_dp.release import NOT_PRIVATE
+from linear_dp.plan import NOT_PRIVATE
 from pipeline.budget import Gaussian
 from pipeline.charge import Charge
 from pipeline.ledger import Ledger, charge_aloud

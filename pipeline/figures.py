@@ -16,7 +16,7 @@ from configs.errors import InputError
 from configs.schema import HeadConfig, PrivacyConfig
 from extract.cache_reader import FeatureCache
 from linear_dp import accounting
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from pipeline import output_dir
 from pipeline.evaluation import (
   Evaluation,

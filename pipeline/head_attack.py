@@ -27,7 +27,7 @@ from extract.cache_identity import BackboneIdentity, numbered_class_names
 from extract.feature_cache import CacheInfo
 from linear_dp import audit as bounds
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import PrivacyStatement, ReleasePlan
+from linear_dp.plan import PrivacyStatement, ReleasePlan
 from pipeline.attacks import PILOT_SHARE
 from pipeline.trainer import TrainedHead
 from pipeline.training import make_trainer

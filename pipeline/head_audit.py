@@ -16,7 +16,7 @@ from configs.errors import InputError
 from configs.schema import HeadConfig
 from linear_dp import audit as bounds
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from pipeline.audit_report import AuditReport
 from pipeline.head_attack import Scores, attack_heads, pilot_runs
 

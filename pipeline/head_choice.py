@@ -6,7 +6,7 @@ import sys
 from configs.errors import InputError
 from configs.schema import HeadConfig, ReleaseOrder
 from extract.feature_cache import CacheInfo
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from linear_dp.second_moment import MAX_ROWS
 from linear_dp.whitened import ROWS_TO_WHITEN, WhiteningRule
 

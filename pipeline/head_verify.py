@@ -9,7 +9,7 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import BASELINE_NOISE, NOT_PRIVATE, ReleasePlan
+from linear_dp.plan import BASELINE_NOISE, NOT_PRIVATE, ReleasePlan
 from pipeline import receipt as receipts
 from pipeline.charge import Charge
 from pipeline.head_directory import (

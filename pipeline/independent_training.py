@@ -18,7 +18,7 @@ from linear_dp.independent_heads import (
   release_heads,
 )
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from linear_dp.secret_rows import SecretRows
 from pipeline.mechanism import Mechanism
 from pipeline.trainer import Charging, TrainedHead, TrainingRows

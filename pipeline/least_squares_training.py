@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from configs.errors import InputError
 from configs.schema import HeadConfig
 from linear_dp.class_moments import class_moments
 from linear_dp.least_squares import (
@@ -11,8 +10,9 @@ from linear_dp.least_squares import (
   release_least_squares,
 )
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from linear_dp.secret_rows import SecretRows
+from pipeline.independent_training import check_rows_are_units
 from pipeline.mechanisms import LeastSquares
 from pipeline.trainer import Charging, TrainedHead, TrainingRows
 
@@ -28,12 +28,8 @@ class LeastSquaresTrainer:
   """
 
   def __init__(self, rows: TrainingRows):
-    info = rows.info
-    if info.has_units:
-      raise InputError(
-        "head='least-squares' has a guarantee per example, and the privacy unit"
-        f" of this cache is {info.privacy_unit!r}; use --head lamb."
-      )
+    info, self._config = rows.info, HeadConfig(head="least-squares")
+    check_rows_are_units(rows, self._config)
     self._rows = SecretRows(
       rows.blocks,
       feature_dim=info.feature_dim,
@@ -54,19 +50,21 @@ class LeastSquaresTrainer:
     for released in release_least_squares(
       self._moments, plan, source, charge=charge
     ):
-      yield _trained(released, plan)
+      yield self._trained(released, plan)
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     """See `Trainer`."""
-    return _trained(least_squares_without_privacy(self._moments, plan), plan)
+    exact = least_squares_without_privacy(self._moments, plan)
+    return self._trained(exact, plan)
 
-
-def _trained(released: LeastSquaresRelease, plan: ReleasePlan) -> TrainedHead:
-  return TrainedHead(
-    head=released.head,
-    statement=released.statement,
-    mechanism=LeastSquares(rule=released.rule),
-    plan=plan,
-    settings=HeadConfig(head="least-squares").settings(),
-    draw=released.draw,
-  )
+  def _trained(
+    self, released: LeastSquaresRelease, plan: ReleasePlan
+  ) -> TrainedHead:
+    return TrainedHead(
+      head=released.head,
+      statement=released.statement,
+      mechanism=LeastSquares(rule=released.rule),
+      plan=plan,
+      settings=self._config.settings(),
+      draw=released.draw,
+    )

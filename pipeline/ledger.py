@@ -20,9 +20,10 @@ from dp_accounting import NeighboringRelation
 from configs.errors import InputError, RunError
 from configs.schema import EXAMPLE_UNIT
 from linear_dp.accounting import printable
-from linear_dp.release import BASELINE_NOISE, NOT_PRIVATE
+from linear_dp.plan import BASELINE_NOISE, NOT_PRIVATE
 from pipeline import budget
-from pipeline.budget import Cap, Spending
+from pipeline.budget import Spending
+from pipeline.cap import Cap, caps
 from pipeline.charge import Charge
 from pipeline.ledger_file import ChainedFile, canonical
 
@@ -139,7 +140,7 @@ class Ledger:
       The cap that held until now.
     """
     with self._file.locked() as chain:
-      earlier = budget.caps(chain.entries)
+      earlier = caps(chain.entries)
       chain.append(_now() | cap.as_json())
     return earlier[-1] if earlier else None
 
@@ -189,7 +190,7 @@ class Ledger:
       _check_unit(entries, charge.privacy_unit)
       if not charge.source.is_private:
         self._check_no_cap(entries, "noise from a seed")
-    if not (earlier := budget.caps(entries)):
+    if not (earlier := caps(entries)):
       return
     cap = earlier[-1]
     if cap.allows(entries, [m for c in charges for m in c.mechanisms]):
@@ -205,7 +206,7 @@ class Ledger:
     )
 
   def _check_no_cap(self, entries: Sequence[dict[str, Any]], what: str) -> None:
-    if earlier := budget.caps(entries):
+    if earlier := caps(entries):
       raise InputError(
         f"{what} is {NOT_PRIVATE}, and the cap of {self.dataset!r},"
         f" {earlier[-1]}, covers no such thing; leave it out, or use a data set"

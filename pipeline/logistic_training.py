@@ -3,7 +3,7 @@
 from tqdm import tqdm
 
 from linear_dp.logistic import fit_logistic
-from linear_dp.release import PrivacyStatement, ReleasePlan
+from linear_dp.plan import PrivacyStatement, ReleasePlan
 from pipeline.mechanism import UNCLIPPED
 from pipeline.mechanisms import Logistic
 from pipeline.trainer import TrainedHead, TrainingRows

@@ -5,7 +5,7 @@ from typing import Any
 from configs.schema import EXAMPLE_UNIT
 from extract.cache_identity import sha256_of
 from linear_dp.accounting import printable
-from linear_dp.release import NOT_PRIVATE
+from linear_dp.plan import NOT_PRIVATE
 from pipeline.mechanism import AS_STORED, UNIT_NORM
 from pipeline.mechanisms import mechanism_of
 from pipeline.public_record import SETTING, PublicRecord

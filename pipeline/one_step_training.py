@@ -17,12 +17,8 @@ from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.noise_source import NoiseSource
 from linear_dp.optimizers import OneStepOptimizer, one_step
-from linear_dp.release import (
-  Release,
-  ReleasePlan,
-  baseline_without_privacy,
-  release,
-)
+from linear_dp.plan import ReleasePlan
+from linear_dp.release import Release, baseline_without_privacy, release
 from linear_dp.unit_rows import choose_rows
 from linear_dp.unit_sums import count_rows
 from pipeline.mechanisms import OneStep

@@ -10,7 +10,7 @@ from configs.schema import HeadConfig, PrivacyConfig
 from extract.cache_reader import FeatureCache, open_cache
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import NOT_PRIVATE
+from linear_dp.plan import NOT_PRIVATE
 from pipeline.audit import audit_release
 from pipeline.audit_report import AuditReport
 from pipeline.evaluation import PrivateEvaluation, evaluate_on_public_labels

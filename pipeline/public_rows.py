@@ -16,8 +16,8 @@ from extract.cache_reader import FeatureCache, open_cache
 from extract.cache_summary import public_metadata
 from extract.feature_cache import CacheInfo
 from linear_dp.noise_source import NoiseSource
+from linear_dp.plan import ReleasePlan
 from linear_dp.public_statistics import PublicStatistics
-from linear_dp.release import ReleasePlan
 from pipeline.feature_space import FeatureSpace
 from pipeline.public_record import SETTING, PublicRecord, PublicUse
 from pipeline.trainer import (

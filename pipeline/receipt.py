@@ -17,7 +17,7 @@ from configs.schema import EXAMPLE_UNIT, check_unit_name
 from extract.feature_cache import CacheInfo
 from linear_dp import accounting, sampled_accounting
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import NOT_PRIVATE, ReleasePlan
+from linear_dp.plan import NOT_PRIVATE, ReleasePlan
 from linear_dp.sampled_accounting import (
   PoissonSampling,
   SampledGaussian,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from linear_dp.accounting import printable
-from linear_dp.release import NOT_PRIVATE
+from linear_dp.plan import NOT_PRIVATE
 from pipeline.evaluation import PUBLIC_LABELS
 from pipeline.results import SweepRow, by_epsilon, by_method
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from linear_dp.accounting import printable
-from linear_dp.release import NOT_PRIVATE, ReleasePlan
+from linear_dp.plan import NOT_PRIVATE, ReleasePlan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from extract.cache_block import Block
 from extract.feature_cache import CacheInfo
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import PrivacyStatement, ReleasePlan
+from linear_dp.plan import PrivacyStatement, ReleasePlan
 from pipeline.mechanism import Mechanism
 
 Charging = Callable[[ReleasePlan, NoiseSource], object]

@@ -13,7 +13,7 @@ from configs.schema import HeadConfig, PrivacyConfig, RelationName, ReleaseOrder
 from extract.cache_reader import FeatureCache
 from extract.feature_cache import CacheInfo
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import NOT_PRIVATE, ReleasePlan
+from linear_dp.plan import NOT_PRIVATE, ReleasePlan
 from linear_dp.sampled_accounting import PoissonSampling
 from pipeline.charge import Charge
 from pipeline.head_choice import say_settings

@@ -21,7 +21,8 @@ import scipy.stats
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan, release
+from linear_dp.plan import ReleasePlan
+from linear_dp.release import release
 
 CLASSES, WIDTH = 100, 768
 

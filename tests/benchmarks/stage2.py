@@ -34,7 +34,8 @@ from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.noise_source import NoiseSource
 from linear_dp.optimizers import OneStepOptimizer, one_step
-from linear_dp.release import ReleasePlan, release
+from linear_dp.plan import ReleasePlan
+from linear_dp.release import release
 
 _POOL_ROWS = 8192
 _ORACLE_ROWS = 2048

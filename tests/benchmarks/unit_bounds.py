@@ -21,7 +21,8 @@ from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.noise_source import NoiseSource
 from linear_dp.optimizers import one_step
-from linear_dp.release import ReleasePlan, release
+from linear_dp.plan import ReleasePlan
+from linear_dp.release import release
 from linear_dp.unit_rows import choose_rows
 from linear_dp.unit_sums import count_rows
 from pipeline.one_step_training import make_optimizer

@@ -14,7 +14,7 @@ from dp_accounting import NeighboringRelation
 
 from linear_dp import accounting
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from pipeline.charge import Charge
 from pipeline.ledger import Ledger
 from tests.integration import releasing

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from configs.errors import InputError
 from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum
-from linear_dp.release import ReleasePlan, baseline_without_privacy
+from linear_dp.plan import ReleasePlan
+from linear_dp.release import baseline_without_privacy
 from tests.linear_dp.blocks import DTYPES, norm_of
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE

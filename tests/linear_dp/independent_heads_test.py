@@ -13,7 +13,7 @@ from linear_dp.accounting import noise_multiplier
 from linear_dp.head import LinearHead
 from linear_dp.independent_heads import head_without_privacy, release_heads
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from linear_dp.sampled_accounting import PoissonSampling
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE

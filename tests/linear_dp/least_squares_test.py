@@ -43,7 +43,7 @@ from linear_dp.least_squares import (
   release_least_squares,
 )
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from linear_dp.spectrum import denoised
 from tests.linear_dp.blocks import Block, make_block
 from tests.linear_dp.class_moments_test import rows_of

@@ -32,7 +32,8 @@ from linear_dp.multi_step import MAX_NORM, MultiStepRule, learning_rate
 from linear_dp.noise import rounded_gaussian
 from linear_dp.noise_source import NoiseSource
 from linear_dp.optimizers import OneStepOptimizer, one_step
-from linear_dp.release import ReleasePlan, baseline_without_privacy
+from linear_dp.plan import ReleasePlan
+from linear_dp.release import baseline_without_privacy
 from linear_dp.row_gradient import SOFTMAX, Loss
 from linear_dp.secret_rows import SecretRows, row_scale
 from tests.linear_dp.blocks import Block, in_blocks, make_block

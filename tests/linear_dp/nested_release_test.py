@@ -20,7 +20,8 @@ from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum
 from linear_dp.noise import GaussianChain
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan, baseline_without_privacy, release
+from linear_dp.plan import ReleasePlan
+from linear_dp.release import baseline_without_privacy, release
 
 K, D = 4, 10_000
 DELTA = 1e-6

@@ -10,7 +10,8 @@ from dp_accounting import NeighboringRelation
 from configs.errors import InputError
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.optimizers import OneStepOptimizer, one_step
-from linear_dp.release import PrivacyStatement, Release
+from linear_dp.plan import PrivacyStatement
+from linear_dp.release import Release
 
 K, D, N = 6, 15, 1000
 

@@ -19,12 +19,8 @@ from linear_dp import accounting
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import (
-  ReleasePlan,
-  baseline_without_privacy,
-  composed_epsilon,
-  release,
-)
+from linear_dp.plan import ReleasePlan, composed_epsilon
+from linear_dp.release import baseline_without_privacy, release
 from linear_dp.sampled_accounting import PoissonSampling
 from tests.linear_dp.blocks import random_block
 

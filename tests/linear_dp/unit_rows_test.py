@@ -21,11 +21,8 @@ from linear_dp.clipping import (
 )
 from linear_dp.exact_sum import exact_clipped_sum
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import (
-  ReleasePlan,
-  baseline_without_privacy,
-  release,
-)
+from linear_dp.plan import ReleasePlan
+from linear_dp.release import baseline_without_privacy, release
 from linear_dp.unit_rows import (
   ChosenRows,
   check_contributions,

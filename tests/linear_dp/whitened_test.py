@@ -37,7 +37,7 @@ from linear_dp.independent_heads import (
 )
 from linear_dp.noise import rounded_gaussian
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from linear_dp.second_moment import SecretMoment
 from linear_dp.secret_rows import SecretRows
 from linear_dp.whitened import (

@@ -24,7 +24,7 @@ from linear_dp.sampled_accounting import PoissonSampling
 from pipeline.ablate import run_ablation
 from pipeline.ablation_cells import Choices
 from pipeline.ablation_table import AblationRow
-from pipeline.budget import Cap
+from pipeline.cap import Cap
 from pipeline.cli import main
 from pipeline.evaluation import evaluate_cache
 from pipeline.head_directory import read_head

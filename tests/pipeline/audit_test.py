@@ -15,7 +15,7 @@ from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.noise import GaussianChain
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from pipeline import attacks
 from pipeline.audit import audit_release
 from pipeline.cli import main

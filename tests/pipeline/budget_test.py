@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from configs.errors import InputError
 from linear_dp import accounting
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from pipeline import budget
-from pipeline.budget import Cap, Gaussian
+from pipeline.budget import Gaussian
+from pipeline.cap import _SLACK, Cap, caps
 from pipeline.charge import Charge
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -261,11 +262,11 @@ class TestCap:
       make_cap(epsilon, delta)
 
   def test_it_survives_an_entry(self):
-    caps = [make_cap(3.0), make_cap(8.0, 1e-6, REPLACE)]
-    kept = [caps[0].as_json(), *entries(2.0), caps[1].as_json()]
-    assert budget.caps(kept) == caps
-    assert str(caps[1]) == "epsilon 8 at delta 1e-06 (REPLACE_ONE)"
+    both = [make_cap(3.0), make_cap(8.0, 1e-6, REPLACE)]
+    kept = [both[0].as_json(), *entries(2.0), both[1].as_json()]
+    assert caps(kept) == both
+    assert str(both[1]) == "epsilon 8 at delta 1e-06 (REPLACE_ONE)"
 
 
 def test_the_margin_is_far_below_that_of_the_accountant():
-  assert budget._SLACK <= accounting._MARGIN / 1000
+  assert _SLACK <= accounting._MARGIN / 1000

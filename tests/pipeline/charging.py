@@ -9,7 +9,7 @@ import sys
 
 from configs.errors import InputError
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from pipeline.charge import Charge
 from pipeline.ledger import Ledger
 

@@ -16,7 +16,7 @@ from configs.errors import InputError
 from configs.schema import PrivacyConfig
 from extract.cache_reader import FeatureCache
 from linear_dp.noise_source import NoiseSource
-from pipeline.budget import Cap
+from pipeline.cap import Cap
 from pipeline.cli import main
 from pipeline.compare import run_compare
 from pipeline.evaluation import evaluate_cache

@@ -18,7 +18,7 @@ from configs.errors import InputError
 from configs.schema import PrivacyConfig
 from extract.cache_reader import FeatureCache
 from linear_dp.noise_source import NoiseSource
-from pipeline.budget import Cap
+from pipeline.cap import Cap
 from pipeline.cli import main
 from pipeline.evaluation import evaluate_cache
 from pipeline.figure_plots import plot_figures

@@ -15,7 +15,7 @@ from configs.schema import HeadConfig, StepsConfig
 from linear_dp import gradient_sum, secret_rows
 from linear_dp.noise import GaussianChain, rounded_gaussian
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import PrivacyStatement, ReleasePlan
+from linear_dp.plan import PrivacyStatement, ReleasePlan
 from linear_dp.whitened import WhiteningRule
 from pipeline.cli import main
 from pipeline.head_attack import STEPS_ROWS, Scores

@@ -14,8 +14,9 @@ from configs.schema import HeadConfig, PrivacyConfig
 from extract.cache_identity import BackboneIdentity
 from linear_dp import accounting
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
-from pipeline.budget import Cap, Gaussian
+from linear_dp.plan import ReleasePlan
+from pipeline.budget import Gaussian
+from pipeline.cap import Cap
 from pipeline.charge import Charge
 from pipeline.import_features import import_features
 from pipeline.ledger import Ledger, default_ledger_dir

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from pipeline.results import (
   SweepRow,
   accuracy_table,

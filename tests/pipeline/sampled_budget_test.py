@@ -13,10 +13,11 @@ from dp_accounting.pld import PLDAccountant
 from configs.errors import InputError
 from linear_dp.accounting import noise_multiplier
 from linear_dp.noise_source import NoiseSource
-from linear_dp.release import ReleasePlan
+from linear_dp.plan import ReleasePlan
 from linear_dp.sampled_accounting import PoissonSampling, SampledGaussian
 from pipeline import budget
-from pipeline.budget import Cap, Gaussian, Payment, Sampled, changed_units
+from pipeline.budget import Gaussian, Payment, Sampled, changed_units
+from pipeline.cap import Cap
 from pipeline.charge import Charge
 from pipeline.ledger import Ledger
 
