@@ -27,6 +27,7 @@ from extract.block_builder import BlockBuilder, Rows, Skipped
 from extract.cache_block import BlockCodec
 from extract.cache_identity import CacheIdentity
 from extract.cache_reader import FeatureCache
+from extract.distinct_ids import check_distinct
 from extract.durable_files import (
   TEMPORARY_SUFFIX,
   disk_errors,
@@ -37,7 +38,6 @@ from extract.durable_files import (
   write_json,
   write_text,
 )
-from extract.example_numbers import check_distinct
 from extract.feature_cache import (
   INCOMPLETE_DIR,
   INFO_FILE,

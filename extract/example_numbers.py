@@ -6,10 +6,7 @@ images of a data set (other labels, say) go by the names of their files.
 
 import re
 
-import numpy as np
-
 from configs.errors import InputError
-from extract.cache_reader import FeatureCache
 
 _EXTENSION = re.compile(r"\.[A-Za-z]\w*$")
 # What int64 surely holds.
@@ -38,29 +35,3 @@ def number_of(name: str | bytes, place: str) -> int:
       " source.id_from_name out."
     )
   return int(found[0])
-
-
-def check_distinct(cache: FeatureCache) -> None:
-  """Refuses two examples of one id, whichever shards they are in.
-
-  Args:
-    cache: whose shards are on disk; every one is read.
-
-  Raises:
-    InputError: names the first such id.
-  """
-  ids = [
-    block.example_id
-    for i in range(len(cache.shards))
-    for block in cache.shard_blocks(i)
-  ]
-  skipped = np.asarray(cache.info.skipped_example_ids, np.int64)
-  values, counts = np.unique(
-    np.concatenate([*ids, skipped]), return_counts=True
-  )
-  if len(repeated := values[counts > 1]):
-    raise InputError(
-      f"{cache.path}: {len(repeated)} numbers in {cache.info.id_source!r} come"
-      f" more than once, the first is {repeated[0]}, so they name no example:"
-      " delete it and extract without source.id_key."
-    )

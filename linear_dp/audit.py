@@ -132,7 +132,7 @@ def epsilon_of_mean_error(
   for the size of its noise.
 
   >>> round(epsilon_of_mean_error(0.15866, 1e-5, None), 2)
-  10.95
+  10.0
 
   Args:
     rate: the mean of both error rates.

@@ -6,9 +6,7 @@ import sys
 from configs.errors import InputError
 from configs.schema import HeadConfig, ReleaseOrder
 from extract.feature_cache import CacheInfo
-from linear_dp.plan import ReleasePlan
 from linear_dp.second_moment import MAX_ROWS
-from linear_dp.whitened import ROWS_TO_WHITEN, WhiteningRule
 
 
 def choose_head(config: HeadConfig, info: CacheInfo) -> HeadConfig:
@@ -26,30 +24,6 @@ def choose_head(config: HeadConfig, info: CacheInfo) -> HeadConfig:
     head, why = "lamb", f"whitened is for at most {MAX_ROWS:,} rows"
   print(f"head: {head}, as {why}", file=sys.stderr)
   return dataclasses.replace(config, head=head)
-
-
-def say_settings(
-  config: HeadConfig, plan: ReleasePlan, info: CacheInfo, *, centres: bool
-) -> None:
-  """Says which settings follow from n, d, K and each epsilon, and why."""
-  if config.head != "whitened":
-    return
-  for epsilon, sigma in plan.noise_multipliers.items():
-    rule = WhiteningRule(
-      num_examples=info.num_examples,
-      feature_dim=info.feature_dim,
-      num_classes=info.num_classes,
-      noise_multiplier=sigma,
-      centres=centres,
-    )
-    rows = rule.num_examples / (rule.num_classes * sigma)
-    enough = f"{rows:.0f} {'>=' if rule.whitens else '<'} {ROWS_TO_WHITEN:.0f}"
-    print(
-      f"epsilon {epsilon:g}: {'whitened' if rule.whitens else 'not whitened'},"
-      f" as n/(K*sigma) = {enough}; {rule.num_steps} steps of learning rate"
-      f" {rule.learning_rate:.3g}",
-      file=sys.stderr,
-    )
 
 
 def release_order(

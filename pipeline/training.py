@@ -16,7 +16,6 @@ from linear_dp.noise_source import NoiseSource
 from linear_dp.plan import NOT_PRIVATE, ReleasePlan
 from linear_dp.sampled_accounting import PoissonSampling
 from pipeline.charge import Charge
-from pipeline.head_choice import say_settings
 from pipeline.least_squares_training import LeastSquaresTrainer
 from pipeline.ledger import Ledger, charge_aloud
 from pipeline.multi_step_training import MultiStepTrainer
@@ -168,8 +167,6 @@ def train_heads(
     InputError: what was asked makes no sense for this cache, or would break the
       cap of its data set; nothing is charged then.
   """
-  if aloud:
-    say_settings(config, plan, cache.info, centres=public is None)
   trainer = make_trainer(cache, [config], max_rows_per_unit, public=public)
   return train_all(
     cache,

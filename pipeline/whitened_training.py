@@ -1,6 +1,7 @@
 """Training whitened heads: one pass for the moment, many for the steps."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 
 from dp_accounting import NeighboringRelation
 
@@ -8,11 +9,12 @@ from configs.schema import HeadConfig
 from linear_dp import whitened
 from linear_dp.head import LinearHead
 from linear_dp.noise_source import NoiseSource
+from linear_dp.plan import ReleasePlan
 from linear_dp.second_moment import second_moment
-from linear_dp.whitened import WhiteningRule
+from linear_dp.whitened import ROWS_TO_WHITEN, WhiteningRule
 from pipeline.independent_training import IndependentTrainer
 from pipeline.mechanisms import Whitened
-from pipeline.trainer import TrainingRows
+from pipeline.trainer import Charging, TrainedHead, TrainingRows
 
 
 class WhitenedTrainer(IndependentTrainer[WhiteningRule]):
@@ -30,6 +32,16 @@ class WhitenedTrainer(IndependentTrainer[WhiteningRule]):
   def read(self) -> None:
     """See `Trainer`."""
     self._moment = second_moment(self._rows)
+
+  def release(
+    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+  ) -> Iterator[TrainedHead]:
+    """See `Trainer`; says first which settings follow for each epsilon."""
+    for epsilon, sigma in plan.noise_multipliers.items():
+      print(
+        f"epsilon {epsilon:g}: {_in_words(self._rule(sigma))}", file=sys.stderr
+      )
+    yield from super().release(plan, source, charge)
 
   def _rule(self, sigma: float) -> WhiteningRule:
     return WhiteningRule(
@@ -53,3 +65,14 @@ class WhitenedTrainer(IndependentTrainer[WhiteningRule]):
 
   def _mechanism(self, rule: WhiteningRule) -> Whitened:
     return Whitened(rule=rule)
+
+
+def _in_words(rule: WhiteningRule) -> str:
+  """What follows from n, d, K and the noise, and why."""
+  rows = rule.num_examples / (rule.num_classes * rule.noise_multiplier)
+  than = ">=" if rule.whitens else "<"
+  return (
+    f"{'whitened' if rule.whitens else 'not whitened'}, as n/(K*sigma) ="
+    f" {rows:.0f} {than} {ROWS_TO_WHITEN:.0f}; {rule.num_steps} steps of"
+    f" learning rate {rule.learning_rate:.3g}"
+  )

@@ -1,7 +1,6 @@
 """The audit bounds the real release from below, and finds planted faults."""
 
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -214,7 +213,7 @@ def test_bound_is_tight_at_the_stated_settings(epsilon):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("fault", "epsilon"),
-  list(zip(list(FAULTS)[:4], itertools.cycle(EPSILONS), strict=False)),
+  [("noise halved", 1.0), ("clipping off", 4.0)],
 )
 def test_faults_are_flagged_at_the_stated_settings(plant, fault, epsilon):
   plant(fault)

@@ -186,8 +186,12 @@ def test_train(place, capsys, tmp_path, head, why):
   assert "noise multiplier 3.7306, noise from os.urandom" in out
   *said, charged = err.splitlines()
   assert charged.startswith("charged to ")
-  assert len(said) == bool(why)
-  assert all(line.startswith(why) for line in said)
+  *chosen, settings = said
+  assert [line.startswith(why) for line in chosen] == [True] * bool(why)
+  # As 180 rows of 4 classes.
+  assert settings.startswith(
+    "epsilon 1: not whitened, as n/(K*sigma) = 12 < 80"
+  )
   succeeds(capsys, "verify", tmp_path / "out")
   card = (tmp_path / "out/README.md").read_text()
   assert "private centring of the unit-norm embeddings, then 60 full-" in card
