@@ -65,9 +65,11 @@ def row_error(
   stretches nothing, and what is longer than C and off by a part e of itself is
   off by 2Ce at most behind it:
 
-      e_row = 2·(min(2C, r·R)·(e_r + e_z + (K + p + 16)u) + R·e_f)
+      e_row = 2·(min(2C, s·R)·e_r + min(2C, r·R)·(e_z + (K + p + 16)u) + R·e_f)
 
-  with e_r the part of the residual and e_f the rounding of the functions.
+  with e_r the part of the residual, of which s·e_r bounds the length as well (s
+  = 1 for a softmax, √K/4 for sigmoids, whose slopes are ¼ at most), and e_f the
+  rounding of the functions.
   Doubled, for what was left out: products of these.
 
   Args:
@@ -84,14 +86,17 @@ def row_error(
   of_z = (p + 8) * _UNIT_ROUNDOFF
   of_logit = (gamma(p) + of_z) * largest
   if loss.name == "softmax":
-    of_residual = 2 * of_logit
+    of_residual, slope = 2 * of_logit, 1.0
     of_function = (num_classes + 16) * _UNIT_ROUNDOFF
   else:
     of_residual = of_logit + (largest + abs(loss.bias)) * _UNIT_ROUNDOFF
+    slope = math.sqrt(num_classes) / 4
     of_function = math.sqrt(num_classes) * 16 * _UNIT_ROUNDOFF
-  part = of_residual + of_z + (num_classes + p + 16) * _UNIT_ROUNDOFF
-  longest = min(2 * clip_norm, loss.residual_norm(num_classes) * max_norm)
-  return 2 * (longest * part + max_norm * of_function)
+  of_product = of_z + (num_classes + p + 16) * _UNIT_ROUNDOFF
+  longest = loss.residual_norm(num_classes) * max_norm
+  error = min(2 * clip_norm, slope * max_norm) * of_residual
+  error += min(2 * clip_norm, longest) * of_product
+  return 2 * (error + max_norm * of_function)
 
 
 def gamma(terms: int) -> float:

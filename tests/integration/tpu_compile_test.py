@@ -27,7 +27,7 @@ def check_memory_and_types(program):
 
 
 # (A network takes the compiler up to a minute; the command does them all.)
-@pytest.mark.parametrize("chip", ["v5e"])
+@pytest.mark.parametrize("chip", CHIPS)
 def test_extraction(chip):
   name = "vit_h14"
   program = tpu_estimate.extraction(name, CHIPS[chip])

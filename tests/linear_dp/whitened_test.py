@@ -416,9 +416,11 @@ def test_every_head_and_draw_has_noise_of_its_own(drawn, monkeypatch, seed):
   assert len(drawn) == 3 * len(heads) + steps
   found = (len(means), len(moments), len(gradients))
   assert found == (len(heads), len(heads), steps)
-  # No numbers twice, whatever they were multiplied by; one may be, by chance.
+  # No number twice, whatever it was multiplied by; of bits that differ from run
+  # to run a few may be, by chance, and no release has so few.
   values = np.concatenate([np.abs(n.values.ravel()) / n.sd for n in drawn])
-  assert len(np.unique(values)) > values.size - 4
+  by_chance = 3 if seed is None else 0
+  assert len(np.unique(values)) >= values.size - by_chance
   # Nor does one step or head say anything of another.
   noise = np.array([result.ravel() for _, result in gradients])
   noise /= np.linalg.norm(noise, axis=1, keepdims=True)
@@ -734,9 +736,8 @@ def test_the_same_on_any_number_of_devices(monkeypatch):
     (_, _, kernel, _), _ = calls[-1]
     found.append((kernel, head.head.kernel))
   assert np.abs(found[0][0]).max() > 0.1
-  # Another order of additions may round a gradient to the next grid step.
-  np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-7, rtol=0)
-  np.testing.assert_allclose(found[0][1], found[1][1], atol=2e-7, rtol=0)
+  np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-9, rtol=0)
+  np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-7, rtol=0)
 
 
 def test_a_seed_repeats_and_the_system_does_not():

@@ -211,10 +211,8 @@ def test_bound_is_tight_at_the_stated_settings(epsilon):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ("fault", "epsilon"),
-  [("noise halved", 1.0), ("clipping off", 4.0)],
-)
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("fault", list(FAULTS)[:4])
 def test_faults_are_flagged_at_the_stated_settings(plant, fault, epsilon):
   plant(fault)
   assert audit(epsilon, FULL).is_violated

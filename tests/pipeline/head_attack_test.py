@@ -69,7 +69,7 @@ def small_chunks_on_one_device(monkeypatch):
 @pytest.mark.parametrize(
   ("config", "epsilon", "runs", "share"),
   [
-    (LEAST_SQUARES, 4.0, 600, 0.6),
+    (LEAST_SQUARES, 4.0, 1000, 0.7),
     (steps(), 8.0, 150, 0.5),
     (POISSON, 8.0, 300, 0.3),
     (PARTITION, 8.0, 150, 0.3),
@@ -89,7 +89,7 @@ def test_bound_is_below_the_claim_and_says_something(
 @pytest.mark.parametrize(
   ("config", "runs"),
   [
-    (LEAST_SQUARES, 500),
+    (LEAST_SQUARES, 1000),
     (steps(unit_norm=False, loss="sigmoid", initial_bias=-10.0), 150),
     (steps(optimizer="adam", ema_decay=0.5), 150),
   ],
@@ -189,6 +189,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
     ("clipping off", steps(), 60),
     ("a row twice", steps(), 100),
     ("all steps for the price of one", steps(epochs=4), 60),
+    ("steps, noise halved", POISSON, 400),
     ("all rows in every sample", POISSON, 100),
   ],
 )
