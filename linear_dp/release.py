@@ -22,6 +22,10 @@ from linear_dp.noise import GaussianChain
 from linear_dp.noise_source import NoiseSource
 from linear_dp.plan import PrivacyStatement, ReleasePlan
 
+_DRAWN_TOGETHER = 2048
+"""Values of noise below which calls cost more than their work: so many draws
+of a small sum (those of an audit) are made at once."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Release:
@@ -81,21 +85,38 @@ def release(
   grid = secret.grid
   sensitivity = grid.sensitivity(plan.neighboring_relation)
   statistic = _statistic(secret)
-  for draw in range(plan.num_draws):
-    chain = GaussianChain(statistic.shape, source)
-    for epsilon, sigma in plan.noise_multipliers.items():
-      if plan.order == "independent":
-        chain = GaussianChain(statistic.shape, source)
-      noise_sd = math.nextafter(sigma * sensitivity, math.inf)
-      yield Release(
-        noisy_sum=statistic + chain.extend(noise_sd),
-        grid=grid,
-        num_examples=secret.num_examples,
-        draw=draw,
-        statement=PrivacyStatement.of_plan(
-          plan, epsilon, source, sensitivity=sensitivity, noise_sd=noise_sd
-        ),
-      )
+  together = max(1, _DRAWN_TOGETHER // statistic.size)
+  for first in range(0, plan.num_draws, together):
+    draws = range(first, min(first + together, plan.num_draws))
+    noise = _noise(plan, source, sensitivity, (len(draws), *statistic.shape))
+    for i, draw in enumerate(draws):
+      for epsilon, (noise_sd, of_draws) in noise.items():
+        yield Release(
+          noisy_sum=statistic + of_draws[i],
+          grid=grid,
+          num_examples=secret.num_examples,
+          draw=draw,
+          statement=PrivacyStatement.of_plan(
+            plan, epsilon, source, sensitivity=sensitivity, noise_sd=noise_sd
+          ),
+        )
+
+
+def _noise(
+  plan: ReleasePlan,
+  source: NoiseSource,
+  sensitivity: float,
+  shape: tuple[int, int, int],
+) -> dict[float, tuple[float, Int64[np.ndarray, "draws K D"]]]:
+  """For each ε, its deviation and the noise of some draws, all independent."""
+  noise = {}
+  chain = GaussianChain(shape, source)
+  for epsilon, sigma in plan.noise_multipliers.items():
+    if plan.order == "independent":
+      chain = GaussianChain(shape, source)
+    noise_sd = math.nextafter(sigma * sensitivity, math.inf)
+    noise[epsilon] = noise_sd, chain.extend(noise_sd)
+  return noise
 
 
 def baseline_without_privacy(secret: SecretSum, plan: ReleasePlan) -> Release:

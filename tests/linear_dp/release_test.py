@@ -189,6 +189,29 @@ def test_draws_share_no_noise(seed):
 
 
 @pytest.mark.parametrize("order", ["nested", "independent"])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_draws_of_a_small_sum_share_no_noise(seed, order):
+  """They are drawn many at a time: 2048 // 6 of these."""
+  secret = make_secret(num_classes=2, feature_dim=3)
+  plan = make_plan((2.0, 8.0), order=order, num_draws=2000)
+  found = released(plan, seed, secret)
+  assert [r.draw for r in found] == [i // 2 for i in range(4000)]
+  exact = baseline_without_privacy(secret, plan).noisy_sum
+  for epsilon in plan.epsilons:
+    alone = [r for r in found if r.statement.epsilon == epsilon]
+    noise = np.array([(r.noisy_sum - exact).ravel() for r in alone])
+    assert len(np.unique(noise, axis=0)) == 2000
+    sd = alone[0].statement.noise_sd
+    assert np.std(noise) == pytest.approx(sd, rel=5 / math.sqrt(noise.size))
+    luck = 5 / math.sqrt(len(noise))
+    # Entries of a draw, and draws beside each other or a batch apart.
+    among_entries = np.corrcoef(noise.T) - np.eye(6)
+    assert np.abs(among_entries).max() < luck
+    for apart in (1, 2, 341):
+      assert abs(correlation(noise[apart:, 0], noise[:-apart, 0])) < luck
+
+
+@pytest.mark.parametrize("order", ["nested", "independent"])
 def test_classes_share_no_noise(order):
   for noise in noises(released(make_plan(order=order))):
     by_class = noise.reshape(K, D)

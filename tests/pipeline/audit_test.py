@@ -128,27 +128,31 @@ class HalvedNoise(GaussianChain):
 
 class NoiseSharedByClasses(GaussianChain):
   def __init__(self, shape, source):
-    super().__init__((1, shape[1]), source)
-    self._classes = shape[0]
+    draws, self._classes, features = shape
+    super().__init__((draws, 1, features), source)
 
   def extend(self, sd):
-    return np.repeat(super().extend(sd), self._classes, axis=0)
+    return np.repeat(super().extend(sd), self._classes, axis=1)
 
 
 class NoiseSharedByFeatures(GaussianChain):
   def __init__(self, shape, source):
-    super().__init__((shape[0], 1), source)
-    self._features = shape[1]
+    draws, classes, self._features = shape
+    super().__init__((draws, classes, 1), source)
 
   def extend(self, sd):
-    return np.repeat(super().extend(sd), self._features, axis=1)
+    return np.repeat(super().extend(sd), self._features, axis=2)
 
 
 class SameNoiseAgain(GaussianChain):
   """Every release draws the same bits."""
 
   def __init__(self, shape, source):
-    super().__init__(shape, NoiseSource(0))
+    self._draws, *one = shape
+    super().__init__((1, *one), NoiseSource(0))
+
+  def extend(self, sd):
+    return np.repeat(super().extend(sd), self._draws, axis=0)
 
 
 def unclipped_sum(blocks, grid, *, num_examples):
