@@ -7,6 +7,7 @@ WORKERS ?= 2
 # More arguments for pytest: make test PYTEST_ARGS="-k clipping -x"
 PYTEST_ARGS ?=
 UV_VERSION := 0.13.8
+UV := build/uv/bin/uv
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,10 +15,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format lock clean
+.PHONY: help demo test test-fast test-versions lint format wheel lock clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' \
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
 	  $(MAKEFILE_LIST)
 
 demo: $(VENV)/.project ## a private sweep from images to plots, in demo/
@@ -29,6 +30,9 @@ test: $(VENV)/.project $(VENV)/.libtpu ## every test
 test-fast: $(VENV)/.project $(VENV)/.libtpu ## the tests that are not marked slow
 	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
+test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
+	@$(PYTHON) tests/packaging/versions.py --uv $(UV) --oldest --newest
+
 lint: $(VENV)/.project ## ruff (rules, format) and pyrefly (types)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -38,12 +42,13 @@ format: $(VENV)/.project ## mend what ruff can mend
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-lock: ## resolve the dependencies of pyproject.toml anew
-	@test -x build/uv/bin/uv || $(PYTHON) -m venv build/uv
-	@build/uv/bin/python -m pip --disable-pip-version-check -qq \
-	  install uv==$(UV_VERSION)
-	@build/uv/bin/uv pip compile pyproject.toml --quiet --upgrade \
-	  --extra demo --extra test --extra lint --group build \
+wheel: $(VENV)/.lock ## the wheel of this package, in dist/
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
+lock: $(UV) ## resolve the dependencies of pyproject.toml anew
+	@$(UV) pip compile pyproject.toml --quiet --upgrade \
+	  --extra test --extra lint --group build \
 	  --universal --python-version 3.11 --fork-strategy fewest \
 	  --generate-hashes --custom-compile-command "make lock" \
 	  --output-file requirements.lock
@@ -55,9 +60,15 @@ clean: ## remove the environment and whatever was made in it
 	@find configs extract linear_dp pipeline tests -name __pycache__ \
 	  -prune -exec rm -rf {} +
 
-# One of the dependencies (promise, by way of tensorflow-datasets) is published
-# as source only. Its build backend, and ours, is the setuptools of the lock:
-# installed first, and used in place, so that nothing comes in without a hash.
+$(UV): Makefile
+	@$(PYTHON) -m venv build/uv
+	@build/uv/bin/python -m pip --disable-pip-version-check -qq \
+	  install uv==$(UV_VERSION)
+	@touch $@
+
+# Some of the dependencies (promise, by way of tensorflow-datasets) are published
+# as source only. Their build backend is the setuptools of the lock: installed
+# first, and used in place, so that nothing comes in without a hash.
 $(VENV)/.lock: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
 	  "oneshot-dp needs Python 3.11 or newer, and $(PYTHON) is " \

@@ -1,0 +1,40 @@
+"""requirements.lock pins what pyproject.toml asks, by hash, from any index."""
+
+import pathlib
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = pathlib.Path(__file__).parents[2]
+LOCK = (ROOT / "requirements.lock").read_text()
+# Of each package its line and those of its hashes.
+PINS = re.findall(r"^([\w.-]+)==([\w.]+)((?:.*\\\n)*.*)", LOCK, re.MULTILINE)
+VERSIONS = {canonicalize_name(name): version for name, version, _ in PINS}
+
+
+def asked():
+  """Everything that `make lock` resolves: `gcp` is for users alone."""
+  described = tomllib.loads((ROOT / "pyproject.toml").read_text())
+  project, groups = described["project"], described["dependency-groups"]
+  extras = dict(project["optional-dependencies"])
+  del extras["gcp"]
+  lists = [project["dependencies"], groups["build"], *extras.values()]
+  needs = [Requirement(need) for needs in lists for need in needs]
+  return [need for need in needs if need.name != project["name"]]
+
+
+@pytest.mark.parametrize("need", asked(), ids=str)
+def test_every_dependency_is_pinned_as_asked(need):
+  assert need.specifier.contains(VERSIONS[canonicalize_name(need.name)])
+
+
+def test_every_pin_has_hashes():
+  assert len(PINS) > 100
+  assert [name for name, _, rest in PINS if "--hash=sha256:" not in rest] == []
+
+
+def test_no_index_is_named():
+  assert re.findall(r"^-.*|.*://.*|.* @ .*", LOCK, re.MULTILINE) == []

@@ -1,0 +1,159 @@
+"""The wheel has the packages whole and nothing else, and runs from anywhere."""
+
+import importlib.metadata
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGES = ("configs", "extract", "linear_dp", "pipeline")
+EXTRAS = {"demo", "gcp", "lint", "plots", "pretrain", "test"}
+
+# `oneshot-dp --help` and the embedded weights, with the repository out of
+# reach: -I leaves out the current folder and PYTHONPATH, and what is installed
+# for development comes after the wheel.
+IN_PLACE = """
+import importlib.resources, sys
+sys.path.insert(0, sys.argv[1])
+import safetensors.numpy
+import pipeline.cli
+weights = importlib.resources.files("extract.backbones")
+weights = weights / "glyph_vit.safetensors"
+assert safetensors.numpy.load(weights.read_bytes())
+print(pipeline.cli.__file__)
+sys.exit(pipeline.cli.main(["--help"]))
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+  """A copy of the repository, with what an older build may have left in it."""
+  pytest.importorskip("hatchling", reason="the build backend, of the lock")
+  copy = tmp_path_factory.mktemp("source")
+  for package in (*PACKAGES, "tests"):
+    cached = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / package, copy / package, ignore=cached)
+  for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    shutil.copy(ROOT / name, copy)
+  stale = "configs/gone.py"
+  for leftover in (
+    f"build/lib/{stale}",
+    "configs/__pycache__/gone.cpython-311.pyc",
+    "oneshot_dp.egg-info/SOURCES.txt",
+  ):
+    path = copy / leftover
+    path.parent.mkdir(parents=True)
+    path.write_text(stale)
+  return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("wheel")
+  _pip("wheel", "--no-build-isolation", "--wheel-dir", folder, source)
+  (path,) = folder.glob("*.whl")
+  return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+  target = tmp_path_factory.mktemp("installed")
+  _pip("install", "--target", target, wheel)
+  return target
+
+
+@pytest.fixture(scope="module")
+def distribution(installed):
+  (found,) = importlib.metadata.distributions(path=[str(installed)])
+  return found
+
+
+def test_the_packages_are_whole_and_nothing_is_beside_them(source, wheel):
+  there = {
+    path.relative_to(source).as_posix()
+    for package in PACKAGES
+    for path in (source / package).rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts
+  }
+  packed = {
+    name
+    for name in zipfile.ZipFile(wheel).namelist()
+    if not name.startswith("oneshot_dp-0.1.0.dist-info/")
+  }
+  assert packed == there
+
+
+@pytest.mark.parametrize(
+  ("folder", "names"),
+  [
+    ("extract/backbones", "glyph_vit*.safetensors"),
+    ("pipeline/html_report", "*.j2"),
+    ("configs", "py.typed"),
+    ("extract", "py.typed"),
+    ("linear_dp", "py.typed"),
+    ("pipeline", "py.typed"),
+  ],
+)
+def test_what_is_not_python_comes_along(installed, folder, names):
+  assert list((installed / folder).glob(names))
+
+
+def test_metadata(distribution):
+  said = distribution.metadata
+  assert said["Requires-Python"] == ">=3.11"
+  assert said["License-Expression"] == "Apache-2.0"
+  assert said["License-File"] == "LICENSE"
+  assert set(said.get_all("Provides-Extra")) == EXTRAS
+  (command,) = distribution.entry_points
+  assert (command.group, command.name) == ("console_scripts", "oneshot-dp")
+  assert command.value == "pipeline.cli:main"
+  license_text = distribution.read_text("licenses/LICENSE")
+  assert license_text == (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize(
+  ("extra", "brings"),
+  [
+    ("", set()),
+    ("plots", {"matplotlib", "jinja2"}),
+    ("demo", {"matplotlib", "jinja2", "scikit-learn"}),
+  ],
+)
+def test_pictures_and_digits_are_extras(distribution, extra, brings):
+  needs = map(Requirement, distribution.requires)
+  names = {
+    canonicalize_name(need.name)
+    for need in needs
+    if need.marker is None or need.marker.evaluate({"extra": extra})
+  }
+  assert names & {"matplotlib", "jinja2", "scikit-learn"} == brings
+
+
+def test_it_runs_outside_the_repository(installed, tmp_path):
+  said = subprocess.run(
+    [sys.executable, "-I", "-c", IN_PLACE, str(installed)],
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+  )
+  assert said.returncode == 0, said.stderr
+  assert said.stdout.startswith(str(installed))
+  assert "usage: oneshot-dp" in said.stdout
+
+
+def _pip(command: str, *arguments: object) -> None:
+  said = subprocess.run(
+    [sys.executable, "-m", "pip", command, "--quiet", "--no-deps", "--no-index"]
+    + [str(word) for word in arguments],
+    capture_output=True,
+    text=True,
+  )
+  assert said.returncode == 0, said.stderr
