@@ -31,6 +31,18 @@ _READER_OPTIONS = "max_parallelism:0"
 class FeatureCache:
   """A finished cache; `open_cache` makes one.
 
+  >>> import tempfile
+  >>> import numpy as np
+  >>> import extract
+  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   cache = extract.write_cache(
+  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
+  ...   )
+  ...   shapes = [block.embedding.shape for block in cache.blocks()]
+  >>> len(cache), shapes
+  (4, [(4, 4)])
+
   Attributes:
     path: the directory.
     info: what is in it; public, except for `skipped_example_ids`.
@@ -119,6 +131,24 @@ class FeatureCache:
 
 def open_cache(path: str | os.PathLike) -> FeatureCache:
   """Opens a finished cache; looks at names and sizes, not at the rows.
+
+  >>> import tempfile
+  >>> import numpy as np
+  >>> import extract
+  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   _ = extract.write_cache(
+  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
+  ...   )
+  ...   cache = open_cache(f"{folder}/pets")
+  >>> cache.info.dataset, cache.info.split, cache.info.class_names
+  ('pets', 'train', ('0', '1'))
+
+  Args:
+    path: the directory.
+
+  Returns:
+    The cache.
 
   Raises:
     InputError: no such directory, not a finished cache, another format

@@ -34,6 +34,12 @@ PILLOW_FILTER = {
 class Preprocessing:
   """From an image of any size to the square that a backbone takes.
 
+  >>> small = Preprocessing(image_size=32)
+  >>> prepare(np.zeros((48, 64, 3), np.uint8), small).shape
+  (32, 32, 3)
+  >>> small.changed(PreprocessConfig(image_size=64)).image_size
+  64
+
   Attributes:
     image_size: side of the square, pixels.
     resize: a number: the shorter side is resized to it, then the central

@@ -21,6 +21,11 @@ from configs import schema
 class Example:
   """One labelled image.
 
+  >>> pixels = np.zeros((32, 32, 3), np.uint8)
+  >>> example = Example(example_id=17, label=0, image=pixels)
+  >>> example.example_id, example.unit_id
+  (17, None)
+
   Attributes:
     example_id: names the example within its source, the same at every run.
     label: class index, in [0, len(class_names)).
@@ -87,8 +92,21 @@ def open_source(config: schema.Source, split: str) -> Source:
   its own source once. A TFDS data set that is not on disk yet is downloaded
   and prepared here: open it once before workers do.
 
+  >>> import tempfile
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.savez(
+  ...     f"{folder}/pets.npz",
+  ...     image=np.zeros((2, 8, 8, 3), np.uint8),
+  ...     label=np.array([1, 0]),
+  ...     class_names=np.array(["cat", "dog"]),
+  ...   )
+  ...   config = schema.ArraysSource(path=f"{folder}/pets.npz")
+  ...   source = open_source(config, "train")
+  >>> len(source), source.class_names, source[0].label
+  (2, ('cat', 'dog'), 1)
+
   Args:
-    config: which data set.
+    config: which data set: one of the sources of `configs.schema`.
     split: "train", "test" ...; TFDS also takes "train[:10%]" and the like.
 
   Returns:

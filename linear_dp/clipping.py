@@ -42,6 +42,10 @@ class ClippedGradientGrid:
   sum of the rows of class c and T = Σ_c S_c, has the L2 sensitivity
   `sensitivity()`.
 
+  >>> grid = ClippedGradientGrid(num_classes=10, feature_dim=64)
+  >>> grid.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE) * grid.step
+  1.0000...
+
   Attributes:
     num_classes: K, public.
     feature_dim: d, the width of an embedding.
@@ -53,6 +57,9 @@ class ClippedGradientGrid:
       the noise.
     clipped: what has norm C at most: the gradient of a row, or with "unit" the
       sum of the gradients of all rows of a unit, one vector (m = 1).
+
+  Raises:
+    InputError: a value outside what is said of it above.
 
   Source: Mehta et al., "Large Scale Transfer Learning for Differentially
   Private Image Classification", TMLR 2023, section 4 (zero initialisation and

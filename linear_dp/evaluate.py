@@ -124,8 +124,25 @@ def evaluate_heads(
 ) -> list[Accuracy]:
   """The exact accuracies on rows whose labels are public; see `count_hits`.
 
+  >>> import numpy as np
+  >>> from linear_dp import ArrayRows, LinearHead
+  >>> eye = np.eye(3, dtype=np.float32)
+  >>> head = LinearHead(kernel=eye, bias=np.zeros(3, np.float32))
+  >>> rows = ArrayRows.of(eye, np.array([0, 1, 0]), num_classes=3)
+  >>> (accuracy,) = evaluate_heads([head], [rows])
+  >>> round(accuracy.top1, 3), accuracy.top5, accuracy.num_examples
+  (0.667, 1.0, 3)
+
+  Args:
+    heads: [d, K] each, all of one shape.
+    blocks: the labelled rows, in any block size.
+    on_rows: called with the number of rows of each block read (progress).
+
   Returns:
-    One accuracy per head, in order.
+    One accuracy per head, in order; fractions in [0, 1].
+
+  Raises:
+    InputError: no rows, another feature_dim, or a label outside [0, K).
   """
   if not heads:
     return []

@@ -13,6 +13,14 @@ from linear_dp.clipping import ClippedGradientGrid
 class LinearHead:
   """logits = x·kernel + bias.
 
+  >>> import jax.numpy as jnp
+  >>> import numpy as np
+  >>> head = LinearHead(
+  ...   kernel=np.eye(2, dtype=np.float32), bias=np.zeros(2, np.float32)
+  ... )
+  >>> head.logits(jnp.array([[1.0, 3.0]])).tolist()
+  [[1.0, 3.0]]
+
   Attributes:
     kernel: [d, K] float32.
     bias: [K] float32.
@@ -40,7 +48,14 @@ class LinearHead:
     return self.kernel.shape[1]
 
   def logits(self, embedding: Float[Array, "n d"]) -> Float[Array, "n K"]:
-    """Scores of each class, for embeddings as they are."""
+    """Scores of each class, for embeddings as they are.
+
+    Args:
+      embedding: [n, d] float32.
+
+    Returns:
+      [n, K] float32.
+    """
     if self.unit_norm:
       embedding = at_unit_norm(embedding)
     products = jnp.matmul(embedding, self.kernel, precision="highest")

@@ -15,6 +15,19 @@ class NoiseSource:
   generator; the only source whose releases are private. A seed is for research:
   whoever knows it can subtract the noise, and `description` says so wherever
   it is written.
+
+  >>> NoiseSource().description, NoiseSource(seed=0).description
+  ('os.urandom', 'seeded: NOT PRIVATE')
+
+  Args:
+    seed: research only: the same bits every time; None is the operating
+      system's generator.
+
+  Attributes:
+    is_private: False where there is a seed.
+
+  Raises:
+    InputError: a negative seed.
   """
 
   def __init__(self, seed: int | None = None):

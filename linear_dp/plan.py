@@ -27,6 +27,15 @@ BASELINE_NOISE = f"none: {NOT_PRIVATE}"
 class PrivacyStatement:
   """What one release guarantees, and all that is needed to recompute it.
 
+  Releases bring theirs with them. What is exact has one too, and says so:
+
+  >>> from dp_accounting import NeighboringRelation
+  >>> statement = PrivacyStatement.without_privacy(
+  ...   1e-6, NeighboringRelation.ADD_OR_REMOVE_ONE
+  ... )
+  >>> statement.epsilon, statement.is_private, statement.noise_source
+  (inf, False, 'none: NOT PRIVATE')
+
   Attributes:
     epsilon: ε of this release alone; infinity for the baseline.
     delta: δ.
@@ -99,6 +108,12 @@ class ReleasePlan:
   does (`GaussianChain`). With "independent", every release has noise of its own
   and all of them compose. Draws are always independent of each other.
 
+  >>> plan = ReleasePlan(epsilons=(0.5, 2.0, 8.0), delta=1e-5)
+  >>> round(plan.composed_epsilon, 3)
+  8.0
+  >>> [round(sigma, 3) for sigma in plan.noise_multipliers.values()]
+  [0.6, 1.994, 7.032]
+
   Attributes:
     epsilons: the ε of each head, distinct.
     delta: δ of each head.
@@ -108,6 +123,11 @@ class ReleasePlan:
       spread; each costs as much as the first.
     sampling: of heads whose steps see random parts of the rows; σ is then that
       of a step.
+
+  Raises:
+    InputError: no ε, or one twice; an ε or δ that is no guarantee, or needs
+      more noise than anything could be seen through; no draw; sampling of
+      nested releases, or where a neighbour has an example replaced.
   """
 
   epsilons: tuple[float, ...]
@@ -179,6 +199,10 @@ class ReleasePlan:
 
 def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
   """ε of all releases of several plans together.
+
+  >>> one = ReleasePlan(epsilons=(1.0, 4.0), delta=1e-5)
+  >>> round(composed_epsilon([one, one]), 2)
+  5.99
 
   Args:
     plans: about the same rows, at one δ and in one neighbouring relation.

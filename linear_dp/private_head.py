@@ -1,0 +1,138 @@
+"""A private head with what is to be said of it."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int64
+
+from configs.errors import InputError
+from configs.schema import EXAMPLE_UNIT, HeadConfig
+from linear_dp import accounting
+from linear_dp.array_rows import Numbers
+from linear_dp.head import LinearHead
+from linear_dp.plan import PrivacyStatement, ReleasePlan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PrivateHead:
+  """A classifier that is safe to publish as its receipt says.
+
+  >>> import numpy as np
+  >>> import linear_dp
+  >>> embeddings = np.repeat(np.eye(2, dtype=np.float32), 500, axis=0)
+  >>> labels = np.repeat([0, 1], 500)
+  >>> head = linear_dp.train_head(
+  ...   embeddings, labels, num_classes=2, epsilon=4.0, delta=1e-6
+  ... )
+  >>> head
+  PrivateHead(lamb, feature_dim=2, num_classes=2, epsilon=4, delta=1e-06)
+  >>> head.predict(np.array([[3.0, 0.0], [0.0, 0.5]]))
+  array([0, 1])
+  >>> receipt = head.receipt()
+  >>> receipt["private"], receipt["privacy"]["noise_source"]
+  (True, 'os.urandom')
+
+  Attributes:
+    head: the weights: kernel [d, K] and bias [K], float32.
+    statement: the guarantee of this head alone.
+    plan: the heads that were released together, which compose.
+    config: how it was trained.
+    num_examples: n of the training rows, public.
+    privacy_unit: "example", or "unit" where rows had unit_ids.
+    is_charged: whether the caller had the release charged to something.
+  """
+
+  head: LinearHead
+  statement: PrivacyStatement
+  plan: ReleasePlan
+  config: HeadConfig
+  num_examples: int
+  privacy_unit: str = EXAMPLE_UNIT
+  is_charged: bool = False
+
+  def __repr__(self) -> str:
+    d, num_classes = self.head.kernel.shape
+    return (
+      f"PrivateHead({self.config.head}, feature_dim={d},"
+      f" num_classes={num_classes}, epsilon={self.statement.epsilon:g},"
+      f" delta={self.statement.delta:g}"
+      f"{'' if self.statement.is_private else ', NOT PRIVATE'})"
+    )
+
+  def logits(self, embeddings: Numbers) -> Float[np.ndarray, "n K"]:
+    """Scores of each class, good for ranking.
+
+    Args:
+      embeddings: [n, d] floats, as the head was trained on.
+
+    Returns:
+      [n, K] float32, the largest bias taken off: a common -10 would swallow
+      small differences.
+
+    Raises:
+      InputError: another d.
+    """
+    array = np.asarray(embeddings)
+    if array.ndim != 2 or array.shape[1] != self.head.feature_dim:
+      raise InputError(
+        f"embeddings have shape {array.shape}: the head takes"
+        f" [n, {self.head.feature_dim}]."
+      )
+    bias = np.asarray(self.head.bias)
+    ranking = dataclasses.replace(self.head, bias=bias - bias.max())
+    return np.asarray(ranking.logits(jnp.asarray(array, jnp.float32)))
+
+  def predict(self, embeddings: Numbers) -> Int64[np.ndarray, " n"]:
+    """The class with the largest logit, for each row.
+
+    Args:
+      embeddings: [n, d] floats, as the head was trained on.
+
+    Returns:
+      [n] int64 in [0, K); the first of classes that tie.
+
+    Raises:
+      InputError: another d.
+    """
+    return self.logits(embeddings).argmax(axis=1)
+
+  def receipt(self) -> dict[str, Any]:
+    """What the head guarantees, and all that is needed to recompute it.
+
+    The fields are those of the receipt.json of `oneshot-dp train`, as far as
+    arrays can know them: they have no name, so there is no ledger entry.
+
+    Returns:
+      JSON-able; `private` is False where the noise came from a seed.
+    """
+    statement, plan = self.statement, self.plan
+    d, num_classes = self.head.kernel.shape
+    return {
+      "private": statement.is_private,
+      "privacy": {
+        "epsilon": statement.epsilon,
+        "delta": statement.delta,
+        "neighboring_relation": statement.neighboring_relation.name,
+        "privacy_unit": self.privacy_unit,
+        "noise_multiplier": statement.noise_multiplier,
+        "sensitivity_steps": statement.sensitivity,
+        "noise_sd_steps": statement.noise_sd,
+        "noise_source": statement.noise_source,
+        "accountant": accounting.ACCOUNTANT,
+      },
+      "composition": {
+        "order": plan.order,
+        "epsilons": list(plan.epsilons),
+        "noise_multipliers_charged": list(plan.charged_noise_multipliers),
+        "composed_epsilon": plan.composed_epsilon,
+        "charged": self.is_charged,
+      },
+      "data": {
+        "num_examples": self.num_examples,
+        "feature_dim": d,
+        "num_classes": num_classes,
+      },
+      "training": self.config.settings(),
+    }

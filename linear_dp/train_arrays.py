@@ -1,0 +1,309 @@
+"""From two arrays to private heads: the door of `release`, in one call."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+from dp_accounting import NeighboringRelation
+
+from configs.errors import InputError
+from configs.schema import EXAMPLE_UNIT, HeadConfig, HeadName, OptimizerName
+from linear_dp import whitened
+from linear_dp.array_rows import ArrayRows, Numbers
+from linear_dp.class_moments import class_moments
+from linear_dp.clipping import ClippedGradientGrid
+from linear_dp.exact_sum import exact_clipped_sum
+from linear_dp.head import LinearHead
+from linear_dp.independent_heads import release_heads
+from linear_dp.least_squares import release_least_squares
+from linear_dp.noise_source import NoiseSource
+from linear_dp.optimizers import OneStepOptimizer, one_step
+from linear_dp.plan import PrivacyStatement, ReleasePlan
+from linear_dp.private_head import PrivateHead
+from linear_dp.release import release
+from linear_dp.second_moment import second_moment
+from linear_dp.secret_rows import SecretRows
+from linear_dp.unit_sums import count_rows
+
+HEADS = ("lamb", "adam", "momentum", "least-squares", "whitened")
+
+Charging = Callable[[ReleasePlan, NoiseSource], object]
+_Released = Iterator[tuple[LinearHead, PrivacyStatement]]
+
+
+def train_head(
+  embeddings: Numbers,
+  labels: Numbers,
+  *,
+  num_classes: int,
+  epsilon: float,
+  delta: float,
+  head: str | HeadConfig = "lamb",
+  unit_ids: Numbers | None = None,
+  neighboring_relation: NeighboringRelation = (
+    NeighboringRelation.ADD_OR_REMOVE_ONE
+  ),
+  source: NoiseSource | None = None,
+  charge: Charging | None = None,
+) -> PrivateHead:
+  """Trains one private head; `train_heads` for one ε.
+
+  Every call is a release of its own, and releases add up: for several ε use
+  `train_heads`. **The head is in no ledger**, see there.
+
+  >>> import numpy as np
+  >>> import linear_dp
+  >>> embeddings = np.repeat(np.eye(3, dtype=np.float32), 400, axis=0)
+  >>> head = linear_dp.train_head(
+  ...   embeddings,
+  ...   np.repeat([0, 1, 2], 400),
+  ...   num_classes=3,
+  ...   epsilon=2.0,
+  ...   delta=1e-6,
+  ... )
+  >>> head.predict(np.eye(3))
+  array([0, 1, 2])
+  >>> round(head.receipt()["privacy"]["noise_multiplier"], 4)
+  2.2305
+
+  Args:
+    embeddings: [n, d] floats, private.
+    labels: [n] integers in [0, K), private.
+    num_classes: K, public.
+    epsilon: ε > 0.
+    delta: δ in (0, 1), well below 1/n.
+    head: see `train_heads`.
+    unit_ids: [n] integers, whose each row is; None is a unit per row.
+    neighboring_relation: which data sets count as neighbours.
+    source: the random bits; None is the operating system's.
+    charge: called before any noise is drawn; raises to refuse.
+
+  Returns:
+    The head and its receipt.
+
+  Raises:
+    InputError: see `train_heads`.
+  """
+  (trained,) = train_heads(
+    embeddings,
+    labels,
+    num_classes=num_classes,
+    epsilons=(epsilon,),
+    delta=delta,
+    head=head,
+    unit_ids=unit_ids,
+    neighboring_relation=neighboring_relation,
+    source=source,
+    charge=charge,
+  )
+  return trained
+
+
+def train_heads(
+  embeddings: Numbers,
+  labels: Numbers,
+  *,
+  num_classes: int,
+  epsilons: Sequence[float],
+  delta: float,
+  head: str | HeadConfig = "lamb",
+  unit_ids: Numbers | None = None,
+  neighboring_relation: NeighboringRelation = (
+    NeighboringRelation.ADD_OR_REMOVE_ONE
+  ),
+  source: NoiseSource | None = None,
+  charge: Charging | None = None,
+) -> tuple[PrivateHead, ...]:
+  """Trains a private head for each ε, from one exact sum of the rows.
+
+  Formal guarantees: those of `oneshot-dp sweep`, whose code this is. Each head
+  is (ε, δ)-DP in the neighbouring relation, with n and K public. All of them
+  together cost the largest ε, except "whitened" ones, which share no noise and
+  compose; `receipt()["composition"]` says what they cost.
+
+  **The heads are in no ledger.** Arrays have no name, so nothing here can know
+  what was released of the same rows before, and every call costs anew. Pass
+  `charge` to keep count, or write a cache (`extract.write_cache`) and use
+  `oneshot-dp train`, which charges a ledger and writes a receipt that
+  `oneshot-dp verify` recomputes.
+
+  >>> import numpy as np
+  >>> import linear_dp
+  >>> embeddings = np.repeat(np.eye(2, dtype=np.float32), 500, axis=0)
+  >>> strict, loose = linear_dp.train_heads(
+  ...   embeddings,
+  ...   np.repeat([0, 1], 500),
+  ...   num_classes=2,
+  ...   epsilons=(1.0, 4.0),
+  ...   delta=1e-6,
+  ... )
+  >>> strict.statement.epsilon, loose.statement.epsilon
+  (1.0, 4.0)
+  >>> round(loose.receipt()["composition"]["composed_epsilon"], 6)
+  4.0
+
+  Args:
+    embeddings: [n, d] floats, private. float64 is rounded to float32.
+    labels: [n] integers in [0, K), private.
+    num_classes: K, public: known without the labels.
+    epsilons: the ε of each head, positive and distinct.
+    delta: δ of each head, in (0, 1), well below 1/n.
+    head: "lamb" (the paper's), "adam", "momentum", "least-squares" or
+      "whitened" (the most accurate); or a `HeadConfig`, for the settings of
+      heads of one step. One-step heads want embeddings with about as many
+      negative as positive numbers.
+    unit_ids: [n] integers, whose each row is, where a person may have many: the
+      guarantee is then about all rows of a unit, whose gradients are clipped as
+      one vector; for heads of one step. None is a unit per row.
+    neighboring_relation: which data sets count as neighbours.
+    source: the random bits; None is the operating system's. A seeded source is
+      for research, and marks the heads NOT PRIVATE.
+    charge: called once, with the plan and the source, before any noise is
+      drawn; raises to refuse.
+
+  Returns:
+    Heads, in the order of `epsilons`.
+
+  Raises:
+    InputError: arrays that `ArrayRows.of` refuses; an ε or δ that is no
+      guarantee; a head of another name, or unit_ids with one that cannot use
+      them. Nothing is charged then.
+
+  Warns:
+    UserWarning: δ is not below 1/n.
+
+  Source: Mehta et al., "Large Scale Transfer Learning for Differentially
+  Private Image Classification", TMLR 2023, algorithm 1.
+  """
+  config = _config(head)
+  plan = ReleasePlan(
+    epsilons=tuple(epsilons),
+    delta=delta,
+    neighboring_relation=neighboring_relation,
+    order="nested" if config.can_nest else "independent",
+  )
+  rows = ArrayRows.of(
+    embeddings, labels, num_classes=num_classes, unit_ids=unit_ids
+  )
+  if delta >= 1 / len(rows):
+    warnings.warn(
+      f"delta={delta:g} is not below 1/n = {1 / len(rows):.2g}: publishing one"
+      " example at random would pass for private; use a smaller delta.",
+      stacklevel=2,
+    )
+  train = _one_step
+  if not config.is_one_step:
+    train = _least_squares if config.head == "least-squares" else _whitened
+  released = train(
+    rows, config, plan, source or NoiseSource(), charge or _no_charge
+  )
+  heads = {
+    statement.epsilon: PrivateHead(
+      head=trained,
+      statement=statement,
+      plan=plan,
+      config=config,
+      num_examples=len(rows),
+      privacy_unit=EXAMPLE_UNIT if unit_ids is None else "unit",
+      is_charged=charge is not None,
+    )
+    for trained, statement in released
+  }
+  return tuple(heads[epsilon] for epsilon in plan.epsilons)
+
+
+def _config(head: str | HeadConfig) -> HeadConfig:
+  name = head if isinstance(head, str) else head.head
+  if name not in HEADS:
+    raise InputError(f"head={name!r} must be one of {', '.join(HEADS)}.")
+  if isinstance(head, str):
+    return HeadConfig(head=cast(HeadName, head))
+  return head
+
+
+def _no_charge(plan: ReleasePlan, source: NoiseSource) -> None:
+  """Nobody keeps count; the receipt says so."""
+
+
+def _one_step(
+  rows: ArrayRows,
+  config: HeadConfig,
+  plan: ReleasePlan,
+  source: NoiseSource,
+  charge: Charging,
+) -> _Released:
+  optimizer = OneStepOptimizer(
+    name=cast(OptimizerName, config.head),
+    learning_rate=config.learning_rate,
+    eps=config.eps,
+    eps_in_noise_sds=config.eps_in_noise_sds,
+  )
+  has_units = rows.unit_id is not None
+  grid = ClippedGradientGrid(
+    num_classes=rows.num_classes,
+    feature_dim=rows.feature_dim,
+    l2_clip_norm=config.l2_clip_norm,
+    initial_bias=config.initial_bias,
+    train_bias=config.train_bias,
+    clipped="unit" if has_units else "row",
+  )
+  secret = exact_clipped_sum(
+    [rows],
+    grid,
+    num_examples=len(rows),
+    sizes=count_rows([rows]) if has_units else None,
+  )
+  for each in release(secret, plan, source, charge=charge):
+    yield one_step(each, optimizer), each.statement
+
+
+def _least_squares(
+  rows: ArrayRows,
+  config: HeadConfig,
+  plan: ReleasePlan,
+  source: NoiseSource,
+  charge: Charging,
+) -> _Released:
+  moments = class_moments(_secret_rows(rows, config))
+  for each in release_least_squares(moments, plan, source, charge=charge):
+    yield each.head, each.statement
+
+
+def _whitened(
+  rows: ArrayRows,
+  config: HeadConfig,
+  plan: ReleasePlan,
+  source: NoiseSource,
+  charge: Charging,
+) -> _Released:
+  secret = _secret_rows(rows, config)
+  moment = second_moment(secret)
+
+  def train(
+    sigma: float, source: NoiseSource | None
+  ) -> tuple[LinearHead, whitened.WhiteningRule]:
+    rule = whitened.WhiteningRule(
+      num_examples=len(rows),
+      feature_dim=rows.feature_dim,
+      num_classes=rows.num_classes,
+      noise_multiplier=sigma,
+    )
+    relation = plan.neighboring_relation
+    return whitened.train(secret, moment, rule, relation, source), rule
+
+  for each in release_heads(train, plan, source, charge=charge):
+    yield each.head, each.statement
+
+
+def _secret_rows(rows: ArrayRows, config: HeadConfig) -> SecretRows:
+  if rows.unit_id is not None:
+    raise InputError(
+      f"head={config.head!r} takes every row for a unit of its own, and there"
+      " are unit_ids: use head='lamb', 'adam' or 'momentum'."
+    )
+  return SecretRows(
+    lambda: [rows],
+    feature_dim=rows.feature_dim,
+    num_classes=rows.num_classes,
+    num_examples=len(rows),
+  )

@@ -1,0 +1,105 @@
+"""What a notebook trains is what the command line trains, bit for bit."""
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+import extract
+import linear_dp
+from configs.schema import HeadConfig, PrivacyConfig, RelationName
+from linear_dp.train_arrays import HEADS
+from pipeline.head_choice import release_order
+from pipeline.training import RELATIONS, make_plan, train_heads
+
+N, D, K = 300, 7, 3
+DELTA, SEED = 1e-4, 11
+EPSILONS = (4.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+  rng = np.random.default_rng(5)
+  lengths = np.exp(rng.standard_normal((N, 1)))
+  embedding = rng.standard_normal((N, D)) * lengths
+  return embedding.astype(np.float16), rng.integers(0, K, N)
+
+
+def check_same(
+  data,
+  folder,
+  config,
+  relation: RelationName = "add-or-remove-one",
+  units=False,
+):
+  embedding, label = data
+  unit_ids = np.arange(N) // 3 if units else None
+  cache = extract.write_cache(
+    folder / "cache",
+    embedding,
+    label,
+    dataset="pets",
+    num_classes=K,
+    unit_ids=unit_ids,
+    unit_name="owner" if units else None,
+  )
+  privacy = PrivacyConfig(
+    delta=DELTA, neighboring_relation=relation, noise_seed=SEED
+  )
+  plan = make_plan(EPSILONS, privacy, order=release_order(config, None))
+  expected = {
+    trained.statement.epsilon: trained
+    for trained in train_heads(
+      cache, plan, config, privacy, ledger_dir=folder, aloud=False
+    )
+  }
+  given: dict[str, Any] = {
+    "num_classes": K,
+    "epsilons": EPSILONS,
+    "delta": DELTA,
+    "head": config,
+    "unit_ids": unit_ids,
+    "neighboring_relation": RELATIONS[relation],
+    "source": linear_dp.NoiseSource(SEED),
+  }
+  heads = linear_dp.train_heads(embedding, label, **given)
+  for epsilon, head in zip(EPSILONS, heads, strict=True):
+    there = expected[epsilon]
+    np.testing.assert_array_equal(head.head.kernel, there.head.kernel)
+    np.testing.assert_array_equal(head.head.bias, there.head.bias)
+    assert head.head.unit_norm == there.head.unit_norm
+    assert head.statement == there.statement
+    assert head.plan == there.plan
+    assert head.receipt()["training"] == there.settings
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=pytest.mark.slow) if name == "whitened" else name
+    for name in HEADS
+  ],
+)
+def test_heads_of_every_kind(data, tmp_path, name):
+  check_same(data, tmp_path, HeadConfig(head=name))
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    {"l2_clip_norm": 0.25, "train_bias": True, "learning_rate": 0.5},
+    {"head": "adam", "initial_bias": -2.0, "eps": 1e-3},
+    {"eps_in_noise_sds": 2.0},
+  ],
+)
+def test_settings_of_one_step(data, tmp_path, settings):
+  check_same(data, tmp_path, HeadConfig(**settings))
+
+
+@pytest.mark.parametrize("relation", get_args(RelationName))
+def test_neighbours(data, tmp_path, relation):
+  check_same(data, tmp_path, HeadConfig(), relation)
+
+
+def test_units_of_several_rows(data, tmp_path):
+  check_same(data, tmp_path, HeadConfig(), units=True)

@@ -1,0 +1,325 @@
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from dp_accounting import GaussianDpEvent, NeighboringRelation
+from dp_accounting.pld import PLDAccountant
+
+from configs.errors import InputError
+from configs.schema import HeadConfig
+from linear_dp.array_rows import ArrayRows
+from linear_dp.clipping import ClippedGradientGrid
+from linear_dp.evaluate import evaluate_heads
+from linear_dp.exact_sum import exact_clipped_sum
+from linear_dp.noise_source import NoiseSource
+from linear_dp.optimizers import OneStepOptimizer, one_step
+from linear_dp.plan import ReleasePlan
+from linear_dp.release import release
+from linear_dp.train_arrays import HEADS, train_head, train_heads
+
+N, D, K = 400, 6, 3
+DELTA = 1e-4
+ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+  """Three clusters around 0; some rows are long enough to be clipped."""
+  rng = np.random.default_rng(3)
+  label = rng.integers(0, K, N)
+  embedding = np.eye(K, D)[label] + 0.1 * rng.standard_normal((N, D))
+  embedding -= embedding.mean(axis=0)
+  embedding *= np.exp(0.3 * rng.standard_normal((N, 1)))
+  return embedding.astype(np.float32), label
+
+
+def train(data, **changes: Any):
+  embedding, label = data
+  given: dict[str, Any] = {
+    "num_classes": K,
+    "epsilons": (2.0,),
+    "delta": DELTA,
+  }
+  return train_heads(embedding, label, **given | changes)
+
+
+class WatchedSource(NoiseSource):
+  """Writes down whenever random bits are drawn."""
+
+  def __init__(self, events):
+    super().__init__()
+    self.events = events
+
+  def words(self, count):
+    self.events.append("noise")
+    return super().words(count)
+
+  def bits(self, count):
+    self.events.append("noise")
+    return super().bits(count)
+
+
+def test_is_the_release_of_the_door(data):
+  embedding, label = data
+  epsilons = (1.0, 8.0, 2.0)
+  heads = train(data, epsilons=epsilons, source=NoiseSource(7))
+  rows = ArrayRows.of(embedding, label, num_classes=K)
+  grid = ClippedGradientGrid(num_classes=K, feature_dim=D)
+  secret = exact_clipped_sum([rows], grid, num_examples=N)
+  plan = ReleasePlan(epsilons=epsilons, delta=DELTA)
+  released = release(
+    secret, plan, NoiseSource(7), charge=lambda plan, source: None
+  )
+  expected = {each.statement.epsilon: each for each in released}
+  assert [head.statement.epsilon for head in heads] == list(epsilons)
+  for head in heads:
+    each = expected[head.statement.epsilon]
+    assert head.statement == each.statement
+    np.testing.assert_array_equal(
+      head.head.kernel, one_step(each, OneStepOptimizer()).kernel
+    )
+
+
+@pytest.mark.parametrize(
+  ("config", "optimizer"),
+  [
+    (HeadConfig(head="momentum"), optax.sgd(1.0)),
+    (HeadConfig(head="lamb", eps=0.01), optax.lamb(1.0, eps=0.01)),
+    (
+      HeadConfig(head="lamb", eps=0.01, l2_clip_norm=0.3, train_bias=True),
+      optax.lamb(1.0, eps=0.01),
+    ),
+  ],
+)
+def test_is_one_step_of_optax_along_the_mean_clipped_gradient(
+  data, config, optimizer
+):
+  embedding, label = data
+  params = {"bias": jnp.full(K, -10.0), "kernel": jnp.zeros((D, K))}
+
+  def loss(trained, x, y):
+    logits = x @ trained["kernel"] + trained.get("bias", -10.0)
+    return optax.sigmoid_binary_cross_entropy(
+      logits, jax.nn.one_hot(y, K)
+    ).sum()
+
+  if not config.train_bias:
+    del params["bias"]
+  per_example = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(
+    params, embedding, label
+  )
+  norm = jax.vmap(optax.tree.norm)(per_example)
+  assert 0.05 < (norm > config.l2_clip_norm).mean() <= 1
+  scale = jnp.minimum(1, config.l2_clip_norm / norm)
+  mean = jax.tree.map(
+    lambda g: jnp.tensordot(scale, g, axes=1) / N, per_example
+  )
+  updates, _ = optimizer.update(mean, optimizer.init(params), params)
+  expected: Any = optax.apply_updates(params, updates)
+
+  # So much ε that the noise is a thousandth of a gradient of norm C.
+  (head,) = train(data, epsilons=(1e6,), head=config)
+  assert head.statement.noise_multiplier < 1e-3
+  atol = 10 * 1e-3 * config.l2_clip_norm / N / min(config.eps, 1.0)
+  if config.head == "momentum":
+    atol = 10 * 1e-3 / N
+  np.testing.assert_allclose(head.head.kernel, expected["kernel"], atol=atol)
+  bias = expected.get("bias", jnp.full(K, -10.0))
+  np.testing.assert_allclose(head.head.bias, bias, rtol=0.02)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_learns_says_so_and_prints_nothing(data, head, capfd):
+  embedding, label = data
+  strict, loose = train(data, epsilons=(2.0, 50.0), head=head)
+  assert (loose.predict(embedding) == label).mean() > 0.9
+  assert strict.statement.epsilon == 2.0
+  receipt = json.loads(json.dumps(loose.receipt()))
+  assert receipt["private"]
+  assert receipt["privacy"]["noise_source"] == "os.urandom"
+  assert receipt["training"]["head"] == head
+  assert not receipt["composition"]["charged"]
+  composed = receipt["composition"]["composed_epsilon"]
+  shares_noise = head != "whitened"
+  assert receipt["composition"]["order"] == (
+    "nested" if shares_noise else "independent"
+  )
+  assert math.isclose(composed, 50.0, rel_tol=1e-6) == shares_noise
+  assert repr(loose).startswith(f"PrivateHead({head}, feature_dim=6")
+  assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("relation", NeighboringRelation)
+def test_epsilon_of_the_receipt_follows_from_its_noise(data, relation):
+  (head,) = train(data, neighboring_relation=relation)
+  receipt = head.receipt()
+  privacy, sizes = receipt["privacy"], receipt["data"]
+  grid = ClippedGradientGrid(
+    num_classes=sizes["num_classes"],
+    feature_dim=sizes["feature_dim"],
+    l2_clip_norm=receipt["training"]["l2_clip_norm"],
+    initial_bias=receipt["training"]["initial_bias"],
+  )
+  sensitivity = grid.sensitivity(
+    NeighboringRelation[privacy["neighboring_relation"]]
+  )
+  sigma = privacy["noise_sd_steps"] / sensitivity
+  accountant = PLDAccountant().compose(GaussianDpEvent(sigma))
+  found = accountant.get_epsilon(privacy["delta"])
+  assert found == pytest.approx(privacy["epsilon"], rel=1e-3)
+
+
+def test_a_seed_is_marked(data):
+  (head,) = train(data, source=NoiseSource(0))
+  assert "NOT PRIVATE" in repr(head)
+  receipt = head.receipt()
+  assert not receipt["private"]
+  assert receipt["privacy"]["noise_source"] == "seeded: NOT PRIVATE"
+
+
+def test_every_call_has_noise_of_its_own(data):
+  (one,), (other,) = train(data), train(data)
+  assert (np.asarray(one.head.kernel) != np.asarray(other.head.kernel)).any()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_charges_once_and_before_any_noise(data, head):
+  events = []
+
+  def charge(plan, source):
+    events.append(plan.epsilons)
+
+  heads = train(
+    data,
+    epsilons=(1.0, 2.0),
+    head=head,
+    source=WatchedSource(events),
+    charge=charge,
+  )
+  assert events[0] == (1.0, 2.0)
+  assert set(events[1:]) == {"noise"}
+  assert all(head.receipt()["composition"]["charged"] for head in heads)
+
+
+def test_a_refused_charge_draws_nothing(data):
+  events = []
+
+  def refuse(plan, source):
+    raise InputError("the cap is 1.")
+
+  with pytest.raises(InputError, match="the cap is 1"):
+    train(data, source=WatchedSource(events), charge=refuse)
+  assert not events
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"epsilons": (0.0,)}, r"epsilon=0\.0 must be positive"),
+    ({"epsilons": (-1.0,)}, r"epsilon=-1\.0 must be positive"),
+    ({"epsilons": (math.nan,)}, r"epsilon=nan must be positive and finite"),
+    ({"epsilons": (math.inf,)}, r"epsilon=inf must be positive and finite"),
+    ({"epsilons": ()}, r"epsilons is empty"),
+    ({"epsilons": (1.0, 1.0)}, r"an epsilon twice"),
+    ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
+    ({"delta": 1.0}, r"delta=1\.0 must lie"),
+    ({"num_classes": 1}, r"num_classes=1"),
+    ({"num_classes": 2}, r"labels\[\d+\] is not one of the num_classes=2"),
+    ({"head": "svm"}, r"head='svm' must be one of lamb, adam, momentum, least"),
+    ({"head": HeadConfig(head="multi-step")}, r"head='multi-step' must be one"),
+    (
+      {"head": "whitened", "unit_ids": np.zeros(N, int)},
+      r"head='whitened' takes every row for a unit",
+    ),
+    (
+      {"head": "least-squares", "unit_ids": np.zeros(N, int)},
+      r"head='least-squares' takes every row for a unit",
+    ),
+  ],
+)
+def test_refuses_in_one_line_and_charges_nothing(data, changes, message):
+  charges = []
+
+  def charge(plan, source):
+    charges.append(plan)
+
+  with pytest.raises(InputError, match=message) as error:
+    train(data, **changes, charge=charge)
+  assert "\n" not in str(error.value)
+  assert not charges
+
+
+def test_warns_where_delta_is_no_guarantee(data):
+  with pytest.warns(UserWarning, match=r"delta=0\.0025 is not below 1/n"):
+    train(data, delta=1 / N)
+
+
+def test_one_head_is_the_heads_of_one_epsilon(data):
+  embedding, label = data
+  one = train_head(
+    embedding,
+    label,
+    num_classes=K,
+    epsilon=2.0,
+    delta=DELTA,
+    head="momentum",
+    unit_ids=np.arange(N) // 2,
+    neighboring_relation=NeighboringRelation.REPLACE_ONE,
+    source=NoiseSource(1),
+    charge=lambda plan, source: None,
+  )
+  (other,) = train(
+    data,
+    head="momentum",
+    unit_ids=np.arange(N) // 2,
+    neighboring_relation=NeighboringRelation.REPLACE_ONE,
+    source=NoiseSource(1),
+    charge=lambda plan, source: None,
+  )
+  np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
+  assert one.receipt() == other.receipt()
+
+
+def test_a_unit_of_many_rows_moves_the_sum_no_more_than_a_row(data):
+  # Without noise to speak of, the mean gradient is the negative kernel.
+  embedding, label = data
+  whole = HeadConfig(head="momentum")
+
+  def kernel(rows, unit_ids=None):
+    (head,) = train(
+      (embedding[rows], label[rows]),
+      epsilons=(1e6,),
+      head=whole,
+      unit_ids=unit_ids,
+    )
+    assert head.privacy_unit == ("example" if unit_ids is None else "unit")
+    return len(rows) * np.asarray(head.head.kernel)
+
+  rows = np.arange(100)
+  many = np.concatenate([rows, np.full(50, 7)])  # 51 times row 7 ...
+  of_one = np.concatenate([rows, np.full(50, 7)])  # ... and all of one unit
+  alone = kernel(rows)
+  assert np.linalg.norm(kernel(many) - alone) > 10
+  assert np.linalg.norm(kernel(many, of_one) - alone) < 1.02
+
+
+def test_predictions_are_those_that_are_evaluated(data):
+  embedding, label = data
+  # In float32 a bias of -10 has no room for logits that small.
+  config = HeadConfig(head="momentum", learning_rate=1e-6)
+  (head,) = train(data, epsilons=(1e4,), head=config)
+  rows = ArrayRows.of(embedding, label, num_classes=K)
+  (accuracy,) = evaluate_heads([head.head], [rows])
+  assert accuracy.top1 == (head.predict(embedding) == label).mean() > 0.9
+
+
+@pytest.mark.parametrize("shape", [(2, D + 1), (D,), (1, 2, D)])
+def test_predicts_for_rows_of_its_own_width(data, shape):
+  (head,) = train(data)
+  with pytest.raises(InputError, match=r"the head takes \[n, 6\]"):
+    head.predict(np.zeros(shape, np.float32))
