@@ -105,6 +105,7 @@ def run_compare(
     trained,
     evaluate_on_public_labels([t.head for t in trained], evaluation),
     cost=_cost(groups, trainings),
+    ledger_dir=ledger_dir,
     asked={
       "heads": [c.settings() for configs in groups for c in configs],
       "epsilons": list(epsilons),

@@ -19,7 +19,8 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from linear_dp.accounting import printable
-from pipeline import report
+from pipeline import accuracy_plot
+from pipeline.plots import delta_name
 from pipeline.published import Published
 from pipeline.results import SweepRow
 
@@ -49,21 +50,21 @@ def plot_figures(
   baselines = [row for row in rows if math.isinf(row.epsilon)]
   figure, axes = _picture("epsilon of each head")
   for i, (delta, group) in enumerate(by_delta.items()):
-    report.draw_line(axes, group, _at(delta, group), i, len(by_delta))
-  report.draw_without_noise(axes, rows)
+    accuracy_plot.draw_line(axes, group, _at(delta, group), i, len(by_delta))
+  accuracy_plot.draw_without_noise(axes, rows)
   published = _draw_references(axes, references)
   _finish(figure, axes, rows, dataset, published)
-  report.save(figure, directory, "accuracy-vs-epsilon")
+  accuracy_plot.save(figure, directory, "accuracy-vs-epsilon")
   for delta, group in by_delta.items():
     figure, axes = _picture(
       f"epsilon of each head (delta = {printable(delta)})"
     )
-    report.draw_line(axes, group, group[0].head, 0, 1)
+    accuracy_plot.draw_line(axes, group, group[0].head, 0, 1)
     _draw_seeds(axes, group)
-    report.draw_without_noise(axes, baselines)
+    accuracy_plot.draw_without_noise(axes, baselines)
     published = _draw_references(axes, references, only_delta=delta)
     _finish(figure, axes, group, dataset, published)
-    report.save(figure, directory, delta_name(delta))
+    accuracy_plot.save(figure, directory, delta_name(delta))
   if real_rows:
     figure, axes = _picture("epsilon of each head")
     real = _by_delta(real_rows)
@@ -73,19 +74,10 @@ def plot_figures(
       for delta, group in groups.items()
     ]
     for i, (label, group) in enumerate(lines):
-      report.draw_line(axes, group, label, i, len(lines))
-    report.draw_without_noise(axes, real_rows, note=", ReaL labels")
+      accuracy_plot.draw_line(axes, group, label, i, len(lines))
+    accuracy_plot.draw_without_noise(axes, real_rows, note=", ReaL labels")
     _finish(figure, axes, real_rows, dataset)
-    report.save(figure, directory, "real-accuracy")
-
-
-def delta_name(delta: float) -> str:
-  """What the files of a delta are called: all digits, so that no two collide.
-
-  >>> delta_name(8e-7)
-  'delta-8e-07'
-  """
-  return f"delta-{delta}"
+    accuracy_plot.save(figure, directory, "real-accuracy")
 
 
 def _by_delta(rows: Sequence[SweepRow]) -> dict[float, list[SweepRow]]:
@@ -140,7 +132,7 @@ def _draw_references(
     axes.plot(
       list(reference.top1),
       [100 * top1 for top1 in reference.top1.values()],
-      color=report.GREY,
+      color=accuracy_plot.GREY,
       linestyle="--",
       linewidth=1,
       marker="|" if reference.is_range else marker,
@@ -170,7 +162,7 @@ def _finish(
   dataset: str,
   more_epsilons: Sequence[float] = (),
 ) -> None:
-  report.set_out(axes, rows, dataset, more_epsilons=more_epsilons)
+  accuracy_plot.set_out(axes, rows, dataset, more_epsilons=more_epsilons)
   handles, labels = axes.get_legend_handles_labels()
   # Ours first: those with bars, which matplotlib puts last.
   ours = [isinstance(handle, ErrorbarContainer) for handle in handles]
@@ -181,7 +173,7 @@ def _finish(
     loc="outside lower center",
     frameon=False,
     fontsize="small",
-    title=report.spread(rows),
+    title=accuracy_plot.spread(rows),
     title_fontsize="small",
     alignment="left",
   )

@@ -24,8 +24,8 @@ from pipeline.evaluation import (
   evaluate_on_public_labels,
 )
 from pipeline.feature_space import FeatureSpace
-from pipeline.figure_plots import delta_name, plot_figures
 from pipeline.head_directory import write_head
+from pipeline.plots import delta_name, plot_figures
 from pipeline.published import Published, references_for
 from pipeline.real_labels import RealLabels
 from pipeline.results import SweepRow, cost_of, write_tables

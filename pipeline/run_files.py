@@ -3,10 +3,14 @@
 DIR/results.csv    one row per head
 DIR/results.json   the same, with what the whole run cost
 DIR/config.json    everything that was asked for
-DIR/accuracy.png   accuracy against epsilon (and accuracy.pdf)
+DIR/accuracy.png   accuracy against epsilon (and accuracy.pdf), where there is
+                   matplotlib
 DIR/heads/ …       a head each
+
+`oneshot-dp report DIR` adds a page for people.
 """
 
+import datetime
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +19,10 @@ from typing import Any
 from extract.cache_reader import FeatureCache
 from extract.cache_summary import public_metadata
 from linear_dp.evaluate import Accuracy
-from pipeline import output_dir, report
+from pipeline import output_dir, plots
 from pipeline.evaluation import Evaluation
 from pipeline.head_directory import write_head
+from pipeline.ledger import default_ledger_dir
 from pipeline.results import SweepRow, as_json, write_tables
 from pipeline.trainer import TrainedHead
 
@@ -31,6 +36,7 @@ def write_run(
   *,
   cost: Mapping[str, Any],
   asked: Mapping[str, Any],
+  ledger_dir: Path | None = None,
   name_methods: bool = False,
 ) -> list[SweepRow]:
   """Writes all of it, or nothing.
@@ -44,6 +50,7 @@ def write_run(
     cost: of all private heads together: "composed_epsilon" and whatever else
       results.json is to say of it.
     asked: the options of the run.
+    ledger_dir: where it was charged; None is the default place.
     name_methods: a head's directory is called after its method too.
 
   Returns:
@@ -67,8 +74,13 @@ def write_run(
     for head, row in zip(trained, rows, strict=True):
       write_head(directory / row.path, head, train.info)
     write_tables(directory, rows, cost, scored.statement)
-    write_config(directory, train, evaluation, asked)
-    report.plot_accuracy(rows, train.info.dataset, directory)
+    write_config(
+      directory,
+      train,
+      evaluation,
+      {"run": _circumstances(train, evaluation, ledger_dir), **asked},
+    )
+    plots.plot_accuracy(rows, train.info.dataset, directory)
   return rows
 
 
@@ -85,6 +97,19 @@ def write_config(
     **asked,
   }
   (directory / "config.json").write_text(as_json(config))
+
+
+def _circumstances(
+  train: FeatureCache, evaluation: FeatureCache, ledger_dir: Path | None
+) -> dict[str, str]:
+  """When and where it ran, for whoever looks at the results later."""
+  now = datetime.datetime.now(datetime.UTC)
+  return {
+    "date": now.isoformat(timespec="seconds"),
+    "cache": str(train.path.absolute()),
+    "eval_cache": str(evaluation.path.absolute()),
+    "ledger_dir": str((ledger_dir or default_ledger_dir()).absolute()),
+  }
 
 
 def row_of(

@@ -117,6 +117,7 @@ def run_sweep(
     trained,
     scored,
     cost=cost_of(plan),
+    ledger_dir=ledger_dir,
     asked={
       "epsilons": list(epsilons),
       "privacy": dataclasses.asdict(privacy),

@@ -8,8 +8,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pipeline import report
-from pipeline.ablation_table import AblationRow, ablation_table, plot_ablation
+from pipeline import accuracy_plot
+from pipeline.ablation_plot import plot_ablation
+from pipeline.ablation_table import AblationRow, ablation_table
 
 BASE_SETTING = "lamb, zero, 1 epoch, full batch, clip 1"
 
@@ -111,9 +112,9 @@ def test_a_seed_is_owned_up_to():
 def drawn(monkeypatch, tmp_path):
   """Draws, writes, and looks at the axes."""
   kept: list[Figure] = []
-  save = report.save
+  save = accuracy_plot.save
   monkeypatch.setattr(
-    report, "save", lambda f, *args: kept.append(f) or save(f, *args)
+    accuracy_plot, "save", lambda f, *args: kept.append(f) or save(f, *args)
   )
 
   def draw(rows: list[AblationRow]) -> Axes:

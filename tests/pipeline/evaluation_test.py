@@ -362,7 +362,7 @@ class TestNoExactCountLeaves:
   ):
     seen = []
     monkeypatch.setattr(
-      "pipeline.report.plot_accuracy", lambda rows, *_: seen.extend(rows)
+      "pipeline.plots.plot_accuracy", lambda rows, *_: seen.extend(rows)
     )
     rows = sweep(many, many_eval, tmp_path / "out", private_eval=0.05)
     exact = self.exact(tmp_path / "out", many_eval)

@@ -3,7 +3,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from pipeline.report import _STYLES, plot_accuracy
+from pipeline.accuracy_plot import _STYLES, plot_accuracy
 from tests.pipeline.results_test import ROWS, baseline, comparison, row
 
 

@@ -45,6 +45,13 @@ def plot_accuracy(
   """
   figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
   axes = figure.subplots()
+  draw_accuracy(axes, rows, dataset)
+  axes.legend(frameon=False, title=spread(rows))
+  save(figure, directory, "accuracy")
+
+
+def draw_accuracy(axes: Axes, rows: Sequence[SweepRow], dataset: str) -> None:
+  """All of `plot_accuracy` but the legend."""
   private = [row for row in rows if math.isfinite(row.epsilon)]
   methods = by_method(private)
   for i, (method, of_method) in enumerate(methods.items()):
@@ -56,8 +63,6 @@ def plot_accuracy(
     "top-1 accuracy, %" + (f"\n({rows[0].evaluation})" if noisy else "")
   )
   set_out(axes, rows, dataset)
-  axes.legend(frameon=False, title=spread(rows))
-  save(figure, directory, "accuracy")
 
 
 def draw_without_noise(

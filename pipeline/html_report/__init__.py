@@ -1,0 +1,1 @@
+"""What `report` makes of a run: a page for the browser, and its figures."""

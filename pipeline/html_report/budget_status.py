@@ -1,0 +1,151 @@
+"""What is spent of a data set's budget, and what is left, for the page."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+from configs.errors import InputError, RunError
+from linear_dp.accounting import printable
+from linear_dp.plan import NOT_PRIVATE
+from linear_dp.sampled_accounting import LEAST_DELTA
+from pipeline import budget
+from pipeline.cap import Cap, caps
+from pipeline.ledger import Ledger
+
+_MOST_ENTRIES = 12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+  """A line of the ledger.
+
+  Attributes:
+    day: when, of the UTC calendar.
+    what: what was let out.
+    cost: ε at δ, or that none covers it.
+    is_private: whether an ε covers it.
+    is_of_this_run: whether it paid for the run.
+  """
+
+  day: str
+  what: str
+  cost: str
+  is_private: bool
+  is_of_this_run: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BudgetStatus:
+  """A ledger, read.
+
+  Attributes:
+    path: of the ledger.
+    dataset: whose.
+    spent: ε of all private releases together, at delta.
+    delta: the cap's, or the run's.
+    relation: the cap's, or the run's.
+    cap: what it may come to.
+    left: ε of one more release under the cap, at its delta.
+    not_private: entries that no ε covers.
+    charges: entries, caps aside.
+    entries: the latest, newest first.
+    has_this_run: whether the entries that paid for the run are there.
+  """
+
+  path: Path
+  dataset: str
+  spent: float
+  delta: float
+  relation: NeighboringRelation
+  cap: Cap | None
+  left: float | None
+  not_private: int
+  charges: int
+  entries: tuple[Entry, ...]
+  has_this_run: bool
+
+  @property
+  def earlier(self) -> int:
+    """Entries that are not among the latest."""
+    return self.charges - len(self.entries)
+
+
+def budget_status(
+  ledger_dir: Path,
+  dataset: str,
+  *,
+  paid: frozenset[str],
+  delta: float,
+  relation: NeighboringRelation,
+) -> BudgetStatus | str:
+  """Reads a ledger; or says why it cannot, in words.
+
+  Args:
+    ledger_dir: where ledgers are.
+    dataset: the name that its ledger goes by.
+    paid: names of the entries that paid for the run.
+    delta: δ of the totals, where there is no cap.
+    relation: of the totals, where there is no cap.
+  """
+  ledger = Ledger(dataset, ledger_dir)
+  try:
+    entries = ledger.entries()
+    if not entries:
+      return f"there is no ledger of {dataset!r} in {ledger_dir}"
+    return _status(ledger, entries, paid, delta, relation)
+  except (InputError, RunError) as error:
+    return str(error)
+
+
+def _status(
+  ledger: Ledger,
+  entries: list[dict[str, Any]],
+  paid: frozenset[str],
+  delta: float,
+  relation: NeighboringRelation,
+) -> BudgetStatus:
+  known = caps(entries)
+  cap = known[-1] if known else None
+  if cap is not None:
+    delta, relation = cap.max_delta, cap.neighboring_relation
+  # No smaller one, in case there were random batches.
+  delta = max(delta, LEAST_DELTA)
+  spent = budget.compose(entries, relation)
+  charges = [entry for entry in entries if entry.get("kind") != "cap"]
+  return BudgetStatus(
+    path=ledger.path,
+    dataset=ledger.dataset,
+    spent=spent.epsilon(delta),
+    delta=delta,
+    relation=relation,
+    cap=cap,
+    left=None if cap is None else cap.left(entries, delta, relation),
+    not_private=spent.not_private,
+    charges=spent.charges,
+    entries=tuple(
+      _entry(entry, paid) for entry in reversed(charges[-_MOST_ENTRIES:])
+    ),
+    has_this_run=paid <= {entry["entry"] for entry in entries},
+  )
+
+
+def _entry(entry: dict[str, Any], paid: frozenset[str]) -> Entry:
+  kind, is_private = entry.get("kind", "release"), bool(entry.get("private"))
+  what = kind + (f" of split {entry['split']}" if "split" in entry else "")
+  if "epsilons" in entry:
+    epsilons = ", ".join(printable(each) for each in sorted(entry["epsilons"]))
+    draws = entry["num_draws"]
+    what += f": ε {epsilons}" + (f", {draws} draws each" if draws > 1 else "")
+  cost = NOT_PRIVATE
+  if is_private:
+    cost = f"ε = {printable(entry['composed_epsilon'])} at δ ="
+    cost += f" {printable(entry['delta'])}"
+  return Entry(
+    day=str(entry["time"])[:10],
+    what=what,
+    cost=cost,
+    is_private=is_private,
+    is_of_this_run=entry["entry"] in paid,
+  )

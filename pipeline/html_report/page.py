@@ -1,0 +1,97 @@
+"""Fills in the page about a run: `report.html.j2` has the words."""
+
+import importlib.resources
+import math
+from typing import Any
+
+import jinja2
+
+from configs.schema import EXAMPLE_UNIT
+from linear_dp.plan import NOT_PRIVATE
+from pipeline.html_report import page_tables
+from pipeline.html_report.findings import Findings
+from pipeline.html_report.pictures import Picture
+from pipeline.html_report.run_record import mean_top1, spread_top1
+from pipeline.mechanisms import mechanism_of
+
+_TEMPLATE = "report.html.j2"
+_NEIGHBOURS = {
+  "ADD_OR_REMOVE_ONE": "is in the data or not",
+  "REPLACE_ONE": "is in the data or another in its place",
+  "REPLACE_SPECIAL": "is in the data or blanked out",
+}
+
+
+def render(findings: Findings, pictures: dict[str, Picture]) -> str:
+  """The page, as HTML. Everything that is filled in is escaped."""
+  run, chosen, receipt = findings.run, findings.chosen, findings.receipt
+  environment = jinja2.Environment(
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  environment.filters |= {
+    "percent": _percent,
+    "guarantee": page_tables.as_printed,
+    "at_most": _at_most,
+    "sentence": _sentence,
+  }
+  source = importlib.resources.files("pipeline.html_report").joinpath(_TEMPLATE)
+  template = environment.from_string(source.read_text())
+  privacy = receipt["privacy"]
+  unit = privacy["privacy_unit"]
+  return template.render(
+    NOT_PRIVATE=NOT_PRIVATE,
+    run=run,
+    row=chosen[0],
+    seeds=len(chosen),
+    top1=mean_top1(chosen),
+    spread=spread_top1(chosen),
+    is_private=all(row.private for row in run.noisy),
+    ceiling=run.ceiling,
+    receipt=receipt,
+    privacy=privacy,
+    unit=unit,
+    unit_is_example=unit == EXAMPLE_UNIT,
+    neighbours=_NEIGHBOURS[privacy["neighboring_relation"]],
+    trained=mechanism_of(receipt["mechanism"]).in_words(receipt["training"]),
+    evaluation=run.results["evaluation"],
+    checks=findings.checks,
+    problems=[p for check in findings.checks for p in check.problems],
+    budget=_or_none(findings.budget),
+    why_no_budget=findings.budget,
+    answers=_or_none(findings.answers),
+    why_no_answers=findings.answers,
+    compared=_or_none(findings.compared),
+    compared_head=findings.compared_head,
+    why_not_compared=findings.compared,
+    notes=findings.notes,
+    pictures=pictures,
+    accuracies=page_tables.accuracies(findings),
+    scopes=page_tables.scopes(findings),
+    false_alarms=page_tables.FALSE_ALARMS,
+    classes=page_tables.classes(findings),
+    confused=page_tables.confused(findings),
+    provenance=list(page_tables.provenance(findings)),
+    commands=page_tables.commands(findings),
+  )
+
+
+def _or_none(value: Any) -> Any:
+  """What was found; None where a sentence says why there is none."""
+  return None if isinstance(value, str) else value
+
+
+def _percent(share: float, digits: int = 1) -> str:
+  return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def _at_most(share: float) -> str:
+  """A bound, rounded up."""
+  return f"{math.ceil(1000 * share - 1e-9) / 10:g}\N{NO-BREAK SPACE}%"
+
+
+def _sentence(words: str) -> str:
+  """With a capital and a full stop."""
+  return words[:1].upper() + words[1:].rstrip(".") + "."

@@ -1,0 +1,50 @@
+import sys
+
+import pytest
+
+from pipeline import plots
+from tests.pipeline.ablation_table_test import ROWS as ABLATION
+from tests.pipeline.command_line import SWEEP, succeeds
+from tests.pipeline.results_test import ROWS
+
+DRAWN = {
+  "accuracy.png": lambda folder: plots.plot_accuracy(ROWS, "pets", folder),
+  "ablation.png": lambda folder: plots.plot_ablation(ABLATION, "pets", folder),
+  "delta-1e-05.png": lambda folder: plots.plot_figures(
+    ROWS, [], [], "pets", folder
+  ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_with_matplotlib_they_are_drawn(name, tmp_path, capsys):
+  DRAWN[name](tmp_path)
+  assert (tmp_path / name).stat().st_size > 1000
+  assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_without_it_a_line_says_what_they_need(
+  name, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  DRAWN[name](tmp_path)
+  assert list(tmp_path.iterdir()) == []
+  assert capsys.readouterr().err == (
+    "no pictures: matplotlib is not installed; pip install"
+    " 'oneshot-dp[plots]'\n"
+  )
+
+
+def test_a_sweep_without_it_writes_everything_else(
+  place, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  _, said = succeeds(capsys, *place(SWEEP))
+  assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+    "config.json",
+    "heads",
+    "results.csv",
+    "results.json",
+  ]
+  assert said.count("pip install 'oneshot-dp[plots]'") == 1
