@@ -27,6 +27,7 @@ MethodName = Literal[OptimizerName, "whitened", "least-squares", "multi-step"]
 HeadName = Literal[MethodName, "auto"]
 RelationName = Literal["add-or-remove-one", "replace-one", "replace-special"]
 ReleaseOrder = Literal["nested", "independent"]
+PublicUse = Literal["mean", "mean-and-covariance"]
 
 EXAMPLE_UNIT = "example"
 """The privacy unit where every row is one of its own."""
@@ -179,7 +180,7 @@ class BackboneConfig:
       images [b, s, s, 3]) to embeddings [b, d].
     weights: the pretrained weights: a path, https://, gs://BUCKET/FILE or
       hf://OWNER/REPO/FILE; npz or safetensors. None only where the backbone
-      needs none.
+      needs none, or brings its own.
     weights_sha256: what the SHA-256 of the weights must be, in hexadecimal;
       None accepts the file that is there (its hash is recorded in any case).
     embedding: the layer to read; None is the backbone's first in `oneshot-dp

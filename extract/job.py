@@ -22,7 +22,6 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
-  PipelineOptions,
   StandardOptions,
 )
 
@@ -30,6 +29,7 @@ from configs.errors import InputError, RunError
 from configs.schema import ArraysSource, ExtractConfig
 from extract import cache_writer
 from extract.backbones.registry import resolved
+from extract.beam_options import LOCAL_RUNNER, pipeline_options
 from extract.cache_identity import BackboneIdentity, CacheIdentity
 from extract.cache_reader import FeatureCache, open_cache
 from extract.progress import examples_done, progress_bar
@@ -37,7 +37,6 @@ from extract.shard import ExtractShard, shared_embedder
 from extract.source import Source, open_source
 from extract.stage_times import StageTimes
 
-_LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 _COUNTERS = (
   ExtractShard.EXAMPLES,
   ExtractShard.SKIPPED,
@@ -88,8 +87,9 @@ def run_extraction(
     InputError: the request, the source, the weights or an image is at fault,
       or `out` holds something else.
     RunError: a worker, the runner or the disk failed.
+    KeyboardInterrupt: Ctrl-C; says how many shards are kept.
   """
-  options = _pipeline_options(beam_options)
+  pipeline = _new_pipeline(beam_options)
   # (A pathlib.Path has lost the second slash of "gs://bucket/cache".)
   if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
     raise InputError(
@@ -110,8 +110,15 @@ def run_extraction(
   kept = cache_writer.finished_shards(out, identity)
   todo = [i for i in range(identity.num_shards) if i not in kept]
   start = time.monotonic()
-  counters = _run(config, identity, out, options, todo)
-  cache_writer.finish(out, identity)
+  try:
+    counters = _run(pipeline, config, identity, out, todo)
+    cache_writer.finish(out, identity)
+  except KeyboardInterrupt as stop:
+    raise KeyboardInterrupt(
+      f"interrupted: {_finished(out, identity)} of {identity.num_shards} shards"
+      " are finished and kept; an extraction resumes when the same command is"
+      " run again"
+    ) from stop
   return ExtractionReport(
     cache=open_cache(out),
     counters={name: counters[name] for name in _COUNTERS},
@@ -156,6 +163,11 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
   )
 
 
+def _finished(out: Path, identity: CacheIdentity) -> int:
+  names = map(identity.shard_name, range(identity.num_shards))
+  return sum((out / name).exists() for name in names)
+
+
 def _views(config: ExtractConfig) -> dict[str, Any] | None:
   if config.views is None:
     return None
@@ -166,11 +178,21 @@ def _views(config: ExtractConfig) -> dict[str, Any] | None:
   }
 
 
+def _new_pipeline(beam_options: Sequence[str]) -> beam.Pipeline:
+  """A pipeline on the runner that is asked for, before anything is written."""
+  options = pipeline_options(beam_options)
+  try:
+    return beam.Pipeline(options=options)
+  # An unknown runner, or one that misses its options or its packages.
+  except (ValueError, ImportError) as error:
+    raise InputError(f"Beam: {error}") from error
+
+
 def _run(
+  pipeline: beam.Pipeline,
   config: ExtractConfig,
   identity: CacheIdentity,
   out: Path,
-  options: PipelineOptions,
   todo: list[int],
 ) -> dict[str, int]:
   """Runs the graph over the shards that are missing; returns the counters."""
@@ -187,18 +209,13 @@ def _run(
     )
     return initial + max(examples_done.value - before, shards)
 
-  try:
-    pipeline = beam.Pipeline(options=options)
-  # An unknown runner, or one that misses its options or its packages.
-  except (ValueError, ImportError) as error:
-    raise InputError(f"Beam: {error}") from error
   _ = (
     pipeline
     | "Shards" >> beam.Create(todo, reshuffle=False)
     | "Spread" >> beam.Reshuffle()
     | "ExtractShard" >> beam.ParDo(ExtractShard(config, identity, str(out)))
   )
-  local = options.view_as(StandardOptions).runner == _LOCAL_RUNNER
+  local = pipeline.options.view_as(StandardOptions).runner == LOCAL_RUNNER
   try:
     with (
       progress_bar(total, initial, done, config.split),
@@ -258,32 +275,3 @@ def _as_our_error(error: Exception) -> BaseException:
     )
   kind, message = raised[-1]
   return {"InputError": InputError, "RunError": RunError}[kind](message)
-
-
-def _pipeline_options(flags: Sequence[str]) -> PipelineOptions:
-  """Beam's options; on this machine, flags that Beam does not know are refused.
-
-  Raises:
-    InputError: an unknown flag, a bad value.
-  """
-  options = PipelineOptions(list(flags))
-  complaint = io.StringIO()
-  try:
-    with contextlib.redirect_stderr(complaint):
-      known = options.get_all_options()
-      given = options.get_all_options(retain_unknown_options=True)
-  except SystemExit as error:
-    reason = complaint.getvalue().strip().rpartition("error: ")[2]
-    raise InputError(f"Beam options: {reason}.") from error
-  standard = options.view_as(StandardOptions)
-  if standard.runner in (None, "DirectRunner"):
-    # Only a cluster's runner may know flags that Beam itself does not.
-    if unknown := sorted(given.keys() - known.keys()):
-      raise InputError(
-        f"--{unknown[0]} is neither a flag of `oneshot-dp extract` nor a Beam"
-        " option; see `oneshot-dp extract CONFIG --help`."
-      )
-    # The in-process half of Beam's DirectRunner, which would first try to
-    # download another runner, Prism, from the internet.
-    standard.runner = _LOCAL_RUNNER
-  return options

@@ -1,4 +1,9 @@
-"""How far an extraction is, wherever its workers run."""
+"""How far a long step is: the bars of both stages.
+
+A bar shows itself where standard error is a terminal, so in no pipe, and is
+gone when its step is done. Of an extraction it counts what is done wherever the
+workers run, and stays.
+"""
 
 import contextlib
 import threading
@@ -27,6 +32,24 @@ class RowCounter:
 
 examples_done = RowCounter()
 """Examples that this process's Beam workers have embedded."""
+
+
+def step_bar(what: str, unit: str, total: int | None = None) -> tqdm:
+  """Rate and time left of a step that may take long; use it in a `with`.
+
+  Args:
+    what: is done, to stand before the bar.
+    unit: of what is counted by `update`.
+    total: how many there are.
+  """
+  return tqdm(
+    total=total,
+    desc=what,
+    unit=unit,
+    unit_scale=True,
+    disable=None,
+    leave=False,
+  )
 
 
 @contextlib.contextmanager

@@ -9,32 +9,35 @@ DIR/heads/ …       a head each
 In the manner of table 4 and figure 2 of Mehta et al., TMLR 2023.
 """
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from configs.errors import InputError
-from configs.schema import HeadConfig, PrivacyConfig
+from configs.schema import PrivacyConfig
 from extract.cache_reader import FeatureCache
 from extract.cache_summary import public_metadata
+from extract.progress import step_bar
 from linear_dp.noise_source import NoiseSource
 from linear_dp.plan import ReleasePlan, composed_epsilon
 from pipeline import output_dir
 from pipeline.ablation_cells import Cell, Choices, cells
-from pipeline.ablation_table import AblationRow, plot_ablation
+from pipeline.ablation_rows import as_in_the_paper, evaluations_of, rows_of
+from pipeline.ablation_table import AblationRow
 from pipeline.charge import Charge
 from pipeline.evaluation import (
-  Evaluation,
   check_readable,
-  evaluate_on_public_labels,
 )
 from pipeline.feature_space import FeatureSpace
 from pipeline.head_choice import release_order
 from pipeline.head_directory import write_head
-from pipeline.multi_step_training import make_batches, planned_sampling
+from pipeline.multi_step_training import planned_sampling
+from pipeline.plots import plot_ablation
 from pipeline.results import cost_of, write_tables
-from pipeline.run_files import row_of, write_config
+from pipeline.run_files import write_config
 from pipeline.trainer import TrainedHead
 from pipeline.training import (
   cache_ledger,
@@ -78,6 +81,7 @@ def run_ablation(
   Raises:
     InputError: caches that do not fit each other, a bad request, or one that
       would break the cap; nothing is charged then.
+    KeyboardInterrupt: it was stopped; what was finished before is written.
   """
   output_dir.check_absent(out)
   for train, evaluation in caches:
@@ -99,7 +103,7 @@ def run_ablation(
         sampling=planned_sampling(cell.head, len(train)),
       )
     )
-    nominal.append(_as_in_the_paper(cell.head, plans[-1], len(train)))
+    nominal.append(as_in_the_paper(cell.head, plans[-1], len(train)))
   first = caches[0][0]
   source, unit = NoiseSource(privacy.noise_seed), first.info.privacy_unit
   cache_ledger(first, ledger_dir).check(
@@ -109,26 +113,34 @@ def run_ablation(
   # Passes that cost no budget: a damaged cache is found now.
   for cache in itertools.chain.from_iterable(caches):
     check_readable(cache)
-  trained = [
-    train_heads(
-      caches[cell.cache][0],
-      plan,
-      cell.head,
-      privacy,
-      ledger_dir=ledger_dir,
-      baseline=baseline,
-      aloud=cell is tried[0],  # all of them are charged to one ledger
-    )
-    for cell, plan in zip(tried, plans, strict=True)
-  ]
+  trained: list[list[TrainedHead]] = []
+  with (
+    step_bar("ablation", "setting", len(tried)) as bar,
+    _till_stopped(trained),
+  ):
+    for cell, plan in zip(tried, plans, strict=True):
+      trained.append(
+        train_heads(
+          caches[cell.cache][0],
+          plan,
+          cell.head,
+          privacy,
+          ledger_dir=ledger_dir,
+          baseline=baseline,
+          aloud=cell is tried[0],  # all of them are charged to one ledger
+        )
+      )
+      bar.update()
+  wanted, done = len(tried), len(trained)
+  tried, plans, nominal = tried[:done], plans[:done], nominal[:done]
   together = composed_epsilon(plans)
-  evaluations = _evaluations(tried, trained, [e for _, e in caches])
+  evaluations = evaluations_of(tried, trained, [e for _, e in caches])
   rows = [
     row
     for cell, of_cell, scored, epsilon_if_poisson in zip(
       tried, trained, evaluations, nominal, strict=True
     )
-    for row in _rows(
+    for row in rows_of(
       cell, of_cell, scored, caches[cell.cache][0], together, epsilon_if_poisson
     )
   ]
@@ -158,7 +170,30 @@ def run_ablation(
       },
     )
     plot_ablation(rows, first.info.dataset, directory)
+  if done < wanted:
+    raise KeyboardInterrupt(
+      f"{done} of {wanted} settings were finished, and are in {out}"
+    )
   return rows
+
+
+@contextlib.contextmanager
+def _till_stopped(trained: Sequence[object]) -> Iterator[None]:
+  """Ctrl-C ends the block; heads that are finished were paid for, and are kept.
+
+  Raises:
+    KeyboardInterrupt: none is.
+  """
+  try:
+    yield
+  except KeyboardInterrupt:
+    if not trained:
+      raise
+    print(
+      "interrupted: what is finished is scored and written; Ctrl-C again throws"
+      " it away",
+      file=sys.stderr,
+    )
 
 
 def _check_same_images(trains: Sequence[FeatureCache]) -> None:
@@ -184,73 +219,6 @@ def _names(trains: Sequence[FeatureCache]) -> list[str]:
   if len(set(names)) < len(names):
     names = ["/".join(train.path.absolute().parts[-2:]) for train in trains]
   return names
-
-
-def _evaluations(
-  tried: Sequence[Cell],
-  trained: Sequence[Sequence[TrainedHead]],
-  evaluations: Sequence[FeatureCache],
-) -> list[Evaluation]:
-  """The scores of each cell's heads; one pass over each cache."""
-  cells_and_heads = list(zip(tried, trained, strict=True))
-  found = []
-  for i, evaluation in enumerate(evaluations):
-    heads = [
-      t.head for cell, of in cells_and_heads if cell.cache == i for t in of
-    ]
-    found.append(evaluate_on_public_labels(heads, evaluation))
-  scores = [iter(each.scores) for each in found]
-  return [
-    dataclasses.replace(
-      found[cell.cache], scores=[next(scores[cell.cache]) for _ in of]
-    )
-    for cell, of in cells_and_heads
-  ]
-
-
-def _rows(
-  cell: Cell,
-  trained: Sequence[TrainedHead],
-  scored: Evaluation,
-  train: FeatureCache,
-  together: float,
-  epsilon_if_poisson: float | None,
-) -> list[AblationRow]:
-  rows = []
-  for head, score in zip(trained, scored.scores, strict=True):
-    row = row_of(
-      head,
-      score,
-      train,
-      scored.description,
-      composed_epsilon=together,
-      prefix=f"{cell.name}-",
-    )
-    rows.append(
-      AblationRow(
-        **dataclasses.asdict(row),
-        axis=cell.axis,
-        setting=cell.setting,
-        cache=cell.cache,
-        epsilon_if_poisson=(
-          epsilon_if_poisson if head.statement.noise_sd else None
-        ),
-      )
-    )
-  return rows
-
-
-def _as_in_the_paper(
-  head: HeadConfig, plan: ReleasePlan, num_examples: int
-) -> float | None:
-  """ε that shuffled batches would have if they were Poisson samples."""
-  if head.steps.sampling != "partition":
-    return None
-  (sigma,) = plan.noise_multipliers.values()
-  batches = make_batches(head.steps, num_examples, sigma)
-  return batches.poisson.epsilon_of(
-    batches.step_noise_multiplier(sigma), plan.delta
-  )
 
 
 def _cost(cell: Cell, plan: ReleasePlan) -> dict[str, object]:

@@ -1,13 +1,15 @@
 """The command line, as types: one dataclass for each command.
 
-The docstrings are the help texts.
+The docstrings are the help texts. Nothing here may import what is slow to
+import (JAX, Beam, TFDS, dp_accounting …): `--help` need not wait for them.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
-import tyro
+from tyro.conf import Positional
 
 from pipeline.ablation_arguments import Ablate
 from pipeline.cache_arguments import (
@@ -18,7 +20,8 @@ from pipeline.cache_arguments import (
   Verify,
 )
 from pipeline.figure_arguments import Figures
-from pipeline.privacy_arguments import Audit, Budget, Evaluate
+from pipeline.privacy_arguments import Audit, Budget, BudgetSet, Evaluate
+from pipeline.report_arguments import Report
 from pipeline.training_arguments import Compare, Sweep, Train
 
 
@@ -33,19 +36,39 @@ class Demo:
   """Where data, caches and results go; a second run reuses the caches."""
 
 
-Command = (
-  Annotated[Extract, tyro.conf.subcommand("extract")]
-  | Annotated[Backbones, tyro.conf.subcommand("backbones")]
-  | Annotated[ImportFeatures, tyro.conf.subcommand("import-features")]
-  | Annotated[Inspect, tyro.conf.subcommand("inspect")]
-  | Annotated[Verify, tyro.conf.subcommand("verify")]
-  | Annotated[Train, tyro.conf.subcommand("train")]
-  | Annotated[Sweep, tyro.conf.subcommand("sweep")]
-  | Annotated[Compare, tyro.conf.subcommand("compare")]
-  | Annotated[Figures, tyro.conf.subcommand("figures")]
-  | Annotated[Ablate, tyro.conf.subcommand("ablate")]
-  | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
-  | Annotated[Budget, tyro.conf.subcommand("budget")]
-  | Annotated[Audit, tyro.conf.subcommand("audit")]
-  | Annotated[Demo, tyro.conf.subcommand("demo")]
-)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+  """Print a script that lets a shell complete commands, flags and choices.
+
+  For this shell only: source <(oneshot-dp completion bash). For good, write it
+  where your shell looks for it: for bash that is
+  ~/.local/share/bash-completion/completions/oneshot-dp; for zsh, source it in
+  ~/.zshrc.
+
+  Example: oneshot-dp completion bash
+  """
+
+  shell: Positional[Literal["bash", "zsh"]]
+  """Which shell."""
+
+
+COMMANDS: Mapping[str, type] = {
+  "extract": Extract,
+  "backbones": Backbones,
+  "import-features": ImportFeatures,
+  "inspect": Inspect,
+  "verify": Verify,
+  "train": Train,
+  "sweep": Sweep,
+  "compare": Compare,
+  "figures": Figures,
+  "ablate": Ablate,
+  "evaluate": Evaluate,
+  "report": Report,
+  "budget": Budget,
+  "budget set": BudgetSet,
+  "audit": Audit,
+  "demo": Demo,
+  "completion": Completion,
+}
+"""By name, in the order of the help; "budget set" is two words."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import decimal
+from typing import Any
 
 from linear_dp.accounting import printable
 from linear_dp.plan import PrivacyStatement
@@ -55,6 +56,20 @@ class AuditReport:
   def effort(self) -> str:
     """What was run."""
     return f"{self.runs:,} runs with and {self.runs:,} without the canary"
+
+  @property
+  def facts(self) -> dict[str, Any]:
+    """The same as the text, for machines."""
+    return {
+      "claim": self.claim,
+      "lower_bounds": self.lower_bounds,
+      "lower_bound": self.lower_bound,
+      "confidence": self.confidence,
+      "is_violated": self.is_violated,
+      "verdict": self.verdict,
+      "runs": self.runs,
+      "seconds": self.seconds,
+    }
 
   def __str__(self) -> str:
     claim = self.claim

@@ -1,6 +1,8 @@
 """What `oneshot-dp backbones` says."""
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from extract.backbones.architecture import Architecture
 from extract.backbones.registry import (
@@ -11,6 +13,7 @@ from extract.backbones.registry import (
   parameter_shapes,
 )
 from extract.preprocess import Preprocessing
+from pipeline.answer import Answer
 
 _RANDOM_PATCHES = "random cosine features of 5x5 patches; no weights"
 _USER = (
@@ -19,19 +22,22 @@ _USER = (
 )
 
 
+def backbones(name: str | None) -> Answer:
+  """All backbones, or all about one.
+
+  Raises:
+    InputError: there is no such backbone.
+  """
+  if name is None:
+    known = _known()
+    return Answer(text=_list(known), facts={"backbones": known})
+  facts = _facts(name)
+  return Answer(text=_table(facts), facts=facts)
+
+
 def list_backbones() -> str:
   """A line for each backbone: name, what it is, embeddings it offers."""
-  rows = []
-  for name in backbone_names():
-    if name == RANDOM_PATCHES:
-      rows.append((name, _RANDOM_PATCHES))
-      continue
-    architecture = find_architecture(name)
-    offered = ", ".join(architecture.embeddings)
-    rows.append((name, f"{architecture.summary}; {offered}"))
-  rows.append(_USER)
-  width = max(len(name) for name, _ in rows)
-  return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+  return backbones(None).text
 
 
 def describe_backbone(name: str) -> str:
@@ -40,21 +46,69 @@ def describe_backbone(name: str) -> str:
   Raises:
     InputError: there is no such backbone.
   """
-  if name == RANDOM_PATCHES:
-    return f"{name}: {_RANDOM_PATCHES}"
-  architecture = find_architecture(name)
-  reference = architecture.reference
-  rows = {
-    "backbone": f"{name}: {architecture.summary}",
-    "parameters": f"{_count(architecture) / 1e6:.1f} million without the head",
-    "embeddings": ", ".join(
-      _with_dim(architecture, embedding)
-      for embedding in architecture.embeddings
+  return backbones(name).text
+
+
+def _known() -> list[dict[str, Any]]:
+  found: list[dict[str, Any]] = []
+  for name in backbone_names():
+    if name == RANDOM_PATCHES:
+      found.append(_random_patches())
+      continue
+    known = find_architecture(name)
+    found.append(
+      {"name": name, "summary": known.summary, "embeddings": known.embeddings}
     )
-    + " (the first is the default)",
+  return found
+
+
+def _facts(name: str) -> dict[str, Any]:
+  if name == RANDOM_PATCHES:
+    return _random_patches()
+  architecture = find_architecture(name)
+  return {
+    "name": name,
+    "summary": architecture.summary,
+    "parameters": _count(architecture),
+    "embeddings": {
+      embedding: _dim(architecture, embedding)
+      for embedding in architecture.embeddings
+    },
+    "preprocessing": architecture.reference,
+    "weights": architecture.layouts,
+  }
+
+
+def _random_patches() -> dict[str, Any]:
+  return {"name": RANDOM_PATCHES, "summary": _RANDOM_PATCHES}
+
+
+def _list(known: Sequence[Mapping[str, Any]]) -> str:
+  rows = []
+  for each in known:
+    words = (each["summary"], ", ".join(each.get("embeddings", ())))
+    rows.append((each["name"], "; ".join(filter(None, words))))
+  rows.append(_USER)
+  width = max(len(name) for name, _ in rows)
+  return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _table(facts: Mapping[str, Any]) -> str:
+  title = f"{facts['name']}: {facts['summary']}"
+  if facts["name"] == RANDOM_PATCHES:
+    return title
+  reference: Preprocessing = facts["preprocessing"]
+  offered = (
+    name if dim is None else f"{name} [{dim}]"
+    for name, dim in facts["embeddings"].items()
+  )
+  rows = {
+    "backbone": title,
+    "parameters": f"{facts['parameters'] / 1e6:.1f} million without the head",
+    "embeddings": f"{', '.join(offered)} (the first is the default)",
     "image": f"{reference.image_size} px, {_resizing(reference)}",
     "mean, std": f"{reference.mean}, {reference.std}",
-    "weights": "\n".join(architecture.layouts),
+    "weights": "\n".join(facts["weights"]),
   }
   width = max(map(len, rows))
   return "\n".join(
@@ -77,9 +131,9 @@ def _count(architecture: Architecture) -> int:
   return sum(math.prod(shape) for shape in shapes.values())
 
 
-def _with_dim(architecture: Architecture, embedding: str) -> str:
-  """The name of an embedding and its width; a pattern stands for itself."""
+def _dim(architecture: Architecture, embedding: str) -> int | None:
+  """How many numbers it has; None of a pattern."""
   if "<" in embedding:
-    return embedding
+    return None
   module = architecture.build(embedding, "float32")
-  return f"{embedding} [{feature_dim(module, architecture.reference)}]"
+  return feature_dim(module, architecture.reference)

@@ -1,7 +1,7 @@
 """The `budget` commands: what was released, what is left, and the cap."""
 
 import sys
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from dp_accounting import NeighboringRelation
@@ -13,34 +13,43 @@ from linear_dp.accounting import printable
 from linear_dp.plan import NOT_PRIVATE
 from linear_dp.sampled_accounting import LEAST_DELTA
 from pipeline import budget
+from pipeline.answer import Answer
+from pipeline.budget import Spending
 from pipeline.cap import Cap, caps
 from pipeline.ledger import what_is_left
-from pipeline.training import cache_ledger
+from pipeline.privacy_arguments import Budget, BudgetSet
+from pipeline.training import RELATIONS, cache_ledger
 
 _SHORT = 12
 """Digits of a SHA-256 that a person reads."""
+_RELATIONS = (
+  NeighboringRelation.ADD_OR_REMOVE_ONE,
+  NeighboringRelation.REPLACE_ONE,
+)
+_KEPT = {"private_digest"}
+"""What stays in the ledger: made of private rows, it would tell whoever holds a
+candidate that it is the one."""
 
 
-def show_budget(
-  cache: Path, *, delta: float | None, ledger_dir: Path | None
-) -> None:
-  """Prints the entries, what they add up to, and what the cap leaves.
-
-  Args:
-    cache: a cache of the private data.
-    delta: δ of the total; None is the cap's, or else the smallest used.
-    ledger_dir: None is the default place.
+def show_budget(command: Budget) -> Answer:
+  """The entries, what they add up to, and what the cap leaves.
 
   Raises:
     InputError: there is no such cache or δ, or the ledger was tampered with.
   """
+  delta = command.delta
   if delta is not None and not 0 < delta < 1:
     raise InputError(f"delta={delta} must lie between 0 and 1.")
-  ledger = cache_ledger(open_cache(cache), ledger_dir)
+  ledger = cache_ledger(open_cache(command.cache), command.ledger_dir)
   entries = ledger.entries()
   earlier = caps(entries)
   cap = earlier[-1] if earlier else None
-  lines = _lines(entries)
+  lines = [f"ledger: {ledger.path}", *_lines(entries)]
+  facts: dict[str, Any] = {
+    "ledger": ledger.path,
+    "entries": [_public(entry) for entry in entries],
+    "cap": cap,
+  }
   lines.append(f"cap: {cap or 'none; see `oneshot-dp budget set --help`'}")
   if len(earlier) == len(entries):
     lines.append(
@@ -49,21 +58,34 @@ def show_budget(
       else "nothing has been released: there is no such ledger yet"
     )
   else:
-    lines += _totals(entries, cap, delta)
+    delta = _delta_of_total(entries, cap) if delta is None else delta
+    totals = {r: budget.compose(entries, r) for r in _RELATIONS}
+    lines += _totals(totals, delta)
+    facts["spent"] = {
+      "delta": delta,
+      "epsilon": {r.name: s.epsilon(delta) for r, s in totals.items()},
+      "not_private": totals[_RELATIONS[0]].not_private,
+    }
   if cap:
     left = what_is_left(cap, entries, cap.max_delta, cap.neighboring_relation)
     lines.append(f"under the cap, {left}")
-  print(f"ledger: {ledger.path}", *lines, sep="\n")
+    facts["left"] = _left(cap, entries)
+  return Answer(text="\n".join(lines), facts=facts)
 
 
-def set_cap(cache: Path, cap: Cap, *, ledger_dir: Path | None) -> None:
+def set_cap(command: BudgetSet) -> Answer:
   """Writes a cap into the ledger and says what it changes.
 
   Raises:
     InputError: there is no such cache, or the ledger was tampered with.
     RunError: the ledger cannot be written.
   """
-  ledger = cache_ledger(open_cache(cache), ledger_dir)
+  cap = Cap(
+    max_epsilon=command.max_epsilon,
+    max_delta=command.max_delta,
+    neighboring_relation=RELATIONS[command.neighboring_relation],
+  )
+  ledger = cache_ledger(open_cache(command.cache), command.ledger_dir)
   before = ledger.set_cap(cap)
   entries = ledger.entries()
   spent = budget.compose(entries, cap.neighboring_relation)
@@ -77,27 +99,46 @@ def set_cap(cache: Path, cap: Cap, *, ledger_dir: Path | None) -> None:
   if not cap.allows(entries):
     _warn("more than this is spent already; nothing further will be released.")
   left = what_is_left(cap, entries, cap.max_delta, cap.neighboring_relation)
-  print(
-    f"cap: {cap}; epsilon {printable(spent.epsilon(cap.max_delta))} is spent,"
-    f" {left}"
+  epsilon = spent.epsilon(cap.max_delta)
+  return Answer(
+    text=f"cap: {cap}; epsilon {printable(epsilon)} is spent, {left}",
+    facts={
+      "ledger": ledger.path,
+      "cap": cap,
+      "cap_before": before,
+      "spent": {
+        "delta": cap.max_delta,
+        "epsilon": {cap.neighboring_relation.name: epsilon},
+        "not_private": spent.not_private,
+      },
+      "left": _left(cap, entries),
+    },
   )
 
 
+def _left(cap: Cap, entries: list[dict[str, Any]]) -> dict[str, Any]:
+  """The largest release that a cap still allows."""
+  relation = cap.neighboring_relation
+  return {
+    "epsilon": cap.left(entries, cap.max_delta, relation),
+    "delta": cap.max_delta,
+    "neighboring_relation": relation,
+  }
+
+
+def _delta_of_total(entries: list[dict[str, Any]], cap: Cap | None) -> float:
+  if cap:
+    return cap.max_delta
+  used = (e["delta"] for e in entries if "delta" in e)
+  # No smaller one, in case there were random batches.
+  return max(min(used, default=1e-6), LEAST_DELTA)
+
+
 def _totals(
-  entries: list[dict[str, Any]], cap: Cap | None, delta: float | None
+  totals: Mapping[NeighboringRelation, Spending], delta: float
 ) -> list[str]:
-  if delta is None and cap:
-    delta = cap.max_delta
-  if delta is None:
-    used = (e["delta"] for e in entries if "delta" in e)
-    # No smaller one, in case there were random batches.
-    delta = max(min(used, default=1e-6), LEAST_DELTA)
   lines = []
-  for relation in (
-    NeighboringRelation.ADD_OR_REMOVE_ONE,
-    NeighboringRelation.REPLACE_ONE,
-  ):
-    spent = budget.compose(entries, relation)
+  for relation, spent in totals.items():
     lines.append(
       f"spent in all: epsilon = {printable(spent.epsilon(delta))} at delta ="
       f" {printable(delta)}, {relation.name}"
@@ -108,6 +149,10 @@ def _totals(
         f" results that are {NOT_PRIVATE}: no epsilon covers them"
       )
   return lines
+
+
+def _public(entry: dict[str, Any]) -> dict[str, Any]:
+  return {name: value for name, value in entry.items() if name not in _KEPT}
 
 
 def _lines(entries: list[dict[str, Any]]) -> list[str]:

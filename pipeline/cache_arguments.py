@@ -96,9 +96,10 @@ class Verify:
 
   With --duplicates, look for rows of a cache that are one image twice instead:
   a receipt's epsilon is per row, and two rows have twice the influence of one.
-  What is found is PRIVATE and stays with the private data. Duplicates are no
-  damage: exit status 0. Copies of one image may differ in their last bits, so
-  --min-cosine 0.99999 is the check to make; without it, only equal bits count.
+  What is found is PRIVATE and stays with the private data; with --json it is in
+  the file of --out only. Duplicates are no damage: exit status 0. Copies of one
+  image may differ in their last bits, so --min-cosine 0.99999 is the check to
+  make; without it, only equal bits count.
 
   Example: oneshot-dp verify caches/train
 

@@ -1,48 +1,96 @@
-"""What the commands about caches do and print."""
+"""What the commands about caches do and answer."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from configs.errors import InputError
 from configs.schema import ExtractConfig
-from extract.cache_reader import FeatureCache
-from extract.cache_summary import describe
+from extract.cache_reader import FeatureCache, open_cache
+from extract.cache_summary import describe, public_metadata
 from extract.cache_verify import verify_cache
-from pipeline.cache_arguments import ImportFeatures, Verify
+from extract.progress import step_bar
+from pipeline.answer import Answer
+from pipeline.cache_arguments import Extract, ImportFeatures, Verify
+from pipeline.complaints import did_you_mean
 from pipeline.duplicate_report import report_duplicates
 from pipeline.head_directory import RECEIPT_FILE
 from pipeline.head_verify import verify_head
 from pipeline.import_features import import_features
+from pipeline.parser import flags_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extraction(Answer):
+  """What an extraction took, and the cache that it made."""
+
+  cache: FeatureCache
 
 
 def extract(
-  config: ExtractConfig, out: Path, beam_options: list[str]
-) -> FeatureCache:
-  """Runs the extraction job and says what it took."""
+  config: ExtractConfig, out: Path, beam_options: tuple[str, ...] = ()
+) -> Extraction:
+  """Runs the extraction job and says what it took.
+
+  Raises:
+    InputError, RunError, KeyboardInterrupt: see `run_extraction`.
+  """
   # Beam takes a second to import, and only this command needs it.
   from extract.job import run_extraction
 
   report = run_extraction(config, out, beam_options)
   cache = report.cache
-  print(describe(cache))
+  facts = {"cache": out, "metadata": public_metadata(cache)}
   if not report.counters:
-    print(f"{out}: complete already, nothing was extracted")
-    return cache
+    return Extraction(
+      text=f"{describe(cache)}\n{out}: complete already, nothing was extracted",
+      facts=facts | {"images": 0, "kept_shards": report.kept_shards},
+      cache=cache,
+    )
   done = report.counters["examples"]
-  print(
+  took = (
     f"{out}: {done:,} images in {report.seconds:.1f} s"
     f" ({done / report.seconds:.1f} images/s,"
     f" {report.counters['image_bytes'] / 1e6:.1f} MB read),"
     f" {report.counters['decode_errors']} undecodable,"
     f" {report.kept_shards} shards kept from an earlier run"
   )
-  print(report.times)
-  return cache
+  return Extraction(
+    text="\n".join([describe(cache), took, str(report.times)]),
+    facts=facts
+    | {
+      "images": done,
+      "kept_shards": report.kept_shards,
+      "undecodable": report.counters["decode_errors"],
+      "image_bytes": report.counters["image_bytes"],
+      "seconds": report.seconds,
+      "seconds_held_up_by": report.times,
+    },
+    cache=cache,
+  )
 
 
-def run_import(command: ImportFeatures) -> None:
+def run_extract(command: Extract, beam_options: tuple[str, ...]) -> Answer:
+  """Runs the extraction job; of a mistyped flag says which was meant.
+
+  Raises:
+    InputError, RunError, KeyboardInterrupt: see `run_extraction`.
+  """
+  from extract.beam_options import UnknownFlagError
+
+  try:
+    return extract(command.job, command.out, beam_options)
+  except UnknownFlagError as error:
+    hint = did_you_mean(error.flag.replace("_", "-"), flags_of("extract"))
+    raise InputError(f"{error} {hint}") from error
+
+
+def inspect(path: Path) -> Answer:
+  """Says what is in a cache."""
+  return _description(open_cache(path))
+
+
+def run_import(command: ImportFeatures) -> Answer:
   """Imports features, and says what came of it."""
   cache = import_features(
     command.file,
@@ -54,45 +102,60 @@ def run_import(command: ImportFeatures) -> None:
     unit_name=command.unit_name,
     embedding_dtype=command.embedding_dtype,
   )
-  print(describe(cache))
   if command.backbone_name is None:
     print(
       "warning: without --backbone-name, heads cannot be refused on features of"
       " another backbone, as long as the width is the same.",
       file=sys.stderr,
     )
+  return _description(cache)
 
 
-def verify(command: Verify) -> None:
+def _description(cache: FeatureCache) -> Answer:
+  return Answer(
+    text=describe(cache),
+    facts={"cache": cache.path, "metadata": public_metadata(cache)},
+  )
+
+
+def verify(command: Verify) -> Answer:
   """Checks a cache or a head, or looks for duplicates."""
   path = command.path
   if command.duplicates:
-    report_duplicates(
+    return report_duplicates(
       path,
       against=command.against,
       min_cosine=command.min_cosine,
       out=command.out,
     )
-    return
   if not (command.against is command.min_cosine is command.out is None):
     raise InputError(
       "--against, --min-cosine and --out are for --duplicates; add it."
     )
   if (path / RECEIPT_FILE).is_file():
     check = verify_head(path, command.ledger_dir)
-    found, sound = check.problems, check.conclusion
-  else:
-    with tqdm(desc="verify", unit="shard", disable=None, leave=False) as bar:
+    return _verdict(path, "head", check.problems, check.conclusion)
+  with step_bar("verify", "shard") as bar:
 
-      def show(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
+    def show(done: int, total: int) -> None:
+      if bar.total is None:
+        bar.reset(total)
+      bar.update(done - bar.n)
 
-      report = verify_cache(path, progress=show)
-    found, sound = report.problems, str(report).removeprefix("ok: ")
-  if not found:
-    print(f"ok: {sound}")
-    return
-  for problem in found:
-    print(problem, file=sys.stderr)
-  raise InputError(f"{path}: {len(found)} fault(s) found.")
+    report = verify_cache(path, progress=show)
+  sound = str(report).removeprefix("ok: ")
+  return _verdict(path, "cache", report.problems, sound)
+
+
+def _verdict(
+  path: Path, kind: str, problems: tuple[str, ...], sound: str
+) -> Answer:
+  facts = {"path": path, "kind": kind, "ok": not problems, "faults": problems}
+  if not problems:
+    return Answer(text=f"ok: {sound}", facts=facts | {"conclusion": sound})
+  return Answer(
+    text="",
+    facts=facts,
+    faults=problems,
+    failure=InputError(f"{path}: {len(problems)} fault(s) found."),
+  )

@@ -1,75 +1,99 @@
-"""What each command does and prints."""
+"""What each command does: it is run, and its answer printed."""
 
+import sys
 from typing import Any
 
-from extract.cache_reader import open_cache
-from extract.cache_summary import describe
-from pipeline.ablation_arguments import Ablate
-from pipeline.arguments import Demo
-from pipeline.budget_report import set_cap, show_budget
-from pipeline.cache_arguments import (
-  Backbones,
-  Extract,
-  ImportFeatures,
-  Inspect,
-  Verify,
-)
-from pipeline.cache_commands import extract, run_import, verify
-from pipeline.cap import Cap
-from pipeline.figure_arguments import Figures
-from pipeline.privacy_arguments import Audit, Budget, BudgetSet, Evaluate
-from pipeline.privacy_commands import audit, evaluate
-from pipeline.training import RELATIONS
-from pipeline.training_arguments import Compare, Sweep, Train
-from pipeline.training_commands import ablate, compare, figures, sweep, train
+from pipeline import arguments
+from pipeline.answer import Answer
+from pipeline.parser import Request
+from pipeline.terminal import as_asked
 
 
-def run(command: Any, beam_options: list[str]) -> None:
-  """Runs a parsed command.
+def run(request: Request) -> None:
+  """Runs a parsed command, and prints its answer.
 
   Raises:
     InputError, RunError: see `cli`.
   """
-  match command:
-    case Extract():
-      extract(command.job, command.out, beam_options)
-    case Backbones():
-      from pipeline.backbone_list import describe_backbone, list_backbones
+  with as_asked(request.output):
+    answer = _answer(request.command, request.beam_options)
+  if said := answer.json() if request.output.json else answer.text:
+    print(said)
+  for fault in answer.faults:
+    print(fault, file=sys.stderr)
+  if answer.failure is not None:
+    raise answer.failure
 
-      name = command.name
-      print(list_backbones() if name is None else describe_backbone(name))
-    case ImportFeatures():
-      run_import(command)
-    case Inspect():
-      print(describe(open_cache(command.cache)))
-    case Verify():
-      verify(command)
-    case Train():
-      train(command)
-    case Sweep():
-      sweep(command)
-    case Compare():
-      compare(command)
-    case Figures():
-      figures(command)
-    case Ablate():
-      ablate(command)
-    case Evaluate():
-      evaluate(command)
-    case Budget():
-      show_budget(
-        command.cache, delta=command.delta, ledger_dir=command.ledger_dir
-      )
-    case BudgetSet():
-      cap = Cap(
-        max_epsilon=command.max_epsilon,
-        max_delta=command.max_delta,
-        neighboring_relation=RELATIONS[command.neighboring_relation],
-      )
-      set_cap(command.cache, cap, ledger_dir=command.ledger_dir)
-    case Audit():
-      audit(command)
-    case Demo():
+
+def _answer(command: Any, beam_options: tuple[str, ...]) -> Answer:
+  """Each arm imports its own: JAX, Beam and TFDS take seconds."""
+  match command:
+    case arguments.Extract():
+      from pipeline.cache_commands import run_extract
+
+      return run_extract(command, beam_options)
+    case arguments.Backbones():
+      from pipeline.backbone_list import backbones
+
+      return backbones(command.name)
+    case arguments.ImportFeatures():
+      from pipeline.cache_commands import run_import
+
+      return run_import(command)
+    case arguments.Inspect():
+      from pipeline.cache_commands import inspect
+
+      return inspect(command.cache)
+    case arguments.Verify():
+      from pipeline.cache_commands import verify
+
+      return verify(command)
+    case arguments.Train():
+      from pipeline.training_commands import train
+
+      return train(command)
+    case arguments.Sweep():
+      from pipeline.training_commands import sweep
+
+      return sweep(command)
+    case arguments.Compare():
+      from pipeline.training_commands import compare
+
+      return compare(command)
+    case arguments.Figures():
+      from pipeline.study_commands import figures
+
+      return figures(command)
+    case arguments.Ablate():
+      from pipeline.study_commands import ablate
+
+      return ablate(command)
+    case arguments.Evaluate():
+      from pipeline.privacy_commands import evaluate
+
+      return evaluate(command)
+    case arguments.Report():
+      from pipeline.report_command import report
+
+      return report(command)
+    case arguments.Budget():
+      from pipeline.budget_report import show_budget
+
+      return show_budget(command)
+    case arguments.BudgetSet():
+      from pipeline.budget_report import set_cap
+
+      return set_cap(command)
+    case arguments.Audit():
+      from pipeline.privacy_commands import audit
+
+      return audit(command)
+    case arguments.Demo():
       from pipeline.demo import run_demo
 
-      run_demo(command.out)
+      return run_demo(command.out)
+    case arguments.Completion():
+      from pipeline.completion import completion
+
+      return completion(command.shell)
+  raise TypeError(f"{command!r} is no command.")

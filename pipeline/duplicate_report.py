@@ -1,4 +1,8 @@
-"""`verify --duplicates`: what is printed, and the CSV file of pairs."""
+"""`verify --duplicates`: what is printed, and the CSV file of pairs.
+
+The machines' answer has nothing of what was found, which is private: JSON ends
+up in logs. The file has mode 0600.
+"""
 
 import contextlib
 import csv
@@ -16,6 +20,8 @@ from extract.cache_reader import FeatureCache, open_cache
 from extract.duplicates import Progress, find_duplicates
 from extract.durable_files import publish, temporary_file
 from extract.near_duplicates import cost
+from extract.progress import step_bar
+from pipeline.answer import Answer
 
 _SHOWN_GROUPS = 5
 _SHOWN_IDS = 8
@@ -30,8 +36,8 @@ def report_duplicates(
   against: Path | None,
   min_cosine: float | None,
   out: Path | None,
-) -> None:
-  """Prints how many duplicates there are, and the first groups of them.
+) -> Answer:
+  """Says how many duplicates there are, and the first groups of them.
 
   Duplicates are no damage, so finding some is no failure.
 
@@ -40,6 +46,9 @@ def report_duplicates(
     against: another cache, or None.
     min_cosine: see `find_duplicates`.
     out: CSV file for all pairs, made with mode 0600, or None.
+
+  Returns:
+    PRIVATE words, and public facts.
 
   Raises:
     InputError: caches that cannot be compared, or something at `out`.
@@ -64,13 +73,26 @@ def report_duplicates(
       groups.join((0, pair.example_id), (int(other is not None), pair.other_id))
       write(dataclasses.astuple(pair))
   besides = "" if other is None else f", against {len(other):,} of {other.path}"
-  print(f"{path}: {len(cache):,} rows{besides}")
-  print(f"equal bits: {equal:,} pairs (each copy with the first)")
+  lines = [
+    f"{path}: {len(cache):,} rows{besides}",
+    f"equal bits: {equal:,} pairs (each copy with the first)",
+  ]
   if min_cosine is not None:
-    print(f"cosine of {min_cosine:g} or more: {close:,} pairs besides")
-  _print_groups(groups.all(), other)
+    lines.append(f"cosine of {min_cosine:g} or more: {close:,} pairs besides")
+  lines += _lines_of_groups(groups.all(), other)
   if out is not None:
-    print(f"all pairs are in {out}, which is as private as the cache")
+    lines.append(f"all pairs are in {out}, which is as private as the cache")
+  return Answer(
+    text="\n".join(lines),
+    facts={
+      "cache": path,
+      "rows": len(cache),
+      "against": against,
+      "rows_against": None if other is None else len(other),
+      "min_cosine": min_cosine,
+      "pairs": out,
+    },
+  )
 
 
 class Groups:
@@ -100,19 +122,22 @@ class Groups:
     return row
 
 
-def _print_groups(groups: list[list[Row]], other: FeatureCache | None) -> None:
+def _lines_of_groups(
+  groups: list[list[Row]], other: FeatureCache | None
+) -> list[str]:
   if not groups:
-    print("no duplicates found")
-    return
+    return ["no duplicates found"]
   rows = [sum(row[0] == side for g in groups for row in g) for side in (0, 1)]
-  print(
+  return [
     f"in all: {len(groups):,} groups of {rows[0]:,} rows"
     + (f", and {rows[1]:,} rows of {other.path}" if other else "")
-    + f"; the largest has {max(map(len, groups)):,}"
-  )
-  print("PRIVATE, example_ids of the first groups:")
-  for group in groups[:_SHOWN_GROUPS]:
-    print("  " + " = ".join(_ids(group, s) for s in (0, 1) if _of(group, s)))
+    + f"; the largest has {max(map(len, groups)):,}",
+    "PRIVATE, example_ids of the first groups:",
+    *(
+      "  " + " = ".join(_ids(group, s) for s in (0, 1) if _of(group, s))
+      for group in groups[:_SHOWN_GROUPS]
+    ),
+  ]
 
 
 def _of(group: list[Row], side: int) -> list[int]:
@@ -142,7 +167,7 @@ def _say_cost(cache: FeatureCache, other: FeatureCache | None) -> None:
 @contextlib.contextmanager
 def _progress_bar() -> Iterator[Progress]:
   doing = None
-  with tqdm(unit_scale=True, disable=None, leave=False) as bar:
+  with step_bar("duplicates", "row") as bar:
 
     def show(what: str, done: int, total: int) -> None:
       nonlocal doing

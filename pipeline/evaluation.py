@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from configs.errors import InputError
 from configs.schema import PrivacyConfig
@@ -22,6 +21,7 @@ from linear_dp.plan import NOT_PRIVATE
 from pipeline.budget import Gaussian
 from pipeline.charge import Charge
 from pipeline.ledger import Ledger, charge_aloud
+from pipeline.row_bar import row_bar
 from pipeline.training import RELATIONS, cache_ledger
 
 PUBLIC_LABELS = "test labels treated as public"
@@ -218,14 +218,7 @@ def check_readable(cache: FeatureCache) -> None:
 def _count(
   heads: list[LinearHead], cache: FeatureCache, lists: LabelLists | None = None
 ) -> SecretHits:
-  with tqdm(
-    total=len(cache),
-    desc="evaluate",
-    unit="row",
-    unit_scale=True,
-    disable=None,
-    leave=False,
-  ) as bar:
+  with row_bar(cache, "evaluate") as bar:
     return count_hits(heads, cache.blocks(), lists=lists, on_rows=bar.update)
 
 

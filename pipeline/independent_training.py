@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from configs.errors import InputError
 from configs.schema import HeadConfig
+from extract.progress import step_bar
 from linear_dp.head import LinearHead
 from linear_dp.independent_heads import (
   IndependentHead,
@@ -21,6 +22,7 @@ from linear_dp.noise_source import NoiseSource
 from linear_dp.plan import ReleasePlan
 from linear_dp.secret_rows import SecretRows
 from pipeline.mechanism import Mechanism
+from pipeline.row_bar import counted
 from pipeline.trainer import Charging, TrainedHead, TrainingRows
 
 
@@ -45,7 +47,7 @@ class IndependentTrainer(abc.ABC, Generic[Rule]):
   ):
     check_rows_are_units(rows, config)
     self._rows = SecretRows(
-      rows.blocks,
+      lambda: counted(rows, "rows"),
       feature_dim=rows.info.feature_dim,
       num_classes=rows.info.num_classes,
       num_examples=len(rows),
@@ -61,6 +63,10 @@ class IndependentTrainer(abc.ABC, Generic[Rule]):
   @abc.abstractmethod
   def _rule(self, sigma: float) -> Rule:
     """The settings of a head of this noise multiplier."""
+
+  @abc.abstractmethod
+  def _num_steps(self, rule: Rule) -> int:
+    """How many steps it has."""
 
   @abc.abstractmethod
   def _train(
@@ -80,14 +86,16 @@ class IndependentTrainer(abc.ABC, Generic[Rule]):
     self, plan: ReleasePlan, source: NoiseSource, charge: Charging
   ) -> Iterator[TrainedHead]:
     """See `Trainer`."""
-    with _bar() as bar:
+    rules = map(self._rule, plan.noise_multipliers.values())
+    steps = plan.num_draws * sum(map(self._num_steps, rules))
+    with step_bar("steps", "step", steps) as bar:
       train = self._one(plan, bar)
       for released in release_heads(train, plan, source, charge=charge):
         yield self._trained(released, plan)
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     """See `Trainer`."""
-    with _bar() as bar:
+    with step_bar("steps without noise", "step") as bar:
       released = head_without_privacy(self._one(plan, bar), plan)
     return self._trained(released, plan)
 
@@ -125,7 +133,3 @@ def check_rows_are_units(rows: TrainingRows, config: HeadConfig) -> None:
       f"head={config.head!r} has a guarantee per example, and the privacy unit"
       f" of this cache is {rows.info.privacy_unit!r}; use --head lamb."
     )
-
-
-def _bar() -> tqdm:
-  return tqdm(desc="steps", unit="step", disable=None, leave=False)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from configs.schema import HeadConfig
+from extract.progress import step_bar
 from linear_dp.class_moments import class_moments
 from linear_dp.least_squares import (
   LeastSquaresRelease,
@@ -14,6 +15,7 @@ from linear_dp.plan import ReleasePlan
 from linear_dp.secret_rows import SecretRows
 from pipeline.independent_training import check_rows_are_units
 from pipeline.mechanisms import LeastSquares
+from pipeline.row_bar import counted
 from pipeline.trainer import Charging, TrainedHead, TrainingRows
 
 
@@ -31,7 +33,7 @@ class LeastSquaresTrainer:
     info, self._config = rows.info, HeadConfig(head="least-squares")
     check_rows_are_units(rows, self._config)
     self._rows = SecretRows(
-      rows.blocks,
+      lambda: counted(rows, "rows"),
       feature_dim=info.feature_dim,
       num_classes=info.num_classes,
       num_examples=len(rows),
@@ -47,10 +49,13 @@ class LeastSquaresTrainer:
     self, plan: ReleasePlan, source: NoiseSource, charge: Charging
   ) -> Iterator[TrainedHead]:
     """See `Trainer`."""
-    for released in release_least_squares(
-      self._moments, plan, source, charge=charge
-    ):
-      yield self._trained(released, plan)
+    count = plan.num_draws * len(plan.noise_multipliers)
+    with step_bar("releases", "release", count) as bar:
+      for released in release_least_squares(
+        self._moments, plan, source, charge=charge
+      ):
+        yield self._trained(released, plan)
+        bar.update()
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     """See `Trainer`."""

@@ -218,9 +218,13 @@ def charge_aloud(ledger: Ledger, *charges: Charge) -> list[str]:
   """Charges, and says on stderr where; a new ledger is worth a second look."""
   is_new = not ledger.entries()
   entries = ledger.charge_all(*charges)
-  note = f", a new ledger: what was released of {ledger.dataset!r} before"
-  note = f"{note} is not in it" if is_new else ""
-  print(f"charged to {ledger.path}{note}", file=sys.stderr)
+  print(f"charged to {ledger.path}", file=sys.stderr)
+  if is_new:
+    print(
+      f"warning: this is a new ledger: what was released of {ledger.dataset!r}"
+      " before is not in it.",
+      file=sys.stderr,
+    )
   return entries
 
 

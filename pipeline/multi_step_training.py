@@ -54,6 +54,9 @@ class MultiStepTrainer(IndependentTrainer[MultiStepRule]):
       noise_multiplier=sigma,
     )
 
+  def _num_steps(self, rule: MultiStepRule) -> int:
+    return rule.batches.num_steps
+
   def _train(
     self,
     rule: MultiStepRule,

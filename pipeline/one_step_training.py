@@ -7,12 +7,10 @@ post-processing of it, and cost no more than one of them.
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from tqdm import tqdm
-
 from configs.errors import InputError
 from configs.schema import HeadConfig, OptimizerName
-from extract.cache_block import Block
 from extract.feature_cache import CacheInfo
+from extract.progress import step_bar
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.noise_source import NoiseSource
@@ -22,7 +20,7 @@ from linear_dp.release import Release, baseline_without_privacy, release
 from linear_dp.unit_rows import choose_rows
 from linear_dp.unit_sums import count_rows
 from pipeline.mechanisms import OneStep
-from pipeline.row_bar import row_bar
+from pipeline.row_bar import counted, row_bar
 from pipeline.trainer import Charging, TrainedHead, TrainingRows
 
 
@@ -69,8 +67,11 @@ class OneStepTrainer:
     self, plan: ReleasePlan, source: NoiseSource, charge: Charging
   ) -> Iterator[TrainedHead]:
     """See `Trainer`."""
-    for each in release(self._secret, plan, source, charge=charge):
-      yield from self._trained(each, plan)
+    count = plan.num_draws * len(plan.noise_multipliers)
+    with step_bar("releases", "release", count) as bar:
+      for each in release(self._secret, plan, source, charge=charge):
+        yield from self._trained(each, plan)
+        bar.update()
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     """See `Trainer`."""
@@ -138,12 +139,11 @@ def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
 def _sum_rows(rows: TrainingRows, grid: ClippedGradientGrid) -> SecretSum:
   chosen = sizes = None
   if rows.info.has_units:
-    with row_bar(rows, "ids") as bar:
-      blocks = _shown(rows.blocks(), bar)
-      if grid.clipped == "unit":
-        sizes = count_rows(blocks)
-      else:
-        chosen = choose_rows(blocks, grid.rows_per_unit)
+    blocks = counted(rows, "ids")
+    if grid.clipped == "unit":
+      sizes = count_rows(blocks)
+    else:
+      chosen = choose_rows(blocks, grid.rows_per_unit)
   with row_bar(rows, "clipped sum") as bar:
     return exact_clipped_sum(
       rows.blocks(),
@@ -153,9 +153,3 @@ def _sum_rows(rows: TrainingRows, grid: ClippedGradientGrid) -> SecretSum:
       sizes=sizes,
       on_rows=bar.update,
     )
-
-
-def _shown(blocks: Iterator[Block], bar: tqdm) -> Iterator[Block]:
-  for block in blocks:
-    yield block
-    bar.update(len(block))

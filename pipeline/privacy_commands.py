@@ -1,7 +1,6 @@
-"""What the commands that score, attack and keep count do and print."""
+"""What the commands that score and attack do and answer."""
 
 import dataclasses
-import json
 import sys
 from typing import Any
 
@@ -11,6 +10,7 @@ from extract.cache_reader import FeatureCache, open_cache
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.noise_source import NoiseSource
 from linear_dp.plan import NOT_PRIVATE
+from pipeline.answer import Answer
 from pipeline.audit import audit_release
 from pipeline.audit_report import AuditReport
 from pipeline.evaluation import PrivateEvaluation, evaluate_on_public_labels
@@ -18,14 +18,15 @@ from pipeline.feature_space import FeatureSpace
 from pipeline.head_attack import STEPS_ROWS
 from pipeline.head_audit import audit_head, default_runs
 from pipeline.head_directory import read_head
+from pipeline.interrupted import says_what_was_charged
 from pipeline.multi_step_training import planned_sampling
 from pipeline.privacy_arguments import Audit, Evaluate
 from pipeline.real_labels import RealLabels
 from pipeline.training import make_plan
 
 
-def evaluate(command: Evaluate) -> None:
-  """Prints the accuracies of a head as JSON."""
+def evaluate(command: Evaluate) -> Answer:
+  """The accuracies of a head; for people they are JSON too."""
   saved, cache = read_head(command.head), open_cache(command.cache)
   FeatureSpace.of_receipt(command.head, saved.receipt).check_evaluates_on(
     FeatureSpace.of_cache(command.cache, cache.info)
@@ -46,22 +47,21 @@ def evaluate(command: Evaluate) -> None:
     }
   if request:
     request.ledger.check(request.charge)
-    scored = request.evaluate([saved.head])
+    with says_what_was_charged(request.ledger, out=None):
+      scored = request.evaluate([saved.head])
   else:
     scored = evaluate_on_public_labels([saved.head], cache)
   (score,) = scored.scores
   if not saved.receipt.get("private"):
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
-  print(
-    json.dumps(
-      dataclasses.asdict(score) | {"evaluation": scored.statement} | by_real
-    )
-  )
   if not request:
     print(
       "The labels of this cache are treated as public: the accuracy is exact.",
       file=sys.stderr,
     )
+  facts = dataclasses.asdict(score) | {"evaluation": scored.statement} | by_real
+  answer = Answer(text="", facts=facts)
+  return dataclasses.replace(answer, text=answer.json())
 
 
 def _private_evaluation(
@@ -89,14 +89,15 @@ def _private_evaluation(
   )
 
 
-def audit(command: Audit) -> None:
-  """Attacks releases of synthetic rows, and prints what it could prove."""
+def audit(command: Audit) -> Answer:
+  """Attacks releases of synthetic rows, and says what it could prove."""
   one_step = command.head == "lamb"
   report = _audit_one_step(command) if one_step else _audit_head(command)
-  print(report)
   if report.is_violated:
-    raise RunError(report.verdict)
-  print(f"verdict: {report.verdict}")
+    failure = RunError(report.verdict)
+    return Answer(text=str(report), facts=report.facts, failure=failure)
+  text = f"{report}\nverdict: {report.verdict}"
+  return Answer(text=text, facts=report.facts)
 
 
 def _audit_one_step(command: Audit) -> AuditReport:

@@ -1,12 +1,11 @@
 """What a receipt says of the public rows that private ones were centred by."""
 
 import dataclasses
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
+from configs.schema import PublicUse
 from extract.feature_cache import CacheInfo
 from linear_dp.public_statistics import RIDGE
-
-PublicUse = Literal["mean", "mean-and-covariance"]
 
 SETTING = "public_statistics"
 """Its name among the settings of a head."""

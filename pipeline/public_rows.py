@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from configs.errors import InputError
+from configs.schema import PublicUse
 from extract.cache_block import Block, stored_norm
 from extract.cache_reader import FeatureCache, open_cache
 from extract.cache_summary import public_metadata
@@ -19,7 +20,8 @@ from linear_dp.noise_source import NoiseSource
 from linear_dp.plan import ReleasePlan
 from linear_dp.public_statistics import PublicStatistics
 from pipeline.feature_space import FeatureSpace
-from pipeline.public_record import SETTING, PublicRecord, PublicUse
+from pipeline.public_record import SETTING, PublicRecord
+from pipeline.row_bar import counted
 from pipeline.trainer import (
   BaselineTrainer,
   Charging,
@@ -97,7 +99,7 @@ class PublicRows:
     record = PublicRecord.of(cache.info, used)
     _check_apart(cache, private, record)
     statistics = PublicStatistics.of_blocks(
-      cache.blocks,
+      lambda: counted(cache, "public rows"),
       feature_dim=cache.info.feature_dim,
       num_classes=cache.info.num_classes,
       num_examples=len(cache),

@@ -24,6 +24,7 @@ from extract.cache_reader import FeatureCache
 from linear_dp.head import LinearHead
 from linear_dp.label_lists import LabelLists
 from pipeline.evaluation import Evaluation, evaluate_cache
+from pipeline.row_bar import counted
 
 REAL_LABELS = "ReaL labels treated as public"
 """What results say of accuracies on the lists."""
@@ -71,7 +72,7 @@ class RealLabels:
     lists = _lists(path, content, info.num_classes)
     met = np.zeros(len(lists.labels), bool)
     listed = agreeing = 0
-    for block in cache.blocks():
+    for block in counted(cache, "ReaL labels"):
       labels = lists.of(block.example_id)
       index = block.example_id - lists.first_id
       if met[index].any() or len(np.unique(index)) < len(index):

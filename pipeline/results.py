@@ -12,6 +12,7 @@ from typing import Any
 
 from linear_dp.accounting import printable
 from linear_dp.plan import NOT_PRIVATE, ReleasePlan
+from pipeline.text_table import text_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,17 +53,28 @@ class SweepRow:
 
 def accuracy_table(rows: Sequence[SweepRow]) -> str:
   """One line per epsilon: noise multiplier, top-1 with spread, top-5."""
-  lines = [
-    f"{'epsilon':>9}  {'sigma':>9}  {'top-1 %':>15}  {'top-5 %':>8}  seeds"
-  ]
-  for epsilon, group in sorted(by_epsilon(rows).items()):
-    mark = "" if all(row.private for row in group) else f"  {NOT_PRIVATE}"
-    lines.append(
-      f"{printable(epsilon):>9}  {group[0].noise_multiplier:>9.4f}"
-      f"  {_top1(group):>15}"
-      f"  {100 * statistics.mean(row.top5 for row in group):>8.2f}"
-      f"  {len(group):>5}{mark}"
-    )
+  groups = sorted(by_epsilon(rows).items())
+  lines = text_table(
+    [
+      f"{'epsilon':>9}",
+      f"{'sigma':>9}",
+      f"{'top-1 %':>15}",
+      "top-5 %",
+      "seeds",
+    ],
+    [
+      [
+        printable(epsilon),
+        f"{group[0].noise_multiplier:.4f}",
+        _top1(group),
+        f"{100 * statistics.mean(row.top5 for row in group):.2f}",
+        str(len(group)),
+      ]
+      for epsilon, group in groups
+    ],
+    [_mark(group) for _, group in groups],
+    num_keys=0,
+  )
   lines.append(_footer(rows[0], f"{rows[0].release} releases"))
   return "\n".join(lines)
 
@@ -70,63 +82,60 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
 def comparison_table(rows: Sequence[SweepRow]) -> str:
   """One line per method, one column per epsilon: top-1 with spread."""
   epsilons = sorted(e for e in by_epsilon(rows) if math.isfinite(e))
-  width = max(len(row.head) for row in rows)
-  titles = [f"epsilon {printable(epsilon)}" for epsilon in epsilons]
-  lines = [
-    f"{'top-1 %':<{width}}" + "".join(f"  {title:>13}" for title in titles)
-  ]
+  lines, notes = [], []
   orders: dict[str, list[str]] = defaultdict(list)
   for method, of_method in by_method(rows).items():
     groups = by_epsilon(of_method)
     if math.inf in groups:
-      line = f"  {_top1(groups[math.inf]):>13}  {NOT_PRIVATE}: no noise"
-    else:
-      line = "".join(f"  {_top1(groups[epsilon]):>13}" for epsilon in epsilons)
-      line += (
-        "" if all(row.private for row in of_method) else f"  {NOT_PRIVATE}"
-      )
-      orders[of_method[0].release].append(method)
-    lines.append(f"{method:<{width}}{line}")
+      lines.append([method, _top1(groups[math.inf])])
+      notes.append(f"{NOT_PRIVATE}: no noise")
+      continue
+    lines.append([method, *(_top1(groups[epsilon]) for epsilon in epsilons)])
+    notes.append(_mark(of_method))
+    orders[of_method[0].release].append(method)
   releases = "; ".join(
     f"{order}: {', '.join(methods)}" for order, methods in orders.items()
   )
-  lines.append(_footer(rows[0], releases))
-  return "\n".join(lines)
+  table = text_table(_titles(epsilons), lines, notes)
+  return "\n".join([*table, _footer(rows[0], releases)])
 
 
 def figures_table(rows: Sequence[SweepRow]) -> str:
   """One line per delta and kind of labels, one column per epsilon."""
   private = [row for row in rows if math.isfinite(row.epsilon)]
   epsilons = sorted(by_epsilon(private))
-  titles = [f"epsilon {printable(epsilon)}" for epsilon in epsilons]
-  lines: dict[tuple[str, str], list[SweepRow]] = defaultdict(list)
+  about: dict[tuple[str, str], list[SweepRow]] = defaultdict(list)
   for row in rows:
     delta = f"delta {printable(row.delta)}"
     without = math.isinf(row.epsilon)
-    lines["no noise" if without else delta, row.evaluation].append(row)
-  width = max(len(name) for name, _ in lines)
-  table = [
-    f"{'top-1 %':<{width}}" + "".join(f"  {title:>13}" for title in titles)
-  ]
-  for (name, evaluation), group in lines.items():
+    about["no noise" if without else delta, row.evaluation].append(row)
+  lines, notes = [], []
+  for (name, evaluation), group in about.items():
     groups = by_epsilon(group)
-    cells = [_top1(groups[e]) for e in (*epsilons, math.inf) if e in groups]
-    mark = "" if all(row.private for row in group) else f"  {NOT_PRIVATE}"
-    table.append(
-      f"{name:<{width}}"
-      + "".join(f"  {cell:>13}" for cell in cells)
-      + f"{mark}  ({evaluation}: {group[0].num_eval_examples:,} rows)"
-    )
+    found = (groups[e] for e in (*epsilons, math.inf) if e in groups)
+    lines.append([name, *map(_top1, found)])
+    labels = f"({evaluation}: {group[0].num_eval_examples:,} rows)"
+    notes.append("  ".join(filter(None, [_mark(group), labels])))
   composed = {row.delta: row.composed_epsilon for row in rows}
   together = ", or ".join(
     f"epsilon = {printable(epsilon)} at delta = {printable(delta)}"
     for delta, epsilon in composed.items()
   )
-  table.append(
+  footer = (
     f"all private heads together: {together}; trained on"
     f" {rows[0].num_examples:,} examples"
   )
-  return "\n".join(table)
+  return "\n".join([*text_table(_titles(epsilons), lines, notes), footer])
+
+
+def _titles(epsilons: Sequence[float]) -> list[str]:
+  """Of a table with a column for each epsilon."""
+  named = (f"epsilon {printable(epsilon)}" for epsilon in epsilons)
+  return ["top-1 %", *(f"{name:>13}" for name in named)]
+
+
+def _mark(group: Sequence[SweepRow]) -> str:
+  return "" if all(row.private for row in group) else NOT_PRIVATE
 
 
 def _top1(group: Sequence[SweepRow]) -> str:

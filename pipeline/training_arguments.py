@@ -11,9 +11,9 @@ from configs.schema import (
   HeadConfig,
   MethodName,
   PrivacyConfig,
+  PublicUse,
   ReleaseOrder,
 )
-from pipeline.public_record import PublicUse
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

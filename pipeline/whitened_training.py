@@ -52,6 +52,9 @@ class WhitenedTrainer(IndependentTrainer[WhiteningRule]):
       centres=self._centres,
     )
 
+  def _num_steps(self, rule: WhiteningRule) -> int:
+    return rule.num_steps
+
   def _train(
     self,
     rule: WhiteningRule,

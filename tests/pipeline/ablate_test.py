@@ -460,9 +460,9 @@ class TestTheCommand:
     assert mark == "the column without noise is NOT PRIVATE"
     assert "out: 8 heads in" in where
     assert where.endswith("see results.csv and ablation.png")
-    (line,) = err.splitlines()
-    assert line.startswith("charged to ")
-    assert ", a new ledger: " in line
+    charged, warning = err.splitlines()
+    assert charged.startswith("charged to ")
+    assert warning.startswith("warning: this is a new ledger: ")
     assert len(list((tmp_path / "out/heads").iterdir())) == 8
 
   def test_options_reach_the_heads(self, place, capsys, tmp_path):

@@ -3,7 +3,8 @@
 import pytest
 
 from pipeline import commands
-from pipeline.cli import main, parse
+from pipeline.cli import main
+from pipeline.parser import parse
 from tests.extract.image_jobs import write_folder
 from tests.pipeline.command_line import (
   CONFIG,
@@ -81,9 +82,9 @@ class TestCommandLine:
 
   def test_beams_flags_are_kept_apart(self, place):
     flags = ["--runner=FlinkRunner", "--flink_master", "host:1"]
-    command, beam = parse([*place(EXTRACT), *flags])
-    assert beam == flags
-    assert command.job.decode_threads == 1
+    request = parse([*place(EXTRACT), *flags])
+    assert list(request.beam_options) == flags
+    assert request.command.job.decode_threads == 1
 
   def test_ctrl_c_has_no_traceback(self, monkeypatch, capsys, place):
     def stop(*args):

@@ -454,7 +454,8 @@ class TestTrain:
     out, err = succeeds(capsys, *place(MULTI))
     assert "epsilon = 8 at delta = 1e-05 (ADD_OR_REMOVE_ONE)" in out
     assert "noise from os.urandom" in out
-    (charged,) = err.splitlines()
+    charged, new = err.splitlines()
+    assert new.startswith("warning: this is a new ledger")
     assert charged.startswith("charged to ")
     succeeds(capsys, "verify", tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()

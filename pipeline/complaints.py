@@ -1,0 +1,55 @@
+"""What is wrong with a command line, in one short line."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+
+_CLOSE = 0.7
+_RULE = re.compile(r"[─-]{3}")
+_FLAG = re.compile(r"--[A-Za-z][\w.-]*")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+  """A question with the nearest known word, or nothing."""
+  near = difflib.get_close_matches(word, list(known), n=1, cutoff=_CLOSE)
+  return f"did you mean {near[0]}?" if near else ""
+
+
+def in_one_line(
+  box: str, prog: str, known_flags: Callable[[], Iterable[str]]
+) -> str:
+  """A framed message of tyro's, without its frame and the help of each flag.
+
+  Args:
+    box: the message.
+    prog: the command that it is about.
+    known_flags: the command's, asked for only if there is an unknown one.
+  """
+  said: list[str] = []
+  of_a_flag = False
+  for line in box.splitlines()[1:]:  # the first is its title
+    if _RULE.search(line):
+      continue
+    # Where a terminal has no lines to draw, the frame is of spaces.
+    text = re.sub(r"^[│| ] ?|[│|]$", "", line).rstrip()
+    if text.startswith(("For full helptext", "Argument helptext")):
+      break
+    # Deeper lines are the help of what was named above them. A flag needs none;
+    # the name of a word without a flag (CONFIG) says little by itself.
+    is_help = text.startswith(" " * 5)
+    if text and not (is_help and of_a_flag):
+      said.append(text.lstrip(" •"))
+    if not is_help:
+      of_a_flag = text.lstrip(" •").startswith("-")
+  message = " ".join(" ".join(said).split())
+  hints = [
+    hint
+    for flag in _unrecognized(message)
+    if (hint := did_you_mean(flag, known_flags()))
+  ]
+  return " ".join([f"{message};", *hints, f"see {prog} --help"])
+
+
+def _unrecognized(message: str) -> list[str]:
+  _, found, after = message.partition("Unrecognized options:")
+  return _FLAG.findall(after) if found else []

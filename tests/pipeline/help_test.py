@@ -1,0 +1,138 @@
+"""What is said without doing anything: quickly, and with examples that work."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from configs.errors import InputError
+from pipeline.arguments import COMMANDS
+from pipeline.cli import main
+from pipeline.parser import flags_of, overview, parse
+from tests.pipeline.command_line import ROOT
+
+SLOW_TO_IMPORT = {
+  "apache_beam",
+  "dp_accounting",
+  "flax",
+  "jax",
+  "matplotlib",
+  "optax",
+  "scipy",
+  "tensorflow_datasets",
+}
+_SAYS_WHAT_IT_IMPORTED = """
+import sys
+from pipeline.cli import main
+try:
+  main(sys.argv[1:])
+finally:
+  top = {name.partition(".")[0] for name in sys.modules}
+  print("imported:", *sorted(top), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+  "words",
+  [
+    ["--help"],
+    ["sweep", "--help"],
+    ["extract", "--help"],
+    ["extract", "cifar10_vit_ti16", "--help"],
+    ["train", "--epsilno", "1"],
+    ["trian"],
+    ["completion", "bash"],
+  ],
+  ids=" ".join,
+)
+def test_nothing_slow_is_imported(words):
+  process = subprocess.run(
+    [sys.executable, "-c", _SAYS_WHAT_IT_IMPORTED, *words],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    timeout=60,
+    env=os.environ | {"PYTHONPATH": str(ROOT)},
+  )
+  imported = process.stderr.partition("imported: ")[2].split()
+  assert "tyro" in imported or words == ["--help"]
+  assert not SLOW_TO_IMPORT & set(imported)
+
+
+def examples() -> list[str]:
+  """Every example of every command, as it stands in the docstring."""
+  return [
+    " ".join(found.split())
+    for kind in COMMANDS.values()
+    for found in re.findall(
+      r"Example: (oneshot-dp .*?)(?:\n\s*\n|\Z)", kind.__doc__ or "", re.DOTALL
+    )
+  ]
+
+
+@pytest.mark.parametrize("example", examples())
+def test_every_example_is_understood(example):
+  program, *words = shlex.split(example)
+  assert program == "oneshot-dp"
+  name = max(
+    (n for n in COMMANDS if f"{example} ".startswith(f"oneshot-dp {n} ")),
+    key=len,
+  )
+  assert type(parse(words).command) is COMMANDS[name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_an_example_and_says_how_to_be_quiet(capsys, name):
+  with pytest.raises(SystemExit):
+    main([*name.split(), "--help"])
+  text = " ".join(capsys.readouterr().out.split())
+  assert f"usage: oneshot-dp {name} " in text
+  assert f"Example: oneshot-dp {name}" in text
+  assert {"--json", "--quiet", "--help"} <= set(flags_of(name))
+
+
+def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
+  monkeypatch.setenv("COLUMNS", "80")
+  with pytest.raises(SystemExit) as stop:
+    main(["-h"])
+  assert not stop.value.code
+  assert capsys.readouterr().out == f"{overview()}\n"
+  lines = overview().splitlines()
+  assert max(map(len, lines)) <= 80
+  for name in COMMANDS:
+    assert sum(line.startswith(f"  {name}  ") for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+  ("words", "meant"),
+  [
+    ("swep", "sweep"),
+    ("import-feature x", "import-features"),
+    ("train --cashe x", "--cache"),
+    ("sweep --private-evla 1", "--private-eval"),
+    ("budget set --max-epsilom 1", "--max-epsilon"),
+    ("audit --confidense 1", "--confidence"),
+    ("verify x --duplicate", "--duplicates"),
+    ("train --qiet", "--quiet"),
+  ],
+)
+def test_the_nearest_word_is_suggested(words, meant):
+  with pytest.raises(InputError, match=rf"did you mean {meant}\?"):
+    parse(words.split())
+
+
+def test_nothing_is_suggested_for_what_is_like_nothing():
+  with pytest.raises(InputError) as error:
+    parse(["train", "--zzz", "1"])
+  assert "did you mean" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_complaints_are_short(name):
+  """Not a page of help in one line."""
+  with pytest.raises(InputError) as error:
+    parse([*name.split(), "--no-such-flag-1", "2"])
+  assert len(str(error.value)) < 300

@@ -1,0 +1,170 @@
+"""Ctrl-C: one line that says what was charged and what is left of the work."""
+
+import importlib
+import json
+import pathlib
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from extract import job
+from linear_dp import accounting
+from pipeline import ablate, training
+from pipeline.cli import main
+from pipeline.head_verify import verify_head
+from pipeline.ledger import Ledger
+from tests.pipeline.command_line import (
+  EXTRACT,
+  SWEEP,
+  TRAIN,
+  fails,
+  one_line,
+  start,
+  succeeds,
+)
+
+ABLATE = (
+  "ablate --cache {train} --eval-cache {eval} --epsilon 1 --delta 1e-5"
+  " --out {out} --axes clip --clip-norms 0.5 2"
+)
+
+
+def stop(*_: object, **__: object) -> None:
+  raise KeyboardInterrupt
+
+
+def nothing_is_half_written(folder: pathlib.Path) -> bool:
+  return not (folder / "out").exists() and not list(folder.glob(".out-*"))
+
+
+@pytest.mark.parametrize("command", [TRAIN, SWEEP, ABLATE])
+def test_before_anything_is_charged(
+  place, capsys, monkeypatch, tmp_path, train_cache, command
+):
+  monkeypatch.setattr(training.OneStepTrainer, "read", stop)
+  line = fails(capsys, *place(command), status=130)
+  assert line == (
+    f"interrupted: {tmp_path / 'out'} was not written; nothing was charged"
+  )
+  assert not Ledger(train_cache.info.dataset).entries()
+  assert nothing_is_half_written(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("command", "epsilon"), [(TRAIN, "1"), (SWEEP, "2")], ids=["train", "sweep"]
+)
+def test_after_the_charge(
+  place, capsys, monkeypatch, tmp_path, train_cache, command, epsilon
+):
+  monkeypatch.setattr("pipeline.run_files.write_head", stop)
+  monkeypatch.setattr("pipeline.training_commands.write_head", stop)
+  assert main(place(command)) == 130
+  line = one_line(capsys.readouterr().err.splitlines()[-1])
+  ledger = Ledger(train_cache.info.dataset)
+  assert line == (
+    f"interrupted: {tmp_path / 'out'} was not written; epsilon {epsilon} at"
+    f" delta 1e-05 (ADD_OR_REMOVE_ONE) was charged to {ledger.path} and stays"
+    " charged"
+  )
+  assert len(ledger.entries()) == 1
+  assert nothing_is_half_written(tmp_path)
+
+
+def test_noisy_accuracies(place, capsys, monkeypatch):
+  ask = "evaluate --head {head} --cache {eval} --private-eval 1 --delta 1e-5"
+  monkeypatch.setattr("pipeline.evaluation.release_accuracies", stop)
+  line = fails(capsys, *place(ask), status=130)
+  assert line == "interrupted: no result was shown; nothing was charged"
+
+
+def test_what_was_charged_before_is_not_told_again(
+  place, capsys, monkeypatch, tmp_path
+):
+  assert main(place(TRAIN.replace("{out}", "{tmp}/first"))) == 0
+  capsys.readouterr()
+  monkeypatch.setattr(training.OneStepTrainer, "read", stop)
+  assert "nothing was charged" in fails(capsys, *place(TRAIN), status=130)
+
+
+def test_after_the_last_file(place, capsys, monkeypatch, tmp_path):
+  monkeypatch.setattr("pipeline.training_commands.accuracy_table", stop)
+  monkeypatch.setattr(
+    "pipeline.sweep.write_run", after("pipeline.sweep.write_run", stop)
+  )
+  assert main(place(SWEEP)) == 130
+  line = one_line(capsys.readouterr().err.splitlines()[-1])
+  assert f"{tmp_path / 'out'} is finished; epsilon 2 at" in line
+
+
+def after(name: str, then: Callable[..., object]) -> Callable[..., object]:
+  """A function that does what it did, and then something else."""
+  module, _, function = name.rpartition(".")
+  before = getattr(importlib.import_module(module), function)
+
+  def both(*args: object, **options: object) -> object:
+    before(*args, **options)
+    return then()
+
+  return both
+
+
+def test_an_ablation_keeps_what_is_finished(
+  place, capsys, monkeypatch, tmp_path, train_cache
+):
+  train_heads, calls = ablate.train_heads, []
+
+  def twice(*args, **options):
+    calls.append(args)
+    if len(calls) == 3:
+      raise KeyboardInterrupt
+    return train_heads(*args, **options)
+
+  monkeypatch.setattr(ablate, "train_heads", twice)
+  assert main(place(ABLATE)) == 130
+  line = one_line(capsys.readouterr().err.splitlines()[-1])
+  assert f"2 of 3 settings were finished, and are in {tmp_path / 'out'}" in line
+  both = accounting.epsilon_of(
+    accounting.compose([accounting.noise_multiplier(1.0, 1e-5)] * 2), 1e-5
+  )
+  assert f"epsilon {accounting.printable(both)} at delta 1e-05" in line
+  written = json.loads((tmp_path / "out/results.json").read_text())
+  assert written["composed_epsilon"] == pytest.approx(both)
+  assert [row["setting"] for row in written["heads"]] == [
+    each["setting"] for each in written["releases"]
+  ]
+  for row in written["heads"]:
+    assert verify_head(tmp_path / "out" / row["path"]).problems == ()
+  assert len(Ledger(train_cache.info.dataset).entries()) == 2
+
+
+def test_an_extraction_says_how_many_shards_are_kept(
+  place, capsys, monkeypatch, images, tmp_path
+):
+  """(Real ones are stopped in tests/integration.)"""
+  monkeypatch.setattr(job.cache_writer, "finish", stop)
+  line = fails(capsys, *place(EXTRACT), status=130)
+  assert line == (
+    "interrupted: 3 of 3 shards are finished and kept; an extraction resumes"
+    " when the same command is run again"
+  )
+  monkeypatch.undo()
+  out, _ = succeeds(capsys, *place(EXTRACT))
+  assert "3 shards kept from an earlier run" in out
+
+
+@pytest.mark.slow
+def test_a_sweep_in_a_process_of_its_own(place, tmp_path, train_cache):
+  """Wherever it is stopped: the ledger and the message agree, nothing else."""
+  process = start(place(f"{SWEEP} --num-seeds 300"))
+  ledger = Ledger(train_cache.info.dataset)
+  while not ledger.path.exists() and process.poll() is None:
+    time.sleep(0.01)
+  process.send_signal(signal.SIGINT)
+  out, err = process.communicate(timeout=60)
+  assert (process.returncode, out) == (130, "")
+  line = one_line(err.splitlines()[-1])
+  assert line.startswith(f"interrupted: {tmp_path / 'out'} was not written; ")
+  assert ("nothing was charged" in line) == (not ledger.entries())
+  assert nothing_is_half_written(tmp_path)

@@ -1,0 +1,177 @@
+"""--json: one object on standard output, and nothing of it private."""
+
+import json
+import math
+import pathlib
+import shutil
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from linear_dp.plan import NOT_PRIVATE
+from pipeline.answer import Answer, plain
+from pipeline.arguments import COMMANDS
+from pipeline.cli import main
+from pipeline.ledger import Ledger
+from tests.pipeline.command_line import EXTRACT, SWEEP, TRAIN, succeeds
+
+RUN = "--cache {train} --eval-cache {eval} --out {out}"
+ALL = [
+  EXTRACT,
+  "backbones",
+  "backbones random_patches",
+  "import-features {tmp}/rows.npz --num-classes 3 --out {out}",
+  "inspect {train}",
+  "verify {train}",
+  "verify {head}",
+  "verify {train} --duplicates --min-cosine 0.9 --out {out}",
+  TRAIN,
+  f"{SWEEP} --baseline",
+  f"compare {RUN} --epsilons 1 --delta 1e-5 --heads lamb adam",
+  f"figures {RUN} --epsilons 1 --deltas 1e-5 --num-seeds 1 --baseline",
+  f"ablate {RUN} --epsilon 1 --delta 1e-5 --axes clip --clip-norms 2",
+  "evaluate --head {head} --cache {eval}",
+  "evaluate --head {head} --cache {eval} --private-eval 1 --delta 1e-5",
+  "report {tmp}/results",
+  "budget --cache {train}",
+  "budget set --cache {train} --max-epsilon 2 --max-delta 1e-5",
+  "audit --epsilon 1 --delta 1e-5 --runs 600 --canaries 100 --num-classes 2"
+  " --feature-dim 2",
+  "completion bash",
+]
+
+
+def no_such_number(name: str) -> NoReturn:
+  raise AssertionError(f"{name} is no JSON")
+
+
+def read(out: str) -> dict[str, Any]:
+  """The one object of an output, which has no NaN nor infinity."""
+  (line,) = out.splitlines()
+  found = json.loads(line, parse_constant=no_such_number)
+  assert isinstance(found, dict)
+  return found
+
+
+@pytest.fixture
+def typed(place, images, tmp_path, finished_sweep):
+  rows = np.random.default_rng(0).standard_normal((9, 2)).astype(np.float32)
+  np.savez(tmp_path / "rows.npz", embedding=rows, label=np.arange(9) % 3)
+
+  def fill(words: str) -> list[str]:
+    if "{tmp}/results" in words:
+      shutil.copytree(finished_sweep.path, tmp_path / "results")
+    return place(words)
+
+  return fill
+
+
+def test_every_command_is_here():
+  named = {name for name in COMMANDS for words in ALL if words.startswith(name)}
+  # The demo is run once, by its own test.
+  assert named == COMMANDS.keys() - {"demo"}
+
+
+@pytest.mark.parametrize("words", ALL)
+def test_one_object_and_nothing_else(typed, capsys, words):
+  out, err = succeeds(capsys, *typed(words), "--json")
+  assert read(out)
+  assert "%|" not in err
+
+
+@pytest.mark.parametrize(
+  "words", [f"{SWEEP} --baseline", "verify {head}", "inspect {train}"]
+)
+def test_quiet_has_the_results_and_nothing_else(typed, capsys, words):
+  out, err = succeeds(capsys, *typed(words), "--quiet")
+  assert out.strip()
+  assert err == ""
+
+
+def test_quiet_keeps_warnings(typed, capsys):
+  _, err = succeeds(capsys, *typed(TRAIN), "--noise-seed", 1, "--quiet")
+  assert all(line.startswith("warning: ") for line in err.splitlines())
+  assert NOT_PRIVATE in err
+
+
+def test_the_numbers_are_those_of_the_files(typed, capsys, tmp_path):
+  out, _ = succeeds(capsys, *typed(f"{SWEEP} --baseline"), "--json")
+  found = read(out)
+  written = json.loads((tmp_path / "out/results.json").read_text())
+  assert found["heads"] == written["heads"]
+  assert found["heads"][-1]["epsilon"] == "inf"
+  assert found["out"] == str(tmp_path / "out")
+  (composed,) = found["composed_epsilon"].values()
+  assert composed == written["composed_epsilon"]
+
+
+def test_faults_are_said_and_the_status_is_kept(spoilt, capsys):
+  shard = next(spoilt.glob("*.array_record-*"))
+  shard.write_bytes(b"x" + shard.read_bytes()[1:])
+  assert main(["verify", str(spoilt), "--json"]) == 2
+  out, err = capsys.readouterr()
+  found = read(out)
+  assert not found["ok"]
+  assert len(found["faults"]) >= 1
+  assert err.splitlines()[-1].startswith("oneshot-dp: error: ")
+
+
+def test_a_ledger_keeps_what_tells_its_rows(typed, capsys, train_cache):
+  """Whoever holds a candidate could see from the digest that it is the one."""
+  succeeds(capsys, *typed(TRAIN))
+  (entry,) = Ledger(train_cache.info.dataset).entries()
+  out, _ = succeeds(capsys, *typed("budget --cache {train}"), "--json")
+  assert entry["private_digest"] not in out
+  found = read(out)
+  assert found["entries"][0]["entry"] == entry["entry"]
+  assert found["spent"]["epsilon"]["ADD_OR_REMOVE_ONE"] == pytest.approx(1)
+
+
+def test_duplicates_stay_in_their_file(capsys, tmp_path):
+  """Machines' answers end up in logs, and these are private."""
+  rows = np.ones((6, 2), np.float32)
+  np.savez(
+    tmp_path / "rows.npz",
+    embedding=rows,
+    label=np.arange(6) % 2,
+    example_id=np.arange(6) + 987_000,
+  )
+  source, cache = tmp_path / "rows.npz", tmp_path / "cache"
+  succeeds(
+    capsys, "import-features", source, "--out", cache, "--num-classes", 2
+  )
+  pairs = tmp_path / "pairs.csv"
+  check = ["verify", cache, "--duplicates", "--out", pairs]
+  out, _ = succeeds(capsys, *check, "--json")
+  assert "987" in pairs.read_text()
+  assert "987" not in out
+  assert set(read(out)) == {
+    "against",
+    "cache",
+    "min_cosine",
+    "pairs",
+    "rows",
+    "rows_against",
+  }
+
+
+def test_what_json_can_hold():
+  facts: dict[Any, Any] = {
+    "out": pathlib.Path("a/b"),
+    "inf": math.inf,
+    "minus": -math.inf,
+    "nan": math.nan,
+    "array": (np.float32(0.5), np.int64(3)),
+    1e-5: None,
+  }
+  assert read(Answer(text="", facts=facts).json()) == {
+    "out": "a/b",
+    "inf": "inf",
+    "minus": "-inf",
+    "nan": None,
+    "array": [0.5, 3],
+    "1e-05": None,
+  }
+  with pytest.raises(TypeError, match="no fact"):
+    plain(object())

@@ -1,0 +1,71 @@
+"""Long steps show how far they are, on a terminal and nowhere else."""
+
+import contextlib
+import io
+import re
+
+import numpy as np
+import pytest
+
+from pipeline.cli import main
+from tests.pipeline.command_line import EXTRACT, SWEEP, TRAIN
+
+ABLATE = (
+  "ablate --cache {train} --eval-cache {eval} --epsilon 1 --delta 1e-5"
+  " --out {out} --axes clip --clip-norms 2"
+)
+AUDIT = (
+  "audit --epsilon 1 --delta 1e-5 --runs 600 --canaries 100 --num-classes 2"
+  " --feature-dim 2"
+)
+DUPLICATES = "verify {train} --duplicates --min-cosine 0.99"
+
+
+class Terminal(io.StringIO):
+  def isatty(self) -> bool:
+    return True
+
+
+@pytest.fixture
+def typed(place, images, tmp_path):
+  rows = np.random.default_rng(0).standard_normal((9, 2)).astype(np.float32)
+  np.savez(tmp_path / "rows.npz", embedding=rows, label=np.arange(9) % 3)
+  return place
+
+
+def shown(argv: list[str]) -> str:
+  with contextlib.redirect_stderr(Terminal()) as screen:
+    assert main(argv) == 0
+  return screen.getvalue()
+
+
+@pytest.mark.parametrize(
+  ("words", "bars"),
+  [
+    (EXTRACT, {"train"}),
+    (
+      "import-features {tmp}/rows.npz --num-classes 3 --out {out}",
+      {"import"},
+    ),
+    ("verify {train}", {"verify"}),
+    (DUPLICATES, {"read train", "compare"}),
+    (TRAIN, {"clipped sum"}),
+    (SWEEP, {"clipped sum", "evaluate"}),
+    (ABLATE, {"ablation", "clipped sum", "evaluate"}),
+    ("evaluate --head {head} --cache {eval}", {"evaluate"}),
+    (AUDIT, {"releases"}),
+  ],
+  ids=lambda each: each.split()[0] if isinstance(each, str) else "",
+)
+def test_bars(typed, words, bars):
+  found = re.findall(r"([A-Za-z ]+): +\d+%\|", shown(typed(words)))
+  assert bars <= {name.strip() for name in found}
+
+
+@pytest.mark.parametrize("flag", ["--quiet", "--json"])
+@pytest.mark.parametrize("words", [SWEEP, "verify {train}"])
+def test_none_when_asked_to_be_quiet(typed, words, flag):
+  screen = shown([*typed(words), flag])
+  assert "%|" not in screen
+  assert "\r" not in screen
+  assert not (screen and flag == "--quiet")

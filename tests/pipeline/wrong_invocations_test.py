@@ -1,0 +1,271 @@
+"""What may be typed wrongly: every time one line, and nothing else happens.
+
+No traceback, nothing left behind where --out points, nothing in the ledger.
+"""
+
+import os
+import pathlib
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from extract.cache_identity import BackboneIdentity
+from pipeline.cli import main
+from pipeline.ledger import Ledger
+from tests.pipeline.command_line import (
+  EXTRACT,
+  ROOT,
+  SWEEP,
+  TRAIN,
+  one_line,
+  start,
+)
+from tests.pipeline.sample_caches import write_clusters
+
+RUN = "--cache {train} --eval-cache {eval} --delta 1e-5 --out {out}"
+COMPARE = f"compare {RUN} --epsilons 1"
+FIGURES = "figures --cache {train} --eval-cache {eval} --out {out}"
+ABLATE = f"ablate {RUN} --epsilon 1"
+IMPORT = "import-features {wrong}/%s.npz --out {out} --num-classes 3"
+EVALUATE = "evaluate --head {head} --cache {eval}"
+CAP = "budget set --cache {train} --max-epsilon 2 --max-delta 1e-5"
+AUDIT = "audit --epsilon 1 --delta 1e-5"
+
+# (what is typed, part of the line that it ends with)
+ASKED_WRONGLY = [
+  # Commands and flags.
+  ("", "Missing subcommand"),
+  ("trian", "did you mean train?"),
+  ("--epsilon 1", "Missing subcommand"),
+  ("train", "--cache PATH"),
+  (f"{TRAIN} --epsilno 2", "did you mean --epsilon?"),
+  (f"{SWEEP} --num-seed 2", "did you mean --num-seeds?"),
+  (f"{EXTRACT} --shard-row 8", "did you mean --shard-rows?"),
+  (f"{EXTRACT} --nope 3", "--nope is neither"),
+  (f"{EXTRACT} stray", "'stray' is one word too many"),
+  ("extract --out {out} {config}", "CONFIG comes first"),
+  ("budget sett --cache {train}", "sett"),
+  ("completion fish", "fish"),
+  # Numbers.
+  (f"{TRAIN} --epsilon 0", "epsilon=0.0 must be positive"),
+  (f"{TRAIN} --epsilon -1", "epsilon=-1.0 must be positive"),
+  (f"{TRAIN} --epsilon nan", "epsilon=nan"),
+  (f"{TRAIN} --epsilon inf", "epsilon=inf"),
+  (f"{TRAIN} --epsilon four", "--epsilon"),
+  (f"{TRAIN} --delta 0", "delta=0.0"),
+  (f"{TRAIN} --delta 1", "delta=1.0"),
+  (f"{TRAIN} --delta 2", "delta=2.0"),
+  (f"{TRAIN} --delta nan", "delta=nan"),
+  (f"{TRAIN} --noise-seed x", "--noise-seed"),
+  (f"{TRAIN} --l2-clip-norm 0", "l2_clip_norm=0.0"),
+  (f"{TRAIN} --max-rows-per-unit 2", "no unit_id"),
+  (f"{SWEEP} --epsilons", "epsilons is empty"),
+  (f"{SWEEP} --epsilons 1 1", "epsilons"),
+  (f"{SWEEP} --num-seeds 0", "num_seeds=0 must be"),
+  (f"{SWEEP} --release nested --head whitened", "release='nested'"),
+  (f"{FIGURES} --deltas 1e-5 1e-5", "all different"),
+  (f"{ABLATE} --clip-norms 0", "l2_clip_norm"),
+  (f"{ABLATE} --axes colour", "colour"),
+  (f"{ABLATE} --other-caches {{train}}", "give pairs"),
+  (f"{AUDIT} --runs 10", "runs=10 are too few"),
+  (f"{AUDIT} --confidence 2", "confidence=2.0"),
+  (f"{AUDIT} --head whitened --canaries 9", "--canaries is for"),
+  ("budget --cache {train} --delta 2", "delta=2.0"),
+  (f"{CAP} --max-epsilon 0", "epsilon=0.0"),
+  (f"{EXTRACT} --batch-size 0", "batch_size=0"),
+  # Names.
+  ("extract cifar10_vit_ti61 --out {out}", "did you mean cifar10_vit_ti16"),
+  ("backbones vit_x16", "did you mean vit_"),
+  (f"{EXTRACT} --backbone.name vit_zz", "'vit_zz' is unknown"),
+  (f"{EXTRACT} --runner NoSuchRunner", "NoSuchRunner"),
+  (f"{TRAIN} --head lamd", "lamd"),
+  (f"{COMPARE} --heads", "heads"),
+  (f"{COMPARE} --heads lamb lamd", "lamd"),
+  # What is not there, or is something else.
+  ("inspect {tmp}/none", "none"),
+  ("inspect {wrong}", "not a feature cache"),
+  ("inspect {wrong}/text.txt", "text.txt"),
+  ("inspect {wrong}/corrupt", "cache_info.json"),
+  ("verify {tmp}/none", "none"),
+  ("verify {wrong}/truncated", "fault(s) found"),
+  ("verify {train} --min-cosine 0.9", "add it"),
+  ("verify {train} --duplicates --min-cosine 2", "min_cosine=2.0"),
+  (f"{TRAIN} --cache {{wrong}}", "wrong"),
+  (f"{TRAIN} --cache {{wrong}}/truncated", "array_record"),
+  (f"{TRAIN} --out {{head}}", "already holds something"),
+  (f"{SWEEP} --eval-cache {{wrong}}/other", "backbone"),
+  (f"{EVALUATE} --cache {{wrong}}/other", "backbone"),
+  (f"{EVALUATE} --head {{wrong}}/no-receipt", "is not a head"),
+  (f"{EVALUATE} --head {{tmp}}/none", "none"),
+  (f"{EVALUATE} --private-eval 1", "needs a --delta"),
+  (f"{EVALUATE} --real-labels {{wrong}}/text.txt", "ids are places"),
+  (
+    f"{EVALUATE} --cache {{wrong}}/numbered --real-labels {{wrong}}/text.txt",
+    "text.txt is not JSON",
+  ),
+  ("verify {wrong}/receipt", "receipt.json"),
+  (f"{TRAIN} --ledger-dir {{wrong}}/ledgers", "damaged or edited"),
+  ("budget --cache {wrong}", "wrong"),
+  ("report {wrong}", "wrong"),
+  ("report {tmp}/none", "none"),
+  ("report {wrong}/text.txt", "text.txt"),
+  ("extract {wrong}/none.py --out {out}", "no such config file"),
+  ("extract {wrong}/raises.py --out {out}", "no reason"),
+  ("extract {wrong}/grammar.py --out {out}", "grammar.py"),
+  ("extract {wrong}/empty.py --out {out}", "get_config"),
+  (f"{EXTRACT} --source.path {{wrong}}/none.npz", "none.npz"),
+  (f"{EXTRACT} --out {{train}}", "another job"),
+  (f"{EXTRACT} --out {{wrong}}/text.txt", "not a directory"),
+  # Arrays.
+  (IMPORT % "none", "no such file"),
+  (IMPORT % "text", "not a readable npz"),
+  (IMPORT % "keys", "no array embedding or label"),
+  (IMPORT % "nan", "not finite"),
+  (IMPORT % "negative", "a negative label"),
+  (IMPORT % "range", "a label outside [0, 3)"),
+  (IMPORT % "range" + " --out {train}", "label outside"),
+  ("import-features {wrong} --out {out}", "no such file"),
+]
+RUN_FAILS = [
+  (f"{TRAIN} --out {{wrong}}/text.txt/head", "not writable"),
+  (f"{SWEEP} --out {{wrong}}/text.txt/results", "not writable"),
+  (f"{TRAIN} --ledger-dir {{wrong}}/text.txt", "text.txt"),
+  ("demo --quiet --out {wrong}/text.txt", "text.txt"),
+]
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory, train_cache, finished_sweep) -> pathlib.Path:
+  """Files and folders that are not what a command wants."""
+  folder = tmp_path_factory.mktemp("wrong") / "wrong"
+  folder.mkdir()
+  (folder / "text.txt").write_text("words")
+  (folder / "text.npz").write_text("words")
+  (folder / "no-receipt").mkdir()
+  (folder / "raises.py").write_text(
+    "def get_config():\n  raise KeyError('no reason')\n"
+  )
+  (folder / "grammar.py").write_text("def get_config(:\n")
+  (folder / "empty.py").write_text("")
+  embedding = np.ones((4, 2), np.float32)
+  label = np.array([0, 1, 2, 0])
+  broken = np.where(np.eye(4, 2, dtype=bool), np.nan, embedding)
+  found: dict[str, dict[str, Any]] = {
+    "keys": {"features": embedding},
+    "nan": {"embedding": broken, "label": label},
+    "negative": {"embedding": embedding, "label": label - 1},
+    "range": {"embedding": embedding, "label": label + 1},
+  }
+  for name, arrays in found.items():
+    np.savez(folder / f"{name}.npz", **arrays)
+  other = BackboneIdentity(name="another")
+  write_clusters(folder / "other", split="test", backbone=other)
+  write_clusters(folder / "numbered", split="test", id_source="example_id")
+  shutil.copytree(
+    finished_sweep.path / "heads/epsilon-2-seed-0", folder / "receipt"
+  )
+  (folder / "receipt" / "receipt.json").write_text("{")
+  ledger = Ledger(train_cache.info.dataset, folder / "ledgers")
+  ledger.record_baseline()
+  ledger.path.write_text(ledger.path.read_text().replace("baseline", "b"))
+  for name in ("corrupt", "truncated"):
+    shutil.copytree(train_cache.path, folder / name)
+  (folder / "corrupt" / "cache_info.json").write_text('{"dataset": ')
+  shard = next((folder / "truncated").glob("*.array_record-*"))
+  os.truncate(shard, shard.stat().st_size // 2)
+  return folder
+
+
+@pytest.fixture
+def typed(place, wrong, images):
+  def fill(words: str) -> list[str]:
+    return place(words.replace("{wrong}", str(wrong)))
+
+  return fill
+
+
+def everything_in(folder: pathlib.Path) -> dict[str, bytes]:
+  """Files with something in them: a look at a ledger makes an empty one."""
+  return {
+    str(path.relative_to(folder)): path.read_bytes()
+    for path in sorted(folder.rglob("*"))
+    if path.is_file() and path.stat().st_size
+  }
+
+
+@pytest.mark.parametrize(
+  ("words", "said", "status"),
+  [(*row, 2) for row in ASKED_WRONGLY] + [(*row, 1) for row in RUN_FAILS],
+  ids=[words for words, _ in (*ASKED_WRONGLY, *RUN_FAILS)],
+)
+def test_one_line_and_nothing_else(
+  typed, capsys, tmp_path, wrong, words, said, status
+):
+  argv = typed(words)
+  before = everything_in(tmp_path), everything_in(wrong)
+  assert main(argv) == status
+  out, err = capsys.readouterr()
+  assert out == ""
+  *others, error = err.splitlines()
+  assert said in one_line(error)
+  assert len(error) < 1200
+  assert "Traceback" not in err
+  if words == "verify {wrong}/truncated":
+    assert others, "each fault has a line"
+  else:
+    assert all(line.startswith("warning: ") for line in others)
+  assert (everything_in(tmp_path), everything_in(wrong)) == before
+  assert not (tmp_path / "out").exists()
+
+
+def test_there_are_thirty_and_more():
+  assert len({words for words, _ in (*ASKED_WRONGLY, *RUN_FAILS)}) >= 30
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written(typed, capsys, tmp_path):
+  folder = tmp_path / "locked"
+  folder.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
+  assert main(typed(f"{TRAIN} --out {folder}/head")) == 1
+  assert "not writable" in one_line(capsys.readouterr().err)
+  assert not Ledger("pets").entries()
+
+
+class TestProcess:
+  """A few of them as a person types them."""
+
+  @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+      ("trian", "did you mean train?"),
+      (f"{TRAIN} --delta 2", "delta=2.0"),
+      ("inspect {wrong}/corrupt", "cache_info.json"),
+    ],
+  )
+  def test_status_and_streams(self, typed, words, said):
+    process = start(typed(words))
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert said in one_line(err)
+
+  def test_a_pipe_that_closes_early(self):
+    process = subprocess.run(
+      [
+        "bash",
+        "-c",
+        f"{shlex.quote(sys.executable)} -m pipeline.cli backbones | head -1;"
+        " exit ${PIPESTATUS[0]}",
+      ],
+      capture_output=True,
+      text=True,
+      timeout=60,
+      cwd=ROOT,
+    )
+    assert len(process.stdout.splitlines()) == 1
+    assert process.stderr == ""
