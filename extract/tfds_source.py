@@ -6,6 +6,7 @@ extraction job decodes itself.
 """
 
 import difflib
+import sys
 import textwrap
 
 import numpy as np
@@ -14,6 +15,7 @@ from tensorflow_datasets.core import naming
 
 from configs import schema
 from configs.errors import InputError, RunError
+from extract import digits  # noqa: F401  (TFDS finds it by name from then on)
 from extract.example_numbers import number_of
 from extract.source import Example
 
@@ -180,9 +182,11 @@ def _prepared(
 ) -> tfds.core.DatasetBuilder:
   """Returns the builder once its data is on disk as ArrayRecord."""
   if not builder.is_prepared():
+    tfds.display_progress_bar(sys.stderr.isatty())
     try:
-      # TFDS shows its own progress.
       builder.download_and_prepare(file_format=_ARRAY_RECORD)
+    except InputError:
+      raise
     # The network, the disk, or the data set's own code.
     except Exception as error:
       raise RunError(

@@ -1,12 +1,18 @@
 """The whole pipeline on handwritten digits, with nothing to download."""
 
 import dataclasses
+import sys
+import time
 from pathlib import Path
 
-from configs.digits_random_patches import get_config
-from configs.schema import HeadConfig, PrivacyConfig
+from configs.digits_glyph_vit import get_config
+from configs.schema import HeadConfig, PrivacyConfig, TfdsSource
+from extract.cache_reader import FeatureCache
 from pipeline import cache_commands
-from pipeline.digits import prepare_digits
+from pipeline.answer import Answer
+from pipeline.html_report.report import PAGE, write_report
+from pipeline.html_report.run_record import read_run
+from pipeline.report_arguments import Report
 from pipeline.results import accuracy_table
 from pipeline.sweep import run_sweep
 
@@ -15,24 +21,58 @@ _DELTA = 1e-5
 _SEEDS = 5
 
 
-def run_demo(out: Path) -> None:
-  """Prepares digits, extracts both splits, sweeps epsilon, prints the table.
+def run_demo(out: Path) -> Answer:
+  """Prepares digits, extracts both splits, sweeps epsilon, writes the report.
+
+  What an earlier run finished is kept: to train heads again would be to release
+  again.
 
   Args:
-    out: `data/`, `caches/` (kept and reused) and `results-1`, `results-2`, …
-      are made in it, and a ledger of its own: the demo spends no real budget.
+    out: `data/`, `caches/`, `results/` and `ledgers/` are made in it: the demo
+      spends no real budget.
+
+  Returns:
+    The table of the sweep, and where the report is.
+
+  Raises:
+    InputError: scikit-learn or matplotlib is not installed.
+    RunError: `out` cannot be written.
   """
-  source = prepare_digits(str(out / "data"))
-  caches = {}
-  for split in ("train", "test"):
-    print(f"\n== extract {split}: a Beam job runs the backbone once")
-    config = dataclasses.replace(get_config(), source=source, split=split)
-    caches[split] = cache_commands.extract(config, out / "caches" / split, [])
-  print(f"\n== sweep: one clipped sum, {len(_EPSILONS)} epsilons")
-  results = _next_results(out)
-  rows = run_sweep(
-    caches["train"],
-    caches["test"],
+  start = time.monotonic()
+  results = out / "results"
+  if results.exists():
+    _say(
+      f"== {out} is there already: its images, caches and heads are kept,"
+      " nothing is extracted or charged (delete it to begin anew)"
+    )
+  else:
+    _sweep(_extract(out, "train"), _extract(out, "test"), out, results)
+  rows = read_run(results).rows
+  page = results / PAGE
+  if not page.exists():
+    _say("== report")
+    write_report(Report(directory=results))
+  seconds = time.monotonic() - start
+  return Answer(
+    text=f"{accuracy_table(rows)}\n\n"
+    f"table:  {results / 'results.csv'}\n"
+    f"report: {page}, for your browser ({seconds:.1f} s in all)",
+    facts={
+      "results": results / "results.csv",
+      "report": page,
+      "seconds": seconds,
+      "heads": rows,
+    },
+  )
+
+
+def _sweep(
+  train: FeatureCache, test: FeatureCache, out: Path, results: Path
+) -> None:
+  _say(f"== sweep: one clipped sum, {len(_EPSILONS)} epsilons, {_SEEDS} seeds")
+  run_sweep(
+    train,
+    test,
     results,
     _EPSILONS,
     PrivacyConfig(delta=_DELTA),
@@ -42,12 +82,19 @@ def run_demo(out: Path) -> None:
     baseline=True,
     ledger_dir=out / "ledgers",
   )
-  print(accuracy_table(rows))
-  print(f"table: {results / 'results.csv'}\nplot:  {results / 'accuracy.png'}")
 
 
-def _next_results(out: Path) -> Path:
-  number = 1
-  while (out / f"results-{number}").exists():
-    number += 1
-  return out / f"results-{number}"
+def _extract(out: Path, split: str) -> FeatureCache:
+  _say(f"== extract {split}: a Beam job runs the backbone once")
+  config = dataclasses.replace(
+    get_config(),
+    source=TfdsSource(name="sklearn_digits", data_dir=str(out / "data")),
+    split=split,
+  )
+  extraction = cache_commands.extract(config, out / "caches" / split)
+  _say(extraction.text.splitlines()[-1])
+  return extraction.cache
+
+
+def _say(note: str) -> None:
+  print(note, file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +29,7 @@ def text_table(
     columns: of the terminal; None is how many it has, and any number in a pipe.
   """
   if columns is None:
-    columns = shutil.get_terminal_size(fallback=(_ANY_WIDTH, 0)).columns
+    columns = _terminal_columns()
   widths = [
     max(_width(row[i]) for row in (header, *rows) if i < len(row))
     for i in range(len(header))
@@ -44,6 +45,12 @@ def text_table(
       line = _line(row, widths, num_keys, part)
       lines.append(line if first or not note else f"{line}{_GAP}{note}")
   return lines
+
+
+def _terminal_columns() -> int:
+  # Of a pipe, $COLUMNS says nothing.
+  on_screen = sys.stdout.isatty()
+  return shutil.get_terminal_size().columns if on_screen else _ANY_WIDTH
 
 
 def _parts(

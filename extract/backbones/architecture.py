@@ -6,6 +6,7 @@ name or None, and `EXAMPLES`, names to list and to suggest.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import jax
@@ -42,6 +43,8 @@ class Architecture:
       embedding does not need, such as the classification head, are left out;
       what it does not know it hands on unchanged, to be named in an error.
       Raises InputError where the file is recognisably another network.
+    embedded_weights: the file to read where none is given, if the package
+      brings one.
   """
 
   name: str
@@ -51,6 +54,7 @@ class Architecture:
   reference: Preprocessing
   build: Callable[[str, ComputeDtype], nn.Module]
   rename: Callable[[Mapping[str, np.ndarray], Mapping[str, Shape], str], Arrays]
+  embedded_weights: Traversable | None = None
 
 
 def products(compute_dtype: ComputeDtype) -> dict[str, Any]:

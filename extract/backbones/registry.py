@@ -1,8 +1,11 @@
 """Backbones by name: finds the architecture, reads the weights, joins them."""
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
+import importlib.resources
+import pathlib
 from typing import Any
 
 import flax.traverse_util
@@ -15,7 +18,14 @@ from jaxtyping import Array, Float32, UInt8
 
 from configs.errors import InputError
 from configs.schema import BackboneConfig, ComputeDtype, PreprocessConfig
-from extract.backbones import bit_resnet, nf_resnet, nfnet, random_patches, vit
+from extract.backbones import (
+  bit_resnet,
+  glyph_vit,
+  nf_resnet,
+  nfnet,
+  random_patches,
+  vit,
+)
 from extract.backbones.architecture import Architecture, Shape
 from extract.backbones.backbone import Backbone, output_shape
 from extract.backbones.checkpoint import read_arrays, to_params
@@ -26,12 +36,19 @@ from extract.backbones.user_function import (
 from extract.preprocess import Preprocessing, normalize
 from extract.weights.locations import local_weights
 
-_FAMILIES = (vit, bit_resnet, nf_resnet, nfnet)
+_FAMILIES = (vit, bit_resnet, nf_resnet, nfnet, glyph_vit)
 RANDOM_PATCHES = "random_patches"
 
 
 def backbone_names() -> list[str]:
-  """The names to list and to suggest; families take other sizes as well."""
+  """The names to list and to suggest; families take other sizes as well.
+
+  >>> "vit_b16" in backbone_names()
+  True
+
+  Returns:
+    Names that `load_backbone` knows, each once.
+  """
   listed = [name for family in _FAMILIES for name in family.EXAMPLES]
   return [*listed, RANDOM_PATCHES]
 
@@ -57,6 +74,11 @@ def load_backbone(
   config: BackboneConfig, preprocess: PreprocessConfig
 ) -> Backbone:
   """Fetches, reads and checks the weights; every call reads them again.
+
+  >>> config = BackboneConfig(name="random_patches")
+  >>> backbone = load_backbone(config, PreprocessConfig())
+  >>> backbone.feature_dim, backbone.preprocessing.image_size
+  (256, 8)
 
   Args:
     config: name, weights, embedding, dtype of the products.
@@ -84,14 +106,9 @@ def load_backbone(
   module = architecture.build(embedding, compute_dtype)
   # Before the weights are read: an image size that it cannot take is refused.
   shapes = parameter_shapes(module, preprocessing.image_size)
-  if config.weights is None:
-    raise InputError(
-      f"backbone {config.name} needs pretrained weights: set backbone.weights "
-      f"to a path or URL of one of: {'; '.join(architecture.layouts)}."
-    )
-  path = local_weights(config.weights, config.weights_sha256)
-  arrays, sha256 = read_arrays(path)
-  params = to_params(architecture, arrays, shapes, path)
+  with _weights_file(architecture, config) as path:
+    arrays, sha256 = read_arrays(path)
+    params = to_params(architecture, arrays, shapes, path)
   return Backbone(
     name=config.name,
     embedding=embedding,
@@ -101,6 +118,21 @@ def load_backbone(
     compute_dtype=compute_dtype,
     params=stored_params(params, compute_dtype),
     apply=apply_function(module, preprocessing),
+  )
+
+
+def _weights_file(
+  architecture: Architecture, config: BackboneConfig
+) -> contextlib.AbstractContextManager[pathlib.Path]:
+  """The file that is configured, or else the one in the package."""
+  if config.weights is not None:
+    path = local_weights(config.weights, config.weights_sha256)
+    return contextlib.nullcontext(path)
+  if architecture.embedded_weights is not None:
+    return importlib.resources.as_file(architecture.embedded_weights)
+  raise InputError(
+    f"backbone {config.name} needs pretrained weights: set backbone.weights "
+    f"to a path or URL of one of: {'; '.join(architecture.layouts)}."
   )
 
 

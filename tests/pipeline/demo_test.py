@@ -1,38 +1,49 @@
 import csv
+import shutil
 
 import pytest
 
-from pipeline.demo import run_demo
 from pipeline.head_verify import verify_head
+from tests.pipeline.command_line import succeeds
+
+
+def files(folder):
+  return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.mark.slow
-def test_it_runs_from_images_to_plots_and_again(tmp_path, capsys, ledger_dir):
+def test_it_runs_from_images_to_a_report_and_again(
+  tmp_path, capsys, ledger_dir
+):
   out = tmp_path / "demo"
-  run_demo(out)
-  first = capsys.readouterr().out
-  assert "1,437 images in" in first
-  assert "NOT PRIVATE" in first  # the baseline
-  assert f"table: {out / 'results-1' / 'results.csv'}" in first
+  said, notes = succeeds(capsys, "demo", "--out", out)
+  assert "== extract train: a Beam job" in notes
+  assert "NOT PRIVATE" in said  # the baseline
+  assert f"report: {out / 'results' / 'report.html'}" in said
+  assert "0.5" in (out / "results" / "report.html").read_text()
 
-  with (out / "results-1" / "results.csv").open(newline="") as file:
+  with (out / "results" / "results.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
   assert len(rows) == 5 * 5 + 1
   at_8 = [float(r["top1"]) for r in rows if r["epsilon"] == "8.0"]
   assert sum(at_8) / 5 > 0.86
-  assert (out / "results-1" / "accuracy.png").stat().st_size > 10_000
   for row in rows:
-    check = verify_head(out / "results-1" / row["path"], out / "ledgers")
+    check = verify_head(out / "results" / row["path"], out / "ledgers")
     assert check.problems == ()
     assert "the ledger was charged for it" in check.conclusion
 
-  before = {p: p.stat().st_mtime_ns for p in (out / "caches").rglob("*")}
-  run_demo(out)
-  second = capsys.readouterr().out
-  assert second.count("complete already, nothing was extracted") == 2
-  assert f"table: {out / 'results-2' / 'results.csv'}" in second
-  assert {p: p.stat().st_mtime_ns for p in (out / "caches").rglob("*")} == (
-    before
-  )
+  before = files(out)
+  again, notes = succeeds(capsys, "demo", "--out", out)
+  assert "nothing is extracted or charged" in notes
+  assert files(out) == before
+  assert again.split("(")[0] == said.split("(")[0]
+
+  # As if it had been stopped before the sweep.
+  shutil.rmtree(out / "results")
+  before = files(out / "data") | files(out / "caches")
+  _, notes = succeeds(capsys, "demo", "--out", out)
+  assert notes.count("complete already, nothing was extracted") == 2
+  assert files(out / "data") | files(out / "caches") == before
+  assert (out / "results" / "report.html").is_file()
   # It spends nothing of anybody's real budget.
   assert not ledger_dir.exists()

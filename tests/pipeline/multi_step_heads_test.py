@@ -455,8 +455,8 @@ class TestTrain:
     assert "epsilon = 8 at delta = 1e-05 (ADD_OR_REMOVE_ONE)" in out
     assert "noise from os.urandom" in out
     charged, new = err.splitlines()
-    assert new.startswith("warning: this is a new ledger")
     assert charged.startswith("charged to ")
+    assert new.startswith("warning: this is a new ledger: ")
     succeeds(capsys, "verify", tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "100 full-batch steps of momentum from zero weights" in card

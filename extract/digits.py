@@ -1,4 +1,4 @@
-"""Handwritten digits as a TFDS data set: something to try everything on.
+"""Handwritten digits as the TFDS data set `sklearn_digits`: to try things on.
 
 The 1,797 digits that come with scikit-learn, 8 x 8 pixels in 17 shades of
 grey, from the test set of "Optical Recognition of Handwritten Digits" (E.
@@ -14,8 +14,7 @@ import tensorflow_datasets as tfds
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from configs import schema
-from configs.errors import InputError, RunError
+from configs.errors import InputError
 
 # Row i of scikit-learn's table is a test image where i is a multiple of this:
 # 360 test images, 1,437 training images.
@@ -54,7 +53,13 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
   def _generate_examples(
     self, test: bool
   ) -> Iterator[tuple[int, dict[str, Any]]]:
-    from sklearn import datasets
+    try:
+      from sklearn import datasets
+    except ImportError as error:
+      raise InputError(
+        "the digits are part of scikit-learn, which is not installed: "
+        "pip install 'oneshot-dp[demo]'."
+      ) from error
 
     digits = datasets.load_digits()
     for row, (shades, label) in enumerate(
@@ -76,36 +81,3 @@ def _png(shades: Float[np.ndarray, "8 8"]) -> io.BytesIO:
   Image.fromarray(pixels).save(png, "PNG")
   png.seek(0)
   return png
-
-
-def prepare_digits(data_dir: str) -> schema.TfdsSource:
-  """Writes the digits below a folder, unless they are there already.
-
-  Formal guarantees: the same images, in the same order, at every run.
-
-  Args:
-    data_dir: where TFDS keeps data sets; made if need be.
-
-  Returns:
-    The source to extract from, with splits "train" and "test".
-
-  Raises:
-    InputError: scikit-learn is not installed.
-    RunError: the folder cannot be written.
-  """
-  builder = SklearnDigits(data_dir=data_dir)
-  if not builder.is_prepared():
-    try:
-      import sklearn  # noqa: F401
-    except ImportError as error:
-      raise InputError(
-        "the digits are part of scikit-learn, which is not installed: "
-        "pip install 'oneshot-dp[demo]'."
-      ) from error
-    try:
-      builder.download_and_prepare(file_format="array_record")
-    except OSError as error:
-      raise RunError(
-        f"the digits cannot be written below {data_dir!r}: {error.strerror}."
-      ) from error
-  return schema.TfdsSource(name=builder.name, data_dir=data_dir)

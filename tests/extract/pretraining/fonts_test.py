@@ -1,0 +1,46 @@
+import pytest
+
+from configs.errors import InputError
+from extract.pretraining.characters import CHARACTERS
+from extract.pretraining.fonts import Typeface, find_typefaces, glyph
+
+
+@pytest.fixture(scope="module")
+def typefaces() -> dict[str, Typeface]:
+  return {face.name: face for face in find_typefaces(packages=())}
+
+
+def test_matplotlib_alone_brings_some_to_train_on_and_some_to_hold_out(
+  typefaces,
+):
+  held_out = {name for name, face in typefaces.items() if face.is_held_out}
+  assert held_out == {"cmb10", "cmr10", "cmss10", "cmti10", "cmtt10"}
+  assert {"DejaVuSans", "STIXGeneral"} <= typefaces.keys() - held_out
+
+
+def test_fonts_of_symbols_are_not_typefaces(typefaces):
+  for name in ("cmsy10", "STIXSizOneSymReg", "LastResortHE-Regular"):
+    assert name not in typefaces
+
+
+@pytest.mark.parametrize("character", ["0", "l", "W", "g"])
+def test_a_glyph_is_cropped_to_its_ink(character, typefaces):
+  for face in typefaces.values():
+    ink = glyph(face, character)
+    for edge in (ink[0], ink[-1], ink[:, 0], ink[:, -1]):
+      assert edge.any()
+
+
+def test_every_typeface_has_every_character(typefaces):
+  for face in typefaces.values():
+    drawn = {glyph(face, character).tobytes() for character in CHARACTERS}
+    assert len(drawn) > 50
+
+
+def test_a_missing_package_is_named_with_what_installs_it():
+  with pytest.raises(InputError) as caught:
+    find_typefaces(packages=("font-of-nobody",))
+  message = str(caught.value)
+  assert "font-of-nobody" in message
+  assert "pip install 'oneshot-dp[pretrain]'" in message
+  assert "\n" not in message

@@ -1,0 +1,95 @@
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from configs.schema import BackboneConfig, PreprocessConfig
+from extract import pretraining
+from extract.backbones.glyph_vit import NAME, WEIGHTS
+from extract.backbones.registry import load_backbone
+from extract.pretraining import network
+from extract.pretraining.characters import CLASSES
+from extract.pretraining.fonts import find_typefaces
+from extract.pretraining.glyphs import Glyphs, printed_glyphs, written_glyphs
+from extract.pretraining.train import Settings, accuracy, train
+
+TINY = Settings(
+  out=pathlib.Path("unused"), steps=12, batch_size=32, learning_rate=3e-3
+)
+
+
+@pytest.fixture(scope="module")
+def held_out() -> Glyphs:
+  faces = [f for f in find_typefaces(packages=()) if f.is_held_out]
+  return printed_glyphs(faces[:3])
+
+
+def random_params() -> network.Params:
+  # Unlike the default's, random bits of this kind compile at once.
+  return network.initial_params(jax.random.key(0, impl="unsafe_rbg"))
+
+
+@pytest.fixture(scope="module")
+def trained():
+  ones_and_zeros = written_glyphs(2, seed=0)
+  keep = np.isin(ones_and_zeros.labels, (0, 1))
+  return train(TINY, random_params(), ones_and_zeros[keep])
+
+
+def test_the_embedded_weights_know_typefaces_that_they_never_saw(held_out):
+  params = network.load(pathlib.Path(str(WEIGHTS)))
+  assert accuracy(params, held_out) > 0.6
+
+
+def test_random_weights_do_not(held_out):
+  assert accuracy(random_params(), held_out) < 4 / len(CLASSES)
+
+
+@pytest.mark.slow
+def test_a_few_steps_lower_the_loss(trained):
+  _, losses = trained
+  assert len(losses) == TINY.steps
+  assert losses[-3:].mean() < 0.7 * losses[0]
+
+
+@pytest.mark.slow
+def test_what_is_written_is_weights_of_the_backbone(trained, tmp_path):
+  params, _ = trained
+  path = tmp_path / "weights.safetensors"
+  network.save(params, path)
+  backbone = load_backbone(
+    BackboneConfig(name=NAME, weights=str(path)), PreprocessConfig()
+  )
+  kernel = np.asarray(params["embedding"]["kernel"])
+  np.testing.assert_array_equal(
+    backbone.params["embedding"]["kernel"], kernel.astype(np.float16)
+  )
+  assert "head" not in backbone.params
+
+
+def test_the_backbone_computes_what_was_trained(held_out):
+  """The logits of the training network, from the embedding of a job."""
+  params = network.load(pathlib.Path(str(WEIGHTS)))
+  backbone = load_backbone(BackboneConfig(name=NAME), PreprocessConfig())
+  pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32), np.uint8)
+  rgb = np.repeat(pixels[..., None], 3, axis=-1)
+  embedding = np.asarray(jax.jit(backbone.apply)(backbone.params, rgb))
+  images = (pixels / 255).astype(np.float32)
+  logits = jax.jit(network.logits)(params, images)
+  np.testing.assert_allclose(
+    embedding @ params["head"]["kernel"], logits, atol=1e-4
+  )
+
+
+def test_nothing_here_knows_scikit_learn():
+  """Neither by name, nor by what it imports."""
+  for module in pathlib.Path(pretraining.__file__).parent.glob("*.py"):
+    assert "sklearn" not in module.read_text()
+  code = (
+    "import sys; import extract.pretraining.train; "
+    "sys.exit(not {'sklearn', 'extract.digits'}.isdisjoint(sys.modules))"
+  )
+  subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,124 @@
+"""What the documents tell people to type works, in the order they tell it."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.parser import parse
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCUMENTS = (
+  "README.md",
+  "PRIVACY.md",
+  "extract/README.md",
+  "pipeline/README.md",
+  "linear_dp/README.md",
+)
+_FENCE = re.compile(r"^```(\w+)( runnable)?\n(.*?)^```$", re.M | re.S)
+
+
+def fences(document: str) -> list[tuple[str, bool, str]]:
+  """Language, whether it is marked runnable, and text of each block."""
+  text = (ROOT / document).read_text()
+  return [
+    (language, bool(mark), block)
+    for language, mark, block in _FENCE.findall(text)
+  ]
+
+
+def command_lines(document: str) -> list[str]:
+  """Whatever is shown of oneshot-dp, in fenced and in indented blocks."""
+  text = (ROOT / document).read_text().replace("\\\n", " ")
+  shown = re.findall(r"^(?:    )?(oneshot-dp [^\n]*)$", text, re.M)
+  return [" ".join(line.split()) for line in shown]
+
+
+@pytest.mark.parametrize(
+  ("document", "line"),
+  [(name, line) for name in DOCUMENTS for line in command_lines(name)],
+)
+def test_every_command_that_is_shown_is_one(document, line):
+  words = shlex.split(line, comments=True)[1:]
+  if "--help" in words:
+    with pytest.raises(SystemExit) as stop:
+      parse(words)
+    assert stop.value.code == 0
+    return
+  beam_options = parse(words).beam_options
+  # What we do not know goes to Beam: a misspelt flag of ours would, too.
+  assert not beam_options or beam_options[0] == "--runner"
+
+
+def test_there_is_something_to_type():
+  runnable = [language for language, marked, _ in fences("README.md") if marked]
+  assert runnable.count("sh") == 3  # the three uses
+  assert runnable.count("python") == 1
+  assert len(command_lines("README.md")) > 15
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory):
+  """Every runnable block of the README, in a folder where nothing is."""
+  folder = tmp_path_factory.mktemp("reader")
+  command = folder / "bin" / "oneshot-dp"
+  command.parent.mkdir()
+  command.write_text(
+    f'#!/bin/sh\nexec "{sys.executable}" -m pipeline.cli "$@"\n'
+  )
+  command.chmod(0o755)
+  environment = {
+    "HOME": str(folder / "home"),
+    "PATH": f"{command.parent}:/usr/bin:/bin",
+    "PYTHONPATH": str(ROOT),
+    "JAX_PLATFORMS": "cpu",
+    "LANG": os.environ.get("LANG", "C.UTF-8"),
+  }
+  said = []
+  for language, marked, block in fences("README.md"):
+    if not marked:
+      continue
+    program = {
+      "sh": ["bash", "-euo", "pipefail", "-c"],
+      "python": [sys.executable, "-c"],
+    }[language]
+    done = subprocess.run(
+      [*program, block],
+      cwd=folder,
+      env=environment,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    said.append(done.stdout)
+  return folder, "\n".join(said)
+
+
+@pytest.mark.slow
+def test_the_runnable_blocks_run_in_order(typed):
+  folder, said = typed
+  assert (folder / "heads/epsilon-2/receipt.json").is_file()
+  assert (folder / "results/report.html").stat().st_size > 10_000
+  assert "ok: " in said  # verify
+  assert "'noise_source': 'os.urandom'" in said  # the Python block
+  ledgers = folder / "home/.local/state/oneshot-dp/ledgers"
+  assert list(ledgers.glob("*.jsonl"))
+
+
+@pytest.mark.slow
+def test_results_are_the_tree_that_is_shown(typed):
+  folder, _ = typed
+  tree = (ROOT / "README.md").read_text().split("    results/\n")[1]
+  for line in tree.split("\n\n")[0].splitlines():
+    for name in re.findall(r"[\w./-]+\.(?:csv|json|png|pdf|html)", line):
+      if not line.strip().startswith("heads/"):
+        assert (folder / "results" / name).is_file(), name
+  head = folder / "results/heads/epsilon-1-seed-0"
+  assert json.loads((head / "receipt.json").read_text())["private"] is True
