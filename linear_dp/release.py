@@ -10,7 +10,7 @@ random bit is drawn.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -24,7 +24,8 @@ from linear_dp.plan import PrivacyStatement, ReleasePlan
 
 _DRAWN_TOGETHER = 2048
 """Values of noise below which calls cost more than their work: so many draws
-of a small sum (those of an audit) are made at once."""
+of a small sum (those of an audit) are made at once, whether or not all of them
+are used: with a seed, a draw does not depend on how many there are."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,10 +88,12 @@ def release(
   statistic = _statistic(secret)
   together = max(1, _DRAWN_TOGETHER // statistic.size)
   for first in range(0, plan.num_draws, together):
+    noise = _noise(plan, source, sensitivity, (together, *statistic.shape))
+    if together > 1:
+      noise = list(noise)
     draws = range(first, min(first + together, plan.num_draws))
-    noise = _noise(plan, source, sensitivity, (len(draws), *statistic.shape))
     for i, draw in enumerate(draws):
-      for epsilon, (noise_sd, of_draws) in noise.items():
+      for epsilon, noise_sd, of_draws in noise:
         yield Release(
           noisy_sum=statistic + of_draws[i],
           grid=grid,
@@ -107,16 +110,14 @@ def _noise(
   source: NoiseSource,
   sensitivity: float,
   shape: tuple[int, int, int],
-) -> dict[float, tuple[float, Int64[np.ndarray, "draws K D"]]]:
-  """For each ε, its deviation and the noise of some draws, all independent."""
-  noise = {}
+) -> Iterable[tuple[float, float, Int64[np.ndarray, "draws K D"]]]:
+  """Every ε, its deviation and the noise of some draws, all independent."""
   chain = GaussianChain(shape, source)
   for epsilon, sigma in plan.noise_multipliers.items():
     if plan.order == "independent":
       chain = GaussianChain(shape, source)
     noise_sd = math.nextafter(sigma * sensitivity, math.inf)
-    noise[epsilon] = noise_sd, chain.extend(noise_sd)
-  return noise
+    yield epsilon, noise_sd, chain.extend(noise_sd)
 
 
 def baseline_without_privacy(secret: SecretSum, plan: ReleasePlan) -> Release:

@@ -153,6 +153,8 @@ def run_ablation(
       rows,
       {
         "composed_epsilon": together,
+        "settings_asked": wanted,
+        "settings_finished": done,  # fewer, if it was stopped
         "releases": [_cost(c, p) for c, p in zip(tried, plans, strict=True)],
       },
       {"labels": "public", "mechanism": rows[0].evaluation},

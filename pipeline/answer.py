@@ -13,8 +13,9 @@ go to standard error, as they come; `terminal` says which of them with --quiet.
         facts={"out": out, "heads": rows},
       )
 
-*Privacy*: the facts are published as readily as the text. What is private is in
-neither; only `verify --duplicates` prints ids of private rows, and says so.
+*Privacy*: the facts are published as readily as the text, and what is private
+is in neither. Two commands name ids of private rows all the same, for the owner
+of a cache: `verify --duplicates` in its text, and `verify` of a damaged cache.
 """
 
 import dataclasses

@@ -35,20 +35,6 @@ def backbones(name: str | None) -> Answer:
   return Answer(text=_table(facts), facts=facts)
 
 
-def list_backbones() -> str:
-  """A line for each backbone: name, what it is, embeddings it offers."""
-  return backbones(None).text
-
-
-def describe_backbone(name: str) -> str:
-  """All about one backbone, as a table.
-
-  Raises:
-    InputError: there is no such backbone.
-  """
-  return backbones(name).text
-
-
 def _known() -> list[dict[str, Any]]:
   found: list[dict[str, Any]] = []
   for name in backbone_names():

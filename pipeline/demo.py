@@ -15,6 +15,7 @@ from pipeline.html_report.run_record import read_run
 from pipeline.report_arguments import Report
 from pipeline.results import accuracy_table
 from pipeline.sweep import run_sweep
+from pipeline.training_commands import stoppable
 
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _DELTA = 1e-5
@@ -70,18 +71,20 @@ def _sweep(
   train: FeatureCache, test: FeatureCache, out: Path, results: Path
 ) -> None:
   _say(f"== sweep: one clipped sum, {len(_EPSILONS)} epsilons, {_SEEDS} seeds")
-  run_sweep(
-    train,
-    test,
-    results,
-    _EPSILONS,
-    PrivacyConfig(delta=_DELTA),
-    HeadConfig(),
-    num_seeds=_SEEDS,
-    order="nested",
-    baseline=True,
-    ledger_dir=out / "ledgers",
-  )
+  ledger_dir = out / "ledgers"
+  with stoppable(results, ledger_dir, train):
+    run_sweep(
+      train,
+      test,
+      results,
+      _EPSILONS,
+      PrivacyConfig(delta=_DELTA),
+      HeadConfig(),
+      num_seeds=_SEEDS,
+      order="nested",
+      baseline=True,
+      ledger_dir=ledger_dir,
+    )
 
 
 def _extract(out: Path, split: str) -> FeatureCache:

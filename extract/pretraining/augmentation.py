@@ -4,8 +4,8 @@ A glyph is slanted, turned, stretched and bent; its stroke is made wider or
 thinner; it is cut out by its box, as data sets of characters are, and fitted
 into the image with some margin; it is reduced to as few as 8 pixels a side and
 enlarged again as an extraction job would; then contrast, polarity and noise.
-Four in nine of the images pass through 8 x 8 pixels, which is public knowledge about
-the digits of the demo; three quarters are light on dark.
+Four in nine of the images pass through 8 x 8 pixels, which is public knowledge
+about the digits of the demo; three quarters are light on dark.
 """
 
 from collections.abc import Sequence

@@ -194,6 +194,14 @@ def run_the_rest(run: Run) -> None:
     "verify patients",
     f"budget --cache caches/train {other}",
     "report sweep --ledger-dir ledgers",
+    f"train --cache caches/units --epsilon 2 --delta 1e-5 --out u {ledger}",
+    "sweep --cache caches/train --eval-cache caches/test --epsilons 2 --delta"
+    " 1e-5 --out json-sweep --ledger-dir ledgers",
+    "compare --cache caches/train --eval-cache caches/test --epsilons 2 --delta"
+    " 1e-5 --heads lamb least-squares --out compared --ledger-dir ledgers",
+    "figures --cache caches/train --eval-cache caches/test --epsilons 2"
+    " --num-seeds 1 --out figures --ledger-dir ledgers",
+    "evaluate --head head --cache caches/test",
   ):
     run.here(f"{reads} --json")
   found = run.here(

@@ -60,6 +60,7 @@ def test_there_is_something_to_type():
   assert runnable.count("sh") == 3  # the three uses
   assert runnable.count("python") == 1
   assert len(command_lines("README.md")) > 15
+  assert "@@" not in (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -188,6 +188,17 @@ def test_draws_share_no_noise(seed):
       assert abs(correlation(a, b)) < 7 / math.sqrt(K * D)
 
 
+@pytest.mark.parametrize("size", [{"num_classes": 2, "feature_dim": 3}, {}])
+def test_with_a_seed_a_draw_does_not_depend_on_how_many_there_are(size):
+  secret = make_secret(**size)
+  one, three = (
+    released(make_plan(num_draws=draws), seed=1, secret=secret)
+    for draws in (1, 3)
+  )
+  for alone, among in zip(one, three[: len(one)], strict=True):
+    np.testing.assert_array_equal(alone.noisy_sum, among.noisy_sum)
+
+
 @pytest.mark.parametrize("order", ["nested", "independent"])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_draws_of_a_small_sum_share_no_noise(seed, order):

@@ -209,7 +209,7 @@ def plant(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_bound_is_tight_at_the_stated_settings(epsilon):
-  report = audit(epsilon, FULL, canaries=10_000)
+  report = audit(epsilon, FULL, seed=2, canaries=10_000)
   assert 0.6 * epsilon <= report.lower_bound <= epsilon
   assert all(b > 0.3 * epsilon for b in report.lower_bounds.values())
 

@@ -15,7 +15,7 @@ from extract.backbones.registry import (
   load_backbone,
   parameter_shapes,
 )
-from pipeline.backbone_list import describe_backbone
+from pipeline.backbone_list import backbones
 
 EMBEDDED = BackboneConfig(name=NAME)
 
@@ -72,7 +72,7 @@ def test_every_layer_can_be_read(embedding):
 
 def test_it_is_listed_and_described():
   assert NAME in backbone_names()
-  text = describe_backbone(NAME)
+  text = backbones(NAME).text
   assert "embedded" in text
   assert "32 px" in text
   assert "0.6 million" in text
