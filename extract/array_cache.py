@@ -1,7 +1,8 @@
 """A feature cache of embeddings that are already in memory."""
 
+import numbers
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -10,14 +11,13 @@ from jaxtyping import Shaped
 from configs.errors import InputError
 from configs.schema import EXAMPLE_UNIT, EmbeddingDtype, check_unit_name
 from extract.block_builder import Rows
-from extract.cache_block import BLOCK_ROWS
 from extract.cache_identity import (
   BackboneIdentity,
   CacheIdentity,
   numbered_class_names,
 )
 from extract.cache_reader import FeatureCache, open_cache
-from extract.cache_writer import begin, finish, write_shard
+from extract.rows_in_memory import write_rows
 
 Numbers = Shaped[np.ndarray | jax.Array, "..."]
 
@@ -75,8 +75,8 @@ def write_cache(
 
   Raises:
     InputError: rows that a cache cannot hold (the message names a row, never
-      its label or embedding), names that do not fit, or an `out` that holds
-      anything.
+      its label or embedding), names that are blank or do not fit, or an `out`
+      that holds anything. Nothing is written then.
     RunError: a full or broken disk.
   """
   embedding = _matrix(np.asarray(embeddings))
@@ -108,25 +108,27 @@ def write_cache(
       else _column("unit_ids", unit_ids, len(embedding))
     ),
   )
-  if not begin(out, identity):
+  if not write_rows(out, identity, rows):
     raise InputError(
       f"{out} is a finished cache already: read it with open_cache, or choose"
       " another directory."
     )
-  # All of them: what an interrupted call left may be of other rows.
-  for i in range(identity.num_shards):
-    write_shard(out, identity, i, _parts(rows, identity.shard_range(i)))
-  finish(out, identity)
   return open_cache(out)
 
 
 def _class_names(
   names: Sequence[str] | None, num_classes: int
 ) -> tuple[str, ...]:
-  if num_classes < 1:
-    raise InputError(f"num_classes={num_classes} must be at least 1.")
+  if not isinstance(num_classes, numbers.Integral) or num_classes < 1:
+    raise InputError(
+      f"num_classes={num_classes!r} must be at least 1 and whole."
+    )
   if names is None:
     return numbered_class_names(num_classes)
+  if isinstance(names, str):
+    raise InputError(
+      f"class_names={names!r} is one name: give a list of num_classes names."
+    )
   if len(names) != num_classes:
     raise InputError(
       f"num_classes={num_classes} but class_names has {len(names)}."
@@ -165,14 +167,3 @@ def _stored_as(embedding: np.ndarray) -> EmbeddingDtype:
       raise InputError(
         f"embeddings are {other}: give float16, bfloat16, float32 or float64."
       )
-
-
-def _parts(rows: Rows, indices: range) -> Iterator[Rows]:
-  for start in range(indices.start, indices.stop, BLOCK_ROWS):
-    part = slice(start, min(start + BLOCK_ROWS, indices.stop))
-    yield Rows(
-      embedding=rows.embedding[part],
-      label=rows.label[part],
-      example_id=rows.example_id[part],
-      unit_id=None if rows.unit_id is None else rows.unit_id[part],
-    )

@@ -1,6 +1,7 @@
 """Rows that are already in memory: two arrays as a block of a cache."""
 
 import dataclasses
+import operator
 
 import jax
 import ml_dtypes
@@ -69,10 +70,17 @@ class ArrayRows:
       The rows.
 
     Raises:
-      InputError: a wrong dtype or shape, no rows, an embedding that is not
-        finite in float32, a label outside [0, K). The message names the first
-        such row, never its label or numbers.
+      InputError: a num_classes that is no integer, a wrong dtype or shape, no
+        rows, an embedding that is not finite in float32, a label outside
+        [0, K). The message names the first such row, never its label or
+        numbers.
     """
+    try:
+      num_classes = operator.index(num_classes)
+    except TypeError as error:
+      raise InputError(
+        f"num_classes={num_classes!r} must be an integer, K."
+      ) from error
     if num_classes < 2:
       raise InputError(
         f"num_classes={num_classes}: a classifier needs at least 2."

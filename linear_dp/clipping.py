@@ -24,6 +24,7 @@ from dp_accounting import NeighboringRelation
 from jaxtyping import Float
 
 from configs.errors import InputError
+from configs.schema import HeadConfig
 
 GRID_RADIUS = 2**20
 """B: grid steps in the norm of a row whose gradient has norm C."""
@@ -73,6 +74,39 @@ class ClippedGradientGrid:
   train_bias: bool = False
   rows_per_unit: int = 1
   clipped: ClippedVector = "row"
+
+  @classmethod
+  def of(
+    cls,
+    config: HeadConfig,
+    *,
+    num_classes: int,
+    feature_dim: int,
+    has_units: bool,
+    max_rows_per_unit: int | None = None,
+  ) -> "ClippedGradientGrid":
+    """The clipping that a config asks for.
+
+    Args:
+      config: the clipping.
+      num_classes: K.
+      feature_dim: d.
+      has_units: whether a privacy unit may have many rows.
+      max_rows_per_unit: m, of units: clip rows, and sum at most so many of
+        each; None clips units where there are any, and otherwise rows.
+
+    Raises:
+      InputError: a number that makes no sense.
+    """
+    return cls(
+      num_classes=num_classes,
+      feature_dim=feature_dim,
+      l2_clip_norm=config.l2_clip_norm,
+      initial_bias=config.initial_bias,
+      train_bias=config.train_bias,
+      rows_per_unit=1 if max_rows_per_unit is None else max_rows_per_unit,
+      clipped="unit" if has_units and max_rows_per_unit is None else "row",
+    )
 
   def __post_init__(self):
     if not (math.isfinite(self.l2_clip_norm) and self.l2_clip_norm > 0):

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Int64
 from configs.errors import InputError
 from linear_dp.head import LinearHead
 from linear_dp.label_lists import LabelLists
+from linear_dp.private_head import PrivateHead
 from linear_dp.row_batches import padded_pairs
 from linear_dp.row_block import RowBlock, check_labels
 
@@ -117,7 +118,7 @@ def count_hits(
 
 
 def evaluate_heads(
-  heads: Sequence[LinearHead],
+  heads: Sequence[LinearHead | PrivateHead],
   blocks: Iterable[RowBlock],
   *,
   on_rows: Callable[[int], object] = lambda rows: None,
@@ -134,7 +135,7 @@ def evaluate_heads(
   (0.667, 1.0, 3)
 
   Args:
-    heads: [d, K] each, all of one shape.
+    heads: [d, K] each, all of one shape; of a `PrivateHead` the weights count.
     blocks: the labelled rows, in any block size.
     on_rows: called with the number of rows of each block read (progress).
 
@@ -146,7 +147,8 @@ def evaluate_heads(
   """
   if not heads:
     return []
-  hits = count_hits(heads, blocks, on_rows=on_rows)
+  weights = [h.head if isinstance(h, PrivateHead) else h for h in heads]
+  hits = count_hits(weights, blocks, on_rows=on_rows)
   return hits.accuracies_of_public_labels()
 
 

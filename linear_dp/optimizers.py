@@ -5,14 +5,14 @@ Everything here is post-processing of a `Release`: no private data comes in.
 
 import dataclasses
 import math
-from typing import get_args
+from typing import cast, get_args
 
 import jax
 import numpy as np
 import optax
 
 from configs.errors import InputError
-from configs.schema import OptimizerName
+from configs.schema import HeadConfig, OptimizerName
 from linear_dp.head import LinearHead
 from linear_dp.release import Release
 
@@ -41,6 +41,21 @@ class OneStepOptimizer:
   learning_rate: float = 1.0
   eps: float = 1e-6
   eps_in_noise_sds: float | None = None
+
+  @classmethod
+  def of(cls, config: HeadConfig) -> "OneStepOptimizer":
+    """The optimizer that a config asks for.
+
+    Raises:
+      InputError: a head that is not of one step, or a number that makes no
+        sense.
+    """
+    return cls(
+      name=cast(OptimizerName, config.head),
+      learning_rate=config.learning_rate,
+      eps=config.eps,
+      eps_in_noise_sds=config.eps_in_noise_sds,
+    )
 
   def __post_init__(self):
     if self.name not in get_args(OptimizerName):

@@ -72,7 +72,8 @@ class PrivateHead:
       small differences.
 
     Raises:
-      InputError: another d.
+      InputError: another d; a row that is not finite, or too long for the
+        head (the message names the row, never its numbers).
     """
     array = np.asarray(embeddings)
     if array.ndim != 2 or array.shape[1] != self.head.feature_dim:
@@ -82,7 +83,16 @@ class PrivateHead:
       )
     bias = np.asarray(self.head.bias)
     ranking = dataclasses.replace(self.head, bias=bias - bias.max())
-    return np.asarray(ranking.logits(jnp.asarray(array, jnp.float32)))
+    with np.errstate(over="ignore"):  # its logits are not finite either
+      features = array.astype(np.float32)
+    logits = np.asarray(ranking.logits(jnp.asarray(features)))
+    sound = np.isfinite(logits).all(axis=1)
+    if not sound.all():
+      raise InputError(
+        f"embeddings[{sound.argmin()}] is not finite, or too long for float32:"
+        " mend the row, or leave it out."
+      )
+    return logits
 
   def predict(self, embeddings: Numbers) -> Int64[np.ndarray, " n"]:
     """The class with the largest logit, for each row.
@@ -94,7 +104,7 @@ class PrivateHead:
       [n] int64 in [0, K); the first of classes that tie.
 
     Raises:
-      InputError: another d.
+      InputError: see `logits`.
     """
     return self.logits(embeddings).argmax(axis=1)
 

@@ -1,34 +1,19 @@
 """From two arrays to private heads: the door of `release`, in one call."""
 
+import numbers
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from dp_accounting import NeighboringRelation
 
 from configs.errors import InputError
-from configs.schema import EXAMPLE_UNIT, HeadConfig, HeadName, OptimizerName
-from linear_dp import whitened
+from configs.schema import EXAMPLE_UNIT, HeadConfig, HeadName
 from linear_dp.array_rows import ArrayRows, Numbers
-from linear_dp.class_moments import class_moments
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.exact_sum import exact_clipped_sum
-from linear_dp.head import LinearHead
-from linear_dp.independent_heads import release_heads
-from linear_dp.least_squares import release_least_squares
+from linear_dp.head_kinds import HEADS, Charging, released_heads
 from linear_dp.noise_source import NoiseSource
-from linear_dp.optimizers import OneStepOptimizer, one_step
-from linear_dp.plan import PrivacyStatement, ReleasePlan
+from linear_dp.plan import ReleasePlan
 from linear_dp.private_head import PrivateHead
-from linear_dp.release import release
-from linear_dp.second_moment import second_moment
-from linear_dp.secret_rows import SecretRows
-from linear_dp.unit_sums import count_rows
-
-HEADS = ("lamb", "adam", "momentum", "least-squares", "whitened")
-
-Charging = Callable[[ReleasePlan, NoiseSource], object]
-_Released = Iterator[tuple[LinearHead, PrivacyStatement]]
 
 
 def train_head(
@@ -84,7 +69,7 @@ def train_head(
   Raises:
     InputError: see `train_heads`.
   """
-  (trained,) = train_heads(
+  (trained,) = _trained(
     embeddings,
     labels,
     num_classes=num_classes,
@@ -124,8 +109,7 @@ def train_heads(
   **The heads are in no ledger.** Arrays have no name, so nothing here can know
   what was released of the same rows before, and every call costs anew. Pass
   `charge` to keep count, or write a cache (`extract.write_cache`) and use
-  `oneshot-dp train`, which charges a ledger and writes a receipt that
-  `oneshot-dp verify` recomputes.
+  `oneshot-dp train`, which charges a ledger.
 
   >>> import numpy as np
   >>> import linear_dp
@@ -153,21 +137,20 @@ def train_heads(
       heads of one step. One-step heads want embeddings with about as many
       negative as positive numbers.
     unit_ids: [n] integers, whose each row is, where a person may have many: the
-      guarantee is then about all rows of a unit, whose gradients are clipped as
-      one vector; for heads of one step. None is a unit per row.
+      guarantee is then about all rows of a unit. For heads of one step; None is
+      a unit per row.
     neighboring_relation: which data sets count as neighbours.
     source: the random bits; None is the operating system's. A seeded source is
       for research, and marks the heads NOT PRIVATE.
-    charge: called once, with the plan and the source, before any noise is
-      drawn; raises to refuse.
+    charge: called once, with plan and source, before any noise; may refuse.
 
   Returns:
     Heads, in the order of `epsilons`.
 
   Raises:
-    InputError: arrays that `ArrayRows.of` refuses; an ε or δ that is no
-      guarantee; a head of another name, or unit_ids with one that cannot use
-      them. Nothing is charged then.
+    InputError: a value of another type; arrays that `ArrayRows.of` refuses;
+      an ε or δ that is no guarantee; a head of another name, or unit_ids with
+      one that cannot use them. Nothing is charged then.
 
   Warns:
     UserWarning: δ is not below 1/n.
@@ -175,28 +158,69 @@ def train_heads(
   Source: Mehta et al., "Large Scale Transfer Learning for Differentially
   Private Image Classification", TMLR 2023, algorithm 1.
   """
-  config = _config(head)
-  plan = ReleasePlan(
-    epsilons=tuple(epsilons),
+  return _trained(
+    embeddings,
+    labels,
+    num_classes=num_classes,
+    epsilons=epsilons,
     delta=delta,
+    head=head,
+    unit_ids=unit_ids,
     neighboring_relation=neighboring_relation,
-    order="nested" if config.can_nest else "independent",
+    source=source,
+    charge=charge,
   )
+
+
+def _trained(
+  embeddings: Numbers,
+  labels: Numbers,
+  *,
+  num_classes: int,
+  epsilons: Sequence[float],
+  delta: float,
+  head: str | HeadConfig,
+  unit_ids: Numbers | None,
+  neighboring_relation: NeighboringRelation,
+  source: NoiseSource | None,
+  charge: Charging | None,
+) -> tuple[PrivateHead, ...]:
+  """`train_heads`; of either door, whoever is warned is two calls up."""
+  source = NoiseSource() if source is None else source
+  epsilons = tuple(epsilons)
+  # What fails after the charge is budget spent for nothing.
+  for name, value, kind, what in (
+    (
+      "neighboring_relation",
+      neighboring_relation,
+      NeighboringRelation,
+      "a dp_accounting.NeighboringRelation",
+    ),
+    ("source", source, NoiseSource, "a linear_dp.NoiseSource"),
+    ("delta", delta, numbers.Real, "a number"),
+    *(("epsilon", epsilon, numbers.Real, "a number") for epsilon in epsilons),
+  ):
+    if not isinstance(value, kind):
+      raise InputError(f"{name}={value!r} must be {what}.")
+  config = _config(head)
   rows = ArrayRows.of(
     embeddings, labels, num_classes=num_classes, unit_ids=unit_ids
+  )
+  plan = ReleasePlan(
+    epsilons=tuple(float(epsilon) for epsilon in epsilons),
+    delta=float(delta),
+    neighboring_relation=neighboring_relation,
+    order="nested" if config.can_nest else "independent",
   )
   if delta >= 1 / len(rows):
     warnings.warn(
       f"delta={delta:g} is not below 1/n = {1 / len(rows):.2g}: publishing one"
       " example at random would pass for private; use a smaller delta.",
-      stacklevel=2,
+      stacklevel=3,
     )
-  train = _one_step
-  if not config.is_one_step:
-    train = _least_squares if config.head == "least-squares" else _whitened
-  released = train(
-    rows, config, plan, source or NoiseSource(), charge or _no_charge
-  )
+  # (Not `charge or ...`: a ledger may be an empty list, which is false.)
+  charging = _no_charge if charge is None else charge
+  released = released_heads(rows, config, plan, source, charging)
   heads = {
     statement.epsilon: PrivateHead(
       head=trained,
@@ -223,87 +247,3 @@ def _config(head: str | HeadConfig) -> HeadConfig:
 
 def _no_charge(plan: ReleasePlan, source: NoiseSource) -> None:
   """Nobody keeps count; the receipt says so."""
-
-
-def _one_step(
-  rows: ArrayRows,
-  config: HeadConfig,
-  plan: ReleasePlan,
-  source: NoiseSource,
-  charge: Charging,
-) -> _Released:
-  optimizer = OneStepOptimizer(
-    name=cast(OptimizerName, config.head),
-    learning_rate=config.learning_rate,
-    eps=config.eps,
-    eps_in_noise_sds=config.eps_in_noise_sds,
-  )
-  has_units = rows.unit_id is not None
-  grid = ClippedGradientGrid(
-    num_classes=rows.num_classes,
-    feature_dim=rows.feature_dim,
-    l2_clip_norm=config.l2_clip_norm,
-    initial_bias=config.initial_bias,
-    train_bias=config.train_bias,
-    clipped="unit" if has_units else "row",
-  )
-  secret = exact_clipped_sum(
-    [rows],
-    grid,
-    num_examples=len(rows),
-    sizes=count_rows([rows]) if has_units else None,
-  )
-  for each in release(secret, plan, source, charge=charge):
-    yield one_step(each, optimizer), each.statement
-
-
-def _least_squares(
-  rows: ArrayRows,
-  config: HeadConfig,
-  plan: ReleasePlan,
-  source: NoiseSource,
-  charge: Charging,
-) -> _Released:
-  moments = class_moments(_secret_rows(rows, config))
-  for each in release_least_squares(moments, plan, source, charge=charge):
-    yield each.head, each.statement
-
-
-def _whitened(
-  rows: ArrayRows,
-  config: HeadConfig,
-  plan: ReleasePlan,
-  source: NoiseSource,
-  charge: Charging,
-) -> _Released:
-  secret = _secret_rows(rows, config)
-  moment = second_moment(secret)
-
-  def train(
-    sigma: float, source: NoiseSource | None
-  ) -> tuple[LinearHead, whitened.WhiteningRule]:
-    rule = whitened.WhiteningRule(
-      num_examples=len(rows),
-      feature_dim=rows.feature_dim,
-      num_classes=rows.num_classes,
-      noise_multiplier=sigma,
-    )
-    relation = plan.neighboring_relation
-    return whitened.train(secret, moment, rule, relation, source), rule
-
-  for each in release_heads(train, plan, source, charge=charge):
-    yield each.head, each.statement
-
-
-def _secret_rows(rows: ArrayRows, config: HeadConfig) -> SecretRows:
-  if rows.unit_id is not None:
-    raise InputError(
-      f"head={config.head!r} takes every row for a unit of its own, and there"
-      " are unit_ids: use head='lamb', 'adam' or 'momentum'."
-    )
-  return SecretRows(
-    lambda: [rows],
-    feature_dim=rows.feature_dim,
-    num_classes=rows.num_classes,
-    num_examples=len(rows),
-  )

@@ -83,6 +83,19 @@ class WhiteningRule:
   noise_multiplier: float
   centres: bool = True
 
+  @classmethod
+  def of(
+    cls, rows: SecretRows, noise_multiplier: float, *, centres: bool = True
+  ) -> "WhiteningRule":
+    """The rule for rows, by their public sizes."""
+    return cls(
+      num_examples=rows.num_examples,
+      feature_dim=rows.feature_dim,
+      num_classes=rows.num_classes,
+      noise_multiplier=noise_multiplier,
+      centres=centres,
+    )
+
   @property
   def whitens(self) -> bool:
     """Whether the moment is released: where n/(K·σ) is 80 or more."""

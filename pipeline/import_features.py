@@ -1,6 +1,5 @@
 """`oneshot-dp import-features`: a feature cache from an npz of embeddings."""
 
-import dataclasses
 import os
 import pathlib
 
@@ -8,17 +7,10 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.schema import EXAMPLE_UNIT, EmbeddingDtype
-from extract.block_builder import BlockBuilder
-from extract.cache_block import Block
 from extract.cache_identity import BackboneIdentity, CacheIdentity
 from extract.cache_reader import FeatureCache, open_cache
-from extract.cache_writer import begin, finish, write_shard
-from pipeline.npz_features import (
-  FeatureArrays,
-  check_unit,
-  find_class_names,
-  read_arrays,
-)
+from extract.rows_in_memory import holds_rows, write_rows
+from pipeline.npz_features import check_unit, find_class_names, read_arrays
 from pipeline.row_bar import row_bar
 
 
@@ -75,15 +67,16 @@ def import_features(
   path = pathlib.Path(npz_path)
   arrays = read_arrays(path, split)
   check_unit(path, arrays, unit_name)
+  rows = arrays.rows
   class_names, source = find_class_names(path, arrays, num_classes)
   stored_as = embedding_dtype or (
-    "float16" if arrays.embedding.dtype == np.float16 else "float32"
+    "float16" if rows.embedding.dtype == np.float16 else "float32"
   )
   identity = CacheIdentity(
     dataset=dataset_name or path.stem,
     split=split,
-    source_num_examples=len(arrays.label),
-    feature_dim=arrays.embedding.shape[1],
+    source_num_examples=len(rows),
+    feature_dim=rows.embedding.shape[1],
     class_names=class_names,
     num_classes_source=source,
     backbone=BackboneIdentity(name=backbone_name or "imported features"),
@@ -92,41 +85,14 @@ def import_features(
     privacy_unit=unit_name or EXAMPLE_UNIT,
     id_source=arrays.id_source,
   )
-  if begin(out_dir, identity):
-    # Finished shards are not kept: they may be of another file, and nothing
-    # in the identity can tell, since it must not depend on private rows.
-    with row_bar(arrays.label, "import") as bar:
-      for i in range(identity.num_shards):
-        indices = identity.shard_range(i)
-        write_shard(out_dir, identity, i, arrays.rows(indices))
-        bar.update(len(indices))
-    finish(out_dir, identity)
-    return open_cache(out_dir)
+  with row_bar(rows, "import") as bar:
+    is_new = write_rows(out_dir, identity, rows, bar.update)
   cache = open_cache(out_dir)
-  _refuse_other_rows(cache, arrays)
+  if not is_new:
+    with row_bar(rows, "compare") as bar:
+      if not holds_rows(cache, rows, bar.update):
+        raise InputError(
+          f"{cache.path} holds other rows than the file; choose another "
+          "--out, or delete it to import again."
+        )
   return cache
-
-
-def _refuse_other_rows(cache: FeatureCache, arrays: FeatureArrays) -> None:
-  """The finished cache of the same identity must hold the same rows."""
-  with row_bar(cache, "compare") as bar:
-    for i in range(len(cache.shards)):
-      builder = BlockBuilder(cache.info, cache.shards[i].file)
-      now = builder.blocks(arrays.rows(cache.info.shard_range(i)))
-      for old, new in zip(cache.shard_blocks(i), now, strict=True):
-        if not _same(old, new):
-          raise InputError(
-            f"{cache.path} holds other rows than the file; choose another "
-            "--out, or delete it to import again."
-          )
-        bar.update(len(old))
-
-
-def _same(one: Block, other: Block) -> bool:
-  # (The identity has seen to it that both have a unit_id, or neither.)
-  columns = [f.name for f in dataclasses.fields(Block)]
-  return all(
-    getattr(one, name).tobytes() == getattr(other, name).tobytes()
-    for name in columns
-    if getattr(one, name) is not None
-  )

@@ -4,16 +4,13 @@ import dataclasses
 import pathlib
 import warnings
 import zipfile
-from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float, Int, Int64
 from numpy.lib.npyio import NpzFile
 
 from configs.errors import InputError
 from configs.schema import POSITION_IDS, check_unit_name
 from extract.block_builder import Rows
-from extract.cache_block import BLOCK_ROWS
 from extract.cache_identity import NumClassesSource, numbered_class_names
 
 
@@ -21,23 +18,9 @@ from extract.cache_identity import NumClassesSource, numbered_class_names
 class FeatureArrays:
   """The arrays of a file, checked; `id_source` is as in a cache."""
 
-  embedding: Float[np.ndarray, "n d"]
-  label: Int[np.ndarray, " n"]
-  example_id: Int64[np.ndarray, " n"]
-  unit_id: Int64[np.ndarray, " n"] | None
+  rows: Rows
   class_names: tuple[str, ...] | None
   id_source: str
-
-  def rows(self, indices: range) -> Iterator[Rows]:
-    """Streams a range of them, in blocks."""
-    for start in range(indices.start, indices.stop, BLOCK_ROWS):
-      part = slice(start, min(start + BLOCK_ROWS, indices.stop))
-      yield Rows(
-        embedding=self.embedding[part],
-        label=self.label[part],
-        example_id=self.example_id[part],
-        unit_id=None if self.unit_id is None else self.unit_id[part],
-      )
 
 
 def read_arrays(path: pathlib.Path, split: str) -> FeatureArrays:
@@ -147,10 +130,12 @@ def _checked(path: pathlib.Path, found: dict[str, np.ndarray]) -> FeatureArrays:
     if len(set(names.tolist())) < len(names):
       raise InputError(f"{path}: class_names holds a name twice.")
   return FeatureArrays(
-    embedding=embedding,
-    label=label,
-    example_id=example_id,
-    unit_id=columns.get("unit_id"),
+    rows=Rows(
+      embedding=embedding,
+      label=label,
+      example_id=example_id,
+      unit_id=columns.get("unit_id"),
+    ),
     class_names=None if names is None else tuple(names.tolist()),
     id_source="example_id" if "example_id" in found else POSITION_IDS,
   )
@@ -166,13 +151,13 @@ def check_unit(
   """
   if unit_name is not None:
     check_unit_name(unit_name)
-  if arrays.unit_id is not None and unit_name is None:
+  if arrays.rows.unit_id is not None and unit_name is None:
     raise InputError(
       f"{path}: unit_id says that a privacy unit may have many rows; name the"
       " unit with --unit-name (user, patient ...), or remove the array if every"
       " example is a unit of its own."
     )
-  if arrays.unit_id is None and unit_name is not None:
+  if arrays.rows.unit_id is None and unit_name is not None:
     raise InputError(
       f"{path}: unit_name={unit_name!r}, but there is no unit_id array to say"
       " whose each row is; add it, or leave the name out."
@@ -204,7 +189,7 @@ def find_class_names(
   elif num_classes is not None:
     names, source = numbered_class_names(num_classes), "flag"
   else:
-    k = int(arrays.label.max()) + 1
+    k = int(arrays.rows.label.max()) + 1
     warnings.warn(
       f"{path}: no class_names and no num_classes, so K = {k} is taken from "
       "the labels, which are private, and is treated as public; give "
@@ -212,10 +197,11 @@ def find_class_names(
       stacklevel=3,
     )
     names, source = numbered_class_names(k), "labels (treated as public)"
-  outside = arrays.label >= len(names)
+  outside = arrays.rows.label >= len(names)
   if outside.any():
+    first = arrays.rows.example_id[outside][0]
     raise InputError(
-      f"{path}: example_id {arrays.example_id[outside][0]} has a label outside "
+      f"{path}: example_id {first} has a label outside "
       f"[0, {len(names)}); mend the labels or the class names."
     )
   return names, source

@@ -5,10 +5,9 @@ post-processing of it, and cost no more than one of them.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 from configs.errors import InputError
-from configs.schema import HeadConfig, OptimizerName
+from configs.schema import HeadConfig
 from extract.feature_cache import CacheInfo
 from extract.progress import step_bar
 from linear_dp.clipping import ClippedGradientGrid
@@ -53,7 +52,7 @@ class OneStepTrainer:
     if len(grids) != 1:
       raise InputError("heads of one release need one clipping.")
     (self._grid,) = grids
-    self._optimizers = [make_optimizer(config) for config in configs]
+    self._optimizers = [OneStepOptimizer.of(config) for config in configs]
     self.facts = {
       "rows_per_unit": self._grid.rows_per_unit,
       "clipped": self._grid.clipped,
@@ -115,24 +114,12 @@ def make_grid(
       " every row is a unit of its own; leave it out, or make the cache with"
       " units."
     )
-  return ClippedGradientGrid(
+  return ClippedGradientGrid.of(
+    config,
     num_classes=info.num_classes,
     feature_dim=info.feature_dim,
-    l2_clip_norm=config.l2_clip_norm,
-    initial_bias=config.initial_bias,
-    train_bias=config.train_bias,
-    rows_per_unit=1 if max_rows_per_unit is None else max_rows_per_unit,
-    clipped="unit" if info.has_units and max_rows_per_unit is None else "row",
-  )
-
-
-def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
-  """The optimizer that a config names."""
-  return OneStepOptimizer(
-    name=cast(OptimizerName, config.head),
-    learning_rate=config.learning_rate,
-    eps=config.eps,
-    eps_in_noise_sds=config.eps_in_noise_sds,
+    has_units=info.has_units,
+    max_rows_per_unit=max_rows_per_unit,
   )
 
 

@@ -44,13 +44,7 @@ class WhitenedTrainer(IndependentTrainer[WhiteningRule]):
     yield from super().release(plan, source, charge)
 
   def _rule(self, sigma: float) -> WhiteningRule:
-    return WhiteningRule(
-      num_examples=self._rows.num_examples,
-      feature_dim=self._rows.feature_dim,
-      num_classes=self._rows.num_classes,
-      noise_multiplier=sigma,
-      centres=self._centres,
-    )
+    return WhiteningRule.of(self._rows, sigma, centres=self._centres)
 
   def _num_steps(self, rule: WhiteningRule) -> int:
     return rule.num_steps

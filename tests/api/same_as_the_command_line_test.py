@@ -8,7 +8,7 @@ import pytest
 import extract
 import linear_dp
 from configs.schema import HeadConfig, PrivacyConfig, RelationName
-from linear_dp.train_arrays import HEADS
+from linear_dp.head_kinds import HEADS
 from pipeline.head_choice import release_order
 from pipeline.training import RELATIONS, make_plan, train_heads
 

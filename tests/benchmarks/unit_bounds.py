@@ -20,12 +20,11 @@ from extract.cache_block import Block
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.exact_sum import SecretSum, exact_clipped_sum
 from linear_dp.noise_source import NoiseSource
-from linear_dp.optimizers import one_step
+from linear_dp.optimizers import OneStepOptimizer, one_step
 from linear_dp.plan import ReleasePlan
 from linear_dp.release import release
 from linear_dp.unit_rows import choose_rows
 from linear_dp.unit_sums import count_rows
-from pipeline.one_step_training import make_optimizer
 
 KINDS = ("random", "one class", "uneven", "copies")
 
@@ -83,7 +82,7 @@ def scores(
   block: Block, data: dict[str, np.ndarray], m: int | None, plan: ReleasePlan
 ) -> list[str]:
   """Top-1 per epsilon."""
-  optimizer = make_optimizer(HeadConfig())
+  optimizer = OneStepOptimizer.of(HeadConfig())
   found: dict[float, list[float]] = {e: [] for e in plan.epsilons}
   for out in release(
     summed(block, int(data["train_label"].max()) + 1, m),

@@ -98,7 +98,7 @@ def test_what_an_interrupted_call_left_is_written_again(tmp_path, monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr("extract.array_cache.finish", killed)
+    patch.setattr("extract.rows_in_memory.finish", killed)
     with pytest.raises(KeyboardInterrupt):
       write(tmp_path / "cache", embeddings=embeddings() + 1)
   cache = write(tmp_path / "cache")
@@ -124,6 +124,12 @@ def test_what_an_interrupted_call_left_is_written_again(tmp_path, monkeypatch):
     ({"num_classes": 2}, r"example_id 2 has a label outside"),
     ({"num_classes": 0}, r"num_classes=0 must be at least 1"),
     ({"class_names": ["cat", "dog"]}, r"num_classes=3 but class_names has 2"),
+    ({"class_names": "abc"}, r"class_names='abc' is one name"),
+    ({"class_names": ["a", " ", "b"]}, r"class_names\[1\]=' ' must be a name"),
+    ({"dataset": ""}, r"dataset='' must be a name, and not blank"),
+    ({"dataset": " \n"}, r"dataset=' \\n' must be a name"),
+    ({"split": ""}, r"split='' must be a name"),
+    ({"backbone": " "}, r"backbone=' ' must be a name"),
     ({"class_names": ["cat", "cat", "a"]}, r"class_names has 'cat' twice"),
     ({"unit_name": "user"}, r"unit_name='user' and unit_ids go together"),
     ({"unit_ids": labels()}, r"unit_name=None and unit_ids go together"),
@@ -142,3 +148,26 @@ def test_refuses_by_row_and_never_by_value(tmp_path, changes, message):
     write(tmp_path / "cache", **changes)
   assert "\n" not in str(error.value)
   assert "5432" not in str(error.value)
+  assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"embeddings": np.nan}, "example_id 4100 .*not finite"),
+    ({"labels": K}, "example_id 4100 has a label outside"),
+  ],
+)
+def test_a_bad_row_of_the_last_shard_leaves_no_other(
+  tmp_path, changes, message
+):
+  n = 4200
+  given = {
+    "embeddings": np.ones((n, 2), np.float32),
+    "labels": np.zeros(n, int),
+  }
+  for name, value in changes.items():
+    given[name][4100] = value
+  with pytest.raises(InputError, match=message):
+    write(tmp_path / "cache", **given)
+  assert not (tmp_path / "cache").exists()

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 from typing import Any
@@ -16,11 +17,13 @@ from linear_dp.array_rows import ArrayRows
 from linear_dp.clipping import ClippedGradientGrid
 from linear_dp.evaluate import evaluate_heads
 from linear_dp.exact_sum import exact_clipped_sum
+from linear_dp.head import LinearHead
+from linear_dp.head_kinds import HEADS
 from linear_dp.noise_source import NoiseSource
 from linear_dp.optimizers import OneStepOptimizer, one_step
 from linear_dp.plan import ReleasePlan
 from linear_dp.release import release
-from linear_dp.train_arrays import HEADS, train_head, train_heads
+from linear_dp.train_arrays import train_head, train_heads
 
 N, D, K = 400, 6, 3
 DELTA = 1e-4
@@ -206,6 +209,40 @@ def test_charges_once_and_before_any_noise(data, head):
   assert all(head.receipt()["composition"]["charged"] for head in heads)
 
 
+class Ledger(list):
+  """A list of what was charged; empty, and so false, until it is."""
+
+  def __call__(self, plan, source):
+    self.append(plan.epsilons)
+
+
+@pytest.mark.parametrize("head", ["lamb", "whitened"])
+def test_an_empty_ledger_is_charged_and_the_receipt_says_so(data, head):
+  ledger = Ledger()
+  assert not ledger
+  (trained,) = train(data, epsilons=(50.0,), head=head, charge=ledger)
+  assert ledger == [(50.0,)]
+  assert trained.receipt()["composition"]["charged"] is True
+
+
+def test_without_a_ledger_the_receipt_says_so(data):
+  (trained,) = train(data)
+  assert trained.receipt()["composition"]["charged"] is False
+
+
+class EmptySource(NoiseSource):
+  """A seeded source that is false."""
+
+  def __len__(self):
+    return 0
+
+
+def test_a_source_is_used_whatever_its_truth(data):
+  one, other = (train(data, source=EmptySource(5))[0] for _ in range(2))
+  assert not one.statement.is_private
+  np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
+
+
 def test_a_refused_charge_draws_nothing(data):
   events = []
 
@@ -228,6 +265,7 @@ def test_a_refused_charge_draws_nothing(data):
     ({"epsilons": (1.0, 1.0)}, r"an epsilon twice"),
     ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
     ({"delta": 1.0}, r"delta=1\.0 must lie"),
+    ({"head": HeadConfig(eps=-1.0)}, r"eps=-1\.0 must be finite"),
     ({"num_classes": 1}, r"num_classes=1"),
     ({"num_classes": 2}, r"labels\[\d+\] is not one of the num_classes=2"),
     ({"head": "svm"}, r"head='svm' must be one of lamb, adam, momentum, least"),
@@ -314,8 +352,9 @@ def test_predictions_are_those_that_are_evaluated(data):
   config = HeadConfig(head="momentum", learning_rate=1e-6)
   (head,) = train(data, epsilons=(1e4,), head=config)
   rows = ArrayRows.of(embedding, label, num_classes=K)
-  (accuracy,) = evaluate_heads([head.head], [rows])
+  accuracy, same = evaluate_heads([head, head.head], [rows])
   assert accuracy.top1 == (head.predict(embedding) == label).mean() > 0.9
+  assert accuracy == same
 
 
 @pytest.mark.parametrize("shape", [(2, D + 1), (D,), (1, 2, D)])
@@ -323,3 +362,31 @@ def test_predicts_for_rows_of_its_own_width(data, shape):
   (head,) = train(data)
   with pytest.raises(InputError, match=r"the head takes \[n, 6\]"):
     head.predict(np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize("head", ["momentum", "whitened"])
+def test_predicts_nothing_for_a_row_that_is_not_finite(data, head):
+  embedding, _ = data
+  (trained,) = train(data, epsilons=(50.0,), head=head)
+  for value in (np.nan, np.inf, -np.inf, 7.7e300):
+    rows = embedding[:5].astype(np.float64)
+    rows[3] = value
+    for answer in (trained.predict, trained.logits):
+      with pytest.raises(InputError, match=r"embeddings\[3\] is") as error:
+        answer(rows)
+      assert "\n" not in str(error.value)
+      assert str(value) not in str(error.value).partition("is not finite")[0]
+      assert "7.7" not in str(error.value)
+
+
+def test_predicts_nothing_where_scores_leave_float32(data):
+  (trained,) = train(data)
+  head = LinearHead(kernel=np.full((D, K), 2.0), bias=np.zeros(K))
+  long = np.full((1, D), 3e38, np.float32)
+  with pytest.raises(InputError, match=r"too long for float32"):
+    dataclasses.replace(trained, head=head).predict(long)
+
+
+def test_predicts_for_no_rows(data):
+  (trained,) = train(data)
+  assert trained.predict(np.zeros((0, D))).shape == (0,)

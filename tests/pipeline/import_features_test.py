@@ -8,7 +8,6 @@ import pytest
 from configs.errors import InputError
 from extract.cache_reader import open_cache
 from extract.cache_verify import verify_cache
-from pipeline import import_features as module
 from pipeline.import_features import import_features
 from tests.extract.caches import digest
 
@@ -169,12 +168,29 @@ def test_what_is_not_an_npz_is_said_to_be(tmp_path):
       import_features(tmp_path / name, tmp_path / "c")
 
 
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"dataset_name": " "}, r"dataset=' ' must be a name, and not blank"),
+    ({"split": "\t"}, r"split='\\t' must be a name"),
+    ({"backbone_name": " "}, r"backbone=' ' must be a name"),
+  ],
+)
+def test_a_blank_name_is_refused(tmp_path, changes, message):
+  npz = _save(tmp_path / "f.npz")
+  with pytest.raises(InputError, match=message):
+    import_features(npz, tmp_path / "c", **changes)
+  assert not (tmp_path / "c").exists()
+
+
 def test_overflow_of_float16_names_the_row(tmp_path):
   embedding = _with(GOOD["embedding"], (9, 0), 1e5)
   npz = _save(tmp_path / "f.npz", embedding=embedding)
   with pytest.raises(InputError, match=r"example_id 9 .* use .*float32"):
-    import_features(npz, tmp_path / "c", embedding_dtype="float16")
-  assert not list((tmp_path / "c").glob("*record*"))
+    import_features(
+      npz, tmp_path / "c", embedding_dtype="float16", shard_rows=4
+    )
+  assert not (tmp_path / "c").exists()
 
 
 def test_again_is_the_same_and_other_rows_are_refused(tmp_path):
@@ -204,7 +220,7 @@ def test_an_interrupted_import_of_another_file_leaves_no_row(
   other = _with(GOOD["embedding"], (0, 0), 9)
   npz = _save(tmp_path / "f.npz", embedding=other)
   with monkeypatch.context() as patch:
-    patch.setattr(module, "finish", stop)
+    patch.setattr("extract.rows_in_memory.finish", stop)
     with pytest.raises(KeyboardInterrupt):
       import_features(npz, tmp_path / "c")
   _save(tmp_path / "f.npz")

@@ -5,8 +5,8 @@ from dp_accounting import NeighboringRelation
 from configs.errors import InputError
 from configs.schema import HeadConfig, PrivacyConfig
 from linear_dp.noise_source import NoiseSource
+from linear_dp.optimizers import OneStepOptimizer
 from pipeline.import_features import import_features
-from pipeline.one_step_training import make_optimizer
 from pipeline.training import (
   cache_ledger,
   make_plan,
@@ -44,7 +44,7 @@ def test_an_optimizer_is_what_was_asked():
   config = HeadConfig(
     head="adam", learning_rate=0.5, eps=1e-3, eps_in_noise_sds=2.0
   )
-  optimizer = make_optimizer(config)
+  optimizer = OneStepOptimizer.of(config)
   assert optimizer.name == "adam"
   assert optimizer.learning_rate == 0.5
   assert optimizer.eps == 1e-3
