@@ -194,7 +194,8 @@ def run_the_rest(run: Run) -> None:
     "verify patients",
     f"budget --cache caches/train {other}",
     "report sweep --ledger-dir ledgers",
-    f"train --cache caches/units --epsilon 2 --delta 1e-5 --out u {ledger}",
+    "train --cache caches/units --epsilon 2 --delta 1e-5 --out u"
+    " --ledger-dir ledgers/more",
     "sweep --cache caches/train --eval-cache caches/test --epsilons 2 --delta"
     " 1e-5 --out json-sweep --ledger-dir ledgers",
     "compare --cache caches/train --eval-cache caches/test --epsilons 2 --delta"
@@ -303,8 +304,8 @@ def test_heads_are_not_the_exact_ones(run):
     for f in released(run)
     if f.name == "head.safetensors"
   ]
-  assert len(kernels) == 14
-  assert len({kernel.tobytes() for kernel in kernels}) == 14
+  assert len(kernels) == 20
+  assert len({kernel.tobytes() for kernel in kernels}) == 20
 
 
 def test_what_holds_private_data_is_its_owner_s_alone(run):
