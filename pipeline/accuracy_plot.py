@@ -99,7 +99,7 @@ def set_out(
   axes.set_xscale("log", base=2)
   axes.xaxis.set_major_locator(FixedLocator(epsilons))
   axes.xaxis.set_minor_locator(NullLocator())
-  axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+  axes.xaxis.set_major_formatter(FuncFormatter(lambda e, _: printable(e)))
   seeded = any(NOT_PRIVATE in row.noise_source for row in private)
   axes.set_title(
     f"Private heads on {dataset}"

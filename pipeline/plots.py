@@ -1,12 +1,15 @@
 """The pictures that runs leave behind, where matplotlib is installed.
 
 It is in the extra `plots`: without it a run writes everything else, and says on
-standard error what the pictures need.
+standard error what the pictures need. Nor does a picture that fails take with
+it the heads that were paid for.
 """
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ParamSpec
 
 from pipeline.ablation_table import AblationRow
 from pipeline.published import Published
@@ -14,18 +17,45 @@ from pipeline.results import SweepRow
 
 INSTALL = "pip install 'oneshot-dp[plots]'"
 """What brings matplotlib, and jinja2 for reports."""
+_P = ParamSpec("_P")
 
 
+def _beside_the_results(draw: Callable[_P, None]) -> Callable[_P, None]:
+  """Draws if it can be, and says why where it cannot."""
+
+  @functools.wraps(draw)
+  def drawn(*args: _P.args, **kwargs: _P.kwargs) -> None:
+    try:
+      import matplotlib
+    except ImportError:
+      print(
+        f"no pictures: matplotlib is not installed; {INSTALL}", file=sys.stderr
+      )
+      return
+    try:
+      # A data set may be called "price$\frac$".
+      with matplotlib.rc_context({"text.parse_math": False}):
+        draw(*args, **kwargs)
+    except OSError:  # a full disk: the rest cannot be written either
+      raise
+    except Exception as error:
+      reason = " ".join(f"{type(error).__name__}: {error}".split())
+      print(f"warning: no pictures: {reason}", file=sys.stderr)
+
+  return drawn
+
+
+@_beside_the_results
 def plot_accuracy(
   rows: Sequence[SweepRow], dataset: str, directory: Path
 ) -> None:
   """Draws a sweep or a comparison; see `accuracy_plot`."""
-  if _can_plot():
-    from pipeline import accuracy_plot
+  from pipeline import accuracy_plot
 
-    accuracy_plot.plot_accuracy(rows, dataset, directory)
+  accuracy_plot.plot_accuracy(rows, dataset, directory)
 
 
+@_beside_the_results
 def plot_figures(
   rows: Sequence[SweepRow],
   real_rows: Sequence[SweepRow],
@@ -34,20 +64,19 @@ def plot_figures(
   directory: Path,
 ) -> None:
   """Draws the paper's figures; see `figure_plots`."""
-  if _can_plot():
-    from pipeline import figure_plots
+  from pipeline import figure_plots
 
-    figure_plots.plot_figures(rows, real_rows, references, dataset, directory)
+  figure_plots.plot_figures(rows, real_rows, references, dataset, directory)
 
 
+@_beside_the_results
 def plot_ablation(
   rows: Sequence[AblationRow], dataset: str, directory: Path
 ) -> None:
   """Draws an ablation; see `ablation_plot`."""
-  if _can_plot():
-    from pipeline import ablation_plot
+  from pipeline import ablation_plot
 
-    ablation_plot.plot_ablation(rows, dataset, directory)
+  ablation_plot.plot_ablation(rows, dataset, directory)
 
 
 def delta_name(delta: float) -> str:
@@ -57,15 +86,3 @@ def delta_name(delta: float) -> str:
   'delta-8e-07'
   """
   return f"delta-{delta}"
-
-
-def _can_plot() -> bool:
-  """Whether matplotlib is there; says so where it is not."""
-  try:
-    import matplotlib  # noqa: F401
-  except ImportError:
-    print(
-      f"no pictures: matplotlib is not installed; {INSTALL}", file=sys.stderr
-    )
-    return False
-  return True

@@ -44,9 +44,11 @@ class BudgetStatus:
     path: of the ledger.
     dataset: whose.
     spent: ε of all private releases together, at delta.
-    delta: the cap's, or the run's.
-    relation: the cap's, or the run's.
+    delta: the run's, so that its ε can be held against what is spent.
+    relation: the run's.
     cap: what it may come to.
+    under_cap: ε of all private releases together, as the cap counts it: at its
+      delta, in its relation.
     left: ε of one more release under the cap, at its delta.
     not_private: entries that no ε covers.
     charges: entries, caps aside.
@@ -60,6 +62,7 @@ class BudgetStatus:
   delta: float
   relation: NeighboringRelation
   cap: Cap | None
+  under_cap: float | None
   left: float | None
   not_private: int
   charges: int
@@ -86,8 +89,8 @@ def budget_status(
     ledger_dir: where ledgers are.
     dataset: the name that its ledger goes by.
     paid: names of the entries that paid for the run.
-    delta: δ of the totals, where there is no cap.
-    relation: of the totals, where there is no cap.
+    delta: δ of the run.
+    relation: of the run.
   """
   ledger = Ledger(dataset, ledger_dir)
   try:
@@ -108,11 +111,14 @@ def _status(
 ) -> BudgetStatus:
   known = caps(entries)
   cap = known[-1] if known else None
-  if cap is not None:
-    delta, relation = cap.max_delta, cap.neighboring_relation
-  # No smaller one, in case there were random batches.
-  delta = max(delta, LEAST_DELTA)
   spent = budget.compose(entries, relation)
+  if spent.sampled:
+    delta = max(delta, LEAST_DELTA)
+  under_cap = left = None
+  if cap is not None:
+    its, relation_of_cap = cap.max_delta, cap.neighboring_relation
+    under_cap = budget.compose(entries, relation_of_cap).epsilon(its)
+    left = cap.left(entries, its, relation_of_cap)
   charges = [entry for entry in entries if entry.get("kind") != "cap"]
   return BudgetStatus(
     path=ledger.path,
@@ -121,7 +127,8 @@ def _status(
     delta=delta,
     relation=relation,
     cap=cap,
-    left=None if cap is None else cap.left(entries, delta, relation),
+    under_cap=under_cap,
+    left=left,
     not_private=spent.not_private,
     charges=spent.charges,
     entries=tuple(

@@ -18,7 +18,9 @@ from pipeline.html_report.noise_and_signal import (
   sums_of,
 )
 from pipeline.html_report.public_answers import PublicAnswers, ask
+from pipeline.html_report.run_cost import RunCost, cost_of
 from pipeline.html_report.run_record import RunRecord, read_run
+from pipeline.receipt import problems
 from pipeline.report_arguments import Report
 from pipeline.results import SweepRow, by_method
 
@@ -39,6 +41,7 @@ class Findings:
     chosen: the heads that are looked at, over seeds.
     receipt: of the first of them.
     checks: what `verify` finds about each.
+    cost: of the run, by its receipts.
     budget: the ledger.
     answers: what they answer on public evaluation rows.
     compared: noise and signal of each class.
@@ -50,6 +53,7 @@ class Findings:
   chosen: tuple[SweepRow, ...]
   receipt: dict[str, Any]
   checks: tuple[HeadCheck, ...]
+  cost: RunCost
   budget: BudgetStatus | str
   answers: PublicAnswers | str
   compared: NoiseAndSignal | str
@@ -74,13 +78,24 @@ def look(command: Report) -> Findings:
   The private rows are not read.
 
   Raises:
-    InputError: the directory is of no run, or what was asked for is not in it.
+    InputError: the directory is of no run, or what was asked for is not in it;
+      or its results are not those that the receipts are about.
   """
   run = read_run(command.directory)
   places = _places(command, run)
   if command.cache is not None:
     _open(places.cache, run.config["train_cache"])
   chosen = run.chosen(command.epsilon, command.head)
+  checks = tuple(
+    verify_head(run.directory / row.path, places.ledger_dir) for row in chosen
+  )
+  # The page says so of these, and trusts neither side.
+  unsound = [
+    row.path
+    for row, check in zip(chosen, checks, strict=True)
+    if check.problems and problems(run.receipts[row.path])
+  ]
+  cost = cost_of(run, unsound)
   heads = [run.head(row) for row in chosen]
   receipt = heads[0].receipt
   known = _known_sums(run, chosen, receipt)
@@ -99,13 +114,12 @@ def look(command: Report) -> Findings:
     places=places,
     chosen=chosen,
     receipt=receipt,
-    checks=tuple(
-      verify_head(run.directory / row.path, places.ledger_dir) for row in chosen
-    ),
+    checks=checks,
+    cost=cost,
     budget=budget_status(
       places.ledger_dir,
       run.dataset,
-      paid=_entries_of(run),
+      paid=cost.entries,
       delta=run.delta,
       relation=NeighboringRelation[receipt["privacy"]["neighboring_relation"]],
     ),
@@ -181,7 +195,7 @@ def _known_sums(
   methods = by_method(run.noisy)
   others = (name for name in methods if name != chosen[0].head)
   while isinstance(known, str) and (name := next(others, None)):
-    other = sums_of(run.head(methods[name][0]).receipt)
+    other = sums_of(run.receipts[methods[name][0].path])
     if not isinstance(other, str):
       known, method = other, name
   firsts = {row.epsilon: row for row in reversed(methods[method])}
@@ -200,19 +214,8 @@ def _compared(
     return f"the signal is estimated from public rows, and {answers}"
   assert answers.class_sums is not None
   noise_sds = {
-    row.epsilon: run.head(row).receipt["privacy"]["noise_sd_steps"]
+    row.epsilon: run.receipts[row.path]["privacy"]["noise_sd_steps"]
     for row in rows
   }
   scale = rows[0].num_examples / len(answers.label)
   return sums.compared(answers.class_sums, scale, noise_sds)
-
-
-def _entries_of(run: RunRecord) -> frozenset[str]:
-  """The ledger entries that paid for the run: one for each kind of release."""
-  first: dict[tuple[str, bool], SweepRow] = {}
-  for row in run.rows:
-    first.setdefault((row.head, math.isfinite(row.epsilon)), row)
-  return frozenset(
-    run.head(row).receipt["composition"]["ledger_entry"]
-    for row in first.values()
-  )

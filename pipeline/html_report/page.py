@@ -6,9 +6,10 @@ from typing import Any
 
 import jinja2
 
+from configs.errors import InputError
 from configs.schema import EXAMPLE_UNIT
 from linear_dp.plan import NOT_PRIVATE
-from pipeline.html_report import page_tables
+from pipeline.html_report import page_tables, scopes
 from pipeline.html_report.findings import Findings
 from pipeline.html_report.pictures import Picture
 from pipeline.html_report.run_record import mean_top1, spread_top1
@@ -23,7 +24,20 @@ _NEIGHBOURS = {
 
 
 def render(findings: Findings, pictures: dict[str, Picture]) -> str:
-  """The page, as HTML. Everything that is filled in is escaped."""
+  """The page, as HTML. Everything that is filled in is escaped.
+
+  Raises:
+    InputError: the files of the run lack something that the page tells.
+  """
+  try:
+    return _fill_in(findings, pictures)
+  except (KeyError, jinja2.UndefinedError) as error:
+    raise InputError(
+      f"{findings.run.directory} is damaged ({error!r}); run it again."
+    ) from error
+
+
+def _fill_in(findings: Findings, pictures: dict[str, Picture]) -> str:
   run, chosen, receipt = findings.run, findings.chosen, findings.receipt
   environment = jinja2.Environment(
     autoescape=True,
@@ -36,6 +50,7 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
     "guarantee": page_tables.as_printed,
     "at_most": _at_most,
     "sentence": _sentence,
+    "points": _points,
   }
   source = importlib.resources.files("pipeline.html_report").joinpath(_TEMPLATE)
   template = environment.from_string(source.read_text())
@@ -46,6 +61,7 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
     run=run,
     row=chosen[0],
     seeds=len(chosen),
+    factor=_factor(chosen[0].epsilon),
     top1=mean_top1(chosen),
     spread=spread_top1(chosen),
     is_private=all(row.private for row in run.noisy),
@@ -58,6 +74,7 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
     trained=mechanism_of(receipt["mechanism"]).in_words(receipt["training"]),
     evaluation=run.results["evaluation"],
     checks=findings.checks,
+    cost=findings.cost,
     problems=[p for check in findings.checks for p in check.problems],
     budget=_or_none(findings.budget),
     why_no_budget=findings.budget,
@@ -69,8 +86,8 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
     notes=findings.notes,
     pictures=pictures,
     accuracies=page_tables.accuracies(findings),
-    scopes=page_tables.scopes(findings),
-    false_alarms=page_tables.FALSE_ALARMS,
+    scopes=scopes.scopes(findings),
+    false_alarms=scopes.FALSE_ALARMS,
     classes=page_tables.classes(findings),
     confused=page_tables.confused(findings),
     provenance=list(page_tables.provenance(findings)),
@@ -90,6 +107,19 @@ def _percent(share: float, digits: int = 1) -> str:
 def _at_most(share: float) -> str:
   """A bound, rounded up."""
   return f"{math.ceil(1000 * share - 1e-9) / 10:g}\N{NO-BREAK SPACE}%"
+
+
+def _points(share: float) -> str:
+  """A difference of percentages, with its sign; zero has none below it."""
+  return f"{100 * share:+z.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _factor(epsilon: float) -> str:
+  """e^ε, in words."""
+  # Not much further float64 overflows.
+  if epsilon > 300 * math.log(10):
+    return "more than 10^300"
+  return f"≈\N{NO-BREAK SPACE}{math.exp(epsilon):.3g}"
 
 
 def _sentence(words: str) -> str:

@@ -11,12 +11,9 @@ import numpy as np
 from linear_dp.accounting import printable
 from pipeline.html_report.command_lines import exactly, in_lines, run_again
 from pipeline.html_report.findings import Findings
-from pipeline.html_report.odds import found, right_guesses
 from pipeline.html_report.run_record import mean_top1, spread_top1
 from pipeline.results import by_epsilon, by_method
 
-FALSE_ALARMS = 0.01
-"""The rate at which a test for membership is looked at."""
 MOST_CLASSES = 40
 """A longer table of classes shows the weakest of them only."""
 _WEAKEST = 20
@@ -36,17 +33,6 @@ class AccuracyLine:
   seeds: int
   private: bool
   is_chosen: bool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scope:
-  """Who sees what, and what they may learn of one privacy unit."""
-
-  who: str
-  epsilon: float
-  delta: float
-  guesses: float
-  found: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,33 +66,6 @@ def accuracies(findings: Findings) -> list[AccuracyLine]:
       )
   # Without noise last: it is what the others are held against.
   return sorted(lines, key=lambda line: math.isinf(line.epsilon))
-
-
-def scopes(findings: Findings) -> list[Scope]:
-  """From one head to all that the ledger holds."""
-  run, row = findings.run, findings.chosen[0]
-  budgets = [
-    (f"this head alone (ε = {row.epsilon:g})", row.epsilon, row.delta),
-    (
-      f"all {len(run.noisy)} heads of this run, and this page",
-      run.composed_epsilon,
-      run.delta,
-    ),
-  ]
-  ledger = findings.budget
-  if not isinstance(ledger, str) and ledger.charges > 0:
-    everything = f"all that was ever released from {run.dataset}"
-    budgets.append((everything, ledger.spent, ledger.delta))
-  return [
-    Scope(
-      who=who,
-      epsilon=epsilon,
-      delta=delta,
-      guesses=right_guesses(epsilon, delta),
-      found=found(epsilon, delta, FALSE_ALARMS),
-    )
-    for who, epsilon, delta in budgets
-  ]
 
 
 def classes(findings: Findings) -> list[ClassLine]:

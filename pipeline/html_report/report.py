@@ -1,11 +1,12 @@
 """Writes the page about a run, and its pictures.
 
 DIR/report.html        the page
-DIR/report/accuracy.*  its pictures, each a png and a pdf: noise-and-signal,
-                       class-accuracy, confusion
+DIR/report/accuracy.*  its pictures, each a png and a pdf, and more of them
+                       (`page_pictures.NAMES`)
 
-Run again, it replaces these, each whole or not at all, and removes pictures of
-its own that are no longer on the page. It touches nothing else.
+Run again, it replaces these once all are made, each whole or not at all, and
+removes pictures of its own that are no longer on the page. It touches nothing
+else.
 """
 
 import dataclasses
@@ -19,7 +20,6 @@ from pipeline.report_arguments import Report
 
 PAGE = "report.html"
 FOLDER = "report"
-PICTURES = ("accuracy", "noise-and-signal", "class-accuracy", "confusion")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,16 +55,18 @@ def write_report(command: Report) -> WrittenReport:
   findings = look(command)
   target = command.directory / FOLDER
   try:
-    target.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(
       prefix=f".{FOLDER}-", dir=command.directory
     ) as name:
       folder = Path(name)
       pictures = page_pictures.draw_all(findings, folder)
-      figures = tuple(_move(file, target) for file in sorted(folder.iterdir()))
+      drawn = sorted(folder.iterdir())
       (folder / PAGE).write_text(page.render(findings, pictures))
+      target.mkdir(exist_ok=True)
+      figures = tuple(_move(file, target) for file in drawn)
       written = _move(folder / PAGE, command.directory)
-      _remove_stale(target, figures)
+      for name in page_pictures.NAMES:
+        _remove_stale(name, target, figures)
   except OSError as error:
     raise RunError(
       f"{command.directory} cannot be written: {error.strerror or error}."
@@ -89,9 +91,8 @@ def _move(file: Path, target: Path) -> Path:
   return place
 
 
-def _remove_stale(target: Path, written: tuple[Path, ...]) -> None:
-  for name in PICTURES:
-    for suffix in ("png", "pdf"):
-      picture = target / f"{name}.{suffix}"
-      if picture not in written:
-        picture.unlink(missing_ok=True)
+def _remove_stale(name: str, target: Path, written: tuple[Path, ...]) -> None:
+  for suffix in ("png", "pdf"):
+    picture = target / f"{name}.{suffix}"
+    if picture not in written:
+      picture.unlink(missing_ok=True)

@@ -72,6 +72,15 @@ class RunRecord:
   def epsilons(self) -> tuple[float, ...]:
     return tuple(sorted(by_epsilon(self.noisy)))
 
+  @functools.cached_property
+  def receipts(self) -> dict[str, dict[str, Any]]:
+    """Those of all heads, by path.
+
+    Raises:
+      InputError: a head is damaged or gone.
+    """
+    return {row.path: self.head(row).receipt for row in self.rows}
+
   def head(self, row: SweepRow) -> SavedHead:
     """Its weights and receipt.
 

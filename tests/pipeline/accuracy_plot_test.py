@@ -3,7 +3,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from pipeline.accuracy_plot import _STYLES, plot_accuracy
+from pipeline.accuracy_plot import _STYLES, draw_accuracy, plot_accuracy
 from tests.pipeline.results_test import ROWS, baseline, comparison, row
 
 
@@ -97,3 +97,10 @@ def test_seeded_noise_is_in_the_title(tmp_path, monkeypatch):
 def test_methods_can_be_told_apart_without_colours():
   for field in ("linestyle", "marker", "color"):
     assert len({style[field] for style in _STYLES}) == len(_STYLES)
+
+
+def test_epsilons_on_the_axis_are_rounded_up():
+  axes = Figure().subplots()
+  draw_accuracy(axes, [row(2.000001, 0, 0.5)], "pets")
+  (label,) = axes.get_xticklabels()
+  assert label.get_text() == "2.0001"

@@ -2,10 +2,13 @@ import sys
 
 import pytest
 
+from configs.schema import HeadConfig, PrivacyConfig
 from pipeline import plots
+from pipeline.sweep import run_sweep
 from tests.pipeline.ablation_table_test import ROWS as ABLATION
 from tests.pipeline.command_line import SWEEP, succeeds
 from tests.pipeline.results_test import ROWS
+from tests.pipeline.sample_caches import write_clusters
 
 DRAWN = {
   "accuracy.png": lambda folder: plots.plot_accuracy(ROWS, "pets", folder),
@@ -48,3 +51,31 @@ def test_a_sweep_without_it_writes_everything_else(
     "results.json",
   ]
   assert said.count("pip install 'oneshot-dp[plots]'") == 1
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_one_that_fails_costs_nothing_but_itself(name, tmp_path, capsys):
+  DRAWN[name](tmp_path / "none")
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("warning: no pictures: FileNotFoundError: ")
+
+
+def test_the_name_of_a_data_set_is_no_formula(tmp_path, capsys):
+  name = r"price$\frac$"
+  train = write_clusters(tmp_path / "train", dataset=name)
+  run_sweep(
+    train,
+    write_clusters(tmp_path / "test", dataset=name, split="test"),
+    tmp_path / "out",
+    (2.0,),
+    PrivacyConfig(delta=1e-5),
+    HeadConfig(head="momentum"),
+    num_seeds=1,
+    order="nested",
+    baseline=False,
+    ledger_dir=tmp_path / "ledgers",
+  )
+  assert (tmp_path / "out" / "heads").is_dir()
+  assert (tmp_path / "out" / "accuracy.png").stat().st_size > 1000
+  assert (tmp_path / "out" / "accuracy.pdf").stat().st_size > 1000
+  assert "no pictures" not in capsys.readouterr().err

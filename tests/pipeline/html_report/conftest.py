@@ -80,6 +80,6 @@ def reported(run: pathlib.Path, **options: Any) -> Reported:
   )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def sweep(tmp_path_factory) -> Reported:
   return reported(swept(tmp_path_factory.mktemp("reported")))
