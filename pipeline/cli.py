@@ -4,19 +4,27 @@ Errors are one line on standard error: exit status 2 for what was asked, 1 for
 a run that failed, 130 after Ctrl-C. A traceback is a bug.
 """
 
+import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
+import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from configs.errors import InputError, RunError
 
 _PROG = "oneshot-dp"
-_INTERRUPTED = (
-  "interrupted; an extraction resumes when the same command is run again (what"
-  " was charged to a ledger stays charged)"
+_NOTHING_DONE = "interrupted; nothing was charged or written"
+_RESUMES = (
+  "interrupted; an extraction resumes when the same command is run again"
+)
+_STAYS = (
+  "interrupted; what was charged to a ledger stays charged (`oneshot-dp budget`"
+  " tells it)"
 )
 
 
@@ -37,28 +45,57 @@ def _run(argv: Sequence[str]) -> int:
   logging.basicConfig(level=logging.ERROR, format="%(message)s")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   warnings.formatwarning = _warning_line
-  try:
-    # Imported here, so that Ctrl-C finds us ready for it from the start, and so
-    # that `--help` need not wait for JAX, TFDS and Beam.
-    from pipeline.parser import parse
+  what_is_left = _NOTHING_DONE
+  with _noted_interrupts() as interrupts:
+    try:
+      # Imported here, so that Ctrl-C finds us ready for it from the start, and
+      # so that `--help` need not wait for JAX, TFDS and Beam.
+      from pipeline.parser import parse
 
-    request = parse(argv)
-    from pipeline import commands
+      request = parse(argv)
+      from pipeline import arguments, commands
 
-    commands.run(request)
-    sys.stdout.flush()
-  except InputError as error:
-    return _fail(error, 2)
-  except RunError as error:
-    return _fail(error, 1)
-  except KeyboardInterrupt as stop:
-    # Whoever knows what is left of the work has said so in it.
-    return _fail(str(stop) or _INTERRUPTED, 130)
-  except BrokenPipeError:
-    # The reader of our output has gone (`| head`); nothing is left to say.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
+      extracts = isinstance(request.command, arguments.Extract)
+      what_is_left = _RESUMES if extracts else _STAYS
+      commands.run(request)
+      sys.stdout.flush()
+    except KeyboardInterrupt as stop:
+      # Whoever knows what is left of the work has said so in it.
+      return _fail(str(stop) or what_is_left, 130)
+    except InputError as error:
+      return _fail(error, 2)
+    except RunError as error:
+      return _fail(error, 1)
+    except BrokenPipeError:
+      # The reader of our output has gone (`| head`); nothing is left to say.
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      return 1
+    except Exception:
+      # NumPy makes an ImportError of a Ctrl-C while it is imported.
+      if interrupts:
+        return _fail(what_is_left, 130)
+      raise
   return 0
+
+
+@contextlib.contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+  """Lists the Ctrl-Cs of the block, which are raised as ever."""
+  noted: list[int] = []
+  ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  if not ours or threading.current_thread() is not threading.main_thread():
+    yield noted
+    return
+
+  def note(number: int, frame: types.FrameType | None) -> None:
+    noted.append(number)
+    signal.default_int_handler(number, frame)
+
+  signal.signal(signal.SIGINT, note)
+  try:
+    yield noted
+  finally:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _warning_line(message: Warning | str, *_: Any, **__: Any) -> str:

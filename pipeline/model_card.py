@@ -1,5 +1,6 @@
 """The receipt in plain words, for whoever is handed the head."""
 
+import math
 from typing import Any
 
 from configs.schema import EXAMPLE_UNIT
@@ -8,6 +9,7 @@ from linear_dp.accounting import printable
 from linear_dp.plan import NOT_PRIVATE
 from pipeline.mechanism import AS_STORED, UNIT_NORM
 from pipeline.mechanisms import mechanism_of
+from pipeline.odds import right_guesses
 from pipeline.public_record import SETTING, PublicRecord
 
 
@@ -104,11 +106,14 @@ def _promise(receipt: dict[str, Any]) -> str:
     "REPLACE_ONE": f"{unit} is replaced by another",
     "REPLACE_SPECIAL": f"{unit} is replaced by nothing",
   }[privacy["neighboring_relation"]]
+  most = right_guesses(privacy["epsilon"], privacy["delta"])
   return (
     "Differentially private with"
     f" **epsilon = {printable(privacy['epsilon'])}** at"
     f" **delta = {printable(privacy['delta'])}** when {neighbours}: whoever"
-    " sees this head, and knows all the rest of the data, can hardly tell."
+    " sees this head, knows all the rest of the data and starts at even odds"
+    " guesses right which of the two it was at most"
+    f" {math.ceil(10_000 * most) / 100:g} % of the time."
   )
 
 

@@ -135,13 +135,14 @@ def main(settings: Settings) -> None:
   start = initial_params(jax.random.key(settings.seed))
   # At once: a file that cannot be written is no news for the end.
   save(start, settings.out)
+  if not settings.steps:
+    return
   shown = printed_glyphs([face for face in typefaces if not face.is_held_out])
   hidden = printed_glyphs([face for face in typefaces if face.is_held_out])
   glyphs = shown + written_glyphs(settings.hands, settings.seed)
   params, losses = train(settings, start, glyphs)
   save(params, settings.out)
-  if settings.steps:
-    print(f"loss of the last steps  {losses[-100:].mean():.3f}")
+  print(f"loss of the last steps  {losses[-100:].mean():.3f}")
   other_hands = written_glyphs(20, settings.seed + 1)
   for title, some in (
     ("held-out typefaces", hidden),

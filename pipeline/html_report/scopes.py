@@ -4,7 +4,7 @@ import dataclasses
 
 from linear_dp.accounting import printable
 from pipeline.html_report.findings import Findings
-from pipeline.html_report.odds import found, right_guesses
+from pipeline.odds import found, right_guesses
 
 FALSE_ALARMS = 0.01
 """The rate at which a test for membership is looked at."""

@@ -1,5 +1,7 @@
 """What all commands share."""
 
+import signal
+
 import pytest
 
 from pipeline import commands
@@ -86,13 +88,38 @@ class TestCommandLine:
     assert list(request.beam_options) == flags
     assert request.command.job.decode_threads == 1
 
-  def test_ctrl_c_has_no_traceback(self, monkeypatch, capsys, place):
+  @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+      (EXTRACT, "interrupted; an extraction resumes"),
+      (TRAIN, "interrupted; what was charged to a ledger stays charged"),
+    ],
+  )
+  def test_ctrl_c_has_no_traceback(
+    self, monkeypatch, capsys, place, words, said
+  ):
     def stop(*args):
       raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "run", stop)
-    line = fails(capsys, *place("inspect {train}"), status=130)
-    assert "interrupted; an extraction resumes" in line
+    assert said in fails(capsys, *place(words), status=130)
+
+  def test_ctrl_c_that_a_library_swallows(self, monkeypatch, capsys, place):
+    """As NumPy does while it is imported."""
+
+    def swallow(*args):
+      try:
+        signal.raise_signal(signal.SIGINT)
+      except KeyboardInterrupt:
+        raise ImportError("a module failed to import") from None
+
+    monkeypatch.setattr("pipeline.parser.parse", swallow)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+      line = fails(capsys, *place(TRAIN), status=130)
+    finally:
+      signal.signal(signal.SIGINT, before)
+    assert line == "interrupted; nothing was charged or written"
 
 
 class TestProcess:

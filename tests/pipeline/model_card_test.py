@@ -30,6 +30,16 @@ def test_it_states_the_guarantee(receipt):
 
 
 @pytest.mark.parametrize(
+  ("epsilon", "share"),
+  # (e^ε + δ) / (e^ε + 1), rounded up.
+  [(0.1, "52.5 %"), (2.0, "88.08 %"), (8.0, "99.97 %"), (800.0, "100 %")],
+)
+def test_the_promise_is_as_strong_as_epsilon_is(receipt, epsilon, share):
+  receipt["privacy"]["epsilon"] = epsilon
+  assert f"it was at most {share} of the time." in model_card(receipt)
+
+
+@pytest.mark.parametrize(
   ("relation", "words"),
   [
     ("REPLACE_ONE", "one example is replaced by another"),

@@ -4,7 +4,7 @@ import pytest
 from scipy.stats import norm
 
 from linear_dp.accounting import epsilon_of
-from pipeline.html_report.odds import found, right_guesses
+from pipeline.odds import found, right_guesses
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.3, 1.0, 4.0])
