@@ -54,10 +54,22 @@ def test_a_sweep_without_it_writes_everything_else(
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_one_that_fails_costs_nothing_but_itself(name, tmp_path, capsys):
-  DRAWN[name](tmp_path / "none")
+def test_one_that_fails_costs_nothing_but_itself(
+  name, tmp_path, capsys, monkeypatch
+):
+  def fail(*args, **options):
+    raise ValueError("no\nsuch glyph")
+
+  monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+  DRAWN[name](tmp_path)
   (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith("warning: no pictures: FileNotFoundError: ")
+  assert line == "warning: no pictures: ValueError: no such glyph"
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_disk_that_takes_no_more_is_no_matter_of_pictures(name, tmp_path):
+  with pytest.raises(FileNotFoundError):
+    DRAWN[name](tmp_path / "none")
 
 
 def test_the_name_of_a_data_set_is_no_formula(tmp_path, capsys):
