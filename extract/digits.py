@@ -26,6 +26,21 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
 
   VERSION = tfds.core.Version("1.0.0")
 
+  def download_and_prepare(self, **options: Any) -> None:
+    """See TFDS; makes no folder where there is no scikit-learn.
+
+    Raises:
+      InputError: there is none.
+    """
+    try:
+      import sklearn  # noqa: F401
+    except ImportError as error:
+      raise InputError(
+        "the digits are part of scikit-learn, which is not installed: "
+        "pip install 'oneshot-dp[demo]'."
+      ) from error
+    super().download_and_prepare(**options)
+
   def _info(self) -> tfds.core.DatasetInfo:
     return tfds.core.DatasetInfo(
       builder=self,
@@ -53,13 +68,7 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
   def _generate_examples(
     self, test: bool
   ) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-      from sklearn import datasets
-    except ImportError as error:
-      raise InputError(
-        "the digits are part of scikit-learn, which is not installed: "
-        "pip install 'oneshot-dp[demo]'."
-      ) from error
+    from sklearn import datasets
 
     digits = datasets.load_digits()
     for row, (shades, label) in enumerate(

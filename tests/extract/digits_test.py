@@ -114,7 +114,7 @@ except InputError as error:
     cwd=pathlib.Path(__file__).parents[2],
   )
   assert "pip install 'oneshot-dp[demo]'" in result.stdout
-  assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+  assert not list(tmp_path.iterdir())
 
 
 def test_needs_no_tensorflow(config: schema.TfdsSource) -> None:

@@ -78,7 +78,8 @@ class TestTrainAndSweep:
     self, place, capsys, delta
   ):
     _, err = succeeds(capsys, *place(TRAIN), "--delta", delta)
-    (warning, charged, _) = err.splitlines()
+    (warning, charged, new) = err.splitlines()
+    assert new.startswith("warning: this is a new ledger: ")
     assert warning.startswith(f"warning: delta={delta:g} is not below 1/n")
     assert charged.startswith("charged to ")
 
@@ -115,7 +116,8 @@ class TestTrainAndSweep:
   def test_a_full_disk(self, place, capsys, tmp_path, command):
     with files_no_larger_than(1500):
       assert main(place(command)) == 1
-    charged, _, error = capsys.readouterr().err.splitlines()
+    charged, new, error = capsys.readouterr().err.splitlines()
+    assert new.startswith("warning: this is a new ledger: ")
     assert charged.startswith("charged to ")
     assert "out cannot be written: File too large." in one_line(error)
     assert sorted(p.name for p in tmp_path.iterdir()) == [

@@ -184,7 +184,8 @@ def test_train(place, capsys, tmp_path, head, why):
   out, err = succeeds(capsys, *place(f"{TRAIN} --head {head}"))
   assert "epsilon = 1 at delta = 1e-05 (ADD_OR_REMOVE_ONE)" in out
   assert "noise multiplier 3.7306, noise from os.urandom" in out
-  *said, charged, _ = err.splitlines()
+  *said, charged, new = err.splitlines()
+  assert new.startswith("warning: this is a new ledger: ")
   assert charged.startswith("charged to ")
   *chosen, settings = said
   assert [line.startswith(why) for line in chosen] == [True] * bool(why)
