@@ -134,9 +134,10 @@ def attack_heads(
     leave=False,
   ) as bar:
     # A row of zeros adds nothing to anything, and keeps the number of rows.
-    _, without, absent = _heads(-1.0 * replaced, config, plan, source, bar)
-    claim, exact, present = _heads(1.0, config, plan, source, bar)
-  signal = exact - without
+    other = -1.0 * replaced
+    _, absent = _heads(other, config, plan, source, bar)
+    claim, present = _heads(1.0, config, plan, source, bar)
+  signal = _exact(1.0, config, plan) - _exact(other, config, plan)
   pilot, tested = zip(
     *(np.split(x, [pilot_runs(len(x))]) for x in (absent, present)), strict=True
   )
@@ -159,10 +160,8 @@ def _heads(
   plan: ReleasePlan,
   source: NoiseSource,
   bar: tqdm,
-) -> tuple[
-  PrivacyStatement, Float[np.ndarray, " n"], Float[np.ndarray, "runs n"]
-]:
-  """What the product claims, its head without noise, and those with it."""
+) -> tuple[PrivacyStatement, Float[np.ndarray, "runs n"]]:
+  """What the product claims, and its heads."""
   rows = _rows(config, canary)
   trainer = make_trainer(rows, [config])
   trainer.read()
@@ -172,8 +171,21 @@ def _heads(
     published.append(_features(config, made))
     statements.append(made.statement)
     bar.update()
-  exact = _features(config, trainer.baseline(plan))
-  return statements[0], exact, np.array(published)
+  return statements[0], np.array(published)
+
+
+def _exact(
+  canary: float, config: HeadConfig, plan: ReleasePlan
+) -> Float[np.ndarray, " n"]:
+  """The head without noise; every step sees the canary, whatever the batches.
+
+  Of a Poisson sample, chance might leave it out, and show no signal at all.
+  """
+  full = dataclasses.replace(config.steps, sampling=None, batch_size=None)
+  config = dataclasses.replace(config, steps=full)
+  trainer = make_trainer(_rows(config, canary), [config])
+  trainer.read()
+  return _features(config, trainer.baseline(plan))
 
 
 def _rows(config: HeadConfig, canary: float) -> SyntheticRows:

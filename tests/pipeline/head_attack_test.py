@@ -189,6 +189,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
     ("clipping off", steps(), 60),
     ("a row twice", steps(), 100),
     ("all steps for the price of one", steps(epochs=4), 60),
+    ("steps, noise halved", POISSON, 600),
     ("all rows in every sample", POISSON, 100),
   ],
 )
@@ -251,9 +252,21 @@ def test_command_prints_claim_bounds_and_verdict(capsys, monkeypatch, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_a_seed_repeats_the_audit():
-  first, second = (audit(steps(epochs=1), 8.0, 40) for _ in range(2))
+@pytest.mark.parametrize(
+  ("config", "runs"),
+  [(steps(), 40), (POISSON, 60), (PARTITION, 100)],
+  ids=["full", "poisson", "partition"],
+)
+def test_a_seed_repeats_the_audit(monkeypatch, config, runs):
+  """Its direction too: batches of the system's bits might miss the canary."""
+
+  def refused(count: int) -> bytes:
+    raise AssertionError(f"{count} bytes of the system's")
+
+  monkeypatch.setattr("linear_dp.noise_source.os.urandom", refused)
+  first, second = (audit(config, 8.0, runs) for _ in range(2))
   assert first.lower_bounds == second.lower_bounds
+  assert first.lower_bound > 0
 
 
 def test_command_fails_on_a_violation(capsys, monkeypatch):
