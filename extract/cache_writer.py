@@ -185,14 +185,23 @@ def finished_shard(
 
 
 def finished_shards(
-  out_dir: str | os.PathLike, identity: CacheIdentity
+  out_dir: str | os.PathLike,
+  identity: CacheIdentity,
+  on_shard: Callable[[], object] = lambda: None,
 ) -> dict[int, ShardRecord]:
-  """`finished_shard` of every shard that has one; reads every byte."""
-  found = (
-    (i, finished_shard(out_dir, identity, i))
-    for i in range(identity.num_shards)
-  )
-  return {i: record for i, record in found if record is not None}
+  """`finished_shard` of every shard that has one; reads every byte.
+
+  Args:
+    out_dir: a directory that `begin` has prepared.
+    identity: the job.
+    on_shard: called after each shard, finished or not (progress).
+  """
+  found = {}
+  for i in range(identity.num_shards):
+    if record := finished_shard(out_dir, identity, i):
+      found[i] = record
+    on_shard()
+  return found
 
 
 def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:

@@ -32,7 +32,7 @@ from extract.backbones.registry import resolved
 from extract.beam_options import LOCAL_RUNNER, pipeline_options
 from extract.cache_identity import BackboneIdentity, CacheIdentity
 from extract.cache_reader import FeatureCache, open_cache
-from extract.progress import examples_done, progress_bar
+from extract.progress import examples_done, progress_bar, step_bar
 from extract.shard import ExtractShard, shared_embedder
 from extract.source import Source, open_source
 from extract.stage_times import StageTimes
@@ -107,7 +107,8 @@ def run_extraction(
       kept_shards=identity.num_shards,
       seconds=0.0,
     )
-  kept = cache_writer.finished_shards(out, identity)
+  with step_bar("check what is kept", "shard", identity.num_shards) as bar:
+    kept = cache_writer.finished_shards(out, identity, bar.update)
   todo = [i for i in range(identity.num_shards) if i not in kept]
   start = time.monotonic()
   try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 _CLOSE = 0.7
 _RULE = re.compile(r"[─-]{3}")
+_UNRECOGNIZED = "Unrecognized options:"
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 
 
@@ -42,6 +43,10 @@ def in_one_line(
     if not is_help:
       of_a_flag = text.lstrip(" •").startswith("-")
   message = " ".join(" ".join(said).split())
+  # tyro complains of what is missing first, in a paragraph of its own.
+  message = message.replace(f" {_UNRECOGNIZED}", f". {_UNRECOGNIZED}")
+  # Its guesses come with the help of each flag, and not always; ours are below.
+  message = message.partition(" Perhaps you meant:")[0]
   hints = [
     hint
     for flag in _unrecognized(message)
@@ -51,5 +56,5 @@ def in_one_line(
 
 
 def _unrecognized(message: str) -> list[str]:
-  _, found, after = message.partition("Unrecognized options:")
+  _, found, after = message.partition(_UNRECOGNIZED)
   return _FLAG.findall(after) if found else []

@@ -7,11 +7,13 @@ import zipfile
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
+from tqdm.utils import CallbackIOWrapper
 
 from configs.errors import InputError
 from configs.schema import POSITION_IDS, check_unit_name
 from extract.block_builder import Rows
 from extract.cache_identity import NumClassesSource, numbered_class_names
+from extract.progress import step_bar
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,12 @@ def _load(path: pathlib.Path, split: str) -> dict[str, np.ndarray]:
     raise InputError(f"{path}: no such file.")
   try:
     # (Given the path, np.load leaves the file open where it is malformed.)
-    with path.open("rb") as raw:
-      file = np.load(raw, allow_pickle=False)
+    with (
+      path.open("rb") as raw,
+      step_bar("read", "B", path.stat().st_size) as bar,
+    ):
+      counted = CallbackIOWrapper(bar.update, raw, "read")
+      file = np.load(counted, allow_pickle=False)
       if not isinstance(file, NpzFile):
         raise InputError(f"{path}: one array, not an npz; use numpy.savez.")
       present = sorted(file.files)

@@ -34,6 +34,24 @@ class TestCommandLine:
     assert said in fails(capsys, *argv)
 
   @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+      (
+        "train --cash x --epsilon 1 --delta 1e-5",
+        "Missing from oneshot-dp train: --cache PATH --out PATH. Unrecognized"
+        " options: --cash x; did you mean --cache? see oneshot-dp train --help",
+      ),
+      (
+        "evaluate --head x --cache x --heed 1",
+        "Unrecognized options: --heed, 1; did you mean --head? see oneshot-dp"
+        " evaluate --help",
+      ),
+    ],
+  )
+  def test_one_guess_for_each_unknown_flag(self, capsys, words, said):
+    assert fails(capsys, *words.split()) == said
+
+  @pytest.mark.parametrize(
     "command",
     [
       "extract",

@@ -42,10 +42,10 @@ def shown(argv: list[str]) -> str:
 @pytest.mark.parametrize(
   ("words", "bars"),
   [
-    (EXTRACT, {"train"}),
+    (EXTRACT, {"check what is kept", "train"}),
     (
       "import-features {tmp}/rows.npz --num-classes 3 --out {out}",
-      {"import"},
+      {"read", "import"},
     ),
     ("verify {train}", {"verify"}),
     (DUPLICATES, {"read train", "compare"}),
