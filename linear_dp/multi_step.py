@@ -17,6 +17,7 @@ Differentially Private Image Classification through Scale", 2022.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -149,22 +150,17 @@ def train(
   # A baseline samples too; what it does not hide, nobody else must guess.
   chosen = rule.batches.chosen(source or NoiseSource())
 
-  def noisy(
-    part: Bool[np.ndarray, " n"] | None,
-  ) -> Callable[[Float64[np.ndarray, "d K"]], Float64[np.ndarray, "d K"]]:
-    def gradient(
-      kernel: Float64[np.ndarray, "d K"],
-    ) -> Float64[np.ndarray, "d K"]:
-      secret = clipped_gradient(
-        rows, None, kernel, rule.clip_norm, loss=rule.loss, chosen=part
-      )
-      released = release_gradient(
-        secret, rule.step_noise_multiplier, relation, source
-      )
-      on_step()
-      return released / rule.batches.mean_size
-
-    return gradient
+  def gradient(
+    part: Bool[np.ndarray, " n"] | None, kernel: Float64[np.ndarray, "d K"]
+  ) -> Float64[np.ndarray, "d K"]:
+    secret = clipped_gradient(
+      rows, None, kernel, rule.clip_norm, loss=rule.loss, chosen=part
+    )
+    released = release_gradient(
+      secret, rule.step_noise_multiplier, relation, source
+    )
+    on_step()
+    return released / rule.batches.mean_size
 
   optimizer = OneStepOptimizer(
     name=rule.optimizer, learning_rate=rule.learning_rate
@@ -176,7 +172,7 @@ def train(
       (rule.feature_dim, rule.num_classes),
       rule.init_seed,
     ),
-    map(noisy, chosen),
+    (functools.partial(gradient, part) for part in chosen),
     optimizer.transformation(0.0),
     rule.ema_decay,
   )

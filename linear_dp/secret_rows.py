@@ -113,15 +113,16 @@ class SecretRows:
 
   def _picked(self, chosen: Bool[np.ndarray, " n"]) -> Iterator[Chunk]:
     size = ROWS_PER_DEVICE * self.mesh.size
-    starts = itertools.count(0, size)
-
-    def picked() -> Iterator[list[np.ndarray]]:
-      for chunk, start in zip(self._all_chunks(), starts, strict=False):
-        of_chunk = chosen[start : start + size]
-        yield [np.asarray(c)[: len(of_chunk)][of_chunk] for c in chunk]
-
-    for columns in _regrouped(picked(), size):
+    for columns in _regrouped(self._picked_columns(chosen), size):
       yield self._sharded(columns)
+
+  def _picked_columns(
+    self, chosen: Bool[np.ndarray, " n"]
+  ) -> Iterator[list[np.ndarray]]:
+    size = ROWS_PER_DEVICE * self.mesh.size
+    for start, chunk in zip(itertools.count(0, size), self._all_chunks()):
+      of_chunk = chosen[start : start + size]
+      yield [np.asarray(c)[: len(of_chunk)][of_chunk] for c in chunk]
 
   def _all_chunks(self) -> Iterator[Chunk]:
     if self._resident is not None:

@@ -136,7 +136,7 @@ def test_duplicates_stay_in_their_file(capsys, tmp_path):
     tmp_path / "rows.npz",
     embedding=rows,
     label=np.arange(6) % 2,
-    example_id=np.arange(6) + 987_000,
+    example_id=np.arange(6) + 987_654_000,
   )
   source, cache = tmp_path / "rows.npz", tmp_path / "cache"
   succeeds(
@@ -145,8 +145,8 @@ def test_duplicates_stay_in_their_file(capsys, tmp_path):
   pairs = tmp_path / "pairs.csv"
   check = ["verify", cache, "--duplicates", "--out", pairs]
   out, _ = succeeds(capsys, *check, "--json")
-  assert "987" in pairs.read_text()
-  assert "987" not in out
+  assert "987654" in pairs.read_text()
+  assert "987654" not in out
   assert set(read(out)) == {
     "against",
     "cache",
