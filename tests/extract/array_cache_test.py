@@ -147,7 +147,7 @@ def test_refuses_by_row_and_never_by_value(tmp_path, changes, message):
   with pytest.raises(InputError, match=message) as error:
     write(tmp_path / "cache", **changes)
   assert "\n" not in str(error.value)
-  assert "5432" not in str(error.value)
+  assert "5432" not in str(error.value).replace(str(tmp_path), "")
   assert not (tmp_path / "cache").exists()
 
 

@@ -203,7 +203,8 @@ def test_a_row_counted_twice_across_shards_is_found(cache):
 
 def test_problems_quote_no_label_and_no_embedding(cache):
   _forge(cache, label=(7, 31337), embedding=((8, 1), 4242.0))
-  text = str(verify_cache(cache.path))
+  # Whose folder may have any number.
+  text = str(verify_cache(cache.path)).replace(str(cache.path), "")
   assert "31337" not in text
   assert "4242" not in text
 

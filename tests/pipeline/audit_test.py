@@ -288,14 +288,27 @@ def test_one_run_shows_that_clipping_is_off(plant):
   assert bound > 2
 
 
-def test_a_seed_repeats_the_audit_and_none_does_not():
-  first, second = (
-    audit(2.0, seed=3, canaries=1000, **TINY).lower_bounds for _ in range(2)
+def test_a_seed_repeats_the_audit_and_none_does_not(monkeypatch):
+  releases, seen = attacks._releases, []
+
+  def note(*args):
+    seen.append(releases(*args))
+    return seen[-1]
+
+  monkeypatch.setattr(attacks, "_releases", note)
+  first, second, *fresh = (
+    audit(2.0, seed=seed, canaries=1000, **TINY) for seed in (3, 3, None, None)
   )
-  assert first == second
-  fresh = audit(2.0, seed=None, canaries=1000, **TINY)
-  assert fresh.lower_bounds != first
-  assert fresh.claim.is_private
+  assert first.lower_bounds == second.lower_bounds
+  assert all(report.claim.is_private for report in fresh)
+  # Bounds are of counts, which are alike by chance; what is counted is not.
+  noisy = [noisy for _, _, noisy in seen]
+  assert len(noisy) == 4 * 3
+  for one, same, new, newer in zip(*np.split(np.arange(12), 4), strict=True):
+    np.testing.assert_array_equal(noisy[one], noisy[same])
+    for system in (new, newer):
+      assert not np.array_equal(noisy[one], noisy[system])
+    assert not np.array_equal(noisy[new], noisy[newer])
 
 
 COMMAND = (

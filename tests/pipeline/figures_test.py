@@ -178,13 +178,14 @@ class TestWhatItCosts:
         finished.results["composed_epsilon"][str(delta)], rel=1e-8
       )
 
-  def test_deltas_have_noise_of_their_own(
-    self, train_cache, eval_cache, tmp_path
-  ):
+  def test_deltas_have_noise_of_their_own(self, tmp_path):
     """Shared, it could be told apart from what they have in common."""
-    rows = figures(
-      train_cache, eval_cache, tmp_path / "out", epsilons=(0.01,), num_seeds=2
+    # Of so many signs that none of the heads are alike by chance.
+    train, test = (
+      write_clusters(tmp_path / split, split=split, d=18)
+      for split in ("train", "test")
     )
+    rows = figures(train, test, tmp_path / "out", epsilons=(0.01,), num_seeds=2)
     kernels = [
       np.sign(read_head(tmp_path / "out" / each.path).head.kernel)
       for each in rows

@@ -19,6 +19,7 @@ from linear_dp.accounting import noise_multiplier
 from linear_dp.class_moments import Shares
 from linear_dp.least_squares import LeastSquaresRule
 from pipeline.cli import main
+from pipeline.evaluation import evaluate_cache
 from pipeline.head_directory import read_head, write_head
 from pipeline.head_verify import verify_head
 from pipeline.import_features import import_features
@@ -116,7 +117,13 @@ class TestSweep:
     assert len(kernels) == 7
     accuracy = {r["path"]: float(r["top1"]) for r in results(swept)}
     assert accuracy["heads/baseline-NOT-PRIVATE"] > 0.9
-    assert accuracy["heads/epsilon-8-seed-0"] > 0.6
+
+  def test_a_noisy_head_learns(self, train_cache, eval_cache):
+    """Seeded, so that it passes always or never."""
+    privacy = {"delta": 1e-5, "noise_seed": 0}
+    _, (head,) = trained(train_cache, 8.0, privacy=privacy)
+    (score,) = evaluate_cache([head.head], eval_cache)
+    assert score.top1 > 0.6
 
   def test_the_baseline_says_what_it_is(self, swept):
     folder = swept / "results/heads/baseline-NOT-PRIVATE"

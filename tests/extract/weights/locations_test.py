@@ -278,8 +278,9 @@ class TestBrokenConnection:
     with socket.socket() as free:
       free.bind(("127.0.0.1", 0))
       port = free.getsockname()[1]
-    with pytest.raises(RunError, match="Connection refused") as e:
-      local_weights(f"http://127.0.0.1:{port}/w.npz")
+      # Still bound, so that no other process listens there meanwhile.
+      with pytest.raises(RunError, match="Connection refused") as e:
+        local_weights(f"http://127.0.0.1:{port}/w.npz")
     assert "\n" not in str(e.value)
 
   def test_unknown_host_is_one_line(self):
