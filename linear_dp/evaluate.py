@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
@@ -17,7 +16,6 @@ from linear_dp.private_head import PrivateHead
 from linear_dp.row_batches import padded_pairs
 from linear_dp.row_block import RowBlock, check_labels
 
-_LOGITS_AT_ONCE = 1 << 24
 _BATCH_ROWS = 1024
 
 
@@ -97,14 +95,19 @@ def count_hits(
     InputError: no rows with a label, another feature_dim, a label of the rows
       outside [0, K), or a row without a list.
   """
-  groups = list(_grouped(heads))
-  counts = [np.zeros((2, len(biases)), np.int64) for _, _, biases in groups]
+  weights = jax.device_put([(head.kernel, head.bias) for head in heads])
+  hits = np.zeros((2, len(heads)), np.int64)
   rows = 0
   labelled = _labelled(blocks, heads[0], lists, on_rows)
   for embedding, labels in padded_pairs(labelled, _BATCH_ROWS):
     rows += int((labels >= 0).any(axis=1).sum())
-    for count, group in zip(counts, groups, strict=True):
-      count += np.asarray(_hits(*group, embedding, labels))
+    batch = jax.device_put((embedding, labels))
+    # All are on their way before the first is waited for.
+    of_heads = [
+      _hits(head.unit_norm, *of_head, *batch)
+      for head, of_head in zip(heads, weights, strict=True)
+    ]
+    hits += np.stack(of_heads, axis=1)
   if not rows:
     raise InputError(
       "The evaluation cache has no rows"
@@ -113,7 +116,7 @@ def count_hits(
   return SecretHits(
     num_examples=rows,
     num_classes=heads[0].num_classes,
-    secret_hits=np.concatenate(counts, axis=1),
+    secret_hits=hits,
   )
 
 
@@ -152,22 +155,6 @@ def evaluate_heads(
   return hits.accuracies_of_public_labels()
 
 
-def _grouped(
-  heads: Sequence[LinearHead],
-) -> Iterator[tuple[bool, Float[Array, "heads d K"], Float[Array, "heads K"]]]:
-  """Stacks heads so that the logits of a batch fit in bounded memory."""
-  size = max(1, _LOGITS_AT_ONCE // (_BATCH_ROWS * heads[0].num_classes))
-  for unit_norm, alike in itertools.groupby(heads, lambda h: h.unit_norm):
-    same = list(alike)
-    for i in range(0, len(same), size):
-      stacked = same[i : i + size]
-      yield (
-        unit_norm,
-        jnp.stack([head.kernel for head in stacked]),
-        jnp.stack([head.bias for head in stacked]),
-      )
-
-
 def _labelled(
   blocks: Iterable[RowBlock],
   head: LinearHead,
@@ -194,34 +181,26 @@ def _check_block(block: RowBlock, head: LinearHead) -> None:
 @functools.partial(jax.jit, static_argnames="unit_norm")
 def _hits(
   unit_norm: bool,
-  kernels: Float[Array, "heads d K"],
-  biases: Float[Array, "heads K"],
+  kernel: Float[Array, "d K"],
+  bias: Float[Array, " K"],
   embedding: Float[Array, "rows d"],
   labels: Int[Array, "rows longest"],
-) -> Int[Array, "2 heads"]:
-  """How many rows each stacked head has in its first and its first five."""
-  features = embedding.astype(jnp.float32)
-  class_index = jnp.arange(biases.shape[1])
+) -> Int[Array, " 2"]:
+  """How many rows a head has in its first and its first five."""
+  # Relative to the largest: a common −10 would swallow the small differences
+  # that a small learning rate leaves, in float32.
+  head = LinearHead(kernel=kernel, bias=bias - bias.max(), unit_norm=unit_norm)
+  logits = head.logits(embedding.astype(jnp.float32))
   is_label = labels >= 0
+  of_labels = jnp.take_along_axis(logits, labels, axis=1)
+  of_labels = jnp.where(is_label, of_labels, -jnp.inf)
+  # The first of equal ones, which is the smallest: lists are ascending.
+  best = of_labels.argmax(axis=1, keepdims=True)
+  of_label = jnp.take_along_axis(of_labels, best, axis=1)
+  label = jnp.take_along_axis(labels, best, axis=1)
+  # Said of the classes behind: NaN is behind nothing, so it is no hit.
+  class_index = jnp.arange(logits.shape[1])
+  behind = (logits < of_label) | ((logits == of_label) & (class_index >= label))
+  rank = (~behind).sum(axis=1)
   real_row = is_label.any(axis=1)
-
-  def of_one_head(kernel: Array, bias: Array) -> Array:
-    # Relative to the largest: a common −10 would swallow the small differences
-    # that a small learning rate leaves, in float32.
-    bias = bias - bias.max()
-    head = LinearHead(kernel=kernel, bias=bias, unit_norm=unit_norm)
-    logits = head.logits(features)
-    of_labels = jnp.take_along_axis(logits, labels, axis=1)
-    of_labels = jnp.where(is_label, of_labels, -jnp.inf)
-    # The first of equal ones, which is the smallest: lists are ascending.
-    best = of_labels.argmax(axis=1, keepdims=True)
-    of_label = jnp.take_along_axis(of_labels, best, axis=1)
-    label = jnp.take_along_axis(labels, best, axis=1)
-    # Said of the classes behind: NaN is behind nothing, so it is no hit.
-    behind = (logits < of_label) | (
-      (logits == of_label) & (class_index >= label)
-    )
-    rank = (~behind).sum(axis=1)
-    return jnp.stack([(real_row & (rank < k)).sum() for k in (1, 5)])
-
-  return jax.vmap(of_one_head, out_axes=1)(kernels, biases)
+  return jnp.stack([(real_row & (rank < k)).sum() for k in (1, 5)])

@@ -69,14 +69,11 @@ def test_real_numbers_of_any_dtype(dtype):
   assert (found.top1, found.top5) == pytest.approx(expected_hits(head, block))
 
 
-@pytest.mark.parametrize("heads_at_once", [1, 2, 3, 100])
-def test_many_heads_in_groups(heads_at_once, monkeypatch):
+def test_many_heads(monkeypatch):
   monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
-  monkeypatch.setattr(evaluate, "_LOGITS_AT_ONCE", heads_at_once * 64 * 7)
   block = integer_block(300, 4, 7)
   heads = [make_head(4, 7, seed) for seed in range(7)]
   found = evaluate_heads(heads, in_blocks(block, [50]))
-  assert len(list(evaluate._grouped(heads))) == -(-7 // heads_at_once)
   expected = [expected_hits(head, block) for head in heads]
   assert len(set(expected)) > 4  # an order that can be seen
   for accuracy, of_head in zip(found, expected, strict=True):
@@ -92,11 +89,9 @@ def exact_hits(head, block):
   return expected_hits(head, block.but(embedding=rows))
 
 
-@pytest.mark.parametrize("heads_at_once", [1, 2, 100])
-def test_heads_of_either_kind_keep_their_places(heads_at_once, monkeypatch):
+def test_heads_of_either_kind_keep_their_places(monkeypatch):
   """Of alternating kinds, of runs of one, and of one alone."""
   monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
-  monkeypatch.setattr(evaluate, "_LOGITS_AT_ONCE", heads_at_once * 64 * 7)
   block = random_block(300, 5, 7)
   rng = np.random.default_rng(1)
   kernels = rng.standard_normal((9, 5, 7)).astype(np.float32)
@@ -114,6 +109,24 @@ def test_heads_of_either_kind_keep_their_places(heads_at_once, monkeypatch):
   others = [dataclasses.replace(h, unit_norm=not h.unit_norm) for h in heads]
   swapped = count_hits(others, [block]).secret_hits.T
   assert (swapped != found).any(axis=1).sum() > 6
+
+
+@pytest.mark.parametrize(("d", "k", "many"), [(8, 3, 20), (192, 10, 6)])
+def test_what_is_evaluated_beside_a_head_changes_nothing(d, k, many):
+  """Not even where classes all but tie, and the last bit of a logit decides."""
+  block = random_block(2000, d, k)
+  rng = np.random.default_rng(2)
+  alike = rng.standard_normal((d, 1))
+  heads = [
+    LinearHead(
+      kernel=np.float32(alike + 1e-7 * rng.standard_normal((d, k))),
+      bias=np.zeros(k, np.float32),
+    )
+    for _ in range(many)
+  ]
+  together = count_hits(heads, [block]).secret_hits
+  alone = [count_hits([head], [block]).secret_hits for head in heads]
+  np.testing.assert_array_equal(together, np.concatenate(alone, axis=1))
 
 
 LENGTHS = {
