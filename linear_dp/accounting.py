@@ -6,6 +6,7 @@ here is then rounded towards more noise or a larger epsilon.
 """
 
 import decimal
+import functools
 import math
 from collections.abc import Iterable
 
@@ -73,13 +74,7 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
   Privacy", ICML 2018, theorem 8.
   """
   check_budget(epsilon, delta)
-  # On its way the solver passes δ = 0, whose logarithm numpy warns of.
-  with np.errstate(divide="ignore"):
-    sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
-    sigma *= 1 + _MARGIN
-    while gaussian_mechanism.get_epsilon_gaussian(sigma, delta) > epsilon:
-      sigma *= 1 + _MARGIN
-  return sigma
+  return _calibrated(epsilon, delta)
 
 
 def check_noise_multiplier(sigma: float, epsilon: float, loss: str) -> None:
@@ -124,9 +119,7 @@ def epsilon_of(sigma: float, delta: float) -> float:
   """
   if sigma <= 0:
     raise InputError(f"noise_multiplier={sigma} must be positive.")
-  with np.errstate(divide="ignore"):
-    epsilon = gaussian_mechanism.get_epsilon_gaussian(sigma, delta)
-  return epsilon * (1 + _MARGIN) + _SOLVER_TOLERANCE
+  return _epsilon(sigma, delta) * (1 + _MARGIN) + _SOLVER_TOLERANCE
 
 
 def printable(guarantee: float) -> str:
@@ -169,3 +162,22 @@ def compose(noise_multipliers: Iterable[float]) -> float:
     raise InputError(f"noise_multipliers={sigmas} must all be positive.")
   precision = math.fsum(sigma**-2 for sigma in sigmas)
   return precision**-0.5 * (1 - 1e-15)
+
+
+# Plans, receipts and ledgers ask for the same few numbers again and again, at
+# some milliseconds each.
+@functools.cache
+def _calibrated(epsilon: float, delta: float) -> float:
+  # On its way the solver passes δ = 0, whose logarithm numpy warns of.
+  with np.errstate(divide="ignore"):
+    sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
+  sigma *= 1 + _MARGIN
+  while _epsilon(sigma, delta) > epsilon:
+    sigma *= 1 + _MARGIN
+  return sigma
+
+
+@functools.cache
+def _epsilon(sigma: float, delta: float) -> float:
+  with np.errstate(divide="ignore"):
+    return float(gaussian_mechanism.get_epsilon_gaussian(sigma, delta))
