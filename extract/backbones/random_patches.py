@@ -19,6 +19,7 @@ Analysis of Single-Layer Networks" (AISTATS 2011), section 3.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
 from configs.errors import InputError
@@ -89,11 +90,15 @@ def apply(
   padded = jnp.pad(
     images, ((0, 0), (margin, margin), (margin, margin), (0, 0)), mode="edge"
   )
-  ones = jnp.ones((_PATCH, _PATCH, 3, 1), jnp.float32)
-  count = ones.size
-  mean = _convolve(padded, ones) / count
-  variance = _convolve(jnp.square(padded), ones) / count - jnp.square(mean)
-  contrast = jnp.sqrt(count * (jnp.maximum(variance, 0) + _FLAT**2))
+  # Over all values of a patch, one axis after the other: at once it would take
+  # longer than the filters.
+  moments = jnp.stack(
+    [padded.mean(axis=-1), jnp.square(padded).mean(axis=-1)], axis=-1
+  )
+  moments = nn.avg_pool(nn.avg_pool(moments, (_PATCH, 1)), (1, _PATCH))
+  mean, mean_square = jnp.split(moments, 2, axis=-1)
+  variance = mean_square - jnp.square(mean)
+  contrast = jnp.sqrt(_PATCH**2 * 3 * (jnp.maximum(variance, 0) + _FLAT**2))
   kernel = jnp.asarray(params["kernel"])
   features = jnp.cos(_convolve(padded, kernel) / contrast + params["phase"])
   pool = _pooling_matrix(side)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
 import hashlib
 import importlib.resources
 import pathlib
@@ -156,20 +157,32 @@ def parameter_shapes(module: nn.Module, image_size: int) -> dict[str, Shape]:
   Raises:
     InputError: the module cannot take images of that size.
   """
-  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
-  tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
-  flat: dict[str, Any] = flax.traverse_util.flatten_dict(tree, sep="/")
+  _, tree = _traced(module, image_size)
+  flat: dict[str, Any] = flax.traverse_util.flatten_dict(
+    tree["params"], sep="/"
+  )
   return {name: leaf.shape for name, leaf in flat.items()}
 
 
 def feature_dim(module: nn.Module, preprocessing: Preprocessing) -> int:
   """Width of a module's embeddings, without computing any."""
-  side = preprocessing.image_size
-  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  output, _ = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
+  output, _ = _traced(module, preprocessing.image_size)
   return output.shape[1]
 
 
+@functools.cache  # of a deep network it takes a second
+def _traced(module: nn.Module, image_size: int) -> Any:
+  """What the module makes of one image, and its variables, as shapes."""
+  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
+  return jax.eval_shape(module.init_with_output, jax.random.key(0), images)
+
+
+# One function for equal settings, so that JAX compiles it once, however often
+# the backbone is loaded; few, since what is compiled lives as long.
+_shared = functools.lru_cache(maxsize=8)
+
+
+@_shared
 def apply_function(module: nn.Module, preprocessing: Preprocessing) -> Any:
   """(params, uint8 images [b, s, s, 3]) to float32 embeddings [b, d]."""
 
@@ -207,10 +220,7 @@ def _load_random_patches(
       f"{config.compute_dtype}, or name another backbone."
     )
   preprocessing = random_patches.REFERENCE.changed(preprocess)
-
-  def apply(params: Any, images: UInt8[Array, "b s s 3"]) -> Array:
-    return random_patches.apply(params, normalize(images, preprocessing))
-
+  apply = _random_patches_function(preprocessing)
   params = random_patches.make_params()
   digest = hashlib.sha256()
   for key in sorted(params):
@@ -226,3 +236,11 @@ def _load_random_patches(
     params=params,
     apply=apply,
   )
+
+
+@_shared
+def _random_patches_function(preprocessing: Preprocessing) -> Any:
+  def apply(params: Any, images: UInt8[Array, "b s s 3"]) -> Array:
+    return random_patches.apply(params, normalize(images, preprocessing))
+
+  return apply

@@ -1,8 +1,6 @@
 """Runs the convolutional networks on weights of a public layout."""
 
-import functools
 from collections.abc import Mapping
-from typing import Any
 
 import flax.traverse_util
 import jax
@@ -11,21 +9,23 @@ import numpy as np
 from flax import linen as nn
 
 from extract.backbones import bit_resnet, nf_resnet, nfnet
-from extract.backbones.architecture import Architecture
+from extract.backbones.architecture import Architecture, Shape
+from extract.backbones.registry import parameter_shapes
 
 
-def shapes_of(module: nn.Module, side: int = 32) -> dict[str, tuple[int, ...]]:
-  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
-  flat: dict[str, Any] = flax.traverse_util.flatten_dict(tree, sep="/")
-  return {name: leaf.shape for name, leaf in flat.items()}
+def shapes_of(module: nn.Module, side: int = 32) -> dict[str, Shape]:
+  return parameter_shapes(module, side)
 
 
 def embed(
   module: nn.Module, params: Mapping[str, np.ndarray], images: np.ndarray
 ) -> np.ndarray:
   tree = flax.traverse_util.unflatten_dict(dict(params), sep="/")
-  output = jax.jit(module.apply)({"params": tree}, images)
+  # These are small: to compile takes longer than to run.
+  fast = {"xla_backend_optimization_level": 0}
+  output = jax.jit(module.apply, compiler_options=fast)(
+    {"params": tree}, images
+  )
   assert output.dtype == jnp.float32
   return np.asarray(output)
 
@@ -37,6 +37,5 @@ def architecture(name: str) -> Architecture:
   raise AssertionError(name)
 
 
-@functools.cache
-def expected_shapes(name: str) -> dict[str, tuple[int, ...]]:
+def expected_shapes(name: str) -> dict[str, Shape]:
   return shapes_of(architecture(name).build("pooled", "float32"))

@@ -85,6 +85,16 @@ def test_every_choice_reaches_the_model(choice, preprocess, embedding, weights):
   assert difference > 1e-3 * np.abs(embedding).max()
 
 
+@pytest.mark.parametrize("name", ["vit_ti8", "random_patches"])
+def test_what_is_loaded_again_is_not_compiled_again(name, weights):
+  own = weights if name == "vit_ti8" else None
+  config = BackboneConfig(name=name, weights=own)
+  first, again = (load_backbone(config, SMALL) for _ in range(2))
+  assert again.apply is first.apply
+  larger = load_backbone(config, PreprocessConfig(image_size=32))
+  assert larger.apply is not first.apply
+
+
 def test_weights_of_another_backbone_name_both(weights):
   with pytest.raises(
     InputError,

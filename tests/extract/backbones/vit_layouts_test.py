@@ -19,6 +19,7 @@ from configs.errors import InputError
 from configs.schema import ComputeDtype
 from extract.backbones import vit
 from extract.backbones.architecture import Architecture, Shape
+from extract.backbones.registry import parameter_shapes
 from extract.backbones.vit_blocks import Variant
 from tests.extract.backbones import vit_golden
 
@@ -30,13 +31,7 @@ with np.load(vit_golden.GOLDEN / "vit_outputs.npz") as golden_file:
 def shapes_of(
   architecture: Architecture, embedding: str, side: int
 ) -> dict[str, Shape]:
-  module = architecture.build(embedding, "float32")
-  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  tree = jax.eval_shape(module.init, jax.random.key(0), images)
-  flat: dict[str, Any] = flax.traverse_util.flatten_dict(
-    tree["params"], sep="/"
-  )
-  return {key: value.shape for key, value in flat.items()}
+  return parameter_shapes(architecture.build(embedding, "float32"), side)
 
 
 def fits(arrays: dict, expected: dict[str, Shape]) -> bool:

@@ -10,26 +10,17 @@ import numpy as np
 import pytest
 import scipy.special
 import sklearn.datasets
-from flax import linen as nn
 
 from configs.errors import InputError
 from configs.schema import ComputeDtype, PreprocessConfig
 from extract.backbones import vit
-from extract.backbones.architecture import Architecture, Shape
+from extract.backbones.architecture import Architecture
+from extract.backbones.registry import parameter_shapes
 from extract.backbones.vision_transformer import VisionTransformer
 from extract.backbones.vit_blocks import Variant
 from extract.preprocess import Preprocessing, normalize, prepare
 
 TINY = Variant(width=12, depth=2, mlp_dim=20, num_heads=3, patch=4)
-
-
-def parameter_shapes(model: nn.Module, side: int) -> dict[str, Shape]:
-  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  tree = jax.eval_shape(model.init, jax.random.key(0), images)
-  flat: dict[str, Any] = flax.traverse_util.flatten_dict(
-    tree["params"], sep="/"
-  )
-  return {key: value.shape for key, value in flat.items()}
 
 
 def random_params(model: VisionTransformer, side: int) -> dict:
@@ -42,7 +33,10 @@ def random_params(model: VisionTransformer, side: int) -> dict:
 
 def run(model, flat: dict, images: np.ndarray) -> np.ndarray:
   tree = flax.traverse_util.unflatten_dict(flat, sep="/")
-  return np.asarray(jax.jit(model.apply)({"params": tree}, images))
+  # Of a small model: to compile takes longer than to run.
+  fast = {"xla_backend_optimization_level": 0}
+  apply = jax.jit(model.apply, compiler_options=fast)
+  return np.asarray(apply({"params": tree}, images))
 
 
 def layer_norm(x, params, name):
@@ -302,22 +296,33 @@ def load(weights: str, embedding: str, side: int) -> tuple[dict, dict]:
   return flax.traverse_util.unflatten_dict(flat, sep="/"), arrays
 
 
+@functools.cache
+def compiled(compute_dtype: ComputeDtype, side: int) -> Any:
+  """(parameters, images) of vit_ti16 to embeddings."""
+  architecture = named("vit_ti16")
+  model = architecture.build("cls", compute_dtype)
+  config = architecture.reference.changed(PreprocessConfig(image_size=side))
+  return jax.jit(
+    lambda params, images: model.apply(
+      {"params": params}, normalize(images, config)
+    )
+  )
+
+
 def embed(
   weights: str,
   images: np.ndarray | list[np.ndarray],
   compute_dtype: ComputeDtype = "float32",
   side: int = 224,
 ) -> np.ndarray:
-  architecture = named("vit_ti16")
-  config = architecture.reference.changed(PreprocessConfig(image_size=side))
-  model = architecture.build("cls", compute_dtype)
-  params, _ = load(weights, "cls", side)
-  apply = jax.jit(
-    lambda images: model.apply({"params": params}, normalize(images, config))
+  config = named("vit_ti16").reference.changed(
+    PreprocessConfig(image_size=side)
   )
+  params, _ = load(weights, "cls", side)
+  apply = compiled(compute_dtype, side)
   squares = np.stack([prepare(image, config) for image in images])
   batches = np.split(squares, range(16, len(squares), 16))
-  return np.concatenate([apply(b) for b in batches])
+  return np.concatenate([apply(params, b) for b in batches])
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
