@@ -1,5 +1,6 @@
 """What every test stands on: eight devices, checked types, real material."""
 
+import gc
 import os
 import pathlib
 
@@ -15,6 +16,10 @@ import hypothesis
 import jaxtyping
 import pytest
 
+# Until the tests are collected nothing is garbage, and what is collected never
+# is: to look through it over and over took a third of the collection's time.
+gc.disable()
+
 # From here on every annotation in our packages, the shapes and dtypes of
 # arrays included, is checked at each call: all but Self, whose class beartype
 # cannot know while it decorates one method.
@@ -26,14 +31,22 @@ jaxtyping.install_import_hook(
 )
 
 
-# The same examples in every run: whether a change lands is not left to chance.
-# To look for new ones: pytest --hypothesis-profile=default
-hypothesis.settings.register_profile("repeatable", derandomize=True)
+# The same examples in every run, however slow the machine is at the moment:
+# whether a change lands is not left to chance. To look for new ones:
+# pytest --hypothesis-profile=default
+hypothesis.settings.register_profile(
+  "repeatable", derandomize=True, deadline=None
+)
 hypothesis.settings.load_profile("repeatable")
 
 # Scripts that are run by hand, where the libraries that they compare with are.
 collect_ignore = ["benchmarks/forward_pass.py"]
 collect_ignore_glob = ["**/*_golden.py"]
+
+
+def pytest_collection_finish():
+  gc.freeze()
+  gc.enable()
 
 
 @pytest.fixture(scope="session")
