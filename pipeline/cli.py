@@ -31,6 +31,9 @@ _STAYS = (
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command; returns the exit status."""
   status = _run(sys.argv[1:] if argv is None else argv)
+  if argv is None and _raises_interrupts():
+    # All is done. A Ctrl-C while libraries shut down ends them without a word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
   if status and argv is None:
     # Beam's threads may still be busy in C++, and the interpreter's orderly
     # end would abort there.
@@ -82,8 +85,8 @@ def _run(argv: Sequence[str]) -> int:
 def _noted_interrupts() -> Iterator[list[int]]:
   """Lists the Ctrl-Cs of the block, which are raised as ever."""
   noted: list[int] = []
-  ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-  if not ours or threading.current_thread() is not threading.main_thread():
+  main_thread = threading.current_thread() is threading.main_thread()
+  if not (main_thread and _raises_interrupts()):
     yield noted
     return
 
@@ -96,6 +99,11 @@ def _noted_interrupts() -> Iterator[list[int]]:
     yield noted
   finally:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _raises_interrupts() -> bool:
+  """Whether Ctrl-C is KeyboardInterrupt; in the background it is nothing."""
+  return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _warning_line(message: Warning | str, *_: Any, **__: Any) -> str:

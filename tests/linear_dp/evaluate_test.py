@@ -117,12 +117,11 @@ def test_what_is_evaluated_beside_a_head_changes_nothing(d, k, many):
   block = random_block(2000, d, k)
   rng = np.random.default_rng(2)
   alike = rng.standard_normal((d, 1))
+  kernels = alike + 1e-7 * rng.standard_normal((many, d, k))
+  bias = np.zeros(k, np.float32)
   heads = [
-    LinearHead(
-      kernel=np.float32(alike + 1e-7 * rng.standard_normal((d, k))),
-      bias=np.zeros(k, np.float32),
-    )
-    for _ in range(many)
+    LinearHead(kernel=kernel, bias=bias)
+    for kernel in kernels.astype(np.float32)
   ]
   together = count_hits(heads, [block]).secret_hits
   alone = [count_hits([head], [block]).secret_hits for head in heads]

@@ -178,6 +178,18 @@ class TestProcess:
     assert process.returncode == 2
     assert "--nope is neither" in one_line(err)
 
+  def test_ctrl_c_at_the_very_end(self):
+    """While the interpreter shuts down there is nothing left to tell."""
+    slow = "import atexit, time; atexit.register(time.sleep, 60)"
+    slow += "; atexit.register(print, 'shutting down', flush=True)"
+    process = start(["completion", "bash"], first=slow)
+    assert process.stdout is not None
+    while process.stdout.readline() != "shutting down\n":
+      assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (-signal.SIGINT, "")
+
   def test_a_reader_that_has_gone(self, place):
     process = start(place("inspect {train}"))
     assert process.stdout is not None

@@ -64,9 +64,11 @@ def one_line(stderr: str) -> str:
   return line.removeprefix("oneshot-dp: error: ")
 
 
-def start(argv: Sequence[object], **options: Any) -> subprocess.Popen[str]:
-  """The command as a process of its own."""
-  words = [sys.executable, "-c", _START, *map(str, argv)]
+def start(
+  argv: Sequence[object], *, first: str = "pass", **options: Any
+) -> subprocess.Popen[str]:
+  """The command as a process of its own, which does something else first."""
+  words = [sys.executable, "-c", f"{first}; {_START}", *map(str, argv)]
   environment = os.environ | {"PYTHONPATH": str(ROOT)}
   return subprocess.Popen(
     words,
