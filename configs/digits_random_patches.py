@@ -1,8 +1,9 @@
-"""scikit-learn's handwritten digits through random features: the demo.
+"""scikit-learn's handwritten digits through random features, without weights.
 
-Run:
+Run, once `oneshot-dp demo` has prepared the digits in DATA:
 
-    oneshot-dp demo --out demo
+    oneshot-dp extract digits_random_patches --source.data-dir DATA \
+      --split train --out caches/digits-train
 """
 
 from configs.schema import (
@@ -14,7 +15,7 @@ from configs.schema import (
 
 
 def get_config() -> ExtractConfig:
-  """The experiment; `oneshot-dp demo` prepares the data set."""
+  """The experiment, at the size of the digits."""
   return ExtractConfig(
     source=TfdsSource(name="sklearn_digits"),
     backbone=BackboneConfig(name="random_patches"),
