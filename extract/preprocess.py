@@ -6,7 +6,7 @@ Decoding, resizing and cropping run on the host with Pillow, on uint8; only
 
 import dataclasses
 import io
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -67,7 +67,12 @@ class Preprocessing:
       InputError: a resize that is smaller than the square to be cropped, or
         a filter that always antialiases.
     """
-    given = {k: v for k, v in vars(config).items() if v is not None}
+    # A config file may give lists, but what is compiled is found by value.
+    given: dict[str, Any] = {
+      name: tuple(value) if isinstance(value, list) else value
+      for name, value in vars(config).items()
+      if value is not None
+    }
     if isinstance(self.resize, int):
       side = given.get("image_size", self.image_size)
       in_proportion = round(self.resize * side / self.image_size)

@@ -74,7 +74,7 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
   Privacy", ICML 2018, theorem 8.
   """
   check_budget(epsilon, delta)
-  return _calibrated(epsilon, delta)
+  return _calibrated(float(epsilon), float(delta))
 
 
 def check_noise_multiplier(sigma: float, epsilon: float, loss: str) -> None:
@@ -119,7 +119,8 @@ def epsilon_of(sigma: float, delta: float) -> float:
   """
   if sigma <= 0:
     raise InputError(f"noise_multiplier={sigma} must be positive.")
-  return _epsilon(sigma, delta) * (1 + _MARGIN) + _SOLVER_TOLERANCE
+  epsilon = _epsilon(float(sigma), float(delta))
+  return epsilon * (1 + _MARGIN) + _SOLVER_TOLERANCE
 
 
 def printable(guarantee: float) -> str:
@@ -165,7 +166,8 @@ def compose(noise_multipliers: Iterable[float]) -> float:
 
 
 # Plans, receipts and ledgers ask for the same few numbers again and again, at
-# some milliseconds each.
+# some milliseconds each. (Of Python's floats: NumPy's shorter ones are equal to
+# them, but solved less exactly.)
 @functools.cache
 def _calibrated(epsilon: float, delta: float) -> float:
   # On its way the solver passes δ = 0, whose logarithm numpy warns of.

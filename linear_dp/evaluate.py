@@ -92,9 +92,14 @@ def count_hits(
     The counts, head by head in order.
 
   Raises:
-    InputError: no rows with a label, another feature_dim, a label of the rows
-      outside [0, K), or a row without a list.
+    InputError: heads of several shapes, no rows with a label, another
+      feature_dim, a label of the rows outside [0, K), or a row without a list.
   """
+  shapes = {head.kernel.shape for head in heads}
+  if len(shapes) > 1:
+    raise InputError(
+      f"heads of several shapes, {sorted(shapes)}: score those of one together."
+    )
   weights = jax.device_put([(head.kernel, head.bias) for head in heads])
   hits = np.zeros((2, len(heads)), np.int64)
   rows = 0
@@ -146,7 +151,8 @@ def evaluate_heads(
     One accuracy per head, in order; fractions in [0, 1].
 
   Raises:
-    InputError: no rows, another feature_dim, or a label outside [0, K).
+    InputError: heads of several shapes, no rows, another feature_dim, or a
+      label outside [0, K).
   """
   if not heads:
     return []

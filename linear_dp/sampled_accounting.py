@@ -68,7 +68,7 @@ class PoissonSampling:
     """
     accounting.check_budget(epsilon, delta)
     _check_delta(delta)
-    return _calibrated(self, epsilon, delta)
+    return _calibrated(self, float(epsilon), float(delta))
 
   def epsilon_of(self, sigma: float, delta: float) -> float:
     """ε of all steps together, rounded up, a row being added or removed."""

@@ -297,7 +297,7 @@ def test_it_says_where_the_time_went(embedder, pool):
 
   shares = [0.0]
   # On a busy machine a thread may wait its turn between two stages.
-  while max(shares) <= 0.8 and len(shares) <= 60:
+  while max(shares) <= 0.8 and len(shares) <= 20:
     source = Memory(64, on_read=slowly)
     batches = embed_range(source, range(64), embedder, config(), pool)
     start = time.perf_counter()

@@ -1,3 +1,4 @@
+import copy
 import io
 import random
 import struct
@@ -378,3 +379,13 @@ def test_normalize_defaults_are_the_vit_papers():
 def test_a_std_of_zero_is_refused():
   with pytest.raises(InputError, match="std"):
     PreprocessConfig(std=(0.5, 0.0, 0.5))
+
+
+def test_lists_are_as_good_as_tuples():
+  """In a config file nothing checks types; what is compiled is found by it."""
+  asked = PreprocessConfig(mean=(0.1, 0.2, 0.3))
+  as_list = copy.copy(asked)
+  object.__setattr__(as_list, "mean", list(asked.mean or ()))
+  found = Preprocessing().changed(as_list)
+  assert found == Preprocessing().changed(asked)
+  assert hash(found) == hash(Preprocessing().changed(asked))

@@ -1,6 +1,8 @@
 import itertools
 import math
 import re
+import subprocess
+import sys
 
 import hypothesis
 import mpmath
@@ -182,3 +184,20 @@ def test_no_noise_cannot_be_composed(sigma):
 def test_nothing_to_compose_is_refused():
   with pytest.raises(InputError, match="no release"):
     compose([])
+
+
+SHORT_FIRST = """
+import numpy as np
+from linear_dp.accounting import epsilon_of, noise_multiplier
+for number in (np.float32(4), np.array(4.0), 4.0):
+  print(noise_multiplier(number, 1e-5), epsilon_of(number, 1e-5))
+"""
+
+
+def test_a_short_float_is_solved_in_full_and_so_is_what_equals_it():
+  """In a process that checks no types, and remembers what it solved."""
+  process = subprocess.run(
+    [sys.executable, "-c", SHORT_FIRST], capture_output=True, text=True
+  )
+  expected = f"{noise_multiplier(4.0, 1e-5)} {epsilon_of(4.0, 1e-5)}"
+  assert process.stdout.splitlines() == [expected] * 3, process.stderr

@@ -206,6 +206,12 @@ def test_another_width_is_refused():
     evaluate_heads([make_head(4, 7)], [integer_block(3, 5, 7)])
 
 
+def test_heads_of_several_shapes_are_refused():
+  heads = [make_head(4, 7, 0), make_head(4, 6, 0)]
+  with pytest.raises(InputError, match=r"\[\(4, 6\), \(4, 7\)\]: score those"):
+    evaluate_heads(heads, [integer_block(10, 4, 6)])
+
+
 @pytest.mark.parametrize("label", [-1, 7])
 def test_a_label_of_no_class_is_refused(label):
   block = integer_block(10, 4, 7)

@@ -147,7 +147,7 @@ def test_duplicates_stay_in_their_file(capsys, tmp_path):
   check = ["verify", cache, "--duplicates", "--out", pairs]
   out, _ = succeeds(capsys, *check, "--json")
   assert "987654" in pairs.read_text()
-  assert "987654" not in out
+  assert "987654" not in out.replace(",", "")
   assert set(read(out)) == {
     "against",
     "cache",
