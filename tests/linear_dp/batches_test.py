@@ -149,8 +149,9 @@ def test_a_partition_has_every_row_once_in_every_epoch(k, seed):
   law = scipy.stats.binom(700, 1 / k)
   for one, other in itertools.combinations(epochs.argmax(axis=1), 2):
     again = (one == other).sum()
-    # Unseeded too: one in 10^10.
-    assert min(law.cdf(again), law.sf(again - 1)) > 1e-10
+    # Of bits that differ from run to run, one in 10^10.
+    luck = 1e-10 if seed is None else 1e-6
+    assert luck < law.cdf(again) < 1 - luck
 
 
 @pytest.mark.parametrize("k", [2, 3, 16])
