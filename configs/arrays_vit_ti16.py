@@ -6,7 +6,11 @@ Run:
       --backbone.weights vit_ti16.npz --out caches/train
 """
 
-from configs.schema import ArraysSource, BackboneConfig, ExtractConfig
+from oneshot_dp.configs.extract_config import (
+  ArraysSource,
+  BackboneConfig,
+  ExtractConfig,
+)
 
 
 def get_config() -> ExtractConfig:

@@ -7,7 +7,11 @@ Run, for `train` and for `test`:
 Not run yet: the machine at hand could not download the weights.
 """
 
-from configs.schema import BackboneConfig, ExtractConfig, TfdsSource
+from oneshot_dp.configs.extract_config import (
+  BackboneConfig,
+  ExtractConfig,
+  TfdsSource,
+)
 
 
 def get_config() -> ExtractConfig:

@@ -6,7 +6,11 @@ Run:
       --split train --out caches/cifar10-train
 """
 
-from configs.schema import BackboneConfig, ExtractConfig, TfdsSource
+from oneshot_dp.configs.extract_config import (
+  BackboneConfig,
+  ExtractConfig,
+  TfdsSource,
+)
 
 
 def get_config() -> ExtractConfig:

@@ -6,7 +6,11 @@ Run, once `oneshot-dp demo` has prepared the digits in DATA:
       --out caches/digits-train
 """
 
-from configs.schema import BackboneConfig, ExtractConfig, TfdsSource
+from oneshot_dp.configs.extract_config import (
+  BackboneConfig,
+  ExtractConfig,
+  TfdsSource,
+)
 
 
 def get_config() -> ExtractConfig:

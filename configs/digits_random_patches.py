@@ -6,7 +6,7 @@ Run, once `oneshot-dp demo` has prepared the digits in DATA:
       --split train --out caches/digits-train
 """
 
-from configs.schema import (
+from oneshot_dp.configs.extract_config import (
   BackboneConfig,
   ExtractConfig,
   PreprocessConfig,

@@ -13,3 +13,13 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
   """The request was sound, the run failed (disk, worker, data loss); exit 1."""
+
+
+def check_positive(name: str, value: int | None) -> None:
+  """Refuses a number below 1; None is a setting that is not given.
+
+  Raises:
+    InputError: `value` is 0 or less.
+  """
+  if value is not None and value < 1:
+    raise InputError(f"{name}={value} must be at least 1.")

@@ -6,7 +6,7 @@ Run:
       --backbone.weights vit_b16.npz --out caches/photos-train
 """
 
-from configs.schema import (
+from oneshot_dp.configs.extract_config import (
   BackboneConfig,
   ExtractConfig,
   ImageFolderSource,

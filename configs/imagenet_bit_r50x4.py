@@ -14,7 +14,7 @@ Run (TFDS prepares imagenet2012 from the archives that image-net.org gives):
 Not run yet: there was neither ImageNet nor an accelerator at hand.
 """
 
-from configs.schema import (
+from oneshot_dp.configs.extract_config import (
   BackboneConfig,
   ExtractConfig,
   PreprocessConfig,

@@ -16,7 +16,7 @@ backbone has seen of them: for a claim about ImageNet-1k itself give weights
 that have not.
 """
 
-from configs.schema import (
+from oneshot_dp.configs.extract_config import (
   BackboneConfig,
   ExtractConfig,
   PreprocessConfig,

@@ -8,11 +8,11 @@ import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import configs
-from configs.errors import InputError
-from configs.schema import ExtractConfig
+from oneshot_dp import configs
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import ExtractConfig
 
-_NOT_EXPERIMENTS = {"errors", "registry", "schema"}
+_NOT_EXPERIMENTS = {"errors", "extract_config", "head_config", "registry"}
 
 
 def experiment_names() -> list[str]:
@@ -44,7 +44,7 @@ def load_config(name: str) -> ExtractConfig:
     with _user_code(name):
       spec.loader.exec_module(module)
   elif name in experiment_names():
-    module = importlib.import_module(f"configs.{name}")
+    module = importlib.import_module(f"oneshot_dp.configs.{name}")
   else:
     near = difflib.get_close_matches(name, experiment_names(), n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "there are:"

@@ -12,9 +12,9 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from jaxtyping import Float, Real
 from scipy import special, stats
 
-from configs.errors import InputError
-from linear_dp import accounting
-from linear_dp.sampled_accounting import PoissonSampling
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 
 _RIDGE = 1e-6
 """Of the mean variance: a direction with less noise than that has none."""

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int64
 
-from configs.errors import InputError
-from linear_dp.head import LinearHead
-from linear_dp.label_lists import LabelLists
-from linear_dp.private_head import PrivateHead
-from linear_dp.row_batches import padded_pairs
-from linear_dp.row_block import RowBlock, check_labels
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.label_lists import LabelLists
+from oneshot_dp.linear_dp.private_head import PrivateHead
+from oneshot_dp.linear_dp.rows.batches import padded_pairs
+from oneshot_dp.linear_dp.rows.block import RowBlock, check_labels
 
 _BATCH_ROWS = 1024
 
@@ -134,7 +134,7 @@ def evaluate_heads(
   """The exact accuracies on rows whose labels are public; see `count_hits`.
 
   >>> import numpy as np
-  >>> from linear_dp import ArrayRows, LinearHead
+  >>> from oneshot_dp import ArrayRows, LinearHead
   >>> eye = np.eye(3, dtype=np.float32)
   >>> head = LinearHead(kernel=eye, bias=np.zeros(3, np.float32))
   >>> rows = ArrayRows.of(eye, np.array([0, 1, 0]), num_classes=3)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from linear_dp.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

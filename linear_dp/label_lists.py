@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from configs.errors import InputError
+from oneshot_dp.configs.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -24,11 +24,11 @@ from collections.abc import Callable
 
 from dp_accounting import NeighboringRelation
 
-from linear_dp import accounting
-from linear_dp.evaluate import Accuracy, SecretHits
-from linear_dp.noise import rounded_gaussian
-from linear_dp.noise_source import NoiseSource
-from linear_dp.plan import PrivacyStatement
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement
+from oneshot_dp.linear_dp.evaluate import Accuracy, SecretHits
+from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
+from oneshot_dp.linear_dp.noise.source import NoiseSource
 
 _ALWAYS_AMONG = 5
 """Classes up to which top-5 accuracy says nothing."""

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int64
 
-from configs.errors import InputError
-from configs.schema import EXAMPLE_UNIT, HeadConfig
-from linear_dp import accounting
-from linear_dp.array_rows import Numbers
-from linear_dp.head import LinearHead
-from linear_dp.plan import PrivacyStatement, ReleasePlan
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.rows.arrays import Numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -20,10 +21,10 @@ class PrivateHead:
   """A classifier that is safe to publish as its receipt says.
 
   >>> import numpy as np
-  >>> import linear_dp
+  >>> import oneshot_dp
   >>> embeddings = np.repeat(np.eye(2, dtype=np.float32), 500, axis=0)
   >>> labels = np.repeat([0, 1], 500)
-  >>> head = linear_dp.train_head(
+  >>> head = oneshot_dp.train_head(
   ...   embeddings, labels, num_classes=2, epsilon=4.0, delta=1e-6
   ... )
   >>> head

@@ -31,10 +31,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int32
 
-from configs.errors import InputError
-from linear_dp.head import LinearHead
-from linear_dp.row_block import RowBlock
-from linear_dp.row_stream import checked
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.rows.block import RowBlock
+from oneshot_dp.linear_dp.rows.checked import checked
 
 RIDGE = 10.0
 """ρ, in mean variances of a feature: only the few directions in which images

@@ -7,13 +7,14 @@ from typing import cast
 
 from dp_accounting import NeighboringRelation
 
-from configs.errors import InputError
-from configs.schema import EXAMPLE_UNIT, HeadConfig, HeadName
-from linear_dp.array_rows import ArrayRows, Numbers
-from linear_dp.head_kinds import HEADS, Charging, released_heads
-from linear_dp.noise_source import NoiseSource
-from linear_dp.plan import ReleasePlan
-from linear_dp.private_head import PrivateHead
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.configs.head_config import HeadConfig, HeadName
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.heads.registry import HEADS, Charging, released_heads
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.private_head import PrivateHead
+from oneshot_dp.linear_dp.rows.arrays import ArrayRows, Numbers
 
 
 def train_head(
@@ -37,9 +38,9 @@ def train_head(
   `train_heads`. **The head is in no ledger**, see there.
 
   >>> import numpy as np
-  >>> import linear_dp
+  >>> import oneshot_dp
   >>> embeddings = np.repeat(np.eye(3, dtype=np.float32), 400, axis=0)
-  >>> head = linear_dp.train_head(
+  >>> head = oneshot_dp.train_head(
   ...   embeddings,
   ...   np.repeat([0, 1, 2], 400),
   ...   num_classes=3,
@@ -108,13 +109,13 @@ def train_heads(
 
   **The heads are in no ledger.** Arrays have no name, so nothing here can know
   what was released of the same rows before, and every call costs anew. Pass
-  `charge` to keep count, or write a cache (`extract.write_cache`) and use
+  `charge` to keep count, or write a cache (`oneshot_dp.write_cache`) and use
   `oneshot-dp train`, which charges a ledger.
 
   >>> import numpy as np
-  >>> import linear_dp
+  >>> import oneshot_dp
   >>> embeddings = np.repeat(np.eye(2, dtype=np.float32), 500, axis=0)
-  >>> strict, loose = linear_dp.train_heads(
+  >>> strict, loose = oneshot_dp.train_heads(
   ...   embeddings,
   ...   np.repeat([0, 1], 500),
   ...   num_classes=2,
@@ -196,7 +197,7 @@ def _trained(
       NeighboringRelation,
       "a dp_accounting.NeighboringRelation",
     ),
-    ("source", source, NoiseSource, "a linear_dp.NoiseSource"),
+    ("source", source, NoiseSource, "a oneshot_dp.NoiseSource"),
     ("delta", delta, numbers.Real, "a number"),
     *(("epsilon", epsilon, numbers.Real, "a number") for epsilon in epsilons),
   ):

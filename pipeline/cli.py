@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import InputError, RunError
 
 _PROG = "oneshot-dp"
 _NOTHING_DONE = "interrupted; nothing was charged or written"
@@ -53,10 +53,11 @@ def _run(argv: Sequence[str]) -> int:
     try:
       # Imported here, so that Ctrl-C finds us ready for it from the start, and
       # so that `--help` need not wait for JAX, TFDS and Beam.
-      from pipeline.parser import parse
+      from oneshot_dp.pipeline.shell.parser import parse
 
       request = parse(argv)
-      from pipeline import arguments, commands
+      from oneshot_dp.pipeline.commands import arguments
+      from oneshot_dp.pipeline.commands import registry as commands
 
       extracts = isinstance(request.command, arguments.Extract)
       what_is_left = _RESUMES if extracts else _STAYS

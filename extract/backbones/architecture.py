@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from configs.schema import ComputeDtype
-from extract.preprocess import Preprocessing
+from oneshot_dp.configs.extract_config import ComputeDtype
+from oneshot_dp.extract.images.preprocess import Preprocessing
 
 Shape = tuple[int, ...]
 Arrays = dict[str, np.ndarray]

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, UInt8
 
-from configs.schema import ComputeDtype
-from extract.preprocess import Preprocessing
+from oneshot_dp.configs.extract_config import ComputeDtype
+from oneshot_dp.extract.images.preprocess import Preprocessing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

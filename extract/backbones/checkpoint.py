@@ -12,8 +12,12 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from configs.errors import InputError
-from extract.backbones.architecture import Architecture, Arrays, Shape
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.backbones.architecture import (
+  Architecture,
+  Arrays,
+  Shape,
+)
 
 _MAX_NAMED = 8
 

@@ -22,8 +22,8 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
-from configs.errors import InputError
-from extract.preprocess import Preprocessing
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.images.preprocess import Preprocessing
 
 _PATCH = 5
 _FILTERS = 16

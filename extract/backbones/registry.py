@@ -17,25 +17,25 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float32, UInt8
 
-from configs.errors import InputError
-from configs.schema import BackboneConfig, ComputeDtype, PreprocessConfig
-from extract.backbones import (
-  bit_resnet,
-  glyph_vit,
-  nf_resnet,
-  nfnet,
-  random_patches,
-  vit,
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import (
+  BackboneConfig,
+  ComputeDtype,
+  PreprocessConfig,
 )
-from extract.backbones.architecture import Architecture, Shape
-from extract.backbones.backbone import Backbone, output_shape
-from extract.backbones.checkpoint import read_arrays, to_params
-from extract.backbones.user_function import (
+from oneshot_dp.extract.backbones import random_patches
+from oneshot_dp.extract.backbones.architecture import Architecture, Shape
+from oneshot_dp.extract.backbones.backbone import Backbone, output_shape
+from oneshot_dp.extract.backbones.checkpoint import read_arrays, to_params
+from oneshot_dp.extract.backbones.resnet import bit_resnet, nf_resnet, nfnet
+from oneshot_dp.extract.backbones.user_function import (
   is_user_function,
   load_user_function,
 )
-from extract.preprocess import Preprocessing, normalize
-from extract.weights.locations import local_weights
+from oneshot_dp.extract.backbones.vit import families as vit
+from oneshot_dp.extract.backbones.vit import glyph_vit
+from oneshot_dp.extract.images.preprocess import Preprocessing, normalize
+from oneshot_dp.extract.weights.locations import local_weights
 
 _FAMILIES = (vit, bit_resnet, nf_resnet, nfnet, glyph_vit)
 RANDOM_PATCHES = "random_patches"

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt8
 
-from configs.errors import InputError
-from configs.schema import BackboneConfig, PreprocessConfig
-from extract.backbones.backbone import Backbone, output_shape
-from extract.backbones.checkpoint import read_arrays
-from extract.preprocess import Preprocessing, normalize
-from extract.weights.locations import local_weights
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import BackboneConfig, PreprocessConfig
+from oneshot_dp.extract.backbones.backbone import Backbone, output_shape
+from oneshot_dp.extract.backbones.checkpoint import read_arrays
+from oneshot_dp.extract.images.preprocess import Preprocessing, normalize
+from oneshot_dp.extract.weights.locations import local_weights
 
 _EMBEDDING = "what the function returns"
 

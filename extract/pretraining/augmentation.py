@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int8
 
-from extract.pretraining.glyphs import SIDE, STEPS_PER_PIXEL
+from oneshot_dp.extract.pretraining.glyphs import SIDE, STEPS_PER_PIXEL
 
 IMAGE_SIZE = 32
 """Of the images that are made, pixels."""

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Bool
 from PIL import Image, ImageDraw, ImageFont
 
-from configs.errors import InputError
-from extract.pretraining.characters import CHARACTERS
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.pretraining.characters import CHARACTERS
 
 PACKAGES = (
   "font-amatic-sc",

@@ -13,9 +13,13 @@ import scipy.spatial
 from jaxtyping import Bool, Float, Int8, Int32
 from tqdm import tqdm
 
-from extract.pretraining.characters import CHARACTERS, CLASSES, class_of
-from extract.pretraining.fonts import Typeface, glyph
-from extract.pretraining.strokes import written
+from oneshot_dp.extract.pretraining.characters import (
+  CHARACTERS,
+  CLASSES,
+  class_of,
+)
+from oneshot_dp.extract.pretraining.fonts import Typeface, glyph
+from oneshot_dp.extract.pretraining.strokes import written
 
 SIDE = 48
 """Of a map, pixels."""

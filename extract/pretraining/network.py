@@ -11,11 +11,11 @@ import safetensors.numpy
 from flax import linen as nn
 from jaxtyping import Array, Float32, Key
 
-from configs.errors import InputError
-from extract.backbones.glyph_vit import NAME
-from extract.backbones.registry import find_architecture
-from extract.pretraining.augmentation import IMAGE_SIZE
-from extract.pretraining.characters import CLASSES
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.backbones.registry import find_architecture
+from oneshot_dp.extract.backbones.vit.glyph_vit import NAME
+from oneshot_dp.extract.pretraining.augmentation import IMAGE_SIZE
+from oneshot_dp.extract.pretraining.characters import CLASSES
 
 Params = dict[str, Any]
 

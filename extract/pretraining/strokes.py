@@ -8,7 +8,7 @@ skeleton, and how it divides height and width (the loops of an 8, the bar of a
 import numpy as np
 from jaxtyping import Float
 
-from extract.pretraining.skeletons import SKELETONS, Stroke
+from oneshot_dp.extract.pretraining.skeletons import SKELETONS, Stroke
 
 # Grid units of the skeletons, which are ten wide.
 _STRAY = (0.1, 0.75)

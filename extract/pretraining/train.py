@@ -1,7 +1,7 @@
 """Pretrains `glyph_vit`, on glyphs that this program makes itself.
 
     pip install 'oneshot-dp[pretrain]'
-    python -m extract.pretraining.train --out glyph_vit.safetensors
+    python -m oneshot_dp.extract.pretraining.train --out glyph_vit.safetensors
 
 The task: to tell apart 35 classes of digits and letters, some printed in
 typefaces, more written by a simulated pen, under heavy augmentation.
@@ -31,12 +31,16 @@ import tyro
 from jaxtyping import Array, Bool, Float, Float32, Int8, Int32
 from tqdm import tqdm
 
-from configs.errors import InputError
-from extract.pretraining.augmentation import Draws, augment, draw
-from extract.pretraining.characters import CLASSES
-from extract.pretraining.fonts import find_typefaces
-from extract.pretraining.glyphs import Glyphs, printed_glyphs, written_glyphs
-from extract.pretraining.network import (
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.pretraining.augmentation import Draws, augment, draw
+from oneshot_dp.extract.pretraining.characters import CLASSES
+from oneshot_dp.extract.pretraining.fonts import find_typefaces
+from oneshot_dp.extract.pretraining.glyphs import (
+  Glyphs,
+  printed_glyphs,
+  written_glyphs,
+)
+from oneshot_dp.extract.pretraining.network import (
   Params,
   initial_params,
   logits,

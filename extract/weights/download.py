@@ -15,9 +15,13 @@ from collections.abc import Iterator, Mapping
 import requests
 from tqdm import tqdm
 
-from configs.errors import InputError, RunError
-from extract.durable_files import disk_errors, read_json, write_json
-from extract.weights.remote_file import (
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.storage.durable_files import (
+  disk_errors,
+  read_json,
+  write_json,
+)
+from oneshot_dp.extract.weights.remote_file import (
   Remote,
   is_trustworthy,
   without_secrets,

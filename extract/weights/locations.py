@@ -11,14 +11,14 @@ import requests
 from huggingface_hub import constants as hub_constants
 from huggingface_hub.errors import HfUriError
 
-from configs.errors import InputError
-from extract.durable_files import file_sha256
-from extract.weights.remote_file import (
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.storage.durable_files import file_sha256
+from oneshot_dp.extract.weights.remote_file import (
   Remote,
   is_trustworthy,
   without_secrets,
 )
-from extract.weights.weights_cache import downloaded
+from oneshot_dp.extract.weights.weights_cache import downloaded
 
 # Google's own clients read it.
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"

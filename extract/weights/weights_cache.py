@@ -13,16 +13,16 @@ import re
 import urllib.parse
 from collections.abc import Iterator
 
-from configs.errors import InputError
-from extract.durable_files import (
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.storage.durable_files import (
   disk_errors,
   file_sha256,
   publish,
   read_json,
   write_json,
 )
-from extract.weights import download
-from extract.weights.remote_file import Remote, is_trustworthy
+from oneshot_dp.extract.weights import download
+from oneshot_dp.extract.weights.remote_file import Remote, is_trustworthy
 
 CACHE_VARIABLE = "ONESHOT_DP_WEIGHTS_DIR"
 _LONGEST_NAME = 100

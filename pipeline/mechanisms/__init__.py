@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from linear_dp.sampled_accounting import PoissonSampling
-from pipeline.mechanism import Mechanism
-from pipeline.mechanisms.least_squares import LeastSquares
-from pipeline.mechanisms.logistic import Logistic
-from pipeline.mechanisms.multi_step import MultiStep
-from pipeline.mechanisms.one_step import OneStep
-from pipeline.mechanisms.whitened import Whitened
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.pipeline.mechanisms.least_squares import LeastSquares
+from oneshot_dp.pipeline.mechanisms.logistic import Logistic
+from oneshot_dp.pipeline.mechanisms.mechanism import Mechanism
+from oneshot_dp.pipeline.mechanisms.multi_step import MultiStep
+from oneshot_dp.pipeline.mechanisms.one_step import OneStep
+from oneshot_dp.pipeline.mechanisms.whitened import Whitened
 
 
 def mechanism_of(section: dict[str, Any]) -> Mechanism:

@@ -5,9 +5,11 @@ from typing import Any, Self
 
 from dp_accounting import NeighboringRelation
 
-from linear_dp.class_moments import joint_sensitivity
-from linear_dp.clipping import GRID_RADIUS
-from linear_dp.least_squares import LeastSquaresRule
+from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
+  LeastSquaresRule,
+)
+from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.statistics.class_moments import joint_sensitivity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

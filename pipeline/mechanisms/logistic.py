@@ -5,8 +5,8 @@ from typing import Any, Self
 
 from dp_accounting import NeighboringRelation
 
-from linear_dp import logistic
-from pipeline.mechanism import UNCLIPPED
+from oneshot_dp.linear_dp.heads.logistic import logistic
+from oneshot_dp.pipeline.mechanisms.mechanism import UNCLIPPED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

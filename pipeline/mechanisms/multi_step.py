@@ -5,11 +5,11 @@ from typing import Any, Self
 
 from dp_accounting import NeighboringRelation
 
-from linear_dp.batches import Batches
-from linear_dp.clipping import GRID_RADIUS
-from linear_dp.multi_step import MultiStepRule
-from linear_dp.row_gradient import Loss
-from linear_dp.sampled_accounting import PoissonSampling
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
+from oneshot_dp.linear_dp.heads.multi_step.multi_step import MultiStepRule
+from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.statistics.row_gradient import Loss
 
 _BATCHES = {
   "full": "all rows are in every step: num_steps Gaussian mechanisms",

@@ -5,7 +5,10 @@ from typing import Any, Self
 
 from dp_accounting import NeighboringRelation
 
-from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.clipping import (
+  GRID_RADIUS,
+  ClippedGradientGrid,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from typing import Any, Self
 
 from dp_accounting import NeighboringRelation
 
-from linear_dp import whitened
-from linear_dp.clipping import GRID_RADIUS
-from linear_dp.whitened import WhiteningRule
-from pipeline.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.linear_dp.heads.whitened import whitened
+from oneshot_dp.linear_dp.heads.whitened.whitened import WhiteningRule
+from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

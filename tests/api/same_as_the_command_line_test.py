@@ -5,12 +5,19 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-import extract
-import linear_dp
-from configs.schema import HeadConfig, PrivacyConfig, RelationName
-from linear_dp.head_kinds import HEADS
-from pipeline.head_choice import release_order
-from pipeline.training import RELATIONS, make_plan, train_heads
+import oneshot_dp
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  PrivacyConfig,
+  RelationName,
+)
+from oneshot_dp.linear_dp.heads.registry import HEADS
+from oneshot_dp.pipeline.training.head_choice import release_order
+from oneshot_dp.pipeline.training.train_heads import (
+  RELATIONS,
+  make_plan,
+  train_heads,
+)
 
 N, D, K = 300, 7, 3
 DELTA, SEED = 1e-4, 11
@@ -34,7 +41,7 @@ def check_same(
 ):
   embedding, label = data
   unit_ids = np.arange(N) // 3 if units else None
-  cache = extract.write_cache(
+  cache = oneshot_dp.write_cache(
     folder / "cache",
     embedding,
     label,
@@ -60,9 +67,9 @@ def check_same(
     "head": config,
     "unit_ids": unit_ids,
     "neighboring_relation": RELATIONS[relation],
-    "source": linear_dp.NoiseSource(SEED),
+    "source": oneshot_dp.NoiseSource(SEED),
   }
-  heads = linear_dp.train_heads(embedding, label, **given)
+  heads = oneshot_dp.train_heads(embedding, label, **given)
   for epsilon, head in zip(EPSILONS, heads, strict=True):
     there = expected[epsilon]
     np.testing.assert_array_equal(head.head.kernel, there.head.kernel)

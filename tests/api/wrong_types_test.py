@@ -15,8 +15,7 @@ import warnings
 
 import numpy as np
 
-import extract
-import linear_dp
+import oneshot_dp
 
 embeddings = np.repeat(np.eye(3, dtype=np.float32), 50, axis=0)
 labels = np.repeat([0, 1, 2], 50)
@@ -26,7 +25,7 @@ given = dict(num_classes=3, epsilon=50.0, delta=1e-4)
 def refused(**changes):
   charges = []
   try:
-    linear_dp.train_head(
+    oneshot_dp.train_head(
       embeddings,
       labels,
       **given | changes,
@@ -40,7 +39,7 @@ def refused(**changes):
 def not_written(**changes):
   given = dict(dataset="pets", num_classes=3) | changes
   try:
-    extract.write_cache(sys.argv[1], embeddings, labels, **given)
+    oneshot_dp.write_cache(sys.argv[1], embeddings, labels, **given)
   except Exception as error:
     return type(error).__name__, str(error), os.path.exists(sys.argv[1])
   return "nothing", "", True
@@ -62,10 +61,10 @@ found = {
   "class names": not_written(class_names=[1, 2, 3]),
   "data set": not_written(dataset=7),
   "classes of a cache": not_written(num_classes=3.0),
-  "one": places(linear_dp.train_head, epsilon=50.0),
-  "many": places(linear_dp.train_heads, epsilons=(50.0,)),
+  "one": places(oneshot_dp.train_head, epsilon=50.0),
+  "many": places(oneshot_dp.train_heads, epsilons=(50.0,)),
 }
-numpy_numbers = linear_dp.train_heads(
+numpy_numbers = oneshot_dp.train_heads(
   embeddings,
   labels,
   num_classes=np.int32(3),
@@ -98,7 +97,7 @@ def found(tmp_path_factory) -> dict[str, Any]:
       "neighboring_relation='REPLACE_ONE' must be a"
       " dp_accounting.NeighboringRelation.",
     ),
-    ("source", "source=7 must be a linear_dp.NoiseSource."),
+    ("source", "source=7 must be a oneshot_dp.NoiseSource."),
     ("epsilon", "epsilon='2' must be a number."),
     ("delta", "delta='1e-6' must be a number."),
     ("classes", "num_classes=3.0 must be an integer, K."),

@@ -18,16 +18,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from configs.schema import (
+from oneshot_dp.configs.extract_config import (
   ArraysSource,
   BackboneConfig,
   ExtractConfig,
 )
-from extract import preprocess
-from extract.embedder import Embedder
-from extract.job import run_extraction
-from extract.shard import shared_embedder
-from extract.source import open_source
+from oneshot_dp.extract.images import preprocess
+from oneshot_dp.extract.job.embedder import Embedder
+from oneshot_dp.extract.job.job import run_extraction
+from oneshot_dp.extract.job.shard import shared_embedder
+from oneshot_dp.extract.sources.source import open_source
 
 
 def main() -> None:

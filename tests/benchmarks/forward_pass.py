@@ -23,14 +23,14 @@ import numpy as np
 import timm
 import torch
 
-from configs.schema import ComputeDtype
-from extract.backbones.registry import (
+from oneshot_dp.configs.extract_config import ComputeDtype
+from oneshot_dp.extract.backbones.registry import (
   apply_function,
   find_architecture,
   parameter_shapes,
   stored_params,
 )
-from extract.embedder import IMAGES_PER_DEVICE
+from oneshot_dp.extract.job.embedder import IMAGES_PER_DEVICE
 
 TIMM = {
   "vit_ti16": "vit_tiny_patch16_224",

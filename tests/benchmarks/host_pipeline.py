@@ -21,12 +21,12 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from configs.schema import ArraysSource, ExtractConfig
-from extract.backbones.backbone import Backbone
-from extract.embed import decode_pool, embed_range
-from extract.embedder import Embedder
-from extract.preprocess import Preprocessing
-from extract.source import Example
+from oneshot_dp.configs.extract_config import ArraysSource, ExtractConfig
+from oneshot_dp.extract.backbones.backbone import Backbone
+from oneshot_dp.extract.images.preprocess import Preprocessing
+from oneshot_dp.extract.job.embed_range import decode_pool, embed_range
+from oneshot_dp.extract.job.embedder import Embedder
+from oneshot_dp.extract.sources.source import Example
 
 _PREPROCESSING = Preprocessing(image_size=224, resize=256)
 

@@ -22,12 +22,12 @@ import jax
 import numpy as np
 from dp_accounting import NeighboringRelation
 
-from configs.schema import StepsConfig
-from extract.cache_reader import FeatureCache, open_cache
-from linear_dp import multi_step
-from linear_dp.noise_source import NoiseSource
-from linear_dp.secret_rows import ROWS_PER_DEVICE, SecretRows
-from pipeline.multi_step_training import make_rule
+from oneshot_dp.configs.head_config import StepsConfig
+from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
+from oneshot_dp.linear_dp.heads.multi_step import multi_step
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.rows.unit_norm_rows import ROWS_PER_DEVICE, SecretRows
+from oneshot_dp.pipeline.training.multi_step_training import make_rule
 from tests.benchmarks.stage2 import synthetic_cache, timed
 
 

@@ -18,11 +18,11 @@ import time
 import numpy as np
 import scipy.stats
 
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.exact_sum import SecretSum
-from linear_dp.noise_source import NoiseSource
-from linear_dp.plan import ReleasePlan
-from linear_dp.release import release
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
+from oneshot_dp.linear_dp.one_step.release import release
 
 CLASSES, WIDTH = 100, 768
 

@@ -22,20 +22,20 @@ import numpy as np
 import optax
 from jax_privacy import clipping as jax_privacy_clipping
 
-from extract import cache_writer
-from extract.block_builder import Rows
-from extract.cache_identity import (
+from oneshot_dp.extract.cache import writer as cache_writer
+from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.identity import (
   BackboneIdentity,
   CacheIdentity,
   numbered_class_names,
 )
-from extract.cache_reader import FeatureCache, open_cache
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.exact_sum import SecretSum, exact_clipped_sum
-from linear_dp.noise_source import NoiseSource
-from linear_dp.optimizers import OneStepOptimizer, one_step
-from linear_dp.plan import ReleasePlan
-from linear_dp.release import release
+from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum, exact_clipped_sum
+from oneshot_dp.linear_dp.one_step.release import release
+from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
 
 _POOL_ROWS = 8192
 _ORACLE_ROWS = 2048

@@ -21,7 +21,7 @@ COMMANDS = (
 
 def seconds(words: list[str]) -> float:
   start = time.perf_counter()
-  argv = [sys.executable, "-m", "pipeline.cli", *words]
+  argv = [sys.executable, "-m", "oneshot_dp.pipeline.cli", *words]
   subprocess.run(argv, capture_output=True, check=False)
   return time.perf_counter() - start
 

@@ -48,10 +48,13 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from extract.backbones.registry import apply_function, find_architecture
-from extract.embedder import IMAGES_PER_DEVICE
-from linear_dp import class_sums
-from linear_dp.ball_check import within_ball_int32
+from oneshot_dp.extract.backbones.registry import (
+  apply_function,
+  find_architecture,
+)
+from oneshot_dp.extract.job.embedder import IMAGES_PER_DEVICE
+from oneshot_dp.linear_dp.one_step import device_sums as class_sums
+from oneshot_dp.linear_dp.rows.integers import within_ball_int32
 
 GIB = 2**30
 BATCH = IMAGES_PER_DEVICE["tpu"]
@@ -180,7 +183,7 @@ def extraction(name: str, chip: Chip) -> Program:
   rows = NamedSharding(mesh, PartitionSpec("data"))
 
   def placed(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
-    # As extract.backbones.registry.stored_params has them.
+    # As oneshot_dp.extract.backbones.registry.stored_params has them.
     kernel = path[-1].key == "kernel"
     dtype = jnp.bfloat16 if kernel else leaf.dtype
     return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=replicated)

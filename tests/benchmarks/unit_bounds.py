@@ -15,16 +15,16 @@ import pathlib
 
 import numpy as np
 
-from configs.schema import HeadConfig
-from extract.cache_block import Block
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.exact_sum import SecretSum, exact_clipped_sum
-from linear_dp.noise_source import NoiseSource
-from linear_dp.optimizers import OneStepOptimizer, one_step
-from linear_dp.plan import ReleasePlan
-from linear_dp.release import release
-from linear_dp.unit_rows import choose_rows
-from linear_dp.unit_sums import count_rows
+from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.extract.cache.block import Block
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum, exact_clipped_sum
+from oneshot_dp.linear_dp.one_step.release import release
+from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
+from oneshot_dp.linear_dp.one_step.unit_sums import count_rows
+from oneshot_dp.linear_dp.rows.units import choose_rows
 
 KINDS = ("random", "one class", "uneven", "copies")
 

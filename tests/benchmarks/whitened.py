@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from linear_dp.class_moments import Releases, class_moments
-from linear_dp.gradient_sum import clipped_gradient
-from linear_dp.noise_source import NoiseSource
-from linear_dp.public_map import PublicMap
-from linear_dp.second_moment import second_moment
-from linear_dp.secret_rows import SecretRows
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.statistics.class_moments import (
+  Releases,
+  class_moments,
+)
+from oneshot_dp.linear_dp.statistics.exact_map import PublicMap
+from oneshot_dp.linear_dp.statistics.gradient_sum import clipped_gradient
+from oneshot_dp.linear_dp.statistics.second_moment import second_moment
 
 _BLOCK_ROWS = 256
 

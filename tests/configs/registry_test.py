@@ -4,17 +4,23 @@ import re
 
 import pytest
 
-import configs
-from configs.errors import InputError
-from configs.registry import experiment_names, load_config
-from configs.schema import ExtractConfig, TfdsSource
-from extract.backbones.registry import find_architecture
+from oneshot_dp import configs
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import ExtractConfig, TfdsSource
+from oneshot_dp.configs.registry import experiment_names, load_config
+from oneshot_dp.extract.backbones.registry import find_architecture
 
 FOLDER = pathlib.Path(configs.__file__).parent
-NOT_EXPERIMENTS = {"__init__", "errors", "registry", "schema"}
+NOT_EXPERIMENTS = {
+  "__init__",
+  "errors",
+  "extract_config",
+  "head_config",
+  "registry",
+}
 
 GOOD = """
-from configs.schema import ExtractConfig, TfdsSource
+from oneshot_dp.configs.extract_config import ExtractConfig, TfdsSource
 def get_config():
   return ExtractConfig(source=TfdsSource(name="mnist"), batch_size=3)
 """
@@ -37,7 +43,7 @@ def test_every_experiment_loads(name):
 
 @pytest.mark.parametrize("name", experiment_names())
 def test_every_experiment_says_how_it_is_run(name):
-  module = importlib.import_module(f"configs.{name}")
+  module = importlib.import_module(f"oneshot_dp.configs.{name}")
   assert module.__doc__ is not None
   assert re.search(
     rf"oneshot-dp extract {name} |oneshot-dp demo", module.__doc__

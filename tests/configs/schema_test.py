@@ -1,7 +1,11 @@
 import pytest
 
-from configs.errors import InputError
-from configs.schema import ArraysSource, BackboneConfig, ExtractConfig
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import (
+  ArraysSource,
+  BackboneConfig,
+  ExtractConfig,
+)
 
 SOURCE = ArraysSource(path="-")
 

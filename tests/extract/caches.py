@@ -7,14 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from extract.block_builder import Rows
-from extract.cache_identity import (
+from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.identity import (
   BackboneIdentity,
   CacheIdentity,
   numbered_class_names,
 )
-from extract.cache_writer import begin, finish, finished_shards, write_shard
-from extract.feature_cache import CacheInfo
+from oneshot_dp.extract.cache.info import CacheInfo
+from oneshot_dp.extract.cache.writer import (
+  begin,
+  finish,
+  finished_shards,
+  write_shard,
+)
 
 
 def make_identity(n: int = 20, d: int = 3, **changes: Any) -> CacheIdentity:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from extract.backbones.backbone import Backbone
-from extract.preprocess import Preprocessing
+from oneshot_dp.extract.backbones.backbone import Backbone
+from oneshot_dp.extract.images.preprocess import Preprocessing
 
 
 def first_pixel(on_trace: Callable[[], object] = lambda: None) -> Backbone:

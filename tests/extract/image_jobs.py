@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from configs.schema import (
+from oneshot_dp.configs.extract_config import (
   ArraysSource,
   BackboneConfig,
   ExtractConfig,
   ImageFolderSource,
   PreprocessConfig,
 )
-from extract.cache_reader import FeatureCache
+from oneshot_dp.extract.cache.reader import FeatureCache
 
 SIDE = 8
 CLASSES = ("cat", "dog", "owl")

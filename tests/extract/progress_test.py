@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from extract.progress import RowCounter, progress_bar
+from oneshot_dp.extract.progress import RowCounter, progress_bar
 
 
 class Terminal(io.StringIO):

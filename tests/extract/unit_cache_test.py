@@ -9,15 +9,15 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
-from configs.errors import InputError
-from configs.schema import ArraysSource
-from extract.block_builder import BlockBuilder, Skipped
-from extract.cache_block import BlockCodec
-from extract.cache_reader import open_cache
-from extract.cache_summary import describe
-from extract.cache_verify import verify_cache
-from extract.cache_writer import begin, finish, write_shard
-from extract.job import run_extraction
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import ArraysSource
+from oneshot_dp.extract.cache.block import BlockCodec
+from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Skipped
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.summary import describe
+from oneshot_dp.extract.cache.verify import verify_cache
+from oneshot_dp.extract.cache.writer import begin, finish, write_shard
+from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.caches import (
   batches,
   digest,

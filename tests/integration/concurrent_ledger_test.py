@@ -12,11 +12,11 @@ import sys
 import pytest
 from dp_accounting import NeighboringRelation
 
-from linear_dp import accounting
-from linear_dp.noise_source import NoiseSource
-from linear_dp.plan import ReleasePlan
-from pipeline.charge import Charge
-from pipeline.ledger import Ledger
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.integration import releasing
 from tests.pipeline.command_line import ROOT
 

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from configs.schema import ArraysSource, BackboneConfig, ExtractConfig
-from extract.cache_verify import verify_cache
-from extract.job import run_extraction
+from oneshot_dp.configs.extract_config import (
+  ArraysSource,
+  BackboneConfig,
+  ExtractConfig,
+)
+from oneshot_dp.extract.cache.verify import verify_cache
+from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.image_jobs import columns
 
 ROWS = 300

@@ -13,8 +13,8 @@ FEW, MANY, SIDE = 1_000, 11_000, 256
 
 RUN = """
 import pathlib, resource, sys
-from configs.schema import *
-from extract.job import run_extraction
+from oneshot_dp.configs.head_config import *
+from oneshot_dp.extract.job.job import run_extraction
 job = ExtractConfig(
   source=ImageFolderSource(root=sys.argv[1]),
   backbone=BackboneConfig(name="random_patches"),

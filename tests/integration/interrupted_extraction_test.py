@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from extract.cache_reader import open_cache
-from extract.cache_verify import verify_cache
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.verify import verify_cache
 from tests.extract.caches import digest
 from tests.extract.image_jobs import write_folder
 from tests.pipeline.command_line import one_line, start
@@ -17,7 +17,7 @@ from tests.pipeline.command_line import one_line, start
 IMAGES, SHARD_ROWS = 2000, 100
 
 CONFIG = f"""
-from configs.schema import *
+from oneshot_dp.configs.head_config import *
 def get_config():
   return ExtractConfig(
     source=ImageFolderSource(root="photos"),

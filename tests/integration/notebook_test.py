@@ -12,8 +12,8 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
 
-from linear_dp.accounting import noise_multiplier
-from linear_dp.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 
 NEEDED = "executing the notebook needs nbclient and ipykernel: extra `test`"
 nbformat = pytest.importorskip("nbformat", reason=NEEDED)

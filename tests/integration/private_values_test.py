@@ -19,8 +19,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from linear_dp.clipping import GRID_RADIUS, ClippedGradientGrid
-from pipeline.cli import main
+from oneshot_dp.linear_dp.one_step.clipping import (
+  GRID_RADIUS,
+  ClippedGradientGrid,
+)
+from oneshot_dp.pipeline.cli import main
 from tests.pipeline.by_chance import without_names
 from tests.pipeline.command_line import start
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from pipeline.parser import parse
+from oneshot_dp.pipeline.shell.parser import parse
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = (
@@ -70,7 +70,7 @@ def typed(tmp_path_factory):
   command = folder / "bin" / "oneshot-dp"
   command.parent.mkdir()
   command.write_text(
-    f'#!/bin/sh\nexec "{sys.executable}" -m pipeline.cli "$@"\n'
+    f'#!/bin/sh\nexec "{sys.executable}" -m oneshot_dp.pipeline.cli "$@"\n'
   )
   command.chmod(0o755)
   environment = {

@@ -17,13 +17,16 @@ import time
 
 import numpy as np
 
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.exact_sum import SecretSum
-from linear_dp.noise_source import NoiseSource
-from linear_dp.plan import ReleasePlan
-from linear_dp.release import baseline_without_privacy, release
-from pipeline.charge import Charge
-from pipeline.ledger import Ledger
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
+from oneshot_dp.linear_dp.one_step.release import (
+  baseline_without_privacy,
+  release,
+)
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 WORKERS, RELEASES, KILLS = 4, 200, 60
 EPSILONS = (4.0, 1.0)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.schema import HeadConfig, PrivacyConfig
-from extract.cache_reader import open_cache
-from pipeline.html_report.report import write_report
-from pipeline.report_arguments import Report
-from pipeline.sweep import run_sweep
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.pipeline.commands.report_arguments import Report
+from oneshot_dp.pipeline.report.report import write_report
+from oneshot_dp.pipeline.runs.sweep import run_sweep
 from tests.pipeline.sample_caches import write_clusters
 
 playwright = pytest.importorskip("playwright.sync_api")

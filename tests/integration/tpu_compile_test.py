@@ -6,7 +6,7 @@ said in tests/benchmarks/tpu_estimate.py, whose command prints more of them.
 
 import pytest
 
-from linear_dp import class_sums
+from oneshot_dp.linear_dp.one_step import device_sums as class_sums
 from tests.benchmarks import tpu_estimate
 from tests.benchmarks.tpu_estimate import CHIPS, PAPER_TABLE_8
 

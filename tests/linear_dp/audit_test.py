@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from jax_privacy import auditing as oracle
 from scipy import special, stats
 
-from configs.errors import InputError
-from linear_dp import accounting
-from linear_dp.audit import (
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.audit import (
   best_number_of_guesses,
   check_confidence,
   epsilon_of_gdp,

@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from configs.errors import InputError
-from linear_dp import evaluate
-from linear_dp.evaluate import count_hits, evaluate_heads
-from linear_dp.head import LinearHead
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp import evaluate
+from oneshot_dp.linear_dp.evaluate import count_hits, evaluate_heads
+from oneshot_dp.linear_dp.head import LinearHead
 from tests.linear_dp.blocks import (
   DTYPES,
   in_blocks,

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 
 
 def make_head(d=3, num_classes=4, seed=0):

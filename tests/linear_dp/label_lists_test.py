@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from configs.errors import InputError
-from linear_dp import evaluate
-from linear_dp.evaluate import count_hits
-from linear_dp.label_lists import LabelLists
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp import evaluate
+from oneshot_dp.linear_dp.evaluate import count_hits
+from oneshot_dp.linear_dp.label_lists import LabelLists
 from tests.linear_dp.blocks import in_blocks, make_block
 from tests.linear_dp.evaluate_test import integer_block, make_head
 

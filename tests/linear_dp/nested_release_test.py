@@ -15,13 +15,16 @@ import scipy.stats
 from dp_accounting import NeighboringRelation
 from hypothesis import strategies as st
 
-from linear_dp import accounting
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.exact_sum import SecretSum
-from linear_dp.noise import GaussianChain
-from linear_dp.noise_source import NoiseSource
-from linear_dp.plan import ReleasePlan
-from linear_dp.release import baseline_without_privacy, release
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
+from oneshot_dp.linear_dp.one_step.release import (
+  baseline_without_privacy,
+  release,
+)
 
 K, D = 4, 10_000
 DELTA = 1e-6

@@ -7,11 +7,11 @@ import pytest
 import scipy.stats
 from dp_accounting import NeighboringRelation
 
-from configs.errors import InputError
-from linear_dp import accounting
-from linear_dp.evaluate import SecretHits, count_hits
-from linear_dp.noise_source import NoiseSource
-from linear_dp.noisy_counts import CountPlan, release_accuracies
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.evaluate import SecretHits, count_hits
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from tests.linear_dp.blocks import in_blocks, random_block
 from tests.linear_dp.evaluate_test import make_head
 

@@ -9,13 +9,13 @@ from dp_accounting import NeighboringRelation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.errors import InputError
-from extract.cache_block import stored_norm
-from linear_dp import public_statistics
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.exact_sum import exact_clipped_sum
-from linear_dp.head import LinearHead
-from linear_dp.public_statistics import (
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.block import stored_norm
+from oneshot_dp.linear_dp import public_statistics
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
+from oneshot_dp.linear_dp.public_statistics import (
   PublicMatrix,
   PublicStatistics,
   exact_integers,

@@ -11,19 +11,19 @@ import pytest
 from dp_accounting import GaussianDpEvent, NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 
-from configs.errors import InputError
-from configs.schema import HeadConfig
-from linear_dp.array_rows import ArrayRows
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.evaluate import evaluate_heads
-from linear_dp.exact_sum import exact_clipped_sum
-from linear_dp.head import LinearHead
-from linear_dp.head_kinds import HEADS
-from linear_dp.noise_source import NoiseSource
-from linear_dp.optimizers import OneStepOptimizer, one_step
-from linear_dp.plan import ReleasePlan
-from linear_dp.release import release
-from linear_dp.train_arrays import train_head, train_heads
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.evaluate import evaluate_heads
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.registry import HEADS
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
+from oneshot_dp.linear_dp.one_step.release import release
+from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
+from oneshot_dp.linear_dp.rows.arrays import ArrayRows
+from oneshot_dp.linear_dp.train_arrays import train_head, train_heads
 
 N, D, K = 400, 6, 3
 DELTA = 1e-4

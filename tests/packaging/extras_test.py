@@ -16,7 +16,7 @@ RUN = """
 import contextlib, io, json, sys
 for extra in ("IPython", "jinja2", "matplotlib", "sklearn"):
   sys.modules[extra] = None
-from pipeline.cli import main
+from oneshot_dp.pipeline.cli import main
 answers = {}
 for line in sys.argv[1:]:
   out, err = io.StringIO(), io.StringIO()

@@ -26,7 +26,7 @@ for package in ("configs", "extract", "linear_dp", "pipeline"):
   package = importlib.import_module(package)
   for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     importlib.import_module(module.name)
-from pipeline.cli import main
+from oneshot_dp.pipeline.cli import main
 for argv in json.loads(sys.argv[1]):
   try:
     status = main(argv)
@@ -36,7 +36,7 @@ for argv in json.loads(sys.argv[1]):
 """
 
 CONFIG = """
-from configs.schema import *
+from oneshot_dp.configs.head_config import *
 def get_config():
   return ExtractConfig(
     source=ArraysSource(path="arrays.npz"),

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGES = ("configs", "extract", "linear_dp", "pipeline")
+FOLDERS = ("configs", "extract", "linear_dp", "pipeline")
 EXTRAS = {"demo", "gcp", "lint", "plots", "pretrain", "test"}
 
 # `oneshot-dp --help` and the embedded weights, with the repository out of
@@ -22,12 +22,12 @@ IN_PLACE = """
 import importlib.resources, sys
 sys.path.insert(0, sys.argv[1])
 import safetensors.numpy
-import pipeline.cli
-weights = importlib.resources.files("extract.backbones")
+import oneshot_dp.pipeline.cli
+weights = importlib.resources.files("oneshot_dp.extract.backbones.vit")
 weights = weights / "glyph_vit.safetensors"
 assert safetensors.numpy.load(weights.read_bytes())
-print(pipeline.cli.__file__)
-sys.exit(pipeline.cli.main(["--help"]))
+print(oneshot_dp.pipeline.cli.__file__)
+sys.exit(oneshot_dp.pipeline.cli.main(["--help"]))
 """
 
 pytestmark = pytest.mark.slow
@@ -38,9 +38,9 @@ def source(tmp_path_factory):
   """A copy of the repository, with what an older build may have left in it."""
   pytest.importorskip("hatchling", reason="the build backend, of the lock")
   copy = tmp_path_factory.mktemp("source")
-  for package in (*PACKAGES, "tests"):
+  for folder in (*FOLDERS, "oneshot_dp", "tests"):
     cached = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / package, copy / package, ignore=cached)
+    shutil.copytree(ROOT / folder, copy / folder, ignore=cached, symlinks=True)
   for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
     shutil.copy(ROOT / name, copy)
   stale = "configs/gone.py"
@@ -76,13 +76,14 @@ def distribution(installed):
   return found
 
 
-def test_the_packages_are_whole_and_nothing_is_beside_them(source, wheel):
+def test_one_package_is_whole_and_nothing_is_beside_it(source, wheel):
+  not_packed = {"__pycache__", "pretraining"}
   there = {
-    path.relative_to(source).as_posix()
-    for package in PACKAGES
-    for path in (source / package).rglob("*")
-    if path.is_file() and "__pycache__" not in path.parts
-  }
+    f"oneshot_dp/{path.relative_to(source).as_posix()}"
+    for folder in FOLDERS
+    for path in (source / folder).rglob("*")
+    if path.is_file() and not_packed.isdisjoint(path.parts)
+  } | {"oneshot_dp/__init__.py", "oneshot_dp/py.typed"}
   packed = {
     name
     for name in zipfile.ZipFile(wheel).namelist()
@@ -94,16 +95,13 @@ def test_the_packages_are_whole_and_nothing_is_beside_them(source, wheel):
 @pytest.mark.parametrize(
   ("folder", "names"),
   [
-    ("extract/backbones", "glyph_vit*.safetensors"),
-    ("pipeline/html_report", "*.j2"),
-    ("configs", "py.typed"),
-    ("extract", "py.typed"),
-    ("linear_dp", "py.typed"),
-    ("pipeline", "py.typed"),
+    ("extract/backbones/vit", "glyph_vit*.safetensors"),
+    ("pipeline/report", "*.j2"),
+    ("", "py.typed"),
   ],
 )
 def test_what_is_not_python_comes_along(installed, folder, names):
-  assert list((installed / folder).glob(names))
+  assert list((installed / "oneshot_dp" / folder).glob(names))
 
 
 def test_metadata(distribution):
@@ -114,7 +112,7 @@ def test_metadata(distribution):
   assert set(said.get_all("Provides-Extra")) == EXTRAS
   (command,) = distribution.entry_points
   assert (command.group, command.name) == ("console_scripts", "oneshot-dp")
-  assert command.value == "pipeline.cli:main"
+  assert command.value == "oneshot_dp.pipeline.cli:main"
   license_text = distribution.read_text("licenses/LICENSE")
   assert license_text == (ROOT / "LICENSE").read_text()
 
@@ -137,7 +135,11 @@ def test_pictures_and_digits_are_extras(distribution, extra, brings):
   assert names & {"matplotlib", "jinja2", "scikit-learn"} == brings
 
 
-def test_it_runs_outside_the_repository(installed, tmp_path):
+def test_it_runs_beside_folders_of_the_same_names(installed, tmp_path):
+  for folder in FOLDERS:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "__init__.py").write_text("raise SystemExit(3)")
+  (tmp_path / "tests.py").write_text("raise SystemExit(3)")
   said = subprocess.run(
     [sys.executable, "-I", "-c", IN_PLACE, str(installed)],
     cwd=tmp_path,

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from linear_dp import accounting
-from pipeline.cli import main
-from pipeline.training import cache_ledger
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 
 SET = "budget set --cache {train} --max-epsilon 2 --max-delta 1e-5"

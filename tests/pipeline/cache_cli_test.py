@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
-from extract.cache_identity import BackboneIdentity, numbered_class_names
-from extract.cache_writer import begin
-from pipeline.cli import main
+from oneshot_dp.extract.cache.identity import (
+  BackboneIdentity,
+  numbered_class_names,
+)
+from oneshot_dp.extract.cache.writer import begin
+from oneshot_dp.pipeline.cli import main
 from tests.extract.caches import make_identity
 from tests.pipeline.command_line import (
   SWEEP,

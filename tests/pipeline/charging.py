@@ -7,11 +7,11 @@ import multiprocessing
 import pathlib
 import sys
 
-from configs.errors import InputError
-from linear_dp.noise_source import NoiseSource
-from linear_dp.plan import ReleasePlan
-from pipeline.charge import Charge
-from pipeline.ledger import Ledger
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 WORKERS = 4
 CHARGES = 25

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from pipeline import commands
-from pipeline.cli import main
-from pipeline.parser import parse
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.commands import registry as commands
+from oneshot_dp.pipeline.shell.parser import parse
 from tests.extract.image_jobs import write_folder
 from tests.pipeline.command_line import (
   CONFIG,
@@ -131,7 +131,7 @@ class TestCommandLine:
       except KeyboardInterrupt:
         raise ImportError("a module failed to import") from None
 
-    monkeypatch.setattr("pipeline.parser.parse", swallow)
+    monkeypatch.setattr("oneshot_dp.pipeline.shell.parser.parse", swallow)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
       line = fails(capsys, *place(TRAIN), status=130)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import main
+from oneshot_dp.pipeline.cli import main
 
 ROOT = pathlib.Path(__file__).parents[2]
 TRAIN = "train --cache {train} --epsilon 1 --delta 1e-5 --out {out}"
@@ -22,7 +22,7 @@ EXTRACT = (
   " --decode-threads 1"
 )
 CONFIG = """
-from configs.schema import *
+from oneshot_dp.configs.head_config import *
 def get_config():
   return ExtractConfig(
     source=ArraysSource(path="images.npz"),
@@ -36,7 +36,7 @@ def get_config():
 # A suite that runs in the background ignores Ctrl-C, and so would its children.
 _START = (
   "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
-  "; from pipeline.cli import main; sys.exit(main())"
+  "; from oneshot_dp.pipeline.cli import main; sys.exit(main())"
 )
 
 

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from configs.schema import HeadConfig, PrivacyConfig
-from extract.cache_reader import FeatureCache
-from pipeline.results import SweepRow
-from pipeline.sweep import run_sweep
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.pipeline.runs.results import SweepRow
+from oneshot_dp.pipeline.runs.sweep import run_sweep
 from tests.extract.image_jobs import write_npz
 from tests.pipeline.command_line import CONFIG
 from tests.pipeline.sample_caches import write_clusters

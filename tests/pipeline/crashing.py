@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.ledger_file import ChainedFile
+from oneshot_dp.pipeline.ledger.chained_file import ChainedFile
 
 IDENTITY = {"dataset": "pets"}
 NAME = "pets.jsonl"

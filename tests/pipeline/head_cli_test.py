@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from linear_dp import accounting
-from pipeline.cli import main
-from pipeline.training import cache_ledger
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import (
   TRAIN,
   fails,

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from configs.errors import InputError
-from pipeline.arguments import COMMANDS
-from pipeline.cli import main
-from pipeline.parser import flags_of, overview, parse
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.commands.arguments import COMMANDS
+from oneshot_dp.pipeline.shell.parser import flags_of, overview, parse
 from tests.pipeline.command_line import ROOT
 
 SLOW_TO_IMPORT = {
@@ -26,7 +26,7 @@ SLOW_TO_IMPORT = {
 }
 _SAYS_WHAT_IT_IMPORTED = """
 import sys
-from pipeline.cli import main
+from oneshot_dp.pipeline.cli import main
 try:
   main(sys.argv[1:])
 finally:

@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
-from extract import job
-from linear_dp import accounting
-from pipeline import ablate, training
-from pipeline.cli import main
-from pipeline.head_verify import verify_head
-from pipeline.ledger import Ledger
+from oneshot_dp.extract.job import job
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.paper import ablate
+from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.training import train_heads as training
 from tests.pipeline.command_line import (
   EXTRACT,
   SWEEP,
@@ -58,8 +59,10 @@ def test_before_anything_is_charged(
 def test_after_the_charge(
   place, capsys, monkeypatch, tmp_path, train_cache, command, epsilon
 ):
-  monkeypatch.setattr("pipeline.run_files.write_head", stop)
-  monkeypatch.setattr("pipeline.training_commands.write_head", stop)
+  monkeypatch.setattr("oneshot_dp.pipeline.runs.run_files.write_head", stop)
+  monkeypatch.setattr(
+    "oneshot_dp.pipeline.commands.training_commands.write_head", stop
+  )
   assert main(place(command)) == 130
   line = one_line(capsys.readouterr().err.splitlines()[-1])
   ledger = Ledger(train_cache.info.dataset)
@@ -74,7 +77,9 @@ def test_after_the_charge(
 
 def test_noisy_accuracies(place, capsys, monkeypatch):
   ask = "evaluate --head {head} --cache {eval} --private-eval 1 --delta 1e-5"
-  monkeypatch.setattr("pipeline.evaluation.release_accuracies", stop)
+  monkeypatch.setattr(
+    "oneshot_dp.pipeline.runs.evaluation.release_accuracies", stop
+  )
   line = fails(capsys, *place(ask), status=130)
   assert line == "interrupted: no result was shown; nothing was charged"
 
@@ -89,9 +94,12 @@ def test_what_was_charged_before_is_not_told_again(
 
 
 def test_after_the_last_file(place, capsys, monkeypatch, tmp_path):
-  monkeypatch.setattr("pipeline.training_commands.accuracy_table", stop)
   monkeypatch.setattr(
-    "pipeline.sweep.write_run", after("pipeline.sweep.write_run", stop)
+    "oneshot_dp.pipeline.commands.training_commands.accuracy_table", stop
+  )
+  monkeypatch.setattr(
+    "oneshot_dp.pipeline.runs.sweep.write_run",
+    after("oneshot_dp.pipeline.runs.sweep.write_run", stop),
   )
   assert main(place(SWEEP)) == 130
   line = one_line(capsys.readouterr().err.splitlines()[-1])

@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from linear_dp.plan import NOT_PRIVATE
-from pipeline.answer import Answer, plain
-from pipeline.arguments import COMMANDS
-from pipeline.cli import main
-from pipeline.ledger import Ledger
+from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.commands.arguments import COMMANDS
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.shell.answer import Answer, plain
 from tests.pipeline.command_line import EXTRACT, SWEEP, TRAIN, succeeds
 
 RUN = "--cache {train} --eval-cache {eval} --out {out}"

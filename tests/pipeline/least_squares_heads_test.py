@@ -11,27 +11,39 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, gaussian_mechanism
 
-from configs.errors import InputError
-from configs.schema import HeadConfig, PrivacyConfig, ReleaseOrder
-from extract.cache_reader import FeatureCache
-from linear_dp import secret_rows
-from linear_dp.accounting import noise_multiplier
-from linear_dp.class_moments import Shares
-from linear_dp.least_squares import LeastSquaresRule
-from pipeline.cli import main
-from pipeline.evaluation import evaluate_cache
-from pipeline.head_directory import read_head, write_head
-from pipeline.head_verify import verify_head
-from pipeline.import_features import import_features
-from pipeline.least_squares_training import LeastSquaresTrainer
-from pipeline.mechanism import Mechanism
-from pipeline.mechanisms import LeastSquares, mechanism_of
-from pipeline.receipt import problems
-from pipeline.trainer import Trainer
-from pipeline.training import cache_ledger, make_plan, train_heads
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  PrivacyConfig,
+  ReleaseOrder,
+)
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
+  LeastSquaresRule,
+)
+from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.statistics.class_moments import Shares
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.importing.import_features import import_features
+from oneshot_dp.pipeline.mechanisms import LeastSquares, mechanism_of
+from oneshot_dp.pipeline.mechanisms.mechanism import Mechanism
+from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
+from oneshot_dp.pipeline.saved_head.receipt import problems
+from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.training.least_squares_training import (
+  LeastSquaresTrainer,
+)
+from oneshot_dp.pipeline.training.train_heads import (
+  cache_ledger,
+  make_plan,
+  train_heads,
+)
+from oneshot_dp.pipeline.training.trainer import Trainer
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
-from tests.pipeline.receipt_test import changed, leaves, without
 from tests.pipeline.sample_caches import CLASSES, DIM, write_clusters
+from tests.pipeline.saved_head.receipt_test import changed, leaves, without
 
 CONFIG = HeadConfig(head="least-squares")
 Head = dict[str, Any]

@@ -6,10 +6,14 @@ import json
 import pytest
 from dp_accounting import NeighboringRelation
 
-from linear_dp.clipping import ClippedGradientGrid
-from linear_dp.whitened import WhiteningRule
-from pipeline.mechanism import AS_STORED, UNIT_NORM, Mechanism
-from pipeline.mechanisms import OneStep, Whitened, mechanism_of
+from oneshot_dp.linear_dp.heads.whitened.whitened import WhiteningRule
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.pipeline.mechanisms import OneStep, Whitened, mechanism_of
+from oneshot_dp.pipeline.mechanisms.mechanism import (
+  AS_STORED,
+  UNIT_NORM,
+  Mechanism,
+)
 
 
 def whitened(sigma: float, n: int = 50_000, centres: bool = True) -> Whitened:

@@ -14,32 +14,41 @@ import pytest
 from dp_accounting import NeighboringRelation, gaussian_mechanism
 from dp_accounting.pld import PLDAccountant
 
-from configs.errors import InputError
-from configs.schema import HeadConfig, PrivacyConfig, StepsConfig
-from extract.cache_reader import FeatureCache
-from linear_dp import gradient_sum, secret_rows
-from linear_dp.accounting import noise_multiplier
-from linear_dp.noise_source import NoiseSource
-from linear_dp.sampled_accounting import PoissonSampling
-from pipeline.cli import main
-from pipeline.head_choice import release_order
-from pipeline.head_directory import read_head, write_head
-from pipeline.head_verify import verify_head
-from pipeline.import_features import import_features
-from pipeline.mechanisms import MultiStep, mechanism_of, sampling_of
-from pipeline.multi_step_training import (
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  PrivacyConfig,
+  StepsConfig,
+)
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.statistics import gradient_sum
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.importing.import_features import import_features
+from oneshot_dp.pipeline.mechanisms import MultiStep, mechanism_of, sampling_of
+from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
+from oneshot_dp.pipeline.saved_head.receipt import problems
+from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.training.head_choice import release_order
+from oneshot_dp.pipeline.training.multi_step_training import (
   MultiStepTrainer,
   make_rule,
   planned_sampling,
 )
-from pipeline.receipt import problems
-from pipeline.trainer import Trainer
-from pipeline.training import cache_ledger, make_plan, train_heads
+from oneshot_dp.pipeline.training.train_heads import (
+  cache_ledger,
+  make_plan,
+  train_heads,
+)
+from oneshot_dp.pipeline.training.trainer import Trainer
 from tests.pipeline.by_chance import same_bits
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
-from tests.pipeline.head_verify_test import forge
-from tests.pipeline.receipt_test import changed, leaves, without
 from tests.pipeline.sample_caches import CLASSES, DIM
+from tests.pipeline.saved_head.receipt_test import changed, leaves, without
+from tests.pipeline.saved_head.verify_test import forge
 
 DELTA = 1e-5
 N = 180

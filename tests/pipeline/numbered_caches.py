@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from extract.block_builder import Rows
-from extract.cache_reader import FeatureCache
+from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.reader import FeatureCache
 from tests.pipeline.sample_caches import CLASSES, DIM, write_rows
 
 ROWS = 80

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from pipeline.cli import main
+from oneshot_dp.pipeline.cli import main
 from tests.pipeline.command_line import EXTRACT, SWEEP, TRAIN
 
 ABLATE = (

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from extract.block_builder import Rows
-from extract.cache_reader import FeatureCache, open_cache
-from extract.cache_writer import begin, finish, write_shard
+from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
+from oneshot_dp.extract.cache.writer import begin, finish, write_shard
 from tests.extract.caches import make_identity, part
 
 DIM = 6

@@ -10,16 +10,24 @@ import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 
-from configs.errors import InputError
-from linear_dp.accounting import noise_multiplier
-from linear_dp.noise_source import NoiseSource
-from linear_dp.plan import ReleasePlan
-from linear_dp.sampled_accounting import PoissonSampling, SampledGaussian
-from pipeline import budget
-from pipeline.budget import Gaussian, Payment, Sampled, changed_units
-from pipeline.cap import Cap
-from pipeline.charge import Charge
-from pipeline.ledger import Ledger
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.accounting.sampled import (
+  PoissonSampling,
+  SampledGaussian,
+)
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.ledger import spending as budget
+from oneshot_dp.pipeline.ledger.cap import Cap
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.spending import (
+  Gaussian,
+  Payment,
+  Sampled,
+  changed_units,
+)
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pipeline.cli import main
-from pipeline.training import cache_ledger
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import (
   SWEEP,
   TRAIN,

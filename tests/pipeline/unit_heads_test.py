@@ -8,22 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.errors import InputError
-from configs.schema import HeadConfig, PrivacyConfig
-from extract.cache_reader import FeatureCache
-from extract.cache_verify import verify_cache
-from linear_dp.noise_source import NoiseSource
-from pipeline.charge import Charge
-from pipeline.cli import main
-from pipeline.import_features import import_features
-from pipeline.ledger import Ledger
-from pipeline.one_step_training import make_grid
-from pipeline.receipt import problems
-from pipeline.training import cache_ledger, make_plan, train_heads
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.cache.verify import verify_cache
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.importing.import_features import import_features
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.saved_head.receipt import problems
+from oneshot_dp.pipeline.training.one_step_training import make_grid
+from oneshot_dp.pipeline.training.train_heads import (
+  cache_ledger,
+  make_plan,
+  train_heads,
+)
 from tests.extract.caches import digest
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
-from tests.pipeline.receipt_test import changed, leaves
 from tests.pipeline.sample_caches import CLASSES, DIM, write_clusters
+from tests.pipeline.saved_head.receipt_test import changed, leaves
 
 N = 200
 # How many rows a user has: private, and in no output. 61 users at m = 3.

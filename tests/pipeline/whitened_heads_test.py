@@ -13,30 +13,35 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, gaussian_mechanism
 
-from configs.errors import InputError
-from configs.schema import HeadConfig, HeadName, PrivacyConfig
-from extract.block_builder import Rows
-from extract.cache_reader import FeatureCache
-from linear_dp import gradient_sum, secret_rows
-from linear_dp.accounting import noise_multiplier
-from pipeline.cli import main
-from pipeline.head_directory import read_head, write_head
-from pipeline.head_verify import verify_head
-from pipeline.import_features import import_features
-from pipeline.mechanism import AS_STORED, UNIT_NORM
-from pipeline.mechanisms import Whitened, mechanism_of
-from pipeline.model_card import model_card
-from pipeline.receipt import problems
-from pipeline.training import cache_ledger, make_plan, train_heads
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig, HeadName, PrivacyConfig
+from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.statistics import gradient_sum
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.importing.import_features import import_features
+from oneshot_dp.pipeline.mechanisms import Whitened, mechanism_of
+from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
+from oneshot_dp.pipeline.saved_head.model_card import model_card
+from oneshot_dp.pipeline.saved_head.receipt import problems
+from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.training.train_heads import (
+  cache_ledger,
+  make_plan,
+  train_heads,
+)
 from tests.linear_dp.blocks import DTYPES
-from tests.linear_dp.whitened_test import (
+from tests.linear_dp.heads.whitened.whitened_test import (
   Transcript,
   unit_of_any_length,
   unit_rows,
 )
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
-from tests.pipeline.receipt_test import changed, leaves, without
 from tests.pipeline.sample_caches import write_clusters, write_rows
+from tests.pipeline.saved_head.receipt_test import changed, leaves, without
 
 WHITENED = HeadConfig(head="whitened")
 Head = dict[str, Any]

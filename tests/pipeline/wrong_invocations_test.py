@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extract.cache_identity import BackboneIdentity
-from pipeline.cli import main
-from pipeline.ledger import Ledger
+from oneshot_dp.extract.cache.identity import BackboneIdentity
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.command_line import (
   EXTRACT,
   ROOT,
@@ -259,7 +259,8 @@ class TestProcess:
       [
         "bash",
         "-c",
-        f"{shlex.quote(sys.executable)} -m pipeline.cli backbones | head -1;"
+        f"{shlex.quote(sys.executable)} -m oneshot_dp.pipeline.cli"
+        " backbones | head -1;"
         " exit ${PIPESTATUS[0]}",
       ],
       capture_output=True,

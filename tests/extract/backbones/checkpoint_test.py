@@ -11,10 +11,10 @@ import pytest
 import safetensors.numpy
 from flax import linen as nn
 
-from configs.errors import InputError
-from extract.backbones.architecture import Architecture
-from extract.backbones.checkpoint import read_arrays, to_params
-from extract.preprocess import Preprocessing
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.backbones.architecture import Architecture
+from oneshot_dp.extract.backbones.checkpoint import read_arrays, to_params
+from oneshot_dp.extract.images.preprocess import Preprocessing
 
 SHAPES = {"cls": (1, 1, 6), "block/kernel": (6, 6), "block/bias": (6,)}
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from extract.backbones import bit_resnet, nf_resnet, nfnet
-from extract.backbones.architecture import Architecture, Shape
-from extract.backbones.registry import parameter_shapes
+from oneshot_dp.extract.backbones.architecture import Architecture, Shape
+from oneshot_dp.extract.backbones.registry import parameter_shapes
+from oneshot_dp.extract.backbones.resnet import bit_resnet, nf_resnet, nfnet
 
 
 def shapes_of(module: nn.Module, side: int = 32) -> dict[str, Shape]:

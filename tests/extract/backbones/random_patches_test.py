@@ -8,9 +8,13 @@ import pytest
 import sklearn.datasets
 from dp_accounting import gaussian_mechanism
 
-from configs.errors import InputError
-from extract.backbones import random_patches
-from extract.preprocess import Preprocessing, normalize, prepare
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.backbones import random_patches
+from oneshot_dp.extract.images.preprocess import (
+  Preprocessing,
+  normalize,
+  prepare,
+)
 
 PARAMS = random_patches.make_params()
 

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from configs.errors import InputError
-from configs.schema import BackboneConfig, PreprocessConfig
-from extract.backbones import random_patches
-from extract.backbones.backbone import Backbone
-from extract.backbones.registry import (
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import BackboneConfig, PreprocessConfig
+from oneshot_dp.extract.backbones import random_patches
+from oneshot_dp.extract.backbones.backbone import Backbone
+from oneshot_dp.extract.backbones.registry import (
   backbone_names,
   find_architecture,
   load_backbone,

@@ -5,9 +5,9 @@ import jax
 import numpy as np
 import pytest
 
-from configs.errors import InputError
-from configs.schema import BackboneConfig, PreprocessConfig
-from extract.backbones.registry import load_backbone
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import BackboneConfig, PreprocessConfig
+from oneshot_dp.extract.backbones.registry import load_backbone
 
 CODE = """
 import jax.numpy as jnp

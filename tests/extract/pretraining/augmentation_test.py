@@ -3,9 +3,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from extract.pretraining import augmentation
-from extract.pretraining.augmentation import IMAGE_SIZE, augment, draw
-from extract.pretraining.glyphs import Glyphs, written_glyphs
+from oneshot_dp.extract.pretraining import augmentation
+from oneshot_dp.extract.pretraining.augmentation import (
+  IMAGE_SIZE,
+  augment,
+  draw,
+)
+from oneshot_dp.extract.pretraining.glyphs import Glyphs, written_glyphs
 
 
 @pytest.fixture(scope="module")

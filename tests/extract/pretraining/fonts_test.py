@@ -1,8 +1,8 @@
 import pytest
 
-from configs.errors import InputError
-from extract.pretraining.characters import CHARACTERS
-from extract.pretraining.fonts import Typeface, find_typefaces, glyph
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.pretraining.characters import CHARACTERS
+from oneshot_dp.extract.pretraining.fonts import Typeface, find_typefaces, glyph
 
 
 @pytest.fixture(scope="module")

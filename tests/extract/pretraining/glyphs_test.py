@@ -1,16 +1,20 @@
 import numpy as np
 import pytest
 
-from extract.pretraining.characters import CHARACTERS, CLASSES, class_of
-from extract.pretraining.fonts import find_typefaces, glyph
-from extract.pretraining.glyphs import (
+from oneshot_dp.extract.pretraining.characters import (
+  CHARACTERS,
+  CLASSES,
+  class_of,
+)
+from oneshot_dp.extract.pretraining.fonts import find_typefaces, glyph
+from oneshot_dp.extract.pretraining.glyphs import (
   BOX,
   SIDE,
   Glyphs,
   printed_glyphs,
   written_glyphs,
 )
-from extract.pretraining.skeletons import SKELETONS
+from oneshot_dp.extract.pretraining.skeletons import SKELETONS
 
 
 @pytest.fixture(scope="module")

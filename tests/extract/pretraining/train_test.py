@@ -6,15 +6,19 @@ import jax
 import numpy as np
 import pytest
 
-from configs.schema import BackboneConfig, PreprocessConfig
-from extract import pretraining
-from extract.backbones.glyph_vit import NAME, WEIGHTS
-from extract.backbones.registry import load_backbone
-from extract.pretraining import network
-from extract.pretraining.characters import CLASSES
-from extract.pretraining.fonts import find_typefaces
-from extract.pretraining.glyphs import Glyphs, printed_glyphs, written_glyphs
-from extract.pretraining.train import Settings, accuracy, train
+from oneshot_dp.configs.extract_config import BackboneConfig, PreprocessConfig
+from oneshot_dp.extract import pretraining
+from oneshot_dp.extract.backbones.registry import load_backbone
+from oneshot_dp.extract.backbones.vit.glyph_vit import NAME, WEIGHTS
+from oneshot_dp.extract.pretraining import network
+from oneshot_dp.extract.pretraining.characters import CLASSES
+from oneshot_dp.extract.pretraining.fonts import find_typefaces
+from oneshot_dp.extract.pretraining.glyphs import (
+  Glyphs,
+  printed_glyphs,
+  written_glyphs,
+)
+from oneshot_dp.extract.pretraining.train import Settings, accuracy, train
 
 TINY = Settings(
   out=pathlib.Path("unused"), steps=12, batch_size=32, learning_rate=3e-3
@@ -89,7 +93,8 @@ def test_nothing_here_knows_scikit_learn():
   for module in pathlib.Path(pretraining.__file__).parent.glob("*.py"):
     assert "sklearn" not in module.read_text()
   code = (
-    "import sys; import extract.pretraining.train; "
-    "sys.exit(not {'sklearn', 'extract.digits'}.isdisjoint(sys.modules))"
+    "import sys; import oneshot_dp.extract.pretraining.train; "
+    "seen = {'sklearn', 'oneshot_dp.extract.sources.digits'}; "
+    "sys.exit(not seen.isdisjoint(sys.modules))"
   )
   subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from configs.errors import InputError, RunError
-from extract.weights import download, locations
-from extract.weights.locations import local_weights
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.weights import download, locations
+from oneshot_dp.extract.weights.locations import local_weights
 from tests.extract.weights.file_server import Served, running
 
 BODY = np.random.default_rng(0).bytes(1_500_000)
@@ -74,7 +74,7 @@ def ask_elsewhere(location, cache, **environment):
   """`local_weights` in another process: its answer or its error."""
   code = (
     "import sys\n"
-    "from extract.weights.locations import local_weights\n"
+    "from oneshot_dp.extract.weights.locations import local_weights\n"
     "try: print(local_weights(sys.argv[1]))\n"
     "except Exception as e: print(type(e).__name__, e)\n"
   )

@@ -1,0 +1,236 @@
+"""What to extract, as frozen dataclasses.
+
+An experiment file (`configs/<name>.py`) has one function, `get_config()`, that
+returns an `ExtractConfig`; every field can be overridden on the command line.
+"""
+
+import dataclasses
+import re
+from typing import Literal
+
+from oneshot_dp.configs.errors import InputError, check_positive
+
+Resample = Literal["bilinear", "bicubic", "lanczos"]
+OnDecodeError = Literal["fail", "skip"]
+EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
+ComputeDtype = Literal["float32", "bfloat16"]
+
+EXAMPLE_UNIT = "example"
+"""The privacy unit where every row is one of its own."""
+POSITION_IDS = "position"
+"""Where an example_id comes from if it only says where in its split a row is.
+
+It is no name of the image then: another copy of the data may be in another
+order."""
+
+
+# It is printed, and goes into receipts and model cards.
+_UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
+
+
+def check_unit_name(name: str) -> None:
+  """Refuses what cannot name a privacy unit coarser than an example.
+
+  Raises:
+    InputError: it is not a short name, or is "example".
+  """
+  if name == EXAMPLE_UNIT or not _UNIT_NAME.fullmatch(name):
+    raise InputError(
+      f'unit name {name!r} must be a short public one such as "user" or'
+      f' "patient", and not "{EXAMPLE_UNIT}".'
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TfdsSource:
+  """A TensorFlow Datasets data set, read as ArrayRecord.
+
+  Attributes:
+    name: TFDS name, with config and version if wanted ("cifar10",
+      "imagenet2012:5.*.*", "my_data/config:1.0.0").
+    data_dir: where TFDS keeps its data; None is TFDS's own default.
+    image_key: the feature that holds the image; None if there is just one.
+    label_key: the feature that holds the class; None if there is just one.
+    unit_key: the integer feature that says whose an example is, where the
+      privacy unit is coarser than an example; its name is the unit's.
+    id_key: the text feature whose last number is to be the example_id
+      ("file_name" of imagenet2012: ILSVRC2012_val_00000017.JPEG is 17), needed
+      for --real-labels; no two may be equal. None is the position.
+  """
+
+  name: str
+  data_dir: str | None = None
+  image_key: str | None = None
+  label_key: str | None = None
+  unit_key: str | None = None
+  id_key: str | None = None
+
+  def __post_init__(self):
+    if self.unit_key is not None:
+      check_unit_name(self.unit_key)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageFolderSource:
+  """Image files in `root/<class>/<file>`, or `root/<split>/<class>/<file>`.
+
+  Attributes:
+    root: the folder. Without folders named after splits, every split reads
+      the same images.
+    name: public name of the data set; None is the last part of `root`.
+    id_from_name: take the last number of each file's name as the example_id
+      (ILSVRC2012_val_00000017.JPEG is 17), needed for --real-labels; no two may
+      be equal. Default: the position.
+  """
+
+  root: str
+  name: str | None = None
+  id_from_name: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArraysSource:
+  """Images in an npz: `image` uint8 [n, h, w, 3 or 1], `label` int [n].
+
+  With several splits in one file the arrays are `<split>_image`,
+  `<split>_label`. `class_names` [K] (str) is needed unless `num_classes` is
+  given; `example_id` [n] (int64) is optional and defaults to the row, and so is
+  `unit_id` [n] (int64): whose each image is, where the privacy unit is coarser
+  than an example.
+
+  Attributes:
+    path: the npz file.
+    name: public name of the data set; None is the file's stem.
+    num_classes: K, where the file has no `class_names`.
+    unit_name: what `unit_id` numbers: "user", "patient" ...; public.
+  """
+
+  path: str
+  name: str | None = None
+  num_classes: int | None = None
+  unit_name: str | None = None
+
+  def __post_init__(self):
+    if self.unit_name is not None:
+      check_unit_name(self.unit_name)
+
+
+Source = TfdsSource | ImageFolderSource | ArraysSource
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreprocessConfig:
+  """Changes to the preprocessing that the backbone's weights were made for.
+
+  None leaves what the backbone's reference does (`oneshot-dp backbones`).
+
+  Attributes:
+    image_size: side of the square that the backbone takes, pixels.
+    resize: a number: first resize the shorter side to this many pixels, then
+      crop the central square. "square": resize both sides straight to
+      `image_size`. None: as the reference, in proportion to `image_size`.
+    keep_aspect: whether a numeric `resize` keeps the aspect ratio; if not, both
+      sides are resized to it.
+    resample: the filter.
+    antialias: whether it is widened when shrinking, as Pillow does; bilinear
+      can do without, as TensorFlow does by default.
+    mean, std: per-channel, in units of [0, 1]; (x/255 - mean)/std.
+  """
+
+  image_size: int | None = None
+  resize: int | Literal["square"] | None = None
+  keep_aspect: bool | None = None
+  resample: Resample | None = None
+  antialias: bool | None = None
+  mean: tuple[float, float, float] | None = None
+  std: tuple[float, float, float] | None = None
+
+  def __post_init__(self):
+    check_positive("image_size", self.image_size)
+    if self.std is not None and min(self.std) <= 0:
+      raise InputError(f"std={self.std} must be positive.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneConfig:
+  """A frozen public feature extractor.
+
+  Attributes:
+    name: a name that `oneshot-dp backbones` lists (`vit_b16`, `bit_r50x4`,
+      `dinov2_b14` …), or `FILE.py:FUNCTION`, your own function (params,
+      images [b, s, s, 3]) to embeddings [b, d].
+    weights: the pretrained weights: a path, https://, gs://BUCKET/FILE or
+      hf://OWNER/REPO/FILE; npz or safetensors. None only where the backbone
+      needs none, or brings its own.
+    weights_sha256: what the SHA-256 of the weights must be, in hexadecimal;
+      None accepts the file that is there (its hash is recorded in any case).
+    embedding: the layer to read; None is the backbone's first in `oneshot-dp
+      backbones`.
+    compute_dtype: dtype of the matrix products; normalisation and softmax
+      stay in float32. None is bfloat16 where the job is started on a TPU or
+      GPU, and float32 on a CPU.
+  """
+
+  name: str = "vit_b16"
+  weights: str | None = None
+  weights_sha256: str | None = None
+  embedding: str | None = None
+  compute_dtype: ComputeDtype | None = None
+
+  def __post_init__(self):
+    if self.weights_sha256 is not None and self.weights is None:
+      raise InputError(
+        f"weights_sha256={self.weights_sha256} is of no file: give"
+        " backbone.weights too."
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExtractConfig:
+  """One extraction job: a split of a source through a backbone into a cache.
+
+  Attributes:
+    source: where the images are.
+    split: the split to read ("train", "test", "train[:10%]" for TFDS).
+    backbone: what makes the embeddings.
+    preprocess: what the backbone is shown, where that is not its reference.
+    views: store the mean over this many random views of each image (inception
+      crop and flip) instead of the embedding of its centre; None is the
+      centre.
+    view_min_area: smallest part of the image's area that a view may show;
+      None is 0.08.
+    batch_size: images (or views) per device call, all local devices together;
+      None is 16 for each CPU device, 64 for each TPU chip, 256 for each GPU.
+    embedding_dtype: precision of the embeddings in the cache.
+    shard_rows: rows per shard; a kill loses at most one shard of work.
+    decode_threads: threads that decode and resize; None is one per core.
+    on_decode_error: "fail" stops the job at an image that cannot be decoded;
+      "skip" leaves it out and records its id in the cache.
+  """
+
+  source: Source
+  split: str = "train"
+  backbone: BackboneConfig = BackboneConfig()
+  preprocess: PreprocessConfig = PreprocessConfig()
+  views: int | None = None
+  view_min_area: float | None = None
+  batch_size: int | None = None
+  embedding_dtype: EmbeddingDtype = "float16"
+  shard_rows: int = 2048
+  decode_threads: int | None = None
+  on_decode_error: OnDecodeError = "fail"
+
+  def __post_init__(self):
+    for field in ("views", "batch_size", "shard_rows", "decode_threads"):
+      check_positive(field, getattr(self, field))
+    if self.view_min_area is not None and self.views is None:
+      raise InputError(
+        f"view_min_area={self.view_min_area} is for views: give views too."
+      )
+    if not 0 < self.min_area <= 1:
+      raise InputError(f"view_min_area={self.min_area} is not in (0, 1].")
+
+  @property
+  def min_area(self) -> float:
+    """`view_min_area`, or the share of "Going Deeper with Convolutions"."""
+    return 0.08 if self.view_min_area is None else self.view_min_area

@@ -1,0 +1,207 @@
+"""Which cache a job makes: known before it runs, and public."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import tensorflow_datasets as tfds
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import (
+  EXAMPLE_UNIT,
+  POSITION_IDS,
+  EmbeddingDtype,
+  check_unit_name,
+)
+from oneshot_dp.extract.cache.block import EMBEDDING_DTYPES
+
+NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneIdentity:
+  """What made the embeddings.
+
+  Attributes:
+    name: the backbone, or what the user calls it where features are imported.
+    layer: where in the backbone the embedding is taken ("cls", "mean" …).
+    weights_sha256: of the weights file; None where there is none.
+    code_sha256: of the Python file, where the backbone is the user's own.
+    compute_dtype: dtype of the matrix products; None where unknown.
+  """
+
+  name: str
+  layer: str | None = None
+  weights_sha256: str | None = None
+  code_sha256: str | None = None
+  compute_dtype: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheIdentity:
+  """What an extraction job is, before it has run; all of it public.
+
+  Two jobs with the same identity (and batch size, and kind and number of
+  devices, which move an embedding by rounding only) write the same bytes.
+
+  Attributes:
+    dataset, dataset_version, split: public names of the source.
+    source_num_examples: examples in the split; treated as public.
+    feature_dim: d.
+    class_names: one per class, from public metadata, never from the labels.
+    num_classes_source: where K comes from.
+    backbone: what made the embeddings.
+    preprocess: what the backbone was shown; JSON-able.
+    views: what was averaged for each row; None where it is one centre view.
+    embedding_dtype: precision of the stored embeddings.
+    shard_rows: source examples per shard.
+    decoder: what decoded the images; None where nothing was decoded.
+    libraries: version of each library that computed the embeddings.
+    privacy_unit: public name of what a privacy guarantee is about: "example"
+      where that is a row, else what `unit_id` numbers ("user", "patient").
+    id_source: public name of what `example_id` was read from: "position" where
+      it is the place in the split, and so no name of the example.
+  """
+
+  dataset: str
+  split: str
+  source_num_examples: int
+  feature_dim: int
+  class_names: tuple[str, ...]
+  num_classes_source: NumClassesSource
+  backbone: BackboneIdentity
+  embedding_dtype: EmbeddingDtype
+  dataset_version: str | None = None
+  preprocess: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  views: Mapping[str, Any] | None = None
+  shard_rows: int = 2048
+  decoder: str | None = None
+  libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  privacy_unit: str = EXAMPLE_UNIT
+  id_source: str = POSITION_IDS
+
+  def __post_init__(self) -> None:
+    for field in ("source_num_examples", "feature_dim", "shard_rows"):
+      value = getattr(self, field)
+      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{field}={value!r} must be a positive integer.")
+    if self.embedding_dtype not in EMBEDDING_DTYPES:
+      raise InputError(
+        f"embedding_dtype={self.embedding_dtype!r} is not one of "
+        f"{', '.join(EMBEDDING_DTYPES)}."
+      )
+    if self.has_units:
+      check_unit_name(self.privacy_unit)
+    if not self.class_names:
+      raise InputError("class_names is empty: a cache needs a class or more.")
+    # As JSON reads it back (tuples are lists), so that a job on disk and the
+    # same job in memory are equal.
+    for field in ("preprocess", "views", "libraries"):
+      plain = json.loads(canonical_json(getattr(self, field)))
+      object.__setattr__(self, field, plain)
+
+  @property
+  def has_units(self) -> bool:
+    """Whether rows have a `unit_id`, because a unit may have many."""
+    return self.privacy_unit != EXAMPLE_UNIT
+
+  @property
+  def num_classes(self) -> int:
+    return len(self.class_names)
+
+  @property
+  def num_classes_is_public(self) -> bool:
+    """False where K was read off the labels, which are private."""
+    return self.num_classes_source in ("class_names", "flag")
+
+  @property
+  def num_shards(self) -> int:
+    return -(-self.source_num_examples // self.shard_rows)
+
+  def shard_range(self, shard_index: int) -> range:
+    """Source indices of a shard: contiguous, disjoint, all of them."""
+    if not 0 <= shard_index < self.num_shards:
+      raise ValueError(
+        f"shard_index={shard_index} is not in [0, {self.num_shards})."
+      )
+    first = shard_index * self.shard_rows
+    return range(first, min(first + self.shard_rows, self.source_num_examples))
+
+  @property
+  def tfds_name(self) -> str:
+    return _identifier(self.dataset, prefix="dataset")
+
+  @property
+  def tfds_split(self) -> str:
+    return _identifier(self.split, prefix="split")
+
+  @property
+  def tfds_version(self) -> str:
+    """The data set's version where TFDS can read it, else TFDS's default."""
+    legal = tfds.core.Version.is_valid(self.dataset_version)
+    return str(self.dataset_version) if legal else "1.0.0"
+
+  def file_template(self, data_dir: str = "") -> tfds.core.ShardedFileTemplate:
+    return tfds.core.ShardedFileTemplate(
+      data_dir=data_dir,
+      dataset_name=self.tfds_name,
+      split=self.tfds_split,
+      filetype_suffix="array_record",
+    )
+
+  def shard_name(self, shard_index: int) -> str:
+    return (
+      self.file_template()
+      .sharded_filepath(shard_index=shard_index, num_shards=self.num_shards)
+      .name
+    )
+
+  @functools.cached_property
+  def backbone_fingerprint(self) -> str:
+    """SHA-256 over what decides an embedding.
+
+    A head fits every cache with its backbone fingerprint. The storage dtype,
+    the dtype of the products and library versions change an embedding by
+    rounding only and are left out. So are views: heads trained on means over
+    views are meant for the plain embeddings of test images.
+    """
+    return sha256_of(
+      {
+        "name": self.backbone.name,
+        "layer": self.backbone.layer,
+        "weights_sha256": self.backbone.weights_sha256,
+        "code_sha256": self.backbone.code_sha256,
+        "preprocess": self.preprocess,
+        "feature_dim": self.feature_dim,
+      }
+    )
+
+  def to_json(self) -> dict[str, Any]:
+    return json.loads(canonical_json(dataclasses.asdict(self)))
+
+
+def numbered_class_names(num_classes: int) -> tuple[str, ...]:
+  """Names "0" … "K-1" for classes that have none."""
+  return tuple(str(i) for i in range(num_classes))
+
+
+def canonical_json(data: Any) -> str:
+  """The one JSON text of a value: sorted keys, no spaces, no NaN."""
+  return json.dumps(
+    data, sort_keys=True, separators=(",", ":"), allow_nan=False
+  )
+
+
+def sha256_of(data: Any) -> str:
+  """SHA-256 of a value's one JSON text, in hexadecimal."""
+  return hashlib.sha256(canonical_json(data).encode()).hexdigest()
+
+
+def _identifier(text: str, *, prefix: str) -> str:
+  """A name that TFDS accepts: lower-case ASCII, a letter first."""
+  name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+  return name if name[:1].isalpha() else f"{prefix}_{name}".rstrip("_")

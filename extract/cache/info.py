@@ -1,0 +1,161 @@
+"""The feature cache's format: what is in it and what its files are called.
+
+A cache is a directory for one split of one data set. Its shards are ArrayRecord
+files (`cache.block` is one record of them), and TensorFlow Datasets reads it
+with no code of ours. `cache_info.json` says what the rows are and makes the
+directory a cache: it is written last. `shards.json` lists the shards.
+Nothing in either depends on the labels.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Self
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.identity import (
+  BackboneIdentity,
+  CacheIdentity,
+  sha256_of,
+)
+
+FORMAT_VERSION = 1
+INFO_FILE = "cache_info.json"
+SHARDS_FILE = "shards.json"
+INCOMPLETE_DIR = "_incomplete"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheInfo(CacheIdentity):
+  """A finished cache: the identity, and how the job came out.
+
+  >>> info = CacheInfo(
+  ...   dataset="pets",
+  ...   split="train",
+  ...   source_num_examples=100,
+  ...   num_examples=100,
+  ...   feature_dim=192,
+  ...   class_names=("cat", "dog"),
+  ...   num_classes_source="class_names",
+  ...   backbone=BackboneIdentity(name="vit_ti16", layer="cls"),
+  ...   embedding_dtype="float16",
+  ... )
+  >>> info.num_classes, info.privacy_unit, info.num_shards
+  (2, 'example', 1)
+
+  Attributes:
+    num_examples: rows in the cache, n; treated as public.
+    skipped_example_ids: sorted ids of the examples that were left out because
+      they could not be decoded; num_examples + skipped = source_num_examples.
+  """
+
+  num_examples: int
+  skipped_example_ids: tuple[int, ...] = ()
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """SHA-256 over the public identity of the cache.
+
+    *Formal guarantee*: a function of public metadata only. It goes into
+    receipts, which leave; a hash of the embeddings, labels or ids (or of
+    which examples could not be decoded) would let whoever holds a candidate
+    data set test if it is the one, and must never enter here.
+    """
+    return sha256_of(
+      {
+        "format_version": FORMAT_VERSION,
+        "dataset": self.dataset,
+        "dataset_version": self.dataset_version,
+        "split": self.split,
+        "num_examples": self.num_examples,
+        "source_num_examples": self.source_num_examples,
+        "feature_dim": self.feature_dim,
+        "class_names": self.class_names,
+        "backbone_fingerprint": self.backbone_fingerprint,
+        "views": self.views,
+        "embedding_dtype": self.embedding_dtype,
+        "privacy_unit": self.privacy_unit,
+      }
+    )
+
+  @classmethod
+  def of(
+    cls,
+    identity: CacheIdentity,
+    *,
+    num_examples: int,
+    skipped_example_ids: tuple[int, ...],
+  ) -> Self:
+    fields = dataclasses.fields(CacheIdentity)
+    return cls(
+      **{f.name: getattr(identity, f.name) for f in fields},
+      num_examples=num_examples,
+      skipped_example_ids=skipped_example_ids,
+    )
+
+  def to_json(self) -> dict[str, Any]:
+    return super().to_json() | {
+      "format_version": FORMAT_VERSION,
+      "num_classes": self.num_classes,
+      "backbone_fingerprint": self.backbone_fingerprint,
+      "fingerprint": self.fingerprint,
+    }
+
+  @classmethod
+  def from_json(cls, data: Mapping[str, Any]) -> Self:
+    """Reads `to_json`'s output, and nothing else.
+
+    Raises:
+      InputError: another format version, or edited by hand.
+    """
+    if data.get("format_version") != FORMAT_VERSION:
+      raise InputError(
+        f"format_version={data.get('format_version')!r} is not supported, "
+        f"this version reads {FORMAT_VERSION}; extract the cache again."
+      )
+    try:
+      names = {f.name for f in dataclasses.fields(cls)}
+      values = {name: data[name] for name in names}
+      info = cls(
+        **values
+        | {
+          "backbone": BackboneIdentity(**data["backbone"]),
+          "class_names": tuple(data["class_names"]),
+          "skipped_example_ids": tuple(data["skipped_example_ids"]),
+        }
+      )
+    except (KeyError, TypeError) as e:
+      raise InputError(f"field missing or malformed ({e}).") from e
+    if info.to_json() != data:
+      raise InputError(
+        "the fingerprints do not fit the other fields: the file was edited; "
+        "restore it or extract the cache again."
+      )
+    return info
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+  """What `shards.json` says of a shard; stays with the private data.
+
+  Attributes:
+    file: name in the cache's directory.
+    first_index: the first source index of the shard's fixed range.
+    rows, blocks, bytes: how much is in it.
+    sha256: of the file.
+    skipped_example_ids: sorted ids of the range that are not in the shard.
+  """
+
+  file: str
+  first_index: int
+  rows: int
+  blocks: int
+  bytes: int
+  sha256: str
+  skipped_example_ids: tuple[int, ...] = ()
+
+  @classmethod
+  def from_json(cls, data: Mapping[str, Any]) -> Self:
+    fields = dict(data)
+    skipped = tuple(fields.pop("skipped_example_ids"))
+    return cls(**fields, skipped_example_ids=skipped)

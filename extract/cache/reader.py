@@ -1,0 +1,264 @@
+"""Reads a feature cache: a stream of blocks, in bounded memory."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+
+from array_record.python import array_record_module
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.block import Block, BlockCodec
+from oneshot_dp.extract.cache.identity import sha256_of
+from oneshot_dp.extract.cache.info import (
+  INCOMPLETE_DIR,
+  INFO_FILE,
+  SHARDS_FILE,
+  CacheInfo,
+  ShardRecord,
+)
+from oneshot_dp.extract.storage.durable_files import read_json
+
+# Records are read one after another, and the disk's own read-ahead serves
+# that: ArrayRecord's threads cost more than they bring (2.4 against 3.7 GB/s).
+_READER_OPTIONS = "max_parallelism:0"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureCache:
+  """A finished cache; `open_cache` makes one.
+
+  >>> import tempfile
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   cache = oneshot_dp.write_cache(
+  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
+  ...   )
+  ...   shapes = [block.embedding.shape for block in cache.blocks()]
+  >>> len(cache), shapes
+  (4, [(4, 4)])
+
+  Attributes:
+    path: the directory.
+    info: what is in it; public, except for `skipped_example_ids`.
+    shards: what its shards are; stays with the private data.
+  """
+
+  path: pathlib.Path
+  info: CacheInfo
+  shards: tuple[ShardRecord, ...]
+
+  def __len__(self) -> int:
+    return self.info.num_examples
+
+  @property
+  def fingerprint(self) -> str:
+    return self.info.fingerprint
+
+  @property
+  def private_digest(self) -> str:
+    """SHA-256 over the shards: equal for the same rows in the same form.
+
+    Whatever the cache is called. It stays with the private data.
+    """
+    return sha256_of([shard.sha256 for shard in self.shards])
+
+  def blocks(
+    self, shard_order: Sequence[int] | None = None, prefetch: int = 16
+  ) -> Iterator[Block]:
+    """Streams the rows, every one once.
+
+    One background thread reads and parses up to `prefetch` blocks ahead. It
+    ends with the iterator, however that ends.
+
+    Args:
+      shard_order: shards to read, in this order; None is all of them. A part
+        of them is fine (one host of several), the same one twice is not.
+      prefetch: blocks in memory besides the one in use.
+
+    Yields:
+      Blocks of up to 256 rows, in the shard's order.
+
+    Raises:
+      InputError: a shard is damaged.
+      ValueError: `shard_order` or `prefetch` makes no sense.
+    """
+    order = range(len(self.shards)) if shard_order is None else shard_order
+    if len(set(order)) != len(order):
+      raise ValueError("shard_order names a shard twice: rows count only once.")
+    if not set(order) <= set(range(len(self.shards))):
+      raise ValueError(f"shard_order is not within 0 … {len(self.shards) - 1}.")
+    if prefetch < 1:
+      raise ValueError(f"prefetch={prefetch} must be at least 1.")
+    return _prefetched(self, order, prefetch)
+
+  def shard_blocks(self, shard_index: int) -> Iterator[Block]:
+    """Streams one shard in the calling thread; see `blocks`."""
+    shard = self.shards[shard_index]
+    path = self.path / shard.file
+    codec = BlockCodec(
+      self.info.feature_dim,
+      self.info.embedding_dtype,
+      has_units=self.info.has_units,
+    )
+    reader = array_record_module.ArrayRecordReader(str(path), _READER_OPTIONS)
+    rows = 0
+    try:
+      if reader.num_records() != shard.blocks:
+        raise ValueError(f"{reader.num_records()} blocks, not {shard.blocks}")
+      for _ in range(shard.blocks):
+        block = codec.decode(reader.read())
+        rows += len(block)
+        yield block
+      if rows != shard.rows:
+        raise ValueError(f"{rows} rows, not {shard.rows}")
+    # ArrayRecord reports damage (each chunk has a checksum) as RuntimeError or
+    # IndexError. What the consumer does with a block is not seen here.
+    except (RuntimeError, IndexError, ValueError) as e:
+      raise InputError(
+        f"{path}: damaged ({str(e).split('; ')[0]}); delete the cache "
+        "and extract it again, or restore this file."
+      ) from e
+    finally:
+      with contextlib.suppress(RuntimeError):  # says the same damage again
+        reader.close()
+
+
+def open_cache(path: str | os.PathLike) -> FeatureCache:
+  """Opens a finished cache; looks at names and sizes, not at the rows.
+
+  >>> import tempfile
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   _ = oneshot_dp.write_cache(
+  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
+  ...   )
+  ...   cache = open_cache(f"{folder}/pets")
+  >>> cache.info.dataset, cache.info.split, cache.info.class_names
+  ('pets', 'train', ('0', '1'))
+
+  Args:
+    path: the directory.
+
+  Returns:
+    The cache.
+
+  Raises:
+    InputError: no such directory, not a finished cache, another format
+      version, edited metadata, a shard missing or of the wrong size.
+  """
+  cache = read_metadata(path)
+  for shard in cache.shards:
+    problem = size_problem(cache, shard)
+    if problem:
+      raise InputError(f"{problem}; restore it or extract the cache again.")
+  return cache
+
+
+def read_metadata(path: str | os.PathLike) -> FeatureCache:
+  """`open_cache` without a look at the shards."""
+  directory = pathlib.Path(path)
+  if not directory.is_dir():
+    raise InputError(f"{directory}: no such directory.")
+  if not (directory / INFO_FILE).is_file():
+    raise InputError(
+      f"{directory}: not a finished cache; re-run the extraction to resume."
+      if (directory / INCOMPLETE_DIR).is_dir()
+      else f"{directory}: not a feature cache (no {INFO_FILE}); make one with "
+      "`oneshot-dp extract` or `oneshot-dp import-features`."
+    )
+  try:
+    info = CacheInfo.from_json(read_json(directory / INFO_FILE))
+  except InputError as e:
+    raise InputError(f"{directory / INFO_FILE}: {e}") from e
+  listed = read_json(directory / SHARDS_FILE)
+  try:
+    shards = tuple(ShardRecord.from_json(shard) for shard in listed["shards"])
+  except (KeyError, TypeError) as e:
+    raise InputError(
+      f"{directory / SHARDS_FILE}: malformed ({type(e).__name__}); restore it "
+      "or extract the cache again."
+    ) from e
+  expected = [
+    (info.shard_name(i), info.shard_range(i).start)
+    for i in range(info.num_shards)
+  ]
+  rows = sum(shard.rows for shard in shards)
+  if [
+    (shard.file, shard.first_index) for shard in shards
+  ] != expected or rows != info.num_examples:
+    raise InputError(
+      f"{directory / SHARDS_FILE}: {len(shards)} shards with {rows} rows do "
+      f"not fit {INFO_FILE}: {info.num_shards} shards with {info.num_examples} "
+      "rows; restore it or extract the cache again."
+    )
+  return FeatureCache(path=directory, info=info, shards=shards)
+
+
+def size_problem(cache: FeatureCache, shard: ShardRecord) -> str | None:
+  """What is wrong with the shard's file from the outside, if anything."""
+  path = cache.path / shard.file
+  if not path.is_file():
+    return f"{path}: missing"
+  size = path.stat().st_size
+  if size != shard.bytes:
+    return f"{path}: {size} bytes, not {shard.bytes}"
+  return None
+
+
+def _prefetched(
+  cache: FeatureCache, order: Sequence[int], prefetch: int
+) -> Iterator[Block]:
+  """Yields the blocks that a thread reads ahead.
+
+  Two C queues, one of blocks and one of tickets to read a block, cost less per
+  block than a bounded `queue.Queue`, whose locks are taken in Python.
+  """
+  ready: queue.SimpleQueue[Block | BaseException | None] = queue.SimpleQueue()
+  tickets: queue.SimpleQueue[bool] = queue.SimpleQueue()
+  for _ in range(prefetch - 1):  # and the thread has a block in its hands
+    tickets.put(True)
+  thread = threading.Thread(
+    target=_read_ahead,
+    args=(cache, order, tickets, ready),
+    name="feature-cache-reader",
+    daemon=True,
+  )
+  thread.start()
+  try:
+    while True:
+      tickets.put(True)
+      item = ready.get()
+      if item is None:
+        return
+      if isinstance(item, BaseException):
+        raise item
+      yield item
+  finally:
+    tickets.put(False)
+    thread.join()
+
+
+def _read_ahead(
+  cache: FeatureCache,
+  order: Sequence[int],
+  tickets: "queue.SimpleQueue[bool]",
+  ready: "queue.SimpleQueue[Block | BaseException | None]",
+) -> None:
+  try:
+    for shard_index in order:
+      for block in cache.shard_blocks(shard_index):
+        if not tickets.get():
+          return
+        ready.put(block)
+        del block
+    ready.put(None)
+  except BaseException as e:
+    ready.put(e)

@@ -1,0 +1,74 @@
+"""What `oneshot-dp inspect` says of a feature cache."""
+
+from typing import Any
+
+from oneshot_dp.extract.cache.reader import FeatureCache
+
+
+def public_metadata(cache: FeatureCache) -> dict[str, Any]:
+  """What may be said of a cache; JSON-able, without any label statistics.
+
+  Example ids of skipped examples depend on the private data and are left out.
+  """
+  data = cache.info.to_json()
+  skipped = data.pop("skipped_example_ids")
+  return data | {
+    "num_skipped": len(skipped),
+    "num_shards": len(cache.shards),
+    "bytes": sum(shard.bytes for shard in cache.shards),
+  }
+
+
+def describe(cache: FeatureCache) -> str:
+  """`public_metadata` as a table for a person.
+
+  >>> import tempfile
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   cache = oneshot_dp.write_cache(
+  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
+  ...   )
+  >>> print(describe(cache))
+  data set              pets, split train
+  examples              4 of 4 (0 skipped)
+  features              4 x float16
+  classes               2 (from flag)
+  ...
+
+  Args:
+    cache: any cache.
+
+  Returns:
+    A line for each fact, without any label statistics.
+  """
+  info, data = cache.info, public_metadata(cache)
+  names = ", ".join(info.class_names[:8])
+  more = f", … ({info.num_classes} in all)" if info.num_classes > 8 else ""
+  version = f" {info.dataset_version}" if info.dataset_version else ""
+  rows = {
+    "data set": f"{info.dataset}{version}, split {info.split}",
+    "examples": f"{info.num_examples:,} of {info.source_num_examples:,}"
+    f" ({data['num_skipped']} skipped)",
+    "features": f"{info.feature_dim} x {info.embedding_dtype}",
+    "classes": f"{info.num_classes} (from {info.num_classes_source})",
+    "class names": names + more,
+    "backbone": f"{info.backbone.name}, layer {info.backbone.layer or '-'}",
+    "weights SHA-256": info.backbone.weights_sha256 or "-",
+    "compute dtype": info.backbone.compute_dtype or "-",
+    "preprocessing": ", ".join(f"{k}={v}" for k, v in info.preprocess.items())
+    or "-",
+    "views": ", ".join(f"{k}={v}" for k, v in (info.views or {}).items())
+    or "-",
+    "decoder": info.decoder or "-",
+    "libraries": ", ".join(f"{k} {v}" for k, v in info.libraries.items())
+    or "-",
+    "privacy unit": info.privacy_unit,
+    "example ids": info.id_source,
+    "size": f"{data['bytes']:,} bytes in {len(cache.shards)} shards",
+    "backbone fingerprint": info.backbone_fingerprint,
+    "fingerprint": info.fingerprint,
+  }
+  width = max(map(len, rows))
+  return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())

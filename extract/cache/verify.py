@@ -1,0 +1,164 @@
+"""Checks every byte and every row of a feature cache."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from jaxtyping import Int64
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.block import Block, stored_norm
+from oneshot_dp.extract.cache.info import INFO_FILE, CacheInfo
+from oneshot_dp.extract.cache.reader import (
+  FeatureCache,
+  read_metadata,
+  size_problem,
+)
+from oneshot_dp.extract.cache.tfds_metadata import tfds_metadata
+from oneshot_dp.extract.storage.durable_files import file_sha256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+  """What `verify_cache` found.
+
+  Attributes:
+    num_shards, num_rows: what `cache_info.json` promises.
+    problems: one line each; names shards and ids, never labels or embeddings.
+  """
+
+  num_shards: int
+  num_rows: int
+  problems: tuple[str, ...]
+
+  @property
+  def ok(self) -> bool:
+    return not self.problems
+
+  def __str__(self) -> str:
+    if self.ok:
+      return f"ok: {self.num_shards:,} shards, {self.num_rows:,} rows"
+    return "\n".join(self.problems)
+
+
+def verify_cache(
+  path: str | os.PathLike,
+  progress: Callable[[int, int], None] | None = None,
+) -> VerifyReport:
+  """Checks that a cache is what its metadata says, down to each row.
+
+  *Formal guarantee*: with no problem found, every shard has the SHA-256 with
+  which it was written; every row is finite, has the norm of its stored
+  embedding to the last bit, a label in [0, K), an id that no other row and no
+  skipped example has, and an int64 `unit_id` where the privacy unit is coarser
+  than an example; rows + skipped examples = examples of the source; and TFDS is
+  told the same.
+
+  >>> import tempfile
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   _ = oneshot_dp.write_cache(
+  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
+  ...   )
+  ...   print(verify_cache(f"{folder}/pets"))
+  ok: 1 shards, 4 rows
+
+  Args:
+    path: the cache.
+    progress: called with (shards done, shards) after each shard.
+
+  Returns:
+    Every problem found.
+
+  Raises:
+    InputError: there is no cache to check, or its `cache_info.json` and
+      `shards.json` cannot be read or contradict each other.
+  """
+  cache = read_metadata(path)
+  info = cache.info
+  problems = [*_metadata_problems(cache)]
+  ids: list[Int64[np.ndarray, " _"]] = []
+  for i, shard in enumerate(cache.shards):
+    problem = size_problem(cache, shard)
+    if problem:
+      problems.append(problem)
+    else:
+      if file_sha256(cache.path / shard.file) != shard.sha256:
+        problems.append(f"{cache.path / shard.file}: its SHA-256 is another")
+      try:
+        for block in cache.shard_blocks(i):
+          ids.append(block.example_id)
+          problems += _row_problems(cache.path / shard.file, block, info)
+      except InputError as e:
+        problems.append(str(e))
+    if progress is not None:
+      progress(i + 1, len(cache.shards))
+  problems += _id_problems(cache, ids)
+  return VerifyReport(
+    num_shards=len(cache.shards),
+    num_rows=info.num_examples,
+    problems=tuple(problems),
+  )
+
+
+def _row_problems(
+  place: pathlib.Path, block: Block, info: CacheInfo
+) -> Iterator[str]:
+  finite = np.isfinite(block.embedding).all(axis=1)
+  with np.errstate(invalid="ignore"):
+    norm_holds = stored_norm(block.embedding) == block.embedding_norm
+  in_range = (block.label >= 0) & (block.label < info.num_classes)
+  for good, what in (
+    (finite, "an embedding that is not finite"),
+    (norm_holds | ~finite, "an embedding_norm that is not its norm"),
+    (in_range, f"a label outside [0, {info.num_classes})"),
+  ):
+    if not good.all():
+      first = block.example_id[~good][0]
+      yield f"{place}: example_id {first} has {what}"
+
+
+def _id_problems(
+  cache: FeatureCache, ids: list[Int64[np.ndarray, " _"]]
+) -> Iterator[str]:
+  skipped = np.asarray(cache.info.skipped_example_ids, np.int64)
+  unique, counts = np.unique(
+    np.concatenate([*ids, skipped]), return_counts=True
+  )
+  repeated = unique[counts > 1]
+  if len(repeated):
+    yield (
+      f"{cache.path}: {len(repeated)} ids come more than once, the first is "
+      f"example_id {repeated[0]}"
+    )
+
+
+def _metadata_problems(cache: FeatureCache) -> Iterator[str]:
+  info = cache.info
+  in_shards = sorted(i for s in cache.shards for i in s.skipped_example_ids)
+  if in_shards != list(info.skipped_example_ids):
+    yield f"{cache.path / INFO_FILE}: its skipped ids are not the shards'"
+  if info.num_examples + len(in_shards) != info.source_num_examples:
+    yield (
+      f"{cache.path / INFO_FILE}: {info.num_examples} rows and "
+      f"{len(in_shards)} skipped examples are not the "
+      f"{info.source_num_examples} examples of the split"
+    )
+  expected = tfds_metadata(info, cache.shards)
+  for name, text in expected.items():
+    file = cache.path / name
+    try:
+      same = json.loads(file.read_text("utf-8")) == json.loads(text)
+    except (OSError, ValueError):
+      same = False
+    if not same:
+      yield f"{file}: missing or not what TFDS must be told"
+  listed = {shard.file for shard in cache.shards}
+  for file in sorted(cache.path.glob("*.array_record-*")):
+    if file.name not in listed:
+      yield f"{file}: not one of the cache's shards"

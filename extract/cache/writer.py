@@ -1,0 +1,299 @@
+"""Writes a feature cache: resumable, atomic, the same bytes every time.
+
+    if begin(out_dir, identity):
+      done = finished_shards(out_dir, identity)
+      for i in set(range(identity.num_shards)) - set(done):  # any order, hosts
+        write_shard(out_dir, identity, i, rows_of(identity.shard_range(i)))
+      finish(out_dir, identity)
+
+Everything is written under a temporary name in `_incomplete/`, made durable,
+then renamed. A shard counts once its record, `_incomplete/shard-00003.json`,
+is there; the directory is a cache once `cache_info.json` is there.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+
+from array_record.python import array_record_module
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.extract_config import POSITION_IDS
+from oneshot_dp.extract.cache.block import BlockCodec
+from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Rows, Skipped
+from oneshot_dp.extract.cache.distinct_ids import check_distinct
+from oneshot_dp.extract.cache.identity import CacheIdentity
+from oneshot_dp.extract.cache.identity_match import refuse_another
+from oneshot_dp.extract.cache.info import (
+  INCOMPLETE_DIR,
+  INFO_FILE,
+  SHARDS_FILE,
+  CacheInfo,
+  ShardRecord,
+)
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.cache.tfds_metadata import tfds_metadata
+from oneshot_dp.extract.storage.durable_files import (
+  TEMPORARY_SUFFIX,
+  disk_errors,
+  file_sha256,
+  publish,
+  read_json,
+  temporary_file,
+  write_json,
+  write_text,
+)
+
+_JOB_FILE = "job.json"
+# No compression: embeddings do not compress, and it costs speed. A group of
+# one record keeps random access.
+_WRITER_OPTIONS = "group_size:1,uncompressed"
+
+
+def begin(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
+  """Makes `out_dir` this job's, new or to be resumed.
+
+  One job at a time may use a directory.
+
+  Returns:
+    Whether there is anything to do; False if the cache is finished already.
+
+  Raises:
+    InputError: the directory holds something else.
+    RunError: it cannot be written.
+  """
+  out = pathlib.Path(out_dir)
+  if is_complete(out, identity):
+    # Killed between its last two steps; the cache itself is whole.
+    shutil.rmtree(out / INCOMPLETE_DIR, ignore_errors=True)
+    return False
+  job = out / INCOMPLETE_DIR / _JOB_FILE
+  if out.exists() and not out.is_dir():
+    raise InputError(f"{out} is not a directory; choose another --out.")
+  if job.is_file():
+    refuse_another(out, read_json(job), identity.to_json())
+  elif out.exists() and {p.name for p in out.iterdir()} - {INCOMPLETE_DIR}:
+    raise InputError(
+      f"{out} is not empty and is not this job's; choose another --out."
+    )
+  with disk_errors(out):
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.mkdir(mode=0o700, exist_ok=True)
+    job.parent.mkdir(mode=0o700, exist_ok=True)
+    for stale in job.parent.glob(f"*{TEMPORARY_SUFFIX}"):
+      stale.unlink(missing_ok=True)
+  if not job.is_file():
+    write_json(job.parent, job, identity.to_json())
+  return True
+
+
+def is_complete(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
+  """Whether the finished cache of this very job is there.
+
+  Library versions may differ: nothing more will be computed.
+
+  Raises:
+    InputError: the directory holds the finished cache of another job.
+  """
+  out = pathlib.Path(out_dir)
+  if not (out / INFO_FILE).is_file():
+    return False
+  there = read_json(out / INFO_FILE)
+  now = identity.to_json()
+  same_job = {key: there.get(key) for key in now}
+  refuse_another(out, same_job | {"libraries": now["libraries"]}, now)
+  return True
+
+
+def write_shard(
+  out_dir: str | os.PathLike,
+  identity: CacheIdentity,
+  shard_index: int,
+  rows: Iterable[Rows | Skipped],
+) -> ShardRecord:
+  """Writes one shard; it is there whole, or not at all.
+
+  The bytes depend on the rows alone, not on how they are batched.
+
+  Args:
+    out_dir: a directory that `begin` has prepared.
+    identity: the job.
+    shard_index: which shard.
+    rows: the examples of `identity.shard_range(shard_index)`, in order, in
+      batches of any size. The writer rounds the embeddings to the cache's
+      precision and computes their norms.
+
+  Returns:
+    The shard's record.
+
+  Raises:
+    InputError: rows that the cache cannot hold; see `BlockBuilder.blocks`.
+    RunError: an example too many or too few; a full or broken disk.
+  """
+  out = pathlib.Path(out_dir)
+  work = out / INCOMPLETE_DIR
+  final = out / identity.shard_name(shard_index)
+  indices = identity.shard_range(shard_index)
+  codec = BlockCodec(
+    identity.feature_dim,
+    identity.embedding_dtype,
+    has_units=identity.has_units,
+  )
+  builder = BlockBuilder(identity, final.name)
+  num_rows = num_blocks = 0
+  with temporary_file(work, final.name) as temporary:
+    with _record_writer(temporary, final) as write:
+      for block in builder.blocks(rows):
+        write(codec.encode(block))
+        num_rows += len(block)
+        num_blocks += 1
+    seen = num_rows + len(builder.skipped_ids)
+    if seen != len(indices):
+      raise RunError(
+        f"{final}: {seen} examples came, the shard has {len(indices)} "
+        f"(source indices {indices.start} to {indices.stop - 1}); "
+        "the source must not change while it is read."
+      )
+    with disk_errors(final):
+      record = ShardRecord(
+        file=final.name,
+        first_index=indices.start,
+        rows=num_rows,
+        blocks=num_blocks,
+        bytes=temporary.stat().st_size,
+        sha256=file_sha256(temporary),
+        skipped_example_ids=tuple(sorted(builder.skipped_ids)),
+      )
+    publish(temporary, final)
+  write_json(work, _record_file(out, shard_index), dataclasses.asdict(record))
+  return record
+
+
+def finished_shard(
+  out_dir: str | os.PathLike, identity: CacheIdentity, shard_index: int
+) -> ShardRecord | None:
+  """The record of a shard whose file still has its size and SHA-256."""
+  out = pathlib.Path(out_dir)
+  record = _shard_record(out, identity, shard_index)
+  if record is None or file_sha256(out / record.file) != record.sha256:
+    return None
+  return record
+
+
+def finished_shards(
+  out_dir: str | os.PathLike,
+  identity: CacheIdentity,
+  on_shard: Callable[[], object] = lambda: None,
+) -> dict[int, ShardRecord]:
+  """`finished_shard` of every shard that has one; reads every byte.
+
+  Args:
+    out_dir: a directory that `begin` has prepared.
+    identity: the job.
+    on_shard: called after each shard, finished or not (progress).
+  """
+  found = {}
+  for i in range(identity.num_shards):
+    if record := finished_shard(out_dir, identity, i):
+      found[i] = record
+    on_shard()
+  return found
+
+
+def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
+  """Counts every example once, then makes the directory a cache.
+
+  Raises:
+    InputError: two examples have the same id.
+    RunError: a shard is missing, or its size is wrong, or no example is left;
+      a full or broken disk.
+  """
+  out = pathlib.Path(out_dir)
+  work = out / INCOMPLETE_DIR
+  found = {
+    i: _shard_record(out, identity, i) for i in range(identity.num_shards)
+  }
+  missing = [i for i, record in found.items() if record is None]
+  if missing:
+    first = identity.shard_range(missing[0])
+    raise RunError(
+      f"{out}: {len(missing)} of {identity.num_shards} shards are missing: "
+      f"{_few(missing)} (shard {missing[0]} holds source indices "
+      f"{first.start} to {first.stop - 1}); run the same command again."
+    )
+  records = [record for record in found.values() if record is not None]
+  num_examples = sum(r.rows for r in records)
+  skipped = sorted(i for r in records for i in r.skipped_example_ids)
+  if num_examples + len(skipped) != identity.source_num_examples:
+    raise RunError(
+      f"{out}: {num_examples} rows and {len(skipped)} skipped examples are "
+      f"not the {identity.source_num_examples} examples of the split; "
+      f"delete {out} and extract again."
+    )
+  if not num_examples:
+    raise RunError(f"{out}: every example was skipped; nothing to cache.")
+  info = CacheInfo.of(
+    identity,
+    num_examples=num_examples,
+    skipped_example_ids=tuple(skipped),
+  )
+  if identity.id_source != POSITION_IDS:
+    check_distinct(FeatureCache(path=out, info=info, shards=tuple(records)))
+  shards = [dataclasses.asdict(record) for record in records]
+  write_json(work, out / SHARDS_FILE, {"shards": shards})
+  for name, text in tfds_metadata(identity, records).items():
+    write_text(work, out / name, text)
+  write_json(work, out / INFO_FILE, info.to_json())
+  # Left over, it would be removed by the next `begin`.
+  shutil.rmtree(work, ignore_errors=True)
+  return info
+
+
+@contextlib.contextmanager
+def _record_writer(
+  path: pathlib.Path, final: pathlib.Path
+) -> Iterator[Callable[[bytes], None]]:
+  """An ArrayRecord file; its errors speak of `final`, the caller's pass."""
+  with disk_errors(final):
+    writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
+
+  def write(record: bytes) -> None:
+    with disk_errors(final):
+      writer.write(record)
+
+  try:
+    yield write
+  except BaseException:
+    # The file is thrown away; what went wrong comes first.
+    with contextlib.suppress(Exception):
+      writer.close()
+    raise
+  with disk_errors(final):
+    writer.close()
+
+
+def _shard_record(
+  out: pathlib.Path, identity: CacheIdentity, shard_index: int
+) -> ShardRecord | None:
+  """The shard's record, if its file is there and has its size."""
+  try:
+    data = json.loads(_record_file(out, shard_index).read_text("utf-8"))
+    record = ShardRecord.from_json(data)
+    size = (out / record.file).stat().st_size
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+  name = identity.shard_name(shard_index)
+  return record if (record.file, record.bytes) == (name, size) else None
+
+
+def _record_file(out: pathlib.Path, shard_index: int) -> pathlib.Path:
+  return out / INCOMPLETE_DIR / f"shard-{shard_index:05d}.json"
+
+
+def _few(indices: list[int]) -> str:
+  more = ", …" if len(indices) > 5 else ""
+  return ", ".join(map(str, indices[:5])) + more

@@ -1,0 +1,1 @@
+"""Images that are in a cache twice, or in two caches."""

@@ -1,0 +1,266 @@
+"""Rows of a cache, or of two caches, that are one image twice.
+
+A guarantee is per row: an image that is in the private data twice moves the sum
+by twice the clip norm, so the ε that its person has is that of two rows. And an
+image that is in the public data as well (those the backbone was trained on) has
+no privacy to protect, and makes private accuracy look better than it is; the
+paper removes near duplicates of the private set from the public set.
+
+Pixels are not in a cache, so embeddings are compared. The same image, decoded
+to the same pixels, has the same embedding up to rounding: its place in a batch,
+the device and the library may move the last bits (extraction promises 2e-6 and
+not equal bits), also with --views, whose crops are drawn from the bytes of the
+image itself (the same picture in another file has other crops). So look for a
+cosine of 0.99999 and more to find copies, and for about 0.98 to find crops and
+re-encodings; equal bits alone miss some. The reverse holds as well: what is
+found has the same embedding, which need not be the same image.
+
+What is found are facts about private rows, and as private as they are.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.block import EMBEDDING_DTYPES, Block
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.duplicates.near import CosineIndex
+
+_QUERY_ROWS = 1 << 15
+"""Rows of the other cache in memory; the more, the narrower their windows."""
+
+Progress = Callable[[str, int, int], object]
+"""Called with what is being done, how much of it is done, and of how much."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DuplicatePair:
+  """Two rows that are, or may be, one image.
+
+  Attributes:
+    example_id: of a row of the cache.
+    other_id: of another row of it, or of a row of the other cache.
+    cosine: of their embeddings; 1 for equal bits.
+    equal_bits: whether the stored embeddings are the same bytes.
+  """
+
+  example_id: int
+  other_id: int
+  cosine: float
+  equal_bits: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class _Distinct:
+  """The first row of each embedding of a cache.
+
+  Attributes:
+    position: of each embedding's digest, among them.
+    ids: example_id of each.
+    rows: their embeddings; no rows where only bits are compared.
+  """
+
+  position: dict[bytes, int]
+  ids: Int64[np.ndarray, " n"]
+  rows: Float[np.ndarray, "m d"]
+
+
+def find_duplicates(
+  cache: FeatureCache,
+  *,
+  against: FeatureCache | None = None,
+  min_cosine: float | None = None,
+  progress: Progress = lambda what, done, total: None,
+) -> Iterator[DuplicatePair]:
+  """Streams the duplicates within a cache, or between it and another one.
+
+  Formal guarantees: a row whose stored embedding has the bytes of an earlier
+  one's is paired with the first such row (of `cache`, where there are two
+  caches), and once. (Bytes are compared by BLAKE2b, 128 bits.) Of the different
+  embeddings, all pairs with a cosine of at least `min_cosine` are found and no
+  others (`near_duplicates.CosineIndex`), each once, for the first row that has
+  the embedding. So the connected components of all pairs are the duplicates,
+  and a thousand copies of one image are 999 pairs.
+
+  Memory: about 200 bytes for each row of `cache`; with `min_cosine`, its rows
+  too and 8·66 bytes more each (4 GB for 1,281,167 × 1280 float16). The other
+  cache is streamed.
+
+  Args:
+    cache: the private rows.
+    against: rows of the same backbone; None looks within `cache`.
+    min_cosine: in (0, 1]; None compares bits only.
+    progress: see `Progress`.
+
+  Returns:
+    Pairs, in no order that means anything, as they are found.
+
+  Raises:
+    InputError: the caches cannot be compared or `min_cosine` makes no sense;
+      later, a row is damaged.
+  """
+  if min_cosine is not None and not 0 < min_cosine <= 1:
+    raise InputError(f"min_cosine={min_cosine} must be in (0, 1].")
+  if against is not None:
+    check_comparable(cache, against)
+  return _find(cache, against, min_cosine, progress)
+
+
+def check_comparable(cache: FeatureCache, other: FeatureCache) -> None:
+  """Refuses caches in which one image has two embeddings.
+
+  Raises:
+    InputError: another backbone, weights, layer, preprocessing, precision or
+      number of views; or twice the same directory.
+  """
+  if cache.path.resolve() == other.path.resolve():
+    raise InputError(
+      f"{other.path} is the cache itself: leave the other one out to look for"
+      " duplicates within it."
+    )
+  a, b = cache.info, other.info
+  for what, mine, theirs in (
+    ("backbone", a.backbone_fingerprint[:12], b.backbone_fingerprint[:12]),
+    ("embedding_dtype", a.embedding_dtype, b.embedding_dtype),
+    ("views", a.views, b.views),
+  ):
+    if mine != theirs:
+      raise InputError(
+        f"{cache.path} has {what} {mine}, {other.path} {theirs}: one image has"
+        " another embedding in each; extract both in the same way."
+      )
+
+
+def _find(
+  cache: FeatureCache,
+  against: FeatureCache | None,
+  min_cosine: float | None,
+  progress: Progress,
+) -> Iterator[DuplicatePair]:
+  repeats: list[tuple[int, int]] = []
+  distinct = _read(cache, repeats, min_cosine is not None, progress)
+  if against is None:
+    for first, again in repeats:
+      yield DuplicatePair(
+        example_id=first, other_id=again, cosine=1.0, equal_bits=True
+      )
+  index = None if min_cosine is None else CosineIndex(distinct.rows, min_cosine)
+  if against is not None:
+    yield from _between(distinct, against, index, progress)
+  elif index is not None:
+    yield from _within(distinct, index, progress)
+
+
+def _read(
+  cache: FeatureCache,
+  repeats: list[tuple[int, int]],
+  keep_rows: bool,
+  progress: Progress,
+) -> _Distinct:
+  n, info = len(cache), cache.info
+  position: dict[bytes, int] = {}
+  ids = np.empty(n, np.int64)
+  rows = np.empty(
+    (n if keep_rows else 0, info.feature_dim),
+    EMBEDDING_DTYPES[info.embedding_dtype],
+  )
+  for block in _finite_blocks(cache, progress):
+    for digest, embedding, example_id in zip(
+      _digests(block), block.embedding, block.example_id.tolist(), strict=True
+    ):
+      new = len(position)
+      first = position.setdefault(digest, new)
+      if first < new:
+        repeats.append((int(ids[first]), example_id))
+        continue
+      ids[new] = example_id
+      if keep_rows:
+        rows[new] = embedding
+  count = len(position)
+  return _Distinct(position=position, ids=ids[:count], rows=rows[:count])
+
+
+def _within(
+  distinct: _Distinct, index: CosineIndex, progress: Progress
+) -> Iterator[DuplicatePair]:
+  ids = distinct.ids
+
+  def on_tile(done: int, total: int) -> None:
+    progress("compare", done, total)
+
+  for pairs in index.within(on_tile):
+    for row, other, cosine in zip(
+      ids[pairs.row].tolist(),
+      ids[pairs.query].tolist(),
+      pairs.cosine.tolist(),
+      strict=True,
+    ):
+      yield DuplicatePair(
+        example_id=row, other_id=other, cosine=cosine, equal_bits=False
+      )
+
+
+def _between(
+  distinct: _Distinct,
+  other: FeatureCache,
+  index: CosineIndex | None,
+  progress: Progress,
+) -> Iterator[DuplicatePair]:
+  blocks = _finite_blocks(other, progress)
+  while batch := _batch(blocks):
+    embedding = np.concatenate([block.embedding for block in batch])
+    ids = np.concatenate([block.example_id for block in batch])
+    same = np.array(
+      [distinct.position.get(d, -1) for b in batch for d in _digests(b)]
+    )
+    for query in np.flatnonzero(same >= 0):
+      yield DuplicatePair(
+        example_id=int(distinct.ids[same[query]]),
+        other_id=int(ids[query]),
+        cosine=1.0,
+        equal_bits=True,
+      )
+    for pairs in index.against(embedding) if index else ():
+      for row, query, cosine in zip(
+        pairs.row, pairs.query, pairs.cosine.tolist(), strict=True
+      ):
+        if same[query] != row:
+          yield DuplicatePair(
+            example_id=int(distinct.ids[row]),
+            other_id=int(ids[query]),
+            cosine=cosine,
+            equal_bits=False,
+          )
+
+
+def _batch(blocks: Iterator[Block]) -> list[Block]:
+  batch, rows = [], 0
+  for block in blocks:
+    batch.append(block)
+    rows += len(block)
+    if rows >= _QUERY_ROWS:
+      break
+  return batch
+
+
+def _finite_blocks(cache: FeatureCache, progress: Progress) -> Iterator[Block]:
+  done = 0
+  for block in cache.blocks():
+    finite = np.isfinite(block.embedding).all(axis=1)
+    if not finite.all():
+      raise InputError(
+        f"{cache.path}: example_id {block.example_id[~finite][0]} is not"
+        " finite; run `oneshot-dp verify`, then extract it again."
+      )
+    yield block
+    done += len(block)
+    progress(f"read {cache.path.name}", done, len(cache))
+
+
+def _digests(block: Block) -> list[bytes]:
+  rows = np.ascontiguousarray(block.embedding).view(np.uint8)
+  return [hashlib.blake2b(row, digest_size=16).digest() for row in rows]

@@ -1,0 +1,1 @@
+"""From the bytes of an image to what a backbone is shown."""

@@ -1,0 +1,274 @@
+"""From images to embeddings: decode on threads, embed on the devices.
+
+The host decodes and resizes ahead of the devices, which see one batch shape
+only. Images flow in the order of the source; with views, the views of an
+image follow one another, and a batch may end between them.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from jaxtyping import Float32
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, ExtractConfig
+from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
+from oneshot_dp.extract.images.preprocess import (
+  DecodeError,
+  Preprocessing,
+  decode_image,
+  resize_and_crop,
+)
+from oneshot_dp.extract.images.views import image_key, random_view
+from oneshot_dp.extract.job.embedder import Embedder
+from oneshot_dp.extract.job.stage_times import StageTimes
+from oneshot_dp.extract.sources.source import Source
+
+_BATCHES_AHEAD = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddedBatch:
+  """What one device call gave.
+
+  Attributes:
+    rows: embeddings in float32, padding gone, in the order of the source.
+    skipped: examples among them that could not be decoded.
+    image_bytes: encoded bytes read, of both.
+    times: where the time went since the batch before.
+  """
+
+  rows: Rows
+  skipped: tuple[Skipped, ...]
+  image_bytes: int
+  times: StageTimes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Prepared:
+  """One example on its way to the device.
+
+  `images` are what the device is shown of it: the centre, its views, or
+  nothing if it is skipped.
+  """
+
+  example_id: int
+  label: int
+  unit_id: int | None
+  images: tuple[np.ndarray, ...]
+  image_bytes: int
+  read_seconds: float
+  decode_seconds: float
+
+
+@dataclasses.dataclass
+class _Batch:
+  """Images of one device call, and the examples that are complete with it."""
+
+  images: list[np.ndarray] = dataclasses.field(default_factory=list)
+  finished: list[_Prepared] = dataclasses.field(default_factory=list)
+
+
+def decode_pool(config: ExtractConfig) -> concurrent.futures.ThreadPoolExecutor:
+  """The threads that decode and resize; one per core unless configured."""
+  return concurrent.futures.ThreadPoolExecutor(_threads(config), "decode")
+
+
+def _threads(config: ExtractConfig) -> int:
+  return config.decode_threads or os.cpu_count() or 1
+
+
+def embed_range(
+  source: Source,
+  indices: range,
+  embedder: Embedder,
+  config: ExtractConfig,
+  pool: concurrent.futures.ThreadPoolExecutor,
+) -> Iterator[EmbeddedBatch]:
+  """Embeds a range of a source, in order, each example once.
+
+  Args:
+    source: the images.
+    indices: which of them.
+    embedder: the backbone on its devices.
+    config: views, and what to do with an undecodable image.
+    pool: threads that decode ahead.
+
+  Yields:
+    One item per device batch; some may have no rows.
+
+  Raises:
+    InputError: an image cannot be decoded and the job is to fail on it.
+  """
+  preprocessing = embedder.backbone.preprocessing
+  views = config.views or 1
+  has_units = source.privacy_unit != EXAMPLE_UNIT
+
+  def prepare(index: int) -> _Prepared:
+    return _prepare(source, index, config, preprocessing)
+
+  ahead = max(
+    -(-embedder.batch_size * (_BATCHES_AHEAD + 1) // views), _threads(config)
+  )
+  prepared = _in_order(prepare, indices, pool, ahead)
+  batches = _batches(prepared, embedder.batch_size)
+  pending, mean = collections.deque(), _MeanOverViews(views)
+  while True:
+    start = time.perf_counter()
+    batch = next(batches, None)
+    waited = time.perf_counter() - start
+    if batch is not None:
+      images = batch.images
+      pending.append((batch, embedder(np.stack(images)) if images else None))
+    if len(pending) > (batch is not None):
+      done, result = pending.popleft()
+      embedding = mean.add(
+        np.empty((0, embedder.backbone.feature_dim), np.float32)
+        if result is None
+        else np.asarray(result)[: len(done.images)]
+      )
+      seconds = time.perf_counter() - start
+      yield _embedded(done, embedding, waited, seconds, has_units)
+    elif batch is None:
+      return
+
+
+def _prepare(
+  source: Source,
+  index: int,
+  config: ExtractConfig,
+  preprocessing: Preprocessing,
+) -> _Prepared:
+  start = time.perf_counter()
+  example = source[index]
+  read = time.perf_counter()
+  try:
+    images = _shown(example.image, config, preprocessing)
+  except DecodeError as error:
+    if config.on_decode_error == "fail":
+      raise InputError(
+        f"{source.where(index)} (example_id={example.example_id}) cannot be"
+        f" decoded: {error}. Mend or remove it, or pass"
+        " --on-decode-error skip."
+      ) from error
+    images = ()
+  size = (
+    len(example.image)
+    if isinstance(example.image, bytes)
+    else example.image.nbytes
+  )
+  return _Prepared(
+    example_id=example.example_id,
+    label=example.label,
+    unit_id=example.unit_id,
+    images=images,
+    image_bytes=size,
+    read_seconds=read - start,
+    decode_seconds=time.perf_counter() - read,
+  )
+
+
+def _shown(
+  image: bytes | np.ndarray,
+  config: ExtractConfig,
+  preprocessing: Preprocessing,
+) -> tuple[np.ndarray, ...]:
+  """What the device is shown of an image."""
+  pixels = decode_image(image)
+  if config.views is None:
+    return (resize_and_crop(pixels, preprocessing),)
+  key = image_key(image)
+  return tuple(
+    random_view(pixels, key, view, config.min_area, preprocessing)
+    for view in range(config.views)
+  )
+
+
+def _in_order(
+  prepare: Callable[[int], _Prepared],
+  indices: range,
+  pool: concurrent.futures.ThreadPoolExecutor,
+  ahead: int,
+) -> Iterator[_Prepared]:
+  """`map` over a pool that runs at most `ahead` items before the consumer."""
+  waiting = collections.deque()
+  try:
+    for index in indices:
+      waiting.append(pool.submit(prepare, index))
+      if len(waiting) >= ahead:
+        yield waiting.popleft().result()
+    while waiting:
+      yield waiting.popleft().result()
+  finally:
+    for future in waiting:
+      future.cancel()
+
+
+def _batches(prepared: Iterator[_Prepared], size: int) -> Iterator[_Batch]:
+  """Groups of `size` images each, the last smaller."""
+  batch = _Batch()
+  for example in prepared:
+    for number, image in enumerate(example.images, start=1):
+      batch.images.append(image)
+      if number == len(example.images):
+        batch.finished.append(example)
+      if len(batch.images) == size:
+        yield batch
+        batch = _Batch()
+    if not example.images:
+      batch.finished.append(example)
+  if batch.images or batch.finished:
+    yield batch
+
+
+class _MeanOverViews:
+  """Joins rows of views, in order, into rows of examples."""
+
+  def __init__(self, views: int):
+    self._views = views
+    self._rest: np.ndarray | None = None
+
+  def add(self, rows: Float32[np.ndarray, "r d"]) -> Float32[np.ndarray, "e d"]:
+    """Examples that these rows complete; the others wait."""
+    if self._rest is not None:
+      rows = np.concatenate([self._rest, rows])
+    whole = len(rows) // self._views * self._views
+    self._rest = rows[whole:].copy()
+    grouped = rows[:whole].reshape(-1, self._views, rows.shape[1])
+    return grouped.mean(axis=1, dtype=np.float64).astype(np.float32)
+
+
+def _embedded(
+  batch: _Batch,
+  embedding: Float32[np.ndarray, "e d"],
+  waited: float,
+  seconds: float,
+  has_units: bool,
+) -> EmbeddedBatch:
+  """Rows and counts of the examples that a batch completes."""
+  kept = [example for example in batch.finished if example.images]
+  return EmbeddedBatch(
+    rows=Rows(
+      embedding=embedding,
+      label=np.array([p.label for p in kept], np.int64),
+      example_id=np.array([p.example_id for p in kept], np.int64),
+      unit_id=np.array([p.unit_id for p in kept], np.int64)
+      if has_units
+      else None,
+    ),
+    skipped=tuple(
+      Skipped(p.example_id) for p in batch.finished if not p.images
+    ),
+    image_bytes=sum(p.image_bytes for p in batch.finished),
+    times=StageTimes.waiting(
+      seconds=waited,
+      read=sum((p.read_seconds for p in batch.finished), 0.0),
+      decode=sum((p.decode_seconds for p in batch.finished), 0.0),
+      backbone=seconds - waited,
+    ),
+  )

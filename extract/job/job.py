@@ -1,0 +1,278 @@
+"""The extraction job: a Beam graph with one unit of work per shard.
+
+    Create(shards to do) → Reshuffle → ExtractShard        (any runner)
+    then, in the launching process: count every example, write the metadata
+
+The graph holds shard numbers only; images and embeddings never pass between
+workers. The output directory is where shards meet, so on a cluster it must be
+a file system that every worker mounts under the same path.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import io
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import (
+  StandardOptions,
+)
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.extract_config import ArraysSource, ExtractConfig
+from oneshot_dp.extract.backbones.registry import resolved
+from oneshot_dp.extract.cache import writer as cache_writer
+from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
+from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
+from oneshot_dp.extract.job.beam_options import LOCAL_RUNNER, pipeline_options
+from oneshot_dp.extract.job.shard import ExtractShard, shared_embedder
+from oneshot_dp.extract.job.stage_times import StageTimes
+from oneshot_dp.extract.progress import examples_done, progress_bar, step_bar
+from oneshot_dp.extract.sources.source import Source, open_source
+
+_COUNTERS = (
+  ExtractShard.EXAMPLES,
+  ExtractShard.SKIPPED,
+  ExtractShard.IMAGE_BYTES,
+)
+_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "array-record")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExtractionReport:
+  """What a job did.
+
+  Attributes:
+    cache: the finished cache.
+    counters: Beam's counters of this run: examples, decode_errors,
+      image_bytes. Empty if the cache was there already.
+    times: where the workers' time went.
+    kept_shards: shards that an earlier run had finished.
+    seconds: how long the Beam graph ran.
+  """
+
+  cache: FeatureCache
+  counters: dict[str, int]
+  times: StageTimes
+  kept_shards: int
+  seconds: float
+
+
+def run_extraction(
+  config: ExtractConfig, out: Path, beam_options: Sequence[str] = ()
+) -> ExtractionReport:
+  """Embeds every example of a split, once, into a feature cache.
+
+  Formal guarantees: the cache has one row for each example of the split, less
+  those that were skipped and are listed, or there is no cache. The same job
+  gives the same bytes, however often it was killed and started again.
+
+  Args:
+    config: what to run.
+    out: directory of the cache; of an earlier try, to resume it.
+    beam_options: Beam's own flags, `--runner` among them; DirectRunner is the
+      default.
+
+  Returns:
+    The cache and what it took.
+
+  Raises:
+    InputError: the request, the source, the weights or an image is at fault,
+      or `out` holds something else.
+    RunError: a worker, the runner or the disk failed.
+    KeyboardInterrupt: Ctrl-C; says how many shards are kept.
+  """
+  pipeline = _new_pipeline(beam_options)
+  # (A pathlib.Path has lost the second slash of "gs://bucket/cache".)
+  if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
+    raise InputError(
+      f"--out {out}: a cache is written to a mounted file system; mount the"
+      " bucket (for instance with gcsfuse) and give that path."
+    )
+  config = dataclasses.replace(config, backbone=resolved(config.backbone))
+  source = open_source(config.source, config.split)
+  identity = make_identity(config, source)
+  if not cache_writer.begin(out, identity):
+    return ExtractionReport(
+      cache=open_cache(out),
+      counters={},
+      times=StageTimes(),
+      kept_shards=identity.num_shards,
+      seconds=0.0,
+    )
+  with step_bar("check what is kept", "shard", identity.num_shards) as bar:
+    kept = cache_writer.finished_shards(out, identity, bar.update)
+  todo = [i for i in range(identity.num_shards) if i not in kept]
+  start = time.monotonic()
+  try:
+    counters = _run(pipeline, config, identity, out, todo)
+    cache_writer.finish(out, identity)
+  except KeyboardInterrupt as stop:
+    raise KeyboardInterrupt(
+      f"interrupted: {_finished(out, identity)} of {identity.num_shards} shards"
+      " are finished and kept; an extraction resumes when the same command is"
+      " run again"
+    ) from stop
+  return ExtractionReport(
+    cache=open_cache(out),
+    counters={name: counters[name] for name in _COUNTERS},
+    times=StageTimes.from_counters(counters),
+    kept_shards=len(kept),
+    seconds=time.monotonic() - start,
+  )
+
+
+def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
+  """Who the cache of a job is: known before the job has run, and public."""
+  if not len(source):
+    raise InputError(f"{source.name}, split {config.split}: no images.")
+  backbone = shared_embedder(config).backbone
+  return CacheIdentity(
+    dataset=source.name,
+    dataset_version=source.version or None,
+    split=config.split,
+    source_num_examples=len(source),
+    feature_dim=backbone.feature_dim,
+    class_names=source.class_names,
+    num_classes_source=(
+      "flag"
+      if isinstance(config.source, ArraysSource) and config.source.num_classes
+      else "class_names"
+    ),
+    backbone=BackboneIdentity(
+      name=backbone.name,
+      layer=backbone.embedding,
+      weights_sha256=backbone.weights_sha256,
+      code_sha256=backbone.code_sha256,
+      compute_dtype=backbone.compute_dtype,
+    ),
+    preprocess=dataclasses.asdict(backbone.preprocessing),
+    views=_views(config),
+    embedding_dtype=config.embedding_dtype,
+    shard_rows=config.shard_rows,
+    decoder="pillow",
+    libraries={p: importlib.metadata.version(p) for p in _LIBRARIES},
+    privacy_unit=source.privacy_unit,
+    id_source=source.id_source,
+  )
+
+
+def _finished(out: Path, identity: CacheIdentity) -> int:
+  names = map(identity.shard_name, range(identity.num_shards))
+  return sum((out / name).exists() for name in names)
+
+
+def _views(config: ExtractConfig) -> dict[str, Any] | None:
+  if config.views is None:
+    return None
+  return {
+    "count": config.views,
+    "kind": "inception crop and flip",
+    "min_area": config.min_area,
+  }
+
+
+def _new_pipeline(beam_options: Sequence[str]) -> beam.Pipeline:
+  """A pipeline on the runner that is asked for, before anything is written."""
+  options = pipeline_options(beam_options)
+  try:
+    return beam.Pipeline(options=options)
+  # An unknown runner, or one that misses its options or its packages.
+  except (ValueError, ImportError) as error:
+    raise InputError(f"Beam: {error}") from error
+
+
+def _run(
+  pipeline: beam.Pipeline,
+  config: ExtractConfig,
+  identity: CacheIdentity,
+  out: Path,
+  todo: list[int],
+) -> dict[str, int]:
+  """Runs the graph over the shards that are missing; returns the counters."""
+  total = identity.source_num_examples
+  initial = total - sum(len(identity.shard_range(i)) for i in todo)
+  before = examples_done.value
+
+  def done() -> int:
+    # Workers in this process count examples; of others, shards can be seen.
+    shards = sum(
+      len(identity.shard_range(i))
+      for i in todo
+      if (out / identity.shard_name(i)).exists()
+    )
+    return initial + max(examples_done.value - before, shards)
+
+  _ = (
+    pipeline
+    | "Shards" >> beam.Create(todo, reshuffle=False)
+    | "Spread" >> beam.Reshuffle()
+    | "ExtractShard" >> beam.ParDo(ExtractShard(config, identity, str(out)))
+  )
+  local = pipeline.options.view_as(StandardOptions).runner == LOCAL_RUNNER
+  try:
+    with (
+      progress_bar(total, initial, done, config.split),
+      _quiet_workers() if local else contextlib.nullcontext(),
+    ):
+      result = pipeline.run()
+      state = result.wait_until_finish()
+  except Exception as error:
+    raise _as_our_error(error) from error
+  if state not in (None, "DONE"):
+    raise RunError(
+      f"The Beam job ended as {state}; see the runner's own logs, then run the"
+      " same command again (finished shards are kept)."
+    )
+  return _counters(result)
+
+
+@contextlib.contextmanager
+def _quiet_workers() -> Iterator[None]:
+  """Keeps back the tracebacks that workers in this process log and print.
+
+  `_as_our_error` says the same in one line. The bar has the real stream.
+  """
+  logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+  printed = io.StringIO()
+  with contextlib.redirect_stderr(printed):
+    yield
+  sys.stderr.write(printed.getvalue())
+
+
+def _counters(result: Any) -> dict[str, int]:
+  found = dict.fromkeys((*_COUNTERS, *StageTimes().counters()), 0)
+  for metric in result.metrics().query()["counters"]:
+    name = metric.key.metric.name
+    if name in found:
+      found[name] += metric.result
+  return found
+
+
+def _as_our_error(error: Exception) -> BaseException:
+  """The worker's own error, which runners deliver as text in a traceback."""
+  # Ctrl-C, where a worker had this process's main thread.
+  if str(error).startswith("KeyboardInterrupt"):
+    return KeyboardInterrupt()
+  if isinstance(error, InputError | RunError):
+    return type(error)(str(error).partition(" [while running")[0])
+  raised = re.findall(
+    r"configs\.errors\.(InputError|RunError): (.*?)(?: \[while running|\n|$)",
+    str(error),
+  )
+  if not raised and "[while running" in str(error):
+    return error  # A bug of ours: it keeps its traceback.
+  if not raised:
+    return RunError(
+      f"Beam could not run the job: {type(error).__name__}: {error}; see the"
+      " runner's own logs."
+    )
+  kind, message = raised[-1]
+  return {"InputError": InputError, "RunError": RunError}[kind](message)

@@ -1,0 +1,120 @@
+"""One unit of work: a range of the source becomes one shard of the cache."""
+
+import functools
+import json
+import time
+from collections.abc import Iterator
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+from apache_beam.utils import shared
+
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.extract.cache import writer as cache_writer
+from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
+from oneshot_dp.extract.cache.identity import CacheIdentity
+from oneshot_dp.extract.job.embed_range import decode_pool, embed_range
+from oneshot_dp.extract.job.embedder import Embedder, load_embedder
+from oneshot_dp.extract.job.stage_times import StageTimes
+from oneshot_dp.extract.progress import examples_done
+from oneshot_dp.extract.sources.source import open_source
+
+_EMBEDDERS = shared.Shared()
+"""The backbone, loaded once per process whatever number of threads it has."""
+
+
+def shared_embedder(config: ExtractConfig) -> Embedder:
+  """This process's backbone on its devices, loaded at the first call."""
+  decides = (config.backbone, config.preprocess, config.batch_size)
+  tag = json.dumps([repr(part) for part in decides])
+  return _EMBEDDERS.acquire(functools.partial(load_embedder, config), tag)
+
+
+class ExtractShard(beam.DoFn):
+  """Index of a shard in, index of the shard out once it is on disk.
+
+  A shard that is there already and whose checksum holds is kept.
+
+  Args:
+    config: the job.
+    identity: the cache that it makes.
+    out_dir: where; every worker must see it under this path.
+  """
+
+  EXAMPLES = "examples"
+  SKIPPED = "decode_errors"
+  IMAGE_BYTES = "image_bytes"
+
+  def __init__(
+    self, config: ExtractConfig, identity: CacheIdentity, out_dir: str
+  ):
+    self._config = config
+    self._identity = identity
+    self._out_dir = out_dir
+    namespace = "oneshot_dp.extract"
+    self._examples = Metrics.counter(namespace, self.EXAMPLES)
+    self._decode_errors = Metrics.counter(namespace, self.SKIPPED)
+    self._image_bytes = Metrics.counter(namespace, self.IMAGE_BYTES)
+    self._times = {
+      name: Metrics.counter(namespace, name) for name in StageTimes().counters()
+    }
+
+  def setup(self) -> None:
+    self._source = open_source(self._config.source, self._config.split)
+    self._pool = decode_pool(self._config)
+
+  def process(self, shard_index: int) -> Iterator[int]:
+    # A worker that died after its shard was whole is retried by the runner.
+    if not cache_writer.finished_shard(
+      self._out_dir, self._identity, shard_index
+    ):
+      cache_writer.write_shard(
+        self._out_dir, self._identity, shard_index, self._rows(shard_index)
+      )
+    yield shard_index
+
+  def _rows(self, shard_index: int) -> Iterator[Rows | Skipped]:
+    embedder = self._embedder()
+    for batch in embed_range(
+      self._source,
+      self._identity.shard_range(shard_index),
+      embedder,
+      self._config,
+      self._pool,
+    ):
+      self._add_times(batch.times)
+      start = time.perf_counter()
+      yield from batch.skipped
+      yield batch.rows
+      self._add_times(StageTimes(write=time.perf_counter() - start))
+      self._examples.inc(len(batch.rows))
+      self._decode_errors.inc(len(batch.skipped))
+      self._image_bytes.inc(batch.image_bytes)
+      examples_done.add(len(batch.rows) + len(batch.skipped))
+
+  def _embedder(self) -> Embedder:
+    """The backbone, if this worker has the weights that the cache is of."""
+    embedder = shared_embedder(self._config)
+    here, there = embedder.backbone, self._identity.backbone
+    for what, found, expected in (
+      (
+        self._config.backbone.weights,
+        here.weights_sha256,
+        there.weights_sha256,
+      ),
+      (self._config.backbone.name, here.code_sha256, there.code_sha256),
+    ):
+      if found != expected:
+        raise RunError(
+          f"{what} is another file on this worker (SHA-256 {found}) than where"
+          f" the job was started ({expected}); give every worker the same."
+        )
+    return embedder
+
+  def _add_times(self, times: StageTimes) -> None:
+    for name, microseconds in times.counters().items():
+      self._times[name].inc(microseconds)
+
+  def teardown(self) -> None:
+    self._pool.shutdown(cancel_futures=True)

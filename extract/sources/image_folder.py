@@ -1,0 +1,203 @@
+"""Images as files: `root/<class>/<file>` or `root/<split>/<class>/<file>`.
+
+The classes are the folders' names, sorted; a folder without images is still a
+class. Files below a class count however deep they are, as in torchvision's
+ImageFolder, and links are followed. Whatever is hidden (its name starts with a
+dot) is passed over.
+"""
+
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from oneshot_dp.configs import extract_config
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.sources.file_numbers import number_of
+from oneshot_dp.extract.sources.source import Example
+
+EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
+
+# Folders of these names are splits, not classes: a root that has them, but not
+# the one that was asked for, must not be read with "test" as a class.
+_SPLIT_NAMES = frozenset(
+  ("train", "training", "test", "testing", "val", "valid", "validation")
+)
+
+
+class FolderExamples:
+  """A folder of image files as a `Source`.
+
+  Formal guarantees: the index is the position of the file in the order of the
+  paths relative to the folder of classes, with "/" between the parts, by code
+  point: the order of `find * | LC_ALL=C sort` on every machine. So is
+  `example_id`, unless it is the number in the file's name. An image that is not
+  counted (a broken link, a file beside the class folders) is an error; other
+  files are counted in `ignored_files`.
+
+  Attributes:
+    name: public name of the data set.
+    version: "", folders have none.
+    class_names: names of the class folders, sorted.
+    ignored_files: number of files that are not images by their extension.
+    id_source: "file name" or "position".
+  """
+
+  def __init__(
+    self, config: extract_config.ImageFolderSource, split: str
+  ) -> None:
+    root = os.path.expanduser(config.root)
+    if not os.path.isdir(root):
+      raise InputError(
+        f"source.root={config.root!r} is not a folder: give the one that holds "
+        "the class folders, or a folder of them per split."
+      )
+    self._folder = _split_folder(root, split)
+    self.name = config.name or os.path.basename(os.path.abspath(root))
+    self.version = ""
+    self.class_names: tuple[str, ...] = tuple(_class_names(self._folder))
+    self.privacy_unit = extract_config.EXAMPLE_UNIT
+    files = sorted(_files(self._folder))
+    images = [path for path in files if _is_image(path)]
+    self.ignored_files = len(files) - len(images)
+    if not images:
+      raise InputError(
+        f"{self._folder!r} has {len(self.class_names)} class folders but no "
+        f"image in them ({self.ignored_files} other files): images end in "
+        f"{', '.join(EXTENSIONS)}."
+      )
+    self._images = images
+    self.id_source = extract_config.POSITION_IDS
+    self._ids: Int64[np.ndarray, "n"] = np.arange(len(images))
+    if config.id_from_name:
+      self.id_source = "file name"
+      self._ids = _numbers(self._folder, images)
+    index = {name: label for label, name in enumerate(self.class_names)}
+    self._labels: Int32[np.ndarray, "n"] = np.array(
+      [index[path.split("/", 1)[0]] for path in images], np.int32
+    )
+
+  def __len__(self) -> int:
+    """Returns the number of images."""
+    return len(self._images)
+
+  def __getitem__(self, index: int) -> Example:
+    """Returns the bytes and the class of the file at `index`."""
+    if not 0 <= index < len(self):
+      raise IndexError(f"{index} is not in [0, {len(self)}).")
+    try:
+      image = pathlib.Path(self.where(index)).read_bytes()
+    except OSError as error:
+      raise RunError(
+        f"{self.where(index)!r} was there when the folder was listed and "
+        f"cannot be read: {error.strerror}."
+      ) from error
+    return Example(
+      example_id=int(self._ids[index]),
+      label=int(self._labels[index]),
+      image=image,
+    )
+
+  def where(self, index: int) -> str:
+    """Returns the path of the file."""
+    return os.path.join(self._folder, self._images[index])
+
+
+def _numbers(folder: str, images: list[str]) -> Int64[np.ndarray, " n"]:
+  """Returns the number in the name of each file, which no other has."""
+  owners: dict[int, str] = {}
+  for path in images:
+    number = number_of(path, os.path.join(folder, path))
+    if number in owners:
+      raise InputError(
+        f"{folder!r}: {owners[number]!r} and {path!r} both have the number "
+        f"{number}, so it names neither: leave source.id_from_name out."
+      )
+    owners[number] = path
+  return np.fromiter(owners, np.int64, len(owners))
+
+
+def _is_image(path: str) -> bool:
+  return path.lower().endswith(EXTENSIONS)
+
+
+def _scan(folder: str) -> list[os.DirEntry[str]]:
+  """Returns what is in a folder and not hidden."""
+  try:
+    with os.scandir(folder) as entries:
+      return [entry for entry in entries if not entry.name.startswith(".")]
+  except OSError as error:
+    raise InputError(f"{folder!r} cannot be read: {error.strerror}.") from error
+
+
+def _split_folder(root: str, split: str) -> str:
+  """Returns `root/<split>` if there is one, else `root`."""
+  if not re.fullmatch(r"\w[\w.-]*", split):
+    raise InputError(
+      f"split={split!r} must be the name of a folder in {root!r}, or any plain "
+      "name if it has no splits; only TFDS data sets can be sliced."
+    )
+  folder = os.path.join(root, split)
+  if os.path.isdir(folder):
+    return folder
+  splits = sorted(
+    entry.name
+    for entry in _scan(root)
+    if entry.is_dir() and entry.name.lower() in _SPLIT_NAMES
+  )
+  if splits:
+    raise InputError(
+      f"{root!r} has no split {split!r}: it has {', '.join(splits)}. (Classes "
+      f"of such names go into {folder!r}.)"
+    )
+  return root
+
+
+def _class_names(folder: str) -> list[str]:
+  """Returns the sorted names of the class folders."""
+  entries = _scan(folder)
+  names = sorted(entry.name for entry in entries if entry.is_dir())
+  if not names:
+    raise InputError(
+      f"{folder!r} has no class folders: put each class's images in a folder "
+      "named after the class."
+    )
+  strays = sorted(
+    entry.name
+    for entry in entries
+    if not entry.is_dir() and _is_image(entry.name)
+  )
+  if strays:
+    raise InputError(
+      f"{folder!r} has {len(strays)} images outside any class folder, such as "
+      f"{strays[0]!r}: move them into the folder of their class."
+    )
+  return names
+
+
+def _files(
+  folder: str,
+  prefix: str = "",
+  parents: frozenset[tuple[int, int]] = frozenset(),
+) -> Iterator[str]:
+  """Yields the files below `folder`, relative to it, with "/" in between."""
+  status = os.stat(folder)
+  identity = (status.st_dev, status.st_ino)
+  if identity in parents:
+    raise InputError(
+      f"{folder!r} is a link to a folder that it is in, so the images would "
+      "never end: remove the link."
+    )
+  for entry in _scan(folder):
+    path = prefix + entry.name
+    if entry.is_dir():
+      yield from _files(entry.path, f"{path}/", parents | {identity})
+    elif _is_image(entry.name) and not entry.is_file():
+      raise InputError(
+        f"{entry.path!r} is not a file (a broken link?): mend or remove it."
+      )
+    else:
+      yield path

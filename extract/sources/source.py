@@ -1,0 +1,136 @@
+"""Where images come from: what every source of labelled images looks like.
+
+A source is one split of a data set, indexable and of known length, so that a
+shard of the extraction job is a range of its indices. Images come undecoded:
+decoding is work for the job's threads, and an image that cannot be decoded is
+theirs to report, by `where`.
+"""
+
+import dataclasses
+import typing
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import UInt8
+
+from oneshot_dp.configs import extract_config
+
+
+# Not comparable: `==` on the image array has no single truth value.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Example:
+  """One labelled image.
+
+  >>> pixels = np.zeros((32, 32, 3), np.uint8)
+  >>> example = Example(example_id=17, label=0, image=pixels)
+  >>> example.example_id, example.unit_id
+  (17, None)
+
+  Attributes:
+    example_id: names the example within its source, the same at every run.
+    label: class index, in [0, len(class_names)).
+    image: the bytes of an image file (JPEG, PNG, WebP ...), or the pixels,
+      uint8 [h, w, 3] or [h, w, 1].
+    unit_id: whose it is; None where the privacy unit is an example.
+  """
+
+  example_id: int
+  label: int
+  image: bytes | UInt8[np.ndarray, "h w c"]
+  unit_id: int | None = None
+
+
+@typing.runtime_checkable
+class Source(Protocol):
+  """One split of a data set: `source[i]` for i in range(len(source)).
+
+  Formal guarantees: `source[i]` is the same example at every run and in every
+  process, each example of the split is at exactly one index, no two share an
+  `example_id`, and any number of threads may read at once. A source belongs to
+  its process: workers open their own, they are not sent one.
+
+  Attributes:
+    name: public name of the data set.
+    version: public version, "" if there is none.
+    class_names: of label 0, 1, ...: public, from the data set's metadata,
+      never from its labels, which are private.
+    privacy_unit: public name of what `unit_id` numbers; "example" where
+      examples have none.
+    id_source: public name of what an `example_id` is read from; "position"
+      where it is the index.
+  """
+
+  name: str
+  version: str
+  class_names: tuple[str, ...]
+  privacy_unit: str
+  id_source: str
+
+  def __len__(self) -> int:
+    """Returns the number of examples in the split."""
+    ...
+
+  def __getitem__(self, index: int) -> Example:
+    """Returns the example at `index`, in [0, len(self)).
+
+    Raises:
+      IndexError: the index is outside the split.
+      InputError: the example's label is not one of the classes.
+      RunError: the example cannot be read any more.
+    """
+    ...
+
+  def where(self, index: int) -> str:
+    """Says where the example is, for errors: a path, `cifar10/train[17]`."""
+    ...
+
+
+def open_source(config: extract_config.Source, split: str) -> Source:
+  """Opens one split of a data set.
+
+  Opening reads metadata (and, of arrays, the data), so a worker process opens
+  its own source once. A TFDS data set that is not on disk yet is downloaded
+  and prepared here: open it once before workers do.
+
+  >>> import tempfile
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.savez(
+  ...     f"{folder}/pets.npz",
+  ...     image=np.zeros((2, 8, 8, 3), np.uint8),
+  ...     label=np.array([1, 0]),
+  ...     class_names=np.array(["cat", "dog"]),
+  ...   )
+  ...   config = extract_config.ArraysSource(path=f"{folder}/pets.npz")
+  ...   source = open_source(config, "train")
+  >>> len(source), source.class_names, source[0].label
+  (2, ('cat', 'dog'), 1)
+
+  Args:
+    config: which data set: one of the sources of `configs.extract_config`.
+    split: "train", "test" ...; TFDS also takes "train[:10%]" and the like.
+
+  Returns:
+    The source.
+
+  Raises:
+    InputError: there is no such data set or split, or it is not what it
+      should be.
+    RunError: a TFDS data set cannot be downloaded or prepared.
+  """
+  # Imported here: each needs its own libraries (TFDS takes most of a second)
+  # and `Example` of this module.
+  match config:
+    case extract_config.TfdsSource():
+      from oneshot_dp.extract.sources import tfds as tfds_source
+
+      return tfds_source.TfdsExamples(config, split)
+    case extract_config.ImageFolderSource():
+      from oneshot_dp.extract.sources import image_folder
+
+      return image_folder.FolderExamples(config, split)
+    case extract_config.ArraysSource():
+      from oneshot_dp.extract.sources import arrays as array_source
+
+      return array_source.ArrayExamples(config, split)
+    case _:
+      typing.assert_never(config)

@@ -1,0 +1,1 @@
+"""Where caches live. A new place to keep them goes here."""

@@ -1,0 +1,112 @@
+"""Files that are there whole or not at all, for their owner only."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError, RunError
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@contextlib.contextmanager
+def disk_errors(path: pathlib.Path) -> Iterator[None]:
+  """Turns what the disk refuses into one line that names `path`.
+
+  Wrap writes only: what a source of rows raises is not the disk's.
+
+  Raises:
+    RunError: in place of OSError, and of the RuntimeError with which
+      ArrayRecord reports one.
+  """
+  try:
+    yield
+  except RunError:
+    raise
+  except (OSError, RuntimeError) as e:
+    reason = getattr(e, "strerror", None) or str(e).split("; ")[0]
+    raise RunError(
+      f"{path}: cannot write: {reason}; mend the disk or the permissions, then "
+      "run the same command again (what is finished is kept)."
+    ) from e
+
+
+@contextlib.contextmanager
+def temporary_file(
+  directory: pathlib.Path, name: str
+) -> Iterator[pathlib.Path]:
+  """An empty file of mode 0600 that is gone when the context ends.
+
+  Several processes may hold temporary files for one name: Beam may try a shard
+  twice at once.
+  """
+  with disk_errors(directory / name):
+    handle, path = tempfile.mkstemp(
+      dir=directory, prefix=f"{name}.", suffix=TEMPORARY_SUFFIX
+    )
+    os.close(handle)
+  try:
+    yield pathlib.Path(path)
+  finally:
+    with contextlib.suppress(OSError):
+      os.unlink(path)
+
+
+def publish(temporary: pathlib.Path, final: pathlib.Path) -> None:
+  """Renames a file to its final name, on the disk before it is visible."""
+  with disk_errors(final):
+    _sync(temporary)
+    os.replace(temporary, final)
+    _sync(final.parent)
+
+
+def write_text(work: pathlib.Path, final: pathlib.Path, text: str) -> None:
+  """Writes a text file whole, by way of a temporary name in `work`."""
+  with temporary_file(work, final.name) as temporary:
+    with disk_errors(final):
+      temporary.write_text(text, encoding="utf-8")
+    publish(temporary, final)
+
+
+def write_json(work: pathlib.Path, final: pathlib.Path, data: Any) -> None:
+  """`write_text` of a JSON value."""
+  text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
+  write_text(work, final, text)
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a JSON object.
+
+  Raises:
+    InputError: the file is not one.
+  """
+  try:
+    data = json.loads(path.read_text("utf-8"))
+  except OSError as e:
+    raise InputError(f"{path}: cannot be read: {e.strerror}.") from e
+  except ValueError as e:
+    raise InputError(
+      f"{path}: not JSON ({e}); restore it or extract again."
+    ) from e
+  if not isinstance(data, dict):
+    raise InputError(f"{path}: not a JSON object; restore it or extract again.")
+  return data
+
+
+def file_sha256(path: pathlib.Path) -> str:
+  """SHA-256 of a file, in hexadecimal."""
+  with path.open("rb") as f:
+    return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _sync(path: pathlib.Path) -> None:
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(handle)
+  finally:
+    os.close(handle)

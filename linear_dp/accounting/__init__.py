@@ -1,0 +1,1 @@
+"""What releases cost: from (ε, δ) to σ and back, alone and together."""

@@ -1,0 +1,185 @@
+"""From (epsilon, delta) to the noise multiplier and back, always rounded up.
+
+The analytic Gaussian mechanism of Balle & Wang, as implemented by
+dp_accounting, which is exact up to its solver's tolerance; every conversion
+here is then rounded towards more noise or a larger epsilon.
+"""
+
+import decimal
+import functools
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from dp_accounting import gaussian_mechanism
+
+from oneshot_dp.configs.errors import InputError
+
+ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
+
+_MARGIN = 1e-9
+"""Relative rounding, for the float64 error of the solver's function."""
+_MAX_EPSILON = 1e6
+_MAX_NOISE_MULTIPLIER = 2.0**20
+"""Far above any use, and far below where noise would leave int64."""
+_SOLVER_TOLERANCE = 1e-12
+"""Absolute; it is more than the margin where epsilon is below 0.001."""
+
+
+def check_budget(epsilon: float, delta: float) -> None:
+  """Refuses an (epsilon, delta) that is not a privacy guarantee.
+
+  Raises:
+    InputError: epsilon is not positive and finite, or delta not in (0, 1).
+  """
+  if not (math.isfinite(epsilon) and epsilon > 0):
+    raise InputError(
+      f"epsilon={epsilon} must be positive and finite; for a baseline without"
+      " privacy use the flag of its own (--baseline)."
+    )
+  if epsilon > _MAX_EPSILON:
+    raise InputError(
+      f"epsilon={epsilon:g} protects nobody; more than {_MAX_EPSILON:g} is"
+      " refused."
+    )
+  if not 0 < delta < 1:
+    raise InputError(
+      f"delta={delta} must lie strictly between 0 and 1, well below 1/n."
+    )
+
+
+def noise_multiplier(epsilon: float, delta: float) -> float:
+  """The smallest σ, rounded up, for which one Gaussian release is private.
+
+      Φ(1/(2σ) − εσ) − e^ε·Φ(−1/(2σ) − εσ) ≤ δ
+
+  Formal guarantees: `epsilon_of(noise_multiplier(ε, δ), δ)` is at most
+  ε·(1 + 2e-9) + 2e-12, and the analytic ε of the σ returned is at most the ε
+  asked for.
+
+  >>> round(noise_multiplier(1.0, 1e-6), 4)
+  4.2247
+
+  Args:
+    epsilon: ε > 0.
+    delta: δ in (0, 1).
+
+  Returns:
+    σ, the noise's standard deviation in units of the L2 sensitivity.
+
+  Raises:
+    InputError: see `check_budget`.
+
+  Source: Balle & Wang, "Improving the Gaussian Mechanism for Differential
+  Privacy", ICML 2018, theorem 8.
+  """
+  check_budget(epsilon, delta)
+  return _calibrated(float(epsilon), float(delta))
+
+
+def check_noise_multiplier(sigma: float, epsilon: float, loss: str) -> None:
+  """Refuses so much noise that nothing is left to see.
+
+  Args:
+    sigma: noise multiplier.
+    epsilon: the ε that asks for it.
+    loss: what such noise makes impossible, for the message.
+
+  Raises:
+    InputError: it is more than 2²⁰.
+  """
+  if sigma > _MAX_NOISE_MULTIPLIER:
+    raise InputError(
+      f"epsilon={epsilon} needs a noise multiplier of {sigma:.3g}; {loss}"
+      " through that: give a larger epsilon."
+    )
+
+
+def epsilon_of(sigma: float, delta: float) -> float:
+  """The ε of one Gaussian release with noise multiplier `sigma`, rounded up.
+
+  The inverse of `noise_multiplier`.
+
+  >>> round(epsilon_of(4.2247, 1e-6), 4)
+  1.0
+
+  Args:
+    sigma: noise multiplier: the noise's standard deviation in units of the L2
+      sensitivity, positive.
+    delta: δ in (0, 1).
+
+  Returns:
+    ε ≥ 0.
+
+  Raises:
+    InputError: sigma is not positive.
+
+  Source: Balle & Wang, "Improving the Gaussian Mechanism for Differential
+  Privacy", ICML 2018, theorem 8.
+  """
+  if sigma <= 0:
+    raise InputError(f"noise_multiplier={sigma} must be positive.")
+  epsilon = _epsilon(float(sigma), float(delta))
+  return epsilon * (1 + _MARGIN) + _SOLVER_TOLERANCE
+
+
+def printable(guarantee: float) -> str:
+  """ε or δ in at most five digits, rounded up: what may be said of it.
+
+  >>> printable(9.95840186), printable(0.1), printable(1.2345649e-5)
+  ('9.9585', '0.1', '1.2346e-05')
+  """
+  if not math.isfinite(guarantee):
+    return f"{guarantee:g}"
+  rounding = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING)
+  # As it is written: 1e-5 is a little more than 1e-5 in binary.
+  return f"{float(rounding.create_decimal(repr(float(guarantee)))):g}"
+
+
+def compose(noise_multipliers: Iterable[float]) -> float:
+  """The noise multiplier that many Gaussian releases amount to together.
+
+      σ = (Σ σ_i⁻²)^(−1/2)
+
+  Exact, for adaptively chosen releases too: each is μ_i-Gaussian DP with
+  μ_i = 1/σ_i, and their composition is √(Σ μ_i²)-Gaussian DP.
+
+  >>> compose([2.0, 2.0]) < 2 / 2**0.5 < compose([2.0, 2.0]) * (1 + 1e-12)
+  True
+
+  Args:
+    noise_multipliers: σ_i > 0; at least one.
+
+  Returns:
+    σ, rounded down.
+
+  Source: Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022,
+  corollary 3.3.
+  """
+  sigmas = list(noise_multipliers)
+  if not sigmas:
+    raise InputError("There is no release to compose.")
+  if not all(sigma > 0 for sigma in sigmas):
+    raise InputError(f"noise_multipliers={sigmas} must all be positive.")
+  precision = math.fsum(sigma**-2 for sigma in sigmas)
+  return precision**-0.5 * (1 - 1e-15)
+
+
+# Plans, receipts and ledgers ask for the same few numbers again and again, at
+# some milliseconds each. (Of Python's floats: NumPy's shorter ones are equal to
+# them, but solved less exactly.)
+@functools.cache
+def _calibrated(epsilon: float, delta: float) -> float:
+  # On its way the solver passes δ = 0, whose logarithm numpy warns of.
+  with np.errstate(divide="ignore"):
+    sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
+  sigma *= 1 + _MARGIN
+  while _epsilon(sigma, delta) > epsilon:
+    sigma *= 1 + _MARGIN
+  return sigma
+
+
+@functools.cache
+def _epsilon(sigma: float, delta: float) -> float:
+  with np.errstate(divide="ignore"):
+    return float(gaussian_mechanism.get_epsilon_gaussian(sigma, delta))

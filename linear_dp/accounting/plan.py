@@ -1,0 +1,228 @@
+"""What is to be released, what it costs, and what is said of it."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import ReleaseOrder
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.sampled import (
+  PoissonSampling,
+  SampledGaussian,
+  epsilon_of_composition,
+)
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+
+NOT_PRIVATE = "NOT PRIVATE"
+BASELINE_NOISE = f"none: {NOT_PRIVATE}"
+"""What the noise source of the baseline is called."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+  """What one release guarantees, and all that is needed to recompute it.
+
+  Releases bring theirs with them. What is exact has one too, and says so:
+
+  >>> from dp_accounting import NeighboringRelation
+  >>> statement = PrivacyStatement.without_privacy(
+  ...   1e-6, NeighboringRelation.ADD_OR_REMOVE_ONE
+  ... )
+  >>> statement.epsilon, statement.is_private, statement.noise_source
+  (inf, False, 'none: NOT PRIVATE')
+
+  Attributes:
+    epsilon: ε of this release alone; infinity for the baseline.
+    delta: δ.
+    noise_multiplier: σ, in units of the sensitivity; 0 for the baseline.
+    sensitivity: L2 sensitivity of the statistic, grid steps.
+    noise_sd: standard deviation of the noise, grid steps: σ·sensitivity.
+    neighboring_relation: which data sets count as neighbours.
+    noise_source: where the random bits came from.
+    is_private: False for the baseline and for anything drawn from a seed.
+  """
+
+  epsilon: float
+  delta: float
+  noise_multiplier: float
+  sensitivity: float
+  noise_sd: float
+  neighboring_relation: NeighboringRelation
+  noise_source: str
+  is_private: bool
+
+  @classmethod
+  def of_plan(
+    cls,
+    plan: "ReleasePlan",
+    epsilon: float,
+    source: NoiseSource,
+    *,
+    sensitivity: float,
+    noise_sd: float,
+  ) -> "PrivacyStatement":
+    """Of a release at one of a plan's epsilons."""
+    return cls(
+      epsilon=epsilon,
+      delta=plan.delta,
+      noise_multiplier=plan.noise_multipliers[epsilon],
+      sensitivity=sensitivity,
+      noise_sd=noise_sd,
+      neighboring_relation=plan.neighboring_relation,
+      noise_source=source.description,
+      is_private=source.is_private,
+    )
+
+  @classmethod
+  def without_privacy(
+    cls,
+    delta: float,
+    relation: NeighboringRelation,
+    *,
+    sensitivity: float = 1.0,
+  ) -> "PrivacyStatement":
+    """Of something exact: ε = ∞. NOT PRIVATE, and says so."""
+    return cls(
+      epsilon=math.inf,
+      delta=delta,
+      noise_multiplier=0.0,
+      sensitivity=sensitivity,
+      noise_sd=0.0,
+      neighboring_relation=relation,
+      noise_source=BASELINE_NOISE,
+      is_private=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReleasePlan:
+  r"""Which releases to make of one private sum.
+
+  Formal guarantees: with "nested", the releases of one draw are the largest ε
+  plus more and more noise, so that all of them together cost what the largest
+  does (`GaussianChain`). With "independent", every release has noise of its own
+  and all of them compose. Draws are always independent of each other.
+
+  >>> plan = ReleasePlan(epsilons=(0.5, 2.0, 8.0), delta=1e-5)
+  >>> round(plan.composed_epsilon, 3)
+  8.0
+  >>> [round(sigma, 3) for sigma in plan.noise_multipliers.values()]
+  [0.6, 1.994, 7.032]
+
+  Attributes:
+    epsilons: the ε of each head, distinct.
+    delta: δ of each head.
+    neighboring_relation: which data sets count as neighbours.
+    order: "nested" or "independent".
+    num_draws: repetitions of the whole list with fresh noise, to see the
+      spread; each costs as much as the first.
+    sampling: of heads whose steps see random parts of the rows; σ is then that
+      of a step.
+
+  Raises:
+    InputError: no ε, or one twice; an ε or δ that is no guarantee, or needs
+      more noise than anything could be seen through; no draw; sampling of
+      nested releases, or where a neighbour has an example replaced.
+  """
+
+  epsilons: tuple[float, ...]
+  delta: float
+  neighboring_relation: NeighboringRelation = (
+    NeighboringRelation.ADD_OR_REMOVE_ONE
+  )
+  order: ReleaseOrder = "nested"
+  num_draws: int = 1
+  sampling: PoissonSampling | None = None
+
+  def __post_init__(self):
+    for epsilon in self.epsilons:
+      accounting.check_budget(epsilon, self.delta)
+    if not self.epsilons:
+      raise InputError("epsilons is empty: give at least one.")
+    if self.sampling:
+      self._check_sampling()
+    ordered = sorted(self.epsilons)
+    for smaller, larger in itertools.pairwise(ordered):
+      # Nearer ones could not be told apart by their noise multipliers.
+      if larger <= smaller * (1 + 1e-6):
+        raise InputError(
+          f"epsilons={list(self.epsilons)} has an epsilon twice, or nearly; use"
+          " num_seeds for several heads of one epsilon."
+        )
+    accounting.check_noise_multiplier(
+      max(self.noise_multipliers.values()),
+      min(self.epsilons),
+      "nothing could be learned",
+    )
+    if self.num_draws < 1:
+      raise InputError(f"num_seeds={self.num_draws} must be at least 1.")
+
+  def _check_sampling(self) -> None:
+    if self.order == "nested":
+      raise InputError(
+        "order='nested': heads of random batches share no noise."
+      )
+    if self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+      raise InputError(
+        "random batches are accounted for where an example is added or removed;"
+        " leave out --neighboring-relation replace-one, or use full batches."
+      )
+
+  @functools.cached_property
+  def noise_multipliers(self) -> dict[float, float]:
+    """ε → σ, in the order of release: the largest ε, least noise, first."""
+    of_epsilon = accounting.noise_multiplier
+    if self.sampling:
+      of_epsilon = self.sampling.noise_multiplier
+    return {
+      epsilon: of_epsilon(epsilon, self.delta)
+      for epsilon in sorted(self.epsilons, reverse=True)
+    }
+
+  @property
+  def charged_noise_multipliers(self) -> tuple[float, ...]:
+    """σ of the mechanisms that pay for everything in the plan."""
+    sigmas = tuple(self.noise_multipliers.values())
+    paying = sigmas[:1] if self.order == "nested" else sigmas
+    return paying * self.num_draws
+
+  @property
+  def composed_epsilon(self) -> float:
+    """ε, at δ, of all releases of the plan together."""
+    return composed_epsilon([self])
+
+
+def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
+  """ε of all releases of several plans together.
+
+  >>> one = ReleasePlan(epsilons=(1.0, 4.0), delta=1e-5)
+  >>> round(composed_epsilon([one, one]), 2)
+  5.99
+
+  Args:
+    plans: about the same rows, at one δ and in one neighbouring relation.
+
+  Returns:
+    ε at that δ, rounded up.
+
+  Raises:
+    InputError: plans of several δ or relations, or none.
+  """
+  if len({(plan.delta, plan.neighboring_relation) for plan in plans}) != 1:
+    raise InputError(
+      "Plans compose at one delta and in one neighbouring relation."
+    )
+  gaussians, sampled = [], []
+  for plan in plans:
+    for sigma in plan.charged_noise_multipliers:
+      if plan.sampling:
+        steps = SampledGaussian(noise_multiplier=sigma, sampling=plan.sampling)
+        sampled.append(steps)
+      else:
+        gaussians.append(sigma)
+  return epsilon_of_composition(gaussians, sampled, plans[0].delta)

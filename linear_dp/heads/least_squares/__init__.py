@@ -1,0 +1,1 @@
+"""A linear discriminant from noisy moments, in closed form."""

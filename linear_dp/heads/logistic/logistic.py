@@ -1,0 +1,201 @@
+r"""A logistic probe without privacy: the ceiling that private heads are under.
+
+Multinomial logistic regression on standardised rows z = (x − mean)/sd,
+
+    min  (1/n)·Σ_i −log softmax(Wᵀz_i + b)_{y_i} + (λ/2)·‖W‖²,   λ = 1/n,
+
+by L-BFGS; W and b are then turned into a head for rows as they are. Mean, sd, W
+and b are exact statistics of the private rows: NOT PRIVATE.
+
+Source: Liu & Nocedal, "On the limited memory BFGS method", 1989. λ is what
+scikit-learn's LogisticRegression has at C = 1.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy.optimize
+from jaxtyping import Array, Float32, Float64
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.rows.batches import padded_batches
+from oneshot_dp.linear_dp.rows.block import RowBlock
+from oneshot_dp.linear_dp.rows.checked import checked
+
+MAX_STEPS = 300
+_BATCH_ROWS = 8192
+_RESIDENT_BYTES = 4 * 2**30
+_CONSTANT = 1e-6
+"""A feature that spreads less than this part of its size is left out."""
+
+Batch = tuple[Array, Array]
+"""Embeddings as stored [rows, d], labels [rows], −1 where it is padding."""
+
+
+def l2_penalty(num_examples: int) -> float:
+  """λ of n rows."""
+  return 1 / num_examples
+
+
+def fit_logistic(
+  read: Callable[[], Iterable[RowBlock]],
+  *,
+  feature_dim: int,
+  num_classes: int,
+  num_examples: int,
+  on_step: Callable[[], object] = lambda: None,
+  resident_bytes: int = _RESIDENT_BYTES,
+) -> LinearHead:
+  """Fits the probe. NOT PRIVATE.
+
+  Args:
+    read: starts a pass over the blocks, in any order and any block size.
+    feature_dim: d.
+    num_classes: K.
+    num_examples: n, the number of rows that there must be.
+    on_step: called after each pass over the rows (progress).
+    resident_bytes: rows are kept if they take no more than this; otherwise
+      each pass reads them again.
+
+  Returns:
+    The head.
+
+  Raises:
+    InputError: damaged rows.
+  """
+
+  def batches() -> Iterator[Batch]:
+    blocks = checked(
+      read(),
+      feature_dim=feature_dim,
+      num_classes=num_classes,
+      num_examples=num_examples,
+    )
+    for embedding, label in padded_batches(blocks, _BATCH_ROWS):
+      yield jnp.asarray(embedding), jnp.asarray(label)
+
+  rows = _Standardised.of(_resident(batches, resident_bytes), num_examples)
+  shape = feature_dim, num_classes
+  split = feature_dim * num_classes
+  penalty = l2_penalty(num_examples)
+
+  def objective(
+    parameters: Float64[np.ndarray, " p"],
+  ) -> tuple[float, Float64[np.ndarray, " p"]]:
+    kernel = parameters[:split].reshape(shape)
+    loss, gradient = rows.loss(kernel, parameters[split:])
+    loss += penalty / 2 * float(np.vdot(kernel, kernel))
+    gradient[:split] += penalty * kernel.ravel()
+    on_step()
+    return loss, gradient
+
+  found = scipy.optimize.minimize(
+    objective,
+    np.zeros(split + num_classes),
+    jac=True,
+    method="L-BFGS-B",
+    options={"maxiter": MAX_STEPS, "ftol": 1e-8, "gtol": 1e-6},
+  )
+  if not np.isfinite(found.fun):
+    raise InputError(
+      "The cache has an embedding that is not finite: run `oneshot-dp verify`"
+      " on it."
+    )
+  kernel = found.x[:split].reshape(shape) * rows.scale[:, None]
+  bias = found.x[split:] - rows.mean @ kernel
+  return LinearHead(
+    kernel=kernel.astype(np.float32), bias=bias.astype(np.float32)
+  )
+
+
+def _resident(
+  batches: Callable[[], Iterator[Batch]], most: int
+) -> Callable[[], Iterator[Batch]]:
+  """Passes over memory, where the rows take no more bytes than `most`."""
+  kept, size = [], 0
+  for batch in batches():
+    kept.append(batch)
+    size += sum(column.nbytes for column in batch)
+    if size > most:
+      return batches
+  return lambda: iter(kept)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class _Standardised:
+  """Rows at mean 0 and standard deviation 1.
+
+  Attributes:
+    batches: starts a pass over them as they are.
+    num_examples: n.
+    mean: [d].
+    scale: [d] 1/sd; 0 for a constant.
+  """
+
+  batches: Callable[[], Iterator[Batch]]
+  num_examples: int
+  mean: Float64[np.ndarray, " d"]
+  scale: Float64[np.ndarray, " d"]
+
+  @classmethod
+  def of(
+    cls, batches: Callable[[], Iterator[Batch]], num_examples: int
+  ) -> "_Standardised":
+    total = sum(x.sum(axis=0) for x in _real(batches()))
+    mean = np.asarray(total) / num_examples
+    squares = sum(np.square(x - mean).sum(axis=0) for x in _real(batches()))
+    sd = np.sqrt(np.asarray(squares) / num_examples)
+    scale = np.divide(
+      1, sd, out=np.zeros_like(sd), where=sd > _CONSTANT * np.abs(mean)
+    )
+    return cls(
+      batches=batches, num_examples=num_examples, mean=mean, scale=scale
+    )
+
+  def loss(
+    self, kernel: Float64[np.ndarray, "d K"], bias: Float64[np.ndarray, " K"]
+  ) -> tuple[float, Float64[np.ndarray, " p"]]:
+    """The mean loss and its gradient, kernel first, as one vector."""
+    constants = [
+      jnp.asarray(part, jnp.float32)
+      for part in (kernel, bias, self.mean, self.scale)
+    ]
+    total, gradient = 0.0, np.zeros(kernel.size + bias.size)
+    for batch in self.batches():
+      loss, parts = _loss_and_gradient(*constants, *batch)
+      total += float(loss)
+      gradient += np.concatenate([np.ravel(part) for part in parts])
+    return total / self.num_examples, gradient / self.num_examples
+
+
+def _real(batches: Iterator[Batch]) -> Iterator[Float64[np.ndarray, "rows d"]]:
+  """Embeddings without the padding, on the host."""
+  for embedding, label in batches:
+    yield np.asarray(embedding).astype(np.float64)[np.asarray(label) >= 0]
+
+
+@jax.jit
+def _loss_and_gradient(
+  kernel: Float32[Array, "d K"],
+  bias: Float32[Array, " K"],
+  mean: Float32[Array, " d"],
+  scale: Float32[Array, " d"],
+  embedding: Array,
+  label: Array,
+) -> tuple[Array, tuple[Array, Array]]:
+  """Of the sum over a batch."""
+  rows = (embedding.astype(jnp.float32) - mean) * scale
+
+  def loss(kernel: Array, bias: Array) -> Array:
+    logits = jnp.matmul(rows, kernel, precision="highest") + bias
+    each = optax.softmax_cross_entropy_with_integer_labels(
+      logits, jnp.maximum(label, 0)
+    )
+    return jnp.where(label >= 0, each, 0).sum()
+
+  return jax.value_and_grad(loss, argnums=(0, 1))(kernel, bias)

@@ -1,0 +1,1 @@
+"""Noisy steps with every choice open."""

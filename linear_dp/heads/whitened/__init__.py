@@ -1,0 +1,1 @@
+"""Private whitening, then noisy steps."""

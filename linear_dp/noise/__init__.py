@@ -1,0 +1,1 @@
+"""Exactly sampled Gaussian noise, and where its random bits come from."""

@@ -1,0 +1,232 @@
+r"""Clipped gradients of the first step, on a grid of integers.
+
+At a zero kernel every example has the same probabilities \(p_0=\sigma(b_0)\),
+so the gradient of its sigmoid cross-entropy is a rank-one matrix,
+
+    g_i = r_i ⊗ x̃_i,   r_i = p0·1 − e_{y_i},   x̃ = [x] or [x, 1],
+    ‖g_i‖ = ‖r‖·‖x̃_i‖,   ‖r‖² = (1 − p0)² + (K − 1)·p0²,
+
+and clipping it to norm C only rescales x̃. A row is therefore stored as the
+integers u = rint(x̃·scale), in steps of C/(B·‖r‖): a row whose gradient has
+norm C has ‖u‖ = B. Sums of integers do not depend on their order, which is what
+makes the clipped sum exact on any number of devices. Where the rows of a unit
+are clipped as one vector (`unit_sums`), all that is said of a row's gradient
+holds for that of the unit.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Literal, get_args
+
+import numpy as np
+from dp_accounting import NeighboringRelation
+from jaxtyping import Float
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig
+
+GRID_RADIUS = 2**20
+"""B: grid steps in the norm of a row whose gradient has norm C."""
+MAX_ROWS_PER_UNIT = 2**16
+
+ClippedVector = Literal["row", "unit"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClippedGradientGrid:
+  r"""The grid on which clipped first-step gradients are exact integers.
+
+  Formal guarantees: if every row obeys ‖u‖₂ ≤ B (which `exact_sum` checks in
+  integers; with "unit", ‖p0·1 ⊗ T_u − S_u‖ ≤ B·‖r‖ of each unit u, which
+  `unit_sums` checks), the released statistic G = rint(p0·T) − S, with S_c the
+  sum of the rows of class c and T = Σ_c S_c, has the L2 sensitivity
+  `sensitivity()`.
+
+  >>> grid = ClippedGradientGrid(num_classes=10, feature_dim=64)
+  >>> grid.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE) * grid.step
+  1.0000...
+
+  Attributes:
+    num_classes: K, public.
+    feature_dim: d, the width of an embedding.
+    l2_clip_norm: C, the largest norm of a per-example gradient.
+    initial_bias: b0, the bias that the head starts from (the paper: −10).
+    train_bias: whether the bias is trained too (x̃ = [x, 1]).
+    rows_per_unit: m, the most rows of one privacy unit in a sum (which
+      `exact_sum` checks); 1 where a row is a unit. A larger m needs m times
+      the noise.
+    clipped: what has norm C at most: the gradient of a row, or with "unit" the
+      sum of the gradients of all rows of a unit, one vector (m = 1).
+
+  Raises:
+    InputError: a value outside what is said of it above.
+
+  Source: Mehta et al., "Large Scale Transfer Learning for Differentially
+  Private Image Classification", TMLR 2023, section 4 (zero initialisation and
+  a single full-batch step).
+  """
+
+  num_classes: int
+  feature_dim: int
+  l2_clip_norm: float = 1.0
+  initial_bias: float = -10.0
+  train_bias: bool = False
+  rows_per_unit: int = 1
+  clipped: ClippedVector = "row"
+
+  @classmethod
+  def of(
+    cls,
+    config: HeadConfig,
+    *,
+    num_classes: int,
+    feature_dim: int,
+    has_units: bool,
+    max_rows_per_unit: int | None = None,
+  ) -> "ClippedGradientGrid":
+    """The clipping that a config asks for.
+
+    Args:
+      config: the clipping.
+      num_classes: K.
+      feature_dim: d.
+      has_units: whether a privacy unit may have many rows.
+      max_rows_per_unit: m, of units: clip rows, and sum at most so many of
+        each; None clips units where there are any, and otherwise rows.
+
+    Raises:
+      InputError: a number that makes no sense.
+    """
+    return cls(
+      num_classes=num_classes,
+      feature_dim=feature_dim,
+      l2_clip_norm=config.l2_clip_norm,
+      initial_bias=config.initial_bias,
+      train_bias=config.train_bias,
+      rows_per_unit=1 if max_rows_per_unit is None else max_rows_per_unit,
+      clipped="unit" if has_units and max_rows_per_unit is None else "row",
+    )
+
+  def __post_init__(self):
+    if not (math.isfinite(self.l2_clip_norm) and self.l2_clip_norm > 0):
+      raise InputError(
+        f"l2_clip_norm={self.l2_clip_norm} must be positive and finite: it is"
+        " the largest norm that one example's gradient may have."
+      )
+    if not 1e-30 <= self.l2_clip_norm <= 1e30:
+      raise InputError(
+        f"l2_clip_norm={self.l2_clip_norm} is out of float32's reach; scale the"
+        " features instead."
+      )
+    if not math.isfinite(self.initial_bias):
+      raise InputError(f"initial_bias={self.initial_bias} must be finite.")
+    if self.num_classes < 2:
+      raise InputError(
+        f"num_classes={self.num_classes}: a classifier needs at least 2."
+      )
+    if self.feature_dim < 1:
+      raise InputError(f"feature_dim={self.feature_dim} must be at least 1.")
+    # At the largest noise multiplier this still leaves int64 room.
+    if (
+      isinstance(self.rows_per_unit, bool)
+      or not isinstance(self.rows_per_unit, int)
+      or not 1 <= self.rows_per_unit <= MAX_ROWS_PER_UNIT
+    ):
+      raise InputError(
+        f"rows_per_unit={self.rows_per_unit!r} must be an integer from 1 to"
+        f" {MAX_ROWS_PER_UNIT}: the most rows of one unit that are summed."
+      )
+    if self.clipped not in get_args(ClippedVector):
+      raise InputError(f"clipped={self.clipped!r} must be 'row' or 'unit'.")
+    if self.clipped == "unit" and self.rows_per_unit != 1:
+      raise InputError(
+        f"rows_per_unit={self.rows_per_unit} is for clipped rows: the clipped"
+        " sum of a unit is one vector."
+      )
+
+  @property
+  def row_dim(self) -> int:
+    """Width of x̃: d, plus one where the bias is trained."""
+    return self.feature_dim + int(self.train_bias)
+
+  @functools.cached_property
+  def initial_probability(self) -> float:
+    """p0 = σ(b0), the same for every class and example."""
+    if self.initial_bias >= 0:
+      return 1 / (1 + math.exp(-self.initial_bias))
+    # exp(b0) underflows to p0 = 0 where exp(-b0) would overflow.
+    odds = math.exp(self.initial_bias)
+    return odds / (1 + odds)
+
+  @functools.cached_property
+  def residual_norm(self) -> float:
+    """‖r‖, rounded up."""
+    p0 = self.initial_probability
+    squared = (1 - p0) ** 2 + (self.num_classes - 1) * p0**2
+    return math.sqrt(squared) * (1 + 2**-50)
+
+  @property
+  def step(self) -> float:
+    """One grid step of r ⊗ u in the units of the gradient: C/(B·‖r‖)."""
+    return self.l2_clip_norm / (GRID_RADIUS * self.residual_norm)
+
+  def row_scale(
+    self, embedding_norm: Float[np.ndarray, " rows"]
+  ) -> Float[np.ndarray, " rows"]:
+    r"""The factor from an embedding to its row of integers.
+
+        scale = min( B·‖r‖/C,  (B − √D/2 − 1) / ‖x̃‖ ),   D = row_dim
+
+    The first is the plain change of units, for a row that needs no clipping.
+    The second clips, a little early: rounding D coordinates moves a row by at
+    most √D/2 steps, and 1 step pays for the float32 products (each of the norm,
+    the scale and the product is off by at most 2⁻²⁴ of B, 1/16 step), so no
+    honest row can leave the ball.
+
+    Args:
+      embedding_norm: [rows] float32, L2 norm of each stored embedding.
+
+    Returns:
+      [rows] float32; 0 for a zero row (its gradient is zero).
+    """
+    norm = np.asarray(embedding_norm, np.float64)
+    norm = np.sqrt(norm**2 + 1) if self.train_bias else norm
+    radius = GRID_RADIUS - math.sqrt(self.row_dim) / 2 - 1
+    units = GRID_RADIUS * self.residual_norm / self.l2_clip_norm
+    scale = np.minimum(
+      units, np.divide(radius, norm, out=np.zeros_like(norm), where=norm > 0)
+    )
+    return np.minimum(scale, np.finfo(np.float32).max).astype(np.float32)
+
+  def sensitivity(self, relation: NeighboringRelation) -> float:
+    r"""L2 sensitivity of G = rint(p0·T) − S, in grid steps, rounded up.
+
+        Δ = m·B·‖r‖ + (1 + 2⁻¹⁰)·√(K·D)
+
+    One row moves p0·T − S by ‖r ⊗ u‖ ≤ ‖r‖·B, a unit of at most m rows by at
+    most m times that, as all may point the same way, and a unit that is clipped
+    as one vector by as much as a row. Two roundings to the grid
+    differ from the difference of what they round by at most 1 in each of the
+    K·D coordinates, whatever m (p0·T itself is exact, see `release`); the 2⁻¹⁰
+    is margin.
+
+    Args:
+      relation: ADD_OR_REMOVE_ONE and REPLACE_SPECIAL (a unit against the null
+        unit, which contributes zero) cost Δ; REPLACE_ONE removes one and adds
+        another, 2Δ.
+
+    Returns:
+      Δ, or 2Δ.
+    """
+    rounding = (1 + 2**-10) * math.sqrt(self.num_classes * self.row_dim)
+    of_a_unit = self.rows_per_unit * GRID_RADIUS * self.residual_norm
+    sensitivity = (of_a_unit + rounding) * (1 + 2**-50)
+    match relation:
+      case NeighboringRelation.REPLACE_ONE:
+        return 2 * sensitivity
+      case (
+        NeighboringRelation.ADD_OR_REMOVE_ONE
+        | NeighboringRelation.REPLACE_SPECIAL
+      ):
+        return sensitivity

@@ -1,0 +1,144 @@
+r"""The only door through which private sums leave.
+
+The statistic is G = rint(p0·T) − S on the integer grid (see `clipping`), and
+what leaves is G + round(Z) with Z a Gaussian of standard deviation
+σ·sensitivity: post-processing of the Gaussian mechanism. A `ReleasePlan` says
+beforehand which releases there will be and what they cost together; `release`
+has that cost charged, by the function that it is handed, before the first
+random bit is drawn.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
+from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
+
+_DRAWN_TOGETHER = 2048
+"""Values of noise below which calls cost more than their work: so many draws
+of a small sum (those of an audit) are made at once, whether or not all of them
+are used: with a seed, a draw does not depend on how many there are."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Release:
+  """A noisy clipped gradient sum: safe to publish as its statement says.
+
+  Attributes:
+    noisy_sum: [K, D] int64, G + round(Z), grid steps; any function of it is
+      post-processing.
+    grid: the grid of `noisy_sum`.
+    num_examples: n, public.
+    draw: which of the plan's repetitions this is.
+    statement: the guarantee.
+  """
+
+  noisy_sum: Int64[np.ndarray, "K D"]
+  grid: ClippedGradientGrid
+  num_examples: int
+  draw: int
+  statement: PrivacyStatement
+
+  @property
+  def mean_gradient(self) -> Float[np.ndarray, "K D"]:
+    """The noisy mean clipped gradient, C/(B·‖r‖)·(G + round(Z))/n, float64."""
+    return self.noisy_sum * (self.grid.step / self.num_examples)
+
+  @property
+  def gradient_noise_sd(self) -> float:
+    """Standard deviation of the noise in one entry of `mean_gradient`."""
+    return self.statement.noise_sd * self.grid.step / self.num_examples
+
+
+def release(
+  secret: SecretSum,
+  plan: ReleasePlan,
+  source: NoiseSource,
+  *,
+  charge: Callable[[ReleasePlan, NoiseSource], object],
+) -> Iterator[Release]:
+  """Adds noise and lets the sums out, one release per draw and ε.
+
+  Formal guarantees: each release alone is (ε, δ)-DP in the plan's neighbouring
+  relation, and all of them together cost `plan.composed_epsilon`, with n and
+  the number of classes public. `charge` has returned before a random bit is
+  drawn, so a crash costs budget and never privacy. The noise does not depend on
+  the sums, nor does the time it takes to draw it.
+
+  Args:
+    secret: the exact sum.
+    plan: what to release.
+    source: the random bits; a seeded source marks every release NOT PRIVATE.
+    charge: called once, first, with the plan and the source; raises to refuse.
+
+  Yields:
+    Releases, draw by draw, the largest ε first.
+  """
+  charge(plan, source)
+  grid = secret.grid
+  sensitivity = grid.sensitivity(plan.neighboring_relation)
+  statistic = _statistic(secret)
+  together = max(1, _DRAWN_TOGETHER // statistic.size)
+  for first in range(0, plan.num_draws, together):
+    noise = _noise(plan, source, sensitivity, (together, *statistic.shape))
+    if together > 1:
+      noise = list(noise)
+    draws = range(first, min(first + together, plan.num_draws))
+    for i, draw in enumerate(draws):
+      for epsilon, noise_sd, of_draws in noise:
+        yield Release(
+          noisy_sum=statistic + of_draws[i],
+          grid=grid,
+          num_examples=secret.num_examples,
+          draw=draw,
+          statement=PrivacyStatement.of_plan(
+            plan, epsilon, source, sensitivity=sensitivity, noise_sd=noise_sd
+          ),
+        )
+
+
+def _noise(
+  plan: ReleasePlan,
+  source: NoiseSource,
+  sensitivity: float,
+  shape: tuple[int, int, int],
+) -> Iterable[tuple[float, float, Int64[np.ndarray, "draws K D"]]]:
+  """Every ε, its deviation and the noise of some draws, all independent."""
+  chain = GaussianChain(shape, source)
+  for epsilon, sigma in plan.noise_multipliers.items():
+    if plan.order == "independent":
+      chain = GaussianChain(shape, source)
+    noise_sd = math.nextafter(sigma * sensitivity, math.inf)
+    yield epsilon, noise_sd, chain.extend(noise_sd)
+
+
+def baseline_without_privacy(secret: SecretSum, plan: ReleasePlan) -> Release:
+  """The exact gradient, no noise: ε = ∞. NOT PRIVATE, and says so."""
+  relation = plan.neighboring_relation
+  return Release(
+    noisy_sum=_statistic(secret),
+    grid=secret.grid,
+    num_examples=secret.num_examples,
+    draw=0,
+    statement=PrivacyStatement.without_privacy(
+      plan.delta, relation, sensitivity=secret.grid.sensitivity(relation)
+    ),
+  )
+
+
+def _statistic(secret: SecretSum) -> Int64[np.ndarray, "K D"]:
+  """G = rint(p0·1 ⊗ T) − S, the sum of clipped gradients on the grid."""
+  sums = secret.secret_class_sums
+  # Rounded in rationals: with p0 near 1 and many rows, the error of a float64
+  # product could move a rounding by more than the sensitivity pays for.
+  p0 = Fraction(secret.grid.initial_probability)
+  shared = [round(p0 * int(total)) for total in sums.sum(axis=0)]
+  return np.array(shared, np.int64)[None, :] - sums

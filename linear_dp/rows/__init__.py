@@ -1,0 +1,1 @@
+"""What every pass over private rows is held to: types, ids, integer norms."""

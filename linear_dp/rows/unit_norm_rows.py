@@ -1,0 +1,261 @@
+r"""Private rows as integers on the devices, for several passes.
+
+A row is u = rint(x·s), with s = (B − √d/2 − 1)/‖x‖: of norm B, but for the
+rounding, and never more. Nothing but its direction is kept, so every row weighs
+the same, whatever the backbone's norms, and no row needs clipping. Where norms
+are to count, s is at most B/R, and R, which is public, the largest norm that a
+row may have.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Float64, Int64
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.block import (
+  OFF_THE_BALL,
+  RowBlock,
+  refuse,
+  refuse_units,
+)
+from oneshot_dp.linear_dp.rows.checked import checked
+from oneshot_dp.linear_dp.rows.integers import within_ball_float64
+
+ROWS_PER_DEVICE = 8192
+"""In a chunk: 2¹³·B² = 2⁵³, so float64 products of rows add up exactly."""
+_FLOAT64_PLATFORMS = ("cpu", "cuda", "rocm", "gpu")
+_RESIDENT_BYTES = 4 * 2**30
+
+Chunk = tuple[Array, Array, Array]
+"""Embeddings as stored [rows, d], scales [rows], labels [rows], sharded. Rows
+of padding have scale 0."""
+
+
+class SecretRows:
+  """What private heads of several steps read, once or many times.
+
+  Formal guarantees: in every pass each row obeys ‖u‖² ≤ B², checked in
+  integers; every example_id comes once; there are `num_examples` rows. Where
+  one of these fails the pass ends with an error.
+
+  Args:
+    read: starts a pass over the blocks, in any order and any block size.
+    feature_dim: d.
+    num_classes: K.
+    num_examples: n, the number of rows that there must be; public.
+    max_norm: R, of rows that keep their norm, longer ones being shortened to
+      it; public. None is for directions.
+    devices: what to run on, rows sharded over all; None is all local devices.
+    resident_bytes: rows are kept after the first pass if they take no more
+      than this; otherwise each pass reads them again.
+
+  Raises:
+    InputError: devices without float64; or, in a pass, damaged rows, or rows
+      with a `unit_id`.
+  """
+
+  def __init__(
+    self,
+    read: Callable[[], Iterable[RowBlock]],
+    *,
+    feature_dim: int,
+    num_classes: int,
+    num_examples: int,
+    max_norm: float | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    resident_bytes: int = _RESIDENT_BYTES,
+  ):
+    devices = tuple(devices or jax.local_devices())
+    if devices[0].platform not in _FLOAT64_PLATFORMS:
+      raise InputError(
+        f"this head needs float64, which a {devices[0].platform} has not: train"
+        " it with JAX_PLATFORMS=cpu; the cache is all it reads."
+      )
+    self.feature_dim = feature_dim
+    self.num_classes = num_classes
+    self.num_examples = num_examples
+    self.max_norm = max_norm
+    self.mesh = Mesh(np.array(devices), ("data",))
+    self._read = read
+    self._resident_bytes = resident_bytes
+    self._resident: list[Chunk] | None = None
+    self._order: Int64[np.ndarray, " n"] | None = None
+
+  def __repr__(self) -> str:
+    return f"SecretRows(num_examples={self.num_examples}, <private>)"
+
+  def __reduce__(self):
+    raise TypeError("SecretRows are private and are never serialised.")
+
+  def secret_chunks(
+    self, chosen: Bool[np.ndarray, " n"] | None = None
+  ) -> Iterator[Chunk]:
+    """One pass over rows, in chunks of one shape. Private.
+
+    Args:
+      chosen: by the place of a row in a pass, which is the same in all; None
+        is every row.
+
+    Raises:
+      InputError: see the class; only once the last chunk was asked for.
+    """
+    if chosen is None:
+      yield from self._all_chunks()
+    else:
+      yield from self._picked(chosen)
+
+  def _picked(self, chosen: Bool[np.ndarray, " n"]) -> Iterator[Chunk]:
+    size = ROWS_PER_DEVICE * self.mesh.size
+    for columns in _regrouped(self._picked_columns(chosen), size):
+      yield self._sharded(columns)
+
+  def _picked_columns(
+    self, chosen: Bool[np.ndarray, " n"]
+  ) -> Iterator[list[np.ndarray]]:
+    size = ROWS_PER_DEVICE * self.mesh.size
+    for start, chunk in zip(itertools.count(0, size), self._all_chunks()):
+      of_chunk = chosen[start : start + size]
+      yield [np.asarray(c)[: len(of_chunk)][of_chunk] for c in chunk]
+
+  def _all_chunks(self) -> Iterator[Chunk]:
+    if self._resident is not None:
+      yield from self._resident
+      return
+    kept: list[Chunk] | None = []
+    size = 0
+    for chunk in self._chunks():
+      yield chunk
+      size += sum(column.nbytes for column in chunk)
+      if kept is not None and size <= self._resident_bytes:
+        kept.append(chunk)
+      else:
+        kept = None
+    self._resident = kept
+
+  def _chunks(self) -> Iterator[Chunk]:
+    blocks = checked(
+      self._read(),
+      feature_dim=self.feature_dim,
+      num_classes=self.num_classes,
+      num_examples=self.num_examples,
+    )
+    ids = []
+    for columns in _regrouped(
+      _columns(blocks), ROWS_PER_DEVICE * self.mesh.size
+    ):
+      embedding, norm, label, example_id = columns
+      scale = row_scale(norm, self.feature_dim, self.max_norm)
+      chunk = self._sharded([embedding, scale, label])
+      with jax.enable_x64(True):
+        bad = np.asarray(_leaves_ball(*chunk[:2]))[: len(label)]
+      if bad.any():
+        refuse(example_id, bad, OFF_THE_BALL)
+      ids.append(example_id)
+      yield chunk
+    order = np.concatenate(ids)
+    if self._order is not None and not np.array_equal(order, self._order):
+      raise InputError(
+        "The rows came in another order than before: has the cache changed?"
+      )
+    self._order = order
+
+  def _sharded(self, columns: list[np.ndarray]) -> Chunk:
+    size = ROWS_PER_DEVICE * self.mesh.size
+    sharding = NamedSharding(self.mesh, PartitionSpec("data"))
+    with jax.enable_x64(True):
+      embedding, scale, label = (
+        jax.device_put(_padded(column, size), sharding) for column in columns
+      )
+    return embedding, scale, label
+
+
+def row_scale(
+  norm: Float[np.ndarray, " rows"],
+  feature_dim: int,
+  max_norm: float | None = None,
+) -> Float[np.ndarray, " rows"]:
+  r"""The factor from an embedding to its integers: (B − √d/2 − 1)/‖x‖.
+
+  A little less than B: rounding moves a row by at most √d/2 steps, and 1 step
+  pays for the float32 products.
+
+  Args:
+    norm: [rows] L2 norm of each stored embedding.
+    feature_dim: d.
+    max_norm: R; the factor is at most B/R. None is for directions.
+
+  Returns:
+    [rows] float32; 0 for a row of zeros, and for one so short that its factor
+    would leave float32.
+  """
+  radius = unit_radius(feature_dim)
+  norm = np.asarray(norm, np.float64)
+  floor = radius / float(np.finfo(np.float32).max)
+  scale = np.divide(radius, norm, out=np.zeros_like(norm), where=norm > floor)
+  if max_norm is not None:
+    scale = np.minimum(scale, GRID_RADIUS / max_norm)
+  return scale.astype(np.float32)
+
+
+def unit_radius(feature_dim: int) -> float:
+  """The norm that a row is given, in grid steps, before it is rounded."""
+  return GRID_RADIUS - math.sqrt(feature_dim) / 2 - 1
+
+
+def integer_rows(embedding: Array, scale: Array) -> Float64[Array, "rows d"]:
+  """u, exact integers in float64; to be traced under `jax.enable_x64`."""
+  products = embedding.astype(jnp.float32) * scale[:, None]
+  return jnp.rint(products).astype(jnp.float64)
+
+
+@jax.jit
+def _leaves_ball(embedding: Array, scale: Array) -> Array:
+  products = embedding.astype(jnp.float32) * scale[:, None]
+  return ~within_ball_float64(jnp.rint(products))
+
+
+def _columns(blocks: Iterable[RowBlock]) -> Iterator[list[np.ndarray]]:
+  for block in blocks:
+    refuse_units(block)
+    yield [
+      block.embedding,
+      block.embedding_norm,
+      block.label,
+      block.example_id,
+    ]
+
+
+def _regrouped(
+  parts: Iterable[list[np.ndarray]], rows: int
+) -> Iterator[list[np.ndarray]]:
+  """Columns of `rows` rows each, the last ones perhaps of fewer."""
+  waiting: list[list[np.ndarray]] = []
+  count = 0
+  for columns in parts:
+    start = 0
+    while start < len(columns[0]):
+      part = [np.array(c[start : start + rows - count]) for c in columns]
+      waiting.append(part)
+      count += len(part[0])
+      start += len(part[0])
+      if count == rows:
+        yield _joined(waiting)
+        waiting, count = [], 0
+  if waiting:
+    yield _joined(waiting)
+
+
+def _joined(parts: list[list[np.ndarray]]) -> list[np.ndarray]:
+  return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def _padded(column: np.ndarray, rows: int) -> np.ndarray:
+  missing = rows - len(column)
+  return np.pad(column, [(0, missing)] + [(0, 0)] * (column.ndim - 1))

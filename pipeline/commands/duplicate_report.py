@@ -1,0 +1,201 @@
+"""`verify --duplicates`: what is printed, and the CSV file of pairs.
+
+The machines' answer has nothing of what was found, which is private: JSON ends
+up in logs. The file has mode 0600.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.cache.block import EMBEDDING_DTYPES
+from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
+from oneshot_dp.extract.duplicates.exact import Progress, find_duplicates
+from oneshot_dp.extract.duplicates.near import cost
+from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.extract.storage.durable_files import publish, temporary_file
+from oneshot_dp.pipeline.shell.answer import Answer
+
+_SHOWN_GROUPS = 5
+_SHOWN_IDS = 8
+
+Row = tuple[int, int]
+"""Which of the two caches, and the example_id there."""
+
+
+def report_duplicates(
+  path: Path,
+  *,
+  against: Path | None,
+  min_cosine: float | None,
+  out: Path | None,
+) -> Answer:
+  """Says how many duplicates there are, and the first groups of them.
+
+  Duplicates are no damage, so finding some is no failure.
+
+  Args:
+    path: the private cache.
+    against: another cache, or None.
+    min_cosine: see `find_duplicates`.
+    out: CSV file for all pairs, made with mode 0600, or None.
+
+  Returns:
+    PRIVATE words, and public facts.
+
+  Raises:
+    InputError: caches that cannot be compared, or something at `out`.
+    RunError: `out` cannot be written.
+  """
+  cache = open_cache(path)
+  other = None if against is None else open_cache(against)
+  if out is not None and out.exists():
+    raise InputError(f"{out} is there already; name another file with --out.")
+  groups, equal, close = Groups(), 0, 0
+  partner = "other_example_id" if other is None else "against_example_id"
+  columns = ("example_id", partner, "cosine", "equal_bits")
+  with _pair_file(out, columns) as write, _progress_bar() as show:
+    pairs = find_duplicates(
+      cache, against=other, min_cosine=min_cosine, progress=show
+    )
+    if min_cosine is not None:
+      _say_cost(cache, other)
+    for pair in pairs:
+      equal += pair.equal_bits
+      close += not pair.equal_bits
+      groups.join((0, pair.example_id), (int(other is not None), pair.other_id))
+      write(dataclasses.astuple(pair))
+  besides = "" if other is None else f", against {len(other):,} of {other.path}"
+  lines = [
+    f"{path}: {len(cache):,} rows{besides}",
+    f"equal bits: {equal:,} pairs (each copy with the first)",
+  ]
+  if min_cosine is not None:
+    lines.append(f"cosine of {min_cosine:g} or more: {close:,} pairs besides")
+  lines += _lines_of_groups(groups.all(), other)
+  if out is not None:
+    lines.append(f"all pairs are in {out}, which is as private as the cache")
+  return Answer(
+    text="\n".join(lines),
+    facts={
+      "cache": path,
+      "rows": len(cache),
+      "against": against,
+      "rows_against": None if other is None else len(other),
+      "min_cosine": min_cosine,
+      "pairs": out,
+    },
+  )
+
+
+class Groups:
+  """Connected components of pairs (union-find)."""
+
+  def __init__(self):
+    self._parent: dict[Row, Row] = {}
+
+  def join(self, a: Row, b: Row) -> None:
+    """Puts two rows, and all that is joined with them, into one group."""
+    a, b = self._root(a), self._root(b)
+    self._parent[max(a, b)] = min(a, b)
+
+  def all(self) -> list[list[Row]]:
+    """The groups, each sorted, in the order of their first rows."""
+    members = defaultdict(list)
+    for row in sorted(self._parent):
+      members[self._root(row)].append(row)
+    return list(members.values())
+
+  def _root(self, row: Row) -> Row:
+    parent = self._parent
+    parent.setdefault(row, row)
+    while parent[row] != row:
+      parent[row] = parent[parent[row]]
+      row = parent[row]
+    return row
+
+
+def _lines_of_groups(
+  groups: list[list[Row]], other: FeatureCache | None
+) -> list[str]:
+  if not groups:
+    return ["no duplicates found"]
+  rows = [sum(row[0] == side for g in groups for row in g) for side in (0, 1)]
+  return [
+    f"in all: {len(groups):,} groups of {rows[0]:,} rows"
+    + (f", and {rows[1]:,} rows of {other.path}" if other else "")
+    + f"; the largest has {max(map(len, groups)):,}",
+    "PRIVATE, example_ids of the first groups:",
+    *(
+      "  " + " = ".join(_ids(group, s) for s in (0, 1) if _of(group, s))
+      for group in groups[:_SHOWN_GROUPS]
+    ),
+  ]
+
+
+def _of(group: list[Row], side: int) -> list[int]:
+  return [example_id for s, example_id in group if s == side]
+
+
+def _ids(group: list[Row], side: int) -> str:
+  ids = _of(group, side)
+  more = f" and {len(ids) - _SHOWN_IDS:,} more" if len(ids) > _SHOWN_IDS else ""
+  return ", ".join(map(str, ids[:_SHOWN_IDS])) + more
+
+
+def _say_cost(cache: FeatureCache, other: FeatureCache | None) -> None:
+  flop, size = cost(
+    len(cache),
+    None if other is None else len(other),
+    cache.info.feature_dim,
+    EMBEDDING_DTYPES[cache.info.embedding_dtype].itemsize,
+  )
+  tqdm.write(
+    f"comparing embeddings: up to {flop:.1e} flop, {size / 1e9:.2g} GB of"
+    " memory",
+    file=sys.stderr,
+  )
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Progress]:
+  doing = None
+  with step_bar("duplicates", "row") as bar:
+
+    def show(what: str, done: int, total: int) -> None:
+      nonlocal doing
+      if what != doing:
+        doing = what
+        bar.reset(total)
+        bar.set_description(what)
+      bar.update(done - bar.n)
+
+    yield show
+
+
+@contextlib.contextmanager
+def _pair_file(
+  out: Path | None, columns: tuple[str, ...]
+) -> Iterator[Callable[[tuple[object, ...]], object]]:
+  """Writes rows of a CSV that is there at the end, or not at all."""
+  if out is None:
+    yield lambda row: None
+    return
+  with temporary_file(out.parent, out.name) as temporary:
+    try:
+      with temporary.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        yield writer.writerow
+    except OSError as error:
+      raise RunError(
+        f"{out}: cannot write: {error.strerror}; name another file with --out."
+      ) from error
+    publish(temporary, out)

@@ -1,0 +1,1 @@
+"""Features that somebody else computed, into a cache."""

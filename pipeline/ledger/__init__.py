@@ -1,0 +1,1 @@
+"""What was spent of each private data set, and what may be."""

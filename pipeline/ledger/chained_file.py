@@ -1,0 +1,267 @@
+"""An append-only file of JSON lines that outlives kills and shows tampering.
+
+PATH        one JSON object per line; `entry` is the SHA-256 of the line, and
+            `previous` that of the line before
+PATH.head   how many lines there are, and the last one's `entry`
+
+A line is added under an exclusive lock, in this order. The head comes last, and
+a head that is late is mended before the next line is begun; so whatever a kill
+leaves behind is one of these states, and everything else is tampering:
+
+    killed before …               lines      head     what the next use does
+    1 head of the empty file      0          none     nothing was added
+    2 a torn line is cut off,
+      a late head is mended       as below   as below does it again
+    3 the line is written         n          n        nothing was added
+      (within)                    n, a piece n        cuts the piece off
+    4 the line is flushed         n + 1      n        counts the line, and
+    5 the head's new version is                       writes the head for it
+      written, flushed, renamed   n + 1      n
+    6 the folder is flushed       n + 1      n + 1    counts the line
+    7 `append` returns            n + 1      n + 1    counts the line
+
+Whoever waits for `append` before acting has never acted without a line. (A
+power cut in step 4 may keep the end of a line and lose its beginning, on some
+file systems; that is reported as damage, not passed over.)
+
+What the files alone cannot show is that somebody replaced both with a pair that
+fits, such as an older copy: keep the names of entries elsewhere as well.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError, RunError
+
+_FIRST = "0" * 64
+
+
+class ChainedFile:
+  """A file of entries, each naming the one before.
+
+  Formal guarantees: see the table of the module. Processes take turns; entries
+  that were edited, reordered, repeated or dropped, at the end too, are found at
+  the next use. Both files are created with mode 0600, their folder with 0700.
+
+  Args:
+    path: of the file; its folder is made when it is needed.
+    identity: facts that every entry starts with; entries of another identity
+      are not accepted.
+  """
+
+  def __init__(self, path: Path, identity: dict[str, Any]):
+    self.path = path
+    self.head_path = path.with_name(path.name + ".head")
+    self.identity = identity
+
+  def entries(self) -> list[dict[str, Any]]:
+    """All entries, oldest first, after checking them and the head.
+
+    Raises:
+      InputError: the file was damaged or tampered with.
+      RunError: it cannot be read.
+    """
+    try:
+      return self._read()
+    except OSError as error:
+      raise RunError(
+        f"The ledger {self.path} cannot be read: {error.strerror}."
+      ) from error
+
+  @contextlib.contextmanager
+  def locked(self) -> Iterator["LockedChain"]:
+    """The checked entries, with nobody else reading or writing until the end.
+
+    Raises:
+      InputError: the file was damaged or tampered with.
+      RunError: it cannot be written.
+    """
+    try:
+      self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+      descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+      try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield LockedChain(self, descriptor)
+      finally:
+        os.close(descriptor)
+    except OSError as error:
+      raise RunError(
+        f"The ledger {self.path} cannot be written ({error.strerror}), so"
+        " nothing is released; mend the disk or the permissions, then run the"
+        " same command again."
+      ) from error
+
+  def _read(self) -> list[dict[str, Any]]:
+    for _ in range(2):
+      try:
+        with self.path.open("rb") as file:
+          fcntl.flock(file, fcntl.LOCK_SH)
+          return self.check(file.read())
+      except (FileNotFoundError, NotADirectoryError):
+        # The file is made before its head: with a head it is there by now.
+        if not self.head_path.exists():
+          return []
+    return self.check(b"")
+
+  def check(self, content: bytes) -> list[dict[str, Any]]:
+    """The entries of a content, which the caller has locked.
+
+    Raises:
+      InputError: the content is not what was written, or not all of it.
+    """
+    entries, previous = [], _FIRST
+    whole = content.rfind(b"\n") + 1
+    for number, line in enumerate(content[:whole].splitlines(), start=1):
+      entry = self._sound_entry(line, previous)
+      if entry is None:
+        raise self._tampering(
+          f", line {number}: the entry was damaged or edited"
+        )
+      entries.append(entry)
+      previous = entry["entry"]
+    self._check_head(entries, content)
+    return entries
+
+  def _check_head(self, entries: list[dict[str, Any]], content: bytes) -> None:
+    head = self.read_head()
+    if head is None:
+      if content:
+        raise self._tampering(f": its {self.head_path.name} is missing")
+      return
+    count, last = head
+    if len(entries) < count:
+      raise self._tampering(
+        f": {count - len(entries)} of {count} entries are missing from its end"
+      )
+    named = entries[count - 1]["entry"] if count else _FIRST
+    if len(entries) > count + 1 or named != last:
+      raise self._tampering(
+        f": its {len(entries)} entries are not those that"
+        f" {self.head_path.name} is about"
+      )
+
+  def _sound_entry(self, line: bytes, previous: str) -> dict[str, Any] | None:
+    """The entry of a line; None unless it was written after `previous`."""
+    try:
+      entry = json.loads(line)
+      sound = (
+        entry["previous"] == previous
+        and entry["entry"] == _digest(entry)
+        and self.identity.items() <= entry.items()
+      )
+    except (ValueError, TypeError, KeyError, AttributeError):
+      return None
+    return entry if sound else None
+
+  def read_head(self) -> tuple[int, str] | None:
+    """How many entries were finished, and the last one's name."""
+    try:
+      head = json.loads(self.head_path.read_bytes())
+      count, last = head["count"], head["entry"]
+      if not (isinstance(count, int) and count >= 0 and isinstance(last, str)):
+        raise ValueError("not a head")
+    except FileNotFoundError:
+      return None
+    except (ValueError, TypeError, KeyError) as error:
+      raise self._tampering(
+        f": its {self.head_path.name} was damaged or edited"
+      ) from error
+    return count, last
+
+  def write_head(self, entries: list[dict[str, Any]]) -> None:
+    """Replaces the head by that of `entries`; on the disk when it returns."""
+    last = entries[-1]["entry"] if entries else _FIRST
+    # One name for all: the lock leaves one writer, and a kill leaves one file.
+    temporary = self.head_path.with_name(self.head_path.name + ".tmp")
+    descriptor = os.open(
+      temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+    )
+    try:
+      head = {"count": len(entries), "entry": last}
+      _write_all(descriptor, canonical(head) + b"\n")
+      os.fsync(descriptor)
+    finally:
+      os.close(descriptor)
+    os.replace(temporary, self.head_path)
+    _sync_directory(self.path.parent)
+
+  def _tampering(self, what: str) -> InputError:
+    return InputError(
+      f"{self.path}{what}; restore the ledger from a backup, for what was spent"
+      " is unknown."
+    )
+
+
+class LockedChain:
+  """The entries of a `ChainedFile` while nobody else can add any.
+
+  Attributes:
+    entries: oldest first, those appended included.
+  """
+
+  def __init__(self, file: ChainedFile, descriptor: int):
+    self._file = file
+    self._descriptor = descriptor
+    with os.fdopen(descriptor, "rb", closefd=False) as reader:
+      content = reader.read()
+    self.entries = file.check(content)
+    self._end = content.rfind(b"\n") + 1
+    if len(content) > self._end:
+      os.ftruncate(descriptor, self._end)
+    head = file.read_head()
+    if head is None or head[0] < len(self.entries):
+      # Its line may not be on the disk yet, and the head must not be sooner.
+      os.fsync(descriptor)
+      file.write_head(self.entries)
+
+  def append(self, facts: dict[str, Any]) -> str:
+    """Adds an entry; it is on the disk when this returns.
+
+    Args:
+      facts: anything that JSON holds, in this order of no importance.
+
+    Returns:
+      The SHA-256 of the entry.
+    """
+    previous = self.entries[-1]["entry"] if self.entries else _FIRST
+    linked = self._file.identity | facts | {"previous": previous}
+    linked["entry"] = _digest(linked)
+    line = canonical(linked) + b"\n"
+    os.lseek(self._descriptor, self._end, os.SEEK_SET)
+    _write_all(self._descriptor, line)
+    os.fsync(self._descriptor)
+    self._end += len(line)
+    self.entries.append(linked)
+    self._file.write_head(self.entries)
+    return linked["entry"]
+
+
+def canonical(value: dict[str, Any]) -> bytes:
+  """The one spelling of a JSON object that is hashed."""
+  return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _digest(entry: dict[str, Any]) -> str:
+  unsigned = {k: v for k, v in entry.items() if k != "entry"}
+  return hashlib.sha256(canonical(unsigned)).hexdigest()
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+  """A disk that is nearly full takes a part, then complains."""
+  while content:
+    content = content[os.write(descriptor, content) :]
+
+
+def _sync_directory(directory: Path) -> None:
+  """Makes names as durable as what they name."""
+  descriptor = os.open(directory, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)

@@ -1,0 +1,62 @@
+"""The picture of an ablation: a bar for each setting."""
+
+import statistics
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from oneshot_dp.linear_dp.accounting.gaussian import printable
+from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.pipeline.paper.ablation_table import AblationRow, lines_of
+from oneshot_dp.pipeline.runs import accuracy_plot
+
+
+def plot_ablation(
+  rows: Sequence[AblationRow], dataset: str, directory: Path
+) -> None:
+  """A bar for each setting, and a mark for it without noise."""
+  lines = lines_of(rows)
+  figure = Figure(figsize=(7, 1.2 + 0.3 * len(lines)), layout="constrained")
+  axes = figure.subplots()
+  places = range(len(lines))
+  several = any(len(line.private) > 1 for line in lines)
+  axes.barh(
+    places,
+    [statistics.mean(line.private) for line in lines],
+    xerr=[statistics.stdev(line.private) for line in lines]
+    if several
+    else None,
+    color=[
+      "#0072B2" if line.axis == lines[0].axis else "#56B4E9" for line in lines
+    ],
+    capsize=3,
+    label=f"epsilon {printable(min(row.epsilon for row in rows))}",
+  )
+  exact = [(line.exact, i) for i, line in enumerate(lines)]
+  known = [(value, i) for value, i in exact if value is not None]
+  if known:
+    axes.plot(
+      *zip(*known, strict=True),
+      color=accuracy_plot.GREY,
+      marker="d",
+      linestyle="none",
+      clip_on=False,
+      label=f"no noise ({NOT_PRIVATE})",
+    )
+  labels = [f"{line.axis}: {line.setting}" for line in lines]
+  axes.set_yticks(places, [textwrap.fill(label, 48) for label in labels])
+  axes.invert_yaxis()
+  axes.set_xlim(0, 100)
+  axes.set_xlabel(f"top-1 accuracy, % (delta = {printable(rows[0].delta)})")
+  seeded = any(
+    NOT_PRIVATE in row.noise_source for row in rows if row.noise_multiplier
+  )
+  axes.set_title(
+    f"One thing changed at a time, {dataset}"
+    + (f"\nseeded noise: {NOT_PRIVATE}" if seeded else "")
+  )
+  axes.grid(axis="x", alpha=0.25)
+  figure.legend(frameon=False, loc="outside lower center", ncols=2)
+  accuracy_plot.save(figure, directory, "ablation")

@@ -1,0 +1,99 @@
+"""The commands that make a run again, to be copied."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.pipeline.report.run_record import RunRecord
+from oneshot_dp.pipeline.saved_head.public_record import SETTING
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Places:
+  """Where things are now.
+
+  Attributes:
+    cache: the private training cache.
+    eval_cache: the evaluation cache.
+    ledger_dir: the ledgers.
+  """
+
+  cache: Path
+  eval_cache: Path
+  ledger_dir: Path
+
+
+def run_again(run: RunRecord, places: Places) -> list[str]:
+  """The `sweep` or `compare` that would do it once more: other noise, charged.
+
+  Where public rows were used, --public-cache is a blank to be filled in.
+
+  Returns:
+    The words.
+  """
+  config = run.config
+  words = ["oneshot-dp", "compare" if run.is_comparison else "sweep"]
+  words += ["--cache", str(places.cache)]
+  words += ["--eval-cache", str(places.eval_cache)]
+  words += ["--epsilons", *(exactly(each) for each in config["epsilons"])]
+  words += _flags(config["privacy"], PrivacyConfig)
+  words += ["--num-seeds", str(config["num_seeds"])]
+  if run.is_comparison:
+    words += ["--heads", *(head["head"] for head in config["heads"])]
+  else:
+    settings = dict(config["head"])
+    steps = settings.pop("steps", {})
+    words += ["--head", settings.pop("head")]
+    words += _flags(settings, HeadConfig)
+    words += _flags(steps, type(HeadConfig().steps), prefix="steps.")
+    words += ["--release", config["release"]]
+    for name in ("max_rows_per_unit", "private_eval"):
+      if config[name] is not None:
+        words += [_flag(name), exactly(config[name])]
+  if config["public_cache"] is not None:
+    words += ["--public-cache", "PUBLIC_CACHE"]
+    words += [_flag(SETTING), config[SETTING]]
+  if config["baseline"]:
+    words.append("--baseline")
+  words += ["--ledger-dir", str(places.ledger_dir)]
+  return [*words, "--out", f"{run.directory.absolute()}-again"]
+
+
+def exactly(value: float | int | str) -> str:
+  """With all digits: two epsilons that look alike are two heads."""
+  return str(value).removesuffix(".0")
+
+
+def in_lines(words: list[str]) -> str:
+  """A command for a shell, an option a line."""
+  lines, line = [], ""
+  for word in words:
+    if word.startswith("--") and line:
+      lines.append(line)
+      line = ""
+    line += (" " if line else "") + shlex.quote(word)
+  return " \\\n  ".join([*lines, line])
+
+
+def _flags(values: Mapping[str, Any], of: type, prefix: str = "") -> list[str]:
+  """What is not as it is by default."""
+  words = []
+  defaults = {field.name: field.default for field in dataclasses.fields(of)}
+  for name, value in values.items():
+    if value == defaults[name] or value is None:
+      continue
+    flag = _flag(prefix + name)
+    if value is True:
+      words.append(flag)
+    elif value is False:
+      words.append(_flag(f"{prefix}no_{name}"))
+    else:
+      words += [flag, exactly(value)]
+  return words
+
+
+def _flag(name: str) -> str:
+  return "--" + name.replace("_", "-")

@@ -1,0 +1,221 @@
+"""All that the page about a run is made of."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
+from oneshot_dp.pipeline.commands.report_arguments import Report
+from oneshot_dp.pipeline.report.budget_status import BudgetStatus, budget_status
+from oneshot_dp.pipeline.report.command_lines import Places
+from oneshot_dp.pipeline.report.noise_and_signal import (
+  NoiseAndSignal,
+  SumOfRows,
+  sums_of,
+)
+from oneshot_dp.pipeline.report.public_answers import PublicAnswers, ask
+from oneshot_dp.pipeline.report.run_cost import RunCost, cost_of
+from oneshot_dp.pipeline.report.run_record import RunRecord, read_run
+from oneshot_dp.pipeline.runs.results import SweepRow, by_method
+from oneshot_dp.pipeline.saved_head.receipt import problems
+from oneshot_dp.pipeline.saved_head.verify import HeadCheck, verify_head
+
+_TIES = 1e-3
+"""Share of the rows, and at least two, whose best logits float32 may order in
+another way than when they were scored."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Findings:
+  """A run, looked at closely in one place.
+
+  Where there is no such thing, a sentence says why.
+
+  Attributes:
+    run: the run.
+    places: where its caches and ledgers are now.
+    chosen: the heads that are looked at, over seeds.
+    receipt: of the first of them.
+    checks: what `verify` finds about each.
+    cost: of the run, by its receipts.
+    budget: the ledger.
+    answers: what they answer on public evaluation rows.
+    compared: noise and signal of each class.
+    compared_head: the method that it is about.
+  """
+
+  run: RunRecord
+  places: Places
+  chosen: tuple[SweepRow, ...]
+  receipt: dict[str, Any]
+  checks: tuple[HeadCheck, ...]
+  cost: RunCost
+  budget: BudgetStatus | str
+  answers: PublicAnswers | str
+  compared: NoiseAndSignal | str
+  compared_head: str
+
+  @property
+  def notes(self) -> tuple[str, ...]:
+    """What the page cannot show, and why; a line each."""
+    missing = {
+      "budget": self.budget,
+      "confusion matrix and accuracy of classes": self.answers,
+      "noise against signal": self.compared,
+    }
+    return tuple(
+      f"no {what}: {why}" for what, why in missing.items() if type(why) is str
+    )
+
+
+def look(command: Report) -> Findings:
+  """Reads a run, its ledger, and the evaluation rows if they are public.
+
+  The private rows are not read.
+
+  Raises:
+    InputError: the directory is of no run, or what was asked for is not in it;
+      or its results are not those that the receipts are about.
+  """
+  run = read_run(command.directory)
+  places = _places(command, run)
+  if command.cache is not None:
+    _open(places.cache, run.config["train_cache"])
+  chosen = run.chosen(command.epsilon, command.head)
+  checks = tuple(
+    verify_head(run.directory / row.path, places.ledger_dir) for row in chosen
+  )
+  # The page says so of these, and trusts neither side.
+  unsound = [
+    row.path
+    for row, check in zip(chosen, checks, strict=True)
+    if check.problems and problems(run.receipts[row.path])
+  ]
+  cost = cost_of(run, unsound)
+  heads = [run.head(row) for row in chosen]
+  receipt = heads[0].receipt
+  known = _known_sums(run, chosen, receipt)
+  sums = None if isinstance(known[0], str) else known[0]
+  answers: PublicAnswers | str
+  rows = _evaluation_rows(run, places, is_given=command.eval_cache is not None)
+  if isinstance(rows, str):
+    answers = rows
+  else:
+    clipped = None if sums is None else sums.clipped
+    answers = ask([each.head for each in heads], rows, clipped)
+    if not _fit(answers, chosen):
+      answers = f"{places.eval_cache} does not hold the rows that were scored"
+  return Findings(
+    run=run,
+    places=places,
+    chosen=chosen,
+    receipt=receipt,
+    checks=checks,
+    cost=cost,
+    budget=budget_status(
+      places.ledger_dir,
+      run.dataset,
+      paid=cost.entries,
+      delta=run.delta,
+      relation=NeighboringRelation[receipt["privacy"]["neighboring_relation"]],
+    ),
+    answers=answers,
+    compared=_compared(run, answers, *known),
+    compared_head=known[1][0].head,
+  )
+
+
+def _places(command: Report, run: RunRecord) -> Places:
+  """Where things were, unless the command says where they are."""
+  then = run.config["run"]
+  return Places(
+    cache=command.cache or Path(then["cache"]),
+    eval_cache=command.eval_cache or Path(then["eval_cache"]),
+    ledger_dir=command.ledger_dir or Path(then["ledger_dir"]),
+  )
+
+
+def _open(path: Path, then: dict[str, Any]) -> FeatureCache:
+  """A cache, if it is the one that the run had.
+
+  Raises:
+    InputError: it is another one, or gone.
+  """
+  cache = open_cache(path)
+  if cache.fingerprint != then["fingerprint"]:
+    raise InputError(
+      f"{path} is of {cache.info.dataset}, split {cache.info.split}"
+      f" ({cache.fingerprint[:12]}), and the run had {then['dataset']}, split"
+      f" {then['split']} ({then['fingerprint'][:12]}): give the cache that it"
+      " had."
+    )
+  return cache
+
+
+def _evaluation_rows(
+  run: RunRecord, places: Places, *, is_given: bool
+) -> FeatureCache | str:
+  if not run.labels_are_public:
+    return (
+      "the labels that the heads were scored on are private, and only noisy"
+      " counts of right answers were released"
+    )
+  try:
+    return _open(places.eval_cache, run.config["eval_cache"])
+  except InputError as error:
+    if is_given:
+      raise
+    return f"{error} Where is it now? --eval-cache"
+
+
+def _fit(answers: PublicAnswers, chosen: tuple[SweepRow, ...]) -> bool:
+  """Whether the rows give the accuracies that results.csv has."""
+  found = (answers.answer == answers.label).mean(axis=1)
+  tolerance = max(_TIES, 2.5 / len(answers.label))
+  return all(
+    math.isclose(share, row.top1, abs_tol=tolerance)
+    for share, row in zip(found.tolist(), chosen, strict=True)
+  )
+
+
+def _known_sums(
+  run: RunRecord, chosen: tuple[SweepRow, ...], receipt: dict[str, Any]
+) -> tuple[SumOfRows | str, tuple[SweepRow, ...]]:
+  """The sums of the chosen heads, or else of others of the same epsilon.
+
+  Returns:
+    The sums, or why there are none; and the heads of that method, every epsilon
+    once.
+  """
+  known, method = sums_of(receipt), chosen[0].head
+  methods = by_method(run.noisy)
+  others = (name for name in methods if name != chosen[0].head)
+  while isinstance(known, str) and (name := next(others, None)):
+    other = sums_of(run.receipts[methods[name][0].path])
+    if not isinstance(other, str):
+      known, method = other, name
+  firsts = {row.epsilon: row for row in reversed(methods[method])}
+  return known, tuple(firsts[epsilon] for epsilon in sorted(firsts))
+
+
+def _compared(
+  run: RunRecord,
+  answers: PublicAnswers | str,
+  sums: SumOfRows | str,
+  rows: tuple[SweepRow, ...],
+) -> NoiseAndSignal | str:
+  if isinstance(sums, str):
+    return sums
+  if isinstance(answers, str):
+    return f"the signal is estimated from public rows, and {answers}"
+  assert answers.class_sums is not None
+  noise_sds = {
+    row.epsilon: run.receipts[row.path]["privacy"]["noise_sd_steps"]
+    for row in rows
+  }
+  scale = rows[0].num_examples / len(answers.label)
+  return sums.compared(answers.class_sums, scale, noise_sds)

@@ -1,0 +1,98 @@
+"""Writes the page about a run, and its pictures.
+
+DIR/report.html        the page
+DIR/report/accuracy.*  its pictures, each a png and a pdf, and more of them
+                       (`page_pictures.NAMES`)
+
+Run again, it replaces these once all are made, each whole or not at all, and
+removes pictures of its own that are no longer on the page. It touches nothing
+else.
+"""
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.pipeline.commands.report_arguments import Report
+from oneshot_dp.pipeline.runs.pictures import INSTALL
+
+PAGE = "report.html"
+FOLDER = "report"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WrittenReport:
+  """What `write_report` wrote.
+
+  Attributes:
+    page: the HTML file.
+    figures: pictures beside it.
+    notes: what the page could not show, and why; a line each.
+  """
+
+  page: Path
+  figures: tuple[Path, ...]
+  notes: tuple[str, ...]
+
+
+def write_report(command: Report) -> WrittenReport:
+  """Reads a run, and writes the page about it.
+
+  The private rows are not read, and no budget is spent.
+
+  Raises:
+    InputError: the directory is of no run, or what was asked for is not in it;
+      or the extra `plots` is not installed.
+    RunError: the directory cannot be written.
+  """
+  _check_installed()
+  # They need the extra, which the command line must not.
+  from oneshot_dp.pipeline.report import page, page_pictures
+  from oneshot_dp.pipeline.report.findings import look
+
+  findings = look(command)
+  target = command.directory / FOLDER
+  try:
+    with tempfile.TemporaryDirectory(
+      prefix=f".{FOLDER}-", dir=command.directory
+    ) as name:
+      folder = Path(name)
+      pictures = page_pictures.draw_all(findings, folder)
+      drawn = sorted(folder.iterdir())
+      (folder / PAGE).write_text(page.render(findings, pictures))
+      target.mkdir(exist_ok=True)
+      figures = tuple(_move(file, target) for file in drawn)
+      written = _move(folder / PAGE, command.directory)
+      for name in page_pictures.NAMES:
+        _remove_stale(name, target, figures)
+  except OSError as error:
+    raise RunError(
+      f"{command.directory} cannot be written: {error.strerror or error}."
+    ) from error
+  return WrittenReport(page=written, figures=figures, notes=findings.notes)
+
+
+def _check_installed() -> None:
+  try:
+    import jinja2  # noqa: F401
+    import matplotlib  # noqa: F401
+  except ImportError as error:
+    raise InputError(
+      f"reports need {error.name}, which is not installed: {INSTALL}"
+    ) from error
+
+
+def _move(file: Path, target: Path) -> Path:
+  """Replaces in one step whatever had the name."""
+  place = target / file.name
+  os.replace(file, place)
+  return place
+
+
+def _remove_stale(name: str, target: Path, written: tuple[Path, ...]) -> None:
+  for suffix in ("png", "pdf"):
+    picture = target / f"{name}.{suffix}"
+    if picture not in written:
+      picture.unlink(missing_ok=True)

@@ -1,0 +1,179 @@
+"""What a sweep or comparison left in its directory, read back."""
+
+import dataclasses
+import functools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.runs.results import SweepRow, by_epsilon, by_method
+from oneshot_dp.pipeline.saved_head.directory import SavedHead, read_head
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RunRecord:
+  """A run of many heads; `read_run` makes one.
+
+  Attributes:
+    directory: where it is.
+    config: config.json, what was asked for and where it ran.
+    results: results.json, what it cost.
+    rows: its heads.
+  """
+
+  directory: Path
+  config: dict[str, Any]
+  results: dict[str, Any]
+  rows: tuple[SweepRow, ...]
+
+  @property
+  def dataset(self) -> str:
+    return self.config["train_cache"]["dataset"]
+
+  @property
+  def class_names(self) -> tuple[str, ...]:
+    return tuple(self.config["train_cache"]["class_names"])
+
+  @property
+  def is_comparison(self) -> bool:
+    """Of several methods, and not a sweep of one."""
+    return "heads" in self.config
+
+  @property
+  def labels_are_public(self) -> bool:
+    """Whether the evaluation rows may be looked at one by one."""
+    return self.results["evaluation"]["labels"] == "public"
+
+  @property
+  def noisy(self) -> tuple[SweepRow, ...]:
+    """The heads with an epsilon; private, unless the noise has a seed."""
+    return tuple(row for row in self.rows if math.isfinite(row.epsilon))
+
+  @property
+  def ceiling(self) -> SweepRow | None:
+    """The head without noise, if there is one: NOT PRIVATE."""
+    exact = [row for row in self.rows if math.isinf(row.epsilon)]
+    return max(exact, key=lambda row: row.top1, default=None)
+
+  @property
+  def delta(self) -> float:
+    return self.rows[0].delta
+
+  @property
+  def composed_epsilon(self) -> float:
+    """ε of all private heads together, at δ."""
+    return self.rows[0].composed_epsilon
+
+  @functools.cached_property
+  def epsilons(self) -> tuple[float, ...]:
+    return tuple(sorted(by_epsilon(self.noisy)))
+
+  @functools.cached_property
+  def receipts(self) -> dict[str, dict[str, Any]]:
+    """Those of all heads, by path.
+
+    Raises:
+      InputError: a head is damaged or gone.
+    """
+    return {row.path: self.head(row).receipt for row in self.rows}
+
+  def head(self, row: SweepRow) -> SavedHead:
+    """Its weights and receipt.
+
+    Raises:
+      InputError: they are damaged or gone.
+    """
+    return read_head(self.directory / row.path)
+
+  def chosen(
+    self, epsilon: float | None = None, method: str | None = None
+  ) -> tuple[SweepRow, ...]:
+    """The heads of one epsilon and method, over seeds.
+
+    Args:
+      epsilon: None is the middle one of the run.
+      method: None is the most accurate at that epsilon.
+
+    Raises:
+      InputError: the run has none like that.
+    """
+    if epsilon is None:
+      epsilon = self.epsilons[(len(self.epsilons) - 1) // 2]
+    if epsilon not in self.epsilons:
+      known = ", ".join(str(each) for each in self.epsilons)
+      raise InputError(
+        f"epsilon={epsilon} is not among those of {self.directory}: give one"
+        f" of {known}."
+      )
+    methods = by_method(by_epsilon(self.noisy)[epsilon])
+    if method is None:
+      method = max(methods, key=lambda name: mean_top1(methods[name]))
+    if method not in methods:
+      raise InputError(
+        f"head={method!r} is not among those of {self.directory}: give one of"
+        f" {', '.join(methods)}."
+      )
+    return tuple(methods[method])
+
+
+def mean_top1(rows: Sequence[SweepRow]) -> float:
+  """Over seeds; a fraction."""
+  return statistics.mean(row.top1 for row in rows)
+
+
+def spread_top1(rows: Sequence[SweepRow]) -> float | None:
+  """The standard deviation over seeds; None where there is one seed."""
+  return statistics.stdev(row.top1 for row in rows) if len(rows) > 1 else None
+
+
+def read_run(directory: Path) -> RunRecord:
+  """Reads what `sweep` or `compare` wrote.
+
+  Raises:
+    InputError: it is something else, or damaged.
+  """
+  config = _read(directory / "config.json")
+  results = _read(directory / "results.json")
+  if "run" not in config:
+    raise InputError(
+      f"{directory} was not written by this version's `sweep` or `compare`,"
+      " which reports are about; run one of them again."
+    )
+  try:
+    rows = tuple(
+      SweepRow(**head | {"epsilon": float(head["epsilon"])})
+      for head in results["heads"]
+    )
+    run = RunRecord(
+      directory=directory, config=config, results=results, rows=rows
+    )
+    if not run.noisy:
+      raise ValueError("no heads")
+    _ = run.dataset, run.class_names, run.labels_are_public, run.delta
+  except (KeyError, TypeError, ValueError) as error:
+    raise InputError(
+      f"{directory} is damaged ({error!r}); run the sweep again."
+    ) from error
+  return run
+
+
+def _read(path: Path) -> dict[str, Any]:
+  try:
+    value = json.loads(path.read_text())
+    if not isinstance(value, dict):
+      raise ValueError("not a JSON object")
+  except OSError as error:
+    raise InputError(
+      f"{path.parent} holds no results: {path.name} cannot be read"
+      f" ({error.strerror}); give the directory that `sweep` or `compare` wrote"
+      " with --out."
+    ) from error
+  except ValueError as error:
+    raise InputError(
+      f"{path} is damaged ({error}); run the sweep again."
+    ) from error
+  return value

@@ -1,0 +1,1 @@
+"""Many heads at once: sweeps, comparisons, their tables and pictures."""

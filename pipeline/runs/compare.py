@@ -1,0 +1,177 @@
+"""Every way to train a head, at every epsilon, side by side.
+
+See `run_files` for what it writes. Heads of one step are all made of the same
+noisy sums, and cost together what one of them does; the others have releases of
+their own, and everything composes.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig, MethodName, PrivacyConfig
+from oneshot_dp.extract.cache.info import CacheInfo
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
+from oneshot_dp.pipeline.runs import output_dir
+from oneshot_dp.pipeline.runs.evaluation import (
+  check_readable,
+  evaluate_on_public_labels,
+)
+from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
+from oneshot_dp.pipeline.runs.run_files import write_run
+from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.training.head_choice import choose_head, release_order
+from oneshot_dp.pipeline.training.logistic_training import LogisticTrainer
+from oneshot_dp.pipeline.training.multi_step_training import planned_sampling
+from oneshot_dp.pipeline.training.public_rows import (
+  FoldedBaseline,
+  PublicRows,
+  asked_of_public_rows,
+)
+from oneshot_dp.pipeline.training.train_heads import (
+  Training,
+  make_plan,
+  make_trainer,
+  train_all,
+)
+from oneshot_dp.pipeline.training.trainer import BaselineTrainer
+
+
+def run_compare(
+  train: FeatureCache,
+  evaluation: FeatureCache,
+  out: Path,
+  epsilons: tuple[float, ...],
+  privacy: PrivacyConfig,
+  *,
+  methods: Sequence[MethodName] | None = None,
+  public: PublicRows | None = None,
+  num_seeds: int = 1,
+  baseline: bool = False,
+  ledger_dir: Path | None = None,
+) -> list[SweepRow]:
+  """Trains, evaluates and writes a comparison.
+
+  Formal guarantees: each head is (ε, δ)-DP at its own ε, and all of them
+  together at the composed ε of the table. All is charged, or nothing, before
+  any noise is drawn.
+
+  Args:
+    train: the private rows.
+    evaluation: labelled rows, which are taken for public.
+    out: a directory that is not there yet.
+    epsilons: one head for each, per method and seed.
+    privacy: delta, neighbours and noise source.
+    methods: what to compare; None is all that the rows allow.
+    public: what to centre or whiten the rows by.
+    num_seeds: independent repetitions, each charged.
+    baseline: add a logistic regression, NOT PRIVATE.
+    ledger_dir: None is the default place.
+
+  Returns:
+    The rows of results.csv.
+
+  Raises:
+    InputError: caches that do not fit each other, a bad request, or one that
+      would break the cap; nothing is charged then.
+  """
+  output_dir.check_absent(out)
+  FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
+    FeatureSpace.of_cache(evaluation.path, evaluation.info)
+  )
+  groups = _groups(_methods(methods, train.info), train.info)
+  trainings = [
+    Training(
+      trainer=make_trainer(train, configs, public=public),
+      plan=make_plan(
+        epsilons,
+        privacy,
+        order=release_order(configs[0], None),
+        num_draws=num_seeds,
+        sampling=planned_sampling(configs[0], len(train)),
+      ),
+    )
+    for configs in groups
+  ]
+  # One pass that costs no budget: a damaged evaluation cache is found now.
+  check_readable(evaluation)
+  trained = train_all(
+    train,
+    trainings,
+    privacy,
+    ledger_dir=ledger_dir,
+    baseline=_ceiling(train, public) if baseline else None,
+  )
+  return write_run(
+    out,
+    train,
+    evaluation,
+    trained,
+    evaluate_on_public_labels([t.head for t in trained], evaluation),
+    cost=_cost(groups, trainings),
+    ledger_dir=ledger_dir,
+    asked={
+      "heads": [c.settings() for configs in groups for c in configs],
+      "epsilons": list(epsilons),
+      "privacy": dataclasses.asdict(privacy),
+      **asked_of_public_rows(public),
+      "num_seeds": num_seeds,
+      "baseline": baseline,
+    },
+    name_methods=True,
+  )
+
+
+def _ceiling(train: FeatureCache, public: PublicRows | None) -> BaselineTrainer:
+  if public is None:
+    return LogisticTrainer(train)
+  return FoldedBaseline(train, public, LogisticTrainer)
+
+
+def _methods(
+  asked: Sequence[MethodName] | None, info: CacheInfo
+) -> list[MethodName]:
+  if asked is not None:
+    if not asked:
+      raise InputError("heads is empty: give at least one, or leave it out.")
+    return list(dict.fromkeys(asked))
+  every: tuple[MethodName, ...] = get_args(MethodName)
+  possible = [
+    m for m in every if not info.has_units or HeadConfig(head=m).is_one_step
+  ]
+  if missing := set(every) - set(possible):
+    print(
+      f"left out: {', '.join(sorted(missing))}, with a guarantee per example"
+      f" where the privacy unit is {info.privacy_unit!r}",
+      file=sys.stderr,
+    )
+  return possible
+
+
+def _groups(
+  methods: Sequence[MethodName], info: CacheInfo
+) -> list[list[HeadConfig]]:
+  """Heads that are made of the same releases."""
+  configs = [choose_head(HeadConfig(head=method), info) for method in methods]
+  of_one_step = [config for config in configs if config.is_one_step]
+  others = [[config] for config in configs if not config.is_one_step]
+  return [of_one_step, *others] if of_one_step else others
+
+
+def _cost(
+  groups: Sequence[Sequence[HeadConfig]], trainings: Sequence[Training]
+) -> dict[str, Any]:
+  plans = [training.plan for training in trainings]
+  return {
+    "delta": plans[0].delta,
+    "neighboring_relation": plans[0].neighboring_relation.name,
+    "composed_epsilon": composed_epsilon(plans),
+    "releases": [
+      {"heads": [config.head for config in configs], **cost_of(plan)}
+      for configs, plan in zip(groups, plans, strict=True)
+    ],
+  }

@@ -1,0 +1,243 @@
+"""Scoring heads on a cache whose labels are public, or private."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import PrivacyConfig
+from oneshot_dp.extract.cache.info import CacheInfo
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.accounting.gaussian import printable
+from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.linear_dp.evaluate import Accuracy, SecretHits, count_hits
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.label_lists import LabelLists
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
+from oneshot_dp.pipeline.ledger.spending import Gaussian
+from oneshot_dp.pipeline.training.row_bar import row_bar
+from oneshot_dp.pipeline.training.train_heads import RELATIONS, cache_ledger
+
+PUBLIC_LABELS = "test labels treated as public"
+"""What results say of accuracies that are exact."""
+_STREAM = 1
+"""Keeps a seed's noise of the counts apart from its noise of the heads."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+  """Accuracies that may be shown, and what they gave away.
+
+  Attributes:
+    scores: one per head, in order.
+    description: in a few words, for tables and plots.
+    statement: the same for machines: JSON.
+  """
+
+  scores: list[Accuracy]
+  description: str
+  statement: dict[str, Any]
+
+
+def check_counts_units(*caches: CacheInfo) -> None:
+  """Refuses noisy counts of rows where a privacy unit may have many.
+
+  Raises:
+    InputError: one of the caches of the run has units coarser than an example.
+  """
+  for info in caches:
+    if info.has_units:
+      raise InputError(
+        "private_eval counts rows with a guarantee per example, and the privacy"
+        f" unit of {info.dataset}, split {info.split}, is"
+        f" {info.privacy_unit!r}; leave private_eval out, and score on public"
+        " labels."
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivateEvaluation:
+  """A request to score heads on private labels.
+
+  Attributes:
+    plan: what it may cost.
+    source: the noise.
+    cache: the evaluation rows.
+    ledger: of the data set that the evaluation cache was made of.
+  """
+
+  plan: CountPlan
+  source: NoiseSource
+  cache: FeatureCache
+  ledger: Ledger
+
+  @classmethod
+  def of(
+    cls,
+    epsilon: float,
+    privacy: PrivacyConfig,
+    cache: FeatureCache,
+    ledger_dir: Path | None,
+  ) -> "PrivateEvaluation":
+    """What --private-eval EPSILON asks for.
+
+    Raises:
+      InputError: an epsilon or delta that makes no guarantee, or rows that are
+        no privacy units of their own.
+    """
+    check_counts_units(cache.info)
+    plan = CountPlan(
+      epsilon=epsilon,
+      delta=privacy.delta,
+      neighboring_relation=RELATIONS[privacy.neighboring_relation],
+    )
+    source = NoiseSource(_own_stream(privacy.noise_seed))
+    _warn(plan, source, len(cache))
+    return cls(
+      plan=plan,
+      source=source,
+      cache=cache,
+      ledger=cache_ledger(cache, ledger_dir),
+    )
+
+  @property
+  def charge(self) -> Charge:
+    """What it costs: exact for an example added or removed.
+
+    For one replaced the sensitivity is the same, and the ledger, which counts
+    it double, charges too much rather than too little.
+    """
+    plan, info = self.plan, self.cache.info
+    return Charge(
+      kind="evaluation",
+      mechanisms=(Gaussian(noise_multiplier=plan.noise_multiplier),),
+      source=self.source,
+      asked=f"an evaluation at epsilon {printable(plan.epsilon)}, delta"
+      f" {printable(plan.delta)}",
+      delta=plan.delta,
+      neighboring_relation=plan.neighboring_relation,
+      facts={
+        "epsilons": [plan.epsilon],
+        "order": "noisy counts",
+        "num_draws": 1,
+        "composed_epsilon": plan.epsilon,
+        "split": info.split,
+        "dataset_version": info.dataset_version,
+        "num_examples": info.num_examples,
+        "cache_fingerprint": info.fingerprint,
+        "private_digest": self.cache.private_digest,
+      },
+    )
+
+  def evaluate(self, heads: list[LinearHead]) -> Evaluation:
+    """Noisy accuracies on private labels; charged once they are counted.
+
+    Raises:
+      InputError: damaged rows, or the charge would break the cap.
+      RunError: the ledger cannot be written; nothing is released.
+    """
+    entry = ""
+
+    def charge(plan: CountPlan, source: NoiseSource) -> None:
+      nonlocal entry
+      (entry,) = charge_aloud(self.ledger, self.charge)
+
+    released = release_accuracies(
+      _count(heads, self.cache), self.plan, self.source, charge=charge
+    )
+    statement = released.statement
+    mark = "" if statement.is_private else f" ({statement.noise_source})"
+    return Evaluation(
+      scores=list(released.accuracies),
+      description=(
+        f"noisy counts, epsilon={printable(statement.epsilon)} at"
+        f" delta={printable(statement.delta)}{mark}"
+      ),
+      statement={
+        "labels": "private",
+        "mechanism": "all counts of right answers as one vector, released as"
+        " c + round(N(0, sd^2)), over n and clipped to [0, 1]",
+        "private": statement.is_private,
+        "epsilon": statement.epsilon,
+        "delta": statement.delta,
+        "neighboring_relation": statement.neighboring_relation.name,
+        "num_counts": released.num_counts,
+        "sensitivity": statement.sensitivity,
+        "noise_multiplier": statement.noise_multiplier,
+        "noise_sd": statement.noise_sd,
+        "accuracy_noise_sd": statement.noise_sd / len(self.cache),
+        "noise_source": statement.noise_source,
+        "ledger_entry": entry,
+      },
+    )
+
+
+def evaluate_on_public_labels(
+  heads: list[LinearHead], cache: FeatureCache
+) -> Evaluation:
+  """Exact accuracies, and the assumption that they rest on."""
+  return Evaluation(
+    scores=evaluate_cache(heads, cache),
+    description=PUBLIC_LABELS,
+    statement={"labels": "public", "mechanism": PUBLIC_LABELS},
+  )
+
+
+def evaluate_cache(
+  heads: list[LinearHead], cache: FeatureCache, lists: LabelLists | None = None
+) -> list[Accuracy]:
+  """Exact accuracies; their labels had better be public.
+
+  Args:
+    heads: all of one shape.
+    cache: the rows.
+    lists: labels to count by, instead of those of the rows.
+  """
+  return _count(heads, cache, lists).accuracies_of_public_labels()
+
+
+def check_readable(cache: FeatureCache) -> None:
+  """Reads every row once, so that damage is found before it costs budget.
+
+  Raises:
+    InputError: a shard or a label is damaged.
+  """
+  shape = cache.info.feature_dim, cache.info.num_classes
+  nothing = LinearHead(
+    kernel=np.zeros(shape, np.float32), bias=np.zeros(shape[1], np.float32)
+  )
+  _count([nothing], cache)
+
+
+def _count(
+  heads: list[LinearHead], cache: FeatureCache, lists: LabelLists | None = None
+) -> SecretHits:
+  with row_bar(cache, "evaluate") as bar:
+    return count_hits(heads, cache.blocks(), lists=lists, on_rows=bar.update)
+
+
+def _own_stream(seed: int | None) -> int | None:
+  if seed is None or seed < 0:
+    return seed
+  (derived,) = np.random.SeedSequence([seed, _STREAM]).generate_state(1)
+  return int(derived)
+
+
+def _warn(plan: CountPlan, source: NoiseSource, num_examples: int) -> None:
+  if plan.delta >= 1 / num_examples:
+    _say(
+      f"delta={plan.delta:g} is not below 1/n = {1 / num_examples:.2g} of the"
+      " evaluation cache; use a smaller delta."
+    )
+  if not source.is_private:
+    _say(f"the noise comes from a seed: these accuracies are {NOT_PRIVATE}.")
+
+
+def _say(warning: str) -> None:
+  print(f"warning: {warning}", file=sys.stderr)

@@ -1,0 +1,149 @@
+"""ImageNet-ReaL: the validation images with every label that is right.
+
+The file is a JSON list with one list of classes for each image, in the order of
+the images' numbers: its first entry is about ILSVRC2012_val_00000001.JPEG. A
+prediction is right if it is any of them; images with an empty list are left
+out. TFDS and image folders keep the images in other orders, so only caches
+whose `example_id` is that number can be matched.
+
+Source: Beyer, Hénaff, Kolesnikov, Zhai & van den Oord, "Are we done with
+ImageNet?", 2020 (arXiv 2006.07159); real.json of its authors.
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import POSITION_IDS
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.label_lists import LabelLists
+from oneshot_dp.pipeline.runs.evaluation import Evaluation, evaluate_cache
+from oneshot_dp.pipeline.training.row_bar import counted
+
+REAL_LABELS = "ReaL labels treated as public"
+"""What results say of accuracies on the lists."""
+_FIRST_NUMBER = 1
+_LEAST_AGREEMENT = 0.5
+"""Far below the nine in ten labels of ImageNet that are in their list, and far
+above chance."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RealLabels:
+  """The lists, matched to the rows of a cache.
+
+  Attributes:
+    lists: by the images' numbers.
+    file_sha256: of the file.
+    num_listed: rows of the cache with a label in their list.
+    num_left_out: rows of the cache whose list is empty.
+    agreement: share of the listed rows whose own label is in the list.
+  """
+
+  lists: LabelLists
+  file_sha256: str
+  num_listed: int
+  num_left_out: int
+  agreement: float
+
+  @classmethod
+  def of(cls, path: Path, cache: FeatureCache) -> "RealLabels":
+    """Reads the file, and the rows that it is for, once.
+
+    Raises:
+      InputError: it is no list of lists of the cache's classes; or the rows are
+        not numbered, not distinct, not all in it, or of other classes.
+    """
+    info = cache.info
+    if info.id_source == POSITION_IDS:
+      raise InputError(
+        f"{cache.path}: its ids are places in the split, which say nothing of"
+        " the images' numbers; extract it with --source.id-key file_name (TFDS)"
+        " or --source.id-from-name (image folder), or import it with example_id"
+        " = the number in the file's name."
+      )
+    content = _content(path)
+    lists = _lists(path, content, info.num_classes)
+    met = np.zeros(len(lists.labels), bool)
+    listed = agreeing = 0
+    for block in counted(cache, "ReaL labels"):
+      labels = lists.of(block.example_id)
+      index = block.example_id - lists.first_id
+      if met[index].any() or len(np.unique(index)) < len(index):
+        raise InputError(
+          f"{cache.path}: two rows have the same number; extract it again."
+        )
+      met[index] = True
+      listed += int((labels >= 0).any(axis=1).sum())
+      agreeing += int((labels == block.label[:, None]).any(axis=1).sum())
+    if agreeing < _LEAST_AGREEMENT * listed or not listed:
+      raise InputError(
+        f"{path}: of the {listed:,} rows of {cache.path} that it lists,"
+        f" {agreeing:,} have their own label in the list: it is about other"
+        " images, or numbers them or their classes otherwise."
+      )
+    return cls(
+      lists=lists,
+      file_sha256=hashlib.sha256(content).hexdigest(),
+      num_listed=listed,
+      num_left_out=len(cache) - listed,
+      agreement=agreeing / listed,
+    )
+
+  def evaluate(
+    self, heads: list[LinearHead], cache: FeatureCache
+  ) -> Evaluation:
+    """Exact accuracies on the lists, and the assumption that they rest on."""
+    return Evaluation(
+      scores=evaluate_cache(heads, cache, self.lists),
+      description=REAL_LABELS,
+      statement=self.statement,
+    )
+
+  @property
+  def statement(self) -> dict[str, Any]:
+    """What the accuracies are of: JSON."""
+    return {
+      "labels": "public",
+      "mechanism": f"{REAL_LABELS}: right if any of an image's labels is met",
+      "real_labels_sha256": self.file_sha256,
+      "num_listed": self.num_listed,
+      "num_left_out": self.num_left_out,
+      "original_label_in_list": self.agreement,
+    }
+
+
+def _content(path: Path) -> bytes:
+  try:
+    return path.read_bytes()
+  except OSError as error:
+    raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _lists(path: Path, content: bytes, num_classes: int) -> LabelLists:
+  try:
+    entries = json.loads(content)
+  except (ValueError, RecursionError) as error:
+    raise InputError(f"{path} is not JSON ({error}).") from error
+  if not isinstance(entries, list) or not entries:
+    raise InputError(f"{path}: not a JSON list with a list for each image.")
+  for i, entry in enumerate(entries):
+    if not isinstance(entry, list) or not all(
+      type(label) is int and 0 <= label < num_classes for label in entry
+    ):
+      raise InputError(
+        f"{path}: entry {i} is {json.dumps(entry)[:60]}; it must be a list of"
+        f" classes, integers in [0, {num_classes})."
+      )
+  longest = max(1, *(len(set(entry)) for entry in entries))
+  labels = np.full((len(entries), longest), -1, np.int32)
+  for row, entry in zip(labels, entries, strict=True):
+    distinct = sorted(set(entry))
+    row[: len(distinct)] = distinct
+  return LabelLists(labels=labels, first_id=_FIRST_NUMBER)

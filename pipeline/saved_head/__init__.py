@@ -1,0 +1,1 @@
+"""A head on disk: weights, receipt, model card, and what `verify` says."""

@@ -1,0 +1,120 @@
+"""A head on disk: weights, receipt and model card.
+
+HEAD/head.safetensors   kernel [d, K], bias [K], float32
+HEAD/receipt.json       the privacy statement
+HEAD/README.md          the same for people
+
+A head that is NOT PRIVATE gives the private sums away: the directory has mode
+0700 and its files 0600. Others have what the umask says.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.info import CacheInfo
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.pipeline.saved_head import receipt as receipts
+from oneshot_dp.pipeline.saved_head.model_card import model_card
+from oneshot_dp.pipeline.training.trainer import TrainedHead
+
+WEIGHTS_FILE = "head.safetensors"
+INPUT = "input"
+"""In the metadata of the weights: what the kernel is multiplied with."""
+RECEIPT_FILE = "receipt.json"
+CARD_FILE = "README.md"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedHead:
+  """A head read back from disk.
+
+  Attributes:
+    head: the weights.
+    receipt: its privacy statement.
+  """
+
+  head: LinearHead
+  receipt: dict[str, Any]
+
+
+def write_head(
+  directory: Path, trained: TrainedHead, cache: CacheInfo
+) -> dict[str, Any]:
+  """Writes the three files into an empty directory; returns the receipt."""
+  head = trained.head
+  # It writes the buffer as it lies in memory, whatever the strides.
+  weights = safetensors.numpy.save(
+    {
+      "kernel": np.ascontiguousarray(head.kernel),
+      "bias": np.ascontiguousarray(head.bias),
+    },
+    metadata={INPUT: UNIT_NORM if head.unit_norm else AS_STORED},
+  )
+  receipt = receipts.make_receipt(
+    trained, cache, head_sha256=hashlib.sha256(weights).hexdigest()
+  )
+  is_private = trained.statement.is_private
+  directory.mkdir(parents=True, exist_ok=True)
+  if not is_private:
+    directory.chmod(0o700)
+  for name, content in {
+    WEIGHTS_FILE: weights,
+    RECEIPT_FILE: (json.dumps(receipt, indent=2) + "\n").encode(),
+    CARD_FILE: model_card(receipt).encode(),
+  }.items():
+    _write(directory / name, content, 0o666 if is_private else 0o600)
+  return receipt
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+  """Writes a file that has its mode, less the umask, from the start."""
+  with open(
+    path, "xb", opener=lambda name, flags: os.open(name, flags, mode)
+  ) as file:
+    file.write(content)
+
+
+def read_head(directory: Path) -> SavedHead:
+  """Reads a head.
+
+  Raises:
+    InputError: a file is missing or damaged.
+  """
+  for name in (WEIGHTS_FILE, RECEIPT_FILE):
+    if not (directory / name).is_file():
+      raise InputError(
+        f"{directory} is not a head: it has no {name}; give a directory that"
+        " `oneshot-dp train` or `sweep` wrote."
+      )
+  try:
+    with safetensors.safe_open(directory / WEIGHTS_FILE, "np") as file:
+      kernel, bias = file.get_tensor("kernel"), file.get_tensor("bias")
+      of_rows = (file.metadata() or {})[INPUT]
+    if kernel.ndim != 2 or bias.shape != kernel.shape[1:]:
+      raise ValueError(f"kernel {kernel.shape}, bias {bias.shape}")
+    if of_rows not in (UNIT_NORM, AS_STORED):
+      raise ValueError(f"{INPUT} {of_rows!r}")
+    head = LinearHead(kernel=kernel, bias=bias, unit_norm=of_rows == UNIT_NORM)
+  except (safetensors.SafetensorError, KeyError, ValueError) as error:
+    raise InputError(
+      f"{directory / WEIGHTS_FILE} is damaged ({error}); train the head again."
+    ) from error
+  try:
+    receipt = json.loads((directory / RECEIPT_FILE).read_text())
+    if not isinstance(receipt, dict):
+      raise ValueError("not a JSON object")
+  except ValueError as error:
+    raise InputError(
+      f"{directory / RECEIPT_FILE} is damaged ({error}); train the head again."
+    ) from error
+  return SavedHead(head=head, receipt=receipt)

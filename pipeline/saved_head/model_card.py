@@ -1,0 +1,121 @@
+"""The receipt in plain words, for whoever is handed the head."""
+
+import math
+from typing import Any
+
+from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.extract.cache.identity import sha256_of
+from oneshot_dp.linear_dp.accounting.gaussian import printable
+from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.pipeline.mechanisms import mechanism_of
+from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.pipeline.saved_head.odds import right_guesses
+from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
+
+
+def model_card(receipt: dict[str, Any]) -> str:
+  """A Markdown page made from the receipt and nothing else.
+
+  It ends with a digest of the whole receipt, so that a change of anything in
+  the one, names and words included, no longer fits the other.
+  """
+  data, mechanism = receipt["data"], receipt["mechanism"]
+  return f"""# Linear head on {data["backbone"]["name"]} embeddings
+
+{_promise(receipt)}
+
+| | |
+|---|---|
+| private data | {data["dataset"]}, split `{data["split"]}`, \
+{data["num_examples"]:,} examples |
+| classes | {mechanism["num_classes"]} |
+| embedding | {mechanism["feature_dim"]} values of \
+{data["backbone"]["name"]}, {data["backbone"]["layer"] or "layer unknown"} |
+| training | {mechanism_of(mechanism).in_words(receipt["training"])} |
+{_public(receipt)}{_unit(receipt)}{_together(receipt)}
+## What this rests on
+
+{_bullets(receipt["assumptions"])}
+
+## What is not protected
+
+{_bullets(receipt["not_protected"])}
+
+`oneshot-dp verify` on this directory recomputes every number of
+`receipt.json`. The file `head.safetensors` holds `kernel` [d, K] and `bias`
+[K], float32: logits = {_input(mechanism)} @ kernel + bias.
+
+This page is about the receipt with the digest {sha256_of(receipt)}.
+"""
+
+
+def _public(receipt: dict[str, Any]) -> str:
+  """By what public rows the private ones were mapped, if by any."""
+  if SETTING not in receipt["training"]:
+    return ""
+  record = PublicRecord.from_json(receipt["training"][SETTING])
+  return f"| public statistics | {record.in_words()} |\n"
+
+
+def _input(mechanism: dict[str, Any]) -> str:
+  """What the kernel is multiplied with."""
+  if mechanism.get("input", AS_STORED) == AS_STORED:
+    return AS_STORED
+  return f"({UNIT_NORM})"
+
+
+def _unit(receipt: dict[str, Any]) -> str:
+  """What the promise is about, where that is more than an example."""
+  unit = receipt["privacy"]["privacy_unit"]
+  if unit == EXAMPLE_UNIT:
+    return ""
+  mechanism = receipt["mechanism"]
+  used = f"at most {mechanism['rows_per_unit']} of its examples are used"
+  if mechanism["clipped"] == "unit":
+    used = "the gradients of all its examples are clipped as one"
+  return f"| privacy unit | {unit}: {used} |\n"
+
+
+def _together(receipt: dict[str, Any]) -> str:
+  """What was charged with it; nothing, said of a head that is not private."""
+  if not receipt["private"]:
+    return ""
+  run = receipt["composition"]
+  return (
+    "| all heads of the same ledger entry together |"
+    f" epsilon = {printable(run['composed_epsilon'])} at"
+    f" delta = {printable(receipt['privacy']['delta'])} ({run['order']}"
+    f" releases of {len(run['epsilons'])} epsilons, {run['num_draws']}"
+    " draw(s)) |\n"
+  )
+
+
+def _promise(receipt: dict[str, Any]) -> str:
+  privacy = receipt["privacy"]
+  if not receipt["private"]:
+    return (
+      f"**{NOT_PRIVATE}** (noise: {privacy['noise_source']}). This head is for"
+      " comparison and research; it protects nobody and must not be published"
+      " as if it did."
+    )
+  unit = f"one {privacy['privacy_unit']}"
+  if privacy["privacy_unit"] != EXAMPLE_UNIT:
+    unit += ", with all its examples,"
+  neighbours = {
+    "ADD_OR_REMOVE_ONE": f"{unit} is added or removed",
+    "REPLACE_ONE": f"{unit} is replaced by another",
+    "REPLACE_SPECIAL": f"{unit} is replaced by nothing",
+  }[privacy["neighboring_relation"]]
+  most = right_guesses(privacy["epsilon"], privacy["delta"])
+  return (
+    "Differentially private with"
+    f" **epsilon = {printable(privacy['epsilon'])}** at"
+    f" **delta = {printable(privacy['delta'])}** when {neighbours}: whoever"
+    " sees this head, knows all the rest of the data and starts at even odds"
+    " guesses right which of the two it was at most"
+    f" {math.ceil(10_000 * most) / 100:g} % of the time."
+  )
+
+
+def _bullets(lines: list[str]) -> str:
+  return "\n".join(f"- {line}" for line in lines)

@@ -1,0 +1,149 @@
+"""Whether a head is what its receipt says, and was paid for."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.linear_dp.accounting.plan import (
+  BASELINE_NOISE,
+  NOT_PRIVATE,
+  ReleasePlan,
+)
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.mechanisms import mechanism_of, sampling_of
+from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.pipeline.saved_head import receipt as receipts
+from oneshot_dp.pipeline.saved_head.directory import (
+  CARD_FILE,
+  RECEIPT_FILE,
+  WEIGHTS_FILE,
+  SavedHead,
+  read_head,
+)
+from oneshot_dp.pipeline.saved_head.model_card import model_card
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadCheck:
+  """What was found about a head.
+
+  Attributes:
+    problems: one line for each fault; empty if it is sound.
+    conclusion: what a sound head's check amounts to, in words.
+  """
+
+  problems: tuple[str, ...]
+  conclusion: str
+
+
+def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
+  """Recomputes all that a receipt claims, and looks up what was charged.
+
+  Numbers follow from the noise, the clipping and the public sizes
+  (`receipt.problems`). Names, versions and words cannot be recomputed: the
+  model card holds a digest of the receipt, so that a change shows; and where
+  the ledger is at hand, the entry that paid must be about the same release.
+  Whoever rewrites receipt and card together, far from the ledger, can change
+  names and words.
+
+  Args:
+    directory: of the head.
+    ledger_dir: where ledgers are; None is the default place.
+
+  Raises:
+    InputError: there is no head, or it cannot be read, or the ledger is
+      damaged.
+  """
+  saved = read_head(directory)
+  found = [
+    *receipts.problems(saved.receipt),
+    *_problems_of_files(directory, saved),
+  ]
+  conclusion = "the receipt follows from the noise, and fits the weights"
+  if saved.receipt.get("private") is not True:
+    conclusion += f"; this head is {NOT_PRIVATE}"
+  if found:  # a receipt that is no receipt names no entry
+    return HeadCheck(problems=tuple(found), conclusion=conclusion)
+  ledger = Ledger(saved.receipt["data"]["dataset"], ledger_dir)
+  if not ledger.path.exists():
+    conclusion += (
+      f"; no ledger {ledger.path} is here, so the charge was not looked up"
+    )
+  else:
+    found += _problems_of_charge(saved.receipt, ledger)
+    conclusion += ", and the ledger was charged for it"
+  return HeadCheck(problems=tuple(found), conclusion=conclusion)
+
+
+def _problems_of_files(directory: Path, saved: SavedHead) -> Iterator[str]:
+  receipt = saved.receipt
+  weights = (directory / WEIGHTS_FILE).read_bytes()
+  if receipt.get("head_sha256") != hashlib.sha256(weights).hexdigest():
+    yield f"{WEIGHTS_FILE} is not the file that the receipt is about."
+  mechanism = receipt.get("mechanism", {})
+  shape = (mechanism.get("feature_dim"), mechanism.get("num_classes"))
+  if saved.head.kernel.shape != shape:
+    yield (
+      f"the kernel has shape {saved.head.kernel.shape}, the receipt says"
+      f" {shape}."
+    )
+  stated = mechanism.get("input", AS_STORED)
+  found = UNIT_NORM if saved.head.unit_norm else AS_STORED
+  if found != stated:
+    yield f"the kernel is for {found!r}, the receipt says {stated!r}."
+  card = directory / CARD_FILE
+  try:
+    says_the_same = card.read_text() == model_card(receipt)
+  except (ArithmeticError, KeyError, OSError, TypeError, ValueError):
+    says_the_same = False
+  if not says_the_same:
+    yield f"{CARD_FILE} is not about this {RECEIPT_FILE}: one was changed."
+
+
+def _problems_of_charge(receipt: dict[str, Any], ledger: Ledger) -> list[str]:
+  """How the entry that a receipt names differs from what it was to pay for."""
+  name = receipt["composition"]["ledger_entry"]
+  paid = next((e for e in ledger.entries() if e["entry"] == name), None)
+  if paid is None:
+    return [f"ledger_entry {name[:12]} is not in {ledger.path}."]
+  return [
+    f"{field} is {paid.get(field)!r} in the ledger, where the receipt makes it"
+    f" {expected!r}."
+    for field, expected in _entry_of(receipt).items()
+    if not receipts.same(paid.get(field), expected)
+  ]
+
+
+def _entry_of(receipt: dict[str, Any]) -> dict[str, Any]:
+  """The entry that should have paid for a head, as far as its receipt tells."""
+  privacy, data = receipt["privacy"], receipt["data"]
+  facts = {
+    "split": data["split"],
+    "dataset_version": data["dataset_version"],
+    "num_examples": data["num_examples"],
+    "cache_fingerprint": data["cache_fingerprint"],
+    "privacy_unit": privacy["privacy_unit"],
+    "rows_per_unit": receipt["mechanism"]["rows_per_unit"],
+    "clipped": receipt["mechanism"]["clipped"],
+  }
+  if privacy["noise_source"] == BASELINE_NOISE:
+    return facts | {"kind": "baseline", "private": False}
+  composition = receipt["composition"]
+  plan = ReleasePlan(
+    epsilons=tuple(composition["epsilons"]),
+    delta=privacy["delta"],
+    neighboring_relation=NeighboringRelation[privacy["neighboring_relation"]],
+    order=composition["order"],
+    num_draws=composition["num_draws"],
+    sampling=sampling_of(mechanism_of(receipt["mechanism"])),
+  )
+  return Charge.of_plan(plan, NoiseSource(), **facts).as_json() | {
+    "noise_source": privacy["noise_source"],
+    "private": receipt["private"],
+  }

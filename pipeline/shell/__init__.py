@@ -1,0 +1,1 @@
+"""Words in, answers out: parsing, complaints, completion, the terminal."""

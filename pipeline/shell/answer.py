@@ -1,0 +1,84 @@
+r"""What a command found, in words for people and as facts for machines.
+
+A handler prints no results: it returns an `Answer`, and `commands.run` prints
+the text, or with --json the facts, and nothing else, on standard output. Notes
+("charged to …", "== extract train"), warnings ("warning: …") and progress bars
+go to standard error, as they come; `terminal` says which of them with --quiet.
+
+    def run_demo(out: Path) -> Answer:
+      print("== extract train: …", file=sys.stderr)
+      …
+      return Answer(
+        text=f"{accuracy_table(rows)}\ntable: {results / 'results.csv'}",
+        facts={"out": out, "heads": rows},
+      )
+
+*Privacy*: the facts are published as readily as the text, and what is private
+is in neither. Two commands name ids of private rows all the same, for the owner
+of a cache: `verify --duplicates` in its text, and `verify` of a damaged cache.
+"""
+
+import dataclasses
+import enum
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError, RunError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+  """The result of a command.
+
+  Attributes:
+    text: for people; lines, without the last line break.
+    facts: the same for machines: plain values, paths, dataclasses, and
+      sequences and mappings of them.
+    faults: one line each, of what was checked and is not so; printed on
+      standard error, whatever is quiet.
+    failure: why the exit status is not 0, though there is an answer.
+  """
+
+  text: str
+  facts: Mapping[str, Any]
+  faults: tuple[str, ...] = ()
+  failure: InputError | RunError | None = None
+
+  def json(self) -> str:
+    """The facts as one JSON object on one line.
+
+    JSON has no infinity, which is written "inf", nor NaN, which is null.
+    """
+    return json.dumps(plain(self.facts), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+  """What JSON can hold of a value.
+
+  Raises:
+    TypeError: nothing that a fact may be.
+  """
+  match value:
+    case enum.Enum():
+      return value.name
+    case None | bool() | int() | str():
+      return value
+    case float():
+      if math.isfinite(value):
+        return value
+      return None if math.isnan(value) else str(value)
+    case Path():
+      return str(value)
+    case Mapping():
+      return {str(key): plain(each) for key, each in value.items()}
+    case Sequence():
+      return [plain(each) for each in value]
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    fields = dataclasses.fields(value)
+    return {field.name: plain(getattr(value, field.name)) for field in fields}
+  if hasattr(value, "item"):  # a number of NumPy's
+    return plain(value.item())
+  raise TypeError(f"{value!r} is no fact that JSON can hold.")

@@ -1,0 +1,1 @@
+"""From a cache to private heads: checked, charged, trained."""

@@ -1,0 +1,230 @@
+"""Heads of private rows that are centred, or whitened, by public ones.
+
+A trainer is given a view of the private cache, and its heads are folded into
+heads of rows as they are: neither it, nor what comes after, knows of the map.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import PublicUse
+from oneshot_dp.extract.cache.block import Block, stored_norm
+from oneshot_dp.extract.cache.info import CacheInfo
+from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
+from oneshot_dp.extract.cache.summary import public_metadata
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.public_statistics import PublicStatistics
+from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
+from oneshot_dp.pipeline.training.row_bar import counted
+from oneshot_dp.pipeline.training.trainer import (
+  BaselineTrainer,
+  Charging,
+  TrainedHead,
+  Trainer,
+  TrainingRows,
+)
+
+NON_NEGATIVE = ("bit_", "nf_resnet", "nfnet_")
+"""Backbones whose embedding is the mean of what a ReLU or GELU lets through."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MappedRows:
+  """Private rows behind a public map; see `TrainingRows`.
+
+  Formal guarantees: an embedding and its norm are functions of that row alone,
+  bit for bit: `PublicStatistics.mapped` and `stored_norm` say why. Whoever adds
+  rows up checks the norm again, in integers.
+
+  Attributes:
+    rows: the private rows.
+    statistics: of public rows.
+  """
+
+  rows: TrainingRows
+  statistics: PublicStatistics
+
+  @property
+  def info(self) -> CacheInfo:
+    return self.rows.info
+
+  def __len__(self) -> int:
+    return len(self.rows)
+
+  def blocks(self) -> Iterator[Block]:
+    """Streams the rows, every one once."""
+    for block in self.rows.blocks():
+      embedding = self.statistics.mapped(block.embedding)
+      yield dataclasses.replace(
+        block, embedding=embedding, embedding_norm=stored_norm(embedding)
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublicRows:
+  """Public rows, read and found fit to map private ones by.
+
+  Attributes:
+    cache: the public rows.
+    statistics: what was taken from them.
+    record: what a receipt says of it.
+  """
+
+  cache: FeatureCache
+  statistics: PublicStatistics
+  record: PublicRecord
+
+  @classmethod
+  def read(
+    cls, path: Path, private: FeatureCache, used: PublicUse = "mean"
+  ) -> Self:
+    """Opens, checks and reads a public cache.
+
+    Args:
+      path: its directory.
+      private: the cache to be trained on.
+      used: what to take.
+
+    Raises:
+      InputError: embeddings of another kind; rows that are, or by their name
+        may be, the private ones; damaged rows.
+    """
+    cache = open_cache(path)
+    record = PublicRecord.of(cache.info, used)
+    _check_apart(cache, private, record)
+    statistics = PublicStatistics.of_blocks(
+      lambda: counted(cache, "public rows"),
+      feature_dim=cache.info.feature_dim,
+      num_classes=cache.info.num_classes,
+      num_examples=len(cache),
+      whiten=record.whitens,
+    )
+    return cls(cache=cache, statistics=statistics, record=record)
+
+  def rows_of(self, private: TrainingRows) -> MappedRows:
+    """What a trainer is to be given."""
+    return MappedRows(rows=private, statistics=self.statistics)
+
+  def folded(self, trained: TrainedHead) -> TrainedHead:
+    """A head of such rows, as one of rows as they are; its receipt says so."""
+    return dataclasses.replace(
+      trained,
+      head=self.statistics.folded(trained.head),
+      settings={**trained.settings, SETTING: self.record.as_json()},
+    )
+
+
+_AnyTrainer = TypeVar("_AnyTrainer", bound=BaselineTrainer)
+
+
+class FoldedBaseline(Generic[_AnyTrainer]):
+  """See `BaselineTrainer`: of a private cache, by way of public rows.
+
+  Args:
+    private: the private rows.
+    public: what maps them.
+    make: the trainer to use, from the rows that it is to read.
+  """
+
+  def __init__(
+    self,
+    private: TrainingRows,
+    public: PublicRows,
+    make: Callable[[TrainingRows], _AnyTrainer],
+  ):
+    self._public = public
+    self._inner = make(public.rows_of(private))
+
+  @property
+  def facts(self) -> Mapping[str, Any]:
+    """See `BaselineTrainer`."""
+    return self._inner.facts
+
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """See `BaselineTrainer`."""
+    return self._public.folded(self._inner.baseline(plan))
+
+
+class FoldedTrainer(FoldedBaseline[Trainer]):
+  """See `Trainer`, and `FoldedBaseline` for the arguments."""
+
+  def read(self) -> None:
+    """See `Trainer`."""
+    self._inner.read()
+
+  def release(
+    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+  ) -> Iterator[TrainedHead]:
+    """See `Trainer`."""
+    for trained in self._inner.release(plan, source, charge):
+      yield self._public.folded(trained)
+
+
+def find_public_rows(
+  path: Path | None, private: FeatureCache, used: PublicUse | None
+) -> PublicRows | None:
+  """The public rows that a command names; without any, warns who needs some.
+
+  Whether features are non-negative is told by their backbone's name, which is
+  public. What the private rows look like is never asked: a warning that depends
+  on them would be a release.
+
+  Args:
+    path: of the public cache.
+    private: the cache to be trained on.
+    used: what to take; None is the mean.
+
+  Raises:
+    InputError: see `PublicRows.read`; or something to take, and no cache.
+  """
+  if path is not None:
+    return PublicRows.read(path, private, used or "mean")
+  if used is not None:
+    raise InputError(
+      f"public_statistics={used!r} are taken from a public cache: give"
+      " --public-cache too, or leave it out."
+    )
+  backbone = private.info.backbone.name
+  if backbone.startswith(NON_NEGATIVE):
+    print(
+      f"warning: embeddings of {backbone} are non-negative, so that most of"
+      " each is the mean of all, which costs accuracy, above all of heads of"
+      " one step; centre them with --public-cache.",
+      file=sys.stderr,
+    )
+  return None
+
+
+def asked_of_public_rows(public: PublicRows | None) -> dict[str, Any]:
+  """What config.json says of them."""
+  if public is None:
+    return {"public_cache": None}
+  return {
+    "public_cache": public_metadata(public.cache),
+    SETTING: public.record.used,
+  }
+
+
+def _check_apart(
+  public: FeatureCache, private: FeatureCache, record: PublicRecord
+) -> None:
+  FeatureSpace.of_cache(private.path, private.info).check_same_embeddings(
+    FeatureSpace.of_cache(public.path, public.info)
+  )
+  if record.is_of(private.info.dataset):
+    raise InputError(
+      f"{public.path} is of the private data set {record.dataset!r}, whatever"
+      " its split: its mean would be an exact statistic of it; give a cache of"
+      " public data."
+    )
+  if public.private_digest == private.private_digest:
+    raise InputError(
+      f"{public.path} holds the very rows of {private.path}, which are private;"
+      " give a cache of public data."
+    )

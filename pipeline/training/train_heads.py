@@ -1,0 +1,273 @@
+"""From a feature cache to private heads: checked, charged, trained."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  PrivacyConfig,
+  RelationName,
+  ReleaseOrder,
+)
+from oneshot_dp.extract.cache.info import CacheInfo
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE, ReleasePlan
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
+from oneshot_dp.pipeline.training.least_squares_training import (
+  LeastSquaresTrainer,
+)
+from oneshot_dp.pipeline.training.multi_step_training import MultiStepTrainer
+from oneshot_dp.pipeline.training.one_step_training import OneStepTrainer
+from oneshot_dp.pipeline.training.public_rows import FoldedTrainer, PublicRows
+from oneshot_dp.pipeline.training.trainer import (
+  BaselineTrainer,
+  TrainedHead,
+  Trainer,
+  TrainingRows,
+)
+from oneshot_dp.pipeline.training.whitened_training import WhitenedTrainer
+
+RELATIONS: dict[RelationName, NeighboringRelation] = {
+  "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
+  "replace-one": NeighboringRelation.REPLACE_ONE,
+  "replace-special": NeighboringRelation.REPLACE_SPECIAL,
+}
+
+
+def make_plan(
+  epsilons: tuple[float, ...],
+  privacy: PrivacyConfig,
+  *,
+  order: ReleaseOrder = "nested",
+  num_draws: int = 1,
+  sampling: PoissonSampling | None = None,
+) -> ReleasePlan:
+  """The releases that a command asks for.
+
+  Raises:
+    InputError: an epsilon or delta that makes no guarantee.
+  """
+  return ReleasePlan(
+    epsilons=epsilons,
+    delta=privacy.delta,
+    neighboring_relation=RELATIONS[privacy.neighboring_relation],
+    order=order,
+    num_draws=num_draws,
+    sampling=sampling,
+  )
+
+
+def cache_ledger(cache: FeatureCache, directory: Path | None) -> Ledger:
+  """The ledger of the private data that a cache was made of."""
+  return Ledger(cache.info.dataset, directory)
+
+
+def make_trainer(
+  rows: TrainingRows,
+  configs: Sequence[HeadConfig],
+  max_rows_per_unit: int | None = None,
+  *,
+  public: PublicRows | None = None,
+) -> Trainer:
+  """The way to train that a config names; several, if of one step, together.
+
+  Args:
+    rows: the private rows.
+    configs: the heads; not "auto".
+    max_rows_per_unit: see `train_heads`.
+    public: what to centre or whiten the rows by.
+
+  Raises:
+    InputError: what was asked makes no sense for this cache.
+  """
+  if public is not None:
+    return FoldedTrainer(
+      rows,
+      public,
+      lambda mapped: _trainer(
+        mapped, configs, max_rows_per_unit, are_centred=True
+      ),
+    )
+  return _trainer(rows, configs, max_rows_per_unit, are_centred=False)
+
+
+def _trainer(
+  rows: TrainingRows,
+  configs: Sequence[HeadConfig],
+  max_rows_per_unit: int | None,
+  *,
+  are_centred: bool,
+) -> Trainer:
+  if all(config.is_one_step for config in configs):
+    return OneStepTrainer(rows, configs, max_rows_per_unit)
+  (config,) = configs
+  if max_rows_per_unit is not None:
+    raise InputError(
+      f"max_rows_per_unit={max_rows_per_unit} is for heads of one step; leave"
+      f" it out with head={config.head!r}."
+    )
+  if config.head == "least-squares":
+    return LeastSquaresTrainer(rows)
+  if config.head == "multi-step":
+    return MultiStepTrainer(rows, config)
+  return WhitenedTrainer(rows, centres=not are_centred)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+  """A part of a run, with noise and a charge of its own.
+
+  Attributes:
+    trainer: how.
+    plan: the releases to make.
+  """
+
+  trainer: Trainer
+  plan: ReleasePlan
+
+
+def train_heads(
+  cache: FeatureCache,
+  plan: ReleasePlan,
+  config: HeadConfig,
+  privacy: PrivacyConfig,
+  *,
+  max_rows_per_unit: int | None = None,
+  public: PublicRows | None = None,
+  ledger_dir: Path | None,
+  baseline: bool = False,
+  aloud: bool = True,
+) -> list[TrainedHead]:
+  """Trains one head per draw and epsilon of a plan; see `train_all`.
+
+  With units, epsilon is about all rows of a unit together: their sum is clipped
+  as one vector, which uses every row at the noise of one (`unit_sums` says when
+  a bound of m rows, with m times the noise, is better). An epsilon per example
+  (a cache without units) protects a person with k rows k times less: it is
+  right only where nobody can have two.
+
+  Args:
+    cache: the private rows.
+    plan: the releases to make.
+    config: the head; not "auto".
+    privacy: noise source.
+    max_rows_per_unit: m, only where the cache has units: sum at most m rows of
+      each instead of clipping their sum.
+    public: what to centre or whiten the rows by.
+    ledger_dir: where ledgers are; None is the default place.
+    baseline: also train the head without noise, which is NOT PRIVATE.
+    aloud: say on stderr what to beware of, and where it is charged.
+
+  Returns:
+    Heads in the order of release, the baseline last.
+
+  Raises:
+    InputError: what was asked makes no sense for this cache, or would break the
+      cap of its data set; nothing is charged then.
+  """
+  trainer = make_trainer(cache, [config], max_rows_per_unit, public=public)
+  return train_all(
+    cache,
+    [Training(trainer=trainer, plan=plan)],
+    privacy,
+    ledger_dir=ledger_dir,
+    baseline=trainer if baseline else None,
+    aloud=aloud,
+  )
+
+
+def train_all(
+  cache: FeatureCache,
+  trainings: Sequence[Training],
+  privacy: PrivacyConfig,
+  *,
+  ledger_dir: Path | None,
+  baseline: BaselineTrainer | None = None,
+  aloud: bool = True,
+) -> list[TrainedHead]:
+  """Trains the heads of several plans, which compose.
+
+  The ledger is charged for all of them, or for none, after the cache was read
+  and before any noise of any of them.
+
+  Args:
+    cache: the private rows.
+    trainings: what to train; plans may be at several deltas, and several plans
+      of one trainer.
+    privacy: noise source.
+    ledger_dir: where ledgers are; None is the default place.
+    baseline: also train its head, which is NOT PRIVATE.
+    aloud: say on stderr what to beware of, and where it is charged.
+
+  Returns:
+    Heads, training by training, each in the order of release; the baseline
+    last.
+
+  Raises:
+    InputError: damaged rows, or all together would break the cap of the data
+      set; nothing is charged then.
+  """
+  info = cache.info
+  source = NoiseSource(privacy.noise_seed)
+  if aloud:
+    _warn(max(each.plan.delta for each in trainings), source, info)
+  ledger = cache_ledger(cache, ledger_dir)
+  facts = {
+    "privacy_unit": info.privacy_unit,
+    "split": info.split,
+    "dataset_version": info.dataset_version,
+    "num_examples": info.num_examples,
+    "cache_fingerprint": info.fingerprint,
+    "private_digest": cache.private_digest,
+  }
+  charges = [
+    Charge.of_plan(each.plan, source, **facts, **each.trainer.facts)
+    for each in trainings
+  ]
+  ledger.check(*charges, baseline=baseline is not None)
+  # One that is to make the releases of several plans reads once.
+  for trainer in dict.fromkeys(each.trainer for each in trainings):
+    trainer.read()
+
+  # Whichever release is the first asks for all.
+  pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge_all
+  entries = functools.cache(lambda: pay(*charges))
+  trained = [
+    dataclasses.replace(head, ledger_entry=entries()[i])
+    for i, each in enumerate(trainings)
+    for head in each.trainer.release(each.plan, source, lambda *_: entries())
+  ]
+  if baseline:
+    entry = ledger.record_baseline(**facts, **baseline.facts)
+    exact = baseline.baseline(trainings[0].plan)
+    trained.append(dataclasses.replace(exact, ledger_entry=entry))
+  return trained
+
+
+def _warn(delta: float, source: NoiseSource, info: CacheInfo) -> None:
+  if delta >= 1 / info.num_examples:
+    _say(
+      f"delta={delta:g} is not below 1/n = {1 / info.num_examples:.2g}:"
+      " publishing one example at random would pass for private; use a smaller"
+      " delta."
+    )
+  if not info.num_classes_is_public:
+    _say(
+      "the number of classes was read off the private labels; the guarantee"
+      " holds only if it is public anyway. Import with --num-classes."
+    )
+  if not source.is_private:
+    _say(f"the noise comes from a seed: these heads are {NOT_PRIVATE}.")
+
+
+def _say(warning: str) -> None:
+  print(f"warning: {warning}", file=sys.stderr)

@@ -1,0 +1,452 @@
+import dataclasses
+import json
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
+from oneshot_dp.extract.cache.identity import BackboneIdentity
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.writer import (
+  begin,
+  finish,
+  finished_shards,
+  is_complete,
+  write_shard,
+)
+from tests.extract.caches import (
+  batches,
+  digest,
+  make_identity,
+  make_rows,
+  part,
+  write_cache,
+)
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_same_job_same_bytes_whatever_the_batches_and_the_order(tmp_path):
+  identity = make_identity(n=700, shard_rows=300)
+  write_cache(tmp_path / "a", identity, batch_size=300)
+  rows = make_rows(identity)
+  begin(tmp_path / "b", identity)
+  for i in (2, 0, 1):
+    time.sleep(0.01)  # no time of day may reach the files
+    indices = identity.shard_range(i)
+    write_shard(tmp_path / "b", identity, i, batches(rows, indices, 7))
+  finish(tmp_path / "b", identity)
+  assert digest(tmp_path / "a") == digest(tmp_path / "b")
+
+
+def test_files_are_the_owners_and_name_no_path(tmp_path):
+  out = tmp_path / "deep" / "cache"
+  write_cache(out, make_identity())
+  assert stat.S_IMODE(out.stat().st_mode) == 0o700
+  for file in out.iterdir():
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    assert str(tmp_path).encode() not in file.read_bytes()
+  assert sorted(digest(out)) == [
+    "cache_info.json",
+    "dataset_info.json",
+    "features.json",
+    *(f"pets-train.array_record-0000{i}-of-00003" for i in range(3)),
+    "shards.json",
+  ]
+
+
+def test_private_files_are_the_owners_from_the_start(tmp_path):
+  identity = make_identity()
+  begin(tmp_path / "c", identity)
+  modes = []
+
+  def rows():
+    for directory in (tmp_path / "c", tmp_path / "c" / "_incomplete"):
+      modes.append(stat.S_IMODE(directory.stat().st_mode))
+    (tmp,) = (tmp_path / "c" / "_incomplete").glob("*.tmp")
+    modes.append(stat.S_IMODE(tmp.stat().st_mode))
+    yield part(make_rows(identity), range(0, 8))
+
+  write_shard(tmp_path / "c", identity, 0, rows())
+  assert modes == [0o700, 0o700, 0o600]
+
+
+def test_metadata_does_not_depend_on_labels_or_embeddings(tmp_path):
+  identity = make_identity()
+  rows = make_rows(identity)
+  other = Rows(
+    embedding=rows.embedding[::-1],
+    label=np.zeros_like(rows.label),
+    example_id=rows.example_id,
+  )
+  for name, source in (("a", rows), ("b", other)):
+    begin(tmp_path / name, identity)
+    for i in range(3):
+      indices = identity.shard_range(i)
+      write_shard(tmp_path / name, identity, i, [part(source, indices)])
+    finish(tmp_path / name, identity)
+  a, b = digest(tmp_path / "a"), digest(tmp_path / "b")
+  differ = {name for name in a if a[name] != b[name]}
+  # The shards do, and their checksums, which never leave.
+  assert differ == {n for n in a if "array_record" in n} | {"shards.json"}
+
+
+def test_finished_cache_is_left_alone(tmp_path):
+  identity = make_identity()
+  write_cache(tmp_path / "c", identity)
+  assert is_complete(tmp_path / "c", identity)
+  before = {p: p.stat().st_mtime_ns for p in (tmp_path / "c").iterdir()}
+  newer = dataclasses.replace(identity, libraries={"numpy": "3.0.0"})
+  assert not begin(tmp_path / "c", newer)
+  after = {p: p.stat().st_mtime_ns for p in (tmp_path / "c").iterdir()}
+  assert before == after
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (
+      {"backbone": BackboneIdentity(name="vit_ti16", weights_sha256="cd34")},
+      r'backbone\.weights_sha256 is "ab12" there and "cd34" now',
+    ),
+    (
+      {"preprocess": {"image_size": 384, "mean": (0.5, 0.5, 0.5)}},
+      r"preprocess\.image_size is 224 there and 384 now",
+    ),
+    ({"embedding_dtype": "float32"}, "embedding_dtype"),
+    ({"shard_rows": 4}, "shard_rows"),
+    ({"n": 21}, "source_num_examples is 20 there and 21 now"),
+  ],
+)
+def test_another_job_is_refused_and_the_difference_named(
+  tmp_path, change, message, finished
+):
+  if finished:
+    write_cache(tmp_path / "c", make_identity())
+  else:
+    begin(tmp_path / "c", make_identity())
+  before = digest(tmp_path / "c")
+  with pytest.raises(InputError, match=message) as caught:
+    begin(tmp_path / "c", make_identity(**change))
+  assert "\n" not in str(caught.value)
+  assert "choose another --out" in str(caught.value)
+  assert digest(tmp_path / "c") == before
+
+
+def test_other_libraries_may_not_resume(tmp_path):
+  begin(tmp_path / "c", make_identity())
+  with pytest.raises(InputError, match=r"libraries\.numpy"):
+    begin(tmp_path / "c", make_identity(libraries={"numpy": "3.0.0"}))
+
+
+def test_a_directory_of_someone_else_is_refused(tmp_path):
+  (tmp_path / "thesis.tex").write_text("x")
+  with pytest.raises(InputError, match="not empty"):
+    begin(tmp_path, make_identity())
+  with pytest.raises(InputError, match="not a directory"):
+    begin(tmp_path / "thesis.tex", make_identity())
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+def _edit(rows, **changes):
+  return dataclasses.replace(rows, **changes)
+
+
+def _with(array, index, value):
+  array = np.array(array)
+  array[index] = value
+  return array
+
+
+@pytest.mark.parametrize(
+  ("spoil", "message"),
+  [
+    (
+      lambda r: _edit(r, embedding=_with(r.embedding, (5, 1), np.nan)),
+      "example_id 5 has an embedding that is not finite",
+    ),
+    (
+      lambda r: _edit(r, embedding=_with(r.embedding, (5, 1), 70000)),
+      "example_id 5 .* overflows float16; use embedding_dtype float32",
+    ),
+    (
+      lambda r: _edit(r, label=_with(r.label, 6, 4)),
+      "example_id 6 has a label",
+    ),
+    (lambda r: _edit(r, label=_with(r.label, 6, -1)), "example_id 6 has a lab"),
+    (lambda r: _edit(r, example_id=_with(r.example_id, 7, 2)), "2 comes twice"),
+    (
+      lambda r: _edit(r, embedding=r.embedding[:, :2]),
+      r"the cache takes \[row",
+    ),
+    (
+      lambda r: _edit(r, example_id=r.example_id.astype(np.uint64)),
+      "example_id has dtype uint64",
+    ),
+  ],
+)
+def test_bad_rows_are_refused_and_leave_nothing(tmp_path, spoil, message):
+  identity = make_identity()
+  begin(tmp_path, identity)
+  rows = spoil(part(make_rows(identity), range(0, 8)))
+  with pytest.raises(InputError, match=message):
+    write_shard(tmp_path, identity, 0, [rows])
+  assert list(digest(tmp_path)) == ["_incomplete/job.json"]
+
+
+def test_float32_norm_overflow_is_refused(tmp_path):
+  identity = make_identity(embedding_dtype="float32")
+  begin(tmp_path, identity)
+  rows = part(make_rows(identity), range(0, 8))
+  rows = _edit(rows, embedding=np.full_like(rows.embedding, 3e38))
+  with pytest.raises(InputError, match="overflows float32; scale"):
+    write_shard(tmp_path, identity, 0, [rows])
+
+
+@pytest.mark.parametrize("indices", [range(0, 7), range(0, 9)])
+def test_a_row_too_few_or_too_many_is_an_error(tmp_path, indices):
+  identity = make_identity()
+  begin(tmp_path, identity)
+  rows = part(make_rows(identity), indices)
+  with pytest.raises(RunError, match=f"{len(indices)} examples came, .* has 8"):
+    write_shard(tmp_path, identity, 0, [rows])
+  assert list(digest(tmp_path)) == ["_incomplete/job.json"]
+
+
+def test_skipped_examples_are_counted_and_named(tmp_path):
+  identity = make_identity()
+  rows = make_rows(identity)
+  begin(tmp_path, identity)
+  write_shard(tmp_path, identity, 0, [Skipped(0), part(rows, range(1, 8))])
+  write_shard(tmp_path, identity, 1, [Skipped(i) for i in range(8, 16)])
+  write_shard(tmp_path, identity, 2, [part(rows, range(16, 19)), Skipped(19)])
+  info = finish(tmp_path, identity)
+  assert info.num_examples == 10
+  assert info.skipped_example_ids == (0, *range(8, 16), 19)
+  ids = [i for b in open_cache(tmp_path).blocks() for i in b.example_id]
+  assert ids == [*range(1, 8), 16, 17, 18]
+
+
+def test_an_example_is_not_both_skipped_and_there(tmp_path):
+  identity = make_identity()
+  begin(tmp_path, identity)
+  rows = part(make_rows(identity), range(0, 7))
+  with pytest.raises(InputError, match="example_id 3 comes twice"):
+    write_shard(tmp_path, identity, 0, [rows, Skipped(3)])
+
+
+def test_a_cache_of_nothing_is_an_error(tmp_path):
+  identity = make_identity(n=2)
+  begin(tmp_path, identity)
+  write_shard(tmp_path, identity, 0, [Skipped(0), Skipped(1)])
+  with pytest.raises(RunError, match="every example was skipped"):
+    finish(tmp_path, identity)
+
+
+def test_finish_names_what_is_missing(tmp_path):
+  identity = make_identity()
+  begin(tmp_path, identity)
+  rows = part(make_rows(identity), range(8, 16))
+  write_shard(tmp_path, identity, 1, [rows])
+  with pytest.raises(RunError, match=r"2 of 3 .*: 0, 2 .*indices 0 to 7"):
+    finish(tmp_path, identity)
+  assert not (tmp_path / "cache_info.json").exists()
+
+
+def test_finish_does_not_believe_a_record_whose_file_is_cut(tmp_path):
+  identity = make_identity(n=8)
+  begin(tmp_path, identity)
+  write_shard(tmp_path, identity, 0, [make_rows(identity)])
+  file = tmp_path / identity.shard_name(0)
+  file.write_bytes(file.read_bytes()[:-1])
+  with pytest.raises(RunError, match="1 of 1 shards are missing"):
+    finish(tmp_path, identity)
+
+
+def test_what_a_killed_worker_left_is_swept(tmp_path):
+  identity = make_identity()
+  begin(tmp_path, identity)
+  (tmp_path / "_incomplete" / "shard.x1y2.tmp").write_text("half")
+  begin(tmp_path, identity)
+  assert list(digest(tmp_path)) == ["_incomplete/job.json"]
+
+
+def test_finish_counts(tmp_path):
+  identity = make_identity()
+  begin(tmp_path, identity)
+  for i in range(3):
+    rows = part(make_rows(identity), identity.shard_range(i))
+    write_shard(tmp_path, identity, i, [rows])
+  record = tmp_path / "_incomplete" / "shard-00001.json"
+  data = json.loads(record.read_text())
+  record.write_text(json.dumps(data | {"rows": 7}))
+  with pytest.raises(RunError, match=r"19 rows and 0 skipped .* the 20 exampl"):
+    finish(tmp_path, identity)
+
+
+def _flip(path):
+  data = bytearray(path.read_bytes())
+  data[40] ^= 1
+  path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    _flip,
+    lambda p: p.write_bytes(p.read_bytes()[:-1]),
+    lambda p: p.unlink(),
+    lambda p: (p.parent / "_incomplete" / "shard-00001.json").unlink(),
+    lambda p: (p.parent / "_incomplete" / "shard-00001.json").write_text("{"),
+  ],
+)
+def test_a_damaged_shard_is_done_again(tmp_path, damage):
+  identity = make_identity()
+  write_cache(tmp_path / "whole", identity)
+  out = tmp_path / "c"
+  begin(out, identity)
+  rows = make_rows(identity)
+  for i in range(3):
+    write_shard(out, identity, i, [part(rows, identity.shard_range(i))])
+  damage(out / identity.shard_name(1))
+  assert sorted(finished_shards(out, identity)) == [0, 2]
+  write_cache(out, identity)
+  assert digest(out) == digest(tmp_path / "whole")
+
+
+def test_what_breaks_in_the_source_is_not_blamed_on_the_disk(tmp_path):
+  identity = make_identity()
+  begin(tmp_path, identity)
+
+  def rows():
+    yield part(make_rows(identity), range(0, 4))
+    raise FileNotFoundError("photo.jpg")
+
+  with pytest.raises(FileNotFoundError):
+    write_shard(tmp_path, identity, 0, rows())
+  assert list(digest(tmp_path)) == ["_incomplete/job.json"]
+
+
+_FULL_DISK = """
+import pathlib, resource, signal, sys
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.extract.cache.writer import begin, write_shard
+from tests.extract.caches import make_identity, make_rows
+out = pathlib.Path(sys.argv[1])
+identity = make_identity(n=4000, d=64, shard_rows=4000)
+begin(out, identity)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+try:
+  write_shard(out, identity, 0, [make_rows(identity)])
+except RunError as e:
+  print(e)
+"""
+
+
+def _python(code, *args):
+  done = subprocess.run(
+    [sys.executable, "-c", code, *map(str, args)],
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+  out = tmp_path / "c"
+  (line,) = _python(_FULL_DISK, out).splitlines()
+  name = "pets-train.array_record-00000-of-00001"
+  assert line.startswith(f"{out / name}: cannot write: ")
+  assert "File too large" in line
+  assert list(digest(out)) == ["_incomplete/job.json"]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(RunError, match=r"c: cannot write: Not a directory"):
+    begin(tmp_path / "file" / "deep" / "c", make_identity())
+
+
+# Kills the job before and after each rename (those are its commits), in the
+# middle of a shard and in the clean-up, each in a process of its own; then runs
+# it again and prints what is there.
+_KILLS = """
+import json, os, pathlib, shutil, signal, sys
+from oneshot_dp.extract.cache import writer as cache_writer
+from tests.extract import caches
+
+def die():
+  os.kill(os.getpid(), signal.SIGKILL)
+
+def in_child(run, *args):
+  pid = os.fork()
+  if not pid:
+    try:
+      run(*args)
+    finally:
+      os._exit(0)
+  return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+def killed_at(out, identity, step):
+  rename, steps = os.replace, iter(range(1000))
+  def replace(a, b):
+    if next(steps) == step: die()
+    rename(a, b)
+    if next(steps) == step: die()
+  os.replace = replace
+  caches.write_cache(out, identity)
+
+def killed_in_a_shard(out, identity, _):
+  cut = caches.batches
+  def batches(rows, indices, size):
+    for batch in cut(rows, indices, size):
+      yield batch
+      if indices.start: die()
+  caches.batches = batches
+  caches.write_cache(out, identity)
+
+def killed_in_the_cleanup(out, identity, _):
+  remove = shutil.rmtree
+  def rmtree(path, *args, **kwargs):
+    if pathlib.Path(path).name != "_incomplete":
+      return remove(path, *args, **kwargs)
+    (path / "shard-00001.json").unlink()
+    die()
+  shutil.rmtree = rmtree
+  caches.write_cache(out, identity)
+
+root = pathlib.Path(sys.argv[1])
+identity = caches.make_identity()
+runs = [(killed_in_a_shard, 0), (killed_in_the_cleanup, 0)]
+# job, 3 x (shard, record), shards, 2 x TFDS, cache_info: 11 renames
+runs += [(killed_at, step) for step in range(22)]
+for i, (run, step) in enumerate(runs):
+  out = root / f"{i:02}"
+  signal_ = in_child(run, out, identity, step)
+  assert signal_ == signal.SIGKILL, (run, step, signal_)
+  in_child(caches.write_cache, out, identity)
+print(json.dumps([caches.digest(root / f"{i:02}") for i in range(len(runs))]))
+"""
+
+
+def test_killed_anywhere_and_run_again_gives_the_same_bytes(tmp_path):
+  identity = make_identity()
+  write_cache(tmp_path / "whole", identity)
+  (tmp_path / "killed").mkdir()
+  # Another process on purpose: nothing may depend on its hash seeds.
+  digests = json.loads(_python(_KILLS, tmp_path / "killed"))
+  assert len(digests) == 24
+  for i, found in enumerate(digests):
+    assert found == digest(tmp_path / "whole"), i

@@ -1,0 +1,372 @@
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.extract_config import (
+  BackboneConfig,
+  ExtractConfig,
+  PreprocessConfig,
+)
+from oneshot_dp.extract.cache.info import INFO_FILE
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.verify import verify_cache
+from oneshot_dp.extract.job import embedder, shard
+from oneshot_dp.extract.job.job import run_extraction
+from tests.extract.caches import digest
+from tests.extract.image_jobs import (
+  CLASSES,
+  array_job,
+  columns,
+  damage,
+  example_ids,
+  folder_job,
+  labels,
+  write_folder,
+  write_npz,
+)
+from tests.extract.recording_runner import RecordingRunner
+
+N = 70  # three shards of 32, 32 and 6; no multiple of a batch
+THREADS = ["--direct_running_mode=multi_threading", "--direct_num_workers=2"]
+RUNNERS = "tests.extract.recording_runner"
+
+
+@pytest.fixture(scope="module")
+def npz(tmp_path_factory) -> pathlib.Path:
+  return write_npz(tmp_path_factory.mktemp("images") / "pets.npz", N)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(npz, tmp_path_factory) -> pathlib.Path:
+  out = tmp_path_factory.mktemp("caches") / "undisturbed"
+  run_extraction(array_job(npz), out)
+  return out
+
+
+@pytest.fixture
+def job(npz) -> ExtractConfig:
+  return array_job(npz)
+
+
+def test_every_example_once_with_its_label_in_order(undisturbed):
+  cache = open_cache(undisturbed)
+  found = columns(cache)
+  np.testing.assert_array_equal(found["example_id"], example_ids(N))
+  np.testing.assert_array_equal(found["label"], labels(N))
+  assert found["embedding"].shape == (N, 256)
+  assert cache.info.class_names == CLASSES
+  assert cache.info.source_num_examples == cache.info.num_examples == N
+  assert verify_cache(undisturbed).ok
+
+
+def test_the_identity_names_what_made_the_embeddings(undisturbed):
+  info = open_cache(undisturbed).info
+  assert (info.dataset, info.split, info.decoder) == ("pets", "train", "pillow")
+  assert info.backbone.name == "random_patches"
+  assert info.backbone.weights_sha256
+  assert info.preprocess["image_size"] == 8
+  assert {"jax", "flax", "pillow"} <= info.libraries.keys()
+
+
+def test_the_report_counts_this_run(job, tmp_path):
+  report = run_extraction(job, tmp_path / "cache")
+  assert report.counters == {
+    "examples": N,
+    "decode_errors": 0,
+    "image_bytes": N * 8 * 8 * 3,
+  }
+  assert report.kept_shards == 0
+  assert report.seconds > 0
+  assert len(report.cache) == N
+
+
+@pytest.mark.parametrize("options", [[], THREADS], ids=["plain", "threads"])
+def test_a_cache_made_again_is_the_same_bytes(
+  job, undisturbed, tmp_path, options
+):
+  run_extraction(job, tmp_path / "cache", options)
+  assert digest(tmp_path / "cache") == digest(undisturbed)
+
+
+def test_batch_size_moves_embeddings_by_rounding_only(
+  job, undisturbed, tmp_path
+):
+  other = dataclasses.replace(job, batch_size=48)
+  found = columns(run_extraction(other, tmp_path / "cache").cache)
+  expected = columns(open_cache(undisturbed))
+  np.testing.assert_array_equal(found["example_id"], expected["example_id"])
+  np.testing.assert_allclose(
+    found["embedding"], expected["embedding"], rtol=0, atol=2e-6
+  )
+
+
+def test_workers_of_a_process_share_one_backbone(job, tmp_path, monkeypatch):
+  loads, workers = [], []
+  load, pool = shard.load_embedder, shard.decode_pool
+  monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
+  monkeypatch.setattr(
+    shard, "load_embedder", lambda c: loads.append(c) or load(c)
+  )
+  monkeypatch.setattr(
+    shard, "decode_pool", lambda c: workers.append(c) or pool(c)
+  )
+  small = dataclasses.replace(job, shard_rows=8)
+  run_extraction(small, tmp_path / "cache", THREADS)
+  assert len(workers) >= 2
+  assert len(loads) == 1
+
+
+def test_no_compilation_after_the_first_batch(job, tmp_path, monkeypatch):
+  traces = []
+  load = embedder.load_backbone
+
+  def counting(*args):
+    backbone = load(*args)
+
+    def apply(params, images):
+      traces.append(images.shape)
+      return backbone.apply(params, images)
+
+    return dataclasses.replace(backbone, apply=apply)
+
+  monkeypatch.setattr(embedder, "load_backbone", counting)
+  monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
+  run_extraction(job, tmp_path / "cache", THREADS)
+  assert traces == [(16, 8, 8, 3)]
+
+
+def test_a_finished_cache_is_left_alone(job, undisturbed):
+  before = {p: p.stat().st_mtime_ns for p in undisturbed.iterdir()}
+  report = run_extraction(job, undisturbed)
+  assert report.counters == {}
+  assert report.kept_shards == 3
+  assert {p: p.stat().st_mtime_ns for p in undisturbed.iterdir()} == before
+
+
+@pytest.mark.parametrize("options", [[], THREADS], ids=["plain", "threads"])
+def test_an_undecodable_image_fails_the_job_in_one_line(tmp_path, options):
+  files = write_folder(tmp_path / "photos", 20, bad=[13])
+  job = folder_job(tmp_path / "photos")
+  with pytest.raises(InputError) as error:
+    run_extraction(job, tmp_path / "cache", options)
+  message = str(error.value)
+  assert message.startswith(f"{files[13]} (example_id=13) cannot be decoded: ")
+  assert message.endswith("pass --on-decode-error skip.")
+  assert "\n" not in message
+  assert not (tmp_path / "cache" / INFO_FILE).exists()
+
+
+@pytest.mark.parametrize("options", [[], THREADS], ids=["plain", "threads"])
+def test_skipped_images_are_listed_and_the_rest_is_there(tmp_path, options):
+  files = write_folder(tmp_path / "photos", 50, bad=[3, 31, 32, 49])
+  skip = folder_job(tmp_path / "photos", on_decode_error="skip")
+  report = run_extraction(skip, tmp_path / "cache", options)
+  info = json.loads((tmp_path / "cache" / INFO_FILE).read_text())
+  assert info["skipped_example_ids"] == [3, 31, 32, 49]
+  assert (info["num_examples"], info["source_num_examples"]) == (46, 50)
+  assert report.counters == {
+    "examples": 46,
+    "decode_errors": 4,
+    "image_bytes": sum(file.stat().st_size for file in files),
+  }
+  assert columns(report.cache)["example_id"].tolist() == [
+    i for i in range(50) if i not in (3, 31, 32, 49)
+  ]
+  assert verify_cache(tmp_path / "cache").ok
+
+
+def test_resuming_keeps_what_holds_and_redoes_what_is_damaged(tmp_path):
+  photos, out = tmp_path / "photos", tmp_path / "cache"
+  files = write_folder(photos, N)
+  run_extraction(folder_job(photos), tmp_path / "undisturbed")
+
+  whole = damage(files[-1])  # the last shard fails
+  with pytest.raises(InputError):
+    run_extraction(folder_job(photos), out)
+  kept, spoilt = sorted(out.glob("*.array_record-*"))
+  spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"?")
+  before = kept.stat()
+
+  files[-1].write_bytes(whole)
+  report = run_extraction(folder_job(photos), out)
+  assert report.kept_shards == 1
+  assert report.counters["examples"] == N - 32
+  assert kept.stat().st_ino == before.st_ino
+  assert kept.stat().st_mtime_ns == before.st_mtime_ns
+  assert digest(out) == digest(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(
+  ("changes", "named"),
+  [
+    (
+      {"preprocess": PreprocessConfig(image_size=8, resample="bilinear")},
+      'preprocess.resample is "bicubic" there and "bilinear" now',
+    ),
+    ({"embedding_dtype": "float16"}, "embedding_dtype"),
+    ({"views": 2}, "views is null there"),
+    ({"shard_rows": 16}, "shard_rows"),
+    ({"split": "test"}, 'split is "train" there and "test" now'),
+  ],
+  ids=["preprocess", "dtype", "views", "shards", "split"],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_directory_of_another_job_is_refused(
+  npz, undisturbed, tmp_path, changes, named, finished
+):
+  out = undisturbed
+  if not finished:
+    out = tmp_path / "cache"
+    with pytest.raises(RunError):
+      run_extraction(array_job(npz), out, [f"--runner={RUNNERS}.FailingRunner"])
+  before = digest(out)
+  with pytest.raises(InputError, match="belongs to another job") as error:
+    run_extraction(array_job(npz, **changes), out)
+  assert named in str(error.value)
+  assert digest(out) == before
+
+
+def test_the_directory_of_another_backbone_is_refused(
+  undisturbed, npz, monkeypatch
+):
+  load = embedder.load_backbone
+
+  def other_weights(*args):
+    return dataclasses.replace(load(*args), weights_sha256="another")
+
+  monkeypatch.setattr(embedder, "load_backbone", other_weights)
+  monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
+  with pytest.raises(InputError, match=r"backbone.weights_sha256 is"):
+    run_extraction(array_job(npz), undisturbed)
+
+
+def test_views_are_part_of_the_job(npz, tmp_path):
+  job = array_job(npz, views=2)
+  cache = run_extraction(job, tmp_path / "cache").cache
+  assert cache.info.views == {
+    "count": 2,
+    "kind": "inception crop and flip",
+    "min_area": 0.08,
+  }
+  plain = run_extraction(array_job(npz), tmp_path / "plain").cache
+  assert not np.array_equal(
+    columns(cache)["embedding"], columns(plain)["embedding"]
+  )
+  # Heads trained on views are for plain test images, of another cache.
+  assert cache.info.backbone_fingerprint == plain.info.backbone_fingerprint
+  assert cache.info.fingerprint != plain.info.fingerprint
+  other = dataclasses.replace(job, view_min_area=0.5)
+  with pytest.raises(InputError, match=r"views\.min_area is 0\.08 there"):
+    run_extraction(other, tmp_path / "cache")
+
+
+def test_the_compute_dtype_is_fixed_where_the_job_starts(
+  npz, tmp_path, monkeypatch
+):
+  """Workers with other devices must not choose another one."""
+  seen = []
+  load = embedder.load_backbone
+
+  def small(config, preprocess):
+    seen.append(config.compute_dtype)
+    return load(BackboneConfig(name="random_patches"), preprocess)
+
+  monkeypatch.setattr(embedder, "load_backbone", small)
+  monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
+  job = array_job(npz, backbone=BackboneConfig(name="vit_ti8", weights="w"))
+  cache = run_extraction(job, tmp_path / "cache").cache
+  assert seen == ["float32"]
+  assert cache.info.backbone.compute_dtype == "float32"
+
+
+def test_something_else_is_not_written_into(job, tmp_path):
+  (tmp_path / "notes.txt").write_text("mine")
+  with pytest.raises(InputError, match="is not empty and is not this job's"):
+    run_extraction(job, tmp_path)
+
+
+@pytest.mark.parametrize("out", ["gs://bucket/cache", "s3://bucket/cache"])
+def test_a_bucket_is_refused(job, tmp_path, monkeypatch, out):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(InputError, match=r"mount the bucket"):
+    run_extraction(job, pathlib.Path(out))
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ("options", "said"),
+  [
+    (["--nope=3"], "--nope is neither a flag of `oneshot-dp extract` nor"),
+    (["--runner=DirectRunner", "--nope"], "--nope is neither"),
+    (["--direct_num_workers=many"], "invalid int value: 'many'"),
+    (["--direct_running_mode=quick"], "invalid choice: 'quick'"),
+    (["--runner=NoSuchRunner"], "Unexpected pipeline runner: NoSuchRunner"),
+    (["--runner=no.such.Runner"], "no"),
+  ],
+)
+def test_options_that_make_no_sense(job, tmp_path, options, said):
+  with pytest.raises(InputError) as error:
+    run_extraction(job, tmp_path / "cache", options)
+  assert said in str(error.value)
+
+
+def test_any_option_reaches_the_runner(job, tmp_path):
+  RecordingRunner.options_seen.clear()
+  flags = [
+    f"--runner={RUNNERS}.RecordingRunner",
+    "--direct_num_workers=3",
+    "--job_name=embed-pets",
+    "--only_this_runner_knows=5",
+  ]
+  run_extraction(job, tmp_path / "cache", flags)
+  (seen,) = RecordingRunner.options_seen
+  assert seen["direct_num_workers"] == 3
+  assert seen["job_name"] == "embed-pets"
+  assert seen["only_this_runner_knows"] in (5, "5")
+
+
+def test_a_job_that_failed_out_of_sight_is_not_finished(job, tmp_path):
+  with pytest.raises(
+    RunError, match=r"ended as FAILED; .*run the same command"
+  ):
+    run_extraction(
+      job, tmp_path / "cache", [f"--runner={RUNNERS}.FailingRunner"]
+    )
+  assert not (tmp_path / "cache" / INFO_FILE).exists()
+
+
+def test_a_source_that_changes_is_noticed(tmp_path):
+  """Each process opens the source anew; the count was fixed before."""
+  files = write_folder(tmp_path / "photos", 40)
+  job = folder_job(tmp_path / "photos")
+  with pytest.raises(RunError):
+    run_extraction(
+      job, tmp_path / "cache", [f"--runner={RUNNERS}.FailingRunner"]
+    )
+  files[0].unlink()
+  with pytest.raises(
+    InputError, match="source_num_examples is 40 there and 39"
+  ):
+    run_extraction(job, tmp_path / "cache")
+
+
+def test_a_bug_keeps_its_traceback(job, tmp_path, monkeypatch):
+  def broken(*args):
+    raise ZeroDivisionError("a bug of ours")
+
+  monkeypatch.setattr(shard, "embed_range", broken)
+  with pytest.raises(ZeroDivisionError, match="a bug of ours"):
+    run_extraction(job, tmp_path / "cache")
+
+
+def test_ctrl_c_in_a_worker_is_ctrl_c(job, tmp_path, monkeypatch):
+  def interrupted(*args):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(shard, "embed_range", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    run_extraction(job, tmp_path / "cache")

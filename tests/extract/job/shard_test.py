@@ -1,0 +1,138 @@
+import dataclasses
+import pickle
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.extract.cache import writer as cache_writer
+from oneshot_dp.extract.cache.identity import CacheIdentity
+from oneshot_dp.extract.job import shard
+from oneshot_dp.extract.job.job import make_identity
+from oneshot_dp.extract.job.shard import ExtractShard, shared_embedder
+from oneshot_dp.extract.sources.source import open_source
+from tests.extract.image_jobs import array_job, write_npz
+
+
+@pytest.fixture
+def job(tmp_path) -> ExtractConfig:
+  return array_job(write_npz(tmp_path / "pets.npz", 70))
+
+
+@pytest.fixture
+def identity(job) -> CacheIdentity:
+  return make_identity(job, open_source(job.source, job.split))
+
+
+@pytest.fixture
+def loads(monkeypatch) -> list[ExtractConfig]:
+  """Every load of a backbone in this process."""
+  seen = []
+  load = shard.load_embedder
+
+  def counting(config: ExtractConfig):
+    seen.append(config)
+    return load(config)
+
+  monkeypatch.setattr(shard, "load_embedder", counting)
+  monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
+  return seen
+
+
+@pytest.fixture
+def worker(job, identity, tmp_path) -> Iterator[ExtractShard]:
+  assert cache_writer.begin(tmp_path / "cache", identity)
+  do_fn = ExtractShard(job, identity, str(tmp_path / "cache"))
+  do_fn.setup()
+  yield do_fn
+  do_fn.teardown()
+
+
+def test_threads_of_a_process_share_one_backbone(job, loads):
+  together = threading.Barrier(8)
+  found = []
+
+  def acquire() -> None:
+    together.wait()
+    found.append(shared_embedder(job))
+
+  threads = [threading.Thread(target=acquire) for _ in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert len(loads) == 1
+  assert len(found) == 8
+  assert len({id(embedder) for embedder in found}) == 1
+
+
+def test_splits_and_sources_share_it_too(job, loads):
+  first = shared_embedder(job)
+  other = dataclasses.replace(job, split="test", on_decode_error="skip")
+  assert shared_embedder(other) is first
+  assert len(loads) == 1
+
+
+def test_another_batch_size_is_another_embedder(job, loads):
+  assert shared_embedder(job).batch_size == 16
+  other = dataclasses.replace(job, batch_size=24)
+  assert shared_embedder(other).batch_size == 24
+  assert len(loads) == 2
+
+
+def test_a_shard_that_holds_is_kept(worker, identity, tmp_path):
+  out = tmp_path / "cache"
+  assert list(worker.process(1)) == [1]
+  record = cache_writer.finished_shard(out, identity, 1)
+  assert record is not None
+  before = (out / record.file).stat()
+  assert list(worker.process(1)) == [1]  # as a runner retries it
+  assert (out / record.file).stat().st_ino == before.st_ino
+
+
+def test_a_shard_that_was_damaged_is_done_again(worker, identity, tmp_path):
+  out = tmp_path / "cache"
+  assert list(worker.process(1)) == [1]
+  file = out / identity.shard_name(1)
+  sound = file.read_bytes()
+  file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+  assert list(worker.process(1)) == [1]
+  assert file.read_bytes() == sound
+
+
+def test_a_worker_with_other_weights_is_refused(job, identity, tmp_path):
+  """They would be the cache's in name only."""
+  of_another = dataclasses.replace(
+    identity,
+    backbone=dataclasses.replace(identity.backbone, weights_sha256="ab" * 32),
+  )
+  assert cache_writer.begin(tmp_path / "cache", of_another)
+  do_fn = ExtractShard(job, of_another, str(tmp_path / "cache"))
+  do_fn.setup()
+  with pytest.raises(RunError, match=r"another file on this worker.*abab"):
+    list(do_fn.process(0))
+  do_fn.teardown()
+
+
+def test_a_worker_with_other_code_is_refused(job, identity, tmp_path):
+  of_another = dataclasses.replace(
+    identity,
+    backbone=dataclasses.replace(identity.backbone, code_sha256="cd" * 32),
+  )
+  assert cache_writer.begin(tmp_path / "cache", of_another)
+  do_fn = ExtractShard(job, of_another, str(tmp_path / "cache"))
+  do_fn.setup()
+  with pytest.raises(RunError, match=r"random_patches is another.*cdcd"):
+    list(do_fn.process(0))
+  do_fn.teardown()
+
+
+def test_it_travels_to_workers(worker):
+  setup_is_the_workers = ExtractShard(
+    worker._config, worker._identity, worker._out_dir
+  )
+  assert isinstance(
+    pickle.loads(pickle.dumps(setup_is_the_workers)), ExtractShard
+  )

@@ -1,0 +1,126 @@
+import hashlib
+import io
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn import datasets
+
+from oneshot_dp.configs import extract_config
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.extract.sources import source
+
+
+def below(folder: pathlib.Path) -> extract_config.TfdsSource:
+  return extract_config.TfdsSource(name="sklearn_digits", data_dir=str(folder))
+
+
+@pytest.fixture(scope="module")
+def config(
+  tmp_path_factory: pytest.TempPathFactory,
+) -> extract_config.TfdsSource:
+  digits = below(tmp_path_factory.mktemp("digits"))
+  source.open_source(digits, "train")
+  return digits
+
+
+def hashes(folder: str) -> dict[str, str]:
+  return {
+    path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in pathlib.Path(folder).rglob("*")
+    if path.is_file()
+  }
+
+
+def pixels(example: source.Example) -> np.ndarray:
+  assert isinstance(example.image, bytes)
+  return np.asarray(Image.open(io.BytesIO(example.image)))
+
+
+def test_every_row_is_in_one_split_and_every_fifth_is_for_testing(
+  config: extract_config.TfdsSource,
+) -> None:
+  table = datasets.load_digits()
+  rows = np.arange(len(table.target))
+  for split, expected, count in (
+    ("train", rows[rows % 5 != 0], 1437),
+    ("test", rows[rows % 5 == 0], 360),
+  ):
+    opened = source.open_source(config, split)
+    assert len(opened) == len(expected) == count
+    assert opened.name == "sklearn_digits"
+    assert opened.class_names == tuple("0123456789")
+    for index, row in enumerate(expected):
+      example = opened[index]
+      np.testing.assert_array_equal(
+        pixels(example),
+        np.rint(table.images[row] / 16 * 255).astype(np.uint8),
+        strict=True,
+      )
+      assert (example.example_id, example.label) == (index, table.target[row])
+
+
+def test_shades_use_the_whole_range(config: extract_config.TfdsSource) -> None:
+  opened = source.open_source(config, "test")
+  levels = np.unique([pixels(opened[index]) for index in range(len(opened))])
+  assert len(levels) == 17
+  assert (levels[0], levels[-1]) == (0, 255)
+
+
+def test_the_same_files_every_time(
+  config: extract_config.TfdsSource, tmp_path: pathlib.Path
+) -> None:
+  assert config.data_dir is not None
+  source.open_source(below(tmp_path / "new" / "folder"), "test")
+  assert hashes(str(tmp_path)) == hashes(config.data_dir)
+
+
+def test_prepared_digits_are_left_alone(
+  config: extract_config.TfdsSource,
+) -> None:
+  assert config.data_dir is not None
+  times = [
+    p.stat().st_mtime_ns for p in pathlib.Path(config.data_dir).rglob("*")
+  ]
+  source.open_source(config, "test")
+  assert times == [
+    p.stat().st_mtime_ns for p in pathlib.Path(config.data_dir).rglob("*")
+  ]
+
+
+def test_folder_that_cannot_be_made(tmp_path: pathlib.Path) -> None:
+  (tmp_path / "file").write_text("in the way")
+  with pytest.raises(RunError, match=r"could not download and prepare .*file"):
+    source.open_source(below(tmp_path / "file"), "train")
+
+
+def test_without_scikit_learn(tmp_path: pathlib.Path) -> None:
+  """In a process of its own, which is not allowed to find it."""
+  script = """
+import sys
+sys.modules["sklearn"] = None
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import TfdsSource
+from oneshot_dp.extract.sources.source import open_source
+try:
+  open_source(TfdsSource(name="sklearn_digits", data_dir=sys.argv[1]), "train")
+except InputError as error:
+  print(error)
+"""
+  result = subprocess.run(
+    [sys.executable, "-c", script, str(tmp_path)],
+    capture_output=True,
+    text=True,
+    check=True,
+    cwd=pathlib.Path(__file__).parents[2],
+  )
+  assert "pip install 'oneshot-dp[demo]'" in result.stdout
+  assert not list(tmp_path.iterdir())
+
+
+def test_needs_no_tensorflow(config: extract_config.TfdsSource) -> None:
+  source.open_source(config, "train")
+  assert "tensorflow" not in sys.modules

@@ -1,0 +1,266 @@
+import concurrent.futures
+import os
+import pathlib
+import random
+import subprocess
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from PIL import Image
+
+from oneshot_dp.configs import extract_config
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.sources import image_folder, source
+
+
+def write(root: pathlib.Path, *paths: str) -> None:
+  """Writes files whose content is their path: sources do not decode."""
+  for path in paths:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(path.encode())
+
+
+def opened(root: pathlib.Path, split: str = "train") -> source.Source:
+  return source.open_source(
+    extract_config.ImageFolderSource(root=str(root)), split
+  )
+
+
+def text(example: source.Example) -> str:
+  assert isinstance(example.image, bytes)
+  return example.image.decode()
+
+
+def images(found: source.Source) -> list[str]:
+  return [text(found[i]) for i in range(len(found))]
+
+
+def test_reads_real_files_undecoded(tmp_path: pathlib.Path) -> None:
+  pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+  for name in ("a/x.JPG", "a/y.jpeg", "b/z.jpe", "b/u.Png", "b/v.webp"):
+    path = tmp_path / "birds" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = {"P": "PNG", "w": "WEBP"}.get(path.suffix[1], "JPEG")
+    Image.fromarray(pixels).save(path, kind)
+  found = opened(tmp_path / "birds")
+  assert (found.name, found.version) == ("birds", "")
+  assert found.class_names == ("a", "b")
+  assert [found[i].label for i in range(5)] == [0, 0, 1, 1, 1]
+  assert [found[i].example_id for i in range(5)] == list(range(5))
+  for i in range(5):
+    assert found[i].image == pathlib.Path(found.where(i)).read_bytes()
+    assert found.where(i).startswith(str(tmp_path))
+
+
+def test_name_can_be_given(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "a/1.png")
+  config = extract_config.ImageFolderSource(
+    root=f"{tmp_path}/", name="Birds of 1838"
+  )
+  assert source.open_source(config, "train").name == "Birds of 1838"
+
+
+def test_name_of_a_relative_root(
+  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  write(tmp_path, "birds/a/1.png")
+  monkeypatch.chdir(tmp_path / "birds")
+  assert opened(pathlib.Path(".")).name == "birds"
+
+
+def test_splits_are_folders(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/x")
+  assert images(opened(tmp_path, "train")) == ["train/a/1.png", "train/b/2.png"]
+  assert images(opened(tmp_path, "test")) == ["test/a/3.png"]
+  assert opened(tmp_path, "test").class_names == ("a", "b")
+  with pytest.raises(InputError, match="no split 'val': it has test, train"):
+    opened(tmp_path, "val")
+
+
+@pytest.mark.parametrize("split", ["train[:10%]", "../other", "a/b", "", ".."])
+def test_split_must_be_a_plain_name(tmp_path: pathlib.Path, split: str) -> None:
+  write(tmp_path, "a/1.png")
+  with pytest.raises(InputError, match="only TFDS data sets can be sliced"):
+    opened(tmp_path, split)
+
+
+def test_other_files_are_counted_and_hidden_ones_ignored(
+  tmp_path: pathlib.Path,
+) -> None:
+  write(
+    tmp_path,
+    *("a/1.png", "a/notes.txt", "b/Thumbs.db", "b/deep/2.tif", "README.md"),
+    *(".git/x/3.png", "a/.hidden.png", "a/.cache/4.png", ".5.png"),
+  )
+  (tmp_path / "empty").mkdir()
+  found = image_folder.FolderExamples(
+    extract_config.ImageFolderSource(root=str(tmp_path)), "train"
+  )
+  assert images(found) == ["a/1.png"]
+  assert found.class_names == ("a", "b", "empty")
+  assert found.ignored_files == 4
+
+
+def test_a_class_is_read_to_its_depths(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "b/2012/may/1.png", "b/1.png", "a/x.png/2.png")
+  found = opened(tmp_path)
+  assert images(found) == ["a/x.png/2.png", "b/1.png", "b/2012/may/1.png"]
+  assert [found[i].label for i in range(3)] == [0, 1, 1]
+
+
+names = st.text(st.sampled_from("abZ-_ .0é~"), min_size=1, max_size=4).filter(
+  lambda name: name.strip(". ") and not name.startswith(".")
+)
+
+
+@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.given(
+  st.sets(st.tuples(names, names), min_size=1, max_size=12), st.randoms()
+)
+def test_order_is_that_of_the_bytes_of_the_paths(
+  tmp_path_factory: pytest.TempPathFactory,
+  paths: set[tuple[str, str]],
+  rng: random.Random,
+) -> None:
+  root = tmp_path_factory.mktemp("root")
+  shuffled = [f"{folder}/{file}.png" for folder, file in sorted(paths)]
+  rng.shuffle(shuffled)
+  write(root, *shuffled)
+  found = opened(root)
+  assert images(found) == sorted(shuffled, key=os.fsencode)
+  assert list(found.class_names) == sorted({folder for folder, _ in paths})
+  for i in range(len(found)):
+    folder = text(found[i]).split("/")[0]
+    assert found.class_names[found[i].label] == folder
+
+
+def test_order_is_that_of_sort(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "a/b.png", "a-b/c.png", "a/B.png", "A/ä.png", "a/a/z.png")
+  result = subprocess.run(
+    "find * -type f | LC_ALL=C sort",
+    shell=True,
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert images(opened(tmp_path)) == result.stdout.splitlines()
+
+
+def test_links_are_followed(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "store/1.png", "store/more/2.png", "root/a/3.png")
+  (tmp_path / "root/b").symlink_to(tmp_path / "store")
+  (tmp_path / "root/a/4.png").symlink_to(tmp_path / "store/1.png")
+  found = opened(tmp_path / "root")
+  assert found.class_names == ("a", "b")
+  assert images(found) == [
+    *("root/a/3.png", "store/1.png", "store/1.png", "store/more/2.png"),
+  ]
+
+
+def test_links_that_never_end(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "a/1.png", "a/deep/2.png")
+  (tmp_path / "a/deep/up").symlink_to(tmp_path / "a")
+  with pytest.raises(
+    InputError, match=r"a/deep/up' is a link to a folder that"
+  ):
+    opened(tmp_path)
+
+
+def test_broken_link_to_an_image(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "a/1.png")
+  (tmp_path / "a/2.png").symlink_to(tmp_path / "gone.png")
+  with pytest.raises(InputError, match=r"a/2\.png' is not a file"):
+    opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("paths", "message"),
+  [
+    (
+      ["1.png", "a/2.png"],
+      r"1 images outside any class folder, such as '1\.png",
+    ),
+    (["1.png"], "has no class folders"),
+    (["notes.txt"], "has no class folders"),
+    (["a/1.txt", "b/2.tif"], r"2 class folders but no image .*\(2 other files"),
+    (["train/1.png"], "train' has no class folders"),
+  ],
+)
+def test_not_a_folder_of_classes(
+  tmp_path: pathlib.Path, paths: list[str], message: str
+) -> None:
+  write(tmp_path, *paths)
+  with pytest.raises(InputError, match=message):
+    opened(tmp_path)
+
+
+def test_root_must_be_a_folder(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "a/1.png")
+  for root in (tmp_path / "b", tmp_path / "a" / "1.png"):
+    with pytest.raises(InputError, match="is not a folder: give the one"):
+      opened(root)
+
+
+def test_file_that_vanishes_is_a_failed_run(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "a/1.png", "a/2.png")
+  found = opened(tmp_path)
+  (tmp_path / "a/2.png").unlink()
+  assert found[0].image == b"a/1.png"
+  with pytest.raises(RunError, match=r"a/2\.png' was there .*: No such file"):
+    found[1]
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_index_outside_the_folder(tmp_path: pathlib.Path, index: int) -> None:
+  write(tmp_path, "a/1.png")
+  with pytest.raises(IndexError, match=f"{index} is not in"):
+    opened(tmp_path)[index]
+
+
+def test_eight_threads_read_what_one_reads(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, *(f"{i % 3}/{i:03}.png" for i in range(60)))
+  found = opened(tmp_path)
+  one = [(found[i].image, found[i].label) for i in range(60)]
+  indices = random.Random(0).choices(range(60), k=2000)
+
+  def read(index: int) -> tuple[object, int]:
+    read = found[index]
+    return read.image, read.label
+
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    assert list(pool.map(read, indices)) == [one[i] for i in indices]
+
+
+def test_the_id_is_the_number_in_the_name(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, "a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png")
+  config = extract_config.ImageFolderSource(
+    root=str(tmp_path), id_from_name=True
+  )
+  found = source.open_source(config, "val")
+  assert found.id_source == "file name"
+  assert [found[i].example_id for i in range(3)] == [12, 7, 3]
+  assert images(found) == ["a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png"]
+  assert opened(tmp_path).id_source == "position"
+
+
+@pytest.mark.parametrize(
+  ("second", "said"),
+  [
+    ("b/y7.png", "'a/x_07.png' and 'b/y7.png' both have the number 7"),
+    ("b/seven.png", "'b/seven.png' does not end in a number"),
+  ],
+)
+def test_names_that_number_nothing(
+  tmp_path: pathlib.Path, second: str, said: str
+) -> None:
+  write(tmp_path, "a/x_07.png", second)
+  config = extract_config.ImageFolderSource(
+    root=str(tmp_path), id_from_name=True
+  )
+  with pytest.raises(InputError, match=said) as caught:
+    source.open_source(config, "val")
+  assert "\n" not in str(caught.value)

@@ -1,0 +1,64 @@
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs import extract_config
+from oneshot_dp.extract.sources import source
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def configs(tmp_path: pathlib.Path) -> dict[str, extract_config.Source]:
+  """The same two examples in a folder and in an npz."""
+  for name in ("a", "b"):
+    (tmp_path / "folder" / name).mkdir(parents=True)
+    (tmp_path / "folder" / name / "1.png").write_bytes(name.encode())
+  np.savez(
+    tmp_path / "arrays.npz",
+    image=np.zeros((2, 4, 4, 3), np.uint8),
+    label=np.arange(2),
+    class_names=np.array(["a", "b"]),
+  )
+  return {
+    "folder": extract_config.ImageFolderSource(root=str(tmp_path / "folder")),
+    "arrays": extract_config.ArraysSource(path=str(tmp_path / "arrays.npz")),
+  }
+
+
+@pytest.mark.parametrize("kind", ["folder", "arrays"])
+def test_config_chooses_the_source(
+  configs: dict[str, extract_config.Source], kind: str
+) -> None:
+  opened = source.open_source(configs[kind], "train")
+  assert isinstance(opened, source.Source)
+  assert opened.name == kind
+  assert opened.class_names == ("a", "b")
+  assert [opened[i].label for i in range(len(opened))] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["folder", "arrays"])
+def test_iteration_ends(
+  configs: dict[str, extract_config.Source], kind: str
+) -> None:
+  opened = source.open_source(configs[kind], "train")
+  assert [example.example_id for example in opened] == [0, 1]
+
+
+def test_other_sources_do_not_pay_for_tfds(
+  configs: dict[str, extract_config.Source],
+) -> None:
+  folder, arrays = configs["folder"], configs["arrays"]
+  script = f"""
+import sys
+from oneshot_dp.configs.head_config import *
+from oneshot_dp.extract.sources import source
+source.open_source({folder!r}, "train")
+source.open_source({arrays!r}, "train")
+loaded = {{"tensorflow_datasets", "tensorflow", "apache_beam", "jax"}}
+assert not loaded & set(sys.modules), loaded & set(sys.modules)
+"""
+  subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

@@ -1,0 +1,485 @@
+"""Least-squares heads, from the charge to what an attacker can tell."""
+
+import collections
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.stats
+from dp_accounting import (
+  ComposedDpEvent,
+  DpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+  gaussian_mechanism,
+)
+from dp_accounting.pld import PLDAccountant
+from hypothesis import strategies as st
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.audit import epsilon_of_gdp, gdp_lower_bound
+from oneshot_dp.linear_dp.heads.least_squares import least_squares
+from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
+  LeastSquaresRelease,
+  LeastSquaresRule,
+  discriminant,
+  least_squares_without_privacy,
+  release_least_squares,
+)
+from oneshot_dp.linear_dp.heads.least_squares.spectrum import denoised
+from oneshot_dp.linear_dp.noise import rounded_gaussian as noise
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.statistics import class_moments as moments_module
+from oneshot_dp.linear_dp.statistics.class_moments import (
+  ClassMoments,
+  SecretClassMoments,
+  Shares,
+  class_moments,
+  joint_sensitivity,
+)
+from tests.linear_dp.blocks import Block, make_block
+from tests.linear_dp.statistics.class_moments_test import rows_of
+
+ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+K, D = 4, 6
+# Seeds are fixed, so that a test passes always or never.
+P_VALUE = 1e-4
+
+
+@functools.cache
+def clusters(n=400, imbalanced=False, seed=4) -> Block:
+  """Rows whose classes lie apart, in few of the directions."""
+  rng = np.random.default_rng(seed)
+  share = [0.7, 0.15, 0.1, 0.05] if imbalanced else [1 / K] * K
+  label = rng.choice(K, n, p=share)
+  centres = np.random.default_rng(4).standard_normal((K, D))
+  rows = centres[label] + 0.7 * rng.standard_normal((n, D)) + 2
+  return make_block(rows.astype(np.float32), label)
+
+
+def secret_of(block: Block, num_classes=K, **changes: Any):
+  return class_moments(rows_of(block, num_classes=num_classes, **changes))
+
+
+def zeros() -> SecretClassMoments:
+  """Nothing but noise comes of them."""
+  return secret_of(make_block(np.zeros((50, D), np.float32), [0] * 50))
+
+
+def plan_of(*epsilons: float, **changes: Any) -> ReleasePlan:
+  options: dict[str, Any] = {"delta": 1e-5}
+  return ReleasePlan(epsilons=epsilons or (1.0,), **options | changes)
+
+
+def uncharged(plan: ReleasePlan, source: NoiseSource) -> None:
+  del plan, source
+
+
+def released(
+  secret: SecretClassMoments, plan: ReleasePlan, seed: int | None = 0
+) -> list[LeastSquaresRelease]:
+  source = NoiseSource(seed)
+  return list(release_least_squares(secret, plan, source, charge=uncharged))
+
+
+def rule_of(sd: float, n=400, d=D, num_classes=K) -> LeastSquaresRule:
+  return LeastSquaresRule(
+    num_examples=n, feature_dim=d, num_classes=num_classes, noise_sd_steps=sd
+  )
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[ClassMoments]:
+  """All moments that heads are made of, in order."""
+  found: list[ClassMoments] = []
+
+  def watched(moments: ClassMoments):
+    found.append(moments)
+    return discriminant(moments)
+
+  monkeypatch.setattr(least_squares, "discriminant", watched)
+  return found
+
+
+# What is charged, and what is added.
+
+
+@pytest.mark.parametrize("order", ["nested", "independent"])
+@pytest.mark.parametrize("delta", [1e-5, 1e-3])
+def test_epsilon_by_an_accountant_that_knows_no_closed_form(order, delta):
+  """Every noise that is drawn, part by part, told to a PLD accountant."""
+  epsilons = (0.5, 2.0)
+  plan = plan_of(*epsilons, delta=delta, order=order)
+  events: list[DpEvent] = []
+  for head in released(zeros(), plan):
+    sigma, shares = head.statement.noise_multiplier, head.rule.shares
+    parts = (
+      shares.moment,
+      shares.class_sums,
+      shares.total,
+      shares.class_counts,
+    )
+    event = ComposedDpEvent([GaussianDpEvent(sigma / s**0.5) for s in parts])
+    accountant = PLDAccountant(ADD_OR_REMOVE).compose(event)
+    epsilon = head.statement.epsilon
+    # It rounds up, by less than this.
+    assert accountant.get_epsilon(delta) <= epsilon * (1 + 3e-3) + 1e-3
+    assert accountant.get_epsilon(delta) >= epsilon * (1 - 1e-3)
+    if order == "independent" or epsilon == max(epsilons):
+      events.append(event)
+  together = PLDAccountant(ADD_OR_REMOVE).compose(ComposedDpEvent(events))
+  expected = plan.composed_epsilon
+  assert together.get_epsilon(delta) == pytest.approx(expected, rel=4e-3)
+  assert expected == pytest.approx(2.0) or order == "independent"
+
+
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_the_noise_is_that_of_the_statement(seen, relation, epsilon):
+  """Of rows of zeros, moments are noise: of σΔ, doubled for REPLACE_ONE."""
+  plan = plan_of(epsilon, neighboring_relation=relation, num_draws=60)
+  heads = released(zeros(), plan)
+  removals = 2 if relation is REPLACE else 1
+  sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, 1e-5)
+  sd = sigma * removals  # in rows, but for the rounding of M
+  shares = Shares(num_classes=K)
+  for values, expected in [
+    ([np.diag(m.moment) for m in seen], sd / shares.moment**0.5),
+    ([m.moment[np.triu_indices(D, 1)] for m in seen],
+     sd / (2 * shares.moment) ** 0.5),
+    ([m.class_sums for m in seen], sd / shares.class_sums**0.5),
+    ([m.total for m in seen], sd / shares.total**0.5),
+    ([m.class_counts for m in seen], sd / shares.class_counts**0.5),
+  ]:  # fmt: skip
+    values = np.concatenate([np.ravel(v) for v in values])
+    law = scipy.stats.chi2(values.size)
+    total = (values**2).sum() / expected**2
+    assert P_VALUE < law.cdf(total) < 1 - P_VALUE
+  for head in heads:
+    found = head.statement
+    sensitivity = joint_sensitivity(relation, D, K)
+    assert found.sensitivity == sensitivity
+    assert found.noise_multiplier == noise_multiplier(epsilon, 1e-5)
+    assert found.noise_sd == math.nextafter(
+      found.noise_multiplier * sensitivity, math.inf
+    )
+    assert head.rule.noise_sd_steps == found.noise_sd
+    assert found.neighboring_relation is relation
+
+
+@pytest.mark.parametrize("order", ["nested", "independent"])
+def test_noise_of_heads(seen, order):
+  """Nested ones share theirs within a draw; others and draws share nothing."""
+  heads = released(zeros(), plan_of(1.0, 2.0, num_draws=40, order=order))
+  assert [(h.draw, h.statement.epsilon) for h in heads] == [
+    *itertools.product(range(40), (2.0, 1.0))
+  ]
+  noises = [np.append(m.class_sums, m.moment[np.triu_indices(D)]) for m in seen]
+  large, small = np.array(noises[::2]), np.array(noises[1::2])
+  factor = heads[0].statement.noise_sd / heads[1].statement.noise_sd
+  size = large.size
+  related = (large * small).sum() / (large**2).sum()
+  expected = 1.0 if order == "nested" else 0.0
+  assert abs(related - expected) < 6 / factor / math.sqrt(size)
+  for one in (large, small):
+    lagged = (one[1:] * one[:-1]).sum() / (one[1:] ** 2).sum()
+    assert abs(lagged) < 6 / math.sqrt(size)
+  assert len({h.head.kernel.tobytes() for h in heads}) == len(heads)
+
+
+class WatchedSource(NoiseSource):
+  """Tells when random bits are drawn."""
+
+  def __init__(self, seed: int | None, events: list[str]):
+    super().__init__(seed)
+    self._events = events
+
+  def words(self, count):
+    self._events.append("bits")
+    return super().words(count)
+
+  def bits(self, count):
+    self._events.append("bits")
+    return super().bits(count)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_it_is_charged_once_and_before_any_random_bit(seed):
+  events: list[str] = []
+  source, plan = WatchedSource(seed, events), plan_of(1.0, 8.0, num_draws=2)
+  charges = []
+
+  def charge(*args: Any) -> None:
+    events.append("charged")
+    charges.append(args)
+
+  made = release_least_squares(zeros(), plan, source, charge=charge)
+  assert events == []
+  assert len(list(made)) == 4
+  assert events[0] == "charged"
+  assert collections.Counter(events)["charged"] == 1
+  assert charges == [(plan, source)]
+  assert events.count("bits") > 4
+
+
+def test_a_refusal_draws_nothing():
+  events: list[str] = []
+
+  def charge(plan: ReleasePlan, source: NoiseSource) -> None:
+    raise InputError("by the ledger")
+
+  source = WatchedSource(None, events)
+  with pytest.raises(InputError, match="by the ledger"):
+    next(release_least_squares(zeros(), plan_of(), source, charge=charge))
+  assert events == []
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_seed_is_not_private(seed):
+  (head,) = released(zeros(), plan_of(), seed)
+  assert head.statement.is_private is (seed is None)
+  assert ("NOT PRIVATE" in head.statement.noise_source) is (seed is not None)
+
+
+def test_a_baseline_is_not_private():
+  head = least_squares_without_privacy(secret_of(clusters()), plan_of())
+  assert head.statement.is_private is False
+  assert head.statement.noise_source == "none: NOT PRIVATE"
+  assert head.statement.epsilon == math.inf
+  assert head.statement.noise_sd == head.statement.noise_multiplier == 0
+  assert head.statement.sensitivity == joint_sensitivity(ADD_OR_REMOVE, D, K)
+  assert head.rule == rule_of(0.0)
+
+
+def test_a_seed_repeats_and_the_system_does_not():
+  secret = secret_of(clusters())
+  kernels = [
+    released(secret, plan_of(), seed)[0].head.kernel.tobytes()
+    for seed in (1, 1, 2, None, None)
+  ]
+  assert kernels[0] == kernels[1]
+  assert len(set(kernels)) == 4
+
+
+# The rule.
+
+
+def test_rule():
+  sd = 3.0 * GRID_RADIUS
+  rule = rule_of(sd, num_classes=10)
+  assert rule.shares.moment == 0.3
+  assert rule.moment_noise_sd == pytest.approx(3 / 0.3**0.5)
+  assert rule.class_sum_noise_sd == pytest.approx(3 / 0.6**0.5)
+  assert rule.count_noise_sd == pytest.approx(3 / 0.05**0.5)
+  assert rule.ridge == pytest.approx(0.3 * 3 / 0.3**0.5 * D**0.5)
+  assert rule.least_count == pytest.approx(2 * 3 / 0.05**0.5)
+  assert rule_of(0.0, n=10**6).ridge == 1
+  assert rule_of(0.0).least_count == 1
+  assert Shares(num_classes=2).moment == 0.3
+  assert Shares(num_classes=80).moment == pytest.approx(0.15)
+
+
+# The solution, by other means.
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+  return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def textbook(block: Block) -> np.ndarray:
+  """LDA with a shared covariance from the rows themselves, by scipy's solve."""
+  x, n = unit_rows(block.embedding.astype(np.float64)), len(block)
+  ridge = 1e-6 * n * np.eye(x.shape[1])
+  means = np.array([x[block.label == c].mean(axis=0) for c in range(K)])
+  apart = x - means[block.label]
+  covariance = (apart.T @ apart + ridge) / n
+  priors = np.bincount(block.label, minlength=K) / n
+  centred = means - x.mean(axis=0)
+  weights = scipy.linalg.solve(covariance, centred.T, assume_a="pos")
+  bias = np.log(priors) - x.mean(axis=0) @ weights
+  bias -= np.einsum("cd,dc->c", centred, weights) / 2
+  one = scipy.linalg.solve(x.T @ x + ridge, x.sum(axis=0), assume_a="pos")
+  return weights + np.outer(one, bias)
+
+
+@pytest.mark.parametrize("imbalanced", [False, True])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_without_noise_it_is_the_discriminant(imbalanced, devices):
+  block = clusters(imbalanced=imbalanced)
+  secret = secret_of(block, devices=devices)
+  head = least_squares_without_privacy(secret, plan_of()).head
+  expected = textbook(block)
+  scale = np.abs(expected).max()
+  np.testing.assert_allclose(head.kernel, expected, atol=1e-4 * scale, rtol=0)
+  assert not np.asarray(head.bias).any()
+
+
+@pytest.mark.parametrize("imbalanced", [False, True])
+def test_it_learns_and_is_right_for_rare_classes(imbalanced):
+  """Nearly as good as the best rule that knows what the rows were made of."""
+  train = clusters(20_000, imbalanced)
+  test = clusters(20_000, imbalanced, seed=9)
+  (head,) = released(secret_of(train), plan_of(4.0), seed=3)
+  found = np.argmax(test.embedding @ head.head.kernel, axis=1)
+  best = np.argmax(test.embedding @ textbook(train), axis=1)
+  hits, best_hits = (found == test.label).mean(), (best == test.label).mean()
+  assert best_hits > 0.8
+  assert hits > best_hits - 0.01
+  # Shares of what is predicted are those of the classes.
+  predicted = np.bincount(found, minlength=K) / len(test)
+  np.testing.assert_allclose(
+    predicted, np.bincount(test.label) / len(test), atol=0.04
+  )
+
+
+def moments_with(sd: float = 0.0, **changes: Any) -> ClassMoments:
+  exact = moments_module.without_noise(secret_of(clusters()))
+  fields = {f: getattr(exact, f) for f in exact.__dataclass_fields__}
+  return ClassMoments(**fields | {"noise_sd": sd} | changes)
+
+
+def test_noise_shrinks_means_towards_nothing():
+  """The more noise is declared, the less is believed of the same numbers."""
+  sizes = []
+  for sd in (0.0, 0.1, 1.0, 10.0):
+    kernel = np.asarray(discriminant(moments_with(sd * GRID_RADIUS)).kernel)
+    # Common to all classes is only the prior.
+    sizes.append(np.linalg.norm(kernel - kernel.mean(axis=1, keepdims=True)))
+  assert sizes == sorted(sizes, reverse=True)
+  assert sizes[-1] < 0.1 * sizes[0]
+
+
+def test_counts_below_the_noise_are_not_believed():
+  counts = np.array([-500.0, 130.0, 120.0, 150.0])
+  head = discriminant(moments_with(GRID_RADIUS * 1.0, class_counts=counts))
+  assert np.isfinite(head.kernel).all()
+  empty = moments_with(class_counts=np.zeros(K), class_sums=np.zeros((K, D)))
+  assert np.isfinite(discriminant(empty).kernel).all()
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e5])
+@pytest.mark.parametrize("relation", [ADD_OR_REMOVE, REPLACE])
+@pytest.mark.parametrize("d", [1, D])
+def test_extremes_are_finite(epsilon, relation, d):
+  plan = plan_of(epsilon, neighboring_relation=relation)
+  rng = np.random.default_rng(0)
+  block = make_block(rng.standard_normal((50, d)), rng.integers(0, K, 50))
+  for rows in (block, block[:1], block.but(embedding=block.embedding * 0)):
+    (head,) = released(secret_of(make_block(rows.embedding, rows.label)), plan)
+    assert np.isfinite(head.head.kernel).all()
+
+
+# The spectrum.
+
+
+def symmetric_noise(d: int, seed: int) -> np.ndarray:
+  rng = np.random.default_rng(seed)
+  above = np.triu(rng.standard_normal((d, d)), 1) / math.sqrt(2)
+  return above + above.T + np.diag(rng.standard_normal(d))
+
+
+def test_noise_alone_has_no_spectrum():
+  d = 300
+  values = np.linalg.eigvalsh(5 * symmetric_noise(d, 0))
+  assert values.max() > 6 * math.sqrt(d)
+  found = denoised(values, 5.0)
+  assert found.max() < 0.3 * values.max()
+  assert found.mean() < 0.1 * values.max()
+
+
+def test_it_is_what_lies_along_the_eigenvectors():
+  """⟨v, Mv⟩ for the eigenvectors v of M with noise, which need M."""
+  d, sd = 400, 1.0
+  spectrum = 400 / (1 + np.arange(d))
+  turn = scipy.stats.ortho_group.rvs(d, random_state=1)
+  matrix = (turn * spectrum) @ turn.T
+  values, vectors = np.linalg.eigh(matrix + sd * symmetric_noise(d, 1))
+  along = np.einsum("ik,ij,jk->k", vectors, matrix, vectors)
+  found = denoised(values, sd)
+  naive = np.maximum(values, 0)
+  error, naive_error = (np.abs(f - along).mean() for f in (found, naive))
+  assert error < 0.2 * naive_error
+  np.testing.assert_allclose(found[-12:], along[-12:], rtol=0.15)
+
+
+@hypothesis.given(
+  values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
+  sd=st.one_of(st.just(0.0), st.floats(1e-3, 1e6)),
+)
+def test_the_spectrum_is_ordered_and_not_negative(values, sd):
+  found = denoised(np.sort(values), sd)
+  assert (found >= 0).all()
+  assert (np.diff(found) >= 0).all()
+  if sd == 0:
+    np.testing.assert_array_equal(found, np.maximum(np.sort(values), 0))
+
+
+# An attack.
+
+RUNS = 400
+
+
+def ratio(moments: ClassMoments, row: np.ndarray, rule: LeastSquaresRule):
+  """log p(moments | with the row)/p(moments | without), of what is claimed."""
+  shares = rule.shares
+  sd = rule.noise_sd_steps / GRID_RADIUS
+  outer = np.outer(row, row)
+  along = shares.moment * (moments.moment * outer).sum()
+  along += shares.class_sums * moments.class_sums[0] @ row
+  along += shares.total * moments.total @ row
+  along += shares.class_counts * moments.class_counts[0]
+  return (along - 0.5) / sd**2
+
+
+def guesses(block: Block, epsilon: float, seed: int) -> int:
+  """In how many runs an attacker takes a data set for the one of the canary."""
+  with pytest.MonkeyPatch.context() as patch:
+    found: list[ClassMoments] = []
+    head = least_squares.LinearHead(
+      kernel=np.zeros((2, 3), np.float32), bias=np.zeros(3, np.float32)
+    )
+    patch.setattr(
+      least_squares, "discriminant", lambda m: (found.append(m), head)[1]
+    )
+    heads = released(
+      secret_of(block, 3), plan_of(epsilon, num_draws=RUNS), seed
+    )
+  row = np.array([0.6, -0.8])
+  return sum(bool(ratio(m, row, heads[0].rule) > 0) for m in found)
+
+
+def audited(epsilon: float) -> float:
+  """A lower bound on ε at 99.9 % confidence."""
+  absent = make_block(np.zeros((1, 2), np.float32), [0])
+  present = make_block(np.array([[0.6, -0.8]], np.float32), [0])
+  mu = gdp_lower_bound(
+    false_positives=guesses(absent, epsilon, seed=1),
+    false_negatives=RUNS - guesses(present, epsilon, seed=2),
+    runs=RUNS,
+    confidence=0.999,
+  )
+  return epsilon_of_gdp(mu, 1e-5)
+
+
+def weakened(factor: float) -> Callable[..., Any]:
+  whole = noise.GaussianChain.extend
+
+  return lambda self, sd: whole(self, sd * factor)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.6])
+def test_an_attack_finds_no_more_than_the_claim(monkeypatch, factor):
+  """And finds it where the noise is less than it should be."""
+  monkeypatch.setattr(noise.GaussianChain, "extend", weakened(factor))
+  bound = audited(4.0)
+  assert 1.5 < bound <= 4 if factor == 1 else bound > 4

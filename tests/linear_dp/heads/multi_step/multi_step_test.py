@@ -1,0 +1,637 @@
+"""Heads of several noisy steps, from the rule to what an attacker can tell."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+from dp_accounting import (
+  GaussianDpEvent,
+  NeighboringRelation,
+  PoissonSampledDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import SamplingName
+from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.audit import epsilon_of_gdp, gdp_lower_bound
+from oneshot_dp.linear_dp.heads.descent import initial_kernel
+from oneshot_dp.linear_dp.heads.multi_step import multi_step
+from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
+from oneshot_dp.linear_dp.heads.multi_step.multi_step import (
+  MAX_NORM,
+  MultiStepRule,
+  learning_rate,
+)
+from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import (
+  GRID_RADIUS,
+  ClippedGradientGrid,
+)
+from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
+from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
+from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
+from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows, row_scale
+from oneshot_dp.linear_dp.statistics import gradient_sum
+from oneshot_dp.linear_dp.statistics.row_gradient import SOFTMAX, Loss
+from tests.linear_dp.blocks import Block, in_blocks, make_block
+
+ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+K, D, N = 4, 6, 150
+PAPER = Loss(name="sigmoid", bias=-10.0)
+SAMPLINGS: list[SamplingName] = ["full", "partition", "poisson"]
+# Seeds are fixed, so that a test passes always or never.
+P_VALUE = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+  """Chunks of 32 rows a device: many for little work."""
+  for module in (secret_rows, gradient_sum):
+    monkeypatch.setattr(module, "ROWS_PER_DEVICE", 32)
+
+
+def rows_of(block: Block, num_classes=K, **changes) -> SecretRows:
+  options: dict[str, Any] = {
+    "feature_dim": block.embedding.shape[1],
+    "num_classes": num_classes,
+    "num_examples": len(block),
+    "devices": jax.local_devices()[:1],
+  }
+  return SecretRows(lambda: in_blocks(block, (64,)), **options | changes)
+
+
+@functools.cache
+def clusters() -> Block:
+  """Rows whose classes lie apart; some are longer than R = 300."""
+  rng = np.random.default_rng(4)
+  label = rng.integers(0, K, N)
+  centres = rng.standard_normal((K, D))
+  rows = centres[label] + rng.standard_normal((N, D)) + 1
+  return make_block(50 * rows.astype(np.float32), label)
+
+
+def zero_rows(n=5) -> Block:
+  """Nothing but noise comes of them."""
+  return make_block(np.zeros((n, D), np.float32), np.arange(n) % K)
+
+
+def batches_of(sampling: SamplingName, n=N, batch_size=0, epochs=2) -> Batches:
+  return Batches(
+    sampling=sampling,
+    num_examples=n,
+    batch_size=batch_size or (n if sampling == "full" else n // 3),
+    epochs=epochs,
+  )
+
+
+def rule_of(**changes: Any) -> MultiStepRule:
+  options: dict[str, Any] = {
+    "num_classes": K,
+    "feature_dim": D,
+    "noise_multiplier": 1.0,
+    "optimizer": "momentum",
+    "learning_rate": 0.5,
+    "clip_norm": 0.3,
+    "loss": SOFTMAX,
+    "max_norm": None,
+    "init": "zero",
+    "init_scale": 1.0,
+    "init_seed": 0,
+    "ema_decay": None,
+    "batches": batches_of("full"),
+  }
+  return MultiStepRule(**options | changes)
+
+
+def trained(block: Block, rule, source, relation=ADD_OR_REMOVE, **options):
+  rows = rows_of(block, rule.num_classes, max_norm=rule.max_norm, **options)
+  return multi_step.train(rows, rule, relation, source)
+
+
+def recorded(monkeypatch, name: str) -> list[tuple[tuple, dict, Any]]:
+  """The arguments and results of one of the module's calls, in order."""
+  found: list[tuple[tuple, dict, Any]] = []
+  real = getattr(multi_step, name)
+
+  def watched(*args: Any, **options: Any) -> Any:
+    result = real(*args, **options)
+    found.append((args, options, result))
+    return result
+
+  monkeypatch.setattr(multi_step, name, watched)
+  return found
+
+
+@dataclasses.dataclass
+class Noise:
+  """What `rounded_gaussian` was asked for, and what it gave."""
+
+  shape: tuple[int, ...]
+  sd: float
+  source: NoiseSource
+  values: np.ndarray
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[Noise]:
+  """All noise that is drawn, in order."""
+  found: list[Noise] = []
+
+  def watched(shape, sd, source):
+    values = rounded_gaussian(shape, sd, source)
+    found.append(Noise(shape, sd, source, values))
+    return values
+
+  monkeypatch.setattr(gradient_sum, "rounded_gaussian", watched)
+  return found
+
+
+def within(value: float, law) -> bool:
+  return P_VALUE < law.cdf(value) < 1 - P_VALUE
+
+
+# The rule.
+
+
+@pytest.mark.parametrize(
+  ("changes", "said"),
+  [
+    ({"init_scale": -1.0}, "init_scale=-1.0 is not 0 or more"),
+    ({"init_scale": math.inf}, "init_scale=inf is not 0 or more"),
+    ({"ema_decay": 1.0}, r"ema_decay=1.0 is not in \[0, 1\)"),
+    ({"ema_decay": -0.1}, r"ema_decay=-0.1 is not in \[0, 1\)"),
+  ],
+)
+def test_settings_that_cannot_be_are_refused(changes, said):
+  with pytest.raises(InputError, match=said):
+    rule_of(**changes)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 40.0])
+@pytest.mark.parametrize("clip_norm", [0.1, 7.0])
+def test_learning_rate(sampling, sigma, clip_norm):
+  """lr = b·(1 − m)·batch/(C·√T·max(σ_t, σ₁)), σ₁ = √T·batch/n."""
+  batches = batches_of(sampling, epochs=5)
+  step = batches.step_noise_multiplier(sigma)
+  found = {
+    name: learning_rate(
+      name,
+      num_classes=100,
+      clip_norm=clip_norm,
+      batches=batches,
+      step_noise_multiplier=step,
+    )
+    for name in ("momentum", "adam", "lamb")
+  }
+  steps = 5 if sampling == "full" else 15
+  batch = N if sampling == "full" else batches.mean_size
+  noise = max(step, math.sqrt(steps) * batch / N)
+  expected = 2 * 0.1 * batch / (clip_norm * math.sqrt(steps) * noise)
+  assert found["momentum"] == pytest.approx(expected, rel=1e-12)
+  assert found["adam"] == pytest.approx(2 / math.sqrt(steps), rel=1e-12)
+  assert found["lamb"] == pytest.approx(0.6 / math.sqrt(steps), rel=1e-12)
+
+
+@pytest.mark.parametrize("epochs", [20, 100])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_noise_alone_moves_a_logit_by_about_b(sampling, epochs):
+  """The walk of the weights where gradients are noise, step by step."""
+  batches = batches_of(sampling, epochs=epochs)
+  step = batches.step_noise_multiplier(10.0)
+  lr = learning_rate(
+    "momentum",
+    num_classes=10,
+    clip_norm=0.7,
+    batches=batches,
+    step_noise_multiplier=step,
+  )
+  # How much of the noise of a step is in the weights at the end.
+  lasting = (1 - 0.9 ** np.arange(1, batches.num_steps + 1)) / (1 - 0.9)
+  moved = lr * step * 0.7 / batches.mean_size * np.linalg.norm(lasting)
+  assert 0.6 * 1.5 < moved < 1.5
+
+
+# The algorithm, by other means.
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "adam", "momentum"])
+def test_one_step_on_rows_as_they_are_is_the_method_of_the_paper(optimizer):
+  """The exact sums of integers come to the same head, but for two grids."""
+  grid = ClippedGradientGrid(num_classes=K, feature_dim=D, l2_clip_norm=100.0)
+  secret = exact_clipped_sum(in_blocks(clusters(), (64,)), grid, num_examples=N)
+  exact = baseline_without_privacy(
+    secret, ReleasePlan(epsilons=(1.0,), delta=1e-5)
+  )
+  expected = one_step(exact, OneStepOptimizer(name=optimizer))
+  rule = rule_of(
+    optimizer=optimizer,
+    learning_rate=1.0,
+    clip_norm=100.0,
+    loss=PAPER,
+    max_norm=MAX_NORM,
+    batches=batches_of("full", epochs=1),
+  )
+  found = trained(clusters(), rule, None)
+  lengths = clusters().embedding_norm
+  assert 0.2 < (lengths > 100).mean() < 0.99
+  np.testing.assert_array_equal(found.bias, expected.bias)
+  assert (np.asarray(found.bias) == -10).all()
+  # Rows are on a grid of 2⁻¹⁰ of which the mean gradient has hundreds.
+  atol, rtol = (2e-3, 0) if optimizer == "momentum" else (0, 1e-5)
+  np.testing.assert_allclose(
+    found.kernel, expected.kernel, atol=atol, rtol=rtol
+  )
+  assert np.abs(found.kernel).max() > (3 if optimizer == "momentum" else 0.9)
+
+
+OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
+  "momentum": lambda lr: optax.sgd(lr, momentum=0.9),
+  "adam": lambda lr: optax.adam(lr, b1=0.9, b2=0.999, eps=1e-6),
+  "lamb": lambda lr: optax.lamb(lr, b1=0.9, b2=0.999, eps=1e-6),
+}
+
+
+def reference(
+  block: Block, rule: MultiStepRule, masks: list[np.ndarray], divisor: float
+) -> np.ndarray:
+  """Every step by optax and a loss that jax differentiates, row by row."""
+  scale = row_scale(block.embedding_norm, D, rule.max_norm)
+  z = np.rint(block.embedding * scale[:, None]).astype(np.float64)
+  if rule.max_norm is None:
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+  else:
+    z *= rule.max_norm / GRID_RADIUS
+
+  def loss(kernel, row, label):
+    logits, target = row @ kernel + rule.loss.bias, jax.nn.one_hot(label, K)
+    if rule.loss.name == "softmax":
+      return optax.softmax_cross_entropy(logits, target)
+    return optax.sigmoid_binary_cross_entropy(logits, target).sum()
+
+  optimizer = OPTIMIZERS[rule.optimizer](rule.learning_rate)
+
+  @jax.jit
+  def step(kernel, state, mask):
+    each = jax.vmap(jax.grad(loss), (None, 0, 0))(kernel, z, block.label)
+    norm = jax.numpy.linalg.norm(each.reshape(len(z), -1), axis=1)
+    weight = mask * jax.numpy.minimum(1, rule.clip_norm / norm)
+    mean = jax.numpy.tensordot(weight, each, 1) / divisor
+    updates, state = optimizer.update(mean, state, kernel)
+    return optax.apply_updates(kernel, updates), state
+
+  start = initial_kernel(rule.init, rule.init_scale, (D, K), rule.init_seed)
+  with jax.enable_x64(True):
+    kernel, state = jax.numpy.asarray(start), None
+    state = optimizer.init(kernel)
+    path = []
+    for mask in masks:
+      kernel, state = step(kernel, state, mask.astype(np.float64))
+      path.append(np.asarray(kernel))
+  if rule.ema_decay is None:
+    final = path[-1]
+  else:
+    weight = rule.ema_decay ** np.arange(len(path) - 1, -1, -1.0)
+    final = np.tensordot(weight / weight.sum(), np.array(path), 1)
+  if rule.max_norm is None:
+    final = final / np.linalg.norm(final, axis=0).max()
+  return final
+
+
+RULES = {
+  "softmax": {"optimizer": "momentum"},
+  "softmax, lecun, averaged": {
+    "optimizer": "lamb",
+    "init": "lecun",
+    "init_seed": 3,
+    "learning_rate": 0.1,
+    "ema_decay": 0.7,
+  },
+  "as the paper, more steps": {
+    "optimizer": "lamb",
+    "loss": PAPER,
+    "max_norm": 300.0,
+    "clip_norm": 100.0,
+    "learning_rate": 0.1,
+  },
+  "adam, normal, averaged": {
+    "optimizer": "adam",
+    "loss": PAPER,
+    "max_norm": 300.0,
+    "clip_norm": 50.0,
+    "init": "normal",
+    "init_scale": 0.01,
+    "learning_rate": 0.03,
+    "ema_decay": 0.9,
+  },
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_without_noise_it_is_the_algorithm(case, drawn):
+  rule = rule_of(batches=batches_of("full", epochs=12), **RULES[case])
+  found = trained(clusters(), rule, None)
+  assert drawn == []
+  expected = reference(clusters(), rule, [np.ones(N, bool)] * 12, N)
+  np.testing.assert_allclose(found.kernel, expected, atol=2e-7, rtol=1e-5)
+  bias = 0.0 if rule.max_norm is None else rule.loss.bias
+  assert (np.asarray(found.bias) == bias).all()
+  logits = clusters().embedding @ np.asarray(found.kernel)
+  hits = np.argmax(logits, axis=1) == clusters().label
+  assert hits.mean() > 0.4  # it learns
+  assert (clusters().embedding_norm > 300).any()
+
+
+@pytest.mark.parametrize("sampling", ["partition", "poisson"])
+@pytest.mark.parametrize("seed", [1, None])
+@pytest.mark.parametrize("resident", [0, 2**30])
+def test_each_step_is_of_its_own_rows(monkeypatch, sampling, seed, resident):
+  """As the source of the noise says, and divided by their mean number."""
+  monkeypatch.setattr(
+    gradient_sum,
+    "rounded_gaussian",
+    lambda shape, sd, source: np.zeros(shape, np.int64),
+  )
+  steps = recorded(monkeypatch, "clipped_gradient")
+  rule = rule_of(batches=batches_of(sampling), max_norm=300.0, clip_norm=90.0)
+  found = trained(clusters(), rule, NoiseSource(seed), resident_bytes=resident)
+  masks = [options["chosen"] for _, options, _ in steps]
+  assert len(masks) == 6
+  if seed is not None:
+    expected = list(rule.batches.chosen(NoiseSource(seed)))
+    np.testing.assert_array_equal(masks, expected)
+  assert 0.2 < np.mean(masks) < 0.5
+  divisor = rule.batches.mean_size
+  assert divisor == pytest.approx(50, rel=1e-6)
+  expected = reference(clusters(), rule, masks, divisor)
+  # Sums are rounded to the grid of the release.
+  np.testing.assert_allclose(found.kernel, expected, atol=1e-3, rtol=1e-5)
+  assert np.abs(expected).max() > 10
+
+
+def test_a_baseline_samples_too(drawn, monkeypatch):
+  steps = recorded(monkeypatch, "clipped_gradient")
+  rule = rule_of(batches=batches_of("poisson"), noise_multiplier=0.0)
+  trained(clusters(), rule, None)
+  trained(clusters(), rule, None)
+  masks = [options["chosen"] for _, options, _ in steps]
+  assert len({mask.tobytes() for mask in masks}) == 12
+  assert drawn == []
+
+
+def test_progress_is_told_of_every_step():
+  told = []
+  rule = rule_of(batches=batches_of("partition"))
+  multi_step.train(
+    rows_of(clusters()),
+    rule,
+    ADD_OR_REMOVE,
+    NoiseSource(0),
+    lambda: told.append(1),
+  )
+  assert len(told) == rule.batches.num_steps == 6
+
+
+# Noise.
+
+
+@pytest.mark.parametrize("relation", [ADD_OR_REMOVE, REPLACE])
+@pytest.mark.parametrize(
+  ("sampling", "error"),
+  [("full", None), ("full", 1e-3), ("partition", None), ("poisson", 1e-3)],
+)
+def test_the_noise_that_is_added_is_paid_for(
+  drawn, monkeypatch, relation, sampling, error
+):
+  """Σ (Δ/sd)² over all that a row is in is at most 1/σ², and hardly less."""
+  if error is not None:  # more than there is, to see that it is paid for
+    monkeypatch.setattr(gradient_sum, "row_error", lambda *_: error)
+  secrets = recorded(monkeypatch, "clipped_gradient")
+  rule = rule_of(
+    batches=batches_of(sampling, epochs=4),
+    noise_multiplier=0.7,
+    loss=PAPER,
+    max_norm=300.0,
+    init="normal",
+  )
+  source = NoiseSource(3)
+  trained(clusters(), rule, source, relation)
+  steps = 4 if sampling == "full" else 12
+  assert len(drawn) == len(secrets) == steps
+  assert all(noise.source is source for noise in drawn)
+  removals = 2 if relation is REPLACE else 1
+  rounding = Fraction(math.isqrt(K * D * 2**80) + 1, 2**40)
+  spent = []
+  for noise, (_, options, secret) in zip(drawn, secrets, strict=True):
+    assert noise.shape == (D, K)
+    assert secret.clip_norm == 0.3
+    assert options["loss"] == PAPER
+    assert secret.error > 0
+    in_steps = 2 * Fraction(secret.error) / Fraction(0.3) * GRID_RADIUS
+    sensitivity = removals * (GRID_RADIUS + in_steps + rounding)
+    spent.append(sensitivity**2 / Fraction(noise.sd) ** 2)
+  # A row is in all steps; or in one of three of each epoch; or each step is
+  # accounted for by itself.
+  most = {"full": 4, "partition": 4, "poisson": 1}[sampling]
+  limit = Fraction(0.7) ** -2
+  assert max(spent) * most <= limit
+  assert min(spent) * most >= limit * (1 - Fraction(1, 10**5))
+  # And what was drawn is what was asked for.
+  values = np.concatenate([n.values.ravel() / n.sd for n in drawn])
+  assert within((values**2).sum(), scipy.stats.chi2(values.size))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_every_step_has_noise_of_its_own(drawn, seed):
+  rule = rule_of(batches=batches_of("full", epochs=40))
+  source = NoiseSource(seed)
+  heads = [trained(clusters(), rule, source) for _ in range(2)]
+  assert len(drawn) == 80
+  # No number twice, whatever it was multiplied by; of bits that differ from run
+  # to run a few may be, by chance, and no step has so few.
+  values = np.array([n.values.ravel() / n.sd for n in drawn])
+  by_chance = 3 if seed is None else 0
+  assert len(np.unique(np.abs(values))) >= values.size - by_chance
+  assert heads[0].kernel.tobytes() != heads[1].kernel.tobytes()
+  if seed is not None:  # nor does one step say anything of another
+    values /= np.linalg.norm(values, axis=1, keepdims=True)
+    cosines = (values @ values.T)[np.triu_indices(80, 1)]
+    assert np.mean(cosines**2) == pytest.approx(1 / (K * D), rel=0.1)
+    assert abs(cosines.mean()) < 5 / math.sqrt(cosines.size * K * D)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_it_is_the_noise_of_the_weights(sampling):
+  """Rows of zeros: one step moves a weight by lr·σ_t·C/batch, at random."""
+  rule = rule_of(
+    batches=batches_of(sampling, n=30, epochs=1),
+    noise_multiplier=2.0,
+    max_norm=1.0,
+    learning_rate=0.5,
+    init="normal",
+    init_scale=0.0,
+  )
+  source = NoiseSource(4)
+  kernels = np.array(
+    [trained(zero_rows(30), rule, source).kernel for _ in range(10)]
+  )
+  batch = 30 if sampling == "full" else rule.batches.mean_size
+  steps = rule.batches.num_steps
+  lasting = (1 - 0.9 ** np.arange(1, steps + 1)) / (1 - 0.9)
+  sd = 0.5 * 2.0 * 0.3 / batch * np.linalg.norm(lasting)
+  assert within((kernels**2).sum() / sd**2, scipy.stats.chi2(kernels.size))
+
+
+def test_a_seed_repeats_and_the_system_does_not():
+  rule = rule_of(batches=batches_of("poisson"))
+  kernels = [
+    trained(clusters(), rule, NoiseSource(seed)).kernel.tobytes()
+    for seed in (1, 1, 2, None, None)
+  ]
+  assert kernels[0] == kernels[1]
+  assert len(set(kernels)) == 4
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("sigma", [1e-4, 2.0**20])
+def test_extremes_are_finite(optimizer, sigma):
+  for sampling in SAMPLINGS:
+    rule = rule_of(
+      optimizer=optimizer,
+      noise_multiplier=sigma,
+      batches=batches_of(sampling, n=6),
+    )
+    head = trained(zero_rows(6), rule, NoiseSource(1))
+    assert np.isfinite(head.kernel).all()
+    assert np.linalg.norm(head.kernel, axis=0).max() == pytest.approx(1)
+
+
+# An attack.
+
+RUNS = 600
+CLIP = 0.15
+
+
+def canary() -> np.ndarray:
+  return np.array([0.6, -0.8])
+
+
+def canaries(present: bool) -> Block:
+  """One for each run, in two dimensions of its own.
+
+  What a row adds, the noise and the weights stay within its dimensions, and
+  whether it is in a batch is its own chance: it is as many separate runs.
+  """
+  rows = np.kron(np.eye(RUNS), canary()) * present
+  return make_block(rows.astype(np.float32), [0] * RUNS)
+
+
+def attacked(sampling: SamplingName, sigma: float) -> MultiStepRule:
+  """Four steps."""
+  whole = sampling == "full"
+  size, epochs = (RUNS, 4) if whole else (RUNS // 2, 2)
+  return rule_of(
+    num_classes=2,
+    feature_dim=2 * RUNS,
+    noise_multiplier=sigma,
+    clip_norm=CLIP,
+    learning_rate=RUNS / 2,
+    batches=batches_of(sampling, n=RUNS, batch_size=size, epochs=epochs),
+  )
+
+
+def guesses(present: bool, rule: MultiStepRule, seed: int) -> int:
+  """In how many runs an attacker takes a data set for the one of the canary.
+
+  It sees every noisy gradient, and knows all but which of the two it is: the
+  likelihood ratio, for the noise that is claimed. Of a partition it even knows
+  the batches, which are no part of its guarantee; of Poisson samples it does
+  not.
+  """
+  sampling = rule.batches.sampling
+  sd = rule.step_noise_multiplier * CLIP
+  q = rule.batches.probability
+  with pytest.MonkeyPatch.context() as patch:
+    for module in (secret_rows, gradient_sum):
+      patch.setattr(module, "ROWS_PER_DEVICE", RUNS)
+    before = recorded(patch, "clipped_gradient")
+    after = recorded(patch, "release_gradient")
+    trained(canaries(present), rule, NoiseSource(seed))
+  assert len(before) == len(after) == 4
+  ratio = np.zeros(RUNS)
+  for (args, options, _), (_, _, noisy) in zip(before, after, strict=True):
+    logits = np.einsum("i,rik->rk", canary(), args[2].reshape(RUNS, 2, 2))
+    powers = np.exp(logits)
+    residual = powers / powers.sum(axis=1, keepdims=True) - [1, 0]
+    gradient = np.einsum("i,rk->rik", canary(), residual)
+    norm = np.linalg.norm(gradient, axis=(1, 2), keepdims=True)
+    gradient *= np.minimum(1, CLIP / norm)
+    found = noisy.reshape(RUNS, 2, 2)
+    each = (found * gradient - gradient**2 / 2).sum(axis=(1, 2)) / sd**2
+    if sampling == "poisson":
+      ratio += np.logaddexp(math.log(1 - q), math.log(q) + each)
+    else:
+      ratio += each * (1 if sampling == "full" else options["chosen"])
+  return int((ratio > 0).sum())
+
+
+def audited(rule: MultiStepRule) -> tuple[int, int]:
+  """False positives, and false negatives."""
+  return guesses(False, rule, 1), RUNS - guesses(True, rule, 2)
+
+
+def weakened(factor: float) -> Callable[..., np.ndarray]:
+  return lambda shape, sd, source: rounded_gaussian(shape, sd * factor, source)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+@pytest.mark.parametrize("sampling", ["full", "partition"])
+def test_an_attack_finds_no_more_than_the_claim(monkeypatch, sampling, factor):
+  """And finds it where the noise is less than it should be."""
+  monkeypatch.setattr(gradient_sum, "rounded_gaussian", weakened(factor))
+  rule = attacked(sampling, noise_multiplier(8.0, 1e-5))
+  false_positives, false_negatives = audited(rule)
+  mu = gdp_lower_bound(
+    false_positives=false_positives,
+    false_negatives=false_negatives,
+    runs=RUNS,
+    confidence=0.999,
+  )
+  bound = epsilon_of_gdp(mu, 1e-5)
+  assert 5 < bound <= 8 if factor == 1 else bound > 8
+
+
+def upper(count: int) -> float:
+  """Of a rate, at 99.95 % confidence (Clopper & Pearson)."""
+  return float(scipy.stats.beta.ppf(0.9995, count + 1, RUNS - count))
+
+
+@pytest.mark.parametrize("broken", ["", "half the noise", "all rows"])
+def test_an_attack_on_samples_finds_no_more_than_the_claim(monkeypatch, broken):
+  """The advantage of any test is at most the δ at which ε is 0."""
+  sigma = 1.0
+  rule = attacked("poisson", sigma)
+  q, steps = rule.batches.probability, rule.batches.num_steps
+  assert (q, steps) == (0.5, 4)
+  if broken == "half the noise":
+    monkeypatch.setattr(gradient_sum, "rounded_gaussian", weakened(0.5))
+  if broken == "all rows":
+    everything = [np.ones(RUNS, bool)] * steps
+    monkeypatch.setattr(Batches, "chosen", lambda *_: iter(everything))
+  advantage = 1 - sum(upper(count) for count in audited(rule))
+  event = PoissonSampledDpEvent(q, GaussianDpEvent(sigma))
+  claim = PLDAccountant(ADD_OR_REMOVE).compose(event, steps).get_delta(0.0)
+  assert 0.2 < advantage <= claim if not broken else advantage > claim

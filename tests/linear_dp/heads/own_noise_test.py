@@ -1,0 +1,163 @@
+"""What is charged, drawn and said of heads that share no noise."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.own_noise import (
+  head_without_privacy,
+  release_heads,
+)
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+
+ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+POISSON = PoissonSampling(probability=0.01, num_steps=5)
+
+
+def plan_of(*epsilons: float, **changes: Any) -> ReleasePlan:
+  options: dict[str, Any] = {"delta": 1e-5, "order": "independent"}
+  return ReleasePlan(epsilons=epsilons or (1.0,), **options | changes)
+
+
+class Trainer:
+  """Makes heads of nothing but noise, and writes down what it was asked."""
+
+  def __init__(self):
+    self.asked: list[tuple[float, NoiseSource | None]] = []
+
+  def __call__(self, sigma: float, source: NoiseSource | None):
+    self.asked.append((sigma, source))
+    noise = np.zeros(6) if source is None else source.words(6) / 2.0**64
+    head = LinearHead(
+      kernel=noise.reshape(3, 2).astype(np.float32),
+      bias=np.zeros(2, np.float32),
+    )
+    return head, f"rule {len(self.asked)}"
+
+
+class WatchedSource(NoiseSource):
+  """Tells when random bits are drawn."""
+
+  def __init__(self, seed: int | None, events: list[str]):
+    super().__init__(seed)
+    self._events = events
+
+  def words(self, count):
+    self._events.append("bits")
+    return super().words(count)
+
+  def bits(self, count):
+    self._events.append("bits")
+    return super().bits(count)
+
+
+def uncharged(plan: ReleasePlan, source: NoiseSource) -> None:
+  del plan, source
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("sampling", [None, POISSON])
+def test_it_is_charged_once_and_before_any_random_bit(seed, sampling):
+  events: list[str] = []
+  source = WatchedSource(seed, events)
+  plan = plan_of(1.0, 8.0, num_draws=2, sampling=sampling)
+  charges = []
+
+  def charge(*args: Any) -> None:
+    events.append("charged")
+    charges.append(args)
+
+  heads = release_heads(Trainer(), plan, source, charge=charge)
+  assert events == []
+  next(heads)
+  assert events == ["charged", "bits"]
+  assert len(list(heads)) == 3
+  assert events == ["charged", *["bits"] * 4]
+  assert charges == [(plan, source)]
+
+
+@pytest.mark.parametrize("refused", ["by the ledger", "nested"])
+def test_a_refusal_draws_and_trains_nothing(refused):
+  events: list[str] = []
+  source, train = WatchedSource(None, events), Trainer()
+  plan = plan_of(order="nested" if refused == "nested" else "independent")
+
+  def charge(plan: ReleasePlan, source: NoiseSource) -> None:
+    events.append("asked")
+    raise InputError("by the ledger")
+
+  heads = release_heads(train, plan, source, charge=charge)
+  with pytest.raises(InputError, match=refused):
+    next(heads)
+  assert events == ([] if refused == "nested" else ["asked"])
+  assert train.asked == []
+  assert list(heads) == []
+
+
+@pytest.mark.parametrize("sampling", [None, POISSON])
+def test_what_is_trained_is_what_is_charged(sampling):
+  """One mechanism of each σ in the charge, with bits of its own."""
+  plan, train = plan_of(1.0, 8.0, num_draws=3, sampling=sampling), Trainer()
+  source = NoiseSource(2)
+  heads = list(release_heads(train, plan, source, charge=uncharged))
+  assert [(h.draw, h.statement.epsilon) for h in heads] == [
+    *itertools.product((0, 1, 2), (8.0, 1.0))
+  ]
+  assert tuple(s for s, _ in train.asked) == plan.charged_noise_multipliers
+  assert all(given is source for _, given in train.asked)
+  assert [h.rule for h in heads] == [f"rule {i}" for i in range(1, 7)]
+  assert len({h.head.kernel.tobytes() for h in heads}) == 6
+
+
+@pytest.mark.parametrize(
+  ("relation", "sampling"),
+  [
+    (ADD_OR_REMOVE, None),
+    (NeighboringRelation.REPLACE_ONE, None),
+    (ADD_OR_REMOVE, POISSON),
+  ],
+)
+@pytest.mark.parametrize("seed", [None, 5])
+def test_statement(relation, sampling, seed):
+  plan = plan_of(
+    2.0, delta=1e-6, neighboring_relation=relation, sampling=sampling
+  )
+  source = NoiseSource(seed)
+  (head,) = release_heads(Trainer(), plan, source, charge=uncharged)
+  found = head.statement
+  sigma = (
+    sampling.noise_multiplier(2.0, 1e-6)
+    if sampling
+    else noise_multiplier(2.0, 1e-6)
+  )
+  assert (found.epsilon, found.delta) == (2.0, 1e-6)
+  assert found.noise_multiplier == found.noise_sd == sigma
+  assert found.sensitivity == 1
+  assert found.neighboring_relation is relation
+  assert found.is_private is (seed is None)
+  assert ("NOT PRIVATE" in found.noise_source) is (seed is not None)
+
+
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+def test_a_baseline_is_not_private_and_says_so(relation):
+  train = Trainer()
+  plan = plan_of(1.0, 8.0, num_draws=2, neighboring_relation=relation)
+  head = head_without_privacy(train, plan)
+  assert train.asked == [(0.0, None)]
+  assert (head.draw, head.rule) == (0, "rule 1")
+  found = head.statement
+  assert found.is_private is False
+  assert found.noise_source == "none: NOT PRIVATE"
+  assert found.epsilon == math.inf
+  assert found.noise_sd == found.noise_multiplier == 0
+  assert found.delta == 1e-5
+  assert found.neighboring_relation is relation

@@ -1,0 +1,844 @@
+"""Whitened heads, from the rule's budget to what an attacker can tell."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import hypothesis
+import jax
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+from dp_accounting import (
+  ComposedDpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+  SelfComposedDpEvent,
+  gaussian_mechanism,
+)
+from dp_accounting.pld import PLDAccountant
+from hypothesis import strategies as st
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.audit import epsilon_of_gdp, gdp_lower_bound
+from oneshot_dp.linear_dp.heads.own_noise import (
+  IndependentHead,
+  head_without_privacy,
+  release_heads,
+)
+from oneshot_dp.linear_dp.heads.whitened import whitened
+from oneshot_dp.linear_dp.heads.whitened.whitened import (
+  CLIP_NORM,
+  MOMENTUM,
+  WhiteningRule,
+)
+from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.statistics import gradient_sum, second_moment
+from oneshot_dp.linear_dp.statistics.second_moment import SecretMoment
+from tests.linear_dp.blocks import (
+  DTYPES,
+  Block,
+  in_blocks,
+  make_block,
+  random_block,
+)
+
+ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+K, D, N = 4, 6, 150
+# Seeds are fixed, so that a test passes always or never.
+P_VALUE = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+  """Chunks of 32 rows a device: many for little work."""
+  for module in (secret_rows, gradient_sum):
+    monkeypatch.setattr(module, "ROWS_PER_DEVICE", 32)
+
+
+def rows_of(block: Block, devices=1, num_classes=K, **changes) -> SecretRows:
+  options: dict[str, Any] = {
+    "feature_dim": block.embedding.shape[1],
+    "num_classes": num_classes,
+    "num_examples": len(block),
+    "devices": jax.local_devices()[:devices],
+  }
+  return SecretRows(lambda: in_blocks(block, (64,)), **options | changes)
+
+
+@functools.cache
+def clusters() -> Block:
+  """Rows whose classes lie apart, in few of the directions."""
+  rng = np.random.default_rng(4)
+  label = rng.integers(0, K, N)
+  centres = rng.standard_normal((K, D))
+  rows = centres[label] + rng.standard_normal((N, D)) + 2
+  return make_block(rows.astype(np.float32), label)
+
+
+def zero_rows() -> Block:
+  """Nothing but noise comes of them."""
+  return make_block(np.zeros((5, D), np.float32), [0, 1, 2, 3, 0])
+
+
+def plan_of(*epsilons: float, **changes: Any) -> ReleasePlan:
+  options: dict[str, Any] = {"delta": 1e-5, "order": "independent"}
+  return ReleasePlan(epsilons=epsilons or (1.0,), **options | changes)
+
+
+def uncharged(plan: ReleasePlan, source: NoiseSource) -> None:
+  del plan, source
+
+
+def release_whitened(
+  rows: SecretRows, moment: SecretMoment, plan, source, *, charge, **options
+) -> Iterator[IndependentHead[WhiteningRule]]:
+  train = trainer(rows, moment, plan.neighboring_relation, **options)
+  return release_heads(train, plan, source, charge=charge)
+
+
+def trainer(rows, moment, relation, on_step=lambda: None, centres=True):
+  sizes = (rows.num_examples, rows.feature_dim, rows.num_classes)
+
+  def train(sigma, source):
+    rule = rule_of(sigma, *sizes, centres)
+    return whitened.train(rows, moment, rule, relation, source, on_step), rule
+
+  return train
+
+
+def whitened_without_privacy(rows, moment, plan, **options: Any):
+  train = trainer(rows, moment, plan.neighboring_relation, **options)
+  return head_without_privacy(train, plan)
+
+
+def released(
+  block: Block,
+  plan: ReleasePlan,
+  seed: int | None = 0,
+  centres: bool = True,
+  **options: Any,
+) -> list[IndependentHead[WhiteningRule]]:
+  rows = rows_of(block, **options)
+  moment = second_moment.second_moment(rows)
+  made = release_whitened(
+    rows, moment, plan, NoiseSource(seed), charge=uncharged, centres=centres
+  )
+  return list(made)
+
+
+# centres, whitens
+CASES = list(itertools.product((True, False), repeat=2))
+
+
+def set_whitens(patch: pytest.MonkeyPatch, whitens: bool) -> None:
+  """However many rows there are."""
+  patch.setattr(WhiteningRule, "whitens", whitens)
+
+
+def rule_of(
+  sigma: float, n=N, d=D, num_classes=K, centres=True
+) -> WhiteningRule:
+  return WhiteningRule(
+    num_examples=n,
+    feature_dim=d,
+    num_classes=num_classes,
+    noise_multiplier=sigma,
+    centres=centres,
+  )
+
+
+@dataclasses.dataclass
+class Noise:
+  """What `rounded_gaussian` was asked for, and what it gave."""
+
+  shape: tuple[int, ...]
+  sd: float
+  values: np.ndarray
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[Noise]:
+  """All noise that is drawn, in order."""
+  found: list[Noise] = []
+
+  def watched(shape, sd, source):
+    found.append(Noise(shape, sd, rounded_gaussian(shape, sd, source)))
+    return found[-1].values
+
+  for module in (second_moment, gradient_sum):
+    monkeypatch.setattr(module, "rounded_gaussian", watched)
+  return found
+
+
+def recorded(monkeypatch, name: str) -> list[tuple[tuple, Any]]:
+  """The arguments and results of one of the module's calls, in order."""
+  found: list[tuple[tuple, Any]] = []
+  real = getattr(whitened, name)
+
+  def watched(*args: Any) -> Any:
+    result = real(*args)
+    found.append((args, result))
+    return result
+
+  monkeypatch.setattr(whitened, name, watched)
+  return found
+
+
+# The budget.
+
+SIZES = [(150, 6, 4), (1, 1, 2), (50_000, 192, 10), (1_281_167, 1280, 1000)]
+
+
+def multipliers(rule: WhiteningRule) -> list[tuple[float, int]]:
+  """All Gaussian mechanisms of a head: noise multiplier, how many."""
+  once = [rule.mean_noise_multiplier, rule.moment_noise_multiplier]
+  found = [(sigma, 1) for sigma in once if sigma is not None]
+  return [*found, (rule.step_noise_multiplier, rule.num_steps)]
+
+
+@pytest.mark.parametrize("centres", [True, False])
+@pytest.mark.parametrize(("n", "d", "num_classes"), SIZES)
+@hypothesis.settings(max_examples=50)
+@hypothesis.given(
+  sigma=st.one_of(
+    st.sampled_from([1.0, math.nextafter(1, 0), math.nextafter(1, 2)]),
+    st.floats(-7, 20).map(lambda e: 2.0**e),
+  )
+)
+def test_all_mechanisms_together_have_the_sigma_of_the_head(
+  n, d, num_classes, centres, sigma
+):
+  """Σ σ_i⁻² in rationals: never more than it may be, and hardly less."""
+  for whitens in (True, False, None):  # None: as it is
+    with pytest.MonkeyPatch.context() as patch:
+      if whitens is not None:
+        set_whitens(patch, whitens)
+      rule = rule_of(sigma, n, d, num_classes, centres)
+      assert (rule.mean_noise_multiplier is not None) == centres
+      assert (rule.moment_noise_multiplier is not None) == rule.whitens
+      spent = sum(
+        (count * Fraction(sd) ** -2 for sd, count in multipliers(rule)),
+        Fraction(0),
+      )
+    assert spent <= Fraction(sigma) ** -2
+    assert spent >= Fraction(sigma) ** -2 * (1 - Fraction(1, 10**12))
+
+
+@pytest.mark.parametrize(("centres", "whitens"), CASES)
+@pytest.mark.parametrize(("epsilon", "delta"), [
+  (0.1, 1e-5), (1.0, 1e-6), (4.3, 1e-5), (4.5, 1e-5), (8.0, 1e-5), (4.0, 1e-2)
+])  # fmt: skip
+def test_epsilon_by_the_accountants_of_dp_accounting(
+  monkeypatch, epsilon, delta, centres, whitens
+):
+  """All that is released, told to an accountant that knows no closed form."""
+  set_whitens(monkeypatch, whitens)
+  sigma = noise_multiplier(epsilon, delta)
+  released = multipliers(rule_of(sigma, centres=centres))
+  assert len(released) == 1 + centres + whitens
+  event = ComposedDpEvent(
+    [
+      SelfComposedDpEvent(GaussianDpEvent(each), count)
+      for each, count in released
+    ]
+  )
+  accountant = PLDAccountant(ADD_OR_REMOVE).compose(event)
+  # It rounds up, by less than this.
+  assert accountant.get_epsilon(delta) <= epsilon * (1 + 2e-3) + 2e-4
+  precision = sum(count * each**-2 for each, count in released)
+  exact = gaussian_mechanism.get_epsilon_gaussian(precision**-0.5, delta)
+  assert exact <= epsilon * (1 + 1e-9)
+
+
+def test_shares():
+  """Of a head that does everything."""
+  rule = rule_of(1.0, 10**6)
+  shares = (rule.mean_share, rule.moment_share, rule.step_share)
+  assert shares == pytest.approx((0.005, 0.03, 0.965), rel=1e-12)
+  assert rule.mean_noise_multiplier == pytest.approx(200**0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 1000])
+@pytest.mark.parametrize("sigma", [0.0, 0.125, 0.75, 4.0])
+def test_it_whitens_from_80_rows_of_a_class_and_sigma(num_classes, sigma):
+  n = int(80 * num_classes * sigma)
+  assert rule_of(sigma, n, num_classes=num_classes).whitens
+  assert rule_of(sigma, n + 1, num_classes=num_classes).whitens
+  if sigma:
+    assert not rule_of(sigma, n - 1, num_classes=num_classes).whitens
+    more = math.nextafter(sigma, 9)
+    assert not rule_of(more, n, num_classes=num_classes).whitens
+    # For the budget, what is not released is not paid for.
+    assert rule_of(more, n, num_classes=num_classes).moment_share == 0
+
+
+def test_the_epsilons_above_lie_on_both_sides_of_sigma_1():
+  assert 1 < noise_multiplier(4.3, 1e-5) < 1.2
+  assert 0.8 < noise_multiplier(4.5, 1e-5) < 1
+
+
+@pytest.mark.parametrize(
+  ("sigma", "steps"), [(0.0, 100), (1.0, 100), (math.nextafter(1, 2), 60)]
+)
+def test_number_of_steps(sigma, steps):
+  assert rule_of(sigma).num_steps == steps
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 1.5, 40.0])
+@pytest.mark.parametrize(("n", "d", "num_classes"), SIZES)
+def test_noise_alone_moves_a_logit_by_about_b(sigma, n, d, num_classes):
+  """The walk of the weights where gradients are noise, step by step."""
+  rule = rule_of(sigma, n, d, num_classes)
+  noise = rule.step_noise_multiplier * CLIP_NORM / n
+  # How much of the noise of a step is in the weights at the end.
+  lasting = (1 - MOMENTUM ** np.arange(1, rule.num_steps + 1)) / (1 - MOMENTUM)
+  moved = rule.learning_rate * noise * np.linalg.norm(lasting)
+  walk = (1 + math.log10(num_classes) / 2) * min(sigma, 1)
+  assert 0.8 * walk < moved < walk
+
+
+@pytest.mark.parametrize("n", [1, 10**4, 10**6])
+def test_ridge(n):
+  assert rule_of(0.0, n).ridge == n * 1e-6
+  noisy = rule_of(3.0, n, 100)
+  assert noisy.ridge == pytest.approx(2.5 * 3.0 * (K * 100) ** 0.5)
+
+
+# Noise.
+
+
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+@pytest.mark.parametrize(
+  ("epsilon", "error", "centres", "whitens"),
+  [
+    (0.5, None, True, True),
+    (8.0, None, True, False),
+    (8.0, 1e-4, False, True),
+    (8.0, 1e-4, True, True),
+    (8.0, None, False, False),
+  ],
+)
+def test_the_noise_that_is_added_is_paid_for(
+  drawn, monkeypatch, relation, epsilon, error, centres, whitens
+):
+  """Σ (Δ/sd)² over all that a head adds noise to is at most 1/σ²."""
+  set_whitens(monkeypatch, whitens)
+  monkeypatch.setattr(WhiteningRule, "num_steps", 9)
+  if error is not None:  # more than there is, to see that it is paid for
+    monkeypatch.setattr(gradient_sum, "row_error", lambda *_: error)
+  secrets = recorded(monkeypatch, "clipped_gradient")
+  plan = plan_of(epsilon, neighboring_relation=relation)
+  (head,) = released(clusters(), plan, centres=centres)
+  removals = 2 if relation is REPLACE else 1
+  steps, spent = list(drawn), Fraction(0)
+  if centres:
+    mean = steps.pop(0)
+    assert mean.shape == (D,)
+    spent += Fraction(removals * GRID_RADIUS) ** 2 / Fraction(mean.sd) ** 2
+  if whitens:
+    above, diagonal = steps.pop(0), steps.pop(0)
+    assert (above.shape, diagonal.shape) == ((D * (D - 1) // 2,), (D,))
+    # Entries above the diagonal count twice.
+    sd = min(Fraction(diagonal.sd) ** 2, 2 * Fraction(above.sd) ** 2)
+    spent += Fraction(removals * (GRID_RADIUS + D)) ** 2 / sd
+  assert len(steps) == len(secrets) == head.rule.num_steps
+  rounding = Fraction(math.isqrt(K * D * 2**80) + 1, 2**40)
+  for noise, ((_, _, _, clip_norm), secret) in zip(steps, secrets, strict=True):
+    assert noise.shape == (D, K)
+    assert clip_norm == secret.clip_norm == CLIP_NORM
+    assert secret.error > 0
+    in_steps = 2 * Fraction(secret.error) / Fraction(CLIP_NORM) * GRID_RADIUS
+    sensitivity = removals * (GRID_RADIUS + in_steps + rounding)
+    spent += sensitivity**2 / Fraction(noise.sd) ** 2
+  sigma = Fraction(noise_multiplier(epsilon, 1e-5))
+  assert spent <= sigma**-2
+  assert spent >= sigma**-2 * (1 - Fraction(1, 10**6))
+  assert head.statement.noise_multiplier == sigma
+  # And what was drawn is what was asked for.
+  values = np.concatenate([n.values.ravel() / n.sd for n in drawn])
+  law = scipy.stats.chi2(values.size)
+  assert P_VALUE < law.cdf((values**2).sum()) < 1 - P_VALUE
+
+
+def test_it_is_the_noise_of_the_release(monkeypatch):
+  """Rows of zeros: all is noise, and of its deviation.
+
+  Wherever the noisy mean is: a row of zeros is not off it, it adds nothing.
+  """
+  set_whitens(monkeypatch, True)
+  means = recorded(monkeypatch, "release_mean")
+  moments = recorded(monkeypatch, "release_moment")
+  secrets = recorded(monkeypatch, "clipped_gradient")
+  gradients = recorded(monkeypatch, "release_gradient")
+  (head,) = released(zero_rows(), plan_of(1.0))
+  assert not any(secret.secret_sum.any() for _, secret in secrets)
+  rule = head.rule
+  ((_, mean),), ((_, moment),) = means, moments
+  noise = np.array([result for _, result in gradients])
+  sigma_1, sigma_m = rule.mean_noise_multiplier, rule.moment_noise_multiplier
+  assert sigma_1 is not None
+  assert sigma_m is not None
+  for values, sd in [
+    (mean * len(zero_rows()), sigma_1),
+    (np.diag(moment), sigma_m),
+    (moment[np.triu_indices(D, 1)], sigma_m / math.sqrt(2)),
+    (noise, rule.step_noise_multiplier * CLIP_NORM),
+  ]:
+    law = scipy.stats.chi2(values.size)
+    total = (values**2).sum() / sd**2
+    assert P_VALUE < law.cdf(total) < 1 - P_VALUE
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_every_head_and_draw_has_noise_of_its_own(drawn, monkeypatch, seed):
+  set_whitens(monkeypatch, True)
+  gradients = recorded(monkeypatch, "release_gradient")
+  moments = recorded(monkeypatch, "release_moment")
+  means = recorded(monkeypatch, "release_mean")
+  plan = plan_of(1.0, 8.0, num_draws=2)
+  heads = released(zero_rows(), plan, seed)
+  assert [(h.draw, h.statement.epsilon) for h in heads] == [
+    *itertools.product((0, 1), (8.0, 1.0))
+  ]
+  steps = sum(h.rule.num_steps for h in heads)
+  assert len(drawn) == 3 * len(heads) + steps
+  found = (len(means), len(moments), len(gradients))
+  assert found == (len(heads), len(heads), steps)
+  # No number twice, whatever it was multiplied by; of bits that differ from run
+  # to run a few may be, by chance, and no release has so few.
+  values = np.concatenate([np.abs(n.values.ravel()) / n.sd for n in drawn])
+  by_chance = 3 if seed is None else 0
+  assert len(np.unique(values)) >= values.size - by_chance
+  # Nor does one step or head say anything of another.
+  noise = np.array([result.ravel() for _, result in gradients])
+  noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+  cosines = (noise @ noise.T)[np.triu_indices(len(noise), 1)]
+  if seed is not None:  # of 51,040 pairs in 24 dimensions
+    assert np.abs(cosines).max() < 0.9
+    assert abs(cosines.mean()) < 5 / math.sqrt(cosines.size * K * D)
+    assert np.mean(cosines**2) == pytest.approx(1 / (K * D), rel=0.05)
+  assert len({h.head.kernel.tobytes() for h in heads}) == len(heads)
+
+
+class WatchedSource(NoiseSource):
+  """Tells when random bits are drawn."""
+
+  def __init__(self, seed: int | None, events: list[str]):
+    super().__init__(seed)
+    self._events = events
+
+  def words(self, count):
+    self._events.append("bits")
+    return super().words(count)
+
+  def bits(self, count):
+    self._events.append("bits")
+    return super().bits(count)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_it_is_charged_once_and_before_any_random_bit(seed):
+  events: list[str] = []
+  source, plan = WatchedSource(seed, events), plan_of(1.0, 8.0, num_draws=2)
+  charges = []
+
+  def charge(*args: Any) -> None:
+    events.append("charged")
+    charges.append(args)
+
+  rows = rows_of(clusters())
+  moment = second_moment.second_moment(rows)
+  made = release_whitened(rows, moment, plan, source, charge=charge)
+  next(made)
+  assert events.index("charged") == 0
+  assert len(list(made)) == 3
+  assert collections.Counter(events)["charged"] == 1
+  assert charges == [(plan, source)]
+  assert events.count("bits") > 4 * 60 * 3
+
+
+@pytest.mark.parametrize("refused", ["by the ledger", "nested"])
+def test_a_refusal_draws_nothing(refused):
+  events: list[str] = []
+  source = WatchedSource(None, events)
+  plan = plan_of(order="nested" if refused == "nested" else "independent")
+
+  def charge(plan: ReleasePlan, source: NoiseSource) -> None:
+    events.append("asked")
+    raise InputError("by the ledger")
+
+  rows = rows_of(clusters())
+  moment = second_moment.second_moment(rows)
+  with pytest.raises(InputError, match=refused):
+    next(release_whitened(rows, moment, plan, source, charge=charge))
+  assert events == ([] if refused == "nested" else ["asked"])
+
+
+# What a head says of itself.
+
+
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+@pytest.mark.parametrize("seed", [None, 5])
+def test_statement(relation, seed):
+  plan = plan_of(2.0, delta=1e-6, neighboring_relation=relation)
+  (head,) = released(clusters(), plan, seed)
+  found = head.statement
+  sigma = noise_multiplier(2.0, 1e-6)
+  assert (found.epsilon, found.delta) == (2.0, 1e-6)
+  assert found.noise_multiplier == found.noise_sd == sigma
+  assert found.sensitivity == 1
+  assert found.neighboring_relation is relation
+  assert found.is_private is (seed is None)
+  assert ("NOT PRIVATE" in found.noise_source) is (seed is not None)
+  assert head.rule == rule_of(sigma)
+
+
+def test_a_baseline_is_not_private_and_draws_nothing(drawn):
+  rows = rows_of(clusters())
+  moment = second_moment.second_moment(rows)
+  head = whitened_without_privacy(rows, moment, plan_of())
+  assert drawn == []
+  assert head.statement.is_private is False
+  assert head.statement.noise_source == "none: NOT PRIVATE"
+  assert head.statement.epsilon == math.inf
+  assert head.statement.noise_sd == head.statement.noise_multiplier == 0
+  assert head.rule == rule_of(0.0)
+
+
+# The algorithm, by other means.
+
+
+def whiten(rows: np.ndarray, ridge: float) -> np.ndarray:
+  """(M + ridge)^(−1/2), by the singular values of the rows."""
+  _, values, directions = np.linalg.svd(rows)
+  full = np.zeros(rows.shape[1])
+  full[: len(values)] = values**2
+  return (directions.T / np.sqrt(full + ridge)) @ directions
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+  return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def reference(
+  block: Block, rule: WhiteningRule
+) -> tuple[np.ndarray, np.ndarray]:
+  """The head without noise, by optax and a loss that jax differentiates."""
+  u = unit_rows(block.embedding.astype(np.float64))
+  mean = u.mean(axis=0) * rule.centres
+  matrix = whiten(u - mean, rule.ridge) if rule.whitens else np.eye(len(u.T))
+  z = unit_rows((u - mean) @ matrix)
+
+  def loss(kernel, row, label):
+    return optax.losses.softmax_cross_entropy_with_integer_labels(
+      row @ kernel, label
+    )
+
+  optimizer = optax.chain(
+    optax.contrib.differentially_private_aggregate(CLIP_NORM, 0.0, key=0),
+    optax.sgd(rule.learning_rate, momentum=MOMENTUM),
+  )
+
+  @jax.jit
+  def step(kernel, state):
+    gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(kernel, z, block.label)
+    updates, state = optimizer.update(gradients, state, kernel)
+    return optax.apply_updates(kernel, updates), state
+
+  with jax.enable_x64(True):
+    kernel = jax.numpy.zeros((u.shape[1], rule.num_classes), np.float64)
+    state = optimizer.init(kernel)
+    for _ in range(rule.num_steps):
+      kernel, state = step(kernel, state)
+    kernel = matrix @ np.asarray(kernel)
+  kernel /= np.linalg.norm(kernel, axis=0).max()
+  return kernel, -mean @ kernel
+
+
+@pytest.mark.parametrize(
+  ("devices", "centres", "whitens"),
+  [*((1, *case) for case in CASES), (8, True, True)],
+)
+def test_without_noise_it_is_the_algorithm(
+  monkeypatch, devices, centres, whitens
+):
+  set_whitens(monkeypatch, whitens)
+  rows = rows_of(clusters(), devices)
+  moment = second_moment.second_moment(rows)
+  steps = []
+  head = whitened_without_privacy(
+    rows,
+    moment,
+    plan_of(),
+    on_step=lambda: steps.append(1),
+    centres=centres,
+  )
+  kernel, bias = reference(clusters(), head.rule)
+  assert len(steps) == head.rule.num_steps == 100
+  # The mean is rounded to the grid of a row.
+  np.testing.assert_allclose(head.head.kernel, kernel, atol=4e-6, rtol=0)
+  np.testing.assert_allclose(head.head.bias, bias, atol=4e-6, rtol=0)
+  assert np.asarray(head.head.bias).any() == head.head.unit_norm == centres
+  logits = unit_rows(clusters().embedding.astype(float)) @ kernel + bias
+  hits = np.argmax(logits, axis=1) == clusters().label
+  assert hits.mean() > 0.6  # it learns
+
+
+def test_it_centres_unless_told():
+  assert WhiteningRule(
+    num_examples=9, feature_dim=3, num_classes=2, noise_multiplier=1.0
+  ).centres
+
+
+def final_weights(
+  gradients: list[tuple[tuple, Any]], rule: WhiteningRule
+) -> np.ndarray:
+  """W by what was released, with momentum written out."""
+  noisy = np.array([result for _, result in gradients]) / rule.num_examples
+  left = np.arange(rule.num_steps, 0, -1)  # steps that a gradient still moves
+  weight = (1 - MOMENTUM**left) / (1 - MOMENTUM)
+  return -rule.learning_rate * np.tensordot(weight, noisy, 1)
+
+
+@dataclasses.dataclass
+class Transcript:
+  """What one head released, call by call."""
+
+  means: list[tuple[tuple, Any]]
+  moments: list[tuple[tuple, Any]]
+  gradients: list[tuple[tuple, Any]]
+
+  @classmethod
+  def watch(cls, monkeypatch: pytest.MonkeyPatch) -> "Transcript":
+    return cls(
+      means=recorded(monkeypatch, "release_mean"),
+      moments=recorded(monkeypatch, "release_moment"),
+      gradients=recorded(monkeypatch, "release_gradient"),
+    )
+
+  def scores(
+    self, rule: WhiteningRule, unit: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """unit((x̂ − m)·A)·W by hand, and which rows have no near ties."""
+    assert len(self.means) == rule.centres
+    assert len(self.moments) == rule.whitens
+    d = rule.feature_dim
+    mean, root = np.zeros(d), np.eye(d)
+    if self.means:
+      ((_, mean),) = self.means
+    if self.moments:
+      ((_, moment),) = self.moments
+      covariance = moment - rule.num_examples * np.outer(mean, mean)
+      values, vectors = scipy.linalg.eigh(covariance)
+      scales = (np.maximum(values, 0) + rule.ridge) ** -0.5
+      root = (vectors * scales) @ np.transpose(vectors)
+    mean = mean / max(1.0, float(np.linalg.norm(mean)))
+    kernel = final_weights(self.gradients, rule)
+    full = unit_rows((unit - mean) @ root) @ kernel
+    gaps = np.diff(np.sort(full, axis=1), axis=1).min(axis=1)
+    return full, gaps > 1e-4 * np.abs(full).max(axis=1)
+
+
+def unit_of_any_length(rows: np.ndarray) -> np.ndarray:
+  """In float64, of rows as they are stored."""
+  wide = rows.astype(np.float64)
+  return unit_rows(wide / np.abs(wide).max(axis=1, keepdims=True))
+
+
+LENGTHS = {
+  "float16": (2e-4, 1.0, 5e3),
+  "bfloat16": (1e-30, 1.0, 1e36),
+  "float32": (1e-35, 1e-20, 1e20, 1e36),
+}
+
+
+@pytest.mark.parametrize(("centres", "whitens"), CASES)
+@pytest.mark.parametrize("epsilon", [0.3, 20.0])
+def test_a_head_is_the_whole_pipeline_to_any_row(
+  monkeypatch, epsilon, centres, whitens
+):
+  """Classes in the same order as behind normalise, centre, map, normalise, W.
+
+  Whatever the length of a row and the type that it is stored in.
+  """
+  set_whitens(monkeypatch, whitens)
+  transcript = Transcript.watch(monkeypatch)
+  (head,) = released(clusters(), plan_of(epsilon), centres=centres)
+  test = unit_rows(random_block(200, D, K, seed=77).embedding.astype(float))
+  for dtype, lengths in LENGTHS.items():
+    for length in lengths:
+      rows = (test * length).astype(DTYPES[dtype])
+      full, clear = transcript.scores(head.rule, unit_of_any_length(rows))
+      found = head.head.logits(jax.numpy.asarray(rows.astype(np.float32)))
+      assert clear.mean() > 0.97
+      np.testing.assert_array_equal(
+        np.argsort(full[clear], axis=1), np.argsort(found, axis=1)[clear]
+      )
+  # All is of one positive scale: nothing overflows float32.
+  assert np.linalg.norm(head.head.kernel, axis=0).max() == pytest.approx(1)
+
+
+def test_a_noisy_mean_may_be_longer_than_any_row(monkeypatch):
+  """It is shortened; the head is still what was trained."""
+  transcript = Transcript.watch(monkeypatch)
+  calls = recorded(monkeypatch, "clipped_gradient")
+  (head,) = released(clusters()[:20], plan_of(0.5))
+  ((_, mean),) = transcript.means
+  assert np.linalg.norm(mean) > 2
+  centre = calls[0][0][1].centre
+  assert 0.9999 < np.linalg.norm(centre) / GRID_RADIUS <= 1
+  np.testing.assert_allclose(
+    centre / GRID_RADIUS, mean / np.linalg.norm(mean), atol=1e-5
+  )
+  rows = unit_rows(random_block(100, D, K, seed=7).embedding.astype(float))
+  found = rows @ head.head.kernel.astype(float) + head.head.bias
+  full, clear = transcript.scores(head.rule, rows)
+  assert clear.mean() > 0.97
+  np.testing.assert_array_equal(
+    np.argsort(full[clear], axis=1), np.argsort(found[clear], axis=1)
+  )
+
+
+def test_data_sets_that_differ_in_a_row_of_zeros_differ_in_nothing(monkeypatch):
+  """Whatever it says of itself; and the noise is the same."""
+  set_whitens(monkeypatch, True)
+  found = []
+  rows = np.concatenate([clusters().embedding, np.zeros((1, D), np.float32)])
+  for label in (0, 3):
+    with monkeypatch.context() as patch:
+      secrets = recorded(patch, "clipped_gradient")
+      block = make_block(rows, [*clusters().label, label])
+      (head,) = released(block, plan_of(2.0))
+    sums = [secret.secret_sum.tobytes() for _, secret in secrets]
+    found.append((sums, head.head.kernel.tobytes(), head.head.bias.tobytes()))
+  assert found[0] == found[1]
+
+
+def test_the_same_on_any_number_of_devices(monkeypatch):
+  """The weights before the last step, in float64."""
+  found = []
+  for devices in (1, 8):
+    with monkeypatch.context() as patch:
+      calls = recorded(patch, "clipped_gradient")
+      (head,) = released(clusters(), plan_of(), devices=devices)
+    (_, _, kernel, _), _ = calls[-1]
+    found.append((kernel, head.head.kernel))
+  assert np.abs(found[0][0]).max() > 0.1
+  np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-9, rtol=0)
+  np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-7, rtol=0)
+
+
+def test_a_seed_repeats_and_the_system_does_not():
+  kernels = [
+    released(clusters(), plan_of(), seed)[0].head.kernel.tobytes()
+    for seed in (1, 1, 2, None, None)
+  ]
+  assert kernels[0] == kernels[1]
+  assert len(set(kernels)) == 4
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e5])
+@pytest.mark.parametrize("relation", [ADD_OR_REMOVE, REPLACE])
+def test_extremes_are_finite(epsilon, relation):
+  plan = plan_of(epsilon, neighboring_relation=relation)
+  for block in (clusters(), zero_rows(), clusters()[:1]):
+    (head,) = released(block, plan)
+    assert np.isfinite(head.head.kernel).all()
+    assert np.asarray(head.head.kernel).any()
+
+
+def test_rows_of_units_are_refused_before_a_charge():
+  block = clusters()
+  rows = rows_of(block.but(unit_id=np.arange(N)))
+  with pytest.raises(InputError, match="unit_id") as caught:
+    second_moment.second_moment(rows)
+  assert "\n" not in str(caught.value)
+
+
+# An attack.
+
+RUNS = 150
+STEPS = 4
+
+
+def canary() -> np.ndarray:
+  return np.array([0.6, -0.8])
+
+
+def guesses(block: Block, epsilon: float, seed: int) -> int:
+  """In how many runs an attacker takes a data set for the one of the canary.
+
+  It sees the mean, the moment and every noisy gradient, and knows all but which
+  of the two it is: the likelihood ratio, for the noise that is claimed.
+  """
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(WhiteningRule, "num_steps", STEPS)
+    set_whitens(patch, True)
+    means = recorded(patch, "release_mean")
+    moments = recorded(patch, "release_moment")
+    before = recorded(patch, "clipped_gradient")
+    after = recorded(patch, "release_gradient")
+    plan = plan_of(epsilon, num_draws=RUNS)
+    rule = released(block, plan, seed, num_classes=2)[0].rule
+    sd_1, sd_m = rule.mean_noise_multiplier, rule.moment_noise_multiplier
+    sd_t = rule.step_noise_multiplier * CLIP_NORM
+  assert sd_1 is not None
+  assert sd_m is not None
+  outer = np.outer(canary(), canary())
+  said = 0
+  for run in range(RUNS):
+    ratio = (means[run][1] @ canary() - 1 / 2) / sd_1**2
+    ratio += ((moments[run][1] * outer).sum() - 1 / 2) / sd_m**2
+    public_map = before[run * STEPS][0][1]
+    z = canary() * GRID_RADIUS - public_map.centre
+    z = z @ public_map.matrix
+    z /= np.linalg.norm(z)
+    for i in range(run * STEPS, (run + 1) * STEPS):
+      _, _, kernel, _ = before[i][0]
+      powers = np.exp(z @ kernel)
+      gradient = np.outer(z, powers / powers.sum() - [1, 0])
+      gradient *= min(1, CLIP_NORM / np.linalg.norm(gradient))
+      ratio += (after[i][1] * gradient).sum() / sd_t**2
+      ratio -= (gradient**2).sum() / (2 * sd_t**2)
+    said += int(ratio > 0)
+  return said
+
+
+def audited(epsilon: float) -> float:
+  """A lower bound on ε at 99.9 % confidence."""
+  absent = make_block(np.zeros((1, 2), np.float32), [0])
+  present = make_block(canary().astype(np.float32)[None], [0])
+  mu = gdp_lower_bound(
+    false_positives=guesses(absent, epsilon, seed=1),
+    false_negatives=RUNS - guesses(present, epsilon, seed=2),
+    runs=RUNS,
+    confidence=0.999,
+  )
+  return epsilon_of_gdp(mu, 1e-5)
+
+
+def weakened(factor: float) -> Callable[..., np.ndarray]:
+  return lambda shape, sd, source: rounded_gaussian(shape, sd * factor, source)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_an_attack_finds_no_more_than_the_claim(monkeypatch, factor):
+  """And finds it where the noise is less than it should be."""
+  for module in (second_moment, gradient_sum):
+    monkeypatch.setattr(module, "rounded_gaussian", weakened(factor))
+  bound = audited(8.0)
+  assert 1 < bound <= 8 if factor == 1 else bound > 8

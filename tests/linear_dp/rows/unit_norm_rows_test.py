@@ -1,0 +1,497 @@
+import copy
+import itertools
+import math
+import pickle
+from fractions import Fraction
+from typing import Any
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.rows.unit_norm_rows import (
+  SecretRows,
+  integer_rows,
+  row_scale,
+)
+from tests.linear_dp.blocks import (
+  DTYPES,
+  Block,
+  in_blocks,
+  make_block,
+  random_block,
+)
+
+K, D = 5, 12
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+  """Chunks of 16 rows a device: many for little work."""
+  monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 16)
+
+
+class Reader:
+  """Reads a block as often as asked, and counts the readings."""
+
+  def __init__(self, *readings: Block, sizes=(7, 256)):
+    self.readings = readings
+    self.sizes = sizes
+    self.passes = 0
+
+  def __call__(self):
+    reading = self.readings[min(self.passes, len(self.readings) - 1)]
+    self.passes += 1
+    return in_blocks(reading, self.sizes)
+
+
+def rows_of(block: Block, devices=1, read=None, **changes) -> SecretRows:
+  options: dict[str, Any] = {
+    "feature_dim": block.embedding.shape[1],
+    "num_classes": K,
+    "num_examples": len(block),
+    "devices": jax.local_devices()[:devices],
+  }
+  return SecretRows(read or Reader(block), **options | changes)
+
+
+def one_pass(rows: SecretRows) -> list[tuple[np.ndarray, ...]]:
+  return [
+    tuple(np.asarray(column) for column in chunk)
+    for chunk in rows.secret_chunks()
+  ]
+
+
+def integers_of(rows: SecretRows) -> list[list[int]]:
+  """u of every row, padding too, in integers of Python."""
+  found = []
+  for embedding, scale, _ in rows.secret_chunks():
+    with jax.enable_x64(True):
+      u = np.asarray(integer_rows(embedding, scale))
+    assert u.dtype == np.float64
+    found += [[int(x) for x in row] for row in u]
+  return found
+
+
+def squared(row: list[int]) -> int:
+  return sum(x * x for x in row)
+
+
+def rows_of_any_length(d: int, dtype: str) -> Block:
+  """From subnormal numbers to nearly infinite ones, in every direction."""
+  rng = np.random.default_rng(d)
+  limits = {"float16": (-7, 4), "float32": (-44, 37), "bfloat16": (-39, 37)}
+  rows = rng.standard_normal((300, d))
+  rows[100:200] = np.sign(rows[100:200])  # all coordinates alike
+  rows[200:250] = np.eye(d)[rng.integers(0, d, 50)]
+  rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+  rows *= 10.0 ** rng.uniform(*limits[dtype], 300)[:, None]
+  rows[250:] = 0
+  return make_block(rows.astype(DTYPES[dtype]), rng.integers(0, K, 300))
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("d", [1, 3, 192])
+def test_every_row_is_a_direction_of_norm_b(d, dtype):
+  block = rows_of_any_length(d, dtype)
+  found = integers_of(rows_of(block))
+  assert len(found) == 304  # 300, padded to a multiple of 16
+  floor = GRID_RADIUS / float(np.finfo(np.float32).max)
+  seen = 0
+  for x, norm, u in zip(
+    block.embedding.astype(np.float64),
+    block.embedding_norm.astype(np.float64),
+    found[:300],
+    strict=True,
+  ):
+    assert squared(u) <= GRID_RADIUS**2
+    if norm <= floor:
+      assert not any(u)
+    elif norm > 1e-30:  # stored well enough to have a direction
+      seen += 1
+      radius = GRID_RADIUS - math.sqrt(d) / 2 - 1
+      off = np.array(u) - x * (radius / np.linalg.norm(x))
+      assert np.linalg.norm(off) <= math.sqrt(d) / 2 + 0.25
+      assert squared(u) >= (GRID_RADIUS - math.sqrt(d) - 1.25) ** 2
+  assert seen > 150
+  assert not any(map(any, found[250:]))
+
+
+@hypothesis.settings(
+  max_examples=60,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+  seed=st.integers(0, 2**32),
+  dtype=st.sampled_from(sorted(DTYPES)),
+  d=st.sampled_from([1, 12]),
+  factor=st.one_of(
+    st.sampled_from([0.0, 1.0, 1 - 2**-20, 1 + 2**-20, 2.0**-149]),
+    st.floats(-40, 38).map(lambda e: 10.0**e),
+    st.floats(0.999999, 1.000001),
+  ),
+)
+def test_no_stored_norm_lets_a_row_leave_the_ball(seed, dtype, d, factor):
+  block = random_block(16, d, K, seed=seed, dtype=dtype)
+  with np.errstate(over="ignore"):
+    lie = (block.embedding_norm * np.float64(factor)).astype(np.float32)
+  lie = np.where(np.arange(16) == 5, lie, block.embedding_norm)
+  rows = rows_of(block.but(embedding_norm=lie))
+  try:
+    found = integers_of(rows)
+  except InputError:
+    assert factor < 1 or not np.isfinite(lie[5])
+    with pytest.raises(InputError, match=r"^example_id=1015: "):
+      one_pass(rows)
+    return
+  assert all(squared(u) <= GRID_RADIUS**2 for u in found)
+  if factor >= 1.001:
+    most = (GRID_RADIUS / factor + math.sqrt(d)) ** 2
+    assert squared(found[5]) <= most
+
+
+@pytest.mark.parametrize("factor", [1 - 1e-5, 0.5, 1e-3, 1e-30])
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_a_norm_too_small_is_refused(factor, dtype):
+  rows = np.full((40, D), 7656, DTYPES[dtype])  # recognisable
+  block = make_block(rows, [4] * 40)
+  lie = block.embedding_norm.copy()
+  lie[17] *= factor
+  with pytest.raises(InputError, match="example_id=1051: ") as caught:
+    one_pass(rows_of(block.but(embedding_norm=lie)))
+  message = str(caught.value)
+  assert "longer than its embedding_norm says" in message
+  assert "\n" not in message
+  for secret in ("7656", "label", str(float(lie[17]))):
+    assert secret not in message
+  assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("norm", [None, 0.0, 1e-40, 1e-3])
+def test_an_embedding_that_is_not_finite_is_refused(value, norm):
+  """Also where its norm would give it the scale 0, which hides a number."""
+  block = random_block(40, D, K)
+  embedding, norms = block.embedding.copy(), block.embedding_norm.copy()
+  embedding[17, 3] = value
+  norms[17] = norms[17] if norm is None else norm
+  block = block.but(embedding=embedding, embedding_norm=norms)
+  if np.isfinite(value) and norm in (0.0, 1e-40):
+    assert not any(integers_of(rows_of(block))[17])
+    return
+  with pytest.raises(InputError, match="example_id=1051: its embedding is not"):
+    one_pass(rows_of(block))
+
+
+@pytest.mark.parametrize(
+  "beyond", [(GRID_RADIUS + 1, 0), (GRID_RADIUS, 1), (GRID_RADIUS, 0.75)]
+)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_edge_of_the_ball_is_checked_in_integers(
+  beyond, devices, monkeypatch
+):
+  """(B, 0) is the longest row. With scale 1 embeddings are their integers."""
+  monkeypatch.setattr(
+    secret_rows, "row_scale", lambda norm, d, longest: np.ones_like(norm)
+  )
+  rows = np.zeros((20, 2), np.float32)
+  rows[19] = GRID_RADIUS, 0
+  found = integers_of(rows_of(make_block(rows, [0] * 20), devices))
+  assert found[19] == [GRID_RADIUS, 0]
+  rows[18] = beyond
+  with pytest.raises(InputError, match="example_id=1054: "):
+    one_pass(rows_of(make_block(rows, [0] * 20), devices))
+
+
+@pytest.mark.parametrize("d", [1, 12, 1280, 10**6])
+def test_row_scale(d):
+  norm = np.array(
+    [0, 2.0**-149, 1e-38, 1e-33, 1e-32, 1e-3, 1, 3e38], np.float32
+  )
+  scale = row_scale(norm, d)
+  assert scale.dtype == np.float32
+  assert np.isfinite(scale).all()
+  assert not scale[:4].any()
+  radius = GRID_RADIUS - math.sqrt(d) / 2 - 1
+  for s, n in zip(scale[4:].tolist(), norm[4:].tolist(), strict=True):
+    exact = Fraction(radius) / Fraction(n)
+    assert abs(Fraction(s) - exact) <= exact / 2**24 + Fraction(1, 2**149)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("sizes", [(1,), (7, 0, 256)])
+def test_chunks_hold_every_row_once_and_padding_of_zeros(devices, sizes):
+  block = random_block(203, D, K, dtype="bfloat16")
+  rows = rows_of(block, devices, Reader(block, sizes=sizes))
+  chunks = one_pass(rows)
+  size = 16 * devices
+  assert {tuple(c.shape for c in chunk) for chunk in chunks} == {
+    ((size, D), (size,), (size,))
+  }
+  embedding, scale, label = (
+    np.concatenate(c) for c in zip(*chunks, strict=True)
+  )
+  assert len(label) == -(-203 // size) * size
+  assert embedding.dtype == block.embedding.dtype
+  np.testing.assert_array_equal(embedding[:203], block.embedding)
+  np.testing.assert_array_equal(label[:203], block.label)
+  np.testing.assert_array_equal(scale[:203], row_scale(block.embedding_norm, D))
+  assert scale[:203].all()
+  assert not scale[203:].any()
+  assert not embedding[203:].any()
+  assert len(next(rows.secret_chunks())[0].sharding.device_set) == devices
+
+
+def test_all_local_devices_by_default():
+  rows = rows_of(random_block(3, D, K), devices=0)
+  assert rows.mesh.size == len(jax.local_devices()) == 8
+
+
+def assert_same(passes: list[list[tuple[np.ndarray, ...]]]):
+  for one, other in itertools.pairwise(passes):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+      for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_rows_that_fit_are_read_once_and_others_each_time(devices):
+  block = random_block(100, D, K)
+  padded = -(-100 // (16 * devices)) * 16 * devices
+  size = padded * 4 * (D + 2)
+  passes = []
+  for limit, readings in [(size, 1), (size - 1, 3), (0, 3), (10**9, 1)]:
+    reader = Reader(block)
+    rows = rows_of(block, devices, reader, resident_bytes=limit)
+    passes += [one_pass(rows) for _ in range(3)]
+    assert reader.passes == readings
+  assert_same(passes)
+
+
+def test_a_pass_left_halfway_is_never_the_whole():
+  block = random_block(100, D, K)
+  reader = Reader(block)
+  rows = rows_of(block, read=reader)
+  next(rows.secret_chunks())
+  assert len(one_pass(rows)) == 7
+  assert reader.passes == 2
+
+
+def test_a_pass_that_was_refused_is_not_kept():
+  block = random_block(100, D, K)
+  reader = Reader(block[:99], block)
+  rows = rows_of(block, read=reader)
+  with pytest.raises(InputError, match="gave 99 rows"):
+    one_pass(rows)
+  assert len(one_pass(rows)) == 7
+  assert reader.passes == 2
+
+
+def damaged_readings():
+  block = random_block(100, D, K)
+  yield "a row less", block[:99], "gave 99 rows"
+  ids = block.example_id.copy()
+  ids[50] = ids[3]
+  yield "twice", block.but(example_id=ids), "example_id=1009 comes more than"
+  label = block.label.copy()
+  label[50] = K
+  yield "label", block.but(label=label), "example_id=1150: its label"
+  longer = block.embedding.copy()
+  longer[50] *= 2
+  yield "longer", block.but(embedding=longer), "example_id=1150: its embedding"
+  norm = block.embedding_norm.copy()
+  norm[50] = np.nan
+  yield "norm", block.but(embedding_norm=norm), "example_id=1150: its embedd"
+  yield "gone", block[:0], "no rows"
+
+
+DAMAGED = {case: (block, said) for case, block, said in damaged_readings()}
+
+
+@pytest.mark.parametrize("case", sorted(DAMAGED))
+@pytest.mark.parametrize("devices", [1, 8])
+def test_each_reading_is_checked(case, devices):
+  second, said = DAMAGED[case]
+  block = random_block(100, D, K)
+  rows = rows_of(block, devices, Reader(block, second), resident_bytes=0)
+  one_pass(rows)
+  with pytest.raises(InputError) as caught:
+    one_pass(rows)
+  assert said in str(caught.value)
+
+
+# Rows that keep their norms.
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("d", [1, 3, 192])
+@pytest.mark.parametrize("max_norm", [1.0, 1024.0, 0.37])
+def test_rows_keep_norms_up_to_r(max_norm, d, dtype):
+  """u·R/B is the row, to the grid, or the row of norm R of its direction."""
+  rng = np.random.default_rng(d)
+  x = rng.standard_normal((300, d))
+  x *= (max_norm * 10 ** rng.uniform(-4, 1, 300) / np.linalg.norm(x, axis=1))[
+    :, None
+  ]
+  block = make_block(x.astype(DTYPES[dtype]), rng.integers(0, K, 300))
+  found = integers_of(rows_of(block, max_norm=max_norm))
+  step = max_norm / GRID_RADIUS
+  kept = shortened = 0
+  radius = GRID_RADIUS - math.sqrt(d) / 2 - 1
+  for x, u in zip(block.embedding.astype(np.float64), found, strict=False):
+    assert squared(u) <= GRID_RADIUS**2
+    norm = np.linalg.norm(x)
+    # One that is nearly R long is shortened by what the rounding may need.
+    least = radius * step
+    expected = x if norm <= least else x * (least / norm)
+    off = np.array(u) * step - expected
+    assert np.linalg.norm(off) <= step * (math.sqrt(d) / 2 + 0.25)
+    kept += 0.01 * max_norm < norm < least
+    shortened += norm > max_norm
+  assert kept > 50
+  assert shortened > 30
+  assert not any(map(any, found[300:]))
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 1024.0, 0.37])
+@pytest.mark.parametrize("d", [1, 1280])
+def test_row_scale_where_norms_count(d, max_norm):
+  near = np.float32(max_norm) * (1 + np.linspace(-0.01, 0.01, 201))
+  norm = np.concatenate([[0, 1e-38, 1e-3], near, [3e38]]).astype(np.float32)
+  scale, plain = row_scale(norm, d, max_norm), row_scale(norm, d)
+  assert scale.dtype == np.float32
+  most = np.float32(GRID_RADIUS / max_norm)
+  np.testing.assert_array_equal(scale, np.minimum(plain, most))
+  assert scale[2] == most
+  # What is left for the rounding of d coordinates.
+  longest = (norm * scale.astype(np.float64)).max() + math.sqrt(d) / 2
+  assert GRID_RADIUS - 1.5 < longest < GRID_RADIUS
+
+
+# Some of the rows.
+
+
+def picked(rows: SecretRows, chosen: np.ndarray) -> list[np.ndarray]:
+  """Embeddings, scales and labels, with the padding cut off."""
+  chunks = [
+    tuple(np.asarray(column) for column in chunk)
+    for chunk in rows.secret_chunks(chosen)
+  ]
+  size = 16 * rows.mesh.size
+  assert {len(c) for chunk in chunks for c in chunk} <= {size}
+  assert len(chunks) == -(-chosen.sum() // size)
+  if not chunks:
+    return []
+  columns = [np.concatenate(c) for c in zip(*chunks, strict=True)]
+  assert not columns[1][chosen.sum() :].any()
+  assert columns[1][: chosen.sum()].all()
+  return [c[: chosen.sum()] for c in columns]
+
+
+@hypothesis.settings(
+  max_examples=40,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+  seed=st.integers(0, 2**32),
+  share=st.sampled_from([0.0, 0.02, 0.5, 0.98, 1.0]),
+  devices=st.sampled_from([1, 2]),
+  sizes=st.lists(st.integers(1, 120), min_size=1, max_size=3),
+  resident=st.sampled_from([0, 2**30]),
+)
+def test_chosen_rows_come_once_and_in_order(
+  seed, share, devices, sizes, resident
+):
+  block = random_block(117, D, K, dtype="bfloat16")
+  reader = Reader(block, sizes=sizes)
+  rows = rows_of(block, devices, reader, resident_bytes=resident)
+  rng = np.random.default_rng(seed)
+  for _ in range(2):
+    chosen = rng.random(117) < share
+    found = picked(rows, chosen)
+    expected = block[chosen]
+    if not found:
+      assert not chosen.any()
+      continue
+    np.testing.assert_array_equal(found[0], expected.embedding)
+    assert found[0].dtype == block.embedding.dtype
+    np.testing.assert_array_equal(
+      found[1], row_scale(expected.embedding_norm, D)
+    )
+    np.testing.assert_array_equal(found[2], expected.label)
+  assert reader.passes == (1 if resident else 2)
+
+
+@pytest.mark.parametrize("case", sorted(DAMAGED))
+def test_rows_that_were_not_chosen_are_checked_too(case):
+  second, said = DAMAGED[case]
+  block = random_block(100, D, K)
+  rows = rows_of(block, read=Reader(block, second), resident_bytes=0)
+  one_pass(rows)
+  with pytest.raises(InputError) as caught:
+    list(rows.secret_chunks(np.arange(100) < 3))
+  assert said in str(caught.value)
+
+
+def test_other_rows_in_the_place_of_the_first_are_refused():
+  block = random_block(100, D, K)
+  swap = np.arange(100)
+  swap[[3, 90]] = 90, 3
+  rows = rows_of(block, read=Reader(block, block[swap]), resident_bytes=0)
+  one_pass(rows)
+  with pytest.raises(InputError, match="in another order") as caught:
+    one_pass(rows)
+  assert "\n" not in str(caught.value)
+  # The first order is still the one.
+  again = rows_of(
+    block, read=Reader(block, block[swap], block), resident_bytes=0
+  )
+  assert one_pass(again)
+  with pytest.raises(InputError):
+    one_pass(again)
+  assert one_pass(again)
+
+
+def test_a_reader_may_use_its_memory_again():
+  block = random_block(100, D, K)
+  memory = block[:20].but(
+    **{
+      name: getattr(block, name)[:20].copy()
+      for name in ("embedding", "embedding_norm", "label", "example_id")
+    }
+  )
+
+  def read():
+    for part in in_blocks(block, (20,)):
+      for name in ("embedding", "embedding_norm", "label", "example_id"):
+        getattr(memory, name)[:] = getattr(part, name)
+      yield memory
+      memory.embedding[:] = np.nan
+
+  rows = rows_of(block, read=read)
+  assert_same([one_pass(rows), one_pass(rows), one_pass(rows_of(block))])
+
+
+def test_devices_without_float64_are_refused(monkeypatch):
+  monkeypatch.setattr(secret_rows, "_FLOAT64_PLATFORMS", ("cuda",))
+  with pytest.raises(InputError, match="needs float64, which a cpu has not"):
+    rows_of(random_block(3, D, K))
+
+
+def test_rows_show_and_store_nothing():
+  block = random_block(40, D, K)
+  rows = rows_of(block)
+  one_pass(rows)
+  for shown in (repr(rows), str(rows), f"{rows}", repr([rows])):
+    assert "SecretRows(num_examples=40, <private>)" in shown
+  for leak in (pickle.dumps, copy.copy, copy.deepcopy):
+    with pytest.raises(TypeError, match="never serialised"):
+      leak(rows)

@@ -1,0 +1,471 @@
+import copy
+import itertools
+import math
+import pickle
+from fractions import Fraction
+from typing import Any
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+from dp_accounting import NeighboringRelation
+from hypothesis import strategies as st
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.statistics import second_moment as module
+from oneshot_dp.linear_dp.statistics.second_moment import (
+  MAX_ROWS,
+  SecretMoment,
+  mean_sensitivity,
+  moment_sensitivity,
+  release_mean,
+  release_moment,
+  second_moment,
+)
+from tests.linear_dp.blocks import (
+  DTYPES,
+  Block,
+  in_blocks,
+  make_block,
+  random_block,
+)
+
+ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+K, D = 3, 7
+# Seeds are fixed, so that a test passes always or never.
+P_VALUE = 1e-4
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+  """Chunks of 16 rows a device: many for little work."""
+  monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 16)
+
+
+def rows_of(block: Block, devices=1, sizes=(256,), **changes) -> SecretRows:
+  options: dict[str, Any] = {
+    "feature_dim": block.embedding.shape[1],
+    "num_classes": K,
+    "num_examples": len(block),
+    "devices": jax.local_devices()[:devices],
+  }
+  return SecretRows(lambda: in_blocks(block, sizes), **options | changes)
+
+
+def moment_of(block: Block, *args: Any, **changes: Any) -> np.ndarray:
+  return second_moment(rows_of(block, *args, **changes)).secret_moment
+
+
+def integers_of(block: Block) -> np.ndarray:
+  """u by plain numpy, int64."""
+  norm = block.embedding_norm.astype(np.float64)
+  radius = GRID_RADIUS - math.sqrt(block.embedding.shape[1]) / 2 - 1
+  scale = np.zeros_like(norm)
+  scale[norm > 1e-30] = radius / norm[norm > 1e-30]
+  products = (
+    block.embedding.astype(np.float32) * scale.astype(np.float32)[:, None]
+  )
+  return np.rint(products).astype(np.int64)
+
+
+def integer_moment(block: Block) -> np.ndarray:
+  """The same by plain numpy, in int64 from the start."""
+  u = integers_of(block)
+  return u.T @ u
+
+
+def assert_exact(secret: SecretMoment, block: Block) -> None:
+  """M and T are those of plain numpy, to the last bit."""
+  np.testing.assert_array_equal(secret.secret_moment, integer_moment(block))
+  total = integers_of(block).sum(axis=0)
+  np.testing.assert_array_equal(secret.secret_total, total)
+
+
+def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
+  """‖v − v′‖²: the diagonal, and √2 times what is above it; exactly."""
+  total = 0
+  for i, j in itertools.combinations_with_replacement(range(len(one)), 2):
+    difference = int(one[i, j]) - int(other[i, j])
+    total += difference**2 * (1 if i == j else 2)
+  return total
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("d", [1, D, 192])
+def test_sum_of_integers(dtype, d):
+  block = random_block(500, d, K, dtype=dtype)
+  secret = second_moment(rows_of(block))
+  assert secret.secret_moment.dtype == secret.secret_total.dtype == np.int64
+  assert secret.num_examples == 500
+  assert_exact(secret, block)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_same_bits_on_any_number_of_devices(small_chunks, devices):
+  block = random_block(511, D, K)  # a multiple of nothing here
+  for size in (1, 7, 600):
+    assert_exact(second_moment(rows_of(block, devices, [size])), block)
+
+
+@hypothesis.settings(
+  max_examples=25,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+  n=st.integers(1, 300),
+  sizes=st.lists(st.integers(1, 300), min_size=1, max_size=5),
+  order=st.integers(0, 2**32),
+  devices=st.sampled_from([1, 2, 4, 8]),
+  resident_bytes=st.sampled_from([0, 10**9]),
+)
+def test_same_bits_in_any_order_and_block_size(
+  small_chunks, n, sizes, order, devices, resident_bytes
+):
+  block = random_block(n, D, K, seed=n)
+  shuffled = block[np.random.default_rng(order).permutation(n)]
+  rows = rows_of(shuffled, devices, sizes, resident_bytes=resident_bytes)
+  for _ in range(2):
+    assert_exact(second_moment(rows), block)
+
+
+def long_rows(n: int) -> Block:
+  """All along the same diagonal, nearly: the largest sums that there are."""
+  rows = 1 + 1e-3 * np.random.default_rng(0).standard_normal((n, 2))
+  return make_block(rows.astype(np.float32), [0] * n)
+
+
+def test_a_full_chunk_of_the_longest_rows_is_exact():
+  assert secret_rows.ROWS_PER_DEVICE * GRID_RADIUS**2 <= 2**53
+  block = long_rows(2 * 8192 + 5)
+  assert_exact(second_moment(rows_of(block)), block)
+  alike = make_block(np.full((20_000, 1), 60000, np.float16), [0] * 20_000)
+  secret = second_moment(rows_of(alike))
+  assert secret.secret_moment.item() == 20_000 * (GRID_RADIUS - 2) ** 2
+  assert secret.secret_total.item() == 20_000 * (GRID_RADIUS - 2)
+
+
+def test_a_larger_chunk_would_not_be(monkeypatch):
+  """What the test above is worth."""
+  monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 2**17)
+  block = long_rows(2**17)
+  assert (moment_of(block) != integer_moment(block)).any()
+
+
+def test_zero_rows_and_padding_add_nothing(small_chunks):
+  block = random_block(3, D, K)
+  zeros = make_block(np.zeros((9, D), np.float32), [1] * 9)
+  zeros = zeros.but(example_id=np.arange(9))
+  found = second_moment(
+    SecretRows(
+      lambda: iter([zeros, block]),
+      feature_dim=D,
+      num_classes=K,
+      num_examples=12,
+    )
+  )
+  assert_exact(found, block)
+
+
+def neighbours(n: int, d: int, seed: int, alike: bool) -> tuple[Block, Block]:
+  """Data sets that differ in row 0 alone."""
+  one = random_block(n, d, K, seed=seed)
+  other = random_block(n, d, K, seed=seed + 1)
+  rows = one.embedding.copy()
+  rows[0] = other.embedding[0]
+  if alike:  # at a right angle: what moves it furthest
+    rows[0] = np.eye(d)[0]
+    one.embedding[0] = np.eye(d)[-1]
+  return make_block(one.embedding, one.label), make_block(rows, one.label)
+
+
+@hypothesis.settings(
+  max_examples=30,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+  n=st.integers(2, 40),
+  d=st.sampled_from([1, 2, D]),
+  seed=st.integers(0, 2**32),
+  alike=st.booleans(),
+)
+def test_a_row_moves_the_vector_by_at_most_the_sensitivity(
+  small_chunks, n, d, seed, alike
+):
+  one, other = neighbours(n, d, seed, alike)
+  moment, replaced = moment_of(one), moment_of(other)
+  removed = squared_distance(moment, moment_of(one[1:]))
+  assert removed <= Fraction(GRID_RADIUS**2) ** 2
+  # Every row weighs 1.
+  assert removed >= Fraction(GRID_RADIUS**2 * (1 - 1e-4)) ** 2
+  moved = squared_distance(moment, replaced)
+  if alike and d > 1:
+    assert moved >= Fraction(1.41 * GRID_RADIUS**2) ** 2
+  steps, others = released_steps(moment), released_steps(moment_of(one[1:]))
+  limit = Fraction(moment_sensitivity(ADD_OR_REMOVE, d))
+  assert squared_distance(steps, others) <= limit**2
+  limit = Fraction(moment_sensitivity(REPLACE, d))
+  assert squared_distance(steps, released_steps(replaced)) <= limit**2
+
+
+def released_steps(moment: np.ndarray) -> np.ndarray:
+  """What noise is added to, as integers of Python."""
+  total = np.zeros(len(moment), np.int64)
+  secret = SecretMoment(
+    num_examples=1, secret_moment=moment, secret_total=total
+  )
+  exact = release_moment(secret, 1.0, None) * GRID_RADIUS
+  assert (exact == np.rint(exact)).all()
+  return exact.astype(np.int64)
+
+
+def total_of(block: Block) -> list[int]:
+  return second_moment(rows_of(block)).secret_total.tolist()
+
+
+def squared_norm(vector: list[int], other: list[int]) -> int:
+  return sum((a - b) ** 2 for a, b in zip(vector, other, strict=True))
+
+
+@pytest.mark.parametrize("d", [1, 2, D])
+@pytest.mark.parametrize("length", [1e-30, 1.0, 1e30])
+def test_the_worst_row_moves_the_total_by_the_sensitivity(
+  small_chunks, d, length
+):
+  """Removed by B, replaced by its opposite by 2B: never by more."""
+  one = random_block(9, d, K, seed=d)
+  signs = np.sign(one.embedding[:1])
+  worst = {
+    "along an axis": np.eye(d)[:1],
+    "along a diagonal": signs,
+    "any": one.embedding[:1] / np.linalg.norm(one.embedding[:1]),
+  }
+  for row in worst.values():
+    with_it, opposite = (
+      make_block(
+        np.concatenate([sign * length * row, one.embedding[1:]]).astype("f4"),
+        one.label,
+      )
+      for sign in (1, -1)
+    )
+    total = total_of(with_it)
+    removed = squared_norm(total, total_of(with_it[1:]))
+    once = Fraction(mean_sensitivity(ADD_OR_REMOVE))
+    assert (once * Fraction(1 - 1e-4)) ** 2 <= removed <= once**2
+    moved = squared_norm(total, total_of(opposite))
+    twice = Fraction(mean_sensitivity(REPLACE))
+    assert (twice * Fraction(1 - 1e-4)) ** 2 <= moved <= twice**2
+
+
+def test_the_sensitivity_of_the_total_is_the_radius():
+  for relation in (ADD_OR_REMOVE, NeighboringRelation.REPLACE_SPECIAL):
+    assert mean_sensitivity(relation) == GRID_RADIUS
+  assert mean_sensitivity(REPLACE) == 2 * GRID_RADIUS
+
+
+def test_it_is_rounded_to_the_nearest_step():
+  moment = np.array([[3 * GRID_RADIUS // 2 - 1, -5], [-5, 2**62 + 7]])
+  steps = [[1, 0], [0, 2**62 // GRID_RADIUS]]
+  np.testing.assert_array_equal(released_steps(moment), steps)
+
+
+def test_the_sensitivity_is_the_radius_and_the_rounding():
+  least = GRID_RADIUS + D
+  for relation in (ADD_OR_REMOVE, NeighboringRelation.REPLACE_SPECIAL):
+    assert least < moment_sensitivity(relation, D) < least * (1 + 1e-6)
+  # What the ledger takes it for.
+  assert moment_sensitivity(REPLACE, D) == 2 * moment_sensitivity(
+    ADD_OR_REMOVE, D
+  )
+
+
+def test_int64_is_left_in_time():
+  assert MAX_ROWS * GRID_RADIUS**2 < 2**63
+
+  def read():
+    raise AssertionError("was read")
+
+  block = random_block(3, D, K)
+  for n, error in [(MAX_ROWS + 1, InputError), (MAX_ROWS, AssertionError)]:
+    rows = rows_of(block, num_examples=n)
+    rows._read = read
+    with pytest.raises(error, match=r"8388608 rows are more|was read"):
+      second_moment(rows)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_damaged_rows_are_refused(n):
+  block = random_block(40, D, K)
+  with pytest.raises(InputError, match="gave 40 rows"):
+    moment_of(block, num_examples=39)
+  twice = block.but(example_id=np.zeros(40, np.int64))
+  with pytest.raises(InputError, match="comes more than once"):
+    moment_of(twice, n)
+
+
+# The release.
+
+# Whole steps of the release, which rounding leaves as they are.
+MOMENT_LIMIT = 2**42
+
+
+def make_secret(d: int, seed=0) -> SecretMoment:
+  rng = np.random.default_rng(seed)
+  upper = np.triu(rng.integers(-MOMENT_LIMIT, MOMENT_LIMIT, (d, d)))
+  moment = upper + np.triu(upper, 1).T
+  return SecretMoment(
+    num_examples=1000,
+    secret_moment=moment * GRID_RADIUS,
+    secret_total=rng.integers(-MOMENT_LIMIT, MOMENT_LIMIT, d),
+  )
+
+
+def noise_of(d: int, sd: float, seed: int | None) -> np.ndarray:
+  """Released minus exact, in steps of 1/B."""
+  secret = make_secret(d)
+  released = release_moment(secret, sd, NoiseSource(seed))
+  assert released.dtype == np.float64
+  steps = released * GRID_RADIUS  # a power of two: exact
+  assert (steps == np.rint(steps)).all()
+  return steps.astype(np.int64) - secret.secret_moment // GRID_RADIUS
+
+
+@pytest.mark.parametrize("d", [1, 2, 50])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_noise_is_symmetric_integers(d, seed):
+  sd = 1e13  # so wide that no entry is 0, or two alike, by chance
+  noise = noise_of(d, sd, seed)
+  np.testing.assert_array_equal(noise, noise.T)
+  assert np.count_nonzero(noise) == d * d
+  assert (noise != noise_of(d, sd, 4)).all()
+
+
+@pytest.mark.parametrize("sd", [40.0, 1e9])
+def test_law_of_the_noise(sd):
+  """sd on the diagonal and sd/√2 beside it, each entry on its own."""
+  d, draws = 30, 150
+  noise = np.array([noise_of(d, sd, seed) for seed in range(draws)])
+  above = np.triu_indices(d, 1)
+  diagonal = noise[:, np.arange(d), np.arange(d)].ravel()
+  beside = noise[:, above[0], above[1]].ravel()
+  for values, expected in [(diagonal, sd), (beside, sd / math.sqrt(2))]:
+    # Rounding adds the variance of a step.
+    total = (values.astype(float) ** 2).sum() / (expected**2 + 1 / 12)
+    law = scipy.stats.chi2(values.size)
+    assert P_VALUE < law.cdf(total) < 1 - P_VALUE
+    spread = np.random.default_rng(0).uniform(-0.5, 0.5, values.size)
+    normal = scipy.stats.norm(scale=expected)
+    assert scipy.stats.kstest(values + spread, normal.cdf).pvalue > P_VALUE
+
+
+def test_entries_have_noise_of_their_own():
+  d, draws = 12, 500
+  sd = 1e9
+  triangle = np.triu_indices(d)
+  noise = np.array([noise_of(d, sd, seed)[triangle] for seed in range(draws)])
+  correlation = np.corrcoef(noise.T) - np.eye(len(triangle[0]))
+  assert np.abs(correlation).max() < 5.5 / math.sqrt(draws)
+  # Nor does one release say anything of the next.
+  lagged = np.corrcoef(noise[1:].ravel(), noise[:-1].ravel())[0, 1]
+  assert abs(lagged) < 5 / math.sqrt(noise.size)
+
+
+def test_entries_of_one_release_are_all_different():
+  """No value is used twice, in whatever order the matrix is filled."""
+  noise = noise_of(100, 1e13, 5)
+  assert len(np.unique(np.abs(noise[np.triu_indices(100)]))) == 5050
+
+
+def mean_noise(d: int, sd: float, seed: int | None) -> np.ndarray:
+  """n·released minus exact, in steps of 1/B: integers."""
+  secret = make_secret(d)
+  released = release_mean(secret, sd, NoiseSource(seed))
+  assert released.dtype == np.float64
+  steps = released * GRID_RADIUS * secret.num_examples
+  whole = np.rint(steps)
+  np.testing.assert_allclose(steps, whole, rtol=2**-52, atol=0)
+  return whole.astype(np.int64) - secret.secret_total
+
+
+@pytest.mark.parametrize("sd", [40.0, 1e9])
+def test_law_of_the_noise_of_the_mean(sd):
+  d, draws = 40, 200
+  noise = np.array([mean_noise(d, sd, seed) for seed in range(draws)])
+  total = (noise.astype(float) ** 2).sum() / (sd**2 + 1 / 12)
+  law = scipy.stats.chi2(noise.size)
+  assert P_VALUE < law.cdf(total) < 1 - P_VALUE
+  spread = np.random.default_rng(0).uniform(-0.5, 0.5, noise.size)
+  normal = scipy.stats.norm(scale=sd)
+  found = scipy.stats.kstest(noise.ravel() + spread, normal.cdf)
+  assert found.pvalue > P_VALUE
+  # Each entry on its own, and each release.
+  correlation = np.corrcoef(noise.T) - np.eye(d)
+  assert np.abs(correlation).max() < 5.5 / math.sqrt(draws)
+  lagged = np.corrcoef(noise[1:].ravel(), noise[:-1].ravel())[0, 1]
+  assert abs(lagged) < 5 / math.sqrt(noise.size)
+
+
+def test_releases_of_one_source_share_no_noise():
+  """Of means, and of a mean and a moment."""
+  source, secret = NoiseSource(3), make_secret(D)
+  sd = 1e12
+  means = [
+    np.rint(release_mean(secret, sd, source) * GRID_RADIUS * 1000)
+    - secret.secret_total
+    for _ in range(3)
+  ]
+  moment = release_moment(secret, sd, source) * GRID_RADIUS
+  of_moment = moment - secret.secret_moment // GRID_RADIUS
+  values = np.abs([*means, np.diag(of_moment)])
+  assert len(np.unique(values)) == 4 * D
+
+
+def test_without_noise_the_mean_is_the_exact_one():
+  secret = make_secret(D)
+  found = release_mean(secret, 1e9, None)
+  for value, total in zip(found, secret.secret_total, strict=True):
+    exact = Fraction(int(total), GRID_RADIUS * 1000)
+    assert value == float(exact)
+
+
+@hypothesis.settings(
+  max_examples=50,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(sd=st.floats(1.0, 2.0**46))
+def test_the_deviation_is_never_rounded_down(monkeypatch, sd):
+  """Of what the normals are multiplied by, in rationals."""
+  chains = []
+
+  def watched(shape, sd, source):
+    chains.append((shape, GaussianChain(shape, source)))
+    return chains[-1][1].extend(sd)
+
+  monkeypatch.setattr(module, "rounded_gaussian", watched)
+  release_moment(make_secret(2), sd, NoiseSource(1))
+  variance = {
+    shape: sum(Fraction(added) ** 2 for _, added in chain._terms)
+    for shape, chain in chains
+  }
+  assert variance[(2,)] >= Fraction(sd) ** 2
+  assert 2 * variance[(1,)] >= Fraction(sd) ** 2
+  assert 2 * variance[(1,)] <= Fraction(sd * (1 + 1e-14)) ** 2
+
+
+def test_a_moment_shows_and_stores_nothing():
+  secret = second_moment(rows_of(random_block(40, D, K)))
+  for shown in (repr(secret), str(secret), f"{secret}", repr([secret])):
+    assert "SecretMoment(num_examples=40, <private>)" in shown
+  for leak in (pickle.dumps, copy.copy, copy.deepcopy):
+    with pytest.raises(TypeError, match="never serialised"):
+      leak(secret)

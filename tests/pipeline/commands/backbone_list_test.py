@@ -1,0 +1,45 @@
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.backbones.registry import backbone_names
+from oneshot_dp.pipeline.commands.backbone_list import backbones
+
+
+def test_every_name_has_a_line():
+  lines = backbones(None).text.splitlines()
+  names = [line.split()[0] for line in lines]
+  assert names == [*backbone_names(), "FILE.py:FUNCTION"]
+  assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_the_embeddings_are_listed():
+  (line,) = (
+    x for x in backbones(None).text.splitlines() if "vit_b16 " in x[:9]
+  )
+  assert "; cls, mean," in line
+
+
+def test_all_about_one():
+  rows = dict(
+    line.split(maxsplit=1) for line in backbones("vit_ti16").text.split("\n")
+  )
+  assert rows["parameters"] == "5.5 million without the head"
+  assert rows["embeddings"].startswith("cls [192], mean [192], cls_mean [384]")
+  assert rows["embeddings"].endswith("(the first is the default)")
+  assert rows["image"] == "224 px, both sides resized to it, bicubic"
+
+
+def test_a_crop_is_told():
+  assert (
+    "224 px, cropped from a shorter side of 256, bicubic"
+    in backbones("deit_ti16").text
+  )
+
+
+def test_one_that_needs_no_weights():
+  assert "no weights" in backbones("random_patches").text
+
+
+def test_an_unknown_one():
+  with pytest.raises(InputError, match=r"did you mean .*vit_b16"):
+    backbones("vit_c16")

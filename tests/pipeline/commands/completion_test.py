@@ -1,0 +1,103 @@
+"""The script is run by the shell that it is for."""
+
+import shutil
+import subprocess
+from typing import get_args
+
+import pytest
+
+from oneshot_dp.configs.head_config import (
+  AblationAxis,
+  MethodName,
+  RelationName,
+)
+from oneshot_dp.configs.registry import experiment_names
+from oneshot_dp.pipeline.commands.arguments import COMMANDS
+from oneshot_dp.pipeline.commands.completion import completion
+from oneshot_dp.pipeline.shell.parser import flags_of
+
+# What bash does at Tab: the words of the line, the last one unfinished.
+_TAB = """
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+COMPREPLY=()
+_oneshot_dp
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script() -> str:
+  return completion("bash").text
+
+
+@pytest.fixture(scope="module")
+def tab(script):
+  def complete(*words: str) -> list[str]:
+    process = subprocess.run(
+      ["bash", "-c", f"{script}\n{_TAB}", "bash", "oneshot-dp", *words],
+      capture_output=True,
+      text=True,
+      check=True,
+      timeout=30,
+    )
+    assert process.stderr == ""
+    return process.stdout.split()
+
+  return complete
+
+
+def test_commands(tab):
+  assert set(tab("")) == {name.split()[0] for name in COMMANDS}
+  assert tab("sw") == ["sweep"]
+  assert tab("budget", "s") == ["set"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags(tab, name):
+  assert set(tab(*name.split(), "--")) == set(flags_of(name))
+
+
+def test_flags_of_every_kind_of_source(tab):
+  found = tab("extract", "cifar10_vit_ti16", "--source.")
+  assert {"--source.path", "--source.root", "--source.data-dir"} <= set(found)
+  assert "--backbone.name" in tab("extract", "job.py", "--back")
+
+
+def test_first_words(tab):
+  assert tab("extract", "") == [*flags_of("extract"), *experiment_names()]
+  assert tab("extract", "digits_r") == ["digits_random_patches"]
+  assert tab("completion", "z") == ["zsh"]
+
+
+@pytest.mark.parametrize(
+  ("words", "choices"),
+  [
+    (("train", "--head"), (*get_args(MethodName), "auto")),
+    (("ablate", "--axes"), get_args(AblationAxis)),
+    (("budget", "set", "--neighboring-relation"), get_args(RelationName)),
+    (("extract", "x.py", "--on-decode-error"), ("fail", "skip")),
+  ],
+)
+def test_choices(tab, words, choices):
+  assert tuple(tab(*words, "")) == choices
+
+
+def test_files_where_nothing_of_ours_fits(script, tab):
+  assert "complete -o default -F _oneshot_dp oneshot-dp" in script
+  assert tab("train", "--cache", "") == []
+  assert tab("inspect", "caches/") == []
+  assert "--json" in tab("train", "--cache", "--j")
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="there is no zsh here")
+def test_zsh_takes_it():
+  subprocess.run(
+    [
+      "zsh",
+      "-fc",
+      "autoload -U compinit; compinit -u\n" + completion("zsh").text,
+    ],
+    check=True,
+    timeout=30,
+  )

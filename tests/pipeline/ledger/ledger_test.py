@@ -1,0 +1,530 @@
+import fcntl
+import math
+import os
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.extract.cache.identity import BackboneIdentity
+from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.importing.import_features import import_features
+from oneshot_dp.pipeline.ledger.cap import Cap
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger, default_ledger_dir
+from oneshot_dp.pipeline.ledger.spending import Gaussian
+from oneshot_dp.pipeline.training.train_heads import (
+  cache_ledger,
+  make_plan,
+  train_heads,
+)
+from tests.pipeline import charging
+from tests.pipeline.command_line import ROOT
+from tests.pipeline.sample_caches import write_clusters
+from tests.pipeline.small_disk import files_no_larger_than
+
+ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+DELTA = 1e-5
+
+
+def plan(*epsilons: float, **changes) -> ReleasePlan:
+  return ReleasePlan(epsilons=epsilons or (1.0,), delta=DELTA, **changes)
+
+
+def cost(*epsilons: float, seed: int | None = None, **changes) -> Charge:
+  return Charge.of_plan(plan(*epsilons, **changes), NoiseSource(seed))
+
+
+@pytest.fixture
+def ledger(ledger_dir) -> Ledger:
+  return Ledger("pets")
+
+
+@pytest.fixture
+def three_charges(ledger) -> Ledger:
+  for epsilon in (1.0, 2.0, 4.0):
+    ledger.charge(cost(epsilon))
+  return ledger
+
+
+@pytest.fixture
+def draws(monkeypatch) -> list[int]:
+  """The size of every draw of random bits for noise."""
+  seen = []
+  words, bits = NoiseSource.words, NoiseSource.bits
+  monkeypatch.setattr(
+    NoiseSource, "words", lambda s, n: seen.append(n) or words(s, n)
+  )
+  monkeypatch.setattr(
+    NoiseSource, "bits", lambda s, n: seen.append(n) or bits(s, n)
+  )
+  return seen
+
+
+class TestWhere:
+  def test_the_environment_names_the_folder(self, ledger_dir):
+    assert default_ledger_dir() == ledger_dir
+
+  def test_otherwise_the_users_state(self, monkeypatch, tmp_path):
+    monkeypatch.delenv("ONESHOT_DP_LEDGER_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_ledger_dir() == tmp_path / "oneshot-dp" / "ledgers"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_ledger_dir() == (
+      tmp_path / ".local" / "state" / "oneshot-dp" / "ledgers"
+    )
+
+  def test_caches_of_the_same_private_data_share_it(
+    self, train_cache, tmp_path
+  ):
+    other = write_clusters(
+      tmp_path / "other",
+      d=9,
+      backbone=BackboneIdentity(name="another", layer="mean"),
+      embedding_dtype="float32",
+      preprocess={},
+    )
+    mine, theirs = (cache_ledger(c, None) for c in (train_cache, other))
+    assert mine.path == theirs.path
+    mine.charge(cost())
+    assert theirs.spending(ADD_OR_REMOVE).charges == 1
+
+  @pytest.mark.parametrize("dataset", ["dogs", "pets_train", "PETS", "p-ets"])
+  def test_other_data_has_another(self, ledger, dataset):
+    assert Ledger(dataset).path != ledger.path
+
+  @pytest.mark.parametrize(
+    "part", ["test", "all", "train[:10%]", "train+test", "another name"]
+  )
+  def test_no_split_gets_round_it(self, train_cache, tmp_path, part):
+    sliced = write_clusters(tmp_path / "part", split=part)
+    assert cache_ledger(sliced, None).path == (
+      cache_ledger(train_cache, None).path
+    )
+
+  def test_names_cannot_leave_the_folder(self, ledger_dir):
+    assert Ledger("../../etc/a").path.parent == ledger_dir
+
+  def test_only_its_owner_may_read_it(self, three_charges):
+    folder = three_charges.path.parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()] == (
+      [0o600] * 2
+    )
+
+
+class TestEntries:
+  def test_a_charge_returns_the_name_of_its_entry(self, ledger):
+    names = [ledger.charge(cost()) for _ in range(3)]
+    assert [e["entry"] for e in ledger.entries()] == names
+    assert len(set(names)) == 3
+
+  def test_an_entry_says_what_was_released(self, ledger):
+    asked = plan(2.0, 0.5, num_draws=3, order="independent")
+    ledger.charge(Charge.of_plan(asked, NoiseSource(), cache_fingerprint="abc"))
+    (entry,) = ledger.entries()
+    assert entry["kind"] == "release"
+    assert entry["epsilons"] == [2.0, 0.5]
+    assert entry["delta"] == DELTA
+    assert entry["num_draws"] == 3
+    assert entry["order"] == "independent"
+    assert entry["mechanisms"] == [
+      {"kind": "gaussian", "noise_multiplier": sigma, "count": 3}
+      for sigma in asked.noise_multipliers.values()
+    ]
+    assert entry["composed_epsilon"] == asked.composed_epsilon
+    assert entry["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
+    assert entry["noise_source"] == "os.urandom"
+    assert entry["cache_fingerprint"] == "abc"
+    assert entry["dataset"] == "pets"
+
+  def test_a_nested_plan_pays_for_its_largest_epsilon_once(self, ledger):
+    ledger.charge(cost(0.5, 4.0, 2.0))
+    (entry,) = ledger.entries()
+    sigma = plan(4.0).noise_multipliers[4.0]
+    assert entry["mechanisms"] == [
+      {"kind": "gaussian", "noise_multiplier": sigma, "count": 1}
+    ]
+
+  @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+      (b'"epsilons":[2.0]', b'"epsilons":[1.0]'),
+      (b'"private":true', b'"private":false'),
+      (b'"num_draws":1', b'"num_draws":0'),
+      (b'"count":1', b'"count":0'),
+    ],
+  )
+  def test_an_edited_line(self, three_charges, old, new):
+    content = three_charges.path.read_bytes()
+    assert old in content
+    three_charges.path.write_bytes(content.replace(old, new))
+    with pytest.raises(InputError, match="damaged or edited"):
+      three_charges.spending(ADD_OR_REMOVE)
+
+  def test_a_dropped_charge_is_missed(self, three_charges):
+    lines = three_charges.path.read_bytes().splitlines(keepends=True)
+    three_charges.path.write_bytes(b"".join(lines[:2]))
+    for use in (
+      lambda: three_charges.spending(ADD_OR_REMOVE),
+      lambda: three_charges.charge(cost()),
+      lambda: three_charges.check(cost()),
+      lambda: three_charges.record_baseline(),
+    ):
+      with pytest.raises(InputError, match="1 of 3 entries are missing"):
+        use()
+
+
+class TestConcurrency:
+  def test_processes_take_turns(self, tmp_path):
+    subprocess.run(
+      [sys.executable, charging.__file__, str(tmp_path)],
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+      check=True,
+      timeout=100,
+    )
+    entries = Ledger("pets", tmp_path).entries()
+    assert sorted((e["worker"], e["number"]) for e in entries) == [
+      (i, j) for i in range(charging.WORKERS) for j in range(charging.CHARGES)
+    ]
+
+  def test_a_race_for_the_last_of_a_budget_has_one_winner(self, tmp_path):
+    """100 charges of ε = 1 in four processes, and a cap for five."""
+    sigma = plan(1.0).noise_multipliers[1.0]
+    five = accounting.epsilon_of(sigma / 5**0.5, DELTA)
+    cap = Cap(
+      max_epsilon=five * (1 + 1e-8),
+      max_delta=DELTA,
+      neighboring_relation=ADD_OR_REMOVE,
+    )
+    Ledger("pets", tmp_path).set_cap(cap)
+    subprocess.run(
+      [sys.executable, charging.__file__, str(tmp_path)],
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+      check=True,
+      timeout=100,
+    )
+    spent = Ledger("pets", tmp_path).spending(ADD_OR_REMOVE)
+    assert spent.charges == 5
+    assert spent.epsilon(DELTA) <= cap.max_epsilon
+
+
+class TestSpending:
+  def test_nothing_released_costs_nothing(self, ledger):
+    spent = ledger.spending(ADD_OR_REMOVE)
+    assert (spent.charges, spent.epsilon(DELTA)) == (0, 0.0)
+
+  def test_releases_compose_as_gaussians(self, ledger):
+    plans = [plan(0.5), plan(2.0, 1.0), plan(1.0, 4.0, order="independent")]
+    plans.append(plan(3.0, num_draws=5))
+    for each in plans:
+      ledger.charge(Charge.of_plan(each, NoiseSource()))
+    sigma = {e: plan(e).noise_multipliers[e] for e in (0.5, 1.0, 2.0, 3.0, 4.0)}
+    paying = [sigma[0.5], sigma[2], sigma[1], sigma[4]] + [sigma[3]] * 5
+    expected = sum(s**-2 for s in paying) ** -0.5
+    spent = ledger.spending(ADD_OR_REMOVE)
+    assert spent.charges == 4
+    assert spent.noise_multiplier == pytest.approx(expected, rel=1e-12)
+    assert spent.noise_multiplier <= expected
+
+  def test_one_release_costs_its_epsilon(self, ledger):
+    ledger.charge(cost(2.0))
+    spent = ledger.spending(ADD_OR_REMOVE).epsilon(DELTA)
+    assert 2.0 - 1e-7 <= spent <= 2.0 + 1e-7
+
+  @pytest.mark.parametrize("other", [REPLACE, ADD_OR_REMOVE])
+  def test_it_converts_between_relations(self, ledger, other):
+    """Replacing is removing and adding: twice the sensitivity, half the σ."""
+    ledger.charge(cost(1.0, neighboring_relation=other))
+    sigma = plan(1.0).noise_multipliers[1.0]
+    factor = 2 if other is REPLACE else 1
+    found = [
+      ledger.spending(relation).noise_multiplier
+      for relation in (ADD_OR_REMOVE, REPLACE)
+    ]
+    np.testing.assert_allclose(
+      found, [sigma * factor, sigma * factor / 2], rtol=1e-12
+    )
+
+  def test_mixed_relations_compose(self, ledger):
+    ledger.charge(cost(1.0))
+    ledger.charge(cost(1.0, neighboring_relation=REPLACE))
+    sigma = plan(1.0).noise_multipliers[1.0]
+    spent = ledger.spending(REPLACE)
+    assert spent.noise_multiplier == pytest.approx(
+      ((sigma / 2) ** -2 + sigma**-2) ** -0.5
+    )
+
+  def test_seeded_noise_is_counted_apart(self, ledger):
+    ledger.charge(cost(1.0))
+    before = ledger.spending(ADD_OR_REMOVE).epsilon(DELTA)
+    ledger.charge(cost(9.0, seed=3))
+    spent = ledger.spending(ADD_OR_REMOVE)
+    assert (spent.charges, spent.not_private) == (2, 1)
+    assert spent.epsilon(DELTA) == before
+
+
+class TestChargeComesFirst:
+  def test_it_is_on_the_disk_before_any_noise(self, train_cache, monkeypatch):
+    at_first_draw = []
+    ledger = cache_ledger(train_cache, None)
+    words = NoiseSource.words
+
+    def drawing(source, count):
+      at_first_draw.append(len(ledger.entries()))
+      return words(source, count)
+
+    monkeypatch.setattr(NoiseSource, "words", drawing)
+    (trained,) = train(train_cache)
+    assert at_first_draw[0] == 1
+    assert trained.ledger_entry == ledger.entries()[0]["entry"]
+
+  def test_a_crash_costs_budget(self, train_cache, monkeypatch):
+    def crash(*args):
+      raise MemoryError
+
+    monkeypatch.setattr(NoiseSource, "words", crash)
+    with pytest.raises(MemoryError):
+      train(train_cache)
+    spent = cache_ledger(train_cache, None).spending(ADD_OR_REMOVE)
+    assert spent.epsilon(DELTA) == pytest.approx(1.0, rel=1e-6)
+
+  def test_a_ledger_that_cannot_be_written_releases_nothing(
+    self, train_cache, ledger_dir, draws
+  ):
+    ledger_dir.write_text("a file where the folder should be")
+    with pytest.raises(RunError, match=r"ledger .* nothing is released"):
+      train(train_cache)
+    assert draws == []
+
+  @pytest.mark.parametrize("room", [0, 300])
+  def test_nor_does_a_full_disk(self, train_cache, draws, room):
+    with (
+      files_no_larger_than(room),
+      pytest.raises(RunError, match=r"cannot be written \(File too large\)"),
+    ):
+      train(train_cache)
+    assert draws == []
+    assert cache_ledger(train_cache, None).entries() == []
+    train(train_cache)
+    assert len(cache_ledger(train_cache, None).entries()) == 1
+
+  def test_nor_does_a_damaged_ledger(self, train_cache, draws, monkeypatch):
+    train(train_cache)
+    ledger = cache_ledger(train_cache, None)
+    ledger.path.write_bytes(ledger.path.read_bytes().replace(b"1", b"2"))
+    draws.clear()
+    # It is found before the long way through the cache, too.
+    monkeypatch.setattr(type(train_cache), "blocks", pytest.fail)
+    with pytest.raises(InputError, match="damaged or edited"):
+      train(train_cache)
+    assert draws == []
+
+
+class TestCap:
+  def set_cap(self, ledger, epsilon=2.0, relation=ADD_OR_REMOVE):
+    cap = Cap(
+      max_epsilon=epsilon, max_delta=DELTA, neighboring_relation=relation
+    )
+    return ledger.set_cap(cap)
+
+  def test_the_later_one_holds_and_both_are_kept(self, ledger):
+    assert self.set_cap(ledger, 1.0) is None
+    before = self.set_cap(ledger, 3.0)
+    assert before.max_epsilon == 1.0
+    ledger.charge(cost(3.0))
+    kept = [(e["kind"], e.get("max_epsilon")) for e in ledger.entries()]
+    assert kept == [("cap", 1.0), ("cap", 3.0), ("release", None)]
+    assert ledger.spending(ADD_OR_REMOVE).charges == 1
+
+  def test_charges_are_made_together_or_not_at_all(self, ledger):
+    self.set_cap(ledger, 2.0)
+    before = ledger.path.read_bytes()
+    with pytest.raises(InputError, match=r"epsilon 1\.9 .* and epsilon 1\.5"):
+      ledger.charge_all(cost(1.9), cost(1.5))
+    assert ledger.path.read_bytes() == before
+    entries = ledger.charge_all(cost(0.5), cost(1.0))
+    assert entries == [e["entry"] for e in ledger.entries()[1:]]
+    assert [e["epsilons"] for e in ledger.entries()[1:]] == [[0.5], [1.0]]
+
+  def test_what_would_break_it_leaves_no_trace(self, ledger):
+    self.set_cap(ledger, 2.0)
+    ledger.charge(cost(1.5))
+    before = ledger.path.read_bytes()
+    sigmas = plan(2.0, 1.5).noise_multipliers
+    sigma = (sigmas[2.0] ** -2 - sigmas[1.5] ** -2) ** -0.5
+    left = math.floor(accounting.epsilon_of(sigma, DELTA) * 1e4) / 1e4
+    for attempt in (
+      lambda: ledger.charge(cost(1.5)),
+      lambda: ledger.check(cost(1.5)),
+    ):
+      with pytest.raises(InputError) as refusal:
+        attempt()
+      assert str(refusal.value) == (
+        "epsilon 1.5 at delta 1e-05 (ADD_OR_REMOVE_ONE, nested, 1 draw(s):"
+        " together 1.5) would break the cap of 'pets', epsilon 2 at"
+        " delta 1e-05 (ADD_OR_REMOVE_ONE): epsilon 1.5 is spent, and one"
+        f" release of epsilon {left:g} at delta 1e-05 (ADD_OR_REMOVE_ONE) is"
+        " left; ask for less, or raise the cap for all to see with `oneshot-dp"
+        " budget set`."
+      )
+    assert ledger.path.read_bytes() == before
+    ledger.charge(cost(left))
+    with pytest.raises(InputError, match="would break the cap"):
+      ledger.charge(cost(0.1))
+
+  def test_who_loses_the_race_for_the_lock_is_refused(
+    self, ledger, monkeypatch
+  ):
+    """Another release takes the last of the budget just before the lock."""
+    self.set_cap(ledger, 1.0)
+    flock = fcntl.flock
+
+    def late(descriptor, operation):
+      if operation == fcntl.LOCK_EX:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        Ledger("pets").charge(cost(1.0))
+      flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(InputError, match="would break the cap"):
+      ledger.charge(cost(1.0))
+    assert ledger.spending(ADD_OR_REMOVE).charges == 1
+
+  def test_raising_it_lets_more_out(self, ledger):
+    self.set_cap(ledger, 1.0)
+    ledger.charge(cost(1.0))
+    with pytest.raises(InputError, match="nothing is left"):
+      ledger.charge(cost(1.0))
+    self.set_cap(ledger, 2.0)
+    ledger.charge(cost(1.0))
+
+  def test_what_no_epsilon_covers_is_refused(self, ledger):
+    ledger.record_baseline()
+    ledger.charge(cost(seed=1))
+    self.set_cap(ledger)
+    with pytest.raises(InputError, match="a baseline is NOT PRIVATE, and the"):
+      ledger.record_baseline()
+    with pytest.raises(InputError, match="a baseline is NOT PRIVATE, and the"):
+      ledger.check(cost(), baseline=True)
+    with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
+      ledger.charge(cost(seed=1))
+    with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
+      ledger.check(cost(seed=1))
+    assert len(ledger.entries()) == 3
+
+  def test_other_mechanisms_are_capped_too(self, ledger):
+    self.set_cap(ledger, 1.0)
+    sigma = plan(1.0).noise_multipliers[1.0]
+
+    def count(sigma):
+      return ledger.charge(
+        Charge(
+          kind="count",
+          mechanisms=(Gaussian(noise_multiplier=sigma),),
+          source=NoiseSource(),
+          asked="a noisy count",
+          delta=DELTA,
+          neighboring_relation=ADD_OR_REMOVE,
+        )
+      )
+
+    with pytest.raises(InputError, match="a noisy count would break the cap"):
+      count(sigma * 0.999)
+    count(sigma)
+    (_, entry) = ledger.entries()
+    assert entry["kind"] == "count"
+    assert ledger.spending(ADD_OR_REMOVE).noise_multiplier == (
+      pytest.approx(sigma)
+    )
+
+  def test_training_stops_before_the_cache_is_read(
+    self, train_cache, draws, monkeypatch
+  ):
+    ledger = cache_ledger(train_cache, None)
+    self.set_cap(ledger, 0.5)
+    monkeypatch.setattr(type(train_cache), "blocks", pytest.fail)
+    with pytest.raises(InputError, match="would break the cap"):
+      train(train_cache)
+    assert draws == []
+    assert len(ledger.entries()) == 1
+
+  def test_a_cap_that_comes_while_the_cache_is_read(
+    self, train_cache, draws, monkeypatch
+  ):
+    ledger = cache_ledger(train_cache, None)
+    blocks = type(train_cache).blocks
+
+    def reading(*args):
+      self.set_cap(ledger, 0.5)
+      return blocks(*args)
+
+    monkeypatch.setattr(type(train_cache), "blocks", reading)
+    with pytest.raises(InputError, match="would break the cap"):
+      train(train_cache)
+    assert draws == []
+    assert [e["kind"] for e in ledger.entries()] == ["cap"]
+
+
+def train(cache):
+  privacy = PrivacyConfig(delta=DELTA)
+  asked = make_plan((1.0,), privacy)
+  return train_heads(cache, asked, HeadConfig(), privacy, ledger_dir=None)
+
+
+def test_epsilon_grows_with_every_release(ledger):
+  spent = []
+  for _ in range(4):
+    ledger.charge(cost(1.0))
+    spent.append(ledger.spending(ADD_OR_REMOVE).epsilon(DELTA))
+  assert spent == sorted(spent)
+  assert math.isclose(spent[0], 1.0, rel_tol=1e-6)
+  assert spent[3] < 4.0  # less than adding epsilons up
+
+
+class TestSameRowsUnderAnotherName:
+  def test_they_are_refused(self, ledger):
+    def of_rows(digest: str) -> Charge:
+      facts = {"private_digest": digest * 32}
+      return Charge.of_plan(plan(1.0), NoiseSource(), **facts)
+
+    ledger.charge(of_rows("ab"))
+    other = Ledger("cats")
+    for act in (other.charge, other.check):
+      with pytest.raises(InputError, match=r"were charged to pets-\w+.jsonl"):
+        act(of_rows("ab"))
+    assert other.entries() == []
+    other.charge(of_rows("cd"))
+    ledger.charge(of_rows("ab"))
+
+  def test_from_the_arrays_on(self, tmp_path):
+    """Renaming the file of features does not begin another budget."""
+    rng = np.random.default_rng(0)
+    arrays = {
+      "embedding": rng.normal(size=(60, 5)).astype(np.float32),
+      "label": np.arange(60) % 3,
+    }
+    caches = []
+    for name in ("pets", "cats"):
+      np.savez(tmp_path / f"{name}.npz", **arrays)
+      caches.append(
+        import_features(
+          tmp_path / f"{name}.npz", tmp_path / name, num_classes=3
+        )
+      )
+    pets, cats = caches
+    assert pets.info.dataset != cats.info.dataset
+    privacy = PrivacyConfig(delta=1e-5)
+    asked = make_plan((1.0,), privacy)
+    train_heads(pets, asked, HeadConfig(), privacy, ledger_dir=None)
+    with pytest.raises(InputError, match="which calls them 'cats', were"):
+      train_heads(cats, asked, HeadConfig(), privacy, ledger_dir=None)

@@ -1,0 +1,150 @@
+"""Which heads an ablation is made of."""
+
+import dataclasses
+from typing import Any, get_args
+
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import AblationAxis, HeadConfig, StepsConfig
+from oneshot_dp.pipeline.paper.ablation_cells import BASE, Cell, Choices, cells
+
+CHOICES = Choices(
+  axes=get_args(AblationAxis),
+  init_scales=(1e-4, 1.0),
+  epochs=(10,),
+  batch_sizes=(60, 20),
+  clip_norms=(0.1, 10.0),
+  learning_rate=None,
+)
+PAPERS = StepsConfig(
+  optimizer="lamb",
+  epochs=1,
+  l2_clip_norm=1.0,
+  loss="sigmoid",
+  initial_bias=-10.0,
+  unit_norm=False,
+)
+"""One full-batch step of LAMB from zero, as table 4 has it."""
+
+
+def chosen(**changes: Any) -> list[Cell]:
+  return cells(dataclasses.replace(CHOICES, **changes), ["train"])
+
+
+def test_the_base_is_the_papers_step_and_comes_first():
+  base, *others = chosen()
+  assert (base.axis, base.head, base.cache) == (BASE, HeadConfig(), 0)
+  assert BASE not in {cell.axis for cell in others}
+
+
+def test_every_axis():
+  found = [(cell.axis, cell.setting) for cell in chosen()[1:]]
+  assert found == [
+    ("optimizer", "adam"),
+    ("optimizer", "momentum"),
+    ("init", "normal 0.0001"),
+    ("init", "normal 1"),
+    ("init", "lecun"),
+    ("epochs", "10"),
+    ("batch", "60, poisson, 1 epoch"),
+    ("batch", "60, partition, 1 epoch"),
+    ("batch", "60, poisson, 10 epochs"),
+    ("batch", "60, partition, 10 epochs"),
+    ("batch", "20, poisson, 1 epoch"),
+    ("batch", "20, partition, 1 epoch"),
+    ("batch", "20, poisson, 10 epochs"),
+    ("batch", "20, partition, 10 epochs"),
+    ("clip", "0.1"),
+    ("clip", "10"),
+  ]
+
+
+@pytest.mark.parametrize("axis", get_args(AblationAxis))
+def test_one_axis_alone(axis):
+  assert {cell.axis for cell in chosen(axes=(axis,))} == {BASE, axis}
+
+
+def test_one_thing_is_changed_at_a_time():
+  """A batch is a size, a kind and a number of passes; all else stays."""
+  may_change = {
+    "init": {"init", "init_scale"},
+    "epochs": {"epochs"},
+    "batch": {"batch_size", "sampling", "epochs"},
+  }
+  for cell in chosen():
+    if cell.axis in may_change:
+      assert cell.head.head == "multi-step"
+      fields = dataclasses.asdict(PAPERS)
+      changed = {
+        name
+        for name, value in dataclasses.asdict(cell.head.steps).items()
+        if value != fields[name]
+      }
+      assert changed
+      assert changed <= may_change[cell.axis]
+    elif cell.axis == "optimizer":
+      assert cell.head == HeadConfig(head=cell.head.head)
+      assert cell.head.head == cell.setting
+    elif cell.axis == "clip":
+      clip = float(cell.setting)
+      assert cell.head == HeadConfig(l2_clip_norm=clip)
+
+
+def test_a_learning_rate_is_for_heads_that_depend_on_it():
+  for cell in chosen(learning_rate=0.3):
+    if cell.head.is_one_step:
+      assert cell.head.learning_rate == 1.0
+    else:
+      assert cell.head.steps.learning_rate == 0.3
+
+
+def test_other_caches_are_resolutions():
+  found = cells(CHOICES, ["224", "384", "448"])
+  others = [(c.setting, c.cache, c.head) for c in found if c.cache]
+  assert others == [("384", 1, HeadConfig()), ("448", 2, HeadConfig())]
+  assert {c.axis for c in found if c.cache} == {"resolution"}
+  nothing_else = dataclasses.replace(CHOICES, axes=())
+  assert len(cells(nothing_else, ["224", "384"])) == 2
+
+
+def test_nothing_to_change():
+  with pytest.raises(InputError, match="nothing to change: give axes"):
+    chosen(axes=())
+  with pytest.raises(InputError, match="nothing to change"):
+    chosen(axes=("epochs",), epochs=())
+
+
+@pytest.mark.parametrize(
+  ("changes", "said"),
+  [
+    ({"clip_norms": (0.1, 0.1)}, "clip '0.1' is the same as clip '0.1'"),
+    ({"epochs": (2, 3, 2)}, "epochs '2' is the same as epochs '2'"),
+    ({"batch_sizes": (20, 20)}, "batch '20, poisson, 1 epoch' is the same"),
+    ({"init_scales": (1.0, 1.0)}, "init 'normal 1' is the same"),
+    # What is the base in other words.
+    ({"epochs": (1,)}, "epochs '1' is the same as base"),
+    ({"clip_norms": (1.0,)}, "clip '1' is the same as base"),
+    # Heads that would be written over each other.
+    ({"clip_norms": (0.1, 0.10000001)}, "clip '0.1' is the same as clip"),
+  ],
+)
+def test_twice_the_same_is_refused(changes, said):
+  with pytest.raises(InputError) as caught:
+    chosen(**changes)
+  assert said in str(caught.value)
+  assert str(caught.value).endswith(": leave one of them out.")
+
+
+def test_names_of_caches_that_would_share_a_directory():
+  for names in (["a", "384", "384"], ["a", "r 384", "r-384"], ["a", "B", "b"]):
+    with pytest.raises(InputError, match="leave one of them out"):
+      cells(CHOICES, names)
+
+
+def test_names_are_those_of_directories():
+  names = [cell.name for cell in cells(CHOICES, ["a", "Views 16/384_b"])]
+  assert names[0] == "base-lamb-zero-1-epoch-full-batch-clip-1"
+  assert "init-normal-0.0001" in names
+  assert "batch-60-poisson-10-epochs" in names
+  assert names[-1] == "resolution-Views-16-384_b"

@@ -1,0 +1,89 @@
+"""Two finished runs, and the pages about them."""
+
+import dataclasses
+import pathlib
+import shutil
+from typing import Any
+
+import pytest
+
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.pipeline.commands.report_arguments import Report
+from oneshot_dp.pipeline.report.report import WrittenReport, write_report
+from oneshot_dp.pipeline.runs.sweep import run_sweep
+from tests.pipeline.by_chance import same_bits
+from tests.pipeline.report.parsed_page import ParsedPage
+from tests.pipeline.sample_caches import CLASSES, write_clusters
+
+HOSTILE = (
+  "<script>alert(1)</script>",
+  '"><img src=https://a.example/x>',
+  "$x_1$ & 猫",
+)
+NAMES = (*HOSTILE, *(f"class {i}" for i in range(3, CLASSES)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reported:
+  """A sweep of caches of its own, and its page.
+
+  Attributes:
+    folder: has `train`, `test`, `ledgers` and the sweep, `run`.
+    written: what was written.
+    page: the page.
+  """
+
+  folder: pathlib.Path
+  written: WrittenReport
+  page: ParsedPage
+
+  @property
+  def run(self) -> pathlib.Path:
+    return self.folder / "run"
+
+  def copied(self, to: pathlib.Path) -> pathlib.Path:
+    """The run in another place, to be changed."""
+    shutil.copytree(self.run, to)
+    return to
+
+
+def write_hard(out: pathlib.Path, counts: tuple[int, ...], **changes) -> None:
+  """Clusters so near each other that some rows are taken for others."""
+  write_clusters(out, counts, d=3, class_names=NAMES, **changes)
+
+
+def swept(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+  """A sweep in `folder`, which is made with its caches where they are not."""
+  if not (folder / "train").exists():
+    write_hard(folder / "train", (60, 50, 40, 30))
+    write_hard(folder / "test", (20,) * CLASSES, split="test")
+  fields: dict[str, Any] = {
+    # Without the near ties that lamb has in so few dimensions.
+    "config": HeadConfig(head="momentum"),
+    "privacy": PrivacyConfig(delta=1e-5),
+    "num_seeds": 2,
+    "order": "nested",
+    "baseline": True,
+    "ledger_dir": folder / "ledgers",
+    "out": folder / "run",
+    "epsilons": (0.5, 2.0, 8.0),
+  } | changes
+  run_sweep(open_cache(folder / "train"), open_cache(folder / "test"), **fields)
+  return fields["out"]
+
+
+def reported(run: pathlib.Path, **options: Any) -> Reported:
+  command: dict[str, Any] = {"ledger_dir": run.parent / "ledgers"} | options
+  written = write_report(Report(directory=run, **command))
+  return Reported(
+    folder=run.parent, written=written, page=ParsedPage.of(written.page)
+  )
+
+
+@pytest.fixture(scope="package")
+def sweep(tmp_path_factory) -> Reported:
+  with pytest.MonkeyPatch.context() as patch:
+    # The page multiplies in NumPy: a near tie may be another class's there.
+    same_bits(patch)
+    return reported(swept(tmp_path_factory.mktemp("reported")))

@@ -1,0 +1,120 @@
+import json
+import re
+import shutil
+
+import pytest
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.gaussian import printable
+from oneshot_dp.pipeline.ledger.cap import Cap
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.report.page import _points
+from tests.pipeline.report.conftest import reported, swept
+
+UNCOVERED = "(and 1 that no ε covers: NOT PRIVATE)"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+  """A run whose accuracies were counted on private labels."""
+  folder = tmp_path_factory.mktemp("private_eval")
+  return reported(swept(folder, private_eval=4.0, baseline=False, num_seeds=1))
+
+
+def test_what_no_epsilon_covers_is_not_counted_as_covered(sweep):
+  last = sweep.page.table("who sees")[-1]
+  assert last[0] == f"all private releases from pets {UNCOVERED}"
+  assert f"all private releases from pets so far {UNCOVERED}" in sweep.page.text
+
+
+class TestAccuraciesOnPrivateLabels:
+  def test_they_cost_extra(self, found):
+    alone, heads, both, ledger = found.page.table("who sees")
+    assert heads[0] == "all 3 heads of this run"
+    assert both[0] == (
+      "these heads and their accuracies together, and this page"
+    )
+    assert ledger[0] == "all private releases from pets"
+    # Nothing else is in the ledger.
+    assert both[1:] == ledger[1:]
+    assert float(alone[1]) < float(heads[1]) < float(both[1])
+    assert (
+      f"ε = {heads[1]} at δ = 1e-05 for its heads, ε = {both[1]} at δ = 1e-05"
+      f" with their accuracies, of ε = {both[1]} at δ = 1e-05 spent on all"
+      " private releases from pets so far."
+    ) in found.page.text
+
+  def test_the_charge_for_them_is_of_this_run(self, found):
+    assert [line[1] for line in found.page.table("date")] == [
+      "evaluation of split test: ε 4 (this run)",
+      "release of split train: ε 0.5, 2, 8 (this run)",
+    ]
+
+  def test_they_are_said_to_be_noisy(self, found):
+    assert re.search(
+      r"names about \d+\.\d % of 80 test images right \(noisy count\)\.",
+      found.page.text,
+    )
+    assert "(noisy counts): " in (found.page.alts[0] or "")
+
+
+def test_exact_accuracies_are_not_said_to_be_noisy(sweep):
+  assert "noisy count" not in sweep.page.text
+  assert "names about" not in sweep.page.text
+
+
+def test_an_epsilon_that_is_far_too_large(tmp_path):
+  epsilon = 800.000001
+  run = swept(tmp_path, baseline=False, num_seeds=1, epsilons=(epsilon,))
+  page = reported(run).page
+  assert "by a factor of eε (more than 10^300) at most" in page.text
+  # Rounded up.
+  assert page.table("who sees")[0][0] == "this head alone (ε = 800.01)"
+
+
+def test_a_page_that_cannot_be_made_replaces_nothing(sweep, tmp_path):
+  run = sweep.copied(tmp_path / "run")
+  config = json.loads((run / "config.json").read_text())
+  del config["num_seeds"]
+  (run / "config.json").write_text(json.dumps(config))
+  for picture in sweep.written.figures:
+    (run / "report" / picture.name).write_bytes(b"of before")
+  with pytest.raises(InputError, match="damaged"):
+    reported(run, ledger_dir=sweep.folder / "ledgers")
+  for picture in sweep.written.figures:
+    assert (run / "report" / picture.name).read_bytes() == b"of before"
+  assert not [path for path in run.iterdir() if path.name.startswith(".")]
+
+
+def test_what_is_compared_is_at_one_delta(sweep, tmp_path):
+  ledgers = tmp_path / "ledgers"
+  shutil.copytree(sweep.folder / "ledgers", ledgers)
+  ledger = Ledger("pets", ledgers)
+  relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+  ledger.set_cap(
+    Cap(max_epsilon=20.0, max_delta=1e-4, neighboring_relation=relation)
+  )
+  spent = ledger.spending(relation)
+  at_run, at_cap = (printable(spent.epsilon(delta)) for delta in (1e-5, 1e-4))
+  assert at_run != at_cap
+  run = sweep.copied(tmp_path / "run")
+  page = reported(run, ledger_dir=ledgers).page
+  assert (
+    f"Budget: ε = {at_run} at δ = 1e-05 for the whole run, of ε = {at_run} at"
+    f" δ = 1e-05 spent on all private releases from pets so far {UNCOVERED};"
+    " ε = 20 at δ = 0.0001 is the cap."
+  ) in page.text
+  assert (
+    f"ε = {at_cap} of ε = 20 is spent on pets, at the cap's δ = 0.0001"
+  ) in page.text
+  _, heads, everything = page.table("who sees")
+  assert heads[1:] == everything[1:]
+
+
+@pytest.mark.parametrize(
+  ("share", "words"),
+  [(-0.0021, "−0.2"), (0.12, "+12.0"), (-0.0001, "+0.0")],
+)
+def test_what_is_lost_has_a_true_minus_sign(share, words):
+  assert _points(share) == words

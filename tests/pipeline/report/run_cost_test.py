@@ -1,0 +1,148 @@
+import json
+import shutil
+
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  PrivacyConfig,
+  StepsConfig,
+)
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.pipeline.commands.report_arguments import Report
+from oneshot_dp.pipeline.report.findings import look
+from oneshot_dp.pipeline.report.run_cost import cost_of
+from oneshot_dp.pipeline.report.run_record import read_run
+from oneshot_dp.pipeline.runs.compare import run_compare
+from tests.pipeline.report.conftest import swept, write_hard
+from tests.pipeline.sample_caches import CLASSES
+
+
+def rewrite(run, change):
+  path = run / "results.json"
+  results = json.loads(path.read_text())
+  change(results)
+  path.write_text(json.dumps(results))
+
+
+class TestResultsThatWereChanged:
+  @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+      ("epsilon", 0.25),
+      ("delta", 1e-9),
+      ("noise_multiplier", 50.0),
+      ("noise_source", "a better one"),
+      ("private", False),
+      ("head", "lamb"),
+      ("release", "independent"),
+      ("num_examples", 10**6),
+    ],
+  )
+  def test_any_head(self, sweep, tmp_path, field, value):
+    run = sweep.copied(tmp_path / "run")
+    rewrite(run, lambda results: results["heads"][0].update({field: value}))
+    with pytest.raises(InputError) as refusal:
+      look(Report(directory=run, ledger_dir=sweep.folder / "ledgers"))
+    assert f"{field} of heads/" in str(refusal.value)
+    assert "does not say what the receipts say; run it" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+  @pytest.mark.parametrize("where", ["run", "heads"])
+  def test_what_everything_cost(self, sweep, tmp_path, where):
+    def change(results):
+      for place in [results] if where == "run" else results["heads"]:
+        place["composed_epsilon"] = 0.1
+
+    run = sweep.copied(tmp_path / "run")
+    rewrite(run, change)
+    with pytest.raises(InputError, match=r"composed_epsilon is 0\.1, and the"):
+      look(Report(directory=run, ledger_dir=sweep.folder / "ledgers"))
+
+  def test_noise_from_a_seed_that_is_said_to_be_private(self, sweep, tmp_path):
+    run = swept(
+      tmp_path,
+      privacy=PrivacyConfig(delta=1e-5, noise_seed=3),
+      baseline=False,
+      num_seeds=1,
+      epsilons=(2.0,),
+    )
+    ledgers = tmp_path / "ledgers"
+    assert look(Report(directory=run, ledger_dir=ledgers)).run.noisy
+
+    def change(results):
+      for head in results["heads"]:
+        head.update(private=True, noise_source="os.urandom")
+
+    rewrite(run, change)
+    # One was charged for it, and one for another run.
+    for place in (ledgers, sweep.folder / "ledgers"):
+      with pytest.raises(InputError, match="not say what the receipts say"):
+        look(Report(directory=run, ledger_dir=place))
+
+  def test_a_receipt_that_lacks_something(self, sweep, tmp_path):
+    run = sweep.copied(tmp_path / "run")
+    path = run / "heads/epsilon-8-seed-1/receipt.json"
+    receipt = json.loads(path.read_text())
+    del receipt["composition"]
+    path.write_text(json.dumps(receipt))
+    with pytest.raises(InputError, match="damaged"):
+      look(Report(directory=run, ledger_dir=sweep.folder / "ledgers"))
+
+
+def test_all_releases_of_a_comparison_are_composed(sweep, tmp_path):
+  """Two heads of one release, and one that has its own."""
+  run_compare(
+    open_cache(sweep.folder / "train"),
+    open_cache(sweep.folder / "test"),
+    tmp_path / "run",
+    (2.0,),
+    PrivacyConfig(delta=1e-5),
+    methods=("momentum", "lamb", "multi-step"),
+    ledger_dir=tmp_path / "ledgers",
+  )
+  run = read_run(tmp_path / "run")
+  cost = cost_of(run)
+  assert cost.heads == pytest.approx(run.composed_epsilon, rel=1e-12)
+  assert cost.heads > 2.1
+  assert len(cost.entries) == 2
+
+
+def test_random_batches_are_composed_as_such(sweep, tmp_path):
+  shutil.copytree(sweep.folder / "train", tmp_path / "train")
+  shutil.copytree(sweep.folder / "test", tmp_path / "test")
+  run = swept(
+    tmp_path,
+    config=HeadConfig(
+      head="multi-step",
+      steps=StepsConfig(epochs=1, batch_size=60, sampling="poisson"),
+    ),
+    order="independent",
+    baseline=False,
+    epsilons=(2.0,),
+  )
+  cost = cost_of(read_run(run))
+  results = json.loads((run / "results.json").read_text())
+  assert cost.heads == pytest.approx(results["composed_epsilon"], rel=1e-12)
+  assert cost.heads > 2.1
+
+
+def test_accuracies_on_rows_of_other_data_cost_this_one_nothing(
+  sweep, tmp_path
+):
+  shutil.copytree(sweep.folder / "train", tmp_path / "train")
+  counts = (20,) * CLASSES
+  write_hard(tmp_path / "test", counts, split="test", dataset="others")
+  run = swept(
+    tmp_path,
+    private_eval=4.0,
+    baseline=False,
+    num_seeds=1,
+    epsilons=(2.0,),
+  )
+  found = look(Report(directory=run, ledger_dir=tmp_path / "ledgers"))
+  assert found.cost.with_accuracies is None
+  assert len(found.cost.entries) == 1
+  assert not isinstance(found.budget, str)
+  assert found.budget.has_this_run

@@ -1,0 +1,110 @@
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+
+from oneshot_dp.pipeline.runs.accuracy_plot import (
+  _STYLES,
+  draw_accuracy,
+  plot_accuracy,
+)
+from tests.pipeline.runs.results_test import ROWS, baseline, comparison, row
+
+
+@pytest.mark.parametrize(
+  "rows",
+  [
+    ROWS,
+    [*ROWS, baseline()],
+    ROWS[:1],
+    [row(1.0, 0, 0.5, noise_source="seeded: NOT PRIVATE", private=False)],
+    [row(1.0, 0, 0.0), row(2.0, 0, 1.0)],
+    comparison(),
+    [row(1.0, 0, 0.1 * i, head=f"head {i}") for i in range(9)],
+  ],
+  ids=[
+    "seeds",
+    "baseline",
+    "one head",
+    "seeded",
+    "extremes",
+    "methods",
+    "many methods",
+  ],
+)
+def test_the_pictures_can_be_opened(tmp_path, rows):
+  plot_accuracy(rows, "pets", tmp_path)
+  with Image.open(tmp_path / "accuracy.png") as image:
+    image.load()
+    assert image.format == "PNG"
+    assert image.size == (960, 630)
+    assert len(image.convert("RGB").getcolors(10**6) or []) > 10
+  assert (tmp_path / "accuracy.pdf").read_bytes().startswith(b"%PDF-")
+  assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_same_rows_give_the_same_files(tmp_path):
+  for name in ("a", "b"):
+    (tmp_path / name).mkdir()
+    plot_accuracy([*ROWS, baseline()], "pets", tmp_path / name)
+  for file in ("accuracy.png", "accuracy.pdf"):
+    assert (tmp_path / "a" / file).read_bytes() == (
+      tmp_path / "b" / file
+    ).read_bytes()
+
+
+def test_a_picture_without_privacy_says_so(tmp_path):
+  """The words themselves are drawn; without them the picture is another."""
+  plain, seeded = tmp_path / "plain", tmp_path / "seeded"
+  for folder, source in (
+    (plain, "os.urandom"),
+    (seeded, "seeded: NOT PRIVATE"),
+  ):
+    folder.mkdir()
+    plot_accuracy([row(1.0, 0, 0.5, noise_source=source)], "pets", folder)
+  assert (plain / "accuracy.png").read_bytes() != (
+    seeded / "accuracy.png"
+  ).read_bytes()
+
+
+def words_of(rows, folder, monkeypatch) -> str:
+  """All that is written in a picture."""
+  drawn = []
+  save = Figure.savefig
+
+  def keep(figure, *args, **options):
+    drawn.extend(text.get_text() for text in figure.findobj(Text))
+    save(figure, *args, **options)
+
+  monkeypatch.setattr(Figure, "savefig", keep)
+  plot_accuracy(rows, "pets", folder)
+  return " | ".join(drawn)
+
+
+def test_every_method_is_named_and_the_ceiling_says_what_it_is(
+  tmp_path, monkeypatch
+):
+  words = words_of(comparison(), tmp_path, monkeypatch)
+  assert "| lamb |" in words
+  assert "| whitened |" in words
+  assert "| logistic, no noise (NOT PRIVATE) |" in words
+  assert "mean ± sd of 2 seeds" in words
+  assert "Private heads on pets" in words
+
+
+def test_seeded_noise_is_in_the_title(tmp_path, monkeypatch):
+  seeded = row(1.0, 0, 0.5, head="adam", noise_source="seeded: NOT PRIVATE")
+  words = words_of([*ROWS, seeded], tmp_path, monkeypatch)
+  assert "Private heads on pets (seeded noise: NOT PRIVATE)" in words
+
+
+def test_methods_can_be_told_apart_without_colours():
+  for field in ("linestyle", "marker", "color"):
+    assert len({style[field] for style in _STYLES}) == len(_STYLES)
+
+
+def test_epsilons_on_the_axis_are_rounded_up():
+  axes = Figure().subplots()
+  draw_accuracy(axes, [row(2.000001, 0, 0.5)], "pets")
+  (label,) = axes.get_xticklabels()
+  assert label.get_text() == "2.0001"

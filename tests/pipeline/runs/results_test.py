@@ -1,0 +1,162 @@
+import csv
+import json
+import math
+from typing import Any
+
+import pytest
+
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.pipeline.runs.results import (
+  SweepRow,
+  accuracy_table,
+  as_json,
+  by_epsilon,
+  by_method,
+  comparison_table,
+  cost_of,
+  write_tables,
+)
+
+PLAN = ReleasePlan(epsilons=(1.0, 8.0), delta=1e-5, num_draws=2)
+PUBLIC = {"labels": "public"}
+
+
+def row(epsilon: float, seed: int, top1: float, **changes: Any) -> SweepRow:
+  fields: dict[str, Any] = {
+    "epsilon": epsilon,
+    "delta": 1e-5,
+    "seed": seed,
+    "head": "lamb",
+    "noise_multiplier": 3.73,
+    "top1": top1,
+    "top5": 0.99,
+    "composed_epsilon": 13.2,
+    "num_examples": 50_000,
+    "num_eval_examples": 10_000,
+    "evaluation": "test labels treated as public",
+    "release": "nested",
+    "noise_source": "os.urandom",
+    "private": True,
+    "path": f"heads/{epsilon}-{seed}",
+  }
+  return SweepRow(**fields | changes)
+
+
+def baseline() -> SweepRow:
+  return row(
+    math.inf,
+    0,
+    0.86,
+    noise_multiplier=0.0,
+    private=False,
+    noise_source="none: NOT PRIVATE",
+  )
+
+
+ROWS = [row(8.0, 0, 0.85), row(1.0, 0, 0.82), row(1.0, 1, 0.84)]
+
+
+def test_the_csv_has_a_line_for_each_head(tmp_path):
+  write_tables(tmp_path, [*ROWS, baseline()], cost_of(PLAN), PUBLIC)
+  with (tmp_path / "results.csv").open(newline="") as file:
+    lines = list(csv.DictReader(file))
+  assert list(lines[0])[:8] == [
+    "epsilon",
+    "delta",
+    "seed",
+    "head",
+    "noise_multiplier",
+    "top1",
+    "top5",
+    "composed_epsilon",
+  ]
+  assert [float(line["epsilon"]) for line in lines] == [8, 1, 1, math.inf]
+  assert [float(line["top1"]) for line in lines] == [0.85, 0.82, 0.84, 0.86]
+  assert [line["private"] for line in lines] == ["True"] * 3 + ["False"]
+
+
+def test_numbers_survive_to_the_last_bit(tmp_path):
+  rows = [row(1 / 3, 0, 2 / 7)]
+  write_tables(tmp_path, rows, cost_of(PLAN), PUBLIC)
+  with (tmp_path / "results.csv").open(newline="") as file:
+    (line,) = csv.DictReader(file)
+  (head,) = json.loads((tmp_path / "results.json").read_text())["heads"]
+  for found in (line, head):
+    assert float(found["epsilon"]) == 1 / 3
+    assert float(found["top1"]) == 2 / 7
+
+
+def test_the_json_says_what_the_sweep_cost(tmp_path):
+  write_tables(tmp_path, [*ROWS, baseline()], cost_of(PLAN), PUBLIC)
+  text = (tmp_path / "results.json").read_text()
+  found = json.loads(text, parse_constant=pytest.fail)
+  assert found["evaluation"] == PUBLIC
+  assert found["composed_epsilon"] == PLAN.composed_epsilon
+  assert found["noise_multipliers_charged"] == list(
+    PLAN.charged_noise_multipliers
+  )
+  assert len(found["noise_multipliers_charged"]) == 2
+  assert [head["epsilon"] for head in found["heads"]] == [8, 1, 1, "inf"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_json_without_numbers_that_are_none(value):
+  with pytest.raises(ValueError, match="not JSON compliant"):
+    as_json({"top1": value})
+
+
+def test_heads_are_grouped_over_seeds():
+  assert {e: len(g) for e, g in by_epsilon(ROWS).items()} == {8.0: 1, 1.0: 2}
+
+
+def test_the_table_is_sorted_and_shows_the_spread():
+  header, one, eight, inf, total = accuracy_table(
+    [*ROWS, baseline()]
+  ).splitlines()
+  assert header.split()[:2] == ["epsilon", "sigma"]
+  assert one.split() == ["1", "3.7300", "83.00", "±", "1.41", "99.00", "2"]
+  assert eight.split() == ["8", "3.7300", "85.00", "99.00", "1"]
+  assert inf.endswith("NOT PRIVATE")
+  assert "epsilon = 13.2 at delta = 1e-05 (nested releases)" in total
+  assert "trained on 50,000, evaluated on 10,000" in total
+  assert "(test labels treated as public)" in total
+
+
+def test_seeded_rows_are_marked_in_the_table():
+  seeded = [row(1.0, 0, 0.8, private=False)]
+  assert accuracy_table(seeded).splitlines()[1].endswith("NOT PRIVATE")
+
+
+def comparison() -> list[SweepRow]:
+  whitened = {"head": "whitened", "release": "independent"}
+  return [
+    *ROWS,
+    row(8.0, 0, 0.91, **whitened),
+    row(1.0, 0, 0.90, **whitened),
+    row(math.inf, 0, 0.93, head="logistic", private=False),
+  ]
+
+
+def test_a_comparison_has_a_line_for_each_method():
+  header, lamb, whitened, logistic, total = comparison_table(
+    comparison()
+  ).splitlines()
+  assert header.split() == ["top-1", "%", "epsilon", "1", "epsilon", "8"]
+  assert lamb.split() == ["lamb", "83.00", "±", "1.41", "85.00"]
+  assert whitened.split() == ["whitened", "90.00", "91.00"]
+  assert logistic.split(maxsplit=2)[:2] == ["logistic", "93.00"]
+  assert logistic.endswith("NOT PRIVATE: no noise")
+  assert "epsilon = 13.2 at delta = 1e-05" in total
+  assert "(nested: lamb; independent: whitened)" in total
+  assert len(header) == len(lamb) == len(whitened)
+
+
+def test_a_seeded_method_is_marked():
+  rows = [row(1.0, 0, 0.8), row(1.0, 0, 0.9, head="adam", private=False)]
+  _, lamb, adam, _ = comparison_table(rows).splitlines()
+  assert "NOT PRIVATE" not in lamb
+  assert adam.endswith("NOT PRIVATE")
+
+
+def test_methods_keep_their_order():
+  assert list(by_method(comparison())) == ["lamb", "whitened", "logistic"]

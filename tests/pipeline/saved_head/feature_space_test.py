@@ -1,0 +1,75 @@
+import dataclasses
+
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.saved_head.directory import read_head
+from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+
+SPACE = FeatureSpace(
+  owner="caches/train",
+  backbone="vit_ti16",
+  backbone_fingerprint="ab" * 32,
+  class_names=("cat", "dog"),
+  rows=("pets", "train"),
+)
+TEST = dataclasses.replace(SPACE, owner="caches/test", rows=("pets", "test"))
+
+
+def test_the_same_space_holds():
+  SPACE.check_evaluates_on(TEST)
+
+
+@pytest.mark.parametrize(
+  ("change", "said"),
+  [
+    (
+      {"backbone_fingerprint": "cd" * 32},
+      "caches/train has embeddings of vit_ti16 (abababababab), caches/test of"
+      " vit_ti16 (cdcdcdcdcdcd): extract both",
+    ),
+    (
+      {"class_names": ("cat", "dog", "owl")},
+      "caches/train has 2 classes, caches/test 3",
+    ),
+    ({"class_names": ("dog", "cat")}, "name their classes differently"),
+  ],
+)
+def test_another_space_is_refused(change, said):
+  other = dataclasses.replace(TEST, **change)
+  with pytest.raises(InputError) as error:
+    SPACE.check_evaluates_on(other)
+  assert said in str(error.value)
+
+
+def test_the_training_rows_are_refused():
+  with pytest.raises(
+    InputError, match=r"caches/test \(split .*\) may hold training"
+  ):
+    SPACE.check_evaluates_on(dataclasses.replace(SPACE, owner="caches/test"))
+
+
+def test_the_name_alone_does_not_matter():
+  """The fingerprint holds it: a renamed backbone has another."""
+  SPACE.check_evaluates_on(dataclasses.replace(TEST, backbone="mine"))
+
+
+def test_a_head_has_the_space_of_its_cache(finished_sweep, train_cache):
+  saved = read_head(finished_sweep.path / "heads/epsilon-2-seed-0")
+  of_head = FeatureSpace.of_receipt("head", saved.receipt)
+  of_cache = FeatureSpace.of_cache("head", train_cache.info)
+  assert of_head == of_cache
+
+
+@pytest.mark.parametrize(
+  "receipt",
+  [
+    {},
+    {"data": None},
+    {"data": {"backbone": {}}},
+    {"data": {"backbone": {"name": "a"}, "backbone_fingerprint": "b"}},
+  ],
+)
+def test_a_receipt_that_does_not_say(receipt):
+  with pytest.raises(InputError, match="heads/1: its receipt does not say"):
+    FeatureSpace.of_receipt("heads/1", receipt)

@@ -1,0 +1,212 @@
+"""`verify` on heads: what was changed is found, and who paid."""
+
+import copy
+import hashlib
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.pipeline.saved_head.model_card import model_card
+from oneshot_dp.pipeline.saved_head.verify import verify_head
+
+Path = tuple[str | int, ...]
+
+
+@pytest.fixture
+def ledgers(finished_sweep) -> pathlib.Path:
+  return finished_sweep.path.parent / "ledgers"
+
+
+def leaves(value, path: Path = ()) -> list[Path]:
+  if isinstance(value, dict):
+    return [p for k, v in value.items() for p in leaves(v, (*path, k))]
+  if isinstance(value, list):
+    return [p for i, v in enumerate(value) for p in leaves(v, (*path, i))]
+  return [path]
+
+
+def change(receipt: dict, path: Path) -> dict:
+  changed = copy.deepcopy(receipt)
+  *parents, last = path
+  inner = changed
+  for key in parents:
+    inner = inner[key]
+  value = inner[last]
+  match value:
+    case bool() | None:
+      inner[last] = not value
+    case int() | float():
+      inner[last] = value + 1
+    case str():
+      inner[last] = value + "x"
+  return changed
+
+
+def forge(head: pathlib.Path, changes: dict[Path, object]) -> None:
+  """Changes a receipt, and the card so that it fits."""
+  receipt = json.loads((head / "receipt.json").read_text())
+  for path, value in changes.items():
+    *parents, last = path
+    inner = receipt
+    for key in parents:
+      inner = inner[key]
+    inner[last] = value
+  (head / "receipt.json").write_text(json.dumps(receipt))
+  (head / "README.md").write_text(model_card(receipt))
+
+
+def test_every_head_of_a_sweep_is_sound_and_paid_for(finished_sweep, ledgers):
+  for row in finished_sweep.rows:
+    check = verify_head(finished_sweep.path / row.path, ledgers)
+    assert check.problems == ()
+    assert check.conclusion.endswith(", and the ledger was charged for it")
+    assert ("NOT PRIVATE" in check.conclusion) == (not row.private)
+
+
+class TestChangedFiles:
+  def test_any_field_of_the_receipt(self, head, ledgers):
+    """Also those that nothing can recompute: names, versions, words."""
+    file = head / "receipt.json"
+    receipt = json.loads(file.read_text())
+    paths = leaves(receipt)
+    assert len(paths) > 80
+    for path in paths:
+      file.write_text(json.dumps(change(receipt, path)))
+      assert verify_head(head, ledgers).problems, path
+
+  def test_any_field_left_out(self, head, ledgers):
+    file = head / "receipt.json"
+    receipt = json.loads(file.read_text())
+    for path in leaves(receipt):
+      changed = copy.deepcopy(receipt)
+      inner = changed
+      for key in path[:-1]:
+        inner = inner[key]
+      del inner[path[-1]]
+      file.write_text(json.dumps(changed))
+      assert verify_head(head, ledgers).problems, path
+
+  def test_a_receipt_laid_out_differently_is_the_same(self, head, ledgers):
+    file = head / "receipt.json"
+    file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
+    assert verify_head(head, ledgers).problems == ()
+
+  @pytest.mark.parametrize("other", ["epsilon-8-seed-0", "epsilon-2-seed-1"])
+  def test_weights_of_another_head(self, head, finished_sweep, ledgers, other):
+    source = finished_sweep.path / "heads" / other / "head.safetensors"
+    shutil.copy(source, head / "head.safetensors")
+    assert verify_head(head, ledgers).problems == (
+      "head.safetensors is not the file that the receipt is about.",
+    )
+
+  def test_one_bit_of_the_weights(self, head, ledgers):
+    file = head / "head.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert verify_head(head, ledgers).problems
+
+  def test_a_kernel_of_another_shape(self, head, ledgers):
+    weights = {
+      "kernel": np.zeros((5, 4), np.float32),
+      "bias": np.zeros(4, np.float32),
+    }
+    file = head / "head.safetensors"
+    safetensors.numpy.save_file(weights, file, {"input": AS_STORED})
+    problems = verify_head(head, ledgers).problems
+    assert any("(5, 4), the receipt says (6, 4)" in line for line in problems)
+
+  def test_what_the_kernel_is_of(self, head, ledgers):
+    """Either the weights are changed, and their digest, or the receipt."""
+    before = (head / "head.safetensors").read_bytes()
+    receipt = (head / "receipt.json").read_text()
+    file = head / "head.safetensors"
+    weights = safetensors.numpy.load_file(file)
+    safetensors.numpy.save_file(weights, file, {"input": UNIT_NORM})
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    forge(head, {("head_sha256",): digest})
+    (problem,) = verify_head(head, ledgers).problems
+    assert problem == (
+      "the kernel is for 'embedding / its L2 norm', the receipt says"
+      " 'embedding'."
+    )
+    file.write_bytes(before)
+    (head / "receipt.json").write_text(receipt)
+    forge(head, {("mechanism", "input"): UNIT_NORM})
+    (problem,) = verify_head(head, ledgers).problems
+    assert problem == (
+      "the kernel is for 'embedding', the receipt says 'embedding / its L2"
+      " norm'."
+    )
+
+  def test_the_card(self, head, ledgers):
+    card = head / "README.md"
+    card.write_text(card.read_text().replace("epsilon = 2", "epsilon = 1"))
+    assert verify_head(head, ledgers).problems == (
+      "README.md is not about this receipt.json: one was changed.",
+    )
+    card.unlink()
+    assert verify_head(head, ledgers).problems
+
+
+class TestForged:
+  """Receipt and card both rewritten: only the ledger can tell."""
+
+  @pytest.mark.parametrize(
+    ("path", "value"),
+    [
+      (("data", "num_examples"), 1000),
+      (("data", "split"), "another"),
+      (("data", "dataset_version"), "9.9.9"),
+      (("data", "cache_fingerprint"), "0" * 64),
+      (("composition", "ledger_entry"), "0" * 64),
+    ],
+  )
+  def test_facts(self, head, ledgers, path, value):
+    forge(head, {path: value})
+    (problem,) = verify_head(head, ledgers).problems
+    assert "in the ledger" in problem or f"is not in {ledgers}" in problem
+
+  def test_a_sweep_passed_off_as_one_release(self, head, ledgers):
+    receipt = json.loads((head / "receipt.json").read_text())
+    privacy = receipt["privacy"]
+    forge(
+      head,
+      {
+        ("composition", "epsilons"): [2.0],
+        ("composition", "num_draws"): 1,
+        ("composition", "composed_epsilon"): 2.0,
+        ("composition", "noise_multipliers_charged"): [
+          privacy["noise_multiplier"]
+        ],
+      },
+    )
+    problems = " ".join(verify_head(head, ledgers).problems)
+    for field in ("epsilons", "num_draws", "composed_epsilon", "mechanisms"):
+      assert f"{field} is " in problems
+
+  def test_a_charge_of_another_data_set(self, head, ledgers):
+    forge(head, {("data", "dataset"): "cats"})
+    check = verify_head(head, ledgers)
+    assert check.problems == ()
+    assert "so the charge was not looked up" in check.conclusion
+
+
+def test_without_the_ledger_it_says_so(head, tmp_path):
+  check = verify_head(head, tmp_path / "none")
+  assert check.problems == ()
+  assert "is here, so the charge was not looked up" in check.conclusion
+
+
+def test_a_damaged_ledger(head, ledgers, tmp_path):
+  copied = tmp_path / "ledgers"
+  shutil.copytree(ledgers, copied)
+  (file,) = copied.glob("*.jsonl")
+  file.write_text(file.read_text().replace('"num_draws":2', '"num_draws":1'))
+  with pytest.raises(InputError, match="damaged or edited"):
+    verify_head(head, copied)

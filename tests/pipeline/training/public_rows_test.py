@@ -1,0 +1,504 @@
+"""`--public-cache`, from the command line to `verify`."""
+
+import csv
+import dataclasses
+import json
+import pathlib
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.extract.backbones.registry import RANDOM_PATCHES, backbone_names
+from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.identity import BackboneIdentity
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.cache.verify import stored_norm
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.statistics import gradient_sum
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
+from oneshot_dp.pipeline.saved_head.public_record import ASSUMPTION, SETTING
+from oneshot_dp.pipeline.saved_head.receipt import problems
+from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.training.public_rows import NON_NEGATIVE, PublicRows
+from oneshot_dp.pipeline.training.train_heads import (
+  Training,
+  cache_ledger,
+  make_plan,
+  make_trainer,
+  train_all,
+  train_heads,
+)
+from oneshot_dp.pipeline.training.trainer import TrainedHead, TrainingRows
+from oneshot_dp.pipeline.training.whitened_training import WhitenedTrainer
+from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
+from tests.pipeline.sample_caches import (
+  CLASSES,
+  DIM,
+  write_clusters,
+  write_rows,
+)
+from tests.pipeline.saved_head.receipt_test import changed
+
+OFFSET = 40.0
+"""Of every feature: what all rows share is most of each."""
+COMPARE = (
+  "compare --cache {train} --eval-cache {eval} --epsilons 1 --delta 1e-5"
+  " --heads lamb whitened --baseline --out {out}"
+)
+QUICK_COMPARE = COMPARE.replace("lamb whitened --baseline", "lamb")
+USES = ("mean", "mean-and-covariance")
+
+
+def shifted(out: pathlib.Path, rows: int, seed: int, **changes: Any):
+  """Clusters in one place of the space, with features of several sizes."""
+  rng = np.random.default_rng(seed)
+  centres = np.random.default_rng(5).choice([-1.0, 1.0], (CLASSES, DIM))
+  label = rng.integers(0, CLASSES, rows)
+  embedding = centres[label] + 0.3 * rng.standard_normal((rows, DIM))
+  return write_rows(
+    out,
+    Rows(
+      embedding=(OFFSET + embedding).astype(np.float32),
+      label=label,
+      example_id=np.arange(rows),
+    ),
+    embedding_dtype="float32",
+    **changes,
+  )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks():
+  """Chunks of 32 rows a device, padded no further."""
+  with pytest.MonkeyPatch.context() as patch:
+    for module in (secret_rows, gradient_sum):
+      patch.setattr(module, "ROWS_PER_DEVICE", 32)
+    yield
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Caches:
+  train: FeatureCache
+  eval: FeatureCache
+  public: FeatureCache
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory) -> Caches:
+  folder = tmp_path_factory.mktemp("shifted")
+  return Caches(
+    train=shifted(folder / "train", 300, 1),
+    eval=shifted(folder / "test", 200, 2, split="test"),
+    public=shifted(folder / "public", 150, 3, dataset="wild animals"),
+  )
+
+
+@pytest.fixture
+def fill(caches, tmp_path):
+  """Puts the paths of this test into a command line."""
+
+  def filled(command: str, *more: object) -> list[str]:
+    text = command.format(
+      train=caches.train.path, eval=caches.eval.path, out=tmp_path / "out"
+    )
+    return [*text.split(), *map(str, more)]
+
+  return filled
+
+
+def trained(caches: Caches, config: HeadConfig, **options: Any) -> TrainedHead:
+  privacy = PrivacyConfig(delta=1e-5)
+  order = "nested" if config.is_one_step else "independent"
+  plan = make_plan((8.0,), privacy, order=order)
+  (head,) = train_heads(
+    caches.train, plan, config, privacy, ledger_dir=None, **options
+  )
+  return head
+
+
+def top1(head: LinearHead, cache: FeatureCache) -> float:
+  (accuracy,) = evaluate_cache([head], cache)
+  return accuracy.top1
+
+
+class TestTraining:
+  @pytest.mark.parametrize("used", USES)
+  @pytest.mark.parametrize("head", ["lamb", "adam", "momentum"])
+  def test_centring_tells_classes_apart(self, caches, head, used):
+    """Of rows whose features are all of one sign."""
+    public = PublicRows.read(caches.public.path, caches.train, used)
+    config = HeadConfig(head=head)
+    found = trained(caches, config, public=public)
+    assert top1(found.head, caches.eval) > 0.9
+    assert top1(trained(caches, config).head, caches.eval) < 0.7
+
+  @pytest.mark.parametrize("used", USES)
+  @pytest.mark.parametrize("head", ["lamb", "whitened"])
+  def test_a_head_is_of_rows_as_they_are(self, caches, head, used):
+    """Against the head of mapped rows, trained by the same noise."""
+    public = PublicRows.read(caches.public.path, caches.train, used)
+    privacy = PrivacyConfig(delta=1e-5, noise_seed=4)
+    config = HeadConfig(head=head)
+    order = "nested" if config.is_one_step else "independent"
+    plan = make_plan((8.0,), privacy, order=order)
+    mapped = public.rows_of(caches.train)
+    inside, outside = (
+      train_all(
+        caches.train,
+        [Training(trainer=trainer, plan=plan)],
+        privacy,
+        ledger_dir=None,
+      )[0].head
+      for trainer in (
+        # What public rows centred is not centred again.
+        WhitenedTrainer(mapped, centres=False)
+        if head == "whitened"
+        else make_trainer(mapped, [config]),
+        make_trainer(caches.train, [config], public=public),
+      )
+    )
+    for block in caches.eval.blocks():
+      z = public.statistics.mapped(block.embedding)
+      logits = np.asarray(inside.logits(jnp.asarray(z)))
+      assert np.ptp(logits) > 0.1
+      np.testing.assert_allclose(
+        outside.logits(jnp.asarray(block.embedding)),
+        logits,
+        atol=2e-3 * np.ptp(logits),
+      )
+
+  def test_nothing_is_spent_on_a_mean_that_is_public(self, caches, tmp_path):
+    public = PublicRows.read(caches.public.path, caches.train)
+    config = HeadConfig(head="whitened")
+    for rows, centres in ((public, False), (None, True)):
+      head = trained(caches, config, public=rows)
+      said = head.mechanism.as_json()
+      assert said["centres"] == head.head.unit_norm == centres
+      assert (said["mean_noise_multiplier"] is not None) == centres
+      folder = tmp_path / f"head{centres}"
+      write_head(folder, head, caches.train.info)
+      assert verify_head(folder).problems == ()
+      assert read_head(folder).head.unit_norm == centres
+
+  def test_a_head_of_unit_norm_rows_cannot_be_folded(self, caches):
+    public = PublicRows.read(caches.public.path, caches.train)
+    head = trained(caches, HeadConfig(head="whitened")).head
+    with pytest.raises(InputError, match="at norm 1 cannot be folded") as e:
+      public.statistics.folded(head)
+    assert "\n" not in str(e.value)
+
+  def test_the_view_is_the_same_rows(self, caches):
+    public = PublicRows.read(caches.public.path, caches.train)
+    rows = public.rows_of(caches.train)
+    assert isinstance(rows, TrainingRows)
+    assert isinstance(caches.train, TrainingRows)
+    assert (len(rows), rows.info) == (300, caches.train.info)
+    for mapped, block in zip(rows.blocks(), caches.train.blocks(), strict=True):
+      for column in ("label", "example_id"):
+        np.testing.assert_array_equal(
+          getattr(mapped, column), getattr(block, column)
+        )
+      np.testing.assert_array_equal(
+        mapped.embedding_norm, stored_norm(mapped.embedding)
+      )
+      assert np.abs(mapped.embedding).max() < 4
+
+  @pytest.mark.parametrize("used", USES)
+  def test_a_row_is_the_same_bits_in_a_neighbouring_cache(
+    self, caches, tmp_path, used
+  ):
+    """Where it comes in other blocks, at other places."""
+    public = PublicRows.read(caches.public.path, caches.train, used)
+    rng = np.random.default_rng(0)
+    embedding = (OFFSET + rng.standard_normal((90, DIM))).astype(np.float32)
+
+    def mapped(ids: np.ndarray, shard_rows: int) -> dict[int, bytes]:
+      cache = write_rows(
+        tmp_path / f"of{len(ids)}",
+        Rows(
+          embedding=embedding[ids],
+          label=ids % CLASSES,
+          example_id=np.arange(len(ids)),
+        ),
+        embedding_dtype="float32",
+        shard_rows=shard_rows,
+      )
+      return {
+        int(ids[example_id]): row.tobytes() + norm.tobytes()
+        for block in public.rows_of(cache).blocks()
+        for example_id, row, norm in zip(
+          block.example_id, block.embedding, block.embedding_norm, strict=True
+        )
+      }
+
+    everyone = mapped(np.arange(90), 64)
+    others = mapped(np.delete(np.arange(90), 17), 7)
+    del everyone[17]
+    assert others == everyone
+
+  def test_units_keep_their_rows(self, tmp_path, caches):
+    rng = np.random.default_rng(0)
+    units = write_rows(
+      tmp_path / "units",
+      Rows(
+        embedding=rng.standard_normal((30, DIM)).astype(np.float32),
+        label=np.arange(30) % CLASSES,
+        example_id=np.arange(30),
+        unit_id=np.arange(30) // 3,
+      ),
+      privacy_unit="user",
+      embedding_dtype="float32",
+    )
+    public = PublicRows.read(caches.public.path, units)
+    (mapped,), (block,) = public.rows_of(units).blocks(), units.blocks()
+    np.testing.assert_array_equal(mapped.unit_id, block.unit_id)
+    plan = make_plan((1.0,), PrivacyConfig(delta=1e-5))
+    (head,) = train_heads(
+      units,
+      plan,
+      HeadConfig(),
+      PrivacyConfig(delta=1e-5),
+      public=public,
+      ledger_dir=None,
+    )
+    assert head.mechanism.as_json()["clipped"] == "unit"
+
+
+class TestCommands:
+  @pytest.mark.parametrize(
+    ("flags", "used"),
+    [
+      ((), "mean"),
+      *((("--public-statistics", used), used) for used in USES),
+    ],
+  )
+  def test_train(self, fill, caches, capsys, tmp_path, flags, used):
+    argv = fill(TRAIN, "--public-cache", caches.public.path, *flags)
+    succeeds(capsys, *argv)
+    out, _ = succeeds(capsys, "verify", tmp_path / "out")
+    assert out.strip().endswith(", and the ledger was charged for it")
+    receipt = read_head(tmp_path / "out").receipt
+    assert receipt["training"][SETTING] == {
+      "dataset": "wild animals",
+      "dataset_version": "3.2.0",
+      "split": "train",
+      "num_examples": 150,
+      "cache_fingerprint": caches.public.fingerprint,
+      "used": used,
+      "ridge": None
+      if used == "mean"
+      else "10 times the mean variance of a feature",
+    }
+    assert receipt["assumptions"][-1] == ASSUMPTION
+    card = (tmp_path / "out/README.md").read_text()
+    assert ASSUMPTION in card
+    (line,) = re.findall(r"\| public statistics \| (.*) \|", card)
+    done = "centred" if used == "mean" else "centred and whitened"
+    assert line.startswith(f"embeddings {done} by the mean")
+    assert "the 150 public rows of wild animals, split `train`" in line
+
+  def test_without_one_nothing_is_said_of_it(self, fill, capsys, tmp_path):
+    succeeds(capsys, *fill(TRAIN))
+    assert SETTING not in read_head(tmp_path / "out").receipt["training"]
+    card = (tmp_path / "out/README.md").read_text()
+    assert "public statistics" not in card
+    assert ASSUMPTION not in card
+
+  @pytest.mark.parametrize("command", [SWEEP, COMPARE])
+  def test_many(self, fill, caches, capsys, tmp_path, command):
+    flags = ("--public-cache", caches.public.path, "--baseline")
+    succeeds(capsys, *fill(command, *flags))
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["public_cache"]["fingerprint"] == caches.public.fingerprint
+    assert config[SETTING] == "mean"
+    with (tmp_path / "out/results.csv").open(newline="") as file:
+      lines = list(csv.DictReader(file))
+    assert len(lines) == 3
+    for line in lines:
+      folder = tmp_path / "out" / line["path"]
+      assert read_head(folder).receipt["training"][SETTING]["used"] == "mean"
+      assert verify_head(folder).problems == ()
+      argv = ("evaluate", "--head", folder, "--cache", caches.eval.path)
+      out, _ = succeeds(capsys, *argv)
+      assert json.loads(out)["top1"] == float(line["top1"])
+      if line["private"] == "False":
+        assert float(line["top1"]) > 0.95
+
+  def test_auto_is_what_it_is_without_one(self, fill, caches, capsys, tmp_path):
+    argv = fill(TRAIN, "--head", "auto", "--public-cache", caches.public.path)
+    _, err = succeeds(capsys, *argv)
+    (said,) = [line for line in err.splitlines() if line.startswith("head: ")]
+    head = said.split()[1].rstrip(",")
+    training = read_head(tmp_path / "out").receipt["training"]
+    assert training["head"] == head
+    assert SETTING in training
+
+
+class TestRefusals:
+  def refused(self, fill, capsys, caches, private, public) -> str:
+    argv = [*fill(TRAIN, "--public-cache", public), "--cache", private.path]
+    line = fails(capsys, *argv)
+    assert cache_ledger(private, None).entries() == []
+    return line
+
+  def test_another_backbone(self, fill, capsys, caches, tmp_path):
+    backbone = BackboneIdentity(name="vit_b16", layer="cls")
+    other = shifted(tmp_path / "x", 20, 0, dataset="a", backbone=backbone)
+    line = self.refused(fill, capsys, caches, caches.train, other.path)
+    assert "extract both with the same backbone" in line
+
+  @pytest.mark.parametrize("split", ["train", "test", "train[:10%]"])
+  @pytest.mark.parametrize("dataset", ["pets", "Pets"])
+  def test_the_private_data_set(
+    self, fill, capsys, caches, tmp_path, dataset, split
+  ):
+    other = shifted(tmp_path / "x", 20, 0, dataset=dataset, split=split)
+    line = self.refused(fill, capsys, caches, caches.train, other.path)
+    assert f"is of the private data set '{dataset}'" in line
+
+  def test_the_private_rows_by_another_name(
+    self, fill, capsys, caches, tmp_path
+  ):
+    same = shifted(tmp_path / "x", 300, 1, dataset="not pets")
+    line = self.refused(fill, capsys, caches, caches.train, same.path)
+    assert "holds the very rows of" in line
+
+  def test_statistics_of_nothing(self, fill, capsys, caches):
+    argv = fill(TRAIN, "--public-statistics", "mean")
+    line = fails(capsys, *argv)
+    assert "public_statistics='mean' are taken from a public cache" in line
+    assert cache_ledger(caches.train, None).entries() == []
+
+  def test_other_classes_are_fine(self, caches, tmp_path):
+    other = shifted(
+      tmp_path / "x", 20, 0, dataset="a", class_names=tuple("abcdefg")
+    )
+    PublicRows.read(other.path, caches.train)
+
+  def test_units_are_fine(self, caches, tmp_path):
+    rows = Rows(
+      embedding=np.ones((8, DIM), np.float32),
+      label=np.zeros(8, int),
+      example_id=np.arange(8),
+      unit_id=np.zeros(8, int),
+    )
+    other = write_rows(tmp_path / "x", rows, dataset="a", privacy_unit="user")
+    PublicRows.read(other.path, caches.train)
+
+
+@pytest.fixture(scope="module")
+def receipt(caches, tmp_path_factory) -> dict[str, Any]:
+  folder = tmp_path_factory.mktemp("public")
+  public = PublicRows.read(caches.public.path, caches.train, USES[1])
+  privacy = PrivacyConfig(delta=1e-5)
+  (head,) = train_heads(
+    caches.train,
+    make_plan((8.0,), privacy),
+    HeadConfig(),
+    privacy,
+    public=public,
+    ledger_dir=folder,
+  )
+  return write_head(folder / "head", head, caches.train.info)
+
+
+class TestReceipt:
+  def test_the_assumption_is_there_if_and_only_if_the_setting_is(self, receipt):
+    assert problems(receipt) == []
+    lines = receipt["assumptions"]
+    for other in (lines[:-1], [*lines, lines[-1]]):
+      (problem,) = problems(receipt | {"assumptions": other})
+      assert problem.startswith("assumptions is")
+    settings = {k: v for k, v in receipt["training"].items() if k != SETTING}
+    bare = receipt | {"training": settings}
+    assert any(p.startswith("assumptions is") for p in problems(bare))
+    assert problems(bare | {"assumptions": lines[:-1]}) == []
+
+  @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+      ("ridge", None),
+      ("ridge", "none"),
+      ("used", "mean"),
+      ("used", "labels"),
+      ("dataset", "pets"),
+      ("dataset", "PETS"),
+      ("num_examples", 0),
+      ("num_examples", "many"),
+    ],
+  )
+  def test_a_fact_that_cannot_be_is_reported(self, receipt, field, value):
+    assert problems(changed(receipt, ("training", SETTING, field), value))
+
+  @pytest.mark.parametrize("field", ["used", "ridge", "dataset", "split"])
+  def test_a_fact_that_is_missing_is_reported(self, receipt, field):
+    record = {**receipt["training"][SETTING]}
+    del record[field]
+    assert problems(changed(receipt, ("training", SETTING), record))
+
+
+@pytest.fixture(scope="module")
+def relu(tmp_path_factory) -> Caches:
+  folder = tmp_path_factory.mktemp("relu")
+  own: dict[str, Any] = {"backbone": BackboneIdentity(name="bit_r50x1")}
+  return Caches(
+    train=write_clusters(folder / "train", **own),
+    eval=write_clusters(folder / "test", (20,) * 4, split="test", **own),
+    public=write_clusters(folder / "p", (9, 9, 9, 9), dataset="a", **own),
+  )
+
+
+def warnings_of(err: str) -> list[str]:
+  return [x for x in err.splitlines() if x.startswith("warning: ")]
+
+
+class TestWarning:
+  @pytest.mark.parametrize("command", [TRAIN, SWEEP, QUICK_COMPARE])
+  def test_non_negative_embeddings(self, relu, tmp_path, capsys, command):
+    def run(*more: object) -> list[str]:
+      text = command.format(
+        train=relu.train.path,
+        eval=relu.eval.path,
+        out=tmp_path / f"out{len(more)}",
+      )
+      _, err = succeeds(capsys, *text.split(), *more)
+      return [x for x in warnings_of(err) if "a new ledger" not in x]
+
+    (warning,) = run()
+    assert warning.startswith("warning: embeddings of bit_r50x1 are non-neg")
+    assert warning.endswith("centre them with --public-cache.")
+    if command == TRAIN:
+      assert run("--public-cache", relu.public.path) == []
+
+  def test_the_rows_are_never_asked(self, fill, capsys, caches):
+    """Rows of ours are all positive, and their backbone is none of those."""
+    assert all((b.embedding > 0).all() for b in caches.train.blocks())
+    _, err = succeeds(capsys, *fill(TRAIN))
+    (warning,) = warnings_of(err)
+    assert warning.startswith("warning: this is a new ledger: ")
+
+  @pytest.mark.parametrize("name", [*backbone_names(), "nf_resnet101"])
+  def test_families(self, name):
+    """Convolutional networks end with an activation; others do not."""
+    signed = name.startswith(("vit_", "deit", "dino", "siglip")) or name in (
+      RANDOM_PATCHES,
+      "glyph_vit",
+    )
+    assert name.startswith(NON_NEGATIVE) is not signed
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "compare"])
+def test_help(capsys, command):
+  with pytest.raises(SystemExit, match="0"):
+    main([command, "--help"])
+  text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+  assert "--public-cache" in text
+  assert "--public-statistics {None,mean,mean-and-covariance}" in text

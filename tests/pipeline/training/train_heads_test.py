@@ -1,0 +1,187 @@
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer
+from oneshot_dp.pipeline.importing.import_features import import_features
+from oneshot_dp.pipeline.training.train_heads import (
+  cache_ledger,
+  make_plan,
+  train_heads,
+)
+from tests.pipeline.sample_caches import write_clusters
+
+PRIVACY = PrivacyConfig(delta=1e-5)
+
+
+def train(cache, *epsilons: float, config=None, privacy=PRIVACY, **options):
+  plan = make_plan(epsilons or (1.0,), privacy, **options)
+  return train_heads(
+    cache, plan, config or HeadConfig(), privacy, ledger_dir=None
+  )
+
+
+@pytest.mark.parametrize(
+  ("name", "relation"),
+  [
+    ("add-or-remove-one", NeighboringRelation.ADD_OR_REMOVE_ONE),
+    ("replace-one", NeighboringRelation.REPLACE_ONE),
+    ("replace-special", NeighboringRelation.REPLACE_SPECIAL),
+  ],
+)
+def test_a_plan_is_what_was_asked(name, relation):
+  privacy = PrivacyConfig(delta=1e-6, neighboring_relation=name)
+  plan = make_plan((2.0, 1.0), privacy, order="independent", num_draws=3)
+  assert plan.neighboring_relation is relation
+  assert (plan.epsilons, plan.delta) == ((2.0, 1.0), 1e-6)
+  assert (plan.order, plan.num_draws) == ("independent", 3)
+
+
+def test_an_optimizer_is_what_was_asked():
+  config = HeadConfig(
+    head="adam", learning_rate=0.5, eps=1e-3, eps_in_noise_sds=2.0
+  )
+  optimizer = OneStepOptimizer.of(config)
+  assert optimizer.name == "adam"
+  assert optimizer.learning_rate == 0.5
+  assert optimizer.eps == 1e-3
+  assert optimizer.eps_in_noise_sds == 2.0
+
+
+def test_one_head_for_each_draw_and_epsilon_in_order(train_cache):
+  trained = train(train_cache, 1.0, 4.0, num_draws=2)
+  assert [(t.draw, t.statement.epsilon) for t in trained] == [
+    (0, 4.0),
+    (0, 1.0),
+    (1, 4.0),
+    (1, 1.0),
+  ]
+  assert len({t.ledger_entry for t in trained}) == 1
+  assert len({np.asarray(t.head.kernel).tobytes() for t in trained}) == 4
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_a_run_is_charged_once(train_cache, capsys, draws):
+  trained = train(train_cache, 1.0, 4.0, num_draws=draws)
+  ledger = cache_ledger(train_cache, None)
+  (entry,) = ledger.entries()
+  assert entry["entry"] == trained[0].ledger_entry
+  assert entry["cache_fingerprint"] == train_cache.fingerprint
+  assert entry["num_draws"] == draws
+  assert capsys.readouterr().err == (
+    f"charged to {ledger.path}\nwarning: this is a new ledger: what was"
+    " released of 'pets' before is not in it.\n"
+  )
+
+
+def test_the_baseline_comes_last_and_is_owned_up_to(train_cache):
+  plan = make_plan((1.0,), PRIVACY)
+  private, baseline = train_heads(
+    train_cache, plan, HeadConfig(), PRIVACY, ledger_dir=None, baseline=True
+  )
+  assert private.statement.is_private
+  assert not baseline.statement.is_private
+  ledger = cache_ledger(train_cache, None)
+  charge, note = ledger.entries()
+  assert charge["epsilons"] == [1.0]
+  assert (charge["private"], note["private"]) == (True, False)
+  assert note["noise_source"] == "none: NOT PRIVATE"
+  assert baseline.ledger_entry == note["entry"]
+  spent = ledger.spending(NeighboringRelation.ADD_OR_REMOVE_ONE)
+  assert (spent.charges, spent.not_private) == (2, 1)
+
+
+def test_a_ledger_of_ones_own(train_cache, tmp_path, ledger_dir):
+  plan = make_plan((1.0,), PRIVACY)
+  train_heads(
+    train_cache, plan, HeadConfig(), PRIVACY, ledger_dir=tmp_path / "mine"
+  )
+  found = {path.suffix for path in (tmp_path / "mine").iterdir()}
+  assert found == {".jsonl", ".head"}
+  assert not ledger_dir.exists()
+
+
+def test_the_noise_comes_from_the_system(train_cache):
+  (one,), (two,) = train(train_cache), train(train_cache)
+  assert not np.array_equal(one.head.kernel, two.head.kernel)
+  assert one.statement.noise_source == "os.urandom"
+
+
+def test_a_seed_repeats_the_noise_and_is_warned_of(train_cache, capsys):
+  privacy = PrivacyConfig(delta=1e-5, noise_seed=7)
+  (one,), (two,) = (train(train_cache, privacy=privacy) for _ in range(2))
+  np.testing.assert_array_equal(one.head.kernel, two.head.kernel)
+  assert not one.statement.is_private
+  warning = (
+    "warning: the noise comes from a seed: these heads are NOT PRIVATE.\n"
+  )
+  assert warning in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("delta", "warned"), [(1 / 180, True), (0.5, True), (1 / 181, False)]
+)
+def test_a_delta_that_protects_nobody_is_warned_of(
+  train_cache, capsys, delta, warned
+):
+  train(train_cache, privacy=PrivacyConfig(delta=delta))
+  said = capsys.readouterr().err
+  assert (f"warning: delta={delta:g} is not below 1/n" in said) is warned
+
+
+@pytest.mark.parametrize(
+  "config",
+  [
+    HeadConfig(l2_clip_norm=0.0),
+    HeadConfig(initial_bias=float("nan")),
+    HeadConfig(learning_rate=-1.0),
+    HeadConfig(eps=-1.0),
+  ],
+)
+def test_nothing_is_charged_for_a_head_that_cannot_be(train_cache, config):
+  with pytest.raises(InputError):
+    train(train_cache, config=config)
+  assert cache_ledger(train_cache, None).entries() == []
+
+
+def test_nor_for_a_cache_that_is_damaged(tmp_path):
+  cache = write_clusters(tmp_path / "cache")
+  shard = cache.path / cache.shards[1].file
+  content = bytearray(shard.read_bytes())
+  content[len(content) // 2] ^= 1
+  shard.write_bytes(content)
+  with pytest.raises(InputError, match="damaged"):
+    train(cache)
+  assert cache_ledger(cache, None).entries() == []
+
+
+def test_the_cache_is_read_once_whatever_the_number_of_heads(
+  train_cache, monkeypatch
+):
+  reads = []
+  blocks = type(train_cache).blocks
+  monkeypatch.setattr(
+    type(train_cache),
+    "blocks",
+    lambda self, *args: reads.append(1) or blocks(self, *args),
+  )
+  train(train_cache, 0.5, 1.0, 2.0, num_draws=3)
+  assert reads == [1]
+
+
+def test_the_seed_of_the_system_has_no_name():
+  assert NoiseSource().description == "os.urandom"
+
+
+def test_classes_read_off_the_labels_are_warned_of(tmp_path, capsys):
+  rng = np.random.default_rng(0)
+  rows = rng.standard_normal((40, 3)).astype(np.float32)
+  np.savez(tmp_path / "x.npz", embedding=rows, label=np.arange(40) % 4)
+  with pytest.warns(UserWarning, match="treated as public"):
+    cache = import_features(tmp_path / "x.npz", tmp_path / "cache")
+  plan = make_plan((1.0,), PRIVACY)
+  train_heads(cache, plan, HeadConfig(), PRIVACY, ledger_dir=None)
+  assert "read off the private labels" in capsys.readouterr().err
