@@ -15,6 +15,7 @@ from oneshot_dp.linear_dp.label_lists import LabelLists
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.rows.batches import padded_pairs
 from oneshot_dp.linear_dp.rows.block import RowBlock, check_labels
+from oneshot_dp.linear_dp.rows.secret import Secret
 
 _BATCH_ROWS = 1024
 
@@ -35,11 +36,10 @@ class Accuracy:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class SecretHits:
+class SecretHits(Secret):
   """Exact counts of right answers on labels that may be private.
 
-  It has no representation, cannot be compared and cannot be pickled. Either
-  `noisy_counts.release_accuracies` lets accuracies out, or whoever calls
+  Either `noisy_counts.release_accuracies` lets accuracies out, or whoever calls
   `accuracies_of_public_labels` says by that name that there is no secret.
 
   Attributes:
@@ -49,15 +49,11 @@ class SecretHits:
       and among its first five. Private.
   """
 
+  public = ("num_examples",)
+
   num_examples: int
   num_classes: int
   secret_hits: Int64[np.ndarray, "2 heads"]
-
-  def __repr__(self) -> str:
-    return f"SecretHits(num_examples={self.num_examples}, <private>)"
-
-  def __reduce__(self):
-    raise TypeError("SecretHits are private and are never serialised.")
 
   def accuracies_of_public_labels(self) -> list[Accuracy]:
     """The exact accuracies, one per head; only where the labels are public."""

@@ -18,6 +18,7 @@ from oneshot_dp.linear_dp.one_step.device_sums import ClassSums
 from oneshot_dp.linear_dp.one_step.unit_sums import UnitSizes, UnitSums
 from oneshot_dp.linear_dp.rows.block import RowBlock, refuse_units
 from oneshot_dp.linear_dp.rows.checked import checked
+from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.units import (
   ChosenRows,
   check_contributions,
@@ -26,11 +27,8 @@ from oneshot_dp.linear_dp.rows.units import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class SecretSum:
+class SecretSum(Secret):
   """Exact per-class sums of private rows; only `release` may read it.
-
-  It has no representation, cannot be compared and cannot be pickled, so that
-  it does not reach a log, a traceback or a disk by accident.
 
   Attributes:
     grid: the grid of the sums; public.
@@ -39,15 +37,11 @@ class SecretSum:
     secret_class_sums: S, [K, D] int64 in grid steps. Private.
   """
 
+  public = ("num_examples",)
+
   grid: ClippedGradientGrid
   num_examples: int
   secret_class_sums: Int64[np.ndarray, "K D"]
-
-  def __repr__(self) -> str:
-    return f"SecretSum(num_examples={self.num_examples}, <private>)"
-
-  def __reduce__(self):
-    raise TypeError("A SecretSum is private and is never serialised.")
 
 
 def exact_clipped_sum(

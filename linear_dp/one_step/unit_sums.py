@@ -28,6 +28,7 @@ from oneshot_dp.linear_dp.one_step.clipping import (
   ClippedGradientGrid,
 )
 from oneshot_dp.linear_dp.rows.block import OFF_THE_BALL, RowBlock, refuse
+from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.units import unit_ids_of
 
 MAX_OPEN_BYTES = 2**32
@@ -35,7 +36,7 @@ MAX_OPEN_BYTES = 2**32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class UnitSizes:
+class UnitSizes(Secret):
   """How many rows each unit has, so that its last one is known. Private.
 
   Attributes:
@@ -45,12 +46,6 @@ class UnitSizes:
 
   secret_unit_ids: Int64[np.ndarray, " units"]
   secret_rows: Int64[np.ndarray, " units"]
-
-  def __repr__(self) -> str:
-    return "UnitSizes(<private>)"
-
-  def __reduce__(self):
-    raise TypeError("UnitSizes are private and are never serialised.")
 
 
 def count_rows(blocks: Iterable[RowBlock]) -> UnitSizes:

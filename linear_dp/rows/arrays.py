@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int32, Int64, Shaped
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.rows.secret import Secret
 
 _STORED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 _ROWS_AT_ONCE = 4096
@@ -18,11 +19,10 @@ Numbers = Shaped[np.ndarray | jax.Array, "..."]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ArrayRows:
+class ArrayRows(Secret):
   """Labelled embeddings in memory, as the `RowBlock` that this package reads.
 
-  All of it is private, the sizes aside: it has no representation, cannot be
-  compared and cannot be pickled.
+  All of it is private, the sizes aside.
 
   >>> import numpy as np
   >>> embeddings = np.eye(4, dtype=np.float32)
@@ -38,6 +38,8 @@ class ArrayRows:
     unit_id: [n] int64, whose each row is; None where every row is a privacy
       unit.
   """
+
+  public = ("num_examples", "feature_dim", "num_classes")
 
   num_classes: int
   embedding: Float[np.ndarray, "n d"]
@@ -117,17 +119,13 @@ class ArrayRows:
     """d, public."""
     return self.embedding.shape[1]
 
-  def __len__(self) -> int:
+  @property
+  def num_examples(self) -> int:
+    """n, public."""
     return len(self.label)
 
-  def __repr__(self) -> str:
-    return (
-      f"ArrayRows(num_examples={len(self)}, feature_dim={self.feature_dim},"
-      f" num_classes={self.num_classes}, <private>)"
-    )
-
-  def __reduce__(self):
-    raise TypeError("ArrayRows are private and are never serialised.")
+  def __len__(self) -> int:
+    return self.num_examples
 
 
 def _embedding(array: np.ndarray) -> Float[np.ndarray, "n d"]:

@@ -27,6 +27,7 @@ from oneshot_dp.linear_dp.rows.block import (
 )
 from oneshot_dp.linear_dp.rows.checked import checked
 from oneshot_dp.linear_dp.rows.integers import within_ball_float64
+from oneshot_dp.linear_dp.rows.secret import Secret
 
 ROWS_PER_DEVICE = 8192
 """In a chunk: 2¹³·B² = 2⁵³, so float64 products of rows add up exactly."""
@@ -38,7 +39,7 @@ Chunk = tuple[Array, Array, Array]
 of padding have scale 0."""
 
 
-class SecretRows:
+class SecretRows(Secret):
   """What private heads of several steps read, once or many times.
 
   Formal guarantees: in every pass each row obeys ‖u‖² ≤ B², checked in
@@ -60,6 +61,8 @@ class SecretRows:
     InputError: devices without float64; or, in a pass, damaged rows, or rows
       with a `unit_id`.
   """
+
+  public = ("num_examples",)
 
   def __init__(
     self,
@@ -87,12 +90,6 @@ class SecretRows:
     self._resident_bytes = resident_bytes
     self._resident: list[Chunk] | None = None
     self._order: Int64[np.ndarray, " n"] | None = None
-
-  def __repr__(self) -> str:
-    return f"SecretRows(num_examples={self.num_examples}, <private>)"
-
-  def __reduce__(self):
-    raise TypeError("SecretRows are private and are never serialised.")
 
   def secret_chunks(
     self, chosen: Bool[np.ndarray, " n"] | None = None

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int64, UInt64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.rows.block import RowBlock
+from oneshot_dp.linear_dp.rows.secret import Secret
 
 # Public and fixed: the choice need not be secret, only blind to content. The
 # digits of π.
@@ -21,7 +22,7 @@ _KEY = np.uint64(0x243F6A8885A308D3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ChosenRows:
+class ChosenRows(Secret):
   """The rows that count, at most m of each unit; how many is private.
 
   Attributes:
@@ -29,12 +30,6 @@ class ChosenRows:
   """
 
   secret_example_ids: Int64[np.ndarray, " chosen"]
-
-  def __repr__(self) -> str:
-    return "ChosenRows(<private>)"
-
-  def __reduce__(self):
-    raise TypeError("ChosenRows are private and are never serialised.")
 
   def among(self, block: RowBlock) -> Bool[np.ndarray, " rows"]:
     """Which rows of a block count."""

@@ -35,6 +35,7 @@ from jaxtyping import Array, Float64, Int64
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows, integer_rows
 from oneshot_dp.linear_dp.statistics.second_moment import (
   beside_sd,
@@ -87,7 +88,7 @@ class Shares:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class SecretClassMoments:
+class SecretClassMoments(Secret):
   """M, S and N; T is the sum of S. Only this module may read them.
 
   Attributes:
@@ -97,16 +98,12 @@ class SecretClassMoments:
     secret_class_counts: N, [K] int64. Private.
   """
 
+  public = ("num_examples",)
+
   num_examples: int
   secret_moment: Int64[np.ndarray, "d d"]
   secret_class_sums: Int64[np.ndarray, "K d"]
   secret_class_counts: Int64[np.ndarray, " K"]
-
-  def __repr__(self) -> str:
-    return f"SecretClassMoments(num_examples={self.num_examples}, <private>)"
-
-  def __reduce__(self):
-    raise TypeError("SecretClassMoments are private and are never serialised.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

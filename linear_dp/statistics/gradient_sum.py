@@ -39,6 +39,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.unit_norm_rows import (
   ROWS_PER_DEVICE,
   SecretRows,
@@ -54,7 +55,7 @@ from oneshot_dp.linear_dp.statistics.row_gradient import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class SecretGradient:
+class SecretGradient(Secret):
   """F, and how far it may be from the sum; only `release_gradient` reads it.
 
   Attributes:
@@ -66,12 +67,6 @@ class SecretGradient:
   clip_norm: float
   error: float
   secret_sum: Float64[np.ndarray, "p K"]
-
-  def __repr__(self) -> str:
-    return "SecretGradient(<private>)"
-
-  def __reduce__(self):
-    raise TypeError("A SecretGradient is private and is never serialised.")
 
 
 def clipped_gradient(

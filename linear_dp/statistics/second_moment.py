@@ -29,6 +29,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows, integer_rows
 
 MAX_ROWS = 2**63 // GRID_RADIUS**2 - 1
@@ -36,7 +37,7 @@ MAX_ROWS = 2**63 // GRID_RADIUS**2 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class SecretMoment:
+class SecretMoment(Secret):
   """M, and T = Σ u_i; only `release_moment` and `release_mean` may read them.
 
   Attributes:
@@ -45,15 +46,11 @@ class SecretMoment:
     secret_total: T, [d] int64, in steps of B⁻¹. Private.
   """
 
+  public = ("num_examples",)
+
   num_examples: int
   secret_moment: Int64[np.ndarray, "d d"]
   secret_total: Int64[np.ndarray, " d"]
-
-  def __repr__(self) -> str:
-    return f"SecretMoment(num_examples={self.num_examples}, <private>)"
-
-  def __reduce__(self):
-    raise TypeError("A SecretMoment is private and is never serialised.")
 
 
 def second_moment(rows: SecretRows) -> SecretMoment:

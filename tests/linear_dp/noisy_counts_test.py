@@ -1,6 +1,5 @@
 import itertools
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -176,12 +175,3 @@ def test_a_seed_is_not_private(seed):
 def test_budgets_that_make_no_sense(epsilon, delta, complaint):
   with pytest.raises(InputError, match=complaint):
     CountPlan(epsilon=epsilon, delta=delta)
-
-
-def test_exact_counts_do_not_leave_by_accident():
-  hits = SecretHits(
-    num_examples=9, num_classes=3, secret_hits=np.array([[7], [9]])
-  )
-  assert repr(hits) == str(hits) == "SecretHits(num_examples=9, <private>)"
-  with pytest.raises(TypeError, match="never serialised"):
-    pickle.dumps(hits)

@@ -1,6 +1,4 @@
-import copy
 import math
-import pickle
 from typing import Any
 
 import hypothesis
@@ -413,18 +411,3 @@ def test_columns_of_another_length_are_refused(name):
   block = block.but(**{name: getattr(block, name)[:2]})
   with pytest.raises(InputError, match=rf"{name} of shape \(2,\), not \(4,\)"):
     exact_clipped_sum([block], make_grid(), num_examples=4)
-
-
-def test_a_secret_sum_shows_and_stores_nothing():
-  secret = sum_of(random_block(40, D, K))
-  for shown in (repr(secret), str(secret), f"{secret}", repr([secret])):
-    assert "SecretSum(num_examples=40, <private>)" in shown
-    for value in secret.secret_class_sums.ravel():
-      assert str(value) not in shown
-  for leak in (pickle.dumps, copy.copy, copy.deepcopy):
-    with pytest.raises(TypeError, match="never serialised"):
-      leak(secret)
-  with pytest.raises(TypeError, match="never serialised"):
-    pickle.dumps({"state": [secret]}, protocol=2)
-  again = sum_of(random_block(40, D, K))
-  assert secret != again  # no oracle for what it holds

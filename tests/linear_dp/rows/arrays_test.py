@@ -1,5 +1,3 @@
-import pickle
-
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -106,15 +104,3 @@ def test_refuses_by_row_and_never_by_value(changes, message):
     ArrayRows.of(**given | changes)
   assert "\n" not in str(error.value)
   assert str(SECRET_LABEL) not in str(error.value)
-
-
-def test_is_never_shown_compared_or_pickled():
-  rows = ArrayRows.of(embeddings(), labels(), num_classes=K)
-  assert (
-    repr(rows)
-    == str(rows)
-    == ("ArrayRows(num_examples=6, feature_dim=3, num_classes=4, <private>)")
-  )
-  assert rows != ArrayRows.of(embeddings(), labels(), num_classes=K)
-  with pytest.raises(TypeError, match="never serialised"):
-    pickle.dumps(rows)

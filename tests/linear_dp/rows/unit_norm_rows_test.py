@@ -1,7 +1,5 @@
-import copy
 import itertools
 import math
-import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -484,14 +482,3 @@ def test_devices_without_float64_are_refused(monkeypatch):
   monkeypatch.setattr(secret_rows, "_FLOAT64_PLATFORMS", ("cuda",))
   with pytest.raises(InputError, match="needs float64, which a cpu has not"):
     rows_of(random_block(3, D, K))
-
-
-def test_rows_show_and_store_nothing():
-  block = random_block(40, D, K)
-  rows = rows_of(block)
-  one_pass(rows)
-  for shown in (repr(rows), str(rows), f"{rows}", repr([rows])):
-    assert "SecretRows(num_examples=40, <private>)" in shown
-  for leak in (pickle.dumps, copy.copy, copy.deepcopy):
-    with pytest.raises(TypeError, match="never serialised"):
-      leak(rows)

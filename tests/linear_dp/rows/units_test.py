@@ -1,7 +1,5 @@
-import copy
 import dataclasses
 import itertools
-import pickle
 from fractions import Fraction
 
 import hypothesis
@@ -430,14 +428,6 @@ class TestRefusals:
       check_contributions(np.array([3, 1, 3, 51, 3]), 2)
     assert "51" not in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_choice_shows_and_stores_nothing():
-  chosen = choose_rows([thirty_alike()], 1)
-  assert repr(chosen) == str(chosen) == "ChosenRows(<private>)"
-  for leak in (pickle.dumps, copy.copy, copy.deepcopy):
-    with pytest.raises(TypeError, match="never serialised"):
-      leak(chosen)
 
 
 def test_the_hash_is_a_permutation_for_each_unit():

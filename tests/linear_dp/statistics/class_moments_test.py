@@ -1,9 +1,7 @@
 """Joint moments of classes, from the exact sums to the law of their noise."""
 
-import copy
 import itertools
 import math
-import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -454,12 +452,3 @@ def test_part_sd_is_rounded_up():
     assert Fraction(part_sd(7.3, share)) ** 2 * Fraction(share) >= (
       Fraction(7.3) ** 2
     )
-
-
-def test_moments_show_and_store_nothing():
-  secret = moments_of(random_block(40, D, K))
-  for shown in (repr(secret), str(secret), f"{secret}", repr([secret])):
-    assert "SecretClassMoments(num_examples=40, <private>)" in shown
-  for leak in (pickle.dumps, copy.copy, copy.deepcopy):
-    with pytest.raises(TypeError, match="never serialised"):
-      leak(secret)

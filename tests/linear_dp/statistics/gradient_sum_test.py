@@ -1,7 +1,5 @@
-import copy
 import functools
 import math
-import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -665,12 +663,3 @@ def test_weights_too_long_for_float64_are_refused():
   secret = make_secret(error=math.inf)
   with pytest.raises(InputError, match="sd=inf must be finite"):
     release_gradient(secret, 1.0, ADD_OR_REMOVE, NoiseSource(1))
-
-
-def test_a_gradient_shows_and_stores_nothing():
-  secret = make_secret()
-  for shown in (repr(secret), str(secret), f"{secret}", repr([secret])):
-    assert "SecretGradient(<private>)" in shown
-  for leak in (pickle.dumps, copy.copy, copy.deepcopy):
-    with pytest.raises(TypeError, match="never serialised"):
-      leak(secret)

@@ -1,7 +1,5 @@
-import copy
 import itertools
 import math
-import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -460,12 +458,3 @@ def test_the_deviation_is_never_rounded_down(monkeypatch, sd):
   assert variance[(2,)] >= Fraction(sd) ** 2
   assert 2 * variance[(1,)] >= Fraction(sd) ** 2
   assert 2 * variance[(1,)] <= Fraction(sd * (1 + 1e-14)) ** 2
-
-
-def test_a_moment_shows_and_stores_nothing():
-  secret = second_moment(rows_of(random_block(40, D, K)))
-  for shown in (repr(secret), str(secret), f"{secret}", repr([secret])):
-    assert "SecretMoment(num_examples=40, <private>)" in shown
-  for leak in (pickle.dumps, copy.copy, copy.deepcopy):
-    with pytest.raises(TypeError, match="never serialised"):
-      leak(secret)
