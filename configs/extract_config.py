@@ -115,7 +115,8 @@ class ArraysSource:
       check_unit_name(self.unit_name)
 
 
-Source = TfdsSource | ImageFolderSource | ArraysSource
+# A new source is a dataclass above and a name here.
+Source = ArraysSource | ImageFolderSource | TfdsSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,8 @@ if TYPE_CHECKING:
   from oneshot_dp.extract.cache.write_arrays import write_cache
   from oneshot_dp.extract.images.preprocess import Preprocessing
   from oneshot_dp.extract.job.embed_images import embed_images
-  from oneshot_dp.extract.sources.source import Example, open_source
+  from oneshot_dp.extract.sources.example import Example
+  from oneshot_dp.extract.sources.open_source import open_source
   from oneshot_dp.linear_dp.accounting.gaussian import (
     epsilon_of,
     noise_multiplier,
@@ -94,7 +95,7 @@ _HOMES = {
   "ArrayRows": "linear_dp.rows.arrays",
   "CacheInfo": "extract.cache.info",
   "ClippedGradientGrid": "linear_dp.one_step.clipping",
-  "Example": "extract.sources.source",
+  "Example": "extract.sources.example",
   "FeatureCache": "extract.cache.reader",
   "LinearHead": "linear_dp.head",
   "NoiseSource": "linear_dp.noise.source",
@@ -112,7 +113,7 @@ _HOMES = {
   "load_backbone": "extract.backbones.registry",
   "noise_multiplier": "linear_dp.accounting.gaussian",
   "open_cache": "extract.cache.reader",
-  "open_source": "extract.sources.source",
+  "open_source": "extract.sources.open_source",
   "train_head": "linear_dp.train_arrays",
   "train_heads": "linear_dp.train_arrays",
   "verify_cache": "extract.cache.verify",

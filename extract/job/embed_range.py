@@ -27,7 +27,7 @@ from oneshot_dp.extract.images.preprocess import (
 from oneshot_dp.extract.images.views import image_key, random_view
 from oneshot_dp.extract.job.embedder import Embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
-from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.sources.example import Source
 
 _BATCHES_AHEAD = 2
 

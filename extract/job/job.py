@@ -26,7 +26,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.configs.extract_config import ArraysSource, ExtractConfig
+from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.backbones.registry import resolved
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
@@ -35,7 +35,8 @@ from oneshot_dp.extract.job.beam_options import LOCAL_RUNNER, pipeline_options
 from oneshot_dp.extract.job.shard import ExtractShard, shared_embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import examples_done, progress_bar, step_bar
-from oneshot_dp.extract.sources.source import Source, open_source
+from oneshot_dp.extract.sources.example import Source
+from oneshot_dp.extract.sources.open_source import open_source
 
 _COUNTERS = (
   ExtractShard.EXAMPLES,
@@ -142,9 +143,7 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
     feature_dim=backbone.feature_dim,
     class_names=source.class_names,
     num_classes_source=(
-      "flag"
-      if isinstance(config.source, ArraysSource) and config.source.num_classes
-      else "class_names"
+      "flag" if getattr(config.source, "num_classes", None) else "class_names"
     ),
     backbone=BackboneIdentity(
       name=backbone.name,

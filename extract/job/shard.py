@@ -18,7 +18,7 @@ from oneshot_dp.extract.job.embed_range import decode_pool, embed_range
 from oneshot_dp.extract.job.embedder import Embedder, load_embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import examples_done
-from oneshot_dp.extract.sources.source import open_source
+from oneshot_dp.extract.sources.open_source import open_source
 
 _EMBEDDERS = shared.Shared()
 """The backbone, loaded once per process whatever number of threads it has."""

@@ -1,4 +1,5 @@
 """Labelled images, from where people keep them.
 
-A new source goes here: one file, and one row in `open_source`.
+A new source goes here: one file, one row in `open_source`, and a dataclass for
+its settings in `configs/extract_config.py`.
 """

@@ -12,7 +12,7 @@ from jaxtyping import Int64, Integer, Shaped, UInt8
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources.source import Example
+from oneshot_dp.extract.sources.example import Example
 
 
 class ArrayExamples:

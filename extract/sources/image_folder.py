@@ -16,8 +16,8 @@ from jaxtyping import Int32, Int64
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.sources.example import Example
 from oneshot_dp.extract.sources.file_numbers import number_of
-from oneshot_dp.extract.sources.source import Example
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
 

@@ -16,8 +16,8 @@ from tensorflow_datasets.core import naming
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.sources import digits  # noqa: F401  (TFDS finds it by name from then on)
+from oneshot_dp.extract.sources.example import Example
 from oneshot_dp.extract.sources.file_numbers import number_of
-from oneshot_dp.extract.sources.source import Example
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 

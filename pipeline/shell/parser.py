@@ -6,6 +6,7 @@ import inspect
 import io
 import shutil
 import textwrap
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +15,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import (
-  ArraysSource,
-  ExtractConfig,
-  ImageFolderSource,
-  TfdsSource,
-)
+from oneshot_dp.configs.extract_config import ExtractConfig, Source
 from oneshot_dp.configs.registry import experiment_names, load_config
 from oneshot_dp.pipeline.commands.arguments import COMMANDS
 from oneshot_dp.pipeline.commands.cache_arguments import Extract
@@ -33,10 +29,15 @@ _DESCRIPTION = (
   "Differentially private image classifiers: embed the images once with a\n"
   "frozen public backbone, then train private linear heads, one per epsilon."
 )
-_SOURCES = (
-  ArraysSource(path="images.npz"),
-  ImageFolderSource(root="photos"),
-  TfdsSource(name="cifar10"),
+_SOURCES = tuple(
+  kind(
+    **{
+      field.name: field.name.upper()
+      for field in dataclasses.fields(kind)
+      if field.default is dataclasses.MISSING
+    }
+  )
+  for kind in typing.get_args(Source)
 )
 """One of each kind."""
 _MARKERS = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)

@@ -27,7 +27,7 @@ from oneshot_dp.extract.images import preprocess
 from oneshot_dp.extract.job.embedder import Embedder
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.job.shard import shared_embedder
-from oneshot_dp.extract.sources.source import open_source
+from oneshot_dp.extract.sources.open_source import open_source
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.images.preprocess import Preprocessing
 from oneshot_dp.extract.job.embed_range import decode_pool, embed_range
 from oneshot_dp.extract.job.embedder import Embedder
-from oneshot_dp.extract.sources.source import Example
+from oneshot_dp.extract.sources.example import Example
 
 _PREPROCESSING = Preprocessing(image_size=224, resize=256)
 

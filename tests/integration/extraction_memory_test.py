@@ -13,7 +13,7 @@ FEW, MANY, SIDE = 1_000, 11_000, 256
 
 RUN = """
 import pathlib, resource, sys
-from oneshot_dp.configs.head_config import *
+from oneshot_dp.configs.extract_config import *
 from oneshot_dp.extract.job.job import run_extraction
 job = ExtractConfig(
   source=ImageFolderSource(root=sys.argv[1]),

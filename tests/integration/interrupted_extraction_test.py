@@ -17,7 +17,7 @@ from tests.pipeline.command_line import one_line, start
 IMAGES, SHARD_ROWS = 2000, 100
 
 CONFIG = f"""
-from oneshot_dp.configs.head_config import *
+from oneshot_dp.configs.extract_config import *
 def get_config():
   return ExtractConfig(
     source=ImageFolderSource(root="photos"),

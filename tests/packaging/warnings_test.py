@@ -36,7 +36,7 @@ for argv in json.loads(sys.argv[1]):
 """
 
 CONFIG = """
-from oneshot_dp.configs.head_config import *
+from oneshot_dp.configs.extract_config import *
 def get_config():
   return ExtractConfig(
     source=ArraysSource(path="arrays.npz"),

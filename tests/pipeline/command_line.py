@@ -22,7 +22,7 @@ EXTRACT = (
   " --decode-threads 1"
 )
 CONFIG = """
-from oneshot_dp.configs.head_config import *
+from oneshot_dp.configs.extract_config import *
 def get_config():
   return ExtractConfig(
     source=ArraysSource(path="images.npz"),

@@ -30,7 +30,7 @@ from tests.extract.caches import (
   write_cache,
 )
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def test_same_job_same_bytes_whatever_the_batches_and_the_order(tmp_path):

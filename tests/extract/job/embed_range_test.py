@@ -26,7 +26,8 @@ from oneshot_dp.extract.job.embed_range import (
   embed_range,
 )
 from oneshot_dp.extract.job.embedder import Embedder
-from oneshot_dp.extract.sources.source import Example, open_source
+from oneshot_dp.extract.sources.example import Example
+from oneshot_dp.extract.sources.open_source import open_source
 from tests.extract.embedders import first_pixel
 from tests.extract.image_jobs import array_job, pixels
 

@@ -12,7 +12,7 @@ from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.job import shard
 from oneshot_dp.extract.job.job import make_identity
 from oneshot_dp.extract.job.shard import ExtractShard, shared_embedder
-from oneshot_dp.extract.sources.source import open_source
+from oneshot_dp.extract.sources.open_source import open_source
 from tests.extract.image_jobs import array_job, write_npz
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources import source
+from oneshot_dp.extract.sources.example import Source
+from oneshot_dp.extract.sources.open_source import open_source
 
 NAMES = np.array(["cat", "dog", "eel"])
 
@@ -24,12 +25,10 @@ def arrays(rows: int = 7, channels: int = 3) -> dict[str, Any]:
   }
 
 
-def opened(
-  folder: pathlib.Path, split: str = "train", **values: Any
-) -> source.Source:
+def opened(folder: pathlib.Path, split: str = "train", **values: Any) -> Source:
   path = folder / "pets.npz"
   np.savez(path, **values)
-  return source.open_source(extract_config.ArraysSource(path=str(path)), split)
+  return open_source(extract_config.ArraysSource(path=str(path)), split)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -60,7 +59,7 @@ def test_compressed_file_with_its_own_ids_and_name(
   config = extract_config.ArraysSource(
     path=str(path), name="pets", num_classes=3
   )
-  found = source.open_source(config, "train")
+  found = open_source(config, "train")
   assert found.name == "pets"
   assert [found[row].example_id for row in range(7)] == ids.tolist()
 
@@ -71,7 +70,7 @@ def test_number_of_classes_instead_of_names(tmp_path: pathlib.Path) -> None:
   path = tmp_path / "x.npz"
   np.savez(path, **values)
   config = extract_config.ArraysSource(path=str(path), num_classes=5)
-  found = source.open_source(config, "train")
+  found = open_source(config, "train")
   assert found.class_names == ("0", "1", "2", "3", "4")
 
 
@@ -167,7 +166,7 @@ def test_number_of_classes_that_is_not_right(
   np.savez(path, **values)
   config = extract_config.ArraysSource(path=str(path), num_classes=num_classes)
   with pytest.raises(InputError, match=message):
-    source.open_source(config, "train")
+    open_source(config, "train")
 
 
 def test_files_that_are_no_npz(tmp_path: pathlib.Path) -> None:
@@ -192,7 +191,7 @@ def test_files_that_are_no_npz(tmp_path: pathlib.Path) -> None:
   }.items():
     config = extract_config.ArraysSource(path=str(tmp_path / name))
     with pytest.raises(InputError, match=message) as caught:
-      source.open_source(config, "train")
+      open_source(config, "train")
     assert "\n" not in str(caught.value)
 
 
@@ -234,7 +233,7 @@ def test_reads_the_real_material(shared_data: pathlib.Path) -> None:
   config = extract_config.ArraysSource(
     path=str(shared_data / "cifar10_images.npz")
   )
-  found = source.open_source(config, "test")
+  found = open_source(config, "test")
   assert (len(found), len(found.class_names)) == (2000, 10)
   assert np.shape(found[1999].image) == (32, 32, 3)
 
@@ -247,7 +246,7 @@ def with_units(folder: pathlib.Path, units: Any) -> extract_config.ArraysSource:
 
 def test_whose_an_image_is(tmp_path: pathlib.Path) -> None:
   units = np.array([5, -1, 5, 2**40, 5, 0, -1])
-  found = source.open_source(with_units(tmp_path, units), "train")
+  found = open_source(with_units(tmp_path, units), "train")
   assert found.privacy_unit == "owner"
   assert [found[row].unit_id for row in range(7)] == units.tolist()
   assert type(found[0].unit_id) is int
@@ -267,7 +266,7 @@ def test_malformed_units(
   tmp_path: pathlib.Path, units: Any, message: str
 ) -> None:
   with pytest.raises(InputError, match=message):
-    source.open_source(with_units(tmp_path, units), "train")
+    open_source(with_units(tmp_path, units), "train")
 
 
 def test_units_and_their_name_come_together(tmp_path: pathlib.Path) -> None:
@@ -278,7 +277,7 @@ def test_units_and_their_name_come_together(tmp_path: pathlib.Path) -> None:
     path=str(tmp_path / "x.npz"), unit_name="user"
   )
   with pytest.raises(InputError, match="has no unit_id and source"):
-    source.open_source(config, "train")
+    open_source(config, "train")
 
 
 @pytest.mark.parametrize("name", ["example", "", "a\nb", "é" * 3, "u" * 41])

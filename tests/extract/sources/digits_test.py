@@ -11,7 +11,8 @@ from sklearn import datasets
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources import source
+from oneshot_dp.extract.sources.example import Example
+from oneshot_dp.extract.sources.open_source import open_source
 
 
 def below(folder: pathlib.Path) -> extract_config.TfdsSource:
@@ -23,7 +24,7 @@ def config(
   tmp_path_factory: pytest.TempPathFactory,
 ) -> extract_config.TfdsSource:
   digits = below(tmp_path_factory.mktemp("digits"))
-  source.open_source(digits, "train")
+  open_source(digits, "train")
   return digits
 
 
@@ -35,7 +36,7 @@ def hashes(folder: str) -> dict[str, str]:
   }
 
 
-def pixels(example: source.Example) -> np.ndarray:
+def pixels(example: Example) -> np.ndarray:
   assert isinstance(example.image, bytes)
   return np.asarray(Image.open(io.BytesIO(example.image)))
 
@@ -49,7 +50,7 @@ def test_every_row_is_in_one_split_and_every_fifth_is_for_testing(
     ("train", rows[rows % 5 != 0], 1437),
     ("test", rows[rows % 5 == 0], 360),
   ):
-    opened = source.open_source(config, split)
+    opened = open_source(config, split)
     assert len(opened) == len(expected) == count
     assert opened.name == "sklearn_digits"
     assert opened.class_names == tuple("0123456789")
@@ -64,7 +65,7 @@ def test_every_row_is_in_one_split_and_every_fifth_is_for_testing(
 
 
 def test_shades_use_the_whole_range(config: extract_config.TfdsSource) -> None:
-  opened = source.open_source(config, "test")
+  opened = open_source(config, "test")
   levels = np.unique([pixels(opened[index]) for index in range(len(opened))])
   assert len(levels) == 17
   assert (levels[0], levels[-1]) == (0, 255)
@@ -74,7 +75,7 @@ def test_the_same_files_every_time(
   config: extract_config.TfdsSource, tmp_path: pathlib.Path
 ) -> None:
   assert config.data_dir is not None
-  source.open_source(below(tmp_path / "new" / "folder"), "test")
+  open_source(below(tmp_path / "new" / "folder"), "test")
   assert hashes(str(tmp_path)) == hashes(config.data_dir)
 
 
@@ -85,7 +86,7 @@ def test_prepared_digits_are_left_alone(
   times = [
     p.stat().st_mtime_ns for p in pathlib.Path(config.data_dir).rglob("*")
   ]
-  source.open_source(config, "test")
+  open_source(config, "test")
   assert times == [
     p.stat().st_mtime_ns for p in pathlib.Path(config.data_dir).rglob("*")
   ]
@@ -94,7 +95,7 @@ def test_prepared_digits_are_left_alone(
 def test_folder_that_cannot_be_made(tmp_path: pathlib.Path) -> None:
   (tmp_path / "file").write_text("in the way")
   with pytest.raises(RunError, match=r"could not download and prepare .*file"):
-    source.open_source(below(tmp_path / "file"), "train")
+    open_source(below(tmp_path / "file"), "train")
 
 
 def test_without_scikit_learn(tmp_path: pathlib.Path) -> None:
@@ -104,7 +105,7 @@ import sys
 sys.modules["sklearn"] = None
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import TfdsSource
-from oneshot_dp.extract.sources.source import open_source
+from oneshot_dp.extract.sources.open_source import open_source
 try:
   open_source(TfdsSource(name="sklearn_digits", data_dir=sys.argv[1]), "train")
 except InputError as error:
@@ -115,12 +116,12 @@ except InputError as error:
     capture_output=True,
     text=True,
     check=True,
-    cwd=pathlib.Path(__file__).parents[2],
+    cwd=pathlib.Path(__file__).parents[3],
   )
   assert "pip install 'oneshot-dp[demo]'" in result.stdout
   assert not list(tmp_path.iterdir())
 
 
 def test_needs_no_tensorflow(config: extract_config.TfdsSource) -> None:
-  source.open_source(config, "train")
+  open_source(config, "train")
   assert "tensorflow" not in sys.modules

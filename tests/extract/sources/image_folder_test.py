@@ -12,7 +12,9 @@ from PIL import Image
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract.sources import image_folder, source
+from oneshot_dp.extract.sources import image_folder
+from oneshot_dp.extract.sources.example import Example, Source
+from oneshot_dp.extract.sources.open_source import open_source
 
 
 def write(root: pathlib.Path, *paths: str) -> None:
@@ -23,18 +25,16 @@ def write(root: pathlib.Path, *paths: str) -> None:
     file.write_bytes(path.encode())
 
 
-def opened(root: pathlib.Path, split: str = "train") -> source.Source:
-  return source.open_source(
-    extract_config.ImageFolderSource(root=str(root)), split
-  )
+def opened(root: pathlib.Path, split: str = "train") -> Source:
+  return open_source(extract_config.ImageFolderSource(root=str(root)), split)
 
 
-def text(example: source.Example) -> str:
+def text(example: Example) -> str:
   assert isinstance(example.image, bytes)
   return example.image.decode()
 
 
-def images(found: source.Source) -> list[str]:
+def images(found: Source) -> list[str]:
   return [text(found[i]) for i in range(len(found))]
 
 
@@ -60,7 +60,7 @@ def test_name_can_be_given(tmp_path: pathlib.Path) -> None:
   config = extract_config.ImageFolderSource(
     root=f"{tmp_path}/", name="Birds of 1838"
   )
-  assert source.open_source(config, "train").name == "Birds of 1838"
+  assert open_source(config, "train").name == "Birds of 1838"
 
 
 def test_name_of_a_relative_root(
@@ -240,7 +240,7 @@ def test_the_id_is_the_number_in_the_name(tmp_path: pathlib.Path) -> None:
   config = extract_config.ImageFolderSource(
     root=str(tmp_path), id_from_name=True
   )
-  found = source.open_source(config, "val")
+  found = open_source(config, "val")
   assert found.id_source == "file name"
   assert [found[i].example_id for i in range(3)] == [12, 7, 3]
   assert images(found) == ["a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png"]
@@ -262,5 +262,5 @@ def test_names_that_number_nothing(
     root=str(tmp_path), id_from_name=True
   )
   with pytest.raises(InputError, match=said) as caught:
-    source.open_source(config, "val")
+    open_source(config, "val")
   assert "\n" not in str(caught.value)

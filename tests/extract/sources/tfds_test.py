@@ -16,7 +16,7 @@ from PIL import Image
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract.sources import source
+from oneshot_dp.extract.sources.open_source import open_source
 
 NUM_TRAIN, NUM_TEST = 40, 6
 CLASSES = ("cat", "dog", "eel")
@@ -148,7 +148,7 @@ def pets(
 
 def copied(data_dir: str, into: pathlib.Path) -> pathlib.Path:
   """Copies the prepared plain data set, so that a test can spoil it."""
-  source.open_source(pets(data_dir), "train")
+  open_source(pets(data_dir), "train")
   version = pathlib.Path("oneshot_pets", "plain", "1.2.3")
   shutil.copytree(pathlib.Path(data_dir) / version, into / version)
   return into / version
@@ -164,7 +164,7 @@ def test_reads_file_bytes_labels_and_ids_of_each_split(data_dir: str) -> None:
     ("train", 0, NUM_TRAIN),
     ("test", NUM_TRAIN, NUM_TEST),
   ):
-    opened = source.open_source(pets(data_dir), split)
+    opened = open_source(pets(data_dir), split)
     assert len(opened) == rows
     for index in range(rows):
       row = start + index
@@ -174,7 +174,7 @@ def test_reads_file_bytes_labels_and_ids_of_each_split(data_dir: str) -> None:
 
 
 def test_names_come_from_the_metadata(data_dir: str) -> None:
-  opened = source.open_source(pets(data_dir), "test")
+  opened = open_source(pets(data_dir), "test")
   assert opened.name == "oneshot_pets/plain"
   assert opened.version == "1.2.3"
   assert opened.class_names == CLASSES
@@ -193,7 +193,7 @@ def test_names_come_from_the_metadata(data_dir: str) -> None:
 def test_slices_start_at_zero_again(
   data_dir: str, split: str, rows: list[int] | range
 ) -> None:
-  opened = source.open_source(pets(data_dir), split)
+  opened = open_source(pets(data_dir), split)
   examples = [opened[index] for index in range(len(opened))]
   assert [read.image for read in examples] == [png(row) for row in rows]
   assert [read.example_id for read in examples] == list(range(len(rows)))
@@ -210,11 +210,11 @@ def test_prepares_once_and_then_needs_no_code(
   script = """
 import sys
 from oneshot_dp.configs import extract_config
-from oneshot_dp.extract.sources import source
+from oneshot_dp.extract.sources.open_source import open_source
 for data_dir in sys.argv[1:]:
   where = extract_config.TfdsSource(
     name="oneshot_pets/plain", data_dir=data_dir)
-  opened = source.open_source(where, "train")
+  opened = open_source(where, "train")
   print(len(opened), opened.name, opened.version, opened[7].label)
 assert "tensorflow_datasets" in sys.modules
 assert "tensorflow" not in sys.modules
@@ -224,7 +224,7 @@ assert "tensorflow" not in sys.modules
     capture_output=True,
     text=True,
     check=True,
-    cwd=pathlib.Path(__file__).parents[2],
+    cwd=pathlib.Path(__file__).parents[3],
   )
   assert (
     result.stdout.splitlines()
@@ -233,7 +233,7 @@ assert "tensorflow" not in sys.modules
 
 
 def test_preparing_needs_no_tensorflow(data_dir: str) -> None:
-  source.open_source(pets(data_dir), "train")
+  open_source(pets(data_dir), "train")
   assert "tensorflow" not in sys.modules
 
 
@@ -252,7 +252,7 @@ def test_data_dir_may_be_the_prepared_folder(
   config = extract_config.TfdsSource(
     name=name, data_dir=str(copied(data_dir, tmp_path))
   )
-  assert source.open_source(config, "train")[7].image == png(7)
+  assert open_source(config, "train")[7].image == png(7)
 
 
 @pytest.mark.parametrize(
@@ -267,11 +267,11 @@ def test_prepared_folder_of_another_data_set_is_refused(
   with pytest.raises(
     InputError, match=r"holds oneshot_pets/plain/1\.2\.3, not"
   ):
-    source.open_source(config, "train")
+    open_source(config, "train")
 
 
 def test_keys_choose_among_several_features(data_dir: str) -> None:
-  opened = source.open_source(
+  opened = open_source(
     pets(data_dir, "keys", image_key="right", label_key="mood"), "train"
   )
   assert opened.class_names == ("calm", "cross")
@@ -279,7 +279,7 @@ def test_keys_choose_among_several_features(data_dir: str) -> None:
 
 
 def test_a_mask_is_not_the_image_and_numbers_are_names(data_dir: str) -> None:
-  opened = source.open_source(pets(data_dir, "masked"), "train")
+  opened = open_source(pets(data_dir, "masked"), "train")
   assert opened[3].image == png(3)
   assert opened.class_names == ("0", "1", "2")
 
@@ -324,12 +324,12 @@ def test_features_that_cannot_be_chosen(
   folder.mkdir(parents=True)
   builder.info.write_to_directory(folder)
   with pytest.raises(InputError, match=message) as caught:
-    source.open_source(pets(str(tmp_path), name, **keys), "train")
+    open_source(pets(str(tmp_path), name, **keys), "train")
   assert "\n" not in str(caught.value)
 
 
 def test_unlabelled_examples_are_refused_when_read(data_dir: str) -> None:
-  opened = source.open_source(pets(data_dir, "unlabelled"), "test")
+  opened = open_source(pets(data_dir, "unlabelled"), "test")
   with pytest.raises(
     InputError, match=r"unlabelled/test\[2\] has a label that is none"
   ):
@@ -350,7 +350,7 @@ def test_unknown_split_lists_the_splits(
   data_dir: str, split: str, message: str
 ) -> None:
   with pytest.raises(InputError, match=message) as caught:
-    source.open_source(pets(data_dir), split)
+    open_source(pets(data_dir), split)
   assert "train (40), test (6)" in str(caught.value)
   assert "\n" not in str(caught.value)
 
@@ -373,7 +373,7 @@ def test_unknown_name_names_its_neighbours(
   (tmp_path / "only_on_disk").mkdir()
   config = extract_config.TfdsSource(name=name, data_dir=str(tmp_path))
   with pytest.raises(InputError, match=hint) as caught:
-    source.open_source(config, "train")
+    open_source(config, "train")
   assert repr(name) in str(caught.value)
   assert "\n" not in str(caught.value)
   assert len(str(caught.value)) < 600
@@ -385,12 +385,12 @@ def test_other_formats_say_how_to_prepare_again(
 ) -> None:
   edit_info(copied(data_dir, tmp_path), fileFormat=file_format)
   with pytest.raises(InputError, match=f"prepared as {file_format}") as caught:
-    source.open_source(pets(str(tmp_path)), "train")
+    open_source(pets(str(tmp_path)), "train")
   # The line that it says must work as it stands.
   line = str(caught.value).split("run ")[1].split(" with another")[0]
   folder = str(tmp_path / "again")
   eval(line, {"tfds": tfds, "FOLDER": folder})
-  assert source.open_source(pets(folder), "train")[7].image == png(7)
+  assert open_source(pets(folder), "train")[7].image == png(7)
 
 
 def test_other_formats_without_the_code(
@@ -400,13 +400,13 @@ def test_other_formats_without_the_code(
   edit_info(folder, fileFormat="tfrecord", name="nobody_knows")
   config = extract_config.TfdsSource(name="nobody_knows", data_dir=str(folder))
   with pytest.raises(InputError, match="tfds convert_format --dataset_version"):
-    source.open_source(config, "train")
+    open_source(config, "train")
 
 
 def test_failed_preparation_keeps_the_reason(data_dir: str) -> None:
   for _ in range(2):  # And leaves nothing behind that looks prepared.
     with pytest.raises(RunError) as caught:
-      source.open_source(pets(data_dir, "offline"), "train")
+      open_source(pets(data_dir, "offline"), "train")
     assert "no route to images.example.org" in str(caught.value)
     assert "oneshot_pets/offline/1.2.3" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -417,7 +417,7 @@ def test_unfinished_folder_is_named(
 ) -> None:
   (copied(data_dir, tmp_path) / "dataset_info.json").unlink()
   with pytest.raises(InputError, match=r"no dataset_info\.json"):
-    source.open_source(pets(str(tmp_path)), "train")
+    open_source(pets(str(tmp_path)), "train")
 
 
 def test_lost_shard_fails_where_it_is_read(
@@ -425,7 +425,7 @@ def test_lost_shard_fails_where_it_is_read(
 ) -> None:
   (shard,) = copied(data_dir, tmp_path).glob("*-train.array_record-*")
   shard.unlink()
-  opened = source.open_source(pets(str(tmp_path)), "train")
+  opened = open_source(pets(str(tmp_path)), "train")
   with pytest.raises(
     RunError, match=r"plain/train\[3\] cannot be read: .*open"
   ):
@@ -434,7 +434,7 @@ def test_lost_shard_fails_where_it_is_read(
 
 def test_eight_threads_read_what_one_reads(data_dir: str) -> None:
   indices = random.Random(0).choices(range(NUM_TRAIN), k=2000)
-  opened = source.open_source(pets(data_dir), "train")
+  opened = open_source(pets(data_dir), "train")
 
   def read(index: int) -> tuple[int, object, int]:
     found = opened[index]
@@ -448,7 +448,7 @@ def test_eight_threads_read_what_one_reads(data_dir: str) -> None:
 @pytest.mark.parametrize("index", [-1, NUM_TEST])
 def test_index_outside_the_split(data_dir: str, index: int) -> None:
   with pytest.raises(IndexError, match=f"{index} is not in"):
-    source.open_source(pets(data_dir), "test")[index]
+    open_source(pets(data_dir), "test")[index]
 
 
 @pytest.mark.parametrize(
@@ -456,12 +456,12 @@ def test_index_outside_the_split(data_dir: str, index: int) -> None:
 )
 def test_no_example_is_read_twice(data_dir: str, split: str) -> None:
   with pytest.raises(InputError, match="may read an example twice"):
-    source.open_source(pets(data_dir), split)
+    open_source(pets(data_dir), split)
 
 
 def test_splits_may_be_joined(data_dir: str) -> None:
   sizes = [
-    len(source.open_source(pets(data_dir), split))
+    len(open_source(pets(data_dir), split))
     for split in ("train", "test", "train+test")
   ]
   assert sizes[2] == sizes[0] + sizes[1]
@@ -470,12 +470,12 @@ def test_splits_may_be_joined(data_dir: str) -> None:
 def test_whose_an_example_is(data_dir: str) -> None:
   keys = {"image_key": "left", "label_key": "mood"}
   config = pets(data_dir, "keys", **keys, unit_key="owner")
-  found = source.open_source(config, "train")
+  found = open_source(config, "train")
   assert found.privacy_unit == "owner"
   units = [found[row].unit_id for row in range(NUM_TRAIN)]
   assert units == [row // 4 - 1 for row in range(NUM_TRAIN)]
   assert type(units[0]) is int
-  plain = source.open_source(pets(data_dir, "keys", **keys), "train")
+  plain = open_source(pets(data_dir, "keys", **keys), "train")
   assert plain.privacy_unit == "example"
   assert plain[0].unit_id is None
 
@@ -486,18 +486,18 @@ def test_what_is_no_unit(data_dir: str, key: str) -> None:
     data_dir, "keys", image_key="left", label_key="mood", unit_key=key
   )
   with pytest.raises(InputError, match=f"unit_key='{key}' is not an integer"):
-    source.open_source(config, "train")
+    open_source(config, "train")
 
 
 def test_the_id_is_the_number_in_a_text(data_dir: str) -> None:
-  opened = source.open_source(
+  opened = open_source(
     pets(data_dir, "named", id_key="file_name"), "train[10:20]"
   )
   assert opened.id_source == "file_name"
   found = [opened[index] for index in range(10)]
   assert [read.example_id for read in found] == [*range(990, 980, -1)]
   assert [read.image for read in found] == [png(row) for row in range(10, 20)]
-  plain = source.open_source(pets(data_dir, "named"), "train[10:20]")
+  plain = open_source(pets(data_dir, "named"), "train[10:20]")
   assert plain.id_source == "position"
   assert plain[3].example_id == 3
 
@@ -505,13 +505,11 @@ def test_the_id_is_the_number_in_a_text(data_dir: str) -> None:
 @pytest.mark.parametrize("key", ["label", "image", "nobody"])
 def test_what_holds_no_file_names(data_dir: str, key: str) -> None:
   with pytest.raises(InputError, match=f"id_key='{key}' is not a text"):
-    source.open_source(pets(data_dir, "named", id_key=key), "train")
+    open_source(pets(data_dir, "named", id_key=key), "train")
 
 
 def test_a_text_without_a_number_is_named(data_dir: str) -> None:
-  opened = source.open_source(
-    pets(data_dir, "named", id_key="nickname"), "train"
-  )
+  opened = open_source(pets(data_dir, "named", id_key="nickname"), "train")
   assert opened[5].example_id == 9
   with pytest.raises(
     InputError, match=r"named/train\[0\], nickname: 'mouser' does not end"

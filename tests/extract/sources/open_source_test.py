@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs import extract_config
-from oneshot_dp.extract.sources import source
+from oneshot_dp.extract.sources.example import Source
+from oneshot_dp.extract.sources.open_source import open_source
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -33,8 +34,8 @@ def configs(tmp_path: pathlib.Path) -> dict[str, extract_config.Source]:
 def test_config_chooses_the_source(
   configs: dict[str, extract_config.Source], kind: str
 ) -> None:
-  opened = source.open_source(configs[kind], "train")
-  assert isinstance(opened, source.Source)
+  opened = open_source(configs[kind], "train")
+  assert isinstance(opened, Source)
   assert opened.name == kind
   assert opened.class_names == ("a", "b")
   assert [opened[i].label for i in range(len(opened))] == [0, 1]
@@ -44,7 +45,7 @@ def test_config_chooses_the_source(
 def test_iteration_ends(
   configs: dict[str, extract_config.Source], kind: str
 ) -> None:
-  opened = source.open_source(configs[kind], "train")
+  opened = open_source(configs[kind], "train")
   assert [example.example_id for example in opened] == [0, 1]
 
 
@@ -54,10 +55,10 @@ def test_other_sources_do_not_pay_for_tfds(
   folder, arrays = configs["folder"], configs["arrays"]
   script = f"""
 import sys
-from oneshot_dp.configs.head_config import *
-from oneshot_dp.extract.sources import source
-source.open_source({folder!r}, "train")
-source.open_source({arrays!r}, "train")
+from oneshot_dp.configs.extract_config import *
+from oneshot_dp.extract.sources.open_source import open_source
+open_source({folder!r}, "train")
+open_source({arrays!r}, "train")
 loaded = {{"tensorflow_datasets", "tensorflow", "apache_beam", "jax"}}
 assert not loaded & set(sys.modules), loaded & set(sys.modules)
 """

@@ -13,8 +13,6 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import UInt8
 
-from oneshot_dp.configs import extract_config
-
 
 # Not comparable: `==` on the image array has no single truth value.
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,54 +81,3 @@ class Source(Protocol):
   def where(self, index: int) -> str:
     """Says where the example is, for errors: a path, `cifar10/train[17]`."""
     ...
-
-
-def open_source(config: extract_config.Source, split: str) -> Source:
-  """Opens one split of a data set.
-
-  Opening reads metadata (and, of arrays, the data), so a worker process opens
-  its own source once. A TFDS data set that is not on disk yet is downloaded
-  and prepared here: open it once before workers do.
-
-  >>> import tempfile
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   np.savez(
-  ...     f"{folder}/pets.npz",
-  ...     image=np.zeros((2, 8, 8, 3), np.uint8),
-  ...     label=np.array([1, 0]),
-  ...     class_names=np.array(["cat", "dog"]),
-  ...   )
-  ...   config = extract_config.ArraysSource(path=f"{folder}/pets.npz")
-  ...   source = open_source(config, "train")
-  >>> len(source), source.class_names, source[0].label
-  (2, ('cat', 'dog'), 1)
-
-  Args:
-    config: which data set: one of the sources of `configs.extract_config`.
-    split: "train", "test" ...; TFDS also takes "train[:10%]" and the like.
-
-  Returns:
-    The source.
-
-  Raises:
-    InputError: there is no such data set or split, or it is not what it
-      should be.
-    RunError: a TFDS data set cannot be downloaded or prepared.
-  """
-  # Imported here: each needs its own libraries (TFDS takes most of a second)
-  # and `Example` of this module.
-  match config:
-    case extract_config.TfdsSource():
-      from oneshot_dp.extract.sources import tfds as tfds_source
-
-      return tfds_source.TfdsExamples(config, split)
-    case extract_config.ImageFolderSource():
-      from oneshot_dp.extract.sources import image_folder
-
-      return image_folder.FolderExamples(config, split)
-    case extract_config.ArraysSource():
-      from oneshot_dp.extract.sources import arrays as array_source
-
-      return array_source.ArrayExamples(config, split)
-    case _:
-      typing.assert_never(config)
