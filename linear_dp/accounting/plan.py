@@ -152,7 +152,7 @@ class ReleasePlan:
       if larger <= smaller * (1 + 1e-6):
         raise InputError(
           f"epsilons={list(self.epsilons)} has an epsilon twice, or nearly; use"
-          " num_seeds for several heads of one epsilon."
+          " num_draws for several heads of one epsilon."
         )
     accounting.check_noise_multiplier(
       max(self.noise_multipliers.values()),
@@ -160,7 +160,7 @@ class ReleasePlan:
       "nothing could be learned",
     )
     if self.num_draws < 1:
-      raise InputError(f"num_seeds={self.num_draws} must be at least 1.")
+      raise InputError(f"num_draws={self.num_draws} must be at least 1.")
 
   def _check_sampling(self) -> None:
     if self.order == "nested":

@@ -53,7 +53,7 @@ class Ablate:
   """The same images extracted at other resolutions, or otherwise."""
   other_eval_caches: tuple[Path, ...] = ()
   """What the heads of those are scored on, in the same order."""
-  num_seeds: int = 1
+  num_draws: int = 1
   """Independent draws of the noise, to see the spread; each is charged."""
   baseline: FlagCreatePairsOff[bool] = False
   """Also train every head without noise (epsilon = infinity): NOT PRIVATE."""

@@ -20,7 +20,7 @@ from oneshot_dp.pipeline.shell.answer import Answer
 
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _DELTA = 1e-5
-_SEEDS = 5
+_DRAWS = 5
 
 
 def run_demo(out: Path) -> Answer:
@@ -71,7 +71,7 @@ def run_demo(out: Path) -> Answer:
 def _sweep(
   train: FeatureCache, test: FeatureCache, out: Path, results: Path
 ) -> None:
-  _say(f"== sweep: one clipped sum, {len(_EPSILONS)} epsilons, {_SEEDS} seeds")
+  _say(f"== sweep: one clipped sum, {len(_EPSILONS)} epsilons, {_DRAWS} draws")
   ledger_dir = out / "ledgers"
   with stoppable(results, ledger_dir, train):
     run_sweep(
@@ -81,7 +81,7 @@ def _sweep(
       _EPSILONS,
       PrivacyConfig(delta=_DELTA),
       HeadConfig(),
-      num_seeds=_SEEDS,
+      num_draws=_DRAWS,
       order="nested",
       baseline=True,
       ledger_dir=ledger_dir,

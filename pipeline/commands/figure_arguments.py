@@ -10,16 +10,16 @@ from oneshot_dp.configs.head_config import RelationName
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figures:
-  """Draw the paper's accuracy against epsilon, at several deltas and seeds.
+  """Draw the paper's accuracy against epsilon, at several deltas and draws.
 
-  The paper's head (lamb, with its settings) at every delta, epsilon and seed.
+  The paper's head (lamb, with its settings) at every delta, epsilon and draw.
   Writes accuracy-vs-epsilon.png (in the manner of its figure 1b), one picture
   for each delta (figure 3), real-accuracy.png with --real-labels (figure 4),
   the tables, and every head with its receipt. Published numbers are drawn
   beside ours, cited, where the data set is ImageNet (imagenet2012…).
 
-  The private rows are read once. Heads of one delta and seed are nested and
-  together cost the largest epsilon; seeds and deltas compose. All of it is
+  The private rows are read once. Heads of one delta and draw are nested and
+  together cost the largest epsilon; draws and deltas compose. All of it is
   charged, or refused by a cap, before any noise is drawn, and the table says
   what it comes to at each delta. The labels of the evaluation cache are treated
   as public.
@@ -36,10 +36,10 @@ class Figures:
   out: Path
   """Directory of the results, not there yet."""
   epsilons: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-  """Privacy budgets, one head each for each delta and seed."""
+  """Privacy budgets, one head each for each delta and draw."""
   deltas: tuple[float, ...] = (1e-6, 8e-7)
   """Delta of each head; well below 1 / rows."""
-  num_seeds: int = 5
+  num_draws: int = 5
   """Independent draws of the noise, to see the spread; each is charged."""
   real_labels: Path | None = None
   """ImageNet-ReaL's file, a JSON list of lists of labels: score by these too. A

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional
 
 from oneshot_dp.configs.head_config import (
   PrivacyConfig,
@@ -21,13 +21,13 @@ class Evaluate:
 
   The labels of the cache are treated as public, unless --private-eval is given.
 
-  Example: oneshot-dp evaluate --head heads/epsilon-4 --cache caches/test
+  Example: oneshot-dp evaluate heads/epsilon-4 --cache caches/test
 
-  Example: oneshot-dp evaluate --head heads/epsilon-4 --cache caches/test
+  Example: oneshot-dp evaluate heads/epsilon-4 --cache caches/test
   --private-eval 0.5 --delta 1e-6
   """
 
-  head: Path
+  head: Positional[Path]
   """Directory of the head."""
   cache: Path
   """The labelled cache."""

@@ -48,7 +48,7 @@ def ablate(command: Ablate) -> Answer:
         clip_norms=command.clip_norms,
         learning_rate=command.learning_rate,
       ),
-      num_seeds=command.num_seeds,
+      num_draws=command.num_draws,
       baseline=command.baseline,
       ledger_dir=command.ledger_dir,
     )
@@ -74,7 +74,7 @@ def figures(command: Figures) -> Answer:
         )
         for delta in command.deltas
       ],
-      num_seeds=command.num_seeds,
+      num_draws=command.num_draws,
       real_labels=command.real_labels,
       references=command.references,
       baseline=command.baseline,

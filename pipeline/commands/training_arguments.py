@@ -73,7 +73,7 @@ class Sweep:
 
   Writes results.csv, results.json, accuracy.png and every head with its
   receipt. Nested releases (the default of one-step heads) together cost the
-  largest epsilon, once per seed; independent ones compose. The labels of the
+  largest epsilon, once per draw; independent ones compose. The labels of the
   evaluation cache are treated as public, unless --private-eval is given.
 
   Example: oneshot-dp sweep --cache caches/train --eval-cache caches/test
@@ -97,7 +97,7 @@ class Sweep:
   units are scattered. Either way the guarantee covers all rows of a unit. An
   epsilon per example is better only where no two rows can be of one person;
   then import without unit_id."""
-  num_seeds: int = 1
+  num_draws: int = 1
   """Independent draws of the noise, to see the spread; each is charged."""
   release: ReleaseOrder | None = None
   """Whether smaller epsilons reuse the noise of larger ones. Default: nested
@@ -122,7 +122,7 @@ class Compare:
 
   Writes one results.csv, results.json and accuracy.png, and every head with its
   receipt. Heads of one step (lamb, adam, momentum) are made of the same nested
-  releases and together cost the largest epsilon, once per seed; so do those of
+  releases and together cost the largest epsilon, once per draw; so do those of
   least squares, with releases of their own; whitened and multi-step heads have
   noise of their own each. All of it composes, is charged, or refused by a cap,
   before any noise is drawn, and the table says what it comes to. All heads have
@@ -146,7 +146,7 @@ class Compare:
   heads: tuple[MethodName, ...] | None = None
   """What to compare; default: all that the cache allows."""
   public: OmitArgPrefixes[PublicOptions]
-  num_seeds: int = 1
+  num_draws: int = 1
   """Independent draws of the noise, to see the spread; each is charged."""
   baseline: FlagCreatePairsOff[bool] = False
   """Also fit a logistic regression without noise, as the ceiling: NOT

@@ -92,7 +92,7 @@ def sweep(command: Sweep) -> Answer:
       config,
       max_rows_per_unit=command.max_rows_per_unit,
       public=_public_rows(command.public, cache),
-      num_seeds=command.num_seeds,
+      num_draws=command.num_draws,
       order=release_order(config, command.release),
       baseline=command.baseline,
       ledger_dir=command.ledger_dir,
@@ -115,7 +115,7 @@ def compare(command: Compare) -> Answer:
       command.privacy,
       methods=command.heads,
       public=_public_rows(command.public, cache),
-      num_seeds=command.num_seeds,
+      num_draws=command.num_draws,
       baseline=command.baseline,
       ledger_dir=command.ledger_dir,
     )

@@ -18,7 +18,8 @@ def mechanism_of(section: dict[str, Any]) -> Mechanism:
     KeyError, TypeError, ValueError: it is of no mechanism that we know.
   """
   known = (OneStep, Whitened, LeastSquares, MultiStep, Logistic)
-  kinds = {kind.KIND: kind for kind in known}
+  # Receipts of before say "one step".
+  kinds = {"one step": OneStep} | {kind.KIND: kind for kind in known}
   return kinds[section["kind"]].from_json(section)
 
 

@@ -19,7 +19,7 @@ class OneStep:
     grid: the clipping.
   """
 
-  KIND = "one step"
+  KIND = "one-step"
   grid: ClippedGradientGrid
 
   @classmethod

@@ -58,7 +58,7 @@ def run_ablation(
   privacy: PrivacyConfig,
   choices: Choices,
   *,
-  num_seeds: int = 1,
+  num_draws: int = 1,
   baseline: bool = False,
   ledger_dir: Path | None = None,
 ) -> list[AblationRow]:
@@ -75,7 +75,7 @@ def run_ablation(
     epsilon: of every head.
     privacy: delta, neighbours and noise source.
     choices: what to try.
-    num_seeds: independent repetitions, each charged.
+    num_draws: independent repetitions, each charged.
     baseline: add every head without noise, NOT PRIVATE.
     ledger_dir: None is the default place.
 
@@ -103,7 +103,7 @@ def run_ablation(
         (epsilon,),
         privacy,
         order=release_order(cell.head, None),
-        num_draws=num_seeds,
+        num_draws=num_draws,
         sampling=planned_sampling(cell.head, len(train)),
       )
     )
@@ -171,7 +171,7 @@ def run_ablation(
         "epsilon": epsilon,
         "privacy": dataclasses.asdict(privacy),
         "choices": dataclasses.asdict(choices),
-        "num_seeds": num_seeds,
+        "num_draws": num_draws,
         "baseline": baseline,
       },
     )

@@ -32,7 +32,7 @@ class AblationRow(SweepRow):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-  """One setting: its accuracies in %, over seeds, and without noise."""
+  """One setting: its accuracies in %, over draws, and without noise."""
 
   axis: str
   setting: str

@@ -2,7 +2,7 @@
 
 accuracy-vs-epsilon   a line for each delta, beside published numbers (in the
                       manner of the paper's figure 1b)
-delta-1e-06 …         one delta, every seed a dot (figure 3)
+delta-1e-06 …         one delta, every draw a dot (figure 3)
 real-accuracy         the same heads by ImageNet-ReaL labels (figure 4)
 
 Each is a png and a pdf.
@@ -26,7 +26,7 @@ from oneshot_dp.pipeline.runs.results import SweepRow
 
 _MARKERS = "*XP^v"
 _ASIDE = 1.06
-"""Where seeds are drawn, so as not to be under the mean of them."""
+"""Where draws are drawn, so as not to be under the mean of them."""
 
 
 def plot_figures(
@@ -60,7 +60,7 @@ def plot_figures(
       f"epsilon of each head (delta = {printable(delta)})"
     )
     accuracy_plot.draw_line(axes, group, group[0].head, 0, 1)
-    _draw_seeds(axes, group)
+    _plot_each_draw(axes, group)
     accuracy_plot.draw_without_noise(axes, baselines)
     published = _draw_references(axes, references, only_delta=delta)
     _finish(figure, axes, group, dataset, published)
@@ -100,7 +100,7 @@ def _picture(xlabel: str) -> tuple[Figure, Axes]:
   return figure, axes
 
 
-def _draw_seeds(axes: Axes, rows: Sequence[SweepRow]) -> None:
+def _plot_each_draw(axes: Axes, rows: Sequence[SweepRow]) -> None:
   axes.plot(
     [_ASIDE * row.epsilon for row in rows],
     [100 * row.top1 for row in rows],
@@ -109,7 +109,7 @@ def _draw_seeds(axes: Axes, rows: Sequence[SweepRow]) -> None:
     markersize=4,
     color="#000000",
     alpha=0.6,
-    label="each seed",
+    label="each draw",
   )
 
 

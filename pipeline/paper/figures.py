@@ -48,7 +48,7 @@ def run_figures(
   epsilons: tuple[float, ...],
   privacies: Sequence[PrivacyConfig],
   *,
-  num_seeds: int = 5,
+  num_draws: int = 5,
   real_labels: Path | None = None,
   references: bool = False,
   baseline: bool = False,
@@ -57,7 +57,7 @@ def run_figures(
   """Trains, evaluates, draws and writes it.
 
   Formal guarantees: each head is (ε, δ)-DP at its own ε and δ. Heads of one δ
-  and seed are nested, and cost what the largest ε does; seeds and deltas have
+  and draw are nested, and cost what the largest ε does; draws and deltas have
   noise of their own and compose, which results.json states at each δ. The rows
   are read once, and all is charged, or nothing, before any noise is drawn.
 
@@ -65,9 +65,9 @@ def run_figures(
     train: the private rows.
     evaluation: labelled rows, which are taken for public.
     out: a directory that is not there yet.
-    epsilons: one head for each, per δ and seed.
+    epsilons: one head for each, per δ and draw.
     privacies: the deltas, alike in everything else.
-    num_seeds: independent repetitions, each charged.
+    num_draws: independent repetitions, each charged.
     real_labels: the file of ReaL labels of the evaluation rows.
     references: draw published numbers though it is not ImageNet.
     baseline: add the head without noise, NOT PRIVATE.
@@ -89,7 +89,7 @@ def run_figures(
   if not deltas or len(set(deltas)) < len(deltas):
     raise InputError(f"deltas={deltas} must be one or more, all different.")
   plans = [
-    make_plan(epsilons, privacy, num_draws=num_seeds) for privacy in privacies
+    make_plan(epsilons, privacy, num_draws=num_draws) for privacy in privacies
   ]
   trainer = make_trainer(train, [PAPERS_HEAD])
   # Passes that cost no budget: what is damaged or does not fit is found now.
@@ -127,7 +127,7 @@ def run_figures(
         "head": dataclasses.asdict(PAPERS_HEAD),
         "epsilons": list(epsilons),
         "privacy": [dataclasses.asdict(privacy) for privacy in privacies],
-        "num_seeds": num_seeds,
+        "num_draws": num_draws,
         "real_labels": None if real is None else real.file_sha256,
         "references": bool(drawn),
         "baseline": baseline,

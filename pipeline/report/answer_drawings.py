@@ -27,7 +27,7 @@ _PALE = 0.65
 def class_accuracy(
   shares: Float[np.ndarray, "heads K"], names: Sequence[str], title: str
 ) -> Draw:
-  """How often each class is named right, and the spread over seeds."""
+  """How often each class is named right, and the spread over draws."""
   known = np.flatnonzero(np.isfinite(shares).all(axis=0))
   named = [names[i] for i in known.tolist()]
   percent = 100 * shares[:, known]

@@ -40,7 +40,7 @@ def run_again(run: RunRecord, places: Places) -> list[str]:
   words += ["--eval-cache", str(places.eval_cache)]
   words += ["--epsilons", *(exactly(each) for each in config["epsilons"])]
   words += _flags(config["privacy"], PrivacyConfig)
-  words += ["--num-seeds", str(config["num_seeds"])]
+  words += ["--num-draws", str(config["num_draws"])]
   if run.is_comparison:
     words += ["--heads", *(head["head"] for head in config["heads"])]
   else:

@@ -21,7 +21,7 @@ from oneshot_dp.pipeline.runs import accuracy_plot
 
 
 def accuracy(run: RunRecord, epsilon: float) -> Draw:
-  """Accuracy against epsilon, over seeds, and without noise."""
+  """Accuracy against epsilon, over draws, and without noise."""
 
   def draw(figure: Figure, alone: bool) -> None:
     axes = figure.subplots()

@@ -38,7 +38,7 @@ class Findings:
   Attributes:
     run: the run.
     places: where its caches and ledgers are now.
-    chosen: the heads that are looked at, over seeds.
+    chosen: the heads that are looked at, over draws.
     receipt: of the first of them.
     checks: what `verify` finds about each.
     cost: of the run, by its receipts.

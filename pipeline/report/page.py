@@ -62,7 +62,7 @@ def _fill_in(findings: Findings, pictures: dict[str, Picture]) -> str:
     NOT_PRIVATE=NOT_PRIVATE,
     run=run,
     row=chosen[0],
-    seeds=len(chosen),
+    draws=len(chosen),
     factor=_factor(chosen[0].epsilon),
     top1=mean_top1(chosen),
     spread=spread_top1(chosen),

@@ -26,7 +26,7 @@ _MOST_CONFUSED = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AccuracyLine:
-  """A method at an epsilon, over seeds; fractions."""
+  """A method at an epsilon, over draws; fractions."""
 
   head: str
   epsilon: float
@@ -34,7 +34,7 @@ class AccuracyLine:
   top1: float
   spread: float | None
   top5: float
-  seeds: int
+  draws: int
   private: bool
   is_chosen: bool
 
@@ -63,7 +63,7 @@ def accuracies(findings: Findings) -> list[AccuracyLine]:
           top1=mean_top1(group),
           spread=spread_top1(group),
           top5=statistics.mean(row.top5 for row in group),
-          seeds=len(group),
+          draws=len(group),
           private=all(row.private for row in group),
           is_chosen=tuple(group) == findings.chosen,
         )

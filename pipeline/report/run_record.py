@@ -13,6 +13,9 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.runs.results import SweepRow, by_epsilon, by_method
 from oneshot_dp.pipeline.saved_head.directory import SavedHead, read_head
 
+_RENAMED = {"seed": "draw", "num_seeds": "num_draws"}
+"""What runs of before call it."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RunRecord:
@@ -92,7 +95,7 @@ class RunRecord:
   def chosen(
     self, epsilon: float | None = None, method: str | None = None
   ) -> tuple[SweepRow, ...]:
-    """The heads of one epsilon and method, over seeds.
+    """The heads of one epsilon and method, over draws.
 
     Args:
       epsilon: None is the middle one of the run.
@@ -121,12 +124,12 @@ class RunRecord:
 
 
 def mean_top1(rows: Sequence[SweepRow]) -> float:
-  """Over seeds; a fraction."""
+  """Over draws; a fraction."""
   return statistics.mean(row.top1 for row in rows)
 
 
 def spread_top1(rows: Sequence[SweepRow]) -> float | None:
-  """The standard deviation over seeds; None where there is one seed."""
+  """The standard deviation over draws; None where there is one draw."""
   return statistics.stdev(row.top1 for row in rows) if len(rows) > 1 else None
 
 
@@ -163,7 +166,7 @@ def read_run(directory: Path) -> RunRecord:
 
 def _read(path: Path) -> dict[str, Any]:
   try:
-    value = json.loads(path.read_text())
+    value = json.loads(path.read_text(), object_pairs_hook=_in_todays_words)
     if not isinstance(value, dict):
       raise ValueError("not a JSON object")
   except OSError as error:
@@ -177,3 +180,7 @@ def _read(path: Path) -> dict[str, Any]:
       f"{path} is damaged ({error}); run the sweep again."
     ) from error
   return value
+
+
+def _in_todays_words(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+  return {_RENAMED.get(name, name): value for name, value in pairs}

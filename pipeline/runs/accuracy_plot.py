@@ -35,7 +35,7 @@ def plot_accuracy(
 ) -> None:
   """Writes accuracy.png and accuracy.pdf: top-1 against epsilon.
 
-  Lines are means, their bars one standard deviation over seeds; dashed lines
+  Lines are means, their bars one standard deviation over draws; dashed lines
   right across are heads without noise.
 
   Args:
@@ -115,8 +115,8 @@ def set_out(
 def spread(rows: Sequence[SweepRow]) -> str | None:
   """What the bars are, for the title of a legend."""
   private = [row for row in rows if math.isfinite(row.epsilon)]
-  seeds = 1 + max((row.seed for row in private), default=0)
-  return f"mean ± sd of {seeds} seeds" if seeds > 1 else None
+  draws = 1 + max((row.draw for row in private), default=0)
+  return f"mean ± sd of {draws} draws" if draws > 1 else None
 
 
 def save(figure: Figure, directory: Path, name: str) -> None:

@@ -50,7 +50,7 @@ def run_compare(
   *,
   methods: Sequence[MethodName] | None = None,
   public: PublicRows | None = None,
-  num_seeds: int = 1,
+  num_draws: int = 1,
   baseline: bool = False,
   ledger_dir: Path | None = None,
 ) -> list[SweepRow]:
@@ -64,11 +64,11 @@ def run_compare(
     train: the private rows.
     evaluation: labelled rows, which are taken for public.
     out: a directory that is not there yet.
-    epsilons: one head for each, per method and seed.
+    epsilons: one head for each, per method and draw.
     privacy: delta, neighbours and noise source.
     methods: what to compare; None is all that the rows allow.
     public: what to centre or whiten the rows by.
-    num_seeds: independent repetitions, each charged.
+    num_draws: independent repetitions, each charged.
     baseline: add a logistic regression, NOT PRIVATE.
     ledger_dir: None is the default place.
 
@@ -91,7 +91,7 @@ def run_compare(
         epsilons,
         privacy,
         order=release_order(configs[0], None),
-        num_draws=num_seeds,
+        num_draws=num_draws,
         sampling=planned_sampling(configs[0], len(train)),
       ),
     )
@@ -119,7 +119,7 @@ def run_compare(
       "epsilons": list(epsilons),
       "privacy": dataclasses.asdict(privacy),
       **asked_of_public_rows(public),
-      "num_seeds": num_seeds,
+      "num_draws": num_draws,
       "baseline": baseline,
     },
     name_methods=True,

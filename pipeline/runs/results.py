@@ -21,7 +21,7 @@ class SweepRow:
 
   Attributes:
     epsilon, delta: the guarantee of this head alone; infinity without privacy.
-    seed: which independent draw of the noise.
+    draw: which independent draw of the noise.
     head: the method.
     noise_multiplier: σ; 0 without privacy.
     top1, top5: accuracies on the evaluation cache, fractions.
@@ -36,7 +36,7 @@ class SweepRow:
 
   epsilon: float
   delta: float
-  seed: int
+  draw: int
   head: str
   noise_multiplier: float
   top1: float
@@ -60,7 +60,7 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
       f"{'sigma':>9}",
       f"{'top-1 %':>15}",
       "top-5 %",
-      "seeds",
+      "draws",
     ],
     [
       [
@@ -139,7 +139,7 @@ def _mark(group: Sequence[SweepRow]) -> str:
 
 
 def _top1(group: Sequence[SweepRow]) -> str:
-  """Mean over seeds, in %, with the standard deviation."""
+  """Mean over draws, in %, with the standard deviation."""
   top1 = [100 * row.top1 for row in group]
   spread = f" ± {statistics.stdev(top1):.2f}" if len(group) > 1 else ""
   return f"{statistics.mean(top1):.2f}{spread}"
@@ -156,7 +156,7 @@ def _footer(first: SweepRow, releases: str) -> str:
 
 
 def by_epsilon(rows: Sequence[SweepRow]) -> dict[float, list[SweepRow]]:
-  """Groups the heads of one epsilon, over seeds."""
+  """Groups the heads of one epsilon, over draws."""
   groups = defaultdict(list)
   for row in rows:
     groups[row.epsilon].append(row)

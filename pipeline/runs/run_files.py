@@ -136,13 +136,13 @@ def row_of(
   if math.isfinite(statement.epsilon):
     # All digits: two epsilons that look alike are two heads.
     epsilon = str(statement.epsilon).removesuffix(".0")
-    name = f"{prefix}epsilon-{epsilon}-seed-{trained.draw}"
+    name = f"{prefix}epsilon-{epsilon}-draw-{trained.draw}"
   else:
     name = f"{prefix or 'baseline-'}NOT-PRIVATE"
   return SweepRow(
     epsilon=statement.epsilon,
     delta=statement.delta,
-    seed=trained.draw,
+    draw=trained.draw,
     head=method,
     noise_multiplier=statement.noise_multiplier,
     top1=score.top1,

@@ -46,7 +46,7 @@ def run_sweep(
   *,
   max_rows_per_unit: int | None = None,
   public: PublicRows | None = None,
-  num_seeds: int,
+  num_draws: int,
   order: ReleaseOrder,
   baseline: bool,
   ledger_dir: Path | None,
@@ -58,12 +58,12 @@ def run_sweep(
     train: the private rows.
     evaluation: labelled rows; public, unless there is a `private_eval`.
     out: a directory that is not there yet.
-    epsilons: one head for each, per seed.
+    epsilons: one head for each, per draw.
     privacy: delta, neighbours and noise source.
     config: clipping and optimizer.
     max_rows_per_unit: see `train_heads`.
     public: what to centre or whiten the rows by.
-    num_seeds: independent repetitions, each charged.
+    num_draws: independent repetitions, each charged.
     order: nested or independent releases.
     baseline: add the head without noise, NOT PRIVATE.
     ledger_dir: None is the default place.
@@ -85,7 +85,7 @@ def run_sweep(
     epsilons,
     privacy,
     order=order,
-    num_draws=num_seeds,
+    num_draws=num_draws,
     sampling=planned_sampling(config, len(train)),
   )
   # What it refuses.
@@ -131,7 +131,7 @@ def run_sweep(
       "head": config.settings(),
       "max_rows_per_unit": max_rows_per_unit,
       **asked_of_public_rows(public),
-      "num_seeds": num_seeds,
+      "num_draws": num_draws,
       "release": order,
       "baseline": baseline,
       "private_eval": private_eval,

@@ -28,7 +28,7 @@ def test_at_epsilon_1(shared_data, tmp_path, capsys, name, least):
     capsys,
     *("sweep", "--cache", tmp_path / "train"),
     *("--eval-cache", tmp_path / "test", "--head", "least-squares"),
-    *("--epsilons", 1, "--num-seeds", 5, "--delta", 1e-5),
+    *("--epsilons", 1, "--num-draws", 5, "--delta", 1e-5),
     *("--noise-seed", 0, "--out", tmp_path / "results"),
   )
   with (tmp_path / "results/results.csv").open(newline="") as file:

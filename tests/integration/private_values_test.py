@@ -142,16 +142,16 @@ def run(tmp_path_factory) -> Run:
   run("verify caches/train")
   run(
     "sweep --cache caches/train --eval-cache caches/test --epsilons 0.5 1 4"
-    f" --delta 1e-5 --num-seeds 2 --out sweep {ledger}"
+    f" --delta 1e-5 --num-draws 2 --out sweep {ledger}"
   )
   run(
     f"train --cache caches/train --epsilon 2 --delta 1e-5 --out head {ledger}"
   )
   run("verify head")
-  run("evaluate --head head --cache caches/test")
+  run("evaluate head --cache caches/test")
   run(f"budget --cache caches/train {ledger}")
   # What fails must not tell either.
-  run("evaluate --head head --cache caches/train", 2)
+  run("evaluate head --cache caches/train", 2)
   run(
     f"train --cache caches/train --epsilon -1 --delta 1e-5 --out x {ledger}", 2
   )
@@ -180,7 +180,7 @@ def run_the_rest(run: Run) -> None:
   )
   run.here(f"verify private-sweep/{BASELINE} {other}")
   run.here(
-    "evaluate --head private-sweep/heads/epsilon-1-seed-0 --cache caches/test"
+    "evaluate private-sweep/heads/epsilon-1-draw-0 --cache caches/test"
     f" --private-eval 1 --delta 1e-5 {other}"
   )
   run.here(f"budget --cache caches/test {other}")
@@ -205,8 +205,8 @@ def run_the_rest(run: Run) -> None:
     "compare --cache caches/train --eval-cache caches/test --epsilons 2 --delta"
     " 1e-5 --heads lamb least-squares --out compared --ledger-dir ledgers",
     "figures --cache caches/train --eval-cache caches/test --epsilons 2"
-    " --num-seeds 1 --out figures --ledger-dir ledgers",
-    "evaluate --head head --cache caches/test",
+    " --num-draws 1 --out figures --ledger-dir ledgers",
+    "evaluate head --cache caches/test",
   ):
     run.here(f"{reads} --json")
   found = run.here(

@@ -37,7 +37,7 @@ def test_one_step_heads_at_every_epsilon(
     capsys,
     *("sweep", "--cache", tmp_path / "train"),
     *("--eval-cache", tmp_path / "test"),
-    *("--epsilons", *EPSILONS, "--delta", 1e-5, "--num-seeds", 5),
+    *("--epsilons", *EPSILONS, "--delta", 1e-5, "--num-draws", 5),
     *("--noise-seed", 0, "--out", tmp_path / "results"),
   )
   means = top1_by_epsilon(tmp_path / "results")
@@ -71,7 +71,7 @@ def test_photographs_by_an_independent_reference(shared_data, tmp_path, capsys):
     capsys,
     *("sweep", "--cache", tmp_path / "train"),
     *("--eval-cache", tmp_path / "test"),
-    *("--epsilons", *EPSILONS, "--delta", 1e-5, "--num-seeds", 5),
+    *("--epsilons", *EPSILONS, "--delta", 1e-5, "--num-draws", 5),
     *("--noise-seed", 0, "--out", tmp_path / "results"),
   )
   means = top1_by_epsilon(tmp_path / "results")

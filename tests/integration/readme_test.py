@@ -121,5 +121,5 @@ def test_results_are_the_tree_that_is_shown(typed):
     for name in re.findall(r"[\w./-]+\.(?:csv|json|png|pdf|html)", line):
       if not line.strip().startswith("heads/"):
         assert (folder / "results" / name).is_file(), name
-  head = folder / "results/heads/epsilon-1-seed-0"
+  head = folder / "results/heads/epsilon-1-draw-0"
   assert json.loads((head / "receipt.json").read_text())["private"] is True

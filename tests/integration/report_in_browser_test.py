@@ -87,7 +87,7 @@ def page_path(tmp_path_factory) -> pathlib.Path:
     (0.5, 2.0, 8.0),
     PrivacyConfig(delta=1e-5),
     HeadConfig(head="momentum"),
-    num_seeds=2,
+    num_draws=2,
     order="nested",
     baseline=True,
     ledger_dir=folder / "ledgers",

@@ -58,7 +58,7 @@ COMMANDS = (
   "import-features arrays.npz --split train --out train",
   "import-features arrays.npz --split test --out test",
   "train --cache train --epsilon 1 --delta 1e-5 --out head",
-  "evaluate --head head --cache test",
+  "evaluate head --cache test",
   "sweep --cache train --eval-cache test --epsilons 1 --delta 1e-5 --out heads",
   "report heads",
   "budget --cache train",

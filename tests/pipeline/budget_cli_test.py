@@ -16,7 +16,7 @@ SHOW = "budget --cache {train}"
 
 class TestShow:
   def test_one_line_for_each_entry(self, place, capsys, train_cache):
-    succeeds(capsys, *place(SWEEP), "--num-seeds", 3)
+    succeeds(capsys, *place(SWEEP), "--num-draws", 3)
     succeeds(
       capsys,
       *place(TRAIN.replace("{out}", "{tmp}/again")),

@@ -31,7 +31,7 @@ class TestCaches:
       " --out {out}",
       "sweep --cache {train} --eval-cache {bad} --epsilons 1 --delta 1e-5"
       " --out {out}",
-      "evaluate --head {head} --cache {bad}",
+      "evaluate {head} --cache {bad}",
       "inspect {bad}",
       "verify {bad}",
       "budget --cache {bad}",
@@ -99,7 +99,7 @@ class TestCaches:
     ids=["backbone", "K", "names"],
   )
   @pytest.mark.parametrize(
-    "command", ["evaluate --head {head} --cache {tmp}/cache", SWEEP]
+    "command", ["evaluate {head} --cache {tmp}/cache", SWEEP]
   )
   def test_another_feature_space(
     self, place, capsys, tmp_path, changes, said, command

@@ -42,9 +42,9 @@ class TestCommandLine:
         " options: --cash x; did you mean --cache? see oneshot-dp train --help",
       ),
       (
-        "evaluate --head x --cache x --heed 1",
+        "audit --epsilon 1 --delta 1e-5 --heed 1",
         "Unrecognized options: --heed, 1; did you mean --head? see oneshot-dp"
-        " evaluate --help",
+        " audit --help",
       ),
     ],
   )

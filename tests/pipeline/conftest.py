@@ -54,7 +54,7 @@ def finished_sweep(train_cache, eval_cache, tmp_path_factory) -> FinishedSweep:
     (0.5, 8.0, 2.0),
     PrivacyConfig(delta=1e-5),
     HeadConfig(),
-    num_seeds=2,
+    num_draws=2,
     order="nested",
     baseline=True,
     ledger_dir=folder / "ledgers",
@@ -66,7 +66,7 @@ def finished_sweep(train_cache, eval_cache, tmp_path_factory) -> FinishedSweep:
 def head(finished_sweep, tmp_path) -> pathlib.Path:
   """A head to spoil."""
   folder = tmp_path / "head"
-  shutil.copytree(finished_sweep.path / "heads/epsilon-2-seed-0", folder)
+  shutil.copytree(finished_sweep.path / "heads/epsilon-2-draw-0", folder)
   return folder
 
 
@@ -77,7 +77,7 @@ def place(train_cache, eval_cache, finished_sweep, tmp_path):
   paths = {
     "train": train_cache.path,
     "eval": eval_cache.path,
-    "head": finished_sweep.path / "heads/epsilon-2-seed-0",
+    "head": finished_sweep.path / "heads/epsilon-2-draw-0",
     "out": tmp_path / "out",
     "config": tmp_path / "config.py",
     "images": tmp_path / "images.npz",

@@ -21,18 +21,18 @@ class TestHeads:
   @pytest.fixture
   def head(self, finished_sweep, tmp_path) -> pathlib.Path:
     folder = tmp_path / "head"
-    shutil.copytree(finished_sweep.path / "heads/epsilon-2-seed-0", folder)
+    shutil.copytree(finished_sweep.path / "heads/epsilon-2-draw-0", folder)
     return folder
 
   def evaluate(self, head, eval_cache) -> list:
-    return ["evaluate", "--head", head, "--cache", eval_cache.path]
+    return ["evaluate", head, "--cache", eval_cache.path]
 
   def test_evaluate_prints_json_and_what_it_assumes(
     self, head, eval_cache, capsys, finished_sweep
   ):
     out, err = succeeds(capsys, *self.evaluate(head, eval_cache))
     (row,) = (
-      r for r in finished_sweep.rows if r.path.endswith("epsilon-2-seed-0")
+      r for r in finished_sweep.rows if r.path.endswith("epsilon-2-draw-0")
     )
     assert json.loads(out) == {
       "top1": row.top1,
@@ -70,7 +70,7 @@ class TestHeads:
 
   @pytest.mark.parametrize(
     ("name", "said"),
-    [("epsilon-2-seed-0", ""), ("baseline-NOT-PRIVATE", "NOT PRIVATE")],
+    [("epsilon-2-draw-0", ""), ("baseline-NOT-PRIVATE", "NOT PRIVATE")],
   )
   def test_a_sound_head_verifies(self, finished_sweep, capsys, name, said):
     path = finished_sweep.path / "heads" / name
@@ -90,7 +90,7 @@ class TestHeads:
 
 
 def test_the_training_rows_are_not_for_evaluation(place, capsys):
-  argv = place("evaluate --head {head} --cache {train}")
+  argv = place("evaluate {head} --cache {train}")
   assert "may hold training rows" in fails(capsys, *argv)
 
 

@@ -76,7 +76,7 @@ def test_after_the_charge(
 
 
 def test_noisy_accuracies(place, capsys, monkeypatch):
-  ask = "evaluate --head {head} --cache {eval} --private-eval 1 --delta 1e-5"
+  ask = "evaluate {head} --cache {eval} --private-eval 1 --delta 1e-5"
   monkeypatch.setattr(
     "oneshot_dp.pipeline.runs.evaluation.release_accuracies", stop
   )
@@ -165,7 +165,7 @@ def test_an_extraction_says_how_many_shards_are_kept(
 @pytest.mark.slow
 def test_a_sweep_in_a_process_of_its_own(place, tmp_path, train_cache):
   """Wherever it is stopped: the ledger and the message agree, nothing else."""
-  process = start(place(f"{SWEEP} --num-seeds 300"))
+  process = start(place(f"{SWEEP} --num-draws 300"))
   ledger = Ledger(train_cache.info.dataset)
   while not ledger.path.exists() and process.poll() is None:
     time.sleep(0.01)

@@ -78,7 +78,7 @@ def swept(train_cache, eval_cache, tmp_path_factory) -> pathlib.Path:
   argv = [
     *("sweep", "--cache", str(train_cache.path)),
     *("--eval-cache", str(eval_cache.path), "--head", "least-squares"),
-    *("--epsilons", "0.5", "2", "8", "--num-seeds", "2", "--delta", "1e-5"),
+    *("--epsilons", "0.5", "2", "8", "--num-draws", "2", "--delta", "1e-5"),
     *("--baseline", "--ledger-dir", str(folder / "ledgers")),
   ]
   assert main([*argv, "--out", str(folder / "results")]) == 0
@@ -92,7 +92,7 @@ def results(swept: pathlib.Path) -> list[dict[str, str]]:
 
 class TestSweep:
   def test_a_row_for_each_head(self, swept):
-    found = [(r["epsilon"], r["seed"], r["private"]) for r in results(swept)]
+    found = [(r["epsilon"], r["draw"], r["private"]) for r in results(swept)]
     assert found == [
       *((e, s, "True") for s in "01" for e in ("8.0", "2.0", "0.5")),
       ("inf", "0", "False"),
@@ -275,7 +275,7 @@ def test_a_seed_is_not_private_anywhere(place, capsys, tmp_path, train_cache):
 
 @pytest.fixture(scope="module")
 def receipt(swept) -> Head:
-  return read_head(swept / "results/heads/epsilon-2-seed-1").receipt
+  return read_head(swept / "results/heads/epsilon-2-draw-1").receipt
 
 
 class TestReceipt:
@@ -363,7 +363,7 @@ class TestReceipt:
       forged = changed(forged, path, value)
     assert problems(forged)
 
-  @pytest.mark.parametrize("name", ["epsilon-2-seed-1", "baseline-NOT-PRIVATE"])
+  @pytest.mark.parametrize("name", ["epsilon-2-draw-1", "baseline-NOT-PRIVATE"])
   def test_any_field_changed_on_disk_is_found(self, swept, tmp_path, name):
     head = tmp_path / "head"
     shutil.copytree(swept / "results/heads" / name, head)

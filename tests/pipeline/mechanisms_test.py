@@ -29,7 +29,7 @@ def whitened(sigma: float, n: int = 50_000, centres: bool = True) -> Whitened:
 
 
 MECHANISMS = {
-  "one step": OneStep(grid=ClippedGradientGrid(num_classes=3, feature_dim=7)),
+  "one-step": OneStep(grid=ClippedGradientGrid(num_classes=3, feature_dim=7)),
   "of units": OneStep(
     grid=ClippedGradientGrid(
       num_classes=3, feature_dim=7, clipped="unit", train_bias=True
@@ -137,7 +137,7 @@ def test_in_words(name, before):
 
 
 def test_one_step_in_words():
-  one_step = MECHANISMS["one step"].in_words({"head": "adam"})
+  one_step = MECHANISMS["one-step"].in_words({"head": "adam"})
   assert "one full-batch step of adam" in one_step
 
 
@@ -148,3 +148,8 @@ def test_what_of_the_training_it_fixes():
     "initial_bias": -10.0,
     "train_bias": True,
   }
+
+
+def test_receipts_of_before_are_read():
+  today = MECHANISMS["one-step"]
+  assert mechanism_of(today.as_json() | {"kind": "one step"}) == today

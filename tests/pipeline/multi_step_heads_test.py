@@ -517,7 +517,7 @@ class TestTrain:
     _, (_, baseline) = trained(train_cache, SAMPLINGS[name], baseline=True)
     head = tmp_path / "head"
     write_head(head, baseline, train_cache.info)
-    argv = ("evaluate", "--head", head, "--cache", eval_cache.path)
+    argv = ("evaluate", head, "--cache", eval_cache.path)
     out, _ = succeeds(capsys, *argv)
     assert json.loads(out)["top1"] > (0.4 if name == "partition" else 0.8)
 
@@ -637,7 +637,7 @@ def swept(train_cache, eval_cache, tmp_path_factory) -> pathlib.Path:
     *("sweep", "--cache", str(train_cache.path)),
     *("--eval-cache", str(eval_cache.path), "--head", "multi-step"),
     *("--epsilons", "5", "8", "--delta", "1e-5", *POISSON.split()),
-    *("--num-seeds", "2", "--baseline"),
+    *("--num-draws", "2", "--baseline"),
     *("--ledger-dir", str(folder / "ledgers")),
   ]
   assert main([*argv, "--out", str(folder / "results")]) == 0
@@ -647,7 +647,7 @@ def swept(train_cache, eval_cache, tmp_path_factory) -> pathlib.Path:
 class TestSweep:
   def test_a_row_for_each_head(self, swept):
     rows = self.rows(swept)
-    assert [(r["epsilon"], r["seed"], r["private"]) for r in rows] == [
+    assert [(r["epsilon"], r["draw"], r["private"]) for r in rows] == [
       *((e, s, "True") for s in "01" for e in ("8.0", "5.0")),
       ("inf", "0", "False"),
     ]

@@ -53,7 +53,7 @@ def shown(argv: list[str]) -> str:
     (TRAIN, {"clipped sum"}),
     (SWEEP, {"clipped sum", "evaluate"}),
     (ABLATE, {"ablation", "clipped sum", "evaluate"}),
-    ("evaluate --head {head} --cache {eval}", {"evaluate"}),
+    ("evaluate {head} --cache {eval}", {"evaluate"}),
     (AUDIT, {"releases"}),
   ],
   ids=lambda each: each.split()[0] if isinstance(each, str) else "",

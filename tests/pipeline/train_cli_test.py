@@ -44,7 +44,7 @@ class TestTrainAndSweep:
       ("--noise-seed -1", "noise seed -1 must not be negative"),
       ("--noise-seed x", "x"),
       ("--train-bais", "--train-bais"),
-      ("--num-seeds 2", "--num-seeds"),
+      ("--num-draws 2", "--num-draws"),
     ],
   )
   def test_bad_numbers(self, place, capsys, train_cache, tmp_path, flags, said):
@@ -56,9 +56,9 @@ class TestTrainAndSweep:
   @pytest.mark.parametrize(
     ("flags", "said"),
     [
-      ("--num-seeds 0", "num_seeds=0 must be at least 1"),
-      ("--num-seeds -2", "num_seeds=-2 must be"),
-      ("--num-seeds 1.5", "1.5"),
+      ("--num-draws 0", "num_draws=0 must be at least 1"),
+      ("--num-draws -2", "num_draws=-2 must be"),
+      ("--num-draws 1.5", "1.5"),
       ("--epsilons 1 1.0", "epsilons=[1.0, 1.0] has an epsilon twice"),
       ("--epsilons 1 0", "epsilon=0.0 must be positive"),
       ("--epsilons 1 inf", "use the flag of its own (--baseline)"),

@@ -305,7 +305,7 @@ class TestLedger:
     assert said in fails(capsys, *user_argv(SWEEP), *argv)
     assert cache_ledger(users, None).entries() == []
     succeeds(capsys, *user_argv(TRAIN), "--max-rows-per-unit", 1)
-    argv = ["evaluate", "--head", tmp_path / "out", "--cache"]
+    argv = ["evaluate", tmp_path / "out", "--cache"]
     other = tmp_path / "other.npz"
     np.savez(other, **arrays())
     test = import_features(other, tmp_path / "c", unit_name="user")
@@ -317,7 +317,7 @@ class TestLedger:
     self, user_argv, users, scored_on, capsys, tmp_path
   ):
     succeeds(capsys, *user_argv(TRAIN), "--max-rows-per-unit", 1)
-    argv = ["evaluate", "--head", tmp_path / "out", "--cache", scored_on.path]
+    argv = ["evaluate", tmp_path / "out", "--cache", scored_on.path]
     assert main([*map(str, argv), "--private-eval=1", "--delta=1e-5"]) == 2
     assert "per example cannot be added" in capsys.readouterr().err
     assert len(cache_ledger(users, None).entries()) == 1
@@ -407,7 +407,7 @@ class TestReceipt:
 
   def test_it_cannot_pass_for_one_of_examples(self, receipt, finished_sweep):
     """With every word of an honest one; its bound gives it away."""
-    path = finished_sweep.path / "heads/epsilon-2-seed-1/receipt.json"
+    path = finished_sweep.path / "heads/epsilon-2-draw-1/receipt.json"
     honest = json.loads(path.read_text())["assumptions"]
     forged = changed(receipt, ("privacy", "privacy_unit"), "example")
     forged = changed(forged, ("assumptions",), honest)
@@ -427,7 +427,7 @@ class TestReceipt:
     assert any("this noise only gives" in line for line in problems(forged))
 
   def test_examples_have_a_bound_of_one(self, finished_sweep):
-    path = finished_sweep.path / "heads/epsilon-2-seed-1/receipt.json"
+    path = finished_sweep.path / "heads/epsilon-2-draw-1/receipt.json"
     receipt = json.loads(path.read_text())
     assert receipt["mechanism"]["rows_per_unit"] == 1
     assert any("One row of the cache" in x for x in receipt["assumptions"])

@@ -76,7 +76,7 @@ def sweep_argv(train_cache, eval_cache) -> list[str]:
   return [
     *("sweep", "--cache", str(train_cache.path)),
     *("--eval-cache", str(eval_cache.path)),
-    *("--head", "auto", "--epsilons", "0.5", "2", "8", "--num-seeds", "2"),
+    *("--head", "auto", "--epsilons", "0.5", "2", "8", "--num-draws", "2"),
     *("--delta", "1e-5", "--baseline", "--private-eval", "4"),
   ]
 
@@ -97,7 +97,7 @@ def results(swept: pathlib.Path) -> list[dict[str, str]]:
 
 class TestSweep:
   def test_a_row_for_each_head(self, swept):
-    found = [(r["epsilon"], r["seed"], r["private"]) for r in results(swept)]
+    found = [(r["epsilon"], r["draw"], r["private"]) for r in results(swept)]
     assert found == [
       *((e, s, "True") for s in "01" for e in ("8.0", "2.0", "0.5")),
       ("inf", "0", "False"),
@@ -167,8 +167,8 @@ class TestSweep:
     }
     assert len(kernels) == 7
     baseline = swept / "results/heads/baseline-NOT-PRIVATE"
-    for head in (baseline, swept / "results/heads/epsilon-8-seed-0"):
-      argv = ("evaluate", "--head", head, "--cache", eval_cache.path)
+    for head in (baseline, swept / "results/heads/epsilon-8-draw-0"):
+      argv = ("evaluate", head, "--cache", eval_cache.path)
       out, _ = succeeds(capsys, *argv)
       assert json.loads(out)["top1"] > (0.9 if head is baseline else 0.6)
 
@@ -247,7 +247,7 @@ def test_a_head_on_disk_ranks_rows_as_the_trained_model(
           embedding_dtype=dtype,
           split="test",
         )
-        argv = ("--head", tmp_path / "head", "--cache", cache.path)
+        argv = (tmp_path / "head", "--cache", cache.path)
         out, _ = succeeds(capsys, "evaluate", *argv)
         assert json.loads(out)["top1"] == top1
 
@@ -396,7 +396,7 @@ def test_a_seed_is_not_private_anywhere(place, capsys, tmp_path, train_cache):
 
 @pytest.fixture(scope="module")
 def receipt(swept) -> Head:
-  return read_head(swept / "results/heads/epsilon-2-seed-1").receipt
+  return read_head(swept / "results/heads/epsilon-2-draw-1").receipt
 
 
 class TestReceipt:
@@ -467,7 +467,7 @@ class TestReceipt:
   @pytest.mark.parametrize(
     ("path", "value"),
     [
-      (("mechanism", "kind"), "one step"),
+      (("mechanism", "kind"), "one-step"),
       (("mechanism", "kind"), "auto"),
       (("mechanism", "clipped"), "unit"),
       (("training", "head"), "lamb"),
@@ -487,7 +487,7 @@ class TestReceipt:
   def test_a_forged_input_is_reported(self, swept, tmp_path):
     """The whole mechanism made over for rows as they are, and the card."""
     head = tmp_path / "head"
-    shutil.copytree(swept / "results/heads/epsilon-2-seed-1", head)
+    shutil.copytree(swept / "results/heads/epsilon-2-draw-1", head)
     receipt = read_head(head).receipt
     said = receipt["mechanism"]
     assert said["input"] == UNIT_NORM
@@ -515,7 +515,7 @@ class TestReceipt:
       forged = changed(forged, path, sigma)
     assert problems(forged)
 
-  @pytest.mark.parametrize("name", ["epsilon-2-seed-1", "baseline-NOT-PRIVATE"])
+  @pytest.mark.parametrize("name", ["epsilon-2-draw-1", "baseline-NOT-PRIVATE"])
   def test_any_field_changed_on_disk_is_found(self, swept, tmp_path, name):
     head = tmp_path / "head"
     shutil.copytree(swept / "results/heads" / name, head)

@@ -33,7 +33,7 @@ COMPARE = f"compare {RUN} --epsilons 1"
 FIGURES = "figures --cache {train} --eval-cache {eval} --out {out}"
 ABLATE = f"ablate {RUN} --epsilon 1"
 IMPORT = "import-features {wrong}/%s.npz --out {out} --num-classes 3"
-EVALUATE = "evaluate --head {head} --cache {eval}"
+EVALUATE = "evaluate {head} --cache {eval}"
 CAP = "budget set --cache {train} --max-epsilon 2 --max-delta 1e-5"
 AUDIT = "audit --epsilon 1 --delta 1e-5"
 
@@ -45,7 +45,7 @@ ASKED_WRONGLY = [
   ("--epsilon 1", "Missing subcommand"),
   ("train", "--cache PATH"),
   (f"{TRAIN} --epsilno 2", "did you mean --epsilon?"),
-  (f"{SWEEP} --num-seed 2", "did you mean --num-seeds?"),
+  (f"{SWEEP} --num-draw 2", "did you mean --num-draws?"),
   (f"{EXTRACT} --shard-row 8", "did you mean --shard-rows?"),
   (f"{EXTRACT} --nope 3", "--nope is neither"),
   (f"{EXTRACT} stray", "'stray' is one word too many"),
@@ -67,7 +67,7 @@ ASKED_WRONGLY = [
   (f"{TRAIN} --max-rows-per-unit 2", "no unit_id"),
   (f"{SWEEP} --epsilons", "epsilons is empty"),
   (f"{SWEEP} --epsilons 1 1", "epsilons"),
-  (f"{SWEEP} --num-seeds 0", "num_seeds=0 must be"),
+  (f"{SWEEP} --num-draws 0", "num_draws=0 must be"),
   (f"{SWEEP} --release nested --head whitened", "release='nested'"),
   (f"{FIGURES} --deltas 1e-5 1e-5", "all different"),
   (f"{ABLATE} --clip-norms 0", "l2_clip_norm"),
@@ -101,8 +101,8 @@ ASKED_WRONGLY = [
   (f"{TRAIN} --out {{head}}", "already holds something"),
   (f"{SWEEP} --eval-cache {{wrong}}/other", "backbone"),
   (f"{EVALUATE} --cache {{wrong}}/other", "backbone"),
-  (f"{EVALUATE} --head {{wrong}}/no-receipt", "is not a head"),
-  (f"{EVALUATE} --head {{tmp}}/none", "none"),
+  ("evaluate {wrong}/no-receipt --cache {eval}", "is not a head"),
+  ("evaluate {tmp}/none --cache {eval}", "none"),
   (f"{EVALUATE} --private-eval 1", "needs a --delta"),
   (f"{EVALUATE} --real-labels {{wrong}}/text.txt", "ids are places"),
   (
@@ -168,7 +168,7 @@ def wrong(tmp_path_factory, train_cache, finished_sweep) -> pathlib.Path:
   write_clusters(folder / "other", split="test", backbone=other)
   write_clusters(folder / "numbered", split="test", id_source="example_id")
   shutil.copytree(
-    finished_sweep.path / "heads/epsilon-2-seed-0", folder / "receipt"
+    finished_sweep.path / "heads/epsilon-2-draw-0", folder / "receipt"
   )
   (folder / "receipt" / "receipt.json").write_text("{")
   ledger = Ledger(train_cache.info.dataset, folder / "ledgers")

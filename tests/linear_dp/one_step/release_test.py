@@ -417,7 +417,7 @@ def test_units_of_the_mean_gradient():
     ({"epsilons": (math.nan,)}, "epsilon=nan must be positive"),
     ({"delta": 0.0}, "delta=0.0 must lie strictly"),
     ({"delta": 1.0}, "delta=1.0 must lie strictly"),
-    ({"num_draws": 0}, "num_seeds=0 must be at least 1"),
+    ({"num_draws": 0}, "num_draws=0 must be at least 1"),
     ({"epsilons": (1.0, 1.0 + 1e-15)}, "an epsilon twice, or nearly"),
     ({"epsilons": (1e-8,), "delta": 1e-12}, "nothing could be learned"),
     ({"sampling": SAMPLING}, "order='nested': heads of random batches share"),

@@ -295,7 +295,7 @@ def test_command_fails_on_a_violation(capsys, monkeypatch):
   ("flags", "complaint"),
   [
     ("--head whitened --runs 50", "runs=50 prove nothing at epsilon=1"),
-    ("--head whitened --runs 0", "num_seeds=0"),
+    ("--head whitened --runs 0", "num_draws=0"),
     ("--head whitened --canaries 100", "--canaries is for the audit of --head"),
     (f"{SHORT} --l2-clip-norm 1", "leave it out with --head multi-step"),
     ("--head least-squares --train-bias", "--train-bias is for the audit"),

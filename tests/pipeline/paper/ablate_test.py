@@ -135,7 +135,7 @@ class TestWhatItWrites:
     with (finished.path / "results.csv").open(newline="") as file:
       lines = list(csv.DictReader(file))
     assert list(lines[0]) == [
-      *("epsilon", "delta", "seed", "head", "noise_multiplier", "top1"),
+      *("epsilon", "delta", "draw", "head", "noise_multiplier", "top1"),
       *("top5", "composed_epsilon", "num_examples", "num_eval_examples"),
       *("evaluation", "release", "noise_source", "private", "path"),
       *("axis", "setting", "cache", "epsilon_if_poisson"),
@@ -208,7 +208,7 @@ class TestWhatItWrites:
 
   def test_what_was_asked_is_beside_it(self, finished):
     config = json.loads((finished.path / "config.json").read_text())
-    assert (config["epsilon"], config["num_seeds"]) == (8.0, 1)
+    assert (config["epsilon"], config["num_draws"]) == (8.0, 1)
     assert config["choices"]["batch_sizes"] == [60]
     assert config["privacy"]["delta"] == DELTA
     (beside,) = config["other_caches"]
@@ -327,7 +327,7 @@ class TestWhatItRefuses:
       ("--axes init --init-scales nan", "init_scale=nan is not 0 or more"),
       ("--axes epochs --learning-rate 0", "learning_rate=0.0 must be"),
       ("--epsilon 0", "epsilon=0.0 must be positive"),
-      ("--num-seeds 0", "num_seeds=0 must be at least 1"),
+      ("--num-draws 0", "num_draws=0 must be at least 1"),
       (
         "--axes batch --neighboring-relation replace-one",
         "leave out --neighboring-relation replace-one",
@@ -469,14 +469,14 @@ class TestTheCommand:
   def test_options_reach_the_heads(self, place, capsys, tmp_path):
     words = (
       "--axes init epochs batch --init-scales 0.5 --epochs 2 --batch-sizes 60"
-      " --learning-rate 0.25 --num-seeds 1"
+      " --learning-rate 0.25 --num-draws 1"
     )
     succeeds(capsys, *place(f"{ABLATE} {words}"))
     rules = {
       row.name: read_head(row).receipt["mechanism"]
       for row in (tmp_path / "out/heads").iterdir()
     }
-    names = {n.removesuffix("-epsilon-8-seed-0") for n in rules}
+    names = {n.removesuffix("-epsilon-8-draw-0") for n in rules}
     assert names - {"base-lamb-zero-1-epoch-full-batch-clip-1"} == {
       *("init-normal-0.5", "init-lecun", "epochs-2"),
       *(
@@ -487,7 +487,7 @@ class TestTheCommand:
     }
     several = [r for r in rules.values() if r["kind"] == "multi-step"]
     assert {rule["learning_rate"] for rule in several} == {0.25}
-    assert rules["init-normal-0.5-epsilon-8-seed-0"]["init_scale"] == 0.5
+    assert rules["init-normal-0.5-epsilon-8-draw-0"]["init_scale"] == 0.5
 
   def test_a_seed_is_owned_up_to(self, place, capsys, tmp_path, train_cache):
     words = "--axes clip --clip-norms 10 --noise-seed 3"

@@ -19,7 +19,7 @@ def row(axis: str, setting: str, top1: float, **changes: Any) -> AblationRow:
   fields: dict[str, Any] = {
     "epsilon": 8.0,
     "delta": 1e-6,
-    "seed": 0,
+    "draw": 0,
     "head": "lamb",
     "noise_multiplier": 0.6,
     "top1": top1,
@@ -54,11 +54,11 @@ def without_noise(axis: str, setting: str, top1: float) -> AblationRow:
 
 ROWS = [
   row("base", BASE_SETTING, 0.80),
-  row("base", BASE_SETTING, 0.82, seed=1),
+  row("base", BASE_SETTING, 0.82, draw=1),
   row("clip", "10", 0.70),
-  row("clip", "10", 0.70, seed=1),
+  row("clip", "10", 0.70, draw=1),
   row("batch", "500, partition, 1 epoch", 0.86, epsilon_if_poisson=2.5),
-  row("batch", "500, partition, 1 epoch", 0.86, epsilon_if_poisson=2.5, seed=1),
+  row("batch", "500, partition, 1 epoch", 0.86, epsilon_if_poisson=2.5, draw=1),
 ]
 EXACT = [
   without_noise("base", BASE_SETTING, 0.90),

@@ -36,7 +36,7 @@ from tests.pipeline.sample_caches import write_clusters
 DELTAS = (1e-6, 8e-7)
 EPSILONS = (1.0, 4.0)
 FIGURES = (
-  "figures --cache {train} --eval-cache {eval} --epsilons 1 4 --num-seeds 2"
+  "figures --cache {train} --eval-cache {eval} --epsilons 1 4 --num-draws 2"
   " --out {out}"
 )
 RELATION = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -64,7 +64,7 @@ def figures(
   options: dict[str, Any] = {
     "epsilons": (1.0,),
     "privacies": privacies(),
-    "num_seeds": 1,
+    "num_draws": 1,
   }
   return run_figures(train, evaluation, out, **options | more)
 
@@ -79,7 +79,7 @@ def finished(train_cache, tmp_path_factory) -> Finished:
     folder / "out",
     EPSILONS,
     privacies(),
-    num_seeds=2,
+    num_draws=2,
     real_labels=write_entries(folder / "real.json"),
     baseline=True,
     ledger_dir=folder / "ledgers",
@@ -106,10 +106,10 @@ def epsilon_of(sigmas: list[float], delta: float) -> float:
 class TestWhatItWrites:
   def test_every_head_at_every_delta(self, finished):
     assert {p.name for p in (finished.path / "heads").iterdir()} == {
-      f"delta-{delta}-epsilon-{epsilon}-seed-{seed}"
+      f"delta-{delta}-epsilon-{epsilon}-draw-{draw}"
       for delta in DELTAS
       for epsilon in (1, 4)
-      for seed in (0, 1)
+      for draw in (0, 1)
     } | {"baseline-NOT-PRIVATE"}
 
   def test_the_pictures(self, finished):
@@ -159,7 +159,7 @@ class TestWhatItWrites:
 
 
 class TestWhatItCosts:
-  def test_seeds_and_deltas_compose(self, finished):
+  def test_draws_and_deltas_compose(self, finished):
     sigmas = [sigma_of(4.0, delta) for delta in DELTAS for _ in range(2)]
     for delta in DELTAS:
       expected = epsilon_of(sigmas, delta)
@@ -185,7 +185,7 @@ class TestWhatItCosts:
       write_clusters(tmp_path / split, split=split, d=18)
       for split in ("train", "test")
     )
-    rows = figures(train, test, tmp_path / "out", epsilons=(0.01,), num_seeds=2)
+    rows = figures(train, test, tmp_path / "out", epsilons=(0.01,), num_draws=2)
     kernels = [
       np.sign(read_head(tmp_path / "out" / each.path).head.kernel)
       for each in rows
@@ -266,7 +266,7 @@ class TestWhatItRefuses:
       ("--deltas", "deltas=[] must be one or more, all different"),
       ("--deltas 1e-6 1e-6", "must be one or more, all different"),
       ("--deltas 1e-6 2", "delta=2.0 must lie strictly between 0 and 1"),
-      ("--num-seeds 0", "num_seeds=0 must be at least 1"),
+      ("--num-draws 0", "num_draws=0 must be at least 1"),
       ("--epsilons 1 1", "has an epsilon twice"),
       ("--eval-cache {train}", "may hold training rows"),
       ("--out {tmp}", "already holds something"),
@@ -298,9 +298,9 @@ class TestReferences:
   def words_of(self, references, folder, monkeypatch) -> dict[str, str]:
     """All that is written in each picture."""
     rows = [
-      row(epsilon, seed, 0.8, delta=delta)
+      row(epsilon, draw, 0.8, delta=delta)
       for epsilon in (1.0, 8.0)
-      for seed in (0, 1)
+      for draw in (0, 1)
       for delta in DELTAS
     ]
     drawn = {}
@@ -327,7 +327,7 @@ class TestReferences:
       assert each.authors not in words["real-accuracy"]
     for name in PICTURES:
       assert "of other backbones and data" in words[name]
-      assert "mean ± sd of 2 seeds" in words[name]
+      assert "mean ± sd of 2 draws" in words[name]
     assert "ReaL labels, lamb, delta = 1e-06" in words["real-accuracy"]
 
   def test_are_left_out(self, tmp_path, monkeypatch):
@@ -389,11 +389,11 @@ class TestTheCommand:
 
 def test_cells_of_the_table_are_means_of_their_own_group():
   rows = [
-    row(epsilon, seed, top1 + shift, delta=delta, evaluation=evaluation)
+    row(epsilon, draw, top1 + shift, delta=delta, evaluation=evaluation)
     for evaluation, shift in ((PUBLIC, 0.0), (REAL, 0.05))
     for delta, more in zip(DELTAS, (0.0, 0.1), strict=True)
     for epsilon, base in ((1.0, 0.5), (8.0, 0.6))
-    for seed, top1 in enumerate((base + more, base + more + 0.02))
+    for draw, top1 in enumerate((base + more, base + more + 0.02))
   ]
   spread = f"± {100 * statistics.stdev([0, 0.02]):.2f}"
   lines = figures_table(rows).splitlines()[1:5]

@@ -26,7 +26,7 @@ def asked_of(command) -> dict:
   asked = {
     "epsilons": list(command.epsilons),
     "privacy": dataclasses.asdict(command.privacy),
-    "num_seeds": command.num_seeds,
+    "num_draws": command.num_draws,
     "baseline": command.baseline,
     "public_cache": None,
   }
@@ -44,14 +44,14 @@ def asked_of(command) -> dict:
   "options",
   [
     "sweep --release nested",
-    "sweep --release independent --num-seeds 3 --baseline --head adam"
+    "sweep --release independent --num-draws 3 --baseline --head adam"
     " --l2-clip-norm 0.25 --train-bias --eps-in-noise-sds 2"
     " --neighboring-relation replace-one --noise-seed 7",
     "sweep --release independent --head multi-step --steps.epochs 3"
     " --steps.batch-size 50 --steps.sampling poisson --steps.loss sigmoid"
     " --steps.init normal --steps.init-scale 0.01 --steps.no-unit-norm",
     "sweep --release nested --max-rows-per-unit 4 --private-eval 0.5",
-    "compare --heads lamb whitened --num-seeds 2 --baseline",
+    "compare --heads lamb whitened --num-draws 2 --baseline",
     "sweep --release nested --private-eval 0.1234567891",
   ],
 )

@@ -62,7 +62,7 @@ def swept(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     # Without the near ties that lamb has in so few dimensions.
     "config": HeadConfig(head="momentum"),
     "privacy": PrivacyConfig(delta=1e-5),
-    "num_seeds": 2,
+    "num_draws": 2,
     "order": "nested",
     "baseline": True,
     "ledger_dir": folder / "ledgers",

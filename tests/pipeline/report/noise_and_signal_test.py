@@ -28,7 +28,7 @@ def run_of(tmp_path_factory):
     run = swept(
       folder,
       epsilons=(2.0,),
-      num_seeds=1,
+      num_draws=1,
       baseline=False,
       config=config,
       out=out,
@@ -115,7 +115,7 @@ def test_signal_of_least_squares_is_of_rows_at_norm_one(run_of):
 class TestWhatCannotBeSaid:
   @pytest.fixture
   def receipt(self, finished_sweep):
-    folder = finished_sweep.path / "heads/epsilon-2-seed-0"
+    folder = finished_sweep.path / "heads/epsilon-2-draw-0"
     return json.loads((folder / "receipt.json").read_text())
 
   def test_of_one_step_it_can(self, receipt):

@@ -19,7 +19,7 @@ UNCOVERED = "(and 1 that no ε covers: NOT PRIVATE)"
 def found(tmp_path_factory):
   """A run whose accuracies were counted on private labels."""
   folder = tmp_path_factory.mktemp("private_eval")
-  return reported(swept(folder, private_eval=4.0, baseline=False, num_seeds=1))
+  return reported(swept(folder, private_eval=4.0, baseline=False, num_draws=1))
 
 
 def test_what_no_epsilon_covers_is_not_counted_as_covered(sweep):
@@ -66,7 +66,7 @@ def test_exact_accuracies_are_not_said_to_be_noisy(sweep):
 
 def test_an_epsilon_that_is_far_too_large(tmp_path):
   epsilon = 800.000001
-  run = swept(tmp_path, baseline=False, num_seeds=1, epsilons=(epsilon,))
+  run = swept(tmp_path, baseline=False, num_draws=1, epsilons=(epsilon,))
   page = reported(run).page
   assert "by a factor of eε (more than 10^300) at most" in page.text
   # Rounded up.
@@ -76,7 +76,7 @@ def test_an_epsilon_that_is_far_too_large(tmp_path):
 def test_a_page_that_cannot_be_made_replaces_nothing(sweep, tmp_path):
   run = sweep.copied(tmp_path / "run")
   config = json.loads((run / "config.json").read_text())
-  del config["num_seeds"]
+  del config["num_draws"]
   (run / "config.json").write_text(json.dumps(config))
   for picture in sweep.written.figures:
     (run / "report" / picture.name).write_bytes(b"of before")

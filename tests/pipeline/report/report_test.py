@@ -106,7 +106,7 @@ class TestThePage:
 
   def test_it_says_who_is_not_protected_and_from_whom(self, sweep):
     receipt = json.loads(
-      (sweep.run / "heads/epsilon-2-seed-0/receipt.json").read_text()
+      (sweep.run / "heads/epsilon-2-draw-0/receipt.json").read_text()
     )
     for line in receipt["assumptions"] + receipt["not_protected"]:
       assert line in sweep.page.text
@@ -204,7 +204,7 @@ class TestNotPrivate:
 
   def test_a_head_that_was_changed_is_not_to_be_trusted(self, sweep, tmp_path):
     run = sweep.copied(tmp_path / "run")
-    path = run / "heads/epsilon-8-seed-1/receipt.json"
+    path = run / "heads/epsilon-8-draw-1/receipt.json"
     path.write_text(
       path.read_text().replace('"epsilon": 8.0', '"epsilon": 7.9')
     )

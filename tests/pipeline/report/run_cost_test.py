@@ -65,7 +65,7 @@ class TestResultsThatWereChanged:
       tmp_path,
       privacy=PrivacyConfig(delta=1e-5, noise_seed=3),
       baseline=False,
-      num_seeds=1,
+      num_draws=1,
       epsilons=(2.0,),
     )
     ledgers = tmp_path / "ledgers"
@@ -83,7 +83,7 @@ class TestResultsThatWereChanged:
 
   def test_a_receipt_that_lacks_something(self, sweep, tmp_path):
     run = sweep.copied(tmp_path / "run")
-    path = run / "heads/epsilon-8-seed-1/receipt.json"
+    path = run / "heads/epsilon-8-draw-1/receipt.json"
     receipt = json.loads(path.read_text())
     del receipt["composition"]
     path.write_text(json.dumps(receipt))
@@ -138,7 +138,7 @@ def test_accuracies_on_rows_of_other_data_cost_this_one_nothing(
     tmp_path,
     private_eval=4.0,
     baseline=False,
-    num_seeds=1,
+    num_draws=1,
     epsilons=(2.0,),
   )
   found = look(Report(directory=run, ledger_dir=tmp_path / "ledgers"))
@@ -146,3 +146,14 @@ def test_accuracies_on_rows_of_other_data_cost_this_one_nothing(
   assert len(found.cost.entries) == 1
   assert not isinstance(found.budget, str)
   assert found.budget.has_this_run
+
+
+def test_runs_of_before_are_read(sweep, tmp_path):
+  run = shutil.copytree(sweep.run, tmp_path / "run")
+  for name in ("results.json", "config.json"):
+    text = (run / name).read_text()
+    today = text.replace('"draw":', '"seed":').replace("num_draws", "num_seeds")
+    assert today != text
+    (run / name).write_text(today)
+  before, after = read_run(run), read_run(sweep.run)
+  assert (before.rows, before.config) == (after.rows, after.config)

@@ -23,7 +23,7 @@ from tests.pipeline.runs.results_test import ROWS, baseline, comparison, row
     [row(1.0, 0, 0.1 * i, head=f"head {i}") for i in range(9)],
   ],
   ids=[
-    "seeds",
+    "draws",
     "baseline",
     "one head",
     "seeded",
@@ -88,7 +88,7 @@ def test_every_method_is_named_and_the_ceiling_says_what_it_is(
   assert "| lamb |" in words
   assert "| whitened |" in words
   assert "| logistic, no noise (NOT PRIVATE) |" in words
-  assert "mean ± sd of 2 seeds" in words
+  assert "mean ± sd of 2 draws" in words
   assert "Private heads on pets" in words
 
 

@@ -60,7 +60,7 @@ def finished(train_cache, eval_cache, tmp_path_factory) -> Finished:
     folder / "out",
     EPSILONS,
     PrivacyConfig(delta=DELTA),
-    num_seeds=2,
+    num_draws=2,
     baseline=True,
     ledger_dir=folder / "ledgers",
   )
@@ -92,10 +92,10 @@ def sigma_of(epsilon: float) -> float:
 class TestWhatItWrites:
   def test_every_head_at_every_epsilon(self, finished):
     expected = {
-      f"{method}-epsilon-{epsilon}-seed-{seed}"
+      f"{method}-epsilon-{epsilon}-draw-{draw}"
       for method in (*ONE_STEP, *OTHERS)
       for epsilon in (1, 4)
-      for seed in (0, 1)
+      for draw in (0, 1)
     } | {"logistic-NOT-PRIVATE"}
     assert {p.name for p in (finished.path / "heads").iterdir()} == expected
     assert {p.name for p in finished.path.iterdir()} == {
@@ -132,7 +132,7 @@ class TestWhatItWrites:
       *OTHERS,
     ]
     assert config["epsilons"] == list(EPSILONS)
-    assert config["num_seeds"] == 2
+    assert config["num_draws"] == 2
 
 
 class TestWhatItCosts:
@@ -140,7 +140,7 @@ class TestWhatItCosts:
     self, finished
   ):
     one, four = sigma_of(1.0), sigma_of(4.0)
-    nested = [four] * 2  # of two seeds
+    nested = [four] * 2  # of two draws
     expected = epsilon_of(*nested * 2, *[one, four] * 2 * 2)
     results = json.loads((finished.path / "results.json").read_text())
     assert results["composed_epsilon"] == pytest.approx(expected, rel=1e-6)
@@ -167,10 +167,10 @@ class TestWhatItCosts:
       finished.rows[0].composed_epsilon, rel=1e-8
     )
 
-  @pytest.mark.parametrize("seed", [0, 1])
-  def test_heads_of_one_step_are_of_one_release(self, finished, seed):
+  @pytest.mark.parametrize("draw", [0, 1])
+  def test_heads_of_one_step_are_of_one_release(self, finished, draw):
     """Fresh noise of its own would turn some of the signs."""
-    name = f"epsilon-1-seed-{seed}"
+    name = f"epsilon-1-draw-{draw}"
     momentum = np.sign(finished.head(f"momentum-{name}"))
     for other in ("lamb", "adam"):
       signs = np.sign(finished.head(f"{other}-{name}"))
@@ -277,7 +277,7 @@ class TestTheCeiling:
 
   def test_noise_that_never_was_does_not_make_it_private(self, finished):
     """The numbers of a private receipt, about a head that no noise is in."""
-    name = "heads/whitened-epsilon-1-seed-0"
+    name = "heads/whitened-epsilon-1-draw-0"
     private = read_head(finished.path / name).receipt
     exact = read_head(finished.path / "heads/logistic-NOT-PRIVATE").receipt
     forged = exact | {
@@ -303,7 +303,7 @@ class TestWhatItRefuses:
       ("--private-eval 1", "--private-eval"),
       ("--heads lamb auto", "auto"),
       ("--heads", "heads is empty"),
-      ("--num-seeds 0", "num_seeds=0 must be at least 1"),
+      ("--num-draws 0", "num_draws=0 must be at least 1"),
       ("--epsilons 1 1", "has an epsilon twice"),
       ("--epsilons", "epsilons is empty"),
       ("--eval-cache {train}", "may hold training rows"),

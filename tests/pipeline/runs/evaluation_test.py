@@ -29,7 +29,7 @@ from tests.pipeline.by_chance import same_bits, without_names
 from tests.pipeline.command_line import SWEEP, fails, succeeds
 from tests.pipeline.sample_caches import write_clusters, write_rows
 
-EVALUATE = "evaluate --head {head} --cache {eval}"
+EVALUATE = "evaluate {head} --cache {eval}"
 PRIVATE = "--private-eval 0.5 --delta 1e-5"
 CLASSES = 7
 COUNT = 1837
@@ -68,7 +68,7 @@ def clusters(
 
 def sweep(train: FeatureCache, test: FeatureCache, out, **changes: Any):
   options: dict[str, Any] = {
-    "num_seeds": 2,
+    "num_draws": 2,
     "order": "nested",
     "baseline": False,
     "ledger_dir": None,
@@ -329,11 +329,11 @@ class TestNoExactCountLeaves:
     self, many: FeatureCache, many_eval: FeatureCache, out: pathlib.Path
   ) -> None:
     argv = ["sweep", "--cache", many.path, "--eval-cache", many_eval.path]
-    argv += ["--epsilons", 2, 8, "--delta", 1e-6, "--num-seeds", 2]
+    argv += ["--epsilons", 2, 8, "--delta", 1e-6, "--num-draws", 2]
     argv += ["--private-eval", 0.005, "--out", out]
     assert main([str(word) for word in argv]) == 0
-    head = out / "heads" / "epsilon-8-seed-0"
-    argv = ["evaluate", "--head", head, "--cache", many_eval.path]
+    head = out / "heads" / "epsilon-8-draw-0"
+    argv = ["evaluate", head, "--cache", many_eval.path]
     argv += ["--private-eval", 0.005, "--delta", 1e-6]
     assert main([str(word) for word in argv]) == 0
     assert main(["budget", "--cache", str(many_eval.path)]) == 0

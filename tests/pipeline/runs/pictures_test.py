@@ -82,7 +82,7 @@ def test_the_name_of_a_data_set_is_no_formula(tmp_path, capsys):
     (2.0,),
     PrivacyConfig(delta=1e-5),
     HeadConfig(head="momentum"),
-    num_seeds=1,
+    num_draws=1,
     order="nested",
     baseline=False,
     ledger_dir=tmp_path / "ledgers",

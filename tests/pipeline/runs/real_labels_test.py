@@ -21,7 +21,7 @@ from tests.pipeline.numbered_caches import (
 )
 from tests.pipeline.sample_caches import write_clusters
 
-HEAD = "heads/epsilon-2-seed-0"
+HEAD = "heads/epsilon-2-draw-0"
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_number_that_comes_twice(tmp_path, file, monkeypatch, repeat):
 
 
 class TestTheCommand:
-  EVALUATE = "evaluate --head {head} --cache {tmp}/numbered"
+  EVALUATE = "evaluate {head} --cache {tmp}/numbered"
 
   def test_both_scores(self, place, capsys, numbered, file):
     words = place(f"{self.EVALUATE} --real-labels {file}")
@@ -157,7 +157,7 @@ class TestTheCommand:
     assert said.startswith("--real-labels are public, and --private-eval")
 
   def test_a_cache_of_places(self, place, capsys, file):
-    words = f"evaluate --head {{head}} --cache {{eval}} --real-labels {file}"
+    words = f"evaluate {{head}} --cache {{eval}} --real-labels {file}"
     assert "its ids are places in the split" in fails(capsys, *place(words))
 
 

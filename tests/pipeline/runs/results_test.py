@@ -21,11 +21,11 @@ PLAN = ReleasePlan(epsilons=(1.0, 8.0), delta=1e-5, num_draws=2)
 PUBLIC = {"labels": "public"}
 
 
-def row(epsilon: float, seed: int, top1: float, **changes: Any) -> SweepRow:
+def row(epsilon: float, draw: int, top1: float, **changes: Any) -> SweepRow:
   fields: dict[str, Any] = {
     "epsilon": epsilon,
     "delta": 1e-5,
-    "seed": seed,
+    "draw": draw,
     "head": "lamb",
     "noise_multiplier": 3.73,
     "top1": top1,
@@ -37,7 +37,7 @@ def row(epsilon: float, seed: int, top1: float, **changes: Any) -> SweepRow:
     "release": "nested",
     "noise_source": "os.urandom",
     "private": True,
-    "path": f"heads/{epsilon}-{seed}",
+    "path": f"heads/{epsilon}-{draw}",
   }
   return SweepRow(**fields | changes)
 
@@ -63,7 +63,7 @@ def test_the_csv_has_a_line_for_each_head(tmp_path):
   assert list(lines[0])[:8] == [
     "epsilon",
     "delta",
-    "seed",
+    "draw",
     "head",
     "noise_multiplier",
     "top1",
@@ -105,7 +105,7 @@ def test_json_without_numbers_that_are_none(value):
     as_json({"top1": value})
 
 
-def test_heads_are_grouped_over_seeds():
+def test_heads_are_grouped_over_draws():
   assert {e: len(g) for e, g in by_epsilon(ROWS).items()} == {8.0: 1, 1.0: 2}
 
 

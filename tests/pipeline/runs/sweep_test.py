@@ -38,7 +38,7 @@ def sweep(
   **changes: Any,
 ):
   options: dict[str, Any] = {
-    "num_seeds": 1,
+    "num_draws": 1,
     "order": "nested",
     "baseline": False,
     "ledger_dir": None,
@@ -75,12 +75,12 @@ class TestWhatItWrites:
     ]
     assert names(finished_sweep.path / "heads") == [
       "baseline-NOT-PRIVATE",
-      *(f"epsilon-{e}-seed-{s}" for e in ("0.5", "2", "8") for s in (0, 1)),
+      *(f"epsilon-{e}-draw-{s}" for e in ("0.5", "2", "8") for s in (0, 1)),
     ]
 
   def test_a_row_for_each_head(self, finished_sweep):
     rows = read_csv(finished_sweep.path)
-    assert [(row["epsilon"], row["seed"]) for row in rows] == [
+    assert [(row["epsilon"], row["draw"]) for row in rows] == [
       *((e, s) for s in "01" for e in ("8.0", "2.0", "0.5")),
       ("inf", "0"),
     ]
@@ -123,7 +123,7 @@ class TestWhatItWrites:
     assert config["epsilons"] == [0.5, 8.0, 2.0]
     assert config["privacy"]["delta"] == 1e-5
     assert config["head"]["l2_clip_norm"] == 1.0
-    assert config["num_seeds"] == 2
+    assert config["num_draws"] == 2
     assert config["baseline"] is True
     assert config["train_cache"]["fingerprint"] == train_cache.fingerprint
 
@@ -154,8 +154,8 @@ class TestWhatItCosts:
     (entry,) = cache_ledger(train_cache, None).entries()
     assert [paid["count"] for paid in entry["mechanisms"]] == [1] * 5
 
-  def test_every_seed_is_paid_for(self, train_cache, eval_cache, tmp_path):
-    rows = sweep(train_cache, eval_cache, tmp_path / "out", num_seeds=4)
+  def test_every_draw_is_paid_for(self, train_cache, eval_cache, tmp_path):
+    rows = sweep(train_cache, eval_cache, tmp_path / "out", num_draws=4)
     sigma = min(row.noise_multiplier for row in rows)
     (entry,) = cache_ledger(train_cache, None).entries()
     assert entry["mechanisms"] == [
@@ -220,8 +220,8 @@ class TestWhatItRefuses:
 
   @pytest.mark.parametrize(
     ("epsilons", "changes"),
-    [((), {}), ((1.0, 1.0), {}), ((-1.0,), {}), ((1.0,), {"num_seeds": 0})],
-    ids=["none", "twice", "negative", "no seeds"],
+    [((), {}), ((1.0, 1.0), {}), ((-1.0,), {}), ((1.0,), {"num_draws": 0})],
+    ids=["none", "twice", "negative", "no draws"],
   )
   def test_a_plan_that_makes_no_sense(
     self, train_cache, eval_cache, tmp_path, epsilons, changes
@@ -365,13 +365,13 @@ class TestNothingPrivateLeaves:
     same_bits(monkeypatch)
     out = tmp_path / "out"
     argv = ["sweep", "--cache", planted.path, "--eval-cache", eval_cache.path]
-    argv += ["--epsilons", 0.5, 4, "--delta", 1e-5, "--num-seeds", 2]
+    argv += ["--epsilons", 0.5, 4, "--delta", 1e-5, "--num-draws", 2]
     argv += ["--out", out]
     assert main([str(word) for word in argv]) == 0
-    head = out / "heads" / "epsilon-4-seed-0"
+    head = out / "heads" / "epsilon-4-draw-0"
     for argv in (
       ["verify", head],
-      ["evaluate", "--head", head, "--cache", eval_cache.path],
+      ["evaluate", head, "--cache", eval_cache.path],
       ["budget", "--cache", planted.path],
       ["inspect", planted.path],
     ):

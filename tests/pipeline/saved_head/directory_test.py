@@ -108,7 +108,7 @@ def test_a_head_that_is_not_private_is_its_owner_s_alone(
   succeeds(capsys, *place(sweep))
   heads = tmp_path / "sweep" / "heads"
   assert modes(heads / "baseline-NOT-PRIVATE") == owner_s
-  assert modes(heads / "epsilon-1-seed-0") == open_to_all
+  assert modes(heads / "epsilon-1-draw-0") == open_to_all
   assert modes(heads)["."] == modes(tmp_path / "sweep")["."] == 0o755
 
 

@@ -55,7 +55,7 @@ def test_the_name_alone_does_not_matter():
 
 
 def test_a_head_has_the_space_of_its_cache(finished_sweep, train_cache):
-  saved = read_head(finished_sweep.path / "heads/epsilon-2-seed-0")
+  saved = read_head(finished_sweep.path / "heads/epsilon-2-draw-0")
   of_head = FeatureSpace.of_receipt("head", saved.receipt)
   of_cache = FeatureSpace.of_cache("head", train_cache.info)
   assert of_head == of_cache

@@ -12,7 +12,7 @@ from oneshot_dp.pipeline.saved_head.model_card import model_card
 
 @pytest.fixture
 def receipt(finished_sweep) -> dict[str, Any]:
-  return read_head(finished_sweep.path / "heads/epsilon-2-seed-0").receipt
+  return read_head(finished_sweep.path / "heads/epsilon-2-draw-0").receipt
 
 
 def test_it_states_the_guarantee(receipt):
@@ -95,5 +95,5 @@ def test_seeded_noise_promises_nothing(receipt):
 
 
 def test_it_is_the_card_beside_the_head(finished_sweep, receipt):
-  folder = finished_sweep.path / "heads/epsilon-2-seed-0"
+  folder = finished_sweep.path / "heads/epsilon-2-draw-0"
   assert (folder / "README.md").read_text() == model_card(receipt)

@@ -12,7 +12,7 @@ from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.training.train_heads import make_plan, train_heads
 
-HEADS = ["epsilon-8-seed-0", "epsilon-0.5-seed-1", "baseline-NOT-PRIVATE"]
+HEADS = ["epsilon-8-draw-0", "epsilon-0.5-draw-1", "baseline-NOT-PRIVATE"]
 CHECKED = ("privacy", "composition", "mechanism")
 Path = tuple[str | int, ...]
 
@@ -20,7 +20,7 @@ Path = tuple[str | int, ...]
 @pytest.fixture
 def receipt(finished_sweep) -> dict[str, Any]:
   """Of the head whose epsilon is 2: neither the first nor the last."""
-  return read_head(finished_sweep.path / "heads/epsilon-2-seed-1").receipt
+  return read_head(finished_sweep.path / "heads/epsilon-2-draw-1").receipt
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -97,7 +97,7 @@ class TestChangedFiles:
     file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
     assert verify_head(head, ledgers).problems == ()
 
-  @pytest.mark.parametrize("other", ["epsilon-8-seed-0", "epsilon-2-seed-1"])
+  @pytest.mark.parametrize("other", ["epsilon-8-draw-0", "epsilon-2-draw-1"])
   def test_weights_of_another_head(self, head, finished_sweep, ledgers, other):
     source = finished_sweep.path / "heads" / other / "head.safetensors"
     shutil.copy(source, head / "head.safetensors")
