@@ -25,9 +25,8 @@ from jaxtyping import Float
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_scale
 
-GRID_RADIUS = 2**20
-"""B: grid steps in the norm of a row whose gradient has norm C."""
 MAX_ROWS_PER_UNIT = 2**16
 
 ClippedVector = Literal["row", "unit"]
@@ -179,10 +178,7 @@ class ClippedGradientGrid:
         scale = min( B·‖r‖/C,  (B − √D/2 − 1) / ‖x̃‖ ),   D = row_dim
 
     The first is the plain change of units, for a row that needs no clipping.
-    The second clips, a little early: rounding D coordinates moves a row by at
-    most √D/2 steps, and 1 step pays for the float32 products (each of the norm,
-    the scale and the product is off by at most 2⁻²⁴ of B, 1/16 step), so no
-    honest row can leave the ball.
+    The second clips, a little early (see `row_radius`).
 
     Args:
       embedding_norm: [rows] float32, L2 norm of each stored embedding.
@@ -192,12 +188,8 @@ class ClippedGradientGrid:
     """
     norm = np.asarray(embedding_norm, np.float64)
     norm = np.sqrt(norm**2 + 1) if self.train_bias else norm
-    radius = GRID_RADIUS - math.sqrt(self.row_dim) / 2 - 1
     units = GRID_RADIUS * self.residual_norm / self.l2_clip_norm
-    scale = np.minimum(
-      units, np.divide(radius, norm, out=np.zeros_like(norm), where=norm > 0)
-    )
-    return np.minimum(scale, np.finfo(np.float32).max).astype(np.float32)
+    return row_scale(norm, self.row_dim, units)
 
   def sensitivity(self, relation: NeighboringRelation) -> float:
     r"""L2 sensitivity of G = rint(p0·T) − S, in grid steps, rounded up.

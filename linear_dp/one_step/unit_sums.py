@@ -23,11 +23,9 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.linear_dp.one_step.clipping import (
-  GRID_RADIUS,
-  ClippedGradientGrid,
-)
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.rows.block import OFF_THE_BALL, RowBlock, refuse
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.units import unit_ids_of
 

@@ -1,19 +1,62 @@
-"""Whether a row of integers lies in the ball ‖u‖ ≤ B: exactly, on a device.
+r"""Rows as integers u = rint(x·s) in the ball ‖u‖ ≤ B, exactly.
 
-Two forms with the same answer for every row, for use inside a jitted function.
-A CPU is fastest in float64; a TPU has none (XLA emulates it by pairs of
+Their sums have the same bits in any order. That a row lies in the ball is
+checked on the devices, in one of two forms with the same answer for every row:
+a CPU is fastest in float64; a TPU has none (XLA emulates it by pairs of
 float32, slowly), nor have small GPUs one worth using.
 """
 
+import math
+
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Float32
 
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
-
+GRID_RADIUS = 2**20
+"""B, in steps of the grid: the norm of the longest row."""
 _LIMB_BITS = 7
 _LIMB = 2**_LIMB_BITS - 1
 MAX_ROW_DIM = (2**31 - 1) // 32_385
 """Coordinates of a row that `within_ball_int32` can sum: 66,311."""
+
+
+def row_radius(row_dim: int) -> float:
+  """B − √D/2 − 1, the norm that a row has at most before it is rounded.
+
+  Rounding moves a row by at most √D/2 steps, and 1 step pays for the float32
+  products (each of the norm, the scale and the product is off by at most 2⁻²⁴
+  of B, 1/16 step), so no honest row can leave the ball.
+  """
+  return GRID_RADIUS - math.sqrt(row_dim) / 2 - 1
+
+
+def row_scale(
+  norm: Float[np.ndarray, " rows"], row_dim: int, most: float = math.inf
+) -> Float32[np.ndarray, " rows"]:
+  """s = min(most, (B − √D/2 − 1)/‖x‖), from a row to its integers.
+
+  Args:
+    norm: [rows], ‖x‖.
+    row_dim: D, the width of x.
+    most: the scale of rows that are short enough; infinity brings every row to
+      the edge of the ball.
+
+  Returns:
+    [rows] float32; 0 for a row of zeros, and for one so short that (B − …)/‖x‖
+    would leave float32.
+  """
+  radius = row_radius(row_dim)
+  norm = np.asarray(norm, np.float64)
+  floor = radius / float(np.finfo(np.float32).max)
+  scale = np.divide(radius, norm, out=np.zeros_like(norm), where=norm > floor)
+  return np.minimum(scale, most).astype(np.float32)
+
+
+def integer_rows(
+  embedding: Float[Array, "rows d"], scale: Float32[Array, " rows"]
+) -> Float32[Array, "rows d"]:
+  """u on a device; NaN or infinities where an embedding is not finite."""
+  return jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
 
 
 def within_ball_float64(

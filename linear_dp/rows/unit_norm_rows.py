@@ -1,10 +1,9 @@
-r"""Private rows as integers on the devices, for several passes.
+"""Private rows as integers on the devices, for several passes.
 
-A row is u = rint(x·s), with s = (B − √d/2 − 1)/‖x‖: of norm B, but for the
-rounding, and never more. Nothing but its direction is kept, so every row weighs
-the same, whatever the backbone's norms, and no row needs clipping. Where norms
-are to count, s is at most B/R, and R, which is public, the largest norm that a
-row may have.
+Every row has the norm B, but for the rounding: nothing but its direction is
+kept, so every row weighs the same, whatever the backbone's norms, and no row
+needs clipping. Where norms are to count, s is at most B/R, and R, which is
+public, the largest norm that a row may have.
 """
 
 import itertools
@@ -12,13 +11,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Float64, Int64
+from jaxtyping import Array, Bool, Int64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.block import (
   OFF_THE_BALL,
   RowBlock,
@@ -26,7 +23,12 @@ from oneshot_dp.linear_dp.rows.block import (
   refuse_units,
 )
 from oneshot_dp.linear_dp.rows.checked import checked
-from oneshot_dp.linear_dp.rows.integers import within_ball_float64
+from oneshot_dp.linear_dp.rows.integers import (
+  GRID_RADIUS,
+  integer_rows,
+  row_scale,
+  within_ball_float64,
+)
 from oneshot_dp.linear_dp.rows.secret import Secret
 
 ROWS_PER_DEVICE = 8192
@@ -85,6 +87,7 @@ class SecretRows(Secret):
     self.num_classes = num_classes
     self.num_examples = num_examples
     self.max_norm = max_norm
+    self._most_scale = math.inf if max_norm is None else GRID_RADIUS / max_norm
     self.mesh = Mesh(np.array(devices), ("data",))
     self._read = read
     self._resident_bytes = resident_bytes
@@ -148,7 +151,7 @@ class SecretRows(Secret):
       _columns(blocks), ROWS_PER_DEVICE * self.mesh.size
     ):
       embedding, norm, label, example_id = columns
-      scale = row_scale(norm, self.feature_dim, self.max_norm)
+      scale = row_scale(norm, self.feature_dim, self._most_scale)
       chunk = self._sharded([embedding, scale, label])
       with jax.enable_x64(True):
         bad = np.asarray(_leaves_ball(*chunk[:2]))[: len(label)]
@@ -173,49 +176,9 @@ class SecretRows(Secret):
     return embedding, scale, label
 
 
-def row_scale(
-  norm: Float[np.ndarray, " rows"],
-  feature_dim: int,
-  max_norm: float | None = None,
-) -> Float[np.ndarray, " rows"]:
-  r"""The factor from an embedding to its integers: (B − √d/2 − 1)/‖x‖.
-
-  A little less than B: rounding moves a row by at most √d/2 steps, and 1 step
-  pays for the float32 products.
-
-  Args:
-    norm: [rows] L2 norm of each stored embedding.
-    feature_dim: d.
-    max_norm: R; the factor is at most B/R. None is for directions.
-
-  Returns:
-    [rows] float32; 0 for a row of zeros, and for one so short that its factor
-    would leave float32.
-  """
-  radius = unit_radius(feature_dim)
-  norm = np.asarray(norm, np.float64)
-  floor = radius / float(np.finfo(np.float32).max)
-  scale = np.divide(radius, norm, out=np.zeros_like(norm), where=norm > floor)
-  if max_norm is not None:
-    scale = np.minimum(scale, GRID_RADIUS / max_norm)
-  return scale.astype(np.float32)
-
-
-def unit_radius(feature_dim: int) -> float:
-  """The norm that a row is given, in grid steps, before it is rounded."""
-  return GRID_RADIUS - math.sqrt(feature_dim) / 2 - 1
-
-
-def integer_rows(embedding: Array, scale: Array) -> Float64[Array, "rows d"]:
-  """u, exact integers in float64; to be traced under `jax.enable_x64`."""
-  products = embedding.astype(jnp.float32) * scale[:, None]
-  return jnp.rint(products).astype(jnp.float64)
-
-
 @jax.jit
 def _leaves_ball(embedding: Array, scale: Array) -> Array:
-  products = embedding.astype(jnp.float32) * scale[:, None]
-  return ~within_ball_float64(jnp.rint(products))
+  return ~within_ball_float64(integer_rows(embedding, scale))
 
 
 def _columns(blocks: Iterable[RowBlock]) -> Iterator[list[np.ndarray]]:

@@ -34,9 +34,9 @@ from jaxtyping import Array, Float64, Int64
 
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, integer_rows
 from oneshot_dp.linear_dp.rows.secret import Secret
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows, integer_rows
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.second_moment import (
   beside_sd,
   check_number,
@@ -265,7 +265,7 @@ def _adder(mesh: Mesh) -> Callable[[_Totals, Array, Array, Array], _Totals]:
     totals: _Totals, embedding: Array, scale: Array, label: Array
   ) -> _Totals:
     moment, sums, counts = totals
-    u = integer_rows(embedding, scale)
+    u = integer_rows(embedding, scale).astype(jnp.float64)
     # In int64 from the start. Rows of padding have scale 0, like rows of zeros.
     added = jax.ops.segment_sum(u.astype(jnp.int64), label, sums.shape[1])
     has_direction = (scale > 0).astype(jnp.int64)

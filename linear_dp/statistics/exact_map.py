@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 
 _COLUMN_NORM = 2.0**31
 

@@ -38,12 +38,11 @@ from jaxtyping import Array, Bool, Float64
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, integer_rows
 from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.unit_norm_rows import (
   ROWS_PER_DEVICE,
   SecretRows,
-  integer_rows,
 )
 from oneshot_dp.linear_dp.statistics.exact_map import PublicMap
 from oneshot_dp.linear_dp.statistics.row_gradient import (
@@ -209,7 +208,7 @@ def _adder(
     scale: Array,
     label: Array,
   ) -> Array:
-    u = integer_rows(embedding, scale)
+    u = integer_rows(embedding, scale).astype(jnp.float64)
     y = u if centre is None else u - centre
     y = y if matrix is None else y @ matrix
     length = jnp.linalg.norm(y, axis=1, keepdims=True)

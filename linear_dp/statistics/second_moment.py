@@ -28,9 +28,9 @@ from jaxtyping import Array, Float64, Int64
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, integer_rows
 from oneshot_dp.linear_dp.rows.secret import Secret
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows, integer_rows
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 
 MAX_ROWS = 2**63 // GRID_RADIUS**2 - 1
 """More rows than these could leave int64."""
@@ -199,7 +199,7 @@ def _adder(mesh: Mesh) -> Callable[..., tuple[Array, Array]]:
   def add(
     totals: tuple[Array, Array], embedding: Array, scale: Array
   ) -> tuple[Array, Array]:
-    u = integer_rows(embedding, scale)
+    u = integer_rows(embedding, scale).astype(jnp.float64)
     moment, total = totals
     of_rows = u.sum(axis=0).astype(jnp.int64)
     return moment + exact_gram(u)[None], total + of_rows[None]

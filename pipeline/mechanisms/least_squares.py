@@ -8,7 +8,7 @@ from dp_accounting import NeighboringRelation
 from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
   LeastSquaresRule,
 )
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.class_moments import joint_sensitivity
 
 

@@ -8,7 +8,7 @@ from dp_accounting import NeighboringRelation
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
 from oneshot_dp.linear_dp.heads.multi_step.multi_step import MultiStepRule
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.row_gradient import Loss
 
 _BATCHES = {

@@ -5,10 +5,8 @@ from typing import Any, Self
 
 from dp_accounting import NeighboringRelation
 
-from oneshot_dp.linear_dp.one_step.clipping import (
-  GRID_RADIUS,
-  ClippedGradientGrid,
-)
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

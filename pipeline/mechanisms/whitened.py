@@ -7,7 +7,7 @@ from dp_accounting import NeighboringRelation
 
 from oneshot_dp.linear_dp.heads.whitened import whitened
 from oneshot_dp.linear_dp.heads.whitened.whitened import WhiteningRule
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
 
 

@@ -14,10 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from oneshot_dp.extract.cache.block import Block
-from oneshot_dp.linear_dp.one_step.clipping import (
-  GRID_RADIUS,
-  ClippedGradientGrid,
-)
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.pipeline.mechanisms import LeastSquares, OneStep, mechanism_of
 from oneshot_dp.pipeline.report.public_answers import ClippedRows
 from oneshot_dp.pipeline.saved_head.public_record import SETTING

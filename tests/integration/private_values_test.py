@@ -19,10 +19,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from oneshot_dp.linear_dp.one_step.clipping import (
-  GRID_RADIUS,
-  ClippedGradientGrid,
-)
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.pipeline.cli import main
 from tests.pipeline.by_chance import without_names
 from tests.pipeline.command_line import start

@@ -32,7 +32,8 @@ from jaxtyping import Float64
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows, unit_radius
+from oneshot_dp.linear_dp.rows.integers import row_radius
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.exact_map import PublicMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
@@ -215,7 +216,7 @@ def train(
   kernel = unit_scale(kernel)
   bias = np.zeros(rule.num_classes)
   if public_map.centre is not None:
-    bias = -(public_map.centre / unit_radius(rule.feature_dim)) @ kernel
+    bias = -(public_map.centre / row_radius(rule.feature_dim)) @ kernel
   return LinearHead(
     kernel=kernel.astype(np.float32),
     bias=bias.astype(np.float32),

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.one_step.clipping import (
-  GRID_RADIUS,
-  ClippedGradientGrid,
-)
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
 from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from tests.linear_dp.blocks import DTYPES, norm_of
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.one_step import device_sums as class_sums
-from oneshot_dp.linear_dp.one_step.clipping import (
-  GRID_RADIUS,
-  ClippedGradientGrid,
-)
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from tests.linear_dp.blocks import (
   DTYPES,
   in_blocks,

@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.one_step import unit_sums
-from oneshot_dp.linear_dp.one_step.clipping import (
-  GRID_RADIUS,
-  ClippedGradientGrid,
-)
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
 from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
 from oneshot_dp.linear_dp.one_step.unit_sums import (
@@ -26,6 +23,7 @@ from oneshot_dp.linear_dp.one_step.unit_sums import (
   clip_unit,
   count_rows,
 )
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.units import choose_rows
 from tests.linear_dp.blocks import (
   DTYPES,

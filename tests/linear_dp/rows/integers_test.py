@@ -1,6 +1,7 @@
 """Both forms against Python's own integers."""
 
 import math
+from fractions import Fraction
 
 import hypothesis
 import jax
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
 from oneshot_dp.linear_dp.rows import integers as ball_check
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_scale
 
 B = GRID_RADIUS
 
@@ -112,3 +113,33 @@ def test_the_bound_of_the_width():
   ]
   assert max(terms) * ball_check.MAX_ROW_DIM < 2**31
   assert max(terms) * (ball_check.MAX_ROW_DIM + 1) >= 2**31
+
+
+@pytest.mark.parametrize("d", [1, 12, 1280, 10**6])
+def test_row_scale(d):
+  norm = np.array(
+    [0, 2.0**-149, 1e-38, 1e-33, 1e-32, 1e-3, 1, 3e38], np.float32
+  )
+  scale = row_scale(norm, d)
+  assert scale.dtype == np.float32
+  assert np.isfinite(scale).all()
+  assert not scale[:4].any()
+  radius = GRID_RADIUS - math.sqrt(d) / 2 - 1
+  for s, n in zip(scale[4:].tolist(), norm[4:].tolist(), strict=True):
+    exact = Fraction(radius) / Fraction(n)
+    assert abs(Fraction(s) - exact) <= exact / 2**24 + Fraction(1, 2**149)
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 1024.0, 0.37])
+@pytest.mark.parametrize("d", [1, 1280])
+def test_row_scale_where_norms_count(d, max_norm):
+  most = GRID_RADIUS / max_norm
+  near = np.float32(max_norm) * (1 + np.linspace(-0.01, 0.01, 201))
+  norm = np.concatenate([[0, 1e-38, 1e-3], near, [3e38]]).astype(np.float32)
+  scale, plain = row_scale(norm, d, most), row_scale(norm, d)
+  assert scale.dtype == np.float32
+  np.testing.assert_array_equal(scale, np.minimum(plain, np.float32(most)))
+  assert scale[2] == np.float32(most)
+  # What is left for the rounding of d coordinates.
+  longest = (norm * scale.astype(np.float64)).max() + math.sqrt(d) / 2
+  assert GRID_RADIUS - 1.5 < longest < GRID_RADIUS

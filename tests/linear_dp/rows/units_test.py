@@ -13,7 +13,6 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import (
-  GRID_RADIUS,
   MAX_ROWS_PER_UNIT,
   ClippedGradientGrid,
 )
@@ -24,6 +23,7 @@ from oneshot_dp.linear_dp.one_step.release import (
   release,
 )
 from oneshot_dp.linear_dp.rows import units as unit_rows
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.units import (
   ChosenRows,
   check_contributions,

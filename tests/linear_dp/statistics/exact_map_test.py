@@ -12,8 +12,8 @@ from dp_accounting import NeighboringRelation
 from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.statistics.exact_map import PublicMap

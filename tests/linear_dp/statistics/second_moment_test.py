@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import second_moment as module
 from oneshot_dp.linear_dp.statistics.second_moment import (

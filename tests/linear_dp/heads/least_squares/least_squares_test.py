@@ -37,7 +37,7 @@ from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
 from oneshot_dp.linear_dp.heads.least_squares.spectrum import denoised
 from oneshot_dp.linear_dp.noise import rounded_gaussian as noise
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics import class_moments as moments_module
 from oneshot_dp.linear_dp.statistics.class_moments import (
   ClassMoments,

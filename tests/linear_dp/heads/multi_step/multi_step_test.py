@@ -34,15 +34,13 @@ from oneshot_dp.linear_dp.heads.multi_step.multi_step import (
 )
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.clipping import (
-  GRID_RADIUS,
-  ClippedGradientGrid,
-)
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
 from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows, row_scale
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_scale
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.statistics.row_gradient import SOFTMAX, Loss
 from tests.linear_dp.blocks import Block, in_blocks, make_block
@@ -269,7 +267,8 @@ def reference(
   block: Block, rule: MultiStepRule, masks: list[np.ndarray], divisor: float
 ) -> np.ndarray:
   """Every step by optax and a loss that jax differentiates, row by row."""
-  scale = row_scale(block.embedding_norm, D, rule.max_norm)
+  most = math.inf if rule.max_norm is None else GRID_RADIUS / rule.max_norm
+  scale = row_scale(block.embedding_norm, D, most)
   z = np.rint(block.embedding * scale[:, None]).astype(np.float64)
   if rule.max_norm is None:
     z /= np.linalg.norm(z, axis=1, keepdims=True)

@@ -42,8 +42,8 @@ from oneshot_dp.linear_dp.heads.whitened.whitened import (
 )
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.clipping import GRID_RADIUS
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum, second_moment
 from oneshot_dp.linear_dp.statistics.second_moment import SecretMoment
