@@ -1,6 +1,7 @@
 """One record of the feature cache: a block of rows."""
 
 import dataclasses
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -45,25 +46,19 @@ class Block:
     return len(self.label)
 
 
-def features_dict(
-  feature_dim: int, embedding_dtype: EmbeddingDtype, *, has_units: bool = False
-) -> tfds.features.FeaturesDict:
-  """TFDS's description of one record: a block of rows."""
+def columns(rows: Any) -> dict[str, np.ndarray]:
+  """The arrays of a `Block` or of `Rows` by name; absent units are left out."""
+  return {
+    name: array for name, array in vars(rows).items() if array is not None
+  }
 
-  def tensor(dtype: np.dtype | type, *shape: int) -> tfds.features.Tensor:
-    return tfds.features.Tensor(
-      shape=(None, *shape), dtype=dtype, encoding="bytes"
-    )
 
-  return tfds.features.FeaturesDict(
-    {
-      "embedding": tensor(EMBEDDING_DTYPES[embedding_dtype].type, feature_dim),
-      "embedding_norm": tensor(np.float32),
-      "label": tensor(np.int32),
-      "example_id": tensor(np.int64),
-    }
-    | ({"unit_id": tensor(np.int64)} if has_units else {})
-  )
+_RowsT = TypeVar("_RowsT")
+
+
+def cut(rows: _RowsT, part: slice) -> _RowsT:
+  """A part of a `Block` or of `Rows`; views of the same arrays."""
+  return type(rows)(**{name: a[part] for name, a in columns(rows).items()})
 
 
 class BlockCodec:
@@ -73,6 +68,9 @@ class BlockCodec:
     feature_dim: d.
     embedding_dtype: precision of the stored embeddings.
     has_units: whether blocks have a `unit_id`.
+
+  Attributes:
+    features: TFDS's description of a record.
   """
 
   def __init__(
@@ -89,11 +87,18 @@ class BlockCodec:
       "label": np.dtype(np.int32),
       "example_id": np.dtype(np.int64),
     } | ({"unit_id": np.dtype(np.int64)} if has_units else {})
-    self._features = features_dict(
-      feature_dim, embedding_dtype, has_units=has_units
+    self.features = tfds.features.FeaturesDict(
+      {
+        name: tfds.features.Tensor(
+          shape=(None, *(self._shape if name == "embedding" else ())),
+          dtype=dtype.type,
+          encoding="bytes",
+        )
+        for name, dtype in self._dtypes.items()
+      }
     )
     self._serializer = example_serializer.ExampleSerializer(
-      self._features.get_serialized_info()
+      self.features.get_serialized_info()
     )
 
   def encode(self, block: Block) -> bytes:
@@ -102,9 +107,7 @@ class BlockCodec:
     (`features.serialize_example` is not: protobuf orders the map of features
     by a hash that is seeded anew in each process.)
     """
-    example = self._features.encode_example(
-      {name: getattr(block, name) for name in self._dtypes}
-    )
+    example = self.features.encode_example(columns(block))
     proto = self._serializer.get_tf_example(example)
     return proto.SerializeToString(deterministic=True)
 

@@ -4,13 +4,15 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import (
   BLOCK_ROWS,
   EMBEDDING_DTYPES,
   Block,
+  columns,
+  cut,
   stored_norm,
 )
 from oneshot_dp.extract.cache.identity import CacheIdentity
@@ -82,8 +84,8 @@ class BlockBuilder:
         continue
       rows = self._checked(batch)
       while len(rows):
-        pending.append(_cut(rows, slice(0, space)))
-        rows = _cut(rows, slice(space, None))
+        pending.append(cut(rows, slice(0, space)))
+        rows = cut(rows, slice(space, None))
         space -= len(pending[-1])
         if not space:
           yield _joined(pending)
@@ -93,7 +95,6 @@ class BlockBuilder:
 
   def _checked(self, rows: Rows) -> Block:
     k, d = self._identity.num_classes, self._identity.feature_dim
-    count = rows.label.shape
     if (rows.unit_id is not None) != self._identity.has_units:
       raise InputError(
         f"{self._place}: rows with{'' if rows.unit_id is not None else 'out'}"
@@ -101,65 +102,60 @@ class BlockBuilder:
         f" {self._identity.privacy_unit!r}; every row has a unit_id, unless"
         " each example is a unit of its own."
       )
-    units = {} if rows.unit_id is None else {"unit_id": rows.unit_id}
+    integers = {n: a for n, a in columns(rows).items() if n != "embedding"}
+    count = rows.label.shape
     if (
       len(count) != 1
       or rows.embedding.shape != (*count, d)
-      or rows.example_id.shape != count
+      or any(array.shape != count for array in integers.values())
     ):
+      shapes = ", ".join(f"{n} {a.shape}" for n, a in columns(rows).items())
       raise InputError(
-        f"{self._place}: embedding {rows.embedding.shape}, label {count}, "
-        f"example_id {rows.example_id.shape}: the cache takes [rows, {d}], "
-        "[rows], [rows]."
-      )
-    if any(unit_id.shape != count for unit_id in units.values()):
-      raise InputError(
-        f"{self._place}: unit_id and label have not the same shape; both must"
-        " be [rows]."
+        f"{self._place}: {shapes}: the cache takes embedding [rows, {d}] and"
+        f" {', '.join(integers)} [rows]."
       )
     if rows.embedding.dtype not in _FLOATS:
       raise InputError(
         f"{self._place}: embedding has dtype {rows.embedding.dtype}; "
         "it must be a float."
       )
-    for name in ("label", "example_id", *units):
-      dtype = getattr(rows, name).dtype
-      if dtype.kind not in "iu" or not np.can_cast(dtype, np.int64):
+    for name, array in integers.items():
+      if array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64):
         raise InputError(
-          f"{self._place}: {name} has dtype {dtype}; it must be an integer "
-          "that int64 holds."
+          f"{self._place}: {name} has dtype {array.dtype}; it must be an"
+          " integer that int64 holds."
         )
     self._claim(rows.example_id.tolist())
-    self._refuse(
-      rows,
-      (rows.label < 0) | (rows.label >= k),
-      f"has a label outside [0, {k}); mend the labels or the class names.",
-    )
-    self._refuse(
-      rows,
-      ~_finite(rows.embedding),
-      "has an embedding that is not finite; look at the example, the weights "
-      "and the compute dtype.",
-    )
     with np.errstate(over="ignore"):
       stored = rows.embedding.astype(self._dtype)
     norm = stored_norm(stored)
-    self._refuse(
-      rows,
-      ~_finite(stored) | ~np.isfinite(norm),
-      f"has an embedding that overflows {self._dtype}; "
-      + (
-        "scale the features down."
-        if self._dtype == np.float32
-        else "use embedding_dtype float32."
+    scale = "scale the features down."
+    if self._dtype != np.float32:
+      scale = "use embedding_dtype float32."
+    for good, why in (
+      (
+        (rows.label >= 0) & (rows.label < k),
+        f"has a label outside [0, {k}); mend the labels or the class names.",
       ),
-    )
+      (
+        np.isfinite(rows.embedding).all(axis=1),
+        "has an embedding that is not finite; look at the example, the weights"
+        " and the compute dtype.",
+      ),
+      (
+        np.isfinite(stored).all(axis=1) & np.isfinite(norm),
+        f"has an embedding that overflows {self._dtype}; {scale}",
+      ),
+    ):
+      if not good.all():
+        first = int(rows.example_id[~good][0])
+        raise InputError(f"{self._place}: example_id {first} {why}")
     return Block(
       embedding=stored,
       embedding_norm=norm,
       label=rows.label.astype(np.int32),
       example_id=rows.example_id.astype(np.int64),
-      **{name: values.astype(np.int64) for name, values in units.items()},
+      unit_id=None if rows.unit_id is None else rows.unit_id.astype(np.int64),
     )
 
   def _claim(self, ids: list[int]) -> None:
@@ -171,38 +167,9 @@ class BlockBuilder:
         )
       self._ids.add(example_id)
 
-  def _refuse(
-    self, rows: Rows, bad: Bool[np.ndarray, " rows"], why: str
-  ) -> None:
-    if bad.any():
-      first = int(rows.example_id[bad][0])
-      raise InputError(f"{self._place}: example_id {first} {why}")
-
-
-def _finite(
-  embedding: Float[np.ndarray, "rows d"],
-) -> Bool[np.ndarray, " rows"]:
-  return np.asarray(np.isfinite(embedding).all(axis=1))
-
-
-def _cut(block: Block, rows: slice) -> Block:
-  return Block(
-    embedding=block.embedding[rows],
-    embedding_norm=block.embedding_norm[rows],
-    label=block.label[rows],
-    example_id=block.example_id[rows],
-    unit_id=None if block.unit_id is None else block.unit_id[rows],
-  )
-
 
 def _joined(blocks: list[Block]) -> Block:
   if len(blocks) == 1:
     return blocks[0]
-  units = [b.unit_id for b in blocks if b.unit_id is not None]
-  return Block(
-    embedding=np.concatenate([b.embedding for b in blocks]),
-    embedding_norm=np.concatenate([b.embedding_norm for b in blocks]),
-    label=np.concatenate([b.label for b in blocks]),
-    example_id=np.concatenate([b.example_id for b in blocks]),
-    unit_id=np.concatenate(units) if units else None,
-  )
+  parts = [columns(block) for block in blocks]
+  return Block(**{n: np.concatenate([p[n] for p in parts]) for n in parts[0]})

@@ -4,8 +4,9 @@ import dataclasses
 import functools
 import hashlib
 import json
+import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import tensorflow_datasets as tfds
@@ -17,7 +18,7 @@ from oneshot_dp.configs.extract_config import (
   EmbeddingDtype,
   check_unit_name,
 )
-from oneshot_dp.extract.cache.block import EMBEDDING_DTYPES
+from oneshot_dp.extract.cache.block import EMBEDDING_DTYPES, BlockCodec
 
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 
@@ -145,9 +146,15 @@ class CacheIdentity:
     legal = tfds.core.Version.is_valid(self.dataset_version)
     return str(self.dataset_version) if legal else "1.0.0"
 
-  def file_template(self, data_dir: str = "") -> tfds.core.ShardedFileTemplate:
+  def codec(self) -> BlockCodec:
+    """What turns the cache's blocks to records and back."""
+    return BlockCodec(
+      self.feature_dim, self.embedding_dtype, has_units=self.has_units
+    )
+
+  def file_template(self) -> tfds.core.ShardedFileTemplate:
     return tfds.core.ShardedFileTemplate(
-      data_dir=data_dir,
+      data_dir="",
       dataset_name=self.tfds_name,
       split=self.tfds_split,
       filetype_suffix="array_record",
@@ -182,6 +189,46 @@ class CacheIdentity:
 
   def to_json(self) -> dict[str, Any]:
     return json.loads(canonical_json(dataclasses.asdict(self)))
+
+
+def refuse_another(
+  place: pathlib.Path, there: dict[str, Any], now: dict[str, Any]
+) -> None:
+  """Refuses a directory that holds another job.
+
+  Args:
+    place: the directory.
+    there: the identity found there, as JSON.
+    now: the identity that was asked for, as JSON.
+
+  Raises:
+    InputError: they differ; names each field and both values.
+  """
+  differences = [
+    f"{name} is {_short(old)} there and {_short(new)} now"
+    for name, old, new in _differences(there, now)
+  ]
+  if differences:
+    raise InputError(
+      f"{place} belongs to another job: {'; '.join(differences)}; choose "
+      "another --out, or delete it to start again."
+    )
+
+
+def _differences(
+  there: Any, now: Any, name: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+  if isinstance(there, dict) and isinstance(now, dict):
+    for key in sorted(there.keys() | now.keys()):
+      old, new = there.get(key, "absent"), now.get(key, "absent")
+      yield from _differences(old, new, f"{name}.{key}".lstrip("."))
+  elif there != now:
+    yield name, there, now
+
+
+def _short(value: Any) -> str:
+  text = json.dumps(value)
+  return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def numbered_class_names(num_classes: int) -> tuple[str, ...]:

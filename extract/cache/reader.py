@@ -6,12 +6,14 @@ import os
 import pathlib
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 from array_record.python import array_record_module
+from jaxtyping import Int64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.cache.block import Block, BlockCodec
+from oneshot_dp.extract.cache.block import Block
 from oneshot_dp.extract.cache.identity import sha256_of
 from oneshot_dp.extract.cache.info import (
   INCOMPLETE_DIR,
@@ -101,11 +103,7 @@ class FeatureCache:
     """Streams one shard in the calling thread; see `blocks`."""
     shard = self.shards[shard_index]
     path = self.path / shard.file
-    codec = BlockCodec(
-      self.info.feature_dim,
-      self.info.embedding_dtype,
-      has_units=self.info.has_units,
-    )
+    codec = self.info.codec()
     reader = array_record_module.ArrayRecordReader(str(path), _READER_OPTIONS)
     rows = 0
     try:
@@ -200,6 +198,17 @@ def read_metadata(path: str | os.PathLike) -> FeatureCache:
       "rows; restore it or extract the cache again."
     )
   return FeatureCache(path=directory, info=info, shards=shards)
+
+
+def repeated_ids(
+  cache: FeatureCache, ids: Iterable[Int64[np.ndarray, " _"]]
+) -> Int64[np.ndarray, " repeated"]:
+  """Those of the ids of a cache's rows and skipped examples that come again."""
+  skipped = np.asarray(cache.info.skipped_example_ids, np.int64)
+  values, counts = np.unique(
+    np.concatenate([*ids, skipped]), return_counts=True
+  )
+  return values[counts > 1]
 
 
 def size_problem(cache: FeatureCache, shard: ShardRecord) -> str | None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_info
 
-from oneshot_dp.extract.cache.block import features_dict
 from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.cache.info import ShardRecord
 
@@ -28,11 +27,7 @@ def tfds_metadata(
       data_dir="",
       module_name="",
     ),
-    features=features_dict(
-      identity.feature_dim,
-      identity.embedding_dtype,
-      has_units=identity.has_units,
-    ),
+    features=identity.codec().features,
   )
   info.set_file_format("array_record")
   info.set_splits(

@@ -15,6 +15,7 @@ from oneshot_dp.extract.cache.info import INFO_FILE, CacheInfo
 from oneshot_dp.extract.cache.reader import (
   FeatureCache,
   read_metadata,
+  repeated_ids,
   size_problem,
 )
 from oneshot_dp.extract.cache.tfds_metadata import tfds_metadata
@@ -98,7 +99,11 @@ def verify_cache(
         problems.append(str(e))
     if progress is not None:
       progress(i + 1, len(cache.shards))
-  problems += _id_problems(cache, ids)
+  if len(repeated := repeated_ids(cache, ids)):
+    problems.append(
+      f"{cache.path}: {len(repeated)} ids come more than once, the first is "
+      f"example_id {repeated[0]}"
+    )
   return VerifyReport(
     num_shards=len(cache.shards),
     num_rows=info.num_examples,
@@ -121,21 +126,6 @@ def _row_problems(
     if not good.all():
       first = block.example_id[~good][0]
       yield f"{place}: example_id {first} has {what}"
-
-
-def _id_problems(
-  cache: FeatureCache, ids: list[Int64[np.ndarray, " _"]]
-) -> Iterator[str]:
-  skipped = np.asarray(cache.info.skipped_example_ids, np.int64)
-  unique, counts = np.unique(
-    np.concatenate([*ids, skipped]), return_counts=True
-  )
-  repeated = unique[counts > 1]
-  if len(repeated):
-    yield (
-      f"{cache.path}: {len(repeated)} ids come more than once, the first is "
-      f"example_id {repeated[0]}"
-    )
 
 
 def _metadata_problems(cache: FeatureCache) -> Iterator[str]:

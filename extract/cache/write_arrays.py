@@ -1,8 +1,8 @@
-"""A feature cache of embeddings that are already in memory."""
+"""Rows that are all in memory, as a cache: all of them are written, or none."""
 
 import numbers
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -14,14 +14,15 @@ from oneshot_dp.configs.extract_config import (
   EmbeddingDtype,
   check_unit_name,
 )
-from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.block import BLOCK_ROWS, Block, columns, cut
+from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Rows
 from oneshot_dp.extract.cache.identity import (
   BackboneIdentity,
   CacheIdentity,
   numbered_class_names,
 )
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.extract.cache.rows_in_memory import write_rows
+from oneshot_dp.extract.cache.writer import begin, finish, write_shard
 
 Numbers = Shaped[np.ndarray | jax.Array, "..."]
 
@@ -83,7 +84,12 @@ def write_cache(
       that holds anything. Nothing is written then.
     RunError: a full or broken disk.
   """
-  embedding = _matrix(np.asarray(embeddings))
+  embedding = np.asarray(embeddings)
+  if embedding.ndim != 2 or not embedding.size:
+    raise InputError(
+      f"embeddings have shape {embedding.shape}: give [n, d], n and d at least"
+      " 1."
+    )
   if (unit_ids is None) != (unit_name is None):
     raise InputError(
       f"unit_name={unit_name!r} and unit_ids go together: give both where a"
@@ -102,15 +108,12 @@ def write_cache(
     embedding_dtype=_stored_as(embedding),
     privacy_unit=unit_name or EXAMPLE_UNIT,
   )
+  n = len(embedding)
   rows = Rows(
     embedding=embedding,
-    label=_column("labels", labels, len(embedding)),
-    example_id=np.arange(len(embedding)),
-    unit_id=(
-      None
-      if unit_ids is None
-      else _column("unit_ids", unit_ids, len(embedding))
-    ),
+    label=_column("labels", labels, n),
+    example_id=np.arange(n),
+    unit_id=None if unit_ids is None else _column("unit_ids", unit_ids, n),
   )
   if not write_rows(out, identity, rows):
     raise InputError(
@@ -118,6 +121,92 @@ def write_cache(
       " another directory."
     )
   return open_cache(out)
+
+
+def write_rows(
+  out: str | os.PathLike,
+  identity: CacheIdentity,
+  rows: Rows,
+  on_rows: Callable[[int], object] = lambda rows: None,
+) -> bool:
+  """Writes the cache of an identity: all of its rows, or nothing.
+
+  Args:
+    out: a directory that is not there yet, or that an interrupted call left.
+    identity: the cache.
+    rows: all rows, in their order.
+    on_rows: called with the number of rows of each shard written (progress).
+
+  Returns:
+    False if the finished cache of this identity is there, which is left alone.
+
+  Raises:
+    InputError: rows that the cache cannot hold (see `BlockBuilder.blocks`), a
+      blank name, or an `out` that holds anything else.
+    RunError: a full or broken disk.
+  """
+  _check_names(identity)
+  for i in range(identity.num_shards):
+    for _ in _blocks(identity, i, rows):
+      pass  # they are only checked, before there is a shard to leave behind
+  if not begin(out, identity):
+    return False
+  # All shards: those of an interrupted call may be of other rows, and nothing
+  # in the identity can tell, since it must not depend on private rows.
+  for i in range(identity.num_shards):
+    indices = identity.shard_range(i)
+    write_shard(out, identity, i, _parts(rows, indices))
+    on_rows(len(indices))
+  finish(out, identity)
+  return True
+
+
+def holds_rows(
+  cache: FeatureCache,
+  rows: Rows,
+  on_rows: Callable[[int], object] = lambda rows: None,
+) -> bool:
+  """Whether a cache holds these very rows, to the bit.
+
+  Args:
+    cache: a finished cache.
+    rows: as many, that the cache could hold.
+    on_rows: called with the number of rows of each block compared (progress).
+  """
+  for i in range(len(cache.shards)):
+    now = _blocks(cache.info, i, rows)
+    for old, new in zip(cache.shard_blocks(i), now, strict=True):
+      # (The identity has seen to it that both have a unit_id, or neither.)
+      there, asked = columns(old), columns(new)
+      if any(there[name].tobytes() != asked[name].tobytes() for name in there):
+        return False
+      on_rows(len(old))
+  return True
+
+
+def _check_names(identity: CacheIdentity) -> None:
+  """Refuses what names nothing: ledgers go by the name of the data set."""
+  names = {
+    "dataset": identity.dataset,
+    "split": identity.split,
+    "backbone": identity.backbone.name,
+  } | {f"class_names[{i}]": n for i, n in enumerate(identity.class_names)}
+  for place, name in names.items():
+    if not (isinstance(name, str) and name.strip()):
+      raise InputError(f"{place}={name!r} must be a name, and not blank.")
+
+
+def _blocks(
+  identity: CacheIdentity, shard_index: int, rows: Rows
+) -> Iterator[Block]:
+  """The blocks of a shard, as it would hold them."""
+  builder = BlockBuilder(identity, identity.shard_name(shard_index))
+  return builder.blocks(_parts(rows, identity.shard_range(shard_index)))
+
+
+def _parts(rows: Rows, indices: range) -> Iterator[Rows]:
+  for start in range(indices.start, indices.stop, BLOCK_ROWS):
+    yield cut(rows, slice(start, min(start + BLOCK_ROWS, indices.stop)))
 
 
 def _class_names(
@@ -141,14 +230,6 @@ def _class_names(
     if name in names[:i]:
       raise InputError(f"class_names has {name!r} twice.")
   return tuple(names)
-
-
-def _matrix(array: np.ndarray) -> np.ndarray:
-  if array.ndim != 2 or not array.size:
-    raise InputError(
-      f"embeddings have shape {array.shape}: give [n, d], n and d at least 1."
-    )
-  return array
 
 
 def _column(name: str, values: Numbers, rows: int) -> np.ndarray:

@@ -23,11 +23,8 @@ from array_record.python import array_record_module
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import POSITION_IDS
-from oneshot_dp.extract.cache.block import BlockCodec
 from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Rows, Skipped
-from oneshot_dp.extract.cache.distinct_ids import check_distinct
-from oneshot_dp.extract.cache.identity import CacheIdentity
-from oneshot_dp.extract.cache.identity_match import refuse_another
+from oneshot_dp.extract.cache.identity import CacheIdentity, refuse_another
 from oneshot_dp.extract.cache.info import (
   INCOMPLETE_DIR,
   INFO_FILE,
@@ -35,7 +32,7 @@ from oneshot_dp.extract.cache.info import (
   CacheInfo,
   ShardRecord,
 )
-from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.cache.reader import FeatureCache, repeated_ids
 from oneshot_dp.extract.cache.tfds_metadata import tfds_metadata
 from oneshot_dp.extract.storage.durable_files import (
   TEMPORARY_SUFFIX,
@@ -138,11 +135,7 @@ def write_shard(
   work = out / INCOMPLETE_DIR
   final = out / identity.shard_name(shard_index)
   indices = identity.shard_range(shard_index)
-  codec = BlockCodec(
-    identity.feature_dim,
-    identity.embedding_dtype,
-    has_units=identity.has_units,
-  )
+  codec = identity.codec()
   builder = BlockBuilder(identity, final.name)
   num_rows = num_blocks = 0
   with temporary_file(work, final.name) as temporary:
@@ -251,6 +244,25 @@ def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
   # Left over, it would be removed by the next `begin`.
   shutil.rmtree(work, ignore_errors=True)
   return info
+
+
+def check_distinct(cache: FeatureCache) -> None:
+  """Refuses two examples of one id, whichever shards they are in; reads all.
+
+  Raises:
+    InputError: names the first such id.
+  """
+  ids = [
+    block.example_id
+    for i in range(len(cache.shards))
+    for block in cache.shard_blocks(i)
+  ]
+  if len(repeated := repeated_ids(cache, ids)):
+    raise InputError(
+      f"{cache.path}: {len(repeated)} numbers in {cache.info.id_source!r} come"
+      f" more than once, the first is {repeated[0]}, so they name no example:"
+      " delete it and extract without source.id_key."
+    )
 
 
 @contextlib.contextmanager

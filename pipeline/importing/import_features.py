@@ -9,7 +9,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, EmbeddingDtype
 from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.extract.cache.rows_in_memory import holds_rows, write_rows
+from oneshot_dp.extract.cache.write_arrays import holds_rows, write_rows
 from oneshot_dp.pipeline.importing.npz_features import (
   check_unit,
   find_class_names,

@@ -98,7 +98,7 @@ def test_what_an_interrupted_call_left_is_written_again(tmp_path, monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr("oneshot_dp.extract.cache.rows_in_memory.finish", killed)
+    patch.setattr("oneshot_dp.extract.cache.write_arrays.finish", killed)
     with pytest.raises(KeyboardInterrupt):
       write(tmp_path / "cache", embeddings=embeddings() + 1)
   cache = write(tmp_path / "cache")

@@ -185,7 +185,7 @@ def _with(array, index, value):
     (lambda r: _edit(r, example_id=_with(r.example_id, 7, 2)), "2 comes twice"),
     (
       lambda r: _edit(r, embedding=r.embedding[:, :2]),
-      r"the cache takes \[row",
+      r"takes embedding \[rows, 3\]",
     ),
     (
       lambda r: _edit(r, example_id=r.example_id.astype(np.uint64)),

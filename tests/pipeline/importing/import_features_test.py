@@ -220,7 +220,7 @@ def test_an_interrupted_import_of_another_file_leaves_no_row(
   other = _with(GOOD["embedding"], (0, 0), 9)
   npz = _save(tmp_path / "f.npz", embedding=other)
   with monkeypatch.context() as patch:
-    patch.setattr("oneshot_dp.extract.cache.rows_in_memory.finish", stop)
+    patch.setattr("oneshot_dp.extract.cache.write_arrays.finish", stop)
     with pytest.raises(KeyboardInterrupt):
       import_features(npz, tmp_path / "c")
   _save(tmp_path / "f.npz")
