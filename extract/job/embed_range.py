@@ -8,12 +8,13 @@ image follow one another, and a batch may end between them.
 import collections
 import concurrent.futures
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
 
+import jax
 import numpy as np
-from jaxtyping import Float32
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, ExtractConfig
@@ -66,12 +67,8 @@ class _Prepared:
   decode_seconds: float
 
 
-@dataclasses.dataclass
-class _Batch:
-  """Images of one device call, and the examples that are complete with it."""
-
-  images: list[np.ndarray] = dataclasses.field(default_factory=list)
-  finished: list[_Prepared] = dataclasses.field(default_factory=list)
+_Batch = tuple[list[np.ndarray], list[_Prepared]]
+"""Images of one device call, and the examples that are complete with it."""
 
 
 def decode_pool(config: ExtractConfig) -> concurrent.futures.ThreadPoolExecutor:
@@ -106,36 +103,61 @@ def embed_range(
     InputError: an image cannot be decoded and the job is to fail on it.
   """
   preprocessing = embedder.backbone.preprocessing
+  square = (preprocessing.image_size, preprocessing.image_size, 3)
   views = config.views or 1
-  has_units = source.privacy_unit != EXAMPLE_UNIT
+  ahead = max(
+    -(-embedder.batch_size * (_BATCHES_AHEAD + 1) // views), _threads(config)
+  )
+  waited = 0.0
 
   def prepare(index: int) -> _Prepared:
     return _prepare(source, index, config, preprocessing)
 
-  ahead = max(
-    -(-embedder.batch_size * (_BATCHES_AHEAD + 1) // views), _threads(config)
-  )
-  prepared = _in_order(prepare, indices, pool, ahead)
-  batches = _batches(prepared, embedder.batch_size)
-  pending, mean = collections.deque(), _MeanOverViews(views)
-  while True:
-    start = time.perf_counter()
-    batch = next(batches, None)
-    waited = time.perf_counter() - start
-    if batch is not None:
-      images = batch.images
-      pending.append((batch, embedder(np.stack(images)) if images else None))
-    if len(pending) > (batch is not None):
-      done, result = pending.popleft()
-      embedding = mean.add(
-        np.empty((0, embedder.backbone.feature_dim), np.float32)
-        if result is None
-        else np.asarray(result)[: len(done.images)]
-      )
-      seconds = time.perf_counter() - start
-      yield _embedded(done, embedding, waited, seconds, has_units)
-    elif batch is None:
-      return
+  def on_the_devices() -> Iterator[tuple[_Batch, jax.Array]]:
+    nonlocal waited
+    prepared = _in_order(prepare, indices, pool, ahead)
+    batches = _batches(prepared, embedder.batch_size)
+    while True:
+      start = time.perf_counter()
+      batch = next(batches, None)
+      waited += time.perf_counter() - start
+      if batch is None:
+        return
+      images = np.array(batch[0], np.uint8).reshape(-1, *square)
+      yield batch, embedder(images)
+
+  partial = np.empty((0, embedder.backbone.feature_dim), np.float32)
+  start = time.perf_counter()
+  # A batch is waited for once the next one is on its way.
+  for ((images, finished), result), _ in itertools.pairwise(
+    itertools.chain(on_the_devices(), [None])
+  ):
+    shown = np.concatenate([partial, np.asarray(result)[: len(images)]])
+    whole = len(shown) // views * views
+    partial = shown[whole:]
+    of_views = shown[:whole].reshape(-1, views, shown.shape[1])
+    seconds = time.perf_counter() - start
+    kept = [example for example in finished if example.images]
+    units = None
+    if source.privacy_unit != EXAMPLE_UNIT:
+      units = np.array([e.unit_id for e in kept], np.int64)
+    yield EmbeddedBatch(
+      rows=Rows(
+        embedding=of_views.mean(axis=1, dtype=np.float64).astype(np.float32),
+        label=np.array([e.label for e in kept], np.int64),
+        example_id=np.array([e.example_id for e in kept], np.int64),
+        unit_id=units,
+      ),
+      skipped=tuple(Skipped(e.example_id) for e in finished if not e.images),
+      image_bytes=sum(e.image_bytes for e in finished),
+      times=StageTimes.waiting(
+        seconds=waited,
+        read=sum((e.read_seconds for e in finished), 0.0),
+        decode=sum((e.decode_seconds for e in finished), 0.0),
+        backbone=seconds - waited,
+      ),
+    )
+    waited, start = 0.0, time.perf_counter()
 
 
 def _prepare(
@@ -211,64 +233,16 @@ def _in_order(
 
 def _batches(prepared: Iterator[_Prepared], size: int) -> Iterator[_Batch]:
   """Groups of `size` images each, the last smaller."""
-  batch = _Batch()
+  images, finished = [], []
   for example in prepared:
     for number, image in enumerate(example.images, start=1):
-      batch.images.append(image)
+      images.append(image)
       if number == len(example.images):
-        batch.finished.append(example)
-      if len(batch.images) == size:
-        yield batch
-        batch = _Batch()
+        finished.append(example)
+      if len(images) == size:
+        yield images, finished
+        images, finished = [], []
     if not example.images:
-      batch.finished.append(example)
-  if batch.images or batch.finished:
-    yield batch
-
-
-class _MeanOverViews:
-  """Joins rows of views, in order, into rows of examples."""
-
-  def __init__(self, views: int):
-    self._views = views
-    self._rest: np.ndarray | None = None
-
-  def add(self, rows: Float32[np.ndarray, "r d"]) -> Float32[np.ndarray, "e d"]:
-    """Examples that these rows complete; the others wait."""
-    if self._rest is not None:
-      rows = np.concatenate([self._rest, rows])
-    whole = len(rows) // self._views * self._views
-    self._rest = rows[whole:].copy()
-    grouped = rows[:whole].reshape(-1, self._views, rows.shape[1])
-    return grouped.mean(axis=1, dtype=np.float64).astype(np.float32)
-
-
-def _embedded(
-  batch: _Batch,
-  embedding: Float32[np.ndarray, "e d"],
-  waited: float,
-  seconds: float,
-  has_units: bool,
-) -> EmbeddedBatch:
-  """Rows and counts of the examples that a batch completes."""
-  kept = [example for example in batch.finished if example.images]
-  return EmbeddedBatch(
-    rows=Rows(
-      embedding=embedding,
-      label=np.array([p.label for p in kept], np.int64),
-      example_id=np.array([p.example_id for p in kept], np.int64),
-      unit_id=np.array([p.unit_id for p in kept], np.int64)
-      if has_units
-      else None,
-    ),
-    skipped=tuple(
-      Skipped(p.example_id) for p in batch.finished if not p.images
-    ),
-    image_bytes=sum(p.image_bytes for p in batch.finished),
-    times=StageTimes.waiting(
-      seconds=waited,
-      read=sum((p.read_seconds for p in batch.finished), 0.0),
-      decode=sum((p.decode_seconds for p in batch.finished), 0.0),
-      backbone=seconds - waited,
-    ),
-  )
+      finished.append(example)
+  if images or finished:
+    yield images, finished

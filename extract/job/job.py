@@ -16,14 +16,12 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import (
-  StandardOptions,
-)
+from apache_beam.options.pipeline_options import StandardOptions
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
@@ -32,17 +30,12 @@ from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.job.beam_options import LOCAL_RUNNER, pipeline_options
-from oneshot_dp.extract.job.shard import ExtractShard, shared_embedder
+from oneshot_dp.extract.job.shard import COUNTERS, ExtractShard, shared_embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import examples_done, progress_bar, step_bar
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.open_source import open_source
 
-_COUNTERS = (
-  ExtractShard.EXAMPLES,
-  ExtractShard.SKIPPED,
-  ExtractShard.IMAGE_BYTES,
-)
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "array-record")
 
 
@@ -117,13 +110,13 @@ def run_extraction(
     cache_writer.finish(out, identity)
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt(
-      f"interrupted: {_finished(out, identity)} of {identity.num_shards} shards"
-      " are finished and kept; an extraction resumes when the same command is"
-      " run again"
+      f"interrupted: {len(_there(out, identity))} of {identity.num_shards}"
+      " shards are finished and kept; an extraction resumes when the same"
+      " command is run again"
     ) from stop
   return ExtractionReport(
     cache=open_cache(out),
-    counters={name: counters[name] for name in _COUNTERS},
+    counters={name: counters[name] for name in COUNTERS},
     times=StageTimes.from_counters(counters),
     kept_shards=len(kept),
     seconds=time.monotonic() - start,
@@ -163,9 +156,13 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
   )
 
 
-def _finished(out: Path, identity: CacheIdentity) -> int:
-  names = map(identity.shard_name, range(identity.num_shards))
-  return sum((out / name).exists() for name in names)
+def _there(out: Path, identity: CacheIdentity) -> list[int]:
+  shards = range(identity.num_shards)
+  return [i for i in shards if (out / identity.shard_name(i)).exists()]
+
+
+def _examples(identity: CacheIdentity, shards: Iterable[int]) -> int:
+  return sum(len(identity.shard_range(i)) for i in shards)
 
 
 def _views(config: ExtractConfig) -> dict[str, Any] | None:
@@ -197,17 +194,14 @@ def _run(
 ) -> dict[str, int]:
   """Runs the graph over the shards that are missing; returns the counters."""
   total = identity.source_num_examples
-  initial = total - sum(len(identity.shard_range(i)) for i in todo)
+  initial = total - _examples(identity, todo)
   before = examples_done.value
 
   def done() -> int:
     # Workers in this process count examples; of others, shards can be seen.
-    shards = sum(
-      len(identity.shard_range(i))
-      for i in todo
-      if (out / identity.shard_name(i)).exists()
-    )
-    return initial + max(examples_done.value - before, shards)
+    shards = set(todo).intersection(_there(out, identity))
+    new = max(examples_done.value - before, _examples(identity, shards))
+    return initial + new
 
   _ = (
     pipeline
@@ -247,7 +241,7 @@ def _quiet_workers() -> Iterator[None]:
 
 
 def _counters(result: Any) -> dict[str, int]:
-  found = dict.fromkeys((*_COUNTERS, *StageTimes().counters()), 0)
+  found = dict.fromkeys((*COUNTERS, *StageTimes().counters()), 0)
   for metric in result.metrics().query()["counters"]:
     name = metric.key.metric.name
     if name in found:

@@ -14,7 +14,11 @@ from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
 from oneshot_dp.extract.cache.identity import CacheIdentity
-from oneshot_dp.extract.job.embed_range import decode_pool, embed_range
+from oneshot_dp.extract.job.embed_range import (
+  EmbeddedBatch,
+  decode_pool,
+  embed_range,
+)
 from oneshot_dp.extract.job.embedder import Embedder, load_embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import examples_done
@@ -22,6 +26,9 @@ from oneshot_dp.extract.sources.open_source import open_source
 
 _EMBEDDERS = shared.Shared()
 """The backbone, loaded once per process whatever number of threads it has."""
+
+COUNTERS = ("examples", "decode_errors", "image_bytes")
+"""Beam's counters of a job, beside the times of its stages."""
 
 
 def shared_embedder(config: ExtractConfig) -> Embedder:
@@ -42,22 +49,15 @@ class ExtractShard(beam.DoFn):
     out_dir: where; every worker must see it under this path.
   """
 
-  EXAMPLES = "examples"
-  SKIPPED = "decode_errors"
-  IMAGE_BYTES = "image_bytes"
-
   def __init__(
     self, config: ExtractConfig, identity: CacheIdentity, out_dir: str
   ):
     self._config = config
     self._identity = identity
     self._out_dir = out_dir
-    namespace = "oneshot_dp.extract"
-    self._examples = Metrics.counter(namespace, self.EXAMPLES)
-    self._decode_errors = Metrics.counter(namespace, self.SKIPPED)
-    self._image_bytes = Metrics.counter(namespace, self.IMAGE_BYTES)
-    self._times = {
-      name: Metrics.counter(namespace, name) for name in StageTimes().counters()
+    self._counters = {
+      name: Metrics.counter("oneshot_dp.extract", name)
+      for name in (*COUNTERS, *StageTimes().counters())
     }
 
   def setup(self) -> None:
@@ -66,44 +66,47 @@ class ExtractShard(beam.DoFn):
 
   def process(self, shard_index: int) -> Iterator[int]:
     # A worker that died after its shard was whole is retried by the runner.
-    if not cache_writer.finished_shard(
-      self._out_dir, self._identity, shard_index
-    ):
-      cache_writer.write_shard(
-        self._out_dir, self._identity, shard_index, self._rows(shard_index)
+    job = self._out_dir, self._identity, shard_index
+    if not cache_writer.finished_shard(*job):
+      embedded = embed_range(
+        self._source,
+        self._identity.shard_range(shard_index),
+        self._embedder(),
+        self._config,
+        self._pool,
       )
+      cache_writer.write_shard(*job, self._counted(embedded))
     yield shard_index
 
-  def _rows(self, shard_index: int) -> Iterator[Rows | Skipped]:
-    embedder = self._embedder()
-    for batch in embed_range(
-      self._source,
-      self._identity.shard_range(shard_index),
-      embedder,
-      self._config,
-      self._pool,
-    ):
-      self._add_times(batch.times)
+  def _counted(
+    self, batches: Iterator[EmbeddedBatch]
+  ) -> Iterator[Rows | Skipped]:
+    for batch in batches:
       start = time.perf_counter()
       yield from batch.skipped
       yield batch.rows
-      self._add_times(StageTimes(write=time.perf_counter() - start))
-      self._examples.inc(len(batch.rows))
-      self._decode_errors.inc(len(batch.skipped))
-      self._image_bytes.inc(batch.image_bytes)
+      written = StageTimes(write=time.perf_counter() - start)
+      self._count(
+        examples=len(batch.rows),
+        decode_errors=len(batch.skipped),
+        image_bytes=batch.image_bytes,
+      )
+      self._count(**batch.times.counters())
+      self._count(**written.counters())
       examples_done.add(len(batch.rows) + len(batch.skipped))
+
+  def _count(self, **values: int) -> None:
+    for name, value in values.items():
+      self._counters[name].inc(value)
 
   def _embedder(self) -> Embedder:
     """The backbone, if this worker has the weights that the cache is of."""
     embedder = shared_embedder(self._config)
-    here, there = embedder.backbone, self._identity.backbone
+    config, there = self._config.backbone, self._identity.backbone
+    here = embedder.backbone
     for what, found, expected in (
-      (
-        self._config.backbone.weights,
-        here.weights_sha256,
-        there.weights_sha256,
-      ),
-      (self._config.backbone.name, here.code_sha256, there.code_sha256),
+      (config.weights, here.weights_sha256, there.weights_sha256),
+      (config.name, here.code_sha256, there.code_sha256),
     ):
       if found != expected:
         raise RunError(
@@ -111,10 +114,6 @@ class ExtractShard(beam.DoFn):
           f" the job was started ({expected}); give every worker the same."
         )
     return embedder
-
-  def _add_times(self, times: StageTimes) -> None:
-    for name, microseconds in times.counters().items():
-      self._times[name].inc(microseconds)
 
   def teardown(self) -> None:
     self._pool.shutdown(cancel_futures=True)
