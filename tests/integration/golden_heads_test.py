@@ -9,6 +9,8 @@ Whatever a redesign moves or renames is said at the top of this file: in
 RENAMED, REWORDED and MOVED_ON. What the redesign must not change comes after.
 """
 
+# ruff: noqa: E402
+
 import contextlib
 import csv
 import hashlib
@@ -75,7 +77,7 @@ RENAMED: dict[str, str] = {"results.seed": "results.draw"}
 brings all that is in it along. Columns of results.csv are "results.seed"."""
 REWORDED: dict[str, str] = {
   "-seed-": "-draw-",
-  '"kind": "one step"': '"kind": "one-step"',
+  'kind": "one step"': 'kind": "one-step"',
 }
 """Text in the golden file that is another now: "-seed-" in names of folders,
 say, or a sentence of a receipt."""
