@@ -1,1 +1,1 @@
-"""What to run: the configuration schema and one file per experiment."""
+"""What to run: the settings of both stages, and the experiments."""

@@ -1,7 +1,7 @@
 """What to extract, as frozen dataclasses.
 
-An experiment file (`configs/<name>.py`) has one function, `get_config()`, that
-returns an `ExtractConfig`; every field can be overridden on the command line.
+An experiment, a file in `configs/experiments`, has a function `get_config()`
+that returns an `ExtractConfig`; a flag can change every field.
 """
 
 import dataclasses
@@ -165,8 +165,8 @@ class BackboneConfig:
       needs none, or brings its own.
     weights_sha256: what the SHA-256 of the weights must be, in hexadecimal;
       None accepts the file that is there (its hash is recorded in any case).
-    embedding: the layer to read; None is the backbone's first in `oneshot-dp
-      backbones`.
+    embedding: where in the backbone it is taken; None is the first that
+      `oneshot-dp backbones` lists.
     compute_dtype: dtype of the matrix products; normalisation and softmax
       stay in float32. None is bfloat16 where the job is started on a TPU or
       GPU, and float32 on a CPU.

@@ -1,4 +1,4 @@
-"""Experiments by name: one file in this folder each, with a get_config()."""
+"""Experiments by name: one file in `experiments` each, with a get_config()."""
 
 import contextlib
 import difflib
@@ -8,17 +8,20 @@ import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from oneshot_dp import configs
+from oneshot_dp.configs import experiments
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ExtractConfig
-
-_NOT_EXPERIMENTS = {"errors", "extract_config", "head_config", "registry"}
 
 
 def experiment_names() -> list[str]:
   """The experiments that come with oneshot-dp, sorted."""
-  modules = (module.name for module in pkgutil.iter_modules(configs.__path__))
-  return sorted(set(modules) - _NOT_EXPERIMENTS)
+  return sorted(_modules())
+
+
+def _modules() -> dict[str, str]:
+  root = f"{experiments.__name__}."
+  found = pkgutil.walk_packages(experiments.__path__, root)
+  return {m.name.rpartition(".")[2]: m.name for m in found if not m.ispkg}
 
 
 def load_config(name: str) -> ExtractConfig:
@@ -43,8 +46,8 @@ def load_config(name: str) -> ExtractConfig:
     module = importlib.util.module_from_spec(spec)
     with _user_code(name):
       spec.loader.exec_module(module)
-  elif name in experiment_names():
-    module = importlib.import_module(f"oneshot_dp.configs.{name}")
+  elif home := _modules().get(name):
+    module = importlib.import_module(home)
   else:
     near = difflib.get_close_matches(name, experiment_names(), n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "there are:"

@@ -29,7 +29,8 @@ class BackboneIdentity:
 
   Attributes:
     name: the backbone, or what the user calls it where features are imported.
-    layer: where in the backbone the embedding is taken ("cls", "mean" …).
+    layer: which embedding of the backbone it is ("cls", "mean" …); the word
+      is that of caches on disk.
     weights_sha256: of the weights file; None where there is none.
     code_sha256: of the Python file, where the backbone is the user's own.
     compute_dtype: dtype of the matrix products; None where unknown.

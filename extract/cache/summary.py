@@ -54,7 +54,7 @@ def describe(cache: FeatureCache) -> str:
     "features": f"{info.feature_dim} x {info.embedding_dtype}",
     "classes": f"{info.num_classes} (from {info.num_classes_source})",
     "class names": names + more,
-    "backbone": f"{info.backbone.name}, layer {info.backbone.layer or '-'}",
+    "backbone": f"{info.backbone.name}, embedding {info.backbone.layer or '-'}",
     "weights SHA-256": info.backbone.weights_sha256 or "-",
     "compute dtype": info.backbone.compute_dtype or "-",
     "preprocessing": ", ".join(f"{k}={v}" for k, v in info.preprocess.items())

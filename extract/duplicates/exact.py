@@ -114,8 +114,8 @@ def check_comparable(cache: FeatureCache, other: FeatureCache) -> None:
   """Refuses caches in which one image has two embeddings.
 
   Raises:
-    InputError: another backbone, weights, layer, preprocessing, precision or
-      number of views; or twice the same directory.
+    InputError: another backbone, weights, embedding, preprocessing, precision
+      or number of views; or twice the same directory.
   """
   if cache.path.resolve() == other.path.resolve():
     raise InputError(

@@ -8,10 +8,10 @@ image follow one another, and a batch may end between them.
 import collections
 import concurrent.futures
 import dataclasses
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.sources.example import Source
 
 _BATCHES_AHEAD = 2
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,10 +129,7 @@ def embed_range(
 
   partial = np.empty((0, embedder.backbone.feature_dim), np.float32)
   start = time.perf_counter()
-  # A batch is waited for once the next one is on its way.
-  for ((images, finished), result), _ in itertools.pairwise(
-    itertools.chain(on_the_devices(), [None])
-  ):
+  for (images, finished), result in _one_behind(on_the_devices()):
     shown = np.concatenate([partial, np.asarray(result)[: len(images)]])
     whole = len(shown) // views * views
     partial = shown[whole:]
@@ -158,6 +156,15 @@ def embed_range(
       ),
     )
     waited, start = 0.0, time.perf_counter()
+
+
+def _one_behind(items: Iterator[_T]) -> Iterator[_T]:
+  """Each item once the next one is on its way."""
+  before: list[_T] = []
+  for item in items:
+    yield from before
+    before = [item]
+  yield from before
 
 
 def _prepare(

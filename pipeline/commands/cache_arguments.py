@@ -12,9 +12,10 @@ from oneshot_dp.configs.extract_config import EmbeddingDtype, ExtractConfig
 class Extract:
   """Run a backbone over a data set and write the embeddings to a cache.
 
-  CONFIG is one of the experiments in configs/ or a path to a Python file with
-  a get_config(). Every field of it can be changed by a flag; flags that are
-  not listed here go to Beam (--runner, --direct_num_workers, --project …).
+  CONFIG is one of the experiments in configs/experiments/ or a path to a
+  Python file with a get_config(). Every field of it can be changed by a flag;
+  flags that are not listed here go to Beam (--runner, --direct_num_workers,
+  --project …).
   Run the same command again to resume a job that was stopped.
 
   With --views 16 a row is the mean embedding of 16 random crops of its image.

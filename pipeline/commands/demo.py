@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from oneshot_dp.configs.digits_glyph_vit import get_config
+from oneshot_dp.configs.experiments.digits_glyph_vit import get_config
 from oneshot_dp.configs.extract_config import TfdsSource
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache

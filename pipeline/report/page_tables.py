@@ -128,7 +128,10 @@ def provenance(findings: Findings) -> Iterator[tuple[str, str]]:
       name,
       f"{cache['dataset']} ({version}), split {cache['split']}, {rows}",
     )
-  yield "backbone", f"{backbone['name']}, layer {backbone['layer'] or unknown}"
+  yield (
+    "backbone",
+    f"{backbone['name']}, embedding {backbone['layer'] or unknown}",
+  )
   yield "weights, SHA-256", backbone["weights_sha256"] or unknown
   yield "backbone's code, SHA-256", backbone["code_sha256"] or unknown
   yield (

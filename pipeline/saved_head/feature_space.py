@@ -15,7 +15,7 @@ class FeatureSpace:
   Attributes:
     owner: the head or cache, for errors.
     backbone: name of what makes the embeddings.
-    backbone_fingerprint: its weights, layer and preprocessing.
+    backbone_fingerprint: its weights, embedding and preprocessing.
     class_names: of label 0, 1, ….
     rows: data set and split of a cache, or that a head was trained on. (Not a
       fingerprint: the same images have several, with views or in another
@@ -65,8 +65,8 @@ class FeatureSpace:
     """Refuses rows of another space, and the private rows themselves.
 
     Raises:
-      InputError: another backbone, layer or preprocessing, or other classes, or
-        the rows of the training.
+      InputError: another backbone, embedding or preprocessing, or other
+        classes, or the rows of the training.
     """
     (dataset, split), (other_dataset, other_split) = self.rows, other.rows
     if dataset == other_dataset and may_overlap(split, other_split):
@@ -91,7 +91,7 @@ class FeatureSpace:
     """Refuses embeddings of another space, whatever their classes.
 
     Raises:
-      InputError: another backbone, layer or preprocessing.
+      InputError: another backbone, embedding or preprocessing.
     """
     if self.backbone_fingerprint != other.backbone_fingerprint:
       raise InputError(

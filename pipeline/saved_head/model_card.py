@@ -30,7 +30,7 @@ def model_card(receipt: dict[str, Any]) -> str:
 {data["num_examples"]:,} examples |
 | classes | {mechanism["num_classes"]} |
 | embedding | {mechanism["feature_dim"]} values of \
-{data["backbone"]["name"]}, {data["backbone"]["layer"] or "layer unknown"} |
+{data["backbone"]["name"]}, {data["backbone"]["layer"] or "embedding unknown"} |
 | training | {mechanism_of(mechanism).in_words(receipt["training"])} |
 {_public(receipt)}{_unit(receipt)}{_together(receipt)}
 ## What this rests on

@@ -1,0 +1,29 @@
+"""ImageNet-1k at 256 px, as in the paper: a file for each backbone."""
+
+from oneshot_dp.configs.extract_config import (
+  BackboneConfig,
+  ExtractConfig,
+  PreprocessConfig,
+  TfdsSource,
+)
+
+
+def imagenet_config(backbone: str, weights: str | None = None) -> ExtractConfig:
+  """The paper's extraction; `--views 16` makes it the augmented variant.
+
+  The shorter side is resized to 384 and the central 256 x 256 cropped. TFDS
+  prepares imagenet2012 from the archives that image-net.org gives.
+
+  Source: Mehta et al. (TMLR 2023), appendix D.
+
+  Args:
+    backbone: its name.
+    weights: public ones, where there are any.
+  """
+  return ExtractConfig(
+    source=TfdsSource(name="imagenet2012"),
+    backbone=BackboneConfig(
+      name=backbone, weights=weights, compute_dtype="bfloat16"
+    ),
+    preprocess=PreprocessConfig(image_size=256, resize=384),
+  )
