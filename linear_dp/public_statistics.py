@@ -1,4 +1,4 @@
-r"""Mean and covariance of public rows, to centre and whiten private ones.
+r"""Mean and covariance *from public rows*, to centre and whiten private ones.
 
     z = A·(x − μ),   A = ((Σ/v + ρ·I)/(1 + ρ))^(−1/2),   v = tr(Σ)/d
 
@@ -21,8 +21,8 @@ integers,
     u = rint(2^a·(x − μ)),  ‖u‖ ≤ 2²⁶,    A = 2^(−j)·M,  columns of M ≤ 2²⁶
 
 with the power a of a row read off its own largest number (a maximum has no
-order). No partial sum of u·M reaches 2⁵³, by Cauchy and Schwarz: all are exact
-in any order, and 2^(−a−j)·(u·M) is rounded once, to float32, number by number.
+order). So u·M is exact (see `exact_map`), and 2^(−a−j)·(u·M) is rounded once,
+to float32, number by number.
 """
 
 import dataclasses
@@ -35,6 +35,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.rows.block import RowBlock
 from oneshot_dp.linear_dp.rows.checked import checked
+from oneshot_dp.linear_dp.statistics.exact_map import check_integers
 
 RIDGE = 10.0
 """ρ, in mean variances of a feature: only the few directions in which images
@@ -59,12 +60,7 @@ class PublicMatrix:
   exponent: int
 
   def __post_init__(self):
-    norm = np.linalg.norm(self.integers, axis=0).max()
-    if not norm <= 2.0**_NORM_BITS or (self.integers % 1).any():
-      raise InputError(
-        "A matrix must be of integers with columns no longer than 2^26: see"
-        " PublicMatrix.of."
-      )
+    check_integers(self.integers, 2**_NORM_BITS)
 
   @classmethod
   def of(cls, matrix: Float64[np.ndarray, "d d"]) -> "PublicMatrix":

@@ -20,7 +20,6 @@ from oneshot_dp.linear_dp.one_step.unit_sums import count_rows
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.class_moments import class_moments
-from oneshot_dp.linear_dp.statistics.second_moment import second_moment
 
 HEADS = ("lamb", "adam", "momentum", "least-squares", "whitened")
 """What `released_heads` can train."""
@@ -104,7 +103,7 @@ def _whitened(
   charge: Charging,
 ) -> Iterator[tuple[LinearHead, PrivacyStatement]]:
   secret = _secret_rows(rows, config)
-  moment = second_moment(secret)
+  moment = class_moments(secret)
 
   def train(
     sigma: float, source: NoiseSource | None

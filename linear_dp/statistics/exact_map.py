@@ -1,4 +1,9 @@
-"""A public affine map of private rows that can be applied exactly."""
+"""Maps of rows of integers that float64 applies without an error.
+
+No partial sum of a product u·A of integers reaches 2⁵³ where ‖u‖ is at most 2^a
+and each column of A at most 2^b long, a + b = 52: by Cauchy and Schwarz all are
+exact, in any order of the additions.
+"""
 
 import dataclasses
 import math
@@ -9,15 +14,14 @@ from jaxtyping import Float64
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 
-_COLUMN_NORM = 2.0**31
+_COLUMN_BITS = 31
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PublicMap:
-  """u → (u − c)·A, all integers.
+class ReleasedMap:
+  """u → (u − c)·A, with A and c released: noisy, or of nothing private.
 
-  With ‖u‖ and ‖c‖ at most 2²⁰ and columns of A no longer than 2³¹, no partial
-  sum of the product reaches 2⁵³: float64 makes no error, in any order.
+  Exact, as ‖u‖ and ‖c‖ are at most 2²⁰.
 
   Attributes:
     matrix: A, [d, p] float64 of integers; its columns' norms are at most 2³¹.
@@ -32,25 +36,16 @@ class PublicMap:
 
   def __post_init__(self):
     if self.matrix is not None:
-      norm = np.linalg.norm(self.matrix, axis=0).max()
-      if not norm <= _COLUMN_NORM or (self.matrix % 1).any():
-        raise InputError(
-          "A map must be of integers with columns no longer than 2^31: see"
-          " PublicMap.of."
-        )
+      check_integers(self.matrix, 2**_COLUMN_BITS)
     if self.centre is not None:
-      norm = np.linalg.norm(self.centre)
-      if not norm <= GRID_RADIUS or (self.centre % 1).any():
-        raise InputError(
-          "A centre must be of integers, no longer than 2^20: see PublicMap.of."
-        )
+      check_integers(self.centre, GRID_RADIUS)
 
   @classmethod
   def of(
     cls,
     matrix: Float64[np.ndarray, "d p"] | None,
     centre: Float64[np.ndarray, " d"] | None = None,
-  ) -> "PublicMap":
+  ) -> "ReleasedMap":
     """The map nearest to a matrix, up to scale, and to a centre.
 
     Args:
@@ -65,9 +60,23 @@ class PublicMap:
       if not 0 < longest < math.inf:
         raise InputError(f"a map whose longest column has norm {longest}.")
       # Rounding lengthens a column by at most √d/2.
-      room = _COLUMN_NORM - math.sqrt(len(matrix))
+      room = 2**_COLUMN_BITS - math.sqrt(len(matrix))
       matrix = np.rint(matrix * (room / longest))
     if centre is not None:
       room = GRID_RADIUS - math.sqrt(len(centre))
       centre = np.rint(centre * (room / max(1.0, np.linalg.norm(centre))))
     return cls(matrix=matrix, centre=centre)
+
+
+def check_integers(columns: Float64[np.ndarray, "d *p"], longest: int) -> None:
+  """Refuses a column that is longer, or has a number that is no integer.
+
+  Raises:
+    InputError: the map would not be exact.
+  """
+  norm = np.linalg.norm(columns, axis=0).max()
+  if not norm <= longest or (columns % 1).any():
+    raise InputError(
+      f"an exact map must be of integers with columns no longer than {longest}:"
+      " see its `of`."
+    )

@@ -1,8 +1,8 @@
 r"""Sums of clipped softmax gradients at any weights, and their private release.
 
-With z the direction of a row after a public map, y = (u − c)·A, z = y/‖y‖ (or,
-where rows keep their norms, z = u·R/B), and W the weights of a step, an example
-adds
+With z the direction of a row after a released map, y = (u − c)·A, z = y/‖y‖
+(or, where rows keep their norms, z = u·R/B), and W the weights of a step, an
+example adds
 
     g = r ⊗ z · min(1, C/‖r ⊗ z‖),   r = softmax(Wᵀz) − e_y
                                   or r = sigmoid(Wᵀz + b) − e_y
@@ -19,7 +19,7 @@ n, which is public. For a million rows of norm 1 it is some 10⁻⁵ of C; long 
 and long weights cost more, and little still: 0.027 of C at 1.28 million rows of
 1280 numbers and norm 256, where weights are normal of deviation 1.
 
-y is exact, see `PublicMap`. Rows of zeros add nothing, wherever c is: padding
+y is exact, see `ReleasedMap`. Rows of zeros add nothing, wherever c is: padding
 is made of them.
 """
 
@@ -44,7 +44,7 @@ from oneshot_dp.linear_dp.rows.unit_norm_rows import (
   ROWS_PER_DEVICE,
   SecretRows,
 )
-from oneshot_dp.linear_dp.statistics.exact_map import PublicMap
+from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.row_gradient import (
   SOFTMAX,
   Loss,
@@ -70,7 +70,7 @@ class SecretGradient(Secret):
 
 def clipped_gradient(
   rows: SecretRows,
-  public_map: PublicMap | None,
+  released_map: ReleasedMap | None,
   kernel: Float64[np.ndarray, "p K"],
   clip_norm: float,
   *,
@@ -81,9 +81,8 @@ def clipped_gradient(
 
   Args:
     rows: the private rows.
-    public_map: A and c, which must be public already, for rows of norm 1; None
-      leaves them where they are.
-    kernel: W, which must be public already.
+    released_map: A and c, for rows of norm 1; None leaves them where they are.
+    kernel: W, released as well.
     clip_norm: C.
     loss: of which the gradients are.
     chosen: rows of the sum, by their places; chosen whatever they hold. None
@@ -98,13 +97,13 @@ def clipped_gradient(
   """
   if not 0 < clip_norm < math.inf:
     raise InputError(f"clip_norm={clip_norm} must be positive and finite.")
-  if rows.max_norm is not None and public_map is not None:
+  if rows.max_norm is not None and released_map is not None:
     raise InputError("Rows that keep their norms are not mapped.")
   add = _adder(rows.mesh, loss, rows.max_norm)
   shape = (rows.mesh.size, *kernel.shape)
   with jax.enable_x64(True):
     same = NamedSharding(rows.mesh, PartitionSpec())
-    where = public_map or PublicMap(matrix=None)
+    where = released_map or ReleasedMap(matrix=None)
     weights = jax.device_put((where.matrix, where.centre, kernel), same)
     total = jnp.zeros(shape, jnp.float64)
     for chunk in rows.secret_chunks(chosen):

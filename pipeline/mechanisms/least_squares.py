@@ -9,7 +9,7 @@ from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
   LeastSquaresRule,
 )
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.statistics.class_moments import joint_sensitivity
+from oneshot_dp.linear_dp.statistics.joint_release import joint_sensitivity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

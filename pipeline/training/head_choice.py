@@ -6,7 +6,7 @@ import sys
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, ReleaseOrder
 from oneshot_dp.extract.cache.info import CacheInfo
-from oneshot_dp.linear_dp.statistics.second_moment import MAX_ROWS
+from oneshot_dp.linear_dp.statistics.class_moments import MAX_ROWS
 
 
 def choose_head(config: HeadConfig, info: CacheInfo) -> HeadConfig:

@@ -14,7 +14,7 @@ from oneshot_dp.linear_dp.heads.whitened.whitened import (
   WhiteningRule,
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.statistics.second_moment import second_moment
+from oneshot_dp.linear_dp.statistics.class_moments import class_moments
 from oneshot_dp.pipeline.mechanisms import Whitened
 from oneshot_dp.pipeline.training.independent_training import IndependentTrainer
 from oneshot_dp.pipeline.training.trainer import (
@@ -38,7 +38,7 @@ class WhitenedTrainer(IndependentTrainer[WhiteningRule]):
 
   def read(self) -> None:
     """See `Trainer`."""
-    self._moment = second_moment(self._rows)
+    self._moment = class_moments(self._rows)
 
   def release(
     self, plan: ReleasePlan, source: NoiseSource, charge: Charging

@@ -21,13 +21,10 @@ import numpy as np
 
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
-from oneshot_dp.linear_dp.statistics.class_moments import (
-  Releases,
-  class_moments,
-)
-from oneshot_dp.linear_dp.statistics.exact_map import PublicMap
+from oneshot_dp.linear_dp.statistics.class_moments import class_moments
+from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import clipped_gradient
-from oneshot_dp.linear_dp.statistics.second_moment import second_moment
+from oneshot_dp.linear_dp.statistics.joint_release import Releases
 
 _BLOCK_ROWS = 256
 
@@ -83,14 +80,14 @@ def main() -> None:
   other = wide.copy()  # numpy computes half of x.T @ x
   kernel = rng.standard_normal((d, num_classes)) / d
   matrix = rng.standard_normal((d, d))
-  public_map = PublicMap.of(matrix)
+  released_map = ReleasedMap.of(matrix)
   print(
     f"n {n:,}, d {d:,}, K {num_classes:,}, float16 rows, float64 products,"
     f" {os.cpu_count()} cores, {jax.device_count()} {jax.devices()[0].platform}"
   )
 
   def step() -> None:
-    clipped_gradient(rows, public_map, kernel, 0.15)
+    clipped_gradient(rows, released_map, kernel, 0.15)
 
   def products() -> None:
     residual = (wide @ matrix) @ kernel
@@ -98,19 +95,9 @@ def main() -> None:
 
   for name, ours, plain in (
     (
-      "second moment / GEMM",
-      lambda: second_moment(rows),
-      lambda: wide.T @ other,
-    ),
-    (
       "moment and class sums / GEMM",
       lambda: class_moments(rows),
       lambda: wide.T @ other,
-    ),
-    (
-      "moment and class sums / moment",
-      lambda: class_moments(rows),
-      lambda: second_moment(rows),
     ),
     ("gradient step / its three GEMMs", step, products),
   ):

@@ -1,11 +1,16 @@
 """Rows of a cache, without a cache."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
+
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 
 DTYPES = {
   "float16": np.dtype(np.float16),
@@ -79,3 +84,29 @@ def in_blocks(block: Block, sizes: Sequence[int]) -> Iterator[Block]:
     stop = start + sizes[turn % len(sizes)]
     yield block[start:stop]
     start, turn = stop, turn + 1
+
+
+def rows_of(
+  block: Block, devices: int = 1, sizes: Sequence[int] = (256,), **changes: Any
+) -> SecretRows:
+  """The rows of three classes, as heads of several steps read them."""
+  options: dict[str, Any] = {
+    "feature_dim": block.embedding.shape[1],
+    "num_classes": 3,
+    "num_examples": len(block),
+    "devices": jax.local_devices()[:devices],
+  }
+  return SecretRows(lambda: in_blocks(block, sizes), **options | changes)
+
+
+def integers_of(block: Block, max_norm: float | None = None) -> np.ndarray:
+  """u by plain numpy, [n, d] int64."""
+  norm = block.embedding_norm.astype(np.float64)
+  radius = GRID_RADIUS - math.sqrt(block.embedding.shape[1]) / 2 - 1
+  scale = np.zeros_like(norm)
+  scale[norm > 1e-30] = radius / norm[norm > 1e-30]
+  if max_norm is not None:
+    scale = np.minimum(scale, GRID_RADIUS / max_norm)
+  factor = scale.astype(np.float32)[:, None]
+  products = block.embedding.astype(np.float32) * factor
+  return np.rint(products).astype(np.int64)

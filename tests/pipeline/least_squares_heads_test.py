@@ -23,7 +23,7 @@ from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
   LeastSquaresRule,
 )
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
-from oneshot_dp.linear_dp.statistics.class_moments import Shares
+from oneshot_dp.linear_dp.statistics.joint_release import Shares
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.mechanisms import LeastSquares, mechanism_of

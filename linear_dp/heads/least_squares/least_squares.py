@@ -47,10 +47,10 @@ from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.least_squares.spectrum import denoised
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.statistics.class_moments import (
+from oneshot_dp.linear_dp.statistics.class_moments import SecretClassMoments
+from oneshot_dp.linear_dp.statistics.joint_release import (
   ClassMoments,
   Releases,
-  SecretClassMoments,
   Shares,
   joint_sensitivity,
   part_sd,

@@ -34,13 +34,13 @@ from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import row_radius
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
-from oneshot_dp.linear_dp.statistics.exact_map import PublicMap
+from oneshot_dp.linear_dp.statistics.class_moments import SecretClassMoments
+from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
   release_gradient,
 )
 from oneshot_dp.linear_dp.statistics.second_moment import (
-  SecretMoment,
   mean_sensitivity,
   moment_sensitivity,
   release_mean,
@@ -171,7 +171,7 @@ class WhiteningRule:
 
 def train(
   rows: SecretRows,
-  moment: SecretMoment,
+  moment: SecretClassMoments,
   rule: WhiteningRule,
   relation: NeighboringRelation,
   source: NoiseSource | None,
@@ -194,12 +194,12 @@ def train(
   Returns:
     The head; of embeddings at norm 1 where it centres.
   """
-  public_map = _released_map(moment, rule, relation, source)
+  released_map = _released_map(moment, rule, relation, source)
 
   def gradient(
     kernel: Float64[np.ndarray, "d K"],
   ) -> Float64[np.ndarray, "d K"]:
-    secret = clipped_gradient(rows, public_map, kernel, CLIP_NORM)
+    secret = clipped_gradient(rows, released_map, kernel, CLIP_NORM)
     released = release_gradient(
       secret, rule.step_noise_multiplier, relation, source
     )
@@ -211,12 +211,12 @@ def train(
     itertools.repeat(gradient, rule.num_steps),
     optax.sgd(rule.learning_rate, momentum=MOMENTUM),
   )
-  if public_map.matrix is not None:
-    kernel = public_map.matrix @ kernel
+  if released_map.matrix is not None:
+    kernel = released_map.matrix @ kernel
   kernel = unit_scale(kernel)
   bias = np.zeros(rule.num_classes)
-  if public_map.centre is not None:
-    bias = -(public_map.centre / row_radius(rule.feature_dim)) @ kernel
+  if released_map.centre is not None:
+    bias = -(released_map.centre / row_radius(rule.feature_dim)) @ kernel
   return LinearHead(
     kernel=kernel.astype(np.float32),
     bias=bias.astype(np.float32),
@@ -225,11 +225,11 @@ def train(
 
 
 def _released_map(
-  moment: SecretMoment,
+  moment: SecretClassMoments,
   rule: WhiteningRule,
   relation: NeighboringRelation,
   source: NoiseSource | None,
-) -> PublicMap:
+) -> ReleasedMap:
   """Spends the budget of the mean and of the moment."""
   mean = matrix = None
   if rule.mean_noise_multiplier is not None:
@@ -242,7 +242,7 @@ def _released_map(
     if mean is not None:
       noisy = noisy - rule.num_examples * np.outer(mean, mean)
     matrix = inverse_square_root(noisy, rule.ridge)
-  return PublicMap.of(matrix, mean)
+  return ReleasedMap.of(matrix, mean)
 
 
 def inverse_square_root(

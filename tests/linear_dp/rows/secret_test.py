@@ -44,7 +44,6 @@ def test_the_secrets_of_today_are_among_them():
     "SecretClassMoments",
     "SecretGradient",
     "SecretHits",
-    "SecretMoment",
     "SecretRows",
     "SecretSum",
     "UnitSizes",

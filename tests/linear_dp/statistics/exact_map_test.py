@@ -16,7 +16,7 @@ from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum
-from oneshot_dp.linear_dp.statistics.exact_map import PublicMap
+from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   SecretGradient,
   clipped_gradient,
@@ -49,26 +49,26 @@ def rows_of(block: Block, devices=1, **changes: Any) -> SecretRows:
   return SecretRows(lambda: in_blocks(block, (64,)), **options | changes)
 
 
-def matrix_of(a_map: PublicMap) -> np.ndarray:
+def matrix_of(a_map: ReleasedMap) -> np.ndarray:
   assert a_map.matrix is not None
   return a_map.matrix
 
 
-def centre_of(a_map: PublicMap) -> np.ndarray:
+def centre_of(a_map: ReleasedMap) -> np.ndarray:
   assert a_map.centre is not None
   return a_map.centre
 
 
-def random_map(kind: str) -> PublicMap:
+def random_map(kind: str) -> ReleasedMap:
   rng = np.random.default_rng(8)
   centre = rng.standard_normal(D) / 4
   matrix = rng.standard_normal((D, P))
-  return PublicMap.of(
+  return ReleasedMap.of(
     None if kind == "centre" else matrix, None if kind == "matrix" else centre
   )
 
 
-def random_kernel(a_map: PublicMap) -> np.ndarray:
+def random_kernel(a_map: ReleasedMap) -> np.ndarray:
   p = D if a_map.matrix is None else P
   return 4 * np.random.default_rng(3).standard_normal((p, K))
 
@@ -84,7 +84,7 @@ def integers_of(block: Block) -> np.ndarray:
 
 
 def gradient_of(
-  block: Block, a_map: PublicMap | None, kernel: np.ndarray, **options: Any
+  block: Block, a_map: ReleasedMap | None, kernel: np.ndarray, **options: Any
 ) -> SecretGradient:
   return clipped_gradient(rows_of(block, **options), a_map, kernel, 0.5)
 
@@ -111,7 +111,7 @@ def test_a_public_map_is_of_integers_of_bounded_columns(
     matrix[1:] = 0
   elif kind == "uneven":
     matrix *= 10.0 ** np.arange(0, -2 * p, -2)
-  found = matrix_of(PublicMap.of(matrix))
+  found = matrix_of(ReleasedMap.of(matrix))
   assert found.dtype == np.float64
   columns = [[int(x) for x in column] for column in found.T]
   np.testing.assert_array_equal(np.array(columns, float).T, found)
@@ -142,7 +142,7 @@ def test_a_centre_is_of_integers_in_the_ball(seed, d, length, kind):
   elif kind == "one":
     mean[1:] = 0
   mean *= length / np.linalg.norm(mean)
-  found = centre_of(PublicMap.of(None, mean))
+  found = centre_of(ReleasedMap.of(None, mean))
   integers = [int(x) for x in found]
   assert integers == found.tolist()
   assert sum(x * x for x in integers) <= GRID_RADIUS**2
@@ -162,27 +162,27 @@ def test_parts_that_would_not_be_exact_are_refused(part, off):
     if part == "centre"
     else {"matrix": wrong[:, None]}
   )
-  with pytest.raises(InputError, match=f"A {part[0]}") as caught:
-    PublicMap(**made)
+  with pytest.raises(InputError, match="exact map must be of") as caught:
+    ReleasedMap(**made)
   assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("limit", [2.0**31, -(2.0**31)])
 def test_the_longest_parts_are_taken(limit):
-  PublicMap(matrix=np.array([[limit], [0]]), centre=np.array([0, -(2.0**20)]))
+  ReleasedMap(matrix=np.array([[limit], [0]]), centre=np.array([0, -(2.0**20)]))
 
 
 @pytest.mark.parametrize("entry", [0.0, math.nan, math.inf])
 def test_a_matrix_of_no_direction_is_refused(entry):
   with pytest.raises(InputError, match="longest column has norm"):
-    PublicMap.of(np.full((D, P), entry))
+    ReleasedMap.of(np.full((D, P), entry))
 
 
 @pytest.mark.parametrize("entry", [math.nan, math.inf])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_a_centre_that_is_not_finite_is_refused(entry):
-  with pytest.raises(InputError, match="A centre must be of integers"):
-    PublicMap.of(None, np.full(D, entry))
+  with pytest.raises(InputError, match="exact map must be of integers"):
+    ReleasedMap.of(None, np.full(D, entry))
 
 
 # Exact products.
@@ -207,7 +207,7 @@ def test_a_row_times_the_map_is_exact(d, centred):
     )
     matrix[:, -1] = direction
     matrix /= np.linalg.norm(matrix, axis=0)
-    a_map = PublicMap.of(matrix, centre)
+    a_map = ReleasedMap.of(matrix, centre)
     y, wide = integers.astype(object), integers * 1.0
     if a_map.centre is not None:
       y = y - a_map.centre.astype(np.int64).astype(object)
@@ -225,7 +225,9 @@ def test_a_row_times_the_map_is_exact(d, centred):
       assert max(parts.sum(axis=1).ravel()) <= 2**53
 
 
-def reference(block: Block, a_map: PublicMap, kernel: np.ndarray) -> np.ndarray:
+def reference(
+  block: Block, a_map: ReleasedMap, kernel: np.ndarray
+) -> np.ndarray:
   """Σ g of the rows that are not zero; y in integers of Python."""
   u = integers_of(block)
   y = u.astype(object)
@@ -264,7 +266,7 @@ def test_the_identity():
   """No map, one of nothing, and a centre in the origin: all the same."""
   block = random_block(45, D, K)
   kernel = 4 * np.random.default_rng(3).standard_normal((D, K))
-  maps = [None, PublicMap.of(None), PublicMap.of(None, np.zeros(D))]
+  maps = [None, ReleasedMap.of(None), ReleasedMap.of(None, np.zeros(D))]
   first, *others = [gradient_of(block, each, kernel) for each in maps]
   for other in others:
     np.testing.assert_array_equal(other.secret_sum, first.secret_sum)
@@ -375,7 +377,7 @@ def test_a_row_in_the_centre_adds_nothing():
   """It has no direction; and nothing is NaN."""
   row = np.array([[3.0, 4.0]], np.float32)
   centre = integers_of(make_block(row, [0]))[0].astype(np.float64)
-  a_map = PublicMap(matrix=None, centre=centre)
+  a_map = ReleasedMap(matrix=None, centre=centre)
   kernel = np.random.default_rng(3).standard_normal((2, K))
   assert not gradient_of(make_block(row, [0]), a_map, kernel).secret_sum.any()
   beside = np.array([[3.0, 4.0], [3.0, 4.001]], np.float32)
@@ -407,7 +409,7 @@ def test_a_row_moves_the_sum_by_at_most_the_sensitivity(seed, centre, relation):
     "near the row": row + 1e-6 * rng.standard_normal(D),
     "opposite": -row,
   }[centre]
-  a_map = PublicMap.of(rng.standard_normal((D, P)), mean.astype(np.float64))
+  a_map = ReleasedMap.of(rng.standard_normal((D, P)), mean.astype(np.float64))
   kernel = 4 * rng.standard_normal((P, K))
   whole = gradient_of(one, a_map, kernel)
   other = one[1:]

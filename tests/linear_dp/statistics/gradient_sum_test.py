@@ -21,7 +21,7 @@ from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum
-from oneshot_dp.linear_dp.statistics.exact_map import PublicMap
+from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   SecretGradient,
   clipped_gradient,
@@ -57,11 +57,11 @@ def rows_of(block: Block, devices=1, sizes=(256,), **changes) -> SecretRows:
 
 
 @functools.cache
-def public_map() -> PublicMap:
-  return PublicMap.of(np.random.default_rng(8).standard_normal((D, P)))
+def some_map() -> ReleasedMap:
+  return ReleasedMap.of(np.random.default_rng(8).standard_normal((D, P)))
 
 
-def matrix_of(a_map: PublicMap) -> np.ndarray:
+def matrix_of(a_map: ReleasedMap) -> np.ndarray:
   assert a_map.matrix is not None
   return a_map.matrix
 
@@ -80,7 +80,7 @@ def integer_rows(block: Block) -> list[list[int]]:
 
 def real_gradients(block: Block, kernel, clip_norm, matrix=None) -> list:
   """g of every row, [rows, p·K], to 50 digits."""
-  matrix = matrix_of(public_map()) if matrix is None else matrix
+  matrix = matrix_of(some_map()) if matrix is None else matrix
   columns = [[int(a) for a in column] for column in matrix.T]
   weights = [[mpmath.mpf(float(w)) for w in column] for column in kernel.T]
   found = []
@@ -129,7 +129,7 @@ def test_equals_the_clipped_gradient_of_jax_privacy(clip_norm, length):
     target = jax.nn.one_hot(y, K, dtype=z.dtype)
     return optax.softmax_cross_entropy(z @ params, target)
 
-  z = np.array(integer_rows(block)) @ matrix_of(public_map())
+  z = np.array(integer_rows(block)) @ matrix_of(some_map())
   z /= np.linalg.norm(z, axis=1, keepdims=True)
   with jax.enable_x64(True):
     clipped = jax_privacy.clipped_grad(
@@ -145,7 +145,7 @@ def test_equals_the_clipped_gradient_of_jax_privacy(clip_norm, length):
   # At weights of zero the norms are all √(1 − 1/K), and never past √2.
   assert share_clipped == 0 or share_clipped > 0.2
   assert (share_clipped > 0) == (clip_norm < (1 if length == 0 else 1.4))
-  secret = clipped_gradient(rows_of(block), public_map(), kernel, clip_norm)
+  secret = clipped_gradient(rows_of(block), some_map(), kernel, clip_norm)
   assert secret.clip_norm == clip_norm
   assert secret.secret_sum.shape == (P, K)
   assert secret.secret_sum.dtype == np.float64
@@ -181,7 +181,7 @@ def single_rows() -> Block:
   rows = block.embedding.copy()
   rows[0] = 0
   rows[1:8] = np.eye(D)
-  rows[8] = matrix_of(public_map())[:, 0] / 2**32
+  rows[8] = matrix_of(some_map())[:, 0] / 2**32
   return make_block(rows, block.label)
 
 
@@ -193,7 +193,7 @@ def test_the_error_of_a_row_is_less_than_stated(case, clip_norm):
   worst = 0.0
   for i, gradient in enumerate(real):
     secret = clipped_gradient(
-      rows_of(block[i : i + 1]), public_map(), kernel, clip_norm
+      rows_of(block[i : i + 1]), some_map(), kernel, clip_norm
     )
     off = distance(secret.secret_sum, gradient)
     bound = row_error(kernel, clip_norm)
@@ -208,20 +208,20 @@ def test_residuals_that_are_exactly_zero_are_not_clipped_to_nan():
   """Classes 1000 apart: exp is 0 for all but the right one."""
   kernel = KERNELS["one class always"]
   block = random_block(60, D, K, seed=9)
-  z = np.array(integer_rows(block)) @ matrix_of(public_map())
+  z = np.array(integer_rows(block)) @ matrix_of(some_map())
   logits = z / np.linalg.norm(z, axis=1, keepdims=True) @ kernel
   clear = np.abs(logits[:, 1]) > 1000
   assert clear.sum() > 30
   right = make_block(block.embedding, np.argmax(logits, axis=1))
-  secret = clipped_gradient(rows_of(right[clear]), public_map(), kernel, 1.0)
+  secret = clipped_gradient(rows_of(right[clear]), some_map(), kernel, 1.0)
   assert not secret.secret_sum.any()
 
 
-def wide(n: int, p: int) -> tuple[Block, PublicMap, np.ndarray]:
+def wide(n: int, p: int) -> tuple[Block, ReleasedMap, np.ndarray]:
   rng = np.random.default_rng(p)
   block = random_block(n, p, K, seed=p)
   kernel = rng.standard_normal((p, K))
-  return block, PublicMap.of(rng.standard_normal((p, p))), kernel
+  return block, ReleasedMap.of(rng.standard_normal((p, p))), kernel
 
 
 @pytest.mark.parametrize("p", [1, 2, 64])
@@ -241,7 +241,7 @@ def worst_row(kernel: np.ndarray) -> tuple[Block, list]:
   found = []
   for i, real in enumerate(real_gradients(single_rows(), kernel, 1.0)):
     row = single_rows()[i : i + 1]
-    secret = clipped_gradient(rows_of(row), public_map(), kernel, 1.0)
+    secret = clipped_gradient(rows_of(row), some_map(), kernel, 1.0)
     found.append((distance(secret.secret_sum, real), row, real))
   _, row, real = max(found, key=lambda each: each[0])
   return row, real
@@ -254,7 +254,7 @@ def test_errors_that_all_point_the_same_way_are_paid_for(devices):
   kernel = KERNELS["near ties"]
   block, real = worst_row(kernel)
   alike = make_block(np.repeat(block.embedding, n, 0), [block.label[0]] * n)
-  secret = clipped_gradient(rows_of(alike, devices), public_map(), kernel, 1.0)
+  secret = clipped_gradient(rows_of(alike, devices), some_map(), kernel, 1.0)
   off = distance(secret.secret_sum, [n * entry for entry in real])
   assert row_error(kernel, 1.0) < off <= secret.error
 
@@ -265,7 +265,7 @@ def test_error_of_the_sum(devices):
   block, kernel = random_block(100, D, K), random_kernel(10)
   for clip_norm in (0.1, 50.0):
     secret = clipped_gradient(
-      rows_of(block, devices), public_map(), kernel, clip_norm
+      rows_of(block, devices), some_map(), kernel, clip_norm
     )
     # Within a chunk, over the chunks (a neighbour may have one more), and over
     # the devices.
@@ -307,16 +307,14 @@ def test_within_the_error_in_any_order_on_any_devices(
   shuffled = block[np.random.default_rng(order).permutation(n)]
   rows = rows_of(shuffled, devices, sizes)
   for _ in range(2):
-    secret = clipped_gradient(
-      rows, public_map(), KERNELS["near ties"], clip_norm
-    )
+    secret = clipped_gradient(rows, some_map(), KERNELS["near ties"], clip_norm)
     assert distance(secret.secret_sum, reference(n, clip_norm)) <= secret.error
 
 
 def test_zero_rows_and_padding_add_nothing():
   zeros = make_block(np.zeros((20, D), np.float32), [1] * 20)
   kernel = random_kernel(3)
-  secret = clipped_gradient(rows_of(zeros, 2), public_map(), kernel, 1.0)
+  secret = clipped_gradient(rows_of(zeros, 2), some_map(), kernel, 1.0)
   assert not secret.secret_sum.any()
 
 
@@ -324,7 +322,7 @@ def test_damaged_rows_are_refused():
   block = random_block(40, D, K)
   kernel = random_kernel(1)
   with pytest.raises(InputError, match="gave 40 rows"):
-    clipped_gradient(rows_of(block, num_examples=39), public_map(), kernel, 1.0)
+    clipped_gradient(rows_of(block, num_examples=39), some_map(), kernel, 1.0)
 
 
 # Some of the rows.
@@ -356,11 +354,11 @@ def test_the_sum_of_chosen_rows_is_that_of_a_cache_of_these(
   for seed in seeds:
     chosen = chosen_of(150, seed)
     secret = clipped_gradient(
-      rows, public_map(), kernel, clip_norm, chosen=chosen
+      rows, some_map(), kernel, clip_norm, chosen=chosen
     )
     # By a cache of their own, and by 50 digits.
     alone = clipped_gradient(
-      rows_of(block[chosen]), public_map(), kernel, clip_norm
+      rows_of(block[chosen]), some_map(), kernel, clip_norm
     )
     off = np.linalg.norm(secret.secret_sum - alone.secret_sum)
     assert off <= secret.error + alone.error
@@ -382,10 +380,8 @@ def test_every_row_is_chosen_by_its_own_place(devices, resident):
   rows = rows_of(block, devices, (7, 20), resident_bytes=resident)
   for i in (0, 15, 16, 31, 32, 48, 49):
     chosen = np.arange(50) == i
-    secret = clipped_gradient(rows, public_map(), kernel, 1.0, chosen=chosen)
-    alone = clipped_gradient(
-      rows_of(block[i : i + 1]), public_map(), kernel, 1.0
-    )
+    secret = clipped_gradient(rows, some_map(), kernel, 1.0, chosen=chosen)
+    alone = clipped_gradient(rows_of(block[i : i + 1]), some_map(), kernel, 1.0)
     assert np.linalg.norm(alone.secret_sum) > 0.01
     np.testing.assert_allclose(
       secret.secret_sum, alone.secret_sum, atol=1e-13, rtol=0
@@ -397,7 +393,7 @@ def test_no_row_chosen_is_zero_and_all_are_all(devices):
   block, kernel = random_block(50, D, K), random_kernel(10)
   rows = rows_of(block, devices)
   none, all_rows, plain = (
-    clipped_gradient(rows, public_map(), kernel, 1.0, chosen=chosen)
+    clipped_gradient(rows, some_map(), kernel, 1.0, chosen=chosen)
     for chosen in (np.zeros(50, bool), np.ones(50, bool), None)
   )
   assert not none.secret_sum.any()
@@ -409,11 +405,11 @@ def test_the_error_does_not_tell_how_many_were_chosen():
   rows, kernel = rows_of(random_block(150, D, K)), random_kernel(10)
   errors = {
     clipped_gradient(
-      rows, public_map(), kernel, 1.0, chosen=np.arange(150) < count
+      rows, some_map(), kernel, 1.0, chosen=np.arange(150) < count
     ).error
     for count in (0, 1, 16, 17, 150)
   }
-  everything = clipped_gradient(rows, public_map(), kernel, 1.0)
+  everything = clipped_gradient(rows, some_map(), kernel, 1.0)
   assert errors == {everything.error}
 
 
@@ -432,9 +428,9 @@ def test_another_order_of_the_rows_is_refused(chosen):
     resident_bytes=0,
   )
   for _ in range(2):
-    clipped_gradient(rows, public_map(), kernel, 1.0, chosen=chosen)
+    clipped_gradient(rows, some_map(), kernel, 1.0, chosen=chosen)
   with pytest.raises(InputError, match="in another order"):
-    clipped_gradient(rows, public_map(), kernel, 1.0, chosen=chosen)
+    clipped_gradient(rows, some_map(), kernel, 1.0, chosen=chosen)
 
 
 # Clipping.
@@ -448,7 +444,7 @@ def test_a_long_gradient_is_clipped_to_c_and_a_short_one_is_not(clip_norm):
     one = block[i : i + 1]
     (real,) = real_gradients(one, kernel, math.inf)
     length = float(mpmath.norm(real))
-    secret = clipped_gradient(rows_of(one), public_map(), kernel, clip_norm)
+    secret = clipped_gradient(rows_of(one), some_map(), kernel, clip_norm)
     found = np.linalg.norm(secret.secret_sum)
     assert found == pytest.approx(min(clip_norm, length), rel=1e-12)
     direction = secret.secret_sum / found
@@ -474,7 +470,7 @@ def no_noise(monkeypatch):
 def grid_of(block: Block, kernel, clip_norm, **changes) -> np.ndarray:
   """rint(F/step), by the product's own code."""
   secret = clipped_gradient(
-    rows_of(block, **changes), public_map(), kernel, clip_norm
+    rows_of(block, **changes), some_map(), kernel, clip_norm
   )
   released = release_gradient(secret, 1.0, ADD_OR_REMOVE, NoiseSource(0))
   steps = np.rint(released / gradient_step(clip_norm))
@@ -532,7 +528,7 @@ def test_the_sensitivity_is_no_more_than_it_must_be(no_noise, clip_norm):
   """A confident mistake moves it by C, and one for its opposite by 2C."""
   kernel = random_kernel(30)
   block = random_block(40, D, K, seed=2)
-  z = np.array(integer_rows(block)) @ matrix_of(public_map())
+  z = np.array(integer_rows(block)) @ matrix_of(some_map())
   wrong = np.argmin(z @ kernel, axis=1)
   rows, label = block.embedding, wrong.astype(np.int32)
   one = make_block(rows, label)

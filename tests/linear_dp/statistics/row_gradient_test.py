@@ -18,7 +18,7 @@ from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum
-from oneshot_dp.linear_dp.statistics.exact_map import PublicMap
+from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import clipped_gradient
 from oneshot_dp.linear_dp.statistics.row_gradient import (
   SOFTMAX,
@@ -95,7 +95,10 @@ def kernel_of(p: int, num_classes: int, length: float, seed=0) -> np.ndarray:
 # Against other implementations.
 
 WAYS = {
-  "mapped": (PublicMap.of(np.random.default_rng(8).normal(size=(D, 4))), None),
+  "mapped": (
+    ReleasedMap.of(np.random.default_rng(8).normal(size=(D, 4))),
+    None,
+  ),
   "directions": (None, None),
   "R=4": (None, 4.0),
   "R=0.3": (None, 0.3),

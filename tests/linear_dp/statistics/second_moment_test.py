@@ -1,39 +1,29 @@
 import itertools
 import math
 from fractions import Fraction
-from typing import Any
 
 import hypothesis
-import jax
 import numpy as np
 import pytest
 import scipy.stats
 from dp_accounting import NeighboringRelation
 from hypothesis import strategies as st
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import second_moment as module
+from oneshot_dp.linear_dp.statistics.class_moments import (
+  SecretClassMoments,
+  class_moments,
+)
 from oneshot_dp.linear_dp.statistics.second_moment import (
-  MAX_ROWS,
-  SecretMoment,
   mean_sensitivity,
   moment_sensitivity,
   release_mean,
   release_moment,
-  second_moment,
 )
-from tests.linear_dp.blocks import (
-  DTYPES,
-  Block,
-  in_blocks,
-  make_block,
-  random_block,
-)
+from tests.linear_dp.blocks import Block, make_block, random_block, rows_of
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -42,49 +32,8 @@ K, D = 3, 7
 P_VALUE = 1e-4
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
-  """Chunks of 16 rows a device: many for little work."""
-  monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 16)
-
-
-def rows_of(block: Block, devices=1, sizes=(256,), **changes) -> SecretRows:
-  options: dict[str, Any] = {
-    "feature_dim": block.embedding.shape[1],
-    "num_classes": K,
-    "num_examples": len(block),
-    "devices": jax.local_devices()[:devices],
-  }
-  return SecretRows(lambda: in_blocks(block, sizes), **options | changes)
-
-
-def moment_of(block: Block, *args: Any, **changes: Any) -> np.ndarray:
-  return second_moment(rows_of(block, *args, **changes)).secret_moment
-
-
-def integers_of(block: Block) -> np.ndarray:
-  """u by plain numpy, int64."""
-  norm = block.embedding_norm.astype(np.float64)
-  radius = GRID_RADIUS - math.sqrt(block.embedding.shape[1]) / 2 - 1
-  scale = np.zeros_like(norm)
-  scale[norm > 1e-30] = radius / norm[norm > 1e-30]
-  products = (
-    block.embedding.astype(np.float32) * scale.astype(np.float32)[:, None]
-  )
-  return np.rint(products).astype(np.int64)
-
-
-def integer_moment(block: Block) -> np.ndarray:
-  """The same by plain numpy, in int64 from the start."""
-  u = integers_of(block)
-  return u.T @ u
-
-
-def assert_exact(secret: SecretMoment, block: Block) -> None:
-  """M and T are those of plain numpy, to the last bit."""
-  np.testing.assert_array_equal(secret.secret_moment, integer_moment(block))
-  total = integers_of(block).sum(axis=0)
-  np.testing.assert_array_equal(secret.secret_total, total)
+def moment_of(block: Block) -> np.ndarray:
+  return class_moments(rows_of(block)).secret_moment
 
 
 def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
@@ -94,83 +43,6 @@ def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
     difference = int(one[i, j]) - int(other[i, j])
     total += difference**2 * (1 if i == j else 2)
   return total
-
-
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("d", [1, D, 192])
-def test_sum_of_integers(dtype, d):
-  block = random_block(500, d, K, dtype=dtype)
-  secret = second_moment(rows_of(block))
-  assert secret.secret_moment.dtype == secret.secret_total.dtype == np.int64
-  assert secret.num_examples == 500
-  assert_exact(secret, block)
-
-
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_same_bits_on_any_number_of_devices(small_chunks, devices):
-  block = random_block(511, D, K)  # a multiple of nothing here
-  for size in (1, 7, 600):
-    assert_exact(second_moment(rows_of(block, devices, [size])), block)
-
-
-@hypothesis.settings(
-  max_examples=25,
-  deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
-@hypothesis.given(
-  n=st.integers(1, 300),
-  sizes=st.lists(st.integers(1, 300), min_size=1, max_size=5),
-  order=st.integers(0, 2**32),
-  devices=st.sampled_from([1, 2, 4, 8]),
-  resident_bytes=st.sampled_from([0, 10**9]),
-)
-def test_same_bits_in_any_order_and_block_size(
-  small_chunks, n, sizes, order, devices, resident_bytes
-):
-  block = random_block(n, D, K, seed=n)
-  shuffled = block[np.random.default_rng(order).permutation(n)]
-  rows = rows_of(shuffled, devices, sizes, resident_bytes=resident_bytes)
-  for _ in range(2):
-    assert_exact(second_moment(rows), block)
-
-
-def long_rows(n: int) -> Block:
-  """All along the same diagonal, nearly: the largest sums that there are."""
-  rows = 1 + 1e-3 * np.random.default_rng(0).standard_normal((n, 2))
-  return make_block(rows.astype(np.float32), [0] * n)
-
-
-def test_a_full_chunk_of_the_longest_rows_is_exact():
-  assert secret_rows.ROWS_PER_DEVICE * GRID_RADIUS**2 <= 2**53
-  block = long_rows(2 * 8192 + 5)
-  assert_exact(second_moment(rows_of(block)), block)
-  alike = make_block(np.full((20_000, 1), 60000, np.float16), [0] * 20_000)
-  secret = second_moment(rows_of(alike))
-  assert secret.secret_moment.item() == 20_000 * (GRID_RADIUS - 2) ** 2
-  assert secret.secret_total.item() == 20_000 * (GRID_RADIUS - 2)
-
-
-def test_a_larger_chunk_would_not_be(monkeypatch):
-  """What the test above is worth."""
-  monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 2**17)
-  block = long_rows(2**17)
-  assert (moment_of(block) != integer_moment(block)).any()
-
-
-def test_zero_rows_and_padding_add_nothing(small_chunks):
-  block = random_block(3, D, K)
-  zeros = make_block(np.zeros((9, D), np.float32), [1] * 9)
-  zeros = zeros.but(example_id=np.arange(9))
-  found = second_moment(
-    SecretRows(
-      lambda: iter([zeros, block]),
-      feature_dim=D,
-      num_classes=K,
-      num_examples=12,
-    )
-  )
-  assert_exact(found, block)
 
 
 def neighbours(n: int, d: int, seed: int, alike: bool) -> tuple[Block, Block]:
@@ -186,8 +58,7 @@ def neighbours(n: int, d: int, seed: int, alike: bool) -> tuple[Block, Block]:
 
 
 @hypothesis.settings(
-  max_examples=30,
-  deadline=None,
+  max_examples=12,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(
@@ -217,9 +88,11 @@ def test_a_row_moves_the_vector_by_at_most_the_sensitivity(
 
 def released_steps(moment: np.ndarray) -> np.ndarray:
   """What noise is added to, as integers of Python."""
-  total = np.zeros(len(moment), np.int64)
-  secret = SecretMoment(
-    num_examples=1, secret_moment=moment, secret_total=total
+  secret = SecretClassMoments(
+    num_examples=1,
+    secret_moment=moment,
+    secret_class_sums=np.zeros((K, len(moment)), np.int64),
+    secret_class_counts=np.zeros(K, np.int64),
   )
   exact = release_moment(secret, 1.0, None) * GRID_RADIUS
   assert (exact == np.rint(exact)).all()
@@ -227,7 +100,7 @@ def released_steps(moment: np.ndarray) -> np.ndarray:
 
 
 def total_of(block: Block) -> list[int]:
-  return second_moment(rows_of(block)).secret_total.tolist()
+  return class_moments(rows_of(block)).secret_total.tolist()
 
 
 def squared_norm(vector: list[int], other: list[int]) -> int:
@@ -286,44 +159,21 @@ def test_the_sensitivity_is_the_radius_and_the_rounding():
   )
 
 
-def test_int64_is_left_in_time():
-  assert MAX_ROWS * GRID_RADIUS**2 < 2**63
-
-  def read():
-    raise AssertionError("was read")
-
-  block = random_block(3, D, K)
-  for n, error in [(MAX_ROWS + 1, InputError), (MAX_ROWS, AssertionError)]:
-    rows = rows_of(block, num_examples=n)
-    rows._read = read
-    with pytest.raises(error, match=r"8388608 rows are more|was read"):
-      second_moment(rows)
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_damaged_rows_are_refused(n):
-  block = random_block(40, D, K)
-  with pytest.raises(InputError, match="gave 40 rows"):
-    moment_of(block, num_examples=39)
-  twice = block.but(example_id=np.zeros(40, np.int64))
-  with pytest.raises(InputError, match="comes more than once"):
-    moment_of(twice, n)
-
-
 # The release.
 
 # Whole steps of the release, which rounding leaves as they are.
 MOMENT_LIMIT = 2**42
 
 
-def make_secret(d: int, seed=0) -> SecretMoment:
+def make_secret(d: int, seed=0) -> SecretClassMoments:
   rng = np.random.default_rng(seed)
   upper = np.triu(rng.integers(-MOMENT_LIMIT, MOMENT_LIMIT, (d, d)))
   moment = upper + np.triu(upper, 1).T
-  return SecretMoment(
+  return SecretClassMoments(
     num_examples=1000,
     secret_moment=moment * GRID_RADIUS,
-    secret_total=rng.integers(-MOMENT_LIMIT, MOMENT_LIMIT, d),
+    secret_class_sums=rng.integers(-MOMENT_LIMIT, MOMENT_LIMIT, (K, d)),
+    secret_class_counts=np.zeros(K, np.int64),
   )
 
 
@@ -436,8 +286,7 @@ def test_without_noise_the_mean_is_the_exact_one():
 
 
 @hypothesis.settings(
-  max_examples=50,
-  deadline=None,
+  max_examples=25,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(sd=st.floats(1.0, 2.0**46))

@@ -133,9 +133,11 @@ def shared_by_features(shape, sd, source):
   return np.repeat(one, shape[0], axis=0)
 
 
-def unclipped(rows, public_map, kernel, clip_norm, **options):
+def unclipped(rows, released_map, kernel, clip_norm, **options):
   """The real sum, of a clip norm that no row reaches."""
-  secret = real_gradient(rows, public_map, kernel, 1000 * clip_norm, **options)
+  secret = real_gradient(
+    rows, released_map, kernel, 1000 * clip_norm, **options
+  )
   return dataclasses.replace(secret, clip_norm=clip_norm)
 
 
@@ -152,11 +154,11 @@ def first_row_twice(blocks):
 
 FAULTS: dict[str, tuple[str, Any]] = {
   "moments, noise halved": (
-    "oneshot_dp.linear_dp.statistics.class_moments.GaussianChain",
+    "oneshot_dp.linear_dp.statistics.joint_release.GaussianChain",
     HalvedChain,
   ),
   "moments, noise used again": (
-    "oneshot_dp.linear_dp.statistics.class_moments.GaussianChain",
+    "oneshot_dp.linear_dp.statistics.joint_release.GaussianChain",
     SameNoiseAgain,
   ),
   "steps, noise halved": (

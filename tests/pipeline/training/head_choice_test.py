@@ -7,7 +7,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, StepsConfig
-from oneshot_dp.linear_dp.statistics.second_moment import MAX_ROWS
+from oneshot_dp.linear_dp.statistics.class_moments import MAX_ROWS
 from oneshot_dp.pipeline.training.head_choice import choose_head, release_order
 
 ONE_STEP = ("lamb", "adam", "momentum")

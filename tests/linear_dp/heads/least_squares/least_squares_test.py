@@ -38,16 +38,17 @@ from oneshot_dp.linear_dp.heads.least_squares.spectrum import denoised
 from oneshot_dp.linear_dp.noise import rounded_gaussian as noise
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.statistics import class_moments as moments_module
 from oneshot_dp.linear_dp.statistics.class_moments import (
-  ClassMoments,
   SecretClassMoments,
-  Shares,
   class_moments,
-  joint_sensitivity,
 )
-from tests.linear_dp.blocks import Block, make_block
-from tests.linear_dp.statistics.class_moments_test import rows_of
+from oneshot_dp.linear_dp.statistics.joint_release import (
+  ClassMoments,
+  Shares,
+  joint_sensitivity,
+  without_noise,
+)
+from tests.linear_dp.blocks import Block, make_block, rows_of
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -343,7 +344,7 @@ def test_it_learns_and_is_right_for_rare_classes(imbalanced):
 
 
 def moments_with(sd: float = 0.0, **changes: Any) -> ClassMoments:
-  exact = moments_module.without_noise(secret_of(clusters()))
+  exact = without_noise(secret_of(clusters()))
   fields = {f: getattr(exact, f) for f in exact.__dataclass_fields__}
   return ClassMoments(**fields | {"noise_sd": sd} | changes)
 

@@ -46,7 +46,10 @@ from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum, second_moment
-from oneshot_dp.linear_dp.statistics.second_moment import SecretMoment
+from oneshot_dp.linear_dp.statistics.class_moments import (
+  SecretClassMoments,
+  class_moments,
+)
 from tests.linear_dp.blocks import (
   DTYPES,
   Block,
@@ -104,7 +107,13 @@ def uncharged(plan: ReleasePlan, source: NoiseSource) -> None:
 
 
 def release_whitened(
-  rows: SecretRows, moment: SecretMoment, plan, source, *, charge, **options
+  rows: SecretRows,
+  moment: SecretClassMoments,
+  plan,
+  source,
+  *,
+  charge,
+  **options,
 ) -> Iterator[IndependentHead[WhiteningRule]]:
   train = trainer(rows, moment, plan.neighboring_relation, **options)
   return release_heads(train, plan, source, charge=charge)
@@ -133,7 +142,7 @@ def released(
   **options: Any,
 ) -> list[IndependentHead[WhiteningRule]]:
   rows = rows_of(block, **options)
-  moment = second_moment.second_moment(rows)
+  moment = class_moments(rows)
   made = release_whitened(
     rows, moment, plan, NoiseSource(seed), charge=uncharged, centres=centres
   )
@@ -461,7 +470,7 @@ def test_it_is_charged_once_and_before_any_random_bit(seed):
     charges.append(args)
 
   rows = rows_of(clusters())
-  moment = second_moment.second_moment(rows)
+  moment = class_moments(rows)
   made = release_whitened(rows, moment, plan, source, charge=charge)
   next(made)
   assert events.index("charged") == 0
@@ -482,7 +491,7 @@ def test_a_refusal_draws_nothing(refused):
     raise InputError("by the ledger")
 
   rows = rows_of(clusters())
-  moment = second_moment.second_moment(rows)
+  moment = class_moments(rows)
   with pytest.raises(InputError, match=refused):
     next(release_whitened(rows, moment, plan, source, charge=charge))
   assert events == ([] if refused == "nested" else ["asked"])
@@ -509,7 +518,7 @@ def test_statement(relation, seed):
 
 def test_a_baseline_is_not_private_and_draws_nothing(drawn):
   rows = rows_of(clusters())
-  moment = second_moment.second_moment(rows)
+  moment = class_moments(rows)
   head = whitened_without_privacy(rows, moment, plan_of())
   assert drawn == []
   assert head.statement.is_private is False
@@ -578,7 +587,7 @@ def test_without_noise_it_is_the_algorithm(
 ):
   set_whitens(monkeypatch, whitens)
   rows = rows_of(clusters(), devices)
-  moment = second_moment.second_moment(rows)
+  moment = class_moments(rows)
   steps = []
   head = whitened_without_privacy(
     rows,
@@ -765,7 +774,7 @@ def test_rows_of_units_are_refused_before_a_charge():
   block = clusters()
   rows = rows_of(block.but(unit_id=np.arange(N)))
   with pytest.raises(InputError, match="unit_id") as caught:
-    second_moment.second_moment(rows)
+    class_moments(rows)
   assert "\n" not in str(caught.value)
 
 
@@ -803,9 +812,9 @@ def guesses(block: Block, epsilon: float, seed: int) -> int:
   for run in range(RUNS):
     ratio = (means[run][1] @ canary() - 1 / 2) / sd_1**2
     ratio += ((moments[run][1] * outer).sum() - 1 / 2) / sd_m**2
-    public_map = before[run * STEPS][0][1]
-    z = canary() * GRID_RADIUS - public_map.centre
-    z = z @ public_map.matrix
+    released_map = before[run * STEPS][0][1]
+    z = canary() * GRID_RADIUS - released_map.centre
+    z = z @ released_map.matrix
     z /= np.linalg.norm(z)
     for i in range(run * STEPS, (run + 1) * STEPS):
       _, _, kernel, _ = before[i][0]
