@@ -6,8 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LinearHead:
@@ -30,14 +28,6 @@ class LinearHead:
   kernel: Float[np.ndarray | Array, "d K"]
   bias: Float[np.ndarray | Array, " K"]
   unit_norm: bool = False
-
-  @classmethod
-  def initial(cls, grid: ClippedGradientGrid) -> "LinearHead":
-    """The public starting point: kernel zero, bias b0."""
-    return cls(
-      kernel=np.zeros((grid.feature_dim, grid.num_classes), np.float32),
-      bias=np.full(grid.num_classes, grid.initial_bias, np.float32),
-    )
 
   @property
   def feature_dim(self) -> int:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig
-from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting import gaussian, sampled
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.rows.arrays import Numbers
@@ -131,7 +131,7 @@ class PrivateHead:
         "sensitivity_steps": statement.sensitivity,
         "noise_sd_steps": statement.noise_sd,
         "noise_source": statement.noise_source,
-        "accountant": accounting.ACCOUNTANT,
+        "accountant": (sampled if plan.sampling else gaussian).ACCOUNTANT,
       },
       "composition": {
         "order": plan.order,

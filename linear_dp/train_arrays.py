@@ -11,10 +11,11 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig, HeadName
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.heads.registry import HEADS, Charging, released_heads
+from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows, Numbers
+from oneshot_dp.linear_dp.trainer import Charging, TrainingRows
 
 
 def train_head(
@@ -203,47 +204,53 @@ def _trained(
   ):
     if not isinstance(value, kind):
       raise InputError(f"{name}={value!r} must be {what}.")
-  config = _config(head)
-  rows = ArrayRows.of(
+  if isinstance(head, str):
+    head_kind(head)  # what it refuses
+    head = HeadConfig(head=cast(HeadName, head))
+  kind = head_kind(head.head)
+  arrays = ArrayRows.of(
     embeddings, labels, num_classes=num_classes, unit_ids=unit_ids
+  )
+  n = len(arrays)
+  trainer = make_trainer(
+    TrainingRows(
+      blocks=lambda: [arrays],
+      feature_dim=arrays.feature_dim,
+      num_classes=arrays.num_classes,
+      num_examples=n,
+      privacy_unit=EXAMPLE_UNIT if unit_ids is None else "unit",
+    ),
+    [head],
   )
   plan = ReleasePlan(
     epsilons=tuple(float(epsilon) for epsilon in epsilons),
     delta=float(delta),
     neighboring_relation=neighboring_relation,
-    order="nested" if config.can_nest else "independent",
+    order=kind.order(),
+    sampling=kind.sampling(head, n),
   )
-  if delta >= 1 / len(rows):
+  if delta >= 1 / n:
     warnings.warn(
-      f"delta={delta:g} is not below 1/n = {1 / len(rows):.2g}: publishing one"
+      f"delta={delta:g} is not below 1/n = {1 / n:.2g}: publishing one"
       " example at random would pass for private; use a smaller delta.",
       stacklevel=3,
     )
+  trainer.read()
   # (Not `charge or ...`: a ledger may be an empty list, which is false.)
   charging = _no_charge if charge is None else charge
-  released = released_heads(rows, config, plan, source, charging)
   heads = {
-    statement.epsilon: PrivateHead(
-      head=trained,
-      statement=statement,
+    trained.statement.epsilon: PrivateHead(
+      head=trained.head,
+      statement=trained.statement,
       plan=plan,
-      config=config,
-      num_examples=len(rows),
+      config=head,
+      num_examples=n,
       privacy_unit=EXAMPLE_UNIT if unit_ids is None else "unit",
       is_charged=charge is not None,
     )
-    for trained, statement in released
+    for trained in trainer.release(plan, source, charging)
   }
   return tuple(heads[epsilon] for epsilon in plan.epsilons)
-
-
-def _config(head: str | HeadConfig) -> HeadConfig:
-  name = head if isinstance(head, str) else head.head
-  if name not in HEADS:
-    raise InputError(f"head={name!r} must be one of {', '.join(HEADS)}.")
-  if isinstance(head, str):
-    return HeadConfig(head=cast(HeadName, head))
-  return head
 
 
 def _no_charge(plan: ReleasePlan, source: NoiseSource) -> None:

@@ -1,90 +1,132 @@
 """Heads that share no noise: each draw and ε is trained from the beginning."""
 
-import dataclasses
-from collections.abc import Callable, Iterator
+import abc
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from dp_accounting import NeighboringRelation
+
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.trainer import (
+  ROWS_ARE_CLIPPED,
+  Charging,
+  Mechanism,
+  NoBar,
+  Progress,
+  TrainedHead,
+  Trainer,
+  TrainingRows,
+)
 
-Rule = TypeVar("Rule")
-Train = Callable[[float, NoiseSource | None], tuple[LinearHead, Rule]]
-"""(σ, bits) → a head and its settings. As a mechanism it costs what σ does in
-the plan; with 0 and None there is no noise."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class IndependentHead(Generic[Rule]):
-  """A head that is safe to publish as its statement says.
-
-  Attributes:
-    head: the weights.
-    rule: how it was trained.
-    draw: which of the plan's repetitions it is.
-    statement: the guarantee; sensitivity and noise are those of one mechanism
-      of the plan, in units of its sensitivity.
-  """
-
-  head: LinearHead
-  rule: Rule
-  draw: int
-  statement: PrivacyStatement
+Rule = TypeVar("Rule", bound=Mechanism)
 
 
-def release_heads(
-  train: Train[Rule],
-  plan: ReleasePlan,
-  source: NoiseSource,
-  *,
-  charge: Callable[[ReleasePlan, NoiseSource], object],
-) -> Iterator[IndependentHead[Rule]]:
-  """Trains one head per draw and ε, each with noise of its own.
+class OwnNoiseTrainer(Trainer, Generic[Rule]):
+  """See `Trainer`; a head of several steps says how it takes them.
 
-  Formal guarantees: if `train` is as private as the plan takes it to be, each
-  head is (ε, δ)-DP in the plan's neighbouring relation, and all of them
-  together cost `plan.composed_epsilon`. `charge` has returned before a random
-  bit is drawn.
+  Statements are in units of the sensitivity of one mechanism of the plan.
 
   Args:
-    train: makes a head.
-    plan: what to release; "independent".
-    source: the random bits; a seeded source marks every head NOT PRIVATE.
-    charge: called once, first, with the plan and the source; raises to refuse.
-
-  Yields:
-    Heads, draw by draw, the largest ε first.
-
-  Raises:
-    InputError: a nested plan.
+    rows: the private rows, each a privacy unit.
+    configs: the head.
+    progress: bars for people.
+    max_norm: of rows that keep their norm; None is for directions.
   """
-  if plan.order != "independent":
-    raise InputError(f"order={plan.order!r}: these heads share no noise.")
-  charge(plan, source)
-  for draw in range(plan.num_draws):
-    for epsilon, sigma in plan.noise_multipliers.items():
-      head, rule = train(sigma, source)
-      yield IndependentHead(
-        head=head,
-        rule=rule,
-        draw=draw,
-        statement=PrivacyStatement.of_plan(
-          plan, epsilon, source, sensitivity=1.0, noise_sd=sigma
-        ),
-      )
 
+  facts = ROWS_ARE_CLIPPED
 
-def head_without_privacy(
-  train: Train[Rule], plan: ReleasePlan
-) -> IndependentHead[Rule]:
-  """The same training without noise: ε = ∞. NOT PRIVATE, and says so."""
-  head, rule = train(0.0, None)
-  return IndependentHead(
-    head=head,
-    rule=rule,
-    draw=0,
-    statement=PrivacyStatement.without_privacy(
-      plan.delta, plan.neighboring_relation
-    ),
-  )
+  def __init__(
+    self,
+    rows: TrainingRows,
+    configs: Sequence[HeadConfig],
+    progress: Progress = NoBar,
+    *,
+    max_norm: float | None = None,
+  ):
+    self._rows = SecretRows(
+      lambda: rows.shown("rows", progress),
+      feature_dim=rows.feature_dim,
+      num_classes=rows.num_classes,
+      num_examples=rows.num_examples,
+      max_norm=max_norm,
+    )
+    (self._config,) = configs
+    self._progress = progress
+
+  @abc.abstractmethod
+  def read(self) -> None:
+    """See `Trainer`."""
+
+  @abc.abstractmethod
+  def rule(self, sigma: float) -> Rule:
+    """The settings of a head of this noise multiplier; 0 is without noise."""
+
+  @abc.abstractmethod
+  def num_steps(self, rule: Rule) -> int:
+    """How many steps it has."""
+
+  @abc.abstractmethod
+  def train(
+    self,
+    rule: Rule,
+    relation: NeighboringRelation,
+    source: NoiseSource | None,
+    on_step: Callable[[], object],
+  ) -> LinearHead:
+    """Trains it, at the cost that the plan says; without noise if no source."""
+
+  def release(
+    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+  ) -> Iterator[TrainedHead]:
+    """See `Trainer`.
+
+    Raises:
+      InputError: a nested plan.
+    """
+    if plan.order != "independent":
+      raise InputError(f"order={plan.order!r}: these heads share no noise.")
+    rules = {e: self.rule(s) for e, s in plan.noise_multipliers.items()}
+    steps = plan.num_draws * sum(map(self.num_steps, rules.values()))
+    charge(plan, source)
+    with self._progress("steps", "step", steps) as bar:
+      for draw in range(plan.num_draws):
+        for epsilon, rule in rules.items():
+          statement = PrivacyStatement.of_plan(
+            plan,
+            epsilon,
+            source,
+            sensitivity=1.0,
+            noise_sd=plan.noise_multipliers[epsilon],
+          )
+          head = self.train(rule, plan.neighboring_relation, source, bar.update)
+          yield self._trained(head, rule, statement, plan, draw)
+
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """See `Trainer`."""
+    rule, relation = self.rule(0.0), plan.neighboring_relation
+    with self._progress("steps without noise", "step", None) as bar:
+      head = self.train(rule, relation, None, bar.update)
+    statement = PrivacyStatement.without_privacy(plan.delta, relation)
+    return self._trained(head, rule, statement, plan)
+
+  def _trained(
+    self,
+    head: LinearHead,
+    rule: Rule,
+    statement: PrivacyStatement,
+    plan: ReleasePlan,
+    draw: int = 0,
+  ) -> TrainedHead:
+    return TrainedHead(
+      head=head,
+      statement=statement,
+      mechanism=rule,
+      plan=plan,
+      settings=self._config.settings(),
+      draw=draw,
+    )

@@ -1,130 +1,160 @@
-"""Heads of each kind from rows in memory, through the door of `release`."""
+"""All ways to train a head, a row each: what every door and receipt goes by."""
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HeadConfig
-from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
-from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
-  release_least_squares,
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  OptimizerName,
+  ReleaseOrder,
 )
-from oneshot_dp.linear_dp.heads.own_noise import release_heads
-from oneshot_dp.linear_dp.heads.whitened import whitened
-from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
-from oneshot_dp.linear_dp.one_step.release import release
-from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
-from oneshot_dp.linear_dp.one_step.unit_sums import count_rows
-from oneshot_dp.linear_dp.rows.arrays import ArrayRows
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
-from oneshot_dp.linear_dp.statistics.class_moments import class_moments
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
+from oneshot_dp.linear_dp.heads.least_squares.training import (
+  LeastSquaresTrainer,
+)
+from oneshot_dp.linear_dp.heads.logistic.rule import Logistic
+from oneshot_dp.linear_dp.heads.multi_step.rule import (
+  MultiStepRule,
+  planned_sampling,
+)
+from oneshot_dp.linear_dp.heads.multi_step.training import MultiStepTrainer
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
+from oneshot_dp.linear_dp.heads.whitened.training import WhitenedTrainer
+from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.one_step.trainer import OneStepTrainer
+from oneshot_dp.linear_dp.trainer import (
+  Mechanism,
+  NoBar,
+  Progress,
+  Trainer,
+  TrainingRows,
+)
 
-HEADS = ("lamb", "adam", "momentum", "least-squares", "whitened")
-"""What `released_heads` can train."""
 
-Charging = Callable[[ReleasePlan, NoiseSource], object]
+def _full_batches(config: HeadConfig, num_examples: int) -> None:
+  del config, num_examples
 
 
-def released_heads(
-  rows: ArrayRows,
-  config: HeadConfig,
-  plan: ReleasePlan,
-  source: NoiseSource,
-  charge: Charging,
-) -> Iterator[tuple[LinearHead, PrivacyStatement]]:
-  """Trains the heads of a plan.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadKind:
+  """A way to train heads.
 
-  Formal guarantees: those of `release`, `release_least_squares` or
-  `release_heads`, whichever `config.head` leads to.
+  Attributes:
+    methods: names of `--head` that lead to it; none is for comparisons only.
+    mechanism: what its receipts state; reads those of its KIND.
+    trainer: from the rows, the configs of the heads to be made of each release
+      (one, where there is one method), and bars for people.
+    takes_units: whether a privacy unit may have many rows.
+    can_nest: whether heads of all ε can be made of nested releases.
+    sampling: the random batches that a plan is about, by a config and n.
+  """
+
+  methods: tuple[str, ...]
+  mechanism: type[Mechanism]
+  trainer: Callable[[TrainingRows, Sequence[HeadConfig], Progress], Trainer]
+  takes_units: bool = False
+  can_nest: bool = False
+  sampling: Callable[[HeadConfig, int], PoissonSampling | None] = _full_batches
+
+  def order(self, asked: ReleaseOrder | None = None) -> ReleaseOrder:
+    """The order of release asked for, or the cheapest that there is.
+
+    Raises:
+      InputError: nested releases of heads that share no noise.
+    """
+    if self.can_nest:
+      return asked or "nested"
+    if asked == "nested":
+      raise InputError(
+        "release='nested' is for heads of one step and least squares: each"
+        f" head={self.methods[0]!r} has noise of its own; leave it out, or use"
+        " --release independent."
+      )
+    return "independent"
+
+
+KINDS = (
+  HeadKind(
+    methods=get_args(OptimizerName),
+    mechanism=OneStep,
+    trainer=OneStepTrainer,
+    takes_units=True,
+    can_nest=True,
+  ),
+  HeadKind(
+    methods=("least-squares",),
+    mechanism=LeastSquaresRule,
+    trainer=LeastSquaresTrainer,
+    can_nest=True,
+  ),
+  HeadKind(
+    methods=("whitened",), mechanism=WhiteningRule, trainer=WhitenedTrainer
+  ),
+  HeadKind(
+    methods=("multi-step",),
+    mechanism=MultiStepRule,
+    trainer=MultiStepTrainer,
+    sampling=planned_sampling,
+  ),
+)
+"""A NEW HEAD GOES HERE, and its name into `configs.head_config.MethodName`."""
+
+METHODS = tuple(method for kind in KINDS for method in kind.methods)
+# Receipts of before say "one step".
+_MECHANISMS = {"one step": OneStep} | {
+  each.KIND: each for each in (*(k.mechanism for k in KINDS), Logistic)
+}
+
+
+def head_kind(method: str) -> HeadKind:
+  """The row of a method.
+
+  Raises:
+    InputError: there is none of that name.
+  """
+  for kind in KINDS:
+    if method in kind.methods:
+      return kind
+  raise InputError(f"head={method!r} must be one of {', '.join(METHODS)}.")
+
+
+def make_trainer(
+  rows: TrainingRows, configs: Sequence[HeadConfig], progress: Progress = NoBar
+) -> Trainer:
+  """The way to train that configs name.
 
   Args:
     rows: the private rows.
-    config: one of `HEADS`, with its settings.
-    plan: what to release.
-    source: the random bits.
-    charge: called once, before any noise is drawn; raises to refuse.
-
-  Yields:
-    Weights and what they guarantee, the largest ε first.
+    configs: the heads to make of each release; several only of one step.
+    progress: bars for people.
 
   Raises:
-    InputError: rows of units, with a head that cannot use them.
+    InputError: what was asked makes no sense for these rows.
   """
-  train = _one_step
-  if not config.is_one_step:
-    train = _least_squares if config.head == "least-squares" else _whitened
-  return train(rows, config, plan, source, charge)
+  method = configs[0].head
+  kind = head_kind(method)
+  if not kind.takes_units:
+    able = " or ".join(m for k in KINDS if k.takes_units for m in k.methods)
+    if rows.max_rows_per_unit is not None:
+      raise InputError(
+        f"max_rows_per_unit={rows.max_rows_per_unit} is for heads of one step;"
+        f" leave it out with head={method!r}."
+      )
+    if rows.has_units:
+      raise InputError(
+        f"head={method!r} has a guarantee per example, and the privacy unit of"
+        f" these rows is {rows.privacy_unit!r}; use head {able}."
+      )
+  return kind.trainer(rows, configs, progress)
 
 
-def _one_step(
-  rows: ArrayRows,
-  config: HeadConfig,
-  plan: ReleasePlan,
-  source: NoiseSource,
-  charge: Charging,
-) -> Iterator[tuple[LinearHead, PrivacyStatement]]:
-  optimizer = OneStepOptimizer.of(config)
-  has_units = rows.unit_id is not None
-  grid = ClippedGradientGrid.of(
-    config,
-    num_classes=rows.num_classes,
-    feature_dim=rows.feature_dim,
-    has_units=has_units,
-  )
-  secret = exact_clipped_sum(
-    [rows],
-    grid,
-    num_examples=len(rows),
-    sizes=count_rows([rows]) if has_units else None,
-  )
-  for each in release(secret, plan, source, charge=charge):
-    yield one_step(each, optimizer), each.statement
+def mechanism_of(section: Mapping[str, Any]) -> Mechanism:
+  """Reads a receipt's section about its mechanism.
 
-
-def _least_squares(
-  rows: ArrayRows,
-  config: HeadConfig,
-  plan: ReleasePlan,
-  source: NoiseSource,
-  charge: Charging,
-) -> Iterator[tuple[LinearHead, PrivacyStatement]]:
-  moments = class_moments(_secret_rows(rows, config))
-  for each in release_least_squares(moments, plan, source, charge=charge):
-    yield each.head, each.statement
-
-
-def _whitened(
-  rows: ArrayRows,
-  config: HeadConfig,
-  plan: ReleasePlan,
-  source: NoiseSource,
-  charge: Charging,
-) -> Iterator[tuple[LinearHead, PrivacyStatement]]:
-  secret = _secret_rows(rows, config)
-  moment = class_moments(secret)
-
-  def train(
-    sigma: float, source: NoiseSource | None
-  ) -> tuple[LinearHead, whitened.WhiteningRule]:
-    rule = whitened.WhiteningRule.of(secret, sigma)
-    relation = plan.neighboring_relation
-    return whitened.train(secret, moment, rule, relation, source), rule
-
-  for each in release_heads(train, plan, source, charge=charge):
-    yield each.head, each.statement
-
-
-def _secret_rows(rows: ArrayRows, config: HeadConfig) -> SecretRows:
-  if rows.unit_id is not None:
-    raise InputError(
-      f"head={config.head!r} takes every row for a unit of its own, and there"
-      " are unit_ids: use head='lamb', 'adam' or 'momentum'."
-    )
-  return SecretRows(
-    lambda: [rows],
-    feature_dim=rows.feature_dim,
-    num_classes=rows.num_classes,
-    num_examples=len(rows),
-  )
+  Raises:
+    KeyError, TypeError, ValueError: it is of no mechanism that we know.
+  """
+  return _MECHANISMS[section["kind"]].from_json(section)

@@ -24,7 +24,6 @@ from dp_accounting import NeighboringRelation
 from jaxtyping import Float
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_scale
 
 MAX_ROWS_PER_UNIT = 2**16
@@ -73,39 +72,6 @@ class ClippedGradientGrid:
   train_bias: bool = False
   rows_per_unit: int = 1
   clipped: ClippedVector = "row"
-
-  @classmethod
-  def of(
-    cls,
-    config: HeadConfig,
-    *,
-    num_classes: int,
-    feature_dim: int,
-    has_units: bool,
-    max_rows_per_unit: int | None = None,
-  ) -> "ClippedGradientGrid":
-    """The clipping that a config asks for.
-
-    Args:
-      config: the clipping.
-      num_classes: K.
-      feature_dim: d.
-      has_units: whether a privacy unit may have many rows.
-      max_rows_per_unit: m, of units: clip rows, and sum at most so many of
-        each; None clips units where there are any, and otherwise rows.
-
-    Raises:
-      InputError: a number that makes no sense.
-    """
-    return cls(
-      num_classes=num_classes,
-      feature_dim=feature_dim,
-      l2_clip_norm=config.l2_clip_norm,
-      initial_bias=config.initial_bias,
-      train_bias=config.train_bias,
-      rows_per_unit=1 if max_rows_per_unit is None else max_rows_per_unit,
-      clipped="unit" if has_units and max_rows_per_unit is None else "row",
-    )
 
   def __post_init__(self):
     if not (math.isfinite(self.l2_clip_norm) and self.l2_clip_norm > 0):

@@ -6,7 +6,7 @@ rows, any block size and any number of devices.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -52,7 +52,6 @@ def exact_clipped_sum(
   chosen: ChosenRows | None = None,
   sizes: UnitSizes | None = None,
   devices: Sequence[jax.Device] | None = None,
-  on_rows: Callable[[int], object] = lambda rows: None,
 ) -> SecretSum:
   r"""Sums the clipped rows of every class: S_c = Σ_{y=c} rint(s·x̃).
 
@@ -96,7 +95,6 @@ def exact_clipped_sum(
       clipped, and only there.
     devices: what to run on, rows sharded over all; None is all local devices.
       Units are clipped on the host.
-    on_rows: called with the number of rows of each block read (progress).
 
   Returns:
     The private sum.
@@ -138,7 +136,6 @@ def exact_clipped_sum(
       counts = chosen.among(block)
       units.append(unit_ids_of(block)[counts])
       accumulator.add(block, counts)
-    on_rows(len(block.label))
   class_sums = accumulator.finish()
   if chosen is not None:
     summed = np.concatenate(units)

@@ -5,14 +5,14 @@ Everything here is post-processing of a `Release`: no private data comes in.
 
 import dataclasses
 import math
-from typing import cast, get_args
+from typing import get_args
 
 import jax
 import numpy as np
 import optax
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HeadConfig, OptimizerName
+from oneshot_dp.configs.head_config import OptimizerName
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.one_step.release import Release
 
@@ -41,21 +41,6 @@ class OneStepOptimizer:
   learning_rate: float = 1.0
   eps: float = 1e-6
   eps_in_noise_sds: float | None = None
-
-  @classmethod
-  def of(cls, config: HeadConfig) -> "OneStepOptimizer":
-    """The optimizer that a config asks for.
-
-    Raises:
-      InputError: a head that is not of one step, or a number that makes no
-        sense.
-    """
-    return cls(
-      name=cast(OptimizerName, config.head),
-      learning_rate=config.learning_rate,
-      eps=config.eps,
-      eps_in_noise_sds=config.eps_in_noise_sds,
-    )
 
   def __post_init__(self):
     if self.name not in get_args(OptimizerName):
@@ -102,7 +87,10 @@ def one_step(release: Release, optimizer: OneStepOptimizer) -> LinearHead:
   """
   grid = release.grid
   gradient = release.mean_gradient.astype(np.float32)
-  start = LinearHead.initial(grid)
+  start = LinearHead(
+    kernel=np.zeros((grid.feature_dim, grid.num_classes), np.float32),
+    bias=np.full(grid.num_classes, grid.initial_bias, np.float32),
+  )
   params = {"kernel": start.kernel}
   grads = {"kernel": gradient[:, : grid.feature_dim].T}
   if grid.train_bias:

@@ -14,7 +14,6 @@ rows, beside which it is all but linear in the canary.
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -22,18 +21,13 @@ from jaxtyping import Float, Int64
 from tqdm import tqdm
 
 from oneshot_dp.configs.head_config import HeadConfig
-from oneshot_dp.extract.cache.block import Block
-from oneshot_dp.extract.cache.identity import (
-  BackboneIdentity,
-  numbered_class_names,
-)
-from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.linear_dp import audit as bounds
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
+from oneshot_dp.linear_dp.heads.registry import make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.rows.arrays import ArrayRows
+from oneshot_dp.linear_dp.trainer import TrainedHead, TrainingRows
 from oneshot_dp.pipeline.audit.one_step_attacks import PILOT_SHARE
-from oneshot_dp.pipeline.training.train_heads import make_trainer
-from oneshot_dp.pipeline.training.trainer import TrainedHead
 
 _NUM_CLASSES = 2
 _FEATURE_DIM = 2
@@ -51,47 +45,6 @@ _BASE_COUNTS = (6630, 19882, 4530, 18957)
 _BASE_CANARY = np.array([-0.98, -0.2])
 """Of least squares: found by a search for what shows the canary best, which
 takes a head's four weights 0.99 of the way to all that is released."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SyntheticRows:
-  """Rows made up on the spot: see `TrainingRows`."""
-
-  info: CacheInfo
-  block: Block
-
-  @classmethod
-  def of(
-    cls,
-    embedding: Float[np.ndarray, "rows d"],
-    label: Int64[np.ndarray, " rows"],
-  ) -> "SyntheticRows":
-    stored = embedding.astype(np.float32)
-    info = CacheInfo(
-      dataset="synthetic",
-      split="audit",
-      source_num_examples=len(stored),
-      num_examples=len(stored),
-      feature_dim=stored.shape[1],
-      class_names=numbered_class_names(_NUM_CLASSES),
-      num_classes_source="flag",
-      backbone=BackboneIdentity(name="synthetic"),
-      embedding_dtype="float32",
-    )
-    block = Block(
-      embedding=stored,
-      embedding_norm=np.linalg.norm(stored, axis=1),
-      label=label.astype(np.int32),
-      example_id=np.arange(len(stored)),
-    )
-    return cls(info=info, block=block)
-
-  def __len__(self) -> int:
-    return len(self.block)
-
-  def blocks(self) -> Iterator[Block]:
-    """See `TrainingRows`."""
-    yield self.block
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -191,19 +144,31 @@ def _exact(
   return _features(config, trainer.baseline(plan))
 
 
-def _rows(config: HeadConfig, canary: float) -> SyntheticRows:
+def _rows(config: HeadConfig, canary: float) -> TrainingRows:
   """The rows, the first of them so many times the canary."""
   if config.head == "least-squares":
     base = np.repeat(_BASE, _BASE_COUNTS, axis=0)
     embedding = np.concatenate([canary * _BASE_CANARY[None], base])
     label = np.repeat([0, *_BASE_LABELS], [1, *_BASE_COUNTS])
-    return SyntheticRows.of(embedding, label)
+    return _in_memory(embedding, label)
   steps = config.steps
   clip_norm = 1.0 if steps.l2_clip_norm is None else steps.l2_clip_norm
   embedding = np.zeros((STEPS_ROWS, _FEATURE_DIM))
   # Of rows of norm 1 only the direction counts.
   embedding[0, 0] = canary * clip_norm * _REACH
-  return SyntheticRows.of(embedding, np.zeros(STEPS_ROWS, np.int64))
+  return _in_memory(embedding, np.zeros(STEPS_ROWS, np.int64))
+
+
+def _in_memory(
+  embedding: Float[np.ndarray, "rows d"], label: Int64[np.ndarray, " rows"]
+) -> TrainingRows:
+  rows = ArrayRows.of(embedding, label, num_classes=_NUM_CLASSES)
+  return TrainingRows(
+    blocks=lambda: [rows],
+    feature_dim=rows.feature_dim,
+    num_classes=_NUM_CLASSES,
+    num_examples=len(rows),
+  )
 
 
 def _features(

@@ -8,6 +8,7 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.linear_dp.heads.registry import head_kind
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.pipeline.audit.head_attack import STEPS_ROWS
@@ -24,7 +25,6 @@ from oneshot_dp.pipeline.runs.real_labels import RealLabels
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
 from oneshot_dp.pipeline.shell.answer import Answer
-from oneshot_dp.pipeline.training.multi_step_training import planned_sampling
 from oneshot_dp.pipeline.training.train_heads import make_plan
 
 
@@ -147,7 +147,7 @@ def _audit_head(command: Audit) -> AuditReport:
     command.privacy,
     order="independent",
     num_draws=default_runs(config) if command.runs is None else command.runs,
-    sampling=planned_sampling(config, STEPS_ROWS),
+    sampling=head_kind(config.head).sampling(config, STEPS_ROWS),
   )
   source = NoiseSource(command.privacy.noise_seed)
   return audit_head(config, plan, source, confidence=command.confidence)

@@ -26,15 +26,14 @@ from oneshot_dp.pipeline.runs.sweep import run_sweep
 from oneshot_dp.pipeline.saved_head.directory import write_head
 from oneshot_dp.pipeline.saved_head.receipt import how_bounded
 from oneshot_dp.pipeline.shell.answer import Answer
-from oneshot_dp.pipeline.training.head_choice import choose_head, release_order
-from oneshot_dp.pipeline.training.multi_step_training import planned_sampling
+from oneshot_dp.pipeline.training.head_choice import choose_head
 from oneshot_dp.pipeline.training.public_rows import (
   PublicRows,
   find_public_rows,
 )
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
-  make_plan,
+  plan_heads,
   train_heads,
 )
 
@@ -44,12 +43,7 @@ def train(command: Train) -> Answer:
   output_dir.check_absent(command.out)
   cache = open_cache(command.cache)
   config = choose_head(command.training, cache.info)
-  plan = make_plan(
-    (command.epsilon,),
-    command.privacy,
-    order=release_order(config, None),
-    sampling=planned_sampling(config, len(cache)),
-  )
+  plan = plan_heads(config, len(cache), (command.epsilon,), command.privacy)
   public = _public_rows(command.public, cache)
   with stoppable(command.out, command.ledger_dir, cache):
     (trained,) = train_heads(
@@ -93,7 +87,7 @@ def sweep(command: Sweep) -> Answer:
       max_rows_per_unit=command.max_rows_per_unit,
       public=_public_rows(command.public, cache),
       num_draws=command.num_draws,
-      order=release_order(config, command.release),
+      order=command.release,
       baseline=command.baseline,
       ledger_dir=command.ledger_dir,
       private_eval=command.private_eval,

@@ -10,12 +10,12 @@ from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, EmbeddingDtype
 from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write_arrays import holds_rows, write_rows
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.pipeline.importing.npz_features import (
   check_unit,
   find_class_names,
   read_arrays,
 )
-from oneshot_dp.pipeline.training.row_bar import row_bar
 
 
 def import_features(
@@ -89,11 +89,11 @@ def import_features(
     privacy_unit=unit_name or EXAMPLE_UNIT,
     id_source=arrays.id_source,
   )
-  with row_bar(rows, "import") as bar:
+  with step_bar("import", "row", len(rows)) as bar:
     is_new = write_rows(out_dir, identity, rows, bar.update)
   cache = open_cache(out_dir)
   if not is_new:
-    with row_bar(rows, "compare") as bar:
+    with step_bar("compare", "row", len(rows)) as bar:
       if not holds_rows(cache, rows, bar.update):
         raise InputError(
           f"{cache.path} holds other rows than the file; choose another "

@@ -23,6 +23,7 @@ from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan, composed_epsilon
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.paper.ablation_cells import Cell, Choices, cells
 from oneshot_dp.pipeline.paper.ablation_rows import (
@@ -40,15 +41,12 @@ from oneshot_dp.pipeline.runs.results import cost_of, write_tables
 from oneshot_dp.pipeline.runs.run_files import write_config
 from oneshot_dp.pipeline.saved_head.directory import write_head
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
-from oneshot_dp.pipeline.training.head_choice import release_order
-from oneshot_dp.pipeline.training.multi_step_training import planned_sampling
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
-  make_plan,
-  make_trainer,
+  cache_trainer,
+  plan_heads,
   train_heads,
 )
-from oneshot_dp.pipeline.training.trainer import TrainedHead
 
 
 def run_ablation(
@@ -97,14 +95,10 @@ def run_ablation(
   plans, nominal = [], []
   for cell in tried:
     train = caches[cell.cache][0]
-    make_trainer(train, [cell.head])  # what it refuses
+    cache_trainer(train, [cell.head])  # what it refuses
     plans.append(
-      make_plan(
-        (epsilon,),
-        privacy,
-        order=release_order(cell.head, None),
-        num_draws=num_draws,
-        sampling=planned_sampling(cell.head, len(train)),
+      plan_heads(
+        cell.head, len(train), (epsilon,), privacy, num_draws=num_draws
       )
     )
     nominal.append(as_in_the_paper(cell.head, plans[-1], len(train)))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.heads.multi_step.rule import make_batches
+from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.paper.ablation_cells import Cell
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
 from oneshot_dp.pipeline.runs.evaluation import (
@@ -13,8 +15,6 @@ from oneshot_dp.pipeline.runs.evaluation import (
   evaluate_on_public_labels,
 )
 from oneshot_dp.pipeline.runs.run_files import row_of
-from oneshot_dp.pipeline.training.multi_step_training import make_batches
-from oneshot_dp.pipeline.training.trainer import TrainedHead
 
 
 def evaluations_of(

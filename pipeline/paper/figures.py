@@ -17,6 +17,7 @@ from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.paper.published import Published, references_for
 from oneshot_dp.pipeline.runs import output_dir
 from oneshot_dp.pipeline.runs.evaluation import (
@@ -32,11 +33,10 @@ from oneshot_dp.pipeline.saved_head.directory import write_head
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
+  cache_trainer,
   make_plan,
-  make_trainer,
   train_all,
 )
-from oneshot_dp.pipeline.training.trainer import TrainedHead
 
 PAPERS_HEAD = HeadConfig(head="lamb")
 
@@ -91,7 +91,7 @@ def run_figures(
   plans = [
     make_plan(epsilons, privacy, num_draws=num_draws) for privacy in privacies
   ]
-  trainer = make_trainer(train, [PAPERS_HEAD])
+  trainer = cache_trainer(train, [PAPERS_HEAD])
   # Passes that cost no budget: what is damaged or does not fit is found now.
   check_readable(evaluation)
   real = None if real_labels is None else RealLabels.of(real_labels, evaluation)

@@ -14,9 +14,11 @@ import numpy as np
 from jaxtyping import Float
 
 from oneshot_dp.extract.cache.block import Block
+from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.mechanism import OneStep
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.pipeline.mechanisms import LeastSquares, OneStep, mechanism_of
 from oneshot_dp.pipeline.report.public_answers import ClippedRows
 from oneshot_dp.pipeline.saved_head.public_record import SETTING
 
@@ -101,11 +103,11 @@ def sums_of(receipt: dict[str, Any]) -> SumOfRows | str:
       unit=_STEP,
       shared=grid.initial_probability,
     )
-  if isinstance(mechanism, LeastSquares):
+  if isinstance(mechanism, LeastSquaresRule):
     return SumOfRows(
       clipped=_at_unit_norm,
-      width=mechanism.rule.feature_dim,
-      unit=_STEP / math.sqrt(mechanism.rule.shares.class_sums),
+      width=mechanism.feature_dim,
+      unit=_STEP / math.sqrt(mechanism.shares.class_sums),
       shared=0.0,
     )
   return (

@@ -9,7 +9,7 @@ import jinja2
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.pipeline.mechanisms import mechanism_of
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.pipeline.report import page_tables, scopes
 from oneshot_dp.pipeline.report.findings import Findings
 from oneshot_dp.pipeline.report.pictures import Picture

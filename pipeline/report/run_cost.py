@@ -14,8 +14,8 @@ from oneshot_dp.linear_dp.accounting.sampled import (
   SampledGaussian,
   epsilon_of_composition,
 )
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.pipeline.ledger.spending import Gaussian
-from oneshot_dp.pipeline.mechanisms import mechanism_of, sampling_of
 from oneshot_dp.pipeline.report.run_record import RunRecord
 from oneshot_dp.pipeline.saved_head.receipt import same
 
@@ -70,7 +70,7 @@ def _cost(run: RunRecord) -> RunCost:
   gaussians, sampled = [], []
   for receipt in compositions.values():
     sigmas = receipt["composition"]["noise_multipliers_charged"]
-    if sampling := sampling_of(mechanism_of(receipt["mechanism"])):
+    if sampling := mechanism_of(receipt["mechanism"]).sampling:
       sampled += [
         SampledGaussian(noise_multiplier=sigma, sampling=sampling)
         for sigma in sigmas

@@ -15,7 +15,12 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, MethodName, PrivacyConfig
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
+from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
+from oneshot_dp.linear_dp.heads.registry import head_kind
+from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.trainer import BaselineTrainer, Mechanism
 from oneshot_dp.pipeline.runs import output_dir
 from oneshot_dp.pipeline.runs.evaluation import (
   check_readable,
@@ -24,21 +29,19 @@ from oneshot_dp.pipeline.runs.evaluation import (
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
 from oneshot_dp.pipeline.runs.run_files import write_run
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
-from oneshot_dp.pipeline.training.head_choice import choose_head, release_order
-from oneshot_dp.pipeline.training.logistic_training import LogisticTrainer
-from oneshot_dp.pipeline.training.multi_step_training import planned_sampling
+from oneshot_dp.pipeline.training.head_choice import choose_head
 from oneshot_dp.pipeline.training.public_rows import (
   FoldedBaseline,
   PublicRows,
   asked_of_public_rows,
+  cache_rows,
 )
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
-  make_plan,
-  make_trainer,
+  cache_trainer,
+  plan_heads,
   train_all,
 )
-from oneshot_dp.pipeline.training.trainer import BaselineTrainer
 
 
 def run_compare(
@@ -86,13 +89,9 @@ def run_compare(
   groups = _groups(_methods(methods, train.info), train.info)
   trainings = [
     Training(
-      trainer=make_trainer(train, configs, public=public),
-      plan=make_plan(
-        epsilons,
-        privacy,
-        order=release_order(configs[0], None),
-        num_draws=num_draws,
-        sampling=planned_sampling(configs[0], len(train)),
+      trainer=cache_trainer(train, configs, public=public),
+      plan=plan_heads(
+        configs[0], len(train), epsilons, privacy, num_draws=num_draws
       ),
     )
     for configs in groups
@@ -127,9 +126,10 @@ def run_compare(
 
 
 def _ceiling(train: FeatureCache, public: PublicRows | None) -> BaselineTrainer:
+  rows = cache_rows(train)
   if public is None:
-    return LogisticTrainer(train)
-  return FoldedBaseline(train, public, LogisticTrainer)
+    return LogisticTrainer(rows, step_bar)
+  return FoldedBaseline(public, LogisticTrainer(public.mapped(rows), step_bar))
 
 
 def _methods(
@@ -141,7 +141,7 @@ def _methods(
     return list(dict.fromkeys(asked))
   every: tuple[MethodName, ...] = get_args(MethodName)
   possible = [
-    m for m in every if not info.has_units or HeadConfig(head=m).is_one_step
+    m for m in every if not info.has_units or head_kind(m).takes_units
   ]
   if missing := set(every) - set(possible):
     print(
@@ -156,10 +156,11 @@ def _groups(
   methods: Sequence[MethodName], info: CacheInfo
 ) -> list[list[HeadConfig]]:
   """Heads that are made of the same releases."""
-  configs = [choose_head(HeadConfig(head=method), info) for method in methods]
-  of_one_step = [config for config in configs if config.is_one_step]
-  others = [[config] for config in configs if not config.is_one_step]
-  return [of_one_step, *others] if of_one_step else others
+  groups: dict[type[Mechanism], list[HeadConfig]] = {OneStep: []}
+  for method in methods:
+    config = choose_head(HeadConfig(head=method), info)
+    groups.setdefault(head_kind(config.head).mechanism, []).append(config)
+  return [group for group in groups.values() if group]
 
 
 def _cost(

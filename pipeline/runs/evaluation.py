@@ -11,6 +11,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.evaluate import Accuracy, SecretHits, count_hits
@@ -21,7 +22,6 @@ from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
 from oneshot_dp.pipeline.ledger.spending import Gaussian
-from oneshot_dp.pipeline.training.row_bar import row_bar
 from oneshot_dp.pipeline.training.train_heads import RELATIONS, cache_ledger
 
 PUBLIC_LABELS = "test labels treated as public"
@@ -218,7 +218,7 @@ def check_readable(cache: FeatureCache) -> None:
 def _count(
   heads: list[LinearHead], cache: FeatureCache, lists: LabelLists | None = None
 ) -> SecretHits:
-  with row_bar(cache, "evaluate") as bar:
+  with step_bar("evaluate", "row", len(cache)) as bar:
     return count_hits(heads, cache.blocks(), lists=lists, on_rows=bar.update)
 
 

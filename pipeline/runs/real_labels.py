@@ -21,10 +21,11 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import POSITION_IDS
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.label_lists import LabelLists
 from oneshot_dp.pipeline.runs.evaluation import Evaluation, evaluate_cache
-from oneshot_dp.pipeline.training.row_bar import counted
+from oneshot_dp.pipeline.training.public_rows import cache_rows
 
 REAL_LABELS = "ReaL labels treated as public"
 """What results say of accuracies on the lists."""
@@ -72,7 +73,7 @@ class RealLabels:
     lists = _lists(path, content, info.num_classes)
     met = np.zeros(len(lists.labels), bool)
     listed = agreeing = 0
-    for block in counted(cache, "ReaL labels"):
+    for block in cache_rows(cache).shown("ReaL labels", step_bar):
       labels = lists.of(block.example_id)
       index = block.example_id - lists.first_id
       if met[index].any() or len(np.unique(index)) < len(index):

@@ -19,13 +19,13 @@ from typing import Any
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.linear_dp.evaluate import Accuracy
+from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.ledger.ledger import default_ledger_dir
 from oneshot_dp.pipeline.runs import output_dir
 from oneshot_dp.pipeline.runs import pictures as plots
 from oneshot_dp.pipeline.runs.evaluation import Evaluation
 from oneshot_dp.pipeline.runs.results import SweepRow, as_json, write_tables
 from oneshot_dp.pipeline.saved_head.directory import write_head
-from oneshot_dp.pipeline.training.trainer import TrainedHead
 
 
 def write_run(

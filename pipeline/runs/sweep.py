@@ -23,15 +23,14 @@ from oneshot_dp.pipeline.runs.evaluation import (
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
 from oneshot_dp.pipeline.runs.run_files import write_run
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
-from oneshot_dp.pipeline.training.multi_step_training import planned_sampling
 from oneshot_dp.pipeline.training.public_rows import (
   PublicRows,
   asked_of_public_rows,
 )
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
-  make_plan,
-  make_trainer,
+  cache_trainer,
+  plan_heads,
   train_heads,
 )
 
@@ -47,7 +46,7 @@ def run_sweep(
   max_rows_per_unit: int | None = None,
   public: PublicRows | None = None,
   num_draws: int,
-  order: ReleaseOrder,
+  order: ReleaseOrder | None = None,
   baseline: bool,
   ledger_dir: Path | None,
   private_eval: float | None = None,
@@ -64,7 +63,7 @@ def run_sweep(
     max_rows_per_unit: see `train_heads`.
     public: what to centre or whiten the rows by.
     num_draws: independent repetitions, each charged.
-    order: nested or independent releases.
+    order: nested or independent releases; None is the cheapest.
     baseline: add the head without noise, NOT PRIVATE.
     ledger_dir: None is the default place.
     private_eval: ε of all accuracies together, charged to the ledger of the
@@ -81,15 +80,11 @@ def run_sweep(
   FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
-  plan = make_plan(
-    epsilons,
-    privacy,
-    order=order,
-    num_draws=num_draws,
-    sampling=planned_sampling(config, len(train)),
+  plan = plan_heads(
+    config, len(train), epsilons, privacy, order=order, num_draws=num_draws
   )
   # What it refuses.
-  make_trainer(train, [config], max_rows_per_unit, public=public)
+  cache_trainer(train, [config], max_rows_per_unit, public=public)
   request = None
   if private_eval is not None:
     check_counts_units(train.info, evaluation.info)
@@ -132,7 +127,7 @@ def run_sweep(
       "max_rows_per_unit": max_rows_per_unit,
       **asked_of_public_rows(public),
       "num_draws": num_draws,
-      "release": order,
+      "release": plan.order,
       "baseline": baseline,
       "private_eval": private_eval,
     },

@@ -22,10 +22,9 @@ import safetensors.numpy
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM, TrainedHead
 from oneshot_dp.pipeline.saved_head import receipt as receipts
 from oneshot_dp.pipeline.saved_head.model_card import model_card
-from oneshot_dp.pipeline.training.trainer import TrainedHead
 
 WEIGHTS_FILE = "head.safetensors"
 INPUT = "input"

@@ -7,8 +7,8 @@ from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.extract.cache.identity import sha256_of
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.pipeline.mechanisms import mechanism_of
-from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
+from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.saved_head.odds import right_guesses
 from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
 

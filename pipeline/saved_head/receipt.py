@@ -27,16 +27,15 @@ from oneshot_dp.linear_dp.accounting.sampled import (
   SampledGaussian,
   epsilon_of_composition,
 )
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.trainer import UNCLIPPED, TrainedHead
 from oneshot_dp.pipeline.ledger.spending import changed_units
-from oneshot_dp.pipeline.mechanisms import Logistic, mechanism_of, sampling_of
-from oneshot_dp.pipeline.mechanisms.mechanism import UNCLIPPED
 from oneshot_dp.pipeline.saved_head.public_record import (
   ASSUMPTION,
   SETTING,
   PublicRecord,
 )
-from oneshot_dp.pipeline.training.trainer import TrainedHead
 
 FORMAT_VERSION = 1
 _TOLERANCE = 1e-8
@@ -182,7 +181,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   unit = privacy["privacy_unit"]
   if unit == EXAMPLE_UNIT:
     yield from compare("rows_per_unit", mechanism["rows_per_unit"], 1)
-    bound = UNCLIPPED if isinstance(stated, Logistic) else "row"
+    bound = "row" if stated.is_noisy else UNCLIPPED
     yield from compare("clipped", mechanism["clipped"], bound)
   else:
     check_unit_name(unit)
@@ -203,9 +202,9 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     yield from compare(f"training.{name}", training[name], value)
   for name, value in stated.as_json().items():
     yield from compare(f"mechanism.{name}", mechanism[name], value)
-  if isinstance(stated, Logistic):
+  if not stated.is_noisy:
     yield from compare("noise_sd_steps", noise_sd, 0.0)
-  sampling = sampling_of(stated)
+  sampling = stated.sampling
   yield from compare("accountant", privacy["accountant"], _accountant(sampling))
   yield from compare(
     "assumptions",

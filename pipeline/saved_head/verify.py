@@ -13,11 +13,11 @@ from oneshot_dp.linear_dp.accounting.plan import (
   NOT_PRIVATE,
   ReleasePlan,
 )
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.mechanisms import mechanism_of, sampling_of
-from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.saved_head import receipt as receipts
 from oneshot_dp.pipeline.saved_head.directory import (
   CARD_FILE,
@@ -141,7 +141,7 @@ def _entry_of(receipt: dict[str, Any]) -> dict[str, Any]:
     neighboring_relation=NeighboringRelation[privacy["neighboring_relation"]],
     order=composition["order"],
     num_draws=composition["num_draws"],
-    sampling=sampling_of(mechanism_of(receipt["mechanism"])),
+    sampling=mechanism_of(receipt["mechanism"]).sampling,
   )
   return Charge.of_plan(plan, NoiseSource(), **facts).as_json() | {
     "noise_source": privacy["noise_source"],

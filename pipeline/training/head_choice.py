@@ -3,8 +3,7 @@
 import dataclasses
 import sys
 
-from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HeadConfig, ReleaseOrder
+from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.linear_dp.statistics.class_moments import MAX_ROWS
 
@@ -24,22 +23,3 @@ def choose_head(config: HeadConfig, info: CacheInfo) -> HeadConfig:
     head, why = "lamb", f"whitened is for at most {MAX_ROWS:,} rows"
   print(f"head: {head}, as {why}", file=sys.stderr)
   return dataclasses.replace(config, head=head)
-
-
-def release_order(
-  config: HeadConfig, asked: ReleaseOrder | None
-) -> ReleaseOrder:
-  """The order asked for, or the cheapest that the head allows.
-
-  Raises:
-    InputError: nested releases of a head of several steps.
-  """
-  if config.can_nest:
-    return asked or "nested"
-  if asked == "nested":
-    raise InputError(
-      "release='nested' is for heads of one step and least squares: each"
-      f" head={config.head!r} has noise of its own; leave it out, or use"
-      " --release independent."
-    )
-  return "independent"

@@ -6,64 +6,45 @@ heads of rows as they are: neither it, nor what comes after, knows of the map.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PublicUse
 from oneshot_dp.extract.cache.block import Block, stored_norm
-from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.summary import public_metadata
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_statistics import PublicStatistics
-from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
-from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
-from oneshot_dp.pipeline.training.row_bar import counted
-from oneshot_dp.pipeline.training.trainer import (
+from oneshot_dp.linear_dp.trainer import (
   BaselineTrainer,
   Charging,
   TrainedHead,
   Trainer,
   TrainingRows,
 )
+from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
 
 NON_NEGATIVE = ("bit_", "nf_resnet", "nfnet_")
 """Backbones whose embedding is the mean of what a ReLU or GELU lets through."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MappedRows:
-  """Private rows behind a public map; see `TrainingRows`.
-
-  Formal guarantees: an embedding and its norm are functions of that row alone,
-  bit for bit: `PublicStatistics.mapped` and `stored_norm` say why. Whoever adds
-  rows up checks the norm again, in integers.
-
-  Attributes:
-    rows: the private rows.
-    statistics: of public rows.
-  """
-
-  rows: TrainingRows
-  statistics: PublicStatistics
-
-  @property
-  def info(self) -> CacheInfo:
-    return self.rows.info
-
-  def __len__(self) -> int:
-    return len(self.rows)
-
-  def blocks(self) -> Iterator[Block]:
-    """Streams the rows, every one once."""
-    for block in self.rows.blocks():
-      embedding = self.statistics.mapped(block.embedding)
-      yield dataclasses.replace(
-        block, embedding=embedding, embedding_norm=stored_norm(embedding)
-      )
+def cache_rows(
+  cache: FeatureCache, max_rows_per_unit: int | None = None
+) -> TrainingRows:
+  """The rows of a cache, as a trainer takes them."""
+  return TrainingRows(
+    blocks=cache.blocks,
+    feature_dim=cache.info.feature_dim,
+    num_classes=cache.info.num_classes,
+    num_examples=len(cache),
+    privacy_unit=cache.info.privacy_unit,
+    max_rows_per_unit=max_rows_per_unit,
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,18 +79,36 @@ class PublicRows:
     cache = open_cache(path)
     record = PublicRecord.of(cache.info, used)
     _check_apart(cache, private, record)
+    rows = cache_rows(cache)
     statistics = PublicStatistics.of_blocks(
-      lambda: counted(cache, "public rows"),
-      feature_dim=cache.info.feature_dim,
-      num_classes=cache.info.num_classes,
-      num_examples=len(cache),
+      lambda: rows.shown("public rows", step_bar),
+      feature_dim=rows.feature_dim,
+      num_classes=rows.num_classes,
+      num_examples=rows.num_examples,
       whiten=record.whitens,
     )
     return cls(cache=cache, statistics=statistics, record=record)
 
-  def rows_of(self, private: TrainingRows) -> MappedRows:
-    """What a trainer is to be given."""
-    return MappedRows(rows=private, statistics=self.statistics)
+  def mapped(self, private: TrainingRows) -> TrainingRows:
+    """Private rows behind the public map.
+
+    Formal guarantees: an embedding and its norm are functions of that row
+    alone, bit for bit: `PublicStatistics.mapped` and `stored_norm` say why.
+    Whoever adds rows up checks the norm again, in integers.
+    """
+
+    def blocks() -> Iterator[Block]:
+      for block in private.blocks():
+        embedding = self.statistics.mapped(block.embedding)
+        yield Block(
+          embedding=embedding,
+          embedding_norm=stored_norm(embedding),
+          label=block.label,
+          example_id=block.example_id,
+          unit_id=block.unit_id,
+        )
+
+    return dataclasses.replace(private, blocks=blocks, are_centred=True)
 
   def folded(self, trained: TrainedHead) -> TrainedHead:
     """A head of such rows, as one of rows as they are; its receipt says so."""
@@ -120,49 +119,44 @@ class PublicRows:
     )
 
 
-_AnyTrainer = TypeVar("_AnyTrainer", bound=BaselineTrainer)
-
-
-class FoldedBaseline(Generic[_AnyTrainer]):
-  """See `BaselineTrainer`: of a private cache, by way of public rows.
+class FoldedBaseline(BaselineTrainer):
+  """Heads of mapped rows, as heads of rows as they are.
 
   Args:
-    private: the private rows.
-    public: what maps them.
-    make: the trainer to use, from the rows that it is to read.
+    public: what mapped the rows.
+    inner: trains on mapped rows.
   """
 
-  def __init__(
-    self,
-    private: TrainingRows,
-    public: PublicRows,
-    make: Callable[[TrainingRows], _AnyTrainer],
-  ):
+  def __init__(self, public: PublicRows, inner: BaselineTrainer):
     self._public = public
-    self._inner = make(public.rows_of(private))
-
-  @property
-  def facts(self) -> Mapping[str, Any]:
-    """See `BaselineTrainer`."""
-    return self._inner.facts
+    self._inner = inner
+    self.facts = inner.facts
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     """See `BaselineTrainer`."""
     return self._public.folded(self._inner.baseline(plan))
 
 
-class FoldedTrainer(FoldedBaseline[Trainer]):
+class FoldedTrainer(FoldedBaseline, Trainer):
   """See `Trainer`, and `FoldedBaseline` for the arguments."""
+
+  def __init__(self, public: PublicRows, inner: Trainer):
+    super().__init__(public, inner)
+    self._trainer = inner
 
   def read(self) -> None:
     """See `Trainer`."""
-    self._inner.read()
+    self._trainer.read()
+
+  def notes(self, plan: ReleasePlan) -> Iterable[str]:
+    """See `Trainer`."""
+    return self._trainer.notes(plan)
 
   def release(
     self, plan: ReleasePlan, source: NoiseSource, charge: Charging
   ) -> Iterator[TrainedHead]:
     """See `Trainer`."""
-    for trained in self._inner.release(plan, source, charge):
+    for trained in self._trainer.release(plan, source, charge):
       yield self._public.folded(trained)
 
 

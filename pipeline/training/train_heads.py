@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dp_accounting import NeighboringRelation
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import (
   HeadConfig,
   PrivacyConfig,
@@ -17,24 +16,19 @@ from oneshot_dp.configs.head_config import (
 )
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE, ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead, Trainer
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
-from oneshot_dp.pipeline.training.least_squares_training import (
-  LeastSquaresTrainer,
+from oneshot_dp.pipeline.training.public_rows import (
+  FoldedTrainer,
+  PublicRows,
+  cache_rows,
 )
-from oneshot_dp.pipeline.training.multi_step_training import MultiStepTrainer
-from oneshot_dp.pipeline.training.one_step_training import OneStepTrainer
-from oneshot_dp.pipeline.training.public_rows import FoldedTrainer, PublicRows
-from oneshot_dp.pipeline.training.trainer import (
-  BaselineTrainer,
-  TrainedHead,
-  Trainer,
-  TrainingRows,
-)
-from oneshot_dp.pipeline.training.whitened_training import WhitenedTrainer
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
   "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -71,17 +65,41 @@ def cache_ledger(cache: FeatureCache, directory: Path | None) -> Ledger:
   return Ledger(cache.info.dataset, directory)
 
 
-def make_trainer(
-  rows: TrainingRows,
+def plan_heads(
+  config: HeadConfig,
+  num_examples: int,
+  epsilons: tuple[float, ...],
+  privacy: PrivacyConfig,
+  *,
+  order: ReleaseOrder | None = None,
+  num_draws: int = 1,
+) -> ReleasePlan:
+  """The releases of heads of a config; by default in the cheapest order.
+
+  Raises:
+    InputError: see `make_plan`; nested releases of heads that share no noise.
+  """
+  kind = head_kind(config.head)
+  return make_plan(
+    epsilons,
+    privacy,
+    order=kind.order(order),
+    num_draws=num_draws,
+    sampling=kind.sampling(config, num_examples),
+  )
+
+
+def cache_trainer(
+  cache: FeatureCache,
   configs: Sequence[HeadConfig],
   max_rows_per_unit: int | None = None,
   *,
   public: PublicRows | None = None,
 ) -> Trainer:
-  """The way to train that a config names; several, if of one step, together.
+  """The way to train that configs name; several, if of one step, together.
 
   Args:
-    rows: the private rows.
+    cache: the private rows.
     configs: the heads; not "auto".
     max_rows_per_unit: see `train_heads`.
     public: what to centre or whiten the rows by.
@@ -89,37 +107,12 @@ def make_trainer(
   Raises:
     InputError: what was asked makes no sense for this cache.
   """
-  if public is not None:
-    return FoldedTrainer(
-      rows,
-      public,
-      lambda mapped: _trainer(
-        mapped, configs, max_rows_per_unit, are_centred=True
-      ),
-    )
-  return _trainer(rows, configs, max_rows_per_unit, are_centred=False)
-
-
-def _trainer(
-  rows: TrainingRows,
-  configs: Sequence[HeadConfig],
-  max_rows_per_unit: int | None,
-  *,
-  are_centred: bool,
-) -> Trainer:
-  if all(config.is_one_step for config in configs):
-    return OneStepTrainer(rows, configs, max_rows_per_unit)
-  (config,) = configs
-  if max_rows_per_unit is not None:
-    raise InputError(
-      f"max_rows_per_unit={max_rows_per_unit} is for heads of one step; leave"
-      f" it out with head={config.head!r}."
-    )
-  if config.head == "least-squares":
-    return LeastSquaresTrainer(rows)
-  if config.head == "multi-step":
-    return MultiStepTrainer(rows, config)
-  return WhitenedTrainer(rows, centres=not are_centred)
+  rows = cache_rows(cache, max_rows_per_unit)
+  if public is None:
+    return make_trainer(rows, configs, step_bar)
+  return FoldedTrainer(
+    public, make_trainer(public.mapped(rows), configs, step_bar)
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,7 +167,7 @@ def train_heads(
     InputError: what was asked makes no sense for this cache, or would break the
       cap of its data set; nothing is charged then.
   """
-  trainer = make_trainer(cache, [config], max_rows_per_unit, public=public)
+  trainer = cache_trainer(cache, [config], max_rows_per_unit, public=public)
   return train_all(
     cache,
     [Training(trainer=trainer, plan=plan)],
@@ -237,6 +230,9 @@ def train_all(
   # One that is to make the releases of several plans reads once.
   for trainer in dict.fromkeys(each.trainer for each in trainings):
     trainer.read()
+  for each in trainings:
+    for note in each.trainer.notes(each.plan):
+      print(note, file=sys.stderr)
 
   # Whichever release is the first asks for all.
   pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge_all

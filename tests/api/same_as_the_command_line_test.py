@@ -11,11 +11,10 @@ from oneshot_dp.configs.head_config import (
   PrivacyConfig,
   RelationName,
 )
-from oneshot_dp.linear_dp.heads.registry import HEADS
-from oneshot_dp.pipeline.training.head_choice import release_order
+from oneshot_dp.linear_dp.heads.registry import METHODS
 from oneshot_dp.pipeline.training.train_heads import (
   RELATIONS,
-  make_plan,
+  plan_heads,
   train_heads,
 )
 
@@ -53,7 +52,7 @@ def check_same(
   privacy = PrivacyConfig(
     delta=DELTA, neighboring_relation=relation, noise_seed=SEED
   )
-  plan = make_plan(EPSILONS, privacy, order=release_order(config, None))
+  plan = plan_heads(config, N, EPSILONS, privacy)
   expected = {
     trained.statement.epsilon: trained
     for trained in train_heads(
@@ -84,7 +83,7 @@ def check_same(
   "name",
   [
     pytest.param(name, marks=pytest.mark.slow) if name == "whitened" else name
-    for name in HEADS
+    for name in METHODS
   ],
 )
 def test_heads_of_every_kind(data, tmp_path, name):

@@ -24,10 +24,10 @@ from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.head_config import StepsConfig
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.linear_dp.heads.multi_step import multi_step
+from oneshot_dp.linear_dp.heads.multi_step import training as multi_step
+from oneshot_dp.linear_dp.heads.multi_step.rule import make_rule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.unit_norm_rows import ROWS_PER_DEVICE, SecretRows
-from oneshot_dp.pipeline.training.multi_step_training import make_rule
 from tests.benchmarks.stage2 import synthetic_cache, timed
 
 

@@ -15,7 +15,6 @@ import pathlib
 
 import numpy as np
 
-from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.cache.block import Block
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
@@ -82,7 +81,7 @@ def scores(
   block: Block, data: dict[str, np.ndarray], m: int | None, plan: ReleasePlan
 ) -> list[str]:
   """Top-1 per epsilon."""
-  optimizer = OneStepOptimizer.of(HeadConfig())
+  optimizer = OneStepOptimizer()
   found: dict[float, list[float]] = {e: [] for e in plan.epsilons}
   for out in release(
     summed(block, int(data["train_label"].max()) + 1, m),

@@ -1,12 +1,10 @@
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 
 
 def make_head(d=3, num_classes=4, seed=0):
@@ -15,19 +13,6 @@ def make_head(d=3, num_classes=4, seed=0):
     kernel=rng.standard_normal((d, num_classes)).astype(np.float32),
     bias=rng.standard_normal(num_classes).astype(np.float32),
   )
-
-
-def test_starts_from_zero_and_b0():
-  grid = ClippedGradientGrid(num_classes=4, feature_dim=3, initial_bias=-2.5)
-  head = LinearHead.initial(grid)
-  assert (head.feature_dim, head.num_classes) == (3, 4)
-  assert not head.kernel.any()
-  assert (head.bias == -2.5).all()
-  assert head.kernel.dtype == head.bias.dtype == np.float32
-  # Every class has the probability that the closed form starts from.
-  logits = head.logits(jnp.ones((1, 3)))
-  probability = jax.nn.sigmoid(logits)
-  np.testing.assert_allclose(probability, grid.initial_probability, rtol=1e-6)
 
 
 def test_logits():

@@ -16,7 +16,7 @@ from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads.registry import HEADS
+from oneshot_dp.linear_dp.heads.registry import METHODS
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
@@ -136,7 +136,7 @@ def test_is_one_step_of_optax_along_the_mean_clipped_gradient(
   np.testing.assert_allclose(head.head.bias, bias, rtol=0.02)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", METHODS)
 def test_learns_says_so_and_prints_nothing(data, head, capfd):
   embedding, label = data
   strict, loose = train(data, epsilons=(2.0, 50.0), head=head)
@@ -148,7 +148,7 @@ def test_learns_says_so_and_prints_nothing(data, head, capfd):
   assert receipt["training"]["head"] == head
   assert not receipt["composition"]["charged"]
   composed = receipt["composition"]["composed_epsilon"]
-  shares_noise = head != "whitened"
+  shares_noise = head not in ("whitened", "multi-step")
   assert receipt["composition"]["order"] == (
     "nested" if shares_noise else "independent"
   )
@@ -190,7 +190,7 @@ def test_every_call_has_noise_of_its_own(data):
   assert (np.asarray(one.head.kernel) != np.asarray(other.head.kernel)).any()
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", METHODS)
 def test_charges_once_and_before_any_noise(data, head):
   events = []
 
@@ -269,14 +269,14 @@ def test_a_refused_charge_draws_nothing(data):
     ({"num_classes": 1}, r"num_classes=1"),
     ({"num_classes": 2}, r"labels\[\d+\] is not one of the num_classes=2"),
     ({"head": "svm"}, r"head='svm' must be one of lamb, adam, momentum, least"),
-    ({"head": HeadConfig(head="multi-step")}, r"head='multi-step' must be one"),
+    ({"head": HeadConfig(head="auto")}, r"head='auto' must be one of lamb"),
     (
       {"head": "whitened", "unit_ids": np.zeros(N, int)},
-      r"head='whitened' takes every row for a unit",
+      r"head='whitened' has a guarantee per example",
     ),
     (
       {"head": "least-squares", "unit_ids": np.zeros(N, int)},
-      r"head='least-squares' takes every row for a unit",
+      r"head='least-squares' has a guarantee per example",
     ),
   ],
 )

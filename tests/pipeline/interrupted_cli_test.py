@@ -11,11 +11,11 @@ import pytest
 
 from oneshot_dp.extract.job import job
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.one_step.trainer import OneStepTrainer
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.paper import ablate
 from oneshot_dp.pipeline.saved_head.verify import verify_head
-from oneshot_dp.pipeline.training import train_heads as training
 from tests.pipeline.command_line import (
   EXTRACT,
   SWEEP,
@@ -44,7 +44,7 @@ def nothing_is_half_written(folder: pathlib.Path) -> bool:
 def test_before_anything_is_charged(
   place, capsys, monkeypatch, tmp_path, train_cache, command
 ):
-  monkeypatch.setattr(training.OneStepTrainer, "read", stop)
+  monkeypatch.setattr(OneStepTrainer, "read", stop)
   line = fails(capsys, *place(command), status=130)
   assert line == (
     f"interrupted: {tmp_path / 'out'} was not written; nothing was charged"
@@ -89,7 +89,7 @@ def test_what_was_charged_before_is_not_told_again(
 ):
   assert main(place(TRAIN.replace("{out}", "{tmp}/first"))) == 0
   capsys.readouterr()
-  monkeypatch.setattr(training.OneStepTrainer, "read", stop)
+  monkeypatch.setattr(OneStepTrainer, "read", stop)
   assert "nothing was charged" in fails(capsys, *place(TRAIN), status=130)
 
 

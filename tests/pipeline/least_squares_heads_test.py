@@ -19,28 +19,23 @@ from oneshot_dp.configs.head_config import (
 )
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
-from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
-  LeastSquaresRule,
-)
+from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.statistics.joint_release import Shares
+from oneshot_dp.linear_dp.trainer import Mechanism, Trainer
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
-from oneshot_dp.pipeline.mechanisms import LeastSquares, mechanism_of
-from oneshot_dp.pipeline.mechanisms.mechanism import Mechanism
 from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
-from oneshot_dp.pipeline.training.least_squares_training import (
-  LeastSquaresTrainer,
-)
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
+  cache_trainer,
   make_plan,
   train_heads,
 )
-from oneshot_dp.pipeline.training.trainer import Trainer
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.sample_caches import CLASSES, DIM, write_clusters
 from tests.pipeline.saved_head.receipt_test import changed, leaves, without
@@ -380,11 +375,9 @@ class TestReceipt:
 # The mechanism.
 
 
-def mechanism(sd: float = 3e6) -> LeastSquares:
-  return LeastSquares(
-    rule=LeastSquaresRule(
-      num_examples=50_000, feature_dim=192, num_classes=10, noise_sd_steps=sd
-    )
+def mechanism(sd: float = 3e6) -> LeastSquaresRule:
+  return LeastSquaresRule(
+    num_examples=50_000, feature_dim=192, num_classes=10, noise_sd_steps=sd
   )
 
 
@@ -414,7 +407,7 @@ def test_what_a_mechanism_says():
 
 
 def test_it_is_a_trainer(train_cache):
-  trainer = LeastSquaresTrainer(train_cache)
+  trainer = cache_trainer(train_cache, [CONFIG])
   assert isinstance(trainer, Trainer)
   assert trainer.facts == {"rows_per_unit": 1, "clipped": "row"}
   assert (train_cache.info.feature_dim, train_cache.info.num_classes) == (

@@ -6,25 +6,26 @@ import json
 import pytest
 from dp_accounting import NeighboringRelation
 
-from oneshot_dp.linear_dp.heads.whitened.whitened import WhiteningRule
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-from oneshot_dp.pipeline.mechanisms import OneStep, Whitened, mechanism_of
-from oneshot_dp.pipeline.mechanisms.mechanism import (
+from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.trainer import (
   AS_STORED,
   UNIT_NORM,
   Mechanism,
 )
 
 
-def whitened(sigma: float, n: int = 50_000, centres: bool = True) -> Whitened:
-  return Whitened(
-    rule=WhiteningRule(
-      num_examples=n,
-      feature_dim=192,
-      num_classes=10,
-      noise_multiplier=sigma,
-      centres=centres,
-    )
+def whitened(
+  sigma: float, n: int = 50_000, centres: bool = True
+) -> WhiteningRule:
+  return WhiteningRule(
+    num_examples=n,
+    feature_dim=192,
+    num_classes=10,
+    noise_multiplier=sigma,
+    centres=centres,
   )
 
 
@@ -60,7 +61,7 @@ def test_the_parameters_are_needed_and_the_rest_follows(name):
   """What follows may say anything: it is never read, only compared."""
   mechanism = MECHANISMS[name]
   section = mechanism.as_json()
-  inner = mechanism.grid if isinstance(mechanism, OneStep) else mechanism.rule
+  inner = mechanism.grid if isinstance(mechanism, OneStep) else mechanism
   parameters = {"kind", *(f.name for f in dataclasses.fields(inner))}
   assert parameters <= section.keys()
   for key in section.keys() - parameters:

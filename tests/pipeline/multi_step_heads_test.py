@@ -23,27 +23,23 @@ from oneshot_dp.configs.head_config import (
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.heads.multi_step.rule import MultiStepRule, make_rule
+from oneshot_dp.linear_dp.heads.registry import head_kind, mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.statistics import gradient_sum
+from oneshot_dp.linear_dp.trainer import Trainer
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
-from oneshot_dp.pipeline.mechanisms import MultiStep, mechanism_of, sampling_of
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
-from oneshot_dp.pipeline.training.head_choice import release_order
-from oneshot_dp.pipeline.training.multi_step_training import (
-  MultiStepTrainer,
-  make_rule,
-  planned_sampling,
-)
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
-  make_plan,
+  cache_trainer,
+  plan_heads,
   train_heads,
 )
-from oneshot_dp.pipeline.training.trainer import Trainer
 from tests.pipeline.by_chance import same_bits
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.sample_caches import CLASSES, DIM
@@ -108,12 +104,8 @@ def trained(
 ):
   privacy = PrivacyConfig(delta=DELTA, **fields)
   config = HeadConfig(head="multi-step", steps=steps)
-  plan = make_plan(
-    epsilons or (8.0,),
-    privacy,
-    order=release_order(config, None),
-    num_draws=num_draws,
-    sampling=planned_sampling(config, len(cache)),
+  plan = plan_heads(
+    config, len(cache), epsilons or (8.0,), privacy, num_draws=num_draws
   )
   heads = train_heads(
     cache, plan, config, privacy, ledger_dir=ledger_dir, baseline=baseline
@@ -314,9 +306,10 @@ class TestReceipt:
     """Nor the other way round: the accounting is another."""
     for name, other in (("poisson", "partition"), ("partition", "poisson")):
       receipt = read_head(written / name).receipt
-      rule = mechanism_of(receipt["mechanism"]).rule  # type: ignore[attr-defined]
+      rule = mechanism_of(receipt["mechanism"])
+      assert isinstance(rule, MultiStepRule)
       batches = dataclasses.replace(rule.batches, sampling=other)
-      forged = MultiStep(rule=dataclasses.replace(rule, batches=batches))
+      forged = dataclasses.replace(rule, batches=batches)
       assert problems(receipt | {"mechanism": forged.as_json()})
 
 
@@ -393,9 +386,9 @@ def test_relations(train_cache, tmp_path, name, relation):
 
 def test_it_is_a_trainer(train_cache):
   config = HeadConfig(head="multi-step")
-  assert isinstance(MultiStepTrainer(train_cache, config), Trainer)
-  assert planned_sampling(config, N) is None
-  assert planned_sampling(HeadConfig(), N) is None
+  assert isinstance(cache_trainer(train_cache, [config]), Trainer)
+  for head in (config, HeadConfig()):
+    assert head_kind(head.head).sampling(head, N) is None
 
 
 @pytest.mark.parametrize("epochs", [None, 1, 7])
@@ -412,7 +405,7 @@ def test_what_a_plan_must_know_is_what_the_head_does(batch_size, epochs):
       num_classes=CLASSES,
       noise_multiplier=sigma,
     )
-    assert planned_sampling(config, N) == sampling_of(MultiStep(rule=rule))
+    assert head_kind("multi-step").sampling(config, N) == rule.sampling
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [

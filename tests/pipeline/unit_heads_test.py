@@ -13,12 +13,13 @@ from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.trainer import make_grid
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.saved_head.receipt import problems
-from oneshot_dp.pipeline.training.one_step_training import make_grid
+from oneshot_dp.pipeline.training.public_rows import cache_rows
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
   make_plan,
@@ -189,9 +190,9 @@ class TestBounds:
   def test_the_grid_has_the_bound(self, users, train_cache):
     config = HeadConfig()
     found = [
-      make_grid(users.info, config, 3),
-      make_grid(users.info, config),
-      make_grid(train_cache.info, config),
+      make_grid(cache_rows(users, 3), config),
+      make_grid(cache_rows(users), config),
+      make_grid(cache_rows(train_cache), config),
     ]
     assert [(g.clipped, g.rows_per_unit) for g in found] == [
       ("row", 3),

@@ -18,12 +18,13 @@ from oneshot_dp.configs.head_config import HeadConfig, HeadName, PrivacyConfig
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.statistics import gradient_sum
+from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
-from oneshot_dp.pipeline.mechanisms import Whitened, mechanism_of
-from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 from oneshot_dp.pipeline.saved_head.receipt import problems
@@ -220,8 +221,8 @@ def test_a_head_on_disk_ranks_rows_as_the_trained_model(
   transcript = Transcript.watch(monkeypatch)
   _, (made,) = trained(train_cache, epsilon)
   write_head(tmp_path / "head", made, train_cache.info)
-  assert isinstance(made.mechanism, Whitened)
-  rule = made.mechanism.rule
+  assert isinstance(made.mechanism, WhiteningRule)
+  rule = made.mechanism
   assert rule.whitens == (epsilon == 20)
   saved = read_head(tmp_path / "head").head
   rng = np.random.default_rng(1)
@@ -493,9 +494,9 @@ class TestReceipt:
     assert said["input"] == UNIT_NORM
     assert problems(changed(receipt, ("mechanism", "input"), AS_STORED))
     mechanism = mechanism_of(said)
-    assert isinstance(mechanism, Whitened)
-    rule = dataclasses.replace(mechanism.rule, centres=False)
-    forged = receipt | {"mechanism": Whitened(rule=rule).as_json()}
+    assert isinstance(mechanism, WhiteningRule)
+    rule = dataclasses.replace(mechanism, centres=False)
+    forged = receipt | {"mechanism": rule.as_json()}
     (head / "receipt.json").write_text(json.dumps(forged))
     (head / "README.md").write_text(model_card(forged))
     assert problems(forged) == []

@@ -1,7 +1,9 @@
 """What is charged, drawn and said of heads that share no noise."""
 
+import dataclasses
 import itertools
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,15 +11,14 @@ import pytest
 from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads.own_noise import (
-  head_without_privacy,
-  release_heads,
-)
+from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.trainer import Mechanism, TrainingRows
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 POISSON = PoissonSampling(probability=0.01, num_steps=5)
@@ -28,20 +29,54 @@ def plan_of(*epsilons: float, **changes: Any) -> ReleasePlan:
   return ReleasePlan(epsilons=epsilons or (1.0,), **options | changes)
 
 
-class Trainer:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule(Mechanism):
+  """Tells heads apart."""
+
+  KIND = "noise"
+  sigma: float
+
+  def as_json(self) -> dict[str, Any]:
+    return dataclasses.asdict(self)
+
+  def in_words(self, training: Mapping[str, Any]) -> str:
+    return "nothing but noise"
+
+
+class NoiseTrainer(OwnNoiseTrainer[Rule]):
   """Makes heads of nothing but noise, and writes down what it was asked."""
 
   def __init__(self):
+    rows = TrainingRows(
+      blocks=list, feature_dim=3, num_classes=2, num_examples=1
+    )
+    super().__init__(rows, [HeadConfig(head="whitened")])
     self.asked: list[tuple[float, NoiseSource | None]] = []
+    self.relations: set[NeighboringRelation] = set()
 
-  def __call__(self, sigma: float, source: NoiseSource | None):
-    self.asked.append((sigma, source))
+  def read(self) -> None:
+    pass
+
+  def rule(self, sigma: float) -> Rule:
+    return Rule(sigma=sigma)
+
+  def num_steps(self, rule: Rule) -> int:
+    return 1
+
+  def train(
+    self,
+    rule: Rule,
+    relation: NeighboringRelation,
+    source: NoiseSource | None,
+    on_step: Callable[[], object],
+  ) -> LinearHead:
+    self.asked.append((rule.sigma, source))
+    self.relations.add(relation)
     noise = np.zeros(6) if source is None else source.words(6) / 2.0**64
-    head = LinearHead(
+    return LinearHead(
       kernel=noise.reshape(3, 2).astype(np.float32),
       bias=np.zeros(2, np.float32),
     )
-    return head, f"rule {len(self.asked)}"
 
 
 class WatchedSource(NoiseSource):
@@ -76,7 +111,7 @@ def test_it_is_charged_once_and_before_any_random_bit(seed, sampling):
     events.append("charged")
     charges.append(args)
 
-  heads = release_heads(Trainer(), plan, source, charge=charge)
+  heads = NoiseTrainer().release(plan, source, charge)
   assert events == []
   next(heads)
   assert events == ["charged", "bits"]
@@ -88,14 +123,14 @@ def test_it_is_charged_once_and_before_any_random_bit(seed, sampling):
 @pytest.mark.parametrize("refused", ["by the ledger", "nested"])
 def test_a_refusal_draws_and_trains_nothing(refused):
   events: list[str] = []
-  source, train = WatchedSource(None, events), Trainer()
+  source, train = WatchedSource(None, events), NoiseTrainer()
   plan = plan_of(order="nested" if refused == "nested" else "independent")
 
   def charge(plan: ReleasePlan, source: NoiseSource) -> None:
     events.append("asked")
     raise InputError("by the ledger")
 
-  heads = release_heads(train, plan, source, charge=charge)
+  heads = train.release(plan, source, charge)
   with pytest.raises(InputError, match=refused):
     next(heads)
   assert events == ([] if refused == "nested" else ["asked"])
@@ -106,15 +141,20 @@ def test_a_refusal_draws_and_trains_nothing(refused):
 @pytest.mark.parametrize("sampling", [None, POISSON])
 def test_what_is_trained_is_what_is_charged(sampling):
   """One mechanism of each σ in the charge, with bits of its own."""
-  plan, train = plan_of(1.0, 8.0, num_draws=3, sampling=sampling), Trainer()
+  plan, train = (
+    plan_of(1.0, 8.0, num_draws=3, sampling=sampling),
+    NoiseTrainer(),
+  )
   source = NoiseSource(2)
-  heads = list(release_heads(train, plan, source, charge=uncharged))
+  heads = list(train.release(plan, source, uncharged))
   assert [(h.draw, h.statement.epsilon) for h in heads] == [
     *itertools.product((0, 1, 2), (8.0, 1.0))
   ]
   assert tuple(s for s, _ in train.asked) == plan.charged_noise_multipliers
   assert all(given is source for _, given in train.asked)
-  assert [h.rule for h in heads] == [f"rule {i}" for i in range(1, 7)]
+  sigmas = plan.charged_noise_multipliers
+  assert [h.mechanism for h in heads] == [Rule(sigma=s) for s in sigmas]
+  assert train.relations == {ADD_OR_REMOVE}
   assert len({h.head.kernel.tobytes() for h in heads}) == 6
 
 
@@ -132,7 +172,7 @@ def test_statement(relation, sampling, seed):
     2.0, delta=1e-6, neighboring_relation=relation, sampling=sampling
   )
   source = NoiseSource(seed)
-  (head,) = release_heads(Trainer(), plan, source, charge=uncharged)
+  (head,) = NoiseTrainer().release(plan, source, uncharged)
   found = head.statement
   sigma = (
     sampling.noise_multiplier(2.0, 1e-6)
@@ -149,11 +189,12 @@ def test_statement(relation, sampling, seed):
 
 @pytest.mark.parametrize("relation", list(NeighboringRelation))
 def test_a_baseline_is_not_private_and_says_so(relation):
-  train = Trainer()
+  train = NoiseTrainer()
   plan = plan_of(1.0, 8.0, num_draws=2, neighboring_relation=relation)
-  head = head_without_privacy(train, plan)
+  head = train.baseline(plan)
   assert train.asked == [(0.0, None)]
-  assert (head.draw, head.rule) == (0, "rule 1")
+  assert (head.draw, head.mechanism) == (0, Rule(sigma=0.0))
+  assert train.relations == {relation}
   found = head.statement
   assert found.is_private is False
   assert found.noise_source == "none: NOT PRIVATE"

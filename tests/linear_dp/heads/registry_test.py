@@ -1,55 +1,51 @@
-"""Settings reach each kind of head as they were asked for."""
+"""Every head has one row, which all doors and receipts go by."""
 
-import numpy as np
+from typing import get_args
+
 import pytest
 
-from oneshot_dp.configs.head_config import HeadConfig
-from oneshot_dp.linear_dp.heads.whitened.whitened import WhiteningRule
-from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-from oneshot_dp.linear_dp.rows.arrays import ArrayRows
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
-
-CONFIG = HeadConfig(l2_clip_norm=0.25, initial_bias=-2.0, train_bias=True)
-
-
-@pytest.mark.parametrize(
-  ("has_units", "max_rows_per_unit", "clipped", "rows_per_unit"),
-  [
-    (False, None, "row", 1),
-    (True, None, "unit", 1),
-    (True, 3, "row", 3),
-  ],
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig, MethodName
+from oneshot_dp.linear_dp.heads.registry import (
+  KINDS,
+  METHODS,
+  head_kind,
+  make_trainer,
 )
-def test_clipping(has_units, max_rows_per_unit, clipped, rows_per_unit):
-  grid = ClippedGradientGrid.of(
-    CONFIG,
-    num_classes=4,
-    feature_dim=6,
-    has_units=has_units,
-    max_rows_per_unit=max_rows_per_unit,
-  )
-  assert grid == ClippedGradientGrid(
-    num_classes=4,
-    feature_dim=6,
-    l2_clip_norm=0.25,
-    initial_bias=-2.0,
-    train_bias=True,
-    rows_per_unit=rows_per_unit,
-    clipped=clipped,
-  )
+from oneshot_dp.linear_dp.heads.whitened.training import WhitenedTrainer
+from oneshot_dp.linear_dp.trainer import Mechanism, Trainer, TrainingRows
+
+ROWS = TrainingRows(blocks=list, feature_dim=5, num_classes=3, num_examples=7)
+
+
+def test_the_rows_are_the_names_that_may_be_asked_for():
+  assert sorted(METHODS) == sorted(get_args(MethodName))
+  assert len({kind.mechanism.KIND for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_makes_a_trainer(method):
+  trainer = make_trainer(ROWS, [HeadConfig(head=method)])
+  assert isinstance(trainer, Trainer)
+  assert issubclass(head_kind(method).mechanism, Mechanism)
+  assert trainer.facts == {"rows_per_unit": 1, "clipped": "row"}
+
+
+@pytest.mark.parametrize("method", ["svm", "auto", "logistic", ""])
+def test_another_name(method):
+  with pytest.raises(InputError, match="must be one of lamb, adam, momentum,"):
+    head_kind(method)
 
 
 @pytest.mark.parametrize("centres", [False, True])
-def test_whitening(centres):
-  rows = ArrayRows.of(np.eye(7, 5), np.zeros(7, int), num_classes=3)
-  secret = SecretRows(
-    lambda: [rows], feature_dim=5, num_classes=3, num_examples=7
-  )
-  rule = WhiteningRule.of(secret, 0.5, centres=centres)
-  assert rule == WhiteningRule(
-    num_examples=7,
+def test_what_public_rows_centred_is_not_centred_again(centres):
+  rows = TrainingRows(
+    blocks=list,
     feature_dim=5,
     num_classes=3,
-    noise_multiplier=0.5,
-    centres=centres,
+    num_examples=7,
+    are_centred=not centres,
   )
+  trainer = make_trainer(rows, [HeadConfig(head="whitened")])
+  assert isinstance(trainer, WhitenedTrainer)
+  assert trainer.rule(0.5).centres is centres

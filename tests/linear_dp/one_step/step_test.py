@@ -8,7 +8,6 @@ import pytest
 from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.release import Release
@@ -158,15 +157,6 @@ def test_no_eps_is_the_sign_and_a_zero_gradient_stays(name, options):
   assert not head.kernel[:3].any()
   expected = -np.sign(release.mean_gradient.T)
   np.testing.assert_allclose(head.kernel, expected, rtol=1e-5)
-
-
-def test_is_what_a_config_asks_for():
-  config = HeadConfig(
-    head="adam", learning_rate=0.5, eps=1e-3, eps_in_noise_sds=2.0
-  )
-  assert OneStepOptimizer.of(config) == OneStepOptimizer(
-    name="adam", learning_rate=0.5, eps=1e-3, eps_in_noise_sds=2.0
-  )
 
 
 @pytest.mark.parametrize(

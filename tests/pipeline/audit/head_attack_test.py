@@ -13,7 +13,8 @@ from dp_accounting import NeighboringRelation
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, StepsConfig
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
-from oneshot_dp.linear_dp.heads.whitened.whitened import WhiteningRule
+from oneshot_dp.linear_dp.heads.registry import head_kind
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.rounded_gaussian import (
   GaussianChain,
   rounded_gaussian,
@@ -24,7 +25,6 @@ from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.pipeline.audit.head_attack import STEPS_ROWS, Scores
 from oneshot_dp.pipeline.audit.heads import any_bound, audit_head, noise_bound
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.training.multi_step_training import planned_sampling
 from tests.pipeline.command_line import fails, succeeds
 
 DELTA = 1e-5
@@ -56,7 +56,7 @@ def audit(
     neighboring_relation=relation,
     order="independent",
     num_draws=runs,
-    sampling=planned_sampling(config, STEPS_ROWS),
+    sampling=head_kind(config.head).sampling(config, STEPS_ROWS),
   )
   return audit_head(config, plan, NoiseSource(1), confidence=0.95)
 
@@ -174,7 +174,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
     shared_by_features,
   ),
   "clipping off": (
-    "oneshot_dp.linear_dp.heads.multi_step.multi_step.clipped_gradient",
+    "oneshot_dp.linear_dp.heads.multi_step.training.clipped_gradient",
     unclipped,
   ),
   "a row twice": (

@@ -93,7 +93,7 @@ def test_one_thing_is_changed_at_a_time():
 
 def test_a_learning_rate_is_for_heads_that_depend_on_it():
   for cell in chosen(learning_rate=0.3):
-    if cell.head.is_one_step:
+    if cell.head.head != "multi-step":
       assert cell.head.learning_rate == 1.0
     else:
       assert cell.head.steps.learning_rate == 0.3

@@ -6,12 +6,12 @@ import pytest
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import open_cache
-from oneshot_dp.linear_dp.heads.whitened.whitened import WhiteningRule
-from oneshot_dp.pipeline.mechanisms import OneStep, Whitened
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
+from oneshot_dp.linear_dp.one_step.mechanism import OneStep
 from oneshot_dp.pipeline.report.noise_and_signal import sums_of
 from oneshot_dp.pipeline.report.public_answers import ask
 from oneshot_dp.pipeline.report.run_record import read_run
-from oneshot_dp.pipeline.training.train_heads import make_plan, make_trainer
+from oneshot_dp.pipeline.training.train_heads import cache_trainer, make_plan
 from tests.pipeline.report.conftest import swept
 from tests.pipeline.sample_caches import CLASSES
 
@@ -59,7 +59,7 @@ def test_the_signal_is_what_the_rows_would_add(run_of, bias):
   run = run_of(train_bias=bias, l2_clip_norm=0.7)
   found = estimate(run)
   test = rows_of(run)
-  trainer = make_trainer(
+  trainer = cache_trainer(
     test, [HeadConfig(train_bias=bias, l2_clip_norm=0.7, head="momentum")]
   )
   trainer.read()
@@ -135,5 +135,5 @@ class TestWhatCannotBeSaid:
     rule = WhiteningRule(
       num_examples=180, feature_dim=3, num_classes=4, noise_multiplier=1.0
     )
-    receipt = {"mechanism": Whitened(rule=rule).as_json(), "training": {}}
+    receipt = {"mechanism": rule.as_json(), "training": {}}
     assert "at every step" in str(sums_of(receipt))

@@ -11,10 +11,9 @@ import safetensors.numpy
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM, TrainedHead
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.training.train_heads import make_plan, train_heads
-from oneshot_dp.pipeline.training.trainer import TrainedHead
 from tests.pipeline.command_line import SWEEP, TRAIN, succeeds
 
 

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
-from oneshot_dp.linear_dp.heads.whitened.whitened import WhiteningRule
-from oneshot_dp.pipeline.mechanisms import Whitened
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 
@@ -75,7 +74,7 @@ def test_it_says_what_to_do_with_the_weights(receipt, centres, line):
     noise_multiplier=1.0,
     centres=centres,
   )
-  receipt["mechanism"] = Whitened(rule=rule).as_json()
+  receipt["mechanism"] = rule.as_json()
   assert line in model_card(receipt)
 
 

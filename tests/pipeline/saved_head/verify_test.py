@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 

@@ -7,8 +7,9 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, StepsConfig
+from oneshot_dp.linear_dp.heads.registry import head_kind
 from oneshot_dp.linear_dp.statistics.class_moments import MAX_ROWS
-from oneshot_dp.pipeline.training.head_choice import choose_head, release_order
+from oneshot_dp.pipeline.training.head_choice import choose_head
 
 ONE_STEP = ("lamb", "adam", "momentum")
 SETTINGS: dict[str, Any] = {
@@ -105,16 +106,14 @@ def test_what_counts_for_a_head():
 
 @pytest.mark.parametrize("head", ONE_STEP)
 def test_order_of_one_step(head):
-  config = HeadConfig(head=head)
-  assert release_order(config, None) == "nested"
-  assert release_order(config, "nested") == "nested"
-  assert release_order(config, "independent") == "independent"
+  assert head_kind(head).order() == "nested"
+  assert head_kind(head).order("nested") == "nested"
+  assert head_kind(head).order("independent") == "independent"
 
 
 @pytest.mark.parametrize("head", ["whitened", "multi-step"])
 def test_order_of_several_steps(head):
-  config = HeadConfig(head=head)
-  assert release_order(config, None) == "independent"
-  assert release_order(config, "independent") == "independent"
+  assert head_kind(head).order() == "independent"
+  assert head_kind(head).order("independent") == "independent"
   with pytest.raises(InputError, match="release='nested' is for heads of one"):
-    release_order(config, "nested")
+    head_kind(head).order("nested")

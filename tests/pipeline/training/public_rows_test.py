@@ -19,25 +19,30 @@ from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.verify import stored_norm
 from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.registry import make_trainer
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.statistics import gradient_sum
+from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.public_record import ASSUMPTION, SETTING
 from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
-from oneshot_dp.pipeline.training.public_rows import NON_NEGATIVE, PublicRows
+from oneshot_dp.pipeline.training.public_rows import (
+  NON_NEGATIVE,
+  PublicRows,
+  cache_rows,
+)
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_ledger,
+  cache_trainer,
   make_plan,
-  make_trainer,
+  plan_heads,
   train_all,
   train_heads,
 )
-from oneshot_dp.pipeline.training.trainer import TrainedHead, TrainingRows
-from oneshot_dp.pipeline.training.whitened_training import WhitenedTrainer
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.sample_caches import (
   CLASSES,
@@ -116,8 +121,7 @@ def fill(caches, tmp_path):
 
 def trained(caches: Caches, config: HeadConfig, **options: Any) -> TrainedHead:
   privacy = PrivacyConfig(delta=1e-5)
-  order = "nested" if config.is_one_step else "independent"
-  plan = make_plan((8.0,), privacy, order=order)
+  plan = plan_heads(config, len(caches.train), (8.0,), privacy)
   (head,) = train_heads(
     caches.train, plan, config, privacy, ledger_dir=None, **options
   )
@@ -147,9 +151,8 @@ class TestTraining:
     public = PublicRows.read(caches.public.path, caches.train, used)
     privacy = PrivacyConfig(delta=1e-5, noise_seed=4)
     config = HeadConfig(head=head)
-    order = "nested" if config.is_one_step else "independent"
-    plan = make_plan((8.0,), privacy, order=order)
-    mapped = public.rows_of(caches.train)
+    plan = plan_heads(config, len(caches.train), (8.0,), privacy)
+    mapped = public.mapped(cache_rows(caches.train))
     inside, outside = (
       train_all(
         caches.train,
@@ -158,11 +161,8 @@ class TestTraining:
         ledger_dir=None,
       )[0].head
       for trainer in (
-        # What public rows centred is not centred again.
-        WhitenedTrainer(mapped, centres=False)
-        if head == "whitened"
-        else make_trainer(mapped, [config]),
-        make_trainer(caches.train, [config], public=public),
+        make_trainer(mapped, [config]),
+        cache_trainer(caches.train, [config], public=public),
       )
     )
     for block in caches.eval.blocks():
@@ -197,10 +197,8 @@ class TestTraining:
 
   def test_the_view_is_the_same_rows(self, caches):
     public = PublicRows.read(caches.public.path, caches.train)
-    rows = public.rows_of(caches.train)
-    assert isinstance(rows, TrainingRows)
-    assert isinstance(caches.train, TrainingRows)
-    assert (len(rows), rows.info) == (300, caches.train.info)
+    rows = public.mapped(cache_rows(caches.train))
+    assert rows.num_examples == 300
     for mapped, block in zip(rows.blocks(), caches.train.blocks(), strict=True):
       for column in ("label", "example_id"):
         np.testing.assert_array_equal(
@@ -233,7 +231,7 @@ class TestTraining:
       )
       return {
         int(ids[example_id]): row.tobytes() + norm.tobytes()
-        for block in public.rows_of(cache).blocks()
+        for block in public.mapped(cache_rows(cache)).blocks()
         for example_id, row, norm in zip(
           block.example_id, block.embedding, block.embedding_norm, strict=True
         )
@@ -258,7 +256,10 @@ class TestTraining:
       embedding_dtype="float32",
     )
     public = PublicRows.read(caches.public.path, units)
-    (mapped,), (block,) = public.rows_of(units).blocks(), units.blocks()
+    (mapped,), (block,) = (
+      public.mapped(cache_rows(units)).blocks(),
+      units.blocks(),
+    )
     np.testing.assert_array_equal(mapped.unit_id, block.unit_id)
     plan = make_plan((1.0,), PrivacyConfig(delta=1e-5))
     (head,) = train_heads(

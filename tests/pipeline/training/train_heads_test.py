@@ -5,7 +5,6 @@ from dp_accounting import NeighboringRelation
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer
 from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
@@ -38,17 +37,6 @@ def test_a_plan_is_what_was_asked(name, relation):
   assert plan.neighboring_relation is relation
   assert (plan.epsilons, plan.delta) == ((2.0, 1.0), 1e-6)
   assert (plan.order, plan.num_draws) == ("independent", 3)
-
-
-def test_an_optimizer_is_what_was_asked():
-  config = HeadConfig(
-    head="adam", learning_rate=0.5, eps=1e-3, eps_in_noise_sds=2.0
-  )
-  optimizer = OneStepOptimizer.of(config)
-  assert optimizer.name == "adam"
-  assert optimizer.learning_rate == 0.5
-  assert optimizer.eps == 1e-3
-  assert optimizer.eps_in_noise_sds == 2.0
 
 
 def test_one_head_for_each_draw_and_epsilon_in_order(train_cache):

@@ -23,18 +23,17 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.audit import epsilon_of_gdp, gdp_lower_bound
-from oneshot_dp.linear_dp.heads.least_squares import least_squares
-from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
-  LeastSquaresRelease,
-  LeastSquaresRule,
-  discriminant,
-  least_squares_without_privacy,
-  release_least_squares,
-)
+from oneshot_dp.linear_dp.heads.least_squares import training as least_squares
+from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
 from oneshot_dp.linear_dp.heads.least_squares.spectrum import denoised
+from oneshot_dp.linear_dp.heads.least_squares.training import (
+  LeastSquaresTrainer,
+  discriminant,
+)
 from oneshot_dp.linear_dp.noise import rounded_gaussian as noise
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
@@ -48,6 +47,7 @@ from oneshot_dp.linear_dp.statistics.joint_release import (
   joint_sensitivity,
   without_noise,
 )
+from oneshot_dp.linear_dp.trainer import TrainingRows
 from tests.linear_dp.blocks import Block, make_block, rows_of
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -88,9 +88,23 @@ def uncharged(plan: ReleasePlan, source: NoiseSource) -> None:
 
 def released(
   secret: SecretClassMoments, plan: ReleasePlan, seed: int | None = 0
-) -> list[LeastSquaresRelease]:
+) -> list[Any]:
   source = NoiseSource(seed)
-  return list(release_least_squares(secret, plan, source, charge=uncharged))
+  return list(trainer_of(secret).release(plan, source, uncharged))
+
+
+def trainer_of(secret: SecretClassMoments) -> LeastSquaresTrainer:
+  """A trainer that has read rows of these moments."""
+  num_classes, d = secret.secret_class_sums.shape
+  rows = TrainingRows(
+    blocks=list,
+    feature_dim=d,
+    num_classes=num_classes,
+    num_examples=secret.num_examples,
+  )
+  trainer = LeastSquaresTrainer(rows, [HeadConfig(head="least-squares")])
+  trainer._moments = secret
+  return trainer
 
 
 def rule_of(sd: float, n=400, d=D, num_classes=K) -> LeastSquaresRule:
@@ -123,7 +137,7 @@ def test_epsilon_by_an_accountant_that_knows_no_closed_form(order, delta):
   plan = plan_of(*epsilons, delta=delta, order=order)
   events: list[DpEvent] = []
   for head in released(zeros(), plan):
-    sigma, shares = head.statement.noise_multiplier, head.rule.shares
+    sigma, shares = head.statement.noise_multiplier, head.mechanism.shares
     parts = (
       shares.moment,
       shares.class_sums,
@@ -174,7 +188,7 @@ def test_the_noise_is_that_of_the_statement(seen, relation, epsilon):
     assert found.noise_sd == math.nextafter(
       found.noise_multiplier * sensitivity, math.inf
     )
-    assert head.rule.noise_sd_steps == found.noise_sd
+    assert head.mechanism.noise_sd_steps == found.noise_sd
     assert found.neighboring_relation is relation
 
 
@@ -224,7 +238,7 @@ def test_it_is_charged_once_and_before_any_random_bit(seed):
     events.append("charged")
     charges.append(args)
 
-  made = release_least_squares(zeros(), plan, source, charge=charge)
+  made = trainer_of(zeros()).release(plan, source, charge)
   assert events == []
   assert len(list(made)) == 4
   assert events[0] == "charged"
@@ -241,7 +255,7 @@ def test_a_refusal_draws_nothing():
 
   source = WatchedSource(None, events)
   with pytest.raises(InputError, match="by the ledger"):
-    next(release_least_squares(zeros(), plan_of(), source, charge=charge))
+    next(trainer_of(zeros()).release(plan_of(), source, charge))
   assert events == []
 
 
@@ -253,13 +267,13 @@ def test_a_seed_is_not_private(seed):
 
 
 def test_a_baseline_is_not_private():
-  head = least_squares_without_privacy(secret_of(clusters()), plan_of())
+  head = trainer_of(secret_of(clusters())).baseline(plan_of())
   assert head.statement.is_private is False
   assert head.statement.noise_source == "none: NOT PRIVATE"
   assert head.statement.epsilon == math.inf
   assert head.statement.noise_sd == head.statement.noise_multiplier == 0
   assert head.statement.sensitivity == joint_sensitivity(ADD_OR_REMOVE, D, K)
-  assert head.rule == rule_of(0.0)
+  assert head.mechanism == rule_of(0.0)
 
 
 def test_a_seed_repeats_and_the_system_does_not():
@@ -318,7 +332,7 @@ def textbook(block: Block) -> np.ndarray:
 def test_without_noise_it_is_the_discriminant(imbalanced, devices):
   block = clusters(imbalanced=imbalanced)
   secret = secret_of(block, devices=devices)
-  head = least_squares_without_privacy(secret, plan_of()).head
+  head = trainer_of(secret).baseline(plan_of()).head
   expected = textbook(block)
   scale = np.abs(expected).max()
   np.testing.assert_allclose(head.kernel, expected, atol=1e-4 * scale, rtol=0)
@@ -456,7 +470,7 @@ def guesses(block: Block, epsilon: float, seed: int) -> int:
       secret_of(block, 3), plan_of(epsilon, num_draws=RUNS), seed
     )
   row = np.array([0.6, -0.8])
-  return sum(bool(ratio(m, row, heads[0].rule) > 0) for m in found)
+  return sum(bool(ratio(m, row, heads[0].mechanism) > 0) for m in found)
 
 
 def audited(epsilon: float) -> float:

@@ -1,3 +1,5 @@
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,8 +9,9 @@ from sklearn.preprocessing import StandardScaler
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads.logistic import logistic
-from oneshot_dp.linear_dp.heads.logistic.logistic import fit_logistic
+from oneshot_dp.linear_dp.heads.logistic import training as logistic
+from oneshot_dp.linear_dp.heads.logistic.training import fit_logistic
+from oneshot_dp.linear_dp.trainer import TrainingRows
 from tests.linear_dp.blocks import Block, in_blocks, make_block
 
 N, DIM, CLASSES = 300, 5, 4
@@ -25,15 +28,23 @@ def overlapping(n: int = N, dtype: type = np.float32) -> Block:
 
 
 def fit(
-  block: Block, sizes: tuple[int, ...] = (100,), **options: Any
+  block: Block,
+  sizes: tuple[int, ...] = (100,),
+  spoil: Mapping[str, int] | None = None,
+  **options: Any,
 ) -> LinearHead:
-  fields: dict[str, Any] = {
-    "num_examples": len(block),
-    "num_classes": CLASSES,
-  } | options
-  return fit_logistic(
-    lambda: in_blocks(block, sizes), feature_dim=DIM, **fields
+  rows = rows_of(block, lambda: in_blocks(block, sizes), **(spoil or {}))
+  return fit_logistic(rows, 1 / rows.num_examples, **options)
+
+
+def rows_of(block: Block, read, **changes: Any) -> TrainingRows:
+  rows = TrainingRows(
+    blocks=read,
+    feature_dim=block.embedding.shape[1],
+    num_classes=CLASSES,
+    num_examples=len(block),
   )
+  return dataclasses.replace(rows, **changes)
 
 
 def logits(head: LinearHead, block: Block) -> np.ndarray:
@@ -78,10 +89,8 @@ def test_rows_that_fit_are_read_once(resident_bytes, passes):
     return in_blocks(block, (100,))
 
   fit_logistic(
-    read,
-    feature_dim=DIM,
-    num_classes=CLASSES,
-    num_examples=N,
+    rows_of(block, read),
+    1 / N,
     resident_bytes=resident_bytes,
     on_step=lambda: steps.append(1),
   )
@@ -108,7 +117,7 @@ def test_a_constant_feature_counts_for_nothing(ulps):
 )
 def test_what_it_refuses(spoil, said):
   with pytest.raises(InputError, match=said):
-    fit(overlapping(), **spoil)
+    fit(overlapping(), spoil=spoil)
 
 
 def test_rows_that_are_not_finite_are_refused():
@@ -131,12 +140,7 @@ def test_it_reaches_the_reference_on_real_features(
 ):
   arrays = np.load(shared_data / f"{name}_vit_ti16_features.npz")
   block = make_block(arrays["train_embedding"], arrays["train_label"])
-  head = fit_logistic(
-    lambda: in_blocks(block, (4096,)),
-    feature_dim=block.embedding.shape[1],
-    num_classes=10,
-    num_examples=len(block),
-  )
+  head = fit(block, (4096,), {"num_classes": 10})
   test = make_block(arrays["test_embedding"], arrays["test_label"])
   accuracy = (logits(head, test).argmax(axis=1) == test.label).mean()
   assert accuracy > reference - 0.002

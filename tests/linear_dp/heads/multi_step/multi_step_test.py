@@ -25,9 +25,9 @@ from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.audit import epsilon_of_gdp, gdp_lower_bound
 from oneshot_dp.linear_dp.heads.descent import initial_kernel
-from oneshot_dp.linear_dp.heads.multi_step import multi_step
+from oneshot_dp.linear_dp.heads.multi_step import training as multi_step
 from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
-from oneshot_dp.linear_dp.heads.multi_step.multi_step import (
+from oneshot_dp.linear_dp.heads.multi_step.rule import (
   MAX_NORM,
   MultiStepRule,
   learning_rate,

@@ -1,6 +1,7 @@
 """Whitened heads, from the rule's budget to what an attacker can tell."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -26,16 +27,12 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.audit import epsilon_of_gdp, gdp_lower_bound
-from oneshot_dp.linear_dp.heads.own_noise import (
-  IndependentHead,
-  head_without_privacy,
-  release_heads,
-)
-from oneshot_dp.linear_dp.heads.whitened import whitened
-from oneshot_dp.linear_dp.heads.whitened.whitened import (
+from oneshot_dp.linear_dp.heads.whitened import training as whitened
+from oneshot_dp.linear_dp.heads.whitened.rule import (
   CLIP_NORM,
   MOMENTUM,
   WhiteningRule,
@@ -50,6 +47,7 @@ from oneshot_dp.linear_dp.statistics.class_moments import (
   SecretClassMoments,
   class_moments,
 )
+from oneshot_dp.linear_dp.trainer import TrainingRows
 from tests.linear_dp.blocks import (
   DTYPES,
   Block,
@@ -114,24 +112,34 @@ def release_whitened(
   *,
   charge,
   **options,
-) -> Iterator[IndependentHead[WhiteningRule]]:
-  train = trainer(rows, moment, plan.neighboring_relation, **options)
-  return release_heads(train, plan, source, charge=charge)
+) -> Iterator[Any]:
+  return trainer(rows, moment, **options).release(plan, source, charge)
 
 
-def trainer(rows, moment, relation, on_step=lambda: None, centres=True):
-  sizes = (rows.num_examples, rows.feature_dim, rows.num_classes)
+def trainer(rows, moment, on_step=lambda: None, centres=True):
+  """A trainer that has read these rows."""
 
-  def train(sigma, source):
-    rule = rule_of(sigma, *sizes, centres)
-    return whitened.train(rows, moment, rule, relation, source, on_step), rule
+  class Bar(contextlib.nullcontext):
+    def update(self):
+      on_step()
 
-  return train
+  made = whitened.WhitenedTrainer(
+    TrainingRows(
+      blocks=list,
+      feature_dim=rows.feature_dim,
+      num_classes=rows.num_classes,
+      num_examples=rows.num_examples,
+      are_centred=not centres,
+    ),
+    [HeadConfig(head="whitened")],
+    lambda *_: contextlib.nullcontext(Bar()),
+  )
+  made._rows, made._moment = rows, moment
+  return made
 
 
 def whitened_without_privacy(rows, moment, plan, **options: Any):
-  train = trainer(rows, moment, plan.neighboring_relation, **options)
-  return head_without_privacy(train, plan)
+  return trainer(rows, moment, **options).baseline(plan)
 
 
 def released(
@@ -140,7 +148,7 @@ def released(
   seed: int | None = 0,
   centres: bool = True,
   **options: Any,
-) -> list[IndependentHead[WhiteningRule]]:
+) -> list[Any]:
   rows = rows_of(block, **options)
   moment = class_moments(rows)
   made = release_whitened(
@@ -364,7 +372,7 @@ def test_the_noise_that_is_added_is_paid_for(
     # Entries above the diagonal count twice.
     sd = min(Fraction(diagonal.sd) ** 2, 2 * Fraction(above.sd) ** 2)
     spent += Fraction(removals * (GRID_RADIUS + D)) ** 2 / sd
-  assert len(steps) == len(secrets) == head.rule.num_steps
+  assert len(steps) == len(secrets) == head.mechanism.num_steps
   rounding = Fraction(math.isqrt(K * D * 2**80) + 1, 2**40)
   for noise, ((_, _, _, clip_norm), secret) in zip(steps, secrets, strict=True):
     assert noise.shape == (D, K)
@@ -395,7 +403,7 @@ def test_it_is_the_noise_of_the_release(monkeypatch):
   gradients = recorded(monkeypatch, "release_gradient")
   (head,) = released(zero_rows(), plan_of(1.0))
   assert not any(secret.secret_sum.any() for _, secret in secrets)
-  rule = head.rule
+  rule = head.mechanism
   ((_, mean),), ((_, moment),) = means, moments
   noise = np.array([result for _, result in gradients])
   sigma_1, sigma_m = rule.mean_noise_multiplier, rule.moment_noise_multiplier
@@ -423,7 +431,7 @@ def test_every_head_and_draw_has_noise_of_its_own(drawn, monkeypatch, seed):
   assert [(h.draw, h.statement.epsilon) for h in heads] == [
     *itertools.product((0, 1), (8.0, 1.0))
   ]
-  steps = sum(h.rule.num_steps for h in heads)
+  steps = sum(h.mechanism.num_steps for h in heads)
   assert len(drawn) == 3 * len(heads) + steps
   found = (len(means), len(moments), len(gradients))
   assert found == (len(heads), len(heads), steps)
@@ -513,7 +521,7 @@ def test_statement(relation, seed):
   assert found.neighboring_relation is relation
   assert found.is_private is (seed is None)
   assert ("NOT PRIVATE" in found.noise_source) is (seed is not None)
-  assert head.rule == rule_of(sigma)
+  assert head.mechanism == rule_of(sigma)
 
 
 def test_a_baseline_is_not_private_and_draws_nothing(drawn):
@@ -525,7 +533,7 @@ def test_a_baseline_is_not_private_and_draws_nothing(drawn):
   assert head.statement.noise_source == "none: NOT PRIVATE"
   assert head.statement.epsilon == math.inf
   assert head.statement.noise_sd == head.statement.noise_multiplier == 0
-  assert head.rule == rule_of(0.0)
+  assert head.mechanism == rule_of(0.0)
 
 
 # The algorithm, by other means.
@@ -596,8 +604,8 @@ def test_without_noise_it_is_the_algorithm(
     on_step=lambda: steps.append(1),
     centres=centres,
   )
-  kernel, bias = reference(clusters(), head.rule)
-  assert len(steps) == head.rule.num_steps == 100
+  kernel, bias = reference(clusters(), head.mechanism)
+  assert len(steps) == head.mechanism.num_steps == 100
   # The mean is rounded to the grid of a row.
   np.testing.assert_allclose(head.head.kernel, kernel, atol=4e-6, rtol=0)
   np.testing.assert_allclose(head.head.bias, bias, atol=4e-6, rtol=0)
@@ -691,7 +699,7 @@ def test_a_head_is_the_whole_pipeline_to_any_row(
   for dtype, lengths in LENGTHS.items():
     for length in lengths:
       rows = (test * length).astype(DTYPES[dtype])
-      full, clear = transcript.scores(head.rule, unit_of_any_length(rows))
+      full, clear = transcript.scores(head.mechanism, unit_of_any_length(rows))
       found = head.head.logits(jax.numpy.asarray(rows.astype(np.float32)))
       assert clear.mean() > 0.97
       np.testing.assert_array_equal(
@@ -715,7 +723,7 @@ def test_a_noisy_mean_may_be_longer_than_any_row(monkeypatch):
   )
   rows = unit_rows(random_block(100, D, K, seed=7).embedding.astype(float))
   found = rows @ head.head.kernel.astype(float) + head.head.bias
-  full, clear = transcript.scores(head.rule, rows)
+  full, clear = transcript.scores(head.mechanism, rows)
   assert clear.mean() > 0.97
   np.testing.assert_array_equal(
     np.argsort(full[clear], axis=1), np.argsort(found[clear], axis=1)
@@ -802,7 +810,7 @@ def guesses(block: Block, epsilon: float, seed: int) -> int:
     before = recorded(patch, "clipped_gradient")
     after = recorded(patch, "release_gradient")
     plan = plan_of(epsilon, num_draws=RUNS)
-    rule = released(block, plan, seed, num_classes=2)[0].rule
+    rule = released(block, plan, seed, num_classes=2)[0].mechanism
     sd_1, sd_m = rule.mean_noise_multiplier, rule.moment_noise_multiplier
     sd_t = rule.step_noise_multiplier * CLIP_NORM
   assert sd_1 is not None

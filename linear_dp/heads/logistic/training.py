@@ -12,7 +12,7 @@ scikit-learn's LogisticRegression has at C = 1.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,19 @@ import scipy.optimize
 from jaxtyping import Array, Float32, Float64
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.logistic.rule import Logistic
 from oneshot_dp.linear_dp.rows.batches import padded_batches
-from oneshot_dp.linear_dp.rows.block import RowBlock
 from oneshot_dp.linear_dp.rows.checked import checked
+from oneshot_dp.linear_dp.trainer import (
+  UNCLIPPED,
+  BaselineTrainer,
+  NoBar,
+  Progress,
+  TrainedHead,
+  TrainingRows,
+)
 
 MAX_STEPS = 300
 _BATCH_ROWS = 8192
@@ -37,27 +46,53 @@ Batch = tuple[Array, Array]
 """Embeddings as stored [rows, d], labels [rows], −1 where it is padding."""
 
 
-def l2_penalty(num_examples: int) -> float:
-  """λ of n rows."""
-  return 1 / num_examples
+class LogisticTrainer(BaselineTrainer):
+  """See `BaselineTrainer`: all that it makes is NOT PRIVATE.
+
+  Args:
+    rows: the private rows.
+    progress: bars for people.
+  """
+
+  def __init__(self, rows: TrainingRows, progress: Progress = NoBar):
+    self.facts = {"rows_per_unit": 1, "clipped": UNCLIPPED}
+    self._rows = rows
+    self._progress = progress
+
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """See `BaselineTrainer`."""
+    rows = self._rows
+    mechanism = Logistic(
+      num_examples=rows.num_examples,
+      feature_dim=rows.feature_dim,
+      num_classes=rows.num_classes,
+    )
+    with self._progress("logistic probe", "pass", None) as bar:
+      head = fit_logistic(rows, mechanism.l2_penalty, on_step=bar.update)
+    return TrainedHead(
+      head=head,
+      statement=PrivacyStatement.without_privacy(
+        plan.delta, plan.neighboring_relation
+      ),
+      mechanism=mechanism,
+      plan=plan,
+      settings=mechanism.training(),
+      draw=0,
+    )
 
 
 def fit_logistic(
-  read: Callable[[], Iterable[RowBlock]],
+  rows: TrainingRows,
+  penalty: float,
   *,
-  feature_dim: int,
-  num_classes: int,
-  num_examples: int,
   on_step: Callable[[], object] = lambda: None,
   resident_bytes: int = _RESIDENT_BYTES,
 ) -> LinearHead:
   """Fits the probe. NOT PRIVATE.
 
   Args:
-    read: starts a pass over the blocks, in any order and any block size.
-    feature_dim: d.
-    num_classes: K.
-    num_examples: n, the number of rows that there must be.
+    rows: what to fit it to.
+    penalty: λ.
     on_step: called after each pass over the rows (progress).
     resident_bytes: rows are kept if they take no more than this; otherwise
       each pass reads them again.
@@ -71,24 +106,25 @@ def fit_logistic(
 
   def batches() -> Iterator[Batch]:
     blocks = checked(
-      read(),
-      feature_dim=feature_dim,
-      num_classes=num_classes,
-      num_examples=num_examples,
+      rows.blocks(),
+      feature_dim=rows.feature_dim,
+      num_classes=rows.num_classes,
+      num_examples=rows.num_examples,
     )
     for embedding, label in padded_batches(blocks, _BATCH_ROWS):
       yield jnp.asarray(embedding), jnp.asarray(label)
 
-  rows = _Standardised.of(_resident(batches, resident_bytes), num_examples)
-  shape = feature_dim, num_classes
-  split = feature_dim * num_classes
-  penalty = l2_penalty(num_examples)
+  scaled = _Standardised.of(
+    _resident(batches, resident_bytes), rows.num_examples
+  )
+  shape = rows.feature_dim, rows.num_classes
+  split = rows.feature_dim * rows.num_classes
 
   def objective(
     parameters: Float64[np.ndarray, " p"],
   ) -> tuple[float, Float64[np.ndarray, " p"]]:
     kernel = parameters[:split].reshape(shape)
-    loss, gradient = rows.loss(kernel, parameters[split:])
+    loss, gradient = scaled.loss(kernel, parameters[split:])
     loss += penalty / 2 * float(np.vdot(kernel, kernel))
     gradient[:split] += penalty * kernel.ravel()
     on_step()
@@ -96,7 +132,7 @@ def fit_logistic(
 
   found = scipy.optimize.minimize(
     objective,
-    np.zeros(split + num_classes),
+    np.zeros(split + rows.num_classes),
     jac=True,
     method="L-BFGS-B",
     options={"maxiter": MAX_STEPS, "ftol": 1e-8, "gtol": 1e-6},
@@ -106,8 +142,8 @@ def fit_logistic(
       "The cache has an embedding that is not finite: run `oneshot-dp verify`"
       " on it."
     )
-  kernel = found.x[:split].reshape(shape) * rows.scale[:, None]
-  bias = found.x[split:] - rows.mean @ kernel
+  kernel = found.x[:split].reshape(shape) * scaled.scale[:, None]
+  bias = found.x[split:] - scaled.mean @ kernel
   return LinearHead(
     kernel=kernel.astype(np.float32), bias=bias.astype(np.float32)
   )

@@ -1,17 +1,19 @@
-"""One step along the noisy sum of clipped gradients."""
+"""One step along the noisy sum of clipped gradients, as a receipt states it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Self
 
 from dp_accounting import NeighboringRelation
 
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
+from oneshot_dp.linear_dp.trainer import Mechanism
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OneStep:
-  """The paper's: one step along the noisy sum of clipped gradients.
+class OneStep(Mechanism):
+  """The paper's mechanism, told by its clipping.
 
   Attributes:
     grid: the clipping.
@@ -21,8 +23,8 @@ class OneStep:
   grid: ClippedGradientGrid
 
   @classmethod
-  def from_json(cls, section: dict[str, Any]) -> Self:
-    """Reads the parameters."""
+  def from_json(cls, section: Mapping[str, Any]) -> Self:
+    """See `Mechanism`."""
     fields = [field.name for field in dataclasses.fields(ClippedGradientGrid)]
     return cls(
       grid=ClippedGradientGrid(**{name: section[name] for name in fields})
@@ -52,7 +54,7 @@ class OneStep:
     names = ("l2_clip_norm", "initial_bias", "train_bias")
     return {name: getattr(self.grid, name) for name in names}
 
-  def in_words(self, training: dict[str, Any]) -> str:
+  def in_words(self, training: Mapping[str, Any]) -> str:
     """See `Mechanism`."""
     return (
       f"one full-batch step of {training['head']} from zero weights and bias"

@@ -1,16 +1,14 @@
-"""The logistic probe, without privacy."""
+"""The logistic probe, without privacy, as a receipt states it."""
 
 import dataclasses
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
-from dp_accounting import NeighboringRelation
-
-from oneshot_dp.linear_dp.heads.logistic import logistic
-from oneshot_dp.pipeline.mechanisms.mechanism import UNCLIPPED
+from oneshot_dp.linear_dp.trainer import UNCLIPPED, Mechanism
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Logistic:
+class Logistic(Mechanism):
   """The logistic probe, which no noise protects: NOT PRIVATE.
 
   Attributes:
@@ -20,15 +18,15 @@ class Logistic:
   """
 
   KIND = "logistic"
+  is_noisy = False
   num_examples: int
   feature_dim: int
   num_classes: int
 
-  @classmethod
-  def from_json(cls, section: dict[str, Any]) -> Self:
-    """Reads the parameters."""
-    fields = [field.name for field in dataclasses.fields(cls)]
-    return cls(**{name: section[name] for name in fields})
+  @property
+  def l2_penalty(self) -> float:
+    """λ."""
+    return 1 / self.num_examples
 
   def as_json(self) -> dict[str, Any]:
     """See `Mechanism`."""
@@ -41,19 +39,11 @@ class Logistic:
       "clipped": UNCLIPPED,
     }
 
-  def sensitivity(self, relation: NeighboringRelation) -> float:
-    """Of nothing that is released with noise."""
-    del relation
-    return 1.0
-
   def training(self) -> dict[str, Any]:
     """See `Mechanism`."""
-    return {
-      "head": self.KIND,
-      "l2_penalty": logistic.l2_penalty(self.num_examples),
-    }
+    return {"head": self.KIND, "l2_penalty": self.l2_penalty}
 
-  def in_words(self, training: dict[str, Any]) -> str:
+  def in_words(self, training: Mapping[str, Any]) -> str:
     """See `Mechanism`."""
     del training
     return "logistic regression on standardised embeddings, without privacy"

@@ -19,22 +19,31 @@ Source: private whitening and few full-batch steps are near Mehta et al.,
 composition of Gaussians: Dong, Roth & Su (2022).
 """
 
-import dataclasses
 import itertools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import optax
 from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
+from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
+from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer
+from oneshot_dp.linear_dp.heads.whitened.rule import (
+  CLIP_NORM,
+  MOMENTUM,
+  WhiteningRule,
+)
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import row_radius
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
-from oneshot_dp.linear_dp.statistics.class_moments import SecretClassMoments
+from oneshot_dp.linear_dp.statistics.class_moments import (
+  SecretClassMoments,
+  class_moments,
+)
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
@@ -46,127 +55,53 @@ from oneshot_dp.linear_dp.statistics.second_moment import (
   release_mean,
   release_moment,
 )
-
-MEAN_SHARE = 0.005
-"""Of the budget (of 1/σ²) for the mean."""
-MOMENT_SHARE = 0.03
-"""Of the budget for the second moment; the rest is for the steps."""
-ROWS_TO_WHITEN = 80.0
-"""With fewer rows of a class than so many times σ, the noise in the gradients
-does more harm in directions of little variance than these are worth."""
-CLIP_NORM = 0.15
-"""C, of a gradient that could be √2 long: rows that are nearly right already
-matter as much as those that are quite wrong."""
-MOMENTUM = 0.9
-_RIDGE = 2.5
-_LEAST_RIDGE = 1e-6
-"""Of n: where there is no noise."""
+from oneshot_dp.linear_dp.trainer import NoBar, Progress, TrainingRows
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WhiteningRule:
-  r"""The settings of one head, from public sizes and its noise multiplier.
+class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
+  """See `OwnNoiseTrainer`; spends on the mean, unless public rows gave one."""
 
-  Formal guarantees: Gaussian mechanisms of noise multipliers
-  `mean_noise_multiplier` and `moment_noise_multiplier` (where they are used),
-  and `num_steps` of `step_noise_multiplier`, however each depends on the
-  results of those before, are together as private as one of noise multiplier σ:
-  σ_1⁻² + σ_2⁻² + T·σ_t⁻² ≤ σ⁻².
+  def __init__(
+    self,
+    rows: TrainingRows,
+    configs: Sequence[HeadConfig],
+    progress: Progress = NoBar,
+  ):
+    super().__init__(rows, configs, progress)
+    self._centres = not rows.are_centred
 
-  Attributes:
-    num_examples: n.
-    feature_dim: d.
-    num_classes: K.
-    noise_multiplier: σ of the whole head; 0 for a baseline without noise.
-    centres: whether the mean is released; not where public rows gave one.
-  """
+  def read(self) -> None:
+    """See `Trainer`."""
+    self._moment = class_moments(self._rows)
 
-  num_examples: int
-  feature_dim: int
-  num_classes: int
-  noise_multiplier: float
-  centres: bool = True
+  def notes(self, plan: ReleasePlan) -> Iterator[str]:
+    """See `Trainer`: the settings that follow for each epsilon."""
+    for epsilon, sigma in plan.noise_multipliers.items():
+      yield f"epsilon {epsilon:g}: {self.rule(sigma).why()}"
 
-  @classmethod
-  def of(
-    cls, rows: SecretRows, noise_multiplier: float, *, centres: bool = True
-  ) -> "WhiteningRule":
-    """The rule for rows, by their public sizes."""
-    return cls(
-      num_examples=rows.num_examples,
-      feature_dim=rows.feature_dim,
-      num_classes=rows.num_classes,
-      noise_multiplier=noise_multiplier,
-      centres=centres,
+  def rule(self, sigma: float) -> WhiteningRule:
+    """See `OwnNoiseTrainer`."""
+    return WhiteningRule(
+      num_examples=self._rows.num_examples,
+      feature_dim=self._rows.feature_dim,
+      num_classes=self._rows.num_classes,
+      noise_multiplier=sigma,
+      centres=self._centres,
     )
 
-  @property
-  def whitens(self) -> bool:
-    """Whether the moment is released: where n/(K·σ) is 80 or more."""
-    noise = ROWS_TO_WHITEN * self.noise_multiplier
-    return self.num_examples >= noise * self.num_classes
+  def num_steps(self, rule: WhiteningRule) -> int:
+    """See `OwnNoiseTrainer`."""
+    return rule.num_steps
 
-  @property
-  def mean_share(self) -> float:
-    """Of the budget, for the mean."""
-    return MEAN_SHARE if self.centres else 0.0
-
-  @property
-  def moment_share(self) -> float:
-    """Of the budget, for the second moment."""
-    return MOMENT_SHARE if self.whitens else 0.0
-
-  @property
-  def step_share(self) -> float:
-    """Of the budget, for all steps."""
-    return 1 - self.mean_share - self.moment_share
-
-  @property
-  def num_steps(self) -> int:
-    """T: more where there is little noise to be averaged away."""
-    return 60 if self.noise_multiplier > 1 else 100
-
-  @property
-  def mean_noise_multiplier(self) -> float | None:
-    """σ_1 = σ/√share, rounded up; None where there is no such release."""
-    return self._of_share(self.mean_share)
-
-  @property
-  def moment_noise_multiplier(self) -> float | None:
-    """σ_2 = σ/√share, rounded up; None where there is no such release."""
-    return self._of_share(self.moment_share)
-
-  @property
-  def step_noise_multiplier(self) -> float:
-    """σ_t = σ·√(T/share), rounded up."""
-    of_steps = self.num_steps / self.step_share
-    return self.noise_multiplier * math.sqrt(of_steps) * (1 + 2**-50)
-
-  @property
-  def ridge(self) -> float:
-    """What is added to the eigenvalues of the moment, in rows."""
-    spread = math.sqrt(self.num_classes * self.feature_dim)
-    noise = _RIDGE * self.noise_multiplier * spread
-    return max(noise, _LEAST_RIDGE * self.num_examples)
-
-  @property
-  def learning_rate(self) -> float:
-    r"""lr of the mean gradient.
-
-        lr = b·n·(1 − momentum)/(T·C·max(σ', 1)),   σ' = σ/√(share of the steps)
-
-    At this lr the noise alone, walking freely, would move a logit by about b =
-    1 + log₁₀(K)/2; without much noise it stops growing.
-    """
-    walk = 1 + math.log10(self.num_classes) / 2
-    noise = max(self.noise_multiplier, 1.0) / math.sqrt(self.step_share)
-    per_step = (1 - MOMENTUM) / (self.num_steps * CLIP_NORM)
-    return walk * self.num_examples * per_step / noise
-
-  def _of_share(self, share: float) -> float | None:
-    if share == 0:
-      return None
-    return self.noise_multiplier / math.sqrt(share) * (1 + 2**-50)
+  def train(
+    self,
+    rule: WhiteningRule,
+    relation: NeighboringRelation,
+    source: NoiseSource | None,
+    on_step: Callable[[], object],
+  ) -> LinearHead:
+    """See `OwnNoiseTrainer`."""
+    return train(self._rows, self._moment, rule, relation, source, on_step)
 
 
 def train(

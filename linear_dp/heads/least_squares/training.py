@@ -34,185 +34,122 @@ sections 4.2 and 4.3; noise on sufficient statistics: Wang, "Revisiting
 differentially private linear regression" (UAI 2018).
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
+from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
 from oneshot_dp.linear_dp.heads.least_squares.spectrum import denoised
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.statistics.class_moments import SecretClassMoments
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.statistics.class_moments import class_moments
 from oneshot_dp.linear_dp.statistics.joint_release import (
   ClassMoments,
   Releases,
-  Shares,
   joint_sensitivity,
-  part_sd,
   without_noise,
 )
-
-_RIDGE = 0.3
-_LEAST_RIDGE = 1e-6
-"""Of n: where there is no noise."""
-_LEAST_COUNT = 2.0
-"""Deviations of the noise in a count, below which no count is believed."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LeastSquaresRule:
-  """The settings of one head, from public sizes and its noise.
-
-  Attributes:
-    num_examples: n.
-    feature_dim: d.
-    num_classes: K.
-    noise_sd_steps: of the joint vector of `class_moments`, in steps of 1/B; 0
-      for a baseline without noise.
-  """
-
-  num_examples: int
-  feature_dim: int
-  num_classes: int
-  noise_sd_steps: float
-
-  @property
-  def shares(self) -> Shares:
-    """What the budget went to."""
-    return Shares(num_classes=self.num_classes)
-
-  @property
-  def moment_noise_sd(self) -> float:
-    """On the diagonal of M, in rows; /√2 beside it."""
-    return self._in_rows(self.shares.moment)
-
-  @property
-  def class_sum_noise_sd(self) -> float:
-    """On an entry of S, in rows."""
-    return self._in_rows(self.shares.class_sums)
-
-  @property
-  def count_noise_sd(self) -> float:
-    """On an entry of N, in rows."""
-    return self._in_rows(self.shares.class_counts)
-
-  @property
-  def ridge(self) -> float:
-    """Added to eigenvalues of the moment, in rows: 0.3·sd·√d of its noise."""
-    noise = _RIDGE * self.moment_noise_sd * math.sqrt(self.feature_dim)
-    return max(noise, _LEAST_RIDGE * self.num_examples)
-
-  @property
-  def least_count(self) -> float:
-    """What a class is taken to have at least, in rows."""
-    return max(_LEAST_COUNT * self.count_noise_sd, 1.0)
-
-  def _in_rows(self, share: float) -> float:
-    return part_sd(self.noise_sd_steps, share) / GRID_RADIUS
+from oneshot_dp.linear_dp.trainer import (
+  ROWS_ARE_CLIPPED,
+  Charging,
+  NoBar,
+  Progress,
+  TrainedHead,
+  Trainer,
+  TrainingRows,
+)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LeastSquaresRelease:
-  """A head that is safe to publish as its statement says.
-
-  Attributes:
-    head: the weights; logits of a row are its norm times those of the model.
-    rule: how it was made.
-    draw: which of the plan's repetitions it is.
-    statement: the guarantee.
-  """
-
-  head: LinearHead
-  rule: LeastSquaresRule
-  draw: int
-  statement: PrivacyStatement
-
-
-def release_least_squares(
-  secret: SecretClassMoments,
-  plan: ReleasePlan,
-  source: NoiseSource,
-  *,
-  charge: Callable[[ReleasePlan, NoiseSource], object],
-) -> Iterator[LeastSquaresRelease]:
-  """One head per draw and ε.
-
-  Formal guarantees: each head is (ε, δ)-DP in the plan's neighbouring relation,
-  and all of them together cost `plan.composed_epsilon` (with "nested", what the
-  largest ε does), with n and the number of classes public. `charge` has
-  returned before a random bit is drawn.
+class LeastSquaresTrainer(Trainer):
+  """See `Trainer`; logits of a row are its norm times those of the model.
 
   Args:
-    secret: the exact moments.
-    plan: what to release.
-    source: the random bits; a seeded source marks every head NOT PRIVATE.
-    charge: called once, first, with the plan and the source; raises to refuse.
-
-  Yields:
-    Heads, draw by draw, the largest ε first.
+    rows: the private rows, each a privacy unit.
+    configs: the head, which has no settings.
+    progress: bars for people.
   """
-  charge(plan, source)
-  relation = plan.neighboring_relation
-  sensitivity = _sensitivity(secret, relation)
-  for draw in range(plan.num_draws):
-    releases = Releases(secret, source)
-    for epsilon, sigma in plan.noise_multipliers.items():
-      if plan.order == "independent":
-        releases = Releases(secret, source)
-      noise_sd = math.nextafter(sigma * sensitivity, math.inf)
-      moments = releases.extend(noise_sd)
-      yield LeastSquaresRelease(
-        head=discriminant(moments),
-        rule=rule_of(moments),
-        draw=draw,
-        statement=PrivacyStatement.of_plan(
-          plan, epsilon, source, sensitivity=sensitivity, noise_sd=noise_sd
-        ),
-      )
 
+  facts = ROWS_ARE_CLIPPED
 
-def least_squares_without_privacy(
-  secret: SecretClassMoments, plan: ReleasePlan
-) -> LeastSquaresRelease:
-  """The same from exact moments: ε = ∞. NOT PRIVATE, and says so."""
-  moments, relation = without_noise(secret), plan.neighboring_relation
-  sensitivity = _sensitivity(secret, relation)
-  return LeastSquaresRelease(
-    head=discriminant(moments),
-    rule=rule_of(moments),
-    draw=0,
-    statement=PrivacyStatement.without_privacy(
-      plan.delta, relation, sensitivity=sensitivity
-    ),
-  )
+  def __init__(
+    self,
+    rows: TrainingRows,
+    configs: Sequence[HeadConfig],
+    progress: Progress = NoBar,
+  ):
+    self._rows = SecretRows(
+      lambda: rows.shown("rows", progress),
+      feature_dim=rows.feature_dim,
+      num_classes=rows.num_classes,
+      num_examples=rows.num_examples,
+      resident_bytes=0,
+    )
+    (self._config,) = configs
+    self._progress = progress
 
+  def read(self) -> None:
+    """See `Trainer`."""
+    self._moments = class_moments(self._rows)
 
-def _sensitivity(
-  secret: SecretClassMoments, relation: NeighboringRelation
-) -> float:
-  num_classes, feature_dim = secret.secret_class_sums.shape
-  return joint_sensitivity(relation, feature_dim, num_classes)
+  def release(
+    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+  ) -> Iterator[TrainedHead]:
+    """See `Trainer`; with "nested", all heads cost what the largest ε does."""
+    charge(plan, source)
+    sensitivity = self._sensitivity(plan)
+    count = plan.num_draws * len(plan.noise_multipliers)
+    with self._progress("releases", "release", count) as bar:
+      for draw in range(plan.num_draws):
+        releases = Releases(self._moments, source)
+        for epsilon, sigma in plan.noise_multipliers.items():
+          if plan.order == "independent":
+            releases = Releases(self._moments, source)
+          noise_sd = math.nextafter(sigma * sensitivity, math.inf)
+          statement = PrivacyStatement.of_plan(
+            plan, epsilon, source, sensitivity=sensitivity, noise_sd=noise_sd
+          )
+          yield self._trained(releases.extend(noise_sd), statement, plan, draw)
+          bar.update()
 
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """See `Trainer`."""
+    statement = PrivacyStatement.without_privacy(
+      plan.delta,
+      plan.neighboring_relation,
+      sensitivity=self._sensitivity(plan),
+    )
+    return self._trained(without_noise(self._moments), statement, plan)
 
-def rule_of(moments: ClassMoments) -> LeastSquaresRule:
-  """The settings for what was released."""
-  num_classes, feature_dim = moments.class_sums.shape
-  return LeastSquaresRule(
-    num_examples=moments.num_examples,
-    feature_dim=feature_dim,
-    num_classes=num_classes,
-    noise_sd_steps=moments.noise_sd,
-  )
+  def _sensitivity(self, plan: ReleasePlan) -> float:
+    return joint_sensitivity(
+      plan.neighboring_relation, self._rows.feature_dim, self._rows.num_classes
+    )
+
+  def _trained(
+    self,
+    moments: ClassMoments,
+    statement: PrivacyStatement,
+    plan: ReleasePlan,
+    draw: int = 0,
+  ) -> TrainedHead:
+    return TrainedHead(
+      head=discriminant(moments),
+      statement=statement,
+      mechanism=LeastSquaresRule.of(moments),
+      plan=plan,
+      settings=self._config.settings(),
+      draw=draw,
+    )
 
 
 def discriminant(moments: ClassMoments) -> LinearHead:
   """The head of noisy moments; see the module. Nothing private is used."""
-  rule, n = rule_of(moments), moments.num_examples
+  rule, n = LeastSquaresRule.of(moments), moments.num_examples
   counts = np.maximum(moments.class_counts, rule.least_count)
   counts *= n / counts.sum()
   # The mean, from both sums of all rows that there are, by their noise.

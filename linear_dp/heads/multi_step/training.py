@@ -16,24 +16,27 @@ Image Classification", TMLR 2023; De et al., "Unlocking High-Accuracy
 Differentially Private Image Classification through Scale", 2022.
 """
 
-import dataclasses
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from dp_accounting import NeighboringRelation
 from jaxtyping import Bool, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import InitName, OptimizerName
+from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import (
   descend,
   initial_kernel,
   unit_scale,
 )
-from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
+from oneshot_dp.linear_dp.heads.multi_step.rule import (
+  MAX_NORM,
+  MultiStepRule,
+  make_rule,
+)
+from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
@@ -41,94 +44,62 @@ from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
   release_gradient,
 )
-from oneshot_dp.linear_dp.statistics.row_gradient import Loss
-
-MAX_NORM = 2.0**8
-"""R, of rows that keep their norms."""
-_MOMENTUM = 0.9
+from oneshot_dp.linear_dp.trainer import NoBar, Progress, TrainingRows
 
 
-def learning_rate(
-  optimizer: OptimizerName,
-  *,
-  num_classes: int,
-  clip_norm: float,
-  batches: Batches,
-  step_noise_multiplier: float,
-) -> float:
-  r"""A learning rate for rows of norm 1, from public numbers.
+class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
+  """See `OwnNoiseTrainer`.
 
-  With momentum m, the noise alone, walking freely for all steps, would move a
-  logit by about b = 1 + log₁₀(K)/2:
-
-      lr = b·(1 − m)·batch/(C·√T·max(σ_t, σ₁)),   σ₁ = √T·batch/n
-
-  and without much noise (σ₁ is that of σ = 1 on full batches) it stops growing.
-  LAMB and Adam divide by the size of the noise themselves, so that it cancels:
-  b/√T for Adam, whose steps are of that size in every weight. Those of LAMB
-  are a part, 0.6/√T, of the weights they change. What LAMB and Adam get was
-  chosen as the constants of `whitened` were.
-  """
-  walk = 1 + math.log10(num_classes) / 2
-  root = math.sqrt(batches.num_steps)
-  if optimizer == "adam":
-    return walk / root
-  if optimizer == "lamb":
-    return 0.6 / root
-  batch = batches.mean_size
-  least_noise = root * batch / batches.num_examples
-  noise = max(step_noise_multiplier, least_noise)
-  return walk * (1 - _MOMENTUM) * batch / (clip_norm * root * noise)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MultiStepRule:
-  """The settings of one head; all public.
-
-  Formal guarantees: what `Batches` says, at the noise multiplier
-  `step_noise_multiplier` for every step.
-
-  Attributes:
-    num_classes: K.
-    feature_dim: d.
-    noise_multiplier: σ of the plan: of one mechanism that costs as much as all
-      steps; of a step where batches are Poisson samples; 0 without noise.
-    optimizer: "lamb", "adam" or "momentum".
-    learning_rate: lr.
-    clip_norm: C, the largest norm of a row's gradient.
-    loss: what the gradients are of.
-    max_norm: R, of rows that keep their norm; None is for rows of norm 1.
-    init: how the weights begin.
-    init_scale: standard deviation of "normal".
-    init_seed: of random weights; public.
-    ema_decay: of averaged weights; None is the last ones.
-    batches: which rows each step sees.
+  Raises:
+    InputError: settings that make no sense for so many rows.
   """
 
-  num_classes: int
-  feature_dim: int
-  noise_multiplier: float
-  optimizer: OptimizerName
-  learning_rate: float
-  clip_norm: float
-  loss: Loss
-  max_norm: float | None
-  init: InitName
-  init_scale: float
-  init_seed: int
-  ema_decay: float | None
-  batches: Batches
+  def __init__(
+    self,
+    rows: TrainingRows,
+    configs: Sequence[HeadConfig],
+    progress: Progress = NoBar,
+  ):
+    steps = configs[0].steps
+    max_norm = None if steps.unit_norm else MAX_NORM
+    super().__init__(rows, configs, progress, max_norm=max_norm)
+    self.rule(1.0)  # what it refuses
+    platform = self._rows.mesh.devices.flat[0].platform
+    if steps.sampling is not None and platform != "cpu":
+      raise InputError(
+        f"sampling={steps.sampling!r} needs sums that are the same in every"
+        f" run, which a {platform} does not promise: train with"
+        " JAX_PLATFORMS=cpu."
+      )
 
-  def __post_init__(self):
-    if not (math.isfinite(self.init_scale) and self.init_scale >= 0):
-      raise InputError(f"init_scale={self.init_scale} is not 0 or more.")
-    if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
-      raise InputError(f"ema_decay={self.ema_decay} is not in [0, 1).")
+  def read(self) -> None:
+    """See `Trainer`."""
+    for _ in self._rows.secret_chunks():
+      pass
 
-  @property
-  def step_noise_multiplier(self) -> float:
-    """σ_t, rounded up."""
-    return self.batches.step_noise_multiplier(self.noise_multiplier)
+  def rule(self, sigma: float) -> MultiStepRule:
+    """See `OwnNoiseTrainer`."""
+    return make_rule(
+      self._config.steps,
+      num_examples=self._rows.num_examples,
+      feature_dim=self._rows.feature_dim,
+      num_classes=self._rows.num_classes,
+      noise_multiplier=sigma,
+    )
+
+  def num_steps(self, rule: MultiStepRule) -> int:
+    """See `OwnNoiseTrainer`."""
+    return rule.batches.num_steps
+
+  def train(
+    self,
+    rule: MultiStepRule,
+    relation: NeighboringRelation,
+    source: NoiseSource | None,
+    on_step: Callable[[], object],
+  ) -> LinearHead:
+    """See `OwnNoiseTrainer`."""
+    return train(self._rows, rule, relation, source, on_step)
 
 
 def train(

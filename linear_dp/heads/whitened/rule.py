@@ -1,0 +1,175 @@
+"""The settings of a whitened head: what they cost, and what is said of them."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
+from oneshot_dp.linear_dp.trainer import (
+  AS_STORED,
+  ROWS_ARE_CLIPPED,
+  UNIT_NORM,
+  Mechanism,
+)
+
+MEAN_SHARE = 0.005
+"""Of the budget (of 1/σ²) for the mean."""
+MOMENT_SHARE = 0.03
+"""Of the budget for the second moment; the rest is for the steps."""
+ROWS_TO_WHITEN = 80.0
+"""With fewer rows of a class than so many times σ, the noise in the gradients
+does more harm in directions of little variance than these are worth."""
+CLIP_NORM = 0.15
+"""C, of a gradient that could be √2 long: rows that are nearly right already
+matter as much as those that are quite wrong."""
+MOMENTUM = 0.9
+_RIDGE = 2.5
+_LEAST_RIDGE = 1e-6
+"""Of n: where there is no noise."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WhiteningRule(Mechanism):
+  r"""The settings of one head, from public sizes and its noise multiplier.
+
+  Formal guarantees: Gaussian mechanisms of noise multipliers
+  `mean_noise_multiplier` and `moment_noise_multiplier` (where they are used),
+  and `num_steps` of `step_noise_multiplier`, however each depends on the
+  results of those before, are together as private as one of noise multiplier σ:
+  σ_1⁻² + σ_2⁻² + T·σ_t⁻² ≤ σ⁻².
+
+  Attributes:
+    num_examples: n.
+    feature_dim: d.
+    num_classes: K.
+    noise_multiplier: σ of the whole head; 0 for a baseline without noise.
+    centres: whether the mean is released; not where public rows gave one.
+  """
+
+  KIND = "whitened"
+  num_examples: int
+  feature_dim: int
+  num_classes: int
+  noise_multiplier: float
+  centres: bool = True
+
+  @property
+  def whitens(self) -> bool:
+    """Whether the moment is released: where n/(K·σ) is 80 or more."""
+    noise = ROWS_TO_WHITEN * self.noise_multiplier
+    return self.num_examples >= noise * self.num_classes
+
+  @property
+  def mean_share(self) -> float:
+    """Of the budget, for the mean."""
+    return MEAN_SHARE if self.centres else 0.0
+
+  @property
+  def moment_share(self) -> float:
+    """Of the budget, for the second moment."""
+    return MOMENT_SHARE if self.whitens else 0.0
+
+  @property
+  def step_share(self) -> float:
+    """Of the budget, for all steps."""
+    return 1 - self.mean_share - self.moment_share
+
+  @property
+  def num_steps(self) -> int:
+    """T: more where there is little noise to be averaged away."""
+    return 60 if self.noise_multiplier > 1 else 100
+
+  @property
+  def mean_noise_multiplier(self) -> float | None:
+    """σ_1 = σ/√share, rounded up; None where there is no such release."""
+    return self._of_share(self.mean_share)
+
+  @property
+  def moment_noise_multiplier(self) -> float | None:
+    """σ_2 = σ/√share, rounded up; None where there is no such release."""
+    return self._of_share(self.moment_share)
+
+  @property
+  def step_noise_multiplier(self) -> float:
+    """σ_t = σ·√(T/share), rounded up."""
+    of_steps = self.num_steps / self.step_share
+    return self.noise_multiplier * math.sqrt(of_steps) * (1 + 2**-50)
+
+  @property
+  def ridge(self) -> float:
+    """What is added to the eigenvalues of the moment, in rows."""
+    spread = math.sqrt(self.num_classes * self.feature_dim)
+    noise = _RIDGE * self.noise_multiplier * spread
+    return max(noise, _LEAST_RIDGE * self.num_examples)
+
+  @property
+  def learning_rate(self) -> float:
+    r"""lr of the mean gradient.
+
+        lr = b·n·(1 − momentum)/(T·C·max(σ', 1)),   σ' = σ/√(share of the steps)
+
+    At this lr the noise alone, walking freely, would move a logit by about b =
+    1 + log₁₀(K)/2; without much noise it stops growing.
+    """
+    walk = 1 + math.log10(self.num_classes) / 2
+    noise = max(self.noise_multiplier, 1.0) / math.sqrt(self.step_share)
+    per_step = (1 - MOMENTUM) / (self.num_steps * CLIP_NORM)
+    return walk * self.num_examples * per_step / noise
+
+  def _of_share(self, share: float) -> float | None:
+    if share == 0:
+      return None
+    return self.noise_multiplier / math.sqrt(share) * (1 + 2**-50)
+
+  def as_json(self) -> dict[str, Any]:
+    """See `Mechanism`."""
+    return {
+      "kind": self.KIND,
+      "name": "Gaussian mechanisms on the exact sum T and second moment M of"
+      " the unit-norm rows, once each (but where the multiplier is null), and"
+      " on sums F of clipped softmax gradients, num_steps times",
+      "statistic": "T + round(noise) of mean_noise_multiplier, rint(M/B) +"
+      " round(noise) of moment_noise_multiplier, and rint(F/step) +"
+      " round(noise) of step_noise_multiplier for every step",
+      "sensitivity": "B grid steps for T; B + (1 + 2^-10)*d for M/B; for a"
+      " step, B + (1 + 2^-10)*sqrt(K*d) and the bound on F's float64 error;"
+      " doubled for REPLACE_ONE. All together amount to one Gaussian mechanism"
+      " of noise_multiplier",
+      **dataclasses.asdict(self),
+      "input": UNIT_NORM if self.centres else AS_STORED,
+      "whitens": self.whitens,
+      "mean_noise_multiplier": self.mean_noise_multiplier,
+      "moment_noise_multiplier": self.moment_noise_multiplier,
+      "step_noise_multiplier": self.step_noise_multiplier,
+      "num_steps": self.num_steps,
+      "clip_norm": CLIP_NORM,
+      "momentum": MOMENTUM,
+      "ridge": self.ridge,
+      "learning_rate": self.learning_rate,
+      "grid_radius": GRID_RADIUS,
+      **ROWS_ARE_CLIPPED,
+    }
+
+  def in_words(self, training: Mapping[str, Any]) -> str:
+    """See `Mechanism`."""
+    del training
+    uses = {"centring": self.centres, "whitening": self.whitens}
+    before = " and ".join(word for word in uses if uses[word])
+    if before:
+      before = f"private {before} of the unit-norm embeddings, then "
+    return (
+      f"{before}{self.num_steps} full-batch steps of gradient descent with"
+      " momentum from zero weights, gradients clipped to norm"
+      f" {CLIP_NORM:g}"
+    )
+
+  def why(self) -> str:
+    """What follows from n, d, K and the noise, and why, for people."""
+    rows = self.num_examples / (self.num_classes * self.noise_multiplier)
+    than = ">=" if self.whitens else "<"
+    return (
+      f"{'whitened' if self.whitens else 'not whitened'}, as n/(K*sigma) ="
+      f" {rows:.0f} {than} {ROWS_TO_WHITEN:.0f}; {self.num_steps} steps of"
+      f" learning rate {self.learning_rate:.3g}"
+    )

@@ -1,0 +1,151 @@
+"""Training heads of one step: one exact sum, one step per release.
+
+Several optimizers may take their step from the same release: they are
+post-processing of it, and cost no more than one of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig, OptimizerName
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
+from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.one_step.release import (
+  Release,
+  baseline_without_privacy,
+  release,
+)
+from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
+from oneshot_dp.linear_dp.one_step.unit_sums import count_rows
+from oneshot_dp.linear_dp.rows.units import choose_rows
+from oneshot_dp.linear_dp.trainer import (
+  Charging,
+  NoBar,
+  Progress,
+  TrainedHead,
+  Trainer,
+  TrainingRows,
+)
+
+
+class OneStepTrainer(Trainer):
+  """See `Trainer`.
+
+  Reads the rows once (twice where they have units: first for the ids, to count
+  or choose the rows of each).
+
+  Args:
+    rows: the private rows.
+    configs: optimizers, all with one clipping; each makes a head of every
+      release.
+    progress: bars for people.
+
+  Raises:
+    InputError: what was asked makes no sense for these rows.
+  """
+
+  def __init__(
+    self,
+    rows: TrainingRows,
+    configs: Sequence[HeadConfig],
+    progress: Progress = NoBar,
+  ):
+    self._rows = rows
+    self._configs = configs
+    self._progress = progress
+    grids = {make_grid(rows, each) for each in configs}
+    if len(grids) != 1:
+      raise InputError("heads of one release need one clipping.")
+    (self._grid,) = grids
+    self._optimizers = [make_optimizer(config) for config in configs]
+    self.facts = {
+      "rows_per_unit": self._grid.rows_per_unit,
+      "clipped": self._grid.clipped,
+    }
+
+  def read(self) -> None:
+    """See `Trainer`."""
+    chosen = sizes = None
+    if self._rows.has_units:
+      blocks = self._rows.shown("ids", self._progress)
+      if self._grid.clipped == "unit":
+        sizes = count_rows(blocks)
+      else:
+        chosen = choose_rows(blocks, self._grid.rows_per_unit)
+    self._secret = exact_clipped_sum(
+      self._rows.shown("clipped sum", self._progress),
+      self._grid,
+      num_examples=self._rows.num_examples,
+      chosen=chosen,
+      sizes=sizes,
+    )
+
+  def release(
+    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+  ) -> Iterator[TrainedHead]:
+    """See `Trainer`."""
+    count = plan.num_draws * len(plan.noise_multipliers)
+    with self._progress("releases", "release", count) as bar:
+      for each in release(self._secret, plan, source, charge=charge):
+        yield from self._trained(each, plan)
+        bar.update()
+
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """See `Trainer`."""
+    exact = baseline_without_privacy(self._secret, plan)
+    return next(self._trained(exact, plan))
+
+  def _trained(
+    self, released: Release, plan: ReleasePlan
+  ) -> Iterator[TrainedHead]:
+    for config, optimizer in zip(self._configs, self._optimizers, strict=True):
+      yield TrainedHead(
+        head=one_step(released, optimizer),
+        statement=released.statement,
+        mechanism=OneStep(grid=self._grid),
+        plan=plan,
+        settings=config.settings(),
+        draw=released.draw,
+      )
+
+
+def make_grid(rows: TrainingRows, config: HeadConfig) -> ClippedGradientGrid:
+  """The clipping that a config asks for: of units, or of rows.
+
+  Raises:
+    InputError: the rows of a unit are bounded where each row is a unit; or a
+      number that makes no sense.
+  """
+  most = rows.max_rows_per_unit
+  if most is not None and not rows.has_units:
+    raise InputError(
+      f"max_rows_per_unit={most}, but the cache has no unit_id: every row is a"
+      " unit of its own; leave it out, or make the cache with units."
+    )
+  return ClippedGradientGrid(
+    num_classes=rows.num_classes,
+    feature_dim=rows.feature_dim,
+    l2_clip_norm=config.l2_clip_norm,
+    initial_bias=config.initial_bias,
+    train_bias=config.train_bias,
+    rows_per_unit=1 if most is None else most,
+    clipped="unit" if rows.has_units and most is None else "row",
+  )
+
+
+def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
+  """The optimizer that a config asks for.
+
+  Raises:
+    InputError: a head that is not of one step, or a number that makes no sense.
+  """
+  return OneStepOptimizer(
+    name=cast(OptimizerName, config.head),
+    learning_rate=config.learning_rate,
+    eps=config.eps,
+    eps_in_noise_sds=config.eps_in_noise_sds,
+  )

@@ -1,0 +1,193 @@
+"""What a way to train heads is given, and what it has to give."""
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.rows.block import RowBlock
+
+AS_STORED = "embedding"
+UNIT_NORM = "embedding / its L2 norm"
+"""What the kernel of a head is multiplied with."""
+UNCLIPPED = "nothing"
+"""What is clipped where nothing bounds the influence of a row."""
+ROWS_ARE_CLIPPED = {"rows_per_unit": 1, "clipped": "row"}
+"""What receipts and ledgers say where every row is a privacy unit."""
+
+Charging = Callable[[ReleasePlan, NoiseSource], object]
+"""Called once, before any random bit is drawn; raises to refuse."""
+
+
+Progress = Callable[
+  [str, str, int | None], contextlib.AbstractContextManager[Any]
+]
+"""(what, unit, total) → a bar for people, such as tqdm's: a context manager
+that gives something to `update()` with what is done."""
+
+
+class NoBar(contextlib.nullcontext):
+  """A `Progress` that shows nothing."""
+
+  def __init__(self, what: str, unit: str, total: int | None = None):
+    del what, unit, total
+    super().__init__(self)
+
+  def update(self, done: int = 1) -> None:
+    """Does nothing."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingRows:
+  """Private rows: their public sizes, and a way to read them.
+
+  Attributes:
+    blocks: starts a pass over all rows, every one once.
+    feature_dim: d.
+    num_classes: K.
+    num_examples: n.
+    privacy_unit: what a guarantee is about; more than a row, unless "example".
+    max_rows_per_unit: m, only of rows with units: sum at most m of each instead
+      of clipping the sum of all.
+    are_centred: whether the mean of public rows was taken off.
+  """
+
+  blocks: Callable[[], Iterable[RowBlock]]
+  feature_dim: int
+  num_classes: int
+  num_examples: int
+  privacy_unit: str = EXAMPLE_UNIT
+  max_rows_per_unit: int | None = None
+  are_centred: bool = False
+
+  @property
+  def has_units(self) -> bool:
+    """Whether a privacy unit may have many rows."""
+    return self.privacy_unit != EXAMPLE_UNIT
+
+  def shown(self, what: str, progress: Progress) -> Iterator[RowBlock]:
+    """One pass, with a bar while it lasts."""
+    with progress(what, "row", self.num_examples) as bar:
+      for block in self.blocks():
+        yield block
+        bar.update(len(block.label))
+
+
+class Mechanism(abc.ABC):
+  """What a head was made by: all that its guarantee depends on, but the noise.
+
+  A frozen dataclass of parameters. `as_json` holds these and what follows from
+  them; `from_json` reads the parameters only, so that comparing one with the
+  other recomputes the rest.
+
+  Attributes:
+    KIND: its name in receipts.
+    is_noisy: whether there may be noise in what it releases.
+  """
+
+  KIND: ClassVar[str]
+  is_noisy: ClassVar[bool] = True
+
+  @classmethod
+  def from_json(cls, section: Mapping[str, Any]) -> Self:
+    """Reads the parameters."""
+    fields = dataclasses.fields(cls)  # pyrefly: ignore[bad-argument-type]
+    return cls(**{field.name: section[field.name] for field in fields})
+
+  @abc.abstractmethod
+  def as_json(self) -> dict[str, Any]:
+    """The receipt's section about it."""
+
+  @abc.abstractmethod
+  def in_words(self, training: Mapping[str, Any]) -> str:
+    """How the head was trained, for people; `training` is its settings."""
+
+  def sensitivity(self, relation: NeighboringRelation) -> float:
+    """The unit of the statement's noise_sd; 1 where that is in units of it."""
+    del relation
+    return 1.0
+
+  @property
+  def sampling(self) -> PoissonSampling | None:
+    """The random batches that the noise multiplier is about, if any."""
+    return None
+
+  def training(self) -> dict[str, Any]:
+    """Settings that it fixes."""
+    return {"head": self.KIND}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedHead:
+  """A head and what is to be said of it.
+
+  Attributes:
+    head: the weights.
+    statement: its guarantee.
+    mechanism: what it was released by.
+    plan: the releases that it is one of, which compose.
+    settings: all that was chosen for it; public. "head" names the method.
+    draw: which of the plan's repetitions it is of.
+    ledger_entry: SHA-256 of the entry that paid for it, or owns up to it; a
+      trainer does not know it.
+  """
+
+  head: LinearHead
+  statement: PrivacyStatement
+  mechanism: Mechanism
+  plan: ReleasePlan
+  settings: Mapping[str, Any]
+  draw: int
+  ledger_entry: str = ""
+
+
+class BaselineTrainer(abc.ABC):
+  """A way to train a head without privacy, to compare with.
+
+  Attributes:
+    facts: what bounds a row's influence; kept with its entry in the ledger.
+  """
+
+  facts: Mapping[str, Any]
+
+  @abc.abstractmethod
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """The head without noise: NOT PRIVATE."""
+
+
+class Trainer(BaselineTrainer):
+  """A way to train private heads."""
+
+  @abc.abstractmethod
+  def read(self) -> None:
+    """Does all that comes before the charge.
+
+    Raises:
+      InputError: damaged rows.
+    """
+
+  def notes(self, plan: ReleasePlan) -> Iterable[str]:
+    """What follows from the plan and public sizes, for people."""
+    del plan
+    return ()
+
+  @abc.abstractmethod
+  def release(
+    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+  ) -> Iterator[TrainedHead]:
+    """Yields heads, draw by draw, the largest ε first.
+
+    Formal guarantees: each head is (ε, δ)-DP in the plan's neighbouring
+    relation, and all of them together cost `plan.composed_epsilon`, with n and
+    the number of classes public. `charge` has returned before a random bit is
+    drawn, so a crash costs budget and never privacy. A seeded source marks
+    every head NOT PRIVATE.
+    """
