@@ -138,7 +138,7 @@ def trainer(rows, moment, on_step=lambda: None, centres=True):
   return made
 
 
-def whitened_without_privacy(rows, moment, plan, **options: Any):
+def whitened_without_privacy(rows, moment, plan, **options: Any) -> Any:
   return trainer(rows, moment, **options).baseline(plan)
 
 
