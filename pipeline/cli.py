@@ -19,9 +19,6 @@ from oneshot_dp.configs.errors import InputError, RunError
 
 _PROG = "oneshot-dp"
 _NOTHING_DONE = "interrupted; nothing was charged or written"
-_RESUMES = (
-  "interrupted; an extraction resumes when the same command is run again"
-)
 _STAYS = (
   "interrupted; what was charged to a ledger stays charged (`oneshot-dp budget`"
   " tells it)"
@@ -53,15 +50,19 @@ def _run(argv: Sequence[str]) -> int:
     try:
       # Imported here, so that Ctrl-C finds us ready for it from the start, and
       # so that `--help` need not wait for JAX, TFDS and Beam.
-      from oneshot_dp.pipeline.shell.parser import parse
+      from oneshot_dp.pipeline.commands.registry import COMMANDS
+      from oneshot_dp.pipeline.shell import parser, terminal
 
-      request = parse(argv)
-      from oneshot_dp.pipeline.commands import arguments
-      from oneshot_dp.pipeline.commands import registry as commands
-
-      extracts = isinstance(request.command, arguments.Extract)
-      what_is_left = _RESUMES if extracts else _STAYS
-      commands.run(request)
+      request = parser.parse(argv, COMMANDS)
+      what_is_left = getattr(request.command, "IF_INTERRUPTED", _STAYS)
+      with terminal.as_asked(request.output):
+        answer = request.command.run(request.flags)
+      if said := answer.json() if request.output.json else answer.text:
+        print(said)
+      for fault in answer.faults:
+        print(fault, file=sys.stderr)
+      if answer.failure is not None:
+        raise answer.failure
       sys.stdout.flush()
     except KeyboardInterrupt as stop:
       # Whoever knows what is left of the work has said so in it.

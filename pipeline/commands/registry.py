@@ -1,99 +1,42 @@
-"""What each command does: it is run, and its answer printed."""
+"""Which commands there are. A NEW COMMAND GOES HERE, as one row."""
 
-import sys
-from typing import Any
+import importlib
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 
-from oneshot_dp.pipeline.commands import arguments
-from oneshot_dp.pipeline.shell.answer import Answer
-from oneshot_dp.pipeline.shell.parser import Request
-from oneshot_dp.pipeline.shell.terminal import as_asked
+_MODULES = {
+  "extract": "data.extract",
+  "backbones": "data.backbones",
+  "import-features": "data.import_features",
+  "inspect": "data.inspect",
+  "verify": "privacy.verify",
+  "train": "heads.train",
+  "sweep": "heads.sweep",
+  "compare": "heads.compare",
+  "figures": "studies.figures",
+  "ablate": "studies.ablate",
+  "evaluate": "heads.evaluate",
+  "report": "studies.report",
+  "budget": "privacy.budget",
+  "budget set": "privacy.budget_set",
+  "audit": "privacy.audit",
+  "demo": "studies.demo",
+  "completion": "completion",
+}
+"""In the order of the help; "budget set" is two words."""
 
 
-def run(request: Request) -> None:
-  """Runs a parsed command, and prints its answer.
+class _Commands(Mapping[str, ModuleType]):
+  """The modules by name, each imported when it is asked for."""
 
-  Raises:
-    InputError, RunError: see `cli`.
-  """
-  with as_asked(request.output):
-    answer = _answer(request.command, request.beam_options)
-  if said := answer.json() if request.output.json else answer.text:
-    print(said)
-  for fault in answer.faults:
-    print(fault, file=sys.stderr)
-  if answer.failure is not None:
-    raise answer.failure
+  def __getitem__(self, name: str) -> ModuleType:
+    return importlib.import_module(f"{__package__}.{_MODULES[name]}")
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(_MODULES)
+
+  def __len__(self) -> int:
+    return len(_MODULES)
 
 
-def _answer(command: Any, beam_options: tuple[str, ...]) -> Answer:
-  """Each arm imports its own: JAX, Beam and TFDS take seconds."""
-  match command:
-    case arguments.Extract():
-      from oneshot_dp.pipeline.commands.cache_commands import run_extract
-
-      return run_extract(command, beam_options)
-    case arguments.Backbones():
-      from oneshot_dp.pipeline.commands.backbone_list import backbones
-
-      return backbones(command.name)
-    case arguments.ImportFeatures():
-      from oneshot_dp.pipeline.commands.cache_commands import run_import
-
-      return run_import(command)
-    case arguments.Inspect():
-      from oneshot_dp.pipeline.commands.cache_commands import inspect
-
-      return inspect(command.cache)
-    case arguments.Verify():
-      from oneshot_dp.pipeline.commands.cache_commands import verify
-
-      return verify(command)
-    case arguments.Train():
-      from oneshot_dp.pipeline.commands.training_commands import train
-
-      return train(command)
-    case arguments.Sweep():
-      from oneshot_dp.pipeline.commands.training_commands import sweep
-
-      return sweep(command)
-    case arguments.Compare():
-      from oneshot_dp.pipeline.commands.training_commands import compare
-
-      return compare(command)
-    case arguments.Figures():
-      from oneshot_dp.pipeline.commands.study_commands import figures
-
-      return figures(command)
-    case arguments.Ablate():
-      from oneshot_dp.pipeline.commands.study_commands import ablate
-
-      return ablate(command)
-    case arguments.Evaluate():
-      from oneshot_dp.pipeline.commands.privacy_commands import evaluate
-
-      return evaluate(command)
-    case arguments.Report():
-      from oneshot_dp.pipeline.commands.report_command import report
-
-      return report(command)
-    case arguments.Budget():
-      from oneshot_dp.pipeline.commands.budget_report import show_budget
-
-      return show_budget(command)
-    case arguments.BudgetSet():
-      from oneshot_dp.pipeline.commands.budget_report import set_cap
-
-      return set_cap(command)
-    case arguments.Audit():
-      from oneshot_dp.pipeline.commands.privacy_commands import audit
-
-      return audit(command)
-    case arguments.Demo():
-      from oneshot_dp.pipeline.commands.demo import run_demo
-
-      return run_demo(command.out)
-    case arguments.Completion():
-      from oneshot_dp.pipeline.commands.completion import completion
-
-      return completion(command.shell)
-  raise TypeError(f"{command!r} is no command.")
+COMMANDS = _Commands()

@@ -9,7 +9,6 @@ from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.pipeline.commands.report_arguments import Report
 from oneshot_dp.pipeline.report.budget_status import BudgetStatus, budget_status
 from oneshot_dp.pipeline.report.command_lines import Places
 from oneshot_dp.pipeline.report.noise_and_signal import (
@@ -72,20 +71,41 @@ class Findings:
     )
 
 
-def look(command: Report) -> Findings:
+def look(
+  directory: Path,
+  *,
+  epsilon: float | None = None,
+  head: str | None = None,
+  cache: Path | None = None,
+  eval_cache: Path | None = None,
+  ledger_dir: Path | None = None,
+) -> Findings:
   """Reads a run, its ledger, and the evaluation rows if they are public.
 
   The private rows are not read.
+
+  Args:
+    directory: the run.
+    epsilon: of the heads to look at closely; see `RunRecord.chosen`.
+    head: their method; the same.
+    cache: where the training rows are now; None is where they were.
+    eval_cache: the evaluation rows; the same.
+    ledger_dir: the ledgers; the same.
 
   Raises:
     InputError: the directory is of no run, or what was asked for is not in it;
       or its results are not those that the receipts are about.
   """
-  run = read_run(command.directory)
-  places = _places(command, run)
-  if command.cache is not None:
+  run = read_run(directory)
+  then = run.config["run"]
+  places = Places(
+    cache=cache or Path(then["cache"]),
+    eval_cache=eval_cache or Path(then["eval_cache"]),
+    ledger_dir=ledger_dir or Path(then["ledger_dir"]),
+  )
+  if cache is not None:
     _open(places.cache, run.config["train_cache"])
-  chosen = run.chosen(command.epsilon, command.head)
+  chosen = run.chosen(epsilon, head)
   checks = tuple(
     verify_head(run.directory / row.path, places.ledger_dir) for row in chosen
   )
@@ -101,7 +121,7 @@ def look(command: Report) -> Findings:
   known = _known_sums(run, chosen, receipt)
   sums = None if isinstance(known[0], str) else known[0]
   answers: PublicAnswers | str
-  rows = _evaluation_rows(run, places, is_given=command.eval_cache is not None)
+  rows = _evaluation_rows(run, places, is_given=eval_cache is not None)
   if isinstance(rows, str):
     answers = rows
   else:
@@ -126,16 +146,6 @@ def look(command: Report) -> Findings:
     answers=answers,
     compared=_compared(run, answers, *known),
     compared_head=known[1][0].head,
-  )
-
-
-def _places(command: Report, run: RunRecord) -> Places:
-  """Where things were, unless the command says where they are."""
-  then = run.config["run"]
-  return Places(
-    cache=command.cache or Path(then["cache"]),
-    eval_cache=command.eval_cache or Path(then["eval_cache"]),
-    ledger_dir=command.ledger_dir or Path(then["ledger_dir"]),
   )
 
 

@@ -13,9 +13,9 @@ import dataclasses
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.commands.report_arguments import Report
 from oneshot_dp.pipeline.runs.pictures import INSTALL
 
 PAGE = "report.html"
@@ -37,10 +37,14 @@ class WrittenReport:
   notes: tuple[str, ...]
 
 
-def write_report(command: Report) -> WrittenReport:
+def write_report(directory: Path, **options: Any) -> WrittenReport:
   """Reads a run, and writes the page about it.
 
   The private rows are not read, and no budget is spent.
+
+  Args:
+    directory: the run.
+    **options: see `look`.
 
   Raises:
     InputError: the directory is of no run, or what was asked for is not in it;
@@ -52,11 +56,11 @@ def write_report(command: Report) -> WrittenReport:
   from oneshot_dp.pipeline.report import page, page_pictures
   from oneshot_dp.pipeline.report.findings import look
 
-  findings = look(command)
-  target = command.directory / FOLDER
+  findings = look(directory, **options)
+  target = directory / FOLDER
   try:
     with tempfile.TemporaryDirectory(
-      prefix=f".{FOLDER}-", dir=command.directory
+      prefix=f".{FOLDER}-", dir=directory
     ) as name:
       folder = Path(name)
       pictures = page_pictures.draw_all(findings, folder)
@@ -64,12 +68,12 @@ def write_report(command: Report) -> WrittenReport:
       (folder / PAGE).write_text(page.render(findings, pictures))
       target.mkdir(exist_ok=True)
       figures = tuple(_move(file, target) for file in drawn)
-      written = _move(folder / PAGE, command.directory)
+      written = _move(folder / PAGE, directory)
       for name in page_pictures.NAMES:
         _remove_stale(name, target, figures)
   except OSError as error:
     raise RunError(
-      f"{command.directory} cannot be written: {error.strerror or error}."
+      f"{directory} cannot be written: {error.strerror or error}."
     ) from error
   return WrittenReport(page=written, figures=figures, notes=findings.notes)
 

@@ -1,1 +1,4 @@
-"""Words in, answers out: parsing, complaints, completion, the terminal."""
+"""What every command shares: how it is read, what it says and what it shows.
+
+Nothing here knows a command: they come as a mapping from name to module.
+"""

@@ -7,14 +7,26 @@ such lines get through.
 """
 
 import contextlib
+import dataclasses
 import io
 import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from oneshot_dp.pipeline.shell.output_arguments import Output
+from tyro.conf import FlagCreatePairsOff
 
 WARNING = "warning: "
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+  """How a command says what it found; the same flags for all of them."""
+
+  json: FlagCreatePairsOff[bool] = False
+  """One JSON object on standard output and nothing else there; notes and
+  warnings are on standard error."""
+  quiet: FlagCreatePairsOff[bool] = False
+  """No progress bars and no notes: results, warnings and errors only."""
 
 
 class _NoTerminal(io.TextIOBase):

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.shell.parser import parse
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -47,10 +48,11 @@ def test_every_command_that_is_shown_is_one(document, line):
   words = shlex.split(line, comments=True)[1:]
   if "--help" in words:
     with pytest.raises(SystemExit) as stop:
-      parse(words)
+      parse(words, COMMANDS)
     assert stop.value.code == 0
     return
-  beam_options = parse(words).beam_options
+  flags = parse(words, COMMANDS).flags
+  beam_options = getattr(flags, "beam_options", ())
   # What we do not know goes to Beam: a misspelt flag of ours would, too.
   assert not beam_options or beam_options[0] == "--runner"
 

@@ -11,7 +11,6 @@ from PIL import Image
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import open_cache
-from oneshot_dp.pipeline.commands.report_arguments import Report
 from oneshot_dp.pipeline.report.report import write_report
 from oneshot_dp.pipeline.runs.sweep import run_sweep
 from tests.pipeline.sample_caches import write_clusters
@@ -92,9 +91,7 @@ def page_path(tmp_path_factory) -> pathlib.Path:
     baseline=True,
     ledger_dir=folder / "ledgers",
   )
-  return write_report(
-    Report(directory=folder / "run", ledger_dir=folder / "ledgers")
-  ).page
+  return write_report(folder / "run", ledger_dir=folder / "ledgers").page
 
 
 @pytest.fixture(scope="module")

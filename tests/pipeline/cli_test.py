@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.commands import registry as commands
+from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.shell.parser import parse
 from tests.extract.image_jobs import write_folder
 from tests.pipeline.command_line import (
@@ -102,9 +102,9 @@ class TestCommandLine:
 
   def test_beams_flags_are_kept_apart(self, place):
     flags = ["--runner=FlinkRunner", "--flink_master", "host:1"]
-    request = parse([*place(EXTRACT), *flags])
-    assert list(request.beam_options) == flags
-    assert request.command.job.decode_threads == 1
+    asked = parse([*place(EXTRACT), *flags], COMMANDS).flags
+    assert list(asked.beam_options) == flags
+    assert asked.job.decode_threads == 1
 
   @pytest.mark.parametrize(
     ("words", "said"),
@@ -119,7 +119,7 @@ class TestCommandLine:
     def stop(*args):
       raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "run", stop)
+    monkeypatch.setattr(COMMANDS[words.split()[0]], "run", stop)
     assert said in fails(capsys, *place(words), status=130)
 
   def test_ctrl_c_that_a_library_swallows(self, monkeypatch, capsys, place):

@@ -10,7 +10,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.commands.arguments import COMMANDS
+from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.shell.parser import flags_of, overview, parse
 from tests.pipeline.command_line import ROOT
 
@@ -66,9 +66,11 @@ def examples() -> list[str]:
   """Every example of every command, as it stands in the docstring."""
   return [
     " ".join(found.split())
-    for kind in COMMANDS.values()
+    for command in COMMANDS.values()
     for found in re.findall(
-      r"Example: (oneshot-dp .*?)(?:\n\s*\n|\Z)", kind.__doc__ or "", re.DOTALL
+      r"Example: (oneshot-dp .*?)(?:\n\s*\n|\Z)",
+      command.Flags.__doc__ or "",
+      re.DOTALL,
     )
   ]
 
@@ -81,7 +83,7 @@ def test_every_example_is_understood(example):
     (n for n in COMMANDS if f"{example} ".startswith(f"oneshot-dp {n} ")),
     key=len,
   )
-  assert type(parse(words).command) is COMMANDS[name]
+  assert parse(words, COMMANDS).command is COMMANDS[name]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -91,7 +93,7 @@ def test_every_help_has_an_example_and_says_how_to_be_quiet(capsys, name):
   text = " ".join(capsys.readouterr().out.split())
   assert f"usage: oneshot-dp {name} " in text
   assert f"Example: oneshot-dp {name}" in text
-  assert {"--json", "--quiet", "--help"} <= set(flags_of(name))
+  assert {"--json", "--quiet", "--help"} <= set(flags_of(COMMANDS[name]))
 
 
 def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
@@ -99,8 +101,8 @@ def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
   with pytest.raises(SystemExit) as stop:
     main(["-h"])
   assert not stop.value.code
-  assert capsys.readouterr().out == f"{overview()}\n"
-  lines = overview().splitlines()
+  assert capsys.readouterr().out == f"{overview(COMMANDS)}\n"
+  lines = overview(COMMANDS).splitlines()
   assert max(map(len, lines)) <= 80
   for name in COMMANDS:
     assert sum(line.startswith(f"  {name}  ") for line in lines) == 1
@@ -121,12 +123,12 @@ def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
 )
 def test_the_nearest_word_is_suggested(words, meant):
   with pytest.raises(InputError, match=rf"did you mean {meant}\?"):
-    parse(words.split())
+    parse(words.split(), COMMANDS)
 
 
 def test_nothing_is_suggested_for_what_is_like_nothing():
   with pytest.raises(InputError) as error:
-    parse(["train", "--zzz", "1"])
+    parse(["train", "--zzz", "1"], COMMANDS)
   assert "did you mean" not in str(error.value)
 
 
@@ -134,5 +136,5 @@ def test_nothing_is_suggested_for_what_is_like_nothing():
 def test_complaints_are_short(name):
   """Not a page of help in one line."""
   with pytest.raises(InputError) as error:
-    parse([*name.split(), "--no-such-flag-1", "2"])
+    parse([*name.split(), "--no-such-flag-1", "2"], COMMANDS)
   assert len(str(error.value)) < 300

@@ -61,7 +61,7 @@ def test_after_the_charge(
 ):
   monkeypatch.setattr("oneshot_dp.pipeline.runs.run_files.write_head", stop)
   monkeypatch.setattr(
-    "oneshot_dp.pipeline.commands.training_commands.write_head", stop
+    "oneshot_dp.pipeline.saved_head.directory.write_head", stop
   )
   assert main(place(command)) == 130
   line = one_line(capsys.readouterr().err.splitlines()[-1])
@@ -94,9 +94,7 @@ def test_what_was_charged_before_is_not_told_again(
 
 
 def test_after_the_last_file(place, capsys, monkeypatch, tmp_path):
-  monkeypatch.setattr(
-    "oneshot_dp.pipeline.commands.training_commands.accuracy_table", stop
-  )
+  monkeypatch.setattr("oneshot_dp.pipeline.runs.results.accuracy_table", stop)
   monkeypatch.setattr(
     "oneshot_dp.pipeline.runs.sweep.write_run",
     after("oneshot_dp.pipeline.runs.sweep.write_run", stop),

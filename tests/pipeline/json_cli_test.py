@@ -11,7 +11,7 @@ import pytest
 
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.commands.arguments import COMMANDS
+from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.shell.answer import Answer, plain
 from tests.pipeline.command_line import EXTRACT, SWEEP, TRAIN, succeeds

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.report.command_lines import Places, in_lines, run_again
 from oneshot_dp.pipeline.report.run_record import RunRecord
 from oneshot_dp.pipeline.shell.parser import parse
@@ -30,7 +31,7 @@ def asked_of(command) -> dict:
     "baseline": command.baseline,
     "public_cache": None,
   }
-  if type(command).__name__ == "Compare":
+  if hasattr(command, "heads"):
     return asked | {"heads": [{"head": head} for head in command.heads]}
   return asked | {
     "head": command.training.settings(),
@@ -57,7 +58,7 @@ def asked_of(command) -> dict:
 )
 def test_it_asks_for_the_very_same(options):
   name, *words = options.split()
-  first = parse([name, *shlex.split(BASIS), *words]).command
+  first = parse([name, *shlex.split(BASIS), *words], COMMANDS).flags
   run = RunRecord(
     directory=pathlib.Path("/runs/one"),
     config=json.loads(json.dumps(asked_of(first))),
@@ -67,4 +68,4 @@ def test_it_asks_for_the_very_same(options):
   copied = in_lines(run_again(run, PLACES))
   program, *again = shlex.split(copied.replace("\\\n", " "))
   assert program == "oneshot-dp"
-  assert parse(again).command == first
+  assert parse(again, COMMANDS).flags == first

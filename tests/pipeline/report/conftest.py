@@ -9,7 +9,6 @@ import pytest
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import open_cache
-from oneshot_dp.pipeline.commands.report_arguments import Report
 from oneshot_dp.pipeline.report.report import WrittenReport, write_report
 from oneshot_dp.pipeline.runs.sweep import run_sweep
 from tests.pipeline.by_chance import same_bits
@@ -75,7 +74,7 @@ def swept(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
 
 def reported(run: pathlib.Path, **options: Any) -> Reported:
   command: dict[str, Any] = {"ledger_dir": run.parent / "ledgers"} | options
-  written = write_report(Report(directory=run, **command))
+  written = write_report(run, **command)
   return Reported(
     folder=run.parent, written=written, page=ParsedPage.of(written.page)
   )

@@ -12,7 +12,6 @@ from PIL import Image
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.linear_dp.accounting.gaussian import printable
-from oneshot_dp.pipeline.commands.report_arguments import Report
 from oneshot_dp.pipeline.report.findings import look
 from oneshot_dp.pipeline.report.report import write_report
 from tests.pipeline.report.conftest import (
@@ -234,24 +233,22 @@ class TestWhatIsMissing:
     # Pictures of before are gone, as the page no longer shows them.
     assert {path.stem for path in (run / "report").iterdir()} == {"accuracy"}
     again = look(
-      Report(
-        directory=run,
-        eval_cache=sweep.folder / "test",
-        ledger_dir=sweep.folder / "ledgers",
-      )
+      run,
+      eval_cache=sweep.folder / "test",
+      ledger_dir=sweep.folder / "ledgers",
     )
     assert again.notes == ()
 
   def test_rows_that_were_not_scored(self, sweep, tmp_path):
     """They have the name and size of those that were, but other labels."""
     write_hard(tmp_path / "test", (0, 0, 0, 80), split="test")
-    found = look(Report(directory=sweep.run, eval_cache=tmp_path / "test"))
+    found = look(sweep.run, eval_cache=tmp_path / "test")
     assert "does not hold the rows that were scored" in str(found.answers)
     assert isinstance(found.compared, str)
 
   def test_a_ledger_without_the_charge(self, sweep, tmp_path):
     swept(tmp_path, baseline=False)
-    found = look(Report(directory=sweep.run, ledger_dir=tmp_path / "ledgers"))
+    found = look(sweep.run, ledger_dir=tmp_path / "ledgers")
     assert not isinstance(found.budget, str)
     assert not found.budget.has_this_run
     assert found.checks[0].problems
@@ -267,19 +264,19 @@ class TestRefusals:
   )
   def test_a_head_that_is_not_there(self, sweep, options, message):
     with pytest.raises(InputError, match=message):
-      write_report(Report(directory=sweep.run, **options))
+      write_report(sweep.run, **options)
 
   def test_a_folder_of_something_else(self, tmp_path):
     with pytest.raises(InputError, match=r"holds no results: config\.json"):
-      write_report(Report(directory=tmp_path))
+      write_report(tmp_path)
     with pytest.raises(InputError, match="holds no results"):
-      write_report(Report(directory=tmp_path / "none"))
+      write_report(tmp_path / "none")
 
   def test_results_of_another_command(self, sweep, tmp_path):
     run = sweep.copied(tmp_path / "run")
     (run / "config.json").write_text("{}")
     with pytest.raises(InputError, match="not written by this version's"):
-      write_report(Report(directory=run))
+      write_report(run)
 
   @pytest.mark.parametrize("name", ["config.json", "results.json"])
   @pytest.mark.parametrize("content", ["{", "[]", '{"run": {}, "heads": [3]}'])
@@ -287,7 +284,7 @@ class TestRefusals:
     run = sweep.copied(tmp_path / "run")
     (run / name).write_text(content)
     with pytest.raises(InputError, match="damaged"):
-      write_report(Report(directory=run))
+      write_report(run)
 
   def test_caches_that_the_run_did_not_have(self, sweep, tmp_path):
     for options in (
@@ -295,17 +292,17 @@ class TestRefusals:
       {"eval_cache": sweep.folder / "train"},
     ):
       with pytest.raises(InputError, match="give the cache that it had"):
-        write_report(Report(directory=sweep.run, **options))
+        write_report(sweep.run, **options)
 
   def test_a_cache_that_is_named_must_be_there(self, sweep, tmp_path):
     with pytest.raises(InputError, match="none"):
-      write_report(Report(directory=sweep.run, eval_cache=tmp_path / "none"))
+      write_report(sweep.run, eval_cache=tmp_path / "none")
 
   @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
   def test_what_is_not_installed(self, sweep, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError) as refusal:
-      write_report(Report(directory=sweep.run))
+      write_report(sweep.run)
     assert str(refusal.value) == (
       f"reports need {package}, which is not installed: pip install"
       " 'oneshot-dp[plots]'"

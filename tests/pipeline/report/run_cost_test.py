@@ -10,7 +10,6 @@ from oneshot_dp.configs.head_config import (
   StepsConfig,
 )
 from oneshot_dp.extract.cache.reader import open_cache
-from oneshot_dp.pipeline.commands.report_arguments import Report
 from oneshot_dp.pipeline.report.findings import look
 from oneshot_dp.pipeline.report.run_cost import cost_of
 from oneshot_dp.pipeline.report.run_record import read_run
@@ -44,7 +43,7 @@ class TestResultsThatWereChanged:
     run = sweep.copied(tmp_path / "run")
     rewrite(run, lambda results: results["heads"][0].update({field: value}))
     with pytest.raises(InputError) as refusal:
-      look(Report(directory=run, ledger_dir=sweep.folder / "ledgers"))
+      look(run, ledger_dir=sweep.folder / "ledgers")
     assert f"{field} of heads/" in str(refusal.value)
     assert "does not say what the receipts say; run it" in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -58,7 +57,7 @@ class TestResultsThatWereChanged:
     run = sweep.copied(tmp_path / "run")
     rewrite(run, change)
     with pytest.raises(InputError, match=r"composed_epsilon is 0\.1, and the"):
-      look(Report(directory=run, ledger_dir=sweep.folder / "ledgers"))
+      look(run, ledger_dir=sweep.folder / "ledgers")
 
   def test_noise_from_a_seed_that_is_said_to_be_private(self, sweep, tmp_path):
     run = swept(
@@ -69,7 +68,7 @@ class TestResultsThatWereChanged:
       epsilons=(2.0,),
     )
     ledgers = tmp_path / "ledgers"
-    assert look(Report(directory=run, ledger_dir=ledgers)).run.noisy
+    assert look(run, ledger_dir=ledgers).run.noisy
 
     def change(results):
       for head in results["heads"]:
@@ -79,7 +78,7 @@ class TestResultsThatWereChanged:
     # One was charged for it, and one for another run.
     for place in (ledgers, sweep.folder / "ledgers"):
       with pytest.raises(InputError, match="not say what the receipts say"):
-        look(Report(directory=run, ledger_dir=place))
+        look(run, ledger_dir=place)
 
   def test_a_receipt_that_lacks_something(self, sweep, tmp_path):
     run = sweep.copied(tmp_path / "run")
@@ -88,7 +87,7 @@ class TestResultsThatWereChanged:
     del receipt["composition"]
     path.write_text(json.dumps(receipt))
     with pytest.raises(InputError, match="damaged"):
-      look(Report(directory=run, ledger_dir=sweep.folder / "ledgers"))
+      look(run, ledger_dir=sweep.folder / "ledgers")
 
 
 def test_all_releases_of_a_comparison_are_composed(sweep, tmp_path):
@@ -141,7 +140,7 @@ def test_accuracies_on_rows_of_other_data_cost_this_one_nothing(
     num_draws=1,
     epsilons=(2.0,),
   )
-  found = look(Report(directory=run, ledger_dir=tmp_path / "ledgers"))
+  found = look(run, ledger_dir=tmp_path / "ledgers")
   assert found.cost.with_accuracies is None
   assert len(found.cost.entries) == 1
   assert not isinstance(found.budget, str)

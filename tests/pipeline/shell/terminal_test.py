@@ -6,8 +6,7 @@ import pytest
 from tqdm import tqdm
 
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.pipeline.shell.output_arguments import Output
-from oneshot_dp.pipeline.shell.terminal import as_asked
+from oneshot_dp.pipeline.shell.terminal import Output, as_asked
 
 
 class Terminal(io.StringIO):

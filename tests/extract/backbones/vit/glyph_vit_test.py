@@ -15,7 +15,7 @@ from oneshot_dp.extract.backbones.registry import (
   parameter_shapes,
 )
 from oneshot_dp.extract.backbones.vit.glyph_vit import NAME, WEIGHTS
-from oneshot_dp.pipeline.commands.backbone_list import backbones
+from oneshot_dp.pipeline.commands.data.backbone_list import backbones
 
 EMBEDDED = BackboneConfig(name=NAME)
 

@@ -1,7 +1,7 @@
-"""The `budget` commands: what was released, what is left, and the cap."""
+"""What `oneshot-dp budget` says: what was released, and what is left."""
 
-import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dp_accounting import NeighboringRelation
@@ -12,13 +12,12 @@ from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.accounting.sampled import LEAST_DELTA
-from oneshot_dp.pipeline.commands.privacy_arguments import Budget, BudgetSet
 from oneshot_dp.pipeline.ledger import spending as budget
 from oneshot_dp.pipeline.ledger.cap import Cap, caps
 from oneshot_dp.pipeline.ledger.ledger import what_is_left
 from oneshot_dp.pipeline.ledger.spending import Spending
 from oneshot_dp.pipeline.shell.answer import Answer
-from oneshot_dp.pipeline.training.train_heads import RELATIONS, cache_ledger
+from oneshot_dp.pipeline.training.train_heads import cache_ledger
 
 _SHORT = 12
 """Digits of a SHA-256 that a person reads."""
@@ -31,23 +30,27 @@ _KEPT = {"private_digest"}
 candidate that it is the one."""
 
 
-def show_budget(command: Budget) -> Answer:
+def budget_report(
+  cache: Path, delta: float | None, ledger_dir: Path | None
+) -> Answer:
   """The entries, what they add up to, and what the cap leaves.
 
   Raises:
     InputError: there is no such cache or δ, or the ledger was tampered with.
   """
-  delta = command.delta
   if delta is not None and not 0 < delta < 1:
     raise InputError(f"delta={delta} must lie between 0 and 1.")
-  ledger = cache_ledger(open_cache(command.cache), command.ledger_dir)
+  ledger = cache_ledger(open_cache(cache), ledger_dir)
   entries = ledger.entries()
   earlier = caps(entries)
   cap = earlier[-1] if earlier else None
   lines = [f"ledger: {ledger.path}", *_lines(entries)]
   facts: dict[str, Any] = {
     "ledger": ledger.path,
-    "entries": [_public(entry) for entry in entries],
+    "entries": [
+      {name: value for name, value in entry.items() if name not in _KEPT}
+      for entry in entries
+    ],
     "cap": cap,
   }
   lines.append(f"cap: {cap or 'none; see `oneshot-dp budget set --help`'}")
@@ -67,63 +70,15 @@ def show_budget(command: Budget) -> Answer:
       "not_private": totals[_RELATIONS[0]].not_private,
     }
   if cap:
-    left = what_is_left(cap, entries, cap.max_delta, cap.neighboring_relation)
+    relation = cap.neighboring_relation
+    left = what_is_left(cap, entries, cap.max_delta, relation)
     lines.append(f"under the cap, {left}")
-    facts["left"] = _left(cap, entries)
+    facts["left"] = {
+      "epsilon": cap.left(entries, cap.max_delta, relation),
+      "delta": cap.max_delta,
+      "neighboring_relation": relation,
+    }
   return Answer(text="\n".join(lines), facts=facts)
-
-
-def set_cap(command: BudgetSet) -> Answer:
-  """Writes a cap into the ledger and says what it changes.
-
-  Raises:
-    InputError: there is no such cache, or the ledger was tampered with.
-    RunError: the ledger cannot be written.
-  """
-  cap = Cap(
-    max_epsilon=command.max_epsilon,
-    max_delta=command.max_delta,
-    neighboring_relation=RELATIONS[command.neighboring_relation],
-  )
-  ledger = cache_ledger(open_cache(command.cache), command.ledger_dir)
-  before = ledger.set_cap(cap)
-  entries = ledger.entries()
-  spent = budget.compose(entries, cap.neighboring_relation)
-  if before and cap.is_looser_than(before):
-    _warn(f"THE CAP WAS RAISED, from {before} to {cap}; the ledger keeps both.")
-  if spent.not_private:
-    _warn(
-      f"{spent.not_private} entries let out results that are {NOT_PRIVATE}; no"
-      " cap covers those."
-    )
-  if not cap.allows(entries):
-    _warn("more than this is spent already; nothing further will be released.")
-  left = what_is_left(cap, entries, cap.max_delta, cap.neighboring_relation)
-  epsilon = spent.epsilon(cap.max_delta)
-  return Answer(
-    text=f"cap: {cap}; epsilon {printable(epsilon)} is spent, {left}",
-    facts={
-      "ledger": ledger.path,
-      "cap": cap,
-      "cap_before": before,
-      "spent": {
-        "delta": cap.max_delta,
-        "epsilon": {cap.neighboring_relation.name: epsilon},
-        "not_private": spent.not_private,
-      },
-      "left": _left(cap, entries),
-    },
-  )
-
-
-def _left(cap: Cap, entries: list[dict[str, Any]]) -> dict[str, Any]:
-  """The largest release that a cap still allows."""
-  relation = cap.neighboring_relation
-  return {
-    "epsilon": cap.left(entries, cap.max_delta, relation),
-    "delta": cap.max_delta,
-    "neighboring_relation": relation,
-  }
 
 
 def _delta_of_total(entries: list[dict[str, Any]], cap: Cap | None) -> float:
@@ -149,10 +104,6 @@ def _totals(
         f" results that are {NOT_PRIVATE}: no epsilon covers them"
       )
   return lines
-
-
-def _public(entry: dict[str, Any]) -> dict[str, Any]:
-  return {name: value for name, value in entry.items() if name not in _KEPT}
 
 
 def _lines(entries: list[dict[str, Any]]) -> list[str]:
@@ -189,7 +140,3 @@ def _in_words(entry: dict[str, Any]) -> str:
   if "cache_fingerprint" in entry:
     words += f"; cache {entry['cache_fingerprint'][:_SHORT]}"
   return words
-
-
-def _warn(warning: str) -> None:
-  print(f"warning: {warning}", file=sys.stderr)

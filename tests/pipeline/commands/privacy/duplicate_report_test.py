@@ -9,7 +9,7 @@ import pytest
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache
-from oneshot_dp.pipeline.commands.duplicate_report import Groups
+from oneshot_dp.pipeline.commands.privacy.duplicate_report import Groups
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_caches import write_rows
 from tests.pipeline.small_disk import files_no_larger_than

@@ -12,8 +12,8 @@ from oneshot_dp.configs.head_config import (
   RelationName,
 )
 from oneshot_dp.configs.registry import experiment_names
-from oneshot_dp.pipeline.commands.arguments import COMMANDS
-from oneshot_dp.pipeline.commands.completion import completion
+from oneshot_dp.pipeline.commands.registry import COMMANDS
+from oneshot_dp.pipeline.shell.completion import completion_script
 from oneshot_dp.pipeline.shell.parser import flags_of
 
 # What bash does at Tab: the words of the line, the last one unfinished.
@@ -28,7 +28,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def script() -> str:
-  return completion("bash").text
+  return completion_script("bash", COMMANDS)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_commands(tab):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_flags(tab, name):
-  assert set(tab(*name.split(), "--")) == set(flags_of(name))
+  assert set(tab(*name.split(), "--")) == set(flags_of(COMMANDS[name]))
 
 
 def test_flags_of_every_kind_of_source(tab):
@@ -65,7 +65,10 @@ def test_flags_of_every_kind_of_source(tab):
 
 
 def test_first_words(tab):
-  assert tab("extract", "") == [*flags_of("extract"), *experiment_names()]
+  assert tab("extract", "") == [
+    *flags_of(COMMANDS["extract"]),
+    *experiment_names(),
+  ]
   assert tab("extract", "digits_r") == ["digits_random_patches"]
   assert tab("completion", "z") == ["zsh"]
 
@@ -96,7 +99,8 @@ def test_zsh_takes_it():
     [
       "zsh",
       "-fc",
-      "autoload -U compinit; compinit -u\n" + completion("zsh").text,
+      "autoload -U compinit; compinit -u\n"
+      + completion_script("zsh", COMMANDS),
     ],
     check=True,
     timeout=30,

@@ -1,15 +1,17 @@
-"""The command line of `report`; see `arguments`."""
+"""`oneshot-dp report`."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
+
+from oneshot_dp.pipeline.shell.answer import Answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class Flags:
   """Write a page about a sweep or comparison: DIR/report.html, for the browser.
 
   One file that needs no network: what was promised, to whom, what it cost, how
@@ -25,7 +27,7 @@ class Report:
   Example: oneshot-dp report results --epsilon 2
   """
 
-  directory: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
+  directory: Annotated[Positional[Path], arg(metavar="DIR")]
   """What `sweep` or `compare` wrote."""
   epsilon: float | None = None
   """The head that is looked at closely: noise and signal, confusion matrix,
@@ -41,3 +43,20 @@ class Report:
   page has no confusion matrix."""
   ledger_dir: Path | None = None
   """Where ledgers are kept; default: where the run's was."""
+
+
+def run(flags: Flags) -> Answer:
+  """Writes the page about a run."""
+  from oneshot_dp.pipeline.report.report import write_report
+
+  written = write_report(**vars(flags))
+  for note in written.notes:
+    print(note, file=sys.stderr)
+  return Answer(
+    text=str(written.page),
+    facts={
+      "page": written.page,
+      "figures": written.figures,
+      "notes": written.notes,
+    },
+  )

@@ -2,7 +2,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.registry import backbone_names
-from oneshot_dp.pipeline.commands.backbone_list import backbones
+from oneshot_dp.pipeline.commands.data.backbone_list import backbones
 
 
 def test_every_name_has_a_line():

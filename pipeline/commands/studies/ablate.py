@@ -1,16 +1,26 @@
-"""The command line of `ablate`; see `arguments`."""
+"""`oneshot-dp ablate`."""
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import get_args
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import AblationAxis, PrivacyConfig
+from oneshot_dp.pipeline.commands.flags import (
+  LedgerDir,
+  NumDraws,
+  PublicEvalCache,
+  ResultsDir,
+  TrainCache,
+)
+from oneshot_dp.pipeline.shell.answer import Answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ablate:
+class Flags:
   """Change one thing at a time in the paper's single step, and score it.
 
   The base is one full-batch step of LAMB from zero weights and bias -10, with
@@ -24,15 +34,11 @@ class Ablate:
   --epsilon 8 --delta 1e-6 --baseline --out ablation
   """
 
-  cache: Path
-  """The private training cache."""
-  eval_cache: Path
-  """The labelled cache that heads are scored on; its labels are treated as
-  public."""
+  cache: TrainCache
+  eval_cache: PublicEvalCache
   epsilon: float
   """Privacy budget of every head."""
-  out: Path
-  """Directory of the results, not there yet."""
+  out: ResultsDir
   privacy: OmitArgPrefixes[PrivacyConfig]
   axes: tuple[AblationAxis, ...] = get_args(AblationAxis)
   """What to change."""
@@ -53,10 +59,52 @@ class Ablate:
   """The same images extracted at other resolutions, or otherwise."""
   other_eval_caches: tuple[Path, ...] = ()
   """What the heads of those are scored on, in the same order."""
-  num_draws: int = 1
-  """Independent draws of the noise, to see the spread; each is charged."""
+  num_draws: NumDraws = 1
   baseline: FlagCreatePairsOff[bool] = False
   """Also train every head without noise (epsilon = infinity): NOT PRIVATE."""
-  ledger_dir: Path | None = None
-  """Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's state
-  folder."""
+  ledger_dir: LedgerDir = None
+
+
+def run(flags: Flags) -> Answer:
+  """Changes one thing at a time."""
+  from oneshot_dp.extract.cache.reader import open_cache
+  from oneshot_dp.pipeline.commands.many_heads import answer_of_run, stoppable
+  from oneshot_dp.pipeline.paper.ablate import run_ablation
+  from oneshot_dp.pipeline.paper.ablation_cells import Choices
+  from oneshot_dp.pipeline.paper.ablation_table import ablation_table
+
+  start = time.monotonic()
+  if len(flags.other_caches) != len(flags.other_eval_caches):
+    raise InputError(
+      f"{len(flags.other_caches)} --other-caches and"
+      f" {len(flags.other_eval_caches)} --other-eval-caches: give pairs."
+    )
+  caches = [
+    (open_cache(train), open_cache(evaluation))
+    for train, evaluation in zip(
+      (flags.cache, *flags.other_caches),
+      (flags.eval_cache, *flags.other_eval_caches),
+      strict=True,
+    )
+  ]
+  first, _ = caches[0]
+  with stoppable(flags.out, flags.ledger_dir, first):
+    rows = run_ablation(
+      caches,
+      flags.out,
+      flags.epsilon,
+      flags.privacy,
+      Choices(
+        axes=flags.axes,
+        init_scales=flags.init_scales,
+        epochs=flags.epochs,
+        batch_sizes=flags.batch_sizes or (max(1, len(first) // 10),),
+        clip_norms=flags.clip_norms,
+        learning_rate=flags.learning_rate,
+      ),
+      num_draws=flags.num_draws,
+      baseline=flags.baseline,
+      ledger_dir=flags.ledger_dir,
+    )
+  table = ablation_table(rows)
+  return answer_of_run(flags.out, rows, table, start, "ablation.png")

@@ -1,0 +1,1 @@
+"""Commands that make caches and look at them."""

@@ -1,0 +1,153 @@
+"""`oneshot-dp extract`."""
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import (
+  AvoidSubcommands,
+  FlagCreatePairsOff,
+  Positional,
+  Suppress,
+  arg,
+)
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import (
+  ArraysSource,
+  ExtractConfig,
+  ImageFolderSource,
+  TfdsSource,
+)
+from oneshot_dp.configs.registry import experiment_names, load_config
+from oneshot_dp.pipeline.shell.answer import Answer
+from oneshot_dp.pipeline.shell.complaints import did_you_mean
+from oneshot_dp.pipeline.shell.parser import listed_flags
+
+IF_INTERRUPTED = (
+  "interrupted; an extraction resumes when the same command is run again"
+)
+_SOURCES = (
+  ArraysSource(path="images.npz"),
+  ImageFolderSource(root="photos"),
+  TfdsSource(name="cifar10"),
+)
+"""One of each kind."""
+# No prefix: `--split`, `--backbone.weights`.
+_Job = AvoidSubcommands[
+  FlagCreatePairsOff[Annotated[ExtractConfig, arg(name="")]]
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Run a backbone over a data set and write the embeddings to a cache.
+
+  CONFIG is one of the experiments in configs/experiments/ or a path to a
+  Python file with a get_config(). Every field of it can be changed by a flag;
+  flags that are not listed here go to Beam (--runner, --direct_num_workers,
+  --project …). Run the same command again to resume a job that was stopped.
+
+  With --views 16 a row is the mean embedding of 16 random crops of its image.
+
+  Example: oneshot-dp extract cifar10_vit_ti16 --backbone.weights vit_ti16.npz
+  --split train --out caches/cifar10-train
+  """
+
+  config: Annotated[Positional[str], arg(metavar="CONFIG")]
+  """Experiment name or Python file."""
+  out: Path
+  """Directory of the cache."""
+  job: _Job
+  beam_options: Suppress[tuple[str, ...]] = ()
+
+  def __post_init__(self):
+    takes_value = False
+    for word in self.beam_options:
+      if not word.startswith("-") and not takes_value:
+        raise InputError(
+          f"{word!r} is one word too many: extract takes one CONFIG, then"
+          " flags."
+        )
+      takes_value = word.startswith("-") and "=" not in word
+
+
+class _ConfigIsLate(Flags):
+  def __post_init__(self):
+    raise InputError(
+      f"CONFIG comes first: oneshot-dp extract {self.config} --out ..."
+    )
+
+
+def first_words() -> Sequence[str]:
+  """What may follow the command, to be completed."""
+  return experiment_names()
+
+
+def named_flags(words: Sequence[str]) -> type[Flags]:
+  """The flags by default as the experiment has them, which comes first."""
+  if not words or words[0].startswith("-"):
+    return _by_default(ExtractConfig(source=_SOURCES[0]), _ConfigIsLate)
+  return _by_default(load_config(words[0]))
+
+
+def all_flags() -> list[type[Flags]]:
+  """The flags of each kind of source."""
+  return [_by_default(ExtractConfig(source=source)) for source in _SOURCES]
+
+
+def _by_default(job: ExtractConfig, kind: type[Flags] = Flags) -> type[Flags]:
+  made = dataclasses.make_dataclass(
+    "Flags", [("job", _Job, job)], bases=(kind,), frozen=True, kw_only=True
+  )
+  text = inspect.cleandoc(Flags.__doc__ or "")
+  made.__doc__ = f"{text}\n\nExperiments: {', '.join(experiment_names())}."
+  return made
+
+
+def run(flags: Flags) -> Answer:
+  """Runs the job, and says what it took.
+
+  Raises:
+    InputError, RunError, KeyboardInterrupt: see `run_extraction`.
+  """
+  from oneshot_dp.extract.cache.summary import describe, public_metadata
+  from oneshot_dp.extract.job.beam_options import UnknownFlagError
+  from oneshot_dp.extract.job.job import run_extraction
+
+  try:
+    report = run_extraction(flags.job, flags.out, flags.beam_options)
+  except UnknownFlagError as error:
+    known = listed_flags(all_flags())
+    hint = did_you_mean(error.flag.replace("_", "-"), known)
+    raise InputError(f"{error} {hint}") from error
+  cache = report.cache
+  facts = {"cache": flags.out, "metadata": public_metadata(cache)}
+  if not report.counters:
+    return Answer(
+      text=f"{describe(cache)}\n{flags.out}: complete already, nothing was"
+      " extracted",
+      facts=facts | {"images": 0, "kept_shards": report.kept_shards},
+    )
+  done = report.counters["examples"]
+  took = (
+    f"{flags.out}: {done:,} images in {report.seconds:.1f} s"
+    f" ({done / report.seconds:.1f} images/s,"
+    f" {report.counters['image_bytes'] / 1e6:.1f} MB read),"
+    f" {report.counters['decode_errors']} undecodable,"
+    f" {report.kept_shards} shards kept from an earlier run"
+  )
+  return Answer(
+    text="\n".join([describe(cache), took, str(report.times)]),
+    facts=facts
+    | {
+      "images": done,
+      "kept_shards": report.kept_shards,
+      "undecodable": report.counters["decode_errors"],
+      "image_bytes": report.counters["image_bytes"],
+      "seconds": report.seconds,
+      "seconds_held_up_by": report.times,
+    },
+  )

@@ -1,0 +1,58 @@
+"""`oneshot-dp import-features`."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from oneshot_dp.configs.extract_config import EmbeddingDtype
+from oneshot_dp.pipeline.shell.answer import Answer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Turn ready-made embeddings in an npz file into a cache.
+
+  Arrays: embedding [n, d], label [n], optional example_id [n], unit_id [n] and
+  class_names [K]. Where they are absent, SPLIT_embedding, SPLIT_label … are
+  used. A unit_id says whose a row is, where somebody may have many rows.
+
+  Example: oneshot-dp import-features features.npz --split train
+  --num-classes 10 --out caches/train
+  """
+
+  file: Positional[Path]
+  """The npz file."""
+  out: Path
+  """Directory of the cache."""
+  split: str = "train"
+  """Name of the split."""
+  dataset_name: str | None = None
+  """Public name of the data set; default: the name of the file. Releases are
+  accounted per name and split: keep it the same for the same private data."""
+  num_classes: int | None = None
+  """Number of classes, where the file has no class_names."""
+  backbone_name: str | None = None
+  """What made the embeddings; heads only fit caches of the same name."""
+  unit_name: str | None = None
+  """What unit_id numbers (user, patient …); public, needed where there is a
+  unit_id."""
+  embedding_dtype: EmbeddingDtype | None = None
+  """Precision in the cache; default: the file's own."""
+
+
+def run(flags: Flags) -> Answer:
+  """Imports them, and says what came of it."""
+  from oneshot_dp.pipeline.commands.data import inspect
+  from oneshot_dp.pipeline.importing.import_features import import_features
+
+  asked = dict(vars(flags))
+  import_features(asked.pop("file"), asked.pop("out"), **asked)
+  if flags.backbone_name is None:
+    print(
+      "warning: without --backbone-name, heads cannot be refused on features of"
+      " another backbone, as long as the width is the same.",
+      file=sys.stderr,
+    )
+  return inspect.run(inspect.Flags(cache=flags.out))

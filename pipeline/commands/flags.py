@@ -1,0 +1,88 @@
+"""Flags that several commands have, each with its help."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from oneshot_dp.configs.head_config import PublicUse, RelationName
+
+TrainCache = Annotated[Path, arg(help="The private training cache.")]
+EvalCache = Annotated[
+  Path, arg(help="The labelled cache that heads are scored on.")
+]
+PublicEvalCache = Annotated[
+  Path,
+  arg(
+    help="The labelled cache that heads are scored on; its labels are treated"
+    " as public."
+  ),
+]
+BudgetCache = Annotated[
+  Path, arg(help="A cache of the private data, of whichever backbone.")
+]
+ResultsDir = Annotated[
+  Path, arg(help="Directory of the results, not there yet.")
+]
+LedgerDir = Annotated[
+  Path | None,
+  arg(
+    help="Where ledgers are kept; default: $ONESHOT_DP_LEDGER_DIR or the user's"
+    " state folder."
+  ),
+]
+NumDraws = Annotated[
+  int,
+  arg(
+    help="Independent draws of the noise, to see the spread; each is charged."
+  ),
+]
+Relation = Annotated[
+  RelationName, arg(help="Which data sets count as neighbours.")
+]
+NoiseSeed = Annotated[
+  int | None,
+  arg(help="Research only: noise from this seed, which is NOT PRIVATE."),
+]
+RealLabelsFile = Annotated[
+  Path | None,
+  arg(
+    help="ImageNet-ReaL's file, a JSON list of lists of labels: score by these"
+    " too. A row's example_id must be the number in its image's name, from 1:"
+    " extract with --source.id-key file_name or --source.id-from-name."
+  ),
+]
+MaxRowsPerUnit = Annotated[
+  int | None,
+  arg(
+    help="Only where the cache has units coarser than an example (users,"
+    " patients): sum at most this many rows of each, chosen by ids alone, with"
+    " so many times the noise. Default: all rows of a unit are summed and"
+    " clipped as one vector, with the noise of one, which is better but for its"
+    " memory, where the rows of units are scattered. Either way the guarantee"
+    " covers all rows of a unit. An epsilon per example is better only where no"
+    " two rows can be of one person; then import without unit_id."
+  ),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublicOptions:
+  """Public rows to centre private ones by; the head is for rows as they are.
+
+  Attributes:
+    public_cache: a cache of public rows, of the same backbone as the private
+      ones and of another data set, whose mean is taken off every private row.
+      The more alike the images, the better. Heads of one step need it where
+      embeddings are non-negative (bit_*, nf_resnet*, nfnet*); of signed ones,
+      the mean of quite other images cost them 1 to 2 points. It made no
+      difference to whitened heads. Costs no budget.
+    public_statistics: what to take. "mean-and-covariance" also damps the
+      directions in which public images vary most: up to 5 points better for
+      heads of one step, but no help against quite other images. Default: the
+      mean.
+  """
+
+  public_cache: Path | None = None
+  public_statistics: PublicUse | None = None

@@ -1,0 +1,118 @@
+"""`oneshot-dp evaluate`."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import PrivacyConfig, RelationName
+from oneshot_dp.pipeline.commands.flags import (
+  LedgerDir,
+  NoiseSeed,
+  RealLabelsFile,
+)
+from oneshot_dp.pipeline.shell.answer import Answer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Score a head on a cache: top-1 and top-5 accuracy.
+
+  The labels of the cache are treated as public, unless --private-eval is given.
+
+  Example: oneshot-dp evaluate heads/epsilon-4 --cache caches/test
+
+  Example: oneshot-dp evaluate heads/epsilon-4 --cache caches/test
+  --private-eval 0.5 --delta 1e-6
+  """
+
+  head: Positional[Path]
+  """Directory of the head."""
+  cache: Path
+  """The labelled cache."""
+  real_labels: RealLabelsFile = None
+  private_eval: float | None = None
+  """Privacy budget of the accuracies: the labels are private, and noisy counts
+  are published. Each evaluation is charged to the ledger of the cache's data
+  set, which is the ledger of the training too where both are splits of one data
+  set; score many heads at once with `sweep`."""
+  delta: float | None = None
+  """Delta of --private-eval; well below 1 / rows of the cache."""
+  neighboring_relation: RelationName = "add-or-remove-one"
+  """Which data sets count as neighbours; the noise is the same for all."""
+  noise_seed: NoiseSeed = None
+  ledger_dir: LedgerDir = None
+
+
+def run(flags: Flags) -> Answer:
+  """Scores it; for people the accuracies are JSON too."""
+  from oneshot_dp.extract.cache.reader import open_cache
+  from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+  from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
+  from oneshot_dp.pipeline.runs.evaluation import (
+    PrivateEvaluation,
+    evaluate_on_public_labels,
+  )
+  from oneshot_dp.pipeline.runs.real_labels import RealLabels
+  from oneshot_dp.pipeline.saved_head.directory import read_head
+  from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+
+  saved, cache = read_head(flags.head), open_cache(flags.cache)
+  FeatureSpace.of_receipt(flags.head, saved.receipt).check_evaluates_on(
+    FeatureSpace.of_cache(flags.cache, cache.info)
+  )
+  request, by_real = None, {}
+  if flags.private_eval is not None:
+    privacy = _privacy(flags.private_eval, flags, len(cache))
+    request = PrivateEvaluation.of(
+      flags.private_eval, privacy, cache, flags.ledger_dir
+    )
+  elif flags.delta is not None or flags.noise_seed is not None:
+    raise InputError(
+      "--delta and --noise-seed are for --private-eval; without it the"
+      " accuracy is exact: leave them out, or give --private-eval EPSILON."
+    )
+  if flags.real_labels is not None:
+    real = RealLabels.of(flags.real_labels, cache)
+    evaluation = real.evaluate([saved.head], cache)
+    by_real = {
+      "real": dataclasses.asdict(evaluation.scores[0])
+      | {"evaluation": evaluation.statement}
+    }
+  if request:
+    request.ledger.check(request.charge)
+    with says_what_was_charged(request.ledger, out=None):
+      scored = request.evaluate([saved.head])
+  else:
+    scored = evaluate_on_public_labels([saved.head], cache)
+  (score,) = scored.scores
+  if not saved.receipt.get("private"):
+    print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
+  if not request:
+    print(
+      "The labels of this cache are treated as public: the accuracy is exact.",
+      file=sys.stderr,
+    )
+  facts = dataclasses.asdict(score) | {"evaluation": scored.statement} | by_real
+  answer = Answer(text="", facts=facts)
+  return dataclasses.replace(answer, text=answer.json())
+
+
+def _privacy(epsilon: float, flags: Flags, n: int) -> PrivacyConfig:
+  if flags.delta is None:
+    raise InputError(
+      f"--private-eval {epsilon:g} needs a --delta, well below"
+      f" 1/n = {1 / n:.2g}."
+    )
+  if flags.real_labels is not None:
+    raise InputError(
+      "--real-labels are public, and --private-eval is for labels that are"
+      " not; leave one of them out."
+    )
+  return PrivacyConfig(
+    delta=flags.delta,
+    neighboring_relation=flags.neighboring_relation,
+    noise_seed=flags.noise_seed,
+  )

@@ -1,0 +1,77 @@
+"""`oneshot-dp train`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes, arg
+
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.pipeline.commands.flags import (
+  LedgerDir,
+  MaxRowsPerUnit,
+  PublicOptions,
+  TrainCache,
+)
+from oneshot_dp.pipeline.shell.answer import Answer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Train one differentially private head from a cache.
+
+  Example: oneshot-dp train --cache caches/train --epsilon 4 --delta 1e-6
+  --out heads/epsilon-4
+  """
+
+  cache: TrainCache
+  epsilon: float
+  """Privacy budget of this head; smaller is more private."""
+  out: Path
+  """Directory of the head, not there yet."""
+  privacy: OmitArgPrefixes[PrivacyConfig]
+  max_rows_per_unit: MaxRowsPerUnit = None
+  training: Annotated[HeadConfig, arg(name="")]
+  public: OmitArgPrefixes[PublicOptions]
+  ledger_dir: LedgerDir = None
+
+
+def run(flags: Flags) -> Answer:
+  """Trains it."""
+  from oneshot_dp.extract.cache.reader import open_cache
+  from oneshot_dp.linear_dp.accounting.gaussian import printable
+  from oneshot_dp.pipeline.commands.many_heads import public_rows_of, stoppable
+  from oneshot_dp.pipeline.runs import output_dir
+  from oneshot_dp.pipeline.saved_head.directory import write_head
+  from oneshot_dp.pipeline.saved_head.receipt import how_bounded
+  from oneshot_dp.pipeline.training.head_choice import choose_head
+  from oneshot_dp.pipeline.training.train_heads import plan_heads, train_heads
+
+  output_dir.check_absent(flags.out)
+  cache = open_cache(flags.cache)
+  config = choose_head(flags.training, cache.info)
+  plan = plan_heads(config, len(cache), (flags.epsilon,), flags.privacy)
+  public = public_rows_of(flags.public, cache)
+  with stoppable(flags.out, flags.ledger_dir, cache):
+    (trained,) = train_heads(
+      cache,
+      plan,
+      config,
+      flags.privacy,
+      max_rows_per_unit=flags.max_rows_per_unit,
+      public=public,
+      ledger_dir=flags.ledger_dir,
+    )
+    with output_dir.whole_directory(flags.out) as directory:
+      receipt = write_head(directory, trained, cache.info)
+  privacy, mechanism = receipt["privacy"], receipt["mechanism"]
+  text = (
+    f"{flags.out}: epsilon = {printable(privacy['epsilon'])} at delta ="
+    f" {printable(privacy['delta'])} ({privacy['neighboring_relation']}), noise"
+    f" multiplier {privacy['noise_multiplier']:.4f}, noise from"
+    f" {privacy['noise_source']}"
+  )
+  if cache.info.has_units:
+    bound = how_bounded(mechanism["clipped"], mechanism["rows_per_unit"])
+    text += f"\nprivacy unit: {cache.info.privacy_unit}; of its rows, {bound}"
+  return Answer(text=text, facts={"out": flags.out, "receipt": receipt})

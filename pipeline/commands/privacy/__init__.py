@@ -1,0 +1,1 @@
+"""Commands that keep count of releases, check them and attack them."""

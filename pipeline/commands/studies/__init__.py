@@ -1,0 +1,1 @@
+"""Commands that study the paper's step, report on runs, and show it all."""
