@@ -16,7 +16,7 @@ from oneshot_dp.extract.images.preprocess import Preprocessing
 NAME = "glyph_vit"
 EXAMPLES = (NAME,)
 WEIGHTS = (
-  importlib.resources.files("oneshot_dp.extract.backbones")
+  importlib.resources.files("oneshot_dp.extract.backbones.vit")
   / f"{NAME}.safetensors"
 )
 """The embedded weights."""
