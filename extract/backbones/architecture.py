@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.images.preprocess import Preprocessing
 
@@ -55,6 +56,21 @@ class Architecture:
   build: Callable[[str, ComputeDtype], nn.Module]
   rename: Callable[[Mapping[str, np.ndarray], Mapping[str, Shape], str], Arrays]
   embedded_weights: Traversable | None = None
+
+
+def pooled(
+  name: str, network: Callable[..., nn.Module]
+) -> Callable[[str, ComputeDtype], nn.Module]:
+  """`Architecture.build` of a network with one embedding, called "pooled"."""
+
+  def build(embedding: str, compute_dtype: ComputeDtype) -> nn.Module:
+    if embedding != "pooled":
+      raise InputError(
+        f"embedding={embedding!r} is not a layer of {name}: use 'pooled'."
+      )
+    return network(compute_dtype=compute_dtype)
+
+  return build
 
 
 def products(compute_dtype: ComputeDtype) -> dict[str, Any]:

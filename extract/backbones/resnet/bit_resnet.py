@@ -1,7 +1,7 @@
 """BiT: the pre-activation ResNets of "Big Transfer", GroupNorm throughout.
 
 The convolutions are plain: their kernels were standardised when the file was
-read (see weight_standardization.py).
+read (see `standardize`).
 """
 
 import functools
@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import Architecture
+from oneshot_dp.extract.backbones.architecture import Architecture, pooled
 from oneshot_dp.extract.backbones.resnet import bit_layouts
-from oneshot_dp.extract.backbones.resnet.convolution import Convolution
-from oneshot_dp.extract.backbones.resnet.group_norm import GroupNormRelu
+from oneshot_dp.extract.backbones.resnet.convolution import (
+  Convolution,
+  GroupNormRelu,
+)
 from oneshot_dp.extract.images.preprocess import Preprocessing
 
 EXAMPLES = (
@@ -118,13 +119,6 @@ def find(name: str) -> Architecture | None:
   depth, factor = int(match[1]), int(match[2])
   blocks = bit_layouts.BLOCKS[depth]
 
-  def build(embedding: str, compute_dtype: ComputeDtype) -> nn.Module:
-    if embedding != "pooled":
-      raise InputError(
-        f"embedding={embedding!r} is not a layer of {name}: use 'pooled'."
-      )
-    return BitResNet(blocks, 64 * factor, compute_dtype=compute_dtype)
-
   return Architecture(
     name=name,
     summary=(
@@ -136,6 +130,6 @@ def find(name: str) -> Architecture | None:
     reference=Preprocessing(
       image_size=_IMAGE_SIZE.get(name, _OTHER_IMAGE_SIZE), resample="bilinear"
     ),
-    build=build,
+    build=pooled(name, functools.partial(BitResNet, blocks, 64 * factor)),
     rename=bit_layouts.rename,
   )

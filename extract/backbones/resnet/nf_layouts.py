@@ -22,10 +22,10 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.architecture import Arrays, Shape
 from oneshot_dp.extract.backbones.file_family import family
-from oneshot_dp.extract.backbones.resnet.norm_free import GAMMA, NormFreeNet
-from oneshot_dp.extract.backbones.resnet.weight_standardization import (
+from oneshot_dp.extract.backbones.resnet.convolution import (
   standardize,
 )
+from oneshot_dp.extract.backbones.resnet.norm_free import GAMMA, NormFreeNet
 
 # Residual blocks of each stage.
 BLOCKS = {

@@ -2,11 +2,7 @@
 
 import functools
 
-from flax import linen as nn
-
-from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import Architecture
+from oneshot_dp.extract.backbones.architecture import Architecture, pooled
 from oneshot_dp.extract.backbones.resnet import nf_layouts
 from oneshot_dp.extract.backbones.resnet.norm_free import NormFreeNet
 from oneshot_dp.extract.images.preprocess import Preprocessing
@@ -26,13 +22,6 @@ def find(name: str) -> Architecture | None:
     root=64,
   )
 
-  def build(embedding: str, compute_dtype: ComputeDtype) -> nn.Module:
-    if embedding != "pooled":
-      raise InputError(
-        f"embedding={embedding!r} is not a layer of {name}: use 'pooled'."
-      )
-    return network(compute_dtype=compute_dtype)
-
   layers = name.removeprefix("nf_resnet")
   return Architecture(
     name=name,
@@ -46,6 +35,6 @@ def find(name: str) -> Architecture | None:
       mean=(0.485, 0.456, 0.406),
       std=(0.229, 0.224, 0.225),
     ),
-    build=build,
+    build=pooled(name, network),
     rename=functools.partial(nf_layouts.rename, network()),
   )

@@ -8,11 +8,7 @@ safetensors (dm_nfnet_f0.dm_in1k and so on).
 import functools
 import math
 
-from flax import linen as nn
-
-from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import Architecture
+from oneshot_dp.extract.backbones.architecture import Architecture, pooled
 from oneshot_dp.extract.backbones.resnet import nf_layouts
 from oneshot_dp.extract.backbones.resnet.norm_free import NormFreeNet
 from oneshot_dp.extract.images.preprocess import Preprocessing
@@ -41,13 +37,6 @@ def find(name: str) -> Architecture | None:
     root=128,
   )
 
-  def build(embedding: str, compute_dtype: ComputeDtype) -> nn.Module:
-    if embedding != "pooled":
-      raise InputError(
-        f"embedding={embedding!r} is not a layer of {name}: use 'pooled'."
-      )
-    return network(compute_dtype=compute_dtype)
-
   return Architecture(
     name=name,
     summary=(
@@ -63,6 +52,6 @@ def find(name: str) -> Architecture | None:
       mean=(0.485, 0.456, 0.406),
       std=(0.229, 0.224, 0.225),
     ),
-    build=build,
+    build=pooled(name, network),
     rename=functools.partial(nf_layouts.rename, network()),
   )

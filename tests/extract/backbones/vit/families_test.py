@@ -351,15 +351,14 @@ def test_bfloat16_embeddings_stay_close(weights, cifar):
   assert np.median(similarity) >= 0.9998
 
 
-@pytest.mark.parametrize(("side", "at_least"), [(256, 0.9), (384, 0.8)])
-def test_other_resolutions_give_similar_embeddings(weights, side, at_least):
-  # Measured: 0.96 at 256 and 0.84 at 384; with the positions of the patches
-  # shuffled 0.62. Bicubic and half-pixel grids gain less than 0.01.
+def test_another_resolution_gives_similar_embeddings(weights):
+  # Measured: 0.96; with the positions of the patches shuffled 0.62. Bicubic
+  # and half-pixel grids gain less than 0.01.
   photographs = sklearn.datasets.load_sample_images().images
   similarity = cosine(
-    embed(weights, photographs), embed(weights, photographs, side=side)
+    embed(weights, photographs), embed(weights, photographs, side=256)
   )
-  assert similarity.min() > at_least
+  assert similarity.min() > 0.9
 
 
 @pytest.fixture(scope="module")
