@@ -1,5 +1,6 @@
 """From two arrays to private heads: the door of `release`, in one call."""
 
+import inspect
 import numbers
 import warnings
 from collections.abc import Sequence
@@ -71,7 +72,7 @@ def train_head(
   Raises:
     InputError: see `train_heads`.
   """
-  (trained,) = _trained(
+  (trained,) = train_heads(
     embeddings,
     labels,
     num_classes=num_classes,
@@ -105,8 +106,9 @@ def train_heads(
 
   Formal guarantees: those of `oneshot-dp sweep`, whose code this is. Each head
   is (ε, δ)-DP in the neighbouring relation, with n and K public. All of them
-  together cost the largest ε, except "whitened" ones, which share no noise and
-  compose; `receipt()["composition"]` says what they cost.
+  together cost the largest ε, but those of several steps ("whitened" and
+  "multi-step") share no noise and compose; `receipt()["composition"]` says what
+  they cost.
 
   **The heads are in no ledger.** Arrays have no name, so nothing here can know
   what was released of the same rows before, and every call costs anew. Pass
@@ -134,10 +136,10 @@ def train_heads(
     num_classes: K, public: known without the labels.
     epsilons: the ε of each head, positive and distinct.
     delta: δ of each head, in (0, 1), well below 1/n.
-    head: "lamb" (the paper's), "adam", "momentum", "least-squares" or
-      "whitened" (the most accurate); or a `HeadConfig`, for the settings of
-      heads of one step. One-step heads want embeddings with about as many
-      negative as positive numbers.
+    head: "lamb" (the paper's), "adam", "momentum", "least-squares", "whitened"
+      (the most accurate) or "multi-step"; or a `HeadConfig`, for settings of
+      the head's own. One-step heads want embeddings with about as many negative
+      as positive numbers.
     unit_ids: [n] integers, whose each row is, where a person may have many: the
       guarantee is then about all rows of a unit. For heads of one step; None is
       a unit per row.
@@ -160,34 +162,6 @@ def train_heads(
   Source: Mehta et al., "Large Scale Transfer Learning for Differentially
   Private Image Classification", TMLR 2023, algorithm 1.
   """
-  return _trained(
-    embeddings,
-    labels,
-    num_classes=num_classes,
-    epsilons=epsilons,
-    delta=delta,
-    head=head,
-    unit_ids=unit_ids,
-    neighboring_relation=neighboring_relation,
-    source=source,
-    charge=charge,
-  )
-
-
-def _trained(
-  embeddings: Numbers,
-  labels: Numbers,
-  *,
-  num_classes: int,
-  epsilons: Sequence[float],
-  delta: float,
-  head: str | HeadConfig,
-  unit_ids: Numbers | None,
-  neighboring_relation: NeighboringRelation,
-  source: NoiseSource | None,
-  charge: Charging | None,
-) -> tuple[PrivateHead, ...]:
-  """`train_heads`; of either door, whoever is warned is two calls up."""
   source = NoiseSource() if source is None else source
   epsilons = tuple(epsilons)
   # What fails after the charge is budget spent for nothing.
@@ -212,16 +186,14 @@ def _trained(
     embeddings, labels, num_classes=num_classes, unit_ids=unit_ids
   )
   n = len(arrays)
-  trainer = make_trainer(
-    TrainingRows(
-      blocks=lambda: [arrays],
-      feature_dim=arrays.feature_dim,
-      num_classes=arrays.num_classes,
-      num_examples=n,
-      privacy_unit=EXAMPLE_UNIT if unit_ids is None else "unit",
-    ),
-    [head],
+  rows = TrainingRows(
+    blocks=lambda: [arrays],
+    feature_dim=arrays.feature_dim,
+    num_classes=arrays.num_classes,
+    num_examples=n,
+    privacy_unit=EXAMPLE_UNIT if unit_ids is None else "unit",
   )
+  trainer = make_trainer(rows, [head])
   plan = ReleasePlan(
     epsilons=tuple(float(epsilon) for epsilon in epsilons),
     delta=float(delta),
@@ -233,7 +205,7 @@ def _trained(
     warnings.warn(
       f"delta={delta:g} is not below 1/n = {1 / n:.2g}: publishing one"
       " example at random would pass for private; use a smaller delta.",
-      stacklevel=3,
+      stacklevel=_calls_up(),
     )
   trainer.read()
   # (Not `charge or ...`: a ledger may be an empty list, which is false.)
@@ -245,7 +217,7 @@ def _trained(
       plan=plan,
       config=head,
       num_examples=n,
-      privacy_unit=EXAMPLE_UNIT if unit_ids is None else "unit",
+      privacy_unit=rows.privacy_unit,
       is_charged=charge is not None,
     )
     for trained in trainer.release(plan, source, charging)
@@ -255,3 +227,11 @@ def _trained(
 
 def _no_charge(plan: ReleasePlan, source: NoiseSource) -> None:
   """Nobody keeps count; the receipt says so."""
+
+
+def _calls_up() -> int:
+  """Calls from whoever warns to whoever called this module."""
+  calls, frame = 0, inspect.currentframe()
+  while frame is not None and frame.f_globals is globals():
+    calls, frame = calls + 1, frame.f_back
+  return calls

@@ -74,7 +74,7 @@ class ClippedGradientGrid:
   clipped: ClippedVector = "row"
 
   def __post_init__(self):
-    if not (math.isfinite(self.l2_clip_norm) and self.l2_clip_norm > 0):
+    if not 0 < self.l2_clip_norm < math.inf:
       raise InputError(
         f"l2_clip_norm={self.l2_clip_norm} must be positive and finite: it is"
         " the largest norm that one example's gradient may have."
@@ -179,12 +179,5 @@ class ClippedGradientGrid:
     """
     rounding = (1 + 2**-10) * math.sqrt(self.num_classes * self.row_dim)
     of_a_unit = self.rows_per_unit * GRID_RADIUS * self.residual_norm
-    sensitivity = (of_a_unit + rounding) * (1 + 2**-50)
-    match relation:
-      case NeighboringRelation.REPLACE_ONE:
-        return 2 * sensitivity
-      case (
-        NeighboringRelation.ADD_OR_REMOVE_ONE
-        | NeighboringRelation.REPLACE_SPECIAL
-      ):
-        return sensitivity
+    removals = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
+    return removals * (of_a_unit + rounding) * (1 + 2**-50)
