@@ -5,12 +5,14 @@ that were made; that its bound is low proves nothing. `pipeline.audit` makes the
 attacks.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from jaxtyping import Float, Real
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
@@ -20,83 +22,123 @@ _RIDGE = 1e-6
 """Of the mean variance: a direction with less noise than that has none."""
 _MAX_EPSILON = 40.0
 """Past it σ(ε) is 1 in float64: every guess right proves no more."""
+_EPSILON_STEP = 1e-6
 _GUESSING_RULES = 41
 _SAMPLED_NOISES = (0.2, 1e3)
 """Noise multipliers of sampled steps: less hides nothing, more everything."""
 _SAMPLED_STEP = 1e-3
-"""Between two of them, relative."""
+"""Of a noise multiplier's logarithm."""
 _SAMPLED_GRID = 1e-3
 """Of losses, which are rounded up: a coarser one proves less."""
 
 
-def gdp_lower_bound(
-  *, false_positives: int, false_negatives: int, runs: int, confidence: float
-) -> float:
-  r"""A lower confidence bound on the μ of a Gaussian-DP mechanism.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ErrorCounts:
+  """The errors of a test that tells runs with a canary from runs without it.
 
-      μ ≥ Φ⁻¹(1 − ᾱ) − Φ⁻¹(β̄)
+  Formal guarantees: if the runs are independent and the test was fixed before
+  them, each lower bound exceeds the truth, and each upper bound is below it,
+  with probability at most 1 − confidence. ᾱ and β̄ are Clopper-Pearson upper
+  bounds on the rates of false positives and negatives, each at half of that.
 
-  ᾱ and β̄ are Clopper-Pearson upper bounds on the rates of false positives and
-  negatives of a test between two neighbours, each at half of 1 − confidence.
-
-  Formal guarantees: if the mechanism is μ-GDP, runs are independent and the
-  test was fixed before them, the bound exceeds μ with probability at most
-  1 − confidence.
-
-  >>> bound = gdp_lower_bound(
-  ...   false_positives=1587, false_negatives=1587, runs=10_000, confidence=0.95
-  ... )
-  >>> 1.93 < bound < 2  # Φ(−1) = 0.1587: the truth is 2
-  True
-
-  Args:
-    false_positives: runs without the canary that the test took for runs with.
-    false_negatives: runs with it that the test took for runs without.
+  Attributes:
+    false_positives: runs without the canary, taken for runs with it.
+    false_negatives: runs with it, taken for runs without.
     runs: how many there were of each kind.
-    confidence: in (0, 1).
-
-  Returns:
-    The bound on μ; 0 where the test does no better than a coin.
-
-  Source: Nasr et al., "Tight Auditing of Differentially Private Machine
-  Learning", USENIX Security 2023, section 4; Dong, Roth & Su, "Gaussian
-  Differential Privacy", JRSS B 2022, equation 6.
   """
-  significance = (1 - confidence) / 2
-  alpha = _clopper_pearson_upper(false_positives, runs, significance)
-  beta = _clopper_pearson_upper(false_negatives, runs, significance)
-  return max(0.0, float(stats.norm.isf(alpha) - stats.norm.ppf(beta)))
 
+  false_positives: int
+  false_negatives: int
+  runs: int
 
-def mean_error_upper_bound(
-  *, errors: int, runs: int, confidence: float
-) -> float:
-  r"""An upper confidence bound on the mean of both error rates of a test.
+  @classmethod
+  def at(
+    cls,
+    threshold: float,
+    absent: Float[np.ndarray, " runs"],
+    present: Float[np.ndarray, " runs"],
+  ) -> "ErrorCounts":
+    """The errors of taking scores above a threshold for the canary's."""
+    return cls(
+      false_positives=int((absent > threshold).sum()),
+      false_negatives=int((present <= threshold).sum()),
+      runs=len(absent),
+    )
 
-      (α + β)/2 ≤ the larger of Clopper-Pearson's and (errors + 1)/(2·runs)
+  def _rates(self, confidence: float) -> tuple[float, float]:
+    """ᾱ and β̄."""
+    significance = (1 - confidence) / 2
+    return (
+      _clopper_pearson_upper(self.false_positives, self.runs, significance),
+      _clopper_pearson_upper(self.false_negatives, self.runs, significance),
+    )
 
-  Formal guarantees: if runs are independent and the test was fixed before them,
-  the bound is below (α + β)/2 with probability at most 1 − confidence. Errors
-  of two rates are no more often so few than those of their mean: Hoeffding's
-  inequality, which holds from one error below the expected number on.
+  def gdp_lower_bound(self, confidence: float) -> float:
+    r"""A lower bound on μ, if the mechanism is μ-Gaussian DP.
 
-  >>> bound = mean_error_upper_bound(errors=3174, runs=10_000, confidence=0.95)
-  >>> 0.1587 < bound < 0.164
-  True
+        μ ≥ Φ⁻¹(1 − ᾱ) − Φ⁻¹(β̄)
 
-  Args:
-    errors: false positives and negatives together.
-    runs: how many there were of each kind.
-    confidence: in (0, 1).
+    >>> errors = ErrorCounts(
+    ...   false_positives=1587, false_negatives=1587, runs=10_000
+    ... )
+    >>> 1.93 < errors.gdp_lower_bound(0.95) < 2  # Φ(−1) = 0.1587: it is 2
+    True
 
-  Returns:
-    The bound; ½ where the test does no better than a coin.
+    Returns:
+      The bound; 0 where the test does no better than a coin.
 
-  Source: Hoeffding, "On the distribution of the number of successes in
-  independent trials", Ann. Math. Statist. 27 (1956), theorem 5.
-  """
-  upper = _clopper_pearson_upper(errors, 2 * runs, 1 - confidence)
-  return min(0.5, max(upper, (errors + 1) / (2 * runs)))
+    Source: Nasr et al., "Tight Auditing of Differentially Private Machine
+    Learning", USENIX Security 2023, section 4; Dong, Roth & Su, "Gaussian
+    Differential Privacy", JRSS B 2022, equation 6.
+    """
+    alpha, beta = self._rates(confidence)
+    return max(0.0, float(stats.norm.isf(alpha) - stats.norm.ppf(beta)))
+
+  def epsilon_lower_bound(self, delta: float, confidence: float) -> float:
+    r"""A lower bound on the ε, at δ, of any mechanism at all.
+
+        ε ≥ ln((1 − δ − β̄)/ᾱ)  and  ε ≥ ln((1 − δ − ᾱ)/β̄)
+
+    n runs of each kind cannot prove much more than ln n.
+
+    >>> errors = ErrorCounts(false_positives=0, false_negatives=500, runs=1000)
+    >>> 4.7 < errors.epsilon_lower_bound(delta=1e-5, confidence=0.95) < 4.9
+    True
+
+    Returns:
+      The bound; 0 where nothing is refuted.
+
+    Source: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
+    Privacy", ICML 2015, theorem 2.1.
+    """
+    alpha, beta = self._rates(confidence)
+    hits = max((1 - delta - beta) / alpha, (1 - delta - alpha) / beta)
+    return math.log(max(hits, 1.0))
+
+  def mean_rate_upper_bound(self, confidence: float) -> float:
+    r"""An upper bound on the mean of both error rates.
+
+        (α + β)/2 ≤ the larger of Clopper-Pearson's and (errors + 1)/(2·runs)
+
+    Errors of two rates are no more often so few than those of their mean:
+    Hoeffding's inequality, which holds from one error below the expected number
+    on.
+
+    >>> errors = ErrorCounts(
+    ...   false_positives=1587, false_negatives=1587, runs=10_000
+    ... )
+    >>> 0.1587 < errors.mean_rate_upper_bound(0.95) < 0.164
+    True
+
+    Returns:
+      The bound; ½ where the test does no better than a coin.
+
+    Source: Hoeffding, "On the distribution of the number of successes in
+    independent trials", Ann. Math. Statist. 27 (1956), theorem 5.
+    """
+    errors = self.false_positives + self.false_negatives
+    upper = _clopper_pearson_upper(errors, 2 * self.runs, 1 - confidence)
+    return min(0.5, max(upper, (errors + 1) / (2 * self.runs)))
 
 
 def least_mean_error(
@@ -145,62 +187,16 @@ def epsilon_of_mean_error(
   if sampling is None:
     mu = max(0.0, -2 * float(stats.norm.ppf(rate)))
     return epsilon_of_gdp(mu, delta)
+
+  def surplus(log_noise: float) -> float:
+    return least_mean_error(math.exp(log_noise), sampling) - rate
+
   low, high = map(math.log, _SAMPLED_NOISES)
-  if least_mean_error(math.exp(high), sampling) <= rate:
+  if surplus(high) <= 0:
     return 0.0
-  while high - low > _SAMPLED_STEP:
-    middle = (low + high) / 2
-    if least_mean_error(math.exp(middle), sampling) <= rate:
-      low = middle
-    else:
-      high = middle
-  return sampling.epsilon_of(math.exp(high), delta)
-
-
-def epsilon_lower_bound(
-  *,
-  false_positives: int,
-  false_negatives: int,
-  runs: int,
-  delta: float,
-  confidence: float,
-) -> float:
-  r"""A lower confidence bound on the ε of any mechanism at all.
-
-      ε ≥ ln((1 − δ − β̄)/ᾱ)  and  ε ≥ ln((1 − δ − ᾱ)/β̄)
-
-  with ᾱ and β̄ as in `gdp_lower_bound`, and under the same conditions but that
-  nothing is assumed of the mechanism: n runs of each kind cannot prove much
-  more than ln n.
-
-  >>> bound = epsilon_lower_bound(
-  ...   false_positives=0,
-  ...   false_negatives=500,
-  ...   runs=1000,
-  ...   delta=1e-5,
-  ...   confidence=0.95,
-  ... )
-  >>> 4.7 < bound < 4.9
-  True
-
-  Args:
-    false_positives: see `gdp_lower_bound`.
-    false_negatives: see `gdp_lower_bound`.
-    runs: see `gdp_lower_bound`.
-    delta: δ.
-    confidence: see `gdp_lower_bound`.
-
-  Returns:
-    The bound on ε; 0 where nothing is refuted.
-
-  Source: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
-  Privacy", ICML 2015, theorem 2.1.
-  """
-  significance = (1 - confidence) / 2
-  alpha = _clopper_pearson_upper(false_positives, runs, significance)
-  beta = _clopper_pearson_upper(false_negatives, runs, significance)
-  hits = max((1 - delta - beta) / alpha, (1 - delta - alpha) / beta)
-  return math.log(max(hits, 1.0))
+  if surplus(low) < 0:
+    low = _root(surplus, low, high, _SAMPLED_STEP)
+  return sampling.epsilon_of(math.exp(low + _SAMPLED_STEP), delta)
 
 
 def epsilon_of_gdp(mu: float, delta: float) -> float:
@@ -236,88 +232,61 @@ def whitened_direction(
   return np.linalg.solve(covariance + ridge * np.eye(len(signal)), signal)
 
 
-def one_run_p_value(
-  *,
-  canaries: int,
-  guesses: int,
-  correct: int,
-  epsilon: float,
-  delta: float,
-) -> float:
-  r"""How likely an (ε, δ)-DP mechanism lets as many guesses be right.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneRun:
+  """Guesses about the canaries of one run, their number fixed before it.
 
-      p = f(v) + 2mδ·max_{1≤i≤v} (f(v − i) − f(v))/i,   f(v) = P(W ≥ v),
-      W ~ Binomial(r, e^ε/(1 + e^ε))
-
-  Args:
+  Attributes:
     canaries: m, each included or not (or swapped) by a fair coin of its own.
     guesses: r of the coins that were guessed; about others one abstains.
     correct: v of the guesses that were right.
-    epsilon: ε ≥ 0.
-    delta: δ in [0, 1).
-
-  Returns:
-    An upper bound on the probability of v or more, given r.
-
-  Source: Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training
-  Run", NeurIPS 2023, theorem 5.2.
-  """
-  probability = special.expit(epsilon)
-  tail = stats.binom.sf(correct - 1, guesses, probability)
-  fewer = np.arange(1, correct + 1)
-  nearer = stats.binom.sf(correct - fewer - 1, guesses, probability) - tail
-  slope = np.max(nearer / fewer, initial=0.0)
-  return min(1.0, float(tail + 2 * canaries * delta * slope))
-
-
-def one_run_lower_bound(
-  *,
-  canaries: int,
-  guesses: int,
-  correct: int,
-  delta: float,
-  confidence: float,
-) -> float:
-  """The largest ε that guesses about one run refute.
-
-  Formal guarantees: if the mechanism is (ε, δ)-DP and the number of guesses
-  does not depend on the coins, the bound exceeds ε with probability at most
-  1 − confidence.
-
-  >>> bound = one_run_lower_bound(
-  ...   canaries=1000, guesses=1000, correct=731, delta=0.0, confidence=0.95
-  ... )
-  >>> 0.8 < bound < 1  # of coins told rightly with probability e/(1 + e)
-  True
-
-  Args:
-    canaries: see `one_run_p_value`.
-    guesses: see `one_run_p_value`.
-    correct: see `one_run_p_value`.
-    delta: see `one_run_p_value`.
-    confidence: in (0, 1).
-
-  Returns:
-    The bound, at most 40; 0 where nothing is refuted.
   """
 
-  def refuted(epsilon: float) -> bool:
-    p_value = one_run_p_value(
-      canaries=canaries,
-      guesses=guesses,
-      correct=correct,
-      epsilon=epsilon,
-      delta=delta,
-    )
-    return p_value <= 1 - confidence
+  canaries: int
+  guesses: int
+  correct: int
 
-  low, high = 0.0, _MAX_EPSILON
-  if not refuted(low):
-    return low
-  while high - low > 1e-6:
-    middle = (low + high) / 2
-    low, high = (middle, high) if refuted(middle) else (low, middle)
-  return low
+  def p_value(self, epsilon: float, delta: float) -> float:
+    r"""How likely an (ε, δ)-DP mechanism lets v guesses or more be right.
+
+        p = f(v) + 2mδ·max_{1≤i≤v} (f(v − i) − f(v))/i,   f(v) = P(W ≥ v),
+        W ~ Binomial(r, e^ε/(1 + e^ε))
+
+    Returns:
+      An upper bound on the probability, given r.
+
+    Source: Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training
+    Run", NeurIPS 2023, theorem 5.2.
+    """
+    probability = special.expit(epsilon)
+    tail = stats.binom.sf(self.correct - 1, self.guesses, probability)
+    fewer = np.arange(1, self.correct + 1)
+    nearer = stats.binom.sf(self.correct - fewer - 1, self.guesses, probability)
+    slope = np.max((nearer - tail) / fewer, initial=0.0)
+    return min(1.0, float(tail + 2 * self.canaries * delta * slope))
+
+  def epsilon_lower_bound(self, delta: float, confidence: float) -> float:
+    """The largest ε that the guesses refute.
+
+    Formal guarantees: if the mechanism is (ε, δ)-DP and r does not depend on
+    the coins, the bound exceeds ε with probability at most 1 − confidence.
+
+    >>> run = OneRun(canaries=1000, guesses=1000, correct=731)
+    >>> bound = run.epsilon_lower_bound(delta=0.0, confidence=0.95)
+    >>> 0.8 < bound < 1  # of coins told rightly with probability e/(1 + e)
+    True
+
+    Returns:
+      The bound, at most 40; 0 where nothing is refuted.
+    """
+
+    def surplus(epsilon: float) -> float:
+      return self.p_value(epsilon, delta) - (1 - confidence)
+
+    if surplus(0.0) > 0:
+      return 0.0
+    root = _root(surplus, 0.0, _MAX_EPSILON, _EPSILON_STEP)
+    return max(0.0, root - _EPSILON_STEP)
 
 
 def best_number_of_guesses(
@@ -347,13 +316,12 @@ def best_number_of_guesses(
     hit = stats.norm.sf(z - 0.5 / noise_multiplier)
     miss = stats.norm.sf(z + 0.5 / noise_multiplier)
     guesses = 2 * math.floor(canaries * (hit + miss) / 2)
-    bound = one_run_lower_bound(
+    run = OneRun(
       canaries=canaries,
       guesses=guesses,
       correct=math.floor(guesses * hit / (hit + miss)),
-      delta=delta,
-      confidence=confidence,
     )
+    bound = run.epsilon_lower_bound(delta, confidence)
     if bound > best_bound:
       best, best_bound = guesses, bound
   return best
@@ -369,6 +337,15 @@ def check_confidence(confidence: float) -> None:
     raise InputError(
       f"confidence={confidence} must lie between 0.5 and 1, such as 0.95."
     )
+
+
+def _root(
+  function: Callable[[float], float], low: float, high: float, within: float
+) -> float:
+  found = optimize.root_scalar(
+    function, bracket=(low, high), method="brentq", xtol=within
+  )
+  return found.root
 
 
 def _clopper_pearson_upper(

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Int64
+from jaxtyping import Array, Float, Int, Int32, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.label_lists import LabelLists
 from oneshot_dp.linear_dp.private_head import PrivateHead
-from oneshot_dp.linear_dp.rows.batches import padded_pairs
+from oneshot_dp.linear_dp.rows.batches import padded_batches
 from oneshot_dp.linear_dp.rows.block import RowBlock, check_labels
 from oneshot_dp.linear_dp.rows.secret import Secret
 
@@ -64,6 +63,38 @@ class SecretHits(Secret):
     ]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LabelLists:
+  """A list of labels for each of consecutive ids: several classes, or none.
+
+  Attributes:
+    labels: [ids, longest] int32, one row per id: its labels in ascending order,
+      each once, then −1.
+    first_id: `example_id` of the first row.
+  """
+
+  labels: Int32[np.ndarray, "ids longest"]
+  first_id: int
+
+  def of(
+    self, example_id: Int64[np.ndarray, " rows"]
+  ) -> Int32[np.ndarray, "rows longest"]:
+    """The lists of some examples; a row of −1 where a list is empty.
+
+    Raises:
+      InputError: an id that has no list.
+    """
+    index = example_id - self.first_id
+    outside = (index < 0) | (index >= len(self.labels))
+    if outside.any():
+      raise InputError(
+        f"example_id={example_id[outside][0]} has no list of labels: there are"
+        f" {len(self.labels):,} lists, for the ids {self.first_id} to"
+        f" {self.first_id + len(self.labels) - 1}."
+      )
+    return self.labels[index]
+
+
 def count_hits(
   heads: Sequence[LinearHead],
   blocks: Iterable[RowBlock],
@@ -100,7 +131,7 @@ def count_hits(
   hits = np.zeros((2, len(heads)), np.int64)
   rows = 0
   labelled = _labelled(blocks, heads[0], lists, on_rows)
-  for embedding, labels in padded_pairs(labelled, _BATCH_ROWS):
+  for embedding, labels in padded_batches(labelled, _BATCH_ROWS):
     rows += int((labels >= 0).any(axis=1).sum())
     batch = jax.device_put((embedding, labels))
     # All are on their way before the first is waited for.
@@ -165,19 +196,15 @@ def _labelled(
 ) -> Iterator[tuple[np.ndarray, Int[np.ndarray, "rows longest"]]]:
   """Embeddings and the labels to count by, one or a list for each row."""
   for block in blocks:
-    _check_block(block, head)
+    if block.embedding.shape[1] != head.feature_dim:
+      raise InputError(
+        f"The cache has feature_dim={block.embedding.shape[1]}, the head"
+        f" {head.feature_dim}: they come from different backbones."
+      )
+    check_labels(block, head.num_classes)
     on_rows(len(block.label))
     labels = lists.of(block.example_id) if lists else block.label[:, None]
     yield block.embedding, labels
-
-
-def _check_block(block: RowBlock, head: LinearHead) -> None:
-  if block.embedding.shape[1] != head.feature_dim:
-    raise InputError(
-      f"The cache has feature_dim={block.embedding.shape[1]}, the head"
-      f" {head.feature_dim}: they come from different backbones."
-    )
-  check_labels(block, head.num_classes)
 
 
 @functools.partial(jax.jit, static_argnames="unit_norm")

@@ -1,49 +1,55 @@
 """Blocks of any size as batches of one shape, so that one compilation does."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from oneshot_dp.linear_dp.rows.block import RowBlock
+
+def regrouped(
+  parts: Iterable[Sequence[np.ndarray]], rows: int
+) -> Iterator[list[np.ndarray]]:
+  """Columns of `rows` rows each, the last ones perhaps of fewer.
+
+  They are copies: whoever reads a cache may use its memory again.
+  """
+  waiting: list[list[np.ndarray]] = []
+  count = 0
+  for columns in parts:
+    start = 0
+    while start < len(columns[0]):
+      part = [np.array(c[start : start + rows - count]) for c in columns]
+      waiting.append(part)
+      count += len(part[0])
+      start += len(part[0])
+      if count == rows:
+        yield _joined(waiting)
+        waiting, count = [], 0
+  if waiting:
+    yield _joined(waiting)
+
+
+def padded(column: np.ndarray, rows: int, value: int = 0) -> np.ndarray:
+  """The column with rows of one value behind it, up to `rows`."""
+  missing = [(0, rows - len(column))] + [(0, 0)] * (column.ndim - 1)
+  return np.pad(column, missing, constant_values=value)
 
 
 def padded_batches(
-  blocks: Iterable[RowBlock], rows: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Embeddings and labels, `rows` at a time; see `padded_pairs`."""
-  return padded_pairs(((b.embedding, b.label) for b in blocks), rows)
-
-
-def padded_pairs(
   pairs: Iterable[tuple[np.ndarray, np.ndarray]], rows: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Embeddings and what labels they have, `rows` at a time.
 
   Args:
-    pairs: in any order and any block size.
+    pairs: [_, d] embeddings and [_, …] labels, in blocks of any size.
     rows: in a batch.
 
   Yields:
     [rows, d] embeddings as stored and [rows, …] labels; the last batch is
     padded with rows of zeros, whose labels are −1.
   """
-  waiting, waiting_rows = [], 0
-  for pair in pairs:
-    waiting.append(pair)
-    waiting_rows += len(pair[1])
-    while waiting_rows >= rows:
-      embedding, label = map(np.concatenate, zip(*waiting, strict=True))
-      yield embedding[:rows], label[:rows]
-      waiting = [(embedding[rows:], label[rows:])]
-      waiting_rows -= rows
-  if waiting_rows:
-    embedding, label = map(np.concatenate, zip(*waiting, strict=True))
-    padding = rows - waiting_rows
-    yield (
-      np.pad(embedding, [(0, padding), (0, 0)]),
-      np.pad(
-        label,
-        [(0, padding)] + [(0, 0)] * (label.ndim - 1),
-        constant_values=-1,
-      ),
-    )
+  for embedding, label in regrouped(pairs, rows):
+    yield padded(embedding, rows), padded(label, rows, -1)
+
+
+def _joined(parts: list[list[np.ndarray]]) -> list[np.ndarray]:
+  return [np.concatenate(column) for column in zip(*parts, strict=True)]

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int64
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.rows.batches import padded, regrouped
 from oneshot_dp.linear_dp.rows.block import (
   OFF_THE_BALL,
   RowBlock,
@@ -107,19 +108,18 @@ class SecretRows(Secret):
       InputError: see the class; only once the last chunk was asked for.
     """
     if chosen is None:
-      yield from self._all_chunks()
-    else:
-      yield from self._picked(chosen)
+      return self._all_chunks()
+    picked = regrouped(self._picked(chosen), self._chunk_rows)
+    return map(self._sharded, picked)
 
-  def _picked(self, chosen: Bool[np.ndarray, " n"]) -> Iterator[Chunk]:
-    size = ROWS_PER_DEVICE * self.mesh.size
-    for columns in _regrouped(self._picked_columns(chosen), size):
-      yield self._sharded(columns)
+  @property
+  def _chunk_rows(self) -> int:
+    return ROWS_PER_DEVICE * self.mesh.size
 
-  def _picked_columns(
+  def _picked(
     self, chosen: Bool[np.ndarray, " n"]
   ) -> Iterator[list[np.ndarray]]:
-    size = ROWS_PER_DEVICE * self.mesh.size
+    size = self._chunk_rows
     for start, chunk in zip(itertools.count(0, size), self._all_chunks()):
       of_chunk = chosen[start : start + size]
       yield [np.asarray(c)[: len(of_chunk)][of_chunk] for c in chunk]
@@ -147,9 +147,7 @@ class SecretRows(Secret):
       num_examples=self.num_examples,
     )
     ids = []
-    for columns in _regrouped(
-      _columns(blocks), ROWS_PER_DEVICE * self.mesh.size
-    ):
+    for columns in regrouped(_columns(blocks), self._chunk_rows):
       embedding, norm, label, example_id = columns
       scale = row_scale(norm, self.feature_dim, self._most_scale)
       chunk = self._sharded([embedding, scale, label])
@@ -167,11 +165,11 @@ class SecretRows(Secret):
     self._order = order
 
   def _sharded(self, columns: list[np.ndarray]) -> Chunk:
-    size = ROWS_PER_DEVICE * self.mesh.size
     sharding = NamedSharding(self.mesh, PartitionSpec("data"))
     with jax.enable_x64(True):
       embedding, scale, label = (
-        jax.device_put(_padded(column, size), sharding) for column in columns
+        jax.device_put(padded(column, self._chunk_rows), sharding)
+        for column in columns
       )
     return embedding, scale, label
 
@@ -181,41 +179,7 @@ def _leaves_ball(embedding: Array, scale: Array) -> Array:
   return ~within_ball_float64(integer_rows(embedding, scale))
 
 
-def _columns(blocks: Iterable[RowBlock]) -> Iterator[list[np.ndarray]]:
+def _columns(blocks: Iterable[RowBlock]) -> Iterator[tuple[np.ndarray, ...]]:
   for block in blocks:
     refuse_units(block)
-    yield [
-      block.embedding,
-      block.embedding_norm,
-      block.label,
-      block.example_id,
-    ]
-
-
-def _regrouped(
-  parts: Iterable[list[np.ndarray]], rows: int
-) -> Iterator[list[np.ndarray]]:
-  """Columns of `rows` rows each, the last ones perhaps of fewer."""
-  waiting: list[list[np.ndarray]] = []
-  count = 0
-  for columns in parts:
-    start = 0
-    while start < len(columns[0]):
-      part = [np.array(c[start : start + rows - count]) for c in columns]
-      waiting.append(part)
-      count += len(part[0])
-      start += len(part[0])
-      if count == rows:
-        yield _joined(waiting)
-        waiting, count = [], 0
-  if waiting:
-    yield _joined(waiting)
-
-
-def _joined(parts: list[list[np.ndarray]]) -> list[np.ndarray]:
-  return [np.concatenate(column) for column in zip(*parts, strict=True)]
-
-
-def _padded(column: np.ndarray, rows: int) -> np.ndarray:
-  missing = rows - len(column)
-  return np.pad(column, [(0, missing)] + [(0, 0)] * (column.ndim - 1))
+    yield block.embedding, block.embedding_norm, block.label, block.example_id

@@ -7,6 +7,7 @@ Gaussian on Poisson samples. The second assumes nothing, and so proves no more
 than about ln(runs).
 """
 
+import math
 import time
 
 import numpy as np
@@ -87,26 +88,14 @@ def noise_bound(scores: Scores, plan: ReleasePlan, confidence: float) -> float:
   sds = [float(pilot.std()) for pilot in scores.pilot]
   part = sds[0] / sum(sds) if sum(sds) > 0 else 0.5
   threshold = absent + part * (present - absent)
-  rate = bounds.mean_error_upper_bound(
-    errors=sum(_errors(scores, threshold)),
-    runs=len(scores.tested[0]),
-    confidence=confidence,
-  )
+  errors = bounds.ErrorCounts.at(threshold, *scores.tested)
+  rate = errors.mean_rate_upper_bound(confidence)
   return bounds.epsilon_of_mean_error(rate, plan.delta, plan.sampling)
 
 
 def any_bound(scores: Scores, delta: float, confidence: float) -> float:
   """ε, whatever the mechanism is."""
   runs = len(scores.tested[0])
-
-  def bound(false_positives: int, false_negatives: int) -> float:
-    return bounds.epsilon_lower_bound(
-      false_positives=false_positives,
-      false_negatives=false_negatives,
-      runs=runs,
-      delta=delta,
-      confidence=confidence,
-    )
 
   # The threshold that would prove most, were scores Gaussian.
   absent, present = (float(pilot.mean()) for pilot in scores.pilot)
@@ -117,16 +106,16 @@ def any_bound(scores: Scores, delta: float, confidence: float) -> float:
     above = stats.norm.sf((thresholds - absent) / scale)
     below = stats.norm.cdf((thresholds - present) / scale)
   expected = [
-    bound(round(runs * float(a)), round(runs * float(b)))
+    bounds.ErrorCounts(
+      false_positives=round(runs * float(a)),
+      false_negatives=round(runs * float(b)),
+      runs=runs,
+    ).epsilon_lower_bound(delta, confidence)
     for a, b in zip(above, below, strict=True)
   ]
-  return bound(*_errors(scores, float(thresholds[np.argmax(expected)])))
-
-
-def _errors(scores: Scores, threshold: float) -> tuple[int, int]:
-  """False positives and negatives."""
-  absent, present = scores.tested
-  return int((absent > threshold).sum()), int((present <= threshold).sum())
+  best = float(thresholds[np.argmax(expected)])
+  errors = bounds.ErrorCounts.at(best, *scores.tested)
+  return errors.epsilon_lower_bound(delta, confidence)
 
 
 def _check_runs(plan: ReleasePlan, confidence: float) -> None:
@@ -140,10 +129,12 @@ def _check_runs(plan: ReleasePlan, confidence: float) -> None:
 
   def proves(runs: int) -> bool:
     tested = runs - pilot_runs(runs)
-    errors = min(2 * tested, int(np.ceil(2 * tested * rate)))
-    upper = bounds.mean_error_upper_bound(
-      errors=errors, runs=tested, confidence=confidence
+    errors = bounds.ErrorCounts(
+      false_positives=min(2 * tested, math.ceil(2 * tested * rate)),
+      false_negatives=0,
+      runs=tested,
     )
+    upper = errors.mean_rate_upper_bound(confidence)
     return pilot_runs(runs) >= _LEAST_PILOT_RUNS and upper < 0.5
 
   if proves(plan.num_draws):

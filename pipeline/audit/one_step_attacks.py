@@ -112,13 +112,8 @@ def _bound_on_epsilon(
   confidence: float,
 ) -> float:
   """What telling two neighbours apart by a threshold proves."""
-  mu = bounds.gdp_lower_bound(
-    false_positives=int((absent > threshold).sum()),
-    false_negatives=int((present <= threshold).sum()),
-    runs=len(absent),
-    confidence=confidence,
-  )
-  return bounds.epsilon_of_gdp(mu, delta)
+  errors = bounds.ErrorCounts.at(threshold, absent, present)
+  return bounds.epsilon_of_gdp(errors.gdp_lower_bound(confidence), delta)
 
 
 def one_run(
@@ -169,14 +164,12 @@ def one_run(
   )
   order = np.argsort(score)
   low, high = order[: guesses // 2], order[-(guesses // 2) :]
-  bound = bounds.one_run_lower_bound(
+  run = bounds.OneRun(
     canaries=canaries,
     guesses=guesses,
     correct=int(heads[high].sum() + (~heads[low]).sum()),
-    delta=plan.delta,
-    confidence=confidence,
   )
-  return bound, guesses
+  return run.epsilon_lower_bound(plan.delta, confidence), guesses
 
 
 def _releases(

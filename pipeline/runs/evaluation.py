@@ -14,9 +14,13 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.linear_dp.evaluate import Accuracy, SecretHits, count_hits
+from oneshot_dp.linear_dp.evaluate import (
+  Accuracy,
+  LabelLists,
+  SecretHits,
+  count_hits,
+)
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.label_lists import LabelLists
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from oneshot_dp.pipeline.ledger.charge import Charge

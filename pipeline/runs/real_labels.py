@@ -22,8 +22,8 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import POSITION_IDS
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.linear_dp.evaluate import LabelLists
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.label_lists import LabelLists
 from oneshot_dp.pipeline.runs.evaluation import Evaluation, evaluate_cache
 from oneshot_dp.pipeline.training.public_rows import cache_rows
 

@@ -5,7 +5,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp import evaluate
-from oneshot_dp.linear_dp.evaluate import count_hits, evaluate_heads
+from oneshot_dp.linear_dp.evaluate import LabelLists, count_hits, evaluate_heads
 from oneshot_dp.linear_dp.head import LinearHead
 from tests.linear_dp.blocks import (
   DTYPES,
@@ -38,8 +38,9 @@ def expected_hits(head, block):
   return hit[:, 0].mean(), hit[:, :5].any(axis=1).mean()
 
 
-@pytest.mark.parametrize("num_classes", [2, 4, 5, 6, 40])
-@pytest.mark.parametrize("n", [1, 1023, 1024, 1025, 2500])
+@pytest.mark.parametrize(
+  ("num_classes", "n"), [(2, 1023), (5, 1), (5, 1024), (6, 1025), (40, 2500)]
+)
 def test_equals_numpy_ties_included(num_classes, n):
   block = integer_block(n, 4, num_classes, seed=n)
   head = make_head(4, num_classes)
@@ -151,7 +152,7 @@ def test_rows_of_any_length_at_norm_1(dtype):
     assert (found.top1, found.top5) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [[1], [7, 300, 31], [64], [5000]])
+@pytest.mark.parametrize("sizes", [[1], [7, 300, 31], [64]])
 def test_order_and_blocks_do_not_matter(sizes, monkeypatch):
   monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
   block = integer_block(333, 4, 7)
@@ -229,3 +230,83 @@ def test_a_small_learning_rate_does_not_change_who_wins():
   heads = [LinearHead(kernel=kernel * lr, bias=bias) for lr in (1, 2.0**-30)]
   large, small = evaluate_heads(heads, [block])
   assert small == large
+
+
+# By lists of labels.
+
+
+def lists_of(
+  entries: list[list[int]], first_id: int = 1000, longest: int = 5
+) -> LabelLists:
+  labels = np.full((len(entries), longest), -1, np.int32)
+  for row, entry in zip(labels, entries, strict=True):
+    row[: len(entry)] = sorted(entry)
+  return LabelLists(labels=labels, first_id=first_id)
+
+
+def random_lists(n: int, num_classes: int) -> list[list[int]]:
+  """Of up to four labels, a quarter of them empty."""
+  rng = np.random.default_rng(n)
+  return [
+    rng.choice(num_classes, min(k, num_classes), replace=False).tolist()
+    for k in rng.choice([0, 1, 2, 4], n)
+  ]
+
+
+def expected_of_lists(head, block, entries):
+  """By numpy's stable sort, row by row: the smaller class wins a tie."""
+  logits = block.embedding.astype(np.float64) @ head.kernel + head.bias
+  ranked = np.argsort(-logits, axis=1, kind="stable")
+  of_row = [
+    (row[0] in entry, bool(set(row[:5].tolist()) & set(entry)))
+    for row, entry in zip(ranked, entries, strict=True)
+    if entry
+  ]
+  return [sum(hits) for hits in zip(*of_row, strict=True)], len(of_row)
+
+
+@pytest.mark.parametrize(("num_classes", "n"), [(2, 20), (6, 333), (40, 333)])
+def test_lists_equal_numpy_ties_included(num_classes, n, monkeypatch):
+  monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
+  block = integer_block(n, 4, num_classes, seed=n)
+  entries = random_lists(n, num_classes)
+  # An id is three apart from the next: other lists are of other examples.
+  everyone = [[0, 1]] * (3 * n)
+  everyone[::3] = entries
+  heads = [make_head(4, num_classes, seed) for seed in range(3)]
+  order = np.random.default_rng(0).permutation(n)
+  found = count_hits(
+    heads, in_blocks(block[order], [50]), lists=lists_of(everyone)
+  )
+  for i, head in enumerate(heads):
+    hits, rows = expected_of_lists(head, block, entries)
+    assert found.num_examples == rows < n
+    assert found.secret_hits[:, i].tolist() == hits
+
+
+def test_not_a_number_is_no_hit_of_a_list():
+  block = integer_block(6, 4, 9)
+  rows = block.embedding.copy()
+  rows[:3] = np.nan
+  with np.errstate(invalid="ignore"):
+    found = count_hits(
+      [make_head(4, 9)],
+      [block.but(embedding=rows)],
+      lists=lists_of([list(range(9))] * 18, longest=9),
+    )
+  assert found.secret_hits.tolist() == [[3], [3]]
+
+
+@pytest.mark.parametrize("first_id", [1001, 985])
+def test_an_example_without_a_list(first_id):
+  block = make_block(np.ones((6, 2), np.float32), [0] * 6)  # ids 1000 … 1015
+  with pytest.raises(InputError, match=r"example_id=\d+ has no list of labels"):
+    lists_of([[0]] * 16, first_id=first_id).of(block.example_id)
+  lists_of([[0]] * 16).of(block.example_id)
+
+
+def test_nothing_but_empty_lists():
+  with pytest.raises(InputError, match="no rows with a label in their lists"):
+    count_hits(
+      [make_head(4, 3)], [integer_block(3, 4, 3)], lists=lists_of([[]] * 9)
+    )

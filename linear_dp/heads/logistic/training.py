@@ -111,7 +111,8 @@ def fit_logistic(
       num_classes=rows.num_classes,
       num_examples=rows.num_examples,
     )
-    for embedding, label in padded_batches(blocks, _BATCH_ROWS):
+    pairs = ((block.embedding, block.label) for block in blocks)
+    for embedding, label in padded_batches(pairs, _BATCH_ROWS):
       yield jnp.asarray(embedding), jnp.asarray(label)
 
   scaled = _Standardised.of(

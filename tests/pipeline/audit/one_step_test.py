@@ -9,8 +9,8 @@ import pytest
 from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp import audit as audit_bounds
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.audit import ErrorCounts, OneRun
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
@@ -102,18 +102,21 @@ def test_bounds_of_many_runs_exceed_the_truth_as_seldom_as_they_say(
 def test_what_may_go_wrong_is_shared_among_the_three_bounds(monkeypatch):
   """Each is allowed a part of 5 %, and all of them together no more."""
   confidences: dict[str, list[float]] = {}
-  for name in ("gdp_lower_bound", "one_run_lower_bound"):
-    real = getattr(audit_bounds, name)
+  for cls, name in (
+    (ErrorCounts, "gdp_lower_bound"),
+    (OneRun, "epsilon_lower_bound"),
+  ):
+    real = getattr(cls, name)
 
-    def note(real=real, name=name, **arguments):
-      confidences.setdefault(name, []).append(arguments["confidence"])
-      return real(**arguments)
+    def note(counts, *arguments, real=real, name=name):
+      confidences.setdefault(name, []).append(arguments[-1])
+      return real(counts, *arguments)
 
-    monkeypatch.setattr(audit_bounds, name, note)
+    monkeypatch.setattr(cls, name, note)
   report = audit(4.0, **TINY)
   many = confidences["gdp_lower_bound"]
   # The last is the bound; those before it choose how many coins to guess.
-  one = confidences["one_run_lower_bound"][-1]
+  one = confidences["epsilon_lower_bound"][-1]
   assert len(many) == 2
   assert len(report.lower_bounds) == 3
   wrong = [1 - confidence for confidence in (*many, one)]

@@ -23,7 +23,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import SamplingName
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.audit import epsilon_of_gdp, gdp_lower_bound
+from oneshot_dp.linear_dp.audit import ErrorCounts, epsilon_of_gdp
 from oneshot_dp.linear_dp.heads.descent import initial_kernel
 from oneshot_dp.linear_dp.heads.multi_step import training as multi_step
 from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
@@ -603,12 +603,12 @@ def test_an_attack_finds_no_more_than_the_claim(monkeypatch, sampling, factor):
   monkeypatch.setattr(gradient_sum, "rounded_gaussian", weakened(factor))
   rule = attacked(sampling, noise_multiplier(8.0, 1e-5))
   false_positives, false_negatives = audited(rule)
-  mu = gdp_lower_bound(
+  errors = ErrorCounts(
     false_positives=false_positives,
     false_negatives=false_negatives,
     runs=RUNS,
-    confidence=0.999,
   )
+  mu = errors.gdp_lower_bound(0.999)
   bound = epsilon_of_gdp(mu, 1e-5)
   assert 5 < bound <= 8 if factor == 1 else bound > 8
 

@@ -30,7 +30,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.audit import epsilon_of_gdp, gdp_lower_bound
+from oneshot_dp.linear_dp.audit import ErrorCounts, epsilon_of_gdp
 from oneshot_dp.linear_dp.heads.whitened import training as whitened
 from oneshot_dp.linear_dp.heads.whitened.rule import (
   CLIP_NORM,
@@ -839,12 +839,12 @@ def audited(epsilon: float) -> float:
   """A lower bound on ε at 99.9 % confidence."""
   absent = make_block(np.zeros((1, 2), np.float32), [0])
   present = make_block(canary().astype(np.float32)[None], [0])
-  mu = gdp_lower_bound(
+  errors = ErrorCounts(
     false_positives=guesses(absent, epsilon, seed=1),
     false_negatives=RUNS - guesses(present, epsilon, seed=2),
     runs=RUNS,
-    confidence=0.999,
   )
+  mu = errors.gdp_lower_bound(0.999)
   return epsilon_of_gdp(mu, 1e-5)
 
 
