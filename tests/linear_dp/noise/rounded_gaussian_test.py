@@ -8,12 +8,8 @@ import pytest
 import scipy.stats
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.noise import (
-  normals as exact_normals,
-)
-from oneshot_dp.linear_dp.noise import (
-  rounded_gaussian as noise,
-)
+from oneshot_dp.linear_dp.noise import normals as exact_normals
+from oneshot_dp.linear_dp.noise import rounded_gaussian as noise
 from oneshot_dp.linear_dp.noise.normals import sample_normals
 from oneshot_dp.linear_dp.noise.rounded_gaussian import (
   GaussianChain,
@@ -62,7 +58,7 @@ def counted(monkeypatch, owner, name):
 # The law of what comes out.
 
 
-@pytest.mark.parametrize("sd", [0.2, 0.4, 1.0, 3.0, 11.7])
+@pytest.mark.parametrize("sd", [0.2, 1.0, 11.7])
 def test_law_of_the_rounded_gaussian(sd):
   n = 400_000
   found = rounded_gaussian((n,), sd, NoiseSource(seed=1))
@@ -118,7 +114,7 @@ def test_low_bits_of_the_fraction_are_uniform():
 
 def test_batches_join_without_a_seam(monkeypatch):
   monkeypatch.setattr(exact_normals, "_BATCH", 1000)
-  n = 100_500
+  n = 20_500
   normals = sample_normals(n, NoiseSource(seed=4))
   values = normals.approximate()
   assert scipy.stats.kstest(values, scipy.stats.norm.cdf).pvalue > P_VALUE
@@ -207,7 +203,7 @@ def test_each_level_of_a_chain_has_its_own_deviation():
 @pytest.mark.parametrize("scale", [0.3, 1e3, 2.0**24])
 def test_a_chain_rounds_the_exact_sum_of_its_terms(scale):
   """Redone in rationals, from the same bits."""
-  chain = GaussianChain((1500,), NoiseSource(seed=10))
+  chain = GaussianChain((300,), NoiseSource(seed=10))
   half = Fraction(1, 2)
   for sd in (1 * scale, 1.1 * scale, 7 * scale):
     rounded = chain.extend(sd)
@@ -251,7 +247,7 @@ def test_noise_is_not_shown():
 
 
 def chain_values(seed):
-  chain = GaussianChain((700,), NoiseSource(seed))
+  chain = GaussianChain((250,), NoiseSource(seed))
   return [chain.extend(sd).tolist() for sd in (0.7, 40.0, 2.0**23)]
 
 
@@ -274,15 +270,7 @@ def test_exact_decisions_are_the_same_as_the_fast_ones(
   monkeypatch.setattr(module, constant, value)
   assert chain_values(seed=13) == fast
   assert few < 5
-  assert len(calls) > 1000
-
-
-def test_all_three_thousand_decisions_exactly(monkeypatch):
-  fast = chain_values(seed=14)
-  monkeypatch.setattr(exact_normals, "_TABLE_GUARD", WORD - 1)
-  monkeypatch.setattr(exact_normals, "_ACCEPT_ERROR", 2.0)
-  monkeypatch.setattr(noise, "_ROUND_ERROR", 1.0)
-  assert chain_values(seed=14) == fast
+  assert len(calls) > 350
 
 
 @pytest.mark.parametrize("k", range(10))
@@ -299,7 +287,7 @@ def test_table_of_thresholds(k):
 
 
 @pytest.mark.parametrize("k", range(8))
-@pytest.mark.parametrize("words", [1, 2, 3])
+@pytest.mark.parametrize("words", [1, 3])
 @pytest.mark.parametrize("side", [-1, 1])
 def test_a_word_on_a_threshold_takes_more_words(k, words, side):
   """The words agree with the threshold as far as there are `words` of them."""
@@ -344,12 +332,12 @@ def probability(k, x, width=64):
   return mpmath.exp(-x * (2 * k + x) / 2)
 
 
-@pytest.mark.parametrize("k", [0, 1, 5, 10, 11, 13])
+@pytest.mark.parametrize("k", [0, 5, 10, 13])
 def test_acceptance_is_exact_however_close(k):
   """v from 2⁻⁵⁹ to 2⁻⁴⁰ beside the curve: float64 alone would be wrong."""
   rng = np.random.default_rng(k)
   with mpmath.workdps(60):
-    for x in rng.integers(0, WORD, 60, dtype=np.uint64).tolist():
+    for x in rng.integers(0, WORD, 20, dtype=np.uint64).tolist():
       edge = int(mpmath.floor(probability(k, x) * WORD))
       for distance in (2**j for j in range(5, 25)):
         if edge - distance >= 0:
@@ -468,7 +456,7 @@ def test_rounding_beside_a_half_draws_more_bits(
 def test_stated_error_of_acceptance():
   """The expression of `_accept`, against both corners of each cell."""
   rng = np.random.default_rng(16)
-  n = 4000
+  n = 1000
   k = rng.integers(0, 11, n).astype(np.int8)
   x = rng.integers(0, WORD, n, dtype=np.uint64)
   x[:200] = np.uint64(WORD - 1) - np.arange(200, dtype=np.uint64)
@@ -488,7 +476,7 @@ def test_stated_error_of_acceptance():
 
 def test_stated_error_of_rounding():
   rng = np.random.default_rng(17)
-  n = 3000
+  n = 600
   normals = exact_normals.ExactNormals(
     rng.choice(np.array([-1, 1], np.int8), n),
     rng.integers(0, 11, n).astype(np.int8),

@@ -2,22 +2,17 @@
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import hypothesis
 import jax
 import jax_privacy
-import mpmath
 import numpy as np
 import optax
 import pytest
 from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
-from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import clipped_gradient
 from oneshot_dp.linear_dp.statistics.row_gradient import (
@@ -26,65 +21,21 @@ from oneshot_dp.linear_dp.statistics.row_gradient import (
   gamma,
   row_error,
 )
-from tests.linear_dp.blocks import Block, in_blocks, make_block, random_block
+from tests.linear_dp.blocks import (
+  integers_of,
+  make_block,
+  random_block,
+  rows_of,
+)
+from tests.linear_dp.statistics.real_gradients import distance, real_gradient
 
 K, D = 5, 7
 PAPER = Loss(name="sigmoid", bias=-10.0)
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-  """Chunks of 16 rows a device: many for little work."""
-  for module in (secret_rows, gradient_sum):
-    monkeypatch.setattr(module, "ROWS_PER_DEVICE", 16)
-
-
-def rows_of(block: Block, num_classes=K, **changes) -> SecretRows:
-  options: dict[str, Any] = {
-    "feature_dim": block.embedding.shape[1],
-    "num_classes": num_classes,
-    "num_examples": len(block),
-    "devices": jax.local_devices()[:1],
-  }
-  return SecretRows(lambda: in_blocks(block, (256,)), **options | changes)
-
-
-def integer_rows(block: Block, max_norm: float | None) -> np.ndarray:
-  """u, by plain numpy."""
-  radius = GRID_RADIUS - math.sqrt(block.embedding.shape[1]) / 2 - 1
-  norm = block.embedding_norm.astype(np.float64)
-  scale = np.divide(radius, norm, out=np.zeros_like(norm), where=norm > 1e-30)
-  if max_norm is not None:
-    scale = np.minimum(scale, GRID_RADIUS / max_norm)
-  products = (
-    block.embedding.astype(np.float32) * scale.astype(np.float32)[:, None]
-  )
-  return np.rint(products).astype(np.int64)
-
-
-def real_gradient(u, label, kernel, clip_norm, loss, max_norm) -> list:
-  """Row u's clipped gradient, [p·K], to 50 digits."""
-  with mpmath.workdps(50):
-    length = mpmath.sqrt(sum(v * v for v in u)) or 1
-    if max_norm is not None:
-      length = GRID_RADIUS / mpmath.mpf(max_norm)
-    z = [v / length for v in u]
-    logits = [mpmath.fdot(z, map(mpmath.mpf, w)) for w in kernel.T.tolist()]
-    if loss.name == "softmax":
-      powers = [mpmath.exp(v - max(logits)) for v in logits]
-      probability = [v / mpmath.fsum(powers) for v in powers]
-    else:
-      probability = [1 / (1 + mpmath.exp(-v - loss.bias)) for v in logits]
-    r = [v - (c == label) for c, v in enumerate(probability)]
-    norm = mpmath.norm(r) * mpmath.norm(z)
-    shrink = min(1, clip_norm / norm) if norm else 1
-    return [a * b * shrink for a in z for b in r]
-
-
-def distance(found: np.ndarray, real: list) -> float:
-  with mpmath.workdps(50):
-    pairs = zip(found.ravel().tolist(), real, strict=True)
-    return float(mpmath.norm([mpmath.mpf(a) - b for a, b in pairs]))
+def _small_chunks(small_chunks):
+  pass
 
 
 def kernel_of(p: int, num_classes: int, length: float, seed=0) -> np.ndarray:
@@ -105,21 +56,22 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("clip_norm", [0.1, 100.0])
 @pytest.mark.parametrize(
-  ("way", "loss"),
+  ("way", "loss", "clip_norm"),
   [
-    ("mapped", PAPER),
-    ("directions", Loss(name="sigmoid", bias=0.5)),
-    ("R=4", PAPER),
-    ("R=0.3", Loss(name="sigmoid", bias=0.5)),
+    ("mapped", SOFTMAX, 0.1),
+    ("mapped", SOFTMAX, 100.0),
+    ("mapped", PAPER, 0.1),
+    ("directions", Loss(name="sigmoid", bias=0.5), 100.0),
+    ("R=4", PAPER, 100.0),
+    ("R=0.3", Loss(name="sigmoid", bias=0.5), 0.1),
   ],
 )
 def test_equals_the_clipped_gradient_of_jax_privacy(clip_norm, way, loss):
   """jax-privacy differentiates the loss; nothing here knows its gradient."""
   a_map, max_norm = WAYS[way]
   block = random_block(200, D, K, seed=3)
-  z = integer_rows(block, max_norm) * 1.0
+  z = integers_of(block, max_norm) * 1.0
   if max_norm is not None:
     z *= max_norm / GRID_RADIUS
     lengths = np.linalg.norm(z, axis=1)
@@ -139,6 +91,8 @@ def test_equals_the_clipped_gradient_of_jax_privacy(clip_norm, way, loss):
   def objective(params, z, y):
     target = jax.nn.one_hot(y, K, dtype=z.dtype)
     logits = z @ params + loss.bias
+    if loss.name == "softmax":
+      return optax.softmax_cross_entropy(logits, target)
     return optax.sigmoid_binary_cross_entropy(logits, target).sum()
 
   with jax.enable_x64(True):
@@ -153,7 +107,7 @@ def test_equals_the_clipped_gradient_of_jax_privacy(clip_norm, way, loss):
     expected = np.asarray(expected)
   share_clipped = np.mean(np.asarray(aux.grad_norms) > clip_norm)
   assert share_clipped > 0.2 if clip_norm == 0.1 else share_clipped == 0
-  rows = rows_of(block, max_norm=max_norm)
+  rows = rows_of(block, num_classes=K, max_norm=max_norm)
   secret = clipped_gradient(rows, a_map, kernel, clip_norm, loss=loss)
   # Its own errors are like ours.
   assert np.linalg.norm(secret.secret_sum - expected) <= 2 * secret.error
@@ -172,8 +126,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("loss", "num_classes", "p", "max_norm"), SHAPES)
 @hypothesis.settings(
-  max_examples=25,
-  deadline=None,
+  max_examples=10,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(
@@ -188,14 +141,14 @@ def test_the_error_of_a_row_is_less_than_stated(
   """Also where logits cancel, and where rows are shortened to R."""
   kernel = kernel_of(p, num_classes, length, seed)
   block = random_block(2, p, num_classes, seed=seed, spread=3)
-  u = integer_rows(block, max_norm)
+  u = integers_of(block, max_norm)
   if apart and u[0].any():  # the first row where a sigmoid is steepest
     z = u[0] / np.linalg.norm(u[0])
     norm = 1 if max_norm is None else np.linalg.norm(u[0]) * max_norm / 2**20
     kernel[:, 0] += z * (-loss.bias / norm - z @ kernel[:, 0])
   error = row_error(kernel, clip_norm, loss, max_norm or 1.0)
   for i in range(2):
-    rows = rows_of(block[i : i + 1], num_classes, max_norm=max_norm)
+    rows = rows_of(block[i : i + 1], num_classes=num_classes, max_norm=max_norm)
     secret = clipped_gradient(rows, None, kernel, clip_norm, loss=loss)
     real = real_gradient(
       u[i].tolist(), block.label[i], kernel, clip_norm, loss, max_norm
@@ -204,25 +157,26 @@ def test_the_error_of_a_row_is_less_than_stated(
     assert np.linalg.norm(secret.secret_sum) <= clip_norm + error
 
 
-@pytest.mark.parametrize("max_norm", [None, 1.0, 1024.0])
-@pytest.mark.parametrize("loss", [SOFTMAX, PAPER])
+@pytest.mark.parametrize(
+  ("loss", "max_norm"), [(SOFTMAX, None), (PAPER, 1.0), (SOFTMAX, 1024.0)]
+)
 def test_the_error_that_is_stated_is_needed(loss, max_norm):
-  """Long weights that nearly cancel: the worst of 40 rows is near the bound."""
+  """Long weights that nearly cancel: the worst of 15 rows is near the bound."""
   longest = max_norm or 1.0
   worst = 0.0
-  for seed in range(40):
+  for seed in range(15):
     rng = np.random.default_rng(seed)
     block = make_block(
       rng.standard_normal((1, D)).astype(np.float32) * 9999, [1]
     )
-    u = integer_rows(block, max_norm)[0]
+    u = integers_of(block, max_norm)[0]
     kernel = kernel_of(D, K, 1e4 / longest, seed)
     # Every logit is −b but for the rounding.
     z = u * (longest / GRID_RADIUS)
     if max_norm is None:
       z = u / np.linalg.norm(u)
     kernel -= np.outer(z, (z @ kernel + loss.bias) / (z @ z))
-    rows = rows_of(block, max_norm=max_norm)
+    rows = rows_of(block, num_classes=K, max_norm=max_norm)
     secret = clipped_gradient(rows, None, kernel, 1e9, loss=loss)
     real = real_gradient(u.tolist(), 1, kernel, 1e9, loss, max_norm)
     bound = row_error(kernel, 1e9, loss, longest)
@@ -241,11 +195,16 @@ def test_rows_that_keep_their_norms_are_not_mapped():
 
 
 @pytest.mark.parametrize("loss", [SOFTMAX, Loss(name="sigmoid"), PAPER])
-@pytest.mark.parametrize("max_norm", [1.0, 1024.0, 0.3])
 @pytest.mark.parametrize(
-  ("p", "num_classes", "w"), [(1, 2, 0.0), (4, 5, 1.0), (1280, 1000, 1e4)]
+  ("p", "num_classes", "w", "clip_norm", "max_norm"),
+  [
+    (1, 2, 0.0, 0.1, 1.0),
+    (4, 5, 1.0, 1e9, 0.3),
+    (4, 5, 1.0, 0.1, 1024.0),
+    (1280, 1000, 1e4, 1e9, 1.0),
+    (1280, 1000, 1e4, 0.1, 0.3),
+  ],
 )
-@pytest.mark.parametrize("clip_norm", [0.1, 1e9])
 def test_error_of_a_row_is_that_of_the_text(
   p, num_classes, w, clip_norm, max_norm, loss
 ):
