@@ -8,10 +8,10 @@ import contextlib
 import csv
 import dataclasses
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from scipy.cluster.hierarchy import DisjointSet
 from tqdm import tqdm
 
 from oneshot_dp.configs.errors import InputError, RunError
@@ -58,7 +58,7 @@ def report_duplicates(
   other = None if against is None else open_cache(against)
   if out is not None and out.exists():
     raise InputError(f"{out} is there already; name another file with --out.")
-  groups, equal, close = Groups(), 0, 0
+  groups, equal, close = DisjointSet(), 0, 0
   partner = "other_example_id" if other is None else "against_example_id"
   columns = ("example_id", partner, "cosine", "equal_bits")
   with _pair_file(out, columns) as write, _progress_bar() as show:
@@ -70,7 +70,11 @@ def report_duplicates(
     for pair in pairs:
       equal += pair.equal_bits
       close += not pair.equal_bits
-      groups.join((0, pair.example_id), (int(other is not None), pair.other_id))
+      row = 0, pair.example_id
+      twin = int(other is not None), pair.other_id
+      groups.add(row)
+      groups.add(twin)
+      groups.merge(row, twin)
       write(dataclasses.astuple(pair))
   besides = "" if other is None else f", against {len(other):,} of {other.path}"
   lines = [
@@ -79,7 +83,7 @@ def report_duplicates(
   ]
   if min_cosine is not None:
     lines.append(f"cosine of {min_cosine:g} or more: {close:,} pairs besides")
-  lines += _lines_of_groups(groups.all(), other)
+  lines += _lines_of_groups(sorted(map(sorted, groups.subsets())), other)
   if out is not None:
     lines.append(f"all pairs are in {out}, which is as private as the cache")
   return Answer(
@@ -93,33 +97,6 @@ def report_duplicates(
       "pairs": out,
     },
   )
-
-
-class Groups:
-  """Connected components of pairs (union-find)."""
-
-  def __init__(self):
-    self._parent: dict[Row, Row] = {}
-
-  def join(self, a: Row, b: Row) -> None:
-    """Puts two rows, and all that is joined with them, into one group."""
-    a, b = self._root(a), self._root(b)
-    self._parent[max(a, b)] = min(a, b)
-
-  def all(self) -> list[list[Row]]:
-    """The groups, each sorted, in the order of their first rows."""
-    members = defaultdict(list)
-    for row in sorted(self._parent):
-      members[self._root(row)].append(row)
-    return list(members.values())
-
-  def _root(self, row: Row) -> Row:
-    parent = self._parent
-    parent.setdefault(row, row)
-    while parent[row] != row:
-      parent[row] = parent[parent[row]]
-      row = parent[row]
-    return row
 
 
 def _lines_of_groups(

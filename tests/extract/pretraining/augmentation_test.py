@@ -11,6 +11,8 @@ from oneshot_dp.extract.pretraining.augmentation import (
 )
 from oneshot_dp.extract.pretraining.glyphs import Glyphs, written_glyphs
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture(scope="module")
 def glyphs() -> Glyphs:

@@ -9,7 +9,6 @@ import pytest
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache
-from oneshot_dp.pipeline.commands.privacy.duplicate_report import Groups
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_caches import write_rows
 from tests.pipeline.small_disk import files_no_larger_than
@@ -105,16 +104,6 @@ def test_only_a_few_groups_are_shown(tmp_path, capsys):
   *_, last = out.splitlines()
   assert len(out.splitlines()) == 4 + 5
   assert last.endswith(", 3067 and 7 more")
-
-
-def test_groups_are_connected_components():
-  groups = Groups()
-  for a, b in [(5, 9), (1, 2), (9, 7), (2, 5), (30, 31)]:
-    groups.join((0, a), (0, b))
-  assert groups.all() == [
-    [(0, 1), (0, 2), (0, 5), (0, 7), (0, 9)],
-    [(0, 30), (0, 31)],
-  ]
 
 
 @pytest.mark.parametrize(
