@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Callable
 
-from dp_accounting import NeighboringRelation
+from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
 
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement
@@ -61,6 +61,15 @@ class CountPlan:
   def noise_multiplier(self) -> float:
     """σ, in units of the L2 sensitivity of the vector of counts."""
     return accounting.noise_multiplier(self.epsilon, self.delta)
+
+  @property
+  def event(self) -> DpEvent:
+    """What pays for it: exact for an example added or removed.
+
+    For one replaced the sensitivity is the same, and whoever counts it double,
+    as the ledger does, counts too much rather than too little.
+    """
+    return GaussianDpEvent(self.noise_multiplier)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,11 @@ from jaxtyping import Float, Int64
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig
-from oneshot_dp.linear_dp.accounting import gaussian, sampled
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
+from oneshot_dp.linear_dp.accounting.sections import (
+  composition_section,
+  privacy_section,
+)
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.rows.arrays import Numbers
 
@@ -122,22 +125,11 @@ class PrivateHead:
     d, num_classes = self.head.kernel.shape
     return {
       "private": statement.is_private,
-      "privacy": {
-        "epsilon": statement.epsilon,
-        "delta": statement.delta,
-        "neighboring_relation": statement.neighboring_relation.name,
-        "privacy_unit": self.privacy_unit,
-        "noise_multiplier": statement.noise_multiplier,
-        "sensitivity_steps": statement.sensitivity,
-        "noise_sd_steps": statement.noise_sd,
-        "noise_source": statement.noise_source,
-        "accountant": (sampled if plan.sampling else gaussian).ACCOUNTANT,
-      },
+      "privacy": privacy_section(
+        statement, privacy_unit=self.privacy_unit, sampling=plan.sampling
+      ),
       "composition": {
-        "order": plan.order,
-        "epsilons": list(plan.epsilons),
-        "noise_multipliers_charged": list(plan.charged_noise_multipliers),
-        "composed_epsilon": plan.composed_epsilon,
+        **composition_section(plan),
         "charged": self.is_charged,
       },
       "data": {

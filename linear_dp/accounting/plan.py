@@ -6,16 +6,18 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from dp_accounting import NeighboringRelation
+from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import ReleaseOrder
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
-from oneshot_dp.linear_dp.accounting.sampled import (
-  PoissonSampling,
-  SampledGaussian,
-  epsilon_of_composition,
+from oneshot_dp.linear_dp.accounting.events import (
+  changed_units,
+  composed,
+  epsilon_of_event,
+  repeated,
 )
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -66,7 +68,7 @@ class PrivacyStatement:
     sensitivity: float,
     noise_sd: float,
   ) -> "PrivacyStatement":
-    """Of a release at one of a plan's epsilons."""
+    """A release at one of a plan's epsilons."""
     return cls(
       epsilon=epsilon,
       delta=plan.delta,
@@ -86,7 +88,7 @@ class PrivacyStatement:
     *,
     sensitivity: float = 1.0,
   ) -> "PrivacyStatement":
-    """Of something exact: ε = ∞. NOT PRIVATE, and says so."""
+    """Something exact, with ε = ∞: NOT PRIVATE, and says so."""
     return cls(
       epsilon=math.inf,
       delta=delta,
@@ -185,16 +187,47 @@ class ReleasePlan:
     }
 
   @property
+  def _paying(self) -> tuple[float, ...]:
+    """σ of what pays for one draw."""
+    sigmas = tuple(self.noise_multipliers.values())
+    return sigmas[:1] if self.order == "nested" else sigmas
+
+  @property
   def charged_noise_multipliers(self) -> tuple[float, ...]:
     """σ of the mechanisms that pay for everything in the plan."""
-    sigmas = tuple(self.noise_multipliers.values())
-    paying = sigmas[:1] if self.order == "nested" else sigmas
-    return paying * self.num_draws
+    return self._paying * self.num_draws
+
+  @property
+  def event(self) -> DpEvent:
+    """What pays for the plan: its noise for one unit added or removed."""
+    return event_of_draws(
+      self._paying, self.num_draws, self.neighboring_relation, self.sampling
+    )
 
   @property
   def composed_epsilon(self) -> float:
     """ε, at δ, of all releases of the plan together."""
     return composed_epsilon([self])
+
+
+def event_of_draws(
+  noise_multipliers: Sequence[float],
+  num_draws: int,
+  relation: NeighboringRelation,
+  sampling: PoissonSampling | None,
+) -> DpEvent:
+  """What pays for draws of releases, with noise for one unit added or removed.
+
+  Args:
+    noise_multipliers: σ of each release of a draw, in the relation.
+    num_draws: how many draws, each with noise of its own.
+    relation: which data sets count as neighbours.
+    sampling: the steps that σ is about, if not one on all rows.
+  """
+  make = sampling.event if sampling else GaussianDpEvent
+  units = changed_units(relation)
+  draw = composed([make(sigma * units) for sigma in noise_multipliers])
+  return repeated(draw, num_draws)
 
 
 def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
@@ -217,12 +250,5 @@ def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
     raise InputError(
       "Plans compose at one delta and in one neighbouring relation."
     )
-  gaussians, sampled = [], []
-  for plan in plans:
-    for sigma in plan.charged_noise_multipliers:
-      if plan.sampling:
-        steps = SampledGaussian(noise_multiplier=sigma, sampling=plan.sampling)
-        sampled.append(steps)
-      else:
-        gaussians.append(sigma)
-  return epsilon_of_composition(gaussians, sampled, plans[0].delta)
+  event = composed([plan.event for plan in plans])
+  return epsilon_of_event(event, plans[0].delta, plans[0].neighboring_relation)

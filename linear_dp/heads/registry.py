@@ -103,8 +103,7 @@ KINDS = (
 """A NEW HEAD GOES HERE, and its name into `configs.head_config.MethodName`."""
 
 METHODS = tuple(method for kind in KINDS for method in kind.methods)
-# Receipts of before say "one step".
-_MECHANISMS = {"one step": OneStep} | {
+_MECHANISMS = {
   each.KIND: each for each in (*(k.mechanism for k in KINDS), Logistic)
 }
 

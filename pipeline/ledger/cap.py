@@ -6,17 +6,12 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dp_accounting import NeighboringRelation
+from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
 
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.accounting.gaussian import printable
-from oneshot_dp.pipeline.ledger.spending import (
-  Gaussian,
-  Payment,
-  Spending,
-  changed_units,
-  compose,
-)
+from oneshot_dp.pipeline.ledger.spending import CAP, Spending, spending_of
 
 _SLACK = 1e-12
 """Relative, in σ: for the rounding of Σσ⁻², and a thousand times less than the
@@ -54,18 +49,13 @@ class Cap:
     """The smallest σ that all releases together may amount to."""
     return accounting.noise_multiplier(self.max_epsilon, self.max_delta)
 
-  def allows(
-    self,
-    entries: Sequence[dict[str, Any]],
-    mechanisms: Iterable[Payment] = (),
-  ) -> bool:
-    """Whether the cap holds when `mechanisms` come on top of `entries`."""
-    return self._holds(
-      compose(entries, self.neighboring_relation).plus(mechanisms)
-    )
+  def allows(self, entries: Sequence[dict[str, Any]], *events: DpEvent) -> bool:
+    """Whether the cap holds when `events` come on top of `entries`."""
+    spent = spending_of(entries, self.neighboring_relation)
+    return self._holds(spent.plus(*events))
 
   def _holds(self, spent: Spending) -> bool:
-    if spent.sampled:
+    if spent.has_samples:
       return spent.epsilon(self.max_delta) <= self.max_epsilon
     least = self.least_noise * (1 - _SLACK)
     return spent.noise_multiplier is None or spent.noise_multiplier >= least
@@ -95,7 +85,7 @@ class Cap:
       ε, which `allows` would accept, in five digits (three where random batches
       were released); 0 if there is none.
     """
-    spent = compose(entries, self.neighboring_relation)
+    spent = spending_of(entries, self.neighboring_relation)
     sigma = spent.noise_multiplier
     precision = self.least_noise**-2 - (sigma**-2 if sigma else 0.0)
     if precision <= 0:
@@ -105,10 +95,10 @@ class Cap:
 
     def fits(epsilon: float) -> bool:
       sigma = accounting.noise_multiplier(epsilon, delta)
-      again = Gaussian(noise_multiplier=sigma * changed_units(relation))
-      return self._holds(spent.plus([again]))
+      again = GaussianDpEvent(sigma * changed_units(relation))
+      return self._holds(spent.plus(again))
 
-    if spent.sampled:
+    if spent.has_samples:
       return _largest(fits, most)
     down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
     # A little more, for the roundings on the way here; what is then too much
@@ -120,10 +110,25 @@ class Cap:
       epsilon = down.next_minus(epsilon)
     return 0.0
 
+  def left_in_words(
+    self,
+    entries: Sequence[dict[str, Any]],
+    delta: float,
+    relation: NeighboringRelation,
+  ) -> str:
+    """The same as `left`, for people."""
+    epsilon = self.left(entries, delta, relation)
+    if epsilon == 0:
+      return "nothing is left"
+    return (
+      f"one release of epsilon {epsilon:g} at delta {printable(delta)}"
+      f" ({relation.name}) is left"
+    )
+
   def as_json(self) -> dict[str, Any]:
     """What an entry holds of it."""
     return {
-      "kind": "cap",
+      "kind": CAP,
       "max_epsilon": self.max_epsilon,
       "max_delta": self.max_delta,
       "neighboring_relation": self.neighboring_relation.name,
@@ -136,6 +141,12 @@ class Cap:
     return f"epsilon {epsilon} at delta {delta} ({relation})"
 
 
+def cap_of(entries: Sequence[dict[str, Any]]) -> Cap | None:
+  """The cap that holds, if any."""
+  known = caps(entries)
+  return known[-1] if known else None
+
+
 def caps(entries: Iterable[dict[str, Any]]) -> list[Cap]:
   """All caps that were ever set, oldest first; the last one holds."""
   return [
@@ -145,7 +156,7 @@ def caps(entries: Iterable[dict[str, Any]]) -> list[Cap]:
       neighboring_relation=NeighboringRelation[entry["neighboring_relation"]],
     )
     for entry in entries
-    if entry.get("kind") == "cap"
+    if entry.get("kind") == CAP
   ]
 
 

@@ -1,23 +1,17 @@
 """What is about to be released, as a ledger will write it down."""
 
-import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from dp_accounting import NeighboringRelation
+from dp_accounting import DpEvent, NeighboringRelation, NonPrivateDpEvent
 
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.linear_dp.accounting.events import event_as_json
 from oneshot_dp.linear_dp.accounting.gaussian import printable
-from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.accounting.sampled import SampledGaussian
+from oneshot_dp.linear_dp.accounting.plan import BASELINE_NOISE, ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.pipeline.ledger.spending import (
-  Gaussian,
-  Payment,
-  Sampled,
-  changed_units,
-)
+from oneshot_dp.pipeline.ledger.spending import BASELINE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,22 +19,24 @@ class Charge:
   """The cost of a release, and what is kept of it.
 
   Attributes:
-    kind: of what is released: "release", "evaluation".
-    mechanisms: all that pay for it.
-    source: the noise that it will use.
+    kind: what is released: "release", "evaluation" or `BASELINE`.
+    event: what pays for it.
     asked: the same in words, for a refusal.
-    delta: δ at which its ε is stated.
-    neighboring_relation: the relation in which it is stated.
+    noise_source: where its random bits come from.
+    is_private: False for a baseline, and for noise from a seed.
+    delta: δ at which its ε is stated; None for a baseline.
+    neighboring_relation: the relation in which it is stated, likewise.
     privacy_unit: what it is about; all charges of a ledger are about one.
     facts: public facts to keep with the entry.
   """
 
   kind: str
-  mechanisms: tuple[Payment, ...]
-  source: NoiseSource
+  event: DpEvent
   asked: str
-  delta: float
-  neighboring_relation: NeighboringRelation
+  noise_source: str
+  is_private: bool
+  delta: float | None = None
+  neighboring_relation: NeighboringRelation | None = None
   privacy_unit: str = EXAMPLE_UNIT
   facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -54,20 +50,18 @@ class Charge:
     **facts: Any,
   ) -> Self:
     """The cost of all heads of a plan."""
-    counts = collections.Counter(plan.charged_noise_multipliers)
-    units = changed_units(plan.neighboring_relation)
-    epsilons = ", ".join(
-      printable(epsilon) for epsilon in plan.noise_multipliers
+    epsilons = ", ".join(map(printable, plan.noise_multipliers))
+    asked = (
+      f"epsilon {epsilons} at delta {printable(plan.delta)}"
+      f" ({plan.neighboring_relation.name}, {plan.order}, {plan.num_draws}"
+      f" draw(s): together {printable(plan.composed_epsilon)})"
     )
     return cls(
       kind="release",
-      mechanisms=tuple(
-        _payment(plan, sigma * units, count) for sigma, count in counts.items()
-      ),
-      source=source,
-      asked=f"epsilon {epsilons} at delta {printable(plan.delta)}"
-      f" ({plan.neighboring_relation.name}, {plan.order}, {plan.num_draws}"
-      f" draw(s): together {printable(plan.composed_epsilon)})",
+      event=plan.event,
+      asked=asked,
+      noise_source=source.description,
+      is_private=source.is_private,
       delta=plan.delta,
       neighboring_relation=plan.neighboring_relation,
       privacy_unit=privacy_unit,
@@ -80,22 +74,35 @@ class Charge:
       | facts,
     )
 
+  @classmethod
+  def of_baseline(
+    cls, *, privacy_unit: str = EXAMPLE_UNIT, **facts: Any
+  ) -> Self:
+    """The note, before it happens, that something exact leaves: NOT PRIVATE."""
+    return cls(
+      kind=BASELINE,
+      event=NonPrivateDpEvent(),
+      asked="a baseline",
+      noise_source=BASELINE_NOISE,
+      is_private=False,
+      privacy_unit=privacy_unit,
+      facts=facts,
+    )
+
   def as_json(self) -> dict[str, Any]:
     """What an entry holds of it."""
+    stated = {}
+    if self.neighboring_relation is not None:
+      stated = {
+        "delta": self.delta,
+        "neighboring_relation": self.neighboring_relation.name,
+      }
     return {
       **self.facts,
+      **stated,
       "kind": self.kind,
-      "delta": self.delta,
-      "neighboring_relation": self.neighboring_relation.name,
       "privacy_unit": self.privacy_unit,
-      "mechanisms": [m.as_json() for m in self.mechanisms],
-      "noise_source": self.source.description,
-      "private": self.source.is_private,
+      "dp_event": event_as_json(self.event),
+      "noise_source": self.noise_source,
+      "private": self.is_private,
     }
-
-
-def _payment(plan: ReleasePlan, sigma: float, count: int) -> Payment:
-  if plan.sampling is None:
-    return Gaussian(noise_multiplier=sigma, count=count)
-  steps = SampledGaussian(noise_multiplier=sigma, sampling=plan.sampling)
-  return Sampled(steps=steps, count=count)

@@ -9,8 +9,8 @@ from dp_accounting import NeighboringRelation
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.pipeline.ledger import spending as budget
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.spending import spending_of
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def _in_words(path: Path, entries: Sequence[dict[str, Any]]) -> str:
   if private:
     delta = private[0]["delta"]
     relation = NeighboringRelation[private[0]["neighboring_relation"]]
-    epsilon = budget.compose(private, relation).epsilon(delta)
+    epsilon = spending_of(private, relation).epsilon(delta)
     costs.append(
       f"epsilon {printable(epsilon)} at delta {printable(delta)}"
       f" ({relation.name})"

@@ -1,17 +1,18 @@
 """What has been spent on each private data set, and what may be.
 
-One file per data set, whatever the backbone of the cache (`ledger_file`). A
+One file per data set, whatever the backbone of the cache. A
 release is charged, and the charge is on the disk, before its noise is drawn: a
 crash costs budget, never privacy. A cap is an entry like the others, so that
 raising it leaves a trace.
 """
 
+import contextlib
 import datetime
 import hashlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,20 @@ from dp_accounting import NeighboringRelation
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.linear_dp.accounting.gaussian import printable
-from oneshot_dp.linear_dp.accounting.plan import BASELINE_NOISE, NOT_PRIVATE
-from oneshot_dp.pipeline.ledger import spending as budget
-from oneshot_dp.pipeline.ledger.cap import Cap, caps
-from oneshot_dp.pipeline.ledger.chained_file import ChainedFile, canonical
+from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
+from oneshot_dp.pipeline.ledger.chained_file import (
+  ChainedFile,
+  LockedChain,
+  canonical,
+)
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.ledger.spending import Spending
+from oneshot_dp.pipeline.ledger.spending import (
+  BASELINE,
+  CAP,
+  Spending,
+  spending_of,
+)
 
 
 def default_ledger_dir() -> Path:
@@ -56,7 +65,7 @@ class Ledger:
   charge are made under one lock, so that processes that race for the last of a
   budget get it once. With a cap, what no ε covers (baselines, noise from a
   seed) is refused as well. Tampering is found at the next use
-  (`ledger_file.ChainedFile`).
+  (`ChainedFile`).
 
   Args:
     dataset: public name of the data set.
@@ -85,13 +94,8 @@ class Ledger:
     """
     return self._file.entries()
 
-  def charge(self, charge: Charge) -> str:
-    """Writes a cost to disk; see `charge_all`."""
-    (entry,) = self.charge_all(charge)
-    return entry
-
-  def charge_all(self, *charges: Charge) -> list[str]:
-    """Writes costs to disk, or none; call it before drawing any noise.
+  def charge(self, *charges: Charge) -> list[str]:
+    """Writes costs to disk, all or none; call it before drawing any noise.
 
     Args:
       *charges: what is about to be released.
@@ -103,35 +107,18 @@ class Ledger:
       InputError: the ledger is damaged, or all of it would break the cap.
       RunError: the ledger cannot be written, so nothing may be released.
     """
-    for charge in charges:
-      self._check_name(charge)
-    with self._file.locked() as chain:
-      self._check(chain.entries, charges)
-      return [chain.append(_now() | charge.as_json()) for charge in charges]
+    with self._checked(charges) as chain:
+      return [_write(chain, charge.as_json()) for charge in charges]
 
-  def record_baseline(self, **details: Any) -> str:
-    """Notes, before it happens, that the exact gradient leaves: NOT PRIVATE.
-
-    Args:
-      **details: public facts to keep with the entry.
-
-    Returns:
-      The SHA-256 of the entry.
+  def check(self, *charges: Charge) -> None:
+    """Finds what `charge` would refuse later, before any work.
 
     Raises:
-      InputError: the data set has a cap.
+      InputError: the ledger was tampered with, or this would break the cap.
+      RunError: it cannot be written.
     """
-    with self._file.locked() as chain:
-      self._check_no_cap(chain.entries, "a baseline")
-      return chain.append(
-        _now()
-        | {
-          "kind": "baseline",
-          "private": False,
-          "noise_source": BASELINE_NOISE,
-          **details,
-        }
-      )
+    with self._checked(charges):
+      pass
 
   def set_cap(self, cap: Cap) -> Cap | None:
     """Sets the cap from now on; the list of entries keeps the earlier ones.
@@ -140,31 +127,22 @@ class Ledger:
       The cap that held until now.
     """
     with self._file.locked() as chain:
-      earlier = caps(chain.entries)
-      chain.append(_now() | cap.as_json())
-    return earlier[-1] if earlier else None
+      earlier = cap_of(chain.entries)
+      _write(chain, cap.as_json())
+    return earlier
 
-  def check(self, *charges: Charge, baseline: bool = False) -> None:
-    """Finds what `charge` would refuse later, before any work.
+  def spending(self, relation: NeighboringRelation) -> Spending:
+    """Composes the charges in a neighbouring relation, exactly."""
+    return spending_of(self.entries(), relation)
 
-    Args:
-      *charges: what is wanted, all of it together.
-      baseline: whether `record_baseline` will be called too.
-
-    Raises:
-      InputError: the ledger was tampered with, or this would break the cap.
-      RunError: it cannot be written.
-    """
+  @contextlib.contextmanager
+  def _checked(self, charges: Sequence[Charge]) -> Iterator[LockedChain]:
+    """The locked ledger, to which all of the charges may be added."""
     for charge in charges:
       self._check_name(charge)
     with self._file.locked() as chain:
       self._check(chain.entries, charges)
-      if baseline:
-        self._check_no_cap(chain.entries, "a baseline")
-
-  def spending(self, relation: NeighboringRelation) -> Spending:
-    """Composes the charges in a neighbouring relation, exactly."""
-    return budget.compose(self.entries(), relation)
+      yield chain
 
   def _check_name(self, charge: Charge) -> None:
     """Refuses rows that another ledger of the folder was charged for.
@@ -185,19 +163,24 @@ class Ledger:
   def _check(
     self, entries: Sequence[dict[str, Any]], charges: Sequence[Charge]
   ) -> None:
-    """Whether all of the charges may be added."""
+    cap = cap_of(entries)
     for charge in charges:
-      _check_unit(entries, charge.privacy_unit)
-      if not charge.source.is_private:
-        self._check_no_cap(entries, "noise from a seed")
-    if not (earlier := caps(entries)):
+      if charge.kind != BASELINE:
+        _check_unit(entries, charge.privacy_unit)
+      if cap and not charge.is_private:
+        what = charge.asked if charge.kind == BASELINE else "noise from a seed"
+        raise InputError(
+          f"{what} is {NOT_PRIVATE}, and the cap of {self.dataset!r}, {cap},"
+          " covers no such thing; leave it out, or use a data set without a"
+          " cap."
+        )
+    if cap is None or cap.allows(entries, *(each.event for each in charges)):
       return
-    cap = earlier[-1]
-    if cap.allows(entries, [m for c in charges for m in c.mechanisms]):
-      return
-    spent = budget.compose(entries, cap.neighboring_relation)
-    last = charges[-1]
-    left = what_is_left(cap, entries, last.delta, last.neighboring_relation)
+    spent = spending_of(entries, cap.neighboring_relation)
+    last = charges[-1]  # with a cap none is a baseline
+    assert last.delta is not None
+    assert last.neighboring_relation is not None
+    left = cap.left_in_words(entries, last.delta, last.neighboring_relation)
     raise InputError(
       f"{' and '.join(charge.asked for charge in charges)} would break the cap"
       f" of {self.dataset!r}, {cap}: epsilon"
@@ -205,19 +188,17 @@ class Ledger:
       " for less, or raise the cap for all to see with `oneshot-dp budget set`."
     )
 
-  def _check_no_cap(self, entries: Sequence[dict[str, Any]], what: str) -> None:
-    if earlier := caps(entries):
-      raise InputError(
-        f"{what} is {NOT_PRIVATE}, and the cap of {self.dataset!r},"
-        f" {earlier[-1]}, covers no such thing; leave it out, or use a data set"
-        " without a cap."
-      )
+
+def _write(chain: LockedChain, facts: dict[str, Any]) -> str:
+  """Adds a line: every entry of a ledger is written here."""
+  now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+  return chain.append({"time": now, **facts})
 
 
 def charge_aloud(ledger: Ledger, *charges: Charge) -> list[str]:
   """Charges, and says on stderr where; a new ledger is worth a second look."""
   is_new = not ledger.entries()
-  entries = ledger.charge_all(*charges)
+  entries = ledger.charge(*charges)
   print(f"charged to {ledger.path}", file=sys.stderr)
   if is_new:
     print(
@@ -243,7 +224,7 @@ def _check_unit(entries: Sequence[dict[str, Any]], privacy_unit: str) -> None:
   units = {
     entry.get("privacy_unit", EXAMPLE_UNIT)
     for entry in entries
-    if "mechanisms" in entry
+    if entry.get("kind") not in (BASELINE, CAP)
   }
   if other := units - {privacy_unit}:
     raise InputError(
@@ -251,24 +232,3 @@ def _check_unit(entries: Sequence[dict[str, Any]], privacy_unit: str) -> None:
       f" {min(other)} that the ledger of this data set holds; train from a"
       f" cache whose privacy unit is {min(other)!r}."
     )
-
-
-def what_is_left(
-  cap: Cap,
-  entries: Sequence[dict[str, Any]],
-  delta: float,
-  relation: NeighboringRelation,
-) -> str:
-  """The largest release that a cap still allows, in words."""
-  epsilon = cap.left(entries, delta, relation)
-  if epsilon == 0:
-    return "nothing is left"
-  return (
-    f"one release of epsilon {epsilon:g} at delta {printable(delta)}"
-    f" ({relation.name}) is left"
-  )
-
-
-def _now() -> dict[str, Any]:
-  now = datetime.datetime.now(datetime.UTC)
-  return {"time": now.isoformat(timespec="seconds")}

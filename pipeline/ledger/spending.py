@@ -1,37 +1,36 @@
 """What the entries of a ledger add up to.
 
-An entry that let something private out lists the mechanisms that paid for it:
-
-    {"kind": "gaussian", "noise_multiplier": σ, "count": k}
-    {"kind": "sampled gaussian", "noise_multiplier": σ, "count": k,
-     "probability": q, "num_steps": T}
-
-k Gaussian mechanisms, each with noise of σ times its L2 sensitivity to one
-example added or removed, whatever relation its ε was stated in; or k times T of
-them, on Poisson samples. The Gaussians compose exactly, through Σσ⁻², and with
-the others by privacy loss distributions. A mechanism of any other kind is an
-error, never zero.
+An entry that let something private out says what paid for it as `dp_event`, in
+the classes and fields of dp_accounting (`linear_dp.accounting.events`). Entries
+of before version 0.2 have a list of `mechanisms` in its place, which is read as
+before. Anything else is an error, never zero.
 """
 
 import dataclasses
-import math
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
-from dp_accounting import NeighboringRelation
-
-from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.accounting import gaussian as accounting
-from oneshot_dp.linear_dp.accounting.sampled import (
-  PoissonSampling,
-  SampledGaussian,
-  epsilon_of_composition,
+from dp_accounting import (
+  ComposedDpEvent,
+  DpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+  PoissonSampledDpEvent,
+  SelfComposedDpEvent,
 )
 
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.events import (
+  changed_units,
+  epsilon_of_event,
+  event_from_json,
+  parts_of,
+)
+from oneshot_dp.linear_dp.accounting.gaussian import compose
 
-def changed_units(relation: NeighboringRelation) -> int:
-  """Examples that differ between neighbours: one out, one out and one in."""
-  return 2 if relation is NeighboringRelation.REPLACE_ONE else 1
+CAP, BASELINE = "cap", "baseline"
+"""Kinds of entries that no ε is spent by."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,139 +38,88 @@ class Spending:
   """The composition of the private releases in a ledger.
 
   Attributes:
-    charges: how many entries there are, private or not, caps aside.
-    gaussians: σ of every Gaussian release, in the relation.
-    sampled: releases on random parts of the rows.
+    events: the releases, oldest first.
     relation: which data sets count as neighbours.
+    charges: how many entries there are, private or not, caps aside.
     not_private: charges for baselines and for noise from a seed, which nothing
       can compose.
   """
 
-  charges: int
-  gaussians: tuple[float, ...]
-  sampled: tuple[SampledGaussian, ...]
+  events: tuple[DpEvent, ...]
   relation: NeighboringRelation
+  charges: int
   not_private: int
 
-  @property
+  @functools.cached_property
   def noise_multiplier(self) -> float | None:
-    """σ that the Gaussian releases amount to; None where there are none."""
-    return accounting.compose(self.gaussians) if self.gaussians else None
+    """σ, in the relation, of all releases on all rows; None for none."""
+    gaussians, _ = parts_of(self._event)
+    units = changed_units(self.relation)
+    return compose(s / units for s in gaussians) if gaussians else None
+
+  @functools.cached_property
+  def has_samples(self) -> bool:
+    """Whether random parts of the rows were released."""
+    return bool(parts_of(self._event)[1])
 
   def epsilon(self, delta: float) -> float:
     """ε spent at δ, rounded up; 0 when nothing was released."""
-    return epsilon_of_composition(
-      self.gaussians, self.sampled, delta, self.relation
-    )
+    return epsilon_of_event(self._event, delta, self.relation)
 
-  def plus(self, mechanisms: Iterable["Payment"]) -> "Spending":
+  def plus(self, *events: DpEvent) -> "Spending":
     """What it would be with more releases."""
-    gaussians, sampled = list(self.gaussians), list(self.sampled)
-    for mechanism in mechanisms:
-      if isinstance(mechanism, Gaussian):
-        gaussians += mechanism.under(self.relation)
-      else:
-        sampled += [mechanism.steps] * mechanism.count
-    return dataclasses.replace(
-      self, gaussians=tuple(gaussians), sampled=tuple(sampled)
-    )
+    return dataclasses.replace(self, events=(*self.events, *events))
+
+  @property
+  def _event(self) -> DpEvent:
+    return ComposedDpEvent(list(self.events))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gaussian:
-  """`count` Gaussian mechanisms of one noise multiplier.
-
-  Attributes:
-    noise_multiplier: σ > 0, the noise's standard deviation over the L2
-      sensitivity to one privacy unit added or removed.
-    count: how many of them, each with noise of its own.
-  """
-
-  noise_multiplier: float
-  count: int = 1
-
-  def as_json(self) -> dict[str, Any]:
-    """What an entry holds of it."""
-    return {"kind": "gaussian", **dataclasses.asdict(self)}
-
-  def under(self, relation: NeighboringRelation) -> list[float]:
-    """σ of each, over the sensitivity in a relation.
-
-    One unit replaced is one removed and one added: at most twice the
-    sensitivity, and exactly that for the class sums.
-    """
-    return [self.noise_multiplier / changed_units(relation)] * self.count
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampled:
-  """`count` releases, each of several steps on Poisson samples.
-
-  Attributes:
-    steps: the noise of a step, and what is sampled.
-    count: how many of them, each with noise and samples of its own.
-  """
-
-  steps: SampledGaussian
-  count: int = 1
-
-  def as_json(self) -> dict[str, Any]:
-    """What an entry holds of it."""
-    return {
-      "kind": "sampled gaussian",
-      "noise_multiplier": self.steps.noise_multiplier,
-      "count": self.count,
-      **dataclasses.asdict(self.steps.sampling),
-    }
-
-
-Payment = Gaussian | Sampled
-
-
-def compose(
+def spending_of(
   entries: Sequence[dict[str, Any]], relation: NeighboringRelation
 ) -> Spending:
   """Composes the entries of a ledger.
 
   Raises:
-    InputError: an entry holds a mechanism that this version cannot compose.
+    InputError: an entry was paid for by what this version cannot compose.
   """
-  charges = [e for e in entries if e.get("kind") != "cap"]
-  nothing = Spending(
-    charges=len(charges),
-    gaussians=(),
-    sampled=(),
+  charges = [entry for entry in entries if entry.get("kind") != CAP]
+  private = [entry for entry in charges if entry.get("private")]
+  return Spending(
+    events=tuple(event_of(entry) for entry in private),
     relation=relation,
-    not_private=sum(not e.get("private") for e in charges),
-  )
-  return nothing.plus(
-    m for e in charges if e.get("private") for m in _mechanisms(e)
+    charges=len(charges),
+    not_private=len(charges) - len(private),
   )
 
 
-def _mechanisms(entry: dict[str, Any]) -> list[Payment]:
+def event_of(entry: dict[str, Any]) -> DpEvent:
+  """What paid for an entry, of this version or an earlier one.
+
+  Raises:
+    InputError: this version cannot compose it.
+  """
   try:
-    return [_parse(mechanism) for mechanism in entry["mechanisms"]]
+    if "mechanisms" in entry:
+      event = ComposedDpEvent([_of_before(m) for m in entry["mechanisms"]])
+    else:
+      event = event_from_json(entry["dp_event"])
+    parts_of(event)
   except (KeyError, TypeError, ValueError) as error:
     raise InputError(
       f"Entry {entry['entry'][:12]} of the ledger was paid for by something"
       f" that this version cannot compose ({error}); use the version of"
       " oneshot-dp that wrote it."
     ) from error
+  return event
 
 
-def _parse(mechanism: dict[str, Any]) -> Payment:
+def _of_before(mechanism: dict[str, Any]) -> DpEvent:
   kind = mechanism["kind"]
   if kind not in ("gaussian", "sampled gaussian"):
     raise ValueError(f"a mechanism of kind {kind!r}")
-  sigma, count = mechanism["noise_multiplier"], mechanism["count"]
-  if not (0 < sigma < math.inf and isinstance(count, int) and count > 0):
-    raise ValueError(f"{count!r} of noise multiplier {sigma!r}")
-  if kind == "gaussian":
-    return Gaussian(noise_multiplier=float(sigma), count=count)
-  probability, num_steps = mechanism["probability"], mechanism["num_steps"]
-  if not (isinstance(probability, float) and isinstance(num_steps, int)):
-    raise ValueError(f"{num_steps!r} steps of probability {probability!r}")
-  sampling = PoissonSampling(probability=probability, num_steps=num_steps)
-  steps = SampledGaussian(noise_multiplier=float(sigma), sampling=sampling)
-  return Sampled(steps=steps, count=count)
+  event: DpEvent = GaussianDpEvent(mechanism["noise_multiplier"])
+  if kind == "sampled gaussian":
+    step = PoissonSampledDpEvent(mechanism["probability"], event)
+    event = SelfComposedDpEvent(step, mechanism["num_steps"])
+  return SelfComposedDpEvent(event, mechanism["count"])

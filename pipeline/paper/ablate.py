@@ -104,10 +104,10 @@ def run_ablation(
     nominal.append(as_in_the_paper(cell.head, plans[-1], len(train)))
   first = caches[0][0]
   source, unit = NoiseSource(privacy.noise_seed), first.info.privacy_unit
-  cache_ledger(first, ledger_dir).check(
-    *(Charge.of_plan(plan, source, privacy_unit=unit) for plan in plans),
-    baseline=baseline,
-  )
+  charges = [Charge.of_plan(plan, source, privacy_unit=unit) for plan in plans]
+  if baseline:
+    charges.append(Charge.of_baseline())
+  cache_ledger(first, ledger_dir).check(*charges)
   # Passes that cost no budget: a damaged cache is found now.
   for cache in itertools.chain.from_iterable(caches):
     check_readable(cache)

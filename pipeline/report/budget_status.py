@@ -7,12 +7,12 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.linear_dp.accounting.events import LEAST_DELTA
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.linear_dp.accounting.sampled import LEAST_DELTA
-from oneshot_dp.pipeline.ledger import spending as budget
-from oneshot_dp.pipeline.ledger.cap import Cap, caps
+from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.spending import spending_of
 
 _MOST_ENTRIES = 12
 
@@ -109,15 +109,14 @@ def _status(
   delta: float,
   relation: NeighboringRelation,
 ) -> BudgetStatus:
-  known = caps(entries)
-  cap = known[-1] if known else None
-  spent = budget.compose(entries, relation)
-  if spent.sampled:
+  cap = cap_of(entries)
+  spent = spending_of(entries, relation)
+  if spent.has_samples:
     delta = max(delta, LEAST_DELTA)
   under_cap = left = None
   if cap is not None:
     its, relation_of_cap = cap.max_delta, cap.neighboring_relation
-    under_cap = budget.compose(entries, relation_of_cap).epsilon(its)
+    under_cap = spending_of(entries, relation_of_cap).epsilon(its)
     left = cap.left(entries, its, relation_of_cap)
   charges = [entry for entry in entries if entry.get("kind") != "cap"]
   return BudgetStatus(

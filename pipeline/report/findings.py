@@ -20,7 +20,7 @@ from oneshot_dp.pipeline.report.public_answers import PublicAnswers, ask
 from oneshot_dp.pipeline.report.run_cost import RunCost, cost_of
 from oneshot_dp.pipeline.report.run_record import RunRecord, read_run
 from oneshot_dp.pipeline.runs.results import SweepRow, by_method
-from oneshot_dp.pipeline.saved_head.receipt import problems
+from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import HeadCheck, verify_head
 
 _TIES = 1e-3

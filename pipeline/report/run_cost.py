@@ -6,18 +6,17 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from dp_accounting import NeighboringRelation
+from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.linear_dp.accounting.sampled import (
-  SampledGaussian,
-  epsilon_of_composition,
+from oneshot_dp.linear_dp.accounting.events import (
+  composed,
+  epsilon_of_event,
+  event_from_json,
 )
-from oneshot_dp.linear_dp.heads.registry import mechanism_of
-from oneshot_dp.pipeline.ledger.spending import Gaussian
+from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.report.run_record import RunRecord
-from oneshot_dp.pipeline.saved_head.receipt import same
+from oneshot_dp.pipeline.saved_head.check_receipt import same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,21 +62,20 @@ def cost_of(run: RunRecord, unsound: Collection[str] = ()) -> RunCost:
 
 
 def _cost(run: RunRecord) -> RunCost:
-  compositions = {
-    json.dumps(receipt["composition"], sort_keys=True): receipt
-    for receipt in (run.receipts[row.path] for row in run.noisy)
-  }
-  gaussians, sampled = [], []
-  for receipt in compositions.values():
-    sigmas = receipt["composition"]["noise_multipliers_charged"]
-    if sampling := mechanism_of(receipt["mechanism"]).sampling:
-      sampled += [
-        SampledGaussian(noise_multiplier=sigma, sampling=sampling)
-        for sigma in sigmas
-      ]
-    else:
-      gaussians += sigmas
-  heads = epsilon_of_composition(gaussians, sampled, run.delta)
+  receipts = [run.receipts[row.path] for row in run.noisy]
+  sections = [receipt["composition"] for receipt in receipts]
+  # One for all heads of a plan.
+  plans = {json.dumps(each, sort_keys=True): each for each in sections}
+  events = [event_from_json(each["dp_event"]) for each in plans.values()]
+  relations = {each["privacy"]["neighboring_relation"] for each in receipts}
+
+  def epsilon_of(*events: DpEvent) -> float:
+    # Without noise nothing composes.
+    (relation,) = relations or {"ADD_OR_REMOVE_ONE"}
+    return epsilon_of_event(
+      composed(events), run.delta, NeighboringRelation[relation]
+    )
+
   entries = {
     receipt["composition"]["ledger_entry"] for receipt in run.receipts.values()
   }
@@ -85,15 +83,14 @@ def _cost(run: RunRecord) -> RunCost:
   scored = run.config["eval_cache"]["dataset"]
   if not run.labels_are_public and scored == run.dataset:
     evaluation = run.results["evaluation"]
-    relation = NeighboringRelation[evaluation["neighboring_relation"]]
     # As the ledger counts it.
-    counts = Gaussian(noise_multiplier=evaluation["noise_multiplier"])
-    with_accuracies = epsilon_of_composition(
-      gaussians + counts.under(relation), sampled, run.delta
-    )
+    counts = GaussianDpEvent(evaluation["noise_multiplier"])
+    with_accuracies = epsilon_of(*events, counts)
     entries.add(evaluation["ledger_entry"])
   return RunCost(
-    heads=heads, with_accuracies=with_accuracies, entries=frozenset(entries)
+    heads=epsilon_of(*events),
+    with_accuracies=with_accuracies,
+    entries=frozenset(entries),
   )
 
 

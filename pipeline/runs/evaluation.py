@@ -25,7 +25,6 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
-from oneshot_dp.pipeline.ledger.spending import Gaussian
 from oneshot_dp.pipeline.training.train_heads import RELATIONS, cache_ledger
 
 PUBLIC_LABELS = "test labels treated as public"
@@ -112,16 +111,13 @@ class PrivateEvaluation:
 
   @property
   def charge(self) -> Charge:
-    """What it costs: exact for an example added or removed.
-
-    For one replaced the sensitivity is the same, and the ledger, which counts
-    it double, charges too much rather than too little.
-    """
+    """What it costs."""
     plan, info = self.plan, self.cache.info
     return Charge(
       kind="evaluation",
-      mechanisms=(Gaussian(noise_multiplier=plan.noise_multiplier),),
-      source=self.source,
+      event=plan.event,
+      noise_source=self.source.description,
+      is_private=self.source.is_private,
       asked=f"an evaluation at epsilon {printable(plan.epsilon)}, delta"
       f" {printable(plan.delta)}",
       delta=plan.delta,

@@ -20,10 +20,12 @@ import safetensors
 import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.identity import sha256_of
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM, TrainedHead
-from oneshot_dp.pipeline.saved_head import receipt as receipts
+from oneshot_dp.pipeline.saved_head.earlier_receipt import upgraded
+from oneshot_dp.pipeline.saved_head.make_receipt import make_receipt
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 
 WEIGHTS_FILE = "head.safetensors"
@@ -39,11 +41,13 @@ class SavedHead:
 
   Attributes:
     head: the weights.
-    receipt: its privacy statement.
+    receipt: its privacy statement, in the fields of this version.
+    receipt_sha256: digest of the receipt as it was written.
   """
 
   head: LinearHead
   receipt: dict[str, Any]
+  receipt_sha256: str
 
 
 def write_head(
@@ -59,7 +63,7 @@ def write_head(
     },
     metadata={INPUT: UNIT_NORM if head.unit_norm else AS_STORED},
   )
-  receipt = receipts.make_receipt(
+  receipt = make_receipt(
     trained, cache, head_sha256=hashlib.sha256(weights).hexdigest()
   )
   is_private = trained.statement.is_private
@@ -116,4 +120,6 @@ def read_head(directory: Path) -> SavedHead:
     raise InputError(
       f"{directory / RECEIPT_FILE} is damaged ({error}); train the head again."
     ) from error
-  return SavedHead(head=head, receipt=receipt)
+  return SavedHead(
+    head=head, receipt=upgraded(receipt), receipt_sha256=sha256_of(receipt)
+  )

@@ -13,11 +13,17 @@ from oneshot_dp.pipeline.saved_head.odds import right_guesses
 from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
 
 
-def model_card(receipt: dict[str, Any]) -> str:
+def model_card(
+  receipt: dict[str, Any], receipt_sha256: str | None = None
+) -> str:
   """A Markdown page made from the receipt and nothing else.
 
   It ends with a digest of the whole receipt, so that a change of anything in
   the one, names and words included, no longer fits the other.
+
+  Args:
+    receipt: in the fields of this version.
+    receipt_sha256: its digest where it was written in those of an earlier one.
   """
   data, mechanism = receipt["data"], receipt["mechanism"]
   return f"""# Linear head on {data["backbone"]["name"]} embeddings
@@ -45,7 +51,8 @@ def model_card(receipt: dict[str, Any]) -> str:
 `receipt.json`. The file `head.safetensors` holds `kernel` [d, K] and `bias`
 [K], float32: logits = {_input(mechanism)} @ kernel + bias.
 
-This page is about the receipt with the digest {sha256_of(receipt)}.
+This page is about the receipt with the digest \
+{receipt_sha256 or sha256_of(receipt)}.
 """
 
 

@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import NeighboringRelation
+from dp_accounting import DpEvent
 
-from oneshot_dp.linear_dp.accounting.plan import (
-  BASELINE_NOISE,
-  NOT_PRIVATE,
-  ReleasePlan,
-)
+from oneshot_dp.linear_dp.accounting.events import parts_of
+from oneshot_dp.linear_dp.accounting.plan import BASELINE_NOISE, NOT_PRIVATE
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.saved_head import receipt as receipts
+from oneshot_dp.pipeline.ledger.spending import event_of
+from oneshot_dp.pipeline.saved_head.check_receipt import (
+  plan_of,
+  problems,
+  same,
+)
 from oneshot_dp.pipeline.saved_head.directory import (
   CARD_FILE,
   RECEIPT_FILE,
@@ -26,6 +28,7 @@ from oneshot_dp.pipeline.saved_head.directory import (
   SavedHead,
   read_head,
 )
+from oneshot_dp.pipeline.saved_head.earlier_receipt import upgraded_card
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 
 
@@ -62,7 +65,7 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
   """
   saved = read_head(directory)
   found = [
-    *receipts.problems(saved.receipt),
+    *problems(saved.receipt),
     *_problems_of_files(directory, saved),
   ]
   conclusion = "the receipt follows from the noise, and fits the weights"
@@ -99,7 +102,9 @@ def _problems_of_files(directory: Path, saved: SavedHead) -> Iterator[str]:
     yield f"the kernel is for {found!r}, the receipt says {stated!r}."
   card = directory / CARD_FILE
   try:
-    says_the_same = card.read_text() == model_card(receipt)
+    says_the_same = upgraded_card(card.read_text()) == model_card(
+      receipt, saved.receipt_sha256
+    )
   except (ArithmeticError, KeyError, OSError, TypeError, ValueError):
     says_the_same = False
   if not says_the_same:
@@ -112,16 +117,29 @@ def _problems_of_charge(receipt: dict[str, Any], ledger: Ledger) -> list[str]:
   paid = next((e for e in ledger.entries() if e["entry"] == name), None)
   if paid is None:
     return [f"ledger_entry {name[:12]} is not in {ledger.path}."]
+  charge = _charge_of(receipt)
+  expected = charge.as_json()
+  if charge.kind == "baseline":
+    del expected["dp_event"]  # entries of before have none
+  else:
+    paid = paid | {"dp_event": _parts(event_of(paid))}
+    expected["dp_event"] = _parts(charge.event)
   return [
     f"{field} is {paid.get(field)!r} in the ledger, where the receipt makes it"
-    f" {expected!r}."
-    for field, expected in _entry_of(receipt).items()
-    if not receipts.same(paid.get(field), expected)
+    f" {value!r}."
+    for field, value in expected.items()
+    if not same(paid.get(field), value)
   ]
 
 
-def _entry_of(receipt: dict[str, Any]) -> dict[str, Any]:
-  """The entry that should have paid for a head, as far as its receipt tells."""
+def _parts(event: DpEvent) -> list[list[float]]:
+  """The same numbers for events that compose the same, however they nest."""
+  gaussians, sampled = parts_of(event)
+  return sorted([*([sigma] for sigma in gaussians), *map(list, sampled)])
+
+
+def _charge_of(receipt: dict[str, Any]) -> Charge:
+  """What should have paid for a head, as far as its receipt tells."""
   privacy, data = receipt["privacy"], receipt["data"]
   facts = {
     "split": data["split"],
@@ -133,17 +151,10 @@ def _entry_of(receipt: dict[str, Any]) -> dict[str, Any]:
     "clipped": receipt["mechanism"]["clipped"],
   }
   if privacy["noise_source"] == BASELINE_NOISE:
-    return facts | {"kind": "baseline", "private": False}
-  composition = receipt["composition"]
-  plan = ReleasePlan(
-    epsilons=tuple(composition["epsilons"]),
-    delta=privacy["delta"],
-    neighboring_relation=NeighboringRelation[privacy["neighboring_relation"]],
-    order=composition["order"],
-    num_draws=composition["num_draws"],
-    sampling=mechanism_of(receipt["mechanism"]).sampling,
+    return Charge.of_baseline(**facts)
+  plan = plan_of(receipt, mechanism_of(receipt["mechanism"]).sampling)
+  return dataclasses.replace(
+    Charge.of_plan(plan, NoiseSource(), **facts),
+    noise_source=privacy["noise_source"],
+    is_private=receipt["private"],
   )
-  return Charge.of_plan(plan, NoiseSource(), **facts).as_json() | {
-    "noise_source": privacy["noise_source"],
-    "private": receipt["private"],
-  }

@@ -226,7 +226,10 @@ def train_all(
     Charge.of_plan(each.plan, source, **facts, **each.trainer.facts)
     for each in trainings
   ]
-  ledger.check(*charges, baseline=baseline is not None)
+  of_baseline = (
+    [Charge.of_baseline(**facts, **baseline.facts)] if baseline else []
+  )
+  ledger.check(*charges, *of_baseline)
   # One that is to make the releases of several plans reads once.
   for trainer in dict.fromkeys(each.trainer for each in trainings):
     trainer.read()
@@ -235,7 +238,7 @@ def train_all(
       print(note, file=sys.stderr)
 
   # Whichever release is the first asks for all.
-  pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge_all
+  pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge
   entries = functools.cache(lambda: pay(*charges))
   trained = [
     dataclasses.replace(head, ledger_entry=entries()[i])
@@ -243,7 +246,7 @@ def train_all(
     for head in each.trainer.release(each.plan, source, lambda *_: entries())
   ]
   if baseline:
-    entry = ledger.record_baseline(**facts, **baseline.facts)
+    (entry,) = ledger.charge(*of_baseline)
     exact = baseline.baseline(trainings[0].plan)
     trained.append(dataclasses.replace(exact, ledger_entry=entry))
   return trained

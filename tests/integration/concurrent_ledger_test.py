@@ -18,6 +18,7 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.integration import releasing
+from tests.pipeline import paid
 from tests.pipeline.command_line import ROOT
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -80,9 +81,8 @@ class TestKilledReleases:
       epsilons = [r["epsilon"] for r in of_entry]
       # A kill between two heads of a draw leaves the first.
       assert epsilons == charged[name]["epsilons"][: len(epsilons)]
-      (mechanism,) = charged[name]["mechanisms"]
-      assert mechanism["count"] == 1
-      assert mechanism["noise_multiplier"] == of_entry[0]["noise_multiplier"]
+      sigma = of_entry[0]["noise_multiplier"]
+      assert paid.gaussians(charged[name]) == {sigma: 1}
 
   def test_it_composes_to_at_least_what_was_released(
     self, run, released, ledger

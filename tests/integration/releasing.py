@@ -49,7 +49,7 @@ def work(folder: pathlib.Path, seed: int) -> None:
 
   def charge(plan: ReleasePlan, source: NoiseSource) -> None:
     nonlocal entry
-    entry = ledger.charge(Charge.of_plan(plan, source))
+    (entry,) = ledger.charge(Charge.of_plan(plan, source))
 
   while True:
     for r in release(secret, plan, NoiseSource(), charge=charge):

@@ -1,8 +1,9 @@
-"""Charges one ledger from several processes at once; run by ledger_test.
+"""Charges ledgers from several processes at once; run by ledger_test.
 
 A script of its own, so that it can fork before JAX has any threads.
 """
 
+import itertools
 import multiprocessing
 import pathlib
 import sys
@@ -14,13 +15,14 @@ from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 WORKERS = 4
-CHARGES = 25
+CHARGES = 10
+DATASETS = ("pets", "capped")
 
 
 def charge_many(directory: pathlib.Path, worker: int) -> None:
-  ledger = Ledger("pets", directory)
   plan = ReleasePlan(epsilons=(1.0,), delta=1e-5)
-  for i in range(CHARGES):
+  ledgers = [Ledger(dataset, directory) for dataset in DATASETS]
+  for ledger, i in itertools.product(ledgers, range(CHARGES)):
     try:
       ledger.charge(
         Charge.of_plan(plan, NoiseSource(), worker=worker, number=i)

@@ -27,8 +27,8 @@ from oneshot_dp.linear_dp.trainer import Mechanism, Trainer
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
-from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
@@ -36,6 +36,7 @@ from oneshot_dp.pipeline.training.train_heads import (
   make_plan,
   train_heads,
 )
+from tests.pipeline import paid
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.sample_caches import CLASSES, DIM, write_clusters
 from tests.pipeline.saved_head.receipt_test import changed, leaves, without
@@ -100,9 +101,7 @@ class TestSweep:
     (file,) = (swept / "ledgers").glob("*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     (entry,) = (e for e in entries if e["kind"] == "release")
-    (charged,) = entry["mechanisms"]
-    found = (charged["kind"], charged["noise_multiplier"], charged["count"])
-    assert found == ("gaussian", sigma, 2)
+    assert paid.gaussians(entry) == {sigma: 2}
     epsilon = gaussian_mechanism.get_epsilon_gaussian(sigma / 2**0.5, 1e-5)
     for row in results(swept):
       assert float(row["composed_epsilon"]) == pytest.approx(epsilon, rel=1e-6)
@@ -156,7 +155,7 @@ def test_releases_can_be_independent(place, capsys, train_cache):
   out, _ = succeeds(capsys, *argv)
   assert "independent releases" in out
   (entry,) = cache_ledger(train_cache, None).entries()
-  assert len(entry["mechanisms"]) == 2
+  assert len(paid.gaussians(entry)) == 2
 
 
 def test_compare_has_it_nested(place, capsys, tmp_path):
@@ -229,9 +228,10 @@ class TestCharge:
       train_cache, 1.0, 4.0, num_draws=3, privacy=privacy, order=order
     )
     (entry,) = cache_ledger(train_cache, None).entries()
-    found = {m["noise_multiplier"]: m["count"] for m in entry["mechanisms"]}
     paying = (4.0,) if order == "nested" else (1.0, 4.0)
-    assert found == {noise_multiplier(e, 1e-6) * units: 3 for e in paying}
+    assert paid.gaussians(entry) == {
+      noise_multiplier(e, 1e-6) * units: 3 for e in paying
+    }
     assert {h.ledger_entry for h in heads} == {entry["entry"]}
     assert [(h.draw, h.statement.epsilon) for h in heads] == [
       (draw, e) for draw in range(3) for e in (4.0, 1.0)

@@ -31,8 +31,8 @@ from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.trainer import Trainer
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
+from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
-from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
@@ -40,6 +40,7 @@ from oneshot_dp.pipeline.training.train_heads import (
   plan_heads,
   train_heads,
 )
+from tests.pipeline import paid
 from tests.pipeline.by_chance import same_bits
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.sample_caches import CLASSES, DIM
@@ -329,20 +330,18 @@ class TestTheLedger:
     assert entry != paid_by_other
     forge(forged, {("composition", "ledger_entry"): paid_by_other})
     found = verify_head(forged, written / "ledgers").problems
-    assert any(line.startswith("mechanisms is ") for line in found)
+    assert any(line.startswith("dp_event is ") for line in found)
     assert all("in the ledger, where the receipt" in line for line in found)
     assert verify_head(honest, written / "ledgers").problems == ()
 
   def test_what_was_paid(self, written, train_cache):
     entries = cache_ledger(train_cache, written / "ledgers").entries()
-    paid = [e["mechanisms"] for e in entries if e["kind"] == "release"]
-    sigma = noise_multiplier(8.0, DELTA)
-    gaussian = {"kind": "gaussian", "noise_multiplier": sigma, "count": 1}
-    assert paid[0] == paid[2] == [gaussian]
-    (sampled,) = paid[1]
-    assert sampled["kind"] == "sampled gaussian"
-    assert (sampled["count"], sampled["num_steps"]) == (1, 6)
-    assert sampled["probability"] == pytest.approx(1 / 3, abs=1e-9)
+    first, second, third = (e for e in entries if e["kind"] == "release")
+    gaussian = {noise_multiplier(8.0, DELTA): 1}
+    assert paid.gaussians(first) == paid.gaussians(third) == gaussian
+    (steps,) = paid.samples(second)
+    assert steps.count == 6
+    assert steps.sampling_probability == pytest.approx(1 / 3, abs=1e-9)
     baselines = [e for e in entries if e["kind"] == "baseline"]
     assert [e["private"] for e in baselines] == [False] * 3
 

@@ -25,9 +25,9 @@ from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
+from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.model_card import model_card
-from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
@@ -40,6 +40,7 @@ from tests.linear_dp.heads.whitened.whitened_test import (
   unit_of_any_length,
   unit_rows,
 )
+from tests.pipeline import paid
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.sample_caches import write_clusters, write_rows
 from tests.pipeline.saved_head.receipt_test import changed, leaves, without
@@ -138,14 +139,9 @@ class TestSweep:
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     releases = [e for e in entries if e["kind"] == "release"]
     (entry,) = releases
-    found = [
-      (m["kind"], m["noise_multiplier"], m["count"])
-      for m in entry["mechanisms"]
-    ]
-    assert found == [
-      ("gaussian", noise_multiplier(epsilon, 1e-5), 2)
-      for epsilon in (8.0, 2.0, 0.5)
-    ]
+    assert paid.gaussians(entry) == {
+      noise_multiplier(epsilon, 1e-5): 2 for epsilon in (8.0, 2.0, 0.5)
+    }
     assert entry["order"] == "independent"
     assert sorted(e["kind"] for e in entries) == [
       "baseline",
@@ -346,7 +342,7 @@ class TestCharge:
     privacy = {"delta": 1e-6, "neighboring_relation": relation}
     _, heads = trained(train_cache, 1.0, 4.0, num_draws=3, privacy=privacy)
     (entry,) = cache_ledger(train_cache, None).entries()
-    found = {m["noise_multiplier"]: m["count"] for m in entry["mechanisms"]}
+    found = paid.gaussians(entry)
     assert found == {noise_multiplier(e, 1e-6) * units: 3 for e in (1.0, 4.0)}
     assert {h.ledger_entry for h in heads} == {entry["entry"]}
     assert [(h.draw, h.statement.epsilon) for h in heads] == [

@@ -17,6 +17,7 @@ import pytest
 
 from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.command_line import (
   EXTRACT,
@@ -172,7 +173,7 @@ def wrong(tmp_path_factory, train_cache, finished_sweep) -> pathlib.Path:
   )
   (folder / "receipt" / "receipt.json").write_text("{")
   ledger = Ledger(train_cache.info.dataset, folder / "ledgers")
-  ledger.record_baseline()
+  ledger.charge(Charge.of_baseline())
   ledger.path.write_text(ledger.path.read_text().replace("baseline", "b"))
   for name in ("corrupt", "truncated"):
     shutil.copytree(train_cache.path, folder / name)

@@ -43,7 +43,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.commands.many_heads import public_rows_of, stoppable
   from oneshot_dp.pipeline.runs import output_dir
   from oneshot_dp.pipeline.saved_head.directory import write_head
-  from oneshot_dp.pipeline.saved_head.receipt import how_bounded
+  from oneshot_dp.pipeline.saved_head.make_receipt import how_bounded
   from oneshot_dp.pipeline.training.head_choice import choose_head
   from oneshot_dp.pipeline.training.train_heads import plan_heads, train_heads
 

@@ -9,13 +9,11 @@ from dp_accounting import NeighboringRelation
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.linear_dp.accounting.events import LEAST_DELTA
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.linear_dp.accounting.sampled import LEAST_DELTA
-from oneshot_dp.pipeline.ledger import spending as budget
-from oneshot_dp.pipeline.ledger.cap import Cap, caps
-from oneshot_dp.pipeline.ledger.ledger import what_is_left
-from oneshot_dp.pipeline.ledger.spending import Spending
+from oneshot_dp.pipeline.ledger.cap import Cap, cap_of, caps
+from oneshot_dp.pipeline.ledger.spending import Spending, spending_of
 from oneshot_dp.pipeline.shell.answer import Answer
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 
@@ -43,7 +41,7 @@ def budget_report(
   ledger = cache_ledger(open_cache(cache), ledger_dir)
   entries = ledger.entries()
   earlier = caps(entries)
-  cap = earlier[-1] if earlier else None
+  cap = cap_of(entries)
   lines = [f"ledger: {ledger.path}", *_lines(entries)]
   facts: dict[str, Any] = {
     "ledger": ledger.path,
@@ -62,7 +60,7 @@ def budget_report(
     )
   else:
     delta = _delta_of_total(entries, cap) if delta is None else delta
-    totals = {r: budget.compose(entries, r) for r in _RELATIONS}
+    totals = {r: spending_of(entries, r) for r in _RELATIONS}
     lines += _totals(totals, delta)
     facts["spent"] = {
       "delta": delta,
@@ -71,7 +69,7 @@ def budget_report(
     }
   if cap:
     relation = cap.neighboring_relation
-    left = what_is_left(cap, entries, cap.max_delta, relation)
+    left = cap.left_in_words(entries, cap.max_delta, relation)
     lines.append(f"under the cap, {left}")
     facts["left"] = {
       "epsilon": cap.left(entries, cap.max_delta, relation),

@@ -36,9 +36,8 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.linear_dp.accounting.gaussian import printable
   from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-  from oneshot_dp.pipeline.ledger import spending as budget
   from oneshot_dp.pipeline.ledger.cap import Cap
-  from oneshot_dp.pipeline.ledger.ledger import what_is_left
+  from oneshot_dp.pipeline.ledger.spending import spending_of
   from oneshot_dp.pipeline.training.train_heads import RELATIONS, cache_ledger
 
   relation = RELATIONS[flags.neighboring_relation]
@@ -50,7 +49,7 @@ def run(flags: Flags) -> Answer:
   ledger = cache_ledger(open_cache(flags.cache), flags.ledger_dir)
   before = ledger.set_cap(cap)
   entries = ledger.entries()
-  spent = budget.compose(entries, relation)
+  spent = spending_of(entries, relation)
   if before and cap.is_looser_than(before):
     _warn(f"THE CAP WAS RAISED, from {before} to {cap}; the ledger keeps both.")
   if spent.not_private:
@@ -60,7 +59,7 @@ def run(flags: Flags) -> Answer:
     )
   if not cap.allows(entries):
     _warn("more than this is spent already; nothing further will be released.")
-  left = what_is_left(cap, entries, cap.max_delta, relation)
+  left = cap.left_in_words(entries, cap.max_delta, relation)
   epsilon = spent.epsilon(cap.max_delta)
   return Answer(
     text=f"cap: {cap}; epsilon {printable(epsilon)} is spent, {left}",

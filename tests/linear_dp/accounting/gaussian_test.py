@@ -1,11 +1,11 @@
+import importlib.util
 import itertools
 import math
 import re
-import subprocess
-import sys
 
 import hypothesis
 import mpmath
+import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import privacy_loss_distribution
@@ -50,7 +50,7 @@ def test_table_of_the_design(epsilon, sigma):
   assert exact_delta(epsilon, found * (1 - 1e-8)) > 1e-6
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=50, deadline=None)
 @hypothesis.given(
   epsilon=st.floats(-2.3, 2).map(lambda e: 10**e),
   delta=st.floats(-12, -0.5).map(lambda e: 10**e),
@@ -66,8 +66,10 @@ def test_never_rounded_down(epsilon, delta):
 # At 36190 the solver of dp_accounting meets a log(0), rightly −inf, and alone
 # would round down.
 @pytest.mark.filterwarnings("ignore:divide by zero")
-@pytest.mark.parametrize("sigma", [0.05, 0.6, 3.3, 100.0, 36190.489])
-@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize(
+  ("sigma", "delta"),
+  [(0.05, 1e-6), (0.6, 1e-9), (3.3, 1e-3), (100.0, 1e-6), (36190.489, 1e-9)],
+)
 def test_epsilon_of_any_sigma_is_rounded_up(sigma, delta):
   epsilon = epsilon_of(sigma, delta)
   assert exact_delta(epsilon, sigma) <= delta
@@ -75,7 +77,7 @@ def test_epsilon_of_any_sigma_is_rounded_up(sigma, delta):
   assert tighter < 0 or exact_delta(tighter, sigma) > delta
 
 
-@pytest.mark.parametrize("epsilon", DESIGN)
+@pytest.mark.parametrize("epsilon", [0.25, 2.0])
 def test_privacy_loss_distribution_agrees(epsilon):
   """Another accountant; on its grid of 10⁻⁴ it errs upwards, by less."""
   sigma = noise_multiplier(epsilon, 1e-6)
@@ -88,7 +90,7 @@ def test_privacy_loss_distribution_agrees(epsilon):
 
 @pytest.mark.parametrize(
   "sigmas",
-  [(4.0,), (2.0, 2.0), (15.4098, 8.0576, 4.2247), (0.8, 5.0, 5.0, 40.0)],
+  [(15.4098, 8.0576, 4.2247), (0.8, 5.0, 5.0, 40.0)],
 )
 def test_composition_agrees_with_other_accountants(sigmas):
   delta = 1e-6
@@ -120,6 +122,7 @@ def test_composition_of_many_equals_one_of_the_square_root():
   )
 
 
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(
   st.lists(st.floats(1e-2, 1e4), min_size=1, max_size=30), st.randoms()
 )
@@ -186,18 +189,13 @@ def test_nothing_to_compose_is_refused():
     compose([])
 
 
-SHORT_FIRST = """
-import numpy as np
-from oneshot_dp import epsilon_of, noise_multiplier
-for number in (np.float32(4), np.array(4.0), 4.0):
-  print(noise_multiplier(number, 1e-5), epsilon_of(number, 1e-5))
-"""
-
-
 def test_a_short_float_is_solved_in_full_and_so_is_what_equals_it():
-  """In a process that checks no types, and remembers what it solved."""
-  process = subprocess.run(
-    [sys.executable, "-c", SHORT_FIRST], capture_output=True, text=True
-  )
-  expected = f"{noise_multiplier(4.0, 1e-5)} {epsilon_of(4.0, 1e-5)}"
-  assert process.stdout.splitlines() == [expected] * 3, process.stderr
+  """In a module that checks no types, and remembers what it solved."""
+  spec = importlib.util.spec_from_file_location("fresh", accounting.__file__)
+  assert spec is not None
+  assert spec.loader is not None
+  fresh = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(fresh)
+  for number in (np.float32(4), np.array(4.0), 4.0):
+    assert fresh.noise_multiplier(number, 1e-5) == noise_multiplier(4.0, 1e-5)
+    assert fresh.epsilon_of(number, 1e-5) == epsilon_of(4.0, 1e-5)

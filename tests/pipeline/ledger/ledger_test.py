@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation
+from dp_accounting import GaussianDpEvent, NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
@@ -19,7 +19,6 @@ from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger, default_ledger_dir
-from oneshot_dp.pipeline.ledger.spending import Gaussian
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
   make_plan,
@@ -124,7 +123,7 @@ class TestWhere:
 
 class TestEntries:
   def test_a_charge_returns_the_name_of_its_entry(self, ledger):
-    names = [ledger.charge(cost()) for _ in range(3)]
+    names = [name for _ in range(3) for name in ledger.charge(cost())]
     assert [e["entry"] for e in ledger.entries()] == names
     assert len(set(names)) == 3
 
@@ -137,10 +136,15 @@ class TestEntries:
     assert entry["delta"] == DELTA
     assert entry["num_draws"] == 3
     assert entry["order"] == "independent"
-    assert entry["mechanisms"] == [
-      {"kind": "gaussian", "noise_multiplier": sigma, "count": 3}
+    gaussians = [
+      {"class_name": "GaussianDpEvent", "noise_multiplier": sigma}
       for sigma in asked.noise_multipliers.values()
     ]
+    assert entry["dp_event"] == {
+      "class_name": "SelfComposedDpEvent",
+      "event": {"class_name": "ComposedDpEvent", "events": gaussians},
+      "count": 3,
+    }
     assert entry["composed_epsilon"] == asked.composed_epsilon
     assert entry["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
     assert entry["noise_source"] == "os.urandom"
@@ -151,9 +155,10 @@ class TestEntries:
     ledger.charge(cost(0.5, 4.0, 2.0))
     (entry,) = ledger.entries()
     sigma = plan(4.0).noise_multipliers[4.0]
-    assert entry["mechanisms"] == [
-      {"kind": "gaussian", "noise_multiplier": sigma, "count": 1}
-    ]
+    assert entry["dp_event"] == {
+      "class_name": "GaussianDpEvent",
+      "noise_multiplier": sigma,
+    }
 
   @pytest.mark.parametrize(
     ("old", "new"),
@@ -161,7 +166,7 @@ class TestEntries:
       (b'"epsilons":[2.0]', b'"epsilons":[1.0]'),
       (b'"private":true', b'"private":false'),
       (b'"num_draws":1', b'"num_draws":0'),
-      (b'"count":1', b'"count":0'),
+      (b'"GaussianDpEvent"', b'"NoOpDpEvent"'),
     ],
   )
   def test_an_edited_line(self, three_charges, old, new):
@@ -178,44 +183,35 @@ class TestEntries:
       lambda: three_charges.spending(ADD_OR_REMOVE),
       lambda: three_charges.charge(cost()),
       lambda: three_charges.check(cost()),
-      lambda: three_charges.record_baseline(),
+      lambda: three_charges.charge(Charge.of_baseline()),
     ):
       with pytest.raises(InputError, match="1 of 3 entries are missing"):
         use()
 
 
-class TestConcurrency:
-  def test_processes_take_turns(self, tmp_path):
-    subprocess.run(
-      [sys.executable, charging.__file__, str(tmp_path)],
-      env=os.environ | {"PYTHONPATH": str(ROOT)},
-      check=True,
-      timeout=100,
-    )
-    entries = Ledger("pets", tmp_path).entries()
-    assert sorted((e["worker"], e["number"]) for e in entries) == [
-      (i, j) for i in range(charging.WORKERS) for j in range(charging.CHARGES)
-    ]
-
-  def test_a_race_for_the_last_of_a_budget_has_one_winner(self, tmp_path):
-    """100 charges of ε = 1 in four processes, and a cap for five."""
-    sigma = plan(1.0).noise_multipliers[1.0]
-    five = accounting.epsilon_of(sigma / 5**0.5, DELTA)
-    cap = Cap(
-      max_epsilon=five * (1 + 1e-8),
-      max_delta=DELTA,
-      neighboring_relation=ADD_OR_REMOVE,
-    )
-    Ledger("pets", tmp_path).set_cap(cap)
-    subprocess.run(
-      [sys.executable, charging.__file__, str(tmp_path)],
-      env=os.environ | {"PYTHONPATH": str(ROOT)},
-      check=True,
-      timeout=100,
-    )
-    spent = Ledger("pets", tmp_path).spending(ADD_OR_REMOVE)
-    assert spent.charges == 5
-    assert spent.epsilon(DELTA) <= cap.max_epsilon
+def test_processes_take_turns_and_one_gets_the_last_of_a_budget(tmp_path):
+  """40 charges of ε = 1 in four processes, without a cap and with one."""
+  sigma = plan(1.0).noise_multipliers[1.0]
+  five = accounting.epsilon_of(sigma / 5**0.5, DELTA)
+  cap = Cap(
+    max_epsilon=five * (1 + 1e-8),
+    max_delta=DELTA,
+    neighboring_relation=ADD_OR_REMOVE,
+  )
+  free, capped = (Ledger(name, tmp_path) for name in charging.DATASETS)
+  capped.set_cap(cap)
+  subprocess.run(
+    [sys.executable, charging.__file__, str(tmp_path)],
+    env=os.environ | {"PYTHONPATH": str(ROOT)},
+    check=True,
+    timeout=100,
+  )
+  assert sorted((e["worker"], e["number"]) for e in free.entries()) == [
+    (i, j) for i in range(charging.WORKERS) for j in range(charging.CHARGES)
+  ]
+  spent = capped.spending(ADD_OR_REMOVE)
+  assert spent.charges == 5
+  assert spent.epsilon(DELTA) <= cap.max_epsilon
 
 
 class TestSpending:
@@ -350,9 +346,9 @@ class TestCap:
     self.set_cap(ledger, 2.0)
     before = ledger.path.read_bytes()
     with pytest.raises(InputError, match=r"epsilon 1\.9 .* and epsilon 1\.5"):
-      ledger.charge_all(cost(1.9), cost(1.5))
+      ledger.charge(cost(1.9), cost(1.5))
     assert ledger.path.read_bytes() == before
-    entries = ledger.charge_all(cost(0.5), cost(1.0))
+    entries = ledger.charge(cost(0.5), cost(1.0))
     assert entries == [e["entry"] for e in ledger.entries()[1:]]
     assert [e["epsilons"] for e in ledger.entries()[1:]] == [[0.5], [1.0]]
 
@@ -409,13 +405,13 @@ class TestCap:
     ledger.charge(cost(1.0))
 
   def test_what_no_epsilon_covers_is_refused(self, ledger):
-    ledger.record_baseline()
+    ledger.charge(Charge.of_baseline())
     ledger.charge(cost(seed=1))
     self.set_cap(ledger)
     with pytest.raises(InputError, match="a baseline is NOT PRIVATE, and the"):
-      ledger.record_baseline()
+      ledger.charge(Charge.of_baseline())
     with pytest.raises(InputError, match="a baseline is NOT PRIVATE, and the"):
-      ledger.check(cost(), baseline=True)
+      ledger.check(cost(), Charge.of_baseline())
     with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
       ledger.charge(cost(seed=1))
     with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
@@ -430,9 +426,10 @@ class TestCap:
       return ledger.charge(
         Charge(
           kind="count",
-          mechanisms=(Gaussian(noise_multiplier=sigma),),
-          source=NoiseSource(),
+          event=GaussianDpEvent(sigma),
           asked="a noisy count",
+          noise_source="os.urandom",
+          is_private=True,
           delta=DELTA,
           neighboring_relation=ADD_OR_REMOVE,
         )

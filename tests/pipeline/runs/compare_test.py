@@ -22,8 +22,8 @@ from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.runs.compare import run_compare
 from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
 from oneshot_dp.pipeline.runs.results import SweepRow
+from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head
-from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import fails, succeeds

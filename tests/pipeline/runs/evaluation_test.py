@@ -25,6 +25,7 @@ from oneshot_dp.pipeline.runs.evaluation import PrivateEvaluation
 from oneshot_dp.pipeline.runs.sweep import run_sweep
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
+from tests.pipeline import paid
 from tests.pipeline.by_chance import same_bits, without_names
 from tests.pipeline.command_line import SWEEP, fails, succeeds
 from tests.pipeline.sample_caches import write_clusters, write_rows
@@ -147,9 +148,7 @@ class TestWhatItCosts:
     assert counts["kind"] == "evaluation"
     assert counts["split"] == "test"
     sigma = accounting.noise_multiplier(1.0, 1e-5)
-    assert counts["mechanisms"] == [
-      {"kind": "gaussian", "noise_multiplier": sigma, "count": 1}
-    ]
+    assert paid.gaussians(counts) == {sigma: 1}
 
   def test_other_data_has_a_ledger_of_its_own(self, many, many_eval, tmp_path):
     sweep(many, many_eval, tmp_path / "out")
@@ -204,7 +203,7 @@ class TestNothingIsReleasedUncharged:
     def broken(*_: object, **__: object):
       raise RunError("the disk is full")
 
-    monkeypatch.setattr(Ledger, "charge_all", broken)
+    monkeypatch.setattr(Ledger, "charge", broken)
     assert main(place(f"{EVALUATE} {PRIVATE}")) == 1
 
   def test_a_cap(self, place, capsys, eval_cache, no_noise):

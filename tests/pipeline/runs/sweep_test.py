@@ -24,6 +24,7 @@ from oneshot_dp.pipeline.runs.sweep import run_sweep
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
+from tests.pipeline import paid
 from tests.pipeline.by_chance import same_bits, without_names
 from tests.pipeline.sample_caches import write_clusters, write_rows
 from tests.pipeline.small_disk import files_no_larger_than
@@ -136,8 +137,7 @@ class TestWhatItCosts:
     for row in rows:
       assert row.composed_epsilon == pytest.approx(4.0, rel=1e-6)
     (entry,) = cache_ledger(train_cache, None).entries()
-    (paid,) = entry["mechanisms"]
-    assert paid["count"] == 1
+    assert list(paid.gaussians(entry).values()) == [1]
 
   def test_an_independent_sweep_composes(
     self, train_cache, eval_cache, tmp_path
@@ -152,15 +152,13 @@ class TestWhatItCosts:
     assert rows[0].composed_epsilon == pytest.approx(9.96, abs=0.005)
     assert {row.release for row in rows} == {"independent"}
     (entry,) = cache_ledger(train_cache, None).entries()
-    assert [paid["count"] for paid in entry["mechanisms"]] == [1] * 5
+    assert list(paid.gaussians(entry).values()) == [1] * 5
 
   def test_every_draw_is_paid_for(self, train_cache, eval_cache, tmp_path):
     rows = sweep(train_cache, eval_cache, tmp_path / "out", num_draws=4)
     sigma = min(row.noise_multiplier for row in rows)
     (entry,) = cache_ledger(train_cache, None).entries()
-    assert entry["mechanisms"] == [
-      {"kind": "gaussian", "noise_multiplier": sigma, "count": 4}
-    ]
+    assert paid.gaussians(entry) == {sigma: 4}
     assert rows[0].composed_epsilon > 8
 
   def test_the_baseline_is_made_on_request_only(

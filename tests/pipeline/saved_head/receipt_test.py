@@ -8,8 +8,8 @@ import pytest
 from dp_accounting import gaussian_mechanism
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
-from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.training.train_heads import make_plan, train_heads
 
 HEADS = ["epsilon-8-draw-0", "epsilon-0.5-draw-1", "baseline-NOT-PRIVATE"]
@@ -126,7 +126,7 @@ def test_any_number_that_is_changed_is_reported(receipt):
 @pytest.mark.parametrize(
   ("path", "value"),
   [
-    (("format_version",), 2),
+    (("format_version",), 3),
     (("private",), False),
     (("privacy", "noise_source"), "seeded: NOT PRIVATE"),
     (("privacy", "neighboring_relation"), "REPLACE_ONE"),

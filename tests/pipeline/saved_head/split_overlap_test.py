@@ -3,7 +3,7 @@ import itertools
 import pytest
 import tensorflow_datasets as tfds
 
-from oneshot_dp.pipeline.saved_head.split_overlap import may_overlap
+from oneshot_dp.pipeline.saved_head.feature_space import may_overlap
 
 SLICES = [
   "[:10%]",

@@ -9,8 +9,10 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
+from dp_accounting import GaussianDpEvent
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.events import event_as_json
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 from oneshot_dp.pipeline.saved_head.verify import verify_head
@@ -181,13 +183,13 @@ class TestForged:
         ("composition", "epsilons"): [2.0],
         ("composition", "num_draws"): 1,
         ("composition", "composed_epsilon"): 2.0,
-        ("composition", "noise_multipliers_charged"): [
-          privacy["noise_multiplier"]
-        ],
+        ("composition", "dp_event"): event_as_json(
+          GaussianDpEvent(privacy["noise_multiplier"])
+        ),
       },
     )
     problems = " ".join(verify_head(head, ledgers).problems)
-    for field in ("epsilons", "num_draws", "composed_epsilon", "mechanisms"):
+    for field in ("epsilons", "num_draws", "composed_epsilon", "dp_event"):
       assert f"{field} is " in problems
 
   def test_a_charge_of_another_data_set(self, head, ledgers):

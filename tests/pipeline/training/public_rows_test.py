@@ -25,9 +25,9 @@ from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.public_record import ASSUMPTION, SETTING
-from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.public_rows import (
   NON_NEGATIVE,

@@ -1,0 +1,179 @@
+"""Whether a receipt's numbers follow from the noise and the public sizes.
+
+A receipt holds public facts only, and enough of them to make it again.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, check_unit_name
+from oneshot_dp.linear_dp.accounting.plan import (
+  NOT_PRIVATE,
+  PrivacyStatement,
+  ReleasePlan,
+)
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.accounting.sections import (
+  composition_section,
+  epsilon_of_noise,
+  privacy_section,
+)
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.trainer import UNCLIPPED, Mechanism
+from oneshot_dp.pipeline.saved_head.make_receipt import (
+  FORMAT_VERSION,
+  NOT_PROTECTED,
+  assumptions,
+)
+from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
+
+_TOLERANCE = 1e-8
+"""Relative; both roundings of `accounting` are upward, by 1e-9 each."""
+_SOLVER_TOLERANCE = 1e-11
+"""Absolute, in epsilon; `accounting` pays for it too."""
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def problems(receipt: dict[str, Any]) -> list[str]:
+  """Recomputes a receipt's numbers; one line for each that does not hold.
+
+  Args:
+    receipt: as `upgraded`; a missing field is a problem too.
+
+  Returns:
+    Empty if everything follows from the noise, the clipping and the data's
+    public sizes.
+  """
+  try:
+    return list(_problems(receipt))
+  except (KeyError, OverflowError, TypeError, ValueError) as error:
+    return [f"receipt.json is incomplete or malformed ({error!r})."]
+
+
+def _problems(receipt: dict[str, Any]) -> Iterator[str]:
+  privacy, mechanism = receipt["privacy"], receipt["mechanism"]
+  data, training = receipt["data"], receipt["training"]
+  stated = mechanism_of(mechanism)
+  unit = privacy["privacy_unit"]
+  yield from _compare(receipt, {"format_version": FORMAT_VERSION})
+  if unit == EXAMPLE_UNIT:
+    bound = "row" if stated.is_noisy else UNCLIPPED
+    yield from _compare(mechanism, {"rows_per_unit": 1, "clipped": bound})
+  else:
+    check_unit_name(unit)
+  num_classes = len(data["class_names"])
+  yield from _compare(mechanism, {"num_classes": num_classes})
+  for section in (privacy, data):
+    shared = mechanism.keys() & section.keys()
+    yield from _compare(
+      mechanism, {n: section[n] for n in shared}, "mechanism."
+    )
+  if SETTING in training:
+    public = PublicRecord.from_json(training[SETTING])
+    yield from _compare(training, {SETTING: public.as_json()}, "training.")
+    if public.is_of(data["dataset"]):
+      yield "the public rows are of the private data set."
+  yield from _compare(training, stated.training(), "training.")
+  yield from _compare(mechanism, stated.as_json(), "mechanism.")
+  if not stated.is_noisy:
+    yield from _compare(privacy, {"noise_sd_steps": 0.0})
+  words = assumptions(data["num_classes_source"], unit, mechanism, training)
+  said = {"assumptions": words, "not_protected": list(NOT_PROTECTED)}
+  yield from _compare(receipt, said)
+  yield from _problems_of_guarantee(receipt, stated)
+  yield from _problems_of_composition(receipt, stated)
+
+
+def _problems_of_guarantee(
+  receipt: dict[str, Any], stated: Mechanism
+) -> Iterator[str]:
+  privacy, sampling = receipt["privacy"], stated.sampling
+  relation = NeighboringRelation[privacy["neighboring_relation"]]
+  sensitivity, noise_sd = (
+    stated.sensitivity(relation),
+    privacy["noise_sd_steps"],
+  )
+  sigma = noise_sd / sensitivity
+  delta, epsilon = privacy["delta"], privacy["epsilon"]
+  is_from_system = privacy["noise_source"] == NoiseSource().description
+  private = is_from_system and noise_sd > 0
+  yield from _compare(receipt, {"private": private})
+  statement = PrivacyStatement(
+    epsilon=math.inf if epsilon == NOT_PRIVATE else epsilon,
+    delta=delta,
+    noise_multiplier=sigma,
+    sensitivity=sensitivity,
+    noise_sd=noise_sd,
+    neighboring_relation=relation,
+    noise_source=privacy["noise_source"],
+    is_private=private,
+  )
+  section = privacy_section(
+    statement, privacy_unit=privacy["privacy_unit"], sampling=sampling
+  )
+  yield from _compare(privacy, section)
+  spent = epsilon_of_noise(sigma, delta, sampling)
+  if isinstance(spent, str):
+    yield from _compare(privacy, {"epsilon": spent})
+  elif spent > epsilon * (1 + _TOLERANCE) + _SOLVER_TOLERANCE:
+    yield (
+      f"epsilon is {epsilon!r}, but this noise only gives {spent!r} at"
+      f" delta={delta!r}."
+    )
+
+
+def _problems_of_composition(
+  receipt: dict[str, Any], stated: Mechanism
+) -> Iterator[str]:
+  privacy, composition = receipt["privacy"], receipt["composition"]
+  if not _SHA256.fullmatch(str(composition["ledger_entry"])):
+    yield "ledger_entry names no charge."
+  plan = plan_of(receipt, stated.sampling)
+  yield from _compare(composition, composition_section(plan))
+  if privacy["noise_sd_steps"] > 0:
+    sigma = plan.noise_multipliers.get(privacy["epsilon"])
+    yield from _compare(privacy, {"noise_multiplier": sigma})
+
+
+def plan_of(
+  receipt: dict[str, Any], sampling: PoissonSampling | None
+) -> ReleasePlan:
+  """The releases that a head is one of.
+
+  Raises:
+    KeyError, TypeError, ValueError: the receipt does not say.
+  """
+  privacy, composition = receipt["privacy"], receipt["composition"]
+  return ReleasePlan(
+    epsilons=tuple(composition["epsilons"]),
+    delta=privacy["delta"],
+    neighboring_relation=NeighboringRelation[privacy["neighboring_relation"]],
+    order=composition["order"],
+    num_draws=composition["num_draws"],
+    sampling=sampling,
+  )
+
+
+def _compare(
+  section: Mapping[str, Any], expected: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+  for name, value in expected.items():
+    if not same(section[name], value):
+      yield f"{prefix}{name} is {section[name]!r} and should be {value!r}."
+
+
+def same(found: Any, expected: Any) -> bool:
+  """Equal up to what solvers and libraries may differ by, item by item."""
+  match expected:
+    case float() if not isinstance(found, str):
+      return math.isclose(found, expected, rel_tol=_TOLERANCE)
+    case list() if isinstance(found, list) and len(found) == len(expected):
+      return all(map(same, found, expected))
+    case dict() if isinstance(found, dict) and found.keys() == expected.keys():
+      return all(same(found[key], expected[key]) for key in expected)
+  return found == expected

@@ -1,0 +1,182 @@
+"""What events cost, by accountants that are told nothing of ours."""
+
+import math
+
+import pytest
+from dp_accounting import (
+  ComposedDpEvent,
+  DpEvent,
+  GaussianDpEvent,
+  LaplaceDpEvent,
+  NeighboringRelation,
+  NonPrivateDpEvent,
+  PoissonSampledDpEvent,
+  SelfComposedDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting import events as accounting
+from oneshot_dp.linear_dp.accounting.events import (
+  changed_units,
+  composed,
+  epsilon_of_event,
+  event_as_json,
+  event_from_json,
+  parts_of,
+  repeated,
+)
+from oneshot_dp.linear_dp.accounting.gaussian import compose, epsilon_of
+
+ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+def steps(q: float, count: int, sigma: float) -> SelfComposedDpEvent:
+  return SelfComposedDpEvent(
+    PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), count
+  )
+
+
+def by_pld(event: DpEvent, delta: float, interval: float, relation) -> float:
+  accountant = PLDAccountant(relation, value_discretization_interval=interval)
+  return accountant.compose(event).get_epsilon(delta)
+
+
+# With a grid finer than ours, which is 1e-3 or 1e-4.
+@pytest.mark.parametrize(
+  ("event", "relation", "finer"),
+  [
+    (steps(0.01, 50, 0.6), ADD_OR_REMOVE, 3e-4),
+    (steps(0.05, 5, 1.6), SPECIAL, 5e-5),
+    (steps(0.1, 4, 1.0), REPLACE, 3e-4),
+    (
+      ComposedDpEvent(
+        [
+          GaussianDpEvent(3.0),
+          SelfComposedDpEvent(steps(0.1, 5, 1.4), 2),
+          PoissonSampledDpEvent(0.02, GaussianDpEvent(1.4)),
+        ]
+      ),
+      ADD_OR_REMOVE,
+      3e-4,
+    ),
+  ],
+  ids=["one", "on the finer grid", "replaced", "and a Gaussian"],
+)
+def test_other_accountants_agree(event, relation, finer):
+  """PLD on a finer grid is lower by little, and RDP higher."""
+  delta = 1e-6
+  found = epsilon_of_event(event, delta, relation)
+  fine = by_pld(event, delta, finer, relation)
+  assert fine * (1 - 1e-6) <= found <= fine * (1 + 5e-3)
+  if relation is ADD_OR_REMOVE:
+    rdp = RdpAccountant(neighboring_relation=relation)
+    assert found < rdp.compose(event).get_epsilon(delta) < 4 * found
+
+
+def test_everything_costs_and_its_order_does_not():
+  parts = [GaussianDpEvent(2.0), steps(0.1, 5, 1.4), steps(0.02, 5, 1.2)]
+  found, again = (
+    epsilon_of_event(composed(order), 1e-6) for order in (parts, parts[::-1])
+  )
+  assert again == pytest.approx(found, rel=1e-8)
+  for part in parts:
+    assert found > epsilon_of_event(part, 1e-6)
+
+
+@pytest.mark.parametrize(("count", "sigma"), [(1, 0.7), (10, 3.0)])
+def test_sampling_every_row_is_the_composition_of_gaussians(count, sigma):
+  exact = epsilon_of(compose([sigma] * count), 1e-10)
+  found = epsilon_of_event(steps(1.0, count, sigma), 1e-10)
+  assert exact * (1 - 1e-6) <= found <= exact * (1 + 1e-3) + 1e-3
+
+
+def test_gaussians_alone_are_exact():
+  both = composed([GaussianDpEvent(2.0), GaussianDpEvent(3.0)])
+  for relation, units in ((ADD_OR_REMOVE, 1), (SPECIAL, 1), (REPLACE, 2)):
+    assert changed_units(relation) == units
+    expected = epsilon_of(compose([2.0 / units, 3.0 / units]), 1e-30)
+    assert epsilon_of_event(both, 1e-30, relation) == expected
+  assert epsilon_of_event(composed([]), 1e-5) == 0
+
+
+def test_replacing_costs_more_than_adding_or_removing():
+  """Where σ is in units of what one row adds."""
+  event = steps(0.5, 1, 1.4)
+  assert epsilon_of_event(event, 1e-5, REPLACE) > epsilon_of_event(event, 1e-5)
+
+
+def test_an_infinite_epsilon_is_refused(monkeypatch):
+  """Truncated tails may weigh more than a small δ, over very many steps."""
+  monkeypatch.setattr(accounting, "LEAST_DELTA", 0.0)
+  with pytest.raises(InputError, match="no epsilon holds at delta=1e-25"):
+    epsilon_of_event(steps(0.5, 10, 1.0), 1e-25)
+
+
+def test_parts_keep_their_order_and_number():
+  nested = repeated(
+    composed([GaussianDpEvent(2.0), repeated(steps(0.1, 5, 1.4), 2)]), 3
+  )
+  gaussians, sampled = parts_of(nested)
+  assert gaussians == [2.0] * 3
+  assert sampled == [(1.4, 0.1, 5)] * 6
+  assert event_from_json(event_as_json(nested)) == nested
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf])
+def test_noise_that_is_none_is_refused(sigma):
+  for event in (GaussianDpEvent(sigma), steps(0.5, 2, sigma)):
+    with pytest.raises(InputError, match=f"noise_multiplier={sigma} must be"):
+      parts_of(event)
+
+
+@pytest.mark.parametrize("q", [0.0, -0.1, 1 + 1e-9, math.nan])
+def test_a_probability_that_is_none_is_refused(q):
+  with pytest.raises(InputError, match=f"sampling_probability={q} must be"):
+    parts_of(steps(q, 2, 1.0))
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5])
+def test_a_count_that_is_none_is_refused(count):
+  for event in (
+    SelfComposedDpEvent(GaussianDpEvent(1.0), count),
+    SelfComposedDpEvent(steps(0.5, 2, 1.0), count),
+    steps(0.5, count, 1.0),
+  ):
+    with pytest.raises(InputError, match=f"count={count} must be a whole"):
+      parts_of(event)
+
+
+@pytest.mark.parametrize(
+  "event",
+  [
+    LaplaceDpEvent(1.0),
+    NonPrivateDpEvent(),
+    PoissonSampledDpEvent(0.5, LaplaceDpEvent(1.0)),
+    SelfComposedDpEvent(LaplaceDpEvent(1.0), 2),
+    ComposedDpEvent([GaussianDpEvent(1.0), LaplaceDpEvent(1.0)]),
+  ],
+  ids=repr,
+)
+def test_what_cannot_be_composed_is_refused(event):
+  with pytest.raises(InputError, match="cannot be composed"):
+    epsilon_of_event(event, 1e-5)
+
+
+@pytest.mark.parametrize(
+  "value",
+  [
+    None,
+    {},
+    {"class_name": "GaussianDpEvent"},
+    {"class_name": "LaplaceDpEvent", "noise_multiplier": 1.0},
+    {"class_name": "SelfComposedDpEvent", "event": None, "count": 1},
+    {"class_name": "ComposedDpEvent", "events": 3},
+  ],
+)
+def test_what_is_no_event_cannot_be_read(value):
+  with pytest.raises((KeyError, TypeError, ValueError)):
+    event_from_json(value)

@@ -1,0 +1,217 @@
+"""Random batches in the ledger: what is written, what it adds up to, caps."""
+
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from dp_accounting import (
+  ComposedDpEvent,
+  DpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+)
+from dp_accounting.pld import PLDAccountant
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.events import event_as_json, parts_of
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.ledger.cap import Cap
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.spending import spending_of
+
+ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+DELTA = 1e-5
+THIRD = round(2**32 / 3) / 2**32
+SAMPLING = PoissonSampling(probability=THIRD, num_steps=6)
+STEPS = SAMPLING.event(1.1)
+OLD = {
+  "kind": "release",
+  "entry": "cd" * 32,
+  "private": True,
+  "mechanisms": [
+    {"kind": "gaussian", "noise_multiplier": 3.0, "count": 2},
+    {
+      "kind": "sampled gaussian",
+      "noise_multiplier": 1.3,
+      "count": 2,
+      "probability": THIRD,
+      "num_steps": 6,
+    },
+  ],
+}
+"""As version 0.1 wrote it."""
+
+
+def plan(*epsilons: float, **changes: Any) -> ReleasePlan:
+  fields: dict[str, Any] = {
+    "delta": DELTA,
+    "order": "independent",
+    "sampling": SAMPLING,
+  }
+  return ReleasePlan(epsilons=epsilons, **fields | changes)
+
+
+def entry(event: DpEvent) -> dict[str, Any]:
+  return {
+    "kind": "release",
+    "entry": "ab" * 32,
+    "private": True,
+    "dp_event": json.loads(json.dumps(event_as_json(event))),
+  }
+
+
+def oracle(
+  events: list[DpEvent], delta: float, relation: NeighboringRelation
+) -> float:
+  """By dp_accounting alone, on a grid of its own."""
+  accountant = PLDAccountant(relation, value_discretization_interval=7e-4)
+  return accountant.compose(ComposedDpEvent(events)).get_epsilon(delta)
+
+
+class TestEntry:
+  def test_it_is_written_and_read_back(self, ledger_dir):
+    """Sigma, q, T and how many, to the last bit."""
+    asked = plan(5.0, 8.0, num_draws=2)
+    ledger = Ledger("pets", ledger_dir)
+    ledger.charge(Charge.of_plan(asked, NoiseSource()))
+    (written,) = ledger.entries()
+    (event,) = spending_of([written], ADD_OR_REMOVE).events
+    assert event == asked.event
+    gaussians, sampled = parts_of(event)
+    assert gaussians == []
+    sigmas = [asked.noise_multipliers[epsilon] for epsilon in (8.0, 5.0)]
+    assert sampled == [(sigma, THIRD, 6) for sigma in sigmas * 2]
+    spent = ledger.spending(ADD_OR_REMOVE)
+    assert spent.noise_multiplier is None
+    assert spent.has_samples
+    assert spent.epsilon(DELTA) == asked.composed_epsilon
+
+  def test_entries_of_before_are_read_as_before(self):
+    spent = spending_of([OLD, entry(STEPS)], REPLACE)
+    assert spent.charges == 2
+    gaussians, sampled = parts_of(ComposedDpEvent(list(spent.events)))
+    assert gaussians == [3.0, 3.0]
+    assert sampled == [(1.3, THIRD, 6)] * 2 + [(1.1, THIRD, 6)]
+    assert spent.noise_multiplier == pytest.approx(1.5 / 2**0.5)
+
+  @pytest.mark.parametrize(
+    "changes",
+    [
+      {"probability": 2.0},
+      {"probability": math.nan},
+      {"probability": "0.5"},
+      {"num_steps": 0},
+      {"num_steps": 7.5},
+      {"num_steps": None},
+      {"noise_multiplier": 0.0},
+      {"noise_multiplier": math.inf},
+      {"noise_multiplier": "1"},
+      {"count": 0},
+      {"count": "1"},
+      {"kind": "sampled laplace"},
+    ],
+    ids=str,
+  )
+  def test_what_it_cannot_compose_is_never_zero(self, changes):
+    strange = OLD | {"mechanisms": [OLD["mechanisms"][1] | changes]}
+    with pytest.raises(InputError) as caught:
+      spending_of([OLD, strange], ADD_OR_REMOVE)
+    message = str(caught.value)
+    assert message.startswith("Entry cdcdcdcdcdcd of the ledger was paid")
+    assert "\n" not in message
+    with pytest.raises(InputError, match="cannot compose"):
+      make_cap(50.0).allows([strange])
+
+  @pytest.mark.parametrize(
+    "field", ["kind", "noise_multiplier", "count", "probability", "num_steps"]
+  )
+  def test_what_is_missing_is_never_zero(self, field):
+    mechanism = dict(OLD["mechanisms"][1])
+    del mechanism[field]
+    with pytest.raises(InputError, match=f"Entry cdcdcdcdcdcd.*'{field}'"):
+      spending_of([OLD | {"mechanisms": [mechanism]}], ADD_OR_REMOVE)
+
+
+@pytest.mark.parametrize(
+  ("events", "relation"),
+  [
+    ([SAMPLING.event(0.9), GaussianDpEvent(2.0)], REPLACE),
+    ([STEPS, STEPS, GaussianDpEvent(5.0)], SPECIAL),
+  ],
+  ids=["replaced", "twice"],
+)
+def test_composition_is_that_of_privacy_loss_distributions(events, relation):
+  spent = spending_of([entry(event) for event in events], relation)
+  expected = oracle(events, DELTA, relation)
+  assert spent.epsilon(DELTA) == pytest.approx(expected, rel=0.01)
+
+
+def make_cap(
+  epsilon: float, relation: NeighboringRelation = ADD_OR_REMOVE
+) -> Cap:
+  return Cap(
+    max_epsilon=epsilon, max_delta=DELTA, neighboring_relation=relation
+  )
+
+
+class TestCap:
+  def test_it_has_room_for_the_release_that_it_names(self):
+    event = plan(8.0).event
+    assert make_cap(8.0).allows([], event)
+    assert not make_cap(7.98).allows([], event)
+    assert not make_cap(8.0).allows([entry(event)], event)
+
+  @pytest.mark.parametrize("order", [1, -1], ids=["before", "after"])
+  def test_everything_together(self, order):
+    """Whatever came first: exactly up to what the oracle says."""
+    events: list[DpEvent] = [STEPS, GaussianDpEvent(2.0)][::order]
+    whole = oracle(events, DELTA, ADD_OR_REMOVE)
+    first, then = entry(events[0]), events[1]
+    assert make_cap(whole * 1.01).allows([first], then)
+    assert not make_cap(whole * 0.99).allows([first], then)
+
+  @pytest.mark.parametrize(
+    ("events", "of_cap", "relation"),
+    [
+      ([GaussianDpEvent(2.0), STEPS], ADD_OR_REMOVE, REPLACE),
+      ([STEPS], REPLACE, REPLACE),
+    ],
+    ids=["and a Gaussian", "replaced"],
+  )
+  def test_what_is_left_can_be_had_and_a_little_more_cannot(
+    self, events, of_cap, relation
+  ):
+    cap, spent = make_cap(9.0, of_cap), [entry(event) for event in events]
+    left = cap.left(spent, DELTA, relation)
+    assert left > 0
+    assert float(f"{left:.3g}") == left
+
+    def allowed(epsilon: float) -> bool:
+      full = plan(epsilon, sampling=None, neighboring_relation=relation)
+      return cap.allows(spent, full.event)
+
+    assert allowed(left)
+    assert not allowed(left * 1.011)
+
+  def test_nothing_is_left_where_random_batches_took_it(self):
+    cap = make_cap(8.0)
+    spent = entry(plan(8.0).event)
+    assert cap.left([spent], DELTA, ADD_OR_REMOVE) < 0.1
+    assert cap.left([spent, entry(STEPS)], DELTA, ADD_OR_REMOVE) == 0
+
+  def test_a_ledger_refuses_what_would_break_it(self, ledger_dir):
+    ledger = Ledger("pets", ledger_dir)
+    ledger.set_cap(make_cap(9.0))
+    ledger.charge(Charge.of_plan(plan(8.0), NoiseSource()))
+    with pytest.raises(InputError, match="would break the cap of 'pets'") as e:
+      ledger.charge(Charge.of_plan(plan(5.0), NoiseSource()))
+    assert re.search(r"epsilon (8|7\.99\d*) is spent", str(e.value))
+    assert "is left; ask for less" in str(e.value)
+    assert len(ledger.entries()) == 2

@@ -1,0 +1,68 @@
+"""Heads and a ledger of version 0.1: they open, and nothing spent is lost."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+from dp_accounting import NeighboringRelation
+
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.ledger.cap import cap_of
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.saved_head.verify import verify_head
+
+PLACE = pathlib.Path(__file__).parent / "written_before"
+HEADS = ["baseline", "lamb", "poisson", "replaced", "seeded", "whitened"]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_is_sound_and_paid_for(name):
+  check = verify_head(PLACE / "heads" / name, PLACE / "ledgers")
+  assert check.problems == ()
+  assert check.conclusion.endswith(", and the ledger was charged for it")
+  assert ("NOT PRIVATE" in check.conclusion) == (name in ("baseline", "seeded"))
+
+
+@pytest.mark.parametrize(
+  ("name", "field", "value"),
+  [
+    ("lamb", "noise_multipliers_charged", [4.0, 4.0]),
+    ("lamb", "noise_multipliers_charged", [1.9938124476373498]),
+    ("lamb", "num_draws", 1),
+    ("poisson", "noise_multipliers_charged", None),
+  ],
+)
+def test_what_was_changed_in_it_is_found(tmp_path, name, field, value):
+  head = tmp_path / "head"
+  shutil.copytree(PLACE / "heads" / name, head)
+  receipt = json.loads((head / "receipt.json").read_text())
+  receipt["composition"][field] = value
+  (head / "receipt.json").write_text(json.dumps(receipt))
+  assert len(verify_head(head, PLACE / "ledgers").problems) > 1
+
+
+def test_what_was_spent_stays_spent(tmp_path):
+  """To the last bit what version 0.1 said of its ledger."""
+  said = json.loads((PLACE / "budget.json").read_text())
+  shutil.copytree(PLACE / "ledgers", tmp_path / "ledgers")
+  ledger = Ledger("pets", tmp_path / "ledgers")
+  entries = ledger.entries()
+  cap = cap_of(entries)
+  assert cap is not None
+  delta = said["spent"]["delta"]
+  for name, epsilon in said["spent"]["epsilon"].items():
+    spent = ledger.spending(NeighboringRelation[name])
+    assert spent.epsilon(delta) == epsilon
+    assert spent.not_private == said["spent"]["not_private"]
+  left = said["left"]["epsilon"]
+  exact, over = (
+    ReleasePlan(epsilons=(e,), delta=delta) for e in (left, left * 1.01)
+  )
+  assert not cap.allows(entries, over.event)
+  ledger.charge(Charge.of_plan(exact, NoiseSource()))
+  assert ledger.entries()[:-1] == entries
+  spent = ledger.spending(cap.neighboring_relation)
+  assert left < spent.epsilon(delta) <= cap.max_epsilon
