@@ -15,21 +15,23 @@ from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_scale
 B = GRID_RADIUS
 
 
+within_float64 = jax.jit(ball_check.within_ball_float64)
+within_int32 = jax.jit(ball_check.within_ball_int32)
+
+
 def float64(rows):
   with jax.enable_x64(True):
-    return np.asarray(jax.jit(ball_check.within_ball_float64)(rows))
+    return np.asarray(within_float64(rows))
 
 
 def float64_in_parts(rows):
   """As rows with a bias are checked."""
   with jax.enable_x64(True):
-    return np.asarray(
-      jax.jit(ball_check.within_ball_float64)(rows[:, 1:], rows[:, :1])
-    )
+    return np.asarray(within_float64(rows[:, 1:], rows[:, :1]))
 
 
 def int32(rows):
-  return np.asarray(jax.jit(ball_check.within_ball_int32)(rows))
+  return np.asarray(within_int32(rows))
 
 
 FORMS = [float64, float64_in_parts, int32]
@@ -48,13 +50,13 @@ def of_length(squared, start, width):
 
 
 def check(form, rows):
-  rows = np.array(rows, np.int64)
-  expected = [sum(int(u) ** 2 for u in row) <= B**2 for row in rows]
+  rows = np.array(rows, np.int64)  # a sum of 66,311 squares has room
+  expected = ((rows**2).sum(axis=1) <= B**2).tolist()
   assert form(rows.astype(np.float32)).tolist() == expected
 
 
 @pytest.mark.parametrize("form", FORMS)
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(
   seed=st.integers(0, 2**32),
   share=st.floats(0, 1),
@@ -80,27 +82,27 @@ def test_few_coordinates(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-  "value", [np.nan, np.inf, -np.inf, 2.0**31, -(2.0**32), 2.0**40, 3e38]
-)
-def test_what_is_no_integer_of_32_bits_is_refused(form, value):
+def test_what_is_no_integer_of_32_bits_is_refused(form):
   rows = np.zeros((3, 200), np.float32)
-  rows[1, 150] = value
-  assert form(rows).tolist() == [True, False, True]
-  rows[1] = value
-  assert form(rows).tolist() == [True, False, True]
+  for value in (np.nan, np.inf, -np.inf, 2.0**31, -(2.0**32), 2.0**40, 3e38):
+    rows[1] = 0
+    rows[1, 150] = value
+    assert form(rows).tolist() == [True, False, True]
+    rows[1] = value
+    assert form(rows).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("width", [1280, 65_536, ball_check.MAX_ROW_DIM])
-@pytest.mark.parametrize(
+@pytest.mark.parametrize("width", [1280, ball_check.MAX_ROW_DIM])
+def test_no_sum_overflows(form, width):
   # Each makes one of the sums as large as it can be.
-  "u",
-  [1, 127, 128, 127 * 129, 64 * 2**14, 63 * 2**14 + 127 * 129, 64 * 2**14 - 1],
-)
-def test_no_sum_overflows(form, width, u):
-  rows = np.full((2, width), u)
-  rows[1, ::2] *= -1
+  edges = [
+    *(1, 127, 128, 127 * 129, 64 * 2**14),
+    *(63 * 2**14 + 127 * 129, 64 * 2**14 - 1),
+  ]
+  rows = np.repeat(np.array(edges)[:, None], width, axis=1)
+  check(form, rows)
+  rows[:, ::2] *= -1
   check(form, rows)
 
 
@@ -130,8 +132,7 @@ def test_row_scale(d):
     assert abs(Fraction(s) - exact) <= exact / 2**24 + Fraction(1, 2**149)
 
 
-@pytest.mark.parametrize("max_norm", [1.0, 1024.0, 0.37])
-@pytest.mark.parametrize("d", [1, 1280])
+@pytest.mark.parametrize(("max_norm", "d"), [(1.0, 1), (1024.0, 1280)])
 def test_row_scale_where_norms_count(d, max_norm):
   most = GRID_RADIUS / max_norm
   near = np.float32(max_norm) * (1 + np.linspace(-0.01, 0.01, 201))

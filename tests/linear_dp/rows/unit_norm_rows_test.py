@@ -1,6 +1,5 @@
 import itertools
 import math
-from typing import Any
 
 import hypothesis
 import jax
@@ -16,6 +15,7 @@ from oneshot_dp.linear_dp.rows.integers import (
   row_scale,
 )
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from tests.linear_dp import blocks
 from tests.linear_dp.blocks import (
   DTYPES,
   Block,
@@ -28,9 +28,8 @@ K, D = 5, 12
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-  """Chunks of 16 rows a device: many for little work."""
-  monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 16)
+def _small_chunks(small_chunks):
+  pass
 
 
 class Reader:
@@ -48,13 +47,9 @@ class Reader:
 
 
 def rows_of(block: Block, devices=1, read=None, **changes) -> SecretRows:
-  options: dict[str, Any] = {
-    "feature_dim": block.embedding.shape[1],
-    "num_classes": K,
-    "num_examples": len(block),
-    "devices": jax.local_devices()[:devices],
-  }
-  return SecretRows(read or Reader(block), **options | changes)
+  rows = blocks.rows_of(block, devices, num_classes=K, **changes)
+  rows._read = read or Reader(block)
+  return rows
 
 
 def one_pass(rows: SecretRows) -> list[tuple[np.ndarray, ...]]:
@@ -91,8 +86,9 @@ def rows_of_any_length(d: int, dtype: str) -> Block:
   return make_block(rows.astype(DTYPES[dtype]), rng.integers(0, K, 300))
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("d", [1, 3, 192])
+@pytest.mark.parametrize(
+  ("d", "dtype"), [(1, "bfloat16"), (3, "float32"), (192, "float16")]
+)
 def test_every_row_is_a_direction_of_norm_b(d, dtype):
   block = rows_of_any_length(d, dtype)
   found = integers_of(rows_of(block))
@@ -119,8 +115,7 @@ def test_every_row_is_a_direction_of_norm_b(d, dtype):
 
 
 @hypothesis.settings(
-  max_examples=60,
-  deadline=None,
+  max_examples=20,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(
@@ -152,8 +147,10 @@ def test_no_stored_norm_lets_a_row_leave_the_ball(seed, dtype, d, factor):
     assert squared(found[5]) <= most
 
 
-@pytest.mark.parametrize("factor", [1 - 1e-5, 0.5, 1e-3, 1e-30])
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize(
+  ("factor", "dtype"),
+  [(1 - 1e-5, "float32"), (0.5, "float16"), (1e-3, "bfloat16")],
+)
 def test_a_norm_too_small_is_refused(factor, dtype):
   rows = np.full((40, D), 7656, DTYPES[dtype])  # recognisable
   block = make_block(rows, [4] * 40)
@@ -169,8 +166,8 @@ def test_a_norm_too_small_is_refused(factor, dtype):
   assert caught.value.__cause__ is caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
-@pytest.mark.parametrize("norm", [None, 0.0, 1e-40, 1e-3])
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
+@pytest.mark.parametrize("norm", [None, 0.0, 1e-40])
 def test_an_embedding_that_is_not_finite_is_refused(value, norm):
   """Also where its norm would give it the scale 0, which hides a number."""
   block = random_block(40, D, K)
@@ -205,8 +202,9 @@ def test_the_edge_of_the_ball_is_checked_in_integers(
     one_pass(rows_of(make_block(rows, [0] * 20), devices))
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("sizes", [(1,), (7, 0, 256)])
+@pytest.mark.parametrize(
+  ("devices", "sizes"), [(1, (1,)), (2, (7, 0, 256)), (8, (7, 0, 256))]
+)
 def test_chunks_hold_every_row_once_and_padding_of_zeros(devices, sizes):
   block = random_block(203, D, K, dtype="bfloat16")
   rows = rows_of(block, devices, Reader(block, sizes=sizes))
@@ -297,11 +295,10 @@ DAMAGED = {case: (block, said) for case, block, said in damaged_readings()}
 
 
 @pytest.mark.parametrize("case", sorted(DAMAGED))
-@pytest.mark.parametrize("devices", [1, 8])
-def test_each_reading_is_checked(case, devices):
+def test_each_reading_is_checked(case):
   second, said = DAMAGED[case]
   block = random_block(100, D, K)
-  rows = rows_of(block, devices, Reader(block, second), resident_bytes=0)
+  rows = rows_of(block, 2, Reader(block, second), resident_bytes=0)
   one_pass(rows)
   with pytest.raises(InputError) as caught:
     one_pass(rows)
@@ -311,9 +308,15 @@ def test_each_reading_is_checked(case, devices):
 # Rows that keep their norms.
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("d", [1, 3, 192])
-@pytest.mark.parametrize("max_norm", [1.0, 1024.0, 0.37])
+@pytest.mark.parametrize(
+  ("max_norm", "d", "dtype"),
+  [
+    (1.0, 1, "float32"),
+    (1024.0, 3, "bfloat16"),
+    (0.37, 192, "float16"),
+    (1024.0, 192, "float32"),
+  ],
+)
 def test_rows_keep_norms_up_to_r(max_norm, d, dtype):
   """u·R/B is the row, to the grid, or the row of norm R of its direction."""
   rng = np.random.default_rng(d)
@@ -362,8 +365,7 @@ def picked(rows: SecretRows, chosen: np.ndarray) -> list[np.ndarray]:
 
 
 @hypothesis.settings(
-  max_examples=40,
-  deadline=None,
+  max_examples=15,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(

@@ -99,7 +99,7 @@ def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
 counts_of_units = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=15)
 @hypothesis.given(counts=counts_of_units, m=st.integers(1, 14))
 def test_as_many_rows_of_each_unit_as_there_are_up_to_m(counts, m):
   block = of_units(counts)
@@ -110,7 +110,7 @@ def test_as_many_rows_of_each_unit_as_there_are_up_to_m(counts, m):
   assert found.tolist() == [min(m, count) for count in counts]
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=15)
 @hypothesis.given(
   counts=counts_of_units,
   m=st.integers(1, 5),
@@ -132,7 +132,7 @@ def test_the_choice_is_blind_to_content_order_and_block_size(
   assert chosen_ids(shuffled, m, sizes) == chosen_ids(block, m)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=15)
 @hypothesis.given(
   counts=st.lists(st.integers(1, 12), min_size=2, max_size=8),
   m=st.integers(1, 5),
@@ -197,10 +197,9 @@ def test_the_choice_never_changes():
   assert mixed(0) == 0xE220A8397B1DCDAF
 
 
-@pytest.mark.parametrize("m", [1, 2, 5])
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("m", "devices"), [(1, 2), (2, 1), (5, 2)])
 def test_the_sum_is_of_the_chosen_rows_alone(m, devices):
-  block = of_units([30, 1, 4, 700, 2], seed=m)
+  block = of_units([30, 1, 4, 70, 2], seed=m)
   grid = make_grid(m, train_bias=True)
   chosen = choose_rows([block], m)
   found = exact_clipped_sum(
@@ -237,7 +236,7 @@ def test_rows_that_do_not_count_take_the_same_work(monkeypatch):
   assert sorted(added) == [(10, 0)] * 9 + [(10, 1)]
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(
   counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
   m=st.integers(1, 6),
@@ -268,7 +267,7 @@ def test_a_unit_moves_the_statistic_by_at_most_the_sensitivity(
     assert moved > Fraction(0.99 * grid.sensitivity(ADD_OR_REMOVE)) ** 2
 
 
-@pytest.mark.parametrize("m", [1, 2, 30])
+@pytest.mark.parametrize("m", [1, 30])
 @pytest.mark.parametrize("relation", list(NeighboringRelation))
 def test_the_sensitivity_of_m_rows(m, relation):
   """m times what the rows move, and one rounding."""
@@ -280,10 +279,6 @@ def test_the_sensitivity_of_m_rows(m, relation):
   )
   expected = times * m * GRID_RADIUS * one.residual_norm + rounding
   assert grid.sensitivity(relation) == pytest.approx(expected, rel=1e-13)
-  if m == 1:
-    assert grid.sensitivity(relation) == ClippedGradientGrid(
-      num_classes=10, feature_dim=192
-    ).sensitivity(relation)
 
 
 def test_replacing_a_unit_costs_twice_as_much():

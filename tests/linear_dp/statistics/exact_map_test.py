@@ -12,9 +12,8 @@ from dp_accounting import NeighboringRelation
 from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
+from oneshot_dp.linear_dp.rows import unit_norm_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
@@ -23,30 +22,20 @@ from oneshot_dp.linear_dp.statistics.gradient_sum import (
   gradient_sensitivity,
 )
 from oneshot_dp.linear_dp.statistics.row_gradient import row_error
-from tests.linear_dp.blocks import Block, in_blocks, make_block, random_block
+from tests.linear_dp.blocks import (
+  Block,
+  integers_of,
+  make_block,
+  random_block,
+  rows_of,
+)
 
 K, D, P = 3, 7, 5
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-  """Chunks of 16 rows a device: many for little work."""
-  set_chunk(monkeypatch, 16)
-
-
-def set_chunk(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-  for module in (secret_rows, gradient_sum):
-    monkeypatch.setattr(module, "ROWS_PER_DEVICE", rows)
-
-
-def rows_of(block: Block, devices=1, **changes: Any) -> SecretRows:
-  options: dict[str, Any] = {
-    "feature_dim": block.embedding.shape[1],
-    "num_classes": K,
-    "num_examples": len(block),
-    "devices": jax.local_devices()[:devices],
-  }
-  return SecretRows(lambda: in_blocks(block, (64,)), **options | changes)
+def _small_chunks(small_chunks):
+  pass
 
 
 def matrix_of(a_map: ReleasedMap) -> np.ndarray:
@@ -73,16 +62,6 @@ def random_kernel(a_map: ReleasedMap) -> np.ndarray:
   return 4 * np.random.default_rng(3).standard_normal((p, K))
 
 
-def integers_of(block: Block) -> np.ndarray:
-  """u, by plain numpy."""
-  d = block.embedding.shape[1]
-  norm = block.embedding_norm.astype(np.float64)
-  radius = GRID_RADIUS - math.sqrt(d) / 2 - 1
-  scale = np.divide(radius, norm, out=np.zeros_like(norm), where=norm > 1e-30)
-  wide = block.embedding.astype(np.float32)
-  return np.rint(wide * scale.astype(np.float32)[:, None]).astype(np.int64)
-
-
 def gradient_of(
   block: Block, a_map: ReleasedMap | None, kernel: np.ndarray, **options: Any
 ) -> SecretGradient:
@@ -92,7 +71,7 @@ def gradient_of(
 # The map itself.
 
 
-@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(
   seed=st.integers(0, 2**32),
   d=st.integers(1, 300),
@@ -100,9 +79,7 @@ def gradient_of(
   scale=st.floats(-150, 150).map(lambda e: 10.0**e),
   kind=st.sampled_from(["normal", "signs", "one", "uneven"]),
 )
-def test_a_public_map_is_of_integers_of_bounded_columns(
-  seed, d, p, scale, kind
-):
+def test_a_map_is_of_integers_of_bounded_columns(seed, d, p, scale, kind):
   rng = np.random.default_rng(seed)
   matrix = rng.standard_normal((d, p)) * scale
   if kind == "signs":
@@ -126,7 +103,7 @@ def test_a_public_map_is_of_integers_of_bounded_columns(
   np.testing.assert_allclose(found, matrix * factor, rtol=1e-7, atol=0.51)
 
 
-@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(
   seed=st.integers(0, 2**32),
   d=st.integers(1, 2000),
@@ -247,9 +224,16 @@ def reference(
   return total
 
 
-@pytest.mark.parametrize("kind", ["centre", "matrix", "both"])
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+  ("kind", "devices", "dtype"),
+  [
+    ("centre", 1, "float32"),
+    ("centre", 4, "float16"),
+    ("matrix", 1, "bfloat16"),
+    ("both", 1, "float16"),
+    ("both", 4, "float32"),
+  ],
+)
 def test_gradients_of_mapped_rows(kind, devices, dtype):
   block, a_map = random_block(45, D, K, dtype=dtype), random_map(kind)
   kernel = random_kernel(a_map)
@@ -288,9 +272,8 @@ def with_zeros(block: Block, places: np.ndarray, label=0) -> Block:
 
 
 @pytest.mark.parametrize("kind", ["centre", "matrix", "both"])
-@pytest.mark.parametrize("label", range(K))
-@pytest.mark.parametrize("n", [1, 15, 16, 17])
-def test_rows_of_zeros_alone_add_exactly_nothing(kind, label, n):
+@pytest.mark.parametrize(("n", "label"), [(1, 0), (15, 1), (16, 2), (17, 0)])
+def test_rows_of_zeros_alone_add_exactly_nothing(kind, n, label):
   a_map = random_map(kind)
   zeros = make_block(np.zeros((n, D), np.float32), [label] * n)
   kernel = random_kernel(a_map)
@@ -299,7 +282,7 @@ def test_rows_of_zeros_alone_add_exactly_nothing(kind, label, n):
   assert not gradient_of(signed, a_map, kernel).secret_sum.any()
 
 
-@pytest.mark.parametrize("length", [1e-45, 1e-40, 3e-34])
+@pytest.mark.parametrize("length", [1e-45, 3e-34])
 def test_rows_too_short_for_a_factor_add_nothing_either(length):
   a_map = random_map("both")
   rows = np.full((5, D), length, np.float32)
@@ -322,15 +305,14 @@ def test_data_sets_that_differ_by_rows_of_zeros_differ_in_nothing(kind):
 
 
 @hypothesis.settings(
-  max_examples=25,
-  deadline=None,
+  max_examples=8,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(
   kind=st.sampled_from(CENTRED),
   places=st.sets(st.integers(0, 60), max_size=30),
   label=st.integers(0, K - 1),
-  devices=st.sampled_from([1, 2, 8]),
+  devices=st.sampled_from([1, 4]),
 )
 def test_rows_of_zeros_between_the_others(kind, places, label, devices):
   """Other chunks, and so other roundings, but no more."""
@@ -346,15 +328,15 @@ def test_rows_of_zeros_between_the_others(kind, places, label, devices):
   assert off <= found.error + alone.error < 1e-9
 
 
-@pytest.mark.parametrize("kind", CENTRED)
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize(("kind", "devices"), [("centre", 8), ("both", 1)])
 def test_padding_adds_nothing(monkeypatch, kind, devices):
   """Chunks that 48 rows fill, and such that they leave mostly empty."""
   block, a_map = random_block(48, D, K), random_map(kind)
   kernel = random_kernel(a_map)
   found = {}
   for rows in (48 // devices, 1000):
-    set_chunk(monkeypatch, rows)
+    for module in (unit_norm_rows, gradient_sum):
+      monkeypatch.setattr(module, "ROWS_PER_DEVICE", rows)
     found[rows] = gradient_of(block, a_map, kernel, devices=devices)
   full, padded = found.values()
   off = np.linalg.norm(full.secret_sum - padded.secret_sum)
@@ -390,8 +372,7 @@ def test_a_row_in_the_centre_adds_nothing():
 
 
 @hypothesis.settings(
-  max_examples=25,
-  deadline=None,
+  max_examples=8,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(
