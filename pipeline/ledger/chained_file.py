@@ -33,6 +33,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -227,10 +228,15 @@ class LockedChain:
       facts: anything that JSON holds, in this order of no importance.
 
     Returns:
-      The SHA-256 of the entry.
+      The SHA-256 of the entry, which says nothing of what is in it: 256 random
+      bits are, and never leave the file.
     """
     previous = self.entries[-1]["entry"] if self.entries else _FIRST
-    linked = self._file.identity | facts | {"previous": previous}
+    # The name of an entry is published in receipts, and all else in it can be
+    # tried, the digest of private rows too: without the nonce the name would
+    # tell whoever tries the right rows that they are right.
+    nonce = {"nonce": secrets.token_hex(32)}
+    linked = self._file.identity | facts | nonce | {"previous": previous}
     linked["entry"] = _digest(linked)
     line = canonical(linked) + b"\n"
     os.lseek(self._descriptor, self._end, os.SEEK_SET)

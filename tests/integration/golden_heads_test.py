@@ -82,6 +82,7 @@ REWORDED: dict[str, str] = {
 """Text in the golden file that is another now: "-seed-" in names of folders,
 say, or a sentence of a receipt."""
 MOVED_ON: tuple[str, ...] = (
+  "ledger.nonce",
   "receipt.format_version",
   "receipt.composition.noise_multipliers_charged",
   "receipt.composition.dp_event",

@@ -23,9 +23,9 @@ _RELATIONS = (
   NeighboringRelation.ADD_OR_REMOVE_ONE,
   NeighboringRelation.REPLACE_ONE,
 )
-_KEPT = {"private_digest"}
-"""What stays in the ledger: made of private rows, it would tell whoever holds a
-candidate that it is the one."""
+_KEPT = {"private_digest", "nonce"}
+"""What stays in the ledger: a digest of private rows tells whoever holds a
+candidate that it is the one, and the nonce hides it in the names of entries."""
 
 
 def budget_report(

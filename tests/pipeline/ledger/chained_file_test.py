@@ -85,6 +85,14 @@ class TestChain:
     name = append(three, "d")
     assert three.entries()[-1]["entry"] == name
 
+  def test_a_name_cannot_be_found_by_trying_what_is_in_the_entry(
+    self, tmp_path
+  ):
+    found = [append(file_in(tmp_path / folder), "a") for folder in "xy"]
+    assert found[0] != found[1]
+    entry = file_in(tmp_path / "x").entries()[0]
+    assert len(bytes.fromhex(entry["nonce"])) == 32
+
   def test_nothing_yet(self, tmp_path):
     assert file_in(tmp_path / "ledgers").entries() == []
     assert not list(tmp_path.iterdir())
