@@ -6,21 +6,21 @@ image that is in the public data as well (those the backbone was trained on) has
 no privacy to protect, and makes private accuracy look better than it is; the
 paper removes near duplicates of the private set from the public set.
 
-Pixels are not in a cache, so embeddings are compared. The same image, decoded
-to the same pixels, has the same embedding up to rounding: its place in a batch,
-the device and the library may move the last bits (extraction promises 2e-6 and
-not equal bits), also with --views, whose crops are drawn from the bytes of the
-image itself (the same picture in another file has other crops). So look for a
-cosine of 0.99999 and more to find copies, and for about 0.98 to find crops and
-re-encodings; equal bits alone miss some. The reverse holds as well: what is
-found has the same embedding, which need not be the same image.
+Pixels are not in a cache, so embeddings are compared. The same pixels have the
+same embedding up to rounding (2e-6, not equal bits): look for a cosine of
+0.99999 and more to find copies, and for about 0.98 to find crops and
+re-encodings. With --views the crops are drawn from the bytes of the file, so
+the same picture in another file has others. What is found has the same
+embedding, which need not be the same image.
 
 What is found are facts about private rows, and as private as they are.
 """
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -82,7 +82,7 @@ def find_duplicates(
   one's is paired with the first such row (of `cache`, where there are two
   caches), and once. (Bytes are compared by BLAKE2b, 128 bits.) Of the different
   embeddings, all pairs with a cosine of at least `min_cosine` are found and no
-  others (`near_duplicates.CosineIndex`), each once, for the first row that has
+  others (`near.CosineIndex`), each once, for the first row that has
   the embedding. So the connected components of all pairs are the duplicates,
   and a thousand copies of one image are 999 pairs.
 
@@ -145,9 +145,7 @@ def _find(
   distinct = _read(cache, repeats, min_cosine is not None, progress)
   if against is None:
     for first, again in repeats:
-      yield DuplicatePair(
-        example_id=first, other_id=again, cosine=1.0, equal_bits=True
-      )
+      yield _pair(first, again)
   index = None if min_cosine is None else CosineIndex(distinct.rows, min_cosine)
   if against is not None:
     yield from _between(distinct, against, index, progress)
@@ -188,20 +186,11 @@ def _within(
   distinct: _Distinct, index: CosineIndex, progress: Progress
 ) -> Iterator[DuplicatePair]:
   ids = distinct.ids
-
-  def on_tile(done: int, total: int) -> None:
-    progress("compare", done, total)
-
-  for pairs in index.within(on_tile):
+  for pairs in index.within(functools.partial(progress, "compare")):
     for row, other, cosine in zip(
-      ids[pairs.row].tolist(),
-      ids[pairs.query].tolist(),
-      pairs.cosine.tolist(),
-      strict=True,
+      ids[pairs.row], ids[pairs.query], pairs.cosine, strict=True
     ):
-      yield DuplicatePair(
-        example_id=row, other_id=other, cosine=cosine, equal_bits=False
-      )
+      yield _pair(row, other, cosine)
 
 
 def _between(
@@ -218,23 +207,25 @@ def _between(
       [distinct.position.get(d, -1) for b in batch for d in _digests(b)]
     )
     for query in np.flatnonzero(same >= 0):
-      yield DuplicatePair(
-        example_id=int(distinct.ids[same[query]]),
-        other_id=int(ids[query]),
-        cosine=1.0,
-        equal_bits=True,
-      )
+      yield _pair(distinct.ids[same[query]], ids[query])
     for pairs in index.against(embedding) if index else ():
       for row, query, cosine in zip(
-        pairs.row, pairs.query, pairs.cosine.tolist(), strict=True
+        pairs.row, pairs.query, pairs.cosine, strict=True
       ):
         if same[query] != row:
-          yield DuplicatePair(
-            example_id=int(distinct.ids[row]),
-            other_id=int(ids[query]),
-            cosine=cosine,
-            equal_bits=False,
-          )
+          yield _pair(distinct.ids[row], ids[query], cosine)
+
+
+def _pair(
+  row: Any, other: Any, cosine: float | np.float64 | None = None
+) -> DuplicatePair:
+  """Two rows of these ids; of equal bits where no cosine is given."""
+  return DuplicatePair(
+    example_id=int(row),
+    other_id=int(other),
+    cosine=1.0 if cosine is None else float(cosine),
+    equal_bits=cosine is None,
+  )
 
 
 def _batch(blocks: Iterator[Block]) -> list[Block]:

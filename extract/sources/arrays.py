@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int64, Integer, Shaped, UInt8
+from jaxtyping import Int64, Shaped, UInt8
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError
@@ -37,30 +37,40 @@ class ArrayExamples:
       prefix = _prefix(npz.files, path, split)
       wanted = ("image", "label", "example_id", "unit_id")
       names = [f"{prefix}{name}" for name in wanted]
-      missing = [name for name in names[:2] if name not in npz.files]
-      if missing:
+      if missing := [name for name in names[:2] if name not in npz.files]:
         raise InputError(
           f"{path!r} has no {' and no '.join(missing)} array: it has "
           f"{', '.join(npz.files) or 'none at all'}."
         )
-      image, label = npz[names[0]], npz[names[1]]
-      example_id = npz[names[2]] if names[2] in npz.files else None
-      unit_id = npz[names[3]] if names[3] in npz.files else None
-      class_names = npz["class_names"] if "class_names" in npz.files else None
+      image, label, example_id, unit_id, class_names = (
+        npz[name] if name in npz.files else None
+        for name in (*names, "class_names")
+      )
     self.class_names = _class_names(class_names, config.num_classes, path)
     self._place = f"{path}:{split}" if prefix else path
     self._image = _images(image, f"{path}[{names[0]}]")
     rows = len(self._image)
-    place = f"{path}[{names[1]}]"
-    self._label = _labels(label, place, rows, len(self.class_names))
-    self._example_id = (
-      np.arange(rows, dtype=np.int64)
-      if example_id is None
-      else _example_ids(example_id, f"{path}[{names[2]}]", rows)
-    )
-    self.id_source = (
-      extract_config.POSITION_IDS if example_id is None else "example_id"
-    )
+    label_, id_, unit_ = (f"{path}[{name}]" for name in names[1:])
+    self._label = _integers(label, label_, rows)
+    outside = (self._label < 0) | (self._label >= len(self.class_names))
+    if outside.any():
+      raise InputError(
+        f"{label_}[{outside.argmax()}] is not one of the"
+        f" {len(self.class_names)} classes: labels run from 0 to"
+        f" {len(self.class_names) - 1}."
+      )
+    if example_id is None:
+      self.id_source = extract_config.POSITION_IDS
+      self._example_id = np.arange(rows, dtype=np.int64)
+    else:
+      self.id_source = "example_id"
+      self._example_id = _integers(example_id, id_, rows)
+      values, counts = np.unique(self._example_id, return_counts=True)
+      if len(values) < rows:
+        raise InputError(
+          f"{id_} has {values[counts > 1][0]} more than once: every example "
+          "needs an id of its own."
+        )
     if (unit_id is None) != (config.unit_name is None):
       raise InputError(
         f"{path!r} has {'no ' if unit_id is None else ''}{names[3]} and"
@@ -68,9 +78,9 @@ class ArrayExamples:
         " where a unit may have many images, and only there."
       )
     self.privacy_unit = config.unit_name or extract_config.EXAMPLE_UNIT
-    self._unit_id = (
-      None if unit_id is None else _int64s(unit_id, f"{path}[{names[3]}]", rows)
-    )
+    self._unit_id = None
+    if unit_id is not None:
+      self._unit_id = _integers(unit_id, unit_, rows)
 
   def __len__(self) -> int:
     """Returns the number of rows."""
@@ -179,46 +189,12 @@ def _images(
 
 def _integers(
   array: Shaped[np.ndarray, "..."], place: str, rows: int
-) -> Integer[np.ndarray, " n"]:
+) -> Int64[np.ndarray, " n"]:
   if array.dtype.kind not in "iu" or array.shape != (rows,):
     raise InputError(
       f"{place} is {array.dtype} {list(array.shape)}: it must be integers, one "
       f"per image, [{rows}]."
     )
-  return array
-
-
-def _labels(
-  array: Shaped[np.ndarray, "..."], place: str, rows: int, num_classes: int
-) -> Integer[np.ndarray, " n"]:
-  labels = _integers(array, place, rows)
-  outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
-  if outside.size:
-    row = outside[0]
-    raise InputError(
-      f"{place}[{row}] is not one of the {num_classes} classes: labels run "
-      f"from 0 to {num_classes - 1}."
-    )
-  return labels
-
-
-def _int64s(
-  array: Shaped[np.ndarray, "..."], place: str, rows: int
-) -> Int64[np.ndarray, " n"]:
-  ids = _integers(array, place, rows)
-  if ids.max() > np.iinfo(np.int64).max:
-    raise InputError(f"{place} has {ids.max()}, more than an int64 holds.")
-  return ids.astype(np.int64)
-
-
-def _example_ids(
-  array: Shaped[np.ndarray, "..."], place: str, rows: int
-) -> Int64[np.ndarray, " n"]:
-  ids = _int64s(array, place, rows)
-  values, counts = np.unique(ids, return_counts=True)
-  if len(values) < rows:
-    raise InputError(
-      f"{place} has {values[counts > 1][0]} more than once: every example "
-      "needs an id of its own."
-    )
-  return ids
+  if array.max() > np.iinfo(np.int64).max:
+    raise InputError(f"{place} has a number that is more than an int64 holds.")
+  return array.astype(np.int64)

@@ -52,9 +52,18 @@ class TfdsExamples:
     self._image_key = _image_key(config, features)
     self._label_key = _label_key(config, features)
     self.class_names: tuple[str, ...] = tuple(features[self._label_key].names)
-    self._unit_key = _unit_key(config, features)
+    self._unit_key = _scalar_key(
+      config,
+      "unit_key",
+      features,
+      "iu",
+      "an integer",
+      "the id of a user, a patient ...",
+    )
     self.privacy_unit = self._unit_key or extract_config.EXAMPLE_UNIT
-    self._id_key = _id_key(config, features)
+    self._id_key = _scalar_key(
+      config, "id_key", features, "OSU", "a text", "the name of the file"
+    )
     self.id_source = self._id_key or extract_config.POSITION_IDS
     _check_split(builder, split)
     self._records = builder.as_data_source(
@@ -295,45 +304,30 @@ def _label_key(
   return _choose("source.label_key", config.label_key, candidates, config.name)
 
 
-def _unit_key(
-  config: extract_config.TfdsSource, features: tfds.features.FeaturesDict
+def _scalar_key(
+  config: extract_config.TfdsSource,
+  field: str,
+  features: tfds.features.FeaturesDict,
+  kinds: str,
+  expected: str,
+  advice: str,
 ) -> str | None:
-  """Returns the key of the integer that says whose an example is."""
-  key = config.unit_key
+  """Returns the key of a scalar that was asked for, of one of NumPy's kinds."""
+  key = getattr(config, field)
   if key is None:
     return None
   feature = dict(features.items()).get(key)
+  dtype = None if feature is None else np.dtype(feature.np_dtype)
   if (
     feature is None
     or feature.shape != ()
-    or np.dtype(feature.np_dtype).kind not in "iu"
-    or not np.can_cast(feature.np_dtype, np.int64)
+    or dtype.kind not in kinds
+    or (dtype.kind == "u" and dtype.itemsize == 8)
   ):
     raise InputError(
-      f"{config.name}: source.unit_key={key!r} is not an integer at the top "
-      f"level of its features, which are {_listed(features)}: choose the id of "
-      "a user, a patient ..., or leave it out."
-    )
-  return key
-
-
-def _id_key(
-  config: extract_config.TfdsSource, features: tfds.features.FeaturesDict
-) -> str | None:
-  """Returns the key of the text that ends in an example's number."""
-  key = config.id_key
-  if key is None:
-    return None
-  feature = dict(features.items()).get(key)
-  if (
-    feature is None
-    or feature.shape != ()
-    or np.dtype(feature.np_dtype).kind not in "OSU"
-  ):
-    raise InputError(
-      f"{config.name}: source.id_key={key!r} is not a text at the top level of "
-      f"its features, which are {_listed(features)}: choose the name of the "
-      "file, or leave it out."
+      f"{config.name}: source.{field}={key!r} is not {expected} at the top "
+      f"level of its features, which are {_listed(features)}: choose {advice}, "
+      "or leave it out."
     )
   return key
 

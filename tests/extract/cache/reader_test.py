@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 import threading
 import time
 
@@ -22,14 +23,21 @@ def _readers():
   return [t for t in threading.enumerate() if t.name == "feature-cache-reader"]
 
 
-@pytest.fixture
-def cache(tmp_path):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
   # 5 shards of 3 blocks: more than any prefetch of these tests.
-  write_cache(tmp_path / "c", make_identity(n=3000, shard_rows=600))
-  return open_cache(tmp_path / "c")
+  out = tmp_path_factory.mktemp("written") / "c"
+  write_cache(out, make_identity(n=3000, shard_rows=600), batch_size=600)
+  return out
 
 
-@hypothesis.settings(max_examples=20, deadline=None)
+@pytest.fixture
+def cache(written, tmp_path):
+  """A copy of it, which a test may damage."""
+  return open_cache(shutil.copytree(written, tmp_path / "c"))
+
+
+@hypothesis.settings(max_examples=12, deadline=None)
 @hypothesis.given(
   dtype=st.sampled_from(sorted(EMBEDDING_DTYPES)),
   n=st.integers(1, 900),
@@ -120,8 +128,10 @@ def test_reads_ahead_no_further_than_prefetch(cache, prefetch, monkeypatch):
   blocks.close()
 
 
-@pytest.mark.parametrize("end", ["closed", "abandoned", "thrown into"])
-@pytest.mark.parametrize("taken", [0, 1, 5])
+@pytest.mark.parametrize(
+  ("end", "taken"),
+  [("closed", 0), ("closed", 5), ("abandoned", 1), ("thrown into", 5)],
+)
 def test_the_thread_ends_with_the_iterator(cache, end, taken):
   blocks = cache.blocks(prefetch=2)
   for _ in range(taken):

@@ -23,6 +23,8 @@ from oneshot_dp.extract.images.preprocess import (
   resize_and_crop,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def encode(image: Image.Image, kind: str, **options: object) -> bytes:
   buffer = io.BytesIO()
@@ -258,7 +260,7 @@ def test_an_image_of_the_right_size_is_untouched(resize):
 # Pillow takes the edges of a box in float32 and rounds to bytes after each of
 # its two passes, so a value midway between two bytes may fall to either side
 # in each: up to 2. A crop one pixel off differs by some 80 on such noise.
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @example(height=32, width=20, side=32, margin=6, resample="bilinear")
 @given(
   height=st.integers(1, 90),

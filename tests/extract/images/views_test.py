@@ -77,7 +77,7 @@ def test_half_the_views_are_flipped():
   assert 0.42 < np.mean(flipped) < 0.58
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
   width=st.integers(1, 500),
   height=st.integers(1, 500),

@@ -31,6 +31,8 @@ from oneshot_dp.extract.sources.open_source import open_source
 from tests.extract.embedders import first_pixel
 from tests.extract.image_jobs import array_job, pixels
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 UNREADABLE = b"not an image"
 
 
@@ -120,7 +122,7 @@ def test_embeddings_do_not_depend_on_batch_size_or_padding(
   length=st.integers(0, 40),
   bad=st.frozensets(st.integers(0, 80)),
 )
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=30, deadline=None)
 def test_every_example_once_and_in_order(embedder, start, length, bad):
   indices = range(start, start + length)
   with decode_pool(config()) as threads:

@@ -9,6 +9,8 @@ from oneshot_dp.extract.job.embedder import Embedder, parameter_shardings
 from tests.extract.embedders import attention, first_pixel
 from tests.extract.image_jobs import pixels
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 DEVICES = 8
 
 

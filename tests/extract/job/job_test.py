@@ -30,6 +30,8 @@ from tests.extract.image_jobs import (
 )
 from tests.extract.recording_runner import RecordingRunner
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 N = 70  # three shards of 32, 32 and 6; no multiple of a batch
 THREADS = ["--direct_running_mode=multi_threading", "--direct_num_workers=2"]
 RUNNERS = "tests.extract.recording_runner"

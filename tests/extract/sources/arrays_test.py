@@ -128,7 +128,7 @@ def test_splits_of_one_file(tmp_path: pathlib.Path) -> None:
     ({"example_id": np.arange(7) / 2}, "float64 .* must be integers"),
     (
       {"example_id": np.arange(7, dtype=np.uint64) + 2**63},
-      "9223372036854775814, more than an int64",
+      "more than an int64 holds",
     ),
     ({"class_names": np.array(["cat", "dog", "cat"])}, "'cat' more than once"),
     ({"class_names": np.arange(3)}, r"\[class_names\] is int64 \[3\]"),
@@ -195,7 +195,7 @@ def test_files_that_are_no_npz(tmp_path: pathlib.Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.settings(deadline=None, max_examples=15)
 @hypothesis.given(
   st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=9),
 )
@@ -221,7 +221,7 @@ def test_index_outside_the_rows(tmp_path: pathlib.Path, index: int) -> None:
 def test_eight_threads_read_what_one_reads(tmp_path: pathlib.Path) -> None:
   values = arrays(100)
   found = opened(tmp_path, **values)
-  indices = random.Random(0).choices(range(100), k=2000)
+  indices = random.Random(0).choices(range(100), k=500)
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     examples = list(pool.map(found.__getitem__, indices))
   for index, read in zip(indices, examples, strict=True):

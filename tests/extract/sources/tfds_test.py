@@ -433,7 +433,7 @@ def test_lost_shard_fails_where_it_is_read(
 
 
 def test_eight_threads_read_what_one_reads(data_dir: str) -> None:
-  indices = random.Random(0).choices(range(NUM_TRAIN), k=2000)
+  indices = random.Random(0).choices(range(NUM_TRAIN), k=500)
   opened = open_source(pets(data_dir), "train")
 
   def read(index: int) -> tuple[int, object, int]:
