@@ -76,6 +76,12 @@ def exact_clipped_sum(
   | chosen or sizes, but no unit_id | InputError                            |
   | not chosen                      | adds zero                             |
 
+  >>> from oneshot_dp import ArrayRows, ClippedGradientGrid
+  >>> rows = ArrayRows.of(np.eye(3), np.array([0, 1, 0]), num_classes=2)
+  >>> grid = ClippedGradientGrid(num_classes=2, feature_dim=3)
+  >>> exact_clipped_sum([rows], grid, num_examples=3)
+  SecretSum(num_examples=3, <private>)
+
   Args:
     blocks: the rows, in any order and any block size.
     grid: the clipping.

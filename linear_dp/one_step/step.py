@@ -81,7 +81,6 @@ def one_step(release: Release, optimizer: OneStepOptimizer) -> LinearHead:
   Three classes of one row each; with momentum, W = −lr·ḡ, so that row i of the
   kernel is −(p0·1 − e_i)/n:
 
-  >>> import numpy as np
   >>> import oneshot_dp
   >>> from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
   >>> rows = oneshot_dp.ArrayRows.of(np.eye(3), np.arange(3), num_classes=3)
@@ -89,8 +88,6 @@ def one_step(release: Release, optimizer: OneStepOptimizer) -> LinearHead:
   ...   num_classes=3, feature_dim=3, initial_bias=-700.0
   ... )
   >>> secret = oneshot_dp.exact_clipped_sum([rows], grid, num_examples=3)
-  >>> secret
-  SecretSum(num_examples=3, <private>)
   >>> plan = oneshot_dp.ReleasePlan(epsilons=(1.0,), delta=1e-5)
   >>> exact = baseline_without_privacy(secret, plan)
   >>> one_step(exact, OneStepOptimizer(name="momentum")).kernel.round(3)

@@ -10,8 +10,12 @@ from oneshot_dp.configs.head_config import (
   HeadConfig,
   PrivacyConfig,
   RelationName,
+  StepsConfig,
 )
 from oneshot_dp.linear_dp.heads.registry import METHODS
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
+from oneshot_dp.linear_dp.rows import unit_norm_rows
+from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.pipeline.training.train_heads import (
   RELATIONS,
   plan_heads,
@@ -79,23 +83,21 @@ def check_same(
     assert head.receipt()["training"] == there.settings
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=pytest.mark.slow) if name == "whitened" else name
-    for name in METHODS
-  ],
-)
-def test_heads_of_every_kind(data, tmp_path, name):
-  check_same(data, tmp_path, HeadConfig(head=name))
+@pytest.mark.parametrize("name", METHODS)
+def test_heads_of_every_kind(data, tmp_path, name, monkeypatch):
+  """Of few steps and small chunks: both doors have the same."""
+  monkeypatch.setattr(WhiteningRule, "num_steps", 3)
+  monkeypatch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 16)
+  monkeypatch.setattr(gradient_sum, "ROWS_PER_DEVICE", 16)
+  steps = {"steps": StepsConfig(epochs=3)} if name == "multi-step" else {}
+  check_same(data, tmp_path, HeadConfig(head=name, **steps))
 
 
 @pytest.mark.parametrize(
   "settings",
   [
-    {"l2_clip_norm": 0.25, "train_bias": True, "learning_rate": 0.5},
-    {"head": "adam", "initial_bias": -2.0, "eps": 1e-3},
-    {"eps_in_noise_sds": 2.0},
+    {"l2_clip_norm": 0.25, "train_bias": True, "eps_in_noise_sds": 2.0},
+    {"head": "adam", "initial_bias": -2.0, "eps": 1e-3, "learning_rate": 0.5},
   ],
 )
 def test_settings_of_one_step(data, tmp_path, settings):

@@ -178,7 +178,7 @@ def test_the_noisier_head_is_no_function_of_the_rounded_one():
   ),
   draws=st.integers(1, 4),
 )
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=15, deadline=None)
 def test_the_largest_epsilon_is_charged_once_for_each_draw(epsilons, draws):
   plan = make_plan(tuple(epsilons), num_draws=draws)
   sigma = accounting.noise_multiplier(max(epsilons), DELTA)

@@ -84,8 +84,9 @@ def test_sum_of_integers(either_form, dtype, train_bias):
   assert secret.num_examples == 1300
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize(
+  ("devices", "small"), [(1, True), (2, False), (8, True)]
+)
 def test_same_bits_on_any_number_of_devices(
   either_form, devices, small, request
 ):
@@ -106,7 +107,7 @@ def test_all_local_devices_by_default(small_chunks):
 
 
 @hypothesis.settings(
-  max_examples=40,
+  max_examples=20,
   deadline=None,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
@@ -114,7 +115,7 @@ def test_all_local_devices_by_default(small_chunks):
   n=st.integers(1, 700),
   sizes=st.lists(st.integers(1, 700), min_size=1, max_size=5),
   order=st.integers(0, 2**32),
-  devices=st.sampled_from([1, 2, 8]),
+  devices=st.sampled_from([1, 8]),
 )
 def test_same_bits_in_any_order_and_block_size(
   small_chunks, n, sizes, order, devices
@@ -126,8 +127,9 @@ def test_same_bits_in_any_order_and_block_size(
   np.testing.assert_array_equal(found.secret_class_sums, expected)
 
 
-@pytest.mark.parametrize("train_bias", [False, True])
-@pytest.mark.parametrize("initial_bias", [-10.0, -1.0])
+@pytest.mark.parametrize(
+  ("train_bias", "initial_bias"), [(False, -10.0), (True, -1.0)]
+)
 def test_equals_the_clipped_gradient_of_jax_privacy(train_bias, initial_bias):
   """jax-privacy differentiates the loss; nothing here knows its closed form."""
   n = 300
@@ -181,7 +183,7 @@ def one_hot_rows(n):
   return block, grid, length
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [2])
 def test_one_class_never_overflows_int32(either_form, devices):
   n = 5000
   block, grid, length = one_hot_rows(n)
@@ -190,9 +192,14 @@ def test_one_class_never_overflows_int32(either_form, devices):
   assert found.tolist() == [[0], [n * length]]
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("train_bias", [False, True])
-@pytest.mark.parametrize("classes", ["one", "all"])
+@pytest.mark.parametrize(
+  ("dtype", "train_bias", "classes"),
+  [
+    ("float32", False, "one"),
+    ("bfloat16", True, "one"),
+    ("float16", True, "all"),
+  ],
+)
 def test_rows_of_any_length_on_eight_devices(
   either_form, dtype, train_bias, classes
 ):
@@ -230,8 +237,9 @@ def test_int32_would_overflow_if_it_were_not(monkeypatch):
   assert found[1, 0] != 5000 * length
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("d", [1, 3, 192, 1280])
+@pytest.mark.parametrize(
+  ("d", "dtype"), [(1, "float32"), (192, "bfloat16"), (1280, "float16")]
+)
 def test_honest_rows_are_never_refused(either_form, d, dtype):
   """Long rows and rows at the clip norm, on the device's own arithmetic."""
   rng = np.random.default_rng(d)
@@ -301,8 +309,9 @@ REFUSED = dict(rows_to_refuse())
 
 
 @pytest.mark.parametrize("case", sorted(REFUSED))
-@pytest.mark.parametrize("train_bias", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+  ("train_bias", "dtype"), [(False, "float32"), (True, "float16")]
+)
 def test_a_bad_row_is_refused_by_its_id(either_form, case, train_bias, dtype):
   block = REFUSED[case]
   with np.errstate(over="ignore"):

@@ -17,7 +17,7 @@ from tests.linear_dp.blocks import DTYPES, random_block
 N, D, K = 40, 5, 3
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(
   seed=st.integers(0, 2**16),
   dtype=st.sampled_from(sorted(DTYPES)),

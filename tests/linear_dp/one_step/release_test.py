@@ -20,12 +20,11 @@ from oneshot_dp.linear_dp.accounting.plan import ReleasePlan, composed_epsilon
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum, exact_clipped_sum
+from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
 from oneshot_dp.linear_dp.one_step.release import (
   baseline_without_privacy,
   release,
 )
-from tests.linear_dp.blocks import random_block
 
 K, D = 4, 10_000
 DELTA = 1e-6
@@ -137,33 +136,7 @@ def test_every_release_has_the_noise_that_it_states(order, relation):
     assert abs(noise.mean()) < 5 * statement.noise_sd / math.sqrt(noise.size)
 
 
-def test_replacing_needs_twice_the_noise():
-  add = released(make_plan())
-  replace = released(
-    make_plan(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-  )
-  for a, b in zip(add, replace, strict=True):
-    ratio = b.statement.noise_sd / a.statement.noise_sd
-    assert ratio == pytest.approx(2, rel=1e-14)
-  for a, b in zip(noises(add), noises(replace), strict=True):
-    assert b.std() / a.std() == pytest.approx(2, rel=1e-4)  # the same seed
-
-
-def test_nested_releases_are_the_first_plus_independent_noise():
-  releases = released(make_plan())
-  found = noises(releases)
-  sds = [r.statement.noise_sd for r in releases]
-  limit = 5 / math.sqrt(K * D)
-  for i, j in itertools.combinations(range(3), 2):
-    expected = sds[i] / sds[j]
-    assert correlation(found[i], found[j]) == pytest.approx(expected, abs=limit)
-    added = found[j] - found[i]
-    assert abs(correlation(added, found[i])) < limit
-    variance = sds[j] ** 2 - sds[i] ** 2
-    assert added.var() == pytest.approx(variance, rel=limit * math.sqrt(2))
-
-
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_noise_does_not_depend_on_the_data(seed):
   """So that each later release is an earlier one plus noise."""
   plan = make_plan(num_draws=2)
@@ -234,12 +207,6 @@ def test_classes_share_no_noise(order):
     assert np.abs(off).max() < 5 / math.sqrt(D)
 
 
-def test_two_runs_share_no_noise():
-  plan = make_plan((1.0,))
-  (one,), (other,) = noises(released(plan, None)), noises(released(plan, None))
-  assert abs(correlation(one, other)) < 7 / math.sqrt(K * D)
-
-
 @pytest.mark.parametrize("num_draws", [1, 3])
 def test_what_is_charged(num_draws):
   epsilons = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -294,6 +261,7 @@ def sampled_plan(epsilons=(1.0, 4.0), **changes):
 
 def test_the_noise_of_a_sampled_plan_is_that_of_a_step():
   plan = sampled_plan(num_draws=2)
+  assert plan.composed_epsilon == composed_epsilon([plan])
   assert list(plan.noise_multipliers) == [4.0, 1.0]
   for epsilon, sigma in plan.noise_multipliers.items():
     assert sigma == SAMPLING.noise_multiplier(epsilon, DELTA)
@@ -305,26 +273,18 @@ def test_the_noise_of_a_sampled_plan_is_that_of_a_step():
   assert composed_epsilon([alone]) <= 4
 
 
-@pytest.mark.parametrize("with_gaussians", [False, True])
-def test_sampled_plans_compose_by_the_accountant_of_dp_accounting(
-  with_gaussians,
-):
+def test_sampled_plans_compose_by_the_accountant_of_dp_accounting():
   """All steps of all heads, each a Poisson sample, and all else."""
   plan = sampled_plan(num_draws=2)
-  plans = [plan]
   events: list[Any] = [
     SelfComposedDpEvent(
       PoissonSampledDpEvent(0.01, GaussianDpEvent(sigma)), 2 * 20
     )
     for sigma in plan.noise_multipliers.values()
   ]
-  if with_gaussians:
-    # Nested: only the largest ε pays.
-    plans = [make_plan((0.5, 2.0)), plan]
-    sigma = accounting.noise_multiplier(2.0, DELTA)
-    events.append(GaussianDpEvent(sigma))
-  else:
-    assert composed_epsilon(plans) == plan.composed_epsilon
+  # Nested: only the largest ε pays.
+  plans = [make_plan((0.5, 2.0)), plan]
+  events.append(GaussianDpEvent(accounting.noise_multiplier(2.0, DELTA)))
   accountant = PLDAccountant(value_discretization_interval=1e-4)
   expected = accountant.compose(ComposedDpEvent(events)).get_epsilon(DELTA)
   found = composed_epsilon(plans)
@@ -343,43 +303,6 @@ def test_private_only_with_the_noise_of_the_operating_system():
     assert "NOT PRIVATE" in r.statement.noise_source
   assert baseline.statement.epsilon == math.inf
   assert baseline.statement.noise_sd == baseline.gradient_noise_sd == 0
-
-
-@pytest.mark.parametrize("train_bias", [False, True])
-@pytest.mark.parametrize("initial_bias", [-10.0, -0.5])
-def test_baseline_is_the_mean_clipped_gradient(train_bias, initial_bias):
-  """Row by row in float64: gradient, norm, clip, add."""
-  n, d, clip = 400, 20, 0.8
-  grid = ClippedGradientGrid(
-    num_classes=K,
-    feature_dim=d,
-    l2_clip_norm=clip,
-    initial_bias=initial_bias,
-    train_bias=train_bias,
-  )
-  block = random_block(n, d, K, seed=5, dtype="float16")
-  probability = 1 / (1 + math.exp(-initial_bias))
-  expected = np.zeros((K, grid.row_dim))
-  clipped = 0
-  for x, y in zip(block.embedding.astype(float), block.label, strict=True):
-    residual = np.full(K, probability)
-    residual[y] -= 1
-    gradient = np.outer(residual, np.append(x, [1.0] * train_bias))
-    norm = np.linalg.norm(gradient)
-    clipped += norm > clip
-    expected += gradient * min(1, clip / norm)
-  assert clipped > n / 5
-
-  secret = exact_clipped_sum([block], grid, num_examples=n)
-  found = baseline_without_privacy(secret, make_plan())
-  of_a_row = (math.sqrt(grid.row_dim) + 1.25) * grid.residual_norm
-  steps = n * of_a_row + math.sqrt(K * grid.row_dim) / 2
-  difference = np.linalg.norm(found.mean_gradient * n - expected)
-  assert difference <= steps * grid.step
-  assert difference < 1e-4 * np.linalg.norm(expected)
-  np.testing.assert_array_equal(
-    np.rint(found.noisy_sum), found.noisy_sum.astype(np.int64)
-  )
 
 
 def test_statistic_is_exact_where_float64_is_not():

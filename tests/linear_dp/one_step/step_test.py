@@ -49,8 +49,10 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-@pytest.mark.parametrize("train_bias", [False, True])
-@pytest.mark.parametrize(("learning_rate", "eps"), [(1.0, 1e-6), (0.3, 1e-2)])
+@pytest.mark.parametrize(
+  ("train_bias", "learning_rate", "eps"),
+  [(False, 1.0, 1e-6), (True, 0.3, 1e-2)],
+)
 def test_equals_optax_on_the_whole_head(name, train_bias, learning_rate, eps):
   """Optax on the full head; an untrained bias is one whose update is dropped.
 
@@ -78,39 +80,6 @@ def test_equals_optax_on_the_whole_head(name, train_bias, learning_rate, eps):
     assert (head.bias == -10).all()
 
 
-@pytest.mark.parametrize("name", ["lamb", "adam"])
-@pytest.mark.parametrize("eps", [1e-6, 1e-3, 0.1])
-def test_closed_form_of_the_kernel(name, eps):
-  release = make_release()
-  mean = release.mean_gradient.T
-  expected = -0.7 * mean / (np.abs(mean) + eps)
-  head = one_step(
-    release, OneStepOptimizer(name=name, learning_rate=0.7, eps=eps)
-  )
-  np.testing.assert_allclose(head.kernel, expected, rtol=2e-5)
-
-
-def test_momentum_follows_the_gradient():
-  release = make_release()
-  head = one_step(release, OneStepOptimizer(name="momentum", learning_rate=0.7))
-  expected = -0.7 * release.mean_gradient.T
-  np.testing.assert_allclose(head.kernel, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("eps", [1e-6, 0.05])
-def test_trust_ratio_of_a_trained_bias(eps):
-  """‖b0·1‖/‖update‖, 10·√K over the norm of Adam's update."""
-  release = make_release(train_bias=True)
-  mean = release.mean_gradient[:, D]
-  update = mean / (np.abs(mean) + eps)
-  ratio = 10 * math.sqrt(K) / np.linalg.norm(update)
-  head = one_step(release, OneStepOptimizer(learning_rate=0.01, eps=eps))
-  np.testing.assert_allclose(head.bias, -10 - 0.01 * ratio * update, rtol=1e-5)
-  # It moves by lr·10·√K in all, however small the gradient of the bias.
-  moved = np.linalg.norm(head.bias + 10)
-  assert moved == pytest.approx(0.01 * 10 * math.sqrt(K), rel=1e-4)
-
-
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("train_bias", [False, True])
 def test_the_class_that_wins_does_not_depend_on_the_learning_rate(
@@ -119,7 +88,7 @@ def test_the_class_that_wins_does_not_depend_on_the_learning_rate(
   release = make_release(train_bias)
   x = np.random.default_rng(1).standard_normal((500, D)).astype(np.float32)
   winners = []
-  for learning_rate in (1.0, 0.03, 0.5, 7.0):
+  for learning_rate in (1.0, 0.03, 7.0):
     optimizer = OneStepOptimizer(name=name, learning_rate=learning_rate)
     logits = one_step(release, optimizer).logits(jnp.asarray(x))
     winners.append(np.asarray(logits).argmax(axis=1))

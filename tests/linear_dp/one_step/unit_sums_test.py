@@ -26,7 +26,6 @@ from oneshot_dp.linear_dp.one_step.unit_sums import (
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.units import choose_rows
 from tests.linear_dp.blocks import (
-  DTYPES,
   Block,
   in_blocks,
   make_block,
@@ -83,9 +82,10 @@ def unit_gradients(block: Block, grid) -> dict[int, np.ndarray]:
   return {u: clipped[unit == u].sum(axis=0) for u in np.unique(unit)}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("train_bias", [False, True])
-@pytest.mark.parametrize("clip", [0.1, 2.0])
+@pytest.mark.parametrize(
+  ("dtype", "train_bias", "clip"),
+  [("float32", False, 2.0), ("bfloat16", True, 0.1), ("float16", True, 2.0)],
+)
 def test_equals_clipping_the_gradients_of_units(dtype, train_bias, clip):
   grid = make_grid(10, 16, train_bias=train_bias, l2_clip_norm=clip)
   counts = [1, 1, 5, 9, 30, 2, 70]
@@ -126,8 +126,9 @@ def test_equals_the_clipped_gradients_of_jax_privacy():
   np.testing.assert_allclose(found, np.asarray(gradient).T, atol=40 * grid.step)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("train_bias", [False, True])
+@pytest.mark.parametrize(
+  ("dtype", "train_bias"), [("float16", False), ("bfloat16", True)]
+)
 def test_units_of_one_row_have_the_bits_of_clipped_rows(dtype, train_bias):
   block = random_block(3000, 19, 5, dtype=dtype)
   units = np.random.default_rng(0).permutation(3000)
@@ -167,7 +168,7 @@ def test_rows_that_differ_all_count(order):
   assert weight.min() == weight.max()
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=80, deadline=None)
 @hypothesis.given(
   counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
   shape=st.sampled_from([(2, 1), (3, 4), (5, 2), (40, 3)]),
@@ -210,7 +211,7 @@ def test_replacing_a_unit_costs_twice_as_much():
   assert moved <= Fraction(grid.sensitivity(REPLACE)) ** 2
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(
   counts=st.lists(st.integers(1, 12), min_size=1, max_size=8),
   sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
@@ -225,7 +226,7 @@ def test_same_bits_in_any_order_and_block_size(counts, sizes, order):
   )
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, 8])
 def test_same_bits_on_any_devices(devices):
   block, grid = of_units([30, 1, 4, 700, 2]), make_grid()
   found = sum_of(block, grid, devices=jax.local_devices()[:devices])
@@ -236,7 +237,7 @@ def test_same_bits_on_any_devices(devices):
 
 
 class TestClip:
-  @hypothesis.settings(max_examples=200, deadline=None)
+  @hypothesis.settings(max_examples=100, deadline=None)
   @hypothesis.given(
     classes=st.integers(1, 6),
     scale=st.integers(0, 45),
@@ -387,11 +388,6 @@ class TestRefusals:
     with pytest.raises(InputError, match="not those that were counted"):
       exact_clipped_sum([block], make_grid(), num_examples=100, sizes=sizes)
 
-  def test_a_row_that_comes_twice(self):
-    block = thirty_alike().but(example_id=np.zeros(100, np.int64))
-    with pytest.raises(InputError, match="comes more than once"):
-      sum_of(block, make_grid())
-
   @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38, 60.0])
   def test_rows_that_are_no_rows(self, value):
     """As for clipped rows, though the clip of the unit would hold it."""
@@ -400,10 +396,6 @@ class TestRefusals:
     rows[17, 2] = value
     with pytest.raises(InputError, match="example_id=1051: its embedding"):
       sum_of(block.but(embedding=rows), make_grid())
-
-  def test_no_rows(self):
-    with pytest.raises(InputError, match="no rows"):
-      exact_clipped_sum([], make_grid(), num_examples=0, sizes=count_rows([]))
 
 
 def test_rows_of_each_unit_are_counted():

@@ -4,7 +4,6 @@ from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
-from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
@@ -158,10 +157,6 @@ def test_the_cache_is_read_once_whatever_the_number_of_heads(
   )
   train(train_cache, 0.5, 1.0, 2.0, num_draws=3)
   assert reads == [1]
-
-
-def test_the_seed_of_the_system_has_no_name():
-  assert NoiseSource().description == "os.urandom"
 
 
 def test_classes_read_off_the_labels_are_warned_of(tmp_path, capsys):
