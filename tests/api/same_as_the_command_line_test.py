@@ -89,7 +89,9 @@ def test_heads_of_every_kind(data, tmp_path, name, monkeypatch):
   monkeypatch.setattr(WhiteningRule, "num_steps", 3)
   monkeypatch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 16)
   monkeypatch.setattr(gradient_sum, "ROWS_PER_DEVICE", 16)
-  steps = {"steps": StepsConfig(epochs=3)} if name == "multi-step" else {}
+  steps: dict[str, Any] = {}
+  if name == "multi-step":
+    steps["steps"] = StepsConfig(epochs=3)
   check_same(data, tmp_path, HeadConfig(head=name, **steps))
 
 
