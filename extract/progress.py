@@ -1,9 +1,4 @@
-"""How far a long step is: the bars of both stages.
-
-A bar shows itself where standard error is a terminal, so in no pipe, and is
-gone when its step is done. Of an extraction it counts what is done wherever the
-workers run, and stays.
-"""
+"""How far a long step is: bars on a terminal, none in a pipe."""
 
 import contextlib
 import threading
@@ -35,11 +30,11 @@ examples_done = RowCounter()
 
 
 def step_bar(what: str, unit: str, total: int | None = None) -> tqdm:
-  """Rate and time left of a step that may take long; use it in a `with`.
+  """Rate and time left of a step; a context, gone when it ends.
 
   Args:
-    what: is done, to stand before the bar.
-    unit: of what is counted by `update`.
+    what: the step's name, before the bar.
+    unit: the name of what `update` counts.
     total: how many there are.
   """
   return tqdm(
@@ -56,12 +51,12 @@ def step_bar(what: str, unit: str, total: int | None = None) -> tqdm:
 def progress_bar(
   total: int, initial: int, done: Callable[[], int], description: str
 ) -> Iterator[None]:
-  """Shows images/s and the time left while the block runs; silent in a pipe.
+  """Shows images/s and the time left while the block runs, and stays.
 
   Args:
     total: images in the split.
     initial: images that an earlier run had finished.
-    done: images finished so far, polled from another thread.
+    done: images finished so far, wherever; polled from another thread.
     description: what stands before the bar.
   """
   with tqdm(

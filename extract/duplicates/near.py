@@ -67,8 +67,7 @@ class _Sorted:
   sketch: Float32[np.ndarray, "n k1"]
 
   def tile(self, number: int) -> slice:
-    start = number * _TILE_ROWS
-    return slice(start, min(start + _TILE_ROWS, len(self.order)))
+    return slice(number * _TILE_ROWS, (number + 1) * _TILE_ROWS)
 
   @property
   def num_tiles(self) -> int:
@@ -172,10 +171,11 @@ class CosineIndex:
       return
     of_tile, of_queries = held.tile(tile), queries.tile(query_tile)
     # Padding counts as close where rounding takes the threshold below zero.
-    close = np.asarray(close)[: _length(of_tile), : _length(of_queries)]
+    close = np.asarray(close)[
+      : len(held.order[of_tile]), : len(queries.order[of_queries])
+    ]
     row, query = np.nonzero(close)
-    row = held.order[of_tile.start + row]
-    query = queries.order[of_queries.start + query]
+    row, query = held.order[of_tile][row], queries.order[of_queries][query]
     cosine = _cosines(held.rows, row, queries.rows, query)
     keep = cosine >= self._min_cosine
     yield ClosePairs(row=row[keep], query=query[keep], cosine=cosine[keep])
@@ -213,10 +213,6 @@ def _close(
   row, query = jnp.arange(len(a)), jnp.arange(len(b))
   close &= ~jnp.asarray(with_itself) | (row[:, None] < query)
   return close, close.any()
-
-
-def _length(part: slice) -> int:
-  return part.stop - part.start
 
 
 def _units(rows: Float[np.ndarray, "n d"]) -> Float64[np.ndarray, "n d"]:

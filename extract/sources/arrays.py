@@ -42,9 +42,10 @@ class ArrayExamples:
           f"{path!r} has no {' and no '.join(missing)} array: it has "
           f"{', '.join(npz.files) or 'none at all'}."
         )
-      image, label, example_id, unit_id, class_names = (
+      image, label = npz[names[0]], npz[names[1]]
+      example_id, unit_id, class_names = (
         npz[name] if name in npz.files else None
-        for name in (*names, "class_names")
+        for name in (*names[2:], "class_names")
       )
     self.class_names = _class_names(class_names, config.num_classes, path)
     self._place = f"{path}:{split}" if prefix else path

@@ -61,7 +61,7 @@ class FolderExamples:
     self.class_names: tuple[str, ...] = tuple(_class_names(self._folder))
     self.privacy_unit = extract_config.EXAMPLE_UNIT
     files = sorted(_files(self._folder))
-    images = [path for path in files if _is_image(path)]
+    images = self._images = [path for path in files if _is_image(path)]
     self.ignored_files = len(files) - len(images)
     if not images:
       raise InputError(
@@ -69,7 +69,6 @@ class FolderExamples:
         f"image in them ({self.ignored_files} other files): images end in "
         f"{', '.join(EXTENSIONS)}."
       )
-    self._images = images
     self.id_source = extract_config.POSITION_IDS
     self._ids: Int64[np.ndarray, "n"] = np.arange(len(images))
     if config.id_from_name:

@@ -317,12 +317,12 @@ def _scalar_key(
   if key is None:
     return None
   feature = dict(features.items()).get(key)
-  dtype = None if feature is None else np.dtype(feature.np_dtype)
+  dtype = np.dtype(getattr(feature, "np_dtype", bool))
   if (
     feature is None
     or feature.shape != ()
     or dtype.kind not in kinds
-    or (dtype.kind == "u" and dtype.itemsize == 8)
+    or dtype == np.uint64
   ):
     raise InputError(
       f"{config.name}: source.{field}={key!r} is not {expected} at the top "

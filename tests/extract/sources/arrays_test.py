@@ -33,9 +33,7 @@ def opened(folder: pathlib.Path, split: str = "train", **values: Any) -> Source:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, ">i8", np.uint64])
-def test_rows_are_examples(
-  tmp_path: pathlib.Path, channels: int, dtype: str
-) -> None:
+def test_rows_are_examples(tmp_path, channels, dtype):
   values = arrays(channels=channels)
   values["label"] = values["label"].astype(dtype)
   found = opened(tmp_path, **values)
@@ -50,9 +48,7 @@ def test_rows_are_examples(
   assert found.where(3) == f"{tmp_path}/pets.npz[3]"
 
 
-def test_compressed_file_with_its_own_ids_and_name(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_compressed_file_with_its_own_ids_and_name(tmp_path):
   path = tmp_path / "x.npz"
   ids = np.array([7, -1, 2**40, 3, 0, 5, 6])
   np.savez_compressed(path, example_id=ids, **arrays())
@@ -64,7 +60,7 @@ def test_compressed_file_with_its_own_ids_and_name(
   assert [found[row].example_id for row in range(7)] == ids.tolist()
 
 
-def test_number_of_classes_instead_of_names(tmp_path: pathlib.Path) -> None:
+def test_number_of_classes_instead_of_names(tmp_path):
   values = arrays()
   del values["class_names"]
   path = tmp_path / "x.npz"
@@ -74,7 +70,7 @@ def test_number_of_classes_instead_of_names(tmp_path: pathlib.Path) -> None:
   assert found.class_names == ("0", "1", "2", "3", "4")
 
 
-def test_splits_of_one_file(tmp_path: pathlib.Path) -> None:
+def test_splits_of_one_file(tmp_path):
   train, test = arrays(7), arrays(4)
   values = {
     **{f"train_{key}": train[key] for key in ("image", "label")},
@@ -137,9 +133,7 @@ def test_splits_of_one_file(tmp_path: pathlib.Path) -> None:
     ({"class_names": NAMES[None]}, "must be a list of strings"),
   ],
 )
-def test_arrays_that_are_not_right(
-  tmp_path: pathlib.Path, changes: dict[str, Any], message: str
-) -> None:
+def test_arrays_that_are_not_right(tmp_path, changes, message):
   values = arrays() | changes
   values = {key: value for key, value in values.items() if value is not None}
   with pytest.raises(InputError, match=message) as caught:
@@ -157,8 +151,8 @@ def test_arrays_that_are_not_right(
   ],
 )
 def test_number_of_classes_that_is_not_right(
-  tmp_path: pathlib.Path, with_names: bool, num_classes: int, message: str
-) -> None:
+  tmp_path, with_names, num_classes, message
+):
   values = arrays()
   if not with_names:
     del values["class_names"]
@@ -169,7 +163,7 @@ def test_number_of_classes_that_is_not_right(
     open_source(config, "train")
 
 
-def test_files_that_are_no_npz(tmp_path: pathlib.Path) -> None:
+def test_files_that_are_no_npz(tmp_path):
   np.savez_compressed(tmp_path / "good.npz", **arrays())
   good = (tmp_path / "good.npz").read_bytes()
   files = {
@@ -199,9 +193,7 @@ def test_files_that_are_no_npz(tmp_path: pathlib.Path) -> None:
 @hypothesis.given(
   st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=9),
 )
-def test_ids_are_kept_or_refused(
-  tmp_path_factory: pytest.TempPathFactory, ids: list[int]
-) -> None:
+def test_ids_are_kept_or_refused(tmp_path_factory, ids):
   folder = tmp_path_factory.mktemp("npz")
   values = arrays(len(ids)) | {"example_id": np.array(ids, np.int64)}
   if len(set(ids)) < len(ids):
@@ -213,12 +205,12 @@ def test_ids_are_kept_or_refused(
 
 
 @pytest.mark.parametrize("index", [-1, 7])
-def test_index_outside_the_rows(tmp_path: pathlib.Path, index: int) -> None:
+def test_index_outside_the_rows(tmp_path, index):
   with pytest.raises(IndexError, match=f"{index} is not in"):
     opened(tmp_path, **arrays())[index]
 
 
-def test_eight_threads_read_what_one_reads(tmp_path: pathlib.Path) -> None:
+def test_eight_threads_read_what_one_reads(tmp_path):
   values = arrays(100)
   found = opened(tmp_path, **values)
   indices = random.Random(0).choices(range(100), k=500)
@@ -229,7 +221,7 @@ def test_eight_threads_read_what_one_reads(tmp_path: pathlib.Path) -> None:
     np.testing.assert_array_equal(read.image, values["image"][index])
 
 
-def test_reads_the_real_material(shared_data: pathlib.Path) -> None:
+def test_reads_the_real_material(shared_data):
   config = extract_config.ArraysSource(
     path=str(shared_data / "cifar10_images.npz")
   )
@@ -244,7 +236,7 @@ def with_units(folder: pathlib.Path, units: Any) -> extract_config.ArraysSource:
   return extract_config.ArraysSource(path=str(path), unit_name="owner")
 
 
-def test_whose_an_image_is(tmp_path: pathlib.Path) -> None:
+def test_whose_an_image_is(tmp_path):
   units = np.array([5, -1, 5, 2**40, 5, 0, -1])
   found = open_source(with_units(tmp_path, units), "train")
   assert found.privacy_unit == "owner"
@@ -262,14 +254,12 @@ def test_whose_an_image_is(tmp_path: pathlib.Path) -> None:
     (np.full(7, 2**64 - 1, np.uint64), "more than an int64 holds"),
   ],
 )
-def test_malformed_units(
-  tmp_path: pathlib.Path, units: Any, message: str
-) -> None:
+def test_malformed_units(tmp_path, units, message):
   with pytest.raises(InputError, match=message):
     open_source(with_units(tmp_path, units), "train")
 
 
-def test_units_and_their_name_come_together(tmp_path: pathlib.Path) -> None:
+def test_units_and_their_name_come_together(tmp_path):
   with pytest.raises(InputError, match="has unit_id and source"):
     opened(tmp_path, **arrays(), unit_id=np.arange(7))
   np.savez(tmp_path / "x.npz", **arrays())
@@ -281,7 +271,7 @@ def test_units_and_their_name_come_together(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["example", "", "a\nb", "é" * 3, "u" * 41])
-def test_names_that_name_no_unit(name: str) -> None:
+def test_names_that_name_no_unit(name):
   with pytest.raises(InputError, match="must be a short public one"):
     extract_config.ArraysSource(path="x.npz", unit_name=name)
   with pytest.raises(InputError, match="must be a short public one"):

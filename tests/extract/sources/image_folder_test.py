@@ -38,7 +38,7 @@ def images(found: Source) -> list[str]:
   return [text(found[i]) for i in range(len(found))]
 
 
-def test_reads_real_files_undecoded(tmp_path: pathlib.Path) -> None:
+def test_reads_real_files_undecoded(tmp_path):
   pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
   for name in ("a/x.JPG", "a/y.jpeg", "b/z.jpe", "b/u.Png", "b/v.webp"):
     path = tmp_path / "birds" / name
@@ -55,7 +55,7 @@ def test_reads_real_files_undecoded(tmp_path: pathlib.Path) -> None:
     assert found.where(i).startswith(str(tmp_path))
 
 
-def test_name_can_be_given(tmp_path: pathlib.Path) -> None:
+def test_name_can_be_given(tmp_path):
   write(tmp_path, "a/1.png")
   config = extract_config.ImageFolderSource(
     root=f"{tmp_path}/", name="Birds of 1838"
@@ -63,15 +63,13 @@ def test_name_can_be_given(tmp_path: pathlib.Path) -> None:
   assert open_source(config, "train").name == "Birds of 1838"
 
 
-def test_name_of_a_relative_root(
-  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_of_a_relative_root(tmp_path, monkeypatch):
   write(tmp_path, "birds/a/1.png")
   monkeypatch.chdir(tmp_path / "birds")
   assert opened(pathlib.Path(".")).name == "birds"
 
 
-def test_splits_are_folders(tmp_path: pathlib.Path) -> None:
+def test_splits_are_folders(tmp_path):
   write(tmp_path, "train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/x")
   assert images(opened(tmp_path, "train")) == ["train/a/1.png", "train/b/2.png"]
   assert images(opened(tmp_path, "test")) == ["test/a/3.png"]
@@ -81,15 +79,13 @@ def test_splits_are_folders(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["train[:10%]", "../other", "a/b", "", ".."])
-def test_split_must_be_a_plain_name(tmp_path: pathlib.Path, split: str) -> None:
+def test_split_must_be_a_plain_name(tmp_path, split):
   write(tmp_path, "a/1.png")
   with pytest.raises(InputError, match="only TFDS data sets can be sliced"):
     opened(tmp_path, split)
 
 
-def test_other_files_are_counted_and_hidden_ones_ignored(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_other_files_are_counted_and_hidden_ones_ignored(tmp_path):
   write(
     tmp_path,
     *("a/1.png", "a/notes.txt", "b/Thumbs.db", "b/deep/2.tif", "README.md"),
@@ -104,7 +100,7 @@ def test_other_files_are_counted_and_hidden_ones_ignored(
   assert found.ignored_files == 4
 
 
-def test_a_class_is_read_to_its_depths(tmp_path: pathlib.Path) -> None:
+def test_a_class_is_read_to_its_depths(tmp_path):
   write(tmp_path, "b/2012/may/1.png", "b/1.png", "a/x.png/2.png")
   found = opened(tmp_path)
   assert images(found) == ["a/x.png/2.png", "b/1.png", "b/2012/may/1.png"]
@@ -120,11 +116,7 @@ names = st.text(st.sampled_from("abZ-_ .0é~"), min_size=1, max_size=4).filter(
 @hypothesis.given(
   st.sets(st.tuples(names, names), min_size=1, max_size=12), st.randoms()
 )
-def test_order_is_that_of_the_bytes_of_the_paths(
-  tmp_path_factory: pytest.TempPathFactory,
-  paths: set[tuple[str, str]],
-  rng: random.Random,
-) -> None:
+def test_order_is_that_of_the_bytes_of_the_paths(tmp_path_factory, paths, rng):
   root = tmp_path_factory.mktemp("root")
   shuffled = [f"{folder}/{file}.png" for folder, file in sorted(paths)]
   rng.shuffle(shuffled)
@@ -137,7 +129,7 @@ def test_order_is_that_of_the_bytes_of_the_paths(
     assert found.class_names[found[i].label] == folder
 
 
-def test_order_is_that_of_sort(tmp_path: pathlib.Path) -> None:
+def test_order_is_that_of_sort(tmp_path):
   write(tmp_path, "a/b.png", "a-b/c.png", "a/B.png", "A/ä.png", "a/a/z.png")
   result = subprocess.run(
     "find * -type f | LC_ALL=C sort",
@@ -150,7 +142,7 @@ def test_order_is_that_of_sort(tmp_path: pathlib.Path) -> None:
   assert images(opened(tmp_path)) == result.stdout.splitlines()
 
 
-def test_links_are_followed(tmp_path: pathlib.Path) -> None:
+def test_links_are_followed(tmp_path):
   write(tmp_path, "store/1.png", "store/more/2.png", "root/a/3.png")
   (tmp_path / "root/b").symlink_to(tmp_path / "store")
   (tmp_path / "root/a/4.png").symlink_to(tmp_path / "store/1.png")
@@ -161,7 +153,7 @@ def test_links_are_followed(tmp_path: pathlib.Path) -> None:
   ]
 
 
-def test_links_that_never_end(tmp_path: pathlib.Path) -> None:
+def test_links_that_never_end(tmp_path):
   write(tmp_path, "a/1.png", "a/deep/2.png")
   (tmp_path / "a/deep/up").symlink_to(tmp_path / "a")
   with pytest.raises(
@@ -170,7 +162,7 @@ def test_links_that_never_end(tmp_path: pathlib.Path) -> None:
     opened(tmp_path)
 
 
-def test_broken_link_to_an_image(tmp_path: pathlib.Path) -> None:
+def test_broken_link_to_an_image(tmp_path):
   write(tmp_path, "a/1.png")
   (tmp_path / "a/2.png").symlink_to(tmp_path / "gone.png")
   with pytest.raises(InputError, match=r"a/2\.png' is not a file"):
@@ -190,22 +182,20 @@ def test_broken_link_to_an_image(tmp_path: pathlib.Path) -> None:
     (["train/1.png"], "train' has no class folders"),
   ],
 )
-def test_not_a_folder_of_classes(
-  tmp_path: pathlib.Path, paths: list[str], message: str
-) -> None:
+def test_not_a_folder_of_classes(tmp_path, paths, message):
   write(tmp_path, *paths)
   with pytest.raises(InputError, match=message):
     opened(tmp_path)
 
 
-def test_root_must_be_a_folder(tmp_path: pathlib.Path) -> None:
+def test_root_must_be_a_folder(tmp_path):
   write(tmp_path, "a/1.png")
   for root in (tmp_path / "b", tmp_path / "a" / "1.png"):
     with pytest.raises(InputError, match="is not a folder: give the one"):
       opened(root)
 
 
-def test_file_that_vanishes_is_a_failed_run(tmp_path: pathlib.Path) -> None:
+def test_file_that_vanishes_is_a_failed_run(tmp_path):
   write(tmp_path, "a/1.png", "a/2.png")
   found = opened(tmp_path)
   (tmp_path / "a/2.png").unlink()
@@ -215,13 +205,13 @@ def test_file_that_vanishes_is_a_failed_run(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 1])
-def test_index_outside_the_folder(tmp_path: pathlib.Path, index: int) -> None:
+def test_index_outside_the_folder(tmp_path, index):
   write(tmp_path, "a/1.png")
   with pytest.raises(IndexError, match=f"{index} is not in"):
     opened(tmp_path)[index]
 
 
-def test_eight_threads_read_what_one_reads(tmp_path: pathlib.Path) -> None:
+def test_eight_threads_read_what_one_reads(tmp_path):
   write(tmp_path, *(f"{i % 3}/{i:03}.png" for i in range(60)))
   found = opened(tmp_path)
   one = [(found[i].image, found[i].label) for i in range(60)]
@@ -235,7 +225,7 @@ def test_eight_threads_read_what_one_reads(tmp_path: pathlib.Path) -> None:
     assert list(pool.map(read, indices)) == [one[i] for i in indices]
 
 
-def test_the_id_is_the_number_in_the_name(tmp_path: pathlib.Path) -> None:
+def test_the_id_is_the_number_in_the_name(tmp_path):
   write(tmp_path, "a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png")
   config = extract_config.ImageFolderSource(
     root=str(tmp_path), id_from_name=True
@@ -254,9 +244,7 @@ def test_the_id_is_the_number_in_the_name(tmp_path: pathlib.Path) -> None:
     ("b/seven.png", "'b/seven.png' does not end in a number"),
   ],
 )
-def test_names_that_number_nothing(
-  tmp_path: pathlib.Path, second: str, said: str
-) -> None:
+def test_names_that_number_nothing(tmp_path, second, said):
   write(tmp_path, "a/x_07.png", second)
   config = extract_config.ImageFolderSource(
     root=str(tmp_path), id_from_name=True

@@ -31,9 +31,7 @@ def configs(tmp_path: pathlib.Path) -> dict[str, extract_config.Source]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "arrays"])
-def test_config_chooses_the_source(
-  configs: dict[str, extract_config.Source], kind: str
-) -> None:
+def test_config_chooses_the_source(configs, kind):
   opened = open_source(configs[kind], "train")
   assert isinstance(opened, Source)
   assert opened.name == kind
@@ -42,16 +40,12 @@ def test_config_chooses_the_source(
 
 
 @pytest.mark.parametrize("kind", ["folder", "arrays"])
-def test_iteration_ends(
-  configs: dict[str, extract_config.Source], kind: str
-) -> None:
+def test_iteration_ends(configs, kind):
   opened = open_source(configs[kind], "train")
   assert [example.example_id for example in opened] == [0, 1]
 
 
-def test_other_sources_do_not_pay_for_tfds(
-  configs: dict[str, extract_config.Source],
-) -> None:
+def test_other_sources_do_not_pay_for_tfds(configs):
   folder, arrays = configs["folder"], configs["arrays"]
   script = f"""
 import sys

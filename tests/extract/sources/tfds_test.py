@@ -159,7 +159,7 @@ def edit_info(folder: pathlib.Path, **values: str) -> None:
   path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_reads_file_bytes_labels_and_ids_of_each_split(data_dir: str) -> None:
+def test_reads_file_bytes_labels_and_ids_of_each_split(data_dir):
   for split, start, rows in (
     ("train", 0, NUM_TRAIN),
     ("test", NUM_TRAIN, NUM_TEST),
@@ -173,7 +173,7 @@ def test_reads_file_bytes_labels_and_ids_of_each_split(data_dir: str) -> None:
       assert (read.example_id, read.label) == (index, row % 3)
 
 
-def test_names_come_from_the_metadata(data_dir: str) -> None:
+def test_names_come_from_the_metadata(data_dir):
   opened = open_source(pets(data_dir), "test")
   assert opened.name == "oneshot_pets/plain"
   assert opened.version == "1.2.3"
@@ -190,18 +190,14 @@ def test_names_come_from_the_metadata(data_dir: str) -> None:
     ("test+train[:2]", [*range(40, 46), 0, 1]),
   ],
 )
-def test_slices_start_at_zero_again(
-  data_dir: str, split: str, rows: list[int] | range
-) -> None:
+def test_slices_start_at_zero_again(data_dir, split, rows):
   opened = open_source(pets(data_dir), split)
   examples = [opened[index] for index in range(len(opened))]
   assert [read.image for read in examples] == [png(row) for row in rows]
   assert [read.example_id for read in examples] == list(range(len(rows)))
 
 
-def test_prepares_once_and_then_needs_no_code(
-  data_dir: str, tmp_path: pathlib.Path
-) -> None:
+def test_prepares_once_and_then_needs_no_code(data_dir, tmp_path):
   """Another process, without our builder, reads the same; so does its folder.
 
   And neither TFDS nor we import TensorFlow on the way.
@@ -232,7 +228,7 @@ assert "tensorflow" not in sys.modules
   )
 
 
-def test_preparing_needs_no_tensorflow(data_dir: str) -> None:
+def test_preparing_needs_no_tensorflow(data_dir):
   open_source(pets(data_dir), "train")
   assert "tensorflow" not in sys.modules
 
@@ -246,9 +242,7 @@ def test_preparing_needs_no_tensorflow(data_dir: str) -> None:
     "oneshot_pets:1.*.*",
   ],
 )
-def test_data_dir_may_be_the_prepared_folder(
-  data_dir: str, tmp_path: pathlib.Path, name: str
-) -> None:
+def test_data_dir_may_be_the_prepared_folder(data_dir, tmp_path, name):
   config = extract_config.TfdsSource(
     name=name, data_dir=str(copied(data_dir, tmp_path))
   )
@@ -259,8 +253,8 @@ def test_data_dir_may_be_the_prepared_folder(
   "name", ["mnist", "oneshot_pets/keys", "oneshot_pets/plain:2.0.0"]
 )
 def test_prepared_folder_of_another_data_set_is_refused(
-  data_dir: str, tmp_path: pathlib.Path, name: str
-) -> None:
+  data_dir, tmp_path, name
+):
   config = extract_config.TfdsSource(
     name=name, data_dir=str(copied(data_dir, tmp_path))
   )
@@ -270,7 +264,7 @@ def test_prepared_folder_of_another_data_set_is_refused(
     open_source(config, "train")
 
 
-def test_keys_choose_among_several_features(data_dir: str) -> None:
+def test_keys_choose_among_several_features(data_dir):
   opened = open_source(
     pets(data_dir, "keys", image_key="right", label_key="mood"), "train"
   )
@@ -278,7 +272,7 @@ def test_keys_choose_among_several_features(data_dir: str) -> None:
   assert (opened[3].image, opened[3].label) == (png(197), 1)
 
 
-def test_a_mask_is_not_the_image_and_numbers_are_names(data_dir: str) -> None:
+def test_a_mask_is_not_the_image_and_numbers_are_names(data_dir):
   opened = open_source(pets(data_dir, "masked"), "train")
   assert opened[3].image == png(3)
   assert opened.class_names == ("0", "1", "2")
@@ -313,9 +307,7 @@ def test_a_mask_is_not_the_image_and_numbers_are_names(data_dir: str) -> None:
     ("deep", {}, "'image' is uint16"),
   ],
 )
-def test_features_that_cannot_be_chosen(
-  tmp_path: pathlib.Path, name: str, keys: dict[str, str], message: str
-) -> None:
+def test_features_that_cannot_be_chosen(tmp_path, name, keys, message):
   # Only the metadata matters here, and TFDS cannot write all of the examples
   # without TensorFlow.
   builder = OneshotPets(config=name, data_dir=str(tmp_path))
@@ -328,7 +320,7 @@ def test_features_that_cannot_be_chosen(
   assert "\n" not in str(caught.value)
 
 
-def test_unlabelled_examples_are_refused_when_read(data_dir: str) -> None:
+def test_unlabelled_examples_are_refused_when_read(data_dir):
   opened = open_source(pets(data_dir, "unlabelled"), "test")
   with pytest.raises(
     InputError, match=r"unlabelled/test\[2\] has a label that is none"
@@ -346,9 +338,7 @@ def test_unlabelled_examples_are_refused_when_read(data_dir: str) -> None:
     ("train[7:3]", "has no examples"),
   ],
 )
-def test_unknown_split_lists_the_splits(
-  data_dir: str, split: str, message: str
-) -> None:
+def test_unknown_split_lists_the_splits(data_dir, split, message):
   with pytest.raises(InputError, match=message) as caught:
     open_source(pets(data_dir), split)
   assert "train (40), test (6)" in str(caught.value)
@@ -367,9 +357,7 @@ def test_unknown_split_lists_the_splits(
     ("", "Parsing builder name string"),
   ],
 )
-def test_unknown_name_names_its_neighbours(
-  tmp_path: pathlib.Path, name: str, hint: str
-) -> None:
+def test_unknown_name_names_its_neighbours(tmp_path, name, hint):
   (tmp_path / "only_on_disk").mkdir()
   config = extract_config.TfdsSource(name=name, data_dir=str(tmp_path))
   with pytest.raises(InputError, match=hint) as caught:
@@ -381,8 +369,8 @@ def test_unknown_name_names_its_neighbours(
 
 @pytest.mark.parametrize("file_format", ["tfrecord", "riegeli"])
 def test_other_formats_say_how_to_prepare_again(
-  data_dir: str, tmp_path: pathlib.Path, file_format: str
-) -> None:
+  data_dir, tmp_path, file_format
+):
   edit_info(copied(data_dir, tmp_path), fileFormat=file_format)
   with pytest.raises(InputError, match=f"prepared as {file_format}") as caught:
     open_source(pets(str(tmp_path)), "train")
@@ -393,9 +381,7 @@ def test_other_formats_say_how_to_prepare_again(
   assert open_source(pets(folder), "train")[7].image == png(7)
 
 
-def test_other_formats_without_the_code(
-  data_dir: str, tmp_path: pathlib.Path
-) -> None:
+def test_other_formats_without_the_code(data_dir, tmp_path):
   folder = copied(data_dir, tmp_path)
   edit_info(folder, fileFormat="tfrecord", name="nobody_knows")
   config = extract_config.TfdsSource(name="nobody_knows", data_dir=str(folder))
@@ -403,7 +389,7 @@ def test_other_formats_without_the_code(
     open_source(config, "train")
 
 
-def test_failed_preparation_keeps_the_reason(data_dir: str) -> None:
+def test_failed_preparation_keeps_the_reason(data_dir):
   for _ in range(2):  # And leaves nothing behind that looks prepared.
     with pytest.raises(RunError) as caught:
       open_source(pets(data_dir, "offline"), "train")
@@ -412,17 +398,13 @@ def test_failed_preparation_keeps_the_reason(data_dir: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_unfinished_folder_is_named(
-  data_dir: str, tmp_path: pathlib.Path
-) -> None:
+def test_unfinished_folder_is_named(data_dir, tmp_path):
   (copied(data_dir, tmp_path) / "dataset_info.json").unlink()
   with pytest.raises(InputError, match=r"no dataset_info\.json"):
     open_source(pets(str(tmp_path)), "train")
 
 
-def test_lost_shard_fails_where_it_is_read(
-  data_dir: str, tmp_path: pathlib.Path
-) -> None:
+def test_lost_shard_fails_where_it_is_read(data_dir, tmp_path):
   (shard,) = copied(data_dir, tmp_path).glob("*-train.array_record-*")
   shard.unlink()
   opened = open_source(pets(str(tmp_path)), "train")
@@ -432,7 +414,7 @@ def test_lost_shard_fails_where_it_is_read(
     opened[3]
 
 
-def test_eight_threads_read_what_one_reads(data_dir: str) -> None:
+def test_eight_threads_read_what_one_reads(data_dir):
   indices = random.Random(0).choices(range(NUM_TRAIN), k=500)
   opened = open_source(pets(data_dir), "train")
 
@@ -446,7 +428,7 @@ def test_eight_threads_read_what_one_reads(data_dir: str) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, NUM_TEST])
-def test_index_outside_the_split(data_dir: str, index: int) -> None:
+def test_index_outside_the_split(data_dir, index):
   with pytest.raises(IndexError, match=f"{index} is not in"):
     open_source(pets(data_dir), "test")[index]
 
@@ -454,12 +436,12 @@ def test_index_outside_the_split(data_dir: str, index: int) -> None:
 @pytest.mark.parametrize(
   "split", ["train+train", "train[:60%]+train[40%:]", "all+test", "test+all"]
 )
-def test_no_example_is_read_twice(data_dir: str, split: str) -> None:
+def test_no_example_is_read_twice(data_dir, split):
   with pytest.raises(InputError, match="may read an example twice"):
     open_source(pets(data_dir), split)
 
 
-def test_splits_may_be_joined(data_dir: str) -> None:
+def test_splits_may_be_joined(data_dir):
   sizes = [
     len(open_source(pets(data_dir), split))
     for split in ("train", "test", "train+test")
@@ -467,7 +449,7 @@ def test_splits_may_be_joined(data_dir: str) -> None:
   assert sizes[2] == sizes[0] + sizes[1]
 
 
-def test_whose_an_example_is(data_dir: str) -> None:
+def test_whose_an_example_is(data_dir):
   keys = {"image_key": "left", "label_key": "mood"}
   config = pets(data_dir, "keys", **keys, unit_key="owner")
   found = open_source(config, "train")
@@ -481,7 +463,7 @@ def test_whose_an_example_is(data_dir: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["note", "left", "nobody"])
-def test_what_is_no_unit(data_dir: str, key: str) -> None:
+def test_what_is_no_unit(data_dir, key):
   config = pets(
     data_dir, "keys", image_key="left", label_key="mood", unit_key=key
   )
@@ -489,7 +471,7 @@ def test_what_is_no_unit(data_dir: str, key: str) -> None:
     open_source(config, "train")
 
 
-def test_the_id_is_the_number_in_a_text(data_dir: str) -> None:
+def test_the_id_is_the_number_in_a_text(data_dir):
   opened = open_source(
     pets(data_dir, "named", id_key="file_name"), "train[10:20]"
   )
@@ -503,12 +485,12 @@ def test_the_id_is_the_number_in_a_text(data_dir: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["label", "image", "nobody"])
-def test_what_holds_no_file_names(data_dir: str, key: str) -> None:
+def test_what_holds_no_file_names(data_dir, key):
   with pytest.raises(InputError, match=f"id_key='{key}' is not a text"):
     open_source(pets(data_dir, "named", id_key=key), "train")
 
 
-def test_a_text_without_a_number_is_named(data_dir: str) -> None:
+def test_a_text_without_a_number_is_named(data_dir):
   opened = open_source(pets(data_dir, "named", id_key="nickname"), "train")
   assert opened[5].example_id == 9
   with pytest.raises(
