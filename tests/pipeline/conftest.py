@@ -74,6 +74,10 @@ def head(finished_sweep, tmp_path) -> pathlib.Path:
 def place(train_cache, eval_cache, finished_sweep, tmp_path):
   """Puts the paths of this test into a command line."""
   (tmp_path / "config.py").write_text(CONFIG)
+  photos = f'ImageFolderSource(root="{tmp_path / "photos"}")'
+  (tmp_path / "photos.py").write_text(
+    CONFIG.replace('ArraysSource(path="images.npz")', photos)
+  )
   paths = {
     "train": train_cache.path,
     "eval": eval_cache.path,

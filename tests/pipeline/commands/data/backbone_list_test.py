@@ -1,7 +1,11 @@
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.backbones.registry import backbone_names
+from oneshot_dp.extract.backbones.registry import (
+  backbone_names,
+  find_architecture,
+)
+from oneshot_dp.pipeline.commands.data import backbone_list
 from oneshot_dp.pipeline.commands.data.backbone_list import backbones
 
 
@@ -21,19 +25,21 @@ def test_the_embeddings_are_listed():
 
 def test_all_about_one():
   rows = dict(
-    line.split(maxsplit=1) for line in backbones("vit_ti16").text.split("\n")
+    line.split(maxsplit=1)
+    for line in backbones("glyph_vit").text.split("\n")
+    if not line.startswith(" ")
   )
-  assert rows["parameters"] == "5.5 million without the head"
-  assert rows["embeddings"].startswith("cls [192], mean [192], cls_mean [384]")
+  assert rows["parameters"] == "0.6 million without the head"
+  assert rows["embeddings"].startswith(
+    "pre_logits [128], cls [128], mean [128]"
+  )
   assert rows["embeddings"].endswith("(the first is the default)")
-  assert rows["image"] == "224 px, both sides resized to it, bicubic"
+  assert rows["image"] == "32 px, both sides resized to it, bicubic"
 
 
 def test_a_crop_is_told():
-  assert (
-    "224 px, cropped from a shorter side of 256, bicubic"
-    in backbones("deit_ti16").text
-  )
+  told = backbone_list._resizing(find_architecture("deit_ti16").reference)
+  assert told == "cropped from a shorter side of 256, bicubic"
 
 
 def test_one_that_needs_no_weights():

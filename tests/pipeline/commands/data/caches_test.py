@@ -24,44 +24,39 @@ class TestCaches:
   """What may be wrong with the directory behind --cache."""
 
   @pytest.mark.parametrize(
-    "command",
+    ("command", "kind"),
     [
-      "train --cache {bad} --epsilon 1 --delta 1e-5 --out {out}",
-      "sweep --cache {bad} --eval-cache {eval} --epsilons 1 --delta 1e-5"
-      " --out {out}",
-      "sweep --cache {train} --eval-cache {bad} --epsilons 1 --delta 1e-5"
-      " --out {out}",
-      "evaluate {head} --cache {bad}",
-      "inspect {bad}",
-      "verify {bad}",
-      "budget --cache {bad}",
+      (f"{TRAIN} --cache {{bad}}", "missing"),
+      (f"{TRAIN} --cache {{bad}}", "unfinished"),
+      (f"{SWEEP} --cache {{bad}}", "empty"),
+      (f"{SWEEP} --eval-cache {{bad}}", "unfinished"),
+      ("evaluate {head} --cache {bad}", "empty"),
+      ("inspect {bad}", "unfinished"),
+      ("verify {bad}", "unfinished"),
+      ("budget --cache {bad}", "missing"),
     ],
   )
-  @pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-      ("missing", "no such directory"),
-      ("empty", "not a feature cache (no cache_info.json)"),
-      ("unfinished", "not a finished cache; re-run the extraction to resume"),
-    ],
-  )
-  def test_no_cache(self, place, capsys, tmp_path, command, kind, said):
+  def test_no_cache(self, place, capsys, tmp_path, command, kind):
+    said = {
+      "missing": "no such directory",
+      "empty": "not a feature cache (no cache_info.json)",
+      "unfinished": "not a finished cache; re-run the extraction to resume",
+    }
     bad = tmp_path / "bad"
     if kind == "empty":
       bad.mkdir()
     elif kind == "unfinished":
       begin(bad, make_identity())
     argv = place(command.replace("{bad}", str(bad)))
-    assert said in fails(capsys, *argv)
+    assert said[kind] in fails(capsys, *argv)
     assert not (tmp_path / "out").exists()
 
-  @pytest.mark.parametrize("command", [TRAIN, SWEEP])
-  def test_a_corrupted_shard(self, place, capsys, spoilt, command):
+  def test_a_corrupted_shard(self, place, capsys, spoilt):
     shard = sorted(spoilt.glob("*.array_record-*"))[1]
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 4
     shard.write_bytes(content)
-    line = fails(capsys, *place(command), "--cache", spoilt)
+    line = fails(capsys, *place(SWEEP), "--cache", spoilt)
     assert line.startswith(f"{shard}: damaged")
 
   def test_a_shard_cut_short(self, place, capsys, spoilt):
@@ -126,17 +121,7 @@ class TestImport:
     assert "warning: without --backbone-name" in err
 
   @pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-      ("{tmp}/none.npz --out {out}", "none.npz: no such file."),
-      ("{config} --out {out}", "config.py: not a readable npz"),
-      (
-        "{images} --out {out}",
-        "no array embedding or label (or train_embedding",
-      ),
-      ("{images}", "--out"),
-      ("--out {out}", "file"),
-    ],
+    ("flags", "said"), [("{images}", "--out"), ("--out {out}", "file")]
   )
   def test_bad_input(self, place, capsys, images, flags, said):
     assert said in fails(capsys, *place(f"import-features {flags}"))

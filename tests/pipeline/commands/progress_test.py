@@ -51,9 +51,7 @@ def shown(argv: list[str]) -> str:
     ("verify {train}", {"verify"}),
     (DUPLICATES, {"read train", "compare"}),
     (TRAIN, {"clipped sum"}),
-    (SWEEP, {"clipped sum", "evaluate"}),
     (ABLATE, {"ablation", "clipped sum", "evaluate"}),
-    ("evaluate {head} --cache {eval}", {"evaluate"}),
     (AUDIT, {"releases"}),
   ],
   ids=lambda each: each.split()[0] if isinstance(each, str) else "",
@@ -63,8 +61,9 @@ def test_bars(typed, words, bars):
   assert bars <= {name.strip() for name in found}
 
 
-@pytest.mark.parametrize("flag", ["--quiet", "--json"])
-@pytest.mark.parametrize("words", [SWEEP, "verify {train}"])
+@pytest.mark.parametrize(
+  ("words", "flag"), [(SWEEP, "--quiet"), ("verify {train}", "--json")]
+)
 def test_none_when_asked_to_be_quiet(typed, words, flag):
   screen = shown([*typed(words), flag])
   assert "%|" not in screen

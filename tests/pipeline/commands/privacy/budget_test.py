@@ -15,6 +15,23 @@ SHOW = "budget --cache {train}"
 
 
 class TestShow:
+  def test_nothing_yet(self, place, capsys):
+    out, _ = succeeds(capsys, *place("budget --cache {train}"))
+    assert "nothing has been released" in out
+
+  def test_it_adds_up(self, place, capsys, tmp_path):
+    succeeds(capsys, *place(TRAIN), "--out", tmp_path / "a")
+    succeeds(capsys, *place(TRAIN), "--out", tmp_path / "b")
+    seeded = ["--noise-seed", 1, "--out", tmp_path / "c"]
+    succeeds(capsys, *place(TRAIN), *seeded)
+    out, _ = succeeds(capsys, *place("budget --cache {train}"))
+    assert out.count("1 draw(s) of epsilon 1 at delta 1e-05") == 3
+    sigma = accounting.noise_multiplier(1.0, 1e-5) / 2**0.5
+    spent = accounting.printable(accounting.epsilon_of(sigma, 1e-5))
+    assert f"epsilon = {spent} at delta = 1e-05, ADD_OR_REMOVE_ONE" in out
+    assert "REPLACE_ONE" in out
+    assert "1 of 3 entries let out results that are NOT PRIVATE" in out
+
   def test_one_line_for_each_entry(self, place, capsys, train_cache):
     succeeds(capsys, *place(SWEEP), "--num-draws", 3)
     succeeds(
@@ -53,6 +70,8 @@ class TestShow:
     out, _ = succeeds(capsys, *place(SHOW))
     assert "  baseline of split train; NOT PRIVATE, noise: none:" in out
     assert "cap: none; see `oneshot-dp budget set --help`" in out
+    _, err = succeeds(capsys, *place(SET.replace("2", "8", 1)))
+    assert "1 entries let out results that are NOT PRIVATE; no cap" in err
 
   def test_a_cap_alone(self, place, capsys):
     succeeds(capsys, *place(SET))
@@ -76,6 +95,13 @@ class TestShow:
     for command in (place(SHOW), place(SET), argv):
       line = fails(capsys, *command)
       assert f"{path}: 1 of 1 entries are missing from its end" in line
+
+  def test_a_folder_where_the_ledger_should_be(
+    self, place, capsys, train_cache
+  ):
+    cache_ledger(train_cache, None).path.mkdir(parents=True)
+    line = fails(capsys, *place("budget --cache {train}"), status=1)
+    assert "cannot be read: Is a directory." in line
 
 
 class TestSet:
@@ -140,11 +166,6 @@ class TestSet:
     assert "more than this is spent already; nothing further" in err
     assert out.endswith("nothing is left\n")
 
-  def test_after_a_baseline(self, place, capsys):
-    succeeds(capsys, *place(SWEEP), "--baseline")
-    _, err = succeeds(capsys, *place(SET.replace("2", "8", 1)))
-    assert "1 entries let out results that are NOT PRIVATE; no cap" in err
-
   def test_another_relation(self, place, capsys):
     relation = ["--neighboring-relation", "replace-one"]
     succeeds(capsys, *place(SET), *relation)
@@ -157,19 +178,9 @@ class TestSet:
     ("command", "said"),
     [
       ("budget set --cache {train} --max-epsilon 2", "--max-delta"),
-      ("budget set --max-epsilon 2 --max-delta 1e-5", "--cache"),
       (SET.replace("1e-5", "2"), "delta=2.0 must lie strictly between"),
       (SET.replace("2", "-1", 1), "epsilon=-1.0 must be positive"),
     ],
   )
   def test_a_cap_that_makes_no_sense(self, place, capsys, command, said):
     assert said in fails(capsys, *place(command))
-
-  def test_help(self, capsys):
-    with pytest.raises(SystemExit) as stop:
-      main(["budget", "set", "--help"])
-    assert not stop.value.code
-    out, err = capsys.readouterr()
-    assert "usage: oneshot-dp budget set" in out
-    assert "the delta at which max-epsilon must hold" in " ".join(out.split())
-    assert err == ""
