@@ -3,7 +3,7 @@
     python tests/benchmarks/start_time.py
 
 Prints the fastest and the slowest of several runs, each in a process of its
-own; modules that are slow to import are forbidden by tests/pipeline/help_test.
+own; tests/pipeline/commands/help_test forbids what is slow to import.
 """
 
 import subprocess

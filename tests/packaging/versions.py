@@ -32,7 +32,7 @@ SUITE = (
   "tests/linear_dp/noise_test.py",
   "tests/linear_dp/optimizers_test.py",
   "tests/linear_dp/release_test.py",
-  "tests/pipeline/extract_cli_test.py",
+  "tests/pipeline/commands/data/extract_test.py",
   "tests/pipeline/sweep_test.py",
 )
 """What meets the dependencies: models, files, Beam, noise, the command."""

@@ -17,6 +17,11 @@ SWEEP = (
   "sweep --cache {train} --eval-cache {eval} --epsilons 1 2 --delta 1e-5"
   " --out {out}"
 )
+# Seeded: of sound releases too, audits flag some.
+AUDIT = (
+  "audit --epsilon 1 --delta 1e-5 --runs 600 --canaries 100 --num-classes 2"
+  " --feature-dim 2 --noise-seed 1"
+)
 EXTRACT = (
   "extract {config} --source.path {images} --split train --out {out}"
   " --decode-threads 1"

@@ -15,7 +15,7 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report import report
 from oneshot_dp.pipeline.report.report import WrittenReport
 from oneshot_dp.pipeline.shell.answer import Answer, plain
-from tests.pipeline.command_line import EXTRACT, SWEEP, TRAIN, succeeds
+from tests.pipeline.command_line import AUDIT, EXTRACT, SWEEP, TRAIN, succeeds
 
 RUN = "--cache {train} --eval-cache {eval} --out {out}"
 ALL = [
@@ -33,9 +33,7 @@ ALL = [
   "report {tmp}/results",
   "budget --cache {train}",
   "budget set --cache {train} --max-epsilon 2 --max-delta 1e-5",
-  # Seeded: of sound releases too, audits flag some.
-  "audit --epsilon 1 --delta 1e-5 --runs 600 --canaries 100 --num-classes 2"
-  " --feature-dim 2 --noise-seed 1",
+  AUDIT,
 ]
 
 

@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 
 from oneshot_dp.pipeline.cli import main
-from tests.pipeline.command_line import EXTRACT, SWEEP, TRAIN
+from tests.pipeline.command_line import AUDIT, EXTRACT, SWEEP, TRAIN
 
 ABLATE = (
   "ablate --cache {train} --eval-cache {eval} --epsilon 1 --delta 1e-5"
   " --out {out} --axes clip --clip-norms 2"
-)
-# Seeded: of sound releases too, audits flag some.
-AUDIT = (
-  "audit --epsilon 1 --delta 1e-5 --runs 600 --canaries 100 --num-classes 2"
-  " --feature-dim 2 --noise-seed 1"
 )
 DUPLICATES = "verify {train} --duplicates --min-cosine 0.99"
 

@@ -96,7 +96,7 @@ ASKED_WRONGLY = [
   ("extract cifar10_vit_ti61 --out {out}", "did you mean cifar10_vit_ti16"),
   ("backbones vit_x16", "did you mean vit_"),
   (f"{EXTRACT} --backbone.name vit_zz", "'vit_zz' is unknown"),
-  (f"{EXTRACT} --runner NoSuchRunner", "NoSuchRunner"),
+  (f"{EXTRACT} --runner NoSuchRunner", "Beam: Unexpected pipeline runner"),
   (f"{TRAIN} --head lamd", "lamd"),
   (f"{COMPARE} --heads", "heads"),
   (f"{COMPARE} --heads lamb lamd", "lamd"),

@@ -40,7 +40,6 @@ class TestExtract:
     ("flags", "said"),
     [
       ("--direct_num_workers many", "invalid int value: 'many'"),
-      ("--runner DataflowRunner", "Beam: "),
       ("--shard-rows 0", "shard_rows=0 must be"),
       ("--embedding-dtype int8", "int8"),
       ("--preprocess.image-size 0", "image_size=0"),
