@@ -1,0 +1,178 @@
+"""`--head whitened` and `--head auto`, which is the same here."""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.mechanisms import Whitened, mechanism_of
+from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
+from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
+from oneshot_dp.pipeline.saved_head.model_card import model_card
+from oneshot_dp.pipeline.saved_head.receipt import problems
+from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.training.train_heads import cache_ledger
+from tests.head_contract import (
+  SECOND_DRAW,
+  HeadContract,
+  Kind,
+  PerExample,
+  Receipt,
+  changed,
+  trained,
+)
+from tests.linear_dp.blocks import DTYPES
+from tests.linear_dp.heads.whitened.whitened_test import (
+  Transcript,
+  unit_of_any_length,
+  unit_rows,
+)
+from tests.pipeline.command_line import SWEEP, TRAIN, succeeds
+from tests.pipeline.sample_caches import write_rows
+
+WHITENED = HeadConfig(head="whitened")
+
+
+class WhitenedKind(Kind):
+  def sigma(self, receipt: Receipt) -> float:
+    """Mean, moment where there is one, and every step."""
+    said = receipt["mechanism"]
+    assert (said["moment_noise_multiplier"] is None) == (not said["whitens"])
+    precision = said["mean_noise_multiplier"] ** -2
+    precision += (said["moment_noise_multiplier"] or math.inf) ** -2
+    precision += said["num_steps"] * said["step_noise_multiplier"] ** -2
+    found = receipt["privacy"]["noise_multiplier"]
+    # The sensitivity of the whole is 1, or 2 where a row is replaced.
+    assert precision**-0.5 == pytest.approx(found, rel=1e-12)
+    return precision**-0.5
+
+
+@pytest.fixture(scope="module")
+def whitening(train_cache, tmp_path_factory) -> Receipt:
+  """Of a head with so little noise that it whitens."""
+  folder = tmp_path_factory.mktemp("head")
+  (head,) = trained(train_cache, WHITENED, 20.0, ledger_dir=folder)
+  return write_head(folder / "head", head, train_cache.info)
+
+
+class TestWhitened(PerExample, HeadContract):
+  kind = WhitenedKind(config=WHITENED, flags="--head auto")
+
+  @pytest.fixture(params=[False, True], ids=["", "whitens"])
+  def receipt(self, request, sweep, whitening) -> Receipt:
+    found = whitening if request.param else sweep.receipt(SECOND_DRAW)
+    assert found["mechanism"]["whitens"] == request.param
+    return found
+
+  def test_nothing_has_the_name_auto(self, sweep):
+    config = json.loads((sweep.folder / "results/config.json").read_text())
+    assert config["head"]["head"] == "whitened"
+    written = [
+      p.read_text()
+      for p in sweep.folder.rglob("*")
+      if p.suffix in (".json", ".csv", ".md", ".jsonl")
+    ]
+    assert len(written) > 15
+    assert not any('"auto"' in text or ",auto," in text for text in written)
+
+  def test_a_forged_input_is_reported(self, sweep, tmp_path):
+    """The whole mechanism made over for rows as they are, and the card."""
+    head = tmp_path / "head"
+    shutil.copytree(sweep.head(SECOND_DRAW), head)
+    receipt = read_head(head).receipt
+    said = receipt["mechanism"]
+    assert said["input"] == UNIT_NORM
+    assert problems(changed(receipt, ("mechanism", "input"), AS_STORED))
+    mechanism = mechanism_of(said)
+    assert isinstance(mechanism, Whitened)
+    rule = dataclasses.replace(mechanism.rule, centres=False)
+    forged = receipt | {"mechanism": Whitened(rule=rule).as_json()}
+    (head / "receipt.json").write_text(json.dumps(forged))
+    (head / "README.md").write_text(model_card(forged))
+    assert problems(forged) == []
+    assert verify_head(head, sweep.ledgers).problems == (
+      f"the kernel is for {UNIT_NORM!r}, the receipt says {AS_STORED!r}.",
+    )
+
+
+@pytest.mark.parametrize(
+  ("head", "why"), [("whitened", ""), ("auto", "head: whitened, as ")]
+)
+def test_train(place, capsys, tmp_path, head, why):
+  out, err = succeeds(capsys, *place(f"{TRAIN} --head {head}"))
+  assert "epsilon = 1 at delta = 1e-05 (ADD_OR_REMOVE_ONE)" in out
+  assert "noise multiplier 3.7306, noise from os.urandom" in out
+  *said, charged, new = err.splitlines()
+  assert new.startswith("warning: this is a new ledger: ")
+  assert charged.startswith("charged to ")
+  *chosen, settings = said
+  assert [line.startswith(why) for line in chosen] == [True] * bool(why)
+  # As 180 rows of 4 classes.
+  assert settings.startswith(
+    "epsilon 1: not whitened, as n/(K*sigma) = 12 < 80"
+  )
+  card = (tmp_path / "out/README.md").read_text()
+  assert "private centring of the unit-norm embeddings, then 60 full-" in card
+  assert "logits = (embedding / its L2 norm) @ kernel + bias." in card
+  assert "learning rate" not in card
+
+
+LENGTHS = {"float16": 5e3, "bfloat16": 1e-30, "float32": 1e36}
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 20.0])
+def test_a_head_on_disk_ranks_rows_as_the_trained_model(
+  monkeypatch, train_cache, tmp_path, epsilon
+):
+  """unit((x̂ − m)·A)·W in float64, of rows of any length and any type."""
+  transcript = Transcript.watch(monkeypatch)
+  (made,) = trained(train_cache, WHITENED, epsilon)
+  write_head(tmp_path / "head", made, train_cache.info)
+  assert isinstance(made.mechanism, Whitened)
+  rule = made.mechanism.rule
+  assert rule.whitens == (epsilon == 20)
+  saved = read_head(tmp_path / "head").head
+  rng = np.random.default_rng(1)
+  rows = unit_rows(rng.standard_normal((150, 6)))
+  rows = rows[transcript.scores(rule, rows)[1]][:120]
+  for dtype, length in LENGTHS.items():
+    stored = (rows * length).astype(DTYPES[dtype])
+    full, clear = transcript.scores(rule, unit_of_any_length(stored))
+    stored, ranked = stored[clear], np.argsort(-full[clear], axis=1)
+    assert len(stored) > 100
+    wide = stored.astype(np.float32)
+    found = np.argsort(-saved.logits(jnp.asarray(wide)), axis=1)
+    np.testing.assert_array_equal(found, ranked)
+    cache = write_rows(
+      tmp_path / dtype,
+      Rows(embedding=wide, label=ranked[:, 0], example_id=np.arange(len(wide))),
+      embedding_dtype=dtype,
+      split="test",
+    )
+    (score,) = evaluate_cache([saved], cache)
+    assert score.top1 == 1.0
+
+
+@pytest.mark.parametrize("head", ["whitened", "auto"])
+def test_nested_releases_are_refused(place, capsys, train_cache, head):
+  assert main(place(f"{SWEEP} --head {head} --release nested")) == 2
+  said = capsys.readouterr().err.splitlines()[-1]
+  assert "release='nested' is for heads of one step" in said
+  assert cache_ledger(train_cache, None).entries() == []
+
+
+def test_auto_is_lamb_where_there_are_users(place, capsys, visits, tmp_path):
+  argv = [*place(f"{TRAIN} --head auto"), "--cache", visits.path]
+  _, err = succeeds(capsys, *argv)
+  assert "head: lamb, as it clips all rows of a user as one" in err
+  receipt = read_head(tmp_path / "out").receipt
+  assert receipt["training"]["head"] == "lamb"
+  assert receipt["mechanism"]["clipped"] == "unit"
