@@ -27,8 +27,8 @@ demo: $(VENV)/.project ## a private sweep from images to plots, in demo/
 test: $(VENV)/.project $(VENV)/.libtpu ## every test
 	@$(PYTEST) $(PYTEST_ARGS)
 
-test-fast: $(VENV)/.project $(VENV)/.libtpu ## the tests that are not marked slow
-	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+test-fast: $(VENV)/.project $(VENV)/.libtpu ## what is not slow, types unchecked
+	@ONESHOT_DP_CHECK_TYPES=0 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 	@$(PYTHON) tests/packaging/versions.py --uv $(UV) --oldest --newest

@@ -14,7 +14,7 @@ from tests.extract.caches import digest
 from tests.extract.image_jobs import write_folder
 from tests.pipeline.command_line import one_line, start
 
-IMAGES, SHARD_ROWS = 2000, 100
+IMAGES, SHARD_ROWS = 1000, 50
 
 CONFIG = f"""
 from oneshot_dp.configs.extract_config import *
@@ -38,7 +38,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
   process = extraction(place, place / "undisturbed")
   out, err = process.communicate(timeout=300)
   assert process.returncode == 0, err
-  assert "2,000 images in" in out
+  assert "1,000 images in" in out
   return place
 
 
@@ -116,6 +116,6 @@ def test_worker_processes_make_the_same_bytes(folder, tmp_path):
   process = extraction(folder, tmp_path / "cache", *flags)
   said, err = process.communicate(timeout=300)
   assert process.returncode == 0, err
-  assert "2,000 images in" in said
+  assert "1,000 images in" in said
   assert "0 undecodable" in said
   assert digest(tmp_path / "cache") == digest(folder / "undisturbed")

@@ -131,26 +131,26 @@ def run(tmp_path_factory) -> Run:
   write_features(place / "features.npz")
   run = Run(place)
   for split in ("train", "test"):
-    run(
+    run.here(
       f"import-features features.npz --split {split} --backbone-name net"
       f" --out caches/{split}"
     )
   ledger = "--ledger-dir ledgers"
-  run("inspect caches/train")
-  run("verify caches/train")
+  run.here("inspect caches/train")
+  run.here("verify caches/train")
   run(
     "sweep --cache caches/train --eval-cache caches/test --epsilons 0.5 1 4"
     f" --delta 1e-5 --num-draws 2 --out sweep {ledger}"
   )
-  run(
+  run.here(
     f"train --cache caches/train --epsilon 2 --delta 1e-5 --out head {ledger}"
   )
-  run("verify head")
-  run("evaluate head --cache caches/test")
-  run(f"budget --cache caches/train {ledger}")
+  run.here("verify head")
+  run.here("evaluate head --cache caches/test")
+  run.here(f"budget --cache caches/train {ledger}")
   # What fails must not tell either.
   run("evaluate head --cache caches/train", 2)
-  run(
+  run.here(
     f"train --cache caches/train --epsilon -1 --delta 1e-5 --out x {ledger}", 2
   )
   run_the_rest(run)

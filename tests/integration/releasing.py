@@ -28,7 +28,7 @@ from oneshot_dp.linear_dp.one_step.release import (
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
-WORKERS, RELEASES, KILLS = 4, 200, 60
+WORKERS, RELEASES, KILLS = 4, 100, 30
 EPSILONS = (4.0, 1.0)
 DELTA = 1e-5
 

@@ -29,7 +29,7 @@ def check_memory_and_types(program):
 # (A network takes the compiler up to a minute; the command does them all.)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_extraction(chip):
-  name = "vit_h14"
+  name = "vit_b16"
   program = tpu_estimate.extraction(name, CHIPS[chip])
   print(tpu_estimate.extraction_line(name, chip, program))
   check_memory_and_types(program)
@@ -38,9 +38,10 @@ def test_extraction(chip):
   assert predicted > PAPER_TABLE_8[name]
 
 
+@pytest.mark.parametrize(
+  ("dtype", "bias"), [("float16", False), ("bfloat16", True), ("float32", True)]
+)
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_exact_sum(chip, bias, dtype):
   program = tpu_estimate.exact_sum(CHIPS[chip], bias=bias, dtype=dtype)
   print(tpu_estimate.sum_line(f"{chip}, {dtype}, bias {bias}", program, 0))

@@ -22,10 +22,9 @@ THEIRS = "ignore:label() is deprecated:DeprecationWarning"
 # seconds that JAX, Beam and TFDS take to import.
 RUN = """
 import importlib, json, pkgutil, sys
-for package in ("configs", "extract", "linear_dp", "pipeline"):
-  package = importlib.import_module(package)
-  for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-    importlib.import_module(module.name)
+import oneshot_dp
+for module in pkgutil.walk_packages(oneshot_dp.__path__, "oneshot_dp."):
+  importlib.import_module(module.name)
 from oneshot_dp.pipeline.cli import main
 for argv in json.loads(sys.argv[1]):
   try:

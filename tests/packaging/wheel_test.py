@@ -1,8 +1,6 @@
 """The wheel has the packages whole and nothing else, and runs from anywhere."""
 
 import importlib.metadata
-import pathlib
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -11,8 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = pathlib.Path(__file__).parents[2]
-FOLDERS = ("configs", "extract", "linear_dp", "pipeline")
+from tests.packaging.conftest import FOLDERS, ROOT
+
 EXTRAS = {"demo", "gcp", "lint", "plots", "pretrain", "test"}
 
 # `oneshot-dp --help` and the embedded weights, with the repository out of
@@ -31,43 +29,6 @@ sys.exit(oneshot_dp.pipeline.cli.main(["--help"]))
 """
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-  """A copy of the repository, with what an older build may have left in it."""
-  pytest.importorskip("hatchling", reason="the build backend, of the lock")
-  copy = tmp_path_factory.mktemp("source")
-  for folder in (*FOLDERS, "oneshot_dp", "tests"):
-    cached = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / folder, copy / folder, ignore=cached, symlinks=True)
-  for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
-    shutil.copy(ROOT / name, copy)
-  stale = "configs/gone.py"
-  for leftover in (
-    f"build/lib/{stale}",
-    "configs/__pycache__/gone.cpython-311.pyc",
-    "oneshot_dp.egg-info/SOURCES.txt",
-  ):
-    path = copy / leftover
-    path.parent.mkdir(parents=True)
-    path.write_text(stale)
-  return copy
-
-
-@pytest.fixture(scope="module")
-def wheel(source, tmp_path_factory):
-  folder = tmp_path_factory.mktemp("wheel")
-  _pip("wheel", "--no-build-isolation", "--wheel-dir", folder, source)
-  (path,) = folder.glob("*.whl")
-  return path
-
-
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-  target = tmp_path_factory.mktemp("installed")
-  _pip("install", "--target", target, wheel)
-  return target
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +96,7 @@ def test_pictures_and_digits_are_extras(distribution, extra, brings):
   assert names & {"matplotlib", "jinja2", "scikit-learn"} == brings
 
 
-def test_it_runs_beside_folders_of_the_same_names(installed, tmp_path):
-  for folder in FOLDERS:
-    (tmp_path / folder).mkdir()
-    (tmp_path / folder / "__init__.py").write_text("raise SystemExit(3)")
-  (tmp_path / "tests.py").write_text("raise SystemExit(3)")
+def test_it_runs_with_the_repository_out_of_reach(installed, tmp_path):
   said = subprocess.run(
     [sys.executable, "-I", "-c", IN_PLACE, str(installed)],
     cwd=tmp_path,
@@ -149,13 +106,3 @@ def test_it_runs_beside_folders_of_the_same_names(installed, tmp_path):
   assert said.returncode == 0, said.stderr
   assert said.stdout.startswith(str(installed))
   assert "usage: oneshot-dp" in said.stdout
-
-
-def _pip(command: str, *arguments: object) -> None:
-  said = subprocess.run(
-    [sys.executable, "-m", "pip", command, "--quiet", "--no-deps", "--no-index"]
-    + [str(word) for word in arguments],
-    capture_output=True,
-    text=True,
-  )
-  assert said.returncode == 0, said.stderr

@@ -6,11 +6,8 @@ import pytest
 from dp_accounting import NeighboringRelation, gaussian_mechanism
 
 from oneshot_dp.configs.head_config import HeadConfig
-from oneshot_dp.linear_dp.heads.least_squares.least_squares import (
-  LeastSquaresRule,
-)
-from oneshot_dp.linear_dp.statistics.class_moments import Shares
-from oneshot_dp.pipeline.mechanisms import LeastSquares
+from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
+from oneshot_dp.linear_dp.statistics.joint_release import Shares
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.head_contract import HeadContract, Kind, PerExample, Receipt
@@ -75,10 +72,8 @@ def test_compare_has_it_nested(place, capsys, tmp_path):
 
 
 def test_what_a_mechanism_says():
-  mechanism = LeastSquares(
-    rule=LeastSquaresRule(
-      num_examples=50_000, feature_dim=192, num_classes=10, noise_sd_steps=3e6
-    )
+  mechanism = LeastSquaresRule(
+    num_examples=50_000, feature_dim=192, num_classes=10, noise_sd_steps=3e6
   )
   said = mechanism.as_json()
   assert said["moment_share"] == Shares(num_classes=10).moment

@@ -7,7 +7,7 @@ from tests.head_contract import SECOND_DRAW, HeadContract, Kind
 
 
 class TestLamb(HeadContract):
-  kind = Kind(config=HeadConfig(), flags="--head lamb", mechanism="one step")
+  kind = Kind(config=HeadConfig(), flags="--head lamb", mechanism="one-step")
 
 
 def test_the_noise_by_hand(train_cache, sweeps):

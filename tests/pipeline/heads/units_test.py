@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shutil
 from typing import Any
 
 import numpy as np
@@ -328,15 +329,24 @@ def _charge(ledger: Ledger, plan, unit: str) -> None:
   ledger.charge(Charge.of_plan(plan, NoiseSource(), privacy_unit=unit))
 
 
+@pytest.fixture(scope="module")
+def of_three(users, tmp_path_factory) -> pathlib.Path:
+  """A head for which at most three rows of a user are summed; to read only."""
+  folder = tmp_path_factory.mktemp("head")
+  argv = ["train", "--cache", users.path, "--epsilon", 1, "--delta", 1e-5]
+  argv += ["--max-rows-per-unit", 3, "--ledger-dir", folder / "ledgers"]
+  assert main([*map(str, argv), "--out", str(folder / "head")]) == 0
+  return folder / "head"
+
+
 class TestReceipt:
   @pytest.fixture
-  def head(self, user_argv, capsys, tmp_path) -> pathlib.Path:
-    succeeds(capsys, *user_argv(TRAIN), "--max-rows-per-unit", 3)
-    return tmp_path / "out"
+  def head(self, of_three, tmp_path) -> pathlib.Path:
+    return shutil.copytree(of_three, tmp_path / "head")
 
   @pytest.fixture
-  def receipt(self, head):
-    return json.loads((head / "receipt.json").read_text())
+  def receipt(self, of_three):
+    return json.loads((of_three / "receipt.json").read_text())
 
   def test_it_says_what_the_unit_is(self, head, receipt, capsys):
     assert receipt["privacy"]["privacy_unit"] == "user"
@@ -398,13 +408,9 @@ class TestReceipt:
       (("assumptions",), []),
     ],
   )
-  def test_a_change_is_reported(self, head, receipt, capsys, path, value):
+  def test_a_change_is_reported(self, receipt, path, value):
     assert problems(receipt) == []
-    forged = changed(receipt, path, value)
-    assert problems(forged)
-    (head / "receipt.json").write_text(json.dumps(forged))
-    assert main(["verify", str(head)]) == 2
-    capsys.readouterr()
+    assert problems(changed(receipt, path, value))
 
   def test_it_cannot_pass_for_one_of_examples(self, receipt, finished_sweep):
     """With every word of an honest one; its bound gives it away."""

@@ -11,9 +11,10 @@ import pytest
 
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
+from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.mechanisms import Whitened, mechanism_of
-from oneshot_dp.pipeline.mechanisms.mechanism import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.model_card import model_card
@@ -92,9 +93,9 @@ class TestWhitened(PerExample, HeadContract):
     assert said["input"] == UNIT_NORM
     assert problems(changed(receipt, ("mechanism", "input"), AS_STORED))
     mechanism = mechanism_of(said)
-    assert isinstance(mechanism, Whitened)
-    rule = dataclasses.replace(mechanism.rule, centres=False)
-    forged = receipt | {"mechanism": Whitened(rule=rule).as_json()}
+    assert isinstance(mechanism, WhiteningRule)
+    rule = dataclasses.replace(mechanism, centres=False)
+    forged = receipt | {"mechanism": rule.as_json()}
     (head / "receipt.json").write_text(json.dumps(forged))
     (head / "README.md").write_text(model_card(forged))
     assert problems(forged) == []
@@ -136,8 +137,8 @@ def test_a_head_on_disk_ranks_rows_as_the_trained_model(
   transcript = Transcript.watch(monkeypatch)
   (made,) = trained(train_cache, WHITENED, epsilon)
   write_head(tmp_path / "head", made, train_cache.info)
-  assert isinstance(made.mechanism, Whitened)
-  rule = made.mechanism.rule
+  rule = made.mechanism
+  assert isinstance(rule, WhiteningRule)
   assert rule.whitens == (epsilon == 20)
   saved = read_head(tmp_path / "head").head
   rng = np.random.default_rng(1)

@@ -1,6 +1,5 @@
 """Whitened heads, from the rule's budget to what an attacker can tell."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -26,7 +25,6 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 from hypothesis import strategies as st
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
@@ -229,7 +227,7 @@ def multipliers(rule: WhiteningRule) -> list[tuple[float, int]]:
 
 @pytest.mark.parametrize("centres", [True, False])
 @pytest.mark.parametrize(("n", "d", "num_classes"), SIZES)
-@hypothesis.settings(max_examples=50)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(
   sigma=st.one_of(
     st.sampled_from([1.0, math.nextafter(1, 0), math.nextafter(1, 2)]),
@@ -255,10 +253,15 @@ def test_all_mechanisms_together_have_the_sigma_of_the_head(
     assert spent >= Fraction(sigma) ** -2 * (1 - Fraction(1, 10**12))
 
 
-@pytest.mark.parametrize(("centres", "whitens"), CASES)
-@pytest.mark.parametrize(("epsilon", "delta"), [
-  (0.1, 1e-5), (1.0, 1e-6), (4.3, 1e-5), (4.5, 1e-5), (8.0, 1e-5), (4.0, 1e-2)
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ("epsilon", "delta", "centres", "whitens"),
+  [
+    (0.1, 1e-5, True, True),
+    (4.3, 1e-5, True, False),
+    (4.5, 1e-5, False, True),
+    (4.0, 1e-2, True, True),
+  ],
+)
 def test_epsilon_by_the_accountants_of_dp_accounting(
   monkeypatch, epsilon, delta, centres, whitens
 ):
@@ -338,15 +341,14 @@ def test_ridge(n):
 # Noise.
 
 
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
 @pytest.mark.parametrize(
-  ("epsilon", "error", "centres", "whitens"),
+  ("relation", "epsilon", "error", "centres", "whitens"),
   [
-    (0.5, None, True, True),
-    (8.0, None, True, False),
-    (8.0, 1e-4, False, True),
-    (8.0, 1e-4, True, True),
-    (8.0, None, False, False),
+    (ADD_OR_REMOVE, 0.5, None, True, True),
+    (REPLACE, 8.0, 1e-4, True, True),
+    (REPLACE, 8.0, None, True, False),
+    (ADD_OR_REMOVE, 8.0, 1e-4, False, True),
+    (NeighboringRelation.REPLACE_SPECIAL, 8.0, None, False, False),
   ],
 )
 def test_the_noise_that_is_added_is_paid_for(
@@ -449,91 +451,6 @@ def test_every_head_and_draw_has_noise_of_its_own(drawn, monkeypatch, seed):
     assert abs(cosines.mean()) < 5 / math.sqrt(cosines.size * K * D)
     assert np.mean(cosines**2) == pytest.approx(1 / (K * D), rel=0.05)
   assert len({h.head.kernel.tobytes() for h in heads}) == len(heads)
-
-
-class WatchedSource(NoiseSource):
-  """Tells when random bits are drawn."""
-
-  def __init__(self, seed: int | None, events: list[str]):
-    super().__init__(seed)
-    self._events = events
-
-  def words(self, count):
-    self._events.append("bits")
-    return super().words(count)
-
-  def bits(self, count):
-    self._events.append("bits")
-    return super().bits(count)
-
-
-@pytest.mark.parametrize("seed", [None, 1])
-def test_it_is_charged_once_and_before_any_random_bit(seed):
-  events: list[str] = []
-  source, plan = WatchedSource(seed, events), plan_of(1.0, 8.0, num_draws=2)
-  charges = []
-
-  def charge(*args: Any) -> None:
-    events.append("charged")
-    charges.append(args)
-
-  rows = rows_of(clusters())
-  moment = class_moments(rows)
-  made = release_whitened(rows, moment, plan, source, charge=charge)
-  next(made)
-  assert events.index("charged") == 0
-  assert len(list(made)) == 3
-  assert collections.Counter(events)["charged"] == 1
-  assert charges == [(plan, source)]
-  assert events.count("bits") > 4 * 60 * 3
-
-
-@pytest.mark.parametrize("refused", ["by the ledger", "nested"])
-def test_a_refusal_draws_nothing(refused):
-  events: list[str] = []
-  source = WatchedSource(None, events)
-  plan = plan_of(order="nested" if refused == "nested" else "independent")
-
-  def charge(plan: ReleasePlan, source: NoiseSource) -> None:
-    events.append("asked")
-    raise InputError("by the ledger")
-
-  rows = rows_of(clusters())
-  moment = class_moments(rows)
-  with pytest.raises(InputError, match=refused):
-    next(release_whitened(rows, moment, plan, source, charge=charge))
-  assert events == ([] if refused == "nested" else ["asked"])
-
-
-# What a head says of itself.
-
-
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
-@pytest.mark.parametrize("seed", [None, 5])
-def test_statement(relation, seed):
-  plan = plan_of(2.0, delta=1e-6, neighboring_relation=relation)
-  (head,) = released(clusters(), plan, seed)
-  found = head.statement
-  sigma = noise_multiplier(2.0, 1e-6)
-  assert (found.epsilon, found.delta) == (2.0, 1e-6)
-  assert found.noise_multiplier == found.noise_sd == sigma
-  assert found.sensitivity == 1
-  assert found.neighboring_relation is relation
-  assert found.is_private is (seed is None)
-  assert ("NOT PRIVATE" in found.noise_source) is (seed is not None)
-  assert head.mechanism == rule_of(sigma)
-
-
-def test_a_baseline_is_not_private_and_draws_nothing(drawn):
-  rows = rows_of(clusters())
-  moment = class_moments(rows)
-  head = whitened_without_privacy(rows, moment, plan_of())
-  assert drawn == []
-  assert head.statement.is_private is False
-  assert head.statement.noise_source == "none: NOT PRIVATE"
-  assert head.statement.epsilon == math.inf
-  assert head.statement.noise_sd == head.statement.noise_multiplier == 0
-  assert head.mechanism == rule_of(0.0)
 
 
 # The algorithm, by other means.
@@ -677,14 +594,16 @@ def unit_of_any_length(rows: np.ndarray) -> np.ndarray:
 
 
 LENGTHS = {
-  "float16": (2e-4, 1.0, 5e3),
-  "bfloat16": (1e-30, 1.0, 1e36),
-  "float32": (1e-35, 1e-20, 1e20, 1e36),
+  "float16": (2e-4, 5e3),
+  "bfloat16": (1e-30,),
+  "float32": (1e-35, 1.0, 1e36),
 }
 
 
-@pytest.mark.parametrize(("centres", "whitens"), CASES)
-@pytest.mark.parametrize("epsilon", [0.3, 20.0])
+@pytest.mark.parametrize(
+  ("epsilon", "centres", "whitens"),
+  [(e, *case) for e, case in zip((0.3, 20.0) * 2, CASES, strict=True)],
+)
 def test_a_head_is_the_whole_pipeline_to_any_row(
   monkeypatch, epsilon, centres, whitens
 ):
@@ -759,31 +678,15 @@ def test_the_same_on_any_number_of_devices(monkeypatch):
   np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-7, rtol=0)
 
 
-def test_a_seed_repeats_and_the_system_does_not():
-  kernels = [
-    released(clusters(), plan_of(), seed)[0].head.kernel.tobytes()
-    for seed in (1, 1, 2, None, None)
-  ]
-  assert kernels[0] == kernels[1]
-  assert len(set(kernels)) == 4
-
-
-@pytest.mark.parametrize("epsilon", [1e-5, 1e5])
-@pytest.mark.parametrize("relation", [ADD_OR_REMOVE, REPLACE])
+@pytest.mark.parametrize(
+  ("epsilon", "relation"), [(1e-5, REPLACE), (1e5, ADD_OR_REMOVE)]
+)
 def test_extremes_are_finite(epsilon, relation):
   plan = plan_of(epsilon, neighboring_relation=relation)
   for block in (clusters(), zero_rows(), clusters()[:1]):
     (head,) = released(block, plan)
     assert np.isfinite(head.head.kernel).all()
     assert np.asarray(head.head.kernel).any()
-
-
-def test_rows_of_units_are_refused_before_a_charge():
-  block = clusters()
-  rows = rows_of(block.but(unit_id=np.arange(N)))
-  with pytest.raises(InputError, match="unit_id") as caught:
-    class_moments(rows)
-  assert "\n" not in str(caught.value)
 
 
 # An attack.
