@@ -11,6 +11,7 @@ import math
 import pathlib
 import re
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -346,7 +347,8 @@ class HeadContract:
   def test_a_fact_that_is_changed_is_reported(self, receipt, path, value):
     assert problems(changed(receipt, path, value))
 
-  def test_an_order_that_is_changed_is_reported(self, receipt):
+  def test_an_order_that_is_changed_is_reported(self, sweep):
+    receipt = sweep.receipt(SECOND_DRAW)
     other = "independent" if self.kind.is_nested else "nested"
     assert problems(changed(receipt, ("composition", "order"), other))
 
@@ -423,7 +425,7 @@ class PerExample:
       *place(f"{TRAIN} --head {self.kind.config.head}"),
       *("--cache", visits.path),
     ]
-    said = "the privacy unit of this cache is 'user'; use --head lamb"
+    said = "the privacy unit of these rows is 'user'; use head lamb"
     assert said in fails(capsys, *argv)
     with pytest.raises(InputError, match="has a guarantee per example"):
       trained(visits, self.kind.config)
