@@ -365,6 +365,8 @@ class HeadContract:
   @pytest.mark.parametrize("row", [SECOND_DRAW, BASELINE])
   def test_any_field_changed_on_disk_is_found(self, sweep, tmp_path, row):
     """What no number follows from; fields that all heads have: verify_test."""
+    if self.kind.tries == 1:
+      pytest.skip("as of a partition; it takes long to recompute its epsilon")
     head = tmp_path / "head"
     shutil.copytree(sweep.head(row), head)
     file = head / "receipt.json"

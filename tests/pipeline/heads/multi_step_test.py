@@ -203,9 +203,6 @@ class TestPoisson(Contract):
     passes=6,
   )
 
-  # Its fields are those of a partition, and to recompute ε takes long.
-  test_any_field_changed_on_disk_is_found = None
-
   def check_epsilon(self, receipt: Receipt, epsilon: float) -> None:
     said, privacy = receipt["mechanism"], receipt["privacy"]
     assert privacy["noise_multiplier"] == said["step_noise_multiplier"]

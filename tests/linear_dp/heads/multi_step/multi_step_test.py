@@ -502,10 +502,10 @@ def test_it_is_the_noise_of_the_weights(sampling):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_extremes_are_finite(optimizer):
-  for sampling, sigma in itertools.product(("full", "poisson"), (1e-4, 2**20)):
+  for sampling, sigma in itertools.product(SAMPLINGS, (1e-4, 2.0**20)):
     rule = rule_of(
       optimizer=optimizer,
-      noise_multiplier=float(sigma),
+      noise_multiplier=sigma,
       batches=batches_of(sampling, n=6),
     )
     head = trained(zero_rows(6), rule, NoiseSource(1))
