@@ -27,14 +27,15 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
-from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
   plan_heads,
   train_heads,
 )
+from tests.pipeline import paid
 from tests.pipeline.command_line import TRAIN, fails
 from tests.pipeline.saved_head.receipt_test import changed, leaves, without
 
@@ -82,20 +83,20 @@ class Kind:
     """The noise multiplier that is charged."""
     return noise_multiplier(epsilon, DELTA)
 
-  def charged(self) -> list[dict[str, Any]]:
-    """The mechanisms of the sweep's entry."""
-    paying = self.epsilons[:1] if self.is_nested else self.epsilons
-    sigmas = [self.step_sigma(e) for e in paying]
-    return [
-      {"kind": "gaussian", "noise_multiplier": s, "count": DRAWS}
-      for s in sigmas
-    ]
+  def charged(self, epsilons: tuple[float, ...]) -> list[float]:
+    """The noise multiplier of each mechanism of a draw."""
+    paying = epsilons[:1] if self.is_nested else epsilons
+    return [self.step_sigma(epsilon) for epsilon in paying]
+
+  def paid(self, entry: dict[str, Any]) -> dict[float, int]:
+    """The noise multipliers of an entry, and how many there are of each."""
+    return paid.gaussians(entry)
 
   def composed_epsilon(self) -> float:
     """By no code of ours but the noise multipliers."""
-    paid = self.charged()
-    precision = sum(m["count"] * m["noise_multiplier"] ** -2 for m in paid)
-    return gaussian_mechanism.get_epsilon_gaussian(precision**-0.5, DELTA)
+    sigmas = self.charged(self.epsilons)
+    sigma = sum(DRAWS * s**-2 for s in sigmas) ** -0.5
+    return gaussian_mechanism.get_epsilon_gaussian(sigma, DELTA)
 
   def sigma(self, receipt: Receipt) -> float:
     """The noise multiplier that follows from the noise of a receipt."""
@@ -139,7 +140,7 @@ def trained(
   baseline: bool = False,
   **fields: Any,
 ):
-  privacy = PrivacyConfig(**{"delta": DELTA} | fields)
+  privacy = PrivacyConfig(delta=DELTA, **fields)
   plan = plan_heads(
     config, len(cache), epsilons or (8.0,), privacy, num_draws=num_draws
   )
@@ -215,7 +216,8 @@ class HeadContract:
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted(e["kind"] for e in entries) == ["baseline", "release"]
     (release,) = (e for e in entries if e["kind"] == "release")
-    assert release["mechanisms"] == self.kind.charged()
+    expected = self.kind.charged(self.kind.epsilons)
+    assert self.kind.paid(release) == dict.fromkeys(expected, DRAWS)
     assert [e["private"] for e in entries if e is not release] == [False]
 
   def test_they_compose(self, sweep):
@@ -248,19 +250,15 @@ class HeadContract:
       pytest.skip("there is no such head")
     tried = self.kind.tried
     ledger = cache_ledger(train_cache, None)
-    paid = watched_bits(monkeypatch, ledger)
+    drawn = watched_bits(monkeypatch, ledger)
     heads = trained(
       train_cache, self.kind.config, *tried, neighboring_relation=relation
     )
-    assert set(paid) == {1}
+    assert set(drawn) == {1}
     (entry,) = ledger.entries()
-    charged = [m["noise_multiplier"] for m in entry["mechanisms"]]
     units = 2 if relation == "replace-one" else 1
-    paying = tried[:1] if self.kind.is_nested else tried
-    expected = [self.kind.step_sigma(e) for e in paying]
-    if entry["mechanisms"][0]["kind"] == "gaussian":
-      expected = [sigma * units for sigma in expected]
-    assert charged == expected
+    expected = [units * s for s in self.kind.charged(tried)]
+    assert self.kind.paid(entry) == dict.fromkeys(expected, 1)
     for i, (epsilon, head) in enumerate(zip(tried, heads, strict=True)):
       assert head.ledger_entry == entry["entry"]
       receipt = write_head(tmp_path / f"{i}", head, train_cache.info)

@@ -11,6 +11,7 @@ from oneshot_dp.linear_dp.statistics.joint_release import Shares
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.head_contract import HeadContract, Kind, PerExample, Receipt
+from tests.pipeline import paid
 from tests.pipeline.command_line import SWEEP, TRAIN, succeeds
 from tests.pipeline.sample_caches import DIM
 
@@ -53,7 +54,7 @@ def test_releases_can_be_independent(place, capsys, train_cache):
   out, _ = succeeds(capsys, *argv)
   assert "independent releases" in out
   (entry,) = cache_ledger(train_cache, None).entries()
-  assert len(entry["mechanisms"]) == 2
+  assert len(paid.gaussians(entry)) == 2
 
 
 def test_compare_has_it_nested(place, capsys, tmp_path):

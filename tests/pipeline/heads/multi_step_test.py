@@ -1,5 +1,6 @@
 """`--head multi-step`, from the command line to `verify`."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.heads.multi_step.rule import MultiStepRule, make_rule
 from oneshot_dp.linear_dp.heads.registry import head_kind, mechanism_of
 from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
-from oneshot_dp.pipeline.saved_head.receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.head_contract import (
@@ -32,6 +33,7 @@ from tests.head_contract import (
   changed,
   trained,
 )
+from tests.pipeline import paid
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.sample_caches import CLASSES, DIM
 from tests.pipeline.saved_head.verify_test import forge
@@ -72,17 +74,12 @@ class Poisson(Steps):
   def step_sigma(self, epsilon: float) -> float:
     return SAMPLING.noise_multiplier(epsilon, DELTA)
 
-  def charged(self) -> list[dict[str, Any]]:
-    return [
-      {
-        "kind": "sampled gaussian",
-        "noise_multiplier": self.step_sigma(epsilon),
-        "count": DRAWS,
-        "probability": SAMPLING.probability,
-        "num_steps": SAMPLING.num_steps,
-      }
-      for epsilon in self.epsilons
-    ]
+  def paid(self, entry: dict[str, Any]) -> dict[float, int]:
+    steps = paid.samples(entry)
+    for each in steps:
+      assert each.count == SAMPLING.num_steps
+      assert each.sampling_probability == SAMPLING.probability
+    return dict(collections.Counter(each.noise_multiplier for each in steps))
 
   def composed_epsilon(self) -> float:
     return epsilon_of(*(self.step_sigma(e) for e in self.epsilons * DRAWS))
@@ -253,7 +250,7 @@ def test_the_ledger_is_compared(train_cache, tmp_path, ledger_dir):
   assert verify_head(tmp_path / "a", ledger_dir).problems == ()
   forge(tmp_path / "a", {paid: other})
   found = verify_head(tmp_path / "a", ledger_dir).problems
-  assert any(line.startswith("mechanisms is ") for line in found)
+  assert any(line.startswith("dp_event is ") for line in found)
   assert all("in the ledger, where the receipt" in line for line in found)
 
 
