@@ -75,11 +75,13 @@ class Poisson(Steps):
     return SAMPLING.noise_multiplier(epsilon, DELTA)
 
   def paid(self, entry: dict[str, Any]) -> dict[float, int]:
-    steps = paid.samples(entry)
-    for each in steps:
-      assert each.count == SAMPLING.num_steps
+    found: collections.Counter[float] = collections.Counter()
+    for each in paid.samples(entry):
+      draws, left = divmod(each.count, SAMPLING.num_steps)
+      assert left == 0
       assert each.sampling_probability == SAMPLING.probability
-    return dict(collections.Counter(each.noise_multiplier for each in steps))
+      found[each.noise_multiplier] += draws
+    return dict(found)
 
   def composed_epsilon(self) -> float:
     return epsilon_of(*(self.step_sigma(e) for e in self.epsilons * DRAWS))
