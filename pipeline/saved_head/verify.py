@@ -132,7 +132,7 @@ def _problems_of_charge(receipt: dict[str, Any], ledger: Ledger) -> list[str]:
   ]
 
 
-def _parts(event: DpEvent) -> list[list[float]]:
+def _parts(event: DpEvent) -> list[list[float | int]]:
   """The same numbers for events that compose the same, however they nest."""
   gaussians, sampled = parts_of(event)
   return sorted([*([sigma] for sigma in gaussians), *map(list, sampled)])
