@@ -19,7 +19,7 @@ from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 
 _RIDGE = 1e-6
-"""Of the mean variance: a direction with less noise than that has none."""
+"""A direction with less than this part of the mean variance has no noise."""
 _MAX_EPSILON = 40.0
 """Past it σ(ε) is 1 in float64: every guess right proves no more."""
 _EPSILON_STEP = 1e-6
@@ -27,9 +27,9 @@ _GUESSING_RULES = 41
 _SAMPLED_NOISES = (0.2, 1e3)
 """Noise multipliers of sampled steps: less hides nothing, more everything."""
 _SAMPLED_STEP = 1e-3
-"""Of a noise multiplier's logarithm."""
+"""Between the logarithms of two noise multipliers."""
 _SAMPLED_GRID = 1e-3
-"""Of losses, which are rounded up: a coarser one proves less."""
+"""Between two losses, which are rounded up: a coarser one proves less."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,9 +84,6 @@ class ErrorCounts:
     >>> 1.93 < errors.gdp_lower_bound(0.95) < 2  # Φ(−1) = 0.1587: it is 2
     True
 
-    Returns:
-      The bound; 0 where the test does no better than a coin.
-
     Source: Nasr et al., "Tight Auditing of Differentially Private Machine
     Learning", USENIX Security 2023, section 4; Dong, Roth & Su, "Gaussian
     Differential Privacy", JRSS B 2022, equation 6.
@@ -104,9 +101,6 @@ class ErrorCounts:
     >>> errors = ErrorCounts(false_positives=0, false_negatives=500, runs=1000)
     >>> 4.7 < errors.epsilon_lower_bound(delta=1e-5, confidence=0.95) < 4.9
     True
-
-    Returns:
-      The bound; 0 where nothing is refuted.
 
     Source: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
     Privacy", ICML 2015, theorem 2.1.
@@ -130,9 +124,6 @@ class ErrorCounts:
     >>> 0.1587 < errors.mean_rate_upper_bound(0.95) < 0.164
     True
 
-    Returns:
-      The bound; ½ where the test does no better than a coin.
-
     Source: Hoeffding, "On the distribution of the number of successes in
     independent trials", Ann. Math. Statist. 27 (1956), theorem 5.
     """
@@ -146,12 +137,11 @@ def least_mean_error(
 ) -> float:
   """The mean of both error rates of the best test that there is.
 
+  It is ½ − half the total variation between neighbours, rounded down.
+
   Args:
     noise_multiplier: σ, of a Gaussian mechanism or of a sampled step.
-    sampling: of the steps; None is one Gaussian mechanism.
-
-  Returns:
-    ½ − half the total variation between neighbours, rounded down.
+    sampling: the steps; None is one Gaussian mechanism.
   """
   if sampling is None:
     return float(stats.norm.sf(0.5 / noise_multiplier))
@@ -177,12 +167,9 @@ def epsilon_of_mean_error(
   10.0
 
   Args:
-    rate: the mean of both error rates.
+    rate: the mean of both error rates; ½ is a coin's, where ε is 0.
     delta: δ.
-    sampling: of the steps; None is one Gaussian mechanism.
-
-  Returns:
-    ε; 0 where the test does no better than a coin.
+    sampling: the steps; None is one Gaussian mechanism.
   """
   if sampling is None:
     mu = max(0.0, -2 * float(stats.norm.ppf(rate)))
@@ -222,9 +209,6 @@ def whitened_direction(
   Args:
     noise: releases of one data set; many more than entries.
     signal: how the canary moves the release.
-
-  Returns:
-    w, up to scale.
   """
   covariance = np.atleast_2d(np.cov(noise, rowvar=False))
   # Relative, for noise of any unit; absolute, for no noise at all.
@@ -252,9 +236,6 @@ class OneRun:
         p = f(v) + 2mδ·max_{1≤i≤v} (f(v − i) − f(v))/i,   f(v) = P(W ≥ v),
         W ~ Binomial(r, e^ε/(1 + e^ε))
 
-    Returns:
-      An upper bound on the probability, given r.
-
     Source: Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training
     Run", NeurIPS 2023, theorem 5.2.
     """
@@ -276,8 +257,6 @@ class OneRun:
     >>> 0.8 < bound < 1  # of coins told rightly with probability e/(1 + e)
     True
 
-    Returns:
-      The bound, at most 40; 0 where nothing is refuted.
     """
 
     def surplus(epsilon: float) -> float:
@@ -305,7 +284,7 @@ def best_number_of_guesses(
     canaries: m.
     noise_multiplier: σ of the claim.
     delta: δ of the claim.
-    confidence: of the bound to come.
+    confidence: that of the bound to come.
 
   Returns:
     r, even: half of them "included", half "not".

@@ -115,9 +115,6 @@ def count_hits(
     lists: labels in [0, K) to count by, instead of those of the rows.
     on_rows: called with the number of rows of each block read (progress).
 
-  Returns:
-    The counts, head by head in order.
-
   Raises:
     InputError: heads of several shapes, no rows with a label, another
       feature_dim, a label of the rows outside [0, K), or a row without a list.
@@ -158,7 +155,7 @@ def evaluate_heads(
   *,
   on_rows: Callable[[int], object] = lambda rows: None,
 ) -> list[Accuracy]:
-  """The exact accuracies on rows whose labels are public; see `count_hits`.
+  """The exact accuracies on rows whose labels are public, head by head.
 
   >>> import numpy as np
   >>> from oneshot_dp import ArrayRows, LinearHead
@@ -170,16 +167,12 @@ def evaluate_heads(
   (0.667, 1.0, 3)
 
   Args:
-    heads: [d, K] each, all of one shape; of a `PrivateHead` the weights count.
+    heads: see `count_hits`; of a `PrivateHead` the weights count.
     blocks: the labelled rows, in any block size.
-    on_rows: called with the number of rows of each block read (progress).
-
-  Returns:
-    One accuracy per head, in order; fractions in [0, 1].
+    on_rows: see `count_hits`.
 
   Raises:
-    InputError: heads of several shapes, no rows, another feature_dim, or a
-      label outside [0, K).
+    InputError: see `count_hits`.
   """
   if not heads:
     return []

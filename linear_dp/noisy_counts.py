@@ -6,15 +6,14 @@ those among its first five. What leaves is
 
     clip((c + round(Z)) / n, 0, 1),   Z ~ N(0, (σ·√m)²)^m,   m = len(c)
 
-*Sensitivity.* An example adds a vector of zeros and ones to c. Added or
-removed, it moves each count by 0 or 1; replaced by another example, or by
-nothing, by −1, 0 or 1. In each relation ‖c − c′‖₂ ≤ √m, and a row that all
-heads get right, and then none, attains it.
+*Sensitivity.* An example, added, removed or replaced, moves each count by −1, 0
+or 1: in each relation ‖c − c′‖₂ ≤ √m, and a row that all heads get right, and
+then none, attains it.
 
 *Privacy.* c is a vector of integers, so c + round(Z) = round(c + Z) is
-post-processing of the Gaussian mechanism (see `noise`), and so are the division
-by the public n and the clipping. With at most five classes every label is among
-the first five: that share is 1, whatever the data, and is not counted.
+post-processing of the Gaussian mechanism, and so are the division by the public
+n and the clipping. With at most five classes every label is among the first
+five: that share is 1, whatever the data, and is not counted.
 """
 
 import dataclasses
@@ -107,9 +106,6 @@ def release_accuracies(
     plan: the budget.
     source: the random bits; a seeded source marks the result NOT PRIVATE.
     charge: called once, first, with the plan and the source; raises to refuse.
-
-  Returns:
-    The noisy accuracies.
   """
   charge(plan, source)
   is_counted = secret.num_classes > _ALWAYS_AMONG

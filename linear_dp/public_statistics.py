@@ -44,7 +44,7 @@ and LAMB and Adam, which follow signs, would lose by it: on CIFAR-10 features,
 with other CIFAR-10 images as the public rows, LAMB has 78.4 % at 0.01, 85.0 %
 at 1, 87.0 % at 10 and 86.6 % by the mean alone."""
 _NORM_BITS = 26
-"""Of ‖u‖ and of the columns of M; twice this is below float64's 53."""
+"""‖u‖ and the columns of M have as many; twice this is below float64's 53."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,7 +100,7 @@ class PublicStatistics:
     num_examples: int,
     whiten: bool,
   ) -> "PublicStatistics":
-    """Of public rows, read once, or twice to whiten.
+    """Measures public rows, read once, or twice to whiten.
 
     Args:
       read: starts a pass over the blocks.
@@ -147,9 +147,6 @@ class PublicStatistics:
 
     Formal guarantees: a row of the result is a function of that row alone; see
     the module.
-
-    Args:
-      embedding: rows as stored.
 
     Returns:
       float32; NaN or infinities for a row that is not finite, or leaves

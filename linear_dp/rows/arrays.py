@@ -22,8 +22,6 @@ Numbers = Shaped[np.ndarray | jax.Array, "..."]
 class ArrayRows(Secret):
   """Labelled embeddings in memory, as the `RowBlock` that this package reads.
 
-  All of it is private, the sizes aside.
-
   >>> import numpy as np
   >>> embeddings = np.eye(4, dtype=np.float32)
   >>> ArrayRows.of(embeddings, np.array([0, 1, 1, 0]), num_classes=2)
@@ -63,19 +61,13 @@ class ArrayRows(Secret):
       embeddings: [n, d] floats; float64 is rounded to float32, others are used
         as they are, uncopied.
       labels: [n] integers in [0, K).
-      num_classes: K, at least 2. It must be known without the labels: they are
-        private.
-      unit_ids: [n] integers, whose each row is, where a privacy unit (a person)
-        may have many; None where every row is a unit.
-
-    Returns:
-      The rows.
+      num_classes: K, at least 2; known without the labels, which are private.
+      unit_ids: [n] integers, whose each row is; None where every row is a unit.
 
     Raises:
       InputError: a num_classes that is no integer, a wrong dtype or shape, no
         rows, an embedding that is not finite in float32, a label outside
-        [0, K). The message names the first such row, never its label or
-        numbers.
+        [0, K). Names the first such row, never its label or numbers.
     """
     try:
       num_classes = operator.index(num_classes)
@@ -89,7 +81,7 @@ class ArrayRows(Secret):
       )
     embedding = _embedding(np.asarray(embeddings))
     n = len(embedding)
-    label = _integers("labels", np.asarray(labels), n)
+    label = _integers("labels", labels, n)
     outside = (label < 0) | (label >= num_classes)
     if outside.any():
       raise InputError(
@@ -102,16 +94,13 @@ class ArrayRows(Secret):
         f"embeddings[{np.isfinite(norm).argmin()}] is not finite, or too long"
         " for float32: mend the row, or leave it out."
       )
-    unit_id = None
-    if unit_ids is not None:
-      unit_id = _integers("unit_ids", np.asarray(unit_ids), n)
     return cls(
       num_classes=num_classes,
       embedding=embedding,
       embedding_norm=norm,
       label=label.astype(np.int32),
       example_id=np.arange(n),
-      unit_id=unit_id,
+      unit_id=None if unit_ids is None else _integers("unit_ids", unit_ids, n),
     )
 
   @property
@@ -123,9 +112,6 @@ class ArrayRows(Secret):
   def num_examples(self) -> int:
     """n, public."""
     return len(self.label)
-
-  def __len__(self) -> int:
-    return self.num_examples
 
 
 def _embedding(array: np.ndarray) -> Float[np.ndarray, "n d"]:
@@ -144,9 +130,8 @@ def _embedding(array: np.ndarray) -> Float[np.ndarray, "n d"]:
     return array.astype(np.float32)
 
 
-def _integers(
-  name: str, array: np.ndarray, rows: int
-) -> Int64[np.ndarray, " n"]:
+def _integers(name: str, values: Numbers, rows: int) -> Int64[np.ndarray, " n"]:
+  array = np.asarray(values)
   if array.dtype.kind not in "iu":
     raise InputError(f"{name} are {array.dtype}: give integers.")
   if array.shape != (rows,):

@@ -23,9 +23,6 @@ def checked(
     num_classes: K.
     num_examples: n, the number of rows that there must be.
 
-  Yields:
-    The blocks.
-
   Raises:
     InputError: a shape, norm or label that cannot be; an example_id that comes
       twice; no rows, or not `num_examples`. Labels and embeddings are never in
@@ -53,7 +50,6 @@ def checked(
 
 
 def _check_block(block: RowBlock, feature_dim: int, num_classes: int) -> None:
-  """Everything about a block that the host can see at a glance."""
   rows = len(block.label)
   if block.embedding.shape != (rows, feature_dim):
     raise InputError(

@@ -33,7 +33,7 @@ from oneshot_dp.linear_dp.rows.integers import (
 from oneshot_dp.linear_dp.rows.secret import Secret
 
 ROWS_PER_DEVICE = 8192
-"""In a chunk: 2¹³·B² = 2⁵³, so float64 products of rows add up exactly."""
+"""The rows of a chunk: 2¹³·B² = 2⁵³, so float64 products add up exactly."""
 _FLOAT64_PLATFORMS = ("cpu", "cuda", "rocm", "gpu")
 _RESIDENT_BYTES = 4 * 2**30
 
@@ -56,9 +56,9 @@ class SecretRows(Secret):
     num_examples: n, the number of rows that there must be; public.
     max_norm: R, of rows that keep their norm, longer ones being shortened to
       it; public. None is for directions.
-    devices: what to run on, rows sharded over all; None is all local devices.
-    resident_bytes: rows are kept after the first pass if they take no more
-      than this; otherwise each pass reads them again.
+    devices: rows are sharded over them; None is all local devices.
+    resident_bytes: up to which rows are kept after the first pass; otherwise
+      each pass reads them again.
 
   Raises:
     InputError: devices without float64; or, in a pass, damaged rows, or rows
@@ -101,8 +101,8 @@ class SecretRows(Secret):
     """One pass over rows, in chunks of one shape. Private.
 
     Args:
-      chosen: by the place of a row in a pass, which is the same in all; None
-        is every row.
+      chosen: whether each row is wanted, by its place in a pass, the same in
+        all; None is every row.
 
     Raises:
       InputError: see the class; only once the last chunk was asked for.

@@ -1,9 +1,7 @@
-r"""Which rows of a privacy unit are summed: at most m, by their ids alone.
+"""Which rows of a privacy unit are summed: at most m, by their ids alone.
 
-A user or a patient may have any number of rows; bounding how many of them are
-in the sum bounds what all of them together can move it. The choice looks at
-nothing but ids, so rows that are alike have no say in it, and nothing about one
-unit decides for another.
+Bounding how many rows of a user or a patient are in a sum bounds what all of
+them together can move it.
 """
 
 import dataclasses
@@ -56,13 +54,6 @@ def choose_rows(blocks: Iterable[RowBlock], rows_per_unit: int) -> ChosenRows:
 
   Memory: ids only, about 60 bytes a row at the peak.
 
-  Args:
-    blocks: all rows, in any order and any block size.
-    rows_per_unit: m.
-
-  Returns:
-    The choice.
-
   Raises:
     InputError: rows without `unit_id`.
   """
@@ -88,14 +79,14 @@ def choose_rows(blocks: Iterable[RowBlock], rows_per_unit: int) -> ChosenRows:
 def check_contributions(
   unit: Int64[np.ndarray, " summed"], rows_per_unit: int
 ) -> None:
-  """Counts the rows of each unit that are in a sum.
+  """Refuses a sum with more rows of a unit.
 
   Args:
     unit: `unit_id` of every row that was summed.
     rows_per_unit: the most that there may be of one.
 
   Raises:
-    InputError: there are more; names neither the unit nor their number.
+    InputError: names neither the unit nor the number of its rows.
   """
   if _place(np.sort(unit)).max(initial=0) >= rows_per_unit:
     raise InputError(

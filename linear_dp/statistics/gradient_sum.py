@@ -84,12 +84,9 @@ def clipped_gradient(
     released_map: A and c, for rows of norm 1; None leaves them where they are.
     kernel: W, released as well.
     clip_norm: C.
-    loss: of which the gradients are.
+    loss: what the gradients are of.
     chosen: rows of the sum, by their places; chosen whatever they hold. None
       is all of them.
-
-  Returns:
-    F and E.
 
   Raises:
     InputError: damaged rows, a clip norm that is none, or a map of rows that
@@ -122,7 +119,7 @@ def clipped_gradient(
 
 
 def gradient_step(clip_norm: float) -> float:
-  """One step of the grid that gradients are released on: C/B."""
+  """C/B, a step of the grid that gradients are released on."""
   return clip_norm / GRID_RADIUS
 
 
@@ -138,13 +135,10 @@ def gradient_sensitivity(
       Δ = B + 2E/step + (1 + 2⁻¹⁰)·√entries
 
   Args:
-    relation: REPLACE_ONE doubles the first term, and pays for all twice.
+    relation: REPLACE_ONE pays for all twice, 2Δ.
     clip_norm: C.
     error: E.
     entries: p·K.
-
-  Returns:
-    Δ, or 2Δ.
   """
   rounding = (1 + 2**-10) * math.sqrt(entries)
   of_error = 2 * error / gradient_step(clip_norm)
@@ -170,9 +164,6 @@ def release_gradient(
     noise_multiplier: σ.
     relation: which data sets count as neighbours.
     source: the random bits; None adds no noise, which is NOT PRIVATE.
-
-  Returns:
-    [p, K] float64, the noisy sum.
   """
   step = gradient_step(secret.clip_norm)
   steps = np.rint(secret.secret_sum / step).astype(np.int64)

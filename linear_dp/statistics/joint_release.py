@@ -105,9 +105,6 @@ def joint_sensitivity(
     relation: REPLACE_ONE is a row removed and a row added, 2Δ.
     dim: d.
     num_classes: K, which the shares depend on.
-
-  Returns:
-    Δ, or 2Δ.
   """
   once = NeighboringRelation.ADD_OR_REMOVE_ONE
   share = Shares(num_classes=num_classes).moment

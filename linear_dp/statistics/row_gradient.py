@@ -75,11 +75,8 @@ def row_error(
   Args:
     kernel: W.
     clip_norm: C.
-    loss: of which the gradients are.
+    loss: what the gradients are of.
     max_norm: R; 1 for directions.
-
-  Returns:
-    A bound on the L2 norm.
   """
   p, num_classes = kernel.shape
   largest = float(np.linalg.norm(kernel, axis=0).max()) * max_norm

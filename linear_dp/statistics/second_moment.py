@@ -29,9 +29,6 @@ def moment_sensitivity(relation: NeighboringRelation, dim: int) -> float:
     relation: REPLACE_ONE is a row removed and a row added, 2Δ. (√2·B would do,
       but the ledger takes its releases for twice as sensitive.)
     dim: d.
-
-  Returns:
-    Δ, or 2Δ.
   """
   once = (GRID_RADIUS + (1 + 2**-10) * dim) * (1 + 2**-50)
   return once * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
@@ -51,9 +48,6 @@ def release_moment(
     noise_sd: in steps of 1/B; σ times `moment_sensitivity`. The caller has paid
       for it.
     source: the random bits; None adds no noise, which is NOT PRIVATE.
-
-  Returns:
-    [d, d] float64.
   """
   moment = moment_steps(secret.secret_moment)
   if source is None:
@@ -84,10 +78,7 @@ def release_mean(
     secret: the exact moments.
     noise_sd: in steps of 1/B; σ times `mean_sensitivity`. The caller has paid
       for it.
-    source: the random bits; None adds no noise, which is NOT PRIVATE.
-
-  Returns:
-    [d] float64.
+    source: see `release_moment`.
   """
   total = secret.secret_total
   if source is not None:
@@ -106,7 +97,7 @@ def num_beside(dim: int) -> int:
 
 
 def beside_sd(noise_sd: float) -> float:
-  """sd/√2, rounded up: of the entries that come twice."""
+  """sd/√2, rounded up: the noise on entries that come twice."""
   return noise_sd / math.sqrt(2) * (1 + 2**-50)
 
 
