@@ -185,7 +185,7 @@ def train_heads(
   arrays = ArrayRows.of(
     embeddings, labels, num_classes=num_classes, unit_ids=unit_ids
   )
-  n = len(arrays)
+  n = arrays.num_examples
   rows = TrainingRows(
     blocks=lambda: [arrays],
     feature_dim=arrays.feature_dim,

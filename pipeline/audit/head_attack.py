@@ -167,7 +167,7 @@ def _in_memory(
     blocks=lambda: [rows],
     feature_dim=rows.feature_dim,
     num_classes=_NUM_CLASSES,
-    num_examples=len(rows),
+    num_examples=rows.num_examples,
   )
 
 
