@@ -235,11 +235,11 @@ def _parts(event: DpEvent) -> Iterator[float | Steps]:
 
 def _check(
   *,
-  noise_multiplier: float = 1.0,
-  sampling_probability: float = 1.0,
-  count: int = 1,
+  noise_multiplier: Any = 1.0,
+  sampling_probability: Any = 1.0,
+  count: Any = 1,
 ) -> None:
-  """Refuses numbers of no mechanism, which dp_accounting's events let pass."""
+  """Refuses what is no mechanism: dp_accounting's events hold anything."""
   if not 0 < noise_multiplier < math.inf:
     raise InputError(
       f"noise_multiplier={noise_multiplier!r} must be positive and finite."

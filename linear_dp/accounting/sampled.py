@@ -12,7 +12,6 @@ from dp_accounting import (
 )
 from scipy import optimize
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import gaussian
 from oneshot_dp.linear_dp.accounting.events import check_delta, epsilon_of_event
 
@@ -32,12 +31,6 @@ class PoissonSampling:
   probability: float
   num_steps: int
 
-  def __post_init__(self):
-    if not 0 < self.probability <= 1:
-      raise InputError(f"probability={self.probability} is not in (0, 1].")
-    if self.num_steps < 1:
-      raise InputError(f"num_steps={self.num_steps} must be at least 1.")
-
   def event(self, sigma: float) -> DpEvent:
     """All steps, with noise of σ times the sensitivity in each."""
     step = PoissonSampledDpEvent(self.probability, GaussianDpEvent(sigma))
@@ -54,7 +47,8 @@ class PoissonSampling:
       σ, rounded up: `epsilon_of` it is at most ε. Never less than 0.2.
 
     Raises:
-      InputError: the budget is none, or asks for too much noise.
+      InputError: the budget is none, or asks for too much noise; or there are
+        no such steps.
     """
     gaussian.check_budget(epsilon, delta)
     check_delta(delta)

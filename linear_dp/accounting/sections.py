@@ -36,26 +36,30 @@ def privacy_section(
   Returns:
     JSON-able: an ε that is infinite is "NOT PRIVATE".
   """
-  sigma, delta = statement.noise_multiplier, statement.delta
   relation = statement.neighboring_relation
+
+  def epsilon_of(delta: float, other: NeighboringRelation) -> float | str:
+    epsilon = _epsilon_of_noise(statement, delta, other, sampling)
+    return epsilon if math.isfinite(epsilon) else NOT_PRIVATE
+
   return {
     "epsilon": (
       statement.epsilon if math.isfinite(statement.epsilon) else NOT_PRIVATE
     ),
-    "delta": delta,
+    "delta": statement.delta,
     "neighboring_relation": relation.name,
     "privacy_unit": privacy_unit,
-    "noise_multiplier": sigma,
+    "noise_multiplier": statement.noise_multiplier,
     "sensitivity_steps": statement.sensitivity,
     "noise_sd_steps": statement.noise_sd,
     "noise_source": statement.noise_source,
     "accountant": events.ACCOUNTANT if sampling else gaussian.ACCOUNTANT,
-    "epsilon_by_relation": _epsilon_by_relation(
-      sigma, relation, delta, sampling
-    ),
+    "epsilon_by_relation": {
+      other.name: epsilon_of(statement.delta, other)
+      for other in NeighboringRelation
+    },
     "epsilon_by_delta": {
-      each: epsilon_of_noise(sigma, float(each), sampling)
-      for each in _CURVE_DELTAS
+      delta: epsilon_of(float(delta), relation) for delta in _CURVE_DELTAS
     },
   }
 
@@ -71,36 +75,18 @@ def composition_section(plan: ReleasePlan) -> dict[str, Any]:
   }
 
 
-def epsilon_of_noise(
-  noise_multiplier: float, delta: float, sampling: PoissonSampling | None
-) -> float | str:
-  """ε of some noise at δ, in the relation of its sensitivity, rounded up."""
-  if noise_multiplier == 0:
-    return NOT_PRIVATE
-  if sampling:
-    return sampling.epsilon_of(noise_multiplier, delta)
-  return gaussian.epsilon_of(noise_multiplier, delta)
-
-
-def _epsilon_by_relation(
-  noise_multiplier: float,
-  stated: NeighboringRelation,
+def _epsilon_of_noise(
+  statement: PrivacyStatement,
   delta: float,
+  relation: NeighboringRelation,
   sampling: PoissonSampling | None,
-) -> dict[str, float | str]:
-  """ε of this noise at δ, whichever data sets are neighbours."""
-  if noise_multiplier == 0:
-    return {relation.name: NOT_PRIVATE for relation in NeighboringRelation}
+) -> float:
+  """ε of a head's noise at any δ and whichever data sets are neighbours."""
+  if statement.noise_multiplier == 0:
+    return math.inf
   if sampling:
-    event = sampling.event(noise_multiplier)
-    return {
-      relation.name: events.epsilon_of_event(event, delta, relation)
-      for relation in NeighboringRelation
-    }
-  of_one = noise_multiplier * events.changed_units(stated)
-  return {
-    relation.name: gaussian.epsilon_of(
-      of_one / events.changed_units(relation), delta
-    )
-    for relation in NeighboringRelation
-  }
+    event = sampling.event(statement.noise_multiplier)
+    return events.epsilon_of_event(event, delta, relation)
+  units = events.changed_units(statement.neighboring_relation)
+  of_one = statement.noise_multiplier * units
+  return gaussian.epsilon_of(of_one / events.changed_units(relation), delta)

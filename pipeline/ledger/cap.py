@@ -3,10 +3,11 @@
 import dataclasses
 import decimal
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
+from scipy import optimize
 
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.events import changed_units
@@ -93,19 +94,26 @@ class Cap:
     unit = changed_units(self.neighboring_relation) / changed_units(relation)
     most = accounting.epsilon_of(precision**-0.5 * unit, delta)
 
-    def fits(epsilon: float) -> bool:
+    def after(epsilon: float) -> Spending:
       sigma = accounting.noise_multiplier(epsilon, delta)
-      again = GaussianDpEvent(sigma * changed_units(relation))
-      return self._holds(spent.plus(again))
+      return spent.plus(GaussianDpEvent(sigma * changed_units(relation)))
 
-    if spent.has_samples:
-      return _largest(fits, most)
-    down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
+    def excess(epsilon: float) -> float:
+      return after(epsilon).epsilon(self.max_delta) - self.max_epsilon
+
+    digits = 5
+    if spent.has_samples:  # the exact remainder of the Gaussians is too much
+      if excess(_LEAST_EPSILON) > 0:
+        return 0.0
+      if excess(most) > 0:
+        most = optimize.brentq(excess, _LEAST_EPSILON, most, rtol=1e-4)
+      digits = 3
+    down = decimal.Context(prec=digits, rounding=decimal.ROUND_FLOOR)
     # A little more, for the roundings on the way here; what is then too much
     # by a rounding is found by asking.
     epsilon = down.create_decimal(most * (1 + 1e-8))
     while epsilon >= _LEAST_EPSILON:
-      if fits(float(epsilon)):
+      if self._holds(after(float(epsilon))):
         return float(epsilon)
       epsilon = down.next_minus(epsilon)
     return 0.0
@@ -158,17 +166,3 @@ def caps(entries: Iterable[dict[str, Any]]) -> list[Cap]:
     for entry in entries
     if entry.get("kind") == CAP
   ]
-
-
-def _largest(fits: Callable[[float], bool], most: float) -> float:
-  """The largest ε that fits, in three digits, rounded down; 0 for none."""
-  if not fits(_LEAST_EPSILON):
-    return 0.0
-  low, high = most / 2, most
-  while not fits(low):  # seldom: each asks for another composition
-    low, high = low / 2, low
-  while high > low * (1 + 5e-4):
-    middle = (low + high) / 2
-    low, high = (middle, high) if fits(middle) else (low, middle)
-  down = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR)
-  return float(down.create_decimal(low))

@@ -19,7 +19,6 @@ from oneshot_dp.linear_dp.accounting.plan import (
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.accounting.sections import (
   composition_section,
-  epsilon_of_noise,
   privacy_section,
 )
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
@@ -92,33 +91,28 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
 def _problems_of_guarantee(
   receipt: dict[str, Any], stated: Mechanism
 ) -> Iterator[str]:
-  privacy, sampling = receipt["privacy"], stated.sampling
-  relation = NeighboringRelation[privacy["neighboring_relation"]]
-  sensitivity, noise_sd = (
-    stated.sensitivity(relation),
-    privacy["noise_sd_steps"],
-  )
-  sigma = noise_sd / sensitivity
+  privacy = receipt["privacy"]
   delta, epsilon = privacy["delta"], privacy["epsilon"]
+  relation = NeighboringRelation[privacy["neighboring_relation"]]
+  sensitivity = stated.sensitivity(relation)
   is_from_system = privacy["noise_source"] == NoiseSource().description
-  private = is_from_system and noise_sd > 0
-  yield from _compare(receipt, {"private": private})
   statement = PrivacyStatement(
     epsilon=math.inf if epsilon == NOT_PRIVATE else epsilon,
     delta=delta,
-    noise_multiplier=sigma,
+    noise_multiplier=privacy["noise_sd_steps"] / sensitivity,
     sensitivity=sensitivity,
-    noise_sd=noise_sd,
+    noise_sd=privacy["noise_sd_steps"],
     neighboring_relation=relation,
     noise_source=privacy["noise_source"],
-    is_private=private,
+    is_private=is_from_system and privacy["noise_sd_steps"] > 0,
   )
   section = privacy_section(
-    statement, privacy_unit=privacy["privacy_unit"], sampling=sampling
+    statement, privacy_unit=privacy["privacy_unit"], sampling=stated.sampling
   )
+  yield from _compare(receipt, {"private": statement.is_private})
   yield from _compare(privacy, section)
-  spent = epsilon_of_noise(sigma, delta, sampling)
-  if isinstance(spent, str):
+  spent = section["epsilon_by_relation"][relation.name]
+  if spent == NOT_PRIVATE:
     yield from _compare(privacy, {"epsilon": spent})
   elif spent > epsilon * (1 + _TOLERANCE) + _SOLVER_TOLERANCE:
     yield (
