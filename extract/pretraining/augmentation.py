@@ -185,7 +185,7 @@ def _shaded(
 def _means(
   source: int, target: int
 ) -> Float32[np.ndarray, "{target} {source}"]:
-  """Of each of `target` equal parts of a row of pixels, the mean."""
+  """The mean of each of `target` equal parts of a row of pixels."""
   edges = np.arange(target + 1) * source / target
   pixel = np.arange(source)
   overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(

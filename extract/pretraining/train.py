@@ -118,7 +118,7 @@ def train(
 
 
 def accuracy(params: Params, glyphs: Glyphs, seed: int = 0) -> float:
-  """Of glyphs, each augmented once, the fraction that is told right.
+  """The fraction of glyphs, each augmented once, that is told right.
 
   Args:
     params: of a `Classifier`.
@@ -223,7 +223,7 @@ def _shares(glyphs: Glyphs) -> Float[np.ndarray, "n"]:
 
 
 def _is_digit(glyphs: Glyphs) -> Bool[np.ndarray, "n"]:
-  """Of each glyph; letters that look alike count."""
+  """Whether each glyph is a digit; letters that look alike count."""
   return np.array([name.isdigit() for name in CLASSES])[glyphs.labels]
 
 

@@ -34,7 +34,7 @@ _RULES = 81
 
 
 def default_runs(config: HeadConfig) -> int:
-  """Of each kind: a closed form takes about 2 ms, many steps about 100."""
+  """Runs of each kind: a closed form takes about 2 ms, many steps about 100."""
   return 10_000 if config.head == "least-squares" else 600
 
 

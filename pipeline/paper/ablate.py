@@ -214,7 +214,7 @@ def _check_same_images(trains: Sequence[FeatureCache]) -> None:
 
 
 def _names(trains: Sequence[FeatureCache]) -> list[str]:
-  """Of the caches: their folders', with that above where those are alike."""
+  """Names of the caches' folders, with that above where those are alike."""
   names = [train.path.name for train in trains]
   if len(set(names)) < len(names):
     names = ["/".join(train.path.absolute().parts[-2:]) for train in trains]

@@ -122,7 +122,7 @@ NAMES = tuple(_PICTURES)
 
 
 def _height(classes: int) -> float:
-  """Of a picture with a line for each class; inches."""
+  """Inches of a picture with a line for each class."""
   return 1.3 + 0.22 * classes if classes <= MOST_NAMED else 3.4
 
 

@@ -43,7 +43,7 @@ class RunRecord:
 
   @property
   def is_comparison(self) -> bool:
-    """Of several methods, and not a sweep of one."""
+    """Whether it compares several methods: no sweep of one."""
     return "heads" in self.config
 
   @property

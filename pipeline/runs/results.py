@@ -129,7 +129,7 @@ def figures_table(rows: Sequence[SweepRow]) -> str:
 
 
 def _titles(epsilons: Sequence[float]) -> list[str]:
-  """Of a table with a column for each epsilon."""
+  """Titles of a table with a column for each epsilon."""
   named = (f"epsilon {printable(epsilon)}" for epsilon in epsilons)
   return ["top-1 %", *(f"{name:>13}" for name in named)]
 

@@ -8,6 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.packaging import versions
+
 ROOT = pathlib.Path(__file__).parents[2]
 LOCK = (ROOT / "requirements.lock").read_text()
 # Of each package its line and those of its hashes.
@@ -38,3 +40,7 @@ def test_every_pin_has_hashes():
 
 def test_no_index_is_named():
   assert re.findall(r"^-.*|.*://.*|.* @ .*", LOCK, re.MULTILINE) == []
+
+
+def test_what_other_versions_are_tried_on_is_there():
+  assert [path for path in versions.SUITE if not (ROOT / path).exists()] == []

@@ -225,7 +225,7 @@ def _loss_and_gradient(
   embedding: Array,
   label: Array,
 ) -> tuple[Array, tuple[Array, Array]]:
-  """Of the sum over a batch."""
+  """Loss and gradient of the sum over a batch."""
   rows = (embedding.astype(jnp.float32) - mean) * scale
 
   def loss(kernel: Array, bias: Array) -> Array:

@@ -62,17 +62,17 @@ class WhiteningRule(Mechanism):
 
   @property
   def mean_share(self) -> float:
-    """Of the budget, for the mean."""
+    """Share of the budget for the mean."""
     return MEAN_SHARE if self.centres else 0.0
 
   @property
   def moment_share(self) -> float:
-    """Of the budget, for the second moment."""
+    """Share of the budget for the second moment."""
     return MOMENT_SHARE if self.whitens else 0.0
 
   @property
   def step_share(self) -> float:
-    """Of the budget, for all steps."""
+    """Share of the budget for all steps."""
     return 1 - self.mean_share - self.moment_share
 
   @property
