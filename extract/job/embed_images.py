@@ -1,6 +1,6 @@
 """Images in memory through a backbone: a job without a cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -61,22 +61,13 @@ def embed_images(
   )
   loaded = load_backbone(resolved(config), preprocess or PreprocessConfig())
   embedder = Embedder(loaded, batch_size)
-  # The device works on one batch while the next is prepared.
-  batches = [
-    embedder(batch)[: len(batch)]
-    for batch in _batches(images, loaded.preprocessing, embedder.batch_size)
-  ]
-  return np.concatenate(jax.device_get(batches))
-
-
-def _batches(
-  images: Sequence[bytes | np.ndarray] | np.ndarray,
-  preprocessing: Preprocessing,
-  size: int,
-) -> Iterator[UInt8[np.ndarray, "rows s s 3"]]:
-  for start in range(0, len(images), size):
-    places = range(start, min(start + size, len(images)))
-    yield np.stack([_prepared(images[i], i, preprocessing) for i in places])
+  places, embeddings = range(len(images)), []
+  for start in range(0, len(images), embedder.batch_size):
+    part = places[start : start + embedder.batch_size]
+    batch = [_prepared(images[i], i, loaded.preprocessing) for i in part]
+    # The device works on it while the next is prepared.
+    embeddings.append(embedder(np.stack(batch))[: len(batch)])
+  return np.concatenate(jax.device_get(embeddings))
 
 
 def _prepared(

@@ -83,7 +83,12 @@ def run_extraction(
     RunError: a worker, the runner or the disk failed.
     KeyboardInterrupt: Ctrl-C; says how many shards are kept.
   """
-  pipeline = _new_pipeline(beam_options)
+  options = pipeline_options(beam_options)
+  try:
+    pipeline = beam.Pipeline(options=options)
+  # An unknown runner, or one that misses its options or its packages.
+  except (ValueError, ImportError) as error:
+    raise InputError(f"Beam: {error}") from error
   # (A pathlib.Path has lost the second slash of "gs://bucket/cache".)
   if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
     raise InputError(
@@ -146,7 +151,13 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
       compute_dtype=backbone.compute_dtype,
     ),
     preprocess=dataclasses.asdict(backbone.preprocessing),
-    views=_views(config),
+    views=None
+    if config.views is None
+    else {
+      "count": config.views,
+      "kind": "inception crop and flip",
+      "min_area": config.min_area,
+    },
     embedding_dtype=config.embedding_dtype,
     shard_rows=config.shard_rows,
     decoder="pillow",
@@ -163,26 +174,6 @@ def _there(out: Path, identity: CacheIdentity) -> list[int]:
 
 def _examples(identity: CacheIdentity, shards: Iterable[int]) -> int:
   return sum(len(identity.shard_range(i)) for i in shards)
-
-
-def _views(config: ExtractConfig) -> dict[str, Any] | None:
-  if config.views is None:
-    return None
-  return {
-    "count": config.views,
-    "kind": "inception crop and flip",
-    "min_area": config.min_area,
-  }
-
-
-def _new_pipeline(beam_options: Sequence[str]) -> beam.Pipeline:
-  """A pipeline on the runner that is asked for, before anything is written."""
-  options = pipeline_options(beam_options)
-  try:
-    return beam.Pipeline(options=options)
-  # An unknown runner, or one that misses its options or its packages.
-  except (ValueError, ImportError) as error:
-    raise InputError(f"Beam: {error}") from error
 
 
 def _run(
