@@ -183,6 +183,7 @@ class TestPartition(Contract):
     assert "(partition) of lamb from normal weights" in card
 
 
+@pytest.mark.slow
 class TestPoisson(Contract):
   """ε is that of dp_accounting's privacy loss distributions."""
 
@@ -256,6 +257,7 @@ def test_the_ledger_is_compared(train_cache, tmp_path, ledger_dir):
   assert all("in the ledger, where the receipt" in line for line in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("kind", "other"),
   [(TestPoisson.kind, "partition"), (TestPartition.kind, "poisson")],

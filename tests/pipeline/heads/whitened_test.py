@@ -64,6 +64,7 @@ def whitening(train_cache, tmp_path_factory) -> Receipt:
   return write_head(folder / "head", head, train_cache.info)
 
 
+@pytest.mark.slow
 class TestWhitened(PerExample, HeadContract):
   kind = WhitenedKind(config=WHITENED, flags="--head auto")
 
@@ -129,6 +130,7 @@ def test_train(place, capsys, tmp_path, head, why):
 LENGTHS = {"float16": 5e3, "bfloat16": 1e-30, "float32": 1e36}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [2.0, 20.0])
 def test_a_head_on_disk_ranks_rows_as_the_trained_model(
   monkeypatch, train_cache, tmp_path, epsilon

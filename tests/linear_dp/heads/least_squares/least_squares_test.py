@@ -420,6 +420,7 @@ def weakened(factor: float) -> Callable[..., Any]:
   return lambda self, sd: whole(self, sd * factor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.6])
 def test_an_attack_finds_no_more_than_the_claim(monkeypatch, factor):
   """And finds it where the noise is less than it should be."""

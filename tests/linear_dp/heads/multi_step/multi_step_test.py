@@ -227,6 +227,7 @@ def test_noise_alone_moves_a_logit_by_about_b(sampling, epochs):
 # The algorithm, by other means.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["lamb", "adam", "momentum"])
 def test_one_step_on_rows_as_they_are_is_the_method_of_the_paper(optimizer):
   """The exact sums of integers come to the same head, but for two grids."""
@@ -340,6 +341,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RULES)
 def test_without_noise_it_is_the_algorithm(case, drawn):
   rule = rule_of(batches=batches_of("full", epochs=12), **RULES[case])
@@ -591,6 +593,7 @@ def weakened(factor: float) -> Callable[..., np.ndarray]:
   return lambda shape, sd, source: rounded_gaussian(shape, sd * factor, source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 @pytest.mark.parametrize("sampling", ["full", "partition"])
 def test_an_attack_finds_no_more_than_the_claim(monkeypatch, sampling, factor):
@@ -613,6 +616,7 @@ def upper(count: int) -> float:
   return float(scipy.stats.beta.ppf(0.9995, count + 1, RUNS - count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["", "half the noise", "all rows"])
 def test_an_attack_on_samples_finds_no_more_than_the_claim(monkeypatch, broken):
   """The advantage of any test is at most the δ at which ε is 0."""

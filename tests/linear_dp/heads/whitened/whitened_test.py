@@ -503,6 +503,7 @@ def reference(
   return kernel, -mean @ kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("devices", "centres", "whitens"),
   [*((1, *case) for case in CASES), (8, True, True)],
@@ -755,6 +756,7 @@ def weakened(factor: float) -> Callable[..., np.ndarray]:
   return lambda shape, sd, source: rounded_gaussian(shape, sd * factor, source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_an_attack_finds_no_more_than_the_claim(monkeypatch, factor):
   """And finds it where the noise is less than it should be."""
