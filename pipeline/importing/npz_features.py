@@ -38,7 +38,6 @@ def read_arrays(path: pathlib.Path, split: str) -> FeatureArrays:
 
 
 def _load(path: pathlib.Path, split: str) -> dict[str, np.ndarray]:
-  """The arrays that matter, by their names without the split."""
   wanted = ("embedding", "label", "example_id", "unit_id")
   if not path.is_file():
     raise InputError(f"{path}: no such file.")
@@ -153,11 +152,7 @@ def _checked(path: pathlib.Path, found: dict[str, np.ndarray]) -> FeatureArrays:
 def check_unit(
   path: pathlib.Path, arrays: FeatureArrays, unit_name: str | None
 ) -> None:
-  """Refuses a `unit_id` without a name, and a name without a `unit_id`.
-
-  Raises:
-    InputError: one of them is missing, or the name is none.
-  """
+  """Refuses a `unit_id` without a name, and a name without a `unit_id`."""
   if unit_name is not None:
     check_unit_name(unit_name)
   if arrays.rows.unit_id is not None and unit_name is None:

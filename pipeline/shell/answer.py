@@ -1,17 +1,9 @@
-r"""What a command found, in words for people and as facts for machines.
+"""What a command found, in words for people and as facts for machines.
 
-A handler prints no results: it returns an `Answer`, and `commands.run` prints
-the text, or with --json the facts, and nothing else, on standard output. Notes
-("charged to …", "== extract train"), warnings ("warning: …") and progress bars
-go to standard error, as they come; `terminal` says which of them with --quiet.
-
-    def run_demo(out: Path) -> Answer:
-      print("== extract train: …", file=sys.stderr)
-      …
-      return Answer(
-        text=f"{accuracy_table(rows)}\ntable: {results / 'results.csv'}",
-        facts={"out": out, "heads": rows},
-      )
+A command prints no results: it returns an `Answer`, and `cli` prints the text,
+or with --json the facts, and nothing else, on standard output. Notes ("charged
+to …"), warnings ("warning: …") and progress bars go to standard error, as they
+come; `terminal` says which of them with --quiet.
 
 *Privacy*: the facts are published as readily as the text, and what is private
 is in neither. Two commands name ids of private rows all the same, for the owner

@@ -29,44 +29,33 @@ def backbones(name: str | None) -> Answer:
     InputError: there is no such backbone.
   """
   if name is None:
-    known = _known()
+    known = [_summary(each) for each in backbone_names()]
     return Answer(text=_list(known), facts={"backbones": known})
   facts = _facts(name)
   return Answer(text=_table(facts), facts=facts)
 
 
-def _known() -> list[dict[str, Any]]:
-  found: list[dict[str, Any]] = []
-  for name in backbone_names():
-    if name == RANDOM_PATCHES:
-      found.append(_random_patches())
-      continue
-    known = find_architecture(name)
-    found.append(
-      {"name": name, "summary": known.summary, "embeddings": known.embeddings}
-    )
-  return found
+def _summary(name: str) -> dict[str, Any]:
+  if name == RANDOM_PATCHES:
+    return {"name": name, "summary": _RANDOM_PATCHES}
+  known = find_architecture(name)
+  return {
+    "name": name,
+    "summary": known.summary,
+    "embeddings": known.embeddings,
+  }
 
 
 def _facts(name: str) -> dict[str, Any]:
   if name == RANDOM_PATCHES:
-    return _random_patches()
-  architecture = find_architecture(name)
-  return {
-    "name": name,
-    "summary": architecture.summary,
-    "parameters": _count(architecture),
-    "embeddings": {
-      embedding: _dim(architecture, embedding)
-      for embedding in architecture.embeddings
-    },
-    "preprocessing": architecture.reference,
-    "weights": architecture.layouts,
+    return _summary(name)
+  known = find_architecture(name)
+  return _summary(name) | {
+    "parameters": _count(known),
+    "embeddings": {each: _dim(known, each) for each in known.embeddings},
+    "preprocessing": known.reference,
+    "weights": known.layouts,
   }
-
-
-def _random_patches() -> dict[str, Any]:
-  return {"name": RANDOM_PATCHES, "summary": _RANDOM_PATCHES}
 
 
 def _list(known: Sequence[Mapping[str, Any]]) -> str:

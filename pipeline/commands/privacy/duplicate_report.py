@@ -66,7 +66,17 @@ def report_duplicates(
       cache, against=other, min_cosine=min_cosine, progress=show
     )
     if min_cosine is not None:
-      _say_cost(cache, other)
+      flop, size = cost(
+        len(cache),
+        None if other is None else len(other),
+        cache.info.feature_dim,
+        EMBEDDING_DTYPES[cache.info.embedding_dtype].itemsize,
+      )
+      tqdm.write(
+        f"comparing embeddings: up to {flop:.1e} flop, {size / 1e9:.2g} GB of"
+        " memory",
+        file=sys.stderr,
+      )
     for pair in pairs:
       equal += pair.equal_bits
       close += not pair.equal_bits
@@ -125,20 +135,6 @@ def _ids(group: list[Row], side: int) -> str:
   ids = _of(group, side)
   more = f" and {len(ids) - _SHOWN_IDS:,} more" if len(ids) > _SHOWN_IDS else ""
   return ", ".join(map(str, ids[:_SHOWN_IDS])) + more
-
-
-def _say_cost(cache: FeatureCache, other: FeatureCache | None) -> None:
-  flop, size = cost(
-    len(cache),
-    None if other is None else len(other),
-    cache.info.feature_dim,
-    EMBEDDING_DTYPES[cache.info.embedding_dtype].itemsize,
-  )
-  tqdm.write(
-    f"comparing embeddings: up to {flop:.1e} flop, {size / 1e9:.2g} GB of"
-    " memory",
-    file=sys.stderr,
-  )
 
 
 @contextlib.contextmanager
