@@ -106,7 +106,10 @@ class Cap:
       if excess(_LEAST_EPSILON) > 0:
         return 0.0
       if excess(most) > 0:
-        most = optimize.brentq(excess, _LEAST_EPSILON, most, rtol=1e-4)
+        found = optimize.root_scalar(
+          excess, method="brentq", bracket=(_LEAST_EPSILON, most), rtol=1e-4
+        )
+        most = float(found.root)
       digits = 3
     down = decimal.Context(prec=digits, rounding=decimal.ROUND_FLOOR)
     # A little more, for the roundings on the way here; what is then too much

@@ -99,6 +99,17 @@ def test_mechanisms_of_a_plan(relation, order):
   assert gaussians == [sigma * units for sigma in paying]
 
 
+def test_mixed_relations_compose():
+  """Replacing is removing and adding: twice the sensitivity, half the σ."""
+  plans = [plan(1.0), plan(1.0, neighboring_relation=REPLACE)]
+  entries = [paid_by(each.event) for each in plans]
+  sigma = plans[0].noise_multipliers[1.0]
+  for relation, units in ((REPLACE, 2), (ADD_OR_REMOVE, 1)):
+    spent = spending_of(entries, relation)
+    expected = ((sigma / units) ** -2 + (sigma * 2 / units) ** -2) ** -0.5
+    assert spent.noise_multiplier == pytest.approx(expected, rel=1e-12)
+
+
 def test_what_is_not_private_is_counted_and_not_composed():
   seeded = paid_by(GaussianDpEvent(0.1), private=False)
   baseline = {"kind": "baseline", "private": False}
