@@ -18,9 +18,9 @@ def initial_kernel(
   Args:
     init: "zero"; "normal" of standard deviation `scale`; or "lecun", normal of
       variance 1/p.
-    scale: of "normal".
+    scale: the standard deviation of "normal".
     shape: (p, K).
-    seed: of the random ones; public, as the weights are.
+    seed: the seed of random weights; public, as these are.
 
   Returns:
     W, float64.
@@ -45,7 +45,7 @@ def descend(
     start: W of the first step.
     gradients: for every step, what W gives; already safe to publish.
     optimizer: how to follow them.
-    ema_decay: of an exponential moving average of the weights after every step,
+    ema_decay: the decay of an average of the weights after every step,
       without the bias of its beginning; None is the last weights.
 
   Returns:

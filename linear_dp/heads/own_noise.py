@@ -23,7 +23,17 @@ from oneshot_dp.linear_dp.trainer import (
   TrainingRows,
 )
 
-Rule = TypeVar("Rule", bound=Mechanism)
+
+class StepsRule(Mechanism):
+  """The settings of a head of several steps."""
+
+  @property
+  @abc.abstractmethod
+  def num_steps(self) -> int:
+    """T."""
+
+
+Rule = TypeVar("Rule", bound=StepsRule)
 
 
 class OwnNoiseTrainer(Trainer, Generic[Rule]):
@@ -35,7 +45,7 @@ class OwnNoiseTrainer(Trainer, Generic[Rule]):
     rows: the private rows, each a privacy unit.
     configs: the head.
     progress: bars for people.
-    max_norm: of rows that keep their norm; None is for directions.
+    max_norm: the longest that a row may be; None is for directions alone.
   """
 
   facts = ROWS_ARE_CLIPPED
@@ -55,6 +65,7 @@ class OwnNoiseTrainer(Trainer, Generic[Rule]):
       num_examples=rows.num_examples,
       max_norm=max_norm,
     )
+    self._are_centred = rows.are_centred
     (self._config,) = configs
     self._progress = progress
 
@@ -65,10 +76,6 @@ class OwnNoiseTrainer(Trainer, Generic[Rule]):
   @abc.abstractmethod
   def rule(self, sigma: float) -> Rule:
     """The settings of a head of this noise multiplier; 0 is without noise."""
-
-  @abc.abstractmethod
-  def num_steps(self, rule: Rule) -> int:
-    """How many steps it has."""
 
   @abc.abstractmethod
   def train(
@@ -91,7 +98,7 @@ class OwnNoiseTrainer(Trainer, Generic[Rule]):
     if plan.order != "independent":
       raise InputError(f"order={plan.order!r}: these heads share no noise.")
     rules = {e: self.rule(s) for e, s in plan.noise_multipliers.items()}
-    steps = plan.num_draws * sum(map(self.num_steps, rules.values()))
+    steps = plan.num_draws * sum(rule.num_steps for rule in rules.values())
     charge(plan, source)
     with self._progress("steps", "step", steps) as bar:
       for draw in range(plan.num_draws):

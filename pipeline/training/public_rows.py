@@ -170,7 +170,7 @@ def find_public_rows(
   on them would be a release.
 
   Args:
-    path: of the public cache.
+    path: the public cache.
     private: the cache to be trained on.
     used: what to take; None is the mean.
 

@@ -18,7 +18,7 @@ from oneshot_dp.linear_dp.trainer import ROWS_ARE_CLIPPED, Mechanism
 
 _RIDGE = 0.3
 _LEAST_RIDGE = 1e-6
-"""Of n: where there is no noise."""
+"""A part of n, where there is no noise."""
 _LEAST_COUNT = 2.0
 """Deviations of the noise in a count, below which no count is believed."""
 
@@ -31,8 +31,8 @@ class LeastSquaresRule(Mechanism):
     num_examples: n.
     feature_dim: d.
     num_classes: K.
-    noise_sd_steps: of the joint vector of `class_moments`, in steps of 1/B; 0
-      for a baseline without noise.
+    noise_sd_steps: the noise on the joint vector of `joint_release`, in steps
+      of 1/B; 0 for a baseline without noise.
   """
 
   KIND = "least-squares"

@@ -91,7 +91,7 @@ def fit_logistic(
   """Fits the probe. NOT PRIVATE.
 
   Args:
-    rows: what to fit it to.
+    rows: the private rows.
     penalty: λ.
     on_step: called after each pass over the rows (progress).
     resident_bytes: rows are kept if they take no more than this; otherwise
@@ -225,7 +225,7 @@ def _loss_and_gradient(
   embedding: Array,
   label: Array,
 ) -> tuple[Array, tuple[Array, Array]]:
-  """Loss and gradient of the sum over a batch."""
+  """The loss over a batch, summed, and its gradient."""
   rows = (embedding.astype(jnp.float32) - mean) * scale
 
   def loss(kernel: Array, bias: Array) -> Array:

@@ -14,9 +14,10 @@ from oneshot_dp.configs.head_config import (
 )
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
+from oneshot_dp.linear_dp.heads.own_noise import StepsRule
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.row_gradient import Loss
-from oneshot_dp.linear_dp.trainer import ROWS_ARE_CLIPPED, Mechanism
+from oneshot_dp.linear_dp.trainer import ROWS_ARE_CLIPPED
 
 MAX_NORM = 2.0**8
 """R, of rows that keep their norms."""
@@ -66,7 +67,7 @@ def learning_rate(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultiStepRule(Mechanism):
+class MultiStepRule(StepsRule):
   """The settings of one head; all public.
 
   Formal guarantees: what `Batches` says, at the noise multiplier
@@ -80,13 +81,13 @@ class MultiStepRule(Mechanism):
     optimizer: "lamb", "adam" or "momentum".
     learning_rate: lr.
     clip_norm: C, the largest norm of a row's gradient.
-    loss: what the gradients are of.
+    loss: the loss of the gradients.
     max_norm: R, of rows that keep their norm; None is for rows of norm 1.
-    init: how the weights begin.
+    init: the kind of the first weights.
     init_scale: standard deviation of "normal".
-    init_seed: of random weights; public.
-    ema_decay: of averaged weights; None is the last ones.
-    batches: which rows each step sees.
+    init_seed: the seed of random weights; public.
+    ema_decay: the decay of averaged weights; None is the last ones.
+    batches: the rows that each step sees.
   """
 
   KIND = "multi-step"
@@ -116,6 +117,11 @@ class MultiStepRule(Mechanism):
     return self.batches.step_noise_multiplier(self.noise_multiplier)
 
   @property
+  def num_steps(self) -> int:
+    """T."""
+    return self.batches.num_steps
+
+  @property
   def sampling(self) -> PoissonSampling | None:
     """See `Mechanism`."""
     return self.batches.poisson if self.batches.sampling == "poisson" else None
@@ -143,7 +149,7 @@ class MultiStepRule(Mechanism):
       " of it",
       "batches_in_words": _BATCHES[batches.sampling],
       **dataclasses.asdict(self),
-      "num_steps": batches.num_steps,
+      "num_steps": self.num_steps,
       "sampling_probability": batches.probability,
       "step_noise_multiplier": self.step_noise_multiplier,
       "num_examples": batches.num_examples,

@@ -87,10 +87,6 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
       noise_multiplier=sigma,
     )
 
-  def num_steps(self, rule: MultiStepRule) -> int:
-    """See `OwnNoiseTrainer`."""
-    return rule.batches.num_steps
-
   def train(
     self,
     rule: MultiStepRule,

@@ -5,18 +5,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from oneshot_dp.linear_dp.heads.own_noise import StepsRule
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.trainer import (
   AS_STORED,
   ROWS_ARE_CLIPPED,
   UNIT_NORM,
-  Mechanism,
 )
 
 MEAN_SHARE = 0.005
-"""Of the budget (of 1/σ²) for the mean."""
+"""The mean's part of the budget (of 1/σ²)."""
 MOMENT_SHARE = 0.03
-"""Of the budget for the second moment; the rest is for the steps."""
+"""The second moment's part of the budget; the rest is for the steps."""
 ROWS_TO_WHITEN = 80.0
 """With fewer rows of a class than so many times σ, the noise in the gradients
 does more harm in directions of little variance than these are worth."""
@@ -26,11 +26,11 @@ matter as much as those that are quite wrong."""
 MOMENTUM = 0.9
 _RIDGE = 2.5
 _LEAST_RIDGE = 1e-6
-"""Of n: where there is no noise."""
+"""A part of n, where there is no noise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WhiteningRule(Mechanism):
+class WhiteningRule(StepsRule):
   r"""The settings of one head, from public sizes and its noise multiplier.
 
   Formal guarantees: Gaussian mechanisms of noise multipliers
@@ -62,17 +62,17 @@ class WhiteningRule(Mechanism):
 
   @property
   def mean_share(self) -> float:
-    """Share of the budget for the mean."""
+    """The mean's part of the budget."""
     return MEAN_SHARE if self.centres else 0.0
 
   @property
   def moment_share(self) -> float:
-    """Share of the budget for the second moment."""
+    """The second moment's part of the budget."""
     return MOMENT_SHARE if self.whitens else 0.0
 
   @property
   def step_share(self) -> float:
-    """Share of the budget for all steps."""
+    """All steps' part of the budget."""
     return 1 - self.mean_share - self.moment_share
 
   @property

@@ -20,14 +20,13 @@ composition of Gaussians: Dong, Roth & Su (2022).
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import optax
 from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
-from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
@@ -55,20 +54,10 @@ from oneshot_dp.linear_dp.statistics.second_moment import (
   release_mean,
   release_moment,
 )
-from oneshot_dp.linear_dp.trainer import NoBar, Progress, TrainingRows
 
 
 class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
   """See `OwnNoiseTrainer`; spends on the mean, unless public rows gave one."""
-
-  def __init__(
-    self,
-    rows: TrainingRows,
-    configs: Sequence[HeadConfig],
-    progress: Progress = NoBar,
-  ):
-    super().__init__(rows, configs, progress)
-    self._centres = not rows.are_centred
 
   def read(self) -> None:
     """See `Trainer`."""
@@ -86,12 +75,8 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       feature_dim=self._rows.feature_dim,
       num_classes=self._rows.num_classes,
       noise_multiplier=sigma,
-      centres=self._centres,
+      centres=not self._are_centred,
     )
-
-  def num_steps(self, rule: WhiteningRule) -> int:
-    """See `OwnNoiseTrainer`."""
-    return rule.num_steps
 
   def train(
     self,

@@ -16,9 +16,9 @@ from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer
+from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer, StepsRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.trainer import Mechanism, TrainingRows
+from oneshot_dp.linear_dp.trainer import TrainingRows
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 POISSON = PoissonSampling(probability=0.01, num_steps=5)
@@ -30,11 +30,15 @@ def plan_of(*epsilons: float, **changes: Any) -> ReleasePlan:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rule(Mechanism):
+class Rule(StepsRule):
   """Tells heads apart."""
 
   KIND = "noise"
   sigma: float
+
+  @property
+  def num_steps(self) -> int:
+    return 1
 
   def as_json(self) -> dict[str, Any]:
     return dataclasses.asdict(self)
@@ -59,9 +63,6 @@ class NoiseTrainer(OwnNoiseTrainer[Rule]):
 
   def rule(self, sigma: float) -> Rule:
     return Rule(sigma=sigma)
-
-  def num_steps(self, rule: Rule) -> int:
-    return 1
 
   def train(
     self,
