@@ -149,8 +149,3 @@ def test_what_of_the_training_it_fixes():
     "initial_bias": -10.0,
     "train_bias": True,
   }
-
-
-def test_receipts_of_before_are_read():
-  today = MECHANISMS["one-step"]
-  assert mechanism_of(today.as_json() | {"kind": "one step"}) == today
