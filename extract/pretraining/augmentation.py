@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int8
 from oneshot_dp.extract.pretraining.glyphs import SIDE, STEPS_PER_PIXEL
 
 IMAGE_SIZE = 32
-"""Of the images that are made, pixels."""
+"""Side of the images that are made, pixels."""
 RESOLUTIONS = (8, 8, 8, 8, 10, 12, 16, 24, 32)
 """One of these is drawn for every image."""
 

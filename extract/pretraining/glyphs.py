@@ -22,7 +22,7 @@ from oneshot_dp.extract.pretraining.fonts import Typeface, glyph
 from oneshot_dp.extract.pretraining.strokes import written
 
 SIDE = 48
-"""Of a map, pixels."""
+"""Side of a map, pixels."""
 BOX = 32
 """The longer side of a glyph's box, in the middle of its map, pixels."""
 STEPS_PER_PIXEL = 8

@@ -132,4 +132,4 @@ def _parse(text: str) -> tuple[Drawing, ...]:
 SKELETONS: Mapping[str, tuple[Drawing, ...]] = {
   character: _parse(text) for character, text in (_DIGITS | _LETTERS).items()
 }
-"""Of every character, the ways to write it."""
+"""The ways to write every character."""

@@ -214,12 +214,11 @@ def make_caches(folder: pathlib.Path) -> pathlib.Path:
   users = train.copy()
   del train["unit_id"], test["unit_id"], public["unit_id"]
   both = {"train": train, "test": test}
-  np.savez(
-    folder / "data.npz",
-    **{f"{s}_{name}": a for s, of in both.items() for name, a in of.items()},
-  )
-  np.savez(folder / "users.npz", **users)
-  np.savez(folder / "public.npz", **public)
+  splits = {
+    f"{s}_{name}": a for s, of in both.items() for name, a in of.items()
+  }
+  for name, of in (("data", splits), ("users", users), ("public", public)):
+    np.savez(folder / f"{name}.npz", allow_pickle=False, **of)
   more = f"--backbone-name golden --num-classes {K} --quiet"
   for name, words in IMPORTS.items():
     command(folder, f"import-features {words} {more} --out @caches/{name}")
@@ -500,6 +499,7 @@ def write() -> None:
   }
   np.savez_compressed(
     GOLDEN,
+    allow_pickle=False,
     json=np.frombuffer(json.dumps(told).encode(), np.uint8),
     **{
       f"{test}: {name}": tensor

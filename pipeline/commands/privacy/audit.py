@@ -45,12 +45,12 @@ class Flags:
   """What to attack: "lamb", the release that all heads of one step are made of;
   or heads of another kind as they are published, of 2 classes, 2 features."""
   steps: StepsConfig = dataclasses.field(default_factory=StepsConfig)
-  """Of multi-step heads, on 64 rows."""
+  """Batches of multi-step heads, on 64 rows."""
   runs: int | None = None
   """Releases with the canary, and as many without it; default: 600 of heads of
   many steps, else 10000."""
   confidence: float = 0.95
-  """Of all bounds together."""
+  """Confidence of all bounds together."""
   canaries: int | None = None
   """Only with lamb: examples to tell apart in a single release; default:
   10000."""

@@ -53,8 +53,8 @@ class Flags:
   clip_norms: tuple[float, ...] = (0.1, 10.0)
   """Largest norm of one example's gradient."""
   learning_rate: float | None = None
-  """Of the heads whose accuracy depends on it: several steps, or random weights
-  to start from. Default: a rule of n, K and the noise."""
+  """Learning rate of the heads whose accuracy depends on it: several steps, or
+  random weights to start from. Default: a rule of n, K and the noise."""
   other_caches: tuple[Path, ...] = ()
   """The same images extracted at other resolutions, or otherwise."""
   other_eval_caches: tuple[Path, ...] = ()
