@@ -21,26 +21,21 @@ from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.linear_dp.accounting.plan import ReleasePlan, composed_epsilon
+from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.paper.ablation_cells import Cell, Choices, cells
+from oneshot_dp.pipeline.paper.ablation_cells import Choices, cells
 from oneshot_dp.pipeline.paper.ablation_rows import (
+  Planned,
+  ablation_rows,
   as_in_the_paper,
-  evaluations_of,
-  rows_of,
 )
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
-from oneshot_dp.pipeline.runs import output_dir
-from oneshot_dp.pipeline.runs.evaluation import (
-  check_readable,
-)
-from oneshot_dp.pipeline.runs.pictures import plot_ablation
-from oneshot_dp.pipeline.runs.results import cost_of, write_tables
-from oneshot_dp.pipeline.runs.run_files import write_config
-from oneshot_dp.pipeline.saved_head.directory import write_head
-from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.runs import pictures
+from oneshot_dp.pipeline.runs.evaluation import PUBLIC_STATEMENT, check_readable
+from oneshot_dp.pipeline.runs.results import cost_of
+from oneshot_dp.pipeline.runs.run import Run, check_pair
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
   cache_trainer,
@@ -50,15 +45,12 @@ from oneshot_dp.pipeline.training.train_heads import (
 
 
 def run_ablation(
-  caches: Sequence[tuple[FeatureCache, FeatureCache]],
-  out: Path,
+  run: Run,
   epsilon: float,
   privacy: PrivacyConfig,
   choices: Choices,
   *,
-  num_draws: int = 1,
-  baseline: bool = False,
-  ledger_dir: Path | None = None,
+  others: Sequence[tuple[FeatureCache, FeatureCache]] = (),
 ) -> list[AblationRow]:
   """Trains, evaluates and writes an ablation.
 
@@ -67,15 +59,12 @@ def run_ablation(
   its noise is drawn.
 
   Args:
-    caches: training and evaluation rows; more than one are the same images at
-      other resolutions.
-    out: a directory that is not there yet.
+    run: the rows, and where results go; its baseline is of every setting.
     epsilon: of every head.
     privacy: delta, neighbours and noise source.
     choices: what to try.
-    num_draws: independent repetitions, each charged.
-    baseline: add every head without noise, NOT PRIVATE.
-    ledger_dir: None is the default place.
+    others: training and evaluation rows that are the same images at other
+      resolutions.
 
   Returns:
     The rows of results.csv.
@@ -85,100 +74,87 @@ def run_ablation(
       would break the cap; nothing is charged then.
     KeyboardInterrupt: it was stopped; what was finished before is written.
   """
-  output_dir.check_absent(out)
-  for train, evaluation in caches:
-    FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
-      FeatureSpace.of_cache(evaluation.path, evaluation.info)
-    )
-  _check_same_images([train for train, _ in caches])
-  tried = cells(choices, _names([train for train, _ in caches]))
-  plans, nominal = [], []
-  for cell in tried:
-    train = caches[cell.cache][0]
+  run.check()
+  for pair in others:
+    check_pair(*pair)
+  pairs = [(run.train, run.evaluation), *others]
+  trains = [train for train, _ in pairs]
+  _check_same_images(trains)
+  tried = []
+  for cell in cells(choices, _names(trains)):
+    train = trains[cell.cache]
     cache_trainer(train, [cell.head])  # what it refuses
-    plans.append(
-      plan_heads(
-        cell.head, len(train), (epsilon,), privacy, num_draws=num_draws
-      )
+    plan = plan_heads(
+      cell.head, len(train), (epsilon,), privacy, num_draws=run.num_draws
     )
-    nominal.append(as_in_the_paper(cell.head, plans[-1], len(train)))
-  first = caches[0][0]
-  source, unit = NoiseSource(privacy.noise_seed), first.info.privacy_unit
-  charges = [Charge.of_plan(plan, source, privacy_unit=unit) for plan in plans]
-  if baseline:
-    charges.append(Charge.of_baseline())
-  cache_ledger(first, ledger_dir).check(*charges)
-  # Passes that cost no budget: a damaged cache is found now.
-  for cache in itertools.chain.from_iterable(caches):
-    check_readable(cache)
-  trained: list[list[TrainedHead]] = []
-  with (
-    step_bar("ablation", "setting", len(tried)) as bar,
-    _till_stopped(trained),
-  ):
-    for cell, plan in zip(tried, plans, strict=True):
-      trained.append(
-        train_heads(
-          caches[cell.cache][0],
-          plan,
-          cell.head,
-          privacy,
-          ledger_dir=ledger_dir,
-          baseline=baseline,
-          aloud=cell is tried[0],  # all of them are charged to one ledger
-        )
-      )
-      bar.update()
-  wanted, done = len(tried), len(trained)
-  tried, plans, nominal = tried[:done], plans[:done], nominal[:done]
-  together = composed_epsilon(plans)
-  evaluations = evaluations_of(tried, trained, [e for _, e in caches])
-  rows = [
-    row
-    for cell, of_cell, scored, epsilon_if_poisson in zip(
-      tried, trained, evaluations, nominal, strict=True
-    )
-    for row in rows_of(
-      cell, of_cell, scored, caches[cell.cache][0], together, epsilon_if_poisson
-    )
+    nominal = as_in_the_paper(cell.head, plan, len(train))
+    tried.append(Planned(cell, plan, nominal))
+  source, unit = NoiseSource(privacy.noise_seed), run.train.info.privacy_unit
+  charges = [
+    Charge.of_plan(plan, source, privacy_unit=unit) for _, plan, _ in tried
   ]
-  heads = [head for of_cell in trained for head in of_cell]
-  with output_dir.whole_directory(out) as directory:
-    for row, head in zip(rows, heads, strict=True):
-      write_head(directory / row.path, head, caches[row.cache][0].info)
-    write_tables(
-      directory,
-      rows,
-      {
-        "composed_epsilon": together,
-        "settings_asked": wanted,
-        "settings_finished": done,  # fewer, if it was stopped
-        "releases": [_cost(c, p) for c, p in zip(tried, plans, strict=True)],
-      },
-      {"labels": "public", "mechanism": rows[0].evaluation},
-    )
-    write_config(
-      directory,
-      *caches[0],
-      {
-        "other_caches": [public_metadata(train) for train, _ in caches[1:]],
-        "epsilon": epsilon,
-        "privacy": dataclasses.asdict(privacy),
-        "choices": dataclasses.asdict(choices),
-        "num_draws": num_draws,
-        "baseline": baseline,
-      },
-    )
-    plot_ablation(rows, first.info.dataset, directory)
-  if done < wanted:
+  if run.baseline:
+    charges.append(Charge.of_baseline())
+  cache_ledger(run.train, run.ledger_dir).check(*charges)
+  # Passes that cost no budget: a damaged cache is found now.
+  for cache in itertools.chain.from_iterable(pairs):
+    check_readable(cache)
+  done: list[tuple[Planned, list[TrainedHead]]] = []
+  with step_bar("ablation", "setting", len(tried)) as bar, _till_stopped(done):
+    for planned in tried:
+      cell, plan, _ = planned
+      heads = train_heads(
+        trains[cell.cache],
+        plan,
+        cell.head,
+        privacy,
+        ledger_dir=run.ledger_dir,
+        baseline=run.baseline,
+        aloud=not done,  # all of them are charged to one ledger
+      )
+      done.append((planned, heads))
+      bar.update()
+  together = composed_epsilon([planned.plan for planned, _ in done])
+  rows = ablation_rows(done, pairs, {privacy.delta: together})
+  run.write(
+    [head for _, heads in done for head in heads],
+    rows,
+    trained_on=[trains[row.cache] for row in rows],
+    cost={
+      "composed_epsilon": together,
+      "settings_asked": len(tried),
+      "settings_finished": len(done),  # fewer, if it was stopped
+      "releases": [
+        {"axis": cell.axis, "setting": cell.setting, **cost_of(plan)}
+        for (cell, plan, _), _ in done
+      ],
+    },
+    evaluation=PUBLIC_STATEMENT,
+    asked={
+      "other_caches": [public_metadata(train) for train in trains[1:]],
+      "epsilon": epsilon,
+      "privacy": dataclasses.asdict(privacy),
+      "choices": dataclasses.asdict(choices),
+    },
+    plot=lambda folder: _plot(rows, run.dataset, folder),
+  )
+  if len(done) < len(tried):
     raise KeyboardInterrupt(
-      f"{done} of {wanted} settings were finished, and are in {out}"
+      f"{len(done)} of {len(tried)} settings were finished, and are in"
+      f" {run.out}"
     )
   return rows
 
 
+@pictures.beside_the_results
+def _plot(rows: Sequence[AblationRow], dataset: str, folder: Path) -> None:
+  from oneshot_dp.pipeline.paper import ablation_plot
+
+  ablation_plot.plot_ablation(rows, dataset, folder)
+
+
 @contextlib.contextmanager
-def _till_stopped(trained: Sequence[object]) -> Iterator[None]:
+def _till_stopped(done: Sequence[object]) -> Iterator[None]:
   """Ctrl-C ends the block; heads that are finished were paid for, and are kept.
 
   Raises:
@@ -187,7 +163,7 @@ def _till_stopped(trained: Sequence[object]) -> Iterator[None]:
   try:
     yield
   except KeyboardInterrupt:
-    if not trained:
+    if not done:
       raise
     print(
       "interrupted: what is finished is scored and written; Ctrl-C again throws"
@@ -214,12 +190,8 @@ def _check_same_images(trains: Sequence[FeatureCache]) -> None:
 
 
 def _names(trains: Sequence[FeatureCache]) -> list[str]:
-  """Names of the caches' folders, with that above where those are alike."""
+  """The caches' folders, each with that above it where two are alike."""
   names = [train.path.name for train in trains]
   if len(set(names)) < len(names):
     names = ["/".join(train.path.absolute().parts[-2:]) for train in trains]
   return names
-
-
-def _cost(cell: Cell, plan: ReleasePlan) -> dict[str, object]:
-  return {"axis": cell.axis, "setting": cell.setting, **cost_of(plan)}

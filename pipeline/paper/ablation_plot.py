@@ -1,6 +1,5 @@
 """The picture of an ablation: a bar for each setting."""
 
-import statistics
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow, lines_of
 from oneshot_dp.pipeline.runs import accuracy_plot
+from oneshot_dp.pipeline.runs.results import spread_top1, with_noise
 
 
 def plot_ablation(
@@ -21,21 +21,20 @@ def plot_ablation(
   figure = Figure(figsize=(7, 1.2 + 0.3 * len(lines)), layout="constrained")
   axes = figure.subplots()
   places = range(len(lines))
-  several = any(len(line.private) > 1 for line in lines)
+  spreads = [spread_top1(line.private) for line in lines]
   axes.barh(
     places,
-    [statistics.mean(line.private) for line in lines],
-    xerr=[statistics.stdev(line.private) for line in lines]
-    if several
-    else None,
+    [line.mean for line in lines],
+    xerr=None
+    if None in spreads
+    else [100 * s for s in spreads if s is not None],
     color=[
       "#0072B2" if line.axis == lines[0].axis else "#56B4E9" for line in lines
     ],
     capsize=3,
     label=f"epsilon {printable(min(row.epsilon for row in rows))}",
   )
-  exact = [(line.exact, i) for i, line in enumerate(lines)]
-  known = [(value, i) for value, i in exact if value is not None]
+  known = [(x.exact, i) for i, x in enumerate(lines) if x.exact is not None]
   if known:
     axes.plot(
       *zip(*known, strict=True),
@@ -50,9 +49,7 @@ def plot_ablation(
   axes.invert_yaxis()
   axes.set_xlim(0, 100)
   axes.set_xlabel(f"top-1 accuracy, % (delta = {printable(rows[0].delta)})")
-  seeded = any(
-    NOT_PRIVATE in row.noise_source for row in rows if row.noise_multiplier
-  )
+  seeded = any(NOT_PRIVATE in row.noise_source for row in with_noise(rows))
   axes.set_title(
     f"One thing changed at a time, {dataset}"
     + (f"\nseeded noise: {NOT_PRIVATE}" if seeded else "")

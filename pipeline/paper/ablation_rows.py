@@ -1,7 +1,9 @@
 """The rows of an ablation: its heads, scored."""
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
@@ -10,65 +12,63 @@ from oneshot_dp.linear_dp.heads.multi_step.rule import make_batches
 from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.paper.ablation_cells import Cell
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
-from oneshot_dp.pipeline.runs.evaluation import (
-  Evaluation,
-  evaluate_on_public_labels,
-)
-from oneshot_dp.pipeline.runs.run_files import row_of
+from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
+from oneshot_dp.pipeline.runs.run import rows_of
 
 
-def evaluations_of(
-  tried: Sequence[Cell],
-  trained: Sequence[Sequence[TrainedHead]],
-  evaluations: Sequence[FeatureCache],
-) -> list[Evaluation]:
-  """The scores of each cell's heads; one pass over each cache."""
-  cells_and_heads = list(zip(tried, trained, strict=True))
-  found = []
-  for i, evaluation in enumerate(evaluations):
-    heads = [
-      t.head for cell, of in cells_and_heads if cell.cache == i for t in of
-    ]
-    found.append(evaluate_on_public_labels(heads, evaluation))
-  scores = [iter(each.scores) for each in found]
-  return [
-    dataclasses.replace(
-      found[cell.cache], scores=[next(scores[cell.cache]) for _ in of]
-    )
-    for cell, of in cells_and_heads
-  ]
+class Planned(NamedTuple):
+  """A cell of the ablation, and what it will cost.
+
+  Attributes:
+    cell: what is tried.
+    plan: its releases.
+    epsilon_if_poisson: see `AblationRow`.
+  """
+
+  cell: Cell
+  plan: ReleasePlan
+  epsilon_if_poisson: float | None
 
 
-def rows_of(
-  cell: Cell,
-  trained: Sequence[TrainedHead],
-  scored: Evaluation,
-  train: FeatureCache,
-  together: float,
-  epsilon_if_poisson: float | None,
+def ablation_rows(
+  done: Sequence[tuple[Planned, list[TrainedHead]]],
+  pairs: Sequence[tuple[FeatureCache, FeatureCache]],
+  composed: Mapping[float, float],
 ) -> list[AblationRow]:
-  """The lines of results.csv about a cell's heads."""
+  """The lines of results.csv, from one pass over each evaluation cache.
+
+  Args:
+    done: cells and their heads; those of one cache come one after another.
+    pairs: the caches to train and to evaluate on.
+    composed: δ → ε of all private heads together.
+  """
   rows = []
-  for head, score in zip(trained, scored.scores, strict=True):
-    row = row_of(
-      head,
-      score,
-      train,
-      scored.description,
-      composed_epsilon=together,
-      prefix=f"{cell.name}-",
-    )
-    rows.append(
-      AblationRow(
-        **dataclasses.asdict(row),
-        axis=cell.axis,
-        setting=cell.setting,
-        cache=cell.cache,
-        epsilon_if_poisson=(
-          epsilon_if_poisson if head.statement.noise_sd else None
-        ),
+  for place, of_cache in itertools.groupby(
+    done, lambda each: each[0].cell.cache
+  ):
+    group, (train, evaluation) = list(of_cache), pairs[place]
+    heads = [head.head for _, trained in group for head in trained]
+    scored = evaluate_on_public_labels(heads, evaluation)
+    scores = iter(scored.scores)
+    for (cell, _, nominal), trained in group:
+      own = list(itertools.islice(scores, len(trained)))
+      plain = rows_of(
+        trained,
+        scored._replace(scores=own),
+        train,
+        composed=composed,
+        prefix=lambda _, cell=cell: f"{cell.name}-",
       )
-    )
+      rows += [
+        AblationRow(
+          **dataclasses.asdict(row),
+          axis=cell.axis,
+          setting=cell.setting,
+          cache=place,
+          epsilon_if_poisson=nominal if row.noise_multiplier else None,
+        )
+        for row in plain
+      ]
   return rows
 
 

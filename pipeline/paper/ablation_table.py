@@ -2,12 +2,19 @@
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.pipeline.runs.results import SweepRow
+from oneshot_dp.pipeline.runs.results import (
+  SweepRow,
+  grouped,
+  mark,
+  mean_top1,
+  top1_cell,
+  with_noise,
+)
 from oneshot_dp.pipeline.runs.text_table import text_table
 
 
@@ -30,32 +37,45 @@ class AblationRow(SweepRow):
   epsilon_if_poisson: float | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
   """One setting: its accuracies in %, over draws, and without noise."""
 
   axis: str
   setting: str
-  private: list[float]
+  private: list[AblationRow]
   exact: float | None
-  epsilon_if_poisson: float | None
+
+  @property
+  def mean(self) -> float:
+    """The mean accuracy over draws, in %."""
+    return 100 * mean_top1(self.private)
+
+
+def lines_of(rows: Sequence[AblationRow]) -> list[Line]:
+  """The settings, in the order that they first come."""
+  lines = []
+  for (axis, setting), group in grouped(rows, "axis", "setting").items():
+    exact = [100 * row.top1 for row in group if math.isinf(row.epsilon)]
+    lines.append(
+      Line(axis, setting, with_noise(group), exact[0] if exact else None)
+    )
+  return lines
 
 
 def ablation_table(rows: Sequence[AblationRow]) -> str:
   """One line per setting: top-1 with spread, and what the change brought."""
-  lines = lines_of(rows)
+  lines, first = lines_of(rows), rows[0]
   base = lines[0]
-  exact = base.exact is not None
   epsilon = printable(min(row.epsilon for row in rows))
   change = f"{'change':>7}"
   header = [" " * 10, "", f"{f'epsilon {epsilon}':>14}", change]
+  exact = ["no noise", change] if base.exact is not None else []
   table = text_table(
-    [*header, "no noise", change] if exact else header,
+    [*header, *exact],
     [_cells(line, base) for line in lines],
     [_note(line) for line in lines],
     num_keys=2,
   )
-  first = rows[0]
   table.append(
     "top-1 in %; all private heads together: epsilon ="
     f" {printable(first.composed_epsilon)} at delta = {printable(first.delta)};"
@@ -64,47 +84,21 @@ def ablation_table(rows: Sequence[AblationRow]) -> str:
   )
   if exact:
     table.append(f"the column without noise is {NOT_PRIVATE}")
-  if not all(row.private for row in rows if math.isfinite(row.epsilon)):
+  if mark(with_noise(rows)):
     table.append(f"the noise comes from a seed: all of it is {NOT_PRIVATE}")
   return "\n".join(table)
 
 
 def _cells(line: Line, base: Line) -> list[str]:
-  change = statistics.mean(line.private) - statistics.mean(base.private)
-  cells = [line.axis, line.setting, _spread(line.private), f"{change:+.2f}"]
+  change = f"{line.mean - base.mean:+.2f}"
+  cells = [line.axis, line.setting, top1_cell(line.private), change]
   if line.exact is not None and base.exact is not None:
     cells += [f"{line.exact:.2f}", f"{line.exact - base.exact:+.2f}"]
   return cells
 
 
 def _note(line: Line) -> str:
-  if line.epsilon_if_poisson is None:
+  epsilon = line.private[0].epsilon_if_poisson
+  if epsilon is None:
     return ""
-  nominal = printable(line.epsilon_if_poisson)
-  return f"(epsilon {nominal}, not proven, as the paper accounts)"
-
-
-def lines_of(rows: Sequence[AblationRow]) -> list[Line]:
-  """The settings, in the order that they first come."""
-  groups: dict[tuple[str, str], list[AblationRow]] = {}
-  for row in rows:
-    groups.setdefault((row.axis, row.setting), []).append(row)
-  lines = []
-  for (axis, setting), group in groups.items():
-    exact = [100 * row.top1 for row in group if math.isinf(row.epsilon)]
-    noisy = [row for row in group if math.isfinite(row.epsilon)]
-    lines.append(
-      Line(
-        axis=axis,
-        setting=setting,
-        private=[100 * row.top1 for row in noisy],
-        exact=exact[0] if exact else None,
-        epsilon_if_poisson=noisy[0].epsilon_if_poisson,
-      )
-    )
-  return lines
-
-
-def _spread(values: Sequence[float]) -> str:
-  spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-  return f"{statistics.mean(values):.2f}{spread}"
+  return f"(epsilon {printable(epsilon)}, not proven, as the paper accounts)"

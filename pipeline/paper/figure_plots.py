@@ -10,7 +10,6 @@ Each is a png and a pdf.
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +20,7 @@ from matplotlib.figure import Figure
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.pipeline.paper.published import Published
 from oneshot_dp.pipeline.runs import accuracy_plot
-from oneshot_dp.pipeline.runs.pictures import delta_name
-from oneshot_dp.pipeline.runs.results import SweepRow
+from oneshot_dp.pipeline.runs.results import SweepRow, grouped, with_noise
 
 _MARKERS = "*XP^v"
 _ASIDE = 1.06
@@ -46,8 +44,7 @@ def plot_figures(
     dataset: public name, for the titles.
     directory: where the files go.
   """
-  by_delta = _by_delta(rows)
-  baselines = [row for row in rows if math.isinf(row.epsilon)]
+  by_delta = grouped(with_noise(rows), "delta")
   figure, axes = _picture("epsilon of each head")
   for i, (delta, group) in enumerate(by_delta.items()):
     accuracy_plot.draw_line(axes, group, _at(delta, group), i, len(by_delta))
@@ -55,6 +52,7 @@ def plot_figures(
   published = _draw_references(axes, references)
   _finish(figure, axes, rows, dataset, published)
   accuracy_plot.save(figure, directory, "accuracy-vs-epsilon")
+  baselines = [row for row in rows if math.isinf(row.epsilon)]
   for delta, group in by_delta.items():
     figure, axes = _picture(
       f"epsilon of each head (delta = {printable(delta)})"
@@ -64,28 +62,20 @@ def plot_figures(
     accuracy_plot.draw_without_noise(axes, baselines)
     published = _draw_references(axes, references, only_delta=delta)
     _finish(figure, axes, group, dataset, published)
-    accuracy_plot.save(figure, directory, delta_name(delta))
-  if real_rows:
-    figure, axes = _picture("epsilon of each head")
-    real = _by_delta(real_rows)
-    lines = [
-      (f"{labels} labels, {_at(delta, group)}", group)
-      for labels, groups in (("ReaL", real), ("original", by_delta))
-      for delta, group in groups.items()
-    ]
-    for i, (label, group) in enumerate(lines):
-      accuracy_plot.draw_line(axes, group, label, i, len(lines))
-    accuracy_plot.draw_without_noise(axes, real_rows, note=", ReaL labels")
-    _finish(figure, axes, real_rows, dataset)
-    accuracy_plot.save(figure, directory, "real-accuracy")
-
-
-def _by_delta(rows: Sequence[SweepRow]) -> dict[float, list[SweepRow]]:
-  groups = defaultdict(list)
-  for row in rows:
-    if math.isfinite(row.epsilon):
-      groups[row.delta].append(row)
-  return groups
+    accuracy_plot.save(figure, directory, f"delta-{delta}")  # with all digits
+  if not real_rows:
+    return
+  figure, axes = _picture("epsilon of each head")
+  lines = [
+    (f"{labels} labels, {_at(delta, group)}", group)
+    for labels, of_labels in (("ReaL", real_rows), ("original", rows))
+    for delta, group in grouped(with_noise(of_labels), "delta").items()
+  ]
+  for i, (label, group) in enumerate(lines):
+    accuracy_plot.draw_line(axes, group, label, i, len(lines))
+  accuracy_plot.draw_without_noise(axes, real_rows, note=", ReaL labels")
+  _finish(figure, axes, real_rows, dataset)
+  accuracy_plot.save(figure, directory, "real-accuracy")
 
 
 def _at(delta: float, group: Sequence[SweepRow]) -> str:
@@ -163,17 +153,12 @@ def _finish(
   more_epsilons: Sequence[float] = (),
 ) -> None:
   accuracy_plot.set_out(axes, rows, dataset, more_epsilons=more_epsilons)
-  handles, labels = axes.get_legend_handles_labels()
-  # Ours first: those with bars, which matplotlib puts last.
-  ours = [isinstance(handle, ErrorbarContainer) for handle in handles]
-  order = sorted(range(len(handles)), key=lambda i: not ours[i])
-  figure.legend(
-    [handles[i] for i in order],
-    [labels[i] for i in order],
+  accuracy_plot.put_legend(
+    figure,
+    rows,
+    # Ours first: those with bars, which matplotlib puts last.
+    last=lambda handle, _: not isinstance(handle, ErrorbarContainer),
     loc="outside lower center",
-    frameon=False,
     fontsize="small",
-    title=accuracy_plot.spread(rows),
     title_fontsize="small",
-    alignment="left",
   )

@@ -8,29 +8,35 @@ DIR/heads/ …                 a head each
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
-from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.paper.published import Published, references_for
-from oneshot_dp.pipeline.runs import output_dir
+from oneshot_dp.pipeline.runs import pictures
 from oneshot_dp.pipeline.runs.evaluation import (
+  PUBLIC_STATEMENT,
   Evaluation,
   check_readable,
   evaluate_on_public_labels,
 )
-from oneshot_dp.pipeline.runs.pictures import delta_name, plot_figures
 from oneshot_dp.pipeline.runs.real_labels import RealLabels
-from oneshot_dp.pipeline.runs.results import SweepRow, cost_of, write_tables
-from oneshot_dp.pipeline.runs.run_files import row_of, write_config
-from oneshot_dp.pipeline.saved_head.directory import write_head
-from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.runs.results import (
+  SweepRow,
+  cost_of,
+  epsilon_titles,
+  grouped,
+  mark,
+  top1_cell,
+  with_noise,
+)
+from oneshot_dp.pipeline.runs.run import Run, rows_of
+from oneshot_dp.pipeline.runs.text_table import text_table
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_trainer,
@@ -42,17 +48,12 @@ PAPERS_HEAD = HeadConfig(head="lamb")
 
 
 def run_figures(
-  train: FeatureCache,
-  evaluation: FeatureCache,
-  out: Path,
+  run: Run,
   epsilons: tuple[float, ...],
   privacies: Sequence[PrivacyConfig],
   *,
-  num_draws: int = 5,
   real_labels: Path | None = None,
   references: bool = False,
-  baseline: bool = False,
-  ledger_dir: Path | None = None,
 ) -> list[SweepRow]:
   """Trains, evaluates, draws and writes it.
 
@@ -62,16 +63,11 @@ def run_figures(
   are read once, and all is charged, or nothing, before any noise is drawn.
 
   Args:
-    train: the private rows.
-    evaluation: labelled rows, which are taken for public.
-    out: a directory that is not there yet.
+    run: the rows, and where results go.
     epsilons: one head for each, per δ and draw.
     privacies: the deltas, alike in everything else.
-    num_draws: independent repetitions, each charged.
     real_labels: the file of ReaL labels of the evaluation rows.
     references: draw published numbers though it is not ImageNet.
-    baseline: add the head without noise, NOT PRIVATE.
-    ledger_dir: None is the default place.
 
   Returns:
     The rows of results.csv.
@@ -81,15 +77,14 @@ def run_figures(
       the evaluation rows, a bad request, or one that would break the cap;
       nothing is charged then.
   """
-  output_dir.check_absent(out)
-  FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
-    FeatureSpace.of_cache(evaluation.path, evaluation.info)
-  )
+  run.check()
+  train, evaluation = run.train, run.evaluation
   deltas = [privacy.delta for privacy in privacies]
   if not deltas or len(set(deltas)) < len(deltas):
     raise InputError(f"deltas={deltas} must be one or more, all different.")
   plans = [
-    make_plan(epsilons, privacy, num_draws=num_draws) for privacy in privacies
+    make_plan(epsilons, privacy, num_draws=run.num_draws)
+    for privacy in privacies
   ]
   trainer = cache_trainer(train, [PAPERS_HEAD])
   # Passes that cost no budget: what is damaged or does not fit is found now.
@@ -99,41 +94,49 @@ def run_figures(
     train,
     [Training(trainer=trainer, plan=plan) for plan in plans],
     privacies[0],
-    ledger_dir=ledger_dir,
-    baseline=trainer if baseline else None,
+    ledger_dir=run.ledger_dir,
+    baseline=trainer if run.baseline else None,
   )
   heads = [each.head for each in trained]
   composed = _composed(plans)
-  scored = evaluate_on_public_labels(heads, evaluation)
-  rows = _rows(trained, scored, train, composed)
-  statement = scored.statement
-  real_rows = []
+
+  def rows_by(scored: Evaluation) -> list[SweepRow]:
+    return rows_of(
+      trained,
+      scored,
+      train,
+      composed=composed,
+      prefix=lambda head: (
+        f"delta-{head.plan.delta}-" if head.statement.noise_sd else ""
+      ),
+    )
+
+  rows = rows_by(evaluate_on_public_labels(heads, evaluation))
+  statement, real_rows = PUBLIC_STATEMENT, []
   if real:
     by_real = real.evaluate(heads, evaluation)
-    real_rows = _rows(trained, by_real, train, composed)
+    real_rows = rows_by(by_real)
     statement = statement | {"real": by_real.statement}
-  drawn = references_for(train.info.dataset, always=references)
-  with output_dir.whole_directory(out) as directory:
-    for head, row in zip(trained, rows, strict=True):
-      write_head(directory / row.path, head, train.info)
-    write_tables(
-      directory, [*rows, *real_rows], _cost(plans, composed, drawn), statement
-    )
-    write_config(
-      directory,
-      train,
-      evaluation,
-      {
-        "head": dataclasses.asdict(PAPERS_HEAD),
-        "epsilons": list(epsilons),
-        "privacy": [dataclasses.asdict(privacy) for privacy in privacies],
-        "num_draws": num_draws,
-        "real_labels": None if real is None else real.file_sha256,
-        "references": bool(drawn),
-        "baseline": baseline,
-      },
-    )
-    plot_figures(rows, real_rows, drawn, train.info.dataset, directory)
+  drawn = references_for(run.dataset, always=references)
+  run.write(
+    trained,
+    [*rows, *real_rows],
+    cost={
+      "neighboring_relation": plans[0].neighboring_relation.name,
+      "composed_epsilon": {str(delta): e for delta, e in composed.items()},
+      "releases": [cost_of(plan) for plan in plans],
+      "references": [dataclasses.asdict(each) for each in drawn],
+    },
+    evaluation=statement,
+    asked={
+      "head": dataclasses.asdict(PAPERS_HEAD),
+      "epsilons": list(epsilons),
+      "privacy": [dataclasses.asdict(privacy) for privacy in privacies],
+      "real_labels": None if real is None else real.file_sha256,
+      "references": bool(drawn),
+    },
+    plot=lambda folder: _plot(rows, real_rows, drawn, run.dataset, folder),
+  )
   return [*rows, *real_rows]
 
 
@@ -150,35 +153,42 @@ def _composed(plans: Sequence[ReleasePlan]) -> dict[float, float]:
   }
 
 
-def _rows(
-  trained: Sequence[TrainedHead],
-  scored: Evaluation,
-  train: FeatureCache,
-  composed: dict[float, float],
-) -> list[SweepRow]:
-  return [
-    row_of(
-      head,
-      score,
-      train,
-      scored.description,
-      composed_epsilon=composed[head.plan.delta],
-      prefix=(
-        f"{delta_name(head.plan.delta)}-" if head.statement.noise_sd else ""
-      ),
-    )
-    for head, score in zip(trained, scored.scores, strict=True)
-  ]
-
-
-def _cost(
-  plans: Sequence[ReleasePlan],
-  composed: dict[float, float],
+@pictures.beside_the_results
+def _plot(
+  rows: Sequence[SweepRow],
+  real_rows: Sequence[SweepRow],
   references: Sequence[Published],
-) -> dict[str, Any]:
-  return {
-    "neighboring_relation": plans[0].neighboring_relation.name,
-    "composed_epsilon": {str(d): epsilon for d, epsilon in composed.items()},
-    "releases": [cost_of(plan) for plan in plans],
-    "references": [dataclasses.asdict(each) for each in references],
-  }
+  dataset: str,
+  folder: Path,
+) -> None:
+  from oneshot_dp.pipeline.paper import figure_plots
+
+  figure_plots.plot_figures(rows, real_rows, references, dataset, folder)
+
+
+def figures_table(rows: Sequence[SweepRow]) -> str:
+  """One line per delta and kind of labels, one column per epsilon."""
+  epsilons = sorted(grouped(with_noise(rows), "epsilon"))
+  about: dict[tuple[str, str], list[SweepRow]] = {}
+  for row in rows:
+    delta = f"delta {printable(row.delta)}"
+    name = delta if math.isfinite(row.epsilon) else "no noise"
+    about.setdefault((name, row.evaluation), []).append(row)
+  lines, notes = [], []
+  for (name, evaluation), group in about.items():
+    groups = grouped(group, "epsilon")
+    found = (groups[e] for e in (*epsilons, math.inf) if e in groups)
+    lines.append([name, *map(top1_cell, found)])
+    labels = f"({evaluation}: {group[0].num_eval_examples:,} rows)"
+    notes.append("  ".join(filter(None, [mark(group), labels])))
+  together = ", or ".join(
+    f"epsilon = {printable(each[0].composed_epsilon)} at delta ="
+    f" {printable(delta)}"
+    for delta, each in grouped(rows, "delta").items()
+  )
+  footer = (
+    f"all private heads together: {together}; trained on"
+    f" {rows[0].num_examples:,} examples"
+  )
+  table = text_table(epsilon_titles(epsilons), lines, notes)
+  return "\n".join([*table, footer])

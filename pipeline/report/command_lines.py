@@ -1,18 +1,18 @@
-"""The commands that make a run again, to be copied."""
+"""The commands that a page shows, to be copied."""
 
 import dataclasses
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.pipeline.report.run_record import RunRecord
+from oneshot_dp.pipeline.runs.results import SweepRow
 from oneshot_dp.pipeline.saved_head.public_record import SETTING
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Places:
+class Places(NamedTuple):
   """Where things are now.
 
   Attributes:
@@ -26,16 +26,34 @@ class Places:
   ledger_dir: Path
 
 
+def commands(
+  run: RunRecord, row: SweepRow, places: Places
+) -> list[tuple[str, str]]:
+  """What each does, and the command; `row` is the head looked at."""
+  here = run.directory.absolute()
+  cache, eval_cache, ledger_dir = map(str, places)
+  ledger = ["--ledger-dir", ledger_dir]
+  page = ["report", str(here), "--epsilon", exactly(row.epsilon)]
+  page += ["--head", row.head, "--cache", cache, "--eval-cache", eval_cache]
+  seeded = run.config["privacy"]["noise_seed"] is not None
+  noise = "the same seed" if seeded else "the noise will be other noise"
+  lines = {
+    "Check this head: recompute its receipt, compare the weights, look up the"
+    " charge": ["verify", str(here / row.path), *ledger],
+    "What is spent and left": ["budget", "--cache", cache, *ledger],
+    f"Do it again: {noise}, and it is charged again": run_again(run, places),
+    "This page": [*page, *ledger],
+  }
+  return [(what, in_lines(words)) for what, words in lines.items()]
+
+
 def run_again(run: RunRecord, places: Places) -> list[str]:
-  """The `sweep` or `compare` that would do it once more: other noise, charged.
+  """The `sweep` or `compare` that would do it once more, as words.
 
   Where public rows were used, --public-cache is a blank to be filled in.
-
-  Returns:
-    The words.
   """
   config = run.config
-  words = ["oneshot-dp", "compare" if run.is_comparison else "sweep"]
+  words = ["compare" if run.is_comparison else "sweep"]
   words += ["--cache", str(places.cache)]
   words += ["--eval-cache", str(places.eval_cache)]
   words += ["--epsilons", *(exactly(each) for each in config["epsilons"])]
@@ -69,12 +87,13 @@ def exactly(value: float | int | str) -> str:
 
 def in_lines(words: list[str]) -> str:
   """A command for a shell, an option a line."""
-  lines, line = [], ""
+  lines, line = [], "oneshot-dp"
   for word in words:
-    if word.startswith("--") and line:
+    if word.startswith("--"):
       lines.append(line)
-      line = ""
-    line += (" " if line else "") + shlex.quote(word)
+      line = shlex.quote(word)
+    else:
+      line += f" {shlex.quote(word)}"
   return " \\\n  ".join([*lines, line])
 
 

@@ -9,17 +9,21 @@ from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.pipeline.report.budget_status import BudgetStatus, budget_status
 from oneshot_dp.pipeline.report.command_lines import Places
+from oneshot_dp.pipeline.report.cost import (
+  BudgetStatus,
+  RunCost,
+  budget_status,
+  cost_of,
+)
 from oneshot_dp.pipeline.report.noise_and_signal import (
   NoiseAndSignal,
   SumOfRows,
   sums_of,
 )
 from oneshot_dp.pipeline.report.public_answers import PublicAnswers, ask
-from oneshot_dp.pipeline.report.run_cost import RunCost, cost_of
 from oneshot_dp.pipeline.report.run_record import RunRecord, read_run
-from oneshot_dp.pipeline.runs.results import SweepRow, by_method
+from oneshot_dp.pipeline.runs.results import SweepRow, grouped
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import HeadCheck, verify_head
 
@@ -85,12 +89,12 @@ def look(
   The private rows are not read.
 
   Args:
-    directory: the run.
-    epsilon: of the heads to look at closely; see `RunRecord.chosen`.
-    head: their method; the same.
-    cache: where the training rows are now; None is where they were.
-    eval_cache: the evaluation rows; the same.
-    ledger_dir: the ledgers; the same.
+    directory: what `sweep` or `compare` wrote.
+    epsilon: the head that is looked at closely; None is the middle one.
+    head: the method of that head; None is the most accurate at that epsilon.
+    cache: where the private cache is now; None is where it was.
+    eval_cache: the same of the evaluation cache.
+    ledger_dir: the same of the ledgers.
 
   Raises:
     InputError: the directory is of no run, or what was asked for is not in it;
@@ -116,19 +120,18 @@ def look(
     if check.problems and problems(run.receipts[row.path])
   ]
   cost = cost_of(run, unsound)
-  heads = [run.head(row) for row in chosen]
-  receipt = heads[0].receipt
-  known = _known_sums(run, chosen, receipt)
-  sums = None if isinstance(known[0], str) else known[0]
-  answers: PublicAnswers | str
+  receipt = run.receipts[chosen[0].path]
+  sums, summed = _known_sums(run, chosen[0])
   rows = _evaluation_rows(run, places, is_given=eval_cache is not None)
+  answers: PublicAnswers | str
   if isinstance(rows, str):
     answers = rows
   else:
-    clipped = None if sums is None else sums.clipped
-    answers = ask([each.head for each in heads], rows, clipped)
+    clipped = None if isinstance(sums, str) else sums.clipped
+    answers = ask([run.head(row).head for row in chosen], rows, clipped)
     if not _fit(answers, chosen):
       answers = f"{places.eval_cache} does not hold the rows that were scored"
+  relation = NeighboringRelation[receipt["privacy"]["neighboring_relation"]]
   return Findings(
     run=run,
     places=places,
@@ -136,16 +139,10 @@ def look(
     receipt=receipt,
     checks=checks,
     cost=cost,
-    budget=budget_status(
-      places.ledger_dir,
-      run.dataset,
-      paid=cost.entries,
-      delta=run.delta,
-      relation=NeighboringRelation[receipt["privacy"]["neighboring_relation"]],
-    ),
+    budget=budget_status(places.ledger_dir, run, cost.entries, relation),
     answers=answers,
-    compared=_compared(run, answers, *known),
-    compared_head=known[1][0].head,
+    compared=_compared(run, answers, sums, summed),
+    compared_head=summed[0].head,
   )
 
 
@@ -193,30 +190,32 @@ def _fit(answers: PublicAnswers, chosen: tuple[SweepRow, ...]) -> bool:
 
 
 def _known_sums(
-  run: RunRecord, chosen: tuple[SweepRow, ...], receipt: dict[str, Any]
-) -> tuple[SumOfRows | str, tuple[SweepRow, ...]]:
-  """The sums of the chosen heads, or else of others of the same epsilon.
+  run: RunRecord, chosen: SweepRow
+) -> tuple[SumOfRows | str, list[SweepRow]]:
+  """The sums of the chosen method, or else of another of the run.
 
   Returns:
-    The sums, or why there are none; and the heads of that method, every epsilon
-    once.
+    The sums, or why there are none; and a head of that method for each epsilon.
   """
-  known, method = sums_of(receipt), chosen[0].head
-  methods = by_method(run.noisy)
-  others = (name for name in methods if name != chosen[0].head)
-  while isinstance(known, str) and (name := next(others, None)):
-    other = sums_of(run.receipts[methods[name][0].path])
-    if not isinstance(other, str):
-      known, method = other, name
+  methods = grouped(run.noisy, "head")
+  why_not = ""
+  for method in (chosen.head, *methods):
+    row = chosen if method == chosen.head else methods[method][0]
+    sums = sums_of(run.receipts[row.path])
+    if not isinstance(sums, str):
+      break
+    why_not = why_not or sums
+  else:
+    sums, method = why_not, chosen.head
   firsts = {row.epsilon: row for row in reversed(methods[method])}
-  return known, tuple(firsts[epsilon] for epsilon in sorted(firsts))
+  return sums, [firsts[epsilon] for epsilon in sorted(firsts)]
 
 
 def _compared(
   run: RunRecord,
   answers: PublicAnswers | str,
   sums: SumOfRows | str,
-  rows: tuple[SweepRow, ...],
+  rows: list[SweepRow],
 ) -> NoiseAndSignal | str:
   if isinstance(sums, str):
     return sums

@@ -2,6 +2,7 @@
 
 import importlib.resources
 import math
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -10,10 +11,12 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
-from oneshot_dp.pipeline.report import page_tables, scopes
+from oneshot_dp.pipeline.report import page_tables
+from oneshot_dp.pipeline.report.command_lines import commands
+from oneshot_dp.pipeline.report.drawings import PICTURES
 from oneshot_dp.pipeline.report.findings import Findings
-from oneshot_dp.pipeline.report.pictures import Picture
-from oneshot_dp.pipeline.report.run_record import mean_top1, spread_top1
+from oneshot_dp.pipeline.report.pictures import Picture, draw_picture
+from oneshot_dp.pipeline.runs.results import mean_top1, spread_top1
 
 _TEMPLATE = "report.html.j2"
 _NEIGHBOURS = {
@@ -21,6 +24,22 @@ _NEIGHBOURS = {
   "REPLACE_ONE": "is in the data or another in its place",
   "REPLACE_SPECIAL": "is in the data or blanked out",
 }
+
+
+def draw_all(findings: Findings, folder: Path) -> dict[str, Picture]:
+  """Draws what there is to draw, each for the page and as PNG and PDF files.
+
+  Returns:
+    By name, with "-" as "_".
+  """
+  is_private = findings.chosen[0].private
+  return {
+    name.replace("-", "_"): draw_picture(
+      plan, folder / name, is_private=is_private
+    )
+    for name, of_findings in PICTURES.items()
+    if (plan := of_findings(findings))
+  }
 
 
 def render(findings: Findings, pictures: dict[str, Picture]) -> str:
@@ -88,12 +107,12 @@ def _fill_in(findings: Findings, pictures: dict[str, Picture]) -> str:
     notes=findings.notes,
     pictures=pictures,
     accuracies=page_tables.accuracies(findings),
-    scopes=scopes.scopes(findings),
-    false_alarms=scopes.FALSE_ALARMS,
+    scopes=page_tables.scopes(findings),
+    false_alarms=page_tables.FALSE_ALARMS,
     classes=page_tables.classes(findings),
     confused=page_tables.confused(findings),
     provenance=list(page_tables.provenance(findings)),
-    commands=page_tables.commands(findings),
+    commands=commands(run, chosen[0], findings.places),
   )
 
 

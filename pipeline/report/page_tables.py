@@ -1,31 +1,30 @@
 """The tables of a page, line by line."""
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
-from oneshot_dp.pipeline.report.command_lines import (
-  exactly,
-  in_lines,
-  run_again,
-)
 from oneshot_dp.pipeline.report.findings import Findings
-from oneshot_dp.pipeline.report.run_record import mean_top1, spread_top1
-from oneshot_dp.pipeline.runs.results import by_epsilon, by_method
+from oneshot_dp.pipeline.runs.results import (
+  grouped,
+  mean_top1,
+  spread_top1,
+)
+from oneshot_dp.pipeline.saved_head.odds import found, right_guesses
 
 MOST_CLASSES = 40
 """A longer table of classes shows the weakest of them only."""
 _WEAKEST = 20
 _MOST_CONFUSED = 10
+FALSE_ALARMS = 0.01
+"""The rate at which a test for membership is looked at."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AccuracyLine:
+class AccuracyLine(NamedTuple):
   """A method at an epsilon, over draws; fractions."""
 
   head: str
@@ -39,8 +38,7 @@ class AccuracyLine:
   is_chosen: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ClassLine:
+class ClassLine(NamedTuple):
   """A class: how often it is named right, and what it has over the noise."""
 
   name: str
@@ -50,11 +48,38 @@ class ClassLine:
   over_noise: float | None
 
 
+class Scope(NamedTuple):
+  """What somebody sees, and what that may tell of one privacy unit.
+
+  Attributes:
+    who: sees what.
+    epsilon, delta: of all that together.
+    private: whether its noise is from no seed.
+    uncovered: ledger entries beside it that no ε covers.
+  """
+
+  who: str
+  epsilon: float
+  delta: float
+  private: bool
+  uncovered: int = 0
+
+  @property
+  def guesses(self) -> float:
+    """The most often that a guess at even odds is right."""
+    return right_guesses(self.epsilon, self.delta)
+
+  @property
+  def found(self) -> float:
+    """The most of the members that a test finds."""
+    return found(self.epsilon, self.delta, FALSE_ALARMS)
+
+
 def accuracies(findings: Findings) -> list[AccuracyLine]:
   """Every method and epsilon."""
   lines = []
-  for method, of_method in by_method(findings.run.rows).items():
-    for epsilon, group in sorted(by_epsilon(of_method).items()):
+  for method, of_method in grouped(findings.run.rows, "head").items():
+    for epsilon, group in sorted(grouped(of_method, "epsilon").items()):
       lines.append(
         AccuracyLine(
           head=method,
@@ -79,10 +104,9 @@ def classes(findings: Findings) -> list[ClassLine]:
     return []
   shares = answers.class_accuracy(len(names))
   rows = answers.rows_of_classes(len(names))
-  over: np.ndarray | None = None
-  if not isinstance(findings.compared, str):
-    noise = findings.compared.noise[findings.chosen[0].epsilon]
-    over = findings.compared.apart / noise
+  compared, over = findings.compared, None
+  if not isinstance(compared, str):
+    over = compared.apart / compared.noise[findings.chosen[0].epsilon]
   order = np.argsort(shares.mean(axis=0), kind="stable").tolist()
   if len(order) > MOST_CLASSES:
     order = order[:_WEAKEST]
@@ -105,9 +129,30 @@ def confused(findings: Findings) -> list[tuple[str, str, float]]:
     return []
   names = findings.run.class_names
   pairs = findings.answers.most_confused(len(names), _MOST_CONFUSED)
-  return [
-    (names[label], names[answer], share) for label, answer, share in pairs
+  return [(names[label], names[other], share) for label, other, share in pairs]
+
+
+def scopes(findings: Findings) -> list[Scope]:
+  """Who sees what: from one head to all that the ledger holds."""
+  run, row, cost = findings.run, findings.chosen[0], findings.cost
+  private = all(row.private for row in run.noisy)
+  alone = f"this head alone (ε = {printable(row.epsilon)})"
+  heads = f"all {len(run.noisy)} heads of this run"
+  # Accuracies on private labels say more than the heads do.
+  heads += ", and this page" if run.labels_are_public else ""
+  lines = [
+    Scope(alone, row.epsilon, row.delta, private),
+    Scope(heads, cost.heads, run.delta, private),
   ]
+  if cost.with_accuracies is not None:
+    both = "these heads and their accuracies together, and this page"
+    lines.append(Scope(both, cost.with_accuracies, run.delta, private))
+  ledger = findings.budget
+  if not isinstance(ledger, str) and ledger.charges > ledger.not_private:
+    everything = f"all private releases from {run.dataset}"
+    uncovered = ledger.not_private
+    lines.append(Scope(everything, ledger.spent, ledger.delta, True, uncovered))
+  return lines
 
 
 def provenance(findings: Findings) -> Iterator[tuple[str, str]]:
@@ -120,18 +165,13 @@ def provenance(findings: Findings) -> Iterator[tuple[str, str]]:
   yield "date of the run", run.config["run"]["date"].replace("+00:00", " UTC")
   for name, cache in (("private data", train), ("evaluated on", test)):
     version = cache["dataset_version"] or "version not recorded"
+    what = f"{cache['dataset']} ({version}), split {cache['split']}"
     rows = f"{cache['num_examples']:,} examples"
-    skipped = cache["num_skipped"]
-    if skipped:
+    if skipped := cache["num_skipped"]:
       rows += f" ({skipped:,} could not be decoded)"
-    yield (
-      name,
-      f"{cache['dataset']} ({version}), split {cache['split']}, {rows}",
-    )
-  yield (
-    "backbone",
-    f"{backbone['name']}, embedding {backbone['layer'] or unknown}",
-  )
+    yield name, f"{what}, {rows}"
+  embedding = backbone["layer"] or unknown
+  yield "backbone", f"{backbone['name']}, embedding {embedding}"
   yield "weights, SHA-256", backbone["weights_sha256"] or unknown
   yield "backbone's code, SHA-256", backbone["code_sha256"] or unknown
   yield (
@@ -153,50 +193,6 @@ def provenance(findings: Findings) -> Iterator[tuple[str, str]]:
   yield "fingerprint, backbone", data["backbone_fingerprint"]
   yield "head.safetensors, SHA-256", receipt["head_sha256"]
   yield "ledger entry", receipt["composition"]["ledger_entry"]
-
-
-def commands(findings: Findings) -> list[tuple[str, str]]:
-  """What each does, and the command."""
-  run, places, row = findings.run, findings.places, findings.chosen[0]
-  here, ledgers = run.directory.absolute(), str(places.ledger_dir)
-  head = str(here / row.path)
-  ledger = ["--ledger-dir", ledgers]
-  program = "oneshot-dp"
-  seeded = run.config["privacy"]["noise_seed"] is not None
-  noise = "the same seed" if seeded else "the noise will be other noise"
-  lines = [
-    (
-      "Check this head: recompute its receipt, compare the weights, look up the"
-      " charge",
-      [program, "verify", head, *ledger],
-    ),
-    (
-      "What is spent and left",
-      [program, "budget", "--cache", str(places.cache), *ledger],
-    ),
-    (
-      f"Do it again: {noise}, and it is charged again",
-      run_again(run, places),
-    ),
-    (
-      "This page",
-      [
-        program,
-        "report",
-        str(here),
-        "--epsilon",
-        exactly(row.epsilon),
-        "--head",
-        row.head,
-        "--cache",
-        str(places.cache),
-        "--eval-cache",
-        str(places.eval_cache),
-        *ledger,
-      ],
-    ),
-  ]
-  return [(what, in_lines(words)) for what, words in lines]
 
 
 def _pairs(values: dict[str, Any]) -> str:

@@ -6,16 +6,18 @@ PNG and a PDF.
 """
 
 import base64
-import contextlib
-import dataclasses
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 
 WIDE, NARROW = 6.9, 3.7
 """Inches: what a page and a phone show at about the size of their text."""
@@ -69,22 +71,37 @@ _LOOK = {
   "ytick.labelcolor": INK,
 }
 
-Draw = Callable[[Figure, bool], None]
-"""Fills a figure; True for one that stands alone, with a title."""
+MOST_NAMED = 30
+"""Classes that can have a line each; more are drawn as a curve."""
+_LONGEST_NAME = 18
+_SEEDED = f"{NOT_PRIVATE}: the noise comes from a seed"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Picture:
+class Plan(NamedTuple):
+  """What a picture will be.
+
+  Attributes:
+    alt: what is to be seen, for whoever cannot.
+    title: of the files beside the page; on the page there is a heading.
+    heights: of the wide and the narrow one, inches.
+    draw: fills a figure of any width.
+  """
+
+  alt: str
+  title: str
+  heights: tuple[float, float]
+  draw: Callable[[Figure], None]
+
+
+class Picture(NamedTuple):
   """A figure, for the page.
 
   Attributes:
-    name: of its files.
     alt: what is to be seen, for whoever cannot.
     wide, narrow, wide_dark, narrow_dark: data URIs of SVG.
     width, height: of the wide one, pixels.
   """
 
-  name: str
   alt: str
   wide: str
   narrow: str
@@ -94,49 +111,60 @@ class Picture:
   height: int
 
 
-def draw_picture(
-  name: str, alt: str, draw: Draw, heights: tuple[float, float], folder: Path
-) -> Picture:
+def draw_picture(plan: Plan, path: Path, *, is_private: bool) -> Picture:
   """Draws one for the page, and writes its PNG and PDF.
 
   Args:
-    name: of the files.
-    alt: what is to be seen.
-    draw: fills a figure of any width.
-    heights: of the wide and the narrow one, inches.
-    folder: where the files go.
+    plan: the picture.
+    path: of the files, without a suffix.
+    is_private: or else it is marked: its noise comes from a seed.
   """
-  with _look():
-    alone = _figure(WIDE, heights[0], draw, alone=True)
-    alone.savefig(folder / f"{name}.png", dpi=200)
+  mark = [] if is_private else [_SEEDED]
+  with matplotlib.rc_context(_LOOK), warnings.catch_warnings():
+    # The name of a class may be in any script; browsers have more fonts.
+    warnings.filterwarnings("ignore", message="Glyph .* missing from")
+    alone = _figure(plan, WIDE, [*mark, plan.title])
+    alone.savefig(path.with_suffix(".png"), dpi=200)
     alone.set_layout_engine("none")  # it is laid out
     # No time of creation: the same run gives the same file.
-    alone.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
-    wide = _svg(_figure(WIDE, heights[0], draw, alone=False))
-    narrow = _svg(_figure(NARROW, heights[1], draw, alone=False))
+    alone.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+    wide, narrow = (_svg(_figure(plan, w, mark)) for w in (WIDE, NARROW))
   return Picture(
-    name=name,
-    alt=alt,
+    alt=plan.alt,
     wide=_uri(wide),
     narrow=_uri(narrow),
     wide_dark=_uri(_in_the_dark(wide)),
     narrow_dark=_uri(_in_the_dark(narrow)),
     width=round(WIDE * 96),
-    height=round(heights[0] * 96),
+    height=round(plan.heights[0] * 96),
   )
 
 
-@contextlib.contextmanager
-def _look() -> Iterator[None]:
-  with matplotlib.rc_context(_LOOK), warnings.catch_warnings():
-    # The name of a class may be in any script; browsers have more fonts.
-    warnings.filterwarnings("ignore", message="Glyph .* missing from")
-    yield
+def is_wide(figure: Figure) -> bool:
+  """Whether it is for a page, and not for a phone."""
+  return bool(figure.get_figwidth() >= WIDE)
 
 
-def _figure(width: float, height: float, draw: Draw, *, alone: bool) -> Figure:
+def name_lines(axes: Axes, names: Sequence[str]) -> None:
+  """Writes classes at the left, a line each."""
+  axes.set_yticks(range(len(names)), [short(name) for name in names])
+  axes.set_ylim(-0.6, len(names) - 0.4)
+  axes.tick_params(axis="y", length=0)
+
+
+def short(name: str) -> str:
+  """A name cut to what fits a picture."""
+  if len(name) <= _LONGEST_NAME:
+    return name
+  return name[: _LONGEST_NAME - 1] + "…"
+
+
+def _figure(plan: Plan, width: float, title: Sequence[str]) -> Figure:
+  height = plan.heights[width < WIDE]
   figure = Figure(figsize=(width, height), layout="constrained")
-  draw(figure, alone)
+  plan.draw(figure)
+  color = WARN if _SEEDED in title else INK
+  figure.axes[0].set_title("\n".join(title), color=color)
   return figure
 
 

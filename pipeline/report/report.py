@@ -2,28 +2,27 @@
 
 DIR/report.html        the page
 DIR/report/accuracy.*  its pictures, each a png and a pdf, and more of them
-                       (`page_pictures.NAMES`)
+                       (`drawings.PICTURES`)
 
 Run again, it replaces these once all are made, each whole or not at all, and
 removes pictures of its own that are no longer on the page. It touches nothing
 else.
 """
 
-import dataclasses
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.pipeline.report.findings import look
 from oneshot_dp.pipeline.runs.pictures import INSTALL
 
 PAGE = "report.html"
 FOLDER = "report"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WrittenReport:
+class WrittenReport(NamedTuple):
   """What `write_report` wrote.
 
   Attributes:
@@ -43,18 +42,22 @@ def write_report(directory: Path, **options: Any) -> WrittenReport:
   The private rows are not read, and no budget is spent.
 
   Args:
-    directory: the run.
-    **options: see `look`.
+    directory: what `sweep` or `compare` wrote.
+    options: see `look`.
 
   Raises:
     InputError: the directory is of no run, or what was asked for is not in it;
       or the extra `plots` is not installed.
     RunError: the directory cannot be written.
   """
-  _check_installed()
-  # They need the extra, which the command line must not.
-  from oneshot_dp.pipeline.report import page, page_pictures
-  from oneshot_dp.pipeline.report.findings import look
+  try:
+    import jinja2  # noqa: F401
+    import matplotlib  # noqa: F401
+  except ImportError as error:
+    raise InputError(
+      f"reports need {error.name}, which is not installed: {INSTALL}"
+    ) from error
+  from oneshot_dp.pipeline.report import page  # only now: it needs both
 
   findings = look(directory, **options)
   target = directory / FOLDER
@@ -63,29 +66,21 @@ def write_report(directory: Path, **options: Any) -> WrittenReport:
       prefix=f".{FOLDER}-", dir=directory
     ) as name:
       folder = Path(name)
-      pictures = page_pictures.draw_all(findings, folder)
+      pictures = page.draw_all(findings, folder)
       drawn = sorted(folder.iterdir())
       (folder / PAGE).write_text(page.render(findings, pictures))
       target.mkdir(exist_ok=True)
       figures = tuple(_move(file, target) for file in drawn)
       written = _move(folder / PAGE, directory)
-      for name in page_pictures.NAMES:
-        _remove_stale(name, target, figures)
+      for name in page.PICTURES:
+        for picture in (target / f"{name}.png", target / f"{name}.pdf"):
+          if picture not in figures:
+            picture.unlink(missing_ok=True)
   except OSError as error:
     raise RunError(
       f"{directory} cannot be written: {error.strerror or error}."
     ) from error
-  return WrittenReport(page=written, figures=figures, notes=findings.notes)
-
-
-def _check_installed() -> None:
-  try:
-    import jinja2  # noqa: F401
-    import matplotlib  # noqa: F401
-  except ImportError as error:
-    raise InputError(
-      f"reports need {error.name}, which is not installed: {INSTALL}"
-    ) from error
+  return WrittenReport(written, figures, findings.notes)
 
 
 def _move(file: Path, target: Path) -> Path:
@@ -93,10 +88,3 @@ def _move(file: Path, target: Path) -> Path:
   place = target / file.name
   os.replace(file, place)
   return place
-
-
-def _remove_stale(name: str, target: Path, written: tuple[Path, ...]) -> None:
-  for suffix in ("png", "pdf"):
-    picture = target / f"{name}.{suffix}"
-    if picture not in written:
-      picture.unlink(missing_ok=True)

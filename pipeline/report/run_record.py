@@ -4,13 +4,17 @@ import dataclasses
 import functools
 import json
 import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.pipeline.runs.results import SweepRow, by_epsilon, by_method
+from oneshot_dp.pipeline.runs.results import (
+  SweepRow,
+  grouped,
+  mean_top1,
+  with_noise,
+)
 from oneshot_dp.pipeline.saved_head.directory import SavedHead, read_head
 
 _RENAMED = {"seed": "draw", "num_seeds": "num_draws"}
@@ -54,7 +58,7 @@ class RunRecord:
   @property
   def noisy(self) -> tuple[SweepRow, ...]:
     """The heads with an epsilon; private, unless the noise has a seed."""
-    return tuple(row for row in self.rows if math.isfinite(row.epsilon))
+    return tuple(with_noise(self.rows))
 
   @property
   def ceiling(self) -> SweepRow | None:
@@ -73,7 +77,7 @@ class RunRecord:
 
   @functools.cached_property
   def epsilons(self) -> tuple[float, ...]:
-    return tuple(sorted(by_epsilon(self.noisy)))
+    return tuple(sorted(grouped(self.noisy, "epsilon")))
 
   @functools.cached_property
   def receipts(self) -> dict[str, dict[str, Any]]:
@@ -112,7 +116,7 @@ class RunRecord:
         f"epsilon={epsilon} is not among those of {self.directory}: give one"
         f" of {known}."
       )
-    methods = by_method(by_epsilon(self.noisy)[epsilon])
+    methods = grouped(grouped(self.noisy, "epsilon")[epsilon], "head")
     if method is None:
       method = max(methods, key=lambda name: mean_top1(methods[name]))
     if method not in methods:
@@ -121,16 +125,6 @@ class RunRecord:
         f" {', '.join(methods)}."
       )
     return tuple(methods[method])
-
-
-def mean_top1(rows: Sequence[SweepRow]) -> float:
-  """Over draws; a fraction."""
-  return statistics.mean(row.top1 for row in rows)
-
-
-def spread_top1(rows: Sequence[SweepRow]) -> float | None:
-  """The standard deviation over draws; None where there is one draw."""
-  return statistics.stdev(row.top1 for row in rows) if len(rows) > 1 else None
 
 
 def read_run(directory: Path) -> RunRecord:

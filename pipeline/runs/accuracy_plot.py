@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.evaluation import PUBLIC_LABELS
-from oneshot_dp.pipeline.runs.results import SweepRow, by_epsilon, by_method
+from oneshot_dp.pipeline.runs.results import SweepRow, grouped, with_noise
 
 _STYLES: tuple[dict[str, Any], ...] = (
   {"color": "#0072b2", "linestyle": "-", "marker": "o"},
@@ -52,8 +52,7 @@ def plot_accuracy(
 
 def draw_accuracy(axes: Axes, rows: Sequence[SweepRow], dataset: str) -> None:
   """All of `plot_accuracy` but the legend."""
-  private = [row for row in rows if math.isfinite(row.epsilon)]
-  methods = by_method(private)
+  methods = grouped(with_noise(rows), "head")
   for i, (method, of_method) in enumerate(methods.items()):
     draw_line(axes, of_method, method, i, len(methods))
   draw_without_noise(axes, rows)
@@ -94,7 +93,7 @@ def set_out(
     dataset: public name.
     more_epsilons: of points besides the rows'.
   """
-  private = [row for row in rows if math.isfinite(row.epsilon)]
+  private = with_noise(rows)
   epsilons = sorted({row.epsilon for row in private} | set(more_epsilons))
   axes.set_xscale("log", base=2)
   axes.xaxis.set_major_locator(FixedLocator(epsilons))
@@ -114,9 +113,36 @@ def set_out(
 
 def spread(rows: Sequence[SweepRow]) -> str | None:
   """What the bars are, for the title of a legend."""
-  private = [row for row in rows if math.isfinite(row.epsilon)]
-  draws = 1 + max((row.draw for row in private), default=0)
+  draws = 1 + max((row.draw for row in with_noise(rows)), default=0)
   return f"mean ± sd of {draws} draws" if draws > 1 else None
+
+
+def put_legend(
+  figure: Figure,
+  rows: Sequence[SweepRow],
+  *,
+  last: Callable[[Any, str], bool],
+  **options: Any,
+) -> None:
+  """Puts a legend outside the axes.
+
+  Args:
+    figure: with all lines in its axes.
+    rows: what was drawn.
+    last: whether a handle, with its label, is among the last.
+    options: see `Figure.legend`.
+  """
+  handles, labels = figure.axes[0].get_legend_handles_labels()
+  entries = sorted(
+    zip(handles, labels, strict=True), key=lambda entry: last(*entry)
+  )
+  figure.legend(
+    *zip(*entries, strict=True),
+    frameon=False,
+    title=spread(rows),
+    alignment="left",
+    **options,
+  )
 
 
 def save(figure: Figure, directory: Path, name: str) -> None:
@@ -132,7 +158,7 @@ def draw_line(
 ) -> None:
   """One line, a little beside the others, so that no bar hides another."""
   aside = 1.02 ** (place - (places - 1) / 2)
-  groups = sorted(by_epsilon(rows).items())
+  groups = sorted(grouped(rows, "epsilon").items())
   top1 = [[100 * row.top1 for row in group] for _, group in groups]
   axes.errorbar(
     [epsilon * aside for epsilon, _ in groups],

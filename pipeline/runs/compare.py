@@ -1,15 +1,14 @@
 """Every way to train a head, at every epsilon, side by side.
 
-See `run_files` for what it writes. Heads of one step are all made of the same
-noisy sums, and cost together what one of them does; the others have releases of
-their own, and everything composes.
+Heads of one step are all made of the same noisy sums, and cost together what
+one of them does; the others have releases of their own, and everything
+composes.
 """
 
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, MethodName, PrivacyConfig
@@ -21,14 +20,13 @@ from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
 from oneshot_dp.linear_dp.heads.registry import head_kind
 from oneshot_dp.linear_dp.one_step.mechanism import OneStep
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, Mechanism
-from oneshot_dp.pipeline.runs import output_dir
+from oneshot_dp.pipeline.runs import pictures
 from oneshot_dp.pipeline.runs.evaluation import (
   check_readable,
   evaluate_on_public_labels,
 )
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
-from oneshot_dp.pipeline.runs.run_files import write_run
-from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.runs.run import Run, rows_of
 from oneshot_dp.pipeline.training.head_choice import choose_head
 from oneshot_dp.pipeline.training.public_rows import (
   FoldedBaseline,
@@ -45,17 +43,12 @@ from oneshot_dp.pipeline.training.train_heads import (
 
 
 def run_compare(
-  train: FeatureCache,
-  evaluation: FeatureCache,
-  out: Path,
+  run: Run,
   epsilons: tuple[float, ...],
   privacy: PrivacyConfig,
   *,
   methods: Sequence[MethodName] | None = None,
   public: PublicRows | None = None,
-  num_draws: int = 1,
-  baseline: bool = False,
-  ledger_dir: Path | None = None,
 ) -> list[SweepRow]:
   """Trains, evaluates and writes a comparison.
 
@@ -64,16 +57,11 @@ def run_compare(
   any noise is drawn.
 
   Args:
-    train: the private rows.
-    evaluation: labelled rows, which are taken for public.
-    out: a directory that is not there yet.
+    run: the rows, and where results go; its baseline is a logistic regression.
     epsilons: one head for each, per method and draw.
     privacy: delta, neighbours and noise source.
     methods: what to compare; None is all that the rows allow.
     public: what to centre or whiten the rows by.
-    num_draws: independent repetitions, each charged.
-    baseline: add a logistic regression, NOT PRIVATE.
-    ledger_dir: None is the default place.
 
   Returns:
     The rows of results.csv.
@@ -82,47 +70,60 @@ def run_compare(
     InputError: caches that do not fit each other, a bad request, or one that
       would break the cap; nothing is charged then.
   """
-  output_dir.check_absent(out)
-  FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
-    FeatureSpace.of_cache(evaluation.path, evaluation.info)
-  )
+  run.check()
+  train = run.train
   groups = _groups(_methods(methods, train.info), train.info)
   trainings = [
     Training(
       trainer=cache_trainer(train, configs, public=public),
       plan=plan_heads(
-        configs[0], len(train), epsilons, privacy, num_draws=num_draws
+        configs[0], len(train), epsilons, privacy, num_draws=run.num_draws
       ),
     )
     for configs in groups
   ]
   # One pass that costs no budget: a damaged evaluation cache is found now.
-  check_readable(evaluation)
+  check_readable(run.evaluation)
   trained = train_all(
     train,
     trainings,
     privacy,
-    ledger_dir=ledger_dir,
-    baseline=_ceiling(train, public) if baseline else None,
+    ledger_dir=run.ledger_dir,
+    baseline=_ceiling(train, public) if run.baseline else None,
   )
-  return write_run(
-    out,
-    train,
-    evaluation,
+  scored = evaluate_on_public_labels([t.head for t in trained], run.evaluation)
+  plans = [training.plan for training in trainings]
+  together = composed_epsilon(plans)
+  rows = rows_of(
     trained,
-    evaluate_on_public_labels([t.head for t in trained], evaluation),
-    cost=_cost(groups, trainings),
-    ledger_dir=ledger_dir,
+    scored,
+    train,
+    composed={privacy.delta: together},
+    prefix=lambda head: f"{head.settings['head']}-",
+  )
+  run.write(
+    trained,
+    rows,
+    cost={
+      "delta": privacy.delta,
+      "neighboring_relation": plans[0].neighboring_relation.name,
+      "composed_epsilon": together,
+      "releases": [
+        {"heads": [config.head for config in configs], **cost_of(plan)}
+        for configs, plan in zip(groups, plans, strict=True)
+      ],
+    },
+    evaluation=scored.statement,
     asked={
+      "run": run.circumstances(),
       "heads": [c.settings() for configs in groups for c in configs],
       "epsilons": list(epsilons),
       "privacy": dataclasses.asdict(privacy),
       **asked_of_public_rows(public),
-      "num_draws": num_draws,
-      "baseline": baseline,
     },
-    name_methods=True,
+    plot=lambda folder: pictures.plot_accuracy(rows, run.dataset, folder),
   )
+  return rows
 
 
 def _ceiling(train: FeatureCache, public: PublicRows | None) -> BaselineTrainer:
@@ -161,18 +162,3 @@ def _groups(
     config = choose_head(HeadConfig(head=method), info)
     groups.setdefault(head_kind(config.head).mechanism, []).append(config)
   return [group for group in groups.values() if group]
-
-
-def _cost(
-  groups: Sequence[Sequence[HeadConfig]], trainings: Sequence[Training]
-) -> dict[str, Any]:
-  plans = [training.plan for training in trainings]
-  return {
-    "delta": plans[0].delta,
-    "neighboring_relation": plans[0].neighboring_relation.name,
-    "composed_epsilon": composed_epsilon(plans),
-    "releases": [
-      {"heads": [config.head for config in configs], **cost_of(plan)}
-      for configs, plan in zip(groups, plans, strict=True)
-    ],
-  }

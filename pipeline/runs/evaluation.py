@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -29,12 +29,12 @@ from oneshot_dp.pipeline.training.train_heads import RELATIONS, cache_ledger
 
 PUBLIC_LABELS = "test labels treated as public"
 """What results say of accuracies that are exact."""
+PUBLIC_STATEMENT = {"labels": "public", "mechanism": PUBLIC_LABELS}
 _STREAM = 1
 """Keeps a seed's noise of the counts apart from its noise of the heads."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(NamedTuple):
   """Accuracies that may be shown, and what they gave away.
 
   Attributes:
@@ -87,7 +87,7 @@ class PrivateEvaluation:
     privacy: PrivacyConfig,
     cache: FeatureCache,
     ledger_dir: Path | None,
-  ) -> "PrivateEvaluation":
+  ) -> Self:
     """What --private-eval EPSILON asks for.
 
     Raises:
@@ -149,7 +149,7 @@ class PrivateEvaluation:
       (entry,) = charge_aloud(self.ledger, self.charge)
 
     released = release_accuracies(
-      _count(heads, self.cache), self.plan, self.source, charge=charge
+      count_cache(heads, self.cache), self.plan, self.source, charge=charge
     )
     statement = released.statement
     mark = "" if statement.is_private else f" ({statement.noise_source})"
@@ -183,23 +183,27 @@ def evaluate_on_public_labels(
 ) -> Evaluation:
   """Exact accuracies, and the assumption that they rest on."""
   return Evaluation(
-    scores=evaluate_cache(heads, cache),
+    scores=count_cache(heads, cache).accuracies_of_public_labels(),
     description=PUBLIC_LABELS,
-    statement={"labels": "public", "mechanism": PUBLIC_LABELS},
+    statement=PUBLIC_STATEMENT,
   )
 
 
-def evaluate_cache(
+def count_cache(
   heads: list[LinearHead], cache: FeatureCache, lists: LabelLists | None = None
-) -> list[Accuracy]:
-  """Exact accuracies; their labels had better be public.
+) -> SecretHits:
+  """Counts the right answers of heads, which are all of one shape.
 
   Args:
-    heads: all of one shape.
+    heads: one or more.
     cache: the rows.
     lists: labels to count by, instead of those of the rows.
+
+  Raises:
+    InputError: a shard or a label is damaged, or the cache does not fit.
   """
-  return _count(heads, cache, lists).accuracies_of_public_labels()
+  with step_bar("evaluate", "row", len(cache)) as bar:
+    return count_hits(heads, cache.blocks(), lists=lists, on_rows=bar.update)
 
 
 def check_readable(cache: FeatureCache) -> None:
@@ -209,17 +213,8 @@ def check_readable(cache: FeatureCache) -> None:
     InputError: a shard or a label is damaged.
   """
   shape = cache.info.feature_dim, cache.info.num_classes
-  nothing = LinearHead(
-    kernel=np.zeros(shape, np.float32), bias=np.zeros(shape[1], np.float32)
-  )
-  _count([nothing], cache)
-
-
-def _count(
-  heads: list[LinearHead], cache: FeatureCache, lists: LabelLists | None = None
-) -> SecretHits:
-  with step_bar("evaluate", "row", len(cache)) as bar:
-    return count_hits(heads, cache.blocks(), lists=lists, on_rows=bar.update)
+  kernel, bias = (np.zeros(s, np.float32) for s in (shape, shape[1:]))
+  count_cache([LinearHead(kernel=kernel, bias=bias)], cache)
 
 
 def _own_stream(seed: int | None) -> int | None:
@@ -231,13 +226,14 @@ def _own_stream(seed: int | None) -> int | None:
 
 def _warn(plan: CountPlan, source: NoiseSource, num_examples: int) -> None:
   if plan.delta >= 1 / num_examples:
-    _say(
-      f"delta={plan.delta:g} is not below 1/n = {1 / num_examples:.2g} of the"
-      " evaluation cache; use a smaller delta."
+    print(
+      f"warning: delta={plan.delta:g} is not below 1/n ="
+      f" {1 / num_examples:.2g} of the evaluation cache; use a smaller delta.",
+      file=sys.stderr,
     )
   if not source.is_private:
-    _say(f"the noise comes from a seed: these accuracies are {NOT_PRIVATE}.")
-
-
-def _say(warning: str) -> None:
-  print(f"warning: {warning}", file=sys.stderr)
+    print(
+      "warning: the noise comes from a seed: these accuracies are"
+      f" {NOT_PRIVATE}.",
+      file=sys.stderr,
+    )

@@ -1,8 +1,8 @@
-"""The pictures that runs leave behind, where matplotlib is installed.
+"""Pictures beside results, where matplotlib (the extra `plots`) is installed.
 
-It is in the extra `plots`: without it a run writes everything else, and says on
-standard error what the pictures need. Nor does a picture that fails take with
-it the heads that were paid for.
+Without it a run writes everything else, and says on standard error what the
+pictures need. Nor does a picture that fails take with it the heads that were
+paid for.
 """
 
 import functools
@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
-from oneshot_dp.pipeline.paper.ablation_table import AblationRow
-from oneshot_dp.pipeline.paper.published import Published
 from oneshot_dp.pipeline.runs.results import SweepRow
 
 INSTALL = "pip install 'oneshot-dp[plots]'"
@@ -20,7 +18,7 @@ INSTALL = "pip install 'oneshot-dp[plots]'"
 _P = ParamSpec("_P")
 
 
-def _beside_the_results(draw: Callable[_P, None]) -> Callable[_P, None]:
+def beside_the_results(draw: Callable[_P, None]) -> Callable[_P, None]:
   """Draws if it can be, and says why where it cannot."""
 
   @functools.wraps(draw)
@@ -45,44 +43,9 @@ def _beside_the_results(draw: Callable[_P, None]) -> Callable[_P, None]:
   return drawn
 
 
-@_beside_the_results
-def plot_accuracy(
-  rows: Sequence[SweepRow], dataset: str, directory: Path
-) -> None:
-  """Draws a sweep or a comparison; see `accuracy_plot`."""
+@beside_the_results
+def plot_accuracy(rows: Sequence[SweepRow], dataset: str, folder: Path) -> None:
+  """Draws a sweep or a comparison."""
   from oneshot_dp.pipeline.runs import accuracy_plot
 
-  accuracy_plot.plot_accuracy(rows, dataset, directory)
-
-
-@_beside_the_results
-def plot_figures(
-  rows: Sequence[SweepRow],
-  real_rows: Sequence[SweepRow],
-  references: Sequence[Published],
-  dataset: str,
-  directory: Path,
-) -> None:
-  """Draws the paper's figures; see `figure_plots`."""
-  from oneshot_dp.pipeline.paper import figure_plots
-
-  figure_plots.plot_figures(rows, real_rows, references, dataset, directory)
-
-
-@_beside_the_results
-def plot_ablation(
-  rows: Sequence[AblationRow], dataset: str, directory: Path
-) -> None:
-  """Draws an ablation; see `ablation_plot`."""
-  from oneshot_dp.pipeline.paper import ablation_plot
-
-  ablation_plot.plot_ablation(rows, dataset, directory)
-
-
-def delta_name(delta: float) -> str:
-  """What the files of a delta are called: all digits, so that no two collide.
-
-  >>> delta_name(8e-7)
-  'delta-8e-07'
-  """
-  return f"delta-{delta}"
+  accuracy_plot.plot_accuracy(rows, dataset, folder)

@@ -24,7 +24,7 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.evaluate import LabelLists
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.pipeline.runs.evaluation import Evaluation, evaluate_cache
+from oneshot_dp.pipeline.runs.evaluation import Evaluation, count_cache
 from oneshot_dp.pipeline.training.public_rows import cache_rows
 
 REAL_LABELS = "ReaL labels treated as public"
@@ -101,8 +101,9 @@ class RealLabels:
     self, heads: list[LinearHead], cache: FeatureCache
   ) -> Evaluation:
     """Exact accuracies on the lists, and the assumption that they rest on."""
+    hits = count_cache(heads, cache, self.lists)
     return Evaluation(
-      scores=evaluate_cache(heads, cache, self.lists),
+      scores=hits.accuracies_of_public_labels(),
       description=REAL_LABELS,
       statement=self.statement,
     )

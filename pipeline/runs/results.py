@@ -4,11 +4,12 @@ import csv
 import dataclasses
 import json
 import math
+import operator
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE, ReleasePlan
@@ -51,9 +52,53 @@ class SweepRow:
   path: str
 
 
+_Row = TypeVar("_Row", bound=SweepRow)
+
+
+def grouped(rows: Iterable[_Row], *fields: str) -> dict[Any, list[_Row]]:
+  """Rows that agree in these fields, in the order that groups first come."""
+  key, groups = operator.attrgetter(*fields), defaultdict(list)
+  for row in rows:
+    groups[key(row)].append(row)
+  return groups
+
+
+def with_noise(rows: Iterable[_Row]) -> list[_Row]:
+  """The heads with an epsilon; private, unless the noise has a seed."""
+  return [row for row in rows if math.isfinite(row.epsilon)]
+
+
+def mean_top1(rows: Sequence[SweepRow]) -> float:
+  """The mean over draws; a fraction."""
+  return statistics.mean(row.top1 for row in rows)
+
+
+def spread_top1(rows: Sequence[SweepRow]) -> float | None:
+  """The standard deviation over draws; None where there is one draw."""
+  return statistics.stdev(row.top1 for row in rows) if len(rows) > 1 else None
+
+
+def top1_cell(rows: Sequence[SweepRow]) -> str:
+  """Mean over draws, in %, with the standard deviation."""
+  percent = [100 * row.top1 for row in rows]
+  spread = f" ± {statistics.stdev(percent):.2f}" if len(rows) > 1 else ""
+  return f"{statistics.mean(percent):.2f}{spread}"
+
+
+def mark(rows: Iterable[SweepRow]) -> str:
+  """What stands behind rows of which one holds no promise."""
+  return "" if all(row.private for row in rows) else NOT_PRIVATE
+
+
+def epsilon_titles(epsilons: Iterable[float]) -> list[str]:
+  """The header of a table with a column for each epsilon."""
+  named = (f"epsilon {printable(epsilon)}" for epsilon in epsilons)
+  return ["top-1 %", *(f"{name:>13}" for name in named)]
+
+
 def accuracy_table(rows: Sequence[SweepRow]) -> str:
   """One line per epsilon: noise multiplier, top-1 with spread, top-5."""
-  groups = sorted(by_epsilon(rows).items())
+  groups = sorted(grouped(rows, "epsilon").items())
   lines = text_table(
     [
       f"{'epsilon':>9}",
@@ -66,83 +111,36 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
       [
         printable(epsilon),
         f"{group[0].noise_multiplier:.4f}",
-        _top1(group),
+        top1_cell(group),
         f"{100 * statistics.mean(row.top5 for row in group):.2f}",
         str(len(group)),
       ]
       for epsilon, group in groups
     ],
-    [_mark(group) for _, group in groups],
+    [mark(group) for _, group in groups],
     num_keys=0,
   )
-  lines.append(_footer(rows[0], f"{rows[0].release} releases"))
-  return "\n".join(lines)
+  return "\n".join([*lines, _footer(rows[0], f"{rows[0].release} releases")])
 
 
 def comparison_table(rows: Sequence[SweepRow]) -> str:
   """One line per method, one column per epsilon: top-1 with spread."""
-  epsilons = sorted(e for e in by_epsilon(rows) if math.isfinite(e))
+  epsilons = sorted(grouped(with_noise(rows), "epsilon"))
   lines, notes = [], []
-  orders: dict[str, list[str]] = defaultdict(list)
-  for method, of_method in by_method(rows).items():
-    groups = by_epsilon(of_method)
+  for method, of_method in grouped(rows, "head").items():
+    groups = grouped(of_method, "epsilon")
     if math.inf in groups:
-      lines.append([method, _top1(groups[math.inf])])
+      lines.append([method, top1_cell(groups[math.inf])])
       notes.append(f"{NOT_PRIVATE}: no noise")
-      continue
-    lines.append([method, *(_top1(groups[epsilon]) for epsilon in epsilons)])
-    notes.append(_mark(of_method))
-    orders[of_method[0].release].append(method)
+    else:
+      lines.append([method, *(top1_cell(groups[e]) for e in epsilons)])
+      notes.append(mark(of_method))
   releases = "; ".join(
-    f"{order}: {', '.join(methods)}" for order, methods in orders.items()
+    f"{order}: {', '.join(grouped(group, 'head'))}"
+    for order, group in grouped(with_noise(rows), "release").items()
   )
-  table = text_table(_titles(epsilons), lines, notes)
+  table = text_table(epsilon_titles(epsilons), lines, notes)
   return "\n".join([*table, _footer(rows[0], releases)])
-
-
-def figures_table(rows: Sequence[SweepRow]) -> str:
-  """One line per delta and kind of labels, one column per epsilon."""
-  private = [row for row in rows if math.isfinite(row.epsilon)]
-  epsilons = sorted(by_epsilon(private))
-  about: dict[tuple[str, str], list[SweepRow]] = defaultdict(list)
-  for row in rows:
-    delta = f"delta {printable(row.delta)}"
-    without = math.isinf(row.epsilon)
-    about["no noise" if without else delta, row.evaluation].append(row)
-  lines, notes = [], []
-  for (name, evaluation), group in about.items():
-    groups = by_epsilon(group)
-    found = (groups[e] for e in (*epsilons, math.inf) if e in groups)
-    lines.append([name, *map(_top1, found)])
-    labels = f"({evaluation}: {group[0].num_eval_examples:,} rows)"
-    notes.append("  ".join(filter(None, [_mark(group), labels])))
-  composed = {row.delta: row.composed_epsilon for row in rows}
-  together = ", or ".join(
-    f"epsilon = {printable(epsilon)} at delta = {printable(delta)}"
-    for delta, epsilon in composed.items()
-  )
-  footer = (
-    f"all private heads together: {together}; trained on"
-    f" {rows[0].num_examples:,} examples"
-  )
-  return "\n".join([*text_table(_titles(epsilons), lines, notes), footer])
-
-
-def _titles(epsilons: Sequence[float]) -> list[str]:
-  """Titles of a table with a column for each epsilon."""
-  named = (f"epsilon {printable(epsilon)}" for epsilon in epsilons)
-  return ["top-1 %", *(f"{name:>13}" for name in named)]
-
-
-def _mark(group: Sequence[SweepRow]) -> str:
-  return "" if all(row.private for row in group) else NOT_PRIVATE
-
-
-def _top1(group: Sequence[SweepRow]) -> str:
-  """Mean over draws, in %, with the standard deviation."""
-  top1 = [100 * row.top1 for row in group]
-  spread = f" ± {statistics.stdev(top1):.2f}" if len(group) > 1 else ""
-  return f"{statistics.mean(top1):.2f}{spread}"
 
 
 def _footer(first: SweepRow, releases: str) -> str:
@@ -153,22 +151,6 @@ def _footer(first: SweepRow, releases: str) -> str:
     f" ({releases}); trained on {first.num_examples:,}, evaluated on"
     f" {first.num_eval_examples:,} examples ({first.evaluation})"
   )
-
-
-def by_epsilon(rows: Sequence[SweepRow]) -> dict[float, list[SweepRow]]:
-  """Groups the heads of one epsilon, over draws."""
-  groups = defaultdict(list)
-  for row in rows:
-    groups[row.epsilon].append(row)
-  return groups
-
-
-def by_method(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
-  """Groups the heads of one method, in the order that methods first come."""
-  groups = defaultdict(list)
-  for row in rows:
-    groups[row.head].append(row)
-  return groups
 
 
 def cost_of(plan: ReleasePlan) -> dict[str, Any]:
@@ -185,7 +167,7 @@ def write_tables(
   directory: Path,
   rows: Sequence[SweepRow],
   cost: Mapping[str, Any],
-  evaluation: dict[str, Any],
+  evaluation: Mapping[str, Any],
 ) -> None:
   """Writes results.csv and results.json; accuracies are fractions.
 
@@ -200,16 +182,13 @@ def write_tables(
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(dataclasses.asdict(row) for row in rows)
-  results: dict[str, Any] = {
-    **cost,
-    "evaluation": evaluation,
-    "heads": [
-      dataclasses.asdict(row)
-      # JSON has no infinity.
-      | ({"epsilon": "inf"} if math.isinf(row.epsilon) else {})
-      for row in rows
-    ],
-  }
+  heads = [
+    dataclasses.asdict(row)
+    # JSON has no infinity.
+    | ({"epsilon": "inf"} if math.isinf(row.epsilon) else {})
+    for row in rows
+  ]
+  results = {**cost, "evaluation": evaluation, "heads": heads}
   (directory / "results.json").write_text(as_json(results))
 
 

@@ -1,19 +1,15 @@
-"""Many private heads from one pass over a cache, scored and reported.
-
-See `run_files` for what it writes.
-"""
+"""Many private heads from one pass over a cache, scored and reported."""
 
 import dataclasses
-from pathlib import Path
 
 from oneshot_dp.configs.head_config import (
   HeadConfig,
   PrivacyConfig,
   ReleaseOrder,
 )
-from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.runs import output_dir
+from oneshot_dp.pipeline.runs import pictures
 from oneshot_dp.pipeline.runs.evaluation import (
   PrivateEvaluation,
   check_counts_units,
@@ -21,51 +17,41 @@ from oneshot_dp.pipeline.runs.evaluation import (
   evaluate_on_public_labels,
 )
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
-from oneshot_dp.pipeline.runs.run_files import write_run
-from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.runs.run import Run, rows_of
 from oneshot_dp.pipeline.training.public_rows import (
   PublicRows,
   asked_of_public_rows,
 )
 from oneshot_dp.pipeline.training.train_heads import (
+  Training,
   cache_ledger,
   cache_trainer,
   plan_heads,
-  train_heads,
+  train_all,
 )
 
 
 def run_sweep(
-  train: FeatureCache,
-  evaluation: FeatureCache,
-  out: Path,
+  run: Run,
   epsilons: tuple[float, ...],
   privacy: PrivacyConfig,
   config: HeadConfig,
   *,
+  order: ReleaseOrder | None = None,
   max_rows_per_unit: int | None = None,
   public: PublicRows | None = None,
-  num_draws: int,
-  order: ReleaseOrder | None = None,
-  baseline: bool,
-  ledger_dir: Path | None,
   private_eval: float | None = None,
 ) -> list[SweepRow]:
   """Trains, evaluates and writes a sweep.
 
   Args:
-    train: the private rows.
-    evaluation: labelled rows; public, unless there is a `private_eval`.
-    out: a directory that is not there yet.
+    run: the rows, and where results go.
     epsilons: one head for each, per draw.
     privacy: delta, neighbours and noise source.
     config: clipping and optimizer.
+    order: nested or independent releases; None is the cheapest.
     max_rows_per_unit: see `train_heads`.
     public: what to centre or whiten the rows by.
-    num_draws: independent repetitions, each charged.
-    order: nested or independent releases; None is the cheapest.
-    baseline: add the head without noise, NOT PRIVATE.
-    ledger_dir: None is the default place.
     private_eval: ε of all accuracies together, charged to the ledger of the
       evaluation rows; None takes their labels for public.
 
@@ -76,59 +62,65 @@ def run_sweep(
     InputError: caches that do not fit each other, or a bad request; nothing is
       charged then.
   """
-  output_dir.check_absent(out)
-  FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
-    FeatureSpace.of_cache(evaluation.path, evaluation.info)
-  )
+  run.check()
   plan = plan_heads(
-    config, len(train), epsilons, privacy, order=order, num_draws=num_draws
+    config,
+    len(run.train),
+    epsilons,
+    privacy,
+    order=order,
+    num_draws=run.num_draws,
   )
-  # What it refuses.
-  cache_trainer(train, [config], max_rows_per_unit, public=public)
+  trainer = cache_trainer(run.train, [config], max_rows_per_unit, public=public)
   request = None
   if private_eval is not None:
-    check_counts_units(train.info, evaluation.info)
-    request = PrivateEvaluation.of(
-      private_eval, privacy, evaluation, ledger_dir
-    )
-    one_ledger = request.ledger.path == cache_ledger(train, ledger_dir).path
-    before = [Charge.of_plan(plan, request.source)] if one_ledger else []
-    request.ledger.check(*before, request.charge)
+    request = _private_evaluation(run, plan, privacy, private_eval)
   # One pass that costs no budget: a damaged evaluation cache is found now.
-  check_readable(evaluation)
-  trained = train_heads(
-    train,
-    plan,
-    config,
+  check_readable(run.evaluation)
+  trained = train_all(
+    run.train,
+    [Training(trainer=trainer, plan=plan)],
     privacy,
-    max_rows_per_unit=max_rows_per_unit,
-    public=public,
-    ledger_dir=ledger_dir,
-    baseline=baseline,
+    ledger_dir=run.ledger_dir,
+    baseline=trainer if run.baseline else None,
   )
-  heads = [t.head for t in trained]
-  scored = (
-    request.evaluate(heads)
-    if request
-    else evaluate_on_public_labels(heads, evaluation)
-  )
-  return write_run(
-    out,
-    train,
-    evaluation,
+  heads = [each.head for each in trained]
+  if request:
+    scored = request.evaluate(heads)
+  else:
+    scored = evaluate_on_public_labels(heads, run.evaluation)
+  composed = {plan.delta: plan.composed_epsilon}
+  rows = rows_of(trained, scored, run.train, composed=composed)
+  run.write(
     trained,
-    scored,
+    rows,
     cost=cost_of(plan),
-    ledger_dir=ledger_dir,
+    evaluation=scored.statement,
     asked={
+      "run": run.circumstances(),
       "epsilons": list(epsilons),
       "privacy": dataclasses.asdict(privacy),
       "head": config.settings(),
       "max_rows_per_unit": max_rows_per_unit,
       **asked_of_public_rows(public),
-      "num_draws": num_draws,
       "release": plan.order,
-      "baseline": baseline,
       "private_eval": private_eval,
     },
+    plot=lambda folder: pictures.plot_accuracy(rows, run.dataset, folder),
   )
+  return rows
+
+
+def _private_evaluation(
+  run: Run, plan: ReleasePlan, privacy: PrivacyConfig, epsilon: float
+) -> PrivateEvaluation:
+  """The request, once heads and accuracies fit under the caps together."""
+  check_counts_units(run.train.info, run.evaluation.info)
+  request = PrivateEvaluation.of(
+    epsilon, privacy, run.evaluation, run.ledger_dir
+  )
+  training = cache_ledger(run.train, run.ledger_dir)
+  one_ledger = request.ledger.path == training.path
+  before = [Charge.of_plan(plan, request.source)] if one_ledger else []
+  request.ledger.check(*before, request.charge)
+  return request

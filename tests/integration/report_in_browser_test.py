@@ -12,6 +12,7 @@ from PIL import Image
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.pipeline.report.report import write_report
+from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.runs.sweep import run_sweep
 from tests.pipeline.sample_caches import write_clusters
 
@@ -80,16 +81,17 @@ def page_path(tmp_path_factory) -> pathlib.Path:
     folder / "test", (20, 20, 20, 20), d=3, split="test", class_names=NAMES
   )
   run_sweep(
-    open_cache(folder / "train"),
-    open_cache(folder / "test"),
-    folder / "run",
+    Run(
+      train=open_cache(folder / "train"),
+      evaluation=open_cache(folder / "test"),
+      out=folder / "run",
+      num_draws=2,
+      baseline=True,
+      ledger_dir=folder / "ledgers",
+    ),
     (0.5, 2.0, 8.0),
     PrivacyConfig(delta=1e-5),
     HeadConfig(head="momentum"),
-    num_draws=2,
-    order="nested",
-    baseline=True,
-    ledger_dir=folder / "ledgers",
   )
   return write_report(folder / "run", ledger_dir=folder / "ledgers").page
 

@@ -9,6 +9,7 @@ import pytest
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.pipeline.runs.results import SweepRow
+from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.runs.sweep import run_sweep
 from tests.extract.image_jobs import write_npz
 from tests.pipeline.command_line import CONFIG
@@ -47,19 +48,34 @@ def eval_cache(tmp_path_factory) -> FeatureCache:
 @pytest.fixture(scope="session")
 def finished_sweep(train_cache, eval_cache, tmp_path_factory) -> FinishedSweep:
   folder = tmp_path_factory.mktemp("sweep")
-  rows = run_sweep(
-    train_cache,
-    eval_cache,
-    folder / "results",
-    (0.5, 8.0, 2.0),
-    PrivacyConfig(delta=1e-5),
-    HeadConfig(),
+  run = Run(
+    train=train_cache,
+    evaluation=eval_cache,
+    out=folder / "results",
     num_draws=2,
-    order="nested",
     baseline=True,
     ledger_dir=folder / "ledgers",
   )
+  privacy = PrivacyConfig(delta=1e-5)
+  rows = run_sweep(run, (0.5, 8.0, 2.0), privacy, HeadConfig())
   return FinishedSweep(path=folder / "results", rows=rows)
+
+
+@pytest.fixture
+def draws():
+  """Pictures are drawn in spite of `no_pictures`."""
+
+
+@pytest.fixture
+def no_pictures(request, monkeypatch):
+  """Runs draw nothing, which takes most of the time of a small one."""
+  if "draws" in request.fixturenames:
+    return
+  for plot in ("runs.pictures.plot_accuracy", "paper.ablate._plot"):
+    monkeypatch.setattr(f"oneshot_dp.pipeline.{plot}", lambda *_: None)
+  monkeypatch.setattr(
+    "oneshot_dp.pipeline.paper.figures._plot", lambda *_: None
+  )
 
 
 @pytest.fixture

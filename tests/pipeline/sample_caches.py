@@ -35,6 +35,16 @@ def write_clusters(
   return write_rows(out, rows, **changes)
 
 
+def write_damaged(out: pathlib.Path) -> FeatureCache:
+  """An evaluation cache of which one bit is not as it was."""
+  cache = write_clusters(out, split="test")
+  shard = cache.path / cache.shards[-1].file
+  content = bytearray(shard.read_bytes())
+  content[len(content) // 2] ^= 1
+  shard.write_bytes(content)
+  return cache
+
+
 def write_rows(out: pathlib.Path, rows: Rows, **changes: Any) -> FeatureCache:
   fields = {"shard_rows": 64} | changes
   n, d = rows.embedding.shape

@@ -60,20 +60,23 @@ def run(flags: Flags) -> Answer:
   )
   from oneshot_dp.pipeline.runs.compare import run_compare
   from oneshot_dp.pipeline.runs.results import comparison_table
+  from oneshot_dp.pipeline.runs.run import Run
 
   start = time.monotonic()
   cache, evaluation = open_cache(flags.cache), open_cache(flags.eval_cache)
   with stoppable(flags.out, flags.ledger_dir, cache):
     rows = run_compare(
-      cache,
-      evaluation,
-      flags.out,
+      Run(
+        train=cache,
+        evaluation=evaluation,
+        out=flags.out,
+        num_draws=flags.num_draws,
+        baseline=flags.baseline,
+        ledger_dir=flags.ledger_dir,
+      ),
       flags.epsilons,
       flags.privacy,
       methods=flags.heads,
       public=public_rows_of(flags.public, cache),
-      num_draws=flags.num_draws,
-      baseline=flags.baseline,
-      ledger_dir=flags.ledger_dir,
     )
   return answer_of_run(flags.out, rows, comparison_table(rows), start)

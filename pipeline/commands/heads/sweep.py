@@ -68,6 +68,7 @@ def run(flags: Flags) -> Answer:
     stoppable,
   )
   from oneshot_dp.pipeline.runs.results import accuracy_table
+  from oneshot_dp.pipeline.runs.run import Run
   from oneshot_dp.pipeline.runs.sweep import run_sweep
   from oneshot_dp.pipeline.training.head_choice import choose_head
 
@@ -76,18 +77,20 @@ def run(flags: Flags) -> Answer:
   config = choose_head(flags.training, cache.info)
   with stoppable(flags.out, flags.ledger_dir, cache, evaluation):
     rows = run_sweep(
-      cache,
-      evaluation,
-      flags.out,
+      Run(
+        train=cache,
+        evaluation=evaluation,
+        out=flags.out,
+        num_draws=flags.num_draws,
+        baseline=flags.baseline,
+        ledger_dir=flags.ledger_dir,
+      ),
       flags.epsilons,
       flags.privacy,
       config,
       max_rows_per_unit=flags.max_rows_per_unit,
       public=public_rows_of(flags.public, cache),
-      num_draws=flags.num_draws,
       order=flags.release,
-      baseline=flags.baseline,
-      ledger_dir=flags.ledger_dir,
       private_eval=flags.private_eval,
     )
   return answer_of_run(flags.out, rows, accuracy_table(rows), start)

@@ -72,6 +72,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.paper.ablate import run_ablation
   from oneshot_dp.pipeline.paper.ablation_cells import Choices
   from oneshot_dp.pipeline.paper.ablation_table import ablation_table
+  from oneshot_dp.pipeline.runs.run import Run
 
   start = time.monotonic()
   if len(flags.other_caches) != len(flags.other_eval_caches):
@@ -87,11 +88,17 @@ def run(flags: Flags) -> Answer:
       strict=True,
     )
   ]
-  first, _ = caches[0]
+  (first, first_evaluation), *others = caches
   with stoppable(flags.out, flags.ledger_dir, first):
     rows = run_ablation(
-      caches,
-      flags.out,
+      Run(
+        train=first,
+        evaluation=first_evaluation,
+        out=flags.out,
+        num_draws=flags.num_draws,
+        baseline=flags.baseline,
+        ledger_dir=flags.ledger_dir,
+      ),
       flags.epsilon,
       flags.privacy,
       Choices(
@@ -102,9 +109,7 @@ def run(flags: Flags) -> Answer:
         clip_norms=flags.clip_norms,
         learning_rate=flags.learning_rate,
       ),
-      num_draws=flags.num_draws,
-      baseline=flags.baseline,
-      ledger_dir=flags.ledger_dir,
+      others=others,
     )
   table = ablation_table(rows)
   return answer_of_run(flags.out, rows, table, start, "ablation.png")

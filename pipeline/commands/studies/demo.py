@@ -87,6 +87,7 @@ def _extract(out: Path, split: str) -> None:
 def _sweep(out: Path, results: Path) -> None:
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.pipeline.commands.many_heads import stoppable
+  from oneshot_dp.pipeline.runs.run import Run
   from oneshot_dp.pipeline.runs.sweep import run_sweep
 
   _say(f"== sweep: one clipped sum, {len(_EPSILONS)} epsilons, {_DRAWS} draws")
@@ -94,16 +95,17 @@ def _sweep(out: Path, results: Path) -> None:
   train = open_cache(out / "caches/train")
   with stoppable(results, ledger_dir, train):
     run_sweep(
-      train,
-      open_cache(out / "caches/test"),
-      results,
+      Run(
+        train=train,
+        evaluation=open_cache(out / "caches/test"),
+        out=results,
+        num_draws=_DRAWS,
+        baseline=True,
+        ledger_dir=ledger_dir,
+      ),
       _EPSILONS,
       PrivacyConfig(delta=_DELTA),
       HeadConfig(),
-      num_draws=_DRAWS,
-      order="nested",
-      baseline=True,
-      ledger_dir=ledger_dir,
     )
 
 

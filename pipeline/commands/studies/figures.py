@@ -62,16 +62,21 @@ def run(flags: Flags) -> Answer:
   """Draws the paper's figures."""
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.pipeline.commands.many_heads import answer_of_run, stoppable
-  from oneshot_dp.pipeline.paper.figures import run_figures
-  from oneshot_dp.pipeline.runs.results import figures_table
+  from oneshot_dp.pipeline.paper.figures import figures_table, run_figures
+  from oneshot_dp.pipeline.runs.run import Run
 
   start = time.monotonic()
   cache, evaluation = open_cache(flags.cache), open_cache(flags.eval_cache)
   with stoppable(flags.out, flags.ledger_dir, cache):
     rows = run_figures(
-      cache,
-      evaluation,
-      flags.out,
+      Run(
+        train=cache,
+        evaluation=evaluation,
+        out=flags.out,
+        num_draws=flags.num_draws,
+        baseline=flags.baseline,
+        ledger_dir=flags.ledger_dir,
+      ),
       flags.epsilons,
       [
         PrivacyConfig(
@@ -81,11 +86,8 @@ def run(flags: Flags) -> Answer:
         )
         for delta in flags.deltas
       ],
-      num_draws=flags.num_draws,
       real_labels=flags.real_labels,
       references=flags.references,
-      baseline=flags.baseline,
-      ledger_dir=flags.ledger_dir,
     )
   return answer_of_run(
     flags.out, rows, figures_table(rows), start, "accuracy-vs-epsilon.png"

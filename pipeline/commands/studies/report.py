@@ -54,9 +54,5 @@ def run(flags: Flags) -> Answer:
     print(note, file=sys.stderr)
   return Answer(
     text=str(written.page),
-    facts={
-      "page": written.page,
-      "figures": written.figures,
-      "notes": written.notes,
-    },
+    facts=written._asdict(),
   )

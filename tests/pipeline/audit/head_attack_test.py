@@ -204,7 +204,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
     ("clipping off", steps(), 60),
     ("a row twice", steps(), 100),
     ("all steps for the price of one", steps(epochs=4), 60),
-    ("steps, noise halved", POISSON, 600),
+    ("steps, noise halved", POISSON, 400),
     ("all rows in every sample", POISSON, 100),
   ],
 )
@@ -216,10 +216,9 @@ def test_faults_are_flagged(monkeypatch, fault, config, runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["steps, noise halved", "a row twice"])
-def test_faults_of_whitened_heads_are_flagged(monkeypatch, fault):
+def test_a_fault_of_whitened_heads_is_flagged(monkeypatch):
   monkeypatch.setattr(WhiteningRule, "num_steps", 3)
-  monkeypatch.setattr(*FAULTS[fault])
+  monkeypatch.setattr(*FAULTS["steps, noise halved"])
   assert audit(WHITENED, 8.0, 150).is_violated
 
 
@@ -229,7 +228,7 @@ def test_bounds_exceed_the_truth_as_seldom_as_they_say(confidence):
   plan = ReleasePlan(epsilons=(2.0,), delta=DELTA, order="independent")
   (sigma,) = plan.noise_multipliers.values()
   claim = PrivacyStatement.without_privacy(DELTA, plan.neighboring_relation)
-  rng, replicates = np.random.default_rng(0), 150
+  rng, replicates = np.random.default_rng(0), 80
 
   def scores(runs: int) -> tuple[np.ndarray, np.ndarray]:
     absent, present = rng.normal(0, sigma, (2, runs))
@@ -269,8 +268,8 @@ def test_command_prints_claim_bounds_and_verdict(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
   ("config", "runs"),
-  [(steps(), 40), (POISSON, 60), (PARTITION, 100)],
-  ids=["full", "poisson", "partition"],
+  [(POISSON, 60), (PARTITION, 100)],
+  ids=["poisson", "partition"],
 )
 def test_a_seed_repeats_the_audit(monkeypatch, config, runs):
   """Its direction too: batches of the system's bits might miss the canary."""

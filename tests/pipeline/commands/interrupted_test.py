@@ -59,7 +59,7 @@ def test_before_anything_is_charged(
 def test_after_the_charge(
   place, capsys, monkeypatch, tmp_path, train_cache, command, epsilon
 ):
-  monkeypatch.setattr("oneshot_dp.pipeline.runs.run_files.write_head", stop)
+  monkeypatch.setattr("oneshot_dp.pipeline.runs.run.write_head", stop)
   monkeypatch.setattr(
     "oneshot_dp.pipeline.saved_head.directory.write_head", stop
   )

@@ -22,18 +22,20 @@ from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.statistics import gradient_sum
-from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.paper.ablate import run_ablation
 from oneshot_dp.pipeline.paper.ablation_cells import Choices
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
-from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
+from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.saved_head.verify import verify_head
-from oneshot_dp.pipeline.training.train_heads import cache_ledger
+from oneshot_dp.pipeline.training.train_heads import cache_ledger, train_heads
 from tests.pipeline.command_line import fails, succeeds
-from tests.pipeline.sample_caches import write_clusters
+from tests.pipeline.sample_caches import write_clusters, write_damaged
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 DELTA = 1e-5
 EPSILON = 8.0
@@ -84,30 +86,25 @@ def other(tmp_path_factory) -> Pair:
 def finished(train_cache, eval_cache, other, tmp_path_factory) -> Finished:
   folder = tmp_path_factory.mktemp("ablate")
   caches = [(train_cache, eval_cache), other]
-  rows = run_ablation(
-    caches,
-    folder / "out",
-    EPSILON,
-    PrivacyConfig(delta=DELTA),
-    CHOICES,
-    baseline=True,
-    ledger_dir=folder / "ledgers",
-  )
+  options = {"baseline": True, "ledger_dir": folder / "ledgers"}
+  rows = ablate(caches, folder / "out", choices=CHOICES, **options)
   return Finished(
     path=folder / "out", ledgers=folder / "ledgers", rows=rows, caches=caches
   )
 
 
 def ablate(
-  caches: list[Pair], out: pathlib.Path, **more: Any
+  caches: list[Pair],
+  out: pathlib.Path,
+  choices: Choices = FEW,
+  noise_seed: int | None = None,
+  **more: Any,
 ) -> list[AblationRow]:
   """A quick one: the base and another clipping."""
-  options: dict[str, Any] = {
-    "epsilon": EPSILON,
-    "privacy": PrivacyConfig(delta=DELTA),
-    "choices": FEW,
-  }
-  return run_ablation(caches, out, **options | more)
+  (train, evaluation), *others = caches
+  run = Run(train=train, evaluation=evaluation, out=out, **more)
+  privacy = PrivacyConfig(delta=DELTA, noise_seed=noise_seed)
+  return run_ablation(run, EPSILON, privacy, choices, others=others)
 
 
 def sigma_of(epsilon: float) -> float:
@@ -149,7 +146,7 @@ class TestWhatItWrites:
     for line in lines:
       saved = read_head(finished.path / line["path"])
       _, evaluation = finished.caches[int(line["cache"])]
-      (score,) = evaluate_cache([saved.head], evaluation)
+      (score,) = evaluate_on_public_labels([saved.head], evaluation).scores
       assert float(line["top1"]) == score.top1
       assert line["head"] == saved.receipt["training"]["head"]
       assert line["private"] == str(saved.receipt["private"])
@@ -257,13 +254,6 @@ class TestWhatItCosts:
     assert (spent.charges, spent.not_private) == (24, 12)
     assert spent.epsilon(DELTA) == pytest.approx(whole, rel=2e-3)
 
-  def test_one_step_alone_composes_exactly(
-    self, train_cache, eval_cache, tmp_path
-  ):
-    rows = ablate([(train_cache, eval_cache)], tmp_path / "out")
-    for row in rows:
-      assert row.composed_epsilon == pytest.approx(gaussians(2), rel=1e-6)
-
   def test_each_is_charged_before_its_noise(
     self, train_cache, eval_cache, tmp_path, monkeypatch
   ):
@@ -301,12 +291,16 @@ class TestWhatItCosts:
     ledger.set_cap(dataclasses.replace(cap, max_epsilon=gaussians(2) * 1.001))
     with pytest.raises(InputError, match="a baseline is NOT PRIVATE"):
       ablate(caches, tmp_path / "out", baseline=True)
-    privacy = PrivacyConfig(delta=DELTA, noise_seed=1)
     with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
-      ablate(caches, tmp_path / "out", privacy=privacy)
+      ablate(caches, tmp_path / "out", noise_seed=1)
     assert len(ledger.entries()) == 2
-    ablate(caches, tmp_path / "out")
+    rows = ablate(caches, tmp_path / "out")
     assert len(ledger.entries()) == 4
+    for row in rows:
+      assert row.composed_epsilon == pytest.approx(gaussians(2), rel=1e-6)
+    # Nor is there anything without noise that nobody asked for.
+    for path in (tmp_path / "out").rglob("*"):
+      assert not path.is_file() or b"NOT PRIVATE" not in path.read_bytes()
 
 
 class TestWhatItRefuses:
@@ -380,11 +374,7 @@ class TestWhatItRefuses:
       ablate(pairs, tmp_path / "out")
 
   def test_a_damaged_evaluation_cache(self, train_cache, tmp_path):
-    evaluation = write_clusters(tmp_path / "test", split="test")
-    shard = evaluation.path / evaluation.shards[-1].file
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    evaluation = write_damaged(tmp_path / "test")
     with pytest.raises(InputError, match="damaged"):
       ablate([(train_cache, evaluation)], tmp_path / "out")
 
@@ -393,23 +383,39 @@ class TestCaches:
   def test_folders_of_one_name(self, train_cache, eval_cache, tmp_path):
     """caches/224/train beside caches/384/train."""
     pairs = []
-    for size in ("224", "384", "448"):
+    for size in ("224", "384"):
       changes = {"preprocess": {"size": size}}
-      pairs.append(
-        (
-          write_clusters(tmp_path / size / "train", **changes),
-          write_clusters(
-            tmp_path / size / "test", (20,) * 4, split="test", **changes
-          ),
-        )
-      )
+      train = write_clusters(tmp_path / size / "train", **changes)
+      test = write_clusters(tmp_path / size / "test", split="test", **changes)
+      pairs.append((train, test))
     choices = dataclasses.replace(CHOICES, axes=())
     rows = ablate(pairs, tmp_path / "out", choices=choices)
-    assert [row.setting for row in rows[1:]] == ["384/train", "448/train"]
-    assert [row.cache for row in rows] == [0, 1, 2]
+    assert [row.setting for row in rows[1:]] == ["384/train"]
+    assert [row.cache for row in rows] == [0, 1]
     for row, (train, _) in zip(rows, pairs, strict=True):
       receipt = read_head(tmp_path / "out" / row.path).receipt
       assert receipt["data"]["cache_fingerprint"] == train.info.fingerprint
+
+  def test_what_is_finished_when_it_is_stopped_is_written(
+    self, train_cache, eval_cache, other, tmp_path, monkeypatch
+  ):
+    """Though nothing of the other caches is."""
+    real, calls = train_heads, []
+
+    def stopped(*args, **options):
+      calls.append(args)
+      if len(calls) == 2:
+        raise KeyboardInterrupt
+      return real(*args, **options)
+
+    monkeypatch.setattr("oneshot_dp.pipeline.paper.ablate.train_heads", stopped)
+    pairs = [(train_cache, eval_cache), other]
+    with pytest.raises(
+      KeyboardInterrupt, match="1 of 3 settings were finished"
+    ):
+      ablate(pairs, tmp_path / "out")
+    (head,) = (tmp_path / "out/heads").iterdir()
+    assert verify_head(head).problems == ()
 
   def test_units_have_heads_of_one_step_only(self, tmp_path):
     rng = np.random.default_rng(0)
@@ -442,6 +448,7 @@ class TestCaches:
 
 
 class TestTheCommand:
+  @pytest.mark.usefixtures("draws")
   def test_the_table(self, place, capsys, tmp_path):
     words = "--axes optimizer clip --clip-norms 10 --baseline"
     out, err = succeeds(capsys, *place(f"{ABLATE} {words}"))
@@ -466,50 +473,32 @@ class TestTheCommand:
     assert warning.startswith("warning: this is a new ledger: ")
     assert len(list((tmp_path / "out/heads").iterdir())) == 8
 
-  def test_options_reach_the_heads(self, place, capsys, tmp_path):
+  def test_options_are_what_is_tried(self, place, capsys, monkeypatch):
+    def asked(choices: Choices, names: list[str]):
+      raise InputError(f"{choices}".replace("\n", " "))
+
+    monkeypatch.setattr("oneshot_dp.pipeline.paper.ablate.cells", asked)
     words = (
       "--axes init epochs batch --init-scales 0.5 --epochs 2 --batch-sizes 60"
-      " --learning-rate 0.25 --num-draws 1"
+      " --clip-norms 3 --learning-rate 0.25"
     )
-    succeeds(capsys, *place(f"{ABLATE} {words}"))
-    rules = {
-      row.name: read_head(row).receipt["mechanism"]
-      for row in (tmp_path / "out/heads").iterdir()
-    }
-    names = {n.removesuffix("-epsilon-8-draw-0") for n in rules}
-    assert names - {"base-lamb-zero-1-epoch-full-batch-clip-1"} == {
-      *("init-normal-0.5", "init-lecun", "epochs-2"),
-      *(
-        f"batch-60-{kind}-{epochs}"
-        for kind in ("poisson", "partition")
-        for epochs in ("1-epoch", "2-epochs")
-      ),
-    }
-    several = [r for r in rules.values() if r["kind"] == "multi-step"]
-    assert {rule["learning_rate"] for rule in several} == {0.25}
-    assert rules["init-normal-0.5-epsilon-8-draw-0"]["init_scale"] == 0.5
+    choices = Choices(
+      axes=("init", "epochs", "batch"),
+      init_scales=(0.5,),
+      epochs=(2,),
+      batch_sizes=(60,),
+      clip_norms=(3.0,),
+      learning_rate=0.25,
+    )
+    assert fails(capsys, *place(f"{ABLATE} {words}")) == f"{choices}"
 
   def test_a_seed_is_owned_up_to(self, place, capsys, tmp_path, train_cache):
     words = "--axes clip --clip-norms 10 --noise-seed 3"
     out, err = succeeds(capsys, *place(f"{ABLATE} {words}"))
     assert err.count("warning: the noise comes from a seed") == 1
     assert "the noise comes from a seed: all of it is NOT PRIVATE" in out
+    assert "no noise" not in out
     for folder in (tmp_path / "out/heads").iterdir():
       assert read_head(folder).receipt["private"] is False
     entries = cache_ledger(train_cache, None).entries()
     assert [e["private"] for e in entries] == [False, False]
-
-  def test_nothing_without_noise_unless_asked(self, place, capsys, tmp_path):
-    words = "--axes clip --clip-norms 10"
-    out, _ = succeeds(capsys, *place(f"{ABLATE} {words}"))
-    assert "no noise" not in out
-    for path in (tmp_path / "out").rglob("*"):
-      assert not path.is_file() or b"NOT PRIVATE" not in path.read_bytes()
-
-  def test_help_has_an_example(self, capsys):
-    with pytest.raises(SystemExit, match="0"):
-      main(["ablate", "--help"])
-    said = capsys.readouterr().out
-    assert "Example: oneshot-dp ablate --cache" in said
-    for option in ("axes", "batch-sizes", "other-eval-caches", "baseline"):
-      assert f"--{option}" in said

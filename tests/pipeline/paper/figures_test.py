@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import statistics
+import sys
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,24 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.cap import Cap
+from oneshot_dp.pipeline.paper.ablate import _plot as plot_of_ablation
 from oneshot_dp.pipeline.paper.figure_plots import plot_figures
-from oneshot_dp.pipeline.paper.figures import run_figures
+from oneshot_dp.pipeline.paper.figures import _plot as plot_of_figures
+from oneshot_dp.pipeline.paper.figures import figures_table, run_figures
 from oneshot_dp.pipeline.paper.published import PUBLISHED
-from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
-from oneshot_dp.pipeline.runs.results import SweepRow, figures_table
+from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
+from oneshot_dp.pipeline.runs.results import SweepRow
+from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import fails, succeeds
-from tests.pipeline.numbered_caches import write_entries, write_numbered
+from tests.pipeline.runs.numbered_caches import write_entries, write_numbered
 from tests.pipeline.runs.results_test import row
-from tests.pipeline.sample_caches import write_clusters
+from tests.pipeline.sample_caches import write_clusters, write_damaged
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 DELTAS = (1e-6, 8e-7)
 EPSILONS = (1.0, 4.0)
@@ -53,32 +58,36 @@ class Finished:
   results: dict[str, Any]
 
 
-def privacies(*deltas: float, **changes: Any) -> list[PrivacyConfig]:
-  return [PrivacyConfig(delta=delta, **changes) for delta in deltas or DELTAS]
-
-
 def figures(
-  train: FeatureCache, evaluation: FeatureCache, out: pathlib.Path, **more: Any
+  train: FeatureCache,
+  evaluation: FeatureCache,
+  out: pathlib.Path,
+  epsilons: tuple[float, ...] = (1.0,),
+  deltas: tuple[float, ...] = DELTAS,
+  *,
+  real_labels: pathlib.Path | None = None,
+  references: bool = False,
+  **more: Any,
 ) -> list[SweepRow]:
   """A quick one."""
-  options: dict[str, Any] = {
-    "epsilons": (1.0,),
-    "privacies": privacies(),
-    "num_draws": 1,
-  }
-  return run_figures(train, evaluation, out, **options | more)
+  return run_figures(
+    Run(train=train, evaluation=evaluation, out=out, **more),
+    epsilons,
+    [PrivacyConfig(delta=delta) for delta in deltas],
+    real_labels=real_labels,
+    references=references,
+  )
 
 
 @pytest.fixture(scope="module")
 def finished(train_cache, tmp_path_factory) -> Finished:
   folder = tmp_path_factory.mktemp("figures")
   evaluation = write_numbered(folder / "test")
-  rows = run_figures(
+  rows = figures(
     train_cache,
     evaluation,
     folder / "out",
     EPSILONS,
-    privacies(),
     num_draws=2,
     real_labels=write_entries(folder / "real.json"),
     baseline=True,
@@ -127,7 +136,9 @@ class TestWhatItWrites:
     for plain, real in zip(lines[:9], lines[9:], strict=True):
       saved = read_head(finished.path / plain["path"])
       privacy = saved.receipt["privacy"]
-      (score,) = evaluate_cache([saved.head], finished.evaluation)
+      (score,) = evaluate_on_public_labels(
+        [saved.head], finished.evaluation
+      ).scores
       assert float(plain["top1"]) == score.top1
       assert float(plain["delta"]) == privacy["delta"]
       assert real["path"] == plain["path"]
@@ -146,8 +157,10 @@ class TestWhatItWrites:
     assert config["head"]["head"] == "lamb"
     assert [each["delta"] for each in config["privacy"]] == list(DELTAS)
     assert config["references"] is False
+    assert finished.results["references"] == []
     assert config["eval_cache"]["id_source"] == "file_name"
 
+  @pytest.mark.usefixtures("draws")
   def test_without_real_labels_there_is_no_such_picture(
     self, train_cache, eval_cache, tmp_path
   ):
@@ -247,8 +260,7 @@ class TestWhatItCosts:
   def test_any_delta_may_be_too_large(
     self, train_cache, eval_cache, tmp_path, capsys, deltas
   ):
-    options = {"privacies": privacies(*deltas)}
-    figures(train_cache, eval_cache, tmp_path / "out", **options)
+    figures(train_cache, eval_cache, tmp_path / "out", deltas=deltas)
     assert "warning: delta=0.5 is not below 1/n" in capsys.readouterr().err
 
 
@@ -280,11 +292,7 @@ class TestWhatItRefuses:
     assert said in fails(capsys, *place(f"{line} {words}"))
 
   def test_a_damaged_evaluation_cache(self, train_cache, tmp_path):
-    evaluation = write_clusters(tmp_path / "test", split="test")
-    shard = evaluation.path / evaluation.shards[-1].file
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    evaluation = write_damaged(tmp_path / "test")
     with pytest.raises(InputError, match="damaged"):
       figures(train_cache, evaluation, tmp_path / "out")
 
@@ -295,7 +303,7 @@ class TestWhatItRefuses:
 
 
 class TestReferences:
-  def words_of(self, references, folder, monkeypatch) -> dict[str, str]:
+  def words_of(self, references, folder, monkeypatch=None) -> dict[str, str]:
     """All that is written in each picture."""
     rows = [
       row(epsilon, draw, 0.8, delta=delta)
@@ -304,14 +312,13 @@ class TestReferences:
       for delta in DELTAS
     ]
     drawn = {}
-    save = Figure.savefig
 
     def keep(figure, path, **options):
       words = [text.get_text() for text in figure.findobj(Text)]
       drawn[pathlib.Path(path).stem] = " | ".join(words)
-      save(figure, path, **options)
 
-    monkeypatch.setattr(Figure, "savefig", keep)
+    if monkeypatch:
+      monkeypatch.setattr(Figure, "savefig", keep)
     real = [dataclasses.replace(each, top1=0.85) for each in rows]
     plot_figures(rows, real, references, "imagenet2012", folder)
     return drawn
@@ -338,7 +345,7 @@ class TestReferences:
 
   @pytest.mark.parametrize(
     ("dataset", "asked", "drawn"),
-    [("imagenet2012", False, 3), ("pets", False, 0), ("pets", True, 3)],
+    [("imagenet2012", False, 3), ("pets", True, 3)],
   )
   def test_are_for_imagenet_or_on_request(
     self, tmp_path, dataset, asked, drawn
@@ -351,21 +358,25 @@ class TestReferences:
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert len(results["references"]) == drawn
 
-  def test_the_same_rows_give_the_same_files(self, tmp_path, monkeypatch):
+  def test_the_same_rows_give_the_same_files(self, tmp_path):
     for name in ("a", "b"):
       (tmp_path / name).mkdir()
-      self.words_of(PUBLISHED, tmp_path / name, monkeypatch)
+      self.words_of(PUBLISHED, tmp_path / name)
     for file in sorted((tmp_path / "a").iterdir()):
       assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 
 class TestTheCommand:
+  @pytest.mark.usefixtures("draws")
   def test_the_table(self, place, capsys):
-    out, err = succeeds(capsys, *place(f"{FIGURES} --baseline"))
+    words = place(f"{FIGURES} --baseline --noise-seed 3")
+    out, err = succeeds(capsys, *words)
+    assert "warning: the noise comes from a seed" in err
     header, one, other, exact, total, where = out.splitlines()
     assert header.split() == ["top-1", "%", "epsilon", "1", "epsilon", "4"]
     assert one.startswith("delta 1e-06")
     assert other.startswith("delta 8e-07")
+    assert one.count("NOT PRIVATE") == 1
     assert one.endswith("(test labels treated as public: 80 rows)")
     assert exact.startswith("no noise")
     assert "NOT PRIVATE" in exact
@@ -373,18 +384,6 @@ class TestTheCommand:
     assert "out: 9 heads in" in where
     assert "accuracy-vs-epsilon.png" in where
     assert err.count("charged to") == 1
-
-  def test_a_seed_is_owned_up_to(self, place, capsys):
-    out, err = succeeds(capsys, *place(f"{FIGURES} --noise-seed 3"))
-    assert "warning: the noise comes from a seed" in err
-    assert out.splitlines()[1].count("NOT PRIVATE") == 1
-
-  def test_help_says_when_references_are_drawn(self, capsys):
-    with pytest.raises(SystemExit):
-      main(["figures", "--help"])
-    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "where the data set is ImageNet (imagenet2012" in words
-    assert "Example: oneshot-dp figures --cache" in words
 
 
 def test_cells_of_the_table_are_means_of_their_own_group():
@@ -404,3 +403,14 @@ def test_cells_of_the_table_are_means_of_their_own_group():
     "66.00",
   ]
   assert all(line.count(spread) == 2 for line in lines)
+
+
+@pytest.mark.parametrize(
+  ("plot", "places"), [(plot_of_ablation, 1), (plot_of_figures, 3)]
+)
+def test_without_matplotlib_a_line_says_what_pictures_need(
+  plot, places, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  plot(*[[]] * places, "pets", tmp_path)
+  assert "matplotlib is not installed; pip install" in capsys.readouterr().err

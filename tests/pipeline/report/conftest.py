@@ -9,7 +9,10 @@ import pytest
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.pipeline.report.pictures import Picture, Plan
 from oneshot_dp.pipeline.report.report import WrittenReport, write_report
+from oneshot_dp.pipeline.runs import pictures
+from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.runs.sweep import run_sweep
 from tests.pipeline.by_chance import same_bits
 from tests.pipeline.report.parsed_page import ParsedPage
@@ -57,27 +60,48 @@ def swept(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
   if not (folder / "train").exists():
     write_hard(folder / "train", (60, 50, 40, 30))
     write_hard(folder / "test", (20,) * CLASSES, split="test")
+  options = {
+    "out": folder / "run",
+    "num_draws": 2,
+    "baseline": True,
+    "ledger_dir": folder / "ledgers",
+  }
+  of_run = options | {k: changes.pop(k) for k in options if k in changes}
+  run = Run(
+    train=open_cache(folder / "train"),
+    evaluation=open_cache(folder / "test"),
+    **of_run,
+  )
   fields: dict[str, Any] = {
     # Without the near ties that lamb has in so few dimensions.
     "config": HeadConfig(head="momentum"),
     "privacy": PrivacyConfig(delta=1e-5),
-    "num_draws": 2,
-    "order": "nested",
-    "baseline": True,
-    "ledger_dir": folder / "ledgers",
-    "out": folder / "run",
     "epsilons": (0.5, 2.0, 8.0),
-  } | changes
-  run_sweep(open_cache(folder / "train"), open_cache(folder / "test"), **fields)
-  return fields["out"]
+  }
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(pictures, "plot_accuracy", lambda *_: None)
+    run_sweep(run, **fields | changes)
+  return run.out
 
 
-def reported(run: pathlib.Path, **options: Any) -> Reported:
-  command: dict[str, Any] = {"ledger_dir": run.parent / "ledgers"} | options
-  written = write_report(run, **command)
+def reported(
+  run: pathlib.Path, *, drawn: bool = False, **options: Any
+) -> Reported:
+  """The page, whose pictures take nearly all the time, and are left out."""
+  given: dict[str, Any] = {"ledger_dir": run.parent / "ledgers"} | options
+  with pytest.MonkeyPatch.context() as patch:
+    if not drawn:
+      patch.setattr("oneshot_dp.pipeline.report.page.draw_picture", _undrawn)
+    written = write_report(run, **given)
   return Reported(
     folder=run.parent, written=written, page=ParsedPage.of(written.page)
   )
+
+
+def _undrawn(plan: Plan, path: pathlib.Path, **_: bool) -> Picture:
+  for suffix in (".png", ".pdf"):
+    path.with_suffix(suffix).write_bytes(b"undrawn")
+  return Picture(plan.alt, *["data:,"] * 4, 1, 1)
 
 
 @pytest.fixture(scope="package")
@@ -85,4 +109,4 @@ def sweep(tmp_path_factory) -> Reported:
   with pytest.MonkeyPatch.context() as patch:
     # The page multiplies in NumPy: a near tie may be another class's there.
     same_bits(patch)
-    return reported(swept(tmp_path_factory.mktemp("reported")))
+    return reported(swept(tmp_path_factory.mktemp("reported")), drawn=True)

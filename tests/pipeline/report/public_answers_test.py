@@ -3,7 +3,7 @@ import pytest
 
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.pipeline.report.public_answers import PublicAnswers, ask
-from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from tests.pipeline.sample_caches import CLASSES, DIM, write_clusters
 
 
@@ -28,7 +28,7 @@ def test_they_are_the_answers_that_accuracies_count(rows, unit_norm):
   heads = [random_head(seed, unit_norm=unit_norm) for seed in range(3)]
   answers = ask(heads, rows)
   assert answers.class_sums is None
-  for i, score in enumerate(evaluate_cache(heads, rows)):
+  for i, score in enumerate(evaluate_on_public_labels(heads, rows).scores):
     assert (answers.answer[i] == answers.label).mean() == score.top1
 
 
@@ -36,7 +36,7 @@ def test_a_common_bias_of_ten_does_not_swallow_small_differences(rows):
   kernel = np.eye(DIM, CLASSES, dtype=np.float32) * 1e-7
   head = LinearHead(kernel=kernel, bias=np.full(CLASSES, -10, np.float32))
   answers = ask([head], rows)
-  (score,) = evaluate_cache([head], rows)
+  (score,) = evaluate_on_public_labels([head], rows).scores
   assert (answers.answer[0] == answers.label).mean() == score.top1
   assert len(np.unique(answers.answer)) == CLASSES
 

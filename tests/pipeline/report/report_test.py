@@ -129,7 +129,7 @@ class TestThePage:
     sweep.written.figures[0].write_bytes(b"old")
     (sweep.folder / "train").rename(sweep.folder / "away")
     try:
-      again = reported(sweep.run).written
+      again = reported(sweep.run, drawn=True).written
     finally:
       (sweep.folder / "away").rename(sweep.folder / "train")
     assert again == sweep.written
@@ -190,7 +190,7 @@ class TestNotPrivate:
       privacy=PrivacyConfig(delta=1e-5, noise_seed=3),
       baseline=False,
     )
-    first = reported(run)
+    first = reported(run, drawn=True)
     text = first.page.text
     assert "NOT PRIVATE: this classifier protects nobody" in text
     assert "differentially private" not in text
@@ -233,9 +233,7 @@ class TestWhatIsMissing:
     # Pictures of before are gone, as the page no longer shows them.
     assert {path.stem for path in (run / "report").iterdir()} == {"accuracy"}
     again = look(
-      run,
-      eval_cache=sweep.folder / "test",
-      ledger_dir=sweep.folder / "ledgers",
+      run, eval_cache=sweep.folder / "test", ledger_dir=sweep.folder / "ledgers"
     )
     assert again.notes == ()
 

@@ -22,13 +22,16 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.evaluation import PrivateEvaluation
+from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.runs.sweep import run_sweep
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline import paid
 from tests.pipeline.by_chance import same_bits, without_names
 from tests.pipeline.command_line import SWEEP, fails, succeeds
-from tests.pipeline.sample_caches import write_clusters, write_rows
+from tests.pipeline.sample_caches import write_damaged, write_rows
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 EVALUATE = "evaluate {head} --cache {eval}"
 PRIVATE = "--private-eval 0.5 --delta 1e-5"
@@ -67,22 +70,20 @@ def clusters(
   )
 
 
-def sweep(train: FeatureCache, test: FeatureCache, out, **changes: Any):
-  options: dict[str, Any] = {
-    "num_draws": 2,
-    "order": "nested",
-    "baseline": False,
-    "ledger_dir": None,
-    "private_eval": 1.0,
-  }
+def sweep(
+  train: FeatureCache,
+  test: FeatureCache,
+  out: pathlib.Path,
+  *,
+  private_eval: float | None = 1.0,
+  **privacy: Any,
+):
   return run_sweep(
-    train,
-    test,
-    out,
+    Run(train=train, evaluation=test, out=out, num_draws=2),
     (1.0, 4.0),
-    changes.pop("privacy", PrivacyConfig(delta=1e-5)),
+    PrivacyConfig(delta=1e-5, **privacy),
     HeadConfig(),
-    **options | changes,
+    private_eval=private_eval,
   )
 
 
@@ -101,6 +102,8 @@ class TestWhatIsSaid:
     assert statement["noise_multiplier"] == sigma
     assert statement["noise_sd"] == pytest.approx(sigma * math.sqrt(8))
     assert statement["private"] is True
+    # Of other data: it has a ledger of its own.
+    assert len(cache_ledger(many, None).entries()) == 1
     (entry,) = cache_ledger(many_eval, None).entries()
     assert statement["ledger_entry"] == entry["entry"]
     config = json.loads((tmp_path / "out/config.json").read_text())
@@ -123,17 +126,13 @@ class TestWhatIsSaid:
     assert "treated as public" not in out + err
     assert "charged to" in err
 
-  def test_by_budget(self, place, capsys):
-    succeeds(capsys, *place(f"{EVALUATE} {PRIVATE}"))
+  def test_by_budget(self, place, capsys, eval_cache):
+    for _ in range(2):
+      succeeds(capsys, *place(f"{EVALUATE} {PRIVATE}"))
+    assert len(cache_ledger(eval_cache, None).entries()) == 2
     out, _ = succeeds(capsys, *place("budget --cache {eval}"))
     assert "evaluation of split test: noisy counts, 1 draw(s)" in out
     assert "epsilon 0.5 at delta 1e-05" in out
-    assert "spent in all: epsilon = 0.5" in out
-
-  def test_by_the_table_of_a_sweep(self, place, capsys):
-    out, _ = succeeds(capsys, *place(f"{SWEEP} --private-eval 2"))
-    assert "80 examples (noisy counts, epsilon=2 at delta=1e-05)" in out
-    assert "treated as public" not in out
 
 
 class TestWhatItCosts:
@@ -149,11 +148,6 @@ class TestWhatItCosts:
     assert counts["split"] == "test"
     sigma = accounting.noise_multiplier(1.0, 1e-5)
     assert paid.gaussians(counts) == {sigma: 1}
-
-  def test_other_data_has_a_ledger_of_its_own(self, many, many_eval, tmp_path):
-    sweep(many, many_eval, tmp_path / "out")
-    assert len(cache_ledger(many, None).entries()) == 1
-    assert len(cache_ledger(many_eval, None).entries()) == 1
 
   @pytest.mark.parametrize(
     "relation", ["add-or-remove-one", "replace-one", "replace-special"]
@@ -175,11 +169,6 @@ class TestWhatItCosts:
     charged = request.ledger.spending(plan).noise_multiplier
     assert charged is not None
     assert charged <= released * (1 + 1e-9)
-
-  def test_every_evaluation_is_charged(self, place, capsys, eval_cache):
-    for _ in range(3):
-      succeeds(capsys, *place(f"{EVALUATE} {PRIVATE}"))
-    assert len(cache_ledger(eval_cache, None).entries()) == 3
 
 
 class TestNothingIsReleasedUncharged:
@@ -225,8 +214,10 @@ class TestNothingIsReleasedUncharged:
     assert " and an evaluation at epsilon 1.5" in line
     assert "would break the cap of" in line
     assert len(cache_ledger(eval_cache, None).entries()) == 1
-    succeeds(capsys, *place(f"{SWEEP} --private-eval 0.25"))
+    out, _ = succeeds(capsys, *place(f"{SWEEP} --private-eval 0.25"))
     assert len(cache_ledger(eval_cache, None).entries()) == 3
+    assert "80 examples (noisy counts, epsilon=0.25 at delta=1e-05)" in out
+    assert "treated as public" not in out
 
   def test_a_cap_covers_no_seed(self, many, many_eval, tmp_path):
     argv = ["--max-epsilon", "9", "--max-delta", "1e-5"]
@@ -236,16 +227,15 @@ class TestNothingIsReleasedUncharged:
         many,
         many_eval,
         tmp_path / "out",
-        privacy=PrivacyConfig(delta=1e-5, noise_seed=1),
+        noise_seed=1,
       )
     assert cache_ledger(many, None).entries() == []
 
 
 class TestSeeded:
   def test_sweeps(self, many, many_eval, tmp_path, capsys):
-    privacy = PrivacyConfig(delta=1e-5, noise_seed=4)
-    first = sweep(many, many_eval, tmp_path / "a", privacy=privacy)
-    second = sweep(many, many_eval, tmp_path / "b", privacy=privacy)
+    first = sweep(many, many_eval, tmp_path / "a", noise_seed=4)
+    second = sweep(many, many_eval, tmp_path / "b", noise_seed=4)
     assert [r.top1 for r in first] == [r.top1 for r in second]
     assert all("NOT PRIVATE" in row.evaluation for row in first)
     found = json.loads((tmp_path / "a/results.json").read_text())
@@ -290,7 +280,7 @@ def test_a_delta_that_is_too_large_for_the_cache(place, capsys):
 
 
 class TestNoExactCountLeaves:
-  """Not from either command, in any file or stream."""
+  """From neither command, in any file or stream."""
 
   def exact(self, out: pathlib.Path, test: FeatureCache) -> list[int]:
     folders = sorted((out / "heads").iterdir())
@@ -375,11 +365,6 @@ class TestNoExactCountLeaves:
 
 
 def test_a_damaged_evaluation_cache_costs_nothing(train_cache, tmp_path):
-  test = write_clusters(tmp_path / "test", split="test")
-  shard = test.path / test.shards[-1].file
-  content = bytearray(shard.read_bytes())
-  content[len(content) // 2] ^= 1
-  shard.write_bytes(content)
   with pytest.raises(InputError, match="damaged"):
-    sweep(train_cache, test, tmp_path / "out")
+    sweep(train_cache, write_damaged(tmp_path / "test"), tmp_path / "out")
   assert cache_ledger(train_cache, None).entries() == []

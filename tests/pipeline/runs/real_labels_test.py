@@ -7,11 +7,11 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.importing.import_features import import_features
-from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.real_labels import RealLabels
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from tests.pipeline.command_line import fails, succeeds
-from tests.pipeline.numbered_caches import (
+from tests.pipeline.runs.numbered_caches import (
   ROWS,
   entries,
   labels,
@@ -53,7 +53,7 @@ def test_a_row_is_scored_by_the_list_of_its_number(
   assert score.num_examples == len(listed) == real.num_listed < ROWS
   assert score.top1 == np.mean(listed)
   # By the place in the cache, or counting from 0, it is another number.
-  (plain,) = evaluate_cache([saved.head], numbered)
+  (plain,) = evaluate_on_public_labels([saved.head], numbered).scores
   assert score.top1 != plain.top1
   for wrong in (range(ROWS), numbers() % ROWS):
     others = [entries()[place] for place in wrong]

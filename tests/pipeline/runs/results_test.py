@@ -10,10 +10,9 @@ from oneshot_dp.pipeline.runs.results import (
   SweepRow,
   accuracy_table,
   as_json,
-  by_epsilon,
-  by_method,
   comparison_table,
   cost_of,
+  grouped,
   write_tables,
 )
 
@@ -105,8 +104,11 @@ def test_json_without_numbers_that_are_none(value):
     as_json({"top1": value})
 
 
-def test_heads_are_grouped_over_draws():
-  assert {e: len(g) for e, g in by_epsilon(ROWS).items()} == {8.0: 1, 1.0: 2}
+def test_groups_keep_their_order():
+  counts = {e: len(g) for e, g in grouped(ROWS, "epsilon").items()}
+  assert counts == {8.0: 1, 1.0: 2}
+  assert list(grouped(comparison(), "head")) == ["lamb", "whitened", "logistic"]
+  assert list(grouped(ROWS, "epsilon", "draw")) == [(8, 0), (1, 0), (1, 1)]
 
 
 def test_the_table_is_sorted_and_shows_the_spread():
@@ -156,7 +158,3 @@ def test_a_seeded_method_is_marked():
   _, lamb, adam, _ = comparison_table(rows).splitlines()
   assert "NOT PRIVATE" not in lamb
   assert adam.endswith("NOT PRIVATE")
-
-
-def test_methods_keep_their_order():
-  assert list(by_method(comparison())) == ["lamb", "whitened", "logistic"]

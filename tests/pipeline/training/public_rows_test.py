@@ -24,7 +24,7 @@ from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.trainer import TrainedHead
-from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.public_record import ASSUMPTION, SETTING
@@ -130,7 +130,7 @@ def trained(caches: Caches, config: HeadConfig, **options: Any) -> TrainedHead:
 
 
 def top1(head: LinearHead, cache: FeatureCache) -> float:
-  (accuracy,) = evaluate_cache([head], cache)
+  (accuracy,) = evaluate_on_public_labels([head], cache).scores
   return accuracy.top1
 
 

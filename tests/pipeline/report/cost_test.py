@@ -10,10 +10,11 @@ from oneshot_dp.configs.head_config import (
   StepsConfig,
 )
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.pipeline.report.cost import cost_of
 from oneshot_dp.pipeline.report.findings import look
-from oneshot_dp.pipeline.report.run_cost import cost_of
 from oneshot_dp.pipeline.report.run_record import read_run
 from oneshot_dp.pipeline.runs.compare import run_compare
+from oneshot_dp.pipeline.runs.run import Run
 from tests.pipeline.report.conftest import swept, write_hard
 from tests.pipeline.sample_caches import CLASSES
 
@@ -93,13 +94,15 @@ class TestResultsThatWereChanged:
 def test_all_releases_of_a_comparison_are_composed(sweep, tmp_path):
   """Two heads of one release, and one that has its own."""
   run_compare(
-    open_cache(sweep.folder / "train"),
-    open_cache(sweep.folder / "test"),
-    tmp_path / "run",
+    Run(
+      train=open_cache(sweep.folder / "train"),
+      evaluation=open_cache(sweep.folder / "test"),
+      out=tmp_path / "run",
+      ledger_dir=tmp_path / "ledgers",
+    ),
     (2.0,),
     PrivacyConfig(delta=1e-5),
     methods=("momentum", "lamb", "multi-step"),
-    ledger_dir=tmp_path / "ledgers",
   )
   run = read_run(tmp_path / "run")
   cost = cost_of(run)

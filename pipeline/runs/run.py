@@ -1,0 +1,176 @@
+"""What a run of many heads is given, what it checks, and what it leaves behind.
+
+DIR/results.csv    one row per head
+DIR/results.json   the same, with what the whole run cost
+DIR/config.json    everything that was asked for
+DIR/accuracy.png   accuracy against epsilon (and accuracy.pdf), where there is
+                   matplotlib
+DIR/heads/ …       a head each
+
+`oneshot-dp report DIR` adds a page for people.
+"""
+
+import dataclasses
+import datetime
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oneshot_dp.pipeline.training.trainer import TrainedHead
+
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.cache.summary import public_metadata
+from oneshot_dp.pipeline.ledger.ledger import default_ledger_dir
+from oneshot_dp.pipeline.runs import output_dir
+from oneshot_dp.pipeline.runs.evaluation import Evaluation
+from oneshot_dp.pipeline.runs.results import SweepRow, as_json, write_tables
+from oneshot_dp.pipeline.saved_head.directory import write_head
+from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """What every run of many heads is given.
+
+  Attributes:
+    train: the private rows.
+    evaluation: labelled rows; public, unless a sweep is told otherwise.
+    out: a directory that is not there yet.
+    num_draws: independent repetitions, each charged.
+    baseline: also train without noise, NOT PRIVATE.
+    ledger_dir: None is the default place.
+  """
+
+  train: FeatureCache
+  evaluation: FeatureCache
+  out: Path
+  num_draws: int = 1
+  baseline: bool = False
+  ledger_dir: Path | None = None
+
+  @property
+  def dataset(self) -> str:
+    """The public name of the private data."""
+    return self.train.info.dataset
+
+  def check(self) -> None:
+    """Refuses a place that is taken, and caches that do not fit each other.
+
+    Raises:
+      InputError: so it is.
+      RunError: the place cannot be written.
+    """
+    output_dir.check_absent(self.out)
+    check_pair(self.train, self.evaluation)
+
+  def circumstances(self) -> dict[str, str]:
+    """When and where it runs, for whoever looks at the results later."""
+    now = datetime.datetime.now(datetime.UTC)
+    ledger_dir = self.ledger_dir or default_ledger_dir()
+    return {
+      "date": now.isoformat(timespec="seconds"),
+      "cache": str(self.train.path.absolute()),
+      "eval_cache": str(self.evaluation.path.absolute()),
+      "ledger_dir": str(ledger_dir.absolute()),
+    }
+
+  def write(
+    self,
+    trained: Sequence[TrainedHead],
+    rows: Sequence[SweepRow],
+    *,
+    cost: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    plot: Callable[[Path], object],
+    trained_on: Sequence[FeatureCache] | None = None,
+  ) -> None:
+    """Writes all of it, or nothing.
+
+    Args:
+      trained: the heads.
+      rows: what results.csv says: of each head in turn, and more after them.
+      cost: of all private heads together; JSON.
+      evaluation: what was released to score them; JSON.
+      asked: the options of the run; JSON.
+      plot: draws into a directory.
+      trained_on: the cache of each head, where they are not all of `train`.
+
+    Raises:
+      RunError: the disk is full or the place is not writable.
+    """
+    caches = trained_on or [self.train] * len(trained)
+    config = {
+      "train_cache": public_metadata(self.train),
+      "eval_cache": public_metadata(self.evaluation),
+      **asked,
+      "num_draws": self.num_draws,
+      "baseline": self.baseline,
+    }
+    with output_dir.whole_directory(self.out) as directory:
+      for head, row, cache in zip(trained, rows, caches, strict=False):
+        write_head(directory / row.path, head, cache.info)
+      write_tables(directory, rows, cost, evaluation)
+      (directory / "config.json").write_text(as_json(config))
+      plot(directory)
+
+
+def check_pair(train: FeatureCache, evaluation: FeatureCache) -> None:
+  """Refuses to score heads on rows of another kind, or on those trained on.
+
+  Raises:
+    InputError: the caches do not fit each other.
+  """
+  FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
+    FeatureSpace.of_cache(evaluation.path, evaluation.info)
+  )
+
+
+def rows_of(
+  trained: Sequence[TrainedHead],
+  scored: Evaluation,
+  train: FeatureCache,
+  *,
+  composed: Mapping[float, float],
+  prefix: Callable[[TrainedHead], str] = lambda head: "",
+) -> list[SweepRow]:
+  """The lines of results.csv about heads.
+
+  Args:
+    trained: the heads.
+    scored: their accuracies.
+    train: the private rows.
+    composed: δ → ε of all private heads of the run together.
+    prefix: what the name of a head's directory begins with, to tell it from its
+      neighbours.
+  """
+  rows = []
+  for head, score in zip(trained, scored.scores, strict=True):
+    statement, start = head.statement, prefix(head)
+    if math.isfinite(statement.epsilon):
+      # All digits: two epsilons that look alike are two heads.
+      epsilon = str(statement.epsilon).removesuffix(".0")
+      name = f"{start}epsilon-{epsilon}-draw-{head.draw}"
+    else:
+      name = f"{start or 'baseline-'}NOT-PRIVATE"
+    rows.append(
+      SweepRow(
+        epsilon=statement.epsilon,
+        delta=statement.delta,
+        draw=head.draw,
+        head=head.settings["head"],
+        noise_multiplier=statement.noise_multiplier,
+        top1=score.top1,
+        top5=score.top5,
+        composed_epsilon=composed[statement.delta],
+        num_examples=len(train),
+        num_eval_examples=score.num_examples,
+        evaluation=scored.description,
+        release=head.plan.order,
+        noise_source=statement.noise_source,
+        private=statement.is_private,
+        path=f"heads/{name}",
+      )
+    )
+  return rows
