@@ -21,6 +21,7 @@ from jaxtyping import Float, Int64
 from tqdm import tqdm
 
 from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp import audit as bounds
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.heads.registry import make_trainer
@@ -82,13 +83,7 @@ def attack_heads(
     Scores, whose direction the pilot runs alone have chosen.
   """
   replaced = plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
-  with tqdm(
-    desc="runs",
-    total=2 * plan.num_draws,
-    unit="run",
-    disable=None,
-    leave=False,
-  ) as bar:
+  with step_bar("runs", "run", 2 * plan.num_draws) as bar:
     # A row of zeros adds nothing to anything, and keeps the number of rows.
     other = -1.0 * replaced
     _, absent = _heads(other, config, plan, source, bar)

@@ -1,7 +1,7 @@
 r"""An empirical check of the release path: attack it, and bound ε from below.
 
 The rows are synthetic, from a fixed seed, and everything after them is what
-`train` runs (see `attacks`). Real rows would test no other code, and a bound
+`train` runs (see `one_step_attacks`). Real rows would test no other code, and a bound
 computed from them would itself be a private statistic to account for.
 
 What the audit shows, with the confidence that it states: a release is no more
@@ -11,7 +11,6 @@ do not resemble. The bounds of many runs turn μ into ε as for a Gaussian
 mechanism, which is what the claim says that a release is.
 """
 
-import dataclasses
 import time
 
 import numpy as np
@@ -32,33 +31,6 @@ _SHARES = (0.8, 0.1, 0.1)
 others look for faults that are gross where they are at all."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OneStepAuditReport(AuditReport):
-  """See `AuditReport`.
-
-  Attributes:
-    canaries: in the one run.
-    guesses: about the coins of the one run.
-  """
-
-  canaries: int
-  guesses: int
-
-  @property
-  def audited(self) -> str:
-    """See `AuditReport`."""
-    sensitivity = self.claim.sensitivity
-    return f"{super().audited}, sensitivity {sensitivity:,.1f} grid steps"
-
-  @property
-  def effort(self) -> str:
-    """See `AuditReport`."""
-    return (
-      f"{super().effort}; one run of {self.canaries:,} canaries,"
-      f" {self.guesses:,} guesses"
-    )
-
-
 def audit_release(
   grid: ClippedGradientGrid,
   plan: ReleasePlan,
@@ -67,7 +39,7 @@ def audit_release(
   canaries: int,
   confidence: float,
   seed: int | None = None,
-) -> OneStepAuditReport:
+) -> AuditReport:
   """Attacks releases of synthetic rows in three ways.
 
   1. Many runs, along the canary's own gradient: how much noise hides it?
@@ -114,7 +86,7 @@ def audit_release(
   one_run, guesses = attacks.one_run(
     grid, plan, source, canaries, of_one_run, coins
   )
-  return OneStepAuditReport(
+  return AuditReport(
     claim=claim,
     lower_bounds={
       "many runs, the canary's direction": matched,

@@ -12,8 +12,8 @@ import math
 import numpy as np
 from dp_accounting import NeighboringRelation
 from jaxtyping import Float, Int64
-from tqdm import tqdm
 
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp import audit as bounds
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
@@ -23,6 +23,7 @@ from oneshot_dp.linear_dp.one_step.release import (
   baseline_without_privacy,
   release,
 )
+from oneshot_dp.linear_dp.rows.arrays import ArrayRows
 
 PILOT_SHARE = 10
 """One run in ten chooses the least noisy direction; the others test it."""
@@ -30,17 +31,6 @@ _BASE_ROWS = 64
 _BASE_SEED = 0
 _CANARY_LENGTH = 100
 """In lengths at which clipping starts: without it, all would see the canary."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _SyntheticRows:
-  """Rows made up on the spot, as the exact sum reads them."""
-
-  embedding: np.ndarray
-  embedding_norm: np.ndarray
-  label: np.ndarray
-  example_id: np.ndarray
-  unit_id: None = None
 
 
 def many_runs(
@@ -182,24 +172,15 @@ def _releases(
   Int64[np.ndarray, " n"], PrivacyStatement, Int64[np.ndarray, "runs n"]
 ]:
   """What the product makes of rows: exact, what it claims, and noisy."""
-  rows = _SyntheticRows(
-    embedding=embedding.astype(np.float32),
-    embedding_norm=np.linalg.norm(embedding, axis=1).astype(np.float32),
-    label=label.astype(np.int32),
-    example_id=np.arange(len(label), dtype=np.int64),
-  )
+  rows = ArrayRows.of(embedding, label, num_classes=grid.num_classes)
   secret = exact_clipped_sum([rows], grid, num_examples=len(label))
   # No private data, so nothing is charged.
   made = release(secret, plan, source, charge=lambda plan, source: None)
-  runs = tqdm(
-    made,
-    desc="releases",
-    total=plan.num_draws,
-    unit="run",
-    disable=None,
-    leave=False,
-  )
-  releases = list(runs)
+  with step_bar("releases", "run", plan.num_draws) as bar:
+    releases = []
+    for each in made:
+      releases.append(each)
+      bar.update()
   exact = baseline_without_privacy(secret, plan).noisy_sum.ravel()
   noisy = np.array([r.noisy_sum.ravel() for r in releases])
   return exact, releases[0].statement, noisy

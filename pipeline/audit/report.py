@@ -18,6 +18,8 @@ class AuditReport:
     runs: releases of each of the two neighbours.
     confidence: of all bounds together.
     seconds: taken.
+    canaries, guesses: in the one run of many canaries, if there is one, and
+      how many of their coins were guessed.
   """
 
   claim: PrivacyStatement
@@ -25,6 +27,8 @@ class AuditReport:
   runs: int
   confidence: float
   seconds: float
+  canaries: int = 0
+  guesses: int = 0
 
   @property
   def lower_bound(self) -> float:
@@ -48,38 +52,26 @@ class AuditReport:
     )
 
   @property
-  def audited(self) -> str:
-    """What makes the claim."""
-    return f"noise multiplier {self.claim.noise_multiplier:.6g}"
-
-  @property
-  def effort(self) -> str:
-    """What was run."""
-    return f"{self.runs:,} runs with and {self.runs:,} without the canary"
-
-  @property
   def facts(self) -> dict[str, Any]:
     """The same as the text, for machines."""
-    return {
-      "claim": self.claim,
-      "lower_bounds": self.lower_bounds,
-      "lower_bound": self.lower_bound,
-      "confidence": self.confidence,
-      "is_violated": self.is_violated,
-      "verdict": self.verdict,
-      "runs": self.runs,
-      "seconds": self.seconds,
-    }
+    names = ("claim", "lower_bounds", "lower_bound", "confidence")
+    names += ("is_violated", "verdict", "runs", "seconds")
+    return {name: getattr(self, name) for name in names}
 
   def __str__(self) -> str:
-    claim = self.claim
+    claim, runs = self.claim, self.runs
+    audited = f"noise multiplier {claim.noise_multiplier:.6g}"
+    effort = f"{runs:,} runs with and {runs:,} without the canary"
+    if self.canaries:
+      audited += f", sensitivity {claim.sensitivity:,.1f} grid steps"
+      effort += f"; one run of {self.canaries:,} canaries,"
+      effort += f" {self.guesses:,} guesses"
     width = max(map(len, self.lower_bounds))
     return "\n".join(
       [
         f"claim: epsilon = {printable(claim.epsilon)} at delta ="
-        f" {printable(claim.delta)}"
-        f" ({claim.neighboring_relation.name}), {self.audited}, noise from"
-        f" {claim.noise_source}",
+        f" {printable(claim.delta)} ({claim.neighboring_relation.name}),"
+        f" {audited}, noise from {claim.noise_source}",
         *(
           f"{name:<{width}}  epsilon >= {_floor(bound)}"
           for name, bound in self.lower_bounds.items()
@@ -87,7 +79,7 @@ class AuditReport:
         f"lower bound: {_floor(self.lower_bound)}, which is"
         f" {_floor(self.lower_bound / claim.epsilon)} of the claim, at"
         f" {self.confidence:.4g} confidence",
-        f"{self.effort}; {self.seconds:.1f} s",
+        f"{effort}; {self.seconds:.1f} s",
       ]
     )
 

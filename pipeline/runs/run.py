@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oneshot_dp.pipeline.training.trainer import TrainedHead
-
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
+from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.ledger.ledger import default_ledger_dir
 from oneshot_dp.pipeline.runs import output_dir
 from oneshot_dp.pipeline.runs.evaluation import Evaluation
