@@ -173,15 +173,10 @@ def unclipped_sum(blocks, grid, *, num_examples):
 def last_row_twice(blocks, grid, *, num_examples):
   """The real sum, of rows whose last comes again under another id."""
   (block,) = blocks
-  again = dataclasses.replace(
-    block,
-    **{
-      field.name: getattr(block, field.name)[-1:]
-      for field in dataclasses.fields(block)
-      if field.name != "unit_id"
-    },
-  )
-  again = dataclasses.replace(again, example_id=again.example_id + 1)
+  names = ("embedding", "embedding_norm", "label", "example_id")
+  last = {name: getattr(block, name)[-1:] for name in names}
+  last["example_id"] = last["example_id"] + 1
+  again = dataclasses.replace(block, **last)
   return exact_clipped_sum([block, again], grid, num_examples=num_examples + 1)
 
 

@@ -438,7 +438,7 @@ class TestCaches:
       for split in ("train", "test")
     )
     with pytest.raises(
-      InputError, match="privacy unit of this cache is 'user'"
+      InputError, match="privacy unit of these rows is 'user'"
     ):
       ablate([(train, test)], tmp_path / "out", choices=CHOICES)
     assert cache_ledger(train, None).entries() == []

@@ -60,7 +60,7 @@ def swept(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
   if not (folder / "train").exists():
     write_hard(folder / "train", (60, 50, 40, 30))
     write_hard(folder / "test", (20,) * CLASSES, split="test")
-  options = {
+  options: dict[str, Any] = {
     "out": folder / "run",
     "num_draws": 2,
     "baseline": True,
@@ -101,7 +101,8 @@ def reported(
 def _undrawn(plan: Plan, path: pathlib.Path, **_: bool) -> Picture:
   for suffix in (".png", ".pdf"):
     path.with_suffix(suffix).write_bytes(b"undrawn")
-  return Picture(plan.alt, *["data:,"] * 4, 1, 1)
+  nothing = "data:,"
+  return Picture(plan.alt, nothing, nothing, nothing, nothing, 1, 1)
 
 
 @pytest.fixture(scope="package")
