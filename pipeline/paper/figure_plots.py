@@ -37,10 +37,9 @@ def plot_figures(
   """Writes all of them.
 
   Args:
-    rows: of one method at several deltas, by the data set's own labels.
-    real_rows: the same heads by ReaL labels; none, no such picture.
-    references: published numbers to draw; of a picture's own delta, where it
-      has one.
+    rows: heads of one method at several deltas, by the data set's own labels.
+    real_rows: the same by ReaL labels; none, no such picture.
+    references: published numbers, drawn where the delta is theirs.
     dataset: public name, for the titles.
     directory: where the files go.
   """
@@ -58,7 +57,16 @@ def plot_figures(
       f"epsilon of each head (delta = {printable(delta)})"
     )
     accuracy_plot.draw_line(axes, group, group[0].head, 0, 1)
-    _plot_each_draw(axes, group)
+    axes.plot(
+      [_ASIDE * row.epsilon for row in group],
+      [100 * row.top1 for row in group],
+      linestyle="none",
+      marker=".",
+      markersize=4,
+      color="#000000",
+      alpha=0.6,
+      label="each draw",
+    )
     accuracy_plot.draw_without_noise(axes, baselines)
     published = _draw_references(axes, references, only_delta=delta)
     _finish(figure, axes, group, dataset, published)
@@ -88,19 +96,6 @@ def _picture(xlabel: str) -> tuple[Figure, Axes]:
   axes.set_xlabel(xlabel)
   axes.set_ylabel("top-1 accuracy, %")
   return figure, axes
-
-
-def _plot_each_draw(axes: Axes, rows: Sequence[SweepRow]) -> None:
-  axes.plot(
-    [_ASIDE * row.epsilon for row in rows],
-    [100 * row.top1 for row in rows],
-    linestyle="none",
-    marker=".",
-    markersize=4,
-    color="#000000",
-    alpha=0.6,
-    label="each draw",
-  )
 
 
 def _draw_references(

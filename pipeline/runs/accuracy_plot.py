@@ -37,11 +37,6 @@ def plot_accuracy(
 
   Lines are means, their bars one standard deviation over draws; dashed lines
   right across are heads without noise.
-
-  Args:
-    rows: the run.
-    dataset: public name, for the title.
-    directory: where the two files go.
   """
   figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
   axes = figure.subplots()
@@ -85,13 +80,13 @@ def set_out(
   *,
   more_epsilons: Iterable[float] = (),
 ) -> None:
-  """Title, grid and scales: ticks where there are points.
+  """Title, grid and scales; ticks where there are points.
 
   Args:
     axes: with all lines in them.
     rows: what was drawn.
     dataset: public name.
-    more_epsilons: of points besides the rows'.
+    more_epsilons: where other points are.
   """
   private = with_noise(rows)
   epsilons = sorted({row.epsilon for row in private} | set(more_epsilons))

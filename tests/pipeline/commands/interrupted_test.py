@@ -1,11 +1,10 @@
 """Ctrl-C: one line that says what was charged and what is left of the work."""
 
-import importlib
 import json
 import pathlib
 import signal
 import time
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from oneshot_dp.linear_dp.one_step.trainer import OneStepTrainer
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.paper import ablate
+from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from tests.pipeline.command_line import (
   EXTRACT,
@@ -94,26 +94,16 @@ def test_what_was_charged_before_is_not_told_again(
 
 
 def test_after_the_last_file(place, capsys, monkeypatch, tmp_path):
-  monkeypatch.setattr("oneshot_dp.pipeline.runs.results.accuracy_table", stop)
-  monkeypatch.setattr(
-    "oneshot_dp.pipeline.runs.sweep.write_run",
-    after("oneshot_dp.pipeline.runs.sweep.write_run", stop),
-  )
+  write = Run.write
+
+  def written(run: Run, *args: Any, **options: Any) -> None:
+    write(run, *args, **options)
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(Run, "write", written)
   assert main(place(SWEEP)) == 130
   line = one_line(capsys.readouterr().err.splitlines()[-1])
   assert f"{tmp_path / 'out'} is finished; epsilon 2 at" in line
-
-
-def after(name: str, then: Callable[..., object]) -> Callable[..., object]:
-  """A function that does what it did, and then something else."""
-  module, _, function = name.rpartition(".")
-  before = getattr(importlib.import_module(module), function)
-
-  def both(*args: object, **options: object) -> object:
-    before(*args, **options)
-    return then()
-
-  return both
 
 
 def test_an_ablation_keeps_what_is_finished(
