@@ -1,8 +1,8 @@
 r"""An empirical check of the release path: attack it, and bound ε from below.
 
 The rows are synthetic, from a fixed seed, and everything after them is what
-`train` runs (see `one_step_attacks`). Real rows would test no other code, and a bound
-computed from them would itself be a private statistic to account for.
+`train` runs. Real rows would test no other code, and a bound computed from them
+would itself be a private statistic to account for.
 
 What the audit shows, with the confidence that it states: a release is no more
 private than the bound. What it cannot show: that it is as private as claimed,

@@ -1,5 +1,6 @@
 """The table of an ablation, and its picture."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -11,33 +12,29 @@ from matplotlib.figure import Figure
 from oneshot_dp.pipeline.paper.ablation_plot import plot_ablation
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow, ablation_table
 from oneshot_dp.pipeline.runs import accuracy_plot
+from tests.pipeline.runs import results_test
 
 BASE_SETTING = "lamb, zero, 1 epoch, full batch, clip 1"
 
 
 def row(axis: str, setting: str, top1: float, **changes: Any) -> AblationRow:
   fields: dict[str, Any] = {
-    "epsilon": 8.0,
     "delta": 1e-6,
-    "draw": 0,
-    "head": "lamb",
     "noise_multiplier": 0.6,
-    "top1": top1,
-    "top5": 0.99,
     "composed_epsilon": 33.25,
-    "num_examples": 50_000,
-    "num_eval_examples": 10_000,
-    "evaluation": "test labels treated as public",
-    "release": "nested",
-    "noise_source": "os.urandom",
-    "private": True,
     "path": f"heads/{axis}-{setting}",
-    "axis": axis,
-    "setting": setting,
-    "cache": 0,
-    "epsilon_if_poisson": None,
   }
-  return AblationRow(**fields | changes)
+  changes = fields | changes
+  nominal = changes.pop("epsilon_if_poisson", None)
+  epsilon, draw = changes.pop("epsilon", 8.0), changes.pop("draw", 0)
+  plain = results_test.row(epsilon, draw, top1, **changes)
+  return AblationRow(
+    **dataclasses.asdict(plain),
+    axis=axis,
+    setting=setting,
+    cache=0,
+    epsilon_if_poisson=nominal,
+  )
 
 
 def without_noise(axis: str, setting: str, top1: float) -> AblationRow:
