@@ -26,7 +26,7 @@ from oneshot_dp.linear_dp.heads.registry import head_kind, mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.verify import verify_head
@@ -284,7 +284,7 @@ class HeadContract:
     np.testing.assert_array_equal(one.head.kernel, same.head.kernel)
     assert (one.head.kernel != other.head.kernel).any()
     for head in (one, other):
-      (score,) = evaluate_cache([head.head], eval_cache)
+      (score,) = evaluate_on_public_labels([head.head], eval_cache).scores
       assert score.top1 > 0.3  # one in four is by chance
     folder = tmp_path / "head"
     receipt = write_head(folder, one, train_cache.info)

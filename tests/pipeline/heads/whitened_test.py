@@ -15,7 +15,7 @@ from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.runs.evaluation import evaluate_cache
+from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.model_card import model_card
@@ -160,7 +160,7 @@ def test_a_head_on_disk_ranks_rows_as_the_trained_model(
       embedding_dtype=dtype,
       split="test",
     )
-    (score,) = evaluate_cache([saved], cache)
+    (score,) = evaluate_on_public_labels([saved], cache).scores
     assert score.top1 == 1.0
 
 
