@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from typing import get_args
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Float64, Integer
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import LossName
 
 _UNIT_ROUNDOFF = 2.0**-53
@@ -20,10 +22,20 @@ class Loss:
     name: cross-entropy of one softmax, or of a sigmoid per class.
     bias: b, which every sigmoid has and which is not trained. A softmax does
       not see it.
+
+  Raises:
+    InputError: another name.
   """
 
   name: LossName = "softmax"
   bias: float = 0.0
+
+  def __post_init__(self):
+    # A receipt may name any.
+    if self.name not in get_args(LossName):
+      raise InputError(
+        f"loss={self.name!r} must be one of {', '.join(get_args(LossName))}."
+      )
 
   def residual(
     self, logits: Float[Array, "rows K"], label: Integer[Array, " rows"]
