@@ -204,7 +204,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
     ("clipping off", steps(), 60),
     ("a row twice", steps(), 100),
     ("all steps for the price of one", steps(epochs=4), 60),
-    ("steps, noise halved", POISSON, 400),
+    ("steps, noise halved", POISSON, 600),
     ("all rows in every sample", POISSON, 100),
   ],
 )
