@@ -1,1 +1,4 @@
-"""Attacks on the mechanisms, and the lower bounds of ε that they prove."""
+"""Attacks that bound epsilon from below.
+
+A new attack gives scores or counts, and an `AuditReport` of what they prove.
+"""

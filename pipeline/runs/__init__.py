@@ -1,1 +1,4 @@
-"""Many heads at once: sweeps, comparisons, their tables and pictures."""
+"""Many heads at once: sweeps, comparisons, their tables and pictures.
+
+A new run takes a `run.Run`, and checks and writes with it.
+"""

@@ -70,6 +70,7 @@ def small_chunks_on_one_device(monkeypatch):
     monkeypatch.setattr(module, "ROWS_PER_DEVICE", 512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("config", "epsilon", "runs", "share"),
   [
@@ -90,6 +91,7 @@ def test_bound_is_below_the_claim_and_says_something(
   assert report.verdict.startswith("consistent")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("config", "runs"),
   [
@@ -192,6 +194,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("fault", "config", "runs"),
   [
@@ -222,6 +225,7 @@ def test_a_fault_of_whitened_heads_is_flagged(monkeypatch):
   assert audit(WHITENED, 8.0, 150).is_violated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confidence", [0.6, 0.95])
 def test_bounds_exceed_the_truth_as_seldom_as_they_say(confidence):
   """Of scores whose epsilon is known: exactly Gaussian."""
@@ -266,6 +270,7 @@ def test_command_prints_claim_bounds_and_verdict(capsys, monkeypatch, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("config", "runs"),
   [(POISSON, 60), (PARTITION, 100)],

@@ -25,7 +25,7 @@ DELTA = 1e-5
 FULL = 10_000
 """Runs that the claim of 0.6 to 1.0 is about."""
 QUICK = 1500
-REPLICATES = 300
+REPLICATES = 150
 
 CANARY_ATTACK = "many runs, the canary's direction"
 WHITENED_ATTACK = "many runs, the least noisy direction"
@@ -62,6 +62,7 @@ TINY: dict[str, Any] = {"runs": 200, "num_classes": 2, "feature_dim": 2}
 """Where the many runs are not what is looked at."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("num_classes", "feature_dim", "runs", "epsilon", "confidence"),
   [
@@ -241,6 +242,7 @@ def test_faults_are_flagged_in_fewer_runs(plant, fault):
   assert report.verdict.startswith("VIOLATION: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("relation", "grid"),
   [
@@ -284,6 +286,7 @@ def test_only_the_least_noisy_direction_shows_noise_that_classes_share(plant):
   assert bounds[CANARY_ATTACK] < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "relation", list(NeighboringRelation), ids=lambda r: r.name
 )

@@ -35,7 +35,7 @@ from oneshot_dp.pipeline.training.train_heads import cache_ledger, train_heads
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_caches import write_clusters, write_damaged
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
 DELTA = 1e-5
 EPSILON = 8.0

@@ -358,6 +358,7 @@ class TestReferences:
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert len(results["references"]) == drawn
 
+  @pytest.mark.slow
   def test_the_same_rows_give_the_same_files(self, tmp_path):
     for name in ("a", "b"):
       (tmp_path / name).mkdir()

@@ -91,6 +91,7 @@ class TestResultsThatWereChanged:
       look(run, ledger_dir=sweep.folder / "ledgers")
 
 
+@pytest.mark.slow
 def test_all_releases_of_a_comparison_are_composed(sweep, tmp_path):
   """Two heads of one release, and one that has its own."""
   run_compare(
@@ -111,6 +112,7 @@ def test_all_releases_of_a_comparison_are_composed(sweep, tmp_path):
   assert len(cost.entries) == 2
 
 
+@pytest.mark.slow
 def test_random_batches_are_composed_as_such(sweep, tmp_path):
   shutil.copytree(sweep.folder / "train", tmp_path / "train")
   shutil.copytree(sweep.folder / "test", tmp_path / "test")

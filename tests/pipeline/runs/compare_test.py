@@ -40,7 +40,7 @@ from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_caches import write_damaged
 from tests.pipeline.saved_head.receipt_test import changed
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
 DELTA = 1e-5
 EPSILONS = (1.0, 4.0)
