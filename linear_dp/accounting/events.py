@@ -201,6 +201,8 @@ def event_from_json(value: Any) -> DpEvent:
   if "event" in fields:
     fields["event"] = event_from_json(fields["event"])
   if "events" in fields:
+    if not isinstance(fields["events"], list):
+      raise TypeError("'events' that are no list")
     fields["events"] = [event_from_json(each) for each in fields["events"]]
   return _KNOWN[name](**fields)
 

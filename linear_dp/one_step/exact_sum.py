@@ -86,7 +86,7 @@ def exact_clipped_sum(
     blocks: the rows, in any order and any block size.
     grid: the clipping.
     num_examples: n, the number of rows that there must be; public.
-    chosen: the rows that count (`unit_rows.choose_rows`), where rows are
+    chosen: the rows that count (`units.choose_rows`), where rows are
       clipped and have a `unit_id`; None where every row counts.
     sizes: the rows of each unit (`unit_sums.count_rows`), where units are
       clipped, and only there.

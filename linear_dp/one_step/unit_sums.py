@@ -5,13 +5,13 @@ its (clipped) rows of class c and T = Σ_c S_c: one vector for each of its
 classes says all. Clipping that to norm C bounds the unit as `clipping` bounds a
 row, and the sensitivity is a row's: no factor m, and no row is left out.
 
-Better than at most m rows (`unit_rows`) wherever noise matters: the clip leaves
-k rows at least 1/k of their weight, where m = k has k times the noise. With
-copies of one row all are equal; the more the rows of a unit differ, the more is
-gained (tests/benchmarks/unit_bounds.py: CIFAR-10, units of 30 random rows, ε =
-0.5: 84.2 % against 70.3 % for m = 1 and 70.0 % for m = 30). A bound is for rows
-so scattered that the sums of units do not fit in memory, or for weighing all
-rows alike where noise does not matter.
+Better than at most m rows (`rows.units`) wherever noise matters: the clip
+leaves k rows at least 1/k of their weight, where m = k has k times the noise.
+With copies of one row all are equal; the more the rows of a unit differ, the
+more is gained (tests/benchmarks/unit_bounds.py: CIFAR-10, units of 30 random
+rows, ε = 0.5: 84.2 % against 70.3 % for m = 1 and 70.0 % for m = 30). A bound
+is for rows so scattered that the sums of units do not fit in memory, or for
+weighing all rows alike where noise does not matter.
 """
 
 import dataclasses
@@ -197,7 +197,7 @@ def _squared_norm(vectors: Int64[np.ndarray, "P D"]) -> int:
 def _integer_rows(
   block: RowBlock, grid: ClippedGradientGrid
 ) -> Int32[np.ndarray, "rows D"]:
-  """Clipped rows on the grid, with the bits that `class_sums` gives them."""
+  """Clipped rows on the grid, with the bits that `device_sums` gives them."""
   scale = grid.row_scale(block.embedding_norm)[:, None]
   with np.errstate(over="ignore", invalid="ignore"):
     rows = block.embedding.astype(np.float32) * scale

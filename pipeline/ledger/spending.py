@@ -2,7 +2,7 @@
 
 An entry that let something private out says what paid for it as `dp_event`, in
 the classes and fields of dp_accounting (`linear_dp.accounting.events`). Entries
-of before version 0.2 have a list of `mechanisms` in its place, which is read as
+of before that field have a list of `mechanisms` in its place, which is read as
 before. Anything else is an error, never zero.
 """
 
@@ -100,11 +100,14 @@ def event_of(entry: dict[str, Any]) -> DpEvent:
     InputError: this version cannot compose it.
   """
   try:
+    if "mechanisms" in entry and "dp_event" in entry:
+      raise ValueError("both 'mechanisms' and 'dp_event'")
     if "mechanisms" in entry:
       event = ComposedDpEvent([_of_before(m) for m in entry["mechanisms"]])
     else:
       event = event_from_json(entry["dp_event"])
-    parts_of(event)
+    if not any(parts_of(event)):
+      raise ValueError("nothing at all")
   except (KeyError, TypeError, ValueError) as error:
     raise InputError(
       f"Entry {entry['entry'][:12]} of the ledger was paid for by something"

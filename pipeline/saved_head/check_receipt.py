@@ -164,7 +164,7 @@ def _compare(
 def same(found: Any, expected: Any) -> bool:
   """Equal up to what solvers and libraries may differ by, item by item."""
   match expected:
-    case float() if not isinstance(found, str):
+    case float() if isinstance(found, int | float):
       return math.isclose(found, expected, rel_tol=_TOLERANCE)
     case list() if isinstance(found, list) and len(found) == len(expected):
       return all(map(same, found, expected))

@@ -20,7 +20,8 @@ def upgraded(receipt: dict[str, Any]) -> dict[str, Any]:
     return receipt
   try:
     mechanism = dict(receipt["mechanism"])
-    mechanism["kind"] = mechanism["kind"].replace(" ", "-")  # "one step"
+    if mechanism["kind"] == "one step":
+      mechanism["kind"] = "one-step"
     composition = dict(receipt["composition"])
     sigmas = composition.pop("noise_multipliers_charged")
     draws = composition["num_draws"]

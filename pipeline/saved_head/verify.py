@@ -49,11 +49,11 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
   """Recomputes all that a receipt claims, and looks up what was charged.
 
   Numbers follow from the noise, the clipping and the public sizes
-  (`receipt.problems`). Names, versions and words cannot be recomputed: the
-  model card holds a digest of the receipt, so that a change shows; and where
-  the ledger is at hand, the entry that paid must be about the same release.
-  Whoever rewrites receipt and card together, far from the ledger, can change
-  names and words.
+  (`check_receipt.problems`). Names, versions and words cannot be recomputed:
+  the model card holds a digest of the receipt, so that a change shows; and
+  where the ledger is at hand, the entry that paid must be about the same
+  release. Whoever rewrites receipt and card together, far from the ledger, can
+  change names and words.
 
   Args:
     directory: of the head.
@@ -119,8 +119,8 @@ def _problems_of_charge(receipt: dict[str, Any], ledger: Ledger) -> list[str]:
     return [f"ledger_entry {name[:12]} is not in {ledger.path}."]
   charge = _charge_of(receipt)
   expected = charge.as_json()
-  if charge.kind == "baseline":
-    del expected["dp_event"]  # entries of before have none
+  if charge.kind == "baseline" or paid.get("kind") != charge.kind:
+    del expected["dp_event"]  # a baseline of before, or a cap, has none
   else:
     paid = paid | {"dp_event": _parts(event_of(paid))}
     expected["dp_event"] = _parts(charge.event)

@@ -1,4 +1,4 @@
-"""Kills a process at every step of an append; run by ledger_file_test.
+"""Kills a process at every step of an append; run by chained_file_test.
 
 A script of its own, so that it can fork before JAX has any threads. Every call
 that changes or flushes a file is a step: the process ends (SIGKILL) just before

@@ -49,7 +49,7 @@ class Batches:
     batch_size: rows of a step, on average; n with "full".
     epochs: passes over the rows, on average.
 
-  Source: Poisson: `sampled_accounting`. Partition: balls in bins, Chua et al.,
+  Source: Poisson: `accounting.events`. Partition: balls in bins, Chua et al.,
   "Balls-and-Bins Sampling for DP-SGD", 2024; McSherry, "Privacy Integrated
   Queries", 2009, for parallel composition.
   """

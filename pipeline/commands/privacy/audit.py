@@ -78,7 +78,8 @@ def run(flags: Flags) -> Answer:
   given = {
     name: value
     for name in _OF_ONE_STEP
-    if (value := getattr(flags, name)) not in (None, False)
+    # By identity: 0 is given too, and refused further on.
+    if (value := getattr(flags, name)) is not None and value is not False
   }
   seed = flags.privacy.noise_seed
   source, epsilons = NoiseSource(seed), (flags.epsilon,)

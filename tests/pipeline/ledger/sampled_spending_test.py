@@ -46,7 +46,7 @@ OLD = {
     },
   ],
 }
-"""As version 0.1 wrote it."""
+"""As it was written before `dp_event`."""
 
 
 def plan(*epsilons: float, **changes: Any) -> ReleasePlan:

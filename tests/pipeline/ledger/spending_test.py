@@ -6,6 +6,7 @@ import hypothesis
 import mpmath
 import pytest
 from dp_accounting import (
+  ComposedDpEvent,
   DpEvent,
   GaussianDpEvent,
   LaplaceDpEvent,
@@ -134,11 +135,15 @@ def test_what_is_not_private_is_counted_and_not_composed():
     ([{"kind": "gaussian", "noise_multiplier": 1.0}], "'count'"),
     ([{}], "'kind'"),
     (None, "not iterable"),
+    ([], "nothing at all"),
   ],
 )
 def test_what_it_cannot_compose_is_never_zero(mechanisms, said):
   """In entries of before; those of now are events_test's."""
   strange = entries(1.0)[0] | {"mechanisms": mechanisms}
+  with pytest.raises(InputError, match="both 'mechanisms' and 'dp_event'"):
+    spending_of([strange], ADD_OR_REMOVE)
+  del strange["dp_event"]
   with pytest.raises(InputError, match="Entry abababababab of the ledger") as e:
     spending_of([*entries(2.0), strange], ADD_OR_REMOVE)
   assert said in str(e.value)
@@ -155,6 +160,8 @@ def test_what_it_cannot_compose_is_never_zero(mechanisms, said):
     ({"class_name": "GaussianDpEvent"}, "'noise_multiplier'"),
     (event_as_json(GaussianDpEvent(1.0)) | {"noise_multiplier": "1"}, "str"),
     (None, "NoneType"),
+    (event_as_json(ComposedDpEvent([])), "nothing at all"),
+    ({"class_name": "ComposedDpEvent", "events": {}}, "no list"),
   ],
 )
 def test_nor_is_an_event_that_it_cannot_compose(event, said):

@@ -14,6 +14,8 @@ from dp_accounting import GaussianDpEvent
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting.events import event_as_json
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 
@@ -173,6 +175,15 @@ class TestForged:
     forge(head, {path: value})
     (problem,) = verify_head(head, ledgers).problems
     assert "in the ledger" in problem or f"is not in {ledgers}" in problem
+
+  def test_a_baseline_is_no_payment(self, head, ledgers, tmp_path):
+    copied = shutil.copytree(ledgers, tmp_path / "copied")
+    receipt = json.loads((head / "receipt.json").read_text())
+    ledger = Ledger(receipt["data"]["dataset"], copied)
+    (entry,) = ledger.charge(Charge.of_baseline())
+    forge(head, {("composition", "ledger_entry"): entry})
+    problems = verify_head(head, copied).problems
+    assert any(each.startswith("kind is 'baseline'") for each in problems)
 
   def test_a_sweep_passed_off_as_one_release(self, head, ledgers):
     receipt = json.loads((head / "receipt.json").read_text())

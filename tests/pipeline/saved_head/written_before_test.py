@@ -1,4 +1,4 @@
-"""Heads and a ledger of version 0.1: they open, and nothing spent is lost."""
+"""Heads and a ledger of format 1: they open, and nothing spent is lost."""
 
 import json
 import pathlib
@@ -45,7 +45,7 @@ def test_what_was_changed_in_it_is_found(tmp_path, name, field, value):
 
 
 def test_what_was_spent_stays_spent(tmp_path):
-  """To the last bit what version 0.1 said of its ledger."""
+  """To the last bit what format 1 said of its ledger."""
   said = json.loads((PLACE / "budget.json").read_text())
   shutil.copytree(PLACE / "ledgers", tmp_path / "ledgers")
   ledger = Ledger("pets", tmp_path / "ledgers")
