@@ -171,6 +171,9 @@ def evaluate_heads(
     blocks: the labelled rows, in any block size.
     on_rows: see `count_hits`.
 
+  Returns:
+    An accuracy for each head, in their order.
+
   Raises:
     InputError: see `count_hits`.
   """

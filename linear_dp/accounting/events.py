@@ -118,7 +118,7 @@ def epsilon_of_event(
 
   >>> event = SelfComposedDpEvent(GaussianDpEvent(4.2247), 4)
   >>> round(epsilon_of_event(event, 1e-6), 3)
-  2.195
+  2.123
 
   Args:
     event: noise multipliers of one unit added or removed.

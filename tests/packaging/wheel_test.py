@@ -44,7 +44,9 @@ def test_one_package_is_whole_and_nothing_is_beside_it(source, wheel):
     for folder in FOLDERS
     for path in (source / folder).rglob("*")
     if path.is_file() and not_packed.isdisjoint(path.parts)
-  } | {"oneshot_dp/__init__.py", "oneshot_dp/py.typed"}
+  } | {
+    f"oneshot_dp/{name}" for name in ("__init__.py", "__main__.py", "py.typed")
+  }
   packed = {
     name
     for name in zipfile.ZipFile(wheel).namelist()
