@@ -150,8 +150,7 @@ class ClippedGradientGrid:
       embedding_norm: [rows] float32, L2 norm of each stored embedding.
 
     Returns:
-      [rows] float32; 0 for a zero row (its gradient is zero), and for one
-      shorter than about 3e-33.
+      [rows] float32; 0 for a row of zeros, or shorter than about 3e-33.
     """
     norm = np.asarray(embedding_norm, np.float64)
     norm = np.sqrt(norm**2 + 1) if self.train_bias else norm
