@@ -33,18 +33,18 @@ from oneshot_dp.pipeline.audit.one_step_attacks import PILOT_SHARE
 _NUM_CLASSES = 2
 _FEATURE_DIM = 2
 STEPS_ROWS = 64
-"""Of heads of several steps: what batch sizes are a part of."""
+"""Rows of a head of several steps: what batch sizes are a part of."""
 _ROUNDING = 2.0**-40
 _REACH = 1 / 0.15
-"""Of a canary, in clip norms: some are wasted on a clipped gradient, but with
-more the canary would soon be classified rightly, and have no gradient."""
+"""Norm of a canary, in clip norms: some are wasted on a clipped gradient, but
+with more the canary would soon be classified rightly, without a gradient."""
 _BASE = np.array(
   [[0.550, 0.835], [-0.032, -0.999], [0.987, 0.159], [-0.157, 0.988]]
 )
 _BASE_LABELS = (0, 1, 0, 1)
 _BASE_COUNTS = (6630, 19882, 4530, 18957)
 _BASE_CANARY = np.array([-0.98, -0.2])
-"""Of least squares: found by a search for what shows the canary best, which
+"""Canary of least squares, found by a search for what shows it best, which
 takes a head's four weights 0.99 of the way to all that is released."""
 
 

@@ -26,9 +26,9 @@ from oneshot_dp.pipeline.audit.head_attack import (
 from oneshot_dp.pipeline.audit.report import AuditReport
 
 _SHARES = (0.9, 0.1)
-"""Of what may go wrong (Bonferroni), per bound."""
+"""Share of what may go wrong (Bonferroni), per bound."""
 _LEAST_PILOT_RUNS = 4
-"""Of each kind: the covariance is of four weights."""
+"""Runs of each kind: the covariance is of four weights."""
 _MOST_RUNS = 10**8
 _RULES = 81
 

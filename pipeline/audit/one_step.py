@@ -27,8 +27,8 @@ _PILOT_RUNS_PER_ENTRY = 4
 _CANARIES = range(100, 100_001)
 """Fewer prove nothing; more are rows that fill the memory."""
 _SHARES = (0.8, 0.1, 0.1)
-"""Of what may go wrong (Bonferroni), per attack: the first measures finely, the
-others look for faults that are gross where they are at all."""
+"""Share of what may go wrong (Bonferroni), per attack: the first measures
+finely, the others look for faults that are gross where they are at all."""
 
 
 def audit_release(
