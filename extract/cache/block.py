@@ -48,9 +48,7 @@ class Block:
 
 def columns(rows: Any) -> dict[str, np.ndarray]:
   """The arrays of a `Block` or of `Rows` by name; absent units are left out."""
-  return {
-    name: array for name, array in vars(rows).items() if array is not None
-  }
+  return {name: a for name, a in vars(rows).items() if a is not None}
 
 
 _RowsT = TypeVar("_RowsT")
@@ -64,13 +62,7 @@ def cut(rows: _RowsT, part: slice) -> _RowsT:
 class BlockCodec:
   """Blocks to records and back; a record is a `tf.Example` as TFDS writes it.
 
-  Args:
-    feature_dim: d.
-    embedding_dtype: precision of the stored embeddings.
-    has_units: whether blocks have a `unit_id`.
-
-  Attributes:
-    features: TFDS's description of a record.
+  `features` is TFDS's description of a record.
   """
 
   def __init__(
@@ -136,18 +128,12 @@ class BlockCodec:
 def stored_norm(
   embedding: Float[np.ndarray, "rows d"],
 ) -> Float32[np.ndarray, " rows"]:
-  """L2 norm of each row, the same bits on every machine.
+  """L2 norm of each row as stored, the same bits on every machine.
 
-  ‖x‖ = float32(√Σ x²), in float64 and rounded once. The sum halves the row
-  again and again with elementwise additions, because the order in which
-  numpy's own reductions add depends on the width of the CPU's vectors.
-
-  Args:
-    embedding: rows in their stored precision.
-
-  Returns:
-    The norms; relative error under 2⁻²³ (of a norm over 2⁻¹²⁶, float32's
-    least normal number).
+  ‖x‖ = float32(√Σ x²), in float64 and rounded once; relative error under 2⁻²³
+  (over 2⁻¹²⁶, float32's least normal number). The sum halves the row again and
+  again with elementwise additions, because the order in which numpy's own
+  reductions add depends on the width of the CPU's vectors.
   """
   total = embedding.astype(np.float64)
   np.multiply(total, total, out=total)

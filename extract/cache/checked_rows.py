@@ -48,14 +48,9 @@ class Skipped:
 
 
 class BlockBuilder:
-  """Cuts and checks the rows of one shard.
+  """Cuts and checks the rows of one shard, which errors call `place`.
 
-  Args:
-    identity: what the rows must fit.
-    place: the shard's name, for errors.
-
-  Attributes:
-    skipped_ids: ids of the examples left out so far.
+  `skipped_ids` are those of the examples left out so far.
   """
 
   def __init__(self, identity: CacheIdentity, place: str):

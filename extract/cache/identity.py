@@ -148,7 +148,6 @@ class CacheIdentity:
     return str(self.dataset_version) if legal else "1.0.0"
 
   def codec(self) -> BlockCodec:
-    """What turns the cache's blocks to records and back."""
     return BlockCodec(
       self.feature_dim, self.embedding_dtype, has_units=self.has_units
     )
@@ -170,22 +169,16 @@ class CacheIdentity:
 
   @functools.cached_property
   def backbone_fingerprint(self) -> str:
-    """SHA-256 over what decides an embedding.
+    """SHA-256 over what decides an embedding: a head fits all such caches.
 
-    A head fits every cache with its backbone fingerprint. The storage dtype,
-    the dtype of the products and library versions change an embedding by
-    rounding only and are left out. So are views: heads trained on means over
-    views are meant for the plain embeddings of test images.
+    The storage dtype, the dtype of the products and library versions change an
+    embedding by rounding only and are left out. So are views: heads trained on
+    means over views are meant for the plain embeddings of test images.
     """
+    names = "name", "layer", "weights_sha256", "code_sha256"
     return sha256_of(
-      {
-        "name": self.backbone.name,
-        "layer": self.backbone.layer,
-        "weights_sha256": self.backbone.weights_sha256,
-        "code_sha256": self.backbone.code_sha256,
-        "preprocess": self.preprocess,
-        "feature_dim": self.feature_dim,
-      }
+      {name: getattr(self.backbone, name) for name in names}
+      | {"preprocess": self.preprocess, "feature_dim": self.feature_dim}
     )
 
   def to_json(self) -> dict[str, Any]:
@@ -195,15 +188,9 @@ class CacheIdentity:
 def refuse_another(
   place: pathlib.Path, there: dict[str, Any], now: dict[str, Any]
 ) -> None:
-  """Refuses a directory that holds another job.
+  """Refuses a directory of another job; names each field that differs.
 
-  Args:
-    place: the directory.
-    there: the identity found there, as JSON.
-    now: the identity that was asked for, as JSON.
-
-  Raises:
-    InputError: they differ; names each field and both values.
+  `there` is the identity found in it, `now` the one asked for, as JSON.
   """
   differences = [
     f"{name} is {_short(old)} there and {_short(new)} now"

@@ -29,20 +29,6 @@ INCOMPLETE_DIR = "_incomplete"
 class CacheInfo(CacheIdentity):
   """A finished cache: the identity, and how the job came out.
 
-  >>> info = CacheInfo(
-  ...   dataset="pets",
-  ...   split="train",
-  ...   source_num_examples=100,
-  ...   num_examples=100,
-  ...   feature_dim=192,
-  ...   class_names=("cat", "dog"),
-  ...   num_classes_source="class_names",
-  ...   backbone=BackboneIdentity(name="vit_ti16", layer="cls"),
-  ...   embedding_dtype="float16",
-  ... )
-  >>> info.num_classes, info.privacy_unit, info.num_shards
-  (2, 'example', 1)
-
   Attributes:
     num_examples: rows in the cache, n; treated as public.
     skipped_example_ids: sorted ids of the examples that were left out because
@@ -61,21 +47,14 @@ class CacheInfo(CacheIdentity):
     which examples could not be decoded) would let whoever holds a candidate
     data set test if it is the one, and must never enter here.
     """
+    enters = (
+      *("dataset", "dataset_version", "split", "num_examples"),
+      *("source_num_examples", "feature_dim", "class_names"),
+      *("backbone_fingerprint", "views", "embedding_dtype", "privacy_unit"),
+    )
     return sha256_of(
-      {
-        "format_version": FORMAT_VERSION,
-        "dataset": self.dataset,
-        "dataset_version": self.dataset_version,
-        "split": self.split,
-        "num_examples": self.num_examples,
-        "source_num_examples": self.source_num_examples,
-        "feature_dim": self.feature_dim,
-        "class_names": self.class_names,
-        "backbone_fingerprint": self.backbone_fingerprint,
-        "views": self.views,
-        "embedding_dtype": self.embedding_dtype,
-        "privacy_unit": self.privacy_unit,
-      }
+      {"format_version": FORMAT_VERSION}
+      | {name: getattr(self, name) for name in enters}
     )
 
   @classmethod
@@ -86,9 +65,10 @@ class CacheInfo(CacheIdentity):
     num_examples: int,
     skipped_example_ids: tuple[int, ...],
   ) -> Self:
-    fields = dataclasses.fields(CacheIdentity)
     return cls(
-      **{f.name: getattr(identity, f.name) for f in fields},
+      **{
+        f.name: getattr(identity, f.name) for f in dataclasses.fields(identity)
+      },
       num_examples=num_examples,
       skipped_example_ids=skipped_example_ids,
     )
@@ -103,27 +83,18 @@ class CacheInfo(CacheIdentity):
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Self:
-    """Reads `to_json`'s output, and nothing else.
-
-    Raises:
-      InputError: another format version, or edited by hand.
-    """
+    """Reads `to_json`'s output; refuses other versions and edited files."""
     if data.get("format_version") != FORMAT_VERSION:
       raise InputError(
         f"format_version={data.get('format_version')!r} is not supported, "
         f"this version reads {FORMAT_VERSION}; extract the cache again."
       )
     try:
-      names = {f.name for f in dataclasses.fields(cls)}
-      values = {name: data[name] for name in names}
-      info = cls(
-        **values
-        | {
-          "backbone": BackboneIdentity(**data["backbone"]),
-          "class_names": tuple(data["class_names"]),
-          "skipped_example_ids": tuple(data["skipped_example_ids"]),
-        }
-      )
+      values = {f.name: data[f.name] for f in dataclasses.fields(cls)}
+      for name in ("class_names", "skipped_example_ids"):
+        values[name] = tuple(values[name])
+      values["backbone"] = BackboneIdentity(**values["backbone"])
+      info = cls(**values)
     except (KeyError, TypeError) as e:
       raise InputError(f"field missing or malformed ({e}).") from e
     if info.to_json() != data:
@@ -156,6 +127,5 @@ class ShardRecord:
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Self:
-    fields = dict(data)
-    skipped = tuple(fields.pop("skipped_example_ids"))
-    return cls(**fields, skipped_example_ids=skipped)
+    skipped = tuple(data["skipped_example_ids"])
+    return cls(**{**data, "skipped_example_ids": skipped})

@@ -33,18 +33,6 @@ _READER_OPTIONS = "max_parallelism:0"
 class FeatureCache:
   """A finished cache; `open_cache` makes one.
 
-  >>> import tempfile
-  >>> import numpy as np
-  >>> import oneshot_dp
-  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   cache = oneshot_dp.write_cache(
-  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
-  ...   )
-  ...   shapes = [block.embedding.shape for block in cache.blocks()]
-  >>> len(cache), shapes
-  (4, [(4, 4)])
-
   Attributes:
     path: the directory.
     info: what is in it; public, except for `skipped_example_ids`.
@@ -83,12 +71,8 @@ class FeatureCache:
         of them is fine (one host of several), the same one twice is not.
       prefetch: blocks in memory besides the one in use.
 
-    Yields:
-      Blocks of up to 256 rows, in the shard's order.
-
     Raises:
-      InputError: a shard is damaged.
-      ValueError: `shard_order` or `prefetch` makes no sense.
+      InputError: later, where a shard is damaged.
     """
     order = range(len(self.shards)) if shard_order is None else shard_order
     if len(set(order)) != len(order):
@@ -139,14 +123,9 @@ def open_cache(path: str | os.PathLike) -> FeatureCache:
   ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
   ...   )
   ...   cache = open_cache(f"{folder}/pets")
-  >>> cache.info.dataset, cache.info.split, cache.info.class_names
-  ('pets', 'train', ('0', '1'))
-
-  Args:
-    path: the directory.
-
-  Returns:
-    The cache.
+  ...   shapes = [block.embedding.shape for block in cache.blocks()]
+  >>> cache.info.dataset, cache.info.split, cache.info.class_names, shapes
+  ('pets', 'train', ('0', '1'), [(4, 4)])
 
   Raises:
     InputError: no such directory, not a finished cache, another format
@@ -234,11 +213,21 @@ def _prefetched(
   tickets: queue.SimpleQueue[bool] = queue.SimpleQueue()
   for _ in range(prefetch - 1):  # and the thread has a block in its hands
     tickets.put(True)
+
+  def read_ahead() -> None:
+    try:
+      for shard_index in order:
+        for block in cache.shard_blocks(shard_index):
+          if not tickets.get():
+            return
+          ready.put(block)
+          del block
+      ready.put(None)
+    except BaseException as e:
+      ready.put(e)
+
   thread = threading.Thread(
-    target=_read_ahead,
-    args=(cache, order, tickets, ready),
-    name="feature-cache-reader",
-    daemon=True,
+    target=read_ahead, name="feature-cache-reader", daemon=True
   )
   thread.start()
   try:
@@ -253,21 +242,3 @@ def _prefetched(
   finally:
     tickets.put(False)
     thread.join()
-
-
-def _read_ahead(
-  cache: FeatureCache,
-  order: Sequence[int],
-  tickets: "queue.SimpleQueue[bool]",
-  ready: "queue.SimpleQueue[Block | BaseException | None]",
-) -> None:
-  try:
-    for shard_index in order:
-      for block in cache.shard_blocks(shard_index):
-        if not tickets.get():
-          return
-        ready.put(block)
-        del block
-    ready.put(None)
-  except BaseException as e:
-    ready.put(e)

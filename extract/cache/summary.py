@@ -1,5 +1,6 @@
 """What `oneshot-dp inspect` says of a feature cache."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from oneshot_dp.extract.cache.reader import FeatureCache
@@ -20,30 +21,12 @@ def public_metadata(cache: FeatureCache) -> dict[str, Any]:
 
 
 def describe(cache: FeatureCache) -> str:
-  """`public_metadata` as a table for a person.
-
-  >>> import tempfile
-  >>> import numpy as np
-  >>> import oneshot_dp
-  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   cache = oneshot_dp.write_cache(
-  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
-  ...   )
-  >>> print(describe(cache))
-  data set              pets, split train
-  examples              4 of 4 (0 skipped)
-  features              4 x float16
-  classes               2 (from flag)
-  ...
-
-  Args:
-    cache: any cache.
-
-  Returns:
-    A line for each fact, without any label statistics.
-  """
+  """`public_metadata` as a table for a person."""
   info, data = cache.info, public_metadata(cache)
+
+  def listed(values: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{k}={v}" for k, v in (values or {}).items()) or "-"
+
   names = ", ".join(info.class_names[:8])
   more = f", … ({info.num_classes} in all)" if info.num_classes > 8 else ""
   version = f" {info.dataset_version}" if info.dataset_version else ""
@@ -57,10 +40,8 @@ def describe(cache: FeatureCache) -> str:
     "backbone": f"{info.backbone.name}, embedding {info.backbone.layer or '-'}",
     "weights SHA-256": info.backbone.weights_sha256 or "-",
     "compute dtype": info.backbone.compute_dtype or "-",
-    "preprocessing": ", ".join(f"{k}={v}" for k, v in info.preprocess.items())
-    or "-",
-    "views": ", ".join(f"{k}={v}" for k, v in (info.views or {}).items())
-    or "-",
+    "preprocessing": listed(info.preprocess),
+    "views": listed(info.views),
     "decoder": info.decoder or "-",
     "libraries": ", ".join(f"{k} {v}" for k, v in info.libraries.items())
     or "-",

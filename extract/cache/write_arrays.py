@@ -75,9 +75,6 @@ def write_cache(
       None is a privacy unit per row.
     unit_name: public name of what they number ("user", "patient").
 
-  Returns:
-    The cache.
-
   Raises:
     InputError: rows that a cache cannot hold (the message names a row, never
       its label or embedding), names that are blank or do not fit, or an `out`
@@ -108,12 +105,13 @@ def write_cache(
     embedding_dtype=_stored_as(embedding),
     privacy_unit=unit_name or EXAMPLE_UNIT,
   )
-  n = len(embedding)
   rows = Rows(
     embedding=embedding,
-    label=_column("labels", labels, n),
-    example_id=np.arange(n),
-    unit_id=None if unit_ids is None else _column("unit_ids", unit_ids, n),
+    label=_column("labels", labels, embedding),
+    example_id=np.arange(len(embedding)),
+    unit_id=(
+      None if unit_ids is None else _column("unit_ids", unit_ids, embedding)
+    ),
   )
   if not write_rows(out, identity, rows):
     raise InputError(
@@ -131,11 +129,8 @@ def write_rows(
 ) -> bool:
   """Writes the cache of an identity: all of its rows, or nothing.
 
-  Args:
-    out: a directory that is not there yet, or that an interrupted call left.
-    identity: the cache.
-    rows: all rows, in their order.
-    on_rows: called with the number of rows of each shard written (progress).
+  Into a directory that is not there yet, or that an interrupted call left.
+  `on_rows` is called with the number of rows of each shard written (progress).
 
   Returns:
     False if the finished cache of this identity is there, which is left alone.
@@ -145,7 +140,15 @@ def write_rows(
       blank name, or an `out` that holds anything else.
     RunError: a full or broken disk.
   """
-  _check_names(identity)
+  # Ledgers go by the name of the data set.
+  names = {
+    "dataset": identity.dataset,
+    "split": identity.split,
+    "backbone": identity.backbone.name,
+  } | {f"class_names[{i}]": n for i, n in enumerate(identity.class_names)}
+  for place, name in names.items():
+    if not (isinstance(name, str) and name.strip()):
+      raise InputError(f"{place}={name!r} must be a name, and not blank.")
   for i in range(identity.num_shards):
     for _ in _blocks(identity, i, rows):
       pass  # they are only checked, before there is a shard to leave behind
@@ -166,12 +169,9 @@ def holds_rows(
   rows: Rows,
   on_rows: Callable[[int], object] = lambda rows: None,
 ) -> bool:
-  """Whether a cache holds these very rows, to the bit.
+  """Whether a cache holds these very rows (as many as it has), to the bit.
 
-  Args:
-    cache: a finished cache.
-    rows: as many, that the cache could hold.
-    on_rows: called with the number of rows of each block compared (progress).
+  `on_rows` is called with the number of rows of each block compared.
   """
   for i in range(len(cache.shards)):
     now = _blocks(cache.info, i, rows)
@@ -182,18 +182,6 @@ def holds_rows(
         return False
       on_rows(len(old))
   return True
-
-
-def _check_names(identity: CacheIdentity) -> None:
-  """Refuses what names nothing: ledgers go by the name of the data set."""
-  names = {
-    "dataset": identity.dataset,
-    "split": identity.split,
-    "backbone": identity.backbone.name,
-  } | {f"class_names[{i}]": n for i, n in enumerate(identity.class_names)}
-  for place, name in names.items():
-    if not (isinstance(name, str) and name.strip()):
-      raise InputError(f"{place}={name!r} must be a name, and not blank.")
 
 
 def _blocks(
@@ -232,12 +220,12 @@ def _class_names(
   return tuple(names)
 
 
-def _column(name: str, values: Numbers, rows: int) -> np.ndarray:
+def _column(name: str, values: Numbers, embedding: np.ndarray) -> np.ndarray:
   column = np.asarray(values)
-  if column.dtype.kind not in "iu" or column.shape != (rows,):
+  if column.dtype.kind not in "iu" or column.shape != embedding.shape[:1]:
     raise InputError(
       f"{name} are {column.dtype} {list(column.shape)}: give integers, one for"
-      f" each of the {rows} embeddings."
+      f" each of the {len(embedding)} embeddings."
     )
   return column
 

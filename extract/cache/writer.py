@@ -52,9 +52,7 @@ _WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
 def begin(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
-  """Makes `out_dir` this job's, new or to be resumed.
-
-  One job at a time may use a directory.
+  """Makes `out_dir` this job's, new or to be resumed; one job at a time.
 
   Returns:
     Whether there is anything to do; False if the cache is finished already.
@@ -91,10 +89,8 @@ def begin(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
 def is_complete(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
   """Whether the finished cache of this very job is there.
 
-  Library versions may differ: nothing more will be computed.
-
-  Raises:
-    InputError: the directory holds the finished cache of another job.
+  Library versions may differ: nothing more will be computed. Refuses the
+  finished cache of another job.
   """
   out = pathlib.Path(out_dir)
   if not (out / INFO_FILE).is_file():
@@ -114,18 +110,9 @@ def write_shard(
 ) -> ShardRecord:
   """Writes one shard; it is there whole, or not at all.
 
-  The bytes depend on the rows alone, not on how they are batched.
-
-  Args:
-    out_dir: a directory that `begin` has prepared.
-    identity: the job.
-    shard_index: which shard.
-    rows: the examples of `identity.shard_range(shard_index)`, in order, in
-      batches of any size. The writer rounds the embeddings to the cache's
-      precision and computes their norms.
-
-  Returns:
-    The shard's record.
+  `rows` are the examples of `identity.shard_range(shard_index)`, in order, in
+  batches of any size, on which the bytes do not depend. The writer rounds the
+  embeddings to the cache's precision and computes their norms.
 
   Raises:
     InputError: rows that the cache cannot hold; see `BlockBuilder.blocks`.
@@ -184,10 +171,7 @@ def finished_shards(
 ) -> dict[int, ShardRecord]:
   """`finished_shard` of every shard that has one; reads every byte.
 
-  Args:
-    out_dir: a directory that `begin` has prepared.
-    identity: the job.
-    on_shard: called after each shard, finished or not (progress).
+  `on_shard` is called after each shard, finished or not (progress).
   """
   found = {}
   for i in range(identity.num_shards):
@@ -207,18 +191,17 @@ def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
   """
   out = pathlib.Path(out_dir)
   work = out / INCOMPLETE_DIR
-  found = {
-    i: _shard_record(out, identity, i) for i in range(identity.num_shards)
-  }
-  missing = [i for i, record in found.items() if record is None]
+  found = [_shard_record(out, identity, i) for i in range(identity.num_shards)]
+  records = [record for record in found if record is not None]
+  missing = [i for i, record in enumerate(found) if record is None]
   if missing:
     first = identity.shard_range(missing[0])
+    few = ", ".join(map(str, missing[:5])) + ", …" * (len(missing) > 5)
     raise RunError(
       f"{out}: {len(missing)} of {identity.num_shards} shards are missing: "
-      f"{_few(missing)} (shard {missing[0]} holds source indices "
+      f"{few} (shard {missing[0]} holds source indices "
       f"{first.start} to {first.stop - 1}); run the same command again."
     )
-  records = [record for record in found.values() if record is not None]
   num_examples = sum(r.rows for r in records)
   skipped = sorted(i for r in records for i in r.skipped_example_ids)
   if num_examples + len(skipped) != identity.source_num_examples:
@@ -230,9 +213,7 @@ def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
   if not num_examples:
     raise RunError(f"{out}: every example was skipped; nothing to cache.")
   info = CacheInfo.of(
-    identity,
-    num_examples=num_examples,
-    skipped_example_ids=tuple(skipped),
+    identity, num_examples=num_examples, skipped_example_ids=tuple(skipped)
   )
   if identity.id_source != POSITION_IDS:
     check_distinct(FeatureCache(path=out, info=info, shards=tuple(records)))
@@ -247,11 +228,7 @@ def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
 
 
 def check_distinct(cache: FeatureCache) -> None:
-  """Refuses two examples of one id, whichever shards they are in; reads all.
-
-  Raises:
-    InputError: names the first such id.
-  """
+  """Refuses two examples of one id, whichever shards they are in; reads all."""
   ids = [
     block.example_id
     for i in range(len(cache.shards))
@@ -304,8 +281,3 @@ def _shard_record(
 
 def _record_file(out: pathlib.Path, shard_index: int) -> pathlib.Path:
   return out / INCOMPLETE_DIR / f"shard-{shard_index:05d}.json"
-
-
-def _few(indices: list[int]) -> str:
-  more = ", …" if len(indices) > 5 else ""
-  return ", ".join(map(str, indices[:5])) + more

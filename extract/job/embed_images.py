@@ -6,14 +6,10 @@ import jax
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, check_positive
 from oneshot_dp.configs.extract_config import BackboneConfig, PreprocessConfig
-from oneshot_dp.extract.backbones.registry import load_backbone, resolved
-from oneshot_dp.extract.images.preprocess import (
-  DecodeError,
-  Preprocessing,
-  prepare,
-)
+from oneshot_dp.extract.backbones.registry import load_backbone
+from oneshot_dp.extract.images.preprocess import DecodeError, prepare
 from oneshot_dp.extract.job.embedder import Embedder
 
 
@@ -44,36 +40,29 @@ def embed_images(
     preprocess: changes to the preprocessing that the weights were made for.
     batch_size: images per device call; None is what suits the devices.
 
-  Returns:
-    [n, d] float32.
-
   Raises:
     InputError: no images, or one that cannot be decoded (named by its place);
       a backbone that `load_backbone` refuses.
     RunError: a download failed.
   """
-  if batch_size is not None and batch_size < 1:
-    raise InputError(f"batch_size={batch_size} must be at least 1.")
+  check_positive("batch_size", batch_size)
   if not len(images):
     raise InputError("images is empty: give at least one.")
   config = (
     BackboneConfig(name=backbone) if isinstance(backbone, str) else backbone
   )
-  loaded = load_backbone(resolved(config), preprocess or PreprocessConfig())
+  loaded = load_backbone(config, preprocess or PreprocessConfig())
   embedder = Embedder(loaded, batch_size)
+
+  def prepared(place: int) -> UInt8[np.ndarray, "s s 3"]:
+    try:
+      return prepare(images[place], loaded.preprocessing)
+    except (DecodeError, InputError) as error:
+      raise InputError(f"images[{place}]: {error}") from error
+
   places, embeddings = range(len(images)), []
   for start in range(0, len(images), embedder.batch_size):
-    part = places[start : start + embedder.batch_size]
-    batch = [_prepared(images[i], i, loaded.preprocessing) for i in part]
+    batch = [prepared(i) for i in places[start : start + embedder.batch_size]]
     # The device works on it while the next is prepared.
     embeddings.append(embedder(np.stack(batch))[: len(batch)])
   return np.concatenate(jax.device_get(embeddings))
-
-
-def _prepared(
-  image: bytes | np.ndarray, place: int, preprocessing: Preprocessing
-) -> UInt8[np.ndarray, "s s 3"]:
-  try:
-    return prepare(image, preprocessing)
-  except (DecodeError, InputError) as error:
-    raise InputError(f"images[{place}]: {error}") from error

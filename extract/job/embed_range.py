@@ -90,18 +90,8 @@ def embed_range(
 ) -> Iterator[EmbeddedBatch]:
   """Embeds a range of a source, in order, each example once.
 
-  Args:
-    source: the images.
-    indices: which of them.
-    embedder: the backbone on its devices.
-    config: views, and what to do with an undecodable image.
-    pool: threads that decode ahead.
-
-  Yields:
-    One item per device batch; some may have no rows.
-
-  Raises:
-    InputError: an image cannot be decoded and the job is to fail on it.
+  Yields one item per device batch, some without rows; raises InputError where
+  an image cannot be decoded and the job is to fail on it.
   """
   preprocessing = embedder.backbone.preprocessing
   square = (preprocessing.image_size, preprocessing.image_size, 3)
@@ -203,11 +193,8 @@ def _prepare(
 
 
 def _shown(
-  image: bytes | np.ndarray,
-  config: ExtractConfig,
-  preprocessing: Preprocessing,
+  image: bytes | np.ndarray, config: ExtractConfig, preprocessing: Preprocessing
 ) -> tuple[np.ndarray, ...]:
-  """What the device is shown of an image."""
   pixels = decode_image(image)
   if config.views is None:
     return (resize_and_crop(pixels, preprocessing),)

@@ -41,12 +41,8 @@ def shared_embedder(config: ExtractConfig) -> Embedder:
 class ExtractShard(beam.DoFn):
   """Index of a shard in, index of the shard out once it is on disk.
 
-  A shard that is there already and whose checksum holds is kept.
-
-  Args:
-    config: the job.
-    identity: the cache that it makes.
-    out_dir: where; every worker must see it under this path.
+  A shard that is there already and whose checksum holds is kept. Every worker
+  must see `out_dir` under this path.
   """
 
   def __init__(

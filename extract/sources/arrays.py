@@ -3,9 +3,9 @@
 import contextlib
 import os
 import pathlib
-import zipfile
 import zlib
 from collections.abc import Iterator
+from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Int64, Shaped, UInt8
@@ -19,14 +19,6 @@ class ArrayExamples:
   """An npz of images as a `Source`; `ArraysSource` has the layout.
 
   The arrays of the split, and no others, are read once and stay in memory.
-
-  Attributes:
-    name: public name of the data set.
-    version: "", an npz has none.
-    class_names: the array of that name, or "0", "1", ... for `num_classes`.
-    privacy_unit: what `unit_id` numbers, "example" where there is none.
-    id_source: "example_id" where there is an array of that name, else
-      "position".
   """
 
   def __init__(self, config: extract_config.ArraysSource, split: str) -> None:
@@ -84,7 +76,6 @@ class ArrayExamples:
       self._unit_id = _integers(unit_id, unit_, rows)
 
   def __len__(self) -> int:
-    """Returns the number of rows."""
     return len(self._image)
 
   def __getitem__(self, index: int) -> Example:
@@ -99,7 +90,6 @@ class ArrayExamples:
     )
 
   def where(self, index: int) -> str:
-    """Returns `file.npz[index]`, or `file.npz:split[index]`."""
     return f"{self._place}[{index}]"
 
 
@@ -117,13 +107,7 @@ def _npz(path: str) -> Iterator[np.lib.npyio.NpzFile]:
       yield npz
   except InputError:
     raise
-  except (
-    OSError,
-    EOFError,
-    ValueError,
-    zipfile.BadZipFile,
-    zlib.error,
-  ) as error:
+  except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
     raise InputError(
       f"{path!r} is not a readable npz of plain arrays: {error}"
     ) from error

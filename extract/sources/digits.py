@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from PIL import Image
 
 from oneshot_dp.configs.errors import InputError
@@ -27,11 +27,7 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
   VERSION = tfds.core.Version("1.0.0")
 
   def download_and_prepare(self, **options: Any) -> None:
-    """See TFDS; makes no folder where there is no scikit-learn.
-
-    Raises:
-      InputError: there is none.
-    """
+    """See TFDS; makes no folder where there is no scikit-learn."""
     try:
       import sklearn  # noqa: F401
     except ImportError as error:
@@ -83,9 +79,7 @@ def _png(shades: Float[np.ndarray, "8 8"]) -> io.BytesIO:
 
   In bytes, because TFDS would need TensorFlow to encode an array.
   """
-  pixels: UInt8[np.ndarray, "8 8"] = np.rint(shades * (255 / 16)).astype(
-    np.uint8
-  )
+  pixels = np.rint(shades * (255 / 16)).astype(np.uint8)
   png = io.BytesIO()
   Image.fromarray(pixels).save(png, "PNG")
   png.seek(0)

@@ -7,22 +7,24 @@ theirs to report, by `where`.
 """
 
 import dataclasses
+import re
 import typing
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import UInt8
 
+from oneshot_dp.configs.errors import InputError
+
+_EXTENSION = re.compile(r"\.[A-Za-z]\w*$")
+# What int64 surely holds.
+_LAST_NUMBER = re.compile(r"(?<!\d)\d{1,18}$")
+
 
 # Not comparable: `==` on the image array has no single truth value.
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Example:
   """One labelled image.
-
-  >>> pixels = np.zeros((32, 32, 3), np.uint8)
-  >>> example = Example(example_id=17, label=0, image=pixels)
-  >>> example.example_id, example.unit_id
-  (17, None)
 
   Attributes:
     example_id: names the example within its source, the same at every run.
@@ -64,9 +66,7 @@ class Source(Protocol):
   privacy_unit: str
   id_source: str
 
-  def __len__(self) -> int:
-    """Returns the number of examples in the split."""
-    ...
+  def __len__(self) -> int: ...
 
   def __getitem__(self, index: int) -> Example:
     """Returns the example at `index`, in [0, len(self)).
@@ -81,3 +81,23 @@ class Source(Protocol):
   def where(self, index: int) -> str:
     """Says where the example is, for errors: a path, `cifar10/train[17]`."""
     ...
+
+
+def number_of(name: str | bytes, place: str) -> int:
+  """The number that a file's name ends in, its extension aside.
+
+  A place in a split names nothing outside it; published files about the images
+  of a data set (other labels, say) go by the names of their files.
+
+  >>> number_of("val/ILSVRC2012_val_00000017.JPEG", "imagenet")
+  17
+  """
+  text = name if isinstance(name, str) else name.decode(errors="replace")
+  found = _LAST_NUMBER.search(_EXTENSION.sub("", text))
+  if found is None:
+    raise InputError(
+      f"{place}: {text!r} does not end in a number of at most 18 digits, so"
+      " there is no example_id in it: leave source.id_key or"
+      " source.id_from_name out."
+    )
+  return int(found[0])

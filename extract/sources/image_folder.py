@@ -16,8 +16,7 @@ from jaxtyping import Int32, Int64
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract.sources.example import Example
-from oneshot_dp.extract.sources.file_numbers import number_of
+from oneshot_dp.extract.sources.example import Example, number_of
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
 
@@ -38,12 +37,6 @@ class FolderExamples:
   counted (a broken link, a file beside the class folders) is an error; other
   files are counted in `ignored_files`.
 
-  Attributes:
-    name: public name of the data set.
-    version: "", folders have none.
-    class_names: names of the class folders, sorted.
-    ignored_files: number of files that are not images by their extension.
-    id_source: "file name" or "position".
   """
 
   def __init__(
@@ -80,7 +73,6 @@ class FolderExamples:
     )
 
   def __len__(self) -> int:
-    """Returns the number of images."""
     return len(self._images)
 
   def __getitem__(self, index: int) -> Example:
@@ -101,7 +93,6 @@ class FolderExamples:
     )
 
   def where(self, index: int) -> str:
-    """Returns the path of the file."""
     return os.path.join(self._folder, self._images[index])
 
 
@@ -164,11 +155,8 @@ def _class_names(folder: str) -> list[str]:
       f"{folder!r} has no class folders: put each class's images in a folder "
       "named after the class."
     )
-  strays = sorted(
-    entry.name
-    for entry in entries
-    if not entry.is_dir() and _is_image(entry.name)
-  )
+  files = sorted(entry.name for entry in entries if not entry.is_dir())
+  strays = [name for name in files if _is_image(name)]
   if strays:
     raise InputError(
       f"{folder!r} has {len(strays)} images outside any class folder, such as "

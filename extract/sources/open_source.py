@@ -39,9 +39,6 @@ def open_source(config: extract_config.Source, split: str) -> Source:
     config: which data set: one of the sources of `configs.extract_config`.
     split: "train", "test" ...; TFDS also takes "train[:10%]" and the like.
 
-  Returns:
-    The source.
-
   Raises:
     InputError: there is no such data set or split, or it is not what it
       should be.

@@ -16,8 +16,7 @@ from tensorflow_datasets.core import naming
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.sources import digits  # noqa: F401  (TFDS finds it by name from then on)
-from oneshot_dp.extract.sources.example import Example
-from oneshot_dp.extract.sources.file_numbers import number_of
+from oneshot_dp.extract.sources.example import Example, number_of
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 
@@ -29,13 +28,6 @@ class TfdsExamples:
   ("train[50%:]" starts again at 0), in the order of the ArrayRecord files,
   which is fixed when the data set is prepared. So is `example_id`, unless
   `id_key` names a feature that holds a number.
-
-  Attributes:
-    name: the data set, with its config if it has one.
-    version: the version that was read.
-    class_names: those of the label's ClassLabel feature.
-    privacy_unit: the name of the unit's feature, or "example".
-    id_source: the name of the feature with the ids, or "position".
   """
 
   def __init__(self, config: extract_config.TfdsSource, split: str) -> None:
@@ -78,7 +70,6 @@ class TfdsExamples:
     self._decoders = {self._image_key: tfds.decode.SkipDecoding()}
 
   def __len__(self) -> int:
-    """Returns the number of examples in the split."""
     return len(self._records)
 
   def __getitem__(self, index: int) -> Example:
@@ -115,7 +106,6 @@ class TfdsExamples:
     )
 
   def where(self, index: int) -> str:
-    """Returns `name/split[index]`."""
     return f"{self.name}/{self._split}[{index}]"
 
 
@@ -186,9 +176,7 @@ def _not_found(config: extract_config.TfdsSource) -> str:
   )
 
 
-def _prepared(
-  builder: tfds.core.DatasetBuilder,
-) -> tfds.core.DatasetBuilder:
+def _prepared(builder: tfds.core.DatasetBuilder) -> tfds.core.DatasetBuilder:
   """Returns the builder once its data is on disk as ArrayRecord."""
   if not builder.is_prepared():
     tfds.display_progress_bar(sys.stderr.isatty())

@@ -8,7 +8,7 @@ from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
 from oneshot_dp.extract.cache.info import INFO_FILE
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.cache.writer import begin, finish, write_shard
-from oneshot_dp.extract.sources.file_numbers import number_of
+from oneshot_dp.extract.sources.example import number_of
 from tests.extract.caches import make_identity
 
 
