@@ -14,15 +14,11 @@ class RowCounter:
 
   def __init__(self):
     self._lock = threading.Lock()
-    self._value = 0
+    self.value = 0
 
   def add(self, count: int) -> None:
     with self._lock:
-      self._value += count
-
-  @property
-  def value(self) -> int:
-    return self._value
+      self.value += count
 
 
 examples_done = RowCounter()
@@ -30,13 +26,7 @@ examples_done = RowCounter()
 
 
 def step_bar(what: str, unit: str, total: int | None = None) -> tqdm:
-  """Rate and time left of a step; a context, gone when it ends.
-
-  Args:
-    what: the step's name, before the bar.
-    unit: the name of what `update` counts.
-    total: how many there are.
-  """
+  """Rate and time left of a step in `unit`s; a context, gone when it ends."""
   return tqdm(
     total=total,
     desc=what,
@@ -53,11 +43,7 @@ def progress_bar(
 ) -> Iterator[None]:
   """Shows images/s and the time left while the block runs, and stays.
 
-  Args:
-    total: images in the split.
-    initial: images that an earlier run had finished.
-    done: images finished so far, wherever; polled from another thread.
-    description: what stands before the bar.
+  `done` says how many images are finished, wherever; another thread polls it.
   """
   with tqdm(
     total=total,

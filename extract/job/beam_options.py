@@ -16,11 +16,7 @@ LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
 class UnknownFlagError(InputError):
-  """A flag that is neither ours nor Beam's.
-
-  Attributes:
-    flag: as it was given, with its dashes.
-  """
+  """A `flag`, with its dashes, that is neither ours nor Beam's."""
 
   def __init__(self, name: str):
     self.flag = f"--{name}"
@@ -31,12 +27,7 @@ class UnknownFlagError(InputError):
 
 
 def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
-  """Beam's options; on this machine, flags that Beam does not know are refused.
-
-  Raises:
-    UnknownFlagError: nobody knows a flag.
-    InputError: a bad value.
-  """
+  """Beam's options; flags that Beam here does not know are refused."""
   options = PipelineOptions(list(flags))
   complaint = io.StringIO()
   try:

@@ -1,6 +1,5 @@
 """A backbone on the local devices: one compiled function, one batch shape."""
 
-import functools
 import math
 from typing import Any
 
@@ -27,16 +26,10 @@ class Embedder:
   The parameters are on every device, or sharded too where they would take more
   than half of a device's memory (XLA then gathers each as it is needed).
 
-  Args:
-    backbone: what to run.
-    batch_size: images per call; None is `IMAGES_PER_DEVICE` for each device.
-    bytes_per_device: memory of a device; None is what the device says, and
-      without limit where it says nothing (a CPU).
-
   Attributes:
     backbone: what it runs.
-    batch_size: images per call: the size asked for, rounded up to a multiple
-      of the number of devices.
+    batch_size: images per call: the size asked for (`IMAGES_PER_DEVICE` for
+      each device where none is), rounded up to a multiple of the devices.
   """
 
   def __init__(
@@ -55,9 +48,10 @@ class Embedder:
     self.batch_size = per_device * len(devices)
     mesh = Mesh(np.array(devices), ("data",))
     self._rows = NamedSharding(mesh, PartitionSpec("data"))
-    shardings = parameter_shardings(
-      backbone.params, mesh, bytes_per_device or _memory_of(devices[0])
-    )
+    if bytes_per_device is None:  # A CPU says nothing.
+      stats = devices[0].memory_stats() or {}
+      bytes_per_device = stats.get("bytes_limit", math.inf)
+    shardings = parameter_shardings(backbone.params, mesh, bytes_per_device)
     self._params = jax.device_put(backbone.params, shardings)
     self._apply = jax.jit(
       backbone.apply,
@@ -68,13 +62,9 @@ class Embedder:
   def __call__(
     self, images: UInt8[np.ndarray, "rows h w 3"]
   ) -> Float[Array, "batch d"]:
-    """Starts one batch; the result arrives asynchronously.
+    """Starts one batch of up to `batch_size`; the result arrives later.
 
-    Args:
-      images: [rows ≤ batch_size, h, w, 3]; padded with zeros to the batch size.
-
-    Returns:
-      [batch_size, d] float32, whose first `rows` rows count.
+    Only the first rows of it count: the rest is of padding.
     """
     padding = [(0, self.batch_size - len(images))] + [(0, 0)] * 3
     batch = jax.device_put(np.pad(images, padding), self._rows)
@@ -92,30 +82,17 @@ def parameter_shardings(
 ) -> Any:
   """Where each parameter goes: everywhere, or in slices if that is too much.
 
-  Args:
-    params: tree of arrays.
-    mesh: the devices, one axis "data".
-    bytes_per_device: memory of one.
-
-  Returns:
-    Tree of shardings. A parameter without an axis that the devices divide
-    stays whole.
+  A slice is along the longest axis that the devices (one axis, "data") divide;
+  a parameter without such an axis stays whole.
   """
+
+  def sharding(leaf: np.ndarray) -> NamedSharding:
+    axes = [a for a, size in enumerate(leaf.shape) if size % mesh.size == 0]
+    if whole or not axes:
+      return NamedSharding(mesh, PartitionSpec())
+    longest = max(axes, key=lambda a: leaf.shape[a])
+    return NamedSharding(mesh, PartitionSpec(*[None] * longest, "data"))
+
   total = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-  if total <= _PARAMETERS_SHARE * bytes_per_device:
-    return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), params)
-  return jax.tree.map(functools.partial(_sliced, mesh), params)
-
-
-def _sliced(mesh: Mesh, leaf: np.ndarray) -> NamedSharding:
-  """Along its longest axis that the devices divide."""
-  axes = [a for a, size in enumerate(leaf.shape) if size % mesh.size == 0]
-  axis = max(axes, key=lambda a: leaf.shape[a], default=None)
-  if axis is None:
-    return NamedSharding(mesh, PartitionSpec())
-  return NamedSharding(mesh, PartitionSpec(*[None] * axis, "data"))
-
-
-def _memory_of(device: jax.Device) -> float:
-  stats = device.memory_stats() or {}
-  return stats.get("bytes_limit", math.inf)
+  whole = total <= _PARAMETERS_SHARE * bytes_per_device
+  return jax.tree.map(sharding, params)

@@ -74,9 +74,6 @@ def run_extraction(
     beam_options: Beam's own flags, `--runner` among them; DirectRunner is the
       default.
 
-  Returns:
-    The cache and what it took.
-
   Raises:
     InputError: the request, the source, the weights or an image is at fault,
       or `out` holds something else.

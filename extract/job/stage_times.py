@@ -32,14 +32,7 @@ class StageTimes:
   def waiting(
     cls, *, seconds: float, read: float, decode: float, backbone: float
   ) -> Self:
-    """Splits a wait for images by what the decoding threads were doing.
-
-    Args:
-      seconds: the wait.
-      read: seconds that threads spent reading the images waited for.
-      decode: seconds that threads spent decoding and resizing them.
-      backbone: seconds spent on the devices.
-    """
+    """Splits a wait for images by the threads' time in `read` and `decode`."""
     share = read / ((read + decode) or 1)
     return cls(
       read=seconds * share, decode=seconds * (1 - share), backbone=backbone
