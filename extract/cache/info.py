@@ -127,5 +127,6 @@ class ShardRecord:
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Self:
-    skipped = tuple(data["skipped_example_ids"])
-    return cls(**{**data, "skipped_example_ids": skipped})
+    fields = dict(data)
+    skipped = tuple(fields.pop("skipped_example_ids"))
+    return cls(**fields, skipped_example_ids=skipped)
