@@ -4,26 +4,12 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
+from tyro.conf import FlagCreatePairsOff, arg
 
 from oneshot_dp.configs.head_config import PublicUse, RelationName
 
-TrainCache = Annotated[Path, arg(help="The private training cache.")]
-EvalCache = Annotated[
-  Path, arg(help="The labelled cache that heads are scored on.")
-]
-PublicEvalCache = Annotated[
-  Path,
-  arg(
-    help="The labelled cache that heads are scored on; its labels are treated"
-    " as public."
-  ),
-]
 BudgetCache = Annotated[
   Path, arg(help="A cache of the private data, of whichever backbone.")
-]
-ResultsDir = Annotated[
-  Path, arg(help="Directory of the results, not there yet.")
 ]
 LedgerDir = Annotated[
   Path | None,
@@ -86,3 +72,19 @@ class PublicOptions:
 
   public_cache: Path | None = None
   public_statistics: PublicUse | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFlags:
+  """What every command has that trains many heads and scores them."""
+
+  cache: Path
+  """The private training cache."""
+  eval_cache: Path
+  """The labelled cache that heads are scored on."""
+  out: Path
+  """Directory of the results, not there yet."""
+  num_draws: NumDraws = 1
+  baseline: FlagCreatePairsOff[bool] = False
+  """Also train a head without noise (epsilon = infinity): NOT PRIVATE."""
+  ledger_dir: LedgerDir = None

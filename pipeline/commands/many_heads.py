@@ -1,60 +1,54 @@
 """What commands that train share."""
 
-import contextlib
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from oneshot_dp.extract.cache.reader import FeatureCache
-from oneshot_dp.pipeline.commands.flags import PublicOptions
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.pipeline.commands.flags import RunFlags
 from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
 from oneshot_dp.pipeline.runs.results import SweepRow
+from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.shell.answer import Answer
-from oneshot_dp.pipeline.training.public_rows import (
-  PublicRows,
-  find_public_rows,
-)
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 
 
-def stoppable(
-  out: Path, ledger_dir: Path | None, *caches: FeatureCache
-) -> contextlib.AbstractContextManager[None]:
-  """Around a run that makes `out`: Ctrl-C says what it has charged."""
-  ledgers = [cache_ledger(cache, ledger_dir) for cache in caches]
-  return says_what_was_charged(*ledgers, out=out)
-
-
-def public_rows_of(
-  options: PublicOptions, cache: FeatureCache
-) -> PublicRows | None:
-  """The public rows that are to centre a cache, if any."""
-  return find_public_rows(
-    options.public_cache, cache, options.public_statistics
-  )
-
-
 def answer_of_run(
-  out: Path,
-  rows: Sequence[SweepRow],
-  table: str,
-  start: float,
+  flags: RunFlags,
+  train_and_score: Callable[[Run], Sequence[SweepRow]],
+  table: Callable[[Any], str],
   picture: str = "accuracy.png",
 ) -> Answer:
-  """What a run of many heads says.
+  """Opens the caches, does the run, and says what came of it.
+
+  Ctrl-C says what was charged.
 
   Args:
-    out: where it wrote them.
-    rows: of its results.csv.
+    flags: the command's.
+    train_and_score: the run; returns the rows of its results.csv.
     table: the same for people.
-    start: when it began (`time.monotonic`).
     picture: the one to look at first.
   """
+  start, out = time.monotonic(), flags.out
+  run = Run(
+    train=open_cache(flags.cache),
+    evaluation=open_cache(flags.eval_cache),
+    out=out,
+    num_draws=flags.num_draws,
+    baseline=flags.baseline,
+    ledger_dir=flags.ledger_dir,
+  )
+  charged = [
+    cache_ledger(cache, flags.ledger_dir)
+    for cache in (run.train, run.evaluation)
+  ]
+  with says_what_was_charged(*charged, out=out):
+    rows = train_and_score(run)
   heads, seconds = len({row.path for row in rows}), time.monotonic() - start
   # Without matplotlib there is no picture.
   written = [name for name in ("results.csv", picture) if (out / name).exists()]
   return Answer(
-    text=f"{table}\n{out}: {heads} heads in {seconds:.1f} s; see"
+    text=f"{table(rows)}\n{out}: {heads} heads in {seconds:.1f} s; see"
     f" {' and '.join(written)}",
     facts={
       "out": out,

@@ -2,20 +2,33 @@
 
 import os
 import pathlib
+import warnings
+import zipfile
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
+from tqdm.utils import CallbackIOWrapper
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, EmbeddingDtype
-from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
+from oneshot_dp.configs.extract_config import (
+  EXAMPLE_UNIT,
+  POSITION_IDS,
+  EmbeddingDtype,
+  check_unit_name,
+)
+from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.identity import (
+  BackboneIdentity,
+  CacheIdentity,
+  NumClassesSource,
+  numbered_class_names,
+)
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write_arrays import holds_rows, write_rows
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.pipeline.importing.npz_features import (
-  check_unit,
-  find_class_names,
-  read_arrays,
-)
+
+_Arrays = dict[str, np.ndarray]
+_ROWS = ("embedding", "label", "example_id", "unit_id")
 
 
 def import_features(
@@ -58,9 +71,6 @@ def import_features(
       (float32 for float64).
     shard_rows: rows per shard.
 
-  Returns:
-    The cache.
-
   Raises:
     InputError: anything about the file or `out_dir` that is not as above.
     RunError: a full or broken disk.
@@ -69,10 +79,10 @@ def import_features(
     UserWarning: K is taken from the labels.
   """
   path = pathlib.Path(npz_path)
-  arrays = read_arrays(path, split)
-  check_unit(path, arrays, unit_name)
-  rows = arrays.rows
-  class_names, source = find_class_names(path, arrays, num_classes)
+  arrays = _load(path, split)
+  rows = _rows(path, arrays)
+  _check_unit(path, rows, unit_name)
+  class_names, source = _classes(path, arrays, num_classes)
   stored_as = embedding_dtype or (
     "float16" if rows.embedding.dtype == np.float16 else "float32"
   )
@@ -87,7 +97,7 @@ def import_features(
     embedding_dtype=stored_as,
     shard_rows=shard_rows,
     privacy_unit=unit_name or EXAMPLE_UNIT,
-    id_source=arrays.id_source,
+    id_source="example_id" if "example_id" in arrays else POSITION_IDS,
   )
   with step_bar("import", "row", len(rows)) as bar:
     is_new = write_rows(out_dir, identity, rows, bar.update)
@@ -100,3 +110,142 @@ def import_features(
           "--out, or delete it to import again."
         )
   return cache
+
+
+def _load(path: pathlib.Path, split: str) -> _Arrays:
+  """The arrays of a file, by their names without a split's."""
+  if not path.is_file():
+    raise InputError(f"{path}: no such file.")
+  try:
+    # (Given the path, np.load leaves the file open where it is malformed.)
+    with (
+      path.open("rb") as raw,
+      step_bar("read", "B", path.stat().st_size) as bar,
+    ):
+      counted = CallbackIOWrapper(bar.update, raw, "read")
+      file = np.load(counted, allow_pickle=False)
+      if not isinstance(file, NpzFile):
+        raise InputError(f"{path}: one array, not an npz; use numpy.savez.")
+      names = _names(path, sorted(file.files), split)
+      return {name: file[stored] for name, stored in names.items()}
+  except InputError:
+    raise
+  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+    reason = (
+      "it holds Python objects; save plain arrays"
+      if "allow_pickle" in str(e) and zipfile.is_zipfile(path)
+      else f"not a readable npz ({type(e).__name__})"
+    )
+    raise InputError(f"{path}: {reason}.") from e
+
+
+def _names(
+  path: pathlib.Path, present: list[str], split: str
+) -> dict[str, str]:
+  """What each array that is wanted is called in the file."""
+  prefix = "" if "embedding" in present else f"{split}_"
+  other = f"{split}_unit_id" if not prefix else "unit_id"
+  if other in present:
+    raise InputError(
+      f"{path}: {other} does not go with {prefix}embedding, and would be"
+      f" left out of the guarantee; call it {prefix}unit_id."
+    )
+  missing = [n for n in _ROWS[:2] if prefix + n not in present]
+  if missing:
+    raise InputError(
+      f"{path}: no array {' or '.join(missing)} (or {split}_"
+      f"{f' or {split}_'.join(missing)}); present: "
+      f"{', '.join(present) or 'none'}."
+    )
+  names = {n: prefix + n for n in _ROWS} | {"class_names": "class_names"}
+  return {name: stored for name, stored in names.items() if stored in present}
+
+
+def _rows(path: pathlib.Path, arrays: _Arrays) -> Rows:
+  """The rows; their values are checked where they are written."""
+  embedding = arrays["embedding"]
+  if embedding.ndim != 2 or 0 in embedding.shape:
+    raise InputError(
+      f"{path}: embedding has shape {embedding.shape}; it must be [n, d] with "
+      "n and d at least 1."
+    )
+  n = len(embedding)
+  columns = {"example_id": np.arange(n)}
+  for name in arrays.keys() & {*_ROWS[1:]}:
+    array = arrays[name]
+    if array.dtype.kind not in "iu":
+      raise InputError(
+        f"{path}: {name} has dtype {array.dtype}; save it as integers."
+      )
+    if array.shape != (n,):
+      raise InputError(
+        f"{path}: {name} has shape {array.shape}, embedding has {n} rows; "
+        f"{name} must be [{n}]."
+      )
+    if array.max() > np.iinfo(np.int64).max:
+      raise InputError(f"{path}: {name} has values that int64 does not hold.")
+    columns[name] = array.astype(np.int64)
+  # Here, as a shard only knows its own.
+  unique, counts = np.unique(columns["example_id"], return_counts=True)
+  if len(unique) < n:
+    raise InputError(
+      f"{path}: example_id {unique[counts > 1][0]} comes more than once; an "
+      "example may be counted only once."
+    )
+  return Rows(
+    embedding=embedding,
+    label=columns["label"],
+    example_id=columns["example_id"],
+    unit_id=columns.get("unit_id"),
+  )
+
+
+def _check_unit(path: pathlib.Path, rows: Rows, unit_name: str | None) -> None:
+  """Refuses a `unit_id` without a name, and a name without a `unit_id`."""
+  if unit_name is not None:
+    check_unit_name(unit_name)
+  if rows.unit_id is not None and unit_name is None:
+    raise InputError(
+      f"{path}: unit_id says that a privacy unit may have many rows; name the"
+      " unit with --unit-name (user, patient ...), or remove the array if every"
+      " example is a unit of its own."
+    )
+  if rows.unit_id is None and unit_name is not None:
+    raise InputError(
+      f"{path}: unit_name={unit_name!r}, but there is no unit_id array to say"
+      " whose each row is; add it, or leave the name out."
+    )
+
+
+def _classes(
+  path: pathlib.Path, arrays: _Arrays, num_classes: int | None
+) -> tuple[tuple[str, ...], NumClassesSource]:
+  """The names of the classes, and where their number comes from."""
+  if num_classes is not None and num_classes < 1:
+    raise InputError(f"num_classes={num_classes} must be at least 1.")
+  if "class_names" in arrays:
+    names = arrays["class_names"]
+    if names.dtype.kind not in "US" or names.ndim != 1 or not len(names):
+      raise InputError(
+        f"{path}: class_names has dtype {names.dtype} and shape {names.shape}; "
+        "it must be strings [K]."
+      )
+    names = np.char.decode(names) if names.dtype.kind == "S" else names
+    if len(set(names.tolist())) < len(names):
+      raise InputError(f"{path}: class_names holds a name twice.")
+    if num_classes not in (None, len(names)):
+      raise InputError(
+        f"{path}: num_classes={num_classes} but class_names has {len(names)}; "
+        "give one of them, or make them agree."
+      )
+    return tuple(names.tolist()), "class_names"
+  if num_classes is not None:
+    return numbered_class_names(num_classes), "flag"
+  k = int(arrays["label"].max()) + 1
+  warnings.warn(
+    f"{path}: no class_names and no num_classes, so K = {k} is taken from "
+    "the labels, which are private, and is treated as public; give "
+    "num_classes to keep the guarantee.",
+    stacklevel=3,
+  )
+  return numbered_class_names(k), "labels (treated as public)"

@@ -13,35 +13,43 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import PrivacyConfig
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan, composed_epsilon
+from oneshot_dp.linear_dp.heads.multi_step.rule import make_batches
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.paper.ablation_cells import Choices, cells
-from oneshot_dp.pipeline.paper.ablation_rows import (
-  Planned,
-  ablation_rows,
-  as_in_the_paper,
-)
+from oneshot_dp.pipeline.paper.ablation_cells import Cell, Choices, cells
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
-from oneshot_dp.pipeline.runs import pictures
-from oneshot_dp.pipeline.runs.evaluation import PUBLIC_STATEMENT, check_readable
+from oneshot_dp.pipeline.runs.evaluation import (
+  PUBLIC_STATEMENT,
+  check_readable,
+  evaluate_on_public_labels,
+)
 from oneshot_dp.pipeline.runs.results import cost_of
-from oneshot_dp.pipeline.runs.run import Run, check_pair
+from oneshot_dp.pipeline.runs.run import Run, check_pair, rows_of
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
   cache_trainer,
   plan_heads,
   train_heads,
 )
+
+
+class _Planned(NamedTuple):
+  """A cell of the ablation, what it will cost, and `epsilon_if_poisson`."""
+
+  cell: Cell
+  plan: ReleasePlan
+  epsilon_if_poisson: float | None
 
 
 def run_ablation(
@@ -87,8 +95,8 @@ def run_ablation(
     plan = plan_heads(
       cell.head, len(train), (epsilon,), privacy, num_draws=run.num_draws
     )
-    nominal = as_in_the_paper(cell.head, plan, len(train))
-    tried.append(Planned(cell, plan, nominal))
+    nominal = _as_in_the_paper(cell.head, plan, len(train))
+    tried.append(_Planned(cell, plan, nominal))
   source, unit = NoiseSource(privacy.noise_seed), run.train.info.privacy_unit
   charges = [
     Charge.of_plan(plan, source, privacy_unit=unit) for _, plan, _ in tried
@@ -99,7 +107,7 @@ def run_ablation(
   # Passes that cost no budget: a damaged cache is found now.
   for cache in itertools.chain.from_iterable(pairs):
     check_readable(cache)
-  done: list[tuple[Planned, list[TrainedHead]]] = []
+  done: list[tuple[_Planned, list[TrainedHead]]] = []
   with step_bar("ablation", "setting", len(tried)) as bar, _till_stopped(done):
     for planned in tried:
       cell, plan, _ = planned
@@ -115,9 +123,16 @@ def run_ablation(
       done.append((planned, heads))
       bar.update()
   together = composed_epsilon([planned.plan for planned, _ in done])
-  rows = ablation_rows(done, pairs, {privacy.delta: together})
+  trained = [(planned, head) for planned, heads in done for head in heads]
+  rows = _rows(trained, pairs, {privacy.delta: together})
+
+  def plot(folder: Path) -> None:
+    from oneshot_dp.pipeline.paper.ablation_plot import plot_ablation
+
+    plot_ablation(rows, run.dataset, folder)
+
   run.write(
-    [head for _, heads in done for head in heads],
+    [head for _, head in trained],
     rows,
     trained_on=[trains[row.cache] for row in rows],
     cost={
@@ -136,7 +151,7 @@ def run_ablation(
       "privacy": dataclasses.asdict(privacy),
       "choices": dataclasses.asdict(choices),
     },
-    plot=lambda folder: _plot(rows, run.dataset, folder),
+    plot=plot,
   )
   if len(done) < len(tried):
     raise KeyboardInterrupt(
@@ -146,11 +161,52 @@ def run_ablation(
   return rows
 
 
-@pictures.beside_the_results
-def _plot(rows: Sequence[AblationRow], dataset: str, folder: Path) -> None:
-  from oneshot_dp.pipeline.paper import ablation_plot
+def _rows(
+  trained: Sequence[tuple[_Planned, TrainedHead]],
+  pairs: Sequence[tuple[FeatureCache, FeatureCache]],
+  composed: Mapping[float, float],
+) -> list[AblationRow]:
+  """The lines of results.csv, from one pass over each evaluation cache.
 
-  ablation_plot.plot_ablation(rows, dataset, folder)
+  Heads of one cache come one after another.
+  """
+  rows = []
+  for place, of_cache in itertools.groupby(
+    trained, lambda each: each[0].cell.cache
+  ):
+    planned, heads = zip(*of_cache, strict=True)
+    train, evaluation = pairs[place]
+    plain = rows_of(
+      heads,
+      evaluate_on_public_labels([each.head for each in heads], evaluation),
+      train,
+      composed=composed,
+      prefixes=[f"{each.cell.name}-" for each in planned],
+    )
+    rows += [
+      AblationRow(
+        **dataclasses.asdict(row),
+        axis=cell.axis,
+        setting=cell.setting,
+        cache=place,
+        epsilon_if_poisson=nominal if row.noise_multiplier else None,
+      )
+      for (cell, _, nominal), row in zip(planned, plain, strict=True)
+    ]
+  return rows
+
+
+def _as_in_the_paper(
+  head: HeadConfig, plan: ReleasePlan, num_examples: int
+) -> float | None:
+  """ε that shuffled batches would have if they were Poisson samples."""
+  if head.steps.sampling != "partition":
+    return None
+  (sigma,) = plan.noise_multipliers.values()
+  batches = make_batches(head.steps, num_examples, sigma)
+  return batches.poisson.epsilon_of(
+    batches.step_noise_multiplier(sigma), plan.delta
+  )
 
 
 @contextlib.contextmanager

@@ -17,12 +17,10 @@ from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.pipeline.paper.published import Published, references_for
-from oneshot_dp.pipeline.runs import pictures
+from oneshot_dp.pipeline.paper.published import references_for
 from oneshot_dp.pipeline.runs.evaluation import (
   PUBLIC_STATEMENT,
   Evaluation,
-  check_readable,
   evaluate_on_public_labels,
 )
 from oneshot_dp.pipeline.runs.real_labels import RealLabels
@@ -41,7 +39,6 @@ from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_trainer,
   make_plan,
-  train_all,
 )
 
 PAPERS_HEAD = HeadConfig(head="lamb")
@@ -87,16 +84,9 @@ def run_figures(
     for privacy in privacies
   ]
   trainer = cache_trainer(train, [PAPERS_HEAD])
-  # Passes that cost no budget: what is damaged or does not fit is found now.
-  check_readable(evaluation)
   real = None if real_labels is None else RealLabels.of(real_labels, evaluation)
-  trained = train_all(
-    train,
-    [Training(trainer=trainer, plan=plan) for plan in plans],
-    privacies[0],
-    ledger_dir=run.ledger_dir,
-    baseline=trainer if run.baseline else None,
-  )
+  trainings = [Training(trainer=trainer, plan=plan) for plan in plans]
+  trained = run.trained(trainings, privacies[0], trainer)
   heads = [each.head for each in trained]
   composed = _composed(plans)
 
@@ -106,9 +96,10 @@ def run_figures(
       scored,
       train,
       composed=composed,
-      prefix=lambda head: (
+      prefixes=[
         f"delta-{head.plan.delta}-" if head.statement.noise_sd else ""
-      ),
+        for head in trained
+      ],
     )
 
   rows = rows_by(evaluate_on_public_labels(heads, evaluation))
@@ -118,6 +109,12 @@ def run_figures(
     real_rows = rows_by(by_real)
     statement = statement | {"real": by_real.statement}
   drawn = references_for(run.dataset, always=references)
+
+  def plot(folder: Path) -> None:
+    from oneshot_dp.pipeline.paper.figure_plots import plot_figures
+
+    plot_figures(rows, real_rows, drawn, run.dataset, folder)
+
   run.write(
     trained,
     [*rows, *real_rows],
@@ -135,7 +132,7 @@ def run_figures(
       "real_labels": None if real is None else real.file_sha256,
       "references": bool(drawn),
     },
-    plot=lambda folder: _plot(rows, real_rows, drawn, run.dataset, folder),
+    plot=plot,
   )
   return [*rows, *real_rows]
 
@@ -151,19 +148,6 @@ def _composed(plans: Sequence[ReleasePlan]) -> dict[float, float]:
   return {
     plan.delta: accounting.epsilon_of(sigma, plan.delta) for plan in plans
   }
-
-
-@pictures.beside_the_results
-def _plot(
-  rows: Sequence[SweepRow],
-  real_rows: Sequence[SweepRow],
-  references: Sequence[Published],
-  dataset: str,
-  folder: Path,
-) -> None:
-  from oneshot_dp.pipeline.paper import figure_plots
-
-  figure_plots.plot_figures(rows, real_rows, references, dataset, folder)
 
 
 def figures_table(rows: Sequence[SweepRow]) -> str:

@@ -20,11 +20,7 @@ from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
 from oneshot_dp.linear_dp.heads.registry import head_kind
 from oneshot_dp.linear_dp.one_step.mechanism import OneStep
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, Mechanism
-from oneshot_dp.pipeline.runs import pictures
-from oneshot_dp.pipeline.runs.evaluation import (
-  check_readable,
-  evaluate_on_public_labels,
-)
+from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
 from oneshot_dp.pipeline.runs.run import Run, rows_of
 from oneshot_dp.pipeline.training.head_choice import choose_head
@@ -38,7 +34,6 @@ from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_trainer,
   plan_heads,
-  train_all,
 )
 
 
@@ -82,15 +77,7 @@ def run_compare(
     )
     for configs in groups
   ]
-  # One pass that costs no budget: a damaged evaluation cache is found now.
-  check_readable(run.evaluation)
-  trained = train_all(
-    train,
-    trainings,
-    privacy,
-    ledger_dir=run.ledger_dir,
-    baseline=_ceiling(train, public) if run.baseline else None,
-  )
+  trained = run.trained(trainings, privacy, _ceiling(train, public))
   scored = evaluate_on_public_labels([t.head for t in trained], run.evaluation)
   plans = [training.plan for training in trainings]
   together = composed_epsilon(plans)
@@ -99,7 +86,7 @@ def run_compare(
     scored,
     train,
     composed={privacy.delta: together},
-    prefix=lambda head: f"{head.settings['head']}-",
+    prefixes=[f"{head.settings['head']}-" for head in trained],
   )
   run.write(
     trained,
@@ -121,7 +108,6 @@ def run_compare(
       "privacy": dataclasses.asdict(privacy),
       **asked_of_public_rows(public),
     },
-    plot=lambda folder: pictures.plot_accuracy(rows, run.dataset, folder),
   )
   return rows
 

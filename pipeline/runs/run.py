@@ -12,20 +12,23 @@ DIR/heads/ …       a head each
 
 import dataclasses
 import datetime
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
-from oneshot_dp.linear_dp.trainer import TrainedHead
+from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead
 from oneshot_dp.pipeline.ledger.ledger import default_ledger_dir
-from oneshot_dp.pipeline.runs import output_dir
-from oneshot_dp.pipeline.runs.evaluation import Evaluation
+from oneshot_dp.pipeline.runs import output_dir, pictures
+from oneshot_dp.pipeline.runs.evaluation import Evaluation, check_readable
 from oneshot_dp.pipeline.runs.results import SweepRow, as_json, write_tables
 from oneshot_dp.pipeline.saved_head.directory import write_head
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.training.train_heads import Training, train_all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,11 +60,27 @@ class Run:
     """Refuses a place that is taken, and caches that do not fit each other.
 
     Raises:
-      InputError: so it is.
-      RunError: the place cannot be written.
+      InputError, RunError: so it is.
     """
     output_dir.check_absent(self.out)
     check_pair(self.train, self.evaluation)
+
+  def trained(
+    self,
+    trainings: Sequence[Training],
+    privacy: PrivacyConfig,
+    baseline: BaselineTrainer,
+  ) -> list[TrainedHead]:
+    """Trains all, and the baseline where the run has one; see `train_all`."""
+    # One pass that costs no budget: a damaged evaluation cache is found now.
+    check_readable(self.evaluation)
+    return train_all(
+      self.train,
+      trainings,
+      privacy,
+      ledger_dir=self.ledger_dir,
+      baseline=baseline if self.baseline else None,
+    )
 
   def circumstances(self) -> dict[str, str]:
     """When and where it runs, for whoever looks at the results later."""
@@ -82,7 +101,7 @@ class Run:
     cost: Mapping[str, Any],
     evaluation: Mapping[str, Any],
     asked: Mapping[str, Any],
-    plot: Callable[[Path], object],
+    plot: Callable[[Path], object] | None = None,
     trained_on: Sequence[FeatureCache] | None = None,
   ) -> None:
     """Writes all of it, or nothing.
@@ -93,7 +112,7 @@ class Run:
       cost: of all private heads together; JSON.
       evaluation: what was released to score them; JSON.
       asked: the options of the run; JSON.
-      plot: draws into a directory.
+      plot: draws into a directory; None draws accuracy against epsilon.
       trained_on: the cache of each head, where they are not all of `train`.
 
     Raises:
@@ -112,7 +131,15 @@ class Run:
         write_head(directory / row.path, head, cache.info)
       write_tables(directory, rows, cost, evaluation)
       (directory / "config.json").write_text(as_json(config))
-      plot(directory)
+      pictures.draw(plot or self._plotter(rows), directory)
+
+  def _plotter(self, rows: Sequence[SweepRow]) -> Callable[[Path], object]:
+    def plot(directory: Path) -> None:
+      from oneshot_dp.pipeline.runs.accuracy_plot import plot_accuracy
+
+      plot_accuracy(rows, self.dataset, directory)
+
+    return plot
 
 
 def check_pair(train: FeatureCache, evaluation: FeatureCache) -> None:
@@ -132,7 +159,7 @@ def rows_of(
   train: FeatureCache,
   *,
   composed: Mapping[float, float],
-  prefix: Callable[[TrainedHead], str] = lambda head: "",
+  prefixes: Iterable[str] = itertools.repeat(""),
 ) -> list[SweepRow]:
   """The lines of results.csv about heads.
 
@@ -141,12 +168,12 @@ def rows_of(
     scored: their accuracies.
     train: the private rows.
     composed: δ → ε of all private heads of the run together.
-    prefix: what the name of a head's directory begins with, to tell it from its
-      neighbours.
+    prefixes: what the names of the heads' directories begin with, to tell them
+      from their neighbours.
   """
   rows = []
-  for head, score in zip(trained, scored.scores, strict=True):
-    statement, start = head.statement, prefix(head)
+  for head, score, start in zip(trained, scored.scores, prefixes, strict=False):
+    statement = head.statement
     if math.isfinite(statement.epsilon):
       # All digits: two epsilons that look alike are two heads.
       epsilon = str(statement.epsilon).removesuffix(".0")

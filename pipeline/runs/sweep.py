@@ -9,11 +9,9 @@ from oneshot_dp.configs.head_config import (
 )
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.runs import pictures
 from oneshot_dp.pipeline.runs.evaluation import (
   PrivateEvaluation,
   check_counts_units,
-  check_readable,
   evaluate_on_public_labels,
 )
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
@@ -27,7 +25,6 @@ from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
   cache_trainer,
   plan_heads,
-  train_all,
 )
 
 
@@ -75,15 +72,8 @@ def run_sweep(
   request = None
   if private_eval is not None:
     request = _private_evaluation(run, plan, privacy, private_eval)
-  # One pass that costs no budget: a damaged evaluation cache is found now.
-  check_readable(run.evaluation)
-  trained = train_all(
-    run.train,
-    [Training(trainer=trainer, plan=plan)],
-    privacy,
-    ledger_dir=run.ledger_dir,
-    baseline=trainer if run.baseline else None,
-  )
+  training = Training(trainer=trainer, plan=plan)
+  trained = run.trained([training], privacy, trainer)
   heads = [each.head for each in trained]
   if request:
     scored = request.evaluate(heads)
@@ -106,7 +96,6 @@ def run_sweep(
       "release": plan.order,
       "private_eval": private_eval,
     },
-    plot=lambda folder: pictures.plot_accuracy(rows, run.dataset, folder),
   )
   return rows
 

@@ -161,7 +161,9 @@ class FoldedTrainer(FoldedBaseline, Trainer):
 
 
 def find_public_rows(
-  path: Path | None, private: FeatureCache, used: PublicUse | None
+  private: FeatureCache,
+  public_cache: Path | None,
+  public_statistics: PublicUse | None,
 ) -> PublicRows | None:
   """The public rows that a command names; without any, warns who needs some.
 
@@ -170,19 +172,19 @@ def find_public_rows(
   on them would be a release.
 
   Args:
-    path: the public cache.
     private: the cache to be trained on.
-    used: what to take; None is the mean.
+    public_cache: where the public rows are.
+    public_statistics: what to take; None is the mean.
 
   Raises:
     InputError: see `PublicRows.read`; or something to take, and no cache.
   """
-  if path is not None:
-    return PublicRows.read(path, private, used or "mean")
-  if used is not None:
+  if public_cache is not None:
+    return PublicRows.read(public_cache, private, public_statistics or "mean")
+  if public_statistics is not None:
     raise InputError(
-      f"public_statistics={used!r} are taken from a public cache: give"
-      " --public-cache too, or leave it out."
+      f"public_statistics={public_statistics!r} are taken from a public cache:"
+      " give --public-cache too, or leave it out."
     )
   backbone = private.info.backbone.name
   if backbone.startswith(NON_NEGATIVE):

@@ -8,6 +8,7 @@ import pytest
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.pipeline.runs import pictures
 from oneshot_dp.pipeline.runs.results import SweepRow
 from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.runs.sweep import run_sweep
@@ -71,11 +72,7 @@ def no_pictures(request, monkeypatch):
   """Runs draw nothing, which takes most of the time of a small one."""
   if "draws" in request.fixturenames:
     return
-  for plot in ("runs.pictures.plot_accuracy", "paper.ablate._plot"):
-    monkeypatch.setattr(f"oneshot_dp.pipeline.{plot}", lambda *_: None)
-  monkeypatch.setattr(
-    "oneshot_dp.pipeline.paper.figures._plot", lambda *_: None
-  )
+  monkeypatch.setattr(pictures, "draw", lambda *_: None)
 
 
 @pytest.fixture

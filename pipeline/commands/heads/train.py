@@ -11,7 +11,6 @@ from oneshot_dp.pipeline.commands.flags import (
   LedgerDir,
   MaxRowsPerUnit,
   PublicOptions,
-  TrainCache,
 )
 from oneshot_dp.pipeline.shell.answer import Answer
 
@@ -24,7 +23,8 @@ class Flags:
   --out heads/epsilon-4
   """
 
-  cache: TrainCache
+  cache: Path
+  """The private training cache."""
   epsilon: float
   """Privacy budget of this head; smaller is more private."""
   out: Path
@@ -40,19 +40,25 @@ def run(flags: Flags) -> Answer:
   """Trains it."""
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.linear_dp.accounting.gaussian import printable
-  from oneshot_dp.pipeline.commands.many_heads import public_rows_of, stoppable
+  from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
   from oneshot_dp.pipeline.runs import output_dir
   from oneshot_dp.pipeline.saved_head.directory import write_head
   from oneshot_dp.pipeline.saved_head.make_receipt import how_bounded
   from oneshot_dp.pipeline.training.head_choice import choose_head
-  from oneshot_dp.pipeline.training.train_heads import plan_heads, train_heads
+  from oneshot_dp.pipeline.training.public_rows import find_public_rows
+  from oneshot_dp.pipeline.training.train_heads import (
+    cache_ledger,
+    plan_heads,
+    train_heads,
+  )
 
   output_dir.check_absent(flags.out)
   cache = open_cache(flags.cache)
   config = choose_head(flags.training, cache.info)
   plan = plan_heads(config, len(cache), (flags.epsilon,), flags.privacy)
-  public = public_rows_of(flags.public, cache)
-  with stoppable(flags.out, flags.ledger_dir, cache):
+  public = find_public_rows(cache, **vars(flags.public))
+  ledger = cache_ledger(cache, flags.ledger_dir)
+  with says_what_was_charged(ledger, out=flags.out):
     (trained,) = train_heads(
       cache,
       plan,

@@ -1,7 +1,6 @@
 """`oneshot-dp ablate`."""
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import get_args
 
@@ -9,18 +8,12 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import AblationAxis, PrivacyConfig
-from oneshot_dp.pipeline.commands.flags import (
-  LedgerDir,
-  NumDraws,
-  PublicEvalCache,
-  ResultsDir,
-  TrainCache,
-)
+from oneshot_dp.pipeline.commands.flags import RunFlags
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(RunFlags):
   """Change one thing at a time in the paper's single step, and score it.
 
   The base is one full-batch step of LAMB from zero weights and bias -10, with
@@ -34,11 +27,8 @@ class Flags:
   --epsilon 8 --delta 1e-6 --baseline --out ablation
   """
 
-  cache: TrainCache
-  eval_cache: PublicEvalCache
   epsilon: float
   """Privacy budget of every head."""
-  out: ResultsDir
   privacy: OmitArgPrefixes[PrivacyConfig]
   axes: tuple[AblationAxis, ...] = get_args(AblationAxis)
   """What to change."""
@@ -59,57 +49,45 @@ class Flags:
   """The same images extracted at other resolutions, or otherwise."""
   other_eval_caches: tuple[Path, ...] = ()
   """What the heads of those are scored on, in the same order."""
-  num_draws: NumDraws = 1
   baseline: FlagCreatePairsOff[bool] = False
   """Also train every head without noise (epsilon = infinity): NOT PRIVATE."""
-  ledger_dir: LedgerDir = None
 
 
 def run(flags: Flags) -> Answer:
   """Changes one thing at a time."""
   from oneshot_dp.extract.cache.reader import open_cache
-  from oneshot_dp.pipeline.commands.many_heads import answer_of_run, stoppable
+  from oneshot_dp.pipeline.commands.many_heads import answer_of_run
   from oneshot_dp.pipeline.paper.ablate import run_ablation
   from oneshot_dp.pipeline.paper.ablation_cells import Choices
   from oneshot_dp.pipeline.paper.ablation_table import ablation_table
-  from oneshot_dp.pipeline.runs.run import Run
 
-  start = time.monotonic()
   if len(flags.other_caches) != len(flags.other_eval_caches):
     raise InputError(
       f"{len(flags.other_caches)} --other-caches and"
       f" {len(flags.other_eval_caches)} --other-eval-caches: give pairs."
     )
-  caches = [
+  others = [
     (open_cache(train), open_cache(evaluation))
     for train, evaluation in zip(
-      (flags.cache, *flags.other_caches),
-      (flags.eval_cache, *flags.other_eval_caches),
-      strict=True,
+      flags.other_caches, flags.other_eval_caches, strict=True
     )
   ]
-  (first, first_evaluation), *others = caches
-  with stoppable(flags.out, flags.ledger_dir, first):
-    rows = run_ablation(
-      Run(
-        train=first,
-        evaluation=first_evaluation,
-        out=flags.out,
-        num_draws=flags.num_draws,
-        baseline=flags.baseline,
-        ledger_dir=flags.ledger_dir,
-      ),
+  return answer_of_run(
+    flags,
+    lambda run: run_ablation(
+      run,
       flags.epsilon,
       flags.privacy,
       Choices(
         axes=flags.axes,
         init_scales=flags.init_scales,
         epochs=flags.epochs,
-        batch_sizes=flags.batch_sizes or (max(1, len(first) // 10),),
+        batch_sizes=flags.batch_sizes or (max(1, len(run.train) // 10),),
         clip_norms=flags.clip_norms,
         learning_rate=flags.learning_rate,
       ),
       others=others,
-    )
-  table = ablation_table(rows)
-  return answer_of_run(flags.out, rows, table, start, "ablation.png")
+    ),
+    ablation_table,
+    "ablation.png",
+  )

@@ -9,6 +9,8 @@ from oneshot_dp.configs.experiments.digits_glyph_vit import get_config
 from oneshot_dp.configs.extract_config import TfdsSource
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.pipeline.commands.data import extract
+from oneshot_dp.pipeline.commands.flags import PublicOptions
+from oneshot_dp.pipeline.commands.heads import sweep
 from oneshot_dp.pipeline.shell.answer import Answer
 
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -85,28 +87,21 @@ def _extract(out: Path, split: str) -> None:
 
 
 def _sweep(out: Path, results: Path) -> None:
-  from oneshot_dp.extract.cache.reader import open_cache
-  from oneshot_dp.pipeline.commands.many_heads import stoppable
-  from oneshot_dp.pipeline.runs.run import Run
-  from oneshot_dp.pipeline.runs.sweep import run_sweep
-
   _say(f"== sweep: one clipped sum, {len(_EPSILONS)} epsilons, {_DRAWS} draws")
-  ledger_dir = out / "ledgers"
-  train = open_cache(out / "caches/train")
-  with stoppable(results, ledger_dir, train):
-    run_sweep(
-      Run(
-        train=train,
-        evaluation=open_cache(out / "caches/test"),
-        out=results,
-        num_draws=_DRAWS,
-        baseline=True,
-        ledger_dir=ledger_dir,
-      ),
-      _EPSILONS,
-      PrivacyConfig(delta=_DELTA),
-      HeadConfig(),
+  sweep.run(
+    sweep.Flags(
+      cache=out / "caches/train",
+      eval_cache=out / "caches/test",
+      epsilons=_EPSILONS,
+      out=results,
+      privacy=PrivacyConfig(delta=_DELTA),
+      training=HeadConfig(),
+      public=PublicOptions(),
+      num_draws=_DRAWS,
+      baseline=True,
+      ledger_dir=out / "ledgers",
     )
+  )
 
 
 def _say(note: str) -> None:

@@ -1,26 +1,22 @@
 """`oneshot-dp figures`."""
 
 import dataclasses
-import time
 
 from tyro.conf import FlagCreatePairsOff
 
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.pipeline.commands.flags import (
-  LedgerDir,
   NoiseSeed,
   NumDraws,
-  PublicEvalCache,
   RealLabelsFile,
   Relation,
-  ResultsDir,
-  TrainCache,
+  RunFlags,
 )
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(RunFlags):
   """Draw the paper's accuracy against epsilon, at several deltas and draws.
 
   The paper's head (lamb, with its settings) at every delta, epsilon and draw.
@@ -39,9 +35,6 @@ class Flags:
   --real-labels real.json --out figures
   """
 
-  cache: TrainCache
-  eval_cache: PublicEvalCache
-  out: ResultsDir
   epsilons: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
   """Privacy budgets, one head each for each delta and draw."""
   deltas: tuple[float, ...] = (1e-6, 8e-7)
@@ -51,44 +44,32 @@ class Flags:
   references: FlagCreatePairsOff[bool] = False
   """Draw the published numbers, which are of ImageNet, whatever the data set is
   called."""
-  baseline: FlagCreatePairsOff[bool] = False
-  """Also train the head without noise (epsilon = infinity): NOT PRIVATE."""
   neighboring_relation: Relation = "add-or-remove-one"
   noise_seed: NoiseSeed = None
-  ledger_dir: LedgerDir = None
 
 
 def run(flags: Flags) -> Answer:
   """Draws the paper's figures."""
-  from oneshot_dp.extract.cache.reader import open_cache
-  from oneshot_dp.pipeline.commands.many_heads import answer_of_run, stoppable
+  from oneshot_dp.pipeline.commands.many_heads import answer_of_run
   from oneshot_dp.pipeline.paper.figures import figures_table, run_figures
-  from oneshot_dp.pipeline.runs.run import Run
 
-  start = time.monotonic()
-  cache, evaluation = open_cache(flags.cache), open_cache(flags.eval_cache)
-  with stoppable(flags.out, flags.ledger_dir, cache):
-    rows = run_figures(
-      Run(
-        train=cache,
-        evaluation=evaluation,
-        out=flags.out,
-        num_draws=flags.num_draws,
-        baseline=flags.baseline,
-        ledger_dir=flags.ledger_dir,
-      ),
+  privacies = [
+    PrivacyConfig(
+      delta=delta,
+      neighboring_relation=flags.neighboring_relation,
+      noise_seed=flags.noise_seed,
+    )
+    for delta in flags.deltas
+  ]
+  return answer_of_run(
+    flags,
+    lambda run: run_figures(
+      run,
       flags.epsilons,
-      [
-        PrivacyConfig(
-          delta=delta,
-          neighboring_relation=flags.neighboring_relation,
-          noise_seed=flags.noise_seed,
-        )
-        for delta in flags.deltas
-      ],
+      privacies,
       real_labels=flags.real_labels,
       references=flags.references,
-    )
-  return answer_of_run(
-    flags.out, rows, figures_table(rows), start, "accuracy-vs-epsilon.png"
+    ),
+    figures_table,
+    "accuracy-vs-epsilon.png",
   )

@@ -207,11 +207,14 @@ def typed(place, wrong, images):
 
 
 def everything_in(folder: pathlib.Path) -> dict[str, bytes]:
-  """Files with something in them: a look at a ledger makes an empty one."""
+  """Files with something in them: a look at a ledger makes an empty one.
+
+  Nor does Python's own cache of a config count.
+  """
   return {
     str(path.relative_to(folder)): path.read_bytes()
     for path in sorted(folder.rglob("*"))
-    if path.is_file() and path.stat().st_size
+    if path.is_file() and path.stat().st_size and path.suffix != ".pyc"
   }
 
 

@@ -132,7 +132,10 @@ GOOD = _arrays()
     ),
     ({"label": GOOD["label"].astype(float)}, "label has dtype float64"),
     ({"label": GOOD["label"][:49]}, "label has shape (49,), embedding has 50"),
-    ({"label": _with(GOOD["label"], 9, -1)}, "example_id 9 has a negative"),
+    (
+      {"label": _with(GOOD["label"], 9, -1)},
+      "example_id 9 has a label outside [0, 3)",
+    ),
     ({"label": _with(GOOD["label"], 9, 3)}, "9 has a label outside [0, 3)"),
     ({"example_id": np.zeros(50, int)}, "example_id 0 comes more than once"),
     ({"example_id": np.arange(50.0)}, "example_id has dtype float64"),

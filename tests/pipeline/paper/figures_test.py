@@ -5,7 +5,6 @@ import dataclasses
 import json
 import pathlib
 import statistics
-import sys
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.ledger.cap import Cap
-from oneshot_dp.pipeline.paper.ablate import _plot as plot_of_ablation
 from oneshot_dp.pipeline.paper.figure_plots import plot_figures
-from oneshot_dp.pipeline.paper.figures import _plot as plot_of_figures
 from oneshot_dp.pipeline.paper.figures import figures_table, run_figures
 from oneshot_dp.pipeline.paper.published import PUBLISHED
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
@@ -404,14 +401,3 @@ def test_cells_of_the_table_are_means_of_their_own_group():
     "66.00",
   ]
   assert all(line.count(spread) == 2 for line in lines)
-
-
-@pytest.mark.parametrize(
-  ("plot", "places"), [(plot_of_ablation, 1), (plot_of_figures, 3)]
-)
-def test_without_matplotlib_a_line_says_what_pictures_need(
-  plot, places, tmp_path, capsys, monkeypatch
-):
-  monkeypatch.setitem(sys.modules, "matplotlib", None)
-  plot(*[[]] * places, "pets", tmp_path)
-  assert "matplotlib is not installed; pip install" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def swept(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     "epsilons": (0.5, 2.0, 8.0),
   }
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(pictures, "plot_accuracy", lambda *_: None)
+    patch.setattr(pictures, "draw", lambda *_: None)
     run_sweep(run, **fields | changes)
   return run.out
 

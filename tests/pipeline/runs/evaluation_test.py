@@ -349,13 +349,14 @@ class TestNoExactCountLeaves:
     exact = {repr(count / COUNT) for count in counts}
     assert self.found(self.words(counts), contents) >= exact
 
+  @pytest.mark.usefixtures("draws")
   def test_plots_are_drawn_from_the_noisy_rows(
     self, many, many_eval, tmp_path, monkeypatch
   ):
     same_bits(monkeypatch)  # others may be as many as an exact count
     seen = []
     monkeypatch.setattr(
-      "oneshot_dp.pipeline.runs.pictures.plot_accuracy",
+      "oneshot_dp.pipeline.runs.accuracy_plot.plot_accuracy",
       lambda rows, *_: seen.extend(rows),
     )
     rows = sweep(many, many_eval, tmp_path / "out", private_eval=0.05)

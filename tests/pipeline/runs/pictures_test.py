@@ -1,17 +1,21 @@
+import functools
 import sys
 
 import pytest
 
-from oneshot_dp.pipeline.runs.pictures import plot_accuracy
+from oneshot_dp.pipeline.runs.accuracy_plot import plot_accuracy
+from oneshot_dp.pipeline.runs.pictures import draw
 from tests.pipeline.command_line import SWEEP, succeeds
 from tests.pipeline.runs.results_test import ROWS, baseline
 
 pytestmark = pytest.mark.usefixtures("draws")
 
+PLOT = functools.partial(plot_accuracy, [*ROWS, baseline()], "pets")
+
 
 def test_without_it_a_line_says_what_they_need(tmp_path, capsys, monkeypatch):
   monkeypatch.setitem(sys.modules, "matplotlib", None)
-  plot_accuracy(ROWS, "pets", tmp_path)
+  draw(PLOT, tmp_path)
   assert list(tmp_path.iterdir()) == []
   assert capsys.readouterr().err == (
     "no pictures: matplotlib is not installed; pip install"
@@ -38,19 +42,18 @@ def test_one_that_fails_costs_nothing_but_itself(tmp_path, capsys, monkeypatch):
     raise ValueError("no\nsuch glyph")
 
   monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
-  plot_accuracy(ROWS, "pets", tmp_path)
+  draw(PLOT, tmp_path)
   (line,) = capsys.readouterr().err.splitlines()
   assert line == "warning: no pictures: ValueError: no such glyph"
 
 
 def test_a_disk_that_takes_no_more_is_no_matter_of_pictures(tmp_path):
   with pytest.raises(FileNotFoundError):
-    plot_accuracy(ROWS, "pets", tmp_path / "none")
+    draw(PLOT, tmp_path / "none")
 
 
 def test_the_name_of_a_data_set_is_no_formula(tmp_path, capsys):
-  name = r"price$\frac$"
-  plot_accuracy([*ROWS, baseline()], name, tmp_path)
+  draw(functools.partial(plot_accuracy, ROWS, r"price$\frac$"), tmp_path)
   assert (tmp_path / "accuracy.png").stat().st_size > 1000
   assert (tmp_path / "accuracy.pdf").stat().st_size > 1000
   assert capsys.readouterr().err == ""
