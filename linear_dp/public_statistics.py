@@ -80,7 +80,7 @@ class PublicMatrix:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PublicStatistics:
-  """x ↦ A·(x − μ).
+  """x ↦ A·(x − μ), but 0 ↦ 0: the null row stays one.
 
   Attributes:
     mean: μ, [d] float32.
@@ -146,17 +146,19 @@ class PublicStatistics:
     """z of each row.
 
     Formal guarantees: a row of the result is a function of that row alone; see
-    the module.
+    the module. A row of zeros stays one: it stands for a row that is not there
+    (REPLACE_SPECIAL), and −A·μ would be a contribution.
 
     Returns:
       float32; NaN or infinities for a row that is not finite, or leaves
       float32, for whoever adds rows to refuse.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-      centred = embedding.astype(np.float32) - self.mean
-      if self.whitening is None:
-        return centred
-      return _product(centred, self.whitening)
+      mapped = embedding.astype(np.float32) - self.mean
+      if self.whitening is not None:
+        mapped = _product(mapped, self.whitening)
+    mapped[~embedding.any(axis=1)] = 0
+    return mapped
 
   def folded(self, head: LinearHead) -> LinearHead:
     """The head of rows as they are that a head of mapped rows amounts to.

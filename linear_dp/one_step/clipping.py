@@ -150,10 +150,11 @@ class ClippedGradientGrid:
       embedding_norm: [rows] float32, L2 norm of each stored embedding.
 
     Returns:
-      [rows] float32; 0 for a row of zeros, or shorter than about 3e-33.
+      [rows] float32; 0 for a row of zeros, the null row, which so adds nothing,
+      not even its bias; and, without a bias, for one shorter than about 3e-33.
     """
     norm = np.asarray(embedding_norm, np.float64)
-    norm = np.sqrt(norm**2 + 1) if self.train_bias else norm
+    norm = np.sqrt(norm**2 + (norm > 0)) if self.train_bias else norm
     units = GRID_RADIUS * self.residual_norm / self.l2_clip_norm
     return row_scale(norm, self.row_dim, units)
 
@@ -170,9 +171,9 @@ class ClippedGradientGrid:
     is margin.
 
     Args:
-      relation: ADD_OR_REMOVE_ONE and REPLACE_SPECIAL (a unit against the null
-        unit, which contributes zero) cost Δ; REPLACE_ONE removes one and adds
-        another, 2Δ.
+      relation: ADD_OR_REMOVE_ONE and REPLACE_SPECIAL (the rows of a unit
+        against rows of zeros, whose scale is 0) cost Δ; REPLACE_ONE removes one
+        and adds another, 2Δ.
 
     Returns:
       Δ, or 2Δ.

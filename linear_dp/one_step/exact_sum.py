@@ -65,7 +65,7 @@ def exact_clipped_sum(
 
   | row                             | what happens                          |
   |---------------------------------|---------------------------------------|
-  | all zeros                       | adds zero (its bias, if trained)      |
+  | all zeros (the null row)        | adds zero, to the bias too            |
   | NaN or infinity anywhere        | InputError that names the example_id  |
   | norm stored too small           | InputError, by the integer check      |
   | norm stored too large, or zero  | the row counts for less, never more   |

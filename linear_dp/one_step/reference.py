@@ -30,11 +30,11 @@ def statistic(
   sums = [[0] * dim for _ in range(num_classes)]
   for row, label in zip(x.astype(np.float32), y, strict=True):
     norm = np.float32(math.sqrt(float((row.astype(np.float64) ** 2).sum())))
+    if norm == 0:
+      continue  # the null row: nothing, not even its bias
     norm = math.sqrt(float(norm) ** 2 + 1) if train_bias else float(norm)
     # u = rint(x̃·s): in steps of C/(B·‖r‖), and clipped a little early.
-    scale = B * residual / clip_norm
-    if norm > 0:
-      scale = min(scale, (B - math.sqrt(dim) / 2 - 1) / norm)
+    scale = min(B * residual / clip_norm, (B - math.sqrt(dim) / 2 - 1) / norm)
     one = [np.float32(1)] if train_bias else []
     for i, value in enumerate([*row, *one]):
       sums[label][i] += round(float(value * np.float32(scale)))

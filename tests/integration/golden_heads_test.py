@@ -7,6 +7,10 @@ door, with their receipts, tables, ledgers and caches, against
 Whatever a redesign moves or renames is said at the top of this file: in
 `main`, `door` and `make_quick`, in the words of the command line, and in
 RENAMED, REWORDED and MOVED_ON. What the redesign must not change comes after.
+
+One thing was changed on purpose: a row of zeros adds nothing any more where the
+bias is trained or where rows are centred by public ones. The runs with such a
+row were made again then; without it, old and new code gave the same bytes.
 """
 
 # ruff: noqa: E402
@@ -377,8 +381,10 @@ def reworded(text: str) -> str:
   return text
 
 
-def golden() -> tuple[dict[str, str], dict[str, Facts], dict[str, Weights]]:
-  """Platform, and facts and weights of each test, by the names of now."""
+def golden(
+  test: str,
+) -> tuple[dict[str, str], dict[str, Facts], dict[str, Weights]]:
+  """A test's platform, and facts and weights of all, by the names of now."""
   with np.load(GOLDEN) as file:
     told = json.loads(reworded(file["json"].tobytes().decode()))
     weights: dict[str, Weights] = {}
@@ -397,12 +403,12 @@ def golden() -> tuple[dict[str, str], dict[str, Facts], dict[str, Weights]]:
     }
     for test, places in told["facts"].items()
   }
-  return told["platform"], facts, weights
+  return told["made_again"].get(test, told["platform"]), facts, weights
 
 
 def check(test: str, found: Found) -> None:
   """Fails unless a test's facts and weights are the golden ones."""
-  made_on, all_facts, all_weights = golden()
+  made_on, all_facts, all_weights = golden(test)
   elsewhere = made_on != platform_of()
   facts, weights = all_facts[test], all_weights.get(test, {})
   # As JSON reads it back.
@@ -495,6 +501,7 @@ def write() -> None:
     found |= {f"notebook / {name}": notebook(DOOR[name]) for name in DOOR}
   told = {
     "platform": platform_of(),
+    "made_again": {},
     "facts": {test: facts for test, (facts, _) in found.items()},
   }
   np.savez_compressed(

@@ -170,13 +170,14 @@ def test_no_row_leaves_the_ball(rows, train_bias, initial_bias, l2_clip_norm):
   ):
     squared = sum(v * v for v in u)
     assert squared <= GRID_RADIUS**2
-    wanted = units * math.sqrt(float(norm) ** 2 + train_bias)
+    bias = 1.0 if train_bias and norm > 0 else 0.0  # but of a null row
+    wanted = units * math.sqrt(float(norm) ** 2 + bias)
     if wanted > GRID_RADIUS and norm > 1e-30:  # clipped, and hardly more
       assert squared >= (GRID_RADIUS - slack - 2) ** 2
     # (A row so short that it is told from zeros by no more counts as such.)
     is_short = wanted <= GRID_RADIUS - slack / 2 - 1
     if is_short and units < 1e38 and (train_bias or norm > 1e-32):
-      real = units * np.append(row.astype(np.float64), [1.0] * train_bias)
+      real = units * np.append(row.astype(np.float64), [bias] * train_bias)
       error = np.abs(np.array(u) - real)
       assert (error <= 0.5 + 2.0**-23 * np.abs(real)).all()
 

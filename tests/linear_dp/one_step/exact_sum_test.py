@@ -256,20 +256,24 @@ def test_honest_rows_are_never_refused(either_form, d, dtype):
 
 
 @pytest.mark.parametrize("train_bias", [False, True])
-def test_zero_rows_add_only_their_bias(either_form, train_bias):
-  block = make_block(np.zeros((9, D), np.float32), np.full(9, 2))
+@pytest.mark.parametrize("norm", [0.0, 1e-9])
+def test_zero_rows_add_nothing_and_short_ones_their_bias(
+  either_form, train_bias, norm
+):
+  rows = np.eye(1, D, dtype=np.float32).repeat(9, axis=0) * np.float32(norm)
+  block = make_block(rows, np.full(9, 2))
   found = sum_of(block, make_grid(train_bias=train_bias)).secret_class_sums
   assert not found[:, :D].any()
-  if train_bias:
+  assert np.count_nonzero(found) == (train_bias and norm > 0)
+  if train_bias and norm:
     # Its gradient has norm ‖r‖, just below C.
     units = GRID_RADIUS * make_grid().residual_norm
     assert found[2, D] == 9 * round(units)
-    assert np.count_nonzero(found) == 1
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_padding_never_counts(either_form, devices):
-  """With a trained bias even a row of zeros would be seen."""
+  """With a trained bias a row of zeros would be seen, had it a scale."""
   block = random_block(3, D, K)
   found = sum_of(block, devices=devices).secret_class_sums
   np.testing.assert_array_equal(found, integer_sums(block, make_grid()))
@@ -345,7 +349,7 @@ def test_the_edge_of_the_ball_is_checked_in_integers(either_form, beyond):
 def test_the_bias_counts_in_the_norm_of_a_row(either_form):
   """The features alone would fit, and so would the bias."""
   block = make_block(np.full((1, D), 0.9 / math.sqrt(D), np.float32), [0])
-  block = block.but(embedding_norm=np.zeros(1, np.float32))
+  block = block.but(embedding_norm=np.full(1, 1e-20, np.float32))
   sum_of(block, make_grid(train_bias=False))
   with pytest.raises(InputError, match="longer than its embedding_norm"):
     sum_of(block, make_grid(train_bias=True))
