@@ -14,7 +14,11 @@ InitName = Literal["zero", "normal", "lecun"]
 AblationAxis = Literal["optimizer", "init", "epochs", "batch", "clip"]
 MethodName = Literal[OptimizerName, "whitened", "least-squares", "multi-step"]
 HeadName = Literal[MethodName, "auto"]
-RelationName = Literal["add-or-remove-one", "replace-one", "replace-special"]
+RelationName = Literal["replace-special", "replace-one"]
+ADD_OR_REMOVE_ONE_IS_NO_MORE = (
+  "n is published, and tells one row more from one less; use replace-special (a"
+  " row, or nothing in its place), which takes the same noise"
+)
 ReleaseOrder = Literal["nested", "independent"]
 PublicUse = Literal["mean", "mean-and-covariance"]
 
@@ -157,13 +161,21 @@ class PrivacyConfig:
 
   Attributes:
     delta: δ of each head; choose it well below 1/n.
-    neighboring_relation: data sets that differ by an example added or removed,
-      by one replaced (twice the sensitivity), or by one replaced with nothing.
+    neighboring_relation: data sets that differ by one example, or nothing in
+      its place ("replace-special"), or by one and another in its place, which
+      takes twice the noise ("replace-one"). n is public, and the same in both.
     noise_seed: research only: draw the noise from this seed, which makes
       everything NOT PRIVATE and says so everywhere. Default: the operating
       system's entropy.
   """
 
   delta: float
-  neighboring_relation: RelationName = "add-or-remove-one"
+  neighboring_relation: RelationName = "replace-special"
   noise_seed: int | None = None
+
+  def __post_init__(self):
+    if self.neighboring_relation not in get_args(RelationName):
+      raise InputError(
+        f"neighboring_relation={self.neighboring_relation!r} is none of"
+        f" {', '.join(get_args(RelationName))}: {ADD_OR_REMOVE_ONE_IS_NO_MORE}."
+      )

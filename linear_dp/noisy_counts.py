@@ -6,9 +6,9 @@ those among its first five. What leaves is
 
     clip((c + round(Z)) / n, 0, 1),   Z ~ N(0, (σ·√m)²)^m,   m = len(c)
 
-*Sensitivity.* An example, added, removed or replaced, moves each count by −1, 0
-or 1: in each relation ‖c − c′‖₂ ≤ √m, and a row that all heads get right, and
-then none, attains it.
+*Sensitivity.* An example with another in its place, or nothing, which no head
+gets right, moves each count by −1, 0 or 1: in each relation ‖c − c′‖₂ ≤ √m, and
+a row that all heads get right, and then none, attains it.
 
 *Privacy.* c is a vector of integers, so c + round(Z) = round(c + Z) is
 post-processing of the Gaussian mechanism, and so are the division by the public
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
 
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement
 from oneshot_dp.linear_dp.evaluate import Accuracy, SecretHits
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
@@ -47,11 +48,12 @@ class CountPlan:
   epsilon: float
   delta: float
   neighboring_relation: NeighboringRelation = (
-    NeighboringRelation.ADD_OR_REMOVE_ONE
+    NeighboringRelation.REPLACE_SPECIAL
   )
 
   def __post_init__(self):
     accounting.check_budget(self.epsilon, self.delta)
+    changed_units(self.neighboring_relation)  # what it refuses
     accounting.check_noise_multiplier(
       self.noise_multiplier, self.epsilon, "no accuracy could be seen"
     )
@@ -63,10 +65,10 @@ class CountPlan:
 
   @property
   def event(self) -> DpEvent:
-    """What pays for it: exact for an example added or removed.
+    """What pays for it: exact for an example, or nothing in its place.
 
-    For one replaced the sensitivity is the same, and whoever counts it double,
-    as the ledger does, counts too much rather than too little.
+    For one and another in its place the sensitivity is the same, and whoever
+    counts it double, as the ledger does, counts too much, not too little.
     """
     return GaussianDpEvent(self.noise_multiplier)
 

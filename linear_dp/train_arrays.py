@@ -29,7 +29,7 @@ def train_head(
   head: str | HeadConfig = "lamb",
   unit_ids: Numbers | None = None,
   neighboring_relation: NeighboringRelation = (
-    NeighboringRelation.ADD_OR_REMOVE_ONE
+    NeighboringRelation.REPLACE_SPECIAL
   ),
   source: NoiseSource | None = None,
   charge: Charging | None = None,
@@ -97,7 +97,7 @@ def train_heads(
   head: str | HeadConfig = "lamb",
   unit_ids: Numbers | None = None,
   neighboring_relation: NeighboringRelation = (
-    NeighboringRelation.ADD_OR_REMOVE_ONE
+    NeighboringRelation.REPLACE_SPECIAL
   ),
   source: NoiseSource | None = None,
   charge: Charging | None = None,
@@ -143,7 +143,8 @@ def train_heads(
     unit_ids: [n] integers, whose each row is, where a person may have many: the
       guarantee is then about all rows of a unit. For heads of one step; None is
       a unit per row.
-    neighboring_relation: which data sets count as neighbours.
+    neighboring_relation: which data sets count as neighbours, with n known: a
+      unit, or nothing in its place (REPLACE_SPECIAL); or another (REPLACE_ONE).
     source: the random bits; None is the operating system's. A seeded source is
       for research, and marks the heads NOT PRIVATE.
     charge: called once, with plan and source, before any noise; may refuse.

@@ -41,7 +41,7 @@ from tests.pipeline.saved_head.receipt_test import changed, leaves, without
 
 DELTA = 1e-5
 DRAWS = 2
-RELATIONS = ("add-or-remove-one", "replace-one", "replace-special")
+RELATIONS = ("replace-special", "replace-one")
 NOISE = re.compile(r".*noise_(multiplier|sd)")
 UNREAD = {"name", "statistic", "sensitivity", "accountant"}
 Receipt = dict[str, Any]
@@ -393,7 +393,7 @@ class HeadContract:
       Cap(
         max_epsilon=7.9,
         max_delta=DELTA,
-        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
       )
     )
     with pytest.raises(InputError, match="would break the cap"):

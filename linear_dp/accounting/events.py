@@ -1,8 +1,8 @@
 """What a `DpEvent` costs: exact for Gaussians, rounded up for samples of rows.
 
 A noise multiplier in an event is the noise's standard deviation over the L2
-sensitivity to one privacy unit added or removed, whatever relation the ε of the
-release was stated in.
+sensitivity to one privacy unit against nothing in its place, whatever relation
+the ε of the release was stated in.
 
 Gaussian mechanisms on all rows compose exactly (`gaussian.compose`). A step on
 a Poisson sample costs less than its noise alone would, and not the same as any
@@ -34,6 +34,7 @@ from dp_accounting.pld.privacy_loss_distribution import (
 )
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import ADD_OR_REMOVE_ONE_IS_NO_MORE
 from oneshot_dp.linear_dp.accounting import gaussian
 
 ACCOUNTANT = (
@@ -54,6 +55,16 @@ _KNOWN: dict[str, type[DpEvent]] = {
 }
 
 
+CHANGED_UNITS = {
+  NeighboringRelation.REPLACE_SPECIAL: 1,
+  NeighboringRelation.REPLACE_ONE: 2,
+}
+"""Relations that a guarantee may be stated in, all with n public: a unit, or
+nothing in its place; or another. With the units that differ, in whose
+sensitivity all noise multipliers here are stated, so that a σ in one relation
+is σ · changed / changed in the other."""
+
+
 class Steps(NamedTuple):
   """Gaussian mechanisms, each on a Poisson sample of the rows.
 
@@ -69,8 +80,34 @@ class Steps(NamedTuple):
 
 
 def changed_units(relation: NeighboringRelation) -> int:
-  """Units that differ between neighbours: one out, one out and one in."""
-  return 2 if relation is NeighboringRelation.REPLACE_ONE else 1
+  """Units that differ between neighbours: one out, or one out and one in.
+
+  >>> [changed_units(relation) for relation in CHANGED_UNITS]
+  [1, 2]
+
+  Raises:
+    InputError: n would not be public.
+  """
+  if relation not in CHANGED_UNITS:
+    raise InputError(
+      f"neighboring_relation={relation.name}: {ADD_OR_REMOVE_ONE_IS_NO_MORE}."
+    )
+  return CHANGED_UNITS[relation]
+
+
+def relation_of(name: str) -> NeighboringRelation:
+  """A relation by its name in receipts and ledgers, those of before included.
+
+  ADD_OR_REMOVE_ONE held only for whoever does not know n, which receipts give.
+  For all others the same noise has the same ε in REPLACE_SPECIAL.
+
+  Raises:
+    KeyError: there is no such relation.
+  """
+  relation = NeighboringRelation[name]
+  if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+    return NeighboringRelation.REPLACE_SPECIAL
+  return relation
 
 
 def composed(events: Sequence[DpEvent]) -> DpEvent:
@@ -112,7 +149,7 @@ def parts_of(event: DpEvent) -> tuple[list[float], list[Steps]]:
 def epsilon_of_event(
   event: DpEvent,
   delta: float,
-  relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+  relation: NeighboringRelation = NeighboringRelation.REPLACE_SPECIAL,
 ) -> float:
   """ε of everything in an event together.
 
@@ -121,7 +158,7 @@ def epsilon_of_event(
   2.123
 
   Args:
-    event: noise multipliers of one unit added or removed.
+    event: noise multipliers for one unit, or nothing in its place.
     delta: δ in (0, 1), at least 1e-12 where there are samples.
     relation: which data sets count as neighbours. One unit replaced is one
       removed and one added: at most twice the sensitivity, and exactly that for
@@ -134,7 +171,8 @@ def epsilon_of_event(
     InputError: δ is too small, or something cannot be composed.
   """
   gaussians, sampled = parts_of(event)
-  sigmas = [sigma / changed_units(relation) for sigma in gaussians]
+  units = changed_units(relation)
+  sigmas = [sigma / units for sigma in gaussians]
   if not sampled:
     if not sigmas:
       return 0.0

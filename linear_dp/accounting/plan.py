@@ -33,7 +33,7 @@ class PrivacyStatement:
 
   >>> from dp_accounting import NeighboringRelation
   >>> statement = PrivacyStatement.without_privacy(
-  ...   1e-6, NeighboringRelation.ADD_OR_REMOVE_ONE
+  ...   1e-6, NeighboringRelation.REPLACE_SPECIAL
   ... )
   >>> statement.epsilon, statement.is_private, statement.noise_source
   (inf, False, 'none: NOT PRIVATE')
@@ -128,14 +128,15 @@ class ReleasePlan:
 
   Raises:
     InputError: no ε, or one twice; an ε or δ that is no guarantee, or needs
-      more noise than anything could be seen through; no draw; sampling of
-      nested releases, or where a neighbour has an example replaced.
+      more noise than anything could be seen through; no draw; a relation in
+      which n is not public; sampling of nested releases, or where a neighbour
+      has another example in one's place.
   """
 
   epsilons: tuple[float, ...]
   delta: float
   neighboring_relation: NeighboringRelation = (
-    NeighboringRelation.ADD_OR_REMOVE_ONE
+    NeighboringRelation.REPLACE_SPECIAL
   )
   order: ReleaseOrder = "nested"
   num_draws: int = 1
@@ -146,6 +147,7 @@ class ReleasePlan:
       accounting.check_budget(epsilon, self.delta)
     if not self.epsilons:
       raise InputError("epsilons is empty: give at least one.")
+    changed_units(self.neighboring_relation)  # what it refuses
     if self.sampling:
       self._check_sampling()
     ordered = sorted(self.epsilons)
@@ -171,8 +173,9 @@ class ReleasePlan:
       )
     if self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
       raise InputError(
-        "random batches are accounted for where an example is added or removed;"
-        " leave out --neighboring-relation replace-one, or use full batches."
+        "random batches are accounted for where nothing takes an example's"
+        " place; leave out --neighboring-relation replace-one, or use full"
+        " batches."
       )
 
   @functools.cached_property
@@ -199,7 +202,7 @@ class ReleasePlan:
 
   @property
   def event(self) -> DpEvent:
-    """What pays for the plan: its noise for one unit added or removed."""
+    """What pays for the plan: its noise for one unit, or nothing instead."""
     return event_of_draws(
       self._paying, self.num_draws, self.neighboring_relation, self.sampling
     )
@@ -216,7 +219,7 @@ def event_of_draws(
   relation: NeighboringRelation,
   sampling: PoissonSampling | None,
 ) -> DpEvent:
-  """What pays for draws of releases, with noise for one unit added or removed.
+  """What pays for draws of releases: noise for one unit, or nothing instead.
 
   Args:
     noise_multipliers: σ of each release of a draw, in the relation.

@@ -55,7 +55,7 @@ class PoissonSampling:
     return _calibrated(self, float(epsilon), float(delta))
 
   def epsilon_of(self, sigma: float, delta: float) -> float:
-    """ε of all steps together, rounded up, a row being added or removed."""
+    """ε of all steps together, rounded up: a row, or nothing in its place."""
     return epsilon_of_event(self.event(sigma), delta)
 
 

@@ -56,7 +56,7 @@ def privacy_section(
     "accountant": events.ACCOUNTANT if sampling else gaussian.ACCOUNTANT,
     "epsilon_by_relation": {
       other.name: epsilon_of(statement.delta, other)
-      for other in NeighboringRelation
+      for other in events.CHANGED_UNITS
     },
     "epsilon_by_delta": {
       delta: epsilon_of(float(delta), relation) for delta in _CURVE_DELTAS

@@ -42,7 +42,7 @@ class ClippedGradientGrid:
   `sensitivity()`.
 
   >>> grid = ClippedGradientGrid(num_classes=10, feature_dim=64)
-  >>> grid.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE) * grid.step
+  >>> grid.sensitivity(NeighboringRelation.REPLACE_SPECIAL) * grid.step
   1.0000...
 
   Attributes:

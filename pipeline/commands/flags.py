@@ -25,7 +25,11 @@ NumDraws = Annotated[
   ),
 ]
 Relation = Annotated[
-  RelationName, arg(help="Which data sets count as neighbours.")
+  RelationName,
+  arg(
+    help="Which data sets count as neighbours, n being known: one example, or"
+    " nothing in its place (replace-special), or another (replace-one)."
+  ),
 ]
 NoiseSeed = Annotated[
   int | None,

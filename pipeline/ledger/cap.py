@@ -10,7 +10,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
 from scipy import optimize
 
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
-from oneshot_dp.linear_dp.accounting.events import changed_units
+from oneshot_dp.linear_dp.accounting.events import changed_units, relation_of
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.pipeline.ledger.spending import CAP, Spending, spending_of
 
@@ -44,6 +44,7 @@ class Cap:
 
   def __post_init__(self):
     accounting.check_budget(self.max_epsilon, self.max_delta)
+    changed_units(self.neighboring_relation)  # what it refuses
 
   @functools.cached_property
   def least_noise(self) -> float:
@@ -164,7 +165,7 @@ def caps(entries: Iterable[dict[str, Any]]) -> list[Cap]:
     Cap(
       max_epsilon=entry["max_epsilon"],
       max_delta=entry["max_delta"],
-      neighboring_relation=NeighboringRelation[entry["neighboring_relation"]],
+      neighboring_relation=relation_of(entry["neighboring_relation"]),
     )
     for entry in entries
     if entry.get("kind") == CAP

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import NeighboringRelation
-
+from oneshot_dp.linear_dp.accounting.events import relation_of
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -65,7 +64,7 @@ def _in_words(path: Path, entries: Sequence[dict[str, Any]]) -> str:
   costs = []
   if private:
     delta = private[0]["delta"]
-    relation = NeighboringRelation[private[0]["neighboring_relation"]]
+    relation = relation_of(private[0]["neighboring_relation"])
     epsilon = spending_of(private, relation).epsilon(delta)
     costs.append(
       f"epsilon {printable(epsilon)} at delta {printable(delta)}"

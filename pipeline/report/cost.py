@@ -78,7 +78,7 @@ def _cost(run: RunRecord) -> RunCost:
 
   def epsilon_of(*events: DpEvent) -> float:
     # Without noise nothing composes.
-    (relation,) = relations or {"ADD_OR_REMOVE_ONE"}
+    (relation,) = relations or {"REPLACE_SPECIAL"}
     return epsilon_of_event(
       composed(events), run.delta, NeighboringRelation[relation]
     )

@@ -20,9 +20,8 @@ from oneshot_dp.pipeline.runs.results import mean_top1, spread_top1
 
 _TEMPLATE = "report.html.j2"
 _NEIGHBOURS = {
-  "ADD_OR_REMOVE_ONE": "is in the data or not",
-  "REPLACE_ONE": "is in the data or another in its place",
-  "REPLACE_SPECIAL": "is in the data or blanked out",
+  "REPLACE_SPECIAL": "is in the data, or nothing in its place,",
+  "REPLACE_ONE": "is in the data, or another in its place,",
 }
 
 

@@ -24,7 +24,7 @@ from oneshot_dp.extract.cache.identity import sha256_of
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM, TrainedHead
-from oneshot_dp.pipeline.saved_head.earlier_receipt import upgraded
+from oneshot_dp.pipeline.saved_head.earlier_receipt import notes_on, upgraded
 from oneshot_dp.pipeline.saved_head.make_receipt import make_receipt
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 
@@ -43,11 +43,13 @@ class SavedHead:
     head: the weights.
     receipt: its privacy statement, in the fields of this version.
     receipt_sha256: digest of the receipt as it was written.
+    notes: what is to be known of it, if an earlier version wrote it.
   """
 
   head: LinearHead
   receipt: dict[str, Any]
   receipt_sha256: str
+  notes: tuple[str, ...] = ()
 
 
 def write_head(
@@ -121,5 +123,8 @@ def read_head(directory: Path) -> SavedHead:
       f"{directory / RECEIPT_FILE} is damaged ({error}); train the head again."
     ) from error
   return SavedHead(
-    head=head, receipt=upgraded(receipt), receipt_sha256=sha256_of(receipt)
+    head=head,
+    receipt=upgraded(receipt),
+    receipt_sha256=sha256_of(receipt),
+    notes=tuple(notes_on(receipt)),
   )

@@ -4,10 +4,24 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from oneshot_dp.linear_dp.accounting.events import event_as_json
+from oneshot_dp.linear_dp.accounting.events import event_as_json, relation_of
 from oneshot_dp.linear_dp.accounting.plan import event_of_draws
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.pipeline.saved_head.make_receipt import FORMAT_VERSION
+
+_NO_LONGER = NeighboringRelation.ADD_OR_REMOVE_ONE.name
+_CARD = {
+  "layer unknown": "embedding unknown",
+  " is added or removed: whoever": " is in the data or nothing in its place:"
+  " whoever",
+  " is replaced by nothing: whoever": " is in the data or nothing in its place:"
+  " whoever",
+  " is replaced by another: whoever": " is in the data or another in its place:"
+  " whoever",
+  "knows all the rest of the data and starts": "knows the number of examples"
+  " and all the rest of the data, and starts",
+}
+"""Words of earlier cards, and those of this version."""
 
 
 def upgraded(receipt: dict[str, Any]) -> dict[str, Any]:
@@ -16,34 +30,72 @@ def upgraded(receipt: dict[str, Any]) -> dict[str, Any]:
   What is damaged, or of no version that is known, is returned as it is: the
   check of a receipt says what is wrong with it.
   """
-  if receipt.get("format_version") != 1:
-    return receipt
   try:
-    mechanism = dict(receipt["mechanism"])
-    if mechanism["kind"] == "one step":
-      mechanism["kind"] = "one-step"
-    composition = dict(receipt["composition"])
-    sigmas = composition.pop("noise_multipliers_charged")
-    draws = composition["num_draws"]
-    of_draw = sigmas[: len(sigmas) // draws]
-    if of_draw * draws != sigmas:
-      return receipt
-    event = event_of_draws(
-      of_draw,
-      draws,
-      NeighboringRelation[receipt["privacy"]["neighboring_relation"]],
-      mechanism_of(mechanism).sampling,
-    )
-    composition["dp_event"] = event_as_json(event)
+    if receipt.get("format_version") == 1:
+      receipt = _with_events(receipt)
+    if receipt.get("format_version") == 2:
+      receipt = _with_public_n(receipt)
   except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-    return receipt
+    pass
+  return receipt
+
+
+def upgraded_card(card: str) -> str:
+  """A model card in the words of this version."""
+  for words, now in _CARD.items():
+    card = card.replace(words, now)
+  return card
+
+
+def notes_on(receipt: dict[str, Any]) -> list[str]:
+  """What is to be known of a receipt that an earlier version wrote.
+
+  Args:
+    receipt: as it was written.
+  """
+  notes = []
+  if receipt.get("privacy", {}).get("neighboring_relation") == _NO_LONGER:
+    notes.append(
+      f"it was stated in {_NO_LONGER}, which held only for whoever does not"
+      " know n, and the receipt gives n: read REPLACE_SPECIAL (an example, or"
+      " nothing in its place), at the same epsilon"
+    )
+  return notes
+
+
+def _with_events(receipt: dict[str, Any]) -> dict[str, Any]:
+  """Format 1, which listed noise multipliers, as format 2."""
+  mechanism = dict(receipt["mechanism"])
+  if mechanism["kind"] == "one step":
+    mechanism["kind"] = "one-step"
+  composition = dict(receipt["composition"])
+  sigmas = composition.pop("noise_multipliers_charged")
+  draws = composition["num_draws"]
+  of_draw = sigmas[: len(sigmas) // draws]
+  if of_draw * draws != sigmas:
+    raise ValueError("draws that differ")
+  event = event_of_draws(
+    of_draw,
+    draws,
+    relation_of(receipt["privacy"]["neighboring_relation"]),
+    mechanism_of(mechanism).sampling,
+  )
+  composition["dp_event"] = event_as_json(event)
   return receipt | {
-    "format_version": FORMAT_VERSION,
+    "format_version": 2,
     "mechanism": mechanism,
     "composition": composition,
   }
 
 
-def upgraded_card(card: str) -> str:
-  """A model card in the words of this version."""
-  return card.replace("layer unknown", "embedding unknown")
+def _with_public_n(receipt: dict[str, Any]) -> dict[str, Any]:
+  """Format 2, which had a relation in which n was not public, as format 3."""
+  privacy = dict(receipt["privacy"])
+  relation = privacy["neighboring_relation"]
+  privacy["neighboring_relation"] = relation_of(relation).name
+  by_relation = dict(privacy["epsilon_by_relation"])
+  same = by_relation["REPLACE_SPECIAL"]
+  if by_relation.pop(_NO_LONGER) != same:
+    raise ValueError("the same noise at two epsilons")
+  privacy["epsilon_by_relation"] = by_relation
+  return receipt | {"format_version": FORMAT_VERSION, "privacy": privacy}

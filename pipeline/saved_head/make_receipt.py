@@ -14,7 +14,7 @@ from oneshot_dp.linear_dp.accounting.sections import (
 from oneshot_dp.linear_dp.trainer import UNCLIPPED, TrainedHead
 from oneshot_dp.pipeline.saved_head.public_record import ASSUMPTION, SETTING
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _ASSUMPTIONS = (
   "n (num_examples), the number of classes, their names and the names of the"

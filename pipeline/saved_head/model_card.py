@@ -109,16 +109,16 @@ def _promise(receipt: dict[str, Any]) -> str:
   if privacy["privacy_unit"] != EXAMPLE_UNIT:
     unit += ", with all its examples,"
   neighbours = {
-    "ADD_OR_REMOVE_ONE": f"{unit} is added or removed",
-    "REPLACE_ONE": f"{unit} is replaced by another",
-    "REPLACE_SPECIAL": f"{unit} is replaced by nothing",
+    "REPLACE_SPECIAL": f"{unit} is in the data or nothing in its place",
+    "REPLACE_ONE": f"{unit} is in the data or another in its place",
   }[privacy["neighboring_relation"]]
   most = right_guesses(privacy["epsilon"], privacy["delta"])
   return (
     "Differentially private with"
     f" **epsilon = {printable(privacy['epsilon'])}** at"
     f" **delta = {printable(privacy['delta'])}** when {neighbours}: whoever"
-    " sees this head, knows all the rest of the data and starts at even odds"
+    " sees this head, knows the number of examples and all the rest of the"
+    " data, and starts at even odds"
     " guesses right which of the two it was at most"
     f" {math.ceil(10_000 * most) / 100:g} % of the time."
   )

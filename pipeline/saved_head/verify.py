@@ -8,7 +8,8 @@ from typing import Any
 
 from dp_accounting import DpEvent
 
-from oneshot_dp.linear_dp.accounting.events import parts_of
+from oneshot_dp.extract.cache.identity import sha256_of
+from oneshot_dp.linear_dp.accounting.events import parts_of, relation_of
 from oneshot_dp.linear_dp.accounting.plan import BASELINE_NOISE, NOT_PRIVATE
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
@@ -71,6 +72,7 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
   conclusion = "the receipt follows from the noise, and fits the weights"
   if saved.receipt.get("private") is not True:
     conclusion += f"; this head is {NOT_PRIVATE}"
+  conclusion = "; ".join([conclusion, *saved.notes])
   if found:  # a receipt that is no receipt names no entry
     return HeadCheck(problems=tuple(found), conclusion=conclusion)
   ledger = Ledger(saved.receipt["data"]["dataset"], ledger_dir)
@@ -100,11 +102,11 @@ def _problems_of_files(directory: Path, saved: SavedHead) -> Iterator[str]:
   found = UNIT_NORM if saved.head.unit_norm else AS_STORED
   if found != stated:
     yield f"the kernel is for {found!r}, the receipt says {stated!r}."
-  card = directory / CARD_FILE
   try:
-    says_the_same = upgraded_card(card.read_text()) == model_card(
-      receipt, saved.receipt_sha256
-    )
+    card = (directory / CARD_FILE).read_text()
+    if saved.receipt_sha256 != sha256_of(receipt):
+      card = upgraded_card(card)
+    says_the_same = card == model_card(receipt, saved.receipt_sha256)
   except (ArithmeticError, KeyError, OSError, TypeError, ValueError):
     says_the_same = False
   if not says_the_same:
@@ -119,6 +121,9 @@ def _problems_of_charge(receipt: dict[str, Any], ledger: Ledger) -> list[str]:
     return [f"ledger_entry {name[:12]} is not in {ledger.path}."]
   charge = _charge_of(receipt)
   expected = charge.as_json()
+  if "neighboring_relation" in paid:
+    relation = relation_of(paid["neighboring_relation"])
+    paid = paid | {"neighboring_relation": relation.name}
   if charge.kind == "baseline" or paid.get("kind") != charge.kind:
     del expected["dp_event"]  # a baseline of before, or a cap, has none
   else:

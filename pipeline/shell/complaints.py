@@ -4,7 +4,11 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 
+from oneshot_dp.configs.head_config import ADD_OR_REMOVE_ONE_IS_NO_MORE
+
 _CLOSE = 0.7
+_NO_MORE = {"add-or-remove-one": f"{ADD_OR_REMOVE_ONE_IS_NO_MORE};"}
+"""Choices that there were, and what to choose now."""
 _RULE = re.compile(r"[─-]{3}")
 _UNRECOGNIZED = "Unrecognized options:"
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
@@ -51,7 +55,7 @@ def in_one_line(
     hint
     for flag in _unrecognized(message)
     if (hint := did_you_mean(flag, known_flags()))
-  ]
+  ] + [hint for choice, hint in _NO_MORE.items() if choice in message]
   return " ".join([f"{message};", *hints, f"see {prog} --help"])
 
 

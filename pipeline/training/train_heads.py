@@ -31,9 +31,8 @@ from oneshot_dp.pipeline.training.public_rows import (
 )
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
-  "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
-  "replace-one": NeighboringRelation.REPLACE_ONE,
   "replace-special": NeighboringRelation.REPLACE_SPECIAL,
+  "replace-one": NeighboringRelation.REPLACE_ONE,
 }
 
 

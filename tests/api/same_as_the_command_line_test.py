@@ -39,7 +39,7 @@ def check_same(
   data,
   folder,
   config,
-  relation: RelationName = "add-or-remove-one",
+  relation: RelationName = "replace-special",
   units=False,
 ):
   embedding, label = data

@@ -78,7 +78,7 @@ def measure(path: Path, steps: int) -> float:
   multi_step.train(
     rows,
     rule,
-    NeighboringRelation.ADD_OR_REMOVE_ONE,
+    NeighboringRelation.REPLACE_SPECIAL,
     NoiseSource(),
     lambda: ends.append(time.perf_counter()),
   )

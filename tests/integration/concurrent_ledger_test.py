@@ -21,7 +21,7 @@ from tests.integration import releasing
 from tests.pipeline import paid
 from tests.pipeline.command_line import ROOT
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class TestKilledReleases:
       least[r["entry"]] = min(sigma, least.get(r["entry"], sigma))
     # One draw is post-processing of its least noisy head.
     sigma = accounting.compose(least.values())
-    spent = ledger.spending(ADD_OR_REMOVE)
+    spent = ledger.spending(REPLACE_SPECIAL)
     assert spent.noise_multiplier is not None
     assert spent.noise_multiplier <= sigma * (1 + 1e-12)
     assert spent.charges >= len(least) >= releasing.RELEASES

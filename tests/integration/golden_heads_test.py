@@ -82,12 +82,16 @@ brings all that is in it along. Columns of results.csv are "results.seed"."""
 REWORDED: dict[str, str] = {
   "-seed-": "-draw-",
   'kind": "one step"': 'kind": "one-step"',
+  # n is published, so the same noise is stated in the relation that holds.
+  'neighboring_relation": "ADD_OR_REMOVE_ONE"': 'neighboring_relation":'
+  ' "REPLACE_SPECIAL"',
 }
 """Text in the golden file that is another now: "-seed-" in names of folders,
 say, or a sentence of a receipt."""
 MOVED_ON: tuple[str, ...] = (
   "ledger.nonce",
   "receipt.format_version",
+  "receipt.privacy.epsilon_by_relation.ADD_OR_REMOVE_ONE",
   "receipt.composition.noise_multipliers_charged",
   "receipt.composition.dp_event",
   "ledger.mechanisms",

@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
+from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.evaluate import SecretHits, count_hits
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
@@ -38,7 +38,7 @@ def noise_of(hits, plan, seed) -> np.ndarray:
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])
-@pytest.mark.parametrize("relation", NeighboringRelation)
+@pytest.mark.parametrize("relation", CHANGED_UNITS)
 def test_the_noise_has_the_law_that_the_statement_says(epsilon, relation):
   hits, delta = secret(), 1e-6
   plan = CountPlan(epsilon=epsilon, delta=delta, neighboring_relation=relation)

@@ -13,6 +13,7 @@ from dp_accounting.pld import PLDAccountant
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, StepsConfig
+from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.head import LinearHead
@@ -28,7 +29,7 @@ from oneshot_dp.linear_dp.train_arrays import train_head, train_heads
 
 N, D, K = 400, 6, 3
 DELTA = 1e-4
-ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +168,7 @@ def test_learns_says_so_and_prints_nothing(data, head, capfd):
   assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("relation", NeighboringRelation)
+@pytest.mark.parametrize("relation", CHANGED_UNITS)
 def test_epsilon_of_the_receipt_follows_from_its_noise(data, relation):
   (head,) = train(data, neighboring_relation=relation)
   receipt = head.receipt()
@@ -275,6 +276,10 @@ def test_a_refused_charge_draws_nothing(data):
     ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
     ({"delta": 1.0}, r"delta=1\.0 must lie"),
     ({"head": HeadConfig(eps=-1.0)}, r"eps=-1\.0 must be finite"),
+    (
+      {"neighboring_relation": NeighboringRelation.ADD_OR_REMOVE_ONE},
+      r"neighboring_relation=ADD_OR_REMOVE_ONE: n is published",
+    ),
     ({"num_classes": 1}, r"num_classes=1"),
     ({"num_classes": 2}, r"labels\[\d+\] is not one of the num_classes=2"),
     ({"head": "svm"}, r"head='svm' must be one of lamb, adam, momentum, least"),

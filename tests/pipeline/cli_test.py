@@ -33,9 +33,28 @@ class TestCommandLine:
         "Unrecognized options: --heed, 1; did you mean --head? see oneshot-dp"
         " audit --help",
       ),
+      *(
+        (
+          f"{command} --neighboring-relation add-or-remove-one",
+          "invalid choice 'add-or-remove-one' for argument"
+          " '--neighboring-relation'. Expected one of ('replace-special',"
+          " 'replace-one').; n is published, and tells one row more from one"
+          " less; use replace-special (a row, or nothing in its place), which"
+          f" takes the same noise; see oneshot-dp {name} --help",
+        )
+        for name, command in (
+          ("train", "train --cache x --epsilon 1 --delta 1e-5 --out y"),
+          ("evaluate", "evaluate x --cache y --private-eval 1 --delta 1e-5"),
+          ("figures", "figures --cache x --eval-cache y --out z"),
+          (
+            "budget set",
+            "budget set --cache x --max-epsilon 1 --max-delta 0.1",
+          ),
+        )
+      ),
     ],
   )
-  def test_one_guess_for_each_unknown_flag(self, capsys, words, said):
+  def test_one_hint_for_each_mistake(self, capsys, words, said):
     assert fails(capsys, *words.split()) == said
 
   def test_help_shows_the_experiments_own_defaults(self, capsys):

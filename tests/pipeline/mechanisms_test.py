@@ -4,8 +4,8 @@ import dataclasses
 import json
 
 import pytest
-from dp_accounting import NeighboringRelation
 
+from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
@@ -79,7 +79,7 @@ def test_an_unknown_kind(kind):
 
 
 @pytest.mark.parametrize("name", sorted(MECHANISMS))
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
+@pytest.mark.parametrize("relation", list(CHANGED_UNITS))
 def test_sensitivity(name, relation):
   """Whitened: noise is stated in units of the sensitivity."""
   mechanism = MECHANISMS[name]

@@ -7,11 +7,12 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import PrivacyConfig, RelationName
+from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.pipeline.commands.flags import (
   LedgerDir,
   NoiseSeed,
   RealLabelsFile,
+  Relation,
 )
 from oneshot_dp.pipeline.shell.answer import Answer
 
@@ -40,8 +41,7 @@ class Flags:
   set; score many heads at once with `sweep`."""
   delta: float | None = None
   """Delta of --private-eval; well below 1 / rows of the cache."""
-  neighboring_relation: RelationName = "add-or-remove-one"
-  """Which data sets count as neighbours; the noise is the same for all."""
+  neighboring_relation: Relation = "replace-special"
   noise_seed: NoiseSeed = None
   ledger_dir: LedgerDir = None
 

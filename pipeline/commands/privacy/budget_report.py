@@ -9,7 +9,7 @@ from dp_accounting import NeighboringRelation
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.extract.cache.reader import open_cache
-from oneshot_dp.linear_dp.accounting.events import LEAST_DELTA
+from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS, LEAST_DELTA
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of, caps
@@ -19,10 +19,6 @@ from oneshot_dp.pipeline.training.train_heads import cache_ledger
 
 _SHORT = 12
 """Digits of a SHA-256 that a person reads."""
-_RELATIONS = (
-  NeighboringRelation.ADD_OR_REMOVE_ONE,
-  NeighboringRelation.REPLACE_ONE,
-)
 _KEPT = {"private_digest", "nonce"}
 """What stays in the ledger: a digest of private rows tells whoever holds a
 candidate that it is the one, and the nonce hides it in the names of entries."""
@@ -60,12 +56,12 @@ def budget_report(
     )
   else:
     delta = _delta_of_total(entries, cap) if delta is None else delta
-    totals = {r: spending_of(entries, r) for r in _RELATIONS}
+    totals = {r: spending_of(entries, r) for r in CHANGED_UNITS}
     lines += _totals(totals, delta)
     facts["spent"] = {
       "delta": delta,
       "epsilon": {r.name: s.epsilon(delta) for r, s in totals.items()},
-      "not_private": totals[_RELATIONS[0]].not_private,
+      "not_private": totals[NeighboringRelation.REPLACE_ONE].not_private,
     }
   if cap:
     relation = cap.neighboring_relation

@@ -27,7 +27,7 @@ class Flags:
   """Epsilon of everything together."""
   max_delta: float
   """Delta of everything together: the delta at which max-epsilon must hold."""
-  neighboring_relation: Relation = "add-or-remove-one"
+  neighboring_relation: Relation = "replace-special"
   ledger_dir: LedgerDir = None
 
 

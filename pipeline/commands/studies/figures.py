@@ -44,7 +44,7 @@ class Flags(RunFlags):
   references: FlagCreatePairsOff[bool] = False
   """Draw the published numbers, which are of ImageNet, whatever the data set is
   called."""
-  neighboring_relation: Relation = "add-or-remove-one"
+  neighboring_relation: Relation = "replace-special"
   noise_seed: NoiseSeed = None
 
 

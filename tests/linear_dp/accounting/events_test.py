@@ -25,13 +25,15 @@ from oneshot_dp.linear_dp.accounting.events import (
   event_as_json,
   event_from_json,
   parts_of,
+  relation_of,
   repeated,
 )
 from oneshot_dp.linear_dp.accounting.gaussian import compose, epsilon_of
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noisy_counts import CountPlan
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
-SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 def steps(q: float, count: int, sigma: float) -> SelfComposedDpEvent:
@@ -49,8 +51,8 @@ def by_pld(event: DpEvent, delta: float, interval: float, relation) -> float:
 @pytest.mark.parametrize(
   ("event", "relation", "finer"),
   [
-    (steps(0.01, 50, 0.6), ADD_OR_REMOVE, 3e-4),
-    (steps(0.05, 5, 1.6), SPECIAL, 5e-5),
+    (steps(0.01, 50, 0.6), REPLACE_SPECIAL, 3e-4),
+    (steps(0.05, 5, 1.6), REPLACE_SPECIAL, 5e-5),
     (steps(0.1, 4, 1.0), REPLACE, 3e-4),
     (
       ComposedDpEvent(
@@ -60,7 +62,7 @@ def by_pld(event: DpEvent, delta: float, interval: float, relation) -> float:
           PoissonSampledDpEvent(0.02, GaussianDpEvent(1.4)),
         ]
       ),
-      ADD_OR_REMOVE,
+      REPLACE_SPECIAL,
       3e-4,
     ),
   ],
@@ -72,7 +74,7 @@ def test_other_accountants_agree(event, relation, finer):
   found = epsilon_of_event(event, delta, relation)
   fine = by_pld(event, delta, finer, relation)
   assert fine * (1 - 1e-6) <= found <= fine * (1 + 5e-3)
-  if relation is ADD_OR_REMOVE:
+  if relation is REPLACE_SPECIAL:
     rdp = RdpAccountant(neighboring_relation=relation)
     assert found < rdp.compose(event).get_epsilon(delta) < 4 * found
 
@@ -96,14 +98,36 @@ def test_sampling_every_row_is_the_composition_of_gaussians(count, sigma):
 
 def test_gaussians_alone_are_exact():
   both = composed([GaussianDpEvent(2.0), GaussianDpEvent(3.0)])
-  for relation, units in ((ADD_OR_REMOVE, 1), (SPECIAL, 1), (REPLACE, 2)):
+  for relation, units in ((REPLACE_SPECIAL, 1), (REPLACE, 2)):
     assert changed_units(relation) == units
     expected = epsilon_of(compose([2.0 / units, 3.0 / units]), 1e-30)
     assert epsilon_of_event(both, 1e-30, relation) == expected
   assert epsilon_of_event(composed([]), 1e-5) == 0
 
 
-def test_replacing_costs_more_than_adding_or_removing():
+@pytest.mark.parametrize(
+  "state",
+  [
+    lambda r: epsilon_of_event(GaussianDpEvent(2.0), 1e-5, r),
+    lambda r: ReleasePlan(epsilons=(1.0,), delta=1e-5, neighboring_relation=r),
+    lambda r: CountPlan(epsilon=1.0, delta=1e-5, neighboring_relation=r),
+  ],
+  ids=["epsilon", "plan", "counts"],
+)
+def test_nothing_is_stated_for_who_does_not_know_n(state):
+  """And what was is read in the relation that holds, at the same ε."""
+  of_before = NeighboringRelation.ADD_OR_REMOVE_ONE
+  with pytest.raises(InputError, match=r"n is published, .* replace-special"):
+    state(of_before)
+  assert relation_of(of_before.name) is REPLACE_SPECIAL
+  assert relation_of(REPLACE.name) is REPLACE
+  event = steps(0.1, 5, 1.4)
+  for other in (of_before, REPLACE_SPECIAL):
+    pld = by_pld(event, 1e-5, 1e-4, other)
+    assert epsilon_of_event(event, 1e-5) == pytest.approx(pld, rel=2e-3)
+
+
+def test_replacing_costs_more_than_nothing_in_its_place():
   """Where σ is in units of what one row adds."""
   event = steps(0.5, 1, 1.4)
   assert epsilon_of_event(event, 1e-5, REPLACE) > epsilon_of_event(event, 1e-5)

@@ -12,6 +12,7 @@ from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
@@ -20,7 +21,7 @@ from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer, StepsRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import TrainingRows
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 POISSON = PoissonSampling(probability=0.01, num_steps=5)
 
 
@@ -155,16 +156,16 @@ def test_what_is_trained_is_what_is_charged(sampling):
   assert all(given is source for _, given in train.asked)
   sigmas = plan.charged_noise_multipliers
   assert [h.mechanism for h in heads] == [Rule(sigma=s) for s in sigmas]
-  assert train.relations == {ADD_OR_REMOVE}
+  assert train.relations == {REPLACE_SPECIAL}
   assert len({h.head.kernel.tobytes() for h in heads}) == 6
 
 
 @pytest.mark.parametrize(
   ("relation", "sampling"),
   [
-    (ADD_OR_REMOVE, None),
+    (REPLACE_SPECIAL, None),
     (NeighboringRelation.REPLACE_ONE, None),
-    (ADD_OR_REMOVE, POISSON),
+    (REPLACE_SPECIAL, POISSON),
   ],
 )
 @pytest.mark.parametrize("seed", [None, 5])
@@ -188,7 +189,7 @@ def test_statement(relation, sampling, seed):
   assert ("NOT PRIVATE" in found.noise_source) is (seed is not None)
 
 
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
+@pytest.mark.parametrize("relation", list(CHANGED_UNITS))
 def test_a_baseline_is_not_private_and_says_so(relation):
   train = NoiseTrainer()
   plan = plan_of(1.0, 8.0, num_draws=2, neighboring_relation=relation)

@@ -34,7 +34,7 @@ def make_release(train_bias=False, noise_sd=3e6, seed=0, zeros=0):
       noise_multiplier=3.0 if noise_sd else 0.0,
       sensitivity=1e6,
       noise_sd=noise_sd,
-      neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+      neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
       noise_source="os.urandom" if noise_sd else "none: NOT PRIVATE",
       is_private=noise_sd > 0,
     ),

@@ -48,7 +48,7 @@ def audit(
   epsilon: float,
   runs: int,
   *,
-  relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+  relation: NeighboringRelation = NeighboringRelation.REPLACE_SPECIAL,
 ):
   plan = ReleasePlan(
     epsilons=(epsilon,),
@@ -259,7 +259,7 @@ def test_command_prints_claim_bounds_and_verdict(capsys, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   argv = f"{COMMAND} --head least-squares --epsilon 4 --runs 200"
   out, _ = succeeds(capsys, *argv.split())
-  assert "claim: epsilon = 4 at delta = 1e-05 (ADD_OR_REMOVE_ONE)" in out
+  assert "claim: epsilon = 4 at delta = 1e-05 (REPLACE_SPECIAL)" in out
   assert "noise multiplier 1.08116, noise from seeded: NOT PRIVATE" in out
   for attack in (NOISE_BOUND, ANY_BOUND):
     assert re.search(f"{attack} +epsilon >= ", out)

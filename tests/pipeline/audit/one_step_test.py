@@ -9,6 +9,7 @@ import pytest
 from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.audit import ErrorCounts, OneRun
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
@@ -38,7 +39,7 @@ def audit(
   *,
   seed=1,
   canaries=100,
-  relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+  relation=NeighboringRelation.REPLACE_SPECIAL,
   **grid: Any,
 ):
   fields: dict[str, Any] = {"num_classes": 4, "feature_dim": 8}
@@ -255,7 +256,7 @@ def test_faults_are_flagged_in_fewer_runs(plant, fault):
       {"num_classes": 3, "feature_dim": 5, "l2_clip_norm": 30.0},
     ),
     (
-      NeighboringRelation.ADD_OR_REMOVE_ONE,
+      NeighboringRelation.REPLACE_SPECIAL,
       {"initial_bias": 0.0, "train_bias": True},
     ),
   ],
@@ -273,7 +274,7 @@ def test_replacement_with_the_noise_of_a_removal_is_flagged(monkeypatch):
   monkeypatch.setattr(
     ClippedGradientGrid,
     "sensitivity",
-    lambda self, _: real(self, NeighboringRelation.ADD_OR_REMOVE_ONE),
+    lambda self, _: real(self, NeighboringRelation.REPLACE_SPECIAL),
   )
   relation = NeighboringRelation.REPLACE_ONE
   assert audit(2.0, relation=relation).is_violated
@@ -287,9 +288,7 @@ def test_only_the_least_noisy_direction_shows_noise_that_classes_share(plant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "relation", list(NeighboringRelation), ids=lambda r: r.name
-)
+@pytest.mark.parametrize("relation", list(CHANGED_UNITS), ids=lambda r: r.name)
 def test_one_run_stays_below_the_claim_and_says_something(relation):
   report = audit(4.0, canaries=10_000, relation=relation, **TINY)
   assert 0.35 * 4 < report.lower_bounds[ONE_RUN_ATTACK] < 4
@@ -335,7 +334,7 @@ def test_command_prints_claim_bounds_and_verdict(capsys, monkeypatch, tmp_path):
   monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(tmp_path / "ledgers"))
   monkeypatch.chdir(tmp_path)
   out, _ = succeeds(capsys, *COMMAND.split())
-  assert "claim: epsilon = 4 at delta = 1e-05 (ADD_OR_REMOVE_ONE)" in out
+  assert "claim: epsilon = 4 at delta = 1e-05 (REPLACE_SPECIAL)" in out
   assert "noise multiplier 1.08116, sensitivity 1,048," in out
   assert "seeded: NOT PRIVATE" in out
   for attack in (CANARY_ATTACK, WHITENED_ATTACK, ONE_RUN_ATTACK):

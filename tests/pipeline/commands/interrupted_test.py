@@ -68,7 +68,7 @@ def test_after_the_charge(
   ledger = Ledger(train_cache.info.dataset)
   assert line == (
     f"interrupted: {tmp_path / 'out'} was not written; epsilon {epsilon} at"
-    f" delta 1e-05 (ADD_OR_REMOVE_ONE) was charged to {ledger.path} and stays"
+    f" delta 1e-05 (REPLACE_SPECIAL) was charged to {ledger.path} and stays"
     " charged"
   )
   assert len(ledger.entries()) == 1

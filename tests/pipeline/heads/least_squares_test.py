@@ -42,7 +42,7 @@ class TestLeastSquares(PerExample, HeadContract):
 
 def test_train(place, capsys, tmp_path):
   out, err = succeeds(capsys, *place(f"{TRAIN} --head least-squares"))
-  assert "epsilon = 1 at delta = 1e-05 (ADD_OR_REMOVE_ONE)" in out
+  assert "epsilon = 1 at delta = 1e-05 (REPLACE_SPECIAL)" in out
   assert "noise multiplier 3.7306, noise from os.urandom" in out
   assert err.startswith("charged to ")
   card = (tmp_path / "out/README.md").read_text()
@@ -81,6 +81,6 @@ def test_what_a_mechanism_says():
   assert (said["rows_per_unit"], said["clipped"]) == (1, "row")
   assert mechanism.training() == {"head": "least-squares"}
   assert "\n" not in mechanism.in_words({})
-  once = mechanism.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE)
+  once = mechanism.sensitivity(NeighboringRelation.REPLACE_SPECIAL)
   assert 2**20 < once < 2**20 + 192
   assert mechanism.sensitivity(NeighboringRelation.REPLACE_ONE) == 2 * once

@@ -110,7 +110,7 @@ class TestWhitened(PerExample, HeadContract):
 )
 def test_train(place, capsys, tmp_path, head, why):
   out, err = succeeds(capsys, *place(f"{TRAIN} --head {head}"))
-  assert "epsilon = 1 at delta = 1e-05 (ADD_OR_REMOVE_ONE)" in out
+  assert "epsilon = 1 at delta = 1e-05 (REPLACE_SPECIAL)" in out
   assert "noise multiplier 3.7306, noise from os.urandom" in out
   *said, charged, new = err.splitlines()
   assert new.startswith("warning: this is a new ledger: ")

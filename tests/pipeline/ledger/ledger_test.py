@@ -28,7 +28,7 @@ from tests.pipeline.command_line import ROOT
 from tests.pipeline.sample_caches import write_clusters
 from tests.pipeline.small_disk import files_no_larger_than
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 DELTA = 1e-5
 
@@ -94,7 +94,7 @@ class TestWhere:
     mine, theirs = (cache_ledger(c, None) for c in (train_cache, other))
     assert mine.path == theirs.path
     mine.charge(cost())
-    assert theirs.spending(ADD_OR_REMOVE).charges == 1
+    assert theirs.spending(REPLACE_SPECIAL).charges == 1
 
   @pytest.mark.parametrize("dataset", ["dogs", "pets_train", "PETS", "p-ets"])
   def test_other_data_has_another(self, ledger, dataset):
@@ -138,7 +138,7 @@ class TestEntries:
       "count": 3,
     }
     assert entry["composed_epsilon"] == asked.composed_epsilon
-    assert entry["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
+    assert entry["neighboring_relation"] == "REPLACE_SPECIAL"
     assert entry["noise_source"] == "os.urandom"
     assert entry["cache_fingerprint"] == "abc"
     assert entry["dataset"] == "pets"
@@ -166,13 +166,13 @@ class TestEntries:
     assert old in content
     three_charges.path.write_bytes(content.replace(old, new))
     with pytest.raises(InputError, match="damaged or edited"):
-      three_charges.spending(ADD_OR_REMOVE)
+      three_charges.spending(REPLACE_SPECIAL)
 
   def test_a_dropped_charge_is_missed(self, three_charges):
     lines = three_charges.path.read_bytes().splitlines(keepends=True)
     three_charges.path.write_bytes(b"".join(lines[:2]))
     for use in (
-      lambda: three_charges.spending(ADD_OR_REMOVE),
+      lambda: three_charges.spending(REPLACE_SPECIAL),
       lambda: three_charges.charge(cost()),
       lambda: three_charges.check(cost()),
       lambda: three_charges.charge(Charge.of_baseline()),
@@ -188,7 +188,7 @@ def test_processes_take_turns_and_one_gets_the_last_of_a_budget(tmp_path):
   cap = Cap(
     max_epsilon=five * (1 + 1e-8),
     max_delta=DELTA,
-    neighboring_relation=ADD_OR_REMOVE,
+    neighboring_relation=REPLACE_SPECIAL,
   )
   free, capped = (Ledger(name, tmp_path) for name in charging.DATASETS)
   capped.set_cap(cap)
@@ -201,14 +201,14 @@ def test_processes_take_turns_and_one_gets_the_last_of_a_budget(tmp_path):
   assert sorted((e["worker"], e["number"]) for e in free.entries()) == [
     (i, j) for i in range(charging.WORKERS) for j in range(charging.CHARGES)
   ]
-  spent = capped.spending(ADD_OR_REMOVE)
+  spent = capped.spending(REPLACE_SPECIAL)
   assert spent.charges == 5
   assert spent.epsilon(DELTA) <= cap.max_epsilon
 
 
 class TestSpending:
   def test_nothing_released_costs_nothing(self, ledger):
-    spent = ledger.spending(ADD_OR_REMOVE)
+    spent = ledger.spending(REPLACE_SPECIAL)
     assert (spent.charges, spent.epsilon(DELTA)) == (0, 0.0)
 
   def test_releases_compose_as_gaussians(self, ledger):
@@ -219,7 +219,7 @@ class TestSpending:
     sigma = {e: plan(e).noise_multipliers[e] for e in (0.5, 1.0, 2.0, 3.0, 4.0)}
     paying = [sigma[0.5], sigma[2], sigma[1], sigma[4]] + [sigma[3]] * 5
     expected = sum(s**-2 for s in paying) ** -0.5
-    spent = ledger.spending(ADD_OR_REMOVE)
+    spent = ledger.spending(REPLACE_SPECIAL)
     assert spent.charges == 4
     assert spent.noise_multiplier == pytest.approx(expected, rel=1e-12)
     assert spent.noise_multiplier <= expected
@@ -247,7 +247,7 @@ class TestChargeComesFirst:
     monkeypatch.setattr(NoiseSource, "words", crash)
     with pytest.raises(MemoryError):
       train(train_cache)
-    spent = cache_ledger(train_cache, None).spending(ADD_OR_REMOVE)
+    spent = cache_ledger(train_cache, None).spending(REPLACE_SPECIAL)
     assert spent.epsilon(DELTA) == pytest.approx(1.0, rel=1e-6)
 
   def test_a_ledger_that_cannot_be_written_releases_nothing(
@@ -283,7 +283,7 @@ class TestChargeComesFirst:
 
 
 class TestCap:
-  def set_cap(self, ledger, epsilon=2.0, relation=ADD_OR_REMOVE):
+  def set_cap(self, ledger, epsilon=2.0, relation=REPLACE_SPECIAL):
     cap = Cap(
       max_epsilon=epsilon, max_delta=DELTA, neighboring_relation=relation
     )
@@ -296,7 +296,7 @@ class TestCap:
     ledger.charge(cost(3.0))
     kept = [(e["kind"], e.get("max_epsilon")) for e in ledger.entries()]
     assert kept == [("cap", 1.0), ("cap", 3.0), ("release", None)]
-    assert ledger.spending(ADD_OR_REMOVE).charges == 1
+    assert ledger.spending(REPLACE_SPECIAL).charges == 1
 
   def test_charges_are_made_together_or_not_at_all(self, ledger):
     self.set_cap(ledger, 2.0)
@@ -322,10 +322,10 @@ class TestCap:
       with pytest.raises(InputError) as refusal:
         attempt()
       assert str(refusal.value) == (
-        "epsilon 1.5 at delta 1e-05 (ADD_OR_REMOVE_ONE, nested, 1 draw(s):"
+        "epsilon 1.5 at delta 1e-05 (REPLACE_SPECIAL, nested, 1 draw(s):"
         " together 1.5) would break the cap of 'pets', epsilon 2 at"
-        " delta 1e-05 (ADD_OR_REMOVE_ONE): epsilon 1.5 is spent, and one"
-        f" release of epsilon {left:g} at delta 1e-05 (ADD_OR_REMOVE_ONE) is"
+        " delta 1e-05 (REPLACE_SPECIAL): epsilon 1.5 is spent, and one"
+        f" release of epsilon {left:g} at delta 1e-05 (REPLACE_SPECIAL) is"
         " left; ask for less, or raise the cap for all to see with `oneshot-dp"
         " budget set`."
       )
@@ -350,7 +350,7 @@ class TestCap:
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(InputError, match="would break the cap"):
       ledger.charge(cost(1.0))
-    assert ledger.spending(ADD_OR_REMOVE).charges == 1
+    assert ledger.spending(REPLACE_SPECIAL).charges == 1
 
   def test_raising_it_lets_more_out(self, ledger):
     self.set_cap(ledger, 1.0)
@@ -387,7 +387,7 @@ class TestCap:
           noise_source="os.urandom",
           is_private=True,
           delta=DELTA,
-          neighboring_relation=ADD_OR_REMOVE,
+          neighboring_relation=REPLACE_SPECIAL,
         )
       )
 
@@ -396,7 +396,7 @@ class TestCap:
     count(sigma)
     (_, entry) = ledger.entries()
     assert entry["kind"] == "count"
-    assert ledger.spending(ADD_OR_REMOVE).noise_multiplier == (
+    assert ledger.spending(REPLACE_SPECIAL).noise_multiplier == (
       pytest.approx(sigma)
     )
 

@@ -24,7 +24,7 @@ from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import spending_of
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 DELTA = 1e-5
@@ -82,13 +82,13 @@ class TestEntry:
     ledger = Ledger("pets", ledger_dir)
     ledger.charge(Charge.of_plan(asked, NoiseSource()))
     (written,) = ledger.entries()
-    (event,) = spending_of([written], ADD_OR_REMOVE).events
+    (event,) = spending_of([written], REPLACE_SPECIAL).events
     assert event == asked.event
     gaussians, sampled = parts_of(event)
     assert gaussians == []
     sigmas = [asked.noise_multipliers[epsilon] for epsilon in (8.0, 5.0)]
     assert sampled == [(sigma, THIRD, 6) for sigma in sigmas * 2]
-    spent = ledger.spending(ADD_OR_REMOVE)
+    spent = ledger.spending(REPLACE_SPECIAL)
     assert spent.noise_multiplier is None
     assert spent.has_samples
     assert spent.epsilon(DELTA) == asked.composed_epsilon
@@ -122,7 +122,7 @@ class TestEntry:
   def test_what_it_cannot_compose_is_never_zero(self, changes):
     strange = OLD | {"mechanisms": [OLD["mechanisms"][1] | changes]}
     with pytest.raises(InputError) as caught:
-      spending_of([OLD, strange], ADD_OR_REMOVE)
+      spending_of([OLD, strange], REPLACE_SPECIAL)
     message = str(caught.value)
     assert message.startswith("Entry cdcdcdcdcdcd of the ledger was paid")
     assert "\n" not in message
@@ -136,7 +136,7 @@ class TestEntry:
     mechanism = dict(OLD["mechanisms"][1])
     del mechanism[field]
     with pytest.raises(InputError, match=f"Entry cdcdcdcdcdcd.*'{field}'"):
-      spending_of([OLD | {"mechanisms": [mechanism]}], ADD_OR_REMOVE)
+      spending_of([OLD | {"mechanisms": [mechanism]}], REPLACE_SPECIAL)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_composition_is_that_of_privacy_loss_distributions(events, relation):
 
 
 def make_cap(
-  epsilon: float, relation: NeighboringRelation = ADD_OR_REMOVE
+  epsilon: float, relation: NeighboringRelation = REPLACE_SPECIAL
 ) -> Cap:
   return Cap(
     max_epsilon=epsilon, max_delta=DELTA, neighboring_relation=relation
@@ -172,7 +172,7 @@ class TestCap:
   def test_everything_together(self, order):
     """Whatever came first: exactly up to what the oracle says."""
     events: list[DpEvent] = [STEPS, GaussianDpEvent(2.0)][::order]
-    whole = oracle(events, DELTA, ADD_OR_REMOVE)
+    whole = oracle(events, DELTA, REPLACE_SPECIAL)
     first, then = entry(events[0]), events[1]
     assert make_cap(whole * 1.01).allows([first], then)
     assert not make_cap(whole * 0.99).allows([first], then)
@@ -180,7 +180,7 @@ class TestCap:
   @pytest.mark.parametrize(
     ("events", "of_cap", "relation"),
     [
-      ([GaussianDpEvent(2.0), STEPS], ADD_OR_REMOVE, REPLACE),
+      ([GaussianDpEvent(2.0), STEPS], REPLACE_SPECIAL, REPLACE),
       ([STEPS], REPLACE, REPLACE),
     ],
     ids=["and a Gaussian", "replaced"],
@@ -203,8 +203,8 @@ class TestCap:
   def test_nothing_is_left_where_random_batches_took_it(self):
     cap = make_cap(8.0)
     spent = entry(plan(8.0).event)
-    assert cap.left([spent], DELTA, ADD_OR_REMOVE) < 0.1
-    assert cap.left([spent, entry(STEPS)], DELTA, ADD_OR_REMOVE) == 0
+    assert cap.left([spent], DELTA, REPLACE_SPECIAL) < 0.1
+    assert cap.left([spent, entry(STEPS)], DELTA, REPLACE_SPECIAL) == 0
 
   def test_a_ledger_refuses_what_would_break_it(self, ledger_dir):
     ledger = Ledger("pets", ledger_dir)

@@ -52,7 +52,7 @@ CHOICES = Choices(
   learning_rate=None,
 )
 FEW = dataclasses.replace(CHOICES, axes=("clip",))
-RELATION = NeighboringRelation.ADD_OR_REMOVE_ONE
+RELATION = NeighboringRelation.REPLACE_SPECIAL
 Pair = tuple[FeatureCache, FeatureCache]
 
 

@@ -41,7 +41,7 @@ FIGURES = (
   "figures --cache {train} --eval-cache {eval} --epsilons 1 4 --num-draws 2"
   " --out {out}"
 )
-RELATION = NeighboringRelation.ADD_OR_REMOVE_ONE
+RELATION = NeighboringRelation.REPLACE_SPECIAL
 PUBLIC, REAL = "test labels treated as public", "ReaL labels treated as public"
 PICTURES = ("accuracy-vs-epsilon", "delta-1e-06", "delta-8e-07")
 

@@ -91,7 +91,7 @@ def test_what_is_compared_is_at_one_delta(sweep, tmp_path):
   ledgers = tmp_path / "ledgers"
   shutil.copytree(sweep.folder / "ledgers", ledgers)
   ledger = Ledger("pets", ledgers)
-  relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+  relation = NeighboringRelation.REPLACE_SPECIAL
   ledger.set_cap(
     Cap(max_epsilon=20.0, max_delta=1e-4, neighboring_relation=relation)
   )

@@ -49,7 +49,7 @@ COMPARE = (
   " --out {out}"
 )
 ONE_STEP = ("lamb", "adam", "momentum")
-RELATION = NeighboringRelation.ADD_OR_REMOVE_ONE
+RELATION = NeighboringRelation.REPLACE_SPECIAL
 OTHERS = ("whitened", "least-squares", "multi-step")
 
 

@@ -17,7 +17,7 @@ def receipt(finished_sweep) -> dict[str, Any]:
 def test_it_states_the_guarantee(receipt):
   card = model_card(receipt)
   assert "**epsilon = 2** at **delta = 1e-05**" in card
-  assert "when one example is added or removed" in card
+  assert "when one example is in the data or nothing in its place:" in card
   assert "NOT PRIVATE" not in card
   assert "pets, split `train`, 180 examples" in card
   assert "3 epsilons, 2 draw(s)" in card
@@ -41,13 +41,14 @@ def test_the_promise_is_as_strong_as_epsilon_is(receipt, epsilon, share):
 @pytest.mark.parametrize(
   ("relation", "words"),
   [
-    ("REPLACE_ONE", "one example is replaced by another"),
-    ("REPLACE_SPECIAL", "one example is replaced by nothing"),
+    ("REPLACE_ONE", "one example is in the data or another in its place:"),
+    ("REPLACE_SPECIAL", "one example is in the data or nothing in its place:"),
   ],
 )
 def test_it_names_the_neighbours(receipt, relation, words):
   receipt["privacy"]["neighboring_relation"] = relation
   assert words in model_card(receipt)
+  assert "knows the number of examples and all the rest" in model_card(receipt)
 
 
 def test_it_carries_what_the_promise_rests_on(receipt):

@@ -5,8 +5,8 @@ import pathlib
 import shutil
 
 import pytest
-from dp_accounting import NeighboringRelation
 
+from oneshot_dp.linear_dp.accounting.events import relation_of
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.ledger.cap import cap_of
@@ -23,6 +23,8 @@ def test_a_head_is_sound_and_paid_for(name):
   check = verify_head(PLACE / "heads" / name, PLACE / "ledgers")
   assert check.problems == ()
   assert check.conclusion.endswith(", and the ledger was charged for it")
+  asks = "held only for whoever does not know n"
+  assert (asks in check.conclusion) == (name != "replaced")
   assert ("NOT PRIVATE" in check.conclusion) == (name in ("baseline", "seeded"))
 
 
@@ -54,7 +56,7 @@ def test_what_was_spent_stays_spent(tmp_path):
   assert cap is not None
   delta = said["spent"]["delta"]
   for name, epsilon in said["spent"]["epsilon"].items():
-    spent = ledger.spending(NeighboringRelation[name])
+    spent = ledger.spending(relation_of(name))
     assert spent.epsilon(delta) == epsilon
     assert spent.not_private == said["spent"]["not_private"]
   left = said["left"]["epsilon"]

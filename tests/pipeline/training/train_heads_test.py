@@ -25,9 +25,8 @@ def train(cache, *epsilons: float, config=None, privacy=PRIVACY, **options):
 @pytest.mark.parametrize(
   ("name", "relation"),
   [
-    ("add-or-remove-one", NeighboringRelation.ADD_OR_REMOVE_ONE),
-    ("replace-one", NeighboringRelation.REPLACE_ONE),
     ("replace-special", NeighboringRelation.REPLACE_SPECIAL),
+    ("replace-one", NeighboringRelation.REPLACE_ONE),
   ],
 )
 def test_a_plan_is_what_was_asked(name, relation):
@@ -77,7 +76,7 @@ def test_the_baseline_comes_last_and_is_owned_up_to(train_cache):
   assert (charge["private"], note["private"]) == (True, False)
   assert note["noise_source"] == "none: NOT PRIVATE"
   assert baseline.ledger_entry == note["entry"]
-  spent = ledger.spending(NeighboringRelation.ADD_OR_REMOVE_ONE)
+  spent = ledger.spending(NeighboringRelation.REPLACE_SPECIAL)
   assert (spent.charges, spent.not_private) == (2, 1)
 
 

@@ -48,7 +48,7 @@ from oneshot_dp.linear_dp.statistics.joint_release import (
 from oneshot_dp.linear_dp.trainer import TrainingRows
 from tests.linear_dp.blocks import Block, make_block, rows_of
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 K, D = 4, 6
 # Seeds are fixed, so that a test passes always or never.
@@ -144,14 +144,14 @@ def test_epsilon_by_an_accountant_that_knows_no_closed_form(order, delta):
       shares.class_counts,
     )
     event = ComposedDpEvent([GaussianDpEvent(sigma / s**0.5) for s in parts])
-    accountant = PLDAccountant(ADD_OR_REMOVE).compose(event)
+    accountant = PLDAccountant(REPLACE_SPECIAL).compose(event)
     epsilon = head.statement.epsilon
     # It rounds up, by less than this.
     assert accountant.get_epsilon(delta) <= epsilon * (1 + 3e-3) + 1e-3
     assert accountant.get_epsilon(delta) >= epsilon * (1 - 1e-3)
     if order == "independent" or epsilon == max(epsilons):
       events.append(event)
-  together = PLDAccountant(ADD_OR_REMOVE).compose(ComposedDpEvent(events))
+  together = PLDAccountant(REPLACE_SPECIAL).compose(ComposedDpEvent(events))
   expected = plan.composed_epsilon
   assert together.get_epsilon(delta) == pytest.approx(expected, rel=4e-3)
   assert expected == pytest.approx(2.0) or order == "independent"
@@ -311,7 +311,7 @@ def test_counts_below_the_noise_are_not_believed():
 
 @pytest.mark.parametrize(
   ("epsilon", "relation", "d"),
-  [(1e-5, REPLACE, D), (1e5, ADD_OR_REMOVE, 1)],
+  [(1e-5, REPLACE, D), (1e5, REPLACE_SPECIAL, 1)],
 )
 def test_extremes_are_finite(epsilon, relation, d):
   plan = plan_of(epsilon, neighboring_relation=relation)

@@ -46,7 +46,7 @@ from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.statistics.row_gradient import SOFTMAX, Loss
 from tests.linear_dp.blocks import Block, in_blocks, make_block
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 K, D, N = 4, 6, 150
 PAPER = Loss(name="sigmoid", bias=-10.0)
@@ -115,7 +115,7 @@ def rule_of(**changes: Any) -> MultiStepRule:
   return MultiStepRule(**options | changes)
 
 
-def trained(block: Block, rule, source, relation=ADD_OR_REMOVE, **options):
+def trained(block: Block, rule, source, relation=REPLACE_SPECIAL, **options):
   rows = rows_of(block, rule.num_classes, max_norm=rule.max_norm, **options)
   return multi_step.train(rows, rule, relation, source)
 
@@ -401,7 +401,7 @@ def test_progress_is_told_of_every_step():
   multi_step.train(
     rows_of(clusters()),
     rule,
-    ADD_OR_REMOVE,
+    REPLACE_SPECIAL,
     NoiseSource(0),
     lambda: told.append(1),
   )
@@ -414,10 +414,10 @@ def test_progress_is_told_of_every_step():
 @pytest.mark.parametrize(
   ("relation", "sampling", "error"),
   [
-    (ADD_OR_REMOVE, "full", None),
+    (REPLACE_SPECIAL, "full", None),
     (REPLACE, "full", 1e-3),
     (REPLACE, "partition", None),
-    (ADD_OR_REMOVE, "poisson", 1e-3),
+    (REPLACE_SPECIAL, "poisson", 1e-3),
   ],
 )
 def test_the_noise_that_is_added_is_paid_for(
@@ -631,5 +631,5 @@ def test_an_attack_on_samples_finds_no_more_than_the_claim(monkeypatch, broken):
     monkeypatch.setattr(Batches, "chosen", lambda *_: iter(everything))
   advantage = 1 - sum(upper(count) for count in audited(rule))
   event = PoissonSampledDpEvent(q, GaussianDpEvent(sigma))
-  claim = PLDAccountant(ADD_OR_REMOVE).compose(event, steps).get_delta(0.0)
+  claim = PLDAccountant(REPLACE_SPECIAL).compose(event, steps).get_delta(0.0)
   assert 0.2 < advantage <= claim if not broken else advantage > claim

@@ -54,7 +54,7 @@ from tests.linear_dp.blocks import (
   random_block,
 )
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 K, D, N = 4, 6, 150
 # Seeds are fixed, so that a test passes always or never.
@@ -276,7 +276,7 @@ def test_epsilon_by_the_accountants_of_dp_accounting(
       for each, count in released
     ]
   )
-  accountant = PLDAccountant(ADD_OR_REMOVE).compose(event)
+  accountant = PLDAccountant(REPLACE_SPECIAL).compose(event)
   # It rounds up, by less than this.
   assert accountant.get_epsilon(delta) <= epsilon * (1 + 2e-3) + 2e-4
   precision = sum(count * each**-2 for each, count in released)
@@ -344,10 +344,10 @@ def test_ridge(n):
 @pytest.mark.parametrize(
   ("relation", "epsilon", "error", "centres", "whitens"),
   [
-    (ADD_OR_REMOVE, 0.5, None, True, True),
+    (REPLACE_SPECIAL, 0.5, None, True, True),
     (REPLACE, 8.0, 1e-4, True, True),
     (REPLACE, 8.0, None, True, False),
-    (ADD_OR_REMOVE, 8.0, 1e-4, False, True),
+    (REPLACE_SPECIAL, 8.0, 1e-4, False, True),
     (NeighboringRelation.REPLACE_SPECIAL, 8.0, None, False, False),
   ],
 )
@@ -680,7 +680,7 @@ def test_the_same_on_any_number_of_devices(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("epsilon", "relation"), [(1e-5, REPLACE), (1e5, ADD_OR_REMOVE)]
+  ("epsilon", "relation"), [(1e-5, REPLACE), (1e5, REPLACE_SPECIAL)]
 )
 def test_extremes_are_finite(epsilon, relation):
   plan = plan_of(epsilon, neighboring_relation=relation)

@@ -28,7 +28,7 @@ class TestShow:
     assert out.count("1 draw(s) of epsilon 1 at delta 1e-05") == 3
     sigma = accounting.noise_multiplier(1.0, 1e-5) / 2**0.5
     spent = accounting.printable(accounting.epsilon_of(sigma, 1e-5))
-    assert f"epsilon = {spent} at delta = 1e-05, ADD_OR_REMOVE_ONE" in out
+    assert f"epsilon = {spent} at delta = 1e-05, REPLACE_SPECIAL" in out
     assert "REPLACE_ONE" in out
     assert "1 of 3 entries let out results that are NOT PRIVATE" in out
 
@@ -48,7 +48,7 @@ class TestShow:
     _, sweep, seeded, cap, *_ = out.splitlines()
     assert re.fullmatch(
       rf"{time}  release of split train: nested, 3 draw\(s\) of epsilon 2, 1 at"
-      rf" delta 1e-05, together [\d.]+ \(ADD_OR_REMOVE_ONE\); private, noise:"
+      rf" delta 1e-05, together [\d.]+ \(REPLACE_SPECIAL\); private, noise:"
       rf" os.urandom; {cache}; entry {names[0]}",
       sweep,
     )
@@ -59,7 +59,7 @@ class TestShow:
       seeded,
     )
     assert re.fullmatch(
-      rf"{time}  cap set to epsilon 2 at delta 1e-05 \(ADD_OR_REMOVE_ONE\);"
+      rf"{time}  cap set to epsilon 2 at delta 1e-05 \(REPLACE_SPECIAL\);"
       rf" entry {names[2]}",
       cap,
     )
@@ -83,9 +83,9 @@ class TestShow:
     succeeds(capsys, *place(TRAIN))
     succeeds(capsys, *place(SET.replace("1e-5", "1e-4")))
     out, _ = succeeds(capsys, *place(SHOW))
-    assert "at delta = 0.0001, ADD_OR_REMOVE_ONE" in out
+    assert "at delta = 0.0001, REPLACE_SPECIAL" in out
     out, _ = succeeds(capsys, *place(SHOW), "--delta", 1e-9)
-    assert "at delta = 1e-09, ADD_OR_REMOVE_ONE" in out
+    assert "at delta = 1e-09, REPLACE_SPECIAL" in out
 
   def test_a_ledger_that_was_cut_short(self, place, capsys, train_cache):
     succeeds(capsys, *place(TRAIN))
@@ -112,8 +112,8 @@ class TestSet:
     left = (sigma[0] ** -2 - sigma[1] ** -2) ** -0.5
     epsilon = math.floor(accounting.epsilon_of(left, 1e-5) * 1e4) / 1e4
     assert out == (
-      "cap: epsilon 2 at delta 1e-05 (ADD_OR_REMOVE_ONE); epsilon 1 is spent,"
-      f" one release of epsilon {epsilon} at delta 1e-05 (ADD_OR_REMOVE_ONE) is"
+      "cap: epsilon 2 at delta 1e-05 (REPLACE_SPECIAL); epsilon 1 is spent,"
+      f" one release of epsilon {epsilon} at delta 1e-05 (REPLACE_SPECIAL) is"
       " left\n"
     )
     assert err == ""
@@ -151,7 +151,7 @@ class TestSet:
     _, err = succeeds(capsys, *place(SET.replace("2", "3", 1)))
     assert err == (
       "warning: THE CAP WAS RAISED, from epsilon 2 at delta 1e-05"
-      " (ADD_OR_REMOVE_ONE) to epsilon 3 at delta 1e-05 (ADD_OR_REMOVE_ONE);"
+      " (REPLACE_SPECIAL) to epsilon 3 at delta 1e-05 (REPLACE_SPECIAL);"
       " the ledger keeps both.\n"
     )
     _, err = succeeds(capsys, *place(SET))
@@ -171,7 +171,7 @@ class TestSet:
     succeeds(capsys, *place(SET), *relation)
     line = fails(capsys, *place(TRAIN.replace("epsilon 1", "epsilon 1.9")))
     assert "epsilon 2 at delta 1e-05 (REPLACE_ONE)" in line
-    assert "(ADD_OR_REMOVE_ONE) is left" in line
+    assert "(REPLACE_SPECIAL) is left" in line
     succeeds(capsys, *place(TRAIN.replace("epsilon 1", "epsilon 0.9")))
 
   @pytest.mark.parametrize(
