@@ -382,7 +382,7 @@ class TestReceipt:
 
   def test_a_card_for_people(self, head):
     card = (head / "README.md").read_text()
-    assert "when one user, with all its examples, is added or removed" in card
+    assert "when one user, with all its examples, is in the data or" in card
     assert "| privacy unit | user: at most 3 of its examples are used |" in card
 
   @pytest.mark.parametrize("relation", ["replace-one", "replace-special"])
