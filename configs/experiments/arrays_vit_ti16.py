@@ -14,7 +14,6 @@ from oneshot_dp.configs.extract_config import (
 
 
 def get_config() -> ExtractConfig:
-  """The experiment."""
   return ExtractConfig(
     source=ArraysSource(path="images.npz"),
     backbone=BackboneConfig(name="vit_ti16"),

@@ -16,7 +16,6 @@ from oneshot_dp.configs.extract_config import (
 
 
 def get_config() -> ExtractConfig:
-  """The experiment."""
   return ExtractConfig(
     source=TfdsSource(name="cifar100", label_key="label"),
     backbone=BackboneConfig(

@@ -15,7 +15,6 @@ from oneshot_dp.configs.extract_config import (
 
 
 def get_config() -> ExtractConfig:
-  """The experiment."""
   return ExtractConfig(
     source=TfdsSource(name="cifar10"),
     backbone=BackboneConfig(

@@ -14,7 +14,6 @@ from oneshot_dp.configs.extract_config import (
 
 
 def get_config() -> ExtractConfig:
-  """The experiment; the weights come with the package."""
   return ExtractConfig(
     source=TfdsSource(name="sklearn_digits"),
     backbone=BackboneConfig(name="glyph_vit"),

@@ -15,7 +15,6 @@ from oneshot_dp.configs.extract_config import (
 
 
 def get_config() -> ExtractConfig:
-  """The experiment, at the size of the digits."""
   return ExtractConfig(
     source=TfdsSource(name="sklearn_digits"),
     backbone=BackboneConfig(name="random_patches"),

@@ -15,7 +15,6 @@ from oneshot_dp.configs.extract_config import (
 
 
 def get_config() -> ExtractConfig:
-  """The experiment."""
   return ExtractConfig(
     source=ImageFolderSource(root="photos"),
     backbone=BackboneConfig(name="vit_b16"),

@@ -1,4 +1,12 @@
-"""ImageNet-1k at 256 px, as in the paper: a file for each backbone."""
+"""ImageNet-1k at 256 px, as in the paper: a file for each backbone.
+
+Not run yet: there was neither ImageNet nor an accelerator at hand.
+
+ImageNet-21k, on which the weights were trained, contains ImageNet-1k's own
+photographs. So the runs repeat the paper's, but no epsilon covers what the
+backbone has seen of them: for a claim about ImageNet-1k itself give weights
+that have not.
+"""
 
 from oneshot_dp.configs.extract_config import (
   BackboneConfig,
@@ -15,10 +23,6 @@ def imagenet_config(backbone: str, weights: str | None = None) -> ExtractConfig:
   prepares imagenet2012 from the archives that image-net.org gives.
 
   Source: Mehta et al. (TMLR 2023), appendix D.
-
-  Args:
-    backbone: its name.
-    weights: public ones, where there are any.
   """
   return ExtractConfig(
     source=TfdsSource(name="imagenet2012"),

@@ -3,13 +3,9 @@ r"""ImageNet-1k through a BiT ResNet-50x4 at 256 px, as in the paper.
 The paper's ResNet-50x4 was never published: bring your own weights, or take
 `bit_r50x3` or `imagenet_bit_r152x4`.
 
-Run:
-
     oneshot-dp extract imagenet_bit_r50x4 \
       --backbone.weights WEIGHTS \
       --split train --out caches/imagenet-bit-r50x4-train
-
-Not run yet: there was neither ImageNet nor an accelerator at hand.
 """
 
 from oneshot_dp.configs.experiments.imagenet import imagenet_config
@@ -17,5 +13,4 @@ from oneshot_dp.configs.extract_config import ExtractConfig
 
 
 def get_config() -> ExtractConfig:
-  """The experiment."""
   return imagenet_config("bit_r50x4")
