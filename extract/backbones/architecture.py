@@ -21,6 +21,12 @@ from oneshot_dp.extract.images.preprocess import Preprocessing
 Shape = tuple[int, ...]
 Arrays = dict[str, np.ndarray]
 
+IMAGENET: dict[str, Any] = {
+  "mean": (0.485, 0.456, 0.406),
+  "std": (0.229, 0.224, 0.225),
+}
+"""ImageNet's mean and standard deviation, fields of `Preprocessing`."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:

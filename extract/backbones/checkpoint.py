@@ -20,6 +20,10 @@ from oneshot_dp.extract.backbones.architecture import (
 )
 
 _MAX_NAMED = 8
+_DAMAGED = (
+  *(ValueError, EOFError, NotImplementedError),
+  *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def read_arrays(path: pathlib.Path) -> tuple[Arrays, str]:
@@ -27,15 +31,6 @@ def read_arrays(path: pathlib.Path) -> tuple[Arrays, str]:
 
   The format is told by the content, not by the name. Neither format can carry
   code; pickles can, and are refused.
-
-  Args:
-    path: the file.
-
-  Returns:
-    The arrays by name, in the file's dtypes, and the hash in hexadecimal.
-
-  Raises:
-    InputError: no such file, or none that can be read in full.
   """
   try:
     with path.open("rb") as file:
@@ -58,13 +53,7 @@ def read_arrays(path: pathlib.Path) -> tuple[Arrays, str]:
       f"{path} is neither an npz nor a whole safetensors file ({error}); fetch "
       "it again, or convert it (a pickle can run code and is not read)."
     ) from error
-  except (
-    ValueError,
-    EOFError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    zlib.error,
-  ) as error:
+  except _DAMAGED as error:
     raise InputError(
       f"{path}: the weights are damaged or not plain arrays "
       f"({' '.join(str(error).split())}); fetch the file again."
@@ -77,7 +66,7 @@ def to_params(
   shapes: Mapping[str, Shape],
   path: pathlib.Path,
 ) -> dict[str, Any]:
-  """Arrays of a public file as the parameter tree of a module.
+  """Arrays of a public file as the parameter tree of a module, in float32.
 
   Args:
     architecture: whose weights these should be.
@@ -85,38 +74,19 @@ def to_params(
     shapes: shape of every parameter of the module, by "/"-joined name.
     path: the file, for messages.
 
-  Returns:
-    Nested dicts of float32 arrays.
-
   Raises:
     InputError: arrays are missing, unexpected, of another shape or not finite;
       every one that differs is named (the first 8).
   """
-  renamed = architecture.rename(arrays, shapes, str(path))
-  _check_names_and_shapes(renamed, shapes, path, architecture)
-  params = {key: _float32(renamed[key], key, path) for key in shapes}
-  return flax.traverse_util.unflatten_dict(params, sep="/")
-
-
-def _as_bfloat16(array: np.ndarray) -> np.ndarray:
-  """An npz says no more of bfloat16 than that it has two bytes."""
-  return array.view(ml_dtypes.bfloat16) if array.dtype.str == "|V2" else array
-
-
-def _check_names_and_shapes(
-  arrays: Mapping[str, np.ndarray],
-  expected: Mapping[str, Shape],
-  path: pathlib.Path,
-  architecture: Architecture,
-) -> None:
+  found = architecture.rename(arrays, shapes, str(path))
   wrong = [
-    f"{key} {list(arrays[key].shape)} instead of {list(shape)}"
-    for key, shape in expected.items()
-    if key in arrays and arrays[key].shape != shape
+    f"{key} {list(found[key].shape)} instead of {list(shape)}"
+    for key, shape in shapes.items()
+    if key in found and found[key].shape != shape
   ]
   faults = [
-    ("missing", expected.keys() - arrays.keys()),
-    ("unexpected", arrays.keys() - expected.keys()),
+    ("missing", shapes.keys() - found.keys()),
+    ("unexpected", found.keys() - shapes.keys()),
     ("of another shape", wrong),
   ]
   if any(keys for _, keys in faults):
@@ -125,6 +95,13 @@ def _check_names_and_shapes(
       f"{path} is not a file of weights for {architecture.name}: {listed}."
       f" (It reads {'; '.join(architecture.layouts)}.)"
     )
+  params = {key: _float32(found[key], key, path) for key in shapes}
+  return flax.traverse_util.unflatten_dict(params, sep="/")
+
+
+def _as_bfloat16(array: np.ndarray) -> np.ndarray:
+  """An npz says no more of bfloat16 than that it has two bytes."""
+  return array.view(ml_dtypes.bfloat16) if array.dtype.str == "|V2" else array
 
 
 def _some(keys: Iterable[str]) -> str:

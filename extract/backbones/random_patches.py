@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float32
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.images.preprocess import Preprocessing
@@ -40,6 +40,7 @@ REFERENCE = Preprocessing(image_size=8)
 """The size of the digits that it was tried on; it takes any from 4 pixels."""
 
 Params = dict[str, np.ndarray]
+_PRECISION = jax.lax.Precision.HIGHEST
 
 
 def make_params() -> Params:
@@ -69,18 +70,7 @@ def make_params() -> Params:
 def apply(
   params: Params | dict[str, Array], images: Float32[Array, "b s s 3"]
 ) -> Float32[Array, "b 256"]:
-  """Embeds normalised images of any side from 4 pixels.
-
-  Args:
-    params: from `make_params`.
-    images: normalised images [b, s, s, 3].
-
-  Returns:
-    float32 [b, 256], in [-1, 1].
-
-  Raises:
-    InputError: the side is shorter than the grid.
-  """
+  """Embeds normalised images of any side from 4 pixels, in [-1, 1]."""
   side = images.shape[1]
   if side < _GRID:
     raise InputError(
@@ -99,33 +89,20 @@ def apply(
   mean, mean_square = jnp.split(moments, 2, axis=-1)
   variance = mean_square - jnp.square(mean)
   contrast = jnp.sqrt(_PATCH**2 * 3 * (jnp.maximum(variance, 0) + _FLAT**2))
-  kernel = jnp.asarray(params["kernel"])
-  features = jnp.cos(_convolve(padded, kernel) / contrast + params["phase"])
-  pool = _pooling_matrix(side)
-  pooled = jnp.einsum(
-    "gi,hj,bijk->bghk", pool, pool, features, precision=_PRECISION
-  )
-  return pooled.reshape(len(images), FEATURE_DIM)
-
-
-_PRECISION = jax.lax.Precision.HIGHEST
-
-
-def _convolve(
-  images: Float[Array, "b h w c"], kernel: Float[Array, "p p c k"]
-) -> Float[Array, "b s s k"]:
-  return jax.lax.conv_general_dilated(
-    images,
-    kernel,
+  projected = jax.lax.conv_general_dilated(
+    padded,
+    jnp.asarray(params["kernel"]),
     window_strides=(1, 1),
     padding="VALID",
     dimension_numbers=("NHWC", "HWIO", "NHWC"),
     precision=_PRECISION,
   )
-
-
-def _pooling_matrix(side: int) -> Float32[np.ndarray, "4 {side}"]:
-  """Averages over four runs of pixels whose lengths differ by one at most."""
+  features = jnp.cos(projected / contrast + params["phase"])
+  # Averages over four runs of pixels whose lengths differ by one at most.
   cell = np.arange(side) * _GRID // side
   member = cell == np.arange(_GRID)[:, None]
-  return (member / member.sum(axis=1, keepdims=True)).astype(np.float32)
+  pool = (member / member.sum(axis=1, keepdims=True)).astype(np.float32)
+  pooled = jnp.einsum(
+    "gi,hj,bijk->bghk", pool, pool, features, precision=_PRECISION
+  )
+  return pooled.reshape(len(images), FEATURE_DIM)

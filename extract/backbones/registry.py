@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float32, UInt8
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import (
@@ -25,19 +24,23 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract.backbones import random_patches
 from oneshot_dp.extract.backbones.architecture import Architecture, Shape
-from oneshot_dp.extract.backbones.backbone import Backbone, output_shape
+from oneshot_dp.extract.backbones.backbone import (
+  Backbone,
+  apply_function,
+  output_shape,
+)
 from oneshot_dp.extract.backbones.checkpoint import read_arrays, to_params
-from oneshot_dp.extract.backbones.resnet import bit_resnet, nf_resnet, nfnet
+from oneshot_dp.extract.backbones.resnet import bit_resnet, norm_free
 from oneshot_dp.extract.backbones.user_function import (
   is_user_function,
   load_user_function,
 )
 from oneshot_dp.extract.backbones.vit import families as vit
 from oneshot_dp.extract.backbones.vit import glyph_vit
-from oneshot_dp.extract.images.preprocess import Preprocessing, normalize
+from oneshot_dp.extract.images.preprocess import Preprocessing
 from oneshot_dp.extract.weights.locations import local_weights
 
-_FAMILIES = (vit, bit_resnet, nf_resnet, nfnet, glyph_vit)
+_FAMILIES = (vit, bit_resnet, norm_free, glyph_vit)
 RANDOM_PATCHES = "random_patches"
 
 
@@ -46,20 +49,13 @@ def backbone_names() -> list[str]:
 
   >>> "vit_b16" in backbone_names()
   True
-
-  Returns:
-    Names that `load_backbone` knows, each once.
   """
   listed = [name for family in _FAMILIES for name in family.EXAMPLES]
   return [*listed, RANDOM_PATCHES]
 
 
 def find_architecture(name: str) -> Architecture:
-  """The network of a name.
-
-  Raises:
-    InputError: no family knows it; the nearest names are given.
-  """
+  """The network of a name; refuses an unknown one with the nearest names."""
   for family in _FAMILIES:
     if architecture := family.find(name):
       return architecture
@@ -80,13 +76,6 @@ def load_backbone(
   >>> backbone = load_backbone(config, PreprocessConfig())
   >>> backbone.feature_dim, backbone.preprocessing.image_size
   (256, 8)
-
-  Args:
-    config: name, weights, embedding, dtype of the products.
-    preprocess: changes to the backbone's own preprocessing.
-
-  Returns:
-    The backbone.
 
   Raises:
     InputError: an unknown name; weights missing where they are needed, given
@@ -125,7 +114,6 @@ def load_backbone(
 def _weights_file(
   architecture: Architecture, config: BackboneConfig
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
-  """The file that is configured, or else the one in the package."""
   if config.weights is not None:
     path = local_weights(config.weights, config.weights_sha256)
     return contextlib.nullcontext(path)
@@ -154,8 +142,7 @@ def resolved(config: BackboneConfig) -> BackboneConfig:
 def parameter_shapes(module: nn.Module, image_size: int) -> dict[str, Shape]:
   """Shape of every parameter by "/"-joined name, without computing any.
 
-  Raises:
-    InputError: the module cannot take images of that size.
+  Refuses an image size that the module cannot take.
   """
   _, tree = _traced(module, image_size)
   flat: dict[str, Any] = flax.traverse_util.flatten_dict(
@@ -175,24 +162,6 @@ def _traced(module: nn.Module, image_size: int) -> Any:
   """What the module makes of one image, and its variables, as shapes."""
   images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
   return jax.eval_shape(module.init_with_output, jax.random.key(0), images)
-
-
-# One function for equal settings, so that JAX compiles it once, however often
-# the backbone is loaded; few, since what is compiled lives as long.
-_shared = functools.lru_cache(maxsize=8)
-
-
-@_shared
-def apply_function(module: nn.Module, preprocessing: Preprocessing) -> Any:
-  """(params, uint8 images [b, s, s, 3]) to float32 embeddings [b, d]."""
-
-  def apply(
-    params: Any, images: UInt8[Array, "b s s 3"]
-  ) -> Float32[Array, "b d"]:
-    normalized = normalize(images, preprocessing)
-    return jnp.asarray(module.apply({"params": params}, normalized))
-
-  return apply
 
 
 def stored_params(params: Any, compute_dtype: ComputeDtype) -> Any:
@@ -220,7 +189,7 @@ def _load_random_patches(
       f"{config.compute_dtype}, or name another backbone."
     )
   preprocessing = random_patches.REFERENCE.changed(preprocess)
-  apply = _random_patches_function(preprocessing)
+  apply = apply_function(random_patches.apply, preprocessing)
   params = random_patches.make_params()
   digest = hashlib.sha256()
   for key in sorted(params):
@@ -229,18 +198,10 @@ def _load_random_patches(
     name=config.name,
     embedding="grid_mean",
     # Refuses an image size it cannot take, before the job starts.
-    feature_dim=output_shape(apply, params, preprocessing.image_size).shape[1],
+    feature_dim=output_shape(apply, params, preprocessing.image_size)[1],
     preprocessing=preprocessing,
     weights_sha256=digest.hexdigest(),
     compute_dtype="float32",
     params=params,
     apply=apply,
   )
-
-
-@_shared
-def _random_patches_function(preprocessing: Preprocessing) -> Any:
-  def apply(params: Any, images: UInt8[Array, "b s s 3"]) -> Array:
-    return random_patches.apply(params, normalize(images, preprocessing))
-
-  return apply

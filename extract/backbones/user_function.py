@@ -17,18 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt8
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import BackboneConfig, PreprocessConfig
-from oneshot_dp.extract.backbones.backbone import Backbone, output_shape
+from oneshot_dp.extract.backbones.backbone import (
+  Backbone,
+  apply_function,
+  output_shape,
+)
 from oneshot_dp.extract.backbones.checkpoint import read_arrays
-from oneshot_dp.extract.images.preprocess import Preprocessing, normalize
+from oneshot_dp.extract.images.preprocess import Preprocessing
 from oneshot_dp.extract.weights.locations import local_weights
-
-_EMBEDDING = "what the function returns"
 
 
 def is_user_function(name: str) -> bool:
@@ -43,10 +43,6 @@ def load_user_function(
 
   Its identity in a cache is the file's name, the function's, and the SHA-256
   of the file and of the weights; modules that the file imports are not hashed.
-
-  Raises:
-    InputError: no such file or function, it fails, its output is not [b, d],
-      or a choice was made that it does not have.
   """
   if config.embedding is not None or config.compute_dtype is not None:
     raise InputError(
@@ -63,12 +59,9 @@ def load_user_function(
     params, weights_sha256 = read_arrays(local)
   preprocessing = Preprocessing().changed(preprocess)
 
-  def apply(params: Any, images: UInt8[Array, "b s s 3"]) -> Array:
-    output = embed(params, normalize(images, preprocessing))
-    return jnp.asarray(output, jnp.float32)
-
+  apply = apply_function(embed, preprocessing)
   try:
-    shape = output_shape(apply, params, preprocessing.image_size).shape
+    shape = output_shape(apply, params, preprocessing.image_size)
   except Exception as error:
     reason = " ".join(str(error).split())
     raise InputError(
@@ -87,7 +80,7 @@ def load_user_function(
     )
   return Backbone(
     name=f"{path.name}:{function}",
-    embedding=_EMBEDDING,
+    embedding="what the function returns",
     feature_dim=shape[1],
     preprocessing=preprocessing,
     weights_sha256=weights_sha256,

@@ -24,8 +24,8 @@ import timm
 import torch
 
 from oneshot_dp.configs.extract_config import ComputeDtype
+from oneshot_dp.extract.backbones.backbone import apply_function
 from oneshot_dp.extract.backbones.registry import (
-  apply_function,
   find_architecture,
   parameter_shapes,
   stored_params,

@@ -48,8 +48,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from oneshot_dp.extract.backbones.backbone import apply_function
 from oneshot_dp.extract.backbones.registry import (
-  apply_function,
   find_architecture,
 )
 from oneshot_dp.extract.job.embedder import IMAGES_PER_DEVICE

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.architecture import Arrays, Shape
-from oneshot_dp.extract.backbones.file_family import family
-from oneshot_dp.extract.backbones.resnet.convolution import (
-  standardize,
+from oneshot_dp.extract.backbones.resnet.convolution import standardize
+from oneshot_dp.extract.backbones.resnet.layouts import (
+  depths,
+  family,
+  refuse_another,
 )
 
 LAYOUTS = (
@@ -34,8 +35,6 @@ _NPZ_BLOCK = re.compile(r"resnet/block([1-4])/unit(\d+)/(.+)")
 _TORCH_BLOCK = re.compile(
   r"(?:(?:bit\.)?encoder\.)?stages\.(\d+)\.(?:blocks|layers)\.(\d+)\.(.+)"
 )
-_NPZ_LEAF = {"kernel": "kernel", "gamma": "scale", "beta": "bias"}
-_TORCH_LEAF = {"weight": "scale", "bias": "bias"}
 _OUTSIDE = {
   "resnet/root_block/standardized_conv2d/kernel": "stem/kernel",
   "stem.conv.weight": "stem/kernel",
@@ -43,41 +42,43 @@ _OUTSIDE = {
   "bit.embedder.convolution.weight": "stem/kernel",
   "resnet/group_norm/gamma": "norm/scale",
   "resnet/group_norm/beta": "norm/bias",
-  **{
-    f"{prefix}norm.{leaf}": f"norm/{ours}"
-    for prefix in ("", "bit.")
-    for leaf, ours in _TORCH_LEAF.items()
-  },
+  "norm.weight": "norm/scale",
+  "norm.bias": "norm/bias",
+  "bit.norm.weight": "norm/scale",
+  "bit.norm.bias": "norm/bias",
 }
+_INSIDE = {
+  "a/proj/standardized_conv2d/kernel": "projection/kernel",
+  "downsample.conv.weight": "projection/kernel",
+}
+for _number, _letter in enumerate("abc", start=1):
+  _INSIDE |= {
+    f"{_letter}/standardized_conv2d/kernel": f"conv{_number}/kernel",
+    f"{_letter}/group_norm/gamma": f"norm{_number}/scale",
+    f"{_letter}/group_norm/beta": f"norm{_number}/bias",
+    f"conv{_number}.weight": f"conv{_number}/kernel",
+    f"norm{_number}.weight": f"norm{_number}/scale",
+    f"norm{_number}.bias": f"norm{_number}/bias",
+  }
 # Fitted to the labels that the network was pretrained on.
 _HEAD = ("resnet/head/", "head.fc.", "classifier.")
 
 
 def rename(
-  arrays: Mapping[str, np.ndarray],
-  shapes: Mapping[str, Shape],
-  path: str,
+  arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Shape], path: str
 ) -> Arrays:
   """Parameters of `BitResNet` from a file; see `Architecture.rename`.
 
   One array is converted at a time, so that beside the file's and the result's
   no second copy of the weights is in memory.
-
-  Raises:
-    InputError: the file is of another depth, width or family.
   """
   ours = {key: _ours(key) for key in arrays if not key.startswith(_HEAD)}
   found = _describe(
     {new: arrays[old].shape for old, new in ours.items() if new},
     output_axis=-1 if any("/" in key for key in arrays) else 0,
   )
-  found = found or family(arrays)
   wanted = _describe(shapes, output_axis=-1)
-  if found and found != wanted:
-    raise InputError(
-      f"{path}: the weights look like {found}, not {wanted}: give the weights"
-      " or the backbone.name of the other."
-    )
+  refuse_another(found or family(arrays), str(wanted), path)
   return {
     new or old: _convert(arrays[old], old) if new else arrays[old]
     for old, new in ours.items()
@@ -87,37 +88,12 @@ def rename(
 def _ours(key: str) -> str | None:
   if key in _OUTSIDE:
     return _OUTSIDE[key]
-  if match := _NPZ_BLOCK.fullmatch(key):
-    stage, block = int(match[1]), int(match[2])
-    inside = _npz_inside(match[3])
-  elif match := _TORCH_BLOCK.fullmatch(key):
-    stage, block = int(match[1]) + 1, int(match[2]) + 1
-    inside = _torch_inside(match[3])
-  else:
+  from_one = _NPZ_BLOCK.fullmatch(key)
+  match = from_one or _TORCH_BLOCK.fullmatch(key)
+  if match is None or match[3] not in _INSIDE:
     return None
-  return inside and f"stage{stage}_block{block}/{inside}"
-
-
-def _npz_inside(rest: str) -> str | None:
-  if rest == "a/proj/standardized_conv2d/kernel":
-    return "projection/kernel"
-  match = re.fullmatch(
-    r"([abc])/(standardized_conv2d|group_norm)/(kernel|gamma|beta)", rest
-  )
-  if match is None:
-    return None
-  kind = "norm" if match[2] == "group_norm" else "conv"
-  return f"{kind}{'abc'.index(match[1]) + 1}/{_NPZ_LEAF[match[3]]}"
-
-
-def _torch_inside(rest: str) -> str | None:
-  if rest == "downsample.conv.weight":
-    return "projection/kernel"
-  if match := re.fullmatch(r"conv([123])\.weight", rest):
-    return f"conv{match[1]}/kernel"
-  if match := re.fullmatch(r"norm([123])\.(weight|bias)", rest):
-    return f"norm{match[1]}/{_TORCH_LEAF[match[2]]}"
-  return None
+  stage, block = (int(n) + (not from_one) for n in match.groups()[:2])
+  return f"stage{stage}_block{block}/{_INSIDE[match[3]]}"
 
 
 def _convert(array: np.ndarray, key: str) -> np.ndarray:
@@ -130,15 +106,11 @@ def _convert(array: np.ndarray, key: str) -> np.ndarray:
 
 
 def _describe(shapes: Mapping[str, Shape], output_axis: int) -> str | None:
-  stages: dict[int, int] = {}
-  for key in shapes:
-    if match := re.match(r"stage(\d+)_block(\d+)/", key):
-      stage, block = int(match[1]), int(match[2])
-      stages[stage] = max(stages.get(stage, 0), block)
+  found = [re.match(r"stage(\d+)_block(\d+)/", key) for key in shapes]
+  blocks = depths((int(m[1]), int(m[2])) for m in found if m)
   root = shapes.get("stem/kernel")
-  if not stages or not root:
+  if not blocks or not root:
     return None
-  blocks = tuple(stages[stage] for stage in sorted(stages))
   factor, rest = divmod(root[output_axis], 64)
   depth = {b: layers for layers, b in BLOCKS.items()}.get(blocks)
   if depth and not rest:

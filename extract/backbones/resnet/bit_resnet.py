@@ -31,9 +31,6 @@ EXAMPLES = (
 )
 
 _NAME = re.compile(r"bit_r(50|101|152)x([1-9][0-9]?)")
-# ImageNet-sized public weights were tuned at these sides, pixels.
-_IMAGE_SIZE = {"bit_r152x4": 480}
-_OTHER_IMAGE_SIZE = 448
 
 
 class BitResNet(nn.Module):
@@ -62,14 +59,8 @@ class BitResNet(nn.Module):
   def __call__(
     self, images: Float32[Array, "b s s 3"]
   ) -> Float32[Array, "b d"]:
-    x = Convolution(
-      self.width,
-      7,
-      stride=2,
-      padding=3,
-      compute_dtype=self.compute_dtype,
-      name="stem",
-    )(images)
+    conv = functools.partial(Convolution, compute_dtype=self.compute_dtype)
+    x = conv(self.width, 7, stride=2, padding=3, name="stem")(images)
     # Zeros, not -inf, at the border, as when the weights were trained.
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     x = nn.max_pool(x, (3, 3), (2, 2))
@@ -118,7 +109,6 @@ def find(name: str) -> Architecture | None:
     return None
   depth, factor = int(match[1]), int(match[2])
   blocks = bit_layouts.BLOCKS[depth]
-
   return Architecture(
     name=name,
     summary=(
@@ -127,8 +117,9 @@ def find(name: str) -> Architecture | None:
     ),
     layouts=bit_layouts.LAYOUTS,
     embeddings=("pooled",),
+    # Sides at which ImageNet-sized public weights were tuned.
     reference=Preprocessing(
-      image_size=_IMAGE_SIZE.get(name, _OTHER_IMAGE_SIZE), resample="bilinear"
+      image_size=480 if name == "bit_r152x4" else 448, resample="bilinear"
     ),
     build=pooled(name, functools.partial(BitResNet, blocks, 64 * factor)),
     rename=bit_layouts.rename,

@@ -138,11 +138,6 @@ def standardize(
   the last. With `gain` = γ·g/√fan_in, g learnt per channel, it is the scaled
   weight standardisation of networks without normalisation.
 
-  Args:
-    kernel: [..., out], of any floating dtype.
-    epsilon: added to the variance.
-    gain: scalar, or [out].
-
   Returns:
     float32 [..., out], contiguous. A channel of equal values becomes 0, one
     with a value that is not finite becomes NaN.

@@ -10,33 +10,38 @@ into W3 and its bias).
 
 DeepMind's own files of NFNet are Python pickles, which run code when they are
 loaded, so they are not read: timm has published the same weights as
-safetensors. Kernels are standardised as timm does: DeepMind's code takes
-max(var·fan_in, 1e-4) where timm takes var + 1e-5.
+safetensors (dm_nfnet_f0.dm_in1k and so on). Kernels are standardised as timm
+does: DeepMind's code takes max(var·fan_in, 1e-4) where timm takes var + 1e-5.
 """
 
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.architecture import Arrays, Shape
-from oneshot_dp.extract.backbones.file_family import family
-from oneshot_dp.extract.backbones.resnet.convolution import (
-  standardize,
+from oneshot_dp.extract.backbones.resnet.convolution import standardize
+from oneshot_dp.extract.backbones.resnet.layouts import (
+  depths,
+  family,
+  refuse_another,
 )
-from oneshot_dp.extract.backbones.resnet.norm_free import GAMMA, NormFreeNet
+
+Kind = Literal["nf_resnet", "nfnet"]
 
 # Residual blocks of each stage.
 BLOCKS = {
-  "nf_resnet26": (2, 2, 2, 2),
   "nf_resnet50": (3, 4, 6, 3),
+  "nf_resnet26": (2, 2, 2, 2),
   "nf_resnet101": (3, 4, 23, 3),
   "nfnet_f0": (1, 2, 6, 3),
   "nfnet_f1": (2, 4, 12, 6),
   "nfnet_f2": (3, 6, 18, 9),
   "nfnet_f3": (4, 8, 24, 12),
 }
+# 1/√(variance of the activation of a standard normal variable).
+GAMMA = {"nf_resnet": 1.7139588594436646, "nfnet": 1.7015043497085571}
 
 _ALPHA = 0.2
 _EPSILON = 1e-5
@@ -59,31 +64,24 @@ _SQUEEZE = {
 
 
 def rename(
-  network: NormFreeNet,
   arrays: Mapping[str, np.ndarray],
   shapes: Mapping[str, Shape],
   path: str,
+  *,
+  kind: Kind,
+  blocks: tuple[int, ...],
 ) -> Arrays:
-  """Parameters of `network` from timm's; see `Architecture.rename`.
-
-  Raises:
-    InputError: the file is of another depth or family.
-  """
+  """Parameters of a `NormFreeNet` from timm's; see `Architecture.rename`."""
   del shapes  # nothing depends on the size of the image
-  found, wanted = _describe(arrays), _label(network.kind, network.blocks)
-  if found and found != wanted:
-    raise InputError(
-      f"{path}: the weights look like {found}, not {wanted}: give the weights"
-      " or the backbone.name of the other."
-    )
+  refuse_another(_describe(arrays), _label(kind, blocks), path)
   result: Arrays = {}
   left = {key for key in arrays if not key.startswith(_HEAD)}
   for key in arrays:
     module = key.removesuffix(".gain")
     parts = {f"{module}.{leaf}" for leaf in ("weight", "gain", "bias")}
-    ours = _convolution(module)
+    ours = _outside(module) or _inside(module, _CONVOLUTIONS)
     if ours and key != module and parts <= left:
-      before, after = _scales(ours, network)
+      before, after = _scales(ours, kind, blocks)
       weight, gain = arrays[f"{module}.weight"], arrays[key]
       is_kernel = weight.ndim == 4 and weight.dtype.kind not in "biu"
       if not is_kernel or gain.size != len(weight):
@@ -95,30 +93,24 @@ def rename(
       )
       result[f"{ours}/bias"] = arrays[f"{module}.bias"] * np.float32(after)
       left -= parts
-    elif new := _squeeze(key):
+    elif new := _inside(key, _SQUEEZE):
       result[new] = _gate(arrays[key], key)
       left.discard(key)
   return result | {key: arrays[key] for key in arrays if key in left}
 
 
-def _convolution(module: str) -> str | None:
+def _outside(module: str) -> str | None:
   if match := re.fullmatch(r"stem\.conv(\d?)", module):
     return f"stem{match[1] or 1}"
-  if module == "final_conv":
-    return "final"
-  match = _BLOCK.fullmatch(module)
-  if match is None or match[3] not in _CONVOLUTIONS:
-    return None
-  block = f"stage{int(match[1]) + 1}_block{int(match[2]) + 1}"
-  return f"{block}/{_CONVOLUTIONS[match[3]]}"
+  return "final" if module == "final_conv" else None
 
 
-def _squeeze(key: str) -> str | None:
-  match = _BLOCK.fullmatch(key)
-  if match is None or match[3] not in _SQUEEZE:
+def _inside(name: str, names: Mapping[str, str]) -> str | None:
+  match = _BLOCK.fullmatch(name)
+  if match is None or match[3] not in names:
     return None
   block = f"stage{int(match[1]) + 1}_block{int(match[2]) + 1}"
-  return f"{block}/{_SQUEEZE[match[3]]}"
+  return f"{block}/{names[match[3]]}"
 
 
 def _gate(array: np.ndarray, key: str) -> np.ndarray:
@@ -128,36 +120,31 @@ def _gate(array: np.ndarray, key: str) -> np.ndarray:
   return array[:, :, 0, 0].T if array.ndim == 4 else array
 
 
-def _scales(ours: str, network: NormFreeNet) -> tuple[float, float]:
+def _scales(
+  ours: str, kind: Kind, blocks: tuple[int, ...]
+) -> tuple[float, float]:
   """What multiplies the convolution's input and its output."""
-  nfnet = network.kind == "nfnet"
-  if nfnet and ours in ("stem1", "final"):
+  if kind == "nfnet" and ours in ("stem1", "final"):
     return 1.0, 1.0
-  before = GAMMA[network.kind]
-  after = _ALPHA if ours.endswith("/conv3") and not nfnet else 1.0
+  before = GAMMA[kind]
+  after = _ALPHA if ours.endswith("/conv3") and kind == "nf_resnet" else 1.0
   if ours.endswith(("/conv1", "/projection")):
-    before *= _beta(ours, network.blocks)
+    # 1/√(variance of the block's input), the variance as predicted.
+    stage, block = (int(n) - 1 for n in re.findall(r"\d+", ours)[:2])
+    since_reset = block or sum(blocks[:stage][-1:])
+    before *= float((1 + since_reset * _ALPHA**2) ** -0.5)
   return before, after
 
 
-def _beta(ours: str, blocks: tuple[int, ...]) -> float:
-  """1/√(variance of the block's input), the variance as predicted."""
-  stage, block = (int(n) - 1 for n in re.findall(r"\d+", ours)[:2])
-  since_reset = block or sum(blocks[:stage][-1:])
-  return float((1 + since_reset * _ALPHA**2) ** -0.5)
-
-
 def _describe(arrays: Mapping[str, np.ndarray]) -> str | None:
-  stages: dict[int, int] = {}
-  for key in arrays:
-    match = _BLOCK.fullmatch(key)
-    if match and match[3] == "conv1.gain":
-      stage, block = int(match[1]), int(match[2]) + 1
-      stages[stage] = max(stages.get(stage, 0), block)
-  if not stages:
+  found = [
+    re.fullmatch(r"stages\.(\d+)\.(\d+)\.conv1\.gain", k) for k in arrays
+  ]
+  blocks = depths((int(m[1]), int(m[2]) + 1) for m in found if m)
+  if not blocks:
     return family(arrays)
   kind = "nfnet" if "stem.conv1.weight" in arrays else "nf_resnet"
-  return _label(kind, tuple(stages[stage] for stage in sorted(stages)))
+  return _label(kind, blocks)
 
 
 def _label(kind: str, blocks: tuple[int, ...]) -> str:

@@ -6,7 +6,7 @@ so that plain convolutions, activations and sums are left to compute.
 """
 
 import functools
-from typing import Literal
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,61 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import products
+from oneshot_dp.extract.backbones.architecture import (
+  IMAGENET,
+  Architecture,
+  pooled,
+  products,
+)
+from oneshot_dp.extract.backbones.resnet import nf_layouts
 from oneshot_dp.extract.backbones.resnet.convolution import Convolution
+from oneshot_dp.extract.backbones.resnet.nf_layouts import BLOCKS, GAMMA, Kind
+from oneshot_dp.extract.images.preprocess import Preprocessing
 
-Kind = Literal["nf_resnet", "nfnet"]
+EXAMPLES = tuple(BLOCKS)
 
-# 1/√(variance of the activation of a standard normal variable).
-GAMMA = {"nf_resnet": 1.7139588594436646, "nfnet": 1.7015043497085571}
+# Test size, and the share of each side that is kept (timm's).
+_TEST = {
+  "nfnet_f0": (256, 0.9),
+  "nfnet_f1": (320, 0.91),
+  "nfnet_f2": (352, 0.92),
+  "nfnet_f3": (416, 0.94),
+}
+
+
+def find(name: str) -> Architecture | None:
+  """The network that a name such as `nfnet_f0` means; None if it means none."""
+  if name not in BLOCKS:
+    return None
+  if name in _TEST:
+    kind, widths, root, features = "nfnet", (256, 512, 1536, 1536), 128, 3072
+    title = f"NFNet-{name[-2:].upper()}, {sum(BLOCKS[name])} residual blocks"
+    files = "dm_nfnet_*"
+    side, share = _TEST[name]
+    reference = Preprocessing(
+      image_size=side,
+      resize=math.floor(side / share),
+      keep_aspect=False,
+      **IMAGENET,
+    )
+  else:
+    kind, widths, root, features = "nf_resnet", (256, 512, 1024, 2048), 64, 2048
+    title = f"NF-ResNet of {name.removeprefix('nf_resnet')} layers"
+    files = "nf_resnet*"
+    # 94 % of the shorter side, as timm tests the published NF-ResNet-50.
+    reference = Preprocessing(image_size=288, resize=306, **IMAGENET)
+  blocks = BLOCKS[name]
+  return Architecture(
+    name=name,
+    summary=f"{title}; {features} features",
+    layouts=(f"safetensors of timm ({files})",),
+    embeddings=("pooled",),
+    reference=reference,
+    build=pooled(
+      name, functools.partial(NormFreeNet, kind, blocks, widths, root)
+    ),
+    rename=functools.partial(nf_layouts.rename, kind=kind, blocks=blocks),
+  )
 
 
 class NormFreeNet(nn.Module):
@@ -57,8 +105,22 @@ class NormFreeNet(nn.Module):
   def __call__(
     self, images: Float32[Array, "b s s 3"]
   ) -> Float32[Array, "b d"]:
-    nfnet = self.kind == "nfnet"
-    x = self._deep_root(images) if nfnet else self._plain_root(images)
+    nfnet, x = self.kind == "nfnet", images
+    conv = functools.partial(
+      Convolution, bias=True, compute_dtype=self.compute_dtype
+    )
+    if nfnet:
+      for i, stride in enumerate((2, 1, 1, 2)):
+        x = conv(
+          self.root // 2 ** (3 - i),
+          3,
+          stride=stride,
+          padding="SAME",
+          name=f"stem{i + 1}",
+        )(_activate(self.kind, x) if i else x)
+    else:
+      x = conv(self.root, 7, stride=2, padding=3, name="stem1")(x)
+      x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
     for stage, (depth, width) in enumerate(
       zip(self.blocks, self.widths, strict=True)
     ):
@@ -72,45 +134,9 @@ class NormFreeNet(nn.Module):
           name=f"stage{stage + 1}_block{block + 1}",
         )(x)
     if nfnet:
-      x = Convolution(
-        2 * self.widths[-1],
-        1,
-        bias=True,
-        compute_dtype=self.compute_dtype,
-        name="final",
-      )(x)
+      x = conv(2 * self.widths[-1], 1, name="final")(x)
     out = _activate(self.kind, x.astype(jnp.float32)).mean(axis=(1, 2))
     return out * GAMMA["nfnet"] if nfnet else out
-
-  def _plain_root(
-    self, images: Float32[Array, "b s s 3"]
-  ) -> Float[Array, "b t t c"]:
-    x = Convolution(
-      self.root,
-      7,
-      stride=2,
-      padding=3,
-      bias=True,
-      compute_dtype=self.compute_dtype,
-      name="stem1",
-    )(images)
-    return nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
-
-  def _deep_root(
-    self, images: Float32[Array, "b s s 3"]
-  ) -> Float[Array, "b t t c"]:
-    x = images
-    for i, stride in enumerate((2, 1, 1, 2)):
-      x = Convolution(
-        self.root // 2 ** (3 - i),
-        3,
-        stride=stride,
-        padding="SAME",
-        bias=True,
-        compute_dtype=self.compute_dtype,
-        name=f"stem{i + 1}",
-      )(_activate(self.kind, x) if i else x)
-    return x
 
 
 class _Block(nn.Module):
@@ -137,7 +163,10 @@ class _Block(nn.Module):
     )
     out = act(x)
     if self.stride > 1 or x.shape[-1] != self.features:
-      x = _halve(out) if self.stride > 1 else out
+      x = out
+      if self.stride > 1:
+        # At an odd side the mean is over the pixels that there are.
+        x = nn.avg_pool(x, (2, 2), (2, 2), "SAME", count_include_pad=False)
       x = conv(self.features, 1, name="projection")(x)
     out = conv(inner, 1, name="conv1")(out)
     out = spatial(stride=self.stride, name="conv2")(act(out))
@@ -163,11 +192,6 @@ class _SqueezeExcite(nn.Module):
     gate = nn.Dense(channels, name="out", **how)(gate)
     gate = gain * nn.sigmoid(gate.astype(jnp.float32))
     return x * gate[:, None, None].astype(x.dtype)
-
-
-def _halve(x: Float[Array, "b h w c"]) -> Float[Array, "b y x c"]:
-  # At an odd side the mean is over the pixels that there are.
-  return nn.avg_pool(x, (2, 2), (2, 2), "SAME", count_include_pad=False)
 
 
 def _activate(kind: Kind, x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -8,9 +8,8 @@ from typing import Any
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import Architecture
-from oneshot_dp.extract.backbones.vit import weights as vit_layouts
-from oneshot_dp.extract.backbones.vit.blocks import Variant
+from oneshot_dp.extract.backbones.architecture import IMAGENET, Architecture
+from oneshot_dp.extract.backbones.vit import weights
 from oneshot_dp.extract.backbones.vit.network import (
   VisionTransformer,
   last_blocks,
@@ -44,13 +43,13 @@ _DINOV2_G = _size(1536, 40, 4096, 24, mlp="swiglu")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-  """What the networks of a family have in common.
+  """A row of the table: what the networks of a family have in common.
 
   Attributes:
     title: in words.
     layouts: the public files of weights that it reads.
-    sizes: by the letters in a name: what to give `Variant` besides `parts`.
-    parts: what every network of the family gives `Variant`.
+    sizes: by the letters in a name: fields of `VisionTransformer`.
+    parts: those that every network of the family has.
     published: size and patch of public weights; any other patch works too.
     embeddings: the default first.
     reference: what its weights are shown: of a ViT, the published side and
@@ -69,11 +68,12 @@ class Family:
   resize: Resize = "bicubic"
 
 
-_IMAGENET = Preprocessing(
-  image_size=224,
-  resize=256,
-  mean=(0.485, 0.456, 0.406),
-  std=(0.229, 0.224, 0.225),
+_IMAGENET = Preprocessing(image_size=224, resize=256, **IMAGENET)
+_DEIT = Family(
+  title="DeiT",
+  sizes={"ti": _TI, "s": _S, "b": _B},
+  published=("ti16", "s16", "b16"),
+  reference=_IMAGENET,
 )
 _DINOV2 = Family(
   title="DINOv2",
@@ -94,18 +94,11 @@ FAMILIES = {
     reference=Preprocessing(),
     resize="bilinear",
   ),
-  "deit": Family(
-    title="DeiT",
-    sizes={"ti": _TI, "s": _S, "b": _B},
-    published=("ti16", "s16", "b16"),
-    reference=_IMAGENET,
-  ),
-  "deit_distilled": Family(
+  "deit": _DEIT,
+  "deit_distilled": dataclasses.replace(
+    _DEIT,
     title="DeiT with a distillation token",
-    sizes={"ti": _TI, "s": _S, "b": _B},
     parts={"tokens": (_CLS, ("dist", 1))},
-    published=("ti16", "s16", "b16"),
-    reference=_IMAGENET,
   ),
   "dinov2": _DINOV2,
   "dinov2_reg": dataclasses.replace(
@@ -141,58 +134,48 @@ def find(name: str) -> Architecture | None:
   family = match and FAMILIES.get(match[1])
   if not match or not family or match[2] not in family.sizes:
     return None
-  variant = Variant(
+  network = VisionTransformer(
     **family.parts, **family.sizes[match[2]], patch=int(match[3])
   )
-  return architecture(name, family, variant)
+  return architecture(name, family, network)
 
 
-def architecture(name: str, family: Family, variant: Variant) -> Architecture:
-  """A network of any size of a family.
-
-  Args:
-    name: to call it by.
-    family: what it shares with others.
-    variant: its sizes.
-
-  Returns:
-    What the registry needs to know.
-  """
+def architecture(
+  name: str, family: Family, network: VisionTransformer
+) -> Architecture:
+  """A network of any size of a family, by the name that it is called."""
 
   def build(embedding: str, compute_dtype: ComputeDtype) -> VisionTransformer:
-    _check_embedding(embedding, name, family, variant)
-    form, read = variant, embedding
+    _check_embedding(embedding, name, family, network.depth)
+    changes: dict[str, Any] = {"embedding": embedding}
     if embedding in _WITHOUT_CLS:
-      form = dataclasses.replace(variant, tokens=())
-      read = _WITHOUT_CLS[embedding]
-    return VisionTransformer(form, read, compute_dtype)
+      changes = {"embedding": _WITHOUT_CLS[embedding], "tokens": ()}
+    return network.clone(compute_dtype=compute_dtype, **changes)
 
   side = _SIDES.get(name, family.reference.image_size)
   return Architecture(
     name=name,
     summary=(
-      f"{family.title}, width {variant.width}, depth {variant.depth}, patch "
-      f"{variant.patch}"
+      f"{family.title}, width {network.width}, depth {network.depth}, patch "
+      f"{network.patch}"
     ),
     layouts=family.layouts,
     embeddings=family.embeddings,
     reference=dataclasses.replace(family.reference, image_size=side),
     build=build,
-    rename=functools.partial(
-      vit_layouts.rename, name=name, resize=family.resize
-    ),
+    rename=functools.partial(weights.rename, name=name, resize=family.resize),
   )
 
 
 def _check_embedding(
-  embedding: str, name: str, family: Family, variant: Variant
+  embedding: str, name: str, family: Family, depth: int
 ) -> None:
   last = last_blocks(embedding)
   if last and "last<k>_cls" in family.embeddings:
-    if last > variant.depth:
+    if last > depth:
       raise InputError(
         f"embedding={embedding} asks {name} for {last} blocks, which has "
-        f"{variant.depth}: use last{variant.depth}_cls or fewer."
+        f"{depth}: use last{depth}_cls or fewer."
       )
   elif embedding not in family.embeddings or "<" in embedding:
     raise InputError(

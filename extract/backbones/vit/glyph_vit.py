@@ -9,8 +9,8 @@ import dataclasses
 import importlib.resources
 
 from oneshot_dp.extract.backbones.architecture import Architecture
-from oneshot_dp.extract.backbones.vit import families as vit
-from oneshot_dp.extract.backbones.vit.blocks import Variant
+from oneshot_dp.extract.backbones.vit import families
+from oneshot_dp.extract.backbones.vit.network import VisionTransformer
 from oneshot_dp.extract.images.preprocess import Preprocessing
 
 NAME = "glyph_vit"
@@ -19,12 +19,7 @@ WEIGHTS = (
   importlib.resources.files("oneshot_dp.extract.backbones.vit")
   / f"{NAME}.safetensors"
 )
-"""The embedded weights."""
-
-_VARIANT = Variant(
-  width=128, depth=3, mlp_dim=512, num_heads=4, patch=8, mlp="gelu_tanh"
-)
-_FAMILY = vit.Family(
+_FAMILY = families.Family(
   title="Vision Transformer pretrained on glyphs, weights embedded",
   layouts=(
     "embedded: leave backbone.weights out",
@@ -36,11 +31,14 @@ _FAMILY = vit.Family(
   embeddings=("pre_logits", "cls", "mean", "cls_mean", "last<k>_cls"),
   reference=Preprocessing(image_size=32),
 )
+_NETWORK = VisionTransformer(
+  width=128, depth=3, mlp_dim=512, num_heads=4, patch=8, mlp="gelu_tanh"
+)
 
 
 def find(name: str) -> Architecture | None:
   """The network, if the name is its own."""
   if name != NAME:
     return None
-  network = vit.architecture(NAME, _FAMILY, _VARIANT)
-  return dataclasses.replace(network, embedded_weights=WEIGHTS)
+  found = families.architecture(NAME, _FAMILY, _NETWORK)
+  return dataclasses.replace(found, embedded_weights=WEIGHTS)

@@ -26,15 +26,9 @@ def is_square(number: int) -> bool:
 def resize_grid(
   positions: Float[np.ndarray, "m2 width"], num_patches: int, how: Resize
 ) -> Float[np.ndarray, "g2 width"]:
-  """Position embeddings of m × m patches for g × g.
+  """Position embeddings of m × m patches, row after row, for g × g.
 
-  Args:
-    positions: [m², width], row after row.
-    num_patches: g².
-    how: the interpolation.
-
-  Returns:
-    [g², width], float32; `positions` itself where g = m.
+  `positions` itself where g = m.
   """
   if len(positions) == num_patches:
     return positions

@@ -131,14 +131,10 @@ _LAYOUTS = {
 def translated(
   arrays: Mapping[str, np.ndarray],
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """The arrays of a file in any public layout, by our names.
+  """The arrays of a file in any public layout, by our names; views of them.
 
-  Args:
-    arrays: the file's, by name.
-
-  Yields:
-    Name and array, a view of the file's. The heads of attention may still lie
-    side by side in one axis. What no layout knows keeps its name.
+  The heads of attention may still lie side by side in one axis. What no layout
+  knows keeps its name.
   """
   for key in sorted(arrays, key=len):
     match = re.fullmatch(r"(.*/)?embedding/kernel", key)
@@ -154,11 +150,8 @@ def translated(
 
 
 def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
-  return {
-    key[len(prefix) :]: value
-    for key, value in arrays.items()
-    if key.startswith(prefix)
-  }
+  names = {key: key[len(prefix) :] for key in arrays if key.startswith(prefix)}
+  return {name: arrays[key] for key, name in names.items()}
 
 
 def _from_flax(

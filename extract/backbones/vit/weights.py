@@ -39,7 +39,7 @@ def rename(
   name: str,
   resize: Resize,
 ) -> Arrays:
-  """Our parameters from the arrays of a file in any of the public layouts.
+  """Our parameters from a file; see `Architecture.rename`.
 
   Args:
     arrays: the file's, by name.
@@ -47,14 +47,6 @@ def rename(
     path: the file, for messages.
     name: the backbone's, for messages.
     resize: how position embeddings are fitted to the image size.
-
-  Returns:
-    Arrays by our names, views of the file's where that is possible. What no
-    layout knows keeps its name.
-
-  Raises:
-    InputError: the file is of another Vision Transformer, or has nothing to
-      make the embedding from.
   """
   ours = dict(translated(arrays))
   _add_positions_to_tokens(ours, path)

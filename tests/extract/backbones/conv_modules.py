@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from oneshot_dp.extract.backbones.architecture import Architecture, Shape
 from oneshot_dp.extract.backbones.registry import parameter_shapes
-from oneshot_dp.extract.backbones.resnet import bit_resnet, nf_resnet, nfnet
+from oneshot_dp.extract.backbones.resnet import bit_resnet, norm_free
 
 
 def shapes_of(module: nn.Module, side: int = 32) -> dict[str, Shape]:
@@ -31,7 +31,7 @@ def embed(
 
 
 def architecture(name: str) -> Architecture:
-  for family in (bit_resnet, nf_resnet, nfnet):
+  for family in (bit_resnet, norm_free):
     if found := family.find(name):
       return found
   raise AssertionError(name)

@@ -1,4 +1,3 @@
-import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -39,13 +38,11 @@ def held_out(quick_compilation) -> Glyphs:
 @pytest.fixture(scope="module")
 def trained(quick_compilation):
   """A network of one narrow layer, which compiles in a third of the time."""
-  variant = dataclasses.replace(
-    glyph_vit._VARIANT, width=16, depth=1, mlp_dim=32
-  )
+  variant = glyph_vit._NETWORK.clone(width=16, depth=1, mlp_dim=32)
   ones_and_zeros = written_glyphs(2, seed=0)
   keep = np.isin(ones_and_zeros.labels, (0, 1))
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(glyph_vit, "_VARIANT", variant)
+    patch.setattr(glyph_vit, "_NETWORK", variant)
     patch.setattr(network, "_init", jax.jit(network.Classifier().init))
     # Unlike the default's, random bits of this kind compile at once.
     start = network.initial_params(jax.random.key(0, impl="unsafe_rbg"))

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.resnet import bit_layouts, bit_resnet
 from tests.extract.backbones import conv_cases
@@ -71,8 +70,3 @@ def test_examples_are_found_under_their_name(name):
   assert found.reference.resize == "square"
   assert found.reference.resample == "bilinear"
   assert found.reference.image_size == (480 if name == "bit_r152x4" else 448)
-
-
-def test_another_embedding_is_refused():
-  with pytest.raises(InputError, match=r"embedding='cls'.*use 'pooled'"):
-    architecture("bit_r50x1").build("cls", "float32")

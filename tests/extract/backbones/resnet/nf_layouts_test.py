@@ -27,6 +27,11 @@ def tiny():
   return NormFreeNet("nfnet", **conv_cases.NFNET_TINY)
 
 
+def renamed(weights, shapes):
+  blocks = conv_cases.NFNET_TINY["blocks"]
+  return nf_layouts.rename(weights, shapes, "file", kind="nfnet", blocks=blocks)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_published_files_fit_exactly(name, monkeypatch):
   # What it computes is tested elsewhere; here it would fill 1 GB with it.
@@ -63,7 +68,7 @@ def test_what_is_not_known_is_handed_on_to_be_named():
   weights["final_conv.weight"] = weights["final_conv.weight"].astype(np.int8)
   weights["stem.conv3.gain"] = np.ones(3, np.float32)
   shapes = shapes_of(tiny())
-  got = nf_layouts.rename(tiny(), weights, shapes, "file")
+  got = renamed(weights, shapes)
   assert got.keys() - shapes.keys() == {
     "stem.conv3.weight",
     "stem.conv3.gain",
@@ -88,5 +93,5 @@ def test_what_is_not_known_is_handed_on_to_be_named():
 def test_kernels_that_are_not_finite_stay_so_to_be_refused():
   weights = conv_cases.weights_in("nfnet")
   weights["stem.conv1.weight"][0, 0, 0, 0] = np.nan
-  got = nf_layouts.rename(tiny(), weights, shapes_of(tiny()), "file")
+  got = renamed(weights, shapes_of(tiny()))
   assert np.isnan(got["stem1/kernel"]).any()

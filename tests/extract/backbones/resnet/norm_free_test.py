@@ -2,11 +2,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.resnet import nf_layouts
-from oneshot_dp.extract.backbones.resnet.norm_free import Kind, NormFreeNet
+from oneshot_dp.extract.backbones.resnet import nf_layouts, norm_free
+from oneshot_dp.extract.backbones.resnet.nf_layouts import Kind
+from oneshot_dp.extract.backbones.resnet.norm_free import NormFreeNet
 from tests.extract.backbones import conv_cases
-from tests.extract.backbones.conv_modules import embed, shapes_of
+from tests.extract.backbones.conv_modules import (
+  architecture,
+  embed,
+  shapes_of,
+)
 
 SIZES: dict[Kind, dict] = {
   "nfnet": conv_cases.NFNET_TINY,
@@ -20,10 +26,11 @@ def tiny(kind: Kind, compute_dtype: ComputeDtype = "float32"):
 
 def tiny_params(kind: Kind):
   return nf_layouts.rename(
-    tiny(kind),
     conv_cases.weights_in(kind),
     shapes_of(tiny(kind)),
     "file",
+    kind=kind,
+    blocks=SIZES[kind]["blocks"],
   )
 
 
@@ -51,3 +58,39 @@ def test_bfloat16_stays_close():
 def test_the_parameters_are_those_of_the_module(kind):
   shapes = {key: v.shape for key, v in tiny_params(kind).items()}
   assert shapes == shapes_of(tiny(kind))
+
+
+@pytest.mark.parametrize(
+  ("name", "side", "resize"),
+  [
+    ("nf_resnet50", 288, 306),
+    ("nf_resnet26", 288, 306),
+    ("nf_resnet101", 288, 306),
+    ("nfnet_f0", 256, 284),
+    ("nfnet_f1", 320, 351),
+    ("nfnet_f2", 352, 382),
+    ("nfnet_f3", 416, 442),
+  ],
+)
+def test_examples_are_preprocessed_as_published(name, side, resize):
+  assert name in norm_free.EXAMPLES
+  found = architecture(name)
+  assert found.name == name
+  reference = found.reference
+  assert (reference.image_size, reference.resize) == (side, resize)
+  assert reference.resample == "bicubic"
+  assert reference.mean == (0.485, 0.456, 0.406)
+  assert reference.std == (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize(
+  "name", ["nf_resnet18", "nf_seresnet50", "resnet50", "nfnet_f4", "nfnet"]
+)
+def test_other_names_mean_no_network(name):
+  assert norm_free.find(name) is None
+
+
+@pytest.mark.parametrize("name", ["nf_resnet50", "nfnet_f0", "bit_r50x1"])
+def test_another_embedding_is_refused(name):
+  with pytest.raises(InputError, match=r"embedding='gap'.*use 'pooled'"):
+    architecture(name).build("gap", "float32")

@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 import pathlib
 from typing import Any
@@ -16,7 +15,6 @@ from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
 from oneshot_dp.extract.backbones.architecture import Architecture
 from oneshot_dp.extract.backbones.registry import parameter_shapes
 from oneshot_dp.extract.backbones.vit import families as vit
-from oneshot_dp.extract.backbones.vit.blocks import Variant
 from oneshot_dp.extract.backbones.vit.network import VisionTransformer
 from oneshot_dp.extract.images.preprocess import (
   Preprocessing,
@@ -24,7 +22,7 @@ from oneshot_dp.extract.images.preprocess import (
   prepare,
 )
 
-TINY = Variant(width=12, depth=2, mlp_dim=20, num_heads=3, patch=4)
+TINY = VisionTransformer(width=12, depth=2, mlp_dim=20, num_heads=3, patch=4)
 
 
 def random_params(model: VisionTransformer, side: int) -> dict:
@@ -90,7 +88,7 @@ def by_the_paper(flat: dict, images: np.ndarray) -> list[np.ndarray]:
   ["cls", "mean", "cls_mean", "last1_cls", "last2_cls", "pre_logits"],
 )
 def test_the_model_is_the_paper_s(embedding):
-  model = VisionTransformer(TINY, embedding)
+  model = TINY.clone(embedding=embedding)
   flat = random_params(model, 12)
   images = np.random.default_rng(1).uniform(-1, 1, (3, 12, 12, 3))
   before, tokens = by_the_paper(flat, images)
@@ -110,20 +108,20 @@ def test_the_model_is_the_paper_s(embedding):
 
 
 @pytest.mark.parametrize(
-  ("variant", "embedding"),
+  "changes",
   [
-    (TINY, "cls"),
-    (dataclasses.replace(TINY, tokens=(), mlp="gelu_tanh"), "map"),
-    (dataclasses.replace(TINY, layer_scale=True, mlp="swiglu"), "pre_logits"),
+    {},
+    {"tokens": (), "mlp": "gelu_tanh", "embedding": "map"},
+    {"layer_scale": True, "mlp": "swiglu", "embedding": "pre_logits"},
   ],
 )
-def test_bfloat16_rounds_products_only(variant, embedding):
+def test_bfloat16_rounds_products_only(changes):
   images = np.random.default_rng(1).uniform(-1, 1, (3, 12, 12, 3))
   images = images.astype(np.float32)
-  model = VisionTransformer(variant, embedding)
+  model = TINY.clone(**changes)
   flat = random_params(model, 12)
   exact = run(model, flat, images)
-  halved = VisionTransformer(variant, embedding, "bfloat16")
+  halved = model.clone(compute_dtype="bfloat16")
   rounded = run(halved, flat, images)
   assert rounded.dtype == np.float32
   assert 0 < np.abs(rounded - exact).max() < 0.1 * np.abs(exact).max()
@@ -136,7 +134,7 @@ def test_bfloat16_rounds_products_only(variant, embedding):
 
 
 def test_large_scores_do_not_overflow():
-  model = VisionTransformer(TINY)
+  model = TINY
   flat = random_params(model, 12)
   for key in flat:
     if "/query/" in key:
@@ -146,7 +144,7 @@ def test_large_scores_do_not_overflow():
 
 
 def test_parameters_are_named_as_in_big_vision():
-  shapes = parameter_shapes(VisionTransformer(TINY), 12)
+  shapes = parameter_shapes(TINY, 12)
   block = "Transformer/encoderblock_1"
   attention = f"{block}/MultiHeadDotProductAttention_0"
   assert shapes["cls"] == (1, 1, 12)

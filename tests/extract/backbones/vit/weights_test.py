@@ -20,7 +20,7 @@ from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.architecture import Architecture, Shape
 from oneshot_dp.extract.backbones.registry import parameter_shapes
 from oneshot_dp.extract.backbones.vit import families as vit
-from oneshot_dp.extract.backbones.vit.blocks import Variant
+from oneshot_dp.extract.backbones.vit.network import VisionTransformer
 from tests.extract.backbones import vit_golden
 
 LAYOUTS = vit_golden.read_layouts()
@@ -68,7 +68,8 @@ def small(kind: str, name: str = "small") -> Architecture:
   if kind.endswith("_swiglu"):
     sizes |= {"mlp_dim": vit_golden.SWIGLU_DIM, "mlp": "swiglu"}
   family = vit.FAMILIES[key]
-  return vit.architecture(name, family, Variant(**family.parts, **sizes))
+  network = VisionTransformer(**family.parts, **sizes)
+  return vit.architecture(name, family, network)
 
 
 def drawn(key: str) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 import pytest
 
-from oneshot_dp.extract.backbones.file_family import family
+from oneshot_dp.extract.backbones.resnet.layouts import family
 
 
 @pytest.mark.parametrize(
