@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
@@ -43,6 +44,34 @@ class NoBar(contextlib.nullcontext):
 
   def update(self, done: int = 1) -> None:
     """Does nothing."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Released:
+  """What one noisy mechanism of a plan let out; as public as the head.
+
+  Attributes:
+    name: of which statistic.
+    value: the statistic with its noise.
+    noise_multiplier: σ of the mechanism.
+    grid_step: all values are integers times this.
+    at: what was public before, and the statistic was taken at.
+  """
+
+  name: str
+  value: np.ndarray
+  noise_multiplier: float
+  grid_step: float
+  at: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+OnRelease = Callable[[Released], object]
+"""Called with all that leaves, in order: what the strongest adversary sees."""
+
+
+def unseen(released: Released) -> None:
+  """Looks at nothing."""
+  del released
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,7 +210,11 @@ class Trainer(BaselineTrainer):
 
   @abc.abstractmethod
   def release(
-    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+    self,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    charge: Charging,
+    on_release: OnRelease = unseen,
   ) -> Iterator[TrainedHead]:
     """Yields heads, draw by draw, the largest ε first.
 
@@ -189,5 +222,6 @@ class Trainer(BaselineTrainer):
     relation, and all of them together cost `plan.composed_epsilon`, with n and
     the number of classes public. `charge` has returned before a random bit is
     drawn, so a crash costs budget and never privacy. A seeded source marks
-    every head NOT PRIVATE.
+    every head NOT PRIVATE. `on_release` is called with all that the heads are
+    made of, before each: as private as all heads together, and no more.
     """

@@ -1,7 +1,7 @@
 """Heads that share no noise: each draw and ε is trained from the beginning."""
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 from dp_accounting import NeighboringRelation
@@ -17,11 +17,17 @@ from oneshot_dp.linear_dp.trainer import (
   Charging,
   Mechanism,
   NoBar,
+  OnRelease,
   Progress,
+  Released,
   TrainedHead,
   Trainer,
   TrainingRows,
+  unseen,
 )
+
+GRADIENT_SUM = "gradient sum"
+"""What every step releases."""
 
 
 class StepsRule(Mechanism):
@@ -83,12 +89,16 @@ class OwnNoiseTrainer(Trainer, Generic[Rule]):
     rule: Rule,
     relation: NeighboringRelation,
     source: NoiseSource | None,
-    on_step: Callable[[], object],
+    on_release: OnRelease,
   ) -> LinearHead:
     """Trains it, at the cost that the plan says; without noise if no source."""
 
   def release(
-    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+    self,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    charge: Charging,
+    on_release: OnRelease = unseen,
   ) -> Iterator[TrainedHead]:
     """See `Trainer`.
 
@@ -101,6 +111,12 @@ class OwnNoiseTrainer(Trainer, Generic[Rule]):
     steps = plan.num_draws * sum(rule.num_steps for rule in rules.values())
     charge(plan, source)
     with self._progress("steps", "step", steps) as bar:
+
+      def shown(released: Released) -> None:
+        on_release(released)
+        if released.name == GRADIENT_SUM:
+          bar.update()
+
       for draw in range(plan.num_draws):
         for epsilon, rule in rules.items():
           statement = PrivacyStatement.of_plan(
@@ -110,14 +126,14 @@ class OwnNoiseTrainer(Trainer, Generic[Rule]):
             sensitivity=1.0,
             noise_sd=plan.noise_multipliers[epsilon],
           )
-          head = self.train(rule, plan.neighboring_relation, source, bar.update)
+          head = self.train(rule, plan.neighboring_relation, source, shown)
           yield self._trained(head, rule, statement, plan, draw)
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     """See `Trainer`."""
     rule, relation = self.rule(0.0), plan.neighboring_relation
     with self._progress("steps without noise", "step", None) as bar:
-      head = self.train(rule, relation, None, bar.update)
+      head = self.train(rule, relation, None, lambda _: bar.update())
     statement = PrivacyStatement.without_privacy(plan.delta, relation)
     return self._trained(head, rule, statement, plan)
 

@@ -25,10 +25,13 @@ from oneshot_dp.linear_dp.rows.units import choose_rows
 from oneshot_dp.linear_dp.trainer import (
   Charging,
   NoBar,
+  OnRelease,
   Progress,
+  Released,
   TrainedHead,
   Trainer,
   TrainingRows,
+  unseen,
 )
 
 
@@ -85,12 +88,25 @@ class OneStepTrainer(Trainer):
     )
 
   def release(
-    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+    self,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    charge: Charging,
+    on_release: OnRelease = unseen,
   ) -> Iterator[TrainedHead]:
     """See `Trainer`."""
     count = plan.num_draws * len(plan.noise_multipliers)
     with self._progress("releases", "release", count) as bar:
       for each in release(self._secret, plan, source, charge=charge):
+        on_release(
+          Released(
+            name="clipped sum",
+            value=each.noisy_sum,
+            noise_multiplier=each.statement.noise_multiplier,
+            grid_step=1.0,
+            at={"grid": self._grid},
+          )
+        )
         yield from self._trained(each, plan)
         bar.update()
 

@@ -22,9 +22,11 @@ from oneshot_dp.linear_dp.public_statistics import PublicStatistics
 from oneshot_dp.linear_dp.trainer import (
   BaselineTrainer,
   Charging,
+  OnRelease,
   TrainedHead,
   Trainer,
   TrainingRows,
+  unseen,
 )
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
 from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
@@ -153,10 +155,14 @@ class FoldedTrainer(FoldedBaseline, Trainer):
     return self._trainer.notes(plan)
 
   def release(
-    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+    self,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    charge: Charging,
+    on_release: OnRelease = unseen,
   ) -> Iterator[TrainedHead]:
     """See `Trainer`."""
-    for trained in self._trainer.release(plan, source, charge):
+    for trained in self._trainer.release(plan, source, charge, on_release):
       yield self._public.folded(trained)
 
 

@@ -46,22 +46,28 @@ from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
 from oneshot_dp.linear_dp.heads.least_squares.spectrum import denoised
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.class_moments import class_moments
 from oneshot_dp.linear_dp.statistics.joint_release import (
   ClassMoments,
   Releases,
+  Shares,
   joint_sensitivity,
+  part_sd,
   without_noise,
 )
 from oneshot_dp.linear_dp.trainer import (
   ROWS_ARE_CLIPPED,
   Charging,
   NoBar,
+  OnRelease,
   Progress,
+  Released,
   TrainedHead,
   Trainer,
   TrainingRows,
+  unseen,
 )
 
 
@@ -97,7 +103,11 @@ class LeastSquaresTrainer(Trainer):
     self._moments = class_moments(self._rows)
 
   def release(
-    self, plan: ReleasePlan, source: NoiseSource, charge: Charging
+    self,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    charge: Charging,
+    on_release: OnRelease = unseen,
   ) -> Iterator[TrainedHead]:
     """See `Trainer`; with "nested", all heads cost what the largest ε does."""
     charge(plan, source)
@@ -113,7 +123,10 @@ class LeastSquaresTrainer(Trainer):
           statement = PrivacyStatement.of_plan(
             plan, epsilon, source, sensitivity=sensitivity, noise_sd=noise_sd
           )
-          yield self._trained(releases.extend(noise_sd), statement, plan, draw)
+          moments = releases.extend(noise_sd)
+          for part in _parts(moments, sigma):
+            on_release(part)
+          yield self._trained(moments, statement, plan, draw)
           bar.update()
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
@@ -144,6 +157,23 @@ class LeastSquaresTrainer(Trainer):
       plan=plan,
       settings=self._config.settings(),
       draw=draw,
+    )
+
+
+def _parts(moments: ClassMoments, sigma: float) -> Iterator[Released]:
+  """All that was released together, part by part."""
+  shares = Shares(num_classes=len(moments.class_counts))
+  for name, value, share in (
+    ("second moment", moments.moment, shares.moment),
+    ("class sums", moments.class_sums, shares.class_sums),
+    ("total", moments.total, shares.total),
+    ("class counts", moments.class_counts, shares.class_counts),
+  ):
+    yield Released(
+      name=name,
+      value=value,
+      noise_multiplier=part_sd(sigma, share),
+      grid_step=1 / GRID_RADIUS,
     )
 
 

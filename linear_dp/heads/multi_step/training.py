@@ -17,7 +17,7 @@ Differentially Private Image Classification through Scale", 2022.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -36,15 +36,26 @@ from oneshot_dp.linear_dp.heads.multi_step.rule import (
   MultiStepRule,
   make_rule,
 )
-from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer
+from oneshot_dp.linear_dp.heads.own_noise import (
+  GRADIENT_SUM,
+  OwnNoiseTrainer,
+)
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
+  gradient_step,
   release_gradient,
 )
-from oneshot_dp.linear_dp.trainer import NoBar, Progress, TrainingRows
+from oneshot_dp.linear_dp.trainer import (
+  NoBar,
+  OnRelease,
+  Progress,
+  Released,
+  TrainingRows,
+  unseen,
+)
 
 
 class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
@@ -92,10 +103,10 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
     rule: MultiStepRule,
     relation: NeighboringRelation,
     source: NoiseSource | None,
-    on_step: Callable[[], object],
+    on_release: OnRelease,
   ) -> LinearHead:
     """See `OwnNoiseTrainer`."""
-    return train(self._rows, rule, relation, source, on_step)
+    return train(self._rows, rule, relation, source, on_release)
 
 
 def train(
@@ -103,7 +114,7 @@ def train(
   rule: MultiStepRule,
   relation: NeighboringRelation,
   source: NoiseSource | None,
-  on_step: Callable[[], object] = lambda: None,
+  on_release: OnRelease = unseen,
 ) -> LinearHead:
   """Trains one head.
 
@@ -116,7 +127,7 @@ def train(
     relation: which data sets count as neighbours.
     source: the random bits, of samples and noise; None adds no noise, which is
       NOT PRIVATE.
-    on_step: called after each step (progress).
+    on_release: called with all that leaves, in order.
 
   Returns:
     The head.
@@ -133,7 +144,20 @@ def train(
     released = release_gradient(
       secret, rule.step_noise_multiplier, relation, source
     )
-    on_step()
+    on_release(
+      Released(
+        name=GRADIENT_SUM,
+        value=released,
+        noise_multiplier=rule.step_noise_multiplier,
+        grid_step=gradient_step(rule.clip_norm),
+        at={
+          "kernel": kernel,
+          "clip_norm": rule.clip_norm,
+          "loss": rule.loss,
+          "max_norm": rule.max_norm,
+        },
+      )
+    )
     return released / rule.batches.mean_size
 
   optimizer = OneStepOptimizer(

@@ -20,7 +20,7 @@ composition of Gaussians: Dong, Roth & Su (2022).
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import optax
@@ -30,14 +30,17 @@ from jaxtyping import Float64
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
-from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer
+from oneshot_dp.linear_dp.heads.own_noise import (
+  GRADIENT_SUM,
+  OwnNoiseTrainer,
+)
 from oneshot_dp.linear_dp.heads.whitened.rule import (
   CLIP_NORM,
   MOMENTUM,
   WhiteningRule,
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.rows.integers import row_radius
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_radius
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.class_moments import (
   SecretClassMoments,
@@ -46,6 +49,7 @@ from oneshot_dp.linear_dp.statistics.class_moments import (
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
+  gradient_step,
   release_gradient,
 )
 from oneshot_dp.linear_dp.statistics.second_moment import (
@@ -54,6 +58,7 @@ from oneshot_dp.linear_dp.statistics.second_moment import (
   release_mean,
   release_moment,
 )
+from oneshot_dp.linear_dp.trainer import OnRelease, Released, unseen
 
 
 class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
@@ -83,10 +88,10 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     rule: WhiteningRule,
     relation: NeighboringRelation,
     source: NoiseSource | None,
-    on_step: Callable[[], object],
+    on_release: OnRelease,
   ) -> LinearHead:
     """See `OwnNoiseTrainer`."""
-    return train(self._rows, self._moment, rule, relation, source, on_step)
+    return train(self._rows, self._moment, rule, relation, source, on_release)
 
 
 def train(
@@ -95,7 +100,7 @@ def train(
   rule: WhiteningRule,
   relation: NeighboringRelation,
   source: NoiseSource | None,
-  on_step: Callable[[], object] = lambda: None,
+  on_release: OnRelease = unseen,
 ) -> LinearHead:
   """Trains one head.
 
@@ -109,12 +114,12 @@ def train(
     rule: the settings.
     relation: which data sets count as neighbours.
     source: the random bits; None adds no noise, which is NOT PRIVATE.
-    on_step: called after each step (progress).
+    on_release: called with all that leaves, in order.
 
   Returns:
     The head; of embeddings at norm 1 where it centres.
   """
-  released_map = _released_map(moment, rule, relation, source)
+  released_map = _released_map(moment, rule, relation, source, on_release)
 
   def gradient(
     kernel: Float64[np.ndarray, "d K"],
@@ -123,7 +128,15 @@ def train(
     released = release_gradient(
       secret, rule.step_noise_multiplier, relation, source
     )
-    on_step()
+    on_release(
+      Released(
+        name=GRADIENT_SUM,
+        value=released,
+        noise_multiplier=rule.step_noise_multiplier,
+        grid_step=gradient_step(CLIP_NORM),
+        at={"map": released_map, "kernel": kernel, "clip_norm": CLIP_NORM},
+      )
+    )
     return released / rule.num_examples
 
   kernel = descend(
@@ -149,16 +162,33 @@ def _released_map(
   rule: WhiteningRule,
   relation: NeighboringRelation,
   source: NoiseSource | None,
+  on_release: OnRelease,
 ) -> ReleasedMap:
   """Spends the budget of the mean and of the moment."""
   mean = matrix = None
   if rule.mean_noise_multiplier is not None:
     noise_sd = rule.mean_noise_multiplier * mean_sensitivity(relation)
     mean = release_mean(moment, noise_sd * (1 + 2**-50), source)
+    on_release(
+      Released(
+        name="mean",
+        value=mean,
+        noise_multiplier=rule.mean_noise_multiplier,
+        grid_step=1 / (GRID_RADIUS * rule.num_examples),
+      )
+    )
   if rule.moment_noise_multiplier is not None:
     sensitivity = moment_sensitivity(relation, rule.feature_dim)
     noise_sd = rule.moment_noise_multiplier * sensitivity
     noisy = release_moment(moment, noise_sd * (1 + 2**-50), source)
+    on_release(
+      Released(
+        name="second moment",
+        value=noisy,
+        noise_multiplier=rule.moment_noise_multiplier,
+        grid_step=1 / GRID_RADIUS,
+      )
+    )
     if mean is not None:
       noisy = noisy - rule.num_examples * np.outer(mean, mean)
     matrix = inverse_square_root(noisy, rule.ridge)

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer, StepsRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.trainer import TrainingRows
+from oneshot_dp.linear_dp.trainer import OnRelease, TrainingRows
 
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 POISSON = PoissonSampling(probability=0.01, num_steps=5)
@@ -70,7 +70,7 @@ class NoiseTrainer(OwnNoiseTrainer[Rule]):
     rule: Rule,
     relation: NeighboringRelation,
     source: NoiseSource | None,
-    on_step: Callable[[], object],
+    on_release: OnRelease,
   ) -> LinearHead:
     self.asked.append((rule.sigma, source))
     self.relations.add(relation)

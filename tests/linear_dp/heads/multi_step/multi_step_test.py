@@ -403,7 +403,7 @@ def test_progress_is_told_of_every_step():
     rule,
     REPLACE_SPECIAL,
     NoiseSource(0),
-    lambda: told.append(1),
+    lambda _: told.append(1),
   )
   assert len(told) == rule.batches.num_steps == 6
 
