@@ -32,6 +32,7 @@ class Classifier(nn.Module):
     """Logits of images in [0, 1]."""
     architecture = find_architecture(NAME)
     backbone = architecture.build(architecture.embeddings[0], "float32")
+    backbone = backbone.clone(parent=self)
     nn.share_scope(self, backbone)
     reference = architecture.reference
     mean, std = reference.mean[0], reference.std[0]
