@@ -12,9 +12,9 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dp_accounting import NeighboringRelation
 
@@ -32,6 +32,7 @@ from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.spending import (
   BASELINE,
   CAP,
+  PUBLISHED,
   Spending,
   spending_of,
 )
@@ -43,6 +44,20 @@ def default_ledger_dir() -> Path:
     return Path(chosen)
   state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
   return Path(state) / "oneshot-dp" / "ledgers"
+
+
+class Published(NamedTuple):
+  """The bytes of a head that left.
+
+  Attributes:
+    entry: name of the charge that paid for it.
+    head_sha256: of its file of weights.
+    receipt_sha256: of its whole receipt.json.
+  """
+
+  entry: str
+  head_sha256: str
+  receipt_sha256: str
 
 
 class Ledger:
@@ -92,7 +107,32 @@ class Ledger:
       InputError: the file was damaged or tampered with.
       RunError: it cannot be read.
     """
-    return self._file.entries()
+    return _costs(self._file.entries())
+
+  def publish(self, *heads: Published) -> None:
+    """Notes which bytes are about to leave, in one line; it costs nothing.
+
+    Raises:
+      InputError: the ledger is damaged.
+      RunError: it cannot be written.
+    """
+    facts = {"kind": PUBLISHED, "heads": [head._asdict() for head in heads]}
+    with self._file.locked() as chain:
+      _write(chain, facts)
+
+  def published(self, entry: str) -> list[Published]:
+    """The heads that left for a charge, as far as it was noted.
+
+    Raises:
+      InputError, RunError: see `entries`.
+    """
+    heads = (
+      Published(**head)
+      for line in self._file.entries()
+      if line.get("kind") == PUBLISHED
+      for head in line["heads"]
+    )
+    return [head for head in heads if head.entry == entry]
 
   def charge(self, *charges: Charge) -> list[str]:
     """Writes costs to disk, all or none; call it before drawing any noise.
@@ -141,7 +181,7 @@ class Ledger:
     for charge in charges:
       self._check_name(charge)
     with self._file.locked() as chain:
-      self._check(chain.entries, charges)
+      self._check(_costs(chain.entries), charges)
       yield chain
 
   def _check_name(self, charge: Charge) -> None:
@@ -187,6 +227,11 @@ class Ledger:
       f" {printable(spent.epsilon(cap.max_delta))} is spent, and {left}; ask"
       " for less, or raise the cap for all to see with `oneshot-dp budget set`."
     )
+
+
+def _costs(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+  """The entries that say what was spent, or may be."""
+  return [entry for entry in entries if entry.get("kind") != PUBLISHED]
 
 
 def _write(chain: LockedChain, facts: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ from oneshot_dp.linear_dp.accounting.events import (
 )
 from oneshot_dp.linear_dp.accounting.gaussian import compose
 
-CAP, BASELINE = "cap", "baseline"
+CAP, BASELINE, PUBLISHED = "cap", "baseline", "published"
 """Kinds of entries that no ε is spent by."""
 
 

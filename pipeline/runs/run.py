@@ -26,9 +26,13 @@ from oneshot_dp.pipeline.ledger.ledger import default_ledger_dir
 from oneshot_dp.pipeline.runs import output_dir, pictures
 from oneshot_dp.pipeline.runs.evaluation import Evaluation, check_readable
 from oneshot_dp.pipeline.runs.results import SweepRow, as_json, write_tables
-from oneshot_dp.pipeline.saved_head.directory import write_head
+from oneshot_dp.pipeline.saved_head.directory import note_published, write_head
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
-from oneshot_dp.pipeline.training.train_heads import Training, train_all
+from oneshot_dp.pipeline.training.train_heads import (
+  Training,
+  cache_ledger,
+  train_all,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,11 +131,14 @@ class Run:
       "baseline": self.baseline,
     }
     with output_dir.whole_directory(self.out) as directory:
-      for head, row, cache in zip(trained, rows, caches, strict=False):
-        write_head(directory / row.path, head, cache.info)
+      folders = [directory / row.path for row in rows[: len(trained)]]
+      for folder, head, cache in zip(folders, trained, caches, strict=True):
+        write_head(folder, head, cache.info)
       write_tables(directory, rows, cost, evaluation)
       (directory / "config.json").write_text(as_json(config))
       pictures.draw(plot or self._plotter(rows), directory)
+      # One for all: what other caches were trained on are the same images.
+      note_published(cache_ledger(self.train, self.ledger_dir), folders)
 
   def _plotter(self, rows: Sequence[SweepRow]) -> Callable[[Path], object]:
     def plot(directory: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, check_unit_name
+from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import (
   NOT_PRIVATE,
   PrivacyStatement,
@@ -25,8 +26,10 @@ from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import UNCLIPPED, Mechanism
 from oneshot_dp.pipeline.saved_head.make_receipt import (
+  FIELDS,
   FORMAT_VERSION,
   NOT_PROTECTED,
+  SOFTWARE,
   assumptions,
 )
 from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
@@ -81,11 +84,31 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from _compare(mechanism, stated.as_json(), "mechanism.")
   if not stated.is_noisy:
     yield from _compare(privacy, {"noise_sd_steps": 0.0})
+  yield from _unknown(receipt, stated)
   words = assumptions(data["num_classes_source"], unit, mechanism, training)
   said = {"assumptions": words, "not_protected": list(NOT_PROTECTED)}
   yield from _compare(receipt, said)
   yield from _problems_of_guarantee(receipt, stated)
   yield from _problems_of_composition(receipt, stated)
+
+
+def _unknown(receipt: dict[str, Any], stated: Mechanism) -> Iterator[str]:
+  """Names what nothing here could check, and no receipt says."""
+  data, training = receipt["data"], receipt["training"]
+  settings = HeadConfig(head=training["head"]).settings()
+  sections = {
+    "": (receipt, FIELDS[""]),
+    "data.": (data, FIELDS["data"]),
+    "data.backbone.": (data["backbone"], FIELDS["data.backbone"]),
+    "software.": (receipt["software"], SOFTWARE),
+    "mechanism.": (receipt["mechanism"], stated.as_json()),
+    "training.": (training, {*settings, *stated.training(), SETTING}),
+    "training.steps.": (training.get("steps", {}), settings.get("steps", {})),
+  }
+  for prefix, (section, known) in sections.items():
+    for name in section:
+      if name not in known:
+        yield f"{prefix}{name} is no field of a receipt."
 
 
 def _problems_of_guarantee(
@@ -111,6 +134,8 @@ def _problems_of_guarantee(
   )
   yield from _compare(receipt, {"private": statement.is_private})
   yield from _compare(privacy, section)
+  for name in privacy.keys() - section.keys():
+    yield f"privacy.{name} is no field of a receipt."
   spent = section["epsilon_by_relation"][relation.name]
   if spent == NOT_PRIVATE:
     yield from _compare(privacy, {"epsilon": spent})
@@ -128,7 +153,10 @@ def _problems_of_composition(
   if not _SHA256.fullmatch(str(composition["ledger_entry"])):
     yield "ledger_entry names no charge."
   plan = plan_of(receipt, stated.sampling)
-  yield from _compare(composition, composition_section(plan))
+  expected = composition_section(plan)
+  yield from _compare(composition, expected)
+  for name in composition.keys() - {*expected, "ledger_entry"}:
+    yield f"composition.{name} is no field of a receipt."
   if privacy["noise_sd_steps"] > 0:
     sigma = plan.noise_multipliers.get(privacy["epsilon"])
     yield from _compare(privacy, {"noise_multiplier": sigma})

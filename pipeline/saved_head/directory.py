@@ -12,6 +12,8 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.cache.identity import sha256_of
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM, TrainedHead
+from oneshot_dp.pipeline.ledger.ledger import Ledger, Published
 from oneshot_dp.pipeline.saved_head.earlier_receipt import notes_on, upgraded
 from oneshot_dp.pipeline.saved_head.make_receipt import make_receipt
 from oneshot_dp.pipeline.saved_head.model_card import model_card
@@ -44,12 +47,14 @@ class SavedHead:
     receipt: its privacy statement, in the fields of this version.
     receipt_sha256: digest of the receipt as it was written.
     notes: what is to be known of it, if an earlier version wrote it.
+    format_version: of the receipt as it was written.
   """
 
   head: LinearHead
   receipt: dict[str, Any]
   receipt_sha256: str
-  notes: tuple[str, ...] = ()
+  notes: tuple[str, ...]
+  format_version: Any
 
 
 def write_head(
@@ -79,6 +84,35 @@ def write_head(
   }.items():
     _write(directory / name, content, 0o666 if is_private else 0o600)
   return receipt
+
+
+def bytes_of(directory: Path) -> Published:
+  """The digests of a head's files, and which charge its receipt names."""
+  weights, receipt = (
+    (directory / name).read_bytes() for name in (WEIGHTS_FILE, RECEIPT_FILE)
+  )
+  return Published(
+    entry=str(json.loads(receipt)["composition"]["ledger_entry"]),
+    head_sha256=hashlib.sha256(weights).hexdigest(),
+    receipt_sha256=hashlib.sha256(receipt).hexdigest(),
+  )
+
+
+def note_published(ledger: Ledger, directories: Iterable[Path]) -> None:
+  """Tells the ledger which bytes leave, so that `verify` knows them again.
+
+  To be called when the files are written and before they are shown: a kill in
+  between leaves a line about nothing. A ledger that cannot be told is warned
+  of, as the heads were paid for.
+  """
+  try:
+    ledger.publish(*map(bytes_of, directories))
+  except (InputError, RunError) as error:
+    print(
+      "warning: the ledger does not know which heads are written now, so that"
+      f" `verify` cannot vouch for them: {error}",
+      file=sys.stderr,
+    )
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -127,4 +161,5 @@ def read_head(directory: Path) -> SavedHead:
     receipt=upgraded(receipt),
     receipt_sha256=sha256_of(receipt),
     notes=tuple(notes_on(receipt)),
+    format_version=receipt.get("format_version"),
   )

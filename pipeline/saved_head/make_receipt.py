@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.linear_dp.accounting.sections import (
   composition_section,
@@ -39,7 +40,22 @@ NOT_PROTECTED = (
   "The time a run takes, and the memory and disks of the machine it runs on.",
   "The feature cache itself: it holds the private data and must stay private.",
 )
-_SOFTWARE = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
+FIELDS = {
+  "": (
+    *("format_version", "private", "privacy", "composition", "mechanism"),
+    *("data", "training", "head_sha256", "assumptions", "not_protected"),
+    "software",
+  ),
+  "data": (
+    *("dataset", "dataset_version", "split", "num_examples", "class_names"),
+    *("num_classes_source", "cache_fingerprint", "backbone", "preprocess"),
+    *("views", "backbone_fingerprint"),
+  ),
+  "data.backbone": tuple(f.name for f in dataclasses.fields(BackboneIdentity)),
+}
+"""All that a receipt may say, section by section; the others follow from the
+mechanism."""
+SOFTWARE = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
 
 
 def make_receipt(
@@ -90,7 +106,7 @@ def make_receipt(
       trained.settings,
     ),
     "not_protected": list(NOT_PROTECTED),
-    "software": {p: importlib.metadata.version(p) for p in _SOFTWARE},
+    "software": {p: importlib.metadata.version(p) for p in SOFTWARE},
   }
 
 

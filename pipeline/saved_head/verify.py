@@ -27,6 +27,7 @@ from oneshot_dp.pipeline.saved_head.directory import (
   RECEIPT_FILE,
   WEIGHTS_FILE,
   SavedHead,
+  bytes_of,
   read_head,
 )
 from oneshot_dp.pipeline.saved_head.earlier_receipt import upgraded_card
@@ -40,21 +41,31 @@ class HeadCheck:
   Attributes:
     problems: one line for each fault; empty if it is sound.
     conclusion: what a sound head's check amounts to, in words.
+    is_vouched: whether a ledger says that these very bytes were published.
   """
 
   problems: tuple[str, ...]
   conclusion: str
+  is_vouched: bool = False
+
+
+_NOBODY = "nobody can tell from files alone that weights contain noise"
+_TESTABLE = (
+  "whoever has its composition.ledger_entry can test candidate rows by it: it"
+  " was written before such names hid the rows behind random bits. Publish no"
+  " receipt with it; where it is public, no epsilon covers what it tells"
+)
 
 
 def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
-  """Recomputes all that a receipt claims, and looks up what was charged.
+  """Recomputes what a receipt claims, and looks up what was charged and left.
 
   Numbers follow from the noise, the clipping and the public sizes
-  (`check_receipt.problems`). Names, versions and words cannot be recomputed:
-  the model card holds a digest of the receipt, so that a change shows; and
-  where the ledger is at hand, the entry that paid must be about the same
-  release. Whoever rewrites receipt and card together, far from the ledger, can
-  change names and words.
+  (`check_receipt.problems`), and the model card holds a digest of the receipt.
+  Names, settings, words, and that there is noise in the weights at all, follow
+  from nothing: only the ledger, where it is at hand, knows the bytes that were
+  published for a charge. Without it they are not vouched for, which the
+  conclusion says.
 
   Args:
     directory: of the head.
@@ -69,21 +80,51 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
     *problems(saved.receipt),
     *_problems_of_files(directory, saved),
   ]
-  conclusion = "the receipt follows from the noise, and fits the weights"
+  said = [
+    "the receipt's numbers follow from the noise that it states, and receipt,"
+    " card and weights belong together",
+    *saved.notes,
+  ]
   if saved.receipt.get("private") is not True:
-    conclusion += f"; this head is {NOT_PRIVATE}"
-  conclusion = "; ".join([conclusion, *saved.notes])
-  if found:  # a receipt that is no receipt names no entry
-    return HeadCheck(problems=tuple(found), conclusion=conclusion)
-  ledger = Ledger(saved.receipt["data"]["dataset"], ledger_dir)
-  if not ledger.path.exists():
-    conclusion += (
-      f"; no ledger {ledger.path} is here, so the charge was not looked up"
-    )
-  else:
-    found += _problems_of_charge(saved.receipt, ledger)
-    conclusion += ", and the ledger was charged for it"
-  return HeadCheck(problems=tuple(found), conclusion=conclusion)
+    said.append(f"this head is {NOT_PRIVATE}")
+  is_vouched, is_testable = False, saved.format_version == 1
+  if not found:  # a receipt that is no receipt names no entry
+    ledger = Ledger(saved.receipt["data"]["dataset"], ledger_dir)
+    name = saved.receipt["composition"]["ledger_entry"]
+    paid = next((e for e in ledger.entries() if e["entry"] == name), None)
+    if not ledger.path.exists():
+      said.append(
+        f"no ledger {ledger.path} is here, so neither the charge nor these"
+        f" bytes were looked up: {_NOBODY}"
+      )
+    elif paid is None:
+      found.append(f"ledger_entry {name[:12]} is not in {ledger.path}.")
+    else:
+      is_testable |= "nonce" not in paid
+      found += _problems_of_charge(saved.receipt, paid)
+      left = ledger.published(name)
+      is_vouched = bytes_of(directory) in left
+      if left and not (is_vouched or found):
+        found.append(
+          f"{ledger.path} knows other bytes of {WEIGHTS_FILE} and"
+          f" {RECEIPT_FILE} that were published for entry {name[:12]}: one was"
+          " changed."
+        )
+      said.append(
+        "the ledger was charged for it, and says that these very bytes of"
+        " weights and receipt were published"
+        if is_vouched
+        else "the ledger was charged for it, and does not say which bytes were"
+        " published (it is of an earlier version, or the run was killed):"
+        f" {_NOBODY}"
+      )
+  if is_testable:
+    said.append(_TESTABLE)
+  return HeadCheck(
+    problems=tuple(found),
+    conclusion="; ".join(said),
+    is_vouched=is_vouched and not found,
+  )
 
 
 def _problems_of_files(directory: Path, saved: SavedHead) -> Iterator[str]:
@@ -113,12 +154,10 @@ def _problems_of_files(directory: Path, saved: SavedHead) -> Iterator[str]:
     yield f"{CARD_FILE} is not about this {RECEIPT_FILE}: one was changed."
 
 
-def _problems_of_charge(receipt: dict[str, Any], ledger: Ledger) -> list[str]:
+def _problems_of_charge(
+  receipt: dict[str, Any], paid: dict[str, Any]
+) -> list[str]:
   """How the entry that a receipt names differs from what it was to pay for."""
-  name = receipt["composition"]["ledger_entry"]
-  paid = next((e for e in ledger.entries() if e["entry"] == name), None)
-  if paid is None:
-    return [f"ledger_entry {name[:12]} is not in {ledger.path}."]
   charge = _charge_of(receipt)
   expected = charge.as_json()
   if "neighboring_relation" in paid:

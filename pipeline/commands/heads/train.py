@@ -42,7 +42,10 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.linear_dp.accounting.gaussian import printable
   from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
   from oneshot_dp.pipeline.runs import output_dir
-  from oneshot_dp.pipeline.saved_head.directory import write_head
+  from oneshot_dp.pipeline.saved_head.directory import (
+    note_published,
+    write_head,
+  )
   from oneshot_dp.pipeline.saved_head.make_receipt import how_bounded
   from oneshot_dp.pipeline.training.head_choice import choose_head
   from oneshot_dp.pipeline.training.public_rows import find_public_rows
@@ -70,6 +73,7 @@ def run(flags: Flags) -> Answer:
     )
     with output_dir.whole_directory(flags.out) as directory:
       receipt = write_head(directory, trained, cache.info)
+      note_published(ledger, [directory])
   privacy, mechanism = receipt["privacy"], receipt["mechanism"]
   text = (
     f"{flags.out}: epsilon = {printable(privacy['epsilon'])} at delta ="

@@ -14,6 +14,11 @@ from oneshot_dp.pipeline.shell.answer import Answer
 class Flags:
   """Check a cache (every checksum, count, norm and id) or a head (its receipt).
 
+  Of a head: the numbers of its receipt follow from the noise that is stated;
+  receipt, card and weights belong together; and, where the ledger is at hand,
+  it was charged for, and these very bytes were published. Nobody can tell from
+  files alone that weights contain noise, and without the ledger it says so.
+
   Exit status 2 if anything is wrong, with one line for each fault.
 
   With --duplicates, look for rows of a cache that are one image twice instead:
@@ -67,6 +72,7 @@ def run(flags: Flags) -> Answer:
   if (path / RECEIPT_FILE).is_file():
     check = verify_head(path, flags.ledger_dir)
     kind, problems, sound = "head", check.problems, check.conclusion
+    more = {"vouched": check.is_vouched}
   else:
     with step_bar("verify", "shard") as bar:
 
@@ -77,8 +83,9 @@ def run(flags: Flags) -> Answer:
 
       report = verify_cache(path, progress=show)
     sound = str(report).removeprefix("ok: ")
-    kind, problems = "cache", report.problems
+    kind, problems, more = "cache", report.problems, {}
   facts = {"path": path, "kind": kind, "ok": not problems, "faults": problems}
+  facts |= more
   if not problems:
     return Answer(text=f"ok: {sound}", facts=facts | {"conclusion": sound})
   return Answer(

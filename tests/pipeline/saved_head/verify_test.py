@@ -9,17 +9,41 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
-from dp_accounting import GaussianDpEvent
+from dp_accounting import GaussianDpEvent, NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.linear_dp.accounting.events import event_as_json
+from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.saved_head.directory import note_published, write_head
+from oneshot_dp.pipeline.saved_head.make_receipt import assumptions
 from oneshot_dp.pipeline.saved_head.model_card import model_card
+from oneshot_dp.pipeline.saved_head.public_record import PublicRecord
 from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.training.train_heads import (
+  cache_ledger,
+  make_plan,
+  train_heads,
+)
+from tests.pipeline.small_disk import files_no_larger_than
 
 Path = tuple[str | int, ...]
+NOT_LOOKED_UP = (
+  "is here, so neither the charge nor these bytes were looked up: nobody can"
+  " tell from files alone that weights contain noise"
+)
+INVENTED = PublicRecord(
+  dataset="zoo",
+  dataset_version=None,
+  split="train",
+  num_examples=10,
+  cache_fingerprint="0" * 64,
+  used="mean",
+).as_json()
+OTHER_BYTES = "knows other bytes of head.safetensors and receipt.json"
 
 
 @pytest.fixture
@@ -69,7 +93,11 @@ def test_every_head_of_a_sweep_is_sound_and_paid_for(finished_sweep, ledgers):
   for row in finished_sweep.rows:
     check = verify_head(finished_sweep.path / row.path, ledgers)
     assert check.problems == ()
-    assert check.conclusion.endswith(", and the ledger was charged for it")
+    assert check.is_vouched
+    assert check.conclusion.endswith(
+      "the ledger was charged for it, and says that these very bytes of weights"
+      " and receipt were published"
+    )
     assert ("NOT PRIVATE" in check.conclusion) == (not row.private)
 
 
@@ -96,10 +124,13 @@ class TestChangedFiles:
       file.write_text(json.dumps(changed))
       assert verify_head(head, ledgers).problems, path
 
-  def test_a_receipt_laid_out_differently_is_the_same(self, head, ledgers):
+  def test_a_receipt_laid_out_differently(self, head, ledgers, tmp_path):
+    """It says the same, and is not the file that was published."""
     file = head / "receipt.json"
     file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
-    assert verify_head(head, ledgers).problems == ()
+    (problem,) = verify_head(head, ledgers).problems
+    assert OTHER_BYTES in problem
+    assert verify_head(head, tmp_path / "none").problems == ()
 
   @pytest.mark.parametrize("other", ["epsilon-8-draw-0", "epsilon-2-draw-1"])
   def test_weights_of_another_head(self, head, finished_sweep, ledgers, other):
@@ -142,11 +173,10 @@ class TestChangedFiles:
     file.write_bytes(before)
     (head / "receipt.json").write_text(receipt)
     forge(head, {("mechanism", "input"): UNIT_NORM})
-    (problem,) = verify_head(head, ledgers).problems
-    assert problem == (
+    assert (
       "the kernel is for 'embedding', the receipt says 'embedding / its L2"
       " norm'."
-    )
+    ) in verify_head(head, ledgers).problems
 
   def test_the_card(self, head, ledgers):
     card = head / "README.md"
@@ -203,17 +233,124 @@ class TestForged:
     for field in ("epsilons", "num_draws", "composed_epsilon", "dp_event"):
       assert f"{field} is " in problems
 
+  @pytest.mark.parametrize(
+    "other", ["epsilon-8-draw-0", "baseline-NOT-PRIVATE"]
+  )
+  def test_other_weights_under_a_private_receipt(
+    self, head, finished_sweep, ledgers, tmp_path, other
+  ):
+    source = finished_sweep.path / "heads" / other / "head.safetensors"
+    weights = shutil.copy(source, head / "head.safetensors").read_bytes()
+    forge(head, {("head_sha256",): hashlib.sha256(weights).hexdigest()})
+    self.only_the_ledger_tells(head, ledgers, tmp_path)
+
+  @pytest.mark.parametrize(
+    "changes",
+    [
+      {("data", "class_names"): ["a", "b", "c", "d"]},
+      {("training", "public_statistics"): INVENTED},
+      {
+        ("training", "l2_clip_norm"): 0.5,
+        ("mechanism", "l2_clip_norm"): 0.5,
+        ("training", "initial_bias"): -2.0,
+        ("mechanism", "initial_bias"): -2.0,
+      },
+      {("software", "jax"): "9.9.9"},
+    ],
+    ids=["class names", "public centring", "clip norm and bias", "software"],
+  )
+  def test_facts_that_follow_from_nothing(
+    self, head, ledgers, tmp_path, changes
+  ):
+    receipt = json.loads((head / "receipt.json").read_text())
+    mechanism = mechanism_of(
+      receipt["mechanism"]
+      | {p[-1]: v for p, v in changes.items() if p[0] == "mechanism"}
+    )
+    sigma = receipt["privacy"]["noise_multiplier"]
+    sensitivity = mechanism.sensitivity(NeighboringRelation.REPLACE_SPECIAL)
+    settings = {p[-1]: v for p, v in changes.items() if p[0] == "training"}
+    changes = changes | {
+      ("mechanism",): mechanism.as_json(),
+      ("privacy", "sensitivity_steps"): sensitivity,
+      ("privacy", "noise_sd_steps"): sigma * sensitivity,
+      ("assumptions",): assumptions(
+        receipt["data"]["num_classes_source"],
+        "example",
+        mechanism.as_json(),
+        receipt["training"] | settings,
+      ),
+    }
+    forge(head, changes)
+    self.only_the_ledger_tells(head, ledgers, tmp_path)
+
+  @staticmethod
+  def only_the_ledger_tells(head, ledgers, tmp_path):
+    (problem,) = verify_head(head, ledgers).problems
+    assert OTHER_BYTES in problem
+    check = verify_head(head, tmp_path / "none")
+    assert check.problems == ()
+    assert NOT_LOOKED_UP in check.conclusion
+    assert not check.is_vouched
+
+  @pytest.mark.parametrize(
+    "path",
+    [
+      ("note",),
+      ("privacy", "note"),
+      ("composition", "note"),
+      ("mechanism", "note"),
+      ("data", "note"),
+      ("data", "backbone", "note"),
+      ("training", "note"),
+      ("software", "note"),
+    ],
+    ids=".".join,
+  )
+  def test_a_field_that_no_receipt_has(self, head, tmp_path, path):
+    forge(head, {path: "audited"})
+    (problem,) = verify_head(head, tmp_path / "none").problems
+    assert problem == f"{'.'.join(path)} is no field of a receipt."
+
   def test_a_charge_of_another_data_set(self, head, ledgers):
     forge(head, {("data", "dataset"): "cats"})
     check = verify_head(head, ledgers)
     assert check.problems == ()
-    assert "so the charge was not looked up" in check.conclusion
+    assert NOT_LOOKED_UP in check.conclusion
 
 
 def test_without_the_ledger_it_says_so(head, tmp_path):
   check = verify_head(head, tmp_path / "none")
   assert check.problems == ()
-  assert "is here, so the charge was not looked up" in check.conclusion
+  assert NOT_LOOKED_UP in check.conclusion
+
+
+def test_a_ledger_that_was_not_told_what_left(
+  train_cache, tmp_path, monkeypatch, capsys
+):
+  """By a run that was killed, say: the head is paid for, and not vouched."""
+  ledger = cache_ledger(train_cache, None)
+  (trained,) = train_heads(
+    train_cache,
+    make_plan((1.0,), PrivacyConfig(delta=1e-5)),
+    HeadConfig(),
+    PrivacyConfig(delta=1e-5),
+    ledger_dir=None,
+  )
+  write_head(tmp_path / "head", trained, train_cache.info)
+  check = verify_head(tmp_path / "head")
+  assert (check.problems, check.is_vouched) == ((), False)
+  assert "does not say which bytes were published" in check.conclusion
+  assert "nobody can tell from files alone" in check.conclusion
+  with files_no_larger_than(ledger.path.stat().st_size):
+    note_published(ledger, [tmp_path / "head"])
+  said = capsys.readouterr().err.splitlines()[-1]
+  assert said.startswith("warning: the ledger does not know which heads")
+  spent = [ledger.entries(), ledger.path.read_bytes()]
+  note_published(ledger, [tmp_path / "head"])
+  assert verify_head(tmp_path / "head").is_vouched
+  assert ledger.entries() == spent[0]
+  assert ledger.path.read_bytes().startswith(spent[1])
 
 
 def test_a_damaged_ledger(head, ledgers, tmp_path):

@@ -22,7 +22,11 @@ HEADS = ["baseline", "lamb", "poisson", "replaced", "seeded", "whitened"]
 def test_a_head_is_sound_and_paid_for(name):
   check = verify_head(PLACE / "heads" / name, PLACE / "ledgers")
   assert check.problems == ()
-  assert check.conclusion.endswith(", and the ledger was charged for it")
+  assert "the ledger was charged for it, and does not say which" in (
+    check.conclusion
+  )
+  assert not check.is_vouched
+  assert "can test candidate rows by it" in check.conclusion
   asks = "held only for whoever does not know n"
   assert (asks in check.conclusion) == (name != "replaced")
   assert ("NOT PRIVATE" in check.conclusion) == (name in ("baseline", "seeded"))
