@@ -25,7 +25,9 @@ examples_done = RowCounter()
 """Examples that this process's Beam workers have embedded."""
 
 
-def step_bar(what: str, unit: str, total: int | None = None) -> tqdm:
+def step_bar(
+  what: str, unit: str, total: int | None = None, **more: int
+) -> tqdm:
   """Rate and time left of a step in `unit`s; a context, gone when it ends."""
   return tqdm(
     total=total,
@@ -34,6 +36,7 @@ def step_bar(what: str, unit: str, total: int | None = None) -> tqdm:
     unit_scale=True,
     disable=None,
     leave=False,
+    **more,
   )
 
 

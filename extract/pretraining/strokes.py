@@ -19,14 +19,9 @@ _POINTS_PER_SEGMENT = 24
 def written(
   character: str, rng: np.random.Generator
 ) -> list[Float[np.ndarray, "p 2"]]:
-  """One character in a random hand.
+  """One character in a random hand: strokes of dense points (x, y), y down.
 
-  Args:
-    character: a digit or letter.
-    rng: draws the hand and the drawing.
-
-  Returns:
-    The pen's strokes, dense points (x, y) on each, y down; scale is arbitrary.
+  The scale is arbitrary.
   """
   ways = SKELETONS[character]
   drawing = ways[rng.integers(len(ways))]
