@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tqdm import tqdm
 
@@ -26,7 +27,7 @@ examples_done = RowCounter()
 
 
 def step_bar(
-  what: str, unit: str, total: int | None = None, **more: int
+  what: str, unit: str, total: int | None = None, **more: Any
 ) -> tqdm:
   """Rate and time left of a step in `unit`s; a context, gone when it ends."""
   return tqdm(
