@@ -88,6 +88,9 @@ def run_ablation(
   pairs = [(run.train, run.evaluation), *others]
   trains = [train for train, _ in pairs]
   _check_same_images(trains)
+  if choices.batch_sizes is None:
+    tenth = max(1, len(run.train) // 10)
+    choices = dataclasses.replace(choices, batch_sizes=(tenth,))
   tried = []
   for cell in cells(choices, _names(trains)):
     train = trains[cell.cache]

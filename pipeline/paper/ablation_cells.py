@@ -41,24 +41,23 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choices:
-  """The values that are tried.
+  """What is tried, one thing at a time."""
 
-  Attributes:
-    axes: what to change.
-    init_scales: standard deviations of random weights, besides LeCun's.
-    epochs: of more than one pass.
-    batch_sizes: smaller than all rows; each as Poisson samples and as a
-      partition.
-    clip_norms: C.
-    learning_rate: of cells whose accuracy depends on it; None is a rule.
-  """
-
-  axes: Sequence[AblationAxis]
-  init_scales: Sequence[float]
-  epochs: Sequence[int]
-  batch_sizes: Sequence[int]
-  clip_norms: Sequence[float]
-  learning_rate: float | None
+  axes: tuple[AblationAxis, ...] = get_args(AblationAxis)
+  """What to change."""
+  init_scales: tuple[float, ...] = (1e-4, 1e-2, 1.0)
+  """Standard deviations of the random weights to start from; LeCun's is tried
+  besides."""
+  epochs: tuple[int, ...] = (10,)
+  """Passes over the rows, of more than one."""
+  batch_sizes: tuple[int, ...] | None = None
+  """Rows of a step, on average. Each is tried as Poisson samples and as a
+  partition of all rows. Default: a tenth of the rows."""
+  clip_norms: tuple[float, ...] = (0.1, 10.0)
+  """Largest norm of one example's gradient."""
+  learning_rate: float | None = None
+  """Learning rate of the heads whose accuracy depends on it: several steps, or
+  random weights to start from. Default: a rule of n, K and the noise."""
 
 
 def cells(choices: Choices, caches: Sequence[str]) -> list[Cell]:
@@ -101,7 +100,7 @@ def cells(choices: Choices, caches: Sequence[str]) -> list[Cell]:
         sampling=sampling,
         epochs=epochs,
       )
-      for size in choices.batch_sizes
+      for size in choices.batch_sizes or ()
       for epochs in (1, *choices.epochs)
       for sampling in get_args(MinibatchName)
     ]

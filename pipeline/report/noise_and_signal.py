@@ -31,12 +31,14 @@ class NoiseAndSignal:
   """L2 norms per class, in clipped rows: 1 is the most that a row can add.
 
   Attributes:
+    method: of the heads whose noise it is.
     signal: ‖estimated sum of a class‖.
     apart: the part of it that the average class does not have: what tells the
       class from others.
     noise: expected norm of the noise on the sum of a class, by epsilon.
   """
 
+  method: str
   signal: Float[np.ndarray, " K"]
   apart: Float[np.ndarray, " K"]
   noise: dict[float, float]
@@ -61,6 +63,8 @@ class SumOfRows:
   def compared(
     self,
     class_sums: Float[np.ndarray, "K D"],
+    *,
+    method: str,
     scale: float,
     noise_sds: dict[float, float],
   ) -> NoiseAndSignal:
@@ -68,11 +72,13 @@ class SumOfRows:
 
     Args:
       class_sums: of the evaluation rows.
+      method: of the heads.
       scale: private rows over evaluation rows.
       noise_sds: the receipts' noise_sd_steps, by epsilon.
     """
     sums = scale * (class_sums - self.shared * class_sums.sum(axis=0))
     return NoiseAndSignal(
+      method=method,
       signal=np.linalg.norm(sums, axis=1),
       apart=np.linalg.norm(sums - sums.mean(axis=0), axis=1),
       noise={

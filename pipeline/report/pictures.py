@@ -48,6 +48,7 @@ _DARK = {
 """Each colour on light paper, and what stands for it on dark."""
 _FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,sans-serif"
 _LOOK = {
+  "axes.axisbelow": True,
   "axes.edgecolor": MUTED,
   "axes.labelcolor": INK,
   "axes.spines.right": False,

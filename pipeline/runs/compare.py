@@ -45,7 +45,7 @@ def run_compare(
   methods: Sequence[MethodName] | None = None,
   public: PublicRows | None = None,
 ) -> list[SweepRow]:
-  """Trains, evaluates and writes a comparison.
+  """Trains, evaluates and writes a comparison; returns its results.csv.
 
   Formal guarantees: each head is (ε, δ)-DP at its own ε, and all of them
   together at the composed ε of the table. All is charged, or nothing, before
@@ -56,10 +56,7 @@ def run_compare(
     epsilons: one head for each, per method and draw.
     privacy: delta, neighbours and noise source.
     methods: what to compare; None is all that the rows allow.
-    public: what to centre or whiten the rows by.
-
-  Returns:
-    The rows of results.csv.
+    public: see `train_heads`.
 
   Raises:
     InputError: caches that do not fit each other, a bad request, or one that

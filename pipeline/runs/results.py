@@ -171,11 +171,7 @@ def write_tables(
 ) -> None:
   """Writes results.csv and results.json; accuracies are fractions.
 
-  Args:
-    directory: where.
-    rows: the heads.
-    cost: what all of them together cost; JSON.
-    evaluation: what was released to score them; JSON.
+  The cost is of all rows together, and the evaluation what scored them; JSON.
   """
   with (directory / "results.csv").open("w", newline="") as file:
     columns = [field.name for field in dataclasses.fields(rows[0])]

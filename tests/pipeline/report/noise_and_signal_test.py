@@ -50,7 +50,9 @@ def estimate(run):
   answers = ask([head.head], rows_of(run), sums.clipped)
   assert answers.class_sums is not None
   sd = head.receipt["privacy"]["noise_sd_steps"]
-  return sums.compared(answers.class_sums, 180 / 80, {2.0: sd})
+  return sums.compared(
+    answers.class_sums, method="lamb", scale=180 / 80, noise_sds={2.0: sd}
+  )
 
 
 @pytest.mark.parametrize("bias", [False, True])
