@@ -44,10 +44,7 @@ class RunCost(NamedTuple):
 def cost_of(run: RunRecord, unsound: Collection[str] = ()) -> RunCost:
   """Composes what the receipts say, and holds results.json against it.
 
-  Args:
-    run: the run.
-    unsound: paths of heads whose receipts do not hold by themselves: nothing
-      is held against those.
+  But for heads at `unsound` paths: their receipts do not hold by themselves.
 
   Raises:
     InputError: a receipt lacks something, or results.json says something else.
@@ -130,14 +127,7 @@ def _row_of(receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 class Entry(NamedTuple):
-  """A line of the ledger.
-
-  Attributes:
-    day: when, of the UTC calendar.
-    what: what was let out.
-    cost: ε at δ; None where none covers it.
-    is_of_this_run: whether it paid for the run.
-  """
+  """A line of the ledger; a cost of None is that no ε covers it."""
 
   day: str
   what: str
@@ -177,11 +167,7 @@ def budget_status(
 ) -> BudgetStatus | str:
   """Reads the ledger of a run's data set; or says why it cannot, in words.
 
-  Args:
-    ledger_dir: where ledgers are.
-    run: the run.
-    paid: names of the entries that paid for it.
-    relation: the run's.
+  `paid` has the names of the entries that paid for the run.
   """
   try:
     entries = Ledger(run.dataset, ledger_dir).entries()

@@ -39,13 +39,10 @@ class Findings:
   Where there is no such thing, a sentence says why.
 
   Attributes:
-    run: the run.
     places: where its caches and ledgers are now.
     chosen: the heads that are looked at, over draws.
     receipt: of the first of them.
     checks: what `verify` finds about each.
-    cost: of the run, by its receipts.
-    budget: the ledger.
     answers: what they answer on public evaluation rows.
     compared: noise and signal of each class.
   """
@@ -133,11 +130,7 @@ def look(
 
 
 def _open(path: Path, then: dict[str, Any]) -> FeatureCache:
-  """A cache, if it is the one that the run had.
-
-  Raises:
-    InputError: it is another one, or gone.
-  """
+  """A cache, if it is the one that the run had; else an InputError."""
   cache = open_cache(path)
   if cache.fingerprint != then["fingerprint"]:
     raise InputError(
@@ -178,10 +171,9 @@ def _fit(answers: PublicAnswers, chosen: tuple[SweepRow, ...]) -> bool:
 def _known_sums(
   run: RunRecord, chosen: SweepRow
 ) -> tuple[SumOfRows | str, SweepRow]:
-  """The sums of the chosen head, or else of a head of another method.
+  """The sums of the chosen head, or else of one of another method, and it.
 
-  Returns:
-    The sums, or why there are none; and the head that they are of.
+  Where there are none, a sentence says why.
   """
   others = [rows[0] for rows in grouped(run.noisy, "head").values()]
   found = [(sums_of(run.receipts[r.path]), r) for r in (chosen, *others)]

@@ -68,13 +68,9 @@ class SumOfRows:
     scale: float,
     noise_sds: dict[float, float],
   ) -> NoiseAndSignal:
-    """Signal and noise.
+    """Signal, of sums of evaluation rows, and noise, by noise_sd_steps.
 
-    Args:
-      class_sums: of the evaluation rows.
-      method: of the heads.
-      scale: private rows over evaluation rows.
-      noise_sds: the receipts' noise_sd_steps, by epsilon.
+    `scale` is private rows over evaluation rows.
     """
     sums = scale * (class_sums - self.shared * class_sums.sum(axis=0))
     return NoiseAndSignal(

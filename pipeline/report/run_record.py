@@ -109,11 +109,7 @@ class RunRecord:
 
 
 def read_run(directory: Path) -> RunRecord:
-  """Reads what `sweep` or `compare` wrote.
-
-  Raises:
-    InputError: it is something else, or damaged.
-  """
+  """What `sweep` or `compare` wrote; InputError for anything else."""
   config = _read(directory / "config.json")
   results = _read(directory / "results.json")
   if "run" not in config:

@@ -1,8 +1,7 @@
 """Every way to train a head, at every epsilon, side by side.
 
-Heads of one step are all made of the same noisy sums, and cost together what
-one of them does; the others have releases of their own, and everything
-composes.
+Heads of one kind share their releases, and cost what one of them does; kinds
+compose.
 """
 
 import dataclasses

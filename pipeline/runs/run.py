@@ -61,11 +61,7 @@ class Run:
     return self.train.info.dataset
 
   def check(self) -> None:
-    """Refuses a place that is taken, and caches that do not fit each other.
-
-    Raises:
-      InputError, RunError: so it is.
-    """
+    """Refuses a place that is taken, and caches that do not fit each other."""
     output_dir.check_absent(self.out)
     check_pair(self.train, self.evaluation)
 
@@ -150,11 +146,7 @@ class Run:
 
 
 def check_pair(train: FeatureCache, evaluation: FeatureCache) -> None:
-  """Refuses to score heads on rows of another kind, or on those trained on.
-
-  Raises:
-    InputError: the caches do not fit each other.
-  """
+  """Refuses to score heads on rows of another kind, or on those trained on."""
   FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
@@ -175,8 +167,7 @@ def rows_of(
     scored: their accuracies.
     train: the private rows.
     composed: δ → ε of all private heads of the run together.
-    prefixes: what the names of the heads' directories begin with, to tell them
-      from their neighbours.
+    prefixes: what tells the names of their directories from their neighbours'.
   """
   rows = []
   for head, score, start in zip(trained, scored.scores, prefixes, strict=False):
