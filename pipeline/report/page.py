@@ -2,7 +2,6 @@
 
 import importlib.resources
 import math
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,7 +68,7 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
     "sentence": _sentence,
     "points": _points,
     "mean_top1": results.mean_top1,
-    "mean_top5": lambda group: statistics.mean(row.top5 for row in group),
+    "mean_top5": results.mean_top5,
     "spread_top1": results.spread_top1,
   }
   room = importlib.resources.files("oneshot_dp.pipeline.report")

@@ -73,6 +73,11 @@ def mean_top1(rows: Sequence[SweepRow]) -> float:
   return statistics.mean(row.top1 for row in rows)
 
 
+def mean_top5(rows: Sequence[SweepRow]) -> float:
+  """The same of the first five answers."""
+  return statistics.mean(row.top5 for row in rows)
+
+
 def spread_top1(rows: Sequence[SweepRow]) -> float | None:
   """The standard deviation over draws; None where there is one draw."""
   return statistics.stdev(row.top1 for row in rows) if len(rows) > 1 else None
@@ -122,7 +127,7 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
         printable(epsilon),
         f"{group[0].noise_multiplier:.4f}",
         top1_cell(group),
-        f"{100 * statistics.mean(row.top5 for row in group):.2f}",
+        f"{100 * mean_top5(group):.2f}",
         str(len(group)),
       ]
       for epsilon, group in groups

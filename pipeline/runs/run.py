@@ -12,6 +12,7 @@ DIR/heads/ …       a head each
 
 import dataclasses
 import datetime
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -132,17 +133,18 @@ class Run:
         write_head(folder, head, cache.info)
       write_tables(directory, rows, cost, evaluation)
       (directory / "config.json").write_text(as_json(config))
-      pictures.draw(plot or self._plotter(rows), directory)
+      plot = plot or functools.partial(_plot_accuracy, rows, self.dataset)
+      pictures.draw(plot, directory)
       # One for all: what other caches were trained on are the same images.
       note_published(cache_ledger(self.train, self.ledger_dir), folders)
 
-  def _plotter(self, rows: Sequence[SweepRow]) -> Callable[[Path], object]:
-    def plot(directory: Path) -> None:
-      from oneshot_dp.pipeline.runs.accuracy_plot import plot_accuracy
 
-      plot_accuracy(rows, self.dataset, directory)
+def _plot_accuracy(
+  rows: Sequence[SweepRow], dataset: str, directory: Path
+) -> None:
+  from oneshot_dp.pipeline.runs.accuracy_plot import plot_accuracy
 
-    return plot
+  plot_accuracy(rows, dataset, directory)
 
 
 def check_pair(train: FeatureCache, evaluation: FeatureCache) -> None:
