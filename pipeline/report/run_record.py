@@ -63,11 +63,6 @@ class RunRecord:
   def delta(self) -> float:
     return self.rows[0].delta
 
-  @property
-  def composed_epsilon(self) -> float:
-    """ε of all private heads together, at δ."""
-    return self.rows[0].composed_epsilon
-
   @functools.cached_property
   def receipts(self) -> dict[str, dict[str, Any]]:
     """Those of all heads, by path."""

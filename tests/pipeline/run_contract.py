@@ -63,18 +63,26 @@ class RunContract:
     command: a line of it, to be refused.
     delta: at which the whole of a quick one is `whole`.
     charged: entries before each random bit of a quick one, in turn.
+    pictures: of one that is finished.
   """
 
   command: ClassVar[str]
   delta: ClassVar[float] = 1e-5
   whole: ClassVar[float]
   charged: ClassVar[tuple[int, ...]]
+  pictures: ClassVar[tuple[str, ...]] = ("accuracy",)
 
   def quick(
     self, train: FeatureCache, evaluation: FeatureCache, **more: Any
   ) -> Sequence[SweepRow]:
     """Takes the fields of a `Run`, and a noise_seed."""
     raise NotImplementedError
+
+  def test_the_files(self, finished):
+    assert {path.name for path in finished.path.iterdir()} == {
+      *("config.json", "heads", "results.csv", "results.json"),
+      *(f"{name}.{end}" for name in self.pictures for end in ("png", "pdf")),
+    }
 
   def test_rows_are_about_the_heads_on_disk(self, finished):
     lines = finished.lines()

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from oneshot_dp.extract.cache.identity import BackboneIdentity
+from oneshot_dp.extract.cache.writer import begin
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from tests.extract.caches import make_identity
 from tests.pipeline.command_line import (
   EXTRACT,
   SWEEP,
   TRAIN,
   one_line,
-  start,
 )
 from tests.pipeline.sample_caches import write_clusters
 
@@ -46,6 +47,7 @@ ASKED_WRONGLY = [
   (f"{EXTRACT} --shard-row 8", "did you mean --shard-rows?"),
   (f"{EXTRACT} --nope 3", "--nope is neither"),
   (f"{EXTRACT} stray", "'stray' is one word too many"),
+  (f"{EXTRACT} --a=b c", "'c' is one word too many"),
   ("extract --out {out} {config}", "CONFIG comes first"),
   ("budget sett --cache {train}", "sett"),
   ("completion fish", "fish"),
@@ -160,7 +162,16 @@ ASKED_WRONGLY = [
   ),
   ("verify {train} --duplicates --out {config}", "is there already"),
   ("verify {head} --duplicates", "not a feature cache"),
-  (f"{TRAIN} --cache {{wrong}}", "wrong"),
+  (f"{TRAIN} --cache {{wrong}}", "not a feature cache (no cache_info.json)"),
+  (f"{TRAIN} --cache {{tmp}}/none", "no such directory"),
+  (f"{TRAIN} --cache {{wrong}}/unfinished", "not a finished cache; re-run"),
+  (f"{SWEEP} --cache {{wrong}}", "not a feature cache"),
+  (f"{SWEEP} --eval-cache {{wrong}}/unfinished", "not a finished cache"),
+  (f"{EVALUATE} --cache {{wrong}}", "not a feature cache"),
+  ("inspect {wrong}/unfinished", "re-run the extraction to resume"),
+  ("verify {wrong}/unfinished", "not a finished cache"),
+  ("budget --cache {tmp}/none", "no such directory"),
+  (f"{TRAIN} --cache {{wrong}}/edited", "the file was edited"),
   (f"{TRAIN} --cache {{wrong}}/truncated", "array_record"),
   (f"{TRAIN} --out {{head}}", "already holds something"),
   (f"{SWEEP} --eval-cache {{wrong}}/other", "backbone"),
@@ -201,6 +212,8 @@ ASKED_WRONGLY = [
   (IMPORT % "range", "a label outside [0, 3)"),
   (IMPORT % "range" + " --out {train}", "label outside"),
   ("import-features {wrong} --out {out}", "no such file"),
+  ("import-features {wrong}", "--out"),
+  ("import-features --out {out}", "file"),
 ]
 RUN_FAILS = [
   (f"{TRAIN} --out {{wrong}}/text.txt/head", "not writable"),
@@ -245,8 +258,11 @@ def wrong(tmp_path_factory, train_cache, finished_sweep) -> pathlib.Path:
   ledger = Ledger(train_cache.info.dataset, folder / "ledgers")
   ledger.charge(Charge.of_baseline())
   ledger.path.write_text(ledger.path.read_text().replace("baseline", "b"))
-  for name in ("corrupt", "truncated"):
+  begin(folder / "unfinished", make_identity())
+  for name in ("corrupt", "edited", "truncated"):
     shutil.copytree(train_cache.path, folder / name)
+  info = folder / "edited" / "cache_info.json"
+  info.write_text(info.read_text().replace('"pets"', '"toys"'))
   (folder / "corrupt" / "cache_info.json").write_text('{"dataset": ')
   shard = next((folder / "truncated").glob("*.array_record-*"))
   os.truncate(shard, shard.stat().st_size // 2)
@@ -305,20 +321,3 @@ def test_a_folder_that_may_not_be_written(typed, capsys, tmp_path):
   assert main(typed(f"{TRAIN} --out {folder}/head")) == 1
   assert "not writable" in one_line(capsys.readouterr().err)
   assert not Ledger("pets").entries()
-
-
-class TestProcess:
-  """A few of them as a person types them."""
-
-  @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-      ("trian", "did you mean train?"),
-      ("inspect {wrong}/corrupt", "cache_info.json"),
-    ],
-  )
-  def test_status_and_streams(self, typed, words, said):
-    process = start(typed(words))
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
-    assert said in one_line(err)

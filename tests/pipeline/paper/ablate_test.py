@@ -9,7 +9,6 @@ from typing import Any
 
 import dp_accounting
 import matplotlib.image
-import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
@@ -20,7 +19,6 @@ from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.pipeline.commands.registry import COMMANDS
-from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.paper.ablate import run_ablation
 from oneshot_dp.pipeline.paper.ablation_cells import Choices
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
@@ -105,22 +103,13 @@ class TestContract(RunContract):
   command = ABLATE
   whole = epsilon_of([sigma_of(EPSILON, DELTA)] * 2, DELTA)
   charged = (1, 2)  # each before its own
+  pictures = ("ablation",)
 
   def quick(self, train, evaluation, **more: Any) -> list[AblationRow]:
     return ablate([(train, evaluation)], more.pop("out"), **more)
 
 
 class TestWhatItWrites:
-  def test_files(self, finished):
-    assert {p.name for p in finished.path.iterdir()} == {
-      "ablation.pdf",
-      "ablation.png",
-      "config.json",
-      "heads",
-      "results.csv",
-      "results.json",
-    }
-
   def test_a_row_for_each_head(self, finished):
     lines = finished.lines()
     assert list(lines[0]) == [
@@ -234,31 +223,22 @@ class TestWhatItRefuses:
     yield
     assert cache_ledger(train_cache, None).entries() == []
 
-  def test_caches_of_other_images(self, train_cache, eval_cache, tmp_path):
-    rng = np.random.default_rng(0)
-    np.savez(
-      tmp_path / "cats.npz",
-      embedding=rng.standard_normal((60, 5)).astype(np.float32),
-      label=rng.integers(0, 4, 60),
-    )
-    pair = [
-      import_features(
-        tmp_path / "cats.npz",
-        tmp_path / split,
-        split=split,
-        num_classes=4,
-        backbone_name="b",
-        dataset_name="cats",
-      )
-      for split in ("train", "test")
-    ]
-    with pytest.raises(InputError, match="other caches are of the same images"):
-      ablate([(train_cache, eval_cache), (pair[0], pair[1])], tmp_path / "out")
-
-  def test_another_split(self, train_cache, eval_cache, tmp_path):
-    extra = write_clusters(tmp_path / "extra", split="extra")
-    pairs = [(train_cache, eval_cache), (extra, eval_cache)]
-    with pytest.raises(InputError, match="split 'extra', not of 'pets', split"):
+  @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+      (
+        {"dataset": "cats"},
+        "of 'cats', split 'train', not of 'pets', split",
+      ),
+      ({"split": "extra"}, "split 'extra', not of 'pets', split"),
+    ],
+  )
+  def test_caches_of_other_images(
+    self, train_cache, eval_cache, tmp_path, changes, said
+  ):
+    other = write_clusters(tmp_path / "other", **changes)
+    pairs = [(train_cache, eval_cache), (other, eval_cache)]
+    with pytest.raises(InputError, match=f"{said}.*are of the same images"):
       ablate(pairs, tmp_path / "out")
 
 
@@ -300,32 +280,13 @@ class TestCaches:
     (head,) = (tmp_path / "out/heads").iterdir()
     assert verify_head(head).problems == ()
 
-  def test_units_have_heads_of_one_step_only(self, tmp_path):
-    rng = np.random.default_rng(0)
-    label = rng.integers(0, 4, 120)
-    np.savez(
-      tmp_path / "visits.npz",
-      embedding=(np.eye(4, 6)[label] + 0.1).astype(np.float32),
-      label=label,
-      unit_id=np.arange(120) // 3,
-      class_names=np.array(["0", "1", "2", "3"]),
-    )
-    train, test = (
-      import_features(
-        tmp_path / "visits.npz",
-        tmp_path / split,
-        split=split,
-        unit_name="user",
-        backbone_name="b",
-      )
-      for split in ("train", "test")
-    )
+  def test_units_have_heads_of_one_step_only(self, users, tmp_path):
     with pytest.raises(
       InputError, match="privacy unit of these rows is 'user'"
     ):
-      ablate([(train, test)], tmp_path / "out", choices=CHOICES)
-    assert cache_ledger(train, None).entries() == []
-    rows = ablate([(train, test)], tmp_path / "out")
+      ablate([users], tmp_path / "out", choices=CHOICES)
+    assert cache_ledger(users[0], None).entries() == []
+    rows = ablate([users], tmp_path / "out")
     for row in rows:
       assert verify_head(tmp_path / "out" / row.path).problems == ()
 

@@ -93,6 +93,7 @@ class TestContract(RunContract):
   delta = 1e-6
   whole = epsilon_of([sigma_of(1.0, delta) for delta in DELTAS], 1e-6)
   charged = (2,)
+  pictures = (*PICTURES, "real-accuracy")
 
   def quick(self, train, evaluation, **more: Any) -> list[SweepRow]:
     return figures(train, evaluation, more.pop("out"), **more)
