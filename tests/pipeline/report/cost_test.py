@@ -103,7 +103,7 @@ def test_all_releases_of_a_comparison_are_composed(sweep, tmp_path):
     ),
     (2.0,),
     PrivacyConfig(delta=1e-5),
-    methods=("momentum", "lamb", "multi-step"),
+    methods=("momentum", "lamb", "least-squares"),
   )
   run = read_run(tmp_path / "run")
   cost = cost_of(run)

@@ -38,5 +38,5 @@ class TestHeads:
   def test_a_sound_head_verifies(self, finished_sweep, capsys, name, said):
     path = finished_sweep.path / "heads" / name
     out, _ = succeeds(capsys, "verify", path)
-    assert out.startswith("ok: the receipt follows from the noise")
+    assert out.startswith("ok: the receipt's numbers follow from the noise")
     assert ("NOT PRIVATE" in out) is bool(said)
