@@ -17,7 +17,7 @@ from oneshot_dp.extract.cache.block import Block
 from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.one_step.trainer import OneStep
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.pipeline.report.public_answers import ClippedRows
 from oneshot_dp.pipeline.saved_head.public_record import SETTING

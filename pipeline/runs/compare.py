@@ -17,7 +17,7 @@ from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
 from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
 from oneshot_dp.linear_dp.heads.registry import head_kind
-from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.one_step.trainer import OneStep
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, Mechanism
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of

@@ -8,7 +8,7 @@ import pytest
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.one_step.trainer import OneStep
 from oneshot_dp.linear_dp.trainer import (
   AS_STORED,
   UNIT_NORM,
