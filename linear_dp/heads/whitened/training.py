@@ -17,27 +17,37 @@ Source: private whitening and few full-batch steps are near Mehta et al.,
 composition of Gaussians: Dong, Roth & Su (2022).
 """
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
+import optax
 from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
 from oneshot_dp.linear_dp.heads.own_noise import (
   OwnNoiseTrainer,
+  gradient_released,
 )
 from oneshot_dp.linear_dp.heads.whitened.rule import (
+  CLIP_NORM,
+  MOMENTUM,
   WhiteningRule,
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_radius
 from oneshot_dp.linear_dp.statistics.class_moments import (
   SecretClassMoments,
   class_moments,
 )
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
+from oneshot_dp.linear_dp.statistics.gradient_sum import (
+  clipped_gradient,
+  release_gradient,
+)
 from oneshot_dp.linear_dp.statistics.second_moment import (
   mean_sensitivity,
   moment_sensitivity,
@@ -84,6 +94,33 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     """
     released_map = _released_map(
       self._moment, rule, relation, source, on_release
+    )
+
+    def gradient(
+      kernel: Float64[np.ndarray, "d K"],
+    ) -> Float64[np.ndarray, "d K"]:
+      secret = clipped_gradient(self._rows, released_map, kernel, CLIP_NORM)
+      sigma = rule.step_noise_multiplier
+      released = release_gradient(secret, sigma, relation, source)
+      at = {"map": released_map, "kernel": kernel}
+      on_release(gradient_released(released, sigma, CLIP_NORM, at))
+      return released / rule.num_examples
+
+    kernel = descend(
+      np.zeros((rule.feature_dim, rule.num_classes)),
+      itertools.repeat(gradient, rule.num_steps),
+      optax.sgd(rule.learning_rate, momentum=MOMENTUM),
+    )
+    if released_map.matrix is not None:
+      kernel = released_map.matrix @ kernel
+    kernel = unit_scale(kernel)
+    bias = np.zeros(rule.num_classes)
+    if released_map.centre is not None:
+      bias = -(released_map.centre / row_radius(rule.feature_dim)) @ kernel
+    return LinearHead(
+      kernel=kernel.astype(np.float32),
+      bias=bias.astype(np.float32),
+      unit_norm=rule.centres,
     )
 
 
