@@ -35,7 +35,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, integer_rows
@@ -130,7 +129,7 @@ def gradient_sensitivity(
   rounding = (1 + 2**-10) * math.sqrt(entries)
   of_error = 2 * error / gradient_step(clip_norm)
   once = (GRID_RADIUS + of_error + rounding) * (1 + 2**-50)
-  return changed_units(relation) * once
+  return once * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
 
 
 def release_gradient(

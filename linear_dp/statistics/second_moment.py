@@ -13,7 +13,6 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 from jaxtyping import Float64, Int64
 
-from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
@@ -28,7 +27,7 @@ def moment_sensitivity(relation: NeighboringRelation, dim: int) -> float:
   (√2·B would do, but the ledger takes its releases for twice as sensitive.)
   """
   once = (GRID_RADIUS + (1 + 2**-10) * dim) * (1 + 2**-50)
-  return changed_units(relation) * once
+  return once * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
 
 
 def release_moment(
@@ -53,7 +52,8 @@ def release_moment(
 
 def mean_sensitivity(relation: NeighboringRelation) -> float:
   """L2 sensitivity of T, in its steps: B, as it is of integers; or 2B."""
-  return float(GRID_RADIUS * changed_units(relation))
+  replaced = relation is NeighboringRelation.REPLACE_ONE
+  return GRID_RADIUS * (2.0 if replaced else 1.0)
 
 
 def release_mean(
