@@ -75,8 +75,8 @@ class ImageFolderSource:
   """Image files in `root/<class>/<file>`, or `root/<split>/<class>/<file>`.
 
   Attributes:
-    root: the folder. Without folders named after splits, every split reads
-      the same images.
+    root: the folder. Without folders named after splits there is one split,
+      `all`.
     name: public name of the data set; None is the last part of `root`.
     id_from_name: take the last number of each file's name as the example_id
       (ILSVRC2012_val_00000017.JPEG is 17), needed for --real-labels; no two may
@@ -192,7 +192,9 @@ class ExtractConfig:
 
   Attributes:
     source: where the images are.
-    split: the split to read ("train", "test", "train[:10%]" for TFDS).
+    split: the split to read ("train", "test"), or about so many percent of it
+      ("train[:80%]", "train[80%:]"), chosen by each image's own bytes; of TFDS
+      also "train[:1000]" and "train+test", by position.
     backbone: what makes the embeddings.
     preprocess: what the backbone is shown, where that is not its reference.
     views: store the mean over this many random views of each image (inception

@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from tqdm import tqdm
 
@@ -26,9 +25,7 @@ examples_done = RowCounter()
 """Examples that this process's Beam workers have embedded."""
 
 
-def step_bar(
-  what: str, unit: str, total: int | None = None, **more: Any
-) -> tqdm:
+def step_bar(what: str, unit: str, total: int | None = None) -> tqdm:
   """Rate and time left of a step in `unit`s; a context, gone when it ends."""
   return tqdm(
     total=total,
@@ -37,7 +34,6 @@ def step_bar(
     unit_scale=True,
     disable=None,
     leave=False,
-    **more,
   )
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 import tensorflow_datasets as tfds
-from jaxtyping import Float, Float32, Int32, Int64
+from jaxtyping import Bool, Float, Float32, Int32, Int64
 from tensorflow_datasets.core import example_serializer
 from tensorflow_datasets.proto import tf_example_pb2
 
@@ -54,8 +54,8 @@ def columns(rows: Any) -> dict[str, np.ndarray]:
 _RowsT = TypeVar("_RowsT")
 
 
-def cut(rows: _RowsT, part: slice) -> _RowsT:
-  """A part of a `Block` or of `Rows`; views of the same arrays."""
+def cut(rows: _RowsT, part: slice | Bool[np.ndarray, " rows"]) -> _RowsT:
+  """A part of a `Block` or of `Rows`; of a slice, views of the same arrays."""
   return type(rows)(**{name: a[part] for name, a in columns(rows).items()})
 
 

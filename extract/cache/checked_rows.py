@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, UInt64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import (
@@ -29,12 +29,14 @@ class Rows:
     label: in [0, K).
     example_id: unique in the cache.
     unit_id: whose each row is; None where the privacy unit is an example.
+    image_key: of the image that each row comes from; None where there is none.
   """
 
   embedding: Float[np.ndarray, "rows d"]
   label: Integer[np.ndarray, " rows"]
   example_id: Integer[np.ndarray, " rows"]
   unit_id: Integer[np.ndarray, " rows"] | None = None
+  image_key: UInt64[np.ndarray, "rows 2"] | None = None
 
   def __len__(self) -> int:
     return len(self.label)
@@ -47,10 +49,18 @@ class Skipped:
   example_id: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Outside:
+  """Examples that are not in the part of the split that is asked for."""
+
+  count: int
+
+
 class BlockBuilder:
   """Cuts and checks the rows of one shard, which errors call `place`.
 
-  `skipped_ids` are those of the examples left out so far.
+  `skipped_ids` are those of the examples left out so far, and `outside` counts
+  those outside the part of the split.
   """
 
   def __init__(self, identity: CacheIdentity, place: str):
@@ -59,8 +69,11 @@ class BlockBuilder:
     self._dtype = EMBEDDING_DTYPES[identity.embedding_dtype]
     self._ids: set[int] = set()
     self.skipped_ids: list[int] = []
+    self.outside = 0
 
-  def blocks(self, batches: Iterable[Rows | Skipped]) -> Iterator[Block]:
+  def blocks(
+    self, batches: Iterable[Rows | Skipped | Outside]
+  ) -> Iterator[Block]:
     """Yields blocks of exactly `BLOCK_ROWS` rows, and one of the rest.
 
     So a shard's bytes do not depend on the batch size that made its rows.
@@ -76,6 +89,9 @@ class BlockBuilder:
       if isinstance(batch, Skipped):
         self._claim([batch.example_id])
         self.skipped_ids.append(batch.example_id)
+        continue
+      if isinstance(batch, Outside):
+        self.outside += batch.count
         continue
       rows = self._checked(batch)
       while len(rows):
@@ -97,7 +113,9 @@ class BlockBuilder:
         f" {self._identity.privacy_unit!r}; every row has a unit_id, unless"
         " each example is a unit of its own."
       )
-    integers = {n: a for n, a in columns(rows).items() if n != "embedding"}
+    integers = columns(rows)
+    del integers["embedding"]
+    integers.pop("image_key", None)
     count = rows.label.shape
     if (
       len(count) != 1

@@ -4,7 +4,8 @@ A cache is a directory for one split of one data set. Its shards are ArrayRecord
 files (`cache.block` is one record of them), and TensorFlow Datasets reads it
 with no code of ours. `cache_info.json` says what the rows are and makes the
 directory a cache: it is written last. `shards.json` lists the shards.
-Nothing in either depends on the labels.
+Nothing in either depends on the labels. Beside each shard is a private file of
+the keys of its rows (`content_keys`); caches of format 1 have none.
 """
 
 import dataclasses
@@ -19,7 +20,8 @@ from oneshot_dp.extract.cache.identity import (
   sha256_of,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READABLE = (1, FORMAT_VERSION)
 INFO_FILE = "cache_info.json"
 SHARDS_FILE = "shards.json"
 INCOMPLETE_DIR = "_incomplete"
@@ -32,11 +34,14 @@ class CacheInfo(CacheIdentity):
   Attributes:
     num_examples: rows in the cache, n; treated as public.
     skipped_example_ids: sorted ids of the examples that were left out because
-      they could not be decoded; num_examples + skipped = source_num_examples.
+      they could not be decoded; with those outside the part of the split, if
+      it is one, num_examples + skipped = source_num_examples.
+    format_version: of its files; in 1 rows had no keys.
   """
 
   num_examples: int
   skipped_example_ids: tuple[int, ...] = ()
+  format_version: int = FORMAT_VERSION
 
   @functools.cached_property
   def fingerprint(self) -> str:
@@ -53,7 +58,7 @@ class CacheInfo(CacheIdentity):
       *("backbone_fingerprint", "views", "embedding_dtype", "privacy_unit"),
     )
     return sha256_of(
-      {"format_version": FORMAT_VERSION}
+      {"format_version": 1}  # in which what enters was laid down
       | {name: getattr(self, name) for name in enters}
     )
 
@@ -75,7 +80,6 @@ class CacheInfo(CacheIdentity):
 
   def to_json(self) -> dict[str, Any]:
     return super().to_json() | {
-      "format_version": FORMAT_VERSION,
       "num_classes": self.num_classes,
       "backbone_fingerprint": self.backbone_fingerprint,
       "fingerprint": self.fingerprint,
@@ -84,10 +88,11 @@ class CacheInfo(CacheIdentity):
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Self:
     """Reads `to_json`'s output; refuses other versions and edited files."""
-    if data.get("format_version") != FORMAT_VERSION:
+    if data.get("format_version") not in _READABLE:
       raise InputError(
         f"format_version={data.get('format_version')!r} is not supported, "
-        f"this version reads {FORMAT_VERSION}; extract the cache again."
+        f"this version reads {' and '.join(map(str, _READABLE))}; extract the"
+        " cache again."
       )
     try:
       values = {f.name: data[f.name] for f in dataclasses.fields(cls)}
@@ -115,6 +120,8 @@ class ShardRecord:
     rows, blocks, bytes: how much is in it.
     sha256: of the file.
     skipped_example_ids: sorted ids of the range that are not in the shard.
+    outside: examples of the range that are outside the part of the split.
+    keys_sha256: of the file of the rows' keys; None in format 1.
   """
 
   file: str
@@ -124,6 +131,13 @@ class ShardRecord:
   bytes: int
   sha256: str
   skipped_example_ids: tuple[int, ...] = ()
+  outside: int = 0
+  keys_sha256: str | None = None
+
+  @property
+  def keys_file(self) -> str:
+    """Name of the file of the rows' keys."""
+    return self.file.replace(".array_record-", ".content_keys-")
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import pathlib
 import queue
@@ -10,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from array_record.python import array_record_module
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import Block
+from oneshot_dp.extract.cache.content_keys import row_keys
 from oneshot_dp.extract.cache.identity import sha256_of
 from oneshot_dp.extract.cache.info import (
   INCOMPLETE_DIR,
@@ -110,6 +112,28 @@ class FeatureCache:
       with contextlib.suppress(RuntimeError):  # says the same damage again
         reader.close()
 
+  def key_blocks(self) -> Iterator[UInt64[np.ndarray, "rows kinds 2"]]:
+    """Streams the rows' `content_keys`, in the order of `blocks`; private.
+
+    In a cache of format 1, which has none, they are made of its embeddings: all
+    of it is read.
+
+    Raises:
+      InputError: later, where a file is damaged.
+    """
+    for i, shard in enumerate(self.shards):
+      if shard.keys_sha256 is None:
+        for block in self.shard_blocks(i):
+          yield row_keys(block.embedding, None)
+      elif shard.rows:
+        content = (self.path / shard.keys_file).read_bytes()
+        if hashlib.sha256(content).hexdigest() != shard.keys_sha256:
+          raise InputError(
+            f"{self.path / shard.keys_file}: damaged (its SHA-256 is another);"
+            " delete the cache and extract it again, or restore this file."
+          )
+        yield np.frombuffer(content, "<u8").reshape(shard.rows, -1, 2)
+
 
 def open_cache(path: str | os.PathLike) -> FeatureCache:
   """Opens a finished cache; looks at names and sizes, not at the rows.
@@ -168,13 +192,17 @@ def read_metadata(path: str | os.PathLike) -> FeatureCache:
     for i in range(info.num_shards)
   ]
   rows = sum(shard.rows for shard in shards)
-  if [
-    (shard.file, shard.first_index) for shard in shards
-  ] != expected or rows != info.num_examples:
+  has_keys = {shard.keys_sha256 is not None for shard in shards}
+  if (
+    [(shard.file, shard.first_index) for shard in shards] != expected
+    or rows != info.num_examples
+    or has_keys != {info.format_version > 1}
+  ):
     raise InputError(
       f"{directory / SHARDS_FILE}: {len(shards)} shards with {rows} rows do "
       f"not fit {INFO_FILE}: {info.num_shards} shards with {info.num_examples} "
-      "rows; restore it or extract the cache again."
+      f"rows, format {info.format_version}; restore it or extract the cache"
+      " again."
     )
   return FeatureCache(path=directory, info=info, shards=shards)
 
@@ -191,7 +219,10 @@ def repeated_ids(
 
 
 def size_problem(cache: FeatureCache, shard: ShardRecord) -> str | None:
-  """What is wrong with the shard's file from the outside, if anything."""
+  """What is wrong with the shard's files from the outside, if anything."""
+  keys = cache.path / shard.keys_file
+  if shard.keys_sha256 is not None and not keys.is_file():
+    return f"{keys}: missing"
   path = cache.path / shard.file
   if not path.is_file():
     return f"{path}: missing"

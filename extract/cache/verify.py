@@ -51,12 +51,13 @@ def verify_cache(
 ) -> VerifyReport:
   """Checks that a cache is what its metadata says, down to each row.
 
-  *Formal guarantee*: with no problem found, every shard has the SHA-256 with
-  which it was written; every row is finite, has the norm of its stored
-  embedding to the last bit, a label in [0, K), an id that no other row and no
-  skipped example has, and an int64 `unit_id` where the privacy unit is coarser
-  than an example; rows + skipped examples = examples of the source; and TFDS is
-  told the same.
+  *Formal guarantee*: with no problem found, every shard, and the file of its
+  rows' keys, has the SHA-256 with which it was written; every row is finite,
+  has the norm of its stored embedding to the last bit, a label in [0, K), an id
+  that no other row and no skipped example has, and an int64 `unit_id` where the
+  privacy unit is coarser than an example; rows + skipped examples (+ those
+  outside the part of the split) = examples of the source; and TFDS is told the
+  same.
 
   Args:
     path: the cache.
@@ -77,6 +78,9 @@ def verify_cache(
     else:
       if file_sha256(cache.path / shard.file) != shard.sha256:
         problems.append(f"{cache.path / shard.file}: its SHA-256 is another")
+      keys = cache.path / shard.keys_file
+      if shard.keys_sha256 and file_sha256(keys) != shard.keys_sha256:
+        problems.append(f"{keys}: its SHA-256 is another")
       try:
         for block in cache.shard_blocks(i):
           ids.append(block.example_id)
@@ -119,10 +123,12 @@ def _metadata_problems(cache: FeatureCache) -> Iterator[str]:
   in_shards = sorted(i for s in cache.shards for i in s.skipped_example_ids)
   if in_shards != list(info.skipped_example_ids):
     yield f"{cache.path / INFO_FILE}: its skipped ids are not the shards'"
-  if info.num_examples + len(in_shards) != info.source_num_examples:
+  outside = sum(shard.outside for shard in cache.shards)
+  counted = info.num_examples + len(in_shards) + outside
+  if counted != info.source_num_examples:
     yield (
-      f"{cache.path / INFO_FILE}: {info.num_examples} rows and "
-      f"{len(in_shards)} skipped examples are not the "
+      f"{cache.path / INFO_FILE}: {info.num_examples} rows, {len(in_shards)} "
+      f"skipped examples and {outside} outside the part are not the "
       f"{info.source_num_examples} examples of the split"
     )
   expected = tfds_metadata(info, cache.shards)

@@ -7,12 +7,14 @@
       finish(out_dir, identity)
 
 Everything is written under a temporary name in `_incomplete/`, made durable,
-then renamed. A shard counts once its record, `_incomplete/shard-00003.json`,
-is there; the directory is a cache once `cache_info.json` is there.
+then renamed; the keys of a shard's rows come before it. A shard counts once its
+record, `_incomplete/shard-00003.json`, is there; the directory is a cache once
+`cache_info.json` is there.
 """
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -23,9 +25,16 @@ from array_record.python import array_record_module
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import POSITION_IDS
-from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Rows, Skipped
+from oneshot_dp.extract.cache.checked_rows import (
+  BlockBuilder,
+  Outside,
+  Rows,
+  Skipped,
+)
+from oneshot_dp.extract.cache.content_keys import row_keys
 from oneshot_dp.extract.cache.identity import CacheIdentity, refuse_another
 from oneshot_dp.extract.cache.info import (
+  FORMAT_VERSION,
   INCOMPLETE_DIR,
   INFO_FILE,
   SHARDS_FILE,
@@ -41,6 +50,7 @@ from oneshot_dp.extract.storage.durable_files import (
   publish,
   read_json,
   temporary_file,
+  write_bytes,
   write_json,
   write_text,
 )
@@ -67,10 +77,12 @@ def begin(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
     shutil.rmtree(out / INCOMPLETE_DIR, ignore_errors=True)
     return False
   job = out / INCOMPLETE_DIR / _JOB_FILE
+  # Shards of another format would not fit those to come.
+  this = identity.to_json() | {"format_version": FORMAT_VERSION}
   if out.exists() and not out.is_dir():
     raise InputError(f"{out} is not a directory; choose another --out.")
   if job.is_file():
-    refuse_another(out, read_json(job), identity.to_json())
+    refuse_another(out, read_json(job), this)
   elif out.exists() and {p.name for p in out.iterdir()} - {INCOMPLETE_DIR}:
     raise InputError(
       f"{out} is not empty and is not this job's; choose another --out."
@@ -82,7 +94,7 @@ def begin(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
     for stale in job.parent.glob(f"*{TEMPORARY_SUFFIX}"):
       stale.unlink(missing_ok=True)
   if not job.is_file():
-    write_json(job.parent, job, identity.to_json())
+    write_json(job.parent, job, this)
   return True
 
 
@@ -98,6 +110,11 @@ def is_complete(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
   there = read_json(out / INFO_FILE)
   now = identity.to_json()
   same_job = {key: there.get(key) for key in now}
+  if "%" in identity.split and there.get("format_version") == 1:
+    raise InputError(
+      f"{out} holds a part of its split that an earlier version cut by"
+      " position, not by each image's bytes; choose another --out."
+    )
   refuse_another(out, same_job | {"libraries": now["libraries"]}, now)
   return True
 
@@ -106,7 +123,7 @@ def write_shard(
   out_dir: str | os.PathLike,
   identity: CacheIdentity,
   shard_index: int,
-  rows: Iterable[Rows | Skipped],
+  rows: Iterable[Rows | Skipped | Outside],
 ) -> ShardRecord:
   """Writes one shard; it is there whole, or not at all.
 
@@ -124,14 +141,15 @@ def write_shard(
   indices = identity.shard_range(shard_index)
   codec = identity.codec()
   builder = BlockBuilder(identity, final.name)
+  keys: list[bytes] = []
   num_rows = num_blocks = 0
   with temporary_file(work, final.name) as temporary:
     with _record_writer(temporary, final) as write:
-      for block in builder.blocks(rows):
+      for block in builder.blocks(_noting_keys(rows, keys)):
         write(codec.encode(block))
         num_rows += len(block)
         num_blocks += 1
-    seen = num_rows + len(builder.skipped_ids)
+    seen = num_rows + len(builder.skipped_ids) + builder.outside
     if seen != len(indices):
       raise RunError(
         f"{final}: {seen} examples came, the shard has {len(indices)} "
@@ -147,7 +165,10 @@ def write_shard(
         bytes=temporary.stat().st_size,
         sha256=file_sha256(temporary),
         skipped_example_ids=tuple(sorted(builder.skipped_ids)),
+        outside=builder.outside,
+        keys_sha256=hashlib.sha256(b"".join(keys)).hexdigest(),
       )
+    write_bytes(work, out / record.keys_file, b"".join(keys))
     publish(temporary, final)
   write_json(work, _record_file(out, shard_index), dataclasses.asdict(record))
   return record
@@ -156,10 +177,14 @@ def write_shard(
 def finished_shard(
   out_dir: str | os.PathLike, identity: CacheIdentity, shard_index: int
 ) -> ShardRecord | None:
-  """The record of a shard whose file still has its size and SHA-256."""
+  """The record of a shard whose files still have their sizes and SHA-256."""
   out = pathlib.Path(out_dir)
   record = _shard_record(out, identity, shard_index)
-  if record is None or file_sha256(out / record.file) != record.sha256:
+  if (
+    record is None
+    or file_sha256(out / record.file) != record.sha256
+    or file_sha256(out / record.keys_file) != record.keys_sha256
+  ):
     return None
   return record
 
@@ -204,14 +229,17 @@ def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
     )
   num_examples = sum(r.rows for r in records)
   skipped = sorted(i for r in records for i in r.skipped_example_ids)
-  if num_examples + len(skipped) != identity.source_num_examples:
+  outside = sum(r.outside for r in records)
+  if num_examples + len(skipped) + outside != identity.source_num_examples:
     raise RunError(
-      f"{out}: {num_examples} rows and {len(skipped)} skipped examples are "
-      f"not the {identity.source_num_examples} examples of the split; "
-      f"delete {out} and extract again."
+      f"{out}: {num_examples} rows, {len(skipped)} skipped examples and "
+      f"{outside} outside the part are not the "
+      f"{identity.source_num_examples} examples of the split; delete {out} and"
+      " extract again."
     )
   if not num_examples:
-    raise RunError(f"{out}: every example was skipped; nothing to cache.")
+    left_out = "skipped, or is outside the part" if outside else "skipped"
+    raise RunError(f"{out}: every example was {left_out}; nothing to cache.")
   info = CacheInfo.of(
     identity, num_examples=num_examples, skipped_example_ids=tuple(skipped)
   )
@@ -242,6 +270,16 @@ def check_distinct(cache: FeatureCache) -> None:
     )
 
 
+def _noting_keys(
+  batches: Iterable[Rows | Skipped | Outside], keys: list[bytes]
+) -> Iterator[Rows | Skipped | Outside]:
+  """The batches, and their rows' keys once they are found to be sound."""
+  for batch in batches:
+    yield batch
+    if isinstance(batch, Rows):
+      keys.append(row_keys(batch.embedding, batch.image_key).tobytes())
+
+
 @contextlib.contextmanager
 def _record_writer(
   path: pathlib.Path, final: pathlib.Path
@@ -268,11 +306,12 @@ def _record_writer(
 def _shard_record(
   out: pathlib.Path, identity: CacheIdentity, shard_index: int
 ) -> ShardRecord | None:
-  """The shard's record, if its file is there and has its size."""
+  """The shard's record, if its files are there, and its size is right."""
   try:
     data = json.loads(_record_file(out, shard_index).read_text("utf-8"))
     record = ShardRecord.from_json(data)
     size = (out / record.file).stat().st_size
+    (out / record.keys_file).stat()
   except (OSError, ValueError, KeyError, TypeError):
     return None
   name = identity.shard_name(shard_index)

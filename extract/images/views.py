@@ -11,7 +11,6 @@ High-Accuracy Differentially Private Image Classification through Scale"
 (2022), section 3.4.
 """
 
-import hashlib
 import math
 
 import numpy as np
@@ -22,18 +21,6 @@ from oneshot_dp.extract.images.preprocess import Preprocessing, resize_box
 _ATTEMPTS = 10
 _MAX_ASPECT = 4 / 3
 _DRAWS_PER_ATTEMPT = 4
-
-
-def image_key(image: bytes | np.ndarray) -> int:
-  """128 bits that stand for an image, to draw its views from.
-
-  *Formal guarantee*: a function of the image alone. Keys made of positions
-  would change other rows when an example is removed, and one example must
-  move one row only.
-  """
-  data = image if isinstance(image, bytes) else image.tobytes()
-  digest = hashlib.blake2b(data, digest_size=16).digest()
-  return int.from_bytes(digest, "little")
 
 
 def random_view(
@@ -50,9 +37,18 @@ def random_view(
   after ten the largest central one with a legal aspect ratio is taken. The
   flip is a coin.
 
-  *Formal guarantee*: a function of its arguments, of which `key` is `image_key`
-  and `view` counts from 0; the random draws are the same on every platform and
-  NumPy version.
+  *Formal guarantee*: a function of its arguments; the random draws are the same
+  on every platform and NumPy version.
+
+  Args:
+    pixels: uint8 RGB [h, w, 3].
+    key: of the image, 128 bits.
+    view: which one, from 0.
+    min_area: in (0, 1].
+    preprocessing: side and filter.
+
+  Returns:
+    uint8 RGB [s, s, 3], s = `preprocessing.image_size`.
   """
   uniform = _uniforms(key, view, _ATTEMPTS * _DRAWS_PER_ATTEMPT + 1)
   height, width = pixels.shape[:2]

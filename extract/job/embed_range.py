@@ -18,17 +18,19 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, ExtractConfig
-from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
+from oneshot_dp.extract.cache.checked_rows import Outside, Rows, Skipped
+from oneshot_dp.extract.cache.content_keys import image_key, image_keys
 from oneshot_dp.extract.images.preprocess import (
   DecodeError,
   Preprocessing,
   decode_image,
   resize_and_crop,
 )
-from oneshot_dp.extract.images.views import image_key, random_view
+from oneshot_dp.extract.images.views import random_view
 from oneshot_dp.extract.job.embedder import Embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.sources.example import Source
+from oneshot_dp.extract.sources.split_part import SplitPart
 
 _BATCHES_AHEAD = 2
 _T = TypeVar("_T")
@@ -41,12 +43,14 @@ class EmbeddedBatch:
   Attributes:
     rows: embeddings in float32, padding gone, in the order of the source.
     skipped: examples among them that could not be decoded.
-    image_bytes: encoded bytes read, of both.
+    outside: how many were not in the part of the split.
+    image_bytes: encoded bytes read, of all.
     times: where the time went since the batch before.
   """
 
   rows: Rows
   skipped: tuple[Skipped, ...]
+  outside: Outside
   image_bytes: int
   times: StageTimes
 
@@ -56,12 +60,14 @@ class _Prepared:
   """One example on its way to the device.
 
   `images` are what the device is shown of it: the centre, its views, or
-  nothing if it is skipped.
+  nothing if it is skipped or outside the part of the split.
   """
 
   example_id: int
   label: int
   unit_id: int | None
+  key: int
+  is_outside: bool
   images: tuple[np.ndarray, ...]
   image_bytes: int
   read_seconds: float
@@ -93,6 +99,7 @@ def embed_range(
   Yields one item per device batch, some without rows; raises InputError where
   an image cannot be decoded and the job is to fail on it.
   """
+  part = SplitPart.of(config.split)
   preprocessing = embedder.backbone.preprocessing
   square = (preprocessing.image_size, preprocessing.image_size, 3)
   views = config.views or 1
@@ -102,7 +109,7 @@ def embed_range(
   waited = 0.0
 
   def prepare(index: int) -> _Prepared:
-    return _prepare(source, index, config, preprocessing)
+    return _prepare(source, index, part, config, preprocessing)
 
   def on_the_devices() -> Iterator[tuple[_Batch, jax.Array]]:
     nonlocal waited
@@ -135,8 +142,14 @@ def embed_range(
         label=np.array([e.label for e in kept], np.int64),
         example_id=np.array([e.example_id for e in kept], np.int64),
         unit_id=units,
+        image_key=image_keys([e.key for e in kept]),
       ),
-      skipped=tuple(Skipped(e.example_id) for e in finished if not e.images),
+      skipped=tuple(
+        Skipped(e.example_id)
+        for e in finished
+        if not (e.images or e.is_outside)
+      ),
+      outside=Outside(sum(e.is_outside for e in finished)),
       image_bytes=sum(e.image_bytes for e in finished),
       times=StageTimes.waiting(
         seconds=waited,
@@ -160,14 +173,19 @@ def _one_behind(items: Iterator[_T]) -> Iterator[_T]:
 def _prepare(
   source: Source,
   index: int,
+  part: SplitPart,
   config: ExtractConfig,
   preprocessing: Preprocessing,
 ) -> _Prepared:
   start = time.perf_counter()
   example = source[index]
   read = time.perf_counter()
+  key = image_key(example.image)
+  is_outside = not part.holds(image_keys([key]))[0]
   try:
-    images = _shown(example.image, config, preprocessing)
+    images = (
+      () if is_outside else _shown(example.image, key, config, preprocessing)
+    )
   except DecodeError as error:
     if config.on_decode_error == "fail":
       raise InputError(
@@ -185,6 +203,8 @@ def _prepare(
     example_id=example.example_id,
     label=example.label,
     unit_id=example.unit_id,
+    key=key,
+    is_outside=is_outside,
     images=images,
     image_bytes=size,
     read_seconds=read - start,
@@ -193,12 +213,14 @@ def _prepare(
 
 
 def _shown(
-  image: bytes | np.ndarray, config: ExtractConfig, preprocessing: Preprocessing
+  image: bytes | np.ndarray,
+  key: int,
+  config: ExtractConfig,
+  preprocessing: Preprocessing,
 ) -> tuple[np.ndarray, ...]:
   pixels = decode_image(image)
   if config.views is None:
     return (resize_and_crop(pixels, preprocessing),)
-  key = image_key(image)
   return tuple(
     random_view(pixels, key, view, config.min_area, preprocessing)
     for view in range(config.views)

@@ -30,11 +30,15 @@ from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.job.beam_options import LOCAL_RUNNER, pipeline_options
-from oneshot_dp.extract.job.shard import COUNTERS, ExtractShard, shared_embedder
+from oneshot_dp.extract.job.shard import (
+  COUNTERS,
+  ExtractShard,
+  open_split,
+  shared_embedder,
+)
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import examples_done, progress_bar, step_bar
 from oneshot_dp.extract.sources.example import Source
-from oneshot_dp.extract.sources.open_source import open_source
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "array-record")
 
@@ -64,8 +68,9 @@ def run_extraction(
 ) -> ExtractionReport:
   """Embeds every example of a split, once, into a feature cache.
 
-  Formal guarantees: the cache has one row for each example of the split, less
-  those that were skipped and are listed, or there is no cache. The same job
+  Formal guarantees: the cache has one row for each example of the split, or of
+  the part of it that is asked for (`SplitPart`), less those that were skipped
+  and are listed, or there is no cache. The same job
   gives the same bytes, however often it was killed and started again.
 
   Args:
@@ -93,7 +98,7 @@ def run_extraction(
       " bucket (for instance with gcsfuse) and give that path."
     )
   config = dataclasses.replace(config, backbone=resolved(config.backbone))
-  source = open_source(config.source, config.split)
+  source = open_split(config)
   identity = make_identity(config, source)
   if not cache_writer.begin(out, identity):
     return ExtractionReport(

@@ -12,7 +12,7 @@ from apache_beam.utils import shared
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.cache import writer as cache_writer
-from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
+from oneshot_dp.extract.cache.checked_rows import Outside, Rows, Skipped
 from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.job.embed_range import (
   EmbeddedBatch,
@@ -22,7 +22,9 @@ from oneshot_dp.extract.job.embed_range import (
 from oneshot_dp.extract.job.embedder import Embedder, load_embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import examples_done
+from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.open_source import open_source
+from oneshot_dp.extract.sources.split_part import SplitPart
 
 _EMBEDDERS = shared.Shared()
 """The backbone, loaded once per process whatever number of threads it has."""
@@ -36,6 +38,11 @@ def shared_embedder(config: ExtractConfig) -> Embedder:
   decides = (config.backbone, config.preprocess, config.batch_size)
   tag = json.dumps([repr(part) for part in decides])
   return _EMBEDDERS.acquire(functools.partial(load_embedder, config), tag)
+
+
+def open_split(config: ExtractConfig) -> Source:
+  """The source of a job: all of the split that it asks for a part of."""
+  return open_source(config.source, SplitPart.of(config.split).split)
 
 
 class ExtractShard(beam.DoFn):
@@ -57,7 +64,7 @@ class ExtractShard(beam.DoFn):
     }
 
   def setup(self) -> None:
-    self._source = open_source(self._config.source, self._config.split)
+    self._source = open_split(self._config)
     self._pool = decode_pool(self._config)
 
   def process(self, shard_index: int) -> Iterator[int]:
@@ -76,9 +83,10 @@ class ExtractShard(beam.DoFn):
 
   def _counted(
     self, batches: Iterator[EmbeddedBatch]
-  ) -> Iterator[Rows | Skipped]:
+  ) -> Iterator[Rows | Skipped | Outside]:
     for batch in batches:
       start = time.perf_counter()
+      yield batch.outside
       yield from batch.skipped
       yield batch.rows
       written = StageTimes(write=time.perf_counter() - start)
@@ -89,7 +97,8 @@ class ExtractShard(beam.DoFn):
       )
       self._count(**batch.times.counters())
       self._count(**written.counters())
-      examples_done.add(len(batch.rows) + len(batch.skipped))
+      done = len(batch.rows) + len(batch.skipped) + batch.outside.count
+      examples_done.add(done)
 
   def _count(self, **values: int) -> None:
     for name, value in values.items():

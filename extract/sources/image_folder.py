@@ -124,11 +124,11 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _split_folder(root: str, split: str) -> str:
-  """Returns `root/<split>` if there is one, else `root`."""
+  """Returns `root/<split>` if there is one, else `root`, which is all."""
   if not re.fullmatch(r"\w[\w.-]*", split):
     raise InputError(
-      f"split={split!r} must be the name of a folder in {root!r}, or any plain "
-      "name if it has no splits; only TFDS data sets can be sliced."
+      f"split={split!r} must be the name of a folder in {root!r}, or 'all' if"
+      " it has no splits; only TFDS data sets can be sliced by position."
     )
   folder = os.path.join(root, split)
   if os.path.isdir(folder):
@@ -142,6 +142,12 @@ def _split_folder(root: str, split: str) -> str:
     raise InputError(
       f"{root!r} has no split {split!r}: it has {', '.join(splits)}. (Classes "
       f"of such names go into {folder!r}.)"
+    )
+  if split != "all":
+    raise InputError(
+      f"{root!r} has no folder {split!r}, nor any other split, and its images"
+      " may not pass for several: give --split all, or a part such as"
+      " 'all[:80%]' and 'all[80%:]'."
     )
   return root
 

@@ -18,8 +18,11 @@ TEMPORARY_SUFFIX = ".tmp"
 def disk_errors(path: pathlib.Path) -> Iterator[None]:
   """Turns what the disk refuses into one line that names `path`.
 
-  A RunError in place of OSError, and of the RuntimeError with which ArrayRecord
-  reports one. Wrap writes only: what a source of rows raises is not the disk's.
+  Wrap writes only: what a source of rows raises is not the disk's.
+
+  Raises:
+    RunError: in place of OSError, and of the RuntimeError with which
+      ArrayRecord reports one.
   """
   try:
     yield
@@ -62,12 +65,17 @@ def publish(temporary: pathlib.Path, final: pathlib.Path) -> None:
     _sync(final.parent)
 
 
-def write_text(work: pathlib.Path, final: pathlib.Path, text: str) -> None:
-  """Writes a text file whole, by way of a temporary name in `work`."""
+def write_bytes(work: pathlib.Path, final: pathlib.Path, data: bytes) -> None:
+  """Writes a file whole, by way of a temporary name in `work`."""
   with temporary_file(work, final.name) as temporary:
     with disk_errors(final):
-      temporary.write_text(text, encoding="utf-8")
+      temporary.write_bytes(data)
     publish(temporary, final)
+
+
+def write_text(work: pathlib.Path, final: pathlib.Path, text: str) -> None:
+  """`write_bytes` of a text."""
+  write_bytes(work, final, text.encode())
 
 
 def write_json(work: pathlib.Path, final: pathlib.Path, data: Any) -> None:
@@ -77,7 +85,11 @@ def write_json(work: pathlib.Path, final: pathlib.Path, data: Any) -> None:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object; refuses a file that is none."""
+  """Reads a JSON object.
+
+  Raises:
+    InputError: the file is not one.
+  """
   try:
     data = json.loads(path.read_text("utf-8"))
   except OSError as e:

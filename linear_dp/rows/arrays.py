@@ -29,11 +29,12 @@ class ArrayRows(Secret):
 
   Attributes:
     num_classes: K, public.
-    embedding: float16, bfloat16 or float32.
-    embedding_norm: L2 norm of each embedding.
-    label: in [0, K).
-    example_id: the row.
-    unit_id: whose each row is; None where every row is a privacy unit.
+    embedding: [n, d] float16, bfloat16 or float32.
+    embedding_norm: [n] float32, L2 norm of each embedding.
+    label: [n] int32, in [0, K).
+    example_id: [n] int64, the row.
+    unit_id: [n] int64, whose each row is; None where every row is a privacy
+      unit.
   """
 
   public = ("num_examples", "feature_dim", "num_classes")
@@ -70,10 +71,10 @@ class ArrayRows(Secret):
     """
     try:
       num_classes = operator.index(num_classes)
-    except TypeError:
+    except TypeError as error:
       raise InputError(
         f"num_classes={num_classes!r} must be an integer, K."
-      ) from None
+      ) from error
     if num_classes < 2:
       raise InputError(
         f"num_classes={num_classes}: a classifier needs at least 2."
@@ -104,10 +105,12 @@ class ArrayRows(Secret):
 
   @property
   def feature_dim(self) -> int:
+    """d, public."""
     return self.embedding.shape[1]
 
   @property
   def num_examples(self) -> int:
+    """n, public."""
     return len(self.label)
 
 

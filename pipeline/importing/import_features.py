@@ -16,7 +16,9 @@ from oneshot_dp.configs.extract_config import (
   EmbeddingDtype,
   check_unit_name,
 )
+from oneshot_dp.extract.cache.block import cut
 from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.content_keys import embedding_keys
 from oneshot_dp.extract.cache.identity import (
   BackboneIdentity,
   CacheIdentity,
@@ -26,6 +28,7 @@ from oneshot_dp.extract.cache.identity import (
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write_arrays import holds_rows, write_rows
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.extract.sources.split_part import SplitPart
 
 _Arrays = dict[str, np.ndarray]
 _ROWS = ("embedding", "label", "example_id", "unit_id")
@@ -61,7 +64,8 @@ def import_features(
   Args:
     npz_path: the file.
     out_dir: the cache to write.
-    split: public name of the split.
+    split: public name of the split, or of a part of it ("train[:80%]"), whose
+      rows are chosen by their own embeddings (`SplitPart`).
     dataset_name: public name of the data set; None is the file's stem.
     num_classes: K.
     backbone_name: what made the embeddings; a head fits caches with the same
@@ -79,8 +83,11 @@ def import_features(
     UserWarning: K is taken from the labels.
   """
   path = pathlib.Path(npz_path)
-  arrays = _load(path, split)
+  part = SplitPart.of(split)
+  arrays = _load(path, part.split)
   rows = _rows(path, arrays)
+  if not part.is_whole:
+    rows = cut(rows, part.holds(embedding_keys(rows.embedding)))
   _check_unit(path, rows, unit_name)
   class_names, source = _classes(path, arrays, num_classes)
   stored_as = embedding_dtype or (

@@ -83,20 +83,8 @@ class ChainedFile:
       InputError: the file was damaged or tampered with.
       RunError: it cannot be written.
     """
-    try:
-      self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-      descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-      try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield LockedChain(self, descriptor)
-      finally:
-        os.close(descriptor)
-    except OSError as error:
-      raise RunError(
-        f"The ledger {self.path} cannot be written ({error.strerror}), so"
-        " nothing is released; mend the disk or the permissions, then run the"
-        " same command again."
-      ) from error
+    with _writing(self.path), exclusive(self.path) as descriptor:
+      yield LockedChain(self, descriptor)
 
   def _read(self) -> list[dict[str, Any]]:
     for _ in range(2):
@@ -246,6 +234,37 @@ class LockedChain:
     self.entries.append(linked)
     self._file.write_head(self.entries)
     return linked["entry"]
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[int]:
+  """Opens a file, and its folder and it if need be, that no other process has.
+
+  Raises:
+    RunError: it cannot be written.
+  """
+  with _writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+  try:
+    with _writing(path):
+      fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield descriptor
+  finally:
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+  """Says in one line that what the disk refuses is a ledger."""
+  try:
+    yield
+  except OSError as error:
+    raise RunError(
+      f"The ledger {path} cannot be written ({error.strerror}), so nothing is"
+      " released; mend the disk or the permissions, then run the same command"
+      " again."
+    ) from error
 
 
 def canonical(value: dict[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ from oneshot_dp.linear_dp.accounting.events import event_as_json
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import BASELINE_NOISE, ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.ledger.spending import BASELINE
 
 
@@ -27,7 +28,8 @@ class Charge:
     delta: δ at which its ε is stated; None for a baseline.
     neighboring_relation: the relation in which it is stated, likewise.
     privacy_unit: what it is about; all charges of a ledger are about one.
-    facts: public facts to keep with the entry.
+    rows: which rows it is about; the ledger keeps what it does not know yet.
+    facts: facts to keep with the entry.
   """
 
   kind: str
@@ -38,6 +40,7 @@ class Charge:
   delta: float | None = None
   neighboring_relation: NeighboringRelation | None = None
   privacy_unit: str = EXAMPLE_UNIT
+  rows: RowSketch | None = None
   facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @classmethod
@@ -47,6 +50,7 @@ class Charge:
     source: NoiseSource,
     *,
     privacy_unit: str = EXAMPLE_UNIT,
+    rows: RowSketch | None = None,
     **facts: Any,
   ) -> Self:
     """The cost of all heads of a plan."""
@@ -65,6 +69,7 @@ class Charge:
       delta=plan.delta,
       neighboring_relation=plan.neighboring_relation,
       privacy_unit=privacy_unit,
+      rows=rows,
       facts={
         "epsilons": list(plan.noise_multipliers),
         "order": plan.order,
@@ -76,7 +81,11 @@ class Charge:
 
   @classmethod
   def of_baseline(
-    cls, *, privacy_unit: str = EXAMPLE_UNIT, **facts: Any
+    cls,
+    *,
+    privacy_unit: str = EXAMPLE_UNIT,
+    rows: RowSketch | None = None,
+    **facts: Any,
   ) -> Self:
     """The note, before it happens, that something exact leaves: NOT PRIVATE."""
     return cls(
@@ -86,6 +95,7 @@ class Charge:
       noise_source=BASELINE_NOISE,
       is_private=False,
       privacy_unit=privacy_unit,
+      rows=rows,
       facts=facts,
     )
 

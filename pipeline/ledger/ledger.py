@@ -9,6 +9,7 @@ raising it leaves a trace.
 import contextlib
 import datetime
 import hashlib
+import json
 import os
 import re
 import sys
@@ -27,8 +28,10 @@ from oneshot_dp.pipeline.ledger.chained_file import (
   ChainedFile,
   LockedChain,
   canonical,
+  exclusive,
 )
 from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.row_sketch import EVALUATION, RowSketch
 from oneshot_dp.pipeline.ledger.spending import (
   BASELINE,
   CAP,
@@ -64,12 +67,12 @@ class Ledger:
   """The ledger of one private data set, all of its versions and splits.
 
   It is found by the name of the data set, which every cache carries,
-  whatever its backbone. The fingerprint in receipts could not tell two names of
-  the same rows from two data sets (made of the rows, it would tell whoever
-  holds a candidate that it is the one); a digest of the cache's shards can, and
-  stays in the ledger: rows that another ledger of the folder was charged for
-  are refused. The same images through another backbone, under another name,
-  are not found.
+  whatever its backbone, and holds its rows by what is in them (`RowSketch`):
+  rows that another ledger of the folder was charged for are refused, be it one
+  row, whatever they are called and whichever backbone they came through. So
+  what was spent on a row is in one ledger. (The fingerprint in receipts could
+  not tell: made of the rows, it would tell whoever holds a candidate that it is
+  the one.)
 
   Splits share it because what is called a split may overlap another one, or be
   another one under a new name; the price is that releases from disjoint splits
@@ -77,10 +80,10 @@ class Ledger:
 
   Formal guarantees: a charge returns only after its line is flushed to disk,
   and raises without a trace where it would break the cap: the check and the
-  charge are made under one lock, so that processes that race for the last of a
-  budget get it once. With a cap, what no ε covers (baselines, noise from a
-  seed) is refused as well. Tampering is found at the next use
-  (`ChainedFile`).
+  charge are made under one lock of the folder, so that processes that race for
+  the last of a budget get it once, under whatever names. With a cap, what no ε
+  covers (baselines, noise from a seed) is refused as well. Tampering is found
+  at the next use (`ChainedFile`).
 
   Args:
     dataset: public name of the data set.
@@ -148,7 +151,10 @@ class Ledger:
       RunError: the ledger cannot be written, so nothing may be released.
     """
     with self._checked(charges) as chain:
-      return [_write(chain, charge.as_json()) for charge in charges]
+      return [
+        _write(chain, charge.as_json() | _new_rows(chain.entries, charge))
+        for charge in charges
+      ]
 
   def check(self, *charges: Charge) -> None:
     """Finds what `charge` would refuse later, before any work.
@@ -171,6 +177,10 @@ class Ledger:
       _write(chain, cap.as_json())
     return earlier
 
+  def trained_rows(self) -> RowSketch:
+    """The rows that were charged for heads; private."""
+    return RowSketch.of_entries(self.entries(), evaluated=False)
+
   def spending(self, relation: NeighboringRelation) -> Spending:
     """Composes the charges in a neighbouring relation, exactly."""
     return spending_of(self.entries(), relation)
@@ -178,27 +188,39 @@ class Ledger:
   @contextlib.contextmanager
   def _checked(self, charges: Sequence[Charge]) -> Iterator[LockedChain]:
     """The locked ledger, to which all of the charges may be added."""
-    for charge in charges:
-      self._check_name(charge)
-    with self._file.locked() as chain:
+    # Whoever charges for rows has compared them with every other ledger, and
+    # nobody may charge them there meanwhile.
+    with (
+      exclusive(self.path.with_name(".lock")),
+      self._file.locked() as chain,
+    ):
+      self._check_rows(charges)
       self._check(_costs(chain.entries), charges)
       yield chain
 
-  def _check_name(self, charge: Charge) -> None:
+  def _check_rows(self, charges: Sequence[Charge]) -> None:
     """Refuses rows that another ledger of the folder was charged for.
 
     Raises:
-      InputError: names the other data set.
+      InputError: names the other ledger and data set.
     """
-    rows = charge.facts.get("private_digest")
+    rows = {charge.rows for charge in charges if charge.rows is not None}
+    digests = {charge.facts.get("private_digest") for charge in charges}
     for other in sorted(self.path.parent.glob("*.jsonl")):
-      if rows is None or other == self.path or rows not in _text_of(other):
+      if other == self.path:
         continue
-      raise InputError(
-        f"the rows of this cache, which calls them {self.dataset!r}, were"
-        f" charged to {other.name} before: use the cache of that name, so that"
-        " what is spent on them adds up."
-      )
+      entries, known = _entries_and_rows(other)
+      if any(known.common(each) for each in rows) or any(
+        # Of entries from before there were keys.
+        entry.get("private_digest") in digests - {None}
+        for entry in entries
+      ):
+        raise InputError(
+          f"rows of this cache, which calls them {self.dataset!r}, were charged"
+          f" to {other.name} before, as {entries[0].get('dataset')!r}: use a"
+          " cache of that name, so that what is spent on them adds up, or leave"
+          " them out."
+        )
 
   def _check(
     self, entries: Sequence[dict[str, Any]], charges: Sequence[Charge]
@@ -254,13 +276,38 @@ def charge_aloud(ledger: Ledger, *charges: Charge) -> list[str]:
   return entries
 
 
-def _text_of(path: Path) -> str:
+def _new_rows(
+  entries: Sequence[dict[str, Any]], charge: Charge
+) -> dict[str, str]:
+  """What an entry keeps of its rows, beside those that are known."""
+  if charge.rows is None:
+    return {}
+  evaluated = charge.kind == EVALUATION
+  known = RowSketch.of_entries(entries, evaluated=evaluated)
+  return charge.rows.facts_beyond(known)
+
+
+def _entries_and_rows(path: Path) -> tuple[list[dict[str, Any]], RowSketch]:
+  """What is in another ledger, whose chain its own use checks.
+
+  Raises:
+    InputError: it was damaged.
+    RunError: it cannot be read.
+  """
+  unknown = "so it is unknown if it was charged for the same rows"
   try:
-    return path.read_text()
+    content = path.read_bytes()
+    # A line without an end was never finished.
+    whole = content[: content.rfind(b"\n") + 1]
+    entries = [dict(json.loads(line)) for line in whole.splitlines()]
+    return entries, RowSketch.of_entries(entries)
   except OSError as error:
     raise RunError(
-      f"The ledger {path} cannot be read ({error.strerror}), so it is unknown"
-      " if it was charged for the same rows."
+      f"The ledger {path} cannot be read ({error.strerror}), {unknown}."
+    ) from error
+  except (ValueError, TypeError) as error:
+    raise InputError(
+      f"{path} was damaged, {unknown}; restore it from a backup."
     ) from error
 
 

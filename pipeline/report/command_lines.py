@@ -13,7 +13,13 @@ from oneshot_dp.pipeline.saved_head.public_record import SETTING
 
 
 class Places(NamedTuple):
-  """Where things are now."""
+  """Where things are now.
+
+  Attributes:
+    cache: the private training cache.
+    eval_cache: the evaluation cache.
+    ledger_dir: the ledgers.
+  """
 
   cache: Path
   eval_cache: Path

@@ -25,7 +25,12 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
-from oneshot_dp.pipeline.training.train_heads import RELATIONS, cache_ledger
+from oneshot_dp.pipeline.ledger.row_sketch import EVALUATION
+from oneshot_dp.pipeline.training.train_heads import (
+  RELATIONS,
+  cache_ledger,
+  charged_rows,
+)
 
 PUBLIC_LABELS = "test labels treated as public"
 """What results say of accuracies that are exact."""
@@ -35,9 +40,12 @@ _STREAM = 1
 
 
 class Evaluation(NamedTuple):
-  """Accuracies that may be shown, one per head, and what they gave away.
+  """Accuracies that may be shown, and what they gave away.
 
-  In a few words, for tables and plots, and for machines, as JSON.
+  Attributes:
+    scores: one per head, in order.
+    description: in a few words, for tables and plots.
+    statement: the same for machines: JSON.
   """
 
   scores: list[Accuracy]
@@ -46,7 +54,11 @@ class Evaluation(NamedTuple):
 
 
 def check_counts_units(*caches: CacheInfo) -> None:
-  """Refuses noisy counts of rows where a privacy unit may have many."""
+  """Refuses noisy counts of rows where a privacy unit may have many.
+
+  Raises:
+    InputError: one of the caches of the run has units coarser than an example.
+  """
   for info in caches:
     if info.has_units:
       raise InputError(
@@ -61,7 +73,11 @@ def check_counts_units(*caches: CacheInfo) -> None:
 class PrivateEvaluation:
   """A request to score heads on private labels.
 
-  The ledger is of the data set that the evaluation cache was made of.
+  Attributes:
+    plan: what it may cost.
+    source: the noise.
+    cache: the evaluation rows.
+    ledger: of the data set that the evaluation cache was made of.
   """
 
   plan: CountPlan
@@ -101,9 +117,9 @@ class PrivateEvaluation:
   @property
   def charge(self) -> Charge:
     """What it costs."""
-    plan, info = self.plan, self.cache.info
+    plan, rows = self.plan, charged_rows(self.cache)
     return Charge(
-      kind="evaluation",
+      kind=EVALUATION,
       event=plan.event,
       noise_source=self.source.description,
       is_private=self.source.is_private,
@@ -111,16 +127,13 @@ class PrivateEvaluation:
       f" {printable(plan.delta)}",
       delta=plan.delta,
       neighboring_relation=plan.neighboring_relation,
+      rows=rows.pop("rows"),
       facts={
         "epsilons": [plan.epsilon],
         "order": "noisy counts",
         "num_draws": 1,
         "composed_epsilon": plan.epsilon,
-        "split": info.split,
-        "dataset_version": info.dataset_version,
-        "num_examples": info.num_examples,
-        "cache_fingerprint": info.fingerprint,
-        "private_digest": self.cache.private_digest,
+        **rows,
       },
     )
 
@@ -183,7 +196,10 @@ def count_cache(
 ) -> SecretHits:
   """Counts the right answers of heads, which are all of one shape.
 
-  By the labels of the rows, or by other lists of them.
+  Args:
+    heads: one or more.
+    cache: the rows.
+    lists: labels to count by, instead of those of the rows.
 
   Raises:
     InputError: a shard or a label is damaged, or the cache does not fit.
@@ -192,8 +208,39 @@ def count_cache(
     return count_hits(heads, cache.blocks(), lists=lists, on_rows=bar.update)
 
 
+def check_not_trained_on(ledger: Ledger, cache: FeatureCache) -> None:
+  """Refuses exact scores on rows that a ledger was charged for to train heads.
+
+  Warns where the ledger is not there, or is from before rows had keys: then
+  names alone say what the rows are.
+
+  Raises:
+    InputError: says how many rows; for their holder.
+  """
+  trained = ledger.trained_rows()
+  shared = sum(int(trained.holds(k).sum()) for k in cache.key_blocks())
+  if shared:
+    raise InputError(
+      f"at least {shared} of the {len(cache)} rows of {cache.path} trained"
+      f" heads that were charged to {ledger.path}: accuracy on them is an exact"
+      " statistic of private labels; give a cache of other images, or leave"
+      " these out."
+    )
+  if not len(trained):
+    print(
+      f"warning: {ledger.path} is not there, or does not know the rows of"
+      f" {ledger.dataset!r}: only by its name is {cache.path} not of them; say"
+      " where the ledger is with --ledger-dir.",
+      file=sys.stderr,
+    )
+
+
 def check_readable(cache: FeatureCache) -> None:
-  """Reads every row once, so that damage is found before it costs budget."""
+  """Reads every row once, so that damage is found before it costs budget.
+
+  Raises:
+    InputError: a shard or a label is damaged.
+  """
   shape = cache.info.feature_dim, cache.info.num_classes
   kernel, bias = (np.zeros(s, np.float32) for s in (shape, shape[1:]))
   count_cache([LinearHead(kernel=kernel, bias=bias)], cache)

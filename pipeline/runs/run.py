@@ -12,16 +12,17 @@ DIR/heads/ …       a head each
 
 import dataclasses
 import datetime
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
+from oneshot_dp.extract.duplicates.shared_rows import count_shared_rows
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead
 from oneshot_dp.pipeline.ledger.ledger import default_ledger_dir
 from oneshot_dp.pipeline.runs import output_dir, pictures
@@ -62,7 +63,11 @@ class Run:
     return self.train.info.dataset
 
   def check(self) -> None:
-    """Refuses a place that is taken, and caches that do not fit each other."""
+    """Refuses a place that is taken, and caches that do not fit each other.
+
+    Raises:
+      InputError, RunError: so it is.
+    """
     output_dir.check_absent(self.out)
     check_pair(self.train, self.evaluation)
 
@@ -133,25 +138,35 @@ class Run:
         write_head(folder, head, cache.info)
       write_tables(directory, rows, cost, evaluation)
       (directory / "config.json").write_text(as_json(config))
-      plot = plot or functools.partial(_plot_accuracy, rows, self.dataset)
-      pictures.draw(plot, directory)
+      pictures.draw(plot or self._plotter(rows), directory)
       # One for all: what other caches were trained on are the same images.
       note_published(cache_ledger(self.train, self.ledger_dir), folders)
 
+  def _plotter(self, rows: Sequence[SweepRow]) -> Callable[[Path], object]:
+    def plot(directory: Path) -> None:
+      from oneshot_dp.pipeline.runs.accuracy_plot import plot_accuracy
 
-def _plot_accuracy(
-  rows: Sequence[SweepRow], dataset: str, directory: Path
-) -> None:
-  from oneshot_dp.pipeline.runs.accuracy_plot import plot_accuracy
+      plot_accuracy(rows, self.dataset, directory)
 
-  plot_accuracy(rows, dataset, directory)
+    return plot
 
 
 def check_pair(train: FeatureCache, evaluation: FeatureCache) -> None:
-  """Refuses to score heads on rows of another kind, or on those trained on."""
+  """Refuses to score heads on rows of another kind, or on those trained on.
+
+  Raises:
+    InputError: the caches do not fit each other, or share rows.
+  """
   FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
+  if shared := count_shared_rows(evaluation, train):
+    raise InputError(
+      f"{shared} of the {len(evaluation)} rows of {evaluation.path} are rows"
+      f" of {train.path}, whatever they are called: accuracy on training rows"
+      " is an exact statistic of private labels; give a cache of other images,"
+      " or leave these out."
+    )
 
 
 def rows_of(
@@ -169,7 +184,8 @@ def rows_of(
     scored: their accuracies.
     train: the private rows.
     composed: δ → ε of all private heads of the run together.
-    prefixes: what tells the names of their directories from their neighbours'.
+    prefixes: what the names of the heads' directories begin with, to tell them
+      from their neighbours.
   """
   rows = []
   for head, score, start in zip(trained, scored.scores, prefixes, strict=False):

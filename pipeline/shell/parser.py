@@ -1,4 +1,7 @@
-"""From the words of a command line to the flags of a command."""
+"""From the words of a command line to the flags of a command.
+
+Commands come as a mapping from name to module: see `commands.registry`.
+"""
 
 import contextlib
 import dataclasses
@@ -33,7 +36,13 @@ and the words that may follow it."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """The module of a command, its `Flags`, and how to say what comes of it."""
+  """What a command line asks for.
+
+  Attributes:
+    command: the module of the command.
+    flags: its `Flags`, as given.
+    output: how to say what comes of it.
+  """
 
   command: Any
   flags: Any

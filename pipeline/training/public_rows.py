@@ -15,6 +15,7 @@ from oneshot_dp.configs.head_config import PublicUse
 from oneshot_dp.extract.cache.block import Block, stored_norm
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.summary import public_metadata
+from oneshot_dp.extract.duplicates.shared_rows import count_shared_rows
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
@@ -225,8 +226,9 @@ def _check_apart(
       " its split: its mean would be an exact statistic of it; give a cache of"
       " public data."
     )
-  if public.private_digest == private.private_digest:
+  if shared := count_shared_rows(public, private):
     raise InputError(
-      f"{public.path} holds the very rows of {private.path}, which are private;"
-      " give a cache of public data."
+      f"{shared} of the {len(public)} rows of {public.path} are rows of"
+      f" {private.path}, which are private, whatever they are called; give a"
+      " cache of public data, or leave these out."
     )

@@ -5,6 +5,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dp_accounting import NeighboringRelation
 
@@ -24,6 +25,7 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead, Trainer
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
+from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.training.public_rows import (
   FoldedTrainer,
   PublicRows,
@@ -62,6 +64,19 @@ def make_plan(
 def cache_ledger(cache: FeatureCache, directory: Path | None) -> Ledger:
   """The ledger of the private data that a cache was made of."""
   return Ledger(cache.info.dataset, directory)
+
+
+def charged_rows(cache: FeatureCache) -> dict[str, Any]:
+  """What a charge says of the rows that it is for; private."""
+  info = cache.info
+  return {
+    "rows": RowSketch.of_cache(cache),
+    "split": info.split,
+    "dataset_version": info.dataset_version,
+    "num_examples": info.num_examples,
+    "cache_fingerprint": info.fingerprint,
+    "private_digest": cache.private_digest,
+  }
 
 
 def plan_heads(
@@ -213,13 +228,9 @@ def train_all(
   if aloud:
     _warn(max(each.plan.delta for each in trainings), source, info)
   ledger = cache_ledger(cache, ledger_dir)
-  facts = {
+  facts: dict[str, Any] = {
     "privacy_unit": info.privacy_unit,
-    "split": info.split,
-    "dataset_version": info.dataset_version,
-    "num_examples": info.num_examples,
-    "cache_fingerprint": info.fingerprint,
-    "private_digest": cache.private_digest,
+    **charged_rows(cache),
   }
   charges = [
     Charge.of_plan(each.plan, source, **facts, **each.trainer.facts)

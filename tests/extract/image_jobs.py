@@ -74,7 +74,8 @@ def array_job(path: pathlib.Path, **changes: Any) -> ExtractConfig:
 
 
 def folder_job(root: pathlib.Path, **changes: Any) -> ExtractConfig:
-  return _job(ImageFolderSource(root=str(root)), **changes)
+  source = ImageFolderSource(root=str(root))
+  return _job(source, **{"split": "all"} | changes)
 
 
 def _job(source: ArraysSource | ImageFolderSource, **changes: Any):

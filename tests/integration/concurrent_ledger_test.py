@@ -111,4 +111,4 @@ class TestKilledReleases:
     ledger.charge(Charge.of_plan(plan, NoiseSource()))
     assert ledger.entries()[:-1] == before
     files = {p.suffix for p in ledger.path.parent.iterdir()}
-    assert files == {".jsonl", ".head"}
+    assert files == {".jsonl", ".head", ""}  # and a lock

@@ -17,6 +17,7 @@ from oneshot_dp.configs.extract_config import *
 from oneshot_dp.extract.job.job import run_extraction
 job = ExtractConfig(
   source=ImageFolderSource(root=sys.argv[1]),
+  split="all",
   backbone=BackboneConfig(name="random_patches"),
   preprocess=PreprocessConfig(image_size=16),
   batch_size=16,

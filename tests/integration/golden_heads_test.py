@@ -95,11 +95,28 @@ MOVED_ON: tuple[str, ...] = (
   "receipt.composition.noise_multipliers_charged",
   "receipt.composition.dp_event",
   "ledger.mechanisms",
+  "ledger.row_keys",
   "ledger.dp_event",
 )
 """Fields (by their new names) that only the old or only the new code has."""
 NEW_ENTRIES = ("published",)
 """Kinds of entries in a ledger that only the new code writes."""
+
+
+def as_format_1(name: str, content: bytes) -> bytes:
+  """A file of a cache, less what format 2 added: keys of the rows."""
+  if name not in ("cache_info.json", "shards.json"):
+    return content
+  told = json.loads(content)
+  if name == "cache_info.json":
+    told["format_version"] = 1
+  for shard in told.get("shards", []):
+    del shard["outside"], shard["keys_sha256"]
+  return (json.dumps(told, indent=2, sort_keys=True) + "\n").encode()
+
+
+ADDED_TO_CACHES = ".content_keys-"
+"""Part of the names of files that caches of format 1 did not have."""
 VOLATILE = (
   "receipt.software",
   "receipt.head_sha256",  # checked against the file
@@ -330,10 +347,11 @@ def cache_files(caches: pathlib.Path, name: str) -> Found:
   """SHA-256 of every file of a cache, shards and metadata."""
   folder = caches / "caches" / name
   return {
-    str(file.relative_to(folder)): {
-      "sha256": hashlib.sha256(file.read_bytes()).hexdigest()
+    (name := str(file.relative_to(folder))): {
+      "sha256": hashlib.sha256(as_format_1(name, file.read_bytes())).hexdigest()
     }
     for file in sorted(folder.rglob("*"))
+    if ADDED_TO_CACHES not in file.name
   }, {}
 
 

@@ -21,6 +21,7 @@ from oneshot_dp.configs.extract_config import *
 def get_config():
   return ExtractConfig(
     source=ImageFolderSource(root="photos"),
+    split="all",
     backbone=BackboneConfig(name="random_patches"),
     preprocess=PreprocessConfig(image_size=96),
     batch_size=16,

@@ -17,6 +17,7 @@ from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.architecture import (
   IMAGENET,
   Architecture,
+  pooled,
   products,
 )
 from oneshot_dp.extract.backbones.resnet import nf_layouts
@@ -63,8 +64,8 @@ def find(name: str) -> Architecture | None:
     layouts=(f"safetensors of timm ({files})",),
     embeddings=("pooled",),
     reference=reference,
-    network=lambda _, dtype: NormFreeNet(
-      kind, blocks, widths, root, compute_dtype=dtype
+    build=pooled(
+      name, functools.partial(NormFreeNet, kind, blocks, widths, root)
     ),
     rename=functools.partial(nf_layouts.rename, kind=kind, blocks=blocks),
   )

@@ -51,8 +51,10 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
   from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
+  from oneshot_dp.pipeline.ledger.ledger import Ledger
   from oneshot_dp.pipeline.runs.evaluation import (
     PrivateEvaluation,
+    check_not_trained_on,
     evaluate_on_public_labels,
   )
   from oneshot_dp.pipeline.runs.real_labels import RealLabels
@@ -60,9 +62,8 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
 
   saved, cache = read_head(flags.head), open_cache(flags.cache)
-  FeatureSpace.of_receipt(flags.head, saved.receipt).check_evaluates_on(
-    FeatureSpace.of_cache(flags.cache, cache.info)
-  )
+  space = FeatureSpace.of_receipt(flags.head, saved.receipt)
+  space.check_evaluates_on(FeatureSpace.of_cache(flags.cache, cache.info))
   request, by_real = None, {}
   if flags.private_eval is not None:
     privacy = _privacy(flags.private_eval, flags, len(cache))
@@ -74,8 +75,12 @@ def run(flags: Flags) -> Answer:
       "--delta and --noise-seed are for --private-eval; without it the"
       " accuracy is exact: leave them out, or give --private-eval EPSILON."
     )
+  real = None
   if flags.real_labels is not None:
     real = RealLabels.of(flags.real_labels, cache)
+  if not request:
+    check_not_trained_on(Ledger(space.rows[0], flags.ledger_dir), cache)
+  if real:
     evaluation = real.evaluate([saved.head], cache)
     by_real = {
       "real": dataclasses.asdict(evaluation.scores[0])

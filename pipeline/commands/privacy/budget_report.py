@@ -19,9 +19,9 @@ from oneshot_dp.pipeline.training.train_heads import cache_ledger
 
 _SHORT = 12
 """Digits of a SHA-256 that a person reads."""
-_KEPT = {"private_digest", "nonce"}
-"""What stays in the ledger: a digest of private rows tells whoever holds a
-candidate that it is the one, and the nonce hides it in the names of entries."""
+_KEPT = {"private_digest", "row_keys", "nonce"}
+"""What stays in the ledger: a digest or keys of private rows tell whoever holds
+a candidate that it is the one, and the nonce hides them in names of entries."""
 
 
 def budget_report(

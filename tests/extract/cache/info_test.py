@@ -74,7 +74,7 @@ def test_info_survives_json():
 @pytest.mark.parametrize(
   ("edit", "message"),
   [
-    ({"format_version": 2}, "format_version=2 is not supported"),
+    ({"format_version": 3}, "format_version=3 is not supported"),
     ({"num_examples": 19}, "was edited"),
     ({"fingerprint": "0" * 64}, "was edited"),
     ({"backbone_fingerprint": "0" * 64}, "was edited"),

@@ -220,8 +220,8 @@ def _edit(path, **changes):
       "array_record-00001-of-00005: missing; restore",
     ),
     (
-      lambda c: _edit(c.path / "cache_info.json", format_version=2),
-      "cache_info.json: format_version=2 is not supported",
+      lambda c: _edit(c.path / "cache_info.json", format_version=3),
+      "cache_info.json: format_version=3 is not supported",
     ),
     (
       lambda c: _edit(c.path / "cache_info.json", num_examples=2999),

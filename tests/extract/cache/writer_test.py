@@ -58,6 +58,7 @@ def test_files_are_the_owners_and_name_no_path(tmp_path):
     "dataset_info.json",
     "features.json",
     *(f"pets-train.array_record-0000{i}-of-00003" for i in range(3)),
+    *(f"pets-train.content_keys-0000{i}-of-00003" for i in range(3)),
     "shards.json",
   ]
 
@@ -94,8 +95,8 @@ def test_metadata_does_not_depend_on_labels_or_embeddings(tmp_path):
     finish(tmp_path / name, identity)
   a, b = digest(tmp_path / "a"), digest(tmp_path / "b")
   differ = {name for name in a if a[name] != b[name]}
-  # The shards do, and their checksums, which never leave.
-  assert differ == {n for n in a if "array_record" in n} | {"shards.json"}
+  # The shards do, their keys and their checksums, which never leave.
+  assert differ == {n for n in a if "-of-" in n} | {"shards.json"}
 
 
 def test_finished_cache_is_left_alone(tmp_path):
@@ -288,7 +289,7 @@ def test_finish_counts(tmp_path):
   record = tmp_path / "_incomplete" / "shard-00001.json"
   data = json.loads(record.read_text())
   record.write_text(json.dumps(data | {"rows": 7}))
-  with pytest.raises(RunError, match=r"19 rows and 0 skipped .* the 20 exampl"):
+  with pytest.raises(RunError, match=r"19 rows, 0 skipped .* the 20 exampl"):
     finish(tmp_path, identity)
 
 

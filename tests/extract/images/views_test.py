@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from oneshot_dp.extract.cache.content_keys import image_key
 from oneshot_dp.extract.images.preprocess import Preprocessing
 from oneshot_dp.extract.images.views import (
   _inception_box,
   _uniforms,
-  image_key,
   random_view,
 )
 

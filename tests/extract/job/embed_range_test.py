@@ -18,8 +18,9 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.registry import load_backbone
+from oneshot_dp.extract.cache.content_keys import image_key
 from oneshot_dp.extract.images.preprocess import Preprocessing
-from oneshot_dp.extract.images.views import image_key, random_view
+from oneshot_dp.extract.images.views import random_view
 from oneshot_dp.extract.job.embed_range import (
   EmbeddedBatch,
   decode_pool,

@@ -25,7 +25,7 @@ def write(root: pathlib.Path, *paths: str) -> None:
     file.write_bytes(path.encode())
 
 
-def opened(root: pathlib.Path, split: str = "train") -> Source:
+def opened(root: pathlib.Path, split: str = "all") -> Source:
   return open_source(extract_config.ImageFolderSource(root=str(root)), split)
 
 
@@ -60,7 +60,7 @@ def test_name_can_be_given(tmp_path):
   config = extract_config.ImageFolderSource(
     root=f"{tmp_path}/", name="Birds of 1838"
   )
-  assert open_source(config, "train").name == "Birds of 1838"
+  assert open_source(config, "all").name == "Birds of 1838"
 
 
 def test_name_of_a_relative_root(tmp_path, monkeypatch):
@@ -78,6 +78,15 @@ def test_splits_are_folders(tmp_path):
     opened(tmp_path, "val")
 
 
+@pytest.mark.parametrize("split", ["train", "test", "cat", "al", "All"])
+def test_a_folder_without_splits_is_one_split(tmp_path, split):
+  """No two names may be of the same images."""
+  write(tmp_path, "a/1.png", "b/2.png")
+  assert len(opened(tmp_path, "all")) == 2
+  with pytest.raises(InputError, match=f"no folder '{split}'.* --split all"):
+    opened(tmp_path, split)
+
+
 @pytest.mark.parametrize("split", ["train[:10%]", "../other", "a/b", "", ".."])
 def test_split_must_be_a_plain_name(tmp_path, split):
   write(tmp_path, "a/1.png")
@@ -93,7 +102,7 @@ def test_other_files_are_counted_and_hidden_ones_ignored(tmp_path):
   )
   (tmp_path / "empty").mkdir()
   found = image_folder.FolderExamples(
-    extract_config.ImageFolderSource(root=str(tmp_path)), "train"
+    extract_config.ImageFolderSource(root=str(tmp_path)), "all"
   )
   assert images(found) == ["a/1.png"]
   assert found.class_names == ("a", "b", "empty")
@@ -179,7 +188,7 @@ def test_broken_link_to_an_image(tmp_path):
     (["1.png"], "has no class folders"),
     (["notes.txt"], "has no class folders"),
     (["a/1.txt", "b/2.tif"], r"2 class folders but no image .*\(2 other files"),
-    (["train/1.png"], "train' has no class folders"),
+    (["all/1.png"], "all' has no class folders"),
   ],
 )
 def test_not_a_folder_of_classes(tmp_path, paths, message):
@@ -230,7 +239,7 @@ def test_the_id_is_the_number_in_the_name(tmp_path):
   config = extract_config.ImageFolderSource(
     root=str(tmp_path), id_from_name=True
   )
-  found = open_source(config, "val")
+  found = open_source(config, "all")
   assert found.id_source == "file name"
   assert [found[i].example_id for i in range(3)] == [12, 7, 3]
   assert images(found) == ["a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png"]
@@ -250,5 +259,5 @@ def test_names_that_number_nothing(tmp_path, second, said):
     root=str(tmp_path), id_from_name=True
   )
   with pytest.raises(InputError, match=said) as caught:
-    open_source(config, "val")
+    open_source(config, "all")
   assert "\n" not in str(caught.value)

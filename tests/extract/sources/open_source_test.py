@@ -32,7 +32,7 @@ def configs(tmp_path: pathlib.Path) -> dict[str, extract_config.Source]:
 
 @pytest.mark.parametrize("kind", ["folder", "arrays"])
 def test_config_chooses_the_source(configs, kind):
-  opened = open_source(configs[kind], "train")
+  opened = open_source(configs[kind], "all")
   assert isinstance(opened, Source)
   assert opened.name == kind
   assert opened.class_names == ("a", "b")
@@ -41,7 +41,7 @@ def test_config_chooses_the_source(configs, kind):
 
 @pytest.mark.parametrize("kind", ["folder", "arrays"])
 def test_iteration_ends(configs, kind):
-  opened = open_source(configs[kind], "train")
+  opened = open_source(configs[kind], "all")
   assert [example.example_id for example in opened] == [0, 1]
 
 
@@ -51,7 +51,7 @@ def test_other_sources_do_not_pay_for_tfds(configs):
 import sys
 from oneshot_dp.configs.extract_config import *
 from oneshot_dp.extract.sources.open_source import open_source
-open_source({folder!r}, "train")
+open_source({folder!r}, "all")
 open_source({arrays!r}, "train")
 loaded = {{"tensorflow_datasets", "tensorflow", "apache_beam", "jax"}}
 assert not loaded & set(sys.modules), loaded & set(sys.modules)

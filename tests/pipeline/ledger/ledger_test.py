@@ -23,7 +23,7 @@ from oneshot_dp.pipeline.training.train_heads import (
   make_plan,
   train_heads,
 )
-from tests.pipeline import charging
+from tests.pipeline import charging, two_names
 from tests.pipeline.command_line import ROOT
 from tests.pipeline.sample_caches import write_clusters
 from tests.pipeline.small_disk import files_no_larger_than
@@ -204,6 +204,18 @@ def test_processes_take_turns_and_one_gets_the_last_of_a_budget(tmp_path):
   spent = capped.spending(REPLACE_SPECIAL)
   assert spent.charges == 5
   assert spent.epsilon(DELTA) <= cap.max_epsilon
+
+
+def test_the_same_rows_are_charged_once_under_two_names_at_once(tmp_path):
+  subprocess.run(
+    [sys.executable, two_names.__file__, str(tmp_path)],
+    env=os.environ | {"PYTHONPATH": str(ROOT)},
+    check=True,
+    timeout=100,
+  )
+  for number in range(two_names.ROUNDS):
+    ledgers = (Ledger(n, tmp_path / str(number)) for n in two_names.NAMES)
+    assert sum(len(ledger.entries()) for ledger in ledgers) == 1
 
 
 class TestSpending:

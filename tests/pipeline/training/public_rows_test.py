@@ -371,7 +371,8 @@ class TestRefusals:
   ):
     same = shifted(tmp_path / "x", 300, 1, dataset="not pets")
     line = self.refused(fill, capsys, caches, caches.train, same.path)
-    assert "holds the very rows of" in line
+    assert "300 of the 300 rows of" in line
+    assert "which are private, whatever they are called" in line
 
   def test_statistics_of_nothing(self, fill, capsys, caches):
     argv = fill(TRAIN, "--public-statistics", "mean")

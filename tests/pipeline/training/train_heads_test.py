@@ -86,7 +86,7 @@ def test_a_ledger_of_ones_own(train_cache, tmp_path, ledger_dir):
     train_cache, plan, HeadConfig(), PRIVACY, ledger_dir=tmp_path / "mine"
   )
   found = {path.suffix for path in (tmp_path / "mine").iterdir()}
-  assert found == {".jsonl", ".head"}
+  assert found == {".jsonl", ".head", ""}  # and a lock
   assert not ledger_dir.exists()
 
 

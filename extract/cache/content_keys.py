@@ -1,0 +1,110 @@
+"""Keys of what is in a row: the same, whatever the row is called.
+
+A row has a key of its embedding and, where it comes from an image, one of the
+image's bytes before it. Rows that share a key are one row: under another name,
+split, id, label or unit; in float16 and in float32; with the image's key,
+through another backbone too. An image that was encoded again, cropped or
+changed in one pixel has another key, and so has an embedding that was rounded
+to bfloat16 before it came here.
+
+A key tells whoever holds a candidate whether it is among the rows, so keys, and
+whatever is made of them, stay with the private data.
+"""
+
+import hashlib
+
+import numpy as np
+from jaxtyping import Bool, Float, Int64, UInt64
+
+
+def image_key(image: bytes | np.ndarray) -> int:
+  """128 bits that stand for an image; its views are drawn from them, too.
+
+  *Formal guarantee*: a function of the image alone. Keys made of positions
+  would change other rows when an example is removed, and one example must
+  move one row only.
+
+  Args:
+    image: encoded bytes or uint8 pixels, as the source gives them.
+  """
+  data = image if isinstance(image, bytes) else image.tobytes()
+  digest = hashlib.blake2b(data, digest_size=16).digest()
+  return int.from_bytes(digest, "little")
+
+
+def image_keys(keys: list[int]) -> UInt64[np.ndarray, "rows 2"]:
+  """What `image_key` gave, as two words each, the low one first."""
+  data = b"".join(key.to_bytes(16, "little") for key in keys)
+  return np.frombuffer(data, "<u8").reshape(-1, 2)
+
+
+def embedding_keys(
+  embedding: Float[np.ndarray, "rows d"],
+) -> UInt64[np.ndarray, "rows 2"]:
+  """128 bits for each embedding, of its values rounded to float16.
+
+  So the same features in float16 and in float32 have one key. What float16 does
+  not hold (a row with a value over 65,504, or with none but those under 3e-8)
+  is hashed in float32. A row of zeros stands for no image: its key is 0, which
+  no other row is said to share.
+
+  Args:
+    embedding: finite, in any float dtype, as it came.
+  """
+  with np.errstate(over="ignore", under="ignore"):
+    half = embedding.astype("<f2", "C")
+  bits = half.view("<u2")
+  bits[bits == 0x8000] = 0  # -0 is 0
+  held = _all(bits & 0x7C00 != 0x7C00) & _any(bits != 0)
+  zero = np.zeros_like(held)
+  rows: list[np.ndarray] = list(half)
+  for i in np.flatnonzero(~held):
+    rows[i] = embedding[i].astype("<f4") + np.float32(0)
+    zero[i] = not rows[i].any()
+  digests = [
+    hashlib.blake2b(row, digest_size=16, person=b"embedding").digest()
+    for row in rows
+  ]
+  keys = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).copy()
+  keys[zero] = 0
+  return keys
+
+
+def row_keys(
+  embedding: Float[np.ndarray, "rows d"],
+  image: UInt64[np.ndarray, "rows 2"] | None,
+) -> UInt64[np.ndarray, "rows kinds 2"]:
+  """All keys of each row: of its embedding, and of its image if it has one."""
+  keys = [embedding_keys(embedding)] + ([] if image is None else [image])
+  return np.stack(keys, axis=1)
+
+
+def percentile_of(
+  keys: UInt64[np.ndarray, "rows 2"],
+) -> Int64[np.ndarray, " rows"]:
+  """A number from 0 to 99 for each key, all about equally often.
+
+  Of the high word, since sketches of rows are of the smallest low words.
+  """
+  top = (keys[:, 1] >> np.uint64(32)).astype(np.int64)
+  return (top * 100) >> 32
+
+
+def shares_a_key(
+  rows: UInt64[np.ndarray, "rows kinds 2"],
+  others: UInt64[np.ndarray, "others more_kinds 2"],
+) -> Bool[np.ndarray, " rows"]:
+  """Which of the rows have a key that one of the others has; private."""
+  keys = {tuple(key) for key in others.reshape(-1, 2).tolist()} - {(0, 0)}
+  # Most have none: the low words, which compare fast, say which might.
+  shared = np.isin(rows[..., 0], others[..., 0])
+  shared[shared] = [tuple(key) in keys for key in rows[shared].tolist()]
+  return _any(shared)
+
+
+def _any(of: Bool[np.ndarray, "rows _"]) -> Bool[np.ndarray, " rows"]:
+  return np.logical_or.reduce(of, axis=1)
+
+
+def _all(of: Bool[np.ndarray, "rows _"]) -> Bool[np.ndarray, " rows"]:
+  return np.logical_and.reduce(of, axis=1)

@@ -1,0 +1,101 @@
+"""Which rows a ledger was charged for, by keys of what is in them.
+
+An entry that charges for rows has their keys in `row_keys`, but for those that
+an entry before it has. Of a data set of more than `MOST_KEYS` keys the smallest
+are kept, which are a sample, since keys are hashes: all data sets keep the same
+part of their common rows.
+"""
+
+import base64
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Bool, UInt64
+
+from oneshot_dp.extract.cache.reader import FeatureCache
+
+MOST_KEYS = 1 << 16
+EVALUATION = "evaluation"
+"""The kind of entries that pay for noisy counts: their rows trained no head."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RowSketch:
+  """The smallest keys of a set of rows, `MOST_KEYS` at most; private.
+
+  Formal guarantees: of two sets of rows with u different keys in both together,
+  a common key is seen for certain where u ≤ `MOST_KEYS`; else s common keys are
+  all missed with a probability below exp(−s·MOST_KEYS/u). Keys have 64 bits
+  here, so rows that have nothing in common seem to with a probability below
+  MOST_KEYS²/2⁶⁴ < 3e-10.
+
+  Attributes:
+    keys: sorted, each once.
+  """
+
+  keys: UInt64[np.ndarray, " keys"]
+
+  @classmethod
+  def of(cls, keys: UInt64[np.ndarray, "..."]) -> Self:
+    """The sketch of all keys of some rows; 0 is that of no row."""
+    distinct = np.unique(keys)
+    return cls(distinct[distinct > 0][:MOST_KEYS])
+
+  @classmethod
+  def of_cache(cls, cache: FeatureCache) -> Self:
+    """The sketch of a cache's rows; reads all keys, and keeps few."""
+    sketch, waiting = cls.of(np.empty(0, np.uint64)), [np.empty(0, np.uint64)]
+    for keys in cache.key_blocks():
+      low = keys[..., 0].ravel()
+      if len(sketch) == MOST_KEYS:  # and larger ones cannot enter
+        low = low[low < sketch.keys[-1]]
+      waiting.append(low)
+      if sum(map(len, waiting)) > MOST_KEYS:
+        sketch |= cls.of(np.concatenate(waiting))
+        waiting = [np.empty(0, np.uint64)]
+    return sketch | cls.of(np.concatenate(waiting))
+
+  @classmethod
+  def of_entries(
+    cls, entries: Iterable[dict[str, Any]], *, evaluated: bool | None = None
+  ) -> Self:
+    """The sketch of all rows that some entries of a ledger charged for.
+
+    Args:
+      entries: of one ledger.
+      evaluated: True or False for those that were, or were not, charged for
+        noisy counts alone.
+    """
+    kept = [
+      np.frombuffer(base64.b64decode(entry["row_keys"]), "<u8")
+      for entry in entries
+      if "row_keys" in entry
+      and evaluated in (None, entry.get("kind") == EVALUATION)
+    ]
+    return cls.of(np.concatenate([np.empty(0, np.uint64), *kept]))
+
+  def __or__(self, other: Self) -> Self:
+    return self.of(np.concatenate([self.keys, other.keys]))
+
+  def __len__(self) -> int:
+    return len(self.keys)
+
+  def holds(
+    self, keys: UInt64[np.ndarray, "rows kinds 2"]
+  ) -> Bool[np.ndarray, " rows"]:
+    """Which rows are seen to be among those of the sketch; private."""
+    seen = np.isin(keys[..., 0], self.keys)
+    return np.logical_or.reduce(seen, axis=1)
+
+  def common(self, other: Self) -> int:
+    """How many keys are seen to be in both."""
+    return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
+
+  def facts_beyond(self, known: Self) -> dict[str, str]:
+    """What an entry has to keep where `known` is kept already."""
+    of_both = (self | known).keys
+    new = np.setdiff1d(np.intersect1d(self.keys, of_both), known.keys)
+    data = new.astype("<u8").tobytes()
+    return {"row_keys": base64.b64encode(data).decode()} if data else {}

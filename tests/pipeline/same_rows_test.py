@@ -1,0 +1,403 @@
+"""Rows are known by what is in them, whatever they are called.
+
+Through the command line: what is charged once is found again, and no head is
+scored on, or centred by, the rows that it was trained on.
+"""
+
+import json
+import pathlib
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.runs.run import check_pair
+
+N, D = 400, 8
+BEFORE = pathlib.Path(__file__).parent / "saved_head/written_before/caches.zip"
+JOB = """
+from oneshot_dp.configs.extract_config import *
+def get_config():
+  return ExtractConfig(
+    source=ImageFolderSource(root="photos"),
+    split="all",
+    backbone=BackboneConfig(name="random_patches"),
+    preprocess=PreprocessConfig(image_size=8),
+    batch_size=16,
+    shard_rows=16,
+  )
+"""
+
+IMAGES = """
+from oneshot_dp.configs.extract_config import *
+def get_config():
+  return ExtractConfig(
+    source=ArraysSource(path="photos.npz"),
+    split="test",
+    backbone=BackboneConfig(name="random_patches"),
+  )
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch, no_pictures) -> pathlib.Path:
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+  """Runs a command line; what it said on stderr."""
+
+  def run(command: str, status: int = 0) -> str:
+    assert main(command.split()) == status
+    return capsys.readouterr().err
+
+  return run
+
+
+def arrays(**changes) -> dict[str, np.ndarray]:
+  rng = np.random.default_rng(0)
+  return {
+    "embedding": rng.standard_normal((N, D)).astype(np.float32),
+    "label": rng.integers(0, 3, N),
+  } | changes
+
+
+@pytest.fixture
+def imported(run):
+  """Imports arrays as a cache, and gives its path."""
+
+  def imported(name: str, of: dict[str, np.ndarray], flags: str = "") -> str:
+    np.savez(f"{name}.npz", allow_pickle=False, **of)
+    run(
+      f"import-features {name}.npz --num-classes 3 --backbone-name net"
+      f" --out caches/{name} {flags}"
+    )
+    return f"caches/{name}"
+
+  return imported
+
+
+@pytest.fixture
+def train(run):
+  def train(cache: str, status: int = 0, flags: str = "") -> str:
+    name = cache.rpartition("/")[2]
+    return run(
+      f"train --cache {cache} --epsilon 1 --delta 1e-4 --head lamb"
+      f" --out heads/{name} {flags}",
+      status,
+    )
+
+  return train
+
+
+def rows(of: dict[str, np.ndarray], part) -> dict[str, np.ndarray]:
+  return {name: array[part] for name, array in of.items()}
+
+
+ALL = arrays()
+UNITS = {"unit_id": np.arange(N) // 2}
+CHANGED = arrays()
+CHANGED["embedding"][17] += 1
+MORE = np.random.default_rng(9).standard_normal((3 * N, D)).astype(np.float32)
+AGAIN = {
+  "name": (ALL, ""),
+  "split": (ALL, "--split test"),
+  "order and labels": (
+    rows(ALL, slice(None, None, -1)) | {"label": np.zeros(N, int)},
+    "",
+  ),
+  "float16": (arrays(embedding=ALL["embedding"].astype(np.float16)), ""),
+  "float64": (arrays(embedding=ALL["embedding"].astype(np.float64)), ""),
+  "dtype of the cache": (ALL, "--embedding-dtype float16"),
+  "bfloat16 of the cache": (ALL, "--embedding-dtype bfloat16"),
+  "units": (ALL | UNITS, "--unit-name user"),
+  "a subset": (rows(ALL, slice(200, 240)), ""),
+  "one row of it": (rows(ALL, slice(7, 8)), ""),
+  "a superset": (
+    {
+      "embedding": np.concatenate([MORE, ALL["embedding"]]),
+      "label": np.zeros(4 * N, int),
+    },
+    "",
+  ),
+  "one row changed": (CHANGED, ""),
+  "backbone": (ALL, "--backbone-name another"),
+}
+
+
+@pytest.mark.parametrize("how", AGAIN)
+def test_what_was_charged_is_found_under_another_name(
+  how, imported, train, ledger_dir
+):
+  train(imported("pets", ALL))
+  again, flags = AGAIN[how]
+  line = train(imported("cats", again, flags), 2)
+  (pets,) = ledger_dir.glob("pets-*.jsonl")
+  assert f"calls them 'cats', were charged to {pets.name} before" in line
+  assert not Ledger("cats").entries()
+
+
+@pytest.mark.parametrize("how", ["units", "split", "one row changed"])
+def test_and_the_other_way_round(how, imported, train):
+  """`unit_id` dropped, say."""
+  again, flags = AGAIN[how]
+  train(imported("pets", again, flags))
+  line = train(imported("cats", ALL), 2)
+  assert "calls them 'cats', were charged to pets-" in line
+
+
+def test_other_rows_begin_their_own_ledger(imported, train):
+  train(imported("pets", ALL))
+  other = arrays(embedding=MORE[:N])
+  assert "new ledger" in train(imported("cats", other))
+  assert len(Ledger("cats").entries()) == 1
+  # Rows of zeros are nobody's.
+  zeros = arrays(embedding=np.zeros((N, D), np.float32))
+  for name, count in (("none", N), ("nothing", N // 2)):
+    train(imported(name, rows(zeros, slice(0, count))))
+
+
+def test_baselines_and_counts_are_found_too(imported, train, run):
+  pets, test = imported("pets", ALL), arrays(embedding=MORE[:N])
+  scored = imported("test", test, "--split test")
+  run(
+    f"sweep --cache {pets} --eval-cache {scored} --epsilons 1 --delta 1e-4"
+    " --private-eval 1 --out sweep"
+  )
+  # The rows that were counted belong to the ledger of the name "test".
+  line = train(imported("cats", rows(test, slice(0, 5))), 2)
+  assert "calls them 'cats', were charged to test-" in line
+  # They are no training rows: exact scores are between you and the labels.
+  run(f"evaluate sweep/heads/epsilon-1-draw-0 --cache {scored}")
+
+
+@pytest.fixture
+def photographs(here) -> pathlib.Path:
+  """Files of images in three classes."""
+  rng = np.random.default_rng(3)
+  (here / "job.py").write_text(JOB)
+  for i in range(60):
+    file = here / "photos" / "abc"[i % 3] / f"{i:03}.png"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(file)
+  return here / "photos"
+
+
+def extract(run, root: pathlib.Path, out: str, flags: str = "") -> str:
+  run(f"extract job.py --source.root {root} --out caches/{out} {flags}")
+  return f"caches/{out}"
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    "--preprocess.image-size 16",
+    "--views 2",
+    "--embedding-dtype float32",
+  ],
+)
+def test_images_are_found_through_another_backbone(
+  photographs, run, train, flags, here
+):
+  train(extract(run, photographs, "pets"))
+  shutil.copytree(photographs, here / "cats")
+  for file in sorted((here / "cats").rglob("*.png"))[5:]:
+    file.unlink()  # five of them are enough
+  line = train(extract(run, here / "cats", "cats", flags), 2)
+  assert "calls them 'cats', were charged to photos-" in line
+
+
+class TestFolders:
+  @pytest.mark.parametrize("split", ["train", "test", "train[:80%]"])
+  def test_only_one_name_is_of_all_images(self, photographs, run, split):
+    line = run(f"extract job.py --split {split} --out caches/x", 2)
+    assert "give --split all, or a part such as 'all[:80%]'" in line
+
+  def test_parts_are_apart_and_every_image_is_in_one(
+    self, photographs, run, here, train
+  ):
+    parts = [
+      extract(run, photographs, name, f"--split {split}")
+      for name, split in [("most", "all[:70%]"), ("rest", "all[70%:]")]
+    ]
+    most, rest = map(open_cache, parts)
+    ids = [
+      {int(i) for block in cache.blocks() for i in block.example_id}
+      for cache in (most, rest)
+    ]
+    assert ids[0] | ids[1] == set(range(60))
+    assert not ids[0] & ids[1]
+    assert 30 <= len(ids[0]) <= 54
+    for part in parts:
+      run(f"verify {part}")
+    train(parts[0])
+    run(f"evaluate heads/most --cache {parts[1]}")
+    line = run(f"evaluate heads/most --cache {parts[0]}", 2)
+    assert "may hold training rows" in line
+    # One image less moves no other.
+    (photographs / "a" / "000.png").unlink()
+    again = open_cache(extract(run, photographs, "again", "--split all[:70%]"))
+    names = sorted(p.name for p in photographs.rglob("*.png"))
+    assert len(names) == 59
+    assert len(most) - len(again) == (0 in ids[0])
+
+
+class TestScores:
+  """Training rows under another split's name are not scored."""
+
+  @pytest.fixture
+  def pair(self, imported) -> tuple[str, str]:
+    return (
+      imported("pets", ALL),
+      imported("test", rows(ALL, slice(0, 61)), "--split test"),
+    )
+
+  @pytest.mark.parametrize(
+    "words",
+    [
+      "sweep --epsilons 1",
+      "sweep --epsilons 1 --private-eval 1",
+      "compare --epsilons 1 --heads lamb",
+      "figures --epsilons 1",
+      "ablate --epsilon 1 --axes epochs --epochs 2",
+    ],
+  )
+  def test_of_a_run(self, pair, run, words):
+    train, test = pair
+    delta = "" if words.startswith("figures") else "--delta 1e-4"
+    line = run(
+      f"{words} --cache {train} --eval-cache {test} {delta} --out out", 2
+    )
+    assert f"61 of the 61 rows of {test} are rows of {train}" in line
+    assert not Ledger("pets").entries()
+
+  def test_the_same_file_with_another_split(self, here, imported, run):
+    train = imported("pets", ALL)
+    run(
+      "import-features pets.npz --split test --num-classes 3"
+      " --backbone-name net --out caches/test"
+    )
+    line = run(
+      f"sweep --cache {train} --eval-cache caches/test --epsilons 1"
+      " --delta 1e-4 --out out",
+      2,
+    )
+    assert f"{N} of the {N} rows of caches/test are rows of {train}" in line
+
+  def test_of_a_head_by_its_ledger(self, pair, run, train, imported):
+    cache, test = pair
+    train(cache)
+    line = run(f"evaluate heads/pets --cache {test}", 2)
+    assert "at least 61 of the 61 rows of caches/test trained heads" in line
+    other = imported("new", arrays(embedding=MORE[:N]), "--split test")
+    assert "warning" not in run(f"evaluate heads/pets --cache {other}")
+    # Without its ledger only names are left, and it says so.
+    said = run(f"evaluate heads/pets --cache {test} --ledger-dir elsewhere")
+    assert "warning: elsewhere/pets-" in said
+    assert "only by its name is caches/test not of them" in said
+
+  def test_public_rows(self, pair, run, train, imported):
+    cache, _ = pair
+    few = arrays(
+      embedding=np.concatenate([MORE[: N - 3], ALL["embedding"][:3]])
+    )
+    public = imported("public", few)
+    line = train(cache, 2, f"--public-cache {public}")
+    assert f"3 of the {N} rows of {public} are rows of {cache}" in line
+    train(
+      cache, 0, f"--public-cache {imported('p', arrays(embedding=MORE[:N]))}"
+    )
+
+
+class TestPartsOfArrays:
+  def test_of_one_file(self, here, run):
+    np.savez("pets.npz", allow_pickle=False, **ALL)
+    for name, split in [("most", "train[:80%]"), ("rest", "train[80%:]")]:
+      run(
+        f"import-features pets.npz --split {split} --num-classes 3"
+        f" --backbone-name net --out caches/{name}"
+      )
+    most, rest = (open_cache(f"caches/{name}") for name in ("most", "rest"))
+    assert len(most) + len(rest) == N
+    assert 280 < len(most) < 360
+    check_pair(most, rest)
+
+  def test_a_row_less_moves_no_other(self, here, run, imported):
+    flags = "--split train[:50%]"
+    ids = []
+    for name, part in (("a", slice(None)), ("b", slice(1, None))):
+      of = rows(ALL | {"example_id": np.arange(N)}, part)
+      cache = open_cache(imported(name, of, flags))
+      ids.append({int(i) for b in cache.blocks() for i in b.example_id})
+    assert ids[0] - {0} == ids[1]
+
+
+class TestWrittenBefore:
+  """Caches and ledgers of format 1, which have no keys."""
+
+  @pytest.fixture(autouse=True)
+  def before(self, here):
+    with zipfile.ZipFile(BEFORE) as archive:
+      archive.extractall(here)
+
+  def test_a_cache_opens_and_its_rows_are_known(self, here, run, train):
+    run("verify cache")
+    run(
+      "import-features pets.npz --split test --num-classes 3"
+      " --backbone-name net --out again"
+    )
+    with pytest.raises(InputError, match="40 of the 40 rows of again are rows"):
+      check_pair(open_cache("cache"), open_cache("again"))
+    run("train --cache cache --epsilon 1 --delta 1e-3 --out new")
+    shutil.copy("pets.npz", "cats.npz")
+    run("import-features cats.npz --num-classes 3 --backbone-name net --out c")
+    assert "calls them 'cats', were charged to pets-" in train("c", 2)
+
+  def test_a_ledger_still_knows_the_very_rows(self, run, train):
+    shutil.copy("pets.npz", "cats.npz")
+    run("import-features cats.npz --num-classes 3 --backbone-name net --out c")
+    line = train("c", 2, "--ledger-dir ledgers")
+    assert "calls them 'cats', were charged to pets-" in line
+
+  def test_without_keys_it_says_what_it_cannot_tell(self, run):
+    run(
+      "import-features pets.npz --split test --num-classes 3"
+      " --backbone-name net --out test"
+    )
+    said = run("evaluate head --cache test --ledger-dir ledgers")
+    assert "does not know the rows of 'pets'" in said
+
+  def test_images_too(self, here, run):
+    pathlib.Path("job.py").write_text(IMAGES)
+    run("extract job.py --out again")
+    again, before = open_cache("again"), open_cache("photos")
+    assert next(again.key_blocks()).shape == (12, 2, 2)
+    assert next(before.key_blocks()).shape == (12, 1, 2)
+    with pytest.raises(InputError, match="12 of the 12 rows of again are rows"):
+      check_pair(before, again)
+
+
+def test_keys_stay_where_they_are(here, imported, train, run, capsys):
+  """For the owner only, and in nothing that is printed or written."""
+  cache = open_cache(imported("pets", ALL))
+  train("caches/pets")
+  for file in [*cache.path.iterdir(), *Ledger("pets").path.parent.iterdir()]:
+    assert file.stat().st_mode & 0o777 == 0o600, file
+  (entry,) = Ledger("pets").entries()
+  assert main(["budget", "--cache", "caches/pets", "--json"]) == 0
+  said = capsys.readouterr().out
+  assert "row_keys" not in said
+  assert entry["row_keys"] not in said
+  head = b"".join(p.read_bytes() for p in (here / "heads/pets").iterdir())
+  first = next(cache.key_blocks())[0, 0]
+  for secret in (entry["row_keys"][:12].encode(), first[:1].tobytes()):
+    assert secret not in head
+  assert json.loads((here / "heads/pets/receipt.json").read_text())
