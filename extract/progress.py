@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tqdm import tqdm
 
@@ -25,7 +26,9 @@ examples_done = RowCounter()
 """Examples that this process's Beam workers have embedded."""
 
 
-def step_bar(what: str, unit: str, total: int | None = None) -> tqdm:
+def step_bar(
+  what: str, unit: str, total: int | None = None, **more: Any
+) -> tqdm:
   """Rate and time left of a step in `unit`s; a context, gone when it ends."""
   return tqdm(
     total=total,
@@ -34,6 +37,7 @@ def step_bar(what: str, unit: str, total: int | None = None) -> tqdm:
     unit_scale=True,
     disable=None,
     leave=False,
+    **more,
   )
 
 

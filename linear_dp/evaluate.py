@@ -21,13 +21,7 @@ _BATCH_ROWS = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accuracy:
-  """Shares of the rows whose label is the best, or among the best five.
-
-  Attributes:
-    top1: fraction in [0, 1].
-    top5: fraction in [0, 1]; 1 where there are at most five classes.
-    num_examples: rows counted.
-  """
+  """Shares of n rows whose label is the best, or among the best five."""
 
   top1: float
   top5: float
@@ -44,8 +38,7 @@ class SecretHits(Secret):
   Attributes:
     num_examples: rows counted, n; public.
     num_classes: K; public.
-    secret_hits: [2, heads] int64: rows whose label is a head's first answer,
-      and among its first five. Private.
+    secret_hits: rows whose label is the first answer, and among the first five.
   """
 
   public = ("num_examples",)
@@ -55,7 +48,7 @@ class SecretHits(Secret):
   secret_hits: Int64[np.ndarray, "2 heads"]
 
   def accuracies_of_public_labels(self) -> list[Accuracy]:
-    """The exact accuracies, one per head; only where the labels are public."""
+    """The exact accuracies, one per head."""
     n = self.num_examples
     return [
       Accuracy(top1=top1 / n, top5=top5 / n, num_examples=n)
@@ -68,8 +61,7 @@ class LabelLists:
   """A list of labels for each of consecutive ids: several classes, or none.
 
   Attributes:
-    labels: [ids, longest] int32, one row per id: its labels in ascending order,
-      each once, then −1.
+    labels: one row per id: its labels in ascending order, each once, then −1.
     first_id: `example_id` of the first row.
   """
 
@@ -79,11 +71,7 @@ class LabelLists:
   def of(
     self, example_id: Int64[np.ndarray, " rows"]
   ) -> Int32[np.ndarray, "rows longest"]:
-    """The lists of some examples; a row of −1 where a list is empty.
-
-    Raises:
-      InputError: an id that has no list.
-    """
+    """The lists of some examples; a row of −1 where a list is empty."""
     index = example_id - self.first_id
     outside = (index < 0) | (index >= len(self.labels))
     if outside.any():
@@ -105,15 +93,9 @@ def count_hits(
   """Reads the cache once and counts the right answers of every head.
 
   The rank of a label is the number of classes with a larger logit, or an equal
-  one and a smaller index, so top-1 agrees with argmax. With `lists`, the label
-  of a row is whichever of its list ranks best; a row of an empty list is left
-  out.
-
-  Args:
-    heads: one or more, all of one shape.
-    blocks: the labelled rows.
-    lists: labels in [0, K) to count by, instead of those of the rows.
-    on_rows: called with the number of rows of each block read (progress).
+  one and a smaller index, so top-1 agrees with argmax. With `lists`, of labels
+  in [0, K), the label of a row is whichever of its list ranks best; a row of an
+  empty list is left out. `on_rows` is told the rows of each block (progress).
 
   Raises:
     InputError: heads of several shapes, no rows with a label, another
@@ -142,11 +124,8 @@ def count_hits(
       "The evaluation cache has no rows"
       + (" with a label in their lists." if lists else ".")
     )
-  return SecretHits(
-    num_examples=rows,
-    num_classes=heads[0].num_classes,
-    secret_hits=hits,
-  )
+  k = heads[0].num_classes
+  return SecretHits(num_examples=rows, num_classes=k, secret_hits=hits)
 
 
 def evaluate_heads(
@@ -167,9 +146,9 @@ def evaluate_heads(
   (0.667, 1.0, 3)
 
   Args:
-    heads: see `count_hits`; of a `PrivateHead` the weights count.
+    heads: all of one shape.
     blocks: the labelled rows, in any block size.
-    on_rows: see `count_hits`.
+    on_rows: called with the number of rows of each block read (progress).
 
   Returns:
     An accuracy for each head, in their order.

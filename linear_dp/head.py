@@ -38,14 +38,7 @@ class LinearHead:
     return self.kernel.shape[1]
 
   def logits(self, embedding: Float[Array, "n d"]) -> Float[Array, "n K"]:
-    """Scores of each class, for embeddings as they are.
-
-    Args:
-      embedding: [n, d] float32.
-
-    Returns:
-      [n, K] float32.
-    """
+    """Scores of each class, for embeddings as they are, in float32."""
     if self.unit_norm:
       embedding = at_unit_norm(embedding)
     products = jnp.matmul(embedding, self.kernel, precision="highest")

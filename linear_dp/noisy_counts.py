@@ -36,14 +36,7 @@ _ALWAYS_AMONG = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountPlan:
-  """What one evaluation may cost, all of its counts together.
-
-  Attributes:
-    epsilon: ε of the whole vector of counts.
-    delta: δ.
-    neighboring_relation: which data sets count as neighbours; the sensitivity
-      is √m in each.
-  """
+  """What one evaluation may cost, all of its counts together."""
 
   epsilon: float
   delta: float
@@ -80,8 +73,7 @@ class NoisyAccuracies:
   Attributes:
     accuracies: one per head, in order, within [0, 1].
     num_counts: m, how many counts had noise added.
-    statement: the guarantee of all of them together; the sensitivity and the
-      deviation of the noise are in examples.
+    statement: of all of them together; its numbers are in examples.
   """
 
   accuracies: tuple[Accuracy, ...]
@@ -101,13 +93,7 @@ def release_accuracies(
   Formal guarantees: all accuracies together are (ε, δ)-DP in the plan's
   neighbouring relation, with n, the number of classes and the heads public.
   `charge` has returned before a random bit is drawn: a crash costs budget and
-  never privacy. Calling it again is another release, charged again.
-
-  Args:
-    secret: the exact counts.
-    plan: the budget.
-    source: the random bits; a seeded source marks the result NOT PRIVATE.
-    charge: called once, first, with the plan and the source; raises to refuse.
+  never privacy. A seeded source marks the result NOT PRIVATE.
   """
   charge(plan, source)
   is_counted = secret.num_classes > _ALWAYS_AMONG

@@ -45,7 +45,7 @@ class PrivateHead:
     config: how it was trained.
     num_examples: n of the training rows, public.
     privacy_unit: "example", or "unit" where rows had unit_ids.
-    is_charged: whether the caller had the release charged to something.
+    is_charged: whether the caller had it charged to something.
   """
 
   head: LinearHead
@@ -66,14 +66,9 @@ class PrivateHead:
     )
 
   def logits(self, embeddings: Numbers) -> Float[np.ndarray, "n K"]:
-    """Scores of each class, good for ranking.
+    """Scores of each class, good for ranking, for embeddings as it learnt from.
 
-    Args:
-      embeddings: [n, d] floats, as the head was trained on.
-
-    Returns:
-      [n, K] float32, the largest bias taken off: a common -10 would swallow
-      small differences.
+    The largest bias is taken off: a common -10 would swallow small differences.
 
     Raises:
       InputError: another d; a row that is not finite, or too long for the
@@ -99,27 +94,14 @@ class PrivateHead:
     return logits
 
   def predict(self, embeddings: Numbers) -> Int64[np.ndarray, " n"]:
-    """The class with the largest logit, for each row.
-
-    Args:
-      embeddings: [n, d] floats, as the head was trained on.
-
-    Returns:
-      [n] int64 in [0, K); the first of classes that tie.
-
-    Raises:
-      InputError: see `logits`.
-    """
+    """The class with the largest logit, the first of those that tie."""
     return self.logits(embeddings).argmax(axis=1)
 
   def receipt(self) -> dict[str, Any]:
-    """What the head guarantees, and all that is needed to recompute it.
+    """What the head guarantees and all that it follows from, as JSON.
 
     The fields are those of the receipt.json of `oneshot-dp train`, as far as
-    arrays can know them: they have no name, so there is no ledger entry.
-
-    Returns:
-      JSON-able; `private` is False where the noise came from a seed.
+    arrays can know them; `private` is False where the noise came from a seed.
     """
     statement, plan = self.statement, self.plan
     d, num_classes = self.head.kernel.shape

@@ -5,18 +5,16 @@ r"""Mean and covariance *from public rows*, to centre and whiten private ones.
 or A = I, where the mean is enough. A feature of the mean variance v keeps its
 scale, so that norms stay of the size that they were.
 
-A head of z is folded into one of rows as they are, so that nothing behind the
-training knows of it:
+A head of z is folded into one of rows as they are:
 
     W·z + b = (W·A)·x + (b − W·A·μ)
 
-*Why it costs nothing.* μ and A are of public rows. What matters is that z is a
-function of x alone, bit for bit, wherever the row comes and whatever comes
-beside it: then neighbouring data sets are still neighbours once they are
-mapped, and the sums of z have the sensitivity that sums of x have. x − μ is one
-IEEE operation per number. A BLAS product is not: the order of its additions may
-depend on the size of a block and on where in it a row is. So it is made of
-integers,
+*Why it costs nothing.* μ and A are of public rows, and z is a function of x
+alone, bit for bit, wherever the row comes and whatever comes beside it: so
+neighbouring data sets are still neighbours, and the sums of z have the
+sensitivity that sums of x have. x − μ is one IEEE operation per number. A BLAS
+product is not: the order of its additions may depend on the size of a block and
+on where in it a row is. So it is made of integers,
 
     u = rint(2^a·(x − μ)),  ‖u‖ ≤ 2²⁶,    A = 2^(−j)·M,  columns of M ≤ 2²⁶
 
@@ -33,28 +31,21 @@ from jaxtyping import Float, Float32, Float64, Int32
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.rows.block import RowBlock
-from oneshot_dp.linear_dp.rows.checked import checked
+from oneshot_dp.linear_dp.rows.block import RowBlock, checked
 from oneshot_dp.linear_dp.statistics.exact_map import check_integers
 
 RIDGE = 10.0
 """ρ, in mean variances of a feature: only the few directions in which images
-vary most are damped. Less would whiten the many in which classes hardly differ,
-and LAMB and Adam, which follow signs, would lose by it: on CIFAR-10 features,
-with other CIFAR-10 images as the public rows, LAMB has 78.4 % at 0.01, 85.0 %
-at 1, 87.0 % at 10 and 86.6 % by the mean alone."""
+vary most are damped. Less would whiten those in which classes hardly differ: on
+CIFAR-10 features, with other CIFAR-10 images as the public rows, LAMB has
+78.4 % at 0.01, 85.0 % at 1, 87.0 % at 10 and 86.6 % by the mean alone."""
 _NORM_BITS = 26
 """‖u‖ and the columns of M have as many; twice this is below float64's 53."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PublicMatrix:
-  """A = 2^(−exponent)·integers.
-
-  Attributes:
-    integers: M, [d, d] float64; its columns' norms are at most 2²⁶.
-    exponent: j.
-  """
+  """A = 2^(−exponent)·integers, whose columns' norms are at most 2²⁶."""
 
   integers: Float64[np.ndarray, "d d"]
   exponent: int
@@ -80,12 +71,7 @@ class PublicMatrix:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PublicStatistics:
-  """x ↦ A·(x − μ), but 0 ↦ 0: the null row stays one.
-
-  Attributes:
-    mean: μ, [d] float32.
-    whitening: A; None is the identity.
-  """
+  """x ↦ A·(x − μ), but 0 ↦ 0: the null row stays one. No A is the identity."""
 
   mean: Float32[np.ndarray, " d"]
   whitening: PublicMatrix | None = None
@@ -100,14 +86,7 @@ class PublicStatistics:
     num_examples: int,
     whiten: bool,
   ) -> "PublicStatistics":
-    """Measures public rows, read once, or twice to whiten.
-
-    Args:
-      read: starts a pass over the blocks.
-      feature_dim: d.
-      num_classes: K of the public rows; their labels are only checked.
-      num_examples: how many there must be.
-      whiten: whether to take the covariance too.
+    """Measures public rows, read once, or twice to take the covariance too.
 
     Raises:
       InputError: damaged rows, or rows that are all alike.
@@ -143,15 +122,11 @@ class PublicStatistics:
   def mapped(
     self, embedding: Float[np.ndarray, "rows d"]
   ) -> Float32[np.ndarray, "rows d"]:
-    """z of each row.
+    """z of each row; NaN or infinities where it is not finite in float32.
 
     Formal guarantees: a row of the result is a function of that row alone; see
     the module. A row of zeros stays one: it stands for a row that is not there
     (REPLACE_SPECIAL), and −A·μ would be a contribution.
-
-    Returns:
-      float32; NaN or infinities for a row that is not finite, or leaves
-      float32, for whoever adds rows to refuse.
     """
     with np.errstate(over="ignore", invalid="ignore"):
       mapped = embedding.astype(np.float32) - self.mean
@@ -163,13 +138,8 @@ class PublicStatistics:
   def folded(self, head: LinearHead) -> LinearHead:
     """The head of rows as they are that a head of mapped rows amounts to.
 
-    Its biases are rounded to float32 at the size of W·A·μ, so that a learning
-    rate of a millionth, which the ranking of classes otherwise does not see,
-    would drown.
-
-    Raises:
-      InputError: a head of rows at norm 1, which no head of rows as they are
-        amounts to.
+    Its biases are rounded to float32 at the size of W·A·μ, in which a learning
+    rate of a millionth would drown.
     """
     if head.unit_norm:
       raise InputError("a head of mapped rows at norm 1 cannot be folded.")

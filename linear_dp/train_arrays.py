@@ -18,6 +18,8 @@ from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows, Numbers
 from oneshot_dp.linear_dp.trainer import Charging, TrainingRows
 
+_A_RELATION = "a dp_accounting.NeighboringRelation"
+
 
 def train_head(
   embeddings: Numbers,
@@ -34,10 +36,9 @@ def train_head(
   source: NoiseSource | None = None,
   charge: Charging | None = None,
 ) -> PrivateHead:
-  """Trains one private head; `train_heads` for one ε.
+  """Trains one private head, a release of its own, as `train_heads` does.
 
-  Every call is a release of its own, and releases add up: for several ε use
-  `train_heads`. **The head is in no ledger**, see there.
+  Releases add up: for several ε use that. **The head is in no ledger**.
 
   >>> import numpy as np
   >>> import oneshot_dp
@@ -55,12 +56,12 @@ def train_head(
   2.2305
 
   Args:
-    embeddings: [n, d] floats, private.
+    embeddings: [n, d] floats, private; all else is as in `train_heads`.
     labels: [n] integers in [0, K), private.
     num_classes: K, public.
     epsilon: ε > 0.
     delta: δ in (0, 1), well below 1/n.
-    head: see `train_heads`.
+    head: its name, or settings.
     unit_ids: [n] integers, whose each row is; None is a unit per row.
     neighboring_relation: which data sets count as neighbours.
     source: the random bits; None is the operating system's.
@@ -68,9 +69,6 @@ def train_head(
 
   Returns:
     The head and its receipt.
-
-  Raises:
-    InputError: see `train_heads`.
   """
   (trained,) = train_heads(
     embeddings,
@@ -107,13 +105,11 @@ def train_heads(
   Formal guarantees: those of `oneshot-dp sweep`, whose code this is. Each head
   is (ε, δ)-DP in the neighbouring relation, with n and K public. All of them
   together cost the largest ε, but those of several steps ("whitened" and
-  "multi-step") share no noise and compose; `receipt()["composition"]` says what
-  they cost.
+  "multi-step") share no noise and compose, see `receipt()["composition"]`.
 
-  **The heads are in no ledger.** Arrays have no name, so nothing here can know
-  what was released of the same rows before, and every call costs anew. Pass
-  `charge` to keep count, or write a cache (`oneshot_dp.write_cache`) and use
-  `oneshot-dp train`, which charges a ledger.
+  **The heads are in no ledger**: nothing here knows what was released of the
+  same rows before, and every call costs anew. Pass `charge` to keep count, or
+  write a cache (`oneshot_dp.write_cache`) and use `oneshot-dp train`.
 
   >>> import numpy as np
   >>> import oneshot_dp
@@ -166,16 +162,12 @@ def train_heads(
   source = NoiseSource() if source is None else source
   epsilons = tuple(epsilons)
   # What fails after the charge is budget spent for nothing.
+  relation, a_number = neighboring_relation, (numbers.Real, "a number")
   for name, value, kind, what in (
-    (
-      "neighboring_relation",
-      neighboring_relation,
-      NeighboringRelation,
-      "a dp_accounting.NeighboringRelation",
-    ),
+    ("neighboring_relation", relation, NeighboringRelation, _A_RELATION),
     ("source", source, NoiseSource, "a oneshot_dp.NoiseSource"),
-    ("delta", delta, numbers.Real, "a number"),
-    *(("epsilon", epsilon, numbers.Real, "a number") for epsilon in epsilons),
+    ("delta", delta, *a_number),
+    *(("epsilon", epsilon, *a_number) for epsilon in epsilons),
   ):
     if not isinstance(value, kind):
       raise InputError(f"{name}={value!r} must be {what}.")

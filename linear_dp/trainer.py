@@ -3,13 +3,15 @@
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from dp_accounting import NeighboringRelation
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.configs.head_config import HeadConfig, ReleaseOrder
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.head import LinearHead
@@ -26,8 +28,6 @@ ROWS_ARE_CLIPPED = {"rows_per_unit": 1, "clipped": "row"}
 
 Charging = Callable[[ReleasePlan, NoiseSource], object]
 """Called once, before any random bit is drawn; raises to refuse."""
-
-
 Progress = Callable[
   [str, str, int | None], contextlib.AbstractContextManager[Any]
 ]
@@ -39,7 +39,6 @@ class NoBar(contextlib.nullcontext):
   """A `Progress` that shows nothing."""
 
   def __init__(self, what: str, unit: str, total: int | None = None):
-    del what, unit, total
     super().__init__(self)
 
   def update(self, done: int = 1) -> None:
@@ -76,13 +75,10 @@ def unseen(released: Released) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRows:
-  """Private rows: their public sizes, and a way to read them.
+  """Private rows: their public sizes d, K and n, and a way to read them.
 
   Attributes:
     blocks: starts a pass over all rows, every one once.
-    feature_dim: d.
-    num_classes: K.
-    num_examples: n.
     privacy_unit: what a guarantee is about; more than a row, unless "example".
     max_rows_per_unit: m, only of rows with units: sum at most m of each instead
       of clipping the sum of all.
@@ -99,7 +95,6 @@ class TrainingRows:
 
   @property
   def has_units(self) -> bool:
-    """Whether a privacy unit may have many rows."""
     return self.privacy_unit != EXAMPLE_UNIT
 
   def shown(self, what: str, progress: Progress) -> Iterator[RowBlock]:
@@ -116,14 +111,12 @@ class Mechanism(abc.ABC):
   A frozen dataclass of parameters. `as_json` holds these and what follows from
   them; `from_json` reads the parameters only, so that comparing one with the
   other recomputes the rest.
-
-  Attributes:
-    KIND: its name in receipts.
-    is_noisy: whether there may be noise in what it releases.
   """
 
   KIND: ClassVar[str]
+  """Its name in receipts."""
   is_noisy: ClassVar[bool] = True
+  """Whether there may be noise in what it releases."""
 
   @classmethod
   def from_json(cls, section: Mapping[str, Any]) -> Self:
@@ -141,7 +134,6 @@ class Mechanism(abc.ABC):
 
   def sensitivity(self, relation: NeighboringRelation) -> float:
     """The unit of the statement's noise_sd; 1 where that is in units of it."""
-    del relation
     return 1.0
 
   @property
@@ -179,13 +171,10 @@ class TrainedHead:
 
 
 class BaselineTrainer(abc.ABC):
-  """A way to train a head without privacy, to compare with.
-
-  Attributes:
-    facts: what bounds a row's influence; kept with its entry in the ledger.
-  """
+  """A way to train a head without privacy, to compare with."""
 
   facts: Mapping[str, Any]
+  """What bounds a row's influence; kept with its entry in the ledger."""
 
   @abc.abstractmethod
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
@@ -197,15 +186,10 @@ class Trainer(BaselineTrainer):
 
   @abc.abstractmethod
   def read(self) -> None:
-    """Does all that comes before the charge.
-
-    Raises:
-      InputError: damaged rows.
-    """
+    """Does all that comes before the charge; an InputError for damaged rows."""
 
   def notes(self, plan: ReleasePlan) -> Iterable[str]:
     """What follows from the plan and public sizes, for people."""
-    del plan
     return ()
 
   @abc.abstractmethod
@@ -225,3 +209,51 @@ class Trainer(BaselineTrainer):
     every head NOT PRIVATE. `on_release` is called with all that the heads are
     made of, before each: as private as all heads together, and no more.
     """
+
+
+class HeadTrainer(Trainer):
+  """A way to train that the registry has a row for; its class says which.
+
+  Args:
+    rows: the private rows.
+    configs: the heads to make of each release; several only of one step.
+    progress: bars for people.
+  """
+
+  methods: ClassVar[tuple[str, ...]]
+  """Names of `--head` that lead to it."""
+  mechanism: ClassVar[type[Mechanism]]
+  """What its receipts state; reads those of its KIND."""
+  takes_units: ClassVar[bool] = False
+  """Whether a privacy unit may have many rows."""
+  can_nest: ClassVar[bool] = False
+  """Whether heads of all ε can be made of nested releases."""
+
+  def __init__(
+    self,
+    rows: TrainingRows,
+    configs: Sequence[HeadConfig],
+    progress: Progress = NoBar,
+  ):
+    self._given = rows
+    self._configs = configs
+    self._progress = progress
+
+  @classmethod
+  def sampling(
+    cls, config: HeadConfig, num_examples: int
+  ) -> PoissonSampling | None:
+    """The random batches that a plan is about, by a config and n."""
+
+  @classmethod
+  def order(cls, asked: ReleaseOrder | None = None) -> ReleaseOrder:
+    """The order of release asked for, or the cheapest that there is."""
+    if cls.can_nest:
+      return asked or "nested"
+    if asked == "nested":
+      raise InputError(
+        "release='nested' is for heads of one step and least squares: each"
+        f" head={cls.methods[0]!r} has noise of its own; leave it out, or use"
+        " --release independent."
+      )
+    return "independent"

@@ -8,17 +8,13 @@ Run, for `train` and for `test`:
 Not run yet: the machine at hand could not download the weights.
 """
 
-from oneshot_dp.configs.extract_config import (
-  BackboneConfig,
-  ExtractConfig,
-  TfdsSource,
-)
+from oneshot_dp.configs import extract_config
 
 
-def get_config() -> ExtractConfig:
-  return ExtractConfig(
-    source=TfdsSource(name="cifar100", label_key="label"),
-    backbone=BackboneConfig(
+def get_config() -> extract_config.ExtractConfig:
+  return extract_config.ExtractConfig(
+    source=extract_config.TfdsSource(name="cifar100", label_key="label"),
+    backbone=extract_config.BackboneConfig(
       name="vit_b16",
       weights="hf://timm/vit_base_patch16_224.augreg_in21k/model.safetensors",
     ),

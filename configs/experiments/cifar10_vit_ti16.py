@@ -1,20 +1,14 @@
 r"""CIFAR-10 from TFDS through an ImageNet ViT-Ti/16 at 224 px.
 
-Run:
-
-    oneshot-dp extract cifar10_vit_ti16 --backbone.weights vit_ti16.npz \
+oneshot-dp extract cifar10_vit_ti16 --backbone.weights vit_ti16.npz \
       --split train --out caches/cifar10-train
 """
 
-from oneshot_dp.configs.extract_config import (
-  BackboneConfig,
-  ExtractConfig,
-  TfdsSource,
-)
+from oneshot_dp.configs import extract_config
 
 
-def get_config() -> ExtractConfig:
-  return ExtractConfig(
-    source=TfdsSource(name="cifar10"),
-    backbone=BackboneConfig(name="vit_ti16"),
+def get_config() -> extract_config.ExtractConfig:
+  return extract_config.ExtractConfig(
+    source=extract_config.TfdsSource(name="cifar10"),
+    backbone=extract_config.BackboneConfig(name="vit_ti16"),
   )

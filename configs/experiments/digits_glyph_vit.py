@@ -6,15 +6,11 @@ Run, once `oneshot-dp demo` has prepared the digits in DATA:
       --out caches/digits-train
 """
 
-from oneshot_dp.configs.extract_config import (
-  BackboneConfig,
-  ExtractConfig,
-  TfdsSource,
-)
+from oneshot_dp.configs import extract_config
 
 
-def get_config() -> ExtractConfig:
-  return ExtractConfig(
-    source=TfdsSource(name="sklearn_digits"),
-    backbone=BackboneConfig(name="glyph_vit"),
+def get_config() -> extract_config.ExtractConfig:
+  return extract_config.ExtractConfig(
+    source=extract_config.TfdsSource(name="sklearn_digits"),
+    backbone=extract_config.BackboneConfig(name="glyph_vit"),
   )

@@ -6,17 +6,12 @@ Run, once `oneshot-dp demo` has prepared the digits in DATA:
       --split train --out caches/digits-train
 """
 
-from oneshot_dp.configs.extract_config import (
-  BackboneConfig,
-  ExtractConfig,
-  PreprocessConfig,
-  TfdsSource,
-)
+from oneshot_dp.configs import extract_config
 
 
-def get_config() -> ExtractConfig:
-  return ExtractConfig(
-    source=TfdsSource(name="sklearn_digits"),
-    backbone=BackboneConfig(name="random_patches"),
-    preprocess=PreprocessConfig(image_size=8),
+def get_config() -> extract_config.ExtractConfig:
+  return extract_config.ExtractConfig(
+    source=extract_config.TfdsSource(name="sklearn_digits"),
+    backbone=extract_config.BackboneConfig(name="random_patches"),
+    preprocess=extract_config.PreprocessConfig(image_size=8),
   )

@@ -5,6 +5,7 @@ name or None, and `EXAMPLES`, names to list and to suggest.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -40,9 +41,8 @@ class Architecture:
       first. In general a name stands for itself; "last<k>_cls" stands for any
       number k of layers.
     reference: the preprocessing that the public weights were made for.
-    build: (embedding, compute_dtype) to a linen module whose call takes
-      normalised float32 images [b, s, s, 3] and gives float32 [b, d]. Raises
-      InputError for an embedding that it does not have.
+    network: (embedding, compute_dtype) to a linen module whose call takes
+      normalised float32 images [b, s, s, 3] and gives float32 [b, d].
     rename: arrays of a file in any of the layouts to the module's own
       parameters. Takes the file's arrays by name, the shape that the module
       expects for every parameter by its "/"-joined name (to which position
@@ -59,24 +59,19 @@ class Architecture:
   layouts: tuple[str, ...]
   embeddings: tuple[str, ...]
   reference: Preprocessing
-  build: Callable[[str, ComputeDtype], nn.Module]
+  network: Callable[[str, ComputeDtype], nn.Module]
   rename: Callable[[Mapping[str, np.ndarray], Mapping[str, Shape], str], Arrays]
   embedded_weights: Traversable | None = None
 
-
-def pooled(
-  name: str, network: Callable[..., nn.Module]
-) -> Callable[[str, ComputeDtype], nn.Module]:
-  """`Architecture.build` of a network with one embedding, called "pooled"."""
-
-  def build(embedding: str, compute_dtype: ComputeDtype) -> nn.Module:
-    if embedding != "pooled":
+  def build(self, embedding: str, compute_dtype: ComputeDtype) -> nn.Module:
+    """The network up to an embedding, if it has that one."""
+    patterns = [each.replace("<k>", "[1-9][0-9]*") for each in self.embeddings]
+    if not any(re.fullmatch(pattern, embedding) for pattern in patterns):
       raise InputError(
-        f"embedding={embedding!r} is not a layer of {name}: use 'pooled'."
+        f"embedding={embedding} is none that {self.name} has: use "
+        f"{', '.join(self.embeddings)}."
       )
-    return network(compute_dtype=compute_dtype)
-
-  return build
+    return self.network(embedding, compute_dtype)
 
 
 def products(compute_dtype: ComputeDtype) -> dict[str, Any]:

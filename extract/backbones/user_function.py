@@ -10,9 +10,9 @@ example would move the rows of others, and the guarantee would be void).
 """
 
 import hashlib
-import importlib.util
 import pathlib
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -116,17 +116,13 @@ def _load(path: pathlib.Path, function: str) -> tuple[Callable, str]:
   # Under a name of its own among the modules: dataclasses, and so Flax, look
   # there for the module of a class.
   digest = hashlib.sha256(source).hexdigest()
-  spec = importlib.util.spec_from_loader(
-    f"oneshot_dp_backbone_{digest[:16]}", None, origin=str(path)
-  )
-  assert spec is not None
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[spec.name] = module
+  module = types.ModuleType(f"oneshot_dp_backbone_{digest[:16]}")
+  sys.modules[module.__name__] = module
   try:
     # Of the bytes that were hashed, not of the file at some later time.
     exec(compile(source, path, "exec"), vars(module))
   except Exception as error:
-    del sys.modules[spec.name]
+    del sys.modules[module.__name__]
     raise InputError(f"{path}: {type(error).__name__}: {error}") from error
   found = getattr(module, function, None)
   if not callable(found):

@@ -58,10 +58,8 @@ class DuplicatePair:
 class _Distinct:
   """The first row of each embedding of a cache.
 
-  Attributes:
-    position: of each embedding's digest, among them.
-    ids: example_id of each.
-    rows: their embeddings; no rows where only bits are compared.
+  `position` is that of each embedding's digest, among them; there are no `rows`
+  where only bits are compared.
   """
 
   position: dict[bytes, int]
@@ -96,9 +94,6 @@ def find_duplicates(
     min_cosine: in (0, 1]; None compares bits only.
     progress: see `Progress`.
 
-  Returns:
-    Pairs, in no order that means anything, as they are found.
-
   Raises:
     InputError: the caches cannot be compared or `min_cosine` makes no sense;
       later, a row is damaged.
@@ -111,12 +106,7 @@ def find_duplicates(
 
 
 def check_comparable(cache: FeatureCache, other: FeatureCache) -> None:
-  """Refuses caches in which one image has two embeddings.
-
-  Raises:
-    InputError: another backbone, weights, embedding, preprocessing, precision
-      or number of views; or twice the same directory.
-  """
+  """Refuses caches in which an image has two embeddings, or the same cache."""
   if cache.path.resolve() == other.path.resolve():
     raise InputError(
       f"{other.path} is the cache itself: leave the other one out to look for"
@@ -150,7 +140,9 @@ def _find(
   if against is not None:
     yield from _between(distinct, against, index, progress)
   elif index is not None:
-    yield from _within(distinct, index, progress)
+    for close in index.within(functools.partial(progress, "compare")):
+      rows, others = distinct.ids[close.row], distinct.ids[close.query]
+      yield from map(_pair, rows, others, close.cosine)
 
 
 def _read(
@@ -180,17 +172,6 @@ def _read(
         rows[new] = embedding
   count = len(position)
   return _Distinct(position=position, ids=ids[:count], rows=rows[:count])
-
-
-def _within(
-  distinct: _Distinct, index: CosineIndex, progress: Progress
-) -> Iterator[DuplicatePair]:
-  ids = distinct.ids
-  for pairs in index.within(functools.partial(progress, "compare")):
-    for row, other, cosine in zip(
-      ids[pairs.row], ids[pairs.query], pairs.cosine, strict=True
-    ):
-      yield _pair(row, other, cosine)
 
 
 def _between(

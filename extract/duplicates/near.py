@@ -39,10 +39,8 @@ _COORDINATE_ERROR = 1e-6
 class ClosePairs:
   """Pairs of rows, by their positions.
 
-  Attributes:
-    row: in the index.
-    query: in the queries, or in the index for pairs within it.
-    cosine: of the stored embeddings, in float64; at least the threshold.
+  `row` is in the index, `query` in the queries (in the index for pairs within
+  it); `cosine` is of the stored embeddings, in float64.
   """
 
   row: Int64[np.ndarray, " pairs"]
@@ -54,11 +52,8 @@ class ClosePairs:
 class _Sorted:
   """Rows in the order of one coordinate.
 
-  Attributes:
-    rows: as stored.
-    order: positions in `rows`, by the coordinate.
-    key: the coordinate, ascending.
-    sketch: [p, r] of each, in that order.
+  `order` is of positions in `rows`; `key` is the coordinate, ascending, and
+  `sketch` is [p, r] of each, in that order.
   """
 
   rows: Float[np.ndarray, "n d"]
@@ -88,11 +83,8 @@ class CosineIndex:
   their threshold by more than their rounding error. Rows of zeros have no
   direction and are in no pair.
 
-  Memory: the rows as they are and 2·4·(k + 2) bytes more for each.
-
-  Args:
-    rows: [n, d], finite, in any floating dtype; kept, not copied.
-    min_cosine: in (0, 1].
+  Memory: the rows as they are (finite, of any floating dtype; not copied) and
+  2·4·(k + 2) bytes more for each.
   """
 
   def __init__(self, rows: Float[np.ndarray, "n d"], min_cosine: float):
@@ -112,8 +104,7 @@ class CosineIndex:
   ) -> Iterator[ClosePairs]:
     """Pairs of different rows of the index, each once, row < query.
 
-    Args:
-      on_tile: called with the tiles of products done, and all of them.
+    `on_tile` is called with the tiles of products done, and all of them.
     """
     held = self._held
     tiles = [
@@ -184,16 +175,10 @@ class CosineIndex:
 def cost(
   n: int, queries: int | None, feature_dim: int, itemsize: int
 ) -> tuple[float, float]:
-  """What a search takes at most, as long as the short products decide.
+  """Flop and bytes of a search at most, as long as the short products decide.
 
-  Args:
-    n: rows of the index.
-    queries: rows to compare with it; None is the index itself.
-    feature_dim: d.
-    itemsize: bytes of a stored number.
-
-  Returns:
-    flop of the short products, and bytes of memory for the rows.
+  `n` rows of the index, of numbers of `itemsize` bytes, are compared with
+  `queries` rows, or with one another where that is None.
   """
   width = min(DIRECTIONS, feature_dim) + 1
   pairs = n * n / 2 if queries is None else n * queries

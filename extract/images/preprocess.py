@@ -20,8 +20,7 @@ from oneshot_dp.configs.extract_config import PreprocessConfig, Resample
 # bytes that nobody has looked at than a data set of photographs needs.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
-Number = int | float
-Box = tuple[Number, Number, Number, Number]
+Box = tuple[float, float, float, float]
 
 PILLOW_FILTER = {
   "bilinear": Image.Resampling.BILINEAR,
@@ -61,12 +60,7 @@ class Preprocessing:
   std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
   def changed(self, config: PreprocessConfig) -> "Preprocessing":
-    """This preprocessing with what `config` asks for.
-
-    Raises:
-      InputError: a resize that is smaller than the square to be cropped, or
-        a filter that always antialiases.
-    """
+    """This preprocessing with what `config` asks for, if that makes sense."""
     # A config file may give lists, but what is compiled is found by value.
     given: dict[str, Any] = {
       name: tuple(value) if isinstance(value, list) else value
@@ -112,11 +106,8 @@ def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
     profiles are not applied. Of an animation, the first frame is read.
 
   Args:
-    image: an encoded JPEG, PNG, WebP, BMP or GIF; or uint8 pixels [h, w, 3],
-      [h, w, 1] or [h, w].
-
-  Returns:
-    uint8 pixels [h, w, 3]. An array [h, w, 3] is returned as it is, uncopied.
+    image: an encoded JPEG, PNG, WebP, BMP or GIF; or uint8 pixels [h, w, 3]
+      (returned as they are, uncopied), [h, w, 1] or [h, w].
 
   Raises:
     DecodeError: the bytes are of another format, damaged, cut short, or claim
@@ -151,15 +142,7 @@ def resize_and_crop(
   Where `resize` is a number the result equals resizing the whole image so that
   its shorter side is `resize`, then cropping the central square; but only the
   pixels of that square are computed, so that a very long image cannot take
-  memory in proportion to its length.
-
-  Args:
-    image: uint8 RGB pixels [h, w, 3].
-    config: side, filter and crop.
-
-  Returns:
-    uint8 RGB pixels [s, s, 3], s = `config.image_size`; `image` itself where
-    it is that square already.
+  memory in proportion to its length. What is that square already is not copied.
   """
   side, small = config.image_size, config.resize
   height, width = image.shape[:2]
@@ -190,13 +173,7 @@ def resize_box(
 ) -> UInt8[np.ndarray, "s s 3"]:
   """Resizes a rectangle of an image to the backbone's square.
 
-  Args:
-    image: uint8 RGB pixels [h, w, 3].
-    box: left, top, right, bottom, in pixels; fractions are allowed.
-    config: side, filter and antialiasing.
-
-  Returns:
-    uint8 RGB pixels [s, s, 3].
+  `box` is left, top, right, bottom, in pixels; fractions are allowed.
   """
   size = (config.image_size, config.image_size)
   how = PILLOW_FILTER[config.resample]
@@ -217,15 +194,7 @@ def normalize(
   images: UInt8[Array, "b s s 3"] | UInt8[np.ndarray, "b s s 3"],
   config: Preprocessing,
 ) -> Float32[Array, "b s s 3"]:
-  """(x/255 − mean)/std on the device, to be called inside a jitted function.
-
-  Args:
-    images: uint8 RGB pixels [b, s, s, 3].
-    config: mean and std per channel, in units of [0, 1].
-
-  Returns:
-    float32 [b, s, s, 3].
-  """
+  """(x/255 − mean)/std on the device, to be called inside a jitted function."""
   mean, std = np.array(config.mean), np.array(config.std)
   # Constants in float64 first: one rounding instead of four.
   scale = (1 / (255 * std)).astype(np.float32)

@@ -37,18 +37,9 @@ def random_view(
   after ten the largest central one with a legal aspect ratio is taken. The
   flip is a coin.
 
-  *Formal guarantee*: a function of its arguments; the random draws are the same
-  on every platform and NumPy version.
-
-  Args:
-    pixels: uint8 RGB [h, w, 3].
-    key: of the image, 128 bits.
-    view: which one, from 0.
-    min_area: in (0, 1].
-    preprocessing: side and filter.
-
-  Returns:
-    uint8 RGB [s, s, 3], s = `preprocessing.image_size`.
+  *Formal guarantee*: a function of its arguments, of which `key` is `image_key`
+  and `view` counts from 0; the random draws are the same on every platform and
+  NumPy version.
   """
   uniform = _uniforms(key, view, _ATTEMPTS * _DRAWS_PER_ATTEMPT + 1)
   height, width = pixels.shape[:2]

@@ -61,16 +61,7 @@ def augment(
   maps: Int8[Any, "b 48 48"],
   is_written: Bool[Any, " b"],
 ) -> Float32[Array, "b 32 32"]:
-  """An image of every glyph.
-
-  Args:
-    draws: as many as glyphs.
-    maps: distances, see `Glyphs`.
-    is_written: whether a map is that of a pen's path.
-
-  Returns:
-    float32 in [0, 1].
-  """
+  """An image in [0, 1] of every glyph; see `Glyphs` for the maps."""
   return jax.vmap(_image)(draws, maps, is_written)
 
 

@@ -49,12 +49,7 @@ _MIN_DISTINCT = 58
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Typeface:
-  """A font file that has every digit and letter.
-
-  Attributes:
-    name: of the file, without its extension.
-    path: the file.
-  """
+  """A font file that has every digit and letter, by its stem."""
 
   name: str
   path: pathlib.Path
@@ -68,14 +63,7 @@ class Typeface:
 def find_typefaces(packages: Sequence[str] = PACKAGES) -> list[Typeface]:
   """Matplotlib's typefaces, and those of font packages, sorted by name.
 
-  Args:
-    packages: font packages, which must be installed; () is matplotlib alone.
-
-  Returns:
-    One typeface of each name; the variable ones stand for their default.
-
-  Raises:
-    InputError: a package is missing, or matplotlib is.
+  One of each name; the variable ones stand for their default.
   """
   files = {path.stem: path for path in _of_matplotlib().glob("*.ttf")}
   for package in packages:
@@ -88,15 +76,7 @@ def find_typefaces(packages: Sequence[str] = PACKAGES) -> list[Typeface]:
 
 
 def glyph(typeface: Typeface, character: str) -> Bool[np.ndarray, "h w"]:
-  """A character's ink, cropped to it; the em is 120 pixels.
-
-  Args:
-    typeface: which.
-    character: one of a digit or letter.
-
-  Returns:
-    True where there is ink; empty where the typeface draws nothing.
-  """
+  """A character's ink, cropped to it; the em is 120 pixels."""
   font = _opened(typeface.path)
   left, top, right, bottom = font.getbbox(character)
   size = max(1, round(right - left)), max(1, round(bottom - top))

@@ -70,15 +70,7 @@ def printed_glyphs(typefaces: Sequence[Typeface]) -> Glyphs:
 
 
 def written_glyphs(per_character: int, seed: int) -> Glyphs:
-  """Every character by as many random hands.
-
-  Args:
-    per_character: how many of each.
-    seed: another one gives other hands.
-
-  Returns:
-    The glyphs, character by character.
-  """
+  """Every character, one after the other, by as many random hands."""
   rng = np.random.default_rng(seed)
   drawn = [c for c in CHARACTERS for _ in range(per_character)]
   bar = tqdm(drawn, desc="writing", unit="glyph", disable=None)

@@ -57,11 +57,7 @@ def initial_params(key: Key[Array, ""]) -> Params:
 
 
 def save(params: Params, path: pathlib.Path) -> None:
-  """Writes the weights in float16.
-
-  Raises:
-    InputError: the file cannot be written.
-  """
+  """Writes the weights in float16."""
   flat = flax.traverse_util.flatten_dict(jax.device_get(params), sep="/")
   half = {name: np.asarray(v, np.float16) for name, v in flat.items()}
   try:

@@ -1,14 +1,39 @@
 """Characters as a hand writes them: skeletons with a shaky pen.
 
+`skeletons.txt` has the ways to write each character, separated by "|". A way is
+one or more strokes of a pen, separated by ",". A stroke is a row of points "xy"
+on a grid of 10 by 10, x to the right and y down, through which a smooth curve
+runs; a point that stands twice is a corner. The box is stretched to fit, so
+that only proportions count.
+
 Every hand has habits of its own, drawn at random: how far it strays from the
 skeleton, and how it divides height and width (the loops of an 8, the bar of a
 4).
 """
 
+import pathlib
+
 import numpy as np
 from jaxtyping import Float
 
-from oneshot_dp.extract.pretraining.skeletons import SKELETONS, Stroke
+Stroke = tuple[tuple[int, int], ...]
+
+
+def _parse(drawings: str) -> tuple[tuple[Stroke, ...], ...]:
+  return tuple(
+    tuple(
+      tuple((int(point[0]), int(point[1])) for point in stroke.split())
+      for stroke in drawing.split(",")
+    )
+    for drawing in drawings.split("|")
+  )
+
+
+_TABLE = pathlib.Path(__file__).with_name("skeletons.txt")
+SKELETONS = {
+  line[0]: _parse(line[2:]) for line in _TABLE.read_text("utf-8").splitlines()
+}
+"""The ways to write every character."""
 
 # Grid units of the skeletons, which are ten wide.
 _STRAY = (0.1, 0.75)
@@ -19,14 +44,9 @@ _POINTS_PER_SEGMENT = 24
 def written(
   character: str, rng: np.random.Generator
 ) -> list[Float[np.ndarray, "p 2"]]:
-  """One character in a random hand.
+  """One character in a random hand: strokes of dense points (x, y), y down.
 
-  Args:
-    character: a digit or letter.
-    rng: draws the hand and the drawing.
-
-  Returns:
-    The pen's strokes, dense points (x, y) on each, y down; scale is arbitrary.
+  The scale is arbitrary.
   """
   ways = SKELETONS[character]
   drawing = ways[rng.integers(len(ways))]

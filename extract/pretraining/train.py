@@ -81,15 +81,9 @@ class Settings:
 def train(
   settings: Settings, params: Params, glyphs: Glyphs
 ) -> tuple[Params, Float32[np.ndarray, "steps"]]:
-  """Trains a classifier of glyphs.
+  """Trains a classifier of glyphs; its weights, and the loss of every step.
 
-  Args:
-    settings: how.
-    params: where to start; not to be used afterwards, its memory is.
-    glyphs: what to train on.
-
-  Returns:
-    The weights, and the loss of every step.
+  `params` are where to start; not to be used afterwards, their memory is.
   """
   optimizer = _optimizer(settings)
   state = optimizer.init(params)
@@ -118,13 +112,7 @@ def train(
 
 
 def accuracy(params: Params, glyphs: Glyphs, seed: int = 0) -> float:
-  """The fraction of glyphs, each augmented once, that is told right.
-
-  Args:
-    params: of a `Classifier`.
-    glyphs: at least one.
-    seed: of the augmentation.
-  """
+  """The fraction of glyphs, each augmented once, that is told right."""
   rng, right = np.random.default_rng(seed), 0
   for start in range(0, len(glyphs), _EVALUATION_BATCH):
     part = glyphs[start : start + _EVALUATION_BATCH]

@@ -18,11 +18,8 @@ TEMPORARY_SUFFIX = ".tmp"
 def disk_errors(path: pathlib.Path) -> Iterator[None]:
   """Turns what the disk refuses into one line that names `path`.
 
-  Wrap writes only: what a source of rows raises is not the disk's.
-
-  Raises:
-    RunError: in place of OSError, and of the RuntimeError with which
-      ArrayRecord reports one.
+  A RunError in place of OSError, and of the RuntimeError with which ArrayRecord
+  reports one. Wrap writes only: what a source of rows raises is not the disk's.
   """
   try:
     yield
@@ -85,11 +82,7 @@ def write_json(work: pathlib.Path, final: pathlib.Path, data: Any) -> None:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object.
-
-  Raises:
-    InputError: the file is not one.
-  """
+  """Reads a JSON object; refuses a file that is none."""
   try:
     data = json.loads(path.read_text("utf-8"))
   except OSError as e:

@@ -10,21 +10,16 @@ import pathlib
 import re
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import requests
-from tqdm import tqdm
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.extract.storage.durable_files import (
   disk_errors,
   read_json,
   write_json,
-)
-from oneshot_dp.extract.weights.remote_file import (
-  Remote,
-  is_trustworthy,
-  without_secrets,
 )
 
 _ATTEMPTS = 5
@@ -39,6 +34,42 @@ _BROKEN = (
   requests.exceptions.ChunkedEncodingError,
 )
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+Authorize = Callable[[requests.PreparedRequest], requests.PreparedRequest]
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Remote:
+  """Where a file is, and how to ask for it.
+
+  Attributes:
+    url: http(s); it may hold secrets, so it is never shown.
+    name: what messages call it.
+    remedy: what to do where the server denies it.
+    authorize: adds credentials to a request; they are dropped where a redirect
+      leads to another host.
+  """
+
+  url: str
+  name: str
+  remedy: str
+  authorize: Authorize | None = None
+
+
+def is_trustworthy(url: str) -> bool:
+  """Whether what comes from a URL is what its server sent: TLS or this host."""
+  parts = urllib.parse.urlsplit(url)
+  return parts.scheme == "https" or (
+    parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS
+  )
+
+
+def without_secrets(url: str) -> str:
+  """A URL without user, password, query and fragment."""
+  parts = urllib.parse.urlsplit(url)
+  host = parts.netloc.rpartition("@")[2]
+  return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,12 +114,9 @@ class _Session(requests.Session):
 def fetch(remote: Remote, part: pathlib.Path) -> None:
   """Completes `part`, and tries again while the connection is at fault.
 
-  Attempts are counted anew whenever more has arrived than ever before. Only
-  one process at a time may call it for a part.
-
-  Args:
-    remote: the file.
-    part: where it grows; what it holds from an earlier call is continued.
+  Attempts are counted anew whenever more has arrived than ever before. What the
+  part holds from an earlier call is continued; only one process at a time may
+  call it for a part.
 
   Raises:
     InputError: the server denies the file, or it cannot be asked for it.
@@ -137,15 +165,12 @@ def _transfer(session: _Session, remote: Remote, part: pathlib.Path) -> None:
     with (
       disk_errors(part),
       part.open("ab") as output,
-      tqdm(
-        total=file.total,
+      step_bar(
+        remote.name.rpartition("/")[2],
+        "B",
+        file.total,
         initial=held,
-        desc=remote.name.rpartition("/")[2],
-        unit="B",
-        unit_scale=True,
         unit_divisor=1024,
-        disable=None,
-        leave=False,
       ) as bar,
     ):
       for chunk in _chunks(response):

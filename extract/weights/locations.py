@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfUriError
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.storage.durable_files import file_sha256
-from oneshot_dp.extract.weights.remote_file import (
+from oneshot_dp.extract.weights.download import (
   Remote,
   is_trustworthy,
   without_secrets,
@@ -46,9 +46,6 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
       hf://OWNER/REPO[@REVISION]/FILE. Plain http:// is for this machine only,
       unless `sha256` says what must arrive.
     sha256: what the file's SHA-256 must be, in hexadecimal.
-
-  Returns:
-    The path of the whole file.
 
   Raises:
     InputError: there is no such file, its server denies it, or it has another

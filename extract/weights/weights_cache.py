@@ -22,7 +22,7 @@ from oneshot_dp.extract.storage.durable_files import (
   write_json,
 )
 from oneshot_dp.extract.weights import download
-from oneshot_dp.extract.weights.remote_file import Remote, is_trustworthy
+from oneshot_dp.extract.weights.download import Remote, is_trustworthy
 
 CACHE_VARIABLE = "ONESHOT_DP_WEIGHTS_DIR"
 _LONGEST_NAME = 100
@@ -39,16 +39,9 @@ def cache_dir() -> pathlib.Path:
 def downloaded(remote: Remote, sha256: str | None) -> pathlib.Path:
   """The file in the cache, fetched if it is not there whole.
 
-  Args:
-    remote: the file.
-    sha256: what its SHA-256 must be, in lower-case hexadecimal. It is then
-      hashed in full; without, only where its size or time of change are not
-      those of the download. A file that was damaged since is fetched again.
-
-  Raises:
-    InputError: the server denies it, it comes over plain http without
-      `sha256`, or it has another SHA-256; what was downloaded is then removed.
-    RunError: the network or the disk fails; a later call resumes.
+  With `sha256` (lower-case) it is hashed in full; without, only where its size
+  or time of change are not those of the download. A file that was damaged since
+  is fetched again.
   """
   path = cache_dir() / _cache_name(remote.url)
   in_full = sha256 is not None

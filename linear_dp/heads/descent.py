@@ -13,17 +13,9 @@ from oneshot_dp.configs.head_config import InitName
 def initial_kernel(
   init: InitName, scale: float, shape: tuple[int, int], seed: int
 ) -> Float64[np.ndarray, "p K"]:
-  """Public weights to start from.
+  """Public weights to start from: their seed is public, too.
 
-  Args:
-    init: "zero"; "normal" of standard deviation `scale`; or "lecun", normal of
-      variance 1/p.
-    scale: the standard deviation of "normal".
-    shape: (p, K).
-    seed: the seed of random weights; public, as these are.
-
-  Returns:
-    W, float64.
+  "zero"; "normal" of standard deviation `scale`; or "lecun", of variance 1/p.
   """
   if init == "zero":
     return np.zeros(shape)
@@ -39,17 +31,10 @@ def descend(
   optimizer: optax.GradientTransformation,
   ema_decay: float | None = None,
 ) -> Float64[np.ndarray, "p K"]:
-  """The last weights, or the average that was asked for.
+  """The last weights, or their average with a decay of `ema_decay`.
 
-  Args:
-    start: W of the first step.
-    gradients: for every step, what W gives; already safe to publish.
-    optimizer: how to follow them.
-    ema_decay: the decay of an average of the weights after every step,
-      without the bias of its beginning; None is the last weights.
-
-  Returns:
-    W, float64.
+  Gradients are safe to publish already: for every step, what W gives. The
+  average, of the weights after every step, is without its beginning's bias.
 
   Source: averaging: De et al., "Unlocking High-Accuracy Differentially Private
   Image Classification through Scale", 2022, section 3.

@@ -1,33 +1,95 @@
-"""Heads that share no noise: each draw and ε is trained from the beginning."""
+"""Heads of unit rows: of any kind, and those whose noise is their own."""
 
 import abc
-from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
+import numpy as np
 from dp_accounting import NeighboringRelation
+from jaxtyping import Float64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.rows.unit_norm_rows import RESIDENT_BYTES, SecretRows
+from oneshot_dp.linear_dp.statistics.gradient_sum import gradient_step
 from oneshot_dp.linear_dp.trainer import (
   ROWS_ARE_CLIPPED,
   Charging,
+  HeadTrainer,
   Mechanism,
   NoBar,
   OnRelease,
   Progress,
   Released,
   TrainedHead,
-  Trainer,
   TrainingRows,
   unseen,
 )
 
 GRADIENT_SUM = "gradient sum"
 """What every step releases."""
+
+
+def gradient_released(
+  value: Float64[np.ndarray, "p K"],
+  noise_multiplier: float,
+  clip_norm: float,
+  at: Mapping[str, Any],
+) -> Released:
+  """What a step lets out, of gradients that were clipped to C."""
+  return Released(
+    name=GRADIENT_SUM,
+    value=value,
+    noise_multiplier=noise_multiplier,
+    grid_step=gradient_step(clip_norm),
+    at={"clip_norm": clip_norm, **at},
+  )
+
+
+class RowsTrainer(HeadTrainer):
+  """Reads rows that are a privacy unit each, by way of `SecretRows`."""
+
+  facts = ROWS_ARE_CLIPPED
+  resident_bytes = RESIDENT_BYTES
+
+  def __init__(
+    self,
+    rows: TrainingRows,
+    configs: Sequence[HeadConfig],
+    progress: Progress = NoBar,
+    *,
+    max_norm: float | None = None,
+  ):
+    super().__init__(rows, configs, progress)
+    (self._config,) = configs
+    self._rows = SecretRows(
+      lambda: rows.shown("rows", progress),
+      feature_dim=rows.feature_dim,
+      num_classes=rows.num_classes,
+      num_examples=rows.num_examples,
+      max_norm=max_norm,
+      resident_bytes=self.resident_bytes,
+    )
+
+  def _trained(
+    self,
+    head: LinearHead,
+    mechanism: Mechanism,
+    statement: PrivacyStatement,
+    plan: ReleasePlan,
+    draw: int = 0,
+  ) -> TrainedHead:
+    return TrainedHead(
+      head=head,
+      statement=statement,
+      mechanism=mechanism,
+      plan=plan,
+      settings=self._config.settings(),
+      draw=draw,
+    )
 
 
 class StepsRule(Mechanism):
@@ -42,42 +104,11 @@ class StepsRule(Mechanism):
 Rule = TypeVar("Rule", bound=StepsRule)
 
 
-class OwnNoiseTrainer(Trainer, Generic[Rule]):
-  """See `Trainer`; a head of several steps says how it takes them.
+class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
+  """Heads of several steps: each draw and ε is trained from the beginning.
 
   Statements are in units of the sensitivity of one mechanism of the plan.
-
-  Args:
-    rows: the private rows, each a privacy unit.
-    configs: the head.
-    progress: bars for people.
-    max_norm: the longest that a row may be; None is for directions alone.
   """
-
-  facts = ROWS_ARE_CLIPPED
-
-  def __init__(
-    self,
-    rows: TrainingRows,
-    configs: Sequence[HeadConfig],
-    progress: Progress = NoBar,
-    *,
-    max_norm: float | None = None,
-  ):
-    self._rows = SecretRows(
-      lambda: rows.shown("rows", progress),
-      feature_dim=rows.feature_dim,
-      num_classes=rows.num_classes,
-      num_examples=rows.num_examples,
-      max_norm=max_norm,
-    )
-    self._are_centred = rows.are_centred
-    (self._config,) = configs
-    self._progress = progress
-
-  @abc.abstractmethod
-  def read(self) -> None:
-    """See `Trainer`."""
 
   @abc.abstractmethod
   def rule(self, sigma: float) -> Rule:
@@ -100,11 +131,6 @@ class OwnNoiseTrainer(Trainer, Generic[Rule]):
     charge: Charging,
     on_release: OnRelease = unseen,
   ) -> Iterator[TrainedHead]:
-    """See `Trainer`.
-
-    Raises:
-      InputError: a nested plan.
-    """
     if plan.order != "independent":
       raise InputError(f"order={plan.order!r}: these heads share no noise.")
     rules = {e: self.rule(s) for e, s in plan.noise_multipliers.items()}
@@ -130,26 +156,8 @@ class OwnNoiseTrainer(Trainer, Generic[Rule]):
           yield self._trained(head, rule, statement, plan, draw)
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
-    """See `Trainer`."""
     rule, relation = self.rule(0.0), plan.neighboring_relation
     with self._progress("steps without noise", "step", None) as bar:
       head = self.train(rule, relation, None, lambda _: bar.update())
     statement = PrivacyStatement.without_privacy(plan.delta, relation)
     return self._trained(head, rule, statement, plan)
-
-  def _trained(
-    self,
-    head: LinearHead,
-    rule: Rule,
-    statement: PrivacyStatement,
-    plan: ReleasePlan,
-    draw: int = 0,
-  ) -> TrainedHead:
-    return TrainedHead(
-      head=head,
-      statement=statement,
-      mechanism=rule,
-      plan=plan,
-      settings=self._config.settings(),
-      draw=draw,
-    )

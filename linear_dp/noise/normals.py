@@ -41,9 +41,9 @@ class ExactNormals:
   No representation: whoever reads the noise can subtract it.
 
   Attributes:
-    sign: [n] int8, ±1.
-    integer: [n] int8, k.
-    fraction: [n] uint64, the first 64 bits of x.
+    sign: ±1.
+    integer: k.
+    fraction: the first 64 bits of x.
     tail: further bits of x, drawn when a decision needed them: index →
       (bits, how many). They are part of the sample: every later use of it sees
       the same real number.
@@ -75,15 +75,7 @@ class ExactNormals:
 
 
 def sample_normals(count: int, source: NoiseSource) -> ExactNormals:
-  """Draws `count` independent, exact standard normals.
-
-  Args:
-    count: how many.
-    source: where the random bits come from.
-
-  Returns:
-    The sample; its time depends on the random bits and on nothing else.
-  """
+  """Draws `count` of them; its time depends on the random bits alone."""
   integer = np.empty(count, np.int8)
   fraction = np.empty(count, np.uint64)
   tail: dict[int, tuple[int, int]] = {}
@@ -173,10 +165,9 @@ def _accept(
 def _accept_exactly(
   k: int, x: int, v: int, source: NoiseSource
 ) -> tuple[bool, tuple[int, int]]:
-  """The same decision in interval arithmetic, with more bits until it is clear.
+  """Decides in interval arithmetic, with more bits until it is clear.
 
-  Returns:
-    The decision, and the bits of x past the first 64 with their number.
+  Returns the bits of x past the first 64, with their number, too.
   """
   width = _WORD
   while True:

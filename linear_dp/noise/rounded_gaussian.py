@@ -1,9 +1,8 @@
-r"""Exactly rounded Gaussian noise.
+r"""`round(Z)` for a real Gaussian Z, sampled with no error at all.
 
-`round(Z)` for a real Gaussian Z, sampled with no error at all: not a discrete
-Gaussian, not a float64 approximation. Because the private statistic G is a
-vector of integers, G + round(Z) = round(G + Z) is post-processing of the
-textbook Gaussian mechanism, so its privacy analysis holds on a finite machine.
+Not a discrete Gaussian, not a float64 approximation. As the private statistic G
+is a vector of integers, G + round(Z) = round(G + Z) is post-processing of the
+textbook Gaussian mechanism.
 """
 
 import math
@@ -36,8 +35,7 @@ class GaussianChain:
   vector whose standard deviation is at least the `sd` asked for, and all later
   ones are a function of the real vector Z_1 and of independent noise. So for an
   integer vector G, the sequence G + round(…) is post-processing of the single
-  Gaussian mechanism G + Z_1, and each member of it, alone, is post-processing
-  of the Gaussian mechanism of its own deviation.
+  Gaussian mechanism G + Z_1, and each member alone is of its own deviation's.
   """
 
   def __init__(self, shape: tuple[int, ...], source: NoiseSource):
@@ -50,15 +48,9 @@ class GaussianChain:
   def extend(self, sd: float) -> Int64[np.ndarray, "..."]:
     """Adds noise until the deviation is `sd`, and rounds.
 
-    Args:
-      sd: total standard deviation in grid steps; larger than the last.
-
-    Returns:
-      [*shape] int64, in grid steps.
-
     Raises:
-      InputError: `sd` is not finite, does not grow, or is so large that sums
-        might leave int64.
+      InputError: `sd`, in grid steps, is not finite, does not grow, or is so
+        large that sums might leave int64.
     """
     if not (math.isfinite(sd) and sd > self._sd):
       raise InputError(

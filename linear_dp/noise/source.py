@@ -25,9 +25,6 @@ class NoiseSource:
 
   Attributes:
     is_private: False where there is a seed.
-
-  Raises:
-    InputError: a negative seed.
   """
 
   def __init__(self, seed: int | None = None):

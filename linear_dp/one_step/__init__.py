@@ -6,8 +6,8 @@ r"""The paper: one step from zero weights along a noisy sum of gradients.
 
 Read `clipping` (u, p0, ‖r‖ and Δ), `exact_sum` (S), `release` (G + round(Z),
 the only door) and `step` (W). `reference` has all of it in a screenful. Behind
-them: `device_sums` and `unit_sums` add rows up, `trainer` is what the registry
-of heads knows, and `mechanism` what a receipt says.
+them: `device_sums` and `unit_sums` add rows up, and `trainer` is what receipts
+and the registry of heads know.
 
 Source: Mehta et al., "Large Scale Transfer Learning for Differentially Private
 Image Classification", TMLR 2023, algorithm 1.

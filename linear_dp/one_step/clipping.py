@@ -1,17 +1,15 @@
 r"""Clipped gradients of the first step, on a grid of integers.
 
-At a zero kernel every example has the same probabilities \(p_0=\sigma(b_0)\),
-so the gradient of its sigmoid cross-entropy is a rank-one matrix,
+At a zero kernel every example has the same probabilities p0 = σ(b0), so the
+gradient of its sigmoid cross-entropy is a rank-one matrix,
 
     g_i = r_i ⊗ x̃_i,   r_i = p0·1 − e_{y_i},   x̃ = [x] or [x, 1],
     ‖g_i‖ = ‖r‖·‖x̃_i‖,   ‖r‖² = (1 − p0)² + (K − 1)·p0²,
 
 and clipping it to norm C only rescales x̃. A row is therefore stored as the
-integers u = rint(x̃·scale), in steps of C/(B·‖r‖): a row whose gradient has
-norm C has ‖u‖ = B. Sums of integers do not depend on their order, which is what
-makes the clipped sum exact on any number of devices. Where the rows of a unit
-are clipped as one vector (`unit_sums`), all that is said of a row's gradient
-holds for that of the unit.
+integers u = rint(x̃·scale), in steps of C/(B·‖r‖): ‖u‖ = B at norm C. Where all
+rows of a unit are clipped as one vector (`unit_sums`), what is said of a row's
+gradient holds for the unit's.
 """
 
 import dataclasses
@@ -37,9 +35,7 @@ class ClippedGradientGrid:
 
   Formal guarantees: if every row obeys ‖u‖₂ ≤ B (which `exact_sum` checks in
   integers; with "unit", ‖p0·1 ⊗ T_u − S_u‖ ≤ B·‖r‖ of each unit u, which
-  `unit_sums` checks), the released statistic G = rint(p0·T) − S, with S_c the
-  sum of the rows of class c and T = Σ_c S_c, has the L2 sensitivity
-  `sensitivity()`.
+  `unit_sums` checks), G = rint(p0·T) − S has the L2 sensitivity `sensitivity`.
 
   >>> grid = ClippedGradientGrid(num_classes=10, feature_dim=64)
   >>> grid.sensitivity(NeighboringRelation.REPLACE_SPECIAL) * grid.step
@@ -52,17 +48,14 @@ class ClippedGradientGrid:
     initial_bias: b0, the bias that the head starts from (the paper: −10).
     train_bias: whether the bias is trained too (x̃ = [x, 1]).
     rows_per_unit: m, the most rows of one privacy unit in a sum (which
-      `exact_sum` checks); 1 where a row is a unit. A larger m needs m times
-      the noise.
+      `exact_sum` checks); 1 where a row is a unit.
     clipped: what has norm C at most: the gradient of a row, or with "unit" the
       sum of the gradients of all rows of a unit, one vector (m = 1).
 
   Raises:
     InputError: a value outside what is said of it above.
 
-  Source: Mehta et al., "Large Scale Transfer Learning for Differentially
-  Private Image Classification", TMLR 2023, section 4 (zero initialisation and
-  a single full-batch step).
+  Source: Mehta et al. (TMLR 2023), section 4.
   """
 
   num_classes: int
@@ -74,14 +67,15 @@ class ClippedGradientGrid:
   clipped: ClippedVector = "row"
 
   def __post_init__(self):
-    if not 0 < self.l2_clip_norm < math.inf:
+    clip_norm = self.l2_clip_norm
+    if not 0 < clip_norm < math.inf:
       raise InputError(
-        f"l2_clip_norm={self.l2_clip_norm} must be positive and finite: it is"
-        " the largest norm that one example's gradient may have."
+        f"l2_clip_norm={clip_norm} must be positive and finite: it is the"
+        " largest norm that one example's gradient may have."
       )
-    if not 1e-30 <= self.l2_clip_norm <= 1e30:
+    if not 1e-30 <= clip_norm <= 1e30:
       raise InputError(
-        f"l2_clip_norm={self.l2_clip_norm} is out of float32's reach; scale the"
+        f"l2_clip_norm={clip_norm} is out of float32's reach; scale the"
         " features instead."
       )
     if not math.isfinite(self.initial_bias):
@@ -144,14 +138,12 @@ class ClippedGradientGrid:
         scale = min( B·‖r‖/C,  (B − √D/2 − 1) / ‖x̃‖ ),   D = row_dim
 
     The first is the plain change of units, for a row that needs no clipping.
-    The second clips, a little early (see `row_radius`).
+    The second clips, a little early (see `row_radius`). It is 0 for a row of
+    zeros, the null row, which so adds nothing, not even its bias; and, without
+    a bias, for one shorter than about 3e-33.
 
     Args:
       embedding_norm: [rows] float32, L2 norm of each stored embedding.
-
-    Returns:
-      [rows] float32; 0 for a row of zeros, the null row, which so adds nothing,
-      not even its bias; and, without a bias, for one shorter than about 3e-33.
     """
     norm = np.asarray(embedding_norm, np.float64)
     norm = np.sqrt(norm**2 + (norm > 0)) if self.train_bias else norm
@@ -165,18 +157,14 @@ class ClippedGradientGrid:
 
     One row moves p0·T − S by ‖r ⊗ u‖ ≤ ‖r‖·B, a unit of at most m rows by at
     most m times that, as all may point the same way, and a unit that is clipped
-    as one vector by as much as a row. Two roundings to the grid
-    differ from the difference of what they round by at most 1 in each of the
-    K·D coordinates, whatever m (p0·T itself is exact, see `release`); the 2⁻¹⁰
-    is margin.
+    as one vector by as much as a row. Two roundings to the grid differ from the
+    difference of what they round by at most 1 in each of the K·D coordinates,
+    whatever m (p0·T itself is exact, see `release`); the 2⁻¹⁰ is margin.
 
     Args:
       relation: ADD_OR_REMOVE_ONE and REPLACE_SPECIAL (the rows of a unit
         against rows of zeros, whose scale is 0) cost Δ; REPLACE_ONE removes one
         and adds another, 2Δ.
-
-    Returns:
-      Δ, or 2Δ.
     """
     rounding = (1 + 2**-10) * math.sqrt(self.num_classes * self.row_dim)
     of_a_unit = self.rows_per_unit * GRID_RADIUS * self.residual_norm

@@ -61,11 +61,10 @@ def _add_at_once(
 ) -> _Added:
   """On a TPU or a GPU: one scatter of whole rows.
 
-  XLA for TPU makes one loop of it that stays in the vector memory, 21 cycles a
-  row on a v5e at d = 1280; but a scatter into a slice of the sums becomes a
-  small program per row. One-hot labels times int8 limbs, on the matrix unit,
-  have the same bits and take 1.3 to 1.5 times as many cycles in all, by the
-  compiler's estimate (tests/benchmarks/tpu_estimate.py).
+  On a v5e 21 cycles a row at d = 1280, by XLA's estimate; one-hot labels times
+  int8 limbs, on the matrix unit, have the same bits and take 1.3 to 1.5 times
+  as many (tests/benchmarks/tpu_estimate.py). A scatter into a slice of the sums
+  would become a small program per row.
   """
   row = integer_rows(embedding, scale)
   if bias:
@@ -79,9 +78,8 @@ def _chunk_adder(
 ) -> Callable[..., _Added]:
   """Compiles (sums, embedding, scale, label) → (sums, rows to refuse).
 
-  Shapes: int32 [devices·K, D], [rows, d], [rows], [rows], all sharded; each
-  device adds its rows to its own sums. Flags are bool [rows]. What a refused
-  row adds does not matter, as nothing is returned then.
+  Shapes: int32 [devices·K, D], [rows, d], [rows], [rows] → bool [rows], all
+  sharded; each device adds its rows to its own sums.
   """
   rows = PartitionSpec("data")
   sharding = NamedSharding(mesh, rows)
@@ -101,8 +99,8 @@ def _chunk_adder(
 class _Chunk:
   """Rows on their way to the devices, in memory that is used again and again.
 
-  Fresh memory for each chunk would cost more than the sum itself: the system
-  hands it out page by page. Its alignment lets a CPU device read it in place.
+  Fresh memory, handed out page by page, would cost more than the sum itself.
+  Its alignment lets a CPU device read it in place.
   """
 
   def __init__(self, rows: int, feature_dim: int, dtype: np.dtype):
@@ -139,10 +137,6 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 class ClassSums:
   """Gathers blocks into chunks of one shape and adds them on the devices.
-
-  Args:
-    grid: the clipping.
-    devices: rows are sharded over them.
 
   Raises:
     InputError: rows too wide for `within_ball_int32`, on every device alike.
@@ -186,10 +180,6 @@ class ClassSums:
 
     A row that does not count is added as zeros, which takes the same work: how
     many there are does not show in the time.
-
-    Args:
-      block: the rows.
-      counts: which rows count; None is all.
 
     Raises:
       InputError: this or an earlier row is not finite or leaves the ball, or

@@ -1,8 +1,7 @@
 """The exact sharded sum of clipped gradients.
 
-Rows stream through a mesh of devices as integers (see `clipping`). Addition of
-integers is associative, so the result has the same bits for any order of the
-rows, any block size and any number of devices.
+Addition of integers is associative, so the result has the same bits for any
+order of the rows, any block size and any number of devices.
 """
 
 import dataclasses
@@ -16,8 +15,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.device_sums import ClassSums
 from oneshot_dp.linear_dp.one_step.unit_sums import UnitSizes, UnitSums
-from oneshot_dp.linear_dp.rows.block import RowBlock, refuse_units
-from oneshot_dp.linear_dp.rows.checked import checked
+from oneshot_dp.linear_dp.rows.block import RowBlock, checked, refuse_units
 from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.units import (
   ChosenRows,
@@ -57,11 +55,10 @@ def exact_clipped_sum(
 
   Formal guarantees: every row in S has ‖u‖² ≤ B², checked in integers on the
   values that were added; every example_id comes once; the rows are
-  `num_examples` in number; and where the privacy unit is coarser than an
-  example, S has every chosen row and at most `grid.rows_per_unit` rows of each
-  unit, counted on the rows that were added, or, where units are clipped, all
-  rows of each and ‖p0·1 ⊗ T_u − S_u‖ ≤ B·‖r‖. Where one of these fails nothing
-  is returned.
+  `num_examples` in number; and where a privacy unit may have many rows, S has
+  every chosen row and at most `grid.rows_per_unit` rows of each unit, counted
+  on the rows that were added, or, where units are clipped, all rows of each and
+  ‖p0·1 ⊗ T_u − S_u‖ ≤ B·‖r‖. Where one of these fails nothing is returned.
 
   | row                             | what happens                          |
   |---------------------------------|---------------------------------------|
@@ -94,7 +91,7 @@ def exact_clipped_sum(
       Units are clipped on the host.
 
   Returns:
-    The private sum.
+    The sum, private.
 
   Raises:
     InputError: see the table; labels and embeddings are never in the message.

@@ -2,10 +2,8 @@ r"""The only door through which private sums leave.
 
 The statistic is G = rint(p0·T) − S on the integer grid (see `clipping`), and
 what leaves is G + round(Z) with Z a Gaussian of standard deviation
-σ·sensitivity: post-processing of the Gaussian mechanism. A `ReleasePlan` says
-beforehand which releases there will be and what they cost together; `release`
-has that cost charged, by the function that it is handed, before the first
-random bit is drawn.
+σ·sensitivity: post-processing of the Gaussian mechanism. What all releases of a
+`ReleasePlan` cost together is charged before the first random bit is drawn.
 """
 
 import dataclasses
@@ -24,8 +22,8 @@ from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
 
 _DRAWN_TOGETHER = 2048
 """Values of noise below which calls cost more than their work: so many draws
-of a small sum (those of an audit) are made at once, whether or not all of them
-are used: with a seed, a draw does not depend on how many there are."""
+of a small sum (those of an audit) are made at once, all of them used or not, so
+that with a seed a draw does not depend on how many there are."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,8 +31,7 @@ class Release:
   """A noisy clipped gradient sum: safe to publish as its statement says.
 
   Attributes:
-    noisy_sum: [K, D] int64, G + round(Z), grid steps; any function of it is
-      post-processing.
+    noisy_sum: G + round(Z), grid steps; any function of it is post-processing.
     grid: the grid of `noisy_sum`.
     num_examples: n, public.
     draw: which of the plan's repetitions this is.
@@ -49,7 +46,7 @@ class Release:
 
   @property
   def mean_gradient(self) -> Float[np.ndarray, "K D"]:
-    """The noisy mean clipped gradient, C/(B·‖r‖)·(G + round(Z))/n, float64."""
+    """The noisy mean clipped gradient, C/(B·‖r‖)·(G + round(Z))/n."""
     return self.noisy_sum * (self.grid.step / self.num_examples)
 
   @property
@@ -67,17 +64,8 @@ def release(
 ) -> Iterator[Release]:
   """Adds noise and lets the sums out, one release per draw and ε.
 
-  Formal guarantees: each release alone is (ε, δ)-DP in the plan's neighbouring
-  relation, and all of them together cost `plan.composed_epsilon`, with n and
-  the number of classes public. `charge` has returned before a random bit is
-  drawn, so a crash costs budget and never privacy. The noise does not depend on
+  Formal guarantees: those of `Trainer.release`. The noise does not depend on
   the sums, nor does the time it takes to draw it.
-
-  Args:
-    secret: the exact sum.
-    plan: what to release.
-    source: the random bits; a seeded source marks every release NOT PRIVATE.
-    charge: called once, first, with the plan and the source; raises to refuse.
 
   Yields:
     Releases, draw by draw, the largest ε first.

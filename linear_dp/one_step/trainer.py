@@ -4,8 +4,11 @@ Several optimizers may take their step from the same release: they are
 post-processing of it, and cost no more than one of them.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self, cast, get_args
+
+from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, OptimizerName
@@ -13,7 +16,6 @@ from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
-from oneshot_dp.linear_dp.one_step.mechanism import OneStep
 from oneshot_dp.linear_dp.one_step.release import (
   Release,
   baseline_without_privacy,
@@ -21,35 +23,76 @@ from oneshot_dp.linear_dp.one_step.release import (
 )
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
 from oneshot_dp.linear_dp.one_step.unit_sums import count_rows
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.units import choose_rows
 from oneshot_dp.linear_dp.trainer import (
   Charging,
+  HeadTrainer,
+  Mechanism,
   NoBar,
   OnRelease,
   Progress,
   Released,
   TrainedHead,
-  Trainer,
   TrainingRows,
   unseen,
 )
 
 
-class OneStepTrainer(Trainer):
-  """See `Trainer`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneStep(Mechanism):
+  """The paper's mechanism, told by its clipping, `grid`."""
 
-  Reads the rows once (twice where they have units: first for the ids, to count
-  or choose the rows of each).
+  KIND = "one-step"
+  grid: ClippedGradientGrid
 
-  Args:
-    rows: the private rows.
-    configs: optimizers, all with one clipping; each makes a head of every
-      release.
-    progress: bars for people.
+  @classmethod
+  def from_json(cls, section: Mapping[str, Any]) -> Self:
+    fields = [field.name for field in dataclasses.fields(ClippedGradientGrid)]
+    return cls(
+      grid=ClippedGradientGrid(**{name: section[name] for name in fields})
+    )
 
-  Raises:
-    InputError: what was asked makes no sense for these rows.
+  def as_json(self) -> dict[str, Any]:
+    return {
+      "kind": self.KIND,
+      "name": "Gaussian mechanism on the integer sum of clipped first-step"
+      " gradients, rounded to the grid",
+      "statistic": "G = rint(p0*T) - S, released as G + round(N(0, sd^2))",
+      "sensitivity": "(m*B*|r| + (1 + 2^-10)*sqrt(K*D)) grid steps, where m is"
+      " rows_per_unit (1 where units are clipped), doubled for REPLACE_ONE",
+      **dataclasses.asdict(self.grid),
+      "residual_norm": self.grid.residual_norm,
+      "grid_radius": GRID_RADIUS,
+      "grid_step": self.grid.step,
+    }
+
+  def sensitivity(self, relation: NeighboringRelation) -> float:
+    """In grid steps."""
+    return self.grid.sensitivity(relation)
+
+  def training(self) -> dict[str, Any]:
+    names = ("l2_clip_norm", "initial_bias", "train_bias")
+    return {name: getattr(self.grid, name) for name in names}
+
+  def in_words(self, training: Mapping[str, Any]) -> str:
+    return (
+      f"one full-batch step of {training['head']} from zero weights and bias"
+      f" {self.grid.initial_bias:g}, gradients clipped to norm"
+      f" {self.grid.l2_clip_norm:g}"
+    )
+
+
+class OneStepTrainer(HeadTrainer):
+  """Reads the rows once; twice where they have units, first for their ids.
+
+  Its configs are optimizers, all with one clipping.
   """
+
+  methods = get_args(OptimizerName)
+  mechanism = OneStep
+  takes_units = True
+  can_nest = True
 
   def __init__(
     self,
@@ -57,9 +100,7 @@ class OneStepTrainer(Trainer):
     configs: Sequence[HeadConfig],
     progress: Progress = NoBar,
   ):
-    self._rows = rows
-    self._configs = configs
-    self._progress = progress
+    super().__init__(rows, configs, progress)
     grids = {make_grid(rows, each) for each in configs}
     if len(grids) != 1:
       raise InputError("heads of one release need one clipping.")
@@ -71,18 +112,18 @@ class OneStepTrainer(Trainer):
     }
 
   def read(self) -> None:
-    """See `Trainer`."""
     chosen = sizes = None
-    if self._rows.has_units:
-      blocks = self._rows.shown("ids", self._progress)
+    rows = self._given
+    if rows.has_units:
+      blocks = rows.shown("ids", self._progress)
       if self._grid.clipped == "unit":
         sizes = count_rows(blocks)
       else:
         chosen = choose_rows(blocks, self._grid.rows_per_unit)
     self._secret = exact_clipped_sum(
-      self._rows.shown("clipped sum", self._progress),
+      rows.shown("clipped sum", self._progress),
       self._grid,
-      num_examples=self._rows.num_examples,
+      num_examples=rows.num_examples,
       chosen=chosen,
       sizes=sizes,
     )
@@ -94,7 +135,6 @@ class OneStepTrainer(Trainer):
     charge: Charging,
     on_release: OnRelease = unseen,
   ) -> Iterator[TrainedHead]:
-    """See `Trainer`."""
     count = plan.num_draws * len(plan.noise_multipliers)
     with self._progress("releases", "release", count) as bar:
       for each in release(self._secret, plan, source, charge=charge):
@@ -111,7 +151,6 @@ class OneStepTrainer(Trainer):
         bar.update()
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
-    """See `Trainer`."""
     exact = baseline_without_privacy(self._secret, plan)
     return next(self._trained(exact, plan))
 
@@ -130,12 +169,7 @@ class OneStepTrainer(Trainer):
 
 
 def make_grid(rows: TrainingRows, config: HeadConfig) -> ClippedGradientGrid:
-  """The clipping that a config asks for: of units, or of rows.
-
-  Raises:
-    InputError: the rows of a unit are bounded where each row is a unit; or a
-      number that makes no sense.
-  """
+  """The clipping that a config asks for: of units, or of rows."""
   most = rows.max_rows_per_unit
   if most is not None and not rows.has_units:
     raise InputError(
@@ -154,11 +188,7 @@ def make_grid(rows: TrainingRows, config: HeadConfig) -> ClippedGradientGrid:
 
 
 def make_optimizer(config: HeadConfig) -> OneStepOptimizer:
-  """The optimizer that a config asks for.
-
-  Raises:
-    InputError: a head that is not of one step, or a number that makes no sense.
-  """
+  """The optimizer that a config asks for."""
   return OneStepOptimizer(
     name=cast(OptimizerName, config.head),
     learning_rate=config.learning_rate,

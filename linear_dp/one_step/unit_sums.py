@@ -4,14 +4,7 @@ The gradients of a unit's rows add up to p0·1 ⊗ T − S, where S_c is the sum
 its (clipped) rows of class c and T = Σ_c S_c: one vector for each of its
 classes says all. Clipping that to norm C bounds the unit as `clipping` bounds a
 row, and the sensitivity is a row's: no factor m, and no row is left out.
-
-Better than at most m rows (`rows.units`) wherever noise matters: the clip
-leaves k rows at least 1/k of their weight, where m = k has k times the noise.
-With copies of one row all are equal; the more the rows of a unit differ, the
-more is gained (tests/benchmarks/unit_bounds.py: CIFAR-10, units of 30 random
-rows, ε = 0.5: 84.2 % against 70.3 % for m = 1 and 70.0 % for m = 30). A bound
-is for rows so scattered that the sums of units do not fit in memory, or for
-weighing all rows alike where noise does not matter.
+PRIVACY.md says when a bound on the number of rows (`rows.units`) is better.
 """
 
 import dataclasses
@@ -35,23 +28,14 @@ MAX_OPEN_BYTES = 2**32
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class UnitSizes(Secret):
-  """How many rows each unit has, so that its last one is known. Private.
-
-  Attributes:
-    secret_unit_ids: sorted.
-    secret_rows: of each.
-  """
+  """How many rows each unit has, by sorted ids, so that its last is known."""
 
   secret_unit_ids: Int64[np.ndarray, " units"]
   secret_rows: Int64[np.ndarray, " units"]
 
 
 def count_rows(blocks: Iterable[RowBlock]) -> UnitSizes:
-  """Counts the rows of each unit; looks at `unit_id` alone.
-
-  Raises:
-    InputError: rows without `unit_id`.
-  """
+  """Counts the rows of each unit; an InputError if one has no `unit_id`."""
   units = [unit_ids_of(block).copy() for block in blocks]
   ids = np.concatenate([np.empty(0, np.int64), *units])
   unit, rows = np.unique(ids, return_counts=True)
@@ -62,13 +46,9 @@ class UnitSums:
   r"""Adds up units that come in any order, each as soon as it is complete.
 
   Integers until the clip and after it, and the clip sees one whole unit: the
-  same bits for any order of the rows and any block size. Runs on the host,
-  whatever the devices. Memory: D int64 for every class of a unit that has been
-  begun and is not complete, so next to nothing where rows come unit by unit.
-
-  Args:
-    grid: the clipping, of units.
-    sizes: the rows of each unit (`count_rows`).
+  same bits for any order of the rows and any block size. Runs on the host.
+  Memory: D int64 for every class of a unit that has been begun and is not
+  complete, so next to nothing where rows come unit by unit.
   """
 
   def __init__(self, grid: ClippedGradientGrid, sizes: UnitSizes):
@@ -84,10 +64,10 @@ class UnitSums:
 
     Raises:
       InputError: a row is not finite or leaves the ball, the units are not
-        those that were counted, or their sums outgrow `MAX_OPEN_BYTES`.
+        those counted, or their sums outgrow `MAX_OPEN_BYTES`.
     """
-    places = self._places(block).tolist()
-    rows = _integer_rows(block, self._grid)
+    grid, places = self._grid, self._places(block).tolist()
+    rows = _integer_rows(block, grid)
     for place, label, row in zip(
       places, block.label.tolist(), rows, strict=True
     ):
@@ -103,14 +83,12 @@ class UnitSums:
         own[label] = row.astype(np.int64)
         self._count_open(1)
       if last:
-        self._close(self._open.pop(place))
+        self._open.pop(place)
+        self._total[list(own)] += clip_unit(np.stack([*own.values()]), grid)
+        self._count_open(-len(own))
 
   def finish(self) -> Int64[np.ndarray, "K D"]:
-    """The clipped units' class sums in grid steps, private.
-
-    Raises:
-      InputError: a unit had more or fewer rows than were counted.
-    """
+    """S of clipped units, private; an InputError if a row is missing."""
     # One that began again after its last row is below zero.
     if self._left.any():
       raise _changed()
@@ -123,10 +101,6 @@ class UnitSums:
     if (place == self._units.size).any() or (self._units[place] != unit).any():
       raise _changed()
     return place
-
-  def _close(self, own: dict[int, Int64[np.ndarray, " D"]]) -> None:
-    self._total[list(own)] += clip_unit(np.stack([*own.values()]), self._grid)
-    self._count_open(-len(own))
 
   def _count_open(self, vectors: int) -> None:
     self._open_vectors += vectors
@@ -150,18 +124,10 @@ def clip_unit(
   Rounding moves S by at most √(P·D)/2 and U/‖r‖ by at most √f of that, as
   ‖T‖² ≤ P·‖S‖²; 1 step pays for the float64 products.
 
-  Formal guarantees: what is returned has ‖U‖ ≤ B·‖r‖, checked in exact
-  integers and rationals. It is a function of these sums alone.
+  S is one vector for each of the unit's P classes, in grid steps.
 
-  Args:
-    sums: S, one vector for each of the unit's P classes, grid steps.
-    grid: p0, K and D.
-
-  Returns:
-    v.
-
-  Raises:
-    RunError: v is too long, which cannot happen.
+  Formal guarantees: v has ‖U‖ ≤ B·‖r‖, checked in exact integers and
+  rationals. It is a function of these sums alone.
   """
   p0 = Fraction(grid.initial_probability)
   a = grid.num_classes * p0**2 - 2 * p0

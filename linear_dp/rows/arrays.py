@@ -29,12 +29,11 @@ class ArrayRows(Secret):
 
   Attributes:
     num_classes: K, public.
-    embedding: [n, d] float16, bfloat16 or float32.
-    embedding_norm: [n] float32, L2 norm of each embedding.
-    label: [n] int32, in [0, K).
-    example_id: [n] int64, the row.
-    unit_id: [n] int64, whose each row is; None where every row is a privacy
-      unit.
+    embedding: float16, bfloat16 or float32.
+    embedding_norm: L2 norm of each embedding.
+    label: in [0, K).
+    example_id: the row.
+    unit_id: whose each row is; None where every row is a privacy unit.
   """
 
   public = ("num_examples", "feature_dim", "num_classes")
@@ -71,10 +70,10 @@ class ArrayRows(Secret):
     """
     try:
       num_classes = operator.index(num_classes)
-    except TypeError as error:
+    except TypeError:
       raise InputError(
         f"num_classes={num_classes!r} must be an integer, K."
-      ) from error
+      ) from None
     if num_classes < 2:
       raise InputError(
         f"num_classes={num_classes}: a classifier needs at least 2."
@@ -105,12 +104,10 @@ class ArrayRows(Secret):
 
   @property
   def feature_dim(self) -> int:
-    """d, public."""
     return self.embedding.shape[1]
 
   @property
   def num_examples(self) -> int:
-    """n, public."""
     return len(self.label)
 
 

@@ -37,15 +37,9 @@ def padded(column: np.ndarray, rows: int, value: int = 0) -> np.ndarray:
 def padded_batches(
   pairs: Iterable[tuple[np.ndarray, np.ndarray]], rows: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Embeddings and what labels they have, `rows` at a time.
+  """[rows, d] embeddings and [rows, …] labels, of blocks of any size.
 
-  Args:
-    pairs: [_, d] embeddings and [_, …] labels, in blocks of any size.
-    rows: in a batch.
-
-  Yields:
-    [rows, d] embeddings as stored and [rows, …] labels; the last batch is
-    padded with rows of zeros, whose labels are −1.
+  The last batch is padded with rows of zeros, whose labels are −1.
   """
   for embedding, label in regrouped(pairs, rows):
     yield padded(embedding, rows), padded(label, rows, -1)

@@ -1,5 +1,6 @@
-"""Rows on their way in: what a feature cache streams to this package."""
+"""Rows on their way in, and what a pass over them is held to."""
 
+from collections.abc import Iterable, Iterator
 from typing import NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -38,11 +39,7 @@ class RowBlock(Protocol):
 
 
 def check_labels(block: RowBlock, num_classes: int) -> None:
-  """Refuses rows of no class.
-
-  Raises:
-    InputError: names the first such example, never its label.
-  """
+  """Raises an InputError for rows of no class, which never says the label."""
   bad = (block.label < 0) | (block.label >= num_classes)
   if bad.any():
     refuse(block.example_id, bad, f"its label is outside [0, {num_classes})")
@@ -61,13 +58,60 @@ def refuse(
 
 
 def refuse_units(block: RowBlock) -> None:
-  """Refuses rows that are not a privacy unit each.
-
-  Raises:
-    InputError: a sum of them would pass for one that bounds the units'.
-  """
+  """Refuses rows whose sum would pass for one that bounds the units'."""
   if block.unit_id is not None:
     raise InputError(
       "The rows have a unit_id, so a unit may have many: clip the sum of each,"
       " or choose how many of each are summed."
     )
+
+
+def checked(
+  blocks: Iterable[RowBlock],
+  *,
+  feature_dim: int,
+  num_classes: int,
+  num_examples: int,
+) -> Iterator[RowBlock]:
+  """The blocks of one pass, each checked; the whole pass at its end.
+
+  Raises:
+    InputError: a shape, norm or label that cannot be; an example_id that comes
+      twice; no rows, or not `num_examples`. Labels and embeddings are never in
+      the message.
+  """
+  seen = []
+  for block in blocks:
+    _check_block(block, feature_dim, num_classes)
+    seen.append(np.array(block.example_id, np.int64))
+    yield block
+  ids = np.concatenate(seen) if seen else np.empty(0, np.int64)
+  if not ids.size:
+    raise InputError("The cache has no rows, so there is nothing to train on.")
+  if ids.size != num_examples:
+    raise InputError(
+      f"The cache gave {ids.size} rows where its metadata says {num_examples}:"
+      " run `oneshot-dp verify` on it."
+    )
+  ids.sort()
+  if (twice := ids[1:][ids[1:] == ids[:-1]]).size:
+    raise InputError(
+      f"example_id={twice[0]} comes more than once, which would double its"
+      " influence: run `oneshot-dp verify` on the cache."
+    )
+
+
+def _check_block(block: RowBlock, feature_dim: int, num_classes: int) -> None:
+  rows = len(block.label)
+  if block.embedding.shape != (rows, feature_dim):
+    raise InputError(
+      f"A block of embeddings has shape {block.embedding.shape}, not"
+      f" ({rows}, {feature_dim})."
+    )
+  for name in ("embedding_norm", "label", "example_id"):
+    if (shape := getattr(block, name).shape) != (rows,):
+      raise InputError(f"A block has {name} of shape {shape}, not ({rows},).")
+  norm_ok = np.isfinite(block.embedding_norm) & (block.embedding_norm >= 0)
+  if not norm_ok.all():
+    refuse(block.example_id, ~norm_ok, "its embedding_norm is not finite")
+  check_labels(block, num_classes)

@@ -35,15 +35,9 @@ def row_scale(
 ) -> Float32[np.ndarray, " rows"]:
   """s = min(most, (B − √D/2 − 1)/‖x‖), from a row to its integers.
 
-  Args:
-    norm: [rows], ‖x‖.
-    row_dim: D, the width of x.
-    most: the scale of rows that are short enough; infinity brings every row to
-      the edge of the ball.
-
-  Returns:
-    [rows] float32; 0 for a row of zeros, and for one so short that (B − …)/‖x‖
-    would leave float32.
+  `most` is the scale of rows that are short enough; infinity brings every row
+  to the edge of the ball. s is 0 for a row of zeros, and for one so short that
+  it would leave float32.
   """
   radius = row_radius(row_dim)
   norm = np.asarray(norm, np.float64)
@@ -64,15 +58,9 @@ def within_ball_float64(
 ) -> Bool[Array, " rows"]:
   """‖u‖² ≤ B² in float64; to be traced under `jax.enable_x64`.
 
-  Integers up to 2⁵³ are exact in float64; a sum that grows past that is past
-  B² too, and stays there. NaN compares as False.
-
-  Args:
-    parts: integers, NaN or infinities in float32; a row is the parts side by
-      side.
-
-  Returns:
-    Bool [rows].
+  A row, of integers, NaN or infinities, is the parts side by side. Integers up
+  to 2⁵³ are exact in float64; a sum that grows past that is past B² too, and
+  stays there. NaN compares as False.
   """
   squares = [_row_sums(jnp.square(p.astype(jnp.float64))) for p in parts]
   return sum(squares[1:], squares[0]) <= GRID_RADIUS**2
@@ -94,12 +82,6 @@ def within_ball_int32(
 
   A coordinate that is NaN or longer than B counts as 2B (x₂ = 2⁷ alone): its
   own square is past B².
-
-  Args:
-    row: integers, NaN or infinities in float32 [rows, D ≤ `MAX_ROW_DIM`].
-
-  Returns:
-    Bool [rows].
   """
   length = jnp.abs(row)
   length = jnp.where(length <= GRID_RADIUS, length, 2.0 * GRID_RADIUS)

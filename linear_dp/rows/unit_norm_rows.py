@@ -1,9 +1,8 @@
 """Private rows as integers on the devices, for several passes.
 
-Every row has the norm B, but for the rounding: nothing but its direction is
-kept, so every row weighs the same, whatever the backbone's norms, and no row
-needs clipping. Where norms are to count, s is at most B/R, and R, which is
-public, the largest norm that a row may have.
+Every row has the norm B, but for the rounding: only its direction is kept, so
+every row weighs the same and none needs clipping. Where norms are to count, s
+is at most B/R, and R, which is public, the largest norm that a row may have.
 """
 
 import itertools
@@ -20,10 +19,10 @@ from oneshot_dp.linear_dp.rows.batches import padded, regrouped
 from oneshot_dp.linear_dp.rows.block import (
   OFF_THE_BALL,
   RowBlock,
+  checked,
   refuse,
   refuse_units,
 )
-from oneshot_dp.linear_dp.rows.checked import checked
 from oneshot_dp.linear_dp.rows.integers import (
   GRID_RADIUS,
   integer_rows,
@@ -35,7 +34,7 @@ from oneshot_dp.linear_dp.rows.secret import Secret
 ROWS_PER_DEVICE = 8192
 """The rows of a chunk: 2¹³·B² = 2⁵³, so float64 products add up exactly."""
 _FLOAT64_PLATFORMS = ("cpu", "cuda", "rocm", "gpu")
-_RESIDENT_BYTES = 4 * 2**30
+RESIDENT_BYTES = 4 * 2**30
 
 Chunk = tuple[Array, Array, Array]
 """Embeddings as stored [rows, d], scales [rows], labels [rows], sharded. Rows
@@ -53,12 +52,12 @@ class SecretRows(Secret):
     read: starts a pass over the blocks, in any order and any block size.
     feature_dim: d.
     num_classes: K.
-    num_examples: n, the number of rows that there must be; public.
+    num_examples: n, public; there must be as many rows.
     max_norm: R, of rows that keep their norm, longer ones being shortened to
       it; public. None is for directions.
     devices: rows are sharded over them; None is all local devices.
-    resident_bytes: up to which rows are kept after the first pass; otherwise
-      each pass reads them again.
+    resident_bytes: up to which rows are kept after the first pass, not read
+      again.
 
   Raises:
     InputError: devices without float64; or, in a pass, damaged rows, or rows
@@ -76,7 +75,7 @@ class SecretRows(Secret):
     num_examples: int,
     max_norm: float | None = None,
     devices: Sequence[jax.Device] | None = None,
-    resident_bytes: int = _RESIDENT_BYTES,
+    resident_bytes: int = RESIDENT_BYTES,
   ):
     devices = tuple(devices or jax.local_devices())
     if devices[0].platform not in _FLOAT64_PLATFORMS:
@@ -105,7 +104,7 @@ class SecretRows(Secret):
         all; None is every row.
 
     Raises:
-      InputError: see the class; only once the last chunk was asked for.
+      InputError: see the class; once the last chunk was asked for.
     """
     if chosen is None:
       return self._all_chunks()

@@ -1,8 +1,4 @@
-"""Which rows of a privacy unit are summed: at most m, by their ids alone.
-
-Bounding how many rows of a user or a patient are in a sum bounds what all of
-them together can move it.
-"""
+"""Which rows of a privacy unit are summed: at most m, by their ids alone."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -21,11 +17,7 @@ _KEY = np.uint64(0x243F6A8885A308D3)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ChosenRows(Secret):
-  """The rows that count, at most m of each unit; how many is private.
-
-  Attributes:
-    secret_example_ids: their ids, sorted. Private.
-  """
+  """The ids, sorted, of the rows that count, at most m of each unit."""
 
   secret_example_ids: Int64[np.ndarray, " chosen"]
 
@@ -51,11 +43,6 @@ def choose_rows(blocks: Iterable[RowBlock], rows_per_unit: int) -> ChosenRows:
   blocks, or other units. The place among the unit's rows stands in for the id
   itself because ids are often positions in the data set: with another unit
   gone, positions move, their order within a unit does not.
-
-  Memory: ids only, about 60 bytes a row at the peak.
-
-  Raises:
-    InputError: rows without `unit_id`.
   """
   units, examples = [], []
   for block in blocks:
@@ -79,14 +66,9 @@ def choose_rows(blocks: Iterable[RowBlock], rows_per_unit: int) -> ChosenRows:
 def check_contributions(
   unit: Int64[np.ndarray, " summed"], rows_per_unit: int
 ) -> None:
-  """Refuses a sum with more rows of a unit.
+  """Refuses a sum of rows of these `unit_id` with too many of one.
 
-  Args:
-    unit: `unit_id` of every row that was summed.
-    rows_per_unit: the most that there may be of one.
-
-  Raises:
-    InputError: names neither the unit nor the number of its rows.
+  The InputError names neither the unit nor the number of its rows.
   """
   if _place(np.sort(unit)).max(initial=0) >= rows_per_unit:
     raise InputError(
@@ -96,11 +78,7 @@ def check_contributions(
 
 
 def unit_ids_of(block: RowBlock) -> Int64[np.ndarray, " rows"]:
-  """The block's `unit_id`.
-
-  Raises:
-    InputError: it has none, or it is not int64, one per row.
-  """
+  """The block's `unit_id`; an InputError if it is not int64, one per row."""
   unit, shape = block.unit_id, block.example_id.shape
   if unit is None or unit.dtype != np.int64 or unit.shape != shape:
     found = "none" if unit is None else f"{unit.dtype} {list(unit.shape)}"

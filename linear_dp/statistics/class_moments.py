@@ -1,10 +1,10 @@
-r"""Exact moments of unit-norm rows: all that least squares needs of them.
+r"""Exact moments of unit-norm rows, in integers, by one pass.
 
     M = Σ_i u_i u_iᵀ,  S = Σ_i e_{y_i} u_iᵀ,  N = Σ_i e_{y_i}
 
-in integers, by one pass. Products of two integers below 2²⁰ and sums of 8192 of
-them are exact in float64, so matrix units do the work and nothing is rounded.
-A row without a direction, of zeros, adds nothing.
+Products of two integers below 2²⁰ and sums of 8192 of them are exact in
+float64, so matrix units do the work and nothing is rounded. A row without a
+direction, of zeros, adds nothing.
 """
 
 import dataclasses
@@ -30,11 +30,7 @@ MAX_ROWS = 2**63 // GRID_RADIUS**2 - 1
 class SecretClassMoments(Secret):
   """M, S and N; only `second_moment` and `joint_release` may read them.
 
-  Attributes:
-    num_examples: n; public.
-    secret_moment: M, [d, d] int64, symmetric, in steps of B⁻². Private.
-    secret_class_sums: S, [K, d] int64, in steps of B⁻¹. Private.
-    secret_class_counts: N, [K] int64. Private.
+  n is public. M is in steps of B⁻², S of B⁻¹.
   """
 
   public = ("num_examples",)
@@ -46,16 +42,12 @@ class SecretClassMoments(Secret):
 
   @property
   def secret_total(self) -> Int64[np.ndarray, " d"]:
-    """T = Σ_i u_i. Private."""
+    """T = Σ_i u_i."""
     return self.secret_class_sums.sum(axis=0)
 
 
 def class_moments(rows: SecretRows) -> SecretClassMoments:
-  """M, S and N over all rows, exactly: the same bits in any order.
-
-  Raises:
-    InputError: damaged rows, or more than `MAX_ROWS`, before any is read.
-  """
+  """M, S and N over all rows, exactly: the same bits in any order."""
   if rows.num_examples > MAX_ROWS:
     raise InputError(
       f"{rows.num_examples} rows are more than the {MAX_ROWS} whose second"

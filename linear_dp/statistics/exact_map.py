@@ -51,9 +51,6 @@ class ReleasedMap:
     Args:
       matrix: A; None is the identity.
       centre: c, in rows of norm 1; brought to norm 1 if it is longer.
-
-    Raises:
-      InputError: a matrix of zeros, or one that is not finite.
     """
     if matrix is not None:
       longest = np.linalg.norm(matrix, axis=0).max()
@@ -69,11 +66,7 @@ class ReleasedMap:
 
 
 def check_integers(columns: Float64[np.ndarray, "d *p"], longest: int) -> None:
-  """Refuses a column that is longer, or has a number that is no integer.
-
-  Raises:
-    InputError: the map would not be exact.
-  """
+  """Refuses a column that is longer, or has a number that is no integer."""
   norm = np.linalg.norm(columns, axis=0).max()
   if not norm <= longest or (columns % 1).any():
     raise InputError(

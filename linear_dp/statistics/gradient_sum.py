@@ -7,20 +7,19 @@ example adds
     g = r ⊗ z · min(1, C/‖r ⊗ z‖),   r = softmax(Wᵀz) − e_y
                                   or r = sigmoid(Wᵀz + b) − e_y
 
-These are no integers, so the sum is made in float64 and its error is bounded:
-for a row (see `row_error`) and for the addition of n of them,
+The sum is made in float64 and its error is bounded: for a row (see `row_error`)
+and for the addition of n of them,
 
     ‖F − Σ g_i‖ ≤ E = (n + 1)·(e_row + γ_N·C),   γ_N = N·2⁻⁵³/(1 − N·2⁻⁵³)
 
 with N additions on the way to an entry. F and that of a neighbour are each
 within E of their sums, so F is private at the sensitivity C + 2E, and rounding
-to a grid adds what it adds in `clipping`. E, and with it the noise, depends on
-n, which is public. For a million rows of norm 1 it is some 10⁻⁵ of C; long rows
-and long weights cost more, and little still: 0.027 of C at 1.28 million rows of
-1280 numbers and norm 256, where weights are normal of deviation 1.
+to a grid adds what it adds in `clipping`. For a million rows of norm 1 E, which
+depends on the public n, is some 10⁻⁵ of C, and 0.027 of C at 1.28 million rows
+of 1280 numbers and norm 256, where weights are normal of deviation 1.
 
-y is exact, see `ReleasedMap`. Rows of zeros add nothing, wherever c is: padding
-is made of them.
+y is exact, see `ReleasedMap`. Rows of zeros, the null row and padding, add
+nothing, wherever c is.
 """
 
 import dataclasses
@@ -55,13 +54,7 @@ from oneshot_dp.linear_dp.statistics.row_gradient import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SecretGradient(Secret):
-  """F, and how far it may be from the sum; only `release_gradient` reads it.
-
-  Attributes:
-    clip_norm: C; public.
-    error: E, in the units of C; public.
-    secret_sum: F, [p, K] float64. Private.
-  """
+  """F, private, C and E, public; only `release_gradient` reads it."""
 
   clip_norm: float
   error: float
@@ -77,7 +70,7 @@ def clipped_gradient(
   loss: Loss = SOFTMAX,
   chosen: Bool[np.ndarray, " n"] | None = None,
 ) -> SecretGradient:
-  """The sum of clipped gradients of the cross-entropy.
+  """F, the sum of clipped gradients of the cross-entropy.
 
   Args:
     rows: the private rows.
@@ -85,8 +78,7 @@ def clipped_gradient(
     kernel: W, released as well.
     clip_norm: C.
     loss: what the gradients are of.
-    chosen: rows of the sum, by their places; chosen whatever they hold. None
-      is all of them.
+    chosen: rows of the sum, by their places, whatever they hold; None is all.
 
   Raises:
     InputError: damaged rows, a clip norm that is none, or a map of rows that
@@ -132,13 +124,7 @@ def gradient_sensitivity(
 ) -> float:
   r"""L2 sensitivity of rint(F/step), in grid steps, rounded up.
 
-      Δ = B + 2E/step + (1 + 2⁻¹⁰)·√entries
-
-  Args:
-    relation: REPLACE_ONE pays for all twice, 2Δ.
-    clip_norm: C.
-    error: E.
-    entries: p·K.
+  Δ = B + 2E/step + (1 + 2⁻¹⁰)·√(p·K),   or 2Δ with REPLACE_ONE
   """
   rounding = (1 + 2**-10) * math.sqrt(entries)
   of_error = 2 * error / gradient_step(clip_norm)
@@ -154,16 +140,11 @@ def release_gradient(
 ) -> Float64[np.ndarray, "p K"]:
   """rint(F/step) + round(Z), in the units of C.
 
-  The division rounds F/step by less than the sensitivity's 2⁻¹⁰·√entries.
+  The division rounds F/step by less than the sensitivity's 2⁻¹⁰·√(p·K).
 
   Formal guarantees: post-processing of the Gaussian mechanism of noise
-  multiplier σ, which the caller has paid for.
-
-  Args:
-    secret: F and E.
-    noise_multiplier: σ.
-    relation: which data sets count as neighbours.
-    source: the random bits; None adds no noise, which is NOT PRIVATE.
+  multiplier σ, which the caller has paid for. Without a source there is no
+  noise: NOT PRIVATE.
   """
   step = gradient_step(secret.clip_norm)
   steps = np.rint(secret.secret_sum / step).astype(np.int64)
@@ -183,10 +164,7 @@ def release_gradient(
 def _adder(
   mesh: Mesh, loss: Loss, max_norm: float | None
 ) -> Callable[..., Array]:
-  """Compiles (totals [devices, p, K], A, c, W, C, *chunk) → totals.
-
-  A and c may be None.
-  """
+  """Compiles (totals [devices, p, K], A, c, W, C, *chunk) → totals."""
 
   def add(
     total: Array,

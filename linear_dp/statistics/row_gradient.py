@@ -22,9 +22,6 @@ class Loss:
     name: cross-entropy of one softmax, or of a sigmoid per class.
     bias: b, which every sigmoid has and which is not trained. A softmax does
       not see it.
-
-  Raises:
-    InputError: another name.
   """
 
   name: LossName = "softmax"
@@ -83,12 +80,6 @@ def row_error(
   = 1 for a softmax, √K/4 for sigmoids, whose slopes are ¼ at most), and e_f the
   rounding of the functions.
   Doubled, for what was left out: products of these.
-
-  Args:
-    kernel: W.
-    clip_norm: C.
-    loss: what the gradients are of.
-    max_norm: R; 1 for directions.
   """
   p, num_classes = kernel.shape
   largest = float(np.linalg.norm(kernel, axis=0).max()) * max_norm

@@ -1,11 +1,10 @@
 r"""The private release of a second moment, and of a mean.
 
-One row adds u uᵀ to M, whose Frobenius norm is ‖u‖² ≤ B². What is released is
-rint(M/B), on a grid where noise is far from float64's last bits: one row moves
-it by at most B steps, and rounding d² entries by 1 each. Written as the vector
-v of the diagonal and √2 times the upper triangle, a symmetric matrix has ‖v‖₂ =
-‖M‖_F. The mechanism adds Gaussian noise of deviation sd to v: sd on the
-diagonal and sd/√2 above it, mirrored below.
+One row adds u uᵀ to M, of Frobenius norm ‖u‖² ≤ B². What is released is
+rint(M/B): one row moves it by at most B steps, and rounding d² entries by 1
+each. Written as the vector v of the diagonal and √2 times the upper triangle, a
+symmetric matrix has ‖v‖₂ = ‖M‖_F. The mechanism adds Gaussian noise of
+deviation sd to v: sd on the diagonal and sd/√2 above it, mirrored below.
 """
 
 import math
@@ -23,12 +22,9 @@ from oneshot_dp.linear_dp.statistics.class_moments import SecretClassMoments
 def moment_sensitivity(relation: NeighboringRelation, dim: int) -> float:
   """L2 sensitivity of the vector of rint(M/B), in its steps, rounded up.
 
-      Δ = B + (1 + 2⁻¹⁰)·d
+      Δ = B + (1 + 2⁻¹⁰)·d,   or 2Δ with REPLACE_ONE
 
-  Args:
-    relation: REPLACE_ONE is a row removed and a row added, 2Δ. (√2·B would do,
-      but the ledger takes its releases for twice as sensitive.)
-    dim: d.
+  (√2·B would do, but the ledger takes its releases for twice as sensitive.)
   """
   once = (GRID_RADIUS + (1 + 2**-10) * dim) * (1 + 2**-50)
   return once * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
@@ -40,14 +36,9 @@ def release_moment(
   r"""M + noise, in units of one row's ‖x‖² = 1; symmetric, perhaps indefinite.
 
   Formal guarantees: post-processing of the Gaussian mechanism of deviation
-  `noise_sd` on the vector v above: noise of sd/√2 on an integer, rounded
-  exactly, is noise of sd on √2 times the integer.
-
-  Args:
-    secret: the exact moments.
-    noise_sd: in steps of 1/B; σ times `moment_sensitivity`. The caller has paid
-      for it.
-    source: the random bits; None adds no noise, which is NOT PRIVATE.
+  `noise_sd`, σ times `moment_sensitivity`, on the vector v above: noise of
+  sd/√2 on an integer, rounded exactly, is noise of sd on √2 times the integer.
+  The caller has paid for it. Without a source there is no noise: NOT PRIVATE.
   """
   moment = moment_steps(secret.secret_moment)
   if source is None:
@@ -61,9 +52,8 @@ def release_moment(
 
 def mean_sensitivity(relation: NeighboringRelation) -> float:
   """L2 sensitivity of T, in its steps: B, as it is of integers; or 2B."""
-  return GRID_RADIUS * (
-    2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
-  )
+  replaced = relation is NeighboringRelation.REPLACE_ONE
+  return GRID_RADIUS * (2.0 if replaced else 1.0)
 
 
 def release_mean(
@@ -72,13 +62,7 @@ def release_mean(
   """(T + noise)/n, in units of a row of norm 1.
 
   Formal guarantees: post-processing of the Gaussian mechanism of deviation
-  `noise_sd` on T.
-
-  Args:
-    secret: the exact moments.
-    noise_sd: in steps of 1/B; σ times `mean_sensitivity`. The caller has paid
-      for it.
-    source: see `release_moment`.
+  `noise_sd`, σ times `mean_sensitivity`, on T; see `release_moment`.
   """
   total = secret.secret_total
   if source is not None:

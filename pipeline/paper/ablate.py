@@ -1,12 +1,8 @@
 """The paper's ablations on a cache: one thing at a time, private and not.
 
-DIR/results.csv    one row per head: axis, setting, and the columns of a sweep
-DIR/results.json   the same, with what the whole run cost
-DIR/config.json    everything that was asked for
-DIR/ablation.png   accuracy of every setting (and ablation.pdf)
-DIR/heads/ …       a head each
-
-In the manner of table 4 and figure 2 of Mehta et al., TMLR 2023.
+In the manner of table 4 and figure 2 of Mehta et al., TMLR 2023. What it writes
+is a run's (see `runs.run`), with axis and setting in results.csv, and its
+picture is ablation.png.
 """
 
 import contextlib
@@ -60,7 +56,7 @@ def run_ablation(
   *,
   others: Sequence[tuple[FeatureCache, FeatureCache]] = (),
 ) -> list[AblationRow]:
-  """Trains, evaluates and writes an ablation.
+  """Trains, evaluates and writes an ablation; returns its results.csv.
 
   Every line is a release of its own, which compose. All of them are checked
   against the cap together, before anything is charged; each is charged before
@@ -74,9 +70,6 @@ def run_ablation(
     others: training and evaluation rows that are the same images at other
       resolutions.
 
-  Returns:
-    The rows of results.csv.
-
   Raises:
     InputError: caches that do not fit each other, a bad request, or one that
       would break the cap; nothing is charged then.
@@ -88,6 +81,9 @@ def run_ablation(
   pairs = [(run.train, run.evaluation), *others]
   trains = [train for train, _ in pairs]
   _check_same_images(trains)
+  if choices.batch_sizes is None:
+    tenth = max(1, len(run.train) // 10)
+    choices = dataclasses.replace(choices, batch_sizes=(tenth,))
   tried = []
   for cell in cells(choices, _names(trains)):
     train = trains[cell.cache]

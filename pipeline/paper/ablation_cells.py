@@ -18,13 +18,9 @@ BASE = "base"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-  """One line of the table.
+  """One line of the table: what is changed ("base": nothing), and to what.
 
-  Attributes:
-    axis: what is changed; "base" where nothing is.
-    setting: to what.
-    head: how to train.
-    cache: place of the cache, where several resolutions are given.
+  `cache` is the place of the cache, where several resolutions are given.
   """
 
   axis: str
@@ -41,32 +37,27 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choices:
-  """The values that are tried.
+  """What is tried, one thing at a time."""
 
-  Attributes:
-    axes: what to change.
-    init_scales: standard deviations of random weights, besides LeCun's.
-    epochs: of more than one pass.
-    batch_sizes: smaller than all rows; each as Poisson samples and as a
-      partition.
-    clip_norms: C.
-    learning_rate: of cells whose accuracy depends on it; None is a rule.
-  """
-
-  axes: Sequence[AblationAxis]
-  init_scales: Sequence[float]
-  epochs: Sequence[int]
-  batch_sizes: Sequence[int]
-  clip_norms: Sequence[float]
-  learning_rate: float | None
+  axes: tuple[AblationAxis, ...] = get_args(AblationAxis)
+  """What to change."""
+  init_scales: tuple[float, ...] = (1e-4, 1e-2, 1.0)
+  """Standard deviations of the random weights to start from; LeCun's is tried
+  besides."""
+  epochs: tuple[int, ...] = (10,)
+  """Passes over the rows, of more than one."""
+  batch_sizes: tuple[int, ...] | None = None
+  """Rows of a step, on average. Each is tried as Poisson samples and as a
+  partition of all rows. Default: a tenth of the rows."""
+  clip_norms: tuple[float, ...] = (0.1, 10.0)
+  """Largest norm of one example's gradient."""
+  learning_rate: float | None = None
+  """Learning rate of the heads whose accuracy depends on it: several steps, or
+  random weights to start from. Default: a rule of n, K and the noise."""
 
 
 def cells(choices: Choices, caches: Sequence[str]) -> list[Cell]:
-  """The lines of the table, the base first.
-
-  Args:
-    choices: what to try.
-    caches: names of the caches; more than one are the resolutions.
+  """The lines of the table, the base first; caches are named resolutions.
 
   Raises:
     InputError: there is nothing to try, or something twice.
@@ -77,39 +68,36 @@ def cells(choices: Choices, caches: Sequence[str]) -> list[Cell]:
     steps = dataclasses.replace(base, **changes)
     return Cell(axis=axis, setting=setting, head=_head(steps), cache=cache)
 
-  found = [cell(BASE, "lamb, zero, 1 epoch, full batch, clip 1")]
-  if "optimizer" in choices.axes:
-    found += [
-      cell("optimizer", name, optimizer=name) for name in ("adam", "momentum")
-    ]
-  if "init" in choices.axes:
-    found += [
-      cell("init", f"normal {scale:g}", init="normal", init_scale=scale)
-      for scale in choices.init_scales
-    ]
-    found.append(cell("init", "lecun", init="lecun"))
-  if "epochs" in choices.axes:
-    found += [
-      cell("epochs", f"{epochs}", epochs=epochs) for epochs in choices.epochs
-    ]
-  if "batch" in choices.axes:
-    found += [
-      cell(
-        "batch",
+  tried: dict[AblationAxis, list[tuple[str, dict[str, Any]]]] = {
+    "optimizer": [(name, {"optimizer": name}) for name in ("adam", "momentum")],
+    "init": [
+      *(
+        (f"normal {scale:g}", {"init": "normal", "init_scale": scale})
+        for scale in choices.init_scales
+      ),
+      ("lecun", {"init": "lecun"}),
+    ],
+    "epochs": [(f"{epochs}", {"epochs": epochs}) for epochs in choices.epochs],
+    "batch": [
+      (
         f"{size}, {sampling}, {epochs} epoch{'s' if epochs > 1 else ''}",
-        batch_size=size,
-        sampling=sampling,
-        epochs=epochs,
+        {"batch_size": size, "sampling": sampling, "epochs": epochs},
       )
-      for size in choices.batch_sizes
+      for size in choices.batch_sizes or ()
       for epochs in (1, *choices.epochs)
       for sampling in get_args(MinibatchName)
-    ]
-  if "clip" in choices.axes:
-    found += [
-      cell("clip", f"{clip:g}", l2_clip_norm=clip)
-      for clip in choices.clip_norms
-    ]
+    ],
+    "clip": [
+      (f"{clip:g}", {"l2_clip_norm": clip}) for clip in choices.clip_norms
+    ],
+  }
+  found = [cell(BASE, "lamb, zero, 1 epoch, full batch, clip 1")]
+  found += [
+    cell(axis, setting, **changes)
+    for axis, settings in tried.items()
+    if axis in choices.axes
+    for setting, changes in settings
+  ]
   found += [
     cell("resolution", name, cache=i) for i, name in enumerate(caches) if i > 0
   ]

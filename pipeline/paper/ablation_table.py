@@ -7,19 +7,12 @@ from typing import NamedTuple
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.pipeline.runs.results import (
-  SweepRow,
-  grouped,
-  mark,
-  mean_top1,
-  top1_cell,
-  with_noise,
-)
+from oneshot_dp.pipeline.runs import results
 from oneshot_dp.pipeline.runs.text_table import text_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AblationRow(SweepRow):
+class AblationRow(results.SweepRow):
   """One head of an ablation; the columns of results.csv, in this order.
 
   Attributes:
@@ -48,16 +41,20 @@ class Line(NamedTuple):
   @property
   def mean(self) -> float:
     """The mean accuracy over draws, in %."""
-    return 100 * mean_top1(self.private)
+    return 100 * results.mean_top1(self.private)
 
 
 def lines_of(rows: Sequence[AblationRow]) -> list[Line]:
   """The settings, in the order that they first come."""
   lines = []
-  for (axis, setting), group in grouped(rows, "axis", "setting").items():
+  for (axis, setting), group in results.grouped(
+    rows, "axis", "setting"
+  ).items():
     exact = [100 * row.top1 for row in group if math.isinf(row.epsilon)]
     lines.append(
-      Line(axis, setting, with_noise(group), exact[0] if exact else None)
+      Line(
+        axis, setting, results.with_noise(group), exact[0] if exact else None
+      )
     )
   return lines
 
@@ -84,14 +81,14 @@ def ablation_table(rows: Sequence[AblationRow]) -> str:
   )
   if exact:
     table.append(f"the column without noise is {NOT_PRIVATE}")
-  if mark(with_noise(rows)):
+  if results.mark(results.with_noise(rows)):
     table.append(f"the noise comes from a seed: all of it is {NOT_PRIVATE}")
   return "\n".join(table)
 
 
 def _cells(line: Line, base: Line) -> list[str]:
   change = f"{line.mean - base.mean:+.2f}"
-  cells = [line.axis, line.setting, top1_cell(line.private), change]
+  cells = [line.axis, line.setting, results.top1_cell(line.private), change]
   if line.exact is not None and base.exact is not None:
     cells += [f"{line.exact:.2f}", f"{line.exact - base.exact:+.2f}"]
   return cells

@@ -1,10 +1,7 @@
 """The paper's figures on a cache of one's own: one method at several deltas.
 
-DIR/results.csv              one row per head, and one more by ReaL labels
-DIR/results.json             the same, with what the whole run cost
-DIR/config.json              everything that was asked for
-DIR/accuracy-vs-epsilon.png  and the others that `figure_plots` draws
-DIR/heads/ …                 a head each
+What it writes is a run's (see `runs.run`), with a second row of results.csv for
+each head by ReaL labels, and the pictures of `figure_plots`.
 """
 
 import dataclasses
@@ -18,23 +15,15 @@ from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.pipeline.paper.published import references_for
+from oneshot_dp.pipeline.runs import results
 from oneshot_dp.pipeline.runs.evaluation import (
   PUBLIC_STATEMENT,
   Evaluation,
   evaluate_on_public_labels,
 )
 from oneshot_dp.pipeline.runs.real_labels import RealLabels
-from oneshot_dp.pipeline.runs.results import (
-  SweepRow,
-  cost_of,
-  epsilon_titles,
-  grouped,
-  mark,
-  top1_cell,
-  with_noise,
-)
+from oneshot_dp.pipeline.runs.results import SweepRow
 from oneshot_dp.pipeline.runs.run import Run, rows_of
-from oneshot_dp.pipeline.runs.text_table import text_table
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_trainer,
@@ -52,7 +41,7 @@ def run_figures(
   real_labels: Path | None = None,
   references: bool = False,
 ) -> list[SweepRow]:
-  """Trains, evaluates, draws and writes it.
+  """Trains, evaluates, draws and writes it; returns its results.csv.
 
   Formal guarantees: each head is (ε, δ)-DP at its own ε and δ. Heads of one δ
   and draw are nested, and cost what the largest ε does; draws and deltas have
@@ -65,9 +54,6 @@ def run_figures(
     privacies: the deltas, alike in everything else.
     real_labels: the file of ReaL labels of the evaluation rows.
     references: draw published numbers though it is not ImageNet.
-
-  Returns:
-    The rows of results.csv.
 
   Raises:
     InputError: caches that do not fit each other, ReaL labels that do not fit
@@ -121,7 +107,7 @@ def run_figures(
     cost={
       "neighboring_relation": plans[0].neighboring_relation.name,
       "composed_epsilon": {str(delta): e for delta, e in composed.items()},
-      "releases": [cost_of(plan) for plan in plans],
+      "releases": [results.cost_of(plan) for plan in plans],
       "references": [dataclasses.asdict(each) for each in drawn],
     },
     evaluation=statement,
@@ -152,27 +138,23 @@ def _composed(plans: Sequence[ReleasePlan]) -> dict[float, float]:
 
 def figures_table(rows: Sequence[SweepRow]) -> str:
   """One line per delta and kind of labels, one column per epsilon."""
-  epsilons = sorted(grouped(with_noise(rows), "epsilon"))
   about: dict[tuple[str, str], list[SweepRow]] = {}
   for row in rows:
     delta = f"delta {printable(row.delta)}"
     name = delta if math.isfinite(row.epsilon) else "no noise"
     about.setdefault((name, row.evaluation), []).append(row)
-  lines, notes = [], []
+  lines = []
   for (name, evaluation), group in about.items():
-    groups = grouped(group, "epsilon")
-    found = (groups[e] for e in (*epsilons, math.inf) if e in groups)
-    lines.append([name, *map(top1_cell, found)])
     labels = f"({evaluation}: {group[0].num_eval_examples:,} rows)"
-    notes.append("  ".join(filter(None, [mark(group), labels])))
+    note = "  ".join(filter(None, [results.mark(group), labels]))
+    lines.append((name, group, note))
   together = ", or ".join(
     f"epsilon = {printable(each[0].composed_epsilon)} at delta ="
     f" {printable(delta)}"
-    for delta, each in grouped(rows, "delta").items()
+    for delta, each in results.grouped(rows, "delta").items()
   )
-  footer = (
+  return results.epsilon_table(
+    lines,
     f"all private heads together: {together}; trained on"
-    f" {rows[0].num_examples:,} examples"
+    f" {rows[0].num_examples:,} examples",
   )
-  table = text_table(epsilon_titles(epsilons), lines, notes)
-  return "\n".join([*table, footer])

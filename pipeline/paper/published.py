@@ -19,13 +19,10 @@ class Published:
   """The accuracy that a paper states, at one epsilon or several.
 
   Attributes:
-    authors: short, for a legend.
     setting: the backbone and what it was pretrained on, as far as stated.
     method: what was trained, and how.
-    delta: δ of all of them.
     top1: ε → top-1 accuracy, a fraction.
     is_range: one accuracy stated for all ε from the least to the largest.
-    citation: authors and title.
     source: arXiv number, and where in it.
   """
 
@@ -83,10 +80,5 @@ PUBLISHED = (
 def references_for(
   dataset: str, *, always: bool = False
 ) -> tuple[Published, ...]:
-  """What to draw beside results on a data set: all for ImageNet, else none.
-
-  Args:
-    dataset: its public name.
-    always: whatever it is called.
-  """
+  """What to draw beside results: all on ImageNet or if `always`, else none."""
   return PUBLISHED if always or dataset.startswith(IMAGENET) else ()

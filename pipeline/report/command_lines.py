@@ -13,13 +13,7 @@ from oneshot_dp.pipeline.saved_head.public_record import SETTING
 
 
 class Places(NamedTuple):
-  """Where things are now.
-
-  Attributes:
-    cache: the private training cache.
-    eval_cache: the evaluation cache.
-    ledger_dir: the ledgers.
-  """
+  """Where things are now."""
 
   cache: Path
   eval_cache: Path

@@ -1,9 +1,8 @@
 """What a run cost by its receipts, and what is spent and left in the ledger."""
 
-import dataclasses
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.ledger.spending import spending_of
+from oneshot_dp.pipeline.ledger.spending import CAP, Spending, spending_of
 from oneshot_dp.pipeline.report.run_record import RunRecord
 from oneshot_dp.pipeline.saved_head.check_receipt import same
 
@@ -45,43 +44,37 @@ class RunCost(NamedTuple):
 def cost_of(run: RunRecord, unsound: Collection[str] = ()) -> RunCost:
   """Composes what the receipts say, and holds results.json against it.
 
-  Args:
-    run: the run.
-    unsound: paths of heads whose receipts do not hold by themselves: nothing
-      is held against those.
+  But for heads at `unsound` paths: their receipts do not hold by themselves.
 
   Raises:
     InputError: a receipt lacks something, or results.json says something else.
   """
   try:
     cost = _cost(run)
-    contradictions = _contradictions(run, cost, unsound)
+    contradiction = next(_contradictions(run, cost, unsound), None)
   except (KeyError, TypeError, ValueError) as error:
     raise InputError(
       f"{run.directory} is damaged ({error!r}); run it again."
     ) from error
-  if contradictions:
+  if contradiction:
     raise InputError(
-      f"{run.directory}: {contradictions[0]}: results.json does not say what"
+      f"{run.directory}: {contradiction}: results.json does not say what"
       " the receipts say; run it again."
     )
   return cost
 
 
 def _cost(run: RunRecord) -> RunCost:
-  receipts = [run.receipts[row.path] for row in run.noisy]
-  sections = [receipt["composition"] for receipt in receipts]
+  noisy = [run.receipts[row.path] for row in run.noisy]
+  sections = [receipt["composition"] for receipt in noisy]
   # One for all heads of a plan.
   plans = {json.dumps(each, sort_keys=True): each for each in sections}
   events = [event_from_json(each["dp_event"]) for each in plans.values()]
-  relations = {each["privacy"]["neighboring_relation"] for each in receipts}
+  (relation,) = {each["privacy"]["neighboring_relation"] for each in noisy}
 
-  def epsilon_of(*events: DpEvent) -> float:
-    # Without noise nothing composes.
-    (relation,) = relations or {"REPLACE_SPECIAL"}
-    return epsilon_of_event(
-      composed(events), run.delta, NeighboringRelation[relation]
-    )
+  def epsilon_of(*others: DpEvent) -> float:
+    together = composed([*events, *others])
+    return epsilon_of_event(together, run.delta, NeighboringRelation[relation])
 
   entries = {
     receipt["composition"]["ledger_entry"] for receipt in run.receipts.values()
@@ -92,34 +85,29 @@ def _cost(run: RunRecord) -> RunCost:
     evaluation = run.results["evaluation"]
     # As the ledger counts it.
     counts = GaussianDpEvent(evaluation["noise_multiplier"])
-    with_accuracies = epsilon_of(*events, counts)
+    with_accuracies = epsilon_of(counts)
     entries.add(evaluation["ledger_entry"])
-  return RunCost(
-    heads=epsilon_of(*events),
-    with_accuracies=with_accuracies,
-    entries=frozenset(entries),
-  )
+  return RunCost(epsilon_of(), with_accuracies, frozenset(entries))
 
 
 def _contradictions(
   run: RunRecord, cost: RunCost, unsound: Collection[str]
-) -> list[str]:
-  found = [
-    f"{name} of {row.path} is {getattr(row, name)!r}, and its receipt makes it"
-    f" {expected!r}"
-    for row in run.rows
-    if row.path not in unsound
-    for name, expected in _row_of(run.receipts[row.path]).items()
-    if getattr(row, name) != expected
-  ]
+) -> Iterator[str]:
+  for row in run.rows:
+    expected = {} if row.path in unsound else _row_of(run.receipts[row.path])
+    for name, value in expected.items():
+      if getattr(row, name) != value:
+        yield (
+          f"{name} of {row.path} is {getattr(row, name)!r}, and its receipt"
+          f" makes it {value!r}"
+        )
   stated = [run.results["composed_epsilon"]]
-  stated += [row.composed_epsilon for row in run.rows]
-  found += [
-    f"composed_epsilon is {epsilon!r}, and the receipts come to {cost.heads!r}"
-    for epsilon in stated
-    if not same(epsilon, cost.heads)
-  ]
-  return found
+  for epsilon in stated + [row.composed_epsilon for row in run.rows]:
+    if not same(epsilon, cost.heads):
+      yield (
+        f"composed_epsilon is {epsilon!r}, and the receipts come to"
+        f" {cost.heads!r}"
+      )
 
 
 def _row_of(receipt: dict[str, Any]) -> dict[str, Any]:
@@ -139,14 +127,7 @@ def _row_of(receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 class Entry(NamedTuple):
-  """A line of the ledger.
-
-  Attributes:
-    day: when, of the UTC calendar.
-    what: what was let out.
-    cost: ε at δ; None where none covers it.
-    is_of_this_run: whether it paid for the run.
-  """
+  """A line of the ledger; a cost of None is that no ε covers it."""
 
   day: str
   what: str
@@ -154,41 +135,28 @@ class Entry(NamedTuple):
   is_of_this_run: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BudgetStatus:
-  """A ledger, read.
+class BudgetStatus(NamedTuple):
+  """A ledger, read; every ε is of all private releases together.
 
   Attributes:
-    dataset: whose.
-    spent: ε of all private releases together, at delta.
+    spending: what they add up to, in the run's relation.
     delta: the run's, so that its ε can be held against what is spent.
-    relation: the run's.
+    spent: ε at delta.
     cap: what it may come to.
-    under_cap: ε of all private releases together, as the cap counts it: at its
-      delta, in its relation.
+    under_cap: ε as the cap counts it: at its delta, in its relation.
     left: ε of one more release under the cap, at its delta.
-    not_private: entries that no ε covers.
-    charges: entries, caps aside.
-    entries: the latest, newest first.
+    entries: the latest, caps aside, newest first.
     has_this_run: whether the entries that paid for the run are there.
   """
 
-  dataset: str
-  spent: float
+  spending: Spending
   delta: float
-  relation: NeighboringRelation
+  spent: float
   cap: Cap | None
   under_cap: float | None
   left: float | None
-  not_private: int
-  charges: int
-  entries: tuple[Entry, ...]
+  entries: list[Entry]
   has_this_run: bool
-
-  @property
-  def earlier(self) -> int:
-    """Entries that are not among the latest."""
-    return self.charges - len(self.entries)
 
 
 def budget_status(
@@ -199,52 +167,33 @@ def budget_status(
 ) -> BudgetStatus | str:
   """Reads the ledger of a run's data set; or says why it cannot, in words.
 
-  Args:
-    ledger_dir: where ledgers are.
-    run: the run.
-    paid: names of the entries that paid for it.
-    relation: the run's.
+  `paid` has the names of the entries that paid for the run.
   """
-  ledger = Ledger(run.dataset, ledger_dir)
   try:
-    entries = ledger.entries()
+    entries = Ledger(run.dataset, ledger_dir).entries()
     if not entries:
       return f"there is no ledger of {run.dataset!r} in {ledger_dir}"
-    return _status(entries, run, paid, relation)
+    cap, spending = cap_of(entries), spending_of(entries, relation)
+    delta = max(run.delta, LEAST_DELTA) if spending.has_samples else run.delta
+    under_cap = left = None
+    if cap is not None:
+      its = cap.max_delta, cap.neighboring_relation
+      under_cap = spending_of(entries, its[1]).epsilon(its[0])
+      left = cap.left(entries, *its)
+    charges = [entry for entry in entries if entry.get("kind") != CAP]
+    latest = reversed(charges[-_MOST_ENTRIES:])
+    return BudgetStatus(
+      spending=spending,
+      delta=delta,
+      spent=spending.epsilon(delta),
+      cap=cap,
+      under_cap=under_cap,
+      left=left,
+      entries=[_entry(entry, paid) for entry in latest],
+      has_this_run=paid <= {entry["entry"] for entry in entries},
+    )
   except (InputError, RunError) as error:
     return str(error)
-
-
-def _status(
-  entries: list[dict[str, Any]],
-  run: RunRecord,
-  paid: frozenset[str],
-  relation: NeighboringRelation,
-) -> BudgetStatus:
-  cap = cap_of(entries)
-  spent = spending_of(entries, relation)
-  delta = max(run.delta, LEAST_DELTA) if spent.has_samples else run.delta
-  under_cap = left = None
-  if cap is not None:
-    its, relation_of_cap = cap.max_delta, cap.neighboring_relation
-    under_cap = spending_of(entries, relation_of_cap).epsilon(its)
-    left = cap.left(entries, its, relation_of_cap)
-  charges = [entry for entry in entries if entry.get("kind") != "cap"]
-  return BudgetStatus(
-    dataset=run.dataset,
-    spent=spent.epsilon(delta),
-    delta=delta,
-    relation=relation,
-    cap=cap,
-    under_cap=under_cap,
-    left=left,
-    not_private=spent.not_private,
-    charges=spent.charges,
-    entries=tuple(
-      _entry(entry, paid) for entry in reversed(charges[-_MOST_ENTRIES:])
-    ),
-    has_this_run=paid <= {entry["entry"] for entry in entries},
-  )
 
 
 def _entry(entry: dict[str, Any], paid: frozenset[str]) -> Entry:

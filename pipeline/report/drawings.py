@@ -1,7 +1,5 @@
 """The pictures of a page: what is drawn, and what is to be seen in them."""
 
-import functools
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -32,6 +30,7 @@ _MOST_NUMBERED = 12
 _SHORT = 2
 _PALE = 0.65
 """Cells darker than this need light numbers, in both sets of colours."""
+_SQUARE = 0.47 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)])
 
 
 def accuracy(findings: Findings) -> Plan:
@@ -54,7 +53,6 @@ def accuracy(findings: Findings) -> Plan:
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, -1), min(high, 101))
     axes.grid(alpha=1)
-    axes.set_axisbelow(True)
     for ceiling in axes.lines:
       if NOT_PRIVATE in str(ceiling.get_label()):
         ceiling.set_color(WARN)
@@ -135,7 +133,6 @@ def noise_and_signal(findings: Findings) -> Plan | None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("length of the sum, in clipped rows")
     axes.grid(axis="x")
-    axes.set_axisbelow(True)
     figure.legend(loc="outside lower left", frameon=False, alignment="left")
 
   height = _height(len(names)) + 0.8
@@ -181,7 +178,6 @@ def class_accuracy(findings: Findings) -> Plan | None:
       axes.set_xlabel("classes, weakest first")
       axes.set_ylabel("named right")
       axes.grid(axis="y")
-    axes.set_axisbelow(True)
 
   height = _height(len(names))
   return Plan(
@@ -199,44 +195,39 @@ def confusion(findings: Findings) -> Plan | None:
   if isinstance(answers, str) or len(names) > MOST_NAMED:
     return None
   shares = answers.confusion(len(names))
+
+  def draw(figure: Figure) -> None:
+    axes = figure.subplots()
+    cells = np.argwhere(shares > 0)[:, None, ::-1]
+    squares = PolyCollection(
+      list(cells + _SQUARE),
+      facecolors=[to_rgba(FILL, share) for share in shares[shares > 0]],
+      linewidths=0,
+    )
+    axes.add_collection(squares)
+    if len(names) <= _MOST_NUMBERED:
+      _number_cells(axes, shares, 9.0 if is_wide(figure) else 7.5)
+    axes.set_aspect("equal")
+    name_lines(axes, names)
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xticks(
+      range(len(names)),
+      [short(name) for name in names],
+      rotation=0 if max(map(len, names)) <= _SHORT else 90,
+    )
+    axes.tick_params(length=0)
+    axes.set_xlabel("answer")
+    axes.set_ylabel("label")
+    axes.spines[:].set(visible=True, color=RULE)
+
   return Plan(
     alt="Lines are labels, columns are answers; the table of the most confused"
     " pairs says the same in words.",
     title=f"Answers to each class, % ({_of_head(findings)})",
     heights=(6.2, 4.1),
-    draw=functools.partial(_draw_matrix, shares, names),
+    draw=draw,
   )
-
-
-def _draw_matrix(
-  shares: np.ndarray, names: tuple[str, ...], figure: Figure
-) -> None:
-  axes = figure.subplots()
-  cells = [tuple(cell) for cell in np.argwhere(shares > 0).tolist()]
-  axes.add_collection(
-    PolyCollection(
-      [_square(answer, label) for label, answer in cells],
-      facecolors=[to_rgba(FILL, float(shares[cell])) for cell in cells],
-      linewidths=0,
-    )
-  )
-  if len(names) <= _MOST_NUMBERED:
-    _number_cells(axes, shares, 9.0 if is_wide(figure) else 7.5)
-  axes.set_aspect("equal")
-  name_lines(axes, names)
-  axes.set_xlim(-0.5, len(names) - 0.5)
-  axes.set_ylim(len(names) - 0.5, -0.5)
-  upright = max(map(len, names)) <= _SHORT
-  axes.set_xticks(
-    range(len(names)),
-    [short(name) for name in names],
-    rotation=0 if upright else 90,
-  )
-  axes.tick_params(length=0)
-  axes.set_xlabel("answer")
-  axes.set_ylabel("label")
-  axes.spines[:].set_visible(True)
-  axes.spines[:].set_color(RULE)
 
 
 def _number_cells(axes: Axes, shares: np.ndarray, size: float) -> None:
@@ -246,14 +237,6 @@ def _number_cells(axes: Axes, shares: np.ndarray, size: float) -> None:
       color = ON_FILL if share > _PALE else INK
       style = {"color": color, "ha": "center", "va": "center", "size": size}
       axes.text(answer, label, percent, style)
-
-
-def _square(x: int, y: int) -> list[tuple[float, float]]:
-  half = 0.47
-  return [
-    (x + a, y + b)
-    for a, b in ((-half, -half), (half, -half), (half, half), (-half, half))
-  ]
 
 
 PICTURES = {

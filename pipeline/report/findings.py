@@ -39,16 +39,12 @@ class Findings:
   Where there is no such thing, a sentence says why.
 
   Attributes:
-    run: the run.
     places: where its caches and ledgers are now.
     chosen: the heads that are looked at, over draws.
     receipt: of the first of them.
     checks: what `verify` finds about each.
-    cost: of the run, by its receipts.
-    budget: the ledger.
     answers: what they answer on public evaluation rows.
     compared: noise and signal of each class.
-    compared_head: the method that it is about.
   """
 
   run: RunRecord
@@ -60,7 +56,6 @@ class Findings:
   budget: BudgetStatus | str
   answers: PublicAnswers | str
   compared: NoiseAndSignal | str
-  compared_head: str
 
   @property
   def notes(self) -> tuple[str, ...]:
@@ -86,15 +81,7 @@ def look(
 ) -> Findings:
   """Reads a run, its ledger, and the evaluation rows if they are public.
 
-  The private rows are not read.
-
-  Args:
-    directory: what `sweep` or `compare` wrote.
-    epsilon: the head that is looked at closely; None is the middle one.
-    head: the method of that head; None is the most accurate at that epsilon.
-    cache: where the private cache is now; None is where it was.
-    eval_cache: the same of the evaluation cache.
-    ledger_dir: the same of the ledgers.
+  The private rows are not read. See `oneshot-dp report --help` for arguments.
 
   Raises:
     InputError: the directory is of no run, or what was asked for is not in it;
@@ -122,13 +109,10 @@ def look(
   cost = cost_of(run, unsound)
   receipt = run.receipts[chosen[0].path]
   sums, summed = _known_sums(run, chosen[0])
-  rows = _evaluation_rows(run, places, is_given=eval_cache is not None)
-  answers: PublicAnswers | str
-  if isinstance(rows, str):
-    answers = rows
-  else:
+  answers = _evaluation_rows(run, places, is_given=eval_cache is not None)
+  if not isinstance(answers, str):
     clipped = None if isinstance(sums, str) else sums.clipped
-    answers = ask([run.head(row).head for row in chosen], rows, clipped)
+    answers = ask([run.head(row).head for row in chosen], answers, clipped)
     if not _fit(answers, chosen):
       answers = f"{places.eval_cache} does not hold the rows that were scored"
   relation = NeighboringRelation[receipt["privacy"]["neighboring_relation"]]
@@ -142,16 +126,11 @@ def look(
     budget=budget_status(places.ledger_dir, run, cost.entries, relation),
     answers=answers,
     compared=_compared(run, answers, sums, summed),
-    compared_head=summed[0].head,
   )
 
 
 def _open(path: Path, then: dict[str, Any]) -> FeatureCache:
-  """A cache, if it is the one that the run had.
-
-  Raises:
-    InputError: it is another one, or gone.
-  """
+  """A cache, if it is the one that the run had; else an InputError."""
   cache = open_cache(path)
   if cache.fingerprint != then["fingerprint"]:
     raise InputError(
@@ -191,40 +170,35 @@ def _fit(answers: PublicAnswers, chosen: tuple[SweepRow, ...]) -> bool:
 
 def _known_sums(
   run: RunRecord, chosen: SweepRow
-) -> tuple[SumOfRows | str, list[SweepRow]]:
-  """The sums of the chosen method, or else of another of the run.
+) -> tuple[SumOfRows | str, SweepRow]:
+  """The sums of the chosen head, or else of one of another method, and it.
 
-  Returns:
-    The sums, or why there are none; and a head of that method for each epsilon.
+  Where there are none, a sentence says why.
   """
-  methods = grouped(run.noisy, "head")
-  why_not = ""
-  for method in (chosen.head, *methods):
-    row = chosen if method == chosen.head else methods[method][0]
-    sums = sums_of(run.receipts[row.path])
-    if not isinstance(sums, str):
-      break
-    why_not = why_not or sums
-  else:
-    sums, method = why_not, chosen.head
-  firsts = {row.epsilon: row for row in reversed(methods[method])}
-  return sums, [firsts[epsilon] for epsilon in sorted(firsts)]
+  others = [rows[0] for rows in grouped(run.noisy, "head").values()]
+  found = [(sums_of(run.receipts[r.path]), r) for r in (chosen, *others)]
+  known = (each for each in found if not isinstance(each[0], str))
+  return next(known, found[0])
 
 
 def _compared(
   run: RunRecord,
   answers: PublicAnswers | str,
   sums: SumOfRows | str,
-  rows: list[SweepRow],
+  summed: SweepRow,
 ) -> NoiseAndSignal | str:
   if isinstance(sums, str):
     return sums
   if isinstance(answers, str):
     return f"the signal is estimated from public rows, and {answers}"
   assert answers.class_sums is not None
-  noise_sds = {
-    row.epsilon: run.receipts[row.path]["privacy"]["noise_sd_steps"]
-    for row in rows
-  }
-  scale = rows[0].num_examples / len(answers.label)
-  return sums.compared(answers.class_sums, scale, noise_sds)
+  heads = grouped(run.noisy, "head")[summed.head]
+  return sums.compared(
+    answers.class_sums,
+    method=summed.head,
+    scale=summed.num_examples / len(answers.label),
+    noise_sds={
+      row.epsilon: run.receipts[row.path]["privacy"]["noise_sd_steps"]
+      for row in sorted(heads, key=lambda row: row.epsilon)
+    },
+  )

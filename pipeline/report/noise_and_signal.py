@@ -17,7 +17,7 @@ from oneshot_dp.extract.cache.block import Block
 from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.one_step.trainer import OneStep
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.pipeline.report.public_answers import ClippedRows
 from oneshot_dp.pipeline.saved_head.public_record import SETTING
@@ -31,12 +31,14 @@ class NoiseAndSignal:
   """L2 norms per class, in clipped rows: 1 is the most that a row can add.
 
   Attributes:
+    method: of the heads whose noise it is.
     signal: ‖estimated sum of a class‖.
     apart: the part of it that the average class does not have: what tells the
       class from others.
     noise: expected norm of the noise on the sum of a class, by epsilon.
   """
 
+  method: str
   signal: Float[np.ndarray, " K"]
   apart: Float[np.ndarray, " K"]
   noise: dict[float, float]
@@ -61,18 +63,18 @@ class SumOfRows:
   def compared(
     self,
     class_sums: Float[np.ndarray, "K D"],
+    *,
+    method: str,
     scale: float,
     noise_sds: dict[float, float],
   ) -> NoiseAndSignal:
-    """Signal and noise.
+    """Signal, of sums of evaluation rows, and noise, by noise_sd_steps.
 
-    Args:
-      class_sums: of the evaluation rows.
-      scale: private rows over evaluation rows.
-      noise_sds: the receipts' noise_sd_steps, by epsilon.
+    `scale` is private rows over evaluation rows.
     """
     sums = scale * (class_sums - self.shared * class_sums.sum(axis=0))
     return NoiseAndSignal(
+      method=method,
       signal=np.linalg.norm(sums, axis=1),
       apart=np.linalg.norm(sums - sums.mean(axis=0), axis=1),
       noise={

@@ -48,6 +48,7 @@ _DARK = {
 """Each colour on light paper, and what stands for it on dark."""
 _FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,sans-serif"
 _LOOK = {
+  "axes.axisbelow": True,
   "axes.edgecolor": MUTED,
   "axes.labelcolor": INK,
   "axes.spines.right": False,
@@ -80,11 +81,8 @@ _SEEDED = f"{NOT_PRIVATE}: the noise comes from a seed"
 class Plan(NamedTuple):
   """What a picture will be.
 
-  Attributes:
-    alt: what is to be seen, for whoever cannot.
-    title: of the files beside the page; on the page there is a heading.
-    heights: of the wide and the narrow one, inches.
-    draw: fills a figure of any width.
+  Its alt says what is to be seen; its title is of the files, as a page has
+  headings; heights, in inches, are of the wide and the narrow one.
   """
 
   alt: str
@@ -94,12 +92,9 @@ class Plan(NamedTuple):
 
 
 class Picture(NamedTuple):
-  """A figure, for the page.
+  """A figure, for the page: data URIs of SVG.
 
-  Attributes:
-    alt: what is to be seen, for whoever cannot.
-    wide, narrow, wide_dark, narrow_dark: data URIs of SVG.
-    width, height: of the wide one, pixels.
+  Width and height are of the wide one, in pixels.
   """
 
   alt: str
@@ -112,12 +107,9 @@ class Picture(NamedTuple):
 
 
 def draw_picture(plan: Plan, path: Path, *, is_private: bool) -> Picture:
-  """Draws one for the page, and writes its PNG and PDF.
+  """Draws one for the page, and writes its PNG and PDF beside `path`.
 
-  Args:
-    plan: the picture.
-    path: of the files, without a suffix.
-    is_private: or else it is marked: its noise comes from a seed.
+  It is marked, unless it is private: its noise comes from a seed.
   """
   mark = [] if is_private else [_SEEDED]
   with matplotlib.rc_context(_LOOK), warnings.catch_warnings():

@@ -18,11 +18,8 @@ ClippedRows = Callable[[Block], Float[np.ndarray, "rows D"]]
 class PublicAnswers:
   """The answers of several heads, and sums of the rows they answered on.
 
-  Attributes:
-    label: of each row; public.
-    answer: of each head on each row.
-    class_sums: of the rows as a mechanism would clip them, class by class; None
-      where none was asked for.
+  The sums are of rows as a mechanism would clip them, class by class; None
+  where none was asked for.
   """
 
   label: Int64[np.ndarray, " n"]
@@ -80,13 +77,8 @@ def ask(
 ) -> PublicAnswers:
   """One pass over evaluation rows; only where their labels are public.
 
-  Args:
-    heads: one or more, of one shape.
-    rows: the evaluation rows.
-    clipped: also sum the rows as this makes them, class by class.
-
-  Raises:
-    InputError: a shard is damaged.
+  Heads are of one shape; rows are also summed as `clipped` makes them, class by
+  class.
   """
   labels, answers = [], []
   sums: np.ndarray | None = None

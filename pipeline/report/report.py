@@ -1,8 +1,4 @@
-"""Writes the page about a run, and its pictures.
-
-DIR/report.html        the page
-DIR/report/accuracy.*  its pictures, each a png and a pdf, and more of them
-                       (`drawings.PICTURES`)
+"""Writes the page about a run, DIR/report.html, and pictures, DIR/report/*.
 
 Run again, it replaces these once all are made, each whole or not at all, and
 removes pictures of its own that are no longer on the page. It touches nothing
@@ -23,13 +19,7 @@ FOLDER = "report"
 
 
 class WrittenReport(NamedTuple):
-  """What `write_report` wrote.
-
-  Attributes:
-    page: the HTML file.
-    figures: pictures beside it.
-    notes: what the page could not show, and why; a line each.
-  """
+  """A page, pictures beside it, and what it could not show, a line each."""
 
   page: Path
   figures: tuple[Path, ...]
@@ -39,15 +29,12 @@ class WrittenReport(NamedTuple):
 def write_report(directory: Path, **options: Any) -> WrittenReport:
   """Reads a run, and writes the page about it.
 
-  The private rows are not read, and no budget is spent.
-
   Args:
     directory: what `sweep` or `compare` wrote.
     options: see `look`.
 
   Raises:
-    InputError: the directory is of no run, or what was asked for is not in it;
-      or the extra `plots` is not installed.
+    InputError: see `look`; or the extra `plots` is not installed.
     RunError: the directory cannot be written.
   """
   try:

@@ -23,14 +23,7 @@ _RENAMED = {"seed": "draw", "num_seeds": "num_draws"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RunRecord:
-  """A run of many heads; `read_run` makes one.
-
-  Attributes:
-    directory: where it is.
-    config: config.json, what was asked for and where it ran.
-    results: results.json, what it cost.
-    rows: its heads.
-  """
+  """A run of many heads: its config.json, results.json, and rows of heads."""
 
   directory: Path
   config: dict[str, Any]
@@ -70,30 +63,13 @@ class RunRecord:
   def delta(self) -> float:
     return self.rows[0].delta
 
-  @property
-  def composed_epsilon(self) -> float:
-    """ε of all private heads together, at δ."""
-    return self.rows[0].composed_epsilon
-
-  @functools.cached_property
-  def epsilons(self) -> tuple[float, ...]:
-    return tuple(sorted(grouped(self.noisy, "epsilon")))
-
   @functools.cached_property
   def receipts(self) -> dict[str, dict[str, Any]]:
-    """Those of all heads, by path.
-
-    Raises:
-      InputError: a head is damaged or gone.
-    """
+    """Those of all heads, by path."""
     return {row.path: self.head(row).receipt for row in self.rows}
 
   def head(self, row: SweepRow) -> SavedHead:
-    """Its weights and receipt.
-
-    Raises:
-      InputError: they are damaged or gone.
-    """
+    """Its weights and receipt; InputError if they are damaged or gone."""
     return read_head(self.directory / row.path)
 
   def chosen(
@@ -108,31 +84,27 @@ class RunRecord:
     Raises:
       InputError: the run has none like that.
     """
+    by_epsilon = grouped(self.noisy, "epsilon")
+    epsilons = sorted(by_epsilon)
     if epsilon is None:
-      epsilon = self.epsilons[(len(self.epsilons) - 1) // 2]
-    if epsilon not in self.epsilons:
-      known = ", ".join(str(each) for each in self.epsilons)
-      raise InputError(
-        f"epsilon={epsilon} is not among those of {self.directory}: give one"
-        f" of {known}."
-      )
-    methods = grouped(grouped(self.noisy, "epsilon")[epsilon], "head")
-    if method is None:
+      epsilon = epsilons[(len(epsilons) - 1) // 2]
+    methods = grouped(by_epsilon.get(epsilon, ()), "head")
+    if methods and method is None:
       method = max(methods, key=lambda name: mean_top1(methods[name]))
-    if method not in methods:
-      raise InputError(
-        f"head={method!r} is not among those of {self.directory}: give one of"
-        f" {', '.join(methods)}."
-      )
+    for name, value, known in (
+      ("epsilon", epsilon, epsilons),
+      ("head", method, methods),
+    ):
+      if value not in known:
+        raise InputError(
+          f"{name}={value!r} is not among those of {self.directory}: give one"
+          f" of {', '.join(map(str, known))}."
+        )
     return tuple(methods[method])
 
 
 def read_run(directory: Path) -> RunRecord:
-  """Reads what `sweep` or `compare` wrote.
-
-  Raises:
-    InputError: it is something else, or damaged.
-  """
+  """What `sweep` or `compare` wrote; InputError for anything else."""
   config = _read(directory / "config.json")
   results = _read(directory / "results.json")
   if "run" not in config:

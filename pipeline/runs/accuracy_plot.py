@@ -80,14 +80,7 @@ def set_out(
   *,
   more_epsilons: Iterable[float] = (),
 ) -> None:
-  """Title, grid and scales; ticks where there are points.
-
-  Args:
-    axes: with all lines in them.
-    rows: what was drawn.
-    dataset: public name.
-    more_epsilons: where other points are.
-  """
+  """Title, grid and scales of drawn rows; ticks where there are points."""
   private = with_noise(rows)
   epsilons = sorted({row.epsilon for row in private} | set(more_epsilons))
   axes.set_xscale("log", base=2)
@@ -119,14 +112,7 @@ def put_legend(
   last: Callable[[Any, str], bool],
   **options: Any,
 ) -> None:
-  """Puts a legend outside the axes.
-
-  Args:
-    figure: with all lines in its axes.
-    rows: what was drawn.
-    last: whether a handle, with its label, is among the last.
-    options: see `Figure.legend`.
-  """
+  """Puts a legend outside the axes; `last` says which entries are the last."""
   handles, labels = figure.axes[0].get_legend_handles_labels()
   entries = sorted(
     zip(handles, labels, strict=True), key=lambda entry: last(*entry)

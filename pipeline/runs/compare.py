@@ -1,8 +1,7 @@
 """Every way to train a head, at every epsilon, side by side.
 
-Heads of one step are all made of the same noisy sums, and cost together what
-one of them does; the others have releases of their own, and everything
-composes.
+Heads of one kind share their releases, and cost what one of them does; kinds
+compose.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
 from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
 from oneshot_dp.linear_dp.heads.registry import head_kind
-from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.one_step.trainer import OneStep
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, Mechanism
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
@@ -45,7 +44,7 @@ def run_compare(
   methods: Sequence[MethodName] | None = None,
   public: PublicRows | None = None,
 ) -> list[SweepRow]:
-  """Trains, evaluates and writes a comparison.
+  """Trains, evaluates and writes a comparison; returns its results.csv.
 
   Formal guarantees: each head is (ε, δ)-DP at its own ε, and all of them
   together at the composed ε of the table. All is charged, or nothing, before
@@ -56,10 +55,7 @@ def run_compare(
     epsilons: one head for each, per method and draw.
     privacy: delta, neighbours and noise source.
     methods: what to compare; None is all that the rows allow.
-    public: what to centre or whiten the rows by.
-
-  Returns:
-    The rows of results.csv.
+    public: see `train_heads`.
 
   Raises:
     InputError: caches that do not fit each other, a bad request, or one that

@@ -40,12 +40,9 @@ _STREAM = 1
 
 
 class Evaluation(NamedTuple):
-  """Accuracies that may be shown, and what they gave away.
+  """Accuracies that may be shown, one per head, and what they gave away.
 
-  Attributes:
-    scores: one per head, in order.
-    description: in a few words, for tables and plots.
-    statement: the same for machines: JSON.
+  In a few words, for tables and plots, and for machines, as JSON.
   """
 
   scores: list[Accuracy]
@@ -54,11 +51,7 @@ class Evaluation(NamedTuple):
 
 
 def check_counts_units(*caches: CacheInfo) -> None:
-  """Refuses noisy counts of rows where a privacy unit may have many.
-
-  Raises:
-    InputError: one of the caches of the run has units coarser than an example.
-  """
+  """Refuses noisy counts of rows where a privacy unit may have many."""
   for info in caches:
     if info.has_units:
       raise InputError(
@@ -73,11 +66,7 @@ def check_counts_units(*caches: CacheInfo) -> None:
 class PrivateEvaluation:
   """A request to score heads on private labels.
 
-  Attributes:
-    plan: what it may cost.
-    source: the noise.
-    cache: the evaluation rows.
-    ledger: of the data set that the evaluation cache was made of.
+  The ledger is of the data set that the evaluation cache was made of.
   """
 
   plan: CountPlan
@@ -196,10 +185,7 @@ def count_cache(
 ) -> SecretHits:
   """Counts the right answers of heads, which are all of one shape.
 
-  Args:
-    heads: one or more.
-    cache: the rows.
-    lists: labels to count by, instead of those of the rows.
+  By the labels of the rows, or by other lists of them.
 
   Raises:
     InputError: a shard or a label is damaged, or the cache does not fit.
@@ -236,11 +222,7 @@ def check_not_trained_on(ledger: Ledger, cache: FeatureCache) -> None:
 
 
 def check_readable(cache: FeatureCache) -> None:
-  """Reads every row once, so that damage is found before it costs budget.
-
-  Raises:
-    InputError: a shard or a label is damaged.
-  """
+  """Reads every row once, so that damage is found before it costs budget."""
   shape = cache.info.feature_dim, cache.info.num_classes
   kernel, bias = (np.zeros(s, np.float32) for s in (shape, shape[1:]))
   count_cache([LinearHead(kernel=kernel, bias=bias)], cache)

@@ -37,13 +37,10 @@ above chance."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RealLabels:
-  """The lists, matched to the rows of a cache.
+  """The lists, by the images' numbers, and how they fit the rows of a cache.
 
   Attributes:
-    lists: by the images' numbers.
-    file_sha256: of the file.
-    num_listed: rows of the cache with a label in their list.
-    num_left_out: rows of the cache whose list is empty.
+    num_listed, num_left_out: rows with a label in their list, and without.
     agreement: share of the listed rows whose own label is in the list.
   """
 

@@ -73,6 +73,11 @@ def mean_top1(rows: Sequence[SweepRow]) -> float:
   return statistics.mean(row.top1 for row in rows)
 
 
+def mean_top5(rows: Sequence[SweepRow]) -> float:
+  """The same of the first five answers."""
+  return statistics.mean(row.top5 for row in rows)
+
+
 def spread_top1(rows: Sequence[SweepRow]) -> float | None:
   """The standard deviation over draws; None where there is one draw."""
   return statistics.stdev(row.top1 for row in rows) if len(rows) > 1 else None
@@ -90,10 +95,20 @@ def mark(rows: Iterable[SweepRow]) -> str:
   return "" if all(row.private for row in rows) else NOT_PRIVATE
 
 
-def epsilon_titles(epsilons: Iterable[float]) -> list[str]:
-  """The header of a table with a column for each epsilon."""
-  named = (f"epsilon {printable(epsilon)}" for epsilon in epsilons)
-  return ["top-1 %", *(f"{name:>13}" for name in named)]
+def epsilon_table(
+  lines: Iterable[tuple[str, Sequence[SweepRow], str]], footer: str
+) -> str:
+  """Top-1 in a column for each epsilon; a line has a name, rows, and a note."""
+  names, groups, notes = zip(*lines, strict=True)
+  epsilons = sorted({r.epsilon for rows in groups for r in with_noise(rows)})
+  cells = []
+  for name, rows in zip(names, groups, strict=True):
+    of_epsilon = grouped(rows, "epsilon")
+    found = (e for e in (*epsilons, math.inf) if e in of_epsilon)
+    cells.append([name, *(top1_cell(of_epsilon[e]) for e in found)])
+  titles = (f"epsilon {printable(epsilon)}" for epsilon in epsilons)
+  header = ["top-1 %", *(f"{title:>13}" for title in titles)]
+  return "\n".join([*text_table(header, cells, notes), footer])
 
 
 def accuracy_table(rows: Sequence[SweepRow]) -> str:
@@ -112,7 +127,7 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
         printable(epsilon),
         f"{group[0].noise_multiplier:.4f}",
         top1_cell(group),
-        f"{100 * statistics.mean(row.top5 for row in group):.2f}",
+        f"{100 * mean_top5(group):.2f}",
         str(len(group)),
       ]
       for epsilon, group in groups
@@ -124,23 +139,16 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
 
 
 def comparison_table(rows: Sequence[SweepRow]) -> str:
-  """One line per method, one column per epsilon: top-1 with spread."""
-  epsilons = sorted(grouped(with_noise(rows), "epsilon"))
-  lines, notes = [], []
-  for method, of_method in grouped(rows, "head").items():
-    groups = grouped(of_method, "epsilon")
-    if math.inf in groups:
-      lines.append([method, top1_cell(groups[math.inf])])
-      notes.append(f"{NOT_PRIVATE}: no noise")
-    else:
-      lines.append([method, *(top1_cell(groups[e]) for e in epsilons)])
-      notes.append(mark(of_method))
+  """One line per method, one column per epsilon; no noise, one accuracy."""
   releases = "; ".join(
     f"{order}: {', '.join(grouped(group, 'head'))}"
     for order, group in grouped(with_noise(rows), "release").items()
   )
-  table = text_table(epsilon_titles(epsilons), lines, notes)
-  return "\n".join([*table, _footer(rows[0], releases)])
+  lines = [
+    (method, group, mark(group) + ("" if with_noise(group) else ": no noise"))
+    for method, group in grouped(rows, "head").items()
+  ]
+  return epsilon_table(lines, _footer(rows[0], releases))
 
 
 def _footer(first: SweepRow, releases: str) -> str:
@@ -171,11 +179,7 @@ def write_tables(
 ) -> None:
   """Writes results.csv and results.json; accuracies are fractions.
 
-  Args:
-    directory: where.
-    rows: the heads.
-    cost: what all of them together cost; JSON.
-    evaluation: what was released to score them; JSON.
+  The cost is of all rows together, and the evaluation what scored them; JSON.
   """
   with (directory / "results.csv").open("w", newline="") as file:
     columns = [field.name for field in dataclasses.fields(rows[0])]

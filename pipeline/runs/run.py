@@ -12,6 +12,7 @@ DIR/heads/ …       a head each
 
 import dataclasses
 import datetime
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,11 +64,7 @@ class Run:
     return self.train.info.dataset
 
   def check(self) -> None:
-    """Refuses a place that is taken, and caches that do not fit each other.
-
-    Raises:
-      InputError, RunError: so it is.
-    """
+    """Refuses a place that is taken, and caches that do not fit each other."""
     output_dir.check_absent(self.out)
     check_pair(self.train, self.evaluation)
 
@@ -138,25 +135,22 @@ class Run:
         write_head(folder, head, cache.info)
       write_tables(directory, rows, cost, evaluation)
       (directory / "config.json").write_text(as_json(config))
-      pictures.draw(plot or self._plotter(rows), directory)
+      plot = plot or functools.partial(_plot_accuracy, rows, self.dataset)
+      pictures.draw(plot, directory)
       # One for all: what other caches were trained on are the same images.
       note_published(cache_ledger(self.train, self.ledger_dir), folders)
 
-  def _plotter(self, rows: Sequence[SweepRow]) -> Callable[[Path], object]:
-    def plot(directory: Path) -> None:
-      from oneshot_dp.pipeline.runs.accuracy_plot import plot_accuracy
 
-      plot_accuracy(rows, self.dataset, directory)
+def _plot_accuracy(
+  rows: Sequence[SweepRow], dataset: str, directory: Path
+) -> None:
+  from oneshot_dp.pipeline.runs.accuracy_plot import plot_accuracy
 
-    return plot
+  plot_accuracy(rows, dataset, directory)
 
 
 def check_pair(train: FeatureCache, evaluation: FeatureCache) -> None:
-  """Refuses to score heads on rows of another kind, or on those trained on.
-
-  Raises:
-    InputError: the caches do not fit each other, or share rows.
-  """
+  """Refuses to score heads on rows of another kind, or on those trained on."""
   FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
@@ -184,8 +178,7 @@ def rows_of(
     scored: their accuracies.
     train: the private rows.
     composed: δ → ε of all private heads of the run together.
-    prefixes: what the names of the heads' directories begin with, to tell them
-      from their neighbours.
+    prefixes: what tells the names of their directories from their neighbours'.
   """
   rows = []
   for head, score, start in zip(trained, scored.scores, prefixes, strict=False):

@@ -39,21 +39,18 @@ def run_sweep(
   public: PublicRows | None = None,
   private_eval: float | None = None,
 ) -> list[SweepRow]:
-  """Trains, evaluates and writes a sweep.
+  """Trains, evaluates and writes a sweep; returns the rows of results.csv.
 
   Args:
     run: the rows, and where results go.
     epsilons: one head for each, per draw.
     privacy: delta, neighbours and noise source.
-    config: clipping and optimizer.
-    order: nested or independent releases; None is the cheapest.
+    config: the head.
+    order: of releases; None is the cheapest.
     max_rows_per_unit: see `train_heads`.
-    public: what to centre or whiten the rows by.
+    public: see `train_heads`.
     private_eval: ε of all accuracies together, charged to the ledger of the
       evaluation rows; None takes their labels for public.
-
-  Returns:
-    The rows of results.csv.
 
   Raises:
     InputError: caches that do not fit each other, or a bad request; nothing is

@@ -25,10 +25,7 @@ def in_one_line(
 ) -> str:
   """A framed message of tyro's, without its frame and the help of each flag.
 
-  Args:
-    box: the message.
-    prog: the command that it is about.
-    known_flags: the command's, asked for only if there is an unknown one.
+  `known_flags` are the command's, asked for only if there is an unknown one.
   """
   said: list[str] = []
   of_a_flag = False

@@ -47,9 +47,7 @@ complete -o default -F {function} {prog}"""
 def completion_script(shell: str, commands: Mapping[str, Any]) -> str:
   """The script for bash or zsh.
 
-  Args:
-    shell: which.
-    commands: by name. A module may have `first_words`: what may follow it.
+  A command's module may have `first_words`: what may follow it.
   """
   choices, flags, first_words = [], [], []
   for name, command in commands.items():

@@ -1,7 +1,4 @@
-"""From the words of a command line to the flags of a command.
-
-Commands come as a mapping from name to module: see `commands.registry`.
-"""
+"""From the words of a command line to the flags of a command."""
 
 import contextlib
 import dataclasses
@@ -36,13 +33,7 @@ and the words that may follow it."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """What a command line asks for.
-
-  Attributes:
-    command: the module of the command.
-    flags: its `Flags`, as given.
-    output: how to say what comes of it.
-  """
+  """The module of a command, its `Flags`, and how to say what comes of it."""
 
   command: Any
   flags: Any

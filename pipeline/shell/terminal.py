@@ -30,12 +30,7 @@ class Output:
 
 
 class _NoTerminal(io.TextIOBase):
-  """A stream that no progress bar takes for a terminal.
-
-  Args:
-    stream: where lines go.
-    warnings_only: whether other lines are left out.
-  """
+  """A stream that no progress bar takes for a terminal."""
 
   def __init__(self, stream: TextIO | io.TextIOBase, *, warnings_only: bool):
     self._stream = stream

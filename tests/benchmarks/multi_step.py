@@ -80,7 +80,7 @@ def measure(path: Path, steps: int) -> float:
     rule,
     NeighboringRelation.REPLACE_SPECIAL,
     NoiseSource(),
-    lambda: ends.append(time.perf_counter()),
+    lambda _: ends.append(time.perf_counter()),
   )
   took = np.diff(ends)[1:].mean()  # the first one compiles
   gemms, reading = (

@@ -67,15 +67,20 @@ def write_features(path: pathlib.Path) -> None:
   )
 
 
-def private_values(path: pathlib.Path) -> list[str]:
-  """Regular expressions of what must be nowhere."""
+def private_sums(path: pathlib.Path) -> np.ndarray:
+  """The exact sums of the classes, on the grid."""
   data = np.load(path)
   embedding, label = data["train_embedding"], data["train_label"]
   norms = np.linalg.norm(embedding, axis=1)
   scale = ClippedGradientGrid(num_classes=3, feature_dim=D).row_scale(norms)
   rows = np.rint(embedding * scale[:, None]).astype(np.int64)
-  sums = [rows[label == c].sum(axis=0) for c in range(3)]
   assert np.abs(rows).max() <= GRID_RADIUS
+  return np.stack([rows[label == c].sum(axis=0) for c in range(3)])
+
+
+def private_values(path: pathlib.Path) -> list[str]:
+  """Regular expressions of what must be nowhere."""
+  norms = np.linalg.norm(np.load(path)["train_embedding"], axis=1)
   units = -(-N // UNIT_ROWS)
   used = N - N // UNIT_ROWS * (UNIT_ROWS - MOST_ROWS)
   private = (*COUNTS, units, used)
@@ -83,7 +88,7 @@ def private_values(path: pathlib.Path) -> list[str]:
     *map(str, private),
     *(f"{count:,}" for count in private),
     *(f"{count / N:.4f}" for count in COUNTS),
-    *(str(abs(value)) for total in sums for value in total),
+    *(str(abs(value)) for value in private_sums(path).ravel().tolist()),
     f"{PLANTED}",
     f"{norms[5]:.4f}",
   ]
@@ -277,6 +282,13 @@ def test_no_file_that_leaves_has_them(run):
   assert len(files) > 45
   assert all((run.place / name).is_file() for name in BY_DESIGN)
   patterns = private_values(run.place / "features.npz")
+  sums = private_sums(run.place / "features.npz")
+  # Of a class, or its mean, as the weights might hold them.
+  arrays = [
+    value.astype(dtype).tobytes()
+    for value in [*sums.ravel(), *(sums / np.array(COUNTS)[:, None]).ravel()]
+    for dtype in (np.float32, np.float64)
+  ]
   for file in files:
     name = str(file.relative_to(run.place))
     if file.suffix in (".json", ".csv", ".md", ".jsonl", ".head", ".html"):
@@ -290,6 +302,8 @@ def test_no_file_that_leaves_has_them(run):
     assert np.float32(PLANTED).tobytes() * 2 not in content
     for first in (FIRST_ID, FIRST_EVAL_ID, FIRST_UNIT):
       assert np.int64(first + 5).tobytes() not in content
+    if file.suffix == ".safetensors":
+      assert not [each for each in arrays if each in content]
 
 
 def test_no_public_file_of_the_cache_has_them(run):

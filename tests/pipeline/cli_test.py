@@ -66,16 +66,6 @@ class TestCommandLine:
       out.replace("│", " ").split()
     )
 
-  @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-      ("extract {config} more --out {out}", "'more' is one word too many"),
-      ("extract {config} --out {out} --a=b c", "'c' is one word too many"),
-    ],
-  )
-  def test_words_out_of_place(self, place, capsys, words, said):
-    assert said in fails(capsys, *place(words))
-
   def test_beams_flags_are_kept_apart(self, place):
     flags = ["--runner=FlinkRunner", "--flink_master", "host:1"]
     asked = parse([*place(EXTRACT), *flags], COMMANDS).flags

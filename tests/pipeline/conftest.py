@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import shutil
 
+import numpy as np
 import pytest
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
@@ -44,6 +45,22 @@ def eval_cache(tmp_path_factory) -> FeatureCache:
     counts=(20, 20, 20, 20),
     split="test",
   )
+
+
+@pytest.fixture
+def users(tmp_path) -> tuple[FeatureCache, FeatureCache]:
+  """Three rows of each of many users, to train and to evaluate on."""
+  train, test = (
+    write_clusters(
+      tmp_path / split,
+      (each,) * 4,
+      split=split,
+      privacy_unit="user",
+      unit_id=np.arange(4 * each) // 3,
+    )
+    for split, each in (("train", 30), ("test", 27))
+  )
+  return train, test
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.one_step.trainer import OneStep
 from oneshot_dp.linear_dp.trainer import (
   AS_STORED,
   UNIT_NORM,
@@ -76,18 +75,6 @@ def test_an_unknown_kind(kind):
   section = MECHANISMS["whitened"].as_json()
   with pytest.raises((KeyError, TypeError)):
     mechanism_of(section | {"kind": kind})
-
-
-@pytest.mark.parametrize("name", sorted(MECHANISMS))
-@pytest.mark.parametrize("relation", list(CHANGED_UNITS))
-def test_sensitivity(name, relation):
-  """Whitened: noise is stated in units of the sensitivity."""
-  mechanism = MECHANISMS[name]
-  found = mechanism.sensitivity(relation)
-  if isinstance(mechanism, OneStep):
-    assert found == mechanism.grid.sensitivity(relation)
-  else:
-    assert found == 1.0
 
 
 WHITENED = [

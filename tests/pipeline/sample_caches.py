@@ -31,6 +31,7 @@ def write_clusters(
     embedding=(centres[label] + noise).astype(np.float32),
     label=label,
     example_id=np.arange(len(label)),
+    unit_id=changes.pop("unit_id", None),
   )
   return write_rows(out, rows, **changes)
 

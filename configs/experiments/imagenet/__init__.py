@@ -8,15 +8,12 @@ backbone has seen of them: for a claim about ImageNet-1k itself give weights
 that have not.
 """
 
-from oneshot_dp.configs.extract_config import (
-  BackboneConfig,
-  ExtractConfig,
-  PreprocessConfig,
-  TfdsSource,
-)
+from oneshot_dp.configs import extract_config
 
 
-def imagenet_config(backbone: str, weights: str | None = None) -> ExtractConfig:
+def imagenet_config(
+  backbone: str, weights: str | None = None
+) -> extract_config.ExtractConfig:
   """The paper's extraction; `--views 16` makes it the augmented variant.
 
   The shorter side is resized to 384 and the central 256 x 256 cropped. TFDS
@@ -24,10 +21,10 @@ def imagenet_config(backbone: str, weights: str | None = None) -> ExtractConfig:
 
   Source: Mehta et al. (TMLR 2023), appendix D.
   """
-  return ExtractConfig(
-    source=TfdsSource(name="imagenet2012"),
-    backbone=BackboneConfig(
+  return extract_config.ExtractConfig(
+    source=extract_config.TfdsSource(name="imagenet2012"),
+    backbone=extract_config.BackboneConfig(
       name=backbone, weights=weights, compute_dtype="bfloat16"
     ),
-    preprocess=PreprocessConfig(image_size=256, resize=384),
+    preprocess=extract_config.PreprocessConfig(image_size=256, resize=384),
   )

@@ -4,11 +4,11 @@ oneshot-dp extract imagenet_bit_r152x4 \
       --split train --out caches/imagenet-bit-r152x4-train
 """
 
+from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.experiments.imagenet import imagenet_config
-from oneshot_dp.configs.extract_config import ExtractConfig
 
 
-def get_config() -> ExtractConfig:
+def get_config() -> extract_config.ExtractConfig:
   return imagenet_config(
     "bit_r152x4",
     "hf://timm/resnetv2_152x4_bit.goog_in21k/model.safetensors",

@@ -8,9 +8,9 @@ The paper's ResNet-50x4 was never published: bring your own weights, or take
       --split train --out caches/imagenet-bit-r50x4-train
 """
 
+from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.experiments.imagenet import imagenet_config
-from oneshot_dp.configs.extract_config import ExtractConfig
 
 
-def get_config() -> ExtractConfig:
+def get_config() -> extract_config.ExtractConfig:
   return imagenet_config("bit_r50x4")

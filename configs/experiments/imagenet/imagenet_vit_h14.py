@@ -7,11 +7,11 @@ in the public code.
       --split train --out caches/imagenet-vit-h14-train
 """
 
+from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.experiments.imagenet import imagenet_config
-from oneshot_dp.configs.extract_config import ExtractConfig
 
 
-def get_config() -> ExtractConfig:
+def get_config() -> extract_config.ExtractConfig:
   return imagenet_config(
     "vit_h14",
     "hf://timm/vit_huge_patch14_224.orig_in21k/model.safetensors",

@@ -4,11 +4,11 @@ oneshot-dp extract imagenet_vit_l16 \
       --split train --out caches/imagenet-vit-l16-train
 """
 
+from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.experiments.imagenet import imagenet_config
-from oneshot_dp.configs.extract_config import ExtractConfig
 
 
-def get_config() -> ExtractConfig:
+def get_config() -> extract_config.ExtractConfig:
   return imagenet_config(
     "vit_l16",
     "hf://timm/vit_large_patch16_224.augreg_in21k/model.safetensors",

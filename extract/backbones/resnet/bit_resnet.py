@@ -12,7 +12,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import Architecture, pooled
+from oneshot_dp.extract.backbones.architecture import Architecture
 from oneshot_dp.extract.backbones.resnet import bit_layouts
 from oneshot_dp.extract.backbones.resnet.convolution import (
   Convolution,
@@ -121,6 +121,8 @@ def find(name: str) -> Architecture | None:
     reference=Preprocessing(
       image_size=480 if name == "bit_r152x4" else 448, resample="bilinear"
     ),
-    build=pooled(name, functools.partial(BitResNet, blocks, 64 * factor)),
+    network=lambda _, dtype: BitResNet(
+      blocks, 64 * factor, compute_dtype=dtype
+    ),
     rename=bit_layouts.rename,
   )

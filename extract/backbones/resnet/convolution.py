@@ -98,9 +98,6 @@ class GroupNormRelu(nn.Module):
   that of centred values; the mean of squares less the square of the mean,
   linen's default, loses digits where the mean is large.
 
-  Attributes:
-    groups: number of groups of neighbouring channels.
-
   Source: Wu and He, "Group Normalization" (ECCV 2018), equations 1 to 3.
   """
 

@@ -17,7 +17,6 @@ from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.architecture import (
   IMAGENET,
   Architecture,
-  pooled,
   products,
 )
 from oneshot_dp.extract.backbones.resnet import nf_layouts
@@ -64,8 +63,8 @@ def find(name: str) -> Architecture | None:
     layouts=(f"safetensors of timm ({files})",),
     embeddings=("pooled",),
     reference=reference,
-    build=pooled(
-      name, functools.partial(NormFreeNet, kind, blocks, widths, root)
+    network=lambda _, dtype: NormFreeNet(
+      kind, blocks, widths, root, compute_dtype=dtype
     ),
     rename=functools.partial(nf_layouts.rename, kind=kind, blocks=blocks),
   )

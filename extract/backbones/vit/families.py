@@ -145,8 +145,13 @@ def architecture(
 ) -> Architecture:
   """A network of any size of a family, by the name that it is called."""
 
-  def build(embedding: str, compute_dtype: ComputeDtype) -> VisionTransformer:
-    _check_embedding(embedding, name, family, network.depth)
+  def up_to(embedding: str, compute_dtype: ComputeDtype) -> VisionTransformer:
+    last = last_blocks(embedding) or 0
+    if last > network.depth:
+      raise InputError(
+        f"embedding={embedding} asks {name} for {last} blocks, which has "
+        f"{network.depth}: use last{network.depth}_cls or fewer."
+      )
     changes: dict[str, Any] = {"embedding": embedding}
     if embedding in _WITHOUT_CLS:
       changes = {"embedding": _WITHOUT_CLS[embedding], "tokens": ()}
@@ -162,23 +167,6 @@ def architecture(
     layouts=family.layouts,
     embeddings=family.embeddings,
     reference=dataclasses.replace(family.reference, image_size=side),
-    build=build,
+    network=up_to,
     rename=functools.partial(weights.rename, name=name, resize=family.resize),
   )
-
-
-def _check_embedding(
-  embedding: str, name: str, family: Family, depth: int
-) -> None:
-  last = last_blocks(embedding)
-  if last and "last<k>_cls" in family.embeddings:
-    if last > depth:
-      raise InputError(
-        f"embedding={embedding} asks {name} for {last} blocks, which has "
-        f"{depth}: use last{depth}_cls or fewer."
-      )
-  elif embedding not in family.embeddings or "<" in embedding:
-    raise InputError(
-      f"embedding={embedding} is none that {name} has: use "
-      f"{', '.join(family.embeddings)}."
-    )

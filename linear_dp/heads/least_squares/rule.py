@@ -28,9 +28,7 @@ class LeastSquaresRule(Mechanism):
   """The settings of one head, from public sizes and its noise.
 
   Attributes:
-    num_examples: n.
-    feature_dim: d.
-    num_classes: K.
+    num_examples, feature_dim, num_classes: n, d and K.
     noise_sd_steps: the noise on the joint vector of `joint_release`, in steps
       of 1/B; 0 for a baseline without noise.
   """
@@ -43,8 +41,7 @@ class LeastSquaresRule(Mechanism):
 
   @property
   def shares(self) -> Shares:
-    """What the budget went to."""
-    return Shares(num_classes=self.num_classes)
+    return Shares.of(self.num_classes)
 
   @property
   def moment_noise_sd(self) -> float:
@@ -57,11 +54,6 @@ class LeastSquaresRule(Mechanism):
     return self._in_rows(self.shares.class_sums)
 
   @property
-  def count_noise_sd(self) -> float:
-    """On an entry of N, in rows."""
-    return self._in_rows(self.shares.class_counts)
-
-  @property
   def ridge(self) -> float:
     """Added to eigenvalues of the moment, in rows: 0.3·sd·√d of its noise."""
     noise = _RIDGE * self.moment_noise_sd * math.sqrt(self.feature_dim)
@@ -70,7 +62,7 @@ class LeastSquaresRule(Mechanism):
   @property
   def least_count(self) -> float:
     """What a class is taken to have at least, in rows."""
-    return max(_LEAST_COUNT * self.count_noise_sd, 1.0)
+    return max(_LEAST_COUNT * self._in_rows(self.shares.class_counts), 1.0)
 
   def _in_rows(self, share: float) -> float:
     return part_sd(self.noise_sd_steps, share) / GRID_RADIUS
@@ -87,7 +79,6 @@ class LeastSquaresRule(Mechanism):
     )
 
   def as_json(self) -> dict[str, Any]:
-    """See `Mechanism`."""
     return {
       "kind": self.KIND,
       "name": "Gaussian mechanism on the second moment M, the class sums S,"
@@ -113,8 +104,6 @@ class LeastSquaresRule(Mechanism):
     return joint_sensitivity(relation, self.feature_dim, self.num_classes)
 
   def in_words(self, training: Mapping[str, Any]) -> str:
-    """See `Mechanism`."""
-    del training
     return (
       "a linear discriminant, in closed form, from the noisy second moment,"
       " class sums and class counts of the unit-norm embeddings"

@@ -10,7 +10,7 @@ from N_c rows, and v_c the variance of the noise in an entry of m_c:
     W = M − n·μμᵀ − Σ_c f_c·N_c·(m_c m_cᵀ − v_c·I),  f_c = (1 − d·v_c/‖m_c‖²)₊
 
 2. In the eigenvectors of W, with the covariance w = (ξ(W) + ridge)/n, where ξ
-   takes the noise out of the eigenvalues (`spectrum`), the means m/√w have
+   takes the noise out of the eigenvalues (`denoised`), the means m/√w have
    noise of variance v_c/w_k. They are shrunk by τ/(τ + v_c/w_k), with τ their
    own variance, as far as it can be told from the noise: rare classes, and
    directions of little variance, count for less.
@@ -24,10 +24,7 @@ from N_c rows, and v_c the variance of the noise in an entry of m_c:
    least squares fit of 1: the head is then good for rows of any norm.
 
 With two balanced classes this is least squares; with more, least squares hides
-classes behind each other. Everything that a user would tune follows from n, d,
-K and the noise. The constants were chosen by test accuracy on features of
-CIFAR-10 and EuroSAT and on sets made from them, so that nothing is chosen on
-yours.
+classes behind each other. The constants were chosen as those of `whitened`.
 
 Source: Hastie, Tibshirani & Friedman, "The Elements of Statistical Learning",
 sections 4.2 and 4.3; noise on sufficient statistics: Wang, "Revisiting
@@ -35,19 +32,17 @@ differentially private linear regression" (UAI 2018).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float64
 
-from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
-from oneshot_dp.linear_dp.heads.least_squares.spectrum import denoised
+from oneshot_dp.linear_dp.heads.own_noise import RowsTrainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.class_moments import class_moments
 from oneshot_dp.linear_dp.statistics.joint_release import (
   ClassMoments,
@@ -58,48 +53,26 @@ from oneshot_dp.linear_dp.statistics.joint_release import (
   without_noise,
 )
 from oneshot_dp.linear_dp.trainer import (
-  ROWS_ARE_CLIPPED,
   Charging,
-  NoBar,
   OnRelease,
-  Progress,
   Released,
   TrainedHead,
-  Trainer,
-  TrainingRows,
   unseen,
 )
 
 
-class LeastSquaresTrainer(Trainer):
-  """See `Trainer`; logits of a row are its norm times those of the model.
+class LeastSquaresTrainer(RowsTrainer):
+  """Logits of a row are its norm times those of the model.
 
-  Args:
-    rows: the private rows, each a privacy unit.
-    configs: the head, which has no settings.
-    progress: bars for people.
+  With "nested", all heads cost what the largest ε does.
   """
 
-  facts = ROWS_ARE_CLIPPED
-
-  def __init__(
-    self,
-    rows: TrainingRows,
-    configs: Sequence[HeadConfig],
-    progress: Progress = NoBar,
-  ):
-    self._rows = SecretRows(
-      lambda: rows.shown("rows", progress),
-      feature_dim=rows.feature_dim,
-      num_classes=rows.num_classes,
-      num_examples=rows.num_examples,
-      resident_bytes=0,
-    )
-    (self._config,) = configs
-    self._progress = progress
+  methods = ("least-squares",)
+  mechanism = LeastSquaresRule
+  can_nest = True
+  resident_bytes = 0
 
   def read(self) -> None:
-    """See `Trainer`."""
     self._moments = class_moments(self._rows)
 
   def release(
@@ -109,7 +82,6 @@ class LeastSquaresTrainer(Trainer):
     charge: Charging,
     on_release: OnRelease = unseen,
   ) -> Iterator[TrainedHead]:
-    """See `Trainer`; with "nested", all heads cost what the largest ε does."""
     charge(plan, source)
     sensitivity = self._sensitivity(plan)
     count = plan.num_draws * len(plan.noise_multipliers)
@@ -126,49 +98,39 @@ class LeastSquaresTrainer(Trainer):
           moments = releases.extend(noise_sd)
           for part in _parts(moments, sigma):
             on_release(part)
-          yield self._trained(moments, statement, plan, draw)
+          rule = LeastSquaresRule.of(moments)
+          yield self._trained(
+            discriminant(moments), rule, statement, plan, draw
+          )
           bar.update()
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
-    """See `Trainer`."""
     statement = PrivacyStatement.without_privacy(
       plan.delta,
       plan.neighboring_relation,
       sensitivity=self._sensitivity(plan),
     )
-    return self._trained(without_noise(self._moments), statement, plan)
+    moments = without_noise(self._moments)
+    rule = LeastSquaresRule.of(moments)
+    return self._trained(discriminant(moments), rule, statement, plan)
 
   def _sensitivity(self, plan: ReleasePlan) -> float:
     return joint_sensitivity(
       plan.neighboring_relation, self._rows.feature_dim, self._rows.num_classes
     )
 
-  def _trained(
-    self,
-    moments: ClassMoments,
-    statement: PrivacyStatement,
-    plan: ReleasePlan,
-    draw: int = 0,
-  ) -> TrainedHead:
-    return TrainedHead(
-      head=discriminant(moments),
-      statement=statement,
-      mechanism=LeastSquaresRule.of(moments),
-      plan=plan,
-      settings=self._config.settings(),
-      draw=draw,
-    )
-
 
 def _parts(moments: ClassMoments, sigma: float) -> Iterator[Released]:
   """All that was released together, part by part."""
-  shares = Shares(num_classes=len(moments.class_counts))
-  for name, value, share in (
-    ("second moment", moments.moment, shares.moment),
-    ("class sums", moments.class_sums, shares.class_sums),
-    ("total", moments.total, shares.total),
-    ("class counts", moments.class_counts, shares.class_counts),
-  ):
+  names = ("second moment", "class sums", "total", "class counts")
+  values = (
+    moments.moment,
+    moments.class_sums,
+    moments.total,
+    moments.class_counts,
+  )
+  shares = Shares.of(len(moments.class_counts))
+  for name, value, share in zip(names, values, shares, strict=True):
     yield Released(
       name=name,
       value=value,
@@ -178,7 +140,7 @@ def _parts(moments: ClassMoments, sigma: float) -> Iterator[Released]:
 
 
 def discriminant(moments: ClassMoments) -> LinearHead:
-  """The head of noisy moments; see the module. Nothing private is used."""
+  """The head of noisy moments: post-processing."""
   rule, n = LeastSquaresRule.of(moments), moments.num_examples
   counts = np.maximum(moments.class_counts, rule.least_count)
   counts *= n / counts.sum()
@@ -244,3 +206,29 @@ def _spectrum(
   """ξ + ridge, all positive, and the eigenvectors."""
   values, vectors = np.linalg.eigh(moment)
   return denoised(values, rule.moment_noise_sd) + rule.ridge, vectors
+
+
+def denoised(
+  values: Float64[np.ndarray, " d"], noise_sd: float
+) -> Float64[np.ndarray, " d"]:
+  r"""Eigenvalues (ascending) of a symmetric matrix, as seen behind noise.
+
+  Noise of deviation s on the diagonal and s/√2 beside it spreads the
+  eigenvalues of M + noise by up to √2·s·√d, and turns its eigenvectors: the
+  mean ⟨v, Mv⟩ along an eigenvector v of eigenvalue λ is not λ but, for large d,
+
+      ξ(λ) = λ − s²·Σ_j (λ − λ_j)/((λ − λ_j)² + η²)
+
+  over all eigenvalues λ_j, η → 0 smoothing the sum; made never negative and
+  kept in order.
+
+  Source: Bun, Allez, Bouchaud & Potters, "Rotational invariant estimator for
+  general noisy matrices" (IEEE Trans. Inf. Theory 2016), equation for additive
+  Gaussian noise.
+  """
+  if noise_sd == 0:
+    return np.maximum(values, 0)
+  smoothing = math.sqrt(2) * noise_sd
+  gaps = values[:, None] - values
+  drift = (gaps / (gaps**2 + smoothing**2)).sum(axis=1)
+  return np.maximum.accumulate(np.maximum(values - noise_sd**2 * drift, 0))

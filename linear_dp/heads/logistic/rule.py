@@ -9,13 +9,7 @@ from oneshot_dp.linear_dp.trainer import UNCLIPPED, Mechanism
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Logistic(Mechanism):
-  """The logistic probe, which no noise protects: NOT PRIVATE.
-
-  Attributes:
-    num_examples: n.
-    feature_dim: d.
-    num_classes: K.
-  """
+  """The logistic probe, which no noise protects: NOT PRIVATE."""
 
   KIND = "logistic"
   is_noisy = False
@@ -29,7 +23,6 @@ class Logistic(Mechanism):
     return 1 / self.num_examples
 
   def as_json(self) -> dict[str, Any]:
-    """See `Mechanism`."""
     return {
       "kind": self.KIND,
       "name": "none: multinomial logistic regression on the rows themselves",
@@ -40,10 +33,7 @@ class Logistic(Mechanism):
     }
 
   def training(self) -> dict[str, Any]:
-    """See `Mechanism`."""
     return {"head": self.KIND, "l2_penalty": self.l2_penalty}
 
   def in_words(self, training: Mapping[str, Any]) -> str:
-    """See `Mechanism`."""
-    del training
     return "logistic regression on standardised embeddings, without privacy"

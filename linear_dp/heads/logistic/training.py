@@ -11,7 +11,6 @@ Source: Liu & Nocedal, "On the limited memory BFGS method", 1989. λ is what
 scikit-learn's LogisticRegression has at C = 1.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
 
 import jax
@@ -26,7 +25,8 @@ from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.logistic.rule import Logistic
 from oneshot_dp.linear_dp.rows.batches import padded_batches
-from oneshot_dp.linear_dp.rows.checked import checked
+from oneshot_dp.linear_dp.rows.block import checked
+from oneshot_dp.linear_dp.rows.unit_norm_rows import RESIDENT_BYTES
 from oneshot_dp.linear_dp.trainer import (
   UNCLIPPED,
   BaselineTrainer,
@@ -38,7 +38,6 @@ from oneshot_dp.linear_dp.trainer import (
 
 MAX_STEPS = 300
 _BATCH_ROWS = 8192
-_RESIDENT_BYTES = 4 * 2**30
 _CONSTANT = 1e-6
 """A feature that spreads less than this part of its size is left out."""
 
@@ -47,7 +46,7 @@ Batch = tuple[Array, Array]
 
 
 class LogisticTrainer(BaselineTrainer):
-  """See `BaselineTrainer`: all that it makes is NOT PRIVATE.
+  """All that it makes is NOT PRIVATE.
 
   Args:
     rows: the private rows.
@@ -60,7 +59,6 @@ class LogisticTrainer(BaselineTrainer):
     self._progress = progress
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
-    """See `BaselineTrainer`."""
     rows = self._rows
     mechanism = Logistic(
       num_examples=rows.num_examples,
@@ -86,7 +84,7 @@ def fit_logistic(
   penalty: float,
   *,
   on_step: Callable[[], object] = lambda: None,
-  resident_bytes: int = _RESIDENT_BYTES,
+  resident_bytes: int = RESIDENT_BYTES,
 ) -> LinearHead:
   """Fits the probe. NOT PRIVATE.
 
@@ -97,43 +95,34 @@ def fit_logistic(
     resident_bytes: rows are kept if they take no more than this; otherwise
       each pass reads them again.
 
-  Returns:
-    The head.
-
   Raises:
     InputError: damaged rows.
   """
-
-  def batches() -> Iterator[Batch]:
-    blocks = checked(
-      rows.blocks(),
-      feature_dim=rows.feature_dim,
-      num_classes=rows.num_classes,
-      num_examples=rows.num_examples,
-    )
-    pairs = ((block.embedding, block.label) for block in blocks)
-    for embedding, label in padded_batches(pairs, _BATCH_ROWS):
-      yield jnp.asarray(embedding), jnp.asarray(label)
-
-  scaled = _Standardised.of(
-    _resident(batches, resident_bytes), rows.num_examples
-  )
-  shape = rows.feature_dim, rows.num_classes
-  split = rows.feature_dim * rows.num_classes
+  batches = _resident(lambda: _batches(rows), resident_bytes)
+  d, num_classes, n = rows.feature_dim, rows.num_classes, rows.num_examples
+  mean, scale = _mean_and_scale(batches, n)
 
   def objective(
     parameters: Float64[np.ndarray, " p"],
   ) -> tuple[float, Float64[np.ndarray, " p"]]:
-    kernel = parameters[:split].reshape(shape)
-    loss, gradient = scaled.loss(kernel, parameters[split:])
-    loss += penalty / 2 * float(np.vdot(kernel, kernel))
-    gradient[:split] += penalty * kernel.ravel()
+    kernel, bias = parameters[: d * num_classes], parameters[d * num_classes :]
+    constants = [
+      jnp.asarray(part, jnp.float32)
+      for part in (kernel.reshape(d, num_classes), bias, mean, scale)
+    ]
+    total, gradient = 0.0, np.zeros_like(parameters)
+    for batch in batches():
+      loss, parts = _loss_and_gradient(*constants, *batch)
+      total += float(loss)
+      gradient += np.concatenate([np.ravel(part) for part in parts])
+    gradient /= n
+    gradient[: kernel.size] += penalty * kernel
     on_step()
-    return loss, gradient
+    return total / n + penalty / 2 * float(np.vdot(kernel, kernel)), gradient
 
   found = scipy.optimize.minimize(
     objective,
-    np.zeros(split + rows.num_classes),
+    np.zeros((d + 1) * num_classes),
     jac=True,
     method="L-BFGS-B",
     options={"maxiter": MAX_STEPS, "ftol": 1e-8, "gtol": 1e-6},
@@ -143,11 +132,24 @@ def fit_logistic(
       "The cache has an embedding that is not finite: run `oneshot-dp verify`"
       " on it."
     )
-  kernel = found.x[:split].reshape(shape) * scaled.scale[:, None]
-  bias = found.x[split:] - scaled.mean @ kernel
+  kernel, bias = found.x[: d * num_classes], found.x[d * num_classes :]
+  kernel = kernel.reshape(d, num_classes) * scale[:, None]
   return LinearHead(
-    kernel=kernel.astype(np.float32), bias=bias.astype(np.float32)
+    kernel=kernel.astype(np.float32),
+    bias=(bias - mean @ kernel).astype(np.float32),
   )
+
+
+def _batches(rows: TrainingRows) -> Iterator[Batch]:
+  blocks = checked(
+    rows.blocks(),
+    feature_dim=rows.feature_dim,
+    num_classes=rows.num_classes,
+    num_examples=rows.num_examples,
+  )
+  pairs = ((block.embedding, block.label) for block in blocks)
+  for embedding, label in padded_batches(pairs, _BATCH_ROWS):
+    yield jnp.asarray(embedding), jnp.asarray(label)
 
 
 def _resident(
@@ -163,57 +165,21 @@ def _resident(
   return lambda: iter(kept)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class _Standardised:
-  """Rows at mean 0 and standard deviation 1.
+def _mean_and_scale(
+  batches: Callable[[], Iterator[Batch]], num_examples: int
+) -> tuple[Float64[np.ndarray, " d"], Float64[np.ndarray, " d"]]:
+  """The mean, and 1/sd; 0 for a constant."""
 
-  Attributes:
-    batches: starts a pass over them as they are.
-    num_examples: n.
-    mean: [d].
-    scale: [d] 1/sd; 0 for a constant.
-  """
+  def real() -> Iterator[Float64[np.ndarray, "rows d"]]:
+    """Embeddings without the padding, on the host."""
+    for embedding, label in batches():
+      yield np.asarray(embedding).astype(np.float64)[np.asarray(label) >= 0]
 
-  batches: Callable[[], Iterator[Batch]]
-  num_examples: int
-  mean: Float64[np.ndarray, " d"]
-  scale: Float64[np.ndarray, " d"]
-
-  @classmethod
-  def of(
-    cls, batches: Callable[[], Iterator[Batch]], num_examples: int
-  ) -> "_Standardised":
-    total = sum(x.sum(axis=0) for x in _real(batches()))
-    mean = np.asarray(total) / num_examples
-    squares = sum(np.square(x - mean).sum(axis=0) for x in _real(batches()))
-    sd = np.sqrt(np.asarray(squares) / num_examples)
-    scale = np.divide(
-      1, sd, out=np.zeros_like(sd), where=sd > _CONSTANT * np.abs(mean)
-    )
-    return cls(
-      batches=batches, num_examples=num_examples, mean=mean, scale=scale
-    )
-
-  def loss(
-    self, kernel: Float64[np.ndarray, "d K"], bias: Float64[np.ndarray, " K"]
-  ) -> tuple[float, Float64[np.ndarray, " p"]]:
-    """The mean loss and its gradient, kernel first, as one vector."""
-    constants = [
-      jnp.asarray(part, jnp.float32)
-      for part in (kernel, bias, self.mean, self.scale)
-    ]
-    total, gradient = 0.0, np.zeros(kernel.size + bias.size)
-    for batch in self.batches():
-      loss, parts = _loss_and_gradient(*constants, *batch)
-      total += float(loss)
-      gradient += np.concatenate([np.ravel(part) for part in parts])
-    return total / self.num_examples, gradient / self.num_examples
-
-
-def _real(batches: Iterator[Batch]) -> Iterator[Float64[np.ndarray, "rows d"]]:
-  """Embeddings without the padding, on the host."""
-  for embedding, label in batches:
-    yield np.asarray(embedding).astype(np.float64)[np.asarray(label) >= 0]
+  mean = np.asarray(sum(x.sum(axis=0) for x in real())) / num_examples
+  squares = sum(np.square(x - mean).sum(axis=0) for x in real())
+  sd = np.sqrt(np.asarray(squares) / num_examples)
+  varies = sd > _CONSTANT * np.abs(mean)
+  return mean, np.divide(1, sd, out=np.zeros_like(sd), where=varies)
 
 
 @jax.jit

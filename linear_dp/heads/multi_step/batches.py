@@ -1,7 +1,6 @@
-r"""Which rows each step of a multi-step head sees.
+r"""Which rows each step of a multi-step head sees, whatever they hold.
 
-The choice is made of random bits and places alone, never of what a row holds,
-and the bits come from the same source as the noise: what sampling saves assumes
+The random bits come from the source of the noise: what sampling saves assumes
 that nobody knows who was taken.
 """
 
@@ -19,8 +18,7 @@ from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 
 _GRID = 2**32
-"""Steps between the probabilities of a row being taken: q is a multiple of
-2⁻³², exactly."""
+"""q, the probability of a row being taken, is a multiple of 2⁻³², exactly."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,14 +38,9 @@ class Batches:
     the noise hides the rest).
 
   The paper's batches have a fixed size, and are accounted for as though they
-  were Poisson samples. "partition" is what of that can be proven: sizes vary by
-  chance, and nothing is saved by the sampling.
+  were Poisson samples; "partition" is what of that can be proven.
 
-  Attributes:
-    sampling: as above.
-    num_examples: n; public.
-    batch_size: rows of a step, on average; n with "full".
-    epochs: passes over the rows, on average.
+  `batch_size`, n with "full", and `epochs` are averages.
 
   Source: Poisson: `accounting.events`. Partition: balls in bins, Chua et al.,
   "Balls-and-Bins Sampling for DP-SGD", 2024; McSherry, "Privacy Integrated
@@ -106,15 +99,16 @@ class Batches:
     )
 
   def step_noise_multiplier(self, noise_multiplier: float) -> float:
-    """σ_t, rounded up, of a plan's σ: of all steps together, or of one.
+    """σ_t, rounded up, of a plan's σ.
 
     Args:
       noise_multiplier: what one Gaussian mechanism would have that costs as
         much as all steps do; with "poisson", σ_t itself.
     """
-    shares = {"full": self.num_steps, "partition": self.epochs, "poisson": 1}
-    most = math.sqrt(shares[self.sampling]) * (1 + 2**-50)
-    return noise_multiplier * (1.0 if self.sampling == "poisson" else most)
+    if self.sampling == "poisson":
+      return noise_multiplier
+    seen = self.num_steps if self.sampling == "full" else self.epochs
+    return noise_multiplier * (math.sqrt(seen) * (1 + 2**-50))
 
   def chosen(
     self, source: NoiseSource

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import (
-  HeadConfig,
   InitName,
   OptimizerName,
   StepsConfig,
@@ -49,10 +48,9 @@ def learning_rate(
       lr = b·(1 − m)·batch/(C·√T·max(σ_t, σ₁)),   σ₁ = √T·batch/n
 
   and without much noise (σ₁ is that of σ = 1 on full batches) it stops growing.
-  LAMB and Adam divide by the size of the noise themselves, so that it cancels:
-  b/√T for Adam, whose steps are of that size in every weight. Those of LAMB
-  are a part, 0.6/√T, of the weights they change. What LAMB and Adam get was
-  chosen as the constants of `whitened` were.
+  LAMB and Adam divide by the size of the noise themselves: b/√T for Adam, whose
+  steps are of that size in every weight, 0.6/√T for LAMB, a part of the weights
+  that it changes; chosen as the constants of `whitened` were.
   """
   walk = 1 + math.log10(num_classes) / 2
   root = math.sqrt(batches.num_steps)
@@ -118,17 +116,14 @@ class MultiStepRule(StepsRule):
 
   @property
   def num_steps(self) -> int:
-    """T."""
     return self.batches.num_steps
 
   @property
   def sampling(self) -> PoissonSampling | None:
-    """See `Mechanism`."""
     return self.batches.poisson if self.batches.sampling == "poisson" else None
 
   @classmethod
   def from_json(cls, section: Mapping[str, Any]) -> Self:
-    """See `Mechanism`."""
     parts = {
       "loss": Loss(**section["loss"]),
       "batches": Batches(**section["batches"]),
@@ -136,7 +131,6 @@ class MultiStepRule(StepsRule):
     return super().from_json({**section, **parts})
 
   def as_json(self) -> dict[str, Any]:
-    """See `Mechanism`."""
     batches = self.batches
     return {
       "kind": self.KIND,
@@ -158,8 +152,6 @@ class MultiStepRule(StepsRule):
     }
 
   def in_words(self, training: Mapping[str, Any]) -> str:
-    """See `Mechanism`."""
-    del training
     batches = self.batches
     rows = "rows as they are" if self.max_norm else "rows of norm 1"
     of_rows = "full-batch steps"
@@ -233,12 +225,3 @@ def make_batches(
     batch_size=config.batch_size or num_examples,
     epochs=config.epochs or of_rule,
   )
-
-
-def planned_sampling(
-  config: HeadConfig, num_examples: int
-) -> PoissonSampling | None:
-  """What a plan has to know of a head's batches."""
-  if config.steps.sampling != "poisson":
-    return None
-  return make_batches(config.steps, num_examples, 0.0).poisson

@@ -3,13 +3,10 @@ r"""Heads of several noisy steps, with every choice open.
     W ← W − optimizer( (F(W) + noise)/batch ),   T times
 
 F is the sum of the clipped gradients at W of all rows, or of a random part of
-them (`batches`). From zero weights, with one step on all rows that keep their
-norms and a sigmoid for each class, it is the paper's method; its ablations
-(table 4) and what De et al. do (momentum, averaged weights) are other choices.
-
-Each sum is in float64, with an error that is bounded and paid for
-(`gradient_sum`): exact sums of integers are for the first step from zero alone,
-where a row's gradient is a multiple of the row.
+them (`batches`), in float64 with an error that is paid for (`gradient_sum`).
+From zero weights, with one step on all rows that keep their norms and a sigmoid
+for each class, it is the paper's method; its ablations (table 4) and what De et
+al. do (momentum, averaged weights) are other choices.
 
 Source: Mehta et al., "Large Scale Transfer Learning for Differentially Private
 Image Classification", TMLR 2023; De et al., "Unlocking High-Accuracy
@@ -25,6 +22,7 @@ from jaxtyping import Bool, Float64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import (
   descend,
@@ -34,36 +32,34 @@ from oneshot_dp.linear_dp.heads.descent import (
 from oneshot_dp.linear_dp.heads.multi_step.rule import (
   MAX_NORM,
   MultiStepRule,
+  make_batches,
   make_rule,
 )
 from oneshot_dp.linear_dp.heads.own_noise import (
-  GRADIENT_SUM,
   OwnNoiseTrainer,
+  gradient_released,
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
-  gradient_step,
   release_gradient,
 )
 from oneshot_dp.linear_dp.trainer import (
   NoBar,
   OnRelease,
   Progress,
-  Released,
   TrainingRows,
   unseen,
 )
 
 
 class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
-  """See `OwnNoiseTrainer`.
+  """Refuses settings that make no sense for so many rows, before it reads."""
 
-  Raises:
-    InputError: settings that make no sense for so many rows.
-  """
+  methods = ("multi-step",)
+  mechanism = MultiStepRule
 
   def __init__(
     self,
@@ -83,13 +79,19 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
         " JAX_PLATFORMS=cpu."
       )
 
+  @classmethod
+  def sampling(
+    cls, config: HeadConfig, num_examples: int
+  ) -> PoissonSampling | None:
+    if config.steps.sampling != "poisson":
+      return None
+    return make_batches(config.steps, num_examples, 0.0).poisson
+
   def read(self) -> None:
-    """See `Trainer`."""
     for _ in self._rows.secret_chunks():
       pass
 
   def rule(self, sigma: float) -> MultiStepRule:
-    """See `OwnNoiseTrainer`."""
     return make_rule(
       self._config.steps,
       num_examples=self._rows.num_examples,
@@ -105,7 +107,6 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
     source: NoiseSource | None,
     on_release: OnRelease,
   ) -> LinearHead:
-    """See `OwnNoiseTrainer`."""
     return train(self._rows, rule, relation, source, on_release)
 
 
@@ -125,12 +126,8 @@ def train(
     rows: the private rows, of the rule's `max_norm`.
     rule: the settings.
     relation: which data sets count as neighbours.
-    source: the random bits, of samples and noise; None adds no noise, which is
-      NOT PRIVATE.
+    source: of samples and noise; None adds no noise, which is NOT PRIVATE.
     on_release: called with all that leaves, in order.
-
-  Returns:
-    The head.
   """
   # A baseline samples too; what it does not hide, nobody else must guess.
   chosen = rule.batches.chosen(source or NoiseSource())
@@ -144,18 +141,10 @@ def train(
     released = release_gradient(
       secret, rule.step_noise_multiplier, relation, source
     )
+    at = {"kernel": kernel, "loss": rule.loss, "max_norm": rule.max_norm}
     on_release(
-      Released(
-        name=GRADIENT_SUM,
-        value=released,
-        noise_multiplier=rule.step_noise_multiplier,
-        grid_step=gradient_step(rule.clip_norm),
-        at={
-          "kernel": kernel,
-          "clip_norm": rule.clip_norm,
-          "loss": rule.loss,
-          "max_norm": rule.max_norm,
-        },
+      gradient_released(
+        released, rule.step_noise_multiplier, rule.clip_norm, at
       )
     )
     return released / rule.batches.mean_size
@@ -163,22 +152,17 @@ def train(
   optimizer = OneStepOptimizer(
     name=rule.optimizer, learning_rate=rule.learning_rate
   )
+  shape = (rule.feature_dim, rule.num_classes)
   kernel = descend(
-    initial_kernel(
-      rule.init,
-      rule.init_scale,
-      (rule.feature_dim, rule.num_classes),
-      rule.init_seed,
-    ),
+    initial_kernel(rule.init, rule.init_scale, shape, rule.init_seed),
     (functools.partial(gradient, part) for part in chosen),
     optimizer.transformation(0.0),
     rule.ema_decay,
   )
   if rule.max_norm is None:
     kernel = unit_scale(kernel)
+  bias = rule.loss.bias if rule.max_norm else 0.0
   return LinearHead(
     kernel=kernel.astype(np.float32),
-    bias=np.full(
-      rule.num_classes, rule.loss.bias if rule.max_norm else 0.0
-    ).astype(np.float32),
+    bias=np.full(rule.num_classes, bias, np.float32),
   )

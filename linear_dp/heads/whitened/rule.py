@@ -40,9 +40,7 @@ class WhiteningRule(StepsRule):
   σ_1⁻² + σ_2⁻² + T·σ_t⁻² ≤ σ⁻².
 
   Attributes:
-    num_examples: n.
-    feature_dim: d.
-    num_classes: K.
+    num_examples, feature_dim, num_classes: n, d and K.
     noise_multiplier: σ of the whole head; 0 for a baseline without noise.
     centres: whether the mean is released; not where public rows gave one.
   """
@@ -62,12 +60,10 @@ class WhiteningRule(StepsRule):
 
   @property
   def mean_share(self) -> float:
-    """The mean's part of the budget."""
     return MEAN_SHARE if self.centres else 0.0
 
   @property
   def moment_share(self) -> float:
-    """The second moment's part of the budget."""
     return MOMENT_SHARE if self.whitens else 0.0
 
   @property
@@ -87,7 +83,7 @@ class WhiteningRule(StepsRule):
 
   @property
   def moment_noise_multiplier(self) -> float | None:
-    """σ_2 = σ/√share, rounded up; None where there is no such release."""
+    """σ_2, likewise."""
     return self._of_share(self.moment_share)
 
   @property
@@ -123,7 +119,6 @@ class WhiteningRule(StepsRule):
     return self.noise_multiplier / math.sqrt(share) * (1 + 2**-50)
 
   def as_json(self) -> dict[str, Any]:
-    """See `Mechanism`."""
     return {
       "kind": self.KIND,
       "name": "Gaussian mechanisms on the exact sum T and second moment M of"
@@ -152,8 +147,6 @@ class WhiteningRule(StepsRule):
     }
 
   def in_words(self, training: Mapping[str, Any]) -> str:
-    """See `Mechanism`."""
-    del training
     uses = {"centring": self.centres, "whitening": self.whitens}
     before = " and ".join(word for word in uses if uses[word])
     if before:

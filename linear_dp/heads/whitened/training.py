@@ -9,10 +9,8 @@ r"""Heads by private centring and whitening, then noisy steps.
 3. T full-batch steps of gradient descent with momentum follow, each on a
    clipped and noised gradient of the softmax cross-entropy, from zero weights.
 
-Everything that a user would tune follows from n, d, K and the noise, none of
-which is private. The constants were chosen by test accuracy on features of
-CIFAR-10 and EuroSAT, of CIFAR-10 in several styles, and on synthetic ones, so
-that nothing is chosen on yours.
+The constants of `rule` were chosen by test accuracy on features of CIFAR-10, in
+several styles, of EuroSAT and on synthetic ones: nothing is chosen on yours.
 
 Source: private whitening and few full-batch steps are near Mehta et al.,
 "Differentially Private Image Classification from Features" (TMLR 2023, DP-FC);
@@ -31,8 +29,8 @@ from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
 from oneshot_dp.linear_dp.heads.own_noise import (
-  GRADIENT_SUM,
   OwnNoiseTrainer,
+  gradient_released,
 )
 from oneshot_dp.linear_dp.heads.whitened.rule import (
   CLIP_NORM,
@@ -41,7 +39,6 @@ from oneshot_dp.linear_dp.heads.whitened.rule import (
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_radius
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.class_moments import (
   SecretClassMoments,
   class_moments,
@@ -49,7 +46,6 @@ from oneshot_dp.linear_dp.statistics.class_moments import (
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
-  gradient_step,
   release_gradient,
 )
 from oneshot_dp.linear_dp.statistics.second_moment import (
@@ -58,29 +54,29 @@ from oneshot_dp.linear_dp.statistics.second_moment import (
   release_mean,
   release_moment,
 )
-from oneshot_dp.linear_dp.trainer import OnRelease, Released, unseen
+from oneshot_dp.linear_dp.trainer import OnRelease, Released
 
 
 class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
-  """See `OwnNoiseTrainer`; spends on the mean, unless public rows gave one."""
+  """Spends on the mean, too, unless public rows gave one."""
+
+  methods = ("whitened",)
+  mechanism = WhiteningRule
 
   def read(self) -> None:
-    """See `Trainer`."""
     self._moment = class_moments(self._rows)
 
   def notes(self, plan: ReleasePlan) -> Iterator[str]:
-    """See `Trainer`: the settings that follow for each epsilon."""
     for epsilon, sigma in plan.noise_multipliers.items():
       yield f"epsilon {epsilon:g}: {self.rule(sigma).why()}"
 
   def rule(self, sigma: float) -> WhiteningRule:
-    """See `OwnNoiseTrainer`."""
     return WhiteningRule(
       num_examples=self._rows.num_examples,
       feature_dim=self._rows.feature_dim,
       num_classes=self._rows.num_classes,
       noise_multiplier=sigma,
-      centres=not self._are_centred,
+      centres=not self._given.are_centred,
     )
 
   def train(
@@ -90,71 +86,42 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     source: NoiseSource | None,
     on_release: OnRelease,
   ) -> LinearHead:
-    """See `OwnNoiseTrainer`."""
-    return train(self._rows, self._moment, rule, relation, source, on_release)
+    """Trains one head, of embeddings at norm 1 where it centres.
 
-
-def train(
-  rows: SecretRows,
-  moment: SecretClassMoments,
-  rule: WhiteningRule,
-  relation: NeighboringRelation,
-  source: NoiseSource | None,
-  on_release: OnRelease = unseen,
-) -> LinearHead:
-  """Trains one head.
-
-  Formal guarantees: see `WhiteningRule`, with n and the number of classes
-  public. Logits are good for ranking only: the model is of rows that were
-  normalised once more after the map.
-
-  Args:
-    rows: the private rows.
-    moment: their exact moments.
-    rule: the settings.
-    relation: which data sets count as neighbours.
-    source: the random bits; None adds no noise, which is NOT PRIVATE.
-    on_release: called with all that leaves, in order.
-
-  Returns:
-    The head; of embeddings at norm 1 where it centres.
-  """
-  released_map = _released_map(moment, rule, relation, source, on_release)
-
-  def gradient(
-    kernel: Float64[np.ndarray, "d K"],
-  ) -> Float64[np.ndarray, "d K"]:
-    secret = clipped_gradient(rows, released_map, kernel, CLIP_NORM)
-    released = release_gradient(
-      secret, rule.step_noise_multiplier, relation, source
+    Formal guarantees: see `WhiteningRule`, with n and the number of classes
+    public. Logits are good for ranking only: the model is of rows that were
+    normalised once more after the map.
+    """
+    released_map = _released_map(
+      self._moment, rule, relation, source, on_release
     )
-    on_release(
-      Released(
-        name=GRADIENT_SUM,
-        value=released,
-        noise_multiplier=rule.step_noise_multiplier,
-        grid_step=gradient_step(CLIP_NORM),
-        at={"map": released_map, "kernel": kernel, "clip_norm": CLIP_NORM},
-      )
-    )
-    return released / rule.num_examples
 
-  kernel = descend(
-    np.zeros((rule.feature_dim, rule.num_classes)),
-    itertools.repeat(gradient, rule.num_steps),
-    optax.sgd(rule.learning_rate, momentum=MOMENTUM),
-  )
-  if released_map.matrix is not None:
-    kernel = released_map.matrix @ kernel
-  kernel = unit_scale(kernel)
-  bias = np.zeros(rule.num_classes)
-  if released_map.centre is not None:
-    bias = -(released_map.centre / row_radius(rule.feature_dim)) @ kernel
-  return LinearHead(
-    kernel=kernel.astype(np.float32),
-    bias=bias.astype(np.float32),
-    unit_norm=rule.centres,
-  )
+    def gradient(
+      kernel: Float64[np.ndarray, "d K"],
+    ) -> Float64[np.ndarray, "d K"]:
+      secret = clipped_gradient(self._rows, released_map, kernel, CLIP_NORM)
+      sigma = rule.step_noise_multiplier
+      released = release_gradient(secret, sigma, relation, source)
+      at = {"map": released_map, "kernel": kernel}
+      on_release(gradient_released(released, sigma, CLIP_NORM, at))
+      return released / rule.num_examples
+
+    kernel = descend(
+      np.zeros((rule.feature_dim, rule.num_classes)),
+      itertools.repeat(gradient, rule.num_steps),
+      optax.sgd(rule.learning_rate, momentum=MOMENTUM),
+    )
+    if released_map.matrix is not None:
+      kernel = released_map.matrix @ kernel
+    kernel = unit_scale(kernel)
+    bias = np.zeros(rule.num_classes)
+    if released_map.centre is not None:
+      bias = -(released_map.centre / row_radius(rule.feature_dim)) @ kernel
+    return LinearHead(
+      kernel=kernel.astype(np.float32),
+      bias=bias.astype(np.float32),
+      unit_norm=rule.centres,
+    )
 
 
 def _released_map(
@@ -164,7 +131,7 @@ def _released_map(
   source: NoiseSource | None,
   on_release: OnRelease,
 ) -> ReleasedMap:
-  """Spends the budget of the mean and of the moment."""
+  """Spends the budget of the mean and of the moment: (u − mean)·A."""
   mean = matrix = None
   if rule.mean_noise_multiplier is not None:
     noise_sd = rule.mean_noise_multiplier * mean_sensitivity(relation)

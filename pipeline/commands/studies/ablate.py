@@ -2,13 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import get_args
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import AblationAxis, PrivacyConfig
+from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.pipeline.commands.flags import RunFlags
+from oneshot_dp.pipeline.paper.ablation_cells import Choices
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
@@ -30,21 +30,7 @@ class Flags(RunFlags):
   epsilon: float
   """Privacy budget of every head."""
   privacy: OmitArgPrefixes[PrivacyConfig]
-  axes: tuple[AblationAxis, ...] = get_args(AblationAxis)
-  """What to change."""
-  init_scales: tuple[float, ...] = (1e-4, 1e-2, 1.0)
-  """Standard deviations of the random weights to start from; LeCun's is tried
-  besides."""
-  epochs: tuple[int, ...] = (10,)
-  """Passes over the rows, of more than one."""
-  batch_sizes: tuple[int, ...] | None = None
-  """Rows of a step, on average. Each is tried as Poisson samples and as a
-  partition of all rows. Default: a tenth of the rows."""
-  clip_norms: tuple[float, ...] = (0.1, 10.0)
-  """Largest norm of one example's gradient."""
-  learning_rate: float | None = None
-  """Learning rate of the heads whose accuracy depends on it: several steps, or
-  random weights to start from. Default: a rule of n, K and the noise."""
+  choices: OmitArgPrefixes[Choices]
   other_caches: tuple[Path, ...] = ()
   """The same images extracted at other resolutions, or otherwise."""
   other_eval_caches: tuple[Path, ...] = ()
@@ -58,7 +44,6 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.pipeline.commands.many_heads import answer_of_run
   from oneshot_dp.pipeline.paper.ablate import run_ablation
-  from oneshot_dp.pipeline.paper.ablation_cells import Choices
   from oneshot_dp.pipeline.paper.ablation_table import ablation_table
 
   if len(flags.other_caches) != len(flags.other_eval_caches):
@@ -78,14 +63,7 @@ def run(flags: Flags) -> Answer:
       run,
       flags.epsilon,
       flags.privacy,
-      Choices(
-        axes=flags.axes,
-        init_scales=flags.init_scales,
-        epochs=flags.epochs,
-        batch_sizes=flags.batch_sizes or (max(1, len(run.train) // 10),),
-        clip_norms=flags.clip_norms,
-        learning_rate=flags.learning_rate,
-      ),
+      flags.choices,
       others=others,
     ),
     ablation_table,

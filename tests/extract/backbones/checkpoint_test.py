@@ -36,7 +36,7 @@ TINY = Architecture(
   layouts=("its own npz",),
   embeddings=("cls",),
   reference=Preprocessing(),
-  build=lambda embedding, compute_dtype: nn.Module(),
+  network=lambda embedding, compute_dtype: nn.Module(),
   rename=rename,
 )
 

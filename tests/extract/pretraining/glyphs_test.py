@@ -14,7 +14,7 @@ from oneshot_dp.extract.pretraining.glyphs import (
   printed_glyphs,
   written_glyphs,
 )
-from oneshot_dp.extract.pretraining.skeletons import SKELETONS
+from oneshot_dp.extract.pretraining.strokes import SKELETONS
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def released_vector(secret: SecretClassMoments) -> list[tuple[Fraction, int]]:
   Written out in integers of Python, with no code of the module but the shares.
   """
   sums = secret.secret_class_sums.astype(object)
-  d, shares = len(secret.secret_moment), Shares(num_classes=len(sums))
+  d, shares = len(secret.secret_moment), Shares.of(len(sums))
   half = GRID_RADIUS // 2
   rounded = (secret.secret_moment.astype(object) + half) // GRID_RADIUS
   counts = secret.secret_class_counts.astype(object) * GRID_RADIUS
@@ -114,7 +114,7 @@ def test_a_row_of_zeros_moves_nothing(small_chunks):
   ("num_classes", "d"), [(2, 192), (10, 4096), (11, 1), (1000, 192)]
 )
 def test_the_sensitivity_is_of_all_four_parts(d, num_classes):
-  shares = Shares(num_classes=num_classes)
+  shares = Shares.of(num_classes)
   parts = [
     (shares.moment, GRID_RADIUS + d * (1 + Fraction(1, 2**10))),
     (shares.class_sums, GRID_RADIUS),
@@ -132,7 +132,7 @@ def test_the_sensitivity_is_of_all_four_parts(d, num_classes):
 
 @hypothesis.given(num_classes=st.integers(2, 10**6))
 def test_shares_are_positive_and_no_more_than_all(num_classes):
-  shares = Shares(num_classes=num_classes)
+  shares = Shares.of(num_classes)
   parts = (
     shares.moment,
     shares.class_sums,
@@ -183,7 +183,7 @@ def noise_between(
 
 
 def expected_sd(sd: float, num_classes: int) -> dict[str, float]:
-  shares = Shares(num_classes=num_classes)
+  shares = Shares.of(num_classes)
   return {
     "diagonal": sd / math.sqrt(shares.moment),
     "beside": sd / math.sqrt(2 * shares.moment),

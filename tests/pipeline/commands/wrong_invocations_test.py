@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from oneshot_dp.extract.cache.identity import BackboneIdentity
+from oneshot_dp.extract.cache.writer import begin
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from tests.extract.caches import make_identity
 from tests.pipeline.command_line import (
   EXTRACT,
   SWEEP,
   TRAIN,
   one_line,
-  start,
 )
 from tests.pipeline.sample_caches import write_clusters
 
@@ -46,6 +47,7 @@ ASKED_WRONGLY = [
   (f"{EXTRACT} --shard-row 8", "did you mean --shard-rows?"),
   (f"{EXTRACT} --nope 3", "--nope is neither"),
   (f"{EXTRACT} stray", "'stray' is one word too many"),
+  (f"{EXTRACT} --a=b c", "'c' is one word too many"),
   ("extract --out {out} {config}", "CONFIG comes first"),
   ("budget sett --cache {train}", "sett"),
   ("completion fish", "fish"),
@@ -85,6 +87,11 @@ ASKED_WRONGLY = [
   (f"{ABLATE} --clip-norms 0", "l2_clip_norm"),
   (f"{ABLATE} --axes colour", "colour"),
   (f"{ABLATE} --other-caches {{train}}", "give pairs"),
+  (f"{ABLATE} --other-eval-caches {{eval}} {{eval}}", "give pairs"),
+  (
+    f"{ABLATE} --other-caches {{train}} --other-eval-caches {{train}}",
+    "may hold training rows",
+  ),
   (f"{AUDIT} --runs 10", "runs=10 are too few"),
   (f"{AUDIT} --confidence 2", "confidence=2.0"),
   (f"{AUDIT} --head whitened --canaries 9", "--canaries is for"),
@@ -95,6 +102,29 @@ ASKED_WRONGLY = [
   ("budget --cache {train} --delta nan", "delta=nan must lie between 0 and 1"),
   (f"{CAP} --max-epsilon 0", "epsilon=0.0"),
   (f"{EXTRACT} --batch-size 0", "batch_size=0"),
+  (f"{EXTRACT} --shard-rows 0", "shard_rows=0 must be"),
+  (f"{EXTRACT} --preprocess.image-size 0", "image_size=0"),
+  (f"{EXTRACT} --direct_num_workers many", "invalid int value: 'many'"),
+  (f"{COMPARE} --epsilons 1 1", "has an epsilon twice"),
+  (f"{COMPARE} --epsilons", "epsilons is empty"),
+  (f"{FIGURES} --deltas", "deltas=[] must be one or more, all different"),
+  (f"{FIGURES} --deltas 1e-6 2", "delta=2.0 must lie strictly between 0"),
+  (f"{FIGURES} --epsilons 1 1", "has an epsilon twice"),
+  (f"{ABLATE} --axes", "nothing to change: give axes, or other caches"),
+  (f"{ABLATE} --axes batch --batch-sizes 181", "not between 1 and the 180"),
+  (f"{ABLATE} --axes epochs --epochs 1", "epochs '1' is the same as base"),
+  (f"{ABLATE} --axes init --init-scales nan", "init_scale=nan is not 0 or"),
+  (f"{ABLATE} --axes epochs --learning-rate 0", "learning_rate=0.0 must be"),
+  (
+    f"{ABLATE} --axes batch --neighboring-relation replace-one",
+    "leave out --neighboring-relation replace-one",
+  ),
+  (f"{ABLATE} --axes batch --delta 1e-13", "too small to account for random"),
+  (f"{EVALUATE} --delta 1e-5", "are for --private-eval"),
+  (f"{EVALUATE} --noise-seed 1", "are for --private-eval"),
+  (f"{EVALUATE} --private-eval 0 --delta 1e-5", "epsilon=0.0 must be positive"),
+  (f"{EVALUATE} --private-eval inf --delta 1e-5", "epsilon=inf must be"),
+  (f"{EVALUATE} --private-eval 1 --delta 2", "delta=2.0 must lie strictly"),
   # Names.
   ("extract cifar10_vit_ti61 --out {out}", "did you mean cifar10_vit_ti16"),
   ("backbones vit_x16", "did you mean vit_"),
@@ -103,6 +133,16 @@ ASKED_WRONGLY = [
   (f"{TRAIN} --head lamd", "lamd"),
   (f"{COMPARE} --heads", "heads"),
   (f"{COMPARE} --heads lamb lamd", "lamd"),
+  (f"{COMPARE} --heads lamb auto", "auto"),
+  (f"{COMPARE} --private-eval 1", "--private-eval"),
+  (f"{EXTRACT} --embedding-dtype int8", "int8"),
+  (f"{EXTRACT} --on-decode-error ignore", "ignore"),
+  (f"{EXTRACT} --backbone.name vti_ti16", "did you mean vit_ti16"),
+  (f"{EXTRACT} --backbone.name vit_ti8", "needs pretrained weights: set"),
+  (f"{EXTRACT} --out gs://bucket/cache", "mount the bucket"),
+  ("extract zzz --out {out}", "there are: arrays_vit_ti16, cifar100_vit"),
+  ("extract --out {out}", "Experiment name or Python file. (required)"),
+  ("extract {config}", "--out"),
   # What is not there, or is something else.
   ("inspect {tmp}/none", "none"),
   ("inspect {wrong}", "not a feature cache"),
@@ -112,19 +152,44 @@ ASKED_WRONGLY = [
   ("verify {wrong}/truncated", "fault(s) found"),
   ("verify {train} --min-cosine 0.9", "add it"),
   ("verify {train} --duplicates --min-cosine 2", "min_cosine=2.0"),
-  (f"{TRAIN} --cache {{wrong}}", "wrong"),
+  ("verify {train} --against {train}", "are for --duplicates; add it"),
+  ("verify {train} --out {out}", "are for --duplicates; add it"),
+  ("verify {train} --duplicates --against {train}", "is the cache itself"),
+  ("verify {train} --duplicates --against {tmp}/none", "no such directory"),
+  (
+    "verify {eval} --duplicates --against {wrong}/other",
+    "extract both in the same way",
+  ),
+  ("verify {train} --duplicates --out {config}", "is there already"),
+  ("verify {head} --duplicates", "not a feature cache"),
+  (f"{TRAIN} --cache {{wrong}}", "not a feature cache (no cache_info.json)"),
+  (f"{TRAIN} --cache {{tmp}}/none", "no such directory"),
+  (f"{TRAIN} --cache {{wrong}}/unfinished", "not a finished cache; re-run"),
+  (f"{SWEEP} --cache {{wrong}}", "not a feature cache"),
+  (f"{SWEEP} --eval-cache {{wrong}}/unfinished", "not a finished cache"),
+  (f"{EVALUATE} --cache {{wrong}}", "not a feature cache"),
+  ("inspect {wrong}/unfinished", "re-run the extraction to resume"),
+  ("verify {wrong}/unfinished", "not a finished cache"),
+  ("budget --cache {tmp}/none", "no such directory"),
+  (f"{TRAIN} --cache {{wrong}}/edited", "the file was edited"),
   (f"{TRAIN} --cache {{wrong}}/truncated", "array_record"),
   (f"{TRAIN} --out {{head}}", "already holds something"),
   (f"{SWEEP} --eval-cache {{wrong}}/other", "backbone"),
   (f"{EVALUATE} --cache {{wrong}}/other", "backbone"),
   ("evaluate {wrong}/no-receipt --cache {eval}", "is not a head"),
   ("evaluate {tmp}/none --cache {eval}", "none"),
-  (f"{EVALUATE} --private-eval 1", "needs a --delta"),
+  (f"{EVALUATE} --cache {{train}}", "may hold training rows"),
+  (f"{EVALUATE} --private-eval 1", "needs a --delta, well below 1/n = 0.01"),
   (f"{EVALUATE} --real-labels {{wrong}}/text.txt", "ids are places"),
   (
     f"{EVALUATE} --cache {{wrong}}/numbered --real-labels {{wrong}}/text.txt",
     "text.txt is not JSON",
   ),
+  (
+    f"{EVALUATE} --real-labels {{config}} --private-eval 1 --delta 1e-6",
+    "--real-labels are public, and --private-eval",
+  ),
+  (f"{FIGURES} --real-labels {{wrong}}/text.txt", "ids are places"),
   ("verify {wrong}/receipt", "receipt.json"),
   (f"{TRAIN} --ledger-dir {{wrong}}/ledgers", "damaged or edited"),
   ("budget --cache {wrong}", "wrong"),
@@ -143,15 +208,18 @@ ASKED_WRONGLY = [
   (IMPORT % "text", "not a readable npz"),
   (IMPORT % "keys", "no array embedding or label"),
   (IMPORT % "nan", "not finite"),
-  (IMPORT % "negative", "a negative label"),
+  (IMPORT % "negative", "a label outside [0, 3)"),
   (IMPORT % "range", "a label outside [0, 3)"),
   (IMPORT % "range" + " --out {train}", "label outside"),
   ("import-features {wrong} --out {out}", "no such file"),
+  ("import-features {wrong}", "--out"),
+  ("import-features --out {out}", "file"),
 ]
 RUN_FAILS = [
   (f"{TRAIN} --out {{wrong}}/text.txt/head", "not writable"),
   (f"{SWEEP} --out {{wrong}}/text.txt/results", "not writable"),
   (f"{TRAIN} --ledger-dir {{wrong}}/text.txt", "text.txt"),
+  (f"{EXTRACT} --out {{wrong}}/text.txt/out", "cannot write: File exists"),
   ("demo --quiet --out {wrong}/text.txt", "text.txt"),
 ]
 
@@ -190,8 +258,11 @@ def wrong(tmp_path_factory, train_cache, finished_sweep) -> pathlib.Path:
   ledger = Ledger(train_cache.info.dataset, folder / "ledgers")
   ledger.charge(Charge.of_baseline())
   ledger.path.write_text(ledger.path.read_text().replace("baseline", "b"))
-  for name in ("corrupt", "truncated"):
+  begin(folder / "unfinished", make_identity())
+  for name in ("corrupt", "edited", "truncated"):
     shutil.copytree(train_cache.path, folder / name)
+  info = folder / "edited" / "cache_info.json"
+  info.write_text(info.read_text().replace('"pets"', '"toys"'))
   (folder / "corrupt" / "cache_info.json").write_text('{"dataset": ')
   shard = next((folder / "truncated").glob("*.array_record-*"))
   os.truncate(shard, shard.stat().st_size // 2)
@@ -250,20 +321,3 @@ def test_a_folder_that_may_not_be_written(typed, capsys, tmp_path):
   assert main(typed(f"{TRAIN} --out {folder}/head")) == 1
   assert "not writable" in one_line(capsys.readouterr().err)
   assert not Ledger("pets").entries()
-
-
-class TestProcess:
-  """A few of them as a person types them."""
-
-  @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-      ("trian", "did you mean train?"),
-      ("inspect {wrong}/corrupt", "cache_info.json"),
-    ],
-  )
-  def test_status_and_streams(self, typed, words, said):
-    process = start(typed(words))
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
-    assert said in one_line(err)

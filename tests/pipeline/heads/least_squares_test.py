@@ -77,7 +77,7 @@ def test_what_a_mechanism_says():
     num_examples=50_000, feature_dim=192, num_classes=10, noise_sd_steps=3e6
   )
   said = mechanism.as_json()
-  assert said["moment_share"] == Shares(num_classes=10).moment
+  assert said["moment_share"] == Shares.of(10).moment
   assert (said["rows_per_unit"], said["clipped"]) == (1, "row")
   assert mechanism.training() == {"head": "least-squares"}
   assert "\n" not in mechanism.in_words({})

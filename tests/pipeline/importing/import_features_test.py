@@ -171,21 +171,6 @@ def test_what_is_not_an_npz_is_said_to_be(tmp_path):
       import_features(tmp_path / name, tmp_path / "c")
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"dataset_name": " "}, r"dataset=' ' must be a name, and not blank"),
-    ({"split": "\t"}, r"split='\\t' must be a name"),
-    ({"backbone_name": " "}, r"backbone=' ' must be a name"),
-  ],
-)
-def test_a_blank_name_is_refused(tmp_path, changes, message):
-  npz = _save(tmp_path / "f.npz")
-  with pytest.raises(InputError, match=message):
-    import_features(npz, tmp_path / "c", **changes)
-  assert not (tmp_path / "c").exists()
-
-
 def test_overflow_of_float16_names_the_row(tmp_path):
   embedding = _with(GOOD["embedding"], (9, 0), 1e5)
   npz = _save(tmp_path / "f.npz", embedding=embedding)

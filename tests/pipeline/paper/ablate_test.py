@@ -1,6 +1,5 @@
 """`ablate`: what it writes, what it costs, and what it refuses."""
 
-import csv
 import dataclasses
 import json
 import math
@@ -10,30 +9,33 @@ from typing import Any
 
 import dp_accounting
 import matplotlib.image
-import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation, gaussian_mechanism
 from dp_accounting.pld import PLDAccountant
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
-from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.statistics import gradient_sum
-from oneshot_dp.pipeline.importing.import_features import import_features
-from oneshot_dp.pipeline.ledger.cap import Cap
+from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.paper.ablate import run_ablation
 from oneshot_dp.pipeline.paper.ablation_cells import Choices
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
-from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.shell.parser import parse
 from oneshot_dp.pipeline.training.train_heads import cache_ledger, train_heads
-from tests.pipeline.command_line import fails, succeeds
-from tests.pipeline.sample_caches import write_clusters, write_damaged
+from tests.pipeline.command_line import succeeds
+from tests.pipeline.run_contract import (
+  RELATION,
+  Finished,
+  RunContract,
+  epsilon_of,
+  sigma_of,
+)
+from tests.pipeline.sample_caches import write_clusters
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
@@ -52,16 +54,7 @@ CHOICES = Choices(
   learning_rate=None,
 )
 FEW = dataclasses.replace(CHOICES, axes=("clip",))
-RELATION = NeighboringRelation.REPLACE_SPECIAL
 Pair = tuple[FeatureCache, FeatureCache]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Finished:
-  path: pathlib.Path
-  ledgers: pathlib.Path
-  rows: list[AblationRow]
-  caches: list[Pair]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,9 +81,8 @@ def finished(train_cache, eval_cache, other, tmp_path_factory) -> Finished:
   caches = [(train_cache, eval_cache), other]
   options = {"baseline": True, "ledger_dir": folder / "ledgers"}
   rows = ablate(caches, folder / "out", choices=CHOICES, **options)
-  return Finished(
-    path=folder / "out", ledgers=folder / "ledgers", rows=rows, caches=caches
-  )
+  tests = [evaluation for _, evaluation in caches]
+  return Finished(path=folder / "out", rows=rows, evaluations=tests)
 
 
 def ablate(
@@ -107,30 +99,19 @@ def ablate(
   return run_ablation(run, EPSILON, privacy, choices, others=others)
 
 
-def sigma_of(epsilon: float) -> float:
-  return gaussian_mechanism.get_sigma_gaussian(epsilon, DELTA)
+class TestContract(RunContract):
+  command = ABLATE
+  whole = epsilon_of([sigma_of(EPSILON, DELTA)] * 2, DELTA)
+  charged = (1, 2)  # each before its own
+  pictures = ("ablation",)
 
-
-def gaussians(count: int) -> float:
-  """ε of so many releases of EPSILON, with no code of ours."""
-  sigma = sigma_of(EPSILON) / math.sqrt(count)
-  return gaussian_mechanism.get_epsilon_gaussian(sigma, DELTA)
+  def quick(self, train, evaluation, **more: Any) -> list[AblationRow]:
+    return ablate([(train, evaluation)], more.pop("out"), **more)
 
 
 class TestWhatItWrites:
-  def test_files(self, finished):
-    assert {p.name for p in finished.path.iterdir()} == {
-      "ablation.pdf",
-      "ablation.png",
-      "config.json",
-      "heads",
-      "results.csv",
-      "results.json",
-    }
-
-  def test_a_row_for_each_head(self, finished, eval_cache):
-    with (finished.path / "results.csv").open(newline="") as file:
-      lines = list(csv.DictReader(file))
+  def test_a_row_for_each_head(self, finished):
+    lines = finished.lines()
     assert list(lines[0]) == [
       *("epsilon", "delta", "draw", "head", "noise_multiplier", "top1"),
       *("top5", "composed_epsilon", "num_examples", "num_eval_examples"),
@@ -141,31 +122,16 @@ class TestWhatItWrites:
     assert len(cells) == 12
     assert cells[-1] == ("resolution", "r384")
     assert len(lines) == 12 * 2
-    assert len({line["path"] for line in lines}) == 24
-    assert len(list((finished.path / "heads").iterdir())) == 24
     for line in lines:
-      saved = read_head(finished.path / line["path"])
-      _, evaluation = finished.caches[int(line["cache"])]
-      (score,) = evaluate_on_public_labels([saved.head], evaluation).scores
-      assert float(line["top1"]) == score.top1
-      assert line["head"] == saved.receipt["training"]["head"]
-      assert line["private"] == str(saved.receipt["private"])
       assert (line["private"] == "True") == (line["epsilon"] == "8.0")
       nominal = "partition" in line["setting"] and line["private"] == "True"
       assert bool(line["epsilon_if_poisson"]) == nominal
 
-  def test_every_head_is_sound_and_paid_for(self, finished):
-    for row in finished.rows:
-      check = verify_head(finished.path / row.path, finished.ledgers)
-      assert check.problems == ()
-      assert "the ledger was charged for it" in check.conclusion
-      assert ("NOT PRIVATE" in check.conclusion) == (not row.private)
-
-  def test_heads_are_what_their_rows_say(self, finished):
+  def test_heads_are_what_their_rows_say(self, finished, train_cache, other):
     for row in finished.rows:
       receipt = read_head(finished.path / row.path).receipt
       mechanism, training = receipt["mechanism"], receipt["training"]
-      info = finished.caches[row.cache][0].info
+      info = (train_cache, other[0])[row.cache].info
       assert receipt["data"]["cache_fingerprint"] == info.fingerprint
       match row.axis:
         case "optimizer":
@@ -195,7 +161,7 @@ class TestWhatItWrites:
     assert len(found) == 2
     for setting, epsilon in found:
       epochs = 2 if "2 epochs" in setting else 1
-      sigma = sigma_of(EPSILON) * math.sqrt(epochs)
+      sigma = sigma_of(EPSILON, DELTA) * math.sqrt(epochs)
       accountant = PLDAccountant(value_discretization_interval=7e-4)
       event = dp_accounting.PoissonSampledDpEvent(
         1 / 3, dp_accounting.GaussianDpEvent(sigma)
@@ -218,20 +184,14 @@ class TestWhatItWrites:
     assert height >= 400
     assert picture.std() > 0.05
 
-  def test_what_has_no_noise_is_its_owner_s_alone(self, finished):
-    for row in finished.rows:
-      folder = finished.path / row.path
-      if not row.private:
-        assert row.path.endswith("-NOT-PRIVATE")
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert "**NOT PRIVATE**" in (folder / "README.md").read_text()
-
 
 class TestWhatItCosts:
   def test_all_of_it_composes(self, finished, train_cache):
     """Ten lines of Gaussians and two of Poisson samples."""
     accountant = PLDAccountant(value_discretization_interval=7e-4)
-    accountant.compose(dp_accounting.GaussianDpEvent(sigma_of(EPSILON)), 10)
+    accountant.compose(
+      dp_accounting.GaussianDpEvent(sigma_of(EPSILON, DELTA)), 10
+    )
     third = round(2**32 / 3) / 2**32
     for epochs in (1, 2):
       sampling = PoissonSampling(probability=third, num_steps=3 * epochs)
@@ -254,54 +214,6 @@ class TestWhatItCosts:
     assert (spent.charges, spent.not_private) == (24, 12)
     assert spent.epsilon(DELTA) == pytest.approx(whole, rel=2e-3)
 
-  def test_each_is_charged_before_its_noise(
-    self, train_cache, eval_cache, tmp_path, monkeypatch
-  ):
-    ledger = cache_ledger(train_cache, None)
-    charged = []
-    for name in ("words", "bits"):
-      draw = getattr(NoiseSource, name)
-      monkeypatch.setattr(
-        NoiseSource,
-        name,
-        lambda self, n, draw=draw: (
-          charged.append(len(ledger.entries())) or draw(self, n)
-        ),
-      )
-    choices = dataclasses.replace(CHOICES, axes=("epochs", "clip"))
-    ablate([(train_cache, eval_cache)], tmp_path / "out", choices=choices)
-    assert list(dict.fromkeys(charged)) == [1, 2, 3]
-
-  def test_the_whole_must_fit_under_the_cap(
-    self, train_cache, eval_cache, tmp_path
-  ):
-    """Each line would fit alone."""
-    ledger = cache_ledger(train_cache, None)
-    cap = Cap(
-      max_epsilon=gaussians(2) * 0.999,
-      max_delta=DELTA,
-      neighboring_relation=RELATION,
-    )
-    ledger.set_cap(cap)
-    caches = [(train_cache, eval_cache)]
-    with pytest.raises(InputError, match="would break the cap"):
-      ablate(caches, tmp_path / "out")
-    assert len(ledger.entries()) == 1
-    assert not (tmp_path / "out").exists()
-    ledger.set_cap(dataclasses.replace(cap, max_epsilon=gaussians(2) * 1.001))
-    with pytest.raises(InputError, match="a baseline is NOT PRIVATE"):
-      ablate(caches, tmp_path / "out", baseline=True)
-    with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
-      ablate(caches, tmp_path / "out", noise_seed=1)
-    assert len(ledger.entries()) == 2
-    rows = ablate(caches, tmp_path / "out")
-    assert len(ledger.entries()) == 4
-    for row in rows:
-      assert row.composed_epsilon == pytest.approx(gaussians(2), rel=1e-6)
-    # Nor is there anything without noise that nobody asked for.
-    for path in (tmp_path / "out").rglob("*"):
-      assert not path.is_file() or b"NOT PRIVATE" not in path.read_bytes()
-
 
 class TestWhatItRefuses:
   """Before any budget is spent."""
@@ -312,71 +224,22 @@ class TestWhatItRefuses:
     assert cache_ledger(train_cache, None).entries() == []
 
   @pytest.mark.parametrize(
-    ("words", "said"),
+    ("changes", "said"),
     [
-      ("--axes", "nothing to change: give axes, or other caches"),
-      ("--axes batch --batch-sizes 181", "not between 1 and the 180 rows"),
-      ("--axes epochs --epochs 1", "epochs '1' is the same as base"),
-      ("--axes clip --clip-norms nan", "l2_clip_norm=nan must be positive"),
-      ("--axes init --init-scales nan", "init_scale=nan is not 0 or more"),
-      ("--axes epochs --learning-rate 0", "learning_rate=0.0 must be"),
-      ("--epsilon 0", "epsilon=0.0 must be positive"),
-      ("--num-draws 0", "num_draws=0 must be at least 1"),
       (
-        "--axes batch --neighboring-relation replace-one",
-        "leave out --neighboring-relation replace-one",
+        {"dataset": "cats"},
+        "of 'cats', split 'train', not of 'pets', split",
       ),
-      ("--axes batch --delta 1e-13", "too small to account for random"),
-      ("--eval-cache {train}", "may hold training rows"),
-      ("--out {tmp}", "already holds something"),
-      (
-        "--other-caches {train}",
-        "1 --other-caches and 0 --other-eval-caches: give pairs",
-      ),
-      (
-        "--other-eval-caches {eval} {eval}",
-        "0 --other-caches and 2 --other-eval-caches: give pairs",
-      ),
-      (
-        "--other-caches {train} --other-eval-caches {train}",
-        "may hold training rows",
-      ),
+      ({"split": "extra"}, "split 'extra', not of 'pets', split"),
     ],
   )
-  def test_in_one_line(self, place, capsys, words, said):
-    assert said in fails(capsys, *place(f"{ABLATE} {words}"))
-
-  def test_caches_of_other_images(self, train_cache, eval_cache, tmp_path):
-    rng = np.random.default_rng(0)
-    np.savez(
-      tmp_path / "cats.npz",
-      embedding=rng.standard_normal((60, 5)).astype(np.float32),
-      label=rng.integers(0, 4, 60),
-    )
-    pair = [
-      import_features(
-        tmp_path / "cats.npz",
-        tmp_path / split,
-        split=split,
-        num_classes=4,
-        backbone_name="b",
-        dataset_name="cats",
-      )
-      for split in ("train", "test")
-    ]
-    with pytest.raises(InputError, match="other caches are of the same images"):
-      ablate([(train_cache, eval_cache), (pair[0], pair[1])], tmp_path / "out")
-
-  def test_another_split(self, train_cache, eval_cache, tmp_path):
-    extra = write_clusters(tmp_path / "extra", split="extra")
-    pairs = [(train_cache, eval_cache), (extra, eval_cache)]
-    with pytest.raises(InputError, match="split 'extra', not of 'pets', split"):
+  def test_caches_of_other_images(
+    self, train_cache, eval_cache, tmp_path, changes, said
+  ):
+    other = write_clusters(tmp_path / "other", **changes)
+    pairs = [(train_cache, eval_cache), (other, eval_cache)]
+    with pytest.raises(InputError, match=f"{said}.*are of the same images"):
       ablate(pairs, tmp_path / "out")
-
-  def test_a_damaged_evaluation_cache(self, train_cache, tmp_path):
-    evaluation = write_damaged(tmp_path / "test")
-    with pytest.raises(InputError, match="damaged"):
-      ablate([(train_cache, evaluation)], tmp_path / "out")
 
 
 class TestCaches:
@@ -417,32 +280,13 @@ class TestCaches:
     (head,) = (tmp_path / "out/heads").iterdir()
     assert verify_head(head).problems == ()
 
-  def test_units_have_heads_of_one_step_only(self, tmp_path):
-    rng = np.random.default_rng(0)
-    label = rng.integers(0, 4, 120)
-    np.savez(
-      tmp_path / "visits.npz",
-      embedding=(np.eye(4, 6)[label] + 0.1).astype(np.float32),
-      label=label,
-      unit_id=np.arange(120) // 3,
-      class_names=np.array(["0", "1", "2", "3"]),
-    )
-    train, test = (
-      import_features(
-        tmp_path / "visits.npz",
-        tmp_path / split,
-        split=split,
-        unit_name="user",
-        backbone_name="b",
-      )
-      for split in ("train", "test")
-    )
+  def test_units_have_heads_of_one_step_only(self, users, tmp_path):
     with pytest.raises(
       InputError, match="privacy unit of these rows is 'user'"
     ):
-      ablate([(train, test)], tmp_path / "out", choices=CHOICES)
-    assert cache_ledger(train, None).entries() == []
-    rows = ablate([(train, test)], tmp_path / "out")
+      ablate([users], tmp_path / "out", choices=CHOICES)
+    assert cache_ledger(users[0], None).entries() == []
+    rows = ablate([users], tmp_path / "out")
     for row in rows:
       assert verify_head(tmp_path / "out" / row.path).problems == ()
 
@@ -463,7 +307,8 @@ class TestTheCommand:
     assert clip.split()[:2] == ["clip", "10"]
     found = re.search(r"epsilon = ([\d.]+) at delta = 1e-05", total)
     assert found
-    assert gaussians(4) <= float(found[1]) < gaussians(4) + 2e-2
+    whole = epsilon_of([sigma_of(EPSILON, DELTA)] * 4, DELTA)
+    assert whole <= float(found[1]) < whole + 2e-2
     assert "test labels treated as public" in total
     assert mark == "the column without noise is NOT PRIVATE"
     assert "out: 8 heads in" in where
@@ -473,16 +318,13 @@ class TestTheCommand:
     assert warning.startswith("warning: this is a new ledger: ")
     assert len(list((tmp_path / "out/heads").iterdir())) == 8
 
-  def test_options_are_what_is_tried(self, place, capsys, monkeypatch):
-    def asked(choices: Choices, names: list[str]):
-      raise InputError(f"{choices}".replace("\n", " "))
-
-    monkeypatch.setattr("oneshot_dp.pipeline.paper.ablate.cells", asked)
+  def test_options_are_what_is_tried(self, place):
     words = (
       "--axes init epochs batch --init-scales 0.5 --epochs 2 --batch-sizes 60"
       " --clip-norms 3 --learning-rate 0.25"
     )
-    choices = Choices(
+    asked = parse(place(f"{ABLATE} {words}"), COMMANDS).flags.choices
+    assert asked == Choices(
       axes=("init", "epochs", "batch"),
       init_scales=(0.5,),
       epochs=(2,),
@@ -490,7 +332,16 @@ class TestTheCommand:
       clip_norms=(3.0,),
       learning_rate=0.25,
     )
-    assert fails(capsys, *place(f"{ABLATE} {words}")) == f"{choices}"
+
+  def test_batches_are_a_tenth_of_the_rows_by_default(
+    self, train_cache, eval_cache, tmp_path, monkeypatch
+  ):
+    def asked(choices: Choices, names: list[str]):
+      raise InputError(f"{choices.batch_sizes}")
+
+    monkeypatch.setattr("oneshot_dp.pipeline.paper.ablate.cells", asked)
+    with pytest.raises(InputError, match=r"^\(18,\)$"):
+      ablate([(train_cache, eval_cache)], tmp_path / "out", choices=Choices())
 
   def test_a_seed_is_owned_up_to(self, place, capsys, tmp_path, train_cache):
     words = "--axes clip --clip-norms 10 --noise-seed 3"

@@ -7,7 +7,7 @@ import pytest
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
-from oneshot_dp.linear_dp.one_step.mechanism import OneStep
+from oneshot_dp.linear_dp.one_step.trainer import OneStep
 from oneshot_dp.pipeline.report.noise_and_signal import sums_of
 from oneshot_dp.pipeline.report.public_answers import ask
 from oneshot_dp.pipeline.report.run_record import read_run
@@ -50,7 +50,9 @@ def estimate(run):
   answers = ask([head.head], rows_of(run), sums.clipped)
   assert answers.class_sums is not None
   sd = head.receipt["privacy"]["noise_sd_steps"]
-  return sums.compared(answers.class_sums, 180 / 80, {2.0: sd})
+  return sums.compared(
+    answers.class_sums, method="lamb", scale=180 / 80, noise_sds={2.0: sd}
+  )
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -29,7 +29,7 @@ from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline import paid
 from tests.pipeline.by_chance import same_bits, without_names
 from tests.pipeline.command_line import SWEEP, fails, succeeds
-from tests.pipeline.sample_caches import write_damaged, write_rows
+from tests.pipeline.sample_caches import write_rows
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -255,22 +255,6 @@ class TestSeeded:
     assert (request.source.words(9) != heads.words(9)).all()
 
 
-@pytest.mark.parametrize(
-  ("flags", "said"),
-  [
-    ("--private-eval 1", "needs a --delta, well below 1/n = 0.013"),
-    ("--delta 1e-5", "are for --private-eval"),
-    ("--noise-seed 1", "are for --private-eval"),
-    ("--private-eval 0 --delta 1e-5", "epsilon=0.0 must be positive"),
-    ("--private-eval inf --delta 1e-5", "epsilon=inf must be positive"),
-    ("--private-eval 1 --delta 2", "delta=2.0 must lie strictly"),
-  ],
-)
-def test_what_is_refused(place, capsys, eval_cache, flags, said):
-  assert said in fails(capsys, *place(f"{EVALUATE} {flags}"))
-  assert cache_ledger(eval_cache, None).entries() == []
-
-
 def test_a_delta_that_is_too_large_for_the_cache(place, capsys):
   flags = "--private-eval 1 --delta 0.1"
   _, err = succeeds(capsys, *place(f"{EVALUATE} {flags}"))
@@ -361,9 +345,3 @@ class TestNoExactCountLeaves:
     exact = self.exact(tmp_path / "out", many_eval)
     assert seen == rows
     assert {row.top1 * COUNT for row in seen}.isdisjoint(exact)
-
-
-def test_a_damaged_evaluation_cache_costs_nothing(train_cache, tmp_path):
-  with pytest.raises(InputError, match="damaged"):
-    sweep(train_cache, write_damaged(tmp_path / "test"), tmp_path / "out")
-  assert cache_ledger(train_cache, None).entries() == []

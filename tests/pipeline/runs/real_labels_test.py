@@ -10,7 +10,7 @@ from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.real_labels import RealLabels
 from oneshot_dp.pipeline.saved_head.directory import read_head
-from tests.pipeline.command_line import fails, succeeds
+from tests.pipeline.command_line import succeeds
 from tests.pipeline.runs.numbered_caches import (
   ROWS,
   entries,
@@ -148,17 +148,6 @@ class TestTheCommand:
     (plain,) = [json.loads(succeeds(capsys, *place(self.EVALUATE))[0])]
     assert "real" not in plain
     assert plain["top1"] == found["top1"] != real["top1"]
-
-  def test_public_lists_do_not_go_with_private_labels(
-    self, place, capsys, numbered, file
-  ):
-    words = f"--real-labels {file} --private-eval 1 --delta 1e-6"
-    said = fails(capsys, *place(f"{self.EVALUATE} {words}"))
-    assert said.startswith("--real-labels are public, and --private-eval")
-
-  def test_a_cache_of_places(self, place, capsys, file):
-    words = f"evaluate {{head}} --cache {{eval}} --real-labels {file}"
-    assert "its ids are places in the split" in fails(capsys, *place(words))
 
 
 @pytest.mark.parametrize("given", [True, False])

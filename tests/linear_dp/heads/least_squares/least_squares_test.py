@@ -27,9 +27,9 @@ from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.audit import ErrorCounts, epsilon_of_gdp
 from oneshot_dp.linear_dp.heads.least_squares import training as least_squares
 from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
-from oneshot_dp.linear_dp.heads.least_squares.spectrum import denoised
 from oneshot_dp.linear_dp.heads.least_squares.training import (
   LeastSquaresTrainer,
+  denoised,
   discriminant,
 )
 from oneshot_dp.linear_dp.noise import rounded_gaussian as noise
@@ -168,7 +168,7 @@ def test_the_noise_is_that_of_the_statement(seen, relation, epsilon):
   removals = 2 if relation is REPLACE else 1
   sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, 1e-5)
   sd = sigma * removals  # in rows, but for the rounding of M
-  shares = Shares(num_classes=K)
+  shares = Shares.of(K)
   for values, expected in [
     ([np.diag(m.moment) for m in seen], sd / shares.moment**0.5),
     ([m.moment[np.triu_indices(D, 1)] for m in seen],
@@ -222,13 +222,12 @@ def test_rule():
   assert rule.shares.moment == 0.3
   assert rule.moment_noise_sd == pytest.approx(3 / 0.3**0.5)
   assert rule.class_sum_noise_sd == pytest.approx(3 / 0.6**0.5)
-  assert rule.count_noise_sd == pytest.approx(3 / 0.05**0.5)
   assert rule.ridge == pytest.approx(0.3 * 3 / 0.3**0.5 * D**0.5)
   assert rule.least_count == pytest.approx(2 * 3 / 0.05**0.5)
   assert rule_of(0.0, n=10**6).ridge == 1
   assert rule_of(0.0).least_count == 1
-  assert Shares(num_classes=2).moment == 0.3
-  assert Shares(num_classes=80).moment == pytest.approx(0.15)
+  assert Shares.of(2).moment == 0.3
+  assert Shares.of(80).moment == pytest.approx(0.15)
 
 
 # The solution, by other means.

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import (
   SWEEP,
   TRAIN,
@@ -26,30 +25,6 @@ class TestTrainAndSweep:
     assert new.startswith("warning: this is a new ledger: ")
     assert warning.startswith(f"warning: delta={delta:g} is not below 1/n")
     assert charged.startswith("charged to ")
-
-  @pytest.mark.parametrize(
-    ("command", "kind"), [(TRAIN, "directory"), (SWEEP, "file")]
-  )
-  def test_earlier_results_are_not_overwritten(
-    self, place, capsys, tmp_path, train_cache, command, kind
-  ):
-    kept = tmp_path / "out" / "kept.txt"
-    if kind == "file":
-      kept = tmp_path / "out"
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text("mine")
-    assert "already holds something" in fails(capsys, *place(command))
-    assert kept.read_text() == "mine"
-    assert cache_ledger(train_cache, None).entries() == []
-
-  @pytest.mark.parametrize("command", [TRAIN, SWEEP])
-  def test_a_place_that_cannot_be_written(
-    self, place, capsys, tmp_path, train_cache, command
-  ):
-    (tmp_path / "file").write_text("mine")
-    argv = [*place(command), "--out", tmp_path / "file" / "out"]
-    assert "file is not writable" in fails(capsys, *argv, status=1)
-    assert cache_ledger(train_cache, None).entries() == []
 
   def test_a_ledger_that_cannot_be_written(self, place, capsys, tmp_path):
     (tmp_path / "file").write_text("mine")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from oneshot_dp.extract.cache.checked_rows import Rows
-from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_caches import write_rows
@@ -104,31 +103,6 @@ def test_only_a_few_groups_are_shown(tmp_path, capsys):
   *_, last = out.splitlines()
   assert len(out.splitlines()) == 4 + 5
   assert last.endswith(", 3067 and 7 more")
-
-
-@pytest.mark.parametrize(
-  ("flags", "said"),
-  [
-    ("--min-cosine 0.9", "are for --duplicates; add it"),
-    ("--against {train}", "are for --duplicates; add it"),
-    ("--out {out}", "are for --duplicates; add it"),
-    ("--duplicates --min-cosine 2", "min_cosine=2.0 must be in (0, 1]"),
-    ("--duplicates --against {train}", "is the cache itself"),
-    ("--duplicates --against {tmp}/none", "none: no such directory"),
-    ("--duplicates --against {tmp}/other", "extract both in the same way"),
-    ("--duplicates --out {config}", "config.py is there already"),
-  ],
-)
-def test_what_it_refuses(place, capsys, tmp_path, flags, said):
-  backbone = BackboneIdentity(name="another")
-  write(tmp_path / "other", rows(1), backbone=backbone)
-  argv = place(f"verify {{train}} {flags}")
-  assert said in fails(capsys, *argv)
-
-
-def test_not_of_a_head(place, capsys):
-  line = fails(capsys, *place("verify {head} --duplicates"))
-  assert "not a feature cache" in line
 
 
 def test_a_full_disk_leaves_no_file(private, tmp_path, capsys):

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.rows.block import RowBlock
-from oneshot_dp.linear_dp.rows.checked import checked
+from oneshot_dp.linear_dp.rows.block import RowBlock, checked
 from tests.linear_dp.blocks import Block, in_blocks, make_block, random_block
 
 K, D = 5, 4
