@@ -4,9 +4,14 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
 
-from oneshot_dp.configs.head_config import PublicUse, RelationName
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  PrivacyConfig,
+  PublicUse,
+  RelationName,
+)
 
 BudgetCache = Annotated[
   Path, arg(help="A cache of the private data, of whichever backbone.")
@@ -41,18 +46,6 @@ RealLabelsFile = Annotated[
     help="ImageNet-ReaL's file, a JSON list of lists of labels: score by these"
     " too. A row's example_id must be the number in its image's name, from 1:"
     " extract with --source.id-key file_name or --source.id-from-name."
-  ),
-]
-MaxRowsPerUnit = Annotated[
-  int | None,
-  arg(
-    help="Only where the cache has units coarser than an example (users,"
-    " patients): sum at most this many rows of each, chosen by ids alone, with"
-    " so many times the noise. Default: all rows of a unit are summed and"
-    " clipped as one vector, with the noise of one, which is better but for its"
-    " memory, where the rows of units are scattered. Either way the guarantee"
-    " covers all rows of a unit. An epsilon per example is better only where no"
-    " two rows can be of one person; then import without unit_id."
   ),
 ]
 
@@ -92,3 +85,20 @@ class RunFlags:
   baseline: FlagCreatePairsOff[bool] = False
   """Also train a head without noise (epsilon = infinity): NOT PRIVATE."""
   ledger_dir: LedgerDir = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadFlags:
+  """What every command has that trains a head of one's choice."""
+
+  privacy: OmitArgPrefixes[PrivacyConfig]
+  training: Annotated[HeadConfig, arg(name="")]
+  public: OmitArgPrefixes[PublicOptions]
+  max_rows_per_unit: int | None = None
+  """Only where the cache has units coarser than an example (users, patients):
+  sum at most this many rows of each, chosen by ids alone, with so many times
+  the noise. Default: all rows of a unit are summed and clipped as one vector,
+  with the noise of one, which is better but for its memory, where the rows of
+  units are scattered. Either way the guarantee covers all rows of a unit. An
+  epsilon per example is better only where no two rows can be of one person;
+  then import without unit_id."""

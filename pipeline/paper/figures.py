@@ -115,7 +115,9 @@ def run_figures(
       "head": dataclasses.asdict(PAPERS_HEAD),
       "epsilons": list(epsilons),
       "privacy": [dataclasses.asdict(privacy) for privacy in privacies],
-      "real_labels": None if real is None else real.file_sha256,
+      "real_labels": None
+      if real is None
+      else real.statement["real_labels_sha256"],
       "references": bool(drawn),
     },
     plot=plot,

@@ -37,18 +37,10 @@ above chance."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RealLabels:
-  """The lists, by the images' numbers, and how they fit the rows of a cache.
-
-  Attributes:
-    num_listed, num_left_out: rows with a label in their list, and without.
-    agreement: share of the listed rows whose own label is in the list.
-  """
+  """The lists, by the images' numbers, and what accuracies on them are of."""
 
   lists: LabelLists
-  file_sha256: str
-  num_listed: int
-  num_left_out: int
-  agreement: float
+  statement: dict[str, Any]
 
   @classmethod
   def of(cls, path: Path, cache: FeatureCache) -> "RealLabels":
@@ -86,13 +78,15 @@ class RealLabels:
         f" {agreeing:,} have their own label in the list: it is about other"
         " images, or numbers them or their classes otherwise."
       )
-    return cls(
-      lists=lists,
-      file_sha256=hashlib.sha256(content).hexdigest(),
-      num_listed=listed,
-      num_left_out=len(cache) - listed,
-      agreement=agreeing / listed,
-    )
+    statement = {
+      "labels": "public",
+      "mechanism": f"{REAL_LABELS}: right if any of an image's labels is met",
+      "real_labels_sha256": hashlib.sha256(content).hexdigest(),
+      "num_listed": listed,
+      "num_left_out": len(cache) - listed,
+      "original_label_in_list": agreeing / listed,
+    }
+    return cls(lists=lists, statement=statement)
 
   def evaluate(
     self, heads: list[LinearHead], cache: FeatureCache
@@ -104,18 +98,6 @@ class RealLabels:
       description=REAL_LABELS,
       statement=self.statement,
     )
-
-  @property
-  def statement(self) -> dict[str, Any]:
-    """What the accuracies are of: JSON."""
-    return {
-      "labels": "public",
-      "mechanism": f"{REAL_LABELS}: right if any of an image's labels is met",
-      "real_labels_sha256": self.file_sha256,
-      "num_listed": self.num_listed,
-      "num_left_out": self.num_left_out,
-      "original_label_in_list": self.agreement,
-    }
 
 
 def _content(path: Path) -> bytes:

@@ -1,25 +1,14 @@
 """`oneshot-dp sweep`."""
 
 import dataclasses
-from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes, arg
-
-from oneshot_dp.configs.head_config import (
-  HeadConfig,
-  PrivacyConfig,
-  ReleaseOrder,
-)
-from oneshot_dp.pipeline.commands.flags import (
-  MaxRowsPerUnit,
-  PublicOptions,
-  RunFlags,
-)
+from oneshot_dp.configs.head_config import ReleaseOrder
+from oneshot_dp.pipeline.commands.flags import HeadFlags, RunFlags
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(RunFlags):
+class Flags(HeadFlags, RunFlags):
   """Train heads for many epsilons from one cache, and score them.
 
   Writes results.csv, results.json, accuracy.png and every head with its
@@ -33,8 +22,6 @@ class Flags(RunFlags):
 
   epsilons: tuple[float, ...]
   """Privacy budgets, one head each."""
-  privacy: OmitArgPrefixes[PrivacyConfig]
-  max_rows_per_unit: MaxRowsPerUnit = None
   release: ReleaseOrder | None = None
   """Whether smaller epsilons reuse the noise of larger ones. Default: nested
   where the head is of one step, independent otherwise."""
@@ -43,8 +30,6 @@ class Flags(RunFlags):
   cache are private, and noisy counts are published. Charged at delta to the
   ledger of its data set, which is the ledger of the training too where both
   are splits of one data set."""
-  training: Annotated[HeadConfig, arg(name="")]
-  public: OmitArgPrefixes[PublicOptions]
 
 
 def run(flags: Flags) -> Answer:

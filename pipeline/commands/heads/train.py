@@ -2,21 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes, arg
-
-from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
-from oneshot_dp.pipeline.commands.flags import (
-  LedgerDir,
-  MaxRowsPerUnit,
-  PublicOptions,
-)
+from oneshot_dp.pipeline.commands.flags import HeadFlags, LedgerDir
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(HeadFlags):
   """Train one differentially private head from a cache.
 
   Example: oneshot-dp train --cache caches/train --epsilon 4 --delta 1e-6
@@ -29,10 +21,6 @@ class Flags:
   """Privacy budget of this head; smaller is more private."""
   out: Path
   """Directory of the head, not there yet."""
-  privacy: OmitArgPrefixes[PrivacyConfig]
-  max_rows_per_unit: MaxRowsPerUnit = None
-  training: Annotated[HeadConfig, arg(name="")]
-  public: OmitArgPrefixes[PublicOptions]
   ledger_dir: LedgerDir = None
 
 

@@ -114,25 +114,22 @@ def _lines_of_groups(
 ) -> list[str]:
   if not groups:
     return ["no duplicates found"]
-  rows = [sum(row[0] == side for g in groups for row in g) for side in (0, 1)]
+  # The ids of each in the one cache, and in the other.
+  sided = [[[i for s, i in g if s == side] for side in (0, 1)] for g in groups]
+  rows = [sum(len(ids[side]) for ids in sided) for side in (0, 1)]
   return [
     f"in all: {len(groups):,} groups of {rows[0]:,} rows"
     + (f", and {rows[1]:,} rows of {other.path}" if other else "")
     + f"; the largest has {max(map(len, groups)):,}",
     "PRIVATE, example_ids of the first groups:",
     *(
-      "  " + " = ".join(_ids(group, s) for s in (0, 1) if _of(group, s))
-      for group in groups[:_SHOWN_GROUPS]
+      "  " + " = ".join(_first(ids) for ids in sides if ids)
+      for sides in sided[:_SHOWN_GROUPS]
     ),
   ]
 
 
-def _of(group: list[Row], side: int) -> list[int]:
-  return [example_id for s, example_id in group if s == side]
-
-
-def _ids(group: list[Row], side: int) -> str:
-  ids = _of(group, side)
+def _first(ids: list[int]) -> str:
   more = f" and {len(ids) - _SHOWN_IDS:,} more" if len(ids) > _SHOWN_IDS else ""
   return ", ".join(map(str, ids[:_SHOWN_IDS])) + more
 

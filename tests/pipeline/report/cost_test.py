@@ -10,6 +10,7 @@ from oneshot_dp.configs.head_config import (
   StepsConfig,
 )
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.pipeline.report import findings
 from oneshot_dp.pipeline.report.cost import cost_of
 from oneshot_dp.pipeline.report.findings import look
 from oneshot_dp.pipeline.report.run_record import read_run
@@ -92,8 +93,10 @@ class TestResultsThatWereChanged:
 
 
 @pytest.mark.slow
-def test_all_releases_of_a_comparison_are_composed(sweep, tmp_path):
-  """Two heads of one release, and one that has its own."""
+def test_all_releases_of_a_comparison_are_composed(
+  sweep, tmp_path, monkeypatch
+):
+  """Two heads of one release, and one that has its own, of equal noise."""
   run_compare(
     Run(
       train=open_cache(sweep.folder / "train"),
@@ -110,6 +113,19 @@ def test_all_releases_of_a_comparison_are_composed(sweep, tmp_path):
   assert cost.heads == pytest.approx(run.rows[0].composed_epsilon, rel=1e-12)
   assert cost.heads > 2.1
   assert len(cost.entries) == 2
+  # Where a head has no sums to show, those of another method are shown.
+  known = findings.sums_of
+  monkeypatch.setattr(
+    findings,
+    "sums_of",
+    lambda receipt: (
+      "none" if "class_sum_share" in receipt["mechanism"] else known(receipt)
+    ),
+  )
+  places = {"ledger_dir": tmp_path / "ledgers"}
+  found = look(tmp_path / "run", head="least-squares", **places)
+  assert not isinstance(found.compared, str)
+  assert found.compared.method == "momentum"
 
 
 @pytest.mark.slow

@@ -50,7 +50,9 @@ def test_a_row_is_scored_by_the_list_of_its_number(
   listed = [(a in some) for a, some in zip(answers, lists, strict=True) if some]
   real = RealLabels.of(file, numbered)
   (score,) = real.evaluate([saved.head], numbered).scores
-  assert score.num_examples == len(listed) == real.num_listed < ROWS
+  assert (
+    score.num_examples == len(listed) == real.statement["num_listed"] < ROWS
+  )
   assert score.top1 == np.mean(listed)
   # By the place in the cache, or counting from 0, it is another number.
   (plain,) = evaluate_on_public_labels([saved.head], numbered).scores
@@ -161,7 +163,7 @@ def test_imported_rows_have_the_ids_of_their_file(tmp_path, given, file):
   cache = import_features(tmp_path / "f.npz", tmp_path / "imported")
   if given:
     assert cache.info.id_source == "example_id"
-    assert RealLabels.of(file, cache).num_listed == 63
+    assert RealLabels.of(file, cache).statement["num_listed"] == 63
   else:
     with pytest.raises(InputError, match="its ids are places"):
       RealLabels.of(file, cache)
