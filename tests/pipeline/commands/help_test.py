@@ -109,24 +109,6 @@ def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
     assert sum(line.startswith(f"  {name}  ") for line in lines) == 1
 
 
-@pytest.mark.parametrize(
-  ("words", "meant"),
-  [
-    ("swep", "sweep"),
-    ("import-feature x", "import-features"),
-    ("train --cashe x", "--cache"),
-    ("sweep --private-evla 1", "--private-eval"),
-    ("budget set --max-epsilom 1", "--max-epsilon"),
-    ("audit --confidense 1", "--confidence"),
-    ("verify x --duplicate", "--duplicates"),
-    ("train --qiet", "--quiet"),
-  ],
-)
-def test_the_nearest_word_is_suggested(words, meant):
-  with pytest.raises(InputError, match=rf"did you mean {meant}\?"):
-    parse(words.split(), COMMANDS)
-
-
 def test_nothing_is_suggested_for_what_is_like_nothing():
   with pytest.raises(InputError) as error:
     parse(["train", "--zzz", "1"], COMMANDS)

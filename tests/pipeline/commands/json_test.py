@@ -118,34 +118,6 @@ def test_a_ledger_keeps_what_tells_its_rows(typed, capsys, train_cache):
   assert found["spent"]["epsilon"]["REPLACE_SPECIAL"] == pytest.approx(1)
 
 
-def test_duplicates_stay_in_their_file(capsys, tmp_path):
-  """Machines' answers end up in logs, and these are private."""
-  rows = np.ones((6, 2), np.float32)
-  np.savez(
-    tmp_path / "rows.npz",
-    embedding=rows,
-    label=np.arange(6) % 2,
-    example_id=np.arange(6) + 987_654_000,
-  )
-  source, cache = tmp_path / "rows.npz", tmp_path / "cache"
-  succeeds(
-    capsys, "import-features", source, "--out", cache, "--num-classes", 2
-  )
-  pairs = tmp_path / "pairs.csv"
-  check = ["verify", cache, "--duplicates", "--out", pairs]
-  out, _ = succeeds(capsys, *check, "--json")
-  assert "987654" in pairs.read_text()
-  assert "987654" not in out.replace(",", "")
-  assert set(read(out)) == {
-    "against",
-    "cache",
-    "min_cosine",
-    "pairs",
-    "rows",
-    "rows_against",
-  }
-
-
 def test_what_json_can_hold():
   facts: dict[Any, Any] = {
     "out": pathlib.Path("a/b"),

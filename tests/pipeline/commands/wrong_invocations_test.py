@@ -45,6 +45,8 @@ ASKED_WRONGLY = [
   (f"{TRAIN} --epsilno 2", "did you mean --epsilon?"),
   (f"{SWEEP} --num-draw 2", "did you mean --num-draws?"),
   (f"{EXTRACT} --shard-row 8", "did you mean --shard-rows?"),
+  (f"{CAP} --max-epsilom 1", "did you mean --max-epsilon?"),
+  (f"{TRAIN} --qiet", "did you mean --quiet?"),
   (f"{EXTRACT} --nope 3", "--nope is neither"),
   (f"{EXTRACT} stray", "'stray' is one word too many"),
   (f"{EXTRACT} --a=b c", "'c' is one word too many"),

@@ -1,20 +1,12 @@
 """Commands that read or import a cache."""
 
 import numpy as np
-import pytest
 
-from oneshot_dp.extract.cache.identity import (
-  BackboneIdentity,
-  numbered_class_names,
-)
 from oneshot_dp.pipeline.cli import main
 from tests.pipeline.command_line import (
-  SWEEP,
-  fails,
   one_line,
   succeeds,
 )
-from tests.pipeline.sample_caches import write_clusters
 
 
 class TestCaches:
@@ -30,27 +22,6 @@ class TestCaches:
     out, err = succeeds(capsys, *place("verify {train}"))
     assert out == "ok: 3 shards, 180 rows\n"
     assert err == ""
-
-  @pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-      ({"backbone": BackboneIdentity(name="another")}, "the same backbone"),
-      ({"class_names": numbered_class_names(7)}, "has 4 classes"),
-      ({"class_names": ("a", "b", "c", "d")}, "name their classes differently"),
-    ],
-    ids=["backbone", "K", "names"],
-  )
-  @pytest.mark.parametrize(
-    "command", ["evaluate {head} --cache {tmp}/cache", SWEEP]
-  )
-  def test_another_feature_space(
-    self, place, capsys, tmp_path, changes, said, command
-  ):
-    write_clusters(tmp_path / "cache", split="test", **changes)
-    argv = place(command)
-    if command == SWEEP:
-      argv += ["--eval-cache", str(tmp_path / "cache")]
-    assert said in fails(capsys, *argv)
 
 
 class TestImport:
