@@ -2,7 +2,7 @@
 
 Run again, it replaces these once all are made, each whole or not at all, and
 removes pictures of its own that are no longer on the page. It touches nothing
-else.
+else. Of a run with a head that is NOT PRIVATE, all of them have mode 0600.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline.report.findings import look
+from oneshot_dp.pipeline.runs.output_dir import keep_from_others
 from oneshot_dp.pipeline.runs.pictures import INSTALL
 
 PAGE = "report.html"
@@ -56,6 +57,8 @@ def write_report(directory: Path, **options: Any) -> WrittenReport:
       pictures = page.draw_all(findings, folder)
       drawn = sorted(folder.iterdir())
       (folder / PAGE).write_text(page.render(findings, pictures))
+      if not all(row.private for row in findings.run.rows):
+        keep_from_others(folder)
       target.mkdir(exist_ok=True)
       figures = tuple(_move(file, target) for file in drawn)
       written = _move(folder / PAGE, directory)

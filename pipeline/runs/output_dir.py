@@ -55,5 +55,16 @@ def whole_directory(path: Path) -> Iterator[Path]:
     ) from error
 
 
+def keep_from_others(directory: Path) -> None:
+  """Gives the files of a directory that nobody else sees yet mode 0600.
+
+  For what shows a result that is NOT PRIVATE: an accuracy, a picture or a page
+  made of exact sums is a function of these. Folders in it see to themselves.
+  """
+  for path in directory.iterdir():
+    if path.is_file():
+      path.chmod(0o600)
+
+
 def _existing_parent(path: Path) -> Path:
   return next(p for p in path.absolute().parents if p.exists())

@@ -7,6 +7,9 @@ DIR/accuracy.png   accuracy against epsilon (and accuracy.pdf), where there is
                    matplotlib
 DIR/heads/ …       a head each
 
+With a head in it that is NOT PRIVATE (a baseline, or seeded noise) all of these
+files have mode 0600, and that head's folder 0700.
+
 `oneshot-dp report DIR` adds a page for people.
 """
 
@@ -137,6 +140,8 @@ class Run:
       (directory / "config.json").write_text(as_json(config))
       plot = plot or functools.partial(_plot_accuracy, rows, self.dataset)
       pictures.draw(plot, directory)
+      if not all(row.private for row in rows):
+        output_dir.keep_from_others(directory)
       # One for all: what other caches were trained on are the same images.
       note_published(cache_ledger(self.train, self.ledger_dir), folders)
 

@@ -346,11 +346,11 @@ def test_a_ledger_that_was_not_told_what_left(
     note_published(ledger, [tmp_path / "head"])
   said = capsys.readouterr().err.splitlines()[-1]
   assert said.startswith("warning: the ledger does not know which heads")
-  spent = [ledger.entries(), ledger.path.read_bytes()]
+  spent, lines = ledger.entries(), ledger.path.read_bytes()
   note_published(ledger, [tmp_path / "head"])
   assert verify_head(tmp_path / "head").is_vouched
-  assert ledger.entries() == spent[0]
-  assert ledger.path.read_bytes().startswith(spent[1])
+  assert ledger.entries() == spent
+  assert ledger.path.read_bytes().startswith(lines)
 
 
 def test_a_damaged_ledger(head, ledgers, tmp_path):
