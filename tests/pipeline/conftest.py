@@ -58,7 +58,7 @@ def users(tmp_path) -> tuple[FeatureCache, FeatureCache]:
       privacy_unit="user",
       unit_id=np.arange(4 * each) // 3,
     )
-    for split, each in (("train", 30), ("test", 27))
+    for split, each in (("train", 30), ("test", 20))
   )
   return train, test
 

@@ -249,7 +249,9 @@ class TestCaches:
     for size in ("224", "384"):
       changes = {"preprocess": {"size": size}}
       train = write_clusters(tmp_path / size / "train", **changes)
-      test = write_clusters(tmp_path / size / "test", split="test", **changes)
+      test = write_clusters(
+        tmp_path / size / "test", (20,) * 4, split="test", **changes
+      )
       pairs.append((train, test))
     choices = dataclasses.replace(CHOICES, axes=())
     rows = ablate(pairs, tmp_path / "out", choices=choices)

@@ -158,8 +158,8 @@ class TestWhatItCosts:
     """Shared, it could be told apart from what they have in common."""
     # Of so many signs that none of the heads are alike by chance.
     train, test = (
-      write_clusters(tmp_path / split, split=split, d=18)
-      for split in ("train", "test")
+      write_clusters(tmp_path / split, (n,) * 4, split=split, d=18)
+      for split, n in (("train", 45), ("test", 20))
     )
     rows = figures(train, test, tmp_path / "out", epsilons=(0.01,), num_draws=2)
     kernels = [
@@ -241,8 +241,8 @@ class TestReferences:
     self, tmp_path, dataset, asked, drawn
   ):
     train, test = (
-      write_clusters(tmp_path / split, split=split, dataset=dataset)
-      for split in ("train", "test")
+      write_clusters(tmp_path / split, (n,) * 4, split=split, dataset=dataset)
+      for split, n in (("train", 45), ("test", 20))
     )
     figures(train, test, tmp_path / "out", references=asked)
     results = json.loads((tmp_path / "out/results.json").read_text())
