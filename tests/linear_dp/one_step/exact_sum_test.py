@@ -382,12 +382,6 @@ def test_a_row_that_comes_twice_is_refused(apart):
     sum_of(block.but(example_id=ids), sizes=[8])
 
 
-def test_a_block_read_twice_is_refused():
-  block = random_block(8, D, K)
-  with pytest.raises(InputError, match="example_id=1000 comes more than once"):
-    exact_clipped_sum([block, block], make_grid(), num_examples=16)
-
-
 @pytest.mark.parametrize("said", [39, 41])
 def test_another_number_of_rows_is_refused(said):
   with pytest.raises(InputError, match=f"gave 40 rows .* says {said}"):

@@ -271,17 +271,6 @@ def with_zeros(block: Block, places: np.ndarray, label=0) -> Block:
   return make_block(rows, labels)
 
 
-@pytest.mark.parametrize("kind", ["centre", "matrix", "both"])
-@pytest.mark.parametrize(("n", "label"), [(1, 0), (15, 1), (16, 2), (17, 0)])
-def test_rows_of_zeros_alone_add_exactly_nothing(kind, n, label):
-  a_map = random_map(kind)
-  zeros = make_block(np.zeros((n, D), np.float32), [label] * n)
-  kernel = random_kernel(a_map)
-  assert not gradient_of(zeros, a_map, kernel).secret_sum.any()
-  signed = zeros.but(embedding=-zeros.embedding)
-  assert not gradient_of(signed, a_map, kernel).secret_sum.any()
-
-
 @pytest.mark.parametrize("length", [1e-45, 3e-34])
 def test_rows_too_short_for_a_factor_add_nothing_either(length):
   a_map = random_map("both")
@@ -290,18 +279,6 @@ def test_rows_too_short_for_a_factor_add_nothing_either(length):
   short = make_block(rows, [1] * 5)
   found = gradient_of(short, a_map, random_kernel(a_map))
   assert not found.secret_sum.any()
-
-
-@pytest.mark.parametrize("kind", CENTRED)
-def test_data_sets_that_differ_by_rows_of_zeros_differ_in_nothing(kind):
-  """Behind the others, to the last bit; the sums are of the same chunks."""
-  block, a_map = random_block(37, D, K), random_map(kind)
-  kernel = random_kernel(a_map)
-  expected = gradient_of(block, a_map, kernel).secret_sum
-  for count in (1, 11, 40):
-    more = with_zeros(block, np.arange(37, 37 + count), label=count % K)
-    found = gradient_of(more, a_map, kernel).secret_sum
-    np.testing.assert_array_equal(found, expected)
 
 
 @hypothesis.settings(

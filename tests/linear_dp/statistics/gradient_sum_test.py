@@ -501,11 +501,6 @@ def test_sensitivity_is_rounded_up(clip_norm, error, entries):
   assert of(REPLACE) == 2 * once
 
 
-@pytest.mark.parametrize("clip_norm", [0.1, 1.0, 12.3])
-def test_a_step_is_the_share_of_the_radius(clip_norm):
-  assert gradient_step(clip_norm) * GRID_RADIUS == clip_norm
-
-
 # The release.
 
 

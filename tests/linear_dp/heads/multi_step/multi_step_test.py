@@ -179,32 +179,6 @@ def test_settings_that_cannot_be_are_refused(changes, said):
     rule_of(**changes)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 40.0])
-@pytest.mark.parametrize("clip_norm", [0.1, 7.0])
-def test_learning_rate(sampling, sigma, clip_norm):
-  """lr = b·(1 − m)·batch/(C·√T·max(σ_t, σ₁)), σ₁ = √T·batch/n."""
-  batches = batches_of(sampling, epochs=5)
-  step = batches.step_noise_multiplier(sigma)
-  found = {
-    name: learning_rate(
-      name,
-      num_classes=100,
-      clip_norm=clip_norm,
-      batches=batches,
-      step_noise_multiplier=step,
-    )
-    for name in ("momentum", "adam", "lamb")
-  }
-  steps = 5 if sampling == "full" else 15
-  batch = N if sampling == "full" else batches.mean_size
-  noise = max(step, math.sqrt(steps) * batch / N)
-  expected = 2 * 0.1 * batch / (clip_norm * math.sqrt(steps) * noise)
-  assert found["momentum"] == pytest.approx(expected, rel=1e-12)
-  assert found["adam"] == pytest.approx(2 / math.sqrt(steps), rel=1e-12)
-  assert found["lamb"] == pytest.approx(0.6 / math.sqrt(steps), rel=1e-12)
-
-
 @pytest.mark.parametrize("epochs", [20, 100])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_noise_alone_moves_a_logit_by_about_b(sampling, epochs):
