@@ -1,8 +1,7 @@
 r"""The other door: accuracies on private labels, as noisy counts.
 
 The statistic is the vector c of all counts of right answers of all heads that
-are evaluated together: for each head the rows that it gets right at once, and
-those among its first five. What leaves is
+are evaluated together, at once and among the first five. What leaves is
 
     clip((c + round(Z)) / n, 0, 1),   Z ~ N(0, (σ·√m)²)^m,   m = len(c)
 

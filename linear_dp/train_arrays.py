@@ -42,13 +42,9 @@ def train_head(
 
   >>> import numpy as np
   >>> import oneshot_dp
-  >>> embeddings = np.repeat(np.eye(3, dtype=np.float32), 400, axis=0)
+  >>> rows, labels = np.repeat(np.eye(3), 400, axis=0), np.arange(1200) // 400
   >>> head = oneshot_dp.train_head(
-  ...   embeddings,
-  ...   np.repeat([0, 1, 2], 400),
-  ...   num_classes=3,
-  ...   epsilon=2.0,
-  ...   delta=1e-6,
+  ...   rows, labels, num_classes=3, epsilon=2.0, delta=1e-6
   ... )
   >>> head.predict(np.eye(3))
   array([0, 1, 2])
@@ -113,13 +109,9 @@ def train_heads(
 
   >>> import numpy as np
   >>> import oneshot_dp
-  >>> embeddings = np.repeat(np.eye(2, dtype=np.float32), 500, axis=0)
+  >>> rows, labels = np.repeat(np.eye(2), 500, axis=0), np.arange(1000) // 500
   >>> strict, loose = oneshot_dp.train_heads(
-  ...   embeddings,
-  ...   np.repeat([0, 1], 500),
-  ...   num_classes=2,
-  ...   epsilons=(1.0, 4.0),
-  ...   delta=1e-6,
+  ...   rows, labels, num_classes=2, epsilons=(1.0, 4.0), delta=1e-6
   ... )
   >>> strict.statement.epsilon, loose.statement.epsilon
   (1.0, 4.0)

@@ -70,7 +70,6 @@ OnRelease = Callable[[Released], object]
 
 def unseen(released: Released) -> None:
   """Looks at nothing."""
-  del released
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

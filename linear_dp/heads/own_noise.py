@@ -104,6 +104,17 @@ class StepsRule(Mechanism):
 Rule = TypeVar("Rule", bound=StepsRule)
 
 
+def _counted(bar: Any, on_release: OnRelease = unseen) -> OnRelease:
+  """Shows a release, and a step of the bar for each that is one."""
+
+  def shown(released: Released) -> None:
+    on_release(released)
+    if released.name == GRADIENT_SUM:
+      bar.update()
+
+  return shown
+
+
 class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
   """Heads of several steps: each draw and ε is trained from the beginning.
 
@@ -137,12 +148,7 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
     steps = plan.num_draws * sum(rule.num_steps for rule in rules.values())
     charge(plan, source)
     with self._progress("steps", "step", steps) as bar:
-
-      def shown(released: Released) -> None:
-        on_release(released)
-        if released.name == GRADIENT_SUM:
-          bar.update()
-
+      shown = _counted(bar, on_release)
       for draw in range(plan.num_draws):
         for epsilon, rule in rules.items():
           statement = PrivacyStatement.of_plan(
@@ -158,6 +164,6 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     rule, relation = self.rule(0.0), plan.neighboring_relation
     with self._progress("steps without noise", "step", None) as bar:
-      head = self.train(rule, relation, None, lambda _: bar.update())
+      head = self.train(rule, relation, None, _counted(bar))
     statement = PrivacyStatement.without_privacy(plan.delta, relation)
     return self._trained(head, rule, statement, plan)

@@ -108,6 +108,7 @@ class _Chunk:
     self.scale = _aligned((rows,), np.dtype(np.float32))
     self.label = _aligned((rows,), np.dtype(np.int32))
     self.example_id = np.zeros(rows, np.int64)
+    self.columns = (self.embedding, self.scale, self.label, self.example_id)
     self.rows = 0
 
   @property
@@ -115,16 +116,14 @@ class _Chunk:
     return len(self.label) - self.rows
 
   def append(self, columns: Sequence[np.ndarray]) -> None:
-    """Adds rows: embedding, scale, label, example_id."""
     stop = self.rows + len(columns[0])
-    own = (self.embedding, self.scale, self.label, self.example_id)
-    for column, values in zip(own, columns, strict=True):
+    for column, values in zip(self.columns, columns, strict=True):
       column[self.rows : stop] = values
     self.rows = stop
 
   def pad(self) -> None:
     """Fills up with rows of zeros, which add nothing to class 0."""
-    for column in (self.embedding, self.scale, self.label):
+    for column in self.columns:
       column[self.rows :] = 0
 
 
@@ -157,8 +156,7 @@ class ClassSums:
     form = _add_in_tiles if self._x64 else _add_at_once
     self._add_chunk = _chunk_adder(mesh, grid.train_bias, form)
     self._chunk_rows = _ROWS_PER_DEVICE * len(devices)
-    shape = (grid.num_classes, grid.row_dim)
-    self._total = np.zeros(shape, np.int64)
+    self._total = np.zeros((grid.num_classes, grid.row_dim), np.int64)
     self._zeros = functools.partial(
       jnp.zeros,
       (len(devices) * grid.num_classes, grid.row_dim),
@@ -194,7 +192,15 @@ class ClassSums:
     )
     start, rows = 0, len(block.label)
     while start < rows:
-      chunk = self._chunk = self._chunk or self._new_chunk(block)
+      if self._chunk is None:
+        self._chunk = (
+          self._free.pop()
+          if self._free
+          else _Chunk(
+            self._chunk_rows, self._grid.feature_dim, block.embedding.dtype
+          )
+        )
+      chunk = self._chunk
       if chunk.embedding.dtype != block.embedding.dtype:
         raise InputError(
           f"Blocks of {chunk.embedding.dtype} and {block.embedding.dtype} in"
@@ -214,13 +220,6 @@ class ClassSums:
       self._retire_oldest()
     self._carry()
     return self._total
-
-  def _new_chunk(self, block: RowBlock) -> _Chunk:
-    if self._free:
-      return self._free.pop()
-    return _Chunk(
-      self._chunk_rows, self._grid.feature_dim, block.embedding.dtype
-    )
 
   def _dispatch(self, chunk: _Chunk) -> None:
     chunk.pad()

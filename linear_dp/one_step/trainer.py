@@ -76,10 +76,10 @@ class OneStep(Mechanism):
     return {name: getattr(self.grid, name) for name in names}
 
   def in_words(self, training: Mapping[str, Any]) -> str:
+    grid = self.grid
     return (
       f"one full-batch step of {training['head']} from zero weights and bias"
-      f" {self.grid.initial_bias:g}, gradients clipped to norm"
-      f" {self.grid.l2_clip_norm:g}"
+      f" {grid.initial_bias:g}, gradients clipped to norm {grid.l2_clip_norm:g}"
     )
 
 
@@ -106,10 +106,8 @@ class OneStepTrainer(HeadTrainer):
       raise InputError("heads of one release need one clipping.")
     (self._grid,) = grids
     self._optimizers = [make_optimizer(config) for config in configs]
-    self.facts = {
-      "rows_per_unit": self._grid.rows_per_unit,
-      "clipped": self._grid.clipped,
-    }
+    bounds = ("rows_per_unit", "clipped")
+    self.facts = {name: getattr(self._grid, name) for name in bounds}
 
   def read(self) -> None:
     chosen = sizes = None
