@@ -52,21 +52,6 @@ def heads(plan, seed=1):
   return releases, np.array([(r.noisy_sum - exact).ravel() for r in releases])
 
 
-def covariance_of(releases):
-  """What the proof says: the smaller variance within a draw, 0 between two."""
-  return np.array(
-    [
-      [
-        min(a.statement.noise_sd, b.statement.noise_sd) ** 2
-        if a.draw == b.draw
-        else 0.0
-        for b in releases
-      ]
-      for a in releases
-    ]
-  )
-
-
 def test_heads_of_a_draw_are_one_chain_of_growing_noise():
   """To the bit: nothing else is drawn, nothing is drawn twice."""
   plan = make_plan(num_draws=2)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
@@ -81,63 +80,8 @@ class NoiseTrainer(OwnNoiseTrainer[Rule]):
     )
 
 
-class WatchedSource(NoiseSource):
-  """Tells when random bits are drawn."""
-
-  def __init__(self, seed: int | None, events: list[str]):
-    super().__init__(seed)
-    self._events = events
-
-  def words(self, count):
-    self._events.append("bits")
-    return super().words(count)
-
-  def bits(self, count):
-    self._events.append("bits")
-    return super().bits(count)
-
-
 def uncharged(plan: ReleasePlan, source: NoiseSource) -> None:
   del plan, source
-
-
-@pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("sampling", [None, POISSON])
-def test_it_is_charged_once_and_before_any_random_bit(seed, sampling):
-  events: list[str] = []
-  source = WatchedSource(seed, events)
-  plan = plan_of(1.0, 8.0, num_draws=2, sampling=sampling)
-  charges = []
-
-  def charge(*args: Any) -> None:
-    events.append("charged")
-    charges.append(args)
-
-  heads = NoiseTrainer().release(plan, source, charge)
-  assert events == []
-  next(heads)
-  assert events == ["charged", "bits"]
-  assert len(list(heads)) == 3
-  assert events == ["charged", *["bits"] * 4]
-  assert charges == [(plan, source)]
-
-
-@pytest.mark.parametrize("refused", ["by the ledger", "nested"])
-def test_a_refusal_draws_and_trains_nothing(refused):
-  events: list[str] = []
-  source, train = WatchedSource(None, events), NoiseTrainer()
-  plan = plan_of(order="nested" if refused == "nested" else "independent")
-
-  def charge(plan: ReleasePlan, source: NoiseSource) -> None:
-    events.append("asked")
-    raise InputError("by the ledger")
-
-  heads = train.release(plan, source, charge)
-  with pytest.raises(InputError, match=refused):
-    next(heads)
-  assert events == ([] if refused == "nested" else ["asked"])
-  assert train.asked == []
-  assert list(heads) == []
 
 
 @pytest.mark.parametrize("sampling", [None, POISSON])

@@ -144,18 +144,6 @@ def test_units_of_one_row_have_the_bits_of_clipped_rows(dtype, train_bias):
     assert grid.sensitivity(relation) == rows.sensitivity(relation)
 
 
-def test_thirty_rows_of_one_unit_move_it_by_as_much_as_one():
-  block, grid = thirty_alike(), make_grid()
-  moved = squared_distance(
-    statistic(block, grid), statistic(without(block, 0), grid)
-  )
-  of_a_row = GRID_RADIUS * grid.residual_norm
-  assert moved**0.5 == pytest.approx(of_a_row, rel=1e-4)
-  assert moved <= Fraction(grid.sensitivity(ADD_OR_REMOVE)) ** 2
-  rows = np.stack(list(unit_gradients(block, grid).values()))
-  assert np.linalg.norm(rows[0]) == pytest.approx(30, rel=1e-3)
-
-
 @pytest.mark.parametrize("order", range(3))
 def test_rows_that_differ_all_count(order):
   """Thirty orthogonal rows, of which a bound of one would drop 29."""

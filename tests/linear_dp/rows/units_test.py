@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import (
   MAX_ROWS_PER_UNIT,
   ClippedGradientGrid,
@@ -20,7 +19,6 @@ from oneshot_dp.linear_dp.one_step.device_sums import ClassSums
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
 from oneshot_dp.linear_dp.one_step.release import (
   baseline_without_privacy,
-  release,
 )
 from oneshot_dp.linear_dp.rows import units as unit_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
@@ -329,21 +327,6 @@ def test_thirty_rows_of_one_unit_weigh_as_much_as_one():
   ignored = squared_distance(as_examples(block), as_examples(rest)) ** 0.5
   assert ignored == pytest.approx(30 * of_a_row, rel=1e-4)
   assert ignored > 29 * grid.sensitivity(ADD_OR_REMOVE)
-
-
-def test_the_noise_grows_with_m():
-  block = thirty_alike()
-  for m in (1, 4):
-    grid = make_grid(m)
-    (out,) = release(
-      sum_of(block, grid), PLAN, NoiseSource(), charge=lambda plan, source: None
-    )
-    sigma = out.statement.noise_multiplier
-    assert out.statement.sensitivity == grid.sensitivity(ADD_OR_REMOVE)
-    of_rows = m * GRID_RADIUS * grid.residual_norm
-    assert sigma * of_rows <= out.statement.noise_sd <= 1.001 * sigma * of_rows
-    # n is the public number of rows, not the private one of those that count.
-    assert out.num_examples == 100
 
 
 class TestRefusals:

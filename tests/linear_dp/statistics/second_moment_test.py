@@ -227,12 +227,6 @@ def test_entries_have_noise_of_their_own():
   assert abs(lagged) < 5 / math.sqrt(noise.size)
 
 
-def test_entries_of_one_release_are_all_different():
-  """No value is used twice, in whatever order the matrix is filled."""
-  noise = noise_of(100, 1e13, 5)
-  assert len(np.unique(np.abs(noise[np.triu_indices(100)]))) == 5050
-
-
 def mean_noise(d: int, sd: float, seed: int | None) -> np.ndarray:
   """n·released minus exact, in steps of 1/B: integers."""
   secret = make_secret(d)
