@@ -62,7 +62,7 @@ def embedding_keys(
     rows[i] = embedding[i].astype("<f4") + np.float32(0)
     zero[i] = not rows[i].any()
   digests = [
-    hashlib.blake2b(row, digest_size=16, person=b"embedding").digest()
+    hashlib.blake2b(row.data, digest_size=16, person=b"embedding").digest()
     for row in rows
   ]
   keys = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).copy()

@@ -37,7 +37,8 @@ def open_source(config: extract_config.Source, split: str) -> Source:
 
   Args:
     config: which data set: one of the sources of `configs.extract_config`.
-    split: "train", "test" ...; TFDS also takes "train[:10%]" and the like.
+    split: "train", "test" ...; TFDS also takes "train[:1000]" and the like, by
+      position. (Parts in percent are the job's: `SplitPart`.)
 
   Raises:
     InputError: there is no such data set or split, or it is not what it

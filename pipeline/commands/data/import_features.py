@@ -27,10 +27,11 @@ class Flags:
   out: Path
   """Directory of the cache."""
   split: str = "train"
-  """Name of the split."""
+  """Name of the split, or about so many percent of it (train[:80%]), chosen by
+  each row's own embedding."""
   dataset_name: str | None = None
   """Public name of the data set; default: the name of the file. Releases are
-  accounted per name and split: keep it the same for the same private data."""
+  accounted per name: keep it the same for the same private data."""
   num_classes: int | None = None
   """Number of classes, where the file has no class_names."""
   backbone_name: str | None = None

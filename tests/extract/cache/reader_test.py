@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import EMBEDDING_DTYPES, stored_norm
+from oneshot_dp.extract.cache.content_keys import row_keys
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.cache.summary import describe, public_metadata
+from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.cache.writer import begin
 from tests.extract.caches import digest, make_identity, make_rows, write_cache
 
@@ -220,6 +222,14 @@ def _edit(path, **changes):
       "array_record-00001-of-00005: missing; restore",
     ),
     (
+      lambda c: (c.path / c.shards[1].keys_file).unlink(),
+      "content_keys-00001-of-00005: missing; restore",
+    ),
+    (
+      lambda c: _edit(c.path / "cache_info.json", format_version=1),
+      "with 3000 rows, format 1; restore",
+    ),
+    (
       lambda c: _edit(c.path / "cache_info.json", format_version=3),
       "cache_info.json: format_version=3 is not supported",
     ),
@@ -249,6 +259,21 @@ def test_damage_is_named_on_opening(cache, damage, message):
     open_cache(cache.path)
   assert str(cache.path) in str(caught.value)
   assert "\n" not in str(caught.value)
+
+
+def test_keys_are_those_of_the_rows_and_damage_to_them_is_found(cache):
+  keys = np.concatenate(list(cache.key_blocks()))
+  stored = np.concatenate([b.embedding for b in cache.blocks()])
+  assert keys.shape == (len(cache), 1, 2)
+  np.testing.assert_array_equal(keys, row_keys(stored, None))
+  file = cache.path / cache.shards[3].keys_file
+  content = bytearray(file.read_bytes())
+  content[5] ^= 1
+  file.write_bytes(content)
+  with pytest.raises(InputError, match="keys-00003-of-00005: damaged"):
+    list(open_cache(cache.path).key_blocks())
+  (problem,) = verify_cache(cache.path).problems
+  assert problem.endswith("keys-00003-of-00005: its SHA-256 is another")
 
 
 def test_reading_changes_nothing(cache):

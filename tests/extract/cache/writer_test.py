@@ -148,6 +148,30 @@ def test_other_libraries_may_not_resume(tmp_path):
     begin(tmp_path / "c", make_identity(libraries={"numpy": "3.0.0"}))
 
 
+def test_shards_of_an_earlier_format_are_not_mixed_with_new_ones(tmp_path):
+  identity = make_identity()
+  begin(tmp_path, identity)
+  job = tmp_path / "_incomplete" / "job.json"
+  job.write_text(json.dumps(identity.to_json()))  # as format 1 wrote it
+  with pytest.raises(InputError, match='version is "absent" there and 2 now'):
+    begin(tmp_path, identity)
+
+
+@pytest.mark.parametrize("split", ["train[:80%]", "train"])
+def test_parts_that_were_cut_by_position_are_not_those_of_now(tmp_path, split):
+  identity = make_identity(split=split)
+  write_cache(tmp_path / "c", identity)
+  info = tmp_path / "c" / "cache_info.json"
+  info.write_text(
+    json.dumps(json.loads(info.read_text()) | {"format_version": 1})
+  )
+  if split == "train":
+    assert not begin(tmp_path / "c", identity)
+  else:
+    with pytest.raises(InputError, match="earlier version cut by position"):
+      begin(tmp_path / "c", identity)
+
+
 def test_a_directory_of_someone_else_is_refused(tmp_path):
   (tmp_path / "thesis.tex").write_text("x")
   with pytest.raises(InputError, match="not empty"):
