@@ -51,6 +51,12 @@ def arrays() -> dict[str, Any]:
   }
 
 
+def others() -> dict[str, Any]:
+  """Other rows, of the same classes and users."""
+  given = arrays()
+  return given | {"embedding": given["embedding"] + np.float32(0.01)}
+
+
 @pytest.fixture(scope="module")
 def npz(tmp_path_factory) -> pathlib.Path:
   path = tmp_path_factory.mktemp("npz") / "visits.npz"
@@ -72,7 +78,7 @@ def users(npz, tmp_path_factory) -> FeatureCache:
 def scored_on(tmp_path_factory) -> FeatureCache:
   """Examples of the same backbone and data set, with no users."""
   path = tmp_path_factory.mktemp("npz") / "visits.npz"
-  np.savez(path, **{k: v for k, v in arrays().items() if k != "unit_id"})
+  np.savez(path, **{k: v for k, v in others().items() if k != "unit_id"})
   out = tmp_path_factory.mktemp("caches") / "test"
   return import_features(path, out, split="test")
 
@@ -95,7 +101,12 @@ def _units(cache: FeatureCache) -> np.ndarray:
   return np.concatenate(units)
 
 
-def train(cache: FeatureCache, m: int | None, **fields):
+def train(
+  cache: FeatureCache,
+  m: int | None,
+  ledger_dir: pathlib.Path | None = None,
+  **fields,
+):
   privacy = PrivacyConfig(delta=1e-5, **fields)
   plan = make_plan((1.0,), privacy)
   (head,) = train_heads(
@@ -104,7 +115,7 @@ def train(cache: FeatureCache, m: int | None, **fields):
     HeadConfig(),
     privacy,
     max_rows_per_unit=m,
-    ledger_dir=None,
+    ledger_dir=ledger_dir,
   )
   return head
 
@@ -218,7 +229,8 @@ class TestTraining:
     users = import_features(
       tmp_path / "x.npz", tmp_path / "c", num_classes=4, unit_name="user"
     )
-    one, other = train(plain, None, noise_seed=1), train(users, m, noise_seed=1)
+    one = train(plain, None, noise_seed=1)
+    other = train(users, m, tmp_path / "elsewhere", noise_seed=1)
     np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
     assert one.statement == other.statement
 
@@ -309,7 +321,7 @@ class TestLedger:
     succeeds(capsys, *user_argv(TRAIN), "--max-rows-per-unit", 1)
     argv = ["evaluate", tmp_path / "out", "--cache"]
     other = tmp_path / "other.npz"
-    np.savez(other, **arrays())
+    np.savez(other, **others())
     test = import_features(other, tmp_path / "c", unit_name="user")
     budget = ["--private-eval", 1, "--delta", 1e-5]
     assert said in fails(capsys, *argv, test.path, *budget)
@@ -356,13 +368,13 @@ class TestReceipt:
     (line,) = [x for x in receipt["assumptions"] if "user" in x]
     assert "at most 3 of each" in line
     out, _ = succeeds(capsys, "verify", head)
-    assert out.startswith("ok: the receipt follows from the noise")
+    assert out.startswith("ok: the receipt's numbers follow from the noise")
 
   def test_of_a_clipped_unit(self, user_argv, capsys, tmp_path):
     succeeds(capsys, *user_argv(TRAIN))
     head = tmp_path / "out"
     out, _ = succeeds(capsys, "verify", head)
-    assert out.startswith("ok: the receipt follows from the noise")
+    assert out.startswith("ok: the receipt's numbers follow from the noise")
     receipt = json.loads((head / "receipt.json").read_text())
     assert receipt["mechanism"]["clipped"] == "unit"
     (line,) = [x for x in receipt["assumptions"] if "user" in x]
