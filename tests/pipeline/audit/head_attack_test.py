@@ -74,9 +74,9 @@ def small_chunks_on_one_device(monkeypatch):
 @pytest.mark.parametrize(
   ("config", "epsilon", "runs", "share"),
   [
-    (LEAST_SQUARES, 4.0, 1000, 0.7),
+    (LEAST_SQUARES, 4.0, 500, 0.7),
     (steps(), 8.0, 150, 0.5),
-    (POISSON, 8.0, 300, 0.3),
+    (POISSON, 8.0, 200, 0.3),
     (PARTITION, 8.0, 150, 0.3),
   ],
   ids=["least-squares", "full", "poisson", "partition"],
@@ -95,7 +95,7 @@ def test_bound_is_below_the_claim_and_says_something(
 @pytest.mark.parametrize(
   ("config", "runs"),
   [
-    (LEAST_SQUARES, 1000),
+    (LEAST_SQUARES, 300),
     (steps(unit_norm=False, loss="sigmoid", initial_bias=-10.0), 150),
     (steps(optimizer="adam", ema_decay=0.5), 150),
   ],
@@ -124,6 +124,10 @@ class HalvedChain(GaussianChain):
 
 def halved(shape, sd, source):
   return rounded_gaussian(shape, sd / 2, source)
+
+
+def quartered(shape, sd, source):
+  return rounded_gaussian(shape, sd / 4, source)
 
 
 def of_one_seed(shape, sd, source):
@@ -167,6 +171,10 @@ FAULTS: dict[str, tuple[str, Any]] = {
     "oneshot_dp.linear_dp.statistics.gradient_sum.rounded_gaussian",
     halved,
   ),
+  "steps, a quarter of the noise": (
+    "oneshot_dp.linear_dp.statistics.gradient_sum.rounded_gaussian",
+    quartered,
+  ),
   "steps, noise used again": (
     "oneshot_dp.linear_dp.statistics.gradient_sum.rounded_gaussian",
     of_one_seed,
@@ -207,7 +215,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
     ("clipping off", steps(), 60),
     ("a row twice", steps(), 100),
     ("all steps for the price of one", steps(epochs=4), 60),
-    ("steps, noise halved", POISSON, 600),
+    ("steps, a quarter of the noise", POISSON, 150),
     ("all rows in every sample", POISSON, 100),
   ],
 )
