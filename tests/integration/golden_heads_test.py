@@ -17,6 +17,7 @@ row were made again then; without it, old and new code gave the same bytes.
 
 import contextlib
 import csv
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -407,10 +408,11 @@ def reworded(text: str) -> str:
   return text
 
 
-def golden(
-  test: str,
-) -> tuple[dict[str, str], dict[str, Facts], dict[str, Weights]]:
-  """A test's platform, and facts and weights of all, by the names of now."""
+@functools.cache
+def golden() -> tuple[
+  dict[str, dict[str, str]], dict[str, Facts], dict[str, Weights]
+]:
+  """Platform, facts and weights of each test, by the names of now."""
   with np.load(GOLDEN) as file:
     told = json.loads(reworded(file["json"].tobytes().decode()))
     weights: dict[str, Weights] = {}
@@ -429,13 +431,14 @@ def golden(
     }
     for test, places in told["facts"].items()
   }
-  return told["made_again"].get(test, told["platform"]), facts, weights
+  made_on = dict.fromkeys(facts, told["platform"]) | told["made_again"]
+  return made_on, facts, weights
 
 
 def check(test: str, found: Found) -> None:
   """Fails unless a test's facts and weights are the golden ones."""
-  made_on, all_facts, all_weights = golden(test)
-  elsewhere = made_on != platform_of()
+  made_on, all_facts, all_weights = golden()
+  elsewhere = made_on[test] != platform_of()
   facts, weights = all_facts[test], all_weights.get(test, {})
   # As JSON reads it back.
   now: Facts = json.loads(json.dumps(found[0]))
