@@ -83,6 +83,7 @@ def check_same(
     assert head.receipt()["training"] == there.settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_heads_of_every_kind(data, tmp_path, name, monkeypatch):
   """Of few steps and small chunks: both doors have the same."""

@@ -25,6 +25,8 @@ from oneshot_dp.pipeline.cli import main
 from tests.pipeline.by_chance import without_names
 from tests.pipeline.command_line import start
 
+pytestmark = pytest.mark.slow
+
 N, D, CLASSES = 2_000, 8, ("cat", "dog", "owl")
 COUNTS = (613, 1_181, 206)
 FIRST_ID = 9_387_441_000

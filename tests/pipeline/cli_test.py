@@ -106,6 +106,7 @@ class TestCommandLine:
     assert line == "interrupted; nothing was charged or written"
 
 
+@pytest.mark.slow
 class TestProcess:
   """As a person starts it."""
 

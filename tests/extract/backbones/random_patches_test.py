@@ -101,6 +101,7 @@ def digits(side: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 # Measured: 0.79, 0.88, 0.91 and 0.87.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("side", "epsilon", "at_least"),
   [(8, 0.5, 0.7), (8, 1.0, 0.82), (8, 8.0, 0.88), (32, 8.0, 0.84)],

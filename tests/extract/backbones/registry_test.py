@@ -67,6 +67,7 @@ def test_vit(backbone, embedding, weights):
     assert leaf.dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("choice", "preprocess"),
   [
@@ -182,6 +183,7 @@ def test_the_compute_dtype_is_that_of_the_devices_here():
     assert resolved(BackboneConfig(name=own)).compute_dtype is None
 
 
+@pytest.mark.slow
 def test_in_bfloat16_kernels_take_half_the_memory(weights):
   backbone = load_backbone(
     BackboneConfig(name="vit_ti8", weights=weights, compute_dtype="bfloat16"),

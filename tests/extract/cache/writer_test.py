@@ -466,6 +466,7 @@ print(json.dumps([caches.digest(root / f"{i:02}") for i in range(len(runs))]))
 """
 
 
+@pytest.mark.slow
 def test_killed_anywhere_and_run_again_gives_the_same_bytes(tmp_path):
   identity = make_identity()
   write_cache(tmp_path / "whole", identity)

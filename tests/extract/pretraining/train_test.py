@@ -49,6 +49,7 @@ def trained(quick_compilation):
     return train(TINY, start, ones_and_zeros[keep])
 
 
+@pytest.mark.slow
 def test_the_embedded_weights_know_typefaces_that_they_never_saw(held_out):
   params = network.load(pathlib.Path(str(WEIGHTS)))
   assert accuracy(params, held_out) > 0.6
@@ -84,6 +85,7 @@ def test_what_is_written_is_weights_of_the_backbone(tmp_path):
   assert "head" not in backbone.params
 
 
+@pytest.mark.slow
 def test_the_backbone_computes_what_was_trained():
   """The logits of the training network, from the embedding of a job."""
   params = network.load(pathlib.Path(str(WEIGHTS)))

@@ -127,6 +127,7 @@ def test_same_bits_in_any_order_and_block_size(
   np.testing.assert_array_equal(found.secret_class_sums, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("train_bias", "initial_bias"), [(False, -10.0), (True, -1.0)]
 )
@@ -238,6 +239,7 @@ def test_int32_would_overflow_if_it_were_not(monkeypatch):
   assert found[1, 0] != 5000 * length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("d", "dtype"), [(1, "float32"), (192, "bfloat16"), (1280, "float16")]
 )

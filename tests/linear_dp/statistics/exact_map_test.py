@@ -224,6 +224,7 @@ def reference(
   return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("kind", "devices", "dtype"),
   [

@@ -198,6 +198,7 @@ def test_exact_moments_in_rows():
   np.testing.assert_array_equal(found["class_counts"], counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sd", "num_classes"), [(40.0, 40), (1e9, 4)])
 def test_law_of_the_noise_of_each_part(sd, num_classes):
   d, draws = 12, 120

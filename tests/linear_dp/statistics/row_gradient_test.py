@@ -56,6 +56,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("way", "loss", "clip_norm"),
   [

@@ -197,6 +197,7 @@ def test_noise_is_symmetric_integers(d, seed):
   assert (noise != noise_of(d, sd, 4)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sd", [40.0, 1e9])
 def test_law_of_the_noise(sd):
   """sd on the diagonal and sd/√2 beside it, each entry on its own."""

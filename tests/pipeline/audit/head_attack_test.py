@@ -262,6 +262,7 @@ COMMAND = "audit --delta 1e-5 --noise-seed 1"
 SHORT = "--head multi-step --steps.epochs 1"
 
 
+@pytest.mark.slow
 def test_command_prints_claim_bounds_and_verdict(capsys, monkeypatch, tmp_path):
   monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(tmp_path / "ledgers"))
   monkeypatch.chdir(tmp_path)
@@ -296,6 +297,7 @@ def test_a_seed_repeats_the_audit(monkeypatch, config, runs):
   assert first.lower_bound > 0
 
 
+@pytest.mark.slow
 def test_command_fails_on_a_violation(capsys, monkeypatch):
   monkeypatch.setattr(*FAULTS["steps, noise used again"])
   assert main(f"{COMMAND} {SHORT} --epsilon 8 --runs 60".split()) == 1
@@ -330,6 +332,7 @@ def test_command_refuses_what_proves_nothing(capsys, flags, complaint):
   assert complaint in fails(capsys, *argv)
 
 
+@pytest.mark.slow
 def test_the_number_of_runs_that_is_asked_for_is_enough():
   with pytest.raises(InputError, match="give at least") as error:
     audit(steps(epochs=1), 4.0, 3)

@@ -235,6 +235,7 @@ def test_faults_are_flagged_at_the_stated_settings(plant, fault, epsilon):
   assert audit(epsilon, FULL).is_violated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_flagged_in_fewer_runs(plant, fault):
   plant(fault)

@@ -133,6 +133,7 @@ class Contract(PerExample, HeadContract):
     assert problems(changed(receipt, path, value))
 
 
+@pytest.mark.slow
 class TestFullBatches(Contract):
   kind = Steps(
     config=HeadConfig(
@@ -151,6 +152,7 @@ class TestFullBatches(Contract):
     assert "gradients clipped to norm 0.5" in card
 
 
+@pytest.mark.slow
 class TestPartition(Contract):
   """Six steps of a partition are two mechanisms on every row."""
 
@@ -244,6 +246,7 @@ class TestPoisson(Contract):
     assert "6 steps on about 60 rows each (poisson) of adam" in card
 
 
+@pytest.mark.slow
 def test_the_ledger_is_compared(train_cache, tmp_path, ledger_dir):
   """Receipt and card name, in accord, an entry that paid for other noise."""
   for name, kind in (("a", TestPoisson.kind), ("b", TestPartition.kind)):

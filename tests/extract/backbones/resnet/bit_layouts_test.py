@@ -34,6 +34,7 @@ def rename_into(name, arrays):
 
 
 # By name, so that each network is traced once for all of its files.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_files_fit_exactly(name, monkeypatch):
   # What it computes is tested elsewhere; here it would fill 4 GB with it.

@@ -23,6 +23,7 @@ def tiny_params(layout="timm"):
   return bit_layouts.rename(weights, shapes_of(tiny()), "file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", conv_cases.SIDES)
 def test_embeddings_match_timm(side):
   got = embed(tiny(), tiny_params(), conv_cases.draw_images(side))
@@ -39,6 +40,7 @@ def test_the_other_layouts_hold_the_same_network(layout):
     np.testing.assert_array_equal(got[key], array, err_msg=key)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_close():
   got = embed(tiny("bfloat16"), tiny_params(), conv_cases.draw_images(64))
   want = conv_cases.expected_output("bit", 64)

@@ -55,6 +55,7 @@ def test_equals_linens_convolution(size, stride, padding, groups, side):
   np.testing.assert_allclose(got, want, atol=3e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_products_give_bfloat16_whatever_the_kernels_dtype():
   images = draw_images(5)
   conv = Convolution(8, 3, padding=1, compute_dtype="bfloat16")
@@ -83,6 +84,7 @@ def normalized(groups: int, variables: dict, images: jax.Array) -> jax.Array:
   return jnp.asarray(GroupNormRelu(groups).apply(variables, images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 4, 24])
 def test_equals_group_norm_in_float64(groups):
   variables, images = draw(mean=2.0)

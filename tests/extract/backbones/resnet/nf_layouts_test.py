@@ -32,6 +32,7 @@ def renamed(weights, shapes):
   return nf_layouts.rename(weights, shapes, "file", kind="nfnet", blocks=blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_published_files_fit_exactly(name, monkeypatch):
   # What it computes is tested elsewhere; here it would fill 1 GB with it.

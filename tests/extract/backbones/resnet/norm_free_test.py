@@ -34,6 +34,7 @@ def tiny_params(kind: Kind):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", conv_cases.SIDES)
 @pytest.mark.parametrize("kind", SIZES)
 def test_embeddings_match_timm(kind, side):
@@ -43,6 +44,7 @@ def test_embeddings_match_timm(kind, side):
   np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_close():
   # With kernels that have been rounded already, as the registry stores them.
   params = {

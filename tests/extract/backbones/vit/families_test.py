@@ -83,6 +83,7 @@ def by_the_paper(flat: dict, images: np.ndarray) -> list[np.ndarray]:
   return outputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "embedding",
   ["cls", "mean", "cls_mean", "last1_cls", "last2_cls", "pre_logits"],
@@ -164,6 +165,7 @@ def named(name: str) -> Architecture:
   return architecture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "millions"),
   [
@@ -334,6 +336,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   )
 
 
+@pytest.mark.slow
 def test_embeddings_match_an_independent_implementation(weights, cifar):
   got = embed(weights, cifar["image"])
   assert len(got) >= 128
@@ -341,6 +344,7 @@ def test_embeddings_match_an_independent_implementation(weights, cifar):
   np.testing.assert_allclose(got, cifar["embedding"], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_bfloat16_embeddings_stay_close(weights, cifar):
   got = embed(weights, cifar["image"][::8], compute_dtype="bfloat16")
   similarity = cosine(got, cifar["embedding"][::8])
@@ -349,6 +353,7 @@ def test_bfloat16_embeddings_stay_close(weights, cifar):
   assert np.median(similarity) >= 0.9998
 
 
+@pytest.mark.slow
 def test_another_resolution_gives_similar_embeddings(weights):
   # Measured: 0.96; with the positions of the patches shuffled 0.62. Bicubic
   # and half-pixel grids gain less than 0.01.

@@ -76,6 +76,7 @@ def drawn(key: str) -> dict[str, np.ndarray]:
   return {name: vit_golden.draw(name, s) for name, s in LAYOUTS[key].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", OUTPUTS)
 def test_embeddings_are_those_of_the_public_libraries(key):
   library, kind, side, embedding = key.split("/")
@@ -102,6 +103,7 @@ PUBLISHED = [key for key in LAYOUTS if key.startswith("published/")]
 
 
 # By name, so that each network is traced once for all of its files.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", vit.EXAMPLES)
 def test_every_published_layout_is_read_in_full(name):
   architecture = vit.find(name)
@@ -288,6 +290,7 @@ class BigVision(nn.Module):
     return x.mean(axis=1) if self.pooling == "gap" else x[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("kind", "pooling", "prefix", "scan"),
   [
