@@ -4,11 +4,11 @@ A noise multiplier in an event is the noise's standard deviation over the L2
 sensitivity to one privacy unit against nothing in its place, whatever relation
 the ε of the release was stated in.
 
-Gaussian mechanisms on all rows compose exactly (`gaussian.compose`). A step on
-a Poisson sample costs less than its noise alone would, and not the same as any
-Gaussian mechanism at every δ: such steps compose, with each other and with the
-Gaussians, through privacy loss distributions, by dp_accounting, whose grid is
-rounded towards more loss.
+Gaussian mechanisms on all rows compose exactly (`gaussian.compose`); steps on
+Poisson samples, with each other and with Gaussians, through dp_accounting's
+privacy loss distributions, whose grid is rounded towards more loss. That needs
+all of them to be chosen beforehand: where each is chosen by what came out of
+the last, they compose as in `dominating.py`.
 
 Source: Doroshenko, Ghazi, Kamath, Kumar & Manurangsi, "Connect the Dots:
 Tighter Discrete Approximations of Privacy Loss Distributions", PETS 2022.
@@ -66,13 +66,7 @@ is σ · changed / changed in the other."""
 
 
 class Steps(NamedTuple):
-  """Gaussian mechanisms, each on a Poisson sample of the rows.
-
-  Attributes:
-    noise_multiplier: σ of each.
-    sampling_probability: q, of a row to be in a step.
-    count: T.
-  """
+  """T Gaussian mechanisms of σ, each on a Poisson sample of the rows."""
 
   noise_multiplier: float
   sampling_probability: float
@@ -151,7 +145,7 @@ def epsilon_of_event(
   delta: float,
   relation: NeighboringRelation = NeighboringRelation.REPLACE_SPECIAL,
 ) -> float:
-  """ε of everything in an event together.
+  """ε of everything in an event together, all of it chosen beforehand.
 
   >>> event = SelfComposedDpEvent(GaussianDpEvent(4.2247), 4)
   >>> round(epsilon_of_event(event, 1e-6), 3)
@@ -160,9 +154,7 @@ def epsilon_of_event(
   Args:
     event: noise multipliers for one unit, or nothing in its place.
     delta: δ in (0, 1), at least 1e-12 where there are samples.
-    relation: which data sets count as neighbours. One unit replaced is one
-      removed and one added: at most twice the sensitivity, and exactly that for
-      the class sums.
+    relation: which data sets count as neighbours.
 
   Returns:
     ε, rounded up; 0 where nothing was released.
@@ -178,15 +170,7 @@ def epsilon_of_event(
       return 0.0
     return gaussian.epsilon_of(gaussian.compose(sigmas), delta)
   check_delta(delta)
-  interval = min(_interval(steps.noise_multiplier) for steps in sampled)
-  parts = [_loss_distribution(steps, relation, interval) for steps in sampled]
-  if sigmas:
-    parts.append(
-      from_gaussian_mechanism(
-        gaussian.compose(sigmas), value_discretization_interval=interval
-      )
-    )
-  whole = functools.reduce(PrivacyLossDistribution.compose, parts)
+  whole = loss_distribution(sampled, sigmas, relation)
   epsilon = whole.get_epsilon_for_delta(delta)
   if not math.isfinite(epsilon):
     raise InputError(
@@ -196,12 +180,33 @@ def epsilon_of_event(
   return epsilon * (1 + _MARGIN)
 
 
-def check_delta(delta: float) -> None:
-  """Refuses a δ that steps on samples cannot be accounted for at.
+def loss_distribution(
+  sampled: Sequence[Steps],
+  sigmas: Sequence[float],
+  relation: NeighboringRelation,
+) -> PrivacyLossDistribution:
+  """The composition of steps on samples, and of Gaussians, rounded up.
 
-  Raises:
-    InputError: it is below `LEAST_DELTA`.
+  Args:
+    sampled: at least one, with noise for one unit added or removed.
+    sigmas: σ in the relation of every Gaussian mechanism on all rows.
+    relation: which data sets count as neighbours.
   """
+  # Where noise is low, a finer grid of losses gains little.
+  low = min(steps.noise_multiplier for steps in sampled) < 1.5
+  interval = 1e-3 if low else 1e-4
+  parts = [_loss_distribution(steps, relation, interval) for steps in sampled]
+  if sigmas:
+    parts.append(
+      from_gaussian_mechanism(
+        gaussian.compose(sigmas), value_discretization_interval=interval
+      )
+    )
+  return functools.reduce(PrivacyLossDistribution.compose, parts)
+
+
+def check_delta(delta: float) -> None:
+  """Refuses a δ that steps on samples cannot be accounted for at."""
   if delta < LEAST_DELTA:
     raise InputError(
       f"delta={delta:g} is too small to account for random batches at; use one"
@@ -216,7 +221,7 @@ def event_as_json(event: DpEvent) -> dict[str, Any]:
   'SelfComposedDpEvent'
   """
   found: dict[str, Any] = {"class_name": type(event).__name__}
-  for name in _fields(type(event)):
+  for name in getattr(event, "__match_args__", ()):
     value = getattr(event, name)
     if isinstance(value, DpEvent):
       value = event_as_json(value)
@@ -235,7 +240,8 @@ def event_from_json(value: Any) -> DpEvent:
   name = value["class_name"]
   if name not in _KNOWN:
     raise ValueError(f"a mechanism of kind {name!r}")
-  fields = {field: value[field] for field in _fields(_KNOWN[name])}
+  arguments = getattr(_KNOWN[name], "__match_args__", ())
+  fields = {field: value[field] for field in arguments}
   if "event" in fields:
     fields["event"] = event_from_json(fields["event"])
   if "events" in fields:
@@ -243,10 +249,6 @@ def event_from_json(value: Any) -> DpEvent:
       raise TypeError("'events' that are no list")
     fields["events"] = [event_from_json(each) for each in fields["events"]]
   return _KNOWN[name](**fields)
-
-
-def _fields(event: type[DpEvent]) -> tuple[str, ...]:
-  return getattr(event, "__match_args__", ())
 
 
 def _parts(event: DpEvent) -> Iterator[float | Steps]:
@@ -290,11 +292,6 @@ def _check(
     )
   if not (isinstance(count, int) and count >= 1):
     raise InputError(f"count={count!r} must be a whole number, at least 1.")
-
-
-def _interval(sigma: float) -> float:
-  """Steps of the grid of losses; where noise is low, finer gains little."""
-  return 1e-3 if sigma < 1.5 else 1e-4
 
 
 # A search for σ makes many, and each may take megabytes.

@@ -2,17 +2,25 @@
 
 import dataclasses
 import decimal
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
-from scipy import optimize
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
-from oneshot_dp.linear_dp.accounting.events import changed_units, relation_of
+from oneshot_dp.linear_dp.accounting.events import (
+  changed_units,
+  parts_of,
+  relation_of,
+)
 from oneshot_dp.linear_dp.accounting.gaussian import printable
-from oneshot_dp.pipeline.ledger.spending import CAP, Spending, spending_of
+from oneshot_dp.pipeline.ledger.spending import (
+  CAP,
+  SAMPLING_SHARE,
+  Spending,
+  spending_of,
+)
 
 _SLACK = 1e-12
 """Relative, in σ: for the rounding of Σσ⁻², and a thousand times less than the
@@ -26,49 +34,79 @@ _LEAST_EPSILON = 1e-6
 class Cap:
   """The guarantee that all releases of a data set are to keep, together.
 
-  Formal guarantees: as long as `allows` is asked before each release, all that
-  is released is (max_epsilon, max_delta)-DP in the relation, by composition:
-  where all releases are Gaussian, σ = (Σσ_i⁻²)^(−1/2) stays at or above the σ
-  that one release of max_epsilon at max_delta would have. The δ that a release
-  was stated at plays no part.
+  Formal guarantees: a cap is a filter. Set before the first release, and with
+  `allows` asked before each, it makes all that is released (max_epsilon,
+  max_delta)-DP in the relation, however each release was chosen by those before
+  it. All of them amount to one Gaussian release (`Spending.noise_multiplier`)
+  of at least the σ that max_epsilon takes at max_delta − r, and to r, which is
+  there for random batches. r is known before anything is seen: sampling_delta,
+  or by default a tenth of max_delta where random batches are in the first
+  release (or in any, when the cap was set), and 0 where not: then those that
+  come later cost what their steps would on all rows. What is asked for first,
+  at once, may cost the whole cap by its own law; if that is more than the
+  filter has, nothing follows. The δ that a release was stated at plays no part.
 
   Attributes:
     max_epsilon: ε of everything together.
     max_delta: δ of everything together.
     neighboring_relation: which data sets count as neighbours.
+    sampling_delta: r; None is the default.
+
+  Raises:
+    InputError: there is no such guarantee, or r is no part of max_delta.
   """
 
   max_epsilon: float
   max_delta: float
   neighboring_relation: NeighboringRelation
+  sampling_delta: float | None = None
 
   def __post_init__(self):
     accounting.check_budget(self.max_epsilon, self.max_delta)
     changed_units(self.neighboring_relation)  # what it refuses
+    if self.sampling_delta is not None and not (
+      0 <= self.sampling_delta < self.max_delta
+    ):
+      raise InputError(
+        f"sampling_delta={self.sampling_delta} must be at least 0 and less than"
+        f" max_delta={self.max_delta}, which it is a part of."
+      )
 
-  @functools.cached_property
-  def least_noise(self) -> float:
-    """The smallest σ that all releases together may amount to."""
-    return accounting.noise_multiplier(self.max_epsilon, self.max_delta)
+  def allows(
+    self,
+    entries: Sequence[dict[str, Any]],
+    *events: DpEvent,
+    at_once: bool = True,
+  ) -> bool:
+    """Whether the cap holds when `events` come on top of `entries`.
 
-  def allows(self, entries: Sequence[dict[str, Any]], *events: DpEvent) -> bool:
-    """Whether the cap holds when `events` come on top of `entries`."""
+    Args:
+      entries: what was released already.
+      *events: what is to come.
+      at_once: whether all of it is asked for now, or one by one.
+    """
     spent = spending_of(entries, self.neighboring_relation)
-    return self._holds(spent.plus(*events))
+    return self._holds(spent.plus(*events, at_once=at_once))
 
-  def _holds(self, spent: Spending) -> bool:
-    if spent.has_samples:
-      return spent.epsilon(self.max_delta) <= self.max_epsilon
-    least = self.least_noise * (1 - _SLACK)
-    return spent.noise_multiplier is None or spent.noise_multiplier >= least
+  def spent(self, entries: Sequence[dict[str, Any]]) -> float:
+    """The ε that the least such cap would have for the same entries."""
+    spent = spending_of(entries, self.neighboring_relation)
+    return spent.epsilon(self.max_delta, self._part(spent))
 
   def is_looser_than(self, other: "Cap") -> bool:
-    """Whether this one lets out more."""
+    """Whether this one lets out more, of noisy results or of random batches."""
     mine, theirs = (
-      cap.least_noise * changed_units(cap.neighboring_relation)
+      cap._least_noise(0.0) * changed_units(cap.neighboring_relation)
       for cap in (self, other)
     )
-    return mine < theirs * (1 - _SLACK)
+    # Who said nothing may keep a tenth, or nothing.
+    part = self.sampling_delta
+    most = SAMPLING_SHARE * self.max_delta if part is None else part
+    return (
+      mine < theirs * (1 - _SLACK)
+      or self.max_delta > other.max_delta
+      or (part != other.sampling_delta and most > (other.sampling_delta or 0.0))
+    )
 
   def left(
     self,
@@ -84,43 +122,47 @@ class Cap:
       relation: its neighbouring relation.
 
     Returns:
-      ε, which `allows` would accept, in five digits (three where random batches
-      were released); 0 if there is none.
+      ε, which `allows` would accept, in five digits; 0 if there is none.
     """
     spent = spending_of(entries, self.neighboring_relation)
-    sigma = spent.noise_multiplier
-    precision = self.least_noise**-2 - (sigma**-2 if sigma else 0.0)
+    part = self._part(spent.plus(GaussianDpEvent(1.0)))  # whatever its σ
+    sigma = spent.noise_multiplier(part)
+    precision = self._least_noise(part) ** -2 - (sigma**-2 if sigma else 0.0)
     if precision <= 0:
       return 0.0
     unit = changed_units(self.neighboring_relation) / changed_units(relation)
     most = accounting.epsilon_of(precision**-0.5 * unit, delta)
-
-    def after(epsilon: float) -> Spending:
-      sigma = accounting.noise_multiplier(epsilon, delta)
-      return spent.plus(GaussianDpEvent(sigma * changed_units(relation)))
-
-    def excess(epsilon: float) -> float:
-      return after(epsilon).epsilon(self.max_delta) - self.max_epsilon
-
-    digits = 5
-    if spent.has_samples:  # the exact remainder of the Gaussians is too much
-      if excess(_LEAST_EPSILON) > 0:
-        return 0.0
-      if excess(most) > 0:
-        found = optimize.root_scalar(
-          excess, method="brentq", bracket=(_LEAST_EPSILON, most), rtol=1e-4
-        )
-        most = float(found.root)
-      digits = 3
-    down = decimal.Context(prec=digits, rounding=decimal.ROUND_FLOOR)
+    down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
     # A little more, for the roundings on the way here; what is then too much
     # by a rounding is found by asking.
     epsilon = down.create_decimal(most * (1 + 1e-8))
     while epsilon >= _LEAST_EPSILON:
-      if self._holds(after(float(epsilon))):
+      sigma = accounting.noise_multiplier(float(epsilon), delta)
+      one_more = GaussianDpEvent(sigma * changed_units(relation))
+      if self._holds(spent.plus(one_more)):
         return float(epsilon)
       epsilon = down.next_minus(epsilon)
     return 0.0
+
+  def _holds(self, spent: Spending) -> bool:
+    if spent.choices == 1 and spent.has_samples:
+      if spent.epsilon(self.max_delta) <= self.max_epsilon:
+        return True
+    part = self._part(spent)
+    sigma = spent.noise_multiplier(part)
+    return sigma is None or sigma >= self._least_noise(part) * (1 - _SLACK)
+
+  def _part(self, spent: Spending) -> float:
+    """r: of max_delta, for random batches."""
+    if spent.choices <= 1 and not spent.has_samples:
+      return 0.0
+    if self.sampling_delta is not None:
+      return self.sampling_delta
+    return SAMPLING_SHARE * self.max_delta * spent.starts_with_samples
+
+  def _least_noise(self, part: float) -> float:
+    """The smallest σ that all releases together may amount to."""
+    return accounting.noise_multiplier(self.max_epsilon, self.max_delta - part)
 
   def left_in_words(
     self,
@@ -137,6 +179,18 @@ class Cap:
       f" ({relation.name}) is left"
     )
 
+  def why_samples_cost_more(
+    self, entries: Sequence[dict[str, Any]], *events: DpEvent
+  ) -> str:
+    """What a refusal of random batches adds, where no δ is kept for them."""
+    after = spending_of(entries, self.neighboring_relation).plus(*events)
+    if self._part(after) or not any(parts_of(each)[1] for each in events):
+      return ""
+    return (
+      "; this cap keeps no part of delta for random batches, which therefore"
+      " cost what full batches would (see --sampling-delta of `budget set`)"
+    )
+
   def as_json(self) -> dict[str, Any]:
     """What an entry holds of it."""
     return {
@@ -144,19 +198,31 @@ class Cap:
       "max_epsilon": self.max_epsilon,
       "max_delta": self.max_delta,
       "neighboring_relation": self.neighboring_relation.name,
+      "sampling_delta": self.sampling_delta,
     }
 
   def __str__(self) -> str:
     """In words."""
     epsilon, delta = map(printable, (self.max_epsilon, self.max_delta))
-    relation = self.neighboring_relation.name
-    return f"epsilon {epsilon} at delta {delta} ({relation})"
+    words = f"epsilon {epsilon} at delta {delta}"
+    if self.sampling_delta is not None:
+      words += f", {self.sampling_delta:g} of it for random batches"
+    return f"{words} ({self.neighboring_relation.name})"
 
 
 def cap_of(entries: Sequence[dict[str, Any]]) -> Cap | None:
-  """The cap that holds, if any."""
+  """The cap that holds, if any; it was set when it was, for all to see."""
   known = caps(entries)
-  return known[-1] if known else None
+  if not known:
+    return None
+  cap = known[-1]
+  if cap.sampling_delta is None:
+    (*_, place) = (i for i, e in enumerate(entries) if e.get("kind") == CAP)
+    before = spending_of(entries[:place], cap.neighboring_relation)
+    if before.has_samples:
+      part = SAMPLING_SHARE * cap.max_delta
+      cap = dataclasses.replace(cap, sampling_delta=part)
+  return cap
 
 
 def caps(entries: Iterable[dict[str, Any]]) -> list[Cap]:
@@ -166,6 +232,7 @@ def caps(entries: Iterable[dict[str, Any]]) -> list[Cap]:
       max_epsilon=entry["max_epsilon"],
       max_delta=entry["max_delta"],
       neighboring_relation=relation_of(entry["neighboring_relation"]),
+      sampling_delta=entry.get("sampling_delta"),
     )
     for entry in entries
     if entry.get("kind") == CAP

@@ -156,14 +156,18 @@ class Ledger:
         for charge in charges
       ]
 
-  def check(self, *charges: Charge) -> None:
+  def check(self, *charges: Charge, at_once: bool = True) -> None:
     """Finds what `charge` would refuse later, before any work.
+
+    Args:
+      *charges: what is about to be released.
+      at_once: whether one call of `charge` will be for all of them.
 
     Raises:
       InputError: the ledger was tampered with, or this would break the cap.
       RunError: it cannot be written.
     """
-    with self._checked(charges):
+    with self._checked(charges, at_once=at_once):
       pass
 
   def set_cap(self, cap: Cap) -> Cap | None:
@@ -186,7 +190,9 @@ class Ledger:
     return spending_of(self.entries(), relation)
 
   @contextlib.contextmanager
-  def _checked(self, charges: Sequence[Charge]) -> Iterator[LockedChain]:
+  def _checked(
+    self, charges: Sequence[Charge], *, at_once: bool = True
+  ) -> Iterator[LockedChain]:
     """The locked ledger, to which all of the charges may be added."""
     # Whoever charges for rows has compared them with every other ledger, and
     # nobody may charge them there meanwhile.
@@ -195,7 +201,7 @@ class Ledger:
       self._file.locked() as chain,
     ):
       self._check_rows(charges)
-      self._check(_costs(chain.entries), charges)
+      self._check(_costs(chain.entries), charges, at_once=at_once)
       yield chain
 
   def _check_rows(self, charges: Sequence[Charge]) -> None:
@@ -223,7 +229,11 @@ class Ledger:
         )
 
   def _check(
-    self, entries: Sequence[dict[str, Any]], charges: Sequence[Charge]
+    self,
+    entries: Sequence[dict[str, Any]],
+    charges: Sequence[Charge],
+    *,
+    at_once: bool,
   ) -> None:
     cap = cap_of(entries)
     for charge in charges:
@@ -236,18 +246,19 @@ class Ledger:
           " covers no such thing; leave it out, or use a data set without a"
           " cap."
         )
-    if cap is None or cap.allows(entries, *(each.event for each in charges)):
+    events = [each.event for each in charges]
+    if cap is None or cap.allows(entries, *events, at_once=at_once):
       return
-    spent = spending_of(entries, cap.neighboring_relation)
     last = charges[-1]  # with a cap none is a baseline
     assert last.delta is not None
     assert last.neighboring_relation is not None
     left = cap.left_in_words(entries, last.delta, last.neighboring_relation)
+    left += cap.why_samples_cost_more(entries, *events)
     raise InputError(
       f"{' and '.join(charge.asked for charge in charges)} would break the cap"
-      f" of {self.dataset!r}, {cap}: epsilon"
-      f" {printable(spent.epsilon(cap.max_delta))} is spent, and {left}; ask"
-      " for less, or raise the cap for all to see with `oneshot-dp budget set`."
+      f" of {self.dataset!r}, {cap}: epsilon {printable(cap.spent(entries))} is"
+      f" spent, and {left}; ask for less, or raise the cap for all to see with"
+      " `oneshot-dp budget set`."
     )
 
 

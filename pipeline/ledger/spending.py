@@ -8,6 +8,7 @@ before. Anything else is an error, never zero.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,16 +22,20 @@ from dp_accounting import (
 )
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting import gaussian
+from oneshot_dp.linear_dp.accounting.dominating import dominating_noise, share
 from oneshot_dp.linear_dp.accounting.events import (
   changed_units,
+  composed,
   epsilon_of_event,
   event_from_json,
   parts_of,
 )
-from oneshot_dp.linear_dp.accounting.gaussian import compose
 
 CAP, BASELINE, PUBLISHED = "cap", "baseline", "published"
 """Kinds of entries that no ε is spent by."""
+SAMPLING_SHARE = 0.1
+"""The part of δ that random batches may use up, where nothing else is said."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,8 @@ class Spending:
   Attributes:
     events: the releases, oldest first.
     relation: which data sets count as neighbours.
+    choices: how often somebody chose what to release next: once for each entry,
+      and once for all that is asked for at a time.
     charges: how many entries there are, private or not, caps aside.
     not_private: charges for baselines and for noise from a seed, which nothing
       can compose.
@@ -47,32 +54,68 @@ class Spending:
 
   events: tuple[DpEvent, ...]
   relation: NeighboringRelation
+  choices: int
   charges: int
   not_private: int
 
   @functools.cached_property
-  def noise_multiplier(self) -> float | None:
-    """σ, in the relation, of all releases on all rows; None for none."""
-    gaussians, _ = parts_of(self._event)
+  def _parts(self) -> list[tuple[list[float], tuple]]:
+    """σ, in the relation, of what saw all rows, and the samples, of each."""
     units = changed_units(self.relation)
-    return compose(s / units for s in gaussians) if gaussians else None
-
-  @functools.cached_property
-  def has_samples(self) -> bool:
-    """Whether random parts of the rows were released."""
-    return bool(parts_of(self._event)[1])
-
-  def epsilon(self, delta: float) -> float:
-    """ε spent at δ, rounded up; 0 when nothing was released."""
-    return epsilon_of_event(self._event, delta, self.relation)
-
-  def plus(self, *events: DpEvent) -> "Spending":
-    """What it would be with more releases."""
-    return dataclasses.replace(self, events=(*self.events, *events))
+    return [
+      ([sigma / units for sigma in gaussians], tuple(sampled))
+      for gaussians, sampled in map(parts_of, self.events)
+    ]
 
   @property
-  def _event(self) -> DpEvent:
-    return ComposedDpEvent(list(self.events))
+  def has_samples(self) -> bool:
+    """Whether random parts of the rows were released."""
+    return any(sampled for _, sampled in self._parts)
+
+  @property
+  def starts_with_samples(self) -> bool:
+    """Whether they were in the first release."""
+    return bool(self._parts and self._parts[0][1])
+
+  def noise_multiplier(self, sampling_delta: float = 0.0) -> float | None:
+    """σ, in the relation, of one Gaussian release that costs as much; or None.
+
+    Formal guarantees: however each release was chosen by those before it, all
+    of them are as private as that release, at a δ larger by `sampling_delta`.
+    """
+    places = itertools.count(1)
+    sigmas = []
+    for gaussians, sampled in self._parts:
+      sigmas += gaussians
+      if sampled:
+        slack = share(sampling_delta, next(places))
+        sigmas.append(dominating_noise(sampled, slack, self.relation))
+    return gaussian.compose(sigmas) if sigmas else None
+
+  def epsilon(self, delta: float, sampling_delta: float | None = None) -> float:
+    """ε at δ, rounded up: the least cap that would have let all of this out.
+
+    What was chosen at once, before anything was seen, is composed by its own
+    law; anything else as a filter must, with a part of δ for random batches.
+
+    Args:
+      delta: δ of all of it.
+      sampling_delta: the part; by default a tenth where there are any.
+    """
+    if self.choices <= 1:
+      return epsilon_of_event(composed(self.events), delta, self.relation)
+    if sampling_delta is None:
+      sampling_delta = SAMPLING_SHARE * delta if self.has_samples else 0.0
+    sigma = self.noise_multiplier(sampling_delta)
+    assert sigma is not None
+    return gaussian.epsilon_of(sigma, delta - sampling_delta)
+
+  def plus(self, *events: DpEvent, at_once: bool = True) -> "Spending":
+    """What it would be with more releases, chosen at once or one by one."""
+    choices = min(len(events), 1) if at_once else len(events)
+    return dataclasses.replace(
+      self, events=(*self.events, *events), choices=self.choices + choices
+    )
 
 
 def spending_of(
@@ -88,6 +131,7 @@ def spending_of(
   return Spending(
     events=tuple(event_of(entry) for entry in private),
     relation=relation,
+    choices=len(private),
     charges=len(charges),
     not_private=len(charges) - len(private),
   )

@@ -141,7 +141,7 @@ class BudgetStatus(NamedTuple):
   Attributes:
     spending: what they add up to, in the run's relation.
     delta: the run's, so that its ε can be held against what is spent.
-    spent: ε at delta.
+    spent: ε at delta, as an odometer reads it.
     cap: what it may come to.
     under_cap: ε as the cap counts it: at its delta, in its relation.
     left: ε of one more release under the cap, at its delta.
@@ -177,9 +177,8 @@ def budget_status(
     delta = max(run.delta, LEAST_DELTA) if spending.has_samples else run.delta
     under_cap = left = None
     if cap is not None:
-      its = cap.max_delta, cap.neighboring_relation
-      under_cap = spending_of(entries, its[1]).epsilon(its[0])
-      left = cap.left(entries, *its)
+      under_cap = cap.spent(entries)
+      left = cap.left(entries, cap.max_delta, cap.neighboring_relation)
     charges = [entry for entry in entries if entry.get("kind") != CAP]
     latest = reversed(charges[-_MOST_ENTRIES:])
     return BudgetStatus(

@@ -108,5 +108,5 @@ def _private_evaluation(
   training = cache_ledger(run.train, run.ledger_dir)
   one_ledger = request.ledger.path == training.path
   before = [Charge.of_plan(plan, request.source)] if one_ledger else []
-  request.ledger.check(*before, request.charge)
+  request.ledger.check(*before, request.charge, at_once=False)
   return request

@@ -58,7 +58,12 @@ def budget_report(
     delta = _delta_of_total(entries, cap) if delta is None else delta
     totals = {r: spending_of(entries, r) for r in CHANGED_UNITS}
     lines += _totals(totals, delta)
-    facts["spent"] = {
+    if not cap:
+      lines.append(
+        "(an odometer only reads: the least cap that would have let all of this"
+        " out, and a guarantee only if such a cap was set before any of it)"
+      )
+    facts["odometer"] = {
       "delta": delta,
       "epsilon": {r.name: s.epsilon(delta) for r, s in totals.items()},
       "not_private": totals[NeighboringRelation.REPLACE_ONE].not_private,
@@ -89,7 +94,7 @@ def _totals(
   lines = []
   for relation, spent in totals.items():
     lines.append(
-      f"spent in all: epsilon = {printable(spent.epsilon(delta))} at delta ="
+      f"odometer: epsilon = {printable(spent.epsilon(delta))} at delta ="
       f" {printable(delta)}, {relation.name}"
     )
     if spent.not_private and relation is NeighboringRelation.REPLACE_ONE:

@@ -82,7 +82,7 @@ def test_composition_is_never_below_the_truth(sigmas, delta):
 def test_a_count_is_that_many_mechanisms():
   many = paid_by(SelfComposedDpEvent(GaussianDpEvent(3.0), 7))
   one, seven = (spending_of(e, REPLACE) for e in ([many], entries(*[3.0] * 7)))
-  assert one.noise_multiplier == seven.noise_multiplier
+  assert one.noise_multiplier() == seven.noise_multiplier()
   assert (one.charges, seven.charges) == (1, 7)
 
 
@@ -109,7 +109,7 @@ def test_mixed_relations_compose():
   for relation, units in ((REPLACE, 2), (REPLACE_SPECIAL, 1)):
     spent = spending_of(entries, relation)
     expected = ((sigma / units) ** -2 + (sigma * 2 / units) ** -2) ** -0.5
-    assert spent.noise_multiplier == pytest.approx(expected, rel=1e-12)
+    assert spent.noise_multiplier() == pytest.approx(expected, rel=1e-12)
 
 
 def test_what_is_not_private_is_counted_and_not_composed():
@@ -118,7 +118,7 @@ def test_what_is_not_private_is_counted_and_not_composed():
   cap = make_cap().as_json()
   spent = spending_of([*entries(2.0), seeded, cap, baseline], REPLACE_SPECIAL)
   assert (spent.charges, spent.not_private) == (3, 2)
-  assert spent.noise_multiplier == pytest.approx(2.0)
+  assert spent.noise_multiplier() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,8 @@ class TestSet:
     assert err == (
       "warning: THE CAP WAS RAISED, from epsilon 2 at delta 1e-05"
       " (REPLACE_SPECIAL) to epsilon 3 at delta 1e-05 (REPLACE_SPECIAL);"
-      " the ledger keeps both.\n"
+      " the ledger keeps both. If results were seen before, the new cap is no"
+      " proven guarantee: they may have led to it.\n"
     )
     _, err = succeeds(capsys, *place(SET))
     assert err == ""
