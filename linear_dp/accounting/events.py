@@ -115,18 +115,7 @@ def repeated(event: DpEvent, count: int) -> DpEvent:
 
 
 def parts_of(event: DpEvent) -> tuple[list[float], list[Steps]]:
-  """What an event is composed of, in its order.
-
-  >>> twice = SelfComposedDpEvent(GaussianDpEvent(3.0), 2)
-  >>> steps = SelfComposedDpEvent(
-  ...   PoissonSampledDpEvent(0.1, GaussianDpEvent(1.1)), 50
-  ... )
-  >>> gaussians, sampled = parts_of(ComposedDpEvent([twice, steps]))
-  >>> gaussians, [tuple(each) for each in sampled]
-  ([3.0, 3.0], [(1.1, 0.1, 50)])
-
-  Returns:
-    σ of every Gaussian mechanism on all rows; and all steps on samples.
+  """σ of every Gaussian mechanism on all rows, and all steps on samples.
 
   Raises:
     InputError: it holds what nothing here can compose.
@@ -215,11 +204,7 @@ def check_delta(delta: float) -> None:
 
 
 def event_as_json(event: DpEvent) -> dict[str, Any]:
-  """An event by the names of dp_accounting's own classes and fields.
-
-  >>> event_as_json(SelfComposedDpEvent(GaussianDpEvent(3.0), 2))["class_name"]
-  'SelfComposedDpEvent'
-  """
+  """An event by the names of dp_accounting's own classes and fields."""
   found: dict[str, Any] = {"class_name": type(event).__name__}
   for name in getattr(event, "__match_args__", ()):
     value = getattr(event, name)

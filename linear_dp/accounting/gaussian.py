@@ -27,11 +27,7 @@ _SOLVER_TOLERANCE = 1e-12
 
 
 def check_budget(epsilon: float, delta: float) -> None:
-  """Refuses an (epsilon, delta) that is not a privacy guarantee.
-
-  Raises:
-    InputError: epsilon is not positive and finite, or delta not in (0, 1).
-  """
+  """Refuses an (epsilon, delta) that is not a privacy guarantee."""
   if not (math.isfinite(epsilon) and epsilon > 0):
     raise InputError(
       f"epsilon={epsilon} must be positive and finite; for a baseline without"
@@ -68,7 +64,7 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
     σ, the noise's standard deviation in units of the L2 sensitivity.
 
   Raises:
-    InputError: see `check_budget`.
+    InputError: the budget is none.
 
   Source: Balle & Wang, "Improving the Gaussian Mechanism for Differential
   Privacy", ICML 2018, theorem 8.
@@ -78,16 +74,7 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def check_noise_multiplier(sigma: float, epsilon: float, loss: str) -> None:
-  """Refuses so much noise that nothing is left to see.
-
-  Args:
-    sigma: noise multiplier.
-    epsilon: the ε that asks for it.
-    loss: what such noise makes impossible, for the message.
-
-  Raises:
-    InputError: it is more than 2²⁰.
-  """
+  """Refuses more noise than 2²⁰; `loss` says what that makes impossible."""
   if sigma > _MAX_NOISE_MULTIPLIER:
     raise InputError(
       f"epsilon={epsilon} needs a noise multiplier of {sigma:.3g}; {loss}"
@@ -96,26 +83,10 @@ def check_noise_multiplier(sigma: float, epsilon: float, loss: str) -> None:
 
 
 def epsilon_of(sigma: float, delta: float) -> float:
-  """The ε of one Gaussian release with noise multiplier `sigma`, rounded up.
-
-  The inverse of `noise_multiplier`.
+  """The inverse of `noise_multiplier`: ε ≥ 0 of one release, rounded up.
 
   >>> round(epsilon_of(4.2247, 1e-6), 4)
   1.0
-
-  Args:
-    sigma: noise multiplier: the noise's standard deviation in units of the L2
-      sensitivity, positive.
-    delta: δ in (0, 1).
-
-  Returns:
-    ε ≥ 0.
-
-  Raises:
-    InputError: sigma is not positive.
-
-  Source: Balle & Wang, "Improving the Gaussian Mechanism for Differential
-  Privacy", ICML 2018, theorem 8.
   """
   if sigma <= 0:
     raise InputError(f"noise_multiplier={sigma} must be positive.")

@@ -29,15 +29,6 @@ BASELINE_NOISE = f"none: {NOT_PRIVATE}"
 class PrivacyStatement:
   """What one release guarantees, and all that is needed to recompute it.
 
-  Releases bring theirs with them. What is exact has one too, and says so:
-
-  >>> from dp_accounting import NeighboringRelation
-  >>> statement = PrivacyStatement.without_privacy(
-  ...   1e-6, NeighboringRelation.REPLACE_SPECIAL
-  ... )
-  >>> statement.epsilon, statement.is_private, statement.noise_source
-  (inf, False, 'none: NOT PRIVATE')
-
   Attributes:
     epsilon: ε of this release alone; infinity for the baseline.
     delta: δ.
@@ -127,10 +118,7 @@ class ReleasePlan:
       of a step.
 
   Raises:
-    InputError: no ε, or one twice; an ε or δ that is no guarantee, or needs
-      more noise than anything could be seen through; no draw; a relation in
-      which n is not public; sampling of nested releases, or where a neighbour
-      has another example in one's place.
+    InputError: there is no such guarantee, or nothing that could have it.
   """
 
   epsilons: tuple[float, ...]
@@ -148,8 +136,16 @@ class ReleasePlan:
     if not self.epsilons:
       raise InputError("epsilons is empty: give at least one.")
     changed_units(self.neighboring_relation)  # what it refuses
-    if self.sampling:
-      self._check_sampling()
+    if self.sampling and self.order == "nested":
+      raise InputError(
+        "order='nested': heads of random batches share no noise."
+      )
+    if self.sampling and changed_units(self.neighboring_relation) > 1:
+      raise InputError(
+        "random batches are accounted for where nothing takes an example's"
+        " place; leave out --neighboring-relation replace-one, or use full"
+        " batches."
+      )
     ordered = sorted(self.epsilons)
     for smaller, larger in itertools.pairwise(ordered):
       # Nearer ones could not be told apart by their noise multipliers.
@@ -165,18 +161,6 @@ class ReleasePlan:
     )
     if self.num_draws < 1:
       raise InputError(f"num_draws={self.num_draws} must be at least 1.")
-
-  def _check_sampling(self) -> None:
-    if self.order == "nested":
-      raise InputError(
-        "order='nested': heads of random batches share no noise."
-      )
-    if self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
-      raise InputError(
-        "random batches are accounted for where nothing takes an example's"
-        " place; leave out --neighboring-relation replace-one, or use full"
-        " batches."
-      )
 
   @functools.cached_property
   def noise_multipliers(self) -> dict[float, float]:
@@ -219,14 +203,7 @@ def event_of_draws(
   relation: NeighboringRelation,
   sampling: PoissonSampling | None,
 ) -> DpEvent:
-  """What pays for draws of releases: noise for one unit, or nothing instead.
-
-  Args:
-    noise_multipliers: σ of each release of a draw, in the relation.
-    num_draws: how many draws, each with noise of its own.
-    relation: which data sets count as neighbours.
-    sampling: the steps that σ is about, if not one on all rows.
-  """
+  """What pays for draws of releases, each of a σ in the relation."""
   make = sampling.event if sampling else GaussianDpEvent
   units = changed_units(relation)
   draw = composed([make(sigma * units) for sigma in noise_multipliers])
@@ -234,17 +211,11 @@ def event_of_draws(
 
 
 def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
-  """ε of all releases of several plans together.
+  """ε, rounded up, of all releases of plans that are chosen beforehand.
 
   >>> one = ReleasePlan(epsilons=(1.0, 4.0), delta=1e-5)
   >>> round(composed_epsilon([one, one]), 2)
   5.99
-
-  Args:
-    plans: about the same rows, at one δ and in one neighbouring relation.
-
-  Returns:
-    ε at that δ, rounded up.
 
   Raises:
     InputError: plans of several δ or relations, or none.

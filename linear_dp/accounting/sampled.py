@@ -39,12 +39,7 @@ class PoissonSampling:
   def noise_multiplier(self, epsilon: float, delta: float) -> float:
     """The smallest σ of a step, nearly, for which all are private together.
 
-    Args:
-      epsilon: ε > 0.
-      delta: δ in (0, 1), at least 1e-12.
-
-    Returns:
-      σ, rounded up: `epsilon_of` it is at most ε. Never less than 0.2.
+    It is rounded up: `epsilon_of` it is at most ε. Never less than 0.2.
 
     Raises:
       InputError: the budget is none, or asks for too much noise; or there are

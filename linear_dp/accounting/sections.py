@@ -1,8 +1,4 @@
-"""The sections of a receipt that follow from accounting alone.
-
-One builder for the receipts of arrays and of caches, and for `verify`, which
-builds them again from the noise and compares.
-"""
+"""The sections of a receipt that follow from accounting alone."""
 
 import math
 from typing import Any
@@ -26,16 +22,7 @@ def privacy_section(
   privacy_unit: str,
   sampling: PoissonSampling | None,
 ) -> dict[str, Any]:
-  """The guarantee of one head.
-
-  Args:
-    statement: the guarantee.
-    privacy_unit: what it is about.
-    sampling: the random batches that its noise multiplier is about, if any.
-
-  Returns:
-    JSON-able: an ε that is infinite is "NOT PRIVATE".
-  """
+  """The guarantee of one head, JSON-able: an infinite ε is "NOT PRIVATE"."""
   relation = statement.neighboring_relation
 
   def epsilon_of(delta: float, other: NeighboringRelation) -> float | str:

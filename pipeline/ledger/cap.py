@@ -145,9 +145,9 @@ class Cap:
     return 0.0
 
   def _holds(self, spent: Spending) -> bool:
-    if spent.choices == 1 and spent.has_samples:
-      if spent.epsilon(self.max_delta) <= self.max_epsilon:
-        return True
+    at_once = spent.choices == 1 and spent.has_samples
+    if at_once and spent.epsilon(self.max_delta) <= self.max_epsilon:
+      return True
     part = self._part(spent)
     sigma = spent.noise_multiplier(part)
     return sigma is None or sigma >= self._least_noise(part) * (1 - _SLACK)

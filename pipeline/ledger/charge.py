@@ -87,7 +87,7 @@ class Charge:
     rows: RowSketch | None = None,
     **facts: Any,
   ) -> Self:
-    """The note, before it happens, that something exact leaves: NOT PRIVATE."""
+    """The note that something exact is about to leave: NOT PRIVATE."""
     return cls(
       kind=BASELINE,
       event=NonPrivateDpEvent(),

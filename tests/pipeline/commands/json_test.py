@@ -115,7 +115,7 @@ def test_a_ledger_keeps_what_tells_its_rows(typed, capsys, train_cache):
   assert entry["nonce"] not in out
   found = read(out)
   assert found["entries"][0]["entry"] == entry["entry"]
-  assert found["spent"]["epsilon"]["REPLACE_SPECIAL"] == pytest.approx(1)
+  assert found["odometer"]["epsilon"]["REPLACE_SPECIAL"] == pytest.approx(1)
 
 
 def test_what_json_can_hold():

@@ -251,7 +251,7 @@ class TestCap:
 
   def test_what_comes_one_by_one_is_checked_one_by_one(self, ledger_dir):
     """Else what was checked would be refused after it was begun."""
-    charges = [Charge.of_plan(plan(e), NoiseSource()) for e in (8.0, 2.0)]
+    charges = [Charge.of_plan(plan(e), NoiseSource()) for e in (8.0, 5.0)]
     events = [charge.event for charge in charges]
     cap = make_cap(
       spending_of([], REPLACE_SPECIAL).plus(*events).epsilon(DELTA)
@@ -263,7 +263,7 @@ class TestCap:
       ledger.check(*charges, at_once=False)
     ledger.charge(*charges)
     with pytest.raises(InputError, match="nothing is left"):
-      ledger.charge(Charge.of_plan(plan(1.0), NoiseSource()))
+      ledger.charge(charges[1])
 
   def test_a_ledger_refuses_what_would_break_it(self, ledger_dir):
     ledger = Ledger("pets", ledger_dir)

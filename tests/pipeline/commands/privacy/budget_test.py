@@ -7,6 +7,7 @@ import pytest
 
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.ledger.cap import cap_of
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 
@@ -28,9 +29,16 @@ class TestShow:
     assert out.count("1 draw(s) of epsilon 1 at delta 1e-05") == 3
     sigma = accounting.noise_multiplier(1.0, 1e-5) / 2**0.5
     spent = accounting.printable(accounting.epsilon_of(sigma, 1e-5))
-    assert f"epsilon = {spent} at delta = 1e-05, REPLACE_SPECIAL" in out
+    reading = f"odometer: epsilon = {spent} at delta = 1e-05, REPLACE_SPECIAL"
+    assert reading in out
+    only = "a guarantee only if such a cap was set before any of it"
+    assert only in out
     assert "REPLACE_ONE" in out
     assert "1 of 3 entries let out results that are NOT PRIVATE" in out
+    succeeds(capsys, *place(SET.replace("2", "9", 1)))
+    out, _ = succeeds(capsys, *place(SHOW))
+    assert reading in out
+    assert only not in out
 
   def test_one_line_for_each_entry(self, place, capsys, train_cache):
     succeeds(capsys, *place(SWEEP), "--num-draws", 3)
@@ -161,6 +169,15 @@ class TestSet:
     assert out.count("cap set to epsilon 2 at") == 2
     assert out.count("CAP RAISED to epsilon 3 at") == 1
 
+  def test_a_part_for_random_batches(self, place, capsys, train_cache):
+    out, _ = succeeds(capsys, *place(SET), "--sampling-delta", 2e-6)
+    assert "at delta 1e-05, 2e-06 of it for random batches (ADD_OR_" in out
+    cap = cap_of(cache_ledger(train_cache, None).entries())
+    assert cap is not None
+    assert cap.sampling_delta == 2e-6
+    _, err = succeeds(capsys, *place(SET), "--sampling-delta", 3e-6)
+    assert "THE CAP WAS RAISED" in err
+
   def test_below_what_is_spent(self, place, capsys):
     succeeds(capsys, *place(TRAIN))
     out, err = succeeds(capsys, *place(SET.replace("2", "0.5", 1)))
@@ -180,6 +197,7 @@ class TestSet:
     [
       ("budget set --cache {train} --max-epsilon 2", "--max-delta"),
       (SET.replace("1e-5", "2"), "delta=2.0 must lie strictly between"),
+      (SET + " --sampling-delta 1e-5", "sampling_delta=1e-05 must be at least"),
       (SET.replace("2", "-1", 1), "epsilon=-1.0 must be positive"),
     ],
   )
