@@ -15,6 +15,7 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.dominating import dominating_noise
 from oneshot_dp.linear_dp.accounting.events import event_as_json, parts_of
 from oneshot_dp.linear_dp.accounting.gaussian import compose, epsilon_of
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
@@ -156,6 +157,16 @@ def test_composition_is_that_of_privacy_loss_distributions(events, relation):
   ) == pytest.approx(at_once, rel=1e-9)
   one_by_one = spending_of([entry(event) for event in events], relation)
   assert at_once < one_by_one.epsilon(DELTA) < 1.2 * at_once
+
+
+def test_parts_of_delta_add_up():
+  """However many releases there are, they reveal less than all of it."""
+  spent = spending_of(
+    [entry(STEPS)] * 2 + [entry(GaussianDpEvent(3.0))], SPECIAL
+  )
+  steps = tuple(parts_of(STEPS)[1])
+  each = [dominating_noise(steps, s, SPECIAL) for s in (5e-7, 1e-6 / 6)]
+  assert spent.noise_multiplier(1e-6) == compose([*each, 3.0])
 
 
 def make_cap(
