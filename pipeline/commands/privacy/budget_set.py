@@ -29,7 +29,7 @@ class Flags:
   max_delta: float
   """Delta of everything together: the delta at which max-epsilon must hold."""
   sampling_delta: float | None = None
-  """Part of max-delta for random batches (--batches poisson). By default a
+  """Part of max-delta for random batches (poisson samples). By default a
   tenth if the first release has some, or any has by now. Otherwise nothing,
   and they cost what full batches would."""
   neighboring_relation: Relation = "replace-special"
