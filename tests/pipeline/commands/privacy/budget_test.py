@@ -102,7 +102,7 @@ class TestShow:
     argv = [*place(TRAIN), "--out", path.parent / "again"]
     for command in (place(SHOW), place(SET), argv):
       line = fails(capsys, *command)
-      assert f"{path}: 1 of 1 entries are missing from its end" in line
+      assert f"{path}: 2 of 2 entries are missing from its end" in line
 
   def test_a_folder_where_the_ledger_should_be(
     self, place, capsys, train_cache
@@ -171,7 +171,7 @@ class TestSet:
 
   def test_a_part_for_random_batches(self, place, capsys, train_cache):
     out, _ = succeeds(capsys, *place(SET), "--sampling-delta", 2e-6)
-    assert "at delta 1e-05, 2e-06 of it for random batches (ADD_OR_" in out
+    assert "at delta 1e-05, 2e-06 of it for random batches (REPLACE_" in out
     cap = cap_of(cache_ledger(train_cache, None).entries())
     assert cap is not None
     assert cap.sampling_delta == 2e-6
