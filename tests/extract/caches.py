@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from oneshot_dp.extract.cache.block import cut
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.identity import (
   BackboneIdentity,
@@ -55,13 +56,7 @@ def make_rows(identity: CacheIdentity) -> Rows:
 
 
 def part(rows: Rows, indices: range | slice) -> Rows:
-  cut = slice(indices.start, indices.stop)
-  return Rows(
-    embedding=rows.embedding[cut],
-    label=rows.label[cut],
-    example_id=rows.example_id[cut],
-    unit_id=None if rows.unit_id is None else rows.unit_id[cut],
-  )
+  return cut(rows, slice(indices.start, indices.stop))
 
 
 def batches(rows: Rows, indices: range, size: int) -> Iterator[Rows]:

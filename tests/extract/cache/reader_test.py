@@ -74,14 +74,18 @@ def test_round_trip(tmp_path_factory, dtype, n, d, shard_rows, batch_size):
 @pytest.mark.parametrize("dtype", sorted(EMBEDDING_DTYPES))
 def test_tfds_reads_it_with_no_code_of_ours(tmp_path, dtype):
   identity = make_identity(
-    n=600, shard_rows=300, embedding_dtype=dtype, split="train[:50%]"
+    n=600,
+    shard_rows=300,
+    embedding_dtype=dtype,
+    split="train[:50%]",
+    privacy_unit="user",
   )
   write_cache(tmp_path, identity)
   builder = tfds.builder_from_directory(tmp_path)
   assert builder.info.full_name == "pets/3.2.0"
   source = builder.as_data_source("train_50")
   rows = make_rows(identity)
-  for name in ("embedding", "label", "example_id"):
+  for name in ("embedding", "label", "example_id", "unit_id"):
     read = np.concatenate([source[i][name] for i in range(len(source))])
     expected = getattr(rows, name).astype(read.dtype)
     np.testing.assert_array_equal(read, expected)

@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
@@ -19,8 +18,6 @@ from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.cache.writer import begin, finish, write_shard
 from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.caches import (
-  batches,
-  digest,
   make_identity,
   make_rows,
   part,
@@ -47,24 +44,6 @@ def test_units_come_back_as_they_went_in_across_shards(tmp_path):
   assert verify_cache(tmp_path / "c").ok
 
 
-@pytest.mark.parametrize("size", [1, 8, 20])
-def test_the_bytes_do_not_depend_on_the_batches(tmp_path, size):
-  write_cache(tmp_path / "a", USERS)
-  write_cache(tmp_path / "b", USERS, batch_size=size)
-  assert digest(tmp_path / "a") == digest(tmp_path / "b")
-
-
-def test_a_job_that_was_stopped_resumes(tmp_path):
-  write_cache(tmp_path / "whole", USERS)
-  out, rows = tmp_path / "c", make_rows(USERS)
-  assert begin(out, USERS)
-  write_shard(out, USERS, 1, batches(rows, USERS.shard_range(1), 3))
-  with pytest.raises(InputError, match='privacy_unit is "user" there'):
-    begin(out, make_identity(20))
-  write_cache(out, USERS)
-  assert digest(out) == digest(tmp_path / "whole")
-
-
 def test_a_cache_of_examples_has_no_such_column(tmp_path):
   write_cache(tmp_path / "c", make_identity(20))
   cache = open_cache(tmp_path / "c")
@@ -75,13 +54,6 @@ def test_a_cache_of_examples_has_no_such_column(tmp_path):
     cache.fingerprint
     != dataclasses.replace(cache.info, privacy_unit="user").fingerprint
   )
-
-
-def test_tfds_reads_it(tmp_path):
-  write_cache(tmp_path / "c", USERS)
-  source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
-  found = np.concatenate([block["unit_id"] for block in source])
-  np.testing.assert_array_equal(found, make_rows(USERS).unit_id)
 
 
 def test_nothing_but_the_blocks_depends_on_the_units(tmp_path):

@@ -33,8 +33,9 @@ from tests.extract.caches import (
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-def test_same_job_same_bytes_whatever_the_batches_and_the_order(tmp_path):
-  identity = make_identity(n=700, shard_rows=300)
+@pytest.mark.parametrize("unit", ["example", "user"])
+def test_same_job_same_bytes_whatever_the_batches_and_the_order(tmp_path, unit):
+  identity = make_identity(n=700, shard_rows=300, privacy_unit=unit)
   write_cache(tmp_path / "a", identity, batch_size=300)
   rows = make_rows(identity)
   begin(tmp_path / "b", identity)
@@ -124,6 +125,10 @@ def test_finished_cache_is_left_alone(tmp_path):
     ),
     ({"embedding_dtype": "float32"}, "embedding_dtype"),
     ({"shard_rows": 4}, "shard_rows"),
+    (
+      {"privacy_unit": "user"},
+      'privacy_unit is "example" there and "user" now',
+    ),
     ({"n": 21}, "source_num_examples is 20 there and 21 now"),
   ],
 )

@@ -1,6 +1,4 @@
-import concurrent.futures
 import pathlib
-import random
 from typing import Any
 
 import hypothesis
@@ -202,23 +200,6 @@ def test_ids_are_kept_or_refused(tmp_path_factory, ids):
   else:
     found = opened(folder, **values)
     assert [found[row].example_id for row in range(len(ids))] == ids
-
-
-@pytest.mark.parametrize("index", [-1, 7])
-def test_index_outside_the_rows(tmp_path, index):
-  with pytest.raises(IndexError, match=f"{index} is not in"):
-    opened(tmp_path, **arrays())[index]
-
-
-def test_eight_threads_read_what_one_reads(tmp_path):
-  values = arrays(100)
-  found = opened(tmp_path, **values)
-  indices = random.Random(0).choices(range(100), k=500)
-  with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    examples = list(pool.map(found.__getitem__, indices))
-  for index, read in zip(indices, examples, strict=True):
-    assert read.example_id == index
-    np.testing.assert_array_equal(read.image, values["image"][index])
 
 
 def test_reads_the_real_material(shared_data):

@@ -1,7 +1,5 @@
-import concurrent.futures
 import os
 import pathlib
-import random
 import subprocess
 
 import hypothesis
@@ -211,27 +209,6 @@ def test_file_that_vanishes_is_a_failed_run(tmp_path):
   assert found[0].image == b"a/1.png"
   with pytest.raises(RunError, match=r"a/2\.png' was there .*: No such file"):
     found[1]
-
-
-@pytest.mark.parametrize("index", [-1, 1])
-def test_index_outside_the_folder(tmp_path, index):
-  write(tmp_path, "a/1.png")
-  with pytest.raises(IndexError, match=f"{index} is not in"):
-    opened(tmp_path)[index]
-
-
-def test_eight_threads_read_what_one_reads(tmp_path):
-  write(tmp_path, *(f"{i % 3}/{i:03}.png" for i in range(60)))
-  found = opened(tmp_path)
-  one = [(found[i].image, found[i].label) for i in range(60)]
-  indices = random.Random(0).choices(range(60), k=500)
-
-  def read(index: int) -> tuple[object, int]:
-    read = found[index]
-    return read.image, read.label
-
-  with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    assert list(pool.map(read, indices)) == [one[i] for i in indices]
 
 
 def test_the_id_is_the_number_in_the_name(tmp_path):

@@ -1,3 +1,4 @@
+import concurrent.futures
 import pathlib
 import subprocess
 import sys
@@ -43,6 +44,25 @@ def test_config_chooses_the_source(configs, kind):
 def test_iteration_ends(configs, kind):
   opened = open_source(configs[kind], "all")
   assert [example.example_id for example in opened] == [0, 1]
+  for index in (-1, 2):
+    with pytest.raises(IndexError, match=f"{index} is not in"):
+      opened[index]
+
+
+@pytest.mark.parametrize("kind", ["folder", "arrays"])
+def test_eight_threads_read_what_one_reads(configs, kind):
+  opened = open_source(configs[kind], "train")
+
+  def read(index: int) -> tuple[int, int, bytes]:
+    found = opened[index]
+    return found.example_id, found.label, np.asarray(found.image).tobytes()
+
+  one = [read(0), read(1)]
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    assert (
+      list(pool.map(read, [0, 1, 1, 0] * 100))
+      == one + one[::-1] + (one + one[::-1]) * 99
+    )
 
 
 def test_other_sources_do_not_pay_for_tfds(configs):

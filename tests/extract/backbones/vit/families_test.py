@@ -1,5 +1,4 @@
 import functools
-import pathlib
 from typing import Any
 
 import flax.traverse_util
@@ -7,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.special
 import sklearn.datasets
 
 from oneshot_dp.configs.errors import InputError
@@ -41,71 +39,19 @@ def run(model, flat: dict, images: np.ndarray) -> np.ndarray:
   return np.asarray(apply({"params": tree}, images))
 
 
-def layer_norm(x, params, name):
-  x = x - x.mean(-1, keepdims=True)
-  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-  return x * params[f"{name}/scale"] + params[f"{name}/bias"]
-
-
-def by_the_paper(flat: dict, images: np.ndarray) -> list[np.ndarray]:
-  """Normalised tokens after each block: the paper's equations in float64."""
-  p = {key: value.astype(np.float64) for key, value in flat.items()}
-  grid = images.shape[1] // 4
-  tokens = []
-  for i in range(grid):
-    for j in range(grid):
-      patch = images[:, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
-      embedded = np.tensordot(patch, p["embedding/kernel"], axes=3)
-      tokens.append(embedded + p["embedding/bias"])
-  x = np.stack(tokens, axis=1) + p["pos_embedding"]
-  # The class token's own position embedding is in it.
-  cls = np.broadcast_to(p["cls"], (len(images), 1, TINY.width))
-  x, outputs = np.concatenate([cls, x], axis=1), []
-  for i in range(TINY.depth):
-    block = f"Transformer/encoderblock_{i}"
-    attention = f"{block}/MultiHeadDotProductAttention_0"
-    y = layer_norm(x, p, f"{block}/LayerNorm_0")
-    q, k, v = (
-      np.einsum("btd,dhe->bthe", y, p[f"{attention}/{name}/kernel"])
-      + p[f"{attention}/{name}/bias"]
-      for name in ("query", "key", "value")
-    )
-    scores = np.einsum("bqhe,bkhe->bhqk", q, k) / np.sqrt(q.shape[-1])
-    y = np.einsum("bhqk,bkhe->bqhe", scipy.special.softmax(scores, -1), v)
-    y = np.einsum("bqhe,hed->bqd", y, p[f"{attention}/out/kernel"])
-    x = x + y + p[f"{attention}/out/bias"]
-    y = layer_norm(x, p, f"{block}/LayerNorm_1")
-    mlp = f"{block}/MlpBlock_0"
-    y = y @ p[f"{mlp}/Dense_0/kernel"] + p[f"{mlp}/Dense_0/bias"]
-    y = y * (1 + scipy.special.erf(y / np.sqrt(2))) / 2
-    x = x + y @ p[f"{mlp}/Dense_1/kernel"] + p[f"{mlp}/Dense_1/bias"]
-    outputs.append(layer_norm(x, p, "Transformer/encoder_norm"))
-  return outputs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "embedding",
-  ["cls", "mean", "cls_mean", "last1_cls", "last2_cls", "pre_logits"],
-)
-def test_the_model_is_the_paper_s(embedding):
-  model = TINY.clone(embedding=embedding)
-  flat = random_params(model, 12)
+def test_embeddings_are_cut_from_the_same_tokens():
+  """Those that the golden outputs do not have, by those that they do."""
   images = np.random.default_rng(1).uniform(-1, 1, (3, 12, 12, 3))
-  before, tokens = by_the_paper(flat, images)
-  cls, mean = tokens[:, 0], tokens[:, 1:].mean(axis=1)
-  expected = {
-    "cls": cls,
-    "last1_cls": cls,
-    "mean": mean,
-    "cls_mean": np.concatenate([cls, mean], axis=-1),
-    "last2_cls": np.concatenate([before[:, 0], cls], axis=-1),
+  flat = random_params(TINY, 12)
+  found = {
+    name: run(TINY.clone(embedding=name), flat, images.astype(np.float32))
+    for name in ("cls", "mean", "cls_mean", "last1_cls", "last2_cls")
   }
-  if embedding == "pre_logits":
-    logits = cls @ flat["pre_logits/kernel"] + flat["pre_logits/bias"]
-    expected["pre_logits"] = np.tanh(logits)
-  got = run(model, flat, images.astype(np.float32))
-  np.testing.assert_allclose(got, expected[embedding], atol=2e-5)
+  both = np.concatenate([found["cls"], found["mean"]], axis=-1)
+  np.testing.assert_allclose(found["cls_mean"], both, atol=2e-5)
+  np.testing.assert_allclose(found["last1_cls"], found["cls"], atol=2e-5)
+  deepest = found["last2_cls"][:, TINY.width :]
+  np.testing.assert_allclose(deepest, found["cls"], atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -362,44 +308,3 @@ def test_another_resolution_gives_similar_embeddings(weights):
     embed(weights, photographs), embed(weights, photographs, side=256)
   )
   assert similarity.min() > 0.9
-
-
-@pytest.fixture(scope="module")
-def classify(weights):
-  """Images to ImageNet classes by the backbone's head, the likeliest first."""
-  _, arrays = load(weights, "cls", 224)
-
-  def run(images: list[bytes | np.ndarray]) -> np.ndarray:
-    decoded = [prepare(image, Preprocessing()) for image in images]
-    logits = embed(weights, decoded) @ arrays["head/kernel"]
-    return np.argsort(-(logits + arrays["head/bias"]), axis=-1)
-
-  return run
-
-
-def test_the_imagenet_head_knows_a_temple_and_a_flower(classify):
-  folder = pathlib.Path(sklearn.datasets.__file__).parent / "images"
-  files = [folder / "china.jpg", folder / "flower.jpg"]
-  china, flower = classify([file.read_bytes() for file in files])
-  # Lakeside, monastery, bell cote; daisy.
-  assert {975, 663, 442} <= set(china[:5].tolist())
-  assert flower[0] == 985
-
-
-# ImageNet classes of the same things as three of CIFAR-10's.
-ALIKE = {
-  "airplane": {404, 405, 895, 908},
-  "truck": {555, 569, 656, 675, 717, 864, 867},
-  "ship": {403, 472, 484, 510, 554, 628, 724, 780, 814, 833, 871, 914},
-}
-
-
-@pytest.mark.parametrize("name", ALIKE)
-def test_the_imagenet_head_knows_photographs_of(name, classify, shared_data):
-  with np.load(shared_data / "cifar10_images.npz") as data:
-    label = data["class_names"].tolist().index(name)
-    images = data["test_image"][data["test_label"] == label][:16]
-  top = classify(list(images))[:, :5]
-  right = [bool(ALIKE[name] & set(row.tolist())) for row in top]
-  # Measured: 0.69, 0.94 and 1.0 of the photographs; by chance 0.02 to 0.06.
-  assert np.mean(right) >= 0.6

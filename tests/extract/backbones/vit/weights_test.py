@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from flax import linen as nn
 from hypothesis import strategies as st
 
@@ -130,92 +129,6 @@ def test_every_name_has_a_published_layout_of_both_libraries():
   found = {tuple(key.split("/")[1:3]) for key in PUBLISHED}
   libraries = ("timm", "transformers")
   assert found == {(lib, name) for lib in libraries for name in vit.EXAMPLES}
-
-
-TRANSFORMERS = {
-  "cls": "embeddings.cls_token",
-  "Transformer/posembed_input/pos_embedding": "embeddings.position_embeddings",
-  "embedding": "embeddings.patch_embeddings.projection",
-  "Transformer/encoder_norm": "layernorm",
-  "block": "encoder.layer.",
-  "LayerNorm_0": "layernorm_before",
-  "LayerNorm_2": "layernorm_after",
-  "query": "attention.attention.query",
-  "key": "attention.attention.key",
-  "value": "attention.attention.value",
-  "out": "attention.output.dense",
-  "MlpBlock_3/Dense_0": "intermediate.dense",
-  "MlpBlock_3/Dense_1": "output.dense",
-}
-TIMM = {
-  "cls": "cls_token",
-  "Transformer/posembed_input/pos_embedding": "pos_embed",
-  "embedding": "patch_embed.proj",
-  "Transformer/encoder_norm": "norm",
-  "block": "blocks.",
-  "LayerNorm_0": "norm1",
-  "LayerNorm_2": "norm2",
-  "query key value": "attn.qkv",
-  "out": "attn.proj",
-  "MlpBlock_3/Dense_0": "mlp.fc1",
-  "MlpBlock_3/Dense_1": "mlp.fc2",
-}
-
-
-def to_torch(npz: dict[str, np.ndarray], names: dict[str, str]) -> dict:
-  """vision_transformer's arrays as a PyTorch library has them."""
-  result = {}
-  for i in range(12):
-    for ours, theirs in names.items():
-      scope, target = f"Transformer/encoderblock_{i}/", f"{names['block']}{i}."
-      if ours.split("/")[0] in ("cls", "embedding", "Transformer"):
-        scope, target = "", ""
-      elif ours.split()[0] in ("query", "key", "value", "out"):
-        scope += "MultiHeadDotProductAttention_1/"
-      sources, target = [scope + part for part in ours.split()], target + theirs
-      if sources[0] in npz:
-        result[target] = npz[sources[0]]
-      elif f"{sources[0]}/scale" in npz:
-        result[f"{target}.weight"] = npz[f"{sources[0]}/scale"]
-        result[f"{target}.bias"] = npz[f"{sources[0]}/bias"]
-      elif ours != "block":
-        biases = [npz[f"{source}/bias"] for source in sources]
-        kernels = [
-          npz[f"{source}/kernel"].reshape(-1, bias.size).T
-          for source, bias in zip(sources, biases, strict=True)
-        ]
-        weight = np.concatenate(kernels)
-        if ours == "embedding":
-          weight = weight.reshape(-1, 16, 16, 3).transpose(0, 3, 1, 2)
-        result[f"{target}.weight"] = np.ascontiguousarray(weight)
-        result[f"{target}.bias"] = np.concatenate([b.ravel() for b in biases])
-  return result
-
-
-@pytest.mark.parametrize(
-  ("names", "prefix"), [(TRANSFORMERS, "vit."), (TIMM, "")]
-)
-def test_real_weights_are_the_same_in_every_layout(
-  names, prefix, shared_data, tmp_path
-):
-  with np.load(shared_data / "vit_ti16_in1k.npz") as file:
-    npz = dict(file)
-  renamed = {prefix + k: v for k, v in to_torch(npz, names).items()}
-  path = tmp_path / "model.safetensors"
-  safetensors.numpy.save_file(renamed, path)
-  architecture = vit.find("vit_ti16")
-  assert architecture is not None
-  # Also at another image size than that of the weights.
-  for side in (224, 256):
-    expected = shapes_of(architecture, "cls", side)
-    ours = architecture.rename(npz, expected, "npz")
-    other = safetensors.numpy.load_file(path)
-    theirs = architecture.rename(other, expected, "safetensors")
-    assert fits(ours, expected)
-    assert fits(theirs, expected)
-    # The same parameters, so the same embeddings, to the bit.
-    for key in expected:
-      np.testing.assert_array_equal(theirs[key], ours[key], err_msg=key)
 
 
 class BigVisionMlp(nn.Module):
