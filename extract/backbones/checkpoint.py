@@ -13,7 +13,7 @@ import numpy as np
 import safetensors
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.backbones.architecture import (
+from oneshot_dp.extract.backbones.backbone import (
   Architecture,
   Arrays,
   Shape,

@@ -23,9 +23,10 @@ from oneshot_dp.configs.extract_config import (
   PreprocessConfig,
 )
 from oneshot_dp.extract.backbones import random_patches
-from oneshot_dp.extract.backbones.architecture import Architecture, Shape
 from oneshot_dp.extract.backbones.backbone import (
+  Architecture,
   Backbone,
+  Shape,
   apply_function,
   output_shape,
 )

@@ -12,10 +12,9 @@ accuracies that it prints at the end, on typefaces (`fonts.HELD_OUT`) and hands
 that are held out, and the time that it takes. No data set of images was used,
 neither for training nor for choosing: scikit-learn's digits, on which the demo
 shows these weights, were embedded to report how well they do (after 3,000 steps
-too; the run of 8,000 had been begun), and nothing was changed for it. What is
-known of those digits here is their published format, cut out by their boxes and
-reduced to 8 x 8 counts of pixels; hence the share of that resolution. The task
-knows that there are digits, as anyone does, from print and from skeletons.
+too), and nothing was changed for it. What is known of those digits here is
+their published format, cut out by their boxes and reduced to 8 x 8 counts of
+pixels.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from oneshot_dp.extract.backbones.architecture import Arrays, Shape
+from oneshot_dp.extract.backbones.backbone import Arrays, Shape
 from oneshot_dp.extract.backbones.resnet.convolution import standardize
 from oneshot_dp.extract.backbones.resnet.layouts import (
   depths,

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import Architecture
+from oneshot_dp.extract.backbones.backbone import Architecture
 from oneshot_dp.extract.backbones.resnet import bit_layouts
 from oneshot_dp.extract.backbones.resnet.convolution import (
   Convolution,
@@ -40,9 +40,8 @@ class BitResNet(nn.Module):
     blocks: residual blocks in each stage.
     width: channels of the root; stage k has 4·2^k times as many.
     groups: groups of every group normalisation.
-    compute_dtype: dtype of the convolutions, and of the activations and the
-      residual stream between them. The statistics of the normalisations and
-      the mean are in float32 in either case.
+    compute_dtype: of convolutions, activations and the residual stream; the
+      statistics and the mean are computed in float32 in either case.
 
   Source: Kolesnikov et al., "Big Transfer (BiT): General Visual
   Representation Learning" (ECCV 2020), sections 3.1 and 3.2; He et al.,

@@ -13,7 +13,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import products
+from oneshot_dp.extract.backbones.backbone import products
 
 
 class Convolution(nn.Module):
@@ -26,14 +26,11 @@ class Convolution(nn.Module):
 
   Attributes:
     features: channels of the output.
-    size: height and width of the kernel.
-    stride: step, in both directions.
+    size, stride: of the kernel, in both directions.
     padding: zeros on each side; "SAME" is TensorFlow's, which depends on the
       size of the input.
     groups: groups of channels that do not see each other.
-    bias: add a bias per channel.
-    compute_dtype: dtype of the products and of the result. Parameters of
-      another dtype are cast to it.
+    compute_dtype: of the products and the result; parameters are cast to it.
   """
 
   features: int

@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from oneshot_dp.extract.backbones.architecture import Arrays, Shape
+from oneshot_dp.extract.backbones.backbone import Arrays, Shape
 from oneshot_dp.extract.backbones.resnet.convolution import standardize
 from oneshot_dp.extract.backbones.resnet.layouts import (
   depths,

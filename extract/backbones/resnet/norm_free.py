@@ -14,7 +14,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import (
+from oneshot_dp.extract.backbones.backbone import (
   IMAGENET,
   Architecture,
   products,
@@ -79,13 +79,11 @@ class NormFreeNet(nn.Module):
       four convolutions, "SAME" padding, four convolutions in a block (the 3x3
       ones in groups), then squeeze-and-excitation; a final 1x1 convolution to
       twice as many channels.
-    blocks: residual blocks in each stage.
-    widths: channels of each stage.
+    blocks, widths: residual blocks, and channels, of each stage.
     root: channels after the root.
     group: channels of a group in an nfnet's 3x3 convolutions.
-    compute_dtype: dtype of the convolutions, and of the activations and the
-      residual stream between them. GELU, squeezing and the mean are computed
-      in float32 in either case.
+    compute_dtype: of convolutions, activations and the residual stream; GELU,
+      squeezing and the mean are computed in float32 in either case.
 
   Source: Brock et al., "Characterizing signal propagation to close the
   performance gap in unnormalized ResNets" (ICLR 2021), section 4; Brock et al.,

@@ -8,7 +8,7 @@ from typing import Any
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import IMAGENET, Architecture
+from oneshot_dp.extract.backbones.backbone import IMAGENET, Architecture
 from oneshot_dp.extract.backbones.vit import weights
 from oneshot_dp.extract.backbones.vit.network import (
   VisionTransformer,

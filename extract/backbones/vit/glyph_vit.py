@@ -8,7 +8,7 @@ character: dark on light or light on dark, alone, from 8 pixels a side.
 import dataclasses
 import importlib.resources
 
-from oneshot_dp.extract.backbones.architecture import Architecture
+from oneshot_dp.extract.backbones.backbone import Architecture
 from oneshot_dp.extract.backbones.vit import families
 from oneshot_dp.extract.backbones.vit.network import VisionTransformer
 from oneshot_dp.extract.images.preprocess import Preprocessing

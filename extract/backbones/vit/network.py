@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Float32
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import products
+from oneshot_dp.extract.backbones.backbone import products
 
 MlpKind = Literal["gelu", "gelu_tanh", "swiglu"]
 _Part = Callable[[], nn.Module]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oneshot_dp.extract.backbones.architecture import Arrays
+from oneshot_dp.extract.backbones.backbone import Arrays
 
 POSITIONS = "pos_embedding"
 BLOCK = "Transformer/encoderblock_"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.backbones.architecture import Arrays, Shape
+from oneshot_dp.extract.backbones.backbone import Arrays, Shape
 from oneshot_dp.extract.backbones.vit.position_embedding import (
   Resize,
   is_square,

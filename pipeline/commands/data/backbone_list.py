@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oneshot_dp.extract.backbones.architecture import Architecture
+from oneshot_dp.extract.backbones.backbone import Architecture
 from oneshot_dp.extract.backbones.registry import (
   RANDOM_PATCHES,
   backbone_names,

@@ -12,7 +12,7 @@ import safetensors.numpy
 from flax import linen as nn
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.backbones.architecture import Architecture
+from oneshot_dp.extract.backbones.backbone import Architecture
 from oneshot_dp.extract.backbones.checkpoint import read_arrays, to_params
 from oneshot_dp.extract.images.preprocess import Preprocessing
 

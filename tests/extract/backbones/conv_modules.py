@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from oneshot_dp.extract.backbones.architecture import Architecture, Shape
+from oneshot_dp.extract.backbones.backbone import Architecture, Shape
 from oneshot_dp.extract.backbones.registry import parameter_shapes
 from oneshot_dp.extract.backbones.resnet import bit_resnet, norm_free
 

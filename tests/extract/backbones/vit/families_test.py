@@ -10,7 +10,7 @@ import sklearn.datasets
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
-from oneshot_dp.extract.backbones.architecture import Architecture
+from oneshot_dp.extract.backbones.backbone import Architecture
 from oneshot_dp.extract.backbones.registry import parameter_shapes
 from oneshot_dp.extract.backbones.vit import families as vit
 from oneshot_dp.extract.backbones.vit.network import VisionTransformer

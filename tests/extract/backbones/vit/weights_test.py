@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.architecture import Architecture, Shape
+from oneshot_dp.extract.backbones.backbone import Architecture, Shape
 from oneshot_dp.extract.backbones.registry import parameter_shapes
 from oneshot_dp.extract.backbones.vit import families as vit
 from oneshot_dp.extract.backbones.vit.network import VisionTransformer
