@@ -1,4 +1,3 @@
-import dataclasses
 import hashlib
 import pathlib
 import random
@@ -186,13 +185,3 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(tmp_path):
       continue
     for key, value in content.items():
       np.testing.assert_array_equal(params[key], value)
-
-
-def test_a_family_refuses_another_of_its_own(tmp_path):
-  def refuse(arrays, shapes, path):
-    raise InputError(f"{path}: the weights look like another")
-
-  other = dataclasses.replace(TINY, rename=refuse)
-  path = save(tmp_path, arrays())
-  with pytest.raises(InputError, match="look like another"):
-    to_params(other, read_arrays(path)[0], SHAPES, path)

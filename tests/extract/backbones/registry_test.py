@@ -166,9 +166,11 @@ def test_every_name_that_is_listed_is_found(name):
   architecture = find_architecture(name)
   assert architecture.name == name
   assert "\n" not in architecture.summary
+  first = dict.fromkeys(("vit", "deit", "dinov2"), "cls")
+  first |= {"siglip": "map", "glyph": "pre_logits"}
+  assert architecture.embeddings[0] == first.get(name.split("_")[0], "pooled")
   for embedding in architecture.embeddings:
-    if "<" not in embedding:
-      architecture.build(embedding, "bfloat16")
+    architecture.build(embedding.replace("<k>", "2"), "bfloat16")
   with pytest.raises(InputError, match="nonsense"):
     architecture.build("nonsense", "float32")
 

@@ -93,35 +93,29 @@ def test_alpha_is_dropped_and_not_blended(kind):
   np.testing.assert_array_equal(decode_image(data), gradient())
 
 
-def test_grayscale_with_alpha():
-  gray = gradient()[..., 0]
-  image = Image.merge("LA", [Image.fromarray(c) for c in (gray, 255 - gray)])
-  expected = np.repeat(gray[..., None], 3, axis=-1)
+GRAY = gradient()[..., 0]
+WIDE = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
+
+
+@pytest.mark.parametrize(
+  ("image", "expected"),
+  [
+    (Image.merge("LA", [*map(Image.fromarray, (GRAY, 255 - GRAY))]), GRAY),
+    (Image.fromarray(GRAY), GRAY),
+    # Scaled, and not clipped.
+    (Image.fromarray(WIDE), WIDE // 256),
+    (Image.fromarray(GRAY > 100), np.where(GRAY > 100, 255, 0)),
+  ],
+  ids=["grey and alpha", "grey", "16 bits", "1 bit"],
+)
+def test_one_channel_becomes_three(image, expected):
+  expected = np.repeat(expected[..., None], 3, axis=-1)
   np.testing.assert_array_equal(decode_image(encode(image, "PNG")), expected)
 
 
-def test_grayscale():
-  gray = gradient()[..., 1]
-  expected = np.repeat(gray[..., None], 3, axis=-1)
-  png = encode(Image.fromarray(gray), "PNG")
-  np.testing.assert_array_equal(decode_image(png), expected)
-  jpeg = decode_image(encode(Image.fromarray(gray), "JPEG", quality=98))
-  assert np.abs(jpeg.astype(int) - expected).max() <= 3
-
-
-def test_sixteen_bit_grayscale_is_scaled_and_not_clipped():
-  values = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
-  decoded = decode_image(encode(Image.fromarray(values), "PNG"))
-  expected = np.repeat((values // 256)[..., None], 3, axis=-1)
-  np.testing.assert_array_equal(decoded, expected)
-  assert (decoded.min(), decoded.max()) == (0, 255)
-
-
-def test_one_bit():
-  bits = gradient()[..., 0] > 100
-  data = encode(Image.fromarray(bits), "PNG")
-  expected = np.repeat(np.where(bits, 255, 0)[..., None], 3, axis=-1)
-  np.testing.assert_array_equal(decode_image(data), expected)
+def test_grayscale_jpeg():
+  jpeg = decode_image(encode(Image.fromarray(GRAY), "JPEG", quality=98))
+  assert np.abs(jpeg.astype(int) - GRAY[..., None]).max() <= 3
 
 
 # What a camera stores so that the tag's number turns it upright.

@@ -102,29 +102,23 @@ def test_a_shard_that_was_damaged_is_done_again(worker, identity, tmp_path):
   assert file.read_bytes() == sound
 
 
-def test_a_worker_with_other_weights_is_refused(job, identity, tmp_path):
+@pytest.mark.parametrize(
+  ("field", "said"),
+  [
+    ("weights_sha256", r"another file on this worker.*abab"),
+    ("code_sha256", r"random_patches is another.*abab"),
+  ],
+)
+def test_a_worker_with_other_weights_or_code_is_refused(
+  job, identity, tmp_path, field, said
+):
   """They would be the cache's in name only."""
-  of_another = dataclasses.replace(
-    identity,
-    backbone=dataclasses.replace(identity.backbone, weights_sha256="ab" * 32),
-  )
+  backbone = dataclasses.replace(identity.backbone, **{field: "ab" * 32})
+  of_another = dataclasses.replace(identity, backbone=backbone)
   assert cache_writer.begin(tmp_path / "cache", of_another)
   do_fn = ExtractShard(job, of_another, str(tmp_path / "cache"))
   do_fn.setup()
-  with pytest.raises(RunError, match=r"another file on this worker.*abab"):
-    list(do_fn.process(0))
-  do_fn.teardown()
-
-
-def test_a_worker_with_other_code_is_refused(job, identity, tmp_path):
-  of_another = dataclasses.replace(
-    identity,
-    backbone=dataclasses.replace(identity.backbone, code_sha256="cd" * 32),
-  )
-  assert cache_writer.begin(tmp_path / "cache", of_another)
-  do_fn = ExtractShard(job, of_another, str(tmp_path / "cache"))
-  do_fn.setup()
-  with pytest.raises(RunError, match=r"random_patches is another.*cdcd"):
+  with pytest.raises(RunError, match=said):
     list(do_fn.process(0))
   do_fn.teardown()
 

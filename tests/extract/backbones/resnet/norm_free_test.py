@@ -2,7 +2,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.resnet import nf_layouts, norm_free
 from oneshot_dp.extract.backbones.resnet.nf_layouts import Kind
@@ -90,9 +89,3 @@ def test_examples_are_preprocessed_as_published(name, side, resize):
 )
 def test_other_names_mean_no_network(name):
   assert norm_free.find(name) is None
-
-
-@pytest.mark.parametrize("name", ["nf_resnet50", "nfnet_f0", "bit_r50x1"])
-def test_another_embedding_is_refused(name):
-  with pytest.raises(InputError, match=r"embedding=gap .*use pooled"):
-    architecture(name).build("gap", "float32")

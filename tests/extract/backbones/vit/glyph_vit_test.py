@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import BackboneConfig, PreprocessConfig
-from oneshot_dp.configs.registry import load_config
 from oneshot_dp.extract.backbones.registry import (
   backbone_names,
   find_architecture,
@@ -57,12 +55,6 @@ def test_weights_that_are_given_are_read_instead(data, tmp_path):
   assert backbone.weights_sha256 == expected
 
 
-def test_a_path_that_is_not_there_is_refused():
-  config = BackboneConfig(name=NAME, weights="absent.safetensors")
-  with pytest.raises(InputError, match=r"absent\.safetensors does not exist"):
-    load_backbone(config, PreprocessConfig())
-
-
 @pytest.mark.parametrize("embedding", ["cls", "mean", "cls_mean", "last2_cls"])
 def test_every_layer_can_be_read(embedding):
   config = BackboneConfig(name=NAME, embedding=embedding)
@@ -86,9 +78,3 @@ def test_the_parameters_are_those_of_the_network(data):
   head = arrays.pop("head/kernel")
   assert {name: array.shape for name, array in arrays.items()} == shapes
   assert head.size + sum(map(math.prod, shapes.values())) < 1_000_000
-
-
-def test_an_experiment_uses_it():
-  config = load_config("digits_glyph_vit")
-  assert config.backbone == EMBEDDED
-  assert config.preprocess == PreprocessConfig()
