@@ -3,8 +3,8 @@
 import contextlib
 import difflib
 import importlib
-import importlib.util
 import pkgutil
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,24 +30,16 @@ def load_config(name: str) -> ExtractConfig:
   Args:
     name: one of `experiment_names()`, or a path to a Python file.
 
-  Returns:
-    What its get_config() returns.
-
   Raises:
     InputError: there is no such experiment, or it has no usable get_config().
   """
   if name.endswith(".py"):
-    path = Path(name)
-    if not path.is_file():
+    if not Path(name).is_file():
       raise InputError(f"{name}: no such config file.")
-    spec = importlib.util.spec_from_file_location("user_config", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     with _user_code(name):
-      spec.loader.exec_module(module)
+      found = runpy.run_path(name)
   elif home := _modules().get(name):
-    module = importlib.import_module(home)
+    found = vars(importlib.import_module(home))
   else:
     near = difflib.get_close_matches(name, experiment_names(), n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "there are:"
@@ -56,7 +48,7 @@ def load_config(name: str) -> ExtractConfig:
       f" {'' if near else ', '.join(experiment_names())}".rstrip()
       + " (A path ends in .py.)"
     )
-  get_config = getattr(module, "get_config", None)
+  get_config = found.get("get_config")
   with _user_code(name):
     config = get_config() if callable(get_config) else None
   if not isinstance(config, ExtractConfig):

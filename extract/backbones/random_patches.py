@@ -6,9 +6,8 @@ For every 5 x 5 patch p of the image, centred and scaled to unit contrast,
 
 averaged over each cell of a 4 x 4 grid: 16 filters x 16 cells = 256 features.
 Nothing is fitted to any data. It stands in for a pretrained backbone in demos
-and tests, and works with the one-step head because a cosine of random phase
-is centred on zero: the head has no centring of its own, so features with one
-sign (a ReLU, say) would mostly encode the mean image.
+and tests, and works with the one-step head, which has no centring of its own,
+because a cosine of random phase is centred on zero.
 
 Source: random cosine features, Rahimi and Recht, "Random Features for
 Large-Scale Kernel Machines" (NeurIPS 2007), algorithm 1; random filters of

@@ -5,8 +5,8 @@
 
 takes the arrays of the weights file by name (an empty dict without one) and
 normalised float32 images [b, s, s, 3], and gives embeddings [b, d]. It is
-jitted: it must be pure, and treat every image alone (with a batch statistic one
-example would move the rows of others, and the guarantee would be void).
+jitted: it must be pure, and treat every image alone, or one example would move
+the rows of others, and the guarantee would be void.
 """
 
 import hashlib

@@ -1,19 +1,16 @@
 """Rows of a cache, or of two caches, that are one image twice.
 
 A guarantee is per row: an image that is in the private data twice moves the sum
-by twice the clip norm, so the ε that its person has is that of two rows. And an
-image that is in the public data as well (those the backbone was trained on) has
-no privacy to protect, and makes private accuracy look better than it is; the
-paper removes near duplicates of the private set from the public set.
+by twice the clip norm. And one that is in the public data as well (those the
+backbone was trained on) has no privacy to protect, and makes private accuracy
+look better than it is; the paper removes such near duplicates.
 
 Pixels are not in a cache, so embeddings are compared. The same pixels have the
 same embedding up to rounding (2e-6, not equal bits): look for a cosine of
 0.99999 and more to find copies, and for about 0.98 to find crops and
 re-encodings. With --views the crops are drawn from the bytes of the file, so
 the same picture in another file has others. What is found has the same
-embedding, which need not be the same image.
-
-What is found are facts about private rows, and as private as they are.
+embedding, which need not be the same image, and is as private as its rows.
 """
 
 import dataclasses
@@ -39,13 +36,9 @@ Progress = Callable[[str, int, int], object]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DuplicatePair:
-  """Two rows that are, or may be, one image.
+  """Two rows (of one cache, or of both) that are, or may be, one image.
 
-  Attributes:
-    example_id: of a row of the cache.
-    other_id: of another row of it, or of a row of the other cache.
-    cosine: of their embeddings; 1 for equal bits.
-    equal_bits: whether the stored embeddings are the same bytes.
+  `cosine` is 1 for equal bits.
   """
 
   example_id: int

@@ -9,12 +9,9 @@ r = √(1 − ‖p‖²). By Cauchy-Schwarz
 so a pair whose short product of k + 1 numbers is under the threshold is not a
 near duplicate, and neither is one that is far apart in a single coordinate:
 rows are sorted by one, and only a window of them is compared. What is left is
-decided on whole rows in float64. V decides the time and never the answer: it is
-taken from a sample.
-
-n rows take at most n²·(k + 1) flop instead of n²·d, and far less than that for
-a threshold near 1; the worst case, where the short products rule out little,
-adds the n²·d.
+decided on whole rows in float64. V, taken from a sample, decides the time
+(n²·(k + 1) flop at most where the short products decide, instead of n²·d) and
+never the answer.
 """
 
 import dataclasses
@@ -79,9 +76,8 @@ class CosineIndex:
 
   Formal guarantees: no pair whose cosine (the product of the stored rows over
   their norms, in float64) is at least `min_cosine` is left out, and none below
-  it is reported. The float32 of the short products is paid for by lowering
-  their threshold by more than their rounding error. Rows of zeros have no
-  direction and are in no pair.
+  it is reported: the threshold of the short products is lowered by more than
+  the rounding of float32. Rows of zeros have no direction and are in no pair.
 
   Memory: the rows as they are (finite, of any floating dtype; not copied) and
   2·4·(k + 2) bytes more for each.

@@ -43,12 +43,9 @@ _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 class Remote:
   """Where a file is, and how to ask for it.
 
-  Attributes:
-    url: http(s); it may hold secrets, so it is never shown.
-    name: what messages call it.
-    remedy: what to do where the server denies it.
-    authorize: adds credentials to a request; they are dropped where a redirect
-      leads to another host.
+  `url` may hold secrets, so messages show `name`; `remedy` says what to do
+  where the server denies it. `authorize` adds credentials to a request; they
+  are dropped where a redirect leads to another host.
   """
 
   url: str
