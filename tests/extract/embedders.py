@@ -18,16 +18,7 @@ def first_pixel(on_trace: Callable[[], object] = lambda: None) -> Backbone:
     value = images[:, 0, 0, :1].astype(jnp.float32)
     return jnp.concatenate([value, jnp.ones_like(value)], axis=1) * params["a"]
 
-  return Backbone(
-    name="first_pixel",
-    embedding="-",
-    feature_dim=2,
-    preprocessing=Preprocessing(image_size=4),
-    weights_sha256="-",
-    compute_dtype="float32",
-    params={"a": np.float32(1)},
-    apply=apply,
-  )
+  return _backbone(apply, {"a": np.float32(1)}, feature_dim=2, side=4)
 
 
 def attention() -> Backbone:
@@ -39,13 +30,19 @@ def attention() -> Backbone:
     return jnp.einsum("bqk,bkd->bqd", weights, tokens).mean(axis=1)
 
   kernel = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
+  return _backbone(apply, {"in": kernel}, feature_dim=32, side=8)
+
+
+def _backbone(
+  apply: Callable, params: dict, *, feature_dim: int, side: int
+) -> Backbone:
   return Backbone(
-    name="attention",
+    name="small",
     embedding="-",
-    feature_dim=32,
-    preprocessing=Preprocessing(image_size=8),
+    feature_dim=feature_dim,
+    preprocessing=Preprocessing(image_size=side),
     weights_sha256="-",
     compute_dtype="float32",
-    params={"in": kernel},
+    params=params,
     apply=apply,
   )

@@ -6,7 +6,7 @@ import pytest
 from array_record.python import array_record_module
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.cache.block import Block, BlockCodec, stored_norm
+from oneshot_dp.extract.cache.block import Block, columns, stored_norm
 from oneshot_dp.extract.cache.checked_rows import Skipped
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.cache.verify import verify_cache
@@ -136,21 +136,13 @@ def test_edited_shards_json_is_refused(cache, field):
 def _forge(cache, **arrays):
   """Rewrites shard 1 as a careful forger does: the checksum fits."""
   (old, *rest) = cache.shard_blocks(1)
-  fields = {
-    name: np.array(value)
-    for name, value in vars(old).items()
-    if value is not None
-  }
+  fields = {name: np.array(value) for name, value in columns(old).items()}
   for name, (index, value) in arrays.items():
     fields[name][index] = value
   if "embedding" in arrays and "embedding_norm" not in arrays:
     fields["embedding_norm"] = stored_norm(fields["embedding"])
   file = cache.path / cache.shards[1].file
-  codec = BlockCodec(
-    cache.info.feature_dim,
-    cache.info.embedding_dtype,
-    has_units=cache.info.has_units,
-  )
+  codec = cache.info.codec()
   writer = array_record_module.ArrayRecordWriter(
     str(file), "group_size:1,uncompressed"
   )
