@@ -132,7 +132,7 @@ class HeadConfig:
         raise InputError(
           f"settings of steps are for head='multi-step', not {self.head!r}."
         )
-      if field.name != "steps" and not self._is_one_step:
+      if field.name != "steps" and not self.is_one_step:
         why = "it has settings of its own, see steps"
         if self.head != "multi-step":
           why = "it sets everything from public sizes"
@@ -145,13 +145,14 @@ class HeadConfig:
     """The fields that count for the head, as JSON."""
     values = dataclasses.asdict(self)
     steps = values.pop("steps")
-    if self._is_one_step:
+    if self.is_one_step:
       return values
     chosen: dict[str, Any] = {"head": self.head}
     return chosen | ({"steps": steps} if self.head == "multi-step" else {})
 
   @property
-  def _is_one_step(self) -> bool:
+  def is_one_step(self) -> bool:
+    """Whether one step is all."""
     return self.head in get_args(OptimizerName)
 
 

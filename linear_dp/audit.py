@@ -1,5 +1,7 @@
-r"""What attacks on releases prove about epsilon: counts in, lower bounds out.
+r"""What the scores of canaries prove about epsilon: lower bounds.
 
+A canary is a row that is there or not by the toss of a fair coin; a score is
+what an attack makes of the releases, higher where the canary seems to be there.
 An audit can only show that privacy is worse than some bound, for the attacks
 that were made; that its bound is low proves nothing. `pipeline.audit` makes the
 attacks.
@@ -11,19 +13,21 @@ from collections.abc import Callable
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from scipy import optimize, special, stats
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 
-_RIDGE = 1e-6
-"""A direction with less than this part of the mean variance has no noise."""
 _MAX_EPSILON = 40.0
 """Past it σ(ε) is 1 in float64: every guess right proves no more."""
 _EPSILON_STEP = 1e-6
-_GUESSING_RULES = 41
+_MAX_MU = 40.0
+_MOST_GUESSES = 5000
+"""More take long, and prove hardly more."""
+_GUESSING_RULES = (1.0, 1.5, 2.0, 2.5, 3.0)
+"""Standard deviations from the middle from which on coins may be guessed."""
 _SAMPLED_NOISES = (0.2, 1e3)
 """Noise multipliers of sampled steps: less hides nothing, more everything."""
 _SAMPLED_STEP = 1e-3
@@ -32,104 +36,204 @@ _SAMPLED_GRID = 1e-3
 """Between two losses, which are rounded up: a coarser one proves less."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ErrorCounts:
-  """The errors of a test that tells runs with a canary from runs without it.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CanaryScoreAuditor:
+  """Bounds ε by the scores of canaries that are there or not.
 
-  Formal guarantees: if the runs are independent and the test was fixed before
-  them, each lower bound exceeds the truth, and each upper bound is below it,
-  with probability at most 1 − confidence. ᾱ and β̄ are Clopper-Pearson upper
-  bounds on the rates of false positives and negatives, each at half of that.
+  Formal guarantees: each bound exceeds the truth with probability at most 1 −
+  confidence, if the mechanism is of the kind that the bound names, every coin
+  was fair and independent, and what is passed beside the scores was fixed
+  before the releases. Several runs with coins of their own are one run of all
+  their canaries.
+
+  >>> rng = np.random.default_rng(0)
+  >>> absent, present = rng.normal(0, 1.0, (2, 5000))
+  >>> auditor = CanaryScoreAuditor(absent=absent - 0.5, present=present + 0.5)
+  >>> truth = epsilon_of_gdp(1.0, delta=1e-5)
+  >>> 0.9 * truth < auditor.epsilon_of_noise(1e-5, 0.95) < truth
+  True
 
   Attributes:
-    false_positives: runs without the canary, taken for runs with it.
-    false_negatives: runs with it, taken for runs without.
-    runs: how many there were of each kind.
+    absent: scores of canaries that are not there.
+    present: of those that are.
   """
 
-  false_positives: int
-  false_negatives: int
-  runs: int
+  absent: Float[np.ndarray, " absent"]
+  present: Float[np.ndarray, " present"]
 
-  @classmethod
-  def at(
-    cls,
-    threshold: float,
-    absent: Float[np.ndarray, " runs"],
-    present: Float[np.ndarray, " runs"],
-  ) -> "ErrorCounts":
-    """The errors of taking scores above a threshold for the canary's."""
-    return cls(
-      false_positives=int((absent > threshold).sum()),
-      false_negatives=int((present <= threshold).sum()),
-      runs=len(absent),
-    )
+  @property
+  def canaries(self) -> int:
+    """m."""
+    return self.absent.size + self.present.size
 
-  def _rates(self, confidence: float) -> tuple[float, float]:
-    """ᾱ and β̄."""
-    significance = (1 - confidence) / 2
-    return (
-      _clopper_pearson_upper(self.false_positives, self.runs, significance),
-      _clopper_pearson_upper(self.false_negatives, self.runs, significance),
-    )
+  def mean_error_upper_bound(self, confidence: float) -> float:
+    r"""The mean of both error rates of the test "score > 0" is at most this.
 
-  def gdp_lower_bound(self, confidence: float) -> float:
-    r"""A lower bound on μ, if the mechanism is μ-Gaussian DP.
+        (α + β)/2 ≤ the larger of Clopper-Pearson's and (errors + 1)/m
 
-        μ ≥ Φ⁻¹(1 − ᾱ) − Φ⁻¹(β̄)
-
-    >>> errors = ErrorCounts(
-    ...   false_positives=1587, false_negatives=1587, runs=10_000
-    ... )
-    >>> 1.93 < errors.gdp_lower_bound(0.95) < 2  # Φ(−1) = 0.1587: it is 2
-    True
-
-    Source: Nasr et al., "Tight Auditing of Differentially Private Machine
-    Learning", USENIX Security 2023, section 4; Dong, Roth & Su, "Gaussian
-    Differential Privacy", JRSS B 2022, equation 6.
-    """
-    alpha, beta = self._rates(confidence)
-    return max(0.0, float(stats.norm.isf(alpha) - stats.norm.ppf(beta)))
-
-  def epsilon_lower_bound(self, delta: float, confidence: float) -> float:
-    r"""A lower bound on the ε, at δ, of any mechanism at all.
-
-        ε ≥ ln((1 − δ − β̄)/ᾱ)  and  ε ≥ ln((1 − δ − ᾱ)/β̄)
-
-    n runs of each kind cannot prove much more than ln n.
-
-    >>> errors = ErrorCounts(false_positives=0, false_negatives=500, runs=1000)
-    >>> 4.7 < errors.epsilon_lower_bound(delta=1e-5, confidence=0.95) < 4.9
-    True
-
-    Source: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
-    Privacy", ICML 2015, theorem 2.1.
-    """
-    alpha, beta = self._rates(confidence)
-    hits = max((1 - delta - beta) / alpha, (1 - delta - alpha) / beta)
-    return math.log(max(hits, 1.0))
-
-  def mean_rate_upper_bound(self, confidence: float) -> float:
-    r"""An upper bound on the mean of both error rates.
-
-        (α + β)/2 ≤ the larger of Clopper-Pearson's and (errors + 1)/(2·runs)
-
-    Errors of two rates are no more often so few than those of their mean:
+    Errors of many rates are no more often so few than those of their mean:
     Hoeffding's inequality, which holds from one error below the expected number
     on.
-
-    >>> errors = ErrorCounts(
-    ...   false_positives=1587, false_negatives=1587, runs=10_000
-    ... )
-    >>> 0.1587 < errors.mean_rate_upper_bound(0.95) < 0.164
-    True
 
     Source: Hoeffding, "On the distribution of the number of successes in
     independent trials", Ann. Math. Statist. 27 (1956), theorem 5.
     """
-    errors = self.false_positives + self.false_negatives
-    upper = _clopper_pearson_upper(errors, 2 * self.runs, 1 - confidence)
-    return min(0.5, max(upper, (errors + 1) / (2 * self.runs)))
+    m = self.canaries
+    errors = int((self.absent > 0).sum() + (self.present <= 0).sum())
+    upper = 1.0
+    if errors < m:
+      upper = float(stats.beta.isf(1 - confidence, errors + 1, m - errors))
+    return min(0.5, max(upper, (errors + 1) / m))
+
+  def epsilon_of_noise(
+    self,
+    delta: float,
+    confidence: float,
+    sampling: PoissonSampling | None = None,
+  ) -> float:
+    """ε, if the mechanism is what it claims to be with noise of another size.
+
+    `sampling` is that of the steps that it claims, if any.
+    """
+    rate = self.mean_error_upper_bound(confidence)
+    return epsilon_of_mean_error(rate, delta, sampling)
+
+  def epsilon_of_any(
+    self, delta: float, confidence: float, guesses: int
+  ) -> float:
+    r"""ε of any mechanism: the largest that the guesses refute.
+
+    With v of r guesses right, an (ε, δ)-DP mechanism does so well or better
+    with probability at most
+
+        p = f(v) + 2mδ·max_{1≤i≤v} (f(v − i) − f(v))/i,   f(v) = P(W ≥ v),
+        W ~ Binomial(r, e^ε/(1 + e^ε))
+
+    Args:
+      delta: δ.
+      confidence: of the bound.
+      guesses: r, even: the r/2 highest scores are taken for canaries that are
+        there, the r/2 lowest for such that are not.
+
+    Source: Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training
+    Run", NeurIPS 2023, theorem 5.2.
+    """
+    counts = (self.canaries, *self.guessed(guesses))
+    return _epsilon_of_any(*counts, delta, 1 - confidence)
+
+  def epsilon_of_gdp(
+    self, delta: float, confidence: float, guesses: int
+  ) -> float:
+    """ε of any mechanism that is μ-Gaussian DP: the largest that is refuted.
+
+    The arguments are those of `epsilon_of_any`.
+
+    Source: Mahloujifar, Melis & Chaudhuri, "Auditing f-Differential Privacy in
+    One Run", ICML 2025, theorem 3.2 and algorithm 3.
+    """
+    counts = (self.canaries, *self.guessed(guesses))
+    return epsilon_of_gdp(_mu_of_guesses(*counts, 1 - confidence), delta)
+
+  def guessed(self, guesses: int) -> tuple[int, int]:
+    """How many coins are guessed, and how many of the guesses are right."""
+    half = min(guesses, self.canaries) // 2
+    is_present = np.repeat([False, True], [self.absent.size, self.present.size])
+    # Ties, which only a fault makes, are broken without a look at the coins.
+    scores = np.concatenate([self.absent, self.present])
+    mixed = np.random.default_rng(0).permutation(scores.size)
+    order = is_present[mixed[np.argsort(scores[mixed], kind="stable")]]
+    right = int(order[order.size - half :].sum() + (~order[:half]).sum())
+    return 2 * half, right
+
+
+def _epsilon_of_any(
+  canaries: int, guesses: int, correct: int, delta: float, significance: float
+) -> float:
+  def surplus(epsilon: float) -> float:
+    probability = special.expit(epsilon)
+    tail = stats.binom.sf(correct - 1, guesses, probability)
+    fewer = np.arange(1, correct + 1)
+    nearer = stats.binom.sf(correct - fewer - 1, guesses, probability)
+    slope = np.max((nearer - tail) / fewer, initial=0.0)
+    return float(tail + 2 * canaries * delta * slope) - significance
+
+  if surplus(0.0) > 0:
+    return 0.0
+  root = _root(surplus, 0.0, _MAX_EPSILON, _EPSILON_STEP)
+  return max(0.0, root - _EPSILON_STEP)
+
+
+def _mu_of_guesses(
+  canaries: int, guesses: int, correct: int, significance: float
+) -> float:
+  """The largest μ that guesses refute; 0 where they refute none."""
+
+  def surplus(mu: float) -> float:
+    """Positive where so many right guesses are too unlikely.
+
+    `right` and `wrong` are the least parts of all canaries that are guessed
+    rightly and wrongly, in runs with i right guesses or more.
+    """
+    right = significance * correct / canaries
+    wrong = significance * (guesses - correct) / canaries
+    for i in range(correct - 1, -1, -1):
+      least = float(special.ndtr(special.ndtri(right) - mu))
+      if least <= wrong:
+        break
+      right = min(1.0, right + i / (guesses - i) * (least - wrong))
+      wrong = least
+    return right + wrong - guesses / canaries
+
+  if guesses == 0 or surplus(0.0) <= 0:
+    return 0.0
+  if surplus(_MAX_MU) > 0:
+    return _MAX_MU
+  root = _root(surplus, 0.0, _MAX_MU, _EPSILON_STEP)
+  return max(0.0, root - _EPSILON_STEP)
+
+
+def best_number_of_guesses(
+  *, canaries: int, mu: float, confidence: float, delta: float | None = None
+) -> int:
+  """How many coins to guess, where the mechanism is as it claims.
+
+  Few guesses are nearly all right, many prove more each. Chosen from the claim
+  alone, never from the run, so the bound stays valid.
+
+  Args:
+    canaries: m.
+    mu: μ of the claim.
+    confidence: that of the bound to come.
+    delta: δ, for `epsilon_of_any`; None is for `epsilon_of_gdp`.
+
+  Returns:
+    r, even: half of them "there", half "not".
+  """
+  best, best_bound = 2, -1.0
+  for z in _GUESSING_RULES:
+    # Guess where a score is z standard deviations from the middle, or more.
+    hit, miss = stats.norm.sf(z - mu / 2), stats.norm.sf(z + mu / 2)
+    guesses = 2 * math.floor(canaries * (hit + miss) / 2)
+    # What luck leaves of it, three times of four.
+    correct = guesses * hit / (hit + miss)
+    correct = math.floor(correct - 0.7 * math.sqrt(correct * (1 - hit)))
+    if not 2 <= guesses <= _MOST_GUESSES or correct < 1:
+      continue
+    counts = (canaries, guesses, correct)
+    if delta is None:
+      bound = _mu_of_guesses(*counts, 1 - confidence)
+    else:
+      bound = _epsilon_of_any(*counts, delta, 1 - confidence)
+    if bound > best_bound:
+      best, best_bound = guesses, bound
+  return best
+
+
+def mu_of_claim(
+  noise_multiplier: float, sampling: PoissonSampling | None
+) -> float:
+  """μ of the Gaussian that the best test tells from nothing as often."""
+  return -2 * float(special.ndtri(least_mean_error(noise_multiplier, sampling)))
 
 
 def least_mean_error(
@@ -160,20 +264,13 @@ def epsilon_of_mean_error(
 ) -> float:
   """The ε, at δ, of the most noise with which a test could err so seldom.
 
-  It is a lower bound on ε only if the mechanism is what it is said to be, but
-  for the size of its noise.
+  For the arguments see `least_mean_error`; a rate of ½ is a coin's.
 
   >>> round(epsilon_of_mean_error(0.15866, 1e-5, None), 2)
   10.0
-
-  Args:
-    rate: the mean of both error rates; ½ is a coin's, where ε is 0.
-    delta: δ.
-    sampling: the steps; None is one Gaussian mechanism.
   """
   if sampling is None:
-    mu = max(0.0, -2 * float(stats.norm.ppf(rate)))
-    return epsilon_of_gdp(mu, delta)
+    return epsilon_of_gdp(max(0.0, -2 * float(special.ndtri(rate))), delta)
 
   def surplus(log_noise: float) -> float:
     return least_mean_error(math.exp(log_noise), sampling) - rate
@@ -195,117 +292,6 @@ def epsilon_of_gdp(mu: float, delta: float) -> float:
   return accounting.epsilon_of(1 / mu, delta) if mu > 0 else 0.0
 
 
-def whitened_direction(
-  noise: Real[np.ndarray, "runs n"], signal: Float[np.ndarray, " n"]
-) -> Float[np.ndarray, " n"]:
-  r"""The direction in which a signal stands out most from the noise.
-
-      w = (Σ + λ·1)⁻¹·signal
-
-  with Σ the sample covariance: Fisher's discriminant. Where noise is shared by
-  entries (of two classes, say), some difference of them has none, and w is that
-  difference. λ keeps the inverse finite there.
-
-  Args:
-    noise: releases of one data set; many more than entries.
-    signal: how the canary moves the release.
-  """
-  covariance = np.atleast_2d(np.cov(noise, rowvar=False))
-  # Relative, for noise of any unit; absolute, for no noise at all.
-  ridge = _RIDGE * max(float(np.trace(covariance)) / len(signal), 1.0)
-  return np.linalg.solve(covariance + ridge * np.eye(len(signal)), signal)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OneRun:
-  """Guesses about the canaries of one run, their number fixed before it.
-
-  Attributes:
-    canaries: m, each included or not (or swapped) by a fair coin of its own.
-    guesses: r of the coins that were guessed; about others one abstains.
-    correct: v of the guesses that were right.
-  """
-
-  canaries: int
-  guesses: int
-  correct: int
-
-  def p_value(self, epsilon: float, delta: float) -> float:
-    r"""How likely an (ε, δ)-DP mechanism lets v guesses or more be right.
-
-        p = f(v) + 2mδ·max_{1≤i≤v} (f(v − i) − f(v))/i,   f(v) = P(W ≥ v),
-        W ~ Binomial(r, e^ε/(1 + e^ε))
-
-    Source: Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training
-    Run", NeurIPS 2023, theorem 5.2.
-    """
-    probability = special.expit(epsilon)
-    tail = stats.binom.sf(self.correct - 1, self.guesses, probability)
-    fewer = np.arange(1, self.correct + 1)
-    nearer = stats.binom.sf(self.correct - fewer - 1, self.guesses, probability)
-    slope = np.max((nearer - tail) / fewer, initial=0.0)
-    return min(1.0, float(tail + 2 * self.canaries * delta * slope))
-
-  def epsilon_lower_bound(self, delta: float, confidence: float) -> float:
-    """The largest ε that the guesses refute.
-
-    Formal guarantees: if the mechanism is (ε, δ)-DP and r does not depend on
-    the coins, the bound exceeds ε with probability at most 1 − confidence.
-
-    >>> run = OneRun(canaries=1000, guesses=1000, correct=731)
-    >>> bound = run.epsilon_lower_bound(delta=0.0, confidence=0.95)
-    >>> 0.8 < bound < 1  # of coins told rightly with probability e/(1 + e)
-    True
-
-    """
-
-    def surplus(epsilon: float) -> float:
-      return self.p_value(epsilon, delta) - (1 - confidence)
-
-    if surplus(0.0) > 0:
-      return 0.0
-    root = _root(surplus, 0.0, _MAX_EPSILON, _EPSILON_STEP)
-    return max(0.0, root - _EPSILON_STEP)
-
-
-def best_number_of_guesses(
-  *,
-  canaries: int,
-  noise_multiplier: float,
-  delta: float,
-  confidence: float,
-) -> int:
-  """How many coins to guess, where the noise is Gaussian and as claimed.
-
-  Few guesses are nearly all right, many prove more each. Chosen from the claim
-  alone, never from the run, so the bound stays valid.
-
-  Args:
-    canaries: m.
-    noise_multiplier: σ of the claim.
-    delta: δ of the claim.
-    confidence: that of the bound to come.
-
-  Returns:
-    r, even: half of them "included", half "not".
-  """
-  best, best_bound = 2, 0.0
-  for z in np.linspace(0, 4, _GUESSING_RULES):
-    # Guess where a score is z standard deviations from the middle, or more.
-    hit = stats.norm.sf(z - 0.5 / noise_multiplier)
-    miss = stats.norm.sf(z + 0.5 / noise_multiplier)
-    guesses = 2 * math.floor(canaries * (hit + miss) / 2)
-    run = OneRun(
-      canaries=canaries,
-      guesses=guesses,
-      correct=math.floor(guesses * hit / (hit + miss)),
-    )
-    bound = run.epsilon_lower_bound(delta, confidence)
-    if bound > best_bound:
-      best, best_bound = guesses, bound
-  return best
-
-
 def check_confidence(confidence: float) -> None:
   """Refuses a confidence that is none.
 
@@ -325,11 +311,3 @@ def _root(
     function, bracket=(low, high), method="brentq", xtol=within
   )
   return found.root
-
-
-def _clopper_pearson_upper(
-  count: int, trials: int, significance: float
-) -> float:
-  if count >= trials:
-    return 1.0
-  return float(stats.beta.isf(significance, count + 1, trials - count))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,13 @@ from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE, ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead, Trainer
+from oneshot_dp.linear_dp.trainer import (
+  BaselineTrainer,
+  OnRelease,
+  TrainedHead,
+  Trainer,
+  unseen,
+)
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
 from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
@@ -136,10 +142,14 @@ class Training:
   Attributes:
     trainer: how.
     plan: the releases to make.
+    on_release: called with all that leaves.
+    facts: more public facts to keep with the ledger's entry.
   """
 
   trainer: Trainer
   plan: ReleasePlan
+  on_release: OnRelease = unseen
+  facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def train_heads(
@@ -233,7 +243,9 @@ def train_all(
     **charged_rows(cache),
   }
   charges = [
-    Charge.of_plan(each.plan, source, **facts, **each.trainer.facts)
+    Charge.of_plan(
+      each.plan, source, **facts, **each.trainer.facts, **each.facts
+    )
     for each in trainings
   ]
   of_baseline = (
@@ -253,7 +265,9 @@ def train_all(
   trained = [
     dataclasses.replace(head, ledger_entry=entries()[i])
     for i, each in enumerate(trainings)
-    for head in each.trainer.release(each.plan, source, lambda *_: entries())
+    for head in each.trainer.release(
+      each.plan, source, lambda *_: entries(), each.on_release
+    )
   ]
   if baseline:
     (entry,) = ledger.charge(*of_baseline)

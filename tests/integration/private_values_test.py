@@ -233,8 +233,12 @@ def run_the_rest(run: Run) -> None:
   )
   run.here(f"verify ablation/{BASE}-NOT-PRIVATE {other}")
   run.here(
-    "audit --epsilon 4 --delta 1e-5 --runs 200 --canaries 100 --num-classes 2"
-    " --feature-dim 2 --noise-seed 1"
+    "audit --epsilon 4 --delta 1e-5 --runs 32 --canaries 16 --num-classes 2"
+    " --noise-seed 1"
+  )
+  run.here(
+    "audit --cache caches/train --canaries 200 --epsilon 4 --delta 1e-5"
+    f" --noise-seed 1 {other}"
   )
 
 

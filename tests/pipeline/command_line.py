@@ -19,8 +19,8 @@ SWEEP = (
 )
 # Seeded: of sound releases too, audits flag some.
 AUDIT = (
-  "audit --epsilon 1 --delta 1e-5 --runs 600 --canaries 100 --num-classes 2"
-  " --feature-dim 2 --noise-seed 1"
+  "audit --epsilon 1 --delta 1e-5 --runs 32 --canaries 16 --num-classes 2"
+  " --noise-seed 1"
 )
 EXTRACT = (
   "extract {config} --source.path {images} --split train --out {out}"

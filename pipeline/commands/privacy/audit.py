@@ -1,117 +1,164 @@
 """`oneshot-dp audit`."""
 
 import dataclasses
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.configs.head_config import (
-  HeadConfig,
-  PrivacyConfig,
-  StepsConfig,
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.pipeline.commands.flags import (
+  LedgerDir,
+  MaxRowsPerUnit,
+  PublicOptions,
 )
 from oneshot_dp.pipeline.shell.answer import Answer
 
-_OF_ONE_STEP: dict[str, Any] = {
-  "canaries": 10_000,
-  "num_classes": 4,
-  "feature_dim": 8,
-  "l2_clip_norm": 1.0,
-  "train_bias": False,
-}
-"""What can be set with --head lamb only, and what it is then by default."""
+if TYPE_CHECKING:
+  from oneshot_dp.pipeline.audit.report import AuditReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  """Attack releases of synthetic rows to bound epsilon from below.
+  """Attack releases to bound epsilon from below.
 
-  Runs the clipped sums, the noise and the release that train runs, on rows that
-  are made up: no private data is read and nothing is charged. Exit status 1 if
-  the bound is above epsilon. A bound below it is consistent with the claim and
-  does not prove it.
+  Runs what train runs on canaries, rows that are there or not by the toss of a
+  coin, and guesses the coins from all that is released. Without --cache the
+  rows are made up: no private data is read, nothing is charged. With it, the
+  canaries are put among the real rows of one training, which is charged like
+  any release; the head is thrown away. Exit status 1 if the bound is above
+  epsilon. A bound below it is consistent with the claim and does not prove it.
 
   Example: oneshot-dp audit --epsilon 1 --delta 1e-5
 
   Example: oneshot-dp audit --head multi-step --steps.sampling poisson
-  --steps.batch-size 16 --epsilon 4 --delta 1e-5
+  --steps.batch-size 32 --steps.epochs 2 --epsilon 4 --delta 1e-5
+
+  Example: oneshot-dp audit --cache caches/train --canaries 10000 --epsilon 1
+  --delta 1e-6
   """
 
   epsilon: float
-  """The claim to test."""
+  """The claim to test; with --cache, what the run costs."""
   privacy: OmitArgPrefixes[PrivacyConfig]
-  head: Literal["lamb", "whitened", "least-squares", "multi-step"] = "lamb"
-  """What to attack: "lamb", the release that all heads of one step are made of;
-  or heads of another kind as they are published, of 2 classes, 2 features."""
-  steps: StepsConfig = dataclasses.field(default_factory=StepsConfig)
-  """Batches of multi-step heads, on 64 rows."""
-  runs: int | None = None
-  """Releases with the canary, and as many without it; default: 600 of heads of
-  many steps, else 10000."""
+  training: Annotated[HeadConfig, arg(name="")]
+  cache: Path | None = None
+  """A private training cache, to audit a run on its rows."""
+  canaries: int | None = None
+  """In a run; default: 256 of heads of one step, 24 of least squares, else 64;
+  with --cache 10000 of heads of one step, else 1000."""
   confidence: float = 0.95
   """Confidence of all bounds together."""
-  canaries: int | None = None
-  """Only with lamb: examples to tell apart in a single release; default:
-  10000."""
+  runs: int | None = None
+  """Without --cache: heads to train; default: 200, but 40 whitened and 60 of
+  several steps."""
   num_classes: int | None = None
-  """Only with lamb: classes of the synthetic rows; default: 4."""
-  feature_dim: int | None = None
-  """Only with lamb: numbers in an embedding of theirs; default: 8."""
-  l2_clip_norm: float | None = None
-  """Only with lamb: largest norm of a per-example gradient; default: 1."""
-  train_bias: FlagCreatePairsOff[bool] = False
-  """Only with lamb: audit the gradient of the bias too."""
+  """Without --cache: classes; default: 4."""
+  rows_per_unit: int | None = None
+  """Without --cache: rows of a canary, which is a privacy unit; default: 1."""
+  private_eval: FlagCreatePairsOff[bool] = False
+  """Without --cache: attack the noisy counts of evaluate --private-eval instead
+  of a head."""
+  max_rows_per_unit: MaxRowsPerUnit = None
+  public: OmitArgPrefixes[PublicOptions]
+  ledger_dir: LedgerDir = None
 
 
 def run(flags: Flags) -> Answer:
   """Attacks them, and says what it could prove."""
-  from oneshot_dp.linear_dp.heads.registry import head_kind
-  from oneshot_dp.linear_dp.noise.source import NoiseSource
-  from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-  from oneshot_dp.pipeline.audit.head_attack import STEPS_ROWS
-  from oneshot_dp.pipeline.audit.heads import audit_head, default_runs
-  from oneshot_dp.pipeline.audit.one_step import audit_release
-  from oneshot_dp.pipeline.training.train_heads import make_plan
-
-  config = HeadConfig(head=flags.head, steps=flags.steps)
-  given = {
-    name: value
-    for name in _OF_ONE_STEP
-    # By identity: 0 is given too, and refused further on.
-    if (value := getattr(flags, name)) is not None and value is not False
-  }
-  seed = flags.privacy.noise_seed
-  source, epsilons = NoiseSource(seed), (flags.epsilon,)
-  if flags.head == "lamb":
-    of_one_step = _OF_ONE_STEP | given
-    canaries = of_one_step.pop("canaries")
-    runs = 10_000 if flags.runs is None else flags.runs
-    report = audit_release(
-      ClippedGradientGrid(**of_one_step),
-      make_plan(epsilons, flags.privacy, num_draws=runs),
-      source,
-      canaries=canaries,
-      confidence=flags.confidence,
-      seed=seed,
-    )
-  elif given:
-    flag = next(iter(given)).replace("_", "-")
-    raise InputError(
-      f"--{flag} is for the audit of --head lamb; leave it out with --head"
-      f" {flags.head}."
-    )
-  else:
-    plan = make_plan(
-      epsilons,
-      flags.privacy,
-      order="independent",
-      num_draws=default_runs(config) if flags.runs is None else flags.runs,
-      sampling=head_kind(config.head).sampling(config, STEPS_ROWS),
-    )
-    report = audit_head(config, plan, source, confidence=flags.confidence)
+  report = _made_up(flags) if flags.cache is None else _real(flags, flags.cache)
   if report.is_violated:
     failure = RunError(report.verdict)
     return Answer(text=str(report), facts=report.facts, failure=failure)
   text = f"{report}\nverdict: {report.verdict}"
   return Answer(text=text, facts=report.facts)
+
+
+def _made_up(flags: Flags) -> "AuditReport":
+  from oneshot_dp.linear_dp.noise.source import NoiseSource
+  from oneshot_dp.pipeline.audit import made_up
+  from oneshot_dp.pipeline.training.train_heads import RELATIONS
+
+  for name in ("public_cache", "public_statistics"):
+    if getattr(flags.public, name) is not None:
+      raise InputError(
+        f"--{name.replace('_', '-')} is for the rows of a cache: give --cache"
+        " too, or leave it out."
+      )
+  config = flags.training
+  if config.head == "auto":
+    raise InputError("--head auto looks at a cache: give --cache, or a head.")
+  runs, canaries = made_up.default_sizes(config)
+  runs = runs if flags.runs is None else flags.runs
+  canaries = canaries if flags.canaries is None else flags.canaries
+  seed = flags.privacy.noise_seed
+  plan = made_up.audit_plan(
+    config,
+    flags.epsilon,
+    flags.privacy.delta,
+    RELATIONS[flags.privacy.neighboring_relation],
+    canaries,
+  )
+  shared = {"runs": runs, "confidence": flags.confidence, "seed": seed}
+  if flags.private_eval:
+    plan = dataclasses.replace(plan, epsilons=(flags.epsilon,), sampling=None)
+    return made_up.audit_counts(plan, NoiseSource(seed), **shared)
+  return made_up.audit_head(
+    config,
+    plan,
+    NoiseSource(seed),
+    canaries=canaries,
+    num_classes=4 if flags.num_classes is None else flags.num_classes,
+    rows_per_unit=1 if flags.rows_per_unit is None else flags.rows_per_unit,
+    max_rows_per_unit=flags.max_rows_per_unit,
+    **shared,
+  )
+
+
+def _real(flags: Flags, path: Path) -> "AuditReport":
+  from oneshot_dp.extract.cache.reader import open_cache
+  from oneshot_dp.pipeline.audit import one_run
+  from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
+  from oneshot_dp.pipeline.training.head_choice import choose_head
+  from oneshot_dp.pipeline.training.public_rows import find_public_rows
+  from oneshot_dp.pipeline.training.train_heads import (
+    RELATIONS,
+    cache_ledger,
+    plan_heads,
+  )
+
+  for name in ("runs", "num_classes", "rows_per_unit"):
+    if getattr(flags, name) is not None:
+      raise InputError(
+        f"--{name.replace('_', '-')} is for made-up rows; leave it out with"
+        " --cache."
+      )
+  if flags.private_eval:
+    raise InputError("--private-eval is for made-up rows: leave out --cache.")
+  cache = open_cache(path)
+  config = choose_head(flags.training, cache.info)
+  number = flags.canaries
+  canaries = one_run.make_canaries(
+    config,
+    cache,
+    RELATIONS[flags.privacy.neighboring_relation],
+    one_run.default_canaries(config) if number is None else number,
+    flags.max_rows_per_unit,
+  )
+  rows = len(cache) + canaries.num_rows
+  plan = plan_heads(config, rows, (flags.epsilon,), flags.privacy)
+  public = find_public_rows(cache, **vars(flags.public))
+  ledger = cache_ledger(cache, flags.ledger_dir)
+  with says_what_was_charged(ledger, out=None):
+    return one_run.audit_run(
+      cache,
+      plan,
+      config,
+      flags.privacy,
+      canaries,
+      max_rows_per_unit=flags.max_rows_per_unit,
+      public=public,
+      ledger_dir=flags.ledger_dir,
+      confidence=flags.confidence,
+    )

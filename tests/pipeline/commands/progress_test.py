@@ -47,7 +47,7 @@ def shown(argv: list[str]) -> str:
     (DUPLICATES, {"read train", "compare"}),
     (TRAIN, {"clipped sum"}),
     (ABLATE, {"ablation", "clipped sum", "evaluate"}),
-    (AUDIT, {"releases"}),
+    (AUDIT, {"runs"}),
   ],
   ids=lambda each: each.split()[0] if isinstance(each, str) else "",
 )

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -24,7 +23,6 @@ from hypothesis import strategies as st
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.audit import ErrorCounts, epsilon_of_gdp
 from oneshot_dp.linear_dp.heads.least_squares import training as least_squares
 from oneshot_dp.linear_dp.heads.least_squares.rule import LeastSquaresRule
 from oneshot_dp.linear_dp.heads.least_squares.training import (
@@ -32,7 +30,6 @@ from oneshot_dp.linear_dp.heads.least_squares.training import (
   denoised,
   discriminant,
 )
-from oneshot_dp.linear_dp.noise import rounded_gaussian as noise
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.class_moments import (
@@ -364,65 +361,3 @@ def test_the_spectrum_is_ordered_and_not_negative(values, sd):
   assert (np.diff(found) >= 0).all()
   if sd == 0:
     np.testing.assert_array_equal(found, np.maximum(np.sort(values), 0))
-
-
-# An attack.
-
-RUNS = 400
-
-
-def ratio(moments: ClassMoments, row: np.ndarray, rule: LeastSquaresRule):
-  """log p(moments | with the row)/p(moments | without), of what is claimed."""
-  shares = rule.shares
-  sd = rule.noise_sd_steps / GRID_RADIUS
-  outer = np.outer(row, row)
-  along = shares.moment * (moments.moment * outer).sum()
-  along += shares.class_sums * moments.class_sums[0] @ row
-  along += shares.total * moments.total @ row
-  along += shares.class_counts * moments.class_counts[0]
-  return (along - 0.5) / sd**2
-
-
-def guesses(block: Block, epsilon: float, seed: int) -> int:
-  """In how many runs an attacker takes a data set for the one of the canary."""
-  with pytest.MonkeyPatch.context() as patch:
-    found: list[ClassMoments] = []
-    head = least_squares.LinearHead(
-      kernel=np.zeros((2, 3), np.float32), bias=np.zeros(3, np.float32)
-    )
-    patch.setattr(
-      least_squares, "discriminant", lambda m: (found.append(m), head)[1]
-    )
-    heads = released(
-      secret_of(block, 3), plan_of(epsilon, num_draws=RUNS), seed
-    )
-  row = np.array([0.6, -0.8])
-  return sum(bool(ratio(m, row, heads[0].mechanism) > 0) for m in found)
-
-
-def audited(epsilon: float) -> float:
-  """A lower bound on ε at 99.9 % confidence."""
-  absent = make_block(np.zeros((1, 2), np.float32), [0])
-  present = make_block(np.array([[0.6, -0.8]], np.float32), [0])
-  errors = ErrorCounts(
-    false_positives=guesses(absent, epsilon, seed=1),
-    false_negatives=RUNS - guesses(present, epsilon, seed=2),
-    runs=RUNS,
-  )
-  mu = errors.gdp_lower_bound(0.999)
-  return epsilon_of_gdp(mu, 1e-5)
-
-
-def weakened(factor: float) -> Callable[..., Any]:
-  whole = noise.GaussianChain.extend
-
-  return lambda self, sd: whole(self, sd * factor)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", [1.0, 0.6])
-def test_an_attack_finds_no_more_than_the_claim(monkeypatch, factor):
-  """And finds it where the noise is less than it should be."""
-  monkeypatch.setattr(noise.GaussianChain, "extend", weakened(factor))
-  bound = audited(4.0)
-  assert 1.5 < bound <= 4 if factor == 1 else bound > 4

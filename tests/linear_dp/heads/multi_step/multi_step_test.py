@@ -14,17 +14,12 @@ import optax
 import pytest
 import scipy.stats
 from dp_accounting import (
-  GaussianDpEvent,
   NeighboringRelation,
-  PoissonSampledDpEvent,
 )
-from dp_accounting.pld import PLDAccountant
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import SamplingName
-from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.audit import ErrorCounts, epsilon_of_gdp
 from oneshot_dp.linear_dp.heads.descent import initial_kernel
 from oneshot_dp.linear_dp.heads.multi_step import training as multi_step
 from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
@@ -487,123 +482,3 @@ def test_extremes_are_finite(optimizer):
     head = trained(zero_rows(6), rule, NoiseSource(1))
     assert np.isfinite(head.kernel).all()
     assert np.linalg.norm(head.kernel, axis=0).max() == pytest.approx(1)
-
-
-# An attack.
-
-RUNS = 600
-CLIP = 0.15
-
-
-def canary() -> np.ndarray:
-  return np.array([0.6, -0.8])
-
-
-def canaries(present: bool) -> Block:
-  """One for each run, in two dimensions of its own.
-
-  What a row adds, the noise and the weights stay within its dimensions, and
-  whether it is in a batch is its own chance: it is as many separate runs.
-  """
-  rows = np.kron(np.eye(RUNS), canary()) * present
-  return make_block(rows.astype(np.float32), [0] * RUNS)
-
-
-def attacked(sampling: SamplingName, sigma: float) -> MultiStepRule:
-  """Four steps."""
-  whole = sampling == "full"
-  size, epochs = (RUNS, 4) if whole else (RUNS // 2, 2)
-  return rule_of(
-    num_classes=2,
-    feature_dim=2 * RUNS,
-    noise_multiplier=sigma,
-    clip_norm=CLIP,
-    learning_rate=RUNS / 2,
-    batches=batches_of(sampling, n=RUNS, batch_size=size, epochs=epochs),
-  )
-
-
-def guesses(present: bool, rule: MultiStepRule, seed: int) -> int:
-  """In how many runs an attacker takes a data set for the one of the canary.
-
-  It sees every noisy gradient, and knows all but which of the two it is: the
-  likelihood ratio, for the noise that is claimed. Of a partition it even knows
-  the batches, which are no part of its guarantee; of Poisson samples it does
-  not.
-  """
-  sampling = rule.batches.sampling
-  sd = rule.step_noise_multiplier * CLIP
-  q = rule.batches.probability
-  with pytest.MonkeyPatch.context() as patch:
-    for module in (secret_rows, gradient_sum):
-      patch.setattr(module, "ROWS_PER_DEVICE", RUNS)
-    before = recorded(patch, "clipped_gradient")
-    after = recorded(patch, "release_gradient")
-    trained(canaries(present), rule, NoiseSource(seed))
-  assert len(before) == len(after) == 4
-  ratio = np.zeros(RUNS)
-  for (args, options, _), (_, _, noisy) in zip(before, after, strict=True):
-    logits = np.einsum("i,rik->rk", canary(), args[2].reshape(RUNS, 2, 2))
-    powers = np.exp(logits)
-    residual = powers / powers.sum(axis=1, keepdims=True) - [1, 0]
-    gradient = np.einsum("i,rk->rik", canary(), residual)
-    norm = np.linalg.norm(gradient, axis=(1, 2), keepdims=True)
-    gradient *= np.minimum(1, CLIP / norm)
-    found = noisy.reshape(RUNS, 2, 2)
-    each = (found * gradient - gradient**2 / 2).sum(axis=(1, 2)) / sd**2
-    if sampling == "poisson":
-      ratio += np.logaddexp(math.log(1 - q), math.log(q) + each)
-    else:
-      ratio += each * (1 if sampling == "full" else options["chosen"])
-  return int((ratio > 0).sum())
-
-
-def audited(rule: MultiStepRule) -> tuple[int, int]:
-  """False positives, and false negatives."""
-  return guesses(False, rule, 1), RUNS - guesses(True, rule, 2)
-
-
-def weakened(factor: float) -> Callable[..., np.ndarray]:
-  return lambda shape, sd, source: rounded_gaussian(shape, sd * factor, source)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-@pytest.mark.parametrize("sampling", ["full", "partition"])
-def test_an_attack_finds_no_more_than_the_claim(monkeypatch, sampling, factor):
-  """And finds it where the noise is less than it should be."""
-  monkeypatch.setattr(gradient_sum, "rounded_gaussian", weakened(factor))
-  rule = attacked(sampling, noise_multiplier(8.0, 1e-5))
-  false_positives, false_negatives = audited(rule)
-  errors = ErrorCounts(
-    false_positives=false_positives,
-    false_negatives=false_negatives,
-    runs=RUNS,
-  )
-  mu = errors.gdp_lower_bound(0.999)
-  bound = epsilon_of_gdp(mu, 1e-5)
-  assert 5 < bound <= 8 if factor == 1 else bound > 8
-
-
-def upper(count: int) -> float:
-  """Of a rate, at 99.95 % confidence (Clopper & Pearson)."""
-  return float(scipy.stats.beta.ppf(0.9995, count + 1, RUNS - count))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("broken", ["", "half the noise", "all rows"])
-def test_an_attack_on_samples_finds_no_more_than_the_claim(monkeypatch, broken):
-  """The advantage of any test is at most the δ at which ε is 0."""
-  sigma = 1.0
-  rule = attacked("poisson", sigma)
-  q, steps = rule.batches.probability, rule.batches.num_steps
-  assert (q, steps) == (0.5, 4)
-  if broken == "half the noise":
-    monkeypatch.setattr(gradient_sum, "rounded_gaussian", weakened(0.5))
-  if broken == "all rows":
-    everything = [np.ones(RUNS, bool)] * steps
-    monkeypatch.setattr(Batches, "chosen", lambda *_: iter(everything))
-  advantage = 1 - sum(upper(count) for count in audited(rule))
-  event = PoissonSampledDpEvent(q, GaussianDpEvent(sigma))
-  claim = PLDAccountant(REPLACE_SPECIAL).compose(event, steps).get_delta(0.0)
-  assert 0.2 < advantage <= claim if not broken else advantage > claim

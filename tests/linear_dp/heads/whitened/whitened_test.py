@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.audit import ErrorCounts, epsilon_of_gdp
 from oneshot_dp.linear_dp.heads.whitened import training as whitened
 from oneshot_dp.linear_dp.heads.whitened.rule import (
   CLIP_NORM,
@@ -651,79 +650,3 @@ def test_extremes_are_finite(epsilon, relation):
     (head,) = released(block, plan)
     assert np.isfinite(head.head.kernel).all()
     assert np.asarray(head.head.kernel).any()
-
-
-# An attack.
-
-RUNS = 150
-STEPS = 4
-
-
-def canary() -> np.ndarray:
-  return np.array([0.6, -0.8])
-
-
-def guesses(block: Block, epsilon: float, seed: int) -> int:
-  """In how many runs an attacker takes a data set for the one of the canary.
-
-  It sees the mean, the moment and every noisy gradient, and knows all but which
-  of the two it is: the likelihood ratio, for the noise that is claimed.
-  """
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(WhiteningRule, "num_steps", STEPS)
-    set_whitens(patch, True)
-    means = recorded(patch, "release_mean")
-    moments = recorded(patch, "release_moment")
-    before = recorded(patch, "clipped_gradient")
-    after = recorded(patch, "release_gradient")
-    plan = plan_of(epsilon, num_draws=RUNS)
-    rule = released(block, plan, seed, num_classes=2)[0].mechanism
-    sd_1, sd_m = rule.mean_noise_multiplier, rule.moment_noise_multiplier
-    sd_t = rule.step_noise_multiplier * CLIP_NORM
-  assert sd_1 is not None
-  assert sd_m is not None
-  outer = np.outer(canary(), canary())
-  said = 0
-  for run in range(RUNS):
-    ratio = (means[run][1] @ canary() - 1 / 2) / sd_1**2
-    ratio += ((moments[run][1] * outer).sum() - 1 / 2) / sd_m**2
-    released_map = before[run * STEPS][0][1]
-    z = canary() * GRID_RADIUS - released_map.centre
-    z = z @ released_map.matrix
-    z /= np.linalg.norm(z)
-    for i in range(run * STEPS, (run + 1) * STEPS):
-      _, _, kernel, _ = before[i][0]
-      powers = np.exp(z @ kernel)
-      gradient = np.outer(z, powers / powers.sum() - [1, 0])
-      gradient *= min(1, CLIP_NORM / np.linalg.norm(gradient))
-      ratio += (after[i][1] * gradient).sum() / sd_t**2
-      ratio -= (gradient**2).sum() / (2 * sd_t**2)
-    said += int(ratio > 0)
-  return said
-
-
-def audited(epsilon: float) -> float:
-  """A lower bound on ε at 99.9 % confidence."""
-  absent = make_block(np.zeros((1, 2), np.float32), [0])
-  present = make_block(canary().astype(np.float32)[None], [0])
-  errors = ErrorCounts(
-    false_positives=guesses(absent, epsilon, seed=1),
-    false_negatives=RUNS - guesses(present, epsilon, seed=2),
-    runs=RUNS,
-  )
-  mu = errors.gdp_lower_bound(0.999)
-  return epsilon_of_gdp(mu, 1e-5)
-
-
-def weakened(factor: float) -> Callable[..., np.ndarray]:
-  return lambda shape, sd, source: rounded_gaussian(shape, sd * factor, source)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_an_attack_finds_no_more_than_the_claim(monkeypatch, factor):
-  """And finds it where the noise is less than it should be."""
-  for module in (second_moment, gradient_sum):
-    monkeypatch.setattr(module, "rounded_gaussian", weakened(factor))
-  bound = audited(8.0)
-  assert 1 < bound <= 8 if factor == 1 else bound > 8
