@@ -28,6 +28,8 @@ from oneshot_dp.pipeline.audit.observations import (
 
 PILOT_SHARE = 4
 """One run in four teaches; the others are tested."""
+_SAMPLES_PER_NUMBER = 4
+"""With fewer, it is not learned what the releases of a run share."""
 _RIDGE = 1e-6
 """Variance, in that of the claim, below which there is no noise."""
 
@@ -254,7 +256,8 @@ def _discriminant(
   counted = np.broadcast_to(is_of, seen.shape)[:pilots][~there].sum(axis=0)
   noise = noise / np.sqrt(np.maximum(counted, 1))
   covariance = noise.T @ noise + _RIDGE * np.eye(noise.shape[1])
-  if sampling is not None:
+  few = len(noise) < _SAMPLES_PER_NUMBER * len(covariance)
+  if sampling is not None or few:
     return _of_samples(seen, response, covariance, runs.parts, sampling)
   towards = response @ np.linalg.inv(covariance)
   along, power = (towards * seen).sum(axis=2), (towards * response).sum(axis=2)

@@ -2,17 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
+from tyro.conf import FlagCreatePairsOff
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
-from oneshot_dp.pipeline.commands.flags import (
-  LedgerDir,
-  MaxRowsPerUnit,
-  PublicOptions,
-)
+from oneshot_dp.pipeline.commands.flags import HeadFlags, LedgerDir
 from oneshot_dp.pipeline.shell.answer import Answer
 
 if TYPE_CHECKING:
@@ -20,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(HeadFlags):
   """Attack releases to bound epsilon from below.
 
   Runs what train runs on canaries, rows that are there or not by the toss of a
@@ -41,27 +36,20 @@ class Flags:
 
   epsilon: float
   """The claim to test; with --cache, what the run costs."""
-  privacy: OmitArgPrefixes[PrivacyConfig]
-  training: Annotated[HeadConfig, arg(name="")]
   cache: Path | None = None
   """A private training cache, to audit a run on its rows."""
   canaries: int | None = None
-  """In a run; default: 256 of heads of one step, 24 of least squares, else 64;
-  with --cache 10000 of heads of one step, else 1000."""
+  """How many in a run; default: by the head, up to 10000."""
   confidence: float = 0.95
   """Confidence of all bounds together."""
   runs: int | None = None
-  """Without --cache: heads to train; default: 200, but 40 whitened and 60 of
-  several steps."""
+  """Without --cache: heads to train; default: by the head, up to 200."""
   num_classes: int | None = None
   """Without --cache: classes; default: 4."""
   rows_per_unit: int | None = None
-  """Without --cache: rows of a canary, which is a privacy unit; default: 1."""
+  """Without --cache: rows of a canary, which is one unit; default: 1."""
   private_eval: FlagCreatePairsOff[bool] = False
-  """Without --cache: attack the noisy counts of evaluate --private-eval instead
-  of a head."""
-  max_rows_per_unit: MaxRowsPerUnit = None
-  public: OmitArgPrefixes[PublicOptions]
+  """Without --cache: attack the counts of evaluate --private-eval."""
   ledger_dir: LedgerDir = None
 
 
