@@ -148,7 +148,7 @@ def test_the_ledgered_way_charges_and_verifies(run):
   assert len(run.cells["ledger"].source.splitlines()) < 20
   shown = run.printed("ledger")
   assert "epsilon = 2 at delta = 1e-05" in shown
-  assert "ok: the receipt follows from the noise, and fits the weights" in shown
+  assert "ok: the receipt's numbers follow from the noise" in shown
   assert "was not looked up" not in shown
   assert shown.count("release of split train: nested, 1 draw(s)") == 1
   assert "spent in all: epsilon = 2 at delta = 1e-05" in shown
