@@ -5,7 +5,7 @@ A receipt holds public facts only, and enough of them to make it again.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from dp_accounting import NeighboringRelation
@@ -84,7 +84,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from _compare(mechanism, stated.as_json(), "mechanism.")
   if not stated.is_noisy:
     yield from _compare(privacy, {"noise_sd_steps": 0.0})
-  yield from _unknown(receipt, stated)
+  yield from _problems_of_fields(receipt, stated)
   words = assumptions(data["num_classes_source"], unit, mechanism, training)
   said = {"assumptions": words, "not_protected": list(NOT_PROTECTED)}
   yield from _compare(receipt, said)
@@ -92,7 +92,9 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   yield from _problems_of_composition(receipt, stated)
 
 
-def _unknown(receipt: dict[str, Any], stated: Mechanism) -> Iterator[str]:
+def _problems_of_fields(
+  receipt: dict[str, Any], stated: Mechanism
+) -> Iterator[str]:
   """Names what nothing here could check, and no receipt says."""
   data, training = receipt["data"], receipt["training"]
   settings = HeadConfig(head=training["head"]).settings()
@@ -106,9 +108,15 @@ def _unknown(receipt: dict[str, Any], stated: Mechanism) -> Iterator[str]:
     "training.steps.": (training.get("steps", {}), settings.get("steps", {})),
   }
   for prefix, (section, known) in sections.items():
-    for name in section:
-      if name not in known:
-        yield f"{prefix}{name} is no field of a receipt."
+    yield from _unknown(prefix, section, known)
+
+
+def _unknown(
+  prefix: str, section: Iterable[str], known: Container[str]
+) -> Iterator[str]:
+  for name in section:
+    if name not in known:
+      yield f"{prefix}{name} is no field of a receipt."
 
 
 def _problems_of_guarantee(
@@ -134,8 +142,7 @@ def _problems_of_guarantee(
   )
   yield from _compare(receipt, {"private": statement.is_private})
   yield from _compare(privacy, section)
-  for name in privacy.keys() - section.keys():
-    yield f"privacy.{name} is no field of a receipt."
+  yield from _unknown("privacy.", privacy, section)
   spent = section["epsilon_by_relation"][relation.name]
   if spent == NOT_PRIVATE:
     yield from _compare(privacy, {"epsilon": spent})
@@ -155,8 +162,8 @@ def _problems_of_composition(
   plan = plan_of(receipt, stated.sampling)
   expected = composition_section(plan)
   yield from _compare(composition, expected)
-  for name in composition.keys() - {*expected, "ledger_entry"}:
-    yield f"composition.{name} is no field of a receipt."
+  known = {*expected, "ledger_entry"}
+  yield from _unknown("composition.", composition, known)
   if privacy["noise_sd_steps"] > 0:
     sigma = plan.noise_multipliers.get(privacy["epsilon"])
     yield from _compare(privacy, {"noise_multiplier": sigma})

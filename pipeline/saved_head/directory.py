@@ -47,14 +47,12 @@ class SavedHead:
     receipt: its privacy statement, in the fields of this version.
     receipt_sha256: digest of the receipt as it was written.
     notes: what is to be known of it, if an earlier version wrote it.
-    format_version: of the receipt as it was written.
   """
 
   head: LinearHead
   receipt: dict[str, Any]
   receipt_sha256: str
   notes: tuple[str, ...]
-  format_version: Any
 
 
 def write_head(
@@ -161,5 +159,4 @@ def read_head(directory: Path) -> SavedHead:
     receipt=upgraded(receipt),
     receipt_sha256=sha256_of(receipt),
     notes=tuple(notes_on(receipt)),
-    format_version=receipt.get("format_version"),
   )

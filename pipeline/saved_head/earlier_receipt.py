@@ -9,6 +9,11 @@ from oneshot_dp.linear_dp.accounting.plan import event_of_draws
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.pipeline.saved_head.make_receipt import FORMAT_VERSION
 
+TESTABLE = (
+  "whoever has its composition.ledger_entry can test candidate rows by it: it"
+  " was written before such names hid the rows behind random bits. Publish no"
+  " receipt with it; where it is public, no epsilon covers what it tells"
+)
 _NO_LONGER = NeighboringRelation.ADD_OR_REMOVE_ONE.name
 _CARD = {
   "layer unknown": "embedding unknown",
@@ -53,8 +58,11 @@ def notes_on(receipt: dict[str, Any]) -> list[str]:
   Args:
     receipt: as it was written.
   """
-  notes = []
-  if receipt.get("privacy", {}).get("neighboring_relation") == _NO_LONGER:
+  notes = [TESTABLE] if receipt.get("format_version") == 1 else []
+  privacy = receipt.get("privacy")
+  if isinstance(privacy, dict) and (
+    privacy.get("neighboring_relation") == _NO_LONGER
+  ):
     notes.append(
       f"it was stated in {_NO_LONGER}, which held only for whoever does not"
       " know n, and the receipt gives n: read REPLACE_SPECIAL (an example, or"

@@ -30,7 +30,10 @@ from oneshot_dp.pipeline.saved_head.directory import (
   bytes_of,
   read_head,
 )
-from oneshot_dp.pipeline.saved_head.earlier_receipt import upgraded_card
+from oneshot_dp.pipeline.saved_head.earlier_receipt import (
+  TESTABLE,
+  upgraded_card,
+)
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 
 
@@ -50,11 +53,6 @@ class HeadCheck:
 
 
 _NOBODY = "nobody can tell from files alone that weights contain noise"
-_TESTABLE = (
-  "whoever has its composition.ledger_entry can test candidate rows by it: it"
-  " was written before such names hid the rows behind random bits. Publish no"
-  " receipt with it; where it is public, no epsilon covers what it tells"
-)
 
 
 def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
@@ -76,10 +74,7 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
       damaged.
   """
   saved = read_head(directory)
-  found = [
-    *problems(saved.receipt),
-    *_problems_of_files(directory, saved),
-  ]
+  found = [*problems(saved.receipt), *_problems_of_files(directory, saved)]
   said = [
     "the receipt's numbers follow from the noise that it states, and receipt,"
     " card and weights belong together",
@@ -87,11 +82,13 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
   ]
   if saved.receipt.get("private") is not True:
     said.append(f"this head is {NOT_PRIVATE}")
-  is_vouched, is_testable = False, saved.format_version == 1
+  is_vouched = False
   if not found:  # a receipt that is no receipt names no entry
     ledger = Ledger(saved.receipt["data"]["dataset"], ledger_dir)
     name = saved.receipt["composition"]["ledger_entry"]
     paid = next((e for e in ledger.entries() if e["entry"] == name), None)
+    left = ledger.published(name)
+    is_vouched = bytes_of(directory) in left
     if not ledger.path.exists():
       said.append(
         f"no ledger {ledger.path} is here, so neither the charge nor these"
@@ -100,26 +97,22 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
     elif paid is None:
       found.append(f"ledger_entry {name[:12]} is not in {ledger.path}.")
     else:
-      is_testable |= "nonce" not in paid
       found += _problems_of_charge(saved.receipt, paid)
-      left = ledger.published(name)
-      is_vouched = bytes_of(directory) in left
       if left and not (is_vouched or found):
         found.append(
           f"{ledger.path} knows other bytes of {WEIGHTS_FILE} and"
           f" {RECEIPT_FILE} that were published for entry {name[:12]}: one was"
           " changed."
         )
-      said.append(
-        "the ledger was charged for it, and says that these very bytes of"
-        " weights and receipt were published"
+      noted = (
+        "says that these very bytes of weights and receipt were published"
         if is_vouched
-        else "the ledger was charged for it, and does not say which bytes were"
-        " published (it is of an earlier version, or the run was killed):"
-        f" {_NOBODY}"
+        else "does not say which bytes were published (it is of an earlier"
+        f" version, or the run was killed): {_NOBODY}"
       )
-  if is_testable:
-    said.append(_TESTABLE)
+      said.append(f"the ledger was charged for it, and {noted}")
+      if "nonce" not in paid and TESTABLE not in said:
+        said.append(TESTABLE)
   return HeadCheck(
     problems=tuple(found),
     conclusion="; ".join(said),

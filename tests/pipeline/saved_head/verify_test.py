@@ -178,6 +178,14 @@ class TestChangedFiles:
       " norm'."
     ) in verify_head(head, ledgers).problems
 
+  @pytest.mark.parametrize("name", ["privacy", "training", "data", "software"])
+  def test_a_section_of_another_kind(self, head, name):
+    receipt = json.loads((head / "receipt.json").read_text())
+    for value in (None, 3, [], "x"):
+      content = json.dumps(receipt | {name: value})
+      (head / "receipt.json").write_text(content)
+      assert verify_head(head).problems
+
   def test_the_card(self, head, ledgers):
     card = head / "README.md"
     card.write_text(card.read_text().replace("epsilon = 2", "epsilon = 1"))
