@@ -94,8 +94,8 @@ class TestKilledReleases:
     # One draw is post-processing of its least noisy head.
     sigma = accounting.compose(least.values())
     spent = ledger.spending(REPLACE_SPECIAL)
-    assert spent.noise_multiplier is not None
-    assert spent.noise_multiplier <= sigma * (1 + 1e-12)
+    assert spent.noise_multiplier() is not None
+    assert spent.noise_multiplier() <= sigma * (1 + 1e-12)
     assert spent.charges >= len(least) >= releasing.RELEASES
     # A kill costs one charge at most.
     assert spent.charges - len(least) <= run.kills

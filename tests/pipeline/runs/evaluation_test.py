@@ -164,7 +164,7 @@ class TestWhatItCosts:
     statement = request.evaluate(heads).statement
     released = statement["noise_sd"] / math.sqrt(2)
     plan = request.plan.neighboring_relation
-    charged = request.ledger.spending(plan).noise_multiplier
+    charged = request.ledger.spending(plan).noise_multiplier()
     assert charged is not None
     assert charged <= released * (1 + 1e-9)
 
