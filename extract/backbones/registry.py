@@ -50,6 +50,9 @@ def backbone_names() -> list[str]:
 
   >>> "vit_b16" in backbone_names()
   True
+
+  Returns:
+    Names that `load_backbone` knows, each once.
   """
   listed = [name for family in _FAMILIES for name in family.EXAMPLES]
   return [*listed, RANDOM_PATCHES]
@@ -77,6 +80,13 @@ def load_backbone(
   >>> backbone = load_backbone(config, PreprocessConfig())
   >>> backbone.feature_dim, backbone.preprocessing.image_size
   (256, 8)
+
+  Args:
+    config: name, weights, embedding, dtype of the products.
+    preprocess: changes to the backbone's own preprocessing.
+
+  Returns:
+    The backbone.
 
   Raises:
     InputError: an unknown name; weights missing where they are needed, given

@@ -31,6 +31,20 @@ INCOMPLETE_DIR = "_incomplete"
 class CacheInfo(CacheIdentity):
   """A finished cache: the identity, and how the job came out.
 
+  >>> info = CacheInfo(
+  ...   dataset="pets",
+  ...   split="train",
+  ...   source_num_examples=100,
+  ...   num_examples=100,
+  ...   feature_dim=192,
+  ...   class_names=("cat", "dog"),
+  ...   num_classes_source="class_names",
+  ...   backbone=BackboneIdentity(name="vit_ti16", layer="cls"),
+  ...   embedding_dtype="float16",
+  ... )
+  >>> info.num_classes, info.privacy_unit, info.num_shards
+  (2, 'example', 1)
+
   Attributes:
     num_examples: rows in the cache, n; treated as public.
     skipped_example_ids: sorted ids of the examples that were left out because

@@ -35,6 +35,18 @@ _READER_OPTIONS = "max_parallelism:0"
 class FeatureCache:
   """A finished cache; `open_cache` makes one.
 
+  >>> import tempfile
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   cache = oneshot_dp.write_cache(
+  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
+  ...   )
+  ...   shapes = [block.embedding.shape for block in cache.blocks()]
+  >>> len(cache), shapes
+  (4, [(4, 4)])
+
   Attributes:
     path: the directory.
     info: what is in it; public, except for `skipped_example_ids`.
@@ -147,9 +159,14 @@ def open_cache(path: str | os.PathLike) -> FeatureCache:
   ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
   ...   )
   ...   cache = open_cache(f"{folder}/pets")
-  ...   shapes = [block.embedding.shape for block in cache.blocks()]
-  >>> cache.info.dataset, cache.info.split, cache.info.class_names, shapes
-  ('pets', 'train', ('0', '1'), [(4, 4)])
+  >>> cache.info.dataset, cache.info.split, cache.info.class_names
+  ('pets', 'train', ('0', '1'))
+
+  Args:
+    path: the directory.
+
+  Returns:
+    The cache.
 
   Raises:
     InputError: no such directory, not a finished cache, another format

@@ -21,7 +21,29 @@ def public_metadata(cache: FeatureCache) -> dict[str, Any]:
 
 
 def describe(cache: FeatureCache) -> str:
-  """`public_metadata` as a table for a person."""
+  """`public_metadata` as a table for a person.
+
+  >>> import tempfile
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   cache = oneshot_dp.write_cache(
+  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
+  ...   )
+  >>> print(describe(cache))
+  data set              pets, split train
+  examples              4 of 4 (0 skipped)
+  features              4 x float16
+  classes               2 (from flag)
+  ...
+
+  Args:
+    cache: any cache.
+
+  Returns:
+    A line for each fact, without any label statistics.
+  """
   info, data = cache.info, public_metadata(cache)
 
   def listed(values: Mapping[str, Any] | None) -> str:

@@ -59,9 +59,23 @@ def verify_cache(
   outside the part of the split) = examples of the source; and TFDS is told the
   same.
 
+  >>> import tempfile
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> arrays = np.eye(4, dtype=np.float16), np.array([0, 1, 1, 0])
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   _ = oneshot_dp.write_cache(
+  ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
+  ...   )
+  ...   print(verify_cache(f"{folder}/pets"))
+  ok: 1 shards, 4 rows
+
   Args:
     path: the cache.
     progress: called with (shards done, shards) after each shard.
+
+  Returns:
+    Every problem found.
 
   Raises:
     InputError: there is no cache to check, or its `cache_info.json` and

@@ -75,6 +75,9 @@ def write_cache(
       None is a privacy unit per row.
     unit_name: public name of what they number ("user", "patient").
 
+  Returns:
+    The cache.
+
   Raises:
     InputError: rows that a cache cannot hold (the message names a row, never
       its label or embedding), names that are blank or do not fit, or an `out`

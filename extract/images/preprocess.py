@@ -20,7 +20,7 @@ from oneshot_dp.configs.extract_config import PreprocessConfig, Resample
 # bytes that nobody has looked at than a data set of photographs needs.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
-Box = tuple[float, float, float, float]
+Box = tuple[int | float, int | float, int | float, int | float]
 
 PILLOW_FILTER = {
   "bilinear": Image.Resampling.BILINEAR,

@@ -40,6 +40,9 @@ def embed_images(
     preprocess: changes to the preprocessing that the weights were made for.
     batch_size: images per device call; None is what suits the devices.
 
+  Returns:
+    [n, d] float32.
+
   Raises:
     InputError: no images, or one that cannot be decoded (named by its place);
       a backbone that `load_backbone` refuses.

@@ -86,7 +86,7 @@ def parameter_shardings(
   a parameter without such an axis stays whole.
   """
 
-  def sharding(leaf: np.ndarray) -> NamedSharding:
+  def sharding(leaf: Any) -> NamedSharding:
     axes = [a for a, size in enumerate(leaf.shape) if size % mesh.size == 0]
     if whole or not axes:
       return NamedSharding(mesh, PartitionSpec())

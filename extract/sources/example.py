@@ -26,6 +26,11 @@ _LAST_NUMBER = re.compile(r"(?<!\d)\d{1,18}$")
 class Example:
   """One labelled image.
 
+  >>> pixels = np.zeros((32, 32, 3), np.uint8)
+  >>> example = Example(example_id=17, label=0, image=pixels)
+  >>> example.example_id, example.unit_id
+  (17, None)
+
   Attributes:
     example_id: names the example within its source, the same at every run.
     label: class index, in [0, len(class_names)).

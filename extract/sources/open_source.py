@@ -40,6 +40,9 @@ def open_source(config: extract_config.Source, split: str) -> Source:
     split: "train", "test" ...; TFDS also takes "train[:1000]" and the like, by
       position. (Parts in percent are the job's: `SplitPart`.)
 
+  Returns:
+    The source.
+
   Raises:
     InputError: there is no such data set or split, or it is not what it
       should be.

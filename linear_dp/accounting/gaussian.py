@@ -87,6 +87,20 @@ def epsilon_of(sigma: float, delta: float) -> float:
 
   >>> round(epsilon_of(4.2247, 1e-6), 4)
   1.0
+
+  Args:
+    sigma: noise multiplier: the noise's standard deviation in units of the L2
+      sensitivity, positive.
+    delta: δ in (0, 1).
+
+  Returns:
+    ε ≥ 0.
+
+  Raises:
+    InputError: sigma is not positive.
+
+  Source: Balle & Wang, "Improving the Gaussian Mechanism for Differential
+  Privacy", ICML 2018, theorem 8.
   """
   if sigma <= 0:
     raise InputError(f"noise_multiplier={sigma} must be positive.")

@@ -29,6 +29,14 @@ BASELINE_NOISE = f"none: {NOT_PRIVATE}"
 class PrivacyStatement:
   """What one release guarantees, and all that is needed to recompute it.
 
+  Releases bring theirs with them. What is exact has one too, and says so:
+
+  >>> statement = PrivacyStatement.without_privacy(
+  ...   1e-6, NeighboringRelation.REPLACE_SPECIAL
+  ... )
+  >>> statement.epsilon, statement.is_private, statement.noise_source
+  (inf, False, 'none: NOT PRIVATE')
+
   Attributes:
     epsilon: ε of this release alone; infinity for the baseline.
     delta: δ.
@@ -216,6 +224,12 @@ def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
   >>> one = ReleasePlan(epsilons=(1.0, 4.0), delta=1e-5)
   >>> round(composed_epsilon([one, one]), 2)
   5.99
+
+  Args:
+    plans: about the same rows, at one δ and in one neighbouring relation.
+
+  Returns:
+    ε at that δ.
 
   Raises:
     InputError: plans of several δ or relations, or none.

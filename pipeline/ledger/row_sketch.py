@@ -76,7 +76,7 @@ class RowSketch:
     ]
     return cls.of(np.concatenate([np.empty(0, np.uint64), *kept]))
 
-  def __or__(self, other: Self) -> Self:
+  def __or__(self, other: "RowSketch") -> "RowSketch":
     return self.of(np.concatenate([self.keys, other.keys]))
 
   def __len__(self) -> int:

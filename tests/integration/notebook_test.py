@@ -151,7 +151,7 @@ def test_the_ledgered_way_charges_and_verifies(run):
   assert "ok: the receipt's numbers follow from the noise" in shown
   assert "was not looked up" not in shown
   assert shown.count("release of split train: nested, 1 draw(s)") == 1
-  assert "spent in all: epsilon = 2 at delta = 1e-05" in shown
+  assert "odometer: epsilon = 2 at delta = 1e-05" in shown
   # It says where it charges, and it is not where the user's own ledgers are.
   assert "charged to" in run.printed("ledger", "stderr")
   assert not run.ledgers.exists()

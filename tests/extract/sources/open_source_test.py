@@ -51,7 +51,7 @@ def test_iteration_ends(configs, kind):
 
 @pytest.mark.parametrize("kind", ["folder", "arrays"])
 def test_eight_threads_read_what_one_reads(configs, kind):
-  opened = open_source(configs[kind], "train")
+  opened = open_source(configs[kind], "all")
 
   def read(index: int) -> tuple[int, int, bytes]:
     found = opened[index]
