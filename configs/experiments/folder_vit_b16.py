@@ -1,7 +1,7 @@
 r"""A folder of photographs through a ViT-B/16: shorter side 256, crop 224.
 
-oneshot-dp extract folder_vit_b16 --source.root photos --split train \
-      --backbone.weights vit_b16.npz --out caches/photos-train
+oneshot-dp extract folder_vit_b16 --source.root photos --split all \
+      --backbone.weights vit_b16.npz --out caches/photos
 """
 
 from oneshot_dp.configs import extract_config

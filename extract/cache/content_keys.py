@@ -90,6 +90,16 @@ def percentile_of(
   return (top * 100) >> 32
 
 
+def is_among(
+  sorted_words: UInt64[np.ndarray, " known"], words: UInt64[np.ndarray, "..."]
+) -> Bool[np.ndarray, "..."]:
+  """Which words are among sorted ones; fast where those stay the same."""
+  if not len(sorted_words):
+    return np.zeros(words.shape, bool)
+  place = np.searchsorted(sorted_words, words)
+  return sorted_words[np.minimum(place, len(sorted_words) - 1)] == words
+
+
 def shares_a_key(
   rows: UInt64[np.ndarray, "rows kinds 2"],
   others: UInt64[np.ndarray, "others more_kinds 2"],

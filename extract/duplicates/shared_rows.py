@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from oneshot_dp.extract.cache.content_keys import shares_a_key
+from oneshot_dp.extract.cache.content_keys import is_among, shares_a_key
 from oneshot_dp.extract.cache.reader import FeatureCache
 
 
@@ -17,13 +17,8 @@ def count_shared_rows(cache: FeatureCache, among: FeatureCache) -> int:
   found = [
     block[shared]
     for block in among.key_blocks()
-    if (shared := _holds(low, block[..., 0]).any(axis=1)).any()
+    if (shared := is_among(low, block[..., 0]).any(axis=1)).any()
   ]
   if not found:
     return 0
   return int(shares_a_key(keys, np.concatenate(found)).sum())
-
-
-def _holds(sorted_words: np.ndarray, words: np.ndarray) -> np.ndarray:
-  place = np.searchsorted(sorted_words, words)
-  return sorted_words[np.minimum(place, len(sorted_words) - 1)] == words

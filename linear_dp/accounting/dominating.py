@@ -26,6 +26,7 @@ import math
 
 import numpy as np
 from dp_accounting import NeighboringRelation
+from jaxtyping import Float64
 from scipy import special
 
 from oneshot_dp.linear_dp.accounting import gaussian
@@ -83,19 +84,17 @@ def dominating_noise(
   on_all_rows = gaussian.compose(
     steps.noise_multiplier / units / math.sqrt(steps.count) for steps in sampled
   ) * (1 - _MARGIN)
-  if slack <= 2 * ROUNDING:
+  # Plans in different places have a curve in common: with less than s left
+  # behind it, it ends later, and the rest of it is below s, too.
+  least = 2.0 ** math.floor(math.log2(slack)) if slack > 0 else 0.0
+  if least <= 2 * ROUNDING:
     return on_all_rows
-  # The larger of both directions: as convex as each.
-  whole = loss_distribution(sampled, (), relation)
-  last = whole.get_epsilon_for_delta(slack - 2 * ROUNDING)
-  if not math.isfinite(last):
+  curve = _curve(sampled, least, relation)
+  if curve is None:
     return on_all_rows
-  epsilons = np.linspace(0.0, last, _CHORDS) if last else np.array([0.0, 1.0])
+  epsilons, heights = curve
   # What cannot be computed is not finite, and so is more than all rows cost.
   with np.errstate(all="ignore"):
-    heights = (
-      np.asarray(whole.get_delta_for_epsilon(epsilons.tolist())) + ROUNDING
-    )
     ends = np.exp(epsilons)
     level = -np.diff(heights) / np.diff(ends)
     power = heights[:-1] + ends[:-1] * level
@@ -109,3 +108,21 @@ def dominating_noise(
     return on_all_rows
   # Sampling only hides: without it all is as it would be on all rows.
   return max(1 / (float(mu) * (1 + _MARGIN)), on_all_rows)
+
+
+@functools.cache
+def _curve(
+  sampled: tuple[Steps, ...], rest: float, relation: NeighboringRelation
+) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]] | None:
+  """ε ≥ 0, and H there rounded up, as far as H is above `rest`; None if always.
+
+  The larger H of both directions, which is as convex as each.
+  """
+  whole = loss_distribution(sampled, (), relation)
+  last = whole.get_epsilon_for_delta(rest - 2 * ROUNDING)
+  if not math.isfinite(last):
+    return None
+  epsilons = np.linspace(0.0, last, _CHORDS) if last else np.array([0.0, 1.0])
+  with np.errstate(all="ignore"):
+    heights = np.asarray(whole.get_delta_for_epsilon(epsilons.tolist()))
+  return epsilons, heights + ROUNDING

@@ -162,8 +162,8 @@ class ClippedGradientGrid:
     whatever m (p0·T itself is exact, see `release`); the 2⁻¹⁰ is margin.
 
     Args:
-      relation: ADD_OR_REMOVE_ONE and REPLACE_SPECIAL (the rows of a unit
-        against rows of zeros, whose scale is 0) cost Δ; REPLACE_ONE removes one
+      relation: REPLACE_SPECIAL (the rows of a unit against rows of zeros,
+        whose scale is 0) costs Δ; REPLACE_ONE removes one
         and adds another, 2Δ.
     """
     rounding = (1 + 2**-10) * math.sqrt(self.num_classes * self.row_dim)

@@ -80,7 +80,7 @@ def joint_sensitivity(
   relation: NeighboringRelation, dim: int, num_classes: int
 ) -> float:
   """L2 sensitivity Δ (REPLACE_ONE: 2Δ), in steps of 1/B, rounded up."""
-  once = NeighboringRelation.ADD_OR_REMOVE_ONE
+  once = NeighboringRelation.REPLACE_SPECIAL
   share = Shares.of(num_classes).moment
   squares = share * moment_sensitivity(once, dim) ** 2
   squares += (1 - share) * GRID_RADIUS**2

@@ -116,6 +116,10 @@ def audit_head(
   """
   start = time.monotonic()
   _check(runs, canaries, confidence)
+  if rows_per_unit < 1:
+    raise InputError(
+      f"rows_per_unit={rows_per_unit} must be at least 1: a unit has rows."
+    )
   made = Canaries(
     number=canaries,
     num_classes=num_classes,

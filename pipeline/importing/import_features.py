@@ -87,7 +87,16 @@ def import_features(
   arrays = _load(path, part.split)
   rows = _rows(path, arrays)
   if not part.is_whole:
+    if rows.embedding.dtype.kind not in "fV":
+      raise InputError(
+        f"{path}: embedding has dtype {rows.embedding.dtype}; it must be a"
+        " float: save it as float32."
+      )
     rows = cut(rows, part.holds(embedding_keys(rows.embedding)))
+    if not len(rows):
+      raise InputError(
+        f"{path}: no row is in split {split!r}; ask for a larger part."
+      )
   _check_unit(path, rows, unit_name)
   class_names, source = _classes(path, arrays, num_classes)
   stored_as = embedding_dtype or (

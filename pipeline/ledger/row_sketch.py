@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from jaxtyping import Bool, UInt64
 
+from oneshot_dp.extract.cache.content_keys import is_among
 from oneshot_dp.extract.cache.reader import FeatureCache
 
 MOST_KEYS = 1 << 16
@@ -86,7 +87,7 @@ class RowSketch:
     self, keys: UInt64[np.ndarray, "rows kinds 2"]
   ) -> Bool[np.ndarray, " rows"]:
     """Which rows are seen to be among those of the sketch; private."""
-    seen = np.isin(keys[..., 0], self.keys)
+    seen = is_among(self.keys, keys[..., 0])
     return np.logical_or.reduce(seen, axis=1)
 
   def common(self, other: Self) -> int:

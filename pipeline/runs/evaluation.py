@@ -1,6 +1,7 @@
 """Scoring heads on a cache whose labels are public, or private."""
 
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -103,9 +104,9 @@ class PrivateEvaluation:
       ledger=cache_ledger(cache, ledger_dir),
     )
 
-  @property
+  @functools.cached_property
   def charge(self) -> Charge:
-    """What it costs."""
+    """The cost of the counts; reads the keys of all rows."""
     plan, rows = self.plan, charged_rows(self.cache)
     return Charge(
       kind=EVALUATION,

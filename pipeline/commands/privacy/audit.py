@@ -74,6 +74,14 @@ def _made_up(flags: Flags) -> "AuditReport":
         f"--{name.replace('_', '-')} is for the rows of a cache: give --cache"
         " too, or leave it out."
       )
+  if flags.private_eval:
+    of_heads = ("canaries", "num_classes", "rows_per_unit", "max_rows_per_unit")
+    for name in of_heads:
+      if getattr(flags, name) is not None:
+        raise InputError(
+          f"--{name.replace('_', '-')} is for heads, and --private-eval audits"
+          " noisy counts: leave one of them out."
+        )
   config = flags.training
   if config.head == "auto":
     raise InputError("--head auto looks at a cache: give --cache, or a head.")

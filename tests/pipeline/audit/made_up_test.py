@@ -170,10 +170,6 @@ def shared_by_features(noise: np.ndarray) -> np.ndarray:
   return np.broadcast_to(noise[..., :1], noise.shape)
 
 
-def shared_by_rows(noise: np.ndarray) -> np.ndarray:
-  return np.broadcast_to(noise[:1], noise.shape)
-
-
 def unrounded(noise: np.ndarray) -> np.ndarray:
   return noise + 0.25
 
@@ -208,7 +204,6 @@ real_unit = unit_sums.clip_unit
 real_gradient = gradient_sum.clipped_gradient
 real_columns = unit_norm_rows._columns
 real_sensitivity = ClippedGradientGrid.sensitivity
-real_moment = second_moment.moment_sensitivity
 
 
 def clip_off(blocks, grid, **options) -> SecretSum:

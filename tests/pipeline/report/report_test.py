@@ -96,7 +96,7 @@ class TestThePage:
     assert f"All 6 heads of this run together come to ε = {composed}" in (
       sweep.page.text
     )
-    assert f"ε = {composed} is spent on" in sweep.page.text
+    assert f"ε = {composed} is the odometer's reading for" in sweep.page.text
     what = [line[1] for line in sweep.page.table("date")]
     assert what == [
       "baseline of split train (this run)",
