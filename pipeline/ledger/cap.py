@@ -94,18 +94,18 @@ class Cap:
     return spent.epsilon(self.max_delta, self._part(spent))
 
   def is_looser_than(self, other: "Cap") -> bool:
-    """Whether this one lets out more, of noisy results or of random batches."""
-    mine, theirs = (
-      cap._least_noise(0.0) * changed_units(cap.neighboring_relation)
-      for cap in (self, other)
-    )
-    # Who said nothing may keep a tenth, or nothing.
-    part = self.sampling_delta
-    most = SAMPLING_SHARE * self.max_delta if part is None else part
+    """Whether this one may let out anything that the other would not.
+
+    What is proven of a cap is proven of a relation, of the σ that all releases
+    amount to and of the δ that is there for random batches, all fixed before
+    anything is seen. So another relation is looser, and another δ for random
+    batches, too: less of it leaves more to the rest.
+    """
     return (
-      mine < theirs * (1 - _SLACK)
+      self.neighboring_relation is not other.neighboring_relation
+      or self._least_noise(0.0) < other._least_noise(0.0) * (1 - _SLACK)
       or self.max_delta > other.max_delta
-      or (part != other.sampling_delta and most > (other.sampling_delta or 0.0))
+      or self.sampling_delta != other.sampling_delta
     )
 
   def left(

@@ -21,6 +21,7 @@ from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
@@ -31,7 +32,7 @@ from oneshot_dp.pipeline.ledger.chained_file import (
   exclusive,
 )
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.ledger.row_sketch import EVALUATION, RowSketch
+from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.ledger.spending import (
   BASELINE,
   CAP,
@@ -181,10 +182,6 @@ class Ledger:
       _write(chain, cap.as_json())
     return earlier
 
-  def trained_rows(self) -> RowSketch:
-    """The rows that were charged for heads; private."""
-    return RowSketch.of_entries(self.entries(), evaluated=False)
-
   def spending(self, relation: NeighboringRelation) -> Spending:
     """Composes the charges in a neighbouring relation, exactly."""
     return spending_of(self.entries(), relation)
@@ -293,9 +290,32 @@ def _new_rows(
   """What an entry keeps of its rows, beside those that are known."""
   if charge.rows is None:
     return {}
-  evaluated = charge.kind == EVALUATION
-  known = RowSketch.of_entries(entries, evaluated=evaluated)
-  return charge.rows.facts_beyond(known)
+  return charge.rows.facts_beyond(RowSketch.of_entries(entries))
+
+
+def check_never_charged(
+  cache: FeatureCache, directory: Path | None, why: str
+) -> None:
+  """Refuses rows that any ledger of a folder was charged for: private ones.
+
+  Args:
+    cache: rows that somebody takes for public.
+    directory: where ledgers are kept; None is `default_ledger_dir()`.
+    why: what would leave of them.
+
+  Raises:
+    InputError: how many there are, and in which ledger; for their holder.
+    RunError: a ledger cannot be read.
+  """
+  for path in sorted((directory or default_ledger_dir()).glob("*.jsonl")):
+    _, known = _entries_and_rows(path)
+    shared = sum(int(known.holds(keys).sum()) for keys in cache.key_blocks())
+    if shared:
+      raise InputError(
+        f"at least {shared} of the {len(cache)} rows of {cache.path} were"
+        f" charged to {path}, as private rows: {why}; give a cache of other"
+        " rows, or leave these out."
+      )
 
 
 def _entries_and_rows(path: Path) -> tuple[list[dict[str, Any]], RowSketch]:

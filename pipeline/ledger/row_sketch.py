@@ -18,8 +18,6 @@ from oneshot_dp.extract.cache.content_keys import is_among
 from oneshot_dp.extract.cache.reader import FeatureCache
 
 MOST_KEYS = 1 << 16
-EVALUATION = "evaluation"
-"""The kind of entries that pay for noisy counts: their rows trained no head."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -59,21 +57,12 @@ class RowSketch:
     return sketch | cls.of(np.concatenate(waiting))
 
   @classmethod
-  def of_entries(
-    cls, entries: Iterable[dict[str, Any]], *, evaluated: bool | None = None
-  ) -> Self:
-    """The sketch of all rows that some entries of a ledger charged for.
-
-    Args:
-      entries: of one ledger.
-      evaluated: True or False for those that were, or were not, charged for
-        noisy counts alone.
-    """
+  def of_entries(cls, entries: Iterable[dict[str, Any]]) -> Self:
+    """The sketch of all rows that some entries of a ledger charged for."""
     kept = [
       np.frombuffer(base64.b64decode(entry["row_keys"]), "<u8")
       for entry in entries
       if "row_keys" in entry
-      and evaluated in (None, entry.get("kind") == EVALUATION)
     ]
     return cls.of(np.concatenate([np.empty(0, np.uint64), *kept]))
 

@@ -23,9 +23,11 @@ from oneshot_dp.linear_dp.heads.multi_step.rule import make_batches
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import check_never_charged
 from oneshot_dp.pipeline.paper.ablation_cells import Cell, Choices, cells
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
 from oneshot_dp.pipeline.runs.evaluation import (
+  EXACT_SCORES,
   PUBLIC_STATEMENT,
   check_readable,
   evaluate_on_public_labels,
@@ -78,6 +80,7 @@ def run_ablation(
   run.check()
   for pair in others:
     check_pair(*pair)
+    check_never_charged(pair[1], run.ledger_dir, EXACT_SCORES)
   pairs = [(run.train, run.evaluation), *others]
   trains = [train for train, _ in pairs]
   _check_same_images(trains)

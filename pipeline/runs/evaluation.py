@@ -25,8 +25,12 @@ from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
-from oneshot_dp.pipeline.ledger.row_sketch import EVALUATION
+from oneshot_dp.pipeline.ledger.ledger import (
+  Ledger,
+  charge_aloud,
+  check_never_charged,
+)
+from oneshot_dp.pipeline.ledger.spending import CAP
 from oneshot_dp.pipeline.training.train_heads import (
   RELATIONS,
   cache_ledger,
@@ -109,7 +113,7 @@ class PrivateEvaluation:
     """The cost of the counts; reads the keys of all rows."""
     plan, rows = self.plan, charged_rows(self.cache)
     return Charge(
-      kind=EVALUATION,
+      kind="evaluation",
       event=plan.event,
       noise_source=self.source.description,
       is_private=self.source.is_private,
@@ -195,27 +199,24 @@ def count_cache(
     return count_hits(heads, cache.blocks(), lists=lists, on_rows=bar.update)
 
 
-def check_not_trained_on(ledger: Ledger, cache: FeatureCache) -> None:
-  """Refuses exact scores on rows that a ledger was charged for to train heads.
+EXACT_SCORES = "accuracy on them is an exact statistic of private labels"
+"""Why private rows are not scored as public ones."""
 
-  Warns where the ledger is not there, or is from before rows had keys: then
-  names alone say what the rows are.
+
+def check_not_trained_on(ledger: Ledger, cache: FeatureCache) -> None:
+  """Refuses exact scores on rows that are private by any ledger of the folder.
+
+  Warns where the ledger of the head is not there, or has charges from before
+  rows had keys: then names alone say that the rows are not among those.
 
   Raises:
     InputError: says how many rows; for their holder.
   """
-  trained = ledger.trained_rows()
-  shared = sum(int(trained.holds(k).sum()) for k in cache.key_blocks())
-  if shared:
-    raise InputError(
-      f"at least {shared} of the {len(cache)} rows of {cache.path} trained"
-      f" heads that were charged to {ledger.path}: accuracy on them is an exact"
-      " statistic of private labels; give a cache of other images, or leave"
-      " these out."
-    )
-  if not len(trained):
+  check_never_charged(cache, ledger.path.parent, EXACT_SCORES)
+  charges = [e for e in ledger.entries() if e.get("kind") != CAP]
+  if not charges or "row_keys" not in charges[0]:
     print(
-      f"warning: {ledger.path} is not there, or does not know the rows of"
+      f"warning: {ledger.path} is not there, or does not know all rows of"
       f" {ledger.dataset!r}: only by its name is {cache.path} not of them; say"
       " where the ledger is with --ledger-dir.",
       file=sys.stderr,

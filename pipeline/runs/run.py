@@ -28,9 +28,16 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.extract.duplicates.shared_rows import count_shared_rows
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead
-from oneshot_dp.pipeline.ledger.ledger import default_ledger_dir
+from oneshot_dp.pipeline.ledger.ledger import (
+  check_never_charged,
+  default_ledger_dir,
+)
 from oneshot_dp.pipeline.runs import output_dir, pictures
-from oneshot_dp.pipeline.runs.evaluation import Evaluation, check_readable
+from oneshot_dp.pipeline.runs.evaluation import (
+  EXACT_SCORES,
+  Evaluation,
+  check_readable,
+)
 from oneshot_dp.pipeline.runs.results import SweepRow, as_json, write_tables
 from oneshot_dp.pipeline.saved_head.directory import note_published, write_head
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
@@ -66,10 +73,15 @@ class Run:
     """The public name of the private data."""
     return self.train.info.dataset
 
-  def check(self) -> None:
-    """Refuses a place that is taken, and caches that do not fit each other."""
+  def check(self, *, labels_are_public: bool = True) -> None:
+    """Refuses a place that is taken, and caches that do not fit each other.
+
+    Where the evaluation labels are public, no ledger may say otherwise.
+    """
     output_dir.check_absent(self.out)
     check_pair(self.train, self.evaluation)
+    if labels_are_public:
+      check_never_charged(self.evaluation, self.ledger_dir, EXACT_SCORES)
 
   def trained(
     self,

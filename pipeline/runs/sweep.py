@@ -56,7 +56,7 @@ def run_sweep(
     InputError: caches that do not fit each other, or a bad request; nothing is
       charged then.
   """
-  run.check()
+  run.check(labels_are_public=private_eval is None)
   plan = plan_heads(
     config,
     len(run.train),

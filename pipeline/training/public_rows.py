@@ -29,6 +29,7 @@ from oneshot_dp.linear_dp.trainer import (
   TrainingRows,
   unseen,
 )
+from oneshot_dp.pipeline.ledger.ledger import check_never_charged
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
 from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
 
@@ -66,7 +67,11 @@ class PublicRows:
 
   @classmethod
   def read(
-    cls, path: Path, private: FeatureCache, used: PublicUse = "mean"
+    cls,
+    path: Path,
+    private: FeatureCache,
+    used: PublicUse = "mean",
+    ledger_dir: Path | None = None,
   ) -> Self:
     """Opens, checks and reads a public cache.
 
@@ -74,6 +79,7 @@ class PublicRows:
       path: its directory.
       private: the cache to be trained on.
       used: what to take.
+      ledger_dir: where ledgers are; None is the default place.
 
     Raises:
       InputError: embeddings of another kind; rows that are, or by their name
@@ -82,6 +88,9 @@ class PublicRows:
     cache = open_cache(path)
     record = PublicRecord.of(cache.info, used)
     _check_apart(cache, private, record)
+    check_never_charged(
+      cache, ledger_dir, "their mean would be an exact statistic of them"
+    )
     rows = cache_rows(cache)
     statistics = PublicStatistics.of_blocks(
       lambda: rows.shown("public rows", step_bar),
@@ -171,6 +180,7 @@ def find_public_rows(
   private: FeatureCache,
   public_cache: Path | None,
   public_statistics: PublicUse | None,
+  ledger_dir: Path | None = None,
 ) -> PublicRows | None:
   """The public rows that a command names; without any, warns who needs some.
 
@@ -182,12 +192,15 @@ def find_public_rows(
     private: the cache to be trained on.
     public_cache: where the public rows are.
     public_statistics: what to take; None is the mean.
+    ledger_dir: where ledgers are; what is in any of them is private.
 
   Raises:
     InputError: see `PublicRows.read`; or something to take, and no cache.
   """
   if public_cache is not None:
-    return PublicRows.read(public_cache, private, public_statistics or "mean")
+    return PublicRows.read(
+      public_cache, private, public_statistics or "mean", ledger_dir
+    )
   if public_statistics is not None:
     raise InputError(
       f"public_statistics={public_statistics!r} are taken from a public cache:"

@@ -296,13 +296,31 @@ class TestScores:
     cache, test = pair
     train(cache)
     line = run(f"evaluate heads/pets --cache {test}", 2)
-    assert "at least 61 of the 61 rows of caches/test trained heads" in line
+    assert "at least 61 of the 61 rows of caches/test were charged to" in line
     other = imported("new", arrays(embedding=MORE[:N]), "--split test")
     assert "warning" not in run(f"evaluate heads/pets --cache {other}")
     # Without its ledger only names are left, and it says so.
     said = run(f"evaluate heads/pets --cache {test} --ledger-dir elsewhere")
     assert "warning: elsewhere/pets-" in said
     assert "only by its name is caches/test not of them" in said
+
+  @pytest.mark.parametrize("charged", ["trained", "counted"])
+  def test_private_rows_of_any_ledger_are_not_public(
+    self, charged, run, train, imported
+  ):
+    """Not to be scored exactly, nor to map others by, whatever charged them."""
+    train(imported("pets", ALL))
+    secret = imported("secret", arrays(embedding=MORE[:N]))
+    if charged == "trained":
+      train(secret)
+    else:
+      run(f"evaluate heads/pets --cache {secret} --private-eval 1 --delta 1e-4")
+    where = f"at least {N} of the {N} rows of {secret} were charged to"
+    assert where in run(f"evaluate heads/pets --cache {secret}", 2)
+    third = imported("third", arrays(embedding=MORE[N : 2 * N]))
+    sweep = f"sweep --epsilons 1 --delta 1e-4 --cache {third} --out out"
+    assert where in run(f"{sweep} --eval-cache {secret}", 2)
+    assert where in train(third, 2, f"--public-cache {secret}")
 
   def test_public_rows(self, pair, run, train, imported):
     cache, _ = pair
@@ -373,7 +391,7 @@ class TestWrittenBefore:
       " --backbone-name net --out test"
     )
     said = run("evaluate head --cache test --ledger-dir ledgers")
-    assert "does not know the rows of 'pets'" in said
+    assert "does not know all rows of 'pets'" in said
 
   def test_images_too(self, here, run):
     pathlib.Path("job.py").write_text(IMAGES)

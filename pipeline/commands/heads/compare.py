@@ -51,7 +51,9 @@ def run(flags: Flags) -> Answer:
       flags.epsilons,
       flags.privacy,
       methods=flags.heads,
-      public=find_public_rows(run.train, **vars(flags.public)),
+      public=find_public_rows(
+        run.train, **vars(flags.public), ledger_dir=run.ledger_dir
+      ),
     ),
     comparison_table,
   )

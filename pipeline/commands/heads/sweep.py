@@ -48,7 +48,9 @@ def run(flags: Flags) -> Answer:
       flags.privacy,
       choose_head(flags.training, run.train.info),
       max_rows_per_unit=flags.max_rows_per_unit,
-      public=find_public_rows(run.train, **vars(flags.public)),
+      public=find_public_rows(
+        run.train, **vars(flags.public), ledger_dir=run.ledger_dir
+      ),
       order=flags.release,
       private_eval=flags.private_eval,
     ),

@@ -47,7 +47,9 @@ def run(flags: Flags) -> Answer:
   cache = open_cache(flags.cache)
   config = choose_head(flags.training, cache.info)
   plan = plan_heads(config, len(cache), (flags.epsilon,), flags.privacy)
-  public = find_public_rows(cache, **vars(flags.public))
+  public = find_public_rows(
+    cache, **vars(flags.public), ledger_dir=flags.ledger_dir
+  )
   ledger = cache_ledger(cache, flags.ledger_dir)
   with says_what_was_charged(ledger, out=flags.out):
     (trained,) = train_heads(

@@ -144,7 +144,9 @@ def _real(flags: Flags, path: Path) -> "AuditReport":
   )
   rows = len(cache) + canaries.num_rows
   plan = plan_heads(config, rows, (flags.epsilon,), flags.privacy)
-  public = find_public_rows(cache, **vars(flags.public))
+  public = find_public_rows(
+    cache, **vars(flags.public), ledger_dir=flags.ledger_dir
+  )
   ledger = cache_ledger(cache, flags.ledger_dir)
   with says_what_was_charged(ledger, out=None):
     return one_run.audit_run(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.pipeline.ledger import row_sketch
-from oneshot_dp.pipeline.ledger.row_sketch import EVALUATION, RowSketch
+from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 
 
 def keys(*numbers: int) -> np.ndarray:
@@ -67,29 +67,21 @@ def test_of_many_rows_a_sample_is_kept_and_it_is_the_same_of_all(small, common):
   assert seen > 0
 
 
-def entries_of(*charged: tuple[RowSketch, str]) -> list[dict]:
+def entries_of(*charged: RowSketch) -> list[dict]:
   """What a ledger keeps of charges for rows, one after another."""
   entries: list[dict] = []
-  for rows, kind in charged:
-    known = RowSketch.of_entries(entries, evaluated=kind == EVALUATION)
-    facts = {"kind": kind} | rows.facts_beyond(known)
+  for rows in charged:
+    facts = rows.facts_beyond(RowSketch.of_entries(entries))
     entries.append(json.loads(json.dumps(facts)))
   return entries
 
 
 def test_entries_keep_what_is_new(small):
   parts = [of(0, 30), of(0, 30), of(20, 45), of(40, 3000), of(0, 3000)]
-  entries = entries_of(*((rows, "release") for rows in parts))
+  entries = entries_of(*parts)
   kept = RowSketch.of_entries(entries)
   np.testing.assert_array_equal(kept.keys, of(0, 3000).keys)
   assert ["row_keys" in entry for entry in entries] == [1, 0, 1, 1, 0]
-
-
-def test_rows_that_were_only_counted_trained_no_head():
-  entries = entries_of((of(0, 9), EVALUATION), (of(5, 20), "release"))
-  trained = RowSketch.of_entries(entries, evaluated=False)
-  np.testing.assert_array_equal(trained.keys, of(5, 20).keys)
-  assert len(RowSketch.of_entries(entries)) == 20
 
 
 def test_it_says_nothing():

@@ -253,6 +253,7 @@ class TestCap:
     assert make_cap(5.0).is_looser_than(cap)
     assert make_cap(4.0, delta=1e-4).is_looser_than(cap)
     assert cap.is_looser_than(make_cap(4.0, relation=REPLACE))
+    assert make_cap(1.0, relation=REPLACE).is_looser_than(cap)
     for same_or_tighter in (
       make_cap(4.0),
       make_cap(4.0, relation=SPECIAL),
