@@ -175,8 +175,9 @@ def test_baselines_and_counts_are_found_too(imported, train, run):
   # The rows that were counted belong to the ledger of the name "test".
   line = train(imported("cats", rows(test, slice(0, 5))), 2)
   assert "calls them 'cats', were charged to test-" in line
-  # They are no training rows: exact scores are between you and the labels.
-  run(f"evaluate sweep/heads/epsilon-1-draw-0 --cache {scored}")
+  # Whose labels were private once are not scored exactly later.
+  line = run(f"evaluate sweep/heads/epsilon-1-draw-0 --cache {scored}", 2)
+  assert "were charged to" in line
 
 
 @pytest.fixture
