@@ -6,12 +6,12 @@ A receipt holds public facts only, and enough of them to make it again.
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, check_unit_name
-from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.configs.head_config import HeadConfig, HeadName
 from oneshot_dp.linear_dp.accounting.plan import (
   NOT_PRIVATE,
   PrivacyStatement,
@@ -97,7 +97,9 @@ def _problems_of_fields(
 ) -> Iterator[str]:
   """Names what nothing here could check, and no receipt says."""
   data, training = receipt["data"], receipt["training"]
-  settings = HeadConfig(head=training["head"]).settings()
+  settings = {"head": training["head"]}  # all that a baseline's has
+  if training["head"] in get_args(HeadName):
+    settings = HeadConfig(head=training["head"]).settings()
   sections = {
     "": (receipt, FIELDS[""]),
     "data.": (data, FIELDS["data"]),
