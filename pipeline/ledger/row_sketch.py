@@ -43,7 +43,7 @@ class RowSketch:
     return cls(distinct[distinct > 0][:MOST_KEYS])
 
   @classmethod
-  def of_cache(cls, cache: FeatureCache) -> Self:
+  def of_cache(cls, cache: FeatureCache) -> "RowSketch":
     """The sketch of a cache's rows; reads all keys, and keeps few."""
     sketch, waiting = cls.of(np.empty(0, np.uint64)), [np.empty(0, np.uint64)]
     for keys in cache.key_blocks():

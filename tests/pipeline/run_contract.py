@@ -121,9 +121,11 @@ class RunContract:
     spent = ledger.spending(RELATION)
     assert spent.not_private >= 1
     for row in finished.rows:
-      assert row.composed_epsilon == pytest.approx(
-        spent.epsilon(row.delta), rel=1e-8
-      )
+      odometer = spent.epsilon(row.delta)
+      if spent.has_samples:  # a ledger counts them as if chosen one by one
+        assert row.composed_epsilon < odometer < 1.2 * row.composed_epsilon
+      else:
+        assert row.composed_epsilon == pytest.approx(odometer, rel=1e-8)
 
   def test_all_is_charged_before_any_noise(
     self, train_cache, eval_cache, tmp_path, monkeypatch

@@ -212,7 +212,8 @@ class TestWhatItCosts:
     ledger = cache_ledger(train_cache, finished.ledgers)
     spent = ledger.spending(RELATION)
     assert (spent.charges, spent.not_private) == (24, 12)
-    assert spent.epsilon(DELTA) == pytest.approx(whole, rel=2e-3)
+    # The ledger has to count what may have been chosen step by step.
+    assert whole * (1 - 2e-3) < spent.epsilon(DELTA) < 1.2 * whole
 
 
 class TestWhatItRefuses:
