@@ -87,11 +87,6 @@ def import_features(
   arrays = _load(path, part.split)
   rows = _rows(path, arrays)
   if not part.is_whole:
-    if rows.embedding.dtype.kind not in "fV":
-      raise InputError(
-        f"{path}: embedding has dtype {rows.embedding.dtype}; it must be a"
-        " float: save it as float32."
-      )
     rows = cut(rows, part.holds(embedding_keys(rows.embedding)))
     if not len(rows):
       raise InputError(
@@ -184,6 +179,11 @@ def _rows(path: pathlib.Path, arrays: _Arrays) -> Rows:
     raise InputError(
       f"{path}: embedding has shape {embedding.shape}; it must be [n, d] with "
       "n and d at least 1."
+    )
+  if embedding.dtype.kind not in "fV":  # V: bfloat16
+    raise InputError(
+      f"{path}: embedding has dtype {embedding.dtype}; it must be a float: save"
+      " it as float32."
     )
   n = len(embedding)
   columns = {"example_id": np.arange(n)}
