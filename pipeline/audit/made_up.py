@@ -35,7 +35,7 @@ _CANARIES = range(8, 10_001)
 _NOISY_COUNTS = 8
 _COUNTED = 1_000_000
 _ROWS_TO_WHITEN = 128.0
-"""Of a class, in σ, so that a whitened head whitens."""
+"""How many a class needs, in σ, so that a whitened head whitens."""
 _ADVERSARY = "sees all that leaves, and knows every row and coin but one"
 
 NOISE, LEAST_NOISY, HEAD = (

@@ -4,6 +4,7 @@ Each has a test file of its own: a class that is a RunContract, a fixture
 `finished`, and what is different about it.
 """
 
+import abc
 import csv
 import dataclasses
 import pathlib
@@ -56,7 +57,7 @@ def epsilon_of(sigmas: Sequence[float], delta: float) -> float:
   return gaussian_mechanism.get_epsilon_gaussian(together, delta)
 
 
-class RunContract:
+class RunContract(abc.ABC):
   """What all keep; `quick` is a small one without a baseline.
 
   Attributes:
@@ -72,11 +73,11 @@ class RunContract:
   charged: ClassVar[tuple[int, ...]]
   pictures: ClassVar[tuple[str, ...]] = ("accuracy",)
 
+  @abc.abstractmethod
   def quick(
     self, train: FeatureCache, evaluation: FeatureCache, **more: Any
   ) -> Sequence[SweepRow]:
     """Takes the fields of a `Run`, and a noise_seed."""
-    raise NotImplementedError
 
   def test_the_files(self, finished):
     assert {path.name for path in finished.path.iterdir()} == {
