@@ -135,7 +135,7 @@ class HeadConfig:
       if field.name != "steps" and not self.is_one_step:
         why = "it has settings of its own, see steps"
         if self.head != "multi-step":
-          why = "it sets everything from public sizes"
+          why = "it sets everything from public sizes; name one, as head='lamb'"
         raise InputError(
           f"{field.name}={value} is for heads of one step, not for"
           f" head={self.head!r}: {why}."

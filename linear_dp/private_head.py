@@ -31,7 +31,7 @@ class PrivateHead:
   ...   embeddings, labels, num_classes=2, epsilon=4.0, delta=1e-6
   ... )
   >>> head
-  PrivateHead(lamb, feature_dim=2, num_classes=2, epsilon=4, delta=1e-06)
+  PrivateHead(whitened, feature_dim=2, num_classes=2, epsilon=4, delta=1e-06)
   >>> head.predict(np.array([[3.0, 0.0], [0.0, 0.5]]))
   array([0, 1])
   >>> receipt = head.receipt()

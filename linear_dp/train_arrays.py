@@ -2,6 +2,7 @@
 
 import inspect
 import numbers
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import cast
@@ -12,6 +13,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig, HeadName
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.private_head import PrivateHead
@@ -28,7 +30,7 @@ def train_head(
   num_classes: int,
   epsilon: float,
   delta: float,
-  head: str | HeadConfig = "lamb",
+  head: str | HeadConfig = "auto",
   unit_ids: Numbers | None = None,
   neighboring_relation: NeighboringRelation = (
     NeighboringRelation.REPLACE_SPECIAL
@@ -38,7 +40,8 @@ def train_head(
 ) -> PrivateHead:
   """Trains one private head, a release of its own, as `train_heads` does.
 
-  Releases add up: for several ε use that. **The head is in no ledger**.
+  Releases add up: for several ε use that. **The head is in no ledger**. One
+  line on stderr says which head it is and why, before anything is charged.
 
   >>> import numpy as np
   >>> import oneshot_dp
@@ -57,7 +60,8 @@ def train_head(
     num_classes: K, public.
     epsilon: ε > 0.
     delta: δ in (0, 1), well below 1/n.
-    head: its name, or settings.
+    head: its name, or settings; "auto" is the most accurate that the rows
+      allow.
     unit_ids: [n] integers, whose each row is; None is a unit per row.
     neighboring_relation: which data sets count as neighbours.
     source: the random bits; None is the operating system's.
@@ -124,10 +128,11 @@ def train_heads(
     num_classes: K, public: known without the labels.
     epsilons: the ε of each head, positive and distinct.
     delta: δ of each head, in (0, 1), well below 1/n.
-    head: "lamb" (the paper's), "adam", "momentum", "least-squares", "whitened"
-      (the most accurate) or "multi-step"; or a `HeadConfig`, for settings of
-      the head's own. One-step heads want embeddings with about as many negative
-      as positive numbers.
+    head: "lamb" (the paper's single step), "adam", "momentum",
+      "least-squares", "whitened" (the most accurate), "auto" (that, or lamb
+      where rows cannot have it) or "multi-step"; or a `HeadConfig`, for
+      settings of the head's own. One-step heads want embeddings with about as
+      many negative as positive numbers.
     unit_ids: [n] integers, whose each row is, where a person may have many: the
       guarantee is then about all rows of a unit. For heads of one step; None is
       a unit per row.
@@ -163,10 +168,11 @@ def train_heads(
   ):
     if not isinstance(value, kind):
       raise InputError(f"{name}={value!r} must be {what}.")
+  name = head if isinstance(head, str) else head.head
+  if name != "auto":
+    head_kind(name)  # what it refuses
   if isinstance(head, str):
-    head_kind(head)  # what it refuses
     head = HeadConfig(head=cast(HeadName, head))
-  kind = head_kind(head.head)
   arrays = ArrayRows.of(
     embeddings, labels, num_classes=num_classes, unit_ids=unit_ids
   )
@@ -178,14 +184,17 @@ def train_heads(
     num_examples=n,
     privacy_unit=EXAMPLE_UNIT if unit_ids is None else "unit",
   )
-  trainer = make_trainer(rows, [head])
+  choice = choose_head(head, rows)
+  config, kind = choice.config, head_kind(choice.config.head)
+  trainer = make_trainer(rows, [config])
   plan = ReleasePlan(
     epsilons=tuple(float(epsilon) for epsilon in epsilons),
     delta=float(delta),
     neighboring_relation=neighboring_relation,
     order=kind.order(),
-    sampling=kind.sampling(head, n),
+    sampling=kind.sampling(config, n),
   )
+  print(in_a_line(choice, plan, rows), file=sys.stderr)
   if delta >= 1 / n:
     warnings.warn(
       f"delta={delta:g} is not below 1/n = {1 / n:.2g}: publishing one"
@@ -200,7 +209,7 @@ def train_heads(
       head=trained.head,
       statement=trained.statement,
       plan=plan,
-      config=head,
+      config=config,
       num_examples=n,
       privacy_unit=rows.privacy_unit,
       is_charged=charge is not None,

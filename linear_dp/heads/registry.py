@@ -40,7 +40,8 @@ def head_kind(method: str) -> type[HeadTrainer]:
   for kind in KINDS:
     if method in kind.methods:
       return kind
-  raise InputError(f"head={method!r} must be one of {', '.join(METHODS)}.")
+  names = ", ".join((*METHODS, "auto"))
+  raise InputError(f"head={method!r} must be one of {names}.")
 
 
 def make_trainer(

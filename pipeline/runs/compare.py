@@ -22,7 +22,6 @@ from oneshot_dp.linear_dp.trainer import BaselineTrainer, Mechanism
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
 from oneshot_dp.pipeline.runs.run import Run, rows_of
-from oneshot_dp.pipeline.training.head_choice import choose_head
 from oneshot_dp.pipeline.training.public_rows import (
   FoldedBaseline,
   PublicRows,
@@ -63,7 +62,7 @@ def run_compare(
   """
   run.check()
   train = run.train
-  groups = _groups(_methods(methods, train.info), train.info)
+  groups = _groups(_methods(methods, train.info))
   trainings = [
     Training(
       trainer=cache_trainer(train, configs, public=public),
@@ -135,12 +134,10 @@ def _methods(
   return possible
 
 
-def _groups(
-  methods: Sequence[MethodName], info: CacheInfo
-) -> list[list[HeadConfig]]:
+def _groups(methods: Sequence[MethodName]) -> list[list[HeadConfig]]:
   """Heads that are made of the same releases."""
   groups: dict[type[Mechanism], list[HeadConfig]] = {OneStep: []}
   for method in methods:
-    config = choose_head(HeadConfig(head=method), info)
-    groups.setdefault(head_kind(config.head).mechanism, []).append(config)
+    config = HeadConfig(head=method)
+    groups.setdefault(head_kind(method).mechanism, []).append(config)
   return [group for group in groups.values() if group]

@@ -8,6 +8,7 @@ from oneshot_dp.configs.head_config import (
   ReleaseOrder,
 )
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.runs.evaluation import (
   PrivateEvaluation,
@@ -19,6 +20,7 @@ from oneshot_dp.pipeline.runs.run import Run, rows_of
 from oneshot_dp.pipeline.training.public_rows import (
   PublicRows,
   asked_of_public_rows,
+  cache_rows,
 )
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
@@ -57,6 +59,9 @@ def run_sweep(
       charged then.
   """
   run.check(labels_are_public=private_eval is None)
+  rows_given = cache_rows(run.train)
+  choice = choose_head(config, rows_given)
+  config = choice.config
   plan = plan_heads(
     config,
     len(run.train),
@@ -69,7 +74,8 @@ def run_sweep(
   request = None
   if private_eval is not None:
     request = _private_evaluation(run, plan, privacy, private_eval)
-  training = Training(trainer=trainer, plan=plan)
+  note = in_a_line(choice, plan, rows_given)
+  training = Training(trainer=trainer, plan=plan, note=note)
   trained = run.trained([training], privacy, trainer)
   heads = [each.head for each in trained]
   if request:

@@ -144,12 +144,14 @@ class Training:
     plan: the releases to make.
     on_release: called with all that leaves.
     facts: more public facts to keep with the ledger's entry.
+    note: what to say of it before it is charged.
   """
 
   trainer: Trainer
   plan: ReleasePlan
   on_release: OnRelease = unseen
   facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  note: str = ""
 
 
 def train_heads(
@@ -163,6 +165,7 @@ def train_heads(
   ledger_dir: Path | None,
   baseline: bool = False,
   aloud: bool = True,
+  note: str = "",
 ) -> list[TrainedHead]:
   """Trains one head per draw and epsilon of a plan; see `train_all`.
 
@@ -183,6 +186,7 @@ def train_heads(
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train the head without noise, which is NOT PRIVATE.
     aloud: say on stderr what to beware of, and where it is charged.
+    note: say this before.
 
   Returns:
     Heads in the order of release, the baseline last.
@@ -194,7 +198,7 @@ def train_heads(
   trainer = cache_trainer(cache, [config], max_rows_per_unit, public=public)
   return train_all(
     cache,
-    [Training(trainer=trainer, plan=plan)],
+    [Training(trainer=trainer, plan=plan, note=note)],
     privacy,
     ledger_dir=ledger_dir,
     baseline=trainer if baseline else None,
@@ -256,8 +260,9 @@ def train_all(
   for trainer in dict.fromkeys(each.trainer for each in trainings):
     trainer.read()
   for each in trainings:
-    for note in each.trainer.notes(each.plan):
-      print(note, file=sys.stderr)
+    for note in (each.note, *each.trainer.notes(each.plan)):
+      if note:
+        print(note, file=sys.stderr)
 
   # Whichever release is the first asks for all.
   pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge

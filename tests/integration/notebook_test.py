@@ -150,7 +150,7 @@ def test_the_ledgered_way_charges_and_verifies(run):
   assert "epsilon = 2 at delta = 1e-05" in shown
   assert "ok: the receipt's numbers follow from the noise" in shown
   assert "was not looked up" not in shown
-  assert shown.count("release of split train: nested, 1 draw(s)") == 1
+  assert shown.count("release of split train: independent, 1 draw(s)") == 1
   assert "odometer: epsilon = 2 at delta = 1e-05" in shown
   # It says where it charges, and it is not where the user's own ledgers are.
   assert "charged to" in run.printed("ledger", "stderr")
@@ -160,5 +160,6 @@ def test_the_ledgered_way_charges_and_verifies(run):
 def test_nothing_else_is_said(run):
   for cell in run.cells.values():
     if cell.cell_type == "code" and cell.id != "ledger":
-      assert not run.printed(cell.id, "stderr")
+      said = run.printed(cell.id, "stderr")
+      assert all(line.startswith("head: ") for line in said.splitlines())
       assert all(output.output_type == "stream" for output in cell.outputs)

@@ -94,7 +94,7 @@ def test_is_the_release_of_the_door(data):
 
 
 @pytest.mark.parametrize("head", METHODS)
-def test_learns_says_so_and_prints_nothing(data, head, capfd):
+def test_learns_and_says_what_in_one_line(data, head, capfd):
   embedding, label = data
   asked = head
   if head == "multi-step":
@@ -114,7 +114,32 @@ def test_learns_says_so_and_prints_nothing(data, head, capfd):
   )
   assert math.isclose(composed, 50.0, rel_tol=1e-6) == shares_noise
   assert repr(loose).startswith(f"PrivateHead({head}, feature_dim=6")
-  assert capfd.readouterr() == ("", "")
+  out, err = capfd.readouterr()
+  (line,) = err.splitlines()
+  assert (out, line.startswith(f"head: {head}, ")) == ("", True)
+
+
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize("one", [True, False])
+def test_defaults_are_said_before_the_charge(data, one, units, capfd):
+  """One ε has the most accurate head, where it can; many have the paper's."""
+  said = []
+
+  def charge(*_):
+    said.append(capfd.readouterr().err)
+
+  given: dict[str, Any] = {"num_classes": K, "delta": DELTA, "charge": charge}
+  given["unit_ids"] = np.arange(N) // 2 if units else None
+  if one:
+    trained = train_head(*data, epsilon=2.0, **given)
+  else:
+    trained, _ = train_heads(*data, epsilons=(2.0, 4.0), **given)
+  head = "whitened" if one and not units else "lamb"
+  assert trained.receipt()["training"]["head"] == head
+  (line,) = said
+  assert line.startswith(f"head: {head}, ")
+  assert line.count("\n") == 1
+  assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("relation", CHANGED_UNITS)
@@ -233,7 +258,6 @@ def test_a_refused_charge_draws_nothing(data, head):
     ({"num_classes": 1}, r"num_classes=1"),
     ({"num_classes": 2}, r"labels\[\d+\] is not one of the num_classes=2"),
     ({"head": "svm"}, r"head='svm' must be one of lamb, adam, momentum, least"),
-    ({"head": HeadConfig(head="auto")}, r"head='auto' must be one of lamb"),
     (
       {"head": "whitened", "unit_ids": np.zeros(N, int)},
       r"head='whitened' has a guarantee per example",

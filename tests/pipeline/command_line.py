@@ -12,7 +12,7 @@ import pytest
 from oneshot_dp.pipeline.cli import main
 
 ROOT = pathlib.Path(__file__).parents[2]
-TRAIN = "train --cache {train} --epsilon 1 --delta 1e-5 --out {out}"
+TRAIN = "train --cache {train} --epsilon 1 --delta 1e-5 --head lamb --out {out}"
 SWEEP = (
   "sweep --cache {train} --eval-cache {eval} --epsilons 1 2 --delta 1e-5"
   " --out {out}"

@@ -11,6 +11,9 @@ from oneshot_dp.pipeline.shell.answer import Answer
 class Flags(HeadFlags, RunFlags):
   """Train heads for many epsilons from one cache, and score them.
 
+  By default the paper's single step (lamb), as its whole list costs the largest
+  epsilon. One line says what it costs, and what --head auto would.
+
   Writes results.csv, results.json, accuracy.png and every head with its
   receipt. Nested releases (the default of one-step heads) together cost the
   largest epsilon, once per draw; independent ones compose. The labels of the
@@ -37,7 +40,6 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.commands.many_heads import answer_of_run
   from oneshot_dp.pipeline.runs.results import accuracy_table
   from oneshot_dp.pipeline.runs.sweep import run_sweep
-  from oneshot_dp.pipeline.training.head_choice import choose_head
   from oneshot_dp.pipeline.training.public_rows import find_public_rows
 
   return answer_of_run(
@@ -46,7 +48,7 @@ def run(flags: Flags) -> Answer:
       run,
       flags.epsilons,
       flags.privacy,
-      choose_head(flags.training, run.train.info),
+      flags.training,
       max_rows_per_unit=flags.max_rows_per_unit,
       public=find_public_rows(
         run.train, **vars(flags.public), ledger_dir=run.ledger_dir

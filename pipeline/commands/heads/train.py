@@ -2,14 +2,24 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
+from tyro.conf import arg
+
+from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.pipeline.commands.flags import HeadFlags, LedgerDir
 from oneshot_dp.pipeline.shell.answer import Answer
+
+_AUTO = HeadConfig(head="auto")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(HeadFlags):
   """Train one differentially private head from a cache.
+
+  By default the most accurate that the cache allows (auto); --head lamb is the
+  paper's single step. One line says which it is, why, and what the other would
+  cost, before anything is charged.
 
   Example: oneshot-dp train --cache caches/train --epsilon 4 --delta 1e-6
   --out heads/epsilon-4
@@ -21,6 +31,7 @@ class Flags(HeadFlags):
   """Privacy budget of this head; smaller is more private."""
   out: Path
   """Directory of the head, not there yet."""
+  training: Annotated[HeadConfig, arg(name="")] = _AUTO
   ledger_dir: LedgerDir = None
 
 
@@ -28,6 +39,7 @@ def run(flags: Flags) -> Answer:
   """Trains it."""
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.linear_dp.accounting.gaussian import printable
+  from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
   from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
   from oneshot_dp.pipeline.runs import output_dir
   from oneshot_dp.pipeline.saved_head.directory import (
@@ -35,8 +47,10 @@ def run(flags: Flags) -> Answer:
     write_head,
   )
   from oneshot_dp.pipeline.saved_head.make_receipt import how_bounded
-  from oneshot_dp.pipeline.training.head_choice import choose_head
-  from oneshot_dp.pipeline.training.public_rows import find_public_rows
+  from oneshot_dp.pipeline.training.public_rows import (
+    cache_rows,
+    find_public_rows,
+  )
   from oneshot_dp.pipeline.training.train_heads import (
     cache_ledger,
     plan_heads,
@@ -45,7 +59,9 @@ def run(flags: Flags) -> Answer:
 
   output_dir.check_absent(flags.out)
   cache = open_cache(flags.cache)
-  config = choose_head(flags.training, cache.info)
+  rows = cache_rows(cache)
+  choice = choose_head(flags.training, rows)
+  config = choice.config
   plan = plan_heads(config, len(cache), (flags.epsilon,), flags.privacy)
   public = find_public_rows(
     cache, **vars(flags.public), ledger_dir=flags.ledger_dir
@@ -60,6 +76,7 @@ def run(flags: Flags) -> Answer:
       max_rows_per_unit=flags.max_rows_per_unit,
       public=public,
       ledger_dir=flags.ledger_dir,
+      note=in_a_line(choice, plan, rows),
     )
     with output_dir.whole_directory(flags.out) as directory:
       receipt = write_head(directory, trained, cache.info)

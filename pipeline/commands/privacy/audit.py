@@ -1,6 +1,7 @@
 """`oneshot-dp audit`."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,10 +115,13 @@ def _made_up(flags: Flags) -> "AuditReport":
 
 def _real(flags: Flags, path: Path) -> "AuditReport":
   from oneshot_dp.extract.cache.reader import open_cache
+  from oneshot_dp.linear_dp.heads.choice import choose_head
   from oneshot_dp.pipeline.audit import one_run
   from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
-  from oneshot_dp.pipeline.training.head_choice import choose_head
-  from oneshot_dp.pipeline.training.public_rows import find_public_rows
+  from oneshot_dp.pipeline.training.public_rows import (
+    cache_rows,
+    find_public_rows,
+  )
   from oneshot_dp.pipeline.training.train_heads import (
     RELATIONS,
     cache_ledger,
@@ -133,7 +137,9 @@ def _real(flags: Flags, path: Path) -> "AuditReport":
   if flags.private_eval:
     raise InputError("--private-eval is for made-up rows: leave out --cache.")
   cache = open_cache(path)
-  config = choose_head(flags.training, cache.info)
+  config, why = choose_head(flags.training, cache_rows(cache))
+  if config != flags.training:
+    print(f"head: {config.head}, {why}", file=sys.stderr)
   number = flags.canaries
   canaries = one_run.make_canaries(
     config,

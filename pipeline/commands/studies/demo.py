@@ -87,7 +87,10 @@ def _extract(out: Path, split: str) -> None:
 
 
 def _sweep(out: Path, results: Path) -> None:
-  _say(f"== sweep: one clipped sum, {len(_EPSILONS)} epsilons, {_DRAWS} draws")
+  _say(
+    "== sweep: the paper's single step, one clipped sum for"
+    f" {len(_EPSILONS)} epsilons and {_DRAWS} draws"
+  )
   sweep.run(
     sweep.Flags(
       cache=out / "caches/train",

@@ -344,7 +344,8 @@ class TestTrain:
     out, err = succeeds(capsys, *place(MULTI))
     assert "epsilon = 8 at delta = 1e-05 (REPLACE_SPECIAL)" in out
     assert "noise from os.urandom" in out
-    charged, new = err.splitlines()
+    head, charged, new = err.splitlines()
+    assert head.startswith("head: multi-step, as asked; costs epsilon 8 at ")
     assert charged.startswith("charged to ")
     assert new.startswith("warning: this is a new ledger: ")
     succeeds(capsys, "verify", tmp_path / "out")

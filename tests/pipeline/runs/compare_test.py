@@ -9,10 +9,10 @@ import pytest
 
 from oneshot_dp.configs.head_config import (
   HeadConfig,
+  MethodName,
   PrivacyConfig,
   StepsConfig,
 )
-from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.rows import unit_norm_rows
@@ -23,7 +23,6 @@ from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.saved_head.verify import verify_head
-from oneshot_dp.pipeline.training.head_choice import choose_head
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.run_contract import (
@@ -50,16 +49,15 @@ OTHERS = ("whitened", "least-squares", "multi-step")
 def few_steps():
   """Of several-step heads; chunks of 32 rows a device, padded no further."""
 
-  def chosen(config: HeadConfig, info: CacheInfo) -> HeadConfig:
-    if config.head == "multi-step":
-      config = HeadConfig(head="multi-step", steps=StepsConfig(epochs=2))
-    return choose_head(config, info)
+  def chosen(head: MethodName) -> HeadConfig:
+    steps = StepsConfig(epochs=2) if head == "multi-step" else StepsConfig()
+    return HeadConfig(head=head, steps=steps)
 
   with pytest.MonkeyPatch.context() as patch:
     for module in (unit_norm_rows, gradient_sum):
       patch.setattr(module, "ROWS_PER_DEVICE", 32)
     patch.setattr(WhiteningRule, "num_steps", 3)
-    patch.setattr("oneshot_dp.pipeline.runs.compare.choose_head", chosen)
+    patch.setattr("oneshot_dp.pipeline.runs.compare.HeadConfig", chosen)
     yield
 
 

@@ -21,7 +21,8 @@ class TestTrainAndSweep:
     self, place, capsys, delta
   ):
     _, err = succeeds(capsys, *place(TRAIN), "--delta", delta)
-    (warning, charged, new) = err.splitlines()
+    warning, head, charged, new = err.splitlines()
+    assert head.startswith("head: lamb, the paper's single step; costs ")
     assert new.startswith("warning: this is a new ledger: ")
     assert warning.startswith(f"warning: delta={delta:g} is not below 1/n")
     assert charged.startswith("charged to ")
@@ -36,7 +37,7 @@ class TestTrainAndSweep:
   def test_a_full_disk(self, place, capsys, tmp_path, command):
     with files_no_larger_than(3000):
       assert main(place(command)) == 1
-    charged, new, error = capsys.readouterr().err.splitlines()
+    _, charged, new, error = capsys.readouterr().err.splitlines()
     assert new.startswith("warning: this is a new ledger: ")
     assert charged.startswith("charged to ")
     assert "out cannot be written: File too large." in one_line(error)
