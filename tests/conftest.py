@@ -4,12 +4,19 @@ import gc
 import os
 import pathlib
 
-# JAX reads both once, when it is first imported: keep them above any import
+# JAX reads these once, when it is first imported: keep them above any import
 # that may lead to it.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
+# What XLA has compiled once is read by the other processes of this run, workers
+# and commands alike, and by the next run: `make clean` makes it forget.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ.get(
+  "JAX_COMPILATION_CACHE_DIR",
+  str(pathlib.Path(__file__).parents[1] / "build" / "compiled"),
+)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import beartype.typing  # noqa: F401  (for the expression below)
 import hypothesis

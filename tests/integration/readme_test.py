@@ -90,7 +90,7 @@ def typed(tmp_path_factory):
     "HOME": str(folder / "home"),
     "PATH": f"{command.parent}:/usr/bin:/bin",
     "PYTHONPATH": str(ROOT),
-    "JAX_PLATFORMS": "cpu",
+    **{k: v for k, v in os.environ.items() if k.startswith("JAX_")},
     "LANG": os.environ.get("LANG", "C.UTF-8"),
   }
   said = []
