@@ -34,7 +34,9 @@ def commands(
   lines = {
     "Check this head: recompute its receipt, compare the weights, look up the"
     " charge": ["verify", str(here / row.path), *ledger],
-    "What is spent and left": ["budget", "--cache", cache, *ledger],
+    "What the odometer reads, and what is left of a cap": [
+      *("budget", "--cache", cache, *ledger)
+    ],
     f"Do it again: {noise}, and it is charged again": run_again(run, places),
     "This page": [*page, *ledger],
   }
@@ -96,15 +98,11 @@ def _flags(values: Mapping[str, Any], of: type, prefix: str = "") -> list[str]:
   words = []
   defaults = {field.name: field.default for field in dataclasses.fields(of)}
   for name, value in values.items():
-    if value == defaults[name] or value is None:
+    if value is None or value == defaults[name]:
       continue
-    flag = _flag(prefix + name)
-    if value is True:
-      words.append(flag)
-    elif value is False:
-      words.append(_flag(f"{prefix}no_{name}"))
-    else:
-      words += [flag, exactly(value)]
+    words.append(_flag(prefix + ("no_" if value is False else "") + name))
+    if not isinstance(value, bool):
+      words.append(exactly(value))
   return words
 
 

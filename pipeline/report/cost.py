@@ -15,7 +15,6 @@ from oneshot_dp.linear_dp.accounting.events import (
   epsilon_of_event,
   event_from_json,
 )
-from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -27,7 +26,7 @@ _MOST_ENTRIES = 12
 
 
 class RunCost(NamedTuple):
-  """The cost of a run, to the data set that it was trained on.
+  """The cost of a run to the data set that it was trained on.
 
   Attributes:
     heads: ε of all heads with noise together, at the run's δ.
@@ -96,13 +95,13 @@ def _contradictions(
   for row in run.rows:
     expected = {} if row.path in unsound else _row_of(run.receipts[row.path])
     for name, value in expected.items():
-      if getattr(row, name) != value:
+      if (stated := getattr(row, name)) != value:
         yield (
-          f"{name} of {row.path} is {getattr(row, name)!r}, and its receipt"
-          f" makes it {value!r}"
+          f"{name} of {row.path} is {stated!r}, and its receipt makes it"
+          f" {value!r}"
         )
-  stated = [run.results["composed_epsilon"]]
-  for epsilon in stated + [row.composed_epsilon for row in run.rows]:
+  composed = [run.results["composed_epsilon"]]
+  for epsilon in composed + [row.composed_epsilon for row in run.rows]:
     if not same(epsilon, cost.heads):
       yield (
         f"composed_epsilon is {epsilon!r}, and the receipts come to"
@@ -113,26 +112,16 @@ def _contradictions(
 def _row_of(receipt: dict[str, Any]) -> dict[str, Any]:
   """What results.json must say of a head, as far as its receipt tells."""
   privacy = receipt["privacy"]
-  epsilon = privacy["epsilon"]
-  return {
-    "epsilon": math.inf if epsilon == NOT_PRIVATE else epsilon,
-    "delta": privacy["delta"],
-    "noise_multiplier": privacy["noise_multiplier"],
-    "noise_source": privacy["noise_source"],
+  names = ("epsilon", "delta", "noise_multiplier", "noise_source")
+  stated = {name: privacy[name] for name in names}
+  if stated["epsilon"] == NOT_PRIVATE:
+    stated["epsilon"] = math.inf
+  return stated | {
     "private": receipt["private"],
     "head": receipt["training"]["head"],
     "release": receipt["composition"]["order"],
     "num_examples": receipt["data"]["num_examples"],
   }
-
-
-class Entry(NamedTuple):
-  """A line of the ledger; a cost of None is that no ε covers it."""
-
-  day: str
-  what: str
-  cost: str | None
-  is_of_this_run: bool
 
 
 class BudgetStatus(NamedTuple):
@@ -155,7 +144,7 @@ class BudgetStatus(NamedTuple):
   cap: Cap | None
   under_cap: float | None
   left: float | None
-  entries: list[Entry]
+  entries: list[dict[str, Any]]
   has_this_run: bool
 
 
@@ -180,7 +169,6 @@ def budget_status(
       under_cap = cap.spent(entries)
       left = cap.left(entries, cap.max_delta, cap.neighboring_relation)
     charges = [entry for entry in entries if entry.get("kind") != CAP]
-    latest = reversed(charges[-_MOST_ENTRIES:])
     return BudgetStatus(
       spending=spending,
       delta=delta,
@@ -188,23 +176,8 @@ def budget_status(
       cap=cap,
       under_cap=under_cap,
       left=left,
-      entries=[_entry(entry, paid) for entry in latest],
+      entries=charges[: -_MOST_ENTRIES - 1 : -1],
       has_this_run=paid <= {entry["entry"] for entry in entries},
     )
   except (InputError, RunError) as error:
     return str(error)
-
-
-def _entry(entry: dict[str, Any], paid: frozenset[str]) -> Entry:
-  what = entry.get("kind", "release")
-  what += f" of split {entry['split']}" if "split" in entry else ""
-  if "epsilons" in entry:
-    epsilons = ", ".join(printable(each) for each in sorted(entry["epsilons"]))
-    draws = entry["num_draws"]
-    what += f": ε {epsilons}" + (f", {draws} draws each" if draws > 1 else "")
-  cost = None
-  if entry.get("private"):
-    cost = f"ε = {printable(entry['composed_epsilon'])} at δ ="
-    cost += f" {printable(entry['delta'])}"
-  day, is_of_this_run = str(entry["time"])[:10], entry["entry"] in paid
-  return Entry(day, what, cost, is_of_this_run)

@@ -151,7 +151,7 @@ def class_accuracy(findings: Findings) -> Plan | None:
   answers, names = findings.answers, findings.run.class_names
   if isinstance(answers, str):
     return None
-  percent = 100 * answers.class_accuracy(len(names))
+  percent = 100 * answers.class_accuracy()
   mean = percent.mean(axis=0)
   best, worst = int(np.nanargmax(mean)), int(np.nanargmin(mean))
   # The weakest first; without classes that no test image is of, which are NaN
@@ -194,7 +194,7 @@ def confusion(findings: Findings) -> Plan | None:
   answers, names = findings.answers, findings.run.class_names
   if isinstance(answers, str) or len(names) > MOST_NAMED:
     return None
-  shares = answers.confusion(len(names))
+  shares = answers.confusion.toarray()
 
   def draw(figure: Figure) -> None:
     axes = figure.subplots()

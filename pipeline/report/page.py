@@ -4,7 +4,7 @@ import importlib.resources
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -67,6 +67,7 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
     "at_most": _at_most,
     "sentence": _sentence,
     "points": _points,
+    "pairs": _pairs,
     "mean_top1": results.mean_top1,
     "mean_top5": results.mean_top5,
     "spread_top1": results.spread_top1,
@@ -85,14 +86,16 @@ def _facts(findings: Findings) -> dict[str, Any]:
   run, chosen, receipt = findings.run, findings.chosen, findings.receipt
   privacy = receipt["privacy"]
   unit = privacy["privacy_unit"]
-  found = vars(findings)
-  why_no = {name: why for name, why in found.items() if isinstance(why, str)}
+  looked = vars(findings)
+  why_no = {name: why for name, why in looked.items() if isinstance(why, str)}
   return {
-    **found,
+    **looked,
     **dict.fromkeys(why_no),
     "why_no": why_no,
     "notes": findings.notes,
     "NOT_PRIVATE": NOT_PRIVATE,
+    "right_guesses": right_guesses,
+    "found": found,
     "row": chosen[0],
     "draws": len(chosen),
     "factor": _factor(chosen[0].epsilon),
@@ -110,9 +113,8 @@ def _facts(findings: Findings) -> dict[str, Any]:
     "accuracies": _accuracies(findings),
     "scopes": list(_scopes(findings)),
     "false_alarms": _FALSE_ALARMS,
-    "classes": _classes(findings),
+    "classes": list(_classes(findings)),
     "confused": _confused(findings),
-    "provenance": _provenance(findings),
     "commands": commands(run, chosen[0], findings.places),
   }
 
@@ -127,38 +129,26 @@ def _accuracies(findings: Findings) -> list[list[results.SweepRow]]:
   return sorted(groups, key=lambda group: math.isinf(group[0].epsilon))
 
 
-class _ClassLine(NamedTuple):
-  """A class: how often it is named right, and what it has over the noise."""
+def _classes(findings: Findings) -> Iterator[dict[str, Any]]:
+  """How often each is named right, and what it has over the noise.
 
-  name: str
-  rows: int
-  top1: float | None
-  spread: float | None
-  over_noise: float | None
-
-
-def _classes(findings: Findings) -> list[_ClassLine]:
-  """Weakest first; all of them, or the weakest of very many."""
+  Weakest first; all of them, or the weakest of very many.
+  """
   answers, names = findings.answers, findings.run.class_names
   if isinstance(answers, str):
-    return []
-  shares = answers.class_accuracy(len(names))
-  rows = answers.rows_of_classes(len(names))
-  compared, over = findings.compared, None
-  if not isinstance(compared, str):
-    over = compared.apart / compared.noise[findings.chosen[0].epsilon]
+    return
+  shares, compared = answers.class_accuracy(), findings.compared
   order = np.argsort(shares.mean(axis=0), kind="stable").tolist()
-  several = len(shares) > 1
-  return [
-    _ClassLine(
-      name=names[i],
-      rows=int(rows[i]),
-      top1=float(shares[:, i].mean()) if rows[i] else None,
-      spread=float(shares[:, i].std(ddof=1)) if several and rows[i] else None,
-      over_noise=None if over is None else float(over[i]),
-    )
-    for i in (order[:_WEAKEST] if len(order) > _MOST_CLASSES else order)
-  ]
+  for i in order[:_WEAKEST] if len(order) > _MOST_CLASSES else order:
+    line = {"name": names[i], "rows": int(answers.rows_of_classes[i])}
+    if line["rows"]:
+      line["top1"] = float(shares[:, i].mean())
+      if len(shares) > 1:
+        line["spread"] = float(shares[:, i].std(ddof=1))
+    if not isinstance(compared, str):
+      noise = compared.noise[findings.chosen[0].epsilon]
+      line["over_noise"] = float(compared.apart[i] / noise)
+    yield line
 
 
 def _confused(findings: Findings) -> list[tuple[str, str, float]]:
@@ -166,113 +156,60 @@ def _confused(findings: Findings) -> list[tuple[str, str, float]]:
   if isinstance(findings.answers, str):
     return []
   names = findings.run.class_names
-  pairs = findings.answers.most_confused(len(names), _MOST_CONFUSED)
+  pairs = findings.answers.most_confused(_MOST_CONFUSED)
   return [(names[label], names[other], share) for label, other, share in pairs]
 
 
-class _Scope(NamedTuple):
-  """What somebody sees, and what that may tell of one privacy unit.
+def _scopes(findings: Findings) -> Iterator[dict[str, Any]]:
+  """Who sees what, and the ε and δ of it: one head to all of the ledger.
 
-  Attributes:
-    who: sees what.
-    epsilon, delta: of all that together.
-    private: whether its noise is from no seed.
-    uncovered: ledger entries beside it that no ε covers.
+  `uncovered` counts ledger entries beside it that no ε covers.
   """
-
-  who: str
-  epsilon: float
-  delta: float
-  private: bool
-  uncovered: int = 0
-
-  @property
-  def guesses(self) -> float:
-    """The most often that a guess at even odds is right."""
-    return right_guesses(self.epsilon, self.delta)
-
-  @property
-  def found(self) -> float:
-    """The most of the members that a test finds."""
-    return found(self.epsilon, self.delta, _FALSE_ALARMS)
-
-
-def _scopes(findings: Findings) -> Iterator[_Scope]:
-  """Who sees what: from one head to all that the ledger holds."""
   run, row, cost = findings.run, findings.chosen[0], findings.cost
-  private = all(row.private for row in run.noisy)
+
+  def scope(who: str, epsilon: float, **changes: Any) -> dict[str, Any]:
+    private = all(row.private for row in run.noisy)
+    found = {"who": who, "epsilon": epsilon, "delta": run.delta}
+    return found | {"private": private, "uncovered": 0} | changes
+
   alone = f"this head alone (ε = {printable(row.epsilon)})"
-  yield _Scope(alone, row.epsilon, row.delta, private)
+  yield scope(alone, row.epsilon, delta=row.delta)
   heads = f"all {len(run.noisy)} heads of this run"
   # Accuracies on private labels say more than the heads do.
   heads += ", and this page" if run.labels_are_public else ""
-  yield _Scope(heads, cost.heads, run.delta, private)
+  yield scope(heads, cost.heads)
   if cost.with_accuracies is not None:
     both = "these heads and their accuracies together, and this page"
-    yield _Scope(both, cost.with_accuracies, run.delta, private)
+    yield scope(both, cost.with_accuracies)
   ledger = findings.budget
   if isinstance(ledger, str):
     return
   uncovered = ledger.spending.not_private
   if ledger.spending.charges > uncovered:
-    everything = f"all private releases from {run.dataset}"
-    yield _Scope(everything, ledger.spent, ledger.delta, True, uncovered)
-
-
-def _provenance(findings: Findings) -> Iterator[tuple[str, str]]:
-  """Where everything comes from; unknown things say so."""
-  run, receipt = findings.run, findings.receipt
-  data, privacy = receipt["data"], receipt["privacy"]
-  train, test = run.config["train_cache"], run.config["eval_cache"]
-  backbone = data["backbone"]
-  unknown = "not recorded"
-  yield "date of the run", run.config["run"]["date"].replace("+00:00", " UTC")
-  for name, cache in (("private data", train), ("evaluated on", test)):
-    version = cache["dataset_version"] or "version not recorded"
-    what = f"{cache['dataset']} ({version}), split {cache['split']}"
-    rows = f"{cache['num_examples']:,} examples"
-    if skipped := cache["num_skipped"]:
-      rows += f" ({skipped:,} could not be decoded)"
-    yield name, f"{what}, {rows}"
-  embedding = backbone["layer"] or unknown
-  yield "backbone", f"{backbone['name']}, embedding {embedding}"
-  yield "weights, SHA-256", backbone["weights_sha256"] or unknown
-  yield "backbone's code, SHA-256", backbone["code_sha256"] or unknown
-  yield (
-    "embedding",
-    f"{train['feature_dim']} values, {train['embedding_dtype']}, computed in"
-    f" {backbone['compute_dtype'] or 'a precision not recorded'}",
-  )
-  yield "preprocessing", _pairs(data["preprocess"]) or unknown
-  yield "random views", _pairs(data["views"] or {}) or "none"
-  yield "image decoder", train["decoder"] or unknown
-  yield "noise from", privacy["noise_source"]
-  yield "accountant", privacy["accountant"]
-  yield "mechanism", receipt["mechanism"]["name"]
-  yield "settings of the head", _pairs(receipt["training"])
-  yield "versions, training", _pairs(receipt["software"])
-  yield "versions, extraction", _pairs(train["libraries"]) or unknown
-  yield "fingerprint, private cache", train["fingerprint"]
-  yield "fingerprint, evaluation cache", test["fingerprint"]
-  yield "fingerprint, backbone", data["backbone_fingerprint"]
-  yield "head.safetensors, SHA-256", receipt["head_sha256"]
-  yield "ledger entry", receipt["composition"]["ledger_entry"]
+    yield scope(
+      f"all private releases from {run.dataset}",
+      ledger.spent,
+      delta=ledger.delta,
+      private=True,
+      uncovered=uncovered,
+    )
 
 
 def _pairs(values: dict[str, Any]) -> str:
-  return ", ".join(f"{name} {_short(value)}" for name, value in values.items())
+  """Names and values, in a line."""
 
+  def short(value: Any) -> str:
+    if isinstance(value, dict):
+      return f"({_pairs(value)})"
+    return "none" if value is None else f"{value}"
 
-def _short(value: Any) -> str:
-  if isinstance(value, dict):
-    return f"({_pairs(value)})"
-  return "none" if value is None else f"{value}"
+  return ", ".join(f"{name} {short(value)}" for name, value in values.items())
 
 
 def _percent(share: float | None, digits: int = 1) -> str:
-  return (
-    "–" if share is None else f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
-  )
+  if share is None:
+    return "–"
+  return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def _sd(share: float | None) -> str:

@@ -1,10 +1,12 @@
 """What heads answer on evaluation rows whose labels are public."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int64
+from scipy import sparse
 
 from oneshot_dp.extract.cache.block import Block
 from oneshot_dp.extract.cache.reader import FeatureCache
@@ -22,52 +24,45 @@ class PublicAnswers:
   where none was asked for.
   """
 
+  num_classes: int
   label: Int64[np.ndarray, " n"]
   answer: Int64[np.ndarray, "heads n"]
   class_sums: Float[np.ndarray, "K D"] | None
 
-  def rows_of_classes(self, num_classes: int) -> Int64[np.ndarray, " K"]:
+  @functools.cached_property
+  def rows_of_classes(self) -> Int64[np.ndarray, " K"]:
     """How many rows each class has."""
-    return np.bincount(self.label, minlength=num_classes)
+    return np.bincount(self.label, minlength=self.num_classes)
 
-  def class_accuracy(self, num_classes: int) -> Float[np.ndarray, "heads K"]:
+  def class_accuracy(self) -> Float[np.ndarray, "heads K"]:
     """Share of a class's rows that each head names right; NaN of no rows."""
-    rows = self.rows_of_classes(num_classes)
-    hits = np.stack(
-      [
-        np.bincount(self.label[answer == self.label], minlength=num_classes)
-        for answer in self.answer
-      ]
-    )
+    rows = self.rows_of_classes
+    hits = [
+      np.bincount(self.label[answer == self.label], minlength=self.num_classes)
+      for answer in self.answer
+    ]
     return np.where(rows > 0, hits / np.maximum(rows, 1), np.nan)
 
-  def confusion(self, num_classes: int) -> Float[np.ndarray, "K K"]:
-    """Share of a class's rows (line) that get an answer, mean over heads."""
-    pairs = (self.label * num_classes + self.answer).ravel()
-    counts = np.bincount(pairs, minlength=num_classes**2)
-    square = counts.reshape(num_classes, num_classes) / len(self.answer)
-    rows = self.rows_of_classes(num_classes)
-    return square / np.maximum(rows, 1)[:, None]
+  @functools.cached_property
+  def confusion(self) -> sparse.csr_array:
+    """Share of a class's rows (line) that get an answer, mean over heads.
 
-  def most_confused(
-    self, num_classes: int, most: int
-  ) -> list[tuple[int, int, float]]:
-    """Label, wrong answer, and the mean share of the label's rows; most first.
-
-    Needs no matrix, so that there may be any number of classes.
+    Sparse [K, K], so that there may be any number of classes.
     """
-    wrong = self.answer != self.label
-    labels = np.broadcast_to(self.label, self.answer.shape)[wrong]
-    pairs, counts = np.unique(
-      labels * num_classes + self.answer[wrong], return_counts=True
-    )
-    rows = self.rows_of_classes(num_classes)[pairs // num_classes]
-    shares = counts / (rows * len(self.answer))
-    order = np.argsort(-shares, kind="stable")[:most]
-    return [
-      (int(p // num_classes), int(p % num_classes), float(share))
-      for p, share in zip(pairs[order], shares[order], strict=True)
-    ]
+    labels = np.broadcast_to(self.label, self.answer.shape).ravel()
+    pairs = (np.ones(labels.size), (labels, self.answer.ravel()))
+    shares = sparse.csr_array(pairs, shape=2 * (self.num_classes,))
+    rows = np.repeat(self.rows_of_classes, np.diff(shares.indptr))
+    shares.data /= rows * len(self.answer)
+    return shares
+
+  def most_confused(self, most: int) -> list[tuple[int, int, float]]:
+    """Label, wrong answer, and the share of the label's rows; most first."""
+    pairs = self.confusion.tocoo()
+    label, answer = (at.tolist() for at in pairs.coords)
+    found = zip(label, answer, pairs.data.tolist(), strict=True)
+    wrong = (each for each in found if each[0] != each[1])
+    return sorted(wrong, key=lambda each: -each[2])[:most]
 
 
 def ask(
@@ -91,6 +86,7 @@ def ask(
         sums = np.zeros((rows.info.num_classes, vectors.shape[1]))
       np.add.at(sums, block.label, vectors)
   return PublicAnswers(
+    num_classes=rows.info.num_classes,
     label=np.concatenate(labels),
     answer=np.concatenate(answers, axis=1),
     class_sums=sums,

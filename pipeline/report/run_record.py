@@ -91,10 +91,8 @@ class RunRecord:
     methods = grouped(by_epsilon.get(epsilon, ()), "head")
     if methods and method is None:
       method = max(methods, key=lambda name: mean_top1(methods[name]))
-    for name, value, known in (
-      ("epsilon", epsilon, epsilons),
-      ("head", method, methods),
-    ):
+    asked = ("epsilon", epsilon, epsilons), ("head", method, methods)
+    for name, value, known in asked:
       if value not in known:
         raise InputError(
           f"{name}={value!r} is not among those of {self.directory}: give one"
@@ -113,12 +111,14 @@ def read_run(directory: Path) -> RunRecord:
       " which reports are about; run one of them again."
     )
   try:
-    rows = tuple(
-      SweepRow(**head | {"epsilon": float(head["epsilon"])})
-      for head in results["heads"]
-    )
     run = RunRecord(
-      directory=directory, config=config, results=results, rows=rows
+      directory=directory,
+      config=config,
+      results=results,
+      rows=tuple(
+        SweepRow(**head | {"epsilon": float(head["epsilon"])})
+        for head in results["heads"]
+      ),
     )
     if not run.noisy:
       raise ValueError("no heads")

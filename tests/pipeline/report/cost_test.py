@@ -1,14 +1,11 @@
 import json
+import re
 import shutil
 
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import (
-  HeadConfig,
-  PrivacyConfig,
-  StepsConfig,
-)
+from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.pipeline.report import findings
 from oneshot_dp.pipeline.report.cost import cost_of
@@ -39,6 +36,7 @@ class TestResultsThatWereChanged:
       ("head", "lamb"),
       ("release", "independent"),
       ("num_examples", 10**6),
+      ("composed_epsilon", 0.1),
     ],
   )
   def test_any_head(self, sweep, tmp_path, field, value):
@@ -46,18 +44,13 @@ class TestResultsThatWereChanged:
     rewrite(run, lambda results: results["heads"][0].update({field: value}))
     with pytest.raises(InputError) as refusal:
       look(run, ledger_dir=sweep.folder / "ledgers")
-    assert f"{field} of heads/" in str(refusal.value)
+    assert re.search(f"{field} (of heads/|is 0.1)", str(refusal.value))
     assert "does not say what the receipts say; run it" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
-  @pytest.mark.parametrize("where", ["run", "heads"])
-  def test_what_everything_cost(self, sweep, tmp_path, where):
-    def change(results):
-      for place in [results] if where == "run" else results["heads"]:
-        place["composed_epsilon"] = 0.1
-
+  def test_what_everything_cost(self, sweep, tmp_path):
     run = sweep.copied(tmp_path / "run")
-    rewrite(run, change)
+    rewrite(run, lambda results: results.update(composed_epsilon=0.1))
     with pytest.raises(InputError, match=r"composed_epsilon is 0\.1, and the"):
       look(run, ledger_dir=sweep.folder / "ledgers")
 
@@ -126,26 +119,6 @@ def test_all_releases_of_a_comparison_are_composed(
   found = look(tmp_path / "run", head="least-squares", **places)
   assert not isinstance(found.compared, str)
   assert found.compared.method == "momentum"
-
-
-@pytest.mark.slow
-def test_random_batches_are_composed_as_such(sweep, tmp_path):
-  shutil.copytree(sweep.folder / "train", tmp_path / "train")
-  shutil.copytree(sweep.folder / "test", tmp_path / "test")
-  run = swept(
-    tmp_path,
-    config=HeadConfig(
-      head="multi-step",
-      steps=StepsConfig(epochs=1, batch_size=60, sampling="poisson"),
-    ),
-    order="independent",
-    baseline=False,
-    epsilons=(2.0,),
-  )
-  cost = cost_of(read_run(run))
-  results = json.loads((run / "results.json").read_text())
-  assert cost.heads == pytest.approx(results["composed_epsilon"], rel=1e-12)
-  assert cost.heads > 2.1
 
 
 def test_accuracies_on_rows_of_other_data_cost_this_one_nothing(

@@ -26,10 +26,13 @@ def test_what_no_epsilon_covers_is_not_counted_as_covered(sweep):
   last = sweep.page.table("who sees")[-1]
   assert last[0] == f"all private releases from pets {UNCOVERED}"
   assert f"all private releases from pets so far {UNCOVERED}" in sweep.page.text
+  # Its accuracies are exact.
+  assert "noisy count" not in sweep.page.text
+  assert "names about" not in sweep.page.text
 
 
 class TestAccuraciesOnPrivateLabels:
-  def test_they_cost_extra(self, found):
+  def test_they_cost_extra_and_are_said_to_be_noisy(self, found):
     alone, heads, both, ledger = found.page.table("who sees")
     assert heads[0] == "all 3 heads of this run"
     assert both[0] == (
@@ -41,27 +44,20 @@ class TestAccuraciesOnPrivateLabels:
     assert float(alone[1]) < float(heads[1]) < float(both[1])
     assert (
       f"ε = {heads[1]} at δ = 1e-05 for its heads, ε = {both[1]} at δ = 1e-05"
-      f" with their accuracies, of ε = {both[1]} at δ = 1e-05 spent on all"
-      " private releases from pets so far."
+      f" with their accuracies; the odometer reads ε = {both[1]} at δ = 1e-05"
+      " for all private releases from pets so far."
     ) in found.page.text
 
-  def test_the_charge_for_them_is_of_this_run(self, found):
     assert [line[1] for line in found.page.table("date")] == [
       "evaluation of split test: ε 4 (this run)",
       "release of split train: ε 0.5, 2, 8 (this run)",
     ]
 
-  def test_they_are_said_to_be_noisy(self, found):
     assert re.search(
       r"names about \d+\.\d % of 80 test images right \(noisy count\)\.",
       found.page.text,
     )
     assert "(noisy counts): " in (found.page.alts[0] or "")
-
-
-def test_exact_accuracies_are_not_said_to_be_noisy(sweep):
-  assert "noisy count" not in sweep.page.text
-  assert "names about" not in sweep.page.text
 
 
 def test_an_epsilon_that_is_far_too_large(tmp_path):
@@ -101,9 +97,9 @@ def test_what_is_compared_is_at_one_delta(sweep, tmp_path):
   run = sweep.copied(tmp_path / "run")
   page = reported(run, ledger_dir=ledgers).page
   assert (
-    f"Budget: ε = {at_run} at δ = 1e-05 for the whole run, of ε = {at_run} at"
-    f" δ = 1e-05 spent on all private releases from pets so far {UNCOVERED};"
-    " ε = 20 at δ = 0.0001 is the cap."
+    f"Budget: ε = {at_run} at δ = 1e-05 for the whole run; the odometer reads"
+    f" ε = {at_run} at δ = 1e-05 for all private releases from pets so far"
+    f" {UNCOVERED}; ε = 20 at δ = 0.0001 is the cap."
   ) in page.text
   assert (
     f"ε = {at_cap} of ε = 20 is spent on pets, at the cap's δ = 0.0001"

@@ -264,13 +264,10 @@ class TestRefusals:
     with pytest.raises(InputError, match=message):
       write_report(sweep.run, **options)
 
-  def test_a_folder_of_something_else(self, tmp_path):
-    with pytest.raises(InputError, match=r"holds no results: config\.json"):
-      write_report(tmp_path)
-    with pytest.raises(InputError, match="holds no results"):
-      write_report(tmp_path / "none")
-
-  def test_results_of_another_command(self, sweep, tmp_path):
+  def test_a_folder_of_something_else(self, sweep, tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+      with pytest.raises(InputError, match=r"holds no results: config\.json"):
+        write_report(folder)
     run = sweep.copied(tmp_path / "run")
     (run / "config.json").write_text("{}")
     with pytest.raises(InputError, match="not written by this version's"):
@@ -284,17 +281,17 @@ class TestRefusals:
     with pytest.raises(InputError, match="damaged"):
       write_report(run)
 
-  def test_caches_that_the_run_did_not_have(self, sweep, tmp_path):
-    for options in (
-      {"cache": sweep.folder / "test"},
-      {"eval_cache": sweep.folder / "train"},
-    ):
-      with pytest.raises(InputError, match="give the cache that it had"):
-        write_report(sweep.run, **options)
-
-  def test_a_cache_that_is_named_must_be_there(self, sweep, tmp_path):
-    with pytest.raises(InputError, match="none"):
-      write_report(sweep.run, eval_cache=tmp_path / "none")
+  @pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+      ("cache", "test", "give the cache that it had"),
+      ("eval_cache", "train", "give the cache that it had"),
+      ("eval_cache", "none", "none"),
+    ],
+  )
+  def test_caches_that_the_run_did_not_have(self, sweep, option, name, message):
+    with pytest.raises(InputError, match=message):
+      write_report(sweep.run, **{option: sweep.folder / name})
 
   @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
   def test_what_is_not_installed(self, sweep, monkeypatch, package):
