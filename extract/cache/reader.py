@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
 import queue
+import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import numpy as np
 from array_record.python import array_record_module
@@ -24,7 +26,9 @@ from oneshot_dp.extract.cache.info import (
   CacheInfo,
   ShardRecord,
 )
-from oneshot_dp.extract.storage.durable_files import read_json
+from oneshot_dp.extract.storage.checked_files import Listed, checked_files
+from oneshot_dp.extract.storage.durable_files import json_object
+from oneshot_dp.extract.storage.store import Store, store_at
 
 # Records are read one after another, and the disk's own read-ahead serves
 # that: ArrayRecord's threads cost more than they bring (2.4 against 3.7 GB/s).
@@ -48,7 +52,7 @@ class FeatureCache:
   (4, [(4, 4)])
 
   Attributes:
-    path: the directory.
+    path: the directory, on a disk or in an object store.
     info: what is in it; public, except for `skipped_example_ids`.
     shards: what its shards are; stays with the private data.
   """
@@ -56,6 +60,13 @@ class FeatureCache:
   path: pathlib.Path
   info: CacheInfo
   shards: tuple[ShardRecord, ...]
+  _hashed: set[tuple] = dataclasses.field(
+    default_factory=set, init=False, repr=False, compare=False
+  )
+
+  @functools.cached_property
+  def store(self) -> Store:
+    return store_at(self.path)
 
   def __len__(self) -> int:
     return self.info.num_examples
@@ -86,7 +97,8 @@ class FeatureCache:
       prefetch: blocks in memory besides the one in use.
 
     Raises:
-      InputError: later, where a shard is damaged.
+      InputError: later, where a shard is damaged or another's: its SHA-256 is
+        taken while it is read, and compared before the iteration ends.
     """
     order = range(len(self.shards)) if shard_order is None else shard_order
     if len(set(order)) != len(order):
@@ -95,34 +107,52 @@ class FeatureCache:
       raise ValueError(f"shard_order is not within 0 … {len(self.shards) - 1}.")
     if prefetch < 1:
       raise ValueError(f"prefetch={prefetch} must be at least 1.")
-    return _prefetched(self, order, prefetch)
+    return _prefetched(self.read(order), prefetch)
 
   def shard_blocks(self, shard_index: int) -> Iterator[Block]:
     """Streams one shard in the calling thread; see `blocks`."""
-    shard = self.shards[shard_index]
-    path = self.path / shard.file
+    return self.read([shard_index])
+
+  def read(self, order: Sequence[int]) -> Generator[Block, None, None]:
+    """Streams shards in the calling thread; see `blocks`."""
+    shards = [self.shards[i] for i in order]
     codec = self.info.codec()
-    reader = array_record_module.ArrayRecordReader(str(path), _READER_OPTIONS)
-    rows = 0
-    try:
-      if reader.num_records() != shard.blocks:
-        raise ValueError(f"{reader.num_records()} blocks, not {shard.blocks}")
-      for _ in range(shard.blocks):
-        block = codec.decode(reader.read())
-        rows += len(block)
-        yield block
-      if rows != shard.rows:
-        raise ValueError(f"{rows} rows, not {shard.rows}")
-    # ArrayRecord reports damage (each chunk has a checksum) as RuntimeError or
-    # IndexError. What the consumer does with a block is not seen here.
-    except (RuntimeError, IndexError, ValueError) as e:
-      raise InputError(
-        f"{path}: damaged ({str(e).split('; ')[0]}); delete the cache "
-        "and extract it again, or restore this file."
-      ) from e
-    finally:
-      with contextlib.suppress(RuntimeError):  # says the same damage again
-        reader.close()
+    paths = checked_files(
+      self.store,
+      [Listed(shard.file, shard.bytes, shard.sha256) for shard in shards],
+      self._hashed,
+    )
+    with contextlib.closing(paths):
+      for shard, path in zip(shards, paths, strict=True):
+        reader = array_record_module.ArrayRecordReader(
+          os.fspath(path), _READER_OPTIONS
+        )
+        rows = 0
+        try:
+          if reader.num_records() != shard.blocks:
+            raise ValueError(
+              f"{reader.num_records()} blocks, not {shard.blocks}"
+            )
+          for _ in range(shard.blocks):
+            block = codec.decode(reader.read())
+            rows += len(block)
+            yield block
+          if rows != shard.rows:
+            raise ValueError(f"{rows} rows, not {shard.rows}")
+        # ArrayRecord reports damage (each chunk has a checksum) as RuntimeError
+        # or IndexError. What the consumer does with a block is not seen here.
+        except (RuntimeError, IndexError, ValueError) as e:
+          # Some say, in brackets, hashes of what they read: it is private.
+          raise self._damaged(shard.file, re.split("; | \\(", str(e))[0]) from e
+        finally:
+          with contextlib.suppress(RuntimeError):  # says the same damage again
+            reader.close()
+
+  def _damaged(self, name: str, what: str) -> InputError:
+    return InputError(
+      f"{self.path / name}: damaged ({what}); delete the cache and extract it"
+      " again, or restore this file."
+    )
 
   def key_blocks(self) -> Iterator[UInt64[np.ndarray, "rows kinds 2"]]:
     """Streams the rows' `content_keys`, in the order of `blocks`; private.
@@ -133,18 +163,23 @@ class FeatureCache:
     Raises:
       InputError: later, where a file is damaged.
     """
-    for i, shard in enumerate(self.shards):
-      if shard.keys_sha256 is None:
-        for block in self.shard_blocks(i):
-          yield row_keys(block.embedding, None)
-      elif shard.rows:
-        content = (self.path / shard.keys_file).read_bytes()
-        if hashlib.sha256(content).hexdigest() != shard.keys_sha256:
-          raise InputError(
-            f"{self.path / shard.keys_file}: damaged (its SHA-256 is another);"
-            " delete the cache and extract it again, or restore this file."
-          )
-        yield np.frombuffer(content, "<u8").reshape(shard.rows, -1, 2)
+    for i in range(len(self.shards)):
+      yield from self.shard_keys(i)
+
+  def shard_keys(
+    self, shard_index: int
+  ) -> Iterator[UInt64[np.ndarray, "rows kinds 2"]]:
+    """Streams one shard's keys; see `key_blocks`."""
+    shard = self.shards[shard_index]
+    if shard.keys_sha256 is None:
+      for block in self.shard_blocks(shard_index):
+        yield row_keys(block.embedding, None)
+      return
+    content = self.store.read(shard.keys_file)
+    if hashlib.sha256(content).hexdigest() != shard.keys_sha256:
+      raise self._damaged(shard.keys_file, "its SHA-256 is another")
+    if shard.rows:
+      yield np.frombuffer(content, "<u8").reshape(shard.rows, -1, 2)
 
 
 def open_cache(path: str | os.PathLike) -> FeatureCache:
@@ -173,30 +208,36 @@ def open_cache(path: str | os.PathLike) -> FeatureCache:
       version, edited metadata, a shard missing or of the wrong size.
   """
   cache = read_metadata(path)
-  for shard in cache.shards:
-    problem = size_problem(cache, shard)
-    if problem:
-      raise InputError(f"{problem}; restore it or extract the cache again.")
+  for problem in size_problems(cache).values():
+    raise InputError(f"{problem}; restore it or extract the cache again.")
   return cache
 
 
 def read_metadata(path: str | os.PathLike) -> FeatureCache:
   """`open_cache` without a look at the shards."""
-  directory = pathlib.Path(path)
-  if not directory.is_dir():
-    raise InputError(f"{directory}: no such directory.")
-  if not (directory / INFO_FILE).is_file():
+  store = store_at(path)
+  directory = store.path
+  try:
+    data = json_object(directory / INFO_FILE, store.read(INFO_FILE))
+    listed = json_object(directory / SHARDS_FILE, store.read(SHARDS_FILE))
+  except FileNotFoundError as e:
+    there = store.sizes()
+    if not there:
+      raise InputError(f"{directory}: no such directory, or empty.") from e
+    if INFO_FILE in there:
+      raise InputError(
+        f"{directory / SHARDS_FILE}: missing; restore it."
+      ) from e
     raise InputError(
       f"{directory}: not a finished cache; re-run the extraction to resume."
-      if (directory / INCOMPLETE_DIR).is_dir()
+      if f"{INCOMPLETE_DIR}/" in there
       else f"{directory}: not a feature cache (no {INFO_FILE}); make one with "
       "`oneshot-dp extract` or `oneshot-dp import-features`."
-    )
+    ) from e
   try:
-    info = CacheInfo.from_json(read_json(directory / INFO_FILE))
+    info = CacheInfo.from_json(data)
   except InputError as e:
     raise InputError(f"{directory / INFO_FILE}: {e}") from e
-  listed = read_json(directory / SHARDS_FILE)
   try:
     shards = tuple(ShardRecord.from_json(shard) for shard in listed["shards"])
   except (KeyError, TypeError) as e:
@@ -235,22 +276,24 @@ def repeated_ids(
   return values[counts > 1]
 
 
-def size_problem(cache: FeatureCache, shard: ShardRecord) -> str | None:
-  """What is wrong with the shard's files from the outside, if anything."""
-  keys = cache.path / shard.keys_file
-  if shard.keys_sha256 is not None and not keys.is_file():
-    return f"{keys}: missing"
-  path = cache.path / shard.file
-  if not path.is_file():
-    return f"{path}: missing"
-  size = path.stat().st_size
-  if size != shard.bytes:
-    return f"{path}: {size} bytes, not {shard.bytes}"
-  return None
+def size_problems(cache: FeatureCache) -> dict[int, str]:
+  """What is wrong with each shard's files from the outside, if anything."""
+  sizes, problems = cache.store.sizes(), {}
+  for i, shard in enumerate(cache.shards):
+    size = sizes.get(shard.file)
+    if shard.keys_sha256 is not None and shard.keys_file not in sizes:
+      problems[i] = f"{cache.path / shard.keys_file}: missing"
+    elif size is None:
+      problems[i] = f"{cache.path / shard.file}: missing"
+    elif size != shard.bytes:
+      problems[i] = (
+        f"{cache.path / shard.file}: {size} bytes, not {shard.bytes}"
+      )
+  return problems
 
 
 def _prefetched(
-  cache: FeatureCache, order: Sequence[int], prefetch: int
+  blocks: Generator[Block, None, None], prefetch: int
 ) -> Iterator[Block]:
   """Yields the blocks that a thread reads ahead.
 
@@ -264,8 +307,8 @@ def _prefetched(
 
   def read_ahead() -> None:
     try:
-      for shard_index in order:
-        for block in cache.shard_blocks(shard_index):
+      with contextlib.closing(blocks):
+        for block in blocks:
           if not tickets.get():
             return
           ready.put(block)

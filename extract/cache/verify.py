@@ -1,5 +1,6 @@
 """Checks every byte and every row of a feature cache."""
 
+import collections
 import dataclasses
 import json
 import os
@@ -16,10 +17,9 @@ from oneshot_dp.extract.cache.reader import (
   FeatureCache,
   read_metadata,
   repeated_ids,
-  size_problem,
+  size_problems,
 )
 from oneshot_dp.extract.cache.tfds_metadata import tfds_metadata
-from oneshot_dp.extract.storage.durable_files import file_sha256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,16 +85,16 @@ def verify_cache(
   info = cache.info
   problems = [*_metadata_problems(cache)]
   ids: list[Int64[np.ndarray, " _"]] = []
+  from_outside = size_problems(cache)
   for i, shard in enumerate(cache.shards):
-    problem = size_problem(cache, shard)
-    if problem:
-      problems.append(problem)
+    if i in from_outside:
+      problems.append(from_outside[i])
     else:
-      if file_sha256(cache.path / shard.file) != shard.sha256:
-        problems.append(f"{cache.path / shard.file}: its SHA-256 is another")
-      keys = cache.path / shard.keys_file
-      if shard.keys_sha256 and file_sha256(keys) != shard.keys_sha256:
-        problems.append(f"{keys}: its SHA-256 is another")
+      try:
+        if shard.keys_sha256 is not None:
+          collections.deque(cache.shard_keys(i), maxlen=0)
+      except InputError as e:
+        problems.append(str(e))
       try:
         for block in cache.shard_blocks(i):
           ids.append(block.example_id)
@@ -147,14 +147,13 @@ def _metadata_problems(cache: FeatureCache) -> Iterator[str]:
     )
   expected = tfds_metadata(info, cache.shards)
   for name, text in expected.items():
-    file = cache.path / name
     try:
-      same = json.loads(file.read_text("utf-8")) == json.loads(text)
-    except (OSError, ValueError):
+      same = json.loads(cache.store.read(name)) == json.loads(text)
+    except (FileNotFoundError, ValueError):
       same = False
     if not same:
-      yield f"{file}: missing or not what TFDS must be told"
+      yield f"{cache.path / name}: missing or not what TFDS must be told"
   listed = {shard.file for shard in cache.shards}
-  for file in sorted(cache.path.glob("*.array_record-*")):
-    if file.name not in listed:
-      yield f"{file}: not one of the cache's shards"
+  for name in sorted(cache.store.sizes()):
+    if ".array_record-" in name and name not in listed:
+      yield f"{cache.path / name}: not one of the cache's shards"

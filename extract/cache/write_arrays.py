@@ -22,7 +22,12 @@ from oneshot_dp.extract.cache.identity import (
   numbered_class_names,
 )
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.extract.cache.writer import begin, finish, write_shard
+from oneshot_dp.extract.cache.writer import (
+  claim,
+  finish,
+  start_again,
+  write_shard,
+)
 
 Numbers = Shaped[np.ndarray | jax.Array, "..."]
 
@@ -155,15 +160,17 @@ def write_rows(
   for i in range(identity.num_shards):
     for _ in _blocks(identity, i, rows):
       pass  # they are only checked, before there is a shard to leave behind
-  if not begin(out, identity):
-    return False
-  # All shards: those of an interrupted call may be of other rows, and nothing
-  # in the identity can tell, since it must not depend on private rows.
-  for i in range(identity.num_shards):
-    indices = identity.shard_range(i)
-    write_shard(out, identity, i, _parts(rows, indices))
-    on_rows(len(indices))
-  finish(out, identity)
+  with claim(out, identity) as unfinished:
+    if not unfinished:
+      return False
+    # All shards: those of an interrupted call may be of other rows, and nothing
+    # in the identity can tell, since it must not depend on private rows.
+    start_again(out)
+    for i in range(identity.num_shards):
+      indices = identity.shard_range(i)
+      write_shard(out, identity, i, _parts(rows, indices))
+      on_rows(len(indices))
+    finish(out, identity)
   return True
 
 

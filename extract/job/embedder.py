@@ -30,6 +30,7 @@ class Embedder:
     backbone: what it runs.
     batch_size: images per call: the size asked for (`IMAGES_PER_DEVICE` for
       each device where none is), rounded up to a multiple of the devices.
+    computed_on: what decides how embeddings are rounded, beside the backbone.
   """
 
   def __init__(
@@ -46,6 +47,11 @@ class Embedder:
     )
     self.backbone = backbone
     self.batch_size = per_device * len(devices)
+    self.computed_on = {
+      "device": devices[0].device_kind,
+      "num_devices": len(devices),
+      "batch_size": self.batch_size,
+    }
     mesh = Mesh(np.array(devices), ("data",))
     self._rows = NamedSharding(mesh, PartitionSpec("data"))
     if bytes_per_device is None:  # A CPU says nothing.

@@ -5,7 +5,8 @@
 
 The graph holds shard numbers only; images and embeddings never pass between
 workers. The output directory is where shards meet, so on a cluster it must be
-a file system that every worker mounts under the same path.
+in an object store, or on a file system that every worker mounts under the same
+path.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ from oneshot_dp.extract.job.shard import (
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import examples_done, progress_bar, step_bar
 from oneshot_dp.extract.sources.example import Source
+from oneshot_dp.extract.storage.store import store_at
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "array-record")
 
@@ -91,23 +93,28 @@ def run_extraction(
   # An unknown runner, or one that misses its options or its packages.
   except (ValueError, ImportError) as error:
     raise InputError(f"Beam: {error}") from error
-  # (A pathlib.Path has lost the second slash of "gs://bucket/cache".)
-  if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
-    raise InputError(
-      f"--out {out}: a cache is written to a mounted file system; mount the"
-      " bucket (for instance with gcsfuse) and give that path."
-    )
   config = dataclasses.replace(config, backbone=resolved(config.backbone))
   source = open_split(config)
   identity = make_identity(config, source)
-  if not cache_writer.begin(out, identity):
-    return ExtractionReport(
-      cache=open_cache(out),
-      counters={},
-      times=StageTimes(),
-      kept_shards=identity.num_shards,
-      seconds=0.0,
-    )
+  with cache_writer.claim(out, identity) as unfinished:
+    if unfinished:
+      return _extract(pipeline, config, identity, out)
+  return ExtractionReport(
+    cache=open_cache(out),
+    counters={},
+    times=StageTimes(),
+    kept_shards=identity.num_shards,
+    seconds=0.0,
+  )
+
+
+def _extract(
+  pipeline: beam.Pipeline,
+  config: ExtractConfig,
+  identity: CacheIdentity,
+  out: Path,
+) -> ExtractionReport:
+  """Makes the shards that are missing, and the cache of all of them."""
   with step_bar("check what is kept", "shard", identity.num_shards) as bar:
     kept = cache_writer.finished_shards(out, identity, bar.update)
   todo = [i for i in range(identity.num_shards) if i not in kept]
@@ -170,8 +177,8 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
 
 
 def _there(out: Path, identity: CacheIdentity) -> list[int]:
-  shards = range(identity.num_shards)
-  return [i for i in shards if (out / identity.shard_name(i)).exists()]
+  shards, names = range(identity.num_shards), store_at(out).sizes()
+  return [i for i in shards if identity.shard_name(i) in names]
 
 
 def _examples(identity: CacheIdentity, shards: Iterable[int]) -> int:

@@ -118,6 +118,7 @@ class ExtractShard(beam.DoFn):
           f"{what} is another file on this worker (SHA-256 {found}) than where"
           f" the job was started ({expected}); give every worker the same."
         )
+    cache_writer.check_computed_on(self._out_dir, embedder.computed_on)
     return embedder
 
   def teardown(self) -> None:

@@ -57,36 +57,42 @@ def temporary_file(
 def publish(temporary: pathlib.Path, final: pathlib.Path) -> None:
   """Renames a file to its final name, on the disk before it is visible."""
   with disk_errors(final):
-    _sync(temporary)
+    sync(temporary)
     os.replace(temporary, final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
-def write_bytes(work: pathlib.Path, final: pathlib.Path, data: bytes) -> None:
-  """Writes a file whole, by way of a temporary name in `work`."""
-  with temporary_file(work, final.name) as temporary:
+def write_bytes(final: pathlib.Path, data: bytes) -> None:
+  """Writes a file whole, by way of a temporary name beside it."""
+  with temporary_file(final.parent, final.name) as temporary:
     with disk_errors(final):
       temporary.write_bytes(data)
     publish(temporary, final)
 
 
-def write_text(work: pathlib.Path, final: pathlib.Path, text: str) -> None:
-  """`write_bytes` of a text."""
-  write_bytes(work, final, text.encode())
+def write_json(final: pathlib.Path, data: Any) -> None:
+  """`write_bytes` of a JSON value."""
+  write_bytes(final, json_bytes(data))
 
 
-def write_json(work: pathlib.Path, final: pathlib.Path, data: Any) -> None:
-  """`write_text` of a JSON value."""
-  text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
-  write_text(work, final, text)
+def json_bytes(data: Any) -> bytes:
+  """The text of a JSON file."""
+  text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
+  return f"{text}\n".encode()
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
   """Reads a JSON object; refuses a file that is none."""
   try:
-    data = json.loads(path.read_text("utf-8"))
+    return json_object(path, path.read_bytes())
   except OSError as e:
     raise InputError(f"{path}: cannot be read: {e.strerror}.") from e
+
+
+def json_object(path: pathlib.Path, content: bytes) -> dict[str, Any]:
+  """The JSON object that is in a file; refuses what is none."""
+  try:
+    data = json.loads(content)
   except ValueError as e:
     raise InputError(
       f"{path}: not JSON ({e}); restore it or extract again."
@@ -102,7 +108,8 @@ def file_sha256(path: pathlib.Path) -> str:
     return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _sync(path: pathlib.Path) -> None:
+def sync(path: pathlib.Path) -> None:
+  """Waits until a file, or a folder's list of names, is on the disk."""
   handle = os.open(path, os.O_RDONLY)
   try:
     os.fsync(handle)

@@ -252,7 +252,7 @@ def _start(part: pathlib.Path, file: _File) -> None:
   """Empties the part; old bytes never lie beside the note of a new file."""
   with disk_errors(part):
     part.unlink(missing_ok=True)
-    write_json(part.parent, note_path(part), dataclasses.asdict(file))
+    write_json(note_path(part), dataclasses.asdict(file))
     part.touch()
 
 

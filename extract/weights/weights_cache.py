@@ -81,7 +81,7 @@ def _download(remote: Remote, path: pathlib.Path, sha256: str | None) -> None:
     "size": stat.st_size,
     "mtime_ns": stat.st_mtime_ns,
   }
-  write_json(path.parent, download.note_path(path), note)
+  write_json(download.note_path(path), note)
   publish(part, path)
   with disk_errors(part):
     download.note_path(part).unlink(missing_ok=True)

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import re
 import shutil
@@ -17,8 +18,14 @@ from oneshot_dp.extract.cache.content_keys import row_keys
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.cache.summary import describe, public_metadata
 from oneshot_dp.extract.cache.verify import verify_cache
-from oneshot_dp.extract.cache.writer import begin
-from tests.extract.caches import digest, make_identity, make_rows, write_cache
+from oneshot_dp.extract.cache.writer import begin, claim, finish, write_shard
+from tests.extract.caches import (
+  digest,
+  make_identity,
+  make_rows,
+  part,
+  write_cache,
+)
 
 
 def _readers():
@@ -115,14 +122,14 @@ def test_every_row_once_whatever_the_prefetch(cache, prefetch):
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_reads_ahead_no_further_than_prefetch(cache, prefetch, monkeypatch):
   read = []
-  shard_blocks = type(cache).shard_blocks
+  whole = type(cache).read
 
-  def counting(self, index):
-    for block in shard_blocks(self, index):
+  def counting(self, order):
+    for block in whole(self, order):
       read.append(block.example_id[0])
       yield block
 
-  monkeypatch.setattr(type(cache), "shard_blocks", counting)
+  monkeypatch.setattr(type(cache), "read", counting)
   blocks = cache.blocks(prefetch=prefetch)
   for taken in range(1, 4):
     next(blocks)
@@ -180,6 +187,7 @@ def test_a_flipped_byte_surfaces_in_the_consumer(tmp_path):
   with pytest.raises(InputError, match=re.escape(f"{file}: damaged (")) as e:
     list(blocks)
   assert "extract it again" in str(e.value)
+  assert "0x" not in str(e.value)  # a hash of private bytes
   assert "\n" not in str(e.value)
   assert not _readers()
 
@@ -195,6 +203,39 @@ def test_a_shard_with_other_rows_is_damaged(tmp_path):
     list(a.blocks())
 
 
+def test_a_shard_of_another_cache_of_the_same_size_is_found(tmp_path):
+  identity = make_identity(n=3000, d=64, shard_rows=600)
+  for name in ("a", "b"):
+    rows = make_rows(identity)
+    rows.embedding[2999] += name == "b"
+    with claim(tmp_path / name, identity):
+      for i in range(5):
+        indices = identity.shard_range(i)
+        write_shard(tmp_path / name, identity, i, [part(rows, indices)])
+      finish(tmp_path / name, identity)
+  a, b = open_cache(tmp_path / "a"), open_cache(tmp_path / "b")
+  list(a.blocks())
+  shutil.copy2(b.path / b.shards[4].file, a.path / a.shards[4].file)
+  blocks = a.blocks()
+  with pytest.raises(InputError, match=r"00004-of-00005: its SHA-256 is anot"):
+    list(blocks)
+  with pytest.raises(InputError, match=r"00004-of-00005: its SHA-256 is anot"):
+    list(open_cache(a.path).blocks([4, 1]))
+
+
+def test_what_was_hashed_is_hashed_again_once_it_is_touched(cache, monkeypatch):
+  hashed = []
+  digest_of = hashlib.file_digest
+  monkeypatch.setattr(
+    hashlib, "file_digest", lambda f, n: hashed.append(n) or digest_of(f, n)
+  )
+  for touched in (5, 1, 1):
+    list(cache.blocks())
+    assert len(hashed) == touched
+    hashed.clear()
+    (cache.path / cache.shards[2].file).touch()
+
+
 def test_a_truncated_shard_is_damaged_if_it_shrinks_while_open(cache):
   file = cache.path / cache.shards[0].file
   file.write_bytes(file.read_bytes()[:1000])
@@ -207,6 +248,7 @@ def test_a_truncated_shard_is_damaged_if_it_shrinks_while_open(cache):
 def test_what_is_not_a_cache_is_said_to_be(tmp_path):
   with pytest.raises(InputError, match="no such directory"):
     open_cache(tmp_path / "none")
+  (tmp_path / "notes.txt").write_text("")
   with pytest.raises(InputError, match="not a feature cache"):
     open_cache(tmp_path)
   begin(tmp_path / "c", make_identity())
@@ -243,7 +285,7 @@ def _edit(path, **changes):
     ),
     (
       lambda c: (c.path / "shards.json").unlink(),
-      "shards.json: cannot be read",
+      "shards.json: missing",
     ),
     (
       lambda c: (c.path / "shards.json").write_text("{"),
@@ -277,7 +319,7 @@ def test_keys_are_those_of_the_rows_and_damage_to_them_is_found(cache):
   with pytest.raises(InputError, match="keys-00003-of-00005: damaged"):
     list(open_cache(cache.path).key_blocks())
   (problem,) = verify_cache(cache.path).problems
-  assert problem.endswith("keys-00003-of-00005: its SHA-256 is another")
+  assert "keys-00003-of-00005: damaged (its SHA-256 is another)" in problem
 
 
 def test_reading_changes_nothing(cache):

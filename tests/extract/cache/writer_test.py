@@ -14,8 +14,11 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
 from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.cache.writer import (
   begin,
+  check_computed_on,
+  claim,
   finish,
   finished_shards,
   is_complete,
@@ -72,7 +75,7 @@ def test_private_files_are_the_owners_from_the_start(tmp_path):
   def rows():
     for directory in (tmp_path / "c", tmp_path / "c" / "_incomplete"):
       modes.append(stat.S_IMODE(directory.stat().st_mode))
-    (tmp,) = (tmp_path / "c" / "_incomplete").glob("*.tmp")
+    (tmp,) = (tmp_path / "c" / "_incomplete").glob("*.rows")
     modes.append(stat.S_IMODE(tmp.stat().st_mode))
     yield part(make_rows(identity), range(0, 8))
 
@@ -181,7 +184,7 @@ def test_a_directory_of_someone_else_is_refused(tmp_path):
   (tmp_path / "thesis.tex").write_text("x")
   with pytest.raises(InputError, match="not empty"):
     begin(tmp_path, make_identity())
-  with pytest.raises(InputError, match="not a directory"):
+  with pytest.raises(InputError, match="Not a directory"):
     begin(tmp_path / "thesis.tex", make_identity())
   assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
 
@@ -291,22 +294,66 @@ def test_finish_names_what_is_missing(tmp_path):
   assert not (tmp_path / "cache_info.json").exists()
 
 
-def test_finish_does_not_believe_a_record_whose_file_is_cut(tmp_path):
+def test_attempts_with_other_bytes_are_one_shard(tmp_path):
+  """The first that is settled is the shard: its rows, its keys, its record."""
+  identity = make_identity(n=8)
+  rows = make_rows(identity)
+  other = dataclasses.replace(rows, embedding=rows.embedding + 1)
+  begin(tmp_path, identity)
+
+  def slowly():
+    yield part(rows, range(0, 4))
+    # Before this attempt has ended, another one has.
+    nonlocal first
+    first = write_shard(tmp_path, identity, 0, [other])
+    yield part(rows, range(4, 8))
+
+  first = None
+  assert write_shard(tmp_path, identity, 0, slowly()) == first
+  left = sorted(p.name for p in (tmp_path / "_incomplete").iterdir())
+  assert left == ["job.json", "shard-00000.json"]
+  finish(tmp_path, identity)
+  assert verify_cache(tmp_path).ok
+  (block,) = open_cache(tmp_path).blocks()
+  np.testing.assert_array_equal(block.embedding, other.embedding.astype("<f2"))
+
+
+@pytest.mark.parametrize("which", ["file", "keys_file"])
+def test_finish_believes_no_record(tmp_path, which):
   identity = make_identity(n=8)
   begin(tmp_path, identity)
-  write_shard(tmp_path, identity, 0, [make_rows(identity)])
-  file = tmp_path / identity.shard_name(0)
-  file.write_bytes(file.read_bytes()[:-1])
+  record = write_shard(tmp_path, identity, 0, [make_rows(identity)])
+  _flip(tmp_path / getattr(record, which))
   with pytest.raises(RunError, match="1 of 1 shards are missing"):
     finish(tmp_path, identity)
 
 
-def test_what_a_killed_worker_left_is_swept(tmp_path):
-  identity = make_identity()
-  begin(tmp_path, identity)
-  (tmp_path / "_incomplete" / "shard.x1y2.tmp").write_text("half")
-  begin(tmp_path, identity)
-  assert list(digest(tmp_path)) == ["_incomplete/job.json"]
+def test_a_second_job_is_told_and_takes_nothing_from_the_first(tmp_path):
+  identity = make_identity(n=8)
+  with claim(tmp_path, identity) as unfinished:
+    assert unfinished
+
+    def rows():
+      yield part(make_rows(identity), range(0, 4))
+      before = digest(tmp_path)
+      with pytest.raises(InputError, match="another job is writing there"):
+        claim(tmp_path, identity).__enter__()
+      assert digest(tmp_path) == before
+      yield part(make_rows(identity), range(4, 8))
+
+    write_shard(tmp_path, identity, 0, rows())
+    finish(tmp_path, identity)
+  with claim(tmp_path, identity) as unfinished:
+    assert not unfinished
+
+
+def test_devices_are_those_of_the_first_shard(tmp_path):
+  begin(tmp_path, make_identity())
+  here = {"device": "cpu", "num_devices": 1, "batch_size": 16}
+  check_computed_on(tmp_path, here)
+  check_computed_on(tmp_path, here)
+  with pytest.raises(InputError, match="batch_size is 16 there and 32 now;"):
+    check_computed_on(tmp_path, here | {"batch_size": 32})
 
 
 def test_finish_counts(tmp_path):
@@ -317,7 +364,8 @@ def test_finish_counts(tmp_path):
     write_shard(tmp_path, identity, i, [rows])
   record = tmp_path / "_incomplete" / "shard-00001.json"
   data = json.loads(record.read_text())
-  record.write_text(json.dumps(data | {"rows": 7}))
+  data["record"]["rows"] = 7
+  record.write_text(json.dumps(data))
   with pytest.raises(RunError, match=r"19 rows, 0 skipped .* the 20 exampl"):
     finish(tmp_path, identity)
 
@@ -405,13 +453,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
   (tmp_path / "file").write_text("")
-  with pytest.raises(RunError, match=r"c: cannot write: Not a directory"):
+  with pytest.raises(InputError, match=r"c: cannot be read: Not a directory"):
     begin(tmp_path / "file" / "deep" / "c", make_identity())
 
 
-# Kills the job before and after each rename (those are its commits), in the
-# middle of a shard and in the clean-up, each in a process of its own; then runs
-# it again and prints what is there.
+# Kills the job before and after each name that it gives (its commits),
+# in the middle of a shard and in the clean-up, each in a process of its own;
+# then runs it again and prints what is there.
 _KILLS = """
 import json, os, pathlib, shutil, signal, sys
 from oneshot_dp.extract.cache import writer as cache_writer
@@ -430,12 +478,14 @@ def in_child(run, *args):
   return os.WTERMSIG(os.waitpid(pid, 0)[1])
 
 def killed_at(out, identity, step):
-  rename, steps = os.replace, iter(range(1000))
-  def replace(a, b):
-    if next(steps) == step: die()
-    rename(a, b)
-    if next(steps) == step: die()
-  os.replace = replace
+  steps = iter(range(1000))
+  def mortal(name_it):
+    def named(a, b):
+      if next(steps) == step: die()
+      name_it(a, b)
+      if next(steps) == step: die()
+    return named
+  os.link, os.replace = mortal(os.link), mortal(os.replace)
   caches.write_cache(out, identity)
 
 def killed_in_a_shard(out, identity, _):
@@ -460,8 +510,8 @@ def killed_in_the_cleanup(out, identity, _):
 root = pathlib.Path(sys.argv[1])
 identity = caches.make_identity()
 runs = [(killed_in_a_shard, 0), (killed_in_the_cleanup, 0)]
-# job, 3 x (shard, record), shards, 2 x TFDS, cache_info: 11 renames
-runs += [(killed_at, step) for step in range(22)]
+# job, 3 x (record, rows, keys), 2 x (shards, 2 x TFDS, cache_info): 18 names
+runs += [(killed_at, step) for step in range(36)]
 for i, (run, step) in enumerate(runs):
   out = root / f"{i:02}"
   signal_ = in_child(run, out, identity, step)
@@ -478,6 +528,6 @@ def test_killed_anywhere_and_run_again_gives_the_same_bytes(tmp_path):
   (tmp_path / "killed").mkdir()
   # Another process on purpose: nothing may depend on its hash seeds.
   digests = json.loads(_python(_KILLS, tmp_path / "killed"))
-  assert len(digests) == 24
+  assert len(digests) == 38
   for i, found in enumerate(digests):
     assert found == digest(tmp_path / "whole"), i

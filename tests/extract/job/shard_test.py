@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oneshot_dp.configs.errors import RunError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import CacheIdentity
@@ -120,6 +120,20 @@ def test_a_worker_with_other_weights_or_code_is_refused(
   do_fn.setup()
   with pytest.raises(RunError, match=said):
     list(do_fn.process(0))
+  do_fn.teardown()
+
+
+def test_a_worker_with_another_batch_size_is_refused(
+  worker, job, identity, tmp_path
+):
+  """Its rows would differ by rounding, and two tries of a shard with them."""
+  list(worker.process(1))
+  other = dataclasses.replace(job, batch_size=24)
+  do_fn = ExtractShard(other, identity, str(tmp_path / "cache"))
+  do_fn.setup()
+  with pytest.raises(InputError, match="batch_size is 16 there and 24 now"):
+    list(do_fn.process(0))
+  assert list(do_fn.process(1)) == [1]  # nothing of it is computed
   do_fn.teardown()
 
 

@@ -1,4 +1,4 @@
-from oneshot_dp.extract.storage.durable_files import publish, write_text
+from oneshot_dp.extract.storage.durable_files import publish, write_json
 from tests.syncs import noted_syncs
 
 
@@ -14,9 +14,9 @@ def test_a_file_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
   assert not temporary.exists()
 
 
-def test_text_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
+def test_json_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
   synced = noted_syncs(monkeypatch)
-  write_text(tmp_path, tmp_path / "info.json", "{}")
+  write_json(tmp_path / "info.json", {})
   first, *rest = synced
   assert first.startswith("info.json.")
   assert first.endswith(".tmp")
