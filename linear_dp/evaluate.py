@@ -1,7 +1,8 @@
-"""Top-1 and top-5 accuracy of many heads in one pass over a cache."""
+"""Accuracy of many heads in one pass over a cache: of rows, and of classes."""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
@@ -21,11 +22,21 @@ _BATCH_ROWS = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accuracy:
-  """Shares of n rows whose label is the best, or among the best five."""
+  """Shares of n rows whose label is the best, or among the best five.
+
+  Attributes:
+    top1, top5: of all rows.
+    num_examples: n.
+    balanced: the mean of `recall` over classes that have rows; None where only
+      noisy counts of all rows were paid for, or a row may have several labels.
+    recall: top-1 of the rows of each class; None of a class without rows.
+  """
 
   top1: float
   top5: float
   num_examples: int
+  balanced: float | None = None
+  recall: tuple[float | None, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -39,6 +50,9 @@ class SecretHits(Secret):
     num_examples: rows counted, n; public.
     num_classes: K; public.
     secret_hits: rows whose label is the first answer, and among the first five.
+    secret_class_hits: the first of these by class; None where rows have lists
+      of labels.
+    secret_class_rows: rows of each class.
   """
 
   public = ("num_examples",)
@@ -46,13 +60,28 @@ class SecretHits(Secret):
   num_examples: int
   num_classes: int
   secret_hits: Int64[np.ndarray, "2 heads"]
+  secret_class_hits: Int64[np.ndarray, "heads K"] | None = None
+  secret_class_rows: Int64[np.ndarray, " K"] | None = None
 
   def accuracies_of_public_labels(self) -> list[Accuracy]:
     """The exact accuracies, one per head."""
     n = self.num_examples
-    return [
+    found = [
       Accuracy(top1=top1 / n, top5=top5 / n, num_examples=n)
       for top1, top5 in self.secret_hits.T.tolist()
+    ]
+    hits, rows = self.secret_class_hits, self.secret_class_rows
+    if hits is None or rows is None:
+      return found
+    there = rows > 0
+    recalls = np.where(there, hits / np.maximum(rows, 1), np.nan)
+    return [
+      dataclasses.replace(
+        accuracy,
+        balanced=float(recall[there].mean()),
+        recall=tuple(None if math.isnan(r) else r for r in recall.tolist()),
+      )
+      for accuracy, recall in zip(found, recalls, strict=True)
     ]
 
 
@@ -107,25 +136,37 @@ def count_hits(
       f"heads of several shapes, {sorted(shapes)}: score those of one together."
     )
   weights = jax.device_put([(head.kernel, head.bias) for head in heads])
+  k = heads[0].num_classes
   hits = np.zeros((2, len(heads)), np.int64)
+  class_hits = np.zeros((len(heads), k), np.int64)
+  class_rows = np.zeros(k, np.int64)
   rows = 0
   labelled = _labelled(blocks, heads[0], lists, on_rows)
   for embedding, labels in padded_batches(labelled, _BATCH_ROWS):
-    rows += int((labels >= 0).any(axis=1).sum())
+    is_row = (labels >= 0).any(axis=1)
+    rows += int(is_row.sum())
+    class_rows += np.bincount(labels[is_row, 0], minlength=k)
     batch = jax.device_put((embedding, labels))
     # All are on their way before the first is waited for.
     of_heads = [
       _hits(head.unit_norm, *of_head, *batch)
       for head, of_head in zip(heads, weights, strict=True)
     ]
-    hits += np.stack(of_heads, axis=1)
+    hits += np.stack([first for first, _ in of_heads], axis=1)
+    class_hits += np.stack([by_class for _, by_class in of_heads])
   if not rows:
     raise InputError(
       "The evaluation cache has no rows"
       + (" with a label in their lists." if lists else ".")
     )
-  k = heads[0].num_classes
-  return SecretHits(num_examples=rows, num_classes=k, secret_hits=hits)
+  of_class = (None, None) if lists else (class_hits, class_rows)
+  return SecretHits(
+    num_examples=rows,
+    num_classes=k,
+    secret_hits=hits,
+    secret_class_hits=of_class[0],
+    secret_class_rows=of_class[1],
+  )
 
 
 def evaluate_heads(
@@ -189,8 +230,8 @@ def _hits(
   bias: Float[Array, " K"],
   embedding: Float[Array, "rows d"],
   labels: Int[Array, "rows longest"],
-) -> Int[Array, " 2"]:
-  """How many rows a head has in its first and its first five."""
+) -> tuple[Int[Array, " 2"], Int[Array, " K"]]:
+  """Rows that a head has in its first, and in its first five; by class."""
   # Relative to the largest: a common −10 would swallow the small differences
   # that a small learning rate leaves, in float32.
   head = LinearHead(kernel=kernel, bias=bias - bias.max(), unit_norm=unit_norm)
@@ -207,4 +248,6 @@ def _hits(
   behind = (logits < of_label) | ((logits == of_label) & (class_index >= label))
   rank = (~behind).sum(axis=1)
   real_row = is_label.any(axis=1)
-  return jnp.stack([(real_row & (rank < k)).sum() for k in (1, 5)])
+  first = real_row & (rank < 1)
+  by_class = jnp.zeros(logits.shape[1], int).at[label[:, 0]].add(first)
+  return jnp.stack([first.sum(), (real_row & (rank < 5)).sum()]), by_class

@@ -70,6 +70,7 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
     "pairs": _pairs,
     "mean_top1": results.mean_top1,
     "mean_top5": results.mean_top5,
+    "mean_balanced": results.mean_balanced,
     "spread_top1": results.spread_top1,
   }
   room = importlib.resources.files("oneshot_dp.pipeline.report")

@@ -170,6 +170,8 @@ class PrivateEvaluation:
         "accuracy_noise_sd": statement.noise_sd / len(self.cache),
         "noise_source": statement.noise_source,
         "ledger_entry": entry,
+        "left_out": "balanced accuracy and recall by class, which would take as"
+        " many more noisy counts as there are classes",
       },
     )
 

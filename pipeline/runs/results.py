@@ -26,6 +26,7 @@ class SweepRow:
     head: the method.
     noise_multiplier: σ; 0 without privacy.
     top1, top5: accuracies on the evaluation cache, fractions.
+    balanced: the mean over classes of their top-1; None of noisy counts.
     composed_epsilon: ε, at delta, of all private heads of the run together.
     num_examples, num_eval_examples: rows trained and evaluated on.
     evaluation: whether the accuracies are exact or noisy, and what they cost.
@@ -33,6 +34,7 @@ class SweepRow:
     noise_source: where the noise came from.
     private: whether the guarantee holds.
     path: the head's directory, inside the run's.
+    recall: top-1 of each class, in their order; None of noisy counts.
   """
 
   epsilon: float
@@ -42,6 +44,7 @@ class SweepRow:
   noise_multiplier: float
   top1: float
   top5: float
+  balanced: float | None = None
   composed_epsilon: float
   num_examples: int
   num_eval_examples: int
@@ -50,6 +53,7 @@ class SweepRow:
   noise_source: str
   private: bool
   path: str
+  recall: Sequence[float | None] | None = None
 
 
 _Row = TypeVar("_Row", bound=SweepRow)
@@ -76,6 +80,12 @@ def mean_top1(rows: Sequence[SweepRow]) -> float:
 def mean_top5(rows: Sequence[SweepRow]) -> float:
   """The same of the first five answers."""
   return statistics.mean(row.top5 for row in rows)
+
+
+def mean_balanced(rows: Sequence[SweepRow]) -> float | None:
+  """The same of balanced accuracy; None where it was not paid for."""
+  found = [row.balanced for row in rows if row.balanced is not None]
+  return statistics.mean(found) if found else None
 
 
 def spread_top1(rows: Sequence[SweepRow]) -> float | None:
@@ -112,7 +122,7 @@ def epsilon_table(
 
 
 def accuracy_table(rows: Sequence[SweepRow]) -> str:
-  """One line per epsilon: noise multiplier, top-1 with spread, top-5."""
+  """One line per epsilon: noise, top-1 with spread, top-5, balanced."""
   groups = sorted(grouped(rows, "epsilon").items())
   lines = text_table(
     [
@@ -120,6 +130,7 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
       f"{'sigma':>9}",
       f"{'top-1 %':>15}",
       "top-5 %",
+      "balanced %",
       "draws",
     ],
     [
@@ -128,6 +139,7 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
         f"{group[0].noise_multiplier:.4f}",
         top1_cell(group),
         f"{100 * mean_top5(group):.2f}",
+        "-" if (mean := mean_balanced(group)) is None else f"{100 * mean:.2f}",
         str(len(group)),
       ]
       for epsilon, group in groups
@@ -179,13 +191,17 @@ def write_tables(
 ) -> None:
   """Writes results.csv and results.json; accuracies are fractions.
 
+  In the CSV the recalls of classes are one cell, with spaces between.
+
   The cost is of all rows together, and the evaluation what scored them; JSON.
   """
   with (directory / "results.csv").open("w", newline="") as file:
     columns = [field.name for field in dataclasses.fields(rows[0])]
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(dataclasses.asdict(row) for row in rows)
+    writer.writerows(
+      dataclasses.asdict(row) | {"recall": _recall_cell(row)} for row in rows
+    )
   heads = [
     dataclasses.asdict(row)
     # JSON has no infinity.
@@ -194,6 +210,12 @@ def write_tables(
   ]
   results = {**cost, "evaluation": evaluation, "heads": heads}
   (directory / "results.json").write_text(as_json(results))
+
+
+def _recall_cell(row: SweepRow) -> str:
+  return " ".join(
+    "-" if share is None else f"{share:.6g}" for share in row.recall or ()
+  )
 
 
 def as_json(value: dict[str, Any]) -> str:

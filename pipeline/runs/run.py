@@ -215,6 +215,8 @@ def rows_of(
         noise_multiplier=statement.noise_multiplier,
         top1=score.top1,
         top5=score.top5,
+        balanced=score.balanced,
+        recall=score.recall,
         composed_epsilon=composed[statement.delta],
         num_examples=len(train),
         num_eval_examples=score.num_examples,

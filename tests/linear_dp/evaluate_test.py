@@ -49,6 +49,16 @@ def test_equals_numpy_ties_included(num_classes, n):
   assert found.top1 == pytest.approx(top1, abs=1e-12)
   assert found.top5 == pytest.approx(top5, abs=1e-12)
   assert found.num_examples == n
+  right = (block.embedding.astype(np.float32) @ head.kernel + head.bias).argmax(
+    axis=1
+  ) == block.label
+  recall = [
+    right[block.label == c].mean() if (block.label == c).any() else None
+    for c in range(num_classes)
+  ]
+  assert found.recall == pytest.approx(tuple(recall), abs=1e-12)
+  of_some = [share for share in recall if share is not None]
+  assert found.balanced == pytest.approx(np.mean(of_some), abs=1e-12)
   if num_classes <= 5:
     assert found.top5 == 1
   logits = block.embedding.astype(np.float32) @ head.kernel + head.bias

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
@@ -16,12 +17,17 @@ from oneshot_dp.pipeline.commands.flags import (
 )
 from oneshot_dp.pipeline.shell.answer import Answer
 
+if TYPE_CHECKING:
+  from oneshot_dp.extract.cache.info import CacheInfo
+  from oneshot_dp.linear_dp.evaluate import Accuracy
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  """Score a head on a cache: top-1 and top-5 accuracy.
+  """Score a head on a cache: top-1, top-5 and balanced accuracy, and recall.
 
-  The labels of the cache are treated as public, unless --private-eval is given.
+  The labels of the cache are treated as public, unless --private-eval is given:
+  then top-1 and top-5 are noisy counts, and what is about classes is left out.
 
   Example: oneshot-dp evaluate heads/epsilon-4 --cache caches/test
 
@@ -83,7 +89,7 @@ def run(flags: Flags) -> Answer:
   if real:
     evaluation = real.evaluate([saved.head], cache)
     by_real = {
-      "real": dataclasses.asdict(evaluation.scores[0])
+      "real": _stated(evaluation.scores[0], cache.info)
       | {"evaluation": evaluation.statement}
     }
   if request:
@@ -100,9 +106,19 @@ def run(flags: Flags) -> Answer:
       "The labels of this cache are treated as public: the accuracy is exact.",
       file=sys.stderr,
     )
-  facts = dataclasses.asdict(score) | {"evaluation": scored.statement} | by_real
+  facts = (
+    _stated(score, cache.info) | {"evaluation": scored.statement} | by_real
+  )
   answer = Answer(text="", facts=facts)
   return dataclasses.replace(answer, text=answer.json())
+
+
+def _stated(score: "Accuracy", info: "CacheInfo") -> dict[str, Any]:
+  """What is known of it, the recalls by the names of their classes."""
+  facts: dict[str, Any] = dataclasses.asdict(score)
+  if score.recall is not None:
+    facts["recall"] = dict(zip(info.class_names, score.recall, strict=True))
+  return {name: value for name, value in facts.items() if value is not None}
 
 
 def _privacy(epsilon: float, flags: Flags, n: int) -> PrivacyConfig:

@@ -108,6 +108,10 @@ class TestWhatIsSaid:
     assert statement["ledger_entry"] == entry["entry"]
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["private_eval"] == 1.0
+    heads = json.loads((tmp_path / "out/results.json").read_text())["heads"]
+    assert {(head["balanced"], head["recall"]) for head in heads} == {
+      (None, None)
+    }
 
   def test_public_labels_are_the_default(self, finished_sweep):
     said = "test labels treated as public"
@@ -123,6 +127,9 @@ class TestWhatIsSaid:
     assert found["evaluation"]["num_counts"] == 1  # of four classes
     assert 0 <= found["top1"] <= 1
     assert found["top5"] == 1
+    # K more counts would have to be paid for.
+    assert not {"balanced", "recall"} & found.keys()
+    assert "recall by class" in found["evaluation"]["left_out"]
     assert "treated as public" not in out + err
     assert "charged to" in err
 

@@ -67,7 +67,7 @@ def test_the_csv_has_a_line_for_each_head(tmp_path):
     "noise_multiplier",
     "top1",
     "top5",
-    "composed_epsilon",
+    "balanced",
   ]
   assert [float(line["epsilon"]) for line in lines] == [8, 1, 1, math.inf]
   assert [float(line["top1"]) for line in lines] == [0.85, 0.82, 0.84, 0.86]
@@ -83,6 +83,23 @@ def test_numbers_survive_to_the_last_bit(tmp_path):
   for found in (line, head):
     assert float(found["epsilon"]) == 1 / 3
     assert float(found["top1"]) == 2 / 7
+
+
+def test_recalls_by_class_and_where_there_are_none(tmp_path):
+  rows = [row(1.0, 0, 0.5, balanced=0.625, recall=(1.0, 0.25, None))]
+  rows.append(row(2.0, 0, 0.5))
+  write_tables(tmp_path, rows, cost_of(PLAN), PUBLIC)
+  with (tmp_path / "results.csv").open(newline="") as file:
+    cells = [
+      (line["balanced"], line["recall"]) for line in csv.DictReader(file)
+    ]
+  assert cells == [("0.625", "1 0.25 -"), ("", "")]
+  first, second = json.loads((tmp_path / "results.json").read_text())["heads"]
+  assert first["recall"] == [1.0, 0.25, None]
+  assert second["recall"] is second["balanced"] is None
+  _, one, two, _ = accuracy_table(rows).splitlines()
+  assert one.split()[-2:] == ["62.50", "1"]
+  assert two.split()[-2:] == ["-", "1"]
 
 
 def test_the_json_says_what_the_sweep_cost(tmp_path):
@@ -116,8 +133,8 @@ def test_the_table_is_sorted_and_shows_the_spread():
     [*ROWS, baseline()]
   ).splitlines()
   assert header.split()[:2] == ["epsilon", "sigma"]
-  assert one.split() == ["1", "3.7300", "83.00", "±", "1.41", "99.00", "2"]
-  assert eight.split() == ["8", "3.7300", "85.00", "99.00", "1"]
+  assert one.split() == ["1", "3.7300", "83.00", "±", "1.41", "99.00", "-", "2"]
+  assert eight.split() == ["8", "3.7300", "85.00", "99.00", "-", "1"]
   assert inf.endswith("NOT PRIVATE")
   assert "epsilon = 13.2 at delta = 1e-05 (nested releases)" in total
   assert "trained on 50,000, evaluated on 10,000" in total

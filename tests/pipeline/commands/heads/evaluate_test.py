@@ -24,6 +24,8 @@ class TestHeads:
       "top1": row.top1,
       "top5": row.top5,
       "num_examples": 80,
+      "balanced": row.balanced,
+      "recall": dict(zip(eval_cache.info.class_names, row.recall, strict=True)),
       "evaluation": {
         "labels": "public",
         "mechanism": "test labels treated as public",
