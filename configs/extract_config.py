@@ -209,6 +209,8 @@ class ExtractConfig:
     decode_threads: threads that decode and resize; None is one per core.
     on_decode_error: "fail" stops the job at an image that cannot be decoded;
       "skip" leaves it out and records its id in the cache.
+    stall_seconds: the job is stopped when nothing was finished for so long: no
+      image by workers in this process, no shard by others.
   """
 
   source: Source
@@ -222,9 +224,13 @@ class ExtractConfig:
   shard_rows: int = 2048
   decode_threads: int | None = None
   on_decode_error: OnDecodeError = "fail"
+  stall_seconds: int = 3600
 
   def __post_init__(self):
-    for field in ("views", "batch_size", "shard_rows", "decode_threads"):
+    for field in (
+      *("views", "batch_size", "shard_rows"),
+      *("decode_threads", "stall_seconds"),
+    ):
       check_positive(field, getattr(self, field))
     if self.view_min_area is not None and self.views is None:
       raise InputError(

@@ -1,13 +1,19 @@
 """How far a long step is: bars on a terminal, none in a pipe."""
 
 import contextlib
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tqdm import tqdm
 
 _POLL_SECONDS = 0.3
+_POLL_SHARE = 0.05
+"""Of the time, at most: to see what workers elsewhere did may take a while."""
+_SIGNAL = signal.SIGUSR2
+"""Reaches the main thread whatever it waits for, in the background too."""
 
 
 class RowCounter:
@@ -41,14 +47,49 @@ def step_bar(
   )
 
 
+class _Stop(BaseException):
+  """Passes through what would catch and retry an Exception."""
+
+
 @contextlib.contextmanager
 def progress_bar(
-  total: int, initial: int, done: Callable[[], int], description: str
+  total: int,
+  initial: int,
+  done: Callable[[], int],
+  description: str,
+  watch: Callable[[int], None] = lambda count: None,
 ) -> Iterator[None]:
   """Shows images/s and the time left while the block runs, and stays.
 
-  `done` says how many images are finished, wherever; another thread polls it.
+  Another thread polls `done`, which says how many images are finished,
+  wherever, and hands that to `watch`. An error that `watch` raises ends the
+  block, whatever it waits for; only the main thread can be ended so.
   """
+  waiting = threading.current_thread() is threading.main_thread()
+  watch = watch if waiting else lambda count: None
+  problem: list[Exception] = []
+  stop = threading.Event()
+
+  def poll() -> None:
+    pause = _POLL_SECONDS
+    while not stop.wait(pause):
+      start = time.monotonic()
+      count = done()
+      bar.update(max(0, count - bar.n))
+      pause = max(_POLL_SECONDS, (time.monotonic() - start) / _POLL_SHARE)
+      try:
+        watch(count)
+      except Exception as error:
+        problem.append(error)
+        signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+        return
+
+  def end_the_block(*_: object) -> None:
+    if waiting:
+      raise _Stop
+
+  before = signal.signal(_SIGNAL, end_the_block) if waiting else None
+  thread = threading.Thread(target=poll, name="progress", daemon=True)
   with tqdm(
     total=total,
     initial=initial,
@@ -57,17 +98,19 @@ def progress_bar(
     disable=None,
     smoothing=0.1,
   ) as bar:
-    stop = threading.Event()
-
-    def poll() -> None:
-      while not stop.wait(_POLL_SECONDS):
-        bar.update(max(0, done() - bar.n))
-
-    thread = threading.Thread(target=poll, name="progress", daemon=True)
     thread.start()
     try:
-      yield
+      try:
+        yield
+      finally:
+        waiting = False
       bar.update(max(0, done() - bar.n))
+    except BaseException as error:  # (Beam wraps a worker's in its own.)
+      if problem:
+        raise problem[0] from error
+      raise
     finally:
       stop.set()
       thread.join()
+      if before is not None:
+        signal.signal(_SIGNAL, before)

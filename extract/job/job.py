@@ -9,28 +9,22 @@ in an object store, or on a file system that every worker mounts under the same
 path.
 """
 
-import contextlib
 import dataclasses
 import importlib.metadata
-import io
-import logging
-import re
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import StandardOptions
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.backbones.registry import resolved
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.extract.job.beam_options import LOCAL_RUNNER, pipeline_options
+from oneshot_dp.extract.job.beam_options import pipeline_options
+from oneshot_dp.extract.job.run_graph import run_graph
 from oneshot_dp.extract.job.shard import (
   COUNTERS,
   ExtractShard,
@@ -38,6 +32,7 @@ from oneshot_dp.extract.job.shard import (
   shared_embedder,
 )
 from oneshot_dp.extract.job.stage_times import StageTimes
+from oneshot_dp.extract.job.watch import Watch
 from oneshot_dp.extract.progress import examples_done, progress_bar, step_bar
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.storage.store import store_at
@@ -176,9 +171,11 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
   )
 
 
-def _there(out: Path, identity: CacheIdentity) -> list[int]:
-  shards, names = range(identity.num_shards), store_at(out).sizes()
-  return [i for i in shards if identity.shard_name(i) in names]
+def _there(out: Path, identity: CacheIdentity) -> set[int]:
+  """Numbers of the shards that can be seen, by one listing."""
+  start = identity.shard_name(0).partition("00000-of-")[0]
+  names = [name for name in store_at(out).sizes() if name.startswith(start)]
+  return {int(name[len(start) :].partition("-")[0]) for name in names}
 
 
 def _examples(identity: CacheIdentity, shards: Iterable[int]) -> int:
@@ -199,9 +196,14 @@ def _run(
 
   def done() -> int:
     # Workers in this process count examples; of others, shards can be seen.
-    shards = set(todo).intersection(_there(out, identity))
+    shards = _there(out, identity).intersection(todo)
     new = max(examples_done.value - before, _examples(identity, shards))
     return initial + new
+
+  def missing() -> str:
+    left = sorted(set(todo) - _there(out, identity))
+    few = ", ".join(map(str, left[:5])) + ", …" * (len(left) > 5)
+    return f"{len(left)} of {identity.num_shards} shards ({few})"
 
   _ = (
     pipeline
@@ -209,63 +211,10 @@ def _run(
     | "Spread" >> beam.Reshuffle()
     | "ExtractShard" >> beam.ParDo(ExtractShard(config, identity, str(out)))
   )
-  local = pipeline.options.view_as(StandardOptions).runner == LOCAL_RUNNER
-  try:
-    with (
-      progress_bar(total, initial, done, config.split),
-      _quiet_workers() if local else contextlib.nullcontext(),
-    ):
-      result = pipeline.run()
-      state = result.wait_until_finish()
-  except Exception as error:
-    raise _as_our_error(error) from error
-  if state not in (None, "DONE"):
-    raise RunError(
-      f"The Beam job ended as {state}; see the runner's own logs, then run the"
-      " same command again (finished shards are kept)."
-    )
-  return _counters(result)
-
-
-@contextlib.contextmanager
-def _quiet_workers() -> Iterator[None]:
-  """Keeps back the tracebacks that workers in this process log and print.
-
-  `_as_our_error` says the same in one line. The bar has the real stream.
-  """
-  logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-  printed = io.StringIO()
-  with contextlib.redirect_stderr(printed):
-    yield
-  sys.stderr.write(printed.getvalue())
-
-
-def _counters(result: Any) -> dict[str, int]:
-  found = dict.fromkeys((*COUNTERS, *StageTimes().counters()), 0)
-  for metric in result.metrics().query()["counters"]:
-    name = metric.key.metric.name
-    if name in found:
-      found[name] += metric.result
-  return found
-
-
-def _as_our_error(error: Exception) -> BaseException:
-  """The worker's own error, which runners deliver as text in a traceback."""
-  # Ctrl-C, where a worker had this process's main thread.
-  if str(error).startswith("KeyboardInterrupt"):
-    return KeyboardInterrupt()
-  if isinstance(error, InputError | RunError):
-    return type(error)(str(error).partition(" [while running")[0])
-  raised = re.findall(
-    r"configs\.errors\.(InputError|RunError): (.*?)(?: \[while running|\n|$)",
-    str(error),
-  )
-  if not raised and "[while running" in str(error):
-    return error  # A bug of ours: it keeps its traceback.
-  if not raised:
-    return RunError(
-      f"Beam could not run the job: {type(error).__name__}: {error}; see the"
-      " runner's own logs."
-    )
-  kind, message = raised[-1]
-  return {"InputError": InputError, "RunError": RunError}[kind](message)
+  with (
+    Watch(config.stall_seconds, missing) as watch,
+    progress_bar(total, initial, done, config.split, watch),
+  ):
+    counters = run_graph(pipeline)
+  wanted = (*COUNTERS, *StageTimes().counters())
+  return {name: counters.get(name, 0) for name in wanted}

@@ -1,5 +1,6 @@
 import contextlib
 import io
+import signal
 import sys
 import threading
 import time
@@ -87,6 +88,19 @@ def test_it_never_moves_back():
     pass
   assert "30/40" in screen.getvalue()
   assert "20/40" not in screen.getvalue()
+
+
+def test_what_watches_it_can_end_it():
+  def watch(count: int) -> None:
+    raise KeyError(f"{count} and no more")
+
+  handler = signal.getsignal(signal.SIGUSR2)
+  with (
+    pytest.raises(KeyError, match="7 and no more"),
+    progress_bar(10, 0, lambda: 7, "train", watch),
+  ):
+    threading.Event().wait(60)
+  assert signal.getsignal(signal.SIGUSR2) == handler
 
 
 def test_its_thread_ends_with_the_job():

@@ -2,13 +2,20 @@
 
 import contextlib
 import io
+import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 
 import pytest
+from apache_beam.runners.worker.worker_pool_main import (
+  BeamFnExternalWorkerPoolServicer,
+)
 
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.cache.verify import verify_cache
@@ -18,6 +25,7 @@ from tests.extract.image_jobs import write_folder
 from tests.pipeline.command_line import one_line, start
 
 IMAGES, SHARD_ROWS = 600, 30
+PROCESSES = "--direct_running_mode=multi_processing", "--direct_num_workers=2"
 
 CONFIG = f"""
 from oneshot_dp.configs.extract_config import *
@@ -117,10 +125,43 @@ def test_ctrl_c_can_be_resumed_from(folder, tmp_path, flags):
   assert digest(out) == digest(folder / "undisturbed")
 
 
+@pytest.fixture
+def worker_pool(monkeypatch) -> Iterator[str]:
+  """Where a cluster's engine would ask for a worker process."""
+  here = pathlib.Path(sys.executable).parent  # The pool starts any "python".
+  monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+  where, server = BeamFnExternalWorkerPoolServicer.start(use_process=True)
+  yield where
+  server.stop(None)
+
+
 @pytest.mark.slow
-def test_worker_processes_make_the_same_bytes(folder, tmp_path):
-  flags = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+def test_a_worker_pool_makes_the_same_bytes(folder, tmp_path, worker_pool):
+  flags = (
+    *("--runner=PortableRunner", "--job_endpoint=embed"),
+    *("--environment_type=EXTERNAL", f"--environment_config={worker_pool}"),
+    "--stall-seconds=60",
+  )
   said = finished(folder, tmp_path / "cache", *flags)
   assert f"{IMAGES} images in" in said
-  assert "0 undecodable" in said
   assert digest(tmp_path / "cache") == digest(folder / "undisturbed")
+
+
+@pytest.mark.slow
+def test_a_worker_process_that_dies_is_noticed(folder, tmp_path):
+  out = tmp_path / "cache"
+  process = extraction(folder, out, *PROCESSES)
+  wait_for_shards(process, out, 2)
+  tasks = pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")
+  os.kill(
+    int(" ".join(t.read_text() for t in tasks).split()[0]), signal.SIGKILL
+  )
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 1
+  assert re.search(
+    r"error: a worker process ended with status -9 .* of 20 shards \(\d+, ", err
+  )
+  said = finished(folder, out, *PROCESSES)
+  assert " 0 shards kept" not in said
+  assert "0 undecodable" in said
+  assert digest(out) == digest(folder / "undisturbed")

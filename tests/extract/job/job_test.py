@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import pathlib
+import threading
 
 import numpy as np
 import pytest
@@ -34,6 +35,14 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 N = 70  # three shards of 32, 32 and 6; no multiple of a batch
 THREADS = ["--direct_running_mode=multi_threading", "--direct_num_workers=2"]
+# As a cluster would: a job server, and workers that it asks for.
+PORTABLE = [
+  *("--runner=PortableRunner", "--job_endpoint=embed"),
+  "--environment_type=LOOPBACK",
+]
+ON_EACH_RUNNER = pytest.mark.parametrize(
+  "options", [[], THREADS, PORTABLE], ids=["plain", "threads", "portable"]
+)
 RUNNERS = "tests.extract.recording_runner"
 
 
@@ -86,7 +95,7 @@ def test_the_report_counts_this_run(job, tmp_path):
   assert len(report.cache) == N
 
 
-@pytest.mark.parametrize("options", [[], THREADS], ids=["plain", "threads"])
+@ON_EACH_RUNNER
 def test_a_cache_made_again_is_the_same_bytes(
   job, undisturbed, tmp_path, options
 ):
@@ -149,8 +158,10 @@ def test_a_finished_cache_is_left_alone(job, undisturbed):
   assert {p: p.stat().st_mtime_ns for p in undisturbed.iterdir()} == before
 
 
-@pytest.mark.parametrize("options", [[], THREADS], ids=["plain", "threads"])
-def test_an_undecodable_image_fails_the_job_in_one_line(tmp_path, options):
+@ON_EACH_RUNNER
+def test_an_undecodable_image_fails_the_job_in_one_line(
+  tmp_path, capfd, options
+):
   files = write_folder(tmp_path / "photos", 20, bad=[13])
   job = folder_job(tmp_path / "photos")
   with pytest.raises(InputError) as error:
@@ -159,10 +170,11 @@ def test_an_undecodable_image_fails_the_job_in_one_line(tmp_path, options):
   assert message.startswith(f"{files[13]} (example_id=13) cannot be decoded: ")
   assert message.endswith("pass --on-decode-error skip.")
   assert "\n" not in message
+  assert "Traceback" not in capfd.readouterr().err
   assert not (tmp_path / "cache" / INFO_FILE).exists()
 
 
-@pytest.mark.parametrize("options", [[], THREADS], ids=["plain", "threads"])
+@ON_EACH_RUNNER
 def test_skipped_images_are_listed_and_the_rest_is_there(tmp_path, options):
   files = write_folder(tmp_path / "photos", 50, bad=[3, 31, 32, 49])
   skip = folder_job(tmp_path / "photos", on_decode_error="skip")
@@ -354,6 +366,23 @@ def test_a_source_that_changes_is_noticed(tmp_path):
     InputError, match="source_num_examples is 40 there and 39"
   ):
     run_extraction(job, tmp_path / "cache")
+
+
+def test_a_job_without_progress_is_given_up(job, tmp_path, monkeypatch):
+  """Its worker hangs; the same command ends well once it does not."""
+  whole = shard.cache_writer.write_shard
+
+  def hangs_at_two(out, identity, index, rows):
+    if index == 2:
+      threading.Event().wait(60)
+    return whole(out, identity, index, rows)
+
+  monkeypatch.setattr(shard.cache_writer, "write_shard", hangs_at_two)
+  hurried = dataclasses.replace(job, stall_seconds=1)
+  with pytest.raises(RunError, match=r"1 of 3 shards \(2\).*--stall-seconds"):
+    run_extraction(hurried, tmp_path / "cache")
+  monkeypatch.undo()
+  assert run_extraction(hurried, tmp_path / "cache").kept_shards == 2
 
 
 def test_a_bug_keeps_its_traceback(job, tmp_path, monkeypatch):
