@@ -115,8 +115,21 @@ class ArraysSource:
       check_unit_name(self.unit_name)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnlabelledSource:
+  """Images to predict the classes of: nothing is known of them.
+
+  Attributes:
+    paths: image files, folders of them at any depth, npz files with an array
+      `image` (uint8 [n, h, w, 3 or 1]) and Parquet files with a column `image`
+      (bytes of image files, or structs that have them as `bytes`).
+  """
+
+  paths: tuple[str, ...]
+
+
 # A new source is a dataclass above and a name here.
-Source = ArraysSource | ImageFolderSource | TfdsSource
+Source = ArraysSource | ImageFolderSource | TfdsSource | UnlabelledSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Int32, Int64
+from jaxtyping import Array, Float, Float32, Int, Int32, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.head import LinearHead
@@ -223,6 +223,40 @@ def _labelled(
     yield block.embedding, labels
 
 
+def logits_of(
+  head: LinearHead, rows: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> Iterator[tuple[Float32[np.ndarray, "batch K"], np.ndarray]]:
+  """The logits that `count_hits` ranks by, less the largest bias.
+
+  Args:
+    head: the weights.
+    rows: embeddings [rows, d], and numbers ≥ 0 that come back beside them.
+
+  Raises:
+    InputError: logits that are not finite.
+  """
+  weights = jax.device_put((head.kernel, head.bias))
+  for embedding, numbers in padded_batches(rows, _BATCH_ROWS):
+    real = numbers >= 0
+    logits = np.asarray(_logits(head.unit_norm, *weights, embedding))[real]
+    if not np.isfinite(logits).all():
+      raise InputError("the head's logits of these rows are not finite.")
+    yield logits, numbers[real]
+
+
+@functools.partial(jax.jit, static_argnames="unit_norm")
+def _logits(
+  unit_norm: bool,
+  kernel: Float[Array, "d K"],
+  bias: Float[Array, " K"],
+  embedding: Float[Array, "rows d"],
+) -> Float[Array, "rows K"]:
+  # Relative to the largest: a common −10 would swallow the small differences
+  # that a small learning rate leaves, in float32.
+  head = LinearHead(kernel=kernel, bias=bias - bias.max(), unit_norm=unit_norm)
+  return head.logits(embedding.astype(jnp.float32))
+
+
 @functools.partial(jax.jit, static_argnames="unit_norm")
 def _hits(
   unit_norm: bool,
@@ -232,10 +266,7 @@ def _hits(
   labels: Int[Array, "rows longest"],
 ) -> tuple[Int[Array, " 2"], Int[Array, " K"]]:
   """Rows that a head has in its first, and in its first five; by class."""
-  # Relative to the largest: a common −10 would swallow the small differences
-  # that a small learning rate leaves, in float32.
-  head = LinearHead(kernel=kernel, bias=bias - bias.max(), unit_norm=unit_norm)
-  logits = head.logits(embedding.astype(jnp.float32))
+  logits = _logits(unit_norm, kernel, bias, embedding)
   is_label = labels >= 0
   of_labels = jnp.take_along_axis(logits, labels, axis=1)
   of_labels = jnp.where(is_label, of_labels, -jnp.inf)

@@ -44,7 +44,7 @@ LAYERS = {
     room("saved_head"),
     room("training"),
     room("runs", "audit", "importing"),
-    room("paper", "report"),
+    room("paper", "report", "serving"),
     room("commands"),
     room("cli"),
   ),

@@ -39,6 +39,7 @@ from oneshot_dp.extract.backbones.user_function import (
 from oneshot_dp.extract.backbones.vit import families as vit
 from oneshot_dp.extract.backbones.vit import glyph_vit
 from oneshot_dp.extract.images.preprocess import Preprocessing
+from oneshot_dp.extract.weights import weights_cache
 from oneshot_dp.extract.weights.locations import local_weights
 
 _FAMILIES = (vit, bit_resnet, norm_free, glyph_vit)
@@ -110,6 +111,8 @@ def load_backbone(
   with _weights_file(architecture, config) as path:
     arrays, sha256 = read_arrays(path)
     params = to_params(architecture, arrays, shapes, path)
+  if config.weights is not None:
+    weights_cache.remember(config.weights, sha256)
   return Backbone(
     name=config.name,
     embedding=embedding,

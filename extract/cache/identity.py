@@ -175,14 +175,23 @@ class CacheIdentity:
     embedding by rounding only and are left out. So are views: heads trained on
     means over views are meant for the plain embeddings of test images.
     """
-    names = "name", "layer", "weights_sha256", "code_sha256"
-    return sha256_of(
-      {name: getattr(self.backbone, name) for name in names}
-      | {"preprocess": self.preprocess, "feature_dim": self.feature_dim}
+    return embedding_fingerprint(
+      self.backbone, self.preprocess, self.feature_dim
     )
 
   def to_json(self) -> dict[str, Any]:
     return json.loads(canonical_json(dataclasses.asdict(self)))
+
+
+def embedding_fingerprint(
+  backbone: BackboneIdentity, preprocess: Mapping[str, Any], feature_dim: int
+) -> str:
+  """`CacheIdentity.backbone_fingerprint`, of what makes the embeddings."""
+  names = "name", "layer", "weights_sha256", "code_sha256"
+  return sha256_of(
+    {name: getattr(backbone, name) for name in names}
+    | {"preprocess": preprocess, "feature_dim": feature_dim}
+  )
 
 
 def refuse_another(

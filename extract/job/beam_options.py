@@ -21,8 +21,8 @@ class UnknownFlagError(InputError):
   def __init__(self, name: str):
     self.flag = f"--{name}"
     super().__init__(
-      f"{self.flag} is neither a flag of `oneshot-dp extract` nor a Beam"
-      " option; see `oneshot-dp extract CONFIG --help`."
+      f"{self.flag} is neither a flag of this command nor a Beam option; see"
+      " its --help."
     )
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, UInt8
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.registry import load_backbone
+from oneshot_dp.extract.cache.identity import BackboneIdentity
 
 # More images at once leave the fast memory: on a CPU a ViT-Ti/16 is 1.4 times
 # slower at 64 than at 16, measured; of a v5e the compiler expects 1.2 times as
@@ -75,6 +76,17 @@ class Embedder:
     padding = [(0, self.batch_size - len(images))] + [(0, 0)] * 3
     batch = jax.device_put(np.pad(images, padding), self._rows)
     return self._apply(self._params, batch)
+
+
+def identity_of(backbone: Backbone) -> BackboneIdentity:
+  """What a cache says of the backbone that made it."""
+  return BackboneIdentity(
+    name=backbone.name,
+    layer=backbone.embedding,
+    weights_sha256=backbone.weights_sha256,
+    code_sha256=backbone.code_sha256,
+    compute_dtype=backbone.compute_dtype,
+  )
 
 
 def load_embedder(config: ExtractConfig) -> Embedder:

@@ -21,9 +21,10 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.backbones.registry import resolved
 from oneshot_dp.extract.cache import writer as cache_writer
-from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
+from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.job.beam_options import pipeline_options
+from oneshot_dp.extract.job.embedder import identity_of
 from oneshot_dp.extract.job.run_graph import run_graph
 from oneshot_dp.extract.job.shard import (
   COUNTERS,
@@ -147,13 +148,7 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
     num_classes_source=(
       "flag" if getattr(config.source, "num_classes", None) else "class_names"
     ),
-    backbone=BackboneIdentity(
-      name=backbone.name,
-      layer=backbone.embedding,
-      weights_sha256=backbone.weights_sha256,
-      code_sha256=backbone.code_sha256,
-      compute_dtype=backbone.compute_dtype,
-    ),
+    backbone=identity_of(backbone),
     preprocess=dataclasses.asdict(backbone.preprocessing),
     views=None
     if config.views is None

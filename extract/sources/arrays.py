@@ -25,7 +25,7 @@ class ArrayExamples:
     path = os.path.expanduser(config.path)
     self.name = config.name or pathlib.Path(path).stem
     self.version = ""
-    with _npz(path) as npz:
+    with open_npz(path) as npz:
       prefix = _prefix(npz.files, path, split)
       wanted = ("image", "label", "example_id", "unit_id")
       names = [f"{prefix}{name}" for name in wanted]
@@ -41,7 +41,7 @@ class ArrayExamples:
       )
     self.class_names = _class_names(class_names, config.num_classes, path)
     self._place = f"{path}:{split}" if prefix else path
-    self._image = _images(image, f"{path}[{names[0]}]")
+    self._image = checked_images(image, f"{path}[{names[0]}]")
     rows = len(self._image)
     label_, id_, unit_ = (f"{path}[{name}]" for name in names[1:])
     self._label = _integers(label, label_, rows)
@@ -94,7 +94,7 @@ class ArrayExamples:
 
 
 @contextlib.contextmanager
-def _npz(path: str) -> Iterator[np.lib.npyio.NpzFile]:
+def open_npz(path: str) -> Iterator[np.lib.npyio.NpzFile]:
   """Opens an npz; whatever cannot be read in it is the input's fault."""
   try:
     with open(path, "rb") as file:
@@ -156,9 +156,10 @@ def _class_names(
   return names
 
 
-def _images(
+def checked_images(
   array: Shaped[np.ndarray, "..."], place: str
 ) -> UInt8[np.ndarray, "n h w c"]:
+  """The array, if it holds images; errors call it `place`."""
   if (
     array.dtype != np.uint8
     or array.ndim != 4

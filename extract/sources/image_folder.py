@@ -96,6 +96,15 @@ class FolderExamples:
     return os.path.join(self._folder, self._images[index])
 
 
+def images_below(folder: str) -> list[str]:
+  """The paths of all images in a folder, however deep, by code point."""
+  return [
+    os.path.join(folder, path)
+    for path in sorted(_files(folder))
+    if _is_image(path)
+  ]
+
+
 def _numbers(folder: str, images: list[str]) -> Int64[np.ndarray, " n"]:
   """Returns the number in the name of each file, which no other has."""
   owners: dict[int, str] = {}

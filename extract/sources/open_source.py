@@ -11,6 +11,7 @@ _READERS: dict[type[extract_config.Source], tuple[str, str]] = {
   extract_config.ArraysSource: ("arrays", "ArrayExamples"),
   extract_config.ImageFolderSource: ("image_folder", "FolderExamples"),
   extract_config.TfdsSource: ("tfds", "TfdsExamples"),
+  extract_config.UnlabelledSource: ("unlabelled", "UnlabelledImages"),
 }
 
 

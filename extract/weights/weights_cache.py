@@ -13,7 +13,7 @@ import re
 import urllib.parse
 from collections.abc import Iterator
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.storage.durable_files import (
   disk_errors,
   file_sha256,
@@ -60,6 +60,32 @@ def downloaded(remote: Remote, sha256: str | None) -> pathlib.Path:
     if found is None or sha256 not in (None, found):
       _download(remote, path, sha256)
   return path
+
+
+def remember(location: str, sha256: str) -> None:
+  """Notes where weights were found, for whoever knows only their SHA-256.
+
+  Stays on this machine. A cache that cannot be written remembers nothing.
+  """
+  if "://" not in location:
+    location = str(pathlib.Path(location).absolute())
+  note = _known(sha256)
+  with contextlib.suppress(OSError, RunError):
+    if remembered(sha256) != location:
+      note.parent.mkdir(parents=True, exist_ok=True)
+      write_json(note, {"location": location})
+
+
+def remembered(sha256: str) -> str | None:
+  """Where weights of a SHA-256 were found last on this machine, if ever."""
+  try:
+    return read_json(_known(sha256))["location"]
+  except (InputError, KeyError):
+    return None
+
+
+def _known(sha256: str) -> pathlib.Path:
+  return cache_dir() / "by-sha256" / f"{sha256}.json"
 
 
 def _download(remote: Remote, path: pathlib.Path, sha256: str | None) -> None:

@@ -16,6 +16,7 @@ _MODULES = {
   "figures": "studies.figures",
   "ablate": "studies.ablate",
   "evaluate": "heads.evaluate",
+  "predict": "heads.predict",
   "report": "studies.report",
   "budget": "privacy.budget",
   "budget set": "privacy.budget_set",

@@ -22,9 +22,8 @@ from oneshot_dp.configs.extract_config import (
   TfdsSource,
 )
 from oneshot_dp.configs.registry import experiment_names, load_config
+from oneshot_dp.pipeline.commands.beam_flags import check_beam_options
 from oneshot_dp.pipeline.shell.answer import Answer
-from oneshot_dp.pipeline.shell.complaints import did_you_mean
-from oneshot_dp.pipeline.shell.parser import listed_flags
 
 IF_INTERRUPTED = (
   "interrupted; an extraction resumes when the same command is run again"
@@ -114,15 +113,10 @@ def run(flags: Flags) -> Answer:
     InputError, RunError, KeyboardInterrupt: see `run_extraction`.
   """
   from oneshot_dp.extract.cache.summary import describe, public_metadata
-  from oneshot_dp.extract.job.beam_options import UnknownFlagError
   from oneshot_dp.extract.job.job import run_extraction
 
-  try:
-    report = run_extraction(flags.job, flags.out, flags.beam_options)
-  except UnknownFlagError as error:
-    known = listed_flags(all_flags())
-    hint = did_you_mean(error.flag.replace("_", "-"), known)
-    raise InputError(f"{error} {hint}") from error
+  check_beam_options(flags.beam_options, all_flags())
+  report = run_extraction(flags.job, flags.out, flags.beam_options)
   cache = report.cache
   facts = {"cache": flags.out, "metadata": public_metadata(cache)}
   if not report.counters:

@@ -30,6 +30,7 @@ ALL = [
   f"figures {RUN} --epsilons 1 --deltas 1e-5 --num-draws 1 --baseline",
   f"ablate {RUN} --epsilon 1 --delta 1e-5 --axes clip --clip-norms 2",
   "evaluate {head} --cache {eval} --private-eval 1 --delta 1e-5",
+  "predict {head} {eval} --out {tmp}/predictions.csv",
   "report {tmp}/results",
   "budget --cache {train}",
   "budget set --cache {train} --max-epsilon 2 --max-delta 1e-5",

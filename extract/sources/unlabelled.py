@@ -1,0 +1,163 @@
+"""Images without labels: files, folders, npz and Parquet files, one by one."""
+
+import bisect
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+
+from oneshot_dp.configs import extract_config
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.sources import arrays, image_folder
+from oneshot_dp.extract.sources.example import Example
+
+_IMAGE = "image"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+  """Images of one path; a row of several in one file is `file[row]`."""
+
+  files: Sequence[str]
+  size: int
+  read: Callable[[int], bytes | UInt8[np.ndarray, "h w c"]]
+  is_one_file: bool = True
+
+  def where(self, row: int) -> str:
+    return f"{self.files[0]}[{row}]" if self.is_one_file else self.files[row]
+
+
+class UnlabelledImages:
+  """What `oneshot-dp predict` is given, as a `Source` of one made-up class.
+
+  Formal guarantees: images come in the order of the paths, those of a folder
+  in that of their names by code point, those of an npz or a Parquet file in
+  that of its rows. Where a file is another, so is the name of the source.
+  """
+
+  version = ""
+  class_names = ("unlabelled",)
+  privacy_unit = extract_config.EXAMPLE_UNIT
+  id_source = extract_config.POSITION_IDS
+
+  def __init__(
+    self, config: extract_config.UnlabelledSource, split: str
+  ) -> None:
+    del split  # all of them
+    self._parts = [_part(os.path.expanduser(path)) for path in config.paths]
+    sizes = (part.size for part in self._parts)
+    self._starts = [0, *itertools.accumulate(sizes)]
+    digest = hashlib.sha256()
+    for file in (file for part in self._parts for file in part.files):
+      seen = os.stat(file)
+      digest.update(f"{file}\0{seen.st_size}\0{seen.st_mtime_ns}\0".encode())
+    self.name = f"unlabelled-{digest.hexdigest()[:16]}"
+
+  def __len__(self) -> int:
+    return self._starts[-1]
+
+  def _place(self, index: int) -> tuple[_Part, int]:
+    if not 0 <= index < len(self):
+      raise IndexError(f"{index} is not in [0, {len(self)}).")
+    part = bisect.bisect_right(self._starts, index) - 1
+    return self._parts[part], index - self._starts[part]
+
+  def __getitem__(self, index: int) -> Example:
+    """Returns an image with the label 0, which says nothing."""
+    part, row = self._place(index)
+    try:
+      image = part.read(row)
+    except OSError as error:
+      reason = error.strerror or error
+      raise RunError(
+        f"{part.where(row)!r} cannot be read any more: {reason}."
+      ) from error
+    return Example(example_id=index, label=0, image=image)
+
+  def where(self, index: int) -> str:
+    part, row = self._place(index)
+    return part.where(row)
+
+
+def _part(path: str) -> _Part:
+  if os.path.isdir(path):
+    files = image_folder.images_below(path)
+    if not files:
+      raise InputError(
+        f"{path!r} has no images: they end in"
+        f" {', '.join(image_folder.EXTENSIONS)}."
+      )
+    return _files(files)
+  if not os.path.isfile(path):
+    raise InputError(f"{path!r} is neither a file nor a folder.")
+  match pathlib.Path(path).suffix.lower():
+    case ".npz":
+      return _array(path)
+    case ".parquet":
+      return _parquet(path)
+  return _files([path])
+
+
+def _files(files: Sequence[str]) -> _Part:
+  return _Part(
+    files=files,
+    size=len(files),
+    read=lambda row: pathlib.Path(files[row]).read_bytes(),
+    is_one_file=False,
+  )
+
+
+def _array(path: str) -> _Part:
+  with arrays.open_npz(path) as npz:
+    if _IMAGE not in npz.files:
+      raise InputError(
+        f"{path!r} has no array {_IMAGE!r}: it has {', '.join(npz.files)}."
+      )
+    images = arrays.checked_images(npz[_IMAGE], f"{path}[{_IMAGE}]")
+  return _Part(files=(path,), size=len(images), read=images.__getitem__)
+
+
+def _parquet(path: str) -> _Part:
+  """The images of one row group are in memory at a time."""
+  import pyarrow as pa  # not for files and folders, which start fast
+  from pyarrow import parquet
+
+  try:
+    file = parquet.ParquetFile(path)
+  except (OSError, pa.ArrowException) as error:
+    raise InputError(f"{path!r} is no Parquet file: {error}") from error
+  schema = file.schema_arrow
+  kind = schema.field(_IMAGE).type if _IMAGE in schema.names else None
+  place = -1  # of the bytes in a struct
+  if isinstance(kind, pa.StructType):
+    place = kind.get_field_index("bytes")
+    kind = kind.field(place).type if place >= 0 else None
+  if kind not in (pa.binary(), pa.large_binary()):
+    raise InputError(
+      f"{path!r} has no column {_IMAGE!r} of bytes, or of structs that have"
+      f" them as `bytes`: it has {', '.join(schema.names)}."
+    )
+  groups = range(file.metadata.num_row_groups)
+  rows = (file.metadata.row_group(group).num_rows for group in groups)
+  starts = [0, *itertools.accumulate(rows)]
+  lock = threading.Lock()
+
+  @functools.lru_cache(maxsize=1)
+  def images_of(group: int) -> pa.ChunkedArray:
+    column = file.read_row_group(group, columns=[_IMAGE]).column(0)
+    return column if place < 0 else column.flatten()[place]
+
+  def read(row: int) -> bytes:
+    group = bisect.bisect_right(starts, row) - 1
+    with lock:
+      image = images_of(group)[row - starts[group]]
+    return image.as_py() or b""
+
+  return _Part(files=(path,), size=starts[-1], read=read)

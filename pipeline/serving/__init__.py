@@ -1,0 +1,1 @@
+"""A saved head at work: predictions for images, and exports to elsewhere."""
