@@ -20,7 +20,9 @@ import functools
 import math
 from collections.abc import Callable
 
+import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
+from jaxtyping import Int64
 
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.events import changed_units
@@ -80,6 +82,16 @@ class NoisyAccuracies:
   statement: PrivacyStatement
 
 
+def with_noise(
+  counts: Int64[np.ndarray, "..."], noise_multiplier: float, source: NoiseSource
+) -> tuple[Int64[np.ndarray, "..."], float, float]:
+  """c + round(Z), and √m and the deviation σ·√m, rounded up; it is paid for."""
+  sensitivity = math.nextafter(math.sqrt(counts.size), math.inf)
+  noise_sd = math.nextafter(noise_multiplier * sensitivity, math.inf)
+  noise = rounded_gaussian(counts.shape, noise_sd, source)
+  return counts + noise, sensitivity, noise_sd
+
+
 def release_accuracies(
   secret: SecretHits,
   plan: CountPlan,
@@ -98,10 +110,9 @@ def release_accuracies(
   is_counted = secret.num_classes > _ALWAYS_AMONG
   counts = secret.secret_hits[: 2 if is_counted else 1]
   n = secret.num_examples
-  # Rounded up, both times.
-  sensitivity = math.nextafter(math.sqrt(counts.size), math.inf)
-  noise_sd = math.nextafter(plan.noise_multiplier * sensitivity, math.inf)
-  noisy = counts + rounded_gaussian(counts.shape, noise_sd, source)
+  noisy, sensitivity, noise_sd = with_noise(
+    counts, plan.noise_multiplier, source
+  )
   shares = (noisy.clip(0, n) / n).tolist()
   top1, top5 = shares if is_counted else (shares[0], [1.0] * len(shares[0]))
   return NoisyAccuracies(

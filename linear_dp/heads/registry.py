@@ -1,7 +1,9 @@
 """All ways to train a head, a row each: what every door and receipt goes by."""
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
@@ -11,8 +13,10 @@ from oneshot_dp.linear_dp.heads.least_squares.training import (
 from oneshot_dp.linear_dp.heads.logistic.rule import Logistic
 from oneshot_dp.linear_dp.heads.multi_step.training import MultiStepTrainer
 from oneshot_dp.linear_dp.heads.whitened.training import WhitenedTrainer
-from oneshot_dp.linear_dp.one_step.trainer import OneStepTrainer
+from oneshot_dp.linear_dp.one_step.trainer import OneStep, OneStepTrainer
 from oneshot_dp.linear_dp.trainer import (
+  AS_STORED,
+  ROWS_ARE_CLIPPED,
   HeadTrainer,
   Mechanism,
   NoBar,
@@ -29,9 +33,88 @@ KINDS: tuple[type[HeadTrainer], ...] = (
 )
 """A NEW HEAD GOES HERE, and its name into `configs.head_config.MethodName`."""
 
+HELD_OUT_PERCENT = 10
+"""Of the rows, about, where a head is chosen."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chosen(Mechanism):
+  """How a head was chosen among several; see `heads.chosen`.
+
+  Attributes:
+    num_examples, feature_dim, num_classes: n, d and K.
+    noise_multiplier: σ of all releases together.
+    candidates: methods that were looked at.
+    noisy_counts: how often each was right on rows held out, with noise.
+    chosen: what the head was made by: the first of the largest count.
+  """
+
+  KIND = "chosen"
+  num_examples: int
+  feature_dim: int
+  num_classes: int
+  noise_multiplier: float
+  candidates: tuple[str, ...]
+  noisy_counts: tuple[int, ...]
+  chosen: Mechanism
+
+  @classmethod
+  def from_json(cls, section: Mapping[str, Any]) -> Self:
+    fields = {
+      field.name: section[field.name] for field in dataclasses.fields(cls)
+    }
+    for name in ("candidates", "noisy_counts"):
+      fields[name] = tuple(section[name])
+    found = cls(**fields | {"chosen": mechanism_of(section["chosen"])})
+    least = found.release_noise_multiplier
+    if getattr(found.chosen, "noise_multiplier", least) < least:
+      raise ValueError(f"a candidate has less noise than {least}")
+    return found
+
+  @property
+  def release_noise_multiplier(self) -> float:
+    """√G·σ: of each of the G releases that candidates were made of."""
+    kinds = {head_kind(name) for name in self.candidates}
+    return self.noise_multiplier * math.sqrt(len(kinds))
+
+  def as_json(self) -> dict[str, Any]:
+    chosen = self.chosen.as_json()
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    return {
+      "kind": self.KIND,
+      "name": "Gaussian mechanisms on the rows trained on, one for candidates"
+      " that share a release, and one on the counts of right answers of all"
+      " candidates on the rows held out; each row is in one part",
+      "statistic": "those of the candidates, and c + round(noise) on the counts"
+      " c, of which the first of the largest chooses",
+      "sensitivity": "those of the candidates, and the square root of their"
+      " number, doubled for REPLACE_ONE. All amounts to one Gaussian mechanism"
+      " of noise_multiplier, whichever part a row is in",
+      **fields,
+      "candidates": list(self.candidates),
+      "noisy_counts": list(self.noisy_counts),
+      "chosen": chosen,
+      "input": chosen.get("input", AS_STORED),
+      "release_noise_multiplier": self.release_noise_multiplier,
+      "held_out_percent": HELD_OUT_PERCENT,
+      **ROWS_ARE_CLIPPED,
+    }
+
+  def in_words(self, training: Mapping[str, Any]) -> str:
+    return (
+      f"the best of {', '.join(self.candidates)}, by noisy counts of right"
+      f" answers on about {HELD_OUT_PERCENT} % of the rows, which none was"
+      f" trained on; it is {training['head']}: {self.chosen.in_words(training)}"
+    )
+
+  def training(self) -> dict[str, Any]:
+    best = self.noisy_counts.index(max(self.noisy_counts))
+    return {**self.chosen.training(), "head": self.candidates[best]}
+
+
 METHODS = tuple(method for kind in KINDS for method in kind.methods)
 _MECHANISMS = {
-  each.KIND: each for each in (*(k.mechanism for k in KINDS), Logistic)
+  each.KIND: each for each in (*(k.mechanism for k in KINDS), Logistic, Chosen)
 }
 
 
@@ -67,6 +150,16 @@ def make_trainer(
         f" these rows is {rows.privacy_unit!r}; use head {able}."
       )
   return kind(rows, configs, progress)
+
+
+def grouped_by_release(
+  configs: Sequence[HeadConfig],
+) -> list[list[HeadConfig]]:
+  """Heads that are made of the same releases, those of one step first."""
+  groups: dict[type[Mechanism], list[HeadConfig]] = {OneStep: []}
+  for config in configs:
+    groups.setdefault(head_kind(config.head).mechanism, []).append(config)
+  return [group for group in groups.values() if group]
 
 
 def mechanism_of(section: Mapping[str, Any]) -> Mechanism:

@@ -16,9 +16,8 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
 from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
-from oneshot_dp.linear_dp.heads.registry import head_kind
-from oneshot_dp.linear_dp.one_step.trainer import OneStep
-from oneshot_dp.linear_dp.trainer import BaselineTrainer, Mechanism
+from oneshot_dp.linear_dp.heads.registry import grouped_by_release, head_kind
+from oneshot_dp.linear_dp.trainer import BaselineTrainer
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
 from oneshot_dp.pipeline.runs.run import Run, rows_of
@@ -62,7 +61,8 @@ def run_compare(
   """
   run.check()
   train = run.train
-  groups = _groups(_methods(methods, train.info))
+  asked = choosable(methods, train.info)
+  groups = grouped_by_release([HeadConfig(head=method) for method in asked])
   trainings = [
     Training(
       trainer=cache_trainer(train, configs, public=public),
@@ -114,9 +114,10 @@ def _ceiling(train: FeatureCache, public: PublicRows | None) -> BaselineTrainer:
   return FoldedBaseline(public, LogisticTrainer(public.mapped(rows), step_bar))
 
 
-def _methods(
+def choosable(
   asked: Sequence[MethodName] | None, info: CacheInfo
 ) -> list[MethodName]:
+  """The methods asked for, or all that the rows allow."""
   if asked is not None:
     if not asked:
       raise InputError("heads is empty: give at least one, or leave it out.")
@@ -132,12 +133,3 @@ def _methods(
       file=sys.stderr,
     )
   return possible
-
-
-def _groups(methods: Sequence[MethodName]) -> list[list[HeadConfig]]:
-  """Heads that are made of the same releases."""
-  groups: dict[type[Mechanism], list[HeadConfig]] = {OneStep: []}
-  for method in methods:
-    config = HeadConfig(head=method)
-    groups.setdefault(head_kind(method).mechanism, []).append(config)
-  return [group for group in groups.values() if group]

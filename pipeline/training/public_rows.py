@@ -6,18 +6,23 @@ heads of rows as they are: neither it, nor what comes after, knows of the map.
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import PublicUse
+from oneshot_dp.configs.head_config import HeadConfig, PublicUse
 from oneshot_dp.extract.cache.block import Block, stored_norm
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.extract.duplicates.shared_rows import count_shared_rows
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.extract.sources.split_part import SplitPart
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.heads.chosen import ChoosingTrainer
+from oneshot_dp.linear_dp.heads.registry import HELD_OUT_PERCENT
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_statistics import PublicStatistics
 from oneshot_dp.linear_dp.trainer import (
@@ -215,6 +220,28 @@ def find_public_rows(
       file=sys.stderr,
     )
   return None
+
+
+def choosing_trainer(
+  cache: FeatureCache, configs: Sequence[HeadConfig], public: PublicRows | None
+) -> Trainer:
+  """Trains heads on one part of the rows of a cache, and gives the best.
+
+  Which rows are held out is decided by each row's own content: its image's
+  key, or its embedding's.
+
+  Raises:
+    InputError: see `ChoosingTrainer`.
+  """
+  rows = cache_rows(cache)
+  part = SplitPart(split=cache.info.split, start=100 - HELD_OUT_PERCENT)
+  held_out = np.concatenate(
+    [part.holds(keys[:, -1]) for keys in cache.key_blocks()]
+  )
+  if public is None:
+    return ChoosingTrainer(rows, configs, held_out, step_bar)
+  inner = ChoosingTrainer(public.mapped(rows), configs, held_out, step_bar)
+  return FoldedTrainer(public, inner)
 
 
 def asked_of_public_rows(public: PublicRows | None) -> dict[str, Any]:

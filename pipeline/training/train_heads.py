@@ -165,7 +165,6 @@ def train_heads(
   ledger_dir: Path | None,
   baseline: bool = False,
   aloud: bool = True,
-  note: str = "",
 ) -> list[TrainedHead]:
   """Trains one head per draw and epsilon of a plan; see `train_all`.
 
@@ -186,7 +185,6 @@ def train_heads(
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train the head without noise, which is NOT PRIVATE.
     aloud: say on stderr what to beware of, and where it is charged.
-    note: say this before.
 
   Returns:
     Heads in the order of release, the baseline last.
@@ -198,7 +196,7 @@ def train_heads(
   trainer = cache_trainer(cache, [config], max_rows_per_unit, public=public)
   return train_all(
     cache,
-    [Training(trainer=trainer, plan=plan, note=note)],
+    [Training(trainer=trainer, plan=plan)],
     privacy,
     ledger_dir=ledger_dir,
     baseline=trainer if baseline else None,

@@ -48,6 +48,8 @@ sweep {SCORED} --epsilons 0.5 2 --num-draws 2 --out sweep
 sweep {TRAINED} --eval-cache caches/test --epsilons 1 --private-eval 0.5 \
 --head least-squares --out counted
 compare {SCORED} --epsilons 2 --heads lamb whitened multi-step --out compared
+compare --choose {TRAINED} --epsilons 4 --heads lamb least-squares --out chosen
+verify chosen --ledger-dir ledgers
 figures {TRAINED.replace("--delta", "--deltas")} --eval-cache caches/public \
 --epsilons 1 --num-draws 1 --out figures
 ablate {SCORED} --epsilon 4 --axes optimizer --out ablation

@@ -1,10 +1,16 @@
 """`oneshot-dp compare`."""
 
 import dataclasses
+from pathlib import Path
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
-from oneshot_dp.configs.head_config import MethodName, PrivacyConfig
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  MethodName,
+  PrivacyConfig,
+)
 from oneshot_dp.pipeline.commands.flags import PublicOptions, RunFlags
 from oneshot_dp.pipeline.shell.answer import Answer
 
@@ -22,8 +28,16 @@ class Flags(RunFlags):
   their default settings. The labels of the evaluation cache are treated as
   public.
 
+  With --choose there is no evaluation cache: all heads together get one
+  epsilon, are scored by noisy counts on about a tenth of the private rows, held
+  out by each row's own content, and the best is written, as `train` writes one.
+  The choice is part of that epsilon, and the receipt says what was looked at.
+
   Example: oneshot-dp compare --cache caches/train --eval-cache caches/test
   --epsilons 0.5 2 8 --delta 1e-5 --out comparison
+
+  Example: oneshot-dp compare --choose --heads lamb least-squares whitened
+  --cache caches/train --epsilons 2 --delta 1e-5 --out heads/best
   """
 
   epsilons: tuple[float, ...]
@@ -32,6 +46,10 @@ class Flags(RunFlags):
   heads: tuple[MethodName, ...] | None = None
   """What to compare; default: all that the cache allows."""
   public: OmitArgPrefixes[PublicOptions]
+  eval_cache: Path | None = None  # pyrefly: ignore[bad-override]
+  """The labelled cache that heads are scored on; not with --choose."""
+  choose: FlagCreatePairsOff[bool] = False
+  """Write the best head alone, chosen by private rows within its epsilon."""
   baseline: FlagCreatePairsOff[bool] = False
   """Also fit a logistic regression without noise, as the ceiling: NOT
   PRIVATE."""
@@ -39,6 +57,13 @@ class Flags(RunFlags):
 
 def run(flags: Flags) -> Answer:
   """Trains and scores them."""
+  if flags.choose:
+    return _choose(flags)
+  if flags.eval_cache is None:
+    raise InputError(
+      "compare needs --eval-cache, with public labels to score by, or --choose,"
+      " which scores by private ones and pays for it."
+    )
   from oneshot_dp.pipeline.commands.many_heads import answer_of_run
   from oneshot_dp.pipeline.runs.compare import run_compare
   from oneshot_dp.pipeline.runs.results import comparison_table
@@ -57,3 +82,43 @@ def run(flags: Flags) -> Answer:
     ),
     comparison_table,
   )
+
+
+def _choose(flags: Flags) -> Answer:
+  from oneshot_dp.extract.cache.reader import open_cache
+  from oneshot_dp.linear_dp.accounting.gaussian import printable
+  from oneshot_dp.pipeline.commands.heads.train import deliver
+  from oneshot_dp.pipeline.runs import output_dir
+  from oneshot_dp.pipeline.runs.compare import choosable
+  from oneshot_dp.pipeline.training.public_rows import (
+    choosing_trainer,
+    find_public_rows,
+  )
+  from oneshot_dp.pipeline.training.train_heads import Training, make_plan
+
+  if len(flags.epsilons) != 1 or flags.num_draws != 1 or flags.baseline:
+    raise InputError(
+      "--choose writes one head: give one epsilon, without --num-draws or"
+      " --baseline."
+    )
+  if flags.eval_cache is not None:
+    raise InputError(
+      "--choose scores by held-out private rows, not by --eval-cache: leave one"
+      " of them out, and score what was chosen with `oneshot-dp evaluate`."
+    )
+  output_dir.check_absent(flags.out)
+  cache = open_cache(flags.cache)
+  public = find_public_rows(
+    cache, **vars(flags.public), ledger_dir=flags.ledger_dir
+  )
+  methods = choosable(flags.heads, cache.info)
+  trainer = choosing_trainer(
+    cache, [HeadConfig(head=m) for m in methods], public
+  )
+  plan = make_plan(flags.epsilons, flags.privacy, order="independent")
+  note = (
+    f"choosing among {', '.join(methods)}, within epsilon"
+    f" {printable(plan.composed_epsilon)} for all of it"
+  )
+  training = Training(trainer=trainer, plan=plan, note=note)
+  return deliver(cache, training, flags.privacy, flags.out, flags.ledger_dir)

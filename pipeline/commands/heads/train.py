@@ -2,13 +2,17 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.pipeline.commands.flags import HeadFlags, LedgerDir
 from oneshot_dp.pipeline.shell.answer import Answer
+
+if TYPE_CHECKING:
+  from oneshot_dp.extract.cache.reader import FeatureCache
+  from oneshot_dp.pipeline.training.train_heads import Training
 
 _AUTO = HeadConfig(head="auto")
 
@@ -38,23 +42,16 @@ class Flags(HeadFlags):
 def run(flags: Flags) -> Answer:
   """Trains it."""
   from oneshot_dp.extract.cache.reader import open_cache
-  from oneshot_dp.linear_dp.accounting.gaussian import printable
   from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
-  from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
   from oneshot_dp.pipeline.runs import output_dir
-  from oneshot_dp.pipeline.saved_head.directory import (
-    note_published,
-    write_head,
-  )
-  from oneshot_dp.pipeline.saved_head.make_receipt import how_bounded
   from oneshot_dp.pipeline.training.public_rows import (
     cache_rows,
     find_public_rows,
   )
   from oneshot_dp.pipeline.training.train_heads import (
-    cache_ledger,
+    Training,
+    cache_trainer,
     plan_heads,
-    train_heads,
   )
 
   output_dir.check_absent(flags.out)
@@ -66,24 +63,44 @@ def run(flags: Flags) -> Answer:
   public = find_public_rows(
     cache, **vars(flags.public), ledger_dir=flags.ledger_dir
   )
-  ledger = cache_ledger(cache, flags.ledger_dir)
-  with says_what_was_charged(ledger, out=flags.out):
-    (trained,) = train_heads(
-      cache,
-      plan,
-      config,
-      flags.privacy,
-      max_rows_per_unit=flags.max_rows_per_unit,
-      public=public,
-      ledger_dir=flags.ledger_dir,
-      note=in_a_line(choice, plan, rows),
+  trainer = cache_trainer(
+    cache, [config], flags.max_rows_per_unit, public=public
+  )
+  training = Training(
+    trainer=trainer, plan=plan, note=in_a_line(choice, plan, rows)
+  )
+  return deliver(cache, training, flags.privacy, flags.out, flags.ledger_dir)
+
+
+def deliver(
+  cache: "FeatureCache",
+  training: "Training",
+  privacy_config: PrivacyConfig,
+  out: Path,
+  ledger_dir: Path | None,
+) -> Answer:
+  """Trains the one head of a training, and writes it."""
+  from oneshot_dp.linear_dp.accounting.gaussian import printable
+  from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
+  from oneshot_dp.pipeline.runs import output_dir
+  from oneshot_dp.pipeline.saved_head.directory import (
+    note_published,
+    write_head,
+  )
+  from oneshot_dp.pipeline.saved_head.make_receipt import how_bounded
+  from oneshot_dp.pipeline.training.train_heads import cache_ledger, train_all
+
+  ledger = cache_ledger(cache, ledger_dir)
+  with says_what_was_charged(ledger, out=out):
+    (trained,) = train_all(
+      cache, [training], privacy_config, ledger_dir=ledger_dir
     )
-    with output_dir.whole_directory(flags.out) as directory:
+    with output_dir.whole_directory(out) as directory:
       receipt = write_head(directory, trained, cache.info)
       note_published(ledger, [directory])
   privacy, mechanism = receipt["privacy"], receipt["mechanism"]
   text = (
-    f"{flags.out}: epsilon = {printable(privacy['epsilon'])} at delta ="
+    f"{out}: epsilon = {printable(privacy['epsilon'])} at delta ="
     f" {printable(privacy['delta'])} ({privacy['neighboring_relation']}), noise"
     f" multiplier {privacy['noise_multiplier']:.4f}, noise from"
     f" {privacy['noise_source']}"
@@ -91,4 +108,4 @@ def run(flags: Flags) -> Answer:
   if cache.info.has_units:
     bound = how_bounded(mechanism["clipped"], mechanism["rows_per_unit"])
     text += f"\nprivacy unit: {cache.info.privacy_unit}; of its rows, {bound}"
-  return Answer(text=text, facts={"out": flags.out, "receipt": receipt})
+  return Answer(text=text, facts={"out": out, "receipt": receipt})

@@ -212,6 +212,65 @@ class TestTheCommand:
     assert err.count("charged to") == 1
 
 
+class TestChoose:
+  """`--choose`: one head, one charge, no exact score."""
+
+  CHOOSE = (
+    "compare --choose --cache {train} --epsilons 4 --delta 1e-5 --out {out}"
+  )
+
+  def test_it_delivers_what_verifies(
+    self, place, capsys, tmp_path, train_cache
+  ):
+    out, err = succeeds(capsys, *place(self.CHOOSE))
+    assert "out: epsilon = 4 at delta = 1e-05" in out
+    assert err.startswith("choosing among lamb, adam, momentum, whitened, ")
+    folder = tmp_path / "out"
+    assert verify_head(folder, tmp_path / "ledgers").problems == ()
+    (entry,) = cache_ledger(train_cache, None).entries()
+    assert entry["composed_epsilon"] == pytest.approx(4)
+    looked_at = [each["head"] for each in entry["candidates"]]
+    receipt = read_head(folder).receipt
+    assert receipt["privacy"]["epsilon"] == 4
+    assert receipt["mechanism"]["candidates"] == looked_at
+    assert looked_at == [*ONE_STEP, *OTHERS]
+    card = (folder / "README.md").read_text()
+    assert f"the best of {', '.join(looked_at)}, by noisy counts" in card
+
+  @pytest.mark.parametrize(
+    ("path", "value"),
+    [
+      (("training", "head"), "svm"),
+      (("mechanism", "noise_multiplier"), 9.0),
+      (("mechanism", "chosen", "num_examples"), 9),
+    ],
+  )
+  def test_its_receipt_cannot_be_changed(
+    self, place, capsys, tmp_path, path, value
+  ):
+    succeeds(capsys, *place(f"{self.CHOOSE} --heads lamb momentum whitened"))
+    receipt = read_head(tmp_path / "out").receipt
+    assert problems(receipt) == []
+    assert problems(changed(receipt, path, value))
+
+  @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+      ("--epsilons 1 2", "--choose writes one head: give one epsilon"),
+      ("--baseline", "--choose writes one head"),
+      ("--eval-cache {eval}", "--choose scores by held-out private rows"),
+      ("--heads lamb", "give two heads or more to choose from"),
+      ("choose none", "compare needs --eval-cache"),
+    ],
+  )
+  def test_what_it_refuses(self, place, capsys, train_cache, words, said):
+    command = f"{self.CHOOSE} {words}"
+    if words == "choose none":
+      command = self.CHOOSE.replace("--choose ", "")
+    assert said in fails(capsys, *place(command))
+    assert cache_ledger(train_cache, None).entries() == []
+
+
 def test_heads_per_example_are_left_out_of_units(users, tmp_path, capsys):
   train, test = users
   argv = ["--epsilons", 8, "--delta", 1e-5, "--baseline"]

@@ -1,0 +1,235 @@
+r"""The best of several heads, by noisy counts on rows that none was trained on.
+
+A row is held out, or trained on, by its own content alone. Where it is held out
+the trainers see a row of zeros in its place, and n stays what it is, so each
+row touches one of two things:
+
+- *the heads*: G independent releases, each at √G·σ, one for heads that share
+  theirs; together they are one Gaussian mechanism of σ;
+- *the counts* of right answers of the m heads on rows held out, as one vector
+  of sensitivity √m with noise of σ·√m, made of heads that are fixed by then.
+
+*Formal guarantee.* With nothing in a row's place, which is trained on as a row
+of zeros and counts for nothing, either the heads are those of the same data and
+the counts one Gaussian mechanism of σ, or the counts are post-processing of
+heads that are one: (ε, δ) for all heads, counts and the choice together. With
+another in its place, each part is changed by at most two rows, or each by one:
+noise of both is doubled, and 1/4 + 1/4 < 1. Units may have rows in both parts:
+they are refused.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.linear_dp.accounting.events import changed_units
+from oneshot_dp.linear_dp.accounting.gaussian import epsilon_of
+from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
+from oneshot_dp.linear_dp.evaluate import count_hits
+from oneshot_dp.linear_dp.heads.registry import (
+  Chosen,
+  grouped_by_release,
+  make_trainer,
+)
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.noisy_counts import with_noise
+from oneshot_dp.linear_dp.rows.block import RowBlock
+from oneshot_dp.linear_dp.trainer import (
+  ROWS_ARE_CLIPPED,
+  Charging,
+  NoBar,
+  OnRelease,
+  Progress,
+  Released,
+  TrainedHead,
+  Trainer,
+  TrainingRows,
+  unseen,
+)
+
+COUNTS = "right answers"
+"""What is released to choose by."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Part:
+  """Rows of a block."""
+
+  embedding: np.ndarray
+  embedding_norm: np.ndarray
+  label: np.ndarray
+  example_id: np.ndarray
+  unit_id: None = None
+
+
+class ChoosingTrainer(Trainer):
+  """Trains every candidate on one part of the rows, and gives the best.
+
+  Args:
+    rows: the private rows, each a privacy unit.
+    configs: the candidates, of full batches.
+    held_out: of each row, in the order of a pass, whether it is held out; a
+      function of that row alone, and false of rows of zeros.
+    progress: bars for people.
+
+  Raises:
+    InputError: fewer than two candidates, random batches, or units.
+  """
+
+  def __init__(
+    self,
+    rows: TrainingRows,
+    configs: Sequence[HeadConfig],
+    held_out: Bool[np.ndarray, " n"],
+    progress: Progress = NoBar,
+  ):
+    if len(configs) < 2:
+      raise InputError("give two heads or more to choose from.")
+    if rows.has_units:
+      raise InputError(
+        "a choice counts rows with a guarantee per example, and the privacy"
+        f" unit of these rows is {rows.privacy_unit!r}; train one head, or"
+        " compare on public labels."
+      )
+    if any(config.steps.sampling for config in configs):
+      raise InputError("heads of random batches cannot be chosen from.")
+    self._rows = rows
+    self._held_out = held_out
+    self._progress = progress
+    self.facts = {
+      **ROWS_ARE_CLIPPED,
+      "candidates": [config.settings() for config in configs],
+    }
+    part = dataclasses.replace(rows, blocks=self._trained_on)
+    self._trainers = [
+      make_trainer(part, group, progress)
+      for group in grouped_by_release(configs)
+    ]
+
+  def read(self) -> None:
+    """See `Trainer`."""
+    for trainer in self._trainers:
+      trainer.read()
+
+  def notes(self, plan: ReleasePlan) -> Iterable[str]:
+    """See `Trainer`."""
+    for part in self._parts(plan).values():
+      for trainer in self._trainers:
+        yield from trainer.notes(part)
+
+  def release(
+    self,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    charge: Charging,
+    on_release: OnRelease = unseen,
+  ) -> Iterator[TrainedHead]:
+    """See `Trainer`, and the module for what all of it guarantees."""
+    parts = self._parts(plan)
+    charge(plan, source)
+    for draw in range(plan.num_draws):
+      for epsilon, part in parts.items():
+        heads = [
+          head
+          for trainer in self._trainers
+          for head in trainer.release(part, source, _is_paid, on_release)
+        ]
+        sigma = plan.noise_multipliers[epsilon]
+        counts = self._noisy_counts(heads, sigma, plan, source, on_release)
+        best = heads[counts.index(max(counts))]
+        yield dataclasses.replace(
+          best,
+          statement=PrivacyStatement.of_plan(
+            plan, epsilon, source, sensitivity=1.0, noise_sd=sigma
+          ),
+          mechanism=Chosen(
+            num_examples=self._rows.num_examples,
+            feature_dim=self._rows.feature_dim,
+            num_classes=self._rows.num_classes,
+            noise_multiplier=sigma,
+            candidates=tuple(head.settings["head"] for head in heads),
+            noisy_counts=tuple(counts),
+            chosen=best.mechanism,
+          ),
+          plan=plan,
+          draw=draw,
+        )
+
+  def baseline(self, plan: ReleasePlan) -> TrainedHead:
+    """Raises: without noise there is nothing to pay for a choice with."""
+    raise InputError("a choice is not made without noise.")
+
+  def _parts(self, plan: ReleasePlan) -> dict[float, ReleasePlan]:
+    """ε → what each group of candidates is trained by: noise of √G·σ."""
+    if plan.order != "independent":
+      raise InputError(f"order={plan.order!r}: choices share no noise.")
+    return {
+      epsilon: _plan_of(sigma * math.sqrt(len(self._trainers)), plan)
+      for epsilon, sigma in plan.noise_multipliers.items()
+    }
+
+  def _noisy_counts(
+    self,
+    heads: Sequence[TrainedHead],
+    sigma: float,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    on_release: OnRelease,
+  ) -> list[int]:
+    secret = np.zeros(len(heads), np.int64)
+    if self._held_out.any():
+      weights = [head.head for head in heads]
+      secret = count_hits(weights, self._scored()).secret_hits[0]
+    sigma *= changed_units(plan.neighboring_relation)
+    counts, _, _ = with_noise(secret, sigma, source)
+    on_release(
+      Released(name=COUNTS, value=counts, noise_multiplier=sigma, grid_step=1.0)
+    )
+    return counts.tolist()
+
+  def _trained_on(self) -> Iterator[RowBlock]:
+    """All rows, those held out being of zeros and of class 0."""
+    for block, held in self._blocks():
+      yield _Part(
+        embedding=np.where(held[:, None], 0, block.embedding).astype(
+          block.embedding.dtype
+        ),
+        embedding_norm=np.where(held, np.float32(0), block.embedding_norm),
+        label=np.where(held, np.int32(0), block.label),
+        example_id=block.example_id,
+      )
+
+  def _scored(self) -> Iterator[RowBlock]:
+    for block, held in self._blocks():
+      yield _Part(
+        embedding=block.embedding[held],
+        embedding_norm=block.embedding_norm[held],
+        label=block.label[held],
+        example_id=block.example_id[held],
+      )
+
+  def _blocks(self) -> Iterator[tuple[RowBlock, Bool[np.ndarray, " rows"]]]:
+    start = 0
+    for block in self._rows.blocks():
+      stop = start + len(block.label)
+      yield block, self._held_out[start:stop]
+      start = stop
+
+
+def _plan_of(sigma: float, plan: ReleasePlan) -> ReleasePlan:
+  """One release of at least this noise multiplier."""
+  # More than the roundings of ε take off.
+  epsilon = epsilon_of(sigma * (1 + 1e-6), plan.delta)
+  part = dataclasses.replace(plan, epsilons=(epsilon,), num_draws=1)
+  assert part.noise_multipliers[epsilon] >= sigma
+  return part
+
+
+def _is_paid(*_: Any) -> None:
+  """The whole was charged at once."""
