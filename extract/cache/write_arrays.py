@@ -134,11 +134,14 @@ def write_rows(
   identity: CacheIdentity,
   rows: Rows,
   on_rows: Callable[[int], object] = lambda rows: None,
+  *,
+  origin: str | os.PathLike | None = None,
 ) -> bool:
   """Writes the cache of an identity: all of its rows, or nothing.
 
   Into a directory that is not there yet, or that an interrupted call left.
-  `on_rows` is called with the number of rows of each shard written (progress).
+  `on_rows` is called with the number of rows of each shard written (progress);
+  errors say that a row is of `origin`, or of `out` without one.
 
   Returns:
     False if the finished cache of this identity is there, which is left alone.
@@ -158,7 +161,7 @@ def write_rows(
     if not (isinstance(name, str) and name.strip()):
       raise InputError(f"{place}={name!r} must be a name, and not blank.")
   for i in range(identity.num_shards):
-    for _ in _blocks(identity, i, rows):
+    for _ in _blocks(identity, i, rows, origin or out):
       pass  # they are only checked, before there is a shard to leave behind
   with claim(out, identity) as unfinished:
     if not unfinished:
@@ -184,7 +187,7 @@ def holds_rows(
   `on_rows` is called with the number of rows of each block compared.
   """
   for i in range(len(cache.shards)):
-    now = _blocks(cache.info, i, rows)
+    now = _blocks(cache.info, i, rows, cache.path)
     for old, new in zip(cache.shard_blocks(i), now, strict=True):
       # (The identity has seen to it that both have a unit_id, or neither.)
       there, asked = columns(old), columns(new)
@@ -195,10 +198,10 @@ def holds_rows(
 
 
 def _blocks(
-  identity: CacheIdentity, shard_index: int, rows: Rows
+  identity: CacheIdentity, shard_index: int, rows: Rows, place: object
 ) -> Iterator[Block]:
   """The blocks of a shard, as it would hold them."""
-  builder = BlockBuilder(identity, identity.shard_name(shard_index))
+  builder = BlockBuilder(identity, str(place))
   return builder.blocks(_parts(rows, identity.shard_range(shard_index)))
 
 

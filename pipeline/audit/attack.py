@@ -22,7 +22,7 @@ from oneshot_dp.linear_dp.trainer import Released, Trainer
 from oneshot_dp.pipeline.audit.canaries import Canaries
 from oneshot_dp.pipeline.audit.observations import (
   Observation,
-  is_off_grid,
+  faults_of_rounding,
   observe,
 )
 
@@ -41,22 +41,18 @@ class Runs:
   Attributes:
     claim: what the first release says of itself.
     coins: which canaries were there.
-    seen: what releases say of each.
-    response: what it would add.
-    is_of: where they say something of it.
-    parts: of how many numbers of F each release is.
+    seen, response, parts: the `Observation` of each run.
     heads: weights of each canary's feature; None without a head.
-    off_grid: names of releases whose noise was not rounded.
+    faults: of releases whose noise was not rounded.
   """
 
   claim: PrivacyStatement
   coins: Bool[np.ndarray, "runs m"]
   seen: Float[np.ndarray, "runs m F"]
   response: Float[np.ndarray, "runs m F"]
-  is_of: Bool[np.ndarray, "m F"]
   parts: tuple[int, ...]
   heads: Float[np.ndarray, "runs m K"] | None = None
-  off_grid: frozenset[str] = frozenset()
+  faults: frozenset[str] = frozenset()
 
   @property
   def pilots(self) -> int:
@@ -72,19 +68,12 @@ def play(
   coins: Bool[np.ndarray, "runs m"],
   on_run: Callable[[], object],
 ) -> Runs:
-  """Trains heads of canaries that are there or not.
+  """Trains heads of canaries that are there or not, by the coins of a run.
 
-  Nothing is charged to a ledger, as no private data is read.
-
-  Args:
-    make: the way to train on rows with the canaries of a toss.
-    canaries: the canaries.
-    plan: what is released in each run.
-    source: the random bits.
-    coins: the tosses.
-    on_run: called after each run (progress).
+  `make` gives the way to train on rows with the canaries of a toss; `on_run` is
+  called after each run (progress).
   """
-  runs, heads, claims, off_grid = [], [], [], set()
+  runs, heads, claims, faults = [], [], [], frozenset()
   for toss in coins:
     trainer = make(toss)
     trainer.read()
@@ -92,9 +81,8 @@ def play(
     trained = list(
       trainer.release(plan, source, lambda *_: None, released.append)
     )
-    found = [observe(each, canaries, toss) for each in released]
-    runs.append([each for each in found if each is not None])
-    off_grid |= {each.name for each in released if is_off_grid(each)}
+    runs.append(observe(released, canaries, toss))
+    faults |= faults_of_rounding(released)
     kernel = np.asarray(trained[0].head.kernel, np.float64)
     heads.append(_scaled(kernel)[canaries.feature])
     claims.append(trained[0].statement)
@@ -102,28 +90,12 @@ def play(
   return Runs(
     claim=claims[0],
     coins=coins,
-    seen=np.array([_joined(run, "seen") for run in runs]),
-    response=np.array([_joined(run, "response") for run in runs]),
-    is_of=np.concatenate([_is_of(o) for o in runs[0]], axis=1),
-    parts=_parts(runs[0]),
+    seen=np.array([run.seen for run in runs]),
+    response=np.array([run.response for run in runs]),
+    parts=runs[0].parts,
     heads=np.array(heads),
-    off_grid=frozenset(off_grid),
+    faults=faults,
   )
-
-
-def _joined(run: Sequence[Observation], name: str) -> np.ndarray:
-  return np.concatenate([getattr(found, name) for found in run], axis=1)
-
-
-def _parts(run: Sequence[Observation]) -> tuple[int, ...]:
-  return tuple(found.seen.shape[1] for found in run)
-
-
-def _is_of(found: Observation) -> Bool[np.ndarray, "m q"]:
-  is_of = found.is_of
-  if is_of is None:
-    return np.ones(found.seen.shape, bool)
-  return np.repeat(is_of[:, None], found.seen.shape[1], axis=1)
 
 
 def _scaled(kernel: Float[np.ndarray, "d K"]) -> Float[np.ndarray, "d K"]:
@@ -137,12 +109,10 @@ def scores_of_releases(
 ) -> Float[np.ndarray, "runs m"]:
   """The likelier that a canary was there, the higher; half-way is zero.
 
-  Args:
-    runs: the runs.
-    sampling: the random batches of the claim.
+  `sampling` is of the random batches of the claim.
   """
   seen = _without_what_is_known(runs)
-  return _discriminant(runs, seen, runs.response, runs.is_of, sampling)
+  return _discriminant(runs, seen, runs.response, runs.parts, sampling)
 
 
 def scores_of_heads(
@@ -153,18 +123,15 @@ def scores_of_heads(
   num_classes = runs.heads.shape[2]
   towards = np.eye(num_classes)[label] - 1 / num_classes
   response = np.broadcast_to(towards, runs.heads.shape)
-  is_of = np.ones(towards.shape, bool)
-  return _discriminant(runs, runs.heads, response, is_of, None)
+  return _discriminant(runs, runs.heads, response, (num_classes,), None)
 
 
 def log_likelihood(
-  run: Sequence[Observation], sampling: PoissonSampling | None
+  run: Observation, sampling: PoissonSampling | None
 ) -> Float[np.ndarray, " m"]:
   """The scores of one run, of noise as it is claimed."""
-  seen, response = _joined(run, "seen"), _joined(run, "response")
-  return _of_samples(
-    seen, response, np.eye(seen.shape[1]), _parts(run), sampling
-  )
+  as_claimed = np.eye(run.seen.shape[1])
+  return _of_samples(run.seen, run.response, as_claimed, run.parts, sampling)
 
 
 def least_noisy(runs: Runs, scores: Float[np.ndarray, "runs m"]) -> int:
@@ -246,19 +213,23 @@ def _discriminant(
   runs: Runs,
   seen: Float[np.ndarray, "runs m F"],
   response: Float[np.ndarray, "runs m F"],
-  is_of: Bool[np.ndarray, "m F"],
+  parts: Sequence[int],
   sampling: PoissonSampling | None,
 ) -> Float[np.ndarray, "runs m"]:
   """Fisher's discriminant: the response, divided by the noise of pilots."""
   pilots = runs.pilots
   there = runs.coins[:pilots]
+  starts = np.cumsum([0, *parts[:-1]])
+  # Which canaries each release says something of.
+  is_of = np.logical_or.reduceat(response[0] != 0, starts, axis=1)
+  is_of = np.repeat(is_of, parts, axis=1)
   noise = np.where(is_of, seen[:pilots], 0.0)[~there]
   counted = np.broadcast_to(is_of, seen.shape)[:pilots][~there].sum(axis=0)
   noise = noise / np.sqrt(np.maximum(counted, 1))
   covariance = noise.T @ noise + _RIDGE * np.eye(noise.shape[1])
   few = len(noise) < _SAMPLES_PER_NUMBER * len(covariance)
   if sampling is not None or few:
-    return _of_samples(seen, response, covariance, runs.parts, sampling)
+    return _of_samples(seen, response, covariance, parts, sampling)
   towards = response @ np.linalg.inv(covariance)
   along, power = (towards * seen).sum(axis=2), (towards * response).sum(axis=2)
   moved = along[:pilots][there].sum() / power[:pilots][there].sum()

@@ -125,35 +125,31 @@ class Canaries:
     own = -(-self.number // self.sharing)
     return self.feature_dim + own + _SPARE_FEATURES
 
-  def added_to(
+  def alone(
     self,
-    real: TrainingRows | None,
     coins: Bool[np.ndarray, " m"],
     *,
     num_examples: int = 0,
     privacy_unit: str = "example",
     max_rows_per_unit: int | None = None,
   ) -> TrainingRows:
-    """Rows with the canaries of a toss.
+    """The canaries of a toss, and rows of zeros up to so many examples."""
+    zeros = max(0, num_examples - self.num_rows)
+    has_units = privacy_unit != "example"
+    return TrainingRows(
+      blocks=lambda: self._blocks(coins, 0, 0 if has_units else None, zeros),
+      feature_dim=self.width,
+      num_classes=self.num_classes,
+      num_examples=self.num_rows + zeros,
+      privacy_unit=privacy_unit,
+      max_rows_per_unit=max_rows_per_unit,
+    )
 
-    Args:
-      real: the rows that they are put among; widened.
-      coins: which canaries are there.
-      num_examples: with rows of zeros behind them up to so many.
-      privacy_unit: of rows that are not real.
-      max_rows_per_unit: see `TrainingRows`.
-    """
-    count = self.num_rows
-    zeros = max(0, num_examples - count)
-    if real is None:
-      return TrainingRows(
-        blocks=lambda: self._blocks(coins, zeros, 0, 0, privacy_unit),
-        feature_dim=self.width,
-        num_classes=self.num_classes,
-        num_examples=count + zeros,
-        privacy_unit=privacy_unit,
-        max_rows_per_unit=max_rows_per_unit,
-      )
+  def among(
+    self, real: TrainingRows, coins: Bool[np.ndarray, " m"]
+  ) -> TrainingRows:
+    """Real rows, widened, and the canaries of a toss behind them."""
+    has_units = real.privacy_unit != "example"
 
     def blocks() -> Iterator[RowBlock]:
       ids, units = _Unused(), _Unused()
@@ -161,36 +157,31 @@ class Canaries:
         ids.see(block.example_id)
         if block.unit_id is not None:
           units.see(block.unit_id)
-        yield self._widened(block)
-      yield from self._blocks(
-        coins, 0, ids.first(count), units.first(count), real.privacy_unit
-      )
+        embedding = np.zeros((len(block.label), self.width), np.float32)
+        embedding[:, : self.feature_dim] = block.embedding
+        yield _Rows(
+          embedding=embedding,
+          embedding_norm=block.embedding_norm,
+          label=block.label,
+          example_id=block.example_id,
+          unit_id=block.unit_id,
+        )
+      first_unit = units.first(self.num_rows) if has_units else None
+      yield from self._blocks(coins, ids.first(self.num_rows), first_unit)
 
     return dataclasses.replace(
       real,
       blocks=blocks,
       feature_dim=self.width,
-      num_examples=real.num_examples + count,
-    )
-
-  def _widened(self, block: RowBlock) -> RowBlock:
-    embedding = np.zeros((len(block.label), self.width), np.float32)
-    embedding[:, : self.feature_dim] = block.embedding
-    return _Rows(
-      embedding=embedding,
-      embedding_norm=block.embedding_norm,
-      label=block.label,
-      example_id=block.example_id,
-      unit_id=block.unit_id,
+      num_examples=real.num_examples + self.num_rows,
     )
 
   def _blocks(
     self,
     coins: Bool[np.ndarray, " m"],
-    zeros: int,
     first_id: int,
-    first_unit: int,
-    privacy_unit: str,
+    first_unit: int | None,
+    zeros: int = 0,
   ) -> Iterator[RowBlock]:
     canary = np.repeat(np.arange(self.number), self.rows_per_unit)
     canary = np.concatenate([canary, np.full(zeros, -1)])
@@ -203,14 +194,15 @@ class Canaries:
       at = np.flatnonzero(here)
       embedding[at, self.feature[of_block[here]]] = sizes[of_block[here]]
       ids = np.arange(start, start + len(of_block))
+      units = None
+      if first_unit is not None:
+        units = first_unit + ids // self.rows_per_unit
       yield _Rows(
         embedding=embedding,
         embedding_norm=np.abs(embedding).max(axis=1),
         label=np.where(here, label[of_block], 0).astype(np.int32),
         example_id=first_id + ids,
-        unit_id=None
-        if privacy_unit == "example"
-        else first_unit + ids // self.rows_per_unit,
+        unit_id=units,
       )
 
   def _sizes(self, coins: Bool[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:

@@ -27,11 +27,13 @@ from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from oneshot_dp.linear_dp.trainer import Released, Trainer
 from oneshot_dp.pipeline.audit import attack
 from oneshot_dp.pipeline.audit.canaries import Canaries, canary_length
-from oneshot_dp.pipeline.audit.observations import is_off_grid
+from oneshot_dp.pipeline.audit.observations import faults_of_rounding
 from oneshot_dp.pipeline.audit.report import AuditReport, bounds_of_guesses
 
 LEAST_RUNS = 8 * attack.PILOT_SHARE
 _CANARIES = range(8, 10_001)
+_MOST_COINS = 5_000_000
+"""Runs times canaries: what is seen of more does not fit in memory."""
 _NOISY_COUNTS = 8
 _COUNTED = 1_000_000
 _ROWS_TO_WHITEN = 128.0
@@ -112,10 +114,15 @@ def audit_head(
     seed: of the coins; None is the operating system's.
 
   Raises:
-    InputError: too few runs or canaries, or settings that make no sense.
+    InputError: too few or too many runs or canaries, or settings that make no
+      sense.
   """
   start = time.monotonic()
   _check(runs, canaries, confidence)
+  if canaries not in _CANARIES:
+    raise InputError(
+      f"canaries={canaries} must be {_CANARIES[0]} to {_CANARIES[-1]}."
+    )
   if rows_per_unit < 1:
     raise InputError(
       f"rows_per_unit={rows_per_unit} must be at least 1: a unit has rows."
@@ -133,8 +140,7 @@ def audit_head(
     zeros = math.ceil(_ROWS_TO_WHITEN * sigma * num_classes)
 
   def make(coins: Bool[np.ndarray, " m"]) -> Trainer:
-    rows = made.added_to(
-      None,
+    rows = made.alone(
       coins,
       num_examples=zeros,
       privacy_unit=EXAMPLE_UNIT if rows_per_unit == 1 else "unit",
@@ -164,15 +170,10 @@ def audit_counts(
 
   The canary is a row that all heads are right about, at once and among five.
 
-  Args:
-    plan: one ε.
-    source: the noise.
-    runs: how many evaluations there are.
-    confidence: of all bounds together.
-    seed: of the coins; None is the operating system's.
+  `plan` is of one ε; for the other arguments see `audit_head`.
   """
   start = time.monotonic()
-  _check(runs, _CANARIES[-1], confidence)
+  _check(runs, 1, confidence)
   (epsilon,) = plan.epsilons
   counts = CountPlan(
     epsilon=epsilon,
@@ -202,9 +203,8 @@ def audit_counts(
     coins=coins,
     seen=(found - _COUNTED // 2) / unit,
     response=np.full(found.shape, 1 / unit),
-    is_of=np.ones(found.shape[1:], bool),
     parts=(found.shape[2],),
-    off_grid=frozenset({"counts"} if is_off_grid(released) else ()),
+    faults=faults_of_rounding([released]),
   )
   return _report(played, plan, confidence, {}, start)
 
@@ -216,9 +216,10 @@ def _check(runs: int, canaries: int, confidence: float) -> None:
       f"runs={runs} are too few to learn anything of the noise: give at least"
       f" {LEAST_RUNS}."
     )
-  if canaries not in _CANARIES:
+  if runs * canaries > _MOST_COINS:
     raise InputError(
-      f"canaries={canaries} must be {_CANARIES[0]} to {_CANARIES[-1]}."
+      f"runs={runs} of {canaries} canaries are more than memory holds: give at"
+      f" most {_MOST_COINS // canaries}."
     )
 
 
@@ -248,11 +249,11 @@ def _report(
     for name, auditor in ((NOISE, every), (LEAST_NOISY, one))
   } | bounds
   bounds |= bounds_of_guesses(every, plan, _SHARE_OF_GUESSES * may_fail)
-  faults = [f"{name}: noise was not rounded" for name in played.off_grid]
+  faults = set(played.faults)
   if sampling is not None:
     likely = attack.evenness_of_batches(played, sampling)
     if likely < _SHARE_OF_BATCHES * may_fail:
-      faults.append("batches vary less in size than random ones")
+      faults.add("batches vary less in size than random ones")
   runs, canaries = played.coins.shape
   return AuditReport(
     claim=played.claim,

@@ -6,7 +6,7 @@ are a_i + noise, without it noise. a_i follows from what was public before.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -25,59 +25,77 @@ _OFF_GRID = 2.0**-10
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-  """Numbers of each canary.
+  """What the releases of a run say of each canary, one after the other.
 
   Attributes:
     seen: x, less what stands in the place of a canary that is not there.
-    response: a.
-    is_of: which canaries the release says something of; None is all.
+    response: a; zero where a release says nothing of a canary.
+    parts: of how many numbers of F each release is.
   """
 
-  seen: Float[np.ndarray, "m q"]
-  response: Float[np.ndarray, "m q"]
-  is_of: Bool[np.ndarray, " m"] | None = None
+  seen: Float[np.ndarray, "m F"]
+  response: Float[np.ndarray, "m F"]
+  parts: tuple[int, ...]
 
 
-def is_off_grid(released: Released) -> bool:
-  """Whether a value is no integer of its grid, so that noise was not rounded.
+def faults_of_rounding(released: Sequence[Released]) -> frozenset[str]:
+  """Releases with a value that is no integer of its grid.
 
   The low bits of floating-point noise say what it was added to (Mironov, CCS
   2012): no bound on ε is left then.
   """
-  steps = released.value / released.grid_step
-  return bool((np.abs(steps - np.rint(steps)) > _OFF_GRID).any())
+  found = set()
+  for each in released:
+    steps = each.value / each.grid_step
+    if (np.abs(steps - np.rint(steps)) > _OFF_GRID).any():
+      found.add(f"{each.name}: noise was not rounded")
+  return frozenset(found)
 
 
 def observe(
-  released: Released, canaries: Canaries, coins: Bool[np.ndarray, " m"] | None
-) -> Observation | None:
-  """What a release says of each canary; None of a statistic of no one's own.
+  released: Sequence[Released],
+  canaries: Canaries,
+  coins: Bool[np.ndarray, " m"] | None,
+) -> Observation:
+  """What releases say of each canary; statistics of no one's own say nothing.
 
   Args:
-    released: the release.
+    released: the releases of a run.
     canaries: the canaries.
     coins: which of them are there, for an adversary who knows all but one of
       these coins, and all other rows; None is one who knows of neither.
   """
-  look = _LOOKS[released.name]
-  return look(released, canaries, coins)
+  looks = (_LOOKS[each.name](each, canaries, coins) for each in released)
+  seen, response = zip(*filter(None, looks), strict=True)
+  return Observation(
+    seen=np.concatenate(seen, axis=1),
+    response=np.concatenate(response, axis=1),
+    parts=tuple(each.shape[1] for each in seen),
+  )
 
 
-_Look = Callable[
-  [Released, Canaries, Bool[np.ndarray, " m"] | None], Observation | None
-]
+_Seen = tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m q"]]
+_Coins = Bool[np.ndarray, " m"] | None
 
 
-def _clipped_sum(
-  released: Released, canaries: Canaries, coins: np.ndarray | None
-) -> Observation:
-  del coins
+def _in_noise(
+  released: Released,
+  canaries: Canaries,
+  seen: Float[np.ndarray, "m q"],
+  present: Float[np.ndarray, "m q"],
+  absent: Float[np.ndarray, "m q"],
+) -> _Seen:
+  """In units of the noise, of statistics in which a row counts for 1."""
+  unit = released.noise_multiplier * (2 if canaries.replaced else 1)
+  return (seen - absent) / unit, (present - absent) / unit
+
+
+def _clipped_sum(released: Released, canaries: Canaries, _: _Coins) -> _Seen:
   grid = released.at["grid"]
   column = canaries.feature.copy()
-  if canaries.has_bias:
-    column[-1] = canaries.width
   direction = -1.0 * canaries.replaced * np.ones(canaries.number)
   if canaries.has_bias:
+    column[-1] = canaries.width
     direction[-1] *= -1
   rows = min(canaries.rows_per_unit, grid.rows_per_unit)
   p0 = grid.initial_probability
@@ -85,50 +103,31 @@ def _clipped_sum(
   absent = p0 - _one_hot(canaries.absent_label, grid.num_classes)
   absent *= rows * direction[:, None]
   unit = grid.rows_per_unit * grid.residual_norm
-  return _observation(
-    released,
-    canaries,
-    released.value[:, column].T / GRID_RADIUS / unit,
-    present / unit,
-    absent / unit,
-  )
+  seen = released.value[:, column].T / GRID_RADIUS / unit
+  return _in_noise(released, canaries, seen, present / unit, absent / unit)
 
 
-def _moment(
-  released: Released, canaries: Canaries, coins: np.ndarray | None
-) -> Observation:
-  del coins
-  seen = np.diag(released.value)[canaries.feature, None]
-  square = np.ones((canaries.number, 1))
-  return _observation(
-    released, canaries, seen, square, square * canaries.replaced
-  )
-
-
-def _row_sum(scale: Callable[[Released], float]) -> _Look:
-  def look(
-    released: Released, canaries: Canaries, coins: np.ndarray | None
-  ) -> Observation:
-    del coins
-    seen = released.value[canaries.feature, None] * scale(released)
-    one = np.ones((canaries.number, 1))
-    return _observation(released, canaries, seen, one, -one * canaries.replaced)
-
-  return look
-
-
-def _class_sums(
-  released: Released, canaries: Canaries, coins: np.ndarray | None
-) -> Observation:
-  del coins
-  seen = released.value[:, canaries.feature].T
-  own = _one_hot(canaries.label, canaries.num_classes)
-  return _observation(released, canaries, seen, own, -own * canaries.replaced)
+def _sum_of_rows(released: Released, canaries: Canaries, _: _Coins) -> _Seen:
+  """Of statistics in which a canary has numbers to itself."""
+  value, feature = released.value, canaries.feature
+  own, opposite = np.ones((canaries.number, 1)), -1.0
+  match released.name:
+    case "mean":
+      seen = value[feature, None] / (released.grid_step * GRID_RADIUS)
+    case "second moment":
+      seen, opposite = np.diag(value)[feature, None], 1.0
+    case "class sums":
+      seen = value[:, feature].T
+      own = _one_hot(canaries.label, canaries.num_classes)
+    case _:
+      seen = value[feature, None]
+  absent = opposite * canaries.replaced * own
+  return _in_noise(released, canaries, seen, own, absent)
 
 
 def _class_counts(
-  released: Released, canaries: Canaries, coins: np.ndarray | None
-) -> Observation | None:
+  released: Released, canaries: Canaries, coins: _Coins
+) -> _Seen | None:
   """They speak of the first canary of each class: others say it again."""
   if coins is None or canaries.replaced:
     return None
@@ -137,13 +136,12 @@ def _class_counts(
   seen = (released.value[canaries.label] - others)[:, None]
   is_of = np.arange(canaries.number) < canaries.num_classes
   one = is_of[:, None].astype(np.float64)
-  found = _observation(released, canaries, seen * one, one, 0 * one)
-  return dataclasses.replace(found, is_of=is_of)
+  return _in_noise(released, canaries, seen * one, one, 0 * one)
 
 
 def _gradient_sum(
-  released: Released, canaries: Canaries, coins: np.ndarray | None
-) -> Observation:
+  released: Released, canaries: Canaries, coins: _Coins
+) -> _Seen:
   at = released.at
   max_norm = at.get("max_norm")
   loss: Loss = at.get("loss", SOFTMAX)
@@ -164,49 +162,35 @@ def _gradient_sum(
   absent = canaries.replaced * absent
   value = released.value / at["clip_norm"]
   if at.get("map") is None:
-    return _observation(released, canaries, z @ value, present, -absent)
+    return _in_noise(released, canaries, z @ value, present, -absent)
   # Mapped rows are not at right angles to each other.
   if coins is not None:
     value = value - z.T @ (coins[:, None] * present)
     value = value - opposite.T @ (~coins[:, None] * absent)
     absent = (z * opposite).sum(axis=1, keepdims=True) * absent
     seen = z @ value + np.where(coins[:, None], present, absent)
-    return _observation(released, canaries, seen, present, absent)
+    return _in_noise(released, canaries, seen, present, absent)
   # Least squares, after all that other rows can add is taken off.
   basis, _ = np.linalg.qr(_others(canaries, at["map"]).T)
   z = z - z @ basis @ basis.T
   inverse = np.linalg.inv(z @ z.T)
   spread = np.sqrt(np.diag(inverse))[:, None]
   seen = inverse @ (z @ value)
-  return _observation(
+  return _in_noise(
     released, canaries, seen / spread, present / spread, -absent / spread
   )
 
 
-_LOOKS = {
+_LOOKS: dict[str, Callable[[Released, Canaries, _Coins], _Seen | None]] = {
   "clipped sum": _clipped_sum,
-  "mean": _row_sum(lambda released: 1 / (released.grid_step * GRID_RADIUS)),
-  "second moment": _moment,
-  "class sums": _class_sums,
-  "total": _row_sum(lambda released: 1.0),
+  "mean": _sum_of_rows,
+  "second moment": _sum_of_rows,
+  "class sums": _sum_of_rows,
+  "total": _sum_of_rows,
   "class counts": _class_counts,
   GRADIENT_SUM: _gradient_sum,
 }
 """A NEW STATISTIC GOES HERE, by the name of its `Released`."""
-
-
-def _observation(
-  released: Released,
-  canaries: Canaries,
-  seen: Float[np.ndarray, "m q"],
-  present: Float[np.ndarray, "m q"],
-  absent: Float[np.ndarray, "m q"],
-) -> Observation:
-  """In units of the noise, of statistics in which a row counts for 1."""
-  unit = released.noise_multiplier * (2 if canaries.replaced else 1)
-  return Observation(
-    seen=(seen - absent) / unit, response=(present - absent) / unit
-  )
 
 
 def _mapped(

@@ -27,7 +27,10 @@ from oneshot_dp.linear_dp.heads.registry import make_trainer
 from oneshot_dp.linear_dp.trainer import Released
 from oneshot_dp.pipeline.audit.attack import log_likelihood
 from oneshot_dp.pipeline.audit.canaries import Canaries, canary_length
-from oneshot_dp.pipeline.audit.observations import is_off_grid, observe
+from oneshot_dp.pipeline.audit.observations import (
+  faults_of_rounding,
+  observe,
+)
 from oneshot_dp.pipeline.audit.report import AuditReport, bounds_of_guesses
 from oneshot_dp.pipeline.training.public_rows import PublicRows, cache_rows
 from oneshot_dp.pipeline.training.train_heads import Training, train_all
@@ -110,7 +113,7 @@ def audit_run(
   coins = np.random.default_rng(privacy.noise_seed)
   tossed = coins.integers(0, 2, canaries.number).astype(bool)
   real = cache_rows(cache, max_rows_per_unit)
-  rows = canaries.added_to(public.mapped(real) if public else real, tossed)
+  rows = canaries.among(public.mapped(real) if public else real, tossed)
   released: list[Released] = []
   training = Training(
     trainer=make_trainer(rows, [config], step_bar),
@@ -119,10 +122,7 @@ def audit_run(
     facts={"audit_canaries": canaries.number},
   )
   (trained,) = train_all(cache, [training], privacy, ledger_dir=ledger_dir)
-  found = [observe(each, canaries, None) for each in released]
-  scores = log_likelihood(
-    [each for each in found if each is not None], plan.sampling
-  )
+  scores = log_likelihood(observe(released, canaries, None), plan.sampling)
   auditor = CanaryScoreAuditor(absent=scores[~tossed], present=scores[tossed])
   return AuditReport(
     claim=trained.statement,
@@ -131,10 +131,7 @@ def audit_run(
     canaries=canaries.number,
     confidence=confidence,
     adversary=_ADVERSARY,
-    faults=tuple(
-      f"{name}: noise was not rounded"
-      for name in sorted({each.name for each in released if is_off_grid(each)})
-    ),
+    faults=tuple(sorted(faults_of_rounding(released))),
   )
 
 

@@ -107,21 +107,14 @@ def bounds_of_guesses(
 ) -> dict[str, float]:
   """What guesses prove of any mechanism, their number chosen by the claim.
 
-  Args:
-    auditor: the scores.
-    plan: the claim, of its largest epsilon.
-    wrong: how often all of it may be wrong.
+  The claim is the plan's largest epsilon; all of it may be `wrong` so often.
   """
   sigma, *_ = plan.noise_multipliers.values()
-  mu, delta, confidence = (
-    mu_of_claim(sigma, plan.sampling),
-    plan.delta,
-    1 - wrong / 2,
-  )
+  delta, confidence = plan.delta, 1 - wrong / 2
   guesses = functools.partial(
     best_number_of_guesses,
     canaries=auditor.canaries,
-    mu=mu,
+    mu=mu_of_claim(sigma, plan.sampling),
     confidence=confidence,
   )
   bounds = {}

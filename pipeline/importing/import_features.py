@@ -111,7 +111,7 @@ def import_features(
     id_source="example_id" if "example_id" in arrays else POSITION_IDS,
   )
   with step_bar("import", "row", len(rows)) as bar:
-    is_new = write_rows(out_dir, identity, rows, bar.update)
+    is_new = write_rows(out_dir, identity, rows, bar.update, origin=path)
   cache = open_cache(out_dir)
   if not is_new:
     with step_bar("compare", "row", len(rows)) as bar:

@@ -3,7 +3,6 @@
 import json
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
@@ -13,11 +12,8 @@ from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.audit import CanaryScoreAuditor
-from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.one_step import release
-from oneshot_dp.linear_dp.rows import unit_norm_rows
-from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.pipeline.audit import one_run
 from oneshot_dp.pipeline.audit.report import AuditReport
 from oneshot_dp.pipeline.cli import main
@@ -27,16 +23,6 @@ from tests.pipeline.sample_caches import write_rows
 
 NULLED = NeighboringRelation.REPLACE_SPECIAL
 RUNS = 1000
-
-
-@pytest.fixture(autouse=True)
-def little_work(monkeypatch):
-  """One device, small chunks, few steps of a whitened head."""
-  first = jax.local_devices()[:1]
-  monkeypatch.setattr(jax, "local_devices", lambda: first)
-  for module in (gradient_sum, unit_norm_rows):
-    monkeypatch.setattr(module, "ROWS_PER_DEVICE", 1024)
-  monkeypatch.setattr(WhiteningRule, "num_steps", 3)
 
 
 def audited(
