@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int8
 
+from oneshot_dp.extract.backbones.vit.position_embedding import bicubic_weights
 from oneshot_dp.extract.pretraining.glyphs import SIDE, STEPS_PER_PIXEL
 
 IMAGE_SIZE = 32
@@ -189,12 +190,7 @@ def _enlargement(
   source: int, target: int
 ) -> Float32[np.ndarray, "{target} {source}"]:
   """Pillow's bicubic filter along a row of pixels."""
-  at = (np.arange(target) + 0.5) * source / target - 0.5
-  x = np.abs(at[:, None] - np.arange(source))
-  near = 1.5 * x**3 - 2.5 * x**2 + 1
-  far = -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
-  weights = np.where(x < 1, near, np.where(x < 2, far, 0))
-  return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+  return bicubic_weights(source, target, antialias=True).astype(np.float32)
 
 
 _REDUCTIONS = np.stack(

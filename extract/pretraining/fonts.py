@@ -65,7 +65,12 @@ def find_typefaces(packages: Sequence[str] = PACKAGES) -> list[Typeface]:
 
   One of each name; the variable ones stand for their default.
   """
-  files = {path.stem: path for path in _of_matplotlib().glob("*.ttf")}
+  try:
+    import matplotlib
+  except ImportError as error:
+    raise _missing("matplotlib") from error
+  folder = pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+  files = {path.stem: path for path in folder.glob("*.ttf")}
   for package in packages:
     files = _files(package) | files
   typefaces = [
@@ -96,14 +101,6 @@ def _opened(path: pathlib.Path) -> ImageFont.FreeTypeFont:
   return ImageFont.truetype(
     str(path), _EM, layout_engine=ImageFont.Layout.BASIC
   )
-
-
-def _of_matplotlib() -> pathlib.Path:
-  try:
-    import matplotlib
-  except ImportError as error:
-    raise _missing("matplotlib") from error
-  return pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
 
 def _missing(package: str) -> InputError:

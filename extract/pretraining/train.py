@@ -194,18 +194,11 @@ def _optimizer(settings: Settings) -> optax.GradientTransformation:
 
 def _shares(glyphs: Glyphs) -> Float[np.ndarray, "n"]:
   """How often each glyph is drawn, summed up to it."""
-  is_digit = _is_digit(glyphs)
-  shares = np.zeros(len(glyphs))
-  for mask, share in (
-    (glyphs.is_written, _WRITTEN_SHARE),
-    (~glyphs.is_written, 1 - _WRITTEN_SHARE),
-  ):
-    for part, of_it in (
-      (mask & is_digit, _DIGITS_SHARE),
-      (mask & ~is_digit, 1 - _DIGITS_SHARE),
-    ):
-      shares[part] = share * of_it / max(1, part.sum())
-  cumulative = np.cumsum(shares)
+  written, digit = glyphs.is_written, _is_digit(glyphs)
+  shares = np.where(written, _WRITTEN_SHARE, 1 - _WRITTEN_SHARE)
+  shares *= np.where(digit, _DIGITS_SHARE, 1 - _DIGITS_SHARE)
+  kind = 2 * written + digit
+  cumulative = np.cumsum(shares / np.bincount(kind)[kind])
   return cumulative / cumulative[-1]
 
 

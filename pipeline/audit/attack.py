@@ -111,8 +111,12 @@ def scores_of_releases(
 
   `sampling` is of the random batches of the claim.
   """
+  starts = np.cumsum([0, *runs.parts[:-1]])
+  # What a release says nothing of is zero in every run.
+  is_of = np.logical_or.reduceat((runs.seen != 0).any(axis=0), starts, axis=1)
+  is_of = np.repeat(is_of, runs.parts, axis=1)
   seen = _without_what_is_known(runs)
-  return _discriminant(runs, seen, runs.response, runs.parts, sampling)
+  return _discriminant(runs, seen, runs.response, is_of, runs.parts, sampling)
 
 
 def scores_of_heads(
@@ -123,7 +127,8 @@ def scores_of_heads(
   num_classes = runs.heads.shape[2]
   towards = np.eye(num_classes)[label] - 1 / num_classes
   response = np.broadcast_to(towards, runs.heads.shape)
-  return _discriminant(runs, runs.heads, response, (num_classes,), None)
+  is_of, parts = np.ones(towards.shape, bool), (num_classes,)
+  return _discriminant(runs, runs.heads, response, is_of, parts, None)
 
 
 def log_likelihood(
@@ -213,16 +218,13 @@ def _discriminant(
   runs: Runs,
   seen: Float[np.ndarray, "runs m F"],
   response: Float[np.ndarray, "runs m F"],
+  is_of: Bool[np.ndarray, "m F"],
   parts: Sequence[int],
   sampling: PoissonSampling | None,
 ) -> Float[np.ndarray, "runs m"]:
   """Fisher's discriminant: the response, divided by the noise of pilots."""
   pilots = runs.pilots
   there = runs.coins[:pilots]
-  starts = np.cumsum([0, *parts[:-1]])
-  # Which canaries each release says something of.
-  is_of = np.logical_or.reduceat(response[0] != 0, starts, axis=1)
-  is_of = np.repeat(is_of, parts, axis=1)
   noise = np.where(is_of, seen[:pilots], 0.0)[~there]
   counted = np.broadcast_to(is_of, seen.shape)[:pilots][~there].sum(axis=0)
   noise = noise / np.sqrt(np.maximum(counted, 1))

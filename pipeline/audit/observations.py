@@ -29,7 +29,7 @@ class Observation:
 
   Attributes:
     seen: x, less what stands in the place of a canary that is not there.
-    response: a; zero where a release says nothing of a canary.
+    response: a; both are zero where a release says nothing of a canary.
     parts: of how many numbers of F each release is.
   """
 

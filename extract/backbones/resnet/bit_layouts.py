@@ -106,9 +106,7 @@ def _convert(array: np.ndarray, key: str) -> np.ndarray:
 
 
 def _describe(shapes: Mapping[str, Shape], output_axis: int) -> str | None:
-  found = [re.match(r"stage(\d+)_block(\d+)/", key) for key in shapes]
-  blocks = depths((int(m[1]), int(m[2])) for m in found if m)
-  root = shapes.get("stem/kernel")
+  blocks, root = depths(shapes), shapes.get("stem/kernel")
   if not blocks or not root:
     return None
   factor, rest = divmod(root[output_axis], 64)

@@ -24,12 +24,13 @@ def family(names: Iterable[str]) -> str | None:
   return None
 
 
-def depths(blocks: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-  """Blocks of each stage, from the (stage, block) that there are."""
+def depths(names: Iterable[str]) -> tuple[int, ...]:
+  """Blocks of each stage, from our names of parameters."""
+  found = (re.match(r"stage(\d+)_block(\d+)/", name) for name in names)
   last: dict[int, int] = {}
-  for stage, block in blocks:
-    last[stage] = max(last.get(stage, 0), block)
-  return tuple(last[stage] for stage in sorted(last))
+  for stage, block in sorted((int(m[1]), int(m[2])) for m in found if m):
+    last[stage] = block
+  return tuple(last.values())
 
 
 def refuse_another(found: str | None, wanted: str, path: str) -> None:

@@ -137,10 +137,8 @@ def _scales(
 
 
 def _describe(arrays: Mapping[str, np.ndarray]) -> str | None:
-  found = [
-    re.fullmatch(r"stages\.(\d+)\.(\d+)\.conv1\.gain", k) for k in arrays
-  ]
-  blocks = depths((int(m[1]), int(m[2]) + 1) for m in found if m)
+  first = (k.removesuffix(".gain") for k in arrays if k.endswith("conv1.gain"))
+  blocks = depths(_inside(name, _CONVOLUTIONS) or "" for name in first)
   if not blocks:
     return family(arrays)
   kind = "nfnet" if "stem.conv1.weight" in arrays else "nf_resnet"

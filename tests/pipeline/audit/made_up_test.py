@@ -31,6 +31,7 @@ from oneshot_dp.linear_dp.statistics import (
 )
 from oneshot_dp.pipeline.audit import made_up
 from oneshot_dp.pipeline.audit.report import AuditReport
+from tests.pipeline.command_line import fails
 
 DELTA = 1e-5
 REPLACED = NeighboringRelation.REPLACE_ONE
@@ -389,3 +390,20 @@ def test_every_fault_raises_an_alarm(monkeypatch, fault):
     return
   assert report.is_violated
   assert report.verdict.startswith("VIOLATION: ")
+
+
+@pytest.mark.parametrize(
+  ("flags", "complaint"),
+  [
+    ("--runs 10", "runs=10 are too few"),
+    (
+      "--runs 1000000000",
+      "runs=1000000000 of 256 canaries are more",
+    ),
+    ("--private-eval --runs 1000000000", "give at most 5000000"),
+    ("--canaries 3", "canaries=3 must be 8 to 10000"),
+  ],
+)
+def test_sizes_that_make_no_sense(capsys, flags, complaint):
+  argv = f"audit --epsilon 1 --delta 1e-5 {flags}".split()
+  assert complaint in fails(capsys, *argv)
