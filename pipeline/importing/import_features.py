@@ -48,10 +48,8 @@ def import_features(
 ) -> FeatureCache:
   """Writes the arrays of an npz file as a feature cache.
 
-  The file holds `embedding` float [n, d] and `label` int [n], and may hold
-  `example_id` int [n] (default: the row), `unit_id` int [n] and `class_names`
-  str [K]. Without `embedding`, `{split}_embedding`, `{split}_label`,
-  `{split}_example_id` and `{split}_unit_id` are read.
+  See `oneshot-dp import-features --help` for the arrays and the arguments;
+  without `example_id`, the row is one; `shard_rows` is rows per shard.
 
   *Privacy*: a row is a privacy unit, unless `unit_id` says whose it is. K must
   be public: it is the length of `class_names`, or `num_classes`. With neither,
@@ -61,22 +59,8 @@ def import_features(
   An interrupted import starts again from the first row; importing into a
   finished cache checks that it holds these very rows and leaves it as it is.
 
-  Args:
-    npz_path: the file.
-    out_dir: the cache to write.
-    split: public name of the split, or of a part of it ("train[:80%]"), whose
-      rows are chosen by their own embeddings (`SplitPart`).
-    dataset_name: public name of the data set; None is the file's stem.
-    num_classes: K.
-    backbone_name: what made the embeddings; a head fits caches with the same
-      name and d.
-    unit_name: public name of what `unit_id` numbers ("user", "patient").
-    embedding_dtype: precision in the cache; None keeps the file's own
-      (float32 for float64).
-    shard_rows: rows per shard.
-
   Raises:
-    InputError: anything about the file or `out_dir` that is not as above.
+    InputError: anything about the file or `out_dir` that is not as it says.
     RunError: a full or broken disk.
 
   Warns:

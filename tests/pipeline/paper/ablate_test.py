@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 import dp_accounting
-import matplotlib.image
 import pytest
 from dp_accounting.pld import PLDAccountant
 
@@ -177,13 +176,6 @@ class TestWhatItWrites:
     (beside,) = config["other_caches"]
     assert beside["preprocess"] == {"size": 384}
 
-  def test_the_picture_is_one(self, finished):
-    picture = matplotlib.image.imread(finished.path / "ablation.png")
-    height, width = picture.shape[:2]
-    assert width >= 600
-    assert height >= 400
-    assert picture.std() > 0.05
-
 
 class TestWhatItCosts:
   def test_all_of_it_composes(self, finished, train_cache):
@@ -216,31 +208,21 @@ class TestWhatItCosts:
     assert whole * (1 - 2e-3) < spent.epsilon(DELTA) < 1.2 * whole
 
 
-class TestWhatItRefuses:
-  """Before any budget is spent."""
-
-  @pytest.fixture(autouse=True)
-  def _nothing_is_charged(self, train_cache):
-    yield
-    assert cache_ledger(train_cache, None).entries() == []
-
-  @pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-      (
-        {"dataset": "cats"},
-        "of 'cats', split 'train', not of 'pets', split",
-      ),
-      ({"split": "extra"}, "split 'extra', not of 'pets', split"),
-    ],
-  )
-  def test_caches_of_other_images(
-    self, train_cache, eval_cache, tmp_path, changes, said
-  ):
-    other = write_clusters(tmp_path / "other", **changes)
-    pairs = [(train_cache, eval_cache), (other, eval_cache)]
-    with pytest.raises(InputError, match=f"{said}.*are of the same images"):
-      ablate(pairs, tmp_path / "out")
+@pytest.mark.parametrize(
+  ("changes", "said"),
+  [
+    ({"dataset": "cats"}, "of 'cats', split 'train', not of 'pets', split"),
+    ({"split": "extra"}, "split 'extra', not of 'pets', split"),
+  ],
+)
+def test_caches_of_other_images_are_refused_before_any_charge(
+  train_cache, eval_cache, tmp_path, changes, said
+):
+  other = write_clusters(tmp_path / "other", **changes)
+  pairs = [(train_cache, eval_cache), (other, eval_cache)]
+  with pytest.raises(InputError, match=f"{said}.*are of the same images"):
+    ablate(pairs, tmp_path / "out")
+  assert cache_ledger(train_cache, None).entries() == []
 
 
 class TestCaches:
@@ -351,7 +333,6 @@ class TestTheCommand:
     out, err = succeeds(capsys, *place(f"{ABLATE} {words}"))
     assert err.count("warning: the noise comes from a seed") == 1
     assert "the noise comes from a seed: all of it is NOT PRIVATE" in out
-    assert "no noise" not in out
     for folder in (tmp_path / "out/heads").iterdir():
       assert read_head(folder).receipt["private"] is False
     entries = cache_ledger(train_cache, None).entries()

@@ -89,18 +89,13 @@ def test_without_noise_it_has_columns_of_its_own():
   assert len(header) == len(base) == len(clip)
 
 
+def seeded() -> list[AblationRow]:
+  noise = {"noise_source": "seeded: NOT PRIVATE", "private": False}
+  return [dataclasses.replace(each, **noise) for each in ROWS]
+
+
 def test_a_seed_is_owned_up_to():
-  seeded = [
-    row(
-      r.axis,
-      r.setting,
-      r.top1,
-      private=False,
-      noise_source="seeded: NOT PRIVATE",
-    )
-    for r in ROWS
-  ]
-  assert ablation_table(seeded).splitlines()[-1] == (
+  assert ablation_table(seeded()).splitlines()[-1] == (
     "the noise comes from a seed: all of it is NOT PRIVATE"
   )
 
@@ -140,11 +135,7 @@ def test_the_picture(drawn):
 
 
 def test_the_picture_of_a_seed_says_so(drawn):
-  seeded = [
-    row("base", BASE_SETTING, 0.8, noise_source="seeded: NOT PRIVATE"),
-    row("clip", "10", 0.7, noise_source="seeded: NOT PRIVATE"),
-  ]
-  assert "NOT PRIVATE" in drawn(seeded).get_title()
+  assert "NOT PRIVATE" in drawn(seeded()).get_title()
   assert "NOT PRIVATE" not in drawn([*ROWS, *EXACT]).get_title()
 
 

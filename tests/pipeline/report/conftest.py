@@ -94,7 +94,7 @@ def reported(
       patch.setattr("oneshot_dp.pipeline.report.page.draw_picture", _undrawn)
     written = write_report(run, **given)
   return Reported(
-    folder=run.parent, written=written, page=ParsedPage.of(written.page)
+    folder=run.parent, written=written, page=ParsedPage(written.page)
   )
 
 

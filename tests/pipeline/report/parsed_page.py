@@ -1,17 +1,14 @@
 """A page, taken apart with the standard library's parser."""
 
 import base64
-import dataclasses
 import pathlib
 from html.parser import HTMLParser
-from typing import Self
 
 _VOID = {"br", "hr", "img", "link", "meta", "source"}
 _LOADING = {"href", "src", "srcset", "action", "data", "poster"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ParsedPage:
+class ParsedPage(HTMLParser):
   """What is in a page.
 
   Attributes:
@@ -23,30 +20,21 @@ class ParsedPage:
     tables: the cells of each, line by line.
   """
 
-  text: str
-  tags: set[str]
-  links: list[str]
-  alts: list[str | None]
-  ids: list[str]
-  tables: list[list[list[str]]]
-
-  @classmethod
-  def of(cls, path: pathlib.Path) -> Self:
-    parser = _Parser()
-    parser.feed(path.read_text())
-    parser.close()
-    assert parser.open == [], "elements that nothing closes"
-    return cls(
-      text=_spaced("".join(parser.words)),
-      tags=parser.tags,
-      links=parser.links,
-      alts=parser.alts,
-      ids=parser.ids,
-      tables=[
-        [[_spaced(cell) for cell in line] for line in table]
-        for table in parser.tables
-      ],
-    )
+  def __init__(self, path: pathlib.Path):
+    super().__init__()
+    self.tags: set[str] = set()
+    self.links: list[str] = []
+    self.alts: list[str | None] = []
+    self.ids: list[str] = []
+    self.tables: list[list[list[str]]] = []
+    self._words: list[str] = []
+    self._open: list[str] = []
+    self.feed(path.read_text())
+    self.close()
+    assert self._open == [], "elements that nothing closes"
+    self.text = _spaced("".join(self._words))
+    for line in (line for table in self.tables for line in table):
+      line[:] = map(_spaced, line)
 
   def svgs(self) -> list[str]:
     """Every picture that the page holds."""
@@ -62,18 +50,6 @@ class ParsedPage:
     (found,) = (table for table in self.tables if table[0][0] == first)
     return found[1:]
 
-
-class _Parser(HTMLParser):
-  def __init__(self):
-    super().__init__()
-    self.words: list[str] = []
-    self.open: list[str] = []
-    self.tags: set[str] = set()
-    self.links: list[str] = []
-    self.alts: list[str | None] = []
-    self.ids: list[str] = []
-    self.tables: list[list[list[str]]] = []
-
   def handle_starttag(self, tag, attrs):
     values = dict(attrs)
     self.tags.add(tag)
@@ -83,7 +59,7 @@ class _Parser(HTMLParser):
     if "id" in values:
       self.ids.append(values["id"] or "")
     if tag not in _VOID:
-      self.open.append(tag)
+      self._open.append(tag)
     if tag == "table":
       self.tables.append([])
     if tag == "tr":
@@ -92,13 +68,13 @@ class _Parser(HTMLParser):
       self.tables[-1][-1].append("")
 
   def handle_endtag(self, tag):
-    assert self.open.pop() == tag, f"</{tag}> closes another element"
+    assert self._open.pop() == tag, f"</{tag}> closes another element"
 
   def handle_data(self, data):
-    if "style" in self.open:
+    if "style" in self._open:
       return
-    self.words.append(data)
-    if "td" in self.open or "th" in self.open:
+    self._words.append(data)
+    if "td" in self._open or "th" in self._open:
       self.tables[-1][-1][-1] += data
 
 

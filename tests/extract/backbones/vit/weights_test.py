@@ -250,62 +250,54 @@ def published(key: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-  ("name", "embedding", "key", "message"),
+  ("asked", "key", "message"),
   [
     (
-      "vit_b16",
-      "cls",
+      "vit_b16 cls",
       "timm/vit_ti16/vit_tiny_patch16_224",
       "look like width 192 depth 12 patch 16, MLP 768; vit_b16 expects width "
       "768 depth 12 patch 16, MLP 3072: give the weights or the name of",
     ),
     (
-      "deit_b16",
-      "cls",
+      "deit_b16 cls",
       "transformers/deit_distilled_b16/deit_labels_224",
       "a distillation token; deit_b16 expects .*, no distillation token:",
     ),
     (
-      "dinov2_b14",
-      "cls",
+      "dinov2_b14 cls",
       "transformers/dinov2_reg_b14/dinov2_reg_518",
       "4 register tokens; dinov2_b14 expects .*, no register tokens:",
     ),
     (
-      "dinov2_s14",
-      "cls",
+      "dinov2_s14 cls",
       "timm/vit_s16/vit_small_patch16_224",
       "patch 16, no LayerScale; dinov2_s14 expects .* patch 14, LayerScale:",
     ),
     (
-      "vit_b16",
-      "cls",
+      "vit_b16 cls",
       "transformers/siglip_b16/siglip_towers_224",
       "no class token; vit_b16 expects .*, a class token: .*embedding",
     ),
     (
-      "vit_b16",
-      "gap",
+      "vit_b16 gap",
       "timm/vit_b16/vit_base_patch16_384",
       "a class token; vit_b16 expects .*, no class token: .*embedding",
     ),
     (
-      "vit_b16",
-      "pre_logits",
+      "vit_b16 pre_logits",
       "timm/vit_b16/vit_base_patch16_384",
       "DIR/w has no pre_logits layer: set backbone.embedding=cls",
     ),
     (
-      "vit_b16",
-      "map",
+      "vit_b16 map",
       "timm/vit_b16/vit_base_patch16_384",
       "DIR/w has no MAPHead_0 layer: set backbone.embedding=gap or mean",
     ),
   ],
 )
-def test_other_networks_are_recognised(name, embedding, key, message):
+def test_other_networks_are_recognised(asked, key, message):
   with pytest.raises(InputError, match=message) as caught:
-    rename(name, embedding, published(key))
+    rename(*asked.split(), published(key))
   assert str(caught.value).startswith("DIR/w")
   assert "\n" not in str(caught.value)
 
