@@ -8,13 +8,35 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from oneshot_dp.extract.backbones.backbone import Architecture, Shape
+from oneshot_dp.extract.backbones.backbone import Architecture, Arrays, Shape
 from oneshot_dp.extract.backbones.registry import parameter_shapes
-from oneshot_dp.extract.backbones.resnet import bit_resnet, norm_free
+from oneshot_dp.extract.backbones.resnet import (
+  bit_layouts,
+  bit_resnet,
+  nf_layouts,
+  norm_free,
+)
+from tests.extract.backbones import conv_cases
+
+TINY: dict[str, nn.Module] = {
+  "bit": bit_resnet.BitResNet(**conv_cases.BIT_TINY),
+  "nfnet": norm_free.NormFreeNet("nfnet", **conv_cases.NFNET_TINY),
+  "nf_resnet": norm_free.NormFreeNet("nf_resnet", **conv_cases.NF_RESNET_TINY),
+}
 
 
 def shapes_of(module: nn.Module, side: int = 32) -> dict[str, Shape]:
   return parameter_shapes(module, side)
+
+
+def renamed(case: str, weights: Arrays) -> Arrays:
+  """Parameters of a small network, of public names."""
+  module = TINY[case]
+  arguments = weights, shapes_of(module), "file"
+  if isinstance(module, norm_free.NormFreeNet):
+    kind, blocks = module.kind, module.blocks
+    return nf_layouts.rename(*arguments, kind=kind, blocks=blocks)
+  return bit_layouts.rename(*arguments)
 
 
 def embed(
@@ -23,18 +45,16 @@ def embed(
   tree = flax.traverse_util.unflatten_dict(dict(params), sep="/")
   # These are small: to compile takes longer than to run.
   fast = {"xla_backend_optimization_level": 0}
-  output = jax.jit(module.apply, compiler_options=fast)(
-    {"params": tree}, images
-  )
+  apply = jax.jit(module.apply, compiler_options=fast)
+  output = apply({"params": tree}, images)
   assert output.dtype == jnp.float32
   return np.asarray(output)
 
 
 def architecture(name: str) -> Architecture:
-  for family in (bit_resnet, norm_free):
-    if found := family.find(name):
-      return found
-  raise AssertionError(name)
+  found = bit_resnet.find(name) or norm_free.find(name)
+  assert found is not None
+  return found
 
 
 def expected_shapes(name: str) -> dict[str, Shape]:

@@ -81,7 +81,8 @@ def test_one_thing_is_changed_at_a_time():
       assert changed
       assert changed <= may_change[cell.axis]
     elif cell.axis == "optimizer":
-      assert cell.head == HeadConfig(head=cell.setting)
+      assert cell.head == HeadConfig(head=cell.head.head)
+      assert cell.head.head == cell.setting
     elif cell.axis == "clip":
       assert cell.head == HeadConfig(l2_clip_norm=float(cell.setting))
 

@@ -296,8 +296,9 @@ def published(key: str) -> dict[str, np.ndarray]:
   ],
 )
 def test_other_networks_are_recognised(asked, key, message):
+  name, embedding = asked.split()
   with pytest.raises(InputError, match=message) as caught:
-    rename(*asked.split(), published(key))
+    rename(name, embedding, published(key))
   assert str(caught.value).startswith("DIR/w")
   assert "\n" not in str(caught.value)
 
