@@ -111,17 +111,13 @@ def test_a_function_without_weights(code):
     ("embed", r"mine\.py:embed: KeyError: 'w'"),
     ("flat", r"gives \[384\] for 2 images; embeddings must be \[b, d\]"),
     ("whole", r"gives \[2, 8, 8, 3\] for 2 images"),
+    # Removing one example would move all the others: no ε would hold.
+    ("centred", "depends on what else is in its batch"),
   ],
 )
 def test_a_function_that_is_none(code, function, said):
   with pytest.raises(InputError, match=said):
     load(code, function)
-
-
-def test_one_that_mixes_images_is_refused(code):
-  """Removing one example would move all the others: no ε would hold."""
-  with pytest.raises(InputError, match="depends on what else is in its batch"):
-    load(code, "centred")
 
 
 def test_a_file_of_flax_modules(code, tmp_path):

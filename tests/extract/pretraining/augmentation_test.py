@@ -1,7 +1,6 @@
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 from oneshot_dp.extract.pretraining import augmentation
 from oneshot_dp.extract.pretraining.augmentation import (
@@ -36,17 +35,6 @@ def test_every_image_shows_a_glyph(glyphs):
   assert shown.min() >= 0
   assert shown.max() <= 1
   assert (np.ptp(shown, axis=(1, 2)) > 0.15).all()
-
-
-@pytest.mark.parametrize("side", sorted(set(augmentation.RESOLUTIONS)))
-def test_enlarging_is_what_an_extraction_job_does(side):
-  pixels = np.random.default_rng(0).random((side, side), dtype=np.float32)
-  weights = augmentation._enlargement(side, IMAGE_SIZE)
-  size = (IMAGE_SIZE, IMAGE_SIZE)
-  pillow = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-  np.testing.assert_allclose(
-    weights @ pixels @ weights.T, np.asarray(pillow), atol=1e-5
-  )
 
 
 def test_reducing_keeps_the_mean():

@@ -22,14 +22,11 @@ def written() -> Glyphs:
   return written_glyphs(1, seed=0)
 
 
-def test_there_is_a_skeleton_of_every_character():
+def test_every_character_has_a_skeleton_and_a_class():
   assert SKELETONS.keys() == set(CHARACTERS)
   for ways in SKELETONS.values():
     for drawing in ways:
       assert all(len(stroke) >= 2 for stroke in drawing)
-
-
-def test_classes_are_digits_and_letters_whatever_their_case():
   assert CLASSES[:10] == tuple("0123456789")
   assert {class_of(c) for c in CHARACTERS} == set(CLASSES)
 
