@@ -108,7 +108,7 @@ def _clipped_sum(released: Released, canaries: Canaries, _: _Coins) -> _Seen:
 
 
 def _sum_of_rows(released: Released, canaries: Canaries, _: _Coins) -> _Seen:
-  """Of statistics in which a canary has numbers to itself."""
+  """Statistics in which a canary has numbers to itself."""
   value, feature = released.value, canaries.feature
   own, opposite = np.ones((canaries.number, 1)), -1.0
   match released.name:

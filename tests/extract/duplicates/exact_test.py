@@ -162,13 +162,6 @@ def test_most_products_are_never_made():
   assert tiles[0] < every / 8
 
 
-def test_rows_of_zeros_have_no_direction():
-  rows = np.zeros((50, 4), np.float32)
-  rows[3] = rows[40] = [1, 2, 3, 4]
-  pairs = list(CosineIndex(rows, 0.9).within())
-  assert [(p.row.tolist(), p.query.tolist()) for p in pairs] == [([3], [40])]
-
-
 # Caches: planted copies, across blocks (256 rows) and shards.
 
 

@@ -482,19 +482,6 @@ class TestGoogleStorage:
 class TestHub:
   FILE = "/google/vit/resolve/main/sub/w.safetensors"
 
-  def test_file_of_a_repository(self, server, cache):
-    server.files[self.FILE] = Served(body=BODY)
-    path = ask_elsewhere(
-      "hf://google/vit/sub/w.safetensors",
-      cache,
-      HF_ENDPOINT=server.url,
-      HF_TOKEN="hf_sesame",
-    )
-    assert pathlib.Path(path).read_bytes() == BODY
-    assert path.endswith("-w.safetensors")
-    (asked,) = server.asked
-    assert asked.headers["Authorization"] == "Bearer hf_sesame"
-
   @pytest.fixture
   def hub(self, server, monkeypatch):
     """The local server as the hub, without another process."""

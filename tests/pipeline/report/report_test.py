@@ -189,6 +189,9 @@ class TestNotPrivate:
       tmp_path,
       privacy=PrivacyConfig(delta=1e-5, noise_seed=3),
       baseline=False,
+      private_eval=4.0,  # it has but one picture
+      num_draws=1,
+      epsilons=(2.0,),
     )
     first = reported(run, drawn=True)
     text = first.page.text
@@ -197,7 +200,7 @@ class TestNotPrivate:
     for line in first.page.table("head") + first.page.table("who sees"):
       assert line[0].endswith("NOT PRIVATE")
     svgs = first.page.svgs()
-    assert len(svgs) == 16
+    assert len(svgs) == 4
     for svg in svgs:
       assert "NOT PRIVATE: the noise comes from a seed" in svg
 
