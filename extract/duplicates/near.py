@@ -49,13 +49,11 @@ class ClosePairs:
 class _Sorted:
   """Rows in the order of one coordinate.
 
-  `order` is of positions in `rows`; `key` is the coordinate, ascending, and
-  `sketch` is [p, r] of each, in that order.
+  `order` is of positions in `rows`; `sketch` is [p, r] of each, in that order.
   """
 
   rows: Float[np.ndarray, "n d"]
   order: Int64[np.ndarray, " n"]
-  key: Float32[np.ndarray, " n"]
   sketch: Float32[np.ndarray, "n k1"]
 
   def tile(self, number: int) -> slice:
@@ -106,7 +104,7 @@ class CosineIndex:
     tiles = [
       (a, b)
       for a in range(held.num_tiles)
-      for b in self._reach(held.key[held.tile(a)])
+      for b in self._reach(held, a)
       if b >= a
     ]
     for done, (a, b) in enumerate(tiles):
@@ -123,24 +121,21 @@ class CosineIndex:
     """Pairs of a row of the index and one of `rows`, each once."""
     queries = self._sort(rows, _sketch(rows, self._basis))
     for a in range(queries.num_tiles):
-      for b in self._reach(queries.key[queries.tile(a)]):
+      for b in self._reach(queries, a):
         yield from self._compare(b, queries, a)
 
   def _sort(
     self, rows: Float[np.ndarray, "n d"], sketch: Float32[np.ndarray, "n k1"]
   ) -> _Sorted:
     order = np.argsort(sketch[:, self._axis], kind="stable")
-    sketch = sketch[order]
-    return _Sorted(
-      rows=rows, order=order, key=sketch[:, self._axis].copy(), sketch=sketch
-    )
+    return _Sorted(rows=rows, order=order, sketch=sketch[order])
 
-  def _reach(self, keys: Float32[np.ndarray, " rows"]) -> range:
-    """Tiles of the index that may hold a duplicate of sorted keys."""
-    low = np.float64(keys[0]) - self._window
-    high = np.float64(keys[-1]) + self._window
-    start = np.searchsorted(self._held.key, low, side="left")
-    stop = np.searchsorted(self._held.key, high, side="right")
+  def _reach(self, queries: _Sorted, tile: int) -> range:
+    """Tiles of the index that may hold a duplicate of a tile of queries."""
+    keys = queries.sketch[queries.tile(tile), self._axis].astype(np.float64)
+    held = self._held.sketch[:, self._axis]
+    start = np.searchsorted(held, keys[0] - self._window, side="left")
+    stop = np.searchsorted(held, keys[-1] + self._window, side="right")
     return range(int(start) // _TILE_ROWS, -(-int(stop) // _TILE_ROWS))
 
   def _compare(

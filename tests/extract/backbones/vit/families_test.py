@@ -1,6 +1,3 @@
-import functools
-from typing import Any
-
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
@@ -9,16 +6,20 @@ import pytest
 import sklearn.datasets
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
+from oneshot_dp.configs.extract_config import (
+  BackboneConfig,
+  ComputeDtype,
+  PreprocessConfig,
+)
 from oneshot_dp.extract.backbones.backbone import Architecture
-from oneshot_dp.extract.backbones.registry import parameter_shapes
+from oneshot_dp.extract.backbones.registry import (
+  load_backbone,
+  parameter_shapes,
+)
 from oneshot_dp.extract.backbones.vit import families as vit
 from oneshot_dp.extract.backbones.vit.network import VisionTransformer
-from oneshot_dp.extract.images.preprocess import (
-  Preprocessing,
-  normalize,
-  prepare,
-)
+from oneshot_dp.extract.images.preprocess import Preprocessing, prepare
+from tests.extract.backbones.conv_cases import cosine
 
 TINY = VisionTransformer(width=12, depth=2, mlp_dim=20, num_heads=3, patch=4)
 
@@ -225,51 +226,22 @@ def cifar(shared_data) -> dict[str, np.ndarray]:
     }
 
 
-@functools.cache
-def load(weights: str, embedding: str, side: int) -> tuple[dict, dict]:
-  """Parameters of vit_ti16 for that image size, and the file's arrays."""
-  architecture = named("vit_ti16")
-  model = architecture.build(embedding, "float32")
-  with np.load(weights) as file:
-    arrays = dict(file)
-  flat = architecture.rename(arrays, parameter_shapes(model, side), weights)
-  return flax.traverse_util.unflatten_dict(flat, sep="/"), arrays
-
-
-@functools.cache
-def compiled(compute_dtype: ComputeDtype, side: int) -> Any:
-  """(parameters, images) of vit_ti16 to embeddings."""
-  architecture = named("vit_ti16")
-  model = architecture.build("cls", compute_dtype)
-  config = architecture.reference.changed(PreprocessConfig(image_size=side))
-  return jax.jit(
-    lambda params, images: model.apply(
-      {"params": params}, normalize(images, config)
-    )
-  )
-
-
 def embed(
   weights: str,
   images: np.ndarray | list[np.ndarray],
   compute_dtype: ComputeDtype = "float32",
   side: int = 224,
 ) -> np.ndarray:
-  config = named("vit_ti16").reference.changed(
-    PreprocessConfig(image_size=side)
+  backbone = load_backbone(
+    BackboneConfig(
+      name="vit_ti16", weights=weights, compute_dtype=compute_dtype
+    ),
+    PreprocessConfig(image_size=side),
   )
-  params, _ = load(weights, "cls", side)
-  apply = compiled(compute_dtype, side)
-  squares = np.stack([prepare(image, config) for image in images])
-  batches = np.split(squares, range(16, len(squares), 16))
-  return np.concatenate([apply(params, b) for b in batches])
-
-
-def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  a, b = a.astype(np.float64), b.astype(np.float64)
-  return (
-    (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
-  )
+  squares = [prepare(image, backbone.preprocessing) for image in images]
+  batches = np.split(np.stack(squares), range(16, len(squares), 16))
+  apply = jax.jit(backbone.apply)
+  return np.concatenate([apply(backbone.params, b) for b in batches])
 
 
 @pytest.mark.slow
