@@ -427,9 +427,10 @@ def _holds(store: Store, attempt: _Attempt) -> bool:
   for first in (lambda: None, lambda: _rename(store, attempt)):
     with contextlib.suppress(FileNotFoundError):
       first()
-      (path,) = store.local_files([(record.file, record.bytes)])
       keys = hashlib.sha256(store.read(record.keys_file)).hexdigest()
-      return (file_sha256(path), keys) == (record.sha256, record.keys_sha256)
+      for path in store.local_files([(record.file, record.bytes)]):
+        rows = file_sha256(path)
+        return (rows, keys) == (record.sha256, record.keys_sha256)
   return False
 
 

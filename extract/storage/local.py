@@ -32,6 +32,8 @@ class LocalStore:
         }
     except FileNotFoundError:
       return {}
+    except NotADirectoryError as e:
+      raise InputError(f"{self.path / folder}: not a directory.") from e
     except OSError as e:
       raise InputError(
         f"{self.path / folder}: cannot be read: {e.strerror}."

@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.storage.local import LocalStore
 
 # A pathlib.Path has lost the second slash of "gs://bucket/cache".
@@ -84,9 +83,9 @@ class Store(Protocol):
 
 def store_at(place: str | os.PathLike) -> Store:
   """The store of a path, of a URL gs://bucket/folder, or of s3://bucket/folder."""
-  if _URL.match(os.fspath(place)):
-    raise InputError(
-      f"{place}: a cache is on a mounted file system; mount the bucket (for"
-      " instance with gcsfuse) and give that path."
-    )
-  return LocalStore(pathlib.Path(place))
+  if not (url := _URL.fullmatch(os.fspath(place))):
+    return LocalStore(pathlib.Path(place))
+  # Only where it is asked for: it starts threads of its own.
+  from oneshot_dp.extract.storage.objects import object_store
+
+  return object_store(*url.groups())

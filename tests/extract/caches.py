@@ -65,7 +65,7 @@ def batches(rows: Rows, indices: range, size: int) -> Iterator[Rows]:
 
 
 def write_cache(
-  out: pathlib.Path, identity: CacheIdentity, batch_size: int = 5
+  out: str | pathlib.Path, identity: CacheIdentity, batch_size: int = 5
 ) -> CacheInfo | None:
   """The job: what is there is kept, what is missing is written."""
   rows = make_rows(identity)

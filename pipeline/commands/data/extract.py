@@ -118,16 +118,16 @@ def run(flags: Flags) -> Answer:
   check_beam_options(flags.beam_options, all_flags())
   report = run_extraction(flags.job, flags.out, flags.beam_options)
   cache = report.cache
-  facts = {"cache": flags.out, "metadata": public_metadata(cache)}
+  facts = {"cache": cache.path, "metadata": public_metadata(cache)}
   if not report.counters:
     return Answer(
-      text=f"{describe(cache)}\n{flags.out}: complete already, nothing was"
+      text=f"{describe(cache)}\n{cache.path}: complete already, nothing was"
       " extracted",
       facts=facts | {"images": 0, "kept_shards": report.kept_shards},
     )
   done = report.counters["examples"]
   took = (
-    f"{flags.out}: {done:,} images in {report.seconds:.1f} s"
+    f"{cache.path}: {done:,} images in {report.seconds:.1f} s"
     f" ({done / report.seconds:.1f} images/s,"
     f" {report.counters['image_bytes'] / 1e6:.1f} MB read),"
     f" {report.counters['decode_errors']} undecodable,"

@@ -303,14 +303,6 @@ def test_something_else_is_not_written_into(job, tmp_path):
     run_extraction(job, tmp_path)
 
 
-@pytest.mark.parametrize("out", ["gs://bucket/cache", "s3://bucket/cache"])
-def test_a_bucket_is_refused(job, tmp_path, monkeypatch, out):
-  monkeypatch.chdir(tmp_path)
-  with pytest.raises(InputError, match=r"mount the bucket"):
-    run_extraction(job, pathlib.Path(out))
-  assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
   ("options", "said"),
   [

@@ -1,0 +1,232 @@
+"""Whoever holds a store need not know which it is."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.verify import verify_cache
+from oneshot_dp.extract.cache.writer import claim
+from oneshot_dp.extract.job.job import run_extraction
+from oneshot_dp.extract.storage import fetch_ahead, objects
+from oneshot_dp.extract.storage.store import store_at
+from tests.extract.caches import digest, make_identity, write_cache
+from tests.extract.image_jobs import array_job, write_npz
+from tests.extract.storage.object_servers import ROOT, SECRET, STRANGER
+
+BUCKETS = pytest.mark.parametrize("place", ["s3", "gs"], indirect=True)
+EVERYWHERE = pytest.mark.parametrize(
+  "place", ["disk", "s3", "gs"], indirect=True
+)
+
+
+@EVERYWHERE
+def test_a_store_keeps_what_it_is_given(place, monkeypatch):
+  monkeypatch.setattr(objects, "_BEAT_SECONDS", 0.05)
+  monkeypatch.setattr(fetch_ahead, "_RANGE_BYTES", 1 << 20)
+  store = store_at(place[0])
+  assert store.sizes() == {}
+  with pytest.raises(FileNotFoundError):
+    store.read("a/b")
+  assert store.put("a/b", b"one")
+  assert store.put("a/c", b"two", create=True)
+  assert store.put("a/c", b"two", create=True)
+  assert not store.put("a/c", b"three", create=True)
+  assert store.read("a/c") == b"two"
+  content = os.urandom(5 << 20)
+  with store.scratch("a/large") as path:
+    path.write_bytes(content)
+  with pytest.raises(KeyError), store.scratch("a/none") as path:
+    raise KeyError
+  store.move("a/large", "large")
+  store.move("a/large", "large")  # as whoever else settles a shard does
+  with pytest.raises(FileNotFoundError):
+    store.move("a/large", "other")
+  assert store.sizes() == {"a/": 0, "large": len(content)}
+  assert store.sizes("a") == {"b": 3, "c": 3}
+  files = [("large", len(content)), ("a/b", 3), ("large", len(content))]
+  read = [path.read_bytes() for path in store.local_files(files)]
+  assert read == [content, b"one", content]
+  some = store.local_files(files)
+  next(some)
+  some.close()
+  told = pytest.raises(InputError, match="another job is writing there")
+  with store.lock("a/lock"), told:
+    store.lock("a/lock").__enter__()
+  with store.lock("a/lock"):
+    pass
+  store.remove(["a/", "large", "none"])
+  assert store.sizes() == {}
+
+
+def _copied(url, to):
+  store = store_at(url)
+  to.mkdir()
+  for name in store.sizes():
+    (to / name).write_bytes(store.read(name))
+  return to
+
+
+@BUCKETS
+def test_a_cache_is_the_same_through_a_bad_network(
+  place, tmp_path, monkeypatch
+):
+  """Busy, broken, slow, with answers lost or cut: same bytes, rows, keys."""
+  url, proxy = place
+  rng = np.random.default_rng(0)
+  faults = [500, 503, 429, "drop", "lose", "slow"]
+
+  def fault(number, method):
+    bad = rng.random() < 0.15
+    return faults[rng.integers(len(faults))] if bad else None
+
+  proxy.fault = fault
+  monkeypatch.setattr(fetch_ahead, "_RANGE_BYTES", 1 << 14)
+  identity = make_identity(n=2000, d=64, shard_rows=300)
+  with claim(url, identity) as unfinished:
+    assert unfinished
+    write_cache(url, identity)
+  write_cache(tmp_path / "local", identity)
+  cache, local = open_cache(url), open_cache(tmp_path / "local")
+  for one, other in zip(cache.blocks(), local.blocks(), strict=True):
+    np.testing.assert_array_equal(one.embedding, other.embedding)
+  # What the ledger goes by.
+  for one, other in zip(cache.key_blocks(), local.key_blocks(), strict=True):
+    np.testing.assert_array_equal(one, other)
+  assert cache.private_digest == local.private_digest
+  assert str(verify_cache(url)) == "ok: 7 shards, 2,000 rows"
+  proxy.fault = lambda number, method: None
+  assert digest(_copied(url, tmp_path / "copy")) == digest(local.path)
+  sent = [name.lower() for _, _, headers in proxy.seen for name in headers]
+  assert not [name for name in sent if "acl" in name or "grant" in name]
+
+
+@BUCKETS
+def test_opening_lists_once_and_reading_lists_nothing(place):
+  url, proxy = place
+  write_cache(url, make_identity())
+  proxy.forget()
+  list(open_cache(url).blocks())
+  lists = [path for _, path, _ in proxy.seen if "list-type" in path]
+  assert len(lists) == 1
+  assert len(proxy.seen) == 3 + 3  # cache_info, shards, the list; the shards
+
+
+@BUCKETS
+@pytest.mark.parametrize("write", [False, True])
+def test_no_permission_is_one_line_without_credentials(
+  place, monkeypatch, write
+):
+  url, proxy = place
+  proxy.fault = lambda number, method: 403
+  with pytest.raises(InputError, match="does not let these cred") as caught:
+    write_cache(url, make_identity()) if write else open_cache(url)
+  assert str(caught.value).startswith(url)
+  assert "\n" not in str(caught.value)
+  assert SECRET not in str(caught.value)
+
+
+@BUCKETS
+def test_a_server_that_stays_broken_is_one_line(place, monkeypatch):
+  url, proxy = place
+  write_cache(url, make_identity())
+  retries = objects._RETRIES | {"max_retries": 2}
+  monkeypatch.setattr(objects, "_RETRIES", retries)
+  objects.object_store.cache_clear()
+  proxy.fault = lambda number, method: 500
+  with pytest.raises(RunError, match="500 Internal Server Error") as caught:
+    open_cache(url)
+  assert "\n" not in str(caught.value)
+  proxy.fault = lambda number, method: None
+  cache = open_cache(url)
+  proxy.fault = lambda number, method: "drop"
+  with pytest.raises(RunError, match=url) as caught:
+    list(cache.blocks())
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_images_become_the_same_cache(place, tmp_path):
+  url, _ = place
+  write_npz(tmp_path / "pets.npz", 70)
+  job = array_job(tmp_path / "pets.npz")
+  # As the command line gives it: pathlib takes one of the slashes.
+  report = run_extraction(job, pathlib.Path(url))
+  assert str(report.cache.path) == url
+  run_extraction(job, tmp_path / "local")
+  assert digest(_copied(url, tmp_path / "copy")) == digest(tmp_path / "local")
+
+
+# Kills a job after a call of the store, in a process of its own, then runs it
+# again. This process itself never calls the store: its threads would not
+# survive the fork.
+_KILLS = """
+import os, signal, sys
+from oneshot_dp.extract.cache.writer import claim
+from oneshot_dp.extract.job.job import run_extraction
+from oneshot_dp.extract.storage import objects
+from tests.extract import caches
+
+objects._BEAT_SECONDS = 0.05
+identity = caches.make_identity()
+
+def run(url, last):
+  calls, ask = iter(range(1000)), objects.ObjectStore._ask
+  def mortal(self, name, call, **options):
+    answer = ask(self, name, call, **options)
+    if not name.endswith("lock") and next(calls) == last:
+      os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+  objects.ObjectStore._ask = mortal
+  with claim(url, identity):
+    caches.write_cache(url, identity)
+
+def in_child(*args):
+  pid = os.fork()
+  if not pid:
+    try:
+      run(*args)
+    finally:
+      os._exit(0)
+  return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+for step in range(1, 56, 5):
+  assert in_child(f"{sys.argv[1]}/{step}", step) == signal.SIGKILL, step
+  assert in_child(f"{sys.argv[1]}/{step}", None) == 0, step
+"""
+
+
+@pytest.mark.slow
+@BUCKETS
+def test_killed_anywhere_and_run_again_gives_the_same_bytes(place, tmp_path):
+  url, _ = place
+  write_cache(tmp_path / "whole", make_identity())
+  done = subprocess.run(
+    [sys.executable, "-c", _KILLS, url],
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  for step in range(1, 56, 5):
+    copy = _copied(f"{url}/{step}", tmp_path / f"{step}")
+    assert digest(copy) == digest(tmp_path / "whole"), step
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_a_bucket_of_others_is_refused(place, monkeypatch):
+  """By a real server: the account has no permission for the bucket."""
+  url, _ = place
+  write_cache(url, make_identity())
+  monkeypatch.setenv("AWS_ACCESS_KEY_ID", STRANGER)
+  objects.object_store.cache_clear()
+  with pytest.raises(InputError, match="does not let these cred"):
+    open_cache(url)
+  with pytest.raises(InputError, match="does not let these credentials"):
+    write_cache(f"{url}/new", make_identity())
