@@ -11,7 +11,9 @@ a row that all heads get right, and then none, attains it.
 
 *Privacy.* c is a vector of integers, so c + round(Z) = round(c + Z) is
 post-processing of the Gaussian mechanism, and so are the division by the public
-n and the clipping. With at most five classes every label is among the first
+n and the clipping. Where n is private too (a part of a split has the rows whose
+own bytes say so), it is one more count, and what is divided by is n + round(Z),
+of the same vector. With at most five classes every label is among the first
 five: that share is 1, whatever the data, and is not counted.
 """
 
@@ -98,8 +100,18 @@ def release_accuracies(
   source: NoiseSource,
   *,
   charge: Callable[[CountPlan, NoiseSource], object],
+  num_examples: int | None = None,
+  n_is_private: bool = False,
 ) -> NoisyAccuracies:
   """Adds noise to the counts and lets the accuracies out, once.
+
+  Args:
+    secret: the counts.
+    plan: what they may cost.
+    source: of the noise.
+    charge: called before any noise is drawn.
+    num_examples: n, where it is not the rows counted: others are wrong.
+    n_is_private: n is about this, and the rows are counted with noise too.
 
   Formal guarantees: all accuracies together are (ε, δ)-DP in the plan's
   neighbouring relation, with n, the number of classes and the heads public.
@@ -108,12 +120,16 @@ def release_accuracies(
   """
   charge(plan, source)
   is_counted = secret.num_classes > _ALWAYS_AMONG
-  counts = secret.secret_hits[: 2 if is_counted else 1]
-  n = secret.num_examples
+  hits = secret.secret_hits[: 2 if is_counted else 1]
+  n = num_examples or secret.num_examples
+  counts = hits.ravel()
+  if n_is_private:
+    counts = np.append(counts, secret.num_examples)
   noisy, sensitivity, noise_sd = with_noise(
     counts, plan.noise_multiplier, source
   )
-  shares = (noisy.clip(0, n) / n).tolist()
+  whole = max(1.0, float(noisy[-1])) if n_is_private else n
+  shares = (noisy[: hits.size].reshape(hits.shape) / whole).clip(0, 1).tolist()
   top1, top5 = shares if is_counted else (shares[0], [1.0] * len(shares[0]))
   return NoisyAccuracies(
     accuracies=tuple(

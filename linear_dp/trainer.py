@@ -82,6 +82,9 @@ class TrainingRows:
     max_rows_per_unit: m, only of rows with units: sum at most m of each instead
       of clipping the sum of all.
     are_centred: whether the mean of public rows was taken off.
+    num_rows: how many a pass has; private, where n only says how many there may
+      be on average. None is n.
+    most_rows: public bound of that; None is n.
   """
 
   blocks: Callable[[], Iterable[RowBlock]]
@@ -91,6 +94,13 @@ class TrainingRows:
   privacy_unit: str = EXAMPLE_UNIT
   max_rows_per_unit: int | None = None
   are_centred: bool = False
+  num_rows: int | None = None
+  most_rows: int | None = None
+
+  @property
+  def counted(self) -> int:
+    """How many rows there must be in a pass; private."""
+    return self.num_rows or self.num_examples
 
   @property
   def has_units(self) -> bool:
@@ -98,7 +108,7 @@ class TrainingRows:
 
   def shown(self, what: str, progress: Progress) -> Iterator[RowBlock]:
     """One pass, with a bar while it lasts."""
-    with progress(what, "row", self.num_examples) as bar:
+    with progress(what, "row", self.counted) as bar:
       for block in self.blocks():
         yield block
         bar.update(len(block.label))

@@ -16,6 +16,8 @@ import hashlib
 import numpy as np
 from jaxtyping import Bool, Float, Int64, UInt64
 
+from oneshot_dp.configs.split_part import SplitPart
+
 
 def image_key(image: bytes | np.ndarray) -> int:
   """128 bits that stand for an image; its views are drawn from them, too.
@@ -88,6 +90,14 @@ def percentile_of(
   """
   top = (keys[:, 1] >> np.uint64(32)).astype(np.int64)
   return (top * 100) >> 32
+
+
+def in_part(
+  part: SplitPart, keys: UInt64[np.ndarray, "rows 2"]
+) -> Bool[np.ndarray, " rows"]:
+  """Which rows are in a part, by the keys of their images or embeddings."""
+  percentile = percentile_of(keys)
+  return (part.start <= percentile) & (percentile < part.stop)
 
 
 def is_among(

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.cache.identity import (
   BackboneIdentity,
   CacheIdentity,
@@ -46,7 +47,7 @@ class CacheInfo(CacheIdentity):
   (2, 'example', 1)
 
   Attributes:
-    num_examples: rows in the cache, n; treated as public.
+    num_examples: rows in the cache; private, as is which were skipped.
     skipped_example_ids: sorted ids of the examples that were left out because
       they could not be decoded; with those outside the part of the split, if
       it is one, num_examples + skipped = source_num_examples.
@@ -57,6 +58,28 @@ class CacheInfo(CacheIdentity):
   skipped_example_ids: tuple[int, ...] = ()
   format_version: int = FORMAT_VERSION
 
+  @property
+  def public_num_examples(self) -> int:
+    """n, as everybody may know it: a function of the split's size and name.
+
+    What was skipped counts as a row that adds nothing, and so does what is
+    outside a part, which has as many rows as it has on average. So a row's own
+    bytes, which decide that, move nothing but the rows.
+    """
+    return self._part.mean_of(self.source_num_examples)
+
+  @property
+  def is_part(self) -> bool:
+    """Whether n is the mean of a number that depends on the rows."""
+    return not self._part.is_whole
+
+  @property
+  def _part(self) -> SplitPart:
+    try:
+      return SplitPart.of(self.split)
+    except InputError:  # a name of a split that is no part
+      return SplitPart(split=self.split)
+
   @functools.cached_property
   def fingerprint(self) -> str:
     """SHA-256 over the public identity of the cache.
@@ -66,13 +89,17 @@ class CacheInfo(CacheIdentity):
     which examples could not be decoded) would let whoever holds a candidate
     data set test if it is the one, and must never enter here.
     """
+    return self._fingerprint(self.public_num_examples)
+
+  def _fingerprint(self, num_examples: int) -> str:
     enters = (
-      *("dataset", "dataset_version", "split", "num_examples"),
+      *("dataset", "dataset_version", "split"),
       *("source_num_examples", "feature_dim", "class_names"),
       *("backbone_fingerprint", "views", "embedding_dtype", "privacy_unit"),
     )
     return sha256_of(
       {"format_version": 1}  # in which what enters was laid down
+      | {"num_examples": num_examples}
       | {name: getattr(self, name) for name in enters}
     )
 
@@ -96,7 +123,8 @@ class CacheInfo(CacheIdentity):
     return super().to_json() | {
       "num_classes": self.num_classes,
       "backbone_fingerprint": self.backbone_fingerprint,
-      "fingerprint": self.fingerprint,
+      # Stays with the rows, and so is of their exact number.
+      "fingerprint": self._fingerprint(self.num_examples),
     }
 
   @classmethod

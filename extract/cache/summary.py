@@ -1,4 +1,4 @@
-"""What `oneshot-dp inspect` says of a feature cache."""
+"""What may be published of a feature cache, and what its owner is told."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,21 +7,31 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 
 
 def public_metadata(cache: FeatureCache) -> dict[str, Any]:
-  """What may be said of a cache; JSON-able, without any label statistics.
+  """What may be published of a cache; JSON-able, a function of no row.
 
-  Example ids of skipped examples depend on the private data and are left out.
+  n is the public one; which examples were left out, how many, and how many
+  bytes the others take are not said.
   """
   data = cache.info.to_json()
-  skipped = data.pop("skipped_example_ids")
+  del data["skipped_example_ids"]
   return data | {
-    "num_skipped": len(skipped),
+    "num_examples": cache.info.public_num_examples,
+    "fingerprint": cache.info.fingerprint,
     "num_shards": len(cache.shards),
+  }
+
+
+def owners_metadata(cache: FeatureCache) -> dict[str, Any]:
+  """The same with exact counts, for the owner; no label statistics."""
+  return public_metadata(cache) | {
+    "num_rows": len(cache),
+    "num_skipped": len(cache.info.skipped_example_ids),
     "bytes": sum(shard.bytes for shard in cache.shards),
   }
 
 
 def describe(cache: FeatureCache) -> str:
-  """`public_metadata` as a table for a person.
+  """`owners_metadata` as a table for a person.
 
   >>> import tempfile
   >>> import numpy as np
@@ -44,7 +54,7 @@ def describe(cache: FeatureCache) -> str:
   Returns:
     A line for each fact, without any label statistics.
   """
-  info, data = cache.info, public_metadata(cache)
+  info, data = cache.info, owners_metadata(cache)
 
   def listed(values: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{k}={v}" for k, v in (values or {}).items()) or "-"

@@ -1,12 +1,13 @@
 """Rows that are all in memory, as a cache: all of them are written, or none."""
 
+import itertools
 import numbers
 import os
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Bool, Shaped
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import (
@@ -15,7 +16,7 @@ from oneshot_dp.configs.extract_config import (
   check_unit_name,
 )
 from oneshot_dp.extract.cache.block import BLOCK_ROWS, Block, columns, cut
-from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Rows
+from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Outside, Rows
 from oneshot_dp.extract.cache.identity import (
   BackboneIdentity,
   CacheIdentity,
@@ -30,6 +31,7 @@ from oneshot_dp.extract.cache.writer import (
 )
 
 Numbers = Shaped[np.ndarray | jax.Array, "..."]
+Inside = Bool[np.ndarray, " n"]
 
 
 def write_cache(
@@ -136,12 +138,14 @@ def write_rows(
   on_rows: Callable[[int], object] = lambda rows: None,
   *,
   origin: str | os.PathLike | None = None,
+  inside: Inside | None = None,
 ) -> bool:
   """Writes the cache of an identity: all of its rows, or nothing.
 
   Into a directory that is not there yet, or that an interrupted call left.
   `on_rows` is called with the number of rows of each shard written (progress);
   errors say that a row is of `origin`, or of `out` without one.
+  `inside` are the rows of the part of the split; None is all of them.
 
   Returns:
     False if the finished cache of this identity is there, which is left alone.
@@ -161,7 +165,7 @@ def write_rows(
     if not (isinstance(name, str) and name.strip()):
       raise InputError(f"{place}={name!r} must be a name, and not blank.")
   for i in range(identity.num_shards):
-    for _ in _blocks(identity, i, rows, origin or out):
+    for _ in _blocks(identity, i, rows, origin or out, inside):
       pass  # they are only checked, before there is a shard to leave behind
   with claim(out, identity) as unfinished:
     if not unfinished:
@@ -171,7 +175,7 @@ def write_rows(
     start_again(out)
     for i in range(identity.num_shards):
       indices = identity.shard_range(i)
-      write_shard(out, identity, i, _parts(rows, indices))
+      write_shard(out, identity, i, _parts(rows, indices, inside))
       on_rows(len(indices))
     finish(out, identity)
   return True
@@ -181,14 +185,17 @@ def holds_rows(
   cache: FeatureCache,
   rows: Rows,
   on_rows: Callable[[int], object] = lambda rows: None,
+  inside: Inside | None = None,
 ) -> bool:
   """Whether a cache holds these very rows (as many as it has), to the bit.
 
   `on_rows` is called with the number of rows of each block compared.
   """
   for i in range(len(cache.shards)):
-    now = _blocks(cache.info, i, rows, cache.path)
-    for old, new in zip(cache.shard_blocks(i), now, strict=True):
+    now = _blocks(cache.info, i, rows, cache.path, inside)
+    for old, new in itertools.zip_longest(cache.shard_blocks(i), now):
+      if old is None or new is None:
+        return False
       # (The identity has seen to it that both have a unit_id, or neither.)
       there, asked = columns(old), columns(new)
       if any(there[name].tobytes() != asked[name].tobytes() for name in there):
@@ -198,16 +205,28 @@ def holds_rows(
 
 
 def _blocks(
-  identity: CacheIdentity, shard_index: int, rows: Rows, place: object
+  identity: CacheIdentity,
+  shard_index: int,
+  rows: Rows,
+  place: object,
+  inside: Inside | None,
 ) -> Iterator[Block]:
   """The blocks of a shard, as it would hold them."""
   builder = BlockBuilder(identity, str(place))
-  return builder.blocks(_parts(rows, identity.shard_range(shard_index)))
+  indices = identity.shard_range(shard_index)
+  return builder.blocks(_parts(rows, indices, inside))
 
 
-def _parts(rows: Rows, indices: range) -> Iterator[Rows]:
+def _parts(
+  rows: Rows, indices: range, inside: Inside | None
+) -> Iterator[Rows | Outside]:
   for start in range(indices.start, indices.stop, BLOCK_ROWS):
-    yield cut(rows, slice(start, min(start + BLOCK_ROWS, indices.stop)))
+    place = slice(start, min(start + BLOCK_ROWS, indices.stop))
+    of_block = cut(rows, place)
+    if inside is not None:
+      yield Outside(int((~inside[place]).sum()))
+      of_block = cut(of_block, inside[place])
+    yield of_block
 
 
 def _class_names(

@@ -18,8 +18,9 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, ExtractConfig
+from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.cache.checked_rows import Outside, Rows, Skipped
-from oneshot_dp.extract.cache.content_keys import image_key, image_keys
+from oneshot_dp.extract.cache.content_keys import image_key, image_keys, in_part
 from oneshot_dp.extract.images.preprocess import (
   DecodeError,
   Preprocessing,
@@ -30,7 +31,6 @@ from oneshot_dp.extract.images.views import random_view
 from oneshot_dp.extract.job.embedder import Embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.sources.example import Source
-from oneshot_dp.extract.sources.split_part import SplitPart
 
 _BATCHES_AHEAD = 2
 _T = TypeVar("_T")
@@ -181,7 +181,7 @@ def _prepare(
   example = source[index]
   read = time.perf_counter()
   key = image_key(example.image)
-  is_outside = not part.holds(image_keys([key]))[0]
+  is_outside = not in_part(part, image_keys([key]))[0]
   try:
     images = (
       () if is_outside else _shown(example.image, key, config, preprocessing)

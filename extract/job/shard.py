@@ -11,6 +11,7 @@ from apache_beam.utils import shared
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.checked_rows import Outside, Rows, Skipped
 from oneshot_dp.extract.cache.identity import CacheIdentity
@@ -24,7 +25,6 @@ from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import examples_done
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.open_source import open_source
-from oneshot_dp.extract.sources.split_part import SplitPart
 
 _EMBEDDERS = shared.Shared()
 """The backbone, loaded once per process whatever number of threads it has."""

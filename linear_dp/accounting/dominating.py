@@ -29,11 +29,11 @@ from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 from scipy import special
 
-from oneshot_dp.linear_dp.accounting import gaussian
 from oneshot_dp.linear_dp.accounting.events import (
   Steps,
   changed_units,
   loss_distribution,
+  on_all_rows,
 )
 
 ROUNDING = 1e-12
@@ -81,17 +81,15 @@ def dominating_noise(
     σ in the relation, rounded down.
   """
   units = changed_units(relation)
-  on_all_rows = gaussian.compose(
-    steps.noise_multiplier / units / math.sqrt(steps.count) for steps in sampled
-  ) * (1 - _MARGIN)
+  most = on_all_rows(sampled, units)
   # Plans in different places have a curve in common: with less than s left
   # behind it, it ends later, and the rest of it is below s, too.
   least = 2.0 ** math.floor(math.log2(slack)) if slack > 0 else 0.0
-  if least <= 2 * ROUNDING:
-    return on_all_rows
-  curve = _curve(sampled, least, relation)
+  if least <= 2 * ROUNDING or units > 1:  # where no curve is proven
+    return most
+  curve = _curve(sampled, least)
   if curve is None:
-    return on_all_rows
+    return most
   epsilons, heights = curve
   # What cannot be computed is not finite, and so is more than all rows cost.
   with np.errstate(all="ignore"):
@@ -105,20 +103,20 @@ def dominating_noise(
       initial=_LEAST_MU,
     )
   if not math.isfinite(mu):
-    return on_all_rows
+    return most
   # Sampling only hides: without it all is as it would be on all rows.
-  return max(1 / (float(mu) * (1 + _MARGIN)), on_all_rows)
+  return max(1 / (float(mu) * (1 + _MARGIN)), most)
 
 
 @functools.cache
 def _curve(
-  sampled: tuple[Steps, ...], rest: float, relation: NeighboringRelation
+  sampled: tuple[Steps, ...], rest: float
 ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]] | None:
   """ε ≥ 0, and H there rounded up, as far as H is above `rest`; None if always.
 
   The larger H of both directions, which is as convex as each.
   """
-  whole = loss_distribution(sampled, (), relation)
+  whole = loss_distribution(sampled, ())
   last = whole.get_epsilon_for_delta(rest - 2 * ROUNDING)
   if not math.isfinite(last):
     return None

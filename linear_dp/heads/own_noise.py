@@ -70,6 +70,8 @@ class RowsTrainer(HeadTrainer):
       feature_dim=rows.feature_dim,
       num_classes=rows.num_classes,
       num_examples=rows.num_examples,
+      num_rows=rows.num_rows,
+      most_rows=rows.most_rows,
       max_norm=max_norm,
       resident_bytes=self.resident_bytes,
     )

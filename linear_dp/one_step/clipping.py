@@ -22,6 +22,7 @@ from dp_accounting import NeighboringRelation
 from jaxtyping import Float
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_scale
 
 MAX_ROWS_PER_UNIT = 2**16
@@ -168,5 +169,5 @@ class ClippedGradientGrid:
     """
     rounding = (1 + 2**-10) * math.sqrt(self.num_classes * self.row_dim)
     of_a_unit = self.rows_per_unit * GRID_RADIUS * self.residual_norm
-    removals = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
+    removals = changed_units(relation)
     return removals * (of_a_unit + rounding) * (1 + 2**-50)

@@ -118,13 +118,14 @@ class OneStepTrainer(HeadTrainer):
         sizes = count_rows(blocks)
       else:
         chosen = choose_rows(blocks, self._grid.rows_per_unit)
-    self._secret = exact_clipped_sum(
+    summed = exact_clipped_sum(
       rows.shown("clipped sum", self._progress),
       self._grid,
-      num_examples=rows.num_examples,
+      num_examples=rows.counted,
       chosen=chosen,
       sizes=sizes,
     )
+    self._secret = dataclasses.replace(summed, num_examples=rows.num_examples)
 
   def release(
     self,

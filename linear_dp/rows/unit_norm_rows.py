@@ -45,14 +45,16 @@ class SecretRows(Secret):
   """What private heads of several steps read, once or many times.
 
   Formal guarantees: in every pass each row obeys ‖u‖² ≤ B², checked in
-  integers; every example_id comes once; there are `num_examples` rows. Where
+  integers; every example_id comes once; there are `num_rows` rows. Where
   one of these fails the pass ends with an error.
 
   Args:
     read: starts a pass over the blocks, in any order and any block size.
     feature_dim: d.
     num_classes: K.
-    num_examples: n, public; there must be as many rows.
+    num_examples: n, public.
+    num_rows: how many rows there must be, private; None is n.
+    most_rows: public bound of that; None is n.
     max_norm: R, of rows that keep their norm, longer ones being shortened to
       it; public. None is for directions.
     devices: rows are sharded over them; None is all local devices.
@@ -73,6 +75,8 @@ class SecretRows(Secret):
     feature_dim: int,
     num_classes: int,
     num_examples: int,
+    num_rows: int | None = None,
+    most_rows: int | None = None,
     max_norm: float | None = None,
     devices: Sequence[jax.Device] | None = None,
     resident_bytes: int = RESIDENT_BYTES,
@@ -86,6 +90,8 @@ class SecretRows(Secret):
     self.feature_dim = feature_dim
     self.num_classes = num_classes
     self.num_examples = num_examples
+    self.num_rows = num_rows or num_examples
+    self.most_rows = most_rows or num_examples
     self.max_norm = max_norm
     self._most_scale = math.inf if max_norm is None else GRID_RADIUS / max_norm
     self.mesh = Mesh(np.array(devices), ("data",))
@@ -143,7 +149,7 @@ class SecretRows(Secret):
       self._read(),
       feature_dim=self.feature_dim,
       num_classes=self.num_classes,
-      num_examples=self.num_examples,
+      num_examples=self.num_rows,
     )
     ids = []
     for columns in regrouped(_columns(blocks), self._chunk_rows):

@@ -48,9 +48,9 @@ class SecretClassMoments(Secret):
 
 def class_moments(rows: SecretRows) -> SecretClassMoments:
   """M, S and N over all rows, exactly: the same bits in any order."""
-  if rows.num_examples > MAX_ROWS:
+  if rows.most_rows > MAX_ROWS:
     raise InputError(
-      f"{rows.num_examples} rows are more than the {MAX_ROWS} whose second"
+      f"{rows.most_rows} rows are more than the {MAX_ROWS} whose second"
       " moment can be summed exactly; use --head lamb."
     )
   add = _adder(rows.mesh)

@@ -35,6 +35,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float64
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, integer_rows
@@ -99,13 +100,13 @@ def clipped_gradient(
       total = add(total, *weights, clip_norm, *chunk)
     summed = np.asarray(total).sum(axis=0)
   # Of all rows: how many are chosen is private, and the noise would tell.
-  chunks = math.ceil(rows.num_examples / (ROWS_PER_DEVICE * rows.mesh.size))
+  chunks = math.ceil(rows.most_rows / (ROWS_PER_DEVICE * rows.mesh.size))
   additions = ROWS_PER_DEVICE + chunks + 1 + rows.mesh.size
   of_a_row = row_error(kernel, clip_norm, loss, rows.max_norm or 1.0)
   of_a_row += gamma(additions) * clip_norm * (1 + 2**-20)
   return SecretGradient(
     clip_norm=clip_norm,
-    error=(rows.num_examples + 1) * of_a_row,
+    error=(rows.most_rows + 1) * of_a_row,
     secret_sum=summed,
   )
 
@@ -129,7 +130,7 @@ def gradient_sensitivity(
   rounding = (1 + 2**-10) * math.sqrt(entries)
   of_error = 2 * error / gradient_step(clip_norm)
   once = (GRID_RADIUS + of_error + rounding) * (1 + 2**-50)
-  return once * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
+  return once * changed_units(relation)
 
 
 def release_gradient(

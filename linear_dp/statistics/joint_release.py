@@ -23,6 +23,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
+from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
@@ -85,7 +86,7 @@ def joint_sensitivity(
   squares = share * moment_sensitivity(once, dim) ** 2
   squares += (1 - share) * GRID_RADIUS**2
   joint = math.sqrt(squares) * (1 + 2**-50)
-  return joint * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
+  return joint * changed_units(relation)
 
 
 def part_sd(noise_sd: float, share: float) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 from jaxtyping import Float64, Int64
 
+from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
@@ -27,7 +28,7 @@ def moment_sensitivity(relation: NeighboringRelation, dim: int) -> float:
   (√2·B would do, but the ledger takes its releases for twice as sensitive.)
   """
   once = (GRID_RADIUS + (1 + 2**-10) * dim) * (1 + 2**-50)
-  return once * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
+  return once * changed_units(relation)
 
 
 def release_moment(

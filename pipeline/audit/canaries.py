@@ -174,6 +174,8 @@ class Canaries:
       blocks=blocks,
       feature_dim=self.width,
       num_examples=real.num_examples + self.num_rows,
+      num_rows=real.counted + self.num_rows,
+      most_rows=(real.most_rows or real.num_examples) + self.num_rows,
     )
 
   def _blocks(

@@ -29,6 +29,13 @@ NumDraws = Annotated[
     help="Independent draws of the noise, to see the spread; each is charged."
   ),
 ]
+NotTrainedOn = Annotated[
+  FlagCreatePairsOff[bool],
+  arg(
+    help="No row of the cache trained this head, or any that matters: for where"
+    " the ledger, which would know, is not at hand."
+  ),
+]
 Relation = Annotated[
   RelationName,
   arg(

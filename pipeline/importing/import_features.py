@@ -16,9 +16,9 @@ from oneshot_dp.configs.extract_config import (
   EmbeddingDtype,
   check_unit_name,
 )
-from oneshot_dp.extract.cache.block import cut
+from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.cache.checked_rows import Rows
-from oneshot_dp.extract.cache.content_keys import embedding_keys
+from oneshot_dp.extract.cache.content_keys import embedding_keys, in_part
 from oneshot_dp.extract.cache.identity import (
   BackboneIdentity,
   CacheIdentity,
@@ -28,7 +28,6 @@ from oneshot_dp.extract.cache.identity import (
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write_arrays import holds_rows, write_rows
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.extract.sources.split_part import SplitPart
 
 _Arrays = dict[str, np.ndarray]
 _ROWS = ("embedding", "label", "example_id", "unit_id")
@@ -70,9 +69,10 @@ def import_features(
   part = SplitPart.of(split)
   arrays = _load(path, part.split)
   rows = _rows(path, arrays)
+  inside = None
   if not part.is_whole:
-    rows = cut(rows, part.holds(embedding_keys(rows.embedding)))
-    if not len(rows):
+    inside = in_part(part, embedding_keys(rows.embedding))
+    if not inside.any():
       raise InputError(
         f"{path}: no row is in split {split!r}; ask for a larger part."
       )
@@ -95,11 +95,13 @@ def import_features(
     id_source="example_id" if "example_id" in arrays else POSITION_IDS,
   )
   with step_bar("import", "row", len(rows)) as bar:
-    is_new = write_rows(out_dir, identity, rows, bar.update, origin=path)
+    is_new = write_rows(
+      out_dir, identity, rows, bar.update, origin=path, inside=inside
+    )
   cache = open_cache(out_dir)
   if not is_new:
     with step_bar("compare", "row", len(rows)) as bar:
-      if not holds_rows(cache, rows, bar.update):
+      if not holds_rows(cache, rows, bar.update, inside):
         raise InputError(
           f"{cache.path} holds other rows than the file; choose another "
           "--out, or delete it to import again."

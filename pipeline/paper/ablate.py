@@ -85,16 +85,17 @@ def run_ablation(
   trains = [train for train, _ in pairs]
   _check_same_images(trains)
   if choices.batch_sizes is None:
-    tenth = max(1, len(run.train) // 10)
+    tenth = max(1, run.train.info.public_num_examples // 10)
     choices = dataclasses.replace(choices, batch_sizes=(tenth,))
   tried = []
   for cell in cells(choices, _names(trains)):
     train = trains[cell.cache]
     cache_trainer(train, [cell.head])  # what it refuses
+    n = train.info.public_num_examples
     plan = plan_heads(
-      cell.head, len(train), (epsilon,), privacy, num_draws=run.num_draws
+      cell.head, n, (epsilon,), privacy, num_draws=run.num_draws
     )
-    nominal = _as_in_the_paper(cell.head, plan, len(train))
+    nominal = _as_in_the_paper(cell.head, plan, n)
     tried.append(_Planned(cell, plan, nominal))
   source, unit = NoiseSource(privacy.noise_seed), run.train.info.privacy_unit
   charges = [

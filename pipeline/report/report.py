@@ -2,7 +2,8 @@
 
 Run again, it replaces these once all are made, each whole or not at all, and
 removes pictures of its own that are no longer on the page. It touches nothing
-else. Of a run with a head that is NOT PRIVATE, all of them have mode 0600.
+else. Of a run with a head that is NOT PRIVATE, they have mode 0600, and their
+folder 0700.
 """
 
 import os
@@ -57,9 +58,10 @@ def write_report(directory: Path, **options: Any) -> WrittenReport:
       pictures = page.draw_all(findings, folder)
       drawn = sorted(folder.iterdir())
       (folder / PAGE).write_text(page.render(findings, pictures))
+      target.mkdir(exist_ok=True)
       if not all(row.private for row in findings.run.rows):
         keep_from_others(folder)
-      target.mkdir(exist_ok=True)
+        target.chmod(0o700)
       figures = tuple(_move(file, target) for file in drawn)
       written = _move(folder / PAGE, directory)
       for name in page.PICTURES:

@@ -60,14 +60,14 @@ def run_compare(
       would break the cap; nothing is charged then.
   """
   run.check()
-  train = run.train
+  train, n = run.train, run.train.info.public_num_examples
   asked = choosable(methods, train.info)
   groups = grouped_by_release([HeadConfig(head=method) for method in asked])
   trainings = [
     Training(
       trainer=cache_trainer(train, configs, public=public),
       plan=plan_heads(
-        configs[0], len(train), epsilons, privacy, num_draws=run.num_draws
+        configs[0], n, epsilons, privacy, num_draws=run.num_draws
       ),
     )
     for configs in groups

@@ -100,7 +100,7 @@ class PrivateEvaluation:
       neighboring_relation=RELATIONS[privacy.neighboring_relation],
     )
     source = NoiseSource(_own_stream(privacy.noise_seed))
-    _warn(plan, source, len(cache))
+    _warn(plan, source, cache.info.public_num_examples)
     return cls(
       plan=plan,
       source=source,
@@ -138,14 +138,19 @@ class PrivateEvaluation:
       InputError: damaged rows, or the charge would break the cap.
       RunError: the ledger cannot be written; nothing is released.
     """
-    entry = ""
+    entry, info = "", self.cache.info
 
     def charge(plan: CountPlan, source: NoiseSource) -> None:
       nonlocal entry
       (entry,) = charge_aloud(self.ledger, self.charge)
 
     released = release_accuracies(
-      count_cache(heads, self.cache), self.plan, self.source, charge=charge
+      count_cache(heads, self.cache),
+      self.plan,
+      self.source,
+      charge=charge,
+      num_examples=info.public_num_examples,
+      n_is_private=info.is_part,
     )
     statement = released.statement
     mark = "" if statement.is_private else f" ({statement.noise_source})"
@@ -158,7 +163,8 @@ class PrivateEvaluation:
       statement={
         "labels": "private",
         "mechanism": "all counts of right answers as one vector, released as"
-        " c + round(N(0, sd^2)), over n and clipped to [0, 1]",
+        " c + round(N(0, sd^2)), over n and clipped to [0, 1]"
+        + ("; n is one of the counts" if info.is_part else ""),
         "private": statement.is_private,
         "epsilon": statement.epsilon,
         "delta": statement.delta,
@@ -167,7 +173,7 @@ class PrivateEvaluation:
         "sensitivity": statement.sensitivity,
         "noise_multiplier": statement.noise_multiplier,
         "noise_sd": statement.noise_sd,
-        "accuracy_noise_sd": statement.noise_sd / len(self.cache),
+        "accuracy_noise_sd": statement.noise_sd / info.public_num_examples,
         "noise_source": statement.noise_source,
         "ledger_entry": entry,
         "left_out": "balanced accuracy and recall by class, which would take as"
@@ -205,23 +211,25 @@ EXACT_SCORES = "accuracy on them is an exact statistic of private labels"
 """Why private rows are not scored as public ones."""
 
 
-def check_not_trained_on(ledger: Ledger, cache: FeatureCache) -> None:
+def check_not_trained_on(
+  ledger: Ledger, cache: FeatureCache, *, insisted: bool
+) -> None:
   """Refuses exact scores on rows that are private by any ledger of the folder.
 
-  Warns where the ledger of the head is not there, or has charges from before
-  rows had keys: then names alone say that the rows are not among those.
+  Where the ledger of the head is not there, or has charges from before rows had
+  keys, nobody can tell but whoever insists.
 
   Raises:
     InputError: says how many rows; for their holder.
   """
   check_never_charged(cache, ledger.path.parent, EXACT_SCORES)
   charges = [e for e in ledger.entries() if e.get("kind") != CAP]
-  if not charges or "row_keys" not in charges[0]:
-    print(
-      f"warning: {ledger.path} is not there, or does not know all rows of"
-      f" {ledger.dataset!r}: only by its name is {cache.path} not of them; say"
-      " where the ledger is with --ledger-dir.",
-      file=sys.stderr,
+  if not insisted and not (charges and "row_keys" in charges[0]):
+    raise InputError(
+      f"nobody can tell here if rows of {cache.path} trained this head:"
+      f" {ledger.path} is not there, or does not know all rows of"
+      f" {ledger.dataset!r}; name the ledgers' folder with --ledger-dir, or say"
+      " --not-trained-on, if you know it."
     )
 
 

@@ -56,11 +56,12 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 def keep_from_others(directory: Path) -> None:
-  """Gives the files of a directory that nobody else sees yet mode 0600.
+  """Gives a directory that nobody else sees yet mode 0700, and its files 0600.
 
   For what shows a result that is NOT PRIVATE: an accuracy, a picture or a page
   made of exact sums is a function of these. Folders in it see to themselves.
   """
+  directory.chmod(0o700)
   for path in directory.iterdir():
     if path.is_file():
       path.chmod(0o600)

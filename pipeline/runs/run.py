@@ -8,7 +8,7 @@ DIR/accuracy.png   accuracy against epsilon (and accuracy.pdf), where there is
 DIR/heads/ …       a head each
 
 With a head in it that is NOT PRIVATE (a baseline, or seeded noise) all of these
-files have mode 0600, and that head's folder 0700.
+files have mode 0600, and DIR and that head's folder 0700.
 
 `oneshot-dp report DIR` adds a page for people.
 """
@@ -218,7 +218,7 @@ def rows_of(
         balanced=score.balanced,
         recall=score.recall,
         composed_epsilon=composed[statement.delta],
-        num_examples=len(train),
+        num_examples=train.info.public_num_examples,
         num_eval_examples=score.num_examples,
         evaluation=scored.description,
         release=head.plan.order,

@@ -64,7 +64,7 @@ def run_sweep(
   config = choice.config
   plan = plan_heads(
     config,
-    len(run.train),
+    run.train.info.public_num_examples,
     epsilons,
     privacy,
     order=order,

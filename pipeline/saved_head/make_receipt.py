@@ -88,7 +88,7 @@ def make_receipt(
       "dataset": cache.dataset,
       "dataset_version": cache.dataset_version,
       "split": cache.split,
-      "num_examples": cache.num_examples,
+      "num_examples": cache.public_num_examples,
       "class_names": list(cache.class_names),
       "num_classes_source": cache.num_classes_source,
       "cache_fingerprint": cache.fingerprint,

@@ -38,7 +38,7 @@ class PublicRecord:
       dataset=info.dataset,
       dataset_version=info.dataset_version,
       split=info.split,
-      num_examples=info.num_examples,
+      num_examples=info.public_num_examples,
       cache_fingerprint=info.fingerprint,
       used=used,
     )

@@ -115,7 +115,12 @@ def write_predictions(
 
 
 def calibrate(
-  saved: SavedHead, owner: Path, cache: FeatureCache, ledger_dir: Path | None
+  saved: SavedHead,
+  owner: Path,
+  cache: FeatureCache,
+  ledger_dir: Path | None,
+  *,
+  insisted: bool = False,
 ) -> Calibration:
   """Fits a temperature to the labels of a cache, which are taken for public.
 
@@ -125,7 +130,8 @@ def calibrate(
   """
   space = FeatureSpace.of_receipt(owner, saved.receipt)
   space.check_evaluates_on(FeatureSpace.of_cache(cache.path, cache.info))
-  check_not_trained_on(Ledger(space.rows[0], ledger_dir), cache)
+  ledger = Ledger(space.rows[0], ledger_dir)
+  check_not_trained_on(ledger, cache, insisted=insisted)
   rows = ((b.embedding, b.label) for b in cache.blocks())
   parts = zip(*logits_of(saved.head, rows), strict=True)
   logits, labels = map(np.concatenate, parts)

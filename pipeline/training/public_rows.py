@@ -14,12 +14,13 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, PublicUse
+from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.cache.block import Block, stored_norm
+from oneshot_dp.extract.cache.content_keys import in_part
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.extract.duplicates.shared_rows import count_shared_rows
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.extract.sources.split_part import SplitPart
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.chosen import ChoosingTrainer
 from oneshot_dp.linear_dp.heads.registry import HELD_OUT_PERCENT
@@ -50,7 +51,9 @@ def cache_rows(
     blocks=cache.blocks,
     feature_dim=cache.info.feature_dim,
     num_classes=cache.info.num_classes,
-    num_examples=len(cache),
+    num_examples=cache.info.public_num_examples,
+    num_rows=len(cache),
+    most_rows=cache.info.source_num_examples,
     privacy_unit=cache.info.privacy_unit,
     max_rows_per_unit=max_rows_per_unit,
   )
@@ -101,7 +104,7 @@ class PublicRows:
       lambda: rows.shown("public rows", step_bar),
       feature_dim=rows.feature_dim,
       num_classes=rows.num_classes,
-      num_examples=rows.num_examples,
+      num_examples=rows.counted,
       whiten=record.whitens,
     )
     return cls(cache=cache, statistics=statistics, record=record)
@@ -236,7 +239,7 @@ def choosing_trainer(
   rows = cache_rows(cache)
   part = SplitPart(split=cache.info.split, start=100 - HELD_OUT_PERCENT)
   held_out = np.concatenate(
-    [part.holds(keys[:, -1]) for keys in cache.key_blocks()]
+    [in_part(part, keys[:, -1]) for keys in cache.key_blocks()]
   )
   if public is None:
     return ChoosingTrainer(rows, configs, held_out, step_bar)

@@ -79,7 +79,7 @@ def charged_rows(cache: FeatureCache) -> dict[str, Any]:
     "rows": RowSketch.of_cache(cache),
     "split": info.split,
     "dataset_version": info.dataset_version,
-    "num_examples": info.num_examples,
+    "num_examples": info.public_num_examples,
     "cache_fingerprint": info.fingerprint,
     "private_digest": cache.private_digest,
   }
@@ -280,9 +280,10 @@ def train_all(
 
 
 def _warn(delta: float, source: NoiseSource, info: CacheInfo) -> None:
-  if delta >= 1 / info.num_examples:
+  n = info.public_num_examples
+  if delta >= 1 / n:
     _say(
-      f"delta={delta:g} is not below 1/n = {1 / info.num_examples:.2g}:"
+      f"delta={delta:g} is not below 1/n = {1 / n:.2g}:"
       " publishing one example at random would pass for private; use a smaller"
       " delta."
     )

@@ -175,3 +175,26 @@ def test_a_seed_is_not_private(seed):
 def test_budgets_that_make_no_sense(epsilon, delta, complaint):
   with pytest.raises(InputError, match=complaint):
     CountPlan(epsilon=epsilon, delta=delta)
+
+
+def test_where_n_is_private_it_is_a_count_too():
+  """And what is divided by is nothing but noisy counts."""
+  secret = SecretHits(
+    num_examples=60_000,
+    num_classes=3,
+    secret_hits=np.array([[30_000], [60_000]]),
+  )
+  found = release_accuracies(
+    secret,
+    CountPlan(epsilon=2.0, delta=1e-6),
+    NoiseSource(1),
+    charge=lambda *_: None,
+    num_examples=50_000,
+    n_is_private=True,
+  )
+  (accuracy,) = found.accuracies
+  assert accuracy.num_examples == 50_000
+  assert abs(accuracy.top1 - 0.5) < 1e-3
+  assert accuracy.top1 * 60_000 % 1 != 0
+  assert found.num_counts == 2
+  assert found.statement.sensitivity == pytest.approx(2**0.5)

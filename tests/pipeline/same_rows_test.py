@@ -15,9 +15,11 @@ from PIL import Image
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.run import check_pair
+from oneshot_dp.pipeline.saved_head.directory import read_head
 
 N, D = 400, 8
 BEFORE = pathlib.Path(__file__).parent / "saved_head/written_before/caches.zip"
@@ -300,10 +302,12 @@ class TestScores:
     assert "at least 61 of the 61 rows of caches/test were charged to" in line
     other = imported("new", arrays(embedding=MORE[:N]), "--split test")
     assert "warning" not in run(f"evaluate heads/pets --cache {other}")
-    # Without its ledger only names are left, and it says so.
-    said = run(f"evaluate heads/pets --cache {test} --ledger-dir elsewhere")
-    assert "warning: elsewhere/pets-" in said
-    assert "only by its name is caches/test not of them" in said
+    # Without its ledger only names are left.
+    unsure = f"evaluate heads/pets --cache {test} --ledger-dir elsewhere"
+    said = run(unsure, 2)
+    assert "nobody can tell here if rows of caches/test trained this" in said
+    assert "elsewhere/pets-" in said
+    run(f"{unsure} --not-trained-on")
 
   @pytest.mark.parametrize("charged", ["trained", "counted"])
   def test_private_rows_of_any_ledger_are_not_public(
@@ -349,6 +353,30 @@ class TestPartsOfArrays:
     assert 280 < len(most) < 360
     check_pair(most, rest)
 
+  @pytest.mark.parametrize(
+    "flags",
+    [
+      "lamb",
+      "whitened",
+      "multi-step --steps.batch-size 50 --steps.sampling poisson",
+      "multi-step --steps.batch-size 50 --steps.sampling partition",
+    ],
+  )
+  def test_n_is_the_split_s_whatever_is_in_the_part(self, flags, imported, run):
+    """A row's bytes say if it is in the part, and n must not say it on."""
+    line = f"train --epsilon 8 --delta 1e-4 --head {flags} --noise-seed 1"
+    for name, split in (("whole", "train"), ("part", "train[:50%]")):
+      cache = open_cache(
+        imported(name, ALL, f"--split {split} --dataset-name pets")
+      )
+      run(f"{line} --cache {cache.path} --out heads/{name}")
+      data = read_head(pathlib.Path("heads") / name).receipt["data"]
+      assert data["num_examples"] == N // (1 + cache.info.is_part)
+      run(f"verify heads/{name} --ledger-dir ledgers-of-others")
+    assert len(cache) != N // 2
+    assert "num_skipped" not in public_metadata(cache)
+    assert public_metadata(cache)["num_examples"] == N // 2
+
   def test_a_row_less_moves_no_other(self, here, run, imported):
     flags = "--split train[:50%]"
     ids = []
@@ -391,7 +419,7 @@ class TestWrittenBefore:
       "import-features pets.npz --split test --num-classes 3"
       " --backbone-name net --out test"
     )
-    said = run("evaluate head --cache test --ledger-dir ledgers")
+    said = run("evaluate head --cache test --ledger-dir ledgers", 2)
     assert "does not know all rows of 'pets'" in said
 
   def test_images_too(self, here, run):

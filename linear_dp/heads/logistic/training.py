@@ -99,7 +99,7 @@ def fit_logistic(
     InputError: damaged rows.
   """
   batches = _resident(lambda: _batches(rows), resident_bytes)
-  d, num_classes, n = rows.feature_dim, rows.num_classes, rows.num_examples
+  d, num_classes, n = rows.feature_dim, rows.num_classes, rows.counted
   mean, scale = _mean_and_scale(batches, n)
 
   def objective(
@@ -145,7 +145,7 @@ def _batches(rows: TrainingRows) -> Iterator[Batch]:
     rows.blocks(),
     feature_dim=rows.feature_dim,
     num_classes=rows.num_classes,
-    num_examples=rows.num_examples,
+    num_examples=rows.counted,
   )
   pairs = ((block.embedding, block.label) for block in blocks)
   for embedding, label in padded_batches(pairs, _BATCH_ROWS):

@@ -111,10 +111,9 @@ class Batches:
     return noise_multiplier * (math.sqrt(seen) * (1 + 2**-50))
 
   def chosen(
-    self, source: NoiseSource
+    self, source: NoiseSource, num_rows: int
   ) -> Iterator[Bool[np.ndarray, " n"] | None]:
     """The rows of every step, by their places; None is all of them."""
-    n = self.num_examples
     match self.sampling:
       case "full":
         yield from itertools.repeat(None, self.num_steps)
@@ -122,10 +121,10 @@ class Batches:
         threshold = np.uint64(round(self.probability * _GRID))
         for _ in range(self.num_steps):
           # The upper half of a word is uniform on a grid of 2⁻³².
-          yield source.words(n) >> np.uint64(32) < threshold
+          yield source.words(num_rows) >> np.uint64(32) < threshold
       case "partition":
         for _ in range(self.epochs):
-          batch = source.words(n) % np.uint64(self._parts)
+          batch = source.words(num_rows) % np.uint64(self._parts)
           for index in range(self._parts):
             yield batch == index
 

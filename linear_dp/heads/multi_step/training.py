@@ -130,7 +130,7 @@ def train(
     on_release: called with all that leaves, in order.
   """
   # A baseline samples too; what it does not hide, nobody else must guess.
-  chosen = rule.batches.chosen(source or NoiseSource())
+  chosen = rule.batches.chosen(source or NoiseSource(), rows.num_rows)
 
   def gradient(
     part: Bool[np.ndarray, " n"] | None, kernel: Float64[np.ndarray, "d K"]

@@ -112,13 +112,13 @@ def run(flags: Flags) -> Answer:
   Raises:
     InputError, RunError, KeyboardInterrupt: see `run_extraction`.
   """
-  from oneshot_dp.extract.cache.summary import describe, public_metadata
+  from oneshot_dp.extract.cache.summary import describe, owners_metadata
   from oneshot_dp.extract.job.job import run_extraction
 
   check_beam_options(flags.beam_options, all_flags())
   report = run_extraction(flags.job, flags.out, flags.beam_options)
   cache = report.cache
-  facts = {"cache": cache.path, "metadata": public_metadata(cache)}
+  facts = {"cache": cache.path, "metadata": owners_metadata(cache)}
   if not report.counters:
     return Answer(
       text=f"{describe(cache)}\n{cache.path}: complete already, nothing was"

@@ -22,10 +22,10 @@ class Flags:
 def run(flags: Flags) -> Answer:
   """Describes it."""
   from oneshot_dp.extract.cache.reader import open_cache
-  from oneshot_dp.extract.cache.summary import describe, public_metadata
+  from oneshot_dp.extract.cache.summary import describe, owners_metadata
 
   cache = open_cache(flags.cache)
   return Answer(
     text=describe(cache),
-    facts={"cache": cache.path, "metadata": public_metadata(cache)},
+    facts={"cache": cache.path, "metadata": owners_metadata(cache)},
   )

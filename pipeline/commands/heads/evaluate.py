@@ -9,9 +9,11 @@ from tyro.conf import Positional
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
+from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.pipeline.commands.flags import (
   LedgerDir,
   NoiseSeed,
+  NotTrainedOn,
   RealLabelsFile,
   Relation,
 )
@@ -50,6 +52,7 @@ class Flags:
   neighboring_relation: Relation = "replace-special"
   noise_seed: NoiseSeed = None
   ledger_dir: LedgerDir = None
+  not_trained_on: NotTrainedOn = False
 
 
 def run(flags: Flags) -> Answer:
@@ -72,7 +75,7 @@ def run(flags: Flags) -> Answer:
   space.check_evaluates_on(FeatureSpace.of_cache(flags.cache, cache.info))
   request, by_real = None, {}
   if flags.private_eval is not None:
-    privacy = _privacy(flags.private_eval, flags, len(cache))
+    privacy = _privacy(flags.private_eval, flags, cache.info)
     request = PrivateEvaluation.of(
       flags.private_eval, privacy, cache, flags.ledger_dir
     )
@@ -85,7 +88,8 @@ def run(flags: Flags) -> Answer:
   if flags.real_labels is not None:
     real = RealLabels.of(flags.real_labels, cache)
   if not request:
-    check_not_trained_on(Ledger(space.rows[0], flags.ledger_dir), cache)
+    ledger = Ledger(space.rows[0], flags.ledger_dir)
+    check_not_trained_on(ledger, cache, insisted=flags.not_trained_on)
   if real:
     evaluation = real.evaluate([saved.head], cache)
     by_real = {
@@ -121,11 +125,11 @@ def _stated(score: "Accuracy", info: "CacheInfo") -> dict[str, Any]:
   return {name: value for name, value in facts.items() if value is not None}
 
 
-def _privacy(epsilon: float, flags: Flags, n: int) -> PrivacyConfig:
+def _privacy(epsilon: float, flags: Flags, info: CacheInfo) -> PrivacyConfig:
   if flags.delta is None:
     raise InputError(
       f"--private-eval {epsilon:g} needs a --delta, well below"
-      f" 1/n = {1 / n:.2g}."
+      f" 1/n = {1 / info.public_num_examples:.2g}."
     )
   if flags.real_labels is not None:
     raise InputError(

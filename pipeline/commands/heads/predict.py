@@ -9,7 +9,7 @@ from tyro.conf import Positional, Suppress
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.commands.beam_flags import check_beam_options
-from oneshot_dp.pipeline.commands.flags import LedgerDir
+from oneshot_dp.pipeline.commands.flags import LedgerDir, NotTrainedOn
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
@@ -54,6 +54,7 @@ class Flags:
   trained on: probabilities are softmax(logits / T), with the T that fits its
   labels best."""
   ledger_dir: LedgerDir = None
+  not_trained_on: NotTrainedOn = False
   beam_options: Suppress[tuple[str, ...]] = ()
 
 
@@ -86,7 +87,13 @@ def run(flags: Flags) -> Answer:
   calibration = None
   if flags.calibration_cache is not None:
     labelled = open_cache(flags.calibration_cache)
-    calibration = calibrate(saved, flags.head, labelled, flags.ledger_dir)
+    calibration = calibrate(
+      saved,
+      flags.head,
+      labelled,
+      flags.ledger_dir,
+      insisted=flags.not_trained_on,
+    )
   caches = [path for path in flags.images if (Path(path) / INFO_FILE).exists()]
   with contextlib.ExitStack() as stack:
     if caches:

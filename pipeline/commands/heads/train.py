@@ -59,7 +59,7 @@ def run(flags: Flags) -> Answer:
   rows = cache_rows(cache)
   choice = choose_head(flags.training, rows)
   config = choice.config
-  plan = plan_heads(config, len(cache), (flags.epsilon,), flags.privacy)
+  plan = plan_heads(config, rows.num_examples, (flags.epsilon,), flags.privacy)
   public = find_public_rows(
     cache, **vars(flags.public), ledger_dir=flags.ledger_dir
   )

@@ -148,7 +148,7 @@ def _real(flags: Flags, path: Path) -> "AuditReport":
     one_run.default_canaries(config) if number is None else number,
     flags.max_rows_per_unit,
   )
-  rows = len(cache) + canaries.num_rows
+  rows = cache.info.public_num_examples + canaries.num_rows
   plan = plan_heads(config, rows, (flags.epsilon,), flags.privacy)
   public = find_public_rows(
     cache, **vars(flags.public), ledger_dir=flags.ledger_dir

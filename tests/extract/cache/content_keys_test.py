@@ -8,6 +8,7 @@ from oneshot_dp.extract.cache.content_keys import (
   embedding_keys,
   image_key,
   image_keys,
+  is_among,
   percentile_of,
   row_keys,
   shares_a_key,
@@ -120,3 +121,13 @@ class TestPercentile:
     smallest = keys[np.argsort(keys[:, 0])[:2000]]
     counts = np.bincount(percentile_of(smallest) // 10, minlength=10)
     assert np.abs(counts - 200).max() < 5 * 200**0.5
+
+
+def test_words_are_looked_up_among_sorted_ones():
+  rng = np.random.default_rng(0)
+  known = np.unique(rng.integers(0, 500, 200, np.uint64))
+  words = np.append(
+    rng.integers(0, 600, (90, 3), np.uint64), known[[[0, -1, -1]]], 0
+  )
+  np.testing.assert_array_equal(is_among(known, words), np.isin(words, known))
+  assert not is_among(known[:0], words).any()

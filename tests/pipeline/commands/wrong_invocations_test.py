@@ -100,6 +100,9 @@ ASKED_WRONGLY = [
   (f"{AUDIT} --head whitened --train-bias", "train_bias=True is for"),
   (f"{AUDIT} --head whitened --rows-per-unit 2", "has a guarantee per example"),
   (f"{AUDIT} --max-rows-per-unit 2", "no unit_id"),
+  (f"{AUDIT} --rows-per-unit -2", "rows_per_unit=-2 must be"),
+  (f"{AUDIT} --private-eval --num-classes 3", "--num-classes is for heads"),
+  (f"{AUDIT} --private-eval --canaries 9", "--canaries is for heads"),
   (f"{AUDIT} --head auto", "--head auto looks at a cache"),
   (f"{AUDIT} --public-cache {{train}}", "--public-cache is for"),
   (f"{AUDIT} --cache {{train}} --runs 0", "--runs is for made-up rows"),
@@ -220,6 +223,7 @@ ASKED_WRONGLY = [
   (IMPORT % "range", "a label outside [0, 3)"),
   (IMPORT % "range" + " --out {train}", "label outside"),
   ("import-features {wrong} --out {out}", "no such file"),
+  (IMPORT % "sound" + " --split train[1%:2%]", "no row is in split"),
   ("import-features {wrong}", "--out"),
   ("import-features --out {out}", "file"),
 ]
@@ -252,6 +256,7 @@ def wrong(tmp_path_factory, train_cache, finished_sweep) -> pathlib.Path:
     "nan": {"embedding": broken, "label": label},
     "negative": {"embedding": embedding, "label": label - 1},
     "range": {"embedding": embedding, "label": label + 1},
+    "sound": {"embedding": embedding, "label": label},
   }
   for name, arrays in found.items():
     np.savez(folder / f"{name}.npz", **arrays)

@@ -142,10 +142,10 @@ class TestEntry:
 @pytest.mark.parametrize(
   ("events", "relation"),
   [
-    ([SAMPLING.event(0.9), GaussianDpEvent(2.0)], REPLACE),
+    ([SAMPLING.event(0.9), GaussianDpEvent(2.0)], SPECIAL),
     ([STEPS, STEPS, GaussianDpEvent(5.0)], SPECIAL),
   ],
-  ids=["replaced", "twice"],
+  ids=["one", "twice"],
 )
 def test_composition_is_that_of_privacy_loss_distributions(events, relation):
   """Where all is chosen at once; one by one it costs more, but not much."""
@@ -233,17 +233,17 @@ class TestCap:
     ]
 
   @pytest.mark.parametrize(
-    ("events", "of_cap", "relation"),
+    ("events", "most", "of_cap", "relation"),
     [
-      ([GaussianDpEvent(2.0), STEPS], REPLACE_SPECIAL, REPLACE),
-      ([STEPS], REPLACE, REPLACE),
+      ([GaussianDpEvent(2.0), STEPS], 9.0, REPLACE_SPECIAL, REPLACE),
+      ([STEPS], 60.0, REPLACE, REPLACE),
     ],
     ids=["and a Gaussian", "replaced"],
   )
   def test_what_is_left_can_be_had_and_a_little_more_cannot(
-    self, events, of_cap, relation
+    self, events, most, of_cap, relation
   ):
-    cap, spent = make_cap(9.0, of_cap), [entry(event) for event in events]
+    cap, spent = make_cap(most, of_cap), [entry(event) for event in events]
     left = cap.left(spent, DELTA, relation)
     assert left > 0
     assert float(f"{left:.5g}") == left

@@ -136,7 +136,7 @@ def test_a_number_that_comes_twice(tmp_path, file, monkeypatch, repeat):
 
 
 class TestTheCommand:
-  EVALUATE = "evaluate {head} --cache {tmp}/numbered"
+  EVALUATE = "evaluate {head} --cache {tmp}/numbered --not-trained-on"
 
   def test_both_scores(self, place, capsys, numbered, file):
     words = place(f"{self.EVALUATE} --real-labels {file}")

@@ -29,7 +29,7 @@ def batches_of(
 
 def masks(batches: Batches, seed: int | None = 1) -> np.ndarray:
   """[T, n]."""
-  found = list(batches.chosen(NoiseSource(seed)))
+  found = list(batches.chosen(NoiseSource(seed), batches.num_examples))
   assert len(found) == batches.num_steps
   return np.array(found)
 
@@ -134,7 +134,7 @@ def test_the_noise_of_a_step_is_rounded_up(sigma, epochs, n):
 def test_full_batches_are_all_rows_and_need_no_bits():
   source = NoiseSource(1)
   batches = batches_of("full", 20, 20, epochs=4)
-  assert list(batches.chosen(source)) == [None] * 4
+  assert list(batches.chosen(source, batches.num_examples)) == [None] * 4
   np.testing.assert_array_equal(source.words(9), NoiseSource(1).words(9))
 
 
@@ -220,7 +220,11 @@ def test_poisson_is_by_the_upper_half_of_a_word():
   threshold = round(2**32 / 3) << 32
   words = [0, threshold - 1, threshold, 2**64 - 1]
   batches = batches_of("poisson", 6, 2)
-  found = list(batches.chosen(FixedSource([*words, 0, threshold] * 3)))
+  found = list(
+    batches.chosen(
+      FixedSource([*words, 0, threshold] * 3), batches.num_examples
+    )
+  )
   assert [np.asarray(mask).tolist() for mask in found] == [
     [True, True, False, False, True, False]
   ] * 3
@@ -255,6 +259,6 @@ def test_bits_are_drawn_when_a_step_or_epoch_begins(sampling):
       return super().words(count)
 
   batches = batches_of(sampling, 60, 20, epochs=2)
-  for step, _ in enumerate(batches.chosen(Watched(1))):
+  for step, _ in enumerate(batches.chosen(Watched(1), batches.num_examples)):
     each = step + 1 if sampling == "poisson" else step // 3 + 1
     assert drawn == [60] * each

@@ -343,7 +343,9 @@ def test_each_step_is_of_its_own_rows(monkeypatch, sampling, seed, resident):
   masks = [options["chosen"] for _, options, _ in steps]
   assert len(masks) == 6
   if seed is not None:
-    expected = list(rule.batches.chosen(NoiseSource(seed)))
+    expected = list(
+      rule.batches.chosen(NoiseSource(seed), rule.batches.num_examples)
+    )
     np.testing.assert_array_equal(masks, expected)
   assert 0.2 < np.mean(masks) < 0.5
   divisor = rule.batches.mean_size

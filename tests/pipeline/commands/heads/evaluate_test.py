@@ -11,7 +11,7 @@ from tests.pipeline.command_line import (
 
 class TestHeads:
   def evaluate(self, head, eval_cache) -> list:
-    return ["evaluate", head, "--cache", eval_cache.path]
+    return ["evaluate", head, "--cache", eval_cache.path, "--not-trained-on"]
 
   def test_evaluate_prints_json_and_what_it_assumes(
     self, head, eval_cache, capsys, finished_sweep

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.cache.content_keys import embedding_keys
-from oneshot_dp.extract.sources.split_part import SplitPart
+from oneshot_dp.configs.split_part import SplitPart
+from oneshot_dp.extract.cache.content_keys import embedding_keys, in_part
 
 
 def keys(n: int = 5000) -> np.ndarray:
@@ -44,15 +44,15 @@ def test_what_is_no_part(split):
 def test_parts_are_apart_and_make_the_whole():
   rows = keys()
   names = ("all[:10%]", "all[10%:75%]", "all[75%:]")
-  held = np.stack([SplitPart.of(name).holds(rows) for name in names])
+  held = np.stack([in_part(SplitPart.of(name), rows) for name in names])
   np.testing.assert_array_equal(held.sum(axis=0), 1)
   np.testing.assert_allclose(held.mean(axis=1), [0.1, 0.65, 0.25], atol=0.03)
-  assert SplitPart.of("all").holds(rows).all()
+  assert in_part(SplitPart.of("all"), rows).all()
 
 
 def test_one_row_more_moves_no_other():
   part, rows = SplitPart.of("train[:80%]"), keys()
   without = np.delete(rows, 40, axis=0)
   np.testing.assert_array_equal(
-    part.holds(without), np.delete(part.holds(rows), 40)
+    in_part(part, without), np.delete(in_part(part, rows), 40)
   )

@@ -3,18 +3,14 @@
 Whether an example is in a part is decided by its own bytes, so one example more
 or less moves no other, as positions would. Parts have about so many percent of
 the examples, therefore, and copies of an image are in one part. How many there
-are is known when all have been read.
+are is private.
 """
 
 import dataclasses
 import re
 from typing import Self
 
-import numpy as np
-from jaxtyping import Bool, UInt64
-
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.cache.content_keys import percentile_of
 
 _PART = re.compile(
   r"(?P<split>[^\[\]+]+)\[(?:(?P<start>\d+)%)?:(?:(?P<stop>\d+)%)?\]"
@@ -58,9 +54,6 @@ class SplitPart:
   def is_whole(self) -> bool:
     return (self.start, self.stop) == (0, 100)
 
-  def holds(
-    self, keys: UInt64[np.ndarray, "rows 2"]
-  ) -> Bool[np.ndarray, " rows"]:
-    """Which rows are in it, by the keys of their images or embeddings."""
-    percentile = percentile_of(keys)
-    return (self.start <= percentile) & (percentile < self.stop)
+  def mean_of(self, num_examples: int) -> int:
+    """How many of so many examples are in it on average, and at least 1."""
+    return max(1, round(num_examples * (self.stop - self.start) / 100))
