@@ -19,7 +19,7 @@ from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import CAP, Spending, spending_of
-from oneshot_dp.pipeline.report.run_record import RunRecord
+from oneshot_dp.pipeline.report.run_record import RunRecord, read_back
 from oneshot_dp.pipeline.saved_head.check_receipt import same
 
 _MOST_ENTRIES = 12
@@ -48,13 +48,9 @@ def cost_of(run: RunRecord, unsound: Collection[str] = ()) -> RunCost:
   Raises:
     InputError: a receipt lacks something, or results.json says something else.
   """
-  try:
+  with read_back(run.directory):
     cost = _cost(run)
     contradiction = next(_contradictions(run, cost, unsound), None)
-  except (KeyError, TypeError, ValueError) as error:
-    raise InputError(
-      f"{run.directory} is damaged ({error!r}); run it again."
-    ) from error
   if contradiction:
     raise InputError(
       f"{run.directory}: {contradiction}: results.json does not say what"

@@ -9,7 +9,6 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
@@ -18,6 +17,7 @@ from oneshot_dp.pipeline.report.command_lines import commands
 from oneshot_dp.pipeline.report.drawings import PICTURES
 from oneshot_dp.pipeline.report.findings import Findings
 from oneshot_dp.pipeline.report.pictures import Picture, draw_picture
+from oneshot_dp.pipeline.report.run_record import read_back
 from oneshot_dp.pipeline.runs import results
 from oneshot_dp.pipeline.saved_head.odds import found, right_guesses
 
@@ -75,12 +75,8 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
   }
   room = importlib.resources.files("oneshot_dp.pipeline.report")
   template = environment.from_string((room / "report.html.j2").read_text())
-  try:
+  with read_back(findings.run.directory, jinja2.UndefinedError):
     return template.render(_facts(findings), pictures=pictures)
-  except (KeyError, jinja2.UndefinedError) as error:
-    raise InputError(
-      f"{findings.run.directory} is damaged ({error!r}); run it again."
-    ) from error
 
 
 def _facts(findings: Findings) -> dict[str, Any]:

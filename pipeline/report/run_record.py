@@ -1,10 +1,11 @@
 """What a sweep or comparison left in its directory, read back."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,19 @@ class RunRecord:
     return tuple(methods[method])
 
 
+@contextlib.contextmanager
+def read_back(place: Path, *others: type[Exception]) -> Iterator[None]:
+  """Says that a place is damaged, if it is not as a run writes it."""
+  try:
+    yield
+  except InputError:
+    raise
+  except (KeyError, TypeError, ValueError, *others) as error:
+    raise InputError(
+      f"{place} is damaged ({error!r}); run it again."
+    ) from error
+
+
 def read_run(directory: Path) -> RunRecord:
   """What `sweep` or `compare` wrote; InputError for anything else."""
   config = _read(directory / "config.json")
@@ -110,7 +124,7 @@ def read_run(directory: Path) -> RunRecord:
       f"{directory} was not written by this version's `sweep` or `compare`,"
       " which reports are about; run one of them again."
     )
-  try:
+  with read_back(directory):
     run = RunRecord(
       directory=directory,
       config=config,
@@ -123,27 +137,20 @@ def read_run(directory: Path) -> RunRecord:
     if not run.noisy:
       raise ValueError("no heads")
     _ = run.dataset, run.class_names, run.labels_are_public, run.delta
-  except (KeyError, TypeError, ValueError) as error:
-    raise InputError(
-      f"{directory} is damaged ({error!r}); run the sweep again."
-    ) from error
   return run
 
 
 def _read(path: Path) -> dict[str, Any]:
   try:
-    value = json.loads(path.read_text(), object_pairs_hook=_in_todays_words)
-    if not isinstance(value, dict):
-      raise ValueError("not a JSON object")
+    with read_back(path):
+      value = json.loads(path.read_text(), object_pairs_hook=_in_todays_words)
+      if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
   except OSError as error:
     raise InputError(
       f"{path.parent} holds no results: {path.name} cannot be read"
       f" ({error.strerror}); give the directory that `sweep` or `compare` wrote"
       " with --out."
-    ) from error
-  except ValueError as error:
-    raise InputError(
-      f"{path} is damaged ({error}); run the sweep again."
     ) from error
   return value
 
