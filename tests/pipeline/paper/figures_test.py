@@ -193,7 +193,7 @@ class TestWhatItCosts:
 
 
 class TestReferences:
-  def words_of(self, references, folder, monkeypatch=None) -> dict[str, str]:
+  def words_of(self, references, folder, monkeypatch) -> dict[str, str]:
     """All that is written in each picture."""
     rows = [
       row(epsilon, draw, 0.8, delta=delta)
@@ -207,8 +207,7 @@ class TestReferences:
       words = [text.get_text() for text in figure.findobj(Text)]
       drawn[pathlib.Path(path).stem] = " | ".join(words)
 
-    if monkeypatch:
-      monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr(Figure, "savefig", keep)
     real = [dataclasses.replace(each, top1=0.85) for each in rows]
     plot_figures(rows, real, references, "imagenet2012", folder)
     return drawn
@@ -243,14 +242,6 @@ class TestReferences:
     figures(train, test, tmp_path / "out", references=asked)
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert len(results["references"]) == 3
-
-  @pytest.mark.slow
-  def test_the_same_rows_give_the_same_files(self, tmp_path):
-    for name in ("a", "b"):
-      (tmp_path / name).mkdir()
-      self.words_of(PUBLISHED, tmp_path / name)
-    for file in sorted((tmp_path / "a").iterdir()):
-      assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 
 class TestTheCommand:
