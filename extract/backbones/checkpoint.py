@@ -68,11 +68,7 @@ def to_params(
 ) -> dict[str, Any]:
   """Arrays of a public file as the parameter tree of a module, in float32.
 
-  Args:
-    architecture: whose weights these should be.
-    arrays: what the file holds.
-    shapes: shape of every parameter of the module, by "/"-joined name.
-    path: the file, for messages.
+  For the arguments see `Architecture.rename`.
 
   Raises:
     InputError: arrays are missing, unexpected, of another shape or not finite;

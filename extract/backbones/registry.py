@@ -51,9 +51,6 @@ def backbone_names() -> list[str]:
 
   >>> "vit_b16" in backbone_names()
   True
-
-  Returns:
-    Names that `load_backbone` knows, each once.
   """
   listed = [name for family in _FAMILIES for name in family.EXAMPLES]
   return [*listed, RANDOM_PATCHES]
@@ -85,9 +82,6 @@ def load_backbone(
   Args:
     config: name, weights, embedding, dtype of the products.
     preprocess: changes to the backbone's own preprocessing.
-
-  Returns:
-    The backbone.
 
   Raises:
     InputError: an unknown name; weights missing where they are needed, given

@@ -49,10 +49,9 @@ class DuplicatePair:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class _Distinct:
-  """The first row of each embedding of a cache.
+  """The first row of each embedding of a cache, at its digest's `position`.
 
-  `position` is that of each embedding's digest, among them; there are no `rows`
-  where only bits are compared.
+  There are no `rows` where only bits are compared.
   """
 
   position: dict[bytes, int]

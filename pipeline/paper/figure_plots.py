@@ -35,12 +35,8 @@ def plot_figures(
 ) -> None:
   """Writes all of them, each as PNG and PDF.
 
-  Args:
-    rows: heads of one method at several deltas, by the data set's own labels.
-    real_rows: the same by ReaL labels; none, no such picture.
-    references: published numbers, drawn where the delta is theirs.
-    dataset: public name, for the titles.
-    directory: where the files go.
+  `rows` are heads of one method at several deltas; `real_rows` the same by ReaL
+  labels, without which there is no such picture.
   """
   by_delta = grouped(with_noise(rows), "delta")
   baselines = [row for row in rows if math.isinf(row.epsilon)]

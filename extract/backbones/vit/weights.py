@@ -41,12 +41,8 @@ def rename(
 ) -> Arrays:
   """Our parameters from a file; see `Architecture.rename`.
 
-  Args:
-    arrays: the file's, by name.
-    expected: shape of every parameter, by "/"-joined name.
-    path: the file, for messages.
-    name: the backbone's, for messages.
-    resize: how position embeddings are fitted to the image size.
+  `name` is the backbone's, for messages; `resize` is how position embeddings
+  are fitted to the image size.
   """
   ours = dict(translated(arrays))
   _add_positions_to_tokens(ours, path)
