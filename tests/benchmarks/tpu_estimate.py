@@ -168,10 +168,11 @@ def mesh_of(chip: Chip) -> Mesh:
   return Mesh(np.array(described.devices), ("data",))
 
 
-def extraction(name: str, chip: Chip) -> Program:
+def extraction(name: str, chip: Chip, **changes: Any) -> Program:
   """The forward pass in bfloat16, images sharded, parameters replicated."""
   architecture = find_architecture(name)
   module = architecture.build(architecture.embeddings[0], "bfloat16")
+  module = module.clone(**changes)
   image = (IMAGE_SIZE, IMAGE_SIZE, 3)
   shapes = jax.eval_shape(
     module.init,

@@ -20,7 +20,6 @@ from oneshot_dp.linear_dp.audit import (
 )
 
 DELTA = 1e-5
-EPSILONS = [1.0, 2.0, 4.0]
 
 
 def gaussian_scores(mu: float, m: int, seed: int) -> CanaryScoreAuditor:
@@ -42,7 +41,7 @@ def counted(correct: int, wrong: int, silent: int) -> CanaryScoreAuditor:
   return CanaryScoreAuditor(absent=np.array(absent), present=np.array(present))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
   correct=st.integers(10, 150),
   wrong=st.integers(0, 30),
@@ -70,10 +69,10 @@ def test_bounds_of_guesses_are_those_of_jax_privacy(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_bounds_beat_those_of_jax_privacy_on_the_same_scores(epsilon):
   """On average: theirs pays for trying every threshold, ours for none."""
-  m, repeats = 2000, 5
+  m, repeats = 2000, 2
   mu = 1 / accounting.noise_multiplier(epsilon, DELTA)
   claim = {"canaries": m, "mu": mu, "confidence": 0.95}
   of_any = best_number_of_guesses(**claim, delta=DELTA)

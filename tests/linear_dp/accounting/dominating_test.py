@@ -37,7 +37,6 @@ def of_mixture(epsilon: np.ndarray, sigma: float, slack: float) -> np.ndarray:
   ("q", "count", "sigma", "slack"),
   [
     (0.02, 10, 0.7815, 5e-7),
-    (0.02, 10, 0.7815, 1e-9),
     (0.01, 100, 1.0, 1e-7),
     (0.1, 30, 2.0, 5e-6),
     (1.0, 4, 4.0, 1e-9),
@@ -47,7 +46,7 @@ def test_it_costs_at_least_what_the_steps_cost(q, count, sigma, slack):
   """And where it costs the least more, hardly more at all."""
   event = steps(q, count, sigma)
   noise = dominating_noise(sampled(event), slack, SPECIAL)
-  epsilon = np.linspace(-8, 8, 1601)
+  epsilon = np.linspace(-8, 8, 401)
   bound = of_mixture(epsilon, noise, slack)
   nearest = math.inf
   for removed in (True, False):
@@ -121,7 +120,6 @@ def test_one_step_by_its_densities(q, sigma, slack):
   ("q", "count", "sigma", "loss"),
   [
     (0.01, 1000, 1.5, 0.004),
-    (0.1, 100, 2.0, 0.005),
     (0.01, 1000, 0.8, 0.035),
     (0.1, 5, 0.6, 0.07),
     (0.02, 10, 0.7815, 0.18),

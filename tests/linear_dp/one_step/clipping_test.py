@@ -53,7 +53,7 @@ def squared_distance(a, b):
 
 @pytest.mark.parametrize(
   ("num_classes", "initial_bias", "train_bias"),
-  [(2, -10.0, False), (10, -1.5, True), (10, 3.0, False), (1000, 0.0, True)],
+  [(2, -10.0, False), (10, 3.0, True)],
 )
 def test_gradient_norm_is_that_of_the_loss(
   num_classes, initial_bias, train_bias

@@ -156,7 +156,7 @@ def test_rows_that_differ_all_count(order):
   assert weight.min() == weight.max()
 
 
-@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(
   counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
   shape=st.sampled_from([(2, 1), (3, 4), (5, 2), (40, 3)]),
@@ -225,7 +225,7 @@ def test_same_bits_on_any_devices(devices):
 
 
 class TestClip:
-  @hypothesis.settings(max_examples=100, deadline=None)
+  @hypothesis.settings(max_examples=50, deadline=None)
   @hypothesis.given(
     classes=st.integers(1, 6),
     scale=st.integers(0, 45),
