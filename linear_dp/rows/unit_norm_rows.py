@@ -33,6 +33,7 @@ from oneshot_dp.linear_dp.rows.secret import Secret
 
 ROWS_PER_DEVICE = 8192
 """The rows of a chunk: 2¹³·B² = 2⁵³, so float64 products add up exactly."""
+_LEAST_ROWS = 64
 _FLOAT64_PLATFORMS = ("cpu", "cuda", "rocm", "gpu")
 RESIDENT_BYTES = 4 * 2**30
 
@@ -119,7 +120,10 @@ class SecretRows(Secret):
 
   @property
   def _chunk_rows(self) -> int:
-    return ROWS_PER_DEVICE * self.mesh.size
+    """No more than all rows take, in a power of two: padding costs as much."""
+    all_rows = -(-self.num_examples // self.mesh.size)
+    few = max(_LEAST_ROWS, 1 << (all_rows - 1).bit_length())
+    return min(few, ROWS_PER_DEVICE) * self.mesh.size
 
   def _picked(
     self, chosen: Bool[np.ndarray, " n"]

@@ -14,8 +14,6 @@ from oneshot_dp.configs.head_config import (
 )
 from oneshot_dp.linear_dp.heads.registry import METHODS
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
-from oneshot_dp.linear_dp.rows import unit_norm_rows
-from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.pipeline.training.train_heads import (
   RELATIONS,
   plan_heads,
@@ -86,10 +84,8 @@ def check_same(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_heads_of_every_kind(data, tmp_path, name, monkeypatch):
-  """Of few steps and small chunks: both doors have the same."""
+  """Of few steps: both doors have the same."""
   monkeypatch.setattr(WhiteningRule, "num_steps", 3)
-  monkeypatch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 16)
-  monkeypatch.setattr(gradient_sum, "ROWS_PER_DEVICE", 16)
   steps: dict[str, Any] = {}
   if name == "multi-step":
     steps["steps"] = StepsConfig(epochs=3)

@@ -181,7 +181,7 @@ RUNS: dict[str, str] = {
   " --head whitened",
   "several heads, logistic": f"compare {_BOTH} {_PAID} {DRAWS} 2"
   " --epsilons 1 8 --heads lamb momentum least-squares --baseline",
-  "one": f"{_TRAIN} --epsilon 4 --json",
+  "one": f"{_TRAIN} --head lamb --epsilon 4 --json",
   "one of units, auto": f"{_TRAIN} --epsilon 4 {_USERS} --head auto",
   "noisy counts": f"{_SWEEP} --epsilons 1 8 --private-eval 0.5",
   "noisy counts of one": f"{_SCORE} --private-eval 0.5 --delta {DELTA} {SEED} 5"

@@ -227,6 +227,15 @@ def test_chunks_hold_every_row_once_and_padding_of_zeros(devices, sizes):
   assert len(next(rows.secret_chunks())[0].sharding.device_set) == devices
 
 
+@pytest.mark.parametrize(
+  ("n", "devices", "size"), [(3, 8, 64), (130, 2, 128), (20_000, 1, 8192)]
+)
+def test_few_rows_are_padded_by_few(n, devices, size, monkeypatch):
+  monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 8192)
+  (first, *_) = one_pass(rows_of(random_block(n, 2, K), devices))
+  assert len(first[2]) == size * devices
+
+
 def test_all_local_devices_by_default():
   rows = rows_of(random_block(3, D, K), devices=0)
   assert rows.mesh.size == len(jax.local_devices()) == 8

@@ -8,21 +8,10 @@ import numpy as np
 import pytest
 
 from oneshot_dp.extract.cache.reader import FeatureCache
-from oneshot_dp.linear_dp.rows import unit_norm_rows
-from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.importing.import_features import import_features
 from tests.head_contract import DELTA, DRAWS, Kind, Sweep
 from tests.pipeline.sample_caches import CLASSES, DIM, write_clusters
-
-
-@pytest.fixture(scope="package", autouse=True)
-def small_chunks():
-  """Chunks of 32 rows a device, padded no further."""
-  with pytest.MonkeyPatch.context() as patch:
-    for module in (unit_norm_rows, gradient_sum):
-      patch.setattr(module, "ROWS_PER_DEVICE", 32)
-    yield
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,6 @@ from oneshot_dp.extract.cache.verify import stored_norm
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.registry import make_trainer
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
-from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
-from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
@@ -82,11 +80,9 @@ def shifted(out: pathlib.Path, rows: int, seed: int, **changes: Any):
 
 @pytest.fixture(scope="module", autouse=True)
 def little_work():
-  """Chunks of 32 rows a device, padded no further; few steps."""
+  """Few steps."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(WhiteningRule, "num_steps", 4)
-    for module in (secret_rows, gradient_sum):
-      patch.setattr(module, "ROWS_PER_DEVICE", 32)
     yield
 
 
