@@ -41,6 +41,7 @@ def counted(correct: int, wrong: int, silent: int) -> CanaryScoreAuditor:
   return CanaryScoreAuditor(absent=np.array(absent), present=np.array(present))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
   correct=st.integers(10, 150),
@@ -96,6 +97,7 @@ def test_bounds_beat_those_of_jax_privacy_on_the_same_scores(epsilon):
   assert noise > ours_gdp > ours_any > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
 def test_bound_of_noise_is_below_the_truth_and_near_it(mu):
   truth = epsilon_of_gdp(mu, DELTA)

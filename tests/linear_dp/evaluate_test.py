@@ -100,6 +100,7 @@ def exact_hits(head, block):
   return expected_hits(head, block.but(embedding=rows))
 
 
+@pytest.mark.slow
 def test_heads_of_either_kind_keep_their_places(monkeypatch):
   """Of alternating kinds, of runs of one, and of one alone."""
   monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
@@ -146,6 +147,7 @@ LENGTHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", sorted(LENGTHS))
 def test_rows_of_any_length_at_norm_1(dtype):
   rng = np.random.default_rng(2)

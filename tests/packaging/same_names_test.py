@@ -101,7 +101,7 @@ def test_the_command_and_the_workers_of_beam(place, folder):
   command = COMMAND.format(module="oneshot_dp.pipeline.cli", name="main")
   run(
     *(place, folder, "-c", command, "extract", "job.py", "--out", "cache"),
-    *("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
+    *("--direct_running_mode=multi_processing", "--direct_num_workers=1"),
   )
   said = run(place, folder, "-c", command, "verify", "cache").stdout
   assert "ok" in said

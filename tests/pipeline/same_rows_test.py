@@ -199,6 +199,7 @@ def extract(run, root: pathlib.Path, out: str, flags: str = "") -> str:
   return f"caches/{out}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "flags",
   [

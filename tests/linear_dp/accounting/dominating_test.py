@@ -33,6 +33,7 @@ def of_mixture(epsilon: np.ndarray, sigma: float, slack: float) -> np.ndarray:
   return slack + (1 - slack) * (near - far)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("q", "count", "sigma", "slack"),
   [
@@ -116,6 +117,7 @@ def test_one_step_by_its_densities(q, sigma, slack):
 
 
 # What `budget` says at δ = 1e-5, with s = δ/20, and what the steps cost alone.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("q", "count", "sigma", "loss"),
   [

@@ -48,6 +48,7 @@ def by_pld(event: DpEvent, delta: float, interval: float, relation) -> float:
 
 
 # With a grid finer than ours, which is 1e-3 or 1e-4.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("event", "finer"),
   [
@@ -101,6 +102,7 @@ def test_gaussians_alone_are_exact():
   assert epsilon_of_event(composed([]), 1e-5) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "state",
   [

@@ -59,6 +59,7 @@ def test_one_step_by_its_densities(q, sigma, delta):
 BUDGETS = [(0.01, 100, 1.0, 1e-5), (0.1, 5, 4.0, 1e-10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("q", "steps", "epsilon", "delta"), BUDGETS)
 def test_noise_is_enough_and_hardly_more(q, steps, epsilon, delta):
   sigma = of(q, steps).noise_multiplier(epsilon, delta)
@@ -95,6 +96,7 @@ def test_no_budget_is_refused(epsilon):
     of(0.5, 1).noise_multiplier(epsilon, 1e-5)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=3, deadline=None)
 @hypothesis.given(
   q=st.floats(0.001, 0.5),

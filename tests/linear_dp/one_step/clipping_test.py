@@ -51,6 +51,7 @@ def squared_distance(a, b):
   return sum(int(v) ** 2 for v in (a - b).ravel())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("num_classes", "initial_bias", "train_bias"),
   [(2, -10.0, False), (10, 3.0, True)],

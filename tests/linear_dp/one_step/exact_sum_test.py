@@ -196,6 +196,7 @@ def test_one_class_never_overflows_int32(either_form, devices):
   assert found.tolist() == [[0], [n * length]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("dtype", "train_bias", "classes"),
   [

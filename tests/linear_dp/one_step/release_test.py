@@ -260,6 +260,7 @@ def sampled_plan(epsilons=(1.0, 4.0), **changes):
   return make_plan(epsilons, **options | changes)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_sampled_plan_is_that_of_a_step():
   plan = sampled_plan(num_draws=2)
   assert list(plan.noise_multipliers) == [4.0, 1.0]
@@ -273,6 +274,7 @@ def test_the_noise_of_a_sampled_plan_is_that_of_a_step():
   assert alone.composed_epsilon == composed_epsilon([alone]) <= 4
 
 
+@pytest.mark.slow
 def test_sampled_plans_compose_by_the_accountant_of_dp_accounting():
   """All steps of all heads, each a Poisson sample, and all else."""
   plan = sampled_plan(num_draws=2)

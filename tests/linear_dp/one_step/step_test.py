@@ -48,6 +48,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize(
   ("train_bias", "learning_rate", "eps"),

@@ -102,6 +102,7 @@ def test_equals_clipping_the_gradients_of_units(dtype, train_bias, clip):
   np.testing.assert_allclose(found, expected, atol=40 * grid.step)
 
 
+@pytest.mark.slow
 def test_equals_the_clipped_gradients_of_jax_privacy():
   """jax-privacy differentiates a unit's loss; no row of it is clipped."""
   block = random_block(60, D, K, seed=3)
