@@ -303,14 +303,10 @@ def rows_to_refuse():
   yield "embedding nan", with_row(block, 17, embedding=one_nan)
   yield "embedding inf", with_row(block, 17, embedding=inf)
   yield "embedding -inf", with_row(block, 17, embedding=-inf)
-  yield "norm inf", with_row(block, 17, embedding_norm=inf)
-  yield "norm nan", with_row(block, 17, embedding_norm=nan)
-  yield "norm negative", with_row(block, 17, embedding_norm=-1)
   short = block.embedding_norm[17]
   for factor in (1 - 1e-5, 0.5, 1e-3, 1e-30):
     yield f"norm * {factor}", with_row(block, 17, embedding_norm=short * factor)
-  yield "label -1", with_row(block, 17, label=-1)
-  yield "label K", with_row(block, 17, label=K)
+  yield "label", with_row(block, 17, label=K)
   yield "huge", with_row(block, 17, embedding=3e38, embedding_norm=1e-3)
 
 
@@ -377,25 +373,13 @@ def test_a_norm_too_large_only_makes_the_row_count_for_less():
   assert np.abs(found[:, :D]).max() < 20
 
 
-@pytest.mark.parametrize("apart", [1, 30])
-def test_a_row_that_comes_twice_is_refused(apart):
+def test_a_row_that_comes_twice_is_refused():
+  """As in every pass: `rows/block_test.py` has all else that is."""
   block = random_block(40, D, K)
   ids = block.example_id.copy()
-  ids[5 + apart] = ids[5]
+  ids[35] = ids[5]
   with pytest.raises(InputError, match="example_id=1015 comes more than once"):
     sum_of(block.but(example_id=ids), sizes=[8])
-
-
-@pytest.mark.parametrize("said", [39, 41])
-def test_another_number_of_rows_is_refused(said):
-  with pytest.raises(InputError, match=f"gave 40 rows .* says {said}"):
-    sum_of(random_block(40, D, K), num_examples=said)
-
-
-@pytest.mark.parametrize("blocks", [[], [random_block(0, D, K)]])
-def test_no_rows_are_refused(blocks):
-  with pytest.raises(InputError, match="no rows"):
-    exact_clipped_sum(blocks, make_grid(), num_examples=0)
 
 
 def test_blocks_of_two_dtypes_are_refused():
@@ -406,16 +390,3 @@ def test_blocks_of_two_dtypes_are_refused():
   )
   with pytest.raises(InputError, match="Blocks of float16 and float32"):
     exact_clipped_sum([first, wider], make_grid(), num_examples=8)
-
-
-def test_another_width_is_refused():
-  with pytest.raises(InputError, match=r"shape \(4, 11\), not \(4, 12\)"):
-    sum_of(random_block(4, 11, K))
-
-
-@pytest.mark.parametrize("name", ["embedding_norm", "example_id"])
-def test_columns_of_another_length_are_refused(name):
-  block = random_block(4, D, K)
-  block = block.but(**{name: getattr(block, name)[:2]})
-  with pytest.raises(InputError, match=rf"{name} of shape \(2,\), not \(4,\)"):
-    exact_clipped_sum([block], make_grid(), num_examples=4)

@@ -288,16 +288,9 @@ def damaged_readings():
   ids = block.example_id.copy()
   ids[50] = ids[3]
   yield "twice", block.but(example_id=ids), "example_id=1009 comes more than"
-  label = block.label.copy()
-  label[50] = K
-  yield "label", block.but(label=label), "example_id=1150: its label"
   longer = block.embedding.copy()
   longer[50] *= 2
   yield "longer", block.but(embedding=longer), "example_id=1150: its embedding"
-  norm = block.embedding_norm.copy()
-  norm[50] = np.nan
-  yield "norm", block.but(embedding_norm=norm), "example_id=1150: its embedd"
-  yield "gone", block[:0], "no rows"
 
 
 DAMAGED = {case: (block, said) for case, block, said in damaged_readings()}

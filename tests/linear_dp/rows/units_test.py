@@ -373,25 +373,6 @@ class TestRefusals:
     with pytest.raises(InputError, match="not in the cache any more"):
       sum_of(moved, make_grid(), chosen)
 
-  def test_all_rows_must_still_be_seen(self):
-    block = thirty_alike()
-    chosen = choose_rows([block], 1)
-    unused = ~np.isin(block.example_id, chosen.secret_example_ids)
-    less = block[np.arange(100) != np.flatnonzero(unused)[0]]
-    with pytest.raises(InputError, match=r"gave 99 rows .* says 100"):
-      exact_clipped_sum([less], make_grid(), num_examples=100, chosen=chosen)
-
-  def test_a_row_that_comes_twice(self):
-    block = thirty_alike()
-    with pytest.raises(InputError, match="comes more than once"):
-      sum_of(block.but(example_id=np.zeros(100, np.int64)), make_grid())
-
-  def test_no_rows(self):
-    with pytest.raises(InputError, match="no rows"):
-      exact_clipped_sum(
-        [], make_grid(), num_examples=0, chosen=choose_rows([], 1)
-      )
-
   @pytest.mark.parametrize(
     "m", [0, -1, MAX_ROWS_PER_UNIT + 1, 1.0, True, None, float("nan")]
   )
