@@ -7,6 +7,7 @@ from typing import Any
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.pipeline.commands.flags import RunFlags
 from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
+from oneshot_dp.pipeline.runs import output_dir
 from oneshot_dp.pipeline.runs.results import SweepRow
 from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.shell.answer import Answer
@@ -42,7 +43,10 @@ def answer_of_run(
     cache_ledger(cache, flags.ledger_dir)
     for cache in (run.train, run.evaluation)
   ]
-  with says_what_was_charged(*charged, out=out):
+  with (
+    says_what_was_charged(*charged, out=out),
+    output_dir.reserved(out, charged[0].path.parent),
+  ):
     rows = train_and_score(run)
   heads, seconds = len({row.path for row in rows}), time.monotonic() - start
   # Without matplotlib there is no picture.

@@ -16,6 +16,7 @@ _MODULES = {
   "figures": "studies.figures",
   "ablate": "studies.ablate",
   "evaluate": "heads.evaluate",
+  "recover": "heads.recover",
   "predict": "heads.predict",
   "report": "studies.report",
   "budget": "privacy.budget",

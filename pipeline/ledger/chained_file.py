@@ -34,6 +34,8 @@ import hashlib
 import json
 import os
 import secrets
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,8 @@ from typing import Any
 from oneshot_dp.configs.errors import InputError, RunError
 
 _FIRST = "0" * 64
+_PATIENCE = 2.0
+"""Seconds; then it is said who is waited for."""
 
 
 class ChainedFile:
@@ -90,7 +94,7 @@ class ChainedFile:
     for _ in range(2):
       try:
         with self.path.open("rb") as file:
-          fcntl.flock(file, fcntl.LOCK_SH)
+          _wait_for(file.fileno(), self.path, fcntl.LOCK_SH)
           return self.check(file.read())
       except (FileNotFoundError, NotADirectoryError):
         # The file is made before its head: with a head it is there by now.
@@ -166,8 +170,7 @@ class ChainedFile:
   def write_head(self, entries: list[dict[str, Any]]) -> None:
     """Replaces the head by that of `entries`; on the disk when it returns."""
     last = entries[-1]["entry"] if entries else _FIRST
-    # One name for all: the lock leaves one writer, and a kill leaves one file.
-    temporary = self.head_path.with_name(self.head_path.name + ".tmp")
+    temporary = self.temporary_head
     descriptor = os.open(
       temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
     )
@@ -179,6 +182,11 @@ class ChainedFile:
       os.close(descriptor)
     os.replace(temporary, self.head_path)
     _sync_directory(self.path.parent)
+
+  @property
+  def temporary_head(self) -> Path:
+    """One name for all: the lock leaves one writer, a kill leaves one file."""
+    return self.head_path.with_name(self.head_path.name + ".tmp")
 
   def _tampering(self, what: str) -> InputError:
     return InputError(
@@ -227,13 +235,43 @@ class LockedChain:
     linked = self._file.identity | facts | nonce | {"previous": previous}
     linked["entry"] = _digest(linked)
     line = canonical(linked) + b"\n"
-    os.lseek(self._descriptor, self._end, os.SEEK_SET)
-    _write_all(self._descriptor, line)
-    os.fsync(self._descriptor)
+    try:
+      os.lseek(self._descriptor, self._end, os.SEEK_SET)
+      _write_all(self._descriptor, line)
+      os.fsync(self._descriptor)
+      self._file.write_head([*self.entries, linked])
+    except OSError as error:
+      self._undo(error)
+      raise
     self._end += len(line)
     self.entries.append(linked)
-    self._file.write_head(self.entries)
     return linked["entry"]
+
+  def check_writable(self) -> None:
+    """Tries what else `append` needs of the disk; OSError if it has it not."""
+    temporary = self._file.temporary_head
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600))
+    temporary.unlink()
+
+  def _undo(self, error: OSError) -> None:
+    """Takes a line back whose head could not be written.
+
+    Raises:
+      RunError: it may stay, and so be charged for nothing.
+    """
+    try:
+      head = self._file.read_head()
+      if head is None or head[0] <= len(self.entries):
+        os.ftruncate(self._descriptor, self._end)
+        os.fsync(self._descriptor)
+        return
+    except (OSError, InputError):
+      pass
+    raise RunError(
+      f"The ledger {self._file.path} was charged, as far as can be told, and"
+      f" then could not be written ({error.strerror}): nothing is released for"
+      " it; mend the disk, and see `oneshot-dp budget`."
+    ) from error
 
 
 @contextlib.contextmanager
@@ -244,14 +282,39 @@ def exclusive(path: Path) -> Iterator[int]:
     RunError: it cannot be written.
   """
   with _writing(path):
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Whatever the umask, and not the last folder alone.
+    for folder in (*reversed(path.parent.parents), path.parent):
+      if not folder.exists():
+        folder.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
   try:
     with _writing(path):
-      fcntl.flock(descriptor, fcntl.LOCK_EX)
+      _wait_for(descriptor, path, fcntl.LOCK_EX)
     yield descriptor
   finally:
     os.close(descriptor)
+
+
+def _wait_for(descriptor: int, path: Path, kind: int) -> None:
+  """Takes a lock; says who has it where that takes longer than usual."""
+  patience = time.monotonic() + _PATIENCE
+  while time.monotonic() < patience:
+    try:
+      return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+      time.sleep(0.02)
+  print(f"waiting for {path}, which {_holder(descriptor)}", file=sys.stderr)
+  return fcntl.flock(descriptor, kind)
+
+
+def _holder(descriptor: int) -> str:
+  inode = f":{os.fstat(descriptor).st_ino}"
+  with contextlib.suppress(OSError):
+    for line in Path("/proc/locks").read_text().splitlines():
+      words = line.split()
+      if "->" not in words and "FLOCK" in words and words[5].endswith(inode):
+        return f"process {words[4]} holds"
+  return "another process holds"
 
 
 @contextlib.contextmanager
@@ -262,8 +325,8 @@ def _writing(path: Path) -> Iterator[None]:
   except OSError as error:
     raise RunError(
       f"The ledger {path} cannot be written ({error.strerror}), so nothing is"
-      " released; mend the disk or the permissions, then run the same command"
-      " again."
+      " released, nor charged for it; mend the disk or the permissions, then"
+      " run the same command again."
     ) from error
 
 

@@ -151,11 +151,20 @@ class Ledger:
       InputError: the ledger is damaged, or all of it would break the cap.
       RunError: the ledger cannot be written, so nothing may be released.
     """
-    with self._checked(charges) as chain:
-      return [
-        _write(chain, charge.as_json() | _new_rows(chain.entries, charge))
-        for charge in charges
-      ]
+    written: list[str] = []
+    try:
+      with self._checked(charges) as chain:
+        for charge in charges:
+          facts = charge.as_json() | _new_rows(chain.entries, charge)
+          written.append(_write(chain, facts))
+    except RunError as error:
+      if not written:
+        raise
+      raise RunError(
+        f"{error} {len(written)} of {len(charges)} charges were on the disk"
+        " before that, and stay."
+      ) from error
+    return written
 
   def check(self, *charges: Charge, at_once: bool = True) -> None:
     """Finds what `charge` would refuse later, before any work.
@@ -168,8 +177,8 @@ class Ledger:
       InputError: the ledger was tampered with, or this would break the cap.
       RunError: it cannot be written.
     """
-    with self._checked(charges, at_once=at_once):
-      pass
+    with self._checked(charges, at_once=at_once) as chain:
+      chain.check_writable()
 
   def set_cap(self, cap: Cap) -> Cap | None:
     """Sets the cap from now on; the list of entries keeps the earlier ones.
@@ -209,7 +218,7 @@ class Ledger:
     """
     rows = {charge.rows for charge in charges if charge.rows is not None}
     digests = {charge.facts.get("private_digest") for charge in charges}
-    for other in sorted(self.path.parent.glob("*.jsonl")):
+    for other in ledgers_in(self.path.parent):
       if other == self.path:
         continue
       entries, known = _entries_and_rows(other)
@@ -307,7 +316,7 @@ def check_never_charged(
     InputError: how many there are, and in which ledger; for their holder.
     RunError: a ledger cannot be read.
   """
-  for path in sorted((directory or default_ledger_dir()).glob("*.jsonl")):
+  for path in ledgers_in(directory or default_ledger_dir()):
     _, known = _entries_and_rows(path)
     shared = sum(int(known.holds(keys).sum()) for keys in cache.key_blocks())
     if shared:
@@ -316,6 +325,13 @@ def check_never_charged(
         f" charged to {path}, as private rows: {why}; give a cache of other"
         " rows, or leave these out."
       )
+
+
+def ledgers_in(directory: Path) -> list[Path]:
+  """The ledgers of a folder, by what they are called."""
+  pattern = re.compile(r"\w*-[0-9a-f]{12}\.jsonl", re.ASCII)
+  found = directory.glob("*.jsonl")
+  return sorted(path for path in found if pattern.fullmatch(path.name))
 
 
 def _entries_and_rows(path: Path) -> tuple[list[dict[str, Any]], RowSketch]:

@@ -7,6 +7,7 @@ picture is ablation.png.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,6 +108,7 @@ def run_ablation(
   # Passes that cost no budget: a damaged cache is found now.
   for cache in itertools.chain.from_iterable(pairs):
     check_readable(cache)
+  run.make_room(len(tried) * (run.num_draws + 1))
   done: list[tuple[_Planned, list[TrainedHead]]] = []
   with step_bar("ablation", "setting", len(tried)) as bar, _till_stopped(done):
     for planned in tried:
@@ -119,6 +121,7 @@ def run_ablation(
         ledger_dir=run.ledger_dir,
         baseline=run.baseline,
         aloud=not done,  # all of them are charged to one ledger
+        keep=functools.partial(run.keep, trains[cell.cache]),
       )
       done.append((planned, heads))
       bar.update()

@@ -1,13 +1,123 @@
-"""Directories of results that are either whole or not there."""
+"""Directories of results: reserved before anything is paid for, then whole.
+
+A run works in `.NAME.unfinished` beside its --out, which is its owner's alone
+and locked while the run lives. That it can be renamed, and that there is room,
+is tried first; heads are kept in it as soon as they are released, so that a
+failure after the charge costs no head: `oneshot-dp recover` delivers them.
+"""
 
 import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError, RunError
+
+_ROOMS = ("room for heads", "room for the rest")
+_NO_ROOM_KNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Reserved:
+  """A place for results that nobody else can take.
+
+  Attributes:
+    path: where they will be, without links.
+    work: where they are until then.
+    spare: for what is released when `work` cannot be written any more.
+    is_delivered: whether they are at `path`.
+  """
+
+  path: Path
+  work: Path
+  spare: Path | None = None
+  is_delivered: bool = False
+
+  def make_room(self, size: int) -> None:
+    """Takes bytes of the disk, for heads and as many for all else.
+
+    Raises:
+      RunError: they are not there.
+    """
+    with disk_errors(self.path):
+      for name in _ROOMS:
+        _fill(self.work / name, size)
+
+  def keep(self, write: Callable[[Path], object]) -> None:
+    """Writes what was paid for into a folder that outlives a failing run.
+
+    Raises:
+      RunError: it can be written nowhere, and is lost.
+    """
+    reason: object = ""
+    with contextlib.suppress(OSError):
+      (self.work / _ROOMS[0]).unlink(missing_ok=True)
+    for folder in filter(None, (self.released, self.spare)):
+      try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place = folder / f"{len(list(folder.iterdir())):06}"
+        write(place.with_suffix(".part"))
+        place.with_suffix(".part").rename(place)
+      except OSError as error:
+        reason = error.strerror or error
+      else:
+        return
+    raise RunError(
+      f"what was released can be written nowhere ({reason}), and its charge"
+      " stays; mend the disk."
+    )
+
+  @property
+  def released(self) -> Path:
+    """Where `keep` puts it first."""
+    return self.work / "released"
+
+  @property
+  def kept(self) -> list[Path]:
+    """All folders that `keep` wrote, whole."""
+    return [
+      path
+      for folder in filter(None, (self.released, self.spare))
+      if folder.is_dir()
+      for path in sorted(folder.iterdir())
+      if path.suffix != ".part"
+    ]
+
+  def remove(self) -> None:
+    """All that is not delivered."""
+    for folder in filter(None, (self.work, self.spare)):
+      shutil.rmtree(folder, ignore_errors=True)
+
+
+_held: dict[Path, Reserved] = {}
+
+
+def held(path: Path) -> Reserved | None:
+  """The place that this process has reserved, if it has."""
+  return _held.get(resolved(path))
+
+
+def resolved(path: Path) -> Path:
+  """The place that a path means, through all links.
+
+  Raises:
+    InputError: the links go in a circle.
+  """
+  try:
+    place = path.resolve()
+    place.exists()
+  except (OSError, RuntimeError) as error:
+    raise InputError(
+      f"{path} is no place for results ({getattr(error, 'strerror', error)});"
+      " name another with --out."
+    ) from error
+  return place
 
 
 def check_absent(path: Path) -> None:
@@ -17,13 +127,83 @@ def check_absent(path: Path) -> None:
     InputError: something is there already.
     RunError: the place cannot be written.
   """
-  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-    raise InputError(
-      f"{path} already holds something; name another place with --out."
-    )
-  parent = _existing_parent(path)
+  place = resolved(path)
+  with disk_errors(path):
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+      raise InputError(
+        f"{path} already holds something; name another place with --out."
+      )
+  parent = _existing_parent(place)
   if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
     raise RunError(f"{path} cannot be made: {parent} is not writable.")
+
+
+@contextlib.contextmanager
+def reserved(
+  path: Path, spare: Path | None = None, *, recovers: bool = False
+) -> Iterator[Reserved]:
+  """Makes sure, before anything is charged, that `path` can be written.
+
+  Args:
+    path: where results will be; not there yet, or an empty folder.
+    spare: a folder for heads that cannot be written beside it; such as the
+      ledgers', which was just written.
+    recovers: whether to take over what a failed run has kept.
+
+  Raises:
+    InputError: something is there, or another run has it, or a failed one left
+      heads that were paid for.
+    RunError: it cannot be written.
+  """
+  place = resolved(path)
+  check_absent(path)
+  missing = [p for p in place.parents if not p.exists()]
+  work = _work(place)
+  here = Reserved(
+    path=place, work=work, spare=spare and spare / "undelivered" / _id(place)
+  )
+  if recovers and not here.kept:
+    raise InputError(
+      f"nothing is kept for {path}: no run that failed had released anything."
+    )
+  with disk_errors(path):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock = _locked(work, path)
+  try:
+    if here.kept and not recovers:
+      raise InputError(
+        f"a run into {path} failed after its heads were released and charged:"
+        f" {_how(path)}, or name another place with --out."
+      )
+    try:
+      with disk_errors(path):
+        if not recovers:
+          _clear(work)
+        _try_to_rename(here)
+      _held[place] = here
+      yield here
+    except (InputError, RunError) as error:
+      if here.kept and not here.is_delivered:
+        raise type(error)(
+          f"{error} What was released: {_how(path)}."
+        ) from error
+      raise
+    except BaseException as error:
+      if here.kept and not here.is_delivered:
+        what = f"{path} was not finished; what was released: {_how(path)}"
+        if isinstance(error, KeyboardInterrupt):
+          raise KeyboardInterrupt(what) from error
+        print(f"warning: {what}", file=sys.stderr)
+      raise
+    finally:
+      _held.pop(place, None)
+      if here.is_delivered or not here.kept:
+        here.remove()
+        for parent in missing:
+          with contextlib.suppress(OSError):
+            parent.rmdir()  # if it is empty
+  finally:
+    os.close(lock)
 
 
 @contextlib.contextmanager
@@ -31,24 +211,30 @@ def whole_directory(path: Path) -> Iterator[Path]:
   """Yields a directory that nobody else sees, renamed to `path` at the end.
 
   Modes stay as the block leaves them; of what it does not touch, as the umask
-  says. If the block raises, nothing is left behind.
+  says. If the block raises, nothing is left behind but what `Reserved.keep`
+  kept.
 
   Raises:
     RunError: the disk is full or the place is not writable.
   """
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
+  with contextlib.ExitStack() as stack:
+    here = held(path) or stack.enter_context(reserved(path))
+    with disk_errors(path):
+      (here.work / _ROOMS[1]).unlink(missing_ok=True)
+      directory = here.work / "whole"
+      shutil.rmtree(directory, ignore_errors=True)
       # Within a directory of mode 0700, so that it can have its final mode.
-      directory = temporary / path.name
       directory.mkdir()
       yield directory
-      if path.exists():
-        path.rmdir()
-      directory.rename(path)
-    finally:
-      shutil.rmtree(temporary, ignore_errors=True)
+      os.rename(directory, here.path)
+      here.is_delivered = True
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+  """Says in one line that what the disk refuses is `path`."""
+  try:
+    yield
   except OSError as error:
     raise RunError(
       f"{path} cannot be written: {error.strerror or error}."
@@ -65,6 +251,74 @@ def keep_from_others(directory: Path) -> None:
   for path in directory.iterdir():
     if path.is_file():
       path.chmod(0o600)
+
+
+def _work(place: Path) -> Path:
+  name = f".{place.name}.unfinished"
+  long = len(os.fsencode(name)) > 200
+  return place.with_name(f".{_id(place)}.unfinished" if long else name)
+
+
+def _id(place: Path) -> str:
+  return hashlib.sha256(os.fsencode(place)).hexdigest()[:24]
+
+
+def _how(path: Path) -> str:
+  return (
+    f"it is kept, and `oneshot-dp recover {path}` delivers it without a new"
+    " charge"
+  )
+
+
+def _locked(work: Path, path: Path) -> int:
+  """Makes the folder, and a lock of it that is there while it is open."""
+  while True:
+    work.mkdir(mode=0o700, exist_ok=True)
+    if work.is_symlink() or work.stat().st_uid != os.geteuid():
+      raise InputError(f"{work} is somebody else's; name another --out.")
+    file = work / "lock"
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      if file.exists() and os.path.samestat(os.fstat(lock), file.stat()):
+        return lock
+    except BlockingIOError as error:
+      os.close(lock)
+      raise InputError(
+        f"another run is writing {path}; wait for it, or name another place"
+        " with --out."
+      ) from error
+    os.close(lock)  # it was removed meanwhile
+
+
+def _clear(work: Path) -> None:
+  """What a killed run left, which had released nothing."""
+  for path in work.iterdir():
+    if path.is_dir():
+      shutil.rmtree(path)
+    elif path.name != "lock":
+      path.unlink()
+
+
+def _try_to_rename(here: Reserved) -> None:
+  """Now, as it will be at the end: over an empty folder, too."""
+  probe = here.work / "probe"
+  probe.mkdir()
+  existed = here.path.exists()
+  os.rename(probe, here.path)
+  if not existed:
+    here.path.rmdir()
+
+
+def _fill(file: Path, size: int) -> None:
+  descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+  try:
+    os.posix_fallocate(descriptor, 0, size)
+  except OSError as error:
+    if error.errno not in _NO_ROOM_KNOWN:
+      raise
+  finally:
+    os.close(descriptor)
 
 
 def _existing_parent(path: Path) -> Path:

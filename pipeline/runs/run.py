@@ -39,7 +39,11 @@ from oneshot_dp.pipeline.runs.evaluation import (
   check_readable,
 )
 from oneshot_dp.pipeline.runs.results import SweepRow, as_json, write_tables
-from oneshot_dp.pipeline.saved_head.directory import note_published, write_head
+from oneshot_dp.pipeline.saved_head.directory import (
+  head_bytes,
+  note_published,
+  write_head,
+)
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
@@ -83,6 +87,20 @@ class Run:
     if labels_are_public:
       check_never_charged(self.evaluation, self.ledger_dir, EXACT_SCORES)
 
+  def make_room(self, num_heads: int) -> None:
+    """Takes the disk that so many heads will need, before any is charged.
+
+    Raises:
+      RunError: it is not there.
+    """
+    if here := output_dir.held(self.out):
+      here.make_room(num_heads * head_bytes(self.train.info))
+
+  def keep(self, cache: FeatureCache, head: TrainedHead) -> None:
+    """Puts a released head where it outlives the run, if that fails."""
+    if here := output_dir.held(self.out):
+      here.keep(lambda folder: write_head(folder, head, cache.info))
+
   def trained(
     self,
     trainings: Sequence[Training],
@@ -92,12 +110,15 @@ class Run:
     """Trains all, and the baseline where the run has one; see `train_all`."""
     # One pass that costs no budget: a damaged evaluation cache is found now.
     check_readable(self.evaluation)
+    plans = [each.plan for each in trainings]
+    self.make_room(sum(p.num_draws * len(p.epsilons) + 1 for p in plans))
     return train_all(
       self.train,
       trainings,
       privacy,
       ledger_dir=self.ledger_dir,
       baseline=baseline if self.baseline else None,
+      keep=functools.partial(self.keep, self.train),
     )
 
   def circumstances(self) -> dict[str, str]:

@@ -84,6 +84,11 @@ def write_head(
   return receipt
 
 
+def head_bytes(cache: CacheInfo) -> int:
+  """What the files of one head take, and a little more."""
+  return 4 * (cache.feature_dim + 1) * cache.num_classes + (1 << 17)
+
+
 def bytes_of(directory: Path) -> Published:
   """The digests of a head's files, and which charge its receipt names."""
   weights, receipt = (

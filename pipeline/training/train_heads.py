@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,10 @@ class Training:
   note: str = ""
 
 
+Keep = Callable[[TrainedHead], object]
+"""Called with every head as soon as it is released: a run may fail later."""
+
+
 def train_heads(
   cache: FeatureCache,
   plan: ReleasePlan,
@@ -165,6 +169,7 @@ def train_heads(
   ledger_dir: Path | None,
   baseline: bool = False,
   aloud: bool = True,
+  keep: Keep = id,
 ) -> list[TrainedHead]:
   """Trains one head per draw and epsilon of a plan; see `train_all`.
 
@@ -185,6 +190,7 @@ def train_heads(
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train the head without noise, which is NOT PRIVATE.
     aloud: say on stderr what to beware of, and where it is charged.
+    keep: see `Keep`.
 
   Returns:
     Heads in the order of release, the baseline last.
@@ -201,6 +207,7 @@ def train_heads(
     ledger_dir=ledger_dir,
     baseline=trainer if baseline else None,
     aloud=aloud,
+    keep=keep,
   )
 
 
@@ -212,6 +219,7 @@ def train_all(
   ledger_dir: Path | None,
   baseline: BaselineTrainer | None = None,
   aloud: bool = True,
+  keep: Keep = id,
 ) -> list[TrainedHead]:
   """Trains the heads of several plans, which compose.
 
@@ -226,6 +234,7 @@ def train_all(
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train its head, which is NOT PRIVATE.
     aloud: say on stderr what to beware of, and where it is charged.
+    keep: see `Keep`.
 
   Returns:
     Heads, training by training, each in the order of release; the baseline
@@ -265,17 +274,18 @@ def train_all(
   # Whichever release is the first asks for all.
   pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge
   entries = functools.cache(lambda: pay(*charges))
-  trained = [
-    dataclasses.replace(head, ledger_entry=entries()[i])
-    for i, each in enumerate(trainings)
+  trained = []
+  for i, each in enumerate(trainings):
     for head in each.trainer.release(
       each.plan, source, lambda *_: entries(), each.on_release
-    )
-  ]
+    ):
+      trained.append(dataclasses.replace(head, ledger_entry=entries()[i]))
+      keep(trained[-1])
   if baseline:
     (entry,) = ledger.charge(*of_baseline)
     exact = baseline.baseline(trainings[0].plan)
     trained.append(dataclasses.replace(exact, ledger_entry=entry))
+    keep(trained[-1])
   return trained
 
 

@@ -9,7 +9,6 @@ from tyro.conf import Positional
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
-from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.pipeline.commands.flags import (
   LedgerDir,
   NoiseSeed,
@@ -125,7 +124,7 @@ def _stated(score: "Accuracy", info: "CacheInfo") -> dict[str, Any]:
   return {name: value for name, value in facts.items() if value is not None}
 
 
-def _privacy(epsilon: float, flags: Flags, info: CacheInfo) -> PrivacyConfig:
+def _privacy(epsilon: float, flags: Flags, info: "CacheInfo") -> PrivacyConfig:
   if flags.delta is None:
     raise InputError(
       f"--private-eval {epsilon:g} needs a --delta, well below"

@@ -12,6 +12,7 @@ from oneshot_dp.pipeline.shell.answer import Answer
 
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.reader import FeatureCache
+  from oneshot_dp.linear_dp.trainer import TrainedHead
   from oneshot_dp.pipeline.training.train_heads import Training
 
 _AUTO = HeadConfig(head="auto")
@@ -84,6 +85,7 @@ def deliver(
   from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
   from oneshot_dp.pipeline.runs import output_dir
   from oneshot_dp.pipeline.saved_head.directory import (
+    head_bytes,
     note_published,
     write_head,
   )
@@ -91,9 +93,17 @@ def deliver(
   from oneshot_dp.pipeline.training.train_heads import cache_ledger, train_all
 
   ledger = cache_ledger(cache, ledger_dir)
-  with says_what_was_charged(ledger, out=out):
+  with (
+    says_what_was_charged(ledger, out=out),
+    output_dir.reserved(out, ledger.path.parent) as here,
+  ):
+    here.make_room(head_bytes(cache.info))
+
+    def keep(head: "TrainedHead") -> None:
+      here.keep(lambda folder: write_head(folder, head, cache.info))
+
     (trained,) = train_all(
-      cache, [training], privacy_config, ledger_dir=ledger_dir
+      cache, [training], privacy_config, ledger_dir=ledger_dir, keep=keep
     )
     with output_dir.whole_directory(out) as directory:
       receipt = write_head(directory, trained, cache.info)

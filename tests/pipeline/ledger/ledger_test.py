@@ -1,9 +1,12 @@
 import dataclasses
+import errno
 import fcntl
 import math
 import os
+import pathlib
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.importing.import_features import import_features
+from oneshot_dp.pipeline.ledger import chained_file
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger, default_ledger_dir
@@ -356,7 +360,7 @@ class TestCap:
     flock = fcntl.flock
 
     def late(descriptor, operation):
-      if operation == fcntl.LOCK_EX:
+      if operation & fcntl.LOCK_EX:
         monkeypatch.setattr(fcntl, "flock", flock)
         Ledger("pets").charge(cost(1.0))
       flock(descriptor, operation)
@@ -496,3 +500,58 @@ class TestSameRowsUnderAnotherName:
     for rows in (trained, counted):
       with pytest.raises(InputError, match=r"were charged to pets-\w+.jsonl"):
         Ledger("cats").charge(dataclasses.replace(cost(), rows=rows))
+
+
+class TestAChargeThatCannotBeWritten:
+  """It says if it was charged, and what it says is so."""
+
+  @pytest.fixture
+  def ledger(self, tmp_path) -> Ledger:
+    made = Ledger("pets", tmp_path)
+    made.charge(cost())
+    return made
+
+  def test_it_is_taken_back(self, ledger):
+    before = ledger.entries()
+    blocked = ledger.path.with_name(f"{ledger.path.name}.head.tmp")
+    blocked.mkdir()
+    with pytest.raises(RunError, match="nothing is released, nor charged"):
+      ledger.charge(cost())
+    with pytest.raises(RunError, match="cannot be written"):
+      ledger.check(cost())  # before any work
+    blocked.rmdir()
+    assert ledger.entries() == before
+    assert len(ledger.charge(cost())) == 1
+
+  def test_or_stays(self, ledger, monkeypatch):
+    def fails(directory: pathlib.Path) -> None:
+      raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+      patch.setattr(chained_file, "_sync_directory", fails)
+      with pytest.raises(RunError, match="was charged, as far as can be told"):
+        ledger.charge(cost())
+    assert len(ledger.entries()) == 2
+
+  def test_who_is_waited_for(self, ledger, monkeypatch, capsys):
+    monkeypatch.setattr(chained_file, "_PATIENCE", 0.05)
+    with chained_file.exclusive(ledger.path) as held:
+      timer = threading.Timer(0.3, fcntl.flock, (held, fcntl.LOCK_UN))
+      timer.start()
+      ledger.charge(cost())
+      timer.join()
+    said = capsys.readouterr().err
+    assert f"waiting for {ledger.path}, which process {os.getpid()}" in said
+
+  def test_strangers_in_its_folder_stop_nothing(self, ledger):
+    """And whatever the umask, its folders are its owner's."""
+    (ledger.path.parent / "notes.jsonl").write_bytes(b"\xff\n")
+    ledger.charge(cost())
+    before = os.umask(0)
+    try:
+      new = Ledger("pets", ledger.path.parent / "a" / "b")
+      new.charge(dataclasses.replace(cost(), rows=None))
+    finally:
+      os.umask(before)
+    for folder in (new.path.parent, new.path.parent.parent):
+      assert folder.stat().st_mode & 0o777 == 0o700

@@ -1,10 +1,18 @@
+import errno
 import os
+import pathlib
 import stat
 
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.runs.output_dir import check_absent, whole_directory
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.runs.output_dir import (
+  check_absent,
+  reserved,
+  whole_directory,
+)
 from tests.pipeline.small_disk import files_no_larger_than
 
 
@@ -100,3 +108,115 @@ def test_a_file_where_a_folder_should_be(tmp_path):
   (tmp_path / "file").write_text("mine")
   with pytest.raises(RunError, match=r"cannot be made: .*file is not writable"):
     check_absent(tmp_path / "file" / "deep" / "out")
+
+
+class TestWhatIsPaidForIsDelivered:
+  """Whatever --out is: nothing is charged, or a head is there afterwards."""
+
+  @pytest.fixture
+  def place(self, tmp_path, monkeypatch) -> pathlib.Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine").touch()
+    for name, to in (
+      ("link", "empty"),
+      ("dangling", "nowhere"),
+      ("loop", "loop"),
+      ("to-taken", "taken"),
+    ):
+      (tmp_path / name).symlink_to(to)
+    return tmp_path
+
+  @pytest.mark.parametrize(
+    ("out", "delivered_at"),
+    [
+      ("link", "empty"),
+      ("dangling", "nowhere"),
+      ("new/../out", "out"),
+      ("x" * 250, "x" * 250),
+      ("loop", None),
+      ("newdir/..", None),
+      ("to-taken", None),
+      ("/proc/out", None),
+      ("x" * 256, None),
+      ("empty/" + "x/" * 2100, None),
+    ],
+  )
+  def test_odd_places(self, place, out, delivered_at, train_cache, capsys):
+    line = f"train --cache {train_cache.path} --epsilon 1 --delta 1e-5"
+    words = f"{line} --head lamb --ledger-dir ledgers --out".split()
+    status = main([*words, out])
+    charged = Ledger(train_cache.info.dataset, place / "ledgers").entries()
+    if delivered_at is None:
+      assert status in (1, 2)
+      assert not charged
+      assert len(capsys.readouterr().err.strip().splitlines()[-1]) < 9000
+    else:
+      assert (status, len(charged)) == (0, 1)
+      assert (place / delivered_at / "receipt.json").exists()
+    assert not list(place.rglob("*.unfinished"))
+
+  def test_room_is_taken_before_the_charge(self, place, train_cache, capsys):
+    line = f"train --cache {train_cache.path} --epsilon 1 --delta 1e-5"
+    with files_no_larger_than(100_000):
+      status = main(
+        [*f"{line} --head lamb --ledger-dir ledgers --out out".split()]
+      )
+    assert status == 1
+    assert "out cannot be written: File too large" in capsys.readouterr().err
+    assert not Ledger(train_cache.info.dataset, place / "ledgers").entries()
+
+  def test_two_runs_into_one_place(self, place):
+    again = reserved(place / "out")
+    with (
+      reserved(place / "out"),
+      pytest.raises(InputError, match="another run is writing"),
+    ):
+      again.__enter__()
+
+  def test_what_a_killed_run_left_is_cleaned(self, place):
+    left = place / ".out.unfinished"
+    (left / "whole").mkdir(parents=True)
+    (left / "whole" / "secret").touch()
+    with reserved(place / "out"):
+      assert not (left / "whole").exists()
+    assert not left.exists()
+
+  @pytest.mark.parametrize("again", ["train", "recover"])
+  def test_heads_of_a_failed_run_are_recovered(
+    self, place, again, train_cache, eval_cache, capsys, monkeypatch
+  ):
+    """The disk fails at the last step; nothing is charged a second time."""
+    line = (
+      f"sweep --cache {train_cache.path} --eval-cache {eval_cache.path}"
+      " --epsilons 1 2 --delta 1e-5 --ledger-dir ledgers --out out"
+      if again == "recover"
+      else f"train --cache {train_cache.path} --epsilon 1 --delta 1e-5"
+      " --head lamb --ledger-dir ledgers --out out"
+    )
+    rename = os.rename
+
+    def fails(old, new):
+      if pathlib.Path(old).name == "whole":
+        raise OSError(errno.EIO, "Input/output error")
+      rename(old, new)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(os, "rename", fails)
+      assert main(line.split()) == 1
+    said = capsys.readouterr().err
+    assert "`oneshot-dp recover out` delivers it without a new" in said
+    assert not (place / "out").exists()
+    ledger = Ledger(train_cache.info.dataset, place / "ledgers")
+    (charged,) = ledger.entries()
+    assert main(line.split()) == 2  # not charged twice
+    assert main(["recover", "out", "--ledger-dir", "ledgers"]) == 0
+    heads = [p.parent for p in (place / "out").rglob("receipt.json")]
+    assert len(heads) == (1 if again == "train" else 2)
+    for head in heads:
+      assert main(["verify", str(head), "--ledger-dir", "ledgers"]) == 0
+    assert "these very bytes" in capsys.readouterr().out
+    assert ledger.entries() == [charged]
+    assert not list(place.glob(".*"))
+    assert main(["recover", "out", "--ledger-dir", "ledgers"]) == 2
