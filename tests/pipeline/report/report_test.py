@@ -60,12 +60,13 @@ class TestThePage:
     assert len(lines) == 4
     for line in lines:
       epsilon = math.inf if line[1] == "∞" else float(line[1])
-      top1 = [
-        float(row["top1"]) for row in rows if float(row["epsilon"]) == epsilon
-      ]
+      group = [row for row in rows if float(row["epsilon"]) == epsilon]
+      top1 = [float(row["top1"]) for row in group]
+      balanced = [float(row["balanced"]) for row in group]
       # Many a mean of two is a tie: of 100 times each it may round otherwise.
       assert line[3] == f"{100 * statistics.mean(top1):.2f} %"
-      assert line[6] == str(len(top1))
+      assert line[6] == f"{100 * statistics.mean(balanced):.2f} %"
+      assert line[7] == str(len(top1))
       if len(top1) > 1:
         assert line[4] == f"{100 * statistics.stdev(top1):.2f}"
 
