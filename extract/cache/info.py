@@ -26,6 +26,8 @@ _READABLE = (1, FORMAT_VERSION)
 INFO_FILE = "cache_info.json"
 SHARDS_FILE = "shards.json"
 INCOMPLETE_DIR = "_incomplete"
+LISTING_SHA256 = "source_listing_sha256"
+"""In `shards.json`, which is private: of all that the source consists of."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

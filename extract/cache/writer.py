@@ -41,6 +41,7 @@ from oneshot_dp.extract.cache.info import (
   FORMAT_VERSION,
   INCOMPLETE_DIR,
   INFO_FILE,
+  LISTING_SHA256,
   SHARDS_FILE,
   CacheInfo,
   ShardRecord,
@@ -144,6 +145,11 @@ def is_complete(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
     )
   refuse_another(out, same_job | {"libraries": now["libraries"]}, now)
   return True
+
+
+def forget_shards(out_dir: str | os.PathLike, shards: Iterable[int]) -> None:
+  """Lets shards of a job that `claim` holds be done again."""
+  store_at(out_dir).remove(_record_file(i) for i in shards)
 
 
 def start_again(out_dir: str | os.PathLike) -> None:
@@ -272,7 +278,11 @@ def finished_shards(
   return found
 
 
-def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
+def finish(
+  out_dir: str | os.PathLike,
+  identity: CacheIdentity,
+  source_listing_sha256: str | None = None,
+) -> CacheInfo:
   """Counts every example once, then makes the directory a cache.
 
   It believes no record: every shard is read and compared with its SHA-256.
@@ -313,7 +323,10 @@ def finish(out_dir: str | os.PathLike, identity: CacheIdentity) -> CacheInfo:
   if identity.id_source != POSITION_IDS:
     check_distinct(FeatureCache(path=out, info=info, shards=tuple(records)))
   shards = [dataclasses.asdict(record) for record in records]
-  files = {SHARDS_FILE: json_bytes({"shards": shards})}
+  listed: dict[str, Any] = {"shards": shards}
+  if source_listing_sha256:
+    listed[LISTING_SHA256] = source_listing_sha256
+  files = {SHARDS_FILE: json_bytes(listed)}
   for name, text in tfds_metadata(identity, records).items():
     files[name] = text.encode()
   files[INFO_FILE] = json_bytes(info.to_json())

@@ -190,7 +190,7 @@ def _prepare(
     if config.on_decode_error == "fail":
       raise InputError(
         f"{source.where(index)} (example_id={example.example_id}) cannot be"
-        f" decoded: {error}. Mend or remove it, or pass"
+        f" decoded: {error}. Mend it (without it, it is another job), or pass"
         " --on-decode-error skip."
       ) from error
     images = ()

@@ -25,11 +25,16 @@ from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.job.beam_options import pipeline_options
 from oneshot_dp.extract.job.embedder import identity_of
+from oneshot_dp.extract.job.listing import (
+  check_listing,
+  keep_listing,
+  listing_sha256,
+  open_split,
+)
 from oneshot_dp.extract.job.run_graph import run_graph
 from oneshot_dp.extract.job.shard import (
   COUNTERS,
   ExtractShard,
-  open_split,
   shared_embedder,
 )
 from oneshot_dp.extract.job.stage_times import StageTimes
@@ -94,7 +99,9 @@ def run_extraction(
   identity = make_identity(config, source)
   with cache_writer.claim(out, identity) as unfinished:
     if unfinished:
-      return _extract(pipeline, config, identity, out)
+      keep_listing(out, config, source)
+      return _extract(pipeline, config, identity, out, listing_sha256(source))
+  check_listing(out, source)
   return ExtractionReport(
     cache=open_cache(out),
     counters={},
@@ -109,6 +116,7 @@ def _extract(
   config: ExtractConfig,
   identity: CacheIdentity,
   out: Path,
+  listing: str,
 ) -> ExtractionReport:
   """Makes the shards that are missing, and the cache of all of them."""
   with step_bar("check what is kept", "shard", identity.num_shards) as bar:
@@ -116,8 +124,8 @@ def _extract(
   todo = [i for i in range(identity.num_shards) if i not in kept]
   start = time.monotonic()
   try:
-    counters = _run(pipeline, config, identity, out, todo)
-    cache_writer.finish(out, identity)
+    counters = _run(pipeline, config, identity, out, todo, listing)
+    cache_writer.finish(out, identity, listing)
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt(
       f"interrupted: {len(_there(out, identity))} of {identity.num_shards}"
@@ -183,6 +191,7 @@ def _run(
   identity: CacheIdentity,
   out: Path,
   todo: list[int],
+  listing: str,
 ) -> dict[str, int]:
   """Runs the graph over the shards that are missing; returns the counters."""
   total = identity.source_num_examples
@@ -200,11 +209,12 @@ def _run(
     few = ", ".join(map(str, left[:5])) + ", …" * (len(left) > 5)
     return f"{len(left)} of {identity.num_shards} shards ({few})"
 
+  job = config, identity, str(out), listing
   _ = (
     pipeline
     | "Shards" >> beam.Create(todo, reshuffle=False)
     | "Spread" >> beam.Reshuffle()
-    | "ExtractShard" >> beam.ParDo(ExtractShard(config, identity, str(out)))
+    | "ExtractShard" >> beam.ParDo(ExtractShard(*job))
   )
   with (
     Watch(config.stall_seconds, missing) as watch,

@@ -11,7 +11,6 @@ from apache_beam.utils import shared
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
-from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.checked_rows import Outside, Rows, Skipped
 from oneshot_dp.extract.cache.identity import CacheIdentity
@@ -21,10 +20,9 @@ from oneshot_dp.extract.job.embed_range import (
   embed_range,
 )
 from oneshot_dp.extract.job.embedder import Embedder, load_embedder
+from oneshot_dp.extract.job.listing import shared_source
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import examples_done
-from oneshot_dp.extract.sources.example import Source
-from oneshot_dp.extract.sources.open_source import open_source
 
 _EMBEDDERS = shared.Shared()
 """The backbone, loaded once per process whatever number of threads it has."""
@@ -40,11 +38,6 @@ def shared_embedder(config: ExtractConfig) -> Embedder:
   return _EMBEDDERS.acquire(functools.partial(load_embedder, config), tag)
 
 
-def open_split(config: ExtractConfig) -> Source:
-  """The source of a job: all of the split that it asks for a part of."""
-  return open_source(config.source, SplitPart.of(config.split).split)
-
-
 class ExtractShard(beam.DoFn):
   """Index of a shard in, index of the shard out once it is on disk.
 
@@ -53,9 +46,14 @@ class ExtractShard(beam.DoFn):
   """
 
   def __init__(
-    self, config: ExtractConfig, identity: CacheIdentity, out_dir: str
+    self,
+    config: ExtractConfig,
+    identity: CacheIdentity,
+    out_dir: str,
+    listing_sha256: str,
   ):
     self._config = config
+    self._listing_sha256 = listing_sha256
     self._identity = identity
     self._out_dir = out_dir
     self._counters = {
@@ -64,7 +62,9 @@ class ExtractShard(beam.DoFn):
     }
 
   def setup(self) -> None:
-    self._source = open_split(self._config)
+    self._source = shared_source(
+      self._config, self._out_dir, self._listing_sha256
+    )
     self._pool = decode_pool(self._config)
 
   def process(self, shard_index: int) -> Iterator[int]:

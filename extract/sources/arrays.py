@@ -1,6 +1,7 @@
 """Images as arrays in an npz: `image`, `label`, `class_names` and ids."""
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import zlib
@@ -21,7 +22,13 @@ class ArrayExamples:
   The arrays of the split, and no others, are read once and stay in memory.
   """
 
-  def __init__(self, config: extract_config.ArraysSource, split: str) -> None:
+  def __init__(
+    self,
+    config: extract_config.ArraysSource,
+    split: str,
+    listing: bytes | None = None,
+  ) -> None:
+    del listing  # The file is hashed wherever it is read.
     path = os.path.expanduser(config.path)
     self.name = config.name or pathlib.Path(path).stem
     self.version = ""
@@ -39,6 +46,8 @@ class ArrayExamples:
         npz[name] if name in npz.files else None
         for name in (*names[2:], "class_names")
       )
+    with open(path, "rb") as file:
+      self.listing = hashlib.file_digest(file, "sha256").hexdigest().encode()
     self.class_names = _class_names(class_names, config.num_classes, path)
     self._place = f"{path}:{split}" if prefix else path
     self._image = checked_images(image, f"{path}[{names[0]}]")

@@ -63,6 +63,8 @@ class Source(Protocol):
       examples have none.
     id_source: public name of what an `example_id` is read from; "position"
       where it is the index.
+    listing: what it consists of, in order: the name and size of each file, or
+      a hash. Two sources with one listing are the same. Private, as they are.
   """
 
   name: str
@@ -70,6 +72,7 @@ class Source(Protocol):
   class_names: tuple[str, ...]
   privacy_unit: str
   id_source: str
+  listing: bytes
 
   def __len__(self) -> int: ...
 

@@ -6,6 +6,7 @@ ImageFolder, and links are followed. Whatever is hidden (its name starts with a
 dot) is passed over.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -35,12 +36,15 @@ class FolderExamples:
   point: the order of `find * | LC_ALL=C sort` on every machine. So is
   `example_id`, unless it is the number in the file's name. An image that is not
   counted (a broken link, a file beside the class folders) is an error; other
-  files are counted in `ignored_files`.
-
+  files are passed over. Each file that is read has the size with which it was
+  listed; a source that is given a `listing` looks into no folder itself.
   """
 
   def __init__(
-    self, config: extract_config.ImageFolderSource, split: str
+    self,
+    config: extract_config.ImageFolderSource,
+    split: str,
+    listing: bytes | None = None,
   ) -> None:
     root = os.path.expanduser(config.root)
     if not os.path.isdir(root):
@@ -51,17 +55,16 @@ class FolderExamples:
     self._folder = _split_folder(root, split)
     self.name = config.name or os.path.basename(os.path.abspath(root))
     self.version = ""
-    self.class_names: tuple[str, ...] = tuple(_class_names(self._folder))
     self.privacy_unit = extract_config.EXAMPLE_UNIT
-    files = sorted(_files(self._folder))
-    images = self._images = [path for path in files if _is_image(path)]
-    self.ignored_files = len(files) - len(images)
-    if not images:
-      raise InputError(
-        f"{self._folder!r} has {len(self.class_names)} class folders but no "
-        f"image in them ({self.ignored_files} other files): images end in "
-        f"{', '.join(EXTENSIONS)}."
-      )
+    if listing is None:
+      names = _class_names(self._folder)
+      images = _images(self._folder)
+      listing = json.dumps([names, images]).encode()
+    self.listing = listing
+    names, listed = json.loads(listing)
+    self.class_names: tuple[str, ...] = tuple(names)
+    images = self._images = [path for path, _ in listed]
+    self._sizes: Int64[np.ndarray, "n"] = np.array([s for _, s in listed])
     self.id_source = extract_config.POSITION_IDS
     self._ids: Int64[np.ndarray, "n"] = np.arange(len(images))
     if config.id_from_name:
@@ -81,6 +84,8 @@ class FolderExamples:
       raise IndexError(f"{index} is not in [0, {len(self)}).")
     try:
       image = pathlib.Path(self.where(index)).read_bytes()
+      if len(image) != self._sizes[index]:
+        raise OSError(0, f"it had {self._sizes[index]} bytes, now {len(image)}")
     except OSError as error:
       raise RunError(
         f"{self.where(index)!r} was there when the folder was listed and "
@@ -96,11 +101,26 @@ class FolderExamples:
     return os.path.join(self._folder, self._images[index])
 
 
+def mended(before: bytes, now: bytes) -> list[int] | None:
+  """Indices at which listings have other sizes; None if names differ."""
+  try:
+    (old_names, old), (names, images) = json.loads(before), json.loads(now)
+  except ValueError:
+    return None  # of another kind of source
+  if (old_names, [path for path, _ in old]) != (
+    names,
+    [path for path, _ in images],
+  ):
+    return None
+  pairs = enumerate(zip(old, images, strict=True))
+  return [i for i, (then, image) in pairs if then != image]
+
+
 def images_below(folder: str) -> list[str]:
   """The paths of all images in a folder, however deep, by code point."""
   return [
     os.path.join(folder, path)
-    for path in sorted(_files(folder))
+    for path, _ in sorted(_files(folder))
     if _is_image(path)
   ]
 
@@ -180,12 +200,25 @@ def _class_names(folder: str) -> list[str]:
   return names
 
 
+def _images(folder: str) -> list[tuple[str, int]]:
+  """Returns path and bytes of the images below a folder, in their order."""
+  files = sorted(_files(folder))
+  images = [(path, size) for path, size in files if _is_image(path)]
+  if not images:
+    raise InputError(
+      f"{folder!r} has {len(_class_names(folder))} class folders but no image"
+      f" in them ({len(files)} other files): images end in "
+      f"{', '.join(EXTENSIONS)}."
+    )
+  return images
+
+
 def _files(
   folder: str,
   prefix: str = "",
   parents: frozenset[tuple[int, int]] = frozenset(),
-) -> Iterator[str]:
-  """Yields the files below `folder`, relative to it, with "/" in between."""
+) -> Iterator[tuple[str, int]]:
+  """Yields path, with "/" in between, and bytes of the files below `folder`."""
   status = os.stat(folder)
   identity = (status.st_dev, status.st_ino)
   if identity in parents:
@@ -202,4 +235,4 @@ def _files(
         f"{entry.path!r} is not a file (a broken link?): mend or remove it."
       )
     else:
-      yield path
+      yield path, entry.stat().st_size if _is_image(entry.name) else 0

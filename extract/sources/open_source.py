@@ -3,6 +3,7 @@
 import importlib
 
 from oneshot_dp.configs import extract_config
+from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources.example import Source
 
 # A new source is a row here; its module is only imported where it is asked for,
@@ -15,7 +16,9 @@ _READERS: dict[type[extract_config.Source], tuple[str, str]] = {
 }
 
 
-def open_source(config: extract_config.Source, split: str) -> Source:
+def open_source(
+  config: extract_config.Source, split: str, listing: bytes | None = None
+) -> Source:
   """Opens one split of a data set.
 
   Opening reads metadata (and, of arrays, the data), so a worker process opens
@@ -40,6 +43,8 @@ def open_source(config: extract_config.Source, split: str) -> Source:
     config: which data set: one of the sources of `configs.extract_config`.
     split: "train", "test" ...; TFDS also takes "train[:1000]" and the like, by
       position. (Parts in percent are the job's: `SplitPart`.)
+    listing: what it must consist of: the `listing` of the source where the job
+      was started. A folder is then not listed again.
 
   Returns:
     The source.
@@ -47,8 +52,15 @@ def open_source(config: extract_config.Source, split: str) -> Source:
   Raises:
     InputError: there is no such data set or split, or it is not what it
       should be.
-    RunError: a TFDS data set cannot be downloaded or prepared.
+    RunError: a TFDS data set cannot be downloaded or prepared; the source is
+      not what was listed.
   """
   module, reader = _READERS[type(config)]
   home = importlib.import_module(f"oneshot_dp.extract.sources.{module}")
-  return getattr(home, reader)(config, split)
+  source = getattr(home, reader)(config, split, listing)
+  if listing not in (None, source.listing):
+    raise RunError(
+      f"{source.name}, {split}, is not here what it was where the job was"
+      " started; give every worker the same, and let nothing change it."
+    )
+  return source

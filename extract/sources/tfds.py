@@ -6,6 +6,7 @@ extraction job decodes itself.
 """
 
 import difflib
+import os
 import sys
 import textwrap
 
@@ -30,7 +31,13 @@ class TfdsExamples:
   `id_key` names a feature that holds a number.
   """
 
-  def __init__(self, config: extract_config.TfdsSource, split: str) -> None:
+  def __init__(
+    self,
+    config: extract_config.TfdsSource,
+    split: str,
+    listing: bytes | None = None,
+  ) -> None:
+    del listing  # The files' sizes are looked up wherever they are read.
     builder = _prepared(_builder(config))
     features = builder.info.features
     if not isinstance(features, tfds.features.FeaturesDict):
@@ -63,6 +70,11 @@ class TfdsExamples:
       deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES,
       file_format=_ARRAY_RECORD,
     )
+    self.listing = "".join(
+      f"{_size(f.filename)} {os.path.basename(f.filename)}"
+      f" {f.skip} {f.take} {f.examples_in_shard}\n"
+      for f in builder.info.splits[split].file_instructions
+    ).encode()
     keys = (self._image_key, self._label_key, self._unit_key, self._id_key)
     self._features = tfds.features.FeaturesDict(
       {key: features[key] for key in keys if key is not None}
@@ -107,6 +119,15 @@ class TfdsExamples:
 
   def where(self, index: int) -> str:
     return f"{self.name}/{self._split}[{index}]"
+
+
+def _size(file: str) -> int:
+  try:
+    return os.path.getsize(file)
+  except OSError as error:
+    raise RunError(
+      f"{file!r} cannot be read: {error.strerror}: prepare the data set again."
+    ) from error
 
 
 def _reason(error: Exception) -> str:

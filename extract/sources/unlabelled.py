@@ -48,9 +48,12 @@ class UnlabelledImages:
   id_source = extract_config.POSITION_IDS
 
   def __init__(
-    self, config: extract_config.UnlabelledSource, split: str
+    self,
+    config: extract_config.UnlabelledSource,
+    split: str,
+    listing: bytes | None = None,
   ) -> None:
-    del split  # all of them
+    del split, listing  # all of them, and as they are
     self._parts = [_part(os.path.expanduser(path)) for path in config.paths]
     sizes = (part.size for part in self._parts)
     self._starts = [0, *itertools.accumulate(sizes)]
@@ -58,6 +61,7 @@ class UnlabelledImages:
     for file in (file for part in self._parts for file in part.files):
       seen = os.stat(file)
       digest.update(f"{file}\0{seen.st_size}\0{seen.st_mtime_ns}\0".encode())
+    self.listing = digest.hexdigest().encode()
     self.name = f"unlabelled-{digest.hexdigest()[:16]}"
 
   def __len__(self) -> int:

@@ -39,6 +39,7 @@ class Jpegs:
   class_names: tuple[str, ...] = ("any",)
   privacy_unit: str = "example"
   id_source: str = "position"
+  listing = b""
 
   def __init__(self, jpegs: list[bytes], length: int):
     self._jpegs, self._length = jpegs, length

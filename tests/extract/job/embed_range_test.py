@@ -45,6 +45,7 @@ class Memory:
   class_names: tuple[str, ...] = ("even", "odd")
   privacy_unit: str = "example"
   id_source: str = "position"
+  listing = b""
 
   def __init__(
     self,

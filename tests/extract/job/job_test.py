@@ -15,7 +15,8 @@ from oneshot_dp.configs.extract_config import (
 from oneshot_dp.extract.cache.info import INFO_FILE
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.cache.verify import verify_cache
-from oneshot_dp.extract.job import embedder, shard
+from oneshot_dp.extract.job import embedder, listing, shard
+from oneshot_dp.extract.job import job as job_module
 from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.caches import digest
 from tests.extract.image_jobs import (
@@ -115,12 +116,18 @@ def test_batch_size_moves_embeddings_by_rounding_only(
   )
 
 
-def test_workers_of_a_process_share_one_backbone(job, tmp_path, monkeypatch):
-  loads, workers = [], []
+def test_workers_of_a_process_share_backbone_and_source(
+  job, tmp_path, monkeypatch
+):
+  loads, sources, workers = [], [], []
   load, pool = shard.load_embedder, shard.decode_pool
   monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
   monkeypatch.setattr(
     shard, "load_embedder", lambda c: loads.append(c) or load(c)
+  )
+  open_ = listing.open_source
+  monkeypatch.setattr(
+    listing, "open_source", lambda *a: sources.append(a) or open_(*a)
   )
   monkeypatch.setattr(
     shard, "decode_pool", lambda c: workers.append(c) or pool(c)
@@ -128,7 +135,7 @@ def test_workers_of_a_process_share_one_backbone(job, tmp_path, monkeypatch):
   small = dataclasses.replace(job, shard_rows=8)
   run_extraction(small, tmp_path / "cache", THREADS)
   assert len(workers) >= 2
-  assert len(loads) == 1
+  assert len(loads) == len(sources) == 1
 
 
 def test_no_compilation_after_the_first_batch(job, tmp_path, monkeypatch):
@@ -205,7 +212,7 @@ def test_resuming_keeps_what_holds_and_redoes_what_is_damaged(tmp_path):
   spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"?")
   before = kept.stat()
 
-  files[-1].write_bytes(whole)
+  files[-1].write_bytes(whole)  # of another size than when it was listed
   report = run_extraction(folder_job(photos), out)
   assert report.kept_shards == 1
   assert report.counters["examples"] == N - 32
@@ -306,7 +313,7 @@ def test_something_else_is_not_written_into(job, tmp_path):
 @pytest.mark.parametrize(
   ("options", "said"),
   [
-    (["--nope=3"], "--nope is neither a flag of `oneshot-dp extract` nor"),
+    (["--nope=3"], "--nope is neither a flag of this command nor"),
     (["--runner=DirectRunner", "--nope"], "--nope is neither"),
     (["--direct_num_workers=many"], "invalid int value: 'many'"),
     (["--direct_running_mode=quick"], "invalid choice: 'quick'"),
@@ -345,19 +352,79 @@ def test_a_job_that_failed_out_of_sight_is_not_finished(job, tmp_path):
   assert not (tmp_path / "cache" / INFO_FILE).exists()
 
 
-def test_a_source_that_changes_is_noticed(tmp_path):
-  """Each process opens the source anew; the count was fixed before."""
-  files = write_folder(tmp_path / "photos", 40)
-  job = folder_job(tmp_path / "photos")
+def begun(job: ExtractConfig, out: pathlib.Path) -> None:
   with pytest.raises(RunError):
-    run_extraction(
-      job, tmp_path / "cache", [f"--runner={RUNNERS}.FailingRunner"]
-    )
-  files[0].unlink()
+    run_extraction(job, out, [f"--runner={RUNNERS}.FailingRunner"])
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("kind", ["folder", "npz"])
+def test_a_changed_source_is_another_job(tmp_path, kind, finished):
+  """As many images as before, but others: 63 of them would be in 64 rows."""
+  files = write_folder(tmp_path / "photos", 40)
+  npz = write_npz(tmp_path / "pets.npz", 40)
+  job = folder_job(files[0].parents[1]) if kind == "folder" else array_job(npz)
+  out = tmp_path / "cache"
+  run_extraction(job, out) if finished else begun(job, out)
+  files[0].rename(files[0].with_name("zz.png"))
+  arrays = dict(np.load(npz))
+  arrays["label"] = (arrays["label"] + 1) % len(CLASSES)
+  np.savez(npz, **arrays)
+  with pytest.raises(InputError, match=r"another job: files of p.*s came"):
+    run_extraction(job, out)
+
+
+def test_a_shard_whose_file_was_mended_is_done_again(tmp_path):
+  """It was decoded before, too: as another image."""
+  photos, out = tmp_path / "photos", tmp_path / "cache"
+  files = write_folder(photos, N)
+  whole = damage(files[-1])  # the last shard fails
+  with pytest.raises(InputError, match="cannot be decoded"):
+    run_extraction(folder_job(photos), out)
+  files[-1].write_bytes(whole)
+  files[0].write_bytes(files[1].read_bytes() + b"\0")  # and the first is other
+  report = run_extraction(folder_job(photos), out)
+  assert report.kept_shards == 1
+  embedding = columns(report.cache)["embedding"]
+  np.testing.assert_array_equal(embedding[0], embedding[1])
+
+
+@pytest.mark.parametrize("change", ["size", "gone", "new"])
+def test_workers_read_what_was_listed(tmp_path, monkeypatch, change):
+  """A worker lists nothing itself, and checks the size of each file."""
+  files = write_folder(tmp_path / "photos", 40)
+  pin = job_module.keep_listing
+
+  def pinned_then_changed(*pinned):
+    pin(*pinned)
+    listing._OPENED.clear()  # as in another process
+    if change == "size":
+      files[7].write_bytes(files[8].read_bytes() + b"?")
+    elif change == "gone":
+      files[7].unlink()
+    else:
+      files[0].with_name("0.png").write_bytes(files[8].read_bytes())
+
+  monkeypatch.setattr(job_module, "keep_listing", pinned_then_changed)
+  job, out = folder_job(tmp_path / "photos"), tmp_path / "cache"
+  if change == "new":
+    assert columns(run_extraction(job, out).cache)["label"][7] == 0
+    return
   with pytest.raises(
-    InputError, match="source_num_examples is 40 there and 39"
+    RunError, match=rf"{files[7].name}' was there when.*listed"
   ):
-    run_extraction(job, tmp_path / "cache")
+    run_extraction(job, out)
+
+
+def test_the_listing_stays_with_the_private_data(job, tmp_path):
+  """Its hash would tell whoever guesses the data set that it is the one."""
+  out = tmp_path / "cache"
+  run_extraction(job, out)
+  sha256 = listing.listing_sha256(listing.open_split(job))
+  found = {
+    file.name for file in out.iterdir() if sha256 in file.read_text("latin1")
+  }
+  assert found == {"shards.json"}
 
 
 def test_a_job_without_progress_is_given_up(job, tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 import dataclasses
+import pathlib
 import pickle
 import threading
 from collections.abc import Iterator
@@ -11,8 +12,12 @@ from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.job import shard
 from oneshot_dp.extract.job.job import make_identity
+from oneshot_dp.extract.job.listing import (
+  keep_listing,
+  listing_sha256,
+  open_split,
+)
 from oneshot_dp.extract.job.shard import ExtractShard, shared_embedder
-from oneshot_dp.extract.sources.open_source import open_source
 from tests.extract.image_jobs import array_job, write_npz
 
 
@@ -23,7 +28,7 @@ def job(tmp_path) -> ExtractConfig:
 
 @pytest.fixture
 def identity(job) -> CacheIdentity:
-  return make_identity(job, open_source(job.source, job.split))
+  return make_identity(job, open_split(job))
 
 
 @pytest.fixture
@@ -41,10 +46,18 @@ def loads(monkeypatch) -> list[ExtractConfig]:
   return seen
 
 
+def of_job(
+  job: ExtractConfig, identity: CacheIdentity, out: pathlib.Path
+) -> ExtractShard:
+  source = open_split(job)
+  keep_listing(out, job, source)
+  return ExtractShard(job, identity, str(out), listing_sha256(source))
+
+
 @pytest.fixture
 def worker(job, identity, tmp_path) -> Iterator[ExtractShard]:
   assert cache_writer.begin(tmp_path / "cache", identity)
-  do_fn = ExtractShard(job, identity, str(tmp_path / "cache"))
+  do_fn = of_job(job, identity, tmp_path / "cache")
   do_fn.setup()
   yield do_fn
   do_fn.teardown()
@@ -116,7 +129,7 @@ def test_a_worker_with_other_weights_or_code_is_refused(
   backbone = dataclasses.replace(identity.backbone, **{field: "ab" * 32})
   of_another = dataclasses.replace(identity, backbone=backbone)
   assert cache_writer.begin(tmp_path / "cache", of_another)
-  do_fn = ExtractShard(job, of_another, str(tmp_path / "cache"))
+  do_fn = of_job(job, of_another, tmp_path / "cache")
   do_fn.setup()
   with pytest.raises(RunError, match=said):
     list(do_fn.process(0))
@@ -129,7 +142,7 @@ def test_a_worker_with_another_batch_size_is_refused(
   """Its rows would differ by rounding, and two tries of a shard with them."""
   list(worker.process(1))
   other = dataclasses.replace(job, batch_size=24)
-  do_fn = ExtractShard(other, identity, str(tmp_path / "cache"))
+  do_fn = of_job(other, identity, tmp_path / "cache")
   do_fn.setup()
   with pytest.raises(InputError, match="batch_size is 16 there and 24 now"):
     list(do_fn.process(0))
@@ -138,8 +151,8 @@ def test_a_worker_with_another_batch_size_is_refused(
 
 
 def test_it_travels_to_workers(worker):
-  setup_is_the_workers = ExtractShard(
-    worker._config, worker._identity, worker._out_dir
+  setup_is_the_workers = of_job(
+    worker._config, worker._identity, pathlib.Path(worker._out_dir)
   )
   assert isinstance(
     pickle.loads(pickle.dumps(setup_is_the_workers)), ExtractShard

@@ -92,7 +92,7 @@ def test_split_must_be_a_plain_name(tmp_path, split):
     opened(tmp_path, split)
 
 
-def test_other_files_are_counted_and_hidden_ones_ignored(tmp_path):
+def test_other_files_and_hidden_ones_are_ignored(tmp_path):
   write(
     tmp_path,
     *("a/1.png", "a/notes.txt", "b/Thumbs.db", "b/deep/2.tif", "README.md"),
@@ -104,7 +104,6 @@ def test_other_files_are_counted_and_hidden_ones_ignored(tmp_path):
   )
   assert images(found) == ["a/1.png"]
   assert found.class_names == ("a", "b", "empty")
-  assert found.ignored_files == 4
 
 
 def test_a_class_is_read_to_its_depths(tmp_path):

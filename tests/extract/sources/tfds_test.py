@@ -404,14 +404,24 @@ def test_unfinished_folder_is_named(data_dir, tmp_path):
     open_source(pets(str(tmp_path)), "train")
 
 
-def test_lost_shard_fails_where_it_is_read(data_dir, tmp_path):
+def test_a_lost_shard_is_named_before_and_after_the_listing(data_dir, tmp_path):
   (shard,) = copied(data_dir, tmp_path).glob("*-train.array_record-*")
-  shard.unlink()
   opened = open_source(pets(str(tmp_path)), "train")
+  shard.unlink()
   with pytest.raises(
     RunError, match=r"plain/train\[3\] cannot be read: .*open"
   ):
     opened[3]
+  with pytest.raises(RunError, match=rf"{shard.name}' cannot be read"):
+    open_source(pets(str(tmp_path)), "train", opened.listing)
+
+
+def test_other_files_than_those_listed_are_refused(data_dir):
+  listing = open_source(pets(data_dir), "train").listing
+  assert open_source(pets(data_dir), "train", listing).listing == listing
+  other = listing.replace(b" ", b"1 ", 1)  # another size
+  with pytest.raises(RunError, match="is not here what it was where the job"):
+    open_source(pets(data_dir), "train", other)
 
 
 def test_eight_threads_read_what_one_reads(data_dir):

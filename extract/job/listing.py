@@ -1,0 +1,93 @@
+"""What a job's source consists of: made once, and the same for all workers.
+
+The listing is private. It lies with the unfinished cache, for the workers; of a
+finished one its SHA-256 is in `shards.json`, which stays with the private data.
+"""
+
+import hashlib
+import os
+import threading
+import weakref
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.configs.split_part import SplitPart
+from oneshot_dp.extract.cache.info import (
+  INCOMPLETE_DIR,
+  LISTING_SHA256,
+  SHARDS_FILE,
+)
+from oneshot_dp.extract.cache.writer import forget_shards
+from oneshot_dp.extract.sources.example import Source
+from oneshot_dp.extract.sources.image_folder import mended
+from oneshot_dp.extract.sources.open_source import open_source
+from oneshot_dp.extract.storage.durable_files import json_object
+from oneshot_dp.extract.storage.store import store_at
+
+_FILE = f"{INCOMPLETE_DIR}/source_listing"
+_OPENING = threading.Lock()
+_OPENED = weakref.WeakValueDictionary[tuple[str, str, str], Source]()
+"""A source is opened once per process, the one that launches a job included."""
+
+
+def open_split(config: ExtractConfig, listing: bytes | None = None) -> Source:
+  """The source of a job: all of the split that it asks for a part of."""
+  split = SplitPart.of(config.split).split
+  return open_source(config.source, split, listing)
+
+
+def listing_sha256(source: Source) -> str:
+  """Private, as the source is."""
+  return hashlib.sha256(source.listing).hexdigest()
+
+
+def keep_listing(
+  out: str | os.PathLike, config: ExtractConfig, source: Source
+) -> None:
+  """Writes it for the workers; refuses a job that began with another.
+
+  Files that were mended since, and keep their names, are read again: their
+  shards are forgotten.
+  """
+  _OPENED[_key(config, listing_sha256(source))] = source
+  store = store_at(out)
+  if not store.put(_FILE, source.listing, create=True):
+    changed = mended(store.read(_FILE), source.listing)
+    if changed is None:
+      raise _another(out, source)
+    forget_shards(out, {i // config.shard_rows for i in changed})
+    store.put(_FILE, source.listing)
+
+
+def check_listing(out: str | os.PathLike, source: Source) -> None:
+  """Refuses a finished cache of another listing; old caches name none."""
+  store = store_at(out)
+  shards = json_object(store.path / SHARDS_FILE, store.read(SHARDS_FILE))
+  if shards.get(LISTING_SHA256) not in (None, listing_sha256(source)):
+    raise _another(out, source)
+
+
+def _another(out: str | os.PathLike, source: Source) -> InputError:
+  return InputError(
+    f"{out} belongs to another job: files of {source.name} came, went or"
+    " changed since it began; choose another --out, or delete it to start"
+    " again."
+  )
+
+
+def shared_source(
+  config: ExtractConfig, out: str | os.PathLike, sha256: str
+) -> Source:
+  """This process's source, of the listing that the job began with."""
+  key = _key(config, sha256)
+  with _OPENING:
+    if (source := _OPENED.get(key)) is None:
+      listing = store_at(out).read(_FILE)
+      if hashlib.sha256(listing).hexdigest() != sha256:
+        raise RunError(f"{out}: the listing of the source was changed.")
+      _OPENED[key] = source = open_split(config, listing)
+  return source
+
+
+def _key(config: ExtractConfig, sha256: str) -> tuple[str, str, str]:
+  return repr(config.source), config.split, sha256
