@@ -6,6 +6,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 # More arguments for pytest: make test PYTEST_ARGS="-k clipping -x"
 PYTEST_ARGS ?=
+# Of the cluster's test: make test-cluster CLUSTER_ARGS="--kills 10 --images 2000"
+CLUSTER_ARGS ?=
 UV_VERSION := 0.13.8
 UV := build/uv/bin/uv
 
@@ -15,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-versions lint format wheel lock clean
+.PHONY: help demo test test-fast test-versions test-cluster lint format wheel lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
@@ -32,6 +34,9 @@ test-fast: $(VENV)/.project $(VENV)/.libtpu ## what is not slow, types unchecked
 
 test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 	@$(PYTHON) tests/packaging/versions.py --uv $(UV) --oldest --newest
+
+test-cluster: $(VENV)/.project ## Flink, its workers killed (Java 17 and Maven)
+	@$(BIN)/python -m tests.cluster.kills $(CLUSTER_ARGS)
 
 lint: $(VENV)/.project ## ruff (rules, format) and pyrefly (types)
 	@$(BIN)/ruff check
