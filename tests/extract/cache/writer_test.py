@@ -276,6 +276,19 @@ def test_an_example_is_not_both_skipped_and_there(tmp_path):
     write_shard(tmp_path, identity, 0, [rows, Skipped(3)])
 
 
+def test_an_id_in_two_shards_is_refused_at_the_end(tmp_path):
+  identity = make_identity(id_source="key")
+  rows = make_rows(identity)
+  rows = _edit(rows, example_id=_with(rows.example_id, 19, 2))
+  begin(tmp_path, identity)
+  for i in range(3):
+    write_shard(tmp_path, identity, i, [part(rows, identity.shard_range(i))])
+  said = "1 numbers in 'key' come more than once, the first is 2"
+  with pytest.raises(InputError, match=said):
+    finish(tmp_path, identity)
+  assert not (tmp_path / "cache_info.json").exists()
+
+
 def test_a_cache_of_nothing_is_an_error(tmp_path):
   identity = make_identity(n=2)
   begin(tmp_path, identity)

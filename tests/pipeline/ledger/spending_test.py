@@ -252,6 +252,7 @@ class TestCap:
     cap = make_cap(4.0)
     assert make_cap(5.0).is_looser_than(cap)
     assert make_cap(4.0, delta=1e-4).is_looser_than(cap)
+    assert make_cap(1.0, delta=1e-4).is_looser_than(cap)
     assert cap.is_looser_than(make_cap(4.0, relation=REPLACE))
     assert make_cap(1.0, relation=REPLACE).is_looser_than(cap)
     for same_or_tighter in (
