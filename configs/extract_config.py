@@ -75,8 +75,8 @@ class ImageFolderSource:
   """Image files in `root/<class>/<file>`, or `root/<split>/<class>/<file>`.
 
   Attributes:
-    root: the folder. Without folders named after splits there is one split,
-      `all`.
+    root: the folder, or its gs:// or s3:// URL. Without folders named after
+      splits there is one split, `all`.
     name: public name of the data set; None is the last part of `root`.
     id_from_name: take the last number of each file's name as the example_id
       (ILSVRC2012_val_00000017.JPEG is 17), needed for --real-labels; no two may
@@ -99,7 +99,7 @@ class ArraysSource:
   than an example.
 
   Attributes:
-    path: the npz file.
+    path: the npz file, or its gs:// or s3:// URL.
     name: public name of the data set; None is the file's stem.
     num_classes: K, where the file has no `class_names`.
     unit_name: what `unit_id` numbers: "user", "patient" ...; public.

@@ -14,6 +14,7 @@ from jaxtyping import Int64, Shaped, UInt8
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import Example
+from oneshot_dp.extract.storage.anywhere import opened
 
 
 class ArrayExamples:
@@ -46,7 +47,7 @@ class ArrayExamples:
         npz[name] if name in npz.files else None
         for name in (*names[2:], "class_names")
       )
-    with open(path, "rb") as file:
+    with opened(path) as file:
       self.listing = hashlib.file_digest(file, "sha256").hexdigest().encode()
     self.class_names = _class_names(class_names, config.num_classes, path)
     self._place = f"{path}:{split}" if prefix else path
@@ -106,7 +107,7 @@ class ArrayExamples:
 def open_npz(path: str) -> Iterator[np.lib.npyio.NpzFile]:
   """Opens an npz; whatever cannot be read in it is the input's fault."""
   try:
-    with open(path, "rb") as file:
+    with opened(path) as file:
       npz = np.load(file, allow_pickle=False)
       if not isinstance(npz, np.lib.npyio.NpzFile):
         raise InputError(

@@ -6,11 +6,12 @@ ImageFolder, and links are followed. Whatever is hidden (its name starts with a
 dot) is passed over.
 """
 
+import functools
 import json
 import os
-import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -18,6 +19,14 @@ from jaxtyping import Int32, Int64
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.sources.example import Example, number_of
+from oneshot_dp.extract.storage.anywhere import (
+  is_folder,
+  is_url,
+  read_file,
+  scan,
+)
+
+_Scan = Callable[[str], list[Any]]
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
 
@@ -46,19 +55,20 @@ class FolderExamples:
     split: str,
     listing: bytes | None = None,
   ) -> None:
-    root = os.path.expanduser(config.root)
-    if not os.path.isdir(root):
+    root = os.path.expanduser(config.root).rstrip("/") or "/"
+    scanned = functools.cache(_scan)  # No folder is listed twice.
+    if not is_folder(root, scanned):
       raise InputError(
         f"source.root={config.root!r} is not a folder: give the one that holds "
         "the class folders, or a folder of them per split."
       )
-    self._folder = _split_folder(root, split)
+    self._folder = _split_folder(root, split, scanned)
     self.name = config.name or os.path.basename(os.path.abspath(root))
     self.version = ""
     self.privacy_unit = extract_config.EXAMPLE_UNIT
     if listing is None:
-      names = _class_names(self._folder)
-      images = _images(self._folder)
+      names = _class_names(self._folder, scanned)
+      images = _images(self._folder, scanned)
       listing = json.dumps([names, images]).encode()
     self.listing = listing
     names, listed = json.loads(listing)
@@ -83,7 +93,7 @@ class FolderExamples:
     if not 0 <= index < len(self):
       raise IndexError(f"{index} is not in [0, {len(self)}).")
     try:
-      image = pathlib.Path(self.where(index)).read_bytes()
+      image = read_file(self.where(index))
       if len(image) != self._sizes[index]:
         raise OSError(0, f"it had {self._sizes[index]} bytes, now {len(image)}")
     except OSError as error:
@@ -120,7 +130,7 @@ def images_below(folder: str) -> list[str]:
   """The paths of all images in a folder, however deep, by code point."""
   return [
     os.path.join(folder, path)
-    for path, _ in sorted(_files(folder))
+    for path, _ in sorted(_files(folder, _scan))
     if _is_image(path)
   ]
 
@@ -143,16 +153,15 @@ def _is_image(path: str) -> bool:
   return path.lower().endswith(EXTENSIONS)
 
 
-def _scan(folder: str) -> list[os.DirEntry[str]]:
-  """Returns what is in a folder and not hidden."""
+def _scan(folder: str) -> list[Any]:
+  """Returns what is in a folder and not hidden, as `os.DirEntry` has it."""
   try:
-    with os.scandir(folder) as entries:
-      return [entry for entry in entries if not entry.name.startswith(".")]
+    return [entry for entry in scan(folder) if not entry.name.startswith(".")]
   except OSError as error:
     raise InputError(f"{folder!r} cannot be read: {error.strerror}.") from error
 
 
-def _split_folder(root: str, split: str) -> str:
+def _split_folder(root: str, split: str, listed: _Scan) -> str:
   """Returns `root/<split>` if there is one, else `root`, which is all."""
   if not re.fullmatch(r"\w[\w.-]*", split):
     raise InputError(
@@ -160,11 +169,11 @@ def _split_folder(root: str, split: str) -> str:
       " it has no splits; only TFDS data sets can be sliced by position."
     )
   folder = os.path.join(root, split)
-  if os.path.isdir(folder):
+  if is_folder(folder, listed):
     return folder
   splits = sorted(
     entry.name
-    for entry in _scan(root)
+    for entry in listed(root)
     if entry.is_dir() and entry.name.lower() in _SPLIT_NAMES
   )
   if splits:
@@ -181,9 +190,9 @@ def _split_folder(root: str, split: str) -> str:
   return root
 
 
-def _class_names(folder: str) -> list[str]:
+def _class_names(folder: str, listed: _Scan) -> list[str]:
   """Returns the sorted names of the class folders."""
-  entries = _scan(folder)
+  entries = listed(folder)
   names = sorted(entry.name for entry in entries if entry.is_dir())
   if not names:
     raise InputError(
@@ -200,14 +209,14 @@ def _class_names(folder: str) -> list[str]:
   return names
 
 
-def _images(folder: str) -> list[tuple[str, int]]:
+def _images(folder: str, listed: _Scan) -> list[tuple[str, int]]:
   """Returns path and bytes of the images below a folder, in their order."""
-  files = sorted(_files(folder))
+  files = sorted(_files(folder, listed))
   images = [(path, size) for path, size in files if _is_image(path)]
   if not images:
     raise InputError(
-      f"{folder!r} has {len(_class_names(folder))} class folders but no image"
-      f" in them ({len(files)} other files): images end in "
+      f"{folder!r} has {len(_class_names(folder, listed))} class folders but no"
+      f" image in them ({len(files)} other files): images end in "
       f"{', '.join(EXTENSIONS)}."
     )
   return images
@@ -215,21 +224,24 @@ def _images(folder: str) -> list[tuple[str, int]]:
 
 def _files(
   folder: str,
+  listed: _Scan,
   prefix: str = "",
-  parents: frozenset[tuple[int, int]] = frozenset(),
+  parents: frozenset[str | tuple[int, int]] = frozenset(),
 ) -> Iterator[tuple[str, int]]:
   """Yields path, with "/" in between, and bytes of the files below `folder`."""
-  status = os.stat(folder)
-  identity = (status.st_dev, status.st_ino)
+  identity = folder
+  if not is_url(folder):
+    status = os.stat(folder)
+    identity = (status.st_dev, status.st_ino)
   if identity in parents:
     raise InputError(
       f"{folder!r} is a link to a folder that it is in, so the images would "
       "never end: remove the link."
     )
-  for entry in _scan(folder):
+  for entry in listed(folder):
     path = prefix + entry.name
     if entry.is_dir():
-      yield from _files(entry.path, f"{path}/", parents | {identity})
+      yield from _files(entry.path, listed, f"{path}/", parents | {identity})
     elif _is_image(entry.name) and not entry.is_file():
       raise InputError(
         f"{entry.path!r} is not a file (a broken link?): mend or remove it."

@@ -112,6 +112,9 @@ class ObjectStore:
       object_["path"][start:]: object_["size"] for object_ in found
     }
 
+  def size(self, name: str) -> int:
+    return self._ask(name, lambda: obstore.head(self._store, name))["size"]
+
   def read(self, name: str) -> bytes:
     return self._ask(
       name, lambda: obstore.get(self._store, name).bytes().to_bytes()

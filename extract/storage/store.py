@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from oneshot_dp.extract.storage.local import LocalStore
 
 # A pathlib.Path has lost the second slash of "gs://bucket/cache".
-_URL = re.compile(r"(gs|s3):/+([^/]+)/*(.*)")
+URL = re.compile(r"(gs|s3):/+([^/]+)/*(.*)")
 
 
 @runtime_checkable
@@ -83,7 +83,7 @@ class Store(Protocol):
 
 def store_at(place: str | os.PathLike) -> Store:
   """The store of a path, of a URL gs://bucket/folder, or of s3://bucket/folder."""
-  if not (url := _URL.fullmatch(os.fspath(place))):
+  if not (url := URL.fullmatch(os.fspath(place))):
     return LocalStore(pathlib.Path(place))
   # Only where it is asked for: it starts threads of its own.
   from oneshot_dp.extract.storage.objects import object_store

@@ -28,6 +28,7 @@ from oneshot_dp.extract.cache.identity import (
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write_arrays import holds_rows, write_rows
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.extract.storage.anywhere import opened
 
 _Arrays = dict[str, np.ndarray]
 _ROWS = ("embedding", "label", "example_id", "unit_id")
@@ -111,13 +112,11 @@ def import_features(
 
 def _load(path: pathlib.Path, split: str) -> _Arrays:
   """The arrays of a file, by their names without a split's."""
-  if not path.is_file():
-    raise InputError(f"{path}: no such file.")
   try:
     # (Given the path, np.load leaves the file open where it is malformed.)
     with (
-      path.open("rb") as raw,
-      step_bar("read", "B", path.stat().st_size) as bar,
+      opened(os.fspath(path)) as raw,
+      step_bar("read", "B", os.fstat(raw.fileno()).st_size) as bar,
     ):
       counted = CallbackIOWrapper(bar.update, raw, "read")
       file = np.load(counted, allow_pickle=False)
@@ -127,6 +126,8 @@ def _load(path: pathlib.Path, split: str) -> _Arrays:
       return {name: file[stored] for name, stored in names.items()}
   except InputError:
     raise
+  except (FileNotFoundError, IsADirectoryError) as e:
+    raise InputError(f"{path}: no such file.") from e
   except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
     reason = (
       "it holds Python objects; save plain arrays"

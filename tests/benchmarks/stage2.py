@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def synthetic_cache(
-  out: Path, rows: int, dim: int, classes: int
+  out: Path | str, rows: int, dim: int, classes: int
 ) -> FeatureCache:
   """A float16 cache of `rows` random rows, made once."""
   identity = CacheIdentity(

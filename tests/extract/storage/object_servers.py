@@ -120,6 +120,7 @@ class Proxy(http.server.ThreadingHTTPServer):
     self.fault: Callable[[int, str], int | str | None] = lambda n, method: None
     self.seen: list[tuple[str, str, dict[str, str]]] = []
     self.lock = threading.Lock()
+    self.bytes_per_second: float | None = None  # of each answer
 
   @property
   def url(self) -> str:
@@ -198,7 +199,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     length = lengths[0] if self.command == "HEAD" and lengths else len(data)
     self.send_header("content-length", str(length))
     self.end_headers()
-    self.wfile.write(data[:sent])
+    data = data[:sent]
+    per_second = self.proxy.bytes_per_second or 1e12
+    start = time.monotonic()
+    for at in range(0, len(data), 1 << 18):
+      time.sleep(max(0.0, start + at / per_second - time.monotonic()))
+      self.wfile.write(data[at : at + (1 << 18)])
 
   def log_message(self, format, *args) -> None:
     pass

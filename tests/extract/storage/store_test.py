@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.extract_config import ArraysSource, ImageFolderSource
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.cache.writer import claim
 from oneshot_dp.extract.job.job import run_extraction
+from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.storage import fetch_ahead, objects
 from oneshot_dp.extract.storage.store import store_at
 from tests.extract.caches import digest, make_identity, write_cache
@@ -160,6 +162,40 @@ def test_images_become_the_same_cache(place, tmp_path):
   assert str(report.cache.path) == url
   run_extraction(job, tmp_path / "local")
   assert digest(_copied(url, tmp_path / "copy")) == digest(tmp_path / "local")
+
+
+@BUCKETS
+def test_sources_are_the_same_from_a_bucket(place, tmp_path):
+  url, proxy = place
+  store = store_at(url)
+  for name in ("cat/1.png", "dog/a/2.PNG", "dog/3.png", "dog/.x.png", "ox/4"):
+    for split in ("train", "test"):
+      file = tmp_path / "pets" / split / name
+      file.parent.mkdir(parents=True, exist_ok=True)
+      file.write_bytes(f"{split} {name}".encode())
+      store.put(f"pets/{split}/{name}", file.read_bytes())
+  proxy.forget()
+  there = open_source(ImageFolderSource(root=f"{url}/pets/"), "train")
+  lists = [path for _, path, _ in proxy.seen if "list-type" in path]
+  assert len(lists) == len(set(lists))
+  here = open_source(ImageFolderSource(root=str(tmp_path / "pets")), "train")
+  assert (there.name, there.class_names) == ("pets", ("cat", "dog", "ox"))
+  assert there.class_names == here.class_names
+  assert len(there) == len(here) == 3
+  for i in range(3):
+    assert vars(there[i]) == vars(here[i])
+    assert there.where(i).startswith(f"{url}/pets/train/")
+  with pytest.raises(InputError, match=r"has no split 'val': it has test, tra"):
+    open_source(ImageFolderSource(root=f"{url}/pets"), "val")
+  with pytest.raises(InputError, match="is not a folder"):
+    open_source(ImageFolderSource(root=f"{url}/none"), "train")
+  write_npz(tmp_path / "pets.npz", 7)
+  store.put("pets.npz", (tmp_path / "pets.npz").read_bytes())
+  there = open_source(ArraysSource(path=f"{url}/pets.npz"), "train")
+  here = open_source(ArraysSource(path=str(tmp_path / "pets.npz")), "train")
+  np.testing.assert_array_equal(there[6].image, here[6].image)
+  with pytest.raises(InputError, match=r"none\.npz' is not a readable npz"):
+    open_source(ArraysSource(path=f"{url}/none.npz"), "train")
 
 
 # Kills a job after a call of the store, in a process of its own, then runs it
