@@ -23,6 +23,21 @@ LedgerDir = Annotated[
     " state folder."
   ),
 ]
+Weights = Annotated[
+  str | None,
+  arg(
+    help="Where the backbone's weights are: a path, https://, gs:// or hf://."
+    " Default: where this machine last read the file of that SHA-256, which is"
+    " checked in any case."
+  ),
+]
+BackboneFile = Annotated[
+  str | None,
+  arg(
+    help="FILE.py:FUNCTION, where that is what the head was trained on; its"
+    " SHA-256 is checked."
+  ),
+]
 NumDraws = Annotated[
   int,
   arg(

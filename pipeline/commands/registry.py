@@ -18,6 +18,7 @@ _MODULES = {
   "evaluate": "heads.evaluate",
   "recover": "heads.recover",
   "predict": "heads.predict",
+  "export": "heads.export",
   "report": "studies.report",
   "budget": "privacy.budget",
   "budget set": "privacy.budget_set",

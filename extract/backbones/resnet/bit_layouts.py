@@ -114,3 +114,22 @@ def _describe(shapes: Mapping[str, Shape], output_axis: int) -> str | None:
   if depth and not rest:
     return f"bit_r{depth}x{factor}"
   return f"a BiT of {blocks} blocks and {root[output_axis]} root channels"
+
+
+def to_transformers(params: Mapping[str, np.ndarray]) -> Arrays:
+  """Our parameters by transformers' names; it standardises kernels anew.
+
+  Which changes nothing more: their mean is 0 and their variance 1.
+  """
+  outside = {ours: name for name, ours in _OUTSIDE.items() if "bit." in name}
+  inside = {ours: name for name, ours in _INSIDE.items() if "/" not in name}
+  found = {}
+  for key, value in params.items():
+    block = re.fullmatch(r"stage(\d+)_block(\d+)/(.+)", key)
+    if block:
+      stage, layer = int(block[1]) - 1, int(block[2]) - 1
+      name = f"bit.encoder.stages.{stage}.layers.{layer}.{inside[block[3]]}"
+    else:
+      name = outside[key]
+    found[name] = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value
+  return found

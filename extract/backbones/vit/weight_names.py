@@ -26,7 +26,7 @@ def _by_theirs(table: Mapping[str, str]) -> dict[str, list[str]]:
 # DeiT and DINOv2, of its SigLIP, and of timm. Where an array holds several of
 # our parameters, their names stand in one row.
 _TORCH_BLOCK = re.compile(r"(?:encoder\.layers?|blocks)\.(\d+)\.(.+)")
-_IN_BLOCK = _by_theirs(
+IN_BLOCK = _by_theirs(
   {
     "LayerNorm_0": "layernorm_before layer_norm1 norm1",
     "LayerNorm_1": "layernorm_after layer_norm2 norm2",
@@ -41,7 +41,7 @@ _IN_BLOCK = _by_theirs(
     "layer_scale_1": "layer_scale2.lambda1 ls2.gamma",
   }
 )
-_OUTSIDE = _by_theirs(
+OUTSIDE = _by_theirs(
   {
     "embedding": "embeddings.patch_embeddings.projection"
     " embeddings.patch_embedding patch_embed.proj",
@@ -67,7 +67,7 @@ _OUTSIDE = _by_theirs(
   }
 )
 _PATCHES = "|".join(
-  re.escape(name) for name, ours in _OUTSIDE.items() if ours == ["embedding"]
+  re.escape(name) for name, ours in OUTSIDE.items() if ours == ["embedding"]
 )
 
 
@@ -124,7 +124,7 @@ def _from_torch(
   for key, value in arrays.items():
     stem = re.sub(r"[._](weight|bias)$", "", key)
     block = _TORCH_BLOCK.fullmatch(stem)
-    found = _IN_BLOCK.get(block[2]) if block else _OUTSIDE.get(stem)
+    found = IN_BLOCK.get(block[2]) if block else OUTSIDE.get(stem)
     if found is None:
       yield key, value
     elif found == [POSITIONS]:

@@ -9,7 +9,12 @@ from tyro.conf import Positional, Suppress
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.commands.beam_flags import check_beam_options
-from oneshot_dp.pipeline.commands.flags import LedgerDir, NotTrainedOn
+from oneshot_dp.pipeline.commands.flags import (
+  BackboneFile,
+  LedgerDir,
+  NotTrainedOn,
+  Weights,
+)
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
@@ -40,13 +45,8 @@ class Flags:
   """The CSV file, not there yet; only its owner may read it."""
   top_k: int = 1
   """Classes of each image, the best first."""
-  weights: str | None = None
-  """Where the backbone's weights are: a path, https://, gs:// or hf://.
-  Default: where this machine last read the file of that SHA-256, which is
-  checked in any case."""
-  backbone: str | None = None
-  """FILE.py:FUNCTION, where that is what the head was trained on; its SHA-256
-  is checked."""
+  weights: Weights = None
+  backbone: BackboneFile = None
   batch_size: int | None = None
   """Images per device call; default: what suits the devices."""
   calibration_cache: Path | None = None

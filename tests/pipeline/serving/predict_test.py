@@ -32,7 +32,7 @@ FORMS = {
 
 @pytest.fixture
 def predict(place, tmp_path, capsys):
-  def run(images: str, head: str = "auto") -> list[dict[str, str]]:
+  def run(images: str, head: str = "unit_norm") -> list[dict[str, str]]:
     out = tmp_path / "out.csv"
     words = images.format(place=place).split()
     succeeds(capsys, "predict", place / head, *words, "--out", out)
@@ -50,7 +50,7 @@ def classes(rows: list[dict[str, str]]) -> list[str]:
   return [row["class"] for row in rows]
 
 
-@pytest.mark.parametrize("head", ["auto", "lamb"])
+@pytest.mark.parametrize("head", ["unit_norm", "lamb"])
 def test_what_extract_and_evaluate_say(predict, place, capsys, head):
   """Evaluated on its own answers, a head is right on all of them."""
   found = classes(predict(FORMS["folder"], head))
@@ -111,7 +111,7 @@ def test_probabilities_by_public_labels(predict, place, capsys):
   np.savez(place / "public.npz", image=image, label=label, class_names=names)
   extract(place, "public.npz", "public")
   options = f" --top-k 3 --ledger-dir {place}/ledgers --calibration-cache"
-  refused = (place / "auto", place / "images.npz", *options.split())
+  refused = (place / "unit_norm", place / "images.npz", *options.split())
   rows = predict(f"{FORMS['npz']}{options} {place}/public", "lamb")
   plain = predict(FORMS["npz"], "lamb")
   assert classes(rows) == classes(plain)
@@ -127,7 +127,7 @@ def test_probabilities_by_public_labels(predict, place, capsys):
 
 def test_the_backbone_is_the_receipts(place, tmp_path, capsys, monkeypatch):
   monkeypatch.setenv("ONESHOT_DP_WEIGHTS_DIR", str(tmp_path / "weights"))
-  shutil.copytree(place / "auto", tmp_path / "head")
+  shutil.copytree(place / "unit_norm", tmp_path / "head")
   path = tmp_path / "head/receipt.json"
   receipt = json.loads(path.read_text())
   data = receipt["data"]
@@ -163,14 +163,14 @@ def test_the_backbone_is_the_receipts(place, tmp_path, capsys, monkeypatch):
   ("images", "said"),
   [
     ("{place}/nowhere", "neither a file nor a folder"),
-    ("{place}/auto", "has no images"),
+    ("{place}/unit_norm", "has no images"),
     ("{place}/train {place}/photos", "is a cache of features: give it alone"),
     ("{place}/ledgers.parquet", "is no Parquet file"),
     ("{place}/other.parquet", "no column 'image' of bytes"),
     ("{place}/label.npz", "no array 'image'"),
     ("{place}/photos --top-k 4", "--top-k 4 must be from 1 to"),
     ("{place}/photos --tpo-k 4", "did you mean --top-k?"),
-    ("{place}/photos --out {place}/auto", "already holds something"),
+    ("{place}/photos --out {place}/unit_norm", "already holds something"),
   ],
 )
 def test_one_line_for_what_is_wrong(place, tmp_path, capsys, images, said):
@@ -184,7 +184,7 @@ def test_one_line_for_what_is_wrong(place, tmp_path, capsys, images, said):
   words = images.format(place=place).split()
   if "--out" not in words:
     words += ["--out", str(tmp_path / "out.csv")]
-  assert said in fails(capsys, "predict", place / "auto", *words)
+  assert said in fails(capsys, "predict", place / "unit_norm", *words)
   assert not list(tmp_path.glob("out*"))
 
 

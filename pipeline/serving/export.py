@@ -1,0 +1,169 @@
+"""A saved head and its backbone in formats that other libraries load."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jaxtyping import Array, Float32, UInt8
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.backbones.backbone import Backbone
+from oneshot_dp.linear_dp.evaluate import Accuracy
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.pipeline.runs import output_dir
+from oneshot_dp.pipeline.saved_head.directory import RECEIPT_FILE, SavedHead
+from oneshot_dp.pipeline.saved_head.model_card import model_card
+from oneshot_dp.pipeline.serving import hugging_face
+
+STABLEHLO_FILE = "images_to_logits.jax_export"
+_PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exported:
+  """What was written.
+
+  Attributes:
+    files: names in the directory.
+    no_transformers: why there is no model for transformers; "" if there is.
+  """
+
+  files: tuple[str, ...]
+  no_transformers: str
+
+
+def export_head(
+  out: Path,
+  head: Path,
+  saved: SavedHead,
+  backbone: Backbone,
+  accuracy: Accuracy | None,
+) -> Exported:
+  """Writes a directory that serves without this package.
+
+  What travels is the backbone (public), the head, its receipt and its card.
+
+  Args:
+    out: not there yet.
+    head: the directory that it was read from.
+    saved: the head.
+    backbone: of its receipt, checked, in float32.
+    accuracy: on labels that are public, for the card.
+
+  Raises:
+    RunError: the disk refuses.
+  """
+  names = tuple(saved.receipt["data"]["class_names"])
+  with output_dir.whole_directory(out) as directory:
+    no_transformers, has_code = "", False
+    try:
+      has_code = hugging_face.write_model(
+        directory, backbone, saved.head, names
+      )
+    except InputError as error:
+      no_transformers = str(error)
+    function = to_stablehlo(backbone, saved.head)
+    (directory / STABLEHLO_FILE).write_bytes(function)
+    shutil.copyfile(head / RECEIPT_FILE, directory / RECEIPT_FILE)
+    card = _card(saved, backbone, accuracy, no_transformers, has_code)
+    (directory / "README.md").write_text(card)
+    files = tuple(sorted(path.name for path in directory.iterdir()))
+  return Exported(files=files, no_transformers=no_transformers)
+
+
+def to_stablehlo(backbone: Backbone, head: LinearHead) -> bytes:
+  """uint8 images [b, s, s, 3] → logits [b, K], less the largest bias.
+
+  For CPU, CUDA and TPU, and any b; weights and normalisation are in it.
+  `jax.export.deserialize(bytearray(…)).call(images)` runs it.
+  """
+  bias = np.asarray(head.bias)
+  params = jax.tree.map(jnp.asarray, backbone.params)
+  ranking = dataclasses.replace(head, bias=bias - bias.max())
+
+  # One image at a time, for a batch whose size is a symbol: networks may ask
+  # for its length.
+  @jax.vmap
+  def logits(image: UInt8[Array, "s s 3"]) -> Float32[Array, " K"]:
+    return ranking.logits(backbone.apply(params, image[None]))[0]
+
+  side = backbone.preprocessing.image_size
+  (batch,) = export.symbolic_shape("b")
+  images = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.uint8)
+  exported = export.export(jax.jit(logits), platforms=_PLATFORMS)(images)
+  return bytes(exported.serialize())
+
+
+def _card(
+  saved: SavedHead,
+  backbone: Backbone,
+  accuracy: Accuracy | None,
+  no_transformers: str,
+  has_code: bool,
+) -> str:
+  data: dict[str, Any] = saved.receipt["data"]
+  scored = "It was not scored for this card."
+  if accuracy is not None:
+    scored = (
+      f"Top-1 {accuracy.top1:.2%}, top-5 {accuracy.top5:.2%} on"
+      f" {accuracy.num_examples:,} images whose labels are public."
+    )
+  trust = ", trust_remote_code=True" if has_code else ""
+  usage = f"""```python
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+processor = AutoImageProcessor.from_pretrained(".")
+model = AutoModelForImageClassification.from_pretrained("."{trust})
+pixels = processor(Image.open("image.jpg"), return_tensors="pt")
+print(model.config.id2label[model(**pixels).logits.argmax().item()])
+```
+"""
+  if has_code:
+    usage += f"\n`{hugging_face.CODE_FILE}` is the head, in a few lines.\n"
+  if no_transformers:
+    usage = f"{no_transformers}\n"
+  library = "jax" if no_transformers else "transformers"
+  side = backbone.preprocessing.image_size
+  body = model_card(saved.receipt, saved.receipt_sha256)
+  # Its last lines are about a directory with head.safetensors.
+  body = body.partition("`oneshot-dp verify` on this")[0]
+  title, _, rest = body.partition("\n")
+  return f"""---
+library_name: {library}
+pipeline_tag: image-classification
+tags:
+- image-classification
+- differential-privacy
+---
+
+{title}
+{rest}
+## How accurate
+
+{scored}
+
+## How to use it
+
+{usage}
+Or with JAX alone, of images [b, {side}, {side}, 3] uint8 that were resized as
+`receipt.json` says (`data.preprocess`):
+
+```python
+import pathlib
+from jax import export
+
+content = pathlib.Path("{STABLEHLO_FILE}").read_bytes()
+logits = export.deserialize(bytearray(content)).call(images)
+```
+
+Logits compare the classes of one image ({", ".join(data["class_names"][:8])}\
+{", …" if len(data["class_names"]) > 8 else ""}); they are no probabilities.
+`receipt.json` is the guarantee, and all that it follows from. Made by
+oneshot-dp.
+"""
