@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import queue
@@ -269,11 +270,17 @@ def repeated_ids(
   cache: FeatureCache, ids: Iterable[Int64[np.ndarray, " _"]]
 ) -> Int64[np.ndarray, " repeated"]:
   """Those of the ids of a cache's rows and skipped examples that come again."""
+  # In place, at 9 bytes a row: np.unique takes 40.
+  found, used = np.empty(cache.info.source_num_examples, np.int64), 0
   skipped = np.asarray(cache.info.skipped_example_ids, np.int64)
-  values, counts = np.unique(
-    np.concatenate([*ids, skipped]), return_counts=True
-  )
-  return values[counts > 1]
+  for part in itertools.chain(ids, [skipped]):
+    if used + len(part) > len(found):  # of a damaged cache
+      found = np.concatenate([found, np.empty_like(found), part])
+    found[used : used + len(part)] = part
+    used += len(part)
+  found = found[:used]
+  found.sort()
+  return np.unique(found[1:][found[1:] == found[:-1]])
 
 
 def size_problems(cache: FeatureCache) -> dict[int, str]:

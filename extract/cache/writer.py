@@ -341,11 +341,11 @@ def finish(
 
 def check_distinct(cache: FeatureCache) -> None:
   """Refuses two examples of one id, whichever shards they are in; reads all."""
-  ids = [
+  ids = (
     block.example_id
     for i in range(len(cache.shards))
     for block in cache.shard_blocks(i)
-  ]
+  )
   if len(repeated := repeated_ids(cache, ids)):
     raise InputError(
       f"{cache.path}: {len(repeated)} numbers in {cache.info.id_source!r} come"

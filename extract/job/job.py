@@ -176,7 +176,8 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
 
 def _there(out: Path, identity: CacheIdentity) -> set[int]:
   """Numbers of the shards that can be seen, by one listing."""
-  start = identity.shard_name(0).partition("00000-of-")[0]
+  # As many digits as the number of shards has, and at least five.
+  start = identity.shard_name(0).rpartition("-of-")[0].rstrip("0")
   names = [name for name in store_at(out).sizes() if name.startswith(start)]
   return {int(name[len(start) :].partition("-")[0]) for name in names}
 

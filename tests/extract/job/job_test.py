@@ -18,7 +18,7 @@ from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.job import embedder, listing, shard
 from oneshot_dp.extract.job import job as job_module
 from oneshot_dp.extract.job.job import run_extraction
-from tests.extract.caches import digest
+from tests.extract.caches import digest, make_identity
 from tests.extract.image_jobs import (
   CLASSES,
   array_job,
@@ -442,6 +442,15 @@ def test_a_job_without_progress_is_given_up(job, tmp_path, monkeypatch):
     run_extraction(hurried, tmp_path / "cache")
   monkeypatch.undo()
   assert run_extraction(hurried, tmp_path / "cache").kept_shards == 2
+
+
+@pytest.mark.parametrize("shards", [7, 100_001])
+def test_shards_are_seen_whatever_their_number(tmp_path, shards):
+  identity = make_identity(n=shards, shard_rows=1)
+  for i in (0, 5, shards - 1):
+    (tmp_path / identity.shard_name(i)).touch()
+  (tmp_path / "shards.json").touch()
+  assert job_module._there(tmp_path, identity) == {0, 5, shards - 1}
 
 
 def test_a_bug_keeps_its_traceback(job, tmp_path, monkeypatch):

@@ -1,0 +1,164 @@
+"""What an extraction costs its launcher, by the number of rows and of shards.
+
+    python tests/benchmarks/scale.py --rows 128000 1281167
+
+Runs the whole path with images of one pixel and a backbone of no work, and the
+launcher's own parts alone; each in a process of its own, whose memory is the
+growth of its peak. extract/SCALE.md has the figures and what follows from them.
+"""
+
+import argparse
+import json
+import multiprocessing
+import pathlib
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+BACKBONE = """
+def embed(params, images):
+  return images.reshape(len(images), -1)[:, :3].astype("float32") + 1
+"""
+
+
+def source_listing(rows: int, place: pathlib.Path) -> None:
+  """Opens a folder of so many files from its listing."""
+  from oneshot_dp.configs.extract_config import ImageFolderSource
+  from oneshot_dp.extract.sources.open_source import open_source
+
+  (place / "class_0").mkdir()
+  paths = (f"class_{i % 1000}/image_{i:012d}.jpg" for i in range(rows))
+  images = [(path, 110_000) for path in paths]
+  names = sorted({path.split("/")[0] for path, _ in images})
+  listing = json.dumps([names, images]).encode()
+  source = open_source(ImageFolderSource(root=str(place)), "all", listing)
+  assert len(source) == rows
+
+
+def progress_poll(rows: int, place: pathlib.Path) -> None:
+  """Looks once at which shards are there."""
+  from oneshot_dp.extract.job.job import _there
+
+  assert len(_there(place, _identity(rows))) == _identity(rows).num_shards
+
+
+def distinct_ids(rows: int, place: pathlib.Path) -> None:
+  """Looks for an id that two rows have."""
+  from oneshot_dp.extract.cache.info import CacheInfo
+  from oneshot_dp.extract.cache.reader import FeatureCache, repeated_ids
+
+  del place
+  info = CacheInfo.of(
+    _identity(rows), num_examples=rows, skipped_example_ids=()
+  )
+  cache = FeatureCache(path=pathlib.Path("-"), info=info, shards=())
+  ids = (np.arange(i, min(i + 256, rows))[::-1] for i in range(0, rows, 256))
+  assert not len(repeated_ids(cache, ids))
+
+
+def whole_path(rows: int, place: pathlib.Path) -> None:
+  """Extracts: decode, embed, write, compare, finish."""
+  from oneshot_dp.configs.extract_config import (
+    ArraysSource,
+    BackboneConfig,
+    ExtractConfig,
+    PreprocessConfig,
+  )
+  from oneshot_dp.extract.job.job import run_extraction
+
+  image = np.random.default_rng(0).integers(0, 256, (rows, 1, 1, 3), np.uint8)
+  np.savez(
+    place / "images.npz",
+    image=image,
+    label=np.zeros(rows, np.int64),
+    example_id=np.arange(rows)[::-1],
+    class_names=np.array(["a", "b"]),
+  )
+  (place / "none.py").write_text(BACKBONE)
+  job = ExtractConfig(
+    source=ArraysSource(path=str(place / "images.npz")),
+    backbone=BackboneConfig(name=f"{place / 'none.py'}:embed"),
+    preprocess=PreprocessConfig(image_size=1),
+    batch_size=256,
+    decode_threads=2,
+  )
+  assert len(run_extraction(job, place / "cache").cache) == rows
+
+
+def _identity(rows: int):
+  from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
+
+  return CacheIdentity(
+    dataset="made_up",
+    split="train",
+    source_num_examples=rows,
+    feature_dim=1280,
+    class_names=("a", "b"),
+    num_classes_source="flag",
+    backbone=BackboneIdentity(name="none"),
+    embedding_dtype="float16",
+  )
+
+
+def _empty_shards(rows: int, place: pathlib.Path) -> None:
+  identity = _identity(rows)
+  for i in range(identity.num_shards):
+    (place / identity.shard_name(i)).touch()
+
+
+def measured(
+  part: Callable[[int, pathlib.Path], None], rows: int
+) -> tuple[float, float]:
+  """Seconds, and megabytes of growth, of a part in a process of its own."""
+
+  def run(pipe) -> None:
+    import oneshot_dp.extract.job.job  # noqa: F401 (its memory is not the part's)
+
+    with tempfile.TemporaryDirectory() as folder:
+      place = pathlib.Path(folder)
+      if part is progress_poll:
+        _empty_shards(rows, place)
+      before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+      start = time.perf_counter()
+      part(rows, place)
+      seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pipe.send((seconds, (after - before) / 1024))
+
+  ours, theirs = multiprocessing.Pipe()
+  process = multiprocessing.get_context("fork").Process(
+    target=run, args=(theirs,)
+  )
+  process.start()
+  theirs.close()
+  result = ours.recv()
+  process.join()
+  return result
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+  parser.add_argument("--rows", type=int, nargs="+", default=[128_000])
+  parser.add_argument("--parts", nargs="+", default=list(PARTS))
+  asked = parser.parse_args()
+  for name in asked.parts:
+    for rows in asked.rows:
+      seconds, megabytes = measured(PARTS[name], rows)
+      print(
+        f"{name:15} {rows:12,} rows {seconds:9.2f} s {megabytes:9.1f} MB"
+        f" {1e6 * seconds / rows:8.2f} us/row"
+        f" {1e6 * megabytes / rows:7.1f} B/row",
+        flush=True,
+      )
+
+
+PARTS = {
+  part.__name__: part
+  for part in (source_listing, progress_poll, distinct_ids, whole_path)
+}
+
+if __name__ == "__main__":
+  main()
