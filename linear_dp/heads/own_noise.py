@@ -13,7 +13,7 @@ from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.rows.unit_norm_rows import RESIDENT_BYTES, SecretRows
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.gradient_sum import gradient_step
 from oneshot_dp.linear_dp.trainer import (
   ROWS_ARE_CLIPPED,
@@ -53,7 +53,6 @@ class RowsTrainer(HeadTrainer):
   """Reads rows that are a privacy unit each, by way of `SecretRows`."""
 
   facts = ROWS_ARE_CLIPPED
-  resident_bytes = RESIDENT_BYTES
 
   def __init__(
     self,
@@ -73,7 +72,6 @@ class RowsTrainer(HeadTrainer):
       num_rows=rows.num_rows,
       most_rows=rows.most_rows,
       max_norm=max_norm,
-      resident_bytes=self.resident_bytes,
     )
 
   def _trained(

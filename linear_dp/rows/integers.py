@@ -20,14 +20,14 @@ MAX_ROW_DIM = (2**31 - 1) // 32_385
 """Coordinates of a row that `within_ball_int32` can sum: 66,311."""
 
 
-def row_radius(row_dim: int) -> float:
+def row_radius(row_dim: int, radius: int = GRID_RADIUS) -> float:
   """B − √D/2 − 1, the norm that a row has at most before it is rounded.
 
   Rounding moves a row by at most √D/2 steps, and 1 step pays for the float32
   products (each of the norm, the scale and the product is off by at most 2⁻²⁴
   of B, 1/16 step), so no honest row can leave the ball.
   """
-  return GRID_RADIUS - math.sqrt(row_dim) / 2 - 1
+  return radius - math.sqrt(row_dim) / 2 - 1
 
 
 def row_scale(

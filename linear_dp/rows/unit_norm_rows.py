@@ -1,18 +1,18 @@
-"""Private rows as integers on the devices, for several passes.
+"""Private rows on their way to the devices, in chunks of one shape.
 
-Every row has the norm B, but for the rounding: only its direction is kept, so
-every row weighs the same and none needs clipping. Where norms are to count, s
-is at most B/R, and R, which is public, the largest norm that a row may have.
+Only the direction of a row counts, so every row weighs the same and none needs
+clipping. Where norms are to count, they go beside it.
 """
 
-import itertools
-import math
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Int64
+from jaxtyping import Array, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.rows.batches import padded, regrouped
@@ -24,22 +24,33 @@ from oneshot_dp.linear_dp.rows.block import (
   refuse_units,
 )
 from oneshot_dp.linear_dp.rows.integers import (
-  GRID_RADIUS,
   integer_rows,
   row_scale,
   within_ball_float64,
+  within_ball_int32,
 )
 from oneshot_dp.linear_dp.rows.secret import Secret
 
-ROWS_PER_DEVICE = 8192
-"""The rows of a chunk: 2¹³·B² = 2⁵³, so float64 products add up exactly."""
+ROWS_PER_DEVICE = 4096
+"""The rows of a chunk: 2¹²·B² < 2⁵³, so float64 products add up exactly."""
 _LEAST_ROWS = 64
-_FLOAT64_PLATFORMS = ("cpu", "cuda", "rocm", "gpu")
-RESIDENT_BYTES = 4 * 2**30
+FLOAT64_PLATFORMS = ("cpu", "cuda", "rocm", "gpu")
 
-Chunk = tuple[Array, Array, Array]
-"""Embeddings as stored [rows, d], scales [rows], labels [rows], sharded. Rows
-of padding have scale 0."""
+
+class Chunk(NamedTuple):
+  """Rows, sharded; those of padding have scale 0.
+
+  Attributes:
+    embedding: as stored, [rows, d].
+    scale: to integers on the grid of radius B, [rows].
+    length: the norm that counts, [rows]; 1 where only directions do.
+    label: [rows].
+  """
+
+  embedding: Array
+  scale: Array
+  length: Array
+  label: Array
 
 
 class SecretRows(Secret):
@@ -56,15 +67,12 @@ class SecretRows(Secret):
     num_examples: n, public.
     num_rows: how many rows there must be, private; None is n.
     most_rows: public bound of that; None is n.
-    max_norm: R, of rows that keep their norm, longer ones being shortened to
-      it; public. None is for directions.
+    max_norm: R, of rows whose norms count, longer ones being shortened to it;
+      public. None is for directions.
     devices: rows are sharded over them; None is all local devices.
-    resident_bytes: up to which rows are kept after the first pass, not read
-      again.
 
   Raises:
-    InputError: devices without float64; or, in a pass, damaged rows, or rows
-      with a `unit_id`.
+    InputError: in a pass, damaged rows, or rows with a `unit_id`.
   """
 
   public = ("num_examples",)
@@ -80,88 +88,54 @@ class SecretRows(Secret):
     most_rows: int | None = None,
     max_norm: float | None = None,
     devices: Sequence[jax.Device] | None = None,
-    resident_bytes: int = RESIDENT_BYTES,
   ):
     devices = tuple(devices or jax.local_devices())
-    if devices[0].platform not in _FLOAT64_PLATFORMS:
-      raise InputError(
-        f"this head needs float64, which a {devices[0].platform} has not: train"
-        " it with JAX_PLATFORMS=cpu; the cache is all it reads."
-      )
     self.feature_dim = feature_dim
     self.num_classes = num_classes
     self.num_examples = num_examples
     self.num_rows = num_rows or num_examples
     self.most_rows = most_rows or num_examples
     self.max_norm = max_norm
-    self._most_scale = math.inf if max_norm is None else GRID_RADIUS / max_norm
     self.mesh = Mesh(np.array(devices), ("data",))
     self._read = read
-    self._resident_bytes = resident_bytes
-    self._resident: list[Chunk] | None = None
     self._order: Int64[np.ndarray, " n"] | None = None
 
-  def secret_chunks(
-    self, chosen: Bool[np.ndarray, " n"] | None = None
-  ) -> Iterator[Chunk]:
-    """One pass over rows, in chunks of one shape. Private.
-
-    Args:
-      chosen: whether each row is wanted, by its place in a pass, the same in
-        all; None is every row.
-
-    Raises:
-      InputError: see the class; once the last chunk was asked for.
-    """
-    if chosen is None:
-      return self._all_chunks()
-    picked = regrouped(self._picked(chosen), self._chunk_rows)
-    return map(self._sharded, picked)
+  @property
+  def wide(self) -> jnp.dtype:
+    """What holds large integers: float64, which a TPU has not, or int64."""
+    has_float64 = self.mesh.devices.flat[0].platform in FLOAT64_PLATFORMS
+    return jnp.dtype(jnp.float64 if has_float64 else jnp.int64)
 
   @property
-  def _chunk_rows(self) -> int:
+  def chunk_rows(self) -> int:
     """No more than all rows take, in a power of two: padding costs as much."""
     all_rows = -(-self.num_examples // self.mesh.size)
     few = max(_LEAST_ROWS, 1 << (all_rows - 1).bit_length())
     return min(few, ROWS_PER_DEVICE) * self.mesh.size
 
-  def _picked(
-    self, chosen: Bool[np.ndarray, " n"]
-  ) -> Iterator[list[np.ndarray]]:
-    size = self._chunk_rows
-    for start, chunk in zip(itertools.count(0, size), self._all_chunks()):
-      of_chunk = chosen[start : start + size]
-      yield [np.asarray(c)[: len(of_chunk)][of_chunk] for c in chunk]
+  def secret_chunks(self) -> Iterator[Chunk]:
+    """One pass over rows, in chunks of one shape. Private.
 
-  def _all_chunks(self) -> Iterator[Chunk]:
-    if self._resident is not None:
-      yield from self._resident
-      return
-    kept: list[Chunk] | None = []
-    size = 0
-    for chunk in self._chunks():
-      yield chunk
-      size += sum(column.nbytes for column in chunk)
-      if kept is not None and size <= self._resident_bytes:
-        kept.append(chunk)
-      else:
-        kept = None
-    self._resident = kept
-
-  def _chunks(self) -> Iterator[Chunk]:
+    Raises:
+      InputError: see the class; once the last chunk was asked for.
+    """
     blocks = checked(
       self._read(),
       feature_dim=self.feature_dim,
       num_classes=self.num_classes,
       num_examples=self.num_rows,
     )
+    leaves = _leaves_ball(self.wide)
     ids = []
-    for columns in regrouped(_columns(blocks), self._chunk_rows):
+    for columns in regrouped(_columns(blocks), self.chunk_rows):
       embedding, norm, label, example_id = columns
-      scale = row_scale(norm, self.feature_dim, self._most_scale)
-      chunk = self._sharded([embedding, scale, label])
+      scale = row_scale(norm, self.feature_dim)
+      length = np.ones_like(norm)
+      if self.max_norm is not None:
+        length = np.minimum(norm, np.float32(self.max_norm))
+      chunk = Chunk(*self.sharded(embedding, scale, length, label))
       with jax.enable_x64(True):
-        bad = np.asarray(_leaves_ball(*chunk[:2]))[: len(label)]
+        bad = np.asarray(leaves(chunk.embedding, chunk.scale))[: len(label)]
       if bad.any():
         refuse(example_id, bad, OFF_THE_BALL)
       ids.append(example_id)
@@ -173,19 +147,20 @@ class SecretRows(Secret):
       )
     self._order = order
 
-  def _sharded(self, columns: list[np.ndarray]) -> Chunk:
+  def sharded(self, *columns: np.ndarray) -> list[Array]:
+    """Columns of up to `chunk_rows` rows on the devices, behind them zeros."""
     sharding = NamedSharding(self.mesh, PartitionSpec("data"))
-    with jax.enable_x64(True):
-      embedding, scale, label = (
-        jax.device_put(padded(column, self._chunk_rows), sharding)
-        for column in columns
-      )
-    return embedding, scale, label
+    return [
+      jax.device_put(padded(column, self.chunk_rows), sharding)
+      for column in columns
+    ]
 
 
-@jax.jit
-def _leaves_ball(embedding: Array, scale: Array) -> Array:
-  return ~within_ball_float64(integer_rows(embedding, scale))
+@functools.cache
+def _leaves_ball(wide: jnp.dtype) -> Callable[[Array, Array], Array]:
+  in_float64 = wide == jnp.float64
+  within = within_ball_float64 if in_float64 else within_ball_int32
+  return jax.jit(lambda x, scale: ~within(integer_rows(x, scale)))
 
 
 def _columns(blocks: Iterable[RowBlock]) -> Iterator[tuple[np.ndarray, ...]]:

@@ -3,8 +3,8 @@ r"""Exact moments of unit-norm rows, in integers, by one pass.
     M = Σ_i u_i u_iᵀ,  S = Σ_i e_{y_i} u_iᵀ,  N = Σ_i e_{y_i}
 
 Products of two integers below 2²⁰ and sums of 8192 of them are exact in
-float64, so matrix units do the work and nothing is rounded. A row without a
-direction, of zeros, adds nothing.
+float64, or in limbs, so matrix units do the work and nothing is rounded. A row
+without a direction, of zeros, adds nothing.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, integer_rows
 from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.statistics.exact_product import exact_product
 
 MAX_ROWS = 2**63 // GRID_RADIUS**2 - 1
 """More rows than these could leave int64."""
@@ -53,7 +54,7 @@ def class_moments(rows: SecretRows) -> SecretClassMoments:
       f"{rows.most_rows} rows are more than the {MAX_ROWS} whose second"
       " moment can be summed exactly; use --head lamb."
     )
-  add = _adder(rows.mesh)
+  add = _adder(rows.mesh, rows.wide)
   d, num_classes = rows.feature_dim, rows.num_classes
   shapes = ((d, d), (num_classes, d), (num_classes,))
   with jax.enable_x64(True):
@@ -61,7 +62,7 @@ def class_moments(rows: SecretRows) -> SecretClassMoments:
       jnp.zeros((rows.mesh.size, *shape), jnp.int64) for shape in shapes
     )
     for chunk in rows.secret_chunks():
-      totals = add(totals, *chunk)
+      totals = add(totals, chunk.embedding, chunk.scale, chunk.label)
     moment, sums, counts = (np.asarray(t).sum(axis=0) for t in totals)
   return SecretClassMoments(
     num_examples=rows.num_examples,
@@ -75,7 +76,9 @@ _Totals = tuple[Array, ...]
 
 
 @functools.cache
-def _adder(mesh: Mesh) -> Callable[[_Totals, Array, Array, Array], _Totals]:
+def _adder(
+  mesh: Mesh, wide: jnp.dtype
+) -> Callable[[_Totals, Array, Array, Array], _Totals]:
   """Compiles (totals, embedding, scale, label) → totals, for one reading.
 
   Shapes of the totals: int64 [devices, d, d], [devices, K, d], [devices, K].
@@ -85,12 +88,15 @@ def _adder(mesh: Mesh) -> Callable[[_Totals, Array, Array, Array], _Totals]:
     totals: _Totals, embedding: Array, scale: Array, label: Array
   ) -> _Totals:
     moment, sums, counts = totals
-    u = integer_rows(embedding, scale).astype(jnp.float64)
-    # In int64 from the start. Rows of padding have scale 0, like rows of zeros.
-    added = jax.ops.segment_sum(u.astype(jnp.int64), label, sums.shape[1])
+    u = integer_rows(embedding, scale)
     has_direction = (scale > 0).astype(jnp.int64)
     counted = jax.ops.segment_sum(has_direction, label, counts.shape[1])
-    gram = jnp.matmul(u.T, u).astype(jnp.int64)
+    gram = exact_product(u.T, u, (3, 3), wide)
+    if wide == jnp.float64:  # in int64 from the start
+      added = jax.ops.segment_sum(u.astype(jnp.int64), label, sums.shape[1])
+    else:  # matrix units are faster than a scatter of emulated int64
+      one_hot = jax.nn.one_hot(label, sums.shape[1], axis=0, dtype=jnp.int32)
+      added = exact_product(one_hot, u, (1, 3), wide)
     return moment + gram[None], sums + added[None], counts + counted[None]
 
   data = PartitionSpec("data")

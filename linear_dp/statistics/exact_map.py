@@ -1,9 +1,4 @@
-"""Maps of rows of integers that float64 applies without an error.
-
-No partial sum of a product u·A of integers reaches 2⁵³ where ‖u‖ is at most 2^a
-and each column of A at most 2^b long, a + b = 52: by Cauchy and Schwarz all are
-exact, in any order of the additions.
-"""
+"""Released maps of rows, applied to integers without an error."""
 
 import dataclasses
 import math
@@ -12,33 +7,34 @@ import numpy as np
 from jaxtyping import Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.integers import row_radius
 
-_COLUMN_BITS = 31
+STEP_RADIUS = 2**14
+"""The norm of the longest row that a step reads, of a released centre, and of
+the longest column of a released map or of the weights. Two limbs of 8 bits hold
+such integers, and products of two such vectors fit in int32. An embedding in
+float16 is no finer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ReleasedMap:
-  """u → (u − c)·A, with A and c released: noisy, or of nothing private.
-
-  Exact, as ‖u‖ and ‖c‖ are at most 2²⁰.
+  """z → (z − c)·A, with A and c released: noisy, or of nothing private.
 
   Attributes:
-    matrix: A, [d, p] float64 of integers; its columns' norms are at most 2³¹.
-      Its scale does not matter: rows are brought to unit norm behind it. None
-      is the identity.
-    centre: c, [d] float64 of integers, in steps of a row's grid, of norm 2²⁰ at
-      most. None is 0.
+    matrix: A, [d, p] float64 of integers; its columns' norms are at most
+      `STEP_RADIUS`. Its scale does not matter: rows are brought to unit norm
+      behind it. None is the identity.
+    centre: c, [d] float64 of integers, in steps of a row's grid, no longer than
+      `STEP_RADIUS`. None is 0.
   """
 
-  matrix: Float64[np.ndarray, "d p"] | None
+  matrix: Float64[np.ndarray, "d p"] | None = None
   centre: Float64[np.ndarray, " d"] | None = None
 
   def __post_init__(self):
-    if self.matrix is not None:
-      check_integers(self.matrix, 2**_COLUMN_BITS)
-    if self.centre is not None:
-      check_integers(self.centre, GRID_RADIUS)
+    for part in (self.matrix, self.centre):
+      if part is not None:
+        check_integers(part, STEP_RADIUS)
 
   @classmethod
   def of(
@@ -56,13 +52,43 @@ class ReleasedMap:
       longest = np.linalg.norm(matrix, axis=0).max()
       if not 0 < longest < math.inf:
         raise InputError(f"a map whose longest column has norm {longest}.")
-      # Rounding lengthens a column by at most √d/2.
-      room = 2**_COLUMN_BITS - math.sqrt(len(matrix))
+      room = row_radius(len(matrix), STEP_RADIUS)
       matrix = np.rint(matrix * (room / longest))
     if centre is not None:
-      room = GRID_RADIUS - math.sqrt(len(centre))
-      centre = np.rint(centre * (room / max(1.0, np.linalg.norm(centre))))
+      longest = max(1.0, np.linalg.norm(centre))
+      room = row_radius(len(centre), STEP_RADIUS)
+      centre = np.rint(centre * (room / longest))
     return cls(matrix=matrix, centre=centre)
+
+  @property
+  def real_centre(self) -> Float64[np.ndarray, " d"] | None:
+    """c, in rows of norm 1."""
+    if self.centre is None:
+      return None
+    return self.centre / row_radius(len(self.centre), STEP_RADIUS)
+
+  @property
+  def image_of_centre(self) -> Float64[np.ndarray, " p"] | None:
+    """c·A, of integers, exactly."""
+    if self.centre is None or self.matrix is None:
+      return self.centre
+    return self.centre @ self.matrix
+
+
+def integer_kernel(
+  kernel: Float64[np.ndarray, "p K"],
+) -> tuple[Float64[np.ndarray, "p K"], int]:
+  """W = 2^(−power)·integers, the nearest with columns in `STEP_RADIUS`."""
+  longest = float(np.linalg.norm(kernel, axis=0).max())
+  if not math.isfinite(longest):
+    raise InputError(f"weights whose longest column has norm {longest}.")
+  power = 0
+  if longest > 0:
+    room = row_radius(len(kernel), STEP_RADIUS)
+    power = math.floor(math.log2(room / longest))
+  integers = np.rint(np.ldexp(kernel, power))
+  check_integers(integers, STEP_RADIUS)
+  return integers, power
 
 
 def check_integers(columns: Float64[np.ndarray, "d *p"], longest: int) -> None:

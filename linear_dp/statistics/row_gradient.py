@@ -1,17 +1,39 @@
-"""The gradient of one row, and how far float64 may be from it."""
+r"""The clipped gradient of one row, in integers.
+
+With z the row, ν its norm, W the weights and C the clip norm, the gradient is
+
+    g = r ⊗ νz/‖z‖ · min(1, C/(ν‖r‖)),   r = softmax(l) − e_y
+                                      or r = sigmoid(l + b) − e_y
+
+of logits l = ν·Wᵀz/‖z‖. It is rounded to ρ ⊗ z with integers ρ, in steps of
+C/B, and ‖ρ‖ ≤ B is checked in integers: what floating-point numbers do in
+between may spoil a gradient, and never its bound.
+
+Nothing here depends on an order of additions: sums are of integers, all else
+is an IEEE operation, an exp or a logistic on a number of its own. No product is
+added to anything before it was rounded, so that it does not matter either which
+of them a compiler fuses.
+"""
 
 import dataclasses
 import math
 from typing import get_args
 
 import jax
-import numpy as np
-from jaxtyping import Array, Float, Float64, Integer
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32, Integer
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import LossName
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_radius
+from oneshot_dp.linear_dp.statistics.exact_product import (
+  exact_sum,
+  squared_norm,
+)
 
-_UNIT_ROUNDOFF = 2.0**-53
+_LOGIT = 2.0**-16
+_EXP = 2.0**-24
+"""Steps of logits, and of the exponentials that are summed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,70 +57,70 @@ class Loss:
       )
 
   def residual(
-    self, logits: Float[Array, "rows K"], label: Integer[Array, " rows"]
-  ) -> Float[Array, "rows K"]:
-    """r, the gradient in the logits."""
+    self,
+    logits: Float32[Array, "rows K"],
+    label: Integer[Array, " rows"],
+    wide: jnp.dtype,
+  ) -> Float32[Array, "rows K"]:
+    """r, the gradient in the logits, which are integers in steps of 2⁻¹⁶."""
     if self.name == "softmax":
-      probability = jax.nn.softmax(logits)
+      most = logits.max(axis=1, keepdims=True)
+      power = jnp.exp((logits - most) * _LOGIT)
+      total = exact_sum(jnp.rint(power * (1 / _EXP)), wide)
+      probability = power / (total.astype(jnp.float32) * _EXP)
     else:
-      probability = jax.nn.sigmoid(logits + self.bias)
+      bias = round(self.bias / _LOGIT)
+      probability = jax.nn.sigmoid((logits + bias) * _LOGIT)
     return probability - jax.nn.one_hot(
-      label, logits.shape[1], dtype=logits.dtype
+      label, logits.shape[1], dtype=jnp.float32
     )
 
-  def residual_norm(self, num_classes: int) -> float:
-    """The largest ‖r‖ that a row can have, rounded up."""
-    squared = 2 if self.name == "softmax" else num_classes
-    return math.sqrt(squared) * (1 + 2**-50)
+  def residual_bits(self, num_classes: int) -> int:
+    """b such that r in steps of 2⁻ᵇ has a square norm below 2⁵³."""
+    if self.name == "softmax":
+      return 22
+    return min(22, 26 - math.ceil(math.log2(num_classes) / 2))
 
 
 SOFTMAX = Loss()
 
 
-def row_error(
-  kernel: Float64[np.ndarray, "p K"],
-  clip_norm: float,
-  loss: Loss = SOFTMAX,
-  max_norm: float = 1.0,
-) -> float:
-  r"""e_row: how far a row's gradient may be from its real value, any row.
+def clipped_residual(
+  product: Int32[Array, "rows K"],
+  logit_step: float | Array,
+  length: Float32[Array, " rows"],
+  label: Integer[Array, " rows"],
+  clip_norm: float | Array,
+  loss: Loss,
+  wide: jnp.dtype,
+) -> Int32[Array, "rows K"]:
+  """ρ, in steps of C/B.
 
-  With u = 2⁻⁵³, R the largest ‖z‖, r the largest ‖r‖ and w the norm of the
-  longest column of W: z is off by a part e_z = (p + 8)u of itself (its norm is
-  a sum of p squares), and a logit by e_l = (γ_p + e_z)·w·R, and by (w·R + |b|)u
-  where a bias is added. That moves every entry of the residual by a part of
-  itself: of a sigmoid by e_l, as its slope is no more than p and than 1 − p; of
-  a softmax by 2e_l. Besides, the functions are rounded: a softmax by (K + 16)u
-  (exp is taken to be good to 8 units in the last place), K sigmoids by √K·16u;
-  and products and norms by a part (K + p + 16)u. Clipping, being a projection,
-  stretches nothing, and what is longer than C and off by a part e of itself is
-  off by 2Ce at most behind it:
+  Formal guarantees: ‖ρ‖ ≤ B, checked in integers for every row. A row that
+  fails, which none does whose arithmetic is IEEE 754's, is not in the sum.
 
-      e_row = 2·(min(2C, s·R)·e_r + min(2C, r·R)·(e_z + (K + p + 16)u) + R·e_f)
-
-  with e_r the part of the residual, of which s·e_r bounds the length as well (s
-  = 1 for a softmax, √K/4 for sigmoids, whose slopes are ¼ at most), and e_f the
-  rounding of the functions.
-  Doubled, for what was left out: products of these.
+  Args:
+    product: Wᵀz, of integers.
+    logit_step: what they are steps of, for a row of norm 1.
+    length: ν.
+    label: the class; that of padding does not matter, as z is 0.
+    clip_norm: C.
+    loss: what the gradient is of.
+    wide: see `SecretRows.wide`.
   """
-  p, num_classes = kernel.shape
-  largest = float(np.linalg.norm(kernel, axis=0).max()) * max_norm
-  of_z = (p + 8) * _UNIT_ROUNDOFF
-  of_logit = (gamma(p) + of_z) * largest
-  if loss.name == "softmax":
-    of_residual, slope = 2 * of_logit, 1.0
-    of_function = (num_classes + 16) * _UNIT_ROUNDOFF
-  else:
-    of_residual = of_logit + (largest + abs(loss.bias)) * _UNIT_ROUNDOFF
-    slope = math.sqrt(num_classes) / 4
-    of_function = math.sqrt(num_classes) * 16 * _UNIT_ROUNDOFF
-  of_product = of_z + (num_classes + p + 16) * _UNIT_ROUNDOFF
-  longest = loss.residual_norm(num_classes) * max_norm
-  error = min(2 * clip_norm, slope * max_norm) * of_residual
-  error += min(2 * clip_norm, longest) * of_product
-  return 2 * (error + max_norm * of_function)
-
-
-def gamma(terms: int) -> float:
-  """Higham's γ: the relative error of a sum of so many products."""
-  return terms * _UNIT_ROUNDOFF / (1 - terms * _UNIT_ROUNDOFF)
+  num_classes = product.shape[1]
+  step = jnp.asarray(logit_step, jnp.float32) * (1 / _LOGIT)
+  logits = jnp.rint(product.astype(jnp.float32) * (length * step)[:, None])
+  of_step = 2.0 ** loss.residual_bits(num_classes)
+  residual = jnp.rint(loss.residual(logits, label, wide) * of_step)
+  norm = jnp.sqrt(squared_norm(residual, wide).astype(jnp.float32))
+  longest = jnp.float32(row_radius(num_classes, GRID_RADIUS))
+  per_norm = jnp.float32(GRID_RADIUS / of_step) / jnp.float32(clip_norm)
+  factor = jnp.minimum(length[:, None] * per_norm, longest / norm)
+  clipped = jnp.rint(residual * factor)
+  within = jnp.abs(clipped) <= GRID_RADIUS
+  clipped = jnp.where(within, clipped, jnp.float32(2 * GRID_RADIUS)).astype(
+    jnp.int32
+  )
+  short = squared_norm(clipped, wide) <= GRID_RADIUS**2
+  return jnp.where(short, clipped, 0)

@@ -199,8 +199,8 @@ def _mapped(
   """z = (u − c)·A at norm 1, of rows of norm 1."""
   if released_map is None:
     return u
-  if released_map.centre is not None:
-    u = u - released_map.centre / GRID_RADIUS
+  if released_map.real_centre is not None:
+    u = u - released_map.real_centre
   if released_map.matrix is not None:
     u = u @ released_map.matrix
   return u / np.linalg.norm(u, axis=1, keepdims=True)

@@ -27,6 +27,16 @@ _CARD = {
   " and all the rest of the data, and starts",
 }
 """Words of earlier cards, and those of this version."""
+_MECHANISM = {
+  "and rint(F/step) +": "and rint(F/R) +",
+  "rint(F/step) + round(noise) of": "rint(F/R) + round(noise) of",
+  "for a step, B + (1 + 2^-10)*sqrt(K*d) and the bound on F's float64 error;"
+  " doubled": "for a step, B + sqrt(K*d), as F is of integers; doubled",
+  "B + (1 + 2^-10)*sqrt(K*d) grid steps and the bound on the float64 error of F"
+  "; doubled": "B + sqrt(K*d) grid steps, as F is of integers; doubled",
+}
+"""The same of mechanisms whose steps were summed in float64, at a sensitivity
+that paid for its errors; noise is stated in units of it."""
 
 
 def upgraded(receipt: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +46,7 @@ def upgraded(receipt: dict[str, Any]) -> dict[str, Any]:
   check of a receipt says what is wrong with it.
   """
   try:
+    receipt = _with_exact_steps(receipt)
     if receipt.get("format_version") == 1:
       receipt = _with_events(receipt)
     if receipt.get("format_version") == 2:
@@ -107,3 +118,14 @@ def _with_public_n(receipt: dict[str, Any]) -> dict[str, Any]:
     raise ValueError("the same noise at two epsilons")
   privacy["epsilon_by_relation"] = by_relation
   return receipt | {"format_version": FORMAT_VERSION, "privacy": privacy}
+
+
+def _with_exact_steps(receipt: dict[str, Any]) -> dict[str, Any]:
+  """What was said of sums in float64, as it is said of those of integers."""
+  mechanism = dict(receipt["mechanism"])
+  for name in mechanism.keys() & {"statistic", "sensitivity"}:
+    for words, now in _MECHANISM.items():
+      mechanism[name] = mechanism[name].replace(words, now)
+  if mechanism["kind"] == "whitened" and mechanism["num_steps"] in (60, 100):
+    mechanism.setdefault("moment_budget", 0.03)
+  return receipt | {"mechanism": mechanism}

@@ -13,7 +13,6 @@ from oneshot_dp.configs.head_config import (
   StepsConfig,
 )
 from oneshot_dp.linear_dp.heads.registry import METHODS
-from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.pipeline.training.train_heads import (
   RELATIONS,
   plan_heads,
@@ -83,9 +82,8 @@ def check_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_heads_of_every_kind(data, tmp_path, name, monkeypatch):
-  """Of few steps: both doors have the same."""
-  monkeypatch.setattr(WhiteningRule, "num_steps", 3)
+def test_heads_of_every_kind(data, tmp_path, name):
+  """Both doors have the same."""
   steps: dict[str, Any] = {}
   if name == "multi-step":
     steps["steps"] = StepsConfig(epochs=3)

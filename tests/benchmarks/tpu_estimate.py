@@ -1,4 +1,4 @@
-"""What the TPU compiler expects of extraction and of the exact sum; no TPU.
+"""What the TPU compiler expects of extraction, exact sums and `auto`; no TPU.
 
     python tests/benchmarks/tpu_estimate.py [--networks vit_b16 vit_h14]
 
@@ -55,6 +55,14 @@ from oneshot_dp.extract.backbones.registry import (
 from oneshot_dp.extract.job.embedder import IMAGES_PER_DEVICE
 from oneshot_dp.linear_dp.one_step import device_sums as class_sums
 from oneshot_dp.linear_dp.rows.integers import within_ball_int32
+from oneshot_dp.linear_dp.rows.unit_norm_rows import ROWS_PER_DEVICE
+from oneshot_dp.linear_dp.statistics import (
+  class_moments,
+  gradient_sum,
+  step_rows,
+)
+from oneshot_dp.linear_dp.statistics.row_gradient import SOFTMAX
+from oneshot_dp.linear_dp.statistics.step_rows import StepChunk
 
 GIB = 2**30
 BATCH = IMAGES_PER_DEVICE["tpu"]
@@ -234,6 +242,60 @@ def exact_sum(
     return _compiled(lowered, chip)
 
 
+AUTO = ("step", "map", "moments")
+"""What `auto` compiles."""
+AUTO_ROWS = 1_281_167
+
+
+def auto(what: str, chip: Chip) -> Program:
+  """One chunk of a part of `auto`, at ImageNet's size, without float64."""
+  mesh, wide = mesh_of(chip), jnp.dtype(jnp.int64)
+  rows, chips = ROWS_PER_DEVICE * mesh.size, mesh.size
+
+  def put(dtype: str, *shape: int, spec: PartitionSpec) -> Any:
+    sharding = NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+
+  same = functools.partial(put, spec=PartitionSpec())
+  data = functools.partial(put, spec=PartitionSpec("data"))
+  stored = (data("float16", rows, WIDTH), data("float32", rows))
+  label = data("int32", rows)
+  with jax.enable_x64(True):
+    if what == "step":
+      add: Any = gradient_sum._adder(mesh, SOFTMAX, wide)
+      lowered = add.lower(
+        data("int64", chips, WIDTH, CLASSES),
+        same("int32", WIDTH, CLASSES),
+        same("float32"),
+        same("float32"),
+        StepChunk(data("int16", rows, WIDTH), stored[1], label),
+      )
+    elif what == "map":
+      vector = same("int32", WIDTH)
+      mapper: Any = step_rows._mapper(mesh, wide)
+      lowered = mapper.lower(
+        same("int32", WIDTH, WIDTH), vector, vector, *stored
+      )
+    else:
+      totals = ((WIDTH, WIDTH), (CLASSES, WIDTH), (CLASSES,))
+      of_moments: Any = class_moments._adder(mesh, wide)
+      lowered = of_moments.lower(
+        tuple(data("int64", chips, *shape) for shape in totals), *stored, label
+      )
+    return _compiled(lowered, chip)
+
+
+def auto_line(what: str, name: str, program: Program) -> str:
+  """One line of the table."""
+  chips = mesh_of(program.chip).size
+  chunks = -(-AUTO_ROWS // (ROWS_PER_DEVICE * chips))
+  return (
+    f"auto, {what}, {AUTO_ROWS:,} x {WIDTH}, K = {CLASSES}, {chips} {name}:"
+    f" {1e3 * chunks * program.seconds:.0f} ms in {chunks} chunks of"
+    f" {program.cycles:,} cycles; {program.memory / 2**20:.0f} MiB"
+  )
+
+
 def one_hot_product(
   bias: bool, sums: Array, embedding: Array, scale: Array, label: Array
 ) -> tuple[Array, Array]:
@@ -345,6 +407,9 @@ def main() -> None:
       print(sum_line(f"{name}, float16, bias, scatter", program, cycles))
       program = exact_sum(chip, form=one_hot_product)
       print(sum_line(f"{name}, float16, int8 one-hot product", program, 0))
+    for name, chip in CHIPS.items():
+      for what in AUTO:
+        print(auto_line(what, name, auto(what, chip)), flush=True)
     for network in args.networks:
       for name, chip in CHIPS.items():
         program = extraction(network, chip)

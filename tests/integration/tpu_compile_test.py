@@ -62,6 +62,15 @@ def check_scatter(program, cycles):
   assert program.temporaries < 2**20
 
 
+@pytest.mark.parametrize("what", tpu_estimate.AUTO)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_auto(chip, what):
+  """All that heads of several steps run on a device."""
+  program = tpu_estimate.auto(what, CHIPS[chip])
+  print(tpu_estimate.auto_line(what, chip, program))
+  check_memory_and_types(program)
+
+
 def test_the_form_of_a_cpu_is_another_program():
   """What the tests above are worth."""
   program = tpu_estimate.exact_sum(CHIPS["v5e"], form=class_sums._add_in_tiles)

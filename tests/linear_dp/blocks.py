@@ -11,6 +11,8 @@ import numpy as np
 
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
+from oneshot_dp.linear_dp.statistics.step_rows import StepRows
 
 DTYPES = {
   "float16": np.dtype(np.float16),
@@ -99,14 +101,26 @@ def rows_of(
   return SecretRows(lambda: in_blocks(block, sizes), **options | changes)
 
 
-def integers_of(block: Block, max_norm: float | None = None) -> np.ndarray:
+def steps_of(
+  block: Block,
+  devices: int = 1,
+  sizes: Sequence[int] = (256,),
+  *,
+  a_map: ReleasedMap | None = None,
+  resident_bytes: int = 2**30,
+  **changes: Any,
+) -> StepRows:
+  """The rows as the steps of a head read them."""
+  rows = rows_of(block, devices, sizes, **changes)
+  return StepRows(rows, a_map, resident_bytes)
+
+
+def integers_of(block: Block) -> np.ndarray:
   """u by plain numpy, [n, d] int64."""
   norm = block.embedding_norm.astype(np.float64)
   radius = GRID_RADIUS - math.sqrt(block.embedding.shape[1]) / 2 - 1
   scale = np.zeros_like(norm)
   scale[norm > 1e-30] = radius / norm[norm > 1e-30]
-  if max_norm is not None:
-    scale = np.minimum(scale, GRID_RADIUS / max_norm)
   factor = scale.astype(np.float32)[:, None]
   products = block.embedding.astype(np.float32) * factor
   return np.rint(products).astype(np.int64)

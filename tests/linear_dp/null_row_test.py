@@ -15,7 +15,6 @@ from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.evaluate import count_hits
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
-from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from oneshot_dp.linear_dp.one_step import reference
@@ -29,15 +28,23 @@ from oneshot_dp.linear_dp.public_statistics import (
 )
 from oneshot_dp.linear_dp.rows.units import choose_rows
 from oneshot_dp.linear_dp.statistics.class_moments import class_moments
-from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
+from oneshot_dp.linear_dp.statistics.exact_map import (
+  STEP_RADIUS,
+  ReleasedMap,
+)
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
   gradient_sensitivity,
-  gradient_step,
 )
 from oneshot_dp.linear_dp.statistics.row_gradient import Loss
 from oneshot_dp.linear_dp.trainer import TrainingRows
-from tests.linear_dp.blocks import Block, make_block, random_block, rows_of
+from tests.linear_dp.blocks import (
+  Block,
+  make_block,
+  random_block,
+  rows_of,
+  steps_of,
+)
 
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 PLAN = ReleasePlan(epsilons=(2.0,), delta=1e-5, neighboring_relation=SPECIAL)
@@ -193,20 +200,16 @@ def test_every_row_against_every_null_row_in_a_step(
 
   def gradient_of(*rows: tuple[np.ndarray, int]):
     block = with_rows(*rows)
-    return clipped_gradient(
-      rows_of(block, max_norm=max_norm), released_map, kernel, 0.5, loss=loss
-    )
+    steps = steps_of(block, a_map=released_map, max_norm=max_norm)
+    return clipped_gradient(steps, kernel, 0.5, loss=loss)
 
   sums = [gradient_of(null).secret_sum for null in NULLS]
   for other in sums[1:]:
     np.testing.assert_array_equal(other, sums[0])
-  np.testing.assert_allclose(sums[0], gradient_of().secret_sum, atol=1e-12)
+  np.testing.assert_array_equal(sums[0], gradient_of().secret_sum)
   moved = [gradient_of(row).secret_sum - sums[0] for row in ROWS]
-  steps = max(np.linalg.norm(m) for m in moved) / gradient_step(0.5)
-  limit = gradient_sensitivity(
-    SPECIAL, clip_norm=0.5, error=gradient_of(NULLS[0]).error, entries=D * K
-  )
-  assert 0.99 < steps / limit <= 1
+  steps = max(np.linalg.norm(m) for m in moved) / STEP_RADIUS
+  assert 0.99 < steps / gradient_sensitivity(SPECIAL, D * K) <= 1
 
 
 def test_counts_move_by_their_sensitivity_at_most():
@@ -247,11 +250,8 @@ def steps(**changes: Any) -> HeadConfig:
     (steps(batch_size=8, sampling="partition"), None),
   ],
 )
-def test_no_head_sees_the_label_of_a_null_row(
-  small_chunks, monkeypatch, config, public
-):
+def test_no_head_sees_the_label_of_a_null_row(small_chunks, config, public):
   """The same noise on two neighbours that differ in a label: the same bytes."""
-  monkeypatch.setattr(WhiteningRule, "num_steps", 3)
   base = random_block(40, D, K)
 
   def trained(label: int) -> LinearHead:

@@ -70,7 +70,6 @@ class LeastSquaresTrainer(RowsTrainer):
   methods = ("least-squares",)
   mechanism = LeastSquaresRule
   can_nest = True
-  resident_bytes = 0
 
   def read(self) -> None:
     self._moments = class_moments(self._rows)

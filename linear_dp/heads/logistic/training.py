@@ -26,7 +26,7 @@ from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.logistic.rule import Logistic
 from oneshot_dp.linear_dp.rows.batches import padded_batches
 from oneshot_dp.linear_dp.rows.block import checked
-from oneshot_dp.linear_dp.rows.unit_norm_rows import RESIDENT_BYTES
+from oneshot_dp.linear_dp.statistics.step_rows import RESIDENT_BYTES
 from oneshot_dp.linear_dp.trainer import (
   UNCLIPPED,
   BaselineTrainer,

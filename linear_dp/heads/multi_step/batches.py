@@ -30,9 +30,7 @@ class Batches:
 
   * "full": T Gaussian mechanisms on all rows;
   * "poisson": `poisson`, a row being in a step with probability q exactly,
-    independently of all rows and steps, provided that the sum of other rows has
-    the same bits whether a row that is not in it exists or not, which holds on
-    a CPU;
+    independently of all rows and steps;
   * "partition": `epochs` Gaussian mechanisms of σ_t, since a row is in exactly
     one batch of every epoch, which it chooses by itself (parallel composition;
     the noise hides the rest).

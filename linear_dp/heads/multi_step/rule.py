@@ -136,11 +136,10 @@ class MultiStepRule(StepsRule):
       "kind": self.KIND,
       "name": "Gaussian mechanism on the sum of clipped gradients of a batch,"
       " rounded to the grid, num_steps times",
-      "statistic": "rint(F/step) + round(noise) of step_noise_multiplier for"
+      "statistic": "rint(F/R) + round(noise) of step_noise_multiplier for"
       " every step",
-      "sensitivity": "B + (1 + 2^-10)*sqrt(K*d) grid steps and the bound on the"
-      " float64 error of F; doubled for REPLACE_ONE. Noise is stated in units"
-      " of it",
+      "sensitivity": "B + sqrt(K*d) grid steps, as F is of integers; doubled"
+      " for REPLACE_ONE. Noise is stated in units of it",
       "batches_in_words": _BATCHES[batches.sampling],
       **dataclasses.asdict(self),
       "num_steps": self.num_steps,

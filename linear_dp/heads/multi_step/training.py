@@ -3,7 +3,7 @@ r"""Heads of several noisy steps, with every choice open.
     W ← W − optimizer( (F(W) + noise)/batch ),   T times
 
 F is the sum of the clipped gradients at W of all rows, or of a random part of
-them (`batches`), in float64 with an error that is paid for (`gradient_sum`).
+them (`batches`), of integers (`gradient_sum`).
 From zero weights, with one step on all rows that keep their norms and a sigmoid
 for each class, it is the paper's method; its ablations (table 4) and what De et
 al. do (momentum, averaged weights) are other choices.
@@ -20,7 +20,6 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 from jaxtyping import Bool, Float64
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.head import LinearHead
@@ -41,11 +40,11 @@ from oneshot_dp.linear_dp.heads.own_noise import (
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
   release_gradient,
 )
+from oneshot_dp.linear_dp.statistics.step_rows import StepRows
 from oneshot_dp.linear_dp.trainer import (
   NoBar,
   OnRelease,
@@ -71,13 +70,7 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
     max_norm = None if steps.unit_norm else MAX_NORM
     super().__init__(rows, configs, progress, max_norm=max_norm)
     self.rule(1.0)  # what it refuses
-    platform = self._rows.mesh.devices.flat[0].platform
-    if steps.sampling is not None and platform != "cpu":
-      raise InputError(
-        f"sampling={steps.sampling!r} needs sums that are the same in every"
-        f" run, which a {platform} does not promise: train with"
-        " JAX_PLATFORMS=cpu."
-      )
+    self._step_rows = StepRows(self._rows)
 
   @classmethod
   def sampling(
@@ -88,7 +81,7 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
     return make_batches(config.steps, num_examples, 0.0).poisson
 
   def read(self) -> None:
-    for _ in self._rows.secret_chunks():
+    for _ in self._step_rows.secret_chunks():
       pass
 
   def rule(self, sigma: float) -> MultiStepRule:
@@ -107,11 +100,11 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
     source: NoiseSource | None,
     on_release: OnRelease,
   ) -> LinearHead:
-    return train(self._rows, rule, relation, source, on_release)
+    return train(self._step_rows, rule, relation, source, on_release)
 
 
 def train(
-  rows: SecretRows,
+  rows: StepRows,
   rule: MultiStepRule,
   relation: NeighboringRelation,
   source: NoiseSource | None,
@@ -136,7 +129,7 @@ def train(
     part: Bool[np.ndarray, " n"] | None, kernel: Float64[np.ndarray, "d K"]
   ) -> Float64[np.ndarray, "d K"]:
     secret = clipped_gradient(
-      rows, None, kernel, rule.clip_norm, loss=rule.loss, chosen=part
+      rows, kernel, rule.clip_norm, loss=rule.loss, chosen=part
     )
     released = release_gradient(
       secret, rule.step_noise_multiplier, relation, source

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.heads.own_noise import StepsRule
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.trainer import (
@@ -15,15 +16,9 @@ from oneshot_dp.linear_dp.trainer import (
 
 MEAN_SHARE = 0.005
 """The mean's part of the budget (of 1/σ²)."""
-MOMENT_SHARE = 0.03
-"""The second moment's part of the budget; the rest is for the steps."""
 ROWS_TO_WHITEN = 80.0
 """With fewer rows of a class than so many times σ, the noise in the gradients
 does more harm in directions of little variance than these are worth."""
-CLIP_NORM = 0.15
-"""C, of a gradient that could be √2 long: rows that are nearly right already
-matter as much as those that are quite wrong."""
-MOMENTUM = 0.9
 _RIDGE = 2.5
 _LEAST_RIDGE = 1e-6
 """A part of n, where there is no noise."""
@@ -43,6 +38,12 @@ class WhiteningRule(StepsRule):
     num_examples, feature_dim, num_classes: n, d and K.
     noise_multiplier: σ of the whole head; 0 for a baseline without noise.
     centres: whether the mean is released; not where public rows gave one.
+    moment_budget: the second moment's part of the budget, where it is released;
+      the rest is for the steps.
+    num_steps: T; with the pass for mean and moment, 20 over the rows.
+    clip_norm: C, of a gradient that could be √2 long: rows that are nearly
+      right already matter as much as those that are quite wrong.
+    momentum: of the steps.
   """
 
   KIND = "whitened"
@@ -51,6 +52,19 @@ class WhiteningRule(StepsRule):
   num_classes: int
   noise_multiplier: float
   centres: bool = True
+  moment_budget: float = 0.06
+  num_steps: int = 19
+  clip_norm: float = 0.03
+  momentum: float = 0.5
+
+  def __post_init__(self):
+    # A receipt may say anything.
+    if self.num_steps < 1 or not (
+      0 < self.moment_budget < 1 - MEAN_SHARE
+      and 0 < self.clip_norm < math.inf
+      and 0 <= self.momentum < 1
+    ):
+      raise InputError(f"no head is trained by {self}.")
 
   @property
   def whitens(self) -> bool:
@@ -64,17 +78,12 @@ class WhiteningRule(StepsRule):
 
   @property
   def moment_share(self) -> float:
-    return MOMENT_SHARE if self.whitens else 0.0
+    return self.moment_budget if self.whitens else 0.0
 
   @property
   def step_share(self) -> float:
     """All steps' part of the budget."""
     return 1 - self.mean_share - self.moment_share
-
-  @property
-  def num_steps(self) -> int:
-    """T: more where there is little noise to be averaged away."""
-    return 60 if self.noise_multiplier > 1 else 100
 
   @property
   def mean_noise_multiplier(self) -> float | None:
@@ -110,7 +119,7 @@ class WhiteningRule(StepsRule):
     """
     walk = 1 + math.log10(self.num_classes) / 2
     noise = max(self.noise_multiplier, 1.0) / math.sqrt(self.step_share)
-    per_step = (1 - MOMENTUM) / (self.num_steps * CLIP_NORM)
+    per_step = (1 - self.momentum) / (self.num_steps * self.clip_norm)
     return walk * self.num_examples * per_step / noise
 
   def _of_share(self, share: float) -> float | None:
@@ -125,21 +134,17 @@ class WhiteningRule(StepsRule):
       " the unit-norm rows, once each (but where the multiplier is null), and"
       " on sums F of clipped softmax gradients, num_steps times",
       "statistic": "T + round(noise) of mean_noise_multiplier, rint(M/B) +"
-      " round(noise) of moment_noise_multiplier, and rint(F/step) +"
+      " round(noise) of moment_noise_multiplier, and rint(F/R) +"
       " round(noise) of step_noise_multiplier for every step",
       "sensitivity": "B grid steps for T; B + (1 + 2^-10)*d for M/B; for a"
-      " step, B + (1 + 2^-10)*sqrt(K*d) and the bound on F's float64 error;"
-      " doubled for REPLACE_ONE. All together amount to one Gaussian mechanism"
-      " of noise_multiplier",
+      " step, B + sqrt(K*d), as F is of integers; doubled for REPLACE_ONE. All"
+      " together amount to one Gaussian mechanism of noise_multiplier",
       **dataclasses.asdict(self),
       "input": UNIT_NORM if self.centres else AS_STORED,
       "whitens": self.whitens,
       "mean_noise_multiplier": self.mean_noise_multiplier,
       "moment_noise_multiplier": self.moment_noise_multiplier,
       "step_noise_multiplier": self.step_noise_multiplier,
-      "num_steps": self.num_steps,
-      "clip_norm": CLIP_NORM,
-      "momentum": MOMENTUM,
       "ridge": self.ridge,
       "learning_rate": self.learning_rate,
       "grid_radius": GRID_RADIUS,
@@ -154,7 +159,7 @@ class WhiteningRule(StepsRule):
     return (
       f"{before}{self.num_steps} full-batch steps of gradient descent with"
       " momentum from zero weights, gradients clipped to norm"
-      f" {CLIP_NORM:g}"
+      f" {self.clip_norm:g}"
     )
 
   def why(self) -> str:

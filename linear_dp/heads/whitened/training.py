@@ -32,13 +32,9 @@ from oneshot_dp.linear_dp.heads.own_noise import (
   OwnNoiseTrainer,
   gradient_released,
 )
-from oneshot_dp.linear_dp.heads.whitened.rule import (
-  CLIP_NORM,
-  MOMENTUM,
-  WhiteningRule,
-)
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_radius
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.class_moments import (
   SecretClassMoments,
   class_moments,
@@ -54,6 +50,7 @@ from oneshot_dp.linear_dp.statistics.second_moment import (
   release_mean,
   release_moment,
 )
+from oneshot_dp.linear_dp.statistics.step_rows import StepRows
 from oneshot_dp.linear_dp.trainer import OnRelease, Released
 
 
@@ -95,28 +92,29 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     released_map = _released_map(
       self._moment, rule, relation, source, on_release
     )
+    rows = StepRows(self._rows, released_map)
 
     def gradient(
       kernel: Float64[np.ndarray, "d K"],
     ) -> Float64[np.ndarray, "d K"]:
-      secret = clipped_gradient(self._rows, released_map, kernel, CLIP_NORM)
+      secret = clipped_gradient(rows, kernel, rule.clip_norm)
       sigma = rule.step_noise_multiplier
       released = release_gradient(secret, sigma, relation, source)
       at = {"map": released_map, "kernel": kernel}
-      on_release(gradient_released(released, sigma, CLIP_NORM, at))
+      on_release(gradient_released(released, sigma, rule.clip_norm, at))
       return released / rule.num_examples
 
     kernel = descend(
       np.zeros((rule.feature_dim, rule.num_classes)),
       itertools.repeat(gradient, rule.num_steps),
-      optax.sgd(rule.learning_rate, momentum=MOMENTUM),
+      optax.sgd(rule.learning_rate, momentum=rule.momentum),
     )
     if released_map.matrix is not None:
       kernel = released_map.matrix @ kernel
     kernel = unit_scale(kernel)
     bias = np.zeros(rule.num_classes)
-    if released_map.centre is not None:
-      bias = -(released_map.centre / row_radius(rule.feature_dim)) @ kernel
+    if released_map.real_centre is not None:
+      bias = -released_map.real_centre @ kernel
     return LinearHead(
       kernel=kernel.astype(np.float32),
       bias=bias.astype(np.float32),

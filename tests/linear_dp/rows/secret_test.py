@@ -46,6 +46,7 @@ def test_the_secrets_of_today_are_among_them():
     "SecretHits",
     "SecretRows",
     "SecretSum",
+    "StepRows",
     "UnitSizes",
   }
 

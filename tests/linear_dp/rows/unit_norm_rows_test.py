@@ -62,7 +62,7 @@ def one_pass(rows: SecretRows) -> list[tuple[np.ndarray, ...]]:
 def integers_of(rows: SecretRows) -> list[list[int]]:
   """u of every row, padding too, in integers of Python."""
   found = []
-  for embedding, scale, _ in rows.secret_chunks():
+  for embedding, scale, _, _ in rows.secret_chunks():
     with jax.enable_x64(True):
       u = np.asarray(integer_rows(embedding, scale))
     found += [[int(x) for x in row] for row in u]
@@ -191,7 +191,7 @@ def test_the_edge_of_the_ball_is_checked_in_integers(
 ):
   """(B, 0) is the longest row. With scale 1 embeddings are their integers."""
   monkeypatch.setattr(
-    secret_rows, "row_scale", lambda norm, d, most: np.ones_like(norm)
+    secret_rows, "row_scale", lambda norm, d: np.ones_like(norm)
   )
   rows = np.zeros((20, 2), np.float32)
   rows[19] = GRID_RADIUS, 0
@@ -211,9 +211,9 @@ def test_chunks_hold_every_row_once_and_padding_of_zeros(devices, sizes):
   chunks = one_pass(rows)
   size = 16 * devices
   assert {tuple(c.shape for c in chunk) for chunk in chunks} == {
-    ((size, D), (size,), (size,))
+    ((size, D), (size,), (size,), (size,))
   }
-  embedding, scale, label = (
+  embedding, scale, length, label = (
     np.concatenate(c) for c in zip(*chunks, strict=True)
   )
   assert len(label) == -(-203 // size) * size
@@ -223,6 +223,7 @@ def test_chunks_hold_every_row_once_and_padding_of_zeros(devices, sizes):
   np.testing.assert_array_equal(scale[:203], row_scale(block.embedding_norm, D))
   assert scale[:203].all()
   assert not scale[203:].any()
+  assert (length[:203] == 1).all()
   assert not embedding[203:].any()
   assert len(next(rows.secret_chunks())[0].sharding.device_set) == devices
 
@@ -249,39 +250,6 @@ def assert_same(passes: list[list[tuple[np.ndarray, ...]]]):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_rows_that_fit_are_read_once_and_others_each_time(devices):
-  block = random_block(100, D, K)
-  padded = -(-100 // (16 * devices)) * 16 * devices
-  size = padded * 4 * (D + 2)
-  passes = []
-  for limit, readings in [(size, 1), (size - 1, 3), (0, 3), (10**9, 1)]:
-    reader = Reader(block)
-    rows = rows_of(block, devices, reader, resident_bytes=limit)
-    passes += [one_pass(rows) for _ in range(3)]
-    assert reader.passes == readings
-  assert_same(passes)
-
-
-def test_a_pass_left_halfway_is_never_the_whole():
-  block = random_block(100, D, K)
-  reader = Reader(block)
-  rows = rows_of(block, read=reader)
-  next(rows.secret_chunks())
-  assert len(one_pass(rows)) == 7
-  assert reader.passes == 2
-
-
-def test_a_pass_that_was_refused_is_not_kept():
-  block = random_block(100, D, K)
-  reader = Reader(block[:99], block)
-  rows = rows_of(block, read=reader)
-  with pytest.raises(InputError, match="gave 99 rows"):
-    one_pass(rows)
-  assert len(one_pass(rows)) == 7
-  assert reader.passes == 2
-
-
 def damaged_readings():
   block = random_block(100, D, K)
   yield "a row less", block[:99], "gave 99 rows"
@@ -300,130 +268,38 @@ DAMAGED = {case: (block, said) for case, block, said in damaged_readings()}
 def test_each_reading_is_checked(case):
   second, said = DAMAGED[case]
   block = random_block(100, D, K)
-  rows = rows_of(block, 2, Reader(block, second), resident_bytes=0)
+  rows = rows_of(block, 2, Reader(block, second))
   one_pass(rows)
   with pytest.raises(InputError) as caught:
     one_pass(rows)
   assert said in str(caught.value)
 
 
-# Rows that keep their norms.
-
-
-@pytest.mark.parametrize(
-  ("max_norm", "d", "dtype"),
-  [
-    (1.0, 1, "float32"),
-    (1024.0, 3, "bfloat16"),
-    (0.37, 192, "float16"),
-    (1024.0, 192, "float32"),
-  ],
-)
-def test_rows_keep_norms_up_to_r(max_norm, d, dtype):
-  """u·R/B is the row, to the grid, or the row of norm R of its direction."""
-  rng = np.random.default_rng(d)
-  x = rng.standard_normal((300, d))
-  x *= (max_norm * 10 ** rng.uniform(-4, 1, 300) / np.linalg.norm(x, axis=1))[
-    :, None
-  ]
-  block = make_block(x.astype(DTYPES[dtype]), rng.integers(0, K, 300))
-  found = integers_of(rows_of(block, max_norm=max_norm))
-  step = max_norm / GRID_RADIUS
-  kept = shortened = 0
-  radius = GRID_RADIUS - math.sqrt(d) / 2 - 1
-  for x, u in zip(block.embedding.astype(np.float64), found, strict=False):
-    assert squared(u) <= GRID_RADIUS**2
-    norm = np.linalg.norm(x)
-    # One that is nearly R long is shortened by what the rounding may need.
-    least = radius * step
-    expected = x if norm <= least else x * (least / norm)
-    off = np.array(u) * step - expected
-    assert np.linalg.norm(off) <= step * (math.sqrt(d) / 2 + 0.25)
-    kept += 0.01 * max_norm < norm < least
-    shortened += norm > max_norm
-  assert kept > 50
-  assert shortened > 30
-  assert not any(map(any, found[300:]))
-
-
-# Some of the rows.
-
-
-def picked(rows: SecretRows, chosen: np.ndarray) -> list[np.ndarray]:
-  """Embeddings, scales and labels, with the padding cut off."""
-  chunks = [
-    tuple(np.asarray(column) for column in chunk)
-    for chunk in rows.secret_chunks(chosen)
-  ]
-  size = 16 * rows.mesh.size
-  assert {len(c) for chunk in chunks for c in chunk} <= {size}
-  assert len(chunks) == -(-chosen.sum() // size)
-  if not chunks:
-    return []
-  columns = [np.concatenate(c) for c in zip(*chunks, strict=True)]
-  assert not columns[1][chosen.sum() :].any()
-  assert columns[1][: chosen.sum()].all()
-  return [c[: chosen.sum()] for c in columns]
-
-
-@hypothesis.settings(
-  max_examples=15,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
-@hypothesis.given(
-  seed=st.integers(0, 2**32),
-  share=st.sampled_from([0.0, 0.02, 0.5, 0.98, 1.0]),
-  devices=st.sampled_from([1, 2]),
-  sizes=st.lists(st.integers(1, 120), min_size=1, max_size=3),
-  resident=st.sampled_from([0, 2**30]),
-)
-def test_chosen_rows_come_once_and_in_order(
-  seed, share, devices, sizes, resident
-):
-  block = random_block(117, D, K, dtype="bfloat16")
-  reader = Reader(block, sizes=sizes)
-  rows = rows_of(block, devices, reader, resident_bytes=resident)
-  rng = np.random.default_rng(seed)
-  for _ in range(2):
-    chosen = rng.random(117) < share
-    found = picked(rows, chosen)
-    expected = block[chosen]
-    if not found:
-      assert not chosen.any()
-      continue
-    np.testing.assert_array_equal(found[0], expected.embedding)
-    assert found[0].dtype == block.embedding.dtype
-    np.testing.assert_array_equal(
-      found[1], row_scale(expected.embedding_norm, D)
-    )
-    np.testing.assert_array_equal(found[2], expected.label)
-  assert reader.passes == (1 if resident else 2)
-
-
-@pytest.mark.parametrize("case", sorted(DAMAGED))
-def test_rows_that_were_not_chosen_are_checked_too(case):
-  second, said = DAMAGED[case]
+@pytest.mark.parametrize("max_norm", [0.37, 1024.0])
+def test_norms_up_to_r_go_beside_the_rows(max_norm):
   block = random_block(100, D, K)
-  rows = rows_of(block, read=Reader(block, second), resident_bytes=0)
-  one_pass(rows)
-  with pytest.raises(InputError) as caught:
-    list(rows.secret_chunks(np.arange(100) < 3))
-  assert said in str(caught.value)
+  (chunk,) = [
+    [np.asarray(column) for column in chunk]
+    for chunk in rows_of(block[:16], max_norm=max_norm).secret_chunks()
+  ]
+  norm = block.embedding_norm[:16]
+  np.testing.assert_array_equal(
+    chunk[2], np.minimum(norm, np.float32(max_norm))
+  )
+  np.testing.assert_array_equal(chunk[1], row_scale(norm, D))
 
 
 def test_other_rows_in_the_place_of_the_first_are_refused():
   block = random_block(100, D, K)
   swap = np.arange(100)
   swap[[3, 90]] = 90, 3
-  rows = rows_of(block, read=Reader(block, block[swap]), resident_bytes=0)
+  rows = rows_of(block, read=Reader(block, block[swap]))
   one_pass(rows)
   with pytest.raises(InputError, match="in another order") as caught:
     one_pass(rows)
   assert "\n" not in str(caught.value)
   # The first order is still the one.
-  again = rows_of(
-    block, read=Reader(block, block[swap], block), resident_bytes=0
-  )
+  again = rows_of(block, read=Reader(block, block[swap], block))
   assert one_pass(again)
   with pytest.raises(InputError):
     one_pass(again)
@@ -450,7 +326,11 @@ def test_a_reader_may_use_its_memory_again():
   assert_same([one_pass(rows), one_pass(rows), one_pass(rows_of(block))])
 
 
-def test_devices_without_float64_are_refused(monkeypatch):
-  monkeypatch.setattr(secret_rows, "_FLOAT64_PLATFORMS", ("cuda",))
-  with pytest.raises(InputError, match="needs float64, which a cpu has not"):
-    rows_of(random_block(3, D, K))
+@pytest.mark.parametrize("platforms", [("cpu",), ()])
+def test_the_ball_is_checked_in_both_forms(monkeypatch, platforms):
+  monkeypatch.setattr(secret_rows, "FLOAT64_PLATFORMS", platforms)
+  block = random_block(40, D, K)
+  lie = block.embedding_norm * np.where(np.arange(40) == 17, 0.99, 1)
+  assert len(one_pass(rows_of(block))) == 3
+  with pytest.raises(InputError, match="example_id=1051: "):
+    one_pass(rows_of(block.but(embedding_norm=lie.astype(np.float32))))

@@ -65,16 +65,17 @@ def test_sums_of_integers(dtype, d):
   sizes=st.lists(st.integers(1, 300), min_size=1, max_size=5),
   order=st.integers(0, 2**32),
   devices=st.sampled_from([1, 4]),
-  resident_bytes=st.sampled_from([0, 10**9]),
+  float64=st.booleans(),
 )
 def test_same_bits_in_any_order_block_size_and_on_any_devices(
-  small_chunks, n, sizes, order, devices, resident_bytes
+  small_chunks, monkeypatch, n, sizes, order, devices, float64
 ):
   block = random_block(n, D, K, seed=n)
   shuffled = block[np.random.default_rng(order).permutation(n)]
-  rows = rows_of(shuffled, devices, sizes, resident_bytes=resident_bytes)
-  for _ in range(2):
-    check_exact(class_moments(rows), block)
+  with monkeypatch.context() as patch:
+    platforms = ("cpu",) if float64 else ()
+    patch.setattr(unit_norm_rows, "FLOAT64_PLATFORMS", platforms)
+    check_exact(moments_of(shuffled, devices, sizes), block)
 
 
 def test_it_reads_once():
@@ -84,7 +85,7 @@ def test_it_reads_once():
     passes.append(1)
     return in_blocks(block, (64,))
 
-  rows = rows_of(block, resident_bytes=0)
+  rows = rows_of(block)
   rows._read = read
   class_moments(rows)
   assert len(passes) == 1

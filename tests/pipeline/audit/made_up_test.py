@@ -223,9 +223,11 @@ def first_row_twice(blocks):
     ]
 
 
-def gradient_clip_off(rows, released_map, kernel, clip_norm, **options):
-  secret = real_gradient(rows, released_map, kernel, 2 * clip_norm, **options)
-  return dataclasses.replace(secret, clip_norm=clip_norm)
+def gradient_clip_off(rows, kernel, clip_norm, **options):
+  secret = real_gradient(rows, kernel, 2 * clip_norm, **options)
+  return dataclasses.replace(
+    secret, clip_norm=clip_norm, secret_sum=2 * secret.secret_sum
+  )
 
 
 def unit_clip_off(sums, grid):
@@ -357,11 +359,11 @@ FAULTS: dict[str, tuple] = {
   ),
   "parts, all rows in each": (
     PARTITION,
-    (Batches, "chosen", lambda s, _: iter([None] * s.num_steps)),
+    (Batches, "chosen", lambda s, *_: iter([None] * s.num_steps)),
   ),
   "samples, all rows in each": (
     POISSON,
-    (Batches, "chosen", lambda s, _: iter([None] * s.num_steps)),
+    (Batches, "chosen", lambda s, *_: iter([None] * s.num_steps)),
   ),
   "samples of a fixed size": (
     POISSON,

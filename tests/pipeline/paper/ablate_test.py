@@ -16,7 +16,6 @@ from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
-from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.paper.ablate import run_ablation
 from oneshot_dp.pipeline.paper.ablation_cells import Choices
@@ -60,8 +59,7 @@ Pair = tuple[FeatureCache, FeatureCache]
 def small_chunks():
   """Chunks of 32 rows a device, padded no further."""
   with pytest.MonkeyPatch.context() as patch:
-    for module in (secret_rows, gradient_sum):
-      patch.setattr(module, "ROWS_PER_DEVICE", 32)
+    patch.setattr(secret_rows, "ROWS_PER_DEVICE", 32)
     yield
 
 

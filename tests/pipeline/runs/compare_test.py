@@ -16,7 +16,6 @@ from oneshot_dp.configs.head_config import (
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.rows import unit_norm_rows
-from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.pipeline.runs.compare import run_compare
 from oneshot_dp.pipeline.runs.results import SweepRow
 from oneshot_dp.pipeline.runs.run import Run
@@ -54,8 +53,7 @@ def few_steps():
     return HeadConfig(head=head, steps=steps)
 
   with pytest.MonkeyPatch.context() as patch:
-    for module in (unit_norm_rows, gradient_sum):
-      patch.setattr(module, "ROWS_PER_DEVICE", 32)
+    patch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 32)
     patch.setattr(WhiteningRule, "num_steps", 3)
     patch.setattr("oneshot_dp.pipeline.runs.compare.HeadConfig", chosen)
     yield

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -20,6 +21,7 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.verify import stored_norm
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.registry import make_trainer
+from oneshot_dp.linear_dp.heads.whitened import training as whitened
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
@@ -82,7 +84,8 @@ def shifted(out: pathlib.Path, rows: int, seed: int, **changes: Any):
 def little_work():
   """Few steps."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(WhiteningRule, "num_steps", 4)
+    few = functools.partial(WhiteningRule, num_steps=4)
+    patch.setattr(whitened, "WhiteningRule", few)
     yield
 
 

@@ -1,0 +1,61 @@
+r"""Products of matrices of integers, without an error, on any device.
+
+Where there is float64, all partial sums are integers below 2⁵³, so a product is
+exact in any order of the additions. Where there is none (a TPU), matrices are
+split into limbs, x = Σ_i 2^(8i)·x_i with x_i in [−128, 127], whose products an
+int8 matrix unit adds up in int32. The same integers either way.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+Numbers = Float[Array, "..."] | Integer[Array, "..."]
+
+
+def exact_product(
+  x: Numbers,
+  y: Numbers,
+  limbs: tuple[int, int],
+  wide: jnp.dtype,
+  result: jnp.dtype | type = jnp.int64,
+) -> Integer[Array, "..."]:
+  """x @ y of integers.
+
+  Args:
+    x: [a, b], each |x| ≤ 2^(8·limbs[0] − 2).
+    y: [b, c], likewise. b is at most 2¹⁷, and no partial sum of float64
+      reaches 2⁵³.
+    limbs: how many limbs x and y have.
+    wide: float64, or int64 where there is none.
+    result: of the product, which fits.
+  """
+  if wide == jnp.float64:
+    return jnp.matmul(x.astype(wide), y.astype(wide)).astype(result)
+  of_x, of_y = _limbs(x, limbs[0]), _limbs(y, limbs[1])
+  total = jnp.zeros((), result)
+  for i, one in enumerate(of_x):
+    for j, other in enumerate(of_y):
+      part = jnp.matmul(one, other, preferred_element_type=jnp.int32)
+      # What leaves int32 on the way comes back: it is all modulo 2³².
+      total += part.astype(result) << jnp.array(8 * (i + j), result)
+  return total
+
+
+def exact_sum(x: Numbers, wide: jnp.dtype, axis: int = -1) -> Array:
+  """A sum of integers along an axis, kept, in `wide`."""
+  return jnp.sum(x.astype(wide), axis=axis, keepdims=True, dtype=wide)
+
+
+def squared_norm(x: Numbers, wide: jnp.dtype) -> Array:
+  """‖x‖² of rows of integers below 2³¹, [rows, 1] in `wide`."""
+  return exact_sum(jnp.square(x.astype(wide)), wide)
+
+
+def _limbs(x: Numbers, count: int) -> list[Array]:
+  """The lowest first, in int8."""
+  rest, found = x.astype(jnp.int32), []
+  for _ in range(count - 1):
+    low = ((rest + 128) & 255) - 128
+    found.append(low.astype(jnp.int8))
+    rest = (rest - low) >> 8
+  return [*found, rest.astype(jnp.int8)]

@@ -1,0 +1,178 @@
+r"""Rows as the steps of a head read them: of integers, mapped, of one norm.
+
+    z = rint(y·(R − √p/2 − 1)/‖y‖),   y = (v − c)·A,   R = `STEP_RADIUS`
+
+with v the row on the grid of radius R and A, c a `ReleasedMap`; z = v where
+there is none. v and y are exact, ‖y‖ is that of integers, of 26 bits, so z has
+the same bits wherever its row is. Rows of zeros stay such, wherever c is.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Int32
+
+from oneshot_dp.linear_dp.rows.batches import regrouped
+from oneshot_dp.linear_dp.rows.integers import (
+  integer_rows,
+  row_radius,
+)
+from oneshot_dp.linear_dp.rows.secret import Secret
+from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.statistics.exact_map import STEP_RADIUS, ReleasedMap
+from oneshot_dp.linear_dp.statistics.exact_product import (
+  exact_product,
+  squared_norm,
+)
+
+RESIDENT_BYTES = 2**30
+_NORM_BITS = 26
+
+
+class StepChunk(NamedTuple):
+  """z [rows, p] int16, ν [rows] float32, labels [rows] int32, sharded."""
+
+  row: Array
+  length: Array
+  label: Array
+
+
+class StepRows(Secret):
+  """z of all rows, kept where they fit in memory, made again where not.
+
+  Formal guarantees: z is a function of its own row and the map, and ‖z‖ ≤ R is
+  checked in integers: a row that fails, which none does whose arithmetic is
+  IEEE 754's, is one of zeros.
+
+  Args:
+    rows: the private rows.
+    released_map: c and A; None leaves rows where they are.
+    resident_bytes: up to which they are kept after the first pass.
+  """
+
+  public = ("num_examples",)
+
+  def __init__(
+    self,
+    rows: SecretRows,
+    released_map: ReleasedMap | None = None,
+    resident_bytes: int = RESIDENT_BYTES,
+  ):
+    self.num_examples = rows.num_examples
+    self.num_rows = rows.num_rows
+    self.most_rows = rows.most_rows
+    self.mesh = rows.mesh
+    self.wide = rows.wide
+    self._rows = rows
+    self._map = released_map or ReleasedMap()
+    self._resident_bytes = resident_bytes
+    self._resident: list[StepChunk] | None = None
+
+  def secret_chunks(
+    self, chosen: Bool[np.ndarray, " n"] | None = None
+  ) -> Iterator[StepChunk]:
+    """One pass over rows, in chunks of one shape. Private.
+
+    Args:
+      chosen: whether each row is wanted, by its place in a pass, the same in
+        all; None is every row.
+
+    Raises:
+      InputError: see `SecretRows`; once the last chunk was asked for.
+    """
+    if chosen is None:
+      yield from self._all_chunks()
+      return
+    for columns in regrouped(self._picked(chosen), self._rows.chunk_rows):
+      yield StepChunk(*self._rows.sharded(*columns))
+
+  def _picked(
+    self, chosen: Bool[np.ndarray, " n"]
+  ) -> Iterator[list[np.ndarray]]:
+    start = 0
+    for chunk in self._all_chunks():
+      of_chunk = chosen[start : start + len(chunk.label)]
+      start += len(chunk.label)
+      yield [np.asarray(c)[: len(of_chunk)][of_chunk] for c in chunk]
+
+  def _all_chunks(self) -> Iterator[StepChunk]:
+    if self._resident is not None:
+      yield from self._resident
+      return
+    kept: list[StepChunk] | None = []
+    size = 0
+    with jax.enable_x64(True):
+      same = NamedSharding(self.mesh, PartitionSpec())
+      where = self._map
+      parts = jax.device_put(
+        tuple(
+          part if part is None else part.astype(np.int32)
+          for part in (where.matrix, where.centre, where.image_of_centre)
+        ),
+        same,
+      )
+    for chunk in self._rows.secret_chunks():
+      with jax.enable_x64(True):
+        row = _mapper(self.mesh, self.wide)(
+          *parts, chunk.embedding, chunk.scale
+        )
+      made = StepChunk(row, chunk.length, chunk.label)
+      yield made
+      size += sum(column.nbytes for column in made)
+      if kept is not None and size <= self._resident_bytes:
+        kept.append(made)
+      else:
+        kept = None
+    self._resident = kept
+
+
+@functools.cache
+def _mapper(mesh: Mesh, wide: jnp.dtype) -> Callable[..., Array]:
+  """Compiles (A, c, c·A, embedding, scale) → z."""
+
+  def mapped(
+    matrix: Array | None,
+    centre: Array | None,
+    image: Array | None,
+    embedding: Array,
+    scale: Array,
+  ) -> Array:
+    d = embedding.shape[1]
+    coarser = row_radius(d, STEP_RADIUS) / row_radius(d)
+    v = integer_rows(embedding, scale * jnp.float32(coarser)).astype(jnp.int32)
+    y = v
+    if matrix is not None:
+      y = exact_product(v, matrix, (2, 2), wide, jnp.int32)
+    if image is not None:
+      y = jnp.where(scale[:, None] > 0, y - image, 0)
+    z = v if y is v else _directions(y, wide)
+    return jnp.where(squared_norm(z, wide) <= STEP_RADIUS**2, z, 0).astype(
+      jnp.int16
+    )
+
+  data, same = PartitionSpec("data"), PartitionSpec()
+  return jax.jit(
+    jax.shard_map(
+      mapped, mesh=mesh, in_specs=(same,) * 3 + (data,) * 2, out_specs=data
+    )
+  )
+
+
+def _directions(
+  y: Int32[Array, "rows p"], wide: jnp.dtype
+) -> Int32[Array, "rows p"]:
+  """y at the norm R − √p/2 − 1, rounded; zeros stay zeros."""
+  p = y.shape[1]
+  real = y.astype(jnp.float32)
+  most = jnp.maximum(jnp.abs(real).max(axis=1, keepdims=True), 1)
+  half_dim_bits = ((p - 1).bit_length() + 1) // 2
+  part = jnp.rint(real / most * 2.0 ** (_NORM_BITS - half_dim_bits))
+  norm = jnp.sqrt(squared_norm(part, wide).astype(jnp.float32))
+  radius = jnp.float32(row_radius(p, STEP_RADIUS))
+  z = jnp.rint(part * (radius / jnp.maximum(norm, 1)))
+  return z.astype(jnp.int32)

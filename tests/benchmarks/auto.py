@@ -1,0 +1,106 @@
+"""What a head of `auto` takes: passes, time over its products, memory.
+
+    python tests/benchmarks/auto.py [--sizes 20000x768x1000 400000x768x1000]
+
+Each size is a cache on disk and a process of its own. The floor is that of two
+float64 products of n x d x K for every step, and one for the moment, at the
+rate of such products before and after, in the same process; the noise, the
+softmax, the map of the rows and reading them are on top.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.heads.own_noise import GRADIENT_SUM
+from oneshot_dp.linear_dp.heads.whitened.training import WhitenedTrainer
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.rows.unit_norm_rows import ROWS_PER_DEVICE
+from oneshot_dp.linear_dp.trainer import TrainingRows
+from tests.benchmarks.stage2 import synthetic_cache, timed
+
+SIZES = ("50000x192x10", "20000x768x1000", "65536x1280x1000")
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--sizes", nargs="*", default=SIZES, metavar="NxDxK")
+  for size in parser.parse_args().sizes:
+    with (
+      tempfile.TemporaryDirectory() as temporary,
+      multiprocessing.get_context("spawn").Pool(1) as pool,
+    ):
+      path = Path(temporary) / "cache"
+      pool.apply(synthetic_cache, (path, *map(int, size.split("x"))))
+      pool.close()
+      with multiprocessing.get_context("spawn").Pool(1) as fresh:
+        print(fresh.apply(measure, (path,)), flush=True)
+
+
+def measure(path: Path) -> str:
+  """Trains one head at epsilon 1."""
+  cache = open_cache(path)
+  n, d, num_classes = len(cache), cache.info.feature_dim, cache.info.num_classes
+  passes, steps = [], []
+
+  def blocks():
+    passes.append(1)
+    return cache.blocks()
+
+  trainer = WhitenedTrainer(
+    TrainingRows(
+      blocks=blocks, feature_dim=d, num_classes=num_classes, num_examples=n
+    ),
+    [HeadConfig(head="whitened")],
+  )
+  before = product(n, d, num_classes)
+  start = time.perf_counter()
+  trainer.read()
+  read = time.perf_counter() - start
+  plan = ReleasePlan(epsilons=(1.0,), delta=1e-6, order="independent")
+  list(
+    trainer.release(
+      plan,
+      NoiseSource(),
+      lambda *_: None,
+      lambda released: steps.append(released.name == GRADIENT_SUM),
+    )
+  )
+  took = time.perf_counter() - start
+  one = (before + product(n, d, num_classes)) / 2
+  floor = (2 * sum(steps) + 1) * one
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+  return (
+    f"{n:,} x {d}, K = {num_classes}: {sum(steps) + 1} passes over the rows,"
+    f" {len(passes)} of them over the cache; {took:.1f} s (moment {read:.1f}"
+    f" s), {took / floor:.2f} times its {2 * sum(steps) + 1} products of"
+    f" {one:.2f} s; {peak:.2f} GB"
+  )
+
+
+def product(n: int, d: int, num_classes: int) -> float:
+  """Seconds of n x d x K in float64, by the two shapes of a step's chunk."""
+  with jax.enable_x64(True):
+    z = jnp.ones((ROWS_PER_DEVICE, d), jnp.float64)
+    w = jnp.ones((d, num_classes), jnp.float64)
+    both = jax.jit(lambda z, w: z.T @ (z @ w))
+    jax.block_until_ready(both(z, w))
+    took = timed(lambda: jax.block_until_ready(both(z, w)), repeats=3)
+  return took / 2 * n / ROWS_PER_DEVICE
+
+
+if __name__ == "__main__":
+  main()
