@@ -112,6 +112,8 @@ class HeadConfig:
     eps_in_noise_sds: eps as a multiple of the noise in the gradient instead;
       1 to 4 helps at small epsilon.
     steps: of "multi-step".
+    balanced: for classes of very different sizes, of "auto": accuracy as a mean
+      over classes, by noisy counts of their rows, which are paid for.
   """
 
   head: HeadName = "lamb"
@@ -122,11 +124,16 @@ class HeadConfig:
   eps: float = 1e-6
   eps_in_noise_sds: float | None = None
   steps: StepsConfig = StepsConfig()
+  balanced: bool = False
 
   def __post_init__(self):
+    if self.balanced and self.head not in ("auto", "whitened"):
+      raise InputError(
+        f"balanced=True is a setting of head='auto', not of {self.head!r}."
+      )
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if field.name == "head" or value == field.default:
+      if field.name in ("head", "balanced") or value == field.default:
         continue
       if field.name == "steps" and self.head != "multi-step":
         raise InputError(
@@ -145,10 +152,12 @@ class HeadConfig:
     """The fields that count for the head, as JSON."""
     values = dataclasses.asdict(self)
     steps = values.pop("steps")
+    balanced = {"balanced": True} if values.pop("balanced") else {}
     if self.is_one_step:
       return values
     chosen: dict[str, Any] = {"head": self.head}
-    return chosen | ({"steps": steps} if self.head == "multi-step" else {})
+    chosen |= {"steps": steps} if self.head == "multi-step" else {}
+    return chosen | balanced
 
   @property
   def is_one_step(self) -> bool:

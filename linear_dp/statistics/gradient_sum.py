@@ -61,6 +61,7 @@ def clipped_gradient(
   *,
   loss: Loss = SOFTMAX,
   chosen: Bool[np.ndarray, " n"] | None = None,
+  log_prior: Float64[np.ndarray, " K"] | None = None,
 ) -> SecretGradient:
   """F, the sum of clipped gradients of the cross-entropy.
 
@@ -73,6 +74,7 @@ def clipped_gradient(
     clip_norm: C.
     loss: what the gradients are of.
     chosen: rows of the sum, by their places, whatever they hold; None is all.
+    log_prior: what is added to the logits of every row; public.
 
   Raises:
     InputError: damaged rows, too many, or a clip norm that is none.
@@ -90,7 +92,13 @@ def clipped_gradient(
   same = NamedSharding(rows.mesh, PartitionSpec())
   with jax.enable_x64(True):
     public = jax.device_put(
-      (integers.astype(np.int32), np.float32(step), np.float32(clip_norm)), same
+      (
+        integers.astype(np.int32),
+        np.float32(step),
+        np.float32(clip_norm),
+        log_prior if log_prior is None else log_prior.astype(np.float32),
+      ),
+      same,
     )
     total = jnp.zeros(
       (rows.mesh.size, *kernel.shape),
@@ -139,19 +147,20 @@ def release_gradient(
 
 @functools.cache
 def _adder(mesh: Mesh, loss: Loss, wide: jnp.dtype) -> Callable[..., Array]:
-  """Compiles (totals [devices, p, K], W, its step, C, chunk) → totals."""
+  """Compiles (totals [devices, p, K], W, step, C, log π, chunk) → totals."""
 
   def add(
     total: Array,
     kernel: Array,
     logit_step: Array,
     clip_norm: Array,
+    log_prior: Array | None,
     chunk: StepChunk,
   ) -> Array:
     z, length, label = chunk
     product = exact_product(z, kernel, (2, 2), wide, jnp.int32)
     clipped = clipped_residual(
-      product, logit_step, length, label, clip_norm, loss, wide
+      product, logit_step, length, label, clip_norm, loss, wide, log_prior
     )
     return total + exact_product(z.T, clipped, (2, 3), wide)[None]
 
@@ -159,7 +168,7 @@ def _adder(mesh: Mesh, loss: Loss, wide: jnp.dtype) -> Callable[..., Array]:
   sharded = jax.shard_map(
     add,
     mesh=mesh,
-    in_specs=(data, same, same, same, data),
+    in_specs=(data, same, same, same, same, data),
     out_specs=data,
   )
   return jax.jit(sharded, donate_argnums=0)

@@ -93,6 +93,7 @@ def clipped_residual(
   clip_norm: float | Array,
   loss: Loss,
   wide: jnp.dtype,
+  log_prior: Float32[Array, " K"] | None = None,
 ) -> Int32[Array, "rows K"]:
   """ρ, in steps of C/B.
 
@@ -107,10 +108,13 @@ def clipped_residual(
     clip_norm: C.
     loss: what the gradient is of.
     wide: see `SecretRows.wide`.
+    log_prior: what is added to the logits of every row; public.
   """
   num_classes = product.shape[1]
   step = jnp.asarray(logit_step, jnp.float32) * (1 / _LOGIT)
   logits = jnp.rint(product.astype(jnp.float32) * (length * step)[:, None])
+  if log_prior is not None:
+    logits = logits + jnp.rint(log_prior * (1 / _LOGIT))
   of_step = 2.0 ** loss.residual_bits(num_classes)
   residual = jnp.rint(loss.residual(logits, label, wide) * of_step)
   norm = jnp.sqrt(squared_norm(residual, wide).astype(jnp.float32))

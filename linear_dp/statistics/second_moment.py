@@ -1,4 +1,4 @@
-r"""The private release of a second moment, and of a mean.
+r"""The private release of a second moment, of a mean, and of class counts.
 
 One row adds u uᵀ to M, of Frobenius norm ‖u‖² ≤ B². What is released is
 rint(M/B): one row moves it by at most B steps, and rounding d² entries by 1
@@ -69,6 +69,25 @@ def release_mean(
   if source is not None:
     total = total + rounded_gaussian(total.shape, noise_sd, source)
   return total / (GRID_RADIUS * secret.num_examples)
+
+
+def count_sensitivity(relation: NeighboringRelation) -> float:
+  """L2 sensitivity of the class counts N: 1; or 2 (√2 would do)."""
+  return 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
+
+
+def release_counts(
+  secret: SecretClassMoments, noise_sd: float, source: NoiseSource | None
+) -> Float64[np.ndarray, " K"]:
+  """N + round(noise), of rows that are not of zeros.
+
+  Formal guarantees: post-processing of the Gaussian mechanism of deviation
+  `noise_sd`, σ times `count_sensitivity`, on N; see `release_moment`.
+  """
+  counts = secret.secret_class_counts
+  if source is not None:
+    counts = counts + rounded_gaussian(counts.shape, noise_sd, source)
+  return counts.astype(np.float64)
 
 
 def moment_steps(moment: Int64[np.ndarray, "d d"]) -> Int64[np.ndarray, "d d"]:

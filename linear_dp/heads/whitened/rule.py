@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.heads.own_noise import StepsRule
@@ -16,6 +16,10 @@ from oneshot_dp.linear_dp.trainer import (
 
 MEAN_SHARE = 0.005
 """The mean's part of the budget (of 1/σ²)."""
+COUNT_SHARE = 0.02
+"""The class counts' part, of heads for classes of very different sizes."""
+BALANCED_CLIP_NORM = 0.3
+"""Theirs: rows of small classes are far off for long, and matter more."""
 ROWS_TO_WHITEN = 80.0
 """With fewer rows of a class than so many times σ, the noise in the gradients
 does more harm in directions of little variance than these are worth."""
@@ -32,12 +36,14 @@ class WhiteningRule(StepsRule):
   `mean_noise_multiplier` and `moment_noise_multiplier` (where they are used),
   and `num_steps` of `step_noise_multiplier`, however each depends on the
   results of those before, are together as private as one of noise multiplier σ:
-  σ_1⁻² + σ_2⁻² + T·σ_t⁻² ≤ σ⁻².
+  σ_1⁻² + σ_2⁻² + T·σ_t⁻² ≤ σ⁻²; class counts, if released, are one more.
 
   Attributes:
     num_examples, feature_dim, num_classes: n, d and K.
     noise_multiplier: σ of the whole head; 0 for a baseline without noise.
     centres: whether the mean is released; not where public rows gave one.
+    balances: whether the class counts are, of which the steps learn nothing
+      more: the log of their shares is added to the logits of rows trained on.
     moment_budget: the second moment's part of the budget, where it is released;
       the rest is for the steps.
     num_steps: T; with the pass for mean and moment, 20 over the rows.
@@ -52,10 +58,16 @@ class WhiteningRule(StepsRule):
   num_classes: int
   noise_multiplier: float
   centres: bool = True
+  balances: bool = False
   moment_budget: float = 0.06
   num_steps: int = 19
   clip_norm: float = 0.03
   momentum: float = 0.5
+
+  @classmethod
+  def from_json(cls, section: Mapping[str, Any]) -> Self:
+    # Receipts of other heads, and of before, do not say it.
+    return super().from_json({"balances": False, **section})
 
   def __post_init__(self):
     # A receipt may say anything.
@@ -81,9 +93,13 @@ class WhiteningRule(StepsRule):
     return self.moment_budget if self.whitens else 0.0
 
   @property
+  def count_share(self) -> float:
+    return COUNT_SHARE if self.balances else 0.0
+
+  @property
   def step_share(self) -> float:
     """All steps' part of the budget."""
-    return 1 - self.mean_share - self.moment_share
+    return 1 - self.mean_share - self.moment_share - self.count_share
 
   @property
   def mean_noise_multiplier(self) -> float | None:
@@ -94,6 +110,11 @@ class WhiteningRule(StepsRule):
   def moment_noise_multiplier(self) -> float | None:
     """σ_2, likewise."""
     return self._of_share(self.moment_share)
+
+  @property
+  def count_noise_multiplier(self) -> float | None:
+    """That of the class counts, likewise."""
+    return self._of_share(self.count_share)
 
   @property
   def step_noise_multiplier(self) -> float:
@@ -127,8 +148,11 @@ class WhiteningRule(StepsRule):
       return None
     return self.noise_multiplier / math.sqrt(share) * (1 + 2**-50)
 
+  def training(self) -> dict[str, Any]:
+    return super().training() | ({"balanced": True} if self.balances else {})
+
   def as_json(self) -> dict[str, Any]:
-    return {
+    stated = {
       "kind": self.KIND,
       "name": "Gaussian mechanisms on the exact sum T and second moment M of"
       " the unit-norm rows, once each (but where the multiplier is null), and"
@@ -150,16 +174,28 @@ class WhiteningRule(StepsRule):
       "grid_radius": GRID_RADIUS,
       **ROWS_ARE_CLIPPED,
     }
+    if not self.balances:
+      del stated["balances"]
+      return stated
+    return stated | {
+      "counts": "the rows N of each class, once, as N + round(noise) of"
+      " count_noise_multiplier, of sensitivity 1 (2 for REPLACE_ONE)",
+      "count_share": self.count_share,
+      "count_noise_multiplier": self.count_noise_multiplier,
+    }
 
   def in_words(self, training: Mapping[str, Any]) -> str:
     uses = {"centring": self.centres, "whitening": self.whitens}
     before = " and ".join(word for word in uses if uses[word])
+    balanced = ""
+    if self.balances:
+      balanced = ", logits adjusted by noisy class counts for balanced accuracy"
     if before:
       before = f"private {before} of the unit-norm embeddings, then "
     return (
       f"{before}{self.num_steps} full-batch steps of gradient descent with"
       " momentum from zero weights, gradients clipped to norm"
-      f" {self.clip_norm:g}"
+      f" {self.clip_norm:g}{balanced}"
     )
 
   def why(self) -> str:

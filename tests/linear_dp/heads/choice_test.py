@@ -114,7 +114,7 @@ def test_settings_of_one_step_are_refused(head, field):
 
 def test_every_setting_is_tried_above():
   fields = {field.name for field in dataclasses.fields(HeadConfig)}
-  assert fields == {"head", "steps", *SETTINGS}
+  assert fields == {"head", "steps", "balanced", *SETTINGS}
 
 
 @pytest.mark.parametrize("head", [*ONE_STEP, "whitened", "auto"])
@@ -122,6 +122,14 @@ def test_settings_of_several_steps_are_refused(head):
   with pytest.raises(InputError, match="are for head='multi-step', not") as e:
     HeadConfig(head=head, steps=StepsConfig(epochs=2))
   assert repr(head) in str(e.value)
+
+
+def test_balanced_is_a_setting_of_auto():
+  assert HeadConfig(head="auto", balanced=True).settings()["balanced"]
+  with pytest.raises(
+    InputError, match="a setting of head='auto', not of 'lamb'"
+  ):
+    HeadConfig(balanced=True)
 
 
 @pytest.mark.parametrize("field", sorted(SETTINGS))

@@ -32,7 +32,9 @@ def kernel_of(p: int, num_classes: int, length: float, seed=0) -> np.ndarray:
   return kernel * (length / np.linalg.norm(kernel, axis=0).max())
 
 
-def rho_of(logits, label, loss=SOFTMAX, clip_norm=0.05, length=1.0, wide="i8"):
+def rho_of(
+  logits, label, loss=SOFTMAX, clip_norm=0.05, length=1.0, wide="i8", prior=None
+):
   """ρ of logits that are integers in steps of 2⁻¹⁶."""
   with jax.enable_x64(True):
     return np.asarray(
@@ -44,8 +46,19 @@ def rho_of(logits, label, loss=SOFTMAX, clip_norm=0.05, length=1.0, wide="i8"):
         clip_norm,
         loss,
         jnp.dtype(wide),
+        prior,
       )
     )
+
+
+def test_a_prior_is_added_to_the_logits():
+  rng = np.random.default_rng(3)
+  logits = np.rint(rng.standard_normal((50, K)) * 2.0**16)
+  label, prior = rng.integers(0, K, 50), np.log(np.arange(1, K + 1) / 15)
+  shifted = logits + np.rint(np.float32(prior) * 2.0**16)
+  found = rho_of(logits, label, prior=jnp.asarray(prior, jnp.float32))
+  np.testing.assert_array_equal(found, rho_of(shifted, label))
+  assert not np.array_equal(found, rho_of(logits, label))
 
 
 def real_rho(logits, label, loss, clip_norm, length) -> np.ndarray:

@@ -131,6 +131,19 @@ def test_train(place, capsys, tmp_path, head, why):
   assert "learning rate" not in card
 
 
+def test_balanced(place, capsys, tmp_path):
+  succeeds(capsys, *place(f"{TRAIN} --head auto --balanced"))
+  assert verify_head(tmp_path / "out", tmp_path / "ledgers").problems == ()
+  receipt = read_head(tmp_path / "out").receipt
+  assert receipt["training"] == {"head": "whitened", "balanced": True}
+  counts = receipt["mechanism"]["count_noise_multiplier"]
+  assert counts > receipt["mechanism"]["noise_multiplier"] * 7
+  forged = receipt | {"training": {"head": "whitened"}}
+  assert problems(forged)
+  card = (tmp_path / "out/README.md").read_text()
+  assert "logits adjusted by noisy class counts" in card
+
+
 LENGTHS = {"float16": 5e3, "bfloat16": 1e-30, "float32": 1e36}
 
 
