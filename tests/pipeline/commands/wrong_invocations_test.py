@@ -149,7 +149,6 @@ ASKED_WRONGLY = [
   (f"{EXTRACT} --on-decode-error ignore", "ignore"),
   (f"{EXTRACT} --backbone.name vti_ti16", "did you mean vit_ti16"),
   (f"{EXTRACT} --backbone.name vit_ti8", "needs pretrained weights: set"),
-  (f"{EXTRACT} --out gs://bucket/cache", "mount the bucket"),
   ("extract zzz --out {out}", "there are: arrays_vit_ti16, cifar100_vit"),
   ("extract --out {out}", "Experiment name or Python file. (required)"),
   ("extract {config}", "--out"),
