@@ -51,7 +51,7 @@ hypothesis.settings.load_profile("repeatable")
 
 # Scripts that are run by hand, where the libraries that they compare with are.
 collect_ignore = ["benchmarks/forward_pass.py"]
-collect_ignore_glob = ["**/*_golden.py"]
+collect_ignore_glob = ["**/*_golden.py", "**/run_transformers.py"]
 
 
 def pytest_collection_finish():
