@@ -243,7 +243,7 @@ def exact_head(self, released, plan):
 real_trained = trainer.OneStepTrainer._trained
 
 
-def fixed_batches(self, source):
+def fixed_batches(self, source, *_):
   for _ in range(self.num_steps):
     order = np.argsort(source.words(self.num_examples))
     chosen = np.zeros(self.num_examples, bool)
