@@ -268,6 +268,7 @@ def auto(what: str, chip: Chip) -> Program:
         same("int32", WIDTH, CLASSES),
         same("float32"),
         same("float32"),
+        None,
         StepChunk(data("int16", rows, WIDTH), stored[1], label),
       )
     elif what == "map":
