@@ -10,8 +10,13 @@ the keys of its rows (`content_keys`); caches of format 1 have none.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
+
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core import dataset_info
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.split_part import SplitPart
@@ -28,6 +33,7 @@ SHARDS_FILE = "shards.json"
 INCOMPLETE_DIR = "_incomplete"
 LISTING_SHA256 = "source_listing_sha256"
 """In `shards.json`, which is private: of all that the source consists of."""
+_TFDS_FILES = ("dataset_info.json", "features.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,3 +194,40 @@ class ShardRecord:
     fields = dict(data)
     skipped = tuple(fields.pop("skipped_example_ids"))
     return cls(**fields, skipped_example_ids=skipped)
+
+
+def tfds_metadata(
+  identity: CacheIdentity, shards: Sequence[ShardRecord]
+) -> dict[str, str]:
+  """The text of each metadata file of TFDS.
+
+  To TFDS a cache is a data set of one split, and an example of it is a block.
+  """
+  info = tfds.core.DatasetInfo(
+    builder=dataset_info.DatasetIdentity(
+      name=identity.tfds_name,
+      version=tfds.core.Version(identity.tfds_version),
+      data_dir="",
+      module_name="",
+    ),
+    features=identity.codec().features,
+  )
+  info.set_file_format("array_record")
+  info.set_splits(
+    tfds.core.SplitDict(
+      [
+        tfds.core.SplitInfo(
+          name=identity.tfds_split,
+          shard_lengths=[shard.blocks for shard in shards],
+          num_bytes=sum(shard.bytes for shard in shards),
+          filename_template=identity.file_template(),
+        )
+      ]
+    )
+  )
+  # TFDS writes to directories only; nothing private is in these files.
+  with tempfile.TemporaryDirectory() as scratch:
+    info.write_to_directory(scratch)
+    return {
+      name: pathlib.Path(scratch, name).read_text() for name in _TFDS_FILES
+    }

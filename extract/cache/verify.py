@@ -12,14 +12,13 @@ from jaxtyping import Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import Block, stored_norm
-from oneshot_dp.extract.cache.info import INFO_FILE, CacheInfo
+from oneshot_dp.extract.cache.info import INFO_FILE, CacheInfo, tfds_metadata
 from oneshot_dp.extract.cache.reader import (
   FeatureCache,
   read_metadata,
   repeated_ids,
   size_problems,
 )
-from oneshot_dp.extract.cache.tfds_metadata import tfds_metadata
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,12 +23,8 @@ from oneshot_dp.extract.cache.identity import (
   numbered_class_names,
 )
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.extract.cache.writer import (
-  claim,
-  finish,
-  start_again,
-  write_shard,
-)
+from oneshot_dp.extract.cache.shard_writer import write_shard
+from oneshot_dp.extract.cache.writer import claim, finish, start_again
 
 Numbers = Shaped[np.ndarray | jax.Array, "..."]
 Inside = Bool[np.ndarray, " n"]

@@ -1,4 +1,4 @@
-"""Writes a feature cache: resumable, atomic, the same bytes every time.
+"""Makes a directory a feature cache: resumable, the same bytes every time.
 
     with claim(out, identity) as unfinished:
       if unfinished:
@@ -7,35 +7,17 @@
           write_shard(out, identity, i, rows_of(identity.shard_range(i)))
         finish(out, identity)
 
-A shard is tried as often as need be, each attempt under a name of its own in
-`_incomplete/`. The first whose record can be created, with the SHA-256 of its
-files, is the shard, and is renamed to its final name; others, whatever their
-bytes, are thrown away. The directory is a cache once `cache_info.json`, the
-last file, is there.
+The directory is a cache once `cache_info.json`, the last file, is there.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
-import functools
-import hashlib
 import os
-import pathlib
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-from array_record.python import array_record_module
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import POSITION_IDS
-from oneshot_dp.extract.cache.checked_rows import (
-  BlockBuilder,
-  Outside,
-  Rows,
-  Skipped,
-)
-from oneshot_dp.extract.cache.content_keys import row_keys
 from oneshot_dp.extract.cache.identity import CacheIdentity, refuse_another
 from oneshot_dp.extract.cache.info import (
   FORMAT_VERSION,
@@ -44,24 +26,16 @@ from oneshot_dp.extract.cache.info import (
   LISTING_SHA256,
   SHARDS_FILE,
   CacheInfo,
-  ShardRecord,
+  tfds_metadata,
 )
 from oneshot_dp.extract.cache.reader import FeatureCache, repeated_ids
-from oneshot_dp.extract.cache.tfds_metadata import tfds_metadata
-from oneshot_dp.extract.storage.durable_files import (
-  disk_errors,
-  file_sha256,
-  json_bytes,
-  json_object,
-)
+from oneshot_dp.extract.cache.shard_writer import finished_shards
+from oneshot_dp.extract.storage.durable_files import json_bytes, json_object
 from oneshot_dp.extract.storage.store import Store, store_at
 
 _JOB_FILE = f"{INCOMPLETE_DIR}/job.json"
 _COMPUTED_ON_FILE = f"{INCOMPLETE_DIR}/computed_on.json"
 _LOCK_FILE = f"{INCOMPLETE_DIR}/lock"
-# No compression: embeddings do not compress, and it costs speed. A group of
-# one record keeps random access.
-_WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
 @contextlib.contextmanager
@@ -147,11 +121,6 @@ def is_complete(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
   return True
 
 
-def forget_shards(out_dir: str | os.PathLike, shards: Iterable[int]) -> None:
-  """Lets shards of a job that `claim` holds be done again."""
-  store_at(out_dir).remove(_record_file(i) for i in shards)
-
-
 def start_again(out_dir: str | os.PathLike) -> None:
   """Forgets all shards of a job that `claim` holds."""
   store = store_at(out_dir)
@@ -174,108 +143,6 @@ def check_computed_on(
     there = store.read(_COMPUTED_ON_FILE)
     place = store.path / _COMPUTED_ON_FILE
     refuse_another(store.path, json_object(place, there), dict(computed_on))
-
-
-def write_shard(
-  out_dir: str | os.PathLike,
-  identity: CacheIdentity,
-  shard_index: int,
-  rows: Iterable[Rows | Skipped | Outside],
-) -> ShardRecord:
-  """Writes one shard; it is there whole, or not at all.
-
-  `rows` are the examples of `identity.shard_range(shard_index)`, in order, in
-  batches of any size, on which the bytes do not depend. The writer rounds the
-  embeddings to the cache's precision and computes their norms.
-
-  Raises:
-    InputError: rows that the cache cannot hold; see `BlockBuilder.blocks`.
-    RunError: an example too many or too few; a full or broken disk.
-  """
-  store = store_at(out_dir)
-  final = store.path / identity.shard_name(shard_index)
-  attempt = f"{INCOMPLETE_DIR}/shard-{shard_index:05d}-{secrets.token_hex(8)}"
-  try:
-    with store.scratch(f"{attempt}.rows") as path:
-      record, keys = _written(path, final, identity, shard_index, rows)
-    store.put(f"{attempt}.keys", keys)
-    return _settle(store, shard_index, _Attempt(name=attempt, record=record))
-  except BaseException:
-    store.remove(_files(attempt))
-    raise
-
-
-def _written(
-  path: pathlib.Path,
-  final: pathlib.Path,
-  identity: CacheIdentity,
-  shard_index: int,
-  rows: Iterable[Rows | Skipped | Outside],
-) -> tuple[ShardRecord, bytes]:
-  """Writes a shard's rows to a path; returns its record and its keys' file."""
-  indices = identity.shard_range(shard_index)
-  codec = identity.codec()
-  builder = BlockBuilder(identity, final.name)
-  keys: list[bytes] = []
-  num_rows = num_blocks = 0
-  with _record_writer(path, final) as write:
-    for block in builder.blocks(_noting_keys(rows, keys)):
-      write(codec.encode(block))
-      num_rows += len(block)
-      num_blocks += 1
-  seen = num_rows + len(builder.skipped_ids) + builder.outside
-  if seen != len(indices):
-    raise RunError(
-      f"{final}: {seen} examples came, the shard has {len(indices)} "
-      f"(source indices {indices.start} to {indices.stop - 1}); "
-      "the source must not change while it is read."
-    )
-  with disk_errors(final):
-    record = ShardRecord(
-      file=final.name,
-      first_index=indices.start,
-      rows=num_rows,
-      blocks=num_blocks,
-      bytes=path.stat().st_size,
-      sha256=file_sha256(path),
-      skipped_example_ids=tuple(sorted(builder.skipped_ids)),
-      outside=builder.outside,
-      keys_sha256=hashlib.sha256(b"".join(keys)).hexdigest(),
-    )
-  return record, b"".join(keys)
-
-
-def finished_shard(
-  out_dir: str | os.PathLike, identity: CacheIdentity, shard_index: int
-) -> ShardRecord | None:
-  """The record of a shard whose files have the sizes and SHA-256 it names."""
-  store = store_at(out_dir)
-  there = _attempt(store, shard_index)
-  name = identity.shard_name(shard_index)
-  if there and there.record.file == name and _holds(store, there):
-    return there.record
-  return None
-
-
-def finished_shards(
-  out_dir: str | os.PathLike,
-  identity: CacheIdentity,
-  on_shard: Callable[[], object] = lambda: None,
-) -> dict[int, ShardRecord]:
-  """`finished_shard` of every shard that has one; reads every byte.
-
-  `on_shard` is called after each shard, finished or not (progress).
-  """
-  found = {}
-  # Hashing lets go of Python's lock.
-  with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    shards = range(identity.num_shards)
-    check = functools.partial(finished_shard, out_dir, identity)
-    for i, record in zip(shards, pool.map(check, shards), strict=True):
-      if record:
-        found[i] = record
-      on_shard()
-  return found
 
 
 def finish(
@@ -352,103 +219,3 @@ def check_distinct(cache: FeatureCache) -> None:
       f" more than once, the first is {repeated[0]}, so they name no example:"
       " delete it and extract without source.id_key."
     )
-
-
-def _noting_keys(
-  batches: Iterable[Rows | Skipped | Outside], keys: list[bytes]
-) -> Iterator[Rows | Skipped | Outside]:
-  """The batches, and their rows' keys once they are found to be sound."""
-  for batch in batches:
-    yield batch
-    if isinstance(batch, Rows):
-      keys.append(row_keys(batch.embedding, batch.image_key).tobytes())
-
-
-@contextlib.contextmanager
-def _record_writer(
-  path: pathlib.Path, final: pathlib.Path
-) -> Iterator[Callable[[bytes], None]]:
-  """An ArrayRecord file; its errors speak of `final`, the caller's pass."""
-  with disk_errors(final):
-    writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
-
-  def write(record: bytes) -> None:
-    with disk_errors(final):
-      writer.write(record)
-
-  try:
-    yield write
-  except BaseException:
-    # The file is thrown away; what went wrong comes first.
-    with contextlib.suppress(Exception):
-      writer.close()
-    raise
-  with disk_errors(final):
-    writer.close()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Attempt:
-  """One try at a shard; what `_incomplete/shard-00003.json` says.
-
-  Attributes:
-    name: what its two files start with, until they are renamed.
-    record: what is in them.
-  """
-
-  name: str
-  record: ShardRecord
-
-
-def _files(attempt: str) -> tuple[str, str]:
-  return f"{attempt}.rows", f"{attempt}.keys"
-
-
-def _record_file(shard_index: int) -> str:
-  return f"{INCOMPLETE_DIR}/shard-{shard_index:05d}.json"
-
-
-def _attempt(store: Store, shard_index: int) -> _Attempt | None:
-  """The attempt that is the shard, if its record can be read."""
-  try:
-    name = _record_file(shard_index)
-    data = json_object(store.path / name, store.read(name))
-    return _Attempt(
-      name=data["name"], record=ShardRecord.from_json(data["record"])
-    )
-  except (FileNotFoundError, InputError, KeyError, TypeError):
-    return None
-
-
-def _settle(store: Store, shard_index: int, mine: _Attempt) -> ShardRecord:
-  """Makes an attempt the shard, unless another one is already."""
-  name, data = _record_file(shard_index), json_bytes(dataclasses.asdict(mine))
-  if not store.put(name, data, create=True):
-    there = _attempt(store, shard_index)
-    if there and _holds(store, there):
-      store.remove(_files(mine.name))
-      return there.record
-    store.put(name, data)  # It was damaged, and is done again.
-  _rename(store, mine)
-  return mine.record
-
-
-def _holds(store: Store, attempt: _Attempt) -> bool:
-  """Whether a shard's files, renamed if need be, are those of its record."""
-  record = attempt.record
-  # Whoever created the record may have been killed before it renamed them.
-  for first in (lambda: None, lambda: _rename(store, attempt)):
-    with contextlib.suppress(FileNotFoundError):
-      first()
-      keys = hashlib.sha256(store.read(record.keys_file)).hexdigest()
-      for path in store.local_files([(record.file, record.bytes)]):
-        rows = file_sha256(path)
-        return (rows, keys) == (record.sha256, record.keys_sha256)
-  return False
-
-
-def _rename(store: Store, attempt: _Attempt) -> None:
-  record = attempt.record
-  finals = record.file, record.keys_file
-  for name, final in zip(_files(attempt.name), finals, strict=True):
-    store.move(name, final)

@@ -20,6 +20,7 @@ import apache_beam as beam
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.backbones.registry import resolved
+from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
@@ -120,7 +121,7 @@ def _extract(
 ) -> ExtractionReport:
   """Makes the shards that are missing, and the cache of all of them."""
   with step_bar("check what is kept", "shard", identity.num_shards) as bar:
-    kept = cache_writer.finished_shards(out, identity, bar.update)
+    kept = shard_writer.finished_shards(out, identity, bar.update)
   todo = [i for i in range(identity.num_shards) if i not in kept]
   start = time.monotonic()
   try:

@@ -17,7 +17,7 @@ from oneshot_dp.extract.cache.info import (
   LISTING_SHA256,
   SHARDS_FILE,
 )
-from oneshot_dp.extract.cache.writer import forget_shards
+from oneshot_dp.extract.cache.shard_writer import forget_shards
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.image_folder import mended
 from oneshot_dp.extract.sources.open_source import open_source

@@ -11,9 +11,10 @@ from apache_beam.utils import shared
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
-from oneshot_dp.extract.cache import writer as cache_writer
+from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache.checked_rows import Outside, Rows, Skipped
 from oneshot_dp.extract.cache.identity import CacheIdentity
+from oneshot_dp.extract.cache.writer import check_computed_on
 from oneshot_dp.extract.job.embed_range import (
   EmbeddedBatch,
   decode_pool,
@@ -70,7 +71,7 @@ class ExtractShard(beam.DoFn):
   def process(self, shard_index: int) -> Iterator[int]:
     # A worker that died after its shard was whole is retried by the runner.
     job = self._out_dir, self._identity, shard_index
-    if not cache_writer.finished_shard(*job):
+    if not shard_writer.finished_shard(*job):
       embedded = embed_range(
         self._source,
         self._identity.shard_range(shard_index),
@@ -78,7 +79,7 @@ class ExtractShard(beam.DoFn):
         self._config,
         self._pool,
       )
-      cache_writer.write_shard(*job, self._counted(embedded))
+      shard_writer.write_shard(*job, self._counted(embedded))
     yield shard_index
 
   def _counted(
@@ -118,7 +119,7 @@ class ExtractShard(beam.DoFn):
           f"{what} is another file on this worker (SHA-256 {found}) than where"
           f" the job was started ({expected}); give every worker the same."
         )
-    cache_writer.check_computed_on(self._out_dir, embedder.computed_on)
+    check_computed_on(self._out_dir, embedder.computed_on)
     return embedder
 
   def teardown(self) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import optax
 from jax_privacy import clipping as jax_privacy_clipping
 
+from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.identity import (
@@ -79,7 +80,7 @@ def synthetic_cache(
         label=rng.integers(classes, size=len(ids)),
         example_id=ids,
       )
-      cache_writer.write_shard(out, identity, shard, [batch])
+      shard_writer.write_shard(out, identity, shard, [batch])
     cache_writer.finish(out, identity)
   return open_cache(out)
 

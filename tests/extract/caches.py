@@ -15,12 +15,8 @@ from oneshot_dp.extract.cache.identity import (
   numbered_class_names,
 )
 from oneshot_dp.extract.cache.info import CacheInfo
-from oneshot_dp.extract.cache.writer import (
-  begin,
-  finish,
-  finished_shards,
-  write_shard,
-)
+from oneshot_dp.extract.cache.shard_writer import finished_shards, write_shard
+from oneshot_dp.extract.cache.writer import begin, finish
 
 
 def make_identity(n: int = 20, d: int = 3, **changes: Any) -> CacheIdentity:

@@ -8,7 +8,8 @@ import numpy as np
 
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.extract.cache.writer import begin, finish, write_shard
+from oneshot_dp.extract.cache.shard_writer import write_shard
+from oneshot_dp.extract.cache.writer import begin, finish
 from tests.extract.caches import make_identity, part
 
 DIM = 6

@@ -16,9 +16,10 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import EMBEDDING_DTYPES, stored_norm
 from oneshot_dp.extract.cache.content_keys import row_keys
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.shard_writer import write_shard
 from oneshot_dp.extract.cache.summary import describe, public_metadata
 from oneshot_dp.extract.cache.verify import verify_cache
-from oneshot_dp.extract.cache.writer import begin, claim, finish, write_shard
+from oneshot_dp.extract.cache.writer import begin, claim, finish
 from tests.extract.caches import (
   digest,
   make_identity,

@@ -13,9 +13,10 @@ from oneshot_dp.configs.extract_config import ArraysSource
 from oneshot_dp.extract.cache.block import BlockCodec
 from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Skipped
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.shard_writer import write_shard
 from oneshot_dp.extract.cache.summary import describe
 from oneshot_dp.extract.cache.verify import verify_cache
-from oneshot_dp.extract.cache.writer import begin, finish, write_shard
+from oneshot_dp.extract.cache.writer import begin, finish
 from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.caches import (
   make_identity,

@@ -9,8 +9,9 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import Block, columns, stored_norm
 from oneshot_dp.extract.cache.checked_rows import Skipped
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.shard_writer import write_shard
 from oneshot_dp.extract.cache.verify import verify_cache
-from oneshot_dp.extract.cache.writer import begin, finish, write_shard
+from oneshot_dp.extract.cache.writer import begin, finish
 from oneshot_dp.extract.storage.durable_files import file_sha256
 from tests.extract.caches import make_identity, make_rows, part, write_cache
 

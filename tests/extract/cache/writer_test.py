@@ -14,15 +14,14 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
 from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.shard_writer import finished_shards, write_shard
 from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.cache.writer import (
   begin,
   check_computed_on,
   claim,
   finish,
-  finished_shards,
   is_complete,
-  write_shard,
 )
 from tests.extract.caches import (
   batches,
@@ -429,7 +428,8 @@ def test_what_breaks_in_the_source_is_not_blamed_on_the_disk(tmp_path):
 _FULL_DISK = """
 import pathlib, resource, signal, sys
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.cache.writer import begin, write_shard
+from oneshot_dp.extract.cache.shard_writer import write_shard
+from oneshot_dp.extract.cache.writer import begin
 from tests.extract.caches import make_identity, make_rows
 out = pathlib.Path(sys.argv[1])
 identity = make_identity(n=4000, d=64, shard_rows=4000)

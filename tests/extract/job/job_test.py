@@ -429,14 +429,14 @@ def test_the_listing_stays_with_the_private_data(job, tmp_path):
 
 def test_a_job_without_progress_is_given_up(job, tmp_path, monkeypatch):
   """Its worker hangs; the same command ends well once it does not."""
-  whole = shard.cache_writer.write_shard
+  whole = shard.shard_writer.write_shard
 
   def hangs_at_two(out, identity, index, rows):
     if index == 2:
       threading.Event().wait(60)
     return whole(out, identity, index, rows)
 
-  monkeypatch.setattr(shard.cache_writer, "write_shard", hangs_at_two)
+  monkeypatch.setattr(shard.shard_writer, "write_shard", hangs_at_two)
   hurried = dataclasses.replace(job, stall_seconds=1)
   with pytest.raises(RunError, match=r"1 of 3 shards \(2\).*--stall-seconds"):
     run_extraction(hurried, tmp_path / "cache")

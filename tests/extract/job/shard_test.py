@@ -8,6 +8,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.job import shard
@@ -98,7 +99,7 @@ def test_another_batch_size_is_another_embedder(job, loads):
 def test_a_shard_that_holds_is_kept(worker, identity, tmp_path):
   out = tmp_path / "cache"
   assert list(worker.process(1)) == [1]
-  record = cache_writer.finished_shard(out, identity, 1)
+  record = shard_writer.finished_shard(out, identity, 1)
   assert record is not None
   before = (out / record.file).stat()
   assert list(worker.process(1)) == [1]  # as a runner retries it

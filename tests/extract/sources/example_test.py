@@ -7,7 +7,8 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.checked_rows import Rows, Skipped
 from oneshot_dp.extract.cache.info import INFO_FILE
 from oneshot_dp.extract.cache.reader import open_cache
-from oneshot_dp.extract.cache.writer import begin, finish, write_shard
+from oneshot_dp.extract.cache.shard_writer import write_shard
+from oneshot_dp.extract.cache.writer import begin, finish
 from oneshot_dp.extract.sources.example import number_of
 from tests.extract.caches import make_identity
 
