@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-versions test-cluster lint format wheel lock clean
+.PHONY: help demo fuzz test test-fast test-versions test-cluster lint format wheel lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
@@ -37,6 +37,9 @@ test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 
 test-cluster: $(VENV)/.project ## Flink, its workers killed (Java 17 and Maven)
 	@$(BIN)/python -m tests.cluster.kills $(CLUSTER_ARGS)
+
+fuzz: $(VENV)/.project ## damaged files and odd words, for an hour or so
+	@FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 lint: $(VENV)/.project ## ruff (rules, format) and pyrefly (types)
 	@$(BIN)/ruff check

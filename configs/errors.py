@@ -3,6 +3,9 @@
 Everything else that escapes is a bug in oneshot-dp and keeps its traceback.
 """
 
+import os
+import unicodedata
+
 
 class InputError(ValueError):
   """What was asked cannot be done as asked; exit status 2.
@@ -13,6 +16,71 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
   """The request was sound, the run failed (disk, worker, data loss); exit 1."""
+
+
+MOST_CLASSES = int(os.environ.get("ONESHOT_DP_MOST_CLASSES", 1_000_000))
+"""More are taken for a slip of the pen: each takes a row of every head."""
+_LONGEST_NAME = 1000
+_FORGES_LINES = ("Cc", "Cs", "Zl", "Zp")  # control, no UTF-8, line breaks
+_TURNS_ROUND = {*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A)))}
+
+
+def check_name(place: str, name: object) -> None:
+  """Refuses what no terminal, table or file should be asked to show as a name.
+
+  Args:
+    place: what it is the name of.
+    name: text of one line that UTF-8 can hold.
+
+  Raises:
+    InputError: it is blank, very long, no text, or holds control characters.
+  """
+  if not (isinstance(name, str) and name.strip()):
+    raise InputError(f"{place}={name!r} must be a name, and not blank.")
+  if len(name) > _LONGEST_NAME:
+    raise InputError(
+      f"{place} is a name of {len(name)} characters; shorten it."
+    )
+  check_text(place, name)
+
+
+def check_text(place: str, text: str) -> None:
+  """Refuses control characters, and bytes that are not UTF-8.
+
+  Raises:
+    InputError: names the place, and shows them escaped.
+  """
+  if any(
+    c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES for c in text
+  ):
+    raise InputError(
+      f"{place}={text!a} holds control characters, or bytes that are not"
+      " UTF-8; leave them out."
+    )
+
+
+def escaped(text: str) -> str:
+  """What a terminal shows of a text, whatever file it came from."""
+  return "".join(
+    ascii(c)[1:-1]
+    if c not in "\n\t"
+    and (c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES)
+    else c
+    for c in text
+  )
+
+
+def check_num_classes(num_classes: int, place: str) -> None:
+  """Refuses more classes than anybody has, before memory is asked for.
+
+  Raises:
+    InputError: says how to raise the bound.
+  """
+  if num_classes > MOST_CLASSES:
+    raise InputError(
+      f"{place} makes {num_classes} classes, more than {MOST_CLASSES}: mend it,"
+      " or set ONESHOT_DP_MOST_CLASSES if there are so many."
+    )
 
 
 def check_positive(name: str, value: int | None) -> None:

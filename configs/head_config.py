@@ -23,6 +23,15 @@ ReleaseOrder = Literal["nested", "independent"]
 PublicUse = Literal["mean", "mean-and-covariance"]
 
 
+_MODERATE = 1e6
+
+
+def _check_moderate(name: str, value: float | int) -> None:
+  """Refuses what would overflow, or never end, after it was charged."""
+  if _MODERATE < abs(value) < math.inf:
+    raise InputError(f"{name}={value:g} is absurd: give at most {_MODERATE:g}.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepsConfig:
   """How a head of several steps is trained.
@@ -71,6 +80,8 @@ class StepsConfig:
       value = getattr(self, field)
       if value is not None and not 0 < value < math.inf:
         raise InputError(f"{field}={value} must be positive and finite.")
+      _check_moderate(field, value or 1.0)
+    _check_moderate("epochs", self.epochs or 1)
     if (self.batch_size is None) != (self.sampling is None):
       raise InputError(
         f"batch_size={self.batch_size} and sampling={self.sampling} go"
@@ -131,6 +142,8 @@ class HeadConfig:
       raise InputError(
         f"balanced=True is a setting of head='auto', not of {self.head!r}."
       )
+    for name in ("l2_clip_norm", "initial_bias", "learning_rate", "eps"):
+      _check_moderate(name, getattr(self, name))
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       if field.name in ("head", "balanced") or value == field.default:

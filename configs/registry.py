@@ -63,7 +63,7 @@ def _user_code(name: str) -> Iterator[None]:
   """A config file is code, and fails as it likes; says so in one line."""
   try:
     yield
-  except InputError:
+  except (InputError, KeyboardInterrupt):
     raise
-  except Exception as error:
+  except BaseException as error:  # sys.exit among them
     raise InputError(f"{name}: {type(error).__name__}: {error}") from error

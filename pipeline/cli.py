@@ -5,6 +5,7 @@ a run that failed, 130 after Ctrl-C. A traceback is a bug.
 """
 
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -15,7 +16,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import (
+  InputError,
+  RunError,
+  check_text,
+  escaped,
+)
 
 _PROG = "oneshot-dp"
 _NOTHING_DONE = "interrupted; nothing was charged or written"
@@ -45,6 +51,10 @@ def _run(argv: Sequence[str]) -> int:
   logging.basicConfig(level=logging.ERROR, format="%(message)s")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   warnings.formatwarning = _warning_line
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+      # A locale may have no ε: results are there, and are told all the same.
+      stream.reconfigure(errors="backslashreplace")
   what_is_left = _NOTHING_DONE
   with _noted_interrupts() as interrupts:
     try:
@@ -53,14 +63,16 @@ def _run(argv: Sequence[str]) -> int:
       from oneshot_dp.pipeline.commands.registry import COMMANDS
       from oneshot_dp.pipeline.shell import parser, terminal
 
+      for word in argv:
+        check_text("a word of the command line", word)
       request = parser.parse(argv, COMMANDS)
       what_is_left = getattr(request.command, "IF_INTERRUPTED", _STAYS)
       with terminal.as_asked(request.output):
         answer = request.command.run(request.flags)
       if said := answer.json() if request.output.json else answer.text:
-        print(said)
+        print(escaped(said))
       for fault in answer.faults:
-        print(fault, file=sys.stderr)
+        print(escaped(fault), file=sys.stderr)
       if answer.failure is not None:
         raise answer.failure
       sys.stdout.flush()
@@ -75,11 +87,21 @@ def _run(argv: Sequence[str]) -> int:
       # The reader of our output has gone (`| head`); nothing is left to say.
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       return 1
+    except (OSError, MemoryError, RecursionError, UnicodeError) as error:
+      # What a disk, a limit or a damaged file may do anywhere.
+      if interrupts:
+        return _fail(what_is_left, 130)
+      place = getattr(error, "filename", None) or "the run ended"
+      reason = getattr(error, "strerror", None) or str(error)
+      return _fail(f"{place}: {type(error).__name__}: {reason}", 1)
     except Exception:
       # NumPy makes an ImportError of a Ctrl-C while it is imported.
       if interrupts:
         return _fail(what_is_left, 130)
       raise
+    if interrupts:
+      # A library's callback took it for an error of its own, and went on.
+      return _fail("interrupted, when all was done already", 130)
   return 0
 
 
@@ -113,7 +135,8 @@ def _warning_line(message: Warning | str, *_: Any, **__: Any) -> str:
 
 
 def _fail(error: object, status: int) -> int:
-  print(f"{_PROG}: error: {' '.join(str(error).split())}", file=sys.stderr)
+  said = escaped(" ".join(str(error).split()))
+  print(f"{_PROG}: error: {said}", file=sys.stderr)
   return status
 
 

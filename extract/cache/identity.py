@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import tensorflow_datasets as tfds
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import (
   EXAMPLE_UNIT,
   POSITION_IDS,
@@ -98,6 +98,12 @@ class CacheIdentity:
       )
     if self.has_units:
       check_unit_name(self.privacy_unit)
+    names = {"dataset": self.dataset, "split": self.split}
+    names |= {"backbone": self.backbone.name, "unit": self.privacy_unit}
+    for place, name in names.items():
+      check_name(place, name)
+    for i, name in enumerate(self.class_names):
+      check_name(f"class_names[{i}]", name)
     if not self.class_names:
       raise InputError("class_names is empty: a cache needs a class or more.")
     # As JSON reads it back (tuples are lists), so that a job on disk and the

@@ -151,15 +151,6 @@ def write_rows(
       blank name, or an `out` that holds anything else.
     RunError: a full or broken disk.
   """
-  # Ledgers go by the name of the data set.
-  names = {
-    "dataset": identity.dataset,
-    "split": identity.split,
-    "backbone": identity.backbone.name,
-  } | {f"class_names[{i}]": n for i, n in enumerate(identity.class_names)}
-  for place, name in names.items():
-    if not (isinstance(name, str) and name.strip()):
-      raise InputError(f"{place}={name!r} must be a name, and not blank.")
   for i in range(identity.num_shards):
     for _ in _blocks(identity, i, rows, origin or out, inside):
       pass  # they are only checked, before there is a shard to leave behind

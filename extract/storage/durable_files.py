@@ -93,7 +93,7 @@ def json_object(path: pathlib.Path, content: bytes) -> dict[str, Any]:
   """The JSON object that is in a file; refuses what is none."""
   try:
     data = json.loads(content)
-  except ValueError as e:
+  except (ValueError, RecursionError) as e:
     raise InputError(
       f"{path}: not JSON ({e}); restore it or extract again."
     ) from e

@@ -21,6 +21,7 @@ from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 
 NOT_PRIVATE = "NOT PRIVATE"
+MOST_HEADS = 100_000
 BASELINE_NOISE = f"none: {NOT_PRIVATE}"
 """What the noise source of the baseline is called."""
 
@@ -139,6 +140,11 @@ class ReleasePlan:
   sampling: PoissonSampling | None = None
 
   def __post_init__(self):
+    if self.num_draws * max(1, len(self.epsilons)) > MOST_HEADS:
+      raise InputError(
+        f"num_draws={self.num_draws} of {len(self.epsilons)} epsilons are more"
+        f" than {MOST_HEADS} heads; ask for fewer."
+      )
     for epsilon in self.epsilons:
       accounting.check_budget(epsilon, self.delta)
     if not self.epsilons:

@@ -2,14 +2,16 @@
 
 import os
 import pathlib
+import tokenize
 import warnings
 import zipfile
+import zlib
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
 from tqdm.utils import CallbackIOWrapper
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, check_num_classes
 from oneshot_dp.configs.extract_config import (
   EXAMPLE_UNIT,
   POSITION_IDS,
@@ -31,6 +33,12 @@ from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.extract.storage.anywhere import opened
 
 _Arrays = dict[str, np.ndarray]
+# zipfile and zlib say so of what they cannot unpack, NumPy of headers.
+_UNREADABLE = (
+  *(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error),
+  *(NotImplementedError, RuntimeError, KeyError, TypeError, SyntaxError),
+  *(OverflowError, tokenize.TokenError),
+)
 _ROWS = ("embedding", "label", "example_id", "unit_id")
 
 
@@ -123,18 +131,36 @@ def _load(path: pathlib.Path, split: str) -> _Arrays:
       if not isinstance(file, NpzFile):
         raise InputError(f"{path}: one array, not an npz; use numpy.savez.")
       names = _names(path, sorted(file.files), split)
+      _check_size(path, file, names)
       return {name: file[stored] for name, stored in names.items()}
   except InputError:
     raise
   except (FileNotFoundError, IsADirectoryError) as e:
     raise InputError(f"{path}: no such file.") from e
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+  except MemoryError as e:
+    raise InputError(f"{path}: its arrays do not fit into memory.") from e
+  except _UNREADABLE as e:
     reason = (
       "it holds Python objects; save plain arrays"
       if "allow_pickle" in str(e) and zipfile.is_zipfile(path)
       else f"not a readable npz ({type(e).__name__})"
     )
     raise InputError(f"{path}: {reason}.") from e
+
+
+def _check_size(
+  path: pathlib.Path, file: NpzFile, names: dict[str, str]
+) -> None:
+  """Before memory is asked for: a small file may unpack to a huge one."""
+  wanted = {f"{name}.npy" for name in names.values()} | {*names.values()}
+  assert file.zip is not None
+  size = sum(i.file_size for i in file.zip.infolist() if i.filename in wanted)
+  memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  if size > memory:
+    raise InputError(
+      f"{path}: its arrays take {size / 2**30:.1f} GiB, and there are"
+      f" {memory / 2**30:.1f} GiB of memory; import it in parts."
+    )
 
 
 def _names(
@@ -226,6 +252,7 @@ def _classes(
   """The names of the classes, and where their number comes from."""
   if num_classes is not None and num_classes < 1:
     raise InputError(f"num_classes={num_classes} must be at least 1.")
+  check_num_classes(num_classes or 0, f"num_classes={num_classes}")
   if "class_names" in arrays:
     names = arrays["class_names"]
     if names.dtype.kind not in "US" or names.ndim != 1 or not len(names):
@@ -245,6 +272,8 @@ def _classes(
   if num_classes is not None:
     return numbered_class_names(num_classes), "flag"
   k = int(arrays["label"].max()) + 1
+  row = int(arrays["label"].argmax())
+  check_num_classes(k, f"{path}: without num_classes, the label of row {row}")
   warnings.warn(
     f"{path}: no class_names and no num_classes, so K = {k} is taken from "
     "the labels, which are private, and is treated as public; give "

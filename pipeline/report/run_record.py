@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -119,6 +120,13 @@ def read_run(directory: Path) -> RunRecord:
   """What `sweep` or `compare` wrote; InputError for anything else."""
   config = _read(directory / "config.json")
   results = _read(directory / "results.json")
+  written = (directory / "results.json").read_bytes()
+  digest = hashlib.sha256(written).hexdigest()
+  if config.get("results_sha256", digest) != digest:
+    raise InputError(
+      f"{directory / 'results.json'} is not the one that the run wrote: it was"
+      " edited; restore it, or run it again."
+    )
   if "run" not in config:
     raise InputError(
       f"{directory} was not written by this version's `sweep` or `compare`,"

@@ -16,6 +16,7 @@ files have mode 0600, and DIR and that head's folder 0700.
 import dataclasses
 import datetime
 import functools
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -170,7 +171,9 @@ class Run:
       for folder, head, cache in zip(folders, trained, caches, strict=True):
         write_head(folder, head, cache.info)
       write_tables(directory, rows, cost, evaluation)
-      (directory / "config.json").write_text(as_json(config))
+      results = (directory / "results.json").read_bytes()
+      config["results_sha256"] = hashlib.sha256(results).hexdigest()
+      (directory / "config.json").write_text(as_json(config), "utf-8")
       plot = plot or functools.partial(_plot_accuracy, rows, self.dataset)
       pictures.draw(plot, directory)
       if not all(row.private for row in rows):

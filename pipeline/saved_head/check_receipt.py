@@ -34,6 +34,13 @@ from oneshot_dp.pipeline.saved_head.make_receipt import (
 )
 from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
 
+_MALFORMED = (
+  ArithmeticError,
+  AttributeError,
+  LookupError,
+  TypeError,
+  ValueError,
+)
 _TOLERANCE = 1e-8
 """Relative; both roundings of `accounting` are upward, by 1e-9 each."""
 _SOLVER_TOLERANCE = 1e-11
@@ -53,7 +60,7 @@ def problems(receipt: dict[str, Any]) -> list[str]:
   """
   try:
     return list(_problems(receipt))
-  except (KeyError, OverflowError, TypeError, ValueError) as error:
+  except _MALFORMED as error:
     return [f"receipt.json is incomplete or malformed ({error!r})."]
 
 

@@ -36,6 +36,9 @@ INPUT = "input"
 """In the metadata of the weights: what the kernel is multiplied with."""
 RECEIPT_FILE = "receipt.json"
 CARD_FILE = "README.md"
+_SECTIONS = (
+  *("privacy", "composition", "mechanism", "data", "training", "software"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +158,13 @@ def read_head(directory: Path) -> SavedHead:
     receipt = json.loads((directory / RECEIPT_FILE).read_text())
     if not isinstance(receipt, dict):
       raise ValueError("not a JSON object")
-  except ValueError as error:
+    for name in _SECTIONS:
+      if not isinstance(receipt.get(name, {}), dict):
+        raise ValueError(f"{name} is no JSON object")
+    data = receipt.get("data", {})
+    if not isinstance(data.get("backbone", {}), dict):
+      raise ValueError("data.backbone is no JSON object")
+  except (ValueError, RecursionError) as error:
     raise InputError(
       f"{directory / RECEIPT_FILE} is damaged ({error}); train the head again."
     ) from error

@@ -1,0 +1,3 @@
+"""Caches and a sweep, as the tests of the pipeline have them."""
+
+from tests.pipeline.conftest import *  # noqa: F403
