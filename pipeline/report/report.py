@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline.report.findings import look
+from oneshot_dp.pipeline.report.run_record import read_back
 from oneshot_dp.pipeline.runs.output_dir import keep_from_others
 from oneshot_dp.pipeline.runs.pictures import INSTALL
 
@@ -48,7 +49,8 @@ def write_report(directory: Path, **options: Any) -> WrittenReport:
     ) from error
   from oneshot_dp.pipeline.report import page  # only now: it needs both
 
-  findings = look(directory, **options)
+  with read_back(directory, AttributeError, IndexError):
+    findings = look(directory, **options)
   target = directory / FOLDER
   try:
     with tempfile.TemporaryDirectory(
