@@ -9,8 +9,6 @@ raising it leaves a trace.
 import contextlib
 import datetime
 import hashlib
-import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +19,6 @@ from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
-from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
@@ -32,6 +29,10 @@ from oneshot_dp.pipeline.ledger.chained_file import (
   exclusive,
 )
 from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.folder import (
+  check_in_one_ledger,
+  default_ledger_dir,
+)
 from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.ledger.spending import (
   BASELINE,
@@ -40,14 +41,6 @@ from oneshot_dp.pipeline.ledger.spending import (
   Spending,
   spending_of,
 )
-
-
-def default_ledger_dir() -> Path:
-  """$ONESHOT_DP_LEDGER_DIR, or a folder in the user's state folder."""
-  if chosen := os.environ.get("ONESHOT_DP_LEDGER_DIR"):
-    return Path(chosen)
-  state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-  return Path(state) / "oneshot-dp" / "ledgers"
 
 
 class Published(NamedTuple):
@@ -139,7 +132,9 @@ class Ledger:
     return [head for head in heads if head.entry == entry]
 
   def charge(self, *charges: Charge) -> list[str]:
-    """Writes costs to disk, all or none; call it before drawing any noise.
+    """Writes costs to disk; call it before drawing any noise.
+
+    All or none, unless the disk fails in between: then the error says how many.
 
     Args:
       *charges: what is about to be released.
@@ -206,33 +201,9 @@ class Ledger:
       exclusive(self.path.with_name(".lock")),
       self._file.locked() as chain,
     ):
-      self._check_rows(charges)
+      check_in_one_ledger(self.path, self.dataset, charges)
       self._check(_costs(chain.entries), charges, at_once=at_once)
       yield chain
-
-  def _check_rows(self, charges: Sequence[Charge]) -> None:
-    """Refuses rows that another ledger of the folder was charged for.
-
-    Raises:
-      InputError: names the other ledger and data set.
-    """
-    rows = {charge.rows for charge in charges if charge.rows is not None}
-    digests = {charge.facts.get("private_digest") for charge in charges}
-    for other in ledgers_in(self.path.parent):
-      if other == self.path:
-        continue
-      entries, known = _entries_and_rows(other)
-      if any(known.common(each) for each in rows) or any(
-        # Of entries from before there were keys.
-        entry.get("private_digest") in digests - {None}
-        for entry in entries
-      ):
-        raise InputError(
-          f"rows of this cache, which calls them {self.dataset!r}, were charged"
-          f" to {other.name} before, as {entries[0].get('dataset')!r}: use a"
-          " cache of that name, so that what is spent on them adds up, or leave"
-          " them out."
-        )
 
   def _check(
     self,
@@ -300,62 +271,6 @@ def _new_rows(
   if charge.rows is None:
     return {}
   return charge.rows.facts_beyond(RowSketch.of_entries(entries))
-
-
-def check_never_charged(
-  cache: FeatureCache, directory: Path | None, why: str
-) -> None:
-  """Refuses rows that any ledger of a folder was charged for: private ones.
-
-  Args:
-    cache: rows that somebody takes for public.
-    directory: where ledgers are kept; None is `default_ledger_dir()`.
-    why: what would leave of them.
-
-  Raises:
-    InputError: how many there are, and in which ledger; for their holder.
-    RunError: a ledger cannot be read.
-  """
-  for path in ledgers_in(directory or default_ledger_dir()):
-    _, known = _entries_and_rows(path)
-    shared = sum(int(known.holds(keys).sum()) for keys in cache.key_blocks())
-    if shared:
-      raise InputError(
-        f"at least {shared} of the {len(cache)} rows of {cache.path} were"
-        f" charged to {path}, as private rows: {why}; give a cache of other"
-        " rows, or leave these out."
-      )
-
-
-def ledgers_in(directory: Path) -> list[Path]:
-  """The ledgers of a folder, by what they are called."""
-  pattern = re.compile(r"\w*-[0-9a-f]{12}\.jsonl", re.ASCII)
-  found = directory.glob("*.jsonl")
-  return sorted(path for path in found if pattern.fullmatch(path.name))
-
-
-def _entries_and_rows(path: Path) -> tuple[list[dict[str, Any]], RowSketch]:
-  """What is in another ledger, whose chain its own use checks.
-
-  Raises:
-    InputError: it was damaged.
-    RunError: it cannot be read.
-  """
-  unknown = "so it is unknown if it was charged for the same rows"
-  try:
-    content = path.read_bytes()
-    # A line without an end was never finished.
-    whole = content[: content.rfind(b"\n") + 1]
-    entries = [dict(json.loads(line)) for line in whole.splitlines()]
-    return entries, RowSketch.of_entries(entries)
-  except OSError as error:
-    raise RunError(
-      f"The ledger {path} cannot be read ({error.strerror}), {unknown}."
-    ) from error
-  except (ValueError, TypeError) as error:
-    raise InputError(
-      f"{path} was damaged, {unknown}; restore it from a backup."
-    ) from error
 
 
 def _check_unit(entries: Sequence[dict[str, Any]], privacy_unit: str) -> None:

@@ -24,7 +24,7 @@ from oneshot_dp.linear_dp.heads.multi_step.rule import make_batches
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.ledger.ledger import check_never_charged
+from oneshot_dp.pipeline.ledger.folder import check_never_charged
 from oneshot_dp.pipeline.paper.ablation_cells import Cell, Choices, cells
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
 from oneshot_dp.pipeline.runs.evaluation import (

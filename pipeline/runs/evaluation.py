@@ -25,11 +25,8 @@ from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.ledger.ledger import (
-  Ledger,
-  charge_aloud,
-  check_never_charged,
-)
+from oneshot_dp.pipeline.ledger.folder import check_never_charged
+from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
 from oneshot_dp.pipeline.ledger.spending import CAP
 from oneshot_dp.pipeline.training.train_heads import (
   RELATIONS,

@@ -29,7 +29,7 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.extract.duplicates.shared_rows import count_shared_rows
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead
-from oneshot_dp.pipeline.ledger.ledger import (
+from oneshot_dp.pipeline.ledger.folder import (
   check_never_charged,
   default_ledger_dir,
 )

@@ -35,7 +35,7 @@ from oneshot_dp.linear_dp.trainer import (
   TrainingRows,
   unseen,
 )
-from oneshot_dp.pipeline.ledger.ledger import check_never_charged
+from oneshot_dp.pipeline.ledger.folder import check_never_charged
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
 from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
 

@@ -30,7 +30,8 @@ def run(flags: Flags) -> Answer:
   import shutil
 
   from oneshot_dp.configs.errors import InputError
-  from oneshot_dp.pipeline.ledger.ledger import Ledger, default_ledger_dir
+  from oneshot_dp.pipeline.ledger.folder import default_ledger_dir
+  from oneshot_dp.pipeline.ledger.ledger import Ledger
   from oneshot_dp.pipeline.runs import output_dir
   from oneshot_dp.pipeline.saved_head.directory import (
     bytes_of,

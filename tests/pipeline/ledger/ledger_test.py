@@ -22,7 +22,8 @@ from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.ledger import chained_file
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.ledger.ledger import Ledger, default_ledger_dir
+from oneshot_dp.pipeline.ledger.folder import default_ledger_dir
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
