@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 _POLL_SECONDS = 0.3
 _POLL_SHARE = 0.05
-"""Of the time, at most: to see what workers elsewhere did may take a while."""
+"""Share of the time, at most: to see what workers elsewhere did takes some."""
 _SIGNAL = signal.SIGUSR2
 """Reaches the main thread whatever it waits for, in the background too."""
 

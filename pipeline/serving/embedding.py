@@ -92,7 +92,7 @@ def check_backbone(data: dict[str, Any], found: Backbone) -> None:
   """Refuses a backbone that is not the receipt's, whatever it is called.
 
   Raises:
-    InputError: other weights, code, layer or preprocessing.
+    InputError: other weights, code, embedding or preprocessing.
   """
   preprocess = dataclasses.asdict(found.preprocessing)
   args = identity_of(found), preprocess, found.feature_dim
