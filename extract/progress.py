@@ -9,6 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from oneshot_dp.configs.errors import InputError, RunError
+
 _POLL_SECONDS = 0.3
 _POLL_SHARE = 0.05
 """Share of the time, at most: to see what workers elsewhere did takes some."""
@@ -63,7 +65,8 @@ def progress_bar(
 
   Another thread polls `done`, which says how many images are finished,
   wherever, and hands that to `watch`. An error that `watch` raises ends the
-  block, whatever it waits for; only the main thread can be ended so.
+  block, whatever it waits for; only the main thread can be ended so. What
+  `done` cannot say is taken for no progress.
   """
   waiting = threading.current_thread() is threading.main_thread()
   watch = watch if waiting else lambda count: None
@@ -71,10 +74,12 @@ def progress_bar(
   stop = threading.Event()
 
   def poll() -> None:
-    pause = _POLL_SECONDS
+    pause, count = _POLL_SECONDS, initial
     while not stop.wait(pause):
       start = time.monotonic()
-      count = done()
+      # A store that does not answer now may do so the next time.
+      with contextlib.suppress(InputError, RunError, OSError):
+        count = done()
       bar.update(max(0, count - bar.n))
       pause = max(_POLL_SECONDS, (time.monotonic() - start) / _POLL_SHARE)
       try:

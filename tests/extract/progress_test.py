@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.progress import RowCounter, progress_bar
 
 
@@ -101,6 +102,24 @@ def test_what_watches_it_can_end_it():
   ):
     threading.Event().wait(60)
   assert signal.getsignal(signal.SIGUSR2) == handler
+
+
+def test_a_store_that_does_not_answer_is_watched_on():
+  """Else a job that hangs after an outage would hang for ever."""
+  answers = iter([RunError("timed out"), 7])
+  seen = threading.Event()
+
+  def done() -> int:
+    if isinstance(answer := next(answers, 7), RunError):
+      raise answer
+    return answer
+
+  def watch(count: int) -> None:
+    if count == 7:
+      seen.set()
+
+  with progress_bar(10, 0, done, "train", watch):
+    assert seen.wait(10)
 
 
 def test_its_thread_ends_with_the_job():
