@@ -81,11 +81,14 @@ class ImageFolderSource:
     id_from_name: take the last number of each file's name as the example_id
       (ILSVRC2012_val_00000017.JPEG is 17), needed for --real-labels; no two may
       be equal. Default: the position.
+    class_names: all classes, public, where some may have no image in a split;
+      empty is the folders' names, each of which must then have one.
   """
 
   root: str
   name: str | None = None
   id_from_name: bool = False
+  class_names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -191,7 +191,7 @@ def _prepare(
       raise InputError(
         f"{source.where(index)} (example_id={example.example_id}) cannot be"
         f" decoded: {error}. Mend it (without it, it is another job), or pass"
-        " --on-decode-error skip."
+        " --on-decode-error skip; `oneshot-dp inspect FOLDER` names all such."
       ) from error
     images = ()
   size = (

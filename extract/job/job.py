@@ -11,6 +11,7 @@ path.
 
 import dataclasses
 import importlib.metadata
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import apache_beam as beam
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.configs.extract_config import ExtractConfig, ImageFolderSource
 from oneshot_dp.extract.backbones.registry import resolved
 from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache import writer as cache_writer
@@ -30,6 +31,7 @@ from oneshot_dp.extract.job.listing import (
   check_listing,
   keep_listing,
   listing_sha256,
+  name_skipped,
   open_split,
 )
 from oneshot_dp.extract.job.run_graph import run_graph
@@ -42,6 +44,7 @@ from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.job.watch import Watch
 from oneshot_dp.extract.progress import examples_done, progress_bar, step_bar
 from oneshot_dp.extract.sources.example import Source
+from oneshot_dp.extract.sources.image_folder import shortened
 from oneshot_dp.extract.storage.store import store_at
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "array-record")
@@ -97,14 +100,21 @@ def run_extraction(
     raise InputError(f"Beam: {error}") from error
   config = dataclasses.replace(config, backbone=resolved(config.backbone))
   source = open_split(config)
+  if isinstance(config.source, ImageFolderSource):  # whatever lies there
+    names = shortened(source.class_names)
+    print(f"classes of {source.name}: {names}", file=sys.stderr)
   identity = make_identity(config, source)
   with cache_writer.claim(out, identity) as unfinished:
     if unfinished:
       keep_listing(out, config, source)
-      return _extract(pipeline, config, identity, out, listing_sha256(source))
+      report = _extract(pipeline, config, identity, out, listing_sha256(source))
+      name_skipped(report.cache, source)
+      return report
   check_listing(out, source)
+  cache = open_cache(out)
+  name_skipped(cache, source)  # A kill may have come between.
   return ExtractionReport(
-    cache=open_cache(out),
+    cache=cache,
     counters={},
     times=StageTimes(),
     kept_shards=identity.num_shards,

@@ -1,7 +1,8 @@
 """What a job's source consists of: made once, and the same for all workers.
 
 The listing is private. It lies with the unfinished cache, for the workers; of a
-finished one its SHA-256 is in `shards.json`, which stays with the private data.
+finished one its SHA-256 is in `shards.json`, which stays with the private data,
+as does `skipped.json`: which images were left out, and where they are.
 """
 
 import hashlib
@@ -10,21 +11,24 @@ import threading
 import weakref
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.configs.extract_config import POSITION_IDS, ExtractConfig
 from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.cache.info import (
   INCOMPLETE_DIR,
   LISTING_SHA256,
   SHARDS_FILE,
 )
+from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.shard_writer import forget_shards
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.image_folder import mended
 from oneshot_dp.extract.sources.open_source import open_source
-from oneshot_dp.extract.storage.durable_files import json_object
+from oneshot_dp.extract.storage.durable_files import json_bytes, json_object
 from oneshot_dp.extract.storage.store import store_at
 
 _FILE = f"{INCOMPLETE_DIR}/source_listing"
+SKIPPED_FILE = "skipped.json"
+"""example_id → where it is, of each image that a cache leaves out; private."""
 _OPENING = threading.Lock()
 _OPENED = weakref.WeakValueDictionary[tuple[str, str, str], Source]()
 """A source is opened once per process, the one that launches a job included."""
@@ -65,6 +69,17 @@ def check_listing(out: str | os.PathLike, source: Source) -> None:
   shards = json_object(store.path / SHARDS_FILE, store.read(SHARDS_FILE))
   if shards.get(LISTING_SHA256) not in (None, listing_sha256(source)):
     raise _another(out, source)
+
+
+def name_skipped(cache: FeatureCache, source: Source) -> None:
+  """Says in a file, for the holder alone, which images were left out.
+
+  An id that is no position was read off the image's name, and says it all.
+  """
+  if ids := cache.info.skipped_example_ids:
+    known = source.id_source == POSITION_IDS
+    where = {str(i): source.where(i) if known else None for i in ids}
+    cache.store.put(SKIPPED_FILE, json_bytes(where))
 
 
 def _another(out: str | os.PathLike, source: Source) -> InputError:

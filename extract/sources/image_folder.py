@@ -1,16 +1,17 @@
 """Images as files: `root/<class>/<file>` or `root/<split>/<class>/<file>`.
 
-The classes are the folders' names, sorted; a folder without images is still a
-class. Files below a class count however deep they are, as in torchvision's
-ImageFolder, and links are followed. Whatever is hidden (its name starts with a
-dot) is passed over.
+The classes are the folders' names, sorted. A folder without images is an error:
+a class that came and went with its last image would say whether that is there,
+and class names are public. Files below a class count however deep they are, as
+in torchvision's ImageFolder, and links are followed. Whatever is hidden (its
+name starts with a dot) or an archive's litter (`__MACOSX`) is passed over.
 """
 
 import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
 _SPLIT_NAMES = frozenset(
   ("train", "training", "test", "testing", "val", "valid", "validation")
 )
+_LITTER = frozenset(("__MACOSX", "@eaDir", "lost+found"))
+"""Folders that archives and disks leave behind, whatever is in them."""
 
 
 class FolderExamples:
@@ -67,8 +70,8 @@ class FolderExamples:
     self.version = ""
     self.privacy_unit = extract_config.EXAMPLE_UNIT
     if listing is None:
-      names = _class_names(self._folder, scanned)
       images = _images(self._folder, scanned)
+      names = _class_names(self._folder, scanned, config.class_names, images)
       listing = json.dumps([names, images]).encode()
     self.listing = listing
     names, listed = json.loads(listing)
@@ -128,11 +131,28 @@ def mended(before: bytes, now: bytes) -> list[int] | None:
 
 def images_below(folder: str) -> list[str]:
   """The paths of all images in a folder, however deep, by code point."""
-  return [
-    os.path.join(folder, path)
-    for path, _ in sorted(_files(folder, _scan))
-    if _is_image(path)
-  ]
+  return [os.path.join(folder, path) for path, _ in _images(folder, _scan)]
+
+
+def files_below(folder: str) -> tuple[list[str], list[str]]:
+  """Paths in a folder of what is named as an image, and of other files."""
+  files = sorted(path for path, _ in _files(folder, _scan))
+  others = [path for path in files if not _is_image(path)]
+  return [path for path in files if _is_image(path)], others
+
+
+def folders_in(folder: str) -> list[str]:
+  """The sorted names of the folders right in one: of classes, or of splits."""
+  return _folders(folder, _scan)
+
+
+def is_split(name: str) -> bool:
+  """Whether a folder is named after a split, and so is no class."""
+  return name.lower() in _SPLIT_NAMES
+
+
+def _folders(folder: str, listed: _Scan) -> list[str]:
+  return sorted(entry.name for entry in listed(folder) if entry.is_dir())
 
 
 def _numbers(folder: str, images: list[str]) -> Int64[np.ndarray, " n"]:
@@ -154,9 +174,13 @@ def _is_image(path: str) -> bool:
 
 
 def _scan(folder: str) -> list[Any]:
-  """Returns what is in a folder and not hidden, as `os.DirEntry` has it."""
+  """Returns what counts of a folder's entries, as `os.DirEntry` has it."""
   try:
-    return [entry for entry in scan(folder) if not entry.name.startswith(".")]
+    return [
+      entry
+      for entry in scan(folder)
+      if not (entry.name.startswith(".") or entry.name in _LITTER)
+    ]
   except OSError as error:
     raise InputError(f"{folder!r} cannot be read: {error.strerror}.") from error
 
@@ -171,11 +195,7 @@ def _split_folder(root: str, split: str, listed: _Scan) -> str:
   folder = os.path.join(root, split)
   if is_folder(folder, listed):
     return folder
-  splits = sorted(
-    entry.name
-    for entry in listed(root)
-    if entry.is_dir() and entry.name.lower() in _SPLIT_NAMES
-  )
+  splits = [name for name in _folders(root, listed) if is_split(name)]
   if splits:
     raise InputError(
       f"{root!r} has no split {split!r}: it has {', '.join(splits)}. (Classes "
@@ -190,34 +210,62 @@ def _split_folder(root: str, split: str, listed: _Scan) -> str:
   return root
 
 
-def _class_names(folder: str, listed: _Scan) -> list[str]:
-  """Returns the sorted names of the class folders."""
-  entries = listed(folder)
-  names = sorted(entry.name for entry in entries if entry.is_dir())
+def _class_names(
+  folder: str,
+  listed: _Scan,
+  stated: tuple[str, ...],
+  images: list[tuple[str, int]],
+) -> list[str]:
+  """Returns the sorted names of the class folders, or those that are stated."""
+  names = _folders(folder, listed)
   if not names:
     raise InputError(
       f"{folder!r} has no class folders: put each class's images in a folder "
       "named after the class."
     )
-  files = sorted(entry.name for entry in entries if not entry.is_dir())
-  strays = [name for name in files if _is_image(name)]
+  strays = [path for path, _ in images if "/" not in path]
   if strays:
     raise InputError(
       f"{folder!r} has {len(strays)} images outside any class folder, such as "
       f"{strays[0]!r}: move them into the folder of their class."
     )
+  if not images:
+    raise InputError(
+      f"{folder!r} has {len(names)} class folders ({shortened(names)}) but no"
+      f" image in them: images end in {', '.join(EXTENSIONS)}."
+    )
+  if stated:
+    if others := sorted(set(names) - set(stated)):
+      raise InputError(
+        f"{folder!r} has folders that source.class_names does not name:"
+        f" {shortened(others)}."
+      )
+    return sorted(set(stated))
+  if empty := sorted(
+    set(names) - {path.split("/", 1)[0] for path, _ in images}
+  ):
+    raise InputError(
+      f"{folder!r} has classes without an image: {shortened(empty)}; remove"
+      " such a folder, or name all classes with source.class_names, as some may"
+      " then be without."
+    )
   return names
+
+
+def shortened(names: Sequence[str]) -> str:
+  """The first twenty names, for people."""
+  more = f", … ({len(names):,} in all)" if len(names) > 20 else ""
+  return ", ".join(map(repr, names[:20])) + more
 
 
 def _images(folder: str, listed: _Scan) -> list[tuple[str, int]]:
   """Returns path and bytes of the images below a folder, in their order."""
   files = sorted(_files(folder, listed))
   images = [(path, size) for path, size in files if _is_image(path)]
-  if not images:
+  if broken := [path for path, size in images if size < 0]:
     raise InputError(
-      f"{folder!r} has {len(_class_names(folder, listed))} class folders but no"
-      f" image in them ({len(files)} other files): images end in "
-      f"{', '.join(EXTENSIONS)}."
+      f"{folder!r} has images that are no files (broken links?):"
+      f" {shortened(broken)}; mend or remove them."
     )
   return images
 
@@ -228,7 +276,10 @@ def _files(
   prefix: str = "",
   parents: frozenset[str | tuple[int, int]] = frozenset(),
 ) -> Iterator[tuple[str, int]]:
-  """Yields path, with "/" in between, and bytes of the files below `folder`."""
+  """Yields path, with "/" in between, and bytes of the files below `folder`.
+
+  The bytes are -1 of an image that is no file, and 0 of what is no image.
+  """
   identity = folder
   if not is_url(folder):
     status = os.stat(folder)
@@ -242,9 +293,7 @@ def _files(
     path = prefix + entry.name
     if entry.is_dir():
       yield from _files(entry.path, listed, f"{path}/", parents | {identity})
-    elif _is_image(entry.name) and not entry.is_file():
-      raise InputError(
-        f"{entry.path!r} is not a file (a broken link?): mend or remove it."
-      )
+    elif not _is_image(entry.name):
+      yield path, 0
     else:
-      yield path, entry.stat().st_size if _is_image(entry.name) else 0
+      yield path, entry.stat().st_size if entry.is_file() else -1

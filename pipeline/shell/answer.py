@@ -6,8 +6,9 @@ to …"), warnings ("warning: …") and progress bars go to standard error, as t
 come; `terminal` says which of them with --quiet.
 
 *Privacy*: the facts are published as readily as the text, and what is private
-is in neither. Two commands name ids of private rows all the same, for the owner
-of a cache: `verify --duplicates` in its text, and `verify` of a damaged cache.
+is in neither. Three commands tell of private rows all the same, for who holds
+them: `verify --duplicates` and `inspect` of a folder in their text, and of a
+damaged cache `verify`.
 """
 
 import dataclasses

@@ -26,7 +26,7 @@ EXTRACT = (
   "extract {config} --source.path {images} --split train --out {out}"
   " --decode-threads 1"
 )
-EXTRACT_PHOTOS = "extract {tmp}/photos.py --split all --out {out}"
+EXTRACT_PHOTOS = "extract {tmp}/photos.py --split all --out {out} --quiet"
 CONFIG = """
 from oneshot_dp.configs.extract_config import *
 def get_config():

@@ -130,7 +130,8 @@ def run(flags: Flags) -> Answer:
     f"{cache.path}: {done:,} images in {report.seconds:.1f} s"
     f" ({done / report.seconds:.1f} images/s,"
     f" {report.counters['image_bytes'] / 1e6:.1f} MB read),"
-    f" {report.counters['decode_errors']} undecodable,"
+    f" {report.counters['decode_errors']} undecodable"
+    f"{' (skipped.json names them)' * bool(report.counters['decode_errors'])},"
     f" {report.kept_shards} shards kept from an earlier run"
   )
   return Answer(

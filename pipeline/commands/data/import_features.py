@@ -56,4 +56,4 @@ def run(flags: Flags) -> Answer:
       " another backbone, as long as the width is the same.",
       file=sys.stderr,
     )
-  return inspect.run(inspect.Flags(cache=flags.out))
+  return inspect.run(inspect.Flags(path=flags.out))

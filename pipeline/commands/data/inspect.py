@@ -10,21 +10,35 @@ from oneshot_dp.pipeline.shell.answer import Answer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  """Print what is in a cache: data set, backbone, sizes, fingerprints.
+  """Print what is in a cache, or in a folder of images before it is extracted.
+
+  Of a cache: data set, backbone, sizes, fingerprints. Of a folder: classes and
+  their counts, sizes, duplicates, all files that are broken or no images; that
+  is PRIVATE, and with --json only the names of splits and classes are said.
+  Nothing is changed.
 
   Example: oneshot-dp inspect caches/train
+
+  Example: oneshot-dp inspect photos
   """
 
-  cache: Positional[Path]
-  """Directory of the cache."""
+  path: Positional[Path]
+  """Directory of the cache, or a folder with a folder of images per class."""
 
 
 def run(flags: Flags) -> Answer:
   """Describes it."""
+  from oneshot_dp.extract.cache.info import INCOMPLETE_DIR, INFO_FILE
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.extract.cache.summary import describe, owners_metadata
+  from oneshot_dp.pipeline.commands.data.folder_report import report_folder
 
-  cache = open_cache(flags.cache)
+  path = flags.path
+  of_cache = [path / INFO_FILE, path / INCOMPLETE_DIR]
+  is_folder = path.is_dir() and not any(name.exists() for name in of_cache)
+  if is_folder and (answer := report_folder(path)):
+    return answer
+  cache = open_cache(path)
   return Answer(
     text=describe(cache),
     facts={"cache": cache.path, "metadata": owners_metadata(cache)},

@@ -70,8 +70,14 @@ def test_name_of_a_relative_root(tmp_path, monkeypatch):
 def test_splits_are_folders(tmp_path):
   write(tmp_path, "train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/x")
   assert images(opened(tmp_path, "train")) == ["train/a/1.png", "train/b/2.png"]
-  assert images(opened(tmp_path, "test")) == ["test/a/3.png"]
-  assert opened(tmp_path, "test").class_names == ("a", "b")
+  with pytest.raises(InputError, match="classes without an image: 'b'"):
+    opened(tmp_path, "test")
+  config = extract_config.ImageFolderSource(
+    root=str(tmp_path), class_names=("c", "b", "a")
+  )
+  found = open_source(config, "test")
+  assert images(found) == ["test/a/3.png"]
+  assert found.class_names == ("a", "b", "c")
   with pytest.raises(InputError, match="no split 'val': it has test, train"):
     opened(tmp_path, "val")
 
@@ -95,15 +101,14 @@ def test_split_must_be_a_plain_name(tmp_path, split):
 def test_other_files_and_hidden_ones_are_ignored(tmp_path):
   write(
     tmp_path,
-    *("a/1.png", "a/notes.txt", "b/Thumbs.db", "b/deep/2.tif", "README.md"),
-    *(".git/x/3.png", "a/.hidden.png", "a/.cache/4.png", ".5.png"),
+    *("a/1.png", "a/notes.txt", "a/deep/2.tif", "README.md", ".5.png"),
+    *(".git/x/3.png", "a/.hidden.png", "a/.cache/4.png", "__MACOSX/a/6.png"),
   )
-  (tmp_path / "empty").mkdir()
   found = image_folder.FolderExamples(
     extract_config.ImageFolderSource(root=str(tmp_path)), "all"
   )
   assert images(found) == ["a/1.png"]
-  assert found.class_names == ("a", "b", "empty")
+  assert found.class_names == ("a",)
 
 
 def test_a_class_is_read_to_its_depths(tmp_path):
@@ -171,7 +176,8 @@ def test_links_that_never_end(tmp_path):
 def test_broken_link_to_an_image(tmp_path):
   write(tmp_path, "a/1.png")
   (tmp_path / "a/2.png").symlink_to(tmp_path / "gone.png")
-  with pytest.raises(InputError, match=r"a/2\.png' is not a file"):
+  (tmp_path / "a/3.png").symlink_to(tmp_path / "gone.png")
+  with pytest.raises(InputError, match=r"no files .* 'a/2.png', 'a/3.png'; "):
     opened(tmp_path)
 
 
@@ -184,7 +190,8 @@ def test_broken_link_to_an_image(tmp_path):
     ),
     (["1.png"], "has no class folders"),
     (["notes.txt"], "has no class folders"),
-    (["a/1.txt", "b/2.tif"], r"2 class folders but no image .*\(2 other files"),
+    (["a/1.txt", "b/2.tif"], r"2 class folders \('a', 'b'\) but no image"),
+    (["a/1.png", "b/2.tif"], "classes without an image: 'b'; remove"),
     (["all/1.png"], "all' has no class folders"),
   ],
 )

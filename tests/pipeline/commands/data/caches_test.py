@@ -1,8 +1,11 @@
 """Commands that read or import a cache."""
 
+import json
+
 import numpy as np
 
 from oneshot_dp.pipeline.cli import main
+from tests.extract.image_jobs import write_folder
 from tests.pipeline.command_line import (
   one_line,
   succeeds,
@@ -22,6 +25,35 @@ class TestCaches:
     out, err = succeeds(capsys, *place("verify {train}"))
     assert out == "ok: 3 shards, 180 rows\n"
     assert err == ""
+
+
+class TestFolder:
+  def test_a_look_finds_what_is_wrong_and_changes_nothing(
+    self, capsys, tmp_path
+  ):
+    root = tmp_path / "photos"
+    files = write_folder(root / "train", 6, bad=[1, 2])
+    (root / "test" / "cat").mkdir(parents=True)
+    (root / "test" / "cat" / "x.PNG").write_bytes(files[4].read_bytes())
+    (root / "test" / "owl").mkdir()
+    (root / "stray.png").symlink_to("nowhere")
+    (root / "train" / "notes.txt").touch()
+    before = sorted((path, path.lstat()) for path in root.rglob("*"))
+    out, err = succeeds(capsys, "inspect", root)
+    for said in (
+      *("PRIVATE", "test/owl        0  no image", "train/cat       2"),
+      *("all images: 8", "8 x 8 at least", "broken: 3\n  stray.png: No such"),
+      *("train/cat/00001.png: ", "train/dog/00002.png: "),
+      *("in no class folder, an error: 1\n  stray.png", "  train/notes.txt"),
+      "the same bytes: 1\n  test/cat/x.PNG = train/owl/00004.png",
+    ):
+      assert said in out
+    assert err == ""
+    assert sorted((path, path.lstat()) for path in root.rglob("*")) == before
+    out, _ = succeeds(capsys, "inspect", root, "--json")
+    classes = {"test": ["cat", "owl"], "train": ["cat", "dog", "owl"]}
+    assert json.loads(out)["classes"] == classes
+    assert "png" not in out
 
 
 class TestImport:

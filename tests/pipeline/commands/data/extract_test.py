@@ -108,8 +108,16 @@ class TestExtract:
     argv += ["--on-decode-error", "skip", *threads]
     out, err = succeeds(capsys, *argv, "--out", tmp_path / "other")
     assert "69 of 70 (1 skipped)" in out
-    assert "1 undecodable" in out
+    assert "1 undecodable (skipped.json names them)" in out
     assert err == ""
+    named = tmp_path / "other" / "skipped.json"
+    assert json.loads(named.read_text()) == {"40": str(files[40])}
+    assert named.stat().st_mode & 0o777 == 0o600
+    named.unlink()  # as by a kill just before
+    _, err = succeeds(capsys, *(w for w in argv if w != "--quiet"))
+    assert err == "classes of photos: 'cat', 'dog', 'owl'\n"
+    _, err = succeeds(capsys, *argv, "--out", tmp_path / "other")
+    assert named.exists()
 
   def test_a_full_disk_can_be_resumed_from(
     self, place, capsys, images, tmp_path

@@ -1,0 +1,108 @@
+"""`inspect` of a folder of images: what an extraction would meet there."""
+
+import collections
+import concurrent.futures
+import os
+from pathlib import Path
+
+import numpy as np
+
+from oneshot_dp.extract.cache.content_keys import image_key
+from oneshot_dp.extract.images.preprocess import DecodeError, decode_image
+from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.extract.sources.image_folder import (
+  files_below,
+  folders_in,
+  is_split,
+)
+from oneshot_dp.pipeline.runs.text_table import text_table
+from oneshot_dp.pipeline.shell.answer import Answer
+
+_AT_ONCE = 1024
+"""Images in flight: what is kept of each is small, its pixels are not."""
+
+
+def report_folder(folder: Path) -> Answer | None:
+  """Looks at every file once, and changes nothing.
+
+  Returns:
+    PRIVATE words and public facts; None where there is no image at all.
+
+  Raises:
+    InputError: a folder cannot be read, or a link leads back into itself.
+  """
+  images, others = files_below(str(folder))
+  if not images:
+    return None
+  names = folders_in(str(folder))
+  splits = [name for name in names if is_split(name)]
+  places = {s: folders_in(str(folder / s)) for s in splits} or {"": names}
+  sizes, broken = [], []
+  copies = collections.defaultdict[int, list[str]](list)
+  with (
+    concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    step_bar("inspect", "image", len(images)) as bar,
+  ):
+    for start in range(0, len(images), _AT_ONCE):
+      some = images[start : start + _AT_ONCE]
+      looks = pool.map(_look, [folder / path for path in some])
+      for path, (key, seen) in zip(some, looks, strict=True):
+        if key is not None:
+          copies[key].append(path)
+        if isinstance(seen, str):
+          broken.append(f"{path}: {seen}")
+        else:
+          sizes.append(seen)
+        bar.update()
+  of = [tuple(path.split("/")[: 2 if splits else 1]) for path in images]
+  counts = collections.Counter(of)
+  rows, notes = [], []
+  for split, classes in places.items():
+    for name in classes:
+      count = counts.pop((split, name) if splits else (name,), 0)
+      rows.append([os.path.join(split, name), f"{count:,}"])
+      notes.append("" if count else "no image, an error")
+  astray = [path for path, at in zip(images, of, strict=True) if at in counts]
+  twice = [" = ".join(paths) for paths in copies.values() if len(paths) > 1]
+  lines = [
+    f"{folder}: PRIVATE but for the names of its classes; nothing was changed",
+    *text_table(("class", "images"), rows, notes),
+    f"all images: {len(images):,}",
+    *_sizes(sizes),
+    *_listed("broken", broken),
+    *_listed("in no class folder, an error", astray),
+    *_listed("not images, passed over", others),
+    *_listed("the same bytes", twice),
+  ]
+  return Answer(
+    text="\n".join(lines), facts={"folder": folder, "classes": places}
+  )
+
+
+def _look(path: Path) -> tuple[int | None, tuple[int, int] | str]:
+  """The key of a file's bytes, and its width and height or what is wrong."""
+  try:
+    data = path.read_bytes()
+  except OSError as error:
+    return None, error.strerror or "it cannot be read"
+  try:
+    height, width, _ = decode_image(data).shape
+  except DecodeError as error:
+    return image_key(data), str(error)
+  return image_key(data), (width, height)
+
+
+def _sizes(sizes: list[tuple[int, int]]) -> list[str]:
+  if not sizes:
+    return []
+  low, middle, high = np.percentile(
+    sizes, [0, 50, 100], axis=0, method="nearest"
+  )
+  return [
+    f"width x height: {low[0]} x {low[1]} at least, {high[0]} x {high[1]} at"
+    f" most, median {middle[0]} x {middle[1]}"
+  ]
+
+
+def _listed(what: str, lines: list[str]) -> list[str]:
+  return [f"{what}: {len(lines):,}", *(f"  {line}" for line in lines)]
