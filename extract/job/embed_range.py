@@ -190,8 +190,9 @@ def _prepare(
     if config.on_decode_error == "fail":
       raise InputError(
         f"{source.where(index)} (example_id={example.example_id}) cannot be"
-        f" decoded: {error}. Mend it (without it, it is another job), or pass"
-        " --on-decode-error skip; `oneshot-dp inspect FOLDER` names all such."
+        f" decoded: {error}. Mend it (without it, it is another job;"
+        " `oneshot-dp inspect FOLDER` names all such), or pass"
+        " --on-decode-error skip."
       ) from error
     images = ()
   size = (
