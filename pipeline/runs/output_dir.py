@@ -58,10 +58,13 @@ class Reserved:
     reason: object = ""
     with contextlib.suppress(OSError):
       (self.work / _ROOMS[0]).unlink(missing_ok=True)
-    for folder in filter(None, (self.released, self.spare)):
+    folders = [f for f in (self.released, self.spare) if f]
+    # No two have one name, so that `recover` can put them side by side.
+    number = sum(len(list(f.iterdir())) for f in folders if f.is_dir())
+    for folder in folders:
       try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place = folder / f"{len(list(folder.iterdir())):06}"
+        place = folder / f"{number:06}"
         write(place.with_suffix(".part"))
         place.with_suffix(".part").rename(place)
       except OSError as error:

@@ -95,7 +95,14 @@ def to_stablehlo(backbone: Backbone, head: LinearHead) -> bytes:
   side = backbone.preprocessing.image_size
   (batch,) = export.symbolic_shape("b")
   images = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.uint8)
-  exported = export.export(jax.jit(logits), platforms=_PLATFORMS)(images)
+  # Every operation would say in which file of this machine it was written.
+  flag = "jax_traceback_in_locations_limit"
+  before = getattr(jax.config, flag)
+  jax.config.update(flag, 0)
+  try:
+    exported = export.export(jax.jit(logits), platforms=_PLATFORMS)(images)
+  finally:
+    jax.config.update(flag, before)
   return bytes(exported.serialize())
 
 

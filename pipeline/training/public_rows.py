@@ -231,7 +231,8 @@ def choosing_trainer(
   """Trains heads on one part of the rows of a cache, and gives the best.
 
   Which rows are held out is decided by each row's own content: its image's
-  key, or its embedding's.
+  key, or its embedding's; by other bits than its part of a split, so that every
+  part has some.
 
   Raises:
     InputError: see `ChoosingTrainer`.
@@ -239,7 +240,7 @@ def choosing_trainer(
   rows = cache_rows(cache)
   part = SplitPart(split=cache.info.split, start=100 - HELD_OUT_PERCENT)
   held_out = np.concatenate(
-    [in_part(part, keys[:, -1]) for keys in cache.key_blocks()]
+    [in_part(part, keys[:, -1] << np.uint64(32)) for keys in cache.key_blocks()]
   )
   if public is None:
     return ChoosingTrainer(rows, configs, held_out, step_bar)

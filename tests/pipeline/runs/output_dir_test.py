@@ -183,6 +183,20 @@ class TestWhatIsPaidForIsDelivered:
       assert not (left / "whole").exists()
     assert not left.exists()
 
+  def test_heads_kept_in_two_places_have_two_names(self, place):
+    """`recover` puts them side by side, and none over another."""
+    with reserved(place / "out", place / "spare") as here:
+      here.keep(lambda folder: folder.mkdir())
+
+      def fails_there(folder: pathlib.Path) -> None:
+        folder.mkdir()
+        if folder.parent == here.released:
+          raise OSError(errno.ENOSPC, "No space left on device")
+
+      here.keep(fails_there)
+      assert [p.parent for p in here.kept] == [here.released, here.spare]
+      assert len({path.name for path in here.kept}) == 2
+
   @pytest.mark.parametrize("again", ["train", "recover"])
   def test_heads_of_a_failed_run_are_recovered(
     self, place, again, train_cache, eval_cache, capsys, monkeypatch

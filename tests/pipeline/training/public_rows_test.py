@@ -20,10 +20,12 @@ from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.verify import stored_norm
 from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.chosen import ChoosingTrainer
 from oneshot_dp.linear_dp.heads.registry import make_trainer
 from oneshot_dp.linear_dp.heads.whitened import training as whitened
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.trainer import TrainedHead
+from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
@@ -33,6 +35,7 @@ from oneshot_dp.pipeline.training.public_rows import (
   NON_NEGATIVE,
   PublicRows,
   cache_rows,
+  choosing_trainer,
 )
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
@@ -495,3 +498,17 @@ class TestWarning:
         "glyph_vit",
       )
       assert name.startswith(NON_NEGATIVE) is not signed, name
+
+
+@pytest.mark.parametrize("split", ["train", "train[:80%]", "train[90%:]"])
+def test_every_part_of_a_split_has_rows_to_choose_by(tmp_path, split):
+  rows = np.random.default_rng(0).standard_normal((1000, 3))
+  npz = {"train_embedding": rows, "train_label": np.zeros(1000, int)}
+  np.savez(tmp_path / "rows.npz", allow_pickle=False, **npz)
+  cache = import_features(
+    tmp_path / "rows.npz", tmp_path / "cache", split=split, num_classes=2
+  )
+  heads = [HeadConfig(head="lamb"), HeadConfig(head="adam")]
+  trainer = choosing_trainer(cache, heads, None)
+  assert isinstance(trainer, ChoosingTrainer)
+  assert 0.03 < trainer._held_out.mean() < 0.2
