@@ -16,6 +16,7 @@ from oneshot_dp.linear_dp.accounting.sections import (
   privacy_section,
 )
 from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.public_start import SETTING
 from oneshot_dp.linear_dp.rows.arrays import Numbers
 
 
@@ -46,6 +47,7 @@ class PrivateHead:
     num_examples: n of the training rows, public.
     privacy_unit: "example", or "unit" where rows had unit_ids.
     is_charged: whether the caller had it charged to something.
+    start_sha256: of the public start in float64, where there was one.
   """
 
   head: LinearHead
@@ -55,6 +57,7 @@ class PrivateHead:
   num_examples: int
   privacy_unit: str = EXAMPLE_UNIT
   is_charged: bool = False
+  start_sha256: str = ""
 
   def __repr__(self) -> str:
     d, num_classes = self.head.kernel.shape
@@ -104,6 +107,7 @@ class PrivateHead:
     arrays can know them; `private` is False where the noise came from a seed.
     """
     statement, plan = self.statement, self.plan
+    start = {SETTING: self.start_sha256} if self.start_sha256 else {}
     d, num_classes = self.head.kernel.shape
     return {
       "private": statement.is_private,
@@ -119,5 +123,5 @@ class PrivateHead:
         "feature_dim": d,
         "num_classes": num_classes,
       },
-      "training": self.config.settings(),
+      "training": self.config.settings() | start,
     }

@@ -17,6 +17,7 @@ from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.private_head import PrivateHead
+from oneshot_dp.linear_dp.public_start import PublicStart
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows, Numbers
 from oneshot_dp.linear_dp.trainer import Charging, TrainingRows
 
@@ -32,6 +33,7 @@ def train_head(
   delta: float,
   head: str | HeadConfig = "auto",
   unit_ids: Numbers | None = None,
+  start: Numbers | None = None,
   neighboring_relation: NeighboringRelation = (
     NeighboringRelation.REPLACE_SPECIAL
   ),
@@ -63,6 +65,7 @@ def train_head(
     head: its name, or settings; "auto" is the most accurate that the rows
       allow.
     unit_ids: [n] integers, whose each row is; None is a unit per row.
+    start: [K, d], public weights to start from.
     neighboring_relation: which data sets count as neighbours.
     source: the random bits; None is the operating system's.
     charge: called before any noise is drawn; raises to refuse.
@@ -78,6 +81,7 @@ def train_head(
     delta=delta,
     head=head,
     unit_ids=unit_ids,
+    start=start,
     neighboring_relation=neighboring_relation,
     source=source,
     charge=charge,
@@ -94,6 +98,7 @@ def train_heads(
   delta: float,
   head: str | HeadConfig = "lamb",
   unit_ids: Numbers | None = None,
+  start: Numbers | None = None,
   neighboring_relation: NeighboringRelation = (
     NeighboringRelation.REPLACE_SPECIAL
   ),
@@ -136,6 +141,9 @@ def train_heads(
     unit_ids: [n] integers, whose each row is, where a person may have many: the
       guarantee is then about all rows of a unit. For heads of one step; None is
       a unit per row.
+    start: [K, d] numbers, of "auto": a public vector for each class, such as a
+      text tower's embedding of its name, to start from at no cost. No function
+      of the private rows.
     neighboring_relation: which data sets count as neighbours, with n known: a
       unit, or nothing in its place (REPLACE_SPECIAL); or another (REPLACE_ONE).
     source: the random bits; None is the operating system's. A seeded source is
@@ -176,13 +184,18 @@ def train_heads(
   arrays = ArrayRows.of(
     embeddings, labels, num_classes=num_classes, unit_ids=unit_ids
   )
-  n = arrays.num_examples
+  n, public = arrays.num_examples, None
+  if start is not None:
+    public = PublicStart.of(
+      start, num_classes=arrays.num_classes, feature_dim=arrays.feature_dim
+    )
   rows = TrainingRows(
     blocks=lambda: [arrays],
     feature_dim=arrays.feature_dim,
     num_classes=arrays.num_classes,
     num_examples=n,
     privacy_unit=EXAMPLE_UNIT if unit_ids is None else "unit",
+    start=public,
   )
   choice = choose_head(head, rows)
   config, kind = choice.config, head_kind(choice.config.head)
@@ -213,6 +226,7 @@ def train_heads(
       num_examples=n,
       privacy_unit=rows.privacy_unit,
       is_charged=charge is not None,
+      start_sha256=public.sha256 if public else "",
     )
     for trained in trainer.release(plan, source, charging)
   }

@@ -16,6 +16,7 @@ from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.public_start import PublicStart
 from oneshot_dp.linear_dp.rows.block import RowBlock
 
 AS_STORED = "embedding"
@@ -85,6 +86,7 @@ class TrainingRows:
     num_rows: how many a pass has; private, where n only says how many there may
       be on average. None is n.
     most_rows: public bound of that; None is n.
+    start: public weights to start from.
   """
 
   blocks: Callable[[], Iterable[RowBlock]]
@@ -96,6 +98,7 @@ class TrainingRows:
   are_centred: bool = False
   num_rows: int | None = None
   most_rows: int | None = None
+  start: PublicStart | None = None
 
   @property
   def counted(self) -> int:
@@ -235,6 +238,8 @@ class HeadTrainer(Trainer):
   """What its receipts state; reads those of its KIND."""
   takes_units: ClassVar[bool] = False
   """Whether a privacy unit may have many rows."""
+  takes_start: ClassVar[bool] = False
+  """Whether public weights can be started from."""
   can_nest: ClassVar[bool] = False
   """Whether heads of all ε can be made of nested releases."""
 

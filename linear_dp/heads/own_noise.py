@@ -87,7 +87,7 @@ class RowsTrainer(HeadTrainer):
       statement=statement,
       mechanism=mechanism,
       plan=plan,
-      settings=self._config.settings(),
+      settings=self._config.settings() | mechanism.training(),
       draw=draw,
     )
 

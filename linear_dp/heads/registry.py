@@ -149,6 +149,11 @@ def make_trainer(
         f"head={method!r} has a guarantee per example, and the privacy unit of"
         f" these rows is {rows.privacy_unit!r}; use head {able}."
       )
+  if rows.start is not None and not kind.takes_start:
+    able = " or ".join(m for k in KINDS if k.takes_start for m in k.methods)
+    raise InputError(
+      f"start is for head {able}, not for {method!r}; leave it out."
+    )
   return kind(rows, configs, progress)
 
 

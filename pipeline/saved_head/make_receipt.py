@@ -8,6 +8,7 @@ from typing import Any
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.info import CacheInfo
+from oneshot_dp.linear_dp import public_start
 from oneshot_dp.linear_dp.accounting.sections import (
   composition_section,
   privacy_section,
@@ -137,6 +138,7 @@ def assumptions(
     of_units,
     *([_CLASSES_OF_LABELS] if of_labels else []),
     *([ASSUMPTION] if SETTING in training else []),
+    *([public_start.ASSUMPTION] if public_start.SETTING in training else []),
   ]
 
 

@@ -22,6 +22,7 @@ from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE, ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.public_start import PublicStart
 from oneshot_dp.linear_dp.trainer import (
   BaselineTrainer,
   OnRelease,
@@ -115,6 +116,7 @@ def cache_trainer(
   max_rows_per_unit: int | None = None,
   *,
   public: PublicRows | None = None,
+  start: PublicStart | None = None,
 ) -> Trainer:
   """The way to train that configs name; several, if of one step, together.
 
@@ -123,11 +125,13 @@ def cache_trainer(
     configs: the heads; not "auto".
     max_rows_per_unit: see `train_heads`.
     public: what to centre or whiten the rows by.
+    start: what to start from.
 
   Raises:
     InputError: what was asked makes no sense for this cache.
   """
   rows = cache_rows(cache, max_rows_per_unit)
+  rows = dataclasses.replace(rows, start=start)
   if public is None:
     return make_trainer(rows, configs, step_bar)
   return FoldedTrainer(

@@ -48,6 +48,8 @@ TRAINED = "--cache caches/train --delta 1e-3 --ledger-dir ledgers"
 SCORED = f"{TRAINED} --eval-cache caches/public"
 COMMANDS = f"""
 train {TRAINED} --epsilon 4 --out head
+train {TRAINED} --epsilon 4 --balanced --out balanced
+train {TRAINED} --epsilon 4 --start caches/start.npz --out started
 sweep {SCORED} --epsilons 0.5 2 --num-draws 2 --out sweep
 sweep {TRAINED} --eval-cache caches/test --epsilons 1 --private-eval 0.5 \
 --head least-squares --out counted
@@ -161,6 +163,8 @@ def make_caches(folder: pathlib.Path, change: str) -> pathlib.Path:
         f"import-features rows.npz --split {split}{name} --num-classes {K}"
         f" --backbone-name net --out caches/{split}"
       )
+  start = {str(c): np.eye(D)[c] for c in range(K)}
+  np.savez(folder / "caches/start.npz", allow_pickle=False, **start)
   return folder
 
 

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.heads.own_noise import StepsRule
+from oneshot_dp.linear_dp.public_start import SETTING
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.trainer import (
   AS_STORED,
@@ -26,6 +28,8 @@ does more harm in directions of little variance than these are worth."""
 _RIDGE = 2.5
 _LEAST_RIDGE = 1e-6
 """A part of n, where there is no noise."""
+_START_NORM = 10.0
+_ROWS_TO_LEAVE_START = 50.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,8 @@ class WhiteningRule(StepsRule):
   Attributes:
     num_examples, feature_dim, num_classes: n, d and K.
     noise_multiplier: σ of the whole head; 0 for a baseline without noise.
-    centres: whether the mean is released; not where public rows gave one.
+    centres: whether the mean is released; not where public rows gave one, nor
+      from a start.
     balances: whether the class counts are, of which the steps learn nothing
       more: the log of their shares is added to the logits of rows trained on.
     moment_budget: the second moment's part of the budget, where it is released;
@@ -50,6 +55,7 @@ class WhiteningRule(StepsRule):
     clip_norm: C, of a gradient that could be √2 long: rows that are nearly
       right already matter as much as those that are quite wrong.
     momentum: of the steps.
+    start_sha256: of the public weights to start from; empty for zero weights.
   """
 
   KIND = "whitened"
@@ -63,11 +69,12 @@ class WhiteningRule(StepsRule):
   num_steps: int = 19
   clip_norm: float = 0.03
   momentum: float = 0.5
+  start_sha256: str = ""
 
   @classmethod
   def from_json(cls, section: Mapping[str, Any]) -> Self:
     # Receipts of other heads, and of before, do not say it.
-    return super().from_json({"balances": False, **section})
+    return super().from_json({"balances": False, SETTING: "", **section})
 
   def __post_init__(self):
     # A receipt may say anything.
@@ -75,6 +82,7 @@ class WhiteningRule(StepsRule):
       0 < self.moment_budget < 1 - MEAN_SHARE
       and 0 < self.clip_norm < math.inf
       and 0 <= self.momentum < 1
+      and re.fullmatch("([0-9a-f]{64})?", self.start_sha256)
     ):
       raise InputError(f"no head is trained by {self}.")
 
@@ -143,13 +151,25 @@ class WhiteningRule(StepsRule):
     per_step = (1 - self.momentum) / (self.num_steps * self.clip_norm)
     return walk * self.num_examples * per_step / noise
 
+  @property
+  def start_norm(self) -> float:
+    """Mean norm of the columns of a start: how sure it is taken to be.
+
+    It is 10·√max(1, 50·K·σ/n): the fewer rows, the less do steps, whose noise
+    does not depend on them, turn it.
+    """
+    noise = _ROWS_TO_LEAVE_START * self.num_classes * self.noise_multiplier
+    return _START_NORM * math.sqrt(max(1.0, noise / self.num_examples))
+
   def _of_share(self, share: float) -> float | None:
     if share == 0:
       return None
     return self.noise_multiplier / math.sqrt(share) * (1 + 2**-50)
 
   def training(self) -> dict[str, Any]:
-    return super().training() | ({"balanced": True} if self.balances else {})
+    balanced = {"balanced": True} if self.balances else {}
+    start = {SETTING: self.start_sha256} if self.start_sha256 else {}
+    return super().training() | balanced | start
 
   def as_json(self) -> dict[str, Any]:
     stated = {
@@ -174,6 +194,8 @@ class WhiteningRule(StepsRule):
       "grid_radius": GRID_RADIUS,
       **ROWS_ARE_CLIPPED,
     }
+    if not self.start_sha256:
+      del stated[SETTING]
     if not self.balances:
       del stated["balances"]
       return stated
@@ -190,11 +212,14 @@ class WhiteningRule(StepsRule):
     balanced = ""
     if self.balances:
       balanced = ", logits adjusted by noisy class counts for balanced accuracy"
+    start = "zero weights"
+    if self.start_sha256:
+      start = f"public weights (SHA-256 {self.start_sha256})"
     if before:
       before = f"private {before} of the unit-norm embeddings, then "
     return (
       f"{before}{self.num_steps} full-batch steps of gradient descent with"
-      " momentum from zero weights, gradients clipped to norm"
+      f" momentum from {start}, gradients clipped to norm"
       f" {self.clip_norm:g}{balanced}"
     )
 

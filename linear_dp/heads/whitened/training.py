@@ -9,6 +9,9 @@ r"""Heads by private centring and whitening, then noisy steps.
 3. T full-batch steps of gradient descent with momentum follow, each on a
    clipped and noised gradient of the softmax cross-entropy, from zero weights.
 
+From a public start S, rows are not centred, so that A·W₀ = S ranks classes as
+S does, and steps only add to what it knows.
+
 Where classes are of very different sizes (`balanced`), their rows are counted
 with noise first, and the steps are taken with the log of their shares added to
 the logits, which the head leaves out.
@@ -31,6 +34,7 @@ import optax
 from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
@@ -43,6 +47,7 @@ from oneshot_dp.linear_dp.heads.whitened.rule import (
   WhiteningRule,
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.public_start import SETTING, PublicStart
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.class_moments import (
   SecretClassMoments,
@@ -70,8 +75,14 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
 
   methods = ("whitened",)
   mechanism = WhiteningRule
+  takes_start = True
 
   def read(self) -> None:
+    if self._given.start is not None and self._given.are_centred:
+      raise InputError(
+        "start is of rows as they are, not of such that public rows centred:"
+        " leave out the one or the other."
+      )
     self._moment = class_moments(self._rows)
 
   def notes(self, plan: ReleasePlan) -> Iterator[str]:
@@ -79,16 +90,19 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       yield f"epsilon {epsilon:g}: {self.rule(sigma).why()}"
 
   def rule(self, sigma: float) -> WhiteningRule:
-    balanced: dict[str, Any] = {}
+    asked: dict[str, Any] = {}
     if self._config.balanced:
-      balanced = {"balances": True, "clip_norm": BALANCED_CLIP_NORM}
+      asked = {"balances": True, "clip_norm": BALANCED_CLIP_NORM}
+    start = self._given.start
+    if start is not None:
+      asked[SETTING] = start.sha256
     return WhiteningRule(
       num_examples=self._rows.num_examples,
       feature_dim=self._rows.feature_dim,
       num_classes=self._rows.num_classes,
       noise_multiplier=sigma,
-      centres=not self._given.are_centred,
-      **balanced,
+      centres=not self._given.are_centred and start is None,
+      **asked,
     )
 
   def train(
@@ -125,7 +139,7 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       return released / rule.num_examples
 
     kernel = descend(
-      np.zeros((rule.feature_dim, rule.num_classes)),
+      _first_weights(self._given.start, rule, released_map.matrix),
       itertools.repeat(gradient, rule.num_steps),
       optax.sgd(rule.learning_rate, momentum=rule.momentum),
     )
@@ -207,6 +221,21 @@ def _released_log_prior(
   )
   counts = np.maximum(counts, max(noise_sd, 1.0))
   return np.log(counts / counts.sum())
+
+
+def _first_weights(
+  start: PublicStart | None,
+  rule: WhiteningRule,
+  matrix: Float64[np.ndarray, "d d"] | None,
+) -> Float64[np.ndarray, "d K"]:
+  """W₀: zeros, or A⁻¹S, with columns of norm `start_norm` on average."""
+  if start is None:
+    return np.zeros((rule.feature_dim, rule.num_classes))
+  kernel = start.kernel
+  if matrix is not None:  # without noise, it may be all but singular
+    kernel = np.linalg.lstsq(matrix, kernel, rcond=1e-3)[0]
+  length = np.linalg.norm(kernel, axis=0).mean()
+  return kernel * (rule.start_norm / length) if length > 0 else kernel
 
 
 def inverse_square_root(

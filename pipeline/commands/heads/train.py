@@ -37,6 +37,10 @@ class Flags(HeadFlags):
   out: Path
   """Directory of the head, not there yet."""
   training: Annotated[HeadConfig, arg(name="")] = _AUTO
+  start: Path | None = None
+  """Public weights that auto starts from, at no privacy cost: an npz with one
+  vector for each class, by its name (a text tower's embeddings of the names),
+  or a private head of another data set. No function of the private rows."""
   ledger_dir: LedgerDir = None
 
 
@@ -49,6 +53,7 @@ def run(flags: Flags) -> Answer:
     cache_rows,
     find_public_rows,
   )
+  from oneshot_dp.pipeline.training.public_start import read_start
   from oneshot_dp.pipeline.training.train_heads import (
     Training,
     cache_trainer,
@@ -57,6 +62,7 @@ def run(flags: Flags) -> Answer:
 
   output_dir.check_absent(flags.out)
   cache = open_cache(flags.cache)
+  start = read_start(flags.start, cache) if flags.start else None
   rows = cache_rows(cache)
   choice = choose_head(flags.training, rows)
   config = choice.config
@@ -65,7 +71,7 @@ def run(flags: Flags) -> Answer:
     cache, **vars(flags.public), ledger_dir=flags.ledger_dir
   )
   trainer = cache_trainer(
-    cache, [config], flags.max_rows_per_unit, public=public
+    cache, [config], flags.max_rows_per_unit, public=public, start=start
   )
   training = Training(
     trainer=trainer, plan=plan, note=in_a_line(choice, plan, rows)

@@ -1,18 +1,22 @@
 """`--head whitened` and `--head auto`, which is the same here."""
 
 import dataclasses
+import hashlib
 import json
 import math
+import re
 import shutil
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
+from oneshot_dp.linear_dp.public_start import ASSUMPTION
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
@@ -20,6 +24,7 @@ from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.training.public_start import read_start
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.head_contract import (
   SECOND_DRAW,
@@ -36,7 +41,7 @@ from tests.linear_dp.heads.whitened.whitened_test import (
   unit_of_any_length,
   unit_rows,
 )
-from tests.pipeline.command_line import SWEEP, TRAIN, succeeds
+from tests.pipeline.command_line import SWEEP, TRAIN, fails, succeeds
 from tests.pipeline.sample_caches import write_rows
 
 WHITENED = HeadConfig(head="whitened")
@@ -142,6 +147,74 @@ def test_balanced(place, capsys, tmp_path):
   assert problems(forged)
   card = (tmp_path / "out/README.md").read_text()
   assert "logits adjusted by noisy class counts" in card
+
+
+def vectors(cache, **changes):
+  """A vector for each class, in another order than the cache's."""
+  names, d = cache.info.class_names, cache.info.feature_dim
+  found = dict(zip(names[::-1], np.eye(len(names), d)[::-1], strict=True))
+  found |= changes
+  return {n: vector for n, vector in found.items() if vector is not None}
+
+
+def test_start(place, capsys, tmp_path, train_cache):
+  np.savez(tmp_path / "start.npz", **vectors(train_cache))
+  line = place(f"{TRAIN} --head auto --start {tmp_path}/start.npz")
+  succeeds(capsys, *line)
+  assert verify_head(tmp_path / "out", tmp_path / "ledgers").problems == ()
+  receipt = read_head(tmp_path / "out").receipt
+  digest = hashlib.sha256((tmp_path / "start.npz").read_bytes()).hexdigest()
+  said = {"head": "whitened", "start_sha256": digest}
+  assert receipt["training"] == said
+  assert ASSUMPTION in receipt["assumptions"]
+  for forged in ({"head": "whitened"}, said | {"start_sha256": "0" * 64}):
+    assert problems(receipt | {"training": forged})
+  card = (tmp_path / "out/README.md").read_text()
+  assert f"public weights (SHA-256 {digest})" in card
+  # By name: class c has the c-th unit vector.
+  kernel = read_start(tmp_path / "start.npz", train_cache).kernel
+  assert kernel.argmax(axis=0).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+  ("changes", "why"),
+  [
+    ({"0": None}, "has no vector for '0' of"),
+    ({"other": np.ones(6)}, "has 'other', which is no class of"),
+    ({"1": np.ones(5)}, r"'1' has shape \(5,\), and embeddings of"),
+    ({"1": np.zeros(6)}, "start of class '1' is zeros only"),
+    ({"1": np.full(6, np.nan)}, "class '1' is not finite"),
+    (None, "is not a readable npz"),
+  ],
+)
+def test_what_is_no_start(place, capsys, tmp_path, train_cache, changes, why):
+  path = tmp_path / "start.npz"
+  path.write_bytes(b"PK")
+  if changes is not None:
+    np.savez(path, **vectors(train_cache, **changes))
+  line = fails(capsys, *place(f"{TRAIN} --head auto --start {path}"))
+  assert re.search(why, line)
+  assert not (tmp_path / "ledgers").exists()
+
+
+def test_a_start_from_a_head(train_cache, head):
+  """One of the same data would not be in the receipt, nor one without noise."""
+  with pytest.raises(InputError, match="is of the private data set"):
+    read_start(head, train_cache)
+  saved = read_head(head)
+
+  def say(**changes):
+    data = saved.receipt["data"] | {"dataset": "public"}
+    changed = saved.receipt | {"data": data} | changes
+    (head / "receipt.json").write_text(json.dumps(changed))
+
+  say()
+  kernel = read_start(head, train_cache).kernel
+  centred = saved.head.kernel - saved.head.kernel.mean(axis=1, keepdims=True)
+  assert np.corrcoef(kernel.ravel(), centred.ravel())[0, 1] > 1 - 1e-6
+  say(private=False)
+  with pytest.raises(InputError, match="is a head without privacy"):
+    read_start(head, train_cache)
 
 
 LENGTHS = {"float16": 5e3, "bfloat16": 1e-30, "float32": 1e36}

@@ -1,0 +1,110 @@
+"""A public start from a file, its vectors by the names of the classes."""
+
+import hashlib
+import io
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.public_start import PublicStart
+from oneshot_dp.pipeline.saved_head.directory import WEIGHTS_FILE, read_head
+from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+
+_Vectors = dict[str, np.ndarray]
+
+
+def read_start(path: Path, private: FeatureCache) -> PublicStart:
+  """The start that a command names.
+
+  Args:
+    path: an npz of one vector for each class, by its name; or the directory of
+      a private head of another data set.
+    private: the cache to be trained on.
+
+  Raises:
+    InputError: no such file, or head; other classes than the cache has; vectors
+      of another width, or that `PublicStart.of` refuses.
+  """
+  is_head = path.is_dir()
+  vectors, sha256 = _of_head(path, private) if is_head else _of_npz(path)
+  names, d = private.info.class_names, private.info.feature_dim
+  if missing := [name for name in names if name not in vectors]:
+    raise InputError(
+      f"{path} has no vector for {_some(missing)} of {private.path}: give one"
+      " for each class, by its name."
+    )
+  if extra := sorted(vectors.keys() - set(names)):
+    raise InputError(
+      f"{path} has {_some(extra)}, which is no class of {private.path}: leave"
+      " it out, or mend the name."
+    )
+  for name in names:
+    if vectors[name].shape != (d,):
+      raise InputError(
+        f"{path}: {name!r} has shape {vectors[name].shape}, and embeddings of"
+        f" {private.path} are ({d},): use the same model's."
+      )
+  return PublicStart.of(
+    np.stack([vectors[name] for name in names]),
+    num_classes=len(names),
+    feature_dim=d,
+    names=names,
+    sha256=sha256,
+  )
+
+
+def _some(names: list[str]) -> str:
+  more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+  return ", ".join(map(repr, names[:3])) + more
+
+
+def _of_npz(path: Path) -> tuple[_Vectors, str]:
+  try:
+    content = path.read_bytes()
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+      vectors = {name: file[name] for name in file.files}
+  except FileNotFoundError as e:
+    raise InputError(f"{path}: no such file.") from e
+  except (
+    *(OSError, ValueError, EOFError, TypeError),
+    *(zipfile.BadZipFile, zlib.error),
+  ) as e:
+    raise InputError(
+      f"{path} is not a readable npz ({type(e).__name__}): save one vector for"
+      " each class with numpy.savez."
+    ) from e
+  return vectors, hashlib.sha256(content).hexdigest()
+
+
+def _of_head(path: Path, private: FeatureCache) -> tuple[_Vectors, str]:
+  """Released already, so that it costs what was paid for it, elsewhere."""
+  saved = read_head(path)
+  here = FeatureSpace.of_cache(private.path, private.info)
+  there = FeatureSpace.of_receipt(path, saved.receipt)
+  there.check_same_embeddings(here)
+  if there.rows[0].casefold() == here.rows[0].casefold():
+    raise InputError(
+      f"{path} is of the private data set {here.rows[0]!r}: what a head that"
+      " starts from it costs would not be in its receipt; start from public"
+      " data."
+    )
+  if saved.receipt.get("private") is not True:
+    raise InputError(
+      f"{path} is a head without privacy, which may not be shown; save its"
+      " vectors as an npz, if its data are public."
+    )
+  if np.ptp(saved.head.bias):
+    raise InputError(
+      f"{path} has a bias for each class, which steps do not start from; use a"
+      " head that has none, as those of --head lamb."
+    )
+  columns = np.asarray(saved.head.kernel).T
+  if len(columns) != len(there.class_names):
+    raise InputError(f"{path}: its receipt names other classes than it has.")
+  vectors = dict(zip(there.class_names, columns, strict=True))
+  weights = (path / WEIGHTS_FILE).read_bytes()
+  return vectors, hashlib.sha256(weights).hexdigest()

@@ -1,0 +1,148 @@
+"""Heads that start from public weights."""
+
+import dataclasses
+import hashlib
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.heads.registry import make_trainer, mechanism_of
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.public_start import PublicStart
+from oneshot_dp.linear_dp.rows.arrays import ArrayRows
+from oneshot_dp.linear_dp.train_arrays import train_head
+from oneshot_dp.linear_dp.trainer import Released, TrainingRows
+
+K, D = 5, 16
+CENTRES = np.random.default_rng(0).standard_normal((K, D))
+SOME = np.random.default_rng(1).standard_normal((K, D))
+
+
+def clusters(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+  rng = np.random.default_rng(seed)
+  label = rng.integers(0, K, n)
+  noise = 1.5 * rng.standard_normal((n, D))
+  # What all rows share, which the start knows nothing of.
+  return (CENTRES[label] + noise + 1.0).astype(np.float32), label
+
+
+def rows(n: int, start: np.ndarray | None = None) -> TrainingRows:
+  arrays = ArrayRows.of(*clusters(n, 3), num_classes=K)
+  public = None
+  if start is not None:
+    public = PublicStart.of(start, num_classes=K, feature_dim=D)
+  return TrainingRows(
+    blocks=lambda: [arrays],
+    feature_dim=D,
+    num_classes=K,
+    num_examples=n,
+    start=public,
+  )
+
+
+@pytest.mark.parametrize("n", [60, 400, 3_000])
+@pytest.mark.parametrize("spoiled", [0.3, 1.0])
+def test_a_tenth_of_epsilon_is_not_worse_than_the_start(n, spoiled):
+  embedding, label = clusters(n, 1)
+  test, answer = clusters(4_000, 2)
+  start = CENTRES + spoiled * SOME
+  common = {"num_classes": K, "epsilon": 0.1, "delta": 1e-5}
+  with_start, without = (
+    np.mean(
+      [
+        (head.predict(test) == answer).mean()
+        for seed in range(3)
+        for head in [
+          train_head(
+            embedding, label, source=NoiseSource(seed), start=given, **common
+          )
+        ]
+      ]
+    )
+    for given in (start, None)
+  )
+  of_start = ((test @ start.T).argmax(axis=1) == answer).mean()
+  assert with_start > of_start - 0.02
+  if n < 1_000:  # with more, a poor start may be worth less than none
+    assert with_start > without + 0.2
+
+
+@pytest.mark.parametrize("whitens", [False, True])
+def test_steps_begin_at_the_start_and_cost_what_the_plan_says(whitens):
+  given = rows(400, SOME)
+  trainer = make_trainer(given, [HeadConfig(head="whitened")])
+  epsilon = 20.0 if whitens else 1.0
+  plan = ReleasePlan(epsilons=(epsilon,), delta=1e-5, order="independent")
+  released: list[Released] = []
+  trainer.read()
+  (head,) = trainer.release(
+    plan, NoiseSource(5), lambda *_: None, released.append
+  )
+  precision = sum(each.noise_multiplier**-2 for each in released)
+  sigma = head.statement.noise_multiplier
+  assert sigma <= precision**-0.5 == pytest.approx(sigma, rel=1e-9)
+  names = [each.name for each in released]
+  assert names == ["second moment"] * whitens + ["gradient sum"] * 19
+
+  first = released[whitens].at
+  rule = head.mechanism
+  assert isinstance(rule, WhiteningRule)
+  norm = np.linalg.norm(first["kernel"], axis=0).mean()
+  assert norm == pytest.approx(rule.start_norm)
+  kernel = first["kernel"]
+  if whitens:
+    kernel = first["map"].matrix @ kernel
+  centred = (SOME - SOME.mean(axis=0)).T
+  scale = np.linalg.norm(centred) / np.linalg.norm(kernel)
+  np.testing.assert_allclose(kernel * scale, centred, atol=1e-6)
+
+  section = rule.as_json()
+  assert mechanism_of(section) == rule
+  assert "public weights (SHA-256 " in rule.in_words({})
+  assert given.start is not None
+  assert head.settings["start_sha256"] == given.start.sha256
+  with pytest.raises(InputError, match="no head is trained by"):
+    mechanism_of(section | {"start_sha256": "private"})
+
+
+def test_the_receipt_of_arrays_names_them():
+  embedding, label = clusters(50, 1)
+  head = train_head(
+    embedding, label, num_classes=K, epsilon=1.0, delta=1e-5, start=SOME
+  )
+  digest = hashlib.sha256(SOME.tobytes()).hexdigest()
+  assert head.receipt()["training"] == {
+    "head": "whitened",
+    "start_sha256": digest,
+  }
+
+
+NOT_FINITE = np.where(np.arange(K)[:, None] == 2, np.inf, SOME)
+
+
+@pytest.mark.parametrize(
+  ("start", "why"),
+  [
+    (SOME[:, 1:], "start is float64 \\(5, 15\\): give numbers of shape"),
+    (SOME > 0, "start is bool"),
+    (NOT_FINITE, "start of class 2 is not finite"),
+    (SOME * (np.arange(K)[:, None] != 3), "start of class 3 is zeros only"),
+    (np.ones((K, D)), "start is one vector for all classes"),
+  ],
+)
+def test_what_is_no_start(start, why):
+  with pytest.raises(InputError, match=why):
+    rows(9, start)
+
+
+def test_what_cannot_start():
+  given = rows(9, SOME)
+  with pytest.raises(InputError, match="start is for head whitened, not for"):
+    make_trainer(given, [HeadConfig(head="lamb")])
+  centred = dataclasses.replace(given, are_centred=True)
+  with pytest.raises(InputError, match="not of such that public rows centred"):
+    make_trainer(centred, [HeadConfig(head="whitened")]).read()
