@@ -106,8 +106,7 @@ def run_extraction(
   identity = make_identity(config, source)
   with cache_writer.claim(out, identity) as unfinished:
     if unfinished:
-      keep_listing(out, config, source)
-      report = _extract(pipeline, config, identity, out, listing_sha256(source))
+      report = _extract(pipeline, config, identity, out, source)
       name_skipped(report.cache, source)
       return report
   check_listing(out, source)
@@ -127,16 +126,17 @@ def _extract(
   config: ExtractConfig,
   identity: CacheIdentity,
   out: Path,
-  listing: str,
+  source: Source,
 ) -> ExtractionReport:
   """Makes the shards that are missing, and the cache of all of them."""
+  listing = keep_listing(out, config, source)
   with step_bar("check what is kept", "shard", identity.num_shards) as bar:
     kept = shard_writer.finished_shards(out, identity, bar.update)
   todo = [i for i in range(identity.num_shards) if i not in kept]
   start = time.monotonic()
   try:
     counters = _run(pipeline, config, identity, out, todo, listing)
-    cache_writer.finish(out, identity, listing)
+    cache_writer.finish(out, identity, listing_sha256(source))
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt(
       f"interrupted: {len(_there(out, identity))} of {identity.num_shards}"

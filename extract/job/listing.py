@@ -2,11 +2,14 @@
 
 The listing is private. It lies with the unfinished cache, for the workers; of a
 finished one its SHA-256 is in `shards.json`, which stays with the private data,
-as does `skipped.json`: which images were left out, and where they are.
+as does `skipped.json`: which images were left out, and where they are. A runner
+shows what it runs: workers are given a hash of random bits and the listing,
+which tells nothing to whoever guesses that.
 """
 
 import hashlib
 import os
+import secrets
 import threading
 import weakref
 
@@ -26,7 +29,9 @@ from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.storage.durable_files import json_bytes, json_object
 from oneshot_dp.extract.storage.store import store_at
 
-_FILE = f"{INCOMPLETE_DIR}/source_listing"
+_FILE = f"{INCOMPLETE_DIR}/listing"
+_RANDOM = 32
+"""Bytes before the listing."""
 SKIPPED_FILE = "skipped.json"
 """example_id → where it is, of each image that a cache leaves out; private."""
 _OPENING = threading.Lock()
@@ -47,20 +52,29 @@ def listing_sha256(source: Source) -> str:
 
 def keep_listing(
   out: str | os.PathLike, config: ExtractConfig, source: Source
-) -> None:
+) -> str:
   """Writes it for the workers; refuses a job that began with another.
 
   Files that were mended since, and keep their names, are read again: their
   shards are forgotten.
+
+  Returns:
+    SHA-256 of what workers find there; it tells nothing of the listing.
   """
-  _OPENED[_key(config, listing_sha256(source))] = source
   store = store_at(out)
-  if not store.put(_FILE, source.listing, create=True):
-    changed = mended(store.read(_FILE), source.listing)
-    if changed is None:
-      raise _another(out, source)
-    forget_shards(out, {i // config.shard_rows for i in changed})
-    store.put(_FILE, source.listing)
+  kept = secrets.token_bytes(_RANDOM) + source.listing
+  if not store.put(_FILE, kept, create=True):
+    there = store.read(_FILE)
+    kept = there[:_RANDOM] + source.listing
+    if kept != there:
+      changed = mended(there[_RANDOM:], source.listing)
+      if changed is None:
+        raise _another(out, source)
+      forget_shards(out, {i // config.shard_rows for i in changed})
+      store.put(_FILE, kept)
+  sha256 = hashlib.sha256(kept).hexdigest()
+  _OPENED[_key(config, sha256)] = source
+  return sha256
 
 
 def check_listing(out: str | os.PathLike, source: Source) -> None:
@@ -97,10 +111,10 @@ def shared_source(
   key = _key(config, sha256)
   with _OPENING:
     if (source := _OPENED.get(key)) is None:
-      listing = store_at(out).read(_FILE)
-      if hashlib.sha256(listing).hexdigest() != sha256:
+      kept = store_at(out).read(_FILE)
+      if hashlib.sha256(kept).hexdigest() != sha256:
         raise RunError(f"{out}: the listing of the source was changed.")
-      _OPENED[key] = source = open_split(config, listing)
+      _OPENED[key] = source = open_split(config, kept[_RANDOM:])
   return source
 
 

@@ -396,7 +396,7 @@ def test_workers_read_what_was_listed(tmp_path, monkeypatch, change):
   pin = job_module.keep_listing
 
   def pinned_then_changed(*pinned):
-    pin(*pinned)
+    sha256 = pin(*pinned)
     listing._OPENED.clear()  # as in another process
     if change == "size":
       files[7].write_bytes(files[8].read_bytes() + b"?")
@@ -404,6 +404,7 @@ def test_workers_read_what_was_listed(tmp_path, monkeypatch, change):
       files[7].unlink()
     else:
       files[0].with_name("0.png").write_bytes(files[8].read_bytes())
+    return sha256
 
   monkeypatch.setattr(job_module, "keep_listing", pinned_then_changed)
   job, out = folder_job(tmp_path / "photos"), tmp_path / "cache"

@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 import pathlib
 import pickle
 import threading
@@ -14,6 +15,7 @@ from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.job import shard
 from oneshot_dp.extract.job.job import make_identity
 from oneshot_dp.extract.job.listing import (
+  _FILE,
   keep_listing,
   listing_sha256,
   open_split,
@@ -51,8 +53,7 @@ def of_job(
   job: ExtractConfig, identity: CacheIdentity, out: pathlib.Path
 ) -> ExtractShard:
   source = open_split(job)
-  keep_listing(out, job, source)
-  return ExtractShard(job, identity, str(out), listing_sha256(source))
+  return ExtractShard(job, identity, str(out), keep_listing(out, job, source))
 
 
 @pytest.fixture
@@ -62,6 +63,21 @@ def worker(job, identity, tmp_path) -> Iterator[ExtractShard]:
   do_fn.setup()
   yield do_fn
   do_fn.teardown()
+
+
+def test_a_runner_is_given_nothing_that_tells_the_listing(
+  job, identity, tmp_path
+):
+  """Graphs are shown; who guesses all names and sizes could try their hash."""
+  of_jobs = [
+    vars(of_job(job, identity, tmp_path / name)) for name in ("a", "a", "b")
+  ]
+  sha256 = listing_sha256(open_split(job))
+  first, again, other = (found["_listing_sha256"] for found in of_jobs)
+  assert first == again != other
+  assert sha256 not in repr(of_jobs)
+  content = (tmp_path / "a" / _FILE).read_bytes()
+  assert hashlib.sha256(content).hexdigest() == first
 
 
 def test_threads_of_a_process_share_one_backbone(job, loads):
