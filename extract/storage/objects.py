@@ -210,8 +210,9 @@ class ObjectStore:
     finally:
       stop.set()
       beat.join()
-      with contextlib.suppress(RunError, InputError):
-        self.remove([name])
+      if ours:  # else somebody took it over
+        with contextlib.suppress(RunError, InputError):
+          self.remove([name])
 
   def _version(self, name: str) -> dict[str, str] | None:
     try:

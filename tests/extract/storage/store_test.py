@@ -4,9 +4,12 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
+from obstore.store import MemoryStore
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import ArraysSource, ImageFolderSource
@@ -64,6 +67,21 @@ def test_a_store_keeps_what_it_is_given(place, monkeypatch):
     pass
   store.remove(["a/", "large", "none"])
   assert store.sizes() == {}
+
+
+def test_a_lock_that_was_taken_over_is_not_removed(monkeypatch):
+  """By a job that was asleep for so long that it was taken for dead."""
+  monkeypatch.setattr(objects, "_BEAT_SECONDS", 0.01)
+  monkeypatch.setenv("AWS_REGION", "us-east-1")
+  store = objects.ObjectStore("s3", "bucket", "cache")
+  monkeypatch.setattr(store, "_store", MemoryStore())
+  with store.lock("lock"):
+    store.put("lock", b"theirs")
+    deadline = time.monotonic() + 10
+    while any(thread.name == "lock" for thread in threading.enumerate()):
+      assert time.monotonic() < deadline
+      time.sleep(0.01)
+  assert store.read("lock") == b"theirs"
 
 
 def _copied(url, to):
