@@ -34,17 +34,14 @@ import hashlib
 import json
 import os
 import secrets
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.pipeline.ledger.locks import exclusive, wait_for, writing
 
 _FIRST = "0" * 64
-_PATIENCE = 2.0
-"""Seconds; then it is said who is waited for."""
 
 
 class ChainedFile:
@@ -87,14 +84,14 @@ class ChainedFile:
       InputError: the file was damaged or tampered with.
       RunError: it cannot be written.
     """
-    with _writing(self.path), exclusive(self.path) as descriptor:
+    with writing(self.path), exclusive(self.path) as descriptor:
       yield LockedChain(self, descriptor)
 
   def _read(self) -> list[dict[str, Any]]:
     for _ in range(2):
       try:
         with self.path.open("rb") as file:
-          _wait_for(file.fileno(), self.path, fcntl.LOCK_SH)
+          wait_for(file.fileno(), self.path, fcntl.LOCK_SH)
           return self.check(file.read())
       except (FileNotFoundError, NotADirectoryError):
         # The file is made before its head: with a head it is there by now.
@@ -271,62 +268,6 @@ class LockedChain:
       f"The ledger {self._file.path} was charged, as far as can be told, and"
       f" then could not be written ({error.strerror}): nothing is released for"
       " it; mend the disk, and see `oneshot-dp budget`."
-    ) from error
-
-
-@contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[int]:
-  """Opens a file, and its folder and it if need be, that no other process has.
-
-  Raises:
-    RunError: it cannot be written.
-  """
-  with _writing(path):
-    # Whatever the umask, and not the last folder alone.
-    for folder in (*reversed(path.parent.parents), path.parent):
-      if not folder.exists():
-        folder.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-  try:
-    with _writing(path):
-      _wait_for(descriptor, path, fcntl.LOCK_EX)
-    yield descriptor
-  finally:
-    os.close(descriptor)
-
-
-def _wait_for(descriptor: int, path: Path, kind: int) -> None:
-  """Takes a lock; says who has it where that takes longer than usual."""
-  patience = time.monotonic() + _PATIENCE
-  while time.monotonic() < patience:
-    try:
-      return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-      time.sleep(0.02)
-  print(f"waiting for {path}, which {_holder(descriptor)}", file=sys.stderr)
-  return fcntl.flock(descriptor, kind)
-
-
-def _holder(descriptor: int) -> str:
-  inode = f":{os.fstat(descriptor).st_ino}"
-  with contextlib.suppress(OSError):
-    for line in Path("/proc/locks").read_text().splitlines():
-      words = line.split()
-      if "->" not in words and "FLOCK" in words and words[5].endswith(inode):
-        return f"process {words[4]} holds"
-  return "another process holds"
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-  """Says in one line that what the disk refuses is a ledger."""
-  try:
-    yield
-  except OSError as error:
-    raise RunError(
-      f"The ledger {path} cannot be written ({error.strerror}), so nothing is"
-      " released, nor charged for it; mend the disk or the permissions, then"
-      " run the same command again."
     ) from error
 
 

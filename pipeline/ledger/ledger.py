@@ -26,13 +26,13 @@ from oneshot_dp.pipeline.ledger.chained_file import (
   ChainedFile,
   LockedChain,
   canonical,
-  exclusive,
 )
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.folder import (
   check_in_one_ledger,
   default_ledger_dir,
 )
+from oneshot_dp.pipeline.ledger.locks import exclusive
 from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.ledger.spending import (
   BASELINE,

@@ -19,7 +19,7 @@ from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.importing.import_features import import_features
-from oneshot_dp.pipeline.ledger import chained_file
+from oneshot_dp.pipeline.ledger import chained_file, locks
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.folder import default_ledger_dir
@@ -535,8 +535,8 @@ class TestAChargeThatCannotBeWritten:
     assert len(ledger.entries()) == 2
 
   def test_who_is_waited_for(self, ledger, monkeypatch, capsys):
-    monkeypatch.setattr(chained_file, "_PATIENCE", 0.05)
-    with chained_file.exclusive(ledger.path) as held:
+    monkeypatch.setattr(locks, "_PATIENCE", 0.05)
+    with locks.exclusive(ledger.path) as held:
       timer = threading.Timer(0.3, fcntl.flock, (held, fcntl.LOCK_UN))
       timer.start()
       ledger.charge(cost())
