@@ -198,7 +198,9 @@ def content(path: pathlib.Path) -> Places:
           {"metadata": file.metadata()}
           | {name: file.get_tensor(name).tobytes() for name in file.keys()},  # noqa: SIM118
         )
-    case ".md" | ".html" | ".svg":
+    case ".svg":
+      return drawing(prefix, path.read_text())
+    case ".md" | ".html":
       return words(prefix, path.read_text())
   return {f"{prefix}bytes": path.read_bytes()}
 
@@ -222,6 +224,18 @@ def words(prefix: str, text: str) -> Places:
     for i, line in enumerate(text.splitlines())
     for j, word in enumerate(re.split(r'[\s<>"{}]+', line))
   }
+
+
+def drawing(prefix: str, svg: str) -> Places:
+  """All that it says by its place; numbers of axes, and shapes, as a whole.
+
+  How many ticks an axis has follows from the points, and moves all behind.
+  """
+  said = re.findall(r"<text[^>]*>([^<]*)", svg)
+  numbers = [text for text in said if not re.search("[a-z]", text)]
+  shapes = re.sub(r"<text[^>]*>[^<]*", "", svg)
+  found = words(prefix, "\n".join(t for t in said if t not in numbers))
+  return found | {f"{prefix}numbers": numbers, f"{prefix}shapes": shapes}
 
 
 def different(some: Places, others: Places) -> set[str]:
