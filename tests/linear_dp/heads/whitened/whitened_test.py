@@ -198,8 +198,8 @@ def recorded(monkeypatch, name: str) -> list[tuple[tuple, Any]]:
   found: list[tuple[tuple, Any]] = []
   real = getattr(whitened, name)
 
-  def watched(*args: Any) -> Any:
-    result = real(*args)
+  def watched(*args: Any, **named: Any) -> Any:
+    result = real(*args, **named)
     found.append((args, result))
     return result
 
