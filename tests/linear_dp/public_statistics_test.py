@@ -294,7 +294,7 @@ class TestSums:
     np.testing.assert_array_equal(change, alone)
     p0 = grid.initial_probability
     of_gradient = p0 * change.sum(axis=0) - change
-    bound = grid.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE)
+    bound = grid.sensitivity(NeighboringRelation.REPLACE_SPECIAL)
     assert np.linalg.norm(of_gradient) <= bound
 
   @pytest.mark.parametrize("whiten", [False, True])

@@ -19,9 +19,8 @@ from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from tests.linear_dp.blocks import DTYPES, norm_of
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+NULL_ROW = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
-NULL = NeighboringRelation.REPLACE_SPECIAL
 
 
 def make_grid(num_classes=3, feature_dim=2, **changes):
@@ -112,7 +111,7 @@ def test_residual_norm_and_sensitivity_are_rounded_up(
     row_dim = feature_dim + train_bias
     rounding = (1 + mpmath.mpf(2) ** -10) * mpmath.sqrt(num_classes * row_dim)
     sensitivity = GRID_RADIUS * norm + rounding
-    for relation, times in ((ADD_OR_REMOVE, 1), (NULL, 1), (REPLACE, 2)):
+    for relation, times in ((NULL_ROW, 1), (REPLACE, 2)):
       found = grid.sensitivity(relation)
       assert times * sensitivity <= found <= times * sensitivity * (1 + 1e-14)
 
@@ -230,7 +229,7 @@ def test_one_row_moves_the_statistic_by_at_most_the_sensitivity(
   more = sums.copy()
   more[label] += row
   before, after = statistic(grid, sums), statistic(grid, more)
-  bound = Fraction(grid.sensitivity(ADD_OR_REMOVE))
+  bound = Fraction(grid.sensitivity(NULL_ROW))
   assert squared_distance(before, after) <= bound**2
 
   # Replaced: the worst case is the opposite row of the same class.
@@ -264,7 +263,7 @@ def test_the_rounding_term_is_needed_and_enough(num_classes, p0, dim):
   more[0] += row
   moved = squared_distance(statistic(grid, sums), statistic(grid, more))
   assert moved > (GRID_RADIUS * grid.residual_norm) ** 2
-  assert moved <= Fraction(grid.sensitivity(ADD_OR_REMOVE)) ** 2
+  assert moved <= Fraction(grid.sensitivity(NULL_ROW)) ** 2
 
 
 def test_replacing_a_row_can_cost_twice_as_much():
@@ -273,7 +272,7 @@ def test_replacing_a_row_can_cost_twice_as_much():
   one, other = sums.copy(), sums.copy()
   one[0], other[0] = GRID_RADIUS, -GRID_RADIUS
   moved = squared_distance(statistic(grid, one), statistic(grid, other))
-  assert moved > (1.99 * grid.sensitivity(ADD_OR_REMOVE)) ** 2
+  assert moved > (1.99 * grid.sensitivity(NULL_ROW)) ** 2
   assert moved <= grid.sensitivity(REPLACE) ** 2
 
 

@@ -28,7 +28,7 @@ from oneshot_dp.linear_dp.statistics.joint_release import (
 )
 from tests.linear_dp.blocks import Block, make_block, random_block, rows_of
 
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+NULL_ROW = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 K, D = 3, 7
 # Seeds are fixed, so that a test passes always or never.
@@ -92,7 +92,7 @@ def test_a_row_moves_the_vector_by_at_most_the_sensitivity(
   replaced = moments_of(make_block(rows, label))
   whole, removed = moments_of(one), moments_of(one[1:])
   moved = squared_distance(whole, removed)
-  limit = Fraction(joint_sensitivity(ADD_OR_REMOVE, d, K))
+  limit = Fraction(joint_sensitivity(NULL_ROW, d, K))
   assert moved <= limit**2
   # And it is attained, but for rounding.
   assert moved >= limit**2 * Fraction(1 - 1e-4)
@@ -114,11 +114,10 @@ def test_the_sensitivity_is_of_all_four_parts(d, num_classes):
     (shares.class_counts, GRID_RADIUS),
   ]
   squares = sum((Fraction(s) * Fraction(p) ** 2 for s, p in parts), Fraction(0))
-  for relation in (ADD_OR_REMOVE, NeighboringRelation.REPLACE_SPECIAL):
-    found = Fraction(joint_sensitivity(relation, d, num_classes))
-    assert squares <= found**2 <= squares * (1 + Fraction(1, 10**12))
+  found = Fraction(joint_sensitivity(NULL_ROW, d, num_classes))
+  assert squares <= found**2 <= squares * (1 + Fraction(1, 10**12))
   assert joint_sensitivity(REPLACE, d, num_classes) == 2 * joint_sensitivity(
-    ADD_OR_REMOVE, d, num_classes
+    NULL_ROW, d, num_classes
   )
 
 
@@ -278,7 +277,7 @@ def test_what_the_noise_hides_is_never_less_than_was_paid_for(sds):
   """Σ (Δ_p/sd_p)² of what normals are multiplied by, in rationals."""
   releases = Releases(make_secret(2), NoiseSource(1))
   beside, diagonal, *others = releases._chains
-  limit = Fraction(joint_sensitivity(ADD_OR_REMOVE, 2, K)) ** 2
+  limit = Fraction(joint_sensitivity(NULL_ROW, 2, K)) ** 2
   rounded = Fraction(GRID_RADIUS) + 2 * (1 + Fraction(1, 2**10))
   for sd in sorted(sds):
     releases.extend(sd)
