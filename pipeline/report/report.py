@@ -49,7 +49,7 @@ def write_report(directory: Path, **options: Any) -> WrittenReport:
     ) from error
   from oneshot_dp.pipeline.report import page  # only now: it needs both
 
-  with read_back(directory, AttributeError, IndexError):
+  with read_back(directory):
     findings = look(directory, **options)
   target = directory / FOLDER
   try:

@@ -110,7 +110,7 @@ def read_back(place: Path, *others: type[Exception]) -> Iterator[None]:
     yield
   except InputError:
     raise
-  except (KeyError, TypeError, ValueError, *others) as error:
+  except (LookupError, TypeError, ValueError, AttributeError, *others) as error:
     raise InputError(
       f"{place} is damaged ({error!r}); run it again."
     ) from error
