@@ -51,6 +51,9 @@ def backbone_names() -> list[str]:
 
   >>> "vit_b16" in backbone_names()
   True
+
+  Returns:
+    Names for `BackboneConfig.name`, family by family.
   """
   listed = [name for family in _FAMILIES for name in family.EXAMPLES]
   return [*listed, RANDOM_PATCHES]
@@ -82,6 +85,9 @@ def load_backbone(
   Args:
     config: name, weights, embedding, dtype of the products.
     preprocess: changes to the backbone's own preprocessing.
+
+  Returns:
+    The network with its weights in memory, ready for batches of images.
 
   Raises:
     InputError: an unknown name; weights missing where they are needed, given

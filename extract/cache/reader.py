@@ -61,13 +61,14 @@ class FeatureCache:
   path: pathlib.Path
   info: CacheInfo
   shards: tuple[ShardRecord, ...]
-  _hashed: set[tuple] = dataclasses.field(
-    default_factory=set, init=False, repr=False, compare=False
-  )
 
   @functools.cached_property
   def store(self) -> Store:
     return store_at(self.path)
+
+  @functools.cached_property
+  def _hashed(self) -> set[tuple]:
+    return set()
 
   def __len__(self) -> int:
     return self.info.num_examples

@@ -50,7 +50,7 @@ def audited(
     ("adam", 2.0, "replace-one", 10_000, 0.5),
     ("momentum", 4.0, "replace-special", 10_000, 0.5),
     ("least-squares", 4.0, "replace-special", 200, 0.2),
-    ("whitened", 4.0, "replace-special", 150, 0.1),
+    ("whitened", 4.0, "replace-special", 500, 0.2),
     ("multi-step", 4.0, "replace-one", 500, 0.3),
   ],
 )
