@@ -1,10 +1,15 @@
 """Receipts and cards of earlier versions, as this one would write them."""
 
+import contextlib
 from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from oneshot_dp.linear_dp.accounting.events import event_as_json, relation_of
+from oneshot_dp.linear_dp.accounting.events import (
+  epsilon_of_event,
+  event_as_json,
+  relation_of,
+)
 from oneshot_dp.linear_dp.accounting.plan import event_of_draws
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.pipeline.saved_head.make_receipt import FORMAT_VERSION
@@ -15,6 +20,7 @@ TESTABLE = (
   " receipt with it; where it is public, no epsilon covers what it tells"
 )
 _NO_LONGER = NeighboringRelation.ADD_OR_REMOVE_ONE.name
+_REPLACED = NeighboringRelation.REPLACE_ONE.name
 _CARD = {
   "layer unknown": "embedding unknown",
   " is added or removed: whoever": " is in the data or nothing in its place:"
@@ -79,6 +85,16 @@ def notes_on(receipt: dict[str, Any]) -> list[str]:
       " know n, and the receipt gives n: read REPLACE_SPECIAL (an example, or"
       " nothing in its place), at the same epsilon"
     )
+  with contextlib.suppress(AttributeError, LookupError, TypeError):
+    stated, proven = (
+      each["privacy"]["epsilon_by_relation"][_REPLACED]
+      for each in (receipt, upgraded(receipt))
+    )
+    if stated != proven:
+      notes.append(
+        f"its epsilon_by_relation says {stated:.4g} of {_REPLACED}, which is"
+        f" not proven for Poisson samples: read {proven:.4g}, which is"
+      )
   return notes
 
 
@@ -116,8 +132,25 @@ def _with_public_n(receipt: dict[str, Any]) -> dict[str, Any]:
   same = by_relation["REPLACE_SPECIAL"]
   if by_relation.pop(_NO_LONGER) != same:
     raise ValueError("the same noise at two epsilons")
+  proven = _proven_of_samples(receipt)
+  if proven and same <= by_relation[_REPLACED] < proven:
+    by_relation[_REPLACED] = proven
   privacy["epsilon_by_relation"] = by_relation
   return receipt | {"format_version": FORMAT_VERSION, "privacy": privacy}
+
+
+def _proven_of_samples(receipt: dict[str, Any]) -> float | None:
+  """ε in REPLACE_ONE of a head by Poisson samples that is stated in another.
+
+  Earlier versions took a pair for the worst of which that is not proven.
+  """
+  privacy, mechanism = receipt["privacy"], mechanism_of(receipt["mechanism"])
+  sigma, relation = privacy["noise_multiplier"], privacy["neighboring_relation"]
+  if not (mechanism.sampling and sigma) or relation == _REPLACED:
+    return None
+  event = mechanism.sampling.event(sigma)
+  replaced = NeighboringRelation.REPLACE_ONE
+  return epsilon_of_event(event, privacy["delta"], replaced)
 
 
 def _with_exact_steps(receipt: dict[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,7 @@ RUNS: dict[str, str] = {
   "noisy counts": f"{_SWEEP} --epsilons 1 8 --private-eval 0.5",
   "noisy counts of one": f"{_SCORE} --private-eval 0.5 --delta {DELTA} {SEED} 5"
   f" {LEDGERS} @ledgers",
-  "counts of one": _SCORE,
+  "counts of one": f"{_SCORE} --not-trained-on",
 }
 IMPORTS: dict[str, str] = {
   "train": "@data.npz --split train",

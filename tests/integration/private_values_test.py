@@ -153,10 +153,11 @@ def run(tmp_path_factory) -> Run:
     f"train --cache caches/train --epsilon 2 --delta 1e-5 --out head {ledger}"
   )
   run.here("verify head")
-  run.here("evaluate head --cache caches/test")
+  run.here(f"evaluate head --cache caches/test {ledger}")
   run.here(f"budget --cache caches/train {ledger}")
   # What fails must not tell either.
-  run("evaluate head --cache caches/train", 2)
+  run(f"evaluate head --cache caches/train {ledger}", 2)
+  run.here("evaluate head --cache caches/test --ledger-dir nowhere", 2)
   run.here(
     f"train --cache caches/train --epsilon -1 --delta 1e-5 --out x {ledger}", 2
   )
@@ -211,7 +212,7 @@ def run_the_rest(run: Run) -> None:
     " 1e-5 --heads lamb least-squares --out compared --ledger-dir ledgers",
     "figures --cache caches/train --eval-cache caches/test --epsilons 2"
     " --num-draws 1 --out figures --ledger-dir ledgers",
-    "evaluate head --cache caches/test",
+    "evaluate head --cache caches/test --ledger-dir ledgers",
   ):
     run.here(f"{reads} --json")
   found = run.here(

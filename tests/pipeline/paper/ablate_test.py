@@ -111,9 +111,10 @@ class TestWhatItWrites:
     lines = finished.lines()
     assert list(lines[0]) == [
       *("epsilon", "delta", "draw", "head", "noise_multiplier", "top1"),
-      *("top5", "composed_epsilon", "num_examples", "num_eval_examples"),
-      *("evaluation", "release", "noise_source", "private", "path"),
-      *("axis", "setting", "cache", "epsilon_if_poisson"),
+      *("top5", "balanced", "composed_epsilon", "num_examples"),
+      *("num_eval_examples", "evaluation", "release", "noise_source"),
+      *("private", "path", "recall", "axis", "setting", "cache"),
+      "epsilon_if_poisson",
     ]
     cells = list(dict.fromkeys((r["axis"], r["setting"]) for r in lines))
     assert len(cells) == 12
