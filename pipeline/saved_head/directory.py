@@ -36,9 +36,14 @@ INPUT = "input"
 """In the metadata of the weights: what the kernel is multiplied with."""
 RECEIPT_FILE = "receipt.json"
 CARD_FILE = "README.md"
-_SECTIONS = (
-  *("privacy", "composition", "mechanism", "data", "training", "software"),
-)
+_SECTIONS = [
+  "privacy",
+  "composition",
+  "mechanism",
+  "data",
+  "training",
+  "software",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -184,7 +184,8 @@ class TestChangedFiles:
     for value in (None, 3, [], "x"):
       content = json.dumps(receipt | {name: value})
       (head / "receipt.json").write_text(content)
-      assert verify_head(head).problems
+      with pytest.raises(InputError, match=f"{name} is no JSON object"):
+        verify_head(head)
 
   def test_the_card(self, head, ledgers):
     card = head / "README.md"
