@@ -1,23 +1,23 @@
 """A private head with what is to be said of it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from jaxtyping import Float, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
-from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.accounting.sections import (
   composition_section,
   privacy_section,
 )
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.public_start import SETTING
 from oneshot_dp.linear_dp.rows.arrays import Numbers
+from oneshot_dp.linear_dp.trainer import TrainedHead
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -40,29 +40,43 @@ class PrivateHead:
   (True, 'os.urandom')
 
   Attributes:
-    head: the weights: kernel [d, K] and bias [K], float32.
-    statement: the guarantee of this head alone.
-    plan: the heads that were released together, which compose.
-    config: how it was trained.
+    trained: the head, how it was made, and its settings.
     num_examples: n of the training rows, public.
+    class_names: the names of the K classes, public.
+    num_classes_source: where K comes from; of labels, which are private, the
+      guarantee holds only if K is public anyway.
     privacy_unit: "example", or "unit" where rows had unit_ids.
     is_charged: whether the caller had it charged to something.
-    start_sha256: of the public start in float64, where there was one.
   """
 
-  head: LinearHead
-  statement: PrivacyStatement
-  plan: ReleasePlan
-  config: HeadConfig
+  trained: TrainedHead
   num_examples: int
+  class_names: tuple[str, ...]
+  num_classes_source: Literal[
+    "class_names", "flag", "labels (treated as public)"
+  ] = "flag"
   privacy_unit: str = EXAMPLE_UNIT
   is_charged: bool = False
-  start_sha256: str = ""
+
+  @property
+  def head(self) -> LinearHead:
+    """The weights: kernel [d, K] and bias [K], float32."""
+    return self.trained.head
+
+  @property
+  def statement(self) -> PrivacyStatement:
+    """The guarantee of this head alone."""
+    return self.trained.statement
+
+  @property
+  def plan(self) -> ReleasePlan:
+    """The heads that were released together, which compose."""
+    return self.trained.plan
 
   def __repr__(self) -> str:
     d, num_classes = self.head.kernel.shape
     return (
-      f"PrivateHead({self.config.head}, feature_dim={d},"
+      f"PrivateHead({self.trained.settings['head']}, feature_dim={d},"
       f" num_classes={num_classes}, epsilon={self.statement.epsilon:g},"
       f" delta={self.statement.delta:g}"
       f"{'' if self.statement.is_private else ', NOT PRIVATE'})"
@@ -96,6 +110,23 @@ class PrivateHead:
       )
     return logits
 
+  def decision_function(self, embeddings: Numbers) -> Float[np.ndarray, "n K"]:
+    """The logits, by scikit-learn's name; a column per class, also for two."""
+    return self.logits(embeddings)
+
+  def predict_proba(self, embeddings: Numbers) -> Float[np.ndarray, "n K"]:
+    """The softmax of the logits, float64.
+
+    *Not calibrated*: heads of one step have logits on no scale, and even others
+    are not fitted to be right as often as they say. `oneshot-dp predict
+    --calibration-cache` fits a temperature to public labels.
+    """
+    return scipy.special.softmax(self.logits(embeddings).astype(float), axis=1)
+
+  def score(self, embeddings: Numbers, labels: Numbers) -> float:
+    """The share of right classes; as private as the rows that it is of."""
+    return float((self.predict(embeddings) == np.asarray(labels)).mean())
+
   def predict(self, embeddings: Numbers) -> Int64[np.ndarray, " n"]:
     """The class with the largest logit, the first of those that tie."""
     return self.logits(embeddings).argmax(axis=1)
@@ -107,7 +138,6 @@ class PrivateHead:
     arrays can know them; `private` is False where the noise came from a seed.
     """
     statement, plan = self.statement, self.plan
-    start = {SETTING: self.start_sha256} if self.start_sha256 else {}
     d, num_classes = self.head.kernel.shape
     return {
       "private": statement.is_private,
@@ -122,6 +152,8 @@ class PrivateHead:
         "num_examples": self.num_examples,
         "feature_dim": d,
         "num_classes": num_classes,
+        "class_names": list(self.class_names),
+        "num_classes_source": self.num_classes_source,
       },
-      "training": self.config.settings() | start,
+      "training": dict(self.trained.settings),
     }

@@ -29,6 +29,7 @@ def train_head(
   labels: Numbers,
   *,
   num_classes: int,
+  class_names: Sequence[str] | None = None,
   epsilon: float,
   delta: float,
   head: str | HeadConfig = "auto",
@@ -60,6 +61,7 @@ def train_head(
     embeddings: [n, d] floats, private; all else is as in `train_heads`.
     labels: [n] integers in [0, K), private.
     num_classes: K, public.
+    class_names: K public names; None is "0", "1" ...
     epsilon: ε > 0.
     delta: δ in (0, 1), well below 1/n.
     head: its name, or settings; "auto" is the most accurate that the rows
@@ -77,6 +79,7 @@ def train_head(
     embeddings,
     labels,
     num_classes=num_classes,
+    class_names=class_names,
     epsilons=(epsilon,),
     delta=delta,
     head=head,
@@ -94,6 +97,7 @@ def train_heads(
   labels: Numbers,
   *,
   num_classes: int,
+  class_names: Sequence[str] | None = None,
   epsilons: Sequence[float],
   delta: float,
   head: str | HeadConfig = "lamb",
@@ -131,6 +135,7 @@ def train_heads(
     embeddings: [n, d] floats, private. float64 is rounded to float32.
     labels: [n] integers in [0, K), private.
     num_classes: K, public: known without the labels.
+    class_names: K public names; None is "0", "1" ...
     epsilons: the ε of each head, positive and distinct.
     delta: δ of each head, in (0, 1), well below 1/n.
     head: "lamb" (the paper's single step), "adam", "momentum",
@@ -189,6 +194,15 @@ def train_heads(
     public = PublicStart.of(
       start, num_classes=arrays.num_classes, feature_dim=arrays.feature_dim
     )
+  numbered = map(str, range(arrays.num_classes))
+  names = tuple(numbered if class_names is None else class_names)
+  if len(set(names)) != arrays.num_classes or not all(
+    isinstance(name, str) and name for name in names
+  ):
+    raise InputError(
+      f"class_names={names} must be {arrays.num_classes} different names, one"
+      " for each of num_classes."
+    )
   rows = TrainingRows(
     blocks=lambda: [arrays],
     feature_dim=arrays.feature_dim,
@@ -219,14 +233,12 @@ def train_heads(
   charging = _no_charge if charge is None else charge
   heads = {
     trained.statement.epsilon: PrivateHead(
-      head=trained.head,
-      statement=trained.statement,
-      plan=plan,
-      config=config,
+      trained=trained,
       num_examples=n,
+      class_names=names,
+      num_classes_source="flag" if class_names is None else "class_names",
       privacy_unit=rows.privacy_unit,
       is_charged=charge is not None,
-      start_sha256=public.sha256 if public else "",
     )
     for trained in trainer.release(plan, source, charging)
   }

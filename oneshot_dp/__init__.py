@@ -39,6 +39,8 @@ array([0, 0, 0])
 | `train_head`            | embeddings and labels → a private head            |
 | `train_heads`           | the same for many ε, at the cost of the largest   |
 | `PrivateHead`           | weights and guarantee: `predict`, `receipt`       |
+| `save_head`             | such a head → the command line's directory        |
+| `load_head`             | back, with its receipt checked                    |
 | `LinearHead`            | the weights alone: logits = x·kernel + bias       |
 | `evaluate_heads`        | top-1 and top-5 accuracy on public labels         |
 | `noise_multiplier`      | (ε, δ) → σ, rounded up                            |
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
   from oneshot_dp.linear_dp.private_head import PrivateHead
   from oneshot_dp.linear_dp.rows.arrays import ArrayRows
   from oneshot_dp.linear_dp.train_arrays import train_head, train_heads
+  from oneshot_dp.pipeline.saved_head.notebook import load_head, save_head
 
 _HOMES = {
   "ArrayRows": "linear_dp.rows.arrays",
@@ -110,6 +113,8 @@ _HOMES = {
   "epsilon_of": "linear_dp.accounting.gaussian",
   "evaluate_heads": "linear_dp.evaluate",
   "exact_clipped_sum": "linear_dp.one_step.exact_sum",
+  "load_head": "pipeline.saved_head.notebook",
+  "save_head": "pipeline.saved_head.notebook",
   "load_backbone": "extract.backbones.registry",
   "noise_multiplier": "linear_dp.accounting.gaussian",
   "open_cache": "extract.cache.reader",
@@ -139,9 +144,11 @@ __all__ = [
   "evaluate_heads",
   "exact_clipped_sum",
   "load_backbone",
+  "load_head",
   "noise_multiplier",
   "open_cache",
   "open_source",
+  "save_head",
   "train_head",
   "train_heads",
   "verify_cache",

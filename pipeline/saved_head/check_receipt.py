@@ -92,7 +92,13 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   if not stated.is_noisy:
     yield from _compare(privacy, {"noise_sd_steps": 0.0})
   yield from _problems_of_fields(receipt, stated)
-  words = assumptions(data["num_classes_source"], unit, mechanism, training)
+  words = assumptions(
+    data["num_classes_source"],
+    unit,
+    mechanism,
+    training,
+    charged=receipt["composition"]["ledger_entry"] is not None,
+  )
   said = {"assumptions": words, "not_protected": list(NOT_PROTECTED)}
   yield from _compare(receipt, said)
   yield from _problems_of_guarantee(receipt, stated)
@@ -133,19 +139,8 @@ def _problems_of_guarantee(
 ) -> Iterator[str]:
   privacy = receipt["privacy"]
   delta, epsilon = privacy["delta"], privacy["epsilon"]
-  relation = NeighboringRelation[privacy["neighboring_relation"]]
-  sensitivity = stated.sensitivity(relation)
-  is_from_system = privacy["noise_source"] == NoiseSource().description
-  statement = PrivacyStatement(
-    epsilon=math.inf if epsilon == NOT_PRIVATE else epsilon,
-    delta=delta,
-    noise_multiplier=privacy["noise_sd_steps"] / sensitivity,
-    sensitivity=sensitivity,
-    noise_sd=privacy["noise_sd_steps"],
-    neighboring_relation=relation,
-    noise_source=privacy["noise_source"],
-    is_private=is_from_system and privacy["noise_sd_steps"] > 0,
-  )
+  statement = statement_of(privacy, stated)
+  relation = statement.neighboring_relation
   section = privacy_section(
     statement, privacy_unit=privacy["privacy_unit"], sampling=stated.sampling
   )
@@ -162,11 +157,36 @@ def _problems_of_guarantee(
     )
 
 
+def statement_of(
+  privacy: Mapping[str, Any], stated: Mechanism
+) -> PrivacyStatement:
+  """The guarantee that a section states, of the noise that it states.
+
+  Raises:
+    KeyError, TypeError, ValueError: the section does not say.
+  """
+  epsilon = privacy["epsilon"]
+  relation = NeighboringRelation[privacy["neighboring_relation"]]
+  sensitivity = stated.sensitivity(relation)
+  is_from_system = privacy["noise_source"] == NoiseSource().description
+  return PrivacyStatement(
+    epsilon=math.inf if epsilon == NOT_PRIVATE else epsilon,
+    delta=privacy["delta"],
+    noise_multiplier=privacy["noise_sd_steps"] / sensitivity,
+    sensitivity=sensitivity,
+    noise_sd=privacy["noise_sd_steps"],
+    neighboring_relation=relation,
+    noise_source=privacy["noise_source"],
+    is_private=is_from_system and privacy["noise_sd_steps"] > 0,
+  )
+
+
 def _problems_of_composition(
   receipt: dict[str, Any], stated: Mechanism
 ) -> Iterator[str]:
   privacy, composition = receipt["privacy"], receipt["composition"]
-  if not _SHA256.fullmatch(str(composition["ledger_entry"])):
+  entry = composition["ledger_entry"]
+  if entry is not None and not _SHA256.fullmatch(str(entry)):
     yield "ledger_entry names no charge."
   plan = plan_of(receipt, stated.sampling)
   expected = composition_section(plan)

@@ -32,6 +32,10 @@ _CLASSES_OF_LABELS = (
   "The number of classes was read off the private labels when the features were"
   " imported; the guarantee holds only if it is public anyway."
 )
+_UNCHARGED = (
+  "No ledger was charged for this head: nobody counts what else was released of"
+  " the same rows, and every release adds up."
+)
 NOT_PROTECTED = (
   "The data that the head is evaluated on: its labels are treated as public,"
   " unless the evaluation had a budget of its own (--private-eval).",
@@ -82,7 +86,7 @@ def make_receipt(
     ),
     "composition": {
       **composition_section(plan),
-      "ledger_entry": trained.ledger_entry,
+      "ledger_entry": trained.ledger_entry or None,
     },
     "mechanism": mechanism,
     "data": {
@@ -105,6 +109,7 @@ def make_receipt(
       cache.privacy_unit,
       mechanism,
       trained.settings,
+      charged=bool(trained.ledger_entry),
     ),
     "not_protected": list(NOT_PROTECTED),
     "software": {p: importlib.metadata.version(p) for p in SOFTWARE},
@@ -116,6 +121,8 @@ def assumptions(
   privacy_unit: str,
   mechanism: dict[str, Any],
   training: Mapping[str, Any],
+  *,
+  charged: bool,
 ) -> list[str]:
   """What the guarantee rests on, in words.
 
@@ -124,6 +131,7 @@ def assumptions(
     privacy_unit: what the guarantee is about.
     mechanism: the receipt's section.
     training: the settings of the head.
+    charged: whether a ledger has an entry for it.
   """
   of_units = _ROWS_ARE_UNITS
   if privacy_unit != EXAMPLE_UNIT:
@@ -139,6 +147,7 @@ def assumptions(
     *([_CLASSES_OF_LABELS] if of_labels else []),
     *([ASSUMPTION] if SETTING in training else []),
     *([public_start.ASSUMPTION] if public_start.SETTING in training else []),
+    *([] if charged else [_UNCHARGED]),
   ]
 
 

@@ -88,8 +88,9 @@ def _together(receipt: dict[str, Any]) -> str:
   if not receipt["private"]:
     return ""
   run = receipt["composition"]
+  of = "ledger entry" if run["ledger_entry"] else "training"
   return (
-    "| all heads of the same ledger entry together |"
+    f"| all heads of the same {of} together |"
     f" epsilon = {printable(run['composed_epsilon'])} at"
     f" delta = {printable(receipt['privacy']['delta'])} ({run['order']}"
     f" releases of {len(run['epsilons'])} epsilons, {run['num_draws']}"

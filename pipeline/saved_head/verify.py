@@ -83,7 +83,13 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
   if saved.receipt.get("private") is not True:
     said.append(f"this head is {NOT_PRIVATE}")
   is_vouched = False
-  if not found:  # a receipt that is no receipt names no entry
+  # A receipt that is no receipt names no entry.
+  if not found and saved.receipt["composition"]["ledger_entry"] is None:
+    said.append(
+      "no ledger was charged for it, so nobody counts it or knows these bytes:"
+      f" {_NOBODY}"
+    )
+  elif not found:
     ledger = Ledger(saved.receipt["data"]["dataset"], ledger_dir)
     name = saved.receipt["composition"]["ledger_entry"]
     paid = next((e for e in ledger.entries() if e["entry"] == name), None)

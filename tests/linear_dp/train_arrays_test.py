@@ -334,7 +334,9 @@ def test_predicts_nothing_for_a_row_that_is_not_finite(data, unit_norm):
   embedding, _ = data
   (trained,) = train(data, head="momentum")
   head = dataclasses.replace(trained.head, unit_norm=unit_norm)
-  trained = dataclasses.replace(trained, head=head)
+  trained = dataclasses.replace(
+    trained, trained=dataclasses.replace(trained.trained, head=head)
+  )
   for value in (np.nan, np.inf, -np.inf, 7.7e300):
     rows = embedding[:5].astype(np.float64)
     rows[3] = value
@@ -351,7 +353,9 @@ def test_predicts_nothing_where_scores_leave_float32(data):
   head = LinearHead(kernel=np.full((D, K), 2.0), bias=np.zeros(K))
   long = np.full((1, D), 3e38, np.float32)
   with pytest.raises(InputError, match=r"too long for float32"):
-    dataclasses.replace(trained, head=head).predict(long)
+    dataclasses.replace(
+      trained, trained=dataclasses.replace(trained.trained, head=head)
+    ).predict(long)
 
 
 def test_predicts_for_no_rows(data):

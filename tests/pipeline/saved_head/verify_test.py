@@ -288,6 +288,7 @@ class TestForged:
         "example",
         mechanism.as_json(),
         receipt["training"] | settings,
+        charged=True,
       ),
     }
     forge(head, changes)
