@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,12 @@ from jaxtyping import Array, Float, Float32, Int, Int32, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.rows.batches import padded_batches
 from oneshot_dp.linear_dp.rows.block import RowBlock, check_labels
 from oneshot_dp.linear_dp.rows.secret import Secret
+
+if TYPE_CHECKING:
+  from oneshot_dp.linear_dp.private_head import PrivateHead
 
 _BATCH_ROWS = 1024
 
@@ -170,7 +173,7 @@ def count_hits(
 
 
 def evaluate_heads(
-  heads: Sequence[LinearHead | PrivateHead],
+  heads: Sequence["LinearHead | PrivateHead"],
   blocks: Iterable[RowBlock],
   *,
   on_rows: Callable[[int], object] = lambda rows: None,
@@ -199,7 +202,7 @@ def evaluate_heads(
   """
   if not heads:
     return []
-  weights = [h.head if isinstance(h, PrivateHead) else h for h in heads]
+  weights = [h if isinstance(h, LinearHead) else h.head for h in heads]
   hits = count_hits(weights, blocks, on_rows=on_rows)
   return hits.accuracies_of_public_labels()
 
