@@ -333,6 +333,7 @@ def notebook(options: Mapping[str, Any]) -> Found:
   facts: Facts = {}
   weights: Weights = {}
   new = ("epsilon_by_relation", "epsilon_by_delta", "num_draws")
+  new += ("class_names", "num_classes_source")
   for i, trained in enumerate(heads):
     kernel, bias = map(np.asarray, (trained.head.kernel, trained.head.bias))
     whole = hashlib.sha256(kernel.tobytes() + bias.tobytes()).hexdigest()

@@ -110,6 +110,8 @@ def test_its_receipt_holds(run):
     "num_examples": 1437,
     "feature_dim": 64,
     "num_classes": 10,
+    "num_classes_source": "flag",
+    "class_names": [str(digit) for digit in range(10)],
   }
   grid = ClippedGradientGrid(num_classes=10, feature_dim=64)
   sigma = privacy["noise_sd_steps"] / grid.sensitivity(
