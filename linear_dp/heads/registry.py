@@ -34,7 +34,7 @@ KINDS: tuple[type[HeadTrainer], ...] = (
 """A NEW HEAD GOES HERE, and its name into `configs.head_config.MethodName`."""
 
 HELD_OUT_PERCENT = 10
-"""Of the rows, about, where a head is chosen."""
+"""About so many rows are held out where a head is chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
