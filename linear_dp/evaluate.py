@@ -50,7 +50,7 @@ class SecretHits(Secret):
   `accuracies_of_public_labels` says by that name that there is no secret.
 
   Attributes:
-    num_examples: rows counted, n; public.
+    num_examples: rows counted; private where n is what they are on average.
     num_classes: K; public.
     secret_hits: rows whose label is the first answer, and among the first five.
     secret_class_hits: the first of these by class; None where rows have lists
@@ -58,7 +58,7 @@ class SecretHits(Secret):
     secret_class_rows: rows of each class.
   """
 
-  public = ("num_examples",)
+  public = ("num_classes",)
 
   num_examples: int
   num_classes: int

@@ -89,14 +89,14 @@ class TrainingRows:
     start: public weights to start from.
   """
 
-  blocks: Callable[[], Iterable[RowBlock]]
+  blocks: Callable[[], Iterable[RowBlock]] = dataclasses.field(repr=False)
   feature_dim: int
   num_classes: int
   num_examples: int
   privacy_unit: str = EXAMPLE_UNIT
   max_rows_per_unit: int | None = None
   are_centred: bool = False
-  num_rows: int | None = None
+  num_rows: int | None = dataclasses.field(default=None, repr=False)
   most_rows: int | None = None
   start: PublicStart | None = None
 

@@ -163,11 +163,11 @@ def _record_writer(
   path: pathlib.Path, final: pathlib.Path
 ) -> Iterator[Callable[[bytes], None]]:
   """An ArrayRecord file; its errors speak of `final`, the caller's pass."""
-  with disk_errors(final):
+  with disk_errors(final, RuntimeError):
     writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
 
   def write(record: bytes) -> None:
-    with disk_errors(final):
+    with disk_errors(final, RuntimeError):
       writer.write(record)
 
   try:
@@ -177,7 +177,7 @@ def _record_writer(
     with contextlib.suppress(Exception):
       writer.close()
     raise
-  with disk_errors(final):
+  with disk_errors(final, RuntimeError):
     writer.close()
 
 

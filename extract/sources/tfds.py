@@ -10,7 +10,6 @@ import os
 import sys
 import textwrap
 
-import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import naming
 
@@ -18,6 +17,11 @@ from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.sources import digits  # noqa: F401  (TFDS finds it by name from then on)
 from oneshot_dp.extract.sources.example import Example, number_of
+from oneshot_dp.extract.sources.tfds_keys import (
+  image_key,
+  label_key,
+  scalar_key,
+)
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 
@@ -48,10 +52,10 @@ class TfdsExamples:
     self.version = str(builder.version)
     self.name = builder.info.full_name.removesuffix(f"/{self.version}")
     self._split = split
-    self._image_key = _image_key(config, features)
-    self._label_key = _label_key(config, features)
+    self._image_key = image_key(config, features)
+    self._label_key = label_key(config, features)
     self.class_names: tuple[str, ...] = tuple(features[self._label_key].names)
-    self._unit_key = _scalar_key(
+    self._unit_key = scalar_key(
       config,
       "unit_key",
       features,
@@ -60,7 +64,7 @@ class TfdsExamples:
       "the id of a user, a patient ...",
     )
     self.privacy_unit = self._unit_key or extract_config.EXAMPLE_UNIT
-    self._id_key = _scalar_key(
+    self._id_key = scalar_key(
       config, "id_key", features, "OSU", "a text", "the name of the file"
     )
     self.id_source = self._id_key or extract_config.POSITION_IDS
@@ -268,94 +272,3 @@ def _check_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
       f"split={split!r} of {builder.info.full_name} has no examples: it has "
       f"{splits}."
     )
-
-
-def _image_key(
-  config: extract_config.TfdsSource, features: tfds.features.FeaturesDict
-) -> str:
-  """Returns the key of the one image, or of the image that was asked for."""
-  candidates = [
-    key
-    for key, feature in features.items()
-    if isinstance(feature, tfds.features.Image)
-    # A mask of labels per pixel is an image too, for TFDS.
-    and not isinstance(feature, tfds.features.LabeledImage)
-  ]
-  if not candidates:
-    raise InputError(
-      f"{config.name} has no Image at the top level of its features, only "
-      f"{_listed(features)}: choose a data set of images."
-    )
-  key = _choose("source.image_key", config.image_key, candidates, config.name)
-  if features[key].np_dtype != np.uint8:
-    raise InputError(
-      f"{config.name}: the image {key!r} is {features[key].np_dtype.__name__}, "
-      f"and only uint8 can be read: images are {', '.join(candidates)}."
-    )
-  return key
-
-
-def _label_key(
-  config: extract_config.TfdsSource, features: tfds.features.FeaturesDict
-) -> str:
-  """Returns the key of the one class label, or of the label asked for."""
-  candidates = [
-    key
-    for key, feature in features.items()
-    if isinstance(feature, tfds.features.ClassLabel) and feature.num_classes
-  ]
-  if not candidates:
-    raise InputError(
-      f"{config.name} has no ClassLabel with its classes at the top level of "
-      f"its features, only {_listed(features)}: the classes must be public, so "
-      "they are not read off the labels; declare ClassLabel(names=...)."
-    )
-  return _choose("source.label_key", config.label_key, candidates, config.name)
-
-
-def _scalar_key(
-  config: extract_config.TfdsSource,
-  field: str,
-  features: tfds.features.FeaturesDict,
-  kinds: str,
-  expected: str,
-  advice: str,
-) -> str | None:
-  """Returns the key of a scalar that was asked for, of one of NumPy's kinds."""
-  key = getattr(config, field)
-  if key is None:
-    return None
-  feature = dict(features.items()).get(key)
-  dtype = np.dtype(getattr(feature, "np_dtype", bool))
-  if (
-    feature is None
-    or feature.shape != ()
-    or dtype.kind not in kinds
-    or dtype == np.uint64
-  ):
-    raise InputError(
-      f"{config.name}: source.{field}={key!r} is not {expected} at the top "
-      f"level of its features, which are {_listed(features)}: choose {advice}, "
-      "or leave it out."
-    )
-  return key
-
-
-def _listed(features: tfds.features.FeaturesDict) -> str:
-  return ", ".join(
-    f"{key} ({type(feature).__name__})" for key, feature in features.items()
-  )
-
-
-def _choose(
-  field: str, key: str | None, candidates: list[str], name: str
-) -> str:
-  """Returns the key that was asked for, or the only candidate."""
-  if key is None and len(candidates) == 1:
-    return candidates[0]
-  if key in candidates:
-    return key
-  problem = " must be set" if key is None else f"={key!r} is not one of them"
-  raise InputError(
-    f"{name}: {field}{problem}: choose from {', '.join(candidates)}."
-  )

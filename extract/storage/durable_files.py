@@ -15,22 +15,31 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 @contextlib.contextmanager
-def disk_errors(path: pathlib.Path) -> Iterator[None]:
-  """Turns what the disk refuses into one line that names `path`.
+def disk_errors(path: pathlib.Path, *others: type[Exception]) -> Iterator[None]:
+  """Says in one line that what the disk refuses is `path`.
 
-  A RunError in place of OSError, and of the RuntimeError with which ArrayRecord
-  reports one. Wrap writes only: what a source of rows raises is not the disk's.
+  A RunError in place of OSError, and of `others` with which a library reports
+  one. Wrap writes only: what a source of rows raises is not the disk's.
   """
   try:
     yield
-  except RunError:
-    raise
-  except (OSError, RuntimeError) as e:
+  except (OSError, *others) as e:
     reason = getattr(e, "strerror", None) or str(e).split("; ")[0]
     raise RunError(
-      f"{path}: cannot write: {reason}; mend the disk or the permissions, then "
-      "run the same command again (what is finished is kept)."
+      f"{path} cannot be written: {reason}; mend the disk or the permissions."
     ) from e
+
+
+def keep_from_others(directory: pathlib.Path) -> None:
+  """Gives a directory that nobody else sees yet mode 0700, and its files 0600.
+
+  For what shows a result that is NOT PRIVATE: an accuracy, a picture or a page
+  made of exact sums is a function of these. Folders in it see to themselves.
+  """
+  directory.chmod(0o700)
+  for path in directory.iterdir():
+    if path.is_file():
+      path.chmod(0o600)
 
 
 @contextlib.contextmanager

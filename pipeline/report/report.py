@@ -11,10 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.storage.durable_files import (
+  disk_errors,
+  keep_from_others,
+)
 from oneshot_dp.pipeline.report.findings import look
 from oneshot_dp.pipeline.report.run_record import read_back
-from oneshot_dp.pipeline.runs.output_dir import keep_from_others
 from oneshot_dp.pipeline.runs.pictures import INSTALL
 
 PAGE = "report.html"
@@ -52,28 +55,24 @@ def write_report(directory: Path, **options: Any) -> WrittenReport:
   with read_back(directory):
     findings = look(directory, **options)
   target = directory / FOLDER
-  try:
-    with tempfile.TemporaryDirectory(
-      prefix=f".{FOLDER}-", dir=directory
-    ) as name:
-      folder = Path(name)
-      pictures = page.draw_all(findings, folder)
-      drawn = sorted(folder.iterdir())
-      (folder / PAGE).write_text(page.render(findings, pictures))
-      target.mkdir(exist_ok=True)
-      if not all(row.private for row in findings.run.rows):
-        keep_from_others(folder)
-        target.chmod(0o700)
-      figures = tuple(_move(file, target) for file in drawn)
-      written = _move(folder / PAGE, directory)
-      for name in page.PICTURES:
-        for picture in (target / f"{name}.png", target / f"{name}.pdf"):
-          if picture not in figures:
-            picture.unlink(missing_ok=True)
-  except OSError as error:
-    raise RunError(
-      f"{directory} cannot be written: {error.strerror or error}."
-    ) from error
+  with (
+    disk_errors(directory),
+    tempfile.TemporaryDirectory(prefix=f".{FOLDER}-", dir=directory) as name,
+  ):
+    folder = Path(name)
+    pictures = page.draw_all(findings, folder)
+    drawn = sorted(folder.iterdir())
+    (folder / PAGE).write_text(page.render(findings, pictures))
+    target.mkdir(exist_ok=True)
+    if not all(row.private for row in findings.run.rows):
+      keep_from_others(folder)
+      target.chmod(0o700)
+    figures = tuple(_move(file, target) for file in drawn)
+    written = _move(folder / PAGE, directory)
+    for name in page.PICTURES:
+      for picture in (target / f"{name}.png", target / f"{name}.pdf"):
+        if picture not in figures:
+          picture.unlink(missing_ok=True)
   return WrittenReport(written, figures, findings.notes)
 
 

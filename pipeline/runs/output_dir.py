@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.storage.durable_files import disk_errors
 
 _ROOMS = ("room for heads", "room for the rest")
+_ELSEWHERE = "name another place with --out"
+_MOVE = "move it away, then recover"
 _NO_ROOM_KNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -67,10 +70,9 @@ class Reserved:
         place = folder / f"{number:06}"
         write(place.with_suffix(".part"))
         place.with_suffix(".part").rename(place)
+        return
       except OSError as error:
         reason = error.strerror or error
-      else:
-        return
     raise RunError(
       f"what was released can be written nowhere ({reason}), and its charge"
       " stays; mend the disk."
@@ -123,8 +125,12 @@ def resolved(path: Path) -> Path:
   return place
 
 
-def check_absent(path: Path) -> None:
+def check_absent(path: Path, instead: str = _ELSEWHERE) -> None:
   """Refuses to write over earlier results, before any budget is spent.
+
+  Args:
+    path: where results will be.
+    instead: what to do where something is there.
 
   Raises:
     InputError: something is there already.
@@ -133,10 +139,8 @@ def check_absent(path: Path) -> None:
   place = resolved(path)
   with disk_errors(path):
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-      raise InputError(
-        f"{path} already holds something; name another place with --out."
-      )
-  parent = _existing_parent(place)
+      raise InputError(f"{path} already holds something; {instead}.")
+  parent = next(p for p in place.parents if p.exists())
   if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
     raise RunError(f"{path} cannot be made: {parent} is not writable.")
 
@@ -149,8 +153,7 @@ def reserved(
 
   Args:
     path: where results will be; not there yet, or an empty folder.
-    spare: a folder for heads that cannot be written beside it; such as the
-      ledgers', which was just written.
+    spare: a folder for heads that cannot be written beside it.
     recovers: whether to take over what a failed run has kept.
 
   Raises:
@@ -159,16 +162,15 @@ def reserved(
     RunError: it cannot be written.
   """
   place = resolved(path)
-  check_absent(path)
-  missing = [p for p in place.parents if not p.exists()]
-  work = _work(place)
-  here = Reserved(
-    path=place, work=work, spare=spare and spare / "undelivered" / _id(place)
-  )
+  work, spare = _work(place), spare and spare / "undelivered" / _id(place)
+  here = Reserved(path=place, work=work, spare=spare)
   if recovers and not here.kept:
     raise InputError(
-      f"nothing is kept for {path}: no run that failed had released anything."
+      f"nothing is kept for {path}: no run into it failed after a release; give"
+      " the --out of one that did."
     )
+  check_absent(path, _MOVE if recovers else _ELSEWHERE)
+  missing = [p for p in place.parents if not p.exists()]
   with disk_errors(path):
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = _locked(work, path)
@@ -176,7 +178,7 @@ def reserved(
     if here.kept and not recovers:
       raise InputError(
         f"a run into {path} failed after its heads were released and charged:"
-        f" {_how(path)}, or name another place with --out."
+        f" {_how(path)}, or {_ELSEWHERE}."
       )
     try:
       with disk_errors(path):
@@ -185,18 +187,16 @@ def reserved(
         _try_to_rename(here)
       _held[place] = here
       yield here
-    except (InputError, RunError) as error:
-      if here.kept and not here.is_delivered:
-        raise type(error)(
-          f"{error} What was released: {_how(path)}."
-        ) from error
-      raise
     except BaseException as error:
-      if here.kept and not here.is_delivered:
-        what = f"{path} was not finished; what was released: {_how(path)}"
-        if isinstance(error, KeyboardInterrupt):
-          raise KeyboardInterrupt(what) from error
-        print(f"warning: {what}", file=sys.stderr)
+      if here.is_delivered or not here.kept:
+        raise
+      what = f"hat was released: {_how(path)}"
+      if isinstance(error, InputError | RunError):
+        raise type(error)(f"{error} W{what}.") from error
+      what = f"{path} was not finished; w{what}"
+      if isinstance(error, KeyboardInterrupt):
+        raise KeyboardInterrupt(what) from error
+      print(f"warning: {what}", file=sys.stderr)
       raise
     finally:
       _held.pop(place, None)
@@ -233,29 +233,6 @@ def whole_directory(path: Path) -> Iterator[Path]:
       here.is_delivered = True
 
 
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-  """Says in one line that what the disk refuses is `path`."""
-  try:
-    yield
-  except OSError as error:
-    raise RunError(
-      f"{path} cannot be written: {error.strerror or error}."
-    ) from error
-
-
-def keep_from_others(directory: Path) -> None:
-  """Gives a directory that nobody else sees yet mode 0700, and its files 0600.
-
-  For what shows a result that is NOT PRIVATE: an accuracy, a picture or a page
-  made of exact sums is a function of these. Folders in it see to themselves.
-  """
-  directory.chmod(0o700)
-  for path in directory.iterdir():
-    if path.is_file():
-      path.chmod(0o600)
-
-
 def _work(place: Path) -> Path:
   name = f".{place.name}.unfinished"
   long = len(os.fsencode(name)) > 200
@@ -288,8 +265,7 @@ def _locked(work: Path, path: Path) -> int:
     except BlockingIOError as error:
       os.close(lock)
       raise InputError(
-        f"another run is writing {path}; wait for it, or name another place"
-        " with --out."
+        f"another run is writing {path}; wait for it, or {_ELSEWHERE}."
       ) from error
     os.close(lock)  # it was removed meanwhile
 
@@ -322,7 +298,3 @@ def _fill(file: Path, size: int) -> None:
       raise
   finally:
     os.close(descriptor)
-
-
-def _existing_parent(path: Path) -> Path:
-  return next(p for p in path.absolute().parents if p.exists())

@@ -28,6 +28,7 @@ from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.extract.duplicates.shared_rows import count_shared_rows
+from oneshot_dp.extract.storage.durable_files import keep_from_others
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead
 from oneshot_dp.pipeline.ledger.folder import (
   check_never_charged,
@@ -177,7 +178,7 @@ class Run:
       plot = plot or functools.partial(_plot_accuracy, rows, self.dataset)
       pictures.draw(plot, directory)
       if not all(row.private for row in rows):
-        output_dir.keep_from_others(directory)
+        keep_from_others(directory)
       # One for all: what other caches were trained on are the same images.
       note_published(cache_ledger(self.train, self.ledger_dir), folders)
 

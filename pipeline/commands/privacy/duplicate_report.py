@@ -14,13 +14,17 @@ from pathlib import Path
 from scipy.cluster.hierarchy import DisjointSet
 from tqdm import tqdm
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import EMBEDDING_DTYPES
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.duplicates.exact import Progress, find_duplicates
 from oneshot_dp.extract.duplicates.near import cost
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.extract.storage.durable_files import publish, temporary_file
+from oneshot_dp.extract.storage.durable_files import (
+  disk_errors,
+  publish,
+  temporary_file,
+)
 from oneshot_dp.pipeline.shell.answer import Answer
 
 _SHOWN_GROUPS = 5
@@ -159,13 +163,8 @@ def _pair_file(
     yield lambda row: None
     return
   with temporary_file(out.parent, out.name) as temporary:
-    try:
-      with temporary.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        yield writer.writerow
-    except OSError as error:
-      raise RunError(
-        f"{out}: cannot write: {error.strerror}; name another file with --out."
-      ) from error
+    with disk_errors(out), temporary.open("w", newline="") as file:
+      writer = csv.writer(file, lineterminator="\n")
+      writer.writerow(columns)
+      yield writer.writerow
     publish(temporary, out)

@@ -459,7 +459,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
   out = tmp_path / "c"
   (line,) = _python(_FULL_DISK, out).splitlines()
   name = "pets-train.array_record-00000-of-00001"
-  assert line.startswith(f"{out / name}: cannot write: ")
+  assert line.startswith(f"{out / name} cannot be written: ")
   assert "File too large" in line
   assert list(digest(out)) == ["_incomplete/job.json"]
 

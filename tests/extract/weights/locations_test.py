@@ -287,7 +287,7 @@ class TestDenied:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     try:
-      with pytest.raises(RunError, match="cannot write: File too large"):
+      with pytest.raises(RunError, match="cannot be written: File too large"):
         local_weights(url)
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -9,6 +9,7 @@ import pytest
 
 from oneshot_dp import linear_dp
 from oneshot_dp.linear_dp.rows.secret import Secret
+from oneshot_dp.linear_dp.trainer import TrainingRows
 
 MARK = 48_151_623
 MODULES = [
@@ -59,6 +60,19 @@ def test_nothing_else_has_a_secret_field():
         assert issubclass(cls, Secret), cls
 
 
+def test_rows_to_train_on_show_public_sizes_alone():
+  rows = TrainingRows(
+    blocks=list,
+    feature_dim=2,
+    num_classes=3,
+    num_examples=4,
+    num_rows=MARK,
+  )
+  assert "num_examples=4" in repr(rows)
+  assert str(MARK) not in repr(rows)
+  assert "blocks" not in repr(rows)
+
+
 @pytest.mark.parametrize("cls", SECRETS, ids=lambda cls: cls.__name__)
 class TestEverySecret:
   def test_shows_its_name_and_what_is_public(self, cls):
@@ -68,6 +82,8 @@ class TestEverySecret:
     assert {repr(secret), str(secret), f"{secret}"} == {expected}
     assert repr([secret]) == f"[{expected}]"
     assert set(cls.public) <= {"num_examples", "feature_dim", "num_classes"}
+    # Its n is the rows counted; those of a part are not public.
+    assert cls.__name__ != "SecretHits" or "num_examples" not in cls.public
 
   @pytest.mark.parametrize("leak", LEAKS)
   def test_is_never_serialised_or_copied(self, cls, leak):

@@ -1,6 +1,7 @@
 import errno
 import os
 import pathlib
+import shutil
 import stat
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_full_disk_leaves_nothing(tmp_path):
 
   with (
     files_no_larger_than(1000),
-    pytest.raises(RunError, match=r"out cannot be written: File too large\."),
+    pytest.raises(RunError, match=r"out cannot be written: File too large; m"),
   ):
     write()
   assert not list(tmp_path.iterdir())
@@ -225,6 +226,11 @@ class TestWhatIsPaidForIsDelivered:
     ledger = Ledger(train_cache.info.dataset, place / "ledgers")
     (charged,) = ledger.entries()
     assert main(line.split()) == 2  # not charged twice
+    (place / "out").mkdir()
+    (place / "out" / "mine").touch()
+    assert main(["recover", "out", "--ledger-dir", "ledgers"]) == 2
+    assert "already holds something; move it away" in capsys.readouterr().err
+    shutil.rmtree(place / "out")
     assert main(["recover", "out", "--ledger-dir", "ledgers"]) == 0
     heads = [p.parent for p in (place / "out").rglob("receipt.json")]
     assert len(heads) == (1 if again == "train" else 2)
@@ -234,3 +240,5 @@ class TestWhatIsPaidForIsDelivered:
     assert ledger.entries() == [charged]
     assert not list(place.glob(".*"))
     assert main(["recover", "out", "--ledger-dir", "ledgers"]) == 2
+    said = capsys.readouterr().err
+    assert "nothing is kept for out: no run into it failed" in said

@@ -39,7 +39,7 @@ class TestTrainAndSweep:
       assert main(place(command)) == 1
     *_, error = lines = capsys.readouterr().err.splitlines()
     assert not any(line.startswith("charged to ") for line in lines)
-    assert "out cannot be written: File too large." in one_line(error)
+    assert "out cannot be written: File too large; mend" in one_line(error)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
       "config.py",
       "photos.py",

@@ -111,5 +111,5 @@ def test_a_full_disk_leaves_no_file(private, tmp_path, capsys):
   argv = ["verify", private.path, "--duplicates", "--out", file]
   with files_no_larger_than(20):
     line = fails(capsys, *argv, status=1)
-  assert f"{file}: cannot write: File too large" in line
+  assert f"{file} cannot be written: File too large" in line
   assert list(file.parent.iterdir()) == []
