@@ -53,6 +53,7 @@ array([0, 0, 0])
 | `ClippedGradientGrid`   | clipping, and the sensitivity that follows        |
 | `exact_clipped_sum`     | the clipped sum of all gradients, a secret        |
 
+With scikit-learn there is also `DPLinearClassifier`, `train_head` by its rules.
 Settings are in `oneshot_dp.configs`; whole jobs, ledgers and receipts on disk
 are the command line's (`oneshot-dp`). Names are imported when they are first
 used, so that `import oneshot_dp` does not wait for JAX, Beam and TFDS.
@@ -98,6 +99,7 @@ _HOMES = {
   "ArrayRows": "linear_dp.rows.arrays",
   "CacheInfo": "extract.cache.info",
   "ClippedGradientGrid": "linear_dp.one_step.clipping",
+  "DPLinearClassifier": "linear_dp.classifier",
   "Example": "extract.sources.example",
   "FeatureCache": "extract.cache.reader",
   "LinearHead": "linear_dp.head",
@@ -124,6 +126,7 @@ _HOMES = {
   "verify_cache": "extract.cache.verify",
   "write_cache": "extract.cache.write_arrays",
 }
+# Without DPLinearClassifier: `import *` would need scikit-learn.
 __all__ = [
   "ArrayRows",
   "CacheInfo",

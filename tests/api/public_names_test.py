@@ -46,7 +46,9 @@ def test_the_table_of_the_docstring_lists_all_public_names():
 
 def test_names_come_from_where_type_checkers_are_told():
   of_types = imported_for_types()
-  homes = oneshot_dp._HOMES
+  # What needs scikit-learn, of which type checkers know nothing.
+  homes = dict(oneshot_dp._HOMES)
+  homes.pop("DPLinearClassifier")
   assert of_types == {n: f"oneshot_dp.{home}" for n, home in homes.items()}
   assert sorted(of_types) == oneshot_dp.__all__
   for name, home in of_types.items():

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import subprocess
 from typing import Any
 
@@ -28,6 +29,7 @@ from oneshot_dp.pipeline.serving import hugging_face
 from oneshot_dp.pipeline.serving.export import STABLEHLO_FILE, to_stablehlo
 from tests.pipeline.command_line import fails, succeeds
 
+DOCUMENTED = pathlib.Path(__file__).parents[3]
 SCRIPT = pathlib.Path(__file__).parent / "run_transformers.py"
 PYTHON = "ONESHOT_DP_TRANSFORMERS_PYTHON"
 SQUARE = Preprocessing(image_size=32, mean=(0.4, 0.5, 0.6))
@@ -114,11 +116,49 @@ def logits_of(backbone: Backbone, head: LinearHead, images) -> np.ndarray:
   return np.asarray(dataclasses.replace(head, bias=bias).logits(embedding))
 
 
-@pytest.mark.slow
-def test_transformers_says_the_same(tmp_path, monkeypatch):
-  python = os.environ.get(PYTHON)
-  if not python:
+@pytest.fixture
+def python() -> str:
+  """The Python that has torch and transformers."""
+  found = os.environ.get(PYTHON)
+  if not found:
     pytest.skip(f"${PYTHON} names no Python that has torch and transformers")
+  return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit_norm", [False, True])
+def test_the_documented_layer_of_torch_says_the_same(
+  python, tmp_path, unit_norm
+):
+  text = (DOCUMENTED / "linear_dp/README.md").read_text()
+  (snippet,) = re.findall(r"```python\n(import torch\n.*?)```", text, re.S)
+  rng = np.random.default_rng(0)
+  arrays = {
+    "kernel": rng.standard_normal((5, 3)).astype(np.float32),
+    "bias": rng.standard_normal(3).astype(np.float32),
+    "rows": rng.standard_normal((9, 5)).astype(np.float32),
+  }
+  np.savez(tmp_path / "arrays.npz", **arrays)
+  rows = "torch.tensor(arrays['rows'])"
+  if unit_norm:  # as the text says
+    rows = f"torch.nn.functional.normalize({rows})"
+  script = (
+    "import numpy, types\narrays = numpy.load('arrays.npz')\n"
+    "head = types.SimpleNamespace(head=types.SimpleNamespace("
+    "kernel=arrays['kernel'], bias=arrays['bias']))\n"
+    f"{snippet}numpy.save('logits.npy', layer({rows}).detach().numpy())"
+  )
+  subprocess.run([python, "-c", script], cwd=tmp_path, check=True)
+  head = LinearHead(
+    kernel=arrays["kernel"], bias=arrays["bias"], unit_norm=unit_norm
+  )
+  expected = head.logits(jnp.asarray(arrays["rows"]))
+  found = np.load(tmp_path / "logits.npy")
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_transformers_says_the_same(python, tmp_path, monkeypatch):
   expected = {}
   for case in range(len(CASES)):
     with monkeypatch.context() as patch:
