@@ -83,12 +83,17 @@ class ImageFolderSource:
       be equal. Default: the position.
     class_names: all classes, public, where some may have no image in a split;
       empty is the folders' names, each of which must then have one.
+    units: whose each image is, where somebody may have many: FILE.csv of paths
+      relative to `root`, whose header is "file," and the unit's public name
+      (file,patient); or a regular expression that finds whose in those paths,
+      by one group of that name: '(?P<patient>[^/_]+)_'.
   """
 
   root: str
   name: str | None = None
   id_from_name: bool = False
   class_names: tuple[str, ...] = ()
+  units: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,15 +102,15 @@ class ArraysSource:
 
   With several splits in one file the arrays are `<split>_image`,
   `<split>_label`. `class_names` [K] (str) is needed unless `num_classes` is
-  given; `example_id` [n] (int64) is optional and defaults to the row, and so is
-  `unit_id` [n] (int64): whose each image is, where the privacy unit is coarser
-  than an example.
+  given; `example_id` [n] (int64) is optional and defaults to the row.
 
   Attributes:
     path: the npz file, or its gs:// or s3:// URL.
     name: public name of the data set; None is the file's stem.
     num_classes: K, where the file has no `class_names`.
-    unit_name: what `unit_id` numbers: "user", "patient" ...; public.
+    unit_name: the array [n], integers or strings, that says whose each image
+      is, where somebody may have many; its name ("user", "patient" ...) is
+      public. One that is called `unit_id` is the same by any name.
   """
 
   path: str

@@ -43,8 +43,7 @@ from oneshot_dp.extract.job.shard import (
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.job.watch import Watch
 from oneshot_dp.extract.progress import examples_done, progress_bar, step_bar
-from oneshot_dp.extract.sources.example import Source
-from oneshot_dp.extract.sources.image_folder import shortened
+from oneshot_dp.extract.sources.example import Source, shortened
 from oneshot_dp.extract.storage.store import store_at
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "array-record")

@@ -14,6 +14,7 @@ from jaxtyping import Int64, Shaped, UInt8
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import Example
+from oneshot_dp.extract.sources.units import numbers_of
 from oneshot_dp.extract.storage.anywhere import opened
 
 
@@ -35,8 +36,9 @@ class ArrayExamples:
     self.version = ""
     with open_npz(path) as npz:
       prefix = _prefix(npz.files, path, split)
-      wanted = ("image", "label", "example_id", "unit_id")
-      names = [f"{prefix}{name}" for name in wanted]
+      named = f"{prefix}{config.unit_name}" in npz.files
+      unit = config.unit_name if named else "unit_id"
+      names = [f"{prefix}{n}" for n in ("image", "label", "example_id", unit)]
       if missing := [name for name in names[:2] if name not in npz.files]:
         raise InputError(
           f"{path!r} has no {' and no '.join(missing)} array: it has "
@@ -82,6 +84,9 @@ class ArrayExamples:
       )
     self.privacy_unit = config.unit_name or extract_config.EXAMPLE_UNIT
     self._unit_id = None
+    if unit_id is not None and unit_id.dtype.kind == "U":
+      whose = numbers_of(unit_id.ravel().tolist(), unit_, self.where)
+      unit_id = np.array(whose, np.int64).reshape(unit_id.shape)
     if unit_id is not None:
       self._unit_id = _integers(unit_id, unit_, rows)
 

@@ -9,6 +9,7 @@ theirs to report, by `where`.
 import dataclasses
 import re
 import typing
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -109,3 +110,9 @@ def number_of(name: str | bytes, place: str) -> int:
       " source.id_from_name out."
     )
   return int(found[0])
+
+
+def shortened(names: Sequence[str]) -> str:
+  """The first twenty names, for people."""
+  more = f", … ({len(names):,} in all)" if len(names) > 20 else ""
+  return ", ".join(map(repr, names[:20])) + more

@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from jaxtyping import Int32, Int64
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract.sources.example import Example, number_of
+from oneshot_dp.extract.sources.example import Example, number_of, shortened
+from oneshot_dp.extract.sources.units import units_of_files
 from oneshot_dp.extract.storage.anywhere import (
   is_folder,
   is_url,
@@ -68,13 +69,19 @@ class FolderExamples:
     self._folder = _split_folder(root, split, scanned)
     self.name = config.name or os.path.basename(os.path.abspath(root))
     self.version = ""
-    self.privacy_unit = extract_config.EXAMPLE_UNIT
     if listing is None:
       images = _images(self._folder, scanned)
       names = _class_names(self._folder, scanned, config.class_names, images)
-      listing = json.dumps([names, images]).encode()
+      units = []
+      if config.units is not None:
+        prefix = "" if self._folder == root else f"{split}/"
+        paths = [prefix + path for path, _ in images]
+        units = [units_of_files(config.units, paths, prefix)]
+      listing = json.dumps([names, *units, images]).encode()
     self.listing = listing
-    names, listed = json.loads(listing)
+    names, *units, listed = json.loads(listing)
+    each = extract_config.EXAMPLE_UNIT, None
+    self.privacy_unit, self._units = units[0] if units else each
     self.class_names: tuple[str, ...] = tuple(names)
     images = self._images = [path for path, _ in listed]
     self._sizes: Int64[np.ndarray, "n"] = np.array([s for _, s in listed])
@@ -108,6 +115,7 @@ class FolderExamples:
       example_id=int(self._ids[index]),
       label=int(self._labels[index]),
       image=image,
+      unit_id=self._units and self._units[index],
     )
 
   def where(self, index: int) -> str:
@@ -117,13 +125,10 @@ class FolderExamples:
 def mended(before: bytes, now: bytes) -> list[int] | None:
   """Indices at which listings have other sizes; None if names differ."""
   try:
-    (old_names, old), (names, images) = json.loads(before), json.loads(now)
+    (*of, old), (*now_of, images) = json.loads(before), json.loads(now)
   except ValueError:
     return None  # of another kind of source
-  if (old_names, [path for path, _ in old]) != (
-    names,
-    [path for path, _ in images],
-  ):
+  if [path for path, _ in old] != [path for path, _ in images] or of != now_of:
     return None
   pairs = enumerate(zip(old, images, strict=True))
   return [i for i, (then, image) in pairs if then != image]
@@ -250,12 +255,6 @@ def _class_names(
       " then be without."
     )
   return names
-
-
-def shortened(names: Sequence[str]) -> str:
-  """The first twenty names, for people."""
-  more = f", … ({len(names):,} in all)" if len(names) > 20 else ""
-  return ", ".join(map(repr, names[:20])) + more
 
 
 def _images(folder: str, listed: _Scan) -> list[tuple[str, int]]:

@@ -30,6 +30,7 @@ from oneshot_dp.extract.cache.identity import (
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write_arrays import holds_rows, write_rows
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.extract.sources.units import numbers_of
 from oneshot_dp.extract.storage.anywhere import opened
 
 _Arrays = dict[str, np.ndarray]
@@ -76,7 +77,7 @@ def import_features(
   """
   path = pathlib.Path(npz_path)
   part = SplitPart.of(split)
-  arrays = _load(path, part.split)
+  arrays = _load(path, part.split, unit_name)
   rows = _rows(path, arrays)
   inside = None
   if not part.is_whole:
@@ -118,7 +119,7 @@ def import_features(
   return cache
 
 
-def _load(path: pathlib.Path, split: str) -> _Arrays:
+def _load(path: pathlib.Path, split: str, unit_name: str | None) -> _Arrays:
   """The arrays of a file, by their names without a split's."""
   try:
     # (Given the path, np.load leaves the file open where it is malformed.)
@@ -130,7 +131,7 @@ def _load(path: pathlib.Path, split: str) -> _Arrays:
       file = np.load(counted, allow_pickle=False)
       if not isinstance(file, NpzFile):
         raise InputError(f"{path}: one array, not an npz; use numpy.savez.")
-      names = _names(path, sorted(file.files), split)
+      names = _names(path, sorted(file.files), split, unit_name)
       _check_size(path, file, names)
       return {name: file[stored] for name, stored in names.items()}
   except InputError:
@@ -164,7 +165,7 @@ def _check_size(
 
 
 def _names(
-  path: pathlib.Path, present: list[str], split: str
+  path: pathlib.Path, present: list[str], split: str, unit_name: str | None
 ) -> dict[str, str]:
   """What each array that is wanted is called in the file."""
   prefix = "" if "embedding" in present else f"{split}_"
@@ -182,6 +183,8 @@ def _names(
       f"{', '.join(present) or 'none'}."
     )
   names = {n: prefix + n for n in _ROWS} | {"class_names": "class_names"}
+  if f"{prefix}{unit_name}" in present:
+    names["unit_id"] = f"{prefix}{unit_name}"
   return {name: stored for name, stored in names.items() if stored in present}
 
 
@@ -202,6 +205,9 @@ def _rows(path: pathlib.Path, arrays: _Arrays) -> Rows:
   columns = {"example_id": np.arange(n)}
   for name in arrays.keys() & {*_ROWS[1:]}:
     array = arrays[name]
+    if name == "unit_id" and array.dtype.kind == "U" and array.shape == (n,):
+      whose = numbers_of(array.tolist(), "owner", lambda i: f"{path}[{i}]")
+      array = np.array(whose, np.int64)
     if array.dtype.kind not in "iu":
       raise InputError(
         f"{path}: {name} has dtype {array.dtype}; save it as integers."

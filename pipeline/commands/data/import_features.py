@@ -14,9 +14,9 @@ from oneshot_dp.pipeline.shell.answer import Answer
 class Flags:
   """Turn ready-made embeddings in an npz file into a cache.
 
-  Arrays: embedding [n, d], label [n], optional example_id [n], unit_id [n] and
-  class_names [K]. Where they are absent, SPLIT_embedding, SPLIT_label … are
-  used. A unit_id says whose a row is, where somebody may have many rows.
+  Arrays: embedding [n, d], label [n], optional example_id [n] and class_names
+  [K], and whose each row is, where somebody may have many: see --unit-name.
+  Where they are absent, SPLIT_embedding, SPLIT_label … are used.
 
   Example: oneshot-dp import-features features.npz --split train
   --num-classes 10 --out caches/train
@@ -37,8 +37,8 @@ class Flags:
   backbone_name: str | None = None
   """What made the embeddings; heads only fit caches of the same name."""
   unit_name: str | None = None
-  """What unit_id numbers (user, patient …); public, needed where there is a
-  unit_id."""
+  """The array of integers or strings that says whose a row is (user, patient
+  …), or what unit_id numbers, and is needed for; the name is public."""
   embedding_dtype: EmbeddingDtype | None = None
   """Precision in the cache; default: the file's own."""
 

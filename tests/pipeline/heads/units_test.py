@@ -177,6 +177,20 @@ class TestImport:
       import_features(tmp_path / "x.npz", tmp_path / "c", unit_name=name)
     assert not (tmp_path / "c").exists()
 
+  @pytest.mark.parametrize("kind", [int, str])
+  def test_the_array_may_have_the_name_of_the_unit(self, tmp_path, kind):
+    given = arrays()
+    owners = given.pop("unit_id")
+    np.savez(tmp_path / "x.npz", **given, user=owners.astype(kind))
+    cache = import_features(
+      tmp_path / "x.npz", tmp_path / "c", unit_name="user"
+    )
+    found = np.concatenate([np.array(b.unit_id) for b in cache.blocks()])
+    _, expected = np.unique(owners, return_inverse=True)
+    _, first, same = np.unique(found, return_index=True, return_inverse=True)
+    np.testing.assert_array_equal(expected[first][same], expected)
+    assert len(first) == expected.max() + 1
+
   def test_by_command(self, npz, tmp_path, capsys):
     argv = ["import-features", npz, "--out", tmp_path / "c"]
     assert "name the unit with --unit-name" in fails(capsys, *argv)
