@@ -7,6 +7,7 @@ image follow one another, and a batch may end between them.
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import os
 import time
@@ -30,9 +31,15 @@ from oneshot_dp.extract.images.preprocess import (
 from oneshot_dp.extract.images.views import random_view
 from oneshot_dp.extract.job.embedder import Embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.extract.sources.example import Source
 
 _BATCHES_AHEAD = 2
+_LOOKED_AT = 100_000  # for other broken images: minutes, not days
+_WHAT_TO_DO = (
+  "Mend what is broken (without it, it is another job), or pass"
+  " --on-decode-error skip."
+)
 _T = TypeVar("_T")
 
 
@@ -161,6 +168,36 @@ def embed_range(
     waited, start = 0.0, time.perf_counter()
 
 
+def check_decodes(source: Source, config: ExtractConfig) -> None:
+  """Raises InputError that names all broken images, where there are several.
+
+  Ctrl-C ends the search with those that were found.
+  """
+
+  def is_broken(index: int) -> bool:
+    try:
+      decode_image(source[index].image)
+    except DecodeError:
+      return True
+    return False
+
+  indices, broken = range(len(source))[:_LOOKED_AT], []
+  with (
+    contextlib.suppress(KeyboardInterrupt),
+    decode_pool(config) as pool,
+    step_bar("look for other broken images", "image", len(indices)) as bar,
+  ):
+    looks = _in_order(is_broken, indices, pool, 2 * _threads(config))
+    for index, found in enumerate(looks):
+      broken += [source.where(index)] * found
+      bar.update()
+  if broken[1:]:
+    raise InputError(
+      f"{len(broken):,} of {len(indices):,} images cannot be decoded:"
+      f" {', '.join(broken)}. {_WHAT_TO_DO}"
+    )
+
+
 def _one_behind(items: Iterator[_T]) -> Iterator[_T]:
   """Each item once the next one is on its way."""
   before: list[_T] = []
@@ -190,9 +227,7 @@ def _prepare(
     if config.on_decode_error == "fail":
       raise InputError(
         f"{source.where(index)} (example_id={example.example_id}) cannot be"
-        f" decoded: {error}. Mend it (without it, it is another job;"
-        " `oneshot-dp inspect FOLDER` names all such), or pass"
-        " --on-decode-error skip."
+        f" decoded: {error}. {_WHAT_TO_DO}"
       ) from error
     images = ()
   size = (
@@ -229,11 +264,11 @@ def _shown(
 
 
 def _in_order(
-  prepare: Callable[[int], _Prepared],
+  prepare: Callable[[int], _T],
   indices: range,
   pool: concurrent.futures.ThreadPoolExecutor,
   ahead: int,
-) -> Iterator[_Prepared]:
+) -> Iterator[_T]:
   """`map` over a pool that runs at most `ahead` items before the consumer."""
   waiting = collections.deque()
   try:

@@ -26,6 +26,7 @@ from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.job.beam_options import pipeline_options
+from oneshot_dp.extract.job.embed_range import check_decodes
 from oneshot_dp.extract.job.embedder import identity_of
 from oneshot_dp.extract.job.listing import (
   check_listing,
@@ -136,6 +137,10 @@ def _extract(
   try:
     counters = _run(pipeline, config, identity, out, todo, listing)
     cache_writer.finish(out, identity, listing_sha256(source))
+  except InputError:
+    if config.on_decode_error == "fail":
+      check_decodes(source, config)
+    raise
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt(
       f"interrupted: {len(_there(out, identity))} of {identity.num_shards}"

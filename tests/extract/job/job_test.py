@@ -182,6 +182,18 @@ def test_an_undecodable_image_fails_the_job_in_one_line(
 
 
 @ON_EACH_RUNNER
+def test_all_undecodable_images_are_named_at_once(tmp_path, options):
+  """Those of other shards, and of the other part of the split, too."""
+  files = write_folder(tmp_path / "photos", N, bad=[3, 13, N - 1])
+  job = folder_job(tmp_path / "photos", split="all[:50%]")
+  with pytest.raises(InputError) as error:
+    run_extraction(job, tmp_path / "cache", options)
+  assert str(error.value).startswith(
+    f"3 of {N} images cannot be decoded: {files[3]}, {files[13]}, {files[-1]}."
+  )
+
+
+@ON_EACH_RUNNER
 def test_skipped_images_are_listed_and_the_rest_is_there(tmp_path, options):
   files = write_folder(tmp_path / "photos", 50, bad=[3, 31, 32, 49])
   skip = folder_job(tmp_path / "photos", on_decode_error="skip")
