@@ -48,14 +48,14 @@ class TfdsSource:
   Attributes:
     name: TFDS name, with config and version if wanted ("cifar10",
       "imagenet2012:5.*.*", "my_data/config:1.0.0").
-    data_dir: where TFDS keeps its data; None is TFDS's own default.
-    image_key: the feature that holds the image; None if there is just one.
-    label_key: the feature that holds the class; None if there is just one.
+    data_dir: where TFDS keeps its data; default: TFDS's own.
+    image_key: the feature that holds the image; default: the only one.
+    label_key: the feature that holds the class; default: the only one.
     unit_key: the integer feature that says whose an example is, where the
       privacy unit is coarser than an example; its name is the unit's.
     id_key: the text feature whose last number is to be the example_id
       ("file_name" of imagenet2012: ILSVRC2012_val_00000017.JPEG is 17), needed
-      for --real-labels; no two may be equal. None is the position.
+      for --real-labels; no two may be equal. Default: the position.
   """
 
   name: str
@@ -77,7 +77,7 @@ class ImageFolderSource:
   Attributes:
     root: the folder, or its gs:// or s3:// URL. Without folders named after
       splits there is one split, `all`.
-    name: public name of the data set; None is the last part of `root`.
+    name: public name of the data set; default: the last part of `root`.
     id_from_name: take the last number of each file's name as the example_id
       (ILSVRC2012_val_00000017.JPEG is 17), needed for --real-labels; no two may
       be equal. Default: the position.
@@ -106,7 +106,7 @@ class ArraysSource:
 
   Attributes:
     path: the npz file, or its gs:// or s3:// URL.
-    name: public name of the data set; None is the file's stem.
+    name: public name of the data set; default: the file's stem.
     num_classes: K, where the file has no `class_names`.
     unit_name: the array [n], integers or strings, that says whose each image
       is, where somebody may have many; its name ("user", "patient" ...) is
@@ -150,7 +150,7 @@ class PreprocessConfig:
     image_size: side of the square that the backbone takes, pixels.
     resize: a number: first resize the shorter side to this many pixels, then
       crop the central square. "square": resize both sides straight to
-      `image_size`. None: as the reference, in proportion to `image_size`.
+      `image_size`. Default: as the reference, in proportion to `image_size`.
     keep_aspect: whether a numeric `resize` keeps the aspect ratio; if not, both
       sides are resized to it.
     resample: the filter.
@@ -182,14 +182,14 @@ class BackboneConfig:
       `dinov2_b14` …), or `FILE.py:FUNCTION`, your own function (params,
       images [b, s, s, 3]) to embeddings [b, d].
     weights: the pretrained weights: a path, https://, gs://BUCKET/FILE or
-      hf://OWNER/REPO/FILE; npz or safetensors. None only where the backbone
+      hf://OWNER/REPO/FILE; npz or safetensors. Not needed where the backbone
       needs none, or brings its own.
     weights_sha256: what the SHA-256 of the weights must be, in hexadecimal;
-      None accepts the file that is there (its hash is recorded in any case).
-    embedding: where in the backbone it is taken; None is the first that
+      default: the file that is there (its hash is recorded in any case).
+    embedding: where in the backbone it is taken; default: the first that
       `oneshot-dp backbones` lists.
     compute_dtype: dtype of the matrix products; normalisation and softmax
-      stay in float32. None is bfloat16 where the job is started on a TPU or
+      stay in float32. Default: bfloat16 where the job is started on a TPU or
       GPU, and float32 on a CPU.
   """
 
@@ -219,15 +219,15 @@ class ExtractConfig:
     backbone: what makes the embeddings.
     preprocess: what the backbone is shown, where that is not its reference.
     views: store the mean over this many random views of each image (inception
-      crop and flip) instead of the embedding of its centre; None is the
+      crop and flip) instead of the embedding of its centre; default: the
       centre.
     view_min_area: smallest part of the image's area that a view may show;
-      None is 0.08.
+      default: 0.08.
     batch_size: images (or views) per device call, all local devices together;
-      None is 16 for each CPU device, 64 for each TPU chip, 256 for each GPU.
+      default: 16 for each CPU device, 64 for each TPU chip, 256 for each GPU.
     embedding_dtype: precision of the embeddings in the cache.
     shard_rows: rows per shard; a kill loses at most one shard of work.
-    decode_threads: threads that decode and resize; None is one per core.
+    decode_threads: threads that decode and resize; default: one per core.
     on_decode_error: "fail" stops the job at an image that cannot be decoded;
       "skip" leaves it out and records its id in the cache.
     stall_seconds: the job is stopped when nothing was finished for so long: no

@@ -38,17 +38,17 @@ class StepsConfig:
 
   Attributes:
     optimizer: that follows the noisy gradients.
-    epochs: passes over the rows; None is 60 on full batches (100 where there is
-      little noise), 10 on others.
-    batch_size: rows of a step, on average; None is all of them.
+    epochs: passes over the rows; default: 60 on full batches (100 where there
+      is little noise), 10 on others.
+    batch_size: rows of a step, on average; default: all of them.
     sampling: of smaller batches. "poisson": every row is in a batch or not by
       itself, which the accounting makes use of; "partition": each epoch deals
       all rows out once, as shuffling does, which it cannot.
-    learning_rate: None is a rule of n, K and the noise.
-    l2_clip_norm: C, the largest norm of one example's gradient; None is 0.15
+    learning_rate: default: a rule of n, K and the noise.
+    l2_clip_norm: C, the largest norm of one example's gradient; default: 0.15
       for rows of norm 1, and 1 for others.
     loss: cross-entropy of a softmax, or of a sigmoid for each class.
-    initial_bias: of every sigmoid, not trained; None is that of a probability
+    initial_bias: of every sigmoid, not trained; default: that of a probability
       of 1/K. The paper's is -10.
     unit_norm: bring every embedding to norm 1.
     init: "zero"; "normal" of the deviation init_scale; "lecun", normal of
@@ -56,7 +56,7 @@ class StepsConfig:
     init_scale: of "normal".
     init_seed: of random weights; public.
     ema_decay: return the exponential moving average of the weights after every
-      step, of this decay; None is the last weights.
+      step, of this decay; default: the last weights.
   """
 
   optimizer: OptimizerName = "momentum"
@@ -108,12 +108,12 @@ class HeadConfig:
   """How a head is trained, privacy aside.
 
   Attributes:
-    head: "lamb" (the paper's), "adam" or "momentum": the optimizer of one step;
-      "whitened": private whitening and then gradient descent, which has no
-      settings; "least-squares": a linear discriminant in closed form from one
-      pass, which has none either, and of which all epsilons together cost the
-      largest; "multi-step": gradient descent with every choice open, see
-      steps; "auto": "whitened", or "lamb" where a unit may have many rows. What
+    head: "auto": the most accurate, without settings (private whitening, then
+      gradient descent: the method "whitened"), or "lamb" where rows cannot have
+      that; "lamb" (the paper's), "adam" or "momentum": the optimizer of one
+      step; "least-squares": a linear discriminant in closed form from one pass,
+      without settings, of which all epsilons together cost the largest;
+      "multi-step": gradient descent with every choice open, see steps. What
       follows is for one step only, and steps for several.
     l2_clip_norm: C, the largest norm of one example's gradient.
     initial_bias: b0, the bias that every class starts from.
@@ -122,7 +122,7 @@ class HeadConfig:
     eps: eps of LAMB and Adam, in units of the mean gradient.
     eps_in_noise_sds: eps as a multiple of the noise in the gradient instead;
       1 to 4 helps at small epsilon.
-    steps: of "multi-step".
+    steps: settings of "multi-step".
     balanced: for classes of very different sizes, of "auto": accuracy as a mean
       over classes, by noisy counts of their rows, which are paid for.
   """
@@ -183,10 +183,11 @@ class PrivacyConfig:
   """What the privacy guarantee is about, epsilon aside.
 
   Attributes:
-    delta: δ of each head; choose it well below 1/n.
+    delta: δ of each head, well below 1/n; from 1/n on it is refused.
     neighboring_relation: data sets that differ by one example, or nothing in
       its place ("replace-special"), or by one and another in its place, which
       takes twice the noise ("replace-one"). n is public, and the same in both.
+    large_delta: insist on a delta of 1/n or more, which protects nobody.
     noise_seed: research only: draw the noise from this seed, which makes
       everything NOT PRIVATE and says so everywhere. Default: the operating
       system's entropy.
@@ -194,6 +195,7 @@ class PrivacyConfig:
 
   delta: float
   neighboring_relation: RelationName = "replace-special"
+  large_delta: bool = False
   noise_seed: int | None = None
 
   def __post_init__(self):

@@ -1,9 +1,7 @@
 """From two arrays to private heads: the door of `release`, in one call."""
 
-import inspect
 import numbers
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import cast
 
@@ -12,6 +10,7 @@ from dp_accounting import NeighboringRelation
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig, HeadName
+from oneshot_dp.linear_dp.accounting.gaussian import check_delta
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
@@ -38,6 +37,7 @@ def train_head(
   neighboring_relation: NeighboringRelation = (
     NeighboringRelation.REPLACE_SPECIAL
   ),
+  large_delta: bool = False,
   source: NoiseSource | None = None,
   charge: Charging | None = None,
 ) -> PrivateHead:
@@ -69,6 +69,7 @@ def train_head(
     unit_ids: [n] integers, whose each row is; None is a unit per row.
     start: [K, d], public weights to start from.
     neighboring_relation: which data sets count as neighbours.
+    large_delta: insist on a δ of 1/n or more, which protects nobody.
     source: the random bits; None is the operating system's.
     charge: called before any noise is drawn; raises to refuse.
 
@@ -86,6 +87,7 @@ def train_head(
     unit_ids=unit_ids,
     start=start,
     neighboring_relation=neighboring_relation,
+    large_delta=large_delta,
     source=source,
     charge=charge,
   )
@@ -106,6 +108,7 @@ def train_heads(
   neighboring_relation: NeighboringRelation = (
     NeighboringRelation.REPLACE_SPECIAL
   ),
+  large_delta: bool = False,
   source: NoiseSource | None = None,
   charge: Charging | None = None,
 ) -> tuple[PrivateHead, ...]:
@@ -151,6 +154,7 @@ def train_heads(
       of the private rows.
     neighboring_relation: which data sets count as neighbours, with n known: a
       unit, or nothing in its place (REPLACE_SPECIAL); or another (REPLACE_ONE).
+    large_delta: insist on a δ of 1/n or more, which protects nobody.
     source: the random bits; None is the operating system's. A seeded source is
       for research, and marks the heads NOT PRIVATE.
     charge: called once, with plan and source, before any noise; may refuse.
@@ -160,11 +164,9 @@ def train_heads(
 
   Raises:
     InputError: a value of another type; arrays that `ArrayRows.of` refuses;
-      an ε or δ that is no guarantee; a head of another name, or unit_ids with
-      one that cannot use them. Nothing is charged then.
-
-  Warns:
-    UserWarning: δ is not below 1/n.
+      an ε or δ that is no guarantee; a δ of 1/n or more, if it is not insisted
+      on; a head of another name, or unit_ids with one that cannot use them.
+      Nothing is charged then.
 
   Source: Mehta et al., "Large Scale Transfer Learning for Differentially
   Private Image Classification", TMLR 2023, algorithm 1.
@@ -221,13 +223,8 @@ def train_heads(
     order=kind.order(),
     sampling=kind.sampling(config, n),
   )
+  check_delta(plan.delta, n, insisted=large_delta)
   print(in_a_line(choice, plan, rows), file=sys.stderr)
-  if delta >= 1 / n:
-    warnings.warn(
-      f"delta={delta:g} is not below 1/n = {1 / n:.2g}: publishing one"
-      " example at random would pass for private; use a smaller delta.",
-      stacklevel=_calls_up(),
-    )
   trainer.read()
   # (Not `charge or ...`: a ledger may be an empty list, which is false.)
   charging = _no_charge if charge is None else charge
@@ -247,11 +244,3 @@ def train_heads(
 
 def _no_charge(plan: ReleasePlan, source: NoiseSource) -> None:
   """Nobody keeps count; the receipt says so."""
-
-
-def _calls_up() -> int:
-  """Calls from whoever warns to whoever called this module."""
-  calls, frame = 0, inspect.currentframe()
-  while frame is not None and frame.f_globals is globals():
-    calls, frame = calls + 1, frame.f_back
-  return calls

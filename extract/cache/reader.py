@@ -234,7 +234,7 @@ def read_metadata(path: str | os.PathLike) -> FeatureCache:
       f"{directory}: not a finished cache; re-run the extraction to resume."
       if f"{INCOMPLETE_DIR}/" in there
       else f"{directory}: not a feature cache (no {INFO_FILE}); make one with "
-      "`oneshot-dp extract` or `oneshot-dp import-features`."
+      "`oneshot-dp extract` or `oneshot-dp import`."
     ) from e
   try:
     info = CacheInfo.from_json(data)

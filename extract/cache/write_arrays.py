@@ -46,7 +46,7 @@ def write_cache(
   """Writes arrays as a feature cache, for the command line to read.
 
   The cache is the private data: its directory has mode 0700. The same arrays
-  through `oneshot-dp import-features` give the same bytes.
+  through `oneshot-dp import` give the same bytes.
 
   >>> import tempfile
   >>> import numpy as np

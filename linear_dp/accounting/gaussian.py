@@ -44,6 +44,16 @@ def check_budget(epsilon: float, delta: float) -> None:
     )
 
 
+def check_delta(delta: float, num_examples: int, *, insisted: bool) -> None:
+  """Refuses a delta that publishing one example at random would satisfy."""
+  if delta >= 1 / num_examples and not insisted:
+    raise InputError(
+      f"delta={delta:g} is not below 1/n = {1 / num_examples:.2g}: publishing"
+      " one example at random would pass for private; use a smaller delta, or"
+      " insist: --large-delta, in Python large_delta=True."
+    )
+
+
 def noise_multiplier(epsilon: float, delta: float) -> float:
   """The smallest σ, rounded up, for which one Gaussian release is private.
 

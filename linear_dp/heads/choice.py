@@ -3,14 +3,15 @@
 import dataclasses
 from typing import NamedTuple
 
-from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.configs.head_config import HeadConfig, MethodName
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.registry import head_kind
 from oneshot_dp.linear_dp.statistics.class_moments import MAX_ROWS
 from oneshot_dp.linear_dp.trainer import TrainingRows
 
-AUTO, PAPER = "whitened", "lamb"
+AUTO: MethodName = "whitened"
+PAPER: MethodName = "lamb"
 """What `auto` is where it can be, and the paper's single step."""
 _POINTS = {80.0: "1 to 20", 10.0: "0 to 20"}
 """n/(K·σ) → by how many points of top-1 `auto` was ahead of `lamb` on features
@@ -47,7 +48,7 @@ def in_a_line(choice: Choice, plan: ReleasePlan, rows: TrainingRows) -> str:
   head = choice.config.head
   cost = printable(plan.composed_epsilon)
   said = (
-    f"head: {head}, {choice.why}; costs epsilon {cost} at delta"
+    f"head: {called(head)}, {choice.why}; costs epsilon {cost} at delta"
     f" {printable(plan.delta)}"
   )
   other = PAPER if head == AUTO else AUTO
@@ -67,16 +68,19 @@ def in_a_line(choice: Choice, plan: ReleasePlan, rows: TrainingRows) -> str:
     gain = f" and is likely {points} points {than} accurate"
   if not (other == PAPER or choice.config.is_one_step):
     gain = ""  # nobody compared them at many sizes
-  name = {AUTO: "auto", PAPER: "lamb (the paper's single step)"}[other]
+  name = "lamb (the paper's single step)" if other == PAPER else "auto"
   return f"{said}; {name} would cost {costs}{gain}"
+
+
+def called(head: str) -> str:
+  """What people call a method: `auto` has another name inside."""
+  return "auto" if head == AUTO else head
 
 
 def _obstacle(rows: TrainingRows) -> str | None:
   """Why these rows cannot have a whitened head."""
   if rows.has_units and not head_kind(AUTO).takes_units:
-    return (
-      f"it clips all rows of a {rows.privacy_unit} as one, and {AUTO} cannot"
-    )
+    return f"it clips all rows of a {rows.privacy_unit} as one, and auto cannot"
   if rows.num_examples > MAX_ROWS:
-    return f"{AUTO} is for at most {MAX_ROWS:,} rows"
+    return f"auto is for at most {MAX_ROWS:,} rows"
   return None

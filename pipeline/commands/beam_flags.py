@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.shell.complaints import did_you_mean
-from oneshot_dp.pipeline.shell.parser import listed_flags
+from oneshot_dp.pipeline.shell.help import listed_flags
 
 
 def check_beam_options(options: Sequence[str], kinds: Iterable[type]) -> None:

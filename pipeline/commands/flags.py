@@ -58,6 +58,10 @@ Relation = Annotated[
     " nothing in its place (replace-special), or another (replace-one)."
   ),
 ]
+LargeDelta = Annotated[
+  FlagCreatePairsOff[bool],
+  arg(help="Insist on a delta of 1/n or more, which protects nobody."),
+]
 NoiseSeed = Annotated[
   int | None,
   arg(help="Research only: noise from this seed, which is NOT PRIVATE."),

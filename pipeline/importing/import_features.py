@@ -1,4 +1,4 @@
-"""`oneshot-dp import-features`: a feature cache from an npz of embeddings."""
+"""`oneshot-dp import`: a feature cache from an npz of embeddings."""
 
 import os
 import pathlib
@@ -57,7 +57,7 @@ def import_features(
 ) -> FeatureCache:
   """Writes the arrays of an npz file as a feature cache.
 
-  See `oneshot-dp import-features --help` for the arrays and the arguments;
+  See `oneshot-dp import --help` for the arrays and the arguments;
   without `example_id`, the row is one; `shard_rows` is rows per shard.
 
   *Privacy*: a row is a privacy unit, unless `unit_id` says whose it is. K must

@@ -10,11 +10,17 @@ from collections.abc import Sequence
 from typing import get_args
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HeadConfig, MethodName, PrivacyConfig
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  HeadName,
+  MethodName,
+  PrivacyConfig,
+)
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
+from oneshot_dp.linear_dp.heads.choice import AUTO
 from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
 from oneshot_dp.linear_dp.heads.registry import grouped_by_release, head_kind
 from oneshot_dp.linear_dp.trainer import BaselineTrainer
@@ -39,7 +45,7 @@ def run_compare(
   epsilons: tuple[float, ...],
   privacy: PrivacyConfig,
   *,
-  methods: Sequence[MethodName] | None = None,
+  methods: Sequence[HeadName] | None = None,
   public: PublicRows | None = None,
 ) -> list[SweepRow]:
   """Trains, evaluates and writes a comparison; returns its results.csv.
@@ -115,13 +121,13 @@ def _ceiling(train: FeatureCache, public: PublicRows | None) -> BaselineTrainer:
 
 
 def choosable(
-  asked: Sequence[MethodName] | None, info: CacheInfo
+  asked: Sequence[HeadName] | None, info: CacheInfo
 ) -> list[MethodName]:
   """The methods asked for, or all that the rows allow."""
   if asked is not None:
     if not asked:
       raise InputError("heads is empty: give at least one, or leave it out.")
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(AUTO if m == "auto" else m for m in asked))
   every: tuple[MethodName, ...] = get_args(MethodName)
   possible = [
     m for m in every if not info.has_units or head_kind(m).takes_units

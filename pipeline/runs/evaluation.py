@@ -13,7 +13,7 @@ from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.linear_dp.accounting.gaussian import printable
+from oneshot_dp.linear_dp.accounting.gaussian import check_delta, printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.evaluate import (
   Accuracy,
@@ -97,7 +97,17 @@ class PrivateEvaluation:
       neighboring_relation=RELATIONS[privacy.neighboring_relation],
     )
     source = NoiseSource(_own_stream(privacy.noise_seed))
-    _warn(plan, source, cache.info.public_num_examples)
+    check_delta(
+      privacy.delta,
+      cache.info.public_num_examples,
+      insisted=privacy.large_delta,
+    )
+    if not source.is_private:
+      print(
+        "warning: the noise comes from a seed: these accuracies are"
+        f" {NOT_PRIVATE}.",
+        file=sys.stderr,
+      )
     return cls(
       plan=plan,
       source=source,
@@ -242,18 +252,3 @@ def _own_stream(seed: int | None) -> int | None:
     return seed
   (derived,) = np.random.SeedSequence([seed, _STREAM]).generate_state(1)
   return int(derived)
-
-
-def _warn(plan: CountPlan, source: NoiseSource, num_examples: int) -> None:
-  if plan.delta >= 1 / num_examples:
-    print(
-      f"warning: delta={plan.delta:g} is not below 1/n ="
-      f" {1 / num_examples:.2g} of the evaluation cache; use a smaller delta.",
-      file=sys.stderr,
-    )
-  if not source.is_private:
-    print(
-      "warning: the noise comes from a seed: these accuracies are"
-      f" {NOT_PRIVATE}.",
-      file=sys.stderr,
-    )

@@ -43,7 +43,7 @@ def in_one_line(
       said.append(text.lstrip(" •"))
     if not is_help:
       of_a_flag = text.lstrip(" •").startswith("-")
-  message = " ".join(" ".join(said).split())
+  message = " ".join(" ".join(said).split()).replace("{None}|", "")
   # tyro complains of what is missing first, in a paragraph of its own.
   message = message.replace(f" {_UNRECOGNIZED}", f". {_UNRECOGNIZED}")
   # Its guesses come with the help of each flag, and not always; ours are below.

@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oneshot_dp.pipeline.shell.parser import PROG, flags_of
+from oneshot_dp.pipeline.shell.help import PROG
+from oneshot_dp.pipeline.shell.parser import flags_of
 
 _FUNCTION = "_oneshot_dp"
 _FOR_ZSH = "autoload -U +X bashcompinit && bashcompinit"

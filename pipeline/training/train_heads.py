@@ -18,6 +18,7 @@ from oneshot_dp.configs.head_config import (
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.linear_dp.accounting.gaussian import check_delta
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE, ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
@@ -250,8 +251,13 @@ def train_all(
   """
   info = cache.info
   source = NoiseSource(privacy.noise_seed)
+  check_delta(
+    max(each.plan.delta for each in trainings),
+    info.public_num_examples,
+    insisted=privacy.large_delta,
+  )
   if aloud:
-    _warn(max(each.plan.delta for each in trainings), source, info)
+    _warn(source, info)
   ledger = cache_ledger(cache, ledger_dir)
   facts: dict[str, Any] = {
     "privacy_unit": info.privacy_unit,
@@ -293,14 +299,7 @@ def train_all(
   return trained
 
 
-def _warn(delta: float, source: NoiseSource, info: CacheInfo) -> None:
-  n = info.public_num_examples
-  if delta >= 1 / n:
-    _say(
-      f"delta={delta:g} is not below 1/n = {1 / n:.2g}:"
-      " publishing one example at random would pass for private; use a smaller"
-      " delta."
-    )
+def _warn(source: NoiseSource, info: CacheInfo) -> None:
   if not info.num_classes_is_public:
     _say(
       "the number of classes was read off the private labels; the guarantee"

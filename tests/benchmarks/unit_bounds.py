@@ -3,7 +3,7 @@
     python tests/benchmarks/unit_bounds.py cifar10_features.npz
 
 The file has train_embedding, train_label, test_embedding and test_label, as
-for `oneshot-dp import-features`. Rows are put into units of k that are drawn at
+for `oneshot-dp import`. Rows are put into units of k that are drawn at
 random, of one class each, the same in every other class only ("uneven": other
 rows are units of their own), or k nearly equal copies of one row. Prints the
 mean top-1 on the test rows, in percent, and its spread over the draws of the

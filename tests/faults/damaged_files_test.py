@@ -159,7 +159,7 @@ def test_npz(tmp_path_factory, capsys, data):
       st.integers(0, 255)
     )
   file.write_bytes(content)
-  words = f"import-features {file} --out {folder}/out".split()
+  words = f"import {file} --out {folder}/out".split()
   ends_in_a_line(words, capsys)
   shutil.rmtree(folder)
 
@@ -172,9 +172,7 @@ def test_a_bomb_is_refused_before_memory_is_asked_for(tmp_path, capsys):
   with zipfile.ZipFile(tmp_path / "f.npz", "w") as file:
     for name in ("embedding", "label"):
       file.writestr(f"{name}.npy", header.getvalue())
-  ends_in_a_line(
-    ["import-features", str(tmp_path / "f.npz"), "--out", "out"], capsys
-  )
+  ends_in_a_line(["import", str(tmp_path / "f.npz"), "--out", "out"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,7 @@ def test_a_bomb_is_refused_before_memory_is_asked_for(tmp_path, capsys):
   "line",
   [
     "train --cache {c} --epsilon 1 --delta 1e-5 --ledger-dir {l} --out",
-    "import-features f.npz --out o --dataset-name",
+    "import f.npz --out o --dataset-name",
     "extract x --out o --split",
   ],
 )

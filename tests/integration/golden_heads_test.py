@@ -254,7 +254,7 @@ def make_caches(folder: pathlib.Path) -> pathlib.Path:
     np.savez(folder / f"{name}.npz", allow_pickle=False, **of)
   more = f"--backbone-name golden --num-classes {K} --quiet"
   for name, words in IMPORTS.items():
-    command(folder, f"import-features {words} {more} --out @caches/{name}")
+    command(folder, f"import {words} {more} --out @caches/{name}")
   command(folder, RUNS["one"].replace("--out @out", "--out @heads/one"))
   return folder
 

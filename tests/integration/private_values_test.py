@@ -139,7 +139,7 @@ def run(tmp_path_factory) -> Run:
   run = Run(place)
   for split in ("train", "test"):
     run.here(
-      f"import-features features.npz --split {split} --backbone-name net"
+      f"import features.npz --split {split} --backbone-name net"
       f" --out caches/{split}"
     )
   ledger = "--ledger-dir ledgers"
@@ -171,7 +171,7 @@ def run_the_rest(run: Run) -> None:
   ledger, other = "--ledger-dir ledgers/units", "--ledger-dir ledgers/private"
   for split, unit in (("units", " --unit-name patient"), ("twice", "")):
     run.here(
-      f"import-features features.npz --split {split} --backbone-name net"
+      f"import features.npz --split {split} --backbone-name net"
       f" --out caches/{split}{unit}"
     )
   run.here("inspect caches/units")

@@ -160,7 +160,7 @@ def make_caches(folder: pathlib.Path, change: str) -> pathlib.Path:
       # The row that is changed is in its part as it is, and else outside.
       name = "[:60%]" if split != "public" else " --dataset-name zoo"
       say(
-        f"import-features rows.npz --split {split}{name} --num-classes {K}"
+        f"import rows.npz --split {split}{name} --num-classes {K}"
         f" --backbone-name net --out caches/{split}"
       )
   start = {str(c): np.eye(D)[c] for c in range(K)}

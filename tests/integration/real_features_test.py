@@ -34,7 +34,7 @@ def caches(shared_data, tmp_path_factory) -> Callable[[str], pathlib.Path]:
     folder = tmp_path_factory.mktemp(name)
     for split in ("train", "test"):
       run(
-        *("import-features", shared_data / f"{name}.npz", "--split", split),
+        *("import", shared_data / f"{name}.npz", "--split", split),
         *("--num-classes", 10, "--out", folder / split),
       )
     return folder
@@ -103,7 +103,7 @@ def test_photographs_by_an_independent_reference(shared_data, tmp_path):
   )
   for split in ("train", "test"):
     run(
-      *("import-features", tmp_path / "photographs.npz", "--split", split),
+      *("import", tmp_path / "photographs.npz", "--split", split),
       *("--backbone-name", "vit_ti16", "--out", tmp_path / split),
     )
   found = means(tmp_path, tmp_path / "results", *EPSILONS)

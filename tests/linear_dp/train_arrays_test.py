@@ -14,6 +14,7 @@ from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.linear_dp.heads.registry import METHODS
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
@@ -116,7 +117,7 @@ def test_learns_and_says_what_in_one_line(data, head, capfd):
   assert repr(loose).startswith(f"PrivateHead({head}, feature_dim=6")
   out, err = capfd.readouterr()
   (line,) = err.splitlines()
-  assert (out, line.startswith(f"head: {head}, ")) == ("", True)
+  assert (out, line.startswith(f"head: {called(head)}, ")) == ("", True)
 
 
 @pytest.mark.parametrize("units", [False, True])
@@ -137,7 +138,7 @@ def test_defaults_are_said_before_the_charge(data, one, units, capfd):
   head = "whitened" if one and not units else "lamb"
   assert trained.receipt()["training"]["head"] == head
   (line,) = said
-  assert line.startswith(f"head: {head}, ")
+  assert line.startswith(f"head: {called(head)}, ")
   assert line.count("\n") == 1
   assert capfd.readouterr().err == ""
 
@@ -280,9 +281,10 @@ def test_refuses_in_one_line_and_charges_nothing(data, changes, message):
   assert not charges
 
 
-def test_warns_where_delta_is_no_guarantee(data):
-  with pytest.warns(UserWarning, match=r"delta=0\.0025 is not below 1/n"):
+def test_a_large_delta_is_insisted_on(data):
+  with pytest.raises(InputError, match=r"delta=0\.0025 is not below 1/n"):
     train(data, delta=1 / N)
+  assert train(data, delta=1 / N, large_delta=True)
 
 
 def test_one_head_is_the_heads_of_one_epsilon(data):

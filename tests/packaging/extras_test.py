@@ -29,8 +29,8 @@ SWEEP = (
   "sweep --cache train --eval-cache test --epsilons 1 --delta 1e-5 --out heads"
 )
 LINES = (
-  "import-features arrays.npz --split train[:80%] --out train",
-  "import-features arrays.npz --split train[80%:] --out test",
+  "import arrays.npz --split train[:80%] --out train",
+  "import arrays.npz --split train[80%:] --out test",
   SWEEP,
   "report heads",
   "demo --out demo",

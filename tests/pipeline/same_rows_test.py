@@ -79,7 +79,7 @@ def imported(run):
   def imported(name: str, of: dict[str, np.ndarray], flags: str = "") -> str:
     np.savez(f"{name}.npz", allow_pickle=False, **of)
     run(
-      f"import-features {name}.npz --num-classes 3 --backbone-name net"
+      f"import {name}.npz --num-classes 3 --backbone-name net"
       f" --out caches/{name} {flags}"
     )
     return f"caches/{name}"
@@ -287,7 +287,7 @@ class TestScores:
   def test_the_same_file_with_another_split(self, here, imported, run):
     train = imported("pets", ALL)
     run(
-      "import-features pets.npz --split test --num-classes 3"
+      "import pets.npz --split test --num-classes 3"
       " --backbone-name net --out caches/test"
     )
     line = run(
@@ -347,7 +347,7 @@ class TestPartsOfArrays:
     np.savez("pets.npz", allow_pickle=False, **ALL)
     for name, split in [("most", "train[:80%]"), ("rest", "train[80%:]")]:
       run(
-        f"import-features pets.npz --split {split} --num-classes 3"
+        f"import pets.npz --split {split} --num-classes 3"
         f" --backbone-name net --out caches/{name}"
       )
     most, rest = (open_cache(f"caches/{name}") for name in ("most", "rest"))
@@ -400,25 +400,25 @@ class TestWrittenBefore:
   def test_a_cache_opens_and_its_rows_are_known(self, here, run, train):
     run("verify cache")
     run(
-      "import-features pets.npz --split test --num-classes 3"
+      "import pets.npz --split test --num-classes 3"
       " --backbone-name net --out again"
     )
     with pytest.raises(InputError, match="40 of the 40 rows of again are rows"):
       check_pair(open_cache("cache"), open_cache("again"))
     run("train --cache cache --epsilon 1 --delta 1e-3 --out new")
     shutil.copy("pets.npz", "cats.npz")
-    run("import-features cats.npz --num-classes 3 --backbone-name net --out c")
+    run("import cats.npz --num-classes 3 --backbone-name net --out c")
     assert "calls them 'cats', were charged to pets-" in train("c", 2)
 
   def test_a_ledger_still_knows_the_very_rows(self, run, train):
     shutil.copy("pets.npz", "cats.npz")
-    run("import-features cats.npz --num-classes 3 --backbone-name net --out c")
+    run("import cats.npz --num-classes 3 --backbone-name net --out c")
     line = train("c", 2, "--ledger-dir ledgers")
     assert "calls them 'cats', were charged to pets-" in line
 
   def test_without_keys_it_says_what_it_cannot_tell(self, run):
     run(
-      "import-features pets.npz --split test --num-classes 3"
+      "import pets.npz --split test --num-classes 3"
       " --backbone-name net --out test"
     )
     said = run("evaluate head --cache test --ledger-dir ledgers", 2)

@@ -226,9 +226,9 @@ class WhiteningRule(StepsRule):
   def why(self) -> str:
     """What follows from n, d, K and the noise, and why, for people."""
     rows = self.num_examples / (self.num_classes * self.noise_multiplier)
-    than = ">=" if self.whitens else "<"
+    enough, than = ("enough", ">=") if self.whitens else ("too few", "<")
     return (
-      f"{'whitened' if self.whitens else 'not whitened'}, as n/(K*sigma) ="
+      f"{enough} rows for their noise to be whitened, n/(K*sigma) ="
       f" {rows:.0f} {than} {ROWS_TO_WHITEN:.0f}; {self.num_steps} steps of"
       f" learning rate {self.learning_rate:.3g}"
     )

@@ -1,4 +1,4 @@
-"""`oneshot-dp import-features`."""
+"""`oneshot-dp import`."""
 
 import dataclasses
 import sys
@@ -18,8 +18,8 @@ class Flags:
   [K], and whose each row is, where somebody may have many: see --unit-name.
   Where they are absent, SPLIT_embedding, SPLIT_label … are used.
 
-  Example: oneshot-dp import-features features.npz --split train
-  --num-classes 10 --out caches/train
+  Example: oneshot-dp import features.npz --split train --num-classes 10
+  --out caches/train
   """
 
   file: Positional[Path]

@@ -8,7 +8,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import (
   HeadConfig,
-  MethodName,
+  HeadName,
   PrivacyConfig,
 )
 from oneshot_dp.pipeline.commands.flags import PublicOptions, RunFlags
@@ -22,7 +22,7 @@ class Flags(RunFlags):
   Writes one results.csv, results.json and accuracy.png, and every head with its
   receipt. Heads of one step (lamb, adam, momentum) are made of the same nested
   releases and together cost the largest epsilon, once per draw; so do those of
-  least squares, with releases of their own; whitened and multi-step heads have
+  least squares, with releases of their own; auto and multi-step heads have
   noise of their own each. All of it composes, is charged, or refused by a cap,
   before any noise is drawn, and the table says what it comes to. All heads have
   their default settings. The labels of the evaluation cache are treated as
@@ -36,14 +36,14 @@ class Flags(RunFlags):
   Example: oneshot-dp compare --cache caches/train --eval-cache caches/test
   --epsilons 0.5 2 8 --delta 1e-5 --out comparison
 
-  Example: oneshot-dp compare --choose --heads lamb least-squares whitened
+  Example: oneshot-dp compare --choose --heads lamb least-squares auto
   --cache caches/train --epsilons 2 --delta 1e-5 --out heads/best
   """
 
   epsilons: tuple[float, ...]
   """Privacy budgets, one head of each kind for each."""
   privacy: OmitArgPrefixes[PrivacyConfig]
-  heads: tuple[MethodName, ...] | None = None
+  heads: tuple[HeadName, ...] | None = None
   """What to compare; default: all that the cache allows."""
   public: OmitArgPrefixes[PublicOptions]
   eval_cache: Path | None = None  # pyrefly: ignore[bad-override]

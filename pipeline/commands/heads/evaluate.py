@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from tyro.conf import Positional
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.pipeline.commands.flags import (
+  LargeDelta,
   LedgerDir,
   NoiseSeed,
   NotTrainedOn,
@@ -21,6 +23,11 @@ from oneshot_dp.pipeline.shell.answer import Answer
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.info import CacheInfo
   from oneshot_dp.linear_dp.evaluate import Accuracy
+
+
+_SCORES = {"top1": "top-1", "top5": "top-5", "balanced": "balanced"}
+_CLASSES = 10
+"""As many as a person reads."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,13 +56,14 @@ class Flags:
   delta: float | None = None
   """Delta of --private-eval; well below 1 / rows of the cache."""
   neighboring_relation: Relation = "replace-special"
+  large_delta: LargeDelta = False
   noise_seed: NoiseSeed = None
   ledger_dir: LedgerDir = None
   not_trained_on: NotTrainedOn = False
 
 
 def run(flags: Flags) -> Answer:
-  """Scores it; for people the accuracies are JSON too."""
+  """Scores it."""
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
   from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
@@ -112,8 +120,34 @@ def run(flags: Flags) -> Answer:
   facts = (
     _stated(score, cache.info) | {"evaluation": scored.statement} | by_real
   )
-  answer = Answer(text="", facts=facts)
-  return dataclasses.replace(answer, text=answer.json())
+  sets = {"labels": facts} | ({"ReaL": by_real["real"]} if real else {})
+  return Answer(text=_table(sets, scored.description), facts=facts)
+
+
+def _table(sets: Mapping[str, Mapping[str, Any]], description: str) -> str:
+  """Percentages by each set of labels, the recalls from the lowest on."""
+  from oneshot_dp.pipeline.runs.text_table import text_table
+
+  rows = [
+    (title, *(_percent(each.get(name)) for each in sets.values()))
+    for name, title in _SCORES.items()
+  ]
+  recall: dict[str, float | None] = sets["labels"].get("recall", {})
+  worst = sorted(
+    recall, key=lambda name: (recall[name] is None, recall[name] or 0.0)
+  )
+  rows += [(f"recall of {c}", _percent(recall[c])) for c in worst[:_CLASSES]]
+  rows.append(
+    ("rows", *(f"{each['num_examples']:,}" for each in sets.values()))
+  )
+  lines = text_table(("in %", *sets), rows)
+  if len(worst) > _CLASSES:
+    lines.append(f"the {_CLASSES} lowest recalls of {len(worst)}; all: --json")
+  return "\n".join([*lines, description])
+
+
+def _percent(share: float | None) -> str:
+  return "-" if share is None else f"{100 * share:.2f}"
 
 
 def _stated(score: "Accuracy", info: "CacheInfo") -> dict[str, Any]:
@@ -138,5 +172,6 @@ def _privacy(epsilon: float, flags: Flags, info: "CacheInfo") -> PrivacyConfig:
   return PrivacyConfig(
     delta=flags.delta,
     neighboring_relation=flags.neighboring_relation,
+    large_delta=flags.large_delta,
     noise_seed=flags.noise_seed,
   )

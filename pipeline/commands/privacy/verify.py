@@ -7,6 +7,7 @@ from tyro.conf import FlagCreatePairsOff, Positional
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.commands.flags import LedgerDir
+from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
@@ -61,6 +62,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.saved_head.verify import verify_head
 
   path = flags.path
+  check_kind(path, "verify")
   if flags.duplicates:
     return report_duplicates(
       path, against=flags.against, min_cosine=flags.min_cosine, out=flags.out

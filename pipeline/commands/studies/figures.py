@@ -6,6 +6,7 @@ from tyro.conf import FlagCreatePairsOff
 
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.pipeline.commands.flags import (
+  LargeDelta,
   NoiseSeed,
   NumDraws,
   RealLabelsFile,
@@ -45,6 +46,7 @@ class Flags(RunFlags):
   """Draw the published numbers, which are of ImageNet, whatever the data set is
   called."""
   neighboring_relation: Relation = "replace-special"
+  large_delta: LargeDelta = False
   noise_seed: NoiseSeed = None
 
 
@@ -57,6 +59,7 @@ def run(flags: Flags) -> Answer:
     PrivacyConfig(
       delta=delta,
       neighboring_relation=flags.neighboring_relation,
+      large_delta=flags.large_delta,
       noise_seed=flags.noise_seed,
     )
     for delta in flags.deltas

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
@@ -49,6 +50,7 @@ def run(flags: Flags) -> Answer:
   """Writes the page about a run."""
   from oneshot_dp.pipeline.report.report import write_report
 
+  check_kind(flags.directory, "report")
   written = write_report(**vars(flags))
   for note in written.notes:
     print(note, file=sys.stderr)

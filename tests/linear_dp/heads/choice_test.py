@@ -41,7 +41,7 @@ def rows(n: int = 4000, **changes: Any) -> TrainingRows:
   [
     ("auto", rows(), "whitened", "the most accurate"),
     ("auto", rows(MAX_ROWS), "whitened", "the most accurate"),
-    ("auto", rows(MAX_ROWS + 1), "lamb", "single step, as whitened is for at"),
+    ("auto", rows(MAX_ROWS + 1), "lamb", "single step, as auto is for at"),
     ("lamb", rows(), "lamb", "the paper's single step"),
     ("momentum", rows(), "momentum", "as asked"),
     ("whitened", rows(), "whitened", "as asked"),
@@ -67,7 +67,7 @@ def test_auto_with_units(takes_units, monkeypatch):
   [
     (
       *("auto", (1.0,), 40_000),
-      "head: whitened, the most accurate at nearly every size that was tried;"
+      "head: auto, the most accurate at nearly every size that was tried;"
       " costs epsilon 1 at delta 1e-05; lamb (the paper's single step) would"
       " cost as much and is likely 1 to 20 points less accurate",
     ),

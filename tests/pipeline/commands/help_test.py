@@ -11,7 +11,8 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.commands.registry import COMMANDS
-from oneshot_dp.pipeline.shell.parser import overview, parse
+from oneshot_dp.pipeline.shell.help import overview
+from oneshot_dp.pipeline.shell.parser import flags_of, parse
 from tests.pipeline.command_line import ROOT
 
 SLOW_TO_IMPORT = {
@@ -25,6 +26,7 @@ SLOW_TO_IMPORT = {
   "tensorflow_datasets",
 }
 QUICK = [
+  "",
   "--help",
   "sweep --help",
   "extract --help",
@@ -95,6 +97,30 @@ def test_every_help_has_an_example_and_says_how_to_be_quiet(capsys, name):
   assert f"Example: oneshot-dp {name}" in text
   for flag in ("--json", "--quiet", "--help"):
     assert f" {flag} " in text
+  assert "None}" not in text
+
+
+def shown(capsys, *words: str) -> str:
+  with pytest.raises(SystemExit) as stop:
+    main(words)
+  assert not stop.value.code
+  return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train", "extract"])
+def test_advanced_flags_are_folded(capsys, monkeypatch, name):
+  monkeypatch.setenv("COLUMNS", "80")
+  short, whole = shown(capsys, name, "-h"), shown(capsys, name, "--help-all")
+  said = re.search(r"^(\d+) flags more, for experts: oneshot-dp", short, re.M)
+  assert said
+  few, all_ = (
+    set(re.findall(r"^  (?:-h, )?(--[\w.-]+)", text, re.M))
+    for text in (short, whole)
+  )
+  assert "--out" in few < all_ <= set(flags_of(COMMANDS[name]))
+  assert len(all_) - len(few) == int(said[1])
+  for line in (*short.splitlines(), *whole.splitlines()):
+    assert len(line) <= 80 or line.startswith("Example: ")
 
 
 def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
@@ -103,6 +129,7 @@ def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
     main(["-h"])
   assert not stop.value.code
   assert capsys.readouterr().out == f"{overview(COMMANDS)}\n"
+  assert shown(capsys) == f"{overview(COMMANDS)}\n"
   lines = overview(COMMANDS).splitlines()
   assert max(map(len, lines)) <= 80
   for name in COMMANDS:

@@ -22,7 +22,7 @@ RUN = "--cache {train} --eval-cache {eval} --out {out}"
 ALL = [
   EXTRACT,
   "backbones random_patches",
-  "import-features {tmp}/rows.npz --num-classes 3 --out {out}",
+  "import {tmp}/rows.npz --num-classes 3 --out {out}",
   "inspect {train}",
   "verify {head}",
   "verify {train} --duplicates --min-cosine 0.9 --out {out}",

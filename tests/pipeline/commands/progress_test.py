@@ -40,7 +40,7 @@ def shown(argv: list[str]) -> str:
   [
     (EXTRACT, {"check what is kept", "train"}),
     (
-      "import-features {tmp}/rows.npz --num-classes 3 --out {out}",
+      "import {tmp}/rows.npz --num-classes 3 --out {out}",
       {"read", "import"},
     ),
     ("verify {train}", {"verify"}),

@@ -30,7 +30,7 @@ RUN = "--cache {train} --eval-cache {eval} --delta 1e-5 --out {out}"
 COMPARE = f"compare {RUN} --epsilons 1"
 FIGURES = "figures --cache {train} --eval-cache {eval} --out {out}"
 ABLATE = f"ablate {RUN} --epsilon 1"
-IMPORT = "import-features {wrong}/%s.npz --out {out} --num-classes 3"
+IMPORT = "import {wrong}/%s.npz --out {out} --num-classes 3"
 EVALUATE = "evaluate {head} --cache {eval}"
 CAP = "budget set --cache {train} --max-epsilon 2 --max-delta 1e-5"
 AUDIT = "audit --epsilon 1 --delta 1e-5"
@@ -38,7 +38,6 @@ AUDIT = "audit --epsilon 1 --delta 1e-5"
 # (what is typed, part of the line that it ends with)
 ASKED_WRONGLY = [
   # Commands and flags.
-  ("", "Missing subcommand"),
   ("trian", "did you mean train?"),
   ("--epsilon 1", "Missing subcommand"),
   ("train", "--cache PATH"),
@@ -143,7 +142,6 @@ ASKED_WRONGLY = [
   (f"{TRAIN} --head lamd", "lamd"),
   (f"{COMPARE} --heads", "heads"),
   (f"{COMPARE} --heads lamb lamd", "lamd"),
-  (f"{COMPARE} --heads lamb auto", "auto"),
   (f"{COMPARE} --private-eval 1", "--private-eval"),
   (f"{EXTRACT} --embedding-dtype int8", "int8"),
   (f"{EXTRACT} --on-decode-error ignore", "ignore"),
@@ -204,6 +202,15 @@ ASKED_WRONGLY = [
   ("budget --cache {wrong}", "wrong"),
   ("report {wrong}", "wrong"),
   ("report {tmp}/none", "none"),
+  (
+    "report {head}",
+    "is a head, not what `report` is for: try `oneshot-dp verify",
+  ),
+  ("report {train}", "is a feature cache, not what `report` is for: try"),
+  (
+    "verify {head}/../..",
+    "wrote, not what `verify` is for: try `oneshot-dp report",
+  ),
   ("report {wrong}/text.txt", "text.txt"),
   ("extract {wrong}/none.py --out {out}", "no such config file"),
   ("extract {wrong}/raises.py --out {out}", "no reason"),
@@ -221,10 +228,10 @@ ASKED_WRONGLY = [
   (IMPORT % "negative", "a label outside [0, 3)"),
   (IMPORT % "range", "a label outside [0, 3)"),
   (IMPORT % "range" + " --out {train}", "label outside"),
-  ("import-features {wrong} --out {out}", "no such file"),
+  ("import-features {wrong} --out {out}", "no such file"),  # an earlier name
   (IMPORT % "sound" + " --split train[1%:2%]", "no row is in split"),
-  ("import-features {wrong}", "--out"),
-  ("import-features --out {out}", "file"),
+  ("import {wrong}", "--out"),
+  ("import --out {out}", "file"),
 ]
 RUN_FAILS = [
   (f"{TRAIN} --out {{wrong}}/text.txt/head", "not writable"),

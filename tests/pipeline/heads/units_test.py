@@ -192,7 +192,7 @@ class TestImport:
     assert len(first) == expected.max() + 1
 
   def test_by_command(self, npz, tmp_path, capsys):
-    argv = ["import-features", npz, "--out", tmp_path / "c"]
+    argv = ["import", npz, "--out", tmp_path / "c"]
     assert "name the unit with --unit-name" in fails(capsys, *argv)
     out, _ = succeeds(capsys, *argv, "--unit-name", "patient")
     assert "privacy unit          patient" in out

@@ -125,10 +125,10 @@ def test_train(place, capsys, tmp_path, head, why):
   assert new.startswith("warning: this is a new ledger: ")
   assert charged.startswith("charged to ")
   chosen, settings = said
-  assert chosen.startswith(f"head: whitened, {why}")
+  assert chosen.startswith(f"head: auto, {why}")
   # As 180 rows of 4 classes.
   assert settings.startswith(
-    "epsilon 1: not whitened, as n/(K*sigma) = 12 < 80"
+    "epsilon 1: too few rows for their noise to be whitened, n/(K*sigma) = 12"
   )
   card = (tmp_path / "out/README.md").read_text()
   assert "private centring of the unit-norm embeddings, then 19 full-" in card

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.pipeline.paper.figure_plots import plot_figures
@@ -186,10 +187,10 @@ class TestWhatItCosts:
 
   @pytest.mark.parametrize("deltas", [(1e-6, 0.5), (0.5, 1e-6)])
   def test_any_delta_may_be_too_large(
-    self, train_cache, eval_cache, tmp_path, capsys, deltas
+    self, train_cache, eval_cache, tmp_path, deltas
   ):
-    figures(train_cache, eval_cache, tmp_path / "out", deltas=deltas)
-    assert "warning: delta=0.5 is not below 1/n" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"delta=0\.5 is not below 1/n"):
+      figures(train_cache, eval_cache, tmp_path / "out", deltas=deltas)
 
 
 class TestReferences:

@@ -139,7 +139,7 @@ class TestTheCommand:
   EVALUATE = "evaluate {head} --cache {tmp}/numbered --not-trained-on"
 
   def test_both_scores(self, place, capsys, numbered, file):
-    words = place(f"{self.EVALUATE} --real-labels {file}")
+    words = place(f"{self.EVALUATE} --json --real-labels {file}")
     out, err = succeeds(capsys, *words)
     assert "treated as public" in err
     found = json.loads(out)
@@ -147,7 +147,9 @@ class TestTheCommand:
     assert found["num_examples"] == ROWS
     assert real["num_examples"] == real["evaluation"]["num_listed"] < ROWS
     assert real["evaluation"]["mechanism"].startswith("ReaL labels treated as")
-    (plain,) = [json.loads(succeeds(capsys, *place(self.EVALUATE))[0])]
+    (plain,) = [
+      json.loads(succeeds(capsys, *place(f"{self.EVALUATE} --json"))[0])
+    ]
     assert "real" not in plain
     assert plain["top1"] == found["top1"] != real["top1"]
 

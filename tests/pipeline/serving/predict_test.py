@@ -65,7 +65,7 @@ def test_what_extract_and_evaluate_say(predict, place, capsys, head):
   extract(place, f"{head}.npz", f"{head}-answers")
   cache = place / f"{head}-answers"
   capsys.readouterr()
-  words = ["--cache", cache, "--ledger-dir", place / "ledgers"]
+  words = ["--cache", cache, "--ledger-dir", place / "ledgers", "--json"]
   out, _ = succeeds(capsys, "evaluate", place / head, *words)
   assert json.loads(out)["top1"] == 1.0
   of_cache = predict(str(cache), head)

@@ -329,7 +329,7 @@ class TestCommands:
       folder = tmp_path / "out" / line["path"]
       assert read_head(folder).receipt["training"][SETTING]["used"] == "mean"
       assert verify_head(folder).problems == ()
-      argv = ("evaluate", folder, "--cache", caches.eval.path)
+      argv = ("evaluate", folder, "--cache", caches.eval.path, "--json")
       out, _ = succeeds(capsys, *argv)
       assert json.loads(out)["top1"] == float(line["top1"])
       if line["private"] == "False":

@@ -1,3 +1,5 @@
+import contextlib
+
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
@@ -108,14 +110,15 @@ def test_a_seed_repeats_the_noise_and_is_warned_of(train_cache, capsys):
 
 
 @pytest.mark.parametrize(
-  ("delta", "warned"), [(1 / 180, True), (0.5, True), (1 / 181, False)]
+  ("delta", "refused"), [(1 / 180, True), (0.5, True), (1 / 181, False)]
 )
-def test_a_delta_that_protects_nobody_is_warned_of(
-  train_cache, capsys, delta, warned
+def test_a_delta_that_protects_nobody_is_insisted_on(
+  train_cache, delta, refused
 ):
-  train(train_cache, privacy=PrivacyConfig(delta=delta))
-  said = capsys.readouterr().err
-  assert (f"warning: delta={delta:g} is not below 1/n" in said) is warned
+  said = pytest.raises(InputError, match=f"delta={delta:g} is not below 1/n")
+  with said if refused else contextlib.nullcontext():
+    train(train_cache, privacy=PrivacyConfig(delta=delta))
+  train(train_cache, privacy=PrivacyConfig(delta=delta, large_delta=True))
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class TestImport:
       test_embedding=np.ones((5, 3), np.float32),
       test_label=np.zeros(5, int),
     )
-    argv = ["import-features", file, "--split", "test", "--num-classes", 2]
+    argv = ["import", file, "--split", "test", "--num-classes", 2]
     out, err = succeeds(capsys, *argv, "--out", tmp_path / "cache")
     assert "features, split test" in out
     assert "3 x float32" in out

@@ -13,10 +13,11 @@ class TestHeads:
   def evaluate(self, head, eval_cache) -> list:
     return ["evaluate", head, "--cache", eval_cache.path, "--not-trained-on"]
 
-  def test_evaluate_prints_json_and_what_it_assumes(
+  def test_evaluate_says_what_it_found_and_assumes(
     self, head, eval_cache, capsys, finished_sweep
   ):
-    out, err = succeeds(capsys, *self.evaluate(head, eval_cache))
+    said, err = succeeds(capsys, *self.evaluate(head, eval_cache))
+    out, _ = succeeds(capsys, *self.evaluate(head, eval_cache), "--json")
     (row,) = (
       r for r in finished_sweep.rows if r.path.endswith("epsilon-2-draw-0")
     )
@@ -32,6 +33,13 @@ class TestHeads:
       },
     }
     assert "labels of this cache are treated as public" in err
+    lines = [line.rsplit(maxsplit=1) for line in said.splitlines()]
+    assert ["top-1", f"{100 * row.top1:.2f}"] in lines
+    assert ["balanced", f"{100 * row.balanced:.2f}"] in lines
+    assert [f"recall of {eval_cache.info.class_names[0]}"] in (
+      line[:1] for line in lines
+    )
+    assert ["rows", "80"] in lines
 
   @pytest.mark.parametrize(
     ("name", "said"),

@@ -16,15 +16,14 @@ from tests.pipeline.small_disk import files_no_larger_than
 
 
 class TestTrainAndSweep:
-  @pytest.mark.parametrize("delta", [1 / 180, 0.999])
-  def test_a_delta_above_one_in_n_is_warned_of_but_runs(
-    self, place, capsys, delta
-  ):
-    _, err = succeeds(capsys, *place(TRAIN), "--delta", delta)
-    warning, head, charged, new = err.splitlines()
+  def test_a_delta_of_one_in_n_is_insisted_on(self, place, capsys):
+    said = fails(capsys, *place(TRAIN), "--delta", 1 / 180)
+    assert said.startswith("delta=0.00555556 is not below 1/n = 0.0056: ")
+    insisted = [*place(TRAIN), "--delta", 1 / 180, "--large-delta"]
+    _, err = succeeds(capsys, *insisted)
+    head, charged, new = err.splitlines()
     assert head.startswith("head: lamb, the paper's single step; costs ")
     assert new.startswith("warning: this is a new ledger: ")
-    assert warning.startswith(f"warning: delta={delta:g} is not below 1/n")
     assert charged.startswith("charged to ")
 
   def test_a_ledger_that_cannot_be_written(self, place, capsys, tmp_path):
