@@ -11,7 +11,6 @@ SCRIPT = """
 import json
 import os
 import sys
-import warnings
 
 import numpy as np
 
@@ -45,13 +44,6 @@ def not_written(**changes):
   return "nothing", "", True
 
 
-def places(train, **changes):
-  with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    train(embeddings, labels, num_classes=3, delta=0.1, **changes)
-  return [(w.category.__name__, w.filename) for w in caught]
-
-
 found = {
   "relation": refused(neighboring_relation="REPLACE_ONE"),
   "source": refused(source=7),
@@ -61,8 +53,6 @@ found = {
   "class names": not_written(class_names=[1, 2, 3]),
   "data set": not_written(dataset=7),
   "classes of a cache": not_written(num_classes=3.0),
-  "one": places(oneshot_dp.train_head, epsilon=50.0),
-  "many": places(oneshot_dp.train_heads, epsilons=(50.0,)),
 }
 numpy_numbers = oneshot_dp.train_heads(
   embeddings,
@@ -117,11 +107,6 @@ def test_is_refused_in_one_line_before_the_charge(found, case, message):
 )
 def test_is_refused_before_a_cache_is_begun(found, case, message):
   assert found[case] == ["InputError", message, False]
-
-
-@pytest.mark.parametrize("function", ["one", "many"])
-def test_the_warning_of_delta_points_at_the_caller(found, function):
-  assert found[function] == [["UserWarning", "<string>"]]  # the script
 
 
 def test_numbers_of_numpy_leave_a_receipt_that_is_json(found):

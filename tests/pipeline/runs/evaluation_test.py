@@ -120,7 +120,7 @@ class TestWhatIsSaid:
     assert found["evaluation"] == {"labels": "public", "mechanism": said}
 
   def test_by_evaluate(self, place, capsys):
-    out, err = succeeds(capsys, *place(f"{EVALUATE} {PRIVATE}"))
+    out, err = succeeds(capsys, *place(f"{EVALUATE} {PRIVATE} --json"))
     found = json.loads(out)
     assert found["evaluation"]["epsilon"] == 0.5
     assert found["evaluation"]["labels"] == "private"
