@@ -16,21 +16,22 @@ from oneshot_dp.pipeline.runs.results import spread_top1, with_noise
 def plot_ablation(
   rows: Sequence[AblationRow], dataset: str, directory: Path
 ) -> None:
-  """A bar for each setting, and a mark for it without noise."""
+  """A bar from the base to each setting, and a mark for it without noise."""
   lines = lines_of(rows)
   figure = Figure(figsize=(7, 1.2 + 0.3 * len(lines)), layout="constrained")
   axes = figure.subplots()
   places = range(len(lines))
   spreads = [spread_top1(line.private) for line in lines]
+  base = lines[0].mean
+  axes.axvline(base, color=accuracy_plot.GREY, linewidth=0.8, zorder=0)
   axes.barh(
     places,
-    [line.mean for line in lines],
+    [line.mean - base for line in lines],
+    left=base,
     xerr=None
     if None in spreads
     else [100 * s for s in spreads if s is not None],
-    color=[
-      "#0072B2" if line.axis == lines[0].axis else "#56B4E9" for line in lines
-    ],
+    color="#56B4E9",
     capsize=3,
     label=f"epsilon {printable(min(row.epsilon for row in rows))}",
   )
@@ -47,7 +48,8 @@ def plot_ablation(
   labels = [f"{line.axis}: {line.setting}" for line in lines]
   axes.set_yticks(places, [textwrap.fill(label, 48) for label in labels])
   axes.invert_yaxis()
-  axes.set_xlim(0, 100)
+  axes.margins(x=0.05)
+  axes.set_xlim(accuracy_plot.wide_enough(*axes.get_xlim()))
   axes.set_xlabel(f"top-1 accuracy, % (delta = {printable(rows[0].delta)})")
   seeded = any(NOT_PRIVATE in row.noise_source for row in with_noise(rows))
   axes.set_title(

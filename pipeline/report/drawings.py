@@ -9,6 +9,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.pipeline.report.findings import Findings
 from oneshot_dp.pipeline.report.pictures import (
   FILL,
@@ -42,7 +43,7 @@ def accuracy(findings: Findings) -> Plan:
     for epsilon in sorted(groups)
   )
   noisy = "" if run.labels_are_public else " (noisy counts)"
-  alt = f"Top-1 accuracy of {chosen.head}{noisy}: {points}"
+  alt = f"Top-1 accuracy of {called(chosen.head)}{noisy}: {points}"
   if run.ceiling is not None:
     alt += f"; without noise ({NOT_PRIVATE}) {100 * run.ceiling.top1:.1f} %"
 
@@ -255,4 +256,4 @@ def _height(classes: int) -> float:
 
 def _of_head(findings: Findings) -> str:
   row = findings.chosen[0]
-  return f"{row.head}, epsilon {printable(row.epsilon)}"
+  return f"{called(row.head)}, epsilon {printable(row.epsilon)}"

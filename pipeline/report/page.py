@@ -12,6 +12,7 @@ import numpy as np
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.pipeline.report.command_lines import commands
 from oneshot_dp.pipeline.report.drawings import PICTURES
@@ -67,6 +68,7 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
     "at_most": _at_most,
     "sentence": _sentence,
     "points": _points,
+    "called": called,
     "pairs": _pairs,
     "mean_top1": results.mean_top1,
     "mean_top5": results.mean_top5,
@@ -99,7 +101,9 @@ def _facts(findings: Findings) -> dict[str, Any]:
     "top1": results.mean_top1(chosen),
     "spread": results.spread_top1(chosen),
     "is_private": all(row.private for row in run.noisy),
+    "balanced": results.mean_balanced(chosen),
     "ceiling": run.ceiling,
+    "exact": _without_noise(findings),
     "privacy": privacy,
     "unit": unit,
     "unit_is_example": unit == EXAMPLE_UNIT,
@@ -114,6 +118,18 @@ def _facts(findings: Findings) -> dict[str, Any]:
     "confused": _confused(findings),
     "commands": commands(run, chosen[0], findings.places),
   }
+
+
+def _without_noise(findings: Findings) -> list[tuple[str, float]]:
+  """What the heads without noise are, and their top-1; the best is first."""
+  rows = [row for row in findings.run.rows if math.isinf(row.epsilon)]
+  names = {findings.chosen[0].head: "the same method without noise"}
+  names = {"logistic": "a logistic regression without noise"} | names
+  found = [
+    (names.get(row.head, f"{called(row.head)} without noise"), row.top1)
+    for row in rows
+  ]
+  return sorted(found, key=lambda each: -each[1])
 
 
 def _accuracies(findings: Findings) -> list[list[results.SweepRow]]:

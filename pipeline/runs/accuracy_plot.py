@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.pipeline.runs.evaluation import PUBLIC_LABELS
 from oneshot_dp.pipeline.runs.results import SweepRow, grouped, with_noise
 
@@ -41,7 +42,13 @@ def plot_accuracy(
   figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
   axes = figure.subplots()
   draw_accuracy(axes, rows, dataset)
-  axes.legend(frameon=False, title=spread(rows))
+  put_legend(
+    figure,
+    rows,
+    last=lambda _, label: NOT_PRIVATE in label,
+    loc="outside lower center",
+    ncols=2,
+  )
   save(figure, directory, "accuracy")
 
 
@@ -49,7 +56,7 @@ def draw_accuracy(axes: Axes, rows: Sequence[SweepRow], dataset: str) -> None:
   """All of `plot_accuracy` but the legend."""
   methods = grouped(with_noise(rows), "head")
   for i, (method, of_method) in enumerate(methods.items()):
-    draw_line(axes, of_method, method, i, len(methods))
+    draw_line(axes, of_method, called(method), i, len(methods))
   draw_without_noise(axes, rows)
   axes.set_xlabel(f"epsilon of each head (delta = {printable(rows[0].delta)})")
   noisy = rows[0].evaluation != PUBLIC_LABELS
@@ -69,7 +76,7 @@ def draw_without_noise(
         100 * row.top1,
         color=GREY,
         linestyle="--",
-        label=f"{row.head}, no noise{note} ({NOT_PRIVATE})",
+        label=f"{called(row.head)}, no noise{note} ({NOT_PRIVATE})",
       )
 
 
@@ -92,11 +99,14 @@ def set_out(
     f"Private heads on {dataset}"
     + (f" (seeded noise: {NOT_PRIVATE})" if seeded else "")
   )
-  # A tenth of a point is noise: never let it fill the picture.
-  low, high = axes.get_ylim()
-  missing = max(0.0, _LEAST_RANGE - (high - low))
-  axes.set_ylim(low - missing / 2, high + missing / 2)
+  axes.set_ylim(wide_enough(*axes.get_ylim()))
   axes.grid(alpha=0.25)
+
+
+def wide_enough(low: float, high: float) -> tuple[float, float]:
+  """Limits of accuracies: never lets a tenth of a point fill the picture."""
+  missing = max(0.0, _LEAST_RANGE - (high - low))
+  return low - missing / 2, high + missing / 2
 
 
 def spread(rows: Sequence[SweepRow]) -> str | None:

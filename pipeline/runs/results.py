@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE, ReleasePlan
+from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.pipeline.runs.text_table import text_table
 
 
@@ -153,11 +154,15 @@ def accuracy_table(rows: Sequence[SweepRow]) -> str:
 def comparison_table(rows: Sequence[SweepRow]) -> str:
   """One line per method, one column per epsilon; no noise, one accuracy."""
   releases = "; ".join(
-    f"{order}: {', '.join(grouped(group, 'head'))}"
+    f"{order}: {', '.join(map(called, grouped(group, 'head')))}"
     for order, group in grouped(with_noise(rows), "release").items()
   )
   lines = [
-    (method, group, mark(group) + ("" if with_noise(group) else ": no noise"))
+    (
+      called(method),
+      group,
+      mark(group) + ("" if with_noise(group) else ": no noise"),
+    )
     for method, group in grouped(rows, "head").items()
   ]
   return epsilon_table(lines, _footer(rows[0], releases))

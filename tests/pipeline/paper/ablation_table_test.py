@@ -121,7 +121,8 @@ def drawn(monkeypatch, tmp_path):
 def test_the_picture(drawn):
   axes = drawn([*ROWS, *EXACT])
   widths = [bar.get_width() for bar in axes.patches]
-  assert widths == pytest.approx([81.0, 70.0, 86.0])
+  assert widths == pytest.approx([0.0, -11.0, 5.0])  # from the base, 81
+  assert {bar.get_x() for bar in axes.patches} == {81.0}
   (marks,) = (line for line in axes.lines if line.get_marker() == "d")
   assert list(marks.get_xdata()) == pytest.approx([90.0, 91.0, 89.5])
   assert marks.get_label() == "no noise (NOT PRIVATE)"

@@ -193,7 +193,7 @@ class TestTheCommand:
     out, err = succeeds(capsys, *place(f"{COMPARE} {words}"))
     header, lamb, whitened, logistic, total, where = out.splitlines()
     assert header.split() == ["top-1", "%", "epsilon", "1", "epsilon", "4"]
-    assert [lamb.split()[0], whitened.split()[0]] == ["lamb", "whitened"]
+    assert [lamb.split()[0], whitened.split()[0]] == ["lamb", "auto"]
     assert "warning: the noise comes from a seed" in err
     assert lamb.endswith("NOT PRIVATE")
     assert whitened.endswith("NOT PRIVATE")

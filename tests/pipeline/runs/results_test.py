@@ -162,7 +162,7 @@ def test_a_comparison_has_a_line_for_each_method():
   ).splitlines()
   assert header.split() == ["top-1", "%", "epsilon", "1", "epsilon", "8"]
   assert lamb.split() == ["lamb", "83.00", "±", "1.41", "85.00"]
-  assert whitened.split() == ["whitened", "90.00", "91.00"]
+  assert whitened.split() == ["auto", "90.00", "91.00"]
   assert logistic.split(maxsplit=2)[:2] == ["logistic", "93.00"]
   assert logistic.endswith("NOT PRIVATE: no noise")
   assert "epsilon = 13.2 at delta = 1e-05" in total
