@@ -58,7 +58,7 @@ def test_every_method_is_named_and_the_ceiling_says_what_it_is(
 ):
   words = words_of(comparison(), tmp_path, monkeypatch)
   assert "| lamb |" in words
-  assert "| whitened |" in words
+  assert "| auto |" in words
   assert "| logistic, no noise (NOT PRIVATE) |" in words
   assert "mean ± sd of 2 draws" in words
   assert "Private heads on pets" in words

@@ -204,7 +204,7 @@ class TestTheCommand:
     found = re.search(r"epsilon = ([\d.]+) at delta = 1e-05", total)
     assert found
     assert epsilon <= float(found[1]) < epsilon + 2e-4
-    assert "(nested: lamb; independent: whitened)" in total
+    assert "(nested: lamb; independent: auto)" in total
     assert "test labels treated as public" in total
     assert "out: 5 heads in" in where
     assert err.count("charged to") == 1

@@ -166,7 +166,7 @@ def test_a_comparison_has_a_line_for_each_method():
   assert logistic.split(maxsplit=2)[:2] == ["logistic", "93.00"]
   assert logistic.endswith("NOT PRIVATE: no noise")
   assert "epsilon = 13.2 at delta = 1e-05" in total
-  assert "(nested: lamb; independent: whitened)" in total
+  assert "(nested: lamb; independent: auto)" in total
   assert len(header) == len(lamb) == len(whitened)
 
 
