@@ -124,20 +124,55 @@ class ArraysSource:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TableSource:
+  """Parquet files, Hugging Face data sets on disk, or WebDataset tars.
+
+  Attributes:
+    path: FILE.parquet, .arrow or .tar, or a folder that has such at some depth:
+      what `save_to_disk` wrote, a snapshot of the Hub's cache, tars. Names say
+      the split (train-00000-of-00002.parquet, train/); else all is one, `all`.
+    name: public name of the data set; None is the last part of `path`.
+    image_key: the column of bytes of image files, or of structs that have them
+      as `bytes`; of tars the extension. None if there is just one, or `image`.
+    label_key: the column of class indices or class names; of tars the
+      extension, or a field of the json. None is the ClassLabel, `label` or cls.
+    class_names: of label 0, 1, …, where the files do not name the classes.
+    num_classes: K, where nothing names them.
+    unit_name: the column (of tars, extension or field of the json) of integers
+      or strings that says whose an image is, where somebody may have many; its
+      name is public.
+  """
+
+  path: str
+  name: str | None = None
+  image_key: str | None = None
+  label_key: str | None = None
+  class_names: tuple[str, ...] = ()
+  num_classes: int | None = None
+  unit_name: str | None = None
+
+  def __post_init__(self):
+    if self.unit_name is not None:
+      check_unit_name(self.unit_name)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class UnlabelledSource:
   """Images to predict the classes of: nothing is known of them.
 
   Attributes:
     paths: image files, folders of them at any depth, npz files with an array
-      `image` (uint8 [n, h, w, 3 or 1]) and Parquet files with a column `image`
-      (bytes of image files, or structs that have them as `bytes`).
+      `image` (uint8 [n, h, w, 3 or 1]), Parquet, Arrow and tar files as of
+      `TableSource`.
   """
 
   paths: tuple[str, ...]
 
 
 # A new source is a dataclass above and a name here.
-Source = ArraysSource | ImageFolderSource | TfdsSource | UnlabelledSource
+Source = (
+  ArraysSource | ImageFolderSource | TableSource | TfdsSource | UnlabelledSource
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

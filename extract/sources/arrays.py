@@ -13,7 +13,7 @@ from jaxtyping import Int64, Shaped, UInt8
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources.example import Example
+from oneshot_dp.extract.sources.example import Example, classes
 from oneshot_dp.extract.sources.units import numbers_of
 from oneshot_dp.extract.storage.anywhere import opened
 
@@ -146,29 +146,13 @@ def _class_names(
 ) -> tuple[str, ...]:
   """Returns the public class names, from anything but the labels."""
   if array is None:
-    if num_classes is None:
-      raise InputError(
-        f"{path!r} has no class_names array: add one, or give "
-        "source.num_classes (labels are private, so neither is read off them)."
-      )
-    if num_classes < 1:
-      raise InputError(f"source.num_classes={num_classes} must be positive.")
-    return tuple(str(label) for label in range(num_classes))
+    return classes(None, num_classes, path)
   if array.dtype.kind != "U" or array.ndim != 1 or not array.size:
     raise InputError(
       f"{path}[class_names] is {array.dtype} {list(array.shape)}: it must be a "
       "list of strings, one per class."
     )
-  names = tuple(array.tolist())
-  if len(set(names)) < len(names):
-    twice = next(name for name in names if names.count(name) > 1)
-    raise InputError(f"{path}[class_names] has {twice!r} more than once.")
-  if num_classes not in (None, len(names)):
-    raise InputError(
-      f"source.num_classes={num_classes} but {path!r} has {len(names)} "
-      "class_names: leave num_classes out."
-    )
-  return names
+  return classes(array.tolist(), num_classes, path)
 
 
 def checked_images(

@@ -116,3 +116,58 @@ def shortened(names: Sequence[str]) -> str:
   """The first twenty names, for people."""
   more = f", … ({len(names):,} in all)" if len(names) > 20 else ""
   return ", ".join(map(repr, names[:20])) + more
+
+
+def chosen(
+  place: str,
+  field: str,
+  key: str | None,
+  candidates: Sequence[str],
+  usual: str | None = None,
+) -> str:
+  """The key that was asked for, the only candidate, or the usual one.
+
+  Raises:
+    InputError: it is not one of the candidates, or there is a choice to make.
+  """
+  if key is None:
+    key = candidates[0] if len(candidates) == 1 else usual
+  if key in candidates:
+    return str(key)
+  problem = " must be set" if key == usual else f"={key!r} is not one of them"
+  raise InputError(
+    f"{place}: source.{field}{problem}: choose from {', '.join(candidates)}."
+  )
+
+
+def classes(
+  names: Sequence[str] | None, num_classes: int | None, place: str
+) -> tuple[str, ...]:
+  """The public class names, which are never read off the labels.
+
+  Args:
+    names: what the data set says; None where it says nothing.
+    num_classes: K, where it says nothing.
+    place: what says it, for errors.
+
+  Raises:
+    InputError: neither is given, or both, or a name comes twice.
+  """
+  if names is None:
+    if num_classes is None:
+      raise InputError(
+        f"{place!r} names no classes: add class_names, or give"
+        " source.num_classes (labels are private, so neither is read off them)."
+      )
+    if num_classes < 1:
+      raise InputError(f"source.num_classes={num_classes} must be positive.")
+    return tuple(str(label) for label in range(num_classes))
+  if len(set(names)) < len(names):
+    twice = next(name for name in names if list(names).count(name) > 1)
+    raise InputError(f"{place!r} has the class {twice!r} more than once.")
+  if num_classes not in (None, len(names)):
+    raise InputError(
+      f"source.num_classes={num_classes} but {place!r} has {len(names)} "
+      "class_names: leave num_classes out."
+    )
+  return tuple(names)

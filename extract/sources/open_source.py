@@ -11,6 +11,7 @@ from oneshot_dp.extract.sources.example import Source
 _READERS: dict[type[extract_config.Source], tuple[str, str]] = {
   extract_config.ArraysSource: ("arrays", "ArrayExamples"),
   extract_config.ImageFolderSource: ("image_folder", "FolderExamples"),
+  extract_config.TableSource: ("table.examples", "TableExamples"),
   extract_config.TfdsSource: ("tfds", "TfdsExamples"),
   extract_config.UnlabelledSource: ("unlabelled", "UnlabelledImages"),
 }

@@ -5,6 +5,7 @@ import tensorflow_datasets as tfds
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.sources.example import chosen
 
 
 def image_key(
@@ -23,7 +24,7 @@ def image_key(
       f"{config.name} has no Image at the top level of its features, only "
       f"{_listed(features)}: choose a data set of images."
     )
-  key = _choose("source.image_key", config.image_key, candidates, config.name)
+  key = chosen(config.name, "image_key", config.image_key, candidates)
   if features[key].np_dtype != np.uint8:
     raise InputError(
       f"{config.name}: the image {key!r} is {features[key].np_dtype.__name__}, "
@@ -47,7 +48,7 @@ def label_key(
       f"its features, only {_listed(features)}: the classes must be public, so "
       "they are not read off the labels; declare ClassLabel(names=...)."
     )
-  return _choose("source.label_key", config.label_key, candidates, config.name)
+  return chosen(config.name, "label_key", config.label_key, candidates)
 
 
 def scalar_key(
@@ -81,18 +82,4 @@ def scalar_key(
 def _listed(features: tfds.features.FeaturesDict) -> str:
   return ", ".join(
     f"{key} ({type(feature).__name__})" for key, feature in features.items()
-  )
-
-
-def _choose(
-  field: str, key: str | None, candidates: list[str], name: str
-) -> str:
-  """Returns the key that was asked for, or the only candidate."""
-  if key is None and len(candidates) == 1:
-    return candidates[0]
-  if key in candidates:
-    return key
-  problem = " must be set" if key is None else f"={key!r} is not one of them"
-  raise InputError(
-    f"{name}: {field}{problem}: choose from {', '.join(candidates)}."
   )

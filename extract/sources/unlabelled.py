@@ -2,12 +2,10 @@
 
 import bisect
 import dataclasses
-import functools
 import hashlib
 import itertools
 import os
 import pathlib
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,6 +15,7 @@ from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.sources import arrays, image_folder
 from oneshot_dp.extract.sources.example import Example
+from oneshot_dp.extract.sources.table.examples import open_images
 
 _IMAGE = "image"
 
@@ -104,8 +103,9 @@ def _part(path: str) -> _Part:
   match pathlib.Path(path).suffix.lower():
     case ".npz":
       return _array(path)
-    case ".parquet":
-      return _parquet(path)
+    case ".parquet" | ".arrow" | ".tar":
+      images = open_images(path)
+      return _Part(files=(path,), size=len(images), read=images.__getitem__)
   return _files([path])
 
 
@@ -126,42 +126,3 @@ def _array(path: str) -> _Part:
       )
     images = arrays.checked_images(npz[_IMAGE], f"{path}[{_IMAGE}]")
   return _Part(files=(path,), size=len(images), read=images.__getitem__)
-
-
-def _parquet(path: str) -> _Part:
-  """The images of one row group are in memory at a time."""
-  import pyarrow as pa  # not for files and folders, which start fast
-  from pyarrow import parquet
-
-  try:
-    file = parquet.ParquetFile(path)
-  except (OSError, pa.ArrowException) as error:
-    raise InputError(f"{path!r} is no Parquet file: {error}") from error
-  schema = file.schema_arrow
-  kind = schema.field(_IMAGE).type if _IMAGE in schema.names else None
-  place = -1  # of the bytes in a struct
-  if isinstance(kind, pa.StructType):
-    place = kind.get_field_index("bytes")
-    kind = kind.field(place).type if place >= 0 else None
-  if kind not in (pa.binary(), pa.large_binary()):
-    raise InputError(
-      f"{path!r} has no column {_IMAGE!r} of bytes, or of structs that have"
-      f" them as `bytes`: it has {', '.join(schema.names)}."
-    )
-  groups = range(file.metadata.num_row_groups)
-  rows = (file.metadata.row_group(group).num_rows for group in groups)
-  starts = [0, *itertools.accumulate(rows)]
-  lock = threading.Lock()
-
-  @functools.lru_cache(maxsize=1)
-  def images_of(group: int) -> pa.ChunkedArray:
-    column = file.read_row_group(group, columns=[_IMAGE]).column(0)
-    return column if place < 0 else column.flatten()[place]
-
-  def read(row: int) -> bytes:
-    group = bisect.bisect_right(starts, row) - 1
-    with lock:
-      image = images_of(group)[row - starts[group]]
-    return image.as_py() or b""
-
-  return _Part(files=(path,), size=starts[-1], read=read)

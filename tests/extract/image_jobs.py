@@ -13,6 +13,8 @@ from oneshot_dp.configs.extract_config import (
   ExtractConfig,
   ImageFolderSource,
   PreprocessConfig,
+  Source,
+  TableSource,
 )
 from oneshot_dp.extract.cache.reader import FeatureCache
 
@@ -78,7 +80,14 @@ def folder_job(root: pathlib.Path, **changes: Any) -> ExtractConfig:
   return _job(source, **{"split": "all"} | changes)
 
 
-def _job(source: ArraysSource | ImageFolderSource, **changes: Any):
+def table_job(
+  path: pathlib.Path, class_names: tuple[str, ...] = (), **changes: Any
+) -> ExtractConfig:
+  source = TableSource(path=str(path), class_names=class_names)
+  return _job(source, **{"split": "all"} | changes)
+
+
+def _job(source: Source, **changes: Any) -> ExtractConfig:
   fields: dict[str, Any] = {
     "source": source,
     "backbone": BackboneConfig(name="random_patches"),

@@ -20,6 +20,7 @@ from oneshot_dp.configs.extract_config import (
   ArraysSource,
   ExtractConfig,
   ImageFolderSource,
+  TableSource,
   TfdsSource,
 )
 from oneshot_dp.configs.registry import experiment_names, load_config
@@ -32,6 +33,7 @@ IF_INTERRUPTED = (
 _SOURCES = (
   ArraysSource(path="images.npz"),
   ImageFolderSource(root="photos"),
+  TableSource(path="data"),
   TfdsSource(name="cifar10"),
 )
 """One of each kind."""

@@ -39,8 +39,8 @@ class Flags:
   head: Positional[Path]
   """Directory of the head."""
   images: Positional[tuple[str, ...]]
-  """Image files, folders of them at any depth, npz or Parquet files with
-  `image`; or one feature cache."""
+  """Image files, folders of them at any depth, npz, Parquet, Arrow or tar
+  files; or one feature cache."""
   out: Path
   """The CSV file, not there yet; only its owner may read it."""
   top_k: int = 1

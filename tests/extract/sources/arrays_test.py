@@ -93,7 +93,7 @@ def test_splits_of_one_file(tmp_path):
       {"image": None, "label": None},
       "has no image and no label array: it has class_names",
     ),
-    ({"class_names": None}, "no class_names array: add one, or give"),
+    ({"class_names": None}, "names no classes: add class_names, or give"),
     ({"image": np.zeros((7, 4, 5, 3))}, r"\[image\] is float64 \[7, 4, 5, 3\]"),
     ({"image": np.full((7, 4, 5, 3), np.nan)}, "must be uint8"),
     ({"image": np.zeros((7, 4, 5), np.uint8)}, r"uint8 \[7, 4, 5\]: it must"),

@@ -9,13 +9,14 @@ import pytest
 from oneshot_dp.configs import extract_config
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.open_source import open_source
+from tests.extract.tables import KINDS, write_table
 
 ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture
 def configs(tmp_path: pathlib.Path) -> dict[str, extract_config.Source]:
-  """The same two examples in a folder and in an npz."""
+  """The same two examples in each kind of source that has files."""
   for name in ("a", "b"):
     (tmp_path / "folder" / name).mkdir(parents=True)
     (tmp_path / "folder" / name / "1.png").write_bytes(name.encode())
@@ -25,13 +26,19 @@ def configs(tmp_path: pathlib.Path) -> dict[str, extract_config.Source]:
     label=np.arange(2),
     class_names=np.array(["a", "b"]),
   )
-  return {
+  tables: dict[str, extract_config.Source] = {}
+  for kind in KINDS:
+    path = tmp_path / f"{kind}.{kind}"
+    write_table(path, [b"a", b"b"], ["a", "b"], label=[0, 1])
+    names = ("a", "b") if kind == "tar" else ()
+    tables[kind] = extract_config.TableSource(path=str(path), class_names=names)
+  return tables | {
     "folder": extract_config.ImageFolderSource(root=str(tmp_path / "folder")),
     "arrays": extract_config.ArraysSource(path=str(tmp_path / "arrays.npz")),
   }
 
 
-@pytest.mark.parametrize("kind", ["folder", "arrays"])
+@pytest.mark.parametrize("kind", ["folder", "arrays", *KINDS])
 def test_config_chooses_the_source(configs, kind):
   opened = open_source(configs[kind], "all")
   assert isinstance(opened, Source)
@@ -40,7 +47,7 @@ def test_config_chooses_the_source(configs, kind):
   assert [opened[i].label for i in range(len(opened))] == [0, 1]
 
 
-@pytest.mark.parametrize("kind", ["folder", "arrays"])
+@pytest.mark.parametrize("kind", ["folder", "arrays", *KINDS])
 def test_iteration_ends(configs, kind):
   opened = open_source(configs[kind], "all")
   assert [example.example_id for example in opened] == [0, 1]
@@ -49,7 +56,7 @@ def test_iteration_ends(configs, kind):
       opened[index]
 
 
-@pytest.mark.parametrize("kind", ["folder", "arrays"])
+@pytest.mark.parametrize("kind", ["folder", "arrays", *KINDS])
 def test_eight_threads_read_what_one_reads(configs, kind):
   opened = open_source(configs[kind], "all")
 
@@ -66,13 +73,13 @@ def test_eight_threads_read_what_one_reads(configs, kind):
 
 
 def test_other_sources_do_not_pay_for_tfds(configs):
-  folder, arrays = configs["folder"], configs["arrays"]
   script = f"""
 import sys
 from oneshot_dp.configs.extract_config import *
 from oneshot_dp.extract.sources.open_source import open_source
-open_source({folder!r}, "all")
-open_source({arrays!r}, "train")
+from tests.extract.tables import KINDS, write_table
+for config in {list(configs.values())!r}:
+  open_source(config, "all")
 loaded = {{"tensorflow_datasets", "tensorflow", "apache_beam", "jax"}}
 assert not loaded & set(sys.modules), loaded & set(sys.modules)
 """

@@ -1,0 +1,233 @@
+"""Labelled images in rows: Parquet, Hugging Face data sets on disk, tars."""
+
+import bisect
+import functools
+import itertools
+import json
+import os
+import threading
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from oneshot_dp.configs import extract_config
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.sources.example import Example, classes, shortened
+from oneshot_dp.extract.sources.table.files import EXTENSIONS, files_of
+from oneshot_dp.extract.sources.units import numbers_of
+
+if typing.TYPE_CHECKING:
+  from oneshot_dp.extract.sources.table.parquet import ParquetImages
+  from oneshot_dp.extract.sources.table.tars import TarImages
+
+_KIND = b"table\n"
+"""Before the listing, which is no other source's."""
+_OPEN_FILES = 2
+_File = dict[str, Any]
+"""What the listing has of one file."""
+
+
+def open_images(
+  path: str, key: str | None = None, members: Sequence[Any] | None = None
+) -> "TarImages | ParquetImages":
+  """The images of one file of any kind in `EXTENSIONS`.
+
+  Args:
+    path: the file.
+    key: which images, where a row has several.
+    members: the index of a tar; None makes it.
+
+  Raises:
+    InputError: the file, or what it holds, is not what it should be.
+  """
+  if path.endswith(".tar"):
+    from oneshot_dp.extract.sources.table.tars import TarImages
+
+    return TarImages(path, key, members)
+  from oneshot_dp.extract.sources.table.parquet import ParquetImages
+
+  return ParquetImages(path, key)
+
+
+class TableExamples:
+  """Rows of files as a `Source`; `TableSource` says what it reads.
+
+  Formal guarantees: files come in the order of their names by code point, rows
+  as in the file. Labels and units are read once, where the job is launched, and
+  are part of its listing, as is of each file its size with the SHA-256 of its
+  last MiB (Parquet, Arrow), or the place and header of each image (tar).
+  """
+
+  version = ""
+  id_source = extract_config.POSITION_IDS
+
+  def __init__(
+    self,
+    config: extract_config.TableSource,
+    split: str,
+    listing: bytes | None = None,
+  ) -> None:
+    path = os.path.abspath(os.path.expanduser(config.path))
+    self._folder, name = path, os.path.basename(path)
+    if name.endswith(EXTENSIONS):
+      self._folder, name = os.path.dirname(path), os.path.splitext(name)[0]
+    self.name = config.name or name
+    self.privacy_unit = config.unit_name or extract_config.EXAMPLE_UNIT
+    if listing is None:
+      listed = _listed(config, self._folder, files_of(path, split))
+      listing = _KIND + json.dumps(listed).encode()
+    self.listing = listing
+    names, self._labels, self._units, self._files = json.loads(
+      listing.removeprefix(_KIND)
+    )
+    self.class_names: tuple[str, ...] = tuple(names)
+    rows = (file["rows"] for file in self._files)
+    self._starts = [0, *itertools.accumulate(rows)]
+    self._lock = threading.Lock()
+    # Closed over no `self`: it would keep the source, and so its files, open.
+    files, opened = (
+      self._files,
+      functools.partial(_opened, self._folder, config.image_key),
+    )
+    self._open = functools.lru_cache(maxsize=_OPEN_FILES)(
+      lambda file: opened(files[file])
+    )
+
+  def __len__(self) -> int:
+    return self._starts[-1]
+
+  def __getitem__(self, index: int) -> Example:
+    """Returns the undecoded image and the label of row `index`."""
+    file, row = self._place(index)
+    try:
+      with self._lock:
+        images = self._open(file)
+      image = images[row]
+    except OSError as error:
+      raise RunError(
+        f"{self.where(index)} was there when the files were listed and cannot"
+        f" be read: {error.strerror or error}."
+      ) from error
+    return Example(
+      example_id=index,
+      label=self._labels[index],
+      image=image,
+      unit_id=self._units and self._units[index],
+    )
+
+  def where(self, index: int) -> str:
+    file, row = self._place(index)
+    return _where(self._folder, self._files[file], row)
+
+  def _place(self, index: int) -> tuple[int, int]:
+    if not 0 <= index < len(self):
+      raise IndexError(f"{index} is not in [0, {len(self)}).")
+    file = bisect.bisect_right(self._starts, index) - 1
+    return file, index - self._starts[file]
+
+
+def _where(folder: str, file: _File, row: int) -> str:
+  name = file["members"][row][0] if file["members"] else row
+  return f"{os.path.join(folder, file['file'])}[{name}]"
+
+
+def _opened(
+  folder: str, key: str | None, file: _File
+) -> "ParquetImages | TarImages":
+  """Opens a file, if it is still the one that was listed."""
+  path = os.path.join(folder, file["file"])
+  try:
+    images = open_images(path, key, file["members"])
+    there = os.path.getsize(path), images.stamp
+  except (OSError, InputError) as error:
+    raise RunError(f"{path!r} cannot be read any more: {error}") from error
+  if there != (file["bytes"], file["stamp"]):
+    raise RunError(f"{path!r} was changed since the files were listed.")
+  return images
+
+
+def _listed(
+  config: extract_config.TableSource, folder: str, names: Sequence[str]
+) -> tuple[tuple[str, ...], list[int], list[int] | None, list[_File]]:
+  """Class names, labels, units and files of a split."""
+  files: list[_File] = []
+  labels, units, kinds = [], [], []
+  for name in names:
+    path = os.path.join(folder, name)
+    images = open_images(path, config.image_key)
+    key = images.label_key(config.label_key)
+    kinds.append((key, images.class_names(key)))
+    if kinds[-1] != kinds[0]:
+      raise InputError(
+        f"{path!r} has other labels or classes than {names[0]!r}: they are no"
+        " one data set."
+      )
+    labels += images.values(key)
+    if config.unit_name is not None:
+      units += images.values(config.unit_name)
+    files.append(
+      {
+        "file": name,
+        "bytes": os.path.getsize(path),
+        "stamp": images.stamp,
+        "rows": len(images),
+        "members": getattr(images, "members", None),
+      }
+    )
+  starts = [0, *itertools.accumulate(file["rows"] for file in files)]
+
+  def where(index: int) -> str:
+    file = bisect.bisect_right(starts, index) - 1
+    return _where("", files[file], index - starts[file])
+
+  key, named = kinds[0]
+  stated = list(config.class_names)
+  if named and stated not in ([], named):
+    raise InputError(
+      f"{folder!r} names its classes {shortened(named)}: leave"
+      " source.class_names out."
+    )
+  class_names = classes(named or stated or None, config.num_classes, folder)
+  owners = None
+  if config.unit_name is not None:
+    owners = _owners(units, config.unit_name, where)
+  return class_names, _numbered(labels, class_names, key, where), owners, files
+
+
+def _numbered(
+  values: Sequence[Any],
+  class_names: Sequence[str],
+  key: str | None,
+  where: Callable[[int], str],
+) -> list[int]:
+  """Labels as class indices; they may be names of classes."""
+  index = {name: label for label, name in enumerate(class_names)}
+  labels = [index.get(v, -1) if isinstance(v, str) else v for v in values]
+  k = len(class_names)
+  if wrong := [
+    where(i)
+    for i, label in enumerate(labels)
+    if not (isinstance(label, int) and 0 <= label < k)
+  ]:
+    raise InputError(
+      f"{len(wrong):,} images have no label {key!r} among the {k} classes, by"
+      f" name or from 0 to {k - 1}: {shortened(wrong)}."
+    )
+  return [int(label) for label in labels]
+
+
+def _owners(
+  values: Sequence[Any], unit: str, where: Callable[[int], str]
+) -> list[int]:
+  """Units as numbers; they may be names."""
+  kinds = {type(value) for value in values} - {type(None)}
+  if kinds == {int} and None not in values:
+    if min(values) >= -(2**63) and max(values) < 2**63:
+      return list(values)
+  elif kinds <= {str} or (kinds == {int} and None in values):
+    names = [None if value is None else str(value) for value in values]
+    return numbers_of(names, unit, where)
+  raise InputError(
+    f"source.unit_name={unit!r} must be all integers of 64 bits, or all"
+    f" strings, and is {', '.join(sorted(kind.__name__ for kind in kinds))}."
+  )

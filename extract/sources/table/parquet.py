@@ -1,0 +1,161 @@
+"""Images in a column of a Parquet file, or of the Arrow files of `datasets`."""
+
+import bisect
+import functools
+import hashlib
+import itertools
+import json
+import os
+import threading
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.sources.example import chosen
+
+_TAIL = 1 << 20
+_BYTES = (pa.binary(), pa.large_binary())
+
+
+class ParquetImages:
+  """The images of one file, by row, any number of threads at once.
+
+  Two row groups of a Parquet file are in memory at most; an Arrow file is
+  mapped into it. What is read is that of the file that was opened: its size and
+  its time of change are compared at every row.
+  """
+
+  def __init__(self, path: str, key: str | None = None) -> None:
+    """Opens the file and looks at its schema.
+
+    Args:
+      path: FILE.parquet or FILE.arrow.
+      key: the column of images: bytes of image files, or structs that have them
+        as `bytes`. None is the only one, or that which is called `image`.
+
+    Raises:
+      InputError: it is no such file, or has no such column.
+    """
+    self._path = path
+    self._lock = threading.Lock()
+    try:
+      self._state = self._seen()
+      if path.endswith(".arrow"):
+        with pa.ipc.open_stream(pa.memory_map(path)) as stream:
+          table = stream.read_all()
+        self._schema, sizes = table.schema, [len(table)]
+        self._column = table.column
+        self._group = lambda key, group: table.column(key)
+      else:
+        file = parquet.ParquetFile(path)
+        self._schema, meta = file.schema_arrow, file.metadata
+        groups = range(meta.num_row_groups)
+        sizes = [meta.row_group(group).num_rows for group in groups]
+        self._column = lambda key: file.read(columns=[key]).column(0)
+        self._group = functools.lru_cache(maxsize=2)(
+          lambda key, group: file.read_row_group(group, [key]).column(0)
+        )
+    except (OSError, pa.ArrowException) as error:
+      kind = "an Arrow stream" if path.endswith(".arrow") else "a Parquet file"
+      raise InputError(f"{path!r} is not {kind}: {error}") from error
+    self._features = _features(self._schema)
+    columns = _image_columns(self._schema)
+    if not columns:
+      raise InputError(
+        f"{path!r} has no column of image files as bytes, or as structs that"
+        f" have `bytes`: it has {', '.join(self._schema.names)}."
+      )
+    self._key = chosen(repr(path), "image_key", key, columns, "image")
+    self._starts = [0, *itertools.accumulate(sizes)]
+
+  def __len__(self) -> int:
+    return self._starts[-1]
+
+  def __getitem__(self, row: int) -> bytes:
+    """The bytes of an image file; none where there is a null.
+
+    Raises:
+      OSError: the file was changed, or cannot be read.
+      InputError: the image is in another file.
+    """
+    if self._seen() != self._state:
+      raise OSError(0, "the file was changed")
+    group = bisect.bisect_right(self._starts, row) - 1
+    try:
+      with self._lock:
+        images = self._group(self._key, group)
+      image = images[row - self._starts[group]].as_py()
+    except pa.ArrowException as error:
+      raise OSError(0, str(error)) from error
+    if isinstance(image, dict):
+      if image["bytes"] is None and image.get("path") is not None:
+        raise InputError(
+          f"{self._path}[{row}] has the path of its image, and not its bytes:"
+          " write the data set with save_to_disk or to_parquet, which put them"
+          " in."
+        )
+      image = image["bytes"]
+    return image or b""
+
+  @functools.cached_property
+  def stamp(self) -> str:
+    """SHA-256 of its last MiB: what Parquet says of its parts is there."""
+    with open(self._path, "rb") as file:
+      file.seek(max(0, self._state[0] - _TAIL))
+      return hashlib.sha256(file.read()).hexdigest()
+
+  def label_key(self, key: str | None) -> str:
+    """The column of labels that is asked for, or the one that there is."""
+    kinds = self._features.items()
+    labels = [name for name, kind in kinds if kind["_type"] == "ClassLabel"]
+    columns = labels if labels and key is None else self._schema.names
+    return chosen(repr(self._path), "label_key", key, columns, "label")
+
+  def class_names(self, key: str) -> list[str] | None:
+    """Names of the classes of a column, where its ClassLabel has them."""
+    names = self._features.get(key, {}).get("names")
+    return names if isinstance(names, list) else None
+
+  def values(self, key: str) -> list[Any]:
+    """All of a column, as Python has it.
+
+    Raises:
+      InputError: there is no such column.
+    """
+    chosen(repr(self._path), "unit_name", key, self._schema.names)
+    try:
+      return self._column(key).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+      raise InputError(f"{self._path!r} cannot be read: {error}") from error
+
+  def _seen(self) -> tuple[int, int]:
+    status = os.stat(self._path)
+    return status.st_size, status.st_mtime_ns
+
+
+def _image_columns(schema: pa.Schema) -> list[str]:
+  """Columns of bytes, or of structs that have `bytes`."""
+
+  def is_image(kind: pa.DataType | None) -> bool:
+    if isinstance(kind, pa.StructType):
+      place = kind.get_field_index("bytes")
+      kind = kind.field(place).type if place >= 0 else None
+    return kind in _BYTES
+
+  return [field.name for field in schema if is_image(field.type)]
+
+
+def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+  """What `datasets` says of the columns, if it wrote the file."""
+  try:
+    said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = said.get("info", {}).get("features", {}).items()
+  except (ValueError, AttributeError):
+    return {}
+  return {
+    name: kind
+    for name, kind in features
+    if isinstance(kind, dict) and "_type" in kind
+  }
