@@ -65,6 +65,23 @@ class Released:
   at: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resumable:
+  """A training of many releases, which may go on in another process.
+
+  Attributes:
+    step: the name of the releases that are its steps.
+    num_steps: how many.
+    num_bytes: of all its releases.
+    settings: all that it depends on but rows, noise and plan; public, JSON.
+  """
+
+  step: str
+  num_steps: int
+  num_bytes: int
+  settings: Mapping[str, Any]
+
+
 OnRelease = Callable[[Released], object]
 """Called with all that leaves, in order: what the strongest adversary sees."""
 
@@ -203,6 +220,14 @@ class Trainer(BaselineTrainer):
   def notes(self, plan: ReleasePlan) -> Iterable[str]:
     """What follows from the plan and public sizes, for people."""
     return ()
+
+  def resumes_by(self, plan: ReleasePlan) -> Resumable | None:
+    """What a stopped training is known again by; None if it cannot go on.
+
+    One that can makes each release, and all else that is drawn for good, by
+    `NoiseSource.once`.
+    """
+    return None
 
   @abc.abstractmethod
   def release(

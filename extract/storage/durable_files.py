@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, for their owner only."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 from oneshot_dp.configs.errors import InputError, RunError
 
 TEMPORARY_SUFFIX = ".tmp"
+_NO_ROOM_KNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 @contextlib.contextmanager
@@ -115,6 +117,18 @@ def file_sha256(path: pathlib.Path) -> str:
   """SHA-256 of a file, in hexadecimal."""
   with path.open("rb") as f:
     return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def take_room(path: pathlib.Path, size: int) -> None:
+  """Takes so many bytes of the disk, where it can tell that it has them."""
+  handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+  try:
+    os.posix_fallocate(handle, 0, size)
+  except OSError as e:
+    if e.errno not in _NO_ROOM_KNOWN:
+      raise
+  finally:
+    os.close(handle)
 
 
 def sync(path: pathlib.Path) -> None:

@@ -1,12 +1,12 @@
 """Heads of unit rows: of any kind, and those whose noise is their own."""
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from dp_accounting import NeighboringRelation
-from jaxtyping import Float64
+from jaxtyping import Float64, Shaped
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
@@ -24,6 +24,7 @@ from oneshot_dp.linear_dp.trainer import (
   OnRelease,
   Progress,
   Released,
+  Resumable,
   TrainedHead,
   TrainingRows,
   unseen,
@@ -31,6 +32,15 @@ from oneshot_dp.linear_dp.trainer import (
 
 GRADIENT_SUM = "gradient sum"
 """What every step releases."""
+
+
+def once(
+  source: NoiseSource | None,
+  name: str,
+  make: Callable[[], Shaped[np.ndarray, "..."]],
+) -> Shaped[np.ndarray, "..."]:
+  """See `NoiseSource.once`; what has no noise is made, whenever."""
+  return make() if source is None else source.once(name, make)
 
 
 def gradient_released(
@@ -134,6 +144,21 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
     on_release: OnRelease,
   ) -> LinearHead:
     """Trains it, at the cost that the plan says; without noise if no source."""
+
+  def resumes_by(self, plan: ReleasePlan) -> Resumable:
+    rules = [self.rule(sigma) for sigma in plan.noise_multipliers.values()]
+    steps = plan.num_draws * sum(rule.num_steps for rule in rules)
+    d, num_classes = self._rows.feature_dim, self._rows.num_classes
+    before = plan.num_draws * len(rules) * (d * d + d + num_classes)
+    return Resumable(
+      step=GRADIENT_SUM,
+      num_steps=steps,
+      num_bytes=8 * (steps * d * num_classes + before),
+      settings={
+        "training": self._config.settings(),
+        "mechanisms": [rule.as_json() for rule in rules],
+      },
+    )
 
   def release(
     self,

@@ -19,6 +19,7 @@ def answer_of_run(
   train_and_score: Callable[[Run], Sequence[SweepRow]],
   table: Callable[[Any], str],
   picture: str = "accuracy.png",
+  goes_on: bool = False,
 ) -> Answer:
   """Opens the caches, does the run, and says what came of it.
 
@@ -29,6 +30,7 @@ def answer_of_run(
     train_and_score: the run; returns the rows of its results.csv.
     table: the same for people.
     picture: the one to look at first.
+    goes_on: whether it can go on with the steps of one that was stopped.
   """
   start, out = time.monotonic(), flags.out
   run = Run(
@@ -45,7 +47,7 @@ def answer_of_run(
   ]
   with (
     says_what_was_charged(*charged, out=out),
-    output_dir.reserved(out, charged[0].path.parent),
+    output_dir.reserved(out, charged[0].path.parent, goes_on=goes_on),
   ):
     rows = train_and_score(run)
   heads, seconds = len({row.path for row in rows}), time.monotonic() - start

@@ -38,7 +38,8 @@ def says_what_was_charged(*ledgers: Ledger, out: Path | None) -> Iterator[None]:
       if (new := ledger.entries()[length:])
     ]
     left = str(stop) or _what_is_there(out)
-    cost = " and ".join(charged) or "nothing was charged"
+    more = "more " if str(stop) else ""  # what is left was paid for before
+    cost = " and ".join(charged) or f"nothing {more}was charged"
     raise KeyboardInterrupt(f"interrupted: {left}; {cost}") from stop
 
 

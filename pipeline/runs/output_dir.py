@@ -8,7 +8,6 @@ failure after the charge costs no head: `oneshot-dp recover` delivers them.
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import hashlib
 import os
@@ -18,12 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract.storage.durable_files import disk_errors
+from oneshot_dp.extract.storage.durable_files import disk_errors, take_room
+from oneshot_dp.pipeline.training.record import kept_steps
 
 _ROOMS = ("room for heads", "room for the rest")
 _ELSEWHERE = "name another place with --out"
 _MOVE = "move it away, then recover"
-_NO_ROOM_KNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -32,15 +31,18 @@ class Reserved:
 
   Attributes:
     path: where they will be, without links.
+    shown: the same as it was asked for.
     work: where they are until then.
     spare: for what is released when `work` cannot be written any more.
     is_delivered: whether they are at `path`.
   """
 
   path: Path
+  shown: Path
   work: Path
   spare: Path | None = None
   is_delivered: bool = False
+  _number: int = 0
 
   def make_room(self, size: int) -> None:
     """Takes bytes of the disk, for heads and as many for all else.
@@ -50,7 +52,7 @@ class Reserved:
     """
     with disk_errors(self.path):
       for name in _ROOMS:
-        _fill(self.work / name, size)
+        take_room(self.work / name, size)
 
   def keep(self, write: Callable[[Path], object]) -> None:
     """Writes what was paid for into a folder that outlives a failing run.
@@ -62,12 +64,17 @@ class Reserved:
     with contextlib.suppress(OSError):
       (self.work / _ROOMS[0]).unlink(missing_ok=True)
     folders = [f for f in (self.released, self.spare) if f]
-    # No two have one name, so that `recover` can put them side by side.
-    number = sum(len(list(f.iterdir())) for f in folders if f.is_dir())
+    # No two have one name, so that `recover` can put them side by side. One
+    # that is there is of the run that this one goes on with.
+    name = f"{self._number:06}"
+    self._number += 1
+    if any((folder / name).exists() for folder in folders):
+      return
     for folder in folders:
       try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place = folder / f"{number:06}"
+        place = folder / name
+        shutil.rmtree(place.with_suffix(".part"), ignore_errors=True)
         write(place.with_suffix(".part"))
         place.with_suffix(".part").rename(place)
         return
@@ -76,6 +83,26 @@ class Reserved:
     raise RunError(
       f"what was released can be written nowhere ({reason}), and its charge"
       " stays; mend the disk."
+    )
+
+  @property
+  def steps(self) -> Path:
+    """Where a training of many steps keeps these."""
+    return self.work / "steps"
+
+  @property
+  def left(self) -> str:
+    """What was paid for and is here, and how to have it; "" if nothing is."""
+    if steps := kept_steps(self.steps):
+      return (
+        f"{steps} are kept, and the same command goes on with them without a"
+        " new charge"
+      )
+    if not self.kept:
+      return ""
+    return (
+      f"what was released is kept, and `oneshot-dp recover {self.shown}`"
+      " delivers it without a new charge"
     )
 
   @property
@@ -147,7 +174,11 @@ def check_absent(path: Path, instead: str = _ELSEWHERE) -> None:
 
 @contextlib.contextmanager
 def reserved(
-  path: Path, spare: Path | None = None, *, recovers: bool = False
+  path: Path,
+  spare: Path | None = None,
+  *,
+  recovers: bool = False,
+  goes_on: bool = False,
 ) -> Iterator[Reserved]:
   """Makes sure, before anything is charged, that `path` can be written.
 
@@ -155,6 +186,7 @@ def reserved(
     path: where results will be; not there yet, or an empty folder.
     spare: a folder for heads that cannot be written beside it.
     recovers: whether to take over what a failed run has kept.
+    goes_on: whether to go on with the steps that one has.
 
   Raises:
     InputError: something is there, or another run has it, or a failed one left
@@ -163,7 +195,9 @@ def reserved(
   """
   place = resolved(path)
   work, spare = _work(place), spare and spare / "undelivered" / _id(place)
-  here = Reserved(path=place, work=work, spare=spare)
+  here = Reserved(path=place, shown=path, work=work, spare=spare)
+  if recovers and kept_steps(here.steps):
+    raise InputError(f"{path} is not finished: {here.left}.")
   if recovers and not here.kept:
     raise InputError(
       f"nothing is kept for {path}: no run into it failed after a release; give"
@@ -175,32 +209,32 @@ def reserved(
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = _locked(work, path)
   try:
-    if here.kept and not recovers:
+    goes_on = goes_on and bool(kept_steps(here.steps))
+    if here.left and not (recovers or goes_on):
       raise InputError(
-        f"a run into {path} failed after its heads were released and charged:"
-        f" {_how(path)}, or {_ELSEWHERE}."
+        f"a run into {path} was charged and not finished: {here.left}; or"
+        f" {_ELSEWHERE}."
       )
     try:
       with disk_errors(path):
         if not recovers:
-          _clear(work)
+          _clear(work, {"steps", "released"} if goes_on else set())
         _try_to_rename(here)
       _held[place] = here
       yield here
     except BaseException as error:
-      if here.is_delivered or not here.kept:
+      if here.is_delivered or not here.left or str(here.steps) in str(error):
         raise
-      what = f"hat was released: {_how(path)}"
+      what = f"{path} was not finished: {here.left}"
       if isinstance(error, InputError | RunError):
-        raise type(error)(f"{error} W{what}.") from error
-      what = f"{path} was not finished; w{what}"
+        raise type(error)(f"{error} {what}.") from error
       if isinstance(error, KeyboardInterrupt):
         raise KeyboardInterrupt(what) from error
       print(f"warning: {what}", file=sys.stderr)
       raise
     finally:
       _held.pop(place, None)
-      if here.is_delivered or not here.kept:
+      if here.is_delivered or not here.left:
         here.remove()
         for parent in missing:
           with contextlib.suppress(OSError):
@@ -243,13 +277,6 @@ def _id(place: Path) -> str:
   return hashlib.sha256(os.fsencode(place)).hexdigest()[:24]
 
 
-def _how(path: Path) -> str:
-  return (
-    f"it is kept, and `oneshot-dp recover {path}` delivers it without a new"
-    " charge"
-  )
-
-
 def _locked(work: Path, path: Path) -> int:
   """Makes the folder, and a lock of it that is there while it is open."""
   while True:
@@ -270,12 +297,14 @@ def _locked(work: Path, path: Path) -> int:
     os.close(lock)  # it was removed meanwhile
 
 
-def _clear(work: Path) -> None:
-  """What a killed run left, which had released nothing."""
+def _clear(work: Path, kept: set[str]) -> None:
+  """What a killed run left, but what it had released."""
   for path in work.iterdir():
+    if path.name in {"lock", *kept}:
+      continue
     if path.is_dir():
       shutil.rmtree(path)
-    elif path.name != "lock":
+    else:
       path.unlink()
 
 
@@ -289,12 +318,5 @@ def _try_to_rename(here: Reserved) -> None:
     here.path.rmdir()
 
 
-def _fill(file: Path, size: int) -> None:
-  descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
-  try:
-    os.posix_fallocate(descriptor, 0, size)
-  except OSError as error:
-    if error.errno not in _NO_ROOM_KNOWN:
-      raise
-  finally:
-    os.close(descriptor)
+def _existing_parent(path: Path) -> Path:
+  return next(p for p in path.absolute().parents if p.exists())

@@ -114,6 +114,7 @@ class Run:
     check_readable(self.evaluation)
     plans = [each.plan for each in trainings]
     self.make_room(sum(p.num_draws * len(p.epsilons) + 1 for p in plans))
+    here = output_dir.held(self.out)
     return train_all(
       self.train,
       trainings,
@@ -121,6 +122,7 @@ class Run:
       ledger_dir=self.ledger_dir,
       baseline=baseline if self.baseline else None,
       keep=functools.partial(self.keep, self.train),
+      steps=here.steps if here else None,
     )
 
   def circumstances(self) -> dict[str, str]:

@@ -30,6 +30,7 @@ from oneshot_dp.linear_dp.trainer import (
   BaselineTrainer,
   Charging,
   OnRelease,
+  Resumable,
   TrainedHead,
   Trainer,
   TrainingRows,
@@ -171,6 +172,14 @@ class FoldedTrainer(FoldedBaseline, Trainer):
   def notes(self, plan: ReleasePlan) -> Iterable[str]:
     """See `Trainer`."""
     return self._trainer.notes(plan)
+
+  def resumes_by(self, plan: ReleasePlan) -> Resumable | None:
+    """See `Trainer`."""
+    inner = self._trainer.resumes_by(plan)
+    if inner is None:
+      return None
+    mapped = {SETTING: self._public.record.as_json()}
+    return dataclasses.replace(inner, settings={**inner.settings, **mapped})
 
   def release(
     self,

@@ -39,6 +39,7 @@ from oneshot_dp.pipeline.training.public_rows import (
   PublicRows,
   cache_rows,
 )
+from oneshot_dp.pipeline.training.record import Record
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
   "replace-special": NeighboringRelation.REPLACE_SPECIAL,
@@ -225,6 +226,7 @@ def train_all(
   baseline: BaselineTrainer | None = None,
   aloud: bool = True,
   keep: Keep = id,
+  steps: Path | None = None,
 ) -> list[TrainedHead]:
   """Trains the heads of several plans, which compose.
 
@@ -240,6 +242,8 @@ def train_all(
     baseline: also train its head, which is NOT PRIVATE.
     aloud: say on stderr what to beware of, and where it is charged.
     keep: see `Keep`.
+    steps: where to keep what each step releases, so that a run that is stopped
+      goes on from there; what one left there is gone on with.
 
   Returns:
     Heads, training by training, each in the order of release; the baseline
@@ -250,7 +254,12 @@ def train_all(
       set; nothing is charged then.
   """
   info = cache.info
-  source = NoiseSource(privacy.noise_seed)
+  ledger = cache_ledger(cache, ledger_dir)
+  record = None
+  if steps is not None:
+    resumed_by = [each.trainer.resumes_by(each.plan) for each in trainings]
+    record = Record.find(steps, ledger, resumed_by, privacy.noise_seed)
+  source = record.source if record else NoiseSource(privacy.noise_seed)
   check_delta(
     max(each.plan.delta for each in trainings),
     info.public_num_examples,
@@ -258,21 +267,25 @@ def train_all(
   )
   if aloud:
     _warn(source, info)
-  ledger = cache_ledger(cache, ledger_dir)
   facts: dict[str, Any] = {
     "privacy_unit": info.privacy_unit,
     **charged_rows(cache),
   }
+  named = {"record": record.name} if record else {}
   charges = [
     Charge.of_plan(
-      each.plan, source, **facts, **each.trainer.facts, **each.facts
+      each.plan, source, **facts, **named, **each.trainer.facts, **each.facts
     )
     for each in trainings
   ]
   of_baseline = (
     [Charge.of_baseline(**facts, **baseline.facts)] if baseline else []
   )
-  ledger.check(*charges, *of_baseline)
+  if record and record.entries:
+    record.check_same(ledger, charges)
+    print(f"going on: {record.told} are kept, and paid for", file=sys.stderr)
+  else:
+    ledger.check(*charges, *of_baseline)
   # One that is to make the releases of several plans reads once.
   for trainer in dict.fromkeys(each.trainer for each in trainings):
     trainer.read()
@@ -283,7 +296,8 @@ def train_all(
 
   # Whichever release is the first asks for all.
   pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge
-  entries = functools.cache(lambda: pay(*charges))
+  paid = record.paid if record else lambda _, pay: pay()
+  entries = functools.cache(lambda: paid(ledger, lambda: pay(*charges)))
   trained = []
   for i, each in enumerate(trainings):
     for head in each.trainer.release(
@@ -296,6 +310,8 @@ def train_all(
     exact = baseline.baseline(trainings[0].plan)
     trained.append(dataclasses.replace(exact, ledger_entry=entry))
     keep(trained[-1])
+  if record:
+    record.finish()
   return trained
 
 

@@ -122,7 +122,10 @@ class Batches:
           yield source.words(num_rows) >> np.uint64(32) < threshold
       case "partition":
         for _ in range(self.epochs):
-          batch = source.words(num_rows) % np.uint64(self._parts)
+          # What is left of an epoch goes on with the parts that it began with.
+          batch = source.once(
+            "parts", lambda: source.words(num_rows) % np.uint64(self._parts)
+          )
           for index in range(self._parts):
             yield batch == index
 

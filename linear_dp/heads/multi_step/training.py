@@ -35,8 +35,10 @@ from oneshot_dp.linear_dp.heads.multi_step.rule import (
   make_rule,
 )
 from oneshot_dp.linear_dp.heads.own_noise import (
+  GRADIENT_SUM,
   OwnNoiseTrainer,
   gradient_released,
+  once,
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer
@@ -128,12 +130,15 @@ def train(
   def gradient(
     part: Bool[np.ndarray, " n"] | None, kernel: Float64[np.ndarray, "d K"]
   ) -> Float64[np.ndarray, "d K"]:
-    secret = clipped_gradient(
-      rows, kernel, rule.clip_norm, loss=rule.loss, chosen=part
-    )
-    released = release_gradient(
-      secret, rule.step_noise_multiplier, relation, source
-    )
+    def noisy() -> Float64[np.ndarray, "d K"]:
+      secret = clipped_gradient(
+        rows, kernel, rule.clip_norm, loss=rule.loss, chosen=part
+      )
+      return release_gradient(
+        secret, rule.step_noise_multiplier, relation, source
+      )
+
+    released = once(source, GRADIENT_SUM, noisy)
     at = {"kernel": kernel, "loss": rule.loss, "max_norm": rule.max_norm}
     on_release(
       gradient_released(

@@ -24,6 +24,7 @@ Source: private whitening and few full-batch steps are near Mehta et al.,
 composition of Gaussians: Dong, Roth & Su (2022).
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -39,8 +40,10 @@ from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
 from oneshot_dp.linear_dp.heads.own_noise import (
+  GRADIENT_SUM,
   OwnNoiseTrainer,
   gradient_released,
+  once,
 )
 from oneshot_dp.linear_dp.heads.whitened.rule import (
   BALANCED_CLIP_NORM,
@@ -129,11 +132,15 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     def gradient(
       kernel: Float64[np.ndarray, "d K"],
     ) -> Float64[np.ndarray, "d K"]:
-      secret = clipped_gradient(
-        rows, kernel, rule.clip_norm, log_prior=log_prior
-      )
       sigma = rule.step_noise_multiplier
-      released = release_gradient(secret, sigma, relation, source)
+
+      def noisy() -> Float64[np.ndarray, "d K"]:
+        secret = clipped_gradient(
+          rows, kernel, rule.clip_norm, log_prior=log_prior
+        )
+        return release_gradient(secret, sigma, relation, source)
+
+      released = once(source, GRADIENT_SUM, noisy)
       at = {"map": released_map, "kernel": kernel, "log_prior": log_prior}
       on_release(gradient_released(released, sigma, rule.clip_norm, at))
       return released / rule.num_examples
@@ -167,7 +174,9 @@ def _released_map(
   mean = matrix = None
   if rule.mean_noise_multiplier is not None:
     noise_sd = rule.mean_noise_multiplier * mean_sensitivity(relation)
-    mean = release_mean(moment, noise_sd * (1 + 2**-50), source)
+    noise_sd *= 1 + 2**-50
+    make = functools.partial(release_mean, moment, noise_sd, source)
+    mean = once(source, "mean", make)
     on_release(
       Released(
         name="mean",
@@ -178,8 +187,9 @@ def _released_map(
     )
   if rule.moment_noise_multiplier is not None:
     sensitivity = moment_sensitivity(relation, rule.feature_dim)
-    noise_sd = rule.moment_noise_multiplier * sensitivity
-    noisy = release_moment(moment, noise_sd * (1 + 2**-50), source)
+    noise_sd = rule.moment_noise_multiplier * sensitivity * (1 + 2**-50)
+    make = functools.partial(release_moment, moment, noise_sd, source)
+    noisy = once(source, "second moment", make)
     on_release(
       Released(
         name="second moment",
@@ -213,7 +223,8 @@ def _released_log_prior(
     return None
   sigma = rule.count_noise_multiplier or 0.0
   noise_sd = math.nextafter(sigma * count_sensitivity(relation), math.inf)
-  counts = release_counts(moment, noise_sd, source)
+  make = functools.partial(release_counts, moment, noise_sd, source)
+  counts = once(source, "class counts", make)
   on_release(
     Released(
       name="class counts", value=counts, noise_multiplier=sigma, grid_step=1.0

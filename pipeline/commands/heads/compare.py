@@ -81,6 +81,7 @@ def run(flags: Flags) -> Answer:
       ),
     ),
     comparison_table,
+    goes_on=True,
   )
 
 

@@ -16,6 +16,8 @@ class Flags:
   A run that cannot write its results, or is stopped, keeps every head that it
   released and paid for. They are put where its --out was: a single head as it
   is, several in heads/. Nothing is charged, and no noise is drawn.
+  (A run that was stopped between the steps of a head goes on by itself, when
+  its own command is given again.)
 
   Example: oneshot-dp recover heads/epsilon-4
   """

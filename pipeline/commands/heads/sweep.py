@@ -57,4 +57,5 @@ def run(flags: Flags) -> Answer:
       private_eval=flags.private_eval,
     ),
     accuracy_table,
+    goes_on=True,
   )

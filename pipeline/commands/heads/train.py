@@ -101,7 +101,7 @@ def deliver(
   ledger = cache_ledger(cache, ledger_dir)
   with (
     says_what_was_charged(ledger, out=out),
-    output_dir.reserved(out, ledger.path.parent) as here,
+    output_dir.reserved(out, ledger.path.parent, goes_on=True) as here,
   ):
     here.make_room(head_bytes(cache.info))
 
@@ -109,7 +109,12 @@ def deliver(
       here.keep(lambda folder: write_head(folder, head, cache.info))
 
     (trained,) = train_all(
-      cache, [training], privacy_config, ledger_dir=ledger_dir, keep=keep
+      cache,
+      [training],
+      privacy_config,
+      ledger_dir=ledger_dir,
+      keep=keep,
+      steps=here.steps,
     )
     with output_dir.whole_directory(out) as directory:
       receipt = write_head(directory, trained, cache.info)
