@@ -8,8 +8,10 @@ import signal
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
+from oneshot_dp.linear_dp.heads.multi_step import training
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -172,6 +174,25 @@ def test_bits_of_the_system_are_never_drawn_for_a_kept_step(
   assert weights(out)
 
 
+def test_an_epoch_goes_on_with_its_parts(place, monkeypatch):
+  """A row is in one of them; what T steps cost rests on it."""
+  sums = training.clipped_gradient
+  parts = []
+
+  def summed(*args: Any, chosen: np.ndarray, **options: Any) -> Any:
+    parts.append(chosen)
+    return sums(*args, chosen=chosen, **options)
+
+  monkeypatch.setattr(training, "clipped_gradient", summed)
+  with monkeypatch.context() as patch:
+    stop_at(patch, 2, "after")
+    assert main(place(STEPS % "partition")) == 130
+  assert main(place(STEPS % "partition")) == 0
+  assert len(parts) == 6
+  for epoch in (parts[:3], parts[3:]):
+    assert (np.sum(epoch, axis=0) == 1).all()
+
+
 class TestRefused:
   """Each in one line; what is kept stays as it is."""
 
@@ -237,7 +258,8 @@ class TestRefused:
       stop_at(patch, 7, "after")
       assert main(place(AUTO.replace("{out}", "{tmp}/second"))) == 130
     other = tmp_path / ".second.unfinished" / "steps"
-    shutil.copy(other / "000000-mean", kept / "000000-mean")
+    for file in other.glob("0*"):
+      shutil.copy(file, kept / file.name)
     assert main(place(AUTO)) == 2
     assert "not what was released" in capsys.readouterr().err
 
