@@ -271,7 +271,7 @@ def train_all(
     "privacy_unit": info.privacy_unit,
     **charged_rows(cache),
   }
-  named = {"record": record.name} if record else {}
+  named: dict[str, Any] = {"record": record.name} if record else {}
   charges = [
     Charge.of_plan(
       each.plan, source, **facts, **named, **each.trainer.facts, **each.facts

@@ -26,7 +26,7 @@ STEPS = (
 )
 SWEEP = (
   "sweep --cache {train} --eval-cache {eval} --epsilons 4 20 --delta 1e-5"
-  " --head auto --balanced --out {out}"
+  " --head auto --balanced --baseline --out {out}"
 )
 SEEDED = " --noise-seed 3"
 WEIGHTS = "**/head.safetensors"
@@ -129,7 +129,7 @@ def test_it_goes_on(
     # No release is made again: both runs together make each once.
     assert len(first) - 1 + len(then) == releases
     assert weights(out) == heads
-    assert len(entries()) == before + 1
+    assert len(entries()) == before + 1 + command.count("--baseline")
     assert not kept.parent.exists()
     assert main(["verify", str(next(out.glob(WEIGHTS)).parent)]) == 0
     capsys.readouterr()
