@@ -90,6 +90,7 @@ REWORDED: dict[str, str] = {
 say, or a sentence of a receipt."""
 MOVED_ON: tuple[str, ...] = (
   "ledger.nonce",
+  "ledger.record",
   "receipt.format_version",
   "receipt.privacy.epsilon_by_relation.ADD_OR_REMOVE_ONE",
   "receipt.composition.noise_multipliers_charged",
