@@ -1,6 +1,7 @@
 """What the documents tell people to type works, in the order they tell it."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 
 from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.shell.parser import parse
+from tests.extract.caches import make_identity, write_cache
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = (
@@ -23,6 +25,11 @@ DOCUMENTS = (
   "pipeline/README.md",
   "linear_dp/README.md",
 )
+LIBRARIES = (
+  *("tensorflow_datasets", "numpy", "grain"),
+  *("array_record", "pandas", "torch"),
+)
+OTHER_PYTHON = "ONESHOT_DP_TRANSFORMERS_PYTHON"
 _FENCE = re.compile(r"^```(\w+)( runnable)?\n(.*?)^```$", re.M | re.S)
 
 
@@ -74,6 +81,41 @@ def test_the_python_block_says_what_is_shown():
   with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
     exec(blocks[at][2], {})
   assert blocks[at + 1] == ("text", False, said.getvalue())
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory):
+  """A folder with a cache of 2,000 rows."""
+  folder = tmp_path_factory.mktemp("reader")
+  identity = make_identity(2000, 192, shard_rows=2048)
+  write_cache(folder / "caches/train", identity, batch_size=300)
+  return folder
+
+
+@pytest.mark.parametrize(("at", "library"), list(enumerate(LIBRARIES)))
+def test_a_cache_is_read_with_other_libraries(caches, at, library, monkeypatch):
+  """Those that are not here run where somebody has them."""
+  shown = fences("extract/README.md")
+  assert [language for language, _, _ in shown] == ["python", "text"] * 6
+  # The first block makes what the others begin with.
+  blocks = [block for _, _, block in shown]
+  script, expected = (
+    first * (at > 0) + blocks[2 * at + i] for i, first in enumerate(blocks[:2])
+  )
+  if importlib.util.find_spec(library):
+    monkeypatch.chdir(caches)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+      exec(script, {})
+    assert said.getvalue() == expected
+    return
+  python = os.environ.get(OTHER_PYTHON)
+  if not python:
+    pytest.skip(f"${OTHER_PYTHON} names no Python that has {library}")
+  done = subprocess.run(
+    [python, "-c", script], cwd=caches, capture_output=True, text=True
+  )
+  assert (done.stdout, done.returncode) == (expected, 0), done.stderr
 
 
 @pytest.fixture(scope="module")
