@@ -1,19 +1,19 @@
 """Labelled images in rows: Parquet, Hugging Face data sets on disk, tars."""
 
 import bisect
-import functools
 import itertools
 import json
 import os
-import threading
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.extract.sources.example import Example, classes, shortened
 from oneshot_dp.extract.sources.table.files import EXTENSIONS, files_of
+from oneshot_dp.extract.sources.table.recent import Recent
 from oneshot_dp.extract.sources.units import numbers_of
 
 if typing.TYPE_CHECKING:
@@ -22,13 +22,17 @@ if typing.TYPE_CHECKING:
 
 _KIND = b"table\n"
 """Before the listing, which is no other source's."""
-_OPEN_FILES = 2
+_OPEN_FILES = 64
+_GROUP_BYTES = 1 << 30
 _File = dict[str, Any]
 """What the listing has of one file."""
 
 
 def open_images(
-  path: str, key: str | None = None, members: Sequence[Any] | None = None
+  path: str,
+  key: str | None = None,
+  members: Sequence[Any] | None = None,
+  groups: Recent | None = None,
 ) -> "TarImages | ParquetImages":
   """The images of one file of any kind in `EXTENSIONS`.
 
@@ -36,6 +40,7 @@ def open_images(
     path: the file.
     key: which images, where a row has several.
     members: the index of a tar; None makes it.
+    groups: what is kept of Parquet files; None is two row groups of this one.
 
   Raises:
     InputError: the file, or what it holds, is not what it should be.
@@ -46,7 +51,7 @@ def open_images(
     return TarImages(path, key, members)
   from oneshot_dp.extract.sources.table.parquet import ParquetImages
 
-  return ParquetImages(path, key)
+  return ParquetImages(path, key, groups)
 
 
 class TableExamples:
@@ -83,15 +88,9 @@ class TableExamples:
     self.class_names: tuple[str, ...] = tuple(names)
     rows = (file["rows"] for file in self._files)
     self._starts = [0, *itertools.accumulate(rows)]
-    self._lock = threading.Lock()
-    # Closed over no `self`: it would keep the source, and so its files, open.
-    files, opened = (
-      self._files,
-      functools.partial(_opened, self._folder, config.image_key),
-    )
-    self._open = functools.lru_cache(maxsize=_OPEN_FILES)(
-      lambda file: opened(files[file])
-    )
+    self._key = config.image_key
+    self._open = Recent[Any](_OPEN_FILES)
+    self._groups = Recent[Any](_GROUP_BYTES, lambda group: group.nbytes)
 
   def __len__(self) -> int:
     return self._starts[-1]
@@ -100,9 +99,7 @@ class TableExamples:
     """Returns the undecoded image and the label of row `index`."""
     file, row = self._place(index)
     try:
-      with self._lock:
-        images = self._open(file)
-      image = images[row]
+      image = self._open.get(file, lambda: self._opened(file))[row]
     except OSError as error:
       raise RunError(
         f"{self.where(index)} was there when the files were listed and cannot"
@@ -125,25 +122,23 @@ class TableExamples:
     file = bisect.bisect_right(self._starts, index) - 1
     return file, index - self._starts[file]
 
+  def _opened(self, file: int) -> "TarImages | ParquetImages":
+    """Opens a file, if it is still the one that was listed."""
+    listed = self._files[file]
+    path = os.path.join(self._folder, listed["file"])
+    try:
+      images = open_images(path, self._key, listed["members"], self._groups)
+      there = os.path.getsize(path), images.stamp
+    except (OSError, InputError) as error:
+      raise RunError(f"{path!r} cannot be read any more: {error}") from error
+    if there != (listed["bytes"], listed["stamp"]):
+      raise RunError(f"{path!r} was changed since the files were listed.")
+    return images
+
 
 def _where(folder: str, file: _File, row: int) -> str:
   name = file["members"][row][0] if file["members"] else row
   return f"{os.path.join(folder, file['file'])}[{name}]"
-
-
-def _opened(
-  folder: str, key: str | None, file: _File
-) -> "ParquetImages | TarImages":
-  """Opens a file, if it is still the one that was listed."""
-  path = os.path.join(folder, file["file"])
-  try:
-    images = open_images(path, key, file["members"])
-    there = os.path.getsize(path), images.stamp
-  except (OSError, InputError) as error:
-    raise RunError(f"{path!r} cannot be read any more: {error}") from error
-  if there != (file["bytes"], file["stamp"]):
-    raise RunError(f"{path!r} was changed since the files were listed.")
-  return images
 
 
 def _listed(
@@ -152,28 +147,30 @@ def _listed(
   """Class names, labels, units and files of a split."""
   files: list[_File] = []
   labels, units, kinds = [], [], []
-  for name in names:
-    path = os.path.join(folder, name)
-    images = open_images(path, config.image_key)
-    key = images.label_key(config.label_key)
-    kinds.append((key, images.class_names(key)))
-    if kinds[-1] != kinds[0]:
-      raise InputError(
-        f"{path!r} has other labels or classes than {names[0]!r}: they are no"
-        " one data set."
+  with step_bar("read labels", "file", len(names)) as bar:
+    for name in names:
+      path = os.path.join(folder, name)
+      images = open_images(path, config.image_key)
+      key = images.label_key(config.label_key)
+      kinds.append((key, images.class_names(key)))
+      if kinds[-1] != kinds[0]:
+        raise InputError(
+          f"{path!r} has other labels or classes than {names[0]!r}: they are no"
+          " one data set."
+        )
+      labels += images.values(key)
+      if config.unit_name is not None:
+        units += images.values(config.unit_name)
+      files.append(
+        {
+          "file": name,
+          "bytes": os.path.getsize(path),
+          "stamp": images.stamp,
+          "rows": len(images),
+          "members": getattr(images, "members", None),
+        }
       )
-    labels += images.values(key)
-    if config.unit_name is not None:
-      units += images.values(config.unit_name)
-    files.append(
-      {
-        "file": name,
-        "bytes": os.path.getsize(path),
-        "stamp": images.stamp,
-        "rows": len(images),
-        "members": getattr(images, "members", None),
-      }
-    )
+      bar.update()
   starts = [0, *itertools.accumulate(file["rows"] for file in files)]
 
   def where(index: int) -> str:

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import threading
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from pyarrow import parquet
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import chosen
+from oneshot_dp.extract.sources.table.recent import Recent
 
 _TAIL = 1 << 20
 _BYTES = (pa.binary(), pa.large_binary())
@@ -22,24 +22,27 @@ _BYTES = (pa.binary(), pa.large_binary())
 class ParquetImages:
   """The images of one file, by row, any number of threads at once.
 
-  Two row groups of a Parquet file are in memory at most; an Arrow file is
-  mapped into it. What is read is that of the file that was opened: its size and
-  its time of change are compared at every row.
+  Of a Parquet file row groups are read; an Arrow file is mapped. What is read
+  is the file that was opened: its size and its time of change are compared at
+  every row.
   """
 
-  def __init__(self, path: str, key: str | None = None) -> None:
+  def __init__(
+    self, path: str, key: str | None = None, groups: Recent | None = None
+  ) -> None:
     """Opens the file and looks at its schema.
 
     Args:
       path: FILE.parquet or FILE.arrow.
       key: the column of images: bytes of image files, or structs that have them
         as `bytes`. None is the only one, or that which is called `image`.
+      groups: what is kept of Parquet files; None is two row groups of this.
 
     Raises:
       InputError: it is no such file, or has no such column.
     """
     self._path = path
-    self._lock = threading.Lock()
+    recent = groups or Recent(2)
     try:
       self._state = self._seen()
       if path.endswith(".arrow"):
@@ -51,11 +54,11 @@ class ParquetImages:
       else:
         file = parquet.ParquetFile(path)
         self._schema, meta = file.schema_arrow, file.metadata
-        groups = range(meta.num_row_groups)
-        sizes = [meta.row_group(group).num_rows for group in groups]
+        numbers = range(meta.num_row_groups)
+        sizes = [meta.row_group(number).num_rows for number in numbers]
         self._column = lambda key: file.read(columns=[key]).column(0)
-        self._group = functools.lru_cache(maxsize=2)(
-          lambda key, group: file.read_row_group(group, [key]).column(0)
+        self._group = lambda key, group: recent.get(
+          (path, group), lambda: file.read_row_group(group, [key]).column(0)
         )
     except (OSError, pa.ArrowException) as error:
       kind = "an Arrow stream" if path.endswith(".arrow") else "a Parquet file"
@@ -84,8 +87,7 @@ class ParquetImages:
       raise OSError(0, "the file was changed")
     group = bisect.bisect_right(self._starts, row) - 1
     try:
-      with self._lock:
-        images = self._group(self._key, group)
+      images = self._group(self._key, group)
       image = images[row - self._starts[group]].as_py()
     except pa.ArrowException as error:
       raise OSError(0, str(error)) from error

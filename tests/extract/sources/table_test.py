@@ -1,5 +1,6 @@
 """Rows of Parquet, Arrow and tar files as images with labels and owners."""
 
+import concurrent.futures
 import hashlib
 import io
 import json
@@ -19,6 +20,7 @@ from oneshot_dp.extract.job import listing
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.open_source import open_source
+from oneshot_dp.extract.sources.table import examples
 from tests.extract.caches import digest
 from tests.extract.image_jobs import CLASSES, columns, labels, pixels, table_job
 from tests.extract.tables import KINDS, png, write_table
@@ -251,6 +253,32 @@ def test_images_that_are_elsewhere(tmp_path):
   source = open_source(config(tmp_path, "tar"), "all")
   with pytest.raises(InputError, match=r"x.parquet\[0\] has the path of its"):
     source[0]
+
+
+@pytest.mark.parametrize("limit", [0, 10**6])
+def test_row_groups_are_read_once_while_they_fit(tmp_path, monkeypatch, limit):
+  """Eight threads, each at a place of its own, as in an engine's worker."""
+  job, read = config(written(tmp_path, "parquet"), "parquet"), []
+  of_file = pyarrow.parquet.ParquetFile.read_row_group
+  monkeypatch.setattr(
+    pyarrow.parquet.ParquetFile,
+    "read_row_group",
+    lambda file, group, columns: (
+      read.append(group) or of_file(file, group, columns)
+    ),
+  )
+  monkeypatch.setattr(examples, "_GROUP_BYTES", limit)
+  source = examples.TableExamples(job, "train")
+  places = [8 * i for i in range(8)]
+  turns = [at + step for step in range(4) for at in places]
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(lambda i: source[i].image, turns))
+  assert found == [IMAGES[i] for i in turns]
+  if limit:
+    assert len(read) <= 10  # four groups, one, and five
+  else:
+    assert len(read) > 20
+    assert len(source._groups._values) == 2
 
 
 def job_of(folder: pathlib.Path, kind: str) -> ExtractConfig:
