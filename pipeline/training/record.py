@@ -115,7 +115,7 @@ class Record:
       shutil.rmtree(folder)  # stopped before the charge
     if not all(trainings):
       return None
-    asked["name"] = secrets.token_hex(16)
+    asked["name"] = secrets.token_hex(32)
     return cls(folder, asked, (), asked)
 
   @property
