@@ -18,6 +18,16 @@ class RunError(RuntimeError):
   """The request was sound, the run failed (disk, worker, data loss); exit 1."""
 
 
+class LostHostError(RunError):
+  """One of several hosts was killed, or cannot be reached."""
+
+  def __init__(self):
+    super().__init__(
+      "another host of this run was lost, so it ends; what was charged stays"
+      " charged (`oneshot-dp budget` tells it): start all hosts again."
+    )
+
+
 MOST_CLASSES = int(os.environ.get("ONESHOT_DP_MOST_CLASSES", 1_000_000))
 """More are taken for a slip of the pen: each takes a row of every head."""
 _LONGEST_NAME = 1000

@@ -18,6 +18,7 @@ from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_start import PublicStart
 from oneshot_dp.linear_dp.rows.block import RowBlock
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 
 AS_STORED = "embedding"
 UNIT_NORM = "embedding / its L2 norm"
@@ -95,7 +96,8 @@ class TrainingRows:
   """Private rows: their public sizes d, K and n, and a way to read them.
 
   Attributes:
-    blocks: starts a pass over all rows, every one once.
+    blocks: starts a pass over all rows, every one once; where there are several
+      hosts, over those of this one.
     privacy_unit: what a guarantee is about; more than a row, unless "example".
     max_rows_per_unit: m, only of rows with units: sum at most m of each instead
       of clipping the sum of all.
@@ -104,6 +106,8 @@ class TrainingRows:
       be on average. None is n.
     most_rows: public bound of that; None is n.
     start: public weights to start from.
+    hosts: that have a part of the rows each.
+    own_rows: which of all rows this host has; None is every one.
   """
 
   blocks: Callable[[], Iterable[RowBlock]] = dataclasses.field(repr=False)
@@ -116,10 +120,14 @@ class TrainingRows:
   num_rows: int | None = dataclasses.field(default=None, repr=False)
   most_rows: int | None = None
   start: PublicStart | None = None
+  hosts: Hosts = ALONE
+  own_rows: range | None = dataclasses.field(default=None, repr=False)
 
   @property
   def counted(self) -> int:
-    """How many rows there must be in a pass; private."""
+    """How many rows there must be in a pass of this host; private."""
+    if self.own_rows is not None:
+      return len(self.own_rows)
     return self.num_rows or self.num_examples
 
   @property

@@ -61,12 +61,15 @@ def _run(argv: Sequence[str]) -> int:
       # Imported here, so that Ctrl-C finds us ready for it from the start, and
       # so that `--help` need not wait for JAX, TFDS and Beam.
       from oneshot_dp.pipeline.commands.registry import COMMANDS
-      from oneshot_dp.pipeline.shell import parser, terminal
+      from oneshot_dp.pipeline.shell import many_hosts, parser, terminal
 
       for word in argv:
         check_text("a word of the command line", word)
       request = parser.parse(argv, COMMANDS)
       what_is_left = getattr(request.command, "IF_INTERRUPTED", _STAYS)
+      if (asked := getattr(request.flags, "hosts", None)) is not None:
+        many_hosts.place_of(asked)  # what it refuses
+        many_hosts.say_one_line()
       with terminal.as_asked(request.output):
         answer = request.command.run(request.flags)
       if said := answer.json() if request.output.json else answer.text:

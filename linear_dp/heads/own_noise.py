@@ -59,6 +59,23 @@ def gradient_released(
   )
 
 
+def secret_rows(
+  rows: TrainingRows, progress: Progress = NoBar, max_norm: float | None = None
+) -> SecretRows:
+  """The rows of a trainer, or of a host that helps it."""
+  return SecretRows(
+    lambda: rows.shown("rows", progress),
+    feature_dim=rows.feature_dim,
+    num_classes=rows.num_classes,
+    num_examples=rows.num_examples,
+    num_rows=rows.num_rows,
+    most_rows=rows.most_rows,
+    max_norm=max_norm,
+    hosts=rows.hosts,
+    own_rows=rows.own_rows,
+  )
+
+
 class RowsTrainer(HeadTrainer):
   """Reads rows that are a privacy unit each, by way of `SecretRows`."""
 
@@ -74,15 +91,7 @@ class RowsTrainer(HeadTrainer):
   ):
     super().__init__(rows, configs, progress)
     (self._config,) = configs
-    self._rows = SecretRows(
-      lambda: rows.shown("rows", progress),
-      feature_dim=rows.feature_dim,
-      num_classes=rows.num_classes,
-      num_examples=rows.num_examples,
-      num_rows=rows.num_rows,
-      most_rows=rows.most_rows,
-      max_norm=max_norm,
-    )
+    self._rows = secret_rows(rows, progress, max_norm)
 
   def _trained(
     self,

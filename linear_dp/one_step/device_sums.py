@@ -157,11 +157,12 @@ class ClassSums:
     self._add_chunk = _chunk_adder(mesh, grid.train_bias, form)
     self._chunk_rows = _ROWS_PER_DEVICE * len(devices)
     self._total = np.zeros((grid.num_classes, grid.row_dim), np.int64)
+    self._sharding = NamedSharding(mesh, PartitionSpec("data"))
     self._zeros = functools.partial(
       jnp.zeros,
       (len(devices) * grid.num_classes, grid.row_dim),
       jnp.int32,
-      device=NamedSharding(mesh, PartitionSpec("data")),
+      device=self._sharding,
     )
     self._sums = self._zeros()
     self._class_rows = np.zeros(grid.num_classes, np.int64)
@@ -228,9 +229,10 @@ class ClassSums:
       self._carry()
     self._class_rows += arriving
     with jax.enable_x64(self._x64):
-      self._sums, flags = self._add_chunk(
-        self._sums, chunk.embedding, chunk.scale, chunk.label
-      )
+      rows = (chunk.embedding, chunk.scale, chunk.label)
+      # (Where there are more hosts, jit itself puts no row anywhere.)
+      on_devices = jax.device_put(rows, self._sharding)
+      self._sums, flags = self._add_chunk(self._sums, *on_devices)
     self._chunk = None
     self._in_flight.append((chunk, flags))
     if len(self._in_flight) > _CHUNKS_IN_FLIGHT:

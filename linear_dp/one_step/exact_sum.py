@@ -16,12 +16,16 @@ from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.device_sums import ClassSums
 from oneshot_dp.linear_dp.one_step.unit_sums import UnitSizes, UnitSums
 from oneshot_dp.linear_dp.rows.block import RowBlock, checked, refuse_units
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.units import (
   ChosenRows,
   check_contributions,
   unit_ids_of,
 )
+
+CLIPPED_SUM = "clipped sum"
+"""The pass that other hosts are asked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -50,6 +54,7 @@ def exact_clipped_sum(
   chosen: ChosenRows | None = None,
   sizes: UnitSizes | None = None,
   devices: Sequence[jax.Device] | None = None,
+  hosts: Hosts = ALONE,
 ) -> SecretSum:
   r"""Sums the clipped rows of every class: S_c = Σ_{y=c} rint(s·x̃).
 
@@ -89,6 +94,7 @@ def exact_clipped_sum(
       clipped, and only there.
     devices: what to run on, rows sharded over all; None is all local devices.
       Units are clipped on the host.
+    hosts: that have a part of the rows each; blocks and n are of this one's.
 
   Returns:
     The sum, private.
@@ -109,6 +115,7 @@ def exact_clipped_sum(
       f"clipped={grid.clipped!r}: sizes are for clipping units, which counts"
       " all their rows, and choices for clipping rows."
     )
+  hosts.ask(CLIPPED_SUM, **dataclasses.asdict(grid))
   accumulator = (
     ClassSums(grid, tuple(devices or jax.local_devices()))
     if sizes is None
@@ -120,6 +127,7 @@ def exact_clipped_sum(
     feature_dim=grid.feature_dim,
     num_classes=grid.num_classes,
     num_examples=num_examples,
+    hosts=hosts,
   ):
     if isinstance(accumulator, UnitSums):
       accumulator.add(block)
@@ -130,7 +138,7 @@ def exact_clipped_sum(
       counts = chosen.among(block)
       units.append(unit_ids_of(block)[counts])
       accumulator.add(block, counts)
-  class_sums = accumulator.finish()
+  (class_sums,) = hosts.sum(accumulator.finish())
   if chosen is not None:
     summed = np.concatenate(units)
     check_contributions(summed, grid.rows_per_unit)

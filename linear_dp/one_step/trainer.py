@@ -124,6 +124,7 @@ class OneStepTrainer(HeadTrainer):
       num_examples=rows.counted,
       chosen=chosen,
       sizes=sizes,
+      hosts=rows.hosts,
     )
     self._secret = dataclasses.replace(summed, num_examples=rows.num_examples)
 

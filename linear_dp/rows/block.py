@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 
 OFF_THE_BALL = (
   "its embedding is not finite, or longer than its embedding_norm says"
@@ -72,8 +73,11 @@ def checked(
   feature_dim: int,
   num_classes: int,
   num_examples: int,
+  hosts: Hosts = ALONE,
 ) -> Iterator[RowBlock]:
   """The blocks of one pass, each checked; the whole pass at its end.
+
+  Where there are several hosts, of one of them, which may have no rows.
 
   Raises:
     InputError: a shape, norm or label that cannot be; an example_id that comes
@@ -86,19 +90,14 @@ def checked(
     seen.append(np.array(block.example_id, np.int64))
     yield block
   ids = np.concatenate(seen) if seen else np.empty(0, np.int64)
-  if not ids.size:
+  if not ids.size and hosts.count == 1:
     raise InputError("The cache has no rows, so there is nothing to train on.")
   if ids.size != num_examples:
     raise InputError(
       f"The cache gave {ids.size} rows where its metadata says {num_examples}:"
       " run `oneshot-dp verify` on it."
     )
-  ids.sort()
-  if (twice := ids[1:][ids[1:] == ids[:-1]]).size:
-    raise InputError(
-      f"example_id={twice[0]} comes more than once, which would double its"
-      " influence: run `oneshot-dp verify` on the cache."
-    )
+  hosts.saw(ids)
 
 
 def _check_block(block: RowBlock, feature_dim: int, num_classes: int) -> None:

@@ -23,6 +23,7 @@ from oneshot_dp.linear_dp.rows.block import (
   refuse,
   refuse_units,
 )
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.rows.integers import (
   integer_rows,
   row_scale,
@@ -70,6 +71,8 @@ class SecretRows(Secret):
     max_norm: R, of rows whose norms count, longer ones being shortened to it;
       public. None is for directions.
     devices: rows are sharded over them; None is all local devices.
+    hosts: that have a part of the rows each.
+    own_rows: which of all rows `read` gives, by their places; None is all.
 
   Raises:
     InputError: in a pass, damaged rows, or rows with a `unit_id`.
@@ -88,6 +91,8 @@ class SecretRows(Secret):
     most_rows: int | None = None,
     max_norm: float | None = None,
     devices: Sequence[jax.Device] | None = None,
+    hosts: Hosts = ALONE,
+    own_rows: range | None = None,
   ):
     devices = tuple(devices or jax.local_devices())
     self.feature_dim = feature_dim
@@ -96,6 +101,8 @@ class SecretRows(Secret):
     self.num_rows = num_rows or num_examples
     self.most_rows = most_rows or num_examples
     self.max_norm = max_norm
+    self.hosts = hosts
+    self.own_rows = range(self.num_rows) if own_rows is None else own_rows
     self.mesh = Mesh(np.array(devices), ("data",))
     self._read = read
     self._order: Int64[np.ndarray, " n"] | None = None
@@ -109,7 +116,7 @@ class SecretRows(Secret):
   @property
   def chunk_rows(self) -> int:
     """No more than all rows take, in a power of two: padding costs as much."""
-    all_rows = -(-self.num_examples // self.mesh.size)
+    all_rows = -(-self.num_examples // (self.mesh.size * self.hosts.count))
     few = max(_LEAST_ROWS, 1 << (all_rows - 1).bit_length())
     return min(few, ROWS_PER_DEVICE) * self.mesh.size
 
@@ -123,10 +130,11 @@ class SecretRows(Secret):
       self._read(),
       feature_dim=self.feature_dim,
       num_classes=self.num_classes,
-      num_examples=self.num_rows,
+      num_examples=len(self.own_rows),
+      hosts=self.hosts,
     )
     leaves = _leaves_ball(self.wide)
-    ids = []
+    ids = [np.empty(0, np.int64)]
     for columns in regrouped(_columns(blocks), self.chunk_rows):
       embedding, norm, label, example_id = columns
       scale = row_scale(norm, self.feature_dim)

@@ -25,6 +25,8 @@ from oneshot_dp.linear_dp.statistics.exact_product import exact_product
 
 MAX_ROWS = 2**63 // GRID_RADIUS**2 - 1
 """More rows than these could leave int64."""
+MOMENTS = "class moments"
+"""The pass that other hosts are asked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -54,6 +56,7 @@ def class_moments(rows: SecretRows) -> SecretClassMoments:
       f"{rows.most_rows} rows are more than the {MAX_ROWS} whose second"
       " moment can be summed exactly; use --head lamb."
     )
+  rows.hosts.ask(MOMENTS, max_norm=rows.max_norm)
   add = _adder(rows.mesh, rows.wide)
   d, num_classes = rows.feature_dim, rows.num_classes
   shapes = ((d, d), (num_classes, d), (num_classes,))
@@ -63,7 +66,8 @@ def class_moments(rows: SecretRows) -> SecretClassMoments:
     )
     for chunk in rows.secret_chunks():
       totals = add(totals, chunk.embedding, chunk.scale, chunk.label)
-    moment, sums, counts = (np.asarray(t).sum(axis=0) for t in totals)
+    own = [np.asarray(total).sum(axis=0) for total in totals]
+  moment, sums, counts = rows.hosts.sum(*own)
   return SecretClassMoments(
     num_examples=rows.num_examples,
     secret_moment=moment,

@@ -44,6 +44,8 @@ from oneshot_dp.linear_dp.statistics.step_rows import StepChunk, StepRows
 
 MAX_ROWS = 2**62 // (GRID_RADIUS * STEP_RADIUS)
 """More rows than these could leave int64."""
+GRADIENT = "gradient"
+"""The pass that other hosts are asked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -73,7 +75,8 @@ def clipped_gradient(
     kernel: W, released as well; rounded as `integer_kernel` does it.
     clip_norm: C.
     loss: what the gradients are of.
-    chosen: rows of the sum, by their places, whatever they hold; None is all.
+    chosen: rows of the sum, by their places among those of all hosts, whatever
+      they hold; None is all.
     log_prior: what is added to the logits of every row; public.
 
   Raises:
@@ -86,6 +89,16 @@ def clipped_gradient(
       f"{rows.most_rows} rows are more than the {MAX_ROWS} whose gradients"
       " can be summed exactly; use --head lamb."
     )
+  rows.share()
+  rows.hosts.ask(
+    GRADIENT,
+    kernel=kernel,
+    clip_norm=clip_norm,
+    loss=loss.name,
+    bias=loss.bias,
+    chosen=chosen,
+    log_prior=log_prior,
+  )
   integers, power = integer_kernel(kernel)
   step = 2.0**-power / row_radius(len(kernel), STEP_RADIUS)
   add = _adder(rows.mesh, loss, rows.wide)
@@ -107,7 +120,8 @@ def clipped_gradient(
     )
     for chunk in rows.secret_chunks(chosen):
       total = add(total, *public, chunk)
-    summed = np.asarray(total).sum(axis=0)
+    own = np.asarray(total).sum(axis=0)
+  (summed,) = rows.hosts.sum(own)
   return SecretGradient(clip_norm=clip_norm, secret_sum=summed)
 
 

@@ -30,6 +30,8 @@ from oneshot_dp.linear_dp.statistics.exact_product import (
   squared_norm,
 )
 
+STEP_ROWS, READING = "step rows", "reading"
+"""What other hosts are asked for: rows behind a map, and a look at them."""
 RESIDENT_BYTES = 2**30
 _NORM_BITS = 26
 
@@ -67,6 +69,7 @@ class StepRows(Secret):
     self.num_rows = rows.num_rows
     self.most_rows = rows.most_rows
     self.mesh = rows.mesh
+    self.hosts = rows.hosts
     self.wide = rows.wide
     self._rows = rows
     self._map = released_map or ReleasedMap()
@@ -91,10 +94,32 @@ class StepRows(Secret):
     for columns in regrouped(self._picked(chosen), self._rows.chunk_rows):
       yield StepChunk(*self._rows.sharded(*columns))
 
+  def read(self) -> None:
+    """Looks at every row, and keeps those that fit; see `secret_chunks`."""
+    self.share()
+    self.hosts.ask(READING)
+    for _ in self._all_chunks():
+      pass
+    self.hosts.sum()
+
+  def share(self) -> None:
+    """Has the other hosts take theirs of these rows, where they do not yet."""
+    if self.hosts.count > 1 and self.hosts.rows is not self:
+      self.hosts.rows = self
+      where = self._map
+      self.hosts.ask(
+        STEP_ROWS,
+        max_norm=self._rows.max_norm,
+        matrix=where.matrix,
+        centre=where.centre,
+      )
+      self.hosts.sum()
+
   def _picked(
     self, chosen: Bool[np.ndarray, " n"]
   ) -> Iterator[list[np.ndarray]]:
-    start = 0
+    own = self._rows.own_rows
+    chosen, start = chosen[own.start : own.stop], 0
     for chunk in self._all_chunks():
       of_chunk = chosen[start : start + len(chunk.label)]
       start += len(chunk.label)

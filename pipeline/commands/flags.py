@@ -66,6 +66,16 @@ NoiseSeed = Annotated[
   int | None,
   arg(help="Research only: noise from this seed, which is NOT PRIVATE."),
 ]
+OnHosts = Annotated[
+  str | None,
+  arg(
+    help="Several machines read the rows, each a part: start the same command"
+    " on all. auto where SLURM, GKE, Cloud TPU or JAX_COORDINATOR_ADDRESS,"
+    " JAX_NUM_PROCESSES and JAX_PROCESS_ID say which this is; or"
+    " INDEX/COUNT@HOST:PORT, an address of host 0 on a trusted network. Host 0"
+    " alone draws noise, charges and writes."
+  ),
+]
 RealLabelsFile = Annotated[
   Path | None,
   arg(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.pipeline.commands.flags import RunFlags
 from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
 from oneshot_dp.pipeline.runs import output_dir
@@ -20,6 +21,7 @@ def answer_of_run(
   table: Callable[[Any], str],
   picture: str = "accuracy.png",
   goes_on: bool = False,
+  hosts: Hosts = ALONE,
 ) -> Answer:
   """Opens the caches, does the run, and says what came of it.
 
@@ -31,6 +33,7 @@ def answer_of_run(
     table: the same for people.
     picture: the one to look at first.
     goes_on: whether it can go on with the steps of one that was stopped.
+    hosts: see `Run`.
   """
   start, out = time.monotonic(), flags.out
   run = Run(
@@ -40,6 +43,7 @@ def answer_of_run(
     num_draws=flags.num_draws,
     baseline=flags.baseline,
     ledger_dir=flags.ledger_dir,
+    hosts=hosts,
   )
   charged = [
     cache_ledger(cache, flags.ledger_dir)

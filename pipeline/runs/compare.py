@@ -71,7 +71,7 @@ def run_compare(
   groups = grouped_by_release([HeadConfig(head=method) for method in asked])
   trainings = [
     Training(
-      trainer=cache_trainer(train, configs, public=public),
+      trainer=cache_trainer(train, configs, public=public, hosts=run.hosts),
       plan=plan_heads(
         configs[0], n, epsilons, privacy, num_draws=run.num_draws
       ),

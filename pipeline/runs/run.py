@@ -29,6 +29,7 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
 from oneshot_dp.extract.duplicates.shared_rows import count_shared_rows
 from oneshot_dp.extract.storage.durable_files import keep_from_others
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead
 from oneshot_dp.pipeline.ledger.folder import (
   check_never_charged,
@@ -65,6 +66,7 @@ class Run:
     num_draws: independent repetitions, each charged.
     baseline: also train without noise, NOT PRIVATE.
     ledger_dir: None is the default place.
+    hosts: that have a part of the private rows each.
   """
 
   train: FeatureCache
@@ -73,6 +75,7 @@ class Run:
   num_draws: int = 1
   baseline: bool = False
   ledger_dir: Path | None = None
+  hosts: Hosts = ALONE
 
   @property
   def dataset(self) -> str:

@@ -70,7 +70,9 @@ def run_sweep(
     order=order,
     num_draws=run.num_draws,
   )
-  trainer = cache_trainer(run.train, [config], max_rows_per_unit, public=public)
+  trainer = cache_trainer(
+    run.train, [config], max_rows_per_unit, public=public, hosts=run.hosts
+  )
   request = None
   if private_eval is not None:
     request = _private_evaluation(run, plan, privacy, private_eval)

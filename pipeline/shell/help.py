@@ -27,7 +27,7 @@ _ADVANCED = (
   *("--views", "--view-min-area", "--batch-size", "--embedding-dtype"),
   *("--shard-rows", "--decode-threads", "--stall-seconds", "--preprocess.*"),
   *("--backbone.weights-sha256", "--backbone.embedding"),
-  "--backbone.compute-dtype",
+  *("--backbone.compute-dtype", "--hosts"),
 )
 """Flags that only --help-all shows; a flag that must be given always shows."""
 _FEW = 18

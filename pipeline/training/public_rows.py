@@ -25,7 +25,10 @@ from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.chosen import ChoosingTrainer
 from oneshot_dp.linear_dp.heads.registry import HELD_OUT_PERCENT
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.public_statistics import PublicStatistics
+from oneshot_dp.linear_dp.public_statistics import (
+  PublicStatistics,
+)
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.trainer import (
   BaselineTrainer,
   Charging,
@@ -42,14 +45,32 @@ from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
 
 NON_NEGATIVE = ("bit_", "nf_resnet", "nfnet_")
 """Backbones whose embedding is the mean of what a ReLU or GELU lets through."""
+PUBLIC_MAP = "public map"
+"""What other hosts are asked to map their rows by."""
 
 
 def cache_rows(
-  cache: FeatureCache, max_rows_per_unit: int | None = None
+  cache: FeatureCache,
+  max_rows_per_unit: int | None = None,
+  hosts: Hosts = ALONE,
 ) -> TrainingRows:
-  """The rows of a cache, as a trainer takes them."""
+  """The rows of a cache, as a trainer takes them; of several hosts, a part.
+
+  Raises:
+    InputError: units, whose rows several hosts may have.
+  """
+  if hosts.count > 1 and cache.info.has_units:
+    raise InputError(
+      f"the rows of a {cache.info.privacy_unit} may be on several hosts, which"
+      " cannot clip them as one yet: leave --hosts out."
+    )
+  own = np.array_split(np.arange(len(cache.shards)), hosts.count)[hosts.index]
+  first = sum(shard.rows for shard in cache.shards[: own[0] if own.size else 0])
+  rows = sum(cache.shards[i].rows for i in own)
   return TrainingRows(
-    blocks=cache.blocks,
+    blocks=lambda: cache.blocks(own.tolist()),
+    hosts=hosts,
+    own_rows=range(first, first + rows),
     feature_dim=cache.info.feature_dim,
     num_classes=cache.info.num_classes,
     num_examples=cache.info.public_num_examples,
@@ -111,25 +132,16 @@ class PublicRows:
     return cls(cache=cache, statistics=statistics, record=record)
 
   def mapped(self, private: TrainingRows) -> TrainingRows:
-    """Private rows behind the public map.
-
-    Formal guarantees: an embedding and its norm are functions of that row
-    alone, bit for bit: `PublicStatistics.mapped` and `stored_norm` say why.
-    Whoever adds rows up checks the norm again, in integers.
-    """
-
-    def blocks() -> Iterator[Block]:
-      for block in private.blocks():
-        embedding = self.statistics.mapped(block.embedding)
-        yield Block(
-          embedding=embedding,
-          embedding_norm=stored_norm(embedding),
-          label=block.label,
-          example_id=block.example_id,
-          unit_id=block.unit_id,
-        )
-
-    return dataclasses.replace(private, blocks=blocks, are_centred=True)
+    """Private rows behind the public map; see `mapped_by`."""
+    whitening = self.statistics.whitening
+    private.hosts.ask(
+      PUBLIC_MAP,
+      mean=self.statistics.mean,
+      integers=whitening and whitening.integers,
+      exponent=whitening and whitening.exponent,
+    )
+    private.hosts.sum()
+    return mapped_by(self.statistics, private)
 
   def folded(self, trained: TrainedHead) -> TrainedHead:
     """A head of such rows, as one of rows as they are; its receipt says so."""
@@ -138,6 +150,30 @@ class PublicRows:
       head=self.statistics.folded(trained.head),
       settings={**trained.settings, SETTING: self.record.as_json()},
     )
+
+
+def mapped_by(
+  statistics: PublicStatistics, private: TrainingRows
+) -> TrainingRows:
+  """Private rows behind a public map.
+
+  Formal guarantees: an embedding and its norm are functions of that row alone,
+  bit for bit: `PublicStatistics.mapped` and `stored_norm` say why. Whoever adds
+  rows up checks the norm again, in integers.
+  """
+
+  def blocks() -> Iterator[Block]:
+    for block in private.blocks():
+      embedding = statistics.mapped(block.embedding)
+      yield Block(
+        embedding=embedding,
+        embedding_norm=stored_norm(embedding),
+        label=block.label,
+        example_id=block.example_id,
+        unit_id=block.unit_id,
+      )
+
+  return dataclasses.replace(private, blocks=blocks, are_centred=True)
 
 
 class FoldedBaseline(BaselineTrainer):

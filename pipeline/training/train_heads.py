@@ -24,6 +24,7 @@ from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_start import PublicStart
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.trainer import (
   BaselineTrainer,
   OnRelease,
@@ -119,6 +120,7 @@ def cache_trainer(
   *,
   public: PublicRows | None = None,
   start: PublicStart | None = None,
+  hosts: Hosts = ALONE,
 ) -> Trainer:
   """The way to train that configs name; several, if of one step, together.
 
@@ -128,11 +130,12 @@ def cache_trainer(
     max_rows_per_unit: see `train_heads`.
     public: what to centre or whiten the rows by.
     start: what to start from.
+    hosts: that have a part of the rows each.
 
   Raises:
     InputError: what was asked makes no sense for this cache.
   """
-  rows = cache_rows(cache, max_rows_per_unit)
+  rows = cache_rows(cache, max_rows_per_unit, hosts)
   rows = dataclasses.replace(rows, start=start)
   if public is None:
     return make_trainer(rows, configs, step_bar)

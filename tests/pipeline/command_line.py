@@ -74,7 +74,7 @@ def start(
   argv: Sequence[object], *, first: str = "pass", **options: Any
 ) -> subprocess.Popen[str]:
   """The command as a process of its own, which does something else first."""
-  words = [sys.executable, "-c", f"{first}; {_START}", *map(str, argv)]
+  words = [sys.executable, "-c", f"{first}\n{_START}", *map(str, argv)]
   environment = os.environ | {"PYTHONPATH": str(ROOT)}
   return subprocess.Popen(
     words,

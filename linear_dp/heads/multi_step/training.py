@@ -83,8 +83,7 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
     return make_batches(config.steps, num_examples, 0.0).poisson
 
   def read(self) -> None:
-    for _ in self._step_rows.secret_chunks():
-      pass
+    self._step_rows.read()
 
   def rule(self, sigma: float) -> MultiStepRule:
     return make_rule(

@@ -11,7 +11,7 @@ from oneshot_dp.configs.head_config import (
   HeadName,
   PrivacyConfig,
 )
-from oneshot_dp.pipeline.commands.flags import PublicOptions, RunFlags
+from oneshot_dp.pipeline.commands.flags import OnHosts, PublicOptions, RunFlags
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
@@ -53,6 +53,7 @@ class Flags(RunFlags):
   baseline: FlagCreatePairsOff[bool] = False
   """Also fit a logistic regression without noise, as the ceiling: NOT
   PRIVATE."""
+  hosts: OnHosts = None
 
 
 def run(flags: Flags) -> Answer:
@@ -67,21 +68,26 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.commands.many_heads import answer_of_run
   from oneshot_dp.pipeline.runs.compare import run_compare
   from oneshot_dp.pipeline.runs.results import comparison_table
+  from oneshot_dp.pipeline.training.hosts import on_hosts
   from oneshot_dp.pipeline.training.public_rows import find_public_rows
 
-  return answer_of_run(
+  return on_hosts(
     flags,
-    lambda run: run_compare(
-      run,
-      flags.epsilons,
-      flags.privacy,
-      methods=flags.heads,
-      public=find_public_rows(
-        run.train, **vars(flags.public), ledger_dir=run.ledger_dir
+    lambda hosts: answer_of_run(
+      flags,
+      lambda run: run_compare(
+        run,
+        flags.epsilons,
+        flags.privacy,
+        methods=flags.heads,
+        public=find_public_rows(
+          run.train, **vars(flags.public), ledger_dir=run.ledger_dir
+        ),
       ),
+      comparison_table,
+      goes_on=True,
+      hosts=hosts,
     ),
-    comparison_table,
-    goes_on=True,
   )
 
 
@@ -97,6 +103,8 @@ def _choose(flags: Flags) -> Answer:
   )
   from oneshot_dp.pipeline.training.train_heads import Training, make_plan
 
+  if flags.hosts is not None:
+    raise InputError("--choose is for one machine: leave --hosts out.")
   if len(flags.epsilons) != 1 or flags.num_draws != 1 or flags.baseline:
     raise InputError(
       "--choose writes one head: give one epsilon, without --num-draws or"

@@ -3,7 +3,7 @@
 import dataclasses
 
 from oneshot_dp.configs.head_config import ReleaseOrder
-from oneshot_dp.pipeline.commands.flags import HeadFlags, RunFlags
+from oneshot_dp.pipeline.commands.flags import HeadFlags, OnHosts, RunFlags
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
@@ -33,6 +33,7 @@ class Flags(HeadFlags, RunFlags):
   cache are private, and noisy counts are published. Charged at delta to the
   ledger of its data set, which is the ledger of the training too where both
   are splits of one data set."""
+  hosts: OnHosts = None
 
 
 def run(flags: Flags) -> Answer:
@@ -40,22 +41,27 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.commands.many_heads import answer_of_run
   from oneshot_dp.pipeline.runs.results import accuracy_table
   from oneshot_dp.pipeline.runs.sweep import run_sweep
+  from oneshot_dp.pipeline.training.hosts import on_hosts
   from oneshot_dp.pipeline.training.public_rows import find_public_rows
 
-  return answer_of_run(
+  return on_hosts(
     flags,
-    lambda run: run_sweep(
-      run,
-      flags.epsilons,
-      flags.privacy,
-      flags.training,
-      max_rows_per_unit=flags.max_rows_per_unit,
-      public=find_public_rows(
-        run.train, **vars(flags.public), ledger_dir=run.ledger_dir
+    lambda hosts: answer_of_run(
+      flags,
+      lambda run: run_sweep(
+        run,
+        flags.epsilons,
+        flags.privacy,
+        flags.training,
+        max_rows_per_unit=flags.max_rows_per_unit,
+        public=find_public_rows(
+          run.train, **vars(flags.public), ledger_dir=run.ledger_dir
+        ),
+        order=flags.release,
+        private_eval=flags.private_eval,
       ),
-      order=flags.release,
-      private_eval=flags.private_eval,
+      accuracy_table,
+      goes_on=True,
+      hosts=hosts,
     ),
-    accuracy_table,
-    goes_on=True,
   )

@@ -1,17 +1,19 @@
 """`oneshot-dp train`."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
-from oneshot_dp.pipeline.commands.flags import HeadFlags, LedgerDir
+from oneshot_dp.pipeline.commands.flags import HeadFlags, LedgerDir, OnHosts
 from oneshot_dp.pipeline.shell.answer import Answer
 
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.reader import FeatureCache
+  from oneshot_dp.linear_dp.rows.hosts import Hosts
   from oneshot_dp.linear_dp.trainer import TrainedHead
   from oneshot_dp.pipeline.training.train_heads import Training
 
@@ -42,10 +44,17 @@ class Flags(HeadFlags):
   vector for each class, by its name (a text tower's embeddings of the names),
   or a private head of another data set. No function of the private rows."""
   ledger_dir: LedgerDir = None
+  hosts: OnHosts = None
 
 
 def run(flags: Flags) -> Answer:
   """Trains it."""
+  from oneshot_dp.pipeline.training.hosts import on_hosts
+
+  return on_hosts(flags, functools.partial(_train, flags))
+
+
+def _train(flags: Flags, hosts: "Hosts") -> Answer:
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
   from oneshot_dp.pipeline.runs import output_dir
@@ -71,7 +80,12 @@ def run(flags: Flags) -> Answer:
     cache, **vars(flags.public), ledger_dir=flags.ledger_dir
   )
   trainer = cache_trainer(
-    cache, [config], flags.max_rows_per_unit, public=public, start=start
+    cache,
+    [config],
+    flags.max_rows_per_unit,
+    public=public,
+    start=start,
+    hosts=hosts,
   )
   training = Training(
     trainer=trainer, plan=plan, note=in_a_line(choice, plan, rows)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def private_block() -> Block:
 
 
 def passed(blocks, **changes) -> list[RowBlock]:
-  said: dict[str, int] = {
+  said: dict[str, Any] = {
     "feature_dim": D,
     "num_classes": SECRET_LABEL + 1,
     "num_examples": 40,

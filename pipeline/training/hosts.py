@@ -1,0 +1,209 @@
+"""Training on several hosts: one runs the command, all add up their rows."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import distributed  # the client has no public name
+
+import oneshot_dp
+from oneshot_dp.configs.errors import InputError, LostHostError, RunError
+from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.linear_dp.heads.own_noise import secret_rows
+from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
+from oneshot_dp.linear_dp.one_step.exact_sum import (
+  CLIPPED_SUM,
+  exact_clipped_sum,
+)
+from oneshot_dp.linear_dp.public_statistics import (
+  PublicMatrix,
+  PublicStatistics,
+)
+from oneshot_dp.linear_dp.rows.hosts import (
+  ALONE,
+  Hosts,
+  JoinedHosts,
+)
+from oneshot_dp.linear_dp.statistics.class_moments import (
+  MOMENTS,
+  class_moments,
+)
+from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
+from oneshot_dp.linear_dp.statistics.gradient_sum import (
+  GRADIENT,
+  clipped_gradient,
+)
+from oneshot_dp.linear_dp.statistics.row_gradient import Loss
+from oneshot_dp.linear_dp.statistics.step_rows import (
+  READING,
+  STEP_ROWS,
+  StepRows,
+)
+from oneshot_dp.linear_dp.trainer import TrainingRows
+from oneshot_dp.pipeline.shell.answer import Answer
+from oneshot_dp.pipeline.shell.many_hosts import (
+  claim_the_last_word,
+  place_of,
+)
+from oneshot_dp.pipeline.training.public_rows import (
+  PUBLIC_MAP,
+  cache_rows,
+  mapped_by,
+)
+
+_JOIN_SECONDS = 50
+_HEARTBEAT_SECONDS = 30
+_LEAVE_SECONDS = 10
+_LIBRARIES = ("jax", "jaxlib", "numpy")
+
+
+def on_hosts(flags: Any, lead: Callable[[Hosts], Answer]) -> Answer:
+  """Runs a command on host 0, with the rows that the others have.
+
+  Formal guarantees: a host other than 0 reads its rows and adds them up; it
+  draws no noise, and writes to no ledger and no disk. All have the same
+  program, flags but for paths, and cache.
+
+  Args:
+    flags: of a command that trains: `hosts`, `cache` and more.
+    lead: what host 0 does.
+
+  Raises:
+    InputError, RunError: on all hosts alike, whichever it is about.
+    SystemExit: on the others, once host 0 is done.
+  """
+  if flags.hosts is None:
+    return lead(ALONE)
+  with _joined(flags.hosts) as hosts:
+    with hosts.together():
+      cache = open_cache(flags.cache)
+    _check_alike(hosts, flags, cache.private_digest)
+    if hosts.index == 0:
+      return lead(hosts)
+    _serve(cache_rows(cache, hosts=hosts), hosts)
+    raise SystemExit(hosts.status)
+
+
+@contextlib.contextmanager
+def _joined(asked: str) -> Iterator[JoinedHosts]:
+  """All hosts, until this one needs the others no more."""
+  # Between CPUs; GPUs and TPUs have their own way.
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  try:
+    jax.distributed.initialize(
+      **place_of(asked),
+      initialization_timeout=_JOIN_SECONDS,
+      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      shutdown_timeout_seconds=_LEAVE_SECONDS,
+    )
+    client = distributed.global_state.client
+    hosts = JoinedHosts(client, jax.process_index(), jax.process_count())
+  except (ValueError, RuntimeError) as e:
+    raise RunError(
+      f"--hosts {asked}: the hosts did not meet within {_JOIN_SECONDS} s"
+      f" ({str(e).splitlines()[0]}); start the same command on all at once,"
+      " with an address of host 0 that they can reach."
+    ) from e
+  error: BaseException | None = None
+  try:
+    yield hosts
+  except BaseException as e:
+    error = e
+  try:
+    if not isinstance(error, LostHostError):
+      hosts.end(error, _status(error))
+  except (InputError, RunError) as of_all:
+    error = of_all
+  if isinstance(error, LostHostError):
+    claim_the_last_word()
+  else:  # It waits until the others have heard.
+    with contextlib.suppress(RuntimeError):
+      jax.distributed.shutdown()
+  if error is not None:
+    raise error
+
+
+def _status(error: BaseException | None) -> int:
+  match error:
+    case None:
+      return 0
+    case KeyboardInterrupt():
+      return 130
+    case InputError():
+      return 2
+  return 1
+
+
+def _check_alike(hosts: JoinedHosts, flags: Any, cache_digest: str) -> None:
+  """Refuses hosts that would not add up the same thing."""
+  asked = dataclasses.asdict(flags) | {"hosts": None}
+  said = json.dumps(asked, default=_but_for_paths, sort_keys=True)
+  device = jax.local_devices()[0]
+  versions = [importlib.metadata.version(name) for name in _LIBRARIES]
+  program = hashlib.sha256(repr((versions, device.device_kind)).encode())
+  root = Path(oneshot_dp.__file__).parent
+  for path in sorted(root.rglob("*.py")):
+    program.update(path.read_bytes())
+  digests = {
+    "program": program.digest(),
+    "flags": hashlib.sha256(said.encode()).digest(),
+    "cache": bytes.fromhex(cache_digest),
+  }
+  own = np.frombuffer(b"".join(digests.values()), np.int64)
+  table = hosts.table(own).reshape(hosts.count, len(digests), -1)
+  other = (table != table[0]).any(axis=2)
+  for index, name in zip(*map(np.ndarray.tolist, other.nonzero()), strict=True):
+    raise InputError(
+      f"host {index} has another {list(digests)[name]} than host 0: start the"
+      " same version, with the same flags and cache, on all."
+    )
+
+
+def _but_for_paths(value: Any) -> str:
+  """Where things are may differ from host to host."""
+  return "" if isinstance(value, Path) else repr(value)
+
+
+def _serve(plain: TrainingRows, hosts: JoinedHosts) -> None:
+  """Does every pass that host 0 asks for, over this host's rows."""
+  rows, steps = plain, None
+  for what, asked in hosts.asked():
+    if what == PUBLIC_MAP:
+      whitening = None
+      if "integers" in asked:
+        whitening = PublicMatrix(
+          integers=asked["integers"], exponent=asked["exponent"]
+        )
+      statistics = PublicStatistics(mean=asked["mean"], whitening=whitening)
+      rows = mapped_by(statistics, plain)
+      hosts.sum()
+    elif what == CLIPPED_SUM:
+      exact_clipped_sum(
+        rows.blocks(),
+        ClippedGradientGrid(**asked),
+        num_examples=rows.counted,
+        hosts=hosts,
+      )
+    elif what == MOMENTS:
+      class_moments(secret_rows(rows))
+    elif what == STEP_ROWS:
+      where = ReleasedMap(
+        matrix=asked.get("matrix"), centre=asked.get("centre")
+      )
+      of_norm = secret_rows(rows, max_norm=asked.get("max_norm"))
+      hosts.rows = steps = StepRows(of_norm, where)
+      hosts.sum()
+    elif steps is None:
+      raise RunError(f"host 0 asks for {what!r} of no rows.")
+    elif what == READING:
+      steps.read()
+    elif what == GRADIENT:
+      loss = Loss(name=asked.pop("loss"), bias=asked.pop("bias"))
+      clipped_gradient(steps, loss=loss, **asked)

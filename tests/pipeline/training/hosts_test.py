@@ -1,0 +1,173 @@
+"""Several processes on the loopback, as hosts of one run."""
+
+import pathlib
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.checked_rows import Rows
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.rows.hosts import Hosts
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.training.public_rows import cache_rows
+from tests.pipeline.command_line import TRAIN as LAMB
+from tests.pipeline.command_line import fails, one_line, start, succeeds
+from tests.pipeline.sample_caches import (
+  CLASSES,
+  DIM,
+  write_clusters,
+  write_rows,
+)
+
+# No host but the first may draw a random bit.
+_NO_NOISE = (
+  "from oneshot_dp.linear_dp.noise.source import NoiseSource;"
+  " NoiseSource.words = NoiseSource.bits = None"
+)
+
+
+def free_port() -> int:
+  with socket.socket() as found:
+    found.bind(("127.0.0.1", 0))
+    return found.getsockname()[1]
+
+
+@pytest.fixture
+def hosts(monkeypatch, tmp_path):
+  """Starts a command on so many hosts, each with two devices."""
+  monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+  started: list[subprocess.Popen[str]] = []
+
+  def start_all(
+    argv: Sequence[object], firsts: Sequence[str]
+  ) -> list[tuple[int, str, str]]:
+    port, count = free_port(), len(firsts)
+    for index, first in enumerate(firsts):
+      ledgers = tmp_path / ("ledgers" if index == 0 else f"none-{index}")
+      monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(ledgers))
+      place = ["--hosts", f"{index}/{count}@127.0.0.1:{port}"]
+      out = ["--out", tmp_path / f"out-{index}"]
+      started.append(start([*argv, *place, *out], first=first))
+    monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(tmp_path / "ledgers"))
+    said = [process.communicate(timeout=100) for process in started]
+    return [
+      (process.returncode, *of_one)
+      for process, of_one in zip(started, said, strict=True)
+    ]
+
+  yield start_all
+  for process in started:
+    process.kill()
+
+
+def killed_at(meeting: int) -> str:
+  """Makes a host kill itself when it is to meet the others so often."""
+  return f"""
+import os
+from oneshot_dp.linear_dp.rows.hosts import JoinedHosts
+turns, meet = [], JoinedHosts.meet
+def killed(self, error=None):
+  turns.append(self)
+  if len(turns) == {meeting}:
+    os.kill(os.getpid(), 9)
+  meet(self, error)
+JoinedHosts.meet = killed
+"""
+
+
+@pytest.fixture
+def public_cache(tmp_path) -> FeatureCache:
+  rng = np.random.default_rng(9)
+  rows = Rows(
+    embedding=rng.standard_normal((100, DIM)).astype(np.float32),
+    label=rng.integers(0, CLASSES, 100),
+    example_id=np.arange(100),
+    unit_id=None,
+  )
+  return write_rows(tmp_path / "public", rows, dataset="other", split="public")
+
+
+def heads_in(folder: pathlib.Path) -> dict[str, bytes]:
+  return {
+    str(file.relative_to(folder)): file.read_bytes()
+    for file in sorted(folder.rglob("head.safetensors"))
+  }
+
+
+TRAIN = (
+  *("train", "--epsilon", 2, "--delta", 1e-5, "--head", "multi-step"),
+  *("--steps.epochs", 3, "--noise-seed", 3),
+)
+
+
+@pytest.mark.slow
+def test_hosts_train_the_heads_of_one(
+  hosts, capsys, tmp_path, eval_cache, public_cache
+):
+  """Bit for bit, all kinds; of two shards, so that a third host has no row."""
+  train = write_clusters(tmp_path / "train", shard_rows=128)
+  command = [
+    *("compare", "--cache", train.path, "--eval-cache", eval_cache.path),
+    *("--heads", "lamb", "least-squares", "whitened", "multi-step"),
+    *("--epsilons", 2, "--delta", 1e-5, "--noise-seed", 3),
+    *("--public-cache", public_cache.path),
+    *("--public-statistics", "mean-and-covariance"),
+  ]
+  succeeds(capsys, *command, "--out", tmp_path / "alone")
+  (status, out, said), *others = hosts(command, ["pass", *[_NO_NOISE] * 2])
+  assert status == 0, said
+  assert "4 heads" in out
+  assert others == [(0, "", "")] * 2
+  expected = heads_in(tmp_path / "alone")
+  assert len(expected) == 4
+  assert heads_in(tmp_path / "out-0") == expected
+  # Neither results nor a ledger, but of host 0.
+  there = {path.name for path in tmp_path.iterdir()}
+  assert there == {"train", "public", "alone", "out-0", "ledgers"}
+
+
+@pytest.mark.slow
+def test_hosts_take_the_samples_that_host_0_draws(
+  hosts, capsys, tmp_path, train_cache
+):
+  command = [
+    *(*TRAIN, "--cache", train_cache.path),
+    *("--steps.sampling", "poisson", "--steps.batch-size", 40),
+  ]
+  succeeds(capsys, *command, "--out", tmp_path / "alone")
+  (status, _, said), other = hosts(command, ["pass", _NO_NOISE])
+  assert status == 0, said
+  assert other == (0, "", "")
+  assert heads_in(tmp_path / "out-0") == heads_in(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_a_killed_host_ends_all(hosts, capsys, tmp_path, train_cache):
+  """After the charge, in the second of its steps; the command runs again."""
+  command = [*TRAIN, "--cache", train_cache.path]
+  (status, _, _), other = hosts(command, [killed_at(meeting=6), "pass"])
+  assert status == -signal.SIGKILL
+  assert other[:2] == (1, "")
+  assert "another host of this run was lost" in one_line(other[2])
+  assert len(Ledger(train_cache.info.dataset).entries()) == 1
+  assert not (tmp_path / "out-0").exists()
+  succeeds(capsys, *command, "--out", tmp_path / "out-0")
+  assert len(Ledger(train_cache.info.dataset).entries()) == 1
+
+
+@pytest.mark.parametrize("where", ["0/2", "somewhere", "x/2@host:1"])
+def test_a_place_that_is_none(place, capsys, where):
+  """Said before any library is silenced, or host waited for."""
+  line = fails(capsys, *place(LAMB), "--hosts", where)
+  assert f"hosts={where!r} must be auto, or INDEX/COUNT@HOST:PORT" in line
+
+
+def test_rows_of_units_stay_on_one_host(users):
+  train, _ = users
+  with pytest.raises(InputError, match="may be on several hosts"):
+    cache_rows(train, hosts=Hosts(0, 2))
