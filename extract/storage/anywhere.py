@@ -48,6 +48,17 @@ def is_folder(path: str, scan: Callable[[str], list[Any]] = scan) -> bool:
   return bool(scan(path)) if is_url(path) else os.path.isdir(path)
 
 
+def is_file(path: str) -> bool:
+  """Whether a file is there."""
+  if not is_url(path):
+    return os.path.isfile(path)
+  store, name = _bucket(path)
+  try:
+    return store.size(name) >= 0
+  except FileNotFoundError:
+    return False
+
+
 def read_file(path: str) -> bytes:
   """Returns all of a file; OSError where it cannot be read."""
   if not is_url(path):

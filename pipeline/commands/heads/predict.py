@@ -63,6 +63,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.configs.extract_config import ExtractConfig, UnlabelledSource
   from oneshot_dp.extract.cache.info import INFO_FILE
   from oneshot_dp.extract.cache.reader import open_cache
+  from oneshot_dp.extract.storage.anywhere import is_file
   from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
   from oneshot_dp.pipeline.runs import output_dir
   from oneshot_dp.pipeline.saved_head.directory import read_head
@@ -94,7 +95,7 @@ def run(flags: Flags) -> Answer:
       flags.ledger_dir,
       insisted=flags.not_trained_on,
     )
-  caches = [path for path in flags.images if (Path(path) / INFO_FILE).exists()]
+  caches = [path for path in flags.images if is_file(f"{path}/{INFO_FILE}")]
   with contextlib.ExitStack() as stack:
     if caches:
       if flags.images[1:] or flags.weights or flags.backbone:

@@ -20,6 +20,7 @@ from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.storage import fetch_ahead, objects
 from oneshot_dp.extract.storage.store import store_at
+from oneshot_dp.pipeline.cli import main
 from tests.extract.caches import digest, make_identity, write_cache
 from tests.extract.image_jobs import array_job, write_npz
 from tests.extract.storage.object_servers import ROOT, SECRET, STRANGER
@@ -180,6 +181,12 @@ def test_images_become_the_same_cache(place, tmp_path):
   assert str(report.cache.path) == url
   run_extraction(job, tmp_path / "local")
   assert digest(_copied(url, tmp_path / "copy")) == digest(tmp_path / "local")
+  train = "--epsilon 1 --delta 1e-5 --head lamb --quiet".split()
+  train += ["--ledger-dir", str(tmp_path / "ledgers"), "--out"]
+  assert not main(["train", "--cache", url, *train, str(tmp_path / "head")])
+  out = tmp_path / "classes.csv"
+  assert not main(["predict", str(tmp_path / "head"), url, "--out", str(out)])
+  assert len(out.read_text().splitlines()) == 71
 
 
 @BUCKETS
