@@ -185,7 +185,9 @@ class PreprocessConfig:
     image_size: side of the square that the backbone takes, pixels.
     resize: a number: first resize the shorter side to this many pixels, then
       crop the central square. "square": resize both sides straight to
-      `image_size`. Default: as the reference, in proportion to `image_size`.
+      `image_size`. "crop": as the reference if it crops, else the shorter side
+      to 8/7 of `image_size`, and crop. Default: as the reference, in proportion
+      to `image_size`.
     keep_aspect: whether a numeric `resize` keeps the aspect ratio; if not, both
       sides are resized to it.
     resample: the filter.
@@ -195,7 +197,7 @@ class PreprocessConfig:
   """
 
   image_size: int | None = None
-  resize: int | Literal["square"] | None = None
+  resize: int | Literal["square", "crop"] | None = None
   keep_aspect: bool | None = None
   resample: Resample | None = None
   antialias: bool | None = None

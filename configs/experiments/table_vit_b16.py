@@ -11,5 +11,5 @@ def get_config() -> extract_config.ExtractConfig:
   return extract_config.ExtractConfig(
     source=extract_config.TableSource(path="data"),
     backbone=extract_config.BackboneConfig(name="vit_b16"),
-    preprocess=extract_config.PreprocessConfig(resize=256),
+    preprocess=extract_config.PreprocessConfig(resize="crop"),
   )

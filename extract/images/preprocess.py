@@ -67,8 +67,12 @@ class Preprocessing:
       for name, value in vars(config).items()
       if value is not None
     }
+    side = given.get("image_size", self.image_size)
+    if given.get("resize") == "crop":
+      given["resize"] = round(side * 8 / 7)
+      if isinstance(self.resize, int):
+        del given["resize"]
     if isinstance(self.resize, int):
-      side = given.get("image_size", self.image_size)
       in_proportion = round(self.resize * side / self.image_size)
       given = {"resize": in_proportion} | given
     result = dataclasses.replace(self, **given)

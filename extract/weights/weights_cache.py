@@ -77,11 +77,12 @@ def remember(location: str, sha256: str) -> None:
 
 
 def remembered(sha256: str) -> str | None:
-  """Where weights of a SHA-256 were found last on this machine, if ever."""
+  """Where weights of a SHA-256 were found last, if they are still there."""
   try:
-    return read_json(_known(sha256))["location"]
+    location = read_json(_known(sha256))["location"]
   except (InputError, KeyError):
     return None
+  return location if "://" in location or os.path.isfile(location) else None
 
 
 def _known(sha256: str) -> pathlib.Path:

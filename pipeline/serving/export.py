@@ -13,6 +13,7 @@ from jaxtyping import Array, Float32, UInt8
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.backbone import Backbone
+from oneshot_dp.extract.images.preprocess import PILLOW_FILTER, Preprocessing
 from oneshot_dp.linear_dp.evaluate import Accuracy
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.pipeline.runs import output_dir
@@ -122,12 +123,13 @@ def _card(
     )
   trust = ", trust_remote_code=True" if has_code else ""
   usage = f"""```python
-from PIL import Image
+from PIL import Image, ImageOps
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 processor = AutoImageProcessor.from_pretrained(".")
 model = AutoModelForImageClassification.from_pretrained("."{trust})
-pixels = processor(Image.open("image.jpg"), return_tensors="pt")
+image = ImageOps.exif_transpose(Image.open("image.jpg")).convert("RGB")
+pixels = processor(image, return_tensors="pt")
 print(model.config.id2label[model(**pixels).logits.argmax().item()])
 ```
 """
@@ -136,10 +138,10 @@ print(model.config.id2label[model(**pixels).logits.argmax().item()])
   if no_transformers:
     usage = f"{no_transformers}\n"
   library = "jax" if no_transformers else "transformers"
-  side = backbone.preprocessing.image_size
+  side, names = backbone.preprocessing.image_size, data["class_names"]
   body = model_card(saved.receipt, saved.receipt_sha256)
   # Its last lines are about a directory with head.safetensors.
-  body = body.partition("`oneshot-dp verify` on this")[0]
+  body = body.partition("`oneshot-dp verify` on this")[0].rstrip() + "\n"
   title, _, rest = body.partition("\n")
   return f"""---
 library_name: {library}
@@ -158,19 +160,37 @@ tags:
 ## How to use it
 
 {usage}
-Or with JAX alone, of images [b, {side}, {side}, 3] uint8 that were resized as
-`receipt.json` says (`data.preprocess`):
+Or with JAX alone, of images [b, {side}, {side}, 3] uint8:
 
 ```python
 import pathlib
+import numpy as np
 from jax import export
+from PIL import Image, ImageOps
 
+image = ImageOps.exif_transpose(Image.open("image.jpg")).convert("RGB")
+{_resizing(backbone.preprocessing)}
 content = pathlib.Path("{STABLEHLO_FILE}").read_bytes()
-logits = export.deserialize(bytearray(content)).call(images)
+logits = export.deserialize(bytearray(content)).call(np.asarray(image)[None])
+print({list(names)}[logits.argmax()])
 ```
 
-Logits compare the classes of one image ({", ".join(data["class_names"][:8])}\
-{", …" if len(data["class_names"]) > 8 else ""}); they are no probabilities.
+Logits compare the classes of one image; they are no probabilities.
 `receipt.json` is the guarantee, and all that it follows from. Made by
 oneshot-dp.
 """
+
+
+def _resizing(images: Preprocessing) -> str:
+  """Lines of Pillow that make of `image` what the network is shown."""
+  side, how = images.image_size, PILLOW_FILTER[images.resample]
+  if not images.antialias:
+    return f"image = ...  # {images}: see the receipt"
+  if images.resize == "square":
+    return f"image = image.resize(({side}, {side}), Image.{how.name})"
+  full = f"({images.resize}, {images.resize})"
+  if images.keep_aspect:
+    full = f"[round(s * {images.resize} / min(image.size)) for s in image.size]"
+  return f"""image = image.resize({full}, Image.{how.name})
+left, top = ((s - {side}) // 2 for s in image.size)
+image = image.crop((left, top, left + {side}, top + {side}))"""

@@ -333,6 +333,16 @@ def test_what_is_asked_for_replaces_what_the_reference_does():
 
 @pytest.mark.parametrize(
   ("reference", "size", "resize"),
+  [("square", None, 256), ("square", 28, 32), (306, None, 306), (256, 28, 32)],
+)
+def test_crop_is_of_any_backbone(reference, size, resize):
+  """The reference's own where it has one, in proportion to the image."""
+  asked = PreprocessConfig(resize="crop", image_size=size)
+  assert Preprocessing(resize=reference).changed(asked).resize == resize
+
+
+@pytest.mark.parametrize(
+  ("reference", "size", "resize"),
   [(256, 384, 439), (256, 112, 128), ("square", 384, "square")],
 )
 def test_another_image_size_is_cropped_in_proportion(reference, size, resize):

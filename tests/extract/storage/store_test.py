@@ -181,7 +181,7 @@ def test_images_become_the_same_cache(place, tmp_path):
   assert str(report.cache.path) == url
   run_extraction(job, tmp_path / "local")
   assert digest(_copied(url, tmp_path / "copy")) == digest(tmp_path / "local")
-  train = "--epsilon 1 --delta 1e-5 --head lamb --quiet".split()
+  train = ["--epsilon", "1", "--delta", "1e-5", "--head", "lamb", "--quiet"]
   train += ["--ledger-dir", str(tmp_path / "ledgers"), "--out"]
   assert not main(["train", "--cache", url, *train, str(tmp_path / "head")])
   out = tmp_path / "classes.csv"

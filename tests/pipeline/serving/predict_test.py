@@ -155,6 +155,9 @@ def test_the_backbone_is_the_receipts(place, tmp_path, capsys, monkeypatch):
     weights_sha256=sha256,
     embedding="cls",
   )
+  weights_cache.remember(str(tmp_path / "moved.npz"), sha256)
+  with pytest.raises(ValueError, match="say where they are with --weights"):
+    backbone_config(vit, None, None)
   with pytest.raises(ValueError, match="of imported features"):
     backbone_config(data | {"preprocess": {}}, None, None)
 
