@@ -11,25 +11,33 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from oneshot_dp.extract.backbones.registry import (
+  find_architecture,
+  parameter_shapes,
+)
 from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.shell.parser import parse
 from tests.extract.caches import make_identity, write_cache
 
 ROOT = pathlib.Path(__file__).parents[2]
-DOCUMENTS = (
-  "README.md",
-  "PRIVACY.md",
-  "extract/README.md",
-  "pipeline/README.md",
-  "linear_dp/README.md",
+ROOMS = ("configs", "extract", "linear_dp", "pipeline", "tests")
+DOCUMENTS = sorted(
+  str(path.relative_to(ROOT))
+  for path in (
+    *ROOT.glob("*.md"),
+    *(path for room in ROOMS for path in (ROOT / room).rglob("*.md")),
+  )
 )
 LIBRARIES = (
   *("tensorflow_datasets", "numpy", "grain"),
   *("array_record", "pandas", "torch"),
 )
 OTHER_PYTHON = "ONESHOT_DP_TRANSFORMERS_PYTHON"
+MOST_WORDS = 1500
 _FENCE = re.compile(r"^```(\w+)( runnable)?\n(.*?)^```$", re.M | re.S)
 
 
@@ -66,12 +74,28 @@ def test_every_command_that_is_shown_is_one(document, line):
   assert not beam_options or beam_options[0] == "--runner"
 
 
-def test_there_is_something_to_type():
+def test_there_is_something_to_type_and_not_too_much_to_read():
   runnable = [language for language, marked, _ in fences("README.md") if marked]
-  assert runnable.count("sh") == 3  # the three uses
+  assert runnable.count("sh") == 2  # photographs, and many epsilons
   assert runnable.count("python") == 1
-  assert len(command_lines("README.md")) > 15
-  assert "@@" not in (ROOT / "README.md").read_text()
+  text = (ROOT / "README.md").read_text()
+  assert len(text.split()) <= MOST_WORDS
+  assert "@@" not in text
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_is_named_is_there(document):
+  """Programs of the tests, and links to files and their headings."""
+  text = (ROOT / document).read_text()
+  for program in re.findall(r"python (tests/[\w/]+\.py)", text):
+    assert (ROOT / program).is_file(), program
+  for link in re.findall(r"\]\(([^)\s:]+)\)", text):
+    path, _, heading = link.partition("#")
+    target = (ROOT / document).parent / path if path else ROOT / document
+    assert target.exists(), link
+    if heading:
+      titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+      assert heading in {t.lower().replace(" ", "-") for t in titles}, link
 
 
 def test_the_python_block_says_what_is_shown():
@@ -81,6 +105,26 @@ def test_the_python_block_says_what_is_shown():
   with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
     exec(blocks[at][2], {})
   assert blocks[at + 1] == ("text", False, said.getvalue())
+
+
+def write_photographs(folder: pathlib.Path) -> None:
+  """Photographs, new ones, and weights that nobody trained."""
+  rng = np.random.default_rng(0)
+  for i in range(36):
+    pixels = rng.integers(0, 256, (8, 8, 3), np.uint8)
+    kind = ("cat", "dog", "horse")[i % 3]
+    for place in (f"photos/{kind}", *["new_photos"] * (i < 3)):
+      (folder / place).mkdir(parents=True, exist_ok=True)
+      Image.fromarray(pixels).save(folder / place / f"{i}.png")
+  network = find_architecture("vit_ti16")
+  shapes = parameter_shapes(
+    network.build("cls", "float32"), network.reference.image_size
+  )
+  weights = {
+    name: rng.normal(0, 0.1, shape).astype(np.float32)
+    for name, shape in shapes.items()
+  }
+  np.savez(folder / "vit_ti16.npz", allow_pickle=False, **weights)
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +164,9 @@ def test_a_cache_is_read_with_other_libraries(caches, at, library, monkeypatch):
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory):
-  """Every runnable block of the README, in a folder where nothing is."""
+  """Every runnable block of the README, where a reader's photographs are."""
   folder = tmp_path_factory.mktemp("reader")
+  write_photographs(folder)
   command = folder / "bin" / "oneshot-dp"
   command.parent.mkdir()
   command.write_text(
@@ -156,7 +201,9 @@ def typed(tmp_path_factory):
 @pytest.mark.slow
 def test_the_runnable_blocks_run_in_order(typed):
   folder, said = typed
-  assert (folder / "heads/epsilon-2/receipt.json").is_file()
+  assert (folder / "heads/epsilon-4/receipt.json").is_file()
+  assert "predictions.csv: 3 images" in said
+  assert "recall of horse" in said
   assert (folder / "results/report.html").stat().st_size > 10_000
   assert "ok: " in said  # verify
   ledgers = folder / "home/.local/state/oneshot-dp/ledgers"
@@ -171,5 +218,5 @@ def test_results_are_the_tree_that_is_shown(typed):
     for name in re.findall(r"[\w./-]+\.(?:csv|json|png|pdf|html)", line):
       if not line.strip().startswith("heads/"):
         assert (folder / "results" / name).is_file(), name
-  head = folder / "results/heads/epsilon-1-draw-0"
+  head = folder / "results/heads/epsilon-2-draw-0"
   assert json.loads((head / "receipt.json").read_text())["private"] is True
