@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import msgspec
 import numpy as np
 from dp_accounting import NeighboringRelation
 
@@ -157,9 +158,9 @@ class Mechanism(abc.ABC):
 
   @classmethod
   def from_json(cls, section: Mapping[str, Any]) -> Self:
-    """Reads the parameters."""
+    """Reads the parameters, each of its type; KeyError or ValueError."""
     fields = dataclasses.fields(cls)  # pyrefly: ignore[bad-argument-type]
-    return cls(**{field.name: section[field.name] for field in fields})
+    return msgspec.convert({f.name: section[f.name] for f in fields}, cls)
 
   @abc.abstractmethod
   def as_json(self) -> dict[str, Any]:

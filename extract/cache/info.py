@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import msgspec
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_info
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.cache.identity import (
-  BackboneIdentity,
   CacheIdentity,
   sha256_of,
 )
@@ -145,12 +145,8 @@ class CacheInfo(CacheIdentity):
         " cache again."
       )
     try:
-      values = {f.name: data[f.name] for f in dataclasses.fields(cls)}
-      for name in ("class_names", "skipped_example_ids"):
-        values[name] = tuple(values[name])
-      values["backbone"] = BackboneIdentity(**values["backbone"])
-      info = cls(**values)
-    except (KeyError, TypeError) as e:
+      info = msgspec.convert(data, cls)
+    except ValueError as e:
       raise InputError(f"field missing or malformed ({e}).") from e
     if info.to_json() != data:
       raise InputError(
@@ -188,12 +184,6 @@ class ShardRecord:
   def keys_file(self) -> str:
     """Name of the file of the rows' keys."""
     return self.file.replace(".array_record-", ".content_keys-")
-
-  @classmethod
-  def from_json(cls, data: Mapping[str, Any]) -> Self:
-    fields = dict(data)
-    skipped = tuple(fields.pop("skipped_example_ids"))
-    return cls(**fields, skipped_example_ids=skipped)
 
 
 def tfds_metadata(

@@ -7,10 +7,9 @@ import hashlib
 import itertools
 import os
 import pathlib
-import queue
 import re
-import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TypedDict
 
 import numpy as np
 from array_record.python import array_record_module
@@ -28,8 +27,9 @@ from oneshot_dp.extract.cache.info import (
   ShardRecord,
 )
 from oneshot_dp.extract.storage.checked_files import Listed, checked_files
-from oneshot_dp.extract.storage.durable_files import json_object
+from oneshot_dp.extract.storage.fetch_ahead import read_ahead
 from oneshot_dp.extract.storage.store import Store, store_at
+from oneshot_dp.extract.storage.typed_json import stored_json
 
 # Records are read one after another, and the disk's own read-ahead serves
 # that: ArrayRecord's threads cost more than they bring (2.4 against 3.7 GB/s).
@@ -109,7 +109,7 @@ class FeatureCache:
       raise ValueError(f"shard_order is not within 0 … {len(self.shards) - 1}.")
     if prefetch < 1:
       raise ValueError(f"prefetch={prefetch} must be at least 1.")
-    return _prefetched(self.read(order), prefetch)
+    return read_ahead(self.read(order), prefetch)
 
   def shard_blocks(self, shard_index: int) -> Iterator[Block]:
     """Streams one shard in the calling thread; see `blocks`."""
@@ -215,13 +215,19 @@ def open_cache(path: str | os.PathLike) -> FeatureCache:
   return cache
 
 
+class _Listed(TypedDict):
+  """What readers need of `shards.json`."""
+
+  shards: tuple[ShardRecord, ...]
+
+
 def read_metadata(path: str | os.PathLike) -> FeatureCache:
   """`open_cache` without a look at the shards."""
   store = store_at(path)
   directory = store.path
   try:
-    data = json_object(directory / INFO_FILE, store.read(INFO_FILE))
-    listed = json_object(directory / SHARDS_FILE, store.read(SHARDS_FILE))
+    data = stored_json(store, INFO_FILE)
+    shards = stored_json(store, SHARDS_FILE, _Listed)["shards"]
   except FileNotFoundError as e:
     there = store.sizes()
     if not there:
@@ -240,13 +246,6 @@ def read_metadata(path: str | os.PathLike) -> FeatureCache:
     info = CacheInfo.from_json(data)
   except InputError as e:
     raise InputError(f"{directory / INFO_FILE}: {e}") from e
-  try:
-    shards = tuple(ShardRecord.from_json(shard) for shard in listed["shards"])
-  except (KeyError, TypeError) as e:
-    raise InputError(
-      f"{directory / SHARDS_FILE}: malformed ({type(e).__name__}); restore it "
-      "or extract the cache again."
-    ) from e
   expected = [
     (info.shard_name(i), info.shard_range(i).start)
     for i in range(info.num_shards)
@@ -298,46 +297,3 @@ def size_problems(cache: FeatureCache) -> dict[int, str]:
         f"{cache.path / shard.file}: {size} bytes, not {shard.bytes}"
       )
   return problems
-
-
-def _prefetched(
-  blocks: Generator[Block, None, None], prefetch: int
-) -> Iterator[Block]:
-  """Yields the blocks that a thread reads ahead.
-
-  Two C queues, one of blocks and one of tickets to read a block, cost less per
-  block than a bounded `queue.Queue`, whose locks are taken in Python.
-  """
-  ready: queue.SimpleQueue[Block | BaseException | None] = queue.SimpleQueue()
-  tickets: queue.SimpleQueue[bool] = queue.SimpleQueue()
-  for _ in range(prefetch - 1):  # and the thread has a block in its hands
-    tickets.put(True)
-
-  def read_ahead() -> None:
-    try:
-      with contextlib.closing(blocks):
-        for block in blocks:
-          if not tickets.get():
-            return
-          ready.put(block)
-          del block
-      ready.put(None)
-    except BaseException as e:
-      ready.put(e)
-
-  thread = threading.Thread(
-    target=read_ahead, name="feature-cache-reader", daemon=True
-  )
-  thread.start()
-  try:
-    while True:
-      tickets.put(True)
-      item = ready.get()
-      if item is None:
-        return
-      if isinstance(item, BaseException):
-        raise item
-      yield item
-  finally:
-    tickets.put(False)
-    thread.join()

@@ -32,9 +32,9 @@ from oneshot_dp.extract.storage.durable_files import (
   disk_errors,
   file_sha256,
   json_bytes,
-  json_object,
 )
 from oneshot_dp.extract.storage.store import Store, store_at
+from oneshot_dp.extract.storage.typed_json import stored_json
 
 # No compression: embeddings do not compress, and it costs speed. A group of
 # one record keeps random access.
@@ -205,12 +205,8 @@ def _record_file(shard_index: int) -> str:
 def _attempt(store: Store, shard_index: int) -> _Attempt | None:
   """The attempt that is the shard, if its record can be read."""
   try:
-    name = _record_file(shard_index)
-    data = json_object(store.path / name, store.read(name))
-    return _Attempt(
-      name=data["name"], record=ShardRecord.from_json(data["record"])
-    )
-  except (FileNotFoundError, InputError, KeyError, TypeError):
+    return stored_json(store, _record_file(shard_index), _Attempt)
+  except (FileNotFoundError, InputError):
     return None
 
 

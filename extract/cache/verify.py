@@ -19,6 +19,7 @@ from oneshot_dp.extract.cache.reader import (
   repeated_ids,
   size_problems,
 )
+from oneshot_dp.extract.storage.typed_json import stored_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,8 +148,8 @@ def _metadata_problems(cache: FeatureCache) -> Iterator[str]:
   expected = tfds_metadata(info, cache.shards)
   for name, text in expected.items():
     try:
-      same = json.loads(cache.store.read(name)) == json.loads(text)
-    except (FileNotFoundError, ValueError):
+      same = stored_json(cache.store, name) == json.loads(text)
+    except (FileNotFoundError, InputError):
       same = False
     if not same:
       yield f"{cache.path / name}: missing or not what TFDS must be told"

@@ -30,8 +30,9 @@ from oneshot_dp.extract.cache.info import (
 )
 from oneshot_dp.extract.cache.reader import FeatureCache, repeated_ids
 from oneshot_dp.extract.cache.shard_writer import finished_shards
-from oneshot_dp.extract.storage.durable_files import json_bytes, json_object
+from oneshot_dp.extract.storage.durable_files import json_bytes
 from oneshot_dp.extract.storage.store import Store, store_at
+from oneshot_dp.extract.storage.typed_json import stored_json
 
 _JOB_FILE = f"{INCOMPLETE_DIR}/job.json"
 _COMPUTED_ON_FILE = f"{INCOMPLETE_DIR}/computed_on.json"
@@ -86,7 +87,7 @@ def _job(identity: CacheIdentity) -> dict[str, Any]:
 def _check(store: Store, identity: CacheIdentity) -> None:
   """Refuses a directory of another job, or of something else."""
   try:
-    there = json_object(store.path / _JOB_FILE, store.read(_JOB_FILE))
+    there = stored_json(store, _JOB_FILE)
   except FileNotFoundError:
     left = store.sizes().keys() - {f"{INCOMPLETE_DIR}/"}
     if left and INFO_FILE not in left:
@@ -107,7 +108,7 @@ def is_complete(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
   store = store_at(out_dir)
   out = store.path
   try:
-    there = json_object(out / INFO_FILE, store.read(INFO_FILE))
+    there = stored_json(store, INFO_FILE)
   except FileNotFoundError:
     return False
   now = identity.to_json()
@@ -140,9 +141,8 @@ def check_computed_on(
   """
   store = store_at(out_dir)
   if not store.put(_COMPUTED_ON_FILE, json_bytes(computed_on), create=True):
-    there = store.read(_COMPUTED_ON_FILE)
-    place = store.path / _COMPUTED_ON_FILE
-    refuse_another(store.path, json_object(place, there), dict(computed_on))
+    there = stored_json(store, _COMPUTED_ON_FILE)
+    refuse_another(store.path, there, dict(computed_on))
 
 
 def finish(

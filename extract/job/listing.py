@@ -26,8 +26,9 @@ from oneshot_dp.extract.cache.shard_writer import forget_shards
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.image_folder import mended
 from oneshot_dp.extract.sources.open_source import open_source
-from oneshot_dp.extract.storage.durable_files import json_bytes, json_object
+from oneshot_dp.extract.storage.durable_files import json_bytes
 from oneshot_dp.extract.storage.store import store_at
+from oneshot_dp.extract.storage.typed_json import stored_json
 
 _FILE = f"{INCOMPLETE_DIR}/listing"
 _RANDOM = 32
@@ -80,8 +81,8 @@ def keep_listing(
 def check_listing(out: str | os.PathLike, source: Source) -> None:
   """Refuses a finished cache of another listing; old caches name none."""
   store = store_at(out)
-  shards = json_object(store.path / SHARDS_FILE, store.read(SHARDS_FILE))
-  if shards.get(LISTING_SHA256) not in (None, listing_sha256(source)):
+  listed = stored_json(store, SHARDS_FILE).get(LISTING_SHA256)
+  if listed not in (None, listing_sha256(source)):
     raise _another(out, source)
 
 

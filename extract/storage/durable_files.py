@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import pathlib
+import stat
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import RunError
 
 TEMPORARY_SUFFIX = ".tmp"
 _NO_ROOM_KNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -92,25 +93,14 @@ def json_bytes(data: Any) -> bytes:
   return f"{text}\n".encode()
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object; refuses a file that is none."""
-  try:
-    return json_object(path, path.read_bytes())
-  except OSError as e:
-    raise InputError(f"{path}: cannot be read: {e.strerror}.") from e
-
-
-def json_object(path: pathlib.Path, content: bytes) -> dict[str, Any]:
-  """The JSON object that is in a file; refuses what is none."""
-  try:
-    data = json.loads(content)
-  except (ValueError, RecursionError) as e:
-    raise InputError(
-      f"{path}: not JSON ({e}); restore it or extract again."
-    ) from e
-  if not isinstance(data, dict):
-    raise InputError(f"{path}: not a JSON object; restore it or extract again.")
-  return data
+def read_bytes(path: pathlib.Path, most: int) -> bytes:
+  """A file's bytes; an OSError for more than `most`, or what is no file."""
+  status = path.stat()
+  if not stat.S_ISREG(status.st_mode):
+    raise OSError(errno.EINVAL, "it is no file")
+  if status.st_size > most:
+    raise OSError(errno.EFBIG, f"{status.st_size} bytes are too many")
+  return path.read_bytes()
 
 
 def file_sha256(path: pathlib.Path) -> str:

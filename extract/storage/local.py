@@ -6,11 +6,13 @@ import fcntl
 import os
 import pathlib
 import shutil
+import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.storage.durable_files import (
   disk_errors,
+  read_bytes,
   sync,
   temporary_file,
   write_bytes,
@@ -39,9 +41,9 @@ class LocalStore:
         f"{self.path / folder}: cannot be read: {e.strerror}."
       ) from e
 
-  def read(self, name: str) -> bytes:
+  def read(self, name: str, most: int = sys.maxsize) -> bytes:
     try:
-      return (self.path / name).read_bytes()
+      return read_bytes(self.path / name, most)
     except (FileNotFoundError, NotADirectoryError) as e:
       raise FileNotFoundError(*e.args) from e
     except OSError as e:

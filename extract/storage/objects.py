@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import pathlib
 import secrets
+import sys
 import tempfile
 import threading
 import time
@@ -115,10 +116,11 @@ class ObjectStore:
   def size(self, name: str) -> int:
     return self._ask(name, lambda: obstore.head(self._store, name))["size"]
 
-  def read(self, name: str) -> bytes:
-    return self._ask(
-      name, lambda: obstore.get(self._store, name).bytes().to_bytes()
-    )
+  def read(self, name: str, most: int = sys.maxsize) -> bytes:
+    found = self._ask(name, lambda: obstore.get(self._store, name))
+    if (size := found.meta["size"]) > most:
+      raise InputError(f"{self.path / name}: {size} bytes are too many.")
+    return self._ask(name, lambda: found.bytes().to_bytes())
 
   def put(self, name: str, data: bytes, *, create: bool = False) -> bool:
     return (

@@ -7,6 +7,7 @@ holds a store needs to know which it is; a new kind is a row of `store_at`.
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
@@ -39,8 +40,8 @@ class Store(Protocol):
     """Bytes of each file right in a folder, by name; folders end in "/"."""
     ...
 
-  def read(self, name: str) -> bytes:
-    """Returns a small file."""
+  def read(self, name: str, most: int = sys.maxsize) -> bytes:
+    """Returns a small file; InputError if it has more than `most` bytes."""
     ...
 
   def put(self, name: str, data: bytes, *, create: bool = False) -> bool:

@@ -16,11 +16,8 @@ import requests
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.extract.storage.durable_files import (
-  disk_errors,
-  read_json,
-  write_json,
-)
+from oneshot_dp.extract.storage.durable_files import disk_errors, write_json
+from oneshot_dp.extract.storage.typed_json import read_json
 
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 1.0
@@ -259,8 +256,8 @@ def _start(part: pathlib.Path, file: _File) -> None:
 def _noted(part: pathlib.Path) -> _File:
   """What the part is a part of; nothing is known where the note is damaged."""
   try:
-    return _File(**read_json(note_path(part)))
-  except (InputError, TypeError):
+    return read_json(note_path(part), _File)
+  except InputError:
     return _File()
 
 

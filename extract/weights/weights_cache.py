@@ -18,9 +18,9 @@ from oneshot_dp.extract.storage.durable_files import (
   disk_errors,
   file_sha256,
   publish,
-  read_json,
   write_json,
 )
+from oneshot_dp.extract.storage.typed_json import read_json
 from oneshot_dp.extract.weights import download
 from oneshot_dp.extract.weights.download import Remote, is_trustworthy
 

@@ -60,12 +60,8 @@ class Chosen(Mechanism):
 
   @classmethod
   def from_json(cls, section: Mapping[str, Any]) -> Self:
-    fields = {
-      field.name: section[field.name] for field in dataclasses.fields(cls)
-    }
-    for name in ("candidates", "noisy_counts"):
-      fields[name] = tuple(section[name])
-    found = cls(**fields | {"chosen": mechanism_of(section["chosen"])})
+    chosen = mechanism_of(section["chosen"])
+    found = super().from_json({**section, "chosen": chosen})
     least = found.release_noise_multiplier
     if getattr(found.chosen, "noise_multiplier", least) < least:
       raise ValueError(f"a candidate has less noise than {least}")

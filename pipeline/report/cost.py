@@ -19,7 +19,7 @@ from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import CAP, Spending, spending_of
-from oneshot_dp.pipeline.report.run_record import RunRecord, read_back
+from oneshot_dp.pipeline.report.run_record import RunRecord
 from oneshot_dp.pipeline.saved_head.check_receipt import same
 
 _MOST_ENTRIES = 12
@@ -48,10 +48,8 @@ def cost_of(run: RunRecord, unsound: Collection[str] = ()) -> RunCost:
   Raises:
     InputError: a receipt lacks something, or results.json says something else.
   """
-  with read_back(run.directory):
-    cost = _cost(run)
-    contradiction = next(_contradictions(run, cost, unsound), None)
-  if contradiction:
+  cost = _cost(run)
+  if contradiction := next(_contradictions(run, cost, unsound), None):
     raise InputError(
       f"{run.directory}: {contradiction}: results.json does not say what"
       " the receipts say; run it again."

@@ -4,13 +4,19 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.storage.typed_json import (
+  OBJECT,
+  parse_json,
+  read_content,
+)
 from oneshot_dp.pipeline.runs.results import (
   SweepRow,
   grouped,
@@ -118,10 +124,18 @@ def read_back(place: Path, *others: type[Exception]) -> Iterator[None]:
 
 def read_run(directory: Path) -> RunRecord:
   """What `sweep` or `compare` wrote; InputError for anything else."""
-  config = _read(directory / "config.json")
-  results = _read(directory / "results.json")
-  written = (directory / "results.json").read_bytes()
-  digest = hashlib.sha256(written).hexdigest()
+  files = directory / "config.json", directory / "results.json"
+  if not all(file.is_file() for file in files):
+    raise InputError(
+      f"{directory} holds no results; give the directory that `sweep` or"
+      " `compare` wrote with --out."
+    )
+  written = [read_content(file) for file in files]
+  config, results = (
+    parse_json(file, content, OBJECT, "run it again", _RENAMED)
+    for file, content in zip(files, written, strict=True)
+  )
+  digest = hashlib.sha256(written[1]).hexdigest()
   if config.get("results_sha256", digest) != digest:
     raise InputError(
       f"{directory / 'results.json'} is not the one that the run wrote: it was"
@@ -133,35 +147,12 @@ def read_run(directory: Path) -> RunRecord:
       " which reports are about; run one of them again."
     )
   with read_back(directory):
+    heads = [h | {"epsilon": float(h["epsilon"])} for h in results["heads"]]
+    rows = msgspec.convert(heads, tuple[SweepRow, ...])
     run = RunRecord(
-      directory=directory,
-      config=config,
-      results=results,
-      rows=tuple(
-        SweepRow(**head | {"epsilon": float(head["epsilon"])})
-        for head in results["heads"]
-      ),
+      directory=directory, config=config, results=results, rows=rows
     )
     if not run.noisy:
       raise ValueError("no heads")
     _ = run.dataset, run.class_names, run.labels_are_public, run.delta
   return run
-
-
-def _read(path: Path) -> dict[str, Any]:
-  try:
-    with read_back(path):
-      value = json.loads(path.read_text(), object_pairs_hook=_in_todays_words)
-      if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-  except OSError as error:
-    raise InputError(
-      f"{path.parent} holds no results: {path.name} cannot be read"
-      f" ({error.strerror}); give the directory that `sweep` or `compare` wrote"
-      " with --out."
-    ) from error
-  return value
-
-
-def _in_todays_words(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-  return {_RENAMED.get(name, name): value for name, value in pairs}

@@ -12,16 +12,17 @@ ImageNet?", 2020 (arXiv 2006.07159); real.json of its authors.
 
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import POSITION_IDS
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.extract.storage.typed_json import parse_json, read_content
 from oneshot_dp.linear_dp.evaluate import LabelLists
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.pipeline.runs.evaluation import Evaluation, count_cache
@@ -58,7 +59,7 @@ class RealLabels:
         " or --source.id-from-name (image folder), or import it with example_id"
         " = the number in the file's name."
       )
-    content = _content(path)
+    content = read_content(path)
     lists = _lists(path, content, info.num_classes)
     met = np.zeros(len(lists.labels), bool)
     listed = agreeing = 0
@@ -100,29 +101,15 @@ class RealLabels:
     )
 
 
-def _content(path: Path) -> bytes:
-  try:
-    return path.read_bytes()
-  except OSError as error:
-    raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-
-
 def _lists(path: Path, content: bytes, num_classes: int) -> LabelLists:
-  try:
-    entries = json.loads(content)
-  except (ValueError, RecursionError) as error:
-    raise InputError(f"{path} is not JSON ({error}).") from error
-  if not isinstance(entries, list) or not entries:
-    raise InputError(f"{path}: not a JSON list with a list for each image.")
-  for i, entry in enumerate(entries):
-    if not isinstance(entry, list) or not all(
-      type(label) is int and 0 <= label < num_classes for label in entry
-    ):
-      raise InputError(
-        f"{path}: entry {i} is {json.dumps(entry)[:60]}; it must be a list of"
-        f" classes, integers in [0, {num_classes})."
-      )
-  longest = max(1, *(len(set(entry)) for entry in entries))
+  label = Annotated[int, msgspec.Meta(ge=0, lt=num_classes)]
+  entries: list[list[int]] = parse_json(
+    path,
+    content,
+    list[list[label]],
+    f"it must list the classes of each image, integers in [0, {num_classes})",
+  )
+  longest = max([1, *(len(set(entry)) for entry in entries)])
   labels = np.full((len(entries), longest), -1, np.int32)
   for row, entry in zip(labels, entries, strict=True):
     distinct = sorted(set(entry))

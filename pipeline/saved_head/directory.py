@@ -15,15 +15,20 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract.cache.identity import sha256_of
+from oneshot_dp.extract.cache.identity import BackboneIdentity, sha256_of
 from oneshot_dp.extract.cache.info import CacheInfo
+from oneshot_dp.extract.storage.typed_json import (
+  OBJECT,
+  parse_json,
+  read_content,
+)
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM, TrainedHead
 from oneshot_dp.pipeline.ledger.ledger import Ledger, Published
@@ -36,14 +41,26 @@ INPUT = "input"
 """In the metadata of the weights: what the kernel is multiplied with."""
 RECEIPT_FILE = "receipt.json"
 CARD_FILE = "README.md"
-_SECTIONS = [
-  "privacy",
-  "composition",
-  "mechanism",
-  "data",
-  "training",
-  "software",
-]
+
+
+class _Data(TypedDict):
+  dataset: str
+  split: str
+  class_names: tuple[str, ...]
+  backbone: BackboneIdentity
+  backbone_fingerprint: str
+
+
+class Receipt(TypedDict):
+  """What every receipt has, of whichever version; see `check_receipt`."""
+
+  private: bool
+  privacy: OBJECT
+  composition: OBJECT
+  mechanism: OBJECT
+  data: _Data
+  training: OBJECT
+  software: OBJECT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,20 +176,11 @@ def read_head(directory: Path) -> SavedHead:
     raise InputError(
       f"{directory / WEIGHTS_FILE} is damaged ({error}); train the head again."
     ) from error
-  try:
-    receipt = json.loads((directory / RECEIPT_FILE).read_text())
-    if not isinstance(receipt, dict):
-      raise ValueError("not a JSON object")
-    for name in _SECTIONS:
-      if not isinstance(receipt.get(name, {}), dict):
-        raise ValueError(f"{name} is no JSON object")
-    data = receipt.get("data", {})
-    if not isinstance(data.get("backbone", {}), dict):
-      raise ValueError("data.backbone is no JSON object")
-  except (ValueError, RecursionError) as error:
-    raise InputError(
-      f"{directory / RECEIPT_FILE} is damaged ({error}); train the head again."
-    ) from error
+  place = directory / RECEIPT_FILE
+  receipt, _ = (
+    parse_json(place, read_content(place), kind, "train the head again")
+    for kind in (OBJECT, Receipt)
+  )
   return SavedHead(
     head=head,
     receipt=upgraded(receipt),

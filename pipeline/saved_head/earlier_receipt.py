@@ -76,10 +76,7 @@ def notes_on(receipt: dict[str, Any]) -> list[str]:
     receipt: as it was written.
   """
   notes = [TESTABLE] if receipt.get("format_version") == 1 else []
-  privacy = receipt.get("privacy")
-  if isinstance(privacy, dict) and (
-    privacy.get("neighboring_relation") == _NO_LONGER
-  ):
+  if receipt["privacy"].get("neighboring_relation") == _NO_LONGER:
     notes.append(
       f"it was stated in {_NO_LONGER}, which held only for whoever does not"
       " know n, and the receipt gives n: read REPLACE_SPECIAL (an example, or"

@@ -1,7 +1,9 @@
 """What a receipt says of the public rows that private ones were centred by."""
 
 import dataclasses
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Self
+
+import msgspec
 
 from oneshot_dp.configs.head_config import PublicUse
 from oneshot_dp.extract.cache.info import CacheInfo
@@ -27,7 +29,7 @@ class PublicRecord:
   dataset: str
   dataset_version: str | None
   split: str
-  num_examples: int
+  num_examples: Annotated[int, msgspec.Meta(ge=1)]
   cache_fingerprint: str
   used: PublicUse
 
@@ -45,16 +47,8 @@ class PublicRecord:
 
   @classmethod
   def from_json(cls, section: dict[str, Any]) -> Self:
-    """Reads the parameters.
-
-    Raises:
-      KeyError, TypeError, ValueError: it is no record.
-    """
-    fields = [field.name for field in dataclasses.fields(cls)]
-    record = cls(**{name: section[name] for name in fields})
-    if record.used not in get_args(PublicUse) or record.num_examples < 1:
-      raise ValueError(f"{SETTING}: {record}")
-    return record
+    """Reads the parameters; a ValueError says that it is no record."""
+    return msgspec.convert(section, cls)
 
   @property
   def whitens(self) -> bool:

@@ -20,7 +20,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import safetensors
@@ -32,10 +32,10 @@ from oneshot_dp.extract.storage.durable_files import (
   TEMPORARY_SUFFIX,
   disk_errors,
   json_bytes,
-  read_json,
   take_room,
 )
 from oneshot_dp.extract.storage.local import LocalStore
+from oneshot_dp.extract.storage.typed_json import OBJECT, read_json
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import Resumable
 from oneshot_dp.pipeline.ledger.charge import Charge
@@ -102,7 +102,7 @@ class Record:
       "trainings": [each and each.settings for each in trainings],
     }
     if (folder / _HEADER).exists():
-      there = read_json(folder / _HEADER)
+      there = _header(folder)
       paid = _charges(ledger, there["name"])
       if not paid and _releases(folder):
         raise InputError(
@@ -237,10 +237,25 @@ def kept_steps(folder: Path) -> str:
   """How far a training is, such as "7 of 19 steps"; "" if there is none."""
   if not (folder / _HEADER).exists():
     return ""
-  header = read_json(folder / _HEADER)
+  header = _header(folder)
   steps = {f"-{step}".replace(" ", "-") for step in header["step"]}
   done = sum(path.name.endswith(tuple(steps)) for path in _releases(folder))
   return f"{done} of {header['num_steps']} steps"
+
+
+class _Header(TypedDict):
+  version: str
+  noise_seed: int | None
+  step: list[str | None]
+  num_steps: int
+  num_bytes: int
+  trainings: list[OBJECT | None]
+  name: str
+
+
+def _header(folder: Path) -> Any:
+  mend = "restore it, or remove the folder and pay anew"
+  return read_json(folder / _HEADER, _Header, mend)
 
 
 def _charges(ledger: Ledger, name: str) -> list[str]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import (
@@ -121,14 +121,6 @@ class MultiStepRule(StepsRule):
   @property
   def sampling(self) -> PoissonSampling | None:
     return self.batches.poisson if self.batches.sampling == "poisson" else None
-
-  @classmethod
-  def from_json(cls, section: Mapping[str, Any]) -> Self:
-    parts = {
-      "loss": Loss(**section["loss"]),
-      "batches": Batches(**section["batches"]),
-    }
-    return super().from_json({**section, **parts})
 
   def as_json(self) -> dict[str, Any]:
     batches = self.batches

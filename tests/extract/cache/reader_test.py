@@ -290,10 +290,16 @@ def _edit(path, **changes):
     ),
     (
       lambda c: (c.path / "shards.json").write_text("{"),
-      "shards.json: not JSON",
+      "shards.json is damaged (Expecting",
     ),
-    (lambda c: (c.path / "shards.json").write_text("[]"), "not a JSON object"),
-    (lambda c: _edit(c.path / "shards.json", shards=[{}]), "malformed"),
+    (
+      lambda c: (c.path / "shards.json").write_text("[]"),
+      "shards.json is damaged (Expected `object`",
+    ),
+    (
+      lambda c: _edit(c.path / "shards.json", shards=[{}]),
+      "`file` - at `$.shards[0]`",
+    ),
     (
       lambda c: _edit(c.path / "shards.json", shards=[]),
       "0 shards with 0 rows",

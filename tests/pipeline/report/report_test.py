@@ -273,7 +273,7 @@ class TestRefusals:
 
   def test_a_folder_of_something_else(self, sweep, tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-      with pytest.raises(InputError, match=r"holds no results: config\.json"):
+      with pytest.raises(InputError, match=r"holds no results; give the"):
         write_report(folder)
     run = sweep.copied(tmp_path / "run")
     (run / "config.json").write_text("{}")

@@ -78,14 +78,14 @@ def test_counts_are_stated(numbered, file):
 @pytest.mark.parametrize(
   ("content", "said"),
   [
-    ({"1": [0]}, "not a JSON list with a list for each image"),
-    ([], "not a JSON list"),
-    ([[0], 1], r"entry 1 is 1; it must be a list of classes"),
-    ([[0], [1, 4]], r"entry 1 is \[1, 4\]; .* integers in \[0, 4\)"),
-    ([[-1]], r"entry 0 is \[-1\]"),
-    ([[1.0]], r"entry 0 is \[1.0\]"),
-    ([[True]], r"entry 0 is \[true\]"),
-    ([["1"]], r"entry 0 is "),
+    ({"1": [0]}, r"damaged \(Expected `array`, got `object`"),
+    ([], "there are 0 lists"),
+    ([[0], 1], r"at `\$\[1\]`\); it must list the classes of each image"),
+    ([[0], [1, 4]], r"<= 3 - at `\$\[1\]\[1\]`.* integers in \[0, 4\)"),
+    ([[-1]], "Expected `int` >= 0"),
+    ([[1.5]], "Expected `int`, got `float`"),
+    ([[True]], "Expected `int`, got `bool`"),
+    ([["1"]], "Expected `int`, got `str`"),
     (entries()[:-1], "example_id=80 has no list of labels: .* ids 1 to 79"),
     ([[]] * ROWS, "0 have their own label in the list"),
     (entries()[1:] + entries()[:1], "numbers them or their classes otherwise"),
@@ -102,7 +102,7 @@ def test_a_file_that_does_not_fit(numbered, tmp_path, content, said):
 @pytest.mark.parametrize("text", ["", "[[0],", "\x00", "[" * 100_000])
 def test_a_file_that_is_no_json(numbered, tmp_path, text):
   (tmp_path / "real.json").write_text(text)
-  with pytest.raises(InputError, match="is not JSON"):
+  with pytest.raises(InputError, match="is damaged"):
     RealLabels.of(tmp_path / "real.json", numbered)
 
 

@@ -59,17 +59,3 @@ def test_a_head_has_the_space_of_its_cache(finished_sweep, train_cache):
   of_head = FeatureSpace.of_receipt("head", saved.receipt)
   of_cache = FeatureSpace.of_cache("head", train_cache.info)
   assert of_head == of_cache
-
-
-@pytest.mark.parametrize(
-  "receipt",
-  [
-    {},
-    {"data": None},
-    {"data": {"backbone": {}}},
-    {"data": {"backbone": {"name": "a"}, "backbone_fingerprint": "b"}},
-  ],
-)
-def test_a_receipt_that_does_not_say(receipt):
-  with pytest.raises(InputError, match="heads/1: its receipt does not say"):
-    FeatureSpace.of_receipt("heads/1", receipt)

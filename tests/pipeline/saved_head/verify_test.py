@@ -1,5 +1,6 @@
 """`verify` on heads: what was changed is found, and who paid."""
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -110,7 +111,8 @@ class TestChangedFiles:
     assert len(paths) > 80
     for path in paths:
       file.write_text(json.dumps(change(receipt, path)))
-      assert verify_head(head, ledgers).problems, path
+      with contextlib.suppress(InputError):  # of another type
+        assert verify_head(head, ledgers).problems, path
 
   def test_any_field_left_out(self, head, ledgers):
     file = head / "receipt.json"
@@ -122,7 +124,8 @@ class TestChangedFiles:
         inner = inner[key]
       del inner[path[-1]]
       file.write_text(json.dumps(changed))
-      assert verify_head(head, ledgers).problems, path
+      with contextlib.suppress(InputError):
+        assert verify_head(head, ledgers).problems, path
 
   def test_a_receipt_laid_out_differently(self, head, ledgers, tmp_path):
     """It says the same, and is not the file that was published."""
@@ -184,7 +187,7 @@ class TestChangedFiles:
     for value in (None, 3, [], "x"):
       content = json.dumps(receipt | {name: value})
       (head / "receipt.json").write_text(content)
-      with pytest.raises(InputError, match=f"{name} is no JSON object"):
+      with pytest.raises(InputError, match=rf"Expected.* at `\$\.{name}`"):
         verify_head(head)
 
   def test_the_card(self, head, ledgers):
