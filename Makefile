@@ -38,7 +38,8 @@ test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 test-cluster: $(VENV)/.project ## Flink, its workers killed (Java 17 and Maven)
 	@$(BIN)/python -m tests.cluster.kills $(CLUSTER_ARGS)
 
-fuzz: $(VENV)/.project ## damaged files and odd words, for an hour or so
+fuzz: $(VENV)/.project ## damaged files, odd words and failing disks, for an hour or two
+	@$(BIN)/python -m tests.faults.injection
 	@FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 lint: $(VENV)/.project ## ruff (rules, format) and pyrefly (types)

@@ -126,7 +126,8 @@ class LocalStore:
         ) from e
       yield
     finally:
-      os.close(handle)
+      with contextlib.suppress(OSError):  # nothing was written through it
+        os.close(handle)
 
   def _place(self, name: str) -> pathlib.Path:
     """The path of a file that is to be written, in a folder that is there."""

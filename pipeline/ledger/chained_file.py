@@ -10,8 +10,9 @@ leaves behind is one of these states, and everything else is tampering:
 
     killed before …               lines      head     what the next use does
     1 head of the empty file      0          none     nothing was added
-    2 a torn line is cut off,
-      a late head is mended       as below   as below does it again
+    2 a torn line is cut off, a
+      late head is mended, the
+      folder is flushed           as below   as below does it again
     3 the line is written         n          n        nothing was added
       (within)                    n, a piece n        cuts the piece off
     4 the line is flushed         n + 1      n        counts the line, and
@@ -165,20 +166,24 @@ class ChainedFile:
     return count, last
 
   def write_head(self, entries: list[dict[str, Any]]) -> None:
-    """Replaces the head by that of `entries`; on the disk when it returns."""
+    """Replaces the head by that of `entries`; its name is not synced yet."""
     last = entries[-1]["entry"] if entries else _FIRST
     temporary = self.temporary_head
-    descriptor = os.open(
-      temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
-    )
     try:
-      head = {"count": len(entries), "entry": last}
-      _write_all(descriptor, canonical(head) + b"\n")
-      os.fsync(descriptor)
-    finally:
-      os.close(descriptor)
-    os.replace(temporary, self.head_path)
-    _sync_directory(self.path.parent)
+      descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+      )
+      try:
+        head = {"count": len(entries), "entry": last}
+        _write_all(descriptor, canonical(head) + b"\n")
+        os.fsync(descriptor)
+      finally:
+        os.close(descriptor)
+      os.replace(temporary, self.head_path)
+    except OSError:
+      with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+      raise
 
   @property
   def temporary_head(self) -> Path:
@@ -213,6 +218,8 @@ class LockedChain:
       # Its line may not be on the disk yet, and the head must not be sooner.
       os.fsync(descriptor)
       file.write_head(self.entries)
+    # So that no line to come is lost with the name of its file.
+    _sync_directory(file.path.parent)
 
   def append(self, facts: dict[str, Any]) -> str:
     """Adds an entry; it is on the disk when this returns.
@@ -240,6 +247,8 @@ class LockedChain:
     except OSError as error:
       self._undo(error)
       raise
+    with contextlib.suppress(OSError):  # the line is there, and a head is late
+      _sync_directory(self._file.path.parent)
     self._end += len(line)
     self.entries.append(linked)
     return linked["entry"]

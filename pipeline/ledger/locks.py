@@ -32,7 +32,8 @@ def exclusive(path: Path) -> Iterator[int]:
       wait_for(descriptor, path, fcntl.LOCK_EX)
     yield descriptor
   finally:
-    os.close(descriptor)
+    with contextlib.suppress(OSError):  # what was synced stays
+      os.close(descriptor)
 
 
 def wait_for(descriptor: int, path: Path, kind: int) -> None:

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.pipeline.runs.pictures import save_figure
 
 WIDE, NARROW = 6.9, 3.7
 """Inches: what a page and a phone show at about the size of their text."""
@@ -116,10 +117,11 @@ def draw_picture(plan: Plan, path: Path, *, is_private: bool) -> Picture:
     # The name of a class may be in any script; browsers have more fonts.
     warnings.filterwarnings("ignore", message="Glyph .* missing from")
     alone = _figure(plan, WIDE, [*mark, plan.title])
-    alone.savefig(path.with_suffix(".png"), dpi=200)
+    save_figure(alone, path.with_suffix(".png"), dpi=200)
     alone.set_layout_engine("none")  # it is laid out
     # No time of creation: the same run gives the same file.
-    alone.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+    no_date = {"CreationDate": None}
+    save_figure(alone, path.with_suffix(".pdf"), metadata=no_date)
     wide, narrow = (_svg(_figure(plan, w, mark)) for w in (WIDE, NARROW))
   return Picture(
     alt=plan.alt,

@@ -14,6 +14,7 @@ from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.pipeline.runs.evaluation import PUBLIC_LABELS
+from oneshot_dp.pipeline.runs.pictures import save_figure
 from oneshot_dp.pipeline.runs.results import SweepRow, grouped, with_noise
 
 _STYLES: tuple[dict[str, Any], ...] = (
@@ -141,7 +142,7 @@ def save(figure: Figure, directory: Path, name: str) -> None:
   for suffix in ("png", "pdf"):
     # No time of creation: the same rows give the same file.
     metadata = {"CreationDate": None} if suffix == "pdf" else None
-    figure.savefig(directory / f"{name}.{suffix}", metadata=metadata)
+    save_figure(figure, directory / f"{name}.{suffix}", metadata=metadata)
 
 
 def draw_line(

@@ -13,6 +13,7 @@ from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.extract.storage.durable_files import keep_from_others
 from oneshot_dp.linear_dp.accounting.gaussian import check_delta, printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.evaluate import (
@@ -28,6 +29,7 @@ from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.folder import check_never_charged
 from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
 from oneshot_dp.pipeline.ledger.spending import CAP
+from oneshot_dp.pipeline.runs.results import as_json
 from oneshot_dp.pipeline.training.train_heads import (
   RELATIONS,
   cache_ledger,
@@ -198,6 +200,18 @@ def evaluate_on_public_labels(
     description=PUBLIC_LABELS,
     statement=PUBLIC_STATEMENT,
   )
+
+
+def write_scores(folder: Path, scored: Evaluation) -> None:
+  """Writes noisy accuracies, in the order of the heads' release."""
+  facts = {
+    "evaluation": scored.statement,
+    "heads": [dataclasses.asdict(score) for score in scored.scores],
+  }
+  folder.mkdir()
+  (folder / "evaluation.json").write_text(as_json(facts), "utf-8")
+  if not scored.statement["private"]:
+    keep_from_others(folder)
 
 
 def count_cache(

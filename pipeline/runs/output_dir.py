@@ -7,125 +7,21 @@ failure after the charge costs no head: `oneshot-dp recover` delivers them.
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract.storage.durable_files import disk_errors, take_room
+from oneshot_dp.extract.storage.durable_files import disk_errors, sync
+from oneshot_dp.pipeline.runs.reserved import Reserved, sync_all
 from oneshot_dp.pipeline.training.record import kept_steps
 
-_ROOMS = ("room for heads", "room for the rest")
 _ELSEWHERE = "name another place with --out"
 _MOVE = "move it away, then recover"
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class Reserved:
-  """A place for results that nobody else can take.
-
-  Attributes:
-    path: where they will be, without links.
-    shown: the same as it was asked for.
-    work: where they are until then.
-    spare: for what is released when `work` cannot be written any more.
-    is_delivered: whether they are at `path`.
-  """
-
-  path: Path
-  shown: Path
-  work: Path
-  spare: Path | None = None
-  is_delivered: bool = False
-  _number: int = 0
-
-  def make_room(self, size: int) -> None:
-    """Takes bytes of the disk, for heads and as many for all else.
-
-    Raises:
-      RunError: they are not there.
-    """
-    with disk_errors(self.path):
-      for name in _ROOMS:
-        take_room(self.work / name, size)
-
-  def keep(self, write: Callable[[Path], object]) -> None:
-    """Writes what was paid for into a folder that outlives a failing run.
-
-    Raises:
-      RunError: it can be written nowhere, and is lost.
-    """
-    reason: object = ""
-    with contextlib.suppress(OSError):
-      (self.work / _ROOMS[0]).unlink(missing_ok=True)
-    folders = [f for f in (self.released, self.spare) if f]
-    # No two have one name, so that `recover` can put them side by side. One
-    # that is there is of the run that this one goes on with.
-    name = f"{self._number:06}"
-    self._number += 1
-    if any((folder / name).exists() for folder in folders):
-      return
-    for folder in folders:
-      try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place = folder / name
-        shutil.rmtree(place.with_suffix(".part"), ignore_errors=True)
-        write(place.with_suffix(".part"))
-        place.with_suffix(".part").rename(place)
-        return
-      except OSError as error:
-        reason = error.strerror or error
-    raise RunError(
-      f"what was released can be written nowhere ({reason}), and its charge"
-      " stays; mend the disk."
-    )
-
-  @property
-  def steps(self) -> Path:
-    """Where a training of many steps keeps these."""
-    return self.work / "steps"
-
-  @property
-  def left(self) -> str:
-    """What was paid for and is here, and how to have it; "" if nothing is."""
-    if steps := kept_steps(self.steps):
-      return (
-        f"{steps} are kept, and the same command goes on with them without a"
-        " new charge"
-      )
-    if not self.kept:
-      return ""
-    return (
-      f"what was released is kept, and `oneshot-dp recover {self.shown}`"
-      " delivers it without a new charge"
-    )
-
-  @property
-  def released(self) -> Path:
-    """Where `keep` puts it first."""
-    return self.work / "released"
-
-  @property
-  def kept(self) -> list[Path]:
-    """All folders that `keep` wrote, whole."""
-    return [
-      path
-      for folder in filter(None, (self.released, self.spare))
-      if folder.is_dir()
-      for path in sorted(folder.iterdir())
-      if path.suffix != ".part"
-    ]
-
-  def remove(self) -> None:
-    """All that is not delivered."""
-    for folder in filter(None, (self.work, self.spare)):
-      shutil.rmtree(folder, ignore_errors=True)
-
 
 _held: dict[Path, Reserved] = {}
 
@@ -166,6 +62,7 @@ def check_absent(path: Path, instead: str = _ELSEWHERE) -> None:
   place = resolved(path)
   with disk_errors(path):
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+      _clean_up(place)
       raise InputError(f"{path} already holds something; {instead}.")
   parent = next(p for p in place.parents if p.exists())
   if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
@@ -240,7 +137,7 @@ def reserved(
           with contextlib.suppress(OSError):
             parent.rmdir()  # if it is empty
   finally:
-    os.close(lock)
+    _unlock(lock)
 
 
 @contextlib.contextmanager
@@ -257,14 +154,17 @@ def whole_directory(path: Path) -> Iterator[Path]:
   with contextlib.ExitStack() as stack:
     here = held(path) or stack.enter_context(reserved(path))
     with disk_errors(path):
-      (here.work / _ROOMS[1]).unlink(missing_ok=True)
+      here.make_room_for_the_rest()
       directory = here.work / "whole"
       shutil.rmtree(directory, ignore_errors=True)
       # Within a directory of mode 0700, so that it can have its final mode.
       directory.mkdir()
       yield directory
+      sync_all(directory)
       os.rename(directory, here.path)
       here.is_delivered = True
+      with contextlib.suppress(OSError):  # it is there, if not for a power cut
+        sync(here.path.parent)
 
 
 def _work(place: Path) -> Path:
@@ -289,12 +189,30 @@ def _locked(work: Path, path: Path) -> int:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       if file.exists() and os.path.samestat(os.fstat(lock), file.stat()):
         return lock
-    except BlockingIOError as error:
-      os.close(lock)
+    except OSError as error:
+      _unlock(lock)
+      if not isinstance(error, BlockingIOError):
+        raise
       raise InputError(
         f"another run is writing {path}; wait for it, or {_ELSEWHERE}."
       ) from error
-    os.close(lock)  # it was removed meanwhile
+    _unlock(lock)  # it was removed meanwhile
+
+
+def _unlock(lock: int) -> None:
+  with contextlib.suppress(OSError):  # it is closed all the same
+    os.close(lock)
+
+
+def _clean_up(place: Path) -> None:
+  """Removes what a run left that was killed when all was delivered."""
+  here = Reserved(path=place, shown=place, work=_work(place))
+  if here.work.is_dir():
+    with contextlib.suppress(OSError, InputError):
+      lock = _locked(here.work, place)
+      if here.is_all_delivered() and not kept_steps(here.steps):
+        here.remove()
+      _unlock(lock)
 
 
 def _clear(work: Path, kept: set[str]) -> None:
@@ -311,12 +229,8 @@ def _clear(work: Path, kept: set[str]) -> None:
 def _try_to_rename(here: Reserved) -> None:
   """Now, as it will be at the end: over an empty folder, too."""
   probe = here.work / "probe"
-  probe.mkdir()
+  probe.mkdir(exist_ok=True)  # `recover` clears nothing
   existed = here.path.exists()
   os.rename(probe, here.path)
   if not existed:
     here.path.rmdir()
-
-
-def _existing_parent(path: Path) -> Path:
-  return next(p for p in path.absolute().parents if p.exists())

@@ -40,6 +40,7 @@ from oneshot_dp.pipeline.runs.evaluation import (
   EXACT_SCORES,
   Evaluation,
   check_readable,
+  write_scores,
 )
 from oneshot_dp.pipeline.runs.results import SweepRow, as_json, write_tables
 from oneshot_dp.pipeline.saved_head.directory import (
@@ -105,6 +106,11 @@ class Run:
     """Puts a released head where it outlives the run, if that fails."""
     if here := output_dir.held(self.out):
       here.keep(lambda folder: write_head(folder, head, cache.info))
+
+  def keep_scores(self, scored: Evaluation) -> None:
+    """The same for accuracies that were paid for."""
+    if here := output_dir.held(self.out):
+      here.keep(lambda folder: write_scores(folder, scored))
 
   def trained(
     self,

@@ -82,6 +82,7 @@ def run_sweep(
   heads = [each.head for each in trained]
   if request:
     scored = request.evaluate(heads)
+    run.keep_scores(scored)
   else:
     scored = evaluate_on_public_labels(heads, run.evaluation)
   composed = {plan.delta: plan.composed_epsilon}

@@ -33,7 +33,7 @@ from oneshot_dp.pipeline.commands.registry import COMMANDS as COMMANDS_BY_NAME
 from oneshot_dp.pipeline.ledger import ledger
 from oneshot_dp.pipeline.report import page
 from oneshot_dp.pipeline.report import pictures as drawn
-from oneshot_dp.pipeline.runs import run
+from oneshot_dp.pipeline.runs import accuracy_plot, run
 from oneshot_dp.pipeline.shell import parser, terminal
 from oneshot_dp.pipeline.shell.answer import Answer
 
@@ -71,7 +71,6 @@ budget --cache caches/train --ledger-dir ledgers
 """
 
 Places = dict[str, object]
-SAVEFIG = Figure.savefig
 
 
 def rows(change: str) -> dict[str, np.ndarray]:
@@ -109,7 +108,7 @@ def noise_of(seed: int, *, draws: bool = False) -> Iterator[None]:
     for module in (ledger, run):
       patch.setattr(module, "datetime", clock)
     if not draws:
-      patch.setattr(Figure, "savefig", save_as_words)
+      patch.setattr(accuracy_plot, "save_figure", save_as_words)
     patch.setattr(page, "draw_picture", draw_once)
     yield
 
@@ -120,7 +119,7 @@ def save_as_words(figure: Figure, path: pathlib.Path, **_: object) -> None:
     look = {"svg.hashsalt": "", "svg.fonttype": "none"}
     with matplotlib.rc_context(look):
       written = path.with_suffix(".svg")
-      SAVEFIG(figure, written, format="svg", metadata={"Date": None})
+      figure.savefig(written, format="svg", metadata={"Date": None})
 
 
 def draw_once(plan: drawn.Plan, path: pathlib.Path, **_) -> drawn.Picture:

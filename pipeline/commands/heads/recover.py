@@ -15,9 +15,9 @@ class Flags:
 
   A run that cannot write its results, or is stopped, keeps every head that it
   released and paid for. They are put where its --out was: a single head as it
-  is, several in heads/. Nothing is charged, and no noise is drawn.
-  (A run that was stopped between the steps of a head goes on by itself, when
-  its own command is given again.)
+  is, several in heads/, and private accuracies of them in evaluation.json.
+  Nothing is charged, and no noise is drawn. (A run that was stopped between the
+  steps of a head goes on by itself, when its own command is given again.)
 
   Example: oneshot-dp recover heads/epsilon-4
   """
@@ -36,6 +36,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.ledger.ledger import Ledger
   from oneshot_dp.pipeline.runs import output_dir
   from oneshot_dp.pipeline.saved_head.directory import (
+    RECEIPT_FILE,
     bytes_of,
     note_published,
     read_head,
@@ -46,13 +47,16 @@ def run(flags: Flags) -> Answer:
     output_dir.reserved(flags.out, ledgers, recovers=True) as here,
     output_dir.whole_directory(flags.out) as directory,
   ):
-    several = len(here.kept) > 1
+    heads = [kept for kept in here.kept if (kept / RECEIPT_FILE).exists()]
     places = []
-    for head in here.kept:
-      place = directory / "heads" / head.name if several else directory
-      shutil.copytree(head, place, dirs_exist_ok=True)
-      shutil.copystat(head, place)
-      places.append(place)
+    for kept in here.kept:
+      place = directory
+      if kept in heads:
+        if len(here.kept) > 1:
+          place = directory / "heads" / kept.name
+        places.append(place)
+      shutil.copytree(kept, place, dirs_exist_ok=True)
+      shutil.copystat(kept, place)
     for place in places:
       dataset = read_head(place).receipt["data"]["dataset"]
       ledger, published = Ledger(dataset, flags.ledger_dir), bytes_of(place)

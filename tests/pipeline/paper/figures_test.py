@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
@@ -18,6 +17,7 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.pipeline.paper.figure_plots import plot_figures
 from oneshot_dp.pipeline.paper.figures import figures_table, run_figures
 from oneshot_dp.pipeline.paper.published import PUBLISHED
+from oneshot_dp.pipeline.runs import accuracy_plot
 from oneshot_dp.pipeline.runs.results import SweepRow
 from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.saved_head.directory import read_head
@@ -206,9 +206,9 @@ class TestReferences:
 
     def keep(figure, path, **options):
       words = [text.get_text() for text in figure.findobj(Text)]
-      drawn[pathlib.Path(path).stem] = " | ".join(words)
+      drawn[path.stem] = " | ".join(words)
 
-    monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr(accuracy_plot, "save_figure", keep)
     real = [dataclasses.replace(each, top1=0.85) for each in rows]
     plot_figures(rows, real, references, "imagenet2012", folder)
     return drawn

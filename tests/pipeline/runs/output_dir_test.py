@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import pathlib
 import shutil
@@ -15,6 +16,7 @@ from oneshot_dp.pipeline.runs.output_dir import (
   whole_directory,
 )
 from tests.pipeline.small_disk import files_no_larger_than
+from tests.syncs import noted_syncs
 
 
 def test_it_appears_whole(tmp_path):
@@ -168,6 +170,35 @@ class TestWhatIsPaidForIsDelivered:
     assert "out cannot be written: File too large" in capsys.readouterr().err
     assert not Ledger(train_cache.info.dataset, place / "ledgers").entries()
 
+  def test_it_is_on_the_disk_before_it_is_shown(self, place, monkeypatch):
+    synced = noted_syncs(monkeypatch)
+    with whole_directory(place / "out") as directory:
+      (directory / "inner").mkdir()
+      (directory / "inner" / "a.txt").write_text("a")
+    assert synced == ["a.txt", "inner", "whole", place.name]
+    synced.clear()
+    with reserved(place / "other") as here:
+      here.keep(lambda folder: folder.mkdir())
+      assert synced[:2] == ["000000.part", "released"]
+
+  def test_what_a_run_left_that_had_delivered_is_removed(self, place, capsys):
+    """Killed at the end: the copies of its heads may be NOT PRIVATE."""
+    (place / "out").mkdir()
+    (place / "out" / "head").write_text("weights")
+    for kept, stays in (("weights", False), ("other weights", True)):
+      left = place / ".out.unfinished" / "released" / "000000"
+      left.mkdir(parents=True)
+      (left / "head").write_text(kept)
+      with pytest.raises(InputError, match="already holds something"):
+        check_absent(place / "out")
+      assert left.exists() == stays
+
+  def test_what_cannot_be_removed_is_named(self, place, capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    with reserved(place / "out"):
+      pass
+    assert ".out.unfinished could not be removed" in capsys.readouterr().err
+
   def test_two_runs_into_one_place(self, place):
     again = reserved(place / "out")
     with (
@@ -198,7 +229,7 @@ class TestWhatIsPaidForIsDelivered:
       assert [p.parent for p in here.kept] == [here.released, here.spare]
       assert len({path.name for path in here.kept}) == 2
 
-  @pytest.mark.parametrize("again", ["train", "recover"])
+  @pytest.mark.parametrize("again", ["train", "recover", "private"])
   def test_heads_of_a_failed_run_are_recovered(
     self, place, again, train_cache, eval_cache, capsys, monkeypatch
   ):
@@ -206,7 +237,9 @@ class TestWhatIsPaidForIsDelivered:
     line = (
       f"sweep --cache {train_cache.path} --eval-cache {eval_cache.path}"
       " --epsilons 1 2 --delta 1e-5 --ledger-dir ledgers --out out"
-      if again == "recover"
+      + " --private-eval 1"
+      * (again == "private")
+      if again != "train"
       else f"train --cache {train_cache.path} --epsilon 1 --delta 1e-5"
       " --head lamb --ledger-dir ledgers --out out"
     )
@@ -224,7 +257,8 @@ class TestWhatIsPaidForIsDelivered:
     assert "`oneshot-dp recover out` delivers it without a new" in said
     assert not (place / "out").exists()
     ledger = Ledger(train_cache.info.dataset, place / "ledgers")
-    (charged,) = ledger.entries()
+    charged = ledger.entries()
+    assert len(charged) == (2 if again == "private" else 1)
     assert main(line.split()) == 2  # not charged twice
     (place / "out").mkdir()
     (place / "out" / "mine").touch()
@@ -237,7 +271,11 @@ class TestWhatIsPaidForIsDelivered:
     for head in heads:
       assert main(["verify", str(head), "--ledger-dir", "ledgers"]) == 0
     assert "these very bytes" in capsys.readouterr().out
-    assert ledger.entries() == [charged]
+    assert ledger.entries() == charged
+    if again == "private":
+      found = json.loads((place / "out" / "evaluation.json").read_text())
+      assert found["evaluation"]["ledger_entry"] == charged[1]["entry"]
+      assert len(found["heads"]) == 2
     assert not list(place.glob(".*"))
     assert main(["recover", "out", "--ledger-dir", "ledgers"]) == 2
     said = capsys.readouterr().err

@@ -1,4 +1,6 @@
+import errno
 import functools
+import pathlib
 import sys
 
 import pytest
@@ -57,3 +59,13 @@ def test_the_name_of_a_data_set_is_no_formula(tmp_path, capsys):
   assert (tmp_path / "accuracy.png").stat().st_size > 1000
   assert (tmp_path / "accuracy.pdf").stat().st_size > 1000
   assert capsys.readouterr().err == ""
+
+
+def test_a_disk_that_fails_half_way_leaves_no_half(tmp_path, monkeypatch):
+  def fail(path: pathlib.Path, content: bytes) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  monkeypatch.setattr(pathlib.Path, "write_bytes", fail)
+  with pytest.raises(OSError, match="No space left"):
+    draw(PLOT, tmp_path)
+  assert not list(tmp_path.iterdir())

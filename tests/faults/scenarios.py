@@ -1,0 +1,252 @@
+"""Commands that faults are injected into, and what holds after each fault."""
+
+import dataclasses
+import json
+import pathlib
+import stat
+from collections.abc import Sequence
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.saved_head.directory import bytes_of
+from tests.extract.caches import digest
+from tests.extract.image_jobs import write_npz
+from tests.faults.workers import Fault, Outcome, Worker
+from tests.pipeline.command_line import CONFIG
+from tests.pipeline.sample_caches import write_clusters
+
+_TRAIN = (
+  "train --cache {place}/train --epsilon 1 --delta 1e-5 --head lamb --out out"
+  " --ledger-dir ledgers"
+)
+_RUN = (
+  "{command} --cache {place}/train --eval-cache {place}/test {flags} --out out"
+  " --ledger-dir ledgers"
+)
+_BUDGET = "{command} --cache {place}/train {flags} --ledger-dir ledgers"
+RECOVER = "recover out --ledger-dir ledgers"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scenario:
+  """A command, and what was done before it.
+
+  Attributes:
+    name: what it is called.
+    line: the command.
+    before: commands that were run; the last one's delivery failed, if
+      `recovers`.
+    recovers: whether the command is `recover`.
+    charges: entries of the ledger that it adds.
+  """
+
+  name: str
+  line: str
+  before: tuple[str, ...] = ()
+  recovers: bool = False
+  charges: int = 1
+
+  def prepare(self, worker: Worker, folder: pathlib.Path) -> None:
+    """Makes the folder as it is before the command."""
+    folder.mkdir(parents=True)
+    for line in self.before:
+      fault = Fault()
+      if self.recovers:
+        trial = folder.with_name("trial")
+        trial.mkdir()
+        calls = worker.run(trial, line).calls
+        at = max(i for i, c in enumerate(calls, 1) if c == "rename /out")
+        fault = Fault(at=at, number=5)
+      outcome = worker.run(folder, line, fault)
+      assert outcome.status == int(self.recovers), outcome
+
+
+def scenarios(place: pathlib.Path) -> list[Scenario]:
+  """All of them; makes what they read."""
+  write_clusters(place / "train")
+  write_clusters(place / "test", counts=(20, 20, 20, 20), split="test")
+  write_npz(place / "images.npz", 70)
+  (place / "config.py").write_text(CONFIG)
+
+  def filled(line: str, **fields: str) -> str:
+    return line.format(place=place, **fields)
+
+  train = filled(_TRAIN)
+  flags = "--epsilons 1 --delta 1e-5"
+  return [
+    Scenario(name="train", line=train),
+    Scenario(
+      name="sweep",
+      line=filled(_RUN, command="sweep", flags=f"{flags} --baseline"),
+      charges=2,
+    ),
+    Scenario(
+      name="sweep --private-eval",
+      line=filled(_RUN, command="sweep", flags=f"{flags} --private-eval 1"),
+      charges=2,
+    ),
+    Scenario(
+      name="extract",
+      line=filled(
+        "extract {place}/config.py --source.path {place}/images.npz --split"
+        " train --out out --decode-threads 1"
+      ),
+      charges=0,
+    ),
+    Scenario(
+      name="recover", line=RECOVER, before=(train,), recovers=True, charges=0
+    ),
+    Scenario(
+      name="budget",
+      line=filled(_BUDGET, command="budget", flags=""),
+      before=(train.replace("--out out", "--out earlier"),),
+      charges=0,
+    ),
+    Scenario(
+      name="budget set",
+      line=filled(
+        _BUDGET, command="budget set", flags="--max-epsilon 4 --max-delta 1e-5"
+      ),
+    ),
+    Scenario(
+      name="compare",
+      line=filled(
+        _RUN, command="compare", flags=f"{flags} --heads lamb whitened"
+      ),
+      charges=2,
+    ),
+    Scenario(
+      name="figures",
+      line=filled(
+        _RUN,
+        command="figures",
+        flags="--epsilons 1 --deltas 1e-5 --num-draws 1",
+      ),
+    ),
+    Scenario(
+      name="ablate",
+      line=filled(
+        _RUN,
+        command="ablate",
+        flags="--epsilon 1 --delta 1e-5 --axes clip --clip-norms 2",
+      ),
+      charges=2,
+    ),
+  ]
+
+
+@dataclasses.dataclass
+class State:
+  """What there is in a folder, as far as promises are about it.
+
+  Attributes:
+    charged: names of the ledger's entries; caps included.
+    delivered: charges of the heads that are in `out`.
+    kept: charges of heads that can be recovered.
+    written: charges that any receipt names, be it of an unfinished file.
+    names: of the files in `out`.
+    broken: promises that it does not keep.
+  """
+
+  charged: set[str]
+  delivered: list[str]
+  kept: list[str]
+  written: set[str]
+  names: set[str]
+  broken: list[str]
+
+
+def look(folder: pathlib.Path) -> State:
+  """Reads it, and complains of what may never be so."""
+  broken: list[str] = []
+  out, ledgers = folder / "out", folder / "ledgers"
+  try:
+    charged = {e["entry"] for e in Ledger("pets", ledgers).entries()}
+  except (InputError, RunError) as error:
+    charged = set()
+    broken.append(f"the ledger cannot be read: {error}")
+  written, delivered, kept = set(), [], []
+  results = {
+    "receipt.json": ("composition", "ledger_entry"),
+    "results.json": ("evaluation", "ledger_entry"),
+    "evaluation.json": ("evaluation", "ledger_entry"),
+  }
+  for path in folder.rglob("*.json"):
+    section, field = results.get(path.name, ("", ""))
+    try:
+      name = json.loads(path.read_bytes())[section][field]
+    except (ValueError, KeyError):
+      continue  # a part of it, or no charge
+    written.add(name)
+    head = path.parent
+    is_kept = any(p.name in ("released", "undelivered") for p in head.parents)
+    is_kept = is_kept and head.suffix != ".part"
+    if not (out in path.parents or is_kept):
+      continue
+    (delivered if out in path.parents else kept).append(name)
+    if path.name != "receipt.json":
+      continue
+    try:
+      bytes_of(head)
+      receipt = json.loads(path.read_bytes())
+      whole = receipt["mechanism"] and (head / "README.md").stat().st_size
+      if not whole or bytes_of(head).head_sha256 not in path.read_text():
+        raise ValueError("not the head of its receipt")
+    except (OSError, ValueError, KeyError) as error:
+      broken.append(f"{head} is not whole: {error}")
+  weights = [p for p in folder.rglob("*.safetensors") if p.stat().st_size]
+  if written - charged or (weights and not charged):
+    broken.append("UNDER-CHARGED: a head without a charge")
+  for path in [*ledgers.rglob("*"), *folder.glob(".*.unfinished")]:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    above = {path.name, *(p.name for p in path.parents)}
+    if mode & 0o077 and not above & {"undelivered", ".out.unfinished"}:
+      broken.append(f"{path} has mode {mode:o}")
+  if "NOT-PRIVATE" in " ".join(map(str, out.rglob("*"))):
+    for path in [out, *out.glob("*.*")]:
+      if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        broken.append(f"{path} can be read by others")
+  return State(
+    charged=charged,
+    delivered=delivered,
+    kept=kept,
+    written=written,
+    names={
+      name
+      for name in (digest(out) if out.is_dir() else {})
+      if not name.startswith("_incomplete")
+    },
+    broken=broken,
+  )
+
+
+def of_words(outcome: Outcome) -> list[str]:
+  """What is wrong with how a command ended."""
+  broken = []
+  if outcome.status is None:
+    return ["it hangs"]
+  if outcome.status not in (0, 1, 2, -9):
+    broken.append(f"exit status {outcome.status}")
+  if "Traceback" in outcome.said or "Exception ignored" in outcome.said:
+    broken.append("a traceback")
+  errors = outcome.said.count("oneshot-dp: error: ")
+  if errors != (outcome.status in (1, 2)):
+    broken.append(f"{errors} errors are told")
+  if locked := [p for p in outcome.left_open if "lock" in p or "jsonl" in p]:
+    broken.append(f"left locked: {locked}")
+  return broken
+
+
+def left_over(folder: pathlib.Path) -> Sequence[str]:
+  """What is there beside results and ledgers.
+
+  A ledger's `.head.tmp` may be: the next charge makes its head of it.
+  """
+  return [
+    str(path.relative_to(folder))
+    for path in folder.rglob("*")
+    if path.name.endswith(
+      (".unfinished", ".part", ".tmp", "undelivered", "_incomplete")
+    )
+    and not path.name.endswith(".head.tmp")
+  ]

@@ -1,0 +1,150 @@
+"""Processes that run `oneshot-dp` with a fault in it, and outlive what it does.
+
+JAX's threads outlive no fork, so whoever forks here has imported everything and
+computed nothing. A worker is warm after its first command, and runs many; one
+that is to be killed is a process of its own.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import io
+import multiprocessing
+import os
+import pathlib
+import traceback
+
+TIMEOUT = 60.0
+"""Seconds, after which a command counts as hung."""
+KILL_BEFORE, KILL_HALFWAY = -1, -2
+"""Faults beside errnos; see failing_calls.c."""
+_FORK = multiprocessing.get_context("fork")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+  """What happens at the Nth counted call; `lasts`: at those that grow after.
+
+  Attributes:
+    at: from 1; 0 is never.
+    number: an errno, or a kill.
+    lasts: whether the disk stays like that.
+  """
+
+  at: int = 0
+  number: int = 0
+  lasts: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+  """What a command did.
+
+  Attributes:
+    status: its exit status; negative is a signal, None a hang.
+    said: on standard error.
+    calls: those that were counted, by name and path.
+    left_open: files below the folder that it forgot to close.
+  """
+
+  status: int | None
+  said: str
+  calls: list[str]
+  left_open: list[str]
+
+
+def run(folder: pathlib.Path, line: str, fault: Fault) -> Outcome:
+  """Runs a command in this process, where counted calls are below `folder`."""
+  from oneshot_dp.pipeline.cli import main
+
+  library = ctypes.CDLL(None)
+  os.chdir(folder)
+  said, status = io.StringIO(), 70
+  before = _open_below(folder)
+  log = os.memfd_create("calls")
+  try:
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+      place = os.fsencode(folder)
+      library.faults_arm(
+        place, ctypes.c_long(fault.at), fault.number, fault.lasts, log
+      )
+      try:
+        status = main(line.split())
+      except BaseException:
+        traceback.print_exc()
+      finally:
+        library.faults_disarm()
+    os.lseek(log, 0, os.SEEK_SET)
+    with os.fdopen(os.dup(log), "r", errors="replace") as file:
+      calls = file.read().splitlines()
+  finally:
+    os.close(log)
+  return Outcome(
+    status=status,
+    said=said.getvalue(),
+    calls=calls,
+    left_open=_open_below(folder)[len(before) :],
+  )
+
+
+def _open_below(folder: pathlib.Path) -> list[str]:
+  found = []
+  for descriptor in os.listdir("/proc/self/fd"):
+    with contextlib.suppress(OSError):
+      found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+  return [path for path in found if path.startswith(f"{folder}/")]
+
+
+class Worker:
+  """A process that runs commands one after another, and is replaced if lost."""
+
+  def __init__(self):
+    self._process = None
+
+  def run(
+    self, folder: pathlib.Path, line: str, fault: Fault | None = None
+  ) -> Outcome:
+    """Runs a command there, within `TIMEOUT`."""
+    if self._process is None:
+      self._ours, theirs = _FORK.Pipe()
+      self._process = _FORK.Process(target=_serve, args=(theirs,), daemon=True)
+      self._process.start()
+      theirs.close()
+    self._ours.send((folder, line, fault or Fault()))
+    try:
+      if self._ours.poll(TIMEOUT):
+        return self._ours.recv()
+      status = None
+    except (EOFError, ConnectionError):
+      self._process.join()
+      status = self._process.exitcode
+    self.close()
+    return Outcome(status=status, said="", calls=[], left_open=[])
+
+  def close(self) -> None:
+    """Ends the process."""
+    if self._process:
+      self._process.kill()
+      self._process.join()
+      self._process.close()
+      self._ours.close()
+      self._process = None
+
+
+def _serve(pipe) -> None:
+  with contextlib.suppress(EOFError):
+    while True:
+      pipe.send(run(*pipe.recv()))
+
+
+def import_all() -> None:
+  """Imports what commands import, and computes nothing."""
+  import importlib
+  import pkgutil
+
+  import oneshot_dp
+
+  for module in pkgutil.walk_packages(oneshot_dp.__path__, "oneshot_dp."):
+    if not module.name.endswith("__main__"):
+      with contextlib.suppress(ImportError):
+        importlib.import_module(module.name)
