@@ -26,7 +26,9 @@ UNIT_NORM = "embedding / its L2 norm"
 """What the kernel of a head is multiplied with."""
 UNCLIPPED = "nothing"
 """What is clipped where nothing bounds the influence of a row."""
-ROWS_ARE_CLIPPED = {"rows_per_unit": 1, "clipped": "row"}
+ROW, MEANS = "row", "mean"
+"""What is clipped: a row is a privacy unit, or its mean rows weigh as one."""
+ROWS_ARE_CLIPPED = {"rows_per_unit": 1, "clipped": ROW}
 """What receipts and ledgers say where every row is a privacy unit."""
 
 Charging = Callable[[ReleasePlan, NoiseSource], object]
@@ -134,6 +136,11 @@ class TrainingRows:
   @property
   def has_units(self) -> bool:
     return self.privacy_unit != EXAMPLE_UNIT
+
+  @property
+  def clipped(self) -> str:
+    """What heads of rows of norm 1 bound the influence of."""
+    return MEANS if self.has_units else ROW
 
   def shown(self, what: str, progress: Progress) -> Iterator[RowBlock]:
     """One pass, with a bar while it lasts."""
@@ -270,8 +277,6 @@ class HeadTrainer(Trainer):
   """Names of `--head` that lead to it."""
   mechanism: ClassVar[type[Mechanism]]
   """What its receipts state; reads those of its KIND."""
-  takes_units: ClassVar[bool] = False
-  """Whether a privacy unit may have many rows."""
   takes_start: ClassVar[bool] = False
   """Whether public weights can be started from."""
   can_nest: ClassVar[bool] = False

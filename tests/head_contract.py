@@ -36,7 +36,7 @@ from oneshot_dp.pipeline.training.train_heads import (
   train_heads,
 )
 from tests.pipeline import paid
-from tests.pipeline.command_line import TRAIN, fails
+from tests.pipeline.command_line import TRAIN, fails, succeeds
 from tests.pipeline.saved_head.receipt_test import changed, leaves, without
 
 DELTA = 1e-5
@@ -404,7 +404,7 @@ class HeadContract:
 
 
 class PerExample:
-  """Of heads that are not of one step, whose guarantee is per example."""
+  """Of heads that are not of one step: rows of norm 1, or means of units."""
 
   kind: Kind
 
@@ -420,14 +420,20 @@ class PerExample:
     assert cache_ledger(train_cache, None).entries() == []
     assert not (tmp_path / "out").exists()
 
-  def test_units_are_refused(self, place, capsys, visits):
-    """Not by calling the library either."""
-    argv = [
-      *place(f"{TRAIN} --head {self.kind.config.head}"),
-      *("--cache", visits.path),
-    ]
-    said = "the privacy unit of these rows is 'user'; use head lamb"
-    assert said in fails(capsys, *argv)
-    with pytest.raises(InputError, match="has a guarantee per example"):
-      trained(visits, self.kind.config)
-    assert cache_ledger(visits, None).entries() == []
+  def test_units_of_many_rows(self, place, capsys, visits, tmp_path):
+    argv = place(f"{TRAIN} {self.kind.flags}")
+    out, _ = succeeds(capsys, *argv, "--cache", visits.path)
+    assert "privacy unit: user; of its rows, those of a class are ave" in out
+    (entry, _) = cache_ledger(visits, None).entries()
+    assert (entry["privacy_unit"], entry["clipped"]) == ("user", "mean")
+    head = tmp_path / "out"
+    assert verify_head(head).problems == ()
+    card = (head / "README.md").read_text()
+    assert "| privacy unit | user: the means of its examples" in card
+    receipt = read_head(head).receipt
+    for path, forged in (
+      (("mechanism", "clipped"), "row"),
+      (("mechanism", "clipped"), "unit"),
+      (("privacy", "privacy_unit"), "example"),
+    ):
+      assert problems(changed(receipt, path, forged)), path

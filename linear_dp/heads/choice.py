@@ -66,7 +66,7 @@ def in_a_line(choice: Choice, plan: ReleasePlan, rows: TrainingRows) -> str:
   if points:
     than = "less" if other == PAPER else "more"
     gain = f" and is likely {points} points {than} accurate"
-  if not (other == PAPER or choice.config.is_one_step):
+  if rows.has_units or not (other == PAPER or choice.config.is_one_step):
     gain = ""  # nobody compared them at many sizes
   name = "lamb (the paper's single step)" if other == PAPER else "auto"
   return f"{said}; {name} would cost {costs}{gain}"
@@ -79,8 +79,6 @@ def called(head: str) -> str:
 
 def _obstacle(rows: TrainingRows) -> str | None:
   """Why these rows cannot have a whitened head."""
-  if rows.has_units and not head_kind(AUTO).takes_units:
-    return f"it clips all rows of a {rows.privacy_unit} as one, and auto cannot"
   if rows.num_examples > MAX_ROWS:
     return f"auto is for at most {MAX_ROWS:,} rows"
   return None

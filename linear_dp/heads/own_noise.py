@@ -70,6 +70,7 @@ def secret_rows(
     num_examples=rows.num_examples,
     num_rows=rows.num_rows,
     most_rows=rows.most_rows,
+    has_units=rows.has_units,
     max_norm=max_norm,
     hosts=rows.hosts,
     own_rows=rows.own_rows,
@@ -77,9 +78,7 @@ def secret_rows(
 
 
 class RowsTrainer(HeadTrainer):
-  """Reads rows that are a privacy unit each, by way of `SecretRows`."""
-
-  facts = ROWS_ARE_CLIPPED
+  """Reads rows, or units as mean rows, by way of `SecretRows`."""
 
   def __init__(
     self,
@@ -91,6 +90,7 @@ class RowsTrainer(HeadTrainer):
   ):
     super().__init__(rows, configs, progress)
     (self._config,) = configs
+    self.facts = ROWS_ARE_CLIPPED | {"clipped": rows.clipped}
     self._rows = secret_rows(rows, progress, max_norm)
 
   def _trained(
@@ -144,6 +144,16 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
   def rule(self, sigma: float) -> Rule:
     """The settings of a head of this noise multiplier; 0 is without noise."""
 
+  def settled(
+    self,
+    rule: Rule,
+    relation: NeighboringRelation,
+    source: NoiseSource | None,
+    on_release: OnRelease,
+  ) -> Rule:
+    """The settings, with what a first release has to say."""
+    return rule
+
   @abc.abstractmethod
   def train(
     self,
@@ -158,7 +168,7 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
     rules = [self.rule(sigma) for sigma in plan.noise_multipliers.values()]
     steps = plan.num_draws * sum(rule.num_steps for rule in rules)
     d, num_classes = self._rows.feature_dim, self._rows.num_classes
-    before = plan.num_draws * len(rules) * (d * d + d + num_classes)
+    before = plan.num_draws * len(rules) * (d * d + d + num_classes + 1)
     return Resumable(
       step=GRADIENT_SUM,
       num_steps=steps,
@@ -192,12 +202,15 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
             sensitivity=1.0,
             noise_sd=plan.noise_multipliers[epsilon],
           )
-          head = self.train(rule, plan.neighboring_relation, source, shown)
-          yield self._trained(head, rule, statement, plan, draw)
+          given = plan.neighboring_relation, source, shown
+          settled = self.settled(rule, *given)
+          head = self.train(settled, *given)
+          yield self._trained(head, settled, statement, plan, draw)
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     rule, relation = self.rule(0.0), plan.neighboring_relation
     with self._progress("steps without noise", "step", None) as bar:
+      rule = self.settled(rule, relation, None, unseen)
       head = self.train(rule, relation, None, _counted(bar))
     statement = PrivacyStatement.without_privacy(plan.delta, relation)
     return self._trained(head, rule, statement, plan)

@@ -133,18 +133,11 @@ def make_trainer(
   """
   method = configs[0].head
   kind = head_kind(method)
-  if not kind.takes_units:
-    able = " or ".join(m for k in KINDS if k.takes_units for m in k.methods)
-    if rows.max_rows_per_unit is not None:
-      raise InputError(
-        f"max_rows_per_unit={rows.max_rows_per_unit} is for heads of one step;"
-        f" leave it out with head={method!r}."
-      )
-    if rows.has_units:
-      raise InputError(
-        f"head={method!r} has a guarantee per example, and the privacy unit of"
-        f" these rows is {rows.privacy_unit!r}; use head {able}."
-      )
+  if rows.max_rows_per_unit is not None and kind is not OneStepTrainer:
+    raise InputError(
+      f"max_rows_per_unit={rows.max_rows_per_unit} is for heads of one step;"
+      f" leave it out with head={method!r}."
+    )
   if rows.start is not None and not kind.takes_start:
     able = " or ".join(m for k in KINDS if k.takes_start for m in k.methods)
     raise InputError(

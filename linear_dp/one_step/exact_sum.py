@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.device_sums import ClassSums
-from oneshot_dp.linear_dp.one_step.unit_sums import UnitSizes, UnitSums
+from oneshot_dp.linear_dp.one_step.unit_sums import UnitSums
 from oneshot_dp.linear_dp.rows.block import RowBlock, checked, refuse_units
 from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.rows.secret import Secret
@@ -23,6 +23,7 @@ from oneshot_dp.linear_dp.rows.units import (
   check_contributions,
   unit_ids_of,
 )
+from oneshot_dp.linear_dp.rows.whole_units import UnitSizes
 
 CLIPPED_SUM = "clipped sum"
 """The pass that other hosts are asked for."""
@@ -90,7 +91,7 @@ def exact_clipped_sum(
     num_examples: n, the number of rows that there must be; public.
     chosen: the rows that count (`units.choose_rows`), where rows are
       clipped and have a `unit_id`; None where every row counts.
-    sizes: the rows of each unit (`unit_sums.count_rows`), where units are
+    sizes: the rows of each unit (`whole_units.count_rows`), where units are
       clipped, and only there.
     devices: what to run on, rows sharded over all; None is all local devices.
       Units are clipped on the host.

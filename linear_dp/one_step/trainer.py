@@ -22,9 +22,9 @@ from oneshot_dp.linear_dp.one_step.release import (
   release,
 )
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
-from oneshot_dp.linear_dp.one_step.unit_sums import count_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.units import choose_rows
+from oneshot_dp.linear_dp.rows.whole_units import count_rows
 from oneshot_dp.linear_dp.trainer import (
   Charging,
   HeadTrainer,
@@ -91,7 +91,6 @@ class OneStepTrainer(HeadTrainer):
 
   methods = get_args(OptimizerName)
   mechanism = OneStep
-  takes_units = True
   can_nest = True
 
   def __init__(

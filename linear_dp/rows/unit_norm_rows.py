@@ -30,7 +30,9 @@ from oneshot_dp.linear_dp.rows.integers import (
   within_ball_float64,
   within_ball_int32,
 )
+from oneshot_dp.linear_dp.rows.mean_rows import mean_rows
 from oneshot_dp.linear_dp.rows.secret import Secret
+from oneshot_dp.linear_dp.rows.whole_units import UnitSizes, count_rows
 
 ROWS_PER_DEVICE = 4096
 """The rows of a chunk: 2¹²·B² < 2⁵³, so float64 products add up exactly."""
@@ -46,12 +48,14 @@ class Chunk(NamedTuple):
     scale: to integers on the grid of radius B, [rows].
     length: the norm that counts, [rows]; 1 where only directions do.
     label: [rows].
+    weight: in steps of 1/B, [rows]; None where each row is a privacy unit.
   """
 
   embedding: Array
   scale: Array
   length: Array
   label: Array
+  weight: Array | None = None
 
 
 class SecretRows(Secret):
@@ -59,7 +63,8 @@ class SecretRows(Secret):
 
   Formal guarantees: in every pass each row obeys ‖u‖² ≤ B², checked in
   integers; every example_id comes once; there are `num_rows` rows. Where
-  one of these fails the pass ends with an error.
+  one of these fails the pass ends with an error. With units, all this holds of
+  the rows that are read, and what is given are `mean_rows`.
 
   Args:
     read: starts a pass over the blocks, in any order and any block size.
@@ -68,6 +73,7 @@ class SecretRows(Secret):
     num_examples: n, public.
     num_rows: how many rows there must be, private; None is n.
     most_rows: public bound of that; None is n.
+    has_units: whether a privacy unit may have many rows, by their `unit_id`.
     max_norm: R, of rows whose norms count, longer ones being shortened to it;
       public. None is for directions.
     devices: rows are sharded over them; None is all local devices.
@@ -75,7 +81,7 @@ class SecretRows(Secret):
     own_rows: which of all rows `read` gives, by their places; None is all.
 
   Raises:
-    InputError: in a pass, damaged rows, or rows with a `unit_id`.
+    InputError: in a pass, damaged rows, or a `unit_id` that nobody awaits.
   """
 
   public = ("num_examples",)
@@ -89,6 +95,7 @@ class SecretRows(Secret):
     num_examples: int,
     num_rows: int | None = None,
     most_rows: int | None = None,
+    has_units: bool = False,
     max_norm: float | None = None,
     devices: Sequence[jax.Device] | None = None,
     hosts: Hosts = ALONE,
@@ -106,6 +113,10 @@ class SecretRows(Secret):
     self.mesh = Mesh(np.array(devices), ("data",))
     self._read = read
     self._order: Int64[np.ndarray, " n"] | None = None
+    self.has_units = has_units
+    self._sizes: UnitSizes | None = None
+    self.secret_places: Int64[np.ndarray, " n"] | None = None
+    """Of each row of a pass, its unit among all; known after the first."""
 
   @property
   def wide(self) -> jnp.dtype:
@@ -119,6 +130,12 @@ class SecretRows(Secret):
     all_rows = -(-self.num_examples // (self.mesh.size * self.hosts.count))
     few = max(_LEAST_ROWS, 1 << (all_rows - 1).bit_length())
     return min(few, ROWS_PER_DEVICE) * self.mesh.size
+
+  @property
+  def secret_units(self) -> int:
+    """How many privacy units there are; known after the first pass."""
+    sizes = self._sizes
+    return self.num_rows if sizes is None else len(sizes.secret_rows)
 
   def secret_chunks(self) -> Iterator[Chunk]:
     """One pass over rows, in chunks of one shape. Private.
@@ -134,14 +151,16 @@ class SecretRows(Secret):
       hosts=self.hosts,
     )
     leaves = _leaves_ball(self.wide)
-    ids = [np.empty(0, np.int64)]
-    for columns in regrouped(_columns(blocks), self.chunk_rows):
-      embedding, norm, label, example_id = columns
+    ids, places = [np.empty(0, np.int64)], []
+    for columns in regrouped(self._columns(blocks), self.chunk_rows):
+      embedding, norm, label, example_id, *of_units = columns
+      weight = of_units[:1]
+      places += of_units[1:]
       scale = row_scale(norm, self.feature_dim)
       length = np.ones_like(norm)
       if self.max_norm is not None:
         length = np.minimum(norm, np.float32(self.max_norm))
-      chunk = Chunk(*self.sharded(embedding, scale, length, label))
+      chunk = Chunk(*self.sharded(embedding, scale, length, label, *weight))
       with jax.enable_x64(True):
         bad = np.asarray(leaves(chunk.embedding, chunk.scale))[: len(label)]
       if bad.any():
@@ -154,6 +173,19 @@ class SecretRows(Secret):
         "The rows came in another order than before: has the cache changed?"
       )
     self._order = order
+    self.secret_places = np.concatenate(places) if places else None
+
+  def _columns(
+    self, blocks: Iterable[RowBlock]
+  ) -> Iterator[Sequence[np.ndarray]]:
+    if self.has_units:
+      if self._sizes is None:
+        self._sizes = count_rows(self._read())
+      yield from mean_rows(blocks, self._sizes, self.max_norm)
+      return
+    for each in blocks:
+      refuse_units(each)
+      yield each.embedding, each.embedding_norm, each.label, each.example_id
 
   def sharded(self, *columns: np.ndarray) -> list[Array]:
     """Columns of up to `chunk_rows` rows on the devices, behind them zeros."""
@@ -169,9 +201,3 @@ def _leaves_ball(wide: jnp.dtype) -> Callable[[Array, Array], Array]:
   in_float64 = wide == jnp.float64
   within = within_ball_float64 if in_float64 else within_ball_int32
   return jax.jit(lambda x, scale: ~within(integer_rows(x, scale)))
-
-
-def _columns(blocks: Iterable[RowBlock]) -> Iterator[tuple[np.ndarray, ...]]:
-  for block in blocks:
-    refuse_units(block)
-    yield block.embedding, block.embedding_norm, block.label, block.example_id

@@ -67,8 +67,9 @@ def clipped_gradient(
 ) -> SecretGradient:
   """F, the sum of clipped gradients of the cross-entropy.
 
-  Formal guarantees: a row moves F by at most B·R, whatever it holds, and F does
-  not depend on the order of the rows, nor on devices.
+  Formal guarantees: a privacy unit, a row or several whose weights add up to at
+  most B, moves F by at most B·R, whatever it holds, and F does not depend on
+  the order of the rows, nor on devices.
 
   Args:
     rows: the private rows, behind their map.
@@ -171,10 +172,18 @@ def _adder(mesh: Mesh, loss: Loss, wide: jnp.dtype) -> Callable[..., Array]:
     log_prior: Array | None,
     chunk: StepChunk,
   ) -> Array:
-    z, length, label = chunk
+    z, length, label, weight = chunk
     product = exact_product(z, kernel, (2, 2), wide, jnp.int32)
     clipped = clipped_residual(
-      product, logit_step, length, label, clip_norm, loss, wide, log_prior
+      product,
+      logit_step,
+      length,
+      label,
+      clip_norm,
+      loss,
+      wide,
+      log_prior,
+      weight,
     )
     return total + exact_product(z.T, clipped, (2, 3), wide)[None]
 

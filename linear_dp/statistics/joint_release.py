@@ -69,12 +69,20 @@ class ClassMoments:
   """
 
   num_examples: int
+  has_units: bool = False
   noise_sd: float
   """In steps of 1/B, of the joint vector; 0 where there is no noise."""
   moment: Float64[np.ndarray, "d d"]
   class_sums: Float64[np.ndarray, "K d"]
   total: Float64[np.ndarray, " d"]
   class_counts: Float64[np.ndarray, " K"]
+
+  @property
+  def size(self) -> float:
+    """What all rows weigh: n; of units, about how many there are."""
+    if not self.has_units:
+      return self.num_examples
+    return max(1.0, float(self.class_counts.sum()))
 
 
 def joint_sensitivity(
@@ -138,10 +146,12 @@ def _in_rows(
     "moment": moment_steps(secret.secret_moment),
     "class_sums": secret.secret_class_sums,
     "total": secret.secret_total,
-    "class_counts": secret.secret_class_counts * GRID_RADIUS,
+    "class_counts": secret.secret_class_counts
+    * (GRID_RADIUS // secret.count_steps),
   }
   return ClassMoments(
     num_examples=secret.num_examples,
+    has_units=secret.count_steps > 1,
     noise_sd=noise_sd,
     **{
       name: (part + of_part) / GRID_RADIUS

@@ -94,11 +94,13 @@ def clipped_residual(
   loss: Loss,
   wide: jnp.dtype,
   log_prior: Float32[Array, " K"] | None = None,
+  weight: Int32[Array, " rows"] | None = None,
 ) -> Int32[Array, "rows K"]:
   """ρ, in steps of C/B.
 
-  Formal guarantees: ‖ρ‖ ≤ B, checked in integers for every row. A row that
-  fails, which none does whose arithmetic is IEEE 754's, is not in the sum.
+  Formal guarantees: ‖ρ‖ ≤ B, or the row's weight, checked in integers for every
+  row. A row that fails, which none does whose arithmetic is IEEE 754's, is not
+  in the sum.
 
   Args:
     product: Wᵀz, of integers.
@@ -109,6 +111,7 @@ def clipped_residual(
     loss: what the gradient is of.
     wide: see `SecretRows.wide`.
     log_prior: what is added to the logits of every row; public.
+    weight: what ρ is weighed by, in steps of 1/B, up to B; None is B.
   """
   num_classes = product.shape[1]
   step = jnp.asarray(logit_step, jnp.float32) * (1 / _LOGIT)
@@ -120,11 +123,17 @@ def clipped_residual(
   norm = jnp.sqrt(squared_norm(residual, wide).astype(jnp.float32))
   longest = jnp.float32(row_radius(num_classes, GRID_RADIUS))
   per_norm = jnp.float32(GRID_RADIUS / of_step) / jnp.float32(clip_norm)
+  most = GRID_RADIUS
+  if weight is not None:
+    most = weight[:, None].astype(wide)
+    part = weight[:, None].astype(jnp.float32) * jnp.float32(1 / GRID_RADIUS)
+    per_norm = per_norm * part
+    longest = jnp.maximum(longest - (1 - part) * GRID_RADIUS, 0)
   factor = jnp.minimum(length[:, None] * per_norm, longest / norm)
   clipped = jnp.rint(residual * factor)
   within = jnp.abs(clipped) <= GRID_RADIUS
   clipped = jnp.where(within, clipped, jnp.float32(2 * GRID_RADIUS)).astype(
     jnp.int32
   )
-  short = squared_norm(clipped, wide) <= GRID_RADIUS**2
+  short = squared_norm(clipped, wide) <= most * most
   return jnp.where(short, clipped, 0)

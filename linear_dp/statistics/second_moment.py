@@ -58,9 +58,12 @@ def mean_sensitivity(relation: NeighboringRelation) -> float:
 
 
 def release_mean(
-  secret: SecretClassMoments, noise_sd: float, source: NoiseSource | None
+  secret: SecretClassMoments,
+  noise_sd: float,
+  source: NoiseSource | None,
+  size: float,
 ) -> Float64[np.ndarray, " d"]:
-  """(T + noise)/n, in units of a row of norm 1.
+  """(T + noise)/size, in units of a row of norm 1.
 
   Formal guarantees: post-processing of the Gaussian mechanism of deviation
   `noise_sd`, σ times `mean_sensitivity`, on T; see `release_moment`.
@@ -68,7 +71,7 @@ def release_mean(
   total = secret.secret_total
   if source is not None:
     total = total + rounded_gaussian(total.shape, noise_sd, source)
-  return total / (GRID_RADIUS * secret.num_examples)
+  return total / (GRID_RADIUS * size)
 
 
 def count_sensitivity(relation: NeighboringRelation) -> float:
@@ -84,10 +87,27 @@ def release_counts(
   Formal guarantees: post-processing of the Gaussian mechanism of deviation
   `noise_sd`, σ times `count_sensitivity`, on N; see `release_moment`.
   """
-  counts = secret.secret_class_counts
+  return _noisy(secret.secret_class_counts, secret, noise_sd, source)
+
+
+def release_units(
+  secret: SecretClassMoments, noise_sd: float, source: NoiseSource | None
+) -> Float64[np.ndarray, " 1"]:
+  """About how many units are not of zeros: ΣN + round(noise); likewise."""
+  total = secret.secret_class_counts.sum(keepdims=True)
+  return _noisy(total, secret, noise_sd, source)
+
+
+def _noisy(
+  counts: Int64[np.ndarray, " m"],
+  secret: SecretClassMoments,
+  noise_sd: float,
+  source: NoiseSource | None,
+) -> Float64[np.ndarray, " m"]:
+  steps = secret.count_steps
   if source is not None:
-    counts = counts + rounded_gaussian(counts.shape, noise_sd, source)
-  return counts.astype(np.float64)
+    counts = counts + rounded_gaussian(counts.shape, noise_sd * steps, source)
+  return counts / steps
 
 
 def moment_steps(moment: Int64[np.ndarray, "d d"]) -> Int64[np.ndarray, "d d"]:

@@ -37,11 +37,15 @@ _NORM_BITS = 26
 
 
 class StepChunk(NamedTuple):
-  """z [rows, p] int16, ν [rows] float32, labels [rows] int32, sharded."""
+  """z [rows, p] int16, ν [rows] float32, labels [rows] int32, sharded.
+
+  And weights [rows] int32 in steps of 1/B, where rows are parts of units.
+  """
 
   row: Array
   length: Array
   label: Array
+  weight: Array | None = None
 
 
 class StepRows(Secret):
@@ -66,7 +70,6 @@ class StepRows(Secret):
     resident_bytes: int = RESIDENT_BYTES,
   ):
     self.num_examples = rows.num_examples
-    self.num_rows = rows.num_rows
     self.most_rows = rows.most_rows
     self.mesh = rows.mesh
     self.hosts = rows.hosts
@@ -76,6 +79,11 @@ class StepRows(Secret):
     self._resident_bytes = resident_bytes
     self._resident: list[StepChunk] | None = None
 
+  @property
+  def secret_units(self) -> int:
+    """How many privacy units there are; known after the first pass."""
+    return self._rows.secret_units
+
   def secret_chunks(
     self, chosen: Bool[np.ndarray, " n"] | None = None
   ) -> Iterator[StepChunk]:
@@ -83,7 +91,7 @@ class StepRows(Secret):
 
     Args:
       chosen: whether each row is wanted, by its place in a pass, the same in
-        all; None is every row.
+        all, or each unit by its place; None is every row.
 
     Raises:
       InputError: see `SecretRows`; once the last chunk was asked for.
@@ -91,6 +99,8 @@ class StepRows(Secret):
     if chosen is None:
       yield from self._all_chunks()
       return
+    if (places := self._rows.secret_places) is not None:
+      chosen = chosen[places]
     for columns in regrouped(self._picked(chosen), self._rows.chunk_rows):
       yield StepChunk(*self._rows.sharded(*columns))
 
@@ -123,7 +133,11 @@ class StepRows(Secret):
     for chunk in self._all_chunks():
       of_chunk = chosen[start : start + len(chunk.label)]
       start += len(chunk.label)
-      yield [np.asarray(c)[: len(of_chunk)][of_chunk] for c in chunk]
+      yield [
+        np.asarray(column)[: len(of_chunk)][of_chunk]
+        for column in chunk
+        if column is not None
+      ]
 
   def _all_chunks(self) -> Iterator[StepChunk]:
     if self._resident is not None:
@@ -146,9 +160,9 @@ class StepRows(Secret):
         row = _mapper(self.mesh, self.wide)(
           *parts, chunk.embedding, chunk.scale
         )
-      made = StepChunk(row, chunk.length, chunk.label)
+      made = StepChunk(row, chunk.length, chunk.label, chunk.weight)
       yield made
-      size += sum(column.nbytes for column in made)
+      size += sum(column.nbytes for column in jax.tree.leaves(made))
       if kept is not None and size <= self._resident_bytes:
         kept.append(made)
       else:

@@ -139,6 +139,17 @@ def _class_counts(
   return _in_noise(released, canaries, seen * one, one, 0 * one)
 
 
+def _units(
+  released: Released, canaries: Canaries, coins: _Coins
+) -> _Seen | None:
+  """Their number speaks of the first canary: others say it again."""
+  if coins is None or canaries.replaced:
+    return None
+  first = (np.arange(canaries.number) == 0)[:, None].astype(np.float64)
+  seen = first * (released.value - coins[1:].sum())
+  return _in_noise(released, canaries, seen, first, 0 * first)
+
+
 def _gradient_sum(
   released: Released, canaries: Canaries, coins: _Coins
 ) -> _Seen:
@@ -188,6 +199,7 @@ _LOOKS: dict[str, Callable[[Released, Canaries, _Coins], _Seen | None]] = {
   "class sums": _sum_of_rows,
   "total": _sum_of_rows,
   "class counts": _class_counts,
+  "units": _units,
   GRADIENT_SUM: _gradient_sum,
 }
 """A NEW STATISTIC GOES HERE, by the name of its `Released`."""

@@ -5,7 +5,6 @@ compose.
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import get_args
 
@@ -16,13 +15,12 @@ from oneshot_dp.configs.head_config import (
   MethodName,
   PrivacyConfig,
 )
-from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
 from oneshot_dp.linear_dp.heads.choice import AUTO
 from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
-from oneshot_dp.linear_dp.heads.registry import grouped_by_release, head_kind
+from oneshot_dp.linear_dp.heads.registry import grouped_by_release
 from oneshot_dp.linear_dp.trainer import BaselineTrainer
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
@@ -58,7 +56,7 @@ def run_compare(
     run: the rows, and where results go; its baseline is a logistic regression.
     epsilons: one head for each, per method and draw.
     privacy: delta, neighbours and noise source.
-    methods: what to compare; None is all that the rows allow.
+    methods: what to compare; None is all.
     public: see `train_heads`.
 
   Raises:
@@ -67,7 +65,7 @@ def run_compare(
   """
   run.check()
   train, n = run.train, run.train.info.public_num_examples
-  asked = choosable(methods, train.info)
+  asked = choosable(methods)
   groups = grouped_by_release([HeadConfig(head=method) for method in asked])
   trainings = [
     Training(
@@ -120,22 +118,10 @@ def _ceiling(train: FeatureCache, public: PublicRows | None) -> BaselineTrainer:
   return FoldedBaseline(public, LogisticTrainer(public.mapped(rows), step_bar))
 
 
-def choosable(
-  asked: Sequence[HeadName] | None, info: CacheInfo
-) -> list[MethodName]:
-  """The methods asked for, or all that the rows allow."""
+def choosable(asked: Sequence[HeadName] | None) -> list[MethodName]:
+  """The methods asked for, or all."""
   if asked is not None:
     if not asked:
       raise InputError("heads is empty: give at least one, or leave it out.")
     return list(dict.fromkeys(AUTO if m == "auto" else m for m in asked))
-  every: tuple[MethodName, ...] = get_args(MethodName)
-  possible = [
-    m for m in every if not info.has_units or head_kind(m).takes_units
-  ]
-  if missing := set(every) - set(possible):
-    print(
-      f"left out: {', '.join(sorted(missing))}, with a guarantee per example"
-      f" where the privacy unit is {info.privacy_unit!r}",
-      file=sys.stderr,
-    )
-  return possible
+  return list(get_args(MethodName))

@@ -24,7 +24,8 @@ from oneshot_dp.linear_dp.accounting.sections import (
 )
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.trainer import UNCLIPPED, Mechanism
+from oneshot_dp.linear_dp.one_step.trainer import OneStep
+from oneshot_dp.linear_dp.trainer import MEANS, ROW, UNCLIPPED, Mechanism
 from oneshot_dp.pipeline.saved_head.make_receipt import (
   FIELDS,
   FORMAT_VERSION,
@@ -70,11 +71,12 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   stated = mechanism_of(mechanism)
   unit = privacy["privacy_unit"]
   yield from _compare(receipt, {"format_version": FORMAT_VERSION})
-  if unit == EXAMPLE_UNIT:
-    bound = "row" if stated.is_noisy else UNCLIPPED
-    yield from _compare(mechanism, {"rows_per_unit": 1, "clipped": bound})
-  else:
+  bound = ROW if unit == EXAMPLE_UNIT else MEANS
+  if unit != EXAMPLE_UNIT:
     check_unit_name(unit)
+  if bound == ROW or not isinstance(stated, OneStep):
+    bound = bound if stated.is_noisy else UNCLIPPED
+    yield from _compare(mechanism, {"rows_per_unit": 1, "clipped": bound})
   num_classes = len(data["class_names"])
   yield from _compare(mechanism, {"num_classes": num_classes})
   for section in (privacy, data):

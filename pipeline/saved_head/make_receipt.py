@@ -13,7 +13,7 @@ from oneshot_dp.linear_dp.accounting.sections import (
   composition_section,
   privacy_section,
 )
-from oneshot_dp.linear_dp.trainer import UNCLIPPED, TrainedHead
+from oneshot_dp.linear_dp.trainer import MEANS, UNCLIPPED, TrainedHead
 from oneshot_dp.pipeline.saved_head.public_record import ASSUMPTION, SETTING
 
 FORMAT_VERSION = 3
@@ -157,4 +157,9 @@ def how_bounded(clipped: str, rows_per_unit: int) -> str:
     return "nothing bounds their influence"
   if clipped == "unit":
     return "all are summed, and the sum of each is clipped as one vector"
+  if clipped == MEANS:
+    return (
+      "those of a class are averaged, and weighed by how many they are, so that"
+      " all of a unit together weigh as much as one row"
+    )
   return f"at most {rows_per_unit} of each are summed, chosen by ids alone"

@@ -22,8 +22,8 @@ from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum, exact_clipped_sum
 from oneshot_dp.linear_dp.one_step.release import release
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
-from oneshot_dp.linear_dp.one_step.unit_sums import count_rows
 from oneshot_dp.linear_dp.rows.units import choose_rows
+from oneshot_dp.linear_dp.rows.whole_units import count_rows
 
 KINDS = ("random", "one class", "uneven", "copies")
 

@@ -21,12 +21,12 @@ from oneshot_dp.linear_dp.one_step import reference
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
 from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
-from oneshot_dp.linear_dp.one_step.unit_sums import count_rows
 from oneshot_dp.linear_dp.public_statistics import (
   PublicMatrix,
   PublicStatistics,
 )
 from oneshot_dp.linear_dp.rows.units import choose_rows
+from oneshot_dp.linear_dp.rows.whole_units import count_rows
 from oneshot_dp.linear_dp.statistics.class_moments import class_moments
 from oneshot_dp.linear_dp.statistics.exact_map import (
   STEP_RADIUS,

@@ -135,7 +135,7 @@ def test_defaults_are_said_before_the_charge(data, one, units, capfd):
     trained = train_head(*data, epsilon=2.0, **given)
   else:
     trained, _ = train_heads(*data, epsilons=(2.0, 4.0), **given)
-  head = "whitened" if one and not units else "lamb"
+  head = "whitened" if one else "lamb"
   assert trained.receipt()["training"]["head"] == head
   (line,) = said
   assert line.startswith(f"head: {called(head)}, ")
@@ -259,14 +259,6 @@ def test_a_refused_charge_draws_nothing(data, head):
     ({"num_classes": 1}, r"num_classes=1"),
     ({"num_classes": 2}, r"labels\[\d+\] is not one of the num_classes=2"),
     ({"head": "svm"}, r"head='svm' must be one of lamb, adam, momentum, least"),
-    (
-      {"head": "whitened", "unit_ids": np.zeros(N, int)},
-      r"head='whitened' has a guarantee per example",
-    ),
-    (
-      {"head": "least-squares", "unit_ids": np.zeros(N, int)},
-      r"head='least-squares' has a guarantee per example",
-    ),
   ],
 )
 def test_refuses_in_one_line_and_charges_nothing(data, changes, message):

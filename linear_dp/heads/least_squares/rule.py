@@ -14,7 +14,7 @@ from oneshot_dp.linear_dp.statistics.joint_release import (
   joint_sensitivity,
   part_sd,
 )
-from oneshot_dp.linear_dp.trainer import ROWS_ARE_CLIPPED, Mechanism
+from oneshot_dp.linear_dp.trainer import MEANS, ROW, ROWS_ARE_CLIPPED, Mechanism
 
 _RIDGE = 0.3
 _LEAST_RIDGE = 1e-6
@@ -31,6 +31,7 @@ class LeastSquaresRule(Mechanism):
     num_examples, feature_dim, num_classes: n, d and K.
     noise_sd_steps: the noise on the joint vector of `joint_release`, in steps
       of 1/B; 0 for a baseline without noise.
+    clipped: "row", or "mean" of units, whose number is that of all counts.
   """
 
   KIND = "least-squares"
@@ -38,6 +39,7 @@ class LeastSquaresRule(Mechanism):
   feature_dim: int
   num_classes: int
   noise_sd_steps: float
+  clipped: str = ROW
 
   @property
   def shares(self) -> Shares:
@@ -76,9 +78,12 @@ class LeastSquaresRule(Mechanism):
       feature_dim=feature_dim,
       num_classes=num_classes,
       noise_sd_steps=moments.noise_sd,
+      clipped=MEANS if moments.has_units else ROW,
     )
 
   def as_json(self) -> dict[str, Any]:
+    settings = dataclasses.asdict(self)
+    del settings["clipped"]
     return {
       "kind": self.KIND,
       "name": "Gaussian mechanism on the second moment M, the class sums S,"
@@ -88,7 +93,7 @@ class LeastSquaresRule(Mechanism):
       " round(N(0, sd^2/share)); M symmetric, sd/sqrt(2) beside its diagonal",
       "sensitivity": "sqrt(s_M*(B + (1 + 2^-10)*d)^2 + (1 - s_M)*B^2) grid"
       " steps, doubled for REPLACE_ONE",
-      **dataclasses.asdict(self),
+      **settings,
       "moment_share": self.shares.moment,
       "class_sum_share": self.shares.class_sums,
       "total_share": self.shares.total,
@@ -97,6 +102,7 @@ class LeastSquaresRule(Mechanism):
       "least_count": self.least_count,
       "grid_radius": GRID_RADIUS,
       **ROWS_ARE_CLIPPED,
+      "clipped": self.clipped,
     }
 
   def sensitivity(self, relation: NeighboringRelation) -> float:

@@ -140,7 +140,7 @@ def _parts(moments: ClassMoments, sigma: float) -> Iterator[Released]:
 
 def discriminant(moments: ClassMoments) -> LinearHead:
   """The head of noisy moments: post-processing."""
-  rule, n = LeastSquaresRule.of(moments), moments.num_examples
+  rule, n = LeastSquaresRule.of(moments), moments.size
   counts = np.maximum(moments.class_counts, rule.least_count)
   counts *= n / counts.sum()
   # The mean, from both sums of all rows that there are, by their noise.
@@ -183,7 +183,7 @@ def _within(
     signal, power, out=np.zeros_like(power), where=power > 0
   )
   between = (centred.T * weight) @ centred
-  total = moments.moment - moments.num_examples * np.outer(mean, mean)
+  total = moments.moment - moments.size * np.outer(mean, mean)
   return total - between + (weight @ variance) * np.eye(d)
 
 

@@ -16,7 +16,7 @@ from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
 from oneshot_dp.linear_dp.heads.own_noise import StepsRule
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.row_gradient import Loss
-from oneshot_dp.linear_dp.trainer import ROWS_ARE_CLIPPED
+from oneshot_dp.linear_dp.trainer import ROW, ROWS_ARE_CLIPPED
 
 MAX_NORM = 2.0**8
 """R, of rows that keep their norms."""
@@ -86,6 +86,7 @@ class MultiStepRule(StepsRule):
     init_seed: the seed of random weights; public.
     ema_decay: the decay of averaged weights; None is the last ones.
     batches: the rows that each step sees.
+    clipped: "row", or "mean" of units, which are in a batch as a row is.
   """
 
   KIND = "multi-step"
@@ -102,6 +103,7 @@ class MultiStepRule(StepsRule):
   init_seed: int
   ema_decay: float | None
   batches: Batches
+  clipped: str = ROW
 
   def __post_init__(self):
     if not (math.isfinite(self.init_scale) and self.init_scale >= 0):
@@ -123,7 +125,8 @@ class MultiStepRule(StepsRule):
     return self.batches.poisson if self.batches.sampling == "poisson" else None
 
   def as_json(self) -> dict[str, Any]:
-    batches = self.batches
+    batches, settings = self.batches, dataclasses.asdict(self)
+    del settings["clipped"]
     return {
       "kind": self.KIND,
       "name": "Gaussian mechanism on the sum of clipped gradients of a batch,"
@@ -133,13 +136,14 @@ class MultiStepRule(StepsRule):
       "sensitivity": "B + sqrt(K*d) grid steps, as F is of integers; doubled"
       " for REPLACE_ONE. Noise is stated in units of it",
       "batches_in_words": _BATCHES[batches.sampling],
-      **dataclasses.asdict(self),
+      **settings,
       "num_steps": self.num_steps,
       "sampling_probability": batches.probability,
       "step_noise_multiplier": self.step_noise_multiplier,
       "num_examples": batches.num_examples,
       "grid_radius": GRID_RADIUS,
       **ROWS_ARE_CLIPPED,
+      "clipped": self.clipped,
     }
 
   def in_words(self, training: Mapping[str, Any]) -> str:
@@ -166,6 +170,7 @@ def make_rule(
   feature_dim: int,
   num_classes: int,
   noise_multiplier: float,
+  clipped: str = ROW,
 ) -> MultiStepRule:
   """Settles what a config leaves to us, by public numbers alone.
 
@@ -200,6 +205,7 @@ def make_rule(
     init_seed=config.init_seed,
     ema_decay=config.ema_decay,
     batches=batches,
+    clipped=clipped,
   )
 
 

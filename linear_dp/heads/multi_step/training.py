@@ -92,6 +92,7 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
       feature_dim=self._rows.feature_dim,
       num_classes=self._rows.num_classes,
       noise_multiplier=sigma,
+      clipped=self._given.clipped,
     )
 
   def train(
@@ -124,7 +125,7 @@ def train(
     on_release: called with all that leaves, in order.
   """
   # A baseline samples too; what it does not hide, nobody else must guess.
-  chosen = rule.batches.chosen(source or NoiseSource(), rows.num_rows)
+  chosen = rule.batches.chosen(source or NoiseSource(), rows.secret_units)
 
   def gradient(
     part: Bool[np.ndarray, " n"] | None, kernel: Float64[np.ndarray, "d K"]

@@ -12,12 +12,16 @@ from oneshot_dp.linear_dp.public_start import SETTING
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.trainer import (
   AS_STORED,
+  MEANS,
+  ROW,
   ROWS_ARE_CLIPPED,
   UNIT_NORM,
 )
 
 MEAN_SHARE = 0.005
 """The mean's part of the budget (of 1/σ²)."""
+UNIT_SHARE = 0.005
+"""That of the number of privacy units, where these may have many rows."""
 COUNT_SHARE = 0.02
 """The class counts' part, of heads for classes of very different sizes."""
 BALANCED_CLIP_NORM = 0.3
@@ -30,6 +34,7 @@ _LEAST_RIDGE = 1e-6
 """A part of n, where there is no noise."""
 _START_NORM = 10.0
 _ROWS_TO_LEAVE_START = 50.0
+_UNITS = "noisy_units"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,9 @@ class WhiteningRule(StepsRule):
       right already matter as much as those that are quite wrong.
     momentum: of the steps.
     start_sha256: of the public weights to start from; empty for zero weights.
+    clipped: "row", or "mean" of units, which are counted with noise first.
+    noisy_units: what came out, for all that rests on how many there are; 0
+      before.
   """
 
   KIND = "whitened"
@@ -70,11 +78,14 @@ class WhiteningRule(StepsRule):
   clip_norm: float = 0.03
   momentum: float = 0.5
   start_sha256: str = ""
+  clipped: str = ROW
+  noisy_units: int = 0
 
   @classmethod
   def from_json(cls, section: Mapping[str, Any]) -> Self:
     # Receipts of other heads, and of before, do not say it.
-    return super().from_json({"balances": False, SETTING: "", **section})
+    earlier = {"balances": False, SETTING: "", _UNITS: 0}
+    return super().from_json({**earlier, **section})
 
   def __post_init__(self):
     # A receipt may say anything.
@@ -89,8 +100,18 @@ class WhiteningRule(StepsRule):
   @property
   def whitens(self) -> bool:
     """Whether the moment is released: where n/(K·σ) is 80 or more."""
-    noise = ROWS_TO_WHITEN * self.noise_multiplier
-    return self.num_examples >= noise * self.num_classes
+    return self.size >= self._least_to_whiten
+
+  @property
+  def size(self) -> int:
+    """What all rows weigh: n, or about how many units there are."""
+    if self.clipped == ROW:
+      return self.num_examples
+    return max(1, self.noisy_units)
+
+  @property
+  def unit_share(self) -> float:
+    return 0.0 if self.clipped == ROW else UNIT_SHARE
 
   @property
   def mean_share(self) -> float:
@@ -107,7 +128,8 @@ class WhiteningRule(StepsRule):
   @property
   def step_share(self) -> float:
     """All steps' part of the budget."""
-    return 1 - self.mean_share - self.moment_share - self.count_share
+    of_sums = 1 - self.mean_share - self.moment_share
+    return of_sums - self.count_share - self.unit_share
 
   @property
   def mean_noise_multiplier(self) -> float | None:
@@ -125,6 +147,11 @@ class WhiteningRule(StepsRule):
     return self._of_share(self.count_share)
 
   @property
+  def unit_noise_multiplier(self) -> float | None:
+    """That of the number of units, likewise."""
+    return self._of_share(self.unit_share)
+
+  @property
   def step_noise_multiplier(self) -> float:
     """σ_t = σ·√(T/share), rounded up."""
     of_steps = self.num_steps / self.step_share
@@ -135,7 +162,7 @@ class WhiteningRule(StepsRule):
     """What is added to the eigenvalues of the moment, in rows."""
     spread = math.sqrt(self.num_classes * self.feature_dim)
     noise = _RIDGE * self.noise_multiplier * spread
-    return max(noise, _LEAST_RIDGE * self.num_examples)
+    return max(noise, _LEAST_RIDGE * self.size)
 
   @property
   def learning_rate(self) -> float:
@@ -149,7 +176,7 @@ class WhiteningRule(StepsRule):
     walk = 1 + math.log10(self.num_classes) / 2
     noise = max(self.noise_multiplier, 1.0) / math.sqrt(self.step_share)
     per_step = (1 - self.momentum) / (self.num_steps * self.clip_norm)
-    return walk * self.num_examples * per_step / noise
+    return walk * self.size * per_step / noise
 
   @property
   def start_norm(self) -> float:
@@ -159,7 +186,11 @@ class WhiteningRule(StepsRule):
     does not depend on them, turn it.
     """
     noise = _ROWS_TO_LEAVE_START * self.num_classes * self.noise_multiplier
-    return _START_NORM * math.sqrt(max(1.0, noise / self.num_examples))
+    return _START_NORM * math.sqrt(max(1.0, noise / self.size))
+
+  @property
+  def _least_to_whiten(self) -> float:
+    return ROWS_TO_WHITEN * self.noise_multiplier * self.num_classes
 
   def _of_share(self, share: float) -> float | None:
     if share == 0:
@@ -172,6 +203,8 @@ class WhiteningRule(StepsRule):
     return super().training() | balanced | start
 
   def as_json(self) -> dict[str, Any]:
+    settings = dataclasses.asdict(self)
+    del settings["clipped"]
     stated = {
       "kind": self.KIND,
       "name": "Gaussian mechanisms on the exact sum T and second moment M of"
@@ -183,7 +216,7 @@ class WhiteningRule(StepsRule):
       "sensitivity": "B grid steps for T; B + (1 + 2^-10)*d for M/B; for a"
       " step, B + sqrt(K*d), as F is of integers; doubled for REPLACE_ONE. All"
       " together amount to one Gaussian mechanism of noise_multiplier",
-      **dataclasses.asdict(self),
+      **settings,
       "input": UNIT_NORM if self.centres else AS_STORED,
       "whitens": self.whitens,
       "mean_noise_multiplier": self.mean_noise_multiplier,
@@ -193,7 +226,17 @@ class WhiteningRule(StepsRule):
       "learning_rate": self.learning_rate,
       "grid_radius": GRID_RADIUS,
       **ROWS_ARE_CLIPPED,
+      "clipped": self.clipped,
     }
+    if self.clipped == MEANS:
+      stated |= {
+        "units": "what all units weigh, once, as their number + round(noise) of"
+        " unit_noise_multiplier, of sensitivity 1 (2 for REPLACE_ONE)",
+        "unit_share": self.unit_share,
+        "unit_noise_multiplier": self.unit_noise_multiplier,
+      }
+    else:
+      del stated[_UNITS]
     if not self.start_sha256:
       del stated[SETTING]
     if not self.balances:
@@ -225,6 +268,11 @@ class WhiteningRule(StepsRule):
 
   def why(self) -> str:
     """What follows from n, d, K and the noise, and why, for people."""
+    if self.clipped == MEANS:
+      return (
+        f"whitened, if a noisy count finds {self._least_to_whiten:.0f} units or"
+        f" more; {self.num_steps} steps"
+      )
     rows = self.num_examples / (self.num_classes * self.noise_multiplier)
     enough, than = ("enough", ">=") if self.whitens else ("too few", "<")
     return (

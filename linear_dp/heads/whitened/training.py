@@ -24,6 +24,7 @@ Source: private whitening and few full-batch steps are near Mehta et al.,
 composition of Gaussians: Dong, Roth & Su (2022).
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -68,6 +69,7 @@ from oneshot_dp.linear_dp.statistics.second_moment import (
   release_counts,
   release_mean,
   release_moment,
+  release_units,
 )
 from oneshot_dp.linear_dp.statistics.step_rows import StepRows
 from oneshot_dp.linear_dp.trainer import OnRelease, Released
@@ -105,8 +107,33 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       num_classes=self._rows.num_classes,
       noise_multiplier=sigma,
       centres=not self._given.are_centred and start is None,
+      clipped=self._given.clipped,
       **asked,
     )
+
+  def settled(
+    self,
+    rule: WhiteningRule,
+    relation: NeighboringRelation,
+    source: NoiseSource | None,
+    on_release: OnRelease,
+  ) -> WhiteningRule:
+    """Spends the budget of the number of units, if they may have many rows."""
+    sigma = rule.unit_noise_multiplier
+    if sigma is None:
+      return rule
+    noise_sd = math.nextafter(sigma * count_sensitivity(relation), math.inf)
+    make = functools.partial(release_units, self._moment, noise_sd, source)
+    units = once(source, "units", make)
+    on_release(
+      Released(
+        name="units",
+        value=units,
+        noise_multiplier=sigma,
+        grid_step=1 / GRID_RADIUS,
+      )
+    )
+    return dataclasses.replace(rule, noisy_units=round(units.item()))
 
   def train(
     self,
@@ -143,7 +170,7 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       released = once(source, GRADIENT_SUM, noisy)
       at = {"map": released_map, "kernel": kernel, "log_prior": log_prior}
       on_release(gradient_released(released, sigma, rule.clip_norm, at))
-      return released / rule.num_examples
+      return released / rule.size
 
     kernel = descend(
       _first_weights(self._given.start, rule, released_map.matrix),
@@ -175,14 +202,14 @@ def _released_map(
   if rule.mean_noise_multiplier is not None:
     noise_sd = rule.mean_noise_multiplier * mean_sensitivity(relation)
     noise_sd *= 1 + 2**-50
-    make = functools.partial(release_mean, moment, noise_sd, source)
+    make = functools.partial(release_mean, moment, noise_sd, source, rule.size)
     mean = once(source, "mean", make)
     on_release(
       Released(
         name="mean",
         value=mean,
         noise_multiplier=rule.mean_noise_multiplier,
-        grid_step=1 / (GRID_RADIUS * rule.num_examples),
+        grid_step=1 / (GRID_RADIUS * rule.size),
       )
     )
   if rule.moment_noise_multiplier is not None:
@@ -199,7 +226,7 @@ def _released_map(
       )
     )
     if mean is not None:
-      noisy = noisy - rule.num_examples * np.outer(mean, mean)
+      noisy = noisy - rule.size * np.outer(mean, mean)
     matrix = inverse_square_root(noisy, rule.ridge)
   return ReleasedMap.of(matrix, mean)
 
@@ -227,7 +254,10 @@ def _released_log_prior(
   counts = once(source, "class counts", make)
   on_release(
     Released(
-      name="class counts", value=counts, noise_multiplier=sigma, grid_step=1.0
+      name="class counts",
+      value=counts,
+      noise_multiplier=sigma,
+      grid_step=1 / moment.count_steps,
     )
   )
   counts = np.maximum(counts, max(noise_sd, 1.0))

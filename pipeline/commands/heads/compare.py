@@ -120,7 +120,7 @@ def _choose(flags: Flags) -> Answer:
   public = find_public_rows(
     cache, **vars(flags.public), ledger_dir=flags.ledger_dir
   )
-  methods = choosable(flags.heads, cache.info)
+  methods = choosable(flags.heads)
   trainer = choosing_trainer(
     cache, [HeadConfig(head=m) for m in methods], public
   )

@@ -10,7 +10,6 @@ from oneshot_dp.configs.head_config import HeadConfig, StepsConfig
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
 from oneshot_dp.linear_dp.heads.registry import head_kind
-from oneshot_dp.linear_dp.heads.whitened.training import WhitenedTrainer
 from oneshot_dp.linear_dp.statistics.class_moments import MAX_ROWS
 from oneshot_dp.linear_dp.trainer import TrainingRows
 
@@ -53,13 +52,14 @@ def test_auto_is_the_most_accurate_that_the_rows_allow(asked, given, head, why):
   assert why in choice.why
 
 
-@pytest.mark.parametrize("takes_units", [False, True])
-def test_auto_with_units(takes_units, monkeypatch):
-  """It is lamb, and says so, until whitened heads take units."""
-  monkeypatch.setattr(WhitenedTrainer, "takes_units", takes_units)
-  choice = choose_head(HeadConfig(head="auto"), rows(privacy_unit="user"))
-  assert choice.config.head == ("whitened" if takes_units else "lamb")
-  assert ("it clips all rows of a user as one" in choice.why) != takes_units
+def test_of_units_no_gain_is_said():
+  """How many there are is private, and so is what n/(K·σ) would be."""
+  given = rows(40_000, privacy_unit="user")
+  choice = choose_head(HeadConfig(head="auto"), given)
+  plan = ReleasePlan(epsilons=(1.0,), delta=1e-5, order="independent")
+  assert choice.config.head == "whitened"
+  said = in_a_line(choice, plan, given)
+  assert said.endswith("lamb (the paper's single step) would cost as much")
 
 
 @pytest.mark.parametrize(

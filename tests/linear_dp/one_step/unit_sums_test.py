@@ -13,17 +13,14 @@ import pytest
 from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.linear_dp.one_step import unit_sums
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
 from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
-from oneshot_dp.linear_dp.one_step.unit_sums import (
-  UnitSums,
-  clip_unit,
-  count_rows,
-)
+from oneshot_dp.linear_dp.one_step.unit_sums import UnitSums, clip_unit
+from oneshot_dp.linear_dp.rows import whole_units
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.units import choose_rows
+from oneshot_dp.linear_dp.rows.whole_units import count_rows
 from tests.linear_dp.blocks import (
   Block,
   in_blocks,
@@ -287,21 +284,23 @@ class TestClip:
   def test_squares_are_exact(self, bits):
     rng = np.random.default_rng(0)
     sums = rng.integers(-(2**bits), 2**bits, (30, 40))
-    assert unit_sums._squared_norm(sums) == (sums.astype(object) ** 2).sum()
+    assert (
+      sum(whole_units.squared_norms(sums)) == (sums.astype(object) ** 2).sum()
+    )
 
 
 class TestMemory:
   """D·8 bytes for each class of a unit that is begun and not complete."""
 
   def limit(self, monkeypatch, vectors: int):
-    monkeypatch.setattr(unit_sums, "MAX_OPEN_BYTES", vectors * D * 8)
+    monkeypatch.setattr(whole_units, "MAX_OPEN_BYTES", vectors * D * 8)
 
   def test_scattered_units_are_refused(self, monkeypatch):
     units = np.tile(np.arange(40), 2)
     block = with_units(random_block(80, D, K), units)
     self.limit(monkeypatch, 39)
     with pytest.raises(InputError, match="order the rows by unit") as caught:
-      sum_of(block, make_grid())
+      sum_of(block, make_grid(), (8,))
     assert "--max-rows-per-unit" in str(caught.value)
     assert "\n" not in str(caught.value)
 

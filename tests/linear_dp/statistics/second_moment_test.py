@@ -227,7 +227,7 @@ def test_entries_have_noise_of_their_own():
 def mean_noise(d: int, sd: float, seed: int | None) -> np.ndarray:
   """n·released minus exact, in steps of 1/B: integers."""
   secret = make_secret(d)
-  released = release_mean(secret, sd, NoiseSource(seed))
+  released = release_mean(secret, sd, NoiseSource(seed), 1000)
   assert released.dtype == np.float64
   steps = released * GRID_RADIUS * secret.num_examples
   whole = np.rint(steps)
@@ -258,7 +258,7 @@ def test_releases_of_one_source_share_no_noise():
   source, secret = NoiseSource(3), make_secret(D)
   sd = 1e12
   means = [
-    np.rint(release_mean(secret, sd, source) * GRID_RADIUS * 1000)
+    np.rint(release_mean(secret, sd, source, 1000) * GRID_RADIUS * 1000)
     - secret.secret_total
     for _ in range(3)
   ]
@@ -270,7 +270,7 @@ def test_releases_of_one_source_share_no_noise():
 
 def test_without_noise_the_mean_is_the_exact_one():
   secret = make_secret(D)
-  found = release_mean(secret, 1e9, None)
+  found = release_mean(secret, 1e9, None, 1000)
   for value, total in zip(found, secret.secret_total, strict=True):
     exact = Fraction(int(total), GRID_RADIUS * 1000)
     assert value == float(exact)

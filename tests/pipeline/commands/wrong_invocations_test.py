@@ -97,7 +97,10 @@ ASKED_WRONGLY = [
   (f"{AUDIT} --confidence 2", "confidence=2.0"),
   (f"{AUDIT} --head whitened --canaries 0", "canaries=0 must be"),
   (f"{AUDIT} --head whitened --train-bias", "train_bias=True is for"),
-  (f"{AUDIT} --head whitened --rows-per-unit 2", "has a guarantee per example"),
+  (
+    f"{AUDIT} --head whitened --max-rows-per-unit 2",
+    "is for heads of one step",
+  ),
   (f"{AUDIT} --max-rows-per-unit 2", "no unit_id"),
   (f"{AUDIT} --rows-per-unit -2", "rows_per_unit=-2 must be"),
   (f"{AUDIT} --private-eval --num-classes 3", "--num-classes is for heads"),

@@ -262,11 +262,18 @@ def test_nested_releases_are_refused(place, capsys, train_cache, head):
   assert cache_ledger(train_cache, None).entries() == []
 
 
-def test_auto_is_lamb_where_there_are_users(place, capsys, visits, tmp_path):
-  argv = [*place(f"{TRAIN} --head auto"), "--cache", visits.path]
+def test_users_are_counted_with_noise(place, capsys, visits, tmp_path):
+  """Once, for what the count of rows is for elsewhere; it is paid for."""
+  argv = [*place(f"{TRAIN} --head auto --epsilon 30"), "--cache", visits.path]
   _, err = succeeds(capsys, *argv)
-  why = "the paper's single step, as it clips all rows of a user as one"
-  assert f"head: lamb, {why}" in err
+  assert "whitened, if a noisy count finds" in err
   receipt = read_head(tmp_path / "out").receipt
-  assert receipt["training"]["head"] == "lamb"
-  assert receipt["mechanism"]["clipped"] == "unit"
+  said = receipt["mechanism"]
+  rule = WhiteningRule.from_json(said)
+  assert abs(rule.noisy_units - 20) < 6 * said["unit_noise_multiplier"]
+  assert rule.size == max(1, rule.noisy_units)
+  shares = (rule.mean_share, rule.moment_share, rule.unit_share)
+  assert sum(shares) + rule.step_share == pytest.approx(1, abs=1e-12)
+  assert rule.unit_share == 0.005
+  forged = changed(receipt, ("mechanism", "unit_noise_multiplier"), 1.0)
+  assert problems(forged)
