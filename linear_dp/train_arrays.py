@@ -147,8 +147,7 @@ def train_heads(
       settings of the head's own. One-step heads want embeddings with about as
       many negative as positive numbers.
     unit_ids: [n] integers, whose each row is, where a person may have many: the
-      guarantee is then about all rows of a unit. For heads of one step; None is
-      a unit per row.
+      guarantee is then about all rows of a unit. None is a unit per row.
     start: [K, d] numbers, of "auto": a public vector for each class, such as a
       text tower's embedding of its name, to start from at no cost. No function
       of the private rows.
@@ -165,8 +164,7 @@ def train_heads(
   Raises:
     InputError: a value of another type; arrays that `ArrayRows.of` refuses;
       an ε or δ that is no guarantee; a δ of 1/n or more, if it is not insisted
-      on; a head of another name, or unit_ids with one that cannot use them.
-      Nothing is charged then.
+      on; a head of another name. Nothing is charged then.
 
   Source: Mehta et al., "Large Scale Transfer Learning for Differentially
   Private Image Classification", TMLR 2023, algorithm 1.

@@ -152,7 +152,7 @@ class SecretRows(Secret):
     )
     leaves = _leaves_ball(self.wide)
     ids, places = [np.empty(0, np.int64)], []
-    for columns in regrouped(self._columns(blocks), self.chunk_rows):
+    for columns in regrouped(self._weighted(blocks), self.chunk_rows):
       embedding, norm, label, example_id, *of_units = columns
       weight = of_units[:1]
       places += of_units[1:]
@@ -175,17 +175,14 @@ class SecretRows(Secret):
     self._order = order
     self.secret_places = np.concatenate(places) if places else None
 
-  def _columns(
+  def _weighted(
     self, blocks: Iterable[RowBlock]
-  ) -> Iterator[Sequence[np.ndarray]]:
-    if self.has_units:
-      if self._sizes is None:
-        self._sizes = count_rows(self._read())
-      yield from mean_rows(blocks, self._sizes, self.max_norm)
-      return
-    for each in blocks:
-      refuse_units(each)
-      yield each.embedding, each.embedding_norm, each.label, each.example_id
+  ) -> Iterable[Sequence[np.ndarray]]:
+    if not self.has_units:
+      return _columns(blocks)
+    if self._sizes is None:
+      self._sizes = count_rows(self._read())
+    return mean_rows(blocks, self._sizes, self.max_norm)
 
   def sharded(self, *columns: np.ndarray) -> list[Array]:
     """Columns of up to `chunk_rows` rows on the devices, behind them zeros."""
@@ -201,3 +198,9 @@ def _leaves_ball(wide: jnp.dtype) -> Callable[[Array, Array], Array]:
   in_float64 = wide == jnp.float64
   within = within_ball_float64 if in_float64 else within_ball_int32
   return jax.jit(lambda x, scale: ~within(integer_rows(x, scale)))
+
+
+def _columns(blocks: Iterable[RowBlock]) -> Iterator[tuple[np.ndarray, ...]]:
+  for block in blocks:
+    refuse_units(block)
+    yield block.embedding, block.embedding_norm, block.label, block.example_id

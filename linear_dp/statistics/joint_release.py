@@ -81,7 +81,7 @@ class ClassMoments:
   def size(self) -> float:
     """What all rows weigh: n; of units, about how many there are."""
     if not self.has_units:
-      return self.num_examples
+      return float(self.num_examples)
     return max(1.0, float(self.class_counts.sum()))
 
 

@@ -61,7 +61,7 @@ def release_mean(
   secret: SecretClassMoments,
   noise_sd: float,
   source: NoiseSource | None,
-  size: float,
+  size: int,
 ) -> Float64[np.ndarray, " d"]:
   """(T + noise)/size, in units of a row of norm 1.
 

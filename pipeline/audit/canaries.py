@@ -143,6 +143,8 @@ class Canaries:
       num_examples=self.num_rows + zeros,
       privacy_unit=privacy_unit,
       max_rows_per_unit=max_rows_per_unit,
+      # With so few units a centre would be noise, and turn all rows one way.
+      are_centred=has_units,
     )
 
   def among(

@@ -68,7 +68,7 @@ def audit_plan(
   epsilon: float,
   delta: float,
   relation: NeighboringRelation,
-  canaries: int,
+  rows: int,
 ) -> ReleasePlan:
   """What each run releases: a nested sweep of two, where heads can nest.
 
@@ -80,7 +80,7 @@ def audit_plan(
     delta=delta,
     neighboring_relation=relation,
     order=kind.order(),
-    sampling=kind.sampling(config, canaries),
+    sampling=kind.sampling(config, rows),
   )
 
 
@@ -136,7 +136,7 @@ def audit_head(
     rows_per_unit=rows_per_unit,
   )
   zeros, (sigma, *_) = 0, plan.noise_multipliers.values()
-  if config.head == "whitened":
+  if config.head == "whitened" and rows_per_unit == 1:
     zeros = math.ceil(_ROWS_TO_WHITEN * sigma * num_classes)
 
   def make(coins: Bool[np.ndarray, " m"]) -> Trainer:

@@ -131,10 +131,10 @@ class HeadFlags:
   training: Annotated[HeadConfig, arg(name="")]
   public: OmitArgPrefixes[PublicOptions]
   max_rows_per_unit: int | None = None
-  """Only where the cache has units coarser than an example (users, patients):
-  sum at most this many rows of each, chosen by ids alone, with so many times
-  the noise. Default: all rows of a unit are summed and clipped as one vector,
-  with the noise of one, which is better but for its memory, where the rows of
-  units are scattered. Either way the guarantee covers all rows of a unit. An
-  epsilon per example is better only where no two rows can be of one person;
-  then import without unit_id."""
+  """For the paper's step, where the cache has units (users, patients): sum at
+  most this many rows of each, chosen by ids alone, with so many times the
+  noise. Default: all rows of a unit are summed and clipped as one vector, with
+  the noise of one, which is better but for its memory, where the rows of units
+  are scattered. Either way the guarantee covers all rows of a unit. An epsilon
+  per example is better only where no two rows can be of one person; then import
+  without unit_id."""

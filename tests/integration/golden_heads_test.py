@@ -82,6 +82,7 @@ brings all that is in it along. Columns of results.csv are "results.seed"."""
 REWORDED: dict[str, str] = {
   "-seed-": "-draw-",
   'kind": "one step"': 'kind": "one-step"',
+  "one of units, auto": "one of units",
   # n is published, so the same noise is stated in the relation that holds.
   'neighboring_relation": "ADD_OR_REMOVE_ONE"': 'neighboring_relation":'
   ' "REPLACE_SPECIAL"',
@@ -188,7 +189,7 @@ RUNS: dict[str, str] = {
   "several heads, logistic": f"compare {_BOTH} {_PAID} {DRAWS} 2"
   " --epsilons 1 8 --heads lamb momentum least-squares --baseline",
   "one": f"{_TRAIN} --head lamb --epsilon 4 --json",
-  "one of units, auto": f"{_TRAIN} --epsilon 4 {_USERS} --head auto",
+  "one of units": f"{_TRAIN} --epsilon 4 {_USERS} --head lamb",
   "noisy counts": f"{_SWEEP} --epsilons 1 8 --private-eval 0.5",
   "noisy counts of one": f"{_SCORE} --private-eval 0.5 --delta {DELTA} {SEED} 5"
   f" {LEDGERS} @ledgers",
@@ -426,7 +427,7 @@ def golden() -> tuple[
     for name in file.files:
       if name != "json":
         test, _, tensor = name.partition(": ")
-        weights.setdefault(test, {})[reworded(tensor)] = file[name]
+        weights.setdefault(reworded(test), {})[reworded(tensor)] = file[name]
   facts = {
     test: {
       place: {

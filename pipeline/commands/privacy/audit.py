@@ -95,7 +95,7 @@ def _made_up(flags: Flags) -> "AuditReport":
     flags.epsilon,
     flags.privacy.delta,
     RELATIONS[flags.privacy.neighboring_relation],
-    canaries,
+    canaries * (flags.rows_per_unit or 1),
   )
   shared = {"runs": runs, "confidence": flags.confidence, "seed": seed}
   if flags.private_eval:

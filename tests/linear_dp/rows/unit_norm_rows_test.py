@@ -54,7 +54,7 @@ def rows_of(block: Block, devices=1, read=None, **changes) -> SecretRows:
 
 def one_pass(rows: SecretRows) -> list[tuple[np.ndarray, ...]]:
   return [
-    tuple(np.asarray(column) for column in chunk)
+    tuple(np.asarray(column) for column in chunk if column is not None)
     for chunk in rows.secret_chunks()
   ]
 
@@ -62,7 +62,7 @@ def one_pass(rows: SecretRows) -> list[tuple[np.ndarray, ...]]:
 def integers_of(rows: SecretRows) -> list[list[int]]:
   """u of every row, padding too, in integers of Python."""
   found = []
-  for embedding, scale, _, _ in rows.secret_chunks():
+  for embedding, scale, *_ in rows.secret_chunks():
     with jax.enable_x64(True):
       u = np.asarray(integer_rows(embedding, scale))
     found += [[int(x) for x in row] for row in u]

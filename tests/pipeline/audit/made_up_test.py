@@ -24,6 +24,7 @@ from oneshot_dp.linear_dp.one_step import release, trainer, unit_sums
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
 from oneshot_dp.linear_dp.rows import unit_norm_rows
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics import (
   gradient_sum,
   joint_release,
@@ -71,7 +72,8 @@ def audited(
   **sizes: Any,
 ) -> AuditReport:
   canaries = {LEAST_SQUARES: 16, None: 1}.get(config, 64)
-  plan = made_up.audit_plan(config or LAMB, epsilon, DELTA, relation, canaries)
+  rows = canaries * sizes.get("rows_per_unit", 1)
+  plan = made_up.audit_plan(config or LAMB, epsilon, DELTA, relation, rows)
   source = NoiseSource(seed)
   if config is COUNTS:
     plan = dataclasses.replace(plan, epsilons=(epsilon,))
@@ -89,6 +91,9 @@ SOUND: dict[str, tuple[HeadConfig | None, dict[str, Any]]] = {
   "least squares": (LEAST_SQUARES, {}),
   "whitened": (WHITENED, {}),
   "whitened, replaced": (WHITENED, {"relation": REPLACED}),
+  "units, whitened": (WHITENED, CLIPPED),
+  "units, least squares": (LEAST_SQUARES, CLIPPED),
+  "units, poisson": (POISSON, {**CLIPPED, "seed": 2}),
   "full": (FULL, {"relation": REPLACED}),
   "paper's": (PAPER, {}),
   "partition": (PARTITION, {}),
@@ -220,6 +225,15 @@ def first_row_twice(blocks):
   for columns in real_columns(blocks):
     yield [np.concatenate([c, c]) for c in columns[:3]] + [
       np.concatenate([columns[3], columns[3] + 10**6])
+    ]
+
+
+def rows_of_weight_one(blocks, sizes, max_norm):
+  for block in blocks:
+    yield [
+      *(block.embedding, block.embedding_norm, block.label, block.example_id),
+      np.full(len(block.label), GRID_RADIUS, np.int32),
+      np.searchsorted(sizes.secret_unit_ids, block.unit_id),
     ]
 
 
@@ -356,6 +370,16 @@ FAULTS: dict[str, tuple] = {
   "steps, clip off by a factor": (
     PAPER,
     (multi_step, "clipped_gradient", gradient_clip_off),
+  ),
+  "units, rows of weight one": (
+    FULL,
+    (unit_norm_rows, "mean_rows", rows_of_weight_one),
+    CLIPPED,
+  ),
+  "units counted without noise": (
+    WHITENED,
+    of_some(second_moment, {1}, 0.0),
+    {**CLIPPED, "runs": 400},
   ),
   "parts, all rows in each": (
     PARTITION,
