@@ -135,8 +135,8 @@ def make_trainer(
   kind = head_kind(method)
   if rows.max_rows_per_unit is not None and kind is not OneStepTrainer:
     raise InputError(
-      f"max_rows_per_unit={rows.max_rows_per_unit} is for heads of one step;"
-      f" leave it out with head={method!r}."
+      f"max_rows_per_unit={rows.max_rows_per_unit} is for heads of one step:"
+      " use head lamb, or leave it out."
     )
   if rows.start is not None and not kind.takes_start:
     able = " or ".join(m for k in KINDS if k.takes_start for m in k.methods)

@@ -360,7 +360,14 @@ def of_three(users, tmp_path_factory) -> pathlib.Path:
   """A head for which at most three rows of a user are summed; to read only."""
   folder = tmp_path_factory.mktemp("head")
   argv = ["train", "--cache", users.path, "--epsilon", 1, "--delta", 1e-5]
-  argv += ["--max-rows-per-unit", 3, "--ledger-dir", folder / "ledgers"]
+  argv += [
+    "--head",
+    "lamb",
+    "--max-rows-per-unit",
+    3,
+    "--ledger-dir",
+    folder / "ledgers",
+  ]
   assert main([*map(str, argv), "--out", str(folder / "head")]) == 0
   return folder / "head"
 

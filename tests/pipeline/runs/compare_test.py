@@ -275,7 +275,7 @@ def test_every_head_takes_units(users, tmp_path, capsys):
   argv += ["--cache", train.path, "--eval-cache", test.path]
   out, _ = succeeds(capsys, "compare", *argv, "--out", tmp_path / "out")
   found = {line.split()[0] for line in out.splitlines()[1:8]}
-  assert found == {*ONE_STEP, *OTHERS, "logistic"}
+  assert found == {*ONE_STEP, "auto", *OTHERS[1:], "logistic"}
   for folder in (tmp_path / "out" / "heads").iterdir():
     assert verify_head(folder).problems == ()
   card = tmp_path / "out/heads/logistic-NOT-PRIVATE/README.md"
