@@ -31,7 +31,11 @@ from oneshot_dp.extract.backbones.backbone import (
   output_shape,
 )
 from oneshot_dp.extract.backbones.checkpoint import read_arrays, to_params
-from oneshot_dp.extract.backbones.resnet import bit_resnet, norm_free
+from oneshot_dp.extract.backbones.resnet import (
+  bit_resnet,
+  norm_free,
+  wide_resnet,
+)
 from oneshot_dp.extract.backbones.user_function import (
   is_user_function,
   load_user_function,
@@ -42,7 +46,7 @@ from oneshot_dp.extract.images.preprocess import Preprocessing
 from oneshot_dp.extract.weights import weights_cache
 from oneshot_dp.extract.weights.locations import local_weights
 
-_FAMILIES = (vit, bit_resnet, norm_free, glyph_vit)
+_FAMILIES = (vit, bit_resnet, norm_free, wide_resnet, glyph_vit)
 RANDOM_PATCHES = "random_patches"
 
 

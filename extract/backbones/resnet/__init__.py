@@ -1,4 +1,4 @@
-"""Residual networks: BiT, NF-ResNet and NFNet.
+"""Residual networks: BiT, NF-ResNet, NFNet and WRN.
 
 A new one is a file beside them and a row in `backbones.registry`.
 """

@@ -16,7 +16,7 @@ from oneshot_dp.extract.backbones.backbone import Architecture
 from oneshot_dp.extract.backbones.resnet import bit_layouts
 from oneshot_dp.extract.backbones.resnet.convolution import (
   Convolution,
-  GroupNormRelu,
+  GroupNorm,
 )
 from oneshot_dp.extract.images.preprocess import Preprocessing
 
@@ -73,7 +73,7 @@ class BitResNet(nn.Module):
           compute_dtype=self.compute_dtype,
           name=f"stage{stage + 1}_block{block + 1}",
         )(x)
-    x = GroupNormRelu(self.groups, name="norm")(x)
+    x = GroupNorm(self.groups, name="norm")(x)
     return x.mean(axis=(1, 2), dtype=jnp.float32)
 
 
@@ -88,13 +88,13 @@ class _Block(nn.Module):
   def __call__(self, x: Float[Array, "b h w i"]) -> Float[Array, "b y x o"]:
     conv = functools.partial(Convolution, compute_dtype=self.compute_dtype)
     inner = self.features // 4
-    out = GroupNormRelu(self.groups, name="norm1")(x)
+    out = GroupNorm(self.groups, name="norm1")(x)
     if self.project:
       x = conv(self.features, 1, stride=self.stride, name="projection")(out)
     out = conv(inner, 1, name="conv1")(out)
-    out = GroupNormRelu(self.groups, name="norm2")(out)
+    out = GroupNorm(self.groups, name="norm2")(out)
     out = conv(inner, 3, stride=self.stride, padding=1, name="conv2")(out)
-    out = GroupNormRelu(self.groups, name="norm3")(out)
+    out = GroupNorm(self.groups, name="norm3")(out)
     return x + conv(self.features, 1, name="conv3")(out)
 
 

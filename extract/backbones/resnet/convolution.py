@@ -86,7 +86,7 @@ class Convolution(nn.Module):
     return jnp.concatenate([convolve(*group) for group in groups], axis=-1)
 
 
-class GroupNormRelu(nn.Module):
+class GroupNorm(nn.Module):
   """relu(γ (x − mean)/√(var + 1e-5) + β), over pixels and channels of a group.
 
   Mean and variance are first taken per channel, over the pixels, and combined
@@ -95,10 +95,15 @@ class GroupNormRelu(nn.Module):
   that of centred values; the mean of squares less the square of the mean,
   linen's default, loses digits where the mean is large.
 
+  Attributes:
+    groups: groups of channels.
+    relu: whether negative results become 0.
+
   Source: Wu and He, "Group Normalization" (ECCV 2018), equations 1 to 3.
   """
 
   groups: int = 32
+  relu: bool = True
 
   @nn.compact
   def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
@@ -118,15 +123,17 @@ class GroupNormRelu(nn.Module):
     shift = bias.reshape(self.groups, -1) - centre * gain
     per_channel = (batch, 1, 1, channels)
     out = wide * gain.reshape(per_channel) + shift.reshape(per_channel)
-    return nn.relu(out).astype(x.dtype)
+    return (nn.relu(out) if self.relu else out).astype(x.dtype)
 
 
 def standardize(
   kernel: np.ndarray,
   epsilon: float,
   gain: np.ndarray | float = 1.0,
+  *,
+  floor: float = 0.0,
 ) -> np.ndarray:
-  """gain · (w − mean)/√(var + epsilon), for each output channel.
+  """gain · (w − mean)/√max(var + epsilon, floor), for each output channel.
 
   Mean and variance (of the population, not of a sample) are over all axes but
   the last. With `gain` = γ·g/√fan_in, g learnt per channel, it is the scaled
@@ -146,5 +153,6 @@ def standardize(
     wide -= wide.mean(axis=0)
   # einsum makes no array of squares
   variance = np.einsum("io,io->o", wide, wide) / len(wide)
-  wide *= np.asarray(gain, np.float64) / np.sqrt(variance + epsilon)
+  divisor = np.sqrt(np.maximum(variance + epsilon, floor))
+  wide *= np.asarray(gain, np.float64) / divisor
   return wide.astype(np.float32).reshape(kernel.shape)

@@ -8,6 +8,7 @@ from oneshot_dp.configs.errors import InputError
 # The first that matches wins.
 _SIGNS = (
   (r"standardized_conv2d|stages\.\d+\.(blocks|layers)\.\d+\.norm3\.", "a BiT"),
+  (r"Block_1Conv_0_0", "a WRN"),
   (r"skipinit_gain", "an NFNet"),
   (r"stages\.\d+\.\d+\.conv1\.gain", "an NF-ResNet"),
   (r"running_mean", "a network with batch normalisation"),

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from oneshot_dp.extract.backbones.resnet.convolution import (
   Convolution,
-  GroupNormRelu,
+  GroupNorm,
   standardize,
 )
 
@@ -81,7 +81,7 @@ def draw(mean: float) -> tuple[dict, jax.Array]:
 
 
 def normalized(groups: int, variables: dict, images: jax.Array) -> jax.Array:
-  return jnp.asarray(GroupNormRelu(groups).apply(variables, images))
+  return jnp.asarray(GroupNorm(groups).apply(variables, images))
 
 
 @pytest.mark.slow
