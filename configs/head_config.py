@@ -14,6 +14,8 @@ InitName = Literal["zero", "normal", "lecun"]
 AblationAxis = Literal["optimizer", "init", "epochs", "batch", "clip"]
 MethodName = Literal[OptimizerName, "whitened", "least-squares", "multi-step"]
 HeadName = Literal[MethodName, "auto"]
+AUTO: MethodName = "whitened"
+"""What `auto` is where it can be: people know it by that name."""
 RelationName = Literal["replace-special", "replace-one"]
 ADD_OR_REMOVE_ONE_IS_NO_MORE = (
   "n is published, and tells one row more from one less; use replace-special (a"
@@ -21,6 +23,11 @@ ADD_OR_REMOVE_ONE_IS_NO_MORE = (
 )
 ReleaseOrder = Literal["nested", "independent"]
 PublicUse = Literal["mean", "mean-and-covariance"]
+
+
+def called(method: str) -> str:
+  """What people call a method."""
+  return "auto" if method == AUTO else method
 
 
 _MODERATE = 1e6

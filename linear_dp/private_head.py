@@ -10,6 +10,7 @@ from jaxtyping import Float, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.configs.head_config import called
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.accounting.sections import (
   composition_section,
@@ -32,7 +33,7 @@ class PrivateHead:
   ...   embeddings, labels, num_classes=2, epsilon=4.0, delta=1e-6
   ... )
   >>> head
-  PrivateHead(whitened, feature_dim=2, num_classes=2, epsilon=4, delta=1e-06)
+  PrivateHead(auto, feature_dim=2, num_classes=2, epsilon=4, delta=1e-06)
   >>> head.predict(np.array([[3.0, 0.0], [0.0, 0.5]]))
   array([0, 1])
   >>> receipt = head.receipt()
@@ -76,7 +77,7 @@ class PrivateHead:
   def __repr__(self) -> str:
     d, num_classes = self.head.kernel.shape
     return (
-      f"PrivateHead({self.trained.settings['head']}, feature_dim={d},"
+      f"PrivateHead({called(self.trained.settings['head'])}, feature_dim={d},"
       f" num_classes={num_classes}, epsilon={self.statement.epsilon:g},"
       f" delta={self.statement.delta:g}"
       f"{'' if self.statement.is_private else ', NOT PRIVATE'})"

@@ -404,7 +404,7 @@ class HeadContract:
 
 
 class PerExample:
-  """Of heads that are not of one step: rows of norm 1, or means of units."""
+  """Heads of many steps: rows of norm 1, or means of units."""
 
   kind: Kind
 

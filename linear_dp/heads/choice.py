@@ -3,16 +3,20 @@
 import dataclasses
 from typing import NamedTuple
 
-from oneshot_dp.configs.head_config import HeadConfig, MethodName
+from oneshot_dp.configs.head_config import (
+  AUTO,
+  HeadConfig,
+  MethodName,
+  called,
+)
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.registry import head_kind
 from oneshot_dp.linear_dp.statistics.class_moments import MAX_ROWS
 from oneshot_dp.linear_dp.trainer import TrainingRows
 
-AUTO: MethodName = "whitened"
 PAPER: MethodName = "lamb"
-"""What `auto` is where it can be, and the paper's single step."""
+"""The paper's single step."""
 _POINTS = {80.0: "1 to 20", 10.0: "0 to 20"}
 """n/(K·σ) → by how many points of top-1 `auto` was ahead of `lamb` on features
 of CIFAR-10, EuroSAT (whole and cut down) and digits, at ε from 0.25 to 8."""
@@ -70,11 +74,6 @@ def in_a_line(choice: Choice, plan: ReleasePlan, rows: TrainingRows) -> str:
     gain = ""  # nobody compared them at many sizes
   name = "lamb (the paper's single step)" if other == PAPER else "auto"
   return f"{said}; {name} would cost {costs}{gain}"
-
-
-def called(head: str) -> str:
-  """What people call a method: `auto` has another name inside."""
-  return "auto" if head == AUTO else head
 
 
 def _obstacle(rows: TrainingRows) -> str | None:

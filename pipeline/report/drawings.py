@@ -7,9 +7,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
+from oneshot_dp.configs.head_config import called
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.pipeline.report.findings import Findings
 from oneshot_dp.pipeline.report.pictures import (
   FILL,

@@ -10,9 +10,9 @@ import jinja2
 import numpy as np
 
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.configs.head_config import called
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.pipeline.report.command_lines import commands
 from oneshot_dp.pipeline.report.drawings import PICTURES

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from oneshot_dp.configs.head_config import called
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.pipeline.runs.evaluation import PUBLIC_LABELS
 from oneshot_dp.pipeline.runs.pictures import save_figure
 from oneshot_dp.pipeline.runs.results import SweepRow, grouped, with_noise

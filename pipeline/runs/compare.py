@@ -10,6 +10,7 @@ from typing import get_args
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import (
+  AUTO,
   HeadConfig,
   HeadName,
   MethodName,
@@ -18,7 +19,6 @@ from oneshot_dp.configs.head_config import (
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
-from oneshot_dp.linear_dp.heads.choice import AUTO
 from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
 from oneshot_dp.linear_dp.heads.registry import grouped_by_release
 from oneshot_dp.linear_dp.trainer import BaselineTrainer

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from oneshot_dp.configs.head_config import called
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE, ReleasePlan
-from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.pipeline.runs.text_table import text_table
 
 

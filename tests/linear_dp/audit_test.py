@@ -23,7 +23,7 @@ DELTA = 1e-5
 
 
 def gaussian_scores(mu: float, m: int, seed: int) -> CanaryScoreAuditor:
-  """Of m canaries, each there by a fair coin; half-way is 0."""
+  """Scores of m canaries, each there by a fair coin; half-way is 0."""
   rng = np.random.default_rng(seed)
   there = rng.integers(0, 2, m).astype(bool)
   scores = rng.standard_normal(m) + mu * (there - 0.5)
@@ -52,7 +52,7 @@ def counted(correct: int, wrong: int, silent: int) -> CanaryScoreAuditor:
 def test_bounds_of_guesses_are_those_of_jax_privacy(
   correct, wrong, silent, delta
 ):
-  """Of as many guesses, that are as often right, of as many canaries."""
+  """As many guesses, as often right, of as many canaries."""
   correct, wrong = 2 * correct, 2 * wrong
   ours = counted(correct, wrong, silent)
   theirs = oracle.CanaryScoreAuditor(

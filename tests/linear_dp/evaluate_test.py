@@ -102,7 +102,7 @@ def exact_hits(head, block):
 
 @pytest.mark.slow
 def test_heads_of_either_kind_keep_their_places(monkeypatch):
-  """Of alternating kinds, of runs of one, and of one alone."""
+  """Alternating kinds, runs of one, and one alone."""
   monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
   block = random_block(300, 5, 7)
   rng = np.random.default_rng(1)
@@ -257,7 +257,7 @@ def lists_of(
 
 
 def random_lists(n: int, num_classes: int) -> list[list[int]]:
-  """Of up to four labels, a quarter of them empty."""
+  """Lists of up to four labels, a quarter of them empty."""
   rng = np.random.default_rng(n)
   return [
     rng.choice(num_classes, min(k, num_classes), replace=False).tolist()

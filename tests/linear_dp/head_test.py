@@ -23,7 +23,7 @@ def test_logits():
 
 
 def test_logits_of_rows_at_norm_1():
-  """Of every length, and of a row of zeros, which has no direction."""
+  """Rows of every length, and one of zeros, which has no direction."""
   head = dataclasses.replace(make_head(), unit_norm=True)
   rows = np.random.default_rng(1).standard_normal((5, 3))
   rows /= np.linalg.norm(rows, axis=1, keepdims=True)

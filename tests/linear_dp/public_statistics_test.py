@@ -299,7 +299,7 @@ class TestSums:
 
   @pytest.mark.parametrize("whiten", [False, True])
   def test_the_norm_fits_the_ball(self, whiten):
-    """Of rows of all sizes, or whoever adds them would refuse them."""
+    """Whatever the rows' sizes, or whoever adds them would refuse them."""
     known = statistics(public_rows(900, 300), whiten)
     rows = far_rows(500, 300, 3, np.dtype(np.float32))
     z = known.mapped(rows)

@@ -9,12 +9,11 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HeadConfig, StepsConfig
+from oneshot_dp.configs.head_config import HeadConfig, StepsConfig, called
 from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads.choice import called
 from oneshot_dp.linear_dp.heads.registry import METHODS
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
@@ -114,7 +113,7 @@ def test_learns_and_says_what_in_one_line(data, head, capfd):
     "nested" if shares_noise else "independent"
   )
   assert math.isclose(composed, 50.0, rel_tol=1e-6) == shares_noise
-  assert repr(loose).startswith(f"PrivateHead({head}, feature_dim=6")
+  assert repr(loose).startswith(f"PrivateHead({called(head)}, feature_dim=6")
   out, err = capfd.readouterr()
   (line,) = err.splitlines()
   assert (out, line.startswith(f"head: {called(head)}, ")) == ("", True)

@@ -19,7 +19,7 @@ def of(q: float, steps: int) -> PoissonSampling:
 
 
 def exact_delta(epsilon: float, q: float, sigma: float) -> float:
-  """Of one step, from the two densities alone; the worse of both directions."""
+  """One step's, from the two densities alone; the worse of both directions."""
   with mpmath.workdps(30):
     e = mpmath.exp(epsilon)
 

@@ -29,7 +29,7 @@ def target() -> np.ndarray:
 
 
 def gradient(kernel: np.ndarray) -> np.ndarray:
-  """Of a bowl that is steeper in some directions than in others."""
+  """A bowl's, which is steeper in some directions than in others."""
   return (kernel - target()) * np.linspace(0.1, 3, P)[:, None]
 
 

@@ -66,7 +66,7 @@ def statistic(block: Block, grid) -> np.ndarray:
 
 
 def unit_gradients(block: Block, grid) -> dict[int, np.ndarray]:
-  """Of each unit, the sum of its rows' clipped gradients: dense, float64."""
+  """The sum of each unit's clipped gradients: dense, float64."""
   rows = block.embedding.astype(np.float64)
   if grid.train_bias:
     rows = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)

@@ -138,7 +138,7 @@ def test_shares_are_positive_and_no_more_than_all(num_classes):
 
 
 def make_secret(d=D, num_classes=K, seed=0) -> SecretClassMoments:
-  """Of nobody: whole steps, which rounding leaves as they are."""
+  """Nobody's rows: whole steps, which rounding leaves as they are."""
   rng = np.random.default_rng(seed)
   upper = np.triu(rng.integers(-(2**20), 2**20, (d, d)))
   return SecretClassMoments(

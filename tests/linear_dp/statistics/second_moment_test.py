@@ -254,7 +254,7 @@ def test_law_of_the_noise_of_the_mean(sd):
 
 
 def test_releases_of_one_source_share_no_noise():
-  """Of means, and of a mean and a moment."""
+  """Neither means do, nor a mean and a moment."""
   source, secret = NoiseSource(3), make_secret(D)
   sd = 1e12
   means = [
@@ -282,7 +282,7 @@ def test_without_noise_the_mean_is_the_exact_one():
 )
 @hypothesis.given(sd=st.floats(1.0, 2.0**46))
 def test_the_deviation_is_never_rounded_down(monkeypatch, sd):
-  """Of what the normals are multiplied by, in rationals."""
+  """The normals are multiplied by it; compared in rationals."""
   chains = []
 
   def watched(shape, sd, source):

@@ -18,7 +18,7 @@ from tests.pipeline.sample_caches import DIM
 
 class LeastSquaresKind(Kind):
   def sigma(self, receipt: Receipt) -> float:
-    """Of the parts that the noise is shared among, by hand."""
+    """By hand, from the parts that the noise is shared among."""
     said, privacy = receipt["mechanism"], receipt["privacy"]
     share = said["moment_share"]
     others = ("class_sum_share", "total_share", "class_count_share")

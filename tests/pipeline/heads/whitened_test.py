@@ -63,7 +63,7 @@ class WhitenedKind(Kind):
 
 @pytest.fixture(scope="module")
 def whitening(train_cache, tmp_path_factory) -> Receipt:
-  """Of a head with so little noise that it whitens."""
+  """From a head with so little noise that it whitens."""
   folder = tmp_path_factory.mktemp("head")
   (head,) = trained(train_cache, WHITENED, 20.0, ledger_dir=folder)
   return write_head(folder / "head", head, train_cache.info)

@@ -57,7 +57,7 @@ def estimate(run):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_signal_is_what_the_rows_would_add(run_of, bias):
-  """Of the test rows themselves: the exact sum of a head without noise."""
+  """The test rows' own: the exact sum of a head without noise."""
   run = run_of(train_bias=bias, l2_clip_norm=0.7)
   found = estimate(run)
   test = rows_of(run)

@@ -46,7 +46,7 @@ OTHERS = ("whitened", "least-squares", "multi-step")
 
 @pytest.fixture(scope="module", autouse=True)
 def few_steps():
-  """Of several-step heads; chunks of 32 rows a device, padded no further."""
+  """Chunks of 32 rows a device, padded no further, for heads of many steps."""
 
   def chosen(head: MethodName) -> HeadConfig:
     steps = StepsConfig(epochs=2) if head == "multi-step" else StepsConfig()

@@ -19,7 +19,7 @@ Path = tuple[str | int, ...]
 
 @pytest.fixture
 def receipt(finished_sweep) -> dict[str, Any]:
-  """Of the head whose epsilon is 2: neither the first nor the last."""
+  """From the head whose epsilon is 2: neither the first nor the last."""
   return read_head(finished_sweep.path / "heads/epsilon-2-draw-1").receipt
 
 

@@ -20,7 +20,7 @@ def screen():
 
 
 def talk() -> None:
-  """Of every kind that commands and the libraries under them say."""
+  """Everything that commands and the libraries under them say."""
   print("Downloading and preparing …")
   print("head: lamb, as it is", file=sys.stderr)
   print("warning: delta=0.1 is not below 1/n", file=sys.stderr)

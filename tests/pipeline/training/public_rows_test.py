@@ -56,7 +56,7 @@ from tests.pipeline.sample_caches import (
 from tests.pipeline.saved_head.receipt_test import changed
 
 OFFSET = 40.0
-"""Of every feature: what all rows share is most of each."""
+"""Added to every feature: what all rows share is most of each."""
 COMPARE = (
   "compare --cache {train} --eval-cache {eval} --epsilons 1 --delta 1e-5"
   " --heads lamb whitened --baseline --out {out}"
@@ -141,7 +141,7 @@ class TestTraining:
     ("head", "used"), [("lamb", USES[0]), ("momentum", USES[1])]
   )
   def test_centring_tells_classes_apart(self, caches, head, used):
-    """Of rows whose features are all of one sign."""
+    """Where the features of all rows are of one sign."""
     public = PublicRows.read(caches.public.path, caches.train, used)
     config = HeadConfig(head=head)
     found = trained(caches, config, public=public)

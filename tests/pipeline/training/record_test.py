@@ -45,7 +45,7 @@ def kept(tmp_path) -> pathlib.Path:
 
 @pytest.fixture
 def entries(train_cache):
-  """Of the ledger of this test."""
+  """The entries of this test's ledger."""
   return Ledger(train_cache.info.dataset).entries
 
 
@@ -75,7 +75,7 @@ def stop_at(
 
 
 def weights(folder: pathlib.Path) -> dict[str, bytes]:
-  """Of all heads in a folder."""
+  """The weights of all heads in a folder."""
   found = folder.glob(WEIGHTS)
   return {str(p.relative_to(folder)): p.read_bytes() for p in found}
 

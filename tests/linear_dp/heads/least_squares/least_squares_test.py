@@ -159,7 +159,7 @@ def test_epsilon_by_an_accountant_that_knows_no_closed_form(order, delta):
   [(REPLACE, 0.5), (REPLACE_SPECIAL, 8.0)],
 )
 def test_the_noise_is_that_of_the_statement(seen, relation, epsilon):
-  """Of rows of zeros, moments are noise: of σΔ, doubled for REPLACE_ONE."""
+  """Moments of rows of zeros are noise: of σΔ, doubled for REPLACE_ONE."""
   plan = plan_of(epsilon, neighboring_relation=relation, num_draws=60)
   heads = released(zeros(), plan)
   removals = 2 if relation is REPLACE else 1

@@ -67,7 +67,7 @@ def test_samples_of_less_than_an_epoch_are_one_step():
   epochs=st.integers(1, 1000),
 )
 def test_a_probability_is_exactly_on_the_grid(n, share, epochs):
-  """Of batch/n, and that is what is accounted for and divided by."""
+  """It is that of batch/n, which is accounted for and divided by."""
   size = max(1, int(n * share))
   batches = batches_of("poisson", n, size, epochs)
   exact = Fraction(batches.probability)
