@@ -13,6 +13,7 @@ Source: Karney, "Sampling exactly from the normal distribution", ACM TOMS 42:1
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from fractions import Fraction
 
 import mpmath
@@ -32,6 +33,8 @@ and its derivative at most 11, so with four roundings of relative size 2⁻⁵³
 exponent is off by less than 2⁻⁴⁷, and exp, at most 1, by that and its own 2⁻⁵².
 """
 _BATCH = 1 << 20
+_IN_CACHE = 1 << 15
+"""Numbers that a processor's cache holds while they are worked on."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -119,14 +122,20 @@ def _sample_integers(
   words = source.words(count)
   k = np.zeros(count, np.int8)
   close = np.zeros(count, bool)
-  for threshold in _thresholds():
-    k += words > threshold
-    # max − min, as unsigned words cannot hold a negative difference.
-    gap = np.maximum(words, threshold) - np.minimum(words, threshold)
-    close |= gap <= _TABLE_GUARD
+  for part in _parts(count):
+    some = words[part]
+    for threshold in _thresholds():
+      k[part] += some > threshold
+      # max − min, as unsigned words cannot hold a negative difference.
+      gap = np.maximum(some, threshold) - np.minimum(some, threshold)
+      close[part] |= gap <= _TABLE_GUARD
   for i in np.flatnonzero(close):
     k[i] = _integer_of(int(words[i]), source)
   return k
+
+
+def _parts(count: int) -> Iterator[slice]:
+  return (slice(i, i + _IN_CACHE) for i in range(0, count, _IN_CACHE))
 
 
 def _integer_of(word: int, source: NoiseSource) -> int:
@@ -151,11 +160,15 @@ def _accept(
   source: NoiseSource,
 ) -> tuple[np.ndarray, dict[int, tuple[int, int]]]:
   """Whether v < exp(−x(2k + x)/2), and the further bits of x that it took."""
-  fraction = x * 2.0**-_WORD
-  margin = np.exp(-0.5 * fraction * (2.0 * k + fraction)) - v * 2.0**-_WORD
-  accepted = margin > 0
+  accepted, close = np.empty(len(k), bool), np.empty(len(k), bool)
+  for part in _parts(len(k)):
+    fraction = x[part] * 2.0**-_WORD
+    exponent = -0.5 * fraction * (2.0 * k[part] + fraction)
+    margin = np.exp(exponent) - v[part] * 2.0**-_WORD
+    accepted[part] = margin > 0
+    close[part] = np.abs(margin) <= _ACCEPT_ERROR
   tails = {}
-  for i in np.flatnonzero((np.abs(margin) <= _ACCEPT_ERROR) | (k > 10)):
+  for i in np.flatnonzero(close | (k > 10)):
     accepted[i], tails[int(i)] = _accept_exactly(
       int(k[i]), int(x[i]), int(v[i]), source
     )

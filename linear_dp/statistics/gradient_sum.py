@@ -173,7 +173,7 @@ def _adder(mesh: Mesh, loss: Loss, wide: jnp.dtype) -> Callable[..., Array]:
     chunk: StepChunk,
   ) -> Array:
     z, length, label, weight = chunk
-    product = exact_product(z, kernel, (2, 2), wide, jnp.int32)
+    product = exact_product(z, kernel, (2, 2), wide, jnp.float32)
     clipped = clipped_residual(
       product,
       logit_step,

@@ -86,7 +86,7 @@ SOFTMAX = Loss()
 
 
 def clipped_residual(
-  product: Int32[Array, "rows K"],
+  product: Float32[Array, "rows K"],
   logit_step: float | Array,
   length: Float32[Array, " rows"],
   label: Integer[Array, " rows"],
@@ -95,15 +95,15 @@ def clipped_residual(
   wide: jnp.dtype,
   log_prior: Float32[Array, " K"] | None = None,
   weight: Int32[Array, " rows"] | None = None,
-) -> Int32[Array, "rows K"]:
-  """ρ, in steps of C/B.
+) -> Float32[Array, "rows K"]:
+  """ρ, of integers, in steps of C/B.
 
   Formal guarantees: ‖ρ‖ ≤ B, or the row's weight, checked in integers for every
   row. A row that fails, which none does whose arithmetic is IEEE 754's, is not
   in the sum.
 
   Args:
-    product: Wᵀz, of integers.
+    product: Wᵀz, of integers, each rounded to float32.
     logit_step: what they are steps of, for a row of norm 1.
     length: ν.
     label: the class; that of padding does not matter, as z is 0.
@@ -115,7 +115,7 @@ def clipped_residual(
   """
   num_classes = product.shape[1]
   step = jnp.asarray(logit_step, jnp.float32) * (1 / _LOGIT)
-  logits = jnp.rint(product.astype(jnp.float32) * (length * step)[:, None])
+  logits = jnp.rint(product * (length * step)[:, None])
   if log_prior is not None:
     logits = logits + jnp.rint(log_prior * (1 / _LOGIT))
   of_step = 2.0 ** loss.residual_bits(num_classes)
@@ -132,8 +132,6 @@ def clipped_residual(
   factor = jnp.minimum(length[:, None] * per_norm, longest / norm)
   clipped = jnp.rint(residual * factor)
   within = jnp.abs(clipped) <= GRID_RADIUS
-  clipped = jnp.where(within, clipped, jnp.float32(2 * GRID_RADIUS)).astype(
-    jnp.int32
-  )
+  clipped = jnp.where(within, clipped, jnp.float32(2 * GRID_RADIUS))
   short = squared_norm(clipped, wide) <= most * most
   return jnp.where(short, clipped, 0)

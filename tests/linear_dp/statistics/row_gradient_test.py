@@ -39,7 +39,7 @@ def rho_of(
   with jax.enable_x64(True):
     return np.asarray(
       clipped_residual(
-        jnp.asarray(logits, jnp.int32),
+        jnp.asarray(logits, jnp.float32),
         2.0**-16,
         jnp.full(len(label), length, jnp.float32),
         jnp.asarray(label, jnp.int32),

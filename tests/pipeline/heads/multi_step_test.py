@@ -464,7 +464,7 @@ def test_a_sweep_refuses_too(place, capsys, train_cache, flags, said):
 def test_help(capsys):
   for command in ("train", "sweep"):
     with pytest.raises(SystemExit, match="0"):
-      main([command, "--help"])
+      main([command, "--help-all"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "multi-step,auto}" in text
     for field in dataclasses.fields(StepsConfig):
