@@ -253,9 +253,10 @@ def limbs_of(numbers: Int64[np.ndarray, "..."]) -> Int32[np.ndarray, " m"]:
 
 def numbers_of(limbs: Int32[np.ndarray, " m"]) -> Int64[np.ndarray, " n"]:
   """The numbers of sums of limbs; exact, as they are modulo 2⁶⁴."""
-  shifts = np.arange(_LIMBS, dtype=np.uint64) * np.uint64(16)
-  wide = limbs.astype(np.uint64).reshape(-1, _LIMBS) << shifts
-  return wide.sum(axis=1, dtype=np.uint64).view(np.int64)
+  words = np.zeros(limbs.size // _LIMBS, np.uint64)
+  for i in range(_LIMBS):
+    words += limbs[i::_LIMBS].astype(np.uint64) << np.uint64(16 * i)
+  return words.view(np.int64)
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def on_hosts(flags: Any, lead: Callable[[Hosts], Answer]) -> Answer:
   """
   if flags.hosts is None:
     return lead(ALONE)
-  with _joined(flags.hosts) as hosts:
+  with joined(flags.hosts) as hosts:
     with hosts.together():
       cache = open_cache(flags.cache)
     _check_alike(hosts, flags, cache.private_digest)
@@ -92,7 +92,7 @@ def on_hosts(flags: Any, lead: Callable[[Hosts], Answer]) -> Answer:
 
 
 @contextlib.contextmanager
-def _joined(asked: str) -> Iterator[JoinedHosts]:
+def joined(asked: str) -> Iterator[JoinedHosts]:
   """All hosts, until this one needs the others no more."""
   # Between CPUs; GPUs and TPUs have their own way.
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
