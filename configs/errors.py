@@ -21,11 +21,13 @@ class RunError(RuntimeError):
 class LostHostError(RunError):
   """One of several hosts was killed, or cannot be reached."""
 
-  def __init__(self):
-    super().__init__(
-      "another host of this run was lost, so it ends; what was charged stays"
-      " charged (`oneshot-dp budget` tells it): start all hosts again."
-    )
+  def __init__(
+    self,
+    said: str = "another host of this run was lost, so it ends; what was"
+    " charged stays charged (`oneshot-dp budget` tells it): start all hosts"
+    " again.",
+  ):
+    super().__init__(said)
 
 
 MOST_CLASSES = int(os.environ.get("ONESHOT_DP_MOST_CLASSES", 1_000_000))

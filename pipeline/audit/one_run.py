@@ -32,7 +32,8 @@ from oneshot_dp.pipeline.audit.observations import (
   observe,
 )
 from oneshot_dp.pipeline.audit.report import AuditReport, bounds_of_guesses
-from oneshot_dp.pipeline.training.public_rows import PublicRows, cache_rows
+from oneshot_dp.pipeline.training.cache_rows import cache_rows
+from oneshot_dp.pipeline.training.public_rows import PublicRows
 from oneshot_dp.pipeline.training.train_heads import Training, train_all
 
 CANARIES = range(100, 1_000_001)

@@ -25,11 +25,11 @@ from oneshot_dp.linear_dp.trainer import BaselineTrainer
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
 from oneshot_dp.pipeline.runs.run import Run, rows_of
+from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.public_rows import (
   FoldedBaseline,
   PublicRows,
   asked_of_public_rows,
-  cache_rows,
 )
 from oneshot_dp.pipeline.training.train_heads import (
   Training,

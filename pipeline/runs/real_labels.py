@@ -26,7 +26,7 @@ from oneshot_dp.extract.storage.typed_json import parse_json, read_content
 from oneshot_dp.linear_dp.evaluate import LabelLists
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.pipeline.runs.evaluation import Evaluation, count_cache
-from oneshot_dp.pipeline.training.public_rows import cache_rows
+from oneshot_dp.pipeline.training.cache_rows import cache_rows
 
 REAL_LABELS = "ReaL labels treated as public"
 """What results say of accuracies on the lists."""

@@ -17,10 +17,10 @@ from oneshot_dp.pipeline.runs.evaluation import (
 )
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
 from oneshot_dp.pipeline.runs.run import Run, rows_of
+from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.public_rows import (
   PublicRows,
   asked_of_public_rows,
-  cache_rows,
 )
 from oneshot_dp.pipeline.training.train_heads import (
   Training,

@@ -5,6 +5,7 @@ here it is one line.
 """
 
 import ctypes
+import math
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from oneshot_dp.configs.errors import InputError, LostHostError
+from oneshot_dp.configs.errors import InputError, LostHostError, RunError
 
 _PROG = "oneshot-dp"
 _BY_HAND = re.compile(
@@ -21,6 +22,7 @@ _BY_HAND = re.compile(
 )
 _ending = threading.Lock()
 _kept: list[object] = []
+_last_words: list[RunError] = [LostHostError()]
 
 
 def place_of(asked: str) -> dict[str, Any]:
@@ -42,6 +44,11 @@ def place_of(asked: str) -> dict[str, Any]:
     if not found[name].isdecimal():
       raise InputError(f"{names[name]}={found[name]!r} must be a number.")
     found[name] = int(found[name])
+  if found.get("process_id", 0) >= found.get("num_processes", math.inf):
+    raise InputError(
+      f"hosts={asked!r}: host {found['process_id']} is none of"
+      f" {found['num_processes']}, which begin with 0."
+    )
   if len(found) == len(names):
     found["cluster_detection_method"] = "deactivate"
   return found
@@ -61,12 +68,11 @@ def say_one_line() -> None:
     own = os.fdopen(said, "w", 1, stream.encoding, stream.errors)
     setattr(sys, name, own)
   stderr = sys.stderr.fileno()
-  text = f"{_PROG}: error: {LostHostError()}\n".encode()
 
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
   def end(_: int) -> None:
     claim_the_last_word()
-    os.write(stderr, text)
+    os.write(stderr, f"{_PROG}: error: {_last_words[0]}\n".encode())
     os._exit(1)
 
   # (`signal.signal` would let abort() go on: its handlers run later.)
@@ -75,6 +81,11 @@ def say_one_line() -> None:
   libc.signal.restype = ctypes.c_void_p
   libc.signal(signal.SIGABRT, ctypes.cast(end, ctypes.c_void_p))
   _kept.append(end)
+
+
+def set_last_words(error: RunError) -> None:
+  """What abort() says from now on."""
+  _last_words[0] = error
 
 
 def claim_the_last_word() -> None:

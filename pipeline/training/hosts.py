@@ -51,8 +51,9 @@ from oneshot_dp.pipeline.shell.answer import Answer
 from oneshot_dp.pipeline.shell.many_hosts import (
   claim_the_last_word,
   place_of,
+  set_last_words,
 )
-from oneshot_dp.pipeline.training.public_rows import (
+from oneshot_dp.pipeline.training.cache_rows import (
   PUBLIC_MAP,
   cache_rows,
   mapped_by,
@@ -96,6 +97,12 @@ def joined(asked: str) -> Iterator[JoinedHosts]:
   """All hosts, until this one needs the others no more."""
   # Between CPUs; GPUs and TPUs have their own way.
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  not_met = RunError(
+    f"--hosts {asked}: the hosts did not meet within {_JOIN_SECONDS} s; start"
+    " the same command on all at once, with an address of host 0 that they can"
+    " reach."
+  )
+  set_last_words(not_met)
   try:
     jax.distributed.initialize(
       **place_of(asked),
@@ -105,12 +112,14 @@ def joined(asked: str) -> Iterator[JoinedHosts]:
     )
     client = distributed.global_state.client
     hosts = JoinedHosts(client, jax.process_index(), jax.process_count())
-  except (ValueError, RuntimeError) as e:
-    raise RunError(
-      f"--hosts {asked}: the hosts did not meet within {_JOIN_SECONDS} s"
-      f" ({str(e).splitlines()[0]}); start the same command on all at once,"
-      " with an address of host 0 that they can reach."
+  except ValueError as e:  # auto has found nothing
+    raise InputError(
+      f"--hosts {asked}: nothing says which host this is ({e}); say it, as"
+      " INDEX/COUNT@HOST:PORT."
     ) from e
+  except RuntimeError as e:
+    raise not_met from e
+  set_last_words(LostHostError())
   error: BaseException | None = None
   try:
     yield hosts

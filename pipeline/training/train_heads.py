@@ -35,11 +35,8 @@ from oneshot_dp.linear_dp.trainer import (
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
 from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
-from oneshot_dp.pipeline.training.public_rows import (
-  FoldedTrainer,
-  PublicRows,
-  cache_rows,
-)
+from oneshot_dp.pipeline.training.cache_rows import cache_rows
+from oneshot_dp.pipeline.training.public_rows import FoldedTrainer, PublicRows
 from oneshot_dp.pipeline.training.record import Record
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {

@@ -29,8 +29,8 @@ from oneshot_dp.linear_dp.one_step.exact_sum import (
   exact_clipped_sum,
 )
 from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts, JoinedHosts
+from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.hosts import joined
-from oneshot_dp.pipeline.training.public_rows import cache_rows
 from tests.benchmarks.stage2 import synthetic_cache
 
 _REPEATS = 5

@@ -58,10 +58,8 @@ def _train(flags: Flags, hosts: "Hosts") -> Answer:
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
   from oneshot_dp.pipeline.runs import output_dir
-  from oneshot_dp.pipeline.training.public_rows import (
-    cache_rows,
-    find_public_rows,
-  )
+  from oneshot_dp.pipeline.training.cache_rows import cache_rows
+  from oneshot_dp.pipeline.training.public_rows import find_public_rows
   from oneshot_dp.pipeline.training.public_start import read_start
   from oneshot_dp.pipeline.training.train_heads import (
     Training,

@@ -118,10 +118,8 @@ def _real(flags: Flags, path: Path) -> "AuditReport":
   from oneshot_dp.linear_dp.heads.choice import choose_head
   from oneshot_dp.pipeline.audit import one_run
   from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
-  from oneshot_dp.pipeline.training.public_rows import (
-    cache_rows,
-    find_public_rows,
-  )
+  from oneshot_dp.pipeline.training.cache_rows import cache_rows
+  from oneshot_dp.pipeline.training.public_rows import find_public_rows
   from oneshot_dp.pipeline.training.train_heads import (
     RELATIONS,
     cache_ledger,

@@ -20,7 +20,7 @@ from oneshot_dp.pipeline.importing.import_features import import_features
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
-from oneshot_dp.pipeline.training.public_rows import cache_rows
+from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.train_heads import (
   cache_ledger,
   make_plan,

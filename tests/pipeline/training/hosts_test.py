@@ -14,7 +14,7 @@ from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.rows.hosts import Hosts
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.training.public_rows import cache_rows
+from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from tests.pipeline.command_line import TRAIN as LAMB
 from tests.pipeline.command_line import fails, one_line, start, succeeds
 from tests.pipeline.sample_caches import (
@@ -160,11 +160,19 @@ def test_a_killed_host_ends_all(hosts, capsys, tmp_path, train_cache):
   assert len(Ledger(train_cache.info.dataset).entries()) == 1
 
 
-@pytest.mark.parametrize("where", ["0/2", "somewhere", "x/2@host:1"])
-def test_a_place_that_is_none(place, capsys, where):
+@pytest.mark.parametrize(
+  ("where", "said"),
+  [
+    ("0/2", "must be auto, or INDEX/COUNT@HOST:PORT"),
+    ("x/2@host:1", "must be auto, or INDEX/COUNT@HOST:PORT"),
+    ("2/2@host:1", "host 2 is none of 2"),
+    ("auto", "JAX_PROCESS_ID='two' must be a number"),
+  ],
+)
+def test_a_place_that_is_none(place, capsys, monkeypatch, where, said):
   """Said before any library is silenced, or host waited for."""
-  line = fails(capsys, *place(LAMB), "--hosts", where)
-  assert f"hosts={where!r} must be auto, or INDEX/COUNT@HOST:PORT" in line
+  monkeypatch.setenv("JAX_PROCESS_ID", "two")
+  assert said in fails(capsys, *place(LAMB), "--hosts", where)
 
 
 def test_rows_of_units_stay_on_one_host(users):

@@ -31,10 +31,10 @@ from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
 from oneshot_dp.pipeline.saved_head.public_record import ASSUMPTION, SETTING
 from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.public_rows import (
   NON_NEGATIVE,
   PublicRows,
-  cache_rows,
   choosing_trainer,
 )
 from oneshot_dp.pipeline.training.train_heads import (

@@ -1,0 +1,72 @@
+"""The rows of a cache as trainers take them: a host's part, behind a map."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.block import Block, stored_norm
+from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.public_statistics import PublicStatistics
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
+from oneshot_dp.linear_dp.trainer import TrainingRows
+
+PUBLIC_MAP = "public map"
+"""What other hosts are asked to map their rows by."""
+
+
+def cache_rows(
+  cache: FeatureCache,
+  max_rows_per_unit: int | None = None,
+  hosts: Hosts = ALONE,
+) -> TrainingRows:
+  """The rows of a cache, as a trainer takes them; of several hosts, a part.
+
+  Raises:
+    InputError: units, whose rows several hosts may have.
+  """
+  if hosts.count > 1 and cache.info.has_units:
+    raise InputError(
+      f"the rows of a {cache.info.privacy_unit} may be on several hosts, which"
+      " cannot clip them as one yet: leave --hosts out."
+    )
+  own = np.array_split(np.arange(len(cache.shards)), hosts.count)[hosts.index]
+  first = sum(shard.rows for shard in cache.shards[: own[0] if own.size else 0])
+  rows = sum(cache.shards[i].rows for i in own)
+  return TrainingRows(
+    blocks=lambda: cache.blocks(own.tolist()),
+    hosts=hosts,
+    own_rows=range(first, first + rows),
+    feature_dim=cache.info.feature_dim,
+    num_classes=cache.info.num_classes,
+    num_examples=cache.info.public_num_examples,
+    num_rows=len(cache),
+    most_rows=cache.info.source_num_examples,
+    privacy_unit=cache.info.privacy_unit,
+    max_rows_per_unit=max_rows_per_unit,
+  )
+
+
+def mapped_by(
+  statistics: PublicStatistics, private: TrainingRows
+) -> TrainingRows:
+  """Private rows behind a public map.
+
+  Formal guarantees: an embedding and its norm are functions of that row alone,
+  bit for bit: `PublicStatistics.mapped` and `stored_norm` say why. Whoever adds
+  rows up checks the norm again, in integers.
+  """
+
+  def blocks() -> Iterator[Block]:
+    for block in private.blocks():
+      embedding = statistics.mapped(block.embedding)
+      yield Block(
+        embedding=embedding,
+        embedding_norm=stored_norm(embedding),
+        label=block.label,
+        example_id=block.example_id,
+        unit_id=block.unit_id,
+      )
+
+  return dataclasses.replace(private, blocks=blocks, are_centred=True)
