@@ -18,6 +18,7 @@ from oneshot_dp.configs.head_config import (
 )
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
 from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
 from oneshot_dp.linear_dp.heads.registry import grouped_by_release
@@ -67,19 +68,22 @@ def run_compare(
   train, n = run.train, run.train.info.public_num_examples
   asked = choosable(methods)
   groups = grouped_by_release([HeadConfig(head=method) for method in asked])
+  plans = [
+    plan_heads(configs[0], n, epsilons, privacy, num_draws=run.num_draws)
+    for configs in groups
+  ]
+  together = composed_epsilon(plans)
+  cost = f"all heads together cost epsilon {printable(together)}"
   trainings = [
     Training(
       trainer=cache_trainer(train, configs, public=public, hosts=run.hosts),
-      plan=plan_heads(
-        configs[0], n, epsilons, privacy, num_draws=run.num_draws
-      ),
+      plan=plan,
+      note="" if i else f"{cost} at delta {printable(privacy.delta)}",
     )
-    for configs in groups
+    for i, (configs, plan) in enumerate(zip(groups, plans, strict=True))
   ]
   trained = run.trained(trainings, privacy, _ceiling(train, public))
   scored = evaluate_on_public_labels([t.head for t in trained], run.evaluation)
-  plans = [training.plan for training in trainings]
-  together = composed_epsilon(plans)
   rows = rows_of(
     trained,
     scored,

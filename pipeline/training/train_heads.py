@@ -15,11 +15,10 @@ from oneshot_dp.configs.head_config import (
   RelationName,
   ReleaseOrder,
 )
-from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.gaussian import check_delta
-from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE, ReleasePlan
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
@@ -38,6 +37,7 @@ from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.public_rows import FoldedTrainer, PublicRows
 from oneshot_dp.pipeline.training.record import Record
+from oneshot_dp.pipeline.training.request import estimate, warn
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
   "replace-special": NeighboringRelation.REPLACE_SPECIAL,
@@ -266,7 +266,7 @@ def train_all(
     insisted=privacy.large_delta,
   )
   if aloud:
-    _warn(source, info)
+    warn(source, info)
   facts: dict[str, Any] = {
     "privacy_unit": info.privacy_unit,
     **charged_rows(cache),
@@ -281,18 +281,21 @@ def train_all(
   of_baseline = (
     [Charge.of_baseline(**facts, **baseline.facts)] if baseline else []
   )
+  notes: list[str] = []
   if record and record.entries:
     record.check_same(ledger, charges)
     print(f"going on: {record.told} are kept, and paid for", file=sys.stderr)
   else:
+    work = estimate([(each.trainer, each.plan) for each in trainings], info)
+    notes += [work] if steps else []  # else it is a part of a larger run
     ledger.check(*charges, *of_baseline)
   # One that is to make the releases of several plans reads once.
   for trainer in dict.fromkeys(each.trainer for each in trainings):
     trainer.read()
   for each in trainings:
-    for note in (each.note, *each.trainer.notes(each.plan)):
-      if note:
-        print(note, file=sys.stderr)
+    notes += (each.note, *each.trainer.notes(each.plan))
+  for note in filter(None, notes):
+    print(note, file=sys.stderr)
 
   # Whichever release is the first asks for all.
   pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge
@@ -313,17 +316,3 @@ def train_all(
   if record:
     record.finish()
   return trained
-
-
-def _warn(source: NoiseSource, info: CacheInfo) -> None:
-  if not info.num_classes_is_public:
-    _say(
-      "the number of classes was read off the private labels; the guarantee"
-      " holds only if it is public anyway. Import with --num-classes."
-    )
-  if not source.is_private:
-    _say(f"the noise comes from a seed: these heads are {NOT_PRIVATE}.")
-
-
-def _say(warning: str) -> None:
-  print(f"warning: {warning}", file=sys.stderr)

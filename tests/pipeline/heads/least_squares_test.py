@@ -44,7 +44,7 @@ def test_train(place, capsys, tmp_path):
   out, err = succeeds(capsys, *place(f"{TRAIN} --head least-squares"))
   assert "epsilon = 1 at delta = 1e-05 (REPLACE_SPECIAL)" in out
   assert "noise multiplier 3.7306, noise from os.urandom" in out
-  head, charged, *_ = err.splitlines()
+  _, head, charged, *_ = err.splitlines()
   assert head.startswith("head: least-squares, as asked; costs epsilon 1 at ")
   assert charged.startswith("charged to ")
   card = (tmp_path / "out/README.md").read_text()

@@ -344,7 +344,7 @@ class TestTrain:
     out, err = succeeds(capsys, *place(MULTI))
     assert "epsilon = 8 at delta = 1e-05 (REPLACE_SPECIAL)" in out
     assert "noise from os.urandom" in out
-    head, charged, new = err.splitlines()
+    _, head, charged, new = err.splitlines()
     assert head.startswith("head: multi-step, as asked; costs epsilon 8 at ")
     assert charged.startswith("charged to ")
     assert new.startswith("warning: this is a new ledger: ")

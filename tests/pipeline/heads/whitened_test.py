@@ -121,7 +121,7 @@ def test_train(place, capsys, tmp_path, head, why):
   out, err = succeeds(capsys, *place(f"{TRAIN} --head {head}"))
   assert "epsilon = 1 at delta = 1e-05 (REPLACE_SPECIAL)" in out
   assert "noise multiplier 3.7306, noise from os.urandom" in out
-  *said, charged, new = err.splitlines()
+  _, *said, charged, new = err.splitlines()
   assert new.startswith("warning: this is a new ledger: ")
   assert charged.startswith("charged to ")
   chosen, settings = said

@@ -222,7 +222,9 @@ class TestChoose:
   ):
     out, err = succeeds(capsys, *place(self.CHOOSE))
     assert "out: epsilon = 4 at delta = 1e-05" in out
-    assert err.startswith("choosing among lamb, adam, momentum, whitened, ")
+    assert err.splitlines()[1].startswith(
+      "choosing among lamb, adam, momentum, whitened, "
+    )
     folder = tmp_path / "out"
     assert verify_head(folder, tmp_path / "ledgers").problems == ()
     (entry,) = cache_ledger(train_cache, None).entries()

@@ -21,7 +21,8 @@ class TestTrainAndSweep:
     assert said.startswith("delta=0.00555556 is not below 1/n = 0.0056: ")
     insisted = [*place(TRAIN), "--delta", 1 / 180, "--large-delta"]
     _, err = succeeds(capsys, *insisted)
-    head, charged, new = err.splitlines()
+    asked, head, charged, new = err.splitlines()
+    assert asked.startswith("asks for 1 release of 6 x 4 weights: about ")
     assert head.startswith("head: lamb, the paper's single step; costs ")
     assert new.startswith("warning: this is a new ledger: ")
     assert charged.startswith("charged to ")
