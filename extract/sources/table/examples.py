@@ -72,8 +72,8 @@ class TableExamples:
     split: str,
     listing: bytes | None = None,
   ) -> None:
-    path = os.path.abspath(os.path.expanduser(config.path))
-    self._folder, name = path, os.path.basename(path)
+    path = os.path.expanduser(config.path).rstrip("/")
+    self._folder, name = path, os.path.basename(os.path.abspath(path))
     if name.endswith(EXTENSIONS):
       self._folder, name = os.path.dirname(path), os.path.splitext(name)[0]
     self.name = config.name or name
@@ -181,10 +181,11 @@ def _listed(
   stated = list(config.class_names)
   if named and stated not in ([], named):
     raise InputError(
-      f"{folder!r} names its classes {shortened(named)}: leave"
+      f"{config.path!r} names its classes {shortened(named)}: leave"
       " source.class_names out."
     )
-  class_names = classes(named or stated or None, config.num_classes, folder)
+  given = named or stated or None
+  class_names = classes(given, config.num_classes, config.path)
   owners = None
   if config.unit_name is not None:
     owners = _owners(units, config.unit_name, where)

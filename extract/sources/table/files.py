@@ -11,18 +11,18 @@ from oneshot_dp.extract.sources.image_folder import files_below, is_split
 EXTENSIONS = (".parquet", ".arrow", ".tar")
 
 
-def files_of(path: str, split: str) -> list[str]:
-  """The files of a split, relative to the folder, by code point.
+def splits_of(path: str) -> dict[str, list[str]]:
+  """The files of each split, relative to the folder, by code point.
 
-  The split is the NAME of NAME-00000-of-00002, or a word such as train or test
-  in the name of the file or of its folders. All files without one are `all`.
+  A split is the NAME of NAME-00000-of-00002, or a word such as train or test in
+  the name of the file or of its folders. Without any, all are the split `all`;
+  beside others, files without one are those of "".
 
   Args:
     path: a file or a folder.
-    split: what is asked for.
 
   Raises:
-    InputError: there is no such split, or it is in several folders.
+    InputError: there are no such files, or some that are compressed.
   """
   if os.path.isfile(path):
     below, path = [os.path.basename(path)], os.path.dirname(path)
@@ -30,11 +30,11 @@ def files_of(path: str, split: str) -> list[str]:
     below = files_below(path)[1]
   else:
     raise InputError(
-      f"source.path={path!r} is neither a file nor a folder on this machine."
+      f"{path!r} is neither a file nor a folder on this machine."
     )
-  if packed := [f for f in below if re.search(r"\.(tar\.\w+|tgz|zip)$", f)]:
+  if packed := [f for f in below if re.search(r"\.(tar\.\w+|tgz)$", f)]:
     raise InputError(
-      f"{path!r} has packed files, which cannot be read by index: unpack"
+      f"{path!r} has compressed tars, which cannot be read by index: unpack"
       f" {shortened(packed)}."
     )
   found: dict[str, list[str]] = {}
@@ -45,18 +45,26 @@ def files_of(path: str, split: str) -> list[str]:
     raise InputError(
       f"{path!r} has no files that end in {', '.join(EXTENSIONS)}."
     )
-  if split == "all" and set(found) == {""}:
-    split = ""
-  if split not in found or (not split and len(found) > 1):
-    has = ", ".join(sorted(filter(None, found))) or "none: give --split all"
+  return {"all": found[""]} if set(found) == {""} else found
+
+
+def files_of(path: str, split: str) -> list[str]:
+  """The files of one split.
+
+  Raises:
+    InputError: as `splits_of`; or there is no such split, or it is in several
+      folders.
+  """
+  found = splits_of(path)
+  if not split or split not in found:
     raise InputError(
-      f"{path!r} has no split {split!r} by the names of its files: it has"
-      f" {has}."
+      f"{path!r} has no split {split!r} by the names of its files: give"
+      f" --split {' or '.join(sorted(filter(None, found)))}."
     )
-  chosen = found[split]
+  files = found[split]
   homes = {
     os.path.join(os.path.dirname(f), f"*{os.path.splitext(f)[1]}")
-    for f in chosen
+    for f in files
   }
   if len(homes) > 1:
     raise InputError(
@@ -64,7 +72,7 @@ def files_of(path: str, split: str) -> list[str]:
       f" ({', '.join(sorted(homes))}), which may hold the same images: give the"
       " folder of one as source.path."
     )
-  return chosen
+  return files
 
 
 def _is_data(path: str, file: str) -> bool:
@@ -74,11 +82,14 @@ def _is_data(path: str, file: str) -> bool:
     return True
   try:
     with open(state, "rb") as opened:
-      files = json.load(opened)["_data_files"]
-    return os.path.basename(file) in [each["filename"] for each in files]
-  except (OSError, ValueError, KeyError, TypeError) as error:
+      said = json.load(opened)
+    if said.get("_indices_data_files"):
+      raise ValueError("of an old `datasets`, which kept the order in a file")
+    names = [each["filename"] for each in said["_data_files"]]
+    return os.path.basename(file) in names
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
     raise InputError(
-      f"{state!r} is not of a saved data set: {error}"
+      f"{state!r} is not of a saved data set: {error}; save it again."
     ) from error
 
 

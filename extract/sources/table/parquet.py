@@ -16,7 +16,7 @@ from oneshot_dp.extract.sources.example import chosen
 from oneshot_dp.extract.sources.table.recent import Recent
 
 _TAIL = 1 << 20
-_BYTES = (pa.binary(), pa.large_binary())
+_BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 class ParquetImages:
@@ -118,7 +118,7 @@ class ParquetImages:
   def class_names(self, key: str) -> list[str] | None:
     """Names of the classes of a column, where its ClassLabel has them."""
     names = self._features.get(key, {}).get("names")
-    return names if isinstance(names, list) else None
+    return [str(name) for name in names] if isinstance(names, list) else None
 
   def values(self, key: str) -> list[Any]:
     """All of a column, as Python has it.

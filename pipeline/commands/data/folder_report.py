@@ -3,10 +3,12 @@
 import collections
 import concurrent.futures
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.content_keys import image_key
 from oneshot_dp.extract.images.preprocess import DecodeError, decode_image
 from oneshot_dp.extract.progress import step_bar
@@ -37,23 +39,9 @@ def report_folder(folder: Path) -> Answer | None:
   names = folders_in(str(folder))
   splits = [name for name in names if is_split(name)]
   places = {s: folders_in(str(folder / s)) for s in splits} or {"": names}
-  sizes, broken = [], []
-  copies = collections.defaultdict[int, list[str]](list)
-  with (
-    concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
-    step_bar("inspect", "image", len(images)) as bar,
-  ):
-    for start in range(0, len(images), _AT_ONCE):
-      some = images[start : start + _AT_ONCE]
-      looks = pool.map(_look, [folder / path for path in some])
-      for path, (key, seen) in zip(some, looks, strict=True):
-        if key is not None:
-          copies[key].append(path)
-        if isinstance(seen, str):
-          broken.append(f"{path}: {seen}")
-        else:
-          sizes.append(seen)
-        bar.update()
+  sizes, broken, twice = look_at(
+    images, lambda row: (folder / images[row]).read_bytes()
+  )
   of = [tuple(path.split("/")[: 2 if splits else 1]) for path in images]
   counts = collections.Counter(of)
   rows, notes = [], []
@@ -63,33 +51,64 @@ def report_folder(folder: Path) -> Answer | None:
       rows.append([os.path.join(split, name), f"{count:,}"])
       notes.append("" if count else "no image, an error")
   astray = [path for path, at in zip(images, of, strict=True) if at in counts]
-  twice = [" = ".join(paths) for paths in copies.values() if len(paths) > 1]
   lines = [
     f"{folder}: PRIVATE but for the names of its classes; nothing was changed",
     *text_table(("class", "images"), rows, notes),
     f"all images: {len(images):,}",
-    *_sizes(sizes),
-    *_listed("broken", broken),
+    *sizes,
+    *broken,
     *_listed("in no class folder, an error", astray),
     *_listed("not images, passed over", others),
-    *_listed("the same bytes", twice),
+    *twice,
   ]
   return Answer(
     text="\n".join(lines), facts={"folder": folder, "classes": places}
   )
 
 
-def _look(path: Path) -> tuple[int | None, tuple[int, int] | str]:
-  """The key of a file's bytes, and its width and height or what is wrong."""
-  try:
-    data = path.read_bytes()
-  except OSError as error:
-    return None, error.strerror or "it cannot be read"
-  try:
-    height, width, _ = decode_image(data).shape
-  except DecodeError as error:
-    return image_key(data), str(error)
-  return image_key(data), (width, height)
+def look_at(
+  names: Sequence[str], read: Callable[[int], bytes]
+) -> tuple[list[str], list[str], list[str]]:
+  """Lines about the sizes of images, the broken ones, and equal ones.
+
+  Args:
+    names: what the images are called.
+    read: reads one by its place; OSError or InputError where it cannot be.
+  """
+
+  def look(row: int) -> tuple[int | None, tuple[int, int] | str]:
+    try:
+      data = read(row)
+    except (OSError, InputError) as error:
+      return None, getattr(error, "strerror", None) or str(error)
+    try:
+      height, width, _ = decode_image(data).shape
+    except DecodeError as error:
+      return image_key(data), str(error)
+    return image_key(data), (width, height)
+
+  sizes, broken = [], []
+  copies = collections.defaultdict[int, list[str]](list)
+  with (
+    concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    step_bar("inspect", "image", len(names)) as bar,
+  ):
+    for start in range(0, len(names), _AT_ONCE):
+      rows = range(start, min(start + _AT_ONCE, len(names)))
+      for row, (key, seen) in zip(rows, pool.map(look, rows), strict=True):
+        if key is not None:
+          copies[key].append(names[row])
+        if isinstance(seen, str):
+          broken.append(f"{names[row]}: {seen}")
+        else:
+          sizes.append(seen)
+        bar.update()
+  twice = [" = ".join(some) for some in copies.values() if len(some) > 1]
+  return (
+    _sizes(sizes),
+    _listed("broken", broken),
+    _listed("the same bytes", twice),
+  )
 
 
 def _sizes(sizes: list[tuple[int, int]]) -> list[str]:

@@ -110,12 +110,12 @@ def test_classes_by_name_and_units_by_number(tmp_path, kind):
     (["x_train.parquet", "x_test.parquet"], "test", ["x_test.parquet"]),
     (["1.tar", "0.tar", ".2.tar"], "all", ["0.tar", "1.tar"]),
     (["x_train.tar", "b.tar"], "train", ["x_train.tar"]),
-    (["x_train.tar", "b.tar"], "all", "no split 'all' .* it has train"),
-    (["x_train.tar"], "", "no split '' .* it has train"),
-    (["0.tar"], "train", "it has none: give --split all"),
+    (["x_train.tar", "b.tar"], "all", "no split 'all' .* give --split train.$"),
+    (["x_train.tar"], "", "no split '' .* give --split train"),
+    (["0.tar"], "train", "no split .train. .* give --split all"),
     (["a/train.tar", "b/train.tar"], "train", r"\(a/\*.tar, b/\*.tar\), which"),
     (["train.tar", "train.arrow"], "train", r"several places \(\*.arrow, \*.t"),
-    (["a.tar.gz", "b.tar"], "all", "packed files, .* unpack 'a.tar.gz'"),
+    (["a.tar.gz", "b.tar"], "all", "compressed tars, .* unpack 'a.tar.gz'"),
     (["a.txt"], "all", r"no files that end in \.parquet, \.arrow, \.tar"),
   ],
 )  # fmt: skip
@@ -149,9 +149,10 @@ def test_what_datasets_computed_is_no_data(tmp_path):
   state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
   (tmp_path / "state.json").write_text(json.dumps(state))
   assert len(open_source(config(tmp_path, "arrow"), "all")) == 3
-  (tmp_path / "state.json").write_text("{}")
-  with pytest.raises(InputError, match=r"state.json' is not of a saved data"):
-    open_source(config(tmp_path, "arrow"), "all")
+  for bad in ({}, [], state | {"_indices_data_files": [{"filename": "i"}]}):
+    (tmp_path / "state.json").write_text(json.dumps(bad))
+    with pytest.raises(InputError, match=r"state.json' is not of a saved data"):
+      open_source(config(tmp_path, "arrow"), "all")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,9 +3,11 @@
 import json
 
 import numpy as np
+import pytest
 
 from oneshot_dp.pipeline.cli import main
-from tests.extract.image_jobs import write_folder
+from tests.extract.image_jobs import CLASSES, pixels, write_folder
+from tests.extract.tables import KINDS, png, write_table
 from tests.pipeline.command_line import (
   one_line,
   succeeds,
@@ -54,6 +56,30 @@ class TestFolder:
     classes = {"test": ["cat", "owl"], "train": ["cat", "dog", "owl"]}
     assert json.loads(out)["classes"] == classes
     assert "png" not in out
+
+
+class TestTable:
+  @pytest.mark.parametrize("kind", KINDS)
+  def test_a_look_at_every_row(self, capsys, tmp_path, kind):
+    images = [png(image) for image in pixels(6)]
+    images[3:5] = images[2], b"no"
+    label = [0, 1, 1, 0, 2, 7]
+    write_table(tmp_path / f"train.{kind}", images, CLASSES, label=label)
+    write_table(tmp_path / f"test.{kind}", images[:1], CLASSES, label=["cat"])
+    out, err = succeeds(capsys, "inspect", tmp_path)
+    named = kind != "tar"
+    for said in (
+      *("PRIVATE", "split test\n", "split train\n", "all images: 6"),
+      *("cat         2" if named else "0           2", "8 x 8 at least"),
+      *("7           1  of no class" if named else "7           1\n",),
+      *(f"broken: 1\n  train.{kind}[4]: ", f"train.{kind}[2] = train."),
+    ):
+      assert said in out
+    assert err == ""
+    out, _ = succeeds(capsys, "inspect", tmp_path / f"train.{kind}", "--json")
+    classes = list(CLASSES) if named else []
+    assert json.loads(out)["classes"] == {"train": classes}
+    assert f"train.{kind}[" not in out
 
 
 class TestImport:
