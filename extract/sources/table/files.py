@@ -1,14 +1,27 @@
 """Which files a data set is, and which split each is of."""
 
-import json
 import os
+import pathlib
 import re
+from typing import NotRequired, TypedDict
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import shortened
 from oneshot_dp.extract.sources.image_folder import files_below, is_split
+from oneshot_dp.extract.storage.typed_json import read_json
 
 EXTENSIONS = (".parquet", ".arrow", ".tar")
+
+
+class _DataFile(TypedDict):
+  filename: str
+
+
+class _State(TypedDict):
+  """What `datasets` says of the Arrow files beside it."""
+
+  _data_files: list[_DataFile]
+  _indices_data_files: NotRequired[list[_DataFile] | None]
 
 
 def splits_of(path: str) -> dict[str, list[str]]:
@@ -80,17 +93,14 @@ def _is_data(path: str, file: str) -> bool:
   state = os.path.join(path, os.path.dirname(file), "state.json")
   if not file.endswith(".arrow") or not os.path.isfile(state):
     return True
-  try:
-    with open(state, "rb") as opened:
-      said = json.load(opened)
-    if said.get("_indices_data_files"):
-      raise ValueError("of an old `datasets`, which kept the order in a file")
-    names = [each["filename"] for each in said["_data_files"]]
-    return os.path.basename(file) in names
-  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+  said = read_json(pathlib.Path(state), _State, "save the data set again")
+  if said.get("_indices_data_files"):
     raise InputError(
-      f"{state!r} is not of a saved data set: {error}; save it again."
-    ) from error
+      f"{state!r} is of an old `datasets`, which kept the order in another"
+      " file: save the data set again."
+    )
+  names = [each["filename"] for each in said["_data_files"]]
+  return os.path.basename(file) in names
 
 
 def _split_of(file: str) -> str:

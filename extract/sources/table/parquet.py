@@ -154,7 +154,7 @@ def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
   try:
     said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = said.get("info", {}).get("features", {}).items()
-  except (ValueError, AttributeError):
+  except (ValueError, AttributeError, RecursionError):
     return {}
   return {
     name: kind

@@ -4,7 +4,6 @@ A sample is the files of one name up to its first dot; what follows the dot is
 the column, as it were: jpg, cls, json, seg.png.
 """
 
-import json
 import os
 import re
 import tarfile
@@ -15,6 +14,7 @@ from typing import Any
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import shortened
 from oneshot_dp.extract.sources.image_folder import EXTENSIONS
+from oneshot_dp.extract.storage.typed_json import parse_json
 
 _HEADER = 512
 _Member = Sequence[Any]
@@ -94,20 +94,21 @@ class TarImages:
         value = None
         if member is not None:
           data = _read(file.fileno(), *member[1:3])[1]
-          try:
-            value = _said(data) if is_file else json.loads(data).get(key)
-          except (ValueError, AttributeError) as error:
-            raise InputError(
-              f"{self._path!r}: {member[0]!r} is no"
-              f" {'text' if is_file else 'JSON object'}: {error}."
-            ) from error
+          place = f"{self._path}[{member[0]}]"
+          if is_file:
+            value = _said(place, data)
+          else:
+            value = parse_json(place, data, mend="pack it again").get(key)
         found.append(value)
     return found
 
 
-def _said(data: bytes) -> int | str:
+def _said(place: str, data: bytes) -> int | str:
   """A number, where a file is one, or its text."""
-  text = data.decode().strip()
+  try:
+    text = data.decode().strip()
+  except UnicodeDecodeError as error:
+    raise InputError(f"{place} is no text: {error}.") from error
   return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
 
 

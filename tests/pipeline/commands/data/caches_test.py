@@ -64,22 +64,25 @@ class TestTable:
     images = [png(image) for image in pixels(6)]
     images[3:5] = images[2], b"no"
     label = [0, 1, 1, 0, 2, 7]
-    write_table(tmp_path / f"train.{kind}", images, CLASSES, label=label)
-    write_table(tmp_path / f"test.{kind}", images[:1], CLASSES, label=["cat"])
+    for i, rows in enumerate((slice(4), slice(4, 6))):
+      path = tmp_path / f"train-{i}-of-2.{kind}"
+      write_table(path, images[rows], CLASSES, label=label[rows])
+    write_table(tmp_path / f"test.{kind}", images[:1], CLASSES, label=["dog"])
     out, err = succeeds(capsys, "inspect", tmp_path)
     named = kind != "tar"
     for said in (
       *("PRIVATE", "split test\n", "split train\n", "all images: 6"),
       *("cat         2" if named else "0           2", "8 x 8 at least"),
       *("7           1  of no class" if named else "7           1\n",),
-      *(f"broken: 1\n  train.{kind}[4]: ", f"train.{kind}[2] = train."),
+      *("dog         1\n", f"broken: 1\n  train-1-of-2.{kind}[0]: "),
+      f"train-0-of-2.{kind}[2] = train-0-of-2.{kind}[3]",
     ):
       assert said in out
     assert err == ""
-    out, _ = succeeds(capsys, "inspect", tmp_path / f"train.{kind}", "--json")
+    out, _ = succeeds(capsys, "inspect", tmp_path / f"test.{kind}", "--json")
     classes = list(CLASSES) if named else []
-    assert json.loads(out)["classes"] == {"train": classes}
-    assert f"train.{kind}[" not in out
+    assert json.loads(out)["classes"] == {"test": classes}
+    assert f"test.{kind}[" not in out
 
 
 class TestImport:
