@@ -193,7 +193,7 @@ ASKED_WRONGLY = [
   (f"{EVALUATE} --real-labels {{wrong}}/text.txt", "ids are places"),
   (
     f"{EVALUATE} --cache {{wrong}}/numbered --real-labels {{wrong}}/text.txt",
-    "text.txt is not JSON",
+    "text.txt is damaged",
   ),
   (
     f"{EVALUATE} --real-labels {{config}} --private-eval 1 --delta 1e-6",
