@@ -46,6 +46,7 @@ def words_of(rows, folder, monkeypatch) -> str:
   drawn = []
 
   def keep(figure, *args, **options):
+    assert not figure.axes[0].get_legend()  # which would hide lines
     drawn.extend(text.get_text() for text in figure.findobj(Text))
 
   monkeypatch.setattr(Figure, "savefig", keep)

@@ -189,7 +189,7 @@ class TestTheCeiling:
 
 class TestTheCommand:
   def test_the_table(self, place, capsys):
-    words = "--heads whitened lamb whitened --baseline --noise-seed 3"
+    words = "--heads auto lamb whitened --baseline --noise-seed 3"
     out, err = succeeds(capsys, *place(f"{COMPARE} {words}"))
     header, lamb, whitened, logistic, total, where = out.splitlines()
     assert header.split() == ["top-1", "%", "epsilon", "1", "epsilon", "4"]
