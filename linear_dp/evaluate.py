@@ -15,7 +15,9 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.rows.batches import padded_batches
 from oneshot_dp.linear_dp.rows.block import RowBlock, check_labels
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.secret import Secret
+from oneshot_dp.linear_dp.rows.whole_units import UnitSizes, places_of
 
 if TYPE_CHECKING:
   from oneshot_dp.linear_dp.private_head import PrivateHead
@@ -51,11 +53,13 @@ class SecretHits(Secret):
 
   Attributes:
     num_examples: rows counted; private where n is what they are on average.
+      Of units, how many there are, in `steps`, as all counts are.
     num_classes: K; public.
     secret_hits: rows whose label is the first answer, and among the first five.
     secret_class_hits: the first of these by class; None where rows have lists
       of labels.
     secret_class_rows: rows of each class.
+    steps: what a privacy unit counts for: 1, or B, divided among its rows.
   """
 
   public = ("num_classes",)
@@ -65,6 +69,7 @@ class SecretHits(Secret):
   secret_hits: Int64[np.ndarray, "2 heads"]
   secret_class_hits: Int64[np.ndarray, "heads K"] | None = None
   secret_class_rows: Int64[np.ndarray, " K"] | None = None
+  steps: int = 1
 
   def accuracies_of_public_labels(self) -> list[Accuracy]:
     """The exact accuracies, one per head."""
@@ -120,6 +125,7 @@ def count_hits(
   blocks: Iterable[RowBlock],
   *,
   lists: LabelLists | None = None,
+  sizes: UnitSizes | None = None,
   on_rows: Callable[[int], object] = lambda rows: None,
 ) -> SecretHits:
   """Reads the cache once and counts the right answers of every head.
@@ -127,7 +133,9 @@ def count_hits(
   The rank of a label is the number of classes with a larger logit, or an equal
   one and a smaller index, so top-1 agrees with argmax. With `lists`, of labels
   in [0, K), the label of a row is whichever of its list ranks best; a row of an
-  empty list is left out. `on_rows` is told the rows of each block (progress).
+  empty list is left out. With `sizes`, each of the k rows of a unit counts for
+  ⌊B/k⌋ steps, so that a unit counts for at most B, whatever it holds. `on_rows`
+  is told the rows of each block (progress).
 
   Raises:
     InputError: heads of several shapes, no rows with a label, another
@@ -144,12 +152,12 @@ def count_hits(
   class_hits = np.zeros((len(heads), k), np.int64)
   class_rows = np.zeros(k, np.int64)
   rows = 0
-  labelled = _labelled(blocks, heads[0], lists, on_rows)
-  for embedding, labels in padded_batches(labelled, _BATCH_ROWS):
+  labelled = _labelled(blocks, heads[0], lists, sizes, on_rows)
+  for embedding, labels, weight in padded_batches(labelled, _BATCH_ROWS):
     is_row = (labels >= 0).any(axis=1)
-    rows += int(is_row.sum())
+    rows += int(weight[is_row].sum(dtype=np.int64))
     class_rows += np.bincount(labels[is_row, 0], minlength=k)
-    batch = jax.device_put((embedding, labels))
+    batch = jax.device_put((embedding, labels, weight))
     # All are on their way before the first is waited for.
     of_heads = [
       _hits(head.unit_norm, *of_head, *batch)
@@ -162,13 +170,15 @@ def count_hits(
       "The evaluation cache has no rows"
       + (" with a label in their lists." if lists else ".")
     )
-  of_class = (None, None) if lists else (class_hits, class_rows)
+  no_classes = lists is not None or sizes is not None
+  of_class = (None, None) if no_classes else (class_hits, class_rows)
   return SecretHits(
     num_examples=rows,
     num_classes=k,
     secret_hits=hits,
     secret_class_hits=of_class[0],
     secret_class_rows=of_class[1],
+    steps=1 if sizes is None else GRID_RADIUS,
   )
 
 
@@ -211,9 +221,10 @@ def _labelled(
   blocks: Iterable[RowBlock],
   head: LinearHead,
   lists: LabelLists | None,
+  sizes: UnitSizes | None,
   on_rows: Callable[[int], object],
-) -> Iterator[tuple[np.ndarray, Int[np.ndarray, "rows longest"]]]:
-  """Embeddings and the labels to count by, one or a list for each row."""
+) -> Iterator[tuple[np.ndarray, ...]]:
+  """Embeddings, the labels to count by, one or a list for each, and weights."""
   for block in blocks:
     if block.embedding.shape[1] != head.feature_dim:
       raise InputError(
@@ -223,7 +234,11 @@ def _labelled(
     check_labels(block, head.num_classes)
     on_rows(len(block.label))
     labels = lists.of(block.example_id) if lists else block.label[:, None]
-    yield block.embedding, labels
+    weight = np.ones(len(labels), np.int32)
+    if sizes is not None:
+      weight *= GRID_RADIUS
+      weight //= sizes.secret_rows[places_of(block, sizes)].astype(np.int32)
+    yield block.embedding, labels, weight
 
 
 def logits_of(
@@ -267,6 +282,7 @@ def _hits(
   bias: Float[Array, " K"],
   embedding: Float[Array, "rows d"],
   labels: Int[Array, "rows longest"],
+  weight: Int32[Array, " rows"],
 ) -> tuple[Int[Array, " 2"], Int[Array, " K"]]:
   """Rows that a head has in its first, and in its first five; by class."""
   logits = _logits(unit_norm, kernel, bias, embedding)
@@ -282,6 +298,8 @@ def _hits(
   behind = (logits < of_label) | ((logits == of_label) & (class_index >= label))
   rank = (~behind).sum(axis=1)
   real_row = is_label.any(axis=1)
-  first = real_row & (rank < 1)
+  first = weight * (real_row & (rank < 1))
   by_class = jnp.zeros(logits.shape[1], int).at[label[:, 0]].add(first)
-  return jnp.stack([first.sum(), (real_row & (rank < 5)).sum()]), by_class
+  among_five = weight * (real_row & (rank < 5))
+  # 1,024 rows of at most 2²⁰ fit in int32.
+  return jnp.stack([first.sum(), among_five.sum()]), by_class

@@ -13,7 +13,10 @@ a row that all heads get right, and then none, attains it.
 post-processing of the Gaussian mechanism, and so are the division by the public
 n and the clipping. Where n is private too (a part of a split has the rows whose
 own bytes say so), it is one more count, and what is divided by is n + round(Z),
-of the same vector. With at most five classes every label is among the first
+of the same vector. Where a unit may have many rows, each of its k counts for
+1/k (rounded down to steps of 1/B, so that counts are integers still), a unit
+for 1 at most, and a share is one of units, whose number is counted likewise.
+With at most five classes every label is among the first
 five: that share is 1, whatever the data, and is not counted.
 """
 
@@ -76,21 +79,30 @@ class NoisyAccuracies:
   Attributes:
     accuracies: one per head, in order, within [0, 1].
     num_counts: m, how many counts had noise added.
+    size: what they were divided by: n, or a noisy count.
     statement: of all of them together; its numbers are in examples.
   """
 
   accuracies: tuple[Accuracy, ...]
   num_counts: int
+  size: float
   statement: PrivacyStatement
 
 
 def with_noise(
-  counts: Int64[np.ndarray, "..."], noise_multiplier: float, source: NoiseSource
+  counts: Int64[np.ndarray, "..."],
+  noise_multiplier: float,
+  source: NoiseSource,
+  steps: int = 1,
 ) -> tuple[Int64[np.ndarray, "..."], float, float]:
-  """c + round(Z), and √m and the deviation σ·√m, rounded up; it is paid for."""
+  """c + round(Z), and √m and the deviation σ·√m, rounded up; it is paid for.
+
+  Counts and Z are in steps, a power of two, of which a unit has at most so many
+  in each; √m and the deviation are in units.
+  """
   sensitivity = math.nextafter(math.sqrt(counts.size), math.inf)
   noise_sd = math.nextafter(noise_multiplier * sensitivity, math.inf)
-  noise = rounded_gaussian(counts.shape, noise_sd, source)
+  noise = rounded_gaussian(counts.shape, noise_sd * steps, source)
   return counts + noise, sensitivity, noise_sd
 
 
@@ -111,7 +123,8 @@ def release_accuracies(
     source: of the noise.
     charge: called before any noise is drawn.
     num_examples: n, where it is not the rows counted: others are wrong.
-    n_is_private: n is about this, and the rows are counted with noise too.
+    n_is_private: n is about this, and what is there is counted with noise too;
+      as it is wherever units are counted.
 
   Formal guarantees: all accuracies together are (ε, δ)-DP in the plan's
   neighbouring relation, with n, the number of classes and the heads public.
@@ -123,12 +136,15 @@ def release_accuracies(
   hits = secret.secret_hits[: 2 if is_counted else 1]
   n = num_examples or secret.num_examples
   counts = hits.ravel()
+  n_is_private |= secret.steps > 1
   if n_is_private:
     counts = np.append(counts, secret.num_examples)
   noisy, sensitivity, noise_sd = with_noise(
-    counts, plan.noise_multiplier, source
+    counts, plan.noise_multiplier, source, secret.steps
   )
-  whole = max(1.0, float(noisy[-1])) if n_is_private else n
+  whole = n
+  if n_is_private:
+    whole = max(float(secret.steps), float(noisy[-1]))
   shares = (noisy[: hits.size].reshape(hits.shape) / whole).clip(0, 1).tolist()
   top1, top5 = shares if is_counted else (shares[0], [1.0] * len(shares[0]))
   return NoisyAccuracies(
@@ -137,6 +153,7 @@ def release_accuracies(
       for first, five in zip(top1, top5, strict=True)
     ),
     num_counts=counts.size,
+    size=whole / secret.steps,
     statement=PrivacyStatement(
       epsilon=plan.epsilon,
       delta=plan.delta,

@@ -35,14 +35,15 @@ def padded(column: np.ndarray, rows: int, value: int = 0) -> np.ndarray:
 
 
 def padded_batches(
-  pairs: Iterable[tuple[np.ndarray, np.ndarray]], rows: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """[rows, d] embeddings and [rows, …] labels, of blocks of any size.
+  columns: Iterable[Sequence[np.ndarray]], rows: int
+) -> Iterator[list[np.ndarray]]:
+  """[rows, d] embeddings and columns of [rows, …] numbers, of any blocks.
 
-  The last batch is padded with rows of zeros, whose labels are −1.
+  The last batch is padded with rows of zeros, whose numbers are −1.
   """
-  for embedding, label in regrouped(pairs, rows):
-    yield padded(embedding, rows), padded(label, rows, -1)
+  for embedding, *numbers in regrouped(columns, rows):
+    others = [padded(column, rows, -1) for column in numbers]
+    yield [padded(embedding, rows), *others]
 
 
 def _joined(parts: list[list[np.ndarray]]) -> list[np.ndarray]:

@@ -33,6 +33,15 @@ def count_rows(blocks: Iterable[RowBlock]) -> UnitSizes:
   return UnitSizes(secret_unit_ids=unit, secret_rows=rows)
 
 
+def places_of(block: RowBlock, sizes: UnitSizes) -> Int64[np.ndarray, " rows"]:
+  """Where a block's units are among those counted, or an InputError."""
+  unit, known = unit_ids_of(block), sizes.secret_unit_ids
+  place = np.searchsorted(known, unit)
+  if (place == known.size).any() or (known[place] != unit).any():
+    raise _changed()
+  return place
+
+
 class Unit(NamedTuple):
   """All rows of a unit, class by class; private.
 
@@ -60,7 +69,7 @@ class WholeUnits:
   """
 
   def __init__(self, sizes: UnitSizes):
-    self._units = sizes.secret_unit_ids
+    self._sizes = sizes
     self._left = sizes.secret_rows.copy()
     self._open: dict[int, dict[int, tuple[int, np.ndarray | int]]] = {}
 
@@ -75,7 +84,7 @@ class WholeUnits:
     """
     if not len(block.label):
       return
-    place = self._places(block)
+    place = places_of(block, self._sizes)
     order = np.lexsort((block.label, place))
     key = np.stack([place, block.label])[:, order]
     starts = np.flatnonzero(np.diff(key, prepend=-1).any(axis=0))
@@ -118,14 +127,6 @@ class WholeUnits:
     # One that began again after its last row is below zero.
     if self._left.any():
       raise _changed()
-
-  def _places(self, block: RowBlock) -> Int64[np.ndarray, " rows"]:
-    """Where the block's units are in `_units`."""
-    unit = unit_ids_of(block)
-    place = np.searchsorted(self._units, unit)
-    if (place == self._units.size).any() or (self._units[place] != unit).any():
-      raise _changed()
-    return place
 
 
 def host_integers(

@@ -10,7 +10,6 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
-from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.extract.storage.durable_files import keep_from_others
@@ -25,6 +24,7 @@ from oneshot_dp.linear_dp.evaluate import (
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
+from oneshot_dp.linear_dp.rows.whole_units import UnitSizes, count_rows
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.folder import check_never_charged
 from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
@@ -54,18 +54,6 @@ class Evaluation(NamedTuple):
   statement: dict[str, Any]
 
 
-def check_counts_units(*caches: CacheInfo) -> None:
-  """Refuses noisy counts of rows where a privacy unit may have many."""
-  for info in caches:
-    if info.has_units:
-      raise InputError(
-        "private_eval counts rows with a guarantee per example, and the privacy"
-        f" unit of {info.dataset}, split {info.split}, is"
-        f" {info.privacy_unit!r}; leave private_eval out, and score on public"
-        " labels."
-      )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivateEvaluation:
   """A request to score heads on private labels.
@@ -89,10 +77,8 @@ class PrivateEvaluation:
     """What --private-eval EPSILON asks for.
 
     Raises:
-      InputError: an epsilon or delta that makes no guarantee, or rows that are
-        no privacy units of their own.
+      InputError: an epsilon or delta that makes no guarantee.
     """
-    check_counts_units(cache.info)
     plan = CountPlan(
       epsilon=epsilon,
       delta=privacy.delta,
@@ -130,6 +116,7 @@ class PrivateEvaluation:
       f" {printable(plan.delta)}",
       delta=plan.delta,
       neighboring_relation=plan.neighboring_relation,
+      privacy_unit=self.cache.info.privacy_unit,
       rows=rows.pop("rows"),
       facts={
         "epsilons": [plan.epsilon],
@@ -153,8 +140,10 @@ class PrivateEvaluation:
       nonlocal entry
       (entry,) = charge_aloud(self.ledger, self.charge)
 
+    sizes = count_rows(self.cache.blocks()) if info.has_units else None
+    counts_all = info.is_part or info.has_units
     released = release_accuracies(
-      count_cache(heads, self.cache),
+      count_cache(heads, self.cache, sizes=sizes),
       self.plan,
       self.source,
       charge=charge,
@@ -173,7 +162,13 @@ class PrivateEvaluation:
         "labels": "private",
         "mechanism": "all counts of right answers as one vector, released as"
         " c + round(N(0, sd^2)), over n and clipped to [0, 1]"
-        + ("; n is one of the counts" if info.is_part else ""),
+        + ("; n is one of the counts" if counts_all else "")
+        + (
+          f"; each row counts for 1 over the rows of its {info.privacy_unit}"
+          if info.has_units
+          else ""
+        ),
+        **({"privacy_unit": info.privacy_unit} if info.has_units else {}),
         "private": statement.is_private,
         "epsilon": statement.epsilon,
         "delta": statement.delta,
@@ -182,7 +177,7 @@ class PrivateEvaluation:
         "sensitivity": statement.sensitivity,
         "noise_multiplier": statement.noise_multiplier,
         "noise_sd": statement.noise_sd,
-        "accuracy_noise_sd": statement.noise_sd / info.public_num_examples,
+        "accuracy_noise_sd": statement.noise_sd / released.size,
         "noise_source": statement.noise_source,
         "ledger_entry": entry,
         "left_out": "balanced accuracy and recall by class, which would take as"
@@ -215,17 +210,22 @@ def write_scores(folder: Path, scored: Evaluation) -> None:
 
 
 def count_cache(
-  heads: list[LinearHead], cache: FeatureCache, lists: LabelLists | None = None
+  heads: list[LinearHead],
+  cache: FeatureCache,
+  lists: LabelLists | None = None,
+  sizes: UnitSizes | None = None,
 ) -> SecretHits:
   """Counts the right answers of heads, which are all of one shape.
 
-  By the labels of the rows, or by other lists of them.
+  By the labels of the rows, or by other lists of them; of rows, or of units.
 
   Raises:
     InputError: a shard or a label is damaged, or the cache does not fit.
   """
   with step_bar("evaluate", "row", len(cache)) as bar:
-    return count_hits(heads, cache.blocks(), lists=lists, on_rows=bar.update)
+    return count_hits(
+      heads, cache.blocks(), lists=lists, sizes=sizes, on_rows=bar.update
+    )
 
 
 EXACT_SCORES = "accuracy on them is an exact statistic of private labels"

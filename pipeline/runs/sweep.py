@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import (
   HeadConfig,
   PrivacyConfig,
@@ -12,7 +13,6 @@ from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.runs.evaluation import (
   PrivateEvaluation,
-  check_counts_units,
   evaluate_on_public_labels,
 )
 from oneshot_dp.pipeline.runs.results import SweepRow, cost_of
@@ -110,7 +110,13 @@ def _private_evaluation(
   run: Run, plan: ReleasePlan, privacy: PrivacyConfig, epsilon: float
 ) -> PrivateEvaluation:
   """The request, once heads and accuracies fit under the caps together."""
-  check_counts_units(run.train.info, run.evaluation.info)
+  units = [run.train.info.privacy_unit, run.evaluation.info.privacy_unit]
+  if units[0] != units[1]:
+    raise InputError(
+      f"private_eval={epsilon:g} is about one {units[1]}, and the heads are"
+      f" about one {units[0]}: epsilons of both do not add up; leave"
+      " private_eval out, and score on public labels."
+    )
   request = PrivateEvaluation.of(
     epsilon, privacy, run.evaluation, run.ledger_dir
   )

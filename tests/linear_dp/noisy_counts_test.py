@@ -11,8 +11,10 @@ from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.evaluate import SecretHits, count_hits
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
+from oneshot_dp.linear_dp.rows.whole_units import count_rows
 from tests.linear_dp.blocks import in_blocks, random_block
 from tests.linear_dp.evaluate_test import make_head
+from tests.linear_dp.rows.units_test import with_units
 
 N = 10**9  # so many that no noise here is clipped
 
@@ -82,6 +84,53 @@ def test_one_row_changes_real_counts_by_no_more():
     rest = block[np.arange(300) != i]
     change = whole - count_hits(heads, in_blocks(rest, [299])).secret_hits
     assert set(np.unique(change)) <= {0, 1}
+
+
+def test_a_unit_changes_counts_by_no_more_than_one():
+  """Of 1, 3, 96 and 200 rows, all of them right for once; by numpy alone."""
+  units = np.repeat([7, 8, 9, 2], [1, 3, 96, 200])
+  units = np.random.default_rng(0).permutation(units)
+  block = with_units(random_block(300, 12, 8, seed=3), units)
+  heads = [make_head(12, 8, seed=seed) for seed in range(4)]
+  sizes = count_rows([block])
+  found = count_hits(heads, in_blocks(block, [64]), sizes=sizes)
+  share = 2**20 // np.bincount(units)[units]
+  assert found.steps == 2**20
+  assert found.secret_class_hits is None
+  assert found.num_examples == share.sum() <= 4 * found.steps
+  for i, head in enumerate(heads):
+    logits = block.embedding @ head.kernel + head.bias
+    right = logits.argmax(axis=1) == block.label
+    assert found.secret_hits[0, i] == share[right].sum()
+  all_right = block.but(
+    label=(block.embedding @ heads[0].kernel + heads[0].bias).argmax(1)
+  )
+  for unit in (7, 8, 9, 2):
+    own = all_right[units == unit]
+    secret = count_hits(heads[:1], [own], sizes=sizes)
+    assert 0.999 < secret.secret_hits[0, 0] / found.steps <= 1
+
+
+def test_noise_of_units_is_that_of_units():
+  """What is released is a share of units, and so is what it is divided by."""
+  steps, units = 2**20, 10**6
+  hits = SecretHits(
+    num_examples=units * steps,
+    num_classes=10,
+    secret_hits=np.full((2, 2000), units * steps // 2),
+    steps=steps,
+  )
+  plan = CountPlan(epsilon=1.0, delta=1e-6)
+  found = release_accuracies(
+    hits, plan, NoiseSource(1), charge=free, num_examples=30 * units
+  )
+  assert found.num_counts == 4001
+  sd = plan.noise_multiplier * math.sqrt(4001)
+  assert found.statement.noise_sd == pytest.approx(sd, rel=1e-12)
+  assert abs(found.size - units) < 6 * sd
+  shares = np.array([(a.top1, a.top5) for a in found.accuracies])
+  noise = shares * found.size - units / 2
+  assert noise.std() == pytest.approx(sd, rel=5 / math.sqrt(2 * 4000))
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 6])

@@ -325,21 +325,20 @@ class TestLedger:
     out, _ = succeeds(capsys, "budget", "--cache", users.path)
     assert out.count("per user") == 2
 
-  def test_noisy_counts_of_rows_are_refused(
-    self, user_argv, users, capsys, tmp_path
-  ):
-    argv = ["--max-rows-per-unit", "1", "--private-eval", "1"]
-    said = "private_eval counts rows with a guarantee per example"
-    assert said in fails(capsys, *user_argv(SWEEP), *argv)
+  def test_noisy_counts_are_of_users(self, user_argv, users, capsys, tmp_path):
+    said = "is about one example, and the heads are about one user"
+    assert said in fails(capsys, *user_argv(SWEEP), "--private-eval", 1)
     assert cache_ledger(users, None).entries() == []
-    succeeds(capsys, *user_argv(TRAIN), "--max-rows-per-unit", 1)
+    succeeds(capsys, *user_argv(TRAIN))
     argv = ["evaluate", tmp_path / "out", "--cache"]
     other = tmp_path / "other.npz"
     np.savez(other, **others())
     test = import_features(other, tmp_path / "c", unit_name="user")
     budget = ["--private-eval", 1, "--delta", 1e-5]
-    assert said in fails(capsys, *argv, test.path, *budget)
-    succeeds(capsys, *argv, test.path)
+    succeeds(capsys, *argv, test.path, *budget)
+    (entry,) = cache_ledger(test, None).entries()
+    assert (entry["kind"], entry["privacy_unit"]) == ("evaluation", "user")
+    succeeds(capsys, *argv, test.path, "--not-trained-on")
 
   def test_noisy_counts_are_not_added_to_releases_per_user(
     self, user_argv, users, scored_on, capsys, tmp_path
