@@ -62,7 +62,7 @@ class BitResNet(nn.Module):
     x = conv(self.width, 7, stride=2, padding=3, name="stem")(images)
     # Zeros, not -inf, at the border, as when the weights were trained.
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    x = nn.max_pool(x, (3, 3), (2, 2))
+    x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
     for stage, depth in enumerate(self.blocks):
       for block in range(depth):
         x = _Block(
