@@ -7,11 +7,17 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.public_start import PublicStart
-from oneshot_dp.pipeline.saved_head.directory import WEIGHTS_FILE, read_head
+from oneshot_dp.pipeline.saved_head.directory import (
+  RECEIPT_FILE,
+  WEIGHTS_FILE,
+  read_head,
+)
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
 
 _Vectors = dict[str, np.ndarray]
@@ -21,16 +27,23 @@ def read_start(path: Path, private: FeatureCache) -> PublicStart:
   """The start that a command names.
 
   Args:
-    path: an npz of one vector for each class, by its name; or the directory of
-      a private head of another data set.
+    path: an npz of one vector for each class, by its name; the directory of a
+      private head of another data set; or weights alone, whose columns are of
+      the classes in their order.
     private: the cache to be trained on.
 
   Raises:
     InputError: no such file, or head; other classes than the cache has; vectors
       of another width, or that `PublicStart.of` refuses.
   """
-  is_head = path.is_dir()
-  vectors, sha256 = _of_head(path, private) if is_head else _of_npz(path)
+  if path.name == WEIGHTS_FILE and (path.parent / RECEIPT_FILE).exists():
+    path = path.parent  # which has more to say
+  if path.is_dir():
+    vectors, sha256 = _of_head(path, private)
+  elif path.suffix == ".safetensors":
+    vectors, sha256 = _of_weights(path, private)
+  else:
+    vectors, sha256 = _of_npz(path)
   names, d = private.info.class_names, private.info.feature_dim
   if missing := [name for name in names if name not in vectors]:
     raise InputError(
@@ -80,6 +93,33 @@ def _of_npz(path: Path) -> tuple[_Vectors, str]:
   return vectors, hashlib.sha256(content).hexdigest()
 
 
+def _of_weights(path: Path, private: FeatureCache) -> tuple[_Vectors, str]:
+  """Weights that nobody vouches for, as of an npz."""
+  names = private.info.class_names
+  try:
+    content = path.read_bytes()
+    parts = safetensors.numpy.load(content)
+    kernel, bias = parts["kernel"], parts.get("bias", np.zeros(1))
+    vectors = dict(zip(names, kernel.T, strict=True))
+  except OSError as e:
+    raise InputError(f"{path} cannot be read: {e.strerror}.") from e
+  except (safetensors.SafetensorError, KeyError, ValueError) as e:
+    raise InputError(
+      f"{path} has no kernel of {len(names)} columns ({type(e).__name__}): give"
+      f" weights of the classes of {private.path}, in their order."
+    ) from e
+  _check_no_bias(path, bias)
+  return vectors, hashlib.sha256(content).hexdigest()
+
+
+def _check_no_bias(path: Path, bias: np.ndarray) -> None:
+  if np.ptp(bias):
+    raise InputError(
+      f"{path} has a bias for each class, which steps do not start from; use a"
+      " head that has none, as those of --head lamb."
+    )
+
+
 def _of_head(path: Path, private: FeatureCache) -> tuple[_Vectors, str]:
   """Released already, so that it costs what was paid for it, elsewhere."""
   saved = read_head(path)
@@ -97,11 +137,7 @@ def _of_head(path: Path, private: FeatureCache) -> tuple[_Vectors, str]:
       f"{path} is a head without privacy, which may not be shown; save its"
       " vectors as an npz, if its data are public."
     )
-  if np.ptp(saved.head.bias):
-    raise InputError(
-      f"{path} has a bias for each class, which steps do not start from; use a"
-      " head that has none, as those of --head lamb."
-    )
+  _check_no_bias(path, np.asarray(saved.head.bias))
   columns = np.asarray(saved.head.kernel).T
   if len(columns) != len(there.class_names):
     raise InputError(f"{path}: its receipt names other classes than it has.")

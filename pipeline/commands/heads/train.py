@@ -42,7 +42,8 @@ class Flags(HeadFlags):
   start: Path | None = None
   """Public weights that auto starts from, at no privacy cost: an npz with one
   vector for each class, by its name (a text tower's embeddings of the names),
-  or a private head of another data set. No function of the private rows."""
+  a private head of another data set, or a head.safetensors of public data, of
+  the same classes in the same order. No function of the private rows."""
   ledger_dir: LedgerDir = None
   hosts: OnHosts = None
 

@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import json
 import math
+import pathlib
 import re
 import shutil
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
@@ -208,10 +210,23 @@ def test_a_start_from_a_head(train_cache, head):
     changed = saved.receipt | {"data": data} | changes
     (head / "receipt.json").write_text(json.dumps(changed))
 
+  # Nor through the file of its weights.
+  weights = head / "head.safetensors"
+  with pytest.raises(InputError, match="is of the private data set"):
+    read_start(weights, train_cache)
+
   say()
   kernel = read_start(head, train_cache).kernel
   centred = saved.head.kernel - saved.head.kernel.mean(axis=1, keepdims=True)
   assert np.corrcoef(kernel.ravel(), centred.ravel())[0, 1] > 1 - 1e-6
+  lone = shutil.copy(weights, head.parent / "public.safetensors")
+  alone = read_start(pathlib.Path(lone), train_cache)
+  np.testing.assert_array_equal(alone.kernel, kernel)
+  assert alone.sha256 == hashlib.sha256(weights.read_bytes()).hexdigest()
+  for parts in ({"kernel": np.eye(6, 3)}, {"other": np.eye(6, 4)}):
+    safetensors.numpy.save_file(parts, lone)
+    with pytest.raises(InputError, match="has no kernel of 4 columns"):
+      read_start(pathlib.Path(lone), train_cache)
   say(private=False)
   with pytest.raises(InputError, match="is a head without privacy"):
     read_start(head, train_cache)
