@@ -73,12 +73,18 @@ def check_text(place: str, text: str) -> None:
 
 def escaped(text: str) -> str:
   """What a terminal shows of a text, whatever file it came from."""
+  return "\n".join(map(_escaped_line, text.split("\n")))
+
+
+def _escaped_line(line: str) -> str:
+  if line.isprintable():  # without a look at each character
+    return line
   return "".join(
     ascii(c)[1:-1]
-    if c not in "\n\t"
+    if c != "\t"
     and (c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES)
     else c
-    for c in text
+    for c in line
   )
 
 

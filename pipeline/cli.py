@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from oneshot_dp.configs.errors import (
 )
 
 _PROG = "oneshot-dp"
+_ADDRESS_SPACE = 4 << 30
 _NOTHING_DONE = "interrupted; nothing was charged or written"
 _STAYS = (
   "interrupted; what was charged to a ledger stays charged (`oneshot-dp budget`"
@@ -70,6 +72,8 @@ def _run(argv: Sequence[str]) -> int:
       if (asked := getattr(request.flags, "hosts", None)) is not None:
         many_hosts.place_of(asked)  # what it refuses
         many_hosts.say_one_line()
+      if getattr(request.command, "USES_JAX", True):
+        _check_address_space()
       with terminal.as_asked(request.output):
         answer = request.command.run(request.flags)
       if said := answer.json() if request.output.json else answer.text:
@@ -126,6 +130,17 @@ def _noted_interrupts() -> Iterator[list[int]]:
     yield noted
   finally:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _check_address_space() -> None:
+  """Refuses a limit in which XLA would abort, or hang, without a word."""
+  limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+  if 0 <= limit < _ADDRESS_SPACE:
+    raise RunError(
+      f"the address space is limited to {limit / 2**30:.1f} GB (ulimit -v), and"
+      f" JAX asks for {_ADDRESS_SPACE >> 30} GB, most of which it never uses;"
+      " raise the limit."
+    )
 
 
 def _raises_interrupts() -> bool:

@@ -5,10 +5,7 @@ from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
-import tensorflow_datasets as tfds
 from jaxtyping import Bool, Float, Float32, Int32, Int64
-from tensorflow_datasets.core import example_serializer
-from tensorflow_datasets.proto import tf_example_pb2
 
 from oneshot_dp.configs.extract_config import EmbeddingDtype
 
@@ -79,6 +76,12 @@ class BlockCodec:
       "label": np.dtype(np.int32),
       "example_id": np.dtype(np.int64),
     } | ({"unit_id": np.dtype(np.int64)} if has_units else {})
+    # Here: whoever asks only what is in a cache need not wait for TFDS.
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import example_serializer
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    self._parsed = tf_example_pb2.Example.FromString
     self.features = tfds.features.FeaturesDict(
       {
         name: tfds.features.Tensor(
@@ -112,7 +115,7 @@ class BlockCodec:
       ValueError: not a block of this shape. The message holds no data.
     """
     try:
-      features = tf_example_pb2.Example.FromString(record).features.feature
+      features = self._parsed(record).features.feature
       arrays = {
         name: np.frombuffer(features[name].bytes_list.value[0], dtype)
         for name, dtype in self._dtypes.items()

@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import tensorflow_datasets as tfds
-
 from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import (
   EXAMPLE_UNIT,
@@ -150,6 +148,8 @@ class CacheIdentity:
   @property
   def tfds_version(self) -> str:
     """The data set's version where TFDS can read it, else TFDS's default."""
+    import tensorflow_datasets as tfds
+
     legal = tfds.core.Version.is_valid(self.dataset_version)
     return str(self.dataset_version) if legal else "1.0.0"
 
@@ -158,7 +158,10 @@ class CacheIdentity:
       self.feature_dim, self.embedding_dtype, has_units=self.has_units
     )
 
-  def file_template(self) -> tfds.core.ShardedFileTemplate:
+  def file_template(self) -> Any:
+    """TFDS's `ShardedFileTemplate` of the shards."""
+    import tensorflow_datasets as tfds
+
     return tfds.core.ShardedFileTemplate(
       data_dir="",
       dataset_name=self.tfds_name,

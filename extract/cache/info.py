@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
-import tensorflow_datasets as tfds
-from tensorflow_datasets.core import dataset_info
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.split_part import SplitPart
@@ -193,6 +191,9 @@ def tfds_metadata(
 
   To TFDS a cache is a data set of one split, and an example of it is a block.
   """
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import dataset_info
+
   info = tfds.core.DatasetInfo(
     builder=dataset_info.DatasetIdentity(
       name=identity.tfds_name,

@@ -118,6 +118,7 @@ def epsilon_of(sigma: float, delta: float) -> float:
   return epsilon * (1 + _MARGIN) + _SOLVER_TOLERANCE
 
 
+@functools.lru_cache(maxsize=1024)  # a ledger says few over and over
 def printable(guarantee: float) -> str:
   """ε or δ in at most five digits, rounded up: what may be said of it.
 

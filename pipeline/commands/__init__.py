@@ -2,5 +2,6 @@
 
 A file has `Flags`, a dataclass whose docstrings are the help, and `run(flags)`,
 which returns an `Answer`; what is slow to import (JAX, Beam, TFDS,
-dp_accounting …) is imported in `run`, since `--help` need not wait for it.
+dp_accounting …) is imported in `run`, since `--help` need not wait for it. One
+that never needs JAX says `USES_JAX = False`.
 """

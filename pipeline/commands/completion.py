@@ -10,6 +10,7 @@ from oneshot_dp.pipeline.shell.answer import Answer
 from oneshot_dp.pipeline.shell.completion import completion_script
 
 Shell = Literal["bash", "zsh"]
+USES_JAX = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

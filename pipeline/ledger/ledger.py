@@ -252,7 +252,7 @@ def _write(chain: LockedChain, facts: dict[str, Any]) -> str:
 
 def charge_aloud(ledger: Ledger, *charges: Charge) -> list[str]:
   """Charges, and says on stderr where; a new ledger is worth a second look."""
-  is_new = not ledger.entries()
+  is_new = not (ledger.path.exists() and ledger.path.stat().st_size)
   entries = ledger.charge(*charges)
   print(f"charged to {ledger.path}", file=sys.stderr)
   if is_new:

@@ -96,6 +96,7 @@ def reserved(
   if recovers and kept_steps(here.steps):
     raise InputError(f"{path} is not finished: {here.left}.")
   if recovers and not here.kept:
+    _clean_up(place)  # it may have been killed when all was delivered
     raise InputError(
       f"nothing is kept for {path}: no run into it failed after a release; give"
       " the --out of one that did."

@@ -1,5 +1,6 @@
 """What all commands share."""
 
+import resource
 import signal
 
 import pytest
@@ -154,3 +155,13 @@ class TestProcess:
     with process.stderr as stream:
       assert stream.read() == ""
     assert process.wait(60) == 1
+
+
+def test_an_address_space_that_is_too_small_is_said(monkeypatch, capsys):
+  """Within 2 GB XLA hangs, or aborts, in C++ where nothing can be caught."""
+  monkeypatch.setattr(resource, "getrlimit", lambda _: (2 << 30, -1))
+  line = "train --cache x --epsilon 1 --delta 1e-5 --out y"
+  assert main(line.split()) == 1
+  (said,) = capsys.readouterr().err.splitlines()
+  assert "limited to 2.0 GB (ulimit -v), and JAX asks for 4 GB" in said
+  assert main(["budget", "--cache", "x"]) == 2  # it needs no JAX

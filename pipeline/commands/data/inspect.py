@@ -7,6 +7,8 @@ from tyro.conf import Positional
 
 from oneshot_dp.pipeline.shell.answer import Answer
 
+USES_JAX = False
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
@@ -33,19 +35,21 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.cache.info import INCOMPLETE_DIR, INFO_FILE
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.extract.cache.summary import describe, owners_metadata
-  from oneshot_dp.pipeline.commands.data.folder_report import report_folder
-  from oneshot_dp.pipeline.commands.data.table_report import (
-    is_table,
-    report_table,
-  )
 
   path = flags.path
   of_cache = [path / INFO_FILE, path / INCOMPLETE_DIR]
   is_folder = path.is_dir() and not any(name.exists() for name in of_cache)
-  if is_folder and (answer := report_folder(path)):
-    return answer
-  if (is_folder or path.is_file()) and is_table(path):
-    return report_table(path)
+  if is_folder or path.is_file():
+    from oneshot_dp.pipeline.commands.data.folder_report import report_folder
+    from oneshot_dp.pipeline.commands.data.table_report import (
+      is_table,
+      report_table,
+    )
+
+    if is_folder and (answer := report_folder(path)):
+      return answer
+    if is_table(path):
+      return report_table(path)
   cache = open_cache(path)
   return Answer(
     text=describe(cache),

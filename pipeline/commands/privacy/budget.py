@@ -5,6 +5,8 @@ import dataclasses
 from oneshot_dp.pipeline.commands.flags import BudgetCache, LedgerDir
 from oneshot_dp.pipeline.shell.answer import Answer
 
+USES_JAX = False
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:

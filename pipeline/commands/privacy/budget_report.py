@@ -1,5 +1,6 @@
 """What `oneshot-dp budget` says: what was released, and what is left."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS, LEAST_DELTA
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of, caps
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import Spending, spending_of
 from oneshot_dp.pipeline.shell.answer import Answer
-from oneshot_dp.pipeline.training.train_heads import cache_ledger
 
 _SHORT = 12
 """Digits of a SHA-256 that a person reads."""
@@ -34,7 +35,8 @@ def budget_report(
   """
   if delta is not None and not 0 < delta < 1:
     raise InputError(f"delta={delta} must lie between 0 and 1.")
-  ledger = cache_ledger(open_cache(cache), ledger_dir)
+  # Without what trains: to ask is not to wait for JAX.
+  ledger = Ledger(open_cache(cache).info.dataset, ledger_dir)
   entries = ledger.entries()
   earlier = caps(entries)
   cap = cap_of(entries)
@@ -56,7 +58,8 @@ def budget_report(
     )
   else:
     delta = _delta_of_total(entries, cap) if delta is None else delta
-    totals = {r: spending_of(entries, r) for r in CHANGED_UNITS}
+    spent = spending_of(entries, NeighboringRelation.REPLACE_ONE)
+    totals = {r: dataclasses.replace(spent, relation=r) for r in CHANGED_UNITS}
     lines += _totals(totals, delta)
     if not cap:
       lines.append(

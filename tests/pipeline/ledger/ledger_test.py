@@ -3,10 +3,10 @@ import errno
 import fcntl
 import math
 import os
-import pathlib
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.importing.import_features import import_features
-from oneshot_dp.pipeline.ledger import chained_file, locks
+from oneshot_dp.pipeline.ledger import locks
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.folder import default_ledger_dir
@@ -31,7 +31,8 @@ from oneshot_dp.pipeline.training.train_heads import (
   train_heads,
 )
 from tests.pipeline import charging, two_names
-from tests.pipeline.command_line import ROOT
+from tests.pipeline.command_line import ROOT, succeeds
+from tests.pipeline.ledger.long_ledgers import write_long_ledger
 from tests.pipeline.sample_caches import write_clusters
 from tests.pipeline.small_disk import files_no_larger_than
 
@@ -525,11 +526,12 @@ class TestAChargeThatCannotBeWritten:
     assert len(ledger.charge(cost())) == 1
 
   def test_or_stays(self, ledger, monkeypatch):
-    def fails(directory: pathlib.Path) -> None:
+    def fails(*_: object) -> None:
       raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-      patch.setattr(chained_file, "_sync_directory", fails)
+      for name in ("replace", "ftruncate"):
+        patch.setattr(os, name, fails)
       with pytest.raises(RunError, match="was charged, as far as can be told"):
         ledger.charge(cost())
     assert len(ledger.entries()) == 2
@@ -556,3 +558,23 @@ class TestAChargeThatCannotBeWritten:
       os.umask(before)
     for folder in (new.path.parent, new.path.parent.parent):
       assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+def test_many_entries_take_no_time(train_cache, tmp_path, capsys):
+  """10,000: a second of CPU time to list, and 0.3 s to check in `train`."""
+  ledger = write_long_ledger(train_cache, tmp_path, 10_000)
+  before = time.process_time()
+  entries = ledger.entries()
+  assert len(entries) == 10_000
+  assert time.process_time() - before < 1.0  # 0.15 on a calm machine
+  before = time.process_time()
+  succeeds(
+    capsys, "budget", "--cache", train_cache.path, "--ledger-dir", tmp_path
+  )
+  assert time.process_time() - before < 3.0  # 0.3 s, and runtime type checks
+  with ledger.path.open("r+b") as file:  # what was checked is, once it differs
+    file.seek(200)
+    file.write(b"!")
+  with pytest.raises(InputError, match="line 1: the entry was damaged"):
+    ledger.entries()

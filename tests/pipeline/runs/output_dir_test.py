@@ -192,6 +192,11 @@ class TestWhatIsPaidForIsDelivered:
       with pytest.raises(InputError, match="already holds something"):
         check_absent(place / "out")
       assert left.exists() == stays
+    (left / "head").unlink()
+    left.rmdir()
+    with pytest.raises(InputError, match="nothing is kept"):
+      reserved(place / "out", recovers=True).__enter__()
+    assert not left.parent.parent.exists()
 
   def test_what_cannot_be_removed_is_named(self, place, capsys, monkeypatch):
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
