@@ -119,6 +119,17 @@ def joined(asked: str) -> Iterator[JoinedHosts]:
     ) from e
   except RuntimeError as e:
     raise not_met from e
+  no_sum = RunError(
+    f"--hosts {asked}: the hosts met, but cannot add up: each machine's own"
+    " name (`hostname`) must stand for an address that the others reach; see"
+    " its /etc/hosts."
+  )
+  set_last_words(no_sum)
+  try:  # the first sum connects each to each
+    hosts.table(np.zeros(1, np.int64))
+  except LostHostError as e:
+    claim_the_last_word()
+    raise no_sum from e
   set_last_words(LostHostError())
   error: BaseException | None = None
   try:
