@@ -178,6 +178,7 @@ class Canaries:
       num_examples=real.num_examples + self.num_rows,
       num_rows=real.counted + self.num_rows,
       most_rows=(real.most_rows or real.num_examples) + self.num_rows,
+      own_rows=None,
     )
 
   def _blocks(
