@@ -26,6 +26,8 @@ from oneshot_dp.configs.errors import (
 
 _PROG = "oneshot-dp"
 _ADDRESS_SPACE = 4 << 30
+_FIRST_FILE = 3
+"""Descriptors below it are standard input, output and error."""
 _NOTHING_DONE = "interrupted; nothing was charged or written"
 _STAYS = (
   "interrupted; what was charged to a ledger stays charged (`oneshot-dp budget`"
@@ -53,6 +55,14 @@ def _run(argv: Sequence[str]) -> int:
   logging.basicConfig(level=logging.ERROR, format="%(message)s")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   warnings.formatwarning = _warning_line
+  # Where one was closed, the next file would be opened in its place.
+  while (descriptor := os.open(os.devnull, os.O_RDWR)) < _FIRST_FILE:
+    pass
+  os.close(descriptor)
+  sys.stdout, sys.stderr = (
+    stream or open(os.devnull, "w")  # noqa: SIM115  (as long as we live)
+    for stream in (sys.stdout, sys.stderr)
+  )
   for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
       # A locale may have no ε: results are there, and are told all the same.
@@ -77,12 +87,11 @@ def _run(argv: Sequence[str]) -> int:
       with terminal.as_asked(request.output):
         answer = request.command.run(request.flags)
       if said := answer.json() if request.output.json else answer.text:
-        print(escaped(said))
+        _tell(escaped(said))
       for fault in answer.faults:
         print(escaped(fault), file=sys.stderr)
       if answer.failure is not None:
         raise answer.failure
-      sys.stdout.flush()
     except KeyboardInterrupt as stop:
       # Whoever knows what is left of the work has said so in it.
       return _fail(str(stop) or what_is_left, 130)
@@ -146,6 +155,17 @@ def _check_address_space() -> None:
 def _raises_interrupts() -> bool:
   """Whether Ctrl-C is KeyboardInterrupt; in the background it is nothing."""
   return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _tell(text: str) -> None:
+  try:
+    print(text, flush=True)
+  except BrokenPipeError:
+    raise
+  except OSError as error:
+    raise RunError(
+      f"all is done, but standard output cannot be written: {error.strerror}."
+    ) from error
 
 
 def _warning_line(message: Warning | str, *_: Any, **__: Any) -> str:

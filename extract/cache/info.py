@@ -220,5 +220,6 @@ def tfds_metadata(
   with tempfile.TemporaryDirectory() as scratch:
     info.write_to_directory(scratch)
     return {
-      name: pathlib.Path(scratch, name).read_text() for name in _TFDS_FILES
+      name: pathlib.Path(scratch, name).read_text("utf-8")
+      for name in _TFDS_FILES
     }

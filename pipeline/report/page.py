@@ -76,7 +76,9 @@ def render(findings: Findings, pictures: dict[str, Picture]) -> str:
     "spread_top1": results.spread_top1,
   }
   room = importlib.resources.files("oneshot_dp.pipeline.report")
-  template = environment.from_string((room / "report.html.j2").read_text())
+  template = environment.from_string(
+    (room / "report.html.j2").read_text("utf-8")
+  )
   with read_back(findings.run.directory, jinja2.UndefinedError):
     return template.render(_facts(findings), pictures=pictures)
 

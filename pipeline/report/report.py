@@ -62,7 +62,7 @@ def write_report(directory: Path, **options: Any) -> WrittenReport:
     folder = Path(name)
     pictures = page.draw_all(findings, folder)
     drawn = sorted(folder.iterdir())
-    (folder / PAGE).write_text(page.render(findings, pictures))
+    (folder / PAGE).write_text(page.render(findings, pictures), "utf-8")
     target.mkdir(exist_ok=True)
     if not all(row.private for row in findings.run.rows):
       keep_from_others(folder)

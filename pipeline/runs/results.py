@@ -200,7 +200,9 @@ def write_tables(
 
   The cost is of all rows together, and the evaluation what scored them; JSON.
   """
-  with (directory / "results.csv").open("w", newline="") as file:
+  with (directory / "results.csv").open(
+    "w", newline="", encoding="utf-8"
+  ) as file:
     columns = [field.name for field in dataclasses.fields(rows[0])]
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
@@ -214,7 +216,7 @@ def write_tables(
     for row in rows
   ]
   results = {**cost, "evaluation": evaluation, "heads": heads}
-  (directory / "results.json").write_text(as_json(results))
+  (directory / "results.json").write_text(as_json(results), "utf-8")
 
 
 def _recall_cell(row: SweepRow) -> str:

@@ -158,11 +158,17 @@ def read_head(directory: Path) -> SavedHead:
     InputError: a file is missing or damaged.
   """
   for name in (WEIGHTS_FILE, RECEIPT_FILE):
-    if not (directory / name).is_file():
+    try:
+      (directory / name).open("rb").close()
+    except (FileNotFoundError, NotADirectoryError) as error:
       raise InputError(
         f"{directory} is not a head: it has no {name}; give a directory that"
         " `oneshot-dp train` or `sweep` wrote."
-      )
+      ) from error
+    except OSError as error:
+      raise InputError(
+        f"{directory / name} cannot be read: {error.strerror}."
+      ) from error
   try:
     with safetensors.safe_open(directory / WEIGHTS_FILE, "np") as file:
       kernel, bias = file.get_tensor("kernel"), file.get_tensor("bias")

@@ -143,11 +143,14 @@ def _problems_of_files(directory: Path, saved: SavedHead) -> Iterator[str]:
   if found != stated:
     yield f"the kernel is for {found!r}, the receipt says {stated!r}."
   try:
-    card = (directory / CARD_FILE).read_text()
+    card = (directory / CARD_FILE).read_text("utf-8")
     if saved.receipt_sha256 != sha256_of(receipt):
       card = upgraded_card(card)
     says_the_same = card == model_card(receipt, saved.receipt_sha256)
-  except (ArithmeticError, KeyError, OSError, TypeError, ValueError):
+  except OSError as error:
+    yield f"{CARD_FILE} cannot be read: {error.strerror}."
+    return
+  except (ArithmeticError, KeyError, TypeError, ValueError):
     says_the_same = False
   if not says_the_same:
     yield f"{CARD_FILE} is not about this {RECEIPT_FILE}: one was changed."

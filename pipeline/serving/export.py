@@ -72,7 +72,7 @@ def export_head(
     (directory / STABLEHLO_FILE).write_bytes(function)
     shutil.copyfile(head / RECEIPT_FILE, directory / RECEIPT_FILE)
     card = _card(saved, backbone, accuracy, no_transformers, has_code)
-    (directory / "README.md").write_text(card)
+    (directory / "README.md").write_text(card, "utf-8")
     files = tuple(sorted(path.name for path in directory.iterdir()))
   return Exported(files=files, no_transformers=no_transformers)
 

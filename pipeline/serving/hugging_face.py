@@ -131,7 +131,7 @@ def write_model(
       classifier=f"self.{place}",
       of=" at norm 1" if head.unit_norm else " through a layer more",
     )
-    (directory / CODE_FILE).write_text(code)
+    (directory / CODE_FILE).write_text(code, "utf-8")
   (directory / "config.json").write_bytes(json_bytes(config))
   (directory / "preprocessor_config.json").write_bytes(json_bytes(images))
   whole = {n: np.ascontiguousarray(v, np.float32) for n, v in tensors.items()}

@@ -231,7 +231,8 @@ def test_an_edited_accuracy_is_refused(sound, tmp_path, capsys, top1):
 def test_a_config_that_ends_python(tmp_path, capsys, body):
   (tmp_path / "c.py").write_text(body)
   assert main(["extract", f"{tmp_path}/c.py", "--out", f"{tmp_path}/out"]) == 2
-  (error,) = capsys.readouterr().err.splitlines()
+  said, error = capsys.readouterr().err.splitlines()
+  assert said == f"runs {tmp_path}/c.py, which is Python code"
   assert error.startswith("oneshot-dp: error: ")
 
 

@@ -117,7 +117,7 @@ def test_ctrl_c_can_be_resumed_from(folder, tmp_path, flags):
   process.send_signal(signal.SIGINT)
   _, err = process.communicate(timeout=60)
   assert process.returncode == 130
-  classes, line = err.splitlines()
+  _, classes, line = err.splitlines()
   assert classes.startswith("classes of photos: ")
   assert "an extraction resumes when the same command" in line
   assert not (out / "cache_info.json").exists()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.commands.data.extract import RUNS
 
 ROOT = pathlib.Path(__file__).parents[2]
 TRAIN = "train --cache {train} --epsilon 1 --delta 1e-5 --head lamb --out {out}"
@@ -64,7 +65,7 @@ def fails(capsys: pytest.CaptureFixture, *argv: object, status: int = 2) -> str:
 
 
 def one_line(stderr: str) -> str:
-  (line,) = stderr.splitlines()
+  (line,) = (x for x in stderr.splitlines() if not x.startswith(RUNS))
   assert line.startswith("oneshot-dp: error: ")
   assert "Traceback" not in line
   return line.removeprefix("oneshot-dp: error: ")

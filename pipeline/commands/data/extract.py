@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from oneshot_dp.pipeline.shell.answer import Answer
 IF_INTERRUPTED = (
   "interrupted; an extraction resumes when the same command is run again"
 )
+RUNS = "runs "
 _SOURCES = (
   ArraysSource(path="images.npz"),
   ImageFolderSource(root="photos"),
@@ -92,6 +94,9 @@ def named_flags(words: Sequence[str]) -> type[Flags]:
   """The flags by default as the experiment has them, which comes first."""
   if not words or words[0].startswith("-"):
     return _by_default(ExtractConfig(source=_SOURCES[0]), _ConfigIsLate)
+  # Known before it runs what else was typed: with --help it runs, too.
+  if Path(words[0]).suffix == ".py" and "--quiet" not in words:
+    print(f"{RUNS}{words[0]}, which is Python code", file=sys.stderr)
   return _by_default(load_config(words[0]))
 
 

@@ -163,7 +163,10 @@ def _pair_file(
     yield lambda row: None
     return
   with temporary_file(out.parent, out.name) as temporary:
-    with disk_errors(out), temporary.open("w", newline="") as file:
+    with (
+      disk_errors(out),
+      temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
       writer = csv.writer(file, lineterminator="\n")
       writer.writerow(columns)
       yield writer.writerow

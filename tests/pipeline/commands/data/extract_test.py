@@ -20,7 +20,7 @@ class TestExtract:
     out, err = succeeds(capsys, *place(EXTRACT))
     assert "70 of 70 (0 skipped)" in out
     assert "70 images in" in out
-    assert err == ""
+    assert err == f"runs {tmp_path}/config.py, which is Python code\n"
     out, _ = succeeds(capsys, *place(EXTRACT))
     assert "complete already, nothing was extracted" in out
     out, _ = succeeds(capsys, "verify", tmp_path / "out")
@@ -115,7 +115,7 @@ class TestExtract:
     assert named.stat().st_mode & 0o777 == 0o600
     named.unlink()  # as by a kill just before
     _, err = succeeds(capsys, *(w for w in argv if w != "--quiet"))
-    assert err == "classes of photos: 'cat', 'dog', 'owl'\n"
+    assert err.endswith("code\nclasses of photos: 'cat', 'dog', 'owl'\n")
     _, err = succeeds(capsys, *argv, "--out", tmp_path / "other")
     assert named.exists()
 
