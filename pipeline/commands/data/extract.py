@@ -94,7 +94,7 @@ def named_flags(words: Sequence[str]) -> type[Flags]:
   """The flags by default as the experiment has them, which comes first."""
   if not words or words[0].startswith("-"):
     return _by_default(ExtractConfig(source=_SOURCES[0]), _ConfigIsLate)
-  # Known before it runs what else was typed: with --help it runs, too.
+  # It says what may be typed, so that it runs before that is read.
   if Path(words[0]).suffix == ".py" and "--quiet" not in words:
     print(f"{RUNS}{words[0]}, which is Python code", file=sys.stderr)
   return _by_default(load_config(words[0]))
