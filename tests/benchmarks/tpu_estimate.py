@@ -55,7 +55,7 @@ from oneshot_dp.extract.backbones.registry import (
 from oneshot_dp.extract.job.embedder import IMAGES_PER_DEVICE
 from oneshot_dp.linear_dp.one_step import device_sums as class_sums
 from oneshot_dp.linear_dp.rows.integers import within_ball_int32
-from oneshot_dp.linear_dp.rows.unit_norm_rows import ROWS_PER_DEVICE
+from oneshot_dp.linear_dp.rows.unit_norm_rows import ROWS_PER_DEVICE, Chunk
 from oneshot_dp.linear_dp.statistics import (
   class_moments,
   gradient_sum,
@@ -281,7 +281,8 @@ def auto(what: str, chip: Chip) -> Program:
       totals = ((WIDTH, WIDTH), (CLASSES, WIDTH), (CLASSES,))
       of_moments: Any = class_moments._adder(mesh, wide)
       lowered = of_moments.lower(
-        tuple(data("int64", chips, *shape) for shape in totals), *stored, label
+        tuple(data("int64", chips, *shape) for shape in totals),
+        Chunk(*stored, stored[1], label),
       )
     return _compiled(lowered, chip)
 
