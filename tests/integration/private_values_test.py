@@ -177,7 +177,9 @@ def run_the_rest(run: Run) -> None:
   run.here("inspect caches/units")
   run.here("verify caches/units")
   patients = f"train --cache caches/units --epsilon 2 --delta 1e-5 {ledger}"
-  run.here(f"{patients} --max-rows-per-unit {MOST_ROWS} --out patients")
+  run.here(
+    f"{patients} --head lamb --max-rows-per-unit {MOST_ROWS} --out patients"
+  )
   run.here(f"verify patients {ledger}")
   run.here(f"{patients} --out whole-patients")
   run.here(
@@ -193,7 +195,7 @@ def run_the_rest(run: Run) -> None:
   cap = "--max-epsilon 3 --max-delta 1e-5"
   run.here(f"budget set --cache caches/units {cap} {ledger}")
   run.here(f"budget --cache caches/units {ledger}")
-  run.here(f"{patients} --max-rows-per-unit {MOST_ROWS} --out x", 2)
+  run.here(f"{patients} --head lamb --max-rows-per-unit {MOST_ROWS} --out x", 2)
   run.here("verify caches/train --duplicates --min-cosine 0.999 --out none.csv")
   run.here("report sweep --ledger-dir ledgers")
   run.here(f"report private-sweep {other}")
