@@ -14,6 +14,10 @@ class InputError(ValueError):
   """
 
 
+class BrokenImageError(InputError):
+  """An image cannot be decoded; others may be broken, too."""
+
+
 class RunError(RuntimeError):
   """The request was sound, the run failed (disk, worker, data loss); exit 1."""
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import BrokenImageError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, ExtractConfig
 from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.cache.checked_rows import Outside, Rows, Skipped
@@ -32,12 +32,13 @@ from oneshot_dp.extract.images.views import random_view
 from oneshot_dp.extract.job.embedder import Embedder
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.extract.sources.example import Source
+from oneshot_dp.extract.sources.example import Source, shortened
 
 _BATCHES_AHEAD = 2
 _LOOKED_AT = 100_000  # for other broken images: minutes, not days
 _WHAT_TO_DO = (
-  "Mend what is broken (without it, it is another job), or pass"
+  "Mend what is broken (`oneshot-dp inspect` of a folder, or of a Parquet,"
+  " Arrow or tar file, names it all; without it, it is another job), or pass"
   " --on-decode-error skip."
 )
 _T = TypeVar("_T")
@@ -103,8 +104,8 @@ def embed_range(
 ) -> Iterator[EmbeddedBatch]:
   """Embeds a range of a source, in order, each example once.
 
-  Yields one item per device batch, some without rows; raises InputError where
-  an image cannot be decoded and the job is to fail on it.
+  Yields one item per device batch, some without rows; raises BrokenImageError
+  where an image cannot be decoded and the job is to fail on it.
   """
   part = SplitPart.of(config.split)
   preprocessing = embedder.backbone.preprocessing
@@ -169,7 +170,7 @@ def embed_range(
 
 
 def check_decodes(source: Source, config: ExtractConfig) -> None:
-  """Raises InputError that names all broken images, where there are several.
+  """Raises BrokenImageError that names them, where several are broken.
 
   Ctrl-C ends the search with those that were found.
   """
@@ -192,9 +193,9 @@ def check_decodes(source: Source, config: ExtractConfig) -> None:
       broken += [source.where(index)] * found
       bar.update()
   if broken[1:]:
-    raise InputError(
+    raise BrokenImageError(
       f"{len(broken):,} of {len(indices):,} images cannot be decoded:"
-      f" {', '.join(broken)}. {_WHAT_TO_DO}"
+      f" {shortened(broken)}. {_WHAT_TO_DO}"
     )
 
 
@@ -225,16 +226,13 @@ def _prepare(
     )
   except DecodeError as error:
     if config.on_decode_error == "fail":
-      raise InputError(
+      raise BrokenImageError(
         f"{source.where(index)} (example_id={example.example_id}) cannot be"
         f" decoded: {error}. {_WHAT_TO_DO}"
       ) from error
     images = ()
-  size = (
-    len(example.image)
-    if isinstance(example.image, bytes)
-    else example.image.nbytes
-  )
+  image = example.image
+  size = len(image) if isinstance(image, bytes) else image.nbytes
   return _Prepared(
     example_id=example.example_id,
     label=example.label,

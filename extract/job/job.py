@@ -18,7 +18,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import BrokenImageError, InputError
 from oneshot_dp.configs.extract_config import ExtractConfig, ImageFolderSource
 from oneshot_dp.extract.backbones.registry import resolved
 from oneshot_dp.extract.cache import shard_writer
@@ -137,9 +137,8 @@ def _extract(
   try:
     counters = _run(pipeline, config, identity, out, todo, listing)
     cache_writer.finish(out, identity, listing_sha256(source))
-  except InputError:
-    if config.on_decode_error == "fail":
-      check_decodes(source, config)
+  except BrokenImageError:
+    check_decodes(source, config)
     raise
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt(

@@ -16,8 +16,11 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.runners.runner import PipelineResult
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
 from oneshot_dp.extract.job.beam_options import LOCAL_RUNNER
+
+_OURS = {e.__name__: e for e in (BrokenImageError, InputError, RunError)}
+"""What workers raise."""
 
 
 def run_graph(pipeline: beam.Pipeline) -> Counter[str]:
@@ -82,7 +85,7 @@ def _as_our_error(error: Exception) -> BaseException:
   if isinstance(error, InputError | RunError):
     return type(error)(str(error).partition(" [while running")[0])
   raised = re.findall(
-    r"configs\.errors\.(InputError|RunError): (.*?)(?: \[while running|\n|$)",
+    rf"configs\.errors\.({'|'.join(_OURS)}): (.*?)(?: \[while running|\n|$)",
     str(error),
   )
   if not raised and "[while running" in str(error):
@@ -93,4 +96,4 @@ def _as_our_error(error: Exception) -> BaseException:
       " runner's own logs."
     )
   kind, message = raised[-1]
-  return {"InputError": InputError, "RunError": RunError}[kind](message)
+  return _OURS[kind](message)

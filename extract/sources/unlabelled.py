@@ -16,6 +16,7 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.sources import arrays, image_folder
 from oneshot_dp.extract.sources.example import Example
 from oneshot_dp.extract.sources.table.examples import open_images
+from oneshot_dp.extract.sources.table.recent import Recent, row_groups
 
 _IMAGE = "image"
 
@@ -53,7 +54,9 @@ class UnlabelledImages:
     listing: bytes | None = None,
   ) -> None:
     del split, listing  # all of them, and as they are
-    self._parts = [_part(os.path.expanduser(path)) for path in config.paths]
+    groups = row_groups()
+    paths = map(os.path.expanduser, config.paths)
+    self._parts = [_part(path, groups) for path in paths]
     sizes = (part.size for part in self._parts)
     self._starts = [0, *itertools.accumulate(sizes)]
     digest = hashlib.sha256()
@@ -89,7 +92,7 @@ class UnlabelledImages:
     return part.where(row)
 
 
-def _part(path: str) -> _Part:
+def _part(path: str, groups: Recent) -> _Part:
   if os.path.isdir(path):
     files = image_folder.images_below(path)
     if not files:
@@ -104,7 +107,7 @@ def _part(path: str) -> _Part:
     case ".npz":
       return _array(path)
     case ".parquet" | ".arrow" | ".tar":
-      images = open_images(path)
+      images = open_images(path, groups=groups)
       return _Part(files=(path,), size=len(images), read=images.__getitem__)
   return _files([path])
 

@@ -13,7 +13,7 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.extract.sources.example import Example, classes, shortened
 from oneshot_dp.extract.sources.table.files import EXTENSIONS, files_of
-from oneshot_dp.extract.sources.table.recent import Recent
+from oneshot_dp.extract.sources.table.recent import Recent, row_groups
 from oneshot_dp.extract.sources.units import numbers_of
 
 if typing.TYPE_CHECKING:
@@ -23,7 +23,6 @@ if typing.TYPE_CHECKING:
 _KIND = b"table\n"
 """Before the listing, which is no other source's."""
 _OPEN_FILES = 64
-_GROUP_BYTES = 1 << 30
 _File = dict[str, Any]
 """What the listing has of one file."""
 
@@ -45,7 +44,7 @@ def open_images(
   Raises:
     InputError: the file, or what it holds, is not what it should be.
   """
-  if path.endswith(".tar"):
+  if path.lower().endswith(".tar"):
     from oneshot_dp.extract.sources.table.tars import TarImages
 
     return TarImages(path, key, members)
@@ -75,7 +74,9 @@ class TableExamples:
     path = os.path.expanduser(config.path).rstrip("/")
     self._folder, name = path, os.path.basename(os.path.abspath(path))
     if name.endswith(EXTENSIONS):
-      self._folder, name = os.path.dirname(path), os.path.splitext(name)[0]
+      name = os.path.splitext(name)[0]
+      if not os.path.isdir(path):  # Spark and Dask write folders x.parquet
+        self._folder = os.path.dirname(path)
     self.name = config.name or name
     self.privacy_unit = config.unit_name or extract_config.EXAMPLE_UNIT
     if listing is None:
@@ -90,7 +91,7 @@ class TableExamples:
     self._starts = [0, *itertools.accumulate(rows)]
     self._key = config.image_key
     self._open = Recent[Any](_OPEN_FILES)
-    self._groups = Recent[Any](_GROUP_BYTES, lambda group: group.nbytes)
+    self._groups = row_groups()
 
   def __len__(self) -> int:
     return self._starts[-1]
@@ -198,9 +199,16 @@ def _numbered(
   key: str | None,
   where: Callable[[int], str],
 ) -> list[int]:
-  """Labels as class indices; they may be names of classes."""
+  """Labels as class indices; texts are names of classes, or else numbers."""
   index = {name: label for label, name in enumerate(class_names)}
-  labels = [index.get(v, -1) if isinstance(v, str) else v for v in values]
+  # Where 2 is the name of class 0, a text cannot be both.
+  may_count = all(n == str(i) for n, i in index.items() if n.isdecimal())
+
+  def number(text: str) -> int:
+    is_number = may_count and text.isdecimal() and len(text) < 19
+    return index.get(text, int(text) if is_number else -1)
+
+  labels = [number(v) if isinstance(v, str) else v for v in values]
   k = len(class_names)
   if wrong := [
     where(i)

@@ -45,7 +45,7 @@ class ParquetImages:
     recent = groups or Recent(2)
     try:
       self._state = self._seen()
-      if path.endswith(".arrow"):
+      if path.lower().endswith(".arrow"):
         with pa.ipc.open_stream(pa.memory_map(path)) as stream:
           table = stream.read_all()
         self._schema, sizes = table.schema, [len(table)]
@@ -61,7 +61,11 @@ class ParquetImages:
           (path, group), lambda: file.read_row_group(group, [key]).column(0)
         )
     except (OSError, pa.ArrowException) as error:
-      kind = "an Arrow stream" if path.endswith(".arrow") else "a Parquet file"
+      kind = (
+        "an Arrow stream"
+        if path.lower().endswith(".arrow")
+        else "a Parquet file"
+      )
       raise InputError(f"{path!r} is not {kind}: {error}") from error
     self._features = _features(self._schema)
     columns = _image_columns(self._schema)
@@ -112,8 +116,17 @@ class ParquetImages:
     """The column of labels that is asked for, or the one that there is."""
     kinds = self._features.items()
     labels = [name for name, kind in kinds if kind["_type"] == "ClassLabel"]
-    columns = labels if labels and key is None else self._schema.names
-    return chosen(repr(self._path), "label_key", key, columns, "label")
+    place, field = repr(self._path), "label_key"
+    if labels and key is None:
+      return chosen(place, field, None, labels, "label")
+    images = _image_columns(self._schema)
+    columns = [name for name in self._schema.names if name not in images]
+    if not columns:
+      raise InputError(
+        f"{place} has no column of labels: it has {', '.join(images)}, of bytes"
+        " as images are."
+      )
+    return chosen(place, field, key or "label", columns, "label")
 
   def class_names(self, key: str) -> list[str] | None:
     """Names of the classes of a column, where its ClassLabel has them."""

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 _V = TypeVar("_V")
+_GROUP_BYTES = 1 << 30
 
 
 class Recent(Generic[_V]):
@@ -33,3 +34,8 @@ class Recent(Generic[_V]):
 
   def _sum(self) -> int:
     return sum(map(self._size, self._values.values()))
+
+
+def row_groups() -> Recent[Any]:
+  """For row groups of any number of Parquet files, which share the room."""
+  return Recent(_GROUP_BYTES, lambda group: group.nbytes)

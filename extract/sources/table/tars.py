@@ -5,7 +5,6 @@ the column, as it were: jpg, cls, json, seg.png.
 """
 
 import os
-import re
 import tarfile
 import zlib
 from collections.abc import Sequence
@@ -103,13 +102,12 @@ class TarImages:
     return found
 
 
-def _said(place: str, data: bytes) -> int | str:
-  """A number, where a file is one, or its text."""
+def _said(place: str, data: bytes) -> str:
+  """The text of a file."""
   try:
-    text = data.decode().strip()
+    return data.decode().strip()
   except UnicodeDecodeError as error:
     raise InputError(f"{place} is no text: {error}.") from error
-  return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
 
 
 def _read(file: int, start: int, size: int) -> tuple[bytes, bytes]:

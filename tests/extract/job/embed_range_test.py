@@ -23,6 +23,7 @@ from oneshot_dp.extract.images.preprocess import Preprocessing
 from oneshot_dp.extract.images.views import random_view
 from oneshot_dp.extract.job.embed_range import (
   EmbeddedBatch,
+  check_decodes,
   decode_pool,
   embed_range,
 )
@@ -159,6 +160,15 @@ def test_an_undecodable_image_is_named(embedder, pool):
     "memory[13] (example_id=130) cannot be decoded: 12 bytes that are not"
   )
   assert "--on-decode-error skip" in str(error.value)
+
+
+def test_of_many_broken_images_the_first_are_named():
+  with pytest.raises(InputError) as error:
+    check_decodes(Memory(30, frozenset(range(25))), config())
+  said = str(error.value)
+  assert said.startswith("25 of 30 images cannot be decoded: 'memory[0]', ")
+  assert "'memory[19]', … (25 in all). Mend" in said
+  assert "`oneshot-dp inspect`" in said
 
 
 def test_it_decodes_on_many_threads_at_once(embedder, pool):

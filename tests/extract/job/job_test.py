@@ -189,7 +189,8 @@ def test_all_undecodable_images_are_named_at_once(tmp_path, options):
   with pytest.raises(InputError) as error:
     run_extraction(job, tmp_path / "cache", options)
   assert str(error.value).startswith(
-    f"3 of {N} images cannot be decoded: {files[3]}, {files[13]}, {files[-1]}."
+    f"3 of {N} images cannot be decoded: {str(files[3])!r}, {str(files[13])!r},"
+    f" {str(files[-1])!r}. Mend "
   )
 
 

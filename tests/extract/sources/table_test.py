@@ -7,6 +7,8 @@ import json
 import os
 import pathlib
 import tarfile
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,13 +16,17 @@ import pyarrow.parquet
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.configs.extract_config import ExtractConfig, TableSource
+from oneshot_dp.configs.extract_config import (
+  ExtractConfig,
+  TableSource,
+  UnlabelledSource,
+)
 from oneshot_dp.extract.job import job as job_module
 from oneshot_dp.extract.job import listing
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.open_source import open_source
-from oneshot_dp.extract.sources.table import examples
+from oneshot_dp.extract.sources.table import examples, recent
 from tests.extract.caches import digest
 from tests.extract.image_jobs import CLASSES, columns, labels, pixels, table_job
 from tests.extract.tables import KINDS, png, write_table
@@ -94,6 +100,63 @@ def test_classes_by_name_and_units_by_number(tmp_path, kind):
   assert source.name == "Owls & Co"
   assert [e.label for e in source] == labels(N).tolist()
   assert [e.unit_id for e in source] == list(range(-5, N - 5))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar"])
+@pytest.mark.parametrize(
+  ("names", "texts", "found"),
+  [
+    ("2 1 0", "2 1 2 1", [0, 1, 0, 1]),
+    ("1 2 3", "1 0 2 0", "2 images have no label"),
+    ("0 1 2", "2 1 00 0", [2, 1, 0, 0]),
+    ("cat dog owl", "2 cat 1 0", [2, 0, 1, 0]),
+  ],
+)
+def test_a_text_is_a_name_before_it_is_a_number(
+  tmp_path, kind, names, texts, found
+):
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES[:4], label=texts.split())
+  job = config(path, kind, class_names=tuple(names.split()))
+  if isinstance(found, list):
+    assert [e.label for e in open_source(job, "all")] == found
+    return
+  with pytest.raises(InputError, match=found):
+    open_source(job, "all")
+
+
+def test_a_folder_may_be_called_like_a_file(tmp_path):
+  """As Spark and Dask call it."""
+  path = tmp_path / "photos.parquet"
+  write_table(
+    path / "part-0.snappy.parquet", IMAGES[:3], CLASSES, label=[0] * 3
+  )
+  source = open_source(config(path, ""), "all")
+  assert (source.name, source[2].image) == ("photos", IMAGES[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_without_labels_share_the_room(tmp_path, monkeypatch, kind):
+  """A file's images do not stay when those of others are read."""
+  monkeypatch.setattr(recent, "_GROUP_BYTES", 0)
+  paths, alive = [], []
+  for i in range(5):
+    paths.append(str(tmp_path / f"{i}.{kind.upper()}"))
+    write_table(tmp_path / f"x.{kind}", IMAGES[i : i + 1], label=[0])
+    os.rename(tmp_path / f"x.{kind}", paths[-1])
+  of_file = pyarrow.parquet.ParquetFile.read_row_group
+
+  def read_row_group(*args):
+    table = of_file(*args)
+    alive.append(weakref.ref(column := table.column(0)))
+    return SimpleNamespace(column=lambda _: column)
+
+  monkeypatch.setattr(
+    pyarrow.parquet.ParquetFile, "read_row_group", read_row_group
+  )
+  source = open_source(UnlabelledSource(paths=tuple(paths)), "all")
+  assert [e.image for e in source] == IMAGES[:5]
+  assert sum(ref() is not None for ref in alive) == 2 * (kind == "parquet")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +249,8 @@ def test_one_line_for_what_is_wrong(tmp_path, kind, given, changes, said):
     ({"image": [["x"]], "label": [0]}, {}, "no column of image files"),
     ({"a": [b"x"], "b": [b"y"]}, {}, "image_key must be set: .* a, b"),
     ({"a": [b"x"]}, {"image_key": "b"}, "image_key='b' is not one of them"),
-    ({"a": [b"x"], "y": [0]}, {}, "label_key must be set: choose from a, y"),
+    ({"a": [b"x"], "y": [0]}, {}, "label_key must be set: choose from y"),
+    ({"a": [b"x"]}, {}, "no column of labels: it has a, of bytes"),
     ({"image": [b"x"], "label": [0]}, {}, "names no classes: add class_names"),
     ({"image": [b"x"], "label": [0]}, {"unit_name": "who"}, "unit_name='who'"),
   ],
@@ -249,14 +313,16 @@ def test_a_null_is_an_image_that_cannot_be_decoded(tmp_path, kind):
   assert [e.image for e in source] == [b"", b"x"]
 
 
-def test_images_that_are_elsewhere(tmp_path):
+def test_images_that_are_elsewhere(tmp_path, monkeypatch):
   table = pa.table({"image": [{"bytes": None, "path": "a.png"}], "label": [0]})
   kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
   table = table.set_column(0, "image", table["image"].cast(kind))
   pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-  source = open_source(config(tmp_path, "tar"), "all")
+  # No image is broken: none is looked for.
+  monkeypatch.delattr(job_module, "check_decodes")
+  job = table_job(tmp_path, class_names=CLASSES)
   with pytest.raises(InputError, match=r"x.parquet\[0\] has the path of its"):
-    source[0]
+    run_extraction(job, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("limit", [0, 10**6])
@@ -271,7 +337,7 @@ def test_row_groups_are_read_once_while_they_fit(tmp_path, monkeypatch, limit):
       read.append(group) or of_file(file, group, columns)
     ),
   )
-  monkeypatch.setattr(examples, "_GROUP_BYTES", limit)
+  monkeypatch.setattr(recent, "_GROUP_BYTES", limit)
   source = examples.TableExamples(job, "train")
   places = [8 * i for i in range(8)]
   turns = [at + step for step in range(4) for at in places]
