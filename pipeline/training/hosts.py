@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,15 +78,17 @@ def on_hosts(flags: Any, lead: Callable[[Hosts], Answer]) -> Answer:
     lead: what host 0 does.
 
   Raises:
-    InputError, RunError: on all hosts alike, whichever it is about.
-    SystemExit: on the others, once host 0 is done.
+    InputError, RunError: on all hosts alike, whichever it is about; but where
+      host 0 fails outside a pass, it alone says why.
+    SystemExit: on the others, with host 0's exit status, once it has ended.
   """
   if flags.hosts is None:
     return lead(ALONE)
   with joined(flags.hosts) as hosts:
     with hosts.together():
       cache = open_cache(flags.cache)
-    _check_alike(hosts, flags, cache.private_digest)
+    program = _program(Path(oneshot_dp.__file__).parent)
+    _check_alike(hosts, flags, program, cache.private_digest)
     if hosts.index == 0:
       return lead(hosts)
     _serve(cache_rows(cache, hosts=hosts), hosts)
@@ -161,18 +164,29 @@ def _status(error: BaseException | None) -> int:
   return 1
 
 
-def _check_alike(hosts: JoinedHosts, flags: Any, cache_digest: str) -> None:
+def _program(root: Path) -> bytes:
+  """A digest of the code below a folder, its libraries and kind of device."""
+  device = jax.local_devices()[0]
+  versions = [importlib.metadata.version(name) for name in _LIBRARIES]
+  code = [
+    (str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).digest())
+    # A checkout has links to its folders, which rglob does not follow.
+    for folder, _, names in os.walk(root, followlinks=True)
+    for path in (Path(folder, name) for name in names)
+    if path.suffix == ".py"
+  ]
+  said = repr((versions, device.device_kind, sorted(code)))
+  return hashlib.sha256(said.encode()).digest()
+
+
+def _check_alike(
+  hosts: JoinedHosts, flags: Any, program: bytes, cache_digest: str
+) -> None:
   """Refuses hosts that would not add up the same thing."""
   asked = dataclasses.asdict(flags) | {"hosts": None}
   said = json.dumps(asked, default=_but_for_paths, sort_keys=True)
-  device = jax.local_devices()[0]
-  versions = [importlib.metadata.version(name) for name in _LIBRARIES]
-  program = hashlib.sha256(repr((versions, device.device_kind)).encode())
-  root = Path(oneshot_dp.__file__).parent
-  for path in sorted(root.rglob("*.py")):
-    program.update(path.read_bytes())
   digests = {
-    "program": program.digest(),
+    "program": program,
     "flags": hashlib.sha256(said.encode()).digest(),
     "cache": bytes.fromhex(cache_digest),
   }

@@ -20,7 +20,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import safetensors
@@ -158,7 +158,7 @@ class Record:
     try:
       header = json_bytes(self._header)
       LocalStore(self._folder).put(_HEADER, header, create=True)
-      with disk_errors(self._folder):
+      with disk_errors(self._folder, OverflowError):  # absurdly many steps
         take_room(self._folder / _ROOM, self._header["num_bytes"])
       self.entries = pay()
     except BaseException:
@@ -243,13 +243,19 @@ def kept_steps(folder: Path) -> str:
   return f"{done} of {header['num_steps']} steps"
 
 
+class _Training(TypedDict):
+  training: OBJECT
+  mechanisms: list[OBJECT]
+  public_statistics: NotRequired[OBJECT]
+
+
 class _Header(TypedDict):
   version: str
   noise_seed: int | None
   step: list[str | None]
   num_steps: int
   num_bytes: int
-  trainings: list[OBJECT | None]
+  trainings: list[_Training | None]
   name: str
 
 

@@ -1,5 +1,6 @@
 """Several processes on the loopback, as hosts of one run."""
 
+import dataclasses
 import pathlib
 import signal
 import socket
@@ -12,9 +13,11 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.reader import FeatureCache
-from oneshot_dp.linear_dp.rows.hosts import Hosts
+from oneshot_dp.linear_dp.rows.hosts import Hosts, JoinedHosts
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.training.cache_rows import cache_rows
+from oneshot_dp.pipeline.training.hosts import _check_alike, _program
+from tests.linear_dp.rows.hosts_test import on_all
 from tests.pipeline.command_line import TRAIN as LAMB
 from tests.pipeline.command_line import fails, one_line, start, succeeds
 from tests.pipeline.sample_caches import (
@@ -179,3 +182,48 @@ def test_rows_of_units_stay_on_one_host(users):
   train, _ = users
   with pytest.raises(InputError, match="may be on several hosts"):
     cache_rows(train, hosts=Hosts(0, 2))
+
+
+def test_a_program_is_all_code_below_its_links(tmp_path):
+  """As in a checkout: where a file is counts, and what is in it."""
+  room, root = tmp_path / "room", tmp_path / "root"
+  (room / "inner").mkdir(parents=True)
+  root.mkdir()
+  (root / "room").symlink_to("../room")
+  digests = [_program(root)]
+  for name, code in ("a", "x = 1"), ("a", "x = 2"), ("b", "x = 2"):
+    for old in (room / "inner").iterdir():
+      old.unlink()
+    (room / "inner" / f"{name}.py").write_text(code)
+    digests.append(_program(root))
+  assert len(set(digests)) == 4
+
+
+_ALIKE = ("program", "flags", "cache")
+
+
+@dataclasses.dataclass
+class _Flags:
+  epsilon: float
+  cache: pathlib.Path
+
+
+@pytest.mark.parametrize("other", [*_ALIKE, None])
+def test_hosts_that_are_not_alike_are_refused_on_all(other):
+  """Where a cache is may differ, and nothing else."""
+
+  def check(host: JoinedHosts) -> None:
+    differs = {name: host.index == 1 and name == other for name in _ALIKE}
+    _check_alike(
+      host,
+      _Flags(1.0 + differs["flags"], pathlib.Path(f"on-{host.index}")),
+      bytes([differs["program"]] * 32),
+      f"{differs['cache']:064x}",
+    )
+
+  found = on_all(check)
+  if other is None:
+    assert found == [None] * len(found)
+  else:
+    said = f"host 1 has another {other} than host 0"
+    assert all(said in str(error) for error in found)

@@ -1,5 +1,7 @@
 """A paid training that is stopped goes on: nothing is drawn or paid twice."""
 
+import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oneshot_dp.linear_dp.heads import own_noise
 from oneshot_dp.linear_dp.heads.multi_step import training
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.cli import main
@@ -159,6 +162,23 @@ def test_stopped_about_the_charge(
   assert len(entries()) == 1
 
 
+@pytest.mark.parametrize("size", [2**62, 2**64])
+def test_more_steps_than_the_disk_holds_are_not_charged(
+  place, capsys, monkeypatch, kept, entries, size
+):
+  sized = functools.partial(dataclasses.replace, num_bytes=size)
+  resumes_by = own_noise.OwnNoiseTrainer.resumes_by
+  monkeypatch.setattr(
+    own_noise.OwnNoiseTrainer,
+    "resumes_by",
+    lambda *args: sized(resumes_by(*args)),
+  )
+  assert main(place(AUTO)) == 1
+  assert f"{kept} cannot be written: " in capsys.readouterr().err
+  assert not entries()
+  assert not kept.exists()
+
+
 def test_bits_of_the_system_are_never_drawn_for_a_kept_step(
   place, monkeypatch, out
 ):
@@ -249,6 +269,13 @@ class TestRefused:
     line = capsys.readouterr().err.splitlines()[-1]
     assert "is not what was released there" in line
     assert len(entries()) == 1
+
+  def test_what_it_is_known_by_is_no_such_thing(self, place, capsys, kept):
+    path = kept / "training.json"
+    header = json.loads(path.read_text()) | {"trainings": [{"x": 1}]}
+    path.write_text(json.dumps(header))
+    line = fails(capsys, *place(AUTO))
+    assert "training.json is damaged (Object missing required field" in line
 
   def test_steps_of_another_training(
     self, place, capsys, monkeypatch, kept, tmp_path

@@ -59,25 +59,20 @@ def estimated(config: HeadConfig, num_draws: int, d: int = 999) -> str:
       " 1,000,000 rows: about 800 kB of memory for them, 25.6 MB of disk, 4"
       " minutes on two CPU cores",
     ),
+    # Other devices, or more hosts, may do it sooner: it is said, not refused.
+    (
+      HeadConfig(head="multi-step", steps=StepsConfig(epochs=10**6)),
+      100,
+      "asks for 200 releases of 999 x 100 weights, 200,000,000 steps over at"
+      " most 1,000,000 rows: about 80 MB of memory for them, 160 TB of disk,"
+      " 171 years on two CPU cores",
+    ),
   ],
 )
 def test_what_is_asked_for_is_said(config, num_draws, said):
   assert estimated(config, num_draws) == said
 
 
-@pytest.mark.parametrize(
-  ("config", "num_draws", "d", "said"),
-  [
-    (HeadConfig(), 25_000, 10**6 - 1, "would take 20 TB of memory, of "),
-    (
-      HeadConfig(head="multi-step", steps=StepsConfig(epochs=10**6)),
-      100,
-      999,
-      "171 years on two CPU cores: ask for fewer draws, epsilons or epochs",
-    ),
-  ],
-)
-def test_what_is_absurd_is_refused(config, num_draws, d, said):
-  with pytest.raises(InputError) as caught:
-    estimated(config, num_draws, d)
-  assert said in str(caught.value)
+def test_more_than_the_memory_is_refused():
+  with pytest.raises(InputError, match="would take 20 TB of memory, of "):
+    estimated(HeadConfig(), 25_000, 10**6 - 1)
