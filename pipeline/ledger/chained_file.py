@@ -235,10 +235,7 @@ class LockedChain:
     sync(file.path.parent)
 
   def append(self, facts: dict[str, Any]) -> str:
-    """Adds an entry; it is on the disk when this returns.
-
-    Args:
-      facts: anything that JSON holds, in this order of no importance.
+    """Adds an entry of anything in JSON; it is on the disk when this returns.
 
     Returns:
       The SHA-256 of the entry, which says nothing of what is in it: 256 random
