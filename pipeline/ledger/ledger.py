@@ -123,13 +123,24 @@ class Ledger:
     Raises:
       InputError, RunError: see `entries`.
     """
-    heads = (
+    return [head for head in self._heads() if head.entry == entry]
+
+  def check_not_published(self, start: Path, sha256: str) -> None:
+    """Raises an InputError if a file of weights left for one of its charges."""
+    if any(head.head_sha256 == sha256 for head in self._heads()):
+      raise InputError(
+        f"{start} has the weights of a head of the private data set"
+        f" {self.dataset!r}, as {self.path} knows: what a head that starts from"
+        " it costs would not be in its receipt; start from public data."
+      )
+
+  def _heads(self) -> list[Published]:
+    return [
       Published(**head)
       for line in self._file.entries()
       if line.get("kind") == PUBLISHED
       for head in line["heads"]
-    )
-    return [head for head in heads if head.entry == entry]
+    ]
 
   def charge(self, *charges: Charge) -> list[str]:
     """Writes costs to disk; call it before drawing any noise.

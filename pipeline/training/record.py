@@ -189,8 +189,10 @@ class Record:
     if self._next <= len(self._kept):
       return self._read(file, source)
     value = make()
+    # How much was drawn may tell how many units there are.
+    drawn = 0 if source.is_private else source.drawn
     body = safetensors.numpy.save(
-      {"value": np.ascontiguousarray(value)}, {"drawn": str(source.drawn)}
+      {"value": np.ascontiguousarray(value)}, {"drawn": str(drawn)}
     )
     self._digest = _chained(self._digest, body)
     room = self._folder / _ROOM

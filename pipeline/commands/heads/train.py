@@ -64,6 +64,7 @@ def _train(flags: Flags, hosts: "Hosts") -> Answer:
   from oneshot_dp.pipeline.training.public_start import read_start
   from oneshot_dp.pipeline.training.train_heads import (
     Training,
+    cache_ledger,
     cache_trainer,
     plan_heads,
   )
@@ -71,6 +72,9 @@ def _train(flags: Flags, hosts: "Hosts") -> Answer:
   output_dir.check_absent(flags.out)
   cache = open_cache(flags.cache)
   start = read_start(flags.start, cache) if flags.start else None
+  if flags.start and start:
+    ledger = cache_ledger(cache, flags.ledger_dir)
+    ledger.check_not_published(flags.start, start.sha256)
   rows = cache_rows(cache)
   choice = choose_head(flags.training, rows)
   config = choice.config

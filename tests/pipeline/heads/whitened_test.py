@@ -232,6 +232,17 @@ def test_a_start_from_a_head(train_cache, head):
     read_start(head, train_cache)
 
 
+def test_a_start_from_a_copy_of_a_head(place, capsys, tmp_path):
+  """Its bytes are those that the ledger saw leave, whatever they are called."""
+  trained = place(f"{TRAIN} --head lamb")
+  succeeds(capsys, *trained)
+  (weights,) = tmp_path.rglob("head.safetensors")
+  lone = shutil.copy(weights, tmp_path / "public.safetensors")
+  argv = place(f"{TRAIN} --head auto --start {lone}")
+  argv[argv.index("--out") + 1] = str(tmp_path / "other")
+  assert "has the weights of a head of the private" in fails(capsys, *argv)
+
+
 LENGTHS = {"float16": 5e3, "bfloat16": 1e-30, "float32": 1e36}
 
 
