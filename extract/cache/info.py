@@ -38,6 +38,7 @@ _TFDS_FILES = ("dataset_info.json", "features.json")
 class CacheInfo(CacheIdentity):
   """A finished cache: the identity, and how the job came out.
 
+  >>> from oneshot_dp.extract.cache.identity import BackboneIdentity
   >>> info = CacheInfo(
   ...   dataset="pets",
   ...   split="train",

@@ -491,12 +491,11 @@ class TestWarning:
     assert warning.startswith("warning: this is a new ledger: ")
 
   def test_families(self):
-    """Convolutional networks end with an activation; others do not."""
+    """Most convolutional networks end with an activation; others do not."""
     for name in (*backbone_names(), "nf_resnet101"):
-      signed = name.startswith(("vit_", "deit", "dino", "siglip")) or name in (
-        RANDOM_PATCHES,
-        "glyph_vit",
-      )
+      signed = name.startswith(
+        ("vit_", "deit", "dino", "siglip", "wrn_")
+      ) or name in (RANDOM_PATCHES, "glyph_vit")
       assert name.startswith(NON_NEGATIVE) is not signed, name
 
 

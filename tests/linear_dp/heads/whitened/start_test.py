@@ -105,7 +105,7 @@ def test_steps_begin_at_the_start_and_cost_what_the_plan_says(whitens):
   assert "public weights (SHA-256 " in rule.in_words({})
   assert given.start is not None
   assert head.settings["start_sha256"] == given.start.sha256
-  with pytest.raises(InputError, match="no head is trained by"):
+  with pytest.raises(ValueError, match="no head is trained by"):
     mechanism_of(section | {"start_sha256": "private"})
 
 
