@@ -217,7 +217,7 @@ def refuse_another(
   if differences:
     raise InputError(
       f"{place} belongs to another job: {'; '.join(differences)}; choose "
-      "another --out, or delete it to start again."
+      f"another --out, or delete {place} to start again."
     )
 
 

@@ -38,7 +38,7 @@ _BATCHES_AHEAD = 2
 _LOOKED_AT = 100_000  # for other broken images: minutes, not days
 _WHAT_TO_DO = (
   "Mend what is broken (`oneshot-dp inspect` of a folder, or of a Parquet,"
-  " Arrow or tar file, names it all; without it, it is another job), or pass"
+  " Arrow or tar file, names it all); or remove it, and --out with it; or pass"
   " --on-decode-error skip."
 )
 _T = TypeVar("_T")

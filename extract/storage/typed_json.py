@@ -18,7 +18,7 @@ from oneshot_dp.extract.storage.store import Store
 
 OBJECT = dict[str, Any]
 MOST_BYTES = 1 << 28
-"""Of a file of JSON: a record for each of a million shards or classes."""
+"""Bound of a file: it may have a record for each of a million shards."""
 _MOST_DIGITS = 100
 _EXTRACT_AGAIN = "restore it or extract again"
 

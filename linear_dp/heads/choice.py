@@ -66,10 +66,12 @@ def in_a_line(choice: Choice, plan: ReleasePlan, rows: TrainingRows) -> str:
   sigma = max(plan.noise_multipliers.values())
   share = rows.num_examples / (rows.num_classes * sigma)
   points = next((p for least, p in _POINTS.items() if share >= least), None)
-  gain = " and is likely no better, with so few rows of a class"
+  many = len(plan.epsilons) > 1
+  at = f", at epsilon {printable(min(plan.epsilons))}," if many else ""
+  gain = f" and{at} is likely no better, with so few rows of a class"
   if points:
     than = "less" if other == PAPER else "more"
-    gain = f" and is likely {points} points {than} accurate"
+    gain = f" and{at} is likely {points} points {than} accurate"
   if rows.has_units or not (other == PAPER or choice.config.is_one_step):
     gain = ""  # nobody compared them at many sizes
   name = "lamb (the paper's single step)" if other == PAPER else "auto"

@@ -50,7 +50,8 @@ class Flags:
   """Run a backbone over a data set and write the embeddings to a cache.
 
   CONFIG is one of the experiments in configs/experiments/ or a path to a
-  Python file with a get_config(). Every field of it can be changed by a flag;
+  Python file with a get_config(). Every field of it can be changed by a flag
+  (`oneshot-dp extract folder_vit_b16 --help` has those of a folder);
   flags that are not listed here go to Beam (--runner, --direct_num_workers,
   --project …). Run the same command again to resume a job that was stopped.
 
