@@ -116,7 +116,7 @@ class SecretRows(Secret):
     self.has_units = has_units
     self._sizes: UnitSizes | None = None
     self.secret_places: Int64[np.ndarray, " n"] | None = None
-    """Of each row of a pass, its unit among all; known after the first."""
+    """The unit, among all, of each row of a pass; known after the first."""
 
   @property
   def wide(self) -> jnp.dtype:

@@ -11,7 +11,7 @@ from tests.faults import injection
 from tests.pipeline.command_line import ROOT
 
 POINTS = 3
-"""Of each command."""
+"""Points of each command."""
 
 
 @pytest.mark.slow
