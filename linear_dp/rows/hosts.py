@@ -76,7 +76,7 @@ class JoinedHosts(Hosts):
   def __init__(self, client: Any, index: int, count: int):
     super().__init__(index, count)
     self.status = 0
-    """What host 0 does once it needs no more."""
+    """The exit status of host 0, once it needs no more."""
     self._client = client
     self._turn = 0
     self._is_asked = False
