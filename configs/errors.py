@@ -44,10 +44,6 @@ _TURNS_ROUND = {*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A)))}
 def check_name(place: str, name: object) -> None:
   """Refuses what no terminal, table or file should be asked to show as a name.
 
-  Args:
-    place: what it is the name of.
-    name: text of one line that UTF-8 can hold.
-
   Raises:
     InputError: it is blank, very long, no text, or holds control characters.
   """

@@ -27,9 +27,6 @@ def _modules() -> dict[str, str]:
 def load_config(name: str) -> ExtractConfig:
   """The config of an experiment.
 
-  Args:
-    name: one of `experiment_names()`, or a path to a Python file.
-
   Raises:
     InputError: there is no such experiment, or it has no usable get_config().
   """

@@ -162,14 +162,11 @@ def auditor_of(
 
 
 def evenness_of_batches(runs: Runs, sampling: PoissonSampling) -> float:
-  """How likely random batches would come in sizes that vary so little.
+  """p-value of random batches coming in sizes that vary so little.
 
   Of all canaries that are there, how many each step took: a binomial number
   with the noise of the release. Batches of one size do not vary, and what they
   cost is not what Poisson samples cost.
-
-  Returns:
-    A p-value.
   """
   q = sampling.probability
   starts = np.cumsum([0, *runs.parts[:-1]])

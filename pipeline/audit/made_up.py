@@ -168,9 +168,8 @@ def audit_counts(
 ) -> AuditReport:
   """Attacks the noisy counts of a private evaluation of several heads.
 
-  The canary is a row that all heads are right about, at once and among five.
-
-  `plan` is of one ε; for the other arguments see `audit_head`.
+  The canary is a row that all heads are right about, at once and among five;
+  `plan` is of one ε.
   """
   start = time.monotonic()
   _check(runs, 1, confidence)

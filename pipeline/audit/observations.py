@@ -59,11 +59,8 @@ def observe(
 ) -> Observation:
   """What releases say of each canary; statistics of no one's own say nothing.
 
-  Args:
-    released: the releases of a run.
-    canaries: the canaries.
-    coins: which of them are there, for an adversary who knows all but one of
-      these coins, and all other rows; None is one who knows of neither.
+  `coins` say which canaries are there, to an adversary who knows all but one of
+  them, and all other rows; None is one who knows of neither.
   """
   looks = (_LOOKS[each.name](each, canaries, coins) for each in released)
   seen, response = zip(*filter(None, looks), strict=True)

@@ -102,7 +102,7 @@ def audit_run(
     privacy: noise source; a seed is that of the coins too.
     canaries: see `make_canaries`.
     max_rows_per_unit: see `train_heads`.
-    public: what to centre or whiten the rows by; canaries are put behind it.
+    public: likewise; canaries are put behind its map.
     ledger_dir: where ledgers are; None is the default place.
     confidence: of all bounds together.
 

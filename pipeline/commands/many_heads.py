@@ -25,8 +25,6 @@ def answer_of_run(
 ) -> Answer:
   """Opens the caches, does the run, and says what came of it.
 
-  Ctrl-C says what was charged.
-
   Args:
     flags: the command's.
     train_and_score: the run; returns the rows of its results.csv.

@@ -80,10 +80,7 @@ class Cap:
   ) -> bool:
     """Whether the cap holds when `events` come on top of `entries`.
 
-    Args:
-      entries: what was released already.
-      *events: what is to come.
-      at_once: whether all of it is asked for now, or one by one.
+    `at_once`: all of them are asked for now, and not one by one.
     """
     spent = spending_of(entries, self.neighboring_relation)
     return self._holds(spent.plus(*events, at_once=at_once))
@@ -116,13 +113,7 @@ class Cap:
   ) -> float:
     """The largest ε of one more full-batch release, rounded down.
 
-    Args:
-      entries: what was released already.
-      delta: δ of that release.
-      relation: its neighbouring relation.
-
-    Returns:
-      ε, which `allows` would accept, in five digits; 0 if there is none.
+    In five digits, which `allows` would accept; 0 if there is none.
     """
     spent = spending_of(entries, self.neighboring_relation)
     part = self._part(spent.plus(GaussianDpEvent(1.0)))  # whatever its σ

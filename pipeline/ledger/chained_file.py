@@ -55,10 +55,8 @@ class ChainedFile:
   that were edited, reordered, repeated or dropped, at the end too, are found at
   the next use. Both files are created with mode 0600, their folder with 0700.
 
-  Args:
-    path: of the file; its folder is made when it is needed.
-    identity: facts that every entry starts with; entries of another identity
-      are not accepted.
+  `identity` are facts that every entry starts with; entries of another are not
+  accepted.
   """
 
   def __init__(self, path: Path, identity: dict[str, Any]):

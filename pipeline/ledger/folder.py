@@ -37,10 +37,7 @@ def check_in_one_ledger(
 ) -> None:
   """Refuses charges for rows that another ledger of the folder was charged for.
 
-  Args:
-    ledger: the file that is to be charged; the folder is locked.
-    dataset: what it calls the rows.
-    charges: what they are for.
+  The folder is locked.
 
   Raises:
     InputError: names the other ledger and data set.
@@ -70,13 +67,9 @@ def check_never_charged(
 ) -> None:
   """Refuses rows that any ledger of a folder was charged for: private ones.
 
-  Args:
-    cache: rows that somebody takes for public.
-    directory: where ledgers are kept; None is `default_ledger_dir()`.
-    why: what would leave of them.
-
   Raises:
-    InputError: how many there are, and in which ledger; for their holder.
+    InputError: how many there are, in which ledger, and `why` they must not
+      leave; for their holder.
     RunError: a ledger cannot be read.
   """
   for path in ledgers_in(directory or default_ledger_dir()):
@@ -91,12 +84,7 @@ def check_never_charged(
 
 
 def _entries_and_rows(path: Path) -> tuple[list[dict[str, Any]], RowSketch]:
-  """What is in another ledger, whose chain its own use checks.
-
-  Raises:
-    InputError: it was damaged.
-    RunError: it cannot be read.
-  """
+  """What is in another ledger, whose chain its own use checks."""
   unknown = "so it is unknown if it was charged for the same rows"
   try:
     content = path.read_bytes()

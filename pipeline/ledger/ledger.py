@@ -98,21 +98,11 @@ class Ledger:
     return self._file.path
 
   def entries(self) -> list[dict[str, Any]]:
-    """All charges and caps, oldest first, after checking the chain.
-
-    Raises:
-      InputError: the file was damaged or tampered with.
-      RunError: it cannot be read.
-    """
+    """All charges and caps, oldest first; see `ChainedFile.entries`."""
     return _costs(self._file.entries())
 
   def publish(self, *heads: Published) -> None:
-    """Notes which bytes are about to leave, in one line; it costs nothing.
-
-    Raises:
-      InputError: the ledger is damaged.
-      RunError: it cannot be written.
-    """
+    """Notes which bytes are about to leave, in one line; it costs nothing."""
     facts = {"kind": PUBLISHED, "heads": [head._asdict() for head in heads]}
     with self._file.locked() as chain:
       _write(chain, facts)
@@ -147,9 +137,6 @@ class Ledger:
 
     All or none, unless the disk fails in between: then the error says how many.
 
-    Args:
-      *charges: what is about to be released.
-
     Returns:
       The SHA-256 of each entry, its name in receipts.
 
@@ -174,10 +161,6 @@ class Ledger:
 
   def check(self, *charges: Charge, at_once: bool = True) -> None:
     """Finds what `charge` would refuse later, before any work.
-
-    Args:
-      *charges: what is about to be released.
-      at_once: whether one call of `charge` will be for all of them.
 
     Raises:
       InputError: the ledger was tampered with, or this would break the cap.

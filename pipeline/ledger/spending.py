@@ -98,9 +98,7 @@ class Spending:
     What was chosen at once, before anything was seen, is composed by its own
     law; anything else as a filter must, with a part of δ for random batches.
 
-    Args:
-      delta: δ of all of it.
-      sampling_delta: the part; by default a tenth where there are any.
+    That part is a tenth by default, where there are any.
     """
     if self.choices <= 1:
       return epsilon_of_event(composed(self.events), delta, self.relation)

@@ -65,13 +65,8 @@ def run_ablation(
   against the cap together, before anything is charged; each is charged before
   its noise is drawn.
 
-  Args:
-    run: the rows, and where results go; its baseline is of every setting.
-    epsilon: of every head.
-    privacy: delta, neighbours and noise source.
-    choices: what to try.
-    others: training and evaluation rows that are the same images at other
-      resolutions.
+  `run.baseline` is of every setting; `others` are training and evaluation rows
+  that are the same images at other resolutions.
 
   Raises:
     InputError: caches that do not fit each other, a bad request, or one that

@@ -48,12 +48,8 @@ def run_figures(
   noise of their own and compose, which results.json states at each δ. The rows
   are read once, and all is charged, or nothing, before any noise is drawn.
 
-  Args:
-    run: the rows, and where results go.
-    epsilons: one head for each, per δ and draw.
-    privacies: the deltas, alike in everything else.
-    real_labels: the file of ReaL labels of the evaluation rows.
-    references: draw published numbers though it is not ImageNet.
+  `privacies` are the deltas, alike in everything else; `references` draws
+  published numbers though it is not ImageNet.
 
   Raises:
     InputError: caches that do not fit each other, ReaL labels that do not fit

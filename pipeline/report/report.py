@@ -33,11 +33,7 @@ class WrittenReport(NamedTuple):
 
 
 def write_report(directory: Path, **options: Any) -> WrittenReport:
-  """Reads a run, and writes the page about it.
-
-  Args:
-    directory: what `sweep` or `compare` wrote.
-    options: see `look`.
+  """Reads a run, and writes the page about it; for the options see `look`.
 
   Raises:
     InputError: see `look`; or the extra `plots` is not installed.

@@ -85,12 +85,8 @@ class RunRecord:
   ) -> tuple[SweepRow, ...]:
     """The heads of one epsilon and method, over draws.
 
-    Args:
-      epsilon: None is the middle one of the run.
-      method: None is the most accurate at that epsilon.
-
-    Raises:
-      InputError: the run has none like that.
+    By default of the middle epsilon, and of the most accurate method there;
+    InputError if the run has none like that.
     """
     by_epsilon = grouped(self.noisy, "epsilon")
     epsilons = sorted(by_epsilon)

@@ -53,12 +53,7 @@ def run_compare(
   together at the composed ε of the table. All is charged, or nothing, before
   any noise is drawn.
 
-  Args:
-    run: the rows, and where results go; its baseline is a logistic regression.
-    epsilons: one head for each, per method and draw.
-    privacy: delta, neighbours and noise source.
-    methods: what to compare; None is all.
-    public: see `train_heads`.
+  `run.baseline` is a logistic regression; `methods` are all by default.
 
   Raises:
     InputError: caches that do not fit each other, a bad request, or one that

@@ -51,10 +51,6 @@ def resolved(path: Path) -> Path:
 def check_absent(path: Path, instead: str = _ELSEWHERE) -> None:
   """Refuses to write over earlier results, before any budget is spent.
 
-  Args:
-    path: where results will be.
-    instead: what to do where something is there.
-
   Raises:
     InputError: something is there already.
     RunError: the place cannot be written.

@@ -167,8 +167,7 @@ class Run:
       plot: draws into a directory; None draws accuracy against epsilon.
       trained_on: the cache of each head, where they are not all of `train`.
 
-    Raises:
-      RunError: the disk is full or the place is not writable.
+    RunError: the disk is full or the place is not writable.
     """
     caches = trained_on or [self.train] * len(trained)
     config = {
@@ -226,12 +225,8 @@ def rows_of(
 ) -> list[SweepRow]:
   """The lines of results.csv about heads.
 
-  Args:
-    trained: the heads.
-    scored: their accuracies.
-    train: the private rows.
-    composed: δ → ε of all private heads of the run together.
-    prefixes: what tells the names of their directories from their neighbours'.
+  `composed` is δ → ε of all private heads of the run together; `prefixes` tell
+  the names of heads' directories from their neighbours'.
   """
   rows = []
   for head, score, start in zip(trained, scored.scores, prefixes, strict=False):

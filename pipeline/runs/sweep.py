@@ -43,16 +43,9 @@ def run_sweep(
 ) -> list[SweepRow]:
   """Trains, evaluates and writes a sweep; returns the rows of results.csv.
 
-  Args:
-    run: the rows, and where results go.
-    epsilons: one head for each, per draw.
-    privacy: delta, neighbours and noise source.
-    config: the head.
-    order: of releases; None is the cheapest.
-    max_rows_per_unit: see `train_heads`.
-    public: see `train_heads`.
-    private_eval: ε of all accuracies together, charged to the ledger of the
-      evaluation rows; None takes their labels for public.
+  The `order` of releases is the cheapest by default. `private_eval` is the ε of
+  all accuracies together, charged to the ledger of the evaluation rows; None
+  takes their labels for public. See `train_heads` for the rest.
 
   Raises:
     InputError: caches that do not fit each other, or a bad request; nothing is

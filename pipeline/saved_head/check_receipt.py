@@ -50,14 +50,10 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def problems(receipt: dict[str, Any]) -> list[str]:
-  """Recomputes a receipt's numbers; one line for each that does not hold.
+  """A line for each number of a receipt that does not follow.
 
-  Args:
-    receipt: as `upgraded`; a missing field is a problem too.
-
-  Returns:
-    Empty if everything follows from the noise, the clipping and the data's
-    public sizes.
+  They must from the noise, the clipping and the data's public sizes. `receipt`
+  is as `upgraded`; a missing field is a problem too.
   """
   try:
     return list(_problems(receipt))
@@ -162,11 +158,7 @@ def _problems_of_guarantee(
 def statement_of(
   privacy: Mapping[str, Any], stated: Mechanism
 ) -> PrivacyStatement:
-  """The guarantee that a section states, of the noise that it states.
-
-  Raises:
-    KeyError, TypeError, ValueError: the section does not say.
-  """
+  """The guarantee that a section states, of the noise that it states."""
   epsilon = privacy["epsilon"]
   relation = NeighboringRelation[privacy["neighboring_relation"]]
   sensitivity = stated.sensitivity(relation)
@@ -203,11 +195,7 @@ def _problems_of_composition(
 def plan_of(
   receipt: dict[str, Any], sampling: PoissonSampling | None
 ) -> ReleasePlan:
-  """The releases that a head is one of.
-
-  Raises:
-    KeyError, TypeError, ValueError: the receipt does not say.
-  """
+  """The releases that a head is one of."""
   privacy, composition = receipt["privacy"], receipt["composition"]
   return ReleasePlan(
     epsilons=tuple(composition["epsilons"]),

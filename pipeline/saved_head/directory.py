@@ -67,11 +67,8 @@ class Receipt(TypedDict):
 class SavedHead:
   """A head read back from disk.
 
-  Attributes:
-    head: the weights.
-    receipt: its privacy statement, in the fields of this version.
-    receipt_sha256: digest of the receipt as it was written.
-    notes: what is to be known of it, if an earlier version wrote it.
+  `receipt` is in the fields of this version, `receipt_sha256` a digest of it as
+  it was written, and `notes` say what is to be known of an earlier version's.
   """
 
   head: LinearHead
@@ -152,11 +149,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 def read_head(directory: Path) -> SavedHead:
-  """Reads a head.
-
-  Raises:
-    InputError: a file is missing or damaged.
-  """
+  """Reads a head; InputError where a file is missing or damaged."""
   for name in (WEIGHTS_FILE, RECEIPT_FILE):
     try:
       (directory / name).open("rb").close()
@@ -183,10 +176,9 @@ def read_head(directory: Path) -> SavedHead:
       f"{directory / WEIGHTS_FILE} is damaged ({error}); train the head again."
     ) from error
   place = directory / RECEIPT_FILE
-  receipt, _ = (
-    parse_json(place, read_content(place), kind, "train the head again")
-    for kind in (OBJECT, Receipt)
-  )
+  content, mend = read_content(place), "train the head again"
+  receipt = parse_json(place, content, mend=mend)
+  parse_json(place, content, Receipt, mend)  # has what every receipt has
   return SavedHead(
     head=head,
     receipt=upgraded(receipt),

@@ -48,8 +48,7 @@ that paid for its errors; noise is stated in units of it."""
 def upgraded(receipt: dict[str, Any]) -> dict[str, Any]:
   """A receipt as this version would have written it.
 
-  What is damaged, or of no version that is known, is returned as it is: the
-  check of a receipt says what is wrong with it.
+  What is damaged, or of no known version, is left for the check to complain of.
   """
   try:
     receipt = _with_exact_steps(receipt)
@@ -70,11 +69,7 @@ def upgraded_card(card: str) -> str:
 
 
 def notes_on(receipt: dict[str, Any]) -> list[str]:
-  """What is to be known of a receipt that an earlier version wrote.
-
-  Args:
-    receipt: as it was written.
-  """
+  """What is to be known of a receipt, as an earlier version wrote it."""
   notes = [TESTABLE] if receipt.get("format_version") == 1 else []
   if receipt["privacy"].get("neighboring_relation") == _NO_LONGER:
     notes.append(

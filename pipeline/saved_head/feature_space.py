@@ -22,7 +22,7 @@ class FeatureSpace:
   Attributes:
     owner: the head or cache, for errors.
     backbone: name of what makes the embeddings.
-    backbone_fingerprint: its weights, embedding and preprocessing.
+    backbone_fingerprint: of its weights, embedding and preprocessing.
     class_names: of label 0, 1, ….
     rows: data set and split of a cache, or that a head was trained on. (Not a
       fingerprint: the same images have several, with views or in another
@@ -61,9 +61,8 @@ class FeatureSpace:
   def check_evaluates_on(self, other: Self) -> None:
     """Refuses rows of another space, and the private rows themselves.
 
-    Raises:
-      InputError: another backbone, embedding or preprocessing, or other
-        classes, or the rows of the training.
+    InputError: another backbone, embedding or preprocessing, or other classes,
+    or the rows of the training.
     """
     (dataset, split), (other_dataset, other_split) = self.rows, other.rows
     if dataset == other_dataset and may_overlap(split, other_split):
@@ -85,11 +84,7 @@ class FeatureSpace:
       )
 
   def check_same_embeddings(self, other: Self) -> None:
-    """Refuses embeddings of another space, whatever their classes.
-
-    Raises:
-      InputError: another backbone, embedding or preprocessing.
-    """
+    """Refuses another backbone, embedding or preprocessing."""
     if self.backbone_fingerprint != other.backbone_fingerprint:
       raise InputError(
         f"{self.owner} has embeddings of {self.backbone}"
@@ -111,10 +106,6 @@ def may_overlap(one: str, other: str) -> bool:
   (False, True)
   >>> may_overlap("train[:80%]", "train[80%:]")
   False
-
-  Args:
-    one: name of a split.
-    other: name of another.
   """
   return any(_meet(a, b) for a in _parts(one) for b in _parts(other))
 

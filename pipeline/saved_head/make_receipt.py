@@ -68,13 +68,8 @@ def make_receipt(
 ) -> dict[str, Any]:
   """The receipt of one head, as JSON.
 
-  Args:
-    trained: the head.
-    cache: the private rows, by their public metadata.
-    head_sha256: of head.safetensors.
-
-  Returns:
-    A JSON object; `private` is False for baselines and seeded noise.
+  `cache` is known by its public metadata; `private` is False for baselines and
+  seeded noise.
   """
   statement, mechanism = trained.statement, trained.mechanism.as_json()
   plan = trained.plan
@@ -124,15 +119,7 @@ def assumptions(
   *,
   charged: bool,
 ) -> list[str]:
-  """What the guarantee rests on, in words.
-
-  Args:
-    num_classes_source: how a cache came by its number of classes.
-    privacy_unit: what the guarantee is about.
-    mechanism: the receipt's section.
-    training: the settings of the head.
-    charged: whether a ledger has an entry for it.
-  """
+  """What the guarantee rests on, in words; `charged` by a ledger or not."""
   of_units = _ROWS_ARE_UNITS
   if privacy_unit != EXAMPLE_UNIT:
     of_units = (

@@ -21,9 +21,8 @@ def model_card(
   It ends with a digest of the whole receipt, so that a change of anything in
   the one, names and words included, no longer fits the other.
 
-  Args:
-    receipt: in the fields of this version.
-    receipt_sha256: its digest where it was written in those of an earlier one.
+  `receipt` is in the fields of this version, `receipt_sha256` the digest of one
+  that an earlier version wrote.
   """
   data, mechanism = receipt["data"], receipt["mechanism"]
   return f"""# Linear head on {data["backbone"]["name"]} embeddings

@@ -19,12 +19,7 @@ ASSUMPTION = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicRecord:
-  """A public cache, by its public metadata, and what was taken from it.
-
-  Attributes:
-    dataset, dataset_version, split, num_examples, cache_fingerprint: of it.
-    used: what was taken.
-  """
+  """A public cache, by its public metadata, and what was taken from it."""
 
   dataset: str
   dataset_version: str | None

@@ -65,13 +65,7 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
   published for a charge. Without it they are not vouched for, which the
   conclusion says.
 
-  Args:
-    directory: of the head.
-    ledger_dir: where ledgers are; None is the default place.
-
-  Raises:
-    InputError: there is no head, or it cannot be read, or the ledger is
-      damaged.
+  InputError: there is no head, it cannot be read, or the ledger is damaged.
   """
   saved = read_head(directory)
   found = [*problems(saved.receipt), *_problems_of_files(directory, saved)]

@@ -47,14 +47,9 @@ def backbone_config(
 ) -> tuple[BackboneConfig, PreprocessConfig]:
   """The backbone of a receipt's section about data.
 
-  Args:
-    data: the section.
-    backbone: where a user's own function is: FILE.py:FUNCTION.
-    weights: where its weights are; None is where this machine saw them last.
-
-  Raises:
-    InputError: the receipt names no backbone that there is, or the weights are
-      nowhere.
+  `backbone` is where a user's own function is, FILE.py:FUNCTION; `weights` None
+  is where this machine saw them last. InputError: there is no such backbone, or
+  the weights are nowhere.
   """
   stated = data["backbone"]
   name, sha256 = backbone or stated["name"], stated["weights_sha256"]

@@ -47,17 +47,8 @@ def export_head(
 ) -> Exported:
   """Writes a directory that serves without this package.
 
-  What travels is the backbone (public), the head, its receipt and its card.
-
-  Args:
-    out: not there yet.
-    head: the directory that it was read from.
-    saved: the head.
-    backbone: of its receipt, checked, in float32.
-    accuracy: on labels that are public, for the card.
-
-  Raises:
-    RunError: the disk refuses.
+  What travels is the backbone (public), in float32, the head, its receipt and
+  its card, with the accuracy on public labels. RunError: the disk refuses.
   """
   names = tuple(saved.receipt["data"]["class_names"])
   with output_dir.whole_directory(out) as directory:

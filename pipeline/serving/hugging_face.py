@@ -84,19 +84,8 @@ def write_model(
 
   The head is folded in as it is, less the largest bias. transformers has no
   classifier of embeddings at norm 1, nor one with a layer before it: those
-  come with a few lines of code.
-
-  Args:
-    directory: there, without these files.
-    backbone: with its weights, in float32.
-    head: of its embeddings.
-    names: of the classes.
-
-  Returns:
-    Whether there is code.
-
-  Raises:
-    InputError: transformers has no such model; nothing is written.
+  come with a few lines of code, and True is returned. InputError: transformers
+  has no such model; nothing is written.
   """
   model, images = _model(backbone), _preprocessor(backbone.preprocessing)
   dim, k = head.kernel.shape

@@ -58,13 +58,13 @@ def write_predictions(
   mode 0600: it is as private as the images.
 
   Args:
-    out: the CSV file.
+    out: the CSV file, of one line for each row.
     head: the weights.
     class_names: of label 0, 1, ….
     rows: the embeddings.
     name_of: what a row is called, by its place or id.
-    expected: how many images there are, in places 0, 1, …; those without an
-      embedding get a line without a class. None: there is a line for each row.
+    expected: how many images there are, in places 0, 1, …, where those without
+      an embedding get a line without a class.
     top_k: classes of each image, the best first.
     temperature: see `calibrate`.
 
@@ -124,9 +124,8 @@ def calibrate(
 ) -> Calibration:
   """Fits a temperature to the labels of a cache, which are taken for public.
 
-  Raises:
-    InputError: other features or classes, rows that a ledger knows as private,
-      or no temperature fits.
+  InputError: other features or classes, rows that a ledger knows as private, or
+  no temperature fits.
   """
   space = FeatureSpace.of_receipt(owner, saved.receipt)
   space.check_evaluates_on(FeatureSpace.of_cache(cache.path, cache.info))

@@ -32,11 +32,9 @@ class Request:
 
 
 def parse(argv: Sequence[str], commands: Mapping[str, Any]) -> Request:
-  """Reads a command line.
+  """Reads a command line; one line of InputError if it makes no sense.
 
-  Raises:
-    InputError: the command line makes no sense; one line.
-    SystemExit: 0, after --help, or where nothing is asked.
+  SystemExit: 0, after --help, or where nothing is asked.
   """
   if not argv or argv[0] in HELP:
     print(overview(commands))

@@ -25,13 +25,10 @@ _AT_ONCE = 1024
 
 
 def report_folder(folder: Path) -> Answer | None:
-  """Looks at every file once, and changes nothing.
+  """PRIVATE words and public facts; None where there is no image at all.
 
-  Returns:
-    PRIVATE words and public facts; None where there is no image at all.
-
-  Raises:
-    InputError: a folder cannot be read, or a link leads back into itself.
+  Every file is looked at once. InputError: a folder cannot be read, or a link
+  leads back into itself.
   """
   images, others = files_below(str(folder))
   if not images:
@@ -71,9 +68,7 @@ def look_at(
 ) -> tuple[list[str], list[str], list[str]]:
   """Lines about the sizes of images, the broken ones, and equal ones.
 
-  Args:
-    names: what the images are called.
-    read: reads one by its place; OSError or InputError where it cannot be.
+  `read` takes an image's place; OSError or InputError where it cannot be read.
   """
 
   def look(row: int) -> tuple[int | None, tuple[int, int] | str]:

@@ -25,16 +25,10 @@ def is_table(path: Path) -> bool:
 
 
 def report_table(path: Path) -> Answer:
-  """Looks at every row once, and changes nothing.
+  """PRIVATE words and public facts of all rows, each looked at once.
 
   Labels are shown as they are written, by the names of their classes where the
-  files have some.
-
-  Returns:
-    PRIVATE words and public facts.
-
-  Raises:
-    InputError: there are no such files, or one cannot be read.
+  files have some. InputError: there are no such files, or one cannot be read.
   """
   classes = {}
   lines = [

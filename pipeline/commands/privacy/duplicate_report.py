@@ -41,18 +41,10 @@ def report_duplicates(
   min_cosine: float | None,
   out: Path | None,
 ) -> Answer:
-  """Says how many duplicates there are, and the first groups of them.
+  """PRIVATE words about the duplicates of a cache, and public facts.
 
-  Duplicates are no damage, so finding some is no failure.
-
-  Args:
-    path: the private cache.
-    against: another cache, or None.
-    min_cosine: see `find_duplicates`.
-    out: CSV file for all pairs, made with mode 0600, or None.
-
-  Returns:
-    PRIVATE words, and public facts.
+  Duplicates are no damage, so finding some is no failure. For the arguments see
+  `oneshot-dp verify --help`.
 
   Raises:
     InputError: caches that cannot be compared, or something at `out`.
