@@ -4,16 +4,15 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import itertools
 import os
 import pathlib
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TypedDict
 
 import numpy as np
 from array_record.python import array_record_module
-from jaxtyping import Int64, UInt64
+from jaxtyping import UInt64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import Block
@@ -264,23 +263,6 @@ def read_metadata(path: str | os.PathLike) -> FeatureCache:
       " again."
     )
   return FeatureCache(path=directory, info=info, shards=shards)
-
-
-def repeated_ids(
-  cache: FeatureCache, ids: Iterable[Int64[np.ndarray, " _"]]
-) -> Int64[np.ndarray, " repeated"]:
-  """Those of the ids of a cache's rows and skipped examples that come again."""
-  # In place, at 9 bytes a row: np.unique takes 40.
-  found, used = np.empty(cache.info.source_num_examples, np.int64), 0
-  skipped = np.asarray(cache.info.skipped_example_ids, np.int64)
-  for part in itertools.chain(ids, [skipped]):
-    if used + len(part) > len(found):  # of a damaged cache
-      found = np.concatenate([found, np.empty_like(found), part])
-    found[used : used + len(part)] = part
-    used += len(part)
-  found = found[:used]
-  found.sort()
-  return np.unique(found[1:][found[1:] == found[:-1]])
 
 
 def size_problems(cache: FeatureCache) -> dict[int, str]:

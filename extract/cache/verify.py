@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from jaxtyping import Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import Block, stored_norm
@@ -16,9 +15,9 @@ from oneshot_dp.extract.cache.info import INFO_FILE, CacheInfo, tfds_metadata
 from oneshot_dp.extract.cache.reader import (
   FeatureCache,
   read_metadata,
-  repeated_ids,
   size_problems,
 )
+from oneshot_dp.extract.storage.repeated import Repeated
 from oneshot_dp.extract.storage.typed_json import stored_json
 
 
@@ -84,26 +83,28 @@ def verify_cache(
   cache = read_metadata(path)
   info = cache.info
   problems = [*_metadata_problems(cache)]
-  ids: list[Int64[np.ndarray, " _"]] = []
   from_outside = size_problems(cache)
-  for i, shard in enumerate(cache.shards):
-    if i in from_outside:
-      problems.append(from_outside[i])
-    else:
-      try:
-        if shard.keys_sha256 is not None:
-          collections.deque(cache.shard_keys(i), maxlen=0)
-      except InputError as e:
-        problems.append(str(e))
-      try:
-        for block in cache.shard_blocks(i):
-          ids.append(block.example_id)
-          problems += _row_problems(cache.path / shard.file, block, info)
-      except InputError as e:
-        problems.append(str(e))
-    if progress is not None:
-      progress(i + 1, len(cache.shards))
-  if len(repeated := repeated_ids(cache, ids)):
+  with Repeated(info.source_num_examples) as ids:
+    ids.add(np.array(info.skipped_example_ids, np.int64))
+    for i, shard in enumerate(cache.shards):
+      if i in from_outside:
+        problems.append(from_outside[i])
+      else:
+        try:
+          if shard.keys_sha256 is not None:
+            collections.deque(cache.shard_keys(i), maxlen=0)
+        except InputError as e:
+          problems.append(str(e))
+        try:
+          for block in cache.shard_blocks(i):
+            ids.add(block.example_id)
+            problems += _row_problems(cache.path / shard.file, block, info)
+        except InputError as e:
+          problems.append(str(e))
+      if progress is not None:
+        progress(i + 1, len(cache.shards))
+    repeated = ids.found()
+  if len(repeated):
     problems.append(
       f"{cache.path}: {len(repeated)} ids come more than once, the first is "
       f"example_id {repeated[0]}"

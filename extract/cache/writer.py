@@ -16,6 +16,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import POSITION_IDS
 from oneshot_dp.extract.cache.identity import CacheIdentity, refuse_another
@@ -28,9 +30,10 @@ from oneshot_dp.extract.cache.info import (
   CacheInfo,
   tfds_metadata,
 )
-from oneshot_dp.extract.cache.reader import FeatureCache, repeated_ids
+from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.shard_writer import finished_shards
 from oneshot_dp.extract.storage.durable_files import json_bytes
+from oneshot_dp.extract.storage.repeated import Repeated
 from oneshot_dp.extract.storage.store import Store, store_at
 from oneshot_dp.extract.storage.typed_json import stored_json
 
@@ -208,12 +211,12 @@ def finish(
 
 def check_distinct(cache: FeatureCache) -> None:
   """Refuses two examples of one id, whichever shards they are in; reads all."""
-  ids = (
-    block.example_id
-    for i in range(len(cache.shards))
-    for block in cache.shard_blocks(i)
-  )
-  if len(repeated := repeated_ids(cache, ids)):
+  with Repeated(cache.info.source_num_examples) as ids:
+    ids.add(np.array(cache.info.skipped_example_ids, np.int64))
+    for block in cache.blocks():
+      ids.add(block.example_id)
+    repeated = ids.found()
+  if len(repeated):
     raise InputError(
       f"{cache.path}: {len(repeated)} numbers in {cache.info.id_source!r} come"
       f" more than once, the first is {repeated[0]}, so they name no example:"

@@ -47,16 +47,13 @@ def progress_poll(rows: int, place: pathlib.Path) -> None:
 
 def distinct_ids(rows: int, place: pathlib.Path) -> None:
   """Looks for an id that two rows have."""
-  from oneshot_dp.extract.cache.info import CacheInfo
-  from oneshot_dp.extract.cache.reader import FeatureCache, repeated_ids
+  from oneshot_dp.extract.storage.repeated import Repeated
 
   del place
-  info = CacheInfo.of(
-    _identity(rows), num_examples=rows, skipped_example_ids=()
-  )
-  cache = FeatureCache(path=pathlib.Path("-"), info=info, shards=())
-  ids = (np.arange(i, min(i + 256, rows))[::-1] for i in range(0, rows, 256))
-  assert not len(repeated_ids(cache, ids))
+  with Repeated(rows) as ids:
+    for i in range(0, rows, 256):
+      ids.add(np.arange(i, min(i + 256, rows))[::-1])
+    assert not len(ids.found())
 
 
 def whole_path(rows: int, place: pathlib.Path) -> None:
