@@ -44,12 +44,11 @@ class Architecture:
     reference: the preprocessing that the public weights were made for.
     network: (embedding, compute_dtype) to a linen module whose call takes
       normalised float32 images [b, s, s, 3] and gives float32 [b, d].
-    rename: (arrays of a file by name, shape that the module expects for each
-      of its parameters by "/"-joined name, path for messages) to the module's
-      own parameters. Arrays that an embedding does not need, such as the
-      classification head, are left out; what it does not know it hands on
-      unchanged, to be named in an error. Raises InputError where the file is
-      recognisably another network.
+    rename: (arrays of a file by name, shape of each parameter of the module by
+      "/"-joined name, path for messages) to the module's parameters. Arrays
+      that an embedding does not need, such as the classification head, are left
+      out; unknown ones keep their name, for an error. Raises InputError where
+      the file is recognisably another network.
     embedded_weights: the file to read where none is given, if the package
       brings one.
   """
@@ -100,10 +99,8 @@ class Backbone:
     weights_sha256: SHA-256 of the weights file, or of the parameters' bytes
       where there is no file; None for a user's function without parameters.
     code_sha256: SHA-256 of the Python file of a user's own function.
-    compute_dtype: dtype of the matrix products; None where it is the user's
-      function that decides.
-    params: tree of arrays, on the host; placing them on devices is the
-      caller's.
+    compute_dtype: of the matrix products; None where a user's function decides.
+    params: tree of arrays, on the host.
     apply: (params, uint8 images [b, s, s, 3]) to float32 embeddings [b, d];
       pure, and does the normalisation.
   """

@@ -46,12 +46,9 @@ def make_params() -> Params:
   """The filters and phases, the same bits on every platform and version.
 
   Only the raw stream of Philox is used, which NumPy promises to keep (the
-  methods of its Generator may change): its top 24 bits fill a float32 exactly,
-  and what follows is correctly rounded IEEE arithmetic.
-
-  Returns:
-    {"kernel": float32 [5, 5, 3, 16], uniform around zero, every filter
-    centred; "phase": float32 [16], uniform in [0, 2π)}.
+  methods of its Generator may change): its top 24 bits fill a float32 exactly.
+  "kernel" is float32 [5, 5, 3, 16], uniform around zero, every filter centred;
+  "phase" float32 [16], uniform in [0, 2π).
   """
   fan_in = _PATCH * _PATCH * 3
   bits = np.random.Philox(key=0).random_raw((fan_in + 1) * _FILTERS)

@@ -25,9 +25,6 @@ def image_key(image: bytes | np.ndarray) -> int:
   *Formal guarantee*: a function of the image alone. Keys made of positions
   would change other rows when an example is removed, and one example must
   move one row only.
-
-  Args:
-    image: encoded bytes or uint8 pixels, as the source gives them.
   """
   data = image if isinstance(image, bytes) else image.tobytes()
   digest = hashlib.blake2b(data, digest_size=16).digest()
@@ -49,9 +46,6 @@ def embedding_keys(
   not hold (a row with a value over 65,504, or with none but those under 3e-8)
   is hashed in float32. A row of zeros stands for no image: its key is 0, which
   no other row is said to share.
-
-  Args:
-    embedding: finite, in any float dtype, as it came.
   """
   with np.errstate(over="ignore", under="ignore"):
     half = embedding.astype("<f2", "C")

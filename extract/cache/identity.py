@@ -25,13 +25,9 @@ NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 class BackboneIdentity:
   """What made the embeddings.
 
-  Attributes:
-    name: the backbone, or what the user calls it where features are imported.
-    layer: which embedding of the backbone it is ("cls", "mean" …); the word
-      is that of caches on disk.
-    weights_sha256: of the weights file; None where there is none.
-    code_sha256: of the Python file, where the backbone is the user's own.
-    compute_dtype: dtype of the matrix products; None where unknown.
+  `layer` is which embedding of the backbone it is ("cls", "mean" …): the word
+  of caches on disk. `code_sha256` is of the Python file, where the backbone is
+  the user's own. None is what there is not, or is unknown.
   """
 
   name: str

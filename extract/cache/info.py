@@ -160,10 +160,7 @@ class ShardRecord:
   """What `shards.json` says of a shard; stays with the private data.
 
   Attributes:
-    file: name in the cache's directory.
     first_index: the first source index of the shard's fixed range.
-    rows, blocks, bytes: how much is in it.
-    sha256: of the file.
     skipped_example_ids: sorted ids of the range that are not in the shard.
     outside: examples of the range that are outside the part of the split.
     keys_sha256: of the file of the rows' keys; None in format 1.

@@ -159,10 +159,7 @@ class FeatureCache:
     """Streams the rows' `content_keys`, in the order of `blocks`; private.
 
     In a cache of format 1, which has none, they are made of its embeddings: all
-    of it is read.
-
-    Raises:
-      InputError: later, where a file is damaged.
+    of it is read. InputError: later, where a file is damaged.
     """
     for i in range(len(self.shards)):
       yield from self.shard_keys(i)

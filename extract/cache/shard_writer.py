@@ -185,9 +185,7 @@ def _record_writer(
 class _Attempt:
   """One try at a shard; what `_incomplete/shard-00003.json` says.
 
-  Attributes:
-    name: what its two files start with, until they are renamed.
-    record: what is in them.
+  The names of its two files start with `name`, until they are renamed.
   """
 
   name: str

@@ -25,9 +25,7 @@ from oneshot_dp.extract.storage.typed_json import stored_json
 class VerifyReport:
   """What `verify_cache` found.
 
-  Attributes:
-    num_shards, num_rows: what `cache_info.json` promises.
-    problems: one line each; names shards and ids, never labels or embeddings.
+  `problems` have one line each, of shards and ids, never of labels or values.
   """
 
   num_shards: int

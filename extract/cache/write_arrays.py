@@ -140,11 +140,9 @@ def write_rows(
 
   Into a directory that is not there yet, or that an interrupted call left.
   `on_rows` is called with the number of rows of each shard written (progress);
-  errors say that a row is of `origin`, or of `out` without one.
-  `inside` are the rows of the part of the split; None is all of them.
-
-  Returns:
-    False if the finished cache of this identity is there, which is left alone.
+  errors say that a row is of `origin`, or of `out` without one. `inside` are
+  the rows of the part of the split; None is all of them. False: the finished
+  cache of this identity is there, and is left alone.
 
   Raises:
     InputError: rows that the cache cannot hold (see `BlockBuilder.blocks`), a

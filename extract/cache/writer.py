@@ -62,14 +62,9 @@ def claim(
 
 
 def begin(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
-  """Makes `out_dir` this job's, new or to be resumed.
+  """Makes `out_dir` this job's; False if the cache is finished already.
 
-  Returns:
-    Whether there is anything to do; False if the cache is finished already.
-
-  Raises:
-    InputError: the directory holds something else.
-    RunError: it cannot be written.
+  InputError: it holds something else. RunError: it cannot be written.
   """
   store = store_at(out_dir)
   if is_complete(out_dir, identity):

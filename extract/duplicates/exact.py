@@ -80,15 +80,9 @@ def find_duplicates(
   too and 8·66 bytes more each (4 GB for 1,281,167 × 1280 float16). The other
   cache is streamed.
 
-  Args:
-    cache: the private rows.
-    against: rows of the same backbone; None looks within `cache`.
-    min_cosine: in (0, 1]; None compares bits only.
-    progress: see `Progress`.
-
-  Raises:
-    InputError: the caches cannot be compared or `min_cosine` makes no sense;
-      later, a row is damaged.
+  `against` are rows of the same backbone; without a `min_cosine`, in (0, 1],
+  bits are compared only. InputError: the caches cannot be compared or
+  `min_cosine` makes no sense; later, a row is damaged.
   """
   if min_cosine is not None and not 0 < min_cosine <= 1:
     raise InputError(f"min_cosine={min_cosine} must be in (0, 1].")

@@ -33,11 +33,8 @@ STEPS_PER_PIXEL = 8
 class Glyphs:
   """Many glyphs.
 
-  Attributes:
-    maps: distances to the edge in 1/8 pixels, positive in the ink; of written
-      glyphs, minus the distance to the path of the pen.
-    labels: their classes, numbers of `CLASSES`.
-    is_written: whether a pen's path is all that there is, without a width.
+  `maps` are distances to the edge in 1/8 pixels, positive in the ink; of glyphs
+  that `is_written`, minus the distance to the path of the pen.
   """
 
   maps: Int8[np.ndarray, "n 48 48"]

@@ -41,11 +41,9 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   those of the download (else it is hashed too, and fetched again if it is
   damaged).
 
-  Args:
-    location: a path, https://, gs://BUCKET/OBJECT or
-      hf://OWNER/REPO[@REVISION]/FILE. Plain http:// is for this machine only,
-      unless `sha256` says what must arrive.
-    sha256: what the file's SHA-256 must be, in hexadecimal.
+  `location` is a path, https://, gs://BUCKET/OBJECT or hf://OWNER/REPO[@REVISION]
+  /FILE. Plain http:// is for this machine only, unless `sha256` (hexadecimal)
+  says what must arrive.
 
   Raises:
     InputError: there is no such file, its server denies it, or it has another

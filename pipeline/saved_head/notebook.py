@@ -57,6 +57,9 @@ def save_head(
     backbone: what made the embeddings; as `write_cache` has it, the head fits
       caches with the same name and d.
 
+  Returns:
+    Nothing.
+
   Raises:
     InputError: `directory` holds something; a head that was read from disk
       (copy its directory), or a name that is none. Nothing is written then.
@@ -103,8 +106,15 @@ def load_head(directory: str | os.PathLike) -> PrivateHead:
   Traceback (most recent call last):
     ...
   oneshot_dp.configs.errors.InputError: nowhere is not a head: ...
-  `is_charged` says whether its receipt names a ledger's entry. InputError:
-  there is no head, or it is not what its receipt says.
+
+  Args:
+    directory: of the head.
+
+  Returns:
+    The head; `is_charged` says whether its receipt names a ledger's entry.
+
+  Raises:
+    InputError: there is no head, or it is not what its receipt says.
   """
   place = Path(directory)
   if faults := verify_head(place).problems:

@@ -31,10 +31,8 @@ def to_transformers(
 ) -> Arrays:
   """The parameters of a `VisionTransformer` as transformers saves them.
 
-  Args:
-    params: ours, by "/"-joined name.
-    style: "vit" (DeiT too), "dinov2", "dinov2_swiglu" or "siglip".
-    num_tokens: that have a position; ours have it added to them already.
+  `style` is "vit" (DeiT too), "dinov2", "dinov2_swiglu" or "siglip";
+  `num_tokens` have a position, which ours have added to them already.
   """
   inside = _theirs(IN_BLOCK, _NAMES[style])
   family = style if style in _OUTSIDE else "vit"
