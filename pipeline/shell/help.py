@@ -1,17 +1,15 @@
 """The help of a command: wrapped once, its advanced flags folded."""
 
-import contextlib
+import argparse
 import dataclasses
 import fnmatch
 import inspect
-import io
-import os
 import re
 import shutil
 import textwrap
+import warnings
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
-from unittest import mock
+from typing import Annotated, Any, NamedTuple, Self
 
 import tyro
 from tyro.conf import OmitArgPrefixes
@@ -38,27 +36,36 @@ _DESCRIPTION = (
 )
 _EVERYBODY_NEEDS = 6
 """Commands; the first of them all."""
-_FLAG = re.compile(r"--[A-Za-z][\w.-]*")
-_CHOICE = re.compile(r"[\w-] [\[{]*\{([\w,-]+)\}(?= |$)")
-_REQUIRED = "(required)"
+_CHOICE = re.compile(r"[\[{]*\{([\w,-]+)\}(?= |$)")
+_SHOWS_ANYWAY = r"\s?\((required|default: (None|False))\)"
 _COLUMN = 24
 _WIDEST = 100
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Flag:
-  """A flag as it is typed, with what may follow it, and its help."""
+class _Flag(NamedTuple):
+  """A flag, as it is typed with what may follow it, and its help."""
 
+  names: list[str]
   typed: str
   text: str
+  is_required: bool
+  choices: list[str] | None
 
-  @property
-  def names(self) -> list[str]:
-    return _FLAG.findall(self.typed.partition(" {")[0])
-
-  @property
-  def is_required(self) -> bool:
-    return self.text.endswith(_REQUIRED)
+  @classmethod
+  def of(cls, action: argparse.Action) -> Self:
+    values = str(action.metavar or "")
+    values = values.replace("{None}|", "").replace("{None,", "{")
+    text = re.sub(_SHOWS_ANYWAY, "", (action.help or "").replace("%%", "%"))
+    choice = _CHOICE.match(values) if action.choices else None
+    return cls(
+      names=[name for name in action.option_strings if name.startswith("--")],
+      typed=", ".join(
+        f"{name} {values}".strip() for name in action.option_strings or [""]
+      ),
+      text=" ".join(text.split()),
+      is_required=action.required,
+      choices=choice[1].split(",") if choice else None,
+    )
 
   @property
   def is_folded(self) -> bool:
@@ -121,13 +128,13 @@ def help_text(name: str, kind: type, *, everything: bool) -> str:
 
 def listed_flags(kinds: Iterable[type]) -> dict[str, list[str] | None]:
   """Flag → the words that may follow it; None where that is not a choice."""
-  found: dict[str, list[str] | None] = {}
-  for kind in kinds:
-    for flag in (flag for group in _groups(kind) for flag in group.flags):
-      choice = _CHOICE.search(flag.typed)
-      for name in flag.names:
-        found[name] = choice[1].split(",") if choice else None
-  return found
+  return {
+    name: flag.choices
+    for kind in kinds
+    for group in _groups(kind)
+    for flag in group.flags
+    for name in flag.names
+  }
 
 
 def line_of(kind: type) -> type:
@@ -151,45 +158,29 @@ def doc_of(kind: type) -> str:
 
 
 def _groups(kind: type) -> list[_Group]:
-  """Reads tyro's frames, which are below each other where columns are few."""
-  shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-  with (
-    mock.patch.dict(os.environ, COLUMNS="128"),
-    contextlib.redirect_stdout(shown),
-    contextlib.suppress(SystemExit),
-  ):
-    tyro.cli(line_of(kind), prog=PROG, args=["--help"])
-  shown.seek(0)
+  with warnings.catch_warnings():
+    # tyro has no other way to say what the flags are, but for printed help.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    parser = tyro.extras.get_parser(line_of(kind))
   groups = [_Group(title="options")]
-  for frame in re.findall(r"^╭(.*?)^╰", shown.read(), re.M | re.S):
-    title, *lines = frame.splitlines()
-    said = "\n".join(line.strip("│").rstrip()[1:] for line in lines)
-    about, _, rest = said.rpartition(f"\n{'─' * 9}")
-    group = _Group(title=title.strip("╭─╮ "), about=about)
-    for line in rest.splitlines():
-      typed, _, text = line.partition("  ")
-      if typed and typed[0] != "─":
-        typed = typed.replace("{None}|", "").replace("{None,", "{")
-        group.flags.append(_Flag(typed=typed, text=text.strip()))
-      elif text:
-        group.flags[-1].text += f" {text.strip()}"
-    if any("." in flag.typed for flag in group.flags):
-      groups.append(group)
+  for found in parser._action_groups:
+    flags = list(map(_Flag.of, found._group_actions))
+    if any("." in name for flag in flags for name in flag.names):
+      about = found.description or ""
+      groups.append(_Group(title=found.title or "", about=about, flags=flags))
     else:
-      groups[0].flags += group.flags
+      groups[0].flags += flags
   return groups
 
 
 def _entry(flag: _Flag) -> str:
   """The lines of a flag: its help beside its name, or below a long one."""
-  text = " ".join(flag.text.removesuffix(_REQUIRED).split())
-  text = re.sub(r" ?\(default: (?:None|False)\)", "", text)
   start = f"  {flag.typed}  ".ljust(_COLUMN)
-  if not text:
+  if not flag.text:
     return start.rstrip()
   if len(start) > _COLUMN:
-    return f"{start.rstrip()}\n{_fill(text, ' ' * _COLUMN, _COLUMN)}"
-  return _fill(text, start, _COLUMN)
+    return f"{start.rstrip()}\n{_fill(flag.text, ' ' * _COLUMN, _COLUMN)}"
+  return _fill(flag.text, start, _COLUMN)
 
 
 def _paragraphs(text: str, indent: str = "") -> list[str]:
