@@ -1,6 +1,5 @@
 """The help of a command: wrapped once, its advanced flags folded."""
 
-import argparse
 import dataclasses
 import fnmatch
 import inspect
@@ -52,7 +51,8 @@ class _Flag(NamedTuple):
   choices: list[str] | None
 
   @classmethod
-  def of(cls, action: argparse.Action) -> Self:
+  def of(cls, action: Any) -> Self:
+    """The flag of a parser's action, of argparse or of what tyro made of it."""
     values = str(action.metavar or "")
     values = values.replace("{None}|", "").replace("{None,", "{")
     text = re.sub(_SHOWS_ANYWAY, "", (action.help or "").replace("%%", "%"))
