@@ -119,3 +119,12 @@ def progress_bar(
       thread.join()
       if before is not None:
         signal.signal(_SIGNAL, before)
+
+
+def counted(number: int, noun: str) -> str:
+  """A number of things, for people.
+
+  >>> counted(1, "shard"), counted(2048, "row")
+  ('1 shard', '2,048 rows')
+  """
+  return f"{number:,} {noun}{'s' * (number != 1)}"

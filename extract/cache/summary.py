@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.progress import counted
 
 
 def public_metadata(cache: FeatureCache) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def describe(cache: FeatureCache) -> str:
     or "-",
     "privacy unit": info.privacy_unit,
     "example ids": info.id_source,
-    "size": f"{data['bytes']:,} bytes in {len(cache.shards)} shards",
+    "size": f"{data['bytes']:,} bytes in {counted(len(cache.shards), 'shard')}",
     "backbone fingerprint": info.backbone_fingerprint,
     "fingerprint": info.fingerprint,
   }

@@ -17,6 +17,7 @@ from oneshot_dp.extract.cache.reader import (
   read_metadata,
   size_problems,
 )
+from oneshot_dp.extract.progress import counted
 from oneshot_dp.extract.storage.repeated import Repeated
 from oneshot_dp.extract.storage.typed_json import stored_json
 
@@ -38,7 +39,8 @@ class VerifyReport:
 
   def __str__(self) -> str:
     if self.ok:
-      return f"ok: {self.num_shards:,} shards, {self.num_rows:,} rows"
+      shards = counted(self.num_shards, "shard")
+      return f"ok: {shards}, {counted(self.num_rows, 'row')}"
     return "\n".join(self.problems)
 
 
@@ -65,7 +67,7 @@ def verify_cache(
   ...     f"{folder}/pets", *arrays, dataset="pets", num_classes=2
   ...   )
   ...   print(verify_cache(f"{folder}/pets"))
-  ok: 1 shards, 4 rows
+  ok: 1 shard, 4 rows
 
   Args:
     path: the cache.

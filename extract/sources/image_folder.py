@@ -2,15 +2,16 @@
 
 The classes are the folders' names, sorted. A folder without images is an error:
 a class that came and went with its last image would say whether that is there,
-and class names are public. Files below a class count however deep they are, as
-in torchvision's ImageFolder, and links are followed. Whatever is hidden (its
-name starts with a dot) or an archive's litter (`__MACOSX`) is passed over.
+and class names are public. Files below a class count at any depth, as in
+torchvision's ImageFolder; links are followed. What is hidden (.name) or an
+archive's litter (`__MACOSX`) is passed over.
 """
 
 import functools
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxtyping import Int32, Int64
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.progress import counted
 from oneshot_dp.extract.sources.example import Example, number_of, shortened
 from oneshot_dp.extract.sources.units import units_of_files
 from oneshot_dp.extract.storage.anywhere import (
@@ -38,19 +40,17 @@ _SPLIT_NAMES = frozenset(
   ("train", "training", "test", "testing", "val", "valid", "validation")
 )
 _LITTER = frozenset(("__MACOSX", "@eaDir", "lost+found"))
-"""Folders that archives and disks leave behind, whatever is in them."""
 
 
 class FolderExamples:
   """A folder of image files as a `Source`.
 
-  Formal guarantees: the index is the position of the file in the order of the
-  paths relative to the folder of classes, with "/" between the parts, by code
-  point: the order of `find * | LC_ALL=C sort` on every machine. So is
-  `example_id`, unless it is the number in the file's name. An image that is not
-  counted (a broken link, a file beside the class folders) is an error; other
-  files are passed over. Each file that is read has the size with which it was
-  listed; a source that is given a `listing` looks into no folder itself.
+  Formal guarantees: the index is the place of the file's path, relative to the
+  folder of classes, by code point: the order of `find * | LC_ALL=C sort` on
+  every machine. So is `example_id`, unless it is the number in the file's name.
+  An image that is not counted (a broken link, a file beside the class folders)
+  is an error; other files are passed over. Each file that is read has the size
+  with which it was listed; with a `listing` no folder is looked into.
   """
 
   def __init__(
@@ -146,18 +146,9 @@ def files_below(folder: str) -> tuple[list[str], list[str]]:
   return [path for path in files if _is_image(path)], others
 
 
-def folders_in(folder: str) -> list[str]:
-  """The sorted names of the folders right in one: of classes, or of splits."""
-  return _folders(folder, _scan)
-
-
 def is_split(name: str) -> bool:
   """Whether a folder is named after a split, and so is no class."""
   return name.lower() in _SPLIT_NAMES
-
-
-def _folders(folder: str, listed: _Scan) -> list[str]:
-  return sorted(entry.name for entry in listed(folder) if entry.is_dir())
 
 
 def _numbers(folder: str, images: list[str]) -> Int64[np.ndarray, " n"]:
@@ -190,6 +181,11 @@ def _scan(folder: str) -> list[Any]:
     raise InputError(f"{folder!r} cannot be read: {error.strerror}.") from error
 
 
+def folders_in(folder: str, listed: _Scan = _scan) -> list[str]:
+  """The sorted names of the folders right in one: of classes, or of splits."""
+  return sorted(entry.name for entry in listed(folder) if entry.is_dir())
+
+
 def _split_folder(root: str, split: str, listed: _Scan) -> str:
   """Returns `root/<split>` if there is one, else `root`, which is all."""
   if not re.fullmatch(r"\w[\w.-]*", split):
@@ -200,7 +196,7 @@ def _split_folder(root: str, split: str, listed: _Scan) -> str:
   folder = os.path.join(root, split)
   if is_folder(folder, listed):
     return folder
-  splits = [name for name in _folders(root, listed) if is_split(name)]
+  splits = [name for name in folders_in(root, listed) if is_split(name)]
   if splits:
     raise InputError(
       f"{root!r} has no split {split!r}: it has {', '.join(splits)}. (Classes "
@@ -222,7 +218,7 @@ def _class_names(
   images: list[tuple[str, int]],
 ) -> list[str]:
   """Returns the sorted names of the class folders, or those that are stated."""
-  names = _folders(folder, listed)
+  names = folders_in(folder, listed)
   if not names:
     raise InputError(
       f"{folder!r} has no class folders: put each class's images in a folder "
@@ -261,6 +257,12 @@ def _images(folder: str, listed: _Scan) -> list[tuple[str, int]]:
   """Returns path and bytes of the images below a folder, in their order."""
   files = sorted(_files(folder, listed))
   images = [(path, size) for path, size in files if _is_image(path)]
+  if others := [path for path, _ in files if not _is_image(path)]:
+    kinds = ", ".join(sorted({os.path.splitext(path)[1] for path in others}))
+    passed = f"{counted(len(others), 'file')} ({kinds}) passed over"
+    print(
+      f"{folder}: {passed}; `oneshot-dp inspect` says which", file=sys.stderr
+    )
   if broken := [path for path, size in images if size < 0]:
     raise InputError(
       f"{folder!r} has images that are no files (broken links?):"

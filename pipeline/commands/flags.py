@@ -26,16 +26,20 @@ LedgerDir = Annotated[
 Weights = Annotated[
   str | None,
   arg(
+    name="backbone.weights",
+    aliases=["--weights"],
     help="Where the backbone's weights are: a path, https://, gs:// or hf://."
     " Default: where this machine last read the file of that SHA-256, which is"
-    " checked in any case."
+    " checked in any case.",
   ),
 ]
 BackboneFile = Annotated[
   str | None,
   arg(
+    name="backbone.name",
+    aliases=["--backbone"],
     help="FILE.py:FUNCTION, where that is what the head was trained on; its"
-    " SHA-256 is checked."
+    " SHA-256 is checked.",
   ),
 ]
 NumDraws = Annotated[

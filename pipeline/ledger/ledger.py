@@ -251,8 +251,8 @@ def charge_aloud(ledger: Ledger, *charges: Charge) -> list[str]:
   print(f"charged to {ledger.path}", file=sys.stderr)
   if is_new:
     print(
-      f"warning: this is a new ledger: what was released of {ledger.dataset!r}"
-      " before is not in it.",
+      f"its first charge: what was released of {ledger.dataset!r} before, if"
+      " anything, is not counted",
       file=sys.stderr,
     )
   return entries

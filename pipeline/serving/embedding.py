@@ -72,7 +72,7 @@ def backbone_config(
     if weights is None and not brings_them:
       raise InputError(
         f"the weights of {name} (SHA-256 {sha256}) are not known on this"
-        " machine: say where they are with --weights."
+        " machine: say where they are with --backbone.weights."
       )
   config = BackboneConfig(
     name=name,

@@ -165,7 +165,7 @@ def _groups(kind: type) -> list[_Group]:
   groups = [_Group(title="options")]
   for found in parser._action_groups:
     flags = list(map(_Flag.of, found._group_actions))
-    if any("." in name for flag in flags for name in flag.names):
+    if flags and all("." in flag.typed for flag in flags):
       about = found.description or ""
       groups.append(_Group(title=found.title or "", about=about, flags=flags))
     else:

@@ -36,6 +36,8 @@ def parse(argv: Sequence[str], commands: Mapping[str, Any]) -> Request:
 
   SystemExit: 0, after --help, or where nothing is asked.
   """
+  if argv[:1] == ["help"]:
+    argv = [*argv[1:], "--help"]
   if not argv or argv[0] in HELP:
     print(overview(commands))
     raise SystemExit(0)
@@ -70,7 +72,7 @@ def _command_name(argv: Sequence[str], commands: Mapping[str, Any]) -> str:
   if word.startswith("-"):
     raise InputError(f"Missing subcommand: it comes first, before {word}.")
   hint = did_you_mean(word, commands) or f"there are {', '.join(commands)}."
-  raise InputError(f"Unrecognized options: {word}; {hint}")
+  raise InputError(f"there is no command {word}; {hint}")
 
 
 def _read(

@@ -124,6 +124,7 @@ def run(flags: Flags) -> Answer:
   start = time.monotonic()  # people wait for imports, too
   from oneshot_dp.extract.cache.summary import describe, owners_metadata
   from oneshot_dp.extract.job.job import run_extraction
+  from oneshot_dp.extract.progress import counted
 
   check_beam_options(flags.beam_options, all_flags())
   report = run_extraction(flags.job, flags.out, flags.beam_options)
@@ -142,7 +143,7 @@ def run(flags: Flags) -> Answer:
     f" {report.counters['image_bytes'] / 1e6:.1f} MB read),"
     f" {report.counters['decode_errors']} undecodable"
     f"{' (skipped.json names them)' * bool(report.counters['decode_errors'])},"
-    f" {report.kept_shards} shards kept from an earlier run"
+    f" {counted(report.kept_shards, 'shard')} kept from an earlier run"
   )
   return Answer(
     text="\n".join([describe(cache), took, str(report.times)]),

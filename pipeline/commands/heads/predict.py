@@ -33,7 +33,8 @@ class Flags:
   Example: oneshot-dp predict heads/epsilon-4 photos/new --out predictions.csv
 
   Example: oneshot-dp predict heads/epsilon-4 a.jpg b.jpg --out predictions.csv
-  --top-k 3 --weights dinov2.safetensors --calibration-cache caches/public
+  --top-k 3 --backbone.weights dinov2.safetensors
+  --calibration-cache caches/public
   """
 
   head: Positional[Path]
@@ -101,7 +102,7 @@ def run(flags: Flags) -> Answer:
       if flags.images[1:] or flags.weights or flags.backbone:
         raise InputError(
           f"{caches[0]} is a cache of features: give it alone, without images,"
-          " --weights or --backbone."
+          " --backbone.weights or --backbone.name."
         )
       cache = open_cache(caches[0])
       space.check_same_embeddings(FeatureSpace.of_cache(cache.path, cache.info))

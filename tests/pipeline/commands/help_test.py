@@ -129,7 +129,9 @@ def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
     main(["-h"])
   assert not stop.value.code
   assert capsys.readouterr().out == f"{overview(COMMANDS)}\n"
-  assert shown(capsys) == f"{overview(COMMANDS)}\n"
+  for words in ([], ["help"]):
+    assert shown(capsys, *words) == f"{overview(COMMANDS)}\n"
+  assert shown(capsys, "help", "train") == shown(capsys, "train", "--help")
   lines = overview(COMMANDS).splitlines()
   assert max(map(len, lines)) <= 80
   for name in COMMANDS:

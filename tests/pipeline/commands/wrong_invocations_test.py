@@ -38,7 +38,7 @@ AUDIT = "audit --epsilon 1 --delta 1e-5"
 # (what is typed, part of the line that it ends with)
 ASKED_WRONGLY = [
   # Commands and flags.
-  ("trian", "did you mean train?"),
+  ("trian", "there is no command trian; did you mean train?"),
   ("--epsilon 1", "Missing subcommand"),
   ("train", "--cache PATH"),
   (f"{TRAIN} --epsilno 2", "did you mean --epsilon?"),

@@ -347,7 +347,7 @@ class TestTrain:
     _, head, charged, new = err.splitlines()
     assert head.startswith("head: multi-step, as asked; costs epsilon 8 at ")
     assert charged.startswith("charged to ")
-    assert new.startswith("warning: this is a new ledger: ")
+    assert new.startswith("its first charge: ")
     succeeds(capsys, "verify", tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "100 full-batch steps of momentum from zero weights" in card

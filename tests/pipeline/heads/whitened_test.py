@@ -124,7 +124,7 @@ def test_train(place, capsys, tmp_path, head, why):
   assert "epsilon = 1 at delta = 1e-05 (REPLACE_SPECIAL)" in out
   assert "noise multiplier 3.7306, noise from os.urandom" in out
   _, *said, charged, new = err.splitlines()
-  assert new.startswith("warning: this is a new ledger: ")
+  assert new.startswith("its first charge: ")
   assert charged.startswith("charged to ")
   chosen, settings = said
   assert chosen.startswith(f"head: auto, {why}")

@@ -291,9 +291,9 @@ class TestTheCommand:
     assert mark == "the column without noise is NOT PRIVATE"
     assert "out: 8 heads in" in where
     assert where.endswith("see results.csv and ablation.png")
-    charged, warning = err.splitlines()
+    charged, first = err.splitlines()
     assert charged.startswith("charged to ")
-    assert warning.startswith("warning: this is a new ledger: ")
+    assert first.startswith("its first charge: ")
     assert len(list((tmp_path / "out/heads").iterdir())) == 8
 
   def test_options_are_what_is_tried(self, place):

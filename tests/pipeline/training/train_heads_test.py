@@ -60,8 +60,8 @@ def test_a_run_is_charged_once(train_cache, capsys, draws):
   assert entry["cache_fingerprint"] == train_cache.fingerprint
   assert entry["num_draws"] == draws
   assert capsys.readouterr().err == (
-    f"charged to {ledger.path}\nwarning: this is a new ledger: what was"
-    " released of 'pets' before is not in it.\n"
+    f"charged to {ledger.path}\nits first charge: what was released of"
+    " 'pets' before, if anything, is not counted\n"
   )
 
 

@@ -24,7 +24,7 @@ class TestTrainAndSweep:
     asked, head, charged, new = err.splitlines()
     assert asked.startswith("asks for 1 release of 6 x 4 weights: about ")
     assert head.startswith("head: lamb, the paper's single step; costs ")
-    assert new.startswith("warning: this is a new ledger: ")
+    assert new.startswith("its first charge: ")
     assert charged.startswith("charged to ")
 
   def test_a_ledger_that_cannot_be_written(self, place, capsys, tmp_path):
