@@ -257,17 +257,16 @@ def _images(folder: str, listed: _Scan) -> list[tuple[str, int]]:
   """Returns path and bytes of the images below a folder, in their order."""
   files = sorted(_files(folder, listed))
   images = [(path, size) for path, size in files if _is_image(path)]
-  if others := [path for path, _ in files if not _is_image(path)]:
-    kinds = ", ".join(sorted({os.path.splitext(path)[1] for path in others}))
-    passed = f"{counted(len(others), 'file')} ({kinds}) passed over"
-    print(
-      f"{folder}: {passed}; `oneshot-dp inspect` says which", file=sys.stderr
-    )
   if broken := [path for path, size in images if size < 0]:
     raise InputError(
       f"{folder!r} has images that are no files (broken links?):"
       f" {shortened(broken)}; mend or remove them."
     )
+  others = [path for path, _ in files if not _is_image(path)]
+  if images and others:
+    kinds = ", ".join(sorted({os.path.splitext(path)[1] for path in others}))
+    passed = f"{counted(len(others), 'file')} ({kinds}) passed over"
+    print(f"{folder}: {passed}, see `oneshot-dp inspect`", file=sys.stderr)
   return images
 
 

@@ -36,7 +36,7 @@ def parse(argv: Sequence[str], commands: Mapping[str, Any]) -> Request:
 
   SystemExit: 0, after --help, or where nothing is asked.
   """
-  if argv[:1] == ["help"]:
+  if argv and argv[0] == "help":
     argv = [*argv[1:], "--help"]
   if not argv or argv[0] in HELP:
     print(overview(commands))

@@ -17,6 +17,7 @@ from oneshot_dp.extract.backbones.resnet import bit_layouts
 from oneshot_dp.extract.backbones.resnet.convolution import (
   Convolution,
   GroupNorm,
+  stages,
 )
 from oneshot_dp.extract.images.preprocess import Preprocessing
 
@@ -63,16 +64,10 @@ class BitResNet(nn.Module):
     # Zeros, not -inf, at the border, as when the weights were trained.
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
-    for stage, depth in enumerate(self.blocks):
-      for block in range(depth):
-        x = _Block(
-          4 * self.width * 2**stage,
-          stride=2 if stage and not block else 1,
-          project=not block,
-          groups=self.groups,
-          compute_dtype=self.compute_dtype,
-          name=f"stage{stage + 1}_block{block + 1}",
-        )(x)
+    block = functools.partial(
+      _Block, groups=self.groups, compute_dtype=self.compute_dtype
+    )
+    x = stages(x, block, self.blocks, 4 * self.width)
     x = GroupNorm(self.groups, name="norm")(x)
     return x.mean(axis=(1, 2), dtype=jnp.float32)
 

@@ -4,6 +4,7 @@ Weight standardisation depends on the weights alone: done once when the file is
 read, in float64, it leaves plain kernels, and costs no accelerator time.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -124,6 +125,25 @@ class GroupNorm(nn.Module):
     per_channel = (batch, 1, 1, channels)
     out = wide * gain.reshape(per_channel) + shift.reshape(per_channel)
     return (nn.relu(out) if self.relu else out).astype(x.dtype)
+
+
+def stages(
+  x: Array, block: Callable[..., nn.Module], depths: Sequence[int], width: int
+) -> Array:
+  """All residual blocks; a stage is twice as wide as that before, from `width`.
+
+  The first of a stage projects what it is added to, and halves its side (but
+  that of the first stage).
+  """
+  for stage, depth in enumerate(depths):
+    for place in range(depth):
+      x = block(
+        width * 2**stage,
+        stride=2 if stage and not place else 1,
+        project=not place,
+        name=f"stage{stage + 1}_block{place + 1}",
+      )(x)
+  return x
 
 
 def standardize(

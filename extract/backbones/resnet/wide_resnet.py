@@ -17,6 +17,7 @@ from oneshot_dp.extract.backbones.backbone import Architecture, Arrays, Shape
 from oneshot_dp.extract.backbones.resnet.convolution import (
   Convolution,
   GroupNorm,
+  stages,
   standardize,
 )
 from oneshot_dp.extract.backbones.resnet.layouts import family, refuse_another
@@ -71,16 +72,10 @@ class WideResNet(nn.Module):
       compute_dtype=self.compute_dtype,
       name="stem",
     )(images)
-    for stage in range(_STAGES):
-      for block in range(self.blocks):
-        x = _Block(
-          16 * self.width * 2**stage,
-          stride=2 if stage and not block else 1,
-          project=not block,
-          groups=self.groups,
-          compute_dtype=self.compute_dtype,
-          name=f"stage{stage + 1}_block{block + 1}",
-        )(x)
+    block = functools.partial(
+      _Block, groups=self.groups, compute_dtype=self.compute_dtype
+    )
+    x = stages(x, block, [self.blocks] * _STAGES, 16 * self.width)
     x = GroupNorm(self.groups, relu=False, name="norm")(nn.relu(x))
     return x.mean(axis=(1, 2), dtype=np.float32)
 
