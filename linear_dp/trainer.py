@@ -28,6 +28,8 @@ UNCLIPPED = "nothing"
 """What is clipped where nothing bounds the influence of a row."""
 ROW, MEANS = "row", "mean"
 """What is clipped: a row is a privacy unit, or its mean rows weigh as one."""
+WHOLE = "whole unit"
+"""All rows of a unit are in one part, and weigh as one there."""
 ROWS_ARE_CLIPPED = {"rows_per_unit": 1, "clipped": ROW}
 """What receipts and ledgers say where every row is a privacy unit."""
 

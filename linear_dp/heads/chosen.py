@@ -1,21 +1,21 @@
 r"""The best of several heads, by noisy counts on rows that none was trained on.
 
-A row is held out, or trained on, by its own content alone. Where it is held out
-the trainers see a row of zeros in its place, and n stays what it is, so each
-row touches one of two things:
+A row is held out, or trained on, by its own content alone; all rows of a unit
+are, by its id. Where they are held out the trainers see zeros in their place,
+and n stays what it is, so each row, or unit, touches one of two things:
 
 - *the heads*: G independent releases, each at √G·σ, one for heads that share
   theirs; together they are one Gaussian mechanism of σ;
 - *the counts* of right answers of the m heads on rows held out, as one vector
   of sensitivity √m with noise of σ·√m, made of heads that are fixed by then.
+  Each of the k rows of a unit counts for 1/k, rounded down to steps of 1/B.
 
 *Formal guarantee.* With nothing in a row's place, which is trained on as a row
 of zeros and counts for nothing, either the heads are those of the same data and
 the counts one Gaussian mechanism of σ, or the counts are post-processing of
 heads that are one: (ε, δ) for all heads, counts and the choice together. With
 another in its place, each part is changed by at most two rows, or each by one:
-noise of both is doubled, and 1/4 + 1/4 < 1. Units may have rows in both parts:
-they are refused.
+noise of both is doubled, and 1/4 + 1/4 < 1.
 """
 
 import dataclasses
@@ -40,8 +40,12 @@ from oneshot_dp.linear_dp.heads.registry import (
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import with_noise
 from oneshot_dp.linear_dp.rows.block import RowBlock
+from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
+from oneshot_dp.linear_dp.rows.whole_units import UnitSizes, count_rows
 from oneshot_dp.linear_dp.trainer import (
+  ROW,
   ROWS_ARE_CLIPPED,
+  WHOLE,
   Charging,
   NoBar,
   OnRelease,
@@ -65,21 +69,21 @@ class _Part:
   embedding_norm: np.ndarray
   label: np.ndarray
   example_id: np.ndarray
-  unit_id: None = None
+  unit_id: np.ndarray | None
 
 
 class ChoosingTrainer(Trainer):
   """Trains every candidate on one part of the rows, and gives the best.
 
   Args:
-    rows: the private rows, each a privacy unit.
+    rows: the private rows.
     configs: the candidates, of full batches.
-    held_out: of each row, in the order of a pass, whether it is held out; a
-      function of that row alone, and false of rows of zeros.
+    held_out: of each row, in the order of a pass, whether it is held out, if it
+      is not of zeros; a function of that row alone, or of its `unit_id`.
     progress: bars for people.
 
   Raises:
-    InputError: fewer than two candidates, random batches, or units.
+    InputError: fewer than two candidates, or random batches.
   """
 
   def __init__(
@@ -91,19 +95,15 @@ class ChoosingTrainer(Trainer):
   ):
     if len(configs) < 2:
       raise InputError("give two heads or more to choose from.")
-    if rows.has_units:
-      raise InputError(
-        "a choice counts rows with a guarantee per example, and the privacy"
-        f" unit of these rows is {rows.privacy_unit!r}; train one head, or"
-        " compare on public labels."
-      )
     if any(config.steps.sampling for config in configs):
       raise InputError("heads of random batches cannot be chosen from.")
     self._rows = rows
     self._held_out = held_out
     self._progress = progress
+    self._sizes: UnitSizes | None = None
     self.facts = {
       **ROWS_ARE_CLIPPED,
+      "clipped": WHOLE if rows.has_units else ROW,
       "candidates": [config.settings() for config in configs],
     }
     part = dataclasses.replace(rows, blocks=self._trained_on)
@@ -114,6 +114,8 @@ class ChoosingTrainer(Trainer):
 
   def read(self) -> None:
     """See `Trainer`."""
+    if self._rows.has_units:
+      self._sizes = count_rows(self._rows.blocks())
     for trainer in self._trainers:
       trainer.read()
 
@@ -156,6 +158,7 @@ class ChoosingTrainer(Trainer):
             candidates=tuple(head.settings["head"] for head in heads),
             noisy_counts=tuple(counts),
             chosen=best.mechanism,
+            clipped=self.facts["clipped"],
           ),
           plan=plan,
           draw=draw,
@@ -181,15 +184,20 @@ class ChoosingTrainer(Trainer):
     plan: ReleasePlan,
     source: NoiseSource,
     on_release: OnRelease,
-  ) -> list[int]:
+  ) -> list[float]:
     secret = np.zeros(len(heads), np.int64)
-    if self._held_out.any():
+    if any(held.any() for _, held in self._blocks()):
       weights = [head.head for head in heads]
-      secret = count_hits(weights, self._scored()).secret_hits[0]
+      found = count_hits(weights, self._scored(), sizes=self._sizes)
+      secret = found.secret_hits[0]
+    steps = GRID_RADIUS if self._sizes else 1
     sigma *= changed_units(plan.neighboring_relation)
-    counts, _, _ = with_noise(secret, sigma, source)
+    noisy, _, _ = with_noise(secret, sigma, source, steps)
+    counts = noisy / steps
     on_release(
-      Released(name=COUNTS, value=counts, noise_multiplier=sigma, grid_step=1.0)
+      Released(
+        name=COUNTS, value=counts, noise_multiplier=sigma, grid_step=1 / steps
+      )
     )
     return counts.tolist()
 
@@ -203,6 +211,7 @@ class ChoosingTrainer(Trainer):
         embedding_norm=np.where(held, np.float32(0), block.embedding_norm),
         label=np.where(held, np.int32(0), block.label),
         example_id=block.example_id,
+        unit_id=block.unit_id,
       )
 
   def _scored(self) -> Iterator[RowBlock]:
@@ -212,13 +221,15 @@ class ChoosingTrainer(Trainer):
         embedding_norm=block.embedding_norm[held],
         label=block.label[held],
         example_id=block.example_id[held],
+        unit_id=None if block.unit_id is None else block.unit_id[held],
       )
 
   def _blocks(self) -> Iterator[tuple[RowBlock, Bool[np.ndarray, " rows"]]]:
+    """Which rows of each are held out: none of zeros, which stand for none."""
     start = 0
     for block in self._rows.blocks():
       stop = start + len(block.label)
-      yield block, self._held_out[start:stop]
+      yield block, self._held_out[start:stop] & (block.embedding_norm > 0)
       start = stop
 
 

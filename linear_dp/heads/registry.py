@@ -16,7 +16,7 @@ from oneshot_dp.linear_dp.heads.whitened.training import WhitenedTrainer
 from oneshot_dp.linear_dp.one_step.trainer import OneStep, OneStepTrainer
 from oneshot_dp.linear_dp.trainer import (
   AS_STORED,
-  ROWS_ARE_CLIPPED,
+  ROW,
   HeadTrainer,
   Mechanism,
   NoBar,
@@ -45,8 +45,10 @@ class Chosen(Mechanism):
     num_examples, feature_dim, num_classes: n, d and K.
     noise_multiplier: σ of all releases together.
     candidates: methods that were looked at.
-    noisy_counts: how often each was right on rows held out, with noise.
+    noisy_counts: how often each was right on rows held out, with noise; of
+      units, whose rows share in one count.
     chosen: what the head was made by: the first of the largest count.
+    clipped: "row", or "whole unit".
   """
 
   KIND = "chosen"
@@ -55,8 +57,9 @@ class Chosen(Mechanism):
   num_classes: int
   noise_multiplier: float
   candidates: tuple[str, ...]
-  noisy_counts: tuple[int, ...]
+  noisy_counts: tuple[float, ...]
   chosen: Mechanism
+  clipped: str = ROW
 
   @classmethod
   def from_json(cls, section: Mapping[str, Any]) -> Self:
@@ -65,6 +68,8 @@ class Chosen(Mechanism):
     least = found.release_noise_multiplier
     if getattr(found.chosen, "noise_multiplier", least) < least:
       raise ValueError(f"a candidate has less noise than {least}")
+    if (section["chosen"]["clipped"] == ROW) != (found.clipped == ROW):
+      raise ValueError("the head and the counts are not of the same unit")
     return found
 
   @property
@@ -93,14 +98,16 @@ class Chosen(Mechanism):
       "input": chosen.get("input", AS_STORED),
       "release_noise_multiplier": self.release_noise_multiplier,
       "held_out_percent": HELD_OUT_PERCENT,
-      **ROWS_ARE_CLIPPED,
+      "rows_per_unit": 1,
     }
 
   def in_words(self, training: Mapping[str, Any]) -> str:
+    held_out = "rows" if self.clipped == ROW else "privacy units"
     return (
       f"the best of {', '.join(self.candidates)}, by noisy counts of right"
-      f" answers on about {HELD_OUT_PERCENT} % of the rows, which none was"
-      f" trained on; it is {training['head']}: {self.chosen.in_words(training)}"
+      f" answers on about {HELD_OUT_PERCENT} % of the {held_out}, which none"
+      f" was trained on; it is {training['head']}:"
+      f" {self.chosen.in_words(training)}"
     )
 
   def training(self) -> dict[str, Any]:

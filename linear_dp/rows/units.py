@@ -13,6 +13,7 @@ from oneshot_dp.linear_dp.rows.secret import Secret
 # Public and fixed: the choice need not be secret, only blind to content. The
 # digits of π.
 _KEY = np.uint64(0x243F6A8885A308D3)
+_PART_KEY = np.uint64(0x13198A2E03707344)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -75,6 +76,11 @@ def check_contributions(
       f"A unit has more than rows_per_unit={rows_per_unit} rows in the sum: the"
       " rows changed while they were read; run the same command again."
     )
+
+
+def unit_words(block: RowBlock) -> UInt64[np.ndarray, " rows"]:
+  """64 even bits of the `unit_id` alone, to put whole units into parts by."""
+  return _mixed(unit_ids_of(block).view(np.uint64) ^ _PART_KEY)
 
 
 def unit_ids_of(block: RowBlock) -> Int64[np.ndarray, " rows"]:

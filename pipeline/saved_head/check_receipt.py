@@ -22,10 +22,16 @@ from oneshot_dp.linear_dp.accounting.sections import (
   composition_section,
   privacy_section,
 )
-from oneshot_dp.linear_dp.heads.registry import mechanism_of
+from oneshot_dp.linear_dp.heads.registry import Chosen, mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.trainer import OneStep
-from oneshot_dp.linear_dp.trainer import MEANS, ROW, UNCLIPPED, Mechanism
+from oneshot_dp.linear_dp.trainer import (
+  MEANS,
+  ROW,
+  UNCLIPPED,
+  WHOLE,
+  Mechanism,
+)
 from oneshot_dp.pipeline.saved_head.make_receipt import (
   FIELDS,
   FORMAT_VERSION,
@@ -70,6 +76,7 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   bound = ROW if unit == EXAMPLE_UNIT else MEANS
   if unit != EXAMPLE_UNIT:
     check_unit_name(unit)
+    bound = WHOLE if isinstance(stated, Chosen) else bound
   if bound == ROW or not isinstance(stated, OneStep):
     bound = bound if stated.is_noisy else UNCLIPPED
     yield from _compare(mechanism, {"rows_per_unit": 1, "clipped": bound})

@@ -13,7 +13,7 @@ from oneshot_dp.linear_dp.accounting.sections import (
   composition_section,
   privacy_section,
 )
-from oneshot_dp.linear_dp.trainer import MEANS, UNCLIPPED, TrainedHead
+from oneshot_dp.linear_dp.trainer import MEANS, UNCLIPPED, WHOLE, TrainedHead
 from oneshot_dp.pipeline.saved_head.public_record import ASSUMPTION, SETTING
 
 FORMAT_VERSION = 3
@@ -144,6 +144,11 @@ def how_bounded(clipped: str, rows_per_unit: int) -> str:
     return "nothing bounds their influence"
   if clipped == "unit":
     return "all are summed, and the sum of each is clipped as one vector"
+  if clipped == WHOLE:
+    return (
+      "all are trained on or all held out and counted, and all of a unit"
+      " together weigh as much as one row either way"
+    )
   if clipped == MEANS:
     return (
       "those of a class are averaged, and weighed by how many they are, so that"

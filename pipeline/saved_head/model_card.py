@@ -8,7 +8,7 @@ from oneshot_dp.extract.cache.identity import sha256_of
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
-from oneshot_dp.linear_dp.trainer import AS_STORED, MEANS, UNIT_NORM
+from oneshot_dp.linear_dp.trainer import AS_STORED, MEANS, UNIT_NORM, WHOLE
 from oneshot_dp.pipeline.saved_head.odds import right_guesses
 from oneshot_dp.pipeline.saved_head.public_record import SETTING, PublicRecord
 
@@ -79,6 +79,8 @@ def _unit(receipt: dict[str, Any]) -> str:
   used = f"at most {mechanism['rows_per_unit']} of its examples are used"
   if mechanism["clipped"] == "unit":
     used = "the gradients of all its examples are clipped as one"
+  if mechanism["clipped"] == WHOLE:
+    used = "its examples are trained on, or counted, as one"
   if mechanism["clipped"] == MEANS:
     used = "the means of its examples of each class weigh as one together"
   return f"| privacy unit | {unit}: {used} |\n"

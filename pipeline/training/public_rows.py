@@ -27,6 +27,7 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_statistics import (
   PublicStatistics,
 )
+from oneshot_dp.linear_dp.rows.units import unit_words
 from oneshot_dp.linear_dp.trainer import (
   BaselineTrainer,
   Charging,
@@ -222,16 +223,18 @@ def choosing_trainer(
 
   Which rows are held out is decided by each row's own content: its image's
   key, or its embedding's; by other bits than its part of a split, so that every
-  part has some.
+  part has some. Where there are units it is decided by whose they are.
 
   Raises:
     InputError: see `ChoosingTrainer`.
   """
   rows = cache_rows(cache)
   part = SplitPart(split=cache.info.split, start=100 - HELD_OUT_PERCENT)
-  held_out = np.concatenate(
-    [in_part(part, keys[:, -1] << np.uint64(32)) for keys in cache.key_blocks()]
-  )
+  if rows.has_units:
+    words = [np.stack([unit_words(block)] * 2, 1) for block in cache.blocks()]
+  else:
+    words = [keys[:, -1] << np.uint64(32) for keys in cache.key_blocks()]
+  held_out = in_part(part, np.concatenate(words))
   if public is None:
     return ChoosingTrainer(rows, configs, held_out, step_bar)
   inner = ChoosingTrainer(public.mapped(rows), configs, held_out, step_bar)

@@ -30,7 +30,8 @@ class Flags(RunFlags):
 
   With --choose there is no evaluation cache: all heads together get one
   epsilon, are scored by noisy counts on about a tenth of the private rows, held
-  out by each row's own content, and the best is written, as `train` writes one.
+  out by each row's own content (all rows of a unit by its id), and the best is
+  written, as `train` writes one.
   The choice is part of that epsilon, and the receipt says what was looked at.
 
   Example: oneshot-dp compare --cache caches/train --eval-cache caches/test

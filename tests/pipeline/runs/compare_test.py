@@ -217,10 +217,14 @@ class TestChoose:
     "compare --choose --cache {train} --epsilons 4 --delta 1e-5 --out {out}"
   )
 
+  @pytest.mark.parametrize("of_users", [False, True])
   def test_it_delivers_what_verifies(
-    self, place, capsys, tmp_path, train_cache
+    self, place, capsys, tmp_path, train_cache, users, of_users
   ):
-    out, err = succeeds(capsys, *place(self.CHOOSE))
+    if of_users:
+      train_cache, _ = users
+    asked = self.CHOOSE.replace("{train}", str(train_cache.path))
+    out, err = succeeds(capsys, *place(asked))
     assert "out: epsilon = 4 at delta = 1e-05" in out
     assert err.splitlines()[1].startswith(
       "choosing among lamb, adam, momentum, whitened, "
@@ -236,6 +240,14 @@ class TestChoose:
     assert looked_at == [*ONE_STEP, *OTHERS]
     card = (folder / "README.md").read_text()
     assert f"the best of {', '.join(looked_at)}, by noisy counts" in card
+    of = "privacy units" if of_users else "rows"
+    assert f"on about 10 % of the {of}, which none" in card
+    assert ("its examples are trained on, or counted" in card) == of_users
+    for path, value in (
+      (("mechanism", "clipped"), "row" if of_users else "whole unit"),
+      (("mechanism", "chosen", "clipped"), "row" if of_users else "mean"),
+    ):
+      assert problems(changed(receipt, path, value))
 
   @pytest.mark.parametrize(
     ("path", "value"),

@@ -510,3 +510,24 @@ def test_every_part_of_a_split_has_rows_to_choose_by(tmp_path, split):
   trainer = choosing_trainer(cache, heads, None)
   assert isinstance(trainer, ChoosingTrainer)
   assert 0.03 < trainer._held_out.mean() < 0.2
+
+
+def test_a_unit_is_held_out_or_trained_on_as_a_whole(tmp_path):
+  """By its id alone, whatever its rows are."""
+  owner = np.random.default_rng(0).integers(-300, 300, 2000)
+  found = []
+  for seed in range(2):
+    rows = np.random.default_rng(seed).standard_normal((2000, 3))
+    path = tmp_path / f"{seed}.npz"
+    np.savez(path, embedding=rows, label=owner % 2, unit_id=owner)
+    cache = import_features(
+      path, tmp_path / f"cache-{seed}", num_classes=2, unit_name="user"
+    )
+    heads = [HeadConfig(head="lamb"), HeadConfig(head="adam")]
+    trainer = choosing_trainer(cache, heads, None)
+    assert isinstance(trainer, ChoosingTrainer)
+    found.append(trainer._held_out)
+  np.testing.assert_array_equal(found[0], found[1])
+  held, trained_on = (set(owner[part]) for part in (found[0], ~found[0]))
+  assert not held & trained_on
+  assert 30 < len(held) < 90
