@@ -29,11 +29,7 @@ _UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
 
 
 def check_unit_name(name: str) -> None:
-  """Refuses what cannot name a privacy unit coarser than an example.
-
-  Raises:
-    InputError: it is not a short name, or is "example".
-  """
+  """InputError: it cannot name a privacy unit coarser than an example."""
   if name == EXAMPLE_UNIT or not _UNIT_NAME.fullmatch(name):
     raise InputError(
       f'unit name {name!r} must be a short public one such as "user" or'

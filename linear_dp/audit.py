@@ -91,10 +91,7 @@ class CanaryScoreAuditor:
     confidence: float,
     sampling: PoissonSampling | None = None,
   ) -> float:
-    """ε, if the mechanism is what it claims to be with noise of another size.
-
-    `sampling` is that of the steps that it claims, if any.
-    """
+    """ε, if the mechanism is what it claims, but for the size of its noise."""
     rate = self.mean_error_upper_bound(confidence)
     return epsilon_of_mean_error(rate, delta, sampling)
 
@@ -200,14 +197,8 @@ def best_number_of_guesses(
   Few guesses are nearly all right, many prove more each. Chosen from the claim
   alone, never from the run, so the bound stays valid.
 
-  Args:
-    canaries: m.
-    mu: μ of the claim.
-    confidence: that of the bound to come.
-    delta: δ, for `epsilon_of_any`; None is for `epsilon_of_gdp`.
-
-  Returns:
-    r, even: half of them "there", half "not".
+  It is even, half of them "there", half "not". With δ it is for
+  `epsilon_of_any`, without for `epsilon_of_gdp`.
   """
   best, best_bound = 2, -1.0
   for z in _GUESSING_RULES:
@@ -243,9 +234,7 @@ def least_mean_error(
 
   It is ½ − half the total variation between neighbours, rounded down.
 
-  Args:
-    noise_multiplier: σ, of a Gaussian mechanism or of a sampled step.
-    sampling: the steps; None is one Gaussian mechanism.
+  `sampling` is of the steps; None is one Gaussian mechanism.
   """
   if sampling is None:
     return float(stats.norm.sf(0.5 / noise_multiplier))
@@ -293,11 +282,7 @@ def epsilon_of_gdp(mu: float, delta: float) -> float:
 
 
 def check_confidence(confidence: float) -> None:
-  """Refuses a confidence that is none.
-
-  Raises:
-    InputError: it is not in (0.5, 1).
-  """
+  """InputError where it is not in (0.5, 1)."""
   if not 0.5 < confidence < 1:
     raise InputError(
       f"confidence={confidence} must lie between 0.5 and 1, such as 0.95."

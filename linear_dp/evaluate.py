@@ -30,8 +30,7 @@ class Accuracy:
   """Shares of n rows whose label is the best, or among the best five.
 
   Attributes:
-    top1, top5: of all rows.
-    num_examples: n.
+    top1, top5, num_examples: of all rows.
     balanced: the mean of `recall` over classes that have rows; None where only
       noisy counts of all rows were paid for, or a row may have several labels.
     recall: top-1 of the rows of each class; None of a class without rows.
@@ -246,12 +245,8 @@ def logits_of(
 ) -> Iterator[tuple[Float32[np.ndarray, "batch K"], np.ndarray]]:
   """The logits that `count_hits` ranks by, less the largest bias.
 
-  Args:
-    head: the weights.
-    rows: embeddings [rows, d], and numbers ≥ 0 that come back beside them.
-
-  Raises:
-    InputError: logits that are not finite.
+  Numbers ≥ 0 beside the embeddings [rows, d] come back beside their logits.
+  InputError: logits that are not finite.
   """
   weights = jax.device_put((head.kernel, head.bias))
   for embedding, numbers in padded_batches(rows, _BATCH_ROWS):

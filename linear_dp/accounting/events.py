@@ -79,8 +79,7 @@ def changed_units(relation: NeighboringRelation) -> int:
   >>> [changed_units(relation) for relation in CHANGED_UNITS]
   [1, 2]
 
-  Raises:
-    InputError: n would not be public.
+  InputError: n would not be public.
   """
   if relation not in CHANGED_UNITS:
     raise InputError(
@@ -94,9 +93,6 @@ def relation_of(name: str) -> NeighboringRelation:
 
   ADD_OR_REMOVE_ONE held only for whoever does not know n, which receipts give.
   For all others the same noise has the same ε in REPLACE_SPECIAL.
-
-  Raises:
-    KeyError: there is no such relation.
   """
   relation = NeighboringRelation[name]
   if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -117,8 +113,7 @@ def repeated(event: DpEvent, count: int) -> DpEvent:
 def parts_of(event: DpEvent) -> tuple[list[float], list[Steps]]:
   """σ of every Gaussian mechanism on all rows, and all steps on samples.
 
-  Raises:
-    InputError: it holds what nothing here can compose.
+  InputError: it holds what nothing here can compose.
   """
   gaussians, sampled = [], []
   for part in _parts(event):
@@ -191,11 +186,7 @@ def loss_distribution(
 ) -> PrivacyLossDistribution:
   """The composition of steps on samples, and of Gaussians, rounded up.
 
-  For a unit, or nothing in its place.
-
-  Args:
-    sampled: at least one.
-    sigmas: σ of every Gaussian mechanism on all rows.
+  For a unit, or nothing in its place; there must be steps.
   """
   # Where noise is low, a finer grid of losses gains little.
   low = min(steps.noise_multiplier for steps in sampled) < 1.5
@@ -233,11 +224,7 @@ def event_as_json(event: DpEvent) -> dict[str, Any]:
 
 
 def event_from_json(value: Any) -> DpEvent:
-  """Reads what `event_as_json` made.
-
-  Raises:
-    KeyError, TypeError, ValueError: it is no event, or of an unknown class.
-  """
+  """Reads what `event_as_json` made; KeyError, TypeError or ValueError."""
   name = value["class_name"]
   if name not in _KNOWN:
     raise ValueError(f"a mechanism of kind {name!r}")

@@ -81,17 +81,8 @@ class Record:
   ) -> "Record | None":
     """The record in a folder if it was charged, or else a new one.
 
-    Args:
-      folder: where a stopped run left it, or there will be one.
-      ledger: that it was, or will be, charged to.
-      trainings: of the run; None is one that cannot go on.
-      noise_seed: None is the operating system's noise.
-
-    Returns:
-      None if the run cannot go on after a stop.
-
-    Raises:
-      InputError: another ledger has its charge.
+    `trainings` are those of the run, None of which cannot go on; then there is
+    no record. InputError: another ledger has its charge.
     """
     asked = {
       "version": importlib.metadata.version("oneshot-dp"),
@@ -150,8 +141,7 @@ class Record:
   def paid(self, ledger: Ledger, pay: Callable[[], list[str]]) -> list[str]:
     """Names of the charges, which are made now if they were not before.
 
-    Raises:
-      RunError: there is not room for all releases; nothing is charged.
+    RunError: there is not room for all releases; nothing is charged.
     """
     if self.entries:
       return self.entries

@@ -121,16 +121,8 @@ def cache_trainer(
 ) -> Trainer:
   """The way to train that configs name; several, if of one step, together.
 
-  Args:
-    cache: the private rows.
-    configs: the heads; not "auto".
-    max_rows_per_unit: see `train_heads`.
-    public: what to centre or whiten the rows by.
-    start: what to start from.
-    hosts: that have a part of the rows each.
-
-  Raises:
-    InputError: what was asked makes no sense for this cache.
+  For the arguments see `train_heads`; `start` is of public weights. InputError:
+  what was asked makes no sense for this cache.
   """
   rows = cache_rows(cache, max_rows_per_unit, hosts)
   rows = dataclasses.replace(rows, start=start)
@@ -145,12 +137,8 @@ def cache_trainer(
 class Training:
   """A part of a run, with noise and a charge of its own.
 
-  Attributes:
-    trainer: how.
-    plan: the releases to make.
-    on_release: called with all that leaves.
-    facts: more public facts to keep with the ledger's entry.
-    note: what to say of it before it is charged.
+  `on_release` is called with all that leaves; `facts` are more public facts to
+  keep with the ledger's entry; `note` is to be said before it is charged.
   """
 
   trainer: Trainer
@@ -194,16 +182,9 @@ def train_heads(
       each instead of clipping their sum.
     public: what to centre or whiten the rows by.
     ledger_dir: where ledgers are; None is the default place.
-    baseline: also train the head without noise, which is NOT PRIVATE.
+    baseline: also train the head without noise, which is NOT PRIVATE, at last.
     aloud: say on stderr what to beware of, and where it is charged.
     keep: see `Keep`.
-
-  Returns:
-    Heads in the order of release, the baseline last.
-
-  Raises:
-    InputError: what was asked makes no sense for this cache, or would break the
-      cap of its data set; nothing is charged then.
   """
   trainer = cache_trainer(cache, [config], max_rows_per_unit, public=public)
   return train_all(
