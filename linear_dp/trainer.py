@@ -56,12 +56,8 @@ class NoBar(contextlib.nullcontext):
 class Released:
   """What one noisy mechanism of a plan let out; as public as the head.
 
-  Attributes:
-    name: of which statistic.
-    value: the statistic with its noise.
-    noise_multiplier: σ of the mechanism.
-    grid_step: all values are integers times this.
-    at: what was public before, and the statistic was taken at.
+  All values are integers times `grid_step`; `at` is what was public before, and
+  the statistic was taken at.
   """
 
   name: str
@@ -75,11 +71,8 @@ class Released:
 class Resumable:
   """A training of many releases, which may go on in another process.
 
-  Attributes:
-    step: the name of the releases that are its steps.
-    num_steps: how many.
-    num_bytes: of all its releases.
-    settings: all that it depends on but rows, noise and plan; public, JSON.
+  `step` is the name of the releases that are its steps, `settings` all that it
+  depends on but rows, noise and plan: public, JSON.
   """
 
   step: str
@@ -198,9 +191,7 @@ class TrainedHead:
   """A head and what is to be said of it.
 
   Attributes:
-    head: the weights.
     statement: its guarantee.
-    mechanism: what it was released by.
     plan: the releases that it is one of, which compose.
     settings: all that was chosen for it; public. "head" names the method.
     draw: which of the plan's repetitions it is of.
@@ -269,10 +260,7 @@ class Trainer(BaselineTrainer):
 class HeadTrainer(Trainer):
   """A way to train that the registry has a row for; its class says which.
 
-  Args:
-    rows: the private rows.
-    configs: the heads to make of each release; several only of one step.
-    progress: bars for people.
+  `configs` are the heads to make of each release; several only of one step.
   """
 
   methods: ClassVar[tuple[str, ...]]
