@@ -145,10 +145,7 @@ class PrivateHead:
       "privacy": privacy_section(
         statement, privacy_unit=self.privacy_unit, sampling=plan.sampling
       ),
-      "composition": {
-        **composition_section(plan),
-        "charged": self.is_charged,
-      },
+      "composition": {**composition_section(plan), "charged": self.is_charged},
       "data": {
         "num_examples": self.num_examples,
         "feature_dim": d,

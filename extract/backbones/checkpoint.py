@@ -13,11 +13,7 @@ import numpy as np
 import safetensors
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.backbones.backbone import (
-  Architecture,
-  Arrays,
-  Shape,
-)
+from oneshot_dp.extract.backbones.backbone import Architecture, Arrays, Shape
 
 _MAX_NAMED = 8
 _DAMAGED = (

@@ -19,10 +19,7 @@ import msgspec
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.split_part import SplitPart
-from oneshot_dp.extract.cache.identity import (
-  CacheIdentity,
-  sha256_of,
-)
+from oneshot_dp.extract.cache.identity import CacheIdentity, sha256_of
 
 FORMAT_VERSION = 2
 _READABLE = (1, FORMAT_VERSION)

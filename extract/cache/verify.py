@@ -45,8 +45,7 @@ class VerifyReport:
 
 
 def verify_cache(
-  path: str | os.PathLike,
-  progress: Callable[[int, int], None] | None = None,
+  path: str | os.PathLike, progress: Callable[[int, int], None] | None = None
 ) -> VerifyReport:
   """Checks that a cache is what its metadata says, down to each row.
 

@@ -58,9 +58,7 @@ def draw(rng: np.random.Generator, number: int) -> Draws:
 
 
 def augment(
-  draws: Draws,
-  maps: Int8[Any, "b 48 48"],
-  is_written: Bool[Any, " b"],
+  draws: Draws, maps: Int8[Any, "b 48 48"], is_written: Bool[Any, " b"]
 ) -> Float32[Array, "b 32 32"]:
   """An image in [0, 1] of every glyph; see `Glyphs` for the maps."""
   return jax.vmap(_image)(draws, maps, is_written)

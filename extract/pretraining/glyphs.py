@@ -107,9 +107,7 @@ def _printed_map(ink: Bool[np.ndarray, "h w"]) -> Int8[np.ndarray, "48 48"]:
   return _stored(read / per_pixel)
 
 
-def _written_map(
-  points: Float[np.ndarray, "p 2"],
-) -> Int8[np.ndarray, "48 48"]:
+def _written_map(points: Float[np.ndarray, "p 2"]) -> Int8[np.ndarray, "48 48"]:
   low, high = points.min(axis=0), points.max(axis=0)
   points = (points - (low + high) / 2) * (BOX / max(high - low)) + SIDE / 2
   centres = np.arange(SIDE) + 0.5
@@ -118,8 +116,6 @@ def _written_map(
   return _stored(-distance)
 
 
-def _stored(
-  distance: Float[np.ndarray, "48 48"],
-) -> Int8[np.ndarray, "48 48"]:
+def _stored(distance: Float[np.ndarray, "48 48"]) -> Int8[np.ndarray, "48 48"]:
   steps = np.rint(distance * STEPS_PER_PIXEL)
   return np.clip(steps, -127, 127).astype(np.int8)

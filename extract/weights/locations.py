@@ -98,9 +98,7 @@ def _on_the_web(location: str) -> Remote:
     # Not shown: it cannot be said which part of it is a password.
     raise InputError("The address of the weights is malformed.") from None
   return Remote(
-    url=location,
-    name=name,
-    remedy="check the address and that you may read it",
+    url=location, name=name, remedy="check the address and that you may read it"
   )
 
 

@@ -181,8 +181,7 @@ def on_all_rows(sampled: Sequence[Steps], units: int) -> float:
 
 
 def loss_distribution(
-  sampled: Sequence[Steps],
-  sigmas: Sequence[float],
+  sampled: Sequence[Steps], sigmas: Sequence[float]
 ) -> PrivacyLossDistribution:
   """The composition of steps on samples, and of Gaussians, rounded up.
 

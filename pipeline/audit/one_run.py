@@ -27,10 +27,7 @@ from oneshot_dp.linear_dp.heads.registry import make_trainer
 from oneshot_dp.linear_dp.trainer import Released
 from oneshot_dp.pipeline.audit.attack import log_likelihood
 from oneshot_dp.pipeline.audit.canaries import Canaries, canary_length
-from oneshot_dp.pipeline.audit.observations import (
-  faults_of_rounding,
-  observe,
-)
+from oneshot_dp.pipeline.audit.observations import faults_of_rounding, observe
 from oneshot_dp.pipeline.audit.report import AuditReport, bounds_of_guesses
 from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.public_rows import PublicRows

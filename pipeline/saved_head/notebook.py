@@ -5,10 +5,7 @@ import os
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.cache.identity import (
-  BackboneIdentity,
-  CacheIdentity,
-)
+from oneshot_dp.extract.cache.identity import BackboneIdentity, CacheIdentity
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.private_head import PrivateHead

@@ -17,11 +17,7 @@ from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import event_of
-from oneshot_dp.pipeline.saved_head.check_receipt import (
-  plan_of,
-  problems,
-  same,
-)
+from oneshot_dp.pipeline.saved_head.check_receipt import plan_of, problems, same
 from oneshot_dp.pipeline.saved_head.directory import (
   CARD_FILE,
   RECEIPT_FILE,

@@ -10,6 +10,5 @@ from oneshot_dp.configs.experiments.imagenet import imagenet_config
 
 def get_config() -> extract_config.ExtractConfig:
   return imagenet_config(
-    "bit_r152x4",
-    "hf://timm/resnetv2_152x4_bit.goog_in21k/model.safetensors",
+    "bit_r152x4", "hf://timm/resnetv2_152x4_bit.goog_in21k/model.safetensors"
   )

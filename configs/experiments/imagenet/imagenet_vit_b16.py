@@ -10,6 +10,5 @@ from oneshot_dp.configs.experiments.imagenet import imagenet_config
 
 def get_config() -> extract_config.ExtractConfig:
   return imagenet_config(
-    "vit_b16",
-    "hf://timm/vit_base_patch16_224.augreg_in21k/model.safetensors",
+    "vit_b16", "hf://timm/vit_base_patch16_224.augreg_in21k/model.safetensors"
   )

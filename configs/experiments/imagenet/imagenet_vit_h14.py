@@ -13,6 +13,5 @@ from oneshot_dp.configs.experiments.imagenet import imagenet_config
 
 def get_config() -> extract_config.ExtractConfig:
   return imagenet_config(
-    "vit_h14",
-    "hf://timm/vit_huge_patch14_224.orig_in21k/model.safetensors",
+    "vit_h14", "hf://timm/vit_huge_patch14_224.orig_in21k/model.safetensors"
   )

@@ -6,11 +6,7 @@ from pathlib import Path
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import (
-  HeadConfig,
-  HeadName,
-  PrivacyConfig,
-)
+from oneshot_dp.configs.head_config import HeadConfig, HeadName, PrivacyConfig
 from oneshot_dp.pipeline.commands.flags import OnHosts, PublicOptions, RunFlags
 from oneshot_dp.pipeline.shell.answer import Answer
 

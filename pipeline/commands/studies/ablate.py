@@ -60,11 +60,7 @@ def run(flags: Flags) -> Answer:
   return answer_of_run(
     flags,
     lambda run: run_ablation(
-      run,
-      flags.epsilon,
-      flags.privacy,
-      flags.choices,
-      others=others,
+      run, flags.epsilon, flags.privacy, flags.choices, others=others
     ),
     ablation_table,
     "ablation.png",

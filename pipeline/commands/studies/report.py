@@ -54,7 +54,4 @@ def run(flags: Flags) -> Answer:
   written = write_report(**vars(flags))
   for note in written.notes:
     print(note, file=sys.stderr)
-  return Answer(
-    text=str(written.page),
-    facts=written._asdict(),
-  )
+  return Answer(text=str(written.page), facts=written._asdict())
