@@ -42,11 +42,7 @@ _TURNS_ROUND = {*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A)))}
 
 
 def check_name(place: str, name: object) -> None:
-  """Refuses what no terminal, table or file should be asked to show as a name.
-
-  Raises:
-    InputError: it is blank, very long, no text, or holds control characters.
-  """
+  """Refuses what is no name: blank, very long, no text, control characters."""
   if not (isinstance(name, str) and name.strip()):
     raise InputError(f"{place}={name!r} must be a name, and not blank.")
   if len(name) > _LONGEST_NAME:
@@ -57,11 +53,7 @@ def check_name(place: str, name: object) -> None:
 
 
 def check_text(place: str, text: str) -> None:
-  """Refuses control characters, and bytes that are not UTF-8.
-
-  Raises:
-    InputError: names the place, and shows them escaped.
-  """
+  """Refuses control characters and what is no UTF-8; shows them escaped."""
   if any(
     c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES for c in text
   ):
@@ -89,11 +81,7 @@ def _escaped_line(line: str) -> str:
 
 
 def check_num_classes(num_classes: int, place: str) -> None:
-  """Refuses more classes than anybody has, before memory is asked for.
-
-  Raises:
-    InputError: says how to raise the bound.
-  """
+  """Refuses more classes than anybody has, before memory is asked for."""
   if num_classes > MOST_CLASSES:
     raise InputError(
       f"{place} makes {num_classes} classes, more than {MOST_CLASSES}: mend it,"
@@ -102,10 +90,6 @@ def check_num_classes(num_classes: int, place: str) -> None:
 
 
 def check_positive(name: str, value: int | None) -> None:
-  """Refuses a number below 1; None is a setting that is not given.
-
-  Raises:
-    InputError: `value` is 0 or less.
-  """
+  """Refuses a number below 1; None is a setting that is not given."""
   if value is not None and value < 1:
     raise InputError(f"{name}={value} must be at least 1.")

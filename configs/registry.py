@@ -25,11 +25,7 @@ def _modules() -> dict[str, str]:
 
 
 def load_config(name: str) -> ExtractConfig:
-  """The config of an experiment.
-
-  Raises:
-    InputError: there is no such experiment, or it has no usable get_config().
-  """
+  """The config of an experiment; InputError where it has none that works."""
   if name.endswith(".py"):
     if not Path(name).is_file():
       raise InputError(f"{name}: no such config file.")

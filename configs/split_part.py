@@ -34,11 +34,7 @@ class SplitPart:
 
   @classmethod
   def of(cls, split: str) -> Self:
-    """Reads its name.
-
-    Raises:
-      InputError: percentages that make no such part.
-    """
+    """Reads its name; InputError where the percentages make no such part."""
     if "%" not in split:
       return cls(split=split)
     if found := _PART.fullmatch(split):

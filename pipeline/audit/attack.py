@@ -70,8 +70,7 @@ def play(
 ) -> Runs:
   """Trains heads of canaries that are there or not, by the coins of a run.
 
-  `make` gives the way to train on rows with the canaries of a toss; `on_run` is
-  called after each run (progress).
+  `make` gives the way to train on rows with the canaries of a toss.
   """
   runs, heads, claims, faults = [], [], [], frozenset()
   for toss in coins:
@@ -107,10 +106,7 @@ def _scaled(kernel: Float[np.ndarray, "d K"]) -> Float[np.ndarray, "d K"]:
 def scores_of_releases(
   runs: Runs, sampling: PoissonSampling | None
 ) -> Float[np.ndarray, "runs m"]:
-  """The likelier that a canary was there, the higher; half-way is zero.
-
-  `sampling` is of the random batches of the claim.
-  """
+  """The likelier that a canary was there, the higher; half-way is zero."""
   starts = np.cumsum([0, *runs.parts[:-1]])
   # What a release says nothing of is zero in every run.
   is_of = np.logical_or.reduceat((runs.seen != 0).any(axis=0), starts, axis=1)

@@ -55,11 +55,7 @@ def make_canaries(
   number: int,
   max_rows_per_unit: int | None = None,
 ) -> Canaries:
-  """Canaries for a head of the rows of a cache.
-
-  Raises:
-    InputError: too few or too many.
-  """
+  """Canaries for a head of the rows of a cache; by default as many as fit."""
   if number not in CANARIES:
     raise InputError(
       f"canaries={number} must be {CANARIES[0]} to {CANARIES[-1]}."

@@ -8,11 +8,7 @@ from oneshot_dp.pipeline.shell.help import listed_flags
 
 
 def check_beam_options(options: Sequence[str], kinds: Iterable[type]) -> None:
-  """Refuses flags that Beam does not know either; `kinds` are the command's.
-
-  Raises:
-    InputError: with the nearest flag that there is.
-  """
+  """Refuses flags that Beam does not know either; names the nearest."""
   if not options:
     return
   from oneshot_dp.extract.job.beam_options import (

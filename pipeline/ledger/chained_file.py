@@ -102,11 +102,7 @@ class ChainedFile:
     return self.check(b"")
 
   def check(self, content: bytes) -> list[dict[str, Any]]:
-    """The entries of a content, which the caller has locked.
-
-    Raises:
-      InputError: the content is not what was written, or not all of it.
-    """
+    """The entries of a content, which the caller has locked."""
     key = self.path, canonical(self.identity)
     before, known = _checked.get(key, (b"", []))
     if not content.startswith(before):
@@ -209,11 +205,7 @@ class ChainedFile:
 
 
 class LockedChain:
-  """The entries of a `ChainedFile` while nobody else can add any.
-
-  Attributes:
-    entries: oldest first, those appended included.
-  """
+  """The entries of a `ChainedFile` while nobody else can add any."""
 
   def __init__(self, file: ChainedFile, descriptor: int):
     self._file = file

@@ -44,13 +44,7 @@ from oneshot_dp.pipeline.ledger.spending import (
 
 
 class Published(NamedTuple):
-  """The bytes of a head that left.
-
-  Attributes:
-    entry: name of the charge that paid for it.
-    head_sha256: of its file of weights.
-    receipt_sha256: of its whole receipt.json.
-  """
+  """The bytes of a head that left, and the name of the charge that paid."""
 
   entry: str
   head_sha256: str
@@ -108,11 +102,7 @@ class Ledger:
       _write(chain, facts)
 
   def published(self, entry: str) -> list[Published]:
-    """The heads that left for a charge, as far as it was noted.
-
-    Raises:
-      InputError, RunError: see `entries`.
-    """
+    """The heads that left for a charge, as far as it was noted."""
     return [head for head in self._heads() if head.entry == entry]
 
   def check_not_published(self, start: Path, sha256: str) -> None:
@@ -160,21 +150,12 @@ class Ledger:
     return written
 
   def check(self, *charges: Charge, at_once: bool = True) -> None:
-    """Finds what `charge` would refuse later, before any work.
-
-    Raises:
-      InputError: the ledger was tampered with, or this would break the cap.
-      RunError: it cannot be written.
-    """
+    """Finds what `charge` would refuse later, before any work."""
     with self._checked(charges, at_once=at_once) as chain:
       chain.check_writable()
 
   def set_cap(self, cap: Cap) -> Cap | None:
-    """Sets the cap from now on; the list of entries keeps the earlier ones.
-
-    Returns:
-      The cap that held until now.
-    """
+    """Sets the cap from now on, in a new entry; returns what held until now."""
     with self._file.locked() as chain:
       earlier = cap_of(chain.entries)
       _write(chain, cap.as_json())

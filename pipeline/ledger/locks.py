@@ -16,11 +16,7 @@ _PATIENCE = 2.0
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[int]:
-  """Opens a file, and its folder and it if need be, that no other process has.
-
-  Raises:
-    RunError: it cannot be written.
-  """
+  """Opens a file that no other process has, made with its folder if need be."""
   with writing(path):
     # Whatever the umask, and not the last folder alone.
     for folder in (*reversed(path.parent.parents), path.parent):

@@ -96,9 +96,8 @@ class Spending:
     """ε at δ, rounded up: the least cap that would have let all of this out.
 
     What was chosen at once, before anything was seen, is composed by its own
-    law; anything else as a filter must, with a part of δ for random batches.
-
-    That part is a tenth by default, where there are any.
+    law; anything else as a filter must, with a part of δ for random batches: by
+    default a tenth, where there are any.
     """
     if self.choices <= 1:
       return epsilon_of_event(composed(self.events), delta, self.relation)
@@ -119,11 +118,7 @@ class Spending:
 def spending_of(
   entries: Sequence[dict[str, Any]], relation: NeighboringRelation
 ) -> Spending:
-  """Composes the entries of a ledger.
-
-  Raises:
-    InputError: an entry was paid for by what this version cannot compose.
-  """
+  """Composes the entries of a ledger; InputError where this version cannot."""
   charges = [entry for entry in entries if entry.get("kind") != CAP]
   private = [entry for entry in charges if entry.get("private")]
   return Spending(
@@ -136,11 +131,7 @@ def spending_of(
 
 
 def event_of(entry: dict[str, Any]) -> DpEvent:
-  """What paid for an entry, of this version or an earlier one.
-
-  Raises:
-    InputError: this version cannot compose it.
-  """
+  """What paid for an entry, of this version or an earlier one; InputError."""
   try:
     if "mechanisms" in entry and "dp_event" in entry:
       raise ValueError("both 'mechanisms' and 'dp_event'")

@@ -164,10 +164,7 @@ def _rows(
   pairs: Sequence[tuple[FeatureCache, FeatureCache]],
   composed: Mapping[float, float],
 ) -> list[AblationRow]:
-  """The lines of results.csv, from one pass over each evaluation cache.
-
-  Heads of one cache come one after another.
-  """
+  """The lines of results.csv, from one pass over each evaluation cache."""
   rows = []
   for place, of_cache in itertools.groupby(
     trained, lambda each: each[0].cell.cache
@@ -209,11 +206,7 @@ def _as_in_the_paper(
 
 @contextlib.contextmanager
 def _till_stopped(done: Sequence[object]) -> Iterator[None]:
-  """Ctrl-C ends the block; heads that are finished were paid for, and are kept.
-
-  Raises:
-    KeyboardInterrupt: none is.
-  """
+  """Ctrl-C ends the block, if anything is done: that was paid for, and kept."""
   try:
     yield
   except KeyboardInterrupt:

@@ -57,11 +57,7 @@ class Choices:
 
 
 def cells(choices: Choices, caches: Sequence[str]) -> list[Cell]:
-  """The lines of the table, the base first; caches are named resolutions.
-
-  Raises:
-    InputError: there is nothing to try, or something twice.
-  """
+  """The lines of the table, the base first; caches are named resolutions."""
   base = dataclasses.replace(_PAPERS, learning_rate=choices.learning_rate)
 
   def cell(axis: str, setting: str, cache: int = 0, **changes: Any) -> Cell:

@@ -122,10 +122,7 @@ def run_figures(
 
 
 def _composed(plans: Sequence[ReleasePlan]) -> dict[float, float]:
-  """δ → ε of all releases of all plans together, exactly.
-
-  What pays is Gaussian mechanisms, whose composition is one of them at any δ.
-  """
+  """δ → ε of all releases of all plans together, exactly: all are Gaussian."""
   sigma = accounting.compose(
     s for plan in plans for s in plan.charged_noise_multipliers
   )

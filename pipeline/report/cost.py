@@ -148,10 +148,7 @@ def budget_status(
   paid: frozenset[str],
   relation: NeighboringRelation,
 ) -> BudgetStatus | str:
-  """Reads the ledger of a run's data set; or says why it cannot, in words.
-
-  `paid` has the names of the entries that paid for the run.
-  """
+  """Reads the ledger of a run's data set; or says why it cannot, in words."""
   try:
     entries = Ledger(run.dataset, ledger_dir).entries()
     if not entries:

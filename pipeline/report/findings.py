@@ -171,10 +171,7 @@ def _fit(answers: PublicAnswers, chosen: tuple[SweepRow, ...]) -> bool:
 def _known_sums(
   run: RunRecord, chosen: SweepRow
 ) -> tuple[SumOfRows | str, SweepRow]:
-  """The sums of the chosen head, or else of one of another method, and it.
-
-  Where there are none, a sentence says why.
-  """
+  """The sums of the chosen head, or another, and which it is; or why none."""
   others = [rows[0] for rows in grouped(run.noisy, "head").values()]
   found = [(sums_of(run.receipts[r.path]), r) for r in (chosen, *others)]
   known = (each for each in found if not isinstance(each[0], str))

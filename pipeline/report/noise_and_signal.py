@@ -68,10 +68,7 @@ class SumOfRows:
     scale: float,
     noise_sds: dict[float, float],
   ) -> NoiseAndSignal:
-    """Signal, of sums of evaluation rows, and noise, by noise_sd_steps.
-
-    `scale` is private rows over evaluation rows.
-    """
+    """Signal, of sums of evaluation rows, and noise, by noise_sd_steps."""
     sums = scale * (class_sums - self.shared * class_sums.sum(axis=0))
     return NoiseAndSignal(
       method=method,

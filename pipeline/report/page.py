@@ -34,11 +34,7 @@ _FALSE_ALARMS = 0.01
 
 
 def draw_all(findings: Findings, folder: Path) -> dict[str, Picture]:
-  """Draws what there is to draw, each for the page and as PNG and PDF files.
-
-  Returns:
-    By name, with "-" as "_".
-  """
+  """By name, with "-" as "_"; drawn for the page, and as PNG and PDF files."""
   is_private = findings.chosen[0].private
   return {
     name.replace("-", "_"): draw_picture(
@@ -50,11 +46,7 @@ def draw_all(findings: Findings, folder: Path) -> dict[str, Picture]:
 
 
 def render(findings: Findings, pictures: dict[str, Picture]) -> str:
-  """The page, as HTML. Everything that is filled in is escaped.
-
-  Raises:
-    InputError: the files of the run lack something that the page tells.
-  """
+  """The page, as HTML; InputError where the files of the run lack something."""
   environment = jinja2.Environment(
     autoescape=True,
     undefined=jinja2.StrictUndefined,
@@ -145,10 +137,7 @@ def _accuracies(findings: Findings) -> list[list[results.SweepRow]]:
 
 
 def _classes(findings: Findings) -> Iterator[dict[str, Any]]:
-  """How often each is named right, and what it has over the noise.
-
-  Weakest first; all of them, or the weakest of very many.
-  """
+  """Each class, the weakest first: how often it is named right, over noise."""
   answers, names = findings.answers, findings.run.class_names
   if isinstance(answers, str):
     return

@@ -93,10 +93,7 @@ class Plan(NamedTuple):
 
 
 class Picture(NamedTuple):
-  """A figure, for the page: data URIs of SVG.
-
-  Width and height are of the wide one, in pixels.
-  """
+  """A figure, for the page: data URIs of SVG, the wide one so many pixels."""
 
   alt: str
   wide: str

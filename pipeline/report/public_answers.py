@@ -18,11 +18,7 @@ ClippedRows = Callable[[Block], Float[np.ndarray, "rows D"]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PublicAnswers:
-  """The answers of several heads, and sums of the rows they answered on.
-
-  The sums are of rows as a mechanism would clip them, class by class; None
-  where none was asked for.
-  """
+  """The answers of several heads, and sums of the rows they answered on."""
 
   num_classes: int
   label: Int64[np.ndarray, " n"]
@@ -45,10 +41,7 @@ class PublicAnswers:
 
   @functools.cached_property
   def confusion(self) -> sparse.csr_array:
-    """Share of a class's rows (line) that get an answer, mean over heads.
-
-    Sparse [K, K], so that there may be any number of classes.
-    """
+    """Share of a class's rows (line) that get an answer; sparse [K, K]."""
     labels = np.broadcast_to(self.label, self.answer.shape).ravel()
     pairs = (np.ones(labels.size), (labels, self.answer.ravel()))
     shares = sparse.csr_array(pairs, shape=2 * (self.num_classes,))
@@ -72,8 +65,7 @@ def ask(
 ) -> PublicAnswers:
   """One pass over evaluation rows; only where their labels are public.
 
-  Heads are of one shape; rows are also summed as `clipped` makes them, class by
-  class.
+  Rows are also summed as `clipped` makes them, class by class.
   """
   labels, answers = [], []
   sums: np.ndarray | None = None

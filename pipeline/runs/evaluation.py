@@ -44,10 +44,7 @@ _STREAM = 1
 
 
 class Evaluation(NamedTuple):
-  """Accuracies that may be shown, one per head, and what they gave away.
-
-  In a few words, for tables and plots, and for machines, as JSON.
-  """
+  """Accuracies, one per head, and what they gave away in words and as JSON."""
 
   scores: list[Accuracy]
   description: str
@@ -56,10 +53,7 @@ class Evaluation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivateEvaluation:
-  """A request to score heads on private labels.
-
-  The ledger is of the data set that the evaluation cache was made of.
-  """
+  """A request to score heads on private labels, at the cost of their ledger."""
 
   plan: CountPlan
   source: NoiseSource
@@ -74,11 +68,7 @@ class PrivateEvaluation:
     cache: FeatureCache,
     ledger_dir: Path | None,
   ) -> Self:
-    """What --private-eval EPSILON asks for.
-
-    Raises:
-      InputError: an epsilon or delta that makes no guarantee.
-    """
+    """What --private-eval EPSILON asks for."""
     plan = CountPlan(
       epsilon=epsilon,
       delta=privacy.delta,
@@ -215,13 +205,7 @@ def count_cache(
   lists: LabelLists | None = None,
   sizes: UnitSizes | None = None,
 ) -> SecretHits:
-  """Counts the right answers of heads, which are all of one shape.
-
-  By the labels of the rows, or by other lists of them; of rows, or of units.
-
-  Raises:
-    InputError: a shard or a label is damaged, or the cache does not fit.
-  """
+  """Counts the right answers of heads of one shape, of rows or of units."""
   with step_bar("evaluate", "row", len(cache)) as bar:
     return count_hits(
       heads, cache.blocks(), lists=lists, sizes=sizes, on_rows=bar.update

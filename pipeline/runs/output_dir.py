@@ -32,11 +32,7 @@ def held(path: Path) -> Reserved | None:
 
 
 def resolved(path: Path) -> Path:
-  """The place that a path means, through all links.
-
-  Raises:
-    InputError: the links go in a circle.
-  """
+  """The place that a path means, through all links."""
   try:
     place = path.resolve()
     place.exists()
@@ -49,12 +45,7 @@ def resolved(path: Path) -> Path:
 
 
 def check_absent(path: Path, instead: str = _ELSEWHERE) -> None:
-  """Refuses to write over earlier results, before any budget is spent.
-
-  Raises:
-    InputError: something is there already.
-    RunError: the place cannot be written.
-  """
+  """Refuses to write over earlier results, before any budget is spent."""
   place = resolved(path)
   with disk_errors(path):
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):

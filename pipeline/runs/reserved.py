@@ -39,11 +39,7 @@ class Reserved:
   _number: int = 0
 
   def make_room(self, size: int) -> None:
-    """Takes bytes of the disk, for heads and as many for all else.
-
-    Raises:
-      RunError: they are not there.
-    """
+    """Takes bytes of the disk, for heads and as many for all else."""
     with disk_errors(self.path):
       for name in _ROOMS:
         take_room(self.work / name, size)
@@ -53,13 +49,7 @@ class Reserved:
     (self.work / _ROOMS[1]).unlink(missing_ok=True)
 
   def keep(self, write: Callable[[Path], object]) -> None:
-    """Writes what was paid for into a folder that outlives a failing run.
-
-    It is on the disk when this returns.
-
-    Raises:
-      RunError: it can be written nowhere, and is lost.
-    """
+    """Puts what was paid for on the disk, in a folder that outlives the run."""
     reason: object = ""
     with contextlib.suppress(OSError):
       (self.work / _ROOMS[0]).unlink(missing_ok=True)

@@ -197,8 +197,6 @@ def write_tables(
   """Writes results.csv and results.json; accuracies are fractions.
 
   In the CSV the recalls of classes are one cell, with spaces between.
-
-  The cost is of all rows together, and the evaluation what scored them; JSON.
   """
   with (directory / "results.csv").open(
     "w", newline="", encoding="utf-8"

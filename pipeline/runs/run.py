@@ -94,11 +94,7 @@ class Run:
       check_never_charged(self.evaluation, self.ledger_dir, EXACT_SCORES)
 
   def make_room(self, num_heads: int) -> None:
-    """Takes the disk that so many heads will need, before any is charged.
-
-    Raises:
-      RunError: it is not there.
-    """
+    """Takes the disk that so many heads will need, before any is charged."""
     if here := output_dir.held(self.out):
       here.make_room(num_heads * head_bytes(self.train.info))
 

@@ -132,10 +132,7 @@ def _with_public_n(receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 def _proven_of_samples(receipt: dict[str, Any]) -> float | None:
-  """ε in REPLACE_ONE of a head by Poisson samples that is stated in another.
-
-  Earlier versions took a pair for the worst of which that is not proven.
-  """
+  """ε in REPLACE_ONE; earlier versions took a pair not proven to be the worst."""
   privacy, mechanism = receipt["privacy"], mechanism_of(receipt["mechanism"])
   sigma, relation = privacy["noise_multiplier"], privacy["neighboring_relation"]
   if not (mechanism.sampling and sigma) or relation == _REPLACED:

@@ -35,12 +35,9 @@ from oneshot_dp.pipeline.saved_head.model_card import model_card
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadCheck:
-  """What was found about a head.
+  """What was found about a head, which is sound if it has no problems.
 
-  Attributes:
-    problems: one line for each fault; empty if it is sound.
-    conclusion: what a sound head's check amounts to, in words.
-    is_vouched: whether a ledger says that these very bytes were published.
+  `is_vouched`: a ledger says that these very bytes were published.
   """
 
   problems: tuple[str, ...]

@@ -84,11 +84,7 @@ def backbone_config(
 
 
 def check_backbone(data: dict[str, Any], found: Backbone) -> None:
-  """Refuses a backbone that is not the receipt's, whatever it is called.
-
-  Raises:
-    InputError: other weights, code, embedding or preprocessing.
-  """
+  """Refuses a backbone that is not the receipt's, whatever it is called."""
   preprocess = dataclasses.asdict(found.preprocessing)
   args = identity_of(found), preprocess, found.feature_dim
   if embedding_fingerprint(*args) != data["backbone_fingerprint"]:

@@ -27,12 +27,7 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exported:
-  """What was written.
-
-  Attributes:
-    files: names in the directory.
-    no_transformers: why there is no model for transformers; "" if there is.
-  """
+  """The names of what was written; why nothing for transformers, or ""."""
 
   files: tuple[str, ...]
   no_transformers: str

@@ -58,14 +58,8 @@ class OneShotModel({base}):
 class _Model:
   """What transformers calls it, and where the embedding lies in its features.
 
-  Attributes:
-    base: the class.
-    config: without labels.
-    weights: of the backbone, by transformers' names.
-    features: how many numbers the classifier reads.
-    start: of the embedding among them.
-    classifier: its name.
-    pre_logits: a layer between.
+  The classifier reads so many `features`, the embedding from `start` on;
+  `pre_logits` is a layer between.
   """
 
   base: str

@@ -49,11 +49,7 @@ class Answer:
 
 
 def plain(value: Any) -> Any:
-  """What JSON can hold of a value.
-
-  Raises:
-    TypeError: nothing that a fact may be.
-  """
+  """What JSON can hold of a value; TypeError if that may be no fact."""
   match value:
     case enum.Enum():
       return value.name

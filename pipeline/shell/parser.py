@@ -78,10 +78,7 @@ def _command_name(argv: Sequence[str], commands: Mapping[str, Any]) -> str:
 def _read(
   name: str, command: Any, kind: type, words: Sequence[str]
 ) -> tuple[Any, list[str]]:
-  """Flags, and words that are none where the command takes such.
-
-  tyro's framed complaints become one line.
-  """
+  """Flags, and words that are none where the command takes such."""
   prog, complaint = f"{PROG} {name}", io.StringIO()
   takes_others = hasattr(kind, "beam_options")
   try:

@@ -21,11 +21,7 @@ def cache_rows(
   max_rows_per_unit: int | None = None,
   hosts: Hosts = ALONE,
 ) -> TrainingRows:
-  """The rows of a cache, as a trainer takes them; of several hosts, a part.
-
-  Raises:
-    InputError: units, whose rows several hosts may have.
-  """
+  """The rows of a cache, as a trainer takes them; of several hosts, a part."""
   if hosts.count > 1 and cache.info.has_units:
     raise InputError(
       f"the rows of a {cache.info.privacy_unit} may be on several hosts, which"

@@ -53,13 +53,7 @@ NON_NEGATIVE = ("bit_", "nf_resnet", "nfnet_")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicRows:
-  """Public rows, read and found fit to map private ones by.
-
-  Attributes:
-    cache: the public rows.
-    statistics: what was taken from them.
-    record: what a receipt says of it.
-  """
+  """Public rows, read and found fit to map private ones by."""
 
   cache: FeatureCache
   statistics: PublicStatistics
@@ -123,12 +117,7 @@ class PublicRows:
 
 
 class FoldedBaseline(BaselineTrainer):
-  """Heads of mapped rows, as heads of rows as they are.
-
-  Args:
-    public: what mapped the rows.
-    inner: trains on mapped rows.
-  """
+  """Heads of mapped rows, as heads of rows as they are."""
 
   def __init__(self, public: PublicRows, inner: BaselineTrainer):
     self._public = public

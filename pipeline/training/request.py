@@ -23,11 +23,7 @@ _YEAR = 365 * 86400.0
 def estimate(
   parts: Sequence[tuple[Trainer, ReleasePlan]], info: CacheInfo
 ) -> str:
-  """The releases, steps, memory, disk and time of a run, in a line.
-
-  Raises:
-    InputError: more than this machine's memory.
-  """
+  """What a run asks for, in a line; InputError: more than there is memory."""
   n, d, num_classes = (
     info.public_num_examples,
     info.feature_dim,

@@ -53,11 +53,7 @@ def make_plan(
   num_draws: int = 1,
   sampling: PoissonSampling | None = None,
 ) -> ReleasePlan:
-  """The releases that a command asks for.
-
-  Raises:
-    InputError: an epsilon or delta that makes no guarantee.
-  """
+  """The releases that a command asks for."""
   return ReleasePlan(
     epsilons=epsilons,
     delta=privacy.delta,
@@ -95,11 +91,7 @@ def plan_heads(
   order: ReleaseOrder | None = None,
   num_draws: int = 1,
 ) -> ReleasePlan:
-  """The releases of heads of a config; by default in the cheapest order.
-
-  Raises:
-    InputError: see `make_plan`; nested releases of heads that share no noise.
-  """
+  """The releases of heads of a config; by default in the cheapest order."""
   kind = head_kind(config.head)
   return make_plan(
     epsilons,

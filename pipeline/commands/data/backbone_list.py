@@ -23,11 +23,7 @@ _USER = (
 
 
 def backbones(name: str | None) -> Answer:
-  """All backbones, or all about one.
-
-  Raises:
-    InputError: there is no such backbone.
-  """
+  """All backbones, or all about one; InputError if there is no such."""
   if name is None:
     known = [_summary(each) for each in backbone_names()]
     return Answer(text=_list(known), facts={"backbones": known})

@@ -116,11 +116,7 @@ def _by_default(job: ExtractConfig, kind: type[Flags] = Flags) -> type[Flags]:
 
 
 def run(flags: Flags) -> Answer:
-  """Runs the job, and says what it took.
-
-  Raises:
-    InputError, RunError, KeyboardInterrupt: see `run_extraction`.
-  """
+  """Runs the job, and says what it took; see `run_extraction`."""
   start = time.monotonic()  # people wait for imports, too
   from oneshot_dp.extract.cache.summary import describe, owners_metadata
   from oneshot_dp.extract.job.job import run_extraction

@@ -28,11 +28,7 @@ a candidate that it is the one, and the nonce hides them in names of entries."""
 def budget_report(
   cache: Path, delta: float | None, ledger_dir: Path | None
 ) -> Answer:
-  """The entries, what they add up to, and what the cap leaves.
-
-  Raises:
-    InputError: there is no such cache or δ, or the ledger was tampered with.
-  """
+  """The entries, what they add up to, and what the cap leaves."""
   if delta is not None and not 0 < delta < 1:
     raise InputError(f"delta={delta} must lie between 0 and 1.")
   # Without what trains: to ask is not to wait for JAX.
