@@ -96,9 +96,7 @@ class SecretHits(Secret):
 class LabelLists:
   """A list of labels for each of consecutive ids: several classes, or none.
 
-  Attributes:
-    labels: one row per id: its labels in ascending order, each once, then −1.
-    first_id: `example_id` of the first row.
+  They are in ascending order, each once, then −1.
   """
 
   labels: Int32[np.ndarray, "ids longest"]

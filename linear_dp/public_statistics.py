@@ -86,11 +86,7 @@ class PublicStatistics:
     num_examples: int,
     whiten: bool,
   ) -> "PublicStatistics":
-    """Measures public rows, read once, or twice to take the covariance too.
-
-    Raises:
-      InputError: damaged rows, or rows that are all alike.
-    """
+    """Measures public rows, read once, or twice to take the covariance too."""
 
     def embeddings() -> Iterable[Float64[np.ndarray, "rows d"]]:
       for block in checked(

@@ -144,10 +144,7 @@ def _weights_file(
 
 
 def resolved(config: BackboneConfig) -> BackboneConfig:
-  """With the compute dtype that this machine's devices are fast at, if None.
-
-  A job is resolved where it is started, so that all its workers agree.
-  """
+  """With the compute dtype that this machine's devices are fast at, if None."""
   own = config.name == RANDOM_PATCHES or is_user_function(config.name)
   if own or config.compute_dtype is not None:
     return config
@@ -158,10 +155,7 @@ def resolved(config: BackboneConfig) -> BackboneConfig:
 
 
 def parameter_shapes(module: nn.Module, image_size: int) -> dict[str, Shape]:
-  """Shape of every parameter by "/"-joined name, without computing any.
-
-  Refuses an image size that the module cannot take.
-  """
+  """Shape of every parameter by "/"-joined name, without computing any."""
   _, tree = _traced(module, image_size)
   flat: dict[str, Any] = flax.traverse_util.flatten_dict(
     tree["params"], sep="/"

@@ -57,10 +57,7 @@ def cut(rows: _RowsT, part: slice | Bool[np.ndarray, " rows"]) -> _RowsT:
 
 
 class BlockCodec:
-  """Blocks to records and back; a record is a `tf.Example` as TFDS writes it.
-
-  `features` is TFDS's description of a record.
-  """
+  """Blocks to records, which are `tf.Example`s as TFDS writes them, and back."""
 
   def __init__(
     self,
@@ -110,9 +107,7 @@ class BlockCodec:
     """The block of one record, its arrays views of the parsed bytes.
 
     (What `features.deserialize_example_np` gives, in half the time.)
-
-    Raises:
-      ValueError: not a block of this shape. The message holds no data.
+    ValueError: not a block of this shape; the message holds no data.
     """
     try:
       features = self._parsed(record).features.feature

@@ -182,10 +182,7 @@ class ShardRecord:
 def tfds_metadata(
   identity: CacheIdentity, shards: Sequence[ShardRecord]
 ) -> dict[str, str]:
-  """The text of each metadata file of TFDS.
-
-  To TFDS a cache is a data set of one split, and an example of it is a block.
-  """
+  """The text of each metadata file of TFDS, to which a block is an example."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core import dataset_info
 

@@ -78,10 +78,7 @@ class FeatureCache:
 
   @property
   def private_digest(self) -> str:
-    """SHA-256 over the shards: equal for the same rows in the same form.
-
-    Whatever the cache is called. It stays with the private data.
-    """
+    """SHA-256 over the shards: equal for the same rows in the same form."""
     return sha256_of([shard.sha256 for shard in self.shards])
 
   def blocks(

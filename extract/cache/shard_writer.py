@@ -127,10 +127,7 @@ def finished_shards(
   identity: CacheIdentity,
   on_shard: Callable[[], object] = lambda: None,
 ) -> dict[int, ShardRecord]:
-  """`finished_shard` of every shard that has one; reads every byte.
-
-  `on_shard` is called after each shard, finished or not (progress).
-  """
+  """`finished_shard` of every shard that has one; reads every byte."""
   found = {}
   # Hashing lets go of Python's lock.
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -183,10 +180,7 @@ def _record_writer(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Attempt:
-  """One try at a shard; what `_incomplete/shard-00003.json` says.
-
-  The names of its two files start with `name`, until they are renamed.
-  """
+  """One try at a shard, with files of this name until they are renamed."""
 
   name: str
   record: ShardRecord

@@ -24,10 +24,7 @@ from oneshot_dp.extract.storage.typed_json import stored_json
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-  """What `verify_cache` found.
-
-  `problems` have one line each, of shards and ids, never of labels or values.
-  """
+  """What `verify_cache` found; problems name shards and ids, and no values."""
 
   num_shards: int
   num_rows: int

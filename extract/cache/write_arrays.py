@@ -172,10 +172,7 @@ def holds_rows(
   on_rows: Callable[[int], object] = lambda rows: None,
   inside: Inside | None = None,
 ) -> bool:
-  """Whether a cache holds these very rows (as many as it has), to the bit.
-
-  `on_rows` is called with the number of rows of each block compared.
-  """
+  """Whether a cache holds these very rows (as many as it has), to the bit."""
   for i in range(len(cache.shards)):
     now = _blocks(cache.info, i, rows, cache.path, inside)
     for old, new in itertools.zip_longest(cache.shard_blocks(i), now):

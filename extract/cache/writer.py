@@ -46,12 +46,7 @@ _LOCK_FILE = f"{INCOMPLETE_DIR}/lock"
 def claim(
   out_dir: str | os.PathLike, identity: CacheIdentity
 ) -> Iterator[bool]:
-  """`begin`, and keeps other jobs out until the context ends.
-
-  Raises:
-    InputError: `begin`'s, or another job is at it, which loses nothing.
-    RunError: the directory cannot be written.
-  """
+  """`begin`, and keeps other jobs out until the context ends."""
   store = store_at(out_dir)
   if is_complete(out_dir, identity):
     yield begin(out_dir, identity)
@@ -98,11 +93,7 @@ def _check(store: Store, identity: CacheIdentity) -> None:
 
 
 def is_complete(out_dir: str | os.PathLike, identity: CacheIdentity) -> bool:
-  """Whether the finished cache of this very job is there.
-
-  Library versions may differ: nothing more will be computed. Refuses the
-  finished cache of another job.
-  """
+  """Whether the finished cache of this job is there, by any libraries."""
   store = store_at(out_dir)
   out = store.path
   try:

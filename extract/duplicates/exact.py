@@ -36,10 +36,7 @@ Progress = Callable[[str, int, int], object]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DuplicatePair:
-  """Two rows (of one cache, or of both) that are, or may be, one image.
-
-  `cosine` is 1 for equal bits.
-  """
+  """Two rows that are, or may be, one image; `cosine` is 1 for equal bits."""
 
   example_id: int
   other_id: int

@@ -96,10 +96,7 @@ class CosineIndex:
   def within(
     self, on_tile: Callable[[int, int], object] = lambda done, total: None
   ) -> Iterator[ClosePairs]:
-    """Pairs of different rows of the index, each once, row < query.
-
-    `on_tile` is called with the tiles of products done, and all of them.
-    """
+    """Pairs of different rows of the index, each once, row < query."""
     held = self._held
     tiles = [
       (a, b)

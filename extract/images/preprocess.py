@@ -91,10 +91,7 @@ class Preprocessing:
 
 
 class DecodeError(ValueError):
-  """These bytes are not an image that can be read in full.
-
-  The message is the reason alone; the caller knows the file and the example.
-  """
+  """Why these bytes are not an image that can be read in full."""
 
 
 def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
@@ -175,10 +172,7 @@ def resize_and_crop(
 def resize_box(
   image: UInt8[np.ndarray, "h w 3"], box: Box, config: Preprocessing
 ) -> UInt8[np.ndarray, "s s 3"]:
-  """Resizes a rectangle of an image to the backbone's square.
-
-  `box` is left, top, right, bottom, in pixels; fractions are allowed.
-  """
+  """Resizes a rectangle (left, top, right, bottom; pixels) to the square."""
   size = (config.image_size, config.image_size)
   how = PILLOW_FILTER[config.resample]
   pixels = Image.fromarray(image)

@@ -121,11 +121,7 @@ def _fitted(
   proportion: Array,
   off_centre: Float[Array, "2"],
 ) -> tuple[Float[Array, "32 32"], Float[Array, ""]]:
-  """The glyph's box cut out and laid into the image; and how it was scaled.
-
-  Its height fills the room; so does its width where that would be larger, and
-  else it keeps about its proportion.
-  """
+  """The glyph's box cut out and laid into the image; and how it was scaled."""
   low, high = _box(field)
   size = high - low
   scale = room / size[0]

@@ -61,10 +61,7 @@ class Typeface:
 
 
 def find_typefaces(packages: Sequence[str] = PACKAGES) -> list[Typeface]:
-  """Matplotlib's typefaces, and those of font packages, sorted by name.
-
-  One of each name; the variable ones stand for their default.
-  """
+  """Matplotlib's typefaces, and those of font packages, one of each name."""
   try:
     import matplotlib
   except ImportError as error:

@@ -21,11 +21,7 @@ Params = dict[str, Any]
 
 
 class Classifier(nn.Module):
-  """Images of glyphs to a logit for every class.
-
-  The parameters are those of the backbone, and `head`, which an embedding does
-  not need.
-  """
+  """Images of glyphs to a logit for every class: the backbone, and `head`."""
 
   @nn.compact
   def __call__(self, images: Float32[Any, "b 32 32"]) -> Float32[Array, "b k"]:

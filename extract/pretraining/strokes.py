@@ -44,10 +44,7 @@ _POINTS_PER_SEGMENT = 24
 def written(
   character: str, rng: np.random.Generator
 ) -> list[Float[np.ndarray, "p 2"]]:
-  """One character in a random hand: strokes of dense points (x, y), y down.
-
-  The scale is arbitrary.
-  """
+  """One character in a random hand: strokes of dense points (x, y), y down."""
   ways = SKELETONS[character]
   drawing = ways[rng.integers(len(ways))]
   stray, bends = rng.uniform(*_STRAY), rng.normal(0, _BEND, (2, 2))

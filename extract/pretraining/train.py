@@ -80,10 +80,7 @@ class Settings:
 def train(
   settings: Settings, params: Params, glyphs: Glyphs
 ) -> tuple[Params, Float32[np.ndarray, "steps"]]:
-  """Trains a classifier of glyphs; its weights, and the loss of every step.
-
-  `params` are where to start; not to be used afterwards, their memory is.
-  """
+  """Trains a classifier, in the memory of `params`; and the loss of each step."""
   optimizer = _optimizer(settings)
   state = optimizer.init(params)
   step = jax.jit(functools.partial(_step, optimizer), donate_argnums=(0, 1))

@@ -63,10 +63,7 @@ def downloaded(remote: Remote, sha256: str | None) -> pathlib.Path:
 
 
 def remember(location: str, sha256: str) -> None:
-  """Notes where weights were found, for whoever knows only their SHA-256.
-
-  Stays on this machine. A cache that cannot be written remembers nothing.
-  """
+  """Notes on this machine where weights were found, by their SHA-256."""
   if "://" not in location:
     location = str(pathlib.Path(location).absolute())
   note = _known(sha256)

@@ -111,10 +111,7 @@ def repeated(event: DpEvent, count: int) -> DpEvent:
 
 
 def parts_of(event: DpEvent) -> tuple[list[float], list[Steps]]:
-  """σ of every Gaussian mechanism on all rows, and all steps on samples.
-
-  InputError: it holds what nothing here can compose.
-  """
+  """σ of every Gaussian mechanism on all rows, and all steps on samples."""
   gaussians, sampled = [], []
   for part in _parts(event):
     if isinstance(part, Steps):
@@ -183,10 +180,7 @@ def on_all_rows(sampled: Sequence[Steps], units: int) -> float:
 def loss_distribution(
   sampled: Sequence[Steps], sigmas: Sequence[float]
 ) -> PrivacyLossDistribution:
-  """The composition of steps on samples, and of Gaussians, rounded up.
-
-  For a unit, or nothing in its place; there must be steps.
-  """
+  """The composition of steps on samples, and of Gaussians, rounded up."""
   # Where noise is low, a finer grid of losses gains little.
   low = min(steps.noise_multiplier for steps in sampled) < 1.5
   interval = 1e-3 if low else 1e-4

@@ -21,12 +21,7 @@ _LEAST_NOISE = 0.2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoissonSampling:
-  """Every row is in a step with probability q, independently of all else.
-
-  Attributes:
-    probability: q, in (0, 1].
-    num_steps: T.
-  """
+  """In each of T steps a row is with probability q, whatever else there is."""
 
   probability: float
   num_steps: int

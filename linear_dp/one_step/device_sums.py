@@ -135,11 +135,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 class ClassSums:
-  """Gathers blocks into chunks of one shape and adds them on the devices.
-
-  Raises:
-    InputError: rows too wide for `within_ball_int32`, on every device alike.
-  """
+  """Gathers blocks into chunks of one shape and adds them on the devices."""
 
   def __init__(
     self, grid: ClippedGradientGrid, devices: tuple[jax.Device, ...]

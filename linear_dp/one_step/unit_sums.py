@@ -26,11 +26,7 @@ from oneshot_dp.linear_dp.rows.whole_units import (
 
 
 class UnitSums:
-  """Adds up units that come in any order, each as soon as it is complete.
-
-  The clip sees one whole unit (`WholeUnits`): the same bits for any order of
-  the rows and any block size.
-  """
+  """Adds up units that come in any order, each as soon as it is complete."""
 
   def __init__(self, grid: ClippedGradientGrid, sizes: UnitSizes):
     self._grid = grid
@@ -38,11 +34,7 @@ class UnitSums:
     self._total = np.zeros((grid.num_classes, grid.row_dim), np.int64)
 
   def add(self, block: RowBlock) -> None:
-    """Adds a block whose shapes and labels have been checked.
-
-    Raises:
-      InputError: a row is not finite or leaves the ball, or see `WholeUnits`.
-    """
+    """Adds a block whose shapes and labels have been checked."""
     scale = self._grid.row_scale(block.embedding_norm)
     rows = host_integers(block, scale, bias=self._grid.train_bias)
     for unit in self._units.add(block, rows):

@@ -132,7 +132,7 @@ def _with_public_n(receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 def _proven_of_samples(receipt: dict[str, Any]) -> float | None:
-  """ε in REPLACE_ONE; earlier versions took a pair not proven to be the worst."""
+  """ε in REPLACE_ONE: earlier versions took a pair not proven to be worst."""
   privacy, mechanism = receipt["privacy"], mechanism_of(receipt["mechanism"])
   sigma, relation = privacy["noise_multiplier"], privacy["neighboring_relation"]
   if not (mechanism.sampling and sigma) or relation == _REPLACED:

@@ -67,11 +67,7 @@ _HEAD = ("resnet/head/", "head.fc.", "classifier.")
 def rename(
   arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Shape], path: str
 ) -> Arrays:
-  """Parameters of `BitResNet` from a file; see `Architecture.rename`.
-
-  One array is converted at a time, so that beside the file's and the result's
-  no second copy of the weights is in memory.
-  """
+  """Parameters of `BitResNet` from a file, one at a time, to spare memory."""
   ours = {key: _ours(key) for key in arrays if not key.startswith(_HEAD)}
   found = _describe(
     {new: arrays[old].shape for old, new in ours.items() if new},
@@ -117,10 +113,7 @@ def _describe(shapes: Mapping[str, Shape], output_axis: int) -> str | None:
 
 
 def to_transformers(params: Mapping[str, np.ndarray]) -> Arrays:
-  """Our parameters by transformers' names; it standardises kernels anew.
-
-  Which changes nothing more: their mean is 0 and their variance 1.
-  """
+  """Our parameters by transformers' names; standardised anew, they stay."""
   outside = {ours: name for name, ours in _OUTSIDE.items() if "bit." in name}
   inside = {ours: name for name, ours in _INSIDE.items() if "/" not in name}
   found = {}

@@ -130,11 +130,7 @@ class GroupNorm(nn.Module):
 def stages(
   x: Array, block: Callable[..., nn.Module], depths: Sequence[int], width: int
 ) -> Array:
-  """All residual blocks; a stage is twice as wide as that before, from `width`.
-
-  The first of a stage projects what it is added to, and halves its side (but
-  that of the first stage).
-  """
+  """All residual blocks; each stage is twice as wide as the one before it."""
   for stage, depth in enumerate(depths):
     for place in range(depth):
       x = block(

@@ -164,10 +164,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Encoder(nn.Module):
-  """The blocks; what comes after each of the `last`, normalised.
-
-  With `leading` the outputs are cut to that many tokens from the front.
-  """
+  """The blocks; what comes after each of the `last`, `leading` tokens of it."""
 
   block: Callable[..., nn.Module]
   depth: int

@@ -26,10 +26,7 @@ def is_square(number: int) -> bool:
 def resize_grid(
   positions: Float[np.ndarray, "m2 width"], num_patches: int, how: Resize
 ) -> Float[np.ndarray, "g2 width"]:
-  """Position embeddings of m × m patches, row after row, for g × g.
-
-  `positions` itself where g = m.
-  """
+  """Position embeddings of m × m patches, row after row, for g × g."""
   if len(positions) == num_patches:
     return positions
   old, new = math.isqrt(len(positions)), math.isqrt(num_patches)
