@@ -57,7 +57,7 @@ def cut(rows: _RowsT, part: slice | Bool[np.ndarray, " rows"]) -> _RowsT:
 
 
 class BlockCodec:
-  """Blocks to records, which are `tf.Example`s as TFDS writes them, and back."""
+  """Blocks to records, which are `tf.Example`s of TFDS, and back."""
 
   def __init__(
     self,

@@ -80,7 +80,7 @@ class Settings:
 def train(
   settings: Settings, params: Params, glyphs: Glyphs
 ) -> tuple[Params, Float32[np.ndarray, "steps"]]:
-  """Trains a classifier, in the memory of `params`; and the loss of each step."""
+  """Trains, in the memory of `params`; the weights, and every step's loss."""
   optimizer = _optimizer(settings)
   state = optimizer.init(params)
   step = jax.jit(functools.partial(_step, optimizer), donate_argnums=(0, 1))
