@@ -138,10 +138,13 @@ def finish(
   out_dir: str | os.PathLike,
   identity: CacheIdentity,
   source_listing_sha256: str | None = None,
+  *,
+  compare: bool = True,
 ) -> CacheInfo:
   """Counts every example once, then makes the directory a cache.
 
-  It believes no record: every shard is read and compared with its SHA-256.
+  It believes no record: every shard is read and compared with its SHA-256,
+  unless `compare` is False, because this job's workers have done so.
 
   Raises:
     InputError: two examples have the same id.
@@ -150,7 +153,7 @@ def finish(
   """
   store = store_at(out_dir)
   out = store.path
-  found = finished_shards(out_dir, identity)
+  found = finished_shards(out_dir, identity, compare=compare)
   records = list(found.values())
   if missing := sorted(set(range(identity.num_shards)) - found.keys()):
     first = identity.shard_range(missing[0])

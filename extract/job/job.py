@@ -1,6 +1,6 @@
 """The extraction job: a Beam graph with one unit of work per shard.
 
-    Create(shards to do) → Reshuffle → ExtractShard        (any runner)
+    Create(shards) → Reshuffle → ExtractShard              (any runner)
     then, in the launching process: count every example, write the metadata
 
 The graph holds shard numbers only; images and embeddings never pass between
@@ -24,6 +24,7 @@ from oneshot_dp.extract.backbones.registry import resolved
 from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import CacheIdentity
+from oneshot_dp.extract.cache.info import ShardRecord
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.job.beam_options import pipeline_options
 from oneshot_dp.extract.job.embed_range import check_decodes
@@ -38,15 +39,18 @@ from oneshot_dp.extract.job.listing import (
 from oneshot_dp.extract.job.run_graph import run_graph
 from oneshot_dp.extract.job.shard import (
   COUNTERS,
+  KEPT_SHARDS,
   ExtractShard,
   shared_embedder,
 )
 from oneshot_dp.extract.job.stage_times import StageTimes
 from oneshot_dp.extract.job.watch import Watch
-from oneshot_dp.extract.progress import examples_done, progress_bar, step_bar
+from oneshot_dp.extract.progress import examples_done, progress_bar
 from oneshot_dp.extract.sources.example import Source, shortened
 from oneshot_dp.extract.storage.store import store_at
 
+_COMPARED_A_SECOND = 50_000_000
+"""Bytes that one slow worker reads and hashes of what is kept."""
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "array-record")
 
 
@@ -130,13 +134,13 @@ def _extract(
 ) -> ExtractionReport:
   """Makes the shards that are missing, and the cache of all of them."""
   listing = keep_listing(out, config, source)
-  with step_bar("check what is kept", "shard", identity.num_shards) as bar:
-    kept = shard_writer.finished_shards(out, identity, bar.update)
-  todo = [i for i in range(identity.num_shards) if i not in kept]
+  # Workers compare them, and do again what does not hold.
+  kept = shard_writer.finished_shards(out, identity, compare=False)
   start = time.monotonic()
   try:
-    counters = _run(pipeline, config, identity, out, todo, listing)
-    cache_writer.finish(out, identity, listing_sha256(source))
+    counters = _run(pipeline, config, identity, out, kept, listing)
+    sha256 = listing_sha256(source)
+    cache_writer.finish(out, identity, sha256, compare=False)
   except BrokenImageError:
     check_decodes(source, config)
     raise
@@ -150,7 +154,8 @@ def _extract(
     cache=open_cache(out),
     counters={name: counters[name] for name in COUNTERS},
     times=StageTimes.from_counters(counters),
-    kept_shards=len(kept),
+    # A runner may retry a shard that was just finished: it is no kept one.
+    kept_shards=min(counters[KEPT_SHARDS], len(kept)),
     seconds=time.monotonic() - start,
   )
 
@@ -205,36 +210,38 @@ def _run(
   config: ExtractConfig,
   identity: CacheIdentity,
   out: Path,
-  todo: list[int],
+  kept: dict[int, ShardRecord],
   listing: str,
 ) -> dict[str, int]:
-  """Runs the graph over the shards that are missing; returns the counters."""
+  """Runs the graph over all shards; returns the counters."""
   total = identity.source_num_examples
-  initial = total - _examples(identity, todo)
+  initial = _examples(identity, kept)
+  # While workers compare what is kept, nothing can be seen to happen.
+  compared = sum(shard.bytes for shard in kept.values()) // _COMPARED_A_SECOND
   before = examples_done.value
 
   def done() -> int:
     # Workers in this process count examples; of others, shards can be seen.
-    shards = _there(out, identity).intersection(todo)
+    shards = _there(out, identity).difference(kept)
     new = max(examples_done.value - before, _examples(identity, shards))
     return initial + new
 
   def missing() -> str:
-    left = sorted(set(todo) - _there(out, identity))
+    left = sorted(set(range(identity.num_shards)) - _there(out, identity))
     few = ", ".join(map(str, left[:5])) + ", …" * (len(left) > 5)
     return f"{len(left)} of {identity.num_shards} shards ({few})"
 
   job = config, identity, str(out), listing
   _ = (
     pipeline
-    | "Shards" >> beam.Create(todo, reshuffle=False)
+    | "Shards" >> beam.Create(range(identity.num_shards), reshuffle=False)
     | "Spread" >> beam.Reshuffle()
     | "ExtractShard" >> beam.ParDo(ExtractShard(*job))
   )
   with (
-    Watch(config.stall_seconds, missing) as watch,
+    Watch(config.stall_seconds + compared, missing) as watch,
     progress_bar(total, initial, done, config.split, watch),
   ):
     counters = run_graph(pipeline)
-  wanted = (*COUNTERS, *StageTimes().counters())
+  wanted = (*COUNTERS, KEPT_SHARDS, *StageTimes().counters())
   return {name: counters.get(name, 0) for name in wanted}

@@ -30,6 +30,8 @@ _EMBEDDERS = shared.Shared()
 
 COUNTERS = ("examples", "decode_errors", "image_bytes")
 """Beam's counters of a job, beside the times of its stages."""
+KEPT_SHARDS = "kept_shards"
+"""The counter of shards that were there and held."""
 
 
 def shared_embedder(config: ExtractConfig) -> Embedder:
@@ -42,8 +44,9 @@ def shared_embedder(config: ExtractConfig) -> Embedder:
 class ExtractShard(beam.DoFn):
   """Index of a shard in, index of the shard out once it is on disk.
 
-  A shard that is there already and whose checksum holds is kept. Every worker
-  must see `out_dir` under this path.
+  A shard that is there already and whose checksum holds is kept; one that is
+  written is read again, and compared. Every worker must see `out_dir` under
+  this path.
   """
 
   def __init__(
@@ -59,7 +62,7 @@ class ExtractShard(beam.DoFn):
     self._out_dir = out_dir
     self._counters = {
       name: Metrics.counter("oneshot_dp.extract", name)
-      for name in (*COUNTERS, *StageTimes().counters())
+      for name in (*COUNTERS, KEPT_SHARDS, *StageTimes().counters())
     }
 
   def setup(self) -> None:
@@ -71,7 +74,9 @@ class ExtractShard(beam.DoFn):
   def process(self, shard_index: int) -> Iterator[int]:
     # A worker that died after its shard was whole is retried by the runner.
     job = self._out_dir, self._identity, shard_index
-    if not shard_writer.finished_shard(*job):
+    if shard_writer.finished_shard(*job):
+      self._count(**{KEPT_SHARDS: 1})
+    else:
       embedded = embed_range(
         self._source,
         self._identity.shard_range(shard_index),
@@ -80,6 +85,11 @@ class ExtractShard(beam.DoFn):
         self._pool,
       )
       shard_writer.write_shard(*job, self._counted(embedded))
+      if not shard_writer.finished_shard(*job):  # The launcher reads none.
+        raise RunError(
+          f"{self._out_dir}: shard {shard_index} is not read as it was written;"
+          " mend the disk, and run the same command again."
+        )
     yield shard_index
 
   def _counted(

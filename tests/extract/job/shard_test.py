@@ -12,6 +12,7 @@ from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import CacheIdentity
+from oneshot_dp.extract.job import job as job_module
 from oneshot_dp.extract.job import shard
 from oneshot_dp.extract.job.job import make_identity
 from oneshot_dp.extract.job.listing import (
@@ -130,6 +131,51 @@ def test_a_shard_that_was_damaged_is_done_again(worker, identity, tmp_path):
   file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
   assert list(worker.process(1)) == [1]
   assert file.read_bytes() == sound
+
+
+def test_what_was_written_is_read_again(
+  worker, identity, tmp_path, monkeypatch
+):
+  """Nobody else does before the cache is used: a disk may have spoilt it."""
+  whole = shard_writer.write_shard
+
+  def spoils(out, *job):
+    record = whole(out, *job)
+    file = tmp_path / "cache" / record.file
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+  monkeypatch.setattr(shard_writer, "write_shard", spoils)
+  with pytest.raises(RunError, match="shard 1 is not read as it was written"):
+    list(worker.process(1))
+
+
+def test_the_launcher_reads_no_shard(job, tmp_path, monkeypatch):
+  """Shards are compared in the graph, by workers, kept and new ones alike."""
+  by_workers = []
+  in_graph = False
+  holds, run = shard_writer._holds, job_module.run_graph
+
+  def noted(*args):
+    by_workers.append(in_graph)
+    return holds(*args)
+
+  def running(pipeline):
+    nonlocal in_graph
+    in_graph = True
+    try:
+      return run(pipeline)
+    finally:
+      in_graph = False
+
+  monkeypatch.setattr(shard_writer, "_holds", noted)
+  monkeypatch.setattr(job_module, "run_graph", running)
+  out = tmp_path / "cache"
+  with monkeypatch.context() as killed:
+    killed.setattr(cache_writer, "finish", lambda *_, **__: None)
+    with pytest.raises(InputError, match="not a finished cache"):
+      job_module.run_extraction(job, out)
+  assert job_module.run_extraction(job, out).kept_shards == 3
+  assert by_workers == [True] * 6
 
 
 @pytest.mark.parametrize(

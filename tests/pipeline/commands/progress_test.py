@@ -38,7 +38,7 @@ def shown(argv: list[str]) -> str:
 @pytest.mark.parametrize(
   ("words", "bars"),
   [
-    (EXTRACT, {"check what is kept", "train"}),
+    (EXTRACT, {"train"}),
     (
       "import {tmp}/rows.npz --num-classes 3 --out {out}",
       {"read", "import"},
