@@ -6,6 +6,10 @@ import time
 from collections.abc import Iterator
 
 import apache_beam as beam
+
+# While it is imported, imports of other threads are lazy too, and may deadlock:
+# here, before there are any.
+import tensorflow_datasets  # noqa: F401
 from apache_beam.metrics import Metrics
 from apache_beam.utils import shared
 
