@@ -7,6 +7,7 @@ passed over.
 import json
 import math
 import pathlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -20,6 +21,9 @@ OBJECT = dict[str, Any]
 MOST_BYTES = 1 << 28
 """Bound of a file: it may have a record for each of a million shards."""
 _MOST_DIGITS = 100
+_one_thread = threading.Lock()
+"""msgspec looks at a type when it first meets it; two threads that both do
+crash the process."""
 _EXTRACT_AGAIN = "restore it or extract again"
 
 
@@ -83,7 +87,8 @@ def parse_json(
       parse_float=_finite,
       parse_int=_integer,
     )
-    return msgspec.convert(value, kind)
+    with _one_thread:
+      return msgspec.convert(value, kind)
   except (ValueError, RecursionError) as e:
     raise InputError(f"{place} is damaged ({str(e)[:300]}); {mend}.") from e
 

@@ -176,10 +176,9 @@ class ChainedFile:
     """Replaces the head by that of `entries`; its name is not synced yet."""
     last = entries[-1]["entry"] if entries else _FIRST
     temporary = self.temporary_head
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-      descriptor = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
-      )
+      descriptor = os.open(temporary, flags, 0o600)
       try:
         head = {"count": len(entries), "entry": last}
         _write_all(descriptor, canonical(head) + b"\n")
@@ -211,8 +210,7 @@ class LockedChain:
     self._file = file
     self._descriptor = descriptor
     with os.fdopen(descriptor, "rb", closefd=False) as reader:
-      content = reader.read()
-    self.entries = file.check(content)
+      self.entries = file.check(content := reader.read())
     self._end = content.rfind(b"\n") + 1
     if len(content) > self._end:
       os.ftruncate(descriptor, self._end)
@@ -225,11 +223,10 @@ class LockedChain:
     sync(file.path.parent)
 
   def append(self, facts: dict[str, Any]) -> str:
-    """Adds an entry of anything in JSON; it is on the disk when this returns.
+    """Adds an entry of anything in JSON; returns its name when it is on disk.
 
-    Returns:
-      The SHA-256 of the entry, which says nothing of what is in it: 256 random
-      bits are, and never leave the file.
+    The SHA-256 of the entry: it says nothing of what is in it, since 256 random
+    bits are, and never leave the file.
     """
     previous = self.entries[-1]["entry"] if self.entries else _FIRST
     # The name of an entry is published in receipts, and all else in it can be
@@ -252,6 +249,14 @@ class LockedChain:
     self._end += len(line)
     self.entries.append(linked)
     return linked["entry"]
+
+  def take_back(self) -> None:
+    """Drops the last entry, made under this lock; OSError if it stays."""
+    # The head first: a kill in between leaves one that is late.
+    self._file.write_head(self.entries[:-1])
+    self._end -= len(canonical(self.entries.pop())) + 1
+    os.ftruncate(self._descriptor, self._end)
+    os.fsync(self._descriptor)
 
   def check_writable(self) -> None:
     """Tries what else `append` needs of the disk; OSError if it has it not."""

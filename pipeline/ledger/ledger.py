@@ -125,7 +125,8 @@ class Ledger:
   def charge(self, *charges: Charge) -> list[str]:
     """Writes costs to disk; call it before drawing any noise.
 
-    All or none, unless the disk fails in between: then the error says how many.
+    All or none: those before one that the disk refuses are taken back, and if
+    that fails, too, the error says how many stay.
 
     Returns:
       The SHA-256 of each entry, its name in receipts.
@@ -137,9 +138,16 @@ class Ledger:
     written: list[str] = []
     try:
       with self._checked(charges) as chain:
-        for charge in charges:
-          facts = charge.as_json() | _new_rows(chain.entries, charge)
-          written.append(_write(chain, facts))
+        try:
+          for charge in charges:
+            facts = charge.as_json() | _new_rows(chain.entries, charge)
+            written.append(_write(chain, facts))
+        except OSError:
+          with contextlib.suppress(OSError):
+            while written:
+              chain.take_back()
+              written.pop()
+          raise
     except RunError as error:
       if not written:
         raise

@@ -31,7 +31,9 @@ static int fault; /* an errno; or one of those below */
 static bool lasts;
 static int trace;
 
-enum { KILL_BEFORE = -1, KILL_HALFWAY = -2 };
+/* What STOP leaves on the disk is what a kill does: nothing is changed any more,
+   and the process lives on. */
+enum { KILL_BEFORE = -1, KILL_HALFWAY = -2, STOP_BEFORE = -3, STOP_HALFWAY = -4 };
 
 void faults_arm(const char *folder, long nth, int what, int stays, int log) {
   at = nth, fault = what, lasts = stays, trace = log;
@@ -82,10 +84,12 @@ static int counted(const char *name, int folder, const char *path, bool grows) {
     syscall(SYS_write, trace, line, (size_t)n);
   }
   bool now = atomic_fetch_add(&calls, 1) + 1 == at;
-  if (!now && !(lasts && grows && atomic_load(&has_failed))) return 0;
+  bool stopped = fault <= STOP_BEFORE;
+  bool after = (stopped || (lasts && grows)) && atomic_load(&has_failed);
+  if (!now && !after) return 0;
   atomic_store(&has_failed, 1);
   if (fault == KILL_BEFORE) syscall(SYS_kill, getpid(), SIGKILL);
-  return fault;
+  return stopped && !(now && fault == STOP_HALFWAY) ? EIO : fault;
 }
 
 #define REAL(name) \
@@ -153,9 +157,10 @@ int posix_fallocate64(int d, off64_t o, off64_t n) {
   ssize_t name parameters { \
     REAL(name); \
     int error = counted(#name, d, NULL, true); \
-    if (error == KILL_HALFWAY) { \
+    if (error == KILL_HALFWAY || error == STOP_HALFWAY) { \
       (void)!real half; \
-      syscall(SYS_kill, getpid(), SIGKILL); \
+      if (error == KILL_HALFWAY) syscall(SYS_kill, getpid(), SIGKILL); \
+      error = EIO; \
     } \
     FAIL_IF(error); \
     return real arguments; \

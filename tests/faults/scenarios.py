@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
+import math
 import pathlib
+import re
 import stat
-from collections.abc import Sequence
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -237,7 +238,7 @@ def of_words(outcome: Outcome) -> list[str]:
   return broken
 
 
-def left_over(folder: pathlib.Path) -> Sequence[str]:
+def left_over(folder: pathlib.Path) -> list[str]:
   """What is there beside results and ledgers.
 
   A ledger's `.head.tmp` may be: the next charge makes its head of it.
@@ -250,3 +251,22 @@ def left_over(folder: pathlib.Path) -> Sequence[str]:
     )
     and not path.name.endswith(".head.tmp")
   ]
+
+
+def shape(folder: pathlib.Path) -> tuple:
+  """What is there, but for what every run draws anew.
+
+  Names without digests, modes, and sizes: of weights and ledgers to the byte,
+  without the zeros of space that was only reserved; of texts, whose numbers are
+  longer or shorter, within a fifth.
+  """
+  found = []
+  for path in sorted(folder.rglob("*")):
+    size = 0.0
+    if path.is_file():
+      size = len(path.read_bytes().rstrip(b"\0"))
+      if path.suffix in (".json", ".md", ".csv", ".txt", ".svg", ".html"):
+        size = round(4 * math.log2(1 + size))
+    name = re.sub(r"[0-9a-f]{8,}", "#", str(path.relative_to(folder)))
+    found.append((name, path.lstat().st_mode, size))
+  return tuple(sorted(found))

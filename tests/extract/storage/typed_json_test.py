@@ -1,5 +1,8 @@
+import concurrent.futures
 import dataclasses
+import json
 import os
+import sys
 
 import pytest
 
@@ -67,3 +70,19 @@ def test_no_more_is_read_than_memory_should_hold(tmp_path, monkeypatch):
   ):
     with pytest.raises(InputError, match=rf"{name} cannot be read: {said}"):
       read_content(tmp_path / name)
+
+
+def test_threads_may_meet_a_type_at_once():
+  """Without a lock msgspec ends the process in the first ten types or so."""
+  fields = [(f"field{i}", int) for i in range(20)]
+  content = json.dumps({"row": {name: 1 for name, _ in fields}}).encode()
+  interval = sys.getswitchinterval()
+  sys.setswitchinterval(1e-6)
+  try:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+      for _ in range(100):
+        inner = dataclasses.make_dataclass("Inner", fields)
+        kind = dataclasses.make_dataclass("Outer", [("row", inner)])
+        list(pool.map(lambda i, k=kind: parse_json(i, content, k), range(8)))
+  finally:
+    sys.setswitchinterval(interval)

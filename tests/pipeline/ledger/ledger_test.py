@@ -525,6 +525,24 @@ class TestAChargeThatCannotBeWritten:
     assert ledger.entries() == before
     assert len(ledger.charge(cost())) == 1
 
+  @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+  def test_with_those_before_it(self, ledger, monkeypatch, call):
+    before, does, left = ledger.entries(), getattr(os, call), [2]
+
+    def fails_once(*words: object) -> object:
+      left[0] -= call != "replace" or ".head" in str(words[-1])
+      if left[0] == -1:
+        raise OSError(errno.EIO, "Input/output error")
+      return does(*words)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(os, call, fails_once)
+      with pytest.raises(RunError, match="nor charged") as said:
+        ledger.charge(cost(), cost(), cost())
+    assert "stay" not in str(said.value)
+    assert ledger.entries() == before
+    assert len(ledger.charge(cost(), cost())) == 2
+
   def test_or_stays(self, ledger, monkeypatch):
     def fails(*_: object) -> None:
       raise OSError(errno.EIO, "Input/output error")
