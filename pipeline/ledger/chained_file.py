@@ -153,7 +153,7 @@ class ChainedFile:
         and hashlib.sha256(unsigned).hexdigest() == name
         and self.identity.items() <= entry.items()
       )
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
       return None
     return entry if sound else None
 
@@ -166,7 +166,7 @@ class ChainedFile:
         raise ValueError("not a head")
     except FileNotFoundError:
       return None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
       raise self._tampering(
         f": its {self.head_path.name} was damaged or edited"
       ) from error
