@@ -125,8 +125,9 @@ class TableSource:
 
   Attributes:
     path: FILE.parquet, .arrow or .tar, or a folder that has such at some depth:
-      what `save_to_disk` wrote, a snapshot of the Hub's cache, tars. Names say
-      the split (train-00000-of-00002.parquet, train/); else all is one, `all`.
+      what `save_to_disk` wrote, a snapshot of the Hub's cache, tars; or a
+      gs:// or s3:// URL. Names say the split (train-00000-of-00002.parquet,
+      train/); else all is one, `all`.
     name: public name of the data set; None is the last part of `path`.
     image_key: the column of bytes of image files, or of structs that have them
       as `bytes`; of tars the extension. None if there is just one, or `image`.
@@ -159,7 +160,7 @@ class UnlabelledSource:
   Attributes:
     paths: image files, folders of them at any depth, npz files with an array
       `image` (uint8 [n, h, w, 3 or 1]), Parquet, Arrow and tar files as of
-      `TableSource`.
+      `TableSource`; gs:// and s3:// URLs of any of these.
   """
 
   paths: tuple[str, ...]

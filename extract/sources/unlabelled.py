@@ -1,6 +1,7 @@
 """Images without labels: files, folders, npz and Parquet files, one by one."""
 
 import bisect
+import concurrent.futures
 import dataclasses
 import hashlib
 import itertools
@@ -17,8 +18,16 @@ from oneshot_dp.extract.sources import arrays, image_folder
 from oneshot_dp.extract.sources.example import Example
 from oneshot_dp.extract.sources.table.examples import open_images
 from oneshot_dp.extract.sources.table.recent import Recent, row_groups
+from oneshot_dp.extract.storage.anywhere import (
+  is_file,
+  is_folder,
+  read_file,
+  state_of,
+)
 
 _IMAGE = "image"
+_ASKED_AT_ONCE = 16
+"""Files of a bucket, each of which is a request."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,9 +69,10 @@ class UnlabelledImages:
     sizes = (part.size for part in self._parts)
     self._starts = [0, *itertools.accumulate(sizes)]
     digest = hashlib.sha256()
-    for file in (file for part in self._parts for file in part.files):
-      seen = os.stat(file)
-      digest.update(f"{file}\0{seen.st_size}\0{seen.st_mtime_ns}\0".encode())
+    files = [file for part in self._parts for file in part.files]
+    with concurrent.futures.ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+      for file, state in zip(files, pool.map(state_of, files), strict=True):
+        digest.update(f"{file}\0{state[0]}\0{state[1]}\0".encode())
     self.listing = digest.hexdigest().encode()
     self.name = f"unlabelled-{digest.hexdigest()[:16]}"
 
@@ -93,7 +103,7 @@ class UnlabelledImages:
 
 
 def _part(path: str, groups: Recent) -> _Part:
-  if os.path.isdir(path):
+  if is_folder(path):
     files = image_folder.images_below(path)
     if not files:
       raise InputError(
@@ -101,7 +111,7 @@ def _part(path: str, groups: Recent) -> _Part:
         f" {', '.join(image_folder.EXTENSIONS)}."
       )
     return _files(files)
-  if not os.path.isfile(path):
+  if not is_file(path):
     raise InputError(f"{path!r} is neither a file nor a folder.")
   match pathlib.Path(path).suffix.lower():
     case ".npz":
@@ -116,7 +126,7 @@ def _files(files: Sequence[str]) -> _Part:
   return _Part(
     files=files,
     size=len(files),
-    read=lambda row: pathlib.Path(files[row]).read_bytes(),
+    read=lambda row: read_file(files[row]),
     is_one_file=False,
   )
 

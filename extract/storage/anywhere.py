@@ -52,11 +52,19 @@ def is_file(path: str) -> bool:
   """Whether a file is there."""
   if not is_url(path):
     return os.path.isfile(path)
-  store, name = _bucket(path)
   try:
-    return store.size(name) >= 0
+    return state_of(path)[0] >= 0
   except FileNotFoundError:
     return False
+
+
+def state_of(path: str) -> tuple[int, int | str]:
+  """Bytes of a file, and what tells it from another of its name and size."""
+  if not is_url(path):
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+  store, name = _bucket(path)
+  return store.state(name)
 
 
 def read_file(path: str) -> bytes:
@@ -75,9 +83,61 @@ def opened(path: str) -> Iterator[io.BufferedReader]:
       yield file
     return
   store, name = _bucket(path)
-  files = store.local_files([(name, store.size(name))])
+  files = store.local_files([(name, store.state(name)[0])])
   with contextlib.closing(files), next(files).open("rb") as file:
     yield file
+
+
+def read_range(path: str, start: int, size: int) -> bytes:
+  """Bytes of a file from a place on, fewer at its end."""
+  if not is_url(path):
+    with open(path, "rb") as file:
+      return os.pread(file.fileno(), size, start)
+  store, name = _bucket(path)
+  return store.part(name, start, start + size)[0]
+
+
+def seekable(path: str) -> "str | SeekableObject":
+  """What a library is given that reads parts of a file."""
+  return SeekableObject(path) if is_url(path) else path
+
+
+class SeekableObject(io.RawIOBase):
+  """An object of a store as a file, of which only what is asked for is fetched.
+
+  OSError: it is no longer the one that was opened.
+  """
+
+  def __init__(self, path: str):
+    self._store, self._name = _bucket(path)
+    self._size, self._version = self._store.state(self._name)
+    self._at = 0
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def tell(self) -> int:
+    return self._at
+
+  def seek(self, to: int, whence: int = os.SEEK_SET) -> int:
+    start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}
+    self._at = start[whence] + to
+    return self._at
+
+  def readinto(self, buffer: Any) -> int:
+    view = memoryview(buffer).cast("B")
+    end = min(self._at + len(view), self._size)
+    if end <= self._at:
+      return 0
+    data, version = self._store.part(self._name, self._at, end)
+    if version != self._version:
+      raise OSError(0, "the file was changed")
+    view[: len(data)] = data
+    self._at += len(data)
+    return len(data)
 
 
 def is_url(path: str | os.PathLike) -> bool:

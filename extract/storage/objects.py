@@ -113,8 +113,20 @@ class ObjectStore:
       object_["path"][start:]: object_["size"] for object_ in found
     }
 
-  def size(self, name: str) -> int:
-    return self._ask(name, lambda: obstore.head(self._store, name))["size"]
+  def state(self, name: str) -> tuple[int, str]:
+    """Bytes of an object, and what tells it from another of its name."""
+    found = self._ask(name, lambda: obstore.head(self._store, name))
+    return found["size"], str(_version(found))
+
+  def part(self, name: str, start: int, end: int) -> tuple[bytes, str]:
+    """Bytes of an object, from a place up to another, and its version."""
+    options: Any = {"range": (start, end)}
+
+    def get() -> tuple[bytes, str]:
+      found = obstore.get(self._store, name, options=options)
+      return found.bytes().to_bytes(), str(_version(found.meta))
+
+    return self._ask(name, get)
 
   def read(self, name: str, most: int = sys.maxsize) -> bytes:
     found = self._ask(name, lambda: obstore.get(self._store, name))

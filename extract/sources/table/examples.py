@@ -15,6 +15,7 @@ from oneshot_dp.extract.sources.example import Example, classes, shortened
 from oneshot_dp.extract.sources.table.files import EXTENSIONS, files_of
 from oneshot_dp.extract.sources.table.recent import Recent, row_groups
 from oneshot_dp.extract.sources.units import numbers_of
+from oneshot_dp.extract.storage.anywhere import is_folder, state_of
 
 if typing.TYPE_CHECKING:
   from oneshot_dp.extract.sources.table.parquet import ParquetImages
@@ -75,7 +76,7 @@ class TableExamples:
     self._folder, name = path, os.path.basename(os.path.abspath(path))
     if name.endswith(EXTENSIONS):
       name = os.path.splitext(name)[0]
-      if not os.path.isdir(path):  # Spark and Dask write folders x.parquet
+      if not is_folder(path):  # Spark and Dask write folders x.parquet
         self._folder = os.path.dirname(path)
     self.name = config.name or name
     self.privacy_unit = config.unit_name or extract_config.EXAMPLE_UNIT
@@ -129,7 +130,7 @@ class TableExamples:
     path = os.path.join(self._folder, listed["file"])
     try:
       images = open_images(path, self._key, listed["members"], self._groups)
-      there = os.path.getsize(path), images.stamp
+      there = state_of(path)[0], images.stamp
     except (OSError, InputError) as error:
       raise RunError(f"{path!r} cannot be read any more: {error}") from error
     if there != (listed["bytes"], listed["stamp"]):
@@ -165,7 +166,7 @@ def _listed(
       files.append(
         {
           "file": name,
-          "bytes": os.path.getsize(path),
+          "bytes": state_of(path)[0],
           "stamp": images.stamp,
           "rows": len(images),
           "members": getattr(images, "members", None),

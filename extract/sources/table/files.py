@@ -1,14 +1,14 @@
 """Which files a data set is, and which split each is of."""
 
 import os
-import pathlib
 import re
 from typing import NotRequired, TypedDict
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import shortened
 from oneshot_dp.extract.sources.image_folder import files_below, is_split
-from oneshot_dp.extract.storage.typed_json import read_json
+from oneshot_dp.extract.storage.anywhere import is_file, is_folder, read_file
+from oneshot_dp.extract.storage.typed_json import parse_json
 
 EXTENSIONS = (".parquet", ".arrow", ".tar")
 
@@ -37,14 +37,12 @@ def splits_of(path: str) -> dict[str, list[str]]:
   Raises:
     InputError: there are no such files, or some that are compressed.
   """
-  if os.path.isfile(path):
+  if is_file(path):
     below, path = [os.path.basename(path)], os.path.dirname(path)
-  elif os.path.isdir(path):
+  elif is_folder(path):
     below = files_below(path)[1]
   else:
-    raise InputError(
-      f"{path!r} is neither a file nor a folder on this machine."
-    )
+    raise InputError(f"{path!r} is neither a file nor a folder.")
   if packed := [f for f in below if re.search(r"\.(tar\.\w+|tgz)$", f)]:
     raise InputError(
       f"{path!r} has compressed tars, which cannot be read by index: unpack"
@@ -91,9 +89,9 @@ def files_of(path: str, split: str) -> list[str]:
 def _is_data(path: str, file: str) -> bool:
   """Whether it is a file of the data set, not of what `datasets` computed."""
   state = os.path.join(path, os.path.dirname(file), "state.json")
-  if not file.endswith(".arrow") or not os.path.isfile(state):
+  if not file.endswith(".arrow") or not is_file(state):
     return True
-  said = read_json(pathlib.Path(state), _State, "save the data set again")
+  said = parse_json(state, read_file(state), _State, "save the data set again")
   if said.get("_indices_data_files"):
     raise InputError(
       f"{state!r} is of an old `datasets`, which kept the order in another"

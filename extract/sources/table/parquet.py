@@ -5,7 +5,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +13,13 @@ from pyarrow import parquet
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import chosen
 from oneshot_dp.extract.sources.table.recent import Recent
+from oneshot_dp.extract.storage.anywhere import (
+  is_url,
+  opened,
+  read_range,
+  seekable,
+  state_of,
+)
 
 _TAIL = 1 << 20
 _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
@@ -44,15 +50,16 @@ class ParquetImages:
     self._path = path
     recent = groups or Recent(2)
     try:
-      self._state = self._seen()
+      self._state = state_of(path)
       if path.lower().endswith(".arrow"):
-        with pa.ipc.open_stream(pa.memory_map(path)) as stream:
-          table = stream.read_all()
+        with opened(path) as mapped:
+          place = pa.memory_map(f"/dev/fd/{mapped.fileno()}")
+          table = pa.ipc.open_stream(place).read_all()
         self._schema, sizes = table.schema, [len(table)]
         self._column = table.column
         self._group = lambda key, group: table.column(key)
       else:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(seekable(path))
         self._schema, meta = file.schema_arrow, file.metadata
         numbers = range(meta.num_row_groups)
         sizes = [meta.row_group(number).num_rows for number in numbers]
@@ -87,7 +94,8 @@ class ParquetImages:
       OSError: the file was changed, or cannot be read.
       InputError: the image is in another file.
     """
-    if self._seen() != self._state:
+    # Of an object, each part that comes is compared.
+    if not is_url(self._path) and state_of(self._path) != self._state:
       raise OSError(0, "the file was changed")
     group = bisect.bisect_right(self._starts, row) - 1
     try:
@@ -108,9 +116,8 @@ class ParquetImages:
   @functools.cached_property
   def stamp(self) -> str:
     """SHA-256 of its last MiB: what Parquet says of its parts is there."""
-    with open(self._path, "rb") as file:
-      file.seek(max(0, self._state[0] - _TAIL))
-      return hashlib.sha256(file.read()).hexdigest()
+    tail = read_range(self._path, max(0, self._state[0] - _TAIL), _TAIL)
+    return hashlib.sha256(tail).hexdigest()
 
   def label_key(self, key: str | None) -> str:
     """The column of labels that is asked for, or the one that there is."""
@@ -144,10 +151,6 @@ class ParquetImages:
       return self._column(key).to_pylist()
     except (OSError, pa.ArrowException) as error:
       raise InputError(f"{self._path!r} cannot be read: {error}") from error
-
-  def _seen(self) -> tuple[int, int]:
-    status = os.stat(self._path)
-    return status.st_size, status.st_mtime_ns
 
 
 def _image_columns(schema: pa.Schema) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import shortened
 from oneshot_dp.extract.sources.image_folder import EXTENSIONS
+from oneshot_dp.extract.storage.anywhere import opened, read_range
 from oneshot_dp.extract.storage.typed_json import parse_json
 
 _HEADER = 512
@@ -64,8 +65,8 @@ class TarImages:
       OSError: the file was changed, or cannot be read.
     """
     _, start, size, crc = self.members[row]
-    with open(self._path, "rb") as file:
-      header, image = _read(file.fileno(), start, size)
+    both = read_range(self._path, start - _HEADER, _HEADER + size)
+    header, image = both[:_HEADER], both[_HEADER:]
     if len(image) < size or zlib.crc32(header) != crc:
       raise OSError(0, "the file was changed")
     return image
@@ -87,7 +88,7 @@ class TarImages:
     """
     is_file = any(key in sample for sample in self._samples)
     found = []
-    with open(self._path, "rb") as file:
+    with opened(self._path) as file:
       for sample in self._samples:
         member = sample.get(key if is_file else "json")
         value = None
@@ -120,7 +121,7 @@ def _samples(path: str) -> list[dict[str, _Member]]:
   """The members of each sample, by extension, in the order of the file."""
   samples: dict[str, dict[str, _Member]] = {}
   try:
-    with open(path, "rb") as file, tarfile.open(path, "r:") as tar:
+    with opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
       length = os.fstat(file.fileno()).st_size
       for info in tar:
         folder, _, name = info.name.rpartition("/")

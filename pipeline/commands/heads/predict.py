@@ -41,7 +41,7 @@ class Flags:
   """Directory of the head."""
   images: Positional[tuple[str, ...]]
   """Image files, folders of them at any depth, npz, Parquet, Arrow or tar
-  files; or one feature cache."""
+  files, on a disk or in gs:// or s3://; or one feature cache."""
   out: Path
   """The CSV file, not there yet; only its owner may read it."""
   top_k: int = 1

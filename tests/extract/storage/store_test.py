@@ -12,18 +12,25 @@ import pytest
 from obstore.store import MemoryStore
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.configs.extract_config import ArraysSource, ImageFolderSource
+from oneshot_dp.configs.extract_config import (
+  ArraysSource,
+  ImageFolderSource,
+  TableSource,
+  UnlabelledSource,
+)
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.cache.writer import claim
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.sources.open_source import open_source
+from oneshot_dp.extract.sources.table.parquet import ParquetImages
 from oneshot_dp.extract.storage import fetch_ahead, objects
 from oneshot_dp.extract.storage.store import store_at
 from oneshot_dp.pipeline.cli import main
 from tests.extract.caches import digest, make_identity, write_cache
-from tests.extract.image_jobs import array_job, write_npz
+from tests.extract.image_jobs import CLASSES, array_job, labels, write_npz
 from tests.extract.storage.object_servers import ROOT, SECRET, STRANGER
+from tests.extract.tables import KINDS, png, write_table
 
 BUCKETS = pytest.mark.parametrize("place", ["s3", "gs"], indirect=True)
 EVERYWHERE = pytest.mark.parametrize(
@@ -187,6 +194,11 @@ def test_images_become_the_same_cache(place, tmp_path):
   out = tmp_path / "classes.csv"
   assert not main(["predict", str(tmp_path / "head"), url, "--out", str(out)])
   assert len(out.read_text().splitlines()) == 71
+  store_at(url).put("loose/1.png", png(np.zeros((8, 8, 3), np.uint8)))
+  words = ["predict", str(tmp_path / "head"), f"{url}/loose"]
+  assert not main([*words, "--out", str(tmp_path / "loose.csv")])
+  _, row = (tmp_path / "loose.csv").read_text().splitlines()
+  assert row.startswith(f"{url}/loose/1.png,")
 
 
 @BUCKETS
@@ -225,6 +237,47 @@ def test_sources_are_the_same_from_a_bucket(place, tmp_path):
   np.testing.assert_array_equal(there[6].image, here[6].image)
   with pytest.raises(InputError, match=r"none\.npz' is not a readable npz"):
     open_source(ArraysSource(path=f"{url}/none.npz"), "train")
+
+
+@BUCKETS
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_and_what_predict_is_given_are_the_same(place, tmp_path, kind):
+  url, _ = place
+  names = [f"{split}-{i}.{kind}" for split in ("train", "test") for i in (0, 1)]
+  images = [png(np.full((4, 4, 3), i, np.uint8)) for i in range(20)]
+  for name in names:
+    file = tmp_path / "pets" / name
+    write_table(file, images, CLASSES, label=labels(20).tolist())
+    store_at(url).put(f"pets/{name}", file.read_bytes())
+  stated = CLASSES if kind == "tar" else ()
+  here, there = (
+    TableSource(path=f"{root}/pets", class_names=stated)
+    for root in (tmp_path, url)
+  )
+  listed = open_source(here, "train").listing
+  found = open_source(there, "train")
+  assert found.listing == listed
+  worker = open_source(there, "train", listed)
+  assert [vars(e) for e in worker] == [vars(e) for e in found]
+  assert [e.image for e in worker] == images * 2
+
+  store_at(url).put("loose/1.png", images[7])
+  alone = [f"{url}/loose", f"{url}/pets/{names[1]}", f"{url}/loose/1.png"]
+  shown = open_source(UnlabelledSource(paths=tuple(alone)), "all")
+  assert [e.image for e in shown] == [images[7], *images, images[7]]
+  again = open_source(UnlabelledSource(paths=tuple(alone)), "all")
+  assert again.name == shown.name
+  store_at(url).put("loose/1.png", images[8])
+  assert len(images[7]) == len(images[8])
+  other = open_source(UnlabelledSource(paths=tuple(alone)), "all")
+  assert other.name != shown.name
+
+  if kind == "parquet":
+    rows = ParquetImages(f"{url}/pets/{names[0]}")  # two row groups are kept
+    assert rows[0] == images[0]
+    store_at(url).put(f"pets/{names[0]}", bytes(len(file.read_bytes())))
+    with pytest.raises(OSError, match="was changed"):
+      rows[19]
 
 
 # Kills a job after a call of the store, in a process of its own, then runs it
