@@ -14,6 +14,7 @@ from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
+from oneshot_dp.linear_dp.rows.whole_units import UnitSizes
 from oneshot_dp.linear_dp.statistics.gradient_sum import gradient_step
 from oneshot_dp.linear_dp.trainer import (
   ROWS_ARE_CLIPPED,
@@ -60,7 +61,10 @@ def gradient_released(
 
 
 def secret_rows(
-  rows: TrainingRows, progress: Progress = NoBar, max_norm: float | None = None
+  rows: TrainingRows,
+  progress: Progress = NoBar,
+  max_norm: float | None = None,
+  sizes: UnitSizes | None = None,
 ) -> SecretRows:
   """The rows of a trainer, or of a host that helps it."""
   return SecretRows(
@@ -74,6 +78,7 @@ def secret_rows(
     max_norm=max_norm,
     hosts=rows.hosts,
     own_rows=rows.own_rows,
+    sizes=sizes,
   )
 
 

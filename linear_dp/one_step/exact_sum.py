@@ -139,15 +139,17 @@ def exact_clipped_sum(
       counts = chosen.among(block)
       units.append(unit_ids_of(block)[counts])
       accumulator.add(block, counts)
-  (class_sums,) = hosts.sum(accumulator.finish())
+  own = accumulator.finish()
   if chosen is not None:
-    summed = np.concatenate(units)
-    check_contributions(summed, grid.rows_per_unit)
+    summed = np.concatenate([np.empty(0, np.int64), *units])
+    everywhere = hosts.gather(summed[:, None])
+    check_contributions(everywhere[:, 0], grid.rows_per_unit)
     if summed.size != chosen.secret_example_ids.size:
       raise InputError(
         "Rows that were chosen are not in the cache any more: it changed while"
         " it was read; run the same command again."
       )
+  (class_sums,) = hosts.sum(own)
   return SecretSum(
     grid=grid, num_examples=num_examples, secret_class_sums=class_sums
   )

@@ -114,9 +114,9 @@ class OneStepTrainer(HeadTrainer):
     if rows.has_units:
       blocks = rows.shown("ids", self._progress)
       if self._grid.clipped == "unit":
-        sizes = count_rows(blocks)
+        sizes = count_rows(blocks, rows.hosts)
       else:
-        chosen = choose_rows(blocks, self._grid.rows_per_unit)
+        chosen = choose_rows(blocks, self._grid.rows_per_unit, rows.hosts)
     summed = exact_clipped_sum(
       rows.shown("clipped sum", self._progress),
       self._grid,

@@ -8,6 +8,7 @@ PRIVACY.md says when a bound on the number of rows (`rows.units`) is better.
 """
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
@@ -18,6 +19,7 @@ from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.rows.block import RowBlock
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.whole_units import (
+  Unit,
   UnitSizes,
   WholeUnits,
   host_integers,
@@ -30,20 +32,23 @@ class UnitSums:
 
   def __init__(self, grid: ClippedGradientGrid, sizes: UnitSizes):
     self._grid = grid
-    self._units = WholeUnits(sizes)
+    self._units = WholeUnits(sizes, grid.row_dim)
     self._total = np.zeros((grid.num_classes, grid.row_dim), np.int64)
 
   def add(self, block: RowBlock) -> None:
     """Adds a block whose shapes and labels have been checked."""
     scale = self._grid.row_scale(block.embedding_norm)
     rows = host_integers(block, scale, bias=self._grid.train_bias)
-    for unit in self._units.add(block, rows):
-      self._total[unit.labels] += clip_unit(unit.sums, self._grid)
+    self._clip(self._units.add(block, rows))
 
   def finish(self) -> Int64[np.ndarray, "K D"]:
     """S of clipped units, private; an InputError if a row is missing."""
-    self._units.finish()
+    self._clip(self._units.finish())
     return self._total
+
+  def _clip(self, units: Iterable[Unit]) -> None:
+    for unit in units:
+      self._total[unit.labels] += clip_unit(unit.sums, self._grid)
 
 
 def clip_unit(

@@ -26,6 +26,8 @@ _PATIENCE_MS = 10**9
 _POLL_MS = 1000
 _WORD = 8
 _LIMBS = 4
+_AT_ONCE = 2**21
+"""Numbers that cross at once: 16 MiB, and 32 as limbs."""
 
 
 class Hosts(Secret):
@@ -46,10 +48,20 @@ class Hosts(Secret):
     """Begins a pass: host 0 tells the others, which wait in `asked`."""
 
   def sum(
-    self, *parts: Int64[np.ndarray, "..."]
+    self, *parts: Int64[np.ndarray, "..."], ends_pass: bool = True
   ) -> tuple[Int64[np.ndarray, "..."], ...]:
-    """Ends a pass: arrays of all hosts, added up exactly."""
+    """Arrays of all hosts, added up exactly; by default that ends a pass."""
     return parts
+
+  def gather(self, own: Int64[np.ndarray, "n m"]) -> Int64[np.ndarray, "all m"]:
+    """Amid a pass: the rows of every host, in their order, on all."""
+    sizes = np.zeros(self.count, np.int64)
+    sizes[self.index] = len(own)
+    (sizes,) = self.sum(sizes, ends_pass=False)
+    stop = sizes[: self.index + 1].sum()
+    rows = np.zeros((sizes.sum(), own.shape[1]), np.int64)
+    rows[stop - len(own) : stop] = own
+    return self.sum(rows, ends_pass=False)[0]
 
   def saw(self, ids: Int64[np.ndarray, " n"]) -> None:
     """Refuses an `example_id` that came twice in a pass."""
@@ -108,7 +120,7 @@ class JoinedHosts(Hosts):
       yield what, {k: v if v.ndim else v.item() for k, v in arrays.items()}
 
   def sum(
-    self, *parts: Int64[np.ndarray, "..."]
+    self, *parts: Int64[np.ndarray, "..."], ends_pass: bool = True
   ) -> tuple[Int64[np.ndarray, "..."], ...]:
     self.meet()
     sizes = np.zeros(self.count + 1, np.int64)
@@ -120,6 +132,7 @@ class JoinedHosts(Hosts):
     self._is_new = False
     if sizes[-1]:
       self._refuse_shared_ids(sizes[:-1].tolist())
+    self._is_asked = not ends_pass
     pairs = zip(found, parts, strict=True)
     return tuple(sums.reshape(part.shape) for sums, part in pairs)
 
@@ -220,14 +233,15 @@ class JoinedHosts(Hosts):
     return self._add(words).tobytes()[:size]
 
   def _add(self, numbers: Int64[np.ndarray, "*n"]) -> Int64[np.ndarray, "*n"]:
-    if not numbers.size:
-      return numbers
+    flat = numbers.ravel()
+    total = np.empty_like(flat)
     try:
-      return numbers_of(self._add_limbs(limbs_of(numbers))).reshape(
-        numbers.shape
-      )
+      for start in range(0, flat.size, _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        total[part] = numbers_of(self._add_limbs(limbs_of(flat[part])))
     except Exception as lost:
       raise LostHostError from lost
+    return total.reshape(numbers.shape)
 
   def _add_limbs(self, limbs: Int32[np.ndarray, " m"]) -> np.ndarray:
     mesh = self._mesh

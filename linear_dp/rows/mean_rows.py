@@ -31,8 +31,11 @@ from oneshot_dp.linear_dp.rows.whole_units import (
 
 
 def mean_rows(
-  blocks: Iterable[RowBlock], sizes: UnitSizes, max_norm: float | None = None
-) -> Iterator[list[np.ndarray]]:
+  blocks: Iterable[RowBlock],
+  sizes: UnitSizes,
+  dim: int,
+  max_norm: float | None = None,
+) -> Iterator[Sequence[np.ndarray]]:
   """Columns of the mean rows of all units, in the order of their last rows.
 
   Formal guarantees: a unit's are functions of its own rows alone, whatever
@@ -41,36 +44,39 @@ def mean_rows(
   Args:
     blocks: the rows, each of which was checked.
     sizes: how many each unit has.
+    dim: d.
     max_norm: to what rows are shortened before; None is for directions.
 
   Yields:
     embedding [rows, d] float32, embedding_norm [rows] float32, label [rows]
-    int32, example_id [rows] int64 of the unit's last row, weight [rows] int32,
-    place [rows] int64 of the unit among all.
+    int32, example_id [rows] int64 of the unit's last row (−1 if other hosts
+    have rows of it), weight [rows] int32, place [rows] int64 of the unit among
+    all.
 
   Raises:
     InputError: rows that are not finite or off the ball, or see `WholeUnits`.
   """
-  units = WholeUnits(sizes)
+  units = WholeUnits(sizes, dim)
+  longest = max_norm or 1.0
+  most = math.inf if max_norm is None else row_radius(dim) / max_norm
   for block in blocks:
-    dim = block.embedding.shape[1]
-    most = math.inf if max_norm is None else row_radius(dim) / max_norm
     scale = row_scale(block.embedding_norm, dim, most)
     done = [
-      _of_unit(unit, block, max_norm or 1.0)
+      _of_unit(unit, longest, block)
       for unit in units.add(block, host_integers(block, scale))
     ]
     if done:
       yield [np.concatenate(column) for column in zip(*done, strict=True)]
-  units.finish()
+  for unit in units.finish():
+    yield _of_unit(unit, longest)
 
 
 def _of_unit(
-  unit: Unit, block: RowBlock, longest: float
+  unit: Unit, longest: float, block: RowBlock | None = None
 ) -> Sequence[np.ndarray]:
   """The columns of one unit; a row has `longest` where it is at the edge."""
   number, total = len(unit.labels), int(unit.rows.sum())
-  if total == 1:
+  if block is not None and total == 1:
     embedding = block.embedding[[unit.last]].astype(np.float32)
     norm = block.embedding_norm[[unit.last]]
   else:
@@ -81,7 +87,7 @@ def _of_unit(
     embedding,
     norm.astype(np.float32),
     unit.labels.astype(np.int32),
-    np.full(number, block.example_id[unit.last]),
+    np.full(number, -1 if block is None else block.example_id[unit.last]),
     (GRID_RADIUS * unit.rows // total).astype(np.int32),
     np.full(number, unit.place),
   )

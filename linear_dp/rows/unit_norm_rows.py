@@ -79,6 +79,7 @@ class SecretRows(Secret):
     devices: rows are sharded over them; None is all local devices.
     hosts: that have a part of the rows each.
     own_rows: which of all rows `read` gives, by their places; None is all.
+    sizes: of the units, where they are known.
 
   Raises:
     InputError: in a pass, damaged rows, or a `unit_id` that nobody awaits.
@@ -100,6 +101,7 @@ class SecretRows(Secret):
     devices: Sequence[jax.Device] | None = None,
     hosts: Hosts = ALONE,
     own_rows: range | None = None,
+    sizes: UnitSizes | None = None,
   ):
     devices = tuple(devices or jax.local_devices())
     self.feature_dim = feature_dim
@@ -114,9 +116,9 @@ class SecretRows(Secret):
     self._read = read
     self._order: Int64[np.ndarray, " n"] | None = None
     self.has_units = has_units
-    self._sizes: UnitSizes | None = None
-    self.secret_places: Int64[np.ndarray, " n"] | None = None
-    """The unit, among all, of each row of a pass; known after the first."""
+    self._sizes = sizes
+    self.secret_places: list[Int64[np.ndarray, " rows"]] = []
+    """The unit, among all, of each row of the chunks of the last pass."""
 
   @property
   def wide(self) -> jnp.dtype:
@@ -137,6 +139,11 @@ class SecretRows(Secret):
     sizes = self._sizes
     return self.num_rows if sizes is None else len(sizes.secret_rows)
 
+  def count_units(self) -> None:
+    """Counts the rows of each unit, by a pass of all hosts, if none did."""
+    if self.has_units and self._sizes is None:
+      self._sizes = count_rows(self._read(), self.hosts)
+
   def secret_chunks(self) -> Iterator[Chunk]:
     """One pass over rows, in chunks of one shape. Private.
 
@@ -151,11 +158,12 @@ class SecretRows(Secret):
       hosts=self.hosts,
     )
     leaves = _leaves_ball(self.wide)
-    ids, places = [np.empty(0, np.int64)], []
+    ids = [np.empty(0, np.int64)]
+    self.secret_places = []
     for columns in regrouped(self._weighted(blocks), self.chunk_rows):
       embedding, norm, label, example_id, *of_units = columns
       weight = of_units[:1]
-      places += of_units[1:]
+      self.secret_places += of_units[1:]
       scale = row_scale(norm, self.feature_dim)
       length = np.ones_like(norm)
       if self.max_norm is not None:
@@ -173,16 +181,15 @@ class SecretRows(Secret):
         "The rows came in another order than before: has the cache changed?"
       )
     self._order = order
-    self.secret_places = np.concatenate(places) if places else None
 
   def _weighted(
     self, blocks: Iterable[RowBlock]
   ) -> Iterable[Sequence[np.ndarray]]:
     if not self.has_units:
       return _columns(blocks)
-    if self._sizes is None:
-      self._sizes = count_rows(self._read())
-    return mean_rows(blocks, self._sizes, self.max_norm)
+    self.count_units()
+    assert self._sizes is not None
+    return mean_rows(blocks, self._sizes, self.feature_dim, self.max_norm)
 
   def sharded(self, *columns: np.ndarray) -> list[Array]:
     """Columns of up to `chunk_rows` rows on the devices, behind them zeros."""

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int64, UInt64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.rows.block import RowBlock
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.rows.secret import Secret
 
 # Public and fixed: the choice need not be secret, only blind to content. The
@@ -18,7 +19,7 @@ _PART_KEY = np.uint64(0x13198A2E03707344)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ChosenRows(Secret):
-  """The ids, sorted, of the rows that count, at most m of each unit."""
+  """The ids, sorted, of this host's rows that count, at most m of a unit."""
 
   secret_example_ids: Int64[np.ndarray, " chosen"]
 
@@ -31,7 +32,13 @@ class ChosenRows(Secret):
     return ids[at] == block.example_id
 
 
-def choose_rows(blocks: Iterable[RowBlock], rows_per_unit: int) -> ChosenRows:
+CHOICE = "choice of rows"
+"""The pass that other hosts are asked for."""
+
+
+def choose_rows(
+  blocks: Iterable[RowBlock], rows_per_unit: int, hosts: Hosts = ALONE
+) -> ChosenRows:
   r"""Chooses min(m, k) of the k rows of each unit.
 
       the m smallest of  h(unit_id, j),   j = 0 … k − 1
@@ -45,14 +52,14 @@ def choose_rows(blocks: Iterable[RowBlock], rows_per_unit: int) -> ChosenRows:
   itself because ids are often positions in the data set: with another unit
   gone, positions move, their order within a unit does not.
   """
-  units, examples = [], []
-  for block in blocks:
-    units.append(unit_ids_of(block).copy())
-    examples.append(np.array(block.example_id, np.int64))
-  if not units:
-    return ChosenRows(secret_example_ids=np.empty(0, np.int64))
-  unit, example = np.concatenate(units), np.concatenate(examples)
-  del units, examples
+  hosts.ask(CHOICE, rows_per_unit=rows_per_unit)
+  pairs = [
+    np.stack([unit_ids_of(block), block.example_id], axis=1) for block in blocks
+  ]
+  own = np.concatenate([np.empty((0, 2), np.int64), *pairs])
+  del pairs
+  unit, example = hosts.gather(own).T
+  hosts.sum()
   order = np.lexsort((example, unit))
   unit, example = unit[order], example[order]
   del order
@@ -60,6 +67,8 @@ def choose_rows(blocks: Iterable[RowBlock], rows_per_unit: int) -> ChosenRows:
   # Only the order within a unit changes: places are those of before.
   by_hash = np.lexsort((hashed, unit))
   chosen = example[by_hash[_place(unit) < rows_per_unit]]
+  if hosts.count > 1:
+    chosen = chosen[np.isin(chosen, own[:, 1])]
   chosen.sort()
   return ChosenRows(secret_example_ids=chosen)
 

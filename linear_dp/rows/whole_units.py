@@ -9,28 +9,49 @@ from jaxtyping import Float32, Int32, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.rows.block import OFF_THE_BALL, RowBlock, refuse
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.units import unit_ids_of
 
 MAX_OPEN_BYTES = 2**32
-"""Memory for the sums of units that have rows yet to come."""
+"""Memory for the sums of units that have rows yet to come, on each host."""
+_AT_ONCE = 2**21
+"""Numbers of such sums that hosts exchange at once."""
+UNIT_SIZES = "unit sizes"
+"""The pass that other hosts are asked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class UnitSizes(Secret):
-  """How many rows each unit has, by sorted ids, so that its last is known."""
+  """How many rows each unit has, by sorted ids, so that its last is known.
+
+  All that there are on any of the hosts, and how many this one has of each.
+  """
 
   secret_unit_ids: Int64[np.ndarray, " units"]
   secret_rows: Int64[np.ndarray, " units"]
+  secret_own_rows: Int64[np.ndarray, " units"]
+  hosts: Hosts
 
 
-def count_rows(blocks: Iterable[RowBlock]) -> UnitSizes:
+def count_rows(blocks: Iterable[RowBlock], hosts: Hosts = ALONE) -> UnitSizes:
   """Counts the rows of each unit; an InputError if one has no `unit_id`."""
+  hosts.ask(UNIT_SIZES)
   units = [unit_ids_of(block).copy() for block in blocks]
   ids = np.concatenate([np.empty(0, np.int64), *units])
-  unit, rows = np.unique(ids, return_counts=True)
-  return UnitSizes(secret_unit_ids=unit, secret_rows=rows)
+  own, count = np.unique(ids, return_counts=True)
+  found = hosts.gather(np.stack([own, count], axis=1))
+  hosts.sum()
+  unit, rows = _total(found[:, 0], found[:, 1])
+  own_rows = np.zeros_like(rows)
+  own_rows[np.searchsorted(unit, own)] = count
+  return UnitSizes(
+    secret_unit_ids=unit,
+    secret_rows=rows,
+    secret_own_rows=own_rows,
+    hosts=hosts,
+  )
 
 
 def places_of(block: RowBlock, sizes: UnitSizes) -> Int64[np.ndarray, " rows"]:
@@ -47,7 +68,8 @@ class Unit(NamedTuple):
 
   Attributes:
     place: of its id among the sorted ones.
-    last: of its last row, in the block that completed it.
+    last: of its last row, in the block that completed it; −1 where no block
+      did, but another host.
     labels: its P classes, ascending.
     rows: how many rows it has of each.
     sums: [P, D], the sum of these.
@@ -63,14 +85,17 @@ class Unit(NamedTuple):
 class WholeUnits:
   """Puts units together whose rows come in any order, in blocks of any size.
 
-  Sums of integers: the same bits in any order. Runs on the host. Memory: D
-  int64 for every class of a unit that has been begun and is not complete, so
-  next to nothing where rows come unit by unit.
+  Sums of integers: the same bits in any order, and whichever hosts have the
+  rows of a unit. Runs on the host. Memory: D int64 for every class of a unit
+  that has been begun and is not complete, so next to nothing where rows come
+  unit by unit.
   """
 
-  def __init__(self, sizes: UnitSizes):
+  def __init__(self, sizes: UnitSizes, row_dim: int):
     self._sizes = sizes
-    self._left = sizes.secret_rows.copy()
+    self._row_dim = row_dim
+    self._left = sizes.secret_own_rows.copy()
+    self._is_shared = sizes.secret_own_rows < sizes.secret_rows
     self._open: dict[int, dict[int, tuple[int, np.ndarray | int]]] = {}
 
   def add(
@@ -103,30 +128,82 @@ class WholeUnits:
       own[label] = before + count, added + total
       self._left[unit] -= count
       last[unit] = max(last.get(unit, 0), int(order[start + count - 1]))
-    done = [unit for unit in last if self._left[unit] == 0]
+    done = [
+      unit
+      for unit in last
+      if self._left[unit] == 0 and not self._is_shared[unit]
+    ]
     for unit in sorted(done, key=last.__getitem__):
-      own = self._open.pop(unit)
-      labels = sorted(own)
-      yield Unit(
-        place=unit,
-        last=last[unit],
-        labels=np.array(labels),
-        rows=np.array([own[label][0] for label in labels]),
-        sums=np.stack([own[label][1] for label in labels]),
-      )
-    vectors = sum(map(len, self._open.values()))
-    if vectors * rows.shape[1] * 8 > MAX_OPEN_BYTES:
+      yield _whole(unit, last[unit], self._open.pop(unit))
+    self._check_room(sum(map(len, self._open.values())))
+
+  def finish(self) -> Iterator[Unit]:
+    """Gives the units that other hosts have rows of, too, each on one host.
+
+    For all hosts to call, and to iterate over. Every (unit, class) that is open
+    anywhere takes its sums from all, and goes to the host of its turn.
+
+    Raises:
+      InputError: a row is missing, or see `add`.
+    """
+    # One that began again after its last row is below zero.
+    if self._left.any():
+      raise _changed()
+    hosts = self._sizes.hosts
+    own = [
+      (unit, label, count)
+      for unit, of_unit in self._open.items()
+      for label, (count, _) in of_unit.items()
+    ]
+    found = hosts.gather(np.array(own, np.int64).reshape(-1, 3))
+    keys, counts = _total(found[:, :2], found[:, 2])
+    owner = keys[:, 0] % hosts.count
+    self._check_room(int(np.bincount(owner).max(initial=0)))
+    shared: dict[int, dict[int, tuple[int, np.ndarray | int]]] = {}
+    at_once = max(1, _AT_ONCE // self._row_dim)
+    for start in range(0, len(keys), at_once):
+      part = slice(start, start + at_once)
+      sums = np.zeros((len(keys[part]), self._row_dim), np.int64)
+      for row, (unit, label) in zip(sums, keys[part].tolist(), strict=True):
+        row += self._open.get(unit, {}).pop(label, (0, 0))[1]
+      (sums,) = hosts.sum(sums, ends_pass=False)
+      for i in np.flatnonzero(owner[part] == hosts.index):
+        unit, label = keys[start + i].tolist()
+        total = int(counts[start + i]), sums[i].copy()
+        shared.setdefault(unit, {})[label] = total
+    for unit, of_unit in shared.items():
+      yield _whole(unit, -1, of_unit)
+
+  def _check_room(self, vectors: int) -> None:
+    if vectors * self._row_dim * 8 > MAX_OPEN_BYTES:
       raise InputError(
         "The sums of units whose rows are scattered take more than"
         f" {MAX_OPEN_BYTES / 2**30:.3g} GiB: order the rows by unit, or sum a"
         " few of each (--head lamb --max-rows-per-unit)."
       )
 
-  def finish(self) -> None:
-    """An InputError if a row is missing."""
-    # One that began again after its last row is below zero.
-    if self._left.any():
-      raise _changed()
+
+def _whole(
+  unit: int, last: int, sums: dict[int, tuple[int, np.ndarray | int]]
+) -> Unit:
+  labels = sorted(sums)
+  return Unit(
+    place=unit,
+    last=last,
+    labels=np.array(labels),
+    rows=np.array([sums[label][0] for label in labels]),
+    sums=np.stack([sums[label][1] for label in labels]),
+  )
+
+
+def _total(
+  keys: Int64[np.ndarray, "n ..."], counts: Int64[np.ndarray, " n"]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Each key once, in ascending order, and the sum of its counts."""
+  each, place = np.unique(keys, axis=0, return_inverse=True)
+  total = np.zeros(len(each), np.int64)
+  np.add.at(total, place, counts)
+  return each, total
 
 
 def host_integers(

@@ -72,6 +72,7 @@ def class_moments(rows: SecretRows) -> SecretClassMoments:
       f"{rows.most_rows} rows are more than the {MAX_ROWS} whose second"
       " moment can be summed exactly; use --head lamb."
     )
+  rows.count_units()
   rows.hosts.ask(MOMENTS, max_norm=rows.max_norm)
   add = _adder(rows.mesh, rows.wide)
   d, num_classes = rows.feature_dim, rows.num_classes

@@ -58,7 +58,8 @@ class StepRows(Secret):
   Args:
     rows: the private rows.
     released_map: c and A; None leaves rows where they are.
-    resident_bytes: up to which they are kept after the first pass.
+    resident_bytes: up to which they are kept after the first pass, by all hosts
+      or by none.
   """
 
   public = ("num_examples",)
@@ -99,8 +100,6 @@ class StepRows(Secret):
     if chosen is None:
       yield from self._all_chunks()
       return
-    if (places := self._rows.secret_places) is not None:
-      chosen = chosen[places]
     for columns in regrouped(self._picked(chosen), self._rows.chunk_rows):
       yield StepChunk(*self._rows.sharded(*columns))
 
@@ -115,7 +114,8 @@ class StepRows(Secret):
   def share(self) -> None:
     """Has the other hosts take theirs of these rows, where they do not yet."""
     if self.hosts.count > 1 and self.hosts.rows is not self:
-      self.hosts.rows = self
+      self._rows.count_units()
+      self.hosts.rows, self._resident = self, None
       where = self._map
       self.hosts.ask(
         STEP_ROWS,
@@ -129,10 +129,13 @@ class StepRows(Secret):
     self, chosen: Bool[np.ndarray, " n"]
   ) -> Iterator[list[np.ndarray]]:
     own = self._rows.own_rows
-    chosen, start = chosen[own.start : own.stop], 0
-    for chunk in self._all_chunks():
-      of_chunk = chosen[start : start + len(chunk.label)]
-      start += len(chunk.label)
+    start = own.start
+    for i, chunk in enumerate(self._all_chunks()):
+      if self._rows.has_units:
+        of_chunk = chosen[self._rows.secret_places[i]]
+      else:
+        of_chunk = chosen[start : own.stop][: len(chunk.label)]
+        start += len(chunk.label)
       yield [
         np.asarray(column)[: len(of_chunk)][of_chunk]
         for column in chunk
@@ -167,7 +170,9 @@ class StepRows(Secret):
         kept.append(made)
       else:
         kept = None
-    self._resident = kept
+    # All hosts or none: a pass over units is one that they make together.
+    (missing,) = self.hosts.sum(np.array([kept is None], int), ends_pass=False)
+    self._resident = None if missing.any() else kept
 
 
 @functools.cache

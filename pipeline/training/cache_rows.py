@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import Block, stored_norm
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.public_statistics import PublicStatistics
@@ -22,11 +21,6 @@ def cache_rows(
   hosts: Hosts = ALONE,
 ) -> TrainingRows:
   """The rows of a cache, as a trainer takes them; of several hosts, a part."""
-  if hosts.count > 1 and cache.info.has_units:
-    raise InputError(
-      f"the rows of a {cache.info.privacy_unit} may be on several hosts, which"
-      " cannot clip them as one yet: leave --hosts out."
-    )
   own = np.array_split(np.arange(len(cache.shards)), hosts.count)[hosts.index]
   first = sum(shard.rows for shard in cache.shards[: own[0] if own.size else 0])
   rows = sum(cache.shards[i].rows for i in own)

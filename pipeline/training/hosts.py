@@ -32,6 +32,8 @@ from oneshot_dp.linear_dp.rows.hosts import (
   Hosts,
   JoinedHosts,
 )
+from oneshot_dp.linear_dp.rows.units import CHOICE, choose_rows
+from oneshot_dp.linear_dp.rows.whole_units import UNIT_SIZES, count_rows
 from oneshot_dp.linear_dp.statistics.class_moments import (
   MOMENTS,
   class_moments,
@@ -207,7 +209,7 @@ def _but_for_paths(value: Any) -> str:
 
 def _serve(plain: TrainingRows, hosts: JoinedHosts) -> None:
   """Does every pass that host 0 asks for, over this host's rows."""
-  rows, steps = plain, None
+  rows, steps, sizes, chosen = plain, None, None, None
   for what, asked in hosts.asked():
     if what == PUBLIC_MAP:
       whitening = None
@@ -218,20 +220,28 @@ def _serve(plain: TrainingRows, hosts: JoinedHosts) -> None:
       statistics = PublicStatistics(mean=asked["mean"], whitening=whitening)
       rows = mapped_by(statistics, plain)
       hosts.sum()
+    elif what == UNIT_SIZES:
+      sizes = count_rows(rows.blocks(), hosts)
+    elif what == CHOICE:
+      chosen = choose_rows(rows.blocks(), hosts=hosts, **asked)
     elif what == CLIPPED_SUM:
+      grid = ClippedGradientGrid(**asked)
+      of_units = grid.clipped == "unit"
       exact_clipped_sum(
         rows.blocks(),
-        ClippedGradientGrid(**asked),
+        grid,
         num_examples=rows.counted,
+        chosen=None if of_units else chosen,
+        sizes=sizes if of_units else None,
         hosts=hosts,
       )
     elif what == MOMENTS:
-      class_moments(secret_rows(rows))
+      class_moments(secret_rows(rows, sizes=sizes))
     elif what == STEP_ROWS:
       where = ReleasedMap(
         matrix=asked.get("matrix"), centre=asked.get("centre")
       )
-      of_norm = secret_rows(rows, max_norm=asked.get("max_norm"))
+      of_norm = secret_rows(rows, max_norm=asked.get("max_norm"), sizes=sizes)
       hosts.rows = steps = StepRows(of_norm, where)
       hosts.sum()
     elif steps is None:

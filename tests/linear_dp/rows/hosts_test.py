@@ -3,18 +3,21 @@
 The wire itself, in processes of their own: pipeline/training/hosts_test.py.
 """
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import chex
 import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
+from oneshot_dp.linear_dp.rows import whole_units
 from oneshot_dp.linear_dp.rows.hosts import (
   ALONE,
   Hosts,
@@ -22,10 +25,17 @@ from oneshot_dp.linear_dp.rows.hosts import (
   limbs_of,
   numbers_of,
 )
-from tests.linear_dp.blocks import Block, random_block
+from oneshot_dp.linear_dp.rows.units import choose_rows
+from oneshot_dp.linear_dp.rows.whole_units import count_rows
+from oneshot_dp.linear_dp.statistics.class_moments import class_moments
+from oneshot_dp.linear_dp.statistics.gradient_sum import clipped_gradient
+from oneshot_dp.linear_dp.statistics.step_rows import StepRows
+from tests.linear_dp.blocks import Block, random_block, rows_of
+from tests.linear_dp.rows.units_test import with_units
 
 COUNT = 3
 D, K = 5, 3
+KERNEL = np.random.default_rng(1).standard_normal((D, K))
 GRID = ClippedGradientGrid(num_classes=K, feature_dim=D)
 
 
@@ -62,12 +72,21 @@ class Threads(JoinedHosts):
     return total
 
 
-def on_all(work: Callable[[JoinedHosts], Any]) -> list[Any]:
+class Alike(Threads):
+  """All hosts call the same: what host 0 asks for, the others are about to."""
+
+  def ask(self, what: str, **asked: Any) -> None:
+    super().ask(what, **asked)
+    if self.index:
+      assert next(self.asked())[0] == what
+
+
+def on_all(work: Callable[[Any], Any], kind: type[Threads] = Threads) -> list:
   """What a work gives on every host: its value, or its error."""
   board = Board()
 
   def one(index: int) -> Any:
-    host = Threads(board, index, COUNT)
+    host = kind(board, index, COUNT)
     try:
       return work(host)
     except (InputError, RunError) as error:
@@ -119,6 +138,7 @@ def test_an_example_id_of_two_hosts_is_refused_on_all(places):
 def test_what_one_host_fails_with_all_do(kind):
   def work(host: JoinedHosts) -> None:
     with host.together():
+      host.gather(np.zeros((host.index, 1), np.int64))
       if host.index == 1:
         raise kind("a shard is damaged.")
 
@@ -143,3 +163,71 @@ def test_what_host_0_asks_for_arrives_with_all_its_bits():
     assert found.pop("kernel").tobytes() == asked["kernel"].tobytes()
     assert found.pop("chosen").tolist() == [True, False]
     assert found == {"loss": "softmax", "c": 0.5}
+
+
+def statistics(host: Hosts, own: Block) -> dict[str, np.ndarray]:
+  """What heads of all kinds sum of units, a host having some of their rows."""
+  sizes = count_rows([own], host)
+  rows = rows_of(
+    own,
+    num_examples=120,
+    own_rows=range(len(own)),
+    has_units=True,
+    hosts=host,
+  )
+  steps = StepRows(rows, resident_bytes=2**30 if host.index != 1 else 0)
+  found = {
+    "places": sizes.secret_unit_ids,
+    "rows": sizes.secret_rows,
+    "moment": class_moments(rows).secret_moment,
+    "all": clipped_gradient(steps, KERNEL, 0.1).secret_sum,
+    "a batch": clipped_gradient(
+      steps, KERNEL, 0.1, chosen=np.arange(steps.secret_units) % 2 == 0
+    ).secret_sum,
+  }
+  whole = dataclasses.replace(GRID, clipped="unit")
+  two = dataclasses.replace(GRID, rows_per_unit=2)
+  for grid in whole, two:
+    found[grid.clipped] = exact_clipped_sum(
+      [own],
+      grid,
+      num_examples=len(own),
+      sizes=sizes if grid is whole else None,
+      chosen=choose_rows([own], 2, host) if grid is two else None,
+      hosts=host,
+    ).secret_class_sums
+  return found
+
+
+UNITS = {
+  "scattered": np.arange(120) * 7919 % 13,
+  "one": np.zeros(120, int),
+  "one after another": np.sort(np.arange(120) * 7919 % 23),
+  "each a row": np.arange(120),
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 1000])
+@pytest.mark.parametrize("hosts", ["all", "two"])
+@pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
+def test_units_of_several_hosts_are_whole(monkeypatch, units, hosts, at_once):
+  """Whichever hosts their rows are on, as long as they are on one in all."""
+  monkeypatch.setattr(whole_units, "_AT_ONCE", at_once * D)
+  block = with_units(random_block(120, D, K), units + 40)
+  ends = [0, 50, 71, 120] if hosts == "all" else [0, 50, 50, 120]
+  expected = statistics(ALONE, block)
+  for found in on_all(
+    lambda host: statistics(host, block[slice(*ends[host.index :][:2])]), Alike
+  ):
+    chex.assert_trees_all_equal(found, expected)
+
+
+def test_units_that_one_host_has_no_room_for_are_refused_on_all(monkeypatch):
+  """Where each had room for its part, and the others' would be empty."""
+  monkeypatch.setattr(whole_units, "MAX_OPEN_BYTES", 8 * D * 12)
+  # Every third of 15 units is on three hosts, each of which has a class of it.
+  units = np.concatenate([np.repeat(np.arange(0, 15, COUNT), COUNT), range(15)])
+  label = np.arange(30, dtype=np.int32) % COUNT
+  block = with_units(random_block(30, D, K).but(label=label), units)
+  found = on_all(lambda h: statistics(h, block[h.index :: COUNT]), Alike)
+  assert all("scattered take more" in str(error) for error in found)

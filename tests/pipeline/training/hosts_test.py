@@ -1,22 +1,32 @@
 """Several processes on the loopback, as hosts of one run."""
 
 import dataclasses
+import functools
 import pathlib
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  MethodName,
+  PrivacyConfig,
+  StepsConfig,
+)
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.reader import FeatureCache
-from oneshot_dp.linear_dp.rows.hosts import Hosts, JoinedHosts
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts, JoinedHosts
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.training.cache_rows import cache_rows
-from oneshot_dp.pipeline.training.hosts import _check_alike, _program
+from oneshot_dp.pipeline.training.hosts import _check_alike, _program, _serve
+from oneshot_dp.pipeline.training.train_heads import cache_trainer, plan_heads
 from tests.linear_dp.rows.hosts_test import on_all
 from tests.pipeline.command_line import TRAIN as LAMB
 from tests.pipeline.command_line import fails, one_line, start, succeeds
@@ -102,6 +112,7 @@ def heads_in(folder: pathlib.Path) -> dict[str, bytes]:
   }
 
 
+PRIVACY = PrivacyConfig(delta=1e-5)
 TRAIN = (
   *("train", "--epsilon", 2, "--delta", 1e-5, "--head", "multi-step"),
   *("--steps.epochs", 3, "--noise-seed", 3),
@@ -112,8 +123,13 @@ TRAIN = (
 def test_hosts_train_the_heads_of_one(
   hosts, capsys, tmp_path, eval_cache, public_cache
 ):
-  """Bit for bit, all kinds; of two shards, so that a third host has no row."""
-  train = write_clusters(tmp_path / "train", shard_rows=128)
+  """Bit for bit, of users with rows on two; a third has no shard."""
+  train = write_clusters(
+    tmp_path / "train",
+    shard_rows=128,
+    privacy_unit="user",
+    unit_id=np.arange(180) % 50,
+  )
   command = [
     *("compare", "--cache", train.path, "--eval-cache", eval_cache.path),
     *("--heads", "lamb", "least-squares", "whitened", "multi-step"),
@@ -134,33 +150,78 @@ def test_hosts_train_the_heads_of_one(
   assert there == {"train", "public", "alone", "out-0", "ledgers"}
 
 
+POISSON = StepsConfig(epochs=2, sampling="poisson", batch_size=40)
+HEADS = [
+  *((HeadConfig(head=method), None) for method in get_args(MethodName)),
+  (HeadConfig(head="lamb"), 2),
+  (HeadConfig(head="multi-step", steps=POISSON), None),
+]
+"""Settings, and how many rows of each unit are summed."""
+
+
+@pytest.mark.parametrize("of_units", [False, True])
+def test_heads_that_take_turns(monkeypatch, tmp_path, of_units):
+  """Bit for bit those of one host, on threads; host 0 alone draws noise."""
+  units = {"privacy_unit": "user", "unit_id": np.arange(180) % 50}
+  train = write_clusters(
+    tmp_path / "train", shard_rows=128, **units if of_units else {}
+  )
+  draws, words = [], NoiseSource.words
+  monkeypatch.setattr(
+    NoiseSource,
+    "words",
+    lambda *args: draws.append(threading.get_ident()) or words(*args),
+  )
+
+  def heads(host: Hosts) -> list[bytes]:
+    plan = functools.partial(plan_heads, epsilons=(2.0,), privacy=PRIVACY)
+    trainers = [
+      (cache_trainer(train, [config], most, hosts=host), plan(config, 180))
+      for config, most in HEADS
+      if of_units or not most
+    ]
+    for trainer, _ in trainers:
+      trainer.read()
+    return [
+      trained.head.kernel.tobytes() + trained.head.bias.tobytes()
+      for trainer, plan in trainers
+      for trained in trainer.release(plan, NoiseSource(3), lambda *_: None)
+    ]
+
+  def work(host: JoinedHosts) -> tuple[list[bytes], int]:
+    if host.index:
+      _serve(cache_rows(train, hosts=host), host)
+      return [], threading.get_ident()
+    found = heads(host)
+    host.end(None, 0)
+    return found, threading.get_ident()
+
+  alone = heads(ALONE)
+  draws.clear()
+  (found, lead), *_ = on_all(work)
+  assert found == alone
+  assert set(draws) == {lead}
+
+
 @pytest.mark.slow
-def test_hosts_take_the_samples_that_host_0_draws(
-  hosts, capsys, tmp_path, train_cache
-):
-  command = [
-    *(*TRAIN, "--cache", train_cache.path),
-    *("--steps.sampling", "poisson", "--steps.batch-size", 40),
-  ]
+def test_a_killed_host_ends_all(hosts, capsys, tmp_path, users):
+  """After the charge, in the second of its steps; the same command goes on."""
+  command = [*TRAIN, "--cache", users[0].path]
   succeeds(capsys, *command, "--out", tmp_path / "alone")
-  (status, _, said), other = hosts(command, ["pass", _NO_NOISE])
-  assert status == 0, said
-  assert other == (0, "", "")
-  assert heads_in(tmp_path / "out-0") == heads_in(tmp_path / "alone")
-
-
-@pytest.mark.slow
-def test_a_killed_host_ends_all(hosts, capsys, tmp_path, train_cache):
-  """After the charge, in the second of its steps; the command runs again."""
-  command = [*TRAIN, "--cache", train_cache.path]
-  (status, _, _), other = hosts(command, [killed_at(meeting=6), "pass"])
+  ledger = Ledger(users[0].info.dataset)
+  paid = len(ledger.entries()) + 1
+  (status, _, _), other = hosts(command, [killed_at(meeting=9), "pass"])
   assert status == -signal.SIGKILL
   assert other[:2] == (1, "")
   assert "another host of this run was lost" in one_line(other[2])
-  assert len(Ledger(train_cache.info.dataset).entries()) == 1
+  assert len(ledger.entries()) == paid
   assert not (tmp_path / "out-0").exists()
-  succeeds(capsys, *command, "--out", tmp_path / "out-0")
-  assert len(Ledger(train_cache.info.dataset).entries()) == 1
+  (status, _, said), other = hosts(command, ["pass", _NO_NOISE])
+  assert status == 0, said
+  assert "going on: 1 of 3 steps are kept, and paid for" in said
+  assert other == (0, "", "")
+  assert heads_in(tmp_path / "out-0") == heads_in(tmp_path / "alone")
+  assert len(ledger.entries()) == paid
 
 
 @pytest.mark.parametrize(
@@ -176,12 +237,6 @@ def test_a_place_that_is_none(place, capsys, monkeypatch, where, said):
   """Said before any library is silenced, or host waited for."""
   monkeypatch.setenv("JAX_PROCESS_ID", "two")
   assert said in fails(capsys, *place(LAMB), "--hosts", where)
-
-
-def test_rows_of_units_stay_on_one_host(users):
-  train, _ = users
-  with pytest.raises(InputError, match="may be on several hosts"):
-    cache_rows(train, hosts=Hosts(0, 2))
 
 
 def test_a_program_is_all_code_below_its_links(tmp_path):
