@@ -67,10 +67,11 @@ def hosts(monkeypatch, tmp_path):
       out = ["--out", tmp_path / f"out-{index}"]
       started.append(start([*argv, *place, *out], first=first))
     monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(tmp_path / "ledgers"))
-    said = [process.communicate(timeout=100) for process in started]
+    own = started[-count:]
+    said = [process.communicate(timeout=100) for process in own]
     return [
       (process.returncode, *of_one)
-      for process, of_one in zip(started, said, strict=True)
+      for process, of_one in zip(own, said, strict=True)
     ]
 
   yield start_all
@@ -210,7 +211,7 @@ def test_a_killed_host_ends_all(hosts, capsys, tmp_path, users):
   succeeds(capsys, *command, "--out", tmp_path / "alone")
   ledger = Ledger(users[0].info.dataset)
   paid = len(ledger.entries()) + 1
-  (status, _, _), other = hosts(command, [killed_at(meeting=9), "pass"])
+  (status, _, _), other = hosts(command, [killed_at(meeting=12), "pass"])
   assert status == -signal.SIGKILL
   assert other[:2] == (1, "")
   assert "another host of this run was lost" in one_line(other[2])
