@@ -9,9 +9,11 @@ import math
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError, LostHostError, RunError
@@ -52,6 +54,24 @@ def place_of(asked: str) -> dict[str, Any]:
   if len(found) == len(names):
     found["cluster_detection_method"] = "deactivate"
   return found
+
+
+def address_to_bind(place: Mapping[str, Any]) -> str | None:
+  """Where host 0 listens: nowhere but at its address, if it knows that.
+
+  None is JAX's way: on all interfaces, or as JAX_COORDINATOR_BIND_ADDRESS says.
+  """
+  address = place.get("coordinator_address")
+  if address is None or "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
+    return None
+  host = address.rpartition(":")[0].strip("[]")
+  try:
+    family, *_, own = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as tried:
+      tried.bind(own)
+  except OSError:  # it stands for another machine's, such as a router's
+    return None
+  return address
 
 
 def say_one_line() -> None:

@@ -52,6 +52,7 @@ from oneshot_dp.linear_dp.statistics.step_rows import (
 from oneshot_dp.linear_dp.trainer import TrainingRows
 from oneshot_dp.pipeline.shell.answer import Answer
 from oneshot_dp.pipeline.shell.many_hosts import (
+  address_to_bind,
   claim_the_last_word,
   place_of,
   set_last_words,
@@ -62,7 +63,8 @@ from oneshot_dp.pipeline.training.cache_rows import (
   mapped_by,
 )
 
-_JOIN_SECONDS = 50
+_JOIN_SECONDS = int(os.environ.get("ONESHOT_DP_JOIN_SECONDS", "35"))
+"""And about 6 of JAX's own: less than a minute where one never comes."""
 _HEARTBEAT_SECONDS = 30
 _LEAVE_SECONDS = 10
 _LIBRARIES = ("jax", "jaxlib", "numpy")
@@ -105,12 +107,14 @@ def joined(asked: str) -> Iterator[JoinedHosts]:
   not_met = RunError(
     f"--hosts {asked}: the hosts did not meet within {_JOIN_SECONDS} s; start"
     " the same command on all at once, with an address of host 0 that they can"
-    " reach."
+    " reach, or have them wait longer (ONESHOT_DP_JOIN_SECONDS)."
   )
   set_last_words(not_met)
   try:
+    place = place_of(asked)
     jax.distributed.initialize(
-      **place_of(asked),
+      **place,
+      coordinator_bind_address=address_to_bind(place),
       initialization_timeout=_JOIN_SECONDS,
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=_LEAVE_SECONDS,

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts, JoinedHosts
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.shell.many_hosts import address_to_bind, place_of
 from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.hosts import _check_alike, _program, _serve
 from oneshot_dp.pipeline.training.train_heads import cache_trainer, plan_heads
@@ -57,15 +58,25 @@ def hosts(monkeypatch, tmp_path):
   started: list[subprocess.Popen[str]] = []
 
   def start_all(
-    argv: Sequence[object], firsts: Sequence[str]
+    argv: Sequence[object], firsts: Sequence[str], *, slurm: bool = False
   ) -> list[tuple[int, str, str]]:
     port, count = free_port(), len(firsts)
     for index, first in enumerate(firsts):
       ledgers = tmp_path / ("ledgers" if index == 0 else f"none-{index}")
       monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(ledgers))
-      place = ["--hosts", f"{index}/{count}@127.0.0.1:{port}"]
+      place = "auto" if slurm else f"{index}/{count}@127.0.0.1:{port}"
+      for name, value in {
+        "SLURM_JOB_ID": 1,
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_NTASKS": count,
+        "SLURM_PROCID": index,
+        "SLURM_LOCALID": 0,
+        "JAX_COORDINATOR_PORT": port,
+      }.items():
+        if slurm:
+          monkeypatch.setenv(name, str(value))
       out = ["--out", tmp_path / f"out-{index}"]
-      started.append(start([*argv, *place, *out], first=first))
+      started.append(start([*argv, "--hosts", place, *out], first=first))
     monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(tmp_path / "ledgers"))
     own = started[-count:]
     said = [process.communicate(timeout=100) for process in own]
@@ -163,7 +174,10 @@ HEADS = [
 @pytest.mark.parametrize("of_units", [False, True])
 def test_heads_that_take_turns(monkeypatch, tmp_path, of_units):
   """Bit for bit those of one host, on threads; host 0 alone draws noise."""
-  units = {"privacy_unit": "user", "unit_id": np.arange(180) % 50}
+  units: dict[str, Any] = {
+    "privacy_unit": "user",
+    "unit_id": np.arange(180) % 50,
+  }
   train = write_clusters(
     tmp_path / "train", shard_rows=128, **units if of_units else {}
   )
@@ -206,7 +220,10 @@ def test_heads_that_take_turns(monkeypatch, tmp_path, of_units):
 
 @pytest.mark.slow
 def test_a_killed_host_ends_all(hosts, capsys, tmp_path, users):
-  """After the charge, in the second of its steps; the same command goes on."""
+  """After the charge, in the second of its steps; the same command goes on.
+
+  There on hosts that SLURM's variables name.
+  """
   command = [*TRAIN, "--cache", users[0].path]
   succeeds(capsys, *command, "--out", tmp_path / "alone")
   ledger = Ledger(users[0].info.dataset)
@@ -217,7 +234,7 @@ def test_a_killed_host_ends_all(hosts, capsys, tmp_path, users):
   assert "another host of this run was lost" in one_line(other[2])
   assert len(ledger.entries()) == paid
   assert not (tmp_path / "out-0").exists()
-  (status, _, said), other = hosts(command, ["pass", _NO_NOISE])
+  (status, _, said), other = hosts(command, ["pass", _NO_NOISE], slurm=True)
   assert status == 0, said
   assert "going on: 1 of 3 steps are kept, and paid for" in said
   assert other == (0, "", "")
@@ -238,6 +255,17 @@ def test_a_place_that_is_none(place, capsys, monkeypatch, where, said):
   """Said before any library is silenced, or host waited for."""
   monkeypatch.setenv("JAX_PROCESS_ID", "two")
   assert said in fails(capsys, *place(LAMB), "--hosts", where)
+
+
+@pytest.mark.parametrize(
+  ("host", "is_own"),
+  [("127.0.0.1", True), ("192.0.2.1", False), ("nowhere.invalid", False)],
+)
+def test_host_0_listens_at_its_own_address_alone(monkeypatch, host, is_own):
+  place = place_of(f"0/2@{host}:1234")
+  assert address_to_bind(place) == (f"{host}:1234" if is_own else None)
+  monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:1234")
+  assert address_to_bind(place) is None
 
 
 def test_a_program_is_all_code_below_its_links(tmp_path):
