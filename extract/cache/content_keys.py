@@ -51,7 +51,7 @@ def embedding_keys(
     half = embedding.astype("<f2", "C")
   bits = half.view("<u2")
   bits[bits == 0x8000] = 0  # -0 is 0
-  held = _all(bits & 0x7C00 != 0x7C00) & _any(bits != 0)
+  held = (bits & 0x7C00 != 0x7C00).all(axis=1) & (bits != 0).any(axis=1)
   zero = np.zeros_like(held)
   rows: list[np.ndarray] = list(half)
   for i in np.flatnonzero(~held):
@@ -113,12 +113,4 @@ def shares_a_key(
   # Most have none: the low words, which compare fast, say which might.
   shared = np.isin(rows[..., 0], others[..., 0])
   shared[shared] = [tuple(key) in keys for key in rows[shared].tolist()]
-  return _any(shared)
-
-
-def _any(of: Bool[np.ndarray, "rows _"]) -> Bool[np.ndarray, " rows"]:
-  return np.logical_or.reduce(of, axis=1)
-
-
-def _all(of: Bool[np.ndarray, "rows _"]) -> Bool[np.ndarray, " rows"]:
-  return np.logical_and.reduce(of, axis=1)
+  return np.logical_or.reduce(shared, axis=1)

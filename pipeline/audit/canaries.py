@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int, Int32, Int64
+from jaxtyping import Bool, Float, Int, Int64
 
 from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.extract.cache.block import Block
 from oneshot_dp.linear_dp.rows.block import RowBlock
 from oneshot_dp.linear_dp.trainer import TrainingRows
 
@@ -38,17 +39,6 @@ def canary_length(config: HeadConfig) -> float:
   if config.head == "multi-step" and not config.steps.unit_norm:
     return _REACH * (config.steps.l2_clip_norm or 1.0)
   return 1.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Rows:
-  """A `RowBlock`."""
-
-  embedding: Float32[np.ndarray, "rows d"]
-  embedding_norm: Float32[np.ndarray, " rows"]
-  label: Int32[np.ndarray, " rows"]
-  example_id: Int64[np.ndarray, " rows"]
-  unit_id: Int64[np.ndarray, " rows"] | None
 
 
 class _Unused:
@@ -161,7 +151,7 @@ class Canaries:
           units.see(block.unit_id)
         embedding = np.zeros((len(block.label), self.width), np.float32)
         embedding[:, : self.feature_dim] = block.embedding
-        yield _Rows(
+        yield Block(
           embedding=embedding,
           embedding_norm=block.embedding_norm,
           label=block.label,
@@ -202,7 +192,7 @@ class Canaries:
       units = None
       if first_unit is not None:
         units = first_unit + ids // self.rows_per_unit
-      yield _Rows(
+      yield Block(
         embedding=embedding,
         embedding_norm=np.abs(embedding).max(axis=1),
         label=np.where(here, label[of_block], 0).astype(np.int32),

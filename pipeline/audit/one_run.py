@@ -43,19 +43,16 @@ _SHARE_OF_NOISE = 0.5
 """Share of what may go wrong (Bonferroni)."""
 
 
-def default_canaries(config: HeadConfig) -> int:
-  """m: one step has room for one in each class and feature."""
-  return 10_000 if config.is_one_step else 1_000
-
-
 def make_canaries(
   config: HeadConfig,
   cache: FeatureCache,
   relation: NeighboringRelation,
-  number: int,
+  number: int | None,
   max_rows_per_unit: int | None = None,
 ) -> Canaries:
   """Canaries for a head of the rows of a cache; by default as many as fit."""
+  if number is None:  # one step has room for one in each class and feature
+    number = 10_000 if config.is_one_step else 1_000
   if number not in CANARIES:
     raise InputError(
       f"canaries={number} must be {CANARIES[0]} to {CANARIES[-1]}."

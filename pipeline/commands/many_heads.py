@@ -1,5 +1,6 @@
 """What commands that train share."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from oneshot_dp.pipeline.runs import output_dir
 from oneshot_dp.pipeline.runs.results import SweepRow
 from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.shell.answer import Answer
+from oneshot_dp.pipeline.training.hosts import on_hosts
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 
 
@@ -20,19 +22,28 @@ def answer_of_run(
   train_and_score: Callable[[Run], Sequence[SweepRow]],
   table: Callable[[Any], str],
   picture: str = "accuracy.png",
-  goes_on: bool = False,
-  hosts: Hosts = ALONE,
 ) -> Answer:
   """Opens the caches, does the run, and says what came of it.
 
-  Args:
-    flags: the command's.
-    train_and_score: the run; returns the rows of its results.csv.
-    table: the same for people.
-    picture: the one to look at first.
-    goes_on: whether it can go on with the steps of one that was stopped.
-    hosts: see `Run`.
+  A command that may run on several `hosts` can also go on with the steps of a
+  run that was stopped. `train_and_score` returns the rows of results.csv, of
+  which `table` is for people; `picture` is the one to look at first.
   """
+  answer = functools.partial(_answer, flags, train_and_score, table, picture)
+  if not hasattr(flags, "hosts"):
+    return answer(ALONE, goes_on=False)
+  return on_hosts(flags, functools.partial(answer, goes_on=True))
+
+
+def _answer(
+  flags: RunFlags,
+  train_and_score: Callable[[Run], Sequence[SweepRow]],
+  table: Callable[[Any], str],
+  picture: str,
+  hosts: Hosts,
+  *,
+  goes_on: bool,
+) -> Answer:
   start, out = time.monotonic(), flags.out
   run = Run(
     train=open_cache(flags.cache),

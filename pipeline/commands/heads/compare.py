@@ -65,26 +65,20 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.commands.many_heads import answer_of_run
   from oneshot_dp.pipeline.runs.compare import run_compare
   from oneshot_dp.pipeline.runs.results import comparison_table
-  from oneshot_dp.pipeline.training.hosts import on_hosts
   from oneshot_dp.pipeline.training.public_rows import find_public_rows
 
-  return on_hosts(
+  return answer_of_run(
     flags,
-    lambda hosts: answer_of_run(
-      flags,
-      lambda run: run_compare(
-        run,
-        flags.epsilons,
-        flags.privacy,
-        methods=flags.heads,
-        public=find_public_rows(
-          run.train, **vars(flags.public), ledger_dir=run.ledger_dir
-        ),
+    lambda run: run_compare(
+      run,
+      flags.epsilons,
+      flags.privacy,
+      methods=flags.heads,
+      public=find_public_rows(
+        run.train, **vars(flags.public), ledger_dir=run.ledger_dir
       ),
-      comparison_table,
-      goes_on=True,
-      hosts=hosts,
     ),
+    comparison_table,
   )
 
 

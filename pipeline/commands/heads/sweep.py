@@ -41,27 +41,21 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.commands.many_heads import answer_of_run
   from oneshot_dp.pipeline.runs.results import accuracy_table
   from oneshot_dp.pipeline.runs.sweep import run_sweep
-  from oneshot_dp.pipeline.training.hosts import on_hosts
   from oneshot_dp.pipeline.training.public_rows import find_public_rows
 
-  return on_hosts(
+  return answer_of_run(
     flags,
-    lambda hosts: answer_of_run(
-      flags,
-      lambda run: run_sweep(
-        run,
-        flags.epsilons,
-        flags.privacy,
-        flags.training,
-        max_rows_per_unit=flags.max_rows_per_unit,
-        public=find_public_rows(
-          run.train, **vars(flags.public), ledger_dir=run.ledger_dir
-        ),
-        order=flags.release,
-        private_eval=flags.private_eval,
+    lambda run: run_sweep(
+      run,
+      flags.epsilons,
+      flags.privacy,
+      flags.training,
+      max_rows_per_unit=flags.max_rows_per_unit,
+      public=find_public_rows(
+        run.train, **vars(flags.public), ledger_dir=run.ledger_dir
       ),
-      accuracy_table,
-      goes_on=True,
-      hosts=hosts,
+      order=flags.release,
+      private_eval=flags.private_eval,
     ),
+    accuracy_table,
   )

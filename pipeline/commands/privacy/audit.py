@@ -138,12 +138,11 @@ def _real(flags: Flags, path: Path) -> "AuditReport":
   config, why = choose_head(flags.training, cache_rows(cache))
   if config != flags.training:
     print(f"head: {config.head}, {why}", file=sys.stderr)
-  number = flags.canaries
   canaries = one_run.make_canaries(
     config,
     cache,
     RELATIONS[flags.privacy.neighboring_relation],
-    one_run.default_canaries(config) if number is None else number,
+    flags.canaries,
     flags.max_rows_per_unit,
   )
   rows = cache.info.public_num_examples + canaries.num_rows
