@@ -17,12 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from oneshot_dp.configs.errors import (
-  InputError,
-  RunError,
-  check_text,
-  escaped,
-)
+from oneshot_dp.configs.errors import InputError, RunError, check_text, escaped
 
 _PROG = "oneshot-dp"
 _ADDRESS_SPACE = 4 << 30

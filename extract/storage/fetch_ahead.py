@@ -32,8 +32,7 @@ class _Fetched(NamedTuple):
 
 
 def fetched_ahead(
-  get_range: Callable[[str, int, int], Buffer],
-  files: Sequence[tuple[str, int]],
+  get_range: Callable[[str, int, int], Buffer], files: Sequence[tuple[str, int]]
 ) -> Generator[pathlib.Path, None, None]:
   """Yields a local path of each file in turn, good until the next.
 

@@ -66,9 +66,7 @@ def within_ball_float64(
   return sum(squares[1:], squares[0]) <= GRID_RADIUS**2
 
 
-def within_ball_int32(
-  row: Float32[Array, "rows D"],
-) -> Bool[Array, " rows"]:
+def within_ball_int32(row: Float32[Array, "rows D"]) -> Bool[Array, " rows"]:
   r"""‖u‖² ≤ B² in 32-bit integers.
 
   In limbs of 7 bits |u| = x₂·2¹⁴ + x₁·2⁷ + x₀, and

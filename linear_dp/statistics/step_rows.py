@@ -18,10 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32
 
 from oneshot_dp.linear_dp.rows.batches import regrouped
-from oneshot_dp.linear_dp.rows.integers import (
-  integer_rows,
-  row_radius,
-)
+from oneshot_dp.linear_dp.rows.integers import integer_rows, row_radius
 from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics.exact_map import STEP_RADIUS, ReleasedMap

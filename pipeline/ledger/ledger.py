@@ -180,10 +180,7 @@ class Ledger:
     """The locked ledger, to which all of the charges may be added."""
     # Whoever charges for rows has compared them with every other ledger, and
     # nobody may charge them there meanwhile.
-    with (
-      exclusive(self.path.with_name(".lock")),
-      self._file.locked() as chain,
-    ):
+    with exclusive(self.path.with_name(".lock")), self._file.locked() as chain:
       check_in_one_ledger(self.path, self.dataset, charges)
       self._check(_costs(chain.entries), charges, at_once=at_once)
       yield chain

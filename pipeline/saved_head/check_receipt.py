@@ -25,13 +25,7 @@ from oneshot_dp.linear_dp.accounting.sections import (
 from oneshot_dp.linear_dp.heads.registry import Chosen, mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.trainer import OneStep
-from oneshot_dp.linear_dp.trainer import (
-  MEANS,
-  ROW,
-  UNCLIPPED,
-  WHOLE,
-  Mechanism,
-)
+from oneshot_dp.linear_dp.trainer import MEANS, ROW, UNCLIPPED, WHOLE, Mechanism
 from oneshot_dp.pipeline.saved_head.make_receipt import (
   FIELDS,
   FORMAT_VERSION,

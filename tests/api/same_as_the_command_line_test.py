@@ -33,11 +33,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_same(
-  data,
-  folder,
-  config,
-  relation: RelationName = "replace-special",
-  units=False,
+  data, folder, config, relation: RelationName = "replace-special", units=False
 ):
   embedding, label = data
   unit_ids = np.arange(N) // 3 if units else None

@@ -124,9 +124,7 @@ def test_a_file_of_flax_modules(code, tmp_path):
   code.write_text(FLAX)
   weights = tmp_path / "dense.npz"
   np.savez(
-    weights,
-    kernel=np.ones((3, 4), np.float32),
-    bias=np.zeros(4, np.float32),
+    weights, kernel=np.ones((3, 4), np.float32), bias=np.zeros(4, np.float32)
   )
   assert load(code, "embed", weights=str(weights)).feature_dim == 4
 

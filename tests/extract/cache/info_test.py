@@ -18,9 +18,7 @@ from tests.extract.caches import make_identity
 def _info(**changes):
   identity = make_identity(**changes)
   return CacheInfo.of(
-    identity,
-    num_examples=identity.source_num_examples,
-    skipped_example_ids=(),
+    identity, num_examples=identity.source_num_examples, skipped_example_ids=()
   )
 
 

@@ -284,10 +284,7 @@ def _edit(path, **changes):
       lambda c: _edit(c.path / "cache_info.json", num_examples=2999),
       "cache_info.json: the fingerprints do not fit",
     ),
-    (
-      lambda c: (c.path / "shards.json").unlink(),
-      "shards.json: missing",
-    ),
+    (lambda c: (c.path / "shards.json").unlink(), "shards.json: missing"),
     (
       lambda c: (c.path / "shards.json").write_text("{"),
       "shards.json is damaged (Expecting",

@@ -18,12 +18,7 @@ from oneshot_dp.extract.cache.summary import describe
 from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.cache.writer import begin, finish
 from oneshot_dp.extract.job.job import run_extraction
-from tests.extract.caches import (
-  make_identity,
-  make_rows,
-  part,
-  write_cache,
-)
+from tests.extract.caches import make_identity, make_rows, part, write_cache
 from tests.extract.image_jobs import array_job, example_ids, labels, pixels
 
 USERS = make_identity(20, privacy_unit="user")

@@ -502,8 +502,7 @@ class TestHub:
     assert [a.status for a in hub.asked] == [206]
 
   @pytest.mark.parametrize(
-    ("revision", "escaped"),
-    [("v1.0", "v1.0"), ("refs/pr/3", "refs%2Fpr%2F3")],
+    ("revision", "escaped"), [("v1.0", "v1.0"), ("refs/pr/3", "refs%2Fpr%2F3")]
   )
   def test_revision(self, hub, revision, escaped):
     hub.files[f"/google/vit/resolve/{escaped}/w.npz"] = Served(body=BODY)

@@ -88,8 +88,7 @@ def test_privacy_loss_distribution_agrees(epsilon):
 
 
 @pytest.mark.parametrize(
-  "sigmas",
-  [(15.4098, 8.0576, 4.2247), (0.8, 5.0, 5.0, 40.0)],
+  "sigmas", [(15.4098, 8.0576, 4.2247), (0.8, 5.0, 5.0, 40.0)]
 )
 def test_composition_agrees_with_other_accountants(sigmas):
   delta = 1e-6

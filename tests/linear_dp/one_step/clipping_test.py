@@ -94,10 +94,7 @@ def test_residual_norm_and_sensitivity_are_rounded_up(
   num_classes, feature_dim, initial_bias, train_bias
 ):
   grid = make_grid(
-    num_classes,
-    feature_dim,
-    initial_bias=initial_bias,
-    train_bias=train_bias,
+    num_classes, feature_dim, initial_bias=initial_bias, train_bias=train_bias
   )
   with mpmath.workdps(50):
     sigmoid = 1 / (1 + mpmath.exp(-mpmath.mpf(initial_bias)))

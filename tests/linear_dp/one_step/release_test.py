@@ -242,10 +242,7 @@ def test_plans_compose():
 
 @pytest.mark.parametrize(
   "other",
-  [
-    {"delta": 1e-7},
-    {"neighboring_relation": NeighboringRelation.REPLACE_ONE},
-  ],
+  [{"delta": 1e-7}, {"neighboring_relation": NeighboringRelation.REPLACE_ONE}],
 )
 def test_plans_of_other_guarantees_do_not(other):
   with pytest.raises(InputError, match="compose at one delta"):

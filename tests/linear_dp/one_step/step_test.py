@@ -69,8 +69,7 @@ def test_equals_optax_on_the_whole_head(name, train_bias, learning_rate, eps):
   expected: Any = optax.apply_updates(params, updates)
 
   head = one_step(
-    release,
-    OneStepOptimizer(name=name, learning_rate=learning_rate, eps=eps),
+    release, OneStepOptimizer(name=name, learning_rate=learning_rate, eps=eps)
   )
   np.testing.assert_allclose(head.kernel, expected["kernel"], rtol=1e-6)
   assert head.kernel.dtype == head.bias.dtype == np.float32
@@ -88,8 +87,7 @@ def test_eps_in_units_of_the_noise(name, multiple):
   sd = release.statement.noise_sd * release.grid.step / N
   assert release.gradient_noise_sd == pytest.approx(sd, rel=1e-12)
   in_sds = one_step(
-    release,
-    OneStepOptimizer(name=name, eps=123.0, eps_in_noise_sds=multiple),
+    release, OneStepOptimizer(name=name, eps=123.0, eps_in_noise_sds=multiple)
   )
   plain = one_step(release, OneStepOptimizer(name=name, eps=multiple * sd))
   np.testing.assert_array_equal(in_sds.kernel, plain.kernel)

@@ -18,12 +18,7 @@ from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.extract.caches import make_identity
-from tests.pipeline.command_line import (
-  EXTRACT,
-  SWEEP,
-  TRAIN,
-  one_line,
-)
+from tests.pipeline.command_line import EXTRACT, SWEEP, TRAIN, one_line
 from tests.pipeline.sample_caches import write_clusters
 
 RUN = "--cache {train} --eval-cache {eval} --delta 1e-5 --out {out}"

@@ -133,11 +133,7 @@ def test_accuracies_on_rows_of_other_data_cost_this_one_nothing(
   counts = (20,) * CLASSES
   write_hard(tmp_path / "test", counts, split="test", dataset="others")
   run = swept(
-    tmp_path,
-    private_eval=4.0,
-    baseline=False,
-    num_draws=1,
-    epsilons=(2.0,),
+    tmp_path, private_eval=4.0, baseline=False, num_draws=1, epsilons=(2.0,)
   )
   found = look(run, ledger_dir=tmp_path / "ledgers")
   assert found.cost.with_accuracies is None

@@ -109,8 +109,7 @@ def test_what_is_compared_is_at_one_delta(sweep, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("share", "words"),
-  [(-0.0021, "−0.2"), (0.12, "+12.0"), (-0.0001, "+0.0")],
+  ("share", "words"), [(-0.0021, "−0.2"), (0.12, "+12.0"), (-0.0001, "+0.0")]
 )
 def test_what_is_lost_has_a_true_minus_sign(share, words):
   assert _points(share) == words

@@ -73,11 +73,7 @@ def test_shares_are_of_the_labels_rows_and_mean_over_heads():
 
 def test_the_most_confused_pairs_are_those_of_the_matrix():
   assert ANSWERS.most_confused(2) == [(0, 1, 0.5), (2, 0, 0.25)]
-  assert ANSWERS.most_confused(9) == [
-    (0, 1, 0.5),
-    (2, 0, 0.25),
-    (0, 2, 0.125),
-  ]
+  assert ANSWERS.most_confused(9) == [(0, 1, 0.5), (2, 0, 0.25), (0, 2, 0.125)]
 
 
 def test_pairs_of_very_many_classes_need_no_matrix():

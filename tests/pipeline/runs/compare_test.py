@@ -101,10 +101,7 @@ class TestWhatItWrites:
 
   def test_what_was_asked_is_beside_it(self, finished):
     config = json.loads((finished.path / "config.json").read_text())
-    assert [head["head"] for head in config["heads"]] == [
-      *ONE_STEP,
-      *OTHERS,
-    ]
+    assert [head["head"] for head in config["heads"]] == [*ONE_STEP, *OTHERS]
     assert config["epsilons"] == list(EPSILONS)
     assert config["num_draws"] == 1
 

@@ -60,9 +60,7 @@ def clusters(
   centres = np.random.default_rng(5).choice([-1.0, 1.0], (CLASSES, 12))
   embedding = centres[label] + 1.5 * rng.standard_normal((n, 12))
   rows = Rows(
-    embedding=embedding.astype(np.float32),
-    label=label,
-    example_id=np.arange(n),
+    embedding=embedding.astype(np.float32), label=label, example_id=np.arange(n)
   )
   names = tuple("abcdefg")
   return write_rows(
@@ -228,12 +226,7 @@ class TestNothingIsReleasedUncharged:
     argv = ["--max-epsilon", "9", "--max-delta", "1e-5"]
     main(["budget", "set", "--cache", str(many_eval.path), *argv])
     with pytest.raises(InputError, match="noise from a seed is NOT PRIVATE"):
-      sweep(
-        many,
-        many_eval,
-        tmp_path / "out",
-        noise_seed=1,
-      )
+      sweep(many, many_eval, tmp_path / "out", noise_seed=1)
     assert cache_ledger(many, None).entries() == []
 
 

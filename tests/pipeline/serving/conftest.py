@@ -25,10 +25,7 @@ def place(tmp_path_factory) -> pathlib.Path:
   extract(folder, "private.npz", "train")
   ledgers = ["--ledger-dir", str(folder / "ledgers")]
   steps = ["--head", "multi-step", "--steps.epochs", "3"]
-  for name, options in {
-    "unit_norm": steps,
-    "lamb": ["--head", "lamb"],
-  }.items():
+  for name, options in {"unit_norm": steps, "lamb": ["--head", "lamb"]}.items():
     words = ["train", "--cache", folder / "train", "--epsilon", 8]
     words += ["--delta", 1e-5, "--out", folder / name, *options, *ledgers]
     assert main([str(word) for word in words]) == 0

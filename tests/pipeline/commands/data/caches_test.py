@@ -8,10 +8,7 @@ import pytest
 from oneshot_dp.pipeline.cli import main
 from tests.extract.image_jobs import CLASSES, pixels, write_folder
 from tests.extract.tables import KINDS, png, write_table
-from tests.pipeline.command_line import (
-  one_line,
-  succeeds,
-)
+from tests.pipeline.command_line import one_line, succeeds
 
 
 class TestCaches:

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from tests.extract.image_jobs import damage, write_folder
-from tests.pipeline.command_line import (
-  EXTRACT,
-  EXTRACT_PHOTOS,
-  fails,
-  succeeds,
-)
+from tests.pipeline.command_line import EXTRACT, EXTRACT_PHOTOS, fails, succeeds
 from tests.pipeline.small_disk import files_no_larger_than
 
 

@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from tests.pipeline.command_line import (
-  succeeds,
-)
+from tests.pipeline.command_line import succeeds
 
 
 class TestHeads:

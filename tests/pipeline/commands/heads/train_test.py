@@ -5,13 +5,7 @@ import json
 import pytest
 
 from oneshot_dp.pipeline.cli import main
-from tests.pipeline.command_line import (
-  SWEEP,
-  TRAIN,
-  fails,
-  one_line,
-  succeeds,
-)
+from tests.pipeline.command_line import SWEEP, TRAIN, fails, one_line, succeeds
 from tests.pipeline.small_disk import files_no_larger_than
 
 
