@@ -26,8 +26,6 @@ class Rows:
 
   Attributes:
     embedding: any float dtype; the cache stores its own.
-    label: in [0, K).
-    example_id: unique in the cache.
     unit_id: whose each row is; None where the privacy unit is an example.
     image_key: of the image that each row comes from; None where there is none.
   """

@@ -47,13 +47,9 @@ class CacheIdentity:
   Attributes:
     dataset, dataset_version, split: public names of the source.
     source_num_examples: examples in the split; treated as public.
-    feature_dim: d.
     class_names: one per class, from public metadata, never from the labels.
-    num_classes_source: where K comes from.
-    backbone: what made the embeddings.
     preprocess: what the backbone was shown; JSON-able.
     views: what was averaged for each row; None where it is one centre view.
-    embedding_dtype: precision of the stored embeddings.
     shard_rows: source examples per shard.
     decoder: what decoded the images; None where nothing was decoded.
     libraries: version of each library that computed the embeddings.

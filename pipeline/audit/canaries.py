@@ -66,9 +66,7 @@ class Canaries:
   zeros, or where rows are replaced by others the opposite row, in its class.
 
   Attributes:
-    number: m.
     num_classes: K; labels go round.
-    length: the norm of a canary.
     sharing: how many canaries have one feature, each of another class.
     replaced: whether the opposite row stands for one that is not there.
     has_bias: whether the last has nothing but the 1 of a trained bias, as far

@@ -21,8 +21,6 @@ class AuditReport:
   Attributes:
     claim: what the releases said of themselves.
     lower_bounds: attack → ε, at the δ of the claim.
-    runs: how many there were.
-    canaries: in each run.
     confidence: of all bounds together, and that there are no faults.
     adversary: whom the attacks stand for.
     faults: what the claim rests on, and does not hold.

@@ -21,15 +21,12 @@ class Charge:
 
   Attributes:
     kind: what is released: "release", "evaluation" or `BASELINE`.
-    event: what pays for it.
     asked: the same in words, for a refusal.
     noise_source: where its random bits come from.
     is_private: False for a baseline, and for noise from a seed.
     delta: δ at which its ε is stated; None for a baseline.
     neighboring_relation: the relation in which it is stated, likewise.
-    privacy_unit: what it is about; all charges of a ledger are about one.
     rows: which rows it is about; the ledger keeps what it does not know yet.
-    facts: facts to keep with the entry.
   """
 
   kind: str

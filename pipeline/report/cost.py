@@ -122,10 +122,8 @@ class BudgetStatus(NamedTuple):
   """A ledger, read; every ε is of all private releases together.
 
   Attributes:
-    spending: what they add up to, in the run's relation.
     delta: the run's, so that its ε can be held against what is spent.
     spent: ε at delta, as an odometer reads it.
-    cap: what it may come to.
     under_cap: ε as the cap counts it: at its delta, in its relation.
     left: ε of one more release under the cap, at its delta.
     entries: the latest, caps aside, newest first.

@@ -41,7 +41,6 @@ class Findings:
   Attributes:
     places: where its caches and ledgers are now.
     chosen: the heads that are looked at, over draws.
-    receipt: of the first of them.
     checks: what `verify` finds about each.
     answers: what they answer on public evaluation rows.
     compared: noise and signal of each class.

@@ -28,7 +28,6 @@ class Reserved:
     shown: the same as it was asked for.
     work: where they are until then.
     spare: for what is released when `work` cannot be written any more.
-    is_delivered: whether they are at `path`.
   """
 
   path: Path

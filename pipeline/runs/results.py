@@ -23,17 +23,12 @@ class SweepRow:
 
   Attributes:
     epsilon, delta: the guarantee of this head alone; infinity without privacy.
-    draw: which independent draw of the noise.
-    head: the method.
     noise_multiplier: σ; 0 without privacy.
     top1, top5: accuracies on the evaluation cache, fractions.
     balanced: the mean over classes of their top-1; None of noisy counts.
     composed_epsilon: ε, at delta, of all private heads of the run together.
     num_examples, num_eval_examples: rows trained and evaluated on.
     evaluation: whether the accuracies are exact or noisy, and what they cost.
-    release: nested or independent.
-    noise_source: where the noise came from.
-    private: whether the guarantee holds.
     path: the head's directory, inside the run's.
     recall: top-1 of each class, in their order; None of noisy counts.
   """

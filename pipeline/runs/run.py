@@ -61,12 +61,9 @@ class Run:
   """What every run of many heads is given.
 
   Attributes:
-    train: the private rows.
     evaluation: labelled rows; public, unless a sweep is told otherwise.
-    out: a directory that is not there yet.
     num_draws: independent repetitions, each charged.
     baseline: also train without noise, NOT PRIVATE.
-    ledger_dir: None is the default place.
     hosts: that have a part of the private rows each.
   """
 

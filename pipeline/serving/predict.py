@@ -31,7 +31,6 @@ class Calibration:
     temperature: T of softmax(logits / T).
     confidence: mean of the largest probability.
     accuracy: share of the rows that are right.
-    num_examples: rows.
   """
 
   temperature: float

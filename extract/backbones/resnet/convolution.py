@@ -97,7 +97,6 @@ class GroupNorm(nn.Module):
   linen's default, loses digits where the mean is large.
 
   Attributes:
-    groups: groups of channels.
     relu: whether negative results become 0.
 
   Source: Wu and He, "Group Normalization" (ECCV 2018), equations 1 to 3.

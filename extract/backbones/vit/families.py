@@ -46,8 +46,6 @@ class Family:
   """A row of the table: what the networks of a family have in common.
 
   Attributes:
-    title: in words.
-    layouts: the public files of weights that it reads.
     sizes: by the letters in a name: fields of `VisionTransformer`.
     parts: those that every network of the family has.
     published: size and patch of public weights; any other patch works too.
