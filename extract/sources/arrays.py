@@ -56,7 +56,7 @@ class ArrayExamples:
     self._image = checked_images(image, f"{path}[{names[0]}]")
     rows = len(self._image)
     label_, id_, unit_ = (f"{path}[{name}]" for name in names[1:])
-    self._label = _integers(label, label_, rows)
+    self._label = integers(label, label_, rows)
     outside = (self._label < 0) | (self._label >= len(self.class_names))
     if outside.any():
       raise InputError(
@@ -69,13 +69,8 @@ class ArrayExamples:
       self._example_id = np.arange(rows, dtype=np.int64)
     else:
       self.id_source = "example_id"
-      self._example_id = _integers(example_id, id_, rows)
-      values, counts = np.unique(self._example_id, return_counts=True)
-      if len(values) < rows:
-        raise InputError(
-          f"{id_} has {values[counts > 1][0]} more than once: every example "
-          "needs an id of its own."
-        )
+      self._example_id = integers(example_id, id_, rows)
+      check_distinct(self._example_id, id_)
     if (unit_id is None) != (config.unit_name is None):
       raise InputError(
         f"{path!r} has {'no ' if unit_id is None else ''}{names[3]} and"
@@ -88,7 +83,7 @@ class ArrayExamples:
       whose = numbers_of(unit_id.ravel().tolist(), unit_, self.where)
       unit_id = np.array(whose, np.int64).reshape(unit_id.shape)
     if unit_id is not None:
-      self._unit_id = _integers(unit_id, unit_, rows)
+      self._unit_id = integers(unit_id, unit_, rows)
 
   def __len__(self) -> int:
     return len(self._image)
@@ -172,14 +167,25 @@ def checked_images(
   return array
 
 
-def _integers(
+def integers(
   array: Shaped[np.ndarray, "..."], place: str, rows: int
 ) -> Int64[np.ndarray, " n"]:
+  """The array, if it holds a number for each row; errors call it `place`."""
   if array.dtype.kind not in "iu" or array.shape != (rows,):
     raise InputError(
       f"{place} is {array.dtype} {list(array.shape)}: it must be integers, one "
-      f"per image, [{rows}]."
+      f"per row, [{rows}]."
     )
   if array.max() > np.iinfo(np.int64).max:
     raise InputError(f"{place} has a number that is more than an int64 holds.")
   return array.astype(np.int64)
+
+
+def check_distinct(ids: Int64[np.ndarray, " n"], place: str) -> None:
+  """Refuses ids that come twice."""
+  values, counts = np.unique(ids, return_counts=True)
+  if len(values) < len(ids):
+    raise InputError(
+      f"{place} has {values[counts > 1][0]} more than once: every example "
+      "needs an id of its own."
+    )

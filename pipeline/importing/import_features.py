@@ -30,6 +30,7 @@ from oneshot_dp.extract.cache.identity import (
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write_arrays import holds_rows, write_rows
 from oneshot_dp.extract.progress import step_bar
+from oneshot_dp.extract.sources.arrays import check_distinct, integers
 from oneshot_dp.extract.sources.units import numbers_of
 from oneshot_dp.extract.storage.anywhere import opened
 
@@ -208,25 +209,9 @@ def _rows(path: pathlib.Path, arrays: _Arrays) -> Rows:
     if name == "unit_id" and array.dtype.kind == "U" and array.shape == (n,):
       whose = numbers_of(array.tolist(), "owner", lambda i: f"{path}[{i}]")
       array = np.array(whose, np.int64)
-    if array.dtype.kind not in "iu":
-      raise InputError(
-        f"{path}: {name} has dtype {array.dtype}; save it as integers."
-      )
-    if array.shape != (n,):
-      raise InputError(
-        f"{path}: {name} has shape {array.shape}, embedding has {n} rows; "
-        f"{name} must be [{n}]."
-      )
-    if array.max() > np.iinfo(np.int64).max:
-      raise InputError(f"{path}: {name} has values that int64 does not hold.")
-    columns[name] = array.astype(np.int64)
+    columns[name] = integers(array, f"{path}: {name}", n)
   # Here, as a shard only knows its own.
-  unique, counts = np.unique(columns["example_id"], return_counts=True)
-  if len(unique) < n:
-    raise InputError(
-      f"{path}: example_id {unique[counts > 1][0]} comes more than once; an "
-      "example may be counted only once."
-    )
+  check_distinct(columns["example_id"], f"{path}: example_id")
   return Rows(
     embedding=embedding,
     label=columns["label"],

@@ -102,7 +102,7 @@ def test_splits_of_one_file(tmp_path):
     ({"image": np.zeros((0, 4, 5, 3), np.uint8)}, "none of them empty"),
     (
       {"label": np.arange(6) % 3},
-      r"\[label\] is int64 \[6\]: .* per image, \[7",
+      r"\[label\] is int64 \[6\]: .* per row, \[7",
     ),
     ({"label": np.zeros((7, 1), int)}, r"int64 \[7, 1\]: it must be integers"),
     ({"label": np.arange(7) % 3 / 1.0}, "float64 .* must be integers"),

@@ -157,11 +157,11 @@ class TestImport:
       ({}, None, "name the unit with --unit-name"),
       ({"unit_id": None}, "user", "there is no unit_id array"),
       ({}, "example", "must be a short public one"),
-      ({"unit_id": np.zeros(N)}, "user", "unit_id has dtype float64"),
+      ({"unit_id": np.zeros(N)}, "user", "unit_id is float64"),
       (
         {"unit_id": np.zeros(N - 1, int)},
         "user",
-        r"unit_id has shape \(199,\)",
+        r"unit_id is int64 \[199\]",
       ),
       (
         {"unit_id": np.full(N, 2**64 - 1, np.uint64)},
