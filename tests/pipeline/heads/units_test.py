@@ -166,7 +166,7 @@ class TestImport:
       (
         {"unit_id": np.full(N, 2**64 - 1, np.uint64)},
         "user",
-        "unit_id has values that int64 does not hold",
+        "unit_id has a number that is more than an int64",
       ),
     ],
   )
