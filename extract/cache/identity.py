@@ -162,11 +162,10 @@ class CacheIdentity:
     )
 
   def shard_name(self, shard_index: int) -> str:
-    return (
-      self.file_template()
-      .sharded_filepath(shard_index=shard_index, num_shards=self.num_shards)
-      .name
-    )
+    # Without `file_template`: to read a cache need not wait for TFDS.
+    name = f"{self.tfds_name}-{self.tfds_split}.array_record"
+    digits = max(5, len(str(self.num_shards)))
+    return f"{name}-{shard_index:0{digits}}-of-{self.num_shards:0{digits}}"
 
   @functools.cached_property
   def backbone_fingerprint(self) -> str:

@@ -7,7 +7,6 @@ before. Anything else is an error, never zero.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import gaussian
 from oneshot_dp.linear_dp.accounting.dominating import dominating_noise, share
 from oneshot_dp.linear_dp.accounting.events import (
+  Steps,
   changed_units,
   composed,
   epsilon_of_event,
@@ -44,6 +44,7 @@ class Spending:
 
   Attributes:
     events: the releases, oldest first.
+    parts: of each, as `parts_of` has them: what a ledger is long in.
     relation: which data sets count as neighbours.
     choices: how often somebody chose what to release next: once for each entry,
       and once for all that is asked for at a time.
@@ -53,29 +54,21 @@ class Spending:
   """
 
   events: tuple[DpEvent, ...]
+  parts: tuple[tuple[list[float], list[Steps]], ...]
   relation: NeighboringRelation
   choices: int
   charges: int
   not_private: int
 
-  @functools.cached_property
-  def _parts(self) -> list[tuple[list[float], tuple]]:
-    """σ, in the relation, of what saw all rows, and the samples, of each."""
-    units = changed_units(self.relation)
-    return [
-      ([sigma / units for sigma in gaussians], tuple(sampled))
-      for gaussians, sampled in map(parts_of, self.events)
-    ]
-
   @property
   def has_samples(self) -> bool:
     """Whether random parts of the rows were released."""
-    return any(sampled for _, sampled in self._parts)
+    return any(sampled for _, sampled in self.parts)
 
   @property
   def starts_with_samples(self) -> bool:
     """Whether they were in the first release."""
-    return bool(self._parts and self._parts[0][1])
+    return bool(self.parts and self.parts[0][1])
 
   def noise_multiplier(self, sampling_delta: float = 0.0) -> float | None:
     """σ, in the relation, of one Gaussian release that costs as much; or None.
@@ -85,11 +78,13 @@ class Spending:
     """
     places = itertools.count(1)
     sigmas = []
-    for gaussians, sampled in self._parts:
-      sigmas += gaussians
+    units = changed_units(self.relation)
+    for gaussians, sampled in self.parts:
+      sigmas += [sigma / units for sigma in gaussians]
       if sampled:
         slack = share(sampling_delta, next(places))
-        sigmas.append(dominating_noise(sampled, slack, self.relation))
+        noise = dominating_noise(tuple(sampled), slack, self.relation)
+        sigmas.append(noise)
     return gaussian.compose(sigmas) if sigmas else None
 
   def epsilon(self, delta: float, sampling_delta: float | None = None) -> float:
@@ -111,7 +106,10 @@ class Spending:
     """What it would be with more releases, chosen at once or one by one."""
     choices = min(len(events), 1) if at_once else len(events)
     return dataclasses.replace(
-      self, events=(*self.events, *events), choices=self.choices + choices
+      self,
+      events=(*self.events, *events),
+      parts=(*self.parts, *map(parts_of, events)),
+      choices=self.choices + choices,
     )
 
 
@@ -121,8 +119,10 @@ def spending_of(
   """Composes the entries of a ledger; InputError where this version cannot."""
   charges = [entry for entry in entries if entry.get("kind") != CAP]
   private = [entry for entry in charges if entry.get("private")]
+  events = tuple(event_of(entry) for entry in private)
   return Spending(
-    events=tuple(event_of(entry) for entry in private),
+    events=events,
+    parts=tuple(map(parts_of, events)),
     relation=relation,
     choices=len(private),
     charges=len(charges),

@@ -108,6 +108,14 @@ def test_shard_names_are_legal_for_tfds(dataset, split, name):
   assert identity.shard_name(1) == f"{name}.array_record-00001-of-00003"
 
 
+@pytest.mark.parametrize("shards", [1, 99_999, 100_000])
+def test_shard_names_are_those_of_tfds(shards):
+  identity = make_identity(8 * shards, shard_rows=8)
+  assert identity.num_shards == shards
+  (*_, last) = identity.file_template().sharded_filepaths(shards)
+  assert identity.shard_name(shards - 1) == last.name
+
+
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(n=st.integers(1, 2000), rows=st.integers(1, 600))
 def test_shards_are_a_partition_of_the_source(n, rows):
