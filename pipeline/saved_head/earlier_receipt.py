@@ -23,6 +23,7 @@ _NO_LONGER = NeighboringRelation.ADD_OR_REMOVE_ONE.name
 _REPLACED = NeighboringRelation.REPLACE_ONE.name
 _CARD = {
   "layer unknown": "embedding unknown",
+  " of 1 epsilons, ": " of 1 epsilon, ",
   " is added or removed: whoever": " is in the data or nothing in its place:"
   " whoever",
   " is replaced by nothing: whoever": " is in the data or nothing in its place:"

@@ -5,6 +5,7 @@ from typing import Any
 
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.extract.cache.identity import sha256_of
+from oneshot_dp.extract.progress import counted
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
@@ -96,8 +97,8 @@ def _together(receipt: dict[str, Any]) -> str:
     f"| all heads of the same {of} together |"
     f" epsilon = {printable(run['composed_epsilon'])} at"
     f" delta = {printable(receipt['privacy']['delta'])} ({run['order']}"
-    f" releases of {len(run['epsilons'])} epsilons, {run['num_draws']}"
-    " draw(s)) |\n"
+    f" releases of {counted(len(run['epsilons']), 'epsilon')},"
+    f" {run['num_draws']} draw(s)) |\n"
   )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from dp_accounting import DpEvent
 
-from oneshot_dp.extract.cache.identity import sha256_of
 from oneshot_dp.linear_dp.accounting.events import parts_of, relation_of
 from oneshot_dp.linear_dp.accounting.plan import BASELINE_NOISE, NOT_PRIVATE
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
@@ -130,9 +129,7 @@ def _problems_of_files(directory: Path, saved: SavedHead) -> Iterator[str]:
   if found != stated:
     yield f"the kernel is for {found!r}, the receipt says {stated!r}."
   try:
-    card = (directory / CARD_FILE).read_text("utf-8")
-    if saved.receipt_sha256 != sha256_of(receipt):
-      card = upgraded_card(card)
+    card = upgraded_card((directory / CARD_FILE).read_text("utf-8"))
     says_the_same = card == model_card(receipt, saved.receipt_sha256)
   except OSError as error:
     yield f"{CARD_FILE} cannot be read: {error.strerror}."
