@@ -96,7 +96,7 @@ def _entries_and_rows(path: Path) -> tuple[list[dict[str, Any]], RowSketch]:
     raise RunError(
       f"The ledger {path} cannot be read ({error.strerror}), {unknown}."
     ) from error
-  except (ValueError, TypeError) as error:
+  except (ValueError, TypeError, RecursionError) as error:
     raise InputError(
       f"{path} was damaged, {unknown}; restore it from a backup."
     ) from error

@@ -22,8 +22,10 @@ def test_a_bomb_is_refused_before_memory_is_asked_for(tmp_path, capsys):
   with zipfile.ZipFile(tmp_path / "f.npz", "w") as file:
     for name in ("embedding", "label"):
       file.writestr(f"{name}.npy", header.getvalue())
+      file.infolist()[-1].file_size = 2**40
   assert main(["import", str(tmp_path / "f.npz"), "--out", "out"]) == 2
-  assert len(capsys.readouterr().err.splitlines()) == 1
+  (said,) = capsys.readouterr().err.splitlines()
+  assert "its arrays take 2048.0 GiB, and there are" in said
 
 
 @pytest.mark.parametrize(
@@ -55,14 +57,20 @@ def test_words_that_no_terminal_should_show(
     ("--head multi-step --steps.epochs 1000000000", "epochs=1e+09 is absurd"),
     ("--head multi-step --steps.learning-rate 1e300", "learning_rate=1e+300"),
     ("--learning-rate 1e300", "learning_rate=1e+300 is absurd"),
+    ("--num-draws 100001", "are more than 100000 heads"),
+    ("--num-draws 1000", "take 112 kB of memory, of 64 kB that there are"),
   ],
 )
 def test_absurd_requests_are_not_charged(
-  tmp_path, train_cache, capsys, flags, part
+  tmp_path, train_cache, eval_cache, capsys, monkeypatch, flags, part
 ):
-  line = f"train --cache {train_cache.path} --epsilon 1 --delta 1e-5 {flags}"
-  words = f"{line} --ledger-dir {tmp_path}/l --out {tmp_path}/out".split()
-  assert main(words) == 2
+  line = f"train --cache {train_cache.path} --epsilon 1"
+  if "draws" in flags:
+    line = line.replace("train ", f"sweep --eval-cache {eval_cache.path} ", 1)
+    line = line.replace("--epsilon ", "--epsilons ")
+    monkeypatch.setattr(os, "sysconf", lambda _: 253)
+  words = f"{line} --delta 1e-5 {flags} --out {tmp_path}/out".split()
+  assert main([*words, "--ledger-dir", f"{tmp_path}/l"]) == 2
   assert part in capsys.readouterr().err
   assert not list(tmp_path.iterdir())
 

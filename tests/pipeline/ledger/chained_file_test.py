@@ -328,11 +328,18 @@ class TestTampering:
 
   @pytest.mark.parametrize(
     "head",
-    [b"", b"[]", b"{}", b'{"count":"3","entry":"x"}', b"\xff", b'{"count":-1}'],
+    [
+      *(b"", b"[]", b"{}", b'{"count":"3","entry":"x"}', b"\xff"),
+      *(b'{"count":-1}', b"[" * 50_000),
+    ],
   )
   def test_a_head_that_is_none(self, three, head):
     three.head_path.write_bytes(head)
     refuses(three, "its pets.jsonl.head was damaged or edited")
+
+  def test_a_line_that_is_nested(self, three):
+    three.path.write_bytes(b"[" * 50_000 + b"\n")
+    refuses(three, "line 1: the entry was damaged or edited")
 
   def test_a_line_of_other_data(self, three):
     other = ChainedFile(three.path, {"dataset": "dogs"})
