@@ -31,7 +31,7 @@ from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.accounting.gaussian import epsilon_of
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
-from oneshot_dp.linear_dp.evaluate import count_hits
+from oneshot_dp.linear_dp.heads.held_out import COUNTS, HeldOutRows
 from oneshot_dp.linear_dp.heads.registry import (
   Chosen,
   grouped_by_release,
@@ -39,7 +39,6 @@ from oneshot_dp.linear_dp.heads.registry import (
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import with_noise
-from oneshot_dp.linear_dp.rows.block import RowBlock
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.whole_units import UnitSizes, count_rows
 from oneshot_dp.linear_dp.trainer import (
@@ -56,20 +55,6 @@ from oneshot_dp.linear_dp.trainer import (
   TrainingRows,
   unseen,
 )
-
-COUNTS = "right answers"
-"""What is released to choose by."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Part:
-  """Rows of a block."""
-
-  embedding: np.ndarray
-  embedding_norm: np.ndarray
-  label: np.ndarray
-  example_id: np.ndarray
-  unit_id: np.ndarray | None
 
 
 class ChoosingTrainer(Trainer):
@@ -98,7 +83,7 @@ class ChoosingTrainer(Trainer):
     if any(config.steps.sampling for config in configs):
       raise InputError("heads of random batches cannot be chosen from.")
     self._rows = rows
-    self._held_out = held_out
+    self._held_out = HeldOutRows(rows=rows, secret_held_out=held_out)
     self._progress = progress
     self._sizes: UnitSizes | None = None
     self.facts = {
@@ -106,16 +91,16 @@ class ChoosingTrainer(Trainer):
       "clipped": WHOLE if rows.has_units else ROW,
       "candidates": [config.settings() for config in configs],
     }
-    part = dataclasses.replace(rows, blocks=self._trained_on)
     self._trainers = [
-      make_trainer(part, group, progress)
+      make_trainer(self._held_out.trained_on(), group, progress)
       for group in grouped_by_release(configs)
     ]
 
   def read(self) -> None:
     """See `Trainer`."""
+    self._held_out.share()
     if self._rows.has_units:
-      self._sizes = count_rows(self._rows.blocks())
+      self._sizes = count_rows(self._rows.blocks(), self._rows.hosts)
     for trainer in self._trainers:
       trainer.read()
 
@@ -185,11 +170,7 @@ class ChoosingTrainer(Trainer):
     source: NoiseSource,
     on_release: OnRelease,
   ) -> list[float]:
-    secret = np.zeros(len(heads), np.int64)
-    if any(held.any() for _, held in self._blocks()):
-      weights = [head.head for head in heads]
-      found = count_hits(weights, self._scored(), sizes=self._sizes)
-      secret = found.secret_hits[0]
+    secret = self._held_out.count([head.head for head in heads], self._sizes)
     steps = GRID_RADIUS if self._sizes else 1
     sigma *= changed_units(plan.neighboring_relation)
     noisy, _, _ = with_noise(secret, sigma, source, steps)
@@ -200,37 +181,6 @@ class ChoosingTrainer(Trainer):
       )
     )
     return counts.tolist()
-
-  def _trained_on(self) -> Iterator[RowBlock]:
-    """All rows, those held out being of zeros and of class 0."""
-    for block, held in self._blocks():
-      yield _Part(
-        embedding=np.where(held[:, None], 0, block.embedding).astype(
-          block.embedding.dtype
-        ),
-        embedding_norm=np.where(held, np.float32(0), block.embedding_norm),
-        label=np.where(held, np.int32(0), block.label),
-        example_id=block.example_id,
-        unit_id=block.unit_id,
-      )
-
-  def _scored(self) -> Iterator[RowBlock]:
-    for block, held in self._blocks():
-      yield _Part(
-        embedding=block.embedding[held],
-        embedding_norm=block.embedding_norm[held],
-        label=block.label[held],
-        example_id=block.example_id[held],
-        unit_id=None if block.unit_id is None else block.unit_id[held],
-      )
-
-  def _blocks(self) -> Iterator[tuple[RowBlock, Bool[np.ndarray, " rows"]]]:
-    """Which rows of each are held out: none of zeros, which stand for none."""
-    start = 0
-    for block in self._rows.blocks():
-      stop = start + len(block.label)
-      yield block, self._held_out[start:stop] & (block.embedding_norm > 0)
-      start = stop
 
 
 def _plan_of(sigma: float, plan: ReleasePlan) -> ReleasePlan:

@@ -15,17 +15,23 @@ PUBLIC_MAP = "public map"
 """What other hosts are asked to map their rows by."""
 
 
+def own_shards(cache: FeatureCache, hosts: Hosts) -> list[int]:
+  """The shards that this host reads."""
+  shards = np.arange(len(cache.shards))
+  return np.array_split(shards, hosts.count)[hosts.index].tolist()
+
+
 def cache_rows(
   cache: FeatureCache,
   max_rows_per_unit: int | None = None,
   hosts: Hosts = ALONE,
 ) -> TrainingRows:
   """The rows of a cache, as a trainer takes them; of several hosts, a part."""
-  own = np.array_split(np.arange(len(cache.shards)), hosts.count)[hosts.index]
-  first = sum(shard.rows for shard in cache.shards[: own[0] if own.size else 0])
+  own = own_shards(cache, hosts)
+  first = sum(shard.rows for shard in cache.shards[: own[0] if own else 0])
   rows = sum(cache.shards[i].rows for i in own)
   return TrainingRows(
-    blocks=lambda: cache.blocks(own.tolist()),
+    blocks=lambda: cache.blocks(own),
     hosts=hosts,
     own_rows=range(first, first + rows),
     feature_dim=cache.info.feature_dim,

@@ -16,7 +16,9 @@ from jax._src import distributed  # the client has no public name
 
 import oneshot_dp
 from oneshot_dp.configs.errors import InputError, LostHostError, RunError
-from oneshot_dp.extract.cache.reader import open_cache
+from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.held_out import COUNTS, HELD_OUT, HeldOutRows
 from oneshot_dp.linear_dp.heads.own_noise import secret_rows
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import (
@@ -49,7 +51,6 @@ from oneshot_dp.linear_dp.statistics.step_rows import (
   STEP_ROWS,
   StepRows,
 )
-from oneshot_dp.linear_dp.trainer import TrainingRows
 from oneshot_dp.pipeline.shell.answer import Answer
 from oneshot_dp.pipeline.shell.many_hosts import (
   address_to_bind,
@@ -62,6 +63,7 @@ from oneshot_dp.pipeline.training.cache_rows import (
   cache_rows,
   mapped_by,
 )
+from oneshot_dp.pipeline.training.public_rows import held_out_of
 
 _JOIN_SECONDS = int(os.environ.get("ONESHOT_DP_JOIN_SECONDS", "35"))
 """And about 6 of JAX's own: less than a minute where one never comes."""
@@ -95,7 +97,7 @@ def on_hosts(flags: Any, lead: Callable[[Hosts], Answer]) -> Answer:
     _check_alike(hosts, flags, program, cache.private_digest)
     if hosts.index == 0:
       return lead(hosts)
-    _serve(cache_rows(cache, hosts=hosts), hosts)
+    _serve(cache, hosts)
     raise SystemExit(hosts.status)
 
 
@@ -211,8 +213,10 @@ def _but_for_paths(value: Any) -> str:
   return "" if isinstance(value, Path) else repr(value)
 
 
-def _serve(plain: TrainingRows, hosts: JoinedHosts) -> None:
+def _serve(cache: FeatureCache, hosts: JoinedHosts) -> None:
   """Does every pass that host 0 asks for, over this host's rows."""
+  plain = cache_rows(cache, hosts=hosts)
+  held_out = None
   rows, steps, sizes, chosen = plain, None, None, None
   for what, asked in hosts.asked():
     if what == PUBLIC_MAP:
@@ -224,6 +228,17 @@ def _serve(plain: TrainingRows, hosts: JoinedHosts) -> None:
       statistics = PublicStatistics(mean=asked["mean"], whitening=whitening)
       rows = mapped_by(statistics, plain)
       hosts.sum()
+    elif what == HELD_OUT:
+      apart = held_out_of(cache, plain)
+      held_out = HeldOutRows(rows=rows, secret_held_out=apart)
+      rows = held_out.trained_on()
+      hosts.sum()
+    elif what == COUNTS and held_out is not None:
+      heads = [
+        LinearHead(kernel=kernel, bias=bias, unit_norm=bool(unit_norm))
+        for kernel, bias, unit_norm in zip(*asked.values(), strict=True)
+      ]
+      held_out.count(heads, sizes)
     elif what == UNIT_SIZES:
       sizes = count_rows(rows.blocks(), hosts)
     elif what == CHOICE:

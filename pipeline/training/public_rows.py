@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from jaxtyping import Bool
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, PublicUse
@@ -27,6 +28,7 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_statistics import (
   PublicStatistics,
 )
+from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.rows.units import unit_words
 from oneshot_dp.linear_dp.trainer import (
   BaselineTrainer,
@@ -45,6 +47,7 @@ from oneshot_dp.pipeline.training.cache_rows import (
   PUBLIC_MAP,
   cache_rows,
   mapped_by,
+  own_shards,
 )
 
 NON_NEGATIVE = ("bit_", "nf_resnet", "nfnet_")
@@ -206,28 +209,43 @@ def find_public_rows(
 
 
 def choosing_trainer(
-  cache: FeatureCache, configs: Sequence[HeadConfig], public: PublicRows | None
+  cache: FeatureCache,
+  configs: Sequence[HeadConfig],
+  public: PublicRows | None,
+  hosts: Hosts = ALONE,
 ) -> Trainer:
   """Trains heads on one part of the rows of a cache, and gives the best.
-
-  Which rows are held out is decided by each row's own content: its image's
-  key, or its embedding's; by other bits than its part of a split, so that every
-  part has some. Where there are units it is decided by whose they are.
 
   Raises:
     InputError: see `ChoosingTrainer`.
   """
-  rows = cache_rows(cache)
-  part = SplitPart(split=cache.info.split, start=100 - HELD_OUT_PERCENT)
-  if rows.has_units:
-    words = [np.stack([unit_words(block)] * 2, 1) for block in cache.blocks()]
-  else:
-    words = [keys[:, -1] << np.uint64(32) for keys in cache.key_blocks()]
-  held_out = in_part(part, np.concatenate(words))
+  rows = cache_rows(cache, hosts=hosts)
+  held_out = held_out_of(cache, rows)
   if public is None:
     return ChoosingTrainer(rows, configs, held_out, step_bar)
   inner = ChoosingTrainer(public.mapped(rows), configs, held_out, step_bar)
   return FoldedTrainer(public, inner)
+
+
+def held_out_of(
+  cache: FeatureCache, rows: TrainingRows
+) -> Bool[np.ndarray, " n"]:
+  """Which rows of this host are held out of training; private.
+
+  Decided by each row's own content: its image's key, or its embedding's; by
+  other bits than its part of a split, so that every part has some. Where there
+  are units it is decided by whose they are.
+  """
+  part = SplitPart(split=cache.info.split, start=100 - HELD_OUT_PERCENT)
+  if rows.has_units:
+    words = [np.stack([unit_words(block)] * 2, 1) for block in rows.blocks()]
+  else:
+    words = [
+      keys[:, -1] << np.uint64(32)
+      for i in own_shards(cache, rows.hosts)
+      for keys in cache.shard_keys(i)
+    ]
+  return in_part(part, np.concatenate([np.empty((0, 2), np.uint64), *words]))
 
 
 def asked_of_public_rows(public: PublicRows | None) -> dict[str, Any]:

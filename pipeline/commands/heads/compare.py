@@ -1,7 +1,9 @@
 """`oneshot-dp compare`."""
 
 import dataclasses
+import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
@@ -9,6 +11,9 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, HeadName, PrivacyConfig
 from oneshot_dp.pipeline.commands.flags import OnHosts, PublicOptions, RunFlags
 from oneshot_dp.pipeline.shell.answer import Answer
+
+if TYPE_CHECKING:
+  from oneshot_dp.linear_dp.rows.hosts import Hosts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,9 @@ class Flags(RunFlags):
 def run(flags: Flags) -> Answer:
   """Trains and scores them."""
   if flags.choose:
-    return _choose(flags)
+    from oneshot_dp.pipeline.training.hosts import on_hosts
+
+    return on_hosts(flags, functools.partial(_choose, flags))
   if flags.eval_cache is None:
     raise InputError(
       "compare needs --eval-cache, with public labels to score by, or --choose,"
@@ -82,7 +89,7 @@ def run(flags: Flags) -> Answer:
   )
 
 
-def _choose(flags: Flags) -> Answer:
+def _choose(flags: Flags, hosts: "Hosts") -> Answer:
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.linear_dp.accounting.gaussian import printable
   from oneshot_dp.pipeline.commands.heads.train import deliver
@@ -94,8 +101,6 @@ def _choose(flags: Flags) -> Answer:
   )
   from oneshot_dp.pipeline.training.train_heads import Training, make_plan
 
-  if flags.hosts is not None:
-    raise InputError("--choose is for one machine: leave --hosts out.")
   if len(flags.epsilons) != 1 or flags.num_draws != 1 or flags.baseline:
     raise InputError(
       "--choose writes one head: give one epsilon, without --num-draws or"
@@ -113,7 +118,7 @@ def _choose(flags: Flags) -> Answer:
   )
   methods = choosable(flags.heads)
   trainer = choosing_trainer(
-    cache, [HeadConfig(head=m) for m in methods], public
+    cache, [HeadConfig(head=m) for m in methods], public, hosts
   )
   plan = make_plan(flags.epsilons, flags.privacy, order="independent")
   note = (

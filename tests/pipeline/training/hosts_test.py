@@ -21,13 +21,19 @@ from oneshot_dp.configs.head_config import (
 )
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts, JoinedHosts
+from oneshot_dp.linear_dp.trainer import Trainer
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.shell.many_hosts import address_to_bind, place_of
-from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.hosts import _check_alike, _program, _serve
-from oneshot_dp.pipeline.training.train_heads import cache_trainer, plan_heads
+from oneshot_dp.pipeline.training.public_rows import choosing_trainer
+from oneshot_dp.pipeline.training.train_heads import (
+  cache_trainer,
+  make_plan,
+  plan_heads,
+)
 from tests.linear_dp.rows.hosts_test import on_all
 from tests.pipeline.command_line import TRAIN as LAMB
 from tests.pipeline.command_line import fails, one_line, start, succeeds
@@ -188,24 +194,37 @@ def test_heads_that_take_turns(monkeypatch, tmp_path, of_units):
     lambda *args: draws.append(threading.get_ident()) or words(*args),
   )
 
-  def heads(host: Hosts) -> list[bytes]:
-    plan = functools.partial(plan_heads, epsilons=(2.0,), privacy=PRIVACY)
-    trainers = [
-      (cache_trainer(train, [config], most, hosts=host), plan(config, 180))
-      for config, most in HEADS
-      if of_units or not most
-    ]
+  plan = functools.partial(plan_heads, epsilons=(2.0,), privacy=PRIVACY)
+  asked = [each for each in HEADS if of_units or not each[1]]
+
+  def released(*trainers: tuple[Trainer, ReleasePlan]) -> list[Any]:
     for trainer, _ in trainers:
       trainer.read()
     return [
-      trained.head.kernel.tobytes() + trained.head.bias.tobytes()
+      (
+        trained.head.kernel.tobytes(),
+        trained.head.bias.tobytes(),
+        trained.mechanism,
+      )
       for trainer, plan in trainers
       for trained in trainer.release(plan, NoiseSource(3), lambda *_: None)
     ]
 
-  def work(host: JoinedHosts) -> tuple[list[bytes], int]:
+  def heads(host: Hosts) -> list[Any]:
+    found = released(
+      *(
+        (cache_trainer(train, [config], most, hosts=host), plan(config, 180))
+        for config, most in asked
+      )
+    )
+    methods = [config for config, _ in HEADS[:4]]
+    choice = choosing_trainer(train, methods, None, host)
+    independent = make_plan((2.0,), PRIVACY, order="independent")
+    return found + released((choice, independent))
+
+  def work(host: JoinedHosts) -> tuple[list[Any], int]:
     if host.index:
-      _serve(cache_rows(train, hosts=host), host)
+      _serve(train, host)
       return [], threading.get_ident()
     found = heads(host)
     host.end(None, 0)

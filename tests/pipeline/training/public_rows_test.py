@@ -509,7 +509,7 @@ def test_every_part_of_a_split_has_rows_to_choose_by(tmp_path, split):
   heads = [HeadConfig(head="lamb"), HeadConfig(head="adam")]
   trainer = choosing_trainer(cache, heads, None)
   assert isinstance(trainer, ChoosingTrainer)
-  assert 0.03 < trainer._held_out.mean() < 0.2
+  assert 0.03 < trainer._held_out.secret_held_out.mean() < 0.2
 
 
 def test_a_unit_is_held_out_or_trained_on_as_a_whole(tmp_path):
@@ -526,7 +526,7 @@ def test_a_unit_is_held_out_or_trained_on_as_a_whole(tmp_path):
     heads = [HeadConfig(head="lamb"), HeadConfig(head="adam")]
     trainer = choosing_trainer(cache, heads, None)
     assert isinstance(trainer, ChoosingTrainer)
-    found.append(trainer._held_out)
+    found.append(trainer._held_out.secret_held_out)
   np.testing.assert_array_equal(found[0], found[1])
   held, trained_on = (set(owner[part]) for part in (found[0], ~found[0]))
   assert not held & trained_on
