@@ -43,16 +43,9 @@ class PublicStart:
   ) -> Self:
     """Checks vectors of nothing private.
 
-    Args:
-      vectors: [K, d], in the order of the classes.
-      num_classes: K.
-      feature_dim: d of the private rows.
-      names: of the classes, for errors.
-      sha256: of the file; of the array, if left out.
-
-    Raises:
-      InputError: another shape or type; a vector of zeros, or with a number
-        that is not finite; or the same vector for all classes.
+    They are [K, d], in the order of the classes; `sha256` is of the file, or
+    else of the array. InputError: another shape or type; a vector of zeros, or
+    with a number that is not finite; or the same vector for all classes.
     """
     array = np.asarray(vectors)
     if array.dtype.kind not in "fiu" or array.shape != (

@@ -46,14 +46,9 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddedBatch:
-  """What one device call gave.
+  """What one device call gave, in the order of the source, padding gone.
 
-  Attributes:
-    rows: embeddings in float32, padding gone, in the order of the source.
-    skipped: examples among them that could not be decoded.
-    outside: how many were not in the part of the split.
-    image_bytes: encoded bytes read, of all.
-    times: where the time went since the batch before.
+  `times` say where the time went since the batch before.
   """
 
   rows: Rows
@@ -65,11 +60,7 @@ class EmbeddedBatch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Prepared:
-  """One example on its way to the device.
-
-  `images` are what the device is shown of it: the centre, its views, or
-  nothing if it is skipped or outside the part of the split.
-  """
+  """One example, with its centre or views; none if it is not to be embedded."""
 
   example_id: int
   label: int

@@ -59,7 +59,6 @@ class ExtractionReport:
   """What a job did.
 
   Attributes:
-    cache: the finished cache.
     counters: Beam's counters of this run: examples, decode_errors,
       image_bytes. Empty if the cache was there already.
     times: where the workers' time went.
@@ -84,11 +83,8 @@ def run_extraction(
   and are listed, or there is no cache. The same job
   gives the same bytes, however often it was killed and started again.
 
-  Args:
-    config: what to run.
-    out: directory of the cache; of an earlier try, to resume it.
-    beam_options: Beam's own flags, `--runner` among them; DirectRunner is the
-      default.
+  `out` may be of an earlier try, which is resumed; `beam_options` are Beam's
+  own flags, `--runner` among them.
 
   Raises:
     InputError: the request, the source, the weights or an image is at fault,

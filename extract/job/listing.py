@@ -57,10 +57,7 @@ def keep_listing(
   """Writes it for the workers; refuses a job that began with another.
 
   Files that were mended since, and keep their names, are read again: their
-  shards are forgotten.
-
-  Returns:
-    SHA-256 of what workers find there; it tells nothing of the listing.
+  shards are forgotten. The SHA-256 returned tells nothing of the listing.
   """
   store = store_at(out)
   kept = secrets.token_bytes(_RANDOM) + source.listing

@@ -125,11 +125,7 @@ def chosen(
   candidates: Sequence[str],
   usual: str | None = None,
 ) -> str:
-  """The key that was asked for, the only candidate, or the usual one.
-
-  Raises:
-    InputError: it is not one of the candidates, or there is a choice to make.
-  """
+  """The key that was asked for, the only candidate, or the usual one."""
   if key is None:
     key = candidates[0] if len(candidates) == 1 else usual
   if key in candidates:
@@ -143,15 +139,9 @@ def chosen(
 def classes(
   names: Sequence[str] | None, num_classes: int | None, place: str
 ) -> tuple[str, ...]:
-  """The public class names, which are never read off the labels.
+  """The public class names, or numbers, which are never read off the labels.
 
-  Args:
-    names: what the data set says; None where it says nothing.
-    num_classes: K, where it says nothing.
-    place: what says it, for errors.
-
-  Raises:
-    InputError: neither is given, or both, or a name comes twice.
+  `place` says it. InputError: neither is given, or both, or a name twice.
   """
   if names is None:
     if num_classes is None:

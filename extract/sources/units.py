@@ -23,13 +23,8 @@ def numbers_of(
   leaves a shared unit changes it, and a change may cost twice what an absence
   does. Spaces around a name are no part of it.
 
-  Args:
-    names: whose each row is; None or blank where that is not known.
-    unit: what they name ("patient"), for errors.
-    where: says where a row is, for errors.
-
-  Raises:
-    InputError: a row without a unit; two names with one number.
+  `unit` is what they name ("patient"), and `where` says where a row is, both
+  for errors: a row without a name (None or blank); two names with one number.
   """
   known = [(name or "").strip() for name in names]
   if missing := [where(i) for i, name in enumerate(known) if not name]:
@@ -55,7 +50,7 @@ def numbers_of(
 def units_of_files(
   units: str, images: Sequence[str], split: str
 ) -> tuple[str, list[int]]:
-  """Whose each image file is, by a table or by its path.
+  """The public name of the unit, and a `unit_id` for each image file.
 
   Args:
     units: FILE.csv with the columns `file` and, say, `patient`; or a regular
@@ -63,9 +58,6 @@ def units_of_files(
     images: paths relative to the folder that the table is about.
     split: what the paths start with: "train/", or nothing. Rows of other files
       are about other splits.
-
-  Returns:
-    The public name of the unit, and a `unit_id` for each image.
 
   Raises:
     InputError: the table or the expression cannot be read; an image without a

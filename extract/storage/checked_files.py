@@ -33,13 +33,8 @@ def checked_files(
   Formal guarantee: who comes to the iterator's end without an error was given
   files of these SHA-256, and no others.
 
-  Args:
-    store: where they are.
-    files: which.
-    seen: remembers what was hashed: it need not be again until it is touched.
-
-  Raises:
-    InputError: a file is missing or another one; at the end at the latest.
+  `seen` remembers what was hashed: it need not be again until it is touched.
+  InputError: a file is missing or another one; at the end at the latest.
   """
   waiting: collections.deque[tuple[str, concurrent.futures.Future[bool]]]
   waiting = collections.deque()

@@ -39,9 +39,7 @@ def fetched_ahead(
   ArrayRecord reads nothing but local files. These have no name, so that none
   is left behind, however the process ends.
 
-  Args:
-    get_range: from a name, a start and an end, the bytes between them.
-    files: names and sizes.
+  `get_range` takes a name, a start and an end; `files` are names and sizes.
   """
   waiting = iter(files)
   ready: collections.deque[_Fetched] = collections.deque()

@@ -62,16 +62,10 @@ def parse_json(
   oneshot_dp.configs.errors.InputError: a.json is damaged (Expected `int`, got
   `str` - at `$[...][1]`); restore it or extract again.
 
-  Args:
-    place: of the file, for errors.
-    content: its bytes.
-    kind: the type it must be.
-    mend: what to do if it is not.
-    names: what fields of earlier versions are called now.
-
-  Raises:
-    InputError: no JSON, or nested too deep; a field that is missing, there
-      twice or of another type; a number that is none, or absurd.
+  `mend` says what to do if it is not of its kind; `names` are what fields of
+  earlier versions are called now. InputError: no JSON, or nested too deep; a
+  field that is missing, there twice or of another type; a number that is none,
+  or absurd.
   """
 
   def fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

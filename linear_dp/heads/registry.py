@@ -133,11 +133,7 @@ def head_kind(method: str) -> type[HeadTrainer]:
 def make_trainer(
   rows: TrainingRows, configs: Sequence[HeadConfig], progress: Progress = NoBar
 ) -> Trainer:
-  """The way to train that configs name; see `HeadTrainer`.
-
-  Raises:
-    InputError: what was asked makes no sense for these rows.
-  """
+  """The way to train that configs name; see `HeadTrainer`."""
   method = configs[0].head
   kind = head_kind(method)
   if rows.max_rows_per_unit is not None and kind is not OneStepTrainer:
@@ -164,9 +160,5 @@ def grouped_by_release(
 
 
 def mechanism_of(section: Mapping[str, Any]) -> Mechanism:
-  """Reads a receipt's section about its mechanism.
-
-  Raises:
-    KeyError, TypeError, ValueError: it is of no mechanism that we know.
-  """
+  """A receipt's mechanism; KeyError, TypeError or ValueError: it has none."""
   return _MECHANISMS[section["kind"]].from_json(section)

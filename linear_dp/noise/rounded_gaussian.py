@@ -46,11 +46,9 @@ class GaussianChain:
     self._sum = np.zeros(math.prod(shape))
 
   def extend(self, sd: float) -> Int64[np.ndarray, "..."]:
-    """Adds noise until the deviation is `sd`, and rounds.
+    """Adds noise until the deviation is `sd`, in grid steps, and rounds.
 
-    Raises:
-      InputError: `sd`, in grid steps, is not finite, does not grow, or is so
-        large that sums might leave int64.
+    InputError: it is not finite, does not grow, or might leave int64.
     """
     if not (math.isfinite(sd) and sd > self._sd):
       raise InputError(

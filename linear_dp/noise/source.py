@@ -60,9 +60,7 @@ class NoiseSource:
     A training that outlives its process has a source that gives the same
     again, and draws nothing, where `make` has returned in an earlier one.
 
-    Args:
-      name: of the statistic.
-      make: makes the release.
+    `name` is that of the statistic.
     """
     del name
     return make()

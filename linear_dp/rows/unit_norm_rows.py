@@ -145,11 +145,7 @@ class SecretRows(Secret):
       self._sizes = count_rows(self._read(), self.hosts)
 
   def secret_chunks(self) -> Iterator[Chunk]:
-    """One pass over rows, in chunks of one shape. Private.
-
-    Raises:
-      InputError: see the class; once the last chunk was asked for.
-    """
+    """One pass, in chunks of one shape; private, and checked at its end."""
     blocks = checked(
       self._read(),
       feature_dim=self.feature_dim,

@@ -211,13 +211,7 @@ def host_integers(
 ) -> Int32[np.ndarray, "rows D"]:
   """Rows on the grid, with the bits that devices give them.
 
-  Args:
-    block: the rows.
-    scale: to integers.
-    bias: whether each has a 1 behind it.
-
-  Raises:
-    InputError: a row is not finite, or leaves the ball.
+  With a bias each has a 1 behind it. InputError: one is off the ball.
   """
   with np.errstate(over="ignore", invalid="ignore"):
     rows = block.embedding.astype(np.float32) * scale[:, None]

@@ -42,12 +42,7 @@ class ReleasedMap:
     matrix: Float64[np.ndarray, "d p"] | None,
     centre: Float64[np.ndarray, " d"] | None = None,
   ) -> "ReleasedMap":
-    """The map nearest to a matrix, up to scale, and to a centre.
-
-    Args:
-      matrix: A; None is the identity.
-      centre: c, in rows of norm 1; brought to norm 1 if it is longer.
-    """
+    """The map nearest to A, up to scale, and to c (of norm 1 at most)."""
     if matrix is not None:
       longest = np.linalg.norm(matrix, axis=0).max()
       if not 0 < longest < math.inf:

@@ -19,13 +19,7 @@ def says_what_was_charged(*ledgers: Ledger, out: Path | None) -> Iterator[None]:
   The ledgers themselves are asked, so that it holds wherever the run was when
   it was stopped. An entry that another run wrote meanwhile is told as well.
 
-  Args:
-    *ledgers: that the run may charge.
-    out: the directory that it makes, whole or not at all; None if it makes
-      none.
-
-  Raises:
-    KeyboardInterrupt: with one line about it.
+  `out` is the directory that it makes, whole or not at all, if any.
   """
   different = {ledger.path: ledger for ledger in ledgers}.values()
   before = [_length(ledger.path) for ledger in different]

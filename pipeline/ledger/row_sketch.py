@@ -30,8 +30,7 @@ class RowSketch:
   here, so rows that have nothing in common seem to with a probability below
   MOST_KEYS²/2⁶⁴ < 3e-10.
 
-  Attributes:
-    keys: sorted, each once.
+  Keys are sorted, each once.
   """
 
   keys: UInt64[np.ndarray, " keys"]

@@ -26,15 +26,10 @@ _Vectors = dict[str, np.ndarray]
 def read_start(path: Path, private: FeatureCache) -> PublicStart:
   """The start that a command names.
 
-  Args:
-    path: an npz of one vector for each class, by its name; the directory of a
-      private head of another data set; or weights alone, whose columns are of
-      the classes in their order.
-    private: the cache to be trained on.
-
-  Raises:
-    InputError: no such file, or head; other classes than the cache has; vectors
-      of another width, or that `PublicStart.of` refuses.
+  It is an npz of one vector for each class, by its name; the directory of a
+  private head of another data set; or weights alone, whose columns are of the
+  classes in their order. InputError: no such file, or head; other classes than
+  the cache has; vectors of another width, or that `PublicStart.of` refuses.
   """
   if path.name == WEIGHTS_FILE and (path.parent / RECEIPT_FILE).exists():
     path = path.parent  # which has more to say

@@ -36,14 +36,8 @@ def open_images(
 ) -> "TarImages | ParquetImages":
   """The images of one file of any kind in `EXTENSIONS`.
 
-  Args:
-    path: the file.
-    key: which images, where a row has several.
-    members: the index of a tar; None makes it.
-    groups: what is kept of Parquet files; None is two row groups of this one.
-
-  Raises:
-    InputError: the file, or what it holds, is not what it should be.
+  `key` says which, where a row has several; `members` are the index of a tar,
+  `groups` what is kept of Parquet files, by default two row groups of this one.
   """
   if path.lower().endswith(".tar"):
     from oneshot_dp.extract.sources.table.tars import TarImages

@@ -31,11 +31,7 @@ def splits_of(path: str) -> dict[str, list[str]]:
   the name of the file or of its folders. Without any, all are the split `all`;
   beside others, files without one are those of "".
 
-  Args:
-    path: a file or a folder.
-
-  Raises:
-    InputError: there are no such files, or some that are compressed.
+  InputError: there are no such files, or some that are compressed.
   """
   if is_file(path):
     below, path = [os.path.basename(path)], os.path.dirname(path)
@@ -60,12 +56,7 @@ def splits_of(path: str) -> dict[str, list[str]]:
 
 
 def files_of(path: str, split: str) -> list[str]:
-  """The files of one split.
-
-  Raises:
-    InputError: as `splits_of`; or there is no such split, or it is in several
-      folders.
-  """
+  """The files of one split, which must be in one folder; see `splits_of`."""
   found = splits_of(path)
   if not split or split not in found:
     raise InputError(

@@ -38,14 +38,8 @@ class ParquetImages:
   ) -> None:
     """Opens the file and looks at its schema.
 
-    Args:
-      path: FILE.parquet or FILE.arrow.
-      key: the column of images: bytes of image files, or structs that have them
-        as `bytes`. None is the only one, or that which is called `image`.
-      groups: what is kept of Parquet files; None is two row groups of this.
-
-    Raises:
-      InputError: it is no such file, or has no such column.
+    `key` is the column of images: bytes of image files, or structs that have
+    them as `bytes`; by default the only one, or that which is called `image`.
     """
     self._path = path
     recent = groups or Recent(2)
@@ -90,9 +84,7 @@ class ParquetImages:
   def __getitem__(self, row: int) -> bytes:
     """The bytes of an image file; none where there is a null.
 
-    Raises:
-      OSError: the file was changed, or cannot be read.
-      InputError: the image is in another file.
+    OSError: it was changed, or cannot be read. InputError: it is elsewhere.
     """
     # Of an object, each part that comes is compared.
     if not is_url(self._path) and state_of(self._path) != self._state:
@@ -141,11 +133,7 @@ class ParquetImages:
     return [str(name) for name in names] if isinstance(names, list) else None
 
   def values(self, key: str) -> list[Any]:
-    """All of a column, as Python has it.
-
-    Raises:
-      InputError: there is no such column.
-    """
+    """All of a column, as Python has it."""
     chosen(repr(self._path), "unit_name", key, self._schema.names)
     try:
       return self._column(key).to_pylist()

@@ -38,15 +38,9 @@ class TarImages:
     key: str | None = None,
     members: Sequence[_Member] | None = None,
   ) -> None:
-    """Makes the index unless it is given.
+    """Makes the index of members unless it is given.
 
-    Args:
-      path: FILE.tar.
-      key: extension of the images; None is that of the only image of a sample.
-      members: of the images.
-
-    Raises:
-      InputError: it is no plain tar; a sample has no image, or several.
+    `key` is the extension of the images, where a sample has several.
     """
     self._path = path
     self._samples: list[dict[str, _Member]] = []
@@ -59,11 +53,7 @@ class TarImages:
     return len(self.members)
 
   def __getitem__(self, row: int) -> bytes:
-    """The bytes of an image file.
-
-    Raises:
-      OSError: the file was changed, or cannot be read.
-    """
+    """The bytes of an image file; OSError if it was changed."""
     _, start, size, crc = self.members[row]
     both = read_range(self._path, start - _HEADER, _HEADER + size)
     header, image = both[:_HEADER], both[_HEADER:]
@@ -81,11 +71,7 @@ class TarImages:
     del key
 
   def values(self, key: str) -> list[Any]:
-    """What files of this extension say, or fields of the samples' json.
-
-    Raises:
-      InputError: a sample's json is none.
-    """
+    """What files of this extension say, or fields of the samples' json."""
     is_file = any(key in sample for sample in self._samples)
     found = []
     with opened(self._path) as file:

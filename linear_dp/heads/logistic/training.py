@@ -46,12 +46,7 @@ Batch = tuple[Array, Array]
 
 
 class LogisticTrainer(BaselineTrainer):
-  """All that it makes is NOT PRIVATE.
-
-  Args:
-    rows: the private rows.
-    progress: bars for people.
-  """
+  """All that it makes is NOT PRIVATE."""
 
   def __init__(self, rows: TrainingRows, progress: Progress = NoBar):
     self.facts = {"rows_per_unit": 1, "clipped": UNCLIPPED}

@@ -97,12 +97,7 @@ class Batches:
     )
 
   def step_noise_multiplier(self, noise_multiplier: float) -> float:
-    """σ_t, rounded up, of a plan's σ.
-
-    Args:
-      noise_multiplier: what one Gaussian mechanism would have that costs as
-        much as all steps do; with "poisson", σ_t itself.
-    """
+    """σ_t, rounded up, of a plan's σ, which with "poisson" is σ_t itself."""
     if self.sampling == "poisson":
       return noise_multiplier
     seen = self.num_steps if self.sampling == "full" else self.epochs

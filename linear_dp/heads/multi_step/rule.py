@@ -172,11 +172,7 @@ def make_rule(
   noise_multiplier: float,
   clipped: str = ROW,
 ) -> MultiStepRule:
-  """Settles what a config leaves to us, by public numbers alone.
-
-  Raises:
-    InputError: settings that make no sense for so many rows.
-  """
+  """Settles what a config leaves to us, by public numbers alone."""
   batches = make_batches(config, num_examples, noise_multiplier)
   clip_norm = config.l2_clip_norm or (0.15 if config.unit_norm else 1.0)
   bias = config.initial_bias
