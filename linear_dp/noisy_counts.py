@@ -102,8 +102,11 @@ def with_noise(
   """
   sensitivity = math.nextafter(math.sqrt(counts.size), math.inf)
   noise_sd = math.nextafter(noise_multiplier * sensitivity, math.inf)
-  noise = rounded_gaussian(counts.shape, noise_sd * steps, source)
-  return counts + noise, sensitivity, noise_sd
+  noisy = source.once(
+    "counts",
+    lambda: counts + rounded_gaussian(counts.shape, noise_sd * steps, source),
+  )
+  return noisy, sensitivity, noise_sd
 
 
 def release_accuracies(

@@ -33,6 +33,9 @@ WHOLE = "whole unit"
 ROWS_ARE_CLIPPED = {"rows_per_unit": 1, "clipped": ROW}
 """What receipts and ledgers say where every row is a privacy unit."""
 
+_BESIDE_VALUES = 8192
+"""Bytes of a release's file beside its values: a header, and whole blocks."""
+
 Charging = Callable[[ReleasePlan, NoiseSource], object]
 """Called once, before any random bit is drawn; raises to refuse."""
 Progress = Callable[
@@ -69,16 +72,21 @@ class Released:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resumable:
-  """A training of many releases, which may go on in another process.
+  """What a training that goes on in another process is known again by.
 
-  `step` is the name of the releases that are its steps, `settings` all that it
-  depends on but rows, noise and plan: public, JSON.
+  `num_steps` counts passes over the rows after the charge, `num_bytes` the disk
+  that all releases take; `settings` is all that it depends on but rows, noise
+  and plan: public, JSON.
   """
 
-  step: str
-  num_steps: int
+  num_steps: int = 0
   num_bytes: int
   settings: Mapping[str, Any]
+
+
+def disk_of(num_releases: int, num_values: int) -> int:
+  """Bytes that releases of so many values each take, a file each."""
+  return num_releases * (8 * num_values + _BESIDE_VALUES)
 
 
 OnRelease = Callable[[Released], object]
@@ -230,13 +238,13 @@ class Trainer(BaselineTrainer):
     """What follows from the plan and public sizes, for people."""
     return ()
 
-  def resumes_by(self, plan: ReleasePlan) -> Resumable | None:
-    """What a stopped training is known again by; None if it cannot go on.
+  @abc.abstractmethod
+  def resumes_by(self, plan: ReleasePlan) -> Resumable:
+    """What a stopped training is known again by.
 
-    One that can makes each release, and all else that is drawn for good, by
-    `NoiseSource.once`.
+    Each release, and all else that is drawn for good, is made by
+    `NoiseSource.once`; what shares noise, by one call of it.
     """
-    return None
 
   @abc.abstractmethod
   def release(

@@ -23,6 +23,8 @@ _PROG = "oneshot-dp"
 _ADDRESS_SPACE = 4 << 30
 _FIRST_FILE = 3
 """Descriptors below it are standard input, output and error."""
+_LIMITS = "can't start new thread", "RESOURCE_EXHAUSTED"
+"""What Python and XLA say in a RuntimeError where the machine has no more."""
 _NOTHING_DONE = "interrupted; nothing was charged or written"
 _STAYS = (
   "interrupted; what was charged to a ledger stays charged (`oneshot-dp budget`"
@@ -105,10 +107,12 @@ def _run(argv: Sequence[str]) -> int:
       place = getattr(error, "filename", None) or "the run ended"
       reason = getattr(error, "strerror", None) or str(error)
       return _fail(f"{place}: {type(error).__name__}: {reason}", 1)
-    except Exception:
+    except Exception as error:
       # NumPy makes an ImportError of a Ctrl-C while it is imported.
       if interrupts:
         return _fail(what_is_left, 130)
+      if any(limit in str(error) for limit in _LIMITS):
+        return _fail(f"the run ended: {error}", 1)
       raise
     if interrupts:
       # A library's callback took it for an error of its own, and went on.

@@ -50,9 +50,11 @@ from oneshot_dp.linear_dp.trainer import (
   OnRelease,
   Progress,
   Released,
+  Resumable,
   TrainedHead,
   Trainer,
   TrainingRows,
+  disk_of,
   unseen,
 )
 
@@ -109,6 +111,24 @@ class ChoosingTrainer(Trainer):
     for part in self._parts(plan).values():
       for trainer in self._trainers:
         yield from trainer.notes(part)
+
+  def resumes_by(self, plan: ReleasePlan) -> Resumable:
+    """See `Trainer`."""
+    each = [
+      trainer.resumes_by(part)
+      for part in self._parts(plan).values()
+      for trainer in self._trainers
+    ]
+    counts = disk_of(len(plan.epsilons), len(self.facts["candidates"]))
+    of_each = sum(inner.num_bytes for inner in each)
+    return Resumable(
+      num_steps=plan.num_draws * sum(inner.num_steps for inner in each),
+      num_bytes=plan.num_draws * (of_each + counts),
+      settings={
+        "training": self.facts["candidates"],
+        "mechanisms": [inner.settings for inner in each],
+      },
+    )
 
   def release(
     self,

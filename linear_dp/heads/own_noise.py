@@ -28,6 +28,7 @@ from oneshot_dp.linear_dp.trainer import (
   Resumable,
   TrainedHead,
   TrainingRows,
+  disk_of,
   unseen,
 )
 
@@ -173,11 +174,12 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
     rules = [self.rule(sigma) for sigma in plan.noise_multipliers.values()]
     steps = plan.num_draws * sum(rule.num_steps for rule in rules)
     d, num_classes = self._rows.feature_dim, self._rows.num_classes
-    before = plan.num_draws * len(rules) * (d * d + d + num_classes + 1)
+    count, before = plan.num_draws * len(rules), d * d + d + num_classes + 1
     return Resumable(
-      step=GRADIENT_SUM,
       num_steps=steps,
-      num_bytes=8 * (steps * d * num_classes + before),
+      num_bytes=disk_of(steps, d * num_classes)
+      + disk_of(count, before)
+      + disk_of(3 * count, 0),
       settings={
         "training": self._config.settings(),
         "mechanisms": [rule.as_json() for rule in rules],

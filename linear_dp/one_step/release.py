@@ -7,8 +7,9 @@ what leaves is G + round(Z) with Z a Gaussian of standard deviation
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -74,16 +75,23 @@ def release(
   grid = secret.grid
   sensitivity = grid.sensitivity(plan.neighboring_relation)
   statistic = _statistic(secret)
+  deviations = [
+    math.nextafter(sigma * sensitivity, math.inf)
+    for sigma in plan.noise_multipliers.values()
+  ]
   together = max(1, _DRAWN_TOGETHER // statistic.size)
   for first in range(0, plan.num_draws, together):
-    noise = _noise(plan, source, sensitivity, (together, *statistic.shape))
-    if together > 1:
-      noise = list(noise)
     draws = range(first, min(first + together, plan.num_draws))
+    make = functools.partial(
+      _noisy_sums, statistic, deviations, plan, source, together, len(draws)
+    )
+    sums = source.once("clipped sum", make)
     for i, draw in enumerate(draws):
-      for epsilon, noise_sd, of_draws in noise:
+      for epsilon, noise_sd, of_draws in zip(
+        plan.noise_multipliers, deviations, sums, strict=True
+      ):
         yield Release(
-          noisy_sum=statistic + of_draws[i],
+          noisy_sum=of_draws[i],
           grid=grid,
           num_examples=secret.num_examples,
           draw=draw,
@@ -93,19 +101,23 @@ def release(
         )
 
 
-def _noise(
+def _noisy_sums(
+  statistic: Int64[np.ndarray, "K D"],
+  deviations: Sequence[float],
   plan: ReleasePlan,
   source: NoiseSource,
-  sensitivity: float,
-  shape: tuple[int, int, int],
-) -> Iterable[tuple[float, float, Int64[np.ndarray, "draws K D"]]]:
-  """Every ε, its deviation and the noise of some draws, all independent."""
+  drawn: int,
+  used: int,
+) -> Int64[np.ndarray, "epsilons draws K D"]:
+  """G + round(Z) of every ε and of some draws, which share the noise of one."""
+  shape = (drawn, *statistic.shape)
+  sums = np.empty((len(deviations), used, *statistic.shape), np.int64)
   chain = GaussianChain(shape, source)
-  for epsilon, sigma in plan.noise_multipliers.items():
-    if plan.order == "independent":
+  for i, noise_sd in enumerate(deviations):
+    if i and plan.order == "independent":
       chain = GaussianChain(shape, source)
-    noise_sd = math.nextafter(sigma * sensitivity, math.inf)
-    yield epsilon, noise_sd, chain.extend(noise_sd)
+    sums[i] = statistic + chain.extend(noise_sd)[:used]
+  return sums
 
 
 def baseline_without_privacy(secret: SecretSum, plan: ReleasePlan) -> Release:

@@ -33,8 +33,10 @@ from oneshot_dp.linear_dp.trainer import (
   OnRelease,
   Progress,
   Released,
+  Resumable,
   TrainedHead,
   TrainingRows,
+  disk_of,
   unseen,
 )
 
@@ -126,6 +128,16 @@ class OneStepTrainer(HeadTrainer):
       hosts=rows.hosts,
     )
     self._secret = dataclasses.replace(summed, num_examples=rows.num_examples)
+
+  def resumes_by(self, plan: ReleasePlan) -> Resumable:
+    grid, count = self._grid, plan.num_draws * len(plan.epsilons)
+    return Resumable(
+      num_bytes=disk_of(count, grid.num_classes * grid.row_dim),
+      settings={
+        "training": [config.settings() for config in self._configs],
+        "mechanisms": [OneStep(grid=grid).as_json()],
+      },
+    )
 
   def release(
     self,

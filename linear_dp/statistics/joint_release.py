@@ -17,7 +17,7 @@ part p, of sd/√(2·s_M) beside the diagonal of M, mirrored.
 
 import dataclasses
 import math
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -76,6 +76,28 @@ class ClassMoments:
   class_sums: Float64[np.ndarray, "K d"]
   total: Float64[np.ndarray, " d"]
   class_counts: Float64[np.ndarray, " K"]
+
+  @property
+  def values(self) -> Float64[np.ndarray, " values"]:
+    """All numbers of the four parts, one after another."""
+    parts = self.moment, self.class_sums, self.total, self.class_counts
+    return np.concatenate([part.ravel() for part in parts])
+
+  @classmethod
+  def of_values(
+    cls, values: Float64[np.ndarray, " values"], d: int, **sizes: Any
+  ) -> Self:
+    """The moments of dimension d that `values` are the numbers of."""
+    num_classes = len(values[d * (d + 1) :]) // (d + 1)
+    ends = np.cumsum([d * d, num_classes * d, d])
+    moment, class_sums, total, class_counts = np.split(values, ends)
+    return cls(
+      moment=moment.reshape(d, d),
+      class_sums=class_sums.reshape(num_classes, d),
+      total=total,
+      class_counts=class_counts,
+      **sizes,
+    )
 
   @property
   def size(self) -> float:

@@ -25,14 +25,11 @@ def answer_of_run(
 ) -> Answer:
   """Opens the caches, does the run, and says what came of it.
 
-  A command that may run on several `hosts` can also go on with the steps of a
-  run that was stopped. `train_and_score` returns the rows of results.csv, of
-  which `table` is for people; `picture` is the one to look at first.
+  `train_and_score` returns the rows of results.csv, of which `table` is for
+  people; `picture` is the one to look at first.
   """
   answer = functools.partial(_answer, flags, train_and_score, table, picture)
-  if not hasattr(flags, "hosts"):
-    return answer(ALONE, goes_on=False)
-  return on_hosts(flags, functools.partial(answer, goes_on=True))
+  return on_hosts(flags, answer) if hasattr(flags, "hosts") else answer(ALONE)
 
 
 def _answer(
@@ -41,8 +38,6 @@ def _answer(
   table: Callable[[Any], str],
   picture: str,
   hosts: Hosts,
-  *,
-  goes_on: bool,
 ) -> Answer:
   start, out = time.monotonic(), flags.out
   run = Run(
@@ -60,7 +55,7 @@ def _answer(
   ]
   with (
     says_what_was_charged(*charged, out=out),
-    output_dir.reserved(out, charged[0].path.parent, goes_on=goes_on),
+    output_dir.reserved(out, goes_on=True),
   ):
     rows = train_and_score(run)
   heads, seconds = len({row.path for row in rows}), time.monotonic() - start

@@ -20,7 +20,6 @@ _MODULES = {
   "report": "studies.report",
   "verify": "privacy.verify",
   "budget set": "privacy.budget_set",
-  "recover": "heads.recover",
   "export": "heads.export",
   "audit": "privacy.audit",
   "demo": "studies.demo",

@@ -5,12 +5,9 @@ is a run's (see `runs.run`), with axis and setting in results.csv, and its
 picture is ablation.png.
 """
 
-import contextlib
 import dataclasses
-import functools
 import itertools
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +33,7 @@ from oneshot_dp.pipeline.runs.evaluation import (
 from oneshot_dp.pipeline.runs.results import cost_of
 from oneshot_dp.pipeline.runs.run import Run, check_pair, rows_of
 from oneshot_dp.pipeline.training.train_heads import (
+  Training,
   cache_ledger,
   cache_trainer,
   plan_heads,
@@ -44,10 +42,10 @@ from oneshot_dp.pipeline.training.train_heads import (
 
 
 class _Planned(NamedTuple):
-  """A cell of the ablation, what it will cost, and `epsilon_if_poisson`."""
+  """A cell of the ablation, how it is trained, and `epsilon_if_poisson`."""
 
   cell: Cell
-  plan: ReleasePlan
+  training: Training
   epsilon_if_poisson: float | None
 
 
@@ -63,7 +61,7 @@ def run_ablation(
 
   Every line is a release of its own, which compose. All of them are checked
   against the cap together, before anything is charged; each is charged before
-  its noise is drawn.
+  its noise is drawn. One that is stopped goes on with the lines that it has.
 
   `run.baseline` is of every setting; `others` are training and evaluation rows
   that are the same images at other resolutions.
@@ -71,7 +69,6 @@ def run_ablation(
   Raises:
     InputError: caches that do not fit each other, a bad request, or one that
       would break the cap; nothing is charged then.
-    KeyboardInterrupt: it was stopped; what was finished before is written.
   """
   run.check()
   for pair in others:
@@ -86,42 +83,43 @@ def run_ablation(
   tried = []
   for cell in cells(choices, _names(trains)):
     train = trains[cell.cache]
-    cache_trainer(train, [cell.head])  # what it refuses
     n = train.info.public_num_examples
     plan = plan_heads(
       cell.head, n, (epsilon,), privacy, num_draws=run.num_draws
     )
     nominal = _as_in_the_paper(cell.head, plan, n)
-    tried.append(_Planned(cell, plan, nominal))
+    trainer = cache_trainer(train, [cell.head])
+    tried.append(_Planned(cell, Training(trainer=trainer, plan=plan), nominal))
+  record = run.record([each.training for each in tried], privacy)
   source, unit = NoiseSource(privacy.noise_seed), run.train.info.privacy_unit
-  charges = [
-    Charge.of_plan(plan, source, privacy_unit=unit) for _, plan, _ in tried
-  ]
-  if run.baseline:
-    charges.append(Charge.of_baseline())
-  cache_ledger(run.train, run.ledger_dir).check(*charges, at_once=False)
+  charges = []
+  for each in tried:
+    charges.append(
+      Charge.of_plan(each.training.plan, source, privacy_unit=unit)
+    )
+    charges += [Charge.of_baseline(privacy_unit=unit)] * run.baseline
+  ledger = cache_ledger(run.train, run.ledger_dir)
+  record.check(ledger, *charges, at_once=False)
   # Passes that cost no budget: a damaged cache is found now.
   for cache in itertools.chain.from_iterable(pairs):
     check_readable(cache)
-  run.make_room(len(tried) * (run.num_draws + 1))
-  done: list[tuple[_Planned, list[TrainedHead]]] = []
-  with step_bar("ablation", "setting", len(tried)) as bar, _till_stopped(done):
+  trained: list[tuple[_Planned, TrainedHead]] = []
+  with step_bar("ablation", "setting", len(tried)) as bar:
     for planned in tried:
-      cell, plan, _ = planned
+      cell, training, _ = planned
       heads = train_heads(
         trains[cell.cache],
-        plan,
+        training.plan,
         cell.head,
         privacy,
         ledger_dir=run.ledger_dir,
         baseline=run.baseline,
-        aloud=not done,  # all of them are charged to one ledger
-        keep=functools.partial(run.keep, trains[cell.cache]),
+        aloud=not trained,  # all of them are charged to one ledger
+        record=record,
       )
-      done.append((planned, heads))
+      trained += [(planned, head) for head in heads]
       bar.update()
-  together = composed_epsilon([planned.plan for planned, _ in done])
-  trained = [(planned, head) for planned, heads in done for head in heads]
+  together = composed_epsilon([each.training.plan for each in tried])
   rows = _rows(trained, pairs, {privacy.delta: together})
 
   def plot(folder: Path) -> None:
@@ -135,11 +133,9 @@ def run_ablation(
     trained_on=[trains[row.cache] for row in rows],
     cost={
       "composed_epsilon": together,
-      "settings_asked": len(tried),
-      "settings_finished": len(done),  # fewer, if it was stopped
       "releases": [
-        {"axis": cell.axis, "setting": cell.setting, **cost_of(plan)}
-        for (cell, plan, _), _ in done
+        {"axis": cell.axis, "setting": cell.setting, **cost_of(training.plan)}
+        for cell, training, _ in tried
       ],
     },
     evaluation=PUBLIC_STATEMENT,
@@ -151,11 +147,6 @@ def run_ablation(
     },
     plot=plot,
   )
-  if len(done) < len(tried):
-    raise KeyboardInterrupt(
-      f"{len(done)} of {len(tried)} settings were finished, and are in"
-      f" {run.out}"
-    )
   return rows
 
 
@@ -202,21 +193,6 @@ def _as_in_the_paper(
   return batches.poisson.epsilon_of(
     batches.step_noise_multiplier(sigma), plan.delta
   )
-
-
-@contextlib.contextmanager
-def _till_stopped(done: Sequence[object]) -> Iterator[None]:
-  """Ctrl-C ends the block, if anything is done: that was paid for, and kept."""
-  try:
-    yield
-  except KeyboardInterrupt:
-    if not done:
-      raise
-    print(
-      "interrupted: what is finished is scored and written; Ctrl-C again throws"
-      " it away",
-      file=sys.stderr,
-    )
 
 
 def _check_same_images(trains: Sequence[FeatureCache]) -> None:

@@ -68,7 +68,8 @@ def run_figures(
   trainer = cache_trainer(train, [PAPERS_HEAD])
   real = None if real_labels is None else RealLabels.of(real_labels, evaluation)
   trainings = [Training(trainer=trainer, plan=plan) for plan in plans]
-  trained = run.trained(trainings, privacies[0], trainer)
+  record = run.record(trainings, privacies[0])
+  trained = run.trained(trainings, privacies[0], trainer, record)
   heads = [each.head for each in trained]
   composed = _composed(plans)
 

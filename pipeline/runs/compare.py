@@ -77,7 +77,8 @@ def run_compare(
     )
     for i, (configs, plan) in enumerate(zip(groups, plans, strict=True))
   ]
-  trained = run.trained(trainings, privacy, _ceiling(train, public))
+  record = run.record(trainings, privacy)
+  trained = run.trained(trainings, privacy, _ceiling(train, public), record)
   scored = evaluate_on_public_labels([t.head for t in trained], run.evaluation)
   rows = rows_of(
     trained,

@@ -12,7 +12,6 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.extract.storage.durable_files import keep_from_others
 from oneshot_dp.linear_dp.accounting.gaussian import check_delta, printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.evaluate import (
@@ -27,9 +26,9 @@ from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
 from oneshot_dp.linear_dp.rows.whole_units import UnitSizes, count_rows
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.folder import check_never_charged
-from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import CAP
-from oneshot_dp.pipeline.runs.results import as_json
+from oneshot_dp.pipeline.training.record import UNRECORDED, Unrecorded
 from oneshot_dp.pipeline.training.train_heads import (
   RELATIONS,
   cache_ledger,
@@ -59,6 +58,7 @@ class PrivateEvaluation:
   source: NoiseSource
   cache: FeatureCache
   ledger: Ledger
+  record: Unrecorded
 
   @classmethod
   def of(
@@ -67,6 +67,7 @@ class PrivateEvaluation:
     privacy: PrivacyConfig,
     cache: FeatureCache,
     ledger_dir: Path | None,
+    record: Unrecorded = UNRECORDED,
   ) -> Self:
     """What --private-eval EPSILON asks for."""
     plan = CountPlan(
@@ -74,7 +75,7 @@ class PrivateEvaluation:
       delta=privacy.delta,
       neighboring_relation=RELATIONS[privacy.neighboring_relation],
     )
-    source = NoiseSource(_own_stream(privacy.noise_seed))
+    source = record.source(_own_stream(privacy.noise_seed))
     check_delta(
       privacy.delta,
       cache.info.public_num_examples,
@@ -91,6 +92,7 @@ class PrivateEvaluation:
       source=source,
       cache=cache,
       ledger=cache_ledger(cache, ledger_dir),
+      record=record,
     )
 
   @functools.cached_property
@@ -128,7 +130,7 @@ class PrivateEvaluation:
 
     def charge(plan: CountPlan, source: NoiseSource) -> None:
       nonlocal entry
-      (entry,) = charge_aloud(self.ledger, self.charge)
+      (entry,) = self.record.pay(self.ledger, self.charge)
 
     sizes = count_rows(self.cache.blocks()) if info.has_units else None
     counts_all = info.is_part or info.has_units
@@ -185,18 +187,6 @@ def evaluate_on_public_labels(
     description=PUBLIC_LABELS,
     statement=PUBLIC_STATEMENT,
   )
-
-
-def write_scores(folder: Path, scored: Evaluation) -> None:
-  """Writes noisy accuracies, in the order of the heads' release."""
-  facts = {
-    "evaluation": scored.statement,
-    "heads": [dataclasses.asdict(score) for score in scored.scores],
-  }
-  folder.mkdir()
-  (folder / "evaluation.json").write_text(as_json(facts), "utf-8")
-  if not scored.statement["private"]:
-    keep_from_others(folder)
 
 
 def count_cache(

@@ -2,8 +2,8 @@
 
 A run works in `.NAME.unfinished` beside its --out, which is its owner's alone
 and locked while the run lives. That it can be renamed, and that there is room,
-is tried first; heads are kept in it as soon as they are released, so that a
-failure after the charge costs no head: `oneshot-dp recover` delivers them.
+is tried first. What is charged and released is kept in it until it is
+delivered, so that a failure costs nothing: the same command goes on.
 """
 
 import contextlib
@@ -18,10 +18,9 @@ from pathlib import Path
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.storage.durable_files import disk_errors, sync
 from oneshot_dp.pipeline.runs.reserved import Reserved, sync_all
-from oneshot_dp.pipeline.training.record import kept_steps
 
 _ELSEWHERE = "name another place with --out"
-_MOVE = "move it away, then recover"
+_MOVE = "move it away, and the same command goes on with what is paid for"
 
 _held: dict[Path, Reserved] = {}
 
@@ -44,12 +43,12 @@ def resolved(path: Path) -> Path:
   return place
 
 
-def check_absent(path: Path, instead: str = _ELSEWHERE) -> None:
+def check_absent(path: Path) -> None:
   """Refuses to write over earlier results, before any budget is spent."""
   place = resolved(path)
   with disk_errors(path):
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-      _clean_up(place)
+      instead = _MOVE if _clean_up(place) else _ELSEWHERE
       raise InputError(f"{path} already holds something; {instead}.")
   parent = next(p for p in place.parents if p.exists())
   if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
@@ -57,53 +56,34 @@ def check_absent(path: Path, instead: str = _ELSEWHERE) -> None:
 
 
 @contextlib.contextmanager
-def reserved(
-  path: Path,
-  spare: Path | None = None,
-  *,
-  recovers: bool = False,
-  goes_on: bool = False,
-) -> Iterator[Reserved]:
+def reserved(path: Path, *, goes_on: bool = False) -> Iterator[Reserved]:
   """Makes sure, before anything is charged, that `path` can be written.
 
   Args:
     path: where results will be; not there yet, or an empty folder.
-    spare: a folder for heads that cannot be written beside it.
-    recovers: whether to take over what a failed run has kept.
-    goes_on: whether to go on with the steps that one has.
+    goes_on: whether to go on with what a failed run has paid for.
 
   Raises:
     InputError: something is there, or another run has it, or a failed one left
-      heads that were paid for.
+      what was paid for.
     RunError: it cannot be written.
   """
   place = resolved(path)
-  work, spare = _work(place), spare and spare / "undelivered" / _id(place)
-  here = Reserved(path=place, shown=path, work=work, spare=spare)
-  if recovers and kept_steps(here.steps):
-    raise InputError(f"{path} is not finished: {here.left}.")
-  if recovers and not here.kept:
-    _clean_up(place)  # it may have been killed when all was delivered
-    raise InputError(
-      f"nothing is kept for {path}: no run into it failed after a release; give"
-      " the --out of one that did."
-    )
-  check_absent(path, _MOVE if recovers else _ELSEWHERE)
+  here = Reserved(path=place, work=_work(place))
+  check_absent(path)
   missing = [p for p in place.parents if not p.exists()]
   with disk_errors(path):
     place.parent.mkdir(parents=True, exist_ok=True)
-    lock = _locked(work, path)
+    lock = _locked(here.work, path)
   try:
-    goes_on = goes_on and bool(kept_steps(here.steps))
-    if here.left and not (recovers or goes_on):
+    if here.left and not goes_on:
       raise InputError(
         f"a run into {path} was charged and not finished: {here.left}; or"
         f" {_ELSEWHERE}."
       )
     try:
       with disk_errors(path):
-        if not recovers:
-          _clear(work, {"steps", "released"} if goes_on else set())
+        _clear(here.work, {"lock", here.steps.name if here.left else ""})
         _try_to_rename(here)
       _held[place] = here
       yield here
@@ -133,8 +113,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
   """Yields a directory that nobody else sees, renamed to `path` at the end.
 
   Modes stay as the block leaves them; of what it does not touch, as the umask
-  says. If the block raises, nothing is left behind but what `Reserved.keep`
-  kept.
+  says. If the block raises, nothing is left behind but a run's record.
 
   Raises:
     RunError: the disk is full or the place is not writable.
@@ -142,13 +121,14 @@ def whole_directory(path: Path) -> Iterator[Path]:
   with contextlib.ExitStack() as stack:
     here = held(path) or stack.enter_context(reserved(path))
     with disk_errors(path):
-      here.make_room_for_the_rest()
+      here.give_room()
       directory = here.work / "whole"
       shutil.rmtree(directory, ignore_errors=True)
       # Within a directory of mode 0700, so that it can have its final mode.
       directory.mkdir()
       yield directory
       sync_all(directory)
+      here.note_delivery(directory)
       os.rename(directory, here.path)
       here.is_delivered = True
       with contextlib.suppress(OSError):  # it is there, if not for a power cut
@@ -192,21 +172,22 @@ def _unlock(lock: int) -> None:
     os.close(lock)
 
 
-def _clean_up(place: Path) -> None:
-  """Removes what a run left that was killed when all was delivered."""
-  here = Reserved(path=place, shown=place, work=_work(place))
+def _clean_up(place: Path) -> str:
+  """Removes what a run left that had delivered; says if one had not."""
+  here = Reserved(path=place, work=_work(place))
   if here.work.is_dir():
     with contextlib.suppress(OSError, InputError):
       lock = _locked(here.work, place)
-      if here.is_all_delivered() and not kept_steps(here.steps):
+      if here.has_delivered() or not here.left:
         here.remove()
       _unlock(lock)
+  return here.left
 
 
 def _clear(work: Path, kept: set[str]) -> None:
-  """What a killed run left, but what it had released."""
+  """What a killed run left, but for what is to be kept."""
   for path in work.iterdir():
-    if path.name in {"lock", *kept}:
+    if path.name in kept:
       continue
     if path.is_dir():
       shutil.rmtree(path)
@@ -217,7 +198,7 @@ def _clear(work: Path, kept: set[str]) -> None:
 def _try_to_rename(here: Reserved) -> None:
   """Now, as it will be at the end: over an empty folder, too."""
   probe = here.work / "probe"
-  probe.mkdir(exist_ok=True)  # `recover` clears nothing
+  probe.mkdir()
   existed = here.path.exists()
   os.rename(probe, here.path)
   if not existed:

@@ -40,7 +40,6 @@ from oneshot_dp.pipeline.runs.evaluation import (
   EXACT_SCORES,
   Evaluation,
   check_readable,
-  write_scores,
 )
 from oneshot_dp.pipeline.runs.results import SweepRow, as_json, write_tables
 from oneshot_dp.pipeline.saved_head.directory import (
@@ -49,6 +48,11 @@ from oneshot_dp.pipeline.saved_head.directory import (
   write_head,
 )
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.training.record import (
+  UNRECORDED,
+  Record,
+  Unrecorded,
+)
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_ledger,
@@ -90,41 +94,37 @@ class Run:
     if labels_are_public:
       check_never_charged(self.evaluation, self.ledger_dir, EXACT_SCORES)
 
-  def make_room(self, num_heads: int) -> None:
-    """Takes the disk that so many heads will need, before any is charged."""
-    if here := output_dir.held(self.out):
-      here.make_room(num_heads * head_bytes(self.train.info))
-
-  def keep(self, cache: FeatureCache, head: TrainedHead) -> None:
-    """Puts a released head where it outlives the run, if that fails."""
-    if here := output_dir.held(self.out):
-      here.keep(lambda folder: write_head(folder, head, cache.info))
-
-  def keep_scores(self, scored: Evaluation) -> None:
-    """The same for accuracies that were paid for."""
-    if here := output_dir.held(self.out):
-      here.keep(lambda folder: write_scores(folder, scored))
+  def record(
+    self, trainings: Sequence[Training], privacy: PrivacyConfig
+  ) -> Unrecorded:
+    """What a stopped run goes on from; takes the disk that all of it needs."""
+    here = output_dir.held(self.out)
+    if here is None:
+      return UNRECORDED
+    parts = [(each.trainer, each.plan) for each in trainings]
+    heads = sum(p.num_draws * len(p.epsilons) + 1 for _, p in parts)
+    here.make_room(heads * head_bytes(self.train.info))
+    ledger = cache_ledger(self.train, self.ledger_dir)
+    seed, info = privacy.noise_seed, self.train.info
+    return Record.find(here.steps, ledger, parts, seed, info)
 
   def trained(
     self,
     trainings: Sequence[Training],
     privacy: PrivacyConfig,
     baseline: BaselineTrainer,
+    record: Unrecorded,
   ) -> list[TrainedHead]:
     """Trains all, and the baseline where the run has one; see `train_all`."""
     # One pass that costs no budget: a damaged evaluation cache is found now.
     check_readable(self.evaluation)
-    plans = [each.plan for each in trainings]
-    self.make_room(sum(p.num_draws * len(p.epsilons) + 1 for p in plans))
-    here = output_dir.held(self.out)
     return train_all(
       self.train,
       trainings,
       privacy,
       ledger_dir=self.ledger_dir,
       baseline=baseline if self.baseline else None,
-      keep=functools.partial(self.keep, self.train),
-      steps=here.steps if here else None,
+      record=record,
     )
 
   def circumstances(self) -> dict[str, str]:

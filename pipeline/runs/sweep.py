@@ -22,6 +22,7 @@ from oneshot_dp.pipeline.training.public_rows import (
   PublicRows,
   asked_of_public_rows,
 )
+from oneshot_dp.pipeline.training.record import Unrecorded
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_ledger,
@@ -66,16 +67,16 @@ def run_sweep(
   trainer = cache_trainer(
     run.train, [config], max_rows_per_unit, public=public, hosts=run.hosts
   )
-  request = None
-  if private_eval is not None:
-    request = _private_evaluation(run, plan, privacy, private_eval)
   note = in_a_line(choice, plan, rows_given)
   training = Training(trainer=trainer, plan=plan, note=note)
-  trained = run.trained([training], privacy, trainer)
+  record = run.record([training], privacy)
+  request = None
+  if private_eval is not None:
+    request = _private_evaluation(run, plan, privacy, private_eval, record)
+  trained = run.trained([training], privacy, trainer, record)
   heads = [each.head for each in trained]
   if request:
     scored = request.evaluate(heads)
-    run.keep_scores(scored)
   else:
     scored = evaluate_on_public_labels(heads, run.evaluation)
   composed = {plan.delta: plan.composed_epsilon}
@@ -100,7 +101,11 @@ def run_sweep(
 
 
 def _private_evaluation(
-  run: Run, plan: ReleasePlan, privacy: PrivacyConfig, epsilon: float
+  run: Run,
+  plan: ReleasePlan,
+  privacy: PrivacyConfig,
+  epsilon: float,
+  record: Unrecorded,
 ) -> PrivateEvaluation:
   """The request, once heads and accuracies fit under the caps together."""
   units = [run.train.info.privacy_unit, run.evaluation.info.privacy_unit]
@@ -111,10 +116,12 @@ def _private_evaluation(
       " private_eval out, and score on public labels."
     )
   request = PrivateEvaluation.of(
-    epsilon, privacy, run.evaluation, run.ledger_dir
+    epsilon, privacy, run.evaluation, run.ledger_dir, record
   )
-  training = cache_ledger(run.train, run.ledger_dir)
-  one_ledger = request.ledger.path == training.path
-  before = [Charge.of_plan(plan, request.source)] if one_ledger else []
-  request.ledger.check(*before, request.charge, at_once=False)
+  before = []
+  if request.ledger.path == cache_ledger(run.train, run.ledger_dir).path:
+    unit = run.train.info.privacy_unit
+    before = [Charge.of_plan(plan, request.source, privacy_unit=unit)]
+    before += [Charge.of_baseline(privacy_unit=unit)] * run.baseline
+  record.check(request.ledger, *before, request.charge, at_once=False)
   return request

@@ -147,11 +147,9 @@ class FoldedTrainer(FoldedBaseline, Trainer):
     """See `Trainer`."""
     return self._trainer.notes(plan)
 
-  def resumes_by(self, plan: ReleasePlan) -> Resumable | None:
+  def resumes_by(self, plan: ReleasePlan) -> Resumable:
     """See `Trainer`."""
     inner = self._trainer.resumes_by(plan)
-    if inner is None:
-      return None
     mapped = {SETTING: self._public.record.as_json()}
     return dataclasses.replace(inner, settings={**inner.settings, **mapped})
 

@@ -1,285 +1,255 @@
-"""What a paid training has released so far, so that another process goes on.
+"""What a run has paid for and released so far, so that another process goes on.
 
-FOLDER/training.json   what it is known again by; its charge names it
-FOLDER/000000-mean …   each release: a SHA-256 of it and all before, its values
+FOLDER/training.json      what it is known again by; its charges name it
+FOLDER/000000000-mean …   its releases, one by one
 
-The folder is its owner's alone (0700, 0600) and lies where heads are kept until
-they are delivered. A release is whole and on the disk before anything is made
-of it, and no file is ever written over.
+The folder is its owner's alone (0700, 0600) and beside --out until that is
+there. A release is whole and on the disk before anything is made of it, and no
+file is ever written over. The same command makes the rest: all else is a
+function of releases, or of rows that it reads again.
 
-Formal guarantees: a release that is kept is never drawn again. One that is not
-was seen by nobody: its values were in memory and in a file without a name that
-is read; why drawing it anew costs nothing is in PRIVACY.md, section 3.
+Formal guarantees: a release that is kept is never drawn again, nor a charge
+made again. A release that is not kept was seen by nobody: its values were in
+memory and in a file without a name that is read; why drawing it anew costs
+nothing is in PRIVACY.md, section 3.
 """
 
-import hashlib
+import collections
+import dataclasses
 import importlib.metadata
 import json
-import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
-
-import numpy as np
-import safetensors
-import safetensors.numpy
-from jaxtyping import Shaped
+from typing import Any, Self, TypedDict
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.storage.durable_files import (
   TEMPORARY_SUFFIX,
   disk_errors,
   json_bytes,
-  take_room,
+  sync,
 )
 from oneshot_dp.extract.storage.local import LocalStore
 from oneshot_dp.extract.storage.typed_json import OBJECT, read_json
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.trainer import Resumable
+from oneshot_dp.linear_dp.trainer import Trainer
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
+from oneshot_dp.pipeline.training.kept_releases import (
+  KeptNoise,
+  KeptReleases,
+  releases_in,
+)
+from oneshot_dp.pipeline.training.request import estimate
 
 _HEADER = "training.json"
-_ROOM = "room"
-_DIGEST = 32
 
 
-class Record:
-  """The releases of one training, which a charge of a ledger names.
+class Unrecorded:
+  """A run that leaves nothing to go on with.
 
   Attributes:
-    name: random, of the training; kept with each of its charges.
-    entries: names of its charges in the ledger; empty until it was charged.
-    told: how far it is, for people.
+    note: what it asks for, or goes on with, in a line.
+  """
+
+  note = ""
+
+  def source(self, seed: int | None) -> NoiseSource:
+    """Noise of a seed, or of the operating system."""
+    return NoiseSource(seed)
+
+  def check(
+    self, ledger: Ledger, *charges: Charge, at_once: bool = True
+  ) -> None:
+    """Finds what `pay` would refuse; see `Ledger.check`."""
+    ledger.check(*charges, at_once=at_once)
+
+  def pay(
+    self, ledger: Ledger, *charges: Charge, aloud: bool = True
+  ) -> list[str]:
+    """Charges a ledger; returns the names of the entries."""
+    return (charge_aloud if aloud else Ledger.charge)(ledger, *charges)
+
+
+UNRECORDED = Unrecorded()
+
+
+class Record(Unrecorded):
+  """The charges and releases of a run, each made once, in their order.
+
+  A run that goes on asks for the same in the same order, and is given what
+  there is.
   """
 
   def __init__(
-    self,
-    folder: Path,
-    header: Mapping[str, Any],
-    entries: Sequence[str],
-    asked: Mapping[str, Any],
+    self, folder: Path, header: Mapping[str, Any], room: int, *, goes_on: bool
   ):
     self._folder = folder
     self._header = header
-    self._asked = asked
-    self._kept = _releases(folder)
-    self._next = 0
-    self.name: str = header["name"]
-    self._digest = _chained(b"", self.name.encode())
-    self.entries = list(entries)
+    self._room = room
+    self._goes_on = goes_on
+    self._releases = KeptReleases(folder, header["name"])
+    self._asked_for = collections.Counter[Path]()  # charges, of each ledger
 
   @classmethod
   def find(
     cls,
     folder: Path,
     ledger: Ledger,
-    trainings: Sequence[Resumable | None],
+    parts: Sequence[tuple[Trainer, ReleasePlan]],
     noise_seed: int | None,
-  ) -> "Record | None":
+    info: CacheInfo,
+  ) -> Self:
     """The record in a folder if it was charged, or else a new one.
 
-    `trainings` are those of the run, None of which cannot go on; then there is
-    no record. InputError: another ledger has its charge.
+    InputError: it asks for more than this machine has, or what is there is of
+    another run, or another ledger has its charge.
     """
+    note = estimate(parts, info)
+    asks = [trainer.resumes_by(plan) for trainer, plan in parts]
     asked = {
       "version": importlib.metadata.version("oneshot-dp"),
       "noise_seed": noise_seed,
-      "step": [each and each.step for each in trainings],
-      "num_steps": sum(each.num_steps for each in trainings if each),
-      "num_bytes": sum(each.num_bytes for each in trainings if each),
-      "trainings": [each and each.settings for each in trainings],
+      "trainings": [
+        {"epsilons": plan.epsilons, "delta": plan.delta, **each.settings}
+        for each, (_, plan) in zip(asks, parts, strict=True)
+      ],
     }
+    room = sum(each.num_bytes for each in asks)
     if (folder / _HEADER).exists():
-      there = _header(folder)
-      paid = _charges(ledger, there["name"])
-      if not paid and _releases(folder):
+      there = read_json(
+        folder / _HEADER,
+        _Header,
+        "restore it, or remove the folder and pay anew",
+      )
+      asked["name"] = there["name"]
+      if any(e.get("record") == there["name"] for e in ledger.entries()):
+        _check_same(folder, there, _as_read(asked))
+        for torn in folder.glob(f"*{TEMPORARY_SUFFIX}"):
+          torn.unlink()
+        found = cls(folder, there, room, goes_on=True)
+        found.note = f"going on: it is paid for, {kept(folder)}"
+        return found
+      if releases_in(folder):
         raise InputError(
-          f"{ledger.path} was not charged for {kept_steps(folder)} that are"
-          f" kept in {folder}; say where the ledger is with --ledger-dir."
+          f"{ledger.path} was not charged for what is in {folder}; say where"
+          " the ledger is with --ledger-dir."
         )
-      if paid:
-        asked["name"] = there["name"]
-        return cls(folder, there, paid, _as_read(asked))
       shutil.rmtree(folder)  # stopped before the charge
-    if not all(trainings):
-      return None
     asked["name"] = secrets.token_hex(32)
-    return cls(folder, asked, (), asked)
+    new = cls(folder, asked, room, goes_on=False)
+    new.note = note
+    return new
 
-  @property
-  def told(self) -> str:
-    return kept_steps(self._folder)
-
-  @property
-  def source(self) -> NoiseSource:
+  def source(self, seed: int | None) -> NoiseSource:
     """Noise of which every release is kept."""
-    return _RecordedNoise(self._header["noise_seed"], self)
+    return KeptNoise(seed, self._releases)
 
-  def check_same(self, ledger: Ledger, charges: Sequence[Charge]) -> None:
-    """Refuses rows, costs or settings other than those paid for."""
-    of_ledger = {entry["entry"]: entry for entry in ledger.entries()}
-    paid = [of_ledger[name] for name in self.entries]
-    asked = [_as_read(charge.as_json()) for charge in charges]
-    if len(paid) == len(asked):  # an entry says more: when, and the rows' keys
-      pairs = zip(paid, asked, strict=True)
-      paid = [{name: entry.get(name) for name in one} for entry, one in pairs]
-    trainings = (_in_short(self._header), _in_short(self._asked))
-    for one, other in (trainings, (paid, asked), (self._header, self._asked)):
-      if different := _different(one, other, "trainings"):
-        raise InputError(
-          f"{self._folder} has {self.told} of a training that was charged, and"
-          f" this is another, by its {', '.join(sorted(different)[:4])}: run"
-          " the very same command to go on with it, or name another place with"
-          " --out."
-        )
-    for torn in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
-      torn.unlink()
+  def check(
+    self, ledger: Ledger, *charges: Charge, at_once: bool = True
+  ) -> None:
+    """Finds what `pay` would refuse."""
+    if left := charges[len(self._paid(ledger, charges)) :]:
+      ledger.check(*left, at_once=at_once)
 
-  def paid(self, ledger: Ledger, pay: Callable[[], list[str]]) -> list[str]:
-    """Names of the charges, which are made now if they were not before.
+  def pay(
+    self, ledger: Ledger, *charges: Charge, aloud: bool = True
+  ) -> list[str]:
+    """Charges a ledger for what it was not charged for; the names of all.
 
-    RunError: there is not room for all releases; nothing is charged.
+    InputError: rows or costs are not those paid for. RunError: there is not
+    room for all releases, and nothing is charged.
     """
-    if self.entries:
-      return self.entries
-    try:
-      header = json_bytes(self._header)
-      LocalStore(self._folder).put(_HEADER, header, create=True)
-      with disk_errors(self._folder, OverflowError):  # absurdly many steps
-        take_room(self._folder / _ROOM, self._header["num_bytes"])
-      self.entries = pay()
-    except BaseException:
-      if not _charges(ledger, self.name):
-        shutil.rmtree(self._folder, ignore_errors=True)
-      raise
-    return self.entries
+    there = self._paid(ledger, charges)
+    if left := [self._named(each) for each in charges[len(there) :]]:
+      is_first = not (self._folder / _HEADER).exists()
+      try:
+        if is_first:
+          self._begin()
+        there += super().pay(ledger, *left, aloud=aloud)
+      except BaseException:
+        if is_first and not self._entries(ledger):
+          shutil.rmtree(self._folder, ignore_errors=True)
+        raise
+    self._asked_for[ledger.path] += len(charges)
+    return there
 
-  def finish(self) -> None:
-    """Removes it, when the heads that were made of it are kept."""
-    (self._folder / _HEADER).unlink()
-    shutil.rmtree(self._folder)
+  def _begin(self) -> None:
+    header = json_bytes(self._header)
+    LocalStore(self._folder).put(_HEADER, header, create=True)
+    self._releases.make_room(self._room)
+    with disk_errors(self._folder):
+      for folder in (self._folder.parent, self._folder.parent.parent):
+        sync(folder)  # both may be new
 
-  def once(
-    self,
-    name: str,
-    source: NoiseSource,
-    make: Callable[[], Shaped[np.ndarray, "..."]],
-  ) -> Shaped[np.ndarray, "..."]:
-    """The next release: what is kept of it, or made now and then kept.
+  def _named(self, charge: Charge) -> Charge:
+    facts = {**charge.facts, "record": self._header["name"]}
+    return dataclasses.replace(charge, facts=facts)
 
-    Raises:
-      InputError: what is kept was changed.
-      RunError: it cannot be written, and nothing was made of it.
-    """
-    file = f"{self._next:06}-{name.replace(' ', '-')}"
-    self._next += 1
-    if self._next <= len(self._kept):
-      return self._read(file, source)
-    value = make()
-    # How much was drawn may tell how many units there are.
-    drawn = 0 if source.is_private else source.drawn
-    body = safetensors.numpy.save(
-      {"value": np.ascontiguousarray(value)}, {"drawn": str(drawn)}
-    )
-    self._digest = _chained(self._digest, body)
-    room = self._folder / _ROOM
-    with disk_errors(room):
-      os.truncate(room, max(0, room.stat().st_size - len(body)))
-    if not LocalStore(self._folder).put(file, self._digest + body, create=True):
-      raise _changed(self._folder / file)
-    return value
+  def _entries(self, ledger: Ledger) -> list[dict[str, Any]]:
+    name = self._header["name"]
+    return [e for e in ledger.entries() if e.get("record") == name]
 
-  def _read(self, file: str, source: NoiseSource) -> Shaped[np.ndarray, "..."]:
-    path = self._folder / file
-    if path != self._kept[self._next - 1]:
-      raise _changed(self._kept[self._next - 1])
-    content = path.read_bytes()
-    digest, body = content[:_DIGEST], content[_DIGEST:]
-    self._digest = _chained(self._digest, body)
-    if digest != self._digest:
-      raise _changed(path)
-    size = int.from_bytes(body[:8], "little")
-    drawn = json.loads(body[8 : 8 + size])["__metadata__"]["drawn"]
-    source.skip_to(int(drawn))
-    return safetensors.numpy.load(body)["value"]
+  def _paid(self, ledger: Ledger, charges: Sequence[Charge]) -> list[str]:
+    """Names of the charges that an earlier process made."""
+    if not self._goes_on:
+      return []
+    entries = self._entries(ledger)[self._asked_for[ledger.path] :]
+    # An entry says more: when, and the rows' keys.
+    for entry, charge in zip(entries, charges, strict=False):
+      asked = _as_read(charge.as_json())
+      paid = {field: entry.get(field) for field in asked}
+      _refuse(self._folder, _different(paid, asked, "charge"))
+    return [entry["entry"] for entry in entries[: len(charges)]]
 
 
-class _RecordedNoise(NoiseSource):
-  def __init__(self, seed: int | None, record: Record):
-    super().__init__(seed)
-    self._record = record
-
-  def once(
-    self, name: str, make: Callable[[], Shaped[np.ndarray, "..."]]
-  ) -> Shaped[np.ndarray, "..."]:
-    return self._record.once(name, self, make)
-
-
-def _changed(path: Path) -> InputError:
-  return InputError(
-    f"{path} is not what was released there: it, or one before it, was changed"
-    " or is missing. Restore the folder, or remove it and pay anew."
-  )
-
-
-def kept_steps(folder: Path) -> str:
-  """How far a training is, such as "7 of 19 steps"; "" if there is none."""
+def kept(folder: Path) -> str:
+  """How far a run is, such as "7 releases are kept"; "" if there is none."""
   if not (folder / _HEADER).exists():
     return ""
-  header = _header(folder)
-  steps = {f"-{step}".replace(" ", "-") for step in header["step"]}
-  done = sum(path.name.endswith(tuple(steps)) for path in _releases(folder))
-  return f"{done} of {header['num_steps']} steps"
-
-
-class _Training(TypedDict):
-  training: OBJECT
-  mechanisms: list[OBJECT]
-  public_statistics: NotRequired[OBJECT]
+  count = len(releases_in(folder))
+  return f"{count} release{'s are' if count != 1 else ' is'} kept"
 
 
 class _Header(TypedDict):
   version: str
   noise_seed: int | None
-  step: list[str | None]
-  num_steps: int
-  num_bytes: int
-  trainings: list[_Training | None]
+  trainings: list[OBJECT]
   name: str
-
-
-def _header(folder: Path) -> Any:
-  mend = "restore it, or remove the folder and pay anew"
-  return read_json(folder / _HEADER, _Header, mend)
-
-
-def _charges(ledger: Ledger, name: str) -> list[str]:
-  entries = ledger.entries()
-  return [each["entry"] for each in entries if each.get("record") == name]
-
-
-def _releases(folder: Path) -> list[Path]:
-  return sorted(
-    path
-    for path in folder.glob("[0-9]" * 6 + "-*")
-    if path.suffix != TEMPORARY_SUFFIX
-  )
-
-
-def _chained(before: bytes, body: bytes) -> bytes:
-  return hashlib.sha256(before + body).digest()
 
 
 def _as_read(value: Mapping[str, Any]) -> dict[str, Any]:
   return json.loads(json_bytes(value))
 
 
+def _check_same(folder: Path, there: Any, asked: Any) -> None:
+  for one, other in (
+    (_in_short(there), _in_short(asked)),
+    (there, asked),
+  ):
+    _refuse(folder, _different(one, other, "trainings"))
+
+
+def _refuse(folder: Path, different: set[str]) -> None:
+  """Refuses rows, costs or settings other than those paid for."""
+  if different:
+    raise InputError(
+      f"{folder} is of a run that was charged ({kept(folder)}), and this is"
+      f" another, by its {', '.join(sorted(different)[:4])}: run the very same"
+      " command to go on with it, or name another place with --out."
+    )
+
+
 def _in_short(header: Mapping[str, Any]) -> list[Any]:
   """What a person asked for, without what follows from it."""
-  return [each and each["training"] for each in header["trainings"]]
+  return [
+    {name: value for name, value in each.items() if name != "mechanisms"}
+    for each in header["trainings"]
+  ]
 
 
 def _different(one: Any, other: Any, name: str) -> set[str]:

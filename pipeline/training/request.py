@@ -32,8 +32,8 @@ def estimate(
   releases = sum(plan.num_draws * len(plan.epsilons) for _, plan in parts)
   memory = releases * 4 * (d + 1) * num_classes
   many = [trainer.resumes_by(plan) for trainer, plan in parts]
-  steps = sum(each.num_steps for each in many if each)
-  disk = 2 * memory + sum(each.num_bytes for each in many if each)
+  steps = sum(each.num_steps for each in many)
+  disk = 2 * memory + sum(each.num_bytes for each in many)
   seconds = steps * n * d * (2 * num_classes + _BESIDES) / _SUMS_PER_SECOND
   has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   if memory > has:

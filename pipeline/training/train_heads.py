@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from oneshot_dp.linear_dp.accounting.gaussian import check_delta
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
-from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_start import PublicStart
 from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.trainer import (
@@ -32,12 +31,12 @@ from oneshot_dp.linear_dp.trainer import (
   unseen,
 )
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.public_rows import FoldedTrainer, PublicRows
-from oneshot_dp.pipeline.training.record import Record
-from oneshot_dp.pipeline.training.request import estimate, warn
+from oneshot_dp.pipeline.training.record import UNRECORDED, Unrecorded
+from oneshot_dp.pipeline.training.request import warn
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
   "replace-special": NeighboringRelation.REPLACE_SPECIAL,
@@ -140,10 +139,6 @@ class Training:
   note: str = ""
 
 
-Keep = Callable[[TrainedHead], object]
-"""Called with every head as soon as it is released: a run may fail later."""
-
-
 def train_heads(
   cache: FeatureCache,
   plan: ReleasePlan,
@@ -155,7 +150,7 @@ def train_heads(
   ledger_dir: Path | None,
   baseline: bool = False,
   aloud: bool = True,
-  keep: Keep = id,
+  record: Unrecorded = UNRECORDED,
 ) -> list[TrainedHead]:
   """Trains one head per draw and epsilon of a plan; see `train_all`.
 
@@ -176,7 +171,7 @@ def train_heads(
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train the head without noise, which is NOT PRIVATE, at last.
     aloud: say on stderr what to beware of, and where it is charged.
-    keep: see `Keep`.
+    record: of what was paid and released before, and will be.
   """
   trainer = cache_trainer(cache, [config], max_rows_per_unit, public=public)
   return train_all(
@@ -186,7 +181,7 @@ def train_heads(
     ledger_dir=ledger_dir,
     baseline=trainer if baseline else None,
     aloud=aloud,
-    keep=keep,
+    record=record,
   )
 
 
@@ -198,8 +193,7 @@ def train_all(
   ledger_dir: Path | None,
   baseline: BaselineTrainer | None = None,
   aloud: bool = True,
-  keep: Keep = id,
-  steps: Path | None = None,
+  record: Unrecorded = UNRECORDED,
 ) -> list[TrainedHead]:
   """Trains the heads of several plans, which compose.
 
@@ -214,9 +208,7 @@ def train_all(
     ledger_dir: where ledgers are; None is the default place.
     baseline: also train its head, which is NOT PRIVATE.
     aloud: say on stderr what to beware of, and where it is charged.
-    keep: see `Keep`.
-    steps: where to keep what each step releases, so that a run that is stopped
-      goes on from there; what one left there is gone on with.
+    record: of what was paid and released before, and will be.
 
   Returns:
     Heads, training by training, each in the order of release; the baseline
@@ -228,11 +220,7 @@ def train_all(
   """
   info = cache.info
   ledger = cache_ledger(cache, ledger_dir)
-  record = None
-  if steps is not None:
-    resumed_by = [each.trainer.resumes_by(each.plan) for each in trainings]
-    record = Record.find(steps, ledger, resumed_by, privacy.noise_seed)
-  source = record.source if record else NoiseSource(privacy.noise_seed)
+  source = record.source(privacy.noise_seed)
   check_delta(
     max(each.plan.delta for each in trainings),
     info.public_num_examples,
@@ -244,48 +232,36 @@ def train_all(
     "privacy_unit": info.privacy_unit,
     **charged_rows(cache),
   }
-  named: dict[str, Any] = {"record": record.name} if record else {}
   charges = [
     Charge.of_plan(
-      each.plan, source, **facts, **named, **each.trainer.facts, **each.facts
+      each.plan, source, **facts, **each.trainer.facts, **each.facts
     )
     for each in trainings
   ]
   of_baseline = (
     [Charge.of_baseline(**facts, **baseline.facts)] if baseline else []
   )
-  notes: list[str] = []
-  if record and record.entries:
-    record.check_same(ledger, charges)
-    print(f"going on: {record.told} are kept, and paid for", file=sys.stderr)
-  else:
-    work = estimate([(each.trainer, each.plan) for each in trainings], info)
-    notes += [work] if steps else []  # else it is a part of a larger run
-    ledger.check(*charges, *of_baseline)
+  record.check(ledger, *charges, *of_baseline)
   # One that is to make the releases of several plans reads once.
   for trainer in dict.fromkeys(each.trainer for each in trainings):
     trainer.read()
+  notes = [record.note if aloud else ""]
   for each in trainings:
     notes += (each.note, *each.trainer.notes(each.plan))
   for note in filter(None, notes):
     print(note, file=sys.stderr)
 
   # Whichever release is the first asks for all.
-  pay = functools.partial(charge_aloud, ledger) if aloud else ledger.charge
-  paid = record.paid if record else lambda _, pay: pay()
-  entries = functools.cache(lambda: paid(ledger, lambda: pay(*charges)))
+  pay = functools.partial(record.pay, ledger, *charges, aloud=aloud)
+  entries = functools.cache(pay)
   trained = []
   for i, each in enumerate(trainings):
     for head in each.trainer.release(
       each.plan, source, lambda *_: entries(), each.on_release
     ):
       trained.append(dataclasses.replace(head, ledger_entry=entries()[i]))
-      keep(trained[-1])
   if baseline:
-    (entry,) = ledger.charge(*of_baseline)
+    (entry,) = record.pay(ledger, *of_baseline, aloud=False)
     exact = baseline.baseline(trainings[0].plan)
     trained.append(dataclasses.replace(exact, ledger_entry=entry))
-    keep(trained[-1])
-  if record:
-    record.finish()
   return trained

@@ -271,7 +271,6 @@ LINES = {
   "evaluate": "{place}/head --cache {place}/eval",
   "import": "{place}/features.npz --out {made}/out",
   "predict": "{place}/small-head {place}/photos --out {made}/out.csv",
-  "recover": "{made}/out",
   "export": "{place}/head --to {made}/out",
   "train": "--cache {place}/cache --epsilon 1 --delta 1e-5 --out {made}/out",
 }

@@ -1,5 +1,6 @@
 """Commands that faults are injected into, and what holds after each fault."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -25,7 +26,6 @@ _RUN = (
   " --ledger-dir ledgers"
 )
 _BUDGET = "{command} --cache {place}/train {flags} --ledger-dir ledgers"
-RECOVER = "recover out --ledger-dir ledgers"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,15 @@ class Scenario:
     name: what it is called.
     line: the command.
     before: commands that were run; the last one's delivery failed, if
-      `recovers`.
-    recovers: whether the command is `recover`.
+      `goes_on`.
+    goes_on: whether the command goes on with what was paid for.
     charges: entries of the ledger that it adds.
   """
 
   name: str
   line: str
   before: tuple[str, ...] = ()
-  recovers: bool = False
+  goes_on: bool = False
   charges: int = 1
 
   def prepare(self, worker: Worker, folder: pathlib.Path) -> None:
@@ -52,14 +52,14 @@ class Scenario:
     folder.mkdir(parents=True)
     for line in self.before:
       fault = Fault()
-      if self.recovers:
+      if self.goes_on:
         trial = folder.with_name("trial")
         trial.mkdir()
         calls = worker.run(trial, line).calls
         at = max(i for i, c in enumerate(calls, 1) if c == "rename /out")
         fault = Fault(at=at, number=5)
       outcome = worker.run(folder, line, fault)
-      assert outcome.status == int(self.recovers), outcome
+      assert outcome.status == int(self.goes_on), outcome
 
 
 def scenarios(place: pathlib.Path) -> list[Scenario]:
@@ -95,7 +95,7 @@ def scenarios(place: pathlib.Path) -> list[Scenario]:
       charges=0,
     ),
     Scenario(
-      name="recover", line=RECOVER, before=(train,), recovers=True, charges=0
+      name="go on", line=train, before=(train,), goes_on=True, charges=0
     ),
     Scenario(
       name="budget",
@@ -143,7 +143,7 @@ class State:
   Attributes:
     charged: names of the ledger's entries; caps included.
     delivered: charges of the heads that are in `out`.
-    kept: charges of heads that can be recovered.
+    kept: charges that the same command goes on with.
     written: charges that any receipt names, be it of an unfinished file.
     names: of the files in `out`.
     broken: promises that it does not keep.
@@ -162,15 +162,19 @@ def look(folder: pathlib.Path) -> State:
   broken: list[str] = []
   out, ledgers = folder / "out", folder / "ledgers"
   try:
-    charged = {e["entry"] for e in Ledger("pets", ledgers).entries()}
+    entries = Ledger("pets", ledgers).entries()
   except (InputError, RunError) as error:
-    charged = set()
+    entries = []
     broken.append(f"the ledger cannot be read: {error}")
-  written, delivered, kept = set(), [], []
+  charged, record = {e["entry"] for e in entries}, None
+  with contextlib.suppress(OSError):
+    header = (folder / ".out.unfinished/steps/training.json").read_bytes()
+    record = json.loads(header)["name"]
+  kept = [e["entry"] for e in entries if record and e.get("record") == record]
+  written, delivered = set(), []
   results = {
     "receipt.json": ("composition", "ledger_entry"),
     "results.json": ("evaluation", "ledger_entry"),
-    "evaluation.json": ("evaluation", "ledger_entry"),
   }
   for path in folder.rglob("*.json"):
     section, field = results.get(path.name, ("", ""))
@@ -180,11 +184,9 @@ def look(folder: pathlib.Path) -> State:
       continue  # a part of it, or no charge
     written.add(name)
     head = path.parent
-    is_kept = any(p.name in ("released", "undelivered") for p in head.parents)
-    is_kept = is_kept and head.suffix != ".part"
-    if not (out in path.parents or is_kept):
+    if out not in path.parents:
       continue
-    (delivered if out in path.parents else kept).append(name)
+    delivered.append(name)
     if path.name != "receipt.json":
       continue
     try:
@@ -201,7 +203,7 @@ def look(folder: pathlib.Path) -> State:
   for path in [*ledgers.rglob("*"), *folder.glob(".*.unfinished")]:
     mode = stat.S_IMODE(path.stat().st_mode)
     above = {path.name, *(p.name for p in path.parents)}
-    if mode & 0o077 and not above & {"undelivered", ".out.unfinished"}:
+    if mode & 0o077 and ".out.unfinished" not in above:
       broken.append(f"{path} has mode {mode:o}")
   if "NOT-PRIVATE" in " ".join(map(str, out.rglob("*"))):
     for path in [out, *out.glob("*.*")]:
@@ -246,9 +248,7 @@ def left_over(folder: pathlib.Path) -> list[str]:
   return [
     str(path.relative_to(folder))
     for path in folder.rglob("*")
-    if path.name.endswith(
-      (".unfinished", ".part", ".tmp", "undelivered", "_incomplete")
-    )
+    if path.name.endswith((".unfinished", ".part", ".tmp", "_incomplete"))
     and not path.name.endswith(".head.tmp")
   ]
 

@@ -31,8 +31,9 @@ sections 4.2 and 4.3; noise on sufficient statistics: Wang, "Revisiting
 differentially private linear regression" (UAI 2018).
 """
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float64
@@ -56,7 +57,9 @@ from oneshot_dp.linear_dp.trainer import (
   Charging,
   OnRelease,
   Released,
+  Resumable,
   TrainedHead,
+  disk_of,
   unseen,
 )
 
@@ -74,6 +77,14 @@ class LeastSquaresTrainer(RowsTrainer):
   def read(self) -> None:
     self._moments = class_moments(self._rows)
 
+  def resumes_by(self, plan: ReleasePlan) -> Resumable:
+    d, num_classes = self._rows.feature_dim, self._rows.num_classes
+    values = (d + num_classes + 1) * d + num_classes
+    return Resumable(
+      num_bytes=disk_of(plan.num_draws * len(plan.epsilons), values),
+      settings={"training": self._config.settings()},
+    )
+
   def release(
     self,
     plan: ReleasePlan,
@@ -83,18 +94,28 @@ class LeastSquaresTrainer(RowsTrainer):
   ) -> Iterator[TrainedHead]:
     charge(plan, source)
     sensitivity = self._sensitivity(plan)
-    count = plan.num_draws * len(plan.noise_multipliers)
+    deviations = [
+      math.nextafter(sigma * sensitivity, math.inf)
+      for sigma in plan.noise_multipliers.values()
+    ]
+    count = plan.num_draws * len(deviations)
     with self._progress("releases", "release", count) as bar:
       for draw in range(plan.num_draws):
-        releases = Releases(self._moments, source)
-        for epsilon, sigma in plan.noise_multipliers.items():
-          if plan.order == "independent":
-            releases = Releases(self._moments, source)
-          noise_sd = math.nextafter(sigma * sensitivity, math.inf)
+        make = functools.partial(self._noisy, plan, deviations, source)
+        drawn = source.once("moments", make)
+        for (epsilon, sigma), noise_sd, values in zip(
+          plan.noise_multipliers.items(), deviations, drawn, strict=True
+        ):
           statement = PrivacyStatement.of_plan(
             plan, epsilon, source, sensitivity=sensitivity, noise_sd=noise_sd
           )
-          moments = releases.extend(noise_sd)
+          moments = ClassMoments.of_values(
+            values,
+            self._rows.feature_dim,
+            num_examples=self._moments.num_examples,
+            has_units=self._given.has_units,
+            noise_sd=noise_sd,
+          )
           for part in _parts(moments, sigma):
             on_release(part)
           rule = LeastSquaresRule.of(moments)
@@ -112,6 +133,18 @@ class LeastSquaresTrainer(RowsTrainer):
     moments = without_noise(self._moments)
     rule = LeastSquaresRule.of(moments)
     return self._trained(discriminant(moments), rule, statement, plan)
+
+  def _noisy(
+    self, plan: ReleasePlan, deviations: Sequence[float], source: NoiseSource
+  ) -> Float64[np.ndarray, "epsilons values"]:
+    """What a draw lets out: of every ε, which may share the noise of one."""
+    releases = Releases(self._moments, source)
+    drawn = []
+    for i, noise_sd in enumerate(deviations):
+      if i and plan.order == "independent":
+        releases = Releases(self._moments, source)
+      drawn.append(releases.extend(noise_sd).values)
+    return np.stack(drawn)
 
   def _sensitivity(self, plan: ReleasePlan) -> float:
     return joint_sensitivity(

@@ -14,7 +14,6 @@ from oneshot_dp.pipeline.shell.answer import Answer
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.reader import FeatureCache
   from oneshot_dp.linear_dp.rows.hosts import Hosts
-  from oneshot_dp.linear_dp.trainer import TrainedHead
   from oneshot_dp.pipeline.training.train_heads import Training
 
 _AUTO = HeadConfig(head="auto")
@@ -113,25 +112,24 @@ def deliver(
     write_head,
   )
   from oneshot_dp.pipeline.saved_head.make_receipt import how_bounded
+  from oneshot_dp.pipeline.training.record import Record
   from oneshot_dp.pipeline.training.train_heads import cache_ledger, train_all
 
   ledger = cache_ledger(cache, ledger_dir)
   with (
     says_what_was_charged(ledger, out=out),
-    output_dir.reserved(out, ledger.path.parent, goes_on=True) as here,
+    output_dir.reserved(out, goes_on=True) as here,
   ):
     here.make_room(head_bytes(cache.info))
-
-    def keep(head: "TrainedHead") -> None:
-      here.keep(lambda folder: write_head(folder, head, cache.info))
-
+    parts = [(training.trainer, training.plan)]
+    seed, info = privacy_config.noise_seed, cache.info
+    record = Record.find(here.steps, ledger, parts, seed, info)
     (trained,) = train_all(
       cache,
       [training],
       privacy_config,
       ledger_dir=ledger_dir,
-      keep=keep,
-      steps=here.steps,
+      record=record,
     )
     with output_dir.whole_directory(out) as directory:
       receipt = write_head(directory, trained, cache.info)

@@ -1,6 +1,5 @@
 """Ctrl-C: one line that says what was charged and what is left of the work."""
 
-import json
 import pathlib
 import signal
 import time
@@ -9,13 +8,10 @@ from typing import Any
 import pytest
 
 from oneshot_dp.extract.job import job
-from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.one_step.trainer import OneStepTrainer
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.paper import ablate
 from oneshot_dp.pipeline.runs.run import Run
-from oneshot_dp.pipeline.saved_head.verify import verify_head
 from tests.pipeline.command_line import (
   EXTRACT,
   SWEEP,
@@ -67,7 +63,8 @@ def test_after_the_charge(
   line = one_line(capsys.readouterr().err.splitlines()[-1])
   ledger = Ledger(train_cache.info.dataset)
   assert line == (
-    f"interrupted: {tmp_path / 'out'} was not written; epsilon {epsilon} at"
+    f"interrupted: {tmp_path / 'out'} was not finished: 1 release is kept, and"
+    f" the same command goes on without a new charge; epsilon {epsilon} at"
     f" delta 1e-05 (REPLACE_SPECIAL) was charged to {ledger.path} and stays"
     " charged"
   )
@@ -106,35 +103,6 @@ def test_after_the_last_file(place, capsys, monkeypatch, tmp_path):
   assert f"{tmp_path / 'out'} is finished; epsilon 2 at" in line
 
 
-def test_an_ablation_keeps_what_is_finished(
-  place, capsys, monkeypatch, tmp_path, train_cache
-):
-  train_heads, calls = ablate.train_heads, []
-
-  def twice(*args, **options):
-    calls.append(args)
-    if len(calls) == 3:
-      raise KeyboardInterrupt
-    return train_heads(*args, **options)
-
-  monkeypatch.setattr(ablate, "train_heads", twice)
-  assert main(place(ABLATE)) == 130
-  line = one_line(capsys.readouterr().err.splitlines()[-1])
-  assert f"2 of 3 settings were finished, and are in {tmp_path / 'out'}" in line
-  both = accounting.epsilon_of(
-    accounting.compose([accounting.noise_multiplier(1.0, 1e-5)] * 2), 1e-5
-  )
-  assert f"epsilon {accounting.printable(both)} at delta 1e-05" in line
-  written = json.loads((tmp_path / "out/results.json").read_text())
-  assert written["composed_epsilon"] == pytest.approx(both)
-  assert [row["setting"] for row in written["heads"]] == [
-    each["setting"] for each in written["releases"]
-  ]
-  for row in written["heads"]:
-    assert verify_head(tmp_path / "out" / row["path"]).problems == ()
-  assert len(Ledger(train_cache.info.dataset).entries()) == 2
-
-
 def test_an_extraction_says_how_many_shards_are_kept(
   place, capsys, monkeypatch, images, tmp_path
 ):
@@ -161,6 +129,6 @@ def test_a_sweep_in_a_process_of_its_own(place, tmp_path, train_cache):
   out, err = process.communicate(timeout=60)
   assert (process.returncode, out) == (130, "")
   line = one_line(err.splitlines()[-1])
-  assert line.startswith(f"interrupted: {tmp_path / 'out'} was not written; ")
+  assert line.startswith(f"interrupted: {tmp_path / 'out'} was not ")
   assert ("nothing was charged" in line) == (not ledger.entries())
   assert nothing_is_half_written(tmp_path)

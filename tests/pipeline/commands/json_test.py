@@ -3,7 +3,6 @@
 import json
 import math
 import pathlib
-import shutil
 from typing import Any, NoReturn
 
 import numpy as np
@@ -32,7 +31,6 @@ ALL = [
   f"ablate {RUN} --epsilon 1 --delta 1e-5 --axes clip --clip-norms 2",
   "evaluate {head} --cache {eval} --private-eval 1 --delta 1e-5",
   "predict {head} {eval} --out {tmp}/predictions.csv",
-  "recover {tmp}/failed --ledger-dir {head}/../../../ledgers",
   "report {tmp}/results",
   "budget --cache {train}",
   "budget set --cache {train} --max-epsilon 2 --max-delta 1e-5",
@@ -56,7 +54,6 @@ def read(out: str) -> dict[str, Any]:
 def typed(place, head, images, tmp_path, monkeypatch):
   rows = np.random.default_rng(0).standard_normal((9, 2)).astype(np.float32)
   np.savez(tmp_path / "rows.npz", embedding=rows, label=np.arange(9) % 3)
-  shutil.copytree(head, tmp_path / ".failed.unfinished/released/000000")
   page = WrittenReport(page=tmp_path / "page", figures=(), notes=("a note",))
   monkeypatch.setattr(report, "write_report", lambda **options: page)
   return place

@@ -24,7 +24,7 @@ from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.saved_head.verify import verify_head
 from oneshot_dp.pipeline.shell.parser import parse
-from oneshot_dp.pipeline.training.train_heads import cache_ledger, train_heads
+from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import succeeds
 from tests.pipeline.run_contract import (
   RELATION,
@@ -243,27 +243,6 @@ class TestCaches:
       receipt = read_head(tmp_path / "out" / row.path).receipt
       assert receipt["data"]["cache_fingerprint"] == train.info.fingerprint
 
-  def test_what_is_finished_when_it_is_stopped_is_written(
-    self, train_cache, eval_cache, other, tmp_path, monkeypatch
-  ):
-    """Though nothing of the other caches is."""
-    real, calls = train_heads, []
-
-    def stopped(*args, **options):
-      calls.append(args)
-      if len(calls) == 2:
-        raise KeyboardInterrupt
-      return real(*args, **options)
-
-    monkeypatch.setattr("oneshot_dp.pipeline.paper.ablate.train_heads", stopped)
-    pairs = [(train_cache, eval_cache), other]
-    with pytest.raises(
-      KeyboardInterrupt, match="1 of 3 settings were finished"
-    ):
-      ablate(pairs, tmp_path / "out")
-    (head,) = (tmp_path / "out/heads").iterdir()
-    assert verify_head(head).problems == ()
-
   def test_heads_of_units(self, users, tmp_path):
     for row in ablate([users], tmp_path / "out", choices=CHOICES):
       assert verify_head(tmp_path / "out" / row.path).problems == ()
@@ -291,7 +270,8 @@ class TestTheCommand:
     assert mark == "the column without noise is NOT PRIVATE"
     assert "out: 8 heads in" in where
     assert where.endswith("see results.csv and ablation.png")
-    charged, first = err.splitlines()
+    asked, charged, first = err.splitlines()
+    assert asked.startswith("asks for 4 releases of 6 x 4 weights: ")
     assert charged.startswith("charged to ")
     assert first.startswith("its first charge: ")
     assert len(list((tmp_path / "out/heads").iterdir())) == 8

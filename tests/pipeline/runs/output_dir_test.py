@@ -15,6 +15,7 @@ from oneshot_dp.pipeline.runs.output_dir import (
   reserved,
   whole_directory,
 )
+from oneshot_dp.pipeline.runs.reserved import Reserved
 from tests.pipeline.small_disk import files_no_larger_than
 from tests.syncs import noted_syncs
 
@@ -176,27 +177,28 @@ class TestWhatIsPaidForIsDelivered:
       (directory / "inner").mkdir()
       (directory / "inner" / "a.txt").write_text("a")
     assert synced == ["a.txt", "inner", "whole", place.name]
-    synced.clear()
-    with reserved(place / "other") as here:
-      here.keep(lambda folder: folder.mkdir())
-      assert synced[:2] == ["000000.part", "released"]
 
   def test_what_a_run_left_that_had_delivered_is_removed(self, place, capsys):
-    """Killed at the end: the copies of its heads may be NOT PRIVATE."""
-    (place / "out").mkdir()
-    (place / "out" / "head").write_text("weights")
-    for kept, stays in (("weights", False), ("other weights", True)):
-      left = place / ".out.unfinished" / "released" / "000000"
-      left.mkdir(parents=True)
-      (left / "head").write_text(kept)
-      with pytest.raises(InputError, match="already holds something"):
+    """Killed at the end, or before: what is paid for stays till it is there."""
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(Reserved, "remove", lambda _: None)
+      with whole_directory(place / "out") as directory:
+        (directory / "head").write_text("weights")
+    steps = place / ".out.unfinished" / "steps"
+    for theirs in (True, False):
+      if theirs:
+        (place / "out").rename(place / "delivered")
+        shutil.copytree(place / "delivered", place / "out")
+      steps.mkdir(exist_ok=True)
+      (steps / "training.json").touch()
+      instead = "move it away" if theirs else "name another place"
+      with pytest.raises(InputError, match=f"holds something; {instead}"):
         check_absent(place / "out")
-      assert left.exists() == stays
-    (left / "head").unlink()
-    left.rmdir()
-    with pytest.raises(InputError, match="nothing is kept"):
-      reserved(place / "out", recovers=True).__enter__()
-    assert not left.parent.parent.exists()
+      assert steps.exists() == theirs
+      if theirs:
+        shutil.rmtree(place / "out")
+        (place / "delivered").rename(place / "out")
+    assert not steps.parent.exists()
 
   def test_what_cannot_be_removed_is_named(self, place, capsys, monkeypatch):
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
@@ -220,34 +222,18 @@ class TestWhatIsPaidForIsDelivered:
       assert not (left / "whole").exists()
     assert not left.exists()
 
-  def test_heads_kept_in_two_places_have_two_names(self, place):
-    """`recover` puts them side by side, and none over another."""
-    with reserved(place / "out", place / "spare") as here:
-      here.keep(lambda folder: folder.mkdir())
-
-      def fails_there(folder: pathlib.Path) -> None:
-        folder.mkdir()
-        if folder.parent == here.released:
-          raise OSError(errno.ENOSPC, "No space left on device")
-
-      here.keep(fails_there)
-      assert [p.parent for p in here.kept] == [here.released, here.spare]
-      assert len({path.name for path in here.kept}) == 2
-
-  @pytest.mark.parametrize("again", ["train", "recover", "private"])
-  def test_heads_of_a_failed_run_are_recovered(
-    self, place, again, train_cache, eval_cache, capsys, monkeypatch
+  @pytest.mark.parametrize("command", ["train", "sweep", "compare"])
+  def test_a_run_that_could_not_deliver_goes_on(
+    self, place, command, train_cache, eval_cache, capsys, monkeypatch
   ):
     """The disk fails at the last step; nothing is charged a second time."""
-    line = (
-      f"sweep --cache {train_cache.path} --eval-cache {eval_cache.path}"
-      " --epsilons 1 2 --delta 1e-5 --ledger-dir ledgers --out out"
-      + " --private-eval 1"
-      * (again == "private")
-      if again != "train"
-      else f"train --cache {train_cache.path} --epsilon 1 --delta 1e-5"
-      " --head lamb --ledger-dir ledgers --out out"
-    )
+    rows = f"--cache {train_cache.path}"
+    run = f"{rows} --eval-cache {eval_cache.path} --epsilons 1 2 --delta 1e-5"
+    line = {
+      "train": f"train {rows} --epsilon 1 --delta 1e-5 --head lamb",
+      "sweep": f"sweep {run} --private-eval 1",
+      "compare": f"compare {run} --heads lamb least-squares",
+    }[command] + " --ledger-dir ledgers --out out"
     rename = os.rename
 
     def fails(old, new):
@@ -259,29 +245,19 @@ class TestWhatIsPaidForIsDelivered:
       patch.setattr(os, "rename", fails)
       assert main(line.split()) == 1
     said = capsys.readouterr().err
-    assert "`oneshot-dp recover out` delivers it without a new" in said
+    assert "kept, and the same command goes on without a new charge" in said
     assert not (place / "out").exists()
     ledger = Ledger(train_cache.info.dataset, place / "ledgers")
     charged = ledger.entries()
-    assert len(charged) == (2 if again == "private" else 1)
-    assert main(line.split()) == 2  # not charged twice
-    (place / "out").mkdir()
-    (place / "out" / "mine").touch()
-    assert main(["recover", "out", "--ledger-dir", "ledgers"]) == 2
-    assert "already holds something; move it away" in capsys.readouterr().err
-    shutil.rmtree(place / "out")
-    assert main(["recover", "out", "--ledger-dir", "ledgers"]) == 0
+    assert len(charged) == (1 if command == "train" else 2)
+    assert main(line.split()) == 0
     heads = [p.parent for p in (place / "out").rglob("receipt.json")]
-    assert len(heads) == (1 if again == "train" else 2)
+    assert len(heads) == {"train": 1, "sweep": 2, "compare": 4}[command]
     for head in heads:
       assert main(["verify", str(head), "--ledger-dir", "ledgers"]) == 0
     assert "these very bytes" in capsys.readouterr().out
     assert ledger.entries() == charged
-    if again == "private":
-      found = json.loads((place / "out" / "evaluation.json").read_text())
+    if command == "sweep":
+      found = json.loads((place / "out" / "results.json").read_text())
       assert found["evaluation"]["ledger_entry"] == charged[1]["entry"]
-      assert len(found["heads"]) == 2
     assert not list(place.glob(".*"))
-    assert main(["recover", "out", "--ledger-dir", "ledgers"]) == 2
-    said = capsys.readouterr().err
-    assert "nothing is kept for out: no run into it failed" in said

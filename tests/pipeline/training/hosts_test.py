@@ -255,7 +255,7 @@ def test_a_killed_host_ends_all(hosts, capsys, tmp_path, users):
   assert not (tmp_path / "out-0").exists()
   (status, _, said), other = hosts(command, ["pass", _NO_NOISE], slurm=True)
   assert status == 0, said
-  assert "going on: 1 of 3 steps are kept, and paid for" in said
+  assert "going on: it is paid for, 1 release is kept" in said
   assert other == (0, "", "")
   assert heads_in(tmp_path / "out-0") == heads_in(tmp_path / "alone")
   assert len(ledger.entries()) == paid

@@ -8,20 +8,23 @@ import pathlib
 import re
 import shutil
 import signal
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.storage import local
 from oneshot_dp.linear_dp.heads import own_noise
 from oneshot_dp.linear_dp.heads.multi_step import training
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.training import record
+from oneshot_dp.pipeline.runs.output_dir import whole_directory
+from oneshot_dp.pipeline.training import kept_releases, record
 from tests.pipeline.command_line import fails, start, succeeds
 from tests.pipeline.sample_caches import write_clusters
+from tests.syncs import noted_syncs
 
 AUTO = "train --cache {train} --epsilon 20 --delta 1e-5 --out {out}"
 STEPS = (
@@ -32,8 +35,26 @@ SWEEP = (
   "sweep --cache {train} --eval-cache {eval} --epsilons 4 20 --delta 1e-5"
   " --head auto --balanced --baseline --out {out}"
 )
+LAMB = "train --cache {train} --epsilon 1 --delta 1e-5 --head lamb --out {out}"
+RUN = " --cache {train} --eval-cache {eval} --out {out}"
+LEAST_SQUARES = (
+  f"sweep{RUN} --epsilons 1 4 --delta 1e-5 --head least-squares --num-draws 2"
+  " --release %s"
+)
+PRIVATE_EVAL = (
+  f"sweep{RUN} --epsilons 1 2 --delta 1e-5 --baseline --private-eval 1"
+)
+COMPARE = f"compare{RUN} --epsilons 20 --delta 1e-5 --heads lamb whitened"
+CHOOSE = (
+  "compare --choose --cache {train} --epsilons 4 --delta 1e-5 --heads lamb"
+  " least-squares --out {out}"
+)
+FIGURES = f"figures{RUN} --epsilons 1 --deltas 1e-5 1e-6 --num-draws 1"
+ABLATE = (
+  f"ablate{RUN} --epsilon 1 --delta 1e-5 --axes clip --clip-norms 2 --baseline"
+)
 SEEDED = " --noise-seed 3"
-WEIGHTS = "**/head.safetensors"
+RESULTS = "**/head.safetensors", "results.csv"
 
 
 @pytest.fixture
@@ -43,7 +64,7 @@ def out(tmp_path) -> pathlib.Path:
 
 @pytest.fixture
 def kept(tmp_path) -> pathlib.Path:
-  """Where steps are until the head is delivered."""
+  """Where releases are until the heads are delivered."""
   return tmp_path / ".out.unfinished" / "steps"
 
 
@@ -61,7 +82,7 @@ def stop_at(
   Returns:
     What is written from now on; the first is what a training is known by.
   """
-  count, written, put = itertools.count(), [], record.LocalStore.put
+  count, written, put = itertools.count(), [], local.LocalStore.put
 
   def stopping(store: Any, name: str, data: bytes, **options: Any) -> bool:
     this = next(count)
@@ -74,13 +95,13 @@ def stop_at(
       raise KeyboardInterrupt
     return done
 
-  monkeypatch.setattr(record.LocalStore, "put", stopping)
+  monkeypatch.setattr(local.LocalStore, "put", stopping)
   return written
 
 
-def weights(folder: pathlib.Path) -> dict[str, bytes]:
-  """The weights of all heads in a folder."""
-  found = folder.glob(WEIGHTS)
+def results(folder: pathlib.Path) -> dict[str, bytes]:
+  """The weights and scores of all heads in a folder."""
+  found = itertools.chain.from_iterable(map(folder.glob, RESULTS))
   return {str(p.relative_to(folder)): p.read_bytes() for p in found}
 
 
@@ -91,7 +112,7 @@ def undisturbed(
   with pytest.MonkeyPatch.context() as patch:
     written = stop_at(patch, -1, "never")
     assert main(command) == 0
-  heads = weights(out)
+  heads = results(out)
   shutil.rmtree(out)
   return heads, len(written) - 1
 
@@ -103,15 +124,26 @@ def undisturbed(
     (STEPS % "partition", tuple(itertools.product(range(1, 9), ["after"]))),
     (STEPS % "poisson", ((3, "within"), (3, "after"))),
     (SWEEP, ((22, "within"), (23, "after"))),
+    (LAMB, ((1, "within"), (1, "after"))),
+    (LEAST_SQUARES % "nested", ((1, "after"), (2, "within"))),
+    (LEAST_SQUARES % "independent", ((1, "after"),)),
+    (PRIVATE_EVAL, ((1, "after"), (2, "within"), (2, "after"))),
+    (COMPARE, ((1, "after"), (2, "within"))),
+    (CHOOSE, ((2, "after"), (3, "within"), (3, "after"))),
+    (FIGURES, ((1, "after"),)),
+    (ABLATE, ((1, "after"), (2, "within"))),
+    (AUTO.replace("train}", "tmp}/train"), ((1, "after"), (9, "within"))),
+    (LAMB.replace("train}", "tmp}/train"), ((1, "within"), (1, "after"))),
   ],
-  ids=["auto", "partition", "poisson", "sweep"],
 )
+@pytest.mark.usefixtures("users")
 def test_it_goes_on(
   place, capsys, monkeypatch, out, kept, entries, command, points
 ):
   """Wherever it is stopped: the same bytes, one charge, no second draw."""
   command = place(command + SEEDED)
   heads, releases = undisturbed(command, out)
+  charges = len(entries())
   for number, when in points:
     if number > releases:
       continue
@@ -120,8 +152,8 @@ def test_it_goes_on(
       first = stop_at(patch, number, when)
       assert main(command) == 130
     said = capsys.readouterr().err.splitlines()[-1]
-    steps = record.kept_steps(kept)
-    assert f"{out} was not finished: {steps} are kept, and the same" in said
+    there = record.kept(kept)
+    assert f"{out} was not finished: {there}, and the same" in said
     assert "stays charged" in said
     written = [p for p in kept.glob("0*") if p.suffix != ".tmp"]
     assert len(written) == len(first) - 1 == number - int(when == "within")
@@ -129,13 +161,13 @@ def test_it_goes_on(
     with monkeypatch.context() as patch:
       then = stop_at(patch, -1, "never")
       assert main(command) == 0
-    assert f"going on: {steps} are kept" in capsys.readouterr().err
+    assert f"going on: it is paid for, {there}" in capsys.readouterr().err
     # No release is made again: both runs together make each once.
     assert len(first) - 1 + len(then) == releases
-    assert weights(out) == heads
-    assert len(entries()) == before + 1 + command.count("--baseline")
+    assert results(out) == heads
+    assert len(entries()) == before + charges
     assert not kept.parent.exists()
-    assert main(["verify", str(next(out.glob(WEIGHTS)).parent)]) == 0
+    assert main(["verify", str(next(out.glob(RESULTS[0])).parent)]) == 0
     capsys.readouterr()
     shutil.rmtree(out)
 
@@ -146,7 +178,7 @@ def test_stopped_about_the_charge(
 ):
   """Stopped before it, nothing is left; after it, the charge is not lost."""
   charged = (
-    "oneshot_dp.pipeline.training.train_heads.charge_aloud",
+    "oneshot_dp.pipeline.training.record.charge_aloud",
     lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
   )
   with monkeypatch.context() as patch:
@@ -156,7 +188,7 @@ def test_stopped_about_the_charge(
       patch.setattr(*charged)
     assert main(place(AUTO)) == 130
   said = capsys.readouterr().err
-  assert ("0 of 19 steps are kept" in said) == bool(number)
+  assert ("0 releases are kept" in said) == bool(number)
   assert kept.parent.exists() == bool(number)
   assert len(entries()) == number
   succeeds(capsys, *place(AUTO))
@@ -192,7 +224,7 @@ def test_bits_of_the_system_are_never_drawn_for_a_kept_step(
 
   monkeypatch.setattr(NoiseSource, "_bytes", drawn)
   assert main(place(AUTO)) == 0
-  assert weights(out)
+  assert results(out)
 
 
 def test_an_epoch_goes_on_with_its_parts(place, monkeypatch):
@@ -238,25 +270,28 @@ class TestRefused:
       (("--out", "--noise-seed 3 --out"), "noise_seed"),
       (("--out", "--balanced --out"), "balanced"),
       (("{train}", "{tmp}/other"), "private_digest"),
-      (("--out", "--head lamb --out"), "trainings"),
+      (("--out", "--head lamb --out"), "training"),
     ],
   )
   def test_another_training(
     self, place, capsys, kept, entries, tmp_path, change, named
   ):
-    write_clusters(tmp_path / "other", (60, 50, 40, 31))
+    write_clusters(tmp_path / "other", (61, 49, 40, 30))
     line = self.refused(capsys, place(AUTO.replace(*change)), kept)
-    assert "has 5 of 19 steps of a training that was charged, and" in line
+    assert "a run that was charged (7 releases are kept), and this" in line
     assert named in line
     assert len(entries()) == 1
 
   @pytest.mark.parametrize(
     ("file", "change"),
     [
-      ("000000-mean", lambda body: body[:-1] + bytes([body[-1] ^ 1])),
-      ("000006-gradient-sum", lambda body: body[:-1] + bytes([body[-1] ^ 1])),
-      ("000006-gradient-sum", lambda body: body[:90]),
-      ("000003-gradient-sum", None),
+      ("000000000-mean", lambda body: body[:-1] + bytes([body[-1] ^ 1])),
+      (
+        "000000006-gradient-sum",
+        lambda body: body[:-1] + bytes([body[-1] ^ 1]),
+      ),
+      ("000000006-gradient-sum", lambda body: body[:90]),
+      ("000000003-gradient-sum", None),
     ],
   )
   def test_what_is_kept_was_changed(
@@ -273,10 +308,10 @@ class TestRefused:
 
   def test_what_it_is_known_by_is_no_such_thing(self, place, capsys, kept):
     path = kept / "training.json"
-    header = json.loads(path.read_text()) | {"trainings": [{"x": 1}]}
+    header = json.loads(path.read_text()) | {"trainings": 1}
     path.write_text(json.dumps(header))
     line = fails(capsys, *place(AUTO))
-    assert "training.json is damaged (Object missing required field" in line
+    assert "training.json is damaged (Expected `array`, got `int`" in line
 
   def test_steps_of_another_training(
     self, place, capsys, monkeypatch, kept, tmp_path
@@ -292,17 +327,18 @@ class TestRefused:
     assert "not what was released" in capsys.readouterr().err
 
   def test_other_doors(self, place, capsys, kept, tmp_path):
-    words = ["recover", str(tmp_path / "out")]
-    assert "5 of 19 steps are kept" in self.refused(capsys, words, kept)
-    ablate = place(
-      "ablate --cache {train} --eval-cache {eval} --epsilon 1 --delta 1e-5"
-      " --axes clip --clip-norms 2 --out {out}"
-    )
-    line = self.refused(capsys, ablate, kept)
-    assert "was charged and not finished: 5 of 19 steps are kept" in line
+    line = self.refused(capsys, place(ABLATE), kept)
+    assert "this is another, by its trainings" in line
+    with pytest.raises(InputError, match="not finished: 7 releases are kept"):
+      whole_directory(tmp_path / "out").__enter__()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    line = self.refused(capsys, place(AUTO), kept)
+    assert "already holds something; move it away, and the same command" in line
+    shutil.rmtree(tmp_path / "out")
     elsewhere = [*place(AUTO), "--ledger-dir", str(tmp_path / "elsewhere")]
     line = self.refused(capsys, elsewhere, kept)
-    assert "was not charged for 5 of 19 steps" in line
+    assert "was not charged for what is in" in line
 
   def test_modes(self, kept):
     assert kept.stat().st_mode & 0o777 == 0o700
@@ -310,26 +346,89 @@ class TestRefused:
     said = json.loads((kept / "training.json").read_text())
     # Nothing of the rows, under whatever key: the one hash-like text is random.
     assert set(said) == {
-      *("version", "noise_seed", "step", "num_steps", "num_bytes"),
-      *("trainings", "name"),
+      *("version", "noise_seed", "trainings", "name"),
     }
     assert re.findall("[0-9a-f]{32,}", json.dumps(said)) == [said["name"]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [0, 9])
-def test_killed(place, out, kept, entries, steps):
-  """(SIGKILL.) The next process makes the bytes of one that was let be."""
-  command = place(AUTO + SEEDED)
-  heads, _ = undisturbed(command, out)
-  process = start(command)
-  while process.poll() is None and (
-    len(entries()) == 1 or len(list(kept.glob("*-gradient-sum"))) < steps
+@pytest.mark.parametrize(
+  ("error", "said"),
+  [
+    (RuntimeError("can't start new thread"), "can't start new thread"),
+    (MemoryError(), "MemoryError"),
+    (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "Out of memory"),
+  ],
+)
+def test_what_fails_after_the_charge_costs_nothing(
+  place, capsys, monkeypatch, entries, error, said
+):
+  """Such as the step, which is compiled when there is something to step on."""
+
+  def fails_once(*_: Any) -> None:
+    raise error
+
+  with monkeypatch.context() as patch:
+    patch.setattr("oneshot_dp.linear_dp.one_step.trainer.one_step", fails_once)
+    assert main(place(LAMB)) == 1
+  line = capsys.readouterr().err.splitlines()[-1]
+  assert line.startswith("oneshot-dp: error: ")
+  assert said in line
+  assert len(entries()) == 1
+  succeeds(capsys, *place(LAMB))
+  assert len(entries()) == 1
+
+
+def test_it_is_on_the_disk_before_what_is_made_of_it(place, monkeypatch, kept):
+  """Names and charge before the release, and that before the head."""
+  synced = noted_syncs(monkeypatch)
+  assert main(place(LAMB)) == 0
+  first = iter([name.partition(".json.")[0] for name in synced])
+  for expected in (
+    *("training", "steps", ".out.unfinished", kept.parent.parent.name),
+    *("jsonl", "000000000-clipped-sum", "steps", "head.safetensors", "whole"),
   ):
-    time.sleep(0.001)
-  process.send_signal(signal.SIGKILL)
+    assert any(expected in name for name in first), (expected, synced)
+
+
+def test_more_than_a_million_releases(tmp_path):
+  (tmp_path / "steps").mkdir()
+  releases = kept_releases.KeptReleases(tmp_path / "steps", "name")
+  releases.make_room(0)
+  releases._next = 999_999
+  source = kept_releases.KeptNoise(None, releases)
+  for i in range(2):
+    source.once("sum", lambda i=i: np.array([i]))
+  names = [f"{n:09}-sum" for n in (999_999, 10**6)]
+  found = kept_releases.releases_in(tmp_path / "steps")
+  assert [path.name for path in found] == names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("command", "at"),
+  [
+    (LAMB, "pipeline.training.record.charge_aloud"),
+    (AUTO, "linear_dp.heads.whitened.training.unit_scale"),
+  ],
+)
+def test_killed(place, out, entries, command, at):
+  """(SIGKILL.) The next process makes the bytes of one that was let be."""
+  command = place(command + SEEDED)
+  expected, _ = undisturbed(command, out)
+  module, name = f"oneshot_dp.{at}".rsplit(".", 1)
+  process = start(
+    command,
+    first=f"import os, signal, {module} as m\n"
+    f"done = m.{name}\n"
+    "def killed(*given):\n"
+    "  done(*given)\n"
+    "  os.kill(os.getpid(), signal.SIGKILL)\n"
+    f"m.{name} = killed",
+  )
   process.communicate(timeout=60)
   assert process.returncode == -signal.SIGKILL
+  assert len(entries()) == 2
+  assert not out.exists()
   assert main(command) == 0
-  assert weights(out) == heads
+  assert results(out) == expected
   assert len(entries()) == 2

@@ -49,14 +49,14 @@ def estimated(config: HeadConfig, num_draws: int, d: int = 999) -> str:
       HeadConfig(head="lamb"),
       3,
       "asks for 6 releases of 999 x 100 weights: about 2.4 MB of memory for"
-      " them, 4.8 MB of disk",
+      " them, 9.64 MB of disk",
     ),
     # 10 passes of 10^6 x 999 x (200 + 70) multiply-adds: 270 s.
     (
       HeadConfig(head="multi-step", steps=EPOCHS),
       1,
       "asks for 2 releases of 999 x 100 weights, 10 steps over at most"
-      " 1,000,000 rows: about 800 kB of memory for them, 25.6 MB of disk, 4"
+      " 1,000,000 rows: about 800 kB of memory for them, 25.7 MB of disk, 4"
       " minutes on two CPU cores",
     ),
     # Other devices, or more hosts, may do it sooner: it is said, not refused.
@@ -64,7 +64,7 @@ def estimated(config: HeadConfig, num_draws: int, d: int = 999) -> str:
       HeadConfig(head="multi-step", steps=StepsConfig(epochs=10**6)),
       100,
       "asks for 200 releases of 999 x 100 weights, 200,000,000 steps over at"
-      " most 1,000,000 rows: about 80 MB of memory for them, 160 TB of disk,"
+      " most 1,000,000 rows: about 80 MB of memory for them, 161 TB of disk,"
       " 171 years on two CPU cores",
     ),
   ],
