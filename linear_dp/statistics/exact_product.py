@@ -20,15 +20,11 @@ def exact_product(
   wide: jnp.dtype,
   result: jnp.dtype | type = jnp.int64,
 ) -> Numbers:
-  """x @ y of integers.
+  """x [a, b] @ y [b, c] of integers, each |x| ≤ 2^(8·limbs[0] − 2).
 
-  Args:
-    x: [a, b], each |x| ≤ 2^(8·limbs[0] − 2).
-    y: [b, c], likewise. b is at most 2¹⁷, and no partial sum of float64
-      reaches 2⁵³.
-    limbs: how many limbs x and y have.
-    wide: float64, or int64 where there is none.
-    result: of the product, which fits; or float32, to which it is rounded.
+  b is at most 2¹⁷, and no partial sum of float64 reaches 2⁵³. `wide` is float64
+  or, where there is none, int64; the product fits its dtype, or is rounded to
+  float32.
   """
   if wide == jnp.float64:
     # x as it is read, also where it is transposed: XLA's CPU backend multiplies

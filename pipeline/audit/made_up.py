@@ -101,21 +101,9 @@ def audit_head(
 
   Nothing is charged to a ledger, as no private data is read.
 
-  Args:
-    config: the head.
-    plan: see `audit_plan`.
-    source: the noise; a seed makes the audit repeatable.
-    runs: how many heads are trained, or sweeps.
-    canaries: how many there are in a run.
-    num_classes: K.
-    rows_per_unit: copies of a canary, which make up a privacy unit.
-    max_rows_per_unit: see `TrainingRows`.
-    confidence: of all bounds together.
-    seed: of the coins; None is the operating system's.
-
-  Raises:
-    InputError: too few or too many runs or canaries, or settings that make no
-      sense.
+  `plan` is that of `audit_plan`, for each of the runs; `rows_per_unit` are
+  copies of a canary, which make up a privacy unit; `confidence` is that of all
+  bounds together, and `seed` that of the coins.
   """
   start = time.monotonic()
   _check(runs, canaries, confidence)

@@ -85,16 +85,9 @@ def audit_run(
 ) -> AuditReport:
   """Trains one head on the rows of a cache and canaries, and bounds its ε.
 
-  Args:
-    cache: the private rows.
-    plan: one ε, of n + m rows.
-    config: the head; not "auto".
-    privacy: noise source; a seed is that of the coins too.
-    canaries: see `make_canaries`.
-    max_rows_per_unit: see `train_heads`.
-    public: likewise; canaries are put behind its map.
-    ledger_dir: where ledgers are; None is the default place.
-    confidence: of all bounds together.
+  `plan` is of one ε and n + m rows; a seed of the noise is that of the coins
+  too; canaries are put behind the map of public rows; `confidence` is of all
+  bounds together.
 
   Raises:
     InputError: what was asked makes no sense for this cache, or would break the

@@ -213,9 +213,6 @@ def check_not_trained_on(
 
   Where the ledger of the head is not there, or has charges from before rows had
   keys, nobody can tell but whoever insists.
-
-  Raises:
-    InputError: says how many rows; for their holder.
   """
   check_never_charged(cache, ledger.path.parent, EXACT_SCORES)
   charges = [e for e in ledger.entries() if e.get("kind") != CAP]

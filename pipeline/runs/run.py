@@ -151,16 +151,11 @@ class Run:
   ) -> None:
     """Writes all of it, or nothing.
 
-    Args:
-      trained: the heads.
-      rows: what results.csv says: of each head in turn, and more after them.
-      cost: of all private heads together; JSON.
-      evaluation: what was released to score them; JSON.
-      asked: the options of the run; JSON.
-      plot: draws into a directory; None draws accuracy against epsilon.
-      trained_on: the cache of each head, where they are not all of `train`.
-
-    RunError: the disk is full or the place is not writable.
+    `rows` are of each head in turn, and more after them; `cost` is that of all
+    private heads together, `evaluation` what was released to score them, and
+    `asked` the options of the run, all JSON. `plot` draws into a directory, by
+    default accuracy against epsilon; `trained_on` is the cache of each head,
+    where they are not all of `train`.
     """
     caches = trained_on or [self.train] * len(trained)
     config = {

@@ -126,9 +126,8 @@ def bytes_of(directory: Path) -> Published:
 def note_published(ledger: Ledger, directories: Iterable[Path]) -> None:
   """Tells the ledger which bytes leave, so that `verify` knows them again.
 
-  To be called when the files are written and before they are shown: a kill in
-  between leaves a line about nothing. A ledger that cannot be told is warned
-  of, as the heads were paid for.
+  Call it when the files are written and before they are shown. A ledger that
+  cannot be told is warned of, as the heads were paid for.
   """
   try:
     ledger.publish(*map(bytes_of, directories))

@@ -56,16 +56,8 @@ def write_predictions(
   for comparing the classes of one image, and for nothing else. The file has
   mode 0600: it is as private as the images.
 
-  Args:
-    out: the CSV file, of one line for each row.
-    head: the weights.
-    class_names: of label 0, 1, ….
-    rows: the embeddings.
-    name_of: what a row is called, by its place or id.
-    expected: how many images there are, in places 0, 1, …, where those without
-      an embedding get a line without a class.
-    top_k: classes of each image, the best first.
-    temperature: see `calibrate`.
+  A row is called `name_of` its place or id. Where so many are `expected`, in
+  places 0, 1, …, those without an embedding get a line without a class.
 
   Returns:
     Number of lines, and of those without a class.

@@ -72,12 +72,6 @@ class PublicRows:
   ) -> Self:
     """Opens, checks and reads a public cache.
 
-    Args:
-      path: its directory.
-      private: the cache to be trained on.
-      used: what to take.
-      ledger_dir: where ledgers are; None is the default place.
-
     Raises:
       InputError: embeddings of another kind; rows that are, or by their name
         may be, the private ones; damaged rows.
@@ -177,14 +171,8 @@ def find_public_rows(
   public. What the private rows look like is never asked: a warning that depends
   on them would be a release.
 
-  Args:
-    private: the cache to be trained on.
-    public_cache: where the public rows are.
-    public_statistics: what to take; None is the mean.
-    ledger_dir: where ledgers are; what is in any of them is private.
-
-  Raises:
-    InputError: see `PublicRows.read`; or something to take, and no cache.
+  What is in any ledger of `ledger_dir` is private. InputError: see
+  `PublicRows.read`; or something to take, and no cache.
   """
   if public_cache is not None:
     return PublicRows.read(
