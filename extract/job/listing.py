@@ -24,7 +24,7 @@ from oneshot_dp.extract.cache.info import (
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.shard_writer import forget_shards
 from oneshot_dp.extract.sources.example import Source
-from oneshot_dp.extract.sources.image_folder import mended
+from oneshot_dp.extract.sources.file_list import mended
 from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.storage.durable_files import json_bytes
 from oneshot_dp.extract.storage.store import store_at

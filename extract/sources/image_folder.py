@@ -7,8 +7,8 @@ torchvision's ImageFolder; links are followed. What is hidden (.name) or an
 archive's litter (`__MACOSX`) is passed over.
 """
 
+import collections
 import functools
-import json
 import os
 import re
 import sys
@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int64
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.progress import counted
 from oneshot_dp.extract.sources.example import Example, number_of, shortened
+from oneshot_dp.extract.sources.file_list import FileList, parsed
 from oneshot_dp.extract.sources.units import units_of_files
 from oneshot_dp.extract.storage.anywhere import (
   is_folder,
@@ -77,23 +78,20 @@ class FolderExamples:
         prefix = "" if self._folder == root else f"{split}/"
         paths = [prefix + path for path, _ in images]
         units = [units_of_files(config.units, paths, prefix)]
-      listing = json.dumps([names, *units, images]).encode()
+      listing = images.after(names, *units)
+      del images  # The listing has them.
     self.listing = listing
-    names, *units, listed = json.loads(listing)
-    each = extract_config.EXAMPLE_UNIT, None
-    self.privacy_unit, self._units = units[0] if units else each
+    (names, *units), self._images = parsed(listing)
+    self.privacy_unit, self._units = extract_config.EXAMPLE_UNIT, None
+    if units:
+      self.privacy_unit, owners = units[0]
+      self._units = np.array(owners, np.int64)
     self.class_names: tuple[str, ...] = tuple(names)
-    images = self._images = [path for path, _ in listed]
-    self._sizes: Int64[np.ndarray, "n"] = np.array([s for _, s in listed])
-    self.id_source = extract_config.POSITION_IDS
-    self._ids: Int64[np.ndarray, "n"] = np.arange(len(images))
+    self.id_source, self._ids = extract_config.POSITION_IDS, None
     if config.id_from_name:
       self.id_source = "file name"
-      self._ids = _numbers(self._folder, images)
-    index = {name: label for label, name in enumerate(self.class_names)}
-    self._labels: Int32[np.ndarray, "n"] = np.array(
-      [index[path.split("/", 1)[0]] for path in images], np.int32
-    )
+      self._ids = _numbers(self._folder, self._images)
+    self._labels = {name: label for label, name in enumerate(names)}
 
   def __len__(self) -> int:
     return len(self._images)
@@ -102,36 +100,25 @@ class FolderExamples:
     """Returns the bytes and the class of the file at `index`."""
     if not 0 <= index < len(self):
       raise IndexError(f"{index} is not in [0, {len(self)}).")
+    path, size = self._images[index]
     try:
-      image = read_file(self.where(index))
-      if len(image) != self._sizes[index]:
-        raise OSError(0, f"it had {self._sizes[index]} bytes, now {len(image)}")
+      image = read_file(os.path.join(self._folder, path))
+      if len(image) != size:
+        raise OSError(0, f"it had {size} bytes, now {len(image)}")
     except OSError as error:
       raise RunError(
         f"{self.where(index)!r} was there when the folder was listed and "
         f"cannot be read: {error.strerror}."
       ) from error
     return Example(
-      example_id=int(self._ids[index]),
-      label=int(self._labels[index]),
+      example_id=index if self._ids is None else int(self._ids[index]),
+      label=self._labels[path.split("/", 1)[0]],
       image=image,
-      unit_id=self._units and self._units[index],
+      unit_id=None if self._units is None else int(self._units[index]),
     )
 
   def where(self, index: int) -> str:
-    return os.path.join(self._folder, self._images[index])
-
-
-def mended(before: bytes, now: bytes) -> list[int] | None:
-  """Indices at which listings have other sizes; None if names differ."""
-  try:
-    (*of, old), (*now_of, images) = json.loads(before), json.loads(now)
-  except ValueError:
-    return None  # of another kind of source
-  if [path for path, _ in old] != [path for path, _ in images] or of != now_of:
-    return None
-  pairs = enumerate(zip(old, images, strict=True))
-  return [i for i, (then, image) in pairs if then != image]
+    return os.path.join(self._folder, self._images[index][0])
 
 
 def images_below(folder: str) -> list[str]:
@@ -141,7 +128,7 @@ def images_below(folder: str) -> list[str]:
 
 def files_below(folder: str) -> tuple[list[str], list[str]]:
   """Paths in a folder of what is named as an image, and of other files."""
-  files = sorted(path for path, _ in _files(folder, _scan))
+  files = [path for path, _ in _files(folder, _scan)]
   others = [path for path in files if not _is_image(path)]
   return [path for path in files if _is_image(path)], others
 
@@ -151,18 +138,19 @@ def is_split(name: str) -> bool:
   return name.lower() in _SPLIT_NAMES
 
 
-def _numbers(folder: str, images: list[str]) -> Int64[np.ndarray, " n"]:
+def _numbers(folder: str, images: FileList) -> Int64[np.ndarray, " n"]:
   """Returns the number in the name of each file, which no other has."""
-  owners: dict[int, str] = {}
-  for path in images:
-    number = number_of(path, os.path.join(folder, path))
-    if number in owners:
-      raise InputError(
-        f"{folder!r}: {owners[number]!r} and {path!r} both have the number "
-        f"{number}, so it names neither: leave source.id_from_name out."
-      )
-    owners[number] = path
-  return np.fromiter(owners, np.int64, len(owners))
+  found = (number_of(path, os.path.join(folder, path)) for path, _ in images)
+  numbers = np.fromiter(found, np.int64, len(images))
+  order = np.argsort(numbers, kind="stable")
+  for again in np.flatnonzero(np.diff(numbers[order]) == 0):
+    first, second = (images[i][0] for i in order[again:][:2].tolist())
+    raise InputError(
+      f"{folder!r}: {first!r} and {second!r} both have the number"
+      f" {numbers[order[again]]}, so it names neither: leave"
+      " source.id_from_name out."
+    )
+  return numbers
 
 
 def _is_image(path: str) -> bool:
@@ -215,7 +203,7 @@ def _class_names(
   folder: str,
   listed: _Scan,
   stated: tuple[str, ...],
-  images: list[tuple[str, int]],
+  images: FileList,
 ) -> list[str]:
   """Returns the sorted names of the class folders, or those that are stated."""
   names = folders_in(folder, listed)
@@ -253,19 +241,28 @@ def _class_names(
   return names
 
 
-def _images(folder: str, listed: _Scan) -> list[tuple[str, int]]:
+def _images(folder: str, listed: _Scan) -> FileList:
   """Returns path and bytes of the images below a folder, in their order."""
-  files = sorted(_files(folder, listed))
-  images = [(path, size) for path, size in files if _is_image(path)]
-  if broken := [path for path, size in images if size < 0]:
+  broken, others = [], collections.Counter[str]()
+
+  def found() -> Iterator[tuple[str, int]]:
+    for path, size in _files(folder, listed):
+      if not _is_image(path):
+        others[os.path.splitext(path)[1]] += 1
+        continue
+      if size < 0:
+        broken.append(path)
+      yield path, size
+
+  images = FileList.of(found())
+  if broken:
     raise InputError(
       f"{folder!r} has images that are no files (broken links?):"
       f" {shortened(broken)}; mend or remove them."
     )
-  others = [path for path, _ in files if not _is_image(path)]
   if images and others:
-    kinds = ", ".join(sorted({os.path.splitext(path)[1] for path in others}))
-    passed = f"{counted(len(others), 'file')} ({kinds}) passed over"
+    kinds = ", ".join(sorted(others))
+    passed = f"{counted(others.total(), 'file')} ({kinds}) passed over"
     print(f"{folder}: {passed}, see `oneshot-dp inspect`", file=sys.stderr)
   return images
 
@@ -278,6 +275,7 @@ def _files(
 ) -> Iterator[tuple[str, int]]:
   """Yields path, with "/" in between, and bytes of the files below `folder`.
 
+  They come sorted by path: a folder is where its name and "/" would be.
   The bytes are -1 of an image that is no file, and 0 of what is no image.
   """
   identity = folder
@@ -289,10 +287,11 @@ def _files(
       f"{folder!r} is a link to a folder that it is in, so the images would "
       "never end: remove the link."
     )
-  for entry in listed(folder):
-    path = prefix + entry.name
-    if entry.is_dir():
-      yield from _files(entry.path, listed, f"{path}/", parents | {identity})
+  entries = [(e.name + "/" * e.is_dir(), e) for e in listed(folder)]
+  for name, entry in sorted(entries, key=lambda each: each[0]):
+    path = prefix + name
+    if entry.is_dir():  # Nobody else looks into it: it need not be remembered.
+      yield from _files(entry.path, _scan, path, parents | {identity})
     elif not _is_image(entry.name):
       yield path, 0
     else:

@@ -8,7 +8,6 @@ growth of its peak. extract/SCALE.md has the figures and what follows from them.
 """
 
 import argparse
-import json
 import multiprocessing
 import pathlib
 import resource
@@ -25,15 +24,18 @@ def embed(params, images):
 
 
 def source_listing(rows: int, place: pathlib.Path) -> None:
-  """Opens a folder of so many files from its listing."""
+  """Lists a folder of so many files, and opens it from its listing."""
   from oneshot_dp.configs.extract_config import ImageFolderSource
+  from oneshot_dp.extract.sources.file_list import FileList
   from oneshot_dp.extract.sources.open_source import open_source
 
   (place / "class_0").mkdir()
-  paths = (f"class_{i % 1000}/image_{i:012d}.jpg" for i in range(rows))
-  images = [(path, 110_000) for path in paths]
-  names = sorted({path.split("/")[0] for path, _ in images})
-  listing = json.dumps([names, images]).encode()
+  names = [f"class_{i:03d}" for i in range(1000)]
+  images = (
+    (f"{names[i * 1000 // rows]}/image_{i:012d}.jpg", 110_000)
+    for i in range(rows)
+  )
+  listing = FileList.of(images).after(names)
   source = open_source(ImageFolderSource(root=str(place)), "all", listing)
   assert len(source) == rows
 
