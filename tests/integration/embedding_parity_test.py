@@ -12,7 +12,7 @@ from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.image_jobs import columns
 
-ROWS = 300
+ROWS = 128
 
 
 @pytest.mark.slow
@@ -31,9 +31,9 @@ def test_real_photographs_through_a_pretrained_vit(shared_data, tmp_path):
     backbone=BackboneConfig(
       name="vit_ti16", weights=str(shared_data / "vit_ti16_in1k.npz")
     ),
-    batch_size=64,
+    batch_size=32,
     embedding_dtype="float32",
-    shard_rows=128,
+    shard_rows=48,
   )
   report = run_extraction(job, tmp_path / "cache")
   assert report.counters["examples"] == ROWS
@@ -49,10 +49,7 @@ def test_real_photographs_through_a_pretrained_vit(shared_data, tmp_path):
   # Row by row, and in this order: no other row is as near.
   nearest = unit(found["embedding"]) @ unit(expected).T
   np.testing.assert_array_equal(nearest.argmax(axis=1), np.arange(ROWS))
-  ratio = np.linalg.norm(found["embedding"], axis=1) / np.linalg.norm(
-    expected, axis=1
-  )
-  np.testing.assert_allclose(ratio, 1, atol=1e-2)
+  np.testing.assert_allclose(found["embedding"], expected, atol=1e-3)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ import pathlib
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.pipeline.cli import main
 from tests.extract.caches import digest
 from tests.extract.image_jobs import write_folder
-from tests.pipeline.command_line import start
+from tests.pipeline.command_line import Copy
 
 IMAGES, SHARD_ROWS = 600, 30
 PROCESSES = "--direct_running_mode=multi_processing", "--direct_num_workers=2"
@@ -61,20 +60,15 @@ def finished(place: pathlib.Path, out: pathlib.Path, *flags: str) -> str:
   return said.getvalue()
 
 
-def extraction(
-  place: pathlib.Path, out: pathlib.Path, *flags: str
-) -> subprocess.Popen[str]:
-  argv = ["extract", "job.py", "--out", str(out), *flags]
-  return start(argv, cwd=place)
+def extraction(place: pathlib.Path, out: pathlib.Path, *flags: str) -> Copy:
+  return Copy(["extract", "job.py", "--out", out, *flags], cwd=place)
 
 
 def shards(out: pathlib.Path) -> int:
   return len(list(out.glob("*.array_record-*")))
 
 
-def wait_for_shards(
-  process: subprocess.Popen[str], out: pathlib.Path, least: int
-) -> None:
+def wait_for_shards(process: Copy, out: pathlib.Path, least: int) -> None:
   while shards(out) < least and process.poll() is None:
     time.sleep(0.01)
 
@@ -163,7 +157,7 @@ def test_a_worker_process_that_dies_is_noticed(folder, tmp_path):
   assert re.search(
     r"error: a worker process ended with status -9 .* of 20 shards \(\d+, ", err
   )
-  said = finished(folder, out, *PROCESSES)
+  said = finished(folder, out)
   assert " 0 shards kept" not in said
   assert "0 undecodable" in said
   assert digest(out) == digest(folder / "undisturbed")

@@ -23,7 +23,7 @@ from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.pipeline.cli import main
 from tests.pipeline.by_chance import without_names
-from tests.pipeline.command_line import start
+from tests.pipeline.command_line import Copy
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ class Run:
     self.said = ""
 
   def __call__(self, command: str, status: int = 0) -> None:
-    process = start(command.split(), cwd=self.place)
+    process = Copy(command.split(), cwd=self.place)
     out, err = process.communicate(timeout=120)
     assert process.returncode == status, err
     self.said += out + err

@@ -1,9 +1,12 @@
 """Runs `oneshot-dp` in this process, or in one of its own."""
 
+import multiprocessing
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +48,16 @@ _START = (
   "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
   "; from oneshot_dp.pipeline.cli import main; sys.exit(main())"
 )
+# Copies of a process that has imported all and done nothing: that takes some
+# seconds, and pytest's own has threads, with which it must not be copied.
+_COPIES = multiprocessing.get_context("forkserver")
+_COPIES.set_forkserver_preload(
+  [
+    "tests.pipeline.command_line",
+    "oneshot_dp.extract.job.job",
+    "oneshot_dp.pipeline.runs.sweep",
+  ]
+)
 
 
 def succeeds(capsys: pytest.CaptureFixture, *argv: object) -> tuple[str, str]:
@@ -72,16 +85,82 @@ def one_line(stderr: str) -> str:
 
 
 def start(
-  argv: Sequence[object], *, first: str = "pass", **options: Any
+  argv: Sequence[object], *, first: str = "pass"
 ) -> subprocess.Popen[str]:
-  """The command as a process of its own, which does something else first."""
+  """The command as a person starts it, which does something else first."""
   words = [sys.executable, "-c", f"{first}\n{_START}", *map(str, argv)]
-  environment = os.environ | {"PYTHONPATH": str(ROOT)}
   return subprocess.Popen(
     words,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
-    env=environment,
-    **options,
+    env=_environment(),
   )
+
+
+class Copy:
+  """The command as a process of its own, in a moment; see `subprocess.Popen`.
+
+  Args:
+    argv: its words.
+    first: what it does before them.
+    cwd: the folder that it runs in.
+  """
+
+  def __init__(
+    self, argv: Sequence[object], *, first: str = "", cwd: object = "."
+  ):
+    self._said = [  # until it has read them
+      tempfile.NamedTemporaryFile("r")  # noqa: SIM115
+      for _ in range(2)
+    ]
+    self._process = _COPIES.Process(
+      target=_command,
+      args=(
+        [str(word) for word in argv],
+        *(first, str(cwd), _environment(), [said.name for said in self._said]),
+      ),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setenv("PYTHONPATH", str(ROOT))  # the first makes what is copied
+      self._process.start()
+    self.pid: Any = self._process.pid
+    self.kill = self._process.kill
+
+  @property
+  def returncode(self) -> Any:
+    return self._process.exitcode
+
+  def poll(self) -> Any:
+    return self.returncode
+
+  def send_signal(self, number: int) -> None:
+    if self.poll() is None:
+      os.kill(self.pid, number)
+
+  def communicate(self, timeout: float) -> tuple[str, str]:
+    self._process.join(timeout)
+    assert self.returncode is not None, f"it runs for more than {timeout} s"
+    out, err = (said.read() for said in self._said)
+    return out, err
+
+
+def _environment() -> dict[str, str]:
+  return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def _command(
+  argv: list[str],
+  first: str,
+  cwd: str,
+  environment: dict[str, str],
+  said: list[str],
+) -> None:
+  for descriptor, name in enumerate(said, start=1):
+    os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), descriptor)
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  os.environ.clear()
+  os.environ.update(environment)
+  os.chdir(cwd)
+  exec(first, {})
+  sys.exit(main(argv))

@@ -22,7 +22,7 @@ from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_caches import write_rows
 
 NULLED = NeighboringRelation.REPLACE_SPECIAL
-RUNS = 1000
+RUNS = 400
 
 
 def audited(
@@ -74,7 +74,7 @@ def test_bound_of_a_real_run_is_below_the_claim_and_says_something(
 
 @pytest.mark.slow
 def test_sound_runs_raise_no_more_false_alarms_than_is_stated():
-  """1,000 runs of scores whose ε is exactly what is claimed."""
+  """Runs of scores whose ε is exactly what is claimed."""
   plan = ReleasePlan(epsilons=(2.0,), delta=1e-5, neighboring_relation=NULLED)
   (sigma,) = plan.noise_multipliers.values()
   rng = np.random.default_rng(0)

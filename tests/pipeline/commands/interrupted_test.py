@@ -16,9 +16,9 @@ from tests.pipeline.command_line import (
   EXTRACT,
   SWEEP,
   TRAIN,
+  Copy,
   fails,
   one_line,
-  start,
   succeeds,
 )
 
@@ -121,7 +121,7 @@ def test_an_extraction_says_how_many_shards_are_kept(
 @pytest.mark.slow
 def test_a_sweep_in_a_process_of_its_own(place, tmp_path, train_cache):
   """Wherever it is stopped: the ledger and the message agree, nothing else."""
-  process = start(place(f"{SWEEP} --num-draws 300"))
+  process = Copy(place(f"{SWEEP} --num-draws 300"))
   ledger = Ledger(train_cache.info.dataset)
   while not ledger.path.exists() and process.poll() is None:
     time.sleep(0.01)

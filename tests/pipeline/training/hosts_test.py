@@ -5,7 +5,6 @@ import functools
 import pathlib
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -36,7 +35,7 @@ from oneshot_dp.pipeline.training.train_heads import (
 )
 from tests.linear_dp.rows.hosts_test import on_all
 from tests.pipeline.command_line import TRAIN as LAMB
-from tests.pipeline.command_line import fails, one_line, start, succeeds
+from tests.pipeline.command_line import Copy, fails, one_line, succeeds
 from tests.pipeline.sample_caches import (
   CLASSES,
   DIM,
@@ -61,7 +60,7 @@ def free_port() -> int:
 def hosts(monkeypatch, tmp_path):
   """Starts a command on so many hosts, each with two devices."""
   monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-  started: list[subprocess.Popen[str]] = []
+  started: list[Copy] = []
 
   def start_all(
     argv: Sequence[object], firsts: Sequence[str], *, slurm: bool = False
@@ -82,7 +81,7 @@ def hosts(monkeypatch, tmp_path):
         if slurm:
           monkeypatch.setenv(name, str(value))
       out = ["--out", tmp_path / f"out-{index}"]
-      started.append(start([*argv, "--hosts", place, *out], first=first))
+      started.append(Copy([*argv, "--hosts", place, *out], first=first))
     monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(tmp_path / "ledgers"))
     own = started[-count:]
     said = [process.communicate(timeout=100) for process in own]

@@ -22,7 +22,7 @@ from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.output_dir import whole_directory
 from oneshot_dp.pipeline.training import kept_releases, record
-from tests.pipeline.command_line import fails, start, succeeds
+from tests.pipeline.command_line import Copy, fails, succeeds
 from tests.pipeline.sample_caches import write_clusters
 from tests.syncs import noted_syncs
 
@@ -416,7 +416,7 @@ def test_killed(place, out, entries, command, at):
   command = place(command + SEEDED)
   expected, _ = undisturbed(command, out)
   module, name = f"oneshot_dp.{at}".rsplit(".", 1)
-  process = start(
+  process = Copy(
     command,
     first=f"import os, signal, {module} as m\n"
     f"done = m.{name}\n"

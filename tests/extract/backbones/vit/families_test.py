@@ -169,24 +169,6 @@ def weights(shared_data) -> str:
   return str(shared_data / "vit_ti16_in1k.npz")
 
 
-@pytest.fixture(scope="module")
-def cifar(shared_data) -> dict[str, np.ndarray]:
-  """128 images of both splits, with their reference embeddings."""
-  with (
-    np.load(shared_data / "cifar10_images.npz") as images,
-    np.load(shared_data / "cifar10_images_vit_ti16_embedding.npz") as other,
-  ):
-    rows = {"train": slice(None, None, 106), "test": slice(None, None, 62)}
-    return {
-      "image": np.concatenate(
-        [images[f"{s}_image"][r] for s, r in rows.items()]
-      ),
-      "embedding": np.concatenate(
-        [other[f"{s}_embedding"][r] for s, r in rows.items()]
-      ),
-    }
-
-
 def embed(
   weights: str,
   images: np.ndarray | list[np.ndarray],
@@ -206,17 +188,16 @@ def embed(
 
 
 @pytest.mark.slow
-def test_embeddings_match_an_independent_implementation(weights, cifar):
-  got = embed(weights, cifar["image"])
-  assert len(got) >= 128
-  assert cosine(got, cifar["embedding"]).min() >= 0.9999
-  np.testing.assert_allclose(got, cifar["embedding"], atol=1e-3)
-
-
-@pytest.mark.slow
-def test_bfloat16_embeddings_stay_close(weights, cifar):
-  got = embed(weights, cifar["image"][::8], compute_dtype="bfloat16")
-  similarity = cosine(got, cifar["embedding"][::8])
+def test_bfloat16_embeddings_stay_close(weights, shared_data):
+  """(In float32 they are those of others: embedding_parity_test.)"""
+  with (
+    np.load(shared_data / "cifar10_images.npz") as images,
+    np.load(shared_data / "cifar10_images_vit_ti16_embedding.npz") as other,
+  ):
+    image = images["train_image"][:16]
+    expected = other["train_embedding"][:16]
+  got = embed(weights, image, compute_dtype="bfloat16")
+  similarity = cosine(got, expected)
   # Measured on 1,200 rows: 0.9996 and 0.99993.
   assert similarity.min() >= 0.999
   assert np.median(similarity) >= 0.9998

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.traverse_util
@@ -52,11 +53,15 @@ def embed(
   return run(module, params, images)
 
 
-def run(module: nn.Module, params: dict, images: np.ndarray) -> np.ndarray:
+@functools.cache  # of the files of several libraries
+def compiled(module: nn.Module) -> Callable[..., jax.Array]:
   # There are many small models here: to compile takes longer than to run.
   fast = {"xla_backend_optimization_level": 0}
-  apply = jax.jit(module.apply, compiler_options=fast)
-  return np.asarray(apply({"params": params}, images))
+  return jax.jit(module.apply, compiler_options=fast)
+
+
+def run(module: nn.Module, params: dict, images: np.ndarray) -> np.ndarray:
+  return np.asarray(compiled(module)({"params": params}, images))
 
 
 def small(kind: str, name: str = "small") -> Architecture:
@@ -94,8 +99,23 @@ def test_embeddings_are_those_of_the_public_libraries(key):
 def expected_of(name: str, embedding: str) -> dict[str, Shape]:
   architecture = vit.find(name)
   assert architecture is not None
-  side = architecture.reference.image_size
-  return shapes_of(architecture, embedding, side)
+  module: Any = architecture.build(embedding, "float32")
+  # To trace dozens of blocks takes seconds, and all are as the second.
+  two = module.clone(depth=2)
+  shapes = parameter_shapes(two, architecture.reference.image_size)
+  second = "encoderblock_1/"
+  return shapes | {
+    key.replace(second, f"encoderblock_{i}/"): shape
+    for key, shape in shapes.items()
+    for i in range(2, module.depth)
+    if second in key
+  }
+
+
+def test_all_blocks_are_as_the_second():
+  deit = vit.find("deit_ti16")
+  assert deit is not None
+  assert expected_of("deit_ti16", "cls") == shapes_of(deit, "cls", 224)
 
 
 PUBLISHED = [key for key in LAYOUTS if key.startswith("published/")]

@@ -132,15 +132,10 @@ def test_rows_that_are_not_finite_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ("name", "reference"), [("cifar10", 0.9295), ("eurosat", 0.941)]
-)
-def test_it_reaches_the_reference_on_real_features(
-  shared_data, name, reference
-):
-  arrays = np.load(shared_data / f"{name}_vit_ti16_features.npz")
+def test_it_reaches_the_reference_on_real_features(shared_data):
+  arrays = np.load(shared_data / "eurosat_vit_ti16_features.npz")
   block = make_block(arrays["train_embedding"], arrays["train_label"])
   head = fit(block, (4096,), {"num_classes": 10})
   test = make_block(arrays["test_embedding"], arrays["test_label"])
   accuracy = (logits(head, test).argmax(axis=1) == test.label).mean()
-  assert accuracy > reference - 0.002
+  assert accuracy > 0.941 - 0.002
