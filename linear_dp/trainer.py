@@ -59,8 +59,7 @@ class NoBar(contextlib.nullcontext):
 class Released:
   """What one noisy mechanism of a plan let out; as public as the head.
 
-  All values are integers times `grid_step`; `at` is what was public before, and
-  the statistic was taken at.
+  Values are integers times `grid_step`, taken `at` what was public before.
   """
 
   name: str
@@ -74,9 +73,8 @@ class Released:
 class Resumable:
   """What a training that goes on in another process is known again by.
 
-  `num_steps` counts passes over the rows after the charge, `num_bytes` the disk
-  that all releases take; `settings` is all that it depends on but rows, noise
-  and plan: public, JSON.
+  `num_steps` counts passes over the rows after the charge; `settings` is all
+  that it depends on but rows, noise and plan: public, JSON.
   """
 
   num_steps: int = 0
@@ -111,9 +109,6 @@ class TrainingRows:
     num_rows: how many a pass has; private, where n only says how many there may
       be on average. None is n.
     most_rows: public bound of that; None is n.
-    start: public weights to start from.
-    hosts: that have a part of the rows each.
-    own_rows: which of all rows this host has; None is every one.
   """
 
   blocks: Callable[[], Iterable[RowBlock]] = dataclasses.field(repr=False)
@@ -156,9 +151,8 @@ class TrainingRows:
 class Mechanism(abc.ABC):
   """What a head was made by: all that its guarantee depends on, but the noise.
 
-  A frozen dataclass of parameters. `as_json` holds these and what follows from
-  them; `from_json` reads the parameters only, so that comparing one with the
-  other recomputes the rest.
+  A frozen dataclass of parameters, all that `from_json` reads; `as_json` has
+  what follows from them, too, so that to compare them is to recompute it.
   """
 
   KIND: ClassVar[str]
@@ -199,12 +193,9 @@ class TrainedHead:
   """A head and what is to be said of it.
 
   Attributes:
-    statement: its guarantee.
     plan: the releases that it is one of, which compose.
     settings: all that was chosen for it; public. "head" names the method.
-    draw: which of the plan's repetitions it is of.
-    ledger_entry: SHA-256 of the entry that paid for it, or owns up to it; a
-      trainer does not know it.
+    ledger_entry: SHA-256 of the entry that paid; a trainer does not know it.
   """
 
   head: LinearHead
@@ -260,8 +251,7 @@ class Trainer(BaselineTrainer):
     relation, and all of them together cost `plan.composed_epsilon`, with n and
     the number of classes public. `charge` has returned before a random bit is
     drawn, so a crash costs budget and never privacy. A seeded source marks
-    every head NOT PRIVATE. `on_release` is called with all that the heads are
-    made of, before each: as private as all heads together, and no more.
+    every head NOT PRIVATE. `on_release` gets all that the heads are made of.
     """
 
 
