@@ -1,6 +1,8 @@
 """What every test stands on: eight devices, checked types, real material."""
 
+import ctypes
 import gc
+import mmap
 import os
 import pathlib
 
@@ -41,6 +43,10 @@ if os.environ.get("ONESHOT_DP_CHECK_TYPES", "1") == "1":
   )
 
 
+# No test cuts the power, and to wait for a disk took a third of the time: what
+# is flushed, and when, is seen by the calls. Processes of their own do flush.
+os.fsync = lambda fd: None
+
 # The same examples in every run, however slow the machine is at the moment:
 # whether a change lands is not left to chance. To look for new ones:
 # pytest --hypothesis-profile=default
@@ -59,6 +65,21 @@ def pytest_collection_finish():
   # Every 700 objects, as Python does it, it takes 5 % of a run.
   gc.set_threshold(10_000)
   gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+  """Forgets compiled programs where they fill a worker: it took 3.7 GB."""
+  yield
+  statm = pathlib.Path("/proc/self/statm")
+  if not statm.exists():
+    return
+  if int(statm.read_text().split()[1]) * mmap.PAGESIZE > 2**30:
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope="session")

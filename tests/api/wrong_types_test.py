@@ -79,6 +79,7 @@ def found(tmp_path_factory) -> dict[str, Any]:
   return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("case", "message"),
   [

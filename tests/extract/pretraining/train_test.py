@@ -100,6 +100,7 @@ def test_the_backbone_computes_what_was_trained():
   )
 
 
+@pytest.mark.slow
 def test_nothing_here_knows_scikit_learn():
   """Neither by name, nor by what it imports."""
   for module in HOME.glob("*.py"):

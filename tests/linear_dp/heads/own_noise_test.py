@@ -84,6 +84,7 @@ def uncharged(plan: ReleasePlan, source: NoiseSource) -> None:
   del plan, source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [None, POISSON])
 def test_what_is_trained_is_what_is_charged(sampling):
   """One mechanism of each σ in the charge, with bits of its own."""

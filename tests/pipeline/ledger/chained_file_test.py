@@ -184,6 +184,7 @@ class TestChain:
     assert out.split() == ["a", "b", "c", *map(str, range(10))]
 
 
+@pytest.mark.slow
 class TestKills:
   def test_no_state_loses_a_line_or_cries_wolf(self, states):
     found = json.loads((states / "states.json").read_text())

@@ -142,6 +142,7 @@ MENUS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("menu", "part", "relation", "removed"),
   [

@@ -189,6 +189,7 @@ class TestEntries:
         use()
 
 
+@pytest.mark.slow
 def test_processes_take_turns_and_one_gets_the_last_of_a_budget(tmp_path):
   """40 charges of ε = 1 in four processes, without a cap and with one."""
   sigma = plan(1.0).noise_multipliers[1.0]
@@ -214,6 +215,7 @@ def test_processes_take_turns_and_one_gets_the_last_of_a_budget(tmp_path):
   assert spent.epsilon(DELTA) <= cap.max_epsilon
 
 
+@pytest.mark.slow
 def test_the_same_rows_are_charged_once_under_two_names_at_once(tmp_path):
   subprocess.run(
     [sys.executable, two_names.__file__, str(tmp_path)],

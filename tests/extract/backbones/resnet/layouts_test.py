@@ -39,6 +39,7 @@ def test_published_files_fit_exactly(name, monkeypatch):
     assert {key: array.shape for key, array in got.items()} == shapes, layout
 
 
+@pytest.mark.slow
 def test_reading_needs_one_copy_of_the_weights():
   found = architecture("bit_r50x1")
   arrays = hollow("bit_r50x1")
@@ -53,6 +54,7 @@ def test_reading_needs_one_copy_of_the_weights():
   assert peak < total + 2 * 8 * largest + 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "other", "words"),
   [

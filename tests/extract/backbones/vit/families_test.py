@@ -40,6 +40,7 @@ def run(model, flat: dict, images: np.ndarray) -> np.ndarray:
   return np.asarray(apply({"params": tree}, images))
 
 
+@pytest.mark.slow
 def test_embeddings_are_cut_from_the_same_tokens():
   """Those that the golden outputs do not have, by those that they do."""
   images = np.random.default_rng(1).uniform(-1, 1, (3, 12, 12, 3))
@@ -55,6 +56,7 @@ def test_embeddings_are_cut_from_the_same_tokens():
   np.testing.assert_allclose(deepest, found["cls"], atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes",
   [

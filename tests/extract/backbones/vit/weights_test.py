@@ -352,6 +352,7 @@ def test_other_heads_are_not_forced_into_shape():
 SMALL_KEYS = [key for key in LAYOUTS if key.startswith("small/")]
 
 
+@pytest.mark.slow
 @hypothesis.given(st.data(), st.sampled_from(SMALL_KEYS))
 @hypothesis.settings(max_examples=200, deadline=None)
 def test_damaged_shapes_raise_nothing_but_input_errors(data, key):

@@ -66,8 +66,9 @@ def test_it_is_scikit_learns(dtype):
   )
 
 
-@pytest.mark.parametrize("batch", [7, 64, 300, 5000])
-@pytest.mark.parametrize("resident_bytes", [0, 2**20])
+@pytest.mark.parametrize(
+  ("batch", "resident_bytes"), [(7, 0), (64, 2**20), (300, 2**20), (5000, 0)]
+)
 def test_batches_padding_and_memory_do_not_matter(
   monkeypatch, batch, resident_bytes
 ):

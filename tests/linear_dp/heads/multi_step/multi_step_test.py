@@ -483,6 +483,7 @@ def test_extremes_are_finite(optimizer):
     assert np.linalg.norm(head.kernel, axis=0).max() == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["softmax", "as the paper, more steps"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_same_bytes_on_any_devices(monkeypatch, sampling, case):

@@ -44,6 +44,7 @@ def rows(n: int, start: np.ndarray | None = None) -> TrainingRows:
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [60, 400, 3_000])
 @pytest.mark.parametrize("spoiled", [0.3, 1.0])
 def test_a_tenth_of_epsilon_is_not_worse_than_the_start(n, spoiled):

@@ -614,6 +614,7 @@ def test_a_noisy_mean_may_be_longer_than_any_row(monkeypatch):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whitens", [True, False])
 def test_the_same_bytes_on_any_devices_in_any_order(monkeypatch, whitens):
   """The noise is of one seed; with float64, and without as on a TPU."""
