@@ -107,15 +107,20 @@ def test_a_full_disk_takes_the_answer(sound, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_standard_output_may_be_closed(sound):
+@pytest.mark.parametrize(
+  ("name", "ends"),
+  [("cache", (0, "")), ("x\n", (2, "oneshot-dp: error: a word of the"))],
+)
+def test_standard_output_may_be_closed(sound, name, ends):
   """And no file is opened in its place."""
-  script = (
-    f"exec {sys.executable} -m oneshot_dp.pipeline.cli inspect {sound}/cache"
-  )
+  words = [sys.executable, "-m", "oneshot_dp.pipeline.cli", "inspect"]
   done = subprocess.run(
-    ["sh", "-c", f"{script} >&-"], capture_output=True, text=True, check=False
+    ["sh", "-c", 'exec "$@" >&-', "sh", *words, str(sound / name)],
+    capture_output=True,
+    text=True,
+    check=False,
   )
-  assert (done.returncode, done.stderr) == (0, "")
+  assert (done.returncode, done.stderr[:32]) == ends
 
 
 def test_a_locale_without_the_signs(monkeypatch):
