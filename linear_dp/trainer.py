@@ -293,8 +293,8 @@ class HeadTrainer(Trainer):
       return asked or "nested"
     if asked == "nested":
       raise InputError(
-        "release='nested' is for heads of one step and least squares: each"
-        f" head={cls.methods[0]!r} has noise of its own; leave it out, or use"
+        "release='nested' is for heads of one step, least squares and auto;"
+        f" head={cls.methods[0]!r} has noise of its own: leave it out, or use"
         " --release independent."
       )
     return "independent"

@@ -107,7 +107,8 @@ class ReleasePlan:
 
   Formal guarantees: with "nested", the releases of one draw are the largest ε
   plus more and more noise, so that all of them together cost what the largest
-  does (`GaussianChain`). With "independent", every release has noise of its own
+  does (`GaussianChain`); or, of whitened heads, what the smallest ε released,
+  and more and more. With "independent", every release has noise of its own
   and all of them compose. Draws are always independent of each other.
 
   >>> plan = ReleasePlan(epsilons=(0.5, 2.0, 8.0), delta=1e-5)
@@ -186,6 +187,13 @@ class ReleasePlan:
       epsilon: of_epsilon(epsilon, self.delta)
       for epsilon in sorted(self.epsilons, reverse=True)
     }
+
+  def noise_before(self, epsilon: float) -> float:
+    """σ of the head of a nested plan that one goes on from; 0 if of none."""
+    smaller = [each for each in self.epsilons if each < epsilon]
+    if self.order == "independent" or not smaller:
+      return 0.0
+    return self.noise_multipliers[max(smaller)]
 
   @property
   def _paying(self) -> tuple[float, ...]:

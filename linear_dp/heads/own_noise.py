@@ -150,6 +150,12 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
   def rule(self, sigma: float) -> Rule:
     """The settings of a head of this noise multiplier; 0 is without noise."""
 
+  def rules(self, plan: ReleasePlan) -> dict[float, Rule]:
+    """ε → the settings of its head, in the order of training."""
+    if plan.order != "independent":
+      raise InputError(f"order={plan.order!r}: these heads share no noise.")
+    return {e: self.rule(s) for e, s in plan.noise_multipliers.items()}
+
   def settled(
     self,
     rule: Rule,
@@ -171,7 +177,7 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
     """Trains it, at the cost that the plan says; without noise if no source."""
 
   def resumes_by(self, plan: ReleasePlan) -> Resumable:
-    rules = [self.rule(sigma) for sigma in plan.noise_multipliers.values()]
+    rules = self.rules(plan).values()
     steps = plan.num_draws * sum(rule.num_steps for rule in rules)
     d, num_classes = self._rows.feature_dim, self._rows.num_classes
     count, before = plan.num_draws * len(rules), d * d + d + num_classes + 1
@@ -193,26 +199,37 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
     charge: Charging,
     on_release: OnRelease = unseen,
   ) -> Iterator[TrainedHead]:
-    if plan.order != "independent":
-      raise InputError(f"order={plan.order!r}: these heads share no noise.")
-    rules = {e: self.rule(s) for e, s in plan.noise_multipliers.items()}
+    rules = self.rules(plan)
     steps = plan.num_draws * sum(rule.num_steps for rule in rules.values())
     charge(plan, source)
     with self._progress("steps", "step", steps) as bar:
       shown = _counted(bar, on_release)
       for draw in range(plan.num_draws):
-        for epsilon, rule in rules.items():
-          statement = PrivacyStatement.of_plan(
-            plan,
-            epsilon,
-            source,
-            sensitivity=1.0,
-            noise_sd=plan.noise_multipliers[epsilon],
-          )
-          given = plan.neighboring_relation, source, shown
-          settled = self.settled(rule, *given)
-          head = self.train(settled, *given)
-          yield self._trained(head, settled, statement, plan, draw)
+        heads = (
+          self._of_epsilon(epsilon, rule, plan, source, shown, draw)
+          for epsilon, rule in rules.items()
+        )
+        # Nested ones are trained the other way round, each from the last.
+        nested = plan.order == "nested"
+        yield from reversed(list(heads)) if nested else heads
+
+  def _of_epsilon(
+    self,
+    epsilon: float,
+    rule: Rule,
+    plan: ReleasePlan,
+    source: NoiseSource,
+    shown: OnRelease,
+    draw: int,
+  ) -> TrainedHead:
+    sigma = plan.noise_multipliers[epsilon]
+    statement = PrivacyStatement.of_plan(
+      plan, epsilon, source, sensitivity=1.0, noise_sd=sigma
+    )
+    given = plan.neighboring_relation, source, shown
+    settled = self.settled(rule, *given)
+    head = self.train(settled, *given)
+    return self._trained(head, settled, statement, plan, draw)
 
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
     rule, relation = self.rule(0.0), plan.neighboring_relation

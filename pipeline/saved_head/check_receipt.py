@@ -23,6 +23,7 @@ from oneshot_dp.linear_dp.accounting.sections import (
   privacy_section,
 )
 from oneshot_dp.linear_dp.heads.registry import Chosen, mechanism_of
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.trainer import OneStep
 from oneshot_dp.linear_dp.trainer import MEANS, ROW, UNCLIPPED, WHOLE, Mechanism
@@ -191,6 +192,10 @@ def _problems_of_composition(
   if privacy["noise_sd_steps"] > 0:
     sigma = plan.noise_multipliers.get(privacy["epsilon"])
     yield from _compare(privacy, {"noise_multiplier": sigma})
+    if isinstance(stated, WhiteningRule):
+      before = plan.noise_before(privacy["epsilon"])
+      if not same(stated.before_noise_multiplier, before):
+        yield f"the head goes on from one of noise multiplier {before!r}."
 
 
 def plan_of(

@@ -34,7 +34,7 @@ _LEAST_RIDGE = 1e-6
 """A part of n, where there is no noise."""
 _START_NORM = 10.0
 _ROWS_TO_LEAVE_START = 50.0
-_UNITS = "noisy_units"
+_UNITS, _BEFORE = "noisy_units", "before_noise_multiplier"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,9 @@ class WhiteningRule(StepsRule):
     clipped: "row", or "mean" of units, which are counted with noise first.
     noisy_units: what came out, for all that rests on how many there are; 0
       before.
+    before_noise_multiplier: σ of the head of the next smaller ε of a nested
+      sweep, where steps begin; its releases are a part of this one's. 0 if
+      there is none.
   """
 
   KIND = "whitened"
@@ -80,27 +83,50 @@ class WhiteningRule(StepsRule):
   start_sha256: str = ""
   clipped: str = ROW
   noisy_units: int = 0
+  before_noise_multiplier: float = 0.0
 
   @classmethod
   def from_json(cls, section: Mapping[str, Any]) -> Self:
     # Receipts of other heads, and of before, do not say it.
-    earlier = {"balances": False, SETTING: "", _UNITS: 0}
+    earlier = {"balances": False, SETTING: "", _UNITS: 0, _BEFORE: 0.0}
     return super().from_json({**earlier, **section})
 
   def __post_init__(self):
+    before = self.before_noise_multiplier
     # A receipt may say anything.
     if self.num_steps < 1 or not (
       0 < self.moment_budget < 1 - MEAN_SHARE
       and 0 < self.clip_norm < math.inf
       and 0 <= self.momentum < 1
       and re.fullmatch("([0-9a-f]{64})?", self.start_sha256)
+      and (not self.goes_on or before > self.noise_multiplier)
     ):
       raise InputError(f"no head is trained by {self}.")
 
   @property
+  def goes_on(self) -> bool:
+    """Whether steps begin at the head of a smaller ε."""
+    return self.before_noise_multiplier != 0
+
+  @property
+  def own_noise_multiplier(self) -> float:
+    """σ' of what is released for this head alone: σ'⁻² = σ⁻² − σ_before⁻²."""
+    sigma, before = self.noise_multiplier, self.before_noise_multiplier
+    if not self.goes_on:
+      return sigma
+    apart = math.sqrt((before - sigma) * (before + sigma))
+    return sigma * before / apart * (1 + 2**-49)
+
+  @property
+  def maps(self) -> bool:
+    """Whether rows are mapped anew: not if the last map has less noise."""
+    before = self.before_noise_multiplier
+    return not self.goes_on or self.own_noise_multiplier < before
+
+  @property
   def whitens(self) -> bool:
     """Whether the moment is released: where n/(K·σ) is 80 or more."""
-    return self.size >= self._least_to_whiten
+    return self.maps and self.size >= self._least_to_whiten
 
   @property
   def size(self) -> int:
@@ -111,11 +137,11 @@ class WhiteningRule(StepsRule):
 
   @property
   def unit_share(self) -> float:
-    return 0.0 if self.clipped == ROW else UNIT_SHARE
+    return 0.0 if self.clipped == ROW or self.goes_on else UNIT_SHARE
 
   @property
   def mean_share(self) -> float:
-    return MEAN_SHARE if self.centres else 0.0
+    return MEAN_SHARE if self.centres and self.maps else 0.0
 
   @property
   def moment_share(self) -> float:
@@ -155,13 +181,13 @@ class WhiteningRule(StepsRule):
   def step_noise_multiplier(self) -> float:
     """σ_t = σ·√(T/share), rounded up."""
     of_steps = self.num_steps / self.step_share
-    return self.noise_multiplier * math.sqrt(of_steps) * (1 + 2**-50)
+    return self.own_noise_multiplier * math.sqrt(of_steps) * (1 + 2**-50)
 
   @property
   def ridge(self) -> float:
     """What is added to the eigenvalues of the moment, in rows."""
     spread = math.sqrt(self.num_classes * self.feature_dim)
-    noise = _RIDGE * self.noise_multiplier * spread
+    noise = _RIDGE * self.own_noise_multiplier * spread
     return max(noise, _LEAST_RIDGE * self.size)
 
   @property
@@ -171,12 +197,15 @@ class WhiteningRule(StepsRule):
         lr = b·n·(1 − momentum)/(T·C·max(σ', 1)),   σ' = σ/√(share of the steps)
 
     At this lr the noise alone, walking freely, would move a logit by about b =
-    1 + log₁₀(K)/2; without much noise it stops growing.
+    1 + log₁₀(K)/2; without much noise it stops growing. What goes on from a
+    head is moved by the share of the budget that is new.
     """
     walk = 1 + math.log10(self.num_classes) / 2
-    noise = max(self.noise_multiplier, 1.0) / math.sqrt(self.step_share)
+    own = self.own_noise_multiplier
+    noise = max(own, 1.0) / math.sqrt(self.step_share)
     per_step = (1 - self.momentum) / (self.num_steps * self.clip_norm)
-    return walk * self.size * per_step / noise
+    new = (self.noise_multiplier / own) ** 2 if self.goes_on else 1.0
+    return new * walk * self.size * per_step / noise
 
   @property
   def start_norm(self) -> float:
@@ -190,12 +219,12 @@ class WhiteningRule(StepsRule):
 
   @property
   def _least_to_whiten(self) -> float:
-    return ROWS_TO_WHITEN * self.noise_multiplier * self.num_classes
+    return ROWS_TO_WHITEN * self.own_noise_multiplier * self.num_classes
 
   def _of_share(self, share: float) -> float | None:
     if share == 0:
       return None
-    return self.noise_multiplier / math.sqrt(share) * (1 + 2**-50)
+    return self.own_noise_multiplier / math.sqrt(share) * (1 + 2**-50)
 
   def training(self) -> dict[str, Any]:
     balanced = {"balanced": True} if self.balances else {}
@@ -239,6 +268,16 @@ class WhiteningRule(StepsRule):
       del stated[_UNITS]
     if not self.start_sha256:
       del stated[SETTING]
+    if self.goes_on:
+      stated |= {
+        "before": "steps begin at the head of before_noise_multiplier, whose"
+        " releases count as this one's: with them, those of"
+        " own_noise_multiplier here amount to noise_multiplier; its map of the"
+        " rows is kept where a new one would have more noise",
+        "own_noise_multiplier": self.own_noise_multiplier,
+      }
+    else:
+      del stated[_BEFORE]
     if not self.balances:
       del stated["balances"]
       return stated
@@ -258,6 +297,8 @@ class WhiteningRule(StepsRule):
     start = "zero weights"
     if self.start_sha256:
       start = f"public weights (SHA-256 {self.start_sha256})"
+    if self.goes_on:
+      start = "the head of the next smaller epsilon"
     if before:
       before = f"private {before} of the unit-norm embeddings, then "
     return (
@@ -273,7 +314,7 @@ class WhiteningRule(StepsRule):
         f"whitened, if a noisy count finds {self._least_to_whiten:.0f} units or"
         f" more; {self.num_steps} steps"
       )
-    rows = self.num_examples / (self.num_classes * self.noise_multiplier)
+    rows = self.num_examples / (self.num_classes * self.own_noise_multiplier)
     enough, than = ("enough", ">=") if self.whitens else ("too few", "<")
     return (
       f"{enough} rows for their noise to be whitened, n/(K*sigma) ="

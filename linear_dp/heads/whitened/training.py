@@ -9,6 +9,10 @@ r"""Heads by private centring and whitening, then noisy steps.
 3. T full-batch steps of gradient descent with momentum follow, each on a
    clipped and noised gradient of the softmax cross-entropy, from zero weights.
 
+In a nested sweep the head of the smallest ε is trained first, and that of each
+larger one goes on from the last with new noise, paid for by what its ε has more
+(σ⁻² less that of the last): each costs its own ε, and all of them the largest.
+
 From a public start S, rows are not centred, so that A·W₀ = S ranks classes as
 S does, and steps only add to what it knows.
 
@@ -37,6 +41,7 @@ from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import ReleaseOrder
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
@@ -46,15 +51,18 @@ from oneshot_dp.linear_dp.heads.own_noise import (
   gradient_released,
   once,
 )
+from oneshot_dp.linear_dp.heads.whitened.releases import (
+  released_log_prior,
+  released_rows_map,
+)
 from oneshot_dp.linear_dp.heads.whitened.rule import (
   BALANCED_CLIP_NORM,
   WhiteningRule,
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.public_start import SETTING, PublicStart
+from oneshot_dp.linear_dp.public_start import SETTING
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.class_moments import (
-  SecretClassMoments,
   class_moments,
 )
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
@@ -64,11 +72,6 @@ from oneshot_dp.linear_dp.statistics.gradient_sum import (
 )
 from oneshot_dp.linear_dp.statistics.second_moment import (
   count_sensitivity,
-  mean_sensitivity,
-  moment_sensitivity,
-  release_counts,
-  release_mean,
-  release_moment,
   release_units,
 )
 from oneshot_dp.linear_dp.statistics.step_rows import StepRows
@@ -81,6 +84,13 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
   methods = ("whitened",)
   mechanism = WhiteningRule
   takes_start = True
+  _last: tuple[WhiteningRule, Float64[np.ndarray, "d K"], float]
+  """How the last head was trained, its weights, and how long they were."""
+  _map: ReleasedMap
+
+  @classmethod
+  def order(cls, asked: ReleaseOrder | None = None) -> ReleaseOrder:
+    return asked or "independent"
 
   def read(self) -> None:
     if self._given.start is not None and self._given.are_centred:
@@ -91,8 +101,18 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     self._moment = class_moments(self._rows)
 
   def notes(self, plan: ReleasePlan) -> Iterator[str]:
-    for epsilon, sigma in plan.noise_multipliers.items():
-      yield f"epsilon {epsilon:g}: {self.rule(sigma).why()}"
+    for epsilon, rule in self.rules(plan).items():
+      yield f"epsilon {epsilon:g}: {rule.why()}"
+
+  def rules(self, plan: ReleasePlan) -> dict[float, WhiteningRule]:
+    rules = {
+      epsilon: dataclasses.replace(
+        self.rule(sigma), before_noise_multiplier=plan.noise_before(epsilon)
+      )
+      for epsilon, sigma in plan.noise_multipliers.items()
+    }
+    nested = plan.order == "nested"
+    return dict(reversed(rules.items())) if nested else rules
 
   def rule(self, sigma: float) -> WhiteningRule:
     asked: dict[str, Any] = {}
@@ -119,6 +139,8 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     on_release: OnRelease,
   ) -> WhiteningRule:
     """Spends the budget of the number of units, if they may have many rows."""
+    if rule.goes_on:
+      return dataclasses.replace(rule, noisy_units=self._last[0].noisy_units)
     sigma = rule.unit_noise_multiplier
     if sigma is None:
       return rule
@@ -148,10 +170,12 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     public. Logits are good for ranking only: the model is of rows that were
     normalised once more after the map.
     """
-    released_map = _released_map(
-      self._moment, rule, relation, source, on_release
-    )
-    log_prior = _released_log_prior(
+    if rule.maps:
+      self._map = released_rows_map(
+        self._moment, rule, relation, source, on_release
+      )
+    released_map = self._map
+    log_prior = released_log_prior(
       self._moment, rule, relation, source, on_release
     )
     rows = StepRows(self._rows, released_map)
@@ -173,12 +197,14 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       return released / rule.size
 
     kernel = descend(
-      _first_weights(self._given.start, rule, released_map.matrix),
+      self._first_weights(rule, released_map.matrix),
       itertools.repeat(gradient, rule.num_steps),
       optax.sgd(rule.learning_rate, momentum=rule.momentum),
     )
+    length = _length(kernel)
     if released_map.matrix is not None:
       kernel = released_map.matrix @ kernel
+    self._last = rule, kernel, length
     kernel = unit_scale(kernel)
     bias = np.zeros(rule.num_classes)
     if released_map.real_centre is not None:
@@ -189,99 +215,26 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       unit_norm=rule.centres,
     )
 
+  def _first_weights(
+    self, rule: WhiteningRule, matrix: Float64[np.ndarray, "d d"] | None
+  ) -> Float64[np.ndarray, "d K"]:
+    """W₀: zeros, or A⁻¹S of a start or of the last head, of a set length.
 
-def _released_map(
-  moment: SecretClassMoments,
-  rule: WhiteningRule,
-  relation: NeighboringRelation,
-  source: NoiseSource | None,
-  on_release: OnRelease,
-) -> ReleasedMap:
-  """Spends the budget of the mean and of the moment: (u − mean)·A."""
-  mean = matrix = None
-  if rule.mean_noise_multiplier is not None:
-    noise_sd = rule.mean_noise_multiplier * mean_sensitivity(relation)
-    noise_sd *= 1 + 2**-50
-    make = functools.partial(release_mean, moment, noise_sd, source, rule.size)
-    mean = once(source, "mean", make)
-    on_release(
-      Released(
-        name="mean",
-        value=mean,
-        noise_multiplier=rule.mean_noise_multiplier,
-        grid_step=1 / (GRID_RADIUS * rule.size),
-      )
-    )
-  if rule.moment_noise_multiplier is not None:
-    sensitivity = moment_sensitivity(relation, rule.feature_dim)
-    noise_sd = rule.moment_noise_multiplier * sensitivity * (1 + 2**-50)
-    make = functools.partial(release_moment, moment, noise_sd, source)
-    noisy = once(source, "second moment", make)
-    on_release(
-      Released(
-        name="second moment",
-        value=noisy,
-        noise_multiplier=rule.moment_noise_multiplier,
-        grid_step=1 / GRID_RADIUS,
-      )
-    )
-    if mean is not None:
-      noisy = noisy - rule.size * np.outer(mean, mean)
-    matrix = inverse_square_root(noisy, rule.ridge)
-  return ReleasedMap.of(matrix, mean)
+    A start is as long as `start_norm`, a head as it was behind its own map.
+    """
+    start, wanted = self._given.start, rule.start_norm
+    if rule.goes_on:
+      _, kernel, wanted = self._last
+    elif start is not None:
+      kernel = start.kernel
+    else:
+      return np.zeros((rule.feature_dim, rule.num_classes))
+    if matrix is not None:  # without noise, it may be all but singular
+      kernel = np.linalg.lstsq(matrix, kernel, rcond=1e-3)[0]
+    length = _length(kernel)
+    return kernel * (wanted / length) if length > 0 else kernel
 
 
-def _released_log_prior(
-  moment: SecretClassMoments,
-  rule: WhiteningRule,
-  relation: NeighboringRelation,
-  source: NoiseSource | None,
-  on_release: OnRelease,
-) -> Float64[np.ndarray, " K"] | None:
-  """Spends the budget of the class counts, if there is one: log of N/ΣN.
-
-  A count is taken for the deviation of its noise at least, and for 1.
-
-  Source: Menon et al., "Long-tail learning via logit adjustment" (ICLR 2021),
-  equation 10: adjusted while training, so that the head's own logits are for
-  classes of one size.
-  """
-  if not rule.balances:
-    return None
-  sigma = rule.count_noise_multiplier or 0.0
-  noise_sd = math.nextafter(sigma * count_sensitivity(relation), math.inf)
-  make = functools.partial(release_counts, moment, noise_sd, source)
-  counts = once(source, "class counts", make)
-  on_release(
-    Released(
-      name="class counts",
-      value=counts,
-      noise_multiplier=sigma,
-      grid_step=1 / moment.count_steps,
-    )
-  )
-  counts = np.maximum(counts, max(noise_sd, 1.0))
-  return np.log(counts / counts.sum())
-
-
-def _first_weights(
-  start: PublicStart | None,
-  rule: WhiteningRule,
-  matrix: Float64[np.ndarray, "d d"] | None,
-) -> Float64[np.ndarray, "d K"]:
-  """W₀: zeros, or A⁻¹S, with columns of norm `start_norm` on average."""
-  if start is None:
-    return np.zeros((rule.feature_dim, rule.num_classes))
-  kernel = start.kernel
-  if matrix is not None:  # without noise, it may be all but singular
-    kernel = np.linalg.lstsq(matrix, kernel, rcond=1e-3)[0]
-  length = np.linalg.norm(kernel, axis=0).mean()
-  return kernel * (rule.start_norm / length) if length > 0 else kernel
-
-
-def inverse_square_root(
-  moment: Float64[np.ndarray, "d d"], ridge: float
-) -> Float64[np.ndarray, "d d"]:
-  """(max(M, 0) + ridge)^(−1/2) of a symmetric matrix."""
-  values, vectors = np.linalg.eigh(moment)
-  return (vectors / np.sqrt(np.maximum(values, 0) + ridge)) @ vectors.T
+def _length(kernel: Float64[np.ndarray, "d K"]) -> float:
+  """Of its columns, on average."""
+  return float(np.linalg.norm(kernel, axis=0).mean())

@@ -27,7 +27,8 @@ class Flags(HeadFlags, RunFlags):
   """Privacy budgets, one head each."""
   release: ReleaseOrder | None = None
   """Whether smaller epsilons reuse the noise of larger ones. Default: nested
-  where the head is of one step, independent otherwise."""
+  where the head is of one step or least squares, independent otherwise. Nested
+  heads of auto go on from those of smaller epsilons."""
   private_eval: float | None = None
   """Privacy budget of all accuracies together: the labels of the evaluation
   cache are private, and noisy counts are published. Charged at delta to the

@@ -78,7 +78,7 @@ ASKED_WRONGLY = [
   (f"{SWEEP} --release both", "both"),
   (f"{SWEEP} --baselines", "--baselines"),
   (f"{SWEEP} --num-draws 0", "num_draws=0 must be"),
-  (f"{SWEEP} --release nested --head whitened", "release='nested'"),
+  (f"{SWEEP} --release nested --head multi-step", "release='nested'"),
   (f"{FIGURES} --deltas 1e-5 1e-5", "all different"),
   (f"{ABLATE} --clip-norms 0", "l2_clip_norm"),
   (f"{ABLATE} --axes colour", "colour"),

@@ -450,7 +450,7 @@ def test_what_makes_no_sense_is_refused(
 @pytest.mark.parametrize(
   ("flags", "said"),
   [
-    ("--release nested", "release='nested' is for heads of one step and least"),
+    ("--release nested", "release='nested' is for heads of one step, least"),
     (f"{POISSON} --steps.batch-size 500", "not between 1 and the 180 rows"),
     (f"{POISSON} --neighboring-relation replace-one", "full batches"),
   ],

@@ -20,7 +20,6 @@ from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.public_start import ASSUMPTION
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
-from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
@@ -280,12 +279,27 @@ def test_a_head_on_disk_ranks_rows_as_the_trained_model(
     assert score.top1 == 1.0
 
 
-@pytest.mark.parametrize("head", ["whitened", "auto"])
-def test_nested_releases_are_refused(place, capsys, train_cache, head):
-  assert main(place(f"{SWEEP} --head {head} --release nested")) == 2
-  said = capsys.readouterr().err.splitlines()[-1]
-  assert "release='nested' is for heads of one step" in said
-  assert cache_ledger(train_cache, None).entries() == []
+def test_a_nested_sweep_costs_its_largest_epsilon(
+  place, capsys, tmp_path, train_cache
+):
+  _, err = succeeds(capsys, *place(f"{SWEEP} --head auto --release nested"))
+  (entry,) = cache_ledger(train_cache, None).entries()
+  epsilons = sorted(entry["epsilons"])
+  assert len(epsilons) > 1
+  assert entry["composed_epsilon"] == pytest.approx(epsilons[-1], rel=1e-6)
+  assert "lamb (the paper's single step) would cost as much" in err
+  folders = sorted((tmp_path / "out" / "heads").iterdir())
+  for folder in folders:
+    assert verify_head(folder, tmp_path / "ledgers").problems == ()
+  receipts = [read_head(folder).receipt for folder in folders]
+  first, last = (
+    next(r for r in receipts if r["privacy"]["epsilon"] == e)
+    for e in (epsilons[0], epsilons[-1])
+  )
+  assert "before_noise_multiplier" not in first["mechanism"]
+  path = ("mechanism", "before_noise_multiplier")
+  for receipt, value in ((first, 1e3), (last, 0.0), (last, 1e3), (last, 1e-3)):
+    assert problems(changed(receipt, path, value))
 
 
 def test_users_are_counted_with_noise(place, capsys, visits, tmp_path):

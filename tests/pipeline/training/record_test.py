@@ -124,6 +124,7 @@ def undisturbed(
     (STEPS % "partition", tuple(itertools.product(range(1, 9), ["after"]))),
     (STEPS % "poisson", ((3, "within"), (3, "after"))),
     (SWEEP, ((22, "within"), (23, "after"))),
+    (f"{SWEEP} --release nested", ((24, "after"),)),
     (LAMB, ((1, "within"), (1, "after"))),
     (LEAST_SQUARES % "nested", ((1, "after"), (2, "within"))),
     (LEAST_SQUARES % "independent", ((1, "after"),)),

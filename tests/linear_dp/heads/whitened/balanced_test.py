@@ -10,7 +10,7 @@ from dp_accounting import NeighboringRelation
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.registry import make_trainer, mechanism_of
-from oneshot_dp.linear_dp.heads.whitened import training
+from oneshot_dp.linear_dp.heads.whitened import releases
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows
@@ -62,8 +62,8 @@ def test_all_that_leaves_costs_what_the_plan_says(
     deviations.append(noise_sd)
     return real(secret, noise_sd, source)
 
-  real = training.release_counts
-  monkeypatch.setattr(training, "release_counts", counted)
+  real = releases.release_counts
+  monkeypatch.setattr(releases, "release_counts", counted)
   neighbours = NeighboringRelation[relation]
   head, released = trained(balanced, neighboring_relation=neighbours)
   precision = sum(each.noise_multiplier**-2 for each in released)

@@ -28,6 +28,9 @@ from hypothesis import strategies as st
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.heads.own_noise import GRADIENT_SUM
+from oneshot_dp.linear_dp.heads.whitened import releases
+from oneshot_dp.linear_dp.heads.whitened import rule as whitened_rule
 from oneshot_dp.linear_dp.heads.whitened import training as whitened
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
@@ -196,14 +199,15 @@ def drawn(monkeypatch) -> list[Noise]:
 def recorded(monkeypatch, name: str) -> list[tuple[tuple, Any]]:
   """The arguments and results of one of the module's calls, in order."""
   found: list[tuple[tuple, Any]] = []
-  real = getattr(whitened, name)
+  module = whitened if hasattr(whitened, name) else releases
+  real = getattr(module, name)
 
   def watched(*args: Any, **named: Any) -> Any:
     result = real(*args, **named)
     found.append((args, result))
     return result
 
-  monkeypatch.setattr(whitened, name, watched)
+  monkeypatch.setattr(module, name, watched)
   return found
 
 
@@ -245,6 +249,60 @@ def test_all_mechanisms_together_have_the_sigma_of_the_head(
       )
     assert spent <= Fraction(sigma) ** -2
     assert spent >= Fraction(sigma) ** -2 * (1 - Fraction(1, 10**12))
+
+
+@pytest.mark.parametrize("centres", [True, False])
+@hypothesis.given(
+  sigma=st.floats(-7, 20).map(lambda e: 2.0**e),
+  apart=st.floats(-20, 10).map(lambda e: 2.0**e),
+)
+def test_what_goes_on_pays_for_what_is_new(centres, sigma, apart):
+  """Σ σ_i⁻² of its own, and of the head before, in rationals."""
+  before = sigma * (1 + apart)
+  rule = dataclasses.replace(
+    rule_of(sigma, 50_000, centres=centres), before_noise_multiplier=before
+  )
+  own = sum(
+    (count * Fraction(sd) ** -2 for sd, count in multipliers(rule)), Fraction(0)
+  )
+  spent = own + Fraction(before) ** -2
+  assert spent <= Fraction(sigma) ** -2
+  assert spent >= Fraction(sigma) ** -2 * (1 - Fraction(1, 10**12))
+  assert rule.maps == (own > Fraction(before) ** -2)
+
+
+def test_each_head_of_a_nested_sweep_goes_on_from_the_last(monkeypatch):
+  """What the first k released is the k-th's own cost; the least ε is first."""
+  starts = recorded(monkeypatch, "descend")
+  monkeypatch.setattr(whitened_rule, "ROWS_TO_WHITEN", 1.0)
+  plan = plan_of(8.0, 1.0, 7.5, num_draws=2, order="nested")
+  rows, seen = rows_of(clusters()), []
+  nested = trainer(rows, class_moments(rows))
+  heads = list(nested.release(plan, NoiseSource(3), uncharged, seen.append))
+  assert [(h.draw, h.statement.epsilon) for h in heads] == [
+    *itertools.product((0, 1), (8.0, 7.5, 1.0))
+  ]
+  assert [bool(args[0].any()) for args, _ in starts] == 2 * [False, True, True]
+  for draw in range(2):
+    spent = 0.0
+    for head in reversed(heads[3 * draw : 3 * draw + 3]):
+      rule = head.mechanism
+      assert isinstance(rule, WhiteningRule)
+      names = ["mean", "second moment"] * rule.maps
+      names += [GRADIENT_SUM] * rule.num_steps
+      assert rule.maps == (head.statement.epsilon != 8.0)
+      own, seen = seen[: len(names)], seen[len(names) :]
+      assert [each.name for each in own] == names
+      spent += sum(each.noise_multiplier**-2 for each in own)
+      sigma = plan.noise_multipliers[head.statement.epsilon]
+      assert head.statement.noise_multiplier == sigma
+      assert sigma <= spent**-0.5 < sigma * (1 + 1e-9)
+  assert not seen
+  assert plan.charged_noise_multipliers == 2 * (plan.noise_multipliers[8.0],)
+  (alone,) = release_whitened(
+    rows, class_moments(rows), plan_of(1.0), NoiseSource(3), charge=uncharged
+  )
+  np.testing.assert_array_equal(alone.head.kernel, heads[2].head.kernel)
 
 
 @pytest.mark.parametrize(
