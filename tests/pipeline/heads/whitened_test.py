@@ -297,9 +297,11 @@ def test_a_nested_sweep_costs_its_largest_epsilon(
     for e in (epsilons[0], epsilons[-1])
   )
   assert "before_noise_multiplier" not in first["mechanism"]
-  path = ("mechanism", "before_noise_multiplier")
-  for receipt, value in ((first, 1e3), (last, 0.0), (last, 1e3), (last, 1e-3)):
-    assert problems(changed(receipt, path, value))
+  for receipt, value in ((first, 1e3), (last, 0.0), (last, 1e3)):
+    rule = WhiteningRule.from_json(receipt["mechanism"])
+    rule = dataclasses.replace(rule, before_noise_multiplier=value)
+    (problem,) = problems(receipt | {"mechanism": rule.as_json()})
+    assert "goes on from one of noise multiplier" in problem
 
 
 def test_users_are_counted_with_noise(place, capsys, visits, tmp_path):
