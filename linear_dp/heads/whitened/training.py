@@ -236,5 +236,5 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
 
 
 def _length(kernel: Float64[np.ndarray, "d K"]) -> float:
-  """Of its columns, on average."""
+  """The mean length of its columns."""
   return float(np.linalg.norm(kernel, axis=0).mean())
