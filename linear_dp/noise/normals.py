@@ -88,8 +88,8 @@ def sample_normals(count: int, source: NoiseSource) -> ExactNormals:
       k = _sample_integers(todo.size, source)
       x = source.words(todo.size)
       accepted, tails = _accept(k, x, source.words(todo.size), source)
-      kept = todo[accepted]
-      integer[kept], fraction[kept] = k[accepted], x[accepted]
+      # What is not accepted is overwritten.
+      integer[todo], fraction[todo] = k, x
       tail |= {int(todo[i]): t for i, t in tails.items() if accepted[i]}
       todo = todo[~accepted]
   sign = (1 - 2 * source.bits(count).astype(np.int8)).astype(np.int8)

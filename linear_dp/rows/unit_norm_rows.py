@@ -128,9 +128,13 @@ class SecretRows(Secret):
 
   @property
   def chunk_rows(self) -> int:
-    """No more than all rows take, in a power of two: padding costs as much."""
-    all_rows = -(-self.num_examples // (self.mesh.size * self.hosts.count))
-    few = max(_LEAST_ROWS, 1 << (all_rows - 1).bit_length())
+    """As few as n rows take in as few chunks: padding costs as much as rows."""
+    rows = -(-self.num_examples // (self.mesh.size * self.hosts.count))
+    each = -(-rows // -(-rows // ROWS_PER_DEVICE))
+    if each < rows:
+      few = -(-each // _LEAST_ROWS) * _LEAST_ROWS
+    else:  # a power of two: others of about as many need no other program
+      few = max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
     return min(few, ROWS_PER_DEVICE) * self.mesh.size
 
   @property

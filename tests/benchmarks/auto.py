@@ -4,9 +4,9 @@
 
 Each size is a cache on disk and a process of its own. The floor is that of two
 float64 products of n x d x K for every step, and one for the moment, at the
-rate of such products before and after, in the same process, with both factors
-as they lie in memory; the noise, the softmax, the map of the rows and reading
-them are on top. Where others use the machine, look at the CPU time.
+rate of such products in the same process, one chunk beside every step, with
+both factors as they lie in memory; the noise, the softmax, the map of the rows
+and reading them are on top. Where others use the machine, look at the CPU time.
 """
 
 import os
@@ -14,14 +14,17 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
+import functools
 import multiprocessing
 import resource
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.cache.reader import open_cache
@@ -55,7 +58,7 @@ def measure(path: Path) -> str:
   """Trains one head at epsilon 1."""
   cache = open_cache(path)
   n, d, num_classes = len(cache), cache.info.feature_dim, cache.info.num_classes
-  passes, steps = [], []
+  passes = []
 
   def blocks():
     passes.append(1)
@@ -67,25 +70,27 @@ def measure(path: Path) -> str:
     ),
     [HeadConfig(head="whitened")],
   )
-  before = product(n, d, num_classes)
+  floor = [product(d, num_classes)]
   start, used = time.perf_counter(), time.process_time()
   trainer.read()
   read = time.perf_counter() - start
+
+  def on_release(released):
+    if released.name == GRADIENT_SUM:
+      floor.append(product(d, num_classes))
+
   plan = ReleasePlan(epsilons=(1.0,), delta=1e-6, order="independent")
-  list(
-    trainer.release(
-      plan,
-      NoiseSource(),
-      lambda *_: None,
-      lambda released: steps.append(released.name == GRADIENT_SUM),
-    )
-  )
+  list(trainer.release(plan, NoiseSource(), lambda *_: None, on_release))
   took, used = time.perf_counter() - start, time.process_time() - used
-  after, products = product(n, d, num_classes), 2 * sum(steps) + 1
-  one, one_used = ((a + b) / 2 for a, b in zip(before, after, strict=True))
+  chunk, chunk_used = np.sum(floor[1:], axis=0)
+  took, used = took - chunk, used - chunk_used
+  steps = len(floor) - 1
+  products = 2 * steps + 1
+  chunks = n / ROWS_PER_DEVICE / 2
+  one, one_used = chunks * chunk / steps, chunks * chunk_used / steps
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
   return (
-    f"{n:,} x {d}, K = {num_classes}: {sum(steps) + 1} passes over the rows,"
+    f"{n:,} x {d}, K = {num_classes}: {steps + 1} passes over the rows,"
     f" {len(passes)} of them over the cache; {took:.1f} s (moment {read:.1f}"
     f" s), {took / one / products:.2f} times its {products} products of"
     f" {one:.2f} s ({used / one_used / products:.2f} times by CPU time, of"
@@ -93,20 +98,24 @@ def measure(path: Path) -> str:
   )
 
 
-def product(n: int, d: int, num_classes: int) -> tuple[float, float]:
-  """Seconds of n x d x K in float64, and of CPU time, in a step's shapes."""
+@functools.cache
+def factors(d: int, num_classes: int) -> tuple[Any, ...]:
   with jax.enable_x64(True):
     z = jnp.ones((ROWS_PER_DEVICE, d), jnp.float64)
     transposed = jnp.ones((d, ROWS_PER_DEVICE), jnp.float64)
     w = jnp.ones((d, num_classes), jnp.float64)
     both = jax.jit(lambda z, transposed, w: transposed @ (z @ w))
     jax.block_until_ready(both(z, transposed, w))
-    start, used = time.perf_counter(), time.process_time()
-    for _ in range(4):
-      jax.block_until_ready(both(z, transposed, w))
-    took, used = time.perf_counter() - start, time.process_time() - used
-  each = n / ROWS_PER_DEVICE / 8
-  return took * each, used * each
+  return both, z, transposed, w
+
+
+def product(d: int, num_classes: int) -> tuple[float, float]:
+  """Seconds of a chunk's two products in a step, and of CPU time."""
+  both, *given = factors(d, num_classes)
+  start, used = time.perf_counter(), time.process_time()
+  with jax.enable_x64(True):
+    jax.block_until_ready(both(*given))
+  return time.perf_counter() - start, time.process_time() - used
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def test_chunks_hold_every_row_once_and_padding_of_zeros(devices, sizes):
 
 
 @pytest.mark.parametrize(
-  ("n", "devices", "size"), [(3, 8, 64), (130, 2, 128), (20_000, 1, 8192)]
+  ("n", "devices", "size"), [(3, 8, 64), (130, 2, 128), (20_000, 1, 6720)]
 )
 def test_few_rows_are_padded_by_few(n, devices, size, monkeypatch):
   monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 8192)
