@@ -116,7 +116,7 @@ def _noisy_sums(
   for i, noise_sd in enumerate(deviations):
     if i and plan.order == "independent":
       chain = GaussianChain(shape, source)
-    sums[i] = statistic + chain.extend(noise_sd)[:used]
+    np.add(statistic, chain.extend(noise_sd)[:used], out=sums[i])
   return sums
 
 

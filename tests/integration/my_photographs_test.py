@@ -81,7 +81,9 @@ def test_photographs_become_a_model_that_serves_elsewhere(folder, capsys):
   assert "  dog/notes.txt\n" in said
   assert "MACOSX" not in said
   train = EXTRACT.format(part="all[:80%]", name="train")
-  assert "classes without an image: 'bat'" in fails(capsys, *train.split())
+  assert "classes without an image: 'bat'" in fails(
+    capsys, *train.split(), "--quiet"
+  )
   (folder / "photos/bat").rmdir()
   said = fails(capsys, *train.split(), "--quiet")
   assert all(f"photos/{name}" in said for name in broken)

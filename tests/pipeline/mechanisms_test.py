@@ -48,9 +48,15 @@ MECHANISMS = {
   "public mean, few rows": whitened(3.7, n=2000, centres=False),
   "balanced": whitened(3.7, balances=True),
   "means of units": whitened(3.7, clipped="mean", noisy_units=1667),
+  "nested": whitened(3.7, before_noise_multiplier=5.5),
   "public start": whitened(3.7, centres=False, start_sha256="0f" * 32),
 }
-LEFT_OUT = {"balances": False, "start_sha256": "", "noisy_units": 0}
+LEFT_OUT = {
+  "balances": False,
+  "start_sha256": "",
+  "noisy_units": 0,
+  "before_noise_multiplier": 0.0,
+}
 """Parameters that are not written at these values, as before they were."""
 
 

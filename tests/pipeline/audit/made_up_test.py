@@ -230,7 +230,7 @@ def first_row_twice(blocks):
     ]
 
 
-def rows_of_weight_one(blocks, sizes, max_norm):
+def rows_of_weight_one(blocks, sizes, dim, max_norm):
   for block in blocks:
     yield [
       *(block.embedding, block.embedding_norm, block.label, block.example_id),
@@ -414,7 +414,7 @@ def test_every_fault_raises_an_alarm(monkeypatch, fault):
   monkeypatch.setattr(*broken)
   try:
     report = audited(config, **dict(*settings))
-  except jaxtyping.TypeCheckError:  # where types are checked, that is an alarm
+  except (jaxtyping.TypeCheckError, TypeError):  # no less an alarm
     assert "not rounded" in fault
     return
   assert report.is_violated
