@@ -41,6 +41,7 @@ from oneshot_dp.linear_dp.statistics.class_moments import (
   class_moments,
 )
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
+from oneshot_dp.linear_dp.statistics.gains import GAINS, count_gains
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   GRADIENT,
   clipped_gradient,
@@ -270,3 +271,5 @@ def _serve(cache: FeatureCache, hosts: JoinedHosts) -> None:
     elif what == GRADIENT:
       loss = Loss(name=asked.pop("loss"), bias=asked.pop("bias"))
       clipped_gradient(steps, loss=loss, **asked)
+    elif what == GAINS:
+      count_gains(steps, **asked)

@@ -1,4 +1,4 @@
-"""What whitened heads release before their steps, and what is made of it."""
+"""What whitened heads release but for their steps, and what is made of it."""
 
 import functools
 import math
@@ -8,11 +8,17 @@ from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
 from oneshot_dp.linear_dp.heads.own_noise import once
+from oneshot_dp.linear_dp.heads.whitened.budget import FROM_START
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.class_moments import SecretClassMoments
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
+from oneshot_dp.linear_dp.statistics.gains import (
+  count_gains,
+  gain_sensitivity,
+  release_gains,
+)
 from oneshot_dp.linear_dp.statistics.second_moment import (
   count_sensitivity,
   mean_sensitivity,
@@ -21,6 +27,7 @@ from oneshot_dp.linear_dp.statistics.second_moment import (
   release_mean,
   release_moment,
 )
+from oneshot_dp.linear_dp.statistics.step_rows import StepRows
 from oneshot_dp.linear_dp.trainer import OnRelease, Released
 
 
@@ -96,6 +103,45 @@ def released_log_prior(
   )
   counts = np.maximum(counts, max(noise_sd, 1.0))
   return np.log(counts / counts.sum())
+
+
+def released_way(
+  rows: StepRows,
+  first: Float64[np.ndarray, "p K"],
+  last: Float64[np.ndarray, "p K"],
+  rule: WhiteningRule,
+  relation: NeighboringRelation,
+  source: NoiseSource | None,
+  on_release: OnRelease,
+) -> float:
+  """Spends the budget of comparing: how far from the start to go, 0 to 1.
+
+  Weights are taken for better than the start where the count says so by more
+  than the deviation s of its noise. Of weights that get x rows less right, that
+  loses x·Φ(−1 − x/s) < 0.04·s on average.
+  """
+  sigma = rule.compared_noise_multiplier or 0.0
+  count = len(FROM_START)
+  noise_sd = math.nextafter(sigma * gain_sensitivity(relation, count), math.inf)
+  kernels = np.stack(
+    [first + far * (last - first) for far in (0.0, *FROM_START)]
+  )
+
+  def noisy() -> Float64[np.ndarray, " m"]:
+    return release_gains(count_gains(rows, kernels), noise_sd, source)
+
+  gains = once(source, "gains", noisy)
+  on_release(
+    Released(
+      name="gains",
+      value=gains,
+      noise_multiplier=sigma,
+      grid_step=1 / GRID_RADIUS,
+      at={"kernels": kernels},
+    )
+  )
+  best = int(gains.argmax())
+  return FROM_START[best] if gains[best] > noise_sd else 0.0
 
 
 def inverse_square_root(

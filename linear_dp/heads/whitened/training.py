@@ -14,7 +14,8 @@ larger one goes on from the last with new noise, paid for by what its ε has mor
 (σ⁻² less that of the last): each costs its own ε, and all of them the largest.
 
 From a public start S, rows are not centred, so that A·W₀ = S ranks classes as
-S does, and steps only add to what it knows.
+S does, and steps only add to what it knows. A noisy count of the rows that they
+got right says how far of their way the head goes: all, a quarter or none.
 
 Where classes are of very different sizes (`balanced`), their rows are counted
 with noise first, and the steps are taken with the log of their shares added to
@@ -51,14 +52,16 @@ from oneshot_dp.linear_dp.heads.own_noise import (
   gradient_released,
   once,
 )
+from oneshot_dp.linear_dp.heads.whitened.budget import (
+  BALANCED_CLIP_NORM,
+  COMPARES,
+)
 from oneshot_dp.linear_dp.heads.whitened.releases import (
   released_log_prior,
   released_rows_map,
+  released_way,
 )
-from oneshot_dp.linear_dp.heads.whitened.rule import (
-  BALANCED_CLIP_NORM,
-  WhiteningRule,
-)
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_start import SETTING
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
@@ -120,7 +123,7 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       asked = {"balances": True, "clip_norm": BALANCED_CLIP_NORM}
     start = self._given.start
     if start is not None:
-      asked[SETTING] = start.sha256
+      asked |= {SETTING: start.sha256, COMPARES: not self._config.balanced}
     return WhiteningRule(
       num_examples=self._rows.num_examples,
       feature_dim=self._rows.feature_dim,
@@ -196,13 +199,22 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       on_release(gradient_released(released, sigma, rule.clip_norm, at))
       return released / rule.size
 
+    before, wanted = self._before(rule)
+    first = _behind(released_map.matrix, before, wanted)
     kernel = descend(
-      self._first_weights(rule, released_map.matrix),
+      first,
       itertools.repeat(gradient, rule.num_steps),
       optax.sgd(rule.learning_rate, momentum=rule.momentum),
     )
+    far = 1.0
+    if rule.compares:
+      given = rule, relation, source, on_release
+      far = released_way(rows, first, kernel, *given)
+      kernel = first + far * (kernel - first)
     length = _length(kernel)
-    if released_map.matrix is not None:
+    if far == 0:  # as it was, not there and back through the map
+      kernel = before
+    elif released_map.matrix is not None:
       kernel = released_map.matrix @ kernel
     self._last = rule, kernel, length
     kernel = unit_scale(kernel)
@@ -215,24 +227,31 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       unit_norm=rule.centres,
     )
 
-  def _first_weights(
-    self, rule: WhiteningRule, matrix: Float64[np.ndarray, "d d"] | None
-  ) -> Float64[np.ndarray, "d K"]:
-    """W₀: zeros, or A⁻¹S of a start or of the last head, of a set length.
+  def _before(
+    self, rule: WhiteningRule
+  ) -> tuple[Float64[np.ndarray, "d K"], float]:
+    """Where steps begin, not yet behind a map, and how long it is there.
 
     A start is as long as `start_norm`, a head as it was behind its own map.
     """
-    start, wanted = self._given.start, rule.start_norm
     if rule.goes_on:
-      _, kernel, wanted = self._last
-    elif start is not None:
-      kernel = start.kernel
-    else:
-      return np.zeros((rule.feature_dim, rule.num_classes))
-    if matrix is not None:  # without noise, it may be all but singular
-      kernel = np.linalg.lstsq(matrix, kernel, rcond=1e-3)[0]
-    length = _length(kernel)
-    return kernel * (wanted / length) if length > 0 else kernel
+      return self._last[1:]
+    if self._given.start is not None:
+      return self._given.start.kernel, rule.start_norm
+    return np.zeros((rule.feature_dim, rule.num_classes)), 0.0
+
+
+def _behind(
+  matrix: Float64[np.ndarray, "d d"] | None,
+  kernel: Float64[np.ndarray, "d K"],
+  wanted: float,
+) -> Float64[np.ndarray, "d K"]:
+  """W₀ = A⁻¹·S, of the length that is wanted."""
+  if matrix is not None and kernel.any():
+    # Without noise, it may be all but singular.
+    kernel = np.linalg.lstsq(matrix, kernel, rcond=1e-3)[0]
+  length = _length(kernel)
+  return kernel * (wanted / length) if length > 0 else kernel
 
 
 def _length(kernel: Float64[np.ndarray, "d K"]) -> float:

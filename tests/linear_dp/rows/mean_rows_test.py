@@ -16,6 +16,7 @@ from oneshot_dp.linear_dp.statistics.exact_map import (
   STEP_RADIUS,
   ReleasedMap,
 )
+from oneshot_dp.linear_dp.statistics.gains import count_gains
 from oneshot_dp.linear_dp.statistics.gradient_sum import clipped_gradient
 from oneshot_dp.linear_dp.statistics.row_gradient import SOFTMAX, Loss
 from tests.linear_dp.blocks import (
@@ -34,6 +35,9 @@ KERNEL = np.random.default_rng(1).standard_normal((D, K))
 CENTRE = ReleasedMap.of(
   np.diag([1.0, 1, 1, 1, 1, 30]), np.array([0.5, 0, 0, 0, 0, 0])
 )
+WAY = np.array([0.6, 0, 0, 0, 0, -0.8], np.float32)
+KERNELS = np.stack([np.outer(WAY, np.eye(K)[c]) for c in (0, 1, 1)])
+"""The last two rank `WAY` alike, and the first otherwise."""
 STEPS: dict[str, dict[str, Any]] = {
   "directions": {},
   "mapped": {"a_map": CENTRE},
@@ -55,7 +59,7 @@ def gradient(block: Block, *args: Any, loss=SOFTMAX, clip_norm=0.1, **changes):
 
 
 def sums(block: Block, *args: Any, **changes: Any) -> dict[str, np.ndarray]:
-  """All four statistics of all heads, as integers."""
+  """All statistics of all heads, as integers."""
   secret = class_moments(rows_of(block, *args, has_units=True, **changes))
   assert secret.count_steps == B
   found = {
@@ -67,12 +71,16 @@ def sums(block: Block, *args: Any, **changes: Any) -> dict[str, np.ndarray]:
   }
   for name, given in STEPS.items():
     found[name] = gradient(block, *args, **given, **changes)
-  return found
+  gains = count_gains(
+    steps_of(block, *args, has_units=True, **changes), KERNELS
+  )
+  assert gains.count_steps == B
+  return found | {"gains": gains.secret_gains}
 
 
 MOST = {
   **{"moment": B**2, "class sums": B, "total": B, "class counts": B},
-  **{"units": B},
+  **{"units": B, "gains": B * math.sqrt(2)},
   **dict.fromkeys(STEPS, B * STEP_RADIUS),
 }
 """By how much, in L2 norm, a unit against nothing may move each."""
@@ -87,7 +95,7 @@ def squared(one: np.ndarray, other: np.ndarray) -> int:
 def _unit(name: str, k: int) -> tuple[np.ndarray, np.ndarray]:
   """Rows and labels of a unit that tries to weigh more than a row."""
   rng = np.random.default_rng(7)
-  way = np.array([0.6, 0, 0, 0, 0, -0.8], np.float32)
+  way = WAY
   match name:
     case "one row":
       return way[None], np.array([1])
@@ -198,6 +206,8 @@ def test_units_of_one_row_have_the_bits_of_rows(monkeypatch, float64):
   np.testing.assert_array_equal(
     found["class counts"], secret.secret_class_counts * B
   )
+  gains = count_gains(steps_of(block), KERNELS)
+  np.testing.assert_array_equal(found["gains"], gains.secret_gains * B)
   for name, given in STEPS.items():
     given = dict(given)
     loss = given.pop("loss", SOFTMAX)

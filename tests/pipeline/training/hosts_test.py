@@ -22,6 +22,7 @@ from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.linear_dp.public_start import PublicStart
 from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts, JoinedHosts
 from oneshot_dp.linear_dp.trainer import Trainer
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -167,6 +168,7 @@ def test_hosts_train_the_heads_of_one(
   assert there == {"train", "public", "alone", "out-0", "ledgers"}
 
 
+WHITENED = HeadConfig(head="whitened")
 POISSON = StepsConfig(epochs=2, sampling="poisson", batch_size=40)
 HEADS = [
   *((HeadConfig(head=method), None) for method in get_args(MethodName)),
@@ -195,6 +197,10 @@ def test_heads_that_take_turns(monkeypatch, tmp_path, of_units):
 
   plan = functools.partial(plan_heads, epsilons=(2.0,), privacy=PRIVACY)
   asked = [each for each in HEADS if of_units or not each[1]]
+  one = make_plan((2.0,), PRIVACY, order="independent")
+  start = PublicStart.of(
+    np.eye(CLASSES, DIM), num_classes=CLASSES, feature_dim=DIM
+  )
 
   def released(*trainers: tuple[Trainer, ReleasePlan]) -> list[Any]:
     for trainer, _ in trainers:
@@ -214,12 +220,12 @@ def test_heads_that_take_turns(monkeypatch, tmp_path, of_units):
       *(
         (cache_trainer(train, [config], most, hosts=host), plan(config, 180))
         for config, most in asked
-      )
+      ),
+      (cache_trainer(train, [WHITENED], start=start, hosts=host), one),
     )
     methods = [config for config, _ in HEADS[:4]]
     choice = choosing_trainer(train, methods, None, host)
-    independent = make_plan((2.0,), PRIVACY, order="independent")
-    return found + released((choice, independent))
+    return found + released((choice, one))
 
   def work(host: JoinedHosts) -> tuple[list[Any], int]:
     if host.index:

@@ -69,6 +69,14 @@ def kept(tmp_path) -> pathlib.Path:
 
 
 @pytest.fixture
+def start(tmp_path, train_cache):
+  """A public vector for each class, in a file."""
+  names, d = train_cache.info.class_names, train_cache.info.feature_dim
+  vectors = zip(names, np.eye(len(names), d), strict=True)
+  np.savez(tmp_path / "start.npz", allow_pickle=False, **dict(vectors))
+
+
+@pytest.fixture
 def entries(train_cache):
   """The entries of this test's ledger."""
   return Ledger(train_cache.info.dataset).entries
@@ -121,6 +129,7 @@ def undisturbed(
   ("command", "points"),
   [
     (AUTO, ((1, "within"), (2, "after"), (12, "within"), (21, "after"))),
+    (f"{AUTO} --start {{tmp}}/start.npz", ((20, "after"), (21, "after"))),
     (STEPS % "partition", tuple(itertools.product(range(1, 9), ["after"]))),
     (STEPS % "poisson", ((3, "within"), (3, "after"))),
     (SWEEP, ((22, "within"), (23, "after"))),
@@ -137,7 +146,7 @@ def undisturbed(
     (LAMB.replace("train}", "tmp}/train"), ((1, "within"), (1, "after"))),
   ],
 )
-@pytest.mark.usefixtures("users")
+@pytest.mark.usefixtures("users", "start")
 def test_it_goes_on(
   place, capsys, monkeypatch, out, kept, entries, command, points
 ):

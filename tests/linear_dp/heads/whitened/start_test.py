@@ -10,6 +10,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.registry import make_trainer, mechanism_of
+from oneshot_dp.linear_dp.heads.whitened import releases
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_start import PublicStart
@@ -46,7 +47,7 @@ def rows(n: int, start: np.ndarray | None = None) -> TrainingRows:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [60, 400, 3_000])
-@pytest.mark.parametrize("spoiled", [0.3, 1.0])
+@pytest.mark.parametrize("spoiled", [0.0, 0.3, 1.0])
 def test_a_tenth_of_epsilon_is_not_worse_than_the_start(n, spoiled):
   embedding, label = clusters(n, 1)
   test, answer = clusters(4_000, 2)
@@ -72,11 +73,14 @@ def test_a_tenth_of_epsilon_is_not_worse_than_the_start(n, spoiled):
     assert with_start > without + 0.2
 
 
-@pytest.mark.parametrize("whitens", [False, True])
-def test_steps_begin_at_the_start_and_cost_what_the_plan_says(whitens):
-  given = rows(400, SOME)
+@pytest.mark.parametrize(
+  ("whitens", "kept"), [(False, False), (False, True), (True, False)]
+)
+def test_steps_begin_at_the_start_and_cost_what_the_plan_says(whitens, kept):
+  some = 20 * CENTRES if kept else SOME
+  given = rows(400, some)
   trainer = make_trainer(given, [HeadConfig(head="whitened")])
-  epsilon = 20.0 if whitens else 1.0
+  epsilon = 20.0 if whitens else 0.2 if kept else 1.0
   plan = ReleasePlan(epsilons=(epsilon,), delta=1e-5, order="independent")
   released: list[Released] = []
   trainer.read()
@@ -87,7 +91,8 @@ def test_steps_begin_at_the_start_and_cost_what_the_plan_says(whitens):
   sigma = head.statement.noise_multiplier
   assert sigma <= precision**-0.5 == pytest.approx(sigma, rel=1e-9)
   names = [each.name for each in released]
-  assert names == ["second moment"] * whitens + ["gradient sum"] * 19
+  steps = ["gradient sum"] * 19
+  assert names == ["second moment"] * whitens + steps + ["gains"]
 
   first = released[whitens].at
   rule = head.mechanism
@@ -95,9 +100,18 @@ def test_steps_begin_at_the_start_and_cost_what_the_plan_says(whitens):
   norm = np.linalg.norm(first["kernel"], axis=0).mean()
   assert norm == pytest.approx(rule.start_norm)
   kernel = first["kernel"]
+  compared = released[-1].at["kernels"]
+  np.testing.assert_array_equal(compared[0], kernel)
+  np.testing.assert_allclose(compared[1], 0.75 * kernel + 0.25 * compared[2])
+  noise_sd = released[-1].noise_multiplier * 2**0.5
+  best = np.concatenate([[noise_sd], released[-1].value]).argmax()
+  found = compared[best]
   if whitens:
     kernel = first["map"].matrix @ kernel
-  centred = (SOME - SOME.mean(axis=0)).T
+    found = first["map"].matrix @ found
+  np.testing.assert_allclose(head.head.kernel, _unit(found), atol=1e-6)
+  assert (best == 0) == kept
+  centred = (some - some.mean(axis=0)).T
   scale = np.linalg.norm(centred) / np.linalg.norm(kernel)
   np.testing.assert_allclose(kernel * scale, centred, atol=1e-6)
 
@@ -108,6 +122,55 @@ def test_steps_begin_at_the_start_and_cost_what_the_plan_says(whitens):
   assert head.settings["start_sha256"] == given.start.sha256
   with pytest.raises(ValueError, match="no head is trained by"):
     mechanism_of(section | {"start_sha256": "private"})
+  with pytest.raises(ValueError, match="no head is trained by"):
+    mechanism_of(section | {"start_sha256": ""})
+
+
+def test_each_head_of_a_nested_sweep_is_compared_with_the_one_before(
+  monkeypatch,
+):
+  drawn, release = [], releases.release_gains
+  monkeypatch.setattr(
+    releases,
+    "release_gains",
+    lambda secret, noise_sd, source: (
+      drawn.append(noise_sd) or release(secret, noise_sd, source)
+    ),
+  )
+  trainer = make_trainer(rows(60, 20 * CENTRES), [HeadConfig(head="whitened")])
+  trainer.read()
+  epsilons = (0.2, 1.0, 50.0)
+  plan = ReleasePlan(epsilons=epsilons, delta=1e-5, order="nested")
+  released: list[Released] = []
+  heads = list(
+    trainer.release(plan, NoiseSource(5), lambda *_: None, released.append)
+  )
+  ends = [i for i, each in enumerate(released) if each.name == "gains"]
+  assert ends[-1] == len(released) - 1
+  assert [each.statement.epsilon for each in heads] == [50.0, 1.0, 0.2]
+  before = (20 * (CENTRES - CENTRES.mean(axis=0))).T
+  kept = []
+  for end, head in zip(ends, reversed(heads), strict=True):
+    gains = released[end]
+    spent = sum(each.noise_multiplier**-2 for each in released[: end + 1])
+    sigma = head.statement.noise_multiplier
+    assert sigma <= spent**-0.5 == pytest.approx(sigma, rel=1e-9)
+    noise_sd = gains.noise_multiplier * 2**0.5
+    assert noise_sd <= drawn.pop(0) == pytest.approx(noise_sd, rel=1e-9)
+    assert gains.at is not None
+    kernels, where = gains.at["kernels"], released[end - 1].at["map"].matrix
+    if where is not None:
+      kernels = where @ kernels
+    np.testing.assert_allclose(_unit(kernels[0]), _unit(before), atol=1e-6)
+    best = np.concatenate([[noise_sd], gains.value]).argmax()
+    before = np.asarray(head.head.kernel)
+    np.testing.assert_allclose(before, _unit(kernels[best]), atol=1e-6)
+    kept.append(best == 0)
+  assert kept[0]
+
+
+def _unit(kernel: np.ndarray) -> np.ndarray:
+  return kernel / np.linalg.norm(kernel, axis=0).max()
 
 
 def test_the_receipt_of_arrays_names_them():

@@ -29,8 +29,7 @@ from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.own_noise import GRADIENT_SUM
-from oneshot_dp.linear_dp.heads.whitened import releases
-from oneshot_dp.linear_dp.heads.whitened import rule as whitened_rule
+from oneshot_dp.linear_dp.heads.whitened import budget, releases
 from oneshot_dp.linear_dp.heads.whitened import training as whitened
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
@@ -162,7 +161,7 @@ def set_whitens(patch: pytest.MonkeyPatch, whitens: bool) -> None:
 
 
 def rule_of(
-  sigma: float, n=N, d=D, num_classes=K, centres=True
+  sigma: float, n=N, d=D, num_classes=K, centres=True, start=""
 ) -> WhiteningRule:
   return WhiteningRule(
     num_examples=n,
@@ -170,6 +169,8 @@ def rule_of(
     num_classes=num_classes,
     noise_multiplier=sigma,
     centres=centres,
+    start_sha256=start,
+    compares=bool(start),
   )
 
 
@@ -213,17 +214,23 @@ def recorded(monkeypatch, name: str) -> list[tuple[tuple, Any]]:
 
 # The budget.
 
+BEGUN = [(True, ""), (False, ""), (False, "0f" * 32)]
+"""Whether rows are centred, and a start."""
 SIZES = [(150, 6, 4), (1, 1, 2), (50_000, 192, 10), (1_281_167, 1280, 1000)]
 
 
 def multipliers(rule: WhiteningRule) -> list[tuple[float, int]]:
   """All Gaussian mechanisms of a head: noise multiplier, how many."""
-  once = [rule.mean_noise_multiplier, rule.moment_noise_multiplier]
+  once = [
+    rule.mean_noise_multiplier,
+    rule.moment_noise_multiplier,
+    rule.compared_noise_multiplier,
+  ]
   found = [(sigma, 1) for sigma in once if sigma is not None]
   return [*found, (rule.step_noise_multiplier, rule.num_steps)]
 
 
-@pytest.mark.parametrize("centres", [True, False])
+@pytest.mark.parametrize(("centres", "start"), BEGUN)
 @pytest.mark.parametrize(("n", "d", "num_classes"), SIZES)
 @hypothesis.settings(max_examples=20)
 @hypothesis.given(
@@ -233,14 +240,14 @@ def multipliers(rule: WhiteningRule) -> list[tuple[float, int]]:
   )
 )
 def test_all_mechanisms_together_have_the_sigma_of_the_head(
-  n, d, num_classes, centres, sigma
+  n, d, num_classes, centres, start, sigma
 ):
   """Σ σ_i⁻² in rationals: never more than it may be, and hardly less."""
   for whitens in (True, False, None):  # None: as it is
     with pytest.MonkeyPatch.context() as patch:
       if whitens is not None:
         set_whitens(patch, whitens)
-      rule = rule_of(sigma, n, d, num_classes, centres)
+      rule = rule_of(sigma, n, d, num_classes, centres, start)
       assert (rule.mean_noise_multiplier is not None) == centres
       assert (rule.moment_noise_multiplier is not None) == rule.whitens
       spent = sum(
@@ -251,17 +258,16 @@ def test_all_mechanisms_together_have_the_sigma_of_the_head(
     assert spent >= Fraction(sigma) ** -2 * (1 - Fraction(1, 10**12))
 
 
-@pytest.mark.parametrize("centres", [True, False])
+@pytest.mark.parametrize(("centres", "start"), BEGUN)
 @hypothesis.given(
   sigma=st.floats(-7, 20).map(lambda e: 2.0**e),
   apart=st.floats(-20, 10).map(lambda e: 2.0**e),
 )
-def test_what_goes_on_pays_for_what_is_new(centres, sigma, apart):
+def test_what_goes_on_pays_for_what_is_new(centres, start, sigma, apart):
   """Σ σ_i⁻² of its own, and of the head before, in rationals."""
   before = sigma * (1 + apart)
-  rule = dataclasses.replace(
-    rule_of(sigma, 50_000, centres=centres), before_noise_multiplier=before
-  )
+  rule = rule_of(sigma, 50_000, centres=centres, start=start)
+  rule = dataclasses.replace(rule, before_noise_multiplier=before)
   own = sum(
     (count * Fraction(sd) ** -2 for sd, count in multipliers(rule)), Fraction(0)
   )
@@ -274,7 +280,7 @@ def test_what_goes_on_pays_for_what_is_new(centres, sigma, apart):
 def test_each_head_of_a_nested_sweep_goes_on_from_the_last(monkeypatch):
   """What the first k released is the k-th's own cost; the least ε is first."""
   starts = recorded(monkeypatch, "descend")
-  monkeypatch.setattr(whitened_rule, "ROWS_TO_WHITEN", 1.0)
+  monkeypatch.setattr(budget, "ROWS_TO_WHITEN", 1.0)
   plan = plan_of(8.0, 1.0, 7.5, num_draws=2, order="nested")
   rows, seen = rows_of(clusters()), []
   nested = trainer(rows, class_moments(rows))
