@@ -36,6 +36,9 @@ from oneshot_dp.linear_dp.rows.whole_units import UnitSizes, count_rows
 
 ROWS_PER_DEVICE = 4096
 """The rows of a chunk: 2¹²·B² < 2⁵³, so float64 products add up exactly."""
+_CACHED, _LEAST_CACHED = 2**20, 1024
+"""How many numbers a CPU's cache holds while a step makes them, one for each
+row and class; with fewer rows, adding up what a chunk gives costs as much."""
 _LEAST_ROWS = 64
 FLOAT64_PLATFORMS = ("cpu", "cuda", "rocm", "gpu")
 
@@ -129,13 +132,16 @@ class SecretRows(Secret):
   @property
   def chunk_rows(self) -> int:
     """As few as n rows take in as few chunks: padding costs as much as rows."""
+    most = ROWS_PER_DEVICE
+    if self.mesh.devices.flat[0].platform == "cpu":
+      most = min(most, max(_LEAST_CACHED, _CACHED // self.num_classes))
     rows = -(-self.num_examples // (self.mesh.size * self.hosts.count))
-    each = -(-rows // -(-rows // ROWS_PER_DEVICE))
+    each = -(-rows // -(-rows // most))
     if each < rows:
       few = -(-each // _LEAST_ROWS) * _LEAST_ROWS
     else:  # a power of two: others of about as many need no other program
       few = max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
-    return min(few, ROWS_PER_DEVICE) * self.mesh.size
+    return min(few, most) * self.mesh.size
 
   @property
   def secret_units(self) -> int:

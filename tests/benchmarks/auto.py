@@ -32,7 +32,6 @@ from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.own_noise import GRADIENT_SUM
 from oneshot_dp.linear_dp.heads.whitened.training import WhitenedTrainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.rows.unit_norm_rows import ROWS_PER_DEVICE
 from oneshot_dp.linear_dp.trainer import TrainingRows
 from tests.benchmarks.stage2 import synthetic_cache
 
@@ -70,14 +69,15 @@ def measure(path: Path) -> str:
     ),
     [HeadConfig(head="whitened")],
   )
-  floor = [product(d, num_classes)]
+  rows = trainer._rows.chunk_rows
+  floor = [product(rows, d, num_classes)]
   start, used = time.perf_counter(), time.process_time()
   trainer.read()
   read = time.perf_counter() - start
 
   def on_release(released):
     if released.name == GRADIENT_SUM:
-      floor.append(product(d, num_classes))
+      floor.append(product(rows, d, num_classes))
 
   plan = ReleasePlan(epsilons=(1.0,), delta=1e-6, order="independent")
   list(trainer.release(plan, NoiseSource(), lambda *_: None, on_release))
@@ -86,7 +86,7 @@ def measure(path: Path) -> str:
   took, used = took - chunk, used - chunk_used
   steps = len(floor) - 1
   products = 2 * steps + 1
-  chunks = n / ROWS_PER_DEVICE / 2
+  chunks = n / rows / 2
   one, one_used = chunks * chunk / steps, chunks * chunk_used / steps
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
   return (
@@ -99,19 +99,19 @@ def measure(path: Path) -> str:
 
 
 @functools.cache
-def factors(d: int, num_classes: int) -> tuple[Any, ...]:
+def factors(rows: int, d: int, num_classes: int) -> tuple[Any, ...]:
   with jax.enable_x64(True):
-    z = jnp.ones((ROWS_PER_DEVICE, d), jnp.float64)
-    transposed = jnp.ones((d, ROWS_PER_DEVICE), jnp.float64)
+    z = jnp.ones((rows, d), jnp.float64)
+    transposed = jnp.ones((d, rows), jnp.float64)
     w = jnp.ones((d, num_classes), jnp.float64)
     both = jax.jit(lambda z, transposed, w: transposed @ (z @ w))
     jax.block_until_ready(both(z, transposed, w))
   return both, z, transposed, w
 
 
-def product(d: int, num_classes: int) -> tuple[float, float]:
+def product(rows: int, d: int, num_classes: int) -> tuple[float, float]:
   """Seconds of a chunk's two products in a step, and of CPU time."""
-  both, *given = factors(d, num_classes)
+  both, *given = factors(rows, d, num_classes)
   start, used = time.perf_counter(), time.process_time()
   with jax.enable_x64(True):
     jax.block_until_ready(both(*given))

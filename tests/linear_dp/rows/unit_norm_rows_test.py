@@ -229,11 +229,19 @@ def test_chunks_hold_every_row_once_and_padding_of_zeros(devices, sizes):
 
 
 @pytest.mark.parametrize(
-  ("n", "devices", "size"), [(3, 8, 64), (130, 2, 128), (20_000, 1, 6720)]
+  ("n", "devices", "size", "num_classes"),
+  [
+    (3, 8, 64, K),
+    (130, 2, 128, K),
+    (20_000, 1, 6720, K),
+    (3_000, 1, 1024, 999),
+  ],
 )
-def test_few_rows_are_padded_by_few(n, devices, size, monkeypatch):
+def test_few_rows_are_padded_by_few(n, devices, size, num_classes, monkeypatch):
   monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 8192)
-  (first, *_) = one_pass(rows_of(random_block(n, 2, K), devices))
+  block = random_block(n, 2, K)
+  rows = blocks.rows_of(block, devices, num_classes=num_classes)
+  (first, *_) = one_pass(rows)
   assert len(first[2]) == size * devices
 
 
