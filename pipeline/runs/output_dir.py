@@ -40,6 +40,8 @@ def resolved(path: Path) -> Path:
       f"{path} is no place for results ({getattr(error, 'strerror', error)});"
       " name another with --out."
     ) from error
+  if not place.name:
+    raise InputError(f"{path} is the root of all files; {_ELSEWHERE}.")
   return place
 
 
@@ -50,6 +52,8 @@ def check_absent(path: Path) -> None:
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
       instead = _MOVE if _clean_up(place) else _ELSEWHERE
       raise InputError(f"{path} already holds something; {instead}.")
+    if place.exists() and place.samefile("."):  # it would be, under our feet
+      raise InputError(f"{path} cannot be renamed to; {_ELSEWHERE}.")
   parent = next(p for p in place.parents if p.exists())
   if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
     raise RunError(f"{path} cannot be made: {parent} is not writable.")

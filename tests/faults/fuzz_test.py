@@ -1,8 +1,8 @@
 """Damaged files of every format, and odd words for every flag: a line each.
 
-FUZZ_EXAMPLES=20000 (`make fuzz`) is how many files; the seeds of failures are
-kept in .hypothesis, as ever. One process tries all: what is spoilt is put back,
-and words that were read once are not read again.
+FUZZ_EXAMPLES=20000 (`make fuzz`) is how many files, others in every run: what
+fails says its seed, and FUZZ_SEED repeats it. One process tries all: what is
+spoilt is put back, and words that were read once are not read again.
 """
 
 import collections
@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import shutil
+import time
 
 import hypothesis
 import numpy as np
@@ -29,7 +30,9 @@ from tests.extract.tables import png, write_table
 from tests.faults.workers import TIMEOUT, draw_once
 from tests.pipeline.command_line import CONFIG
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
+MANY = os.environ.get("FUZZ_EXAMPLES")
+EXAMPLES = int(MANY or "60")
+SEED = os.environ.get("FUZZ_SEED", str(time.time_ns()) if MANY else "the same")
 FUZZ = hypothesis.settings(
   deadline=None,
   # To make an example smaller would take minutes: as found, it says enough.
@@ -111,6 +114,8 @@ FILES: dict[str, tuple[int, list[str]]] = {
 _ALL = sum(share for share, _ in FILES.values())
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 TRIED: collections.Counter[str] = collections.Counter()
+DIFFERENT: set[int] = set()
+"""Digests of the files, and of the words."""
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +182,12 @@ def quick():
     yield
 
 
+@pytest.fixture(autouse=True)
+def seed():
+  """What fails is shown with it."""
+  print(f"FUZZ_SEED={SEED}")
+
+
 def ends_in_a_line(words: list[str], capsys, what: str) -> None:
   capsys.readouterr()
   faulthandler.dump_traceback_later(TIMEOUT, exit=True, file=2)
@@ -200,11 +211,14 @@ def test_a_damaged_file(place, capsys, name):
   file = max(place.glob(name))
   content, made = file.read_bytes(), place / "made"
 
+  @hypothesis.seed(f"{SEED} {name}")
   @hypothesis.settings(FUZZ, max_examples=max(1, EXAMPLES * share // _ALL))
   @hypothesis.given(data=st.data())
   def damaged(data):
     try:
-      file.write_bytes(spoilt(content, file.suffix, data))
+      other = spoilt(content, file.suffix, data)
+      DIFFERENT.add(hash((name, other)))
+      file.write_bytes(other)
       for line in lines:
         made.mkdir()
         words = line.format(place=place, made=made, file=file).split()
@@ -281,6 +295,7 @@ def test_odd_words(place, capsys, monkeypatch, command):
   made = place / "made"
   flags = sorted(parser.flags_of(COMMANDS[command]))
 
+  @hypothesis.seed(f"{SEED} {command}")
   @hypothesis.settings(FUZZ, max_examples=max(3, EXAMPLES // 100))
   @hypothesis.given(flag=st.sampled_from(flags), word=WORDS, data=st.data())
   def odd(flag, word, data):
@@ -292,6 +307,7 @@ def test_odd_words(place, capsys, monkeypatch, command):
       words += [flag, word]
     else:
       words[data.draw(st.integers(1, len(words) - 1))] = word
+    DIFFERENT.add(hash(tuple(words)))
     try:
       ends_in_a_line(words, capsys, f"words of {command}")
     finally:
@@ -304,4 +320,7 @@ def test_what_was_tried():
   """The last of this file: says how much there was."""
   for what, count in sorted(TRIED.items()):
     print(f"{count:6} {what}")
-  print(f"{sum(TRIED.values())} commands on damaged files and odd words")
+  print(
+    f"FUZZ_SEED={SEED}: {len(DIFFERENT)} different files and lines of words,"
+    f" {sum(TRIED.values())} commands"
+  )

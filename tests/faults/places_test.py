@@ -93,6 +93,20 @@ def test_what_may_not_be_read(sound, capsys, name, line, said):
   assert not list(sound.glob(".*.unfinished"))
 
 
+@pytest.mark.parametrize("out", ["/", "//", ".", "..", ""])
+@pytest.mark.parametrize(
+  "line", ["train --cache {}/cache --epsilon 1 --delta 1e-5", "predict {} {}"]
+)
+def test_what_has_no_name_of_its_own(sound, tmp_path, monkeypatch, out, line):
+  """Nothing can be renamed to it, which is said before any charge."""
+  (tmp_path / "empty").mkdir()
+  monkeypatch.chdir(tmp_path / "empty")
+  words = line.replace("{}", str(sound)).split()
+  ledgers = tmp_path / "ledgers"
+  assert main([*words, "--ledger-dir", str(ledgers), "--out", out]) == 2
+  assert not ledgers.exists()
+
+
 def test_a_full_disk_takes_the_answer(sound, capsys, monkeypatch):
   with open("/dev/full", "w") as full:
     monkeypatch.setattr(sys, "stdout", full)

@@ -77,6 +77,8 @@ def run(flags: Flags) -> Answer:
 
   check_beam_options(flags.beam_options, [Flags])
   output_dir.check_absent(flags.out)
+  if flags.out.is_dir():
+    raise InputError(f"--out {flags.out} is a folder; name the CSV file.")
   saved = read_head(flags.head)
   space = FeatureSpace.of_receipt(flags.head, saved.receipt)
   if not 1 <= flags.top_k <= len(space.class_names):
