@@ -37,6 +37,12 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
       ) from error
     super().download_and_prepare(**options)
 
+  def _log_download_bytes(self) -> None:
+    """Not said: nothing is downloaded."""
+
+  def _log_download_done(self) -> None:
+    """Nor this."""
+
   def _info(self) -> tfds.core.DatasetInfo:
     return tfds.core.DatasetInfo(
       builder=self,

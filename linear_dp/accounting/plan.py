@@ -107,9 +107,9 @@ class ReleasePlan:
 
   Formal guarantees: with "nested", the releases of one draw are the largest ε
   plus more and more noise, so that all of them together cost what the largest
-  does (`GaussianChain`); or, of whitened heads, what the smallest ε released,
-  and more and more. With "independent", every release has noise of its own
-  and all of them compose. Draws are always independent of each other.
+  does (`GaussianChain`); of whitened heads, each ε has the releases of the next
+  smaller one and its own. With "independent", every release has noise of its
+  own and all of them compose. Draws are always independent of each other.
 
   >>> plan = ReleasePlan(epsilons=(0.5, 2.0, 8.0), delta=1e-5)
   >>> round(plan.composed_epsilon, 3)

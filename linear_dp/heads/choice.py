@@ -63,10 +63,12 @@ def in_a_line(choice: Choice, plan: ReleasePlan, rows: TrainingRows) -> str:
   )
   other_cost = printable(instead.composed_epsilon)
   costs = "as much" if other_cost == cost else f"epsilon {other_cost}"
+  many = len(plan.epsilons) > 1
+  if other == AUTO and many and plan.order == "nested":
+    costs += ", or as much with sweep --release nested"
   sigma = max(plan.noise_multipliers.values())
   share = rows.num_examples / (rows.num_classes * sigma)
   points = next((p for least, p in _POINTS.items() if share >= least), None)
-  many = len(plan.epsilons) > 1
   at = f", at epsilon {printable(min(plan.epsilons))}," if many else ""
   gain = f" and{at} is likely no better, with so few rows of a class"
   if points:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float, Float32, Int32, Int64
 
 from oneshot_dp.linear_dp.evaluate import count_hits
 from oneshot_dp.linear_dp.head import LinearHead
@@ -21,11 +21,11 @@ HELD_OUT, COUNTS = "held out", "right answers"
 class _Part:
   """Rows of a block."""
 
-  embedding: np.ndarray
-  embedding_norm: np.ndarray
-  label: np.ndarray
-  example_id: np.ndarray
-  unit_id: np.ndarray | None
+  embedding: Float[np.ndarray, "rows d"]
+  embedding_norm: Float32[np.ndarray, " rows"]
+  label: Int32[np.ndarray, " rows"]
+  example_id: Int64[np.ndarray, " rows"]
+  unit_id: Int64[np.ndarray, " rows"] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)

@@ -39,6 +39,7 @@ class Runs:
   """What many runs let out of each canary.
 
   Attributes:
+    coins: which canaries were there.
     seen, response, parts: the `Observation` of each run.
     heads: weights of each canary's feature; None without a head.
     faults: of releases whose noise was not rounded.

@@ -70,9 +70,10 @@ def audit_plan(
   relation: NeighboringRelation,
   rows: int,
 ) -> ReleasePlan:
-  """What each run releases: a nested sweep of two, where heads can nest.
+  """What each run releases: a nested sweep of two, where heads share noise.
 
   All that such a sweep releases costs its largest epsilon, which is the claim.
+  Of other heads it is one; nested sweeps of whitened heads are not attacked.
   """
   kind = head_kind(config.head)
   return ReleasePlan(

@@ -50,7 +50,11 @@ def make_canaries(
   number: int | None,
   max_rows_per_unit: int | None = None,
 ) -> Canaries:
-  """Canaries for a head of the rows of a cache; by default as many as fit."""
+  """Canaries for a head of the rows of a cache.
+
+  By default 10,000 for a head of one step, 1,000 for others; InputError: fewer
+  than prove anything, or too many.
+  """
   if number is None:  # one step has room for one in each class and feature
     number = 10_000 if config.is_one_step else 1_000
   if number not in CANARIES:

@@ -68,7 +68,10 @@ class SumOfRows:
     scale: float,
     noise_sds: dict[float, float],
   ) -> NoiseAndSignal:
-    """Signal, of sums of evaluation rows, and noise, by noise_sd_steps."""
+    """Signal, of sums of evaluation rows, and noise, by noise_sd_steps.
+
+    `scale` is the number of private rows for each evaluation row.
+    """
     sums = scale * (class_sums - self.shared * class_sums.sum(axis=0))
     return NoiseAndSignal(
       method=method,

@@ -18,7 +18,11 @@ ClippedRows = Callable[[Block], Float[np.ndarray, "rows D"]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PublicAnswers:
-  """The answers of several heads, and sums of the rows they answered on."""
+  """The answers of several heads, and sums of the rows they answered on.
+
+  Attributes:
+    class_sums: summed per class; None where not asked for.
+  """
 
   num_classes: int
   label: Int64[np.ndarray, " n"]
@@ -41,7 +45,10 @@ class PublicAnswers:
 
   @functools.cached_property
   def confusion(self) -> sparse.csr_array:
-    """Share of a class's rows (line) that get an answer; sparse [K, K]."""
+    """Share of a class's rows (line) that get an answer; sparse [K, K].
+
+    The mean over heads.
+    """
     labels = np.broadcast_to(self.label, self.answer.shape).ravel()
     pairs = (np.ones(labels.size), (labels, self.answer.ravel()))
     shares = sparse.csr_array(pairs, shape=2 * (self.num_classes,))

@@ -71,6 +71,11 @@ def _command_name(argv: Sequence[str], commands: Mapping[str, Any]) -> str:
   word = argv[0]
   if word.startswith("-"):
     raise InputError(f"Missing subcommand: it comes first, before {word}.")
+  if word == "recover":
+    raise InputError(
+      "there is no command recover any more: run the command that failed again,"
+      " with the same flags and --out; it goes on with what is paid for."
+    )
   hint = did_you_mean(word, commands) or f"there are {', '.join(commands)}."
   raise InputError(f"there is no command {word}; {hint}")
 

@@ -87,7 +87,7 @@ def test_one_row_changes_real_counts_by_no_more():
 
 
 def test_a_unit_changes_counts_by_no_more_than_one():
-  """Of 1, 3, 96 and 200 rows, all of them right for once; by numpy alone."""
+  """Units of 1, 3, 96 and 200 rows, all right for once; by numpy alone."""
   units = np.repeat([7, 8, 9, 2], [1, 3, 96, 200])
   units = np.random.default_rng(0).permutation(units)
   block = with_units(random_block(300, 12, 8, seed=3), units)

@@ -11,12 +11,13 @@ from oneshot_dp.pipeline.shell.answer import Answer
 class Flags(HeadFlags, RunFlags):
   """Train heads for many epsilons from one cache, and score them.
 
-  By default the paper's single step (lamb), as its whole list costs the largest
-  epsilon. One line says what it costs, and what --head auto would.
+  By default the paper's single step (lamb). One line says what it costs, and
+  what --head auto would.
 
   Writes results.csv, results.json, accuracy.png and every head with its
-  receipt. Nested releases (the default of one-step heads) together cost the
-  largest epsilon, once per draw; independent ones compose. The labels of the
+  receipt. Nested releases (the default of one-step heads and least squares;
+  --release nested for auto) together cost the largest epsilon, once per draw;
+  independent ones compose. The labels of the
   evaluation cache are treated as public, unless --private-eval is given.
 
   Example: oneshot-dp sweep --cache caches/train --eval-cache caches/test

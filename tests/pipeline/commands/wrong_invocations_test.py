@@ -34,6 +34,7 @@ AUDIT = "audit --epsilon 1 --delta 1e-5"
 ASKED_WRONGLY = [
   # Commands and flags.
   ("trian", "there is no command trian; did you mean train?"),
+  ("recover", "no command recover any more: run the command that failed again"),
   ("--epsilon 1", "Missing subcommand"),
   ("train", "--cache PATH"),
   (f"{TRAIN} --epsilno 2", "did you mean --epsilon?"),

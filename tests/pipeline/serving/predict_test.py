@@ -145,7 +145,9 @@ def test_the_backbone_is_the_receipts(place, tmp_path, capsys, monkeypatch):
     "backbone": data["backbone"]
     | {"name": "vit_ti16", "layer": "cls", "weights_sha256": sha256}
   }
-  with pytest.raises(ValueError, match="say where they are"):
+  with pytest.raises(
+    ValueError, match=r"say where they are with --backbone\.weights"
+  ):
     backbone_config(vit, None, None)
   weights_cache.remember("hf://someone/vit/model.safetensors", sha256)
   config, _ = backbone_config(vit, None, None)
@@ -156,7 +158,9 @@ def test_the_backbone_is_the_receipts(place, tmp_path, capsys, monkeypatch):
     embedding="cls",
   )
   weights_cache.remember(str(tmp_path / "moved.npz"), sha256)
-  with pytest.raises(ValueError, match="say where they are"):
+  with pytest.raises(
+    ValueError, match=r"say where they are with --backbone\.weights"
+  ):
     backbone_config(vit, None, None)
   with pytest.raises(ValueError, match="of imported features"):
     backbone_config(data | {"preprocess": {}}, None, None)
