@@ -126,10 +126,17 @@ def test_a_full_disk_takes_the_answer(sound, capsys, monkeypatch):
   [("cache", (0, "")), ("x\n", (2, "oneshot-dp: error: a word of the"))],
 )
 def test_standard_output_may_be_closed(sound, name, ends):
-  """And no file is opened in its place."""
-  words = [sys.executable, "-m", "oneshot_dp.pipeline.cli", "inspect"]
+  """And no file is opened in its place: what a library prints is gone."""
+  program = (
+    "import os, sys\n"
+    "from oneshot_dp.pipeline.cli import main\n"
+    "status = main(sys.argv[1:])\n"
+    "assert os.path.samefile('/dev/fd/1', os.devnull)\n"
+    "sys.exit(status)\n"
+  )
+  words = [sys.executable, "-c", program, "inspect"]
   done = subprocess.run(
-    ["sh", "-c", 'exec "$@" >&-', "sh", *words, str(sound / name)],
+    ["sh", "-c", 'exec "$@" <&- >&-', "sh", *words, str(sound / name)],
     capture_output=True,
     text=True,
     check=False,
