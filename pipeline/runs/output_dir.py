@@ -78,8 +78,15 @@ def reserved(path: Path, *, goes_on: bool = False) -> Iterator[Reserved]:
   missing = [p for p in place.parents if not p.exists()]
   with disk_errors(path):
     place.parent.mkdir(parents=True, exist_ok=True)
+    for parent in missing:
+      sync(parent.parent)  # what is paid for is not lost with its folder
     lock = _locked(here.work, path)
   try:
+    if (earlier := here.work / "released").exists():
+      raise InputError(
+        f"{earlier} has heads that an earlier version released and paid for:"
+        " move it away first; each folder in it is a whole head."
+      )
     if here.left and not goes_on:
       raise InputError(
         f"a run into {path} was charged and not finished: {here.left}; or"

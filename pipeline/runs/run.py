@@ -95,7 +95,10 @@ class Run:
       check_never_charged(self.evaluation, self.ledger_dir, EXACT_SCORES)
 
   def record(
-    self, trainings: Sequence[Training], privacy: PrivacyConfig
+    self,
+    trainings: Sequence[Training],
+    privacy: PrivacyConfig,
+    private_eval: float | None = None,
   ) -> Unrecorded:
     """What a stopped run goes on from; takes the disk that all of it needs."""
     here = output_dir.held(self.out)
@@ -106,7 +109,12 @@ class Run:
     here.make_room(heads * head_bytes(self.train.info))
     ledger = cache_ledger(self.train, self.ledger_dir)
     seed, info = privacy.noise_seed, self.train.info
-    return Record.find(here.steps, ledger, parts, seed, info)
+    also = {}
+    if private_eval is not None:
+      # Other rows of that data set are told by its ledger's entries.
+      dataset = self.evaluation.info.dataset
+      also = {"private_eval": private_eval, "evaluation": dataset}
+    return Record.find(here.steps, ledger, parts, seed, info, also)
 
   def trained(
     self,

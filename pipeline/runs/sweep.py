@@ -69,7 +69,7 @@ def run_sweep(
   )
   note = in_a_line(choice, plan, rows_given)
   training = Training(trainer=trainer, plan=plan, note=note)
-  record = run.record([training], privacy)
+  record = run.record([training], privacy, private_eval)
   request = None
   if private_eval is not None:
     request = _private_evaluation(run, plan, privacy, private_eval, record)

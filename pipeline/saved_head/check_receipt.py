@@ -192,9 +192,10 @@ def _problems_of_composition(
   if privacy["noise_sd_steps"] > 0:
     sigma = plan.noise_multipliers.get(privacy["epsilon"])
     yield from _compare(privacy, {"noise_multiplier": sigma})
-    if isinstance(stated, WhiteningRule):
+    rule = getattr(stated, "chosen", stated)
+    if isinstance(rule, WhiteningRule):
       before = plan.noise_before(privacy["epsilon"])
-      if not same(stated.before_noise_multiplier, before):
+      if not same(rule.before_noise_multiplier, before):
         yield f"the head goes on from one of noise multiplier {before!r}."
 
 

@@ -7,7 +7,7 @@ written over.
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,11 +41,20 @@ class KeptReleases:
     self._kept = releases_in(folder)
     self._next = 0
     self._digest = _chained(b"", name.encode())
+    self._why_no_more = ""
 
   def make_room(self, size: int) -> None:
     """Takes so many bytes of the disk."""
     with disk_errors(self._folder, OverflowError):  # absurdly many steps
       take_room(self._folder / _ROOM, size)
+
+  def paid_by(self, entries: Sequence[str]) -> None:
+    """What follows was paid for by these: it is read under no others."""
+    self._digest = _chained(self._digest, "".join(entries).encode())
+
+  def make_no_more(self, why: str) -> None:
+    """From now on only what is kept is given."""
+    self._why_no_more = why
 
   def once(
     self,
@@ -56,13 +65,15 @@ class KeptReleases:
     """The next release: what is kept of it, or made now and then kept.
 
     Raises:
-      InputError: what is kept was changed.
+      InputError: what is kept was changed, or no more may be made.
       RunError: it cannot be written, and nothing was made of it.
     """
     file = f"{self._next:09}-{name.replace(' ', '-')}"
     self._next += 1
     if self._next <= len(self._kept):
       return self._read(file, source)
+    if self._why_no_more:
+      raise InputError(self._why_no_more)
     value = make()
     # How much was drawn may tell how many units there are.
     drawn = 0 if source.is_private else source.drawn
@@ -75,18 +86,18 @@ class KeptReleases:
       left = room.stat().st_size - disk_of(1, value.size)
       os.truncate(room, max(0, left))
     if not LocalStore(self._folder).put(file, self._digest + body, create=True):
-      raise _changed(self._folder / file)
+      raise changed(self._folder / file)
     return value
 
   def _read(self, file: str, source: NoiseSource) -> Shaped[np.ndarray, "..."]:
     path = self._folder / file
     if path != self._kept[self._next - 1]:
-      raise _changed(self._kept[self._next - 1])
+      raise changed(self._kept[self._next - 1])
     content = path.read_bytes()
     digest, body = content[:_DIGEST], content[_DIGEST:]
     self._digest = _chained(self._digest, body)
     if digest != self._digest:
-      raise _changed(path)
+      raise changed(path)
     size = int.from_bytes(body[:8], "little")
     drawn = json.loads(body[8 : 8 + size])["__metadata__"]["drawn"]
     source.skip_to(int(drawn))
@@ -107,7 +118,8 @@ class KeptNoise(NoiseSource):
     return self._kept.once(name, self, make)
 
 
-def _changed(path: Path) -> InputError:
+def changed(path: Path) -> InputError:
+  """The complaint of a file that is not what it was."""
   return InputError(
     f"{path} is not what was released there: it, or one before it, was changed"
     " or is missing. Restore the folder, or remove it and pay anew."

@@ -144,7 +144,10 @@ class FoldedTrainer(FoldedBaseline, Trainer):
   def resumes_by(self, plan: ReleasePlan) -> Resumable:
     """See `Trainer`."""
     inner = self._trainer.resumes_by(plan)
-    mapped = {SETTING: self._public.record.as_json()}
+    mapped = {
+      SETTING: self._public.record.as_json(),
+      "public_rows": self._public.cache.private_digest,  # of no secret
+    }
     return dataclasses.replace(inner, settings={**inner.settings, **mapped})
 
   def release(

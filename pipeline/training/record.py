@@ -1,6 +1,7 @@
 """What a run has paid for and released so far, so that another process goes on.
 
-FOLDER/training.json      what it is known again by; its charges name it
+FOLDER/training.json      what it is known again by, and which ledger it asked
+                          first; its charges name it, by a digest of it
 FOLDER/000000000-mean …   its releases, one by one
 
 The folder is its owner's alone (0700, 0600) and beside --out until that is
@@ -16,10 +17,12 @@ nothing is in PRIVACY.md, section 3.
 
 import collections
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import secrets
 import shutil
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypedDict
@@ -42,11 +45,13 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger, charge_aloud
 from oneshot_dp.pipeline.training.kept_releases import (
   KeptNoise,
   KeptReleases,
+  changed,
   releases_in,
 )
 from oneshot_dp.pipeline.training.request import estimate
 
 _HEADER = "training.json"
+_NONCE = 32  # hexadecimal digits
 
 
 class Unrecorded:
@@ -103,8 +108,11 @@ class Record(Unrecorded):
     parts: Sequence[tuple[Trainer, ReleasePlan]],
     noise_seed: int | None,
     info: CacheInfo,
+    also: Mapping[str, Any] = types.MappingProxyType({}),
   ) -> Self:
     """The record in a folder if it was charged, or else a new one.
+
+    `also` is what else the run was asked for, which must be the same.
 
     InputError: it asks for more than this machine has, or what is there is of
     another run, or another ledger has its charge.
@@ -118,6 +126,8 @@ class Record(Unrecorded):
         {"epsilons": plan.epsilons, "delta": plan.delta, **each.settings}
         for each, (_, plan) in zip(asks, parts, strict=True)
       ],
+      "also": dict(also),
+      "ledger": str(ledger.path.absolute()),
     }
     room = sum(each.num_bytes for each in asks)
     if (folder / _HEADER).exists():
@@ -127,20 +137,25 @@ class Record(Unrecorded):
         "restore it, or remove the folder and pay anew",
       )
       asked["name"] = there["name"]
+      is_first = there["ledger"] == asked["ledger"]
+      asked["ledger"] = there["ledger"]  # which may be elsewhere now
       if any(e.get("record") == there["name"] for e in ledger.entries()):
         _check_same(folder, there, _as_read(asked))
+        if there["name"] != _name(there, there["name"][:_NONCE]):
+          raise changed(folder / _HEADER)
         for torn in folder.glob(f"*{TEMPORARY_SUFFIX}"):
           torn.unlink()
         found = cls(folder, there, room, goes_on=True)
         found.note = f"going on: it is paid for, {kept(folder)}"
         return found
-      if releases_in(folder):
+      if releases_in(folder) or not is_first:
         raise InputError(
-          f"{ledger.path} was not charged for what is in {folder}; say where"
-          " the ledger is with --ledger-dir."
+          f"{ledger.path} was not charged for what is in {folder}, which asked"
+          f" {there['ledger']}; say where the ledger is with --ledger-dir, or"
+          " remove the folder and pay anew."
         )
       shutil.rmtree(folder)  # stopped before the charge
-    asked["name"] = secrets.token_hex(32)
+    asked["name"] = _name(asked, secrets.token_hex(_NONCE // 2))
     new = cls(folder, asked, room, goes_on=False)
     new.note = note
     return new
@@ -176,6 +191,13 @@ class Record(Unrecorded):
           shutil.rmtree(self._folder, ignore_errors=True)
         raise
     self._asked_for[ledger.path] += len(charges)
+    self._releases.paid_by(there)
+    if self._goes_on and any(map(ledger.published, there)):
+      self._releases.make_no_more(
+        f"heads of this charge left already, as {ledger.path} knows, and not"
+        f" all that they were made of is in {self._folder}, which seems to be"
+        " a copy: one charge pays for one release. Remove it, and pay anew."
+      )
     return there
 
   def _begin(self) -> None:
@@ -212,6 +234,8 @@ def kept(folder: Path) -> str:
   if not (folder / _HEADER).exists():
     return ""
   count = len(releases_in(folder))
+  if not count:
+    return "nothing is released yet"
   return f"{count} release{'s are' if count != 1 else ' is'} kept"
 
 
@@ -219,7 +243,15 @@ class _Header(TypedDict):
   version: str
   noise_seed: int | None
   trainings: list[OBJECT]
+  also: OBJECT
+  ledger: str
   name: str
+
+
+def _name(header: Mapping[str, Any], nonce: str) -> str:
+  """A random number, and a digest of it and the header, which it binds."""
+  said = json_bytes({**header, "name": nonce})
+  return nonce + hashlib.sha256(said).hexdigest()
 
 
 def _as_read(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,6 +268,12 @@ def _check_same(folder: Path, there: Any, asked: Any) -> None:
 
 def _refuse(folder: Path, different: set[str]) -> None:
   """Refuses rows, costs or settings other than those paid for."""
+  if "version" in different:
+    raise InputError(
+      f"{folder} is of a run of another version of oneshot-dp that was charged"
+      f" ({kept(folder)}): go on with that one, or name another place with"
+      " --out."
+    )
   if different:
     raise InputError(
       f"{folder} is of a run that was charged ({kept(folder)}), and this is"

@@ -198,9 +198,12 @@ def test_stopped_about_the_charge(
       patch.setattr(*charged)
     assert main(place(AUTO)) == 130
   said = capsys.readouterr().err
-  assert ("0 releases are kept" in said) == bool(number)
+  assert ("nothing is released yet" in said) == bool(number)
   assert kept.parent.exists() == bool(number)
   assert len(entries()) == number
+  if number:
+    elsewhere = [*place(AUTO), "--ledger-dir", str(kept.parents[1] / "another")]
+    assert "was not charged for what is in" in fails(capsys, *elsewhere)
   succeeds(capsys, *place(AUTO))
   assert len(entries()) == 1
 
@@ -323,6 +326,34 @@ class TestRefused:
     line = fails(capsys, *place(AUTO))
     assert "training.json is damaged (Expected `array`, got `int`" in line
 
+  def test_what_it_is_known_by_was_changed(
+    self, place, capsys, monkeypatch, kept, tmp_path
+  ):
+    """To what another run is known by, but for the name that was charged."""
+    command = AUTO + " --balanced"
+    with monkeypatch.context() as patch:
+      stop_at(patch, 1, "within")
+      assert main(place(command.replace("{out}", "{tmp}/second"))) == 130
+    other = tmp_path / ".second.unfinished" / "steps" / "training.json"
+    path = kept / "training.json"
+    name = json.loads(path.read_text())["name"]
+    path.write_text(json.dumps(json.loads(other.read_text()) | {"name": name}))
+    assert main(place(command)) == 2
+    said = capsys.readouterr().err
+    assert "training.json is not what was released there" in said
+
+  def test_a_copy_makes_no_second_head(
+    self, place, capsys, kept, entries, tmp_path
+  ):
+    again = place(AUTO.replace("{out}", "{tmp}/second"))
+    copy = tmp_path / ".second.unfinished" / "steps"
+    shutil.copytree(kept.parent, copy.parent)
+    succeeds(capsys, *place(AUTO))
+    assert main(again) == 2
+    assert "heads of this charge left already" in capsys.readouterr().err
+    assert len(entries()) == 1
+    assert not (tmp_path / "second").exists()
+
   def test_steps_of_another_training(
     self, place, capsys, monkeypatch, kept, tmp_path
   ):
@@ -354,9 +385,10 @@ class TestRefused:
     assert kept.stat().st_mode & 0o777 == 0o700
     assert {p.stat().st_mode & 0o777 for p in kept.iterdir()} == {0o600}
     said = json.loads((kept / "training.json").read_text())
-    # Nothing of the rows, under whatever key: the one hash-like text is random.
+    # Nothing of the rows, under whatever key: the one hash-like text is random,
+    # and a digest of this.
     assert set(said) == {
-      *("version", "noise_seed", "trainings", "name"),
+      *("version", "noise_seed", "trainings", "also", "ledger", "name"),
     }
     assert re.findall("[0-9a-f]{32,}", json.dumps(said)) == [said["name"]]
 
@@ -413,12 +445,43 @@ def test_more_than_a_million_releases(tmp_path):
   assert [path.name for path in found] == names
 
 
+def test_counts_of_other_rows(place, capsys, monkeypatch, kept, tmp_path):
+  """Scores of one data set are never those of another, or at another ε."""
+  command = PRIVATE_EVAL.replace(" --baseline", "")
+  with monkeypatch.context() as patch:
+    stop_at(patch, 2, "after")
+    assert main(place(command)) == 130
+  write_clusters(tmp_path / "other", (20, 20, 20, 20), dataset="others")
+  for change, named in (
+    (("eval 1", "eval 8"), "private_eval"),
+    (("{eval}", "{tmp}/other"), "evaluation"),
+  ):
+    capsys.readouterr()
+    assert main(place(command.replace(*change))) == 2
+    assert f"another, by its {named}:" in capsys.readouterr().err
+  assert len(Ledger("others").entries()) == 0
+
+
+def test_what_was_paid_otherwise_is_not_given(tmp_path):
+  def made(entry: str, value: int) -> np.ndarray:
+    releases = kept_releases.KeptReleases(tmp_path, "name")
+    releases.make_room(0)
+    releases.paid_by([entry])
+    source = kept_releases.KeptNoise(None, releases)
+    return source.once("sum", lambda: np.array([value]))
+
+  assert made("one", 1) == made("one", 2) == 1
+  with pytest.raises(InputError, match="is not what was released there"):
+    made("another", 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("command", "at"),
   [
     (LAMB, "pipeline.training.record.charge_aloud"),
     (AUTO, "linear_dp.heads.whitened.training.unit_scale"),
+    (AUTO, "linear_dp.statistics.gradient_sum.rounded_gaussian"),
   ],
 )
 def test_killed(place, out, entries, command, at):
