@@ -1,7 +1,6 @@
 """What a run has paid for and released so far, so that another process goes on.
 
-FOLDER/training.json      what it is known again by, and which ledger it asked
-                          first; its charges name it, by a digest of it
+FOLDER/training.json      what it is known again by; its charges name its digest
 FOLDER/000000000-mean …   its releases, one by one
 
 The folder is its owner's alone (0700, 0600) and beside --out until that is
@@ -233,8 +232,7 @@ def kept(folder: Path) -> str:
   """How far a run is, such as "7 releases are kept"; "" if there is none."""
   if not (folder / _HEADER).exists():
     return ""
-  count = len(releases_in(folder))
-  if not count:
+  if not (count := len(releases_in(folder))):
     return "nothing is released yet"
   return f"{count} release{'s are' if count != 1 else ' is'} kept"
 
@@ -259,10 +257,7 @@ def _as_read(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(folder: Path, there: Any, asked: Any) -> None:
-  for one, other in (
-    (_in_short(there), _in_short(asked)),
-    (there, asked),
-  ):
+  for one, other in ((_in_short(there), _in_short(asked)), (there, asked)):
     _refuse(folder, _different(one, other, "trainings"))
 
 
