@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import tokenize
 import zlib
 from collections.abc import Iterator
 from zipfile import BadZipFile
@@ -103,6 +104,14 @@ class ArrayExamples:
     return f"{self._place}[{index}]"
 
 
+# zipfile and zlib say so of what they cannot unpack, NumPy of headers.
+UNREADABLE = (
+  *(OSError, ValueError, EOFError, BadZipFile, zlib.error),
+  *(NotImplementedError, RuntimeError, KeyError, TypeError, SyntaxError),
+  *(OverflowError, tokenize.TokenError),
+)
+
+
 @contextlib.contextmanager
 def open_npz(path: str) -> Iterator[np.lib.npyio.NpzFile]:
   """Opens an npz; whatever cannot be read in it is the input's fault."""
@@ -117,7 +126,7 @@ def open_npz(path: str) -> Iterator[np.lib.npyio.NpzFile]:
       yield npz
   except InputError:
     raise
-  except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+  except UNREADABLE as error:
     raise InputError(
       f"{path!r} is not a readable npz of plain arrays: {error}"
     ) from error

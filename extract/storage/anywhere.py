@@ -1,9 +1,11 @@
 """What is read of sources, by path or by URL: files and lists of folders."""
 
 import contextlib
+import errno
 import io
 import os
 import pathlib
+import stat
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -79,6 +81,9 @@ def read_file(path: str) -> bytes:
 def opened(path: str) -> Iterator[io.BufferedReader]:
   """Opens a file, or a copy of it that is gone afterwards, to be read."""
   if not is_url(path):
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+      raise OSError(errno.EINVAL, "not a regular file", path)
     with open(path, "rb") as file:
       yield file
     return

@@ -2,10 +2,8 @@
 
 import os
 import pathlib
-import tokenize
 import warnings
 import zipfile
-import zlib
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
@@ -30,17 +28,15 @@ from oneshot_dp.extract.cache.identity import (
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write_arrays import holds_rows, write_rows
 from oneshot_dp.extract.progress import step_bar
-from oneshot_dp.extract.sources.arrays import check_distinct, integers
+from oneshot_dp.extract.sources.arrays import (
+  UNREADABLE,
+  check_distinct,
+  integers,
+)
 from oneshot_dp.extract.sources.units import numbers_of
 from oneshot_dp.extract.storage.anywhere import opened
 
 _Arrays = dict[str, np.ndarray]
-# zipfile and zlib say so of what they cannot unpack, NumPy of headers.
-_UNREADABLE = (
-  *(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error),
-  *(NotImplementedError, RuntimeError, KeyError, TypeError, SyntaxError),
-  *(OverflowError, tokenize.TokenError),
-)
 _ROWS = ("embedding", "label", "example_id", "unit_id")
 
 
@@ -141,7 +137,7 @@ def _load(path: pathlib.Path, split: str, unit_name: str | None) -> _Arrays:
     raise InputError(f"{path}: no such file.") from e
   except MemoryError as e:
     raise InputError(f"{path}: its arrays do not fit into memory.") from e
-  except _UNREADABLE as e:
+  except UNREADABLE as e:
     reason = (
       "it holds Python objects; save plain arrays"
       if "allow_pickle" in str(e) and zipfile.is_zipfile(path)

@@ -107,6 +107,11 @@ def look(
   ]
   cost = cost_of(run, unsound)
   receipt = run.receipts[chosen[0].path]
+  if len(run.class_names) != receipt["mechanism"]["num_classes"]:
+    raise InputError(
+      f"{directory}/config.json is damaged: it names {len(run.class_names)}"
+      " classes, and heads have another number; run it again."
+    )
   sums, summed = _known_sums(run, chosen[0])
   answers = _evaluation_rows(run, places, is_given=eval_cache is not None)
   if not isinstance(answers, str):

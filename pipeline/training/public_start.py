@@ -2,8 +2,6 @@
 
 import hashlib
 import io
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.sources.arrays import UNREADABLE
 from oneshot_dp.linear_dp.public_start import PublicStart
 from oneshot_dp.pipeline.saved_head.directory import (
   RECEIPT_FILE,
@@ -77,10 +76,7 @@ def _of_npz(path: Path) -> tuple[_Vectors, str]:
       vectors = {name: file[name] for name in file.files}
   except FileNotFoundError as e:
     raise InputError(f"{path}: no such file.") from e
-  except (
-    *(OSError, ValueError, EOFError, TypeError),
-    *(zipfile.BadZipFile, zlib.error),
-  ) as e:
+  except UNREADABLE as e:
     raise InputError(
       f"{path} is not a readable npz ({type(e).__name__}): save one vector for"
       " each class with numpy.savez."

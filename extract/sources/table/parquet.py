@@ -49,6 +49,7 @@ class ParquetImages:
         with opened(path) as mapped:
           place = pa.memory_map(f"/dev/fd/{mapped.fileno()}")
           table = pa.ipc.open_stream(place).read_all()
+        table.validate(full=True)  # a place outside the file ends the process
         self._schema, sizes = table.schema, [len(table)]
         self._column = table.column
         self._group = lambda key, group: table.column(key)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from oneshot_dp.configs.errors import escaped
 from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
@@ -53,5 +54,5 @@ def run(flags: Flags) -> Answer:
   check_kind(flags.directory, "report")
   written = write_report(**vars(flags))
   for note in written.notes:
-    print(note, file=sys.stderr)
+    print(escaped(note), file=sys.stderr)
   return Answer(text=str(written.page), facts=written._asdict())

@@ -164,8 +164,13 @@ def test_number_of_classes_that_is_not_right(
 def test_files_that_are_no_npz(tmp_path):
   np.savez_compressed(tmp_path / "good.npz", **arrays())
   good = (tmp_path / "good.npz").read_bytes()
+  np.savez(tmp_path / "plain.npz", **arrays())
+  plain = (tmp_path / "plain.npz").read_bytes()
+  version = good.index(b"PK\x01\x02") + 6
   files = {
     "empty.npz": b"",
+    "version.npz": good[:version] + b"\xff\0" + good[version + 2 :],
+    "bracket.npz": plain.replace(b"), }", b" , }"),
     "text.npz": b"not an archive",
     "cut.npz": good[: len(good) // 2],
     # The checksum notices the one, the decompression the other.

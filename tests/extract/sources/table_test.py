@@ -11,6 +11,7 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -303,6 +304,19 @@ def test_files_that_are_cut_short(tmp_path, kind, size):
   with pytest.raises(InputError) as caught:
     open_source(config(tmp_path, kind), "all")
   assert "\n" not in str(caught.value)
+
+
+def test_places_outside_the_file_are_found_before_they_are_read(tmp_path):
+  """Read, they would end the process: an Arrow file is mapped."""
+  places = pa.py_buffer(np.array([0, 2**30, 3], np.int32))
+  image = pa.BinaryArray.from_buffers(
+    pa.binary(), 2, [None, places, pa.py_buffer(b"abc")]
+  )
+  table = pa.table({"image": image, "label": [0, 1]})
+  with pa.ipc.new_stream(tmp_path / "x.arrow", table.schema) as writer:
+    writer.write_table(table)
+  with pytest.raises(InputError, match="is not an Arrow stream"):
+    open_source(config(tmp_path, "arrow"), "all")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -164,6 +164,8 @@ def test_what_is_not_an_npz_is_said_to_be(tmp_path):
   np.save(tmp_path / "one.npy", np.zeros(3))
   with pytest.raises(InputError, match="one array, not an npz"):
     import_features(tmp_path / "one.npy", tmp_path / "c")
+  with pytest.raises(InputError, match="not a readable npz"):
+    import_features("/dev/full", tmp_path / "c")  # which has no end
   whole = _save(tmp_path / "f.npz").read_bytes()
   for name, data in (("junk", b"junk"), ("empty", b""), ("cut", whole[:700])):
     (tmp_path / name).write_bytes(data)

@@ -83,6 +83,15 @@ def test_a_page_that_cannot_be_made_replaces_nothing(sweep, tmp_path):
   assert not [path for path in run.iterdir() if path.name.startswith(".")]
 
 
+def test_fewer_names_than_classes(sweep, tmp_path):
+  run = sweep.copied(tmp_path / "run")
+  config = json.loads((run / "config.json").read_text())
+  config["train_cache"]["class_names"].pop()
+  (run / "config.json").write_text(json.dumps(config))
+  with pytest.raises(InputError, match="is damaged: it names"):
+    reported(run, ledger_dir=sweep.folder / "ledgers")
+
+
 def test_what_is_compared_is_at_one_delta(sweep, tmp_path):
   ledgers = tmp_path / "ledgers"
   shutil.copytree(sweep.folder / "ledgers", ledgers)
