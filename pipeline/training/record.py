@@ -50,7 +50,6 @@ from oneshot_dp.pipeline.training.kept_releases import (
 from oneshot_dp.pipeline.training.request import estimate
 
 _HEADER = "training.json"
-_NONCE = 32  # hexadecimal digits
 
 
 class Unrecorded:
@@ -135,12 +134,12 @@ class Record(Unrecorded):
         _Header,
         "restore it, or remove the folder and pay anew",
       )
-      asked["name"] = there["name"]
+      asked |= {"name": there["name"], "nonce": there["nonce"]}
       is_first = there["ledger"] == asked["ledger"]
       asked["ledger"] = there["ledger"]  # which may be elsewhere now
       if any(e.get("record") == there["name"] for e in ledger.entries()):
         _check_same(folder, there, _as_read(asked))
-        if there["name"] != _name(there, there["name"][:_NONCE]):
+        if there["name"] != _name(there):
           raise changed(folder / _HEADER)
         for torn in folder.glob(f"*{TEMPORARY_SUFFIX}"):
           torn.unlink()
@@ -154,7 +153,8 @@ class Record(Unrecorded):
           " remove the folder and pay anew."
         )
       shutil.rmtree(folder)  # stopped before the charge
-    asked["name"] = _name(asked, secrets.token_hex(_NONCE // 2))
+    asked["nonce"] = secrets.token_hex(32)
+    asked["name"] = _name(asked)
     new = cls(folder, asked, room, goes_on=False)
     new.note = note
     return new
@@ -243,13 +243,14 @@ class _Header(TypedDict):
   trainings: list[OBJECT]
   also: OBJECT
   ledger: str
+  nonce: str
   name: str
 
 
-def _name(header: Mapping[str, Any], nonce: str) -> str:
-  """A random number, and a digest of it and the header, which it binds."""
-  said = json_bytes({**header, "name": nonce})
-  return nonce + hashlib.sha256(said).hexdigest()
+def _name(header: Mapping[str, Any]) -> str:
+  """A digest that binds a header, and hides it behind the nonce in it."""
+  said = {key: header[key] for key in header.keys() - {"name"}}
+  return hashlib.sha256(json_bytes(said)).hexdigest()
 
 
 def _as_read(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,9 +266,8 @@ def _refuse(folder: Path, different: set[str]) -> None:
   """Refuses rows, costs or settings other than those paid for."""
   if "version" in different:
     raise InputError(
-      f"{folder} is of a run of another version of oneshot-dp that was charged"
-      f" ({kept(folder)}): go on with that one, or name another place with"
-      " --out."
+      f"{folder} is of a run of another version that was charged"
+      f" ({kept(folder)}): go on with it, or name another place with --out."
     )
   if different:
     raise InputError(

@@ -385,12 +385,13 @@ class TestRefused:
     assert kept.stat().st_mode & 0o777 == 0o700
     assert {p.stat().st_mode & 0o777 for p in kept.iterdir()} == {0o600}
     said = json.loads((kept / "training.json").read_text())
-    # Nothing of the rows, under whatever key: the one hash-like text is random,
+    # Nothing of the rows, under whatever key: the hash-like texts are random,
     # and a digest of this.
     assert set(said) == {
-      *("version", "noise_seed", "trainings", "also", "ledger", "name"),
+      *("version", "noise_seed", "trainings", "also", "ledger", "nonce", "name")
     }
-    assert re.findall("[0-9a-f]{32,}", json.dumps(said)) == [said["name"]]
+    found = re.findall("[0-9a-f]{32,}", json.dumps(said))
+    assert sorted(found) == sorted([said["name"], said["nonce"]])
 
 
 @pytest.mark.parametrize(
