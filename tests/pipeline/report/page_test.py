@@ -10,6 +10,7 @@ from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.page import _points
+from tests.pipeline.command_line import succeeds
 from tests.pipeline.report.conftest import reported, swept
 
 UNCOVERED = "(and 1 that no ε covers: NOT PRIVATE)"
@@ -90,6 +91,16 @@ def test_fewer_names_than_classes(sweep, tmp_path):
   (run / "config.json").write_text(json.dumps(config))
   with pytest.raises(InputError, match="is damaged: it names"):
     reported(run, ledger_dir=sweep.folder / "ledgers")
+
+
+def test_a_terminal_obeys_no_run(sweep, tmp_path, capsys):
+  run = sweep.copied(tmp_path / "run")
+  config = json.loads((run / "config.json").read_text())
+  config["run"]["ledger_dir"] = f"{tmp_path}/\x1b[2J"
+  (run / "config.json").write_text(json.dumps(config))
+  said = succeeds(capsys, "report", run)
+  assert r"\x1b[2J" in "".join(said)
+  assert "\x1b" not in "".join(said)
 
 
 def test_what_is_compared_is_at_one_delta(sweep, tmp_path):
