@@ -34,6 +34,11 @@ from tests.extract.image_jobs import write_folder
 SHARED = ROOT.parent / "shared" / "data"
 SHARD_ROWS = 20
 TRIES = 3
+START_SECONDS = 600
+"""What a run may take with no image: JVMs start, a kill is noticed."""
+IMAGE_SECONDS = 2
+SLOWER = 10
+"""A run on the cluster may take so many times what one beside it took."""
 CONFIG = """
 from oneshot_dp.configs.extract_config import *
 def get_config():
@@ -92,9 +97,16 @@ def shards(out: pathlib.Path) -> int:
 
 
 def survive(
-  cluster: FlinkCluster, place: pathlib.Path, number: int, moment: random.Random
+  cluster: FlinkCluster,
+  place: pathlib.Path,
+  number: int,
+  moment: random.Random,
+  limit: float,
 ) -> str:
-  """One job with a kill in it; returns how it went."""
+  """One job with a kill in it; returns how it went.
+
+  `limit` is how many seconds a run may go on after the kill.
+  """
   out, begin = f"killed{number}", time.monotonic()
   total = shards(place / "undisturbed")
   job = start(place, out, cluster.flags)
@@ -107,7 +119,7 @@ def survive(
   cluster.kill_worker(victim)
   cluster.start_worker(victim)
   runs = 1
-  while job.wait(600) and runs < TRIES:
+  while job.wait(limit) and runs < TRIES:
     cluster.wait_for_workers()
     job, runs = start(place, out, cluster.flags), runs + 1
   if job.returncode:
@@ -138,12 +150,17 @@ def main() -> None:
     place = pathlib.Path(folder)
     os.chdir(place)  # What is relative is so to the workers too.
     print(make_job(place, asked.images), flush=True)
-    if start(place, "undisturbed", []).wait(600):
+    begin = time.monotonic()
+    undisturbed = start(place, "undisturbed", [])
+    if undisturbed.wait(START_SECONDS + IMAGE_SECONDS * asked.images):
       sys.exit((place / "undisturbed.log").read_text())
+    took = time.monotonic() - begin
+    print(f"undisturbed, in one process: {took:.0f} s", flush=True)
+    limit = START_SECONDS + SLOWER * took
     moment = random.Random(asked.seed)
     with FlinkCluster(place / "cluster") as cluster:
       for number in range(asked.kills):
-        print(survive(cluster, place, number, moment), flush=True)
+        print(survive(cluster, place, number, moment, limit), flush=True)
   print(f"{asked.kills} passed, 0 failed")
 
 
