@@ -35,6 +35,8 @@ from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.extract.sources.example import Source, shortened
 
 _BATCHES_AHEAD = 2
+_AT_ONCE = 16
+"""Images of one task, at most: a task costs what a tiny image does."""
 _LOOKED_AT = 100_000  # for other broken images: minutes, not days
 _WHAT_TO_DO = (
   "Mend what is broken (`oneshot-dp inspect` of a folder, or of a Parquet,"
@@ -112,7 +114,7 @@ def embed_range(
 
   def on_the_devices() -> Iterator[tuple[_Batch, jax.Array]]:
     nonlocal waited
-    prepared = _in_order(prepare, indices, pool, ahead)
+    prepared = _in_order(prepare, indices, pool, ahead, _threads(config))
     batches = _batches(prepared, embedder.batch_size)
     while True:
       start = time.perf_counter()
@@ -179,7 +181,8 @@ def check_decodes(source: Source, config: ExtractConfig) -> None:
     decode_pool(config) as pool,
     step_bar("look for other broken images", "image", len(indices)) as bar,
   ):
-    looks = _in_order(is_broken, indices, pool, 2 * _threads(config))
+    threads = _threads(config)
+    looks = _in_order(is_broken, indices, pool, 2 * threads, threads)
     for index, found in enumerate(looks):
       broken += [source.where(index)] * found
       bar.update()
@@ -210,7 +213,7 @@ def _prepare(
   example = source[index]
   read = time.perf_counter()
   key = image_key(example.image)
-  is_outside = not in_part(part, image_keys([key]))[0]
+  is_outside = not (part.is_whole or in_part(part, image_keys([key]))[0])
   try:
     images = (
       () if is_outside else _shown(example.image, key, config, preprocessing)
@@ -257,16 +260,24 @@ def _in_order(
   indices: range,
   pool: concurrent.futures.ThreadPoolExecutor,
   ahead: int,
+  threads: int,
 ) -> Iterator[_T]:
   """`map` over a pool that runs at most `ahead` items before the consumer."""
+  # Four tasks for each thread, or more: none waits for the longest.
+  size = min(ahead, len(indices)) // (4 * threads)
+  size = max(1, min(_AT_ONCE, size))
+
+  def prepare_some(start: int) -> list[_T]:
+    return [prepare(index) for index in indices[start : start + size]]
+
   waiting = collections.deque()
   try:
-    for index in indices:
-      waiting.append(pool.submit(prepare, index))
-      if len(waiting) >= ahead:
-        yield waiting.popleft().result()
+    for start in range(0, len(indices), size):
+      waiting.append(pool.submit(prepare_some, start))
+      if len(waiting) >= ahead // size:
+        yield from waiting.popleft().result()
     while waiting:
-      yield waiting.popleft().result()
+      yield from waiting.popleft().result()
   finally:
     for future in waiting:
       future.cancel()
