@@ -399,7 +399,9 @@ def test_a_shard_whose_file_was_mended_is_done_again(tmp_path):
   report = run_extraction(folder_job(photos), out)
   assert report.kept_shards == 1
   embedding = columns(report.cache)["embedding"]
-  np.testing.assert_array_equal(embedding[0], embedding[1])
+  # (Rows of a batch may be rounded otherwise: by a CPU's vectors, at the edge.)
+  np.testing.assert_allclose(embedding[0], embedding[1], atol=1e-5)
+  assert abs(embedding[0] - embedding[2]).max() > 1e-2
 
 
 @pytest.mark.parametrize("change", ["size", "gone", "new"])
