@@ -4,14 +4,16 @@ The listing is private. It lies with the unfinished cache, for the workers; of a
 finished one its SHA-256 is in `shards.json`, which stays with the private data,
 as does `skipped.json`: which images were left out, and where they are. A runner
 shows what it runs: workers are given a hash of random bits and the listing,
-which tells nothing to whoever guesses that.
+which tells nothing to whoever guesses that. It may be larger than memory.
 """
 
 import hashlib
+import itertools
 import os
 import secrets
 import threading
 import weakref
+from collections.abc import Iterator
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import POSITION_IDS, ExtractConfig
@@ -27,12 +29,16 @@ from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.file_list import mended
 from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.storage.durable_files import json_bytes
-from oneshot_dp.extract.storage.store import store_at
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
+from oneshot_dp.extract.storage.mapped import mapped
+from oneshot_dp.extract.storage.store import Store, store_at
 from oneshot_dp.extract.storage.typed_json import stored_json
 
 _FILE = f"{INCOMPLETE_DIR}/listing"
 _RANDOM = 32
 """Bytes before the listing."""
+_PART_BYTES = 64 << 20
+"""What is more comes in further files, each in memory by itself."""
 SKIPPED_FILE = "skipped.json"
 """example_id → where it is, of each image that a cache leaves out; private."""
 _OPENING = threading.Lock()
@@ -40,7 +46,7 @@ _OPENED = weakref.WeakValueDictionary[tuple[str, str, str], Source]()
 """A source is opened once per process, the one that launches a job included."""
 
 
-def open_split(config: ExtractConfig, listing: bytes | None = None) -> Source:
+def open_split(config: ExtractConfig, listing: Buffer | None = None) -> Source:
   """The source of a job: all of the split that it asks for a part of."""
   split = SplitPart.of(config.split).split
   return open_source(config.source, split, listing)
@@ -60,19 +66,64 @@ def keep_listing(
   shards are forgotten. The SHA-256 returned tells nothing of the listing.
   """
   store = store_at(out)
-  kept = secrets.token_bytes(_RANDOM) + source.listing
-  if not store.put(_FILE, kept, create=True):
-    there = store.read(_FILE)
-    kept = there[:_RANDOM] + source.listing
-    if kept != there:
-      changed = mended(there[_RANDOM:], source.listing)
+  kept = _kept(store)
+  if kept and kept[1] == source.listing:
+    random, _ = kept
+  else:
+    if kept:
+      changed = mended(kept[1], source.listing)
       if changed is None:
         raise _another(out, source)
       forget_shards(out, {i // config.shard_rows for i in changed})
-      store.put(_FILE, kept)
-  sha256 = hashlib.sha256(kept).hexdigest()
+    random = _keep(store, source.listing)
+  sha256 = _kept_sha256(random, source.listing)
   _OPENED[_key(config, sha256)] = source
   return sha256
+
+
+def _keep(store: Store, listing: Buffer) -> bytes:
+  """Writes a listing, its first file last; returns the bits before it."""
+  random = secrets.token_bytes(_RANDOM)
+  parts = range(0, len(listing), _PART_BYTES)
+  for number, at in reversed(list(enumerate(parts))):
+    part = bytes(listing[at : at + _PART_BYTES])
+    if number:
+      store.put(_more_file(random, number), part)
+    else:
+      store.put(_FILE, random + part)
+  return random
+
+
+def _kept(store: Store) -> tuple[bytes, memoryview] | None:
+  """The bits before the listing that lies there, and it; None if none does."""
+  try:
+    first = store.read(_FILE)
+  except FileNotFoundError:
+    return None
+  random, part = first[:_RANDOM], first[_RANDOM:]
+
+  def parts(part: bytes) -> Iterator[bytes]:
+    for number in itertools.count(1):
+      yield part
+      if len(part) < _PART_BYTES:
+        return
+      try:
+        part = store.read(_more_file(random, number))
+      except FileNotFoundError:
+        return
+
+  return random, mapped(parts(part))
+
+
+def _more_file(random: bytes, number: int) -> str:
+  """Of this listing alone: another one's are never read with its first."""
+  return f"{_FILE}-{random[:8].hex()}-{number:05d}"
+
+
+def _kept_sha256(random: bytes, listing: Buffer) -> str:
+  found = hashlib.sha256(random)
+  found.update(listing)
+  return found.hexdigest()
 
 
 def check_listing(out: str | os.PathLike, source: Source) -> None:
@@ -109,10 +160,10 @@ def shared_source(
   key = _key(config, sha256)
   with _OPENING:
     if (source := _OPENED.get(key)) is None:
-      kept = store_at(out).read(_FILE)
-      if hashlib.sha256(kept).hexdigest() != sha256:
+      kept = _kept(store_at(out))
+      if kept is None or _kept_sha256(*kept) != sha256:
         raise RunError(f"{out}: the listing of the source was changed.")
-      _OPENED[key] = source = open_split(config, kept[_RANDOM:])
+      _OPENED[key] = source = open_split(config, kept[1])
   return source
 
 

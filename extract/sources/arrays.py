@@ -17,6 +17,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import Example, classes
 from oneshot_dp.extract.sources.units import numbers_of
 from oneshot_dp.extract.storage.anywhere import opened
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
 
 class ArrayExamples:
@@ -29,7 +30,7 @@ class ArrayExamples:
     self,
     config: extract_config.ArraysSource,
     split: str,
-    listing: bytes | None = None,
+    listing: Buffer | None = None,
   ) -> None:
     del listing  # The file is hashed wherever it is read.
     path = os.path.expanduser(config.path)

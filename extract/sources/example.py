@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
 _EXTENSION = re.compile(r"\.[A-Za-z]\w*$")
 # What int64 surely holds.
@@ -73,7 +74,7 @@ class Source(Protocol):
   class_names: tuple[str, ...]
   privacy_unit: str
   id_source: str
-  listing: bytes
+  listing: Buffer
 
   def __len__(self) -> int: ...
 

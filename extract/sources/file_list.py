@@ -1,79 +1,108 @@
 """Names and sizes of many files, in the bytes of their listing."""
 
-import io
+import array
 import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int64
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
+from oneshot_dp.extract.storage.mapped import mapped
 
 # A quote in a string is written \", and no image's name ends in "], [".
-_ENCODED_AT_ONCE = 1000
 _BETWEEN = re.compile(rb'\d\], (?=\[")')
+_ENCODED_AT_ONCE = 1000
+_READ_AT_ONCE = 64
+_FIRST_LOOK_BYTES = 1 << 16
 
 
 class FileList:
   """The last part of a listing in JSON: [path, bytes] of each file.
 
-  Beside those bytes it takes 8 more for each file, and no object.
+  The listing may lie in a file (`mapped`): beside it, 8 bytes for every 64
+  files are in memory, and the 64 that were read last.
   """
 
-  def __init__(self, listing: bytes, start: int):
+  def __init__(self, listing: Buffer, start: int):
     """Takes a listing, and where in it the list of files begins."""
-    self._listing, self._start = listing, start
-    found = _BETWEEN.finditer(listing, start)
-    starts = itertools.chain([start + 1], (match.end() for match in found))
-    self._starts: Int64[np.ndarray, " n"] = np.fromiter(starts, np.int64)
-    if listing.startswith(b"]", start + 1):
-      self._starts = self._starts[:0]
+    self._listing, self._start = memoryview(listing), start
+    self._starts, files = array.array("q", [start + 1]), 1
+    for match in _BETWEEN.finditer(self._listing, start):
+      if not files % _READ_AT_ONCE:
+        self._starts.append(match.end())
+      files += 1
+    self._length = 0 if self._listing[start + 1] == ord("]") else files
+    self._last: tuple[int, list[tuple[str, int]]] = -1, []
 
   @classmethod
   def of(cls, files: Iterable[tuple[str, int]]) -> "FileList":
     """A list of these files, which need not all be in memory."""
-    rest, text = iter(files), io.BytesIO()
-    text.write(b"[[")
-    while some := list(itertools.islice(rest, _ENCODED_AT_ONCE)):
-      text.write(b", " * (text.tell() > 2) + json.dumps(some)[1:-1].encode())
-    text.write(b"]]")
-    return cls(text.getvalue(), 1)
+    rest = iter(files)
 
-  def after(self, *parts: Any) -> bytes:
+    def text() -> Iterator[bytes]:
+      between = b"[["
+      while some := list(itertools.islice(rest, _ENCODED_AT_ONCE)):
+        yield between + json.dumps(some)[1:-1].encode()
+        between = b", "
+      yield b"]]" if between == b", " else b"[[]]"
+
+    return cls(mapped(text()), 1)
+
+  def after(self, *parts: Any) -> memoryview:
     """What `json.dumps([*parts, files])` gives."""
     head = json.dumps(parts).encode()[:-1]
-    return b"".join([head, b", ", memoryview(self._listing)[self._start :]])
+    return mapped([head, b", ", self._listing[self._start :]])
 
   def __len__(self) -> int:
-    return len(self._starts)
+    return self._length
 
   def __getitem__(self, index: int) -> tuple[str, int]:
-    start, end = self._starts[index], len(self._listing) - 2
-    if index + 1 < len(self):
-      end = self._starts[index + 1] - 2
-    path, size = json.loads(self._listing[start:end])
-    return path, size
+    if not 0 <= index < self._length:
+      raise IndexError(f"{index} is not in [0, {self._length}).")
+    group, place = divmod(index, _READ_AT_ONCE)
+    last, files = self._last  # One tuple: any number of threads may read.
+    if last != group:
+      files = self._read(group)
+      self._last = group, files
+    return files[place]
 
   def __iter__(self) -> Iterator[tuple[str, int]]:
-    return map(self.__getitem__, range(len(self)))
+    groups = range(-(-self._length // _READ_AT_ONCE))
+    return itertools.chain.from_iterable(map(self._read, groups))
+
+  def _read(self, group: int) -> list[tuple[str, int]]:
+    is_last = group + 1 == len(self._starts)
+    end = len(self._listing) if is_last else self._starts[group + 1]
+    text = bytes(self._listing[self._starts[group] : end - 2])
+    return [(path, size) for path, size in json.loads(b"[%b]" % text)]
 
 
-def parsed(listing: bytes) -> tuple[list[Any], FileList]:
+def parsed(listing: Buffer) -> tuple[list[Any], FileList]:
   """What is before the files of a listing, and those; ValueError if none is."""
-  text, at = listing.decode(), 1
-  if not text.startswith("[["):
+  view, parts, at = memoryview(listing), [], 1
+  if view[:2] != b"[[":
     raise ValueError("not a listing of files")
-  parts, decode = [], json.JSONDecoder().raw_decode
-  while not text.startswith("[[", at):
-    part, end = decode(text, at)
+  while view[at : at + 2] != b"[[":
+    part, end = _first_value(view[at:])
     parts.append(part)
-    at = end + 2
-  del text  # as large as the listing
-  return parts, FileList(listing, at)
+    at += end + 2
+  return parts, FileList(view, at)
 
 
-def mended(before: bytes, now: bytes) -> list[int] | None:
+def _first_value(text: memoryview) -> tuple[Any, int]:
+  """The list that a text in JSON begins with, and where it ends."""
+  look = _FIRST_LOOK_BYTES
+  while True:
+    try:
+      return json.JSONDecoder().raw_decode(str(text[:look], "ascii"))
+    except ValueError:
+      if look >= len(text):
+        raise
+    look *= 8
+
+
+def mended(before: Buffer, now: Buffer) -> list[int] | None:
   """Indices at which listings have other sizes; None if names differ."""
   try:
     (of, old), (now_of, images) = parsed(before), parsed(now)

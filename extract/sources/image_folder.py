@@ -30,6 +30,7 @@ from oneshot_dp.extract.storage.anywhere import (
   read_file,
   scan,
 )
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
 _Scan = Callable[[str], list[Any]]
 
@@ -58,7 +59,7 @@ class FolderExamples:
     self,
     config: extract_config.ImageFolderSource,
     split: str,
-    listing: bytes | None = None,
+    listing: Buffer | None = None,
   ) -> None:
     root = os.path.expanduser(config.root).rstrip("/") or "/"
     scanned = functools.cache(_scan)  # No folder is listed twice.

@@ -5,6 +5,7 @@ import importlib
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources.example import Source
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
 # A new source is a row here; its module is only imported where it is asked for,
 # because each needs its own libraries (TFDS takes most of a second).
@@ -18,7 +19,7 @@ _READERS: dict[type[extract_config.Source], tuple[str, str]] = {
 
 
 def open_source(
-  config: extract_config.Source, split: str, listing: bytes | None = None
+  config: extract_config.Source, split: str, listing: Buffer | None = None
 ) -> Source:
   """Opens one split of a data set.
 

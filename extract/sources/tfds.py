@@ -22,6 +22,7 @@ from oneshot_dp.extract.sources.tfds_keys import (
   label_key,
   scalar_key,
 )
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 
@@ -39,7 +40,7 @@ class TfdsExamples:
     self,
     config: extract_config.TfdsSource,
     split: str,
-    listing: bytes | None = None,
+    listing: Buffer | None = None,
   ) -> None:
     del listing  # The files' sizes are looked up wherever they are read.
     builder = _prepared(_builder(config))

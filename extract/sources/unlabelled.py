@@ -24,6 +24,7 @@ from oneshot_dp.extract.storage.anywhere import (
   read_file,
   state_of,
 )
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
 _IMAGE = "image"
 _ASKED_AT_ONCE = 16
@@ -60,7 +61,7 @@ class UnlabelledImages:
     self,
     config: extract_config.UnlabelledSource,
     split: str,
-    listing: bytes | None = None,
+    listing: Buffer | None = None,
   ) -> None:
     del split, listing  # all of them, and as they are
     groups = row_groups()

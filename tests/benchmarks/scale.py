@@ -4,14 +4,15 @@
 
 Runs the whole path with images of one pixel and a backbone of no work, and the
 launcher's own parts alone; each in a process of its own, whose memory is the
-growth of its peak. extract/SCALE.md has the figures and what follows from them.
+growth of its peak without pages of files. Seconds are of all cores and, in
+brackets, of the clock. extract/SCALE.md has the figures, and what follows.
 """
 
 import argparse
 import multiprocessing
 import pathlib
-import resource
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 
@@ -24,10 +25,12 @@ def embed(params, images):
 
 
 def source_listing(rows: int, place: pathlib.Path) -> None:
-  """Lists a folder of so many files, and opens it from its listing."""
+  """Lists a folder of so many files, keeps that, and opens it as workers do."""
   from oneshot_dp.configs.extract_config import ImageFolderSource
+  from oneshot_dp.extract.job.listing import _keep, _kept
   from oneshot_dp.extract.sources.file_list import FileList
   from oneshot_dp.extract.sources.open_source import open_source
+  from oneshot_dp.extract.storage.store import store_at
 
   (place / "class_0").mkdir()
   names = [f"class_{i:03d}" for i in range(1000)]
@@ -36,8 +39,13 @@ def source_listing(rows: int, place: pathlib.Path) -> None:
     for i in range(rows)
   )
   listing = FileList.of(images).after(names)
-  source = open_source(ImageFolderSource(root=str(place)), "all", listing)
-  assert len(source) == rows
+  job, store = ImageFolderSource(root=str(place)), store_at(place / "cache")
+  assert len(open_source(job, "all", listing)) == rows
+  _keep(store, listing)
+  del listing
+  kept = _kept(store)
+  assert kept
+  assert len(open_source(job, "all", kept[1])) == rows
 
 
 def progress_poll(rows: int, place: pathlib.Path) -> None:
@@ -110,8 +118,8 @@ def _empty_shards(rows: int, place: pathlib.Path) -> None:
 
 def measured(
   part: Callable[[int, pathlib.Path], None], rows: int
-) -> tuple[float, float]:
-  """Seconds, and megabytes of growth, of a part in a process of its own."""
+) -> tuple[float, float, float]:
+  """CPU seconds, seconds and megabytes of a part in a process of its own."""
 
   def run(pipe) -> None:
     import oneshot_dp.extract.job.job  # noqa: F401 (its memory is not the part's)
@@ -120,12 +128,21 @@ def measured(
       place = pathlib.Path(folder)
       if part is progress_poll:
         _empty_shards(rows, place)
-      before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-      start = time.perf_counter()
+      peak = before = _anonymous()
+      stop = threading.Event()
+
+      def look() -> None:
+        nonlocal peak
+        while not stop.wait(0.05):
+          peak = max(peak, _anonymous())
+
+      threading.Thread(target=look, daemon=True).start()
+      start, cpu = time.perf_counter(), time.process_time()
       part(rows, place)
-      seconds = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    pipe.send((seconds, (after - before) / 1024))
+      took = time.process_time() - cpu, time.perf_counter() - start
+      peak = max(peak, _anonymous())
+      stop.set()
+    pipe.send((*took, (peak - before) / 1024))
 
   ours, theirs = multiprocessing.Pipe()
   process = multiprocessing.get_context("fork").Process(
@@ -138,6 +155,14 @@ def measured(
   return result
 
 
+def _anonymous() -> int:
+  """Kilobytes of this process that no file holds."""
+  for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+    if line.startswith("RssAnon"):
+      return int(line.split()[1])
+  raise NotImplementedError("Linux alone says it.")
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--rows", type=int, nargs="+", default=[128_000])
@@ -145,10 +170,10 @@ def main() -> None:
   asked = parser.parse_args()
   for name in asked.parts:
     for rows in asked.rows:
-      seconds, megabytes = measured(PARTS[name], rows)
+      cpu, seconds, megabytes = measured(PARTS[name], rows)
       print(
-        f"{name:15} {rows:12,} rows {seconds:9.2f} s {megabytes:9.1f} MB"
-        f" {1e6 * seconds / rows:8.2f} us/row"
+        f"{name:15} {rows:12,} rows {cpu:9.2f} s ({seconds:.2f} s)"
+        f" {megabytes:9.1f} MB {1e6 * cpu / rows:8.2f} us/row"
         f" {1e6 * megabytes / rows:7.1f} B/row",
         flush=True,
       )

@@ -16,6 +16,7 @@ from oneshot_dp.extract.sources.table.files import EXTENSIONS, files_of
 from oneshot_dp.extract.sources.table.recent import Recent, row_groups
 from oneshot_dp.extract.sources.units import numbers_of
 from oneshot_dp.extract.storage.anywhere import is_folder, state_of
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
 if typing.TYPE_CHECKING:
   from oneshot_dp.extract.sources.table.parquet import ParquetImages
@@ -64,7 +65,7 @@ class TableExamples:
     self,
     config: extract_config.TableSource,
     split: str,
-    listing: bytes | None = None,
+    listing: Buffer | None = None,
   ) -> None:
     path = os.path.expanduser(config.path).rstrip("/")
     self._folder, name = path, os.path.basename(os.path.abspath(path))
@@ -79,7 +80,7 @@ class TableExamples:
       listing = _KIND + json.dumps(listed).encode()
     self.listing = listing
     names, self._labels, self._units, self._files = json.loads(
-      listing.removeprefix(_KIND)
+      bytes(listing).removeprefix(_KIND)
     )
     self.class_names: tuple[str, ...] = tuple(names)
     rows = (file["rows"] for file in self._files)

@@ -12,8 +12,9 @@ from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import CacheIdentity
+from oneshot_dp.extract.cache.info import INCOMPLETE_DIR
 from oneshot_dp.extract.job import job as job_module
-from oneshot_dp.extract.job import shard
+from oneshot_dp.extract.job import listing, shard
 from oneshot_dp.extract.job.job import make_identity
 from oneshot_dp.extract.job.listing import (
   _FILE,
@@ -22,7 +23,13 @@ from oneshot_dp.extract.job.listing import (
   open_split,
 )
 from oneshot_dp.extract.job.shard import ExtractShard, shared_embedder
-from tests.extract.image_jobs import array_job, write_npz
+from oneshot_dp.extract.storage.local import LocalStore
+from tests.extract.image_jobs import (
+  array_job,
+  folder_job,
+  write_folder,
+  write_npz,
+)
 
 
 @pytest.fixture
@@ -79,6 +86,70 @@ def test_a_runner_is_given_nothing_that_tells_the_listing(
   assert sha256 not in repr(of_jobs)
   content = (tmp_path / "a" / _FILE).read_bytes()
   assert hashlib.sha256(content).hexdigest() == first
+
+
+def in_another_process(job: ExtractConfig, out: pathlib.Path, sha256: str):
+  listing._OPENED.clear()
+  return listing.shared_source(job, out, sha256)
+
+
+def test_a_long_listing_is_kept_in_parts(tmp_path, monkeypatch):
+  """And one that an earlier version kept whole is read, too."""
+  files = write_folder(tmp_path / "photos", 40)
+  job, out = folder_job(tmp_path / "photos"), tmp_path / "cache"
+  opened = open_split(job)
+  first = keep_listing(out, job, opened)
+  assert len(opened.listing) > 4 * 100
+  for size in (100, len(opened.listing) // 4, len(opened.listing)):
+    monkeypatch.setattr(listing, "_PART_BYTES", size)
+    assert keep_listing(out, job, opened) == first  # the whole one
+    found = in_another_process(job, out, first)
+    assert found.listing == opened.listing
+    new = tmp_path / f"parts-{size}"
+    sha256 = keep_listing(new, job, opened)
+    parts = list((new / INCOMPLETE_DIR).glob("listing-*"))
+    assert len(parts) == -(-len(opened.listing) // size) - 1
+    assert in_another_process(job, new, sha256).listing == opened.listing
+    assert keep_listing(new, job, opened) == sha256
+
+    # A file that was mended: the parts of before are read no more.
+    whole = files[-1].read_bytes()
+    files[-1].write_bytes(whole + b"?")
+    mended = open_split(job)
+    again = keep_listing(new, job, mended)
+    assert again != sha256
+    assert in_another_process(job, new, again).listing == mended.listing
+    with pytest.raises(RunError, match="the listing of the source was changed"):
+      in_another_process(job, new, sha256)
+    files[-1].write_bytes(whole)
+
+    if parts:
+      for part in (new / INCOMPLETE_DIR).glob("listing-*-00001"):
+        part.unlink()
+      with pytest.raises(InputError, match="belongs to another job"):
+        keep_listing(new, job, opened)
+
+
+@pytest.mark.parametrize("last", range(4))
+def test_a_listing_that_was_cut_off_is_written_again(
+  tmp_path, monkeypatch, last
+):
+  write_folder(tmp_path / "photos", 10)
+  job, out = folder_job(tmp_path / "photos"), tmp_path / "cache"
+  source = open_split(job)
+  monkeypatch.setattr(listing, "_PART_BYTES", len(source.listing) // 3)
+  puts, put = iter(range(100)), LocalStore.put
+
+  def mortal(self, name, data, **how):
+    if next(puts) == last:
+      raise KeyboardInterrupt
+    return put(self, name, data, **how)
+
+  monkeypatch.setattr(LocalStore, "put", mortal)
+  with pytest.raises(KeyboardInterrupt):
+    keep_listing(out, job, source)
+  sha256 = keep_listing(out, job, source)
+  assert in_another_process(job, out, sha256).listing == source.listing
 
 
 def test_threads_of_a_process_share_one_backbone(job, loads):
