@@ -37,7 +37,7 @@ from oneshot_dp.extract.storage.typed_json import stored_json
 _FILE = f"{INCOMPLETE_DIR}/listing"
 _RANDOM = 32
 """Bytes before the listing."""
-_PART_BYTES = 64 << 20
+_PART_BYTES = 16 << 20
 """What is more comes in further files, each in memory by itself."""
 SKIPPED_FILE = "skipped.json"
 """example_id → where it is, of each image that a cache leaves out; private."""

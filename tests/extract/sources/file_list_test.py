@@ -29,10 +29,8 @@ def test_a_listing_is_the_json_that_it_was(files, parts, at_once, monkeypatch):
   if files:
     found, read = parsed(listing)
     assert (found, list(read), len(read)) == (parts, files, len(files))
-    assert [read[i] for i in (*reversed(range(len(files))), 0)] == [
-      *reversed(files),
-      files[0],
-    ]
+    places = [*range(len(files)), *reversed(range(len(files))), 0]
+    assert [read[i] for i in places] == [files[i] for i in places]
     for outside in (-1, len(files)):
       with pytest.raises(IndexError):
         read[outside]
