@@ -26,12 +26,16 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
 from jaxtyping import Int64
 
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.events import changed_units
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement
+from oneshot_dp.linear_dp.accounting.vocabulary import (
+  DpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+)
 from oneshot_dp.linear_dp.evaluate import Accuracy, SecretHits
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource

@@ -5,13 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
-from dp_accounting import NeighboringRelation
-
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig, HeadName
 from oneshot_dp.linear_dp.accounting.gaussian import check_delta
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.heads.choice import choose_head, in_a_line
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource

@@ -25,9 +25,8 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting import NeighboringRelation
+import scipy
 from jaxtyping import Float64
-from scipy import special
 
 from oneshot_dp.linear_dp.accounting.events import (
   Steps,
@@ -35,6 +34,7 @@ from oneshot_dp.linear_dp.accounting.events import (
   loss_distribution,
   on_all_rows,
 )
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 
 ROUNDING = 1e-12
 """Added to every δ: what float64 may lose in dp_accounting's convolutions."""
@@ -98,8 +98,8 @@ def dominating_noise(
     power = heights[:-1] + ends[:-1] * level
     matters = ~(power <= slack)
     mu = np.max(
-      special.ndtri((power[matters] - slack) / (1 - slack))
-      - special.ndtri(level[matters] / (1 - slack)),
+      scipy.special.ndtri((power[matters] - slack) / (1 - slack))
+      - scipy.special.ndtri(level[matters] / (1 - slack)),
       initial=_LEAST_MU,
     )
   if not math.isfinite(mu):

@@ -17,9 +17,12 @@ Tighter Discrete Approximations of Privacy Loss Distributions", PETS 2022.
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from dp_accounting import (
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import ADD_OR_REMOVE_ONE_IS_NO_MORE
+from oneshot_dp.linear_dp.accounting import gaussian
+from oneshot_dp.linear_dp.accounting.vocabulary import (
   ComposedDpEvent,
   DpEvent,
   GaussianDpEvent,
@@ -27,18 +30,14 @@ from dp_accounting import (
   NonPrivateDpEvent,
   PoissonSampledDpEvent,
   SelfComposedDpEvent,
+  dp_accounting,
 )
-from dp_accounting.pld.privacy_loss_distribution import (
-  PrivacyLossDistribution,
-  from_gaussian_mechanism,
-)
-
-from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import ADD_OR_REMOVE_ONE_IS_NO_MORE
-from oneshot_dp.linear_dp.accounting import gaussian
 
 ACCOUNTANT = (
   "dp_accounting.pld (Poisson sampling, rounded up; Doroshenko et al. 2022)"
+)
+LossDistribution: TypeAlias = (
+  "dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution"
 )
 LEAST_DELTA = 1e-12
 """Below this the rounding of float64 would be part of an answer for samples."""
@@ -179,19 +178,20 @@ def on_all_rows(sampled: Sequence[Steps], units: int) -> float:
 
 def loss_distribution(
   sampled: Sequence[Steps], sigmas: Sequence[float]
-) -> PrivacyLossDistribution:
+) -> LossDistribution:
   """The composition of steps on samples, and of Gaussians, rounded up."""
   # Where noise is low, a finer grid of losses gains little.
   low = min(steps.noise_multiplier for steps in sampled) < 1.5
   interval = 1e-3 if low else 1e-4
   parts = [_loss_distribution(steps, interval) for steps in sampled]
+  pld = dp_accounting.pld.privacy_loss_distribution
   if sigmas:
     parts.append(
-      from_gaussian_mechanism(
+      pld.from_gaussian_mechanism(
         gaussian.compose(sigmas), value_discretization_interval=interval
       )
     )
-  return functools.reduce(PrivacyLossDistribution.compose, parts)
+  return functools.reduce(pld.PrivacyLossDistribution.compose, parts)
 
 
 def check_delta(delta: float) -> None:
@@ -277,10 +277,8 @@ def _check(
 
 # A search for σ makes many, and each may take megabytes.
 @functools.lru_cache(maxsize=16)
-def _loss_distribution(
-  steps: Steps, interval: float
-) -> PrivacyLossDistribution:
-  one = from_gaussian_mechanism(
+def _loss_distribution(steps: Steps, interval: float) -> LossDistribution:
+  one = dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
     steps.noise_multiplier,
     value_discretization_interval=interval,
     sampling_prob=steps.sampling_probability,

@@ -1,8 +1,8 @@
 """From (epsilon, delta) to the noise multiplier and back, always rounded up.
 
-The analytic Gaussian mechanism of Balle & Wang, as implemented by
-dp_accounting, which is exact up to its solver's tolerance; every conversion
-here is then rounded towards more noise or a larger epsilon.
+The analytic Gaussian mechanism of Balle & Wang. The noise multiplier is solved
+for by dp_accounting, up to the tolerance of its solver, and then raised until
+the theorem, in 50 digits, holds of it; epsilon is read off the theorem itself.
 """
 
 import decimal
@@ -10,10 +10,11 @@ import functools
 import math
 from collections.abc import Iterable
 
+import mpmath
 import numpy as np
-from dp_accounting import gaussian_mechanism
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.accounting.vocabulary import dp_accounting
 
 ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
 
@@ -22,8 +23,8 @@ _MARGIN = 1e-9
 _MAX_EPSILON = 1e6
 _MAX_NOISE_MULTIPLIER = 2.0**20
 """Far above any use, and far below where noise would leave int64."""
-_SOLVER_TOLERANCE = 1e-12
-"""Absolute; it is more than the margin where epsilon is below 0.001."""
+_DIGITS = 50
+"""Far more than cancel where epsilon and 1/σ are small."""
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -59,9 +60,8 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
 
       Φ(1/(2σ) − εσ) − e^ε·Φ(−1/(2σ) − εσ) ≤ δ
 
-  Formal guarantees: `epsilon_of(noise_multiplier(ε, δ), δ)` is at most
-  ε·(1 + 2e-9) + 2e-12, and the analytic ε of the σ returned is at most the ε
-  asked for.
+  Formal guarantees: the inequality holds of the σ returned, in real numbers, so
+  that `epsilon_of(noise_multiplier(ε, δ), δ)` is at most ε.
 
   >>> round(noise_multiplier(1.0, 1e-6), 4)
   4.2247
@@ -114,8 +114,7 @@ def epsilon_of(sigma: float, delta: float) -> float:
   """
   if sigma <= 0:
     raise InputError(f"noise_multiplier={sigma} must be positive.")
-  epsilon = _epsilon(float(sigma), float(delta))
-  return epsilon * (1 + _MARGIN) + _SOLVER_TOLERANCE
+  return _epsilon(float(sigma), float(delta))
 
 
 @functools.lru_cache(maxsize=1024)  # a ledger says few over and over
@@ -168,14 +167,38 @@ def compose(noise_multipliers: Iterable[float]) -> float:
 def _calibrated(epsilon: float, delta: float) -> float:
   # On its way the solver passes δ = 0, whose logarithm numpy warns of.
   with np.errstate(divide="ignore"):
-    sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
+    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
   sigma *= 1 + _MARGIN
-  while _epsilon(sigma, delta) > epsilon:
+  while _delta(sigma, epsilon) > delta:
     sigma *= 1 + _MARGIN
   return sigma
 
 
 @functools.cache
 def _epsilon(sigma: float, delta: float) -> float:
-  with np.errstate(divide="ignore"):
-    return float(gaussian_mechanism.get_epsilon_gaussian(sigma, delta))
+  if _delta(sigma, 0.0) <= delta:
+    return 0.0
+  least, most = 0.0, 1.0
+  while _delta(sigma, most) > delta:
+    least, most = most, 10 * most
+  with mpmath.workdps(_DIGITS):
+    root = mpmath.findroot(
+      lambda epsilon: mpmath.log(_delta(sigma, epsilon) / delta),
+      (least, most),
+      solver="illinois",
+      tol=1e-36,
+      maxsteps=200,
+    )
+  epsilon = float(root)
+  while _delta(sigma, epsilon) > delta:
+    epsilon = math.nextafter(epsilon, math.inf)
+  return epsilon
+
+
+def _delta(sigma: float, epsilon: float | mpmath.mpf) -> mpmath.mpf:
+  """δ of one release: theorem 8 of Balle & Wang, as it stands there."""
+  with mpmath.workdps(_DIGITS):
+    half, shift = 1 / (2 * mpmath.mpf(sigma)), mpmath.mpf(sigma) * epsilon
+    return mpmath.ncdf(half - shift) - mpmath.exp(epsilon) * mpmath.ncdf(
+      -half - shift
+    )

@@ -6,8 +6,6 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
-
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import ReleaseOrder
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
@@ -18,6 +16,11 @@ from oneshot_dp.linear_dp.accounting.events import (
   repeated,
 )
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.accounting.vocabulary import (
+  DpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+)
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 
 NOT_PRIVATE = "NOT PRIVATE"

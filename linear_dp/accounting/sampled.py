@@ -4,16 +4,16 @@ import dataclasses
 import functools
 import math
 
-from dp_accounting import (
+import scipy
+
+from oneshot_dp.linear_dp.accounting import gaussian
+from oneshot_dp.linear_dp.accounting.events import check_delta, epsilon_of_event
+from oneshot_dp.linear_dp.accounting.vocabulary import (
   DpEvent,
   GaussianDpEvent,
   PoissonSampledDpEvent,
   SelfComposedDpEvent,
 )
-from scipy import optimize
-
-from oneshot_dp.linear_dp.accounting import gaussian
-from oneshot_dp.linear_dp.accounting.events import check_delta, epsilon_of_event
 
 _LEAST_NOISE = 0.2
 """Below this the grid of losses takes too much memory."""
@@ -71,7 +71,7 @@ def _calibrated(
     enough = half
   else:
     return enough
-  found = optimize.root_scalar(
+  found = scipy.optimize.root_scalar(
     excess, method="brentq", bracket=(half, enough), xtol=half * 1e-4
   )
   sigma = float(found.root)

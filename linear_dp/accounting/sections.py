@@ -3,8 +3,6 @@
 import math
 from typing import Any
 
-from dp_accounting import NeighboringRelation
-
 from oneshot_dp.linear_dp.accounting import events, gaussian
 from oneshot_dp.linear_dp.accounting.plan import (
   NOT_PRIVATE,
@@ -12,6 +10,7 @@ from oneshot_dp.linear_dp.accounting.plan import (
   ReleasePlan,
 )
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 
 _CURVE_DELTAS = ("1e-04", "1e-05", "1e-06", "1e-07", "1e-08", "1e-10", "1e-12")
 

@@ -18,11 +18,11 @@ import math
 from typing import Literal, get_args
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 from jaxtyping import Float
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting.events import changed_units
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_scale
 
 MAX_ROWS_PER_UNIT = 2**16

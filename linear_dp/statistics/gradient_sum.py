@@ -20,12 +20,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import NeighboringRelation
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float64, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting.events import changed_units
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS, row_radius

@@ -20,10 +20,10 @@ import math
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
 from oneshot_dp.linear_dp.accounting.events import changed_units
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS

@@ -10,10 +10,10 @@ deviation sd to v: sd on the diagonal and sd/√2 above it, mirrored below.
 import math
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 from jaxtyping import Float64, Int64
 
 from oneshot_dp.linear_dp.accounting.events import changed_units
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS

@@ -11,7 +11,6 @@ import math
 import time
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 from jaxtyping import Bool
 
 from oneshot_dp.configs.errors import InputError
@@ -19,6 +18,7 @@ from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.audit import check_confidence
 from oneshot_dp.linear_dp.evaluate import SecretHits
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer

@@ -15,13 +15,13 @@ do not depend on the data, and units of their own.
 from pathlib import Path
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.audit import CanaryScoreAuditor, check_confidence
 from oneshot_dp.linear_dp.heads.registry import make_trainer
 from oneshot_dp.linear_dp.trainer import Released

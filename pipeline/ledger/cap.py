@@ -5,8 +5,6 @@ import decimal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
-
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.events import (
@@ -15,6 +13,11 @@ from oneshot_dp.linear_dp.accounting.events import (
   relation_of,
 )
 from oneshot_dp.linear_dp.accounting.gaussian import printable
+from oneshot_dp.linear_dp.accounting.vocabulary import (
+  DpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+)
 from oneshot_dp.pipeline.ledger.spending import (
   CAP,
   SAMPLING_SHARE,

@@ -4,12 +4,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from dp_accounting import DpEvent, NeighboringRelation, NonPrivateDpEvent
-
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.linear_dp.accounting.events import event_as_json
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import BASELINE_NOISE, ReleasePlan
+from oneshot_dp.linear_dp.accounting.vocabulary import (
+  DpEvent,
+  NeighboringRelation,
+  NonPrivateDpEvent,
+)
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.ledger.spending import BASELINE

@@ -15,12 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dp_accounting import NeighboringRelation
-
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
 from oneshot_dp.pipeline.ledger.chained_file import (
   ChainedFile,

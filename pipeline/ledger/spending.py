@@ -11,15 +11,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from dp_accounting import (
-  ComposedDpEvent,
-  DpEvent,
-  GaussianDpEvent,
-  NeighboringRelation,
-  PoissonSampledDpEvent,
-  SelfComposedDpEvent,
-)
-
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import gaussian
 from oneshot_dp.linear_dp.accounting.dominating import dominating_noise, share
@@ -30,6 +21,14 @@ from oneshot_dp.linear_dp.accounting.events import (
   epsilon_of_event,
   event_from_json,
   parts_of,
+)
+from oneshot_dp.linear_dp.accounting.vocabulary import (
+  ComposedDpEvent,
+  DpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+  PoissonSampledDpEvent,
+  SelfComposedDpEvent,
 )
 
 CAP, BASELINE, PUBLISHED = "cap", "baseline", "published"
@@ -119,10 +118,10 @@ def spending_of(
   """Composes the entries of a ledger; InputError where this version cannot."""
   charges = [entry for entry in entries if entry.get("kind") != CAP]
   private = [entry for entry in charges if entry.get("private")]
-  events = tuple(event_of(entry) for entry in private)
+  paid = [_event_and_parts(entry) for entry in private]
   return Spending(
-    events=events,
-    parts=tuple(map(parts_of, events)),
+    events=tuple(event for event, _ in paid),
+    parts=tuple(parts for _, parts in paid),
     relation=relation,
     choices=len(private),
     charges=len(charges),
@@ -132,6 +131,12 @@ def spending_of(
 
 def event_of(entry: dict[str, Any]) -> DpEvent:
   """What paid for an entry, of this version or an earlier one; InputError."""
+  return _event_and_parts(entry)[0]
+
+
+def _event_and_parts(
+  entry: dict[str, Any],
+) -> tuple[DpEvent, tuple[list[float], list[Steps]]]:
   try:
     if "mechanisms" in entry and "dp_event" in entry:
       raise ValueError("both 'mechanisms' and 'dp_event'")
@@ -139,7 +144,8 @@ def event_of(entry: dict[str, Any]) -> DpEvent:
       event = ComposedDpEvent([_of_before(m) for m in entry["mechanisms"]])
     else:
       event = event_from_json(entry["dp_event"])
-    if not any(parts_of(event)):
+    parts = parts_of(event)
+    if not any(parts):
       raise ValueError("nothing at all")
   except (KeyError, TypeError, ValueError) as error:
     raise InputError(
@@ -147,7 +153,7 @@ def event_of(entry: dict[str, Any]) -> DpEvent:
       f" that this version cannot compose ({error}); use the version of"
       " oneshot-dp that wrote it."
     ) from error
-  return event
+  return event, parts
 
 
 def _of_before(mechanism: dict[str, Any]) -> DpEvent:

@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation
-
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.accounting.events import (
   LEAST_DELTA,
@@ -16,6 +14,11 @@ from oneshot_dp.linear_dp.accounting.events import (
   event_from_json,
 )
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.linear_dp.accounting.vocabulary import (
+  DpEvent,
+  GaussianDpEvent,
+  NeighboringRelation,
+)
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import CAP, Spending, spending_of

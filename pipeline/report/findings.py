@@ -5,10 +5,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import NeighboringRelation
-
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.pipeline.report.command_lines import Places
 from oneshot_dp.pipeline.report.cost import (
   BudgetStatus,

@@ -3,14 +3,13 @@
 import contextlib
 from typing import Any
 
-from dp_accounting import NeighboringRelation
-
 from oneshot_dp.linear_dp.accounting.events import (
   epsilon_of_event,
   event_as_json,
   relation_of,
 )
 from oneshot_dp.linear_dp.accounting.plan import event_of_draws
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.pipeline.saved_head.make_receipt import FORMAT_VERSION
 

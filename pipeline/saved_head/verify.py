@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import DpEvent
-
 from oneshot_dp.linear_dp.accounting.events import parts_of, relation_of
 from oneshot_dp.linear_dp.accounting.plan import BASELINE_NOISE, NOT_PRIVATE
+from oneshot_dp.linear_dp.accounting.vocabulary import DpEvent
 from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM

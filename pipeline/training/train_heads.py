@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import NeighboringRelation
-
 from oneshot_dp.configs.head_config import (
   HeadConfig,
   PrivacyConfig,
@@ -20,6 +18,7 @@ from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.gaussian import check_delta
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.public_start import PublicStart
 from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts

@@ -5,8 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Self
 
-from dp_accounting import NeighboringRelation
-
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.joint_release import (
   ClassMoments,

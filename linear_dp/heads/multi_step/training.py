@@ -17,11 +17,11 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 from jaxtyping import Bool, Float64
 
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import (
   descend,

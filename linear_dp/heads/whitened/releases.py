@@ -4,9 +4,9 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.heads.own_noise import once
 from oneshot_dp.linear_dp.heads.whitened.budget import FROM_START
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule

@@ -38,12 +38,12 @@ from typing import Any
 
 import numpy as np
 import optax
-from dp_accounting import NeighboringRelation
 from jaxtyping import Float64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import ReleaseOrder
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
 from oneshot_dp.linear_dp.heads.own_noise import (

@@ -1,11 +1,9 @@
 """What `oneshot-dp budget` says: what was released, and what is left."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
-
-from dp_accounting import NeighboringRelation
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
@@ -13,6 +11,7 @@ from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS, LEAST_DELTA
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
+from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.pipeline.ledger.cap import Cap, cap_of, caps
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import Spending, spending_of
@@ -39,10 +38,7 @@ def budget_report(
   lines = [f"ledger: {ledger.path}", *_lines(entries)]
   facts: dict[str, Any] = {
     "ledger": ledger.path,
-    "entries": [
-      {name: value for name, value in entry.items() if name not in _KEPT}
-      for entry in entries
-    ],
+    "entries": [_without(_KEPT, entry) for entry in entries],
     "cap": cap,
   }
   lines.append(f"cap: {cap or 'none; see `oneshot-dp budget set --help`'}")
@@ -77,6 +73,13 @@ def budget_report(
       "neighboring_relation": relation,
     }
   return Answer(text="\n".join(lines), facts=facts)
+
+
+def _without(names: Set[str], entry: dict[str, Any]) -> dict[str, Any]:
+  left = entry.copy()
+  for name in names:
+    left.pop(name, None)
+  return left
 
 
 def _delta_of_total(entries: list[dict[str, Any]], cap: Cap | None) -> float:

@@ -41,14 +41,25 @@ def test_a_head_is_sound_and_paid_for(name):
   assert (unproven in check.conclusion) == (name == "poisson")
 
 
-def test_an_epsilon_that_no_version_stated_is_found(tmp_path):
+@pytest.mark.parametrize(
+  ("field", "of", "factor"),
+  [
+    ("epsilon_by_relation", "REPLACE_ONE", 0.7),
+    ("epsilon_by_delta", "1e-05", 1 - 1e-7),
+    # Where processors differ in the fifth digit.
+    ("epsilon_by_delta", "1e-12", 1 - 1e-3),
+  ],
+)
+def test_an_epsilon_that_no_version_stated_is_found(
+  tmp_path, field, of, factor
+):
   head = tmp_path / "head"
   shutil.copytree(PLACE / "heads/poisson", head)
   receipt = json.loads((head / "receipt.json").read_text())
-  receipt["privacy"]["epsilon_by_relation"]["REPLACE_ONE"] = 7.9
+  receipt["privacy"][field][of] *= factor
   (head / "receipt.json").write_text(json.dumps(receipt))
   problems = verify_head(head, PLACE / "ledgers").problems
-  assert any("epsilon_by_relation" in problem for problem in problems)
+  assert any(field in problem for problem in problems)
 
 
 @pytest.mark.parametrize(

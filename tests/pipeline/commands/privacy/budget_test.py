@@ -2,6 +2,8 @@
 
 import math
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -39,6 +41,20 @@ class TestShow:
     out, _ = succeeds(capsys, *place(SHOW))
     assert reading in out
     assert only not in out
+
+  def test_it_does_not_wait_for_jax_or_scipy(self, place, capsys):
+    """Of Gaussian releases on all rows, and where no cap is set."""
+    succeeds(capsys, *place(TRAIN))
+    script = """
+import sys
+from oneshot_dp.pipeline.cli import main
+assert main(sys.argv[1:]) == 0
+assert not {"jax", "scipy.special", "scipy.stats"} & set(sys.modules)
+"""
+    argv = [sys.executable, "-c", script, *place(SHOW)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "odometer: epsilon = 1 at delta = 1e-05" in done.stdout
 
   def test_one_line_for_each_entry(self, place, capsys, train_cache):
     succeeds(capsys, *place(SWEEP), "--num-draws", 3)
