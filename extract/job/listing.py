@@ -116,7 +116,7 @@ def _kept(store: Store) -> tuple[bytes, memoryview] | None:
 
 
 def _more_file(random: bytes, number: int) -> str:
-  """Of this listing alone: another one's are never read with its first."""
+  """A name for this listing only: parts of another are never read with it."""
   return f"{_FILE}-{random[:8].hex()}-{number:05d}"
 
 

@@ -50,10 +50,18 @@ GRADIENT = "gradient"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SecretGradient(Secret):
-  """F, private, and C, public; only `release_gradient` reads it."""
+  """F, private, and C, public; only `release_gradient` reads it.
+
+  F is a sum of parts, which the devices may still be computing.
+  """
 
   clip_norm: float
-  secret_sum: Int64[np.ndarray, "p K"]
+  secret_parts: Int64[np.ndarray | Array, "parts p K"]
+
+  @property
+  def secret_sum(self) -> Int64[np.ndarray, "p K"]:
+    """F; waits for the devices."""
+    return np.asarray(self.secret_parts).sum(axis=0)
 
 
 def clipped_gradient(
@@ -121,9 +129,10 @@ def clipped_gradient(
     )
     for chunk in rows.secret_chunks(chosen):
       total = add(total, *public, chunk)
-    own = np.asarray(total).sum(axis=0)
-  (summed,) = rows.hosts.sum(own)
-  return SecretGradient(clip_norm=clip_norm, secret_sum=summed)
+  if rows.hosts.count > 1:
+    (summed,) = rows.hosts.sum(np.asarray(total).sum(axis=0))
+    total = summed[None]
+  return SecretGradient(clip_norm=clip_norm, secret_parts=total)
 
 
 def gradient_step(clip_norm: float) -> float:
@@ -152,11 +161,14 @@ def release_gradient(
   multiplier σ, which the caller has paid for. Without a source there is no
   noise: NOT PRIVATE.
   """
-  steps = (secret.secret_sum + STEP_RADIUS // 2) // STEP_RADIUS
+  noise: int | Int64[np.ndarray, "p K"] = 0
   if source is not None:
-    sensitivity = gradient_sensitivity(relation, steps.size)
+    shape = secret.secret_parts.shape[1:]
+    sensitivity = gradient_sensitivity(relation, math.prod(shape))
     noise_sd = math.nextafter(noise_multiplier * sensitivity, math.inf)
-    steps = steps + rounded_gaussian(steps.shape, noise_sd, source)
+    # Before the sum is asked for: it is drawn while the devices work.
+    noise = rounded_gaussian(shape, noise_sd, source)
+  steps = (secret.secret_sum + STEP_RADIUS // 2) // STEP_RADIUS + noise
   return steps * gradient_step(secret.clip_norm)
 
 

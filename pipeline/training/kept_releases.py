@@ -7,7 +7,7 @@ written over.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +47,6 @@ class KeptReleases:
     """Takes so many bytes of the disk."""
     with disk_errors(self._folder, OverflowError):  # absurdly many steps
       take_room(self._folder / _ROOM, size)
-
-  def paid_by(self, entries: Sequence[str]) -> None:
-    """What follows was paid for by these: it is read under no others."""
-    self._digest = _chained(self._digest, "".join(entries).encode())
 
   def make_no_more(self, why: str) -> None:
     """From now on only what is kept is given."""

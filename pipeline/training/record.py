@@ -190,7 +190,6 @@ class Record(Unrecorded):
           shutil.rmtree(self._folder, ignore_errors=True)
         raise
     self._asked_for[ledger.path] += len(charges)
-    self._releases.paid_by(there)
     if self._goes_on and any(map(ledger.published, there)):
       self._releases.make_no_more(
         f"heads of this charge left already, as {ledger.path} knows, and not"

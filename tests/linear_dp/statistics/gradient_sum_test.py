@@ -276,7 +276,8 @@ def test_sensitivity_is_rounded_up(entries):
 def make_secret(shape=(50, 40), clip_norm=0.3) -> SecretGradient:
   rng = np.random.default_rng(0)
   return SecretGradient(
-    clip_norm=clip_norm, secret_sum=rng.integers(-(2**40), 2**40, shape)
+    clip_norm=clip_norm,
+    secret_parts=rng.integers(-(2**40), 2**40, (3, *shape)),
   )
 
 

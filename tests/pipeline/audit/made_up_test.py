@@ -242,7 +242,7 @@ def rows_of_weight_one(blocks, sizes, dim, max_norm):
 def gradient_clip_off(rows, kernel, clip_norm, **options):
   secret = real_gradient(rows, kernel, 2 * clip_norm, **options)
   return dataclasses.replace(
-    secret, clip_norm=clip_norm, secret_sum=2 * secret.secret_sum
+    secret, clip_norm=clip_norm, secret_parts=2 * secret.secret_sum[None]
   )
 
 

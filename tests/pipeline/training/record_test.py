@@ -463,11 +463,10 @@ def test_counts_of_other_rows(place, capsys, monkeypatch, kept, tmp_path):
   assert len(Ledger("others").entries()) == 0
 
 
-def test_what_was_paid_otherwise_is_not_given(tmp_path):
-  def made(entry: str, value: int) -> np.ndarray:
-    releases = kept_releases.KeptReleases(tmp_path, "name")
+def test_what_another_run_released_is_not_given(tmp_path):
+  def made(name: str, value: int) -> np.ndarray:
+    releases = kept_releases.KeptReleases(tmp_path, name)
     releases.make_room(0)
-    releases.paid_by([entry])
     source = kept_releases.KeptNoise(None, releases)
     return source.once("sum", lambda: np.array([value]))
 
