@@ -49,6 +49,11 @@ def check_absent(path: Path) -> None:
   """Refuses to write over earlier results, before any budget is spent."""
   place = resolved(path)
   with disk_errors(path):
+    if (earlier := _work(place) / "released").exists():
+      raise InputError(
+        f"{earlier} has heads that an earlier version released and paid for:"
+        " move it away first; each folder in it is a whole head."
+      )
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
       instead = _MOVE if _clean_up(place) else _ELSEWHERE
       raise InputError(f"{path} already holds something; {instead}.")
@@ -82,11 +87,6 @@ def reserved(path: Path, *, goes_on: bool = False) -> Iterator[Reserved]:
       sync(parent.parent)  # what is paid for is not lost with its folder
     lock = _locked(here.work, path)
   try:
-    if (earlier := here.work / "released").exists():
-      raise InputError(
-        f"{earlier} has heads that an earlier version released and paid for:"
-        " move it away first; each folder in it is a whole head."
-      )
     if here.left and not goes_on:
       raise InputError(
         f"a run into {path} was charged and not finished: {here.left}; or"

@@ -52,6 +52,14 @@ class KeptReleases:
     """From now on only what is kept is given."""
     self._why_no_more = why
 
+  def check_all_given(self, ledger: Path) -> None:
+    """Refuses to charge a ledger while what came after it is kept."""
+    if self._next < len(self._kept):
+      raise InputError(
+        f"{ledger} was not charged for all that is in {self._folder}; say where"
+        " the ledger is with --ledger-dir, or remove the folder and pay anew."
+      )
+
   def once(
     self,
     name: str,

@@ -180,6 +180,7 @@ class Record(Unrecorded):
     """
     there = self._paid(ledger, charges)
     if left := [self._named(each) for each in charges[len(there) :]]:
+      self._releases.check_all_given(ledger.path)
       is_first = not (self._folder / _HEADER).exists()
       try:
         if is_first:

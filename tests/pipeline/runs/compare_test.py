@@ -1,5 +1,6 @@
 """`compare`: what it writes, what it costs, and what it refuses."""
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -31,6 +32,7 @@ from tests.pipeline.run_contract import (
   sigma_of,
 )
 from tests.pipeline.saved_head.receipt_test import changed
+from tests.pipeline.training.public_rows_test import shifted
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
@@ -261,6 +263,18 @@ class TestChoose:
     receipt = read_head(tmp_path / "out").receipt
     assert problems(receipt) == []
     assert problems(changed(receipt, path, value))
+
+  def test_it_goes_on_from_no_other_head(self, place, capsys, tmp_path):
+    """A chain that is forged, though all that follows from it is, too."""
+    train = shifted(tmp_path / "train", 300, 1)  # where lamb is lost
+    command = self.CHOOSE.replace("{train}", str(train.path))
+    succeeds(capsys, *place(f"{command} --heads lamb whitened"))
+    receipt = read_head(tmp_path / "out").receipt
+    assert problems(receipt) == []
+    rule = WhiteningRule.from_json(receipt["mechanism"]["chosen"])
+    forged = dataclasses.replace(rule, before_noise_multiplier=1e3).as_json()
+    (problem,) = problems(changed(receipt, ("mechanism", "chosen"), forged))
+    assert "the head goes on from one of noise multiplier 0.0" in problem
 
   @pytest.mark.parametrize(
     ("words", "said"),

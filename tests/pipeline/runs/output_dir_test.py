@@ -178,6 +178,23 @@ class TestWhatIsPaidForIsDelivered:
       (directory / "inner" / "a.txt").write_text("a")
     assert synced == ["a.txt", "inner", "whole", place.name]
 
+  def test_new_folders_above_it_are_on_the_disk_first(self, place, monkeypatch):
+    synced = noted_syncs(monkeypatch)
+    with reserved(place / "a" / "b" / "out"):
+      assert sorted(synced) == sorted(["a", place.name])
+
+  @pytest.mark.parametrize("taken", [False, True])
+  def test_heads_that_an_earlier_version_kept(self, place, taken):
+    """They are paid for: said, and never removed."""
+    head = place / ".out.unfinished" / "released" / "head" / "head.safetensors"
+    head.parent.mkdir(parents=True)
+    head.write_text("weights")
+    if taken:
+      (place / "taken").rename(place / "out")
+    with pytest.raises(InputError, match=r"released has heads .* move it away"):
+      reserved(place / "out").__enter__()
+    assert head.read_text() == "weights"
+
   def test_what_a_run_left_that_had_delivered_is_removed(self, place, capsys):
     """Killed at the end, or before: what is paid for stays till it is there."""
     with pytest.MonkeyPatch.context() as patch:

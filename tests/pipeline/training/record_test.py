@@ -446,6 +446,25 @@ def test_more_than_a_million_releases(tmp_path):
   assert [path.name for path in found] == names
 
 
+def test_other_public_rows_of_the_same_name(
+  place, capsys, monkeypatch, kept, tmp_path
+):
+  """What is kept was released of rows behind the map of those before."""
+  public = functools.partial(
+    write_clusters, tmp_path / "public", dataset="wild animals"
+  )
+  before = public((20, 20, 20, 20))
+  command = place(f"{LAMB} --public-cache {{tmp}}/public")
+  with monkeypatch.context() as patch:
+    stop_at(patch, 1, "after")
+    assert main(command) == 130
+  capsys.readouterr()
+  shutil.rmtree(before.path)
+  assert public((21, 19, 20, 20)).fingerprint == before.fingerprint
+  assert "is another, by its public_rows:" in fails(capsys, *command)
+  assert record.kept(kept) == "1 release is kept"
+
+
 def test_counts_of_other_rows(place, capsys, monkeypatch, kept, tmp_path):
   """Scores of one data set are never those of another, or at another ε."""
   command = PRIVATE_EVAL.replace(" --baseline", "")
@@ -461,6 +480,25 @@ def test_counts_of_other_rows(place, capsys, monkeypatch, kept, tmp_path):
     assert main(place(command.replace(*change))) == 2
     assert f"another, by its {named}:" in capsys.readouterr().err
   assert len(Ledger("others").entries()) == 0
+
+
+def test_counts_that_another_charge_paid_for(
+  place, capsys, monkeypatch, kept, tmp_path, ledger_dir
+):
+  """A new ledger knows of none: they are given under no charge made now."""
+  command = place(PRIVATE_EVAL.replace("{eval}", "{tmp}/other"))
+  write_clusters(tmp_path / "other", (20, 20, 20, 20), dataset="others")
+  with monkeypatch.context() as patch:
+    stop_at(patch, 2, "after")
+    assert main(command) == 130
+  for file in ledger_dir.glob("others*"):
+    file.unlink()
+  shutil.rmtree(tmp_path / "other")
+  write_clusters(tmp_path / "other", (25, 20, 20, 20), dataset="others")
+  assert main(command) == 2
+  said = f"jsonl was not charged for all that is in {kept}; say where the"
+  assert said in capsys.readouterr().err
+  assert not Ledger("others").entries()
 
 
 def test_what_another_run_released_is_not_given(tmp_path):
