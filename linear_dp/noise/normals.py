@@ -24,7 +24,7 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 
 _WORD = 64
 _TABLE_GUARD = 0
-"""Words this near to a threshold of k are decided exactly (0: equal ones)."""
+"""Words this little below a threshold are decided exactly (0: equal ones)."""
 _ACCEPT_ERROR = 2.0**-44
 """Bound on the float64 error of exp(−x(2k+x)/2) − v, k ≤ 10.
 
@@ -119,16 +119,15 @@ def _sample_integers(
   count: int, source: NoiseSource
 ) -> Int8[np.ndarray, " count"]:
   """k with P(k) ∝ exp(−k²/2): how many thresholds a uniform word passes."""
-  words = source.words(count)
+  words, thresholds = source.words(count), _thresholds()
   k = np.zeros(count, np.int8)
-  close = np.zeros(count, bool)
+  close = np.empty(count, bool)
   for part in _parts(count):
     some = words[part]
-    for threshold in _thresholds():
+    for threshold in thresholds:
       k[part] += some > threshold
-      # max − min, as unsigned words cannot hold a negative difference.
-      gap = np.maximum(some, threshold) - np.minimum(some, threshold)
-      close[part] |= gap <= _TABLE_GUARD
+    # What k passes is less than it: only the next may be as near as itself.
+    close[part] = thresholds[k[part]] - some <= _TABLE_GUARD
   for i in np.flatnonzero(close):
     k[i] = _integer_of(int(words[i]), source)
   return k
