@@ -288,9 +288,10 @@ def _files(
       f"{folder!r} is a link to a folder that it is in, so the images would "
       "never end: remove the link."
     )
-  entries = [(e.name + "/" * e.is_dir(), e) for e in listed(folder)]
-  for name, entry in sorted(entries, key=lambda each: each[0]):
-    path = prefix + name
+  entries = [(prefix + e.name + "/" * e.is_dir(), e) for e in listed(folder)]
+  entries.sort(key=lambda each: each[0], reverse=True)
+  while entries:  # What an entry knows goes with it.
+    path, entry = entries.pop()
     if entry.is_dir():  # Nobody else looks into it: it need not be remembered.
       yield from _files(entry.path, _scan, path, parents | {identity})
     elif not _is_image(entry.name):

@@ -1,6 +1,7 @@
 import os
 import pathlib
 import subprocess
+import tracemalloc
 
 import hypothesis
 import numpy as np
@@ -65,6 +66,20 @@ def test_name_of_a_relative_root(tmp_path, monkeypatch):
   write(tmp_path, "birds/a/1.png")
   monkeypatch.chdir(tmp_path / "birds")
   assert opened(pathlib.Path(".")).name == "birds"
+
+
+def test_a_folder_of_many_is_listed_in_little_memory(tmp_path):
+  """What is known of one file goes before the next: 1 kB of each was kept."""
+  write(tmp_path, "a/0.png")
+  for i in range(1, 1500):
+    os.link(tmp_path / "a/0.png", tmp_path / f"a/{i}.png")
+  tracemalloc.start()
+  try:
+    assert len(opened(tmp_path)) == 1500
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert peak < 700 * 1500
 
 
 def test_splits_are_folders(tmp_path):
