@@ -1,4 +1,4 @@
-"""What a directory is, where a command was given one of another kind."""
+"""What a directory is, where a command wants another, or finds none."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ _KINDS = {
 
 
 def check_kind(path: Path, command: str) -> None:
-  """Refuses what other commands are for, and names these; see `_KINDS`."""
+  """Refuses what other commands are for, and what a run did not finish."""
   for file, (kind, commands) in _KINDS.items():
     if (path / file).is_file() and command not in commands:
       lines = ", ".join(f"`oneshot-dp {each} {path}`" for each in commands[:2])
@@ -21,3 +21,8 @@ def check_kind(path: Path, command: str) -> None:
       raise InputError(
         f"{path} is {kind}, not what `{command}` is for: try {lines}{more}."
       )
+  if not path.is_dir() or not any(path.iterdir()):
+    from oneshot_dp.pipeline.runs.output_dir import left_of
+
+    if left := left_of(path):
+      raise InputError(f"{path} is not finished: {left}.")

@@ -30,6 +30,14 @@ def held(path: Path) -> Reserved | None:
   return _held.get(resolved(path))
 
 
+def left_of(path: Path) -> str:
+  """What a run into `path` paid for before it stopped; see `Reserved.left`."""
+  with contextlib.suppress(OSError, InputError):  # another's, or no such place
+    place = resolved(path)
+    return Reserved(path=place, work=_work(place)).left
+  return ""
+
+
 def resolved(path: Path) -> Path:
   """The place that a path means, through all links."""
   try:

@@ -18,6 +18,7 @@ from oneshot_dp.pipeline.commands.flags import (
   RealLabelsFile,
   Relation,
 )
+from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.saved_head.directory import read_head
   from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
 
+  check_kind(flags.head, "evaluate")
   saved, cache = read_head(flags.head), open_cache(flags.cache)
   space = FeatureSpace.of_receipt(flags.head, saved.receipt)
   space.check_evaluates_on(FeatureSpace.of_cache(flags.cache, cache.info))

@@ -12,6 +12,7 @@ from oneshot_dp.pipeline.commands.flags import (
   NotTrainedOn,
   Weights,
 )
+from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
@@ -58,6 +59,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.serving.export import export_head
 
   output_dir.check_absent(flags.to)
+  check_kind(flags.head, "export")
   saved = read_head(flags.head)
   if saved.receipt.get("private") is not True:
     raise InputError(f"{flags.head} is {NOT_PRIVATE}: it is not exported.")

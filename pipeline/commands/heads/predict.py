@@ -15,6 +15,7 @@ from oneshot_dp.pipeline.commands.flags import (
   NotTrainedOn,
   Weights,
 )
+from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 
@@ -79,6 +80,7 @@ def run(flags: Flags) -> Answer:
   output_dir.check_absent(flags.out)
   if flags.out.is_dir():
     raise InputError(f"--out {flags.out} is a folder; name the CSV file.")
+  check_kind(flags.head, "predict")
   saved = read_head(flags.head)
   space = FeatureSpace.of_receipt(flags.head, saved.receipt)
   if not 1 <= flags.top_k <= len(space.class_names):

@@ -381,6 +381,24 @@ class TestRefused:
     line = self.refused(capsys, elsewhere, kept)
     assert "was not charged for what is in" in line
 
+  @pytest.mark.parametrize("is_empty", [False, True])
+  def test_who_wants_the_results(self, place, capsys, kept, out, is_empty):
+    """They are not there yet, and how to have them is said."""
+    if is_empty:
+      out.mkdir()
+    for command in (
+      "evaluate {out} --cache {eval}",
+      "predict {out} {eval} --out {tmp}/predictions.csv",
+      "export {out} --to {tmp}/model",
+      "verify {out}",
+      "report {out}",
+    ):
+      line = self.refused(capsys, place(command), kept)
+      assert f"{out} is not finished: 7 releases are kept, and the same" in line
+    if not is_empty:
+      line = fails(capsys, "evaluate", f"{out}2", *place("--cache {eval}"))
+      assert "is not a head" in line
+
   def test_modes(self, kept):
     assert kept.stat().st_mode & 0o777 == 0o700
     assert {p.stat().st_mode & 0o777 for p in kept.iterdir()} == {0o600}
