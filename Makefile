@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo fuzz test test-fast test-versions test-cluster lint format wheel lock clean
+.PHONY: help demo fuzz test test-fast test-stores test-cluster test-versions lint format wheel lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
@@ -26,11 +26,14 @@ help: ## what can be made
 demo: $(VENV)/.project ## a private sweep from images to plots, in demo/
 	@$(BIN)/oneshot-dp demo --out demo
 
-test: $(VENV)/.project $(VENV)/.libtpu ## every test
-	@$(PYTEST) $(PYTEST_ARGS)
+test: $(VENV)/.project $(VENV)/.libtpu ## every test that Python alone can run
+	@$(PYTEST) -m "not stores" $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.project $(VENV)/.libtpu ## what is not slow, types unchecked
-	@ONESHOT_DP_CHECK_TYPES=0 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	@ONESHOT_DP_CHECK_TYPES=0 $(PYTEST) -m "not slow and not stores" $(PYTEST_ARGS)
+
+test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go)
+	@$(PYTEST) -m stores tests/extract/storage $(PYTEST_ARGS)
 
 test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 	@$(PYTHON) tests/packaging/versions.py --uv $(UV) --oldest --newest

@@ -32,10 +32,9 @@ from tests.extract.image_jobs import CLASSES, array_job, labels, write_npz
 from tests.extract.storage.object_servers import ROOT, SECRET, STRANGER
 from tests.extract.tables import KINDS, png, write_table
 
-BUCKETS = pytest.mark.parametrize("place", ["s3", "gs"], indirect=True)
-EVERYWHERE = pytest.mark.parametrize(
-  "place", ["disk", "s3", "gs"], indirect=True
-)
+STORES = [pytest.param(kind, marks=pytest.mark.stores) for kind in ("s3", "gs")]
+BUCKETS = pytest.mark.parametrize("place", STORES, indirect=True)
+EVERYWHERE = pytest.mark.parametrize("place", ["disk", *STORES], indirect=True)
 
 
 @EVERYWHERE
@@ -178,7 +177,7 @@ def test_a_server_that_stays_broken_is_one_line(place, monkeypatch):
   assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["s3"], indirect=True)
+@pytest.mark.parametrize("place", STORES[:1], indirect=True)
 def test_images_become_the_same_cache(place, tmp_path):
   url, _ = place
   write_npz(tmp_path / "pets.npz", 70)
@@ -337,7 +336,7 @@ def test_killed_anywhere_and_run_again_gives_the_same_bytes(place, tmp_path):
     assert digest(copy) == digest(tmp_path / "whole"), step
 
 
-@pytest.mark.parametrize("place", ["s3"], indirect=True)
+@pytest.mark.parametrize("place", STORES[:1], indirect=True)
 def test_a_bucket_of_others_is_refused(place, monkeypatch):
   """By a real server: the account has no permission for the bucket."""
   url, _ = place
