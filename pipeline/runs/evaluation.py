@@ -28,7 +28,7 @@ from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.folder import check_never_charged
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import CAP
-from oneshot_dp.pipeline.training.record import UNRECORDED, Unrecorded
+from oneshot_dp.pipeline.training.record import UNRECORDED, Payments
 from oneshot_dp.pipeline.training.train_heads import (
   RELATIONS,
   cache_ledger,
@@ -58,7 +58,7 @@ class PrivateEvaluation:
   source: NoiseSource
   cache: FeatureCache
   ledger: Ledger
-  record: Unrecorded
+  record: Payments
 
   @classmethod
   def of(
@@ -67,7 +67,7 @@ class PrivateEvaluation:
     privacy: PrivacyConfig,
     cache: FeatureCache,
     ledger_dir: Path | None,
-    record: Unrecorded = UNRECORDED,
+    record: Payments = UNRECORDED,
   ) -> Self:
     """What --private-eval EPSILON asks for."""
     plan = CountPlan(

@@ -102,12 +102,12 @@ def reserved(path: Path, *, goes_on: bool = False) -> Iterator[Reserved]:
       )
     try:
       with disk_errors(path):
-        _clear(here.work, {"lock", here.steps.name if here.left else ""})
+        _clear(here.work, {"lock", here.record.name if here.left else ""})
         _try_to_rename(here)
       _held[place] = here
       yield here
     except BaseException as error:
-      if here.is_delivered or not here.left or str(here.steps) in str(error):
+      if here.is_delivered or not here.left or str(here.record) in str(error):
         raise
       what = f"{path} was not finished: {here.left}"
       if isinstance(error, InputError | RunError):

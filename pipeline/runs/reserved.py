@@ -38,14 +38,14 @@ class Reserved:
     self._room.unlink(missing_ok=True)
 
   @property
-  def steps(self) -> Path:
+  def record(self) -> Path:
     """Where a run keeps its record."""
     return self.work / "steps"
 
   @property
   def left(self) -> str:
     """What was paid for and is here, and how to have it; "" if nothing is."""
-    if not (found := kept(self.steps)):
+    if not (found := kept(self.record)):
       return ""
     return f"{found}, and the same command goes on without a new charge"
 
@@ -62,7 +62,7 @@ class Reserved:
     """All that is not delivered; says so where something stays."""
     with contextlib.suppress(OSError):
       # At once: what is half removed is not gone on with.
-      self.steps.rename(self.steps.with_suffix(".part"))
+      self.record.rename(self.record.with_suffix(".part"))
     shutil.rmtree(self.work, ignore_errors=True)
     if self.work.exists():
       print(

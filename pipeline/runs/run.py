@@ -48,11 +48,7 @@ from oneshot_dp.pipeline.saved_head.directory import (
   write_head,
 )
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
-from oneshot_dp.pipeline.training.record import (
-  UNRECORDED,
-  Record,
-  Unrecorded,
-)
+from oneshot_dp.pipeline.training.record import UNRECORDED, Payments, Record
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_ledger,
@@ -99,7 +95,7 @@ class Run:
     trainings: Sequence[Training],
     privacy: PrivacyConfig,
     private_eval: float | None = None,
-  ) -> Unrecorded:
+  ) -> Payments:
     """What a stopped run goes on from; takes the disk that all of it needs."""
     here = output_dir.held(self.out)
     if here is None:
@@ -114,14 +110,14 @@ class Run:
       # Other rows of that data set are told by its ledger's entries.
       dataset = self.evaluation.info.dataset
       also = {"private_eval": private_eval, "evaluation": dataset}
-    return Record.find(here.steps, ledger, parts, seed, info, also)
+    return Record.find(here.record, ledger, parts, seed, info, also)
 
   def trained(
     self,
     trainings: Sequence[Training],
     privacy: PrivacyConfig,
     baseline: BaselineTrainer,
-    record: Unrecorded,
+    record: Payments,
   ) -> list[TrainedHead]:
     """Trains all, and the baseline where the run has one; see `train_all`."""
     # One pass that costs no budget: a damaged evaluation cache is found now.

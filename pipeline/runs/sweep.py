@@ -22,7 +22,7 @@ from oneshot_dp.pipeline.training.public_rows import (
   PublicRows,
   asked_of_public_rows,
 )
-from oneshot_dp.pipeline.training.record import Unrecorded
+from oneshot_dp.pipeline.training.record import Payments
 from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_ledger,
@@ -105,7 +105,7 @@ def _private_evaluation(
   plan: ReleasePlan,
   privacy: PrivacyConfig,
   epsilon: float,
-  record: Unrecorded,
+  record: Payments,
 ) -> PrivateEvaluation:
   """The request, once heads and accuracies fit under the caps together."""
   units = [run.train.info.privacy_unit, run.evaluation.info.privacy_unit]

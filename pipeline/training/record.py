@@ -52,8 +52,8 @@ from oneshot_dp.pipeline.training.request import estimate
 _HEADER = "training.json"
 
 
-class Unrecorded:
-  """A run that leaves nothing to go on with.
+class Payments:
+  """How a run charges ledgers and draws noise; it keeps nothing to go on with.
 
   Attributes:
     note: what it asks for, or goes on with, in a line.
@@ -78,10 +78,10 @@ class Unrecorded:
     return (charge_aloud if aloud else Ledger.charge)(ledger, *charges)
 
 
-UNRECORDED = Unrecorded()
+UNRECORDED = Payments()
 
 
-class Record(Unrecorded):
+class Record(Payments):
   """The charges and releases of a run, each made once, in their order.
 
   A run that goes on asks for the same in the same order, and is given what

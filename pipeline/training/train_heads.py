@@ -34,7 +34,7 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
 from oneshot_dp.pipeline.training.cache_rows import cache_rows
 from oneshot_dp.pipeline.training.public_rows import FoldedTrainer, PublicRows
-from oneshot_dp.pipeline.training.record import UNRECORDED, Unrecorded
+from oneshot_dp.pipeline.training.record import UNRECORDED, Payments
 from oneshot_dp.pipeline.training.request import warn
 
 RELATIONS: dict[RelationName, NeighboringRelation] = {
@@ -149,7 +149,7 @@ def train_heads(
   ledger_dir: Path | None,
   baseline: bool = False,
   aloud: bool = True,
-  record: Unrecorded = UNRECORDED,
+  record: Payments = UNRECORDED,
 ) -> list[TrainedHead]:
   """Trains one head per draw and epsilon of a plan; see `train_all`.
 
@@ -192,7 +192,7 @@ def train_all(
   ledger_dir: Path | None,
   baseline: BaselineTrainer | None = None,
   aloud: bool = True,
-  record: Unrecorded = UNRECORDED,
+  record: Payments = UNRECORDED,
 ) -> list[TrainedHead]:
   """Trains the heads of several plans, which compose.
 

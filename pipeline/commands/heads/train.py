@@ -123,7 +123,7 @@ def deliver(
     here.make_room(head_bytes(cache.info))
     parts = [(training.trainer, training.plan)]
     seed, info = privacy_config.noise_seed, cache.info
-    record = Record.find(here.steps, ledger, parts, seed, info)
+    record = Record.find(here.record, ledger, parts, seed, info)
     (trained,) = train_all(
       cache,
       [training],
