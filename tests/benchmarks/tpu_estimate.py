@@ -58,6 +58,7 @@ from oneshot_dp.linear_dp.rows.integers import within_ball_int32
 from oneshot_dp.linear_dp.rows.unit_norm_rows import ROWS_PER_DEVICE, Chunk
 from oneshot_dp.linear_dp.statistics import (
   class_moments,
+  gains,
   gradient_sum,
   step_rows,
 )
@@ -242,8 +243,12 @@ def exact_sum(
     return _compiled(lowered, chip)
 
 
-AUTO = ("step", "map", "moments")
-"""What `auto` compiles."""
+OF_UNITS = " of units"
+AUTO = (
+  *("step", "map", "moments", "gains"),
+  *(f"step{OF_UNITS}", f"moments{OF_UNITS}", f"gains{OF_UNITS}"),
+)
+"""What `auto` compiles; the gains are those over a public start."""
 AUTO_ROWS = 1_281_167
 
 
@@ -260,16 +265,24 @@ def auto(what: str, chip: Chip) -> Program:
   data = functools.partial(put, spec=PartitionSpec("data"))
   stored = (data("float16", rows, WIDTH), data("float32", rows))
   label = data("int32", rows)
+  weight = data("int32", rows) if what.endswith(OF_UNITS) else None
+  mapped = StepChunk(data("int16", rows, WIDTH), stored[1], label, weight)
+  add: Any
   with jax.enable_x64(True):
-    if what == "step":
-      add: Any = gradient_sum._adder(mesh, SOFTMAX, wide)
+    if what.startswith("step"):
+      add = gradient_sum._adder(mesh, SOFTMAX, wide)
       lowered = add.lower(
         data("int64", chips, WIDTH, CLASSES),
         same("int32", WIDTH, CLASSES),
         same("float32"),
         same("float32"),
         None,
-        StepChunk(data("int16", rows, WIDTH), stored[1], label),
+        mapped,
+      )
+    elif what.startswith("gains"):
+      add = gains._adder(mesh, wide)
+      lowered = add.lower(
+        data("int64", chips, 2), same("int32", 3, WIDTH, CLASSES), mapped
       )
     elif what == "map":
       vector = same("int32", WIDTH)
@@ -279,10 +292,10 @@ def auto(what: str, chip: Chip) -> Program:
       )
     else:
       totals = ((WIDTH, WIDTH), (CLASSES, WIDTH), (CLASSES,))
-      of_moments: Any = class_moments._adder(mesh, wide)
-      lowered = of_moments.lower(
+      add = class_moments._adder(mesh, wide)
+      lowered = add.lower(
         tuple(data("int64", chips, *shape) for shape in totals),
-        Chunk(*stored, stored[1], label),
+        Chunk(*stored, stored[1], label, weight),
       )
     return _compiled(lowered, chip)
 

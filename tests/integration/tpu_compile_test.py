@@ -65,8 +65,13 @@ def check_scatter(program, cycles):
 @pytest.mark.parametrize("what", tpu_estimate.AUTO)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_auto(monkeypatch, chip, what):
-  """All that heads of several steps run on a device, for a short chunk."""
-  monkeypatch.setattr(tpu_estimate, "ROWS_PER_DEVICE", 512)  # compiles faster
+  """All that heads of several steps run on a device, for small chunks."""
+  for size, smaller in (
+    ("ROWS_PER_DEVICE", 128),
+    ("WIDTH", 256),
+    ("CLASSES", 99),
+  ):
+    monkeypatch.setattr(tpu_estimate, size, smaller)  # compiles faster
   program = tpu_estimate.auto(what, CHIPS[chip])
   print(tpu_estimate.auto_line(what, chip, program))
   check_memory_and_types(program)
