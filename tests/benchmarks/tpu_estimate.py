@@ -267,11 +267,10 @@ def auto(what: str, chip: Chip) -> Program:
   label = data("int32", rows)
   weight = data("int32", rows) if what.endswith(OF_UNITS) else None
   mapped = StepChunk(data("int16", rows, WIDTH), stored[1], label, weight)
-  add: Any
   with jax.enable_x64(True):
     if what.startswith("step"):
-      add = gradient_sum._adder(mesh, SOFTMAX, wide)
-      lowered = add.lower(
+      of_step: Any = gradient_sum._adder(mesh, SOFTMAX, wide)
+      lowered = of_step.lower(
         data("int64", chips, WIDTH, CLASSES),
         same("int32", WIDTH, CLASSES),
         same("float32"),
@@ -280,8 +279,8 @@ def auto(what: str, chip: Chip) -> Program:
         mapped,
       )
     elif what.startswith("gains"):
-      add = gains._adder(mesh, wide)
-      lowered = add.lower(
+      of_gains: Any = gains._adder(mesh, wide)
+      lowered = of_gains.lower(
         data("int64", chips, 2), same("int32", 3, WIDTH, CLASSES), mapped
       )
     elif what == "map":
@@ -292,8 +291,8 @@ def auto(what: str, chip: Chip) -> Program:
       )
     else:
       totals = ((WIDTH, WIDTH), (CLASSES, WIDTH), (CLASSES,))
-      add = class_moments._adder(mesh, wide)
-      lowered = add.lower(
+      of_moments: Any = class_moments._adder(mesh, wide)
+      lowered = of_moments.lower(
         tuple(data("int64", chips, *shape) for shape in totals),
         Chunk(*stored, stored[1], label, weight),
       )
