@@ -484,15 +484,17 @@ def test_other_public_rows_of_the_same_name(
 
 
 def test_counts_of_other_rows(place, capsys, monkeypatch, kept, tmp_path):
-  """Scores of one data set are never those of another, or at another ε."""
+  """Scores of some rows are never those of others, or at another ε."""
   command = PRIVATE_EVAL.replace(" --baseline", "")
   with monkeypatch.context() as patch:
     stop_at(patch, 2, "after")
     assert main(place(command)) == 130
   write_clusters(tmp_path / "other", (20, 20, 20, 20), dataset="others")
+  write_clusters(tmp_path / "rows", (21, 19, 20, 20), split="test")
   for change, named in (
     (("eval 1", "eval 8"), "private_eval"),
     (("{eval}", "{tmp}/other"), "evaluation"),
+    (("{eval}", "{tmp}/rows"), "private_digest"),
   ):
     capsys.readouterr()
     assert main(place(command.replace(*change))) == 2
