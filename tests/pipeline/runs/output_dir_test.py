@@ -12,10 +12,12 @@ from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.output_dir import (
   check_absent,
+  left_of,
   reserved,
   whole_directory,
 )
 from oneshot_dp.pipeline.runs.reserved import Reserved
+from tests.faults.places_test import modes_hold
 from tests.pipeline.small_disk import files_no_larger_than
 from tests.syncs import noted_syncs
 
@@ -194,6 +196,15 @@ class TestWhatIsPaidForIsDelivered:
     with pytest.raises(InputError, match=r"released has heads .* move it away"):
       reserved(place / "out").__enter__()
     assert head.read_text() == "weights"
+
+  def test_what_a_run_left_is_told_who_may_look(self, place):
+    (place / ".nowhere.unfinished" / "steps").mkdir(parents=True)
+    (place / ".nowhere.unfinished" / "steps" / "training.json").touch()
+    assert left_of(place / "dangling").startswith("nothing is released yet")
+    (place / ".nowhere.unfinished").chmod(0)
+    with modes_hold():
+      for name in ("dangling", "loop", "to-taken", "empty", "x" * 256):
+        assert left_of(place / name) == ""
 
   def test_what_a_run_left_that_had_delivered_is_removed(self, place, capsys):
     """Killed at the end, or before: what is paid for stays till it is there."""
