@@ -466,7 +466,7 @@ def check(test: str, found: Found) -> None:
       continue
     if elsewhere:
       # Sums are the same; products of floats, and where a fit without noise
-      # ends, are not. (Tried with XLA and OpenBLAS held to SSE 4.2 and to AVX 2.)
+      # ends, are not. (Tried with XLA and OpenBLAS held to SSE 4.2, AVX 2.)
       near = 2e-3 if "NOT-PRIVATE" in name else 2**-17
       # A bias is what is left of -10.
       atol = max(near * np.abs(was).max(), 2**-19)
