@@ -67,6 +67,7 @@ class TestCommandLine:
       out.replace("│", " ").split()
     )
 
+  @pytest.mark.slow
   def test_beams_flags_are_kept_apart(self, place):
     flags = ["--runner=FlinkRunner", "--flink_master", "host:1"]
     asked = parse([*place(EXTRACT), *flags], COMMANDS).flags

@@ -355,6 +355,7 @@ class TestPartsOfArrays:
     assert 280 < len(most) < 360
     check_pair(most, rest)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     "flags",
     [

@@ -36,6 +36,7 @@ def test_a_listing_is_the_json_that_it_was(files, parts, at_once, monkeypatch):
         read[outside]
 
 
+@pytest.mark.slow
 def test_a_listing_is_not_in_memory():
   """300 million names are 14 GB: of a launcher, and of each worker."""
   files = ((f"class/image_{i:012d}.jpg", i) for i in range(100_000))

@@ -38,6 +38,7 @@ def test_every_word_is_that_of_dp_accounting():
   assert vocabulary.dp_accounting is dp_accounting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "script",
   [

@@ -200,6 +200,7 @@ def test_each_level_of_a_chain_has_its_own_deviation():
     assert abs(np.corrcoef(added, levels[i])[0, 1]) < 5 / math.sqrt(n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.3, 1e3, 2.0**24])
 def test_a_chain_rounds_the_exact_sum_of_its_terms(scale):
   """Redone in rationals, from the same bits."""

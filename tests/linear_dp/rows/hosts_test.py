@@ -207,6 +207,7 @@ UNITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 1000])
 @pytest.mark.parametrize("hosts", ["all", "two"])
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)

@@ -138,6 +138,7 @@ def beside(rows: np.ndarray, label: np.ndarray) -> Block:
   return with_units(block, np.minimum(np.arange(len(block)), len(BASE)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [K, 40])
 @pytest.mark.parametrize("name", UNITS)
 def test_a_unit_moves_every_sum_by_no_more_than_a_row_may(name, k):
@@ -159,6 +160,7 @@ def test_a_unit_moves_every_sum_by_no_more_than_a_row_may(name, k):
       assert squared(found[of], without[of]) > (0.99 * MOST[of]) ** 2, of
 
 
+@pytest.mark.slow
 def test_against_numpy_unit_by_unit():
   """Integers by numpy alone; a unit is added as though it were alone."""
   rng = np.random.default_rng(2)
@@ -194,6 +196,7 @@ def test_against_numpy_unit_by_unit():
     np.testing.assert_array_equal(sum(each[name] for each in alone), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("float64", [True, False])
 def test_units_of_one_row_have_the_bits_of_rows(monkeypatch, float64):
   platforms = ("cpu",) if float64 else ()
@@ -215,6 +218,7 @@ def test_units_of_one_row_have_the_bits_of_rows(monkeypatch, float64):
     np.testing.assert_array_equal(found[name], plain.secret_sum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_same_bits_in_any_order_block_size_and_on_any_devices(devices):
   rng = np.random.default_rng(devices)

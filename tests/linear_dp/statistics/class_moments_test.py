@@ -56,6 +56,7 @@ def test_sums_of_integers(dtype, d):
   check_exact(moments_of(block), block)
 
 
+@pytest.mark.slow
 @hypothesis.settings(
   max_examples=8,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],

@@ -91,6 +91,7 @@ def row_by_row(case: str, clip_norm: float, loss: str) -> np.ndarray:
   ).astype(object)
 
 
+@pytest.mark.slow
 @hypothesis.settings(
   max_examples=25,
   deadline=None,

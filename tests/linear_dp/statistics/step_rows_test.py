@@ -88,6 +88,7 @@ def test_z_is_the_direction_on_its_grid(kind, dtype):
   assert (off <= 1.1 * bound).all()
 
 
+@pytest.mark.slow
 @hypothesis.settings(
   max_examples=20,
   deadline=None,

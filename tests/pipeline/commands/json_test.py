@@ -65,6 +65,7 @@ def test_every_command_is_here():
   assert named == COMMANDS.keys() - {"completion", "demo", "export", "sweep"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ALL)
 def test_one_object_and_nothing_else(typed, capsys, words):
   out, err = succeeds(capsys, *typed(words), "--json")

@@ -30,6 +30,7 @@ def rewrite(run, change):
 
 
 class TestResultsThatWereChanged:
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     ("field", "value"),
     [

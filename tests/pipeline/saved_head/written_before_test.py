@@ -92,6 +92,7 @@ def epsilon_on_all_rows(entries: list[dict[str, Any]], delta: float) -> float:
   return accountant.get_epsilon(delta)
 
 
+@pytest.mark.slow
 def test_what_was_spent_stays_spent(tmp_path):
   """No less than format 1 said of its ledger, which took paths for a filter."""
   said = json.loads((PLACE / "budget.json").read_text())

@@ -181,6 +181,7 @@ def test_transformers_says_the_same(python, tmp_path, monkeypatch):
     assert (same, error < 0.01, case) == (100, True, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [2, len(CASES) - 1])
 def test_stablehlo_says_the_same(case, monkeypatch):
   backbone, head = small(case, monkeypatch)

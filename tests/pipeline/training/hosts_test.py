@@ -178,6 +178,7 @@ HEADS = [
 """Settings, and how many rows of each unit are summed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_units", [False, True])
 def test_heads_that_take_turns(monkeypatch, tmp_path, of_units):
   """Bit for bit those of one host, on threads; host 0 alone draws noise."""

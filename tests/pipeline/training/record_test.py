@@ -125,6 +125,7 @@ def undisturbed(
   return heads, len(written) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("command", "points"),
   [

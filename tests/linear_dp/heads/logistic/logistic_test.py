@@ -66,6 +66,7 @@ def test_it_is_scikit_learns(dtype):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("batch", "resident_bytes"), [(7, 0), (64, 2**20), (300, 2**20), (5000, 0)]
 )

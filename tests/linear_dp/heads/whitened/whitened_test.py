@@ -277,6 +277,7 @@ def test_what_goes_on_pays_for_what_is_new(centres, start, sigma, apart):
   assert rule.maps == (own > Fraction(before) ** -2)
 
 
+@pytest.mark.slow
 def test_each_head_of_a_nested_sweep_goes_on_from_the_last(monkeypatch):
   """What the first k released is the k-th's own cost; the least ε is first."""
   starts = recorded(monkeypatch, "descend")
