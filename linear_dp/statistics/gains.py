@@ -51,7 +51,6 @@ def count_gains(
   integers = np.stack([integer_kernel(kernel)[0] for kernel in kernels])
   rows.hosts.ask(GAINS, kernels=integers)
   add = _adder(rows.mesh, rows.wide)
-  count_steps = 1
   with jax.enable_x64(True):
     public = jax.device_put(
       integers.astype(np.int32), NamedSharding(rows.mesh, PartitionSpec())
@@ -59,10 +58,11 @@ def count_gains(
     total = jnp.zeros((rows.mesh.size, len(kernels) - 1), jnp.int64)
     for chunk in rows.secret_chunks():
       total = add(total, public, chunk)
-      count_steps = 1 if chunk.weight is None else GRID_RADIUS
     own = np.asarray(total).sum(axis=0)
   (summed,) = rows.hosts.sum(own)
-  return SecretGains(secret_gains=summed, count_steps=count_steps)
+  # Of all hosts: this one may have no rows to tell it by.
+  steps = GRID_RADIUS if rows.has_units else 1
+  return SecretGains(secret_gains=summed, count_steps=steps)
 
 
 def gain_sensitivity(relation: NeighboringRelation, count: int) -> float:

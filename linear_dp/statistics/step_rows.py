@@ -72,6 +72,7 @@ class StepRows(Secret):
     self.mesh = rows.mesh
     self.hosts = rows.hosts
     self.wide = rows.wide
+    self.has_units = rows.has_units
     self._rows = rows
     self._map = released_map or ReleasedMap()
     self._resident_bytes = resident_bytes
@@ -128,7 +129,7 @@ class StepRows(Secret):
     own = self._rows.own_rows
     start = own.start
     for i, chunk in enumerate(self._all_chunks()):
-      if self._rows.has_units:
+      if self.has_units:
         of_chunk = chosen[self._rows.secret_places[i]]
       else:
         of_chunk = chosen[start : own.stop][: len(chunk.label)]

@@ -28,6 +28,7 @@ from oneshot_dp.linear_dp.rows.hosts import (
 from oneshot_dp.linear_dp.rows.units import choose_rows
 from oneshot_dp.linear_dp.rows.whole_units import count_rows
 from oneshot_dp.linear_dp.statistics.class_moments import class_moments
+from oneshot_dp.linear_dp.statistics.gains import count_gains
 from oneshot_dp.linear_dp.statistics.gradient_sum import clipped_gradient
 from oneshot_dp.linear_dp.statistics.step_rows import StepRows
 from tests.linear_dp.blocks import Block, random_block, rows_of
@@ -221,6 +222,21 @@ def test_units_of_several_hosts_are_whole(monkeypatch, units, hosts, at_once):
     lambda host: statistics(host, block[slice(*ends[host.index :][:2])]), Alike
   ):
     chex.assert_trees_all_equal(found, expected)
+
+
+def test_gains_are_in_the_same_steps_where_host_0_completes_no_unit():
+  """Its noise is for all: in whole units it would be 2²⁰ times too small."""
+  block = with_units(random_block(30, D, K), np.repeat([7, 5, 7], 10))
+  kernels = np.stack([KERNEL, -KERNEL])
+
+  def gains(host: Hosts) -> tuple[list[int], int]:
+    own = block[10 * host.index :][: 10 if host.count > 1 else 30]
+    given = {"own_rows": range(len(own)), "has_units": True, "hosts": host}
+    steps = StepRows(rows_of(own, num_examples=30, **given))
+    found = count_gains(steps, kernels)
+    return found.secret_gains.tolist(), found.count_steps
+
+  assert on_all(gains, Alike) == [gains(ALONE)] * COUNT
 
 
 def test_units_that_one_host_has_no_room_for_are_refused_on_all(monkeypatch):
