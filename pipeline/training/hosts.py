@@ -70,6 +70,10 @@ _JOIN_SECONDS = int(os.environ.get("ONESHOT_DP_JOIN_SECONDS", "35"))
 """And about 6 of JAX's own: less than a minute where one never comes."""
 _HEARTBEAT_SECONDS = 30
 _LEAVE_SECONDS = 10
+_LOST_LATE = (
+  "another host of this run was lost as it ended; what host 0 has written is"
+  " whole."
+)
 _LIBRARIES = ("jax", "jaxlib", "numpy")
 
 
@@ -156,6 +160,8 @@ def joined(asked: str) -> Iterator[JoinedHosts]:
   if isinstance(error, LostHostError):
     claim_the_last_word()
   else:  # It waits until the others have heard.
+    if hosts.status == 0 and (error is None or isinstance(error, SystemExit)):
+      set_last_words(LostHostError(_LOST_LATE))
     with contextlib.suppress(RuntimeError):
       jax.distributed.shutdown()
   if error is not None:

@@ -150,7 +150,6 @@ def test_hosts_train_the_heads_of_one(
   )
   command = [
     *("compare", "--cache", train.path, "--eval-cache", eval_cache.path),
-    *("--heads", "lamb", "least-squares", "whitened", "multi-step"),
     *("--epsilons", 2, "--delta", 1e-5, "--noise-seed", 3),
     *("--public-cache", public_cache.path),
     *("--public-statistics", "mean-and-covariance"),
@@ -158,10 +157,10 @@ def test_hosts_train_the_heads_of_one(
   succeeds(capsys, *command, "--out", tmp_path / "alone")
   (status, out, said), *others = hosts(command, ["pass", *[_NO_NOISE] * 2])
   assert status == 0, said
-  assert "4 heads" in out
+  assert "6 heads" in out
   assert others == [(0, "", "")] * 2
   expected = heads_in(tmp_path / "alone")
-  assert len(expected) == 4
+  assert len(expected) == 6
   assert heads_in(tmp_path / "out-0") == expected
   # Neither results nor a ledger, but of host 0.
   there = {path.name for path in tmp_path.iterdir()}
@@ -265,6 +264,33 @@ def test_a_killed_host_ends_all(hosts, capsys, tmp_path, users):
   assert other == (0, "", "")
   assert heads_in(tmp_path / "out-0") == heads_in(tmp_path / "alone")
   assert len(ledger.entries()) == paid
+
+
+_KILLED_AT_THE_END = """
+import os
+from oneshot_dp.linear_dp.rows.hosts import JoinedHosts
+hear = JoinedHosts._hear
+def killed(self):
+  said = hear(self)
+  if said.startswith("end"):
+    os.kill(os.getpid(), 9)
+  return said
+JoinedHosts._hear = killed
+"""
+_LEAVES_SOON = (
+  "from oneshot_dp.pipeline.training import hosts; hosts._LEAVE_SECONDS = 1"
+)
+
+
+@pytest.mark.slow
+def test_a_host_lost_at_the_end_takes_nothing_with_it(hosts, tmp_path, users):
+  """The head is there, and nobody is told to start again."""
+  command = [*TRAIN, "--cache", users[0].path]
+  found, (status, _, _) = hosts(command, [_LEAVES_SOON, _KILLED_AT_THE_END])
+  assert status == -signal.SIGKILL
+  assert found[0] == 1
+  assert heads_in(tmp_path / "out-0")
+  assert "what host 0 has written is whole." in found[2].splitlines()[-1]
 
 
 @pytest.mark.parametrize(
