@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict
@@ -21,7 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.identity import BackboneIdentity, sha256_of
 from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.storage.typed_json import (
@@ -126,17 +125,13 @@ def bytes_of(directory: Path) -> Published:
 def note_published(ledger: Ledger, directories: Iterable[Path]) -> None:
   """Tells the ledger which bytes leave, so that `verify` knows them again.
 
-  Call it when the files are written and before they are shown. A ledger that
-  cannot be told is warned of, as the heads were paid for.
+  Call it when the files are written and before they are shown: a record whose
+  heads left, as the ledger knows, gives no other heads for the same charge.
+
+  Raises:
+    RunError, InputError: the ledger cannot be told, and nothing may be shown.
   """
-  try:
-    ledger.publish(*map(bytes_of, directories))
-  except (InputError, RunError) as error:
-    print(
-      "warning: the ledger does not know which heads are written now, so that"
-      f" `verify` cannot vouch for them: {error}",
-      file=sys.stderr,
-    )
+  ledger.publish(*map(bytes_of, directories))
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -24,6 +24,7 @@ from oneshot_dp.pipeline.runs.output_dir import whole_directory
 from oneshot_dp.pipeline.training import kept_releases, record
 from tests.pipeline.command_line import Copy, fails, succeeds
 from tests.pipeline.sample_caches import write_clusters
+from tests.pipeline.small_disk import files_no_larger_than
 from tests.syncs import noted_syncs
 
 AUTO = "train --cache {train} --epsilon 20 --delta 1e-5 --out {out}"
@@ -354,6 +355,29 @@ class TestRefused:
     assert "heads of this charge left already" in capsys.readouterr().err
     assert len(entries()) == 1
     assert not (tmp_path / "second").exists()
+
+  def test_no_head_leaves_before_the_ledger_knows(
+    self, place, capsys, monkeypatch, kept, entries, tmp_path
+  ):
+    """Or a copy of the record would make another head for the same charge."""
+    copy = tmp_path / ".second.unfinished" / "steps"
+    shutil.copytree(kept.parent, copy.parent)
+    publish = Ledger.publish
+
+    def on_a_full_disk(ledger: Ledger, *heads: Any) -> None:
+      with files_no_larger_than(ledger.path.stat().st_size):
+        publish(ledger, *heads)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(Ledger, "publish", on_a_full_disk)
+      assert main(place(AUTO)) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "21 releases are kept, and the same command" in said, said
+    assert not (tmp_path / "out").exists()
+    succeeds(capsys, *place(AUTO))
+    assert main(place(AUTO.replace("{out}", "{tmp}/second"))) == 2
+    assert "heads of this charge left already" in capsys.readouterr().err
+    assert len(entries()) == 1
 
   def test_steps_of_another_training(
     self, place, capsys, monkeypatch, kept, tmp_path
