@@ -21,9 +21,8 @@ leaves behind is one of these states, and everything else is tampering:
     6 the folder is flushed       n + 1      n + 1    counts the line
     7 `append` returns            n + 1      n + 1    counts the line
 
-Whoever waits for `append` before acting has never acted without a line. (A
-power cut in step 4 may keep the end of a line and lose its beginning, on some
-file systems; that is reported as damage, not passed over.)
+Whoever waits for `append` before acting has never acted without a line. (A line
+of which a power cut in step 4 kept the end alone is reported as damage.)
 
 What the files alone cannot show is that somebody replaced both with a pair that
 fits, such as an older copy: keep the names of entries elsewhere as well.
@@ -38,6 +37,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.storage.durable_files import sync
@@ -144,7 +145,10 @@ class ChainedFile:
   def _sound_entry(self, line: bytes, previous: str) -> dict[str, Any] | None:
     """The entry of a line; None unless it was written after `previous`."""
     try:
-      entry = json.loads(line)
+      try:  # Five times as fast; what it does not read, NaN, say, json does.
+        entry = msgspec.json.decode(line)
+      except msgspec.DecodeError:
+        entry = json.loads(line)
       name = entry["entry"]
       # As `canonical` wrote it: to write it again takes longer than all else.
       unsigned = line.replace(b'"entry":"%s",' % name.encode(), b"", 1)
@@ -174,14 +178,14 @@ class ChainedFile:
 
   def write_head(self, entries: list[dict[str, Any]]) -> None:
     """Replaces the head by that of `entries`; its name is not synced yet."""
-    last = entries[-1]["entry"] if entries else _FIRST
+    name = entries[-1]["entry"] if entries else _FIRST
+    head = canonical({"count": len(entries), "entry": name}) + b"\n"
     temporary = self.temporary_head
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
       descriptor = os.open(temporary, flags, 0o600)
       try:
-        head = {"count": len(entries), "entry": last}
-        _write_all(descriptor, canonical(head) + b"\n")
+        _write_all(descriptor, head)
         os.fsync(descriptor)
       finally:
         os.close(descriptor)
