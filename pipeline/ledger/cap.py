@@ -158,21 +158,6 @@ class Cap:
     """The smallest σ that all releases together may amount to."""
     return accounting.noise_multiplier(self.max_epsilon, self.max_delta - part)
 
-  def left_in_words(
-    self,
-    entries: Sequence[dict[str, Any]],
-    delta: float,
-    relation: NeighboringRelation,
-  ) -> str:
-    """The same as `left`, for people."""
-    epsilon = self.left(entries, delta, relation)
-    if epsilon == 0:
-      return "nothing is left"
-    return (
-      f"one release of epsilon {epsilon:g} at delta {printable(delta)}"
-      f" ({relation.name}) is left"
-    )
-
   def why_samples_cost_more(
     self, entries: Sequence[dict[str, Any]], *events: DpEvent
   ) -> str:
@@ -202,6 +187,18 @@ class Cap:
     if self.sampling_delta is not None:
       words += f", {self.sampling_delta:g} of it for random batches"
     return f"{words} ({self.neighboring_relation.name})"
+
+
+def left_in_words(
+  epsilon: float, delta: float, relation: NeighboringRelation
+) -> str:
+  """What `Cap.left` gives, for people."""
+  if epsilon == 0:
+    return "nothing is left"
+  return (
+    f"one release of epsilon {epsilon:g} at delta {printable(delta)}"
+    f" ({relation.name}) is left"
+  )
 
 
 def cap_of(entries: Sequence[dict[str, Any]]) -> Cap | None:

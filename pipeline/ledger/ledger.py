@@ -20,7 +20,7 @@ from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
-from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
+from oneshot_dp.pipeline.ledger.cap import Cap, cap_of, left_in_words
 from oneshot_dp.pipeline.ledger.chained_file import (
   ChainedFile,
   LockedChain,
@@ -208,7 +208,8 @@ class Ledger:
     last = charges[-1]  # with a cap none is a baseline
     assert last.delta is not None
     assert last.neighboring_relation is not None
-    left = cap.left_in_words(entries, last.delta, last.neighboring_relation)
+    asked = last.delta, last.neighboring_relation
+    left = left_in_words(cap.left(entries, *asked), *asked)
     left += cap.why_samples_cost_more(entries, *events)
     raise InputError(
       f"{' and '.join(charge.asked for charge in charges)} would break the cap"

@@ -12,7 +12,7 @@ from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS, LEAST_DELTA
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
-from oneshot_dp.pipeline.ledger.cap import Cap, cap_of, caps
+from oneshot_dp.pipeline.ledger.cap import Cap, cap_of, caps, left_in_words
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import Spending, spending_of
 from oneshot_dp.pipeline.shell.answer import Answer
@@ -65,10 +65,11 @@ def budget_report(
     }
   if cap:
     relation = cap.neighboring_relation
-    left = cap.left_in_words(entries, cap.max_delta, relation)
-    lines.append(f"under the cap, {left}")
+    left = cap.left(entries, cap.max_delta, relation)
+    in_words = left_in_words(left, cap.max_delta, relation)
+    lines.append(f"under the cap, {in_words}")
     facts["left"] = {
-      "epsilon": cap.left(entries, cap.max_delta, relation),
+      "epsilon": left,
       "delta": cap.max_delta,
       "neighboring_relation": relation,
     }
