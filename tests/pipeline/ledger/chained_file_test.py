@@ -15,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.pipeline.ledger import chained_file
 from oneshot_dp.pipeline.ledger.chained_file import ChainedFile
 from tests.pipeline import crashing
 from tests.pipeline.command_line import ROOT
@@ -72,6 +73,16 @@ def refuses(file: ChainedFile, message: str) -> None:
 
 
 class TestChain:
+  def test_numbers_that_json_has_no_word_for(self, tmp_path):
+    """Python reads what it wrote, in a new process, too."""
+    entry = {"least": float("-inf"), "most": float("inf"), "seed": 2**200}
+    file = file_in(tmp_path)
+    with file.locked() as chain:
+      chain.append(entry)
+    chained_file._checked.clear()
+    (found,) = file.entries()
+    assert entry.items() <= found.items()
+
   def test_each_line_names_the_one_before(self, three):
     entries = [json.loads(line) for line in lines_of(three)]
     assert entries == three.entries()
