@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import functools
 import inspect
 import re
 import shutil
@@ -17,6 +18,8 @@ from oneshot_dp.pipeline.shell.terminal import Output
 
 PROG = "oneshot-dp"
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
+FROM_DOCSTRINGS = (tyro.conf.HelptextFromCommentsOff,)
+"""Of tyro: it need not read the source of our classes for help."""
 _ADVANCED = (
   *("--max-rows-per-unit", "--l2-clip-norm", "--initial-bias", "--train-bias"),
   *("--learning-rate", "--eps", "--eps-in-noise-sds", "--steps.*", "--release"),
@@ -137,6 +140,7 @@ def listed_flags(kinds: Iterable[type]) -> dict[str, list[str] | None]:
   }
 
 
+@functools.lru_cache(maxsize=64)  # tyro reads the source of each new class
 def line_of(kind: type) -> type:
   """The flags of a command and those that all commands have, for tyro."""
   line = dataclasses.make_dataclass(
@@ -161,7 +165,7 @@ def _groups(kind: type) -> list[_Group]:
   with warnings.catch_warnings():
     # tyro has no other way to say what the flags are, but for printed help.
     warnings.simplefilter("ignore", DeprecationWarning)
-    parser = tyro.extras.get_parser(line_of(kind))
+    parser = tyro.extras.get_parser(line_of(kind), config=FROM_DOCSTRINGS)
   groups = [_Group(title="options")]
   for found in parser._action_groups:
     flags = list(map(_Flag.of, found._group_actions))

@@ -11,6 +11,7 @@ import tyro
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.shell.complaints import did_you_mean, in_one_line
 from oneshot_dp.pipeline.shell.help import (
+  FROM_DOCSTRINGS,
   HELP,
   HELP_ALL,
   PROG,
@@ -89,7 +90,11 @@ def _read(
   try:
     with contextlib.redirect_stderr(complaint):
       found: Any = tyro.cli(
-        line_of(kind), prog=prog, args=words, return_unknown_args=takes_others
+        line_of(kind),
+        prog=prog,
+        args=words,
+        return_unknown_args=takes_others,
+        config=FROM_DOCSTRINGS,
       )
     return found if takes_others else (found, [])
   except SystemExit as stop:
