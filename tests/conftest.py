@@ -1,10 +1,14 @@
 """What every test stands on: eight devices, checked types, real material."""
 
 import ctypes
+import functools
 import gc
+import inspect
 import mmap
 import os
 import pathlib
+import re
+import typing
 
 # JAX reads these once, when it is first imported: keep them above any import
 # that may lead to it.
@@ -20,7 +24,7 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ.get(
 )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
-import beartype.typing  # noqa: F401  (for the expression below)
+import beartype
 import hypothesis
 import jaxtyping
 import pytest
@@ -34,13 +38,27 @@ gc.disable()
 # From here on every annotation in our packages, the shapes and dtypes of
 # arrays included, is checked at each call: all but Self, whose class beartype
 # cannot know while it decorates one method. `make test-fast` does without.
-if os.environ.get("ONESHOT_DP_CHECK_TYPES", "1") == "1":
-  jaxtyping.install_import_hook(
-    ["oneshot_dp"],
-    "beartype.beartype(conf=beartype.BeartypeConf("
-    "hint_overrides=beartype.FrozenDict("
-    "{beartype.typing.Self: beartype.typing.Any})))",
+check = beartype.beartype(
+  conf=beartype.BeartypeConf(
+    hint_overrides=beartype.FrozenDict({typing.Self: typing.Any}),
+    violation_type=jaxtyping.TypeCheckError,
   )
+)
+
+
+def checked(of=None, *, typechecker=None, whole=jaxtyping.jaxtyped):
+  """Beartype alone where no array is named: jaxtyping takes far longer."""
+  if of is None:
+    return functools.partial(checked, typechecker=typechecker)
+  hints = repr(of.__annotations__) if inspect.isfunction(of) else "jaxtyping"
+  if re.search(r"jaxtyping|(: |\[)'", hints):  # or a name that comes later
+    return whole(of, typechecker=check)
+  return check(of)
+
+
+if os.environ.get("ONESHOT_DP_CHECK_TYPES", "1") == "1":
+  jaxtyping.jaxtyped = checked  # what the hook decorates everything with
+  jaxtyping.install_import_hook(["oneshot_dp"], "beartype.beartype")
 
 
 # No test cuts the power, and to wait for a disk took a third of the time: what

@@ -1,0 +1,25 @@
+"""The suite checks types: the conftest's hook, with a shortcut of its own."""
+
+import os
+
+import jaxtyping
+import numpy as np
+import pytest
+
+from oneshot_dp.linear_dp.accounting.gaussian import compose
+from oneshot_dp.linear_dp.head import LinearHead
+
+pytestmark = pytest.mark.skipif(
+  os.environ.get("ONESHOT_DP_CHECK_TYPES") == "0", reason="unchecked here"
+)
+
+
+@pytest.mark.parametrize("bias", [np.zeros(4), np.zeros(3, int)])
+def test_arrays_of_other_shapes_and_dtypes(bias):
+  with pytest.raises(jaxtyping.TypeCheckError):
+    LinearHead(kernel=np.zeros((2, 3), np.float32), bias=bias, unit_norm=True)
+
+
+def test_other_types():
+  with pytest.raises(jaxtyping.TypeCheckError):
+    compose(2.0)  # pyrefly: ignore[bad-argument-type]
