@@ -57,7 +57,7 @@ def checked(of=None, *, typechecker=None, whole=jaxtyping.jaxtyped):
 
 
 if os.environ.get("ONESHOT_DP_CHECK_TYPES", "1") == "1":
-  jaxtyping.jaxtyped = checked  # what the hook decorates everything with
+  vars(jaxtyping)["jaxtyped"] = checked  # is what the hook puts
   jaxtyping.install_import_hook(["oneshot_dp"], "beartype.beartype")
 
 
