@@ -522,6 +522,7 @@ def killed_in_the_cleanup(out, identity, _):
 
 root = pathlib.Path(sys.argv[1])
 identity = caches.make_identity()
+caches.write_cache(root / "warm", identity)  # each child has what it imports
 runs = [(killed_in_a_shard, 0), (killed_in_the_cleanup, 0)]
 # job, 3 x (record, rows, keys), 2 x (shards, 2 x TFDS, cache_info): 18 names
 runs += [(killed_at, step) for step in range(36)]
