@@ -60,7 +60,8 @@ PAPER = steps(
 )
 PARTITION = steps(sampling="partition", batch_size=32)
 POISSON = steps(sampling="poisson", batch_size=32, epochs=1)
-POISSON_OF_8 = steps(sampling="poisson", batch_size=4, epochs=1)
+POISSON_OF_UNITS = steps(sampling="poisson", batch_size=96, epochs=1)
+POISSON_OF_8 = steps(sampling="poisson", batch_size=4, epochs=4)
 
 
 def audited(
@@ -91,11 +92,11 @@ SOUND: dict[str, tuple[HeadConfig | None, dict[str, Any]]] = {
   "units clipped": (ADAM, CLIPPED),
   "units bounded": (MOMENTUM, BOUNDED),
   "least squares": (LEAST_SQUARES, {}),
-  "whitened": (WHITENED, {}),
-  "whitened, replaced": (WHITENED, {"relation": REPLACED}),
-  "units, whitened": (WHITENED, CLIPPED),
+  "whitened": (WHITENED, {"runs": 32}),
+  "whitened, replaced": (WHITENED, {"relation": REPLACED, "runs": 32}),
+  "units, whitened": (WHITENED, {**CLIPPED, "runs": 32}),
   "units, least squares": (LEAST_SQUARES, CLIPPED),
-  "units, poisson": (POISSON, {**CLIPPED, "seed": 2}),
+  "units, poisson": (POISSON_OF_UNITS, {**CLIPPED, "seed": 2}),
   "full": (FULL, {"relation": REPLACED}),
   "paper's": (PAPER, {}),
   "partition": (PARTITION, {}),
@@ -280,11 +281,15 @@ ONCE = NeighboringRelation.REPLACE_SPECIAL
 WIDTH = 33  # 32 canaries and a spare feature
 FAULTS: dict[str, tuple] = {
   "noise halved": (LAMB, chain_of(release, scaled(0.5))),
-  "noise missing in the bias column": (BIAS, chain_of(release, without_bias)),
+  "noise missing in the bias column": (
+    BIAS,
+    chain_of(release, without_bias),
+    {"runs": 48},  # one canary shows it
+  ),
   "noise missing in the bias column, replaced": (
     BIAS,
     chain_of(release, without_bias),
-    {"relation": REPLACED},
+    {"relation": REPLACED, "runs": 48},
   ),
   "noise shared by two classes": (
     ADAM,
@@ -350,7 +355,6 @@ FAULTS: dict[str, tuple] = {
   "whitened, a step too few in the charge": (
     WHITENED,
     (WhiteningRule, "step_noise_multiplier", property(a_step_too_few_whitened)),
-    {"runs": 64},
   ),
   "whitened, rows counted twice": (
     WHITENED,
@@ -382,7 +386,7 @@ FAULTS: dict[str, tuple] = {
     WHITENED,
     of_some(second_moment, {1}, 0.0),
     # All runs see one number: few canaries are as good, and fast.
-    {**CLIPPED, "runs": 200, "canaries": 8},
+    {**CLIPPED, "runs": 48, "canaries": 8},
   ),
   "parts, all rows in each": (
     PARTITION,
@@ -395,7 +399,7 @@ FAULTS: dict[str, tuple] = {
   "samples of a fixed size": (
     POISSON_OF_8,
     (Batches, "chosen", fixed_batches),
-    {"runs": 250, "epsilon": 16.0, "canaries": 8},
+    {"epsilon": 200.0, "canaries": 8},
   ),
   "samples, noise halved": (POISSON, noise_of(gradient_sum, scaled(0.5))),
   "counts, the noise of one for all": (
@@ -411,9 +415,10 @@ FAULTS: dict[str, tuple] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_raises_an_alarm(monkeypatch, fault):
   config, broken, *settings = FAULTS[fault]
+  asked: dict[str, Any] = {"runs": 32} | dict(*settings)
   monkeypatch.setattr(*broken)
   try:
-    report = audited(config, **dict(*settings))
+    report = audited(config, **asked)
   except (jaxtyping.TypeCheckError, TypeError):  # no less an alarm
     assert "not rounded" in fault
     return

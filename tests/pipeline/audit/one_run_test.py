@@ -1,5 +1,6 @@
 """One training on real rows and canaries: charged, and bounded from below."""
 
+import functools
 import json
 import pathlib
 
@@ -14,7 +15,7 @@ from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.audit import CanaryScoreAuditor
 from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.one_step import release
-from oneshot_dp.pipeline.audit import one_run
+from oneshot_dp.pipeline.audit import one_run, report
 from oneshot_dp.pipeline.audit.report import AuditReport
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.training.train_heads import RELATIONS, plan_heads
@@ -57,7 +58,7 @@ def audited(
 def test_bound_of_a_real_run_is_below_the_claim_and_says_something(
   train_cache, tmp_path, method, epsilon, relation, canaries, share
 ):
-  report = audited(
+  found = audited(
     train_cache,
     tmp_path,
     head=HeadConfig(head=method),
@@ -67,14 +68,17 @@ def test_bound_of_a_real_run_is_below_the_claim_and_says_something(
       delta=1e-5, neighboring_relation=relation, noise_seed=3
     ),
   )
-  assert share * epsilon < report.lower_bound < epsilon
-  assert report.lower_bounds[one_run.NOISE] == report.lower_bound
-  assert not report.is_violated
+  assert share * epsilon < found.lower_bound < epsilon
+  assert found.lower_bounds[one_run.NOISE] == found.lower_bound
+  assert not found.is_violated
 
 
 @pytest.mark.slow
-def test_sound_runs_raise_no_more_false_alarms_than_is_stated():
+def test_sound_runs_raise_no_more_false_alarms_than_is_stated(monkeypatch):
   """Runs of scores whose ε is exactly what is claimed."""
+  # It depends on the claim alone, which is that of all runs.
+  once = functools.cache(report.best_number_of_guesses)
+  monkeypatch.setattr(report, "best_number_of_guesses", once)
   plan = ReleasePlan(epsilons=(2.0,), delta=1e-5, neighboring_relation=NULLED)
   (sigma,) = plan.noise_multipliers.values()
   rng = np.random.default_rng(0)
@@ -123,7 +127,9 @@ def test_command_charges_once_and_leaves_no_head(
 ):
   monkeypatch.chdir(tmp_path)
   before = {p for p in tmp_path.rglob("*") if p.is_file()}
+  # At 95 %, one of twenty sound releases would be flagged.
   argv = COMMAND.format(cache=train_cache.path).split()
+  argv += ["--confidence", "0.999999"]
   out, err = succeeds(capsys, *argv)
   assert "claim: epsilon = 4 at delta = 1e-05 (REPLACE_SPECIAL)" in out
   assert "adversary: sees all noisy releases of this one run" in out
