@@ -91,10 +91,10 @@ def in_blocks(block: Block, sizes: Sequence[int]) -> Iterator[Block]:
 def rows_of(
   block: Block, devices: int = 1, sizes: Sequence[int] = (256,), **changes: Any
 ) -> SecretRows:
-  """The rows of three classes, as heads of several steps read them."""
+  """The rows of four classes, as heads of several steps read them."""
   options: dict[str, Any] = {
     "feature_dim": block.embedding.shape[1],
-    "num_classes": 3,
+    "num_classes": 4,
     "num_examples": len(block),
     "devices": jax.local_devices()[:devices],
   }

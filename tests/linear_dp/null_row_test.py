@@ -173,9 +173,11 @@ def test_behind_a_public_map_a_row_costs_no_more(public, train_bias):
 
 @pytest.mark.parametrize("max_norm", [None, 256.0])
 def test_moments_have_no_trace_of_a_null_row(max_norm):
-  without = class_moments(rows_of(BASE, max_norm=max_norm))
+  without = class_moments(rows_of(BASE, num_classes=K, max_norm=max_norm))
   for null in NULLS:
-    found = class_moments(rows_of(with_rows(null), max_norm=max_norm))
+    found = class_moments(
+      rows_of(with_rows(null), num_classes=K, max_norm=max_norm)
+    )
     for name in ("moment", "class_sums", "class_counts"):
       np.testing.assert_array_equal(
         getattr(found, f"secret_{name}"), getattr(without, f"secret_{name}")
@@ -200,7 +202,9 @@ def test_every_row_against_every_null_row_in_a_step(
 
   def gradient_of(*rows: tuple[np.ndarray, int]):
     block = with_rows(*rows)
-    steps = steps_of(block, a_map=released_map, max_norm=max_norm)
+    steps = steps_of(
+      block, a_map=released_map, max_norm=max_norm, num_classes=K
+    )
     return clipped_gradient(steps, kernel, 0.5, loss=loss)
 
   sums = [gradient_of(null).secret_sum for null in NULLS]

@@ -24,7 +24,7 @@ from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows
 from oneshot_dp.linear_dp.train_arrays import train_head, train_heads
 
-N, D, K = 400, 6, 3
+N, D, K = 400, 6, 4
 DELTA = 1e-4
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
@@ -37,7 +37,7 @@ def little_work(small_chunks, monkeypatch):
 
 @pytest.fixture(scope="module")
 def data() -> tuple[np.ndarray, np.ndarray]:
-  """Three clusters around 0; some rows are long enough to be clipped."""
+  """Four clusters around 0; some rows are long enough to be clipped."""
   rng = np.random.default_rng(3)
   label = rng.integers(0, K, N)
   embedding = np.eye(K, D)[label] + 0.1 * rng.standard_normal((N, D))

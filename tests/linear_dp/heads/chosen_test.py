@@ -17,7 +17,7 @@ from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows
 from oneshot_dp.linear_dp.trainer import TrainingRows
 
-N, D, K = 120, 5, 3
+N, D, K = 120, 6, 4
 HELD_OUT = np.arange(N) % 10 == 3
 HELD, TRAINED_ON = 3, 4
 OWNER = np.arange(N) // 4

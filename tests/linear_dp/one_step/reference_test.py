@@ -15,7 +15,7 @@ from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
 from tests.linear_dp.blocks import DTYPES, random_block
 
-N, D, K = 40, 5, 3
+N, D, K = 40, 6, 4
 
 
 @hypothesis.settings(max_examples=20)

@@ -35,7 +35,7 @@ from tests.linear_dp.blocks import Block, random_block, rows_of
 from tests.linear_dp.rows.units_test import with_units
 
 COUNT = 3
-D, K = 5, 3
+D, K = 6, 4
 KERNEL = np.random.default_rng(1).standard_normal((D, K))
 GRID = ClippedGradientGrid(num_classes=K, feature_dim=D)
 

@@ -30,7 +30,7 @@ from tests.linear_dp.blocks import (
 )
 from tests.linear_dp.rows.units_test import with_units
 
-K, D = 3, 6
+K, D = 4, 6
 KERNEL = np.random.default_rng(1).standard_normal((D, K))
 CENTRE = ReleasedMap.of(
   np.diag([1.0, 1, 1, 1, 1, 30]), np.array([0.5, 0, 0, 0, 0, 0])

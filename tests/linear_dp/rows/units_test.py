@@ -31,7 +31,7 @@ from tests.linear_dp.blocks import Block, in_blocks, make_block, random_block
 
 NULL_ROW = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
-K, D = 3, 4
+K, D = 4, 6
 PLAN = ReleasePlan(epsilons=(1.0,), delta=1e-5)
 
 

@@ -22,7 +22,7 @@ from tests.linear_dp.blocks import (
   rows_of,
 )
 
-K, D = 3, 7
+K, D = 4, 6
 
 
 def moments_of(block: Block, *args: Any, **changes: Any) -> SecretClassMoments:
@@ -98,8 +98,10 @@ def test_full_chunks_of_the_longest_rows_of_one_class_are_exact():
   secret = moments_of(alike)
   longest = GRID_RADIUS - 2
   assert secret.secret_moment.item() == 20_000 * longest**2
-  assert secret.secret_class_sums.tolist() == [[0], [20_000 * longest], [0]]
-  assert secret.secret_class_counts.tolist() == [0, 20_000, 0]
+  assert secret.secret_class_sums.tolist() == [
+    *([0], [20_000 * longest], [0], [0])
+  ]
+  assert secret.secret_class_counts.tolist() == [0, 20_000, 0, 0]
 
 
 def long_rows(n: int) -> Block:

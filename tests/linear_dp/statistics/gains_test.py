@@ -14,7 +14,7 @@ from oneshot_dp.linear_dp.statistics.gains import (
 )
 from tests.linear_dp.blocks import random_block, steps_of
 
-N, D, K = 200, 5, 4
+N, D, K = 200, 6, 4
 
 
 @pytest.mark.parametrize("float64", [True, False])

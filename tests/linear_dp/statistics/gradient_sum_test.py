@@ -35,7 +35,7 @@ from tests.linear_dp.blocks import Block, make_block, random_block
 
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
-K, D, P = 5, 7, 4
+K, D, P = 4, 6, 3
 P_VALUE = 1e-4
 """Seeds are fixed, so that a test passes always or never."""
 LOSSES = {"softmax": Loss(), "sigmoid": Loss(name="sigmoid", bias=-3.0)}

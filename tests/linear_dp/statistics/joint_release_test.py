@@ -30,7 +30,7 @@ from tests.linear_dp.blocks import Block, make_block, random_block, rows_of
 
 NULL_ROW = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
-K, D = 3, 7
+K, D = 4, 6
 # Seeds are fixed, so that a test passes always or never.
 P_VALUE = 1e-4
 

@@ -25,7 +25,7 @@ from tests.linear_dp.blocks import (
   steps_of,
 )
 
-D, P = 12, 5
+D, P = 6, 3
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ def reading(reader: Reader, devices=1, resident=2**30) -> StepRows:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_rows_that_fit_are_read_once_and_others_each_time(devices):
   block = random_block(100, D, 3)
-  padded = -(-100 // (16 * devices)) * 16 * devices
+  padded = -(-100 // (32 * devices)) * 32 * devices
   size = padded * (2 * P + 8)
   for limit, readings in [(size, 1), (size - 1, 3), (0, 3)]:
     reader = Reader(block)
