@@ -17,6 +17,8 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.storage import local
 from oneshot_dp.linear_dp.heads import own_noise
 from oneshot_dp.linear_dp.heads.multi_step import training
+from oneshot_dp.linear_dp.heads.whitened import training as whitened
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -56,6 +58,13 @@ ABLATE = (
 )
 SEEDED = " --noise-seed 3"
 RESULTS = "**/head.safetensors", "results.csv"
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch, no_pictures):
+  """Of a whitened head: a mean, a moment and seven steps."""
+  few = functools.partial(WhiteningRule, num_steps=7)
+  monkeypatch.setattr(whitened, "WhiteningRule", few)
 
 
 @pytest.fixture
@@ -130,12 +139,12 @@ def undisturbed(
 @pytest.mark.parametrize(
   ("command", "points"),
   [
-    (AUTO, ((1, "within"), (2, "after"), (12, "within"), (21, "after"))),
-    (f"{AUTO} --start {{tmp}}/start.npz", ((20, "after"), (21, "after"))),
+    (AUTO, ((1, "within"), (2, "after"), (5, "within"), (9, "after"))),
+    (f"{AUTO} --start {{tmp}}/start.npz", ((8, "after"), (9, "after"))),
     (STEPS % "partition", tuple(itertools.product(range(1, 9), ["after"]))),
     (STEPS % "poisson", ((3, "within"), (3, "after"))),
-    (SWEEP, ((22, "within"), (23, "after"))),
-    (f"{SWEEP} --release nested", ((24, "after"),)),
+    (SWEEP, ((10, "within"), (11, "after"))),
+    (f"{SWEEP} --release nested", ((12, "after"),)),
     (LAMB, ((1, "within"), (1, "after"))),
     (LEAST_SQUARES % "nested", ((1, "after"), (2, "within"))),
     (LEAST_SQUARES % "independent", ((1, "after"),)),
@@ -231,7 +240,7 @@ def test_bits_of_the_system_are_never_drawn_for_a_kept_step(
   place, monkeypatch, out
 ):
   with monkeypatch.context() as patch:
-    stop_at(patch, 21, "after")
+    stop_at(patch, 9, "after")
     assert main(place(AUTO)) == 130
 
   def drawn(*_: Any) -> None:
@@ -372,7 +381,7 @@ class TestRefused:
       patch.setattr(Ledger, "publish", on_a_full_disk)
       assert main(place(AUTO)) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "21 releases are kept, and the same command" in said, said
+    assert "9 releases are kept, and the same command" in said, said
     assert not (tmp_path / "out").exists()
     succeeds(capsys, *place(AUTO))
     assert main(place(AUTO.replace("{out}", "{tmp}/second"))) == 2
@@ -574,7 +583,11 @@ def test_killed(place, out, entries, command, at):
   module, name = f"oneshot_dp.{at}".rsplit(".", 1)
   process = Copy(
     command,
-    first=f"import os, signal, {module} as m\n"
+    first=f"import functools, os, signal, {module} as m\n"
+    f"from {whitened.__name__} import WhiteningRule\n"
+    f"import {whitened.__name__} as whitened\n"
+    "few = functools.partial(WhiteningRule, num_steps=7)\n"
+    "whitened.WhiteningRule = few\n"
     f"done = m.{name}\n"
     "def killed(*given):\n"
     "  done(*given)\n"
