@@ -12,7 +12,7 @@ from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.image_jobs import columns
 
-ROWS = 128
+ROWS = 80
 
 
 @pytest.mark.slow

@@ -17,6 +17,11 @@ LAYOUTS = GOLDEN / "conv_layouts.json.gz"
 
 # Sides at which padding and pooling do not come out even, and one that does.
 SIDES = (37, 64)
+# XLA's options for small networks: to compile takes longer than to run.
+SOON = {
+  "xla_backend_optimization_level": 0,
+  "xla_cpu_use_fusion_emitters": False,
+}
 
 BIT_TINY: dict[str, Any] = {"blocks": (2, 1, 1, 1), "width": 8, "groups": 4}
 NFNET_TINY: dict[str, Any] = {

@@ -64,7 +64,7 @@ def test_features_are_the_formula(side):
 
 def test_a_flat_image_is_finite():
   images = jnp.full((1, 8, 8, 3), 0.7)
-  got = random_patches.apply(PARAMS, images)
+  got = jax.jit(random_patches.apply)(PARAMS, images)
   expected = np.tile(np.cos(PARAMS["phase"]), 16)
   np.testing.assert_allclose(got[0], expected, atol=1e-3)
 

@@ -40,6 +40,13 @@ def test_published_files_fit_exactly(name, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["bit_r50x1", "nfnet_f0", "nf_resnet50"])
+def test_all_blocks_are_as_the_second(name):
+  module = architecture(name).build("pooled", "float32")
+  assert expected_shapes(name) == shapes_of(module)
+
+
+@pytest.mark.slow
 def test_reading_needs_one_copy_of_the_weights():
   found = architecture("bit_r50x1")
   arrays = hollow("bit_r50x1")

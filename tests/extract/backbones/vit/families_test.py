@@ -19,7 +19,7 @@ from oneshot_dp.extract.backbones.registry import (
 from oneshot_dp.extract.backbones.vit import families as vit
 from oneshot_dp.extract.backbones.vit.network import VisionTransformer
 from oneshot_dp.extract.images.preprocess import Preprocessing, prepare
-from tests.extract.backbones.conv_cases import cosine
+from tests.extract.backbones.conv_cases import SOON, cosine
 
 TINY = VisionTransformer(width=12, depth=2, mlp_dim=20, num_heads=3, patch=4)
 
@@ -34,9 +34,7 @@ def random_params(model: VisionTransformer, side: int) -> dict:
 
 def run(model, flat: dict, images: np.ndarray) -> np.ndarray:
   tree = flax.traverse_util.unflatten_dict(flat, sep="/")
-  # Of a small model: to compile takes longer than to run.
-  fast = {"xla_backend_optimization_level": 0}
-  apply = jax.jit(model.apply, compiler_options=fast)
+  apply = jax.jit(model.apply, compiler_options=SOON)
   return np.asarray(apply({"params": tree}, images))
 
 
@@ -68,7 +66,7 @@ def test_embeddings_are_cut_from_the_same_tokens():
 def test_bfloat16_rounds_products_only(changes):
   images = np.random.default_rng(1).uniform(-1, 1, (3, 12, 12, 3))
   images = images.astype(np.float32)
-  model = TINY.clone(**changes)
+  model = TINY.clone(depth=1, **changes)
   flat = random_params(model, 12)
   exact = run(model, flat, images)
   halved = model.clone(compute_dtype="bfloat16")
@@ -185,7 +183,7 @@ def embed(
   )
   squares = [prepare(image, backbone.preprocessing) for image in images]
   batches = np.split(np.stack(squares), range(16, len(squares), 16))
-  apply = jax.jit(backbone.apply)
+  apply = jax.jit(backbone.apply, compiler_options=SOON)
   return np.concatenate([apply(backbone.params, b) for b in batches])
 
 

@@ -21,7 +21,7 @@ from oneshot_dp.extract.backbones.backbone import Architecture, Shape
 from oneshot_dp.extract.backbones.registry import parameter_shapes
 from oneshot_dp.extract.backbones.vit import families as vit
 from oneshot_dp.extract.backbones.vit.network import VisionTransformer
-from tests.extract.backbones import vit_golden
+from tests.extract.backbones import conv_cases, vit_golden
 
 LAYOUTS = vit_golden.read_layouts()
 with np.load(vit_golden.GOLDEN / "vit_outputs.npz") as golden_file:
@@ -55,9 +55,7 @@ def embed(
 
 @functools.cache  # of the files of several libraries
 def compiled(module: nn.Module) -> Callable[..., jax.Array]:
-  # There are many small models here: to compile takes longer than to run.
-  fast = {"xla_backend_optimization_level": 0}
-  return jax.jit(module.apply, compiler_options=fast)
+  return jax.jit(module.apply, compiler_options=conv_cases.SOON)
 
 
 def run(module: nn.Module, params: dict, images: np.ndarray) -> np.ndarray:
