@@ -103,9 +103,9 @@ def row_by_row(case: str, clip_norm: float, loss: str) -> np.ndarray:
   loss=st.sampled_from(sorted(LOSSES)),
   sizes=st.lists(st.integers(1, 250), min_size=1, max_size=4),
   order=st.integers(0, 2**32),
-  devices=st.sampled_from([1, 2, 8]),
+  devices=st.sampled_from([1, 8]),
   float64=st.booleans(),
-  chunk=st.sampled_from([1, 3, 16, 100]),
+  chunk=st.sampled_from([1, 32]),
   resident=st.sampled_from([0, 2**30]),
   some=st.booleans(),
 )

@@ -98,9 +98,9 @@ def test_z_is_the_direction_on_its_grid(kind, dtype):
   kind=st.sampled_from(sorted(MAPS)),
   sizes=st.lists(st.integers(1, 120), min_size=1, max_size=3),
   order=st.integers(0, 2**32),
-  devices=st.sampled_from([1, 2, 8]),
+  devices=st.sampled_from([1, 8]),
   float64=st.booleans(),
-  chunk=st.sampled_from([1, 5, 16, 200]),
+  chunk=st.sampled_from([1, 32]),
   resident=st.sampled_from([0, 2**30]),
   share=st.sampled_from([None, 0.0, 0.05, 0.5, 1.0]),
 )
