@@ -29,8 +29,11 @@ demo: $(VENV)/.project ## a private sweep from images to plots, in demo/
 test: $(VENV)/.project $(VENV)/.libtpu ## every test that Python alone can run
 	@$(PYTEST) -m "not stores" $(PYTEST_ARGS)
 
+# What is compiled for milliseconds of work takes half as long so.
+HASTE := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+
 test-fast: $(VENV)/.project $(VENV)/.libtpu ## what is not slow, types unchecked
-	@ONESHOT_DP_CHECK_TYPES=0 $(PYTEST) -m "not slow and not stores" $(PYTEST_ARGS)
+	@ONESHOT_DP_CHECK_TYPES=0 XLA_FLAGS="$(HASTE)" $(PYTEST) -m "not slow and not stores" $(PYTEST_ARGS)
 
 test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go)
 	@$(PYTEST) -m stores tests/extract/storage $(PYTEST_ARGS)

@@ -425,6 +425,7 @@ class TestWrittenBefore:
     said = run("evaluate head --cache test --ledger-dir ledgers", 2)
     assert "does not know all rows of 'pets'" in said
 
+  @pytest.mark.slow  # its rows have bits that XLA does not make in a hurry
   def test_images_too(self, here, run):
     pathlib.Path("job.py").write_text(IMAGES)
     run("extract job.py --out again")

@@ -55,6 +55,7 @@ def test_the_embedded_weights_know_typefaces_that_they_never_saw(held_out):
   assert accuracy(params, held_out) > 0.6
 
 
+@pytest.mark.slow
 def test_weights_in_another_order_do_not(held_out):
   params = network.load(pathlib.Path(str(WEIGHTS)))
   rng = np.random.default_rng(0)
