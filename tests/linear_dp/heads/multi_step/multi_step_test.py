@@ -42,6 +42,7 @@ from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.statistics.row_gradient import SOFTMAX, Loss
 from oneshot_dp.linear_dp.statistics.step_rows import StepRows
+from tests.extract.backbones.conv_cases import SOON
 from tests.linear_dp.blocks import Block, in_blocks, make_block
 
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -256,7 +257,7 @@ def reference(
 
   optimizer = OPTIMIZERS[rule.optimizer](rule.learning_rate)
 
-  @jax.jit
+  @functools.partial(jax.jit, compiler_options=SOON)
   def step(kernel, state, mask):
     each = jax.vmap(jax.grad(loss), (None, 0, 0))(kernel, z, block.label)
     norm = jax.numpy.linalg.norm(each.reshape(len(z), -1), axis=1)

@@ -43,6 +43,7 @@ from oneshot_dp.linear_dp.statistics.class_moments import (
   class_moments,
 )
 from oneshot_dp.linear_dp.trainer import TrainingRows
+from tests.extract.backbones.conv_cases import SOON
 from tests.linear_dp.blocks import (
   DTYPES,
   Block,
@@ -519,7 +520,7 @@ def reference(
     optax.sgd(rule.learning_rate, momentum=rule.momentum),
   )
 
-  @jax.jit
+  @functools.partial(jax.jit, compiler_options=SOON)
   def step(kernel, state):
     gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(kernel, z, block.label)
     updates, state = optimizer.update(gradients, state, kernel)
