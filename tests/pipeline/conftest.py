@@ -1,6 +1,7 @@
 """A ledger of each test's own, caches for all, and one finished sweep."""
 
 import dataclasses
+import functools
 import pathlib
 import shutil
 
@@ -9,6 +10,8 @@ import pytest
 
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.heads.whitened import training as whitened
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.pipeline.runs import pictures
 from oneshot_dp.pipeline.runs.results import SweepRow
 from oneshot_dp.pipeline.runs.run import Run
@@ -77,6 +80,15 @@ def finished_sweep(train_cache, eval_cache, tmp_path_factory) -> FinishedSweep:
   privacy = PrivacyConfig(delta=1e-5)
   rows = run_sweep(run, (0.5, 8.0, 2.0), privacy, HeadConfig())
   return FinishedSweep(path=folder / "results", rows=rows)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_steps():
+  """Whitened heads of this process have a few steps, and not 19."""
+  few = functools.partial(WhiteningRule, num_steps=5)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(whitened, "WhiteningRule", few)
+    yield
 
 
 @pytest.fixture

@@ -63,6 +63,11 @@ class WhitenedKind(Kind):
 
 
 @pytest.fixture(scope="module")
+def few_steps():
+  """All of them: here they are what is tested."""
+
+
+@pytest.fixture(scope="module")
 def whitening(train_cache, tmp_path_factory) -> Receipt:
   """From a head with so little noise that it whitens."""
   folder = tmp_path_factory.mktemp("head")

@@ -15,6 +15,7 @@ from oneshot_dp.configs.head_config import (
   StepsConfig,
 )
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.heads.whitened import training as whitened
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.rows import unit_norm_rows
 from oneshot_dp.pipeline.runs.compare import run_compare
@@ -47,7 +48,7 @@ OTHERS = ("whitened", "least-squares", "multi-step")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_steps():
+def small_chunks():
   """Chunks of 32 rows a device, padded no further, for heads of many steps."""
 
   def chosen(head: MethodName) -> HeadConfig:
@@ -56,7 +57,6 @@ def few_steps():
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 32)
-    patch.setattr(WhiteningRule, "num_steps", 3)
     patch.setattr("oneshot_dp.pipeline.runs.compare.HeadConfig", chosen)
     yield
 
@@ -264,8 +264,12 @@ class TestChoose:
     assert problems(receipt) == []
     assert problems(changed(receipt, path, value))
 
-  def test_it_goes_on_from_no_other_head(self, place, capsys, tmp_path):
+  def test_it_goes_on_from_no_other_head(
+    self, place, capsys, tmp_path, monkeypatch
+  ):
     """A chain that is forged, though all that follows from it is, too."""
+    # With all its steps, it is chosen.
+    monkeypatch.setattr(whitened, "WhiteningRule", WhiteningRule)
     train = shifted(tmp_path / "train", 300, 1)  # where lamb is lost
     command = self.CHOOSE.replace("{train}", str(train.path))
     succeeds(capsys, *place(f"{command} --heads lamb whitened"))

@@ -87,7 +87,7 @@ def epsilon_on_all_rows(entries: list[dict[str, Any]], delta: float) -> float:
   for gaussians, sampled in map(parts_of, events):
     inverse += sum(4 / sigma**2 for sigma in gaussians)
     inverse += sum(4 * s.count / s.noise_multiplier**2 for s in sampled)
-  accountant = PLDAccountant()
+  accountant = PLDAccountant(value_discretization_interval=1e-3)
   accountant.compose(GaussianDpEvent(inverse**-0.5))
   return accountant.get_epsilon(delta)
 

@@ -21,6 +21,8 @@ from oneshot_dp.configs.head_config import (
 from oneshot_dp.extract.cache.checked_rows import Rows
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.heads.whitened import training as whitened
+from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_start import PublicStart
 from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts, JoinedHosts
@@ -55,6 +57,11 @@ def free_port() -> int:
   with socket.socket() as found:
     found.bind(("127.0.0.1", 0))
     return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def few_steps():
+  """Other processes know nothing of it."""
 
 
 @pytest.fixture
@@ -169,8 +176,15 @@ def test_hosts_train_the_heads_of_one(
 
 WHITENED = HeadConfig(head="whitened")
 POISSON = StepsConfig(epochs=2, sampling="poisson", batch_size=40)
+FEW = StepsConfig(epochs=2)
 HEADS = [
-  *((HeadConfig(head=method), None) for method in get_args(MethodName)),
+  *(
+    (
+      HeadConfig(head=m, steps=FEW if m == "multi-step" else StepsConfig()),
+      None,
+    )
+    for m in get_args(MethodName)
+  ),
   (HeadConfig(head="lamb"), 2),
   (HeadConfig(head="multi-step", steps=POISSON), None),
 ]
@@ -181,6 +195,8 @@ HEADS = [
 @pytest.mark.parametrize("of_units", [False, True])
 def test_heads_that_take_turns(monkeypatch, tmp_path, of_units):
   """Bit for bit those of one host, on threads; host 0 alone draws noise."""
+  few = functools.partial(WhiteningRule, num_steps=3)
+  monkeypatch.setattr(whitened, "WhiteningRule", few)
   units: dict[str, Any] = {
     "privacy_unit": "user",
     "unit_id": np.arange(180) % 50,
