@@ -8,6 +8,7 @@ from typing import Any
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
 from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
+from oneshot_dp.pipeline.ledger.folder import check_never_charged
 from oneshot_dp.pipeline.report.command_lines import Places
 from oneshot_dp.pipeline.report.cost import (
   BudgetStatus,
@@ -22,6 +23,7 @@ from oneshot_dp.pipeline.report.noise_and_signal import (
 )
 from oneshot_dp.pipeline.report.public_answers import PublicAnswers, ask
 from oneshot_dp.pipeline.report.run_record import RunRecord, read_run
+from oneshot_dp.pipeline.runs.evaluation import EXACT_SCORES
 from oneshot_dp.pipeline.runs.results import SweepRow, grouped
 from oneshot_dp.pipeline.saved_head.check_receipt import problems
 from oneshot_dp.pipeline.saved_head.verify import HeadCheck, verify_head
@@ -154,11 +156,19 @@ def _evaluation_rows(
       " counts of right answers were released"
     )
   try:
-    return _open(places.eval_cache, run.config["eval_cache"])
+    cache = _open(places.eval_cache, run.config["eval_cache"])
   except InputError as error:
     if is_given:
       raise
     return f"{error} Where is it now? --eval-cache"
+  try:
+    check_never_charged(cache, places.ledger_dir, EXACT_SCORES)
+  except InputError:  # which says how many: for their holder alone
+    return (
+      f"some rows of {cache.path} may be private now, by a ledger of"
+      f" {places.ledger_dir} (`evaluate` says more): {EXACT_SCORES}"
+    )
+  return cache
 
 
 def _fit(answers: PublicAnswers, chosen: tuple[SweepRow, ...]) -> bool:

@@ -11,9 +11,15 @@ from PIL import Image
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.head_config import PrivacyConfig
+from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.linear_dp.accounting.gaussian import printable
+from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
+from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.ledger.charge import Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.findings import look
 from oneshot_dp.pipeline.report.report import write_report
+from oneshot_dp.pipeline.training.train_heads import charged_rows
 from tests.pipeline.report.conftest import (
   HOSTILE,
   NAMES,
@@ -243,6 +249,24 @@ class TestWhatIsMissing:
       run, eval_cache=sweep.folder / "test", ledger_dir=sweep.folder / "ledgers"
     )
     assert again.notes == ()
+
+  def test_rows_that_were_charged_as_private_since(self, sweep, tmp_path):
+    """Without their number, which is for their holder."""
+    run = sweep.copied(tmp_path / "run")
+    ledgers = shutil.copytree(sweep.folder / "ledgers", tmp_path / "ledgers")
+    rows = open_cache(sweep.folder / "test")
+    release = ReleasePlan(epsilons=(1.0,), delta=1e-5)
+    charge = Charge.of_plan(release, NoiseSource(), **charged_rows(rows))
+    Ledger("others", ledgers).charge(charge)
+    found = reported(run)
+    notes = found.written.notes
+    assert len(notes) == 2
+    for note in notes:
+      assert "may be private now, by a ledger of" in note
+      said = note.replace(str(rows.path), "").replace(str(ledgers), "")
+      assert not re.search("[0-9]", said)
+    assert not any(table[0][0] == "class" for table in found.page.tables)
+    assert {path.stem for path in (run / "report").iterdir()} == {"accuracy"}
 
   def test_rows_that_were_not_scored(self, sweep, tmp_path):
     """They have the name and size of those that were, but other labels."""
