@@ -10,9 +10,10 @@ C/B, and ‖ρ‖ ≤ B is checked in integers: what floating-point numbers do i
 between may spoil a gradient, and never its bound.
 
 Nothing here depends on an order of additions: sums are of integers, all else
-is an IEEE operation, an exp or a logistic on a number of its own. No product is
-added to anything before it was rounded, so that it does not matter either which
-of them a compiler fuses.
+is an IEEE operation on a number of its own. No product is added to anything
+before it was rounded, so that it does not matter either which of them a
+compiler fuses. The exponential is ours for that: XLA's has other bits in a
+program of another shape.
 """
 
 import dataclasses
@@ -34,6 +35,11 @@ from oneshot_dp.linear_dp.statistics.exact_product import (
 _LOGIT = 2.0**-16
 _EXP = 2.0**-24
 """Steps of logits, and of the exponentials that are summed."""
+_LEAST_LOGIT = -40.0 / _LOGIT
+"""Below it, an exponential is as good as 0."""
+_EXP_TERMS = 10
+_LN2 = math.floor(math.log(2) * 2**18)
+"""ln 2 in steps of 2⁻¹⁸, of which float32 holds many times as many exactly."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,13 +71,16 @@ class Loss:
     """r, the gradient in the logits, which are integers in steps of 2⁻¹⁶."""
     if self.name == "softmax":
       most = logits.max(axis=1, keepdims=True)
-      power = jnp.exp((logits - most) * _LOGIT)
+      power = exponential(logits - most)
       total = exact_sum(jnp.rint(power * (1 / _EXP)), wide)
-      probability = power / (total.astype(jnp.float32) * _EXP)
+      inverse = 1 / (total.astype(jnp.float32) * _EXP)
     else:
       bias = round(self.bias / _LOGIT)
-      probability = jax.nn.sigmoid((logits + bias) * _LOGIT)
-    return probability - jax.nn.one_hot(
+      logits = logits + bias
+      power = exponential(-jnp.abs(logits))
+      power, inverse = jnp.where(logits < 0, power, 1), 1 / (1 + power)
+    # (A product is not added to: see `exponential`.)
+    return jnp.abs(power * inverse) - jax.nn.one_hot(
       label, logits.shape[1], dtype=jnp.float32
     )
 
@@ -83,6 +92,26 @@ class Loss:
 
 
 SOFTMAX = Loss()
+
+
+def exponential(logits: Float32[Array, "*axes"]) -> Float32[Array, "*axes"]:
+  """exp(l), of integers l ≤ 0 in steps of 2⁻¹⁶: the same bits in any program.
+
+      exp(l) = 2⁻ᵏ·exp(r),   r = k·ln 2 + l,   0 ≤ r < ln 2
+
+  within 2⁻²¹ of its size, and exp(0) = 1. Each product is exact, or its
+  absolute value is taken before it is added to: it is positive, but no compiler
+  knows that, so none makes one operation of the two.
+  """
+  logits = jnp.maximum(logits, _LEAST_LOGIT)
+  k = jnp.ceil(logits * (-_LOGIT / math.log(2) * (1 + 2**-20)))
+  rest = jnp.abs(k * (math.log(2) - _LN2 * 2.0**-18))
+  r = jnp.maximum((k * _LN2 + logits * 4) * 2.0**-18 + rest, 0)
+  series = jnp.float32(0)
+  for i in reversed(range(_EXP_TERMS)):
+    series = jnp.float32(1 / math.factorial(i)) + jnp.abs(r * series)
+  exponent = (127 - k.astype(jnp.int32)) << 23
+  return series * jax.lax.bitcast_convert_type(exponent, jnp.float32)
 
 
 def clipped_residual(
@@ -121,6 +150,7 @@ def clipped_residual(
   of_step = 2.0 ** loss.residual_bits(num_classes)
   residual = jnp.rint(loss.residual(logits, label, wide) * of_step)
   norm = jnp.sqrt(squared_norm(residual, wide).astype(jnp.float32))
+  norm = jnp.maximum(norm, 1)  # or XLA divides by the root in one, coarsely
   longest = jnp.float32(row_radius(num_classes, GRID_RADIUS))
   per_norm = jnp.float32(GRID_RADIUS / of_step) / jnp.float32(clip_norm)
   most = GRID_RADIUS

@@ -213,7 +213,8 @@ def _directions(
   real = y.astype(jnp.float32)
   most = jnp.maximum(jnp.abs(real).max(axis=1, keepdims=True), 1)
   half_dim_bits = ((p - 1).bit_length() + 1) // 2
-  part = jnp.rint(real / most * 2.0 ** (_NORM_BITS - half_dim_bits))
+  inverse = 1 / most  # of rows: XLA may, or may not, divide by it so
+  part = jnp.rint(real * inverse * 2.0 ** (_NORM_BITS - half_dim_bits))
   norm = jnp.sqrt(squared_norm(part, wide).astype(jnp.float32))
   radius = jnp.float32(row_radius(p, STEP_RADIUS))
   z = jnp.rint(part * (radius / jnp.maximum(norm, 1)))

@@ -11,7 +11,8 @@ RENAMED, REWORDED and MOVED_ON. What the redesign must not change comes after.
 One thing was changed on purpose: a row of zeros adds nothing any more where the
 bias is trained or where rows are centred by public ones. The runs with such a
 row were made again then; without it, old and new code gave the same bytes. And
-whitened and multi-step heads add up integers now: theirs were made again, too.
+whitened and multi-step heads add up integers now, of exponentials that are the
+same in any program: theirs were made again, too.
 """
 
 # ruff: noqa: E402

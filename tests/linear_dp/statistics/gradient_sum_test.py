@@ -142,6 +142,22 @@ def test_same_bits_in_any_order_on_any_devices_in_both_forms(
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+def test_same_bits_in_programs_of_other_shapes(monkeypatch, loss):
+  monkeypatch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 4096)
+  block = random_block(8192, D, K, seed=1)
+  one, other = (
+    clipped_gradient(
+      mapped(block, devices, [8192]),
+      KERNELS["random 30.0"],
+      0.05,
+      loss=LOSSES[loss],
+    ).secret_sum
+    for devices in (1, 4)  # chunks of 4096 and of 2048 rows for each
+  )
+  np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("clip_norm", [0.05, 1.0])
 @pytest.mark.parametrize("case", KERNELS)
 def test_no_row_is_longer_than_the_ball(case, clip_norm, loss):

@@ -48,6 +48,28 @@ def rho_of(
     return np.asarray(rho(*given))
 
 
+def test_exponentials_of_every_logit():
+  logits = -np.arange(40 * 2**16 + 1, dtype=np.float32)
+  found = np.asarray(jax.jit(row_gradient.exponential)(logits), np.float64)
+  assert found[0] == 1
+  exact = np.exp(logits.astype(np.float64) * 2.0**-16)
+  np.testing.assert_allclose(found, exact, rtol=2**-21)
+  least = row_gradient.exponential(jnp.array([-jnp.inf, -(2.0**30)]))
+  np.testing.assert_array_equal(least, found[-1])
+
+
+@pytest.mark.parametrize("num_classes", [1, 3, 6, 64])
+@pytest.mark.parametrize("loss", [SOFTMAX, PAPER], ids=["softmax", "sigmoid"])
+def test_a_row_has_its_bits_in_a_program_of_any_shape(loss, num_classes):
+  rng = np.random.default_rng(3)
+  logits = np.rint(rng.standard_normal((4096, num_classes)) * 2.0**18)
+  label = rng.integers(0, num_classes, 4096)
+  all_rows = rho_of(logits, label, loss)
+  for rows in (1, 7, 64, 1024, 2048, 4032):
+    some = rho_of(logits[:rows], label[:rows], loss)
+    np.testing.assert_array_equal(some, all_rows[:rows])
+
+
 def test_a_prior_is_added_to_the_logits():
   rng = np.random.default_rng(3)
   logits = np.rint(rng.standard_normal((50, K)) * 2.0**16)
