@@ -11,7 +11,7 @@ import safetensors.numpy
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.sources.arrays import UNREADABLE
-from oneshot_dp.linear_dp.public_start import PublicStart
+from oneshot_dp.linear_dp.public_start import SETTING, PublicStart
 from oneshot_dp.pipeline.saved_head.directory import (
   RECEIPT_FILE,
   WEIGHTS_FILE,
@@ -26,9 +26,10 @@ def read_start(path: Path, private: FeatureCache) -> PublicStart:
   """The start that a command names.
 
   It is an npz of one vector for each class, by its name; the directory of a
-  private head of another data set; or weights alone, whose columns are of the
-  classes in their order. InputError: no such file, or head; other classes than
-  the cache has; vectors of another width, or that `PublicStart.of` refuses.
+  private head of another data set, which had no start itself; or weights alone,
+  whose columns are of the classes in their order. InputError: no such file, or
+  head; other classes than the cache has; vectors of another width, or that
+  `PublicStart.of` refuses.
   """
   if path.name == WEIGHTS_FILE and (path.parent / RECEIPT_FILE).exists():
     path = path.parent  # which has more to say
@@ -127,6 +128,12 @@ def _of_head(path: Path, private: FeatureCache) -> tuple[_Vectors, str]:
     raise InputError(
       f"{path} is a head without privacy, which may not be shown; save its"
       " vectors as an npz, if its data are public."
+    )
+  if SETTING in saved.receipt["training"]:
+    raise InputError(
+      f"{path} started from other weights itself, which may be of a head of"
+      f" {here.rows[0]!r}, whose cost no receipt would have; give the public"
+      " file that it started from."
     )
   _check_no_bias(path, np.asarray(saved.head.bias))
   columns = np.asarray(saved.head.kernel).T

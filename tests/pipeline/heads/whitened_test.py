@@ -234,6 +234,10 @@ def test_a_start_from_a_head(train_cache, head):
   say(private=False)
   with pytest.raises(InputError, match="is a head without privacy"):
     read_start(head, train_cache)
+  # By way of another data set a head's cost would leave the receipts.
+  say(training={"head": "whitened", "start_sha256": "0" * 64})
+  with pytest.raises(InputError, match="give the public file that it started"):
+    read_start(head, train_cache)
 
 
 def test_a_start_from_a_copy_of_a_head(place, capsys, tmp_path):
