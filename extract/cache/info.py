@@ -208,7 +208,8 @@ def tfds_metadata(
       ]
     )
   )
-  # TFDS writes to directories only; nothing private is in these files.
+  # TFDS writes to directories only. This one is of mode 0700: a part's bytes
+  # and blocks are private, as its rows are.
   with tempfile.TemporaryDirectory() as scratch:
     info.write_to_directory(scratch)
     return {
