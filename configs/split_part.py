@@ -3,7 +3,8 @@
 Whether an example is in a part is decided by its own bytes, so one example more
 or less moves no other, as positions would. Parts have about so many percent of
 the examples, therefore, and copies of an image are in one part. How many there
-are is private.
+are is private. Where examples have units, it is decided by the `unit_id` alone,
+so that no unit is in two parts.
 """
 
 import dataclasses

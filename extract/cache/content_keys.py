@@ -87,11 +87,28 @@ def percentile_of(
 
 
 def in_part(
-  part: SplitPart, keys: UInt64[np.ndarray, "rows 2"]
+  part: SplitPart,
+  keys: UInt64[np.ndarray, "rows 2"],
+  unit_id: Int64[np.ndarray, " rows"] | None = None,
 ) -> Bool[np.ndarray, " rows"]:
-  """Which rows are in a part, by the keys of their images or embeddings."""
-  percentile = percentile_of(keys)
+  """Which rows are in a part, by the keys of their images or embeddings.
+
+  *Formal guarantee*: where rows have units, a function of the `unit_id` alone:
+  of the parts of a split that do not meet, a unit has rows in one.
+  """
+  percentile = percentile_of(keys if unit_id is None else _unit_keys(unit_id))
   return (part.start <= percentile) & (percentile < part.stop)
+
+
+def _unit_keys(
+  unit_id: Int64[np.ndarray, " rows"],
+) -> UInt64[np.ndarray, "rows 2"]:
+  distinct, place = np.unique(unit_id.astype("<i8"), return_inverse=True)
+  digests = [
+    hashlib.blake2b(unit.tobytes(), digest_size=16, person=b"unit").digest()
+    for unit in distinct
+  ]
+  return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)[place]
 
 
 def is_among(

@@ -57,6 +57,8 @@ class CacheIdentity:
       where that is a row, else what `unit_id` numbers ("user", "patient").
     id_source: public name of what `example_id` was read from: "position" where
       it is the place in the split, and so no name of the example.
+    parts_by: "unit" where the split is a part that has whole units; None is a
+      split that is no part, or one by what is in each row.
   """
 
   dataset: str
@@ -75,6 +77,7 @@ class CacheIdentity:
   libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
   privacy_unit: str = EXAMPLE_UNIT
   id_source: str = POSITION_IDS
+  parts_by: Literal["unit"] | None = None
 
   def __post_init__(self) -> None:
     for field in ("source_num_examples", "feature_dim", "shard_rows"):
@@ -180,7 +183,10 @@ class CacheIdentity:
     )
 
   def to_json(self) -> dict[str, Any]:
-    return json.loads(canonical_json(dataclasses.asdict(self)))
+    data = json.loads(canonical_json(dataclasses.asdict(self)))
+    if self.parts_by is None:  # as in caches from before there was a choice
+      del data["parts_by"]
+    return data
 
 
 def embedding_fingerprint(

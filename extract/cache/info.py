@@ -105,6 +105,7 @@ class CacheInfo(CacheIdentity):
       {"format_version": 1}  # in which what enters was laid down
       | {"num_examples": num_examples}
       | {name: getattr(self, name) for name in enters}
+      | ({} if self.parts_by is None else {"parts_by": self.parts_by})
     )
 
   @classmethod

@@ -213,7 +213,7 @@ def _prepare(
   example = source[index]
   read = time.perf_counter()
   key = image_key(example.image)
-  is_outside = not (part.is_whole or in_part(part, image_keys([key]))[0])
+  is_outside = not (part.is_whole or _is_in(part, key, example.unit_id))
   try:
     images = (
       () if is_outside else _shown(example.image, key, config, preprocessing)
@@ -238,6 +238,11 @@ def _prepare(
     read_seconds=read - start,
     decode_seconds=time.perf_counter() - read,
   )
+
+
+def _is_in(part: SplitPart, key: int, unit_id: int | None) -> bool:
+  whose = None if unit_id is None else np.array([unit_id], np.int64)
+  return bool(in_part(part, image_keys([key]), whose)[0])
 
 
 def _shown(

@@ -19,7 +19,12 @@ from pathlib import Path
 import apache_beam as beam
 
 from oneshot_dp.configs.errors import BrokenImageError, InputError
-from oneshot_dp.configs.extract_config import ExtractConfig, ImageFolderSource
+from oneshot_dp.configs.extract_config import (
+  EXAMPLE_UNIT,
+  ExtractConfig,
+  ImageFolderSource,
+)
+from oneshot_dp.configs.split_part import SplitPart
 from oneshot_dp.extract.backbones.registry import resolved
 from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache import writer as cache_writer
@@ -161,6 +166,7 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
   if not len(source):
     raise InputError(f"{source.name}, split {config.split}: no images.")
   backbone = shared_embedder(config).backbone
+  part, whose = SplitPart.of(config.split), source.privacy_unit
   return CacheIdentity(
     dataset=source.name,
     dataset_version=source.version or None,
@@ -184,8 +190,9 @@ def make_identity(config: ExtractConfig, source: Source) -> CacheIdentity:
     shard_rows=config.shard_rows,
     decoder="pillow",
     libraries={p: importlib.metadata.version(p) for p in _LIBRARIES},
-    privacy_unit=source.privacy_unit,
+    privacy_unit=whose,
     id_source=source.id_source,
+    parts_by=None if part.is_whole or whose == EXAMPLE_UNIT else "unit",
   )
 
 

@@ -51,8 +51,8 @@ NumDraws = Annotated[
 NotTrainedOn = Annotated[
   FlagCreatePairsOff[bool],
   arg(
-    help="No row of the cache trained this head, or any that matters: for where"
-    " the ledger, which would know, is not at hand."
+    help="No row of the cache, or of its units, trained this head, or any that"
+    " matters: for where the ledger, which would know, is not at hand."
   ),
 ]
 Relation = Annotated[

@@ -78,7 +78,7 @@ def import_features(
   rows = _rows(path, arrays)
   inside = None
   if not part.is_whole:
-    inside = in_part(part, embedding_keys(rows.embedding))
+    inside = in_part(part, embedding_keys(rows.embedding), rows.unit_id)
     if not inside.any():
       raise InputError(
         f"{path}: no row is in split {split!r}; ask for a larger part."
@@ -100,6 +100,7 @@ def import_features(
     shard_rows=shard_rows,
     privacy_unit=unit_name or EXAMPLE_UNIT,
     id_source="example_id" if "example_id" in arrays else POSITION_IDS,
+    parts_by=None if part.is_whole or unit_name is None else "unit",
   )
   with step_bar("import", "row", len(rows)) as bar:
     is_new = write_rows(

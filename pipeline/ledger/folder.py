@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.cache.content_keys import is_among
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.pipeline.ledger.charge import Charge
-from oneshot_dp.pipeline.ledger.row_sketch import RowSketch
+from oneshot_dp.pipeline.ledger.row_sketch import RowSketch, unit_keys
 
 
 def default_ledger_dir() -> Path:
@@ -63,9 +64,17 @@ def check_in_one_ledger(
 
 
 def check_never_charged(
-  cache: FeatureCache, directory: Path | None, why: str
+  cache: FeatureCache,
+  directory: Path | None,
+  why: str,
+  *,
+  trained_on: str | None = None,
 ) -> None:
   """Refuses rows that any ledger of a folder was charged for: private ones.
+
+  And other rows of units that the ledger of the cache's data set knows, or
+  that of the data set that a head was trained on; in another data set a number
+  may be anybody.
 
   Raises:
     InputError: how many there are, in which ledger, and `why` they must not
@@ -73,7 +82,7 @@ def check_never_charged(
     RunError: a ledger cannot be read.
   """
   for path in ledgers_in(directory or default_ledger_dir()):
-    _, known = _entries_and_rows(path)
+    entries, known = _entries_and_rows(path)
     shared = sum(int(known.holds(keys).sum()) for keys in cache.key_blocks())
     if shared:
       raise InputError(
@@ -81,6 +90,26 @@ def check_never_charged(
         f" charged to {path}, as private rows: {why}; give a cache of other"
         " rows, or leave these out."
       )
+    dataset = entries[0].get("dataset") if entries else None
+    if dataset is not None and dataset in (cache.info.dataset, trained_on):
+      units = unit_keys(cache, dataset)
+      if shared := int(is_among(known.keys, units).sum()):
+        others = "say --not-trained-on, if they are others with their numbers"
+        is_other = dataset != cache.info.dataset
+        raise units_refused(shared, cache, path, others if is_other else None)
+
+
+def units_refused(
+  shared: int, cache: FeatureCache, where: Path, otherwise: str | None = None
+) -> InputError:
+  """Rows of units that are protected, as `where` knows; for their holder."""
+  unit = cache.info.privacy_unit
+  return InputError(
+    f"{shared} of the {unit}s of {cache.path} are in {where}, too: all rows of"
+    f" a {unit} are protected together, and accuracy on some is an exact"
+    f" statistic of them; give a cache of other {unit}s, or"
+    f" {otherwise or 'number them apart, if they are others'}."
+  )
 
 
 def _entries_and_rows(path: Path) -> tuple[list[dict[str, Any]], RowSketch]:

@@ -3,11 +3,13 @@
 An entry that charges for rows has their keys in `row_keys`, but for those that
 an entry before it has. Of a data set of more than `MOST_KEYS` keys the smallest
 are kept, which are a sample, since keys are hashes: all data sets keep the same
-part of their common rows.
+part of their common rows. Where rows have units, a key of each unit of the data
+set is among them.
 """
 
 import base64
 import dataclasses
+import hashlib
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -16,6 +18,7 @@ from jaxtyping import Bool, UInt64
 
 from oneshot_dp.extract.cache.content_keys import is_among
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.extract.duplicates.shared_rows import units_in
 
 MOST_KEYS = 1 << 16
 
@@ -53,7 +56,8 @@ class RowSketch:
       if sum(map(len, waiting)) > MOST_KEYS:
         sketch |= cls.of(np.concatenate(waiting))
         waiting = [np.empty(0, np.uint64)]
-    return sketch | cls.of(np.concatenate(waiting))
+    units = unit_keys(cache, cache.info.dataset)
+    return sketch | cls.of(np.concatenate([*waiting, units]))
 
   @classmethod
   def of_entries(cls, entries: Iterable[dict[str, Any]]) -> Self:
@@ -88,3 +92,21 @@ class RowSketch:
     new = np.setdiff1d(np.intersect1d(self.keys, of_both), known.keys)
     data = new.astype("<u8").tobytes()
     return {"row_keys": base64.b64encode(data).decode()} if data else {}
+
+
+def unit_keys(
+  cache: FeatureCache, dataset: str
+) -> UInt64[np.ndarray, " units"]:
+  """A key of each unit of a cache, as if in a data set of this name; private.
+
+  Numbers of units mean something within a data set: in another one, and as
+  another unit, they have other keys.
+  """
+  start = hashlib.blake2b(digest_size=8, person=b"unit of a ledger")
+  start.update(f"{dataset}\0{cache.info.privacy_unit}\0".encode())
+  digests = []
+  for unit in units_in(cache).astype("<i8"):
+    digest = start.copy()
+    digest.update(unit.tobytes())
+    digests.append(digest.digest())
+  return np.frombuffer(b"".join(digests), "<u8")

@@ -212,9 +212,19 @@ def check_not_trained_on(
   """Refuses exact scores on rows that are private by any ledger of the folder.
 
   Where the ledger of the head is not there, or has charges from before rows had
-  keys, nobody can tell but whoever insists.
+  keys, nobody can tell but whoever insists; nor whether units of parts of
+  before are in the others, or in other data sets have the same numbers.
   """
-  check_never_charged(cache, ledger.path.parent, EXACT_SCORES)
+  info, folder = cache.info, ledger.path.parent
+  trained_on = None if insisted else ledger.dataset
+  check_never_charged(cache, folder, EXACT_SCORES, trained_on=trained_on)
+  by_rows = info.has_units and info.is_part and info.parts_by is None
+  if by_rows and info.dataset == trained_on:
+    raise InputError(
+      f"{cache.path} is a part of {info.dataset!r} that was not made of whole"
+      f" {info.privacy_unit}s: they may be in the others, too; make it again,"
+      " or say --not-trained-on, if you know that they are not."
+    )
   charges = [e for e in ledger.entries() if e.get("kind") != CAP]
   if not insisted and not (charges and "row_keys" in charges[0]):
     raise InputError(

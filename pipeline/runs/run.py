@@ -27,13 +27,17 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.summary import public_metadata
-from oneshot_dp.extract.duplicates.shared_rows import count_shared_rows
+from oneshot_dp.extract.duplicates.shared_rows import (
+  count_shared_rows,
+  count_shared_units,
+)
 from oneshot_dp.extract.storage.durable_files import keep_from_others
 from oneshot_dp.linear_dp.rows.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.trainer import BaselineTrainer, TrainedHead
 from oneshot_dp.pipeline.ledger.folder import (
   check_never_charged,
   default_ledger_dir,
+  units_refused,
 )
 from oneshot_dp.pipeline.runs import output_dir, pictures
 from oneshot_dp.pipeline.runs.evaluation import (
@@ -86,7 +90,7 @@ class Run:
     Where the evaluation labels are public, no ledger may say otherwise.
     """
     output_dir.check_absent(self.out)
-    check_pair(self.train, self.evaluation)
+    check_pair(self.train, self.evaluation, labels_are_public=labels_are_public)
     if labels_are_public:
       check_never_charged(self.evaluation, self.ledger_dir, EXACT_SCORES)
 
@@ -193,8 +197,16 @@ def _plot_accuracy(
   plot_accuracy(rows, dataset, directory)
 
 
-def check_pair(train: FeatureCache, evaluation: FeatureCache) -> None:
-  """Refuses to score heads on rows of another kind, or on those trained on."""
+def check_pair(
+  train: FeatureCache,
+  evaluation: FeatureCache,
+  *,
+  labels_are_public: bool = True,
+) -> None:
+  """Refuses to score heads on rows of another kind, or on those trained on.
+
+  And, with public labels, on other rows of units that are trained on.
+  """
   FeatureSpace.of_cache(train.path, train.info).check_evaluates_on(
     FeatureSpace.of_cache(evaluation.path, evaluation.info)
   )
@@ -205,6 +217,10 @@ def check_pair(train: FeatureCache, evaluation: FeatureCache) -> None:
       " is an exact statistic of private labels; give a cache of other images,"
       " or leave these out."
     )
+  if not (labels_are_public and evaluation.info.has_units):
+    return
+  if shared := count_shared_units(evaluation, train):
+    raise units_refused(shared, evaluation, train.path)
 
 
 def rows_of(

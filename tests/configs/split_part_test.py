@@ -56,3 +56,16 @@ def test_one_row_more_moves_no_other():
   np.testing.assert_array_equal(
     in_part(part, without), np.delete(in_part(part, rows), 40)
   )
+
+
+def test_a_unit_is_in_one_part_whatever_its_rows_are():
+  rows, whose = keys(), np.arange(5000) // 5 - 500
+  names = ("all[:10%]", "all[10%:75%]", "all[75%:]")
+  held = np.stack([in_part(SplitPart.of(name), rows, whose) for name in names])
+  np.testing.assert_array_equal(held.sum(axis=0), 1)
+  np.testing.assert_allclose(held.mean(axis=1), [0.1, 0.65, 0.25], atol=0.05)
+  np.testing.assert_array_equal(held, held[:, ::5].repeat(5, axis=1))
+  part = SplitPart.of(names[1])
+  np.testing.assert_array_equal(
+    in_part(part, keys(40)[::-1], whose[40:80]), held[1, 40:80]
+  )

@@ -4,6 +4,7 @@ Through the command line: what is charged once is found again, and no head is
 scored on, or centred by, the rows that it was trained on.
 """
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -14,10 +15,14 @@ import pytest
 from PIL import Image
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.identity import refuse_another
+from oneshot_dp.extract.cache.info import CacheInfo
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.cache.summary import public_metadata
+from oneshot_dp.extract.duplicates.shared_rows import count_shared_units
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.runs.evaluation import check_not_trained_on
 from oneshot_dp.pipeline.runs.run import check_pair
 from oneshot_dp.pipeline.saved_head.directory import read_head
 
@@ -388,6 +393,76 @@ class TestPartsOfArrays:
       cache = open_cache(imported(name, of, flags))
       ids.append({int(i) for b in cache.blocks() for i in b.example_id})
     assert ids[0] - {0} == ids[1]
+
+
+OF_USERS = "--unit-name user --dataset-name pets"
+
+
+class TestUnits:
+  """No row of a unit is scored exactly beside those that were trained on."""
+
+  WHOSE = np.arange(N) // 8
+
+  @pytest.fixture
+  def of(self, imported):
+    """Imports some of the rows, whose users they say."""
+
+    def of(name: str, part, flags: str = OF_USERS, **changes) -> str:
+      owned = arrays(unit_id=self.WHOSE) | changes
+      return imported(name, rows(owned, part), flags)
+
+    return of
+
+  def test_parts_of_one_file_have_no_unit_in_common(self, of, run):
+    names = {"most": "train[:70%]", "rest": "train[70%:]"}
+    most, rest = (
+      open_cache(of(name, slice(None), f"{OF_USERS} --split {split}"))
+      for name, split in names.items()
+    )
+    assert len(most) + len(rest) == N
+    assert min(len(most), len(rest)) > N // 8
+    assert count_shared_units(rest, most) == 0
+    check_pair(most, rest)
+    run("train --cache caches/most --epsilon 8 --delta 1e-4 --out head")
+    run("evaluate head --cache caches/rest")
+    # Made when parts went by the row: another cache, which still opens.
+    info = most.info
+    assert info.to_json()["parts_by"] == "unit"
+    before = dataclasses.replace(info, parts_by=None)
+    assert "parts_by" not in before.to_json()
+    assert CacheInfo.from_json(before.to_json()) == before
+    assert before.fingerprint != info.fingerprint
+    with pytest.raises(InputError, match='parts_by is "absent" there and'):
+      refuse_another(most.path, before.to_json(), info.to_json())
+    old = dataclasses.replace(
+      rest, info=dataclasses.replace(rest.info, parts_by=None)
+    )
+    with pytest.raises(InputError, match="not made of whole users"):
+      check_not_trained_on(Ledger("pets"), old, insisted=False)
+    check_not_trained_on(Ledger("pets"), old, insisted=True)
+
+  def test_other_rows_of_a_unit_are_not_scored(self, of, run, train):
+    cache = of("pets", slice(0, N, 2))
+    run(f"train --cache {cache} --epsilon 8 --delta 1e-4 --out head")
+    others = of("others", slice(1, N, 2), f"{OF_USERS} --split test")
+    sweep = f"--cache {cache} --epsilons 1 --delta 1e-4 --out s --eval-cache"
+    said = run(f"sweep {sweep} {others}", 2)
+    assert f"50 of the users of {others} are in {cache}, too" in said
+    said = run(f"evaluate head --cache {others}", 2)
+    assert f"50 of the users of {others} are in {Ledger('pets').path}" in said
+    # Of another data set they are the same, or whoever asks knows better.
+    away = of("away", slice(1, N, 2), "--unit-name user")
+    said = run(f"evaluate head --cache {away}", 2)
+    assert "or say --not-trained-on, if they are others" in said
+    run(f"evaluate head --cache {away} --not-trained-on")
+    said = run(f"evaluate head --cache {others} --not-trained-on", 2)
+    assert "50 of the users of" in said
+    test = f"{OF_USERS} --split test"
+    apart = of("apart", slice(1, N, 2), test, unit_id=self.WHOSE + N)
+    for cache in (apart, of("p", slice(1, N, 2), "--unit-name patient")):
+      run(f"evaluate head --cache {cache}")
+    budget = "--private-eval 1 --delta 1e-4"
+    run(f"evaluate head --cache {others} {budget}")
 
 
 class TestWrittenBefore:

@@ -162,3 +162,21 @@ def test_units_reach_the_cache_and_names_do_not(tmp_path):
     kept = [f for f in folder.rglob("*") if f.is_file()]
     assert not any(b"who" in file.read_bytes() for file in kept)
   assert (tmp_path / "stopped" / INCOMPLETE_DIR / "listing").is_file()
+
+
+def test_parts_of_a_source_have_no_unit_in_common(tmp_path):
+  write_folder(tmp_path / "photos", 60)
+  source = ImageFolderSource(
+    root=str(tmp_path / "photos"), units=r"(?P<patient>\d)\.png"
+  )
+  parts = []
+  for split in ("all[:50%]", "all[50%:]"):
+    job = dataclasses.replace(
+      folder_job(tmp_path / "photos", split=split), source=source
+    )
+    cache = run_extraction(job, tmp_path / split).cache
+    assert cache.info.parts_by == "unit"
+    parts.append(np.concatenate([np.array(b.unit_id) for b in cache.blocks()]))
+  assert sum(map(len, parts)) == 60
+  assert min(map(len, parts)) > 0
+  assert not set(parts[0]) & set(parts[1])
