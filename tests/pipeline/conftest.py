@@ -52,16 +52,16 @@ def eval_cache(tmp_path_factory) -> FeatureCache:
 
 @pytest.fixture
 def users(tmp_path) -> tuple[FeatureCache, FeatureCache]:
-  """Three rows of each of many users, to train and to evaluate on."""
+  """Three rows of each of many users; others to evaluate on."""
   train, test = (
     write_clusters(
       tmp_path / split,
       (each,) * 4,
       split=split,
       privacy_unit="user",
-      unit_id=np.arange(4 * each) // 3,
+      unit_id=first + np.arange(4 * each) // 3,
     )
-    for split, each in (("train", 30), ("test", 20))
+    for split, each, first in (("train", 30, 0), ("test", 20, 40))
   )
   return train, test
 
