@@ -81,6 +81,11 @@ class FeatureCache:
     """SHA-256 over the shards: equal for the same rows in the same form."""
     return sha256_of([shard.sha256 for shard in self.shards])
 
+  @property
+  def keys_digest(self) -> str:
+    """SHA-256 over the files of keys, which `private_digest` is not about."""
+    return sha256_of([shard.keys_sha256 for shard in self.shards])
+
   def blocks(
     self, shard_order: Sequence[int] | None = None, prefetch: int = 16
   ) -> Iterator[Block]:

@@ -125,5 +125,11 @@ def _choose(flags: Flags, hosts: "Hosts") -> Answer:
     f"choosing among {', '.join(methods)}, within epsilon"
     f" {printable(plan.composed_epsilon)} for all of it"
   )
-  training = Training(trainer=trainer, plan=plan, note=note)
+  # Keys decide who is held out: one row is in heads or in counts, not in both.
+  training = Training(
+    trainer=trainer,
+    plan=plan,
+    facts={"keys_digest": cache.keys_digest},
+    note=note,
+  )
   return deliver(cache, training, flags.privacy, flags.out, flags.ledger_dir)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import pathlib
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.info import SHARDS_FILE
+from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.storage import local
 from oneshot_dp.linear_dp.heads import own_noise
 from oneshot_dp.linear_dp.heads.multi_step import training
@@ -249,6 +252,27 @@ def test_bits_of_the_system_are_never_drawn_for_a_kept_step(
   monkeypatch.setattr(NoiseSource, "_bytes", drawn)
   assert main(place(AUTO)) == 0
   assert results(out)
+
+
+def test_a_choice_goes_on_with_the_rows_that_it_held_out(
+  place, capsys, monkeypatch, tmp_path, entries
+):
+  """By other keys a row would be in heads and in counts."""
+  write_clusters(tmp_path / "train")
+  command = place(CHOOSE.replace("{train}", "{tmp}/train"))
+  with monkeypatch.context() as patch:
+    stop_at(patch, 2, "after")
+    assert main(command) == 130
+  capsys.readouterr()
+  listed = tmp_path / "train" / SHARDS_FILE
+  shards = json.loads(listed.read_text())
+  file = tmp_path / "train" / open_cache(tmp_path / "train").shards[0].keys_file
+  other = file.read_bytes()[::-1]
+  file.write_bytes(other)
+  shards["shards"][0]["keys_sha256"] = hashlib.sha256(other).hexdigest()
+  listed.write_text(json.dumps(shards))
+  assert "this is another, by its keys_digest" in fails(capsys, *command)
+  assert len(entries()) == 1
 
 
 def test_an_epoch_goes_on_with_its_parts(place, monkeypatch):
