@@ -45,11 +45,17 @@ check = beartype.beartype(
   )
 )
 
+nested = set()  # functions in others: to check each anew takes a third of tests
+
 
 def checked(of=None, *, typechecker=None, whole=jaxtyping.jaxtyped):
   """Beartype alone where no array is named: jaxtyping takes far longer."""
   if of is None:
     return functools.partial(checked, typechecker=typechecker)
+  if inspect.isfunction(of) and "<locals>" in of.__qualname__:
+    if of.__code__ in nested:
+      return of
+    nested.add(of.__code__)
   hints = repr(of.__annotations__) if inspect.isfunction(of) else "jaxtyping"
   if re.search(r"jaxtyping|(: |\[)'", hints):  # or a name that comes later
     return whole(of, typechecker=check)
