@@ -80,8 +80,18 @@ def test_entries_keep_what_is_new(small):
   parts = [of(0, 30), of(0, 30), of(20, 45), of(40, 3000), of(0, 3000)]
   entries = entries_of(*parts)
   kept = RowSketch.of_entries(entries)
-  np.testing.assert_array_equal(kept.keys, of(0, 3000).keys)
+  assert kept.common(of(0, 3000)) == small
   assert ["row_keys" in entry for entry in entries] == [1, 0, 1, 1, 0]
+
+
+def test_many_more_rows_hide_no_row_of_another_charge(small):
+  """Whichever was charged first."""
+  few, many = of(0, 40), of(1000, 200_000)
+  for charged in ((few, many), (many, few)):
+    known = RowSketch.of_entries(entries_of(*charged))
+    assert len(known) == len(few) + small
+    assert all(known.common(of(i, i + 1)) for i in range(40))
+    assert known.holds(np.stack([few.keys, few.keys], 1)[:, None]).all()
 
 
 def test_it_says_nothing():
