@@ -45,7 +45,7 @@ check = beartype.beartype(
   )
 )
 
-nested = set()  # functions in others: to check each anew takes a third of tests
+nested = set()  # functions in others: to check each anew takes long
 
 
 def checked(of=None, *, typechecker=None, whole=jaxtyping.jaxtyped):

@@ -12,6 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from oneshot_dp.linear_dp.accounting.events import parts_of, relation_of
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noise.source import NoiseSource
+from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.cap import cap_of
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -78,6 +79,17 @@ def test_what_was_changed_in_it_is_found(tmp_path, name, field, value):
   receipt["composition"][field] = value
   (head / "receipt.json").write_text(json.dumps(receipt))
   assert len(verify_head(head, PLACE / "ledgers").problems) > 1
+
+
+def test_a_changed_receipt_is_not_exported(tmp_path, capsys):
+  head = tmp_path / "head"
+  shutil.copytree(PLACE / "heads/lamb", head)
+  receipt = json.loads((head / "receipt.json").read_text())
+  receipt["privacy"]["epsilon"] /= 4
+  (head / "receipt.json").write_text(json.dumps(receipt))
+  assert main(["export", str(head), "--to", str(tmp_path / "model")]) == 2
+  assert verify_head(head).problems[0] in capsys.readouterr().err
+  assert not (tmp_path / "model").exists()
 
 
 def epsilon_on_all_rows(entries: list[dict[str, Any]], delta: float) -> float:
