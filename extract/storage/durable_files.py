@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from oneshot_dp.configs.errors import RunError
+from oneshot_dp.configs.errors import InputError, RunError
 
 TEMPORARY_SUFFIX = ".tmp"
 _NO_ROOM_KNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -31,6 +32,15 @@ def disk_errors(path: pathlib.Path, *others: type[Exception]) -> Iterator[None]:
     raise RunError(
       f"{path} cannot be written: {reason}; mend the disk or the permissions."
     ) from e
+
+
+def check_on_disk(path: pathlib.Path, flag: str) -> None:
+  """Refuses a URL, of which the disk would make a folder of that name."""
+  if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
+    raise InputError(
+      f"{flag} {path} is no place on a disk: only caches may be elsewhere;"
+      " results, heads and ledgers stay here."
+    )
 
 
 def keep_from_others(directory: pathlib.Path) -> None:

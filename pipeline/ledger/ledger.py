@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
+from oneshot_dp.extract.storage.durable_files import check_on_disk
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
@@ -83,6 +84,7 @@ class Ledger:
     name = re.sub(r"[^A-Za-z0-9]+", "_", dataset).strip("_")
     digest = hashlib.sha256(canonical(identity)).hexdigest()[:12]
     directory = directory or default_ledger_dir()
+    check_on_disk(directory, "--ledger-dir")
     self._file = ChainedFile(directory / f"{name}-{digest}.jsonl", identity)
 
   @property

@@ -16,7 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract.storage.durable_files import disk_errors, sync
+from oneshot_dp.extract.storage.durable_files import (
+  check_on_disk,
+  disk_errors,
+  sync,
+)
 from oneshot_dp.pipeline.runs.reserved import Reserved, sync_all
 
 _ELSEWHERE = "name another place with --out"
@@ -40,6 +44,7 @@ def left_of(path: Path) -> str:
 
 def resolved(path: Path) -> Path:
   """The place that a path means, through all links."""
+  check_on_disk(path, "--out")
   try:
     place = path.resolve()
     place.exists()

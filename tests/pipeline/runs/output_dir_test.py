@@ -110,6 +110,17 @@ def test_what_is_there_is_refused(tmp_path, kind):
     check_absent(out)
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/out", "gs://b/o", "hf://a/b"])
+def test_no_folder_is_made_of_a_url(url, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(InputError, match=r"/.* is no place on a disk: only"):
+    check_absent(pathlib.Path(url))
+  with pytest.raises(
+    InputError, match=r"--ledger-dir .* is no place on a disk"
+  ):
+    Ledger("pets", pathlib.Path(url))
+
+
 def test_a_file_where_a_folder_should_be(tmp_path):
   (tmp_path / "file").write_text("mine")
   with pytest.raises(RunError, match=r"cannot be made: .*file is not writable"):
