@@ -265,6 +265,7 @@ def _check_unit(entries: Sequence[dict[str, Any]], privacy_unit: str) -> None:
   if other := units - {privacy_unit}:
     raise InputError(
       f"a release per {privacy_unit} cannot be added to those per"
-      f" {min(other)} that the ledger of this data set holds; train from a"
-      f" cache whose privacy unit is {min(other)!r}."
+      f" {min(other)} that the ledger of this data set holds: what is protected"
+      f" is settled by the first charge, for good. Rows never charged, under"
+      f" another name, are free; these cost by the {min(other)}."
     )

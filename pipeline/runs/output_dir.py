@@ -23,7 +23,7 @@ from oneshot_dp.extract.storage.durable_files import (
 )
 from oneshot_dp.pipeline.runs.reserved import Reserved, sync_all
 
-_ELSEWHERE = "name another place with --out"
+_ELSEWHERE = "name another place"
 _MOVE = "move it away, and the same command goes on with what is paid for"
 
 _held: dict[Path, Reserved] = {}
@@ -51,7 +51,7 @@ def resolved(path: Path) -> Path:
   except (OSError, RuntimeError) as error:
     raise InputError(
       f"{path} is no place for results ({getattr(error, 'strerror', error)});"
-      " name another with --out."
+      " name another."
     ) from error
   if not place.name:
     raise InputError(f"{path} is the root of all files; {_ELSEWHERE}.")
@@ -174,7 +174,7 @@ def _locked(work: Path, path: Path) -> int:
   while True:
     work.mkdir(mode=0o700, exist_ok=True)
     if work.is_symlink() or work.stat().st_uid != os.geteuid():
-      raise InputError(f"{work} is somebody else's; name another --out.")
+      raise InputError(f"{work} is somebody else's; {_ELSEWHERE}.")
     file = work / "lock"
     lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:

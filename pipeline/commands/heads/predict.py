@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tyro.conf import Positional, Suppress
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline.commands.beam_flags import check_beam_options
 from oneshot_dp.pipeline.commands.flags import (
   BackboneFile,
@@ -158,4 +158,7 @@ def run(flags: Flags) -> Answer:
       "undecodable": undecodable,
       "calibration": calibration,
     },
+    failure=RunError(f"{flags.out}: no image could be decoded.")
+    if written and written == undecodable
+    else None,
   )

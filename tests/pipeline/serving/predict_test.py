@@ -13,6 +13,7 @@ from PIL import Image
 from oneshot_dp.configs.extract_config import BackboneConfig, UnlabelledSource
 from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.weights import weights_cache
+from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.serving.embedding import backbone_config
 from tests.extract.image_jobs import CLASSES, damage, pixels
 from tests.pipeline.command_line import fails, succeeds
@@ -93,6 +94,14 @@ def test_what_cannot_be_decoded_keeps_its_place(predict, place, tmp_path, beam):
   assert [i for i, name in enumerate(found) if not name] == [0, 25, 39]
   kept = [i for i in range(N) if i not in (0, 25, 39)]
   assert [found[i] for i in kept] == [expected[i] for i in kept]
+
+
+def test_nothing_that_can_be_decoded_is_a_failure(place, tmp_path, capsys):
+  (tmp_path / "notes.png").write_text("no image")
+  words = [str(place / "unit_norm"), str(tmp_path / "notes.png")]
+  assert main(["predict", *words, "--out", str(tmp_path / "out.csv")]) == 1
+  assert "no image could be decoded" in capsys.readouterr().err
+  assert (tmp_path / "out.csv").exists()
 
 
 def test_the_best_classes_first(predict):
