@@ -19,7 +19,7 @@ from oneshot_dp.pipeline.shell.answer import Answer
 
 _SHORT = 12
 """Digits of a SHA-256 that a person reads."""
-_KEPT = {"private_digest", "row_keys", "nonce"}
+_KEPT = {"private_digest", "keys_digest", "row_keys", "nonce"}
 """What stays in the ledger: a digest or keys of private rows tell whoever holds
 a candidate that it is the one, and the nonce hides them in names of entries."""
 
