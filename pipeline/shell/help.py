@@ -19,7 +19,7 @@ from oneshot_dp.pipeline.shell.terminal import Output
 PROG = "oneshot-dp"
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 FROM_DOCSTRINGS = (tyro.conf.HelptextFromCommentsOff,)
-"""Of tyro: it need not read the source of our classes for help."""
+"""What keeps tyro from reading the source of our classes for help."""
 _ADVANCED = (
   *("--max-rows-per-unit", "--l2-clip-norm", "--initial-bias", "--train-bias"),
   *("--learning-rate", "--eps", "--eps-in-noise-sds", "--steps.*", "--release"),
