@@ -11,9 +11,13 @@ from oneshot_dp.linear_dp.rows.integers import row_radius
 
 STEP_RADIUS = 2**14
 """The norm of the longest row that a step reads, of a released centre, and of
-the longest column of a released map or of the weights. Two limbs of 8 bits hold
-such integers, and products of two such vectors fit in int32. An embedding in
-float16 is no finer."""
+the longest column of a released map. Two limbs of 8 bits hold such integers,
+and products of two such vectors fit in int32. An embedding in float16 is no
+finer."""
+WEIGHTS_RADIUS = 2**24 // STEP_RADIUS
+"""The norm of the longest column of the weights, whose products with rows are
+exact in float32, in half of float64's time. To round weights so moves the logit
+of a row by about 2⁻¹¹ of the longest column."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,16 +77,16 @@ class ReleasedMap:
 def integer_kernel(
   kernel: Float64[np.ndarray, "p K"],
 ) -> tuple[Float64[np.ndarray, "p K"], int]:
-  """W = 2^(−power)·integers, the nearest with columns in `STEP_RADIUS`."""
+  """W = 2^(−power)·integers, the nearest with columns in `WEIGHTS_RADIUS`."""
   longest = float(np.linalg.norm(kernel, axis=0).max())
   if not math.isfinite(longest):
     raise InputError(f"weights whose longest column has norm {longest}.")
   power = 0
   if longest > 0:
-    room = row_radius(len(kernel), STEP_RADIUS)
+    room = row_radius(len(kernel), WEIGHTS_RADIUS)
     power = math.floor(math.log2(room / longest))
   integers = np.rint(np.ldexp(kernel, power))
-  check_integers(integers, STEP_RADIUS)
+  check_integers(integers, WEIGHTS_RADIUS)
   return integers, power
 
 

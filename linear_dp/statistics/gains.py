@@ -49,7 +49,7 @@ def count_gains(
   """
   rows.share()
   integers = np.stack([integer_kernel(kernel)[0] for kernel in kernels])
-  rows.hosts.ask(GAINS, kernels=integers)
+  rows.hosts.ask(GAINS, kernels=kernels)
   add = _adder(rows.mesh, rows.wide)
   with jax.enable_x64(True):
     public = jax.device_put(

@@ -132,7 +132,7 @@ def clipped_residual(
   in the sum.
 
   Args:
-    product: Wᵀz, of integers, each rounded to float32.
+    product: Wᵀz, of integers.
     logit_step: what they are steps of, for a row of norm 1.
     length: ν.
     label: the class; that of padding does not matter, as z is 0.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.statistics.exact_map import (
   STEP_RADIUS,
+  WEIGHTS_RADIUS,
   ReleasedMap,
   integer_kernel,
 )
@@ -132,8 +133,8 @@ def test_weights_are_rounded_to_a_power_of_two(length):
   kernel *= length / np.linalg.norm(kernel, axis=0).max()
   integers, power = integer_kernel(kernel)
   squares = (integers.astype(int).astype(object) ** 2).sum(axis=0)
-  assert max(squares) <= STEP_RADIUS**2
-  assert not length or max(squares) > (STEP_RADIUS / 2.1) ** 2
+  assert max(squares) <= WEIGHTS_RADIUS**2
+  assert not length or max(squares) > (WEIGHTS_RADIUS / 2.1) ** 2
   np.testing.assert_allclose(
     np.ldexp(integers, -power), kernel, atol=np.ldexp(0.5, -power), rtol=0
   )
@@ -141,22 +142,27 @@ def test_weights_are_rounded_to_a_power_of_two(length):
 
 # Exact products.
 
-LIMBS = {2: 2**14, 3: 2**20}
-
 
 @pytest.mark.parametrize("wide", [jnp.float64, jnp.int64])
-@pytest.mark.parametrize(("limbs", "dtype"), [((2, 2), "i4"), ((2, 3), "i8")])
+@pytest.mark.parametrize(
+  ("limbs", "norms", "dtype"),
+  [
+    ((2, 2), (2**14, 2**14), "i4"),
+    ((2, 2), (STEP_RADIUS, WEIGHTS_RADIUS), "f4"),
+    ((2, 3), (2**14, 2**20), "i8"),
+  ],
+)
 @pytest.mark.parametrize("d", [1, 7, 8192])
-def test_a_product_is_that_of_pythons_integers(d, limbs, dtype, wide):
+def test_a_product_is_that_of_pythons_integers(d, limbs, norms, dtype, wide):
   """Columns as long as they may be, of all signs, and random ones."""
   rng = np.random.default_rng(d)
   sides = []
-  for count in limbs:
-    long = math.isqrt(LIMBS[count] ** 2 // d)
+  for norm in norms:
+    long = math.isqrt(norm**2 // d)
     columns = rng.integers(-long, long + 1, (d, 6))
     columns[:, 0], columns[:, 1] = long, -long
     columns[:, 2] = 0
-    columns[0, 2] = LIMBS[count]
+    columns[0, 2] = norm
     sides.append(columns)
   x, y = sides[0].T, sides[1]
   with jax.enable_x64(True):
@@ -167,4 +173,4 @@ def test_a_product_is_that_of_pythons_integers(d, limbs, dtype, wide):
     )
   assert found.dtype == dtype
   assert (found == x.astype(object) @ y.astype(object)).all()
-  assert np.abs(found).max() > 0.9 * LIMBS[limbs[0]] * LIMBS[limbs[1]]
+  assert np.abs(found).max() == math.prod(norms)

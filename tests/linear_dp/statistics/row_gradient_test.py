@@ -13,6 +13,7 @@ from oneshot_dp.linear_dp.statistics import row_gradient
 from oneshot_dp.linear_dp.statistics.exact_map import (
   STEP_RADIUS,
   ReleasedMap,
+  integer_kernel,
 )
 from oneshot_dp.linear_dp.statistics.gradient_sum import clipped_gradient
 from oneshot_dp.linear_dp.statistics.row_gradient import (
@@ -214,6 +215,7 @@ def test_equals_the_clipped_gradient_of_jax_privacy(clip_norm, way, loss):
   elif max_norm is not None:
     z *= np.minimum(length, max_norm)
   kernel = kernel_of(z.shape[1], K, 3.0)
+  integers, power = integer_kernel(kernel)
 
   def objective(params, z, y):
     target = jax.nn.one_hot(y, K, dtype=z.dtype)
@@ -230,7 +232,7 @@ def test_equals_the_clipped_gradient_of_jax_privacy(clip_norm, way, loss):
       keep_batch_dim=False,
       return_grad_norms=True,
     )
-    expected, aux = jax.jit(clipped)(kernel, z, block.label)
+    expected, aux = jax.jit(clipped)(np.ldexp(integers, -power), z, block.label)
     expected = np.asarray(expected)
   share_clipped = np.mean(np.asarray(aux.grad_norms) > clip_norm)
   assert share_clipped > 0.2 if clip_norm == 0.1 else share_clipped == 0

@@ -40,6 +40,7 @@ from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum
+from oneshot_dp.linear_dp.statistics.exact_map import integer_kernel
 from oneshot_dp.linear_dp.statistics.row_gradient import SOFTMAX, Loss
 from oneshot_dp.linear_dp.statistics.step_rows import StepRows
 from tests.extract.backbones.conv_cases import SOON
@@ -242,7 +243,7 @@ OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
 def reference(
   block: Block, rule: MultiStepRule, masks: list[np.ndarray], divisor: float
 ) -> np.ndarray:
-  """Every step by optax and a loss that jax differentiates, row by row."""
+  """Every step by optax, and jax.grad of a loss of rounded weights, by row."""
   z = block.embedding.astype(np.float64)
   length = np.linalg.norm(z, axis=1, keepdims=True)
   z *= (1 if rule.max_norm is None else np.minimum(length, rule.max_norm)) / (
@@ -258,8 +259,8 @@ def reference(
   optimizer = OPTIMIZERS[rule.optimizer](rule.learning_rate)
 
   @functools.partial(jax.jit, compiler_options=SOON)
-  def step(kernel, state, mask):
-    each = jax.vmap(jax.grad(loss), (None, 0, 0))(kernel, z, block.label)
+  def step(kernel, rounded, state, mask):
+    each = jax.vmap(jax.grad(loss), (None, 0, 0))(rounded, z, block.label)
     norm = jax.numpy.linalg.norm(each.reshape(len(z), -1), axis=1)
     weight = mask * jax.numpy.minimum(1, rule.clip_norm / norm)
     mean = jax.numpy.tensordot(weight, each, 1) / divisor
@@ -272,7 +273,9 @@ def reference(
     state = optimizer.init(kernel)
     path = []
     for mask in masks:
-      kernel, state = step(kernel, state, mask.astype(np.float64))
+      integers, power = integer_kernel(np.asarray(kernel))
+      rounded = np.ldexp(integers, -power)
+      kernel, state = step(kernel, rounded, state, mask.astype(np.float64))
       path.append(np.asarray(kernel))
   if rule.ema_decay is None:
     final = path[-1]
