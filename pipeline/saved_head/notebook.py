@@ -11,8 +11,8 @@ from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.trainer import TrainedHead
 from oneshot_dp.pipeline.saved_head.check_receipt import plan_of, statement_of
-from oneshot_dp.pipeline.saved_head.directory import read_head, write_head
-from oneshot_dp.pipeline.saved_head.verify import verify_head
+from oneshot_dp.pipeline.saved_head.directory import write_head
+from oneshot_dp.pipeline.saved_head.verify import read_sound_head
 
 
 def save_head(
@@ -113,10 +113,7 @@ def load_head(directory: str | os.PathLike) -> PrivateHead:
   Raises:
     InputError: there is no head, or it is not what its receipt says.
   """
-  place = Path(directory)
-  if faults := verify_head(place).problems:
-    raise InputError(f"{place}: {faults[0]}")
-  saved = read_head(place)
+  saved = read_sound_head(Path(directory))
   receipt = saved.receipt
   mechanism = mechanism_of(receipt["mechanism"])
   entry = receipt["composition"]["ledger_entry"]

@@ -12,12 +12,9 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.sources.arrays import UNREADABLE
 from oneshot_dp.linear_dp.public_start import SETTING, PublicStart
-from oneshot_dp.pipeline.saved_head.directory import (
-  RECEIPT_FILE,
-  WEIGHTS_FILE,
-  read_head,
-)
+from oneshot_dp.pipeline.saved_head.directory import RECEIPT_FILE, WEIGHTS_FILE
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.saved_head.verify import read_sound_head
 
 _Vectors = dict[str, np.ndarray]
 
@@ -114,7 +111,7 @@ def _check_no_bias(path: Path, bias: np.ndarray) -> None:
 
 def _of_head(path: Path, private: FeatureCache) -> tuple[_Vectors, str]:
   """Released already, so that it costs what was paid for it, elsewhere."""
-  saved = read_head(path)
+  saved = read_sound_head(path, by_digests=True)
   here = FeatureSpace.of_cache(private.path, private.info)
   there = FeatureSpace.of_receipt(path, saved.receipt)
   there.check_same_embeddings(here)

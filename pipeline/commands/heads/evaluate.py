@@ -75,11 +75,12 @@ def run(flags: Flags) -> Answer:
     evaluate_on_public_labels,
   )
   from oneshot_dp.pipeline.runs.real_labels import RealLabels
-  from oneshot_dp.pipeline.saved_head.directory import read_head
   from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+  from oneshot_dp.pipeline.saved_head.verify import read_sound_head
 
   check_kind(flags.head, "evaluate")
-  saved, cache = read_head(flags.head), open_cache(flags.cache)
+  saved = read_sound_head(flags.head, by_digests=True)
+  cache = open_cache(flags.cache)
   space = FeatureSpace.of_receipt(flags.head, saved.receipt)
   space.check_evaluates_on(FeatureSpace.of_cache(flags.cache, cache.info))
   request, by_real = None, {}

@@ -50,9 +50,8 @@ def run(flags: Flags) -> Answer:
     check_not_trained_on,
     evaluate_on_public_labels,
   )
-  from oneshot_dp.pipeline.saved_head.directory import read_head
   from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
-  from oneshot_dp.pipeline.saved_head.verify import verify_head
+  from oneshot_dp.pipeline.saved_head.verify import read_sound_head
   from oneshot_dp.pipeline.serving.embedding import (
     backbone_config,
     check_backbone,
@@ -61,9 +60,7 @@ def run(flags: Flags) -> Answer:
 
   output_dir.check_absent(flags.to)
   check_kind(flags.head, "export")
-  saved = read_head(flags.head)
-  if faults := verify_head(flags.head, flags.ledger_dir).problems:
-    raise InputError(f"{flags.head}: {faults[0]}")
+  saved = read_sound_head(flags.head, flags.ledger_dir)
   if saved.receipt.get("private") is not True:
     raise InputError(f"{flags.head} is {NOT_PRIVATE}: it is not exported.")
   space = FeatureSpace.of_receipt(flags.head, saved.receipt)

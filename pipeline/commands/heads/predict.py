@@ -68,8 +68,8 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.storage.anywhere import is_file
   from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
   from oneshot_dp.pipeline.runs import output_dir
-  from oneshot_dp.pipeline.saved_head.directory import read_head
   from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+  from oneshot_dp.pipeline.saved_head.verify import read_sound_head
   from oneshot_dp.pipeline.serving.embedding import (
     backbone_config,
     embedded_images,
@@ -81,7 +81,7 @@ def run(flags: Flags) -> Answer:
   if flags.out.is_dir():
     raise InputError(f"--out {flags.out} is a folder; name the CSV file.")
   check_kind(flags.head, "predict")
-  saved = read_head(flags.head)
+  saved = read_sound_head(flags.head, by_digests=True)
   space = FeatureSpace.of_receipt(flags.head, saved.receipt)
   if not 1 <= flags.top_k <= len(space.class_names):
     raise InputError(

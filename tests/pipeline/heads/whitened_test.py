@@ -213,6 +213,9 @@ def test_a_start_from_a_head(train_cache, head):
     data = saved.receipt["data"] | {"dataset": "public"}
     changed = saved.receipt | {"data": data} | changes
     (head / "receipt.json").write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="is not about this receipt"):
+      read_start(head, train_cache)
+    (head / "README.md").write_text(model_card(changed))
 
   # Nor through the file of its weights.
   weights = head / "head.safetensors"

@@ -14,6 +14,7 @@ from oneshot_dp.configs.extract_config import BackboneConfig, UnlabelledSource
 from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.weights import weights_cache
 from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.saved_head.model_card import model_card
 from oneshot_dp.pipeline.serving.embedding import backbone_config
 from tests.extract.image_jobs import CLASSES, damage, pixels
 from tests.pipeline.command_line import fails, succeeds
@@ -144,6 +145,10 @@ def test_the_backbone_is_the_receipts(place, tmp_path, capsys, monkeypatch):
   changed = data | {"preprocess": data["preprocess"] | {"image_size": 16}}
   path.write_text(json.dumps(receipt | {"data": changed}))
   words = ["predict", tmp_path / "head", place / "images.npz"]
+  said = fails(capsys, *words, "--out", tmp_path / "out.csv")
+  assert "README.md is not about this receipt.json: one was changed" in said
+  card = model_card(json.loads(path.read_text()))
+  (tmp_path / "head/README.md").write_text(card)
   for more in ([], ["--runner", "DirectRunner"]):
     said = fails(capsys, *words, "--out", tmp_path / "out.csv", *more)
     assert "is not the backbone that the head was trained on" in said

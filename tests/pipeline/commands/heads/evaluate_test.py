@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.pipeline.command_line import succeeds
+from tests.pipeline.command_line import fails, succeeds
 
 
 class TestHeads:
@@ -38,6 +38,16 @@ class TestHeads:
       line[:1] for line in lines
     )
     assert ["rows", "80"] in lines
+
+  @pytest.mark.parametrize("file", ["receipt.json", "head.safetensors"])
+  def test_a_changed_head_has_no_score(self, head, eval_cache, capsys, file):
+    content = (head / file).read_bytes()
+    (head / file).write_bytes(
+      content.replace(b'"epsilon": 2.0', b'"epsilon": 1.0')
+      if file == "receipt.json"
+      else content[:-1] + bytes([content[-1] ^ 1])
+    )
+    assert file in fails(capsys, *self.evaluate(head, eval_cache))
 
   @pytest.mark.parametrize(
     ("name", "said"),
