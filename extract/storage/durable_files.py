@@ -34,12 +34,12 @@ def disk_errors(path: pathlib.Path, *others: type[Exception]) -> Iterator[None]:
     ) from e
 
 
-def check_on_disk(path: pathlib.Path, flag: str) -> None:
+def check_on_disk(path: pathlib.Path) -> None:
   """Refuses a URL, of which the disk would make a folder of that name."""
   if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
     raise InputError(
-      f"{flag} {path} is no place on a disk: only caches may be elsewhere;"
-      " results, heads and ledgers stay here."
+      f"{os.fspath(path).replace(':/', '://', 1)} is no place on a disk: only"
+      " caches may be elsewhere; results, heads and ledgers stay here."
     )
 
 

@@ -84,7 +84,7 @@ class Ledger:
     name = re.sub(r"[^A-Za-z0-9]+", "_", dataset).strip("_")
     digest = hashlib.sha256(canonical(identity)).hexdigest()[:12]
     directory = directory or default_ledger_dir()
-    check_on_disk(directory, "--ledger-dir")
+    check_on_disk(directory)
     self._file = ChainedFile(directory / f"{name}-{digest}.jsonl", identity)
 
   @property

@@ -44,7 +44,7 @@ def left_of(path: Path) -> str:
 
 def resolved(path: Path) -> Path:
   """The place that a path means, through all links."""
-  check_on_disk(path, "--out")
+  check_on_disk(path)
   try:
     place = path.resolve()
     place.exists()

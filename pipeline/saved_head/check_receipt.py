@@ -200,8 +200,12 @@ def _problems_of_composition(
   known = {*expected, "ledger_entry"}
   yield from _unknown("composition.", composition, known)
   if privacy["noise_sd_steps"] > 0:
-    sigma = plan.noise_multipliers.get(privacy["epsilon"])
-    yield from _compare(privacy, {"noise_multiplier": sigma})
+    if (epsilon := privacy["epsilon"]) in plan.noise_multipliers:
+      sigma = plan.noise_multipliers[epsilon]
+      yield from _compare(privacy, {"noise_multiplier": sigma})
+    else:
+      told = composition["epsilons"]
+      yield f"epsilon is {epsilon!r}, and those of the run {told!r}."
     rule = getattr(stated, "chosen", stated)
     if isinstance(rule, WhiteningRule):
       before = plan.noise_before(privacy["epsilon"])

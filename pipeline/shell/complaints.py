@@ -53,7 +53,7 @@ def in_one_line(
     for flag in _unrecognized(message)
     if (hint := did_you_mean(flag, known_flags()))
   ] + [hint for choice, hint in _NO_MORE.items() if choice in message]
-  return " ".join([f"{message};", *hints, f"see {prog} --help"])
+  return " ".join([f"{message.rstrip('.')};", *hints, f"see {prog} --help"])
 
 
 def _unrecognized(message: str) -> list[str]:

@@ -1,4 +1,4 @@
-r"""A logistic probe without privacy: the ceiling that private heads are under.
+r"""A logistic probe without privacy, to compare private heads with.
 
 Multinomial logistic regression on standardised rows z = (x − mean)/sd,
 

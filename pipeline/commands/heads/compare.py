@@ -53,8 +53,8 @@ class Flags(RunFlags):
   choose: FlagCreatePairsOff[bool] = False
   """Write the best head alone, chosen by private rows within its epsilon."""
   baseline: FlagCreatePairsOff[bool] = False
-  """Also fit a logistic regression without noise, as the ceiling: NOT
-  PRIVATE."""
+  """Also fit a logistic regression without noise, which private heads may
+  surpass: NOT PRIVATE."""
   hosts: OnHosts = None
 
 

@@ -21,6 +21,7 @@ from oneshot_dp.extract.duplicates.exact import Progress, find_duplicates
 from oneshot_dp.extract.duplicates.near import cost
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.extract.storage.durable_files import (
+  check_on_disk,
   disk_errors,
   publish,
   temporary_file,
@@ -52,8 +53,10 @@ def report_duplicates(
   """
   cache = open_cache(path)
   other = None if against is None else open_cache(against)
-  if out is not None and out.exists():
-    raise InputError(f"{out} is there already; name another file with --out.")
+  if out is not None:
+    check_on_disk(out)
+    if out.exists():
+      raise InputError(f"{out} is there already; name another file with --out.")
   groups, equal, close = DisjointSet(), 0, 0
   partner = "other_example_id" if other is None else "against_example_id"
   columns = ("example_id", partner, "cosine", "equal_bits")

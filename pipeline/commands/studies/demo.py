@@ -8,6 +8,7 @@ from pathlib import Path
 from oneshot_dp.configs.experiments.digits_glyph_vit import get_config
 from oneshot_dp.configs.extract_config import TfdsSource
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
+from oneshot_dp.extract.storage.durable_files import check_on_disk
 from oneshot_dp.pipeline.commands.data import extract
 from oneshot_dp.pipeline.commands.flags import PublicOptions
 from oneshot_dp.pipeline.commands.heads import sweep
@@ -44,6 +45,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.runs.results import accuracy_table
 
   start = time.monotonic()
+  check_on_disk(flags.out)
   results = flags.out / "results"
   if results.exists():
     _say(

@@ -167,6 +167,8 @@ ASKED_WRONGLY = [
     "extract both in the same way",
   ),
   ("verify {train} --duplicates --out {config}", "is there already"),
+  ("verify {train} --duplicates --out s3://b/p.csv", "is no place on a disk"),
+  ("demo --out s3://b/demo", "s3://b/demo is no place on a disk"),
   ("verify {head} --duplicates", "not a feature cache"),
   (f"{TRAIN} --cache {{wrong}}", "not a feature cache (no cache_info.json)"),
   (f"{TRAIN} --cache {{tmp}}/none", "no such directory"),
@@ -322,6 +324,7 @@ def test_one_line_and_nothing_else(
   *others, error = err.splitlines()
   assert said in one_line(error)
   assert len(error) < 1200
+  assert ".;" not in error
   assert "Traceback" not in err
   if words == "verify {wrong}/truncated":
     assert others, "each fault has a line"

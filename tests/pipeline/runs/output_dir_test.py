@@ -113,11 +113,9 @@ def test_what_is_there_is_refused(tmp_path, kind):
 @pytest.mark.parametrize("url", ["s3://bucket/out", "gs://b/o", "hf://a/b"])
 def test_no_folder_is_made_of_a_url(url, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(InputError, match=r"/.* is no place on a disk: only"):
+  with pytest.raises(InputError, match=f"^{url} is no place on a disk"):
     check_absent(pathlib.Path(url))
-  with pytest.raises(
-    InputError, match=r"--ledger-dir .* is no place on a disk"
-  ):
+  with pytest.raises(InputError, match=f"^{url} is no place on a disk"):
     Ledger("pets", pathlib.Path(url))
 
 

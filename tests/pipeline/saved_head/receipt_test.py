@@ -233,6 +233,12 @@ def test_it_states_what_the_promise_rests_on(receipt):
   assert replace > receipt["privacy"]["epsilon"]
 
 
+def test_an_epsilon_that_the_run_had_not(receipt):
+  said = problems(changed(receipt, ("privacy", "epsilon"), 1.7))
+  assert "epsilon is 1.7, and those of the run [0.5, 8.0, 2.0]." in said
+  assert not any("None" in line for line in said)
+
+
 def test_numbers_beyond_floats_are_no_receipt(receipt):
   for path in (("privacy", "noise_sd_steps"), ("privacy", "delta")):
     assert problems(changed(receipt, path, 10**400))
