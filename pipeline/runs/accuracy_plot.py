@@ -155,7 +155,9 @@ def draw_line(
   axes.errorbar(
     [epsilon * aside for epsilon, _ in groups],
     [statistics.mean(values) for values in top1],
-    yerr=[statistics.stdev(v) if len(v) > 1 else 0.0 for v in top1],
+    yerr=[statistics.stdev(v) if len(v) > 1 else 0.0 for v in top1]
+    if spread(rows)
+    else None,
     capsize=3,
     markersize=5,
     label=label,

@@ -76,6 +76,15 @@ def test_methods_can_be_told_apart_without_colours():
     assert len({style[field] for style in _STYLES}) == len(_STYLES)
 
 
+@pytest.mark.parametrize("draws", [1, 2])
+def test_one_draw_has_no_bars(draws):
+  axes = Figure().subplots()
+  rows = [row(1.0, draw, 0.5 + 0.1 * draw) for draw in range(draws)]
+  draw_accuracy(axes, rows, "pets")
+  (line,) = axes.containers
+  assert line.has_yerr == (draws > 1)
+
+
 def test_epsilons_on_the_axis_are_rounded_up():
   axes = Figure().subplots()
   draw_accuracy(axes, [row(2.000001, 0, 0.5)], "pets")
