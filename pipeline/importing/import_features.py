@@ -183,6 +183,12 @@ def _names(
   names = {n: prefix + n for n in _ROWS} | {"class_names": "class_names"}
   if f"{prefix}{unit_name}" in present:
     names["unit_id"] = f"{prefix}{unit_name}"
+  elif unit_name is not None and f"{prefix}unit_id" not in present:
+    raise InputError(
+      f"{path}: unit_name={unit_name!r}, but there is no array"
+      f" {prefix}{unit_name} or {prefix}unit_id to say whose each row is;"
+      f" present: {', '.join(present)}; name one, or leave the name out."
+    )
   return {name: stored for name, stored in names.items() if stored in present}
 
 
@@ -218,7 +224,7 @@ def _rows(path: pathlib.Path, arrays: _Arrays) -> Rows:
 
 
 def _check_unit(path: pathlib.Path, rows: Rows, unit_name: str | None) -> None:
-  """Refuses a `unit_id` without a name, and a name without a `unit_id`."""
+  """Refuses a `unit_id` without a name."""
   if unit_name is not None:
     check_unit_name(unit_name)
   if rows.unit_id is not None and unit_name is None:
@@ -226,11 +232,6 @@ def _check_unit(path: pathlib.Path, rows: Rows, unit_name: str | None) -> None:
       f"{path}: unit_id says that a privacy unit may have many rows; name the"
       " unit with --unit-name (user, patient ...), or remove the array if every"
       " example is a unit of its own."
-    )
-  if rows.unit_id is None and unit_name is not None:
-    raise InputError(
-      f"{path}: unit_name={unit_name!r}, but there is no unit_id array to say"
-      " whose each row is; add it, or leave the name out."
     )
 
 

@@ -155,7 +155,11 @@ class TestImport:
     ("changes", "name", "message"),
     [
       ({}, None, "name the unit with --unit-name"),
-      ({"unit_id": None}, "user", "there is no unit_id array"),
+      (
+        {"unit_id": None},
+        "user",
+        "no array user or unit_id .* present: class_names",
+      ),
       ({}, "example", "must be a short public one"),
       ({"unit_id": np.zeros(N)}, "user", "unit_id is float64"),
       (

@@ -1,4 +1,5 @@
 import pytest
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
@@ -82,6 +83,7 @@ def test_one_draw_has_no_bars(draws):
   rows = [row(1.0, draw, 0.5 + 0.1 * draw) for draw in range(draws)]
   draw_accuracy(axes, rows, "pets")
   (line,) = axes.containers
+  assert isinstance(line, ErrorbarContainer)
   assert line.has_yerr == (draws > 1)
 
 
