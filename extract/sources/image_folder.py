@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,17 @@ def files_below(folder: str) -> tuple[list[str], list[str]]:
   files = [path for path, _ in _files(folder, _scan)]
   others = [path for path in files if not _is_image(path)]
   return [path for path in files if _is_image(path)], others
+
+
+def warn_of_heic(folder: str, others: Iterable[str]) -> None:
+  """Says of photographs that they are passed over as if they were none."""
+  count = sum(name.lower().endswith((".heic", ".heif")) for name in others)
+  if count:
+    print(
+      f"warning: {folder}: {counted(count, 'HEIC image')} passed over:"
+      " convert to JPEG what is to count.",
+      file=sys.stderr,
+    )
 
 
 def is_split(name: str) -> bool:
@@ -261,6 +272,7 @@ def _images(folder: str, listed: _Scan) -> FileList:
       f"{folder!r} has images that are no files (broken links?):"
       f" {shortened(broken)}; mend or remove them."
     )
+  warn_of_heic(folder, others.elements())
   if images and others:
     kinds = ", ".join(sorted(others))
     passed = f"{counted(others.total(), 'file')} ({kinds}) passed over"

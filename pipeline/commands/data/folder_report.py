@@ -16,6 +16,7 @@ from oneshot_dp.extract.sources.image_folder import (
   files_below,
   folders_in,
   is_split,
+  warn_of_heic,
 )
 from oneshot_dp.pipeline.runs.text_table import text_table
 from oneshot_dp.pipeline.shell.answer import Answer
@@ -31,6 +32,7 @@ def report_folder(folder: Path) -> Answer | None:
   leads back into itself.
   """
   images, others = files_below(str(folder))
+  warn_of_heic(str(folder), others)
   if not images:
     return None
   names = folders_in(str(folder))

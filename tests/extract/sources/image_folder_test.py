@@ -54,6 +54,18 @@ def test_reads_real_files_undecoded(tmp_path):
     assert found.where(i).startswith(str(tmp_path))
 
 
+def test_photographs_that_are_passed_over_are_no_secret(tmp_path, capsys):
+  write(tmp_path, "a/1.png", "a/2.HEIC", "b/3.heif", "b/4.txt")
+  with pytest.raises(InputError, match="without an image: 'b'"):
+    opened(tmp_path)
+  warning, note = capsys.readouterr().err.splitlines()
+  assert warning == (
+    f"warning: {tmp_path}: 2 HEIC images passed over: convert to JPEG what is"
+    " to count."
+  )
+  assert "3 files (.HEIC, .heif, .txt) passed over" in note
+
+
 def test_name_can_be_given(tmp_path):
   write(tmp_path, "a/1.png")
   config = extract_config.ImageFolderSource(
