@@ -110,6 +110,8 @@ def _table(path: str) -> tuple[str, Mapping[str, str]]:
   except (UnicodeDecodeError, csv.Error) as error:
     raise InputError(f"{path!r} is no CSV file in UTF-8: {error}.") from error
   header, *lines = [[field.strip() for field in row] for row in rows]
+  if other := re.search(r"^file\s*([;|\t])", ",".join(header)):
+    raise InputError(f"{path!r} is separated by {other[1]!r}; it must be ','.")
   if len(header) != 2 or header[0] != "file":
     raise InputError(
       f"{path!r} begins with {','.join(header)[:80]!r}: its first line must be"

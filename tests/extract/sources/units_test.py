@@ -28,7 +28,7 @@ WHOLE = TABLE + "dog/deep/anna_3.png,anna\n"
 
 
 def numbers(table: str, root: pathlib.Path, split: str = "all") -> list:
-  if "," in table:
+  if "\n" in table:
     (root / "units.csv").write_text(table)
     table = str(root / "units.csv")
   source = open_source(ImageFolderSource(root=str(root), units=table), split)
@@ -74,6 +74,8 @@ def test_a_table_and_an_expression_say_the_same(root, table):
     (WHOLE + "x\n", "has a line of 1 fields instead of 2, that of 'x'"),
     (WHOLE.split("\n", 1)[1], 'first line must be "file," and what owns'),
     ("file,patient,age\n", "begins with 'file,patient,age'"),
+    (WHOLE.replace(",", ";"), "is separated by ';'; it must be ','"),
+    (WHOLE.replace(",", "\t"), "separated by '.t'; it must be ','"),
     ("file,example\n", "must be a short public one"),
     ('file,patient\n"a,b', "is no CSV file in UTF-8: unexpected end"),
     ("(?P<patient>", "is neither a .csv file nor a regular expression: "),
