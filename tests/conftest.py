@@ -1,14 +1,17 @@
 """What every test stands on: eight devices, checked types, real material."""
 
 import ctypes
+import dataclasses
 import functools
 import gc
+import importlib.machinery
 import inspect
 import mmap
 import os
 import pathlib
 import re
 import typing
+from typing import Any
 
 # JAX reads these once, when it is first imported: keep them above any import
 # that may lead to it.
@@ -45,26 +48,52 @@ check = beartype.beartype(
   )
 )
 
+scope = jaxtyping.jaxtyped("context")  # sizes that have one name are equal
 nested = set()  # functions in others: to check each anew takes long
 
 
 def checked(of=None, *, typechecker=None, whole=jaxtyping.jaxtyped):
-  """Beartype alone where no array is named: jaxtyping takes far longer."""
+  """As jaxtyping checks, but arguments once, not twice, nor bound by name."""
   if of is None:
     return functools.partial(checked, typechecker=typechecker)
-  if inspect.isfunction(of) and "<locals>" in of.__qualname__:
+  if inspect.isclass(of):
+    if dataclasses.is_dataclass(of) and "__init__" in vars(of):
+      of.__init__ = checked(of.__init__)
+    return of
+  if hasattr(of, "__wrapped__"):  # a dataclass's own
+    return of
+  if "<locals>" in of.__qualname__:
     if of.__code__ in nested:
       return of
     nested.add(of.__code__)
-  hints = repr(of.__annotations__) if inspect.isfunction(of) else "jaxtyping"
-  if re.search(r"jaxtyping|(: |\[)'", hints):  # or a name that comes later
+  hints = repr(of.__annotations__)
+  later = re.search(r"(: |\[)'|{", hints[1:])  # a name, or an argument's value
+  if later or inspect.isgeneratorfunction(of):
     return whole(of, typechecker=check)
-  return check(of)
+  of_types = check(of)
+  if "jaxtyping" not in hints:
+    return of_types
+
+  @functools.wraps(of)
+  def of_shapes(*args, **kwargs):
+    with scope:
+      return of_types(*args, **kwargs)
+
+  return of_shapes
 
 
 if os.environ.get("ONESHOT_DP_CHECK_TYPES", "1") == "1":
   vars(jaxtyping)["jaxtyped"] = checked  # is what the hook puts
-  jaxtyping.install_import_hook(["oneshot_dp"], "beartype.beartype")
+  hooks: Any = jaxtyping.install_import_hook(
+    ["oneshot_dp"], "beartype.beartype"
+  )
+  loader = type(hooks.hook.find_spec("oneshot_dp").loader)
+  # From its source, where checks are put. As jaxtyping does it, the modules
+  # that it imports, NumPy too, would be compiled anew as well.
+  loader.exec_module = importlib.machinery.SourceFileLoader.exec_module
+  loader.get_code = lambda self, _: self.source_to_code(
+    self.get_data(self.path), self.path
+  )
 
 
 # No test cuts the power, and to wait for a disk took a third of the time: what

@@ -23,3 +23,17 @@ def test_arrays_of_other_shapes_and_dtypes(bias):
 def test_other_types():
   with pytest.raises(jaxtyping.TypeCheckError):
     compose(2.0)  # pyrefly: ignore[bad-argument-type]
+
+
+def test_sizes_of_one_name_in_arguments_and_results():
+  @jaxtyping.jaxtyped(typechecker=None)
+  def second(
+    _: jaxtyping.Int[np.ndarray, "n"], of_two: jaxtyping.Int[np.ndarray, "m"]
+  ) -> jaxtyping.Int[np.ndarray, "n"]:
+    return of_two
+
+  two, three = np.zeros(2, int), np.zeros(3, int)
+  assert second(two, two) is two
+  assert second(three, three) is three  # sizes are of one call
+  with pytest.raises(jaxtyping.TypeCheckError):
+    second(two, three)
