@@ -85,7 +85,7 @@ def _run(argv: Sequence[str]) -> int:
       if getattr(request.command, "USES_JAX", True):
         _check_address_space()
       with terminal.as_asked(request.output):
-        answer = request.command.run(request.flags)
+        answer = request.answer()
       if said := answer.json() if request.output.json else answer.text:
         _tell(escaped(said))
       for fault in answer.faults:

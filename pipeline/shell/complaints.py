@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from oneshot_dp.configs.head_config import ADD_OR_REMOVE_ONE_IS_NO_MORE
 
@@ -12,12 +12,32 @@ _NO_MORE = {"add-or-remove-one": f"{ADD_OR_REMOVE_ONE_IS_NO_MORE};"}
 _RULE = re.compile(r"[─-]{3}")
 _UNRECOGNIZED = "Unrecognized options:"
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
+_FIELD = re.compile(
+  r"(?<!in Python )(?<![\w./'\"-])([a-z]\w*(?:\.\w+)*)(=True\b|=)?"
+)
+_OF_SECTION = re.compile(r"^Error parsing flags\.(?:\w+\.)?(\w+): (?=\w+=)")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
   """A question with the nearest known word, or nothing."""
   near = difflib.get_close_matches(word, list(known), n=1, cutoff=_CLOSE)
   return f"did you mean {near[0]}?" if near else ""
+
+
+def as_typed(message: str, known_flags: Callable[[], Container[str]]) -> str:
+  """With the flag in place of a field of its name: --num-draws=0.
+
+  `known_flags` are the command's, asked for only if there may be one.
+  """
+
+  def flag(found: re.Match[str]) -> str:
+    field, value = found.groups(default="")
+    typed = f"--{field.replace('_', '-')}"
+    if not (value or {*"._"} & {*field}) or typed not in known_flags():
+      return found[0]
+    return typed + ("" if value == "=True" else value)
+
+  return _FIELD.sub(flag, message)
 
 
 def in_one_line(
@@ -46,6 +66,7 @@ def in_one_line(
   message = " ".join(" ".join(said).split()).replace("{None}|", "")
   # tyro complains of what is missing first, in a paragraph of its own.
   message = message.replace(f" {_UNRECOGNIZED}", f". {_UNRECOGNIZED}")
+  message = _OF_SECTION.sub(r"\1.", message)
   # Its guesses come with the help of each flag, and not always; ours are below.
   message = message.partition(" Perhaps you meant:")[0]
   hints = [

@@ -2,14 +2,19 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tyro
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.pipeline.shell.complaints import did_you_mean, in_one_line
+from oneshot_dp.pipeline.shell.complaints import (
+  as_typed,
+  did_you_mean,
+  in_one_line,
+)
 from oneshot_dp.pipeline.shell.help import (
   FROM_DOCSTRINGS,
   HELP,
@@ -31,6 +36,11 @@ class Request:
   flags: Any
   output: Output
 
+  def answer(self) -> Any:
+    """What the command found; what it refuses has the names that were typed."""
+    with _names_as_typed(self.command):
+      return self.command.run(self.flags)
+
 
 def parse(argv: Sequence[str], commands: Mapping[str, Any]) -> Request:
   """Reads a command line; one line of InputError if it makes no sense.
@@ -50,7 +60,8 @@ def parse(argv: Sequence[str], commands: Mapping[str, Any]) -> Request:
   if asked := {*HELP, HELP_ALL}.intersection(words):
     print(help_text(name, kind, everything=HELP_ALL in asked))
     raise SystemExit(0)
-  line, unknown = _read(name, command, kind, words)
+  with _names_as_typed(command):
+    line, unknown = _read(name, command, kind, words)
   flags = line.flags
   if unknown:
     flags = dataclasses.replace(flags, beam_options=tuple(unknown))
@@ -103,3 +114,13 @@ def _read(
   raise InputError(
     in_one_line(complaint.getvalue(), prog, lambda: flags_of(command))
   )
+
+
+@contextlib.contextmanager
+def _names_as_typed(command: Any) -> Iterator[None]:
+  """Flags in place of fields in what the block refuses."""
+  try:
+    yield
+  except InputError as error:
+    flags = functools.cache(lambda: flags_of(command))
+    raise type(error)(as_typed(str(error), flags)) from error

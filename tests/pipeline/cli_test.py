@@ -39,7 +39,7 @@ class TestCommandLine:
           f"{command} --neighboring-relation add-or-remove-one",
           "invalid choice 'add-or-remove-one' for argument"
           " '--neighboring-relation'. Expected one of ('replace-special',"
-          " 'replace-one').; n is published, and tells one row more from one"
+          " 'replace-one'); n is published, and tells one row more from one"
           " less; use replace-special (a row, or nothing in its place), which"
           f" takes the same noise; see oneshot-dp {name} --help",
         )

@@ -187,7 +187,7 @@ class RunContract(abc.ABC):
   @pytest.mark.parametrize(
     ("words", "said"),
     [
-      ("--num-draws 0", "num_draws=0 must be at least 1"),
+      ("--num-draws 0", "--num-draws=0 must be at least 1"),
       ("--eval-cache {train}", "may hold training rows"),
       ("--out {tmp}", "already holds something"),
       ("--out {tmp}/something/out", "is not writable"),

@@ -177,7 +177,7 @@ def test_command_fails_on_a_violation(capsys, train_cache, monkeypatch):
     ("--private-eval", "--private-eval is for made-up rows"),
     ("--canaries 5", "canaries=5 must be 100 to 1000000"),
     ("--confidence 95", "confidence=95.0 must lie between"),
-    ("--max-rows-per-unit 2", "max_rows_per_unit=2"),
+    ("--max-rows-per-unit 2", "--max-rows-per-unit=2"),
   ],
 )
 def test_command_refuses_in_one_line_and_charges_nothing(

@@ -413,16 +413,16 @@ def test_settings_that_make_no_sense(changes, said):
 
 
 WRONG = [
-  ("--steps.batch-size 60", "batch_size=60 and sampling=None go together"),
+  ("--steps.batch-size 60", "--steps.batch-size=60 and sampling=None"),
   (f"{POISSON} --steps.batch-size 181", "not between 1 and the 180 rows"),
   ("--steps.init normal --steps.init-scale nan", "init_scale=nan is not"),
   ("--steps.init normal --steps.init-scale -1", "init_scale=-1.0 is not"),
-  ("--steps.init lecun --steps.init-seed -1", "init_seed=-1 must be 0"),
+  ("--steps.init lecun --steps.init-seed -1", "--steps.init-seed=-1 must be 0"),
   (
     "--steps.loss sigmoid --steps.initial-bias nan",
-    "initial_bias=nan must be finite",
+    "--steps.initial-bias=nan must be",
   ),
-  ("--steps.l2-clip-norm nan", "l2_clip_norm=nan must be positive"),
+  ("--steps.l2-clip-norm nan", "--steps.l2-clip-norm=nan must be"),
   ("--steps.ema-decay 1", "ema_decay=1.0 is not in [0, 1)"),
   ("--steps.ema-decay nan", "ema_decay=nan is not in [0, 1)"),
   (
@@ -431,7 +431,7 @@ WRONG = [
   ),
   (f"{POISSON} --delta 1e-13", "is too small to account for random batches"),
   ("--l2-clip-norm 2", "settings of its own, see steps"),
-  ("--max-rows-per-unit 1", "max_rows_per_unit=1 is for heads of one step"),
+  ("--max-rows-per-unit 1", "--max-rows-per-unit=1 is for heads of"),
   ("--head lamb --steps.epochs 2", "settings of steps are for"),
   ("--head auto --steps.epochs 2", "settings of steps are for"),
   (f"{POISSON} --steps.sampling full", "full"),

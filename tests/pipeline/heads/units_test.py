@@ -208,7 +208,7 @@ class TestBounds:
     self, place, train_cache, capsys, command
   ):
     line = fails(capsys, *place(command), "--max-rows-per-unit", 1)
-    assert "max_rows_per_unit=1, but the cache has no unit_id" in line
+    assert "--max-rows-per-unit=1, but the cache has no unit_id" in line
     assert cache_ledger(train_cache, None).entries() == []
 
   @pytest.mark.parametrize("m", ["0", "-1", "65537", "1.5"])

@@ -379,7 +379,7 @@ class TestRefusals:
   def test_statistics_of_nothing(self, fill, capsys, caches):
     argv = fill(TRAIN, "--public-statistics", "mean")
     line = fails(capsys, *argv)
-    assert "public_statistics='mean' are taken from a public cache" in line
+    assert "--public-statistics='mean' are taken from a public cache" in line
     assert cache_ledger(caches.train, None).entries() == []
 
   def test_other_classes_are_fine(self, caches, tmp_path):

@@ -315,7 +315,7 @@ class TestRefused:
     [
       ((" 20 ", " 19 "), "epsilons"),
       (("1e-5", "2e-5"), "delta"),
-      (("--out", "--noise-seed 3 --out"), "noise_seed"),
+      (("--out", "--noise-seed 3 --out"), "--noise-seed"),
       (("--out", "--balanced --out"), "balanced"),
       (("{train}", "{tmp}/other"), "private_digest"),
       (("--out", "--head lamb --out"), "training"),
@@ -550,7 +550,7 @@ def test_counts_of_other_rows(place, capsys, monkeypatch, kept, tmp_path):
   write_clusters(tmp_path / "other", (20, 20, 20, 20), dataset="others")
   write_clusters(tmp_path / "rows", (21, 19, 20, 20), split="test")
   for change, named in (
-    (("eval 1", "eval 8"), "private_eval"),
+    (("eval 1", "eval 8"), "--private-eval"),
     (("{eval}", "{tmp}/other"), "evaluation"),
     (("{eval}", "{tmp}/rows"), "private_digest"),
   ):

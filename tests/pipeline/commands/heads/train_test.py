@@ -12,7 +12,8 @@ from tests.pipeline.small_disk import files_no_larger_than
 class TestTrainAndSweep:
   def test_a_delta_of_one_in_n_is_insisted_on(self, place, capsys):
     said = fails(capsys, *place(TRAIN), "--delta", 1 / 180)
-    assert said.startswith("delta=0.00555556 is not below 1/n = 0.0056: ")
+    assert said.startswith("--delta=0.00555556 is not below 1/n = 0.0056: ")
+    assert said.endswith("insist: --large-delta, in Python large_delta=True.")
     insisted = [*place(TRAIN), "--delta", 1 / 180, "--large-delta"]
     _, err = succeeds(capsys, *insisted)
     asked, head, charged, new = err.splitlines()

@@ -213,7 +213,10 @@ class TestSet:
     [
       ("budget set --cache {train} --max-epsilon 2", "--max-delta"),
       (SET.replace("1e-5", "2"), "delta=2.0 must lie strictly between"),
-      (SET + " --sampling-delta 1e-5", "sampling_delta=1e-05 must be at least"),
+      (
+        SET + " --sampling-delta 1e-5",
+        "--sampling-delta=1e-05 must be at least",
+      ),
       (SET.replace("2", "-1", 1), "epsilon=-1.0 must be positive"),
     ],
   )
