@@ -18,6 +18,7 @@ from oneshot_dp.extract.backbones.registry import (
   find_architecture,
   parameter_shapes,
 )
+from oneshot_dp.extract.job.embedder import IMAGES_PER_DEVICE
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.shell.parser import parse
@@ -170,6 +171,8 @@ def typed(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.chdir(folder)
     patch.setenv("HOME", str(folder / "home"))
+    # Few photographs, in batches that are not mostly padding.
+    patch.setitem(IMAGES_PER_DEVICE, "cpu", 4)
     for name in ("ONESHOT_DP_LEDGER_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
       patch.delenv(name, raising=False)
     for language, marked, block in fences("README.md"):
