@@ -1,7 +1,9 @@
-"""How far a long step is: bars on a terminal, none in a pipe."""
+"""How far a long step is: bars on a terminal, in a log a line now and then."""
 
 import contextlib
+import io
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ from oneshot_dp.configs.errors import InputError, RunError
 _POLL_SECONDS = 0.3
 _POLL_SHARE = 0.05
 """Share of the time, at most: to see what workers elsewhere did takes some."""
+_LOG_SECONDS = 30
+"""Between two lines of a step where there is no terminal."""
 _SIGNAL = signal.SIGUSR2
 """Reaches the main thread whatever it waits for, in the background too."""
 
@@ -38,14 +42,33 @@ def step_bar(
   what: str, unit: str, total: int | None = None, **more: Any
 ) -> tqdm:
   """Rate and time left of a step in `unit`s; a context, gone when it ends."""
+  return _bar(
+    total=total, desc=what, unit=unit, unit_scale=True, leave=False, **more
+  )
+
+
+class _Log(io.TextIOBase):
+  """Where a bar that is drawn all the time is a line now and then."""
+
+  def __init__(self):
+    self._stream, self._next = sys.stderr, time.monotonic() + _LOG_SECONDS
+
+  def write(self, text: str) -> int:
+    if time.monotonic() >= self._next and (line := text.strip()):
+      self._next = time.monotonic() + _LOG_SECONDS
+      self._stream.write(f"{line}\n")
+    return len(text)
+
+
+def _bar(**more: Any) -> tqdm:
+  """A bar; in a log it has no numbers of rows, which may be private."""
+  if sys.stderr.isatty():
+    return tqdm(**more)
   return tqdm(
-    total=total,
-    desc=what,
-    unit=unit,
-    unit_scale=True,
-    disable=None,
-    leave=False,
     **more,
+    file=_Log(),
+    position=0,
+    bar_format="{desc}: {percentage:.0f} % in {elapsed}, {remaining} left",
   )
 
 
@@ -95,13 +118,8 @@ def progress_bar(
 
   before = signal.signal(_SIGNAL, end_the_block) if waiting else None
   thread = threading.Thread(target=poll, name="progress", daemon=True)
-  with tqdm(
-    total=total,
-    initial=initial,
-    desc=description,
-    unit="img",
-    disable=None,
-    smoothing=0.1,
+  with _bar(
+    total=total, initial=initial, desc=description, unit="img", smoothing=0.1
   ) as bar:
     thread.start()
     try:

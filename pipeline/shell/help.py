@@ -101,7 +101,7 @@ def overview(commands: Mapping[str, Any]) -> str:
       *("and:", *lines[_EVERYBODY_NEEDS:], ""),
       f"{PROG} COMMAND --help says more about one of them, with an example.",
       "Every command takes --json (one JSON object on standard output) and",
-      "--quiet (no progress bars, no notes).",
+      "--quiet (no progress, no notes).",
     ]
   )
 

@@ -1,9 +1,9 @@
 """What of all that a command says reaches the terminal.
 
-Progress bars (tqdm with disable=None) show themselves where standard error is a
-terminal, so in no pipe; with --json or --quiet it is none either. On standard
-error a line that begins with "warning: " is to be read, and with --quiet only
-such lines get through.
+Progress bars show themselves where standard error is a terminal; in a pipe, and
+with --json, they are a line every half minute. On standard error a line that
+begins with "warning: " is to be read, and with --quiet only such lines get
+through.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class Output:
   """One JSON object on standard output and nothing else there; notes and
   warnings are on standard error."""
   quiet: FlagCreatePairsOff[bool] = False
-  """No progress bars and no notes: results, warnings and errors only."""
+  """No progress and no notes: results, warnings and errors only."""
 
 
 class _NoTerminal(io.TextIOBase):

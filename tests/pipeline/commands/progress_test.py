@@ -7,8 +7,15 @@ import re
 import numpy as np
 import pytest
 
+from oneshot_dp.extract import progress
 from oneshot_dp.pipeline.cli import main
-from tests.pipeline.command_line import AUDIT, EXTRACT, SWEEP, TRAIN
+from tests.pipeline.command_line import (
+  AUDIT,
+  EXTRACT,
+  SWEEP,
+  TRAIN,
+  succeeds,
+)
 
 ABLATE = (
   "ablate --cache {train} --eval-cache {eval} --epsilon 1 --delta 1e-5"
@@ -54,6 +61,19 @@ def shown(argv: list[str]) -> str:
 def test_bars(typed, words, bars):
   found = re.findall(r"([A-Za-z ]+): +\d+%\|", shown(typed(words)))
   assert bars <= {name.strip() for name in found}
+
+
+def test_a_log_has_lines_now_and_then(typed, capsys, monkeypatch):
+  """Of no numbers of rows; and none in the first half minute."""
+  monkeypatch.setattr(progress, "_LOG_SECONDS", 0)
+  _, err = succeeds(capsys, *typed(TRAIN))
+  assert re.search(r"^clipped sum: 0 % in 00:00, \? left$", err, re.MULTILINE)
+  assert "180/" not in err
+  assert "\r" not in err
+  again = typed(f"{DUPLICATES} --quiet")
+  assert succeeds(capsys, *again)[1] == ""
+  monkeypatch.undo()
+  assert succeeds(capsys, *typed(DUPLICATES))[1].count("\n") == 1
 
 
 @pytest.mark.parametrize(
