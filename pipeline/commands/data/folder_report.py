@@ -68,20 +68,17 @@ def report_folder(folder: Path) -> Answer | None:
 def look_at(
   names: Sequence[str], read: Callable[[int], bytes]
 ) -> tuple[list[str], list[str], list[str]]:
-  """Lines about the sizes of images, the broken ones, and equal ones.
+  """Lines about the sizes of images, the broken ones, and equal other ones.
 
   `read` takes an image's place; OSError or InputError where it cannot be read.
   """
 
-  def look(row: int) -> tuple[int | None, tuple[int, int] | str]:
+  def look(row: int) -> tuple[int, tuple[int, int]] | str:
     try:
       data = read(row)
-    except (OSError, InputError) as error:
-      return None, getattr(error, "strerror", None) or str(error)
-    try:
       height, width, _ = decode_image(data).shape
-    except DecodeError as error:
-      return image_key(data), str(error)
+    except (OSError, InputError, DecodeError) as error:
+      return getattr(error, "strerror", None) or str(error)
     return image_key(data), (width, height)
 
   sizes, broken = [], []
@@ -92,13 +89,12 @@ def look_at(
   ):
     for start in range(0, len(names), _AT_ONCE):
       rows = range(start, min(start + _AT_ONCE, len(names)))
-      for row, (key, seen) in zip(rows, pool.map(look, rows), strict=True):
-        if key is not None:
-          copies[key].append(names[row])
+      for row, seen in zip(rows, pool.map(look, rows), strict=True):
         if isinstance(seen, str):
           broken.append(f"{names[row]}: {seen}")
         else:
-          sizes.append(seen)
+          copies[seen[0]].append(names[row])
+          sizes.append(seen[1])
         bar.update()
   twice = [" = ".join(some) for some in copies.values() if len(some) > 1]
   return (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.commands.data.folder_report import look_at
 from tests.extract.image_jobs import CLASSES, pixels, write_folder
 from tests.extract.tables import KINDS, png, write_table
 from tests.pipeline.command_line import one_line, succeeds
@@ -58,6 +59,11 @@ class TestFolder:
     classes = {"test": ["cat", "owl"], "train": ["cat", "dog", "owl"]}
     assert json.loads(out)["classes"] == classes
     assert "png" not in out
+
+
+def test_what_is_broken_is_no_copy():
+  _, (broken, *_), twice = look_at(["a.png", "b.png"], lambda row: b"")
+  assert (broken, twice) == ("broken: 2", ["the same bytes: 0"])
 
 
 class TestTable:
