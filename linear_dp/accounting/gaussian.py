@@ -178,17 +178,18 @@ def _calibrated(epsilon: float, delta: float) -> float:
 def _epsilon(sigma: float, delta: float) -> float:
   if _delta(sigma, 0.0) <= delta:
     return 0.0
-  least, most = 0.0, 1.0
-  while _delta(sigma, most) > delta:
-    least, most = most, 10 * most
   with mpmath.workdps(_DIGITS):
-    root = mpmath.findroot(
-      lambda epsilon: mpmath.log(_delta(sigma, epsilon) / delta),
-      (least, most),
-      solver="illinois",
-      tol=1e-36,
-      maxsteps=200,
-    )
+    # Newton's steps on log δ, which is concave: down from the tail's bound,
+    # δ ≤ exp(−(ε − μ²/2)² / 2μ²) with μ = 1/σ. Of δ, −e^ε Φ(−1/2σ − σε) is
+    # the derivative.
+    mu = 1 / mpmath.mpf(sigma)
+    root = mu**2 / 2 + mu * mpmath.sqrt(-2 * mpmath.log(delta))
+    step = root
+    while abs(step) > 1e-25 * root:
+      found = _delta(sigma, root)
+      slope = mpmath.exp(root) * mpmath.ncdf(-mu / 2 - sigma * root)
+      step = mpmath.log(found / delta) * found / slope
+      root += step
   epsilon = float(root)
   while _delta(sigma, epsilon) > delta:
     epsilon = math.nextafter(epsilon, math.inf)
