@@ -161,6 +161,7 @@ def doc_of(kind: type) -> str:
   return inspect.cleandoc(kind.__doc__ or "")
 
 
+@functools.lru_cache(maxsize=64)
 def _groups(kind: type) -> list[_Group]:
   with warnings.catch_warnings():
     # tyro has no other way to say what the flags are, but for printed help.

@@ -91,14 +91,14 @@ def reported(
   given: dict[str, Any] = {"ledger_dir": run.parent / "ledgers"} | options
   with pytest.MonkeyPatch.context() as patch:
     if not drawn:
-      patch.setattr("oneshot_dp.pipeline.report.page.draw_picture", _undrawn)
+      patch.setattr("oneshot_dp.pipeline.report.page.draw_picture", undrawn)
     written = write_report(run, **given)
   return Reported(
     folder=run.parent, written=written, page=ParsedPage(written.page)
   )
 
 
-def _undrawn(plan: Plan, path: pathlib.Path, **_: bool) -> Picture:
+def undrawn(plan: Plan, path: pathlib.Path, **_: bool) -> Picture:
   for suffix in (".png", ".pdf"):
     path.with_suffix(suffix).write_bytes(b"undrawn")
   nothing = "data:,"

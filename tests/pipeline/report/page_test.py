@@ -9,9 +9,10 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.report import page
 from oneshot_dp.pipeline.report.page import _points
 from tests.pipeline.command_line import succeeds
-from tests.pipeline.report.conftest import reported, swept
+from tests.pipeline.report.conftest import reported, swept, undrawn
 
 UNCOVERED = "(and 1 that no ε covers: NOT PRIVATE)"
 
@@ -93,7 +94,8 @@ def test_fewer_names_than_classes(sweep, tmp_path):
     reported(run, ledger_dir=sweep.folder / "ledgers")
 
 
-def test_a_terminal_obeys_no_run(sweep, tmp_path, capsys):
+def test_a_terminal_obeys_no_run(sweep, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(page, "draw_picture", undrawn)
   run = sweep.copied(tmp_path / "run")
   config = json.loads((run / "config.json").read_text())
   config["run"]["ledger_dir"] = f"{tmp_path}/\x1b[2J"

@@ -131,6 +131,7 @@ class TestThePage:
     assert all(alt and len(alt) > 30 for alt in sweep.page.alts)
     assert len(set(sweep.page.ids)) == len(sweep.page.ids)
 
+  @pytest.mark.slow
   def test_run_again_without_the_private_rows_it_is_the_same(self, sweep):
     page = sweep.written.page.read_bytes()
     figures = [path.read_bytes() for path in sweep.written.figures]
