@@ -88,7 +88,9 @@ def test_vit(backbone, embedding, weights):
     ({}, {"mean": (0.9, 0.9, 0.9)}),
   ],
 )
-def test_every_choice_reaches_the_model(choice, preprocess, embedding, weights):
+def test_every_choice_reaches_the_model(
+  choice, preprocess, backbone, embedding, weights
+):
   other = load_backbone(
     BackboneConfig(name="vit_ti8", weights=weights, **choice),
     PreprocessConfig(image_size=16, **preprocess),
@@ -96,6 +98,11 @@ def test_every_choice_reaches_the_model(choice, preprocess, embedding, weights):
   assert other.embedding == choice.get("embedding", "cls")
   difference = np.abs(embed(other, IMAGES) - embedding).max()
   assert difference > 1e-3 * np.abs(embedding).max()
+  if "compute_dtype" in choice:  # of products, not of kernels alone
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float32), other.params)
+    of_kernels = embed(dataclasses.replace(backbone, params=params), IMAGES)
+    difference = np.abs(embed(other, IMAGES) - of_kernels).max()
+    assert difference > 1e-4 * np.abs(embedding).max()
 
 
 @pytest.mark.parametrize("name", ["vit_ti8", "random_patches"])
