@@ -5,7 +5,8 @@ collected on data sets that differ in one row, with the same bits of noise and
 the clock stopped. What differs between neighbours must be a place that also
 moves with the noise, on one data set, or with the fresh random bits of a
 ledger, on one data set and with the same noise; and these places are known.
-Answers are read as text and as what --json prints, and pictures as SVG.
+Answers are read as text and as what --json prints, and pictures as what is
+drawn.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import csv
 import dataclasses
 import datetime
 import functools
+import html
 import io
 import json
 import os
@@ -27,6 +29,7 @@ import matplotlib
 import numpy as np
 import pytest
 import safetensors
+from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 
 from oneshot_dp.linear_dp.heads.multi_step import rule
@@ -130,13 +133,37 @@ def noise_of(seed: int, *, draws: bool = False) -> Iterator[None]:
     yield
 
 
+class Drawn(RendererBase):
+  """What is drawn, as words and bytes; all letters have one size."""
+
+  def __init__(self):
+    super().__init__()
+    self.words: list[str] = []
+    self.shapes: list[bytes] = []
+
+  def draw_path(self, gc, path, transform, rgbFace=None):
+    look = repr((gc.get_rgb(), gc.get_linewidth(), rgbFace)).encode()
+    self.shapes += [transform.transform_path(path).vertices.tobytes(), look]
+
+  def draw_image(self, gc, x, y, im, transform=None):
+    self.shapes += [repr((x, y)).encode(), im.tobytes()]
+
+  def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None):
+    self.words.append(s)
+
+  def get_text_width_height_descent(self, s, prop, ismath):
+    return 6.0 * len(s), 10.0, 2.0
+
+
 def save_as_words(figure: Figure, path: pathlib.Path, **_: object) -> None:
-  """A picture as SVG, whose words can be compared, once for its formats."""
+  """A picture as its words and the rest, once for its formats."""
   if path.suffix == ".png":
-    look = {"svg.hashsalt": "", "svg.fonttype": "none"}
-    with matplotlib.rc_context(look):
-      written = path.with_suffix(".svg")
-      figure.savefig(written, format="svg", metadata={"Date": None})
+    drawn = Drawn()
+    figure.set_layout_engine("none")
+    figure.draw(drawn)
+    words = "".join(f"<text>{html.escape(word)}" for word in drawn.words)
+    shapes = b"".join(drawn.shapes).hex()
+    path.with_suffix(".svg").write_text(f"{words}<path>{shapes}")
 
 
 def draw_once(plan: drawn.Plan, path: pathlib.Path, **_) -> drawn.Picture:
