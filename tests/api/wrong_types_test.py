@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import json
 import os
@@ -79,7 +81,6 @@ def found(tmp_path_factory) -> dict[str, Any]:
   return json.loads(run.stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("case", "message"),
   [

@@ -231,6 +231,7 @@ class TestFolders:
     line = run(f"extract job.py --split {split} --out caches/x", 2)
     assert "give --split all, or a part such as 'all[:80%]'" in line
 
+  @pytest.mark.slow
   def test_parts_are_apart_and_every_image_is_in_one(
     self, photographs, run, here, train
   ):

@@ -140,6 +140,7 @@ def test_between_two_sets(dtype, min_cosine):
   assert names
 
 
+@pytest.mark.slow
 def test_a_pair_at_the_threshold_itself():
   """Where the short products round to a little less than the truth."""
   rng = np.random.default_rng(1)

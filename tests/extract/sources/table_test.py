@@ -377,6 +377,7 @@ def job_of(folder: pathlib.Path, kind: str) -> ExtractConfig:
   return table_job(folder, class_names=() if kind != "tar" else CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_job_ends_with_the_same_bytes(tmp_path, kind, monkeypatch):
   job = job_of(tmp_path / "pets", kind)

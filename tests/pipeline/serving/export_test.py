@@ -198,6 +198,7 @@ def test_stablehlo_says_the_same(case, monkeypatch):
   assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
 
 
+@pytest.mark.slow
 def test_the_command(place, tmp_path, capsys):
   """What leaves: no path, no ledger's folder, nothing that the head had not."""
   words = ["export", place / "unit_norm", "--to", tmp_path / "model"]
