@@ -6,7 +6,8 @@ Each size is a cache on disk and a process of its own. The floor is that of two
 float64 products of n x d x K for every step, and one for the moment, at the
 rate of such products in the same process, one chunk beside every step, with
 both factors as they lie in memory; the noise, the softmax, the map of the rows
-and reading them are on top. Where others use the machine, look at the CPU time.
+and reading them are on top. (A step takes the first of its two in float32, in
+half the time.) Where others use the machine, look at the CPU time.
 """
 
 import os

@@ -59,14 +59,14 @@ def test_exponentials_of_every_logit():
   np.testing.assert_array_equal(least, found[-1])
 
 
-@pytest.mark.parametrize("num_classes", [1, 3, 6, 64])
+@pytest.mark.parametrize("num_classes", [3, 64])
 @pytest.mark.parametrize("loss", [SOFTMAX, PAPER], ids=["softmax", "sigmoid"])
 def test_a_row_has_its_bits_in_a_program_of_any_shape(loss, num_classes):
   rng = np.random.default_rng(3)
   logits = np.rint(rng.standard_normal((4096, num_classes)) * 2.0**18)
   label = rng.integers(0, num_classes, 4096)
   all_rows = rho_of(logits, label, loss)
-  for rows in (1, 7, 64, 1024, 2048, 4032):
+  for rows in (7, 1024, 2048):
     some = rho_of(logits[:rows], label[:rows], loss)
     np.testing.assert_array_equal(some, all_rows[:rows])
 
