@@ -61,15 +61,13 @@ class _Log(io.TextIOBase):
 
 
 def _bar(**more: Any) -> tqdm:
-  """A bar; in a log it has no numbers of rows, which may be private."""
+  """A bar; in a log nothing tells the number of rows, which may be private."""
   if sys.stderr.isatty():
     return tqdm(**more)
-  return tqdm(
-    **more,
-    file=_Log(),
-    position=0,
-    bar_format="{desc}: {percentage:.0f} % in {elapsed}, {remaining} left",
-  )
+  line = "{desc}: {percentage:.0f} % in {elapsed}, {remaining} left"
+  if more["unit"] == "row":
+    line = "{desc}: {elapsed} so far"
+  return tqdm(**more, file=_Log(), position=0, bar_format=line)
 
 
 class _Stop(BaseException):

@@ -23,6 +23,9 @@ _MARGIN = 1e-9
 _MAX_EPSILON = 1e6
 _MAX_NOISE_MULTIPLIER = 2.0**20
 """Far above any use, and far below where noise would leave int64."""
+_MAX_SEARCHED = 2.0**36
+"""A search for more noise may never end."""
+_MAX_STEPS = 100
 _DIGITS = 50
 """Far more than cancel where epsilon and 1/σ are small."""
 
@@ -42,6 +45,12 @@ def check_budget(epsilon: float, delta: float) -> None:
   if not 0 < delta < 1:
     raise InputError(
       f"delta={delta} must lie strictly between 0 and 1, well below 1/n."
+    )
+  if _delta(_MAX_SEARCHED, epsilon) > delta:
+    raise InputError(
+      f"epsilon={epsilon:g} at delta={delta:g} needs a noise multiplier of more"
+      f" than {_MAX_SEARCHED:.2g}; nothing could be learned through"
+      " that: give a larger epsilon."
     )
 
 
@@ -184,12 +193,13 @@ def _epsilon(sigma: float, delta: float) -> float:
     # the derivative.
     mu = 1 / mpmath.mpf(sigma)
     root = mu**2 / 2 + mu * mpmath.sqrt(-2 * mpmath.log(delta))
-    step = root
-    while abs(step) > 1e-25 * root:
+    for _ in range(_MAX_STEPS):
       found = _delta(sigma, root)
       slope = mpmath.exp(root) * mpmath.ncdf(-mu / 2 - sigma * root)
       step = mpmath.log(found / delta) * found / slope
       root += step
+      if abs(step) <= 1e-25 * root:
+        break
   epsilon = float(root)
   while _delta(sigma, epsilon) > delta:
     epsilon = math.nextafter(epsilon, math.inf)

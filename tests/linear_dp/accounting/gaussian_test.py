@@ -153,6 +153,12 @@ def test_a_delta_that_guarantees_nothing_is_refused(delta):
     accounting.check_budget(1.0, delta)
 
 
+@pytest.mark.parametrize("epsilon", [1e-40, 1e-12])
+def test_a_budget_that_no_search_would_find_is_refused(epsilon):
+  with pytest.raises(InputError, match="; nothing could be learned"):
+    noise_multiplier(epsilon, 1e-45)
+
+
 def test_more_noise_than_is_of_use_is_refused():
   check_noise_multiplier(2.0**20, 1e-6, "nothing could be learned")
   message = (

@@ -174,3 +174,12 @@ def test_a_product_is_that_of_pythons_integers(d, limbs, norms, dtype, wide):
   assert found.dtype == dtype
   assert (found == x.astype(object) @ y.astype(object)).all()
   assert np.abs(found).max() == math.prod(norms)
+
+
+def test_a_gpu_multiplies_all_bits_of_float32():
+  with jax.enable_x64(True):
+    x, wide = jnp.ones((2, 2), jnp.float32), jnp.dtype(jnp.float64)
+    product = jax.jit(
+      lambda x: exact_product(x, x, (2, 2), wide, jnp.float32)
+    ).lower(x)
+  assert "precision = [HIGHEST, HIGHEST]" in product.as_text()
