@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,6 @@ from oneshot_dp.linear_dp.rows.block import RowBlock, check_labels
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.secret import Secret
 from oneshot_dp.linear_dp.rows.whole_units import UnitSizes, places_of
-
-if TYPE_CHECKING:
-  from oneshot_dp.linear_dp.private_head import PrivateHead
 
 _BATCH_ROWS = 1024
 
@@ -177,41 +173,6 @@ def count_hits(
     secret_class_rows=of_class[1],
     steps=1 if sizes is None else GRID_RADIUS,
   )
-
-
-def evaluate_heads(
-  heads: Sequence["LinearHead | PrivateHead"],
-  blocks: Iterable[RowBlock],
-  *,
-  on_rows: Callable[[int], object] = lambda rows: None,
-) -> list[Accuracy]:
-  """The exact accuracies on rows whose labels are public, head by head.
-
-  >>> import numpy as np
-  >>> from oneshot_dp import ArrayRows, LinearHead
-  >>> eye = np.eye(3, dtype=np.float32)
-  >>> head = LinearHead(kernel=eye, bias=np.zeros(3, np.float32))
-  >>> rows = ArrayRows.of(eye, np.array([0, 1, 0]), num_classes=3)
-  >>> (accuracy,) = evaluate_heads([head], [rows])
-  >>> round(accuracy.top1, 3), accuracy.top5, accuracy.num_examples
-  (0.667, 1.0, 3)
-
-  Args:
-    heads: all of one shape.
-    blocks: the labelled rows, in any block size.
-    on_rows: called with the number of rows of each block read (progress).
-
-  Returns:
-    An accuracy for each head, in their order.
-
-  Raises:
-    InputError: see `count_hits`.
-  """
-  if not heads:
-    return []
-  weights = [h if isinstance(h, LinearHead) else h.head for h in heads]
-  hits = count_hits(weights, blocks, on_rows=on_rows)
-  return hits.accuracies_of_public_labels()
 
 
 def _labelled(

@@ -1,6 +1,7 @@
 """A private head with what is to be said of it."""
 
 import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -16,8 +17,10 @@ from oneshot_dp.linear_dp.accounting.sections import (
   composition_section,
   privacy_section,
 )
+from oneshot_dp.linear_dp.evaluate import Accuracy, count_hits
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.rows.arrays import Numbers
+from oneshot_dp.linear_dp.rows.block import RowBlock
 from oneshot_dp.linear_dp.trainer import TrainedHead
 
 
@@ -155,3 +158,38 @@ class PrivateHead:
       },
       "training": dict(self.trained.settings),
     }
+
+
+def evaluate_heads(
+  heads: Sequence[LinearHead | PrivateHead],
+  blocks: Iterable[RowBlock],
+  *,
+  on_rows: Callable[[int], object] = lambda rows: None,
+) -> list[Accuracy]:
+  """The exact accuracies on rows whose labels are public, head by head.
+
+  >>> import numpy as np
+  >>> from oneshot_dp import ArrayRows, LinearHead
+  >>> eye = np.eye(3, dtype=np.float32)
+  >>> head = LinearHead(kernel=eye, bias=np.zeros(3, np.float32))
+  >>> rows = ArrayRows.of(eye, np.array([0, 1, 0]), num_classes=3)
+  >>> (accuracy,) = evaluate_heads([head], [rows])
+  >>> round(accuracy.top1, 3), accuracy.top5, accuracy.num_examples
+  (0.667, 1.0, 3)
+
+  Args:
+    heads: all of one shape.
+    blocks: the labelled rows, in any block size.
+    on_rows: called with the number of rows of each block read (progress).
+
+  Returns:
+    An accuracy for each head, in their order.
+
+  Raises:
+    InputError: see `evaluate.count_hits`.
+  """
+  if not heads:
+    return []
+  weights = [h if isinstance(h, LinearHead) else h.head for h in heads]
+  hits = count_hits(weights, blocks, on_rows=on_rows)
+  return hits.accuracies_of_public_labels()

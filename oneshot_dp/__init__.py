@@ -85,12 +85,11 @@ if TYPE_CHECKING:
     ReleasePlan,
     composed_epsilon,
   )
-  from oneshot_dp.linear_dp.evaluate import evaluate_heads
   from oneshot_dp.linear_dp.head import LinearHead
   from oneshot_dp.linear_dp.noise.source import NoiseSource
   from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
   from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
-  from oneshot_dp.linear_dp.private_head import PrivateHead
+  from oneshot_dp.linear_dp.private_head import PrivateHead, evaluate_heads
   from oneshot_dp.linear_dp.rows.arrays import ArrayRows
   from oneshot_dp.linear_dp.train_arrays import train_head, train_heads
   from oneshot_dp.pipeline.saved_head.notebook import load_head, save_head
@@ -113,7 +112,7 @@ _HOMES = {
   "describe": "extract.cache.summary",
   "embed_images": "extract.job.embed_images",
   "epsilon_of": "linear_dp.accounting.gaussian",
-  "evaluate_heads": "linear_dp.evaluate",
+  "evaluate_heads": "linear_dp.private_head",
   "exact_clipped_sum": "linear_dp.one_step.exact_sum",
   "load_head": "pipeline.saved_head.notebook",
   "save_head": "pipeline.saved_head.notebook",

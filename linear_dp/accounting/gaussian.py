@@ -35,7 +35,7 @@ def check_budget(epsilon: float, delta: float) -> None:
   if not (math.isfinite(epsilon) and epsilon > 0):
     raise InputError(
       f"epsilon={epsilon} must be positive and finite; for a baseline without"
-      " privacy use the flag of its own (--baseline)."
+      " privacy, --baseline is a flag of sweep and compare."
     )
   if epsilon > _MAX_EPSILON:
     raise InputError(

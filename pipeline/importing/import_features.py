@@ -131,6 +131,7 @@ def _load(path: pathlib.Path, split: str, unit_name: str | None) -> _Arrays:
         raise InputError(f"{path}: one array, not an npz; use numpy.savez.")
       names = _names(path, sorted(file.files), split, unit_name)
       _check_size(path, file, names)
+      _say_unused(path, {*file.files} - {*names.values()}, names, unit_name)
       return {name: file[stored] for name, stored in names.items()}
   except InputError:
     raise
@@ -190,6 +191,21 @@ def _names(
       f" present: {', '.join(present)}; name one, or leave the name out."
     )
   return {name: stored for name, stored in names.items() if stored in present}
+
+
+def _say_unused(
+  path: pathlib.Path, others: set[str], names: dict[str, str], unit: str | None
+) -> None:
+  """Of arrays beside these rows' one may say whose they are."""
+  prefix = names["label"].removesuffix("label")
+  unused = sorted(n for n in others if n.startswith(prefix))
+  if unused and unit is None:
+    warnings.warn(
+      f"{path}: {', '.join(unused)} not used; if one says whose each row is,"
+      " name it, without the split, with --unit-name: else each row is"
+      " protected by itself.",
+      stacklevel=4,
+    )
 
 
 def _rows(path: pathlib.Path, arrays: _Arrays) -> Rows:

@@ -227,8 +227,13 @@ def _as_printed(epsilon: float) -> str:
 
 
 def _at_most(share: float) -> str:
-  """A bound, rounded up."""
-  return f"{math.ceil(1000 * share - 1e-9) / 10:g}\N{NO-BREAK SPACE}%"
+  """A bound, rounded up, and below 100 % where it is."""
+  bound = 100.0
+  for digits in range(1, 5):
+    bound = math.ceil(share * 10 ** (2 + digits) - 1e-9) / 10**digits
+    if bound < 100:
+      break
+  return f"{bound:g}\N{NO-BREAK SPACE}%"
 
 
 def _points(share: float) -> str:

@@ -5,8 +5,9 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp import evaluate
-from oneshot_dp.linear_dp.evaluate import LabelLists, count_hits, evaluate_heads
+from oneshot_dp.linear_dp.evaluate import LabelLists, count_hits
 from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.private_head import evaluate_heads
 from tests.linear_dp.blocks import (
   DTYPES,
   in_blocks,

@@ -12,7 +12,6 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, StepsConfig, called
 from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.registry import METHODS
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
@@ -21,6 +20,7 @@ from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
 from oneshot_dp.linear_dp.one_step.release import release
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
+from oneshot_dp.linear_dp.private_head import evaluate_heads
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows
 from oneshot_dp.linear_dp.train_arrays import train_head, train_heads
 

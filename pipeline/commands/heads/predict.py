@@ -77,6 +77,8 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.serving.predict import calibrate, write_predictions
 
   check_beam_options(flags.beam_options, [Flags])
+  if not flags.images:
+    raise InputError("no images: name files, folders of them, or a cache.")
   output_dir.check_absent(flags.out)
   if flags.out.is_dir():
     raise InputError(f"--out {flags.out} is a folder; name the CSV file.")

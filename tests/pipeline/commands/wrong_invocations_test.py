@@ -74,7 +74,7 @@ ASKED_WRONGLY = [
   (f"{SWEEP} --epsilons", "epsilons is empty"),
   (f"{SWEEP} --epsilons 1 1.0", "epsilons=[1.0, 1.0] has an epsilon twice"),
   (f"{SWEEP} --epsilons 1 0", "epsilon=0.0 must be positive"),
-  (f"{SWEEP} --epsilons 1 inf", "use the flag of its own (--baseline)"),
+  (f"{SWEEP} --epsilons 1 inf", "--baseline is a flag of sweep"),
   (f"{SWEEP} --num-draws 1.5", "1.5"),
   (f"{SWEEP} --release both", "both"),
   (f"{SWEEP} --baselines", "--baselines"),

@@ -91,6 +91,17 @@ def test_a_train_and_a_test_cache_of_one_file_match(tmp_path):
   assert other.info.backbone_fingerprint != test.info.backbone_fingerprint
 
 
+def test_an_array_that_may_say_whose_rows_are(tmp_path):
+  """The first charge settles what is protected: who forgets it hears of it."""
+  owner = np.arange(50) % 9
+  npz = _save(tmp_path / "f.npz", patient=owner)
+  with pytest.warns(UserWarning, match="patient not used; .* --unit-name"):
+    import_features(npz, tmp_path / "a")
+  assert import_features(
+    npz, tmp_path / "b", unit_name="patient"
+  ).info.has_units
+
+
 def test_classes_from_the_flag_or_the_labels(tmp_path):
   npz = _save(tmp_path / "f.npz", class_names=None)
   with warnings.catch_warnings():

@@ -62,6 +62,14 @@ class TestAccuraciesOnPrivateLabels:
     assert "(noisy counts): " in (found.page.alts[0] or "")
 
 
+@pytest.mark.parametrize(
+  ("share", "printed"),
+  [(0.5, "50"), (0.73106, "73.2"), (0.99966, "99.97"), (1.0, "100")],
+)
+def test_a_bound_is_rounded_up_and_no_promise_to_nothing(share, printed):
+  assert page._at_most(share) == f"{printed}\N{NO-BREAK SPACE}%"
+
+
 def test_an_epsilon_that_is_far_too_large(tmp_path):
   epsilon = 800.000001
   run = swept(tmp_path, baseline=False, num_draws=1, epsilons=(epsilon,))

@@ -183,6 +183,7 @@ def test_the_backbone_is_the_receipts(place, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
   ("images", "said"),
   [
+    ("", "no images: name files, folders of them"),
     ("{place}/nowhere", "neither a file nor a folder"),
     ("{place}/unit_norm", "has no images"),
     ("{place}/train {place}/photos", "is a cache of features: give it alone"),
