@@ -196,7 +196,7 @@ def _names(
 def _say_unused(
   path: pathlib.Path, others: set[str], names: dict[str, str], unit: str | None
 ) -> None:
-  """Of arrays beside these rows' one may say whose they are."""
+  """Warns of arrays beside these rows' that may say whose they are."""
   prefix = names["label"].removesuffix("label")
   unused = sorted(n for n in others if n.startswith(prefix))
   if unused and unit is None:
