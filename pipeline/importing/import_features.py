@@ -1,5 +1,6 @@
 """`oneshot-dp import`: a feature cache from an npz of embeddings."""
 
+import contextlib
 import os
 import pathlib
 import warnings
@@ -131,7 +132,8 @@ def _load(path: pathlib.Path, split: str, unit_name: str | None) -> _Arrays:
         raise InputError(f"{path}: one array, not an npz; use numpy.savez.")
       names = _names(path, sorted(file.files), split, unit_name)
       _check_size(path, file, names)
-      _say_unused(path, {*file.files} - {*names.values()}, names, unit_name)
+      if unit_name is None:
+        _say_unused(path, file, {*names.values()})
       return {name: file[stored] for name, stored in names.items()}
   except InputError:
     raise
@@ -193,19 +195,34 @@ def _names(
   return {name: stored for name, stored in names.items() if stored in present}
 
 
-def _say_unused(
-  path: pathlib.Path, others: set[str], names: dict[str, str], unit: str | None
-) -> None:
-  """Warns of arrays beside these rows' that may say whose they are."""
-  prefix = names["label"].removesuffix("label")
-  unused = sorted(n for n in others if n.startswith(prefix))
-  if unused and unit is None:
+def _say_unused(path: pathlib.Path, file: NpzFile, used: set[str]) -> None:
+  """Warns of arrays of a value for each row, which may say whose it is."""
+  (label,) = (name for name in used if name.endswith("label"))
+  unused = [
+    name
+    for name in sorted({*file.files} - used)
+    if name.startswith(label.removesuffix("label"))
+    and _shape(file, name) == _shape(file, label)
+  ]
+  if unused:
     warnings.warn(
       f"{path}: {', '.join(unused)} not used; if one says whose each row is,"
       " name it, without the split, with --unit-name: else each row is"
       " protected by itself.",
       stacklevel=4,
     )
+
+
+def _shape(file: NpzFile, name: str) -> tuple[int, ...] | None:
+  """The shape of an array that is not read; None where its header is odd."""
+  assert file.zip is not None
+  with (
+    contextlib.suppress(KeyError, ValueError),
+    file.zip.open(f"{name}.npy") as raw,
+  ):
+    np.lib.format.read_magic(raw)
+    return np.lib.format.read_array_header_1_0(raw)[0]
+  return None
 
 
 def _rows(path: pathlib.Path, arrays: _Arrays) -> Rows:

@@ -55,8 +55,8 @@ def test_words_that_no_terminal_should_show(
   ("flags", "part"),
   [
     ("--head multi-step --steps.epochs 1000000000", "epochs=1e+09 is absurd"),
-    ("--head multi-step --steps.learning-rate 1e300", "learning_rate=1e+300"),
-    ("--learning-rate 1e300", "learning_rate=1e+300 is absurd"),
+    ("--head multi-step --steps.learning-rate 1e300", "learning-rate=1e+300"),
+    ("--learning-rate 1e300", "learning-rate=1e+300 is absurd"),
     ("--num-draws 100001", "are more than 100000 heads"),
     ("--num-draws 1000", "take 112 kB of memory, of 64 kB that there are"),
   ],
