@@ -56,7 +56,8 @@ def backbone_config(
   if not data["preprocess"]:
     raise InputError(
       f"the head is of imported features ({name}), and what made them of images"
-      " is not known here: give a cache of features instead of images."
+      " is not known here, so it cannot be exported or be given images: predict"
+      " on caches of such features, or use load_head of oneshot_dp."
     )
   shown: dict[str, Any] = {  # JSON has no tuples
     key: tuple(value) if isinstance(value, list) else value

@@ -12,8 +12,10 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.sources.arrays import UNREADABLE
 from oneshot_dp.linear_dp.public_start import SETTING, PublicStart
+from oneshot_dp.pipeline.saved_head import public_record
 from oneshot_dp.pipeline.saved_head.directory import RECEIPT_FILE, WEIGHTS_FILE
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
+from oneshot_dp.pipeline.saved_head.public_record import PublicRecord
 from oneshot_dp.pipeline.saved_head.verify import read_sound_head
 
 _Vectors = dict[str, np.ndarray]
@@ -115,7 +117,12 @@ def _of_head(path: Path, private: FeatureCache) -> tuple[_Vectors, str]:
   here = FeatureSpace.of_cache(private.path, private.info)
   there = FeatureSpace.of_receipt(path, saved.receipt)
   there.check_same_embeddings(here)
-  if there.rows[0].casefold() == here.rows[0].casefold():
+  training = saved.receipt["training"]
+  datasets = {there.rows[0]}
+  if public_record.SETTING in training:  # which public rows it was centred by
+    public = PublicRecord.from_json(training[public_record.SETTING])
+    datasets.add(public.dataset)
+  if here.rows[0].casefold() in map(str.casefold, datasets):
     raise InputError(
       f"{path} is of the private data set {here.rows[0]!r}: what a head that"
       " starts from it costs would not be in its receipt; start from public"
@@ -126,7 +133,7 @@ def _of_head(path: Path, private: FeatureCache) -> tuple[_Vectors, str]:
       f"{path} is a head without privacy, which may not be shown; save its"
       " vectors as an npz, if its data are public."
     )
-  if SETTING in saved.receipt["training"]:
+  if SETTING in training:
     raise InputError(
       f"{path} started from other weights itself, which may be of a head of"
       f" {here.rows[0]!r}, whose cost no receipt would have; give the public"

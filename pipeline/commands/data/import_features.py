@@ -16,7 +16,8 @@ class Flags:
 
   Arrays: embedding [n, d], label [n], optional example_id [n] and class_names
   [K], and whose each row is, where somebody may have many: see --unit-name.
-  Where they are absent, SPLIT_embedding, SPLIT_label … are used.
+  Where they are absent, SPLIT_embedding, SPLIT_label … are used. Heads of the
+  cache take such features: predict on images and export need one by extract.
 
   Example: oneshot-dp import features.npz --split train --num-classes 10
   --out caches/train

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import FlagCreatePairsOff
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.head_config import AUTO
 from oneshot_dp.pipeline.commands.flags import HeadFlags, LedgerDir
 from oneshot_dp.pipeline.shell.answer import Answer
 
@@ -25,6 +26,7 @@ class Flags(HeadFlags):
   canaries are put among the real rows of one training, which is charged like
   any release; the head is thrown away. Exit status 1 if the bound is above
   epsilon. A bound below it is consistent with the claim and does not prove it.
+  Without --head it attacks the paper's step; --head auto is train's default.
 
   Example: oneshot-dp audit --epsilon 1 --delta 1e-5
 
@@ -85,7 +87,7 @@ def _made_up(flags: Flags) -> "AuditReport":
         )
   config = flags.training
   if config.head == "auto":
-    raise InputError("--head auto looks at a cache: give --cache, or a head.")
+    config = dataclasses.replace(config, head=AUTO)
   runs, canaries = made_up.default_sizes(config)
   runs = runs if flags.runs is None else flags.runs
   canaries = canaries if flags.canaries is None else flags.canaries

@@ -63,6 +63,11 @@ def run(flags: Flags) -> Answer:
       " results were seen before, the new cap is no proven guarantee: they may"
       " have led to it."
     )
+  elif before is None and spent.choices:
+    _warn(
+      "the cap was set after the first release: if it was chosen by what that"
+      " showed, it is no proven guarantee."
+    )
   if spent.not_private:
     _warn(
       f"{spent.not_private} entries let out results that are {NOT_PRIVATE}; no"

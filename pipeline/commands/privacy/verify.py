@@ -58,7 +58,10 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.commands.privacy.duplicate_report import (
     report_duplicates,
   )
-  from oneshot_dp.pipeline.saved_head.directory import RECEIPT_FILE
+  from oneshot_dp.pipeline.saved_head.directory import (
+    RECEIPT_FILE,
+    WEIGHTS_FILE,
+  )
   from oneshot_dp.pipeline.saved_head.verify import verify_head
 
   path = flags.path
@@ -71,7 +74,7 @@ def run(flags: Flags) -> Answer:
     raise InputError(
       "--against, --min-cosine and --out are for --duplicates; add it."
     )
-  if (path / RECEIPT_FILE).is_file():
+  if any((path / file).is_file() for file in (RECEIPT_FILE, WEIGHTS_FILE)):
     check = verify_head(path, flags.ledger_dir)
     kind, problems, sound = "head", check.problems, check.conclusion
     more = {"vouched": check.is_vouched}

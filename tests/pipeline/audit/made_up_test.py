@@ -431,6 +431,7 @@ def test_every_fault_raises_an_alarm(monkeypatch, fault):
   [
     ("--runs 10", "runs=10 are too few"),
     ("--runs 1000000000", "runs=1000000000 of 256 canaries are more"),
+    ("--head auto --runs 1000000000", "of 64 canaries are more"),  # whitened
     ("--private-eval --runs 1000000000", "give at most 5000000"),
     ("--canaries 3", "canaries=3 must be 8 to 10000"),
   ],

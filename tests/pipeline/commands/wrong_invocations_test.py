@@ -104,7 +104,6 @@ ASKED_WRONGLY = [
   (f"{AUDIT} --rows-per-unit -2", "--rows-per-unit=-2 must be"),
   (f"{AUDIT} --private-eval --num-classes 3", "--num-classes is for heads"),
   (f"{AUDIT} --private-eval --canaries 9", "--canaries is for heads"),
-  (f"{AUDIT} --head auto", "--head auto looks at a cache"),
   (f"{AUDIT} --public-cache {{train}}", "--public-cache is for"),
   (f"{AUDIT} --cache {{train}} --runs 0", "--runs is for made-up rows"),
   (f"{AUDIT} --num-classes 0", "--num-classes=0"),

@@ -234,6 +234,13 @@ def test_a_start_from_a_head(train_cache, head):
     safetensors.numpy.save_file(parts, lone)
     with pytest.raises(InputError, match="has no kernel of 4 columns"):
       read_start(pathlib.Path(lone), train_cache)
+  # Centred by the very rows, as those of somebody's public cache.
+  public = {"dataset": train_cache.info.dataset.upper(), "split": "train"}
+  public |= {"dataset_version": None, "num_examples": 9, "used": "mean"}
+  public |= {"cache_fingerprint": "0" * 64}
+  say(training=saved.receipt["training"] | {"public_statistics": public})
+  with pytest.raises(InputError, match="is of the private data set"):
+    read_start(head, train_cache)
   say(private=False)
   with pytest.raises(InputError, match="is a head without privacy"):
     read_start(head, train_cache)
