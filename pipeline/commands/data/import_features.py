@@ -38,8 +38,9 @@ class Flags:
   backbone_name: str | None = None
   """What made the embeddings; heads only fit caches of the same name."""
   unit_name: str | None = None
-  """The array of integers or strings that says whose a row is (user, patient
-  …), or what unit_id numbers, and is needed for; the name is public."""
+  """Whom all rows of are protected together (user, patient …): the name of an
+  array, integers or strings, that says whose each row is; or, where that array
+  is called unit_id, what it numbers. The name is public."""
   embedding_dtype: EmbeddingDtype | None = None
   """Precision in the cache; default: the file's own."""
 
