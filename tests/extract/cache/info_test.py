@@ -14,6 +14,8 @@ from oneshot_dp.extract.cache.identity import BackboneIdentity
 from oneshot_dp.extract.cache.info import CacheInfo
 from tests.extract.caches import make_identity
 
+BACKBONE = make_identity().backbone
+
 
 def _info(**changes):
   identity = make_identity(**changes)
@@ -36,6 +38,11 @@ def _info(**changes):
     ({"backbone": BackboneIdentity(name="vit_b16")}, True, True),
     ({"libraries": {"numpy": "9"}}, False, False),
     ({"shard_rows": 4}, False, False),
+    ({"privacy_unit": "user"}, True, False),
+    *(
+      ({"backbone": dataclasses.replace(BACKBONE, **{name: "x"})}, True, True)
+      for name in ("layer", "weights_sha256", "code_sha256")
+    ),
   ],
 )
 def test_fingerprints_change_with_what_they_name(
@@ -47,21 +54,13 @@ def test_fingerprints_change_with_what_they_name(
   assert differs == changes_backbone
 
 
-@pytest.mark.parametrize("field", ["layer", "weights_sha256", "code_sha256"])
-def test_backbone_fingerprint_names_the_weights_and_the_layer(field):
-  base = make_identity()
-  backbone = dataclasses.replace(base.backbone, **{field: "other"})
-  other = make_identity(backbone=backbone)
-  assert base.backbone_fingerprint != other.backbone_fingerprint
-
-
-def test_fingerprint_says_nothing_of_which_examples_were_skipped():
+def test_fingerprint_says_nothing_of_what_was_skipped():
   identity = make_identity()
-  one, other = (
-    CacheInfo.of(identity, num_examples=19, skipped_example_ids=(i,))
-    for i in (3, 7)
-  )
-  assert one.fingerprint == other.fingerprint
+  for skipped in ((), (3,), (7,), (3, 7)):
+    info = CacheInfo.of(
+      identity, num_examples=20 - len(skipped), skipped_example_ids=skipped
+    )
+    assert info.fingerprint == _info().fingerprint
 
 
 def test_info_survives_json():

@@ -1,7 +1,6 @@
 """Caches whose privacy unit is coarser than an example."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import ArraysSource
 from oneshot_dp.extract.cache.block import BlockCodec
 from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Skipped
 from oneshot_dp.extract.cache.reader import open_cache
@@ -17,39 +15,9 @@ from oneshot_dp.extract.cache.shard_writer import write_shard
 from oneshot_dp.extract.cache.summary import describe
 from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.cache.writer import begin, finish
-from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.caches import make_identity, make_rows, part, write_cache
-from tests.extract.image_jobs import array_job, example_ids, labels, pixels
 
 USERS = make_identity(20, privacy_unit="user")
-
-
-def column(cache, name="unit_id"):
-  return np.concatenate([getattr(block, name) for block in cache.blocks()])
-
-
-def test_units_come_back_as_they_went_in_across_shards(tmp_path):
-  identity = make_identity(700, shard_rows=300, privacy_unit="user")
-  write_cache(tmp_path / "c", identity, batch_size=7)
-  cache = open_cache(tmp_path / "c")
-  assert cache.info.privacy_unit == "user"
-  found = column(cache)
-  assert found.dtype == np.int64
-  np.testing.assert_array_equal(found, make_rows(identity).unit_id)
-  np.testing.assert_array_equal(column(cache, "example_id"), np.arange(700))
-  assert verify_cache(tmp_path / "c").ok
-
-
-def test_a_cache_of_examples_has_no_such_column(tmp_path):
-  write_cache(tmp_path / "c", make_identity(20))
-  cache = open_cache(tmp_path / "c")
-  assert all(block.unit_id is None for block in cache.blocks())
-  features = json.loads((tmp_path / "c/features.json").read_text())
-  assert "unit_id" not in json.dumps(features)
-  assert (
-    cache.fingerprint
-    != dataclasses.replace(cache.info, privacy_unit="user").fingerprint
-  )
 
 
 def test_nothing_but_the_blocks_depends_on_the_units(tmp_path):
@@ -123,28 +91,3 @@ def test_skipped_examples_need_no_unit():
   assert rows.unit_id is not None
   expected = np.delete(rows.unit_id, 4)
   np.testing.assert_array_equal(block.unit_id, expected)
-
-
-@pytest.mark.parametrize("name", ["", "user\n", "<user>", "a|b", "u" * 41])
-def test_a_unit_has_a_short_name(name):
-  with pytest.raises(InputError, match="must be a short public one"):
-    make_identity(20, privacy_unit=name)
-
-
-def test_units_of_images_reach_the_cache(tmp_path):
-  n, units = 50, np.arange(50) // 7 - 3
-  np.savez(
-    tmp_path / "i.npz",
-    image=pixels(n),
-    label=labels(n),
-    example_id=example_ids(n),
-    class_names=np.array(["a", "b", "c"]),
-    unit_id=units,
-  )
-  job = array_job(tmp_path / "i.npz", views=2)
-  source = ArraysSource(path=str(tmp_path / "i.npz"), unit_name="patient")
-  job = dataclasses.replace(job, source=source)
-  cache = run_extraction(job, tmp_path / "c").cache
-  assert cache.info.privacy_unit == "patient"
-  np.testing.assert_array_equal(column(cache), units)
-  np.testing.assert_array_equal(column(cache, "example_id"), example_ids(n))

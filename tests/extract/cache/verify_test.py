@@ -159,14 +159,8 @@ def _forge(cache, **arrays):
 @pytest.mark.parametrize(
   ("arrays", "problem"),
   [
-    (
-      {"embedding": ((7, 1), np.nan)},
-      "307 has an embedding that is not finite",
-    ),
-    (
-      {"embedding": ((7, 1), np.inf)},
-      "307 has an embedding that is not finite",
-    ),
+    ({"embedding": ((7, 1), np.nan)}, "307 has an embedding that is not fini"),
+    ({"embedding": ((7, 1), np.inf)}, "307 has an embedding that is not fini"),
     ({"label": (7, 4)}, "307 has a label outside [0, 4)"),
     ({"label": (7, -1)}, "307 has a label outside [0, 4)"),
     ({"embedding_norm": (7, 1.0)}, "307 has an embedding_norm that is not its"),
@@ -198,8 +192,3 @@ def test_problems_quote_no_label_and_no_embedding(cache):
   text = str(verify_cache(cache.path)).replace(str(cache.path), "")
   assert "31337" not in text
   assert "4242" not in text
-
-
-def test_no_cache_is_an_error(tmp_path):
-  with pytest.raises(InputError, match="no such directory"):
-    verify_cache(tmp_path / "none")

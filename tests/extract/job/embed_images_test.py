@@ -1,5 +1,3 @@
-import io
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from oneshot_dp.extract.backbones import random_patches
 from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.job.embed_images import embed_images
 from oneshot_dp.extract.job.job import run_extraction
+from tests.extract.tables import png
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -31,12 +30,6 @@ def images() -> np.ndarray:
 @pytest.fixture(scope="module")
 def embedded(images) -> np.ndarray:
   return embed_images(images, "random_patches")
-
-
-def png(pixels: np.ndarray) -> bytes:
-  file = io.BytesIO()
-  Image.fromarray(pixels).save(file, "png")
-  return file.getvalue()
 
 
 def test_is_the_backbone_of_what_pillow_makes_of_each_image(images, embedded):
@@ -90,14 +83,8 @@ def test_preprocessing_can_be_changed(images, embedded):
   [
     ({"images": []}, "images is empty"),
     ({"images": np.zeros((2, 8, 8, 3))}, r"images\[0\]: .*float64.*uint8"),
-    (
-      {"images": np.zeros((2, 8, 8, 4), np.uint8)},
-      r"images\[0\]: .*\[8, 8, 4\]",
-    ),
-    (
-      {"images": [np.zeros((8, 8, 3), np.uint8), b"none"]},
-      r"images\[1\]: 4 bytes that are not a readable",
-    ),
+    ({"images": np.zeros((2, 8, 8, 4), np.uint8)}, r"images\[0\]: .*8, 4\]"),
+    ({"images": [np.zeros((8, 8), np.uint8), b"none"]}, r"\[1\]: 4 bytes that"),
     ({"backbone": "vitt_b16"}, "'vitt_b16' is unknown: did you mean"),
     ({"backbone": "vit_b16"}, "vit_b16 needs pretrained weights"),
     ({"batch_size": 0}, "batch_size=0 must be at least 1"),

@@ -124,20 +124,16 @@ def test_embeddings_do_not_depend_on_batch_size_or_padding(
   start=st.integers(0, 40),
   length=st.integers(0, 40),
   bad=st.frozensets(st.integers(0, 80)),
+  views=st.sampled_from([None, 1, 5]),
 )
+@hypothesis.example(start=0, length=4, bad=frozenset(range(4)), views=None)
+@hypothesis.example(start=0, length=11, bad=frozenset([0, 3, 4, 10]), views=5)
 @hypothesis.settings(max_examples=30, deadline=None)
-def test_every_example_once_and_in_order(embedder, start, length, bad):
+def test_every_example_once_and_in_order(embedder, start, length, bad, views):
   indices = range(start, start + length)
-  with decode_pool(config()) as threads:
-    found = list(
-      embed_range(
-        Memory(100, bad),
-        indices,
-        embedder,
-        config(on_decode_error="skip"),
-        threads,
-      )
-    )
+  job = config(on_decode_error="skip", views=views)
+  with decode_pool(job) as threads:
+    found = list(embed_range(Memory(100, bad), indices, embedder, job, threads))
   good = [i for i in indices if i not in bad]
   skipped = [s.example_id for batch in found for s in batch.skipped]
   assert skipped == [10 * i for i in indices if i in bad]
@@ -171,7 +167,8 @@ def test_of_many_broken_images_the_first_are_named():
   assert "`oneshot-dp inspect`" in said
 
 
-def test_it_decodes_on_many_threads_at_once(embedder, pool):
+@pytest.mark.parametrize("views", [None, 64])
+def test_it_decodes_on_many_threads_at_once(embedder, pool, views):
   together = threading.Barrier(3, timeout=20)
   names = set()
 
@@ -180,26 +177,26 @@ def test_it_decodes_on_many_threads_at_once(embedder, pool):
     if index < 3:
       together.wait()  # raises, unless three are in here at the same time
 
-  assert list(
-    embed_range(Memory(8, on_read=read), range(8), embedder, config(), pool)
-  )
+  source, job = Memory(8, on_read=read), config(views=views)
+  assert list(embed_range(source, range(8), embedder, job, pool))
   assert all(name.startswith("decode") for name in names)
 
 
-def test_it_decodes_ahead_of_the_consumer_but_not_without_bound(embedder, pool):
-  read = []
+@pytest.mark.parametrize("views", [None, 8])
+def test_it_decodes_ahead_but_not_without_bound(embedder, pool, views):
+  read, job = [], config(views=views)
   source = Memory(400, on_read=read.append)
-  batches = embed_range(source, range(400), embedder, config(), pool)
+  batches = embed_range(source, range(400), embedder, job, pool)
   next(batches)
   # Nobody asks for more, yet more is decoded; wait until no more comes. (On a
   # busy machine none may come for a while.)
-  batch = embedder.batch_size
+  batch = embedder.batch_size // (views or 1)  # of images
   deadline = time.monotonic() + 60
   while not settled(read) or (
     len(read) < 3 * batch and time.monotonic() < deadline
   ):
     pass
-  assert 3 * batch <= len(read) <= 6 * batch
+  assert 3 * batch <= len(read) <= 6 * batch + 3 * (views is not None)
   assert isinstance(batches, Generator)
   batches.close()
 
@@ -227,11 +224,6 @@ def test_an_abandoned_range_stops_decoding(embedder):
   assert len(read) <= at_close + 3  # one may be in each thread's hands
 
 
-def test_threads_are_as_configured():
-  with decode_pool(config(decode_threads=5)) as threads:
-    assert threads._max_workers == 5
-
-
 def test_one_compilation_however_many_ranges_and_odd_batches(pool):
   traces = []
   backbone = first_pixel(lambda: traces.append(1))
@@ -242,14 +234,6 @@ def test_one_compilation_however_many_ranges_and_odd_batches(pool):
   for indices in (range(16), range(24, 48), range(13, 36), range(20, 22)):
     list(embed_range(source, indices, embedder, skip, pool))
   assert len(traces) == 1
-
-
-def test_a_batch_without_any_image_needs_no_device(embedder, pool):
-  source = Memory(4, frozenset(range(4)))
-  skip = config(on_decode_error="skip")
-  (batch,) = embed_range(source, range(4), embedder, skip, pool)
-  assert batch.rows.embedding.shape == (0, 2)
-  assert len(batch.skipped) == 4
 
 
 def test_a_row_is_the_mean_over_the_views_of_its_image(pool):
@@ -275,43 +259,6 @@ def test_a_row_is_the_mean_over_the_views_of_its_image(pool):
     assert joined(found, "example_id") == list(range(7))
     np.testing.assert_allclose(joined(found, "embedding"), expected, rtol=1e-6)
     assert sum(batch.image_bytes for batch in found) == images.nbytes
-
-
-def test_views_skip_what_cannot_be_decoded(embedder, pool):
-  job = config(views=5, on_decode_error="skip")
-  source = Memory(11, frozenset([0, 3, 4, 10]))
-  found = list(embed_range(source, range(11), embedder, job, pool))
-  good = [1, 2, 5, 6, 7, 8, 9]
-  assert joined(found, "example_id") == [10 * i for i in good]
-  assert joined(found, "embedding") == [[i, 1] for i in good]
-  assert [s.example_id for b in found for s in b.skipped] == [0, 30, 40, 100]
-
-
-def test_with_views_no_more_is_decoded_ahead(embedder, pool):
-  read = []
-  source = Memory(400, on_read=read.append)
-  batches = embed_range(source, range(400), embedder, config(views=8), pool)
-  next(batches)
-  while not settled(read):
-    pass
-  # Images ahead are bounded, and each makes eight.
-  assert len(read) <= 6 * embedder.batch_size / 8 + 3
-  assert isinstance(batches, Generator)
-  batches.close()
-
-
-def test_with_many_views_every_thread_has_work(pool):
-  together = threading.Barrier(3, timeout=20)
-
-  def read(index: int) -> None:
-    if index < 3:
-      together.wait()  # raises, unless three are in here at the same time
-
-  source = Memory(6, on_read=read)
-  job = config(views=64)
-  assert list(
-    embed_range(source, range(6), Embedder(first_pixel(), 8), job, pool)
-  )
 
 
 def test_it_says_where_the_time_went(embedder, pool):

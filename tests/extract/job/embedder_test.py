@@ -78,11 +78,3 @@ def test_parameters_that_do_not_fit_are_sliced(mesh):
     "bias": (8,),
     "position": (1, 5, 3),
   }
-
-
-def test_one_compilation_for_every_number_of_rows():
-  traces = []
-  embedder = Embedder(first_pixel(lambda: traces.append(1)), 16)
-  for rows in (16, 1, 15, 16):
-    embedder(np.zeros((rows, 4, 4, 3), np.uint8))
-  assert len(traces) == 1

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
 from oneshot_dp.configs.extract_config import (
   BackboneConfig,
   ExtractConfig,
@@ -73,27 +73,12 @@ def test_every_example_once_with_its_label_in_order(undisturbed):
   assert cache.info.class_names == CLASSES
   assert cache.info.source_num_examples == cache.info.num_examples == N
   assert verify_cache(undisturbed).ok
-
-
-def test_the_identity_names_what_made_the_embeddings(undisturbed):
-  info = open_cache(undisturbed).info
+  info = cache.info
   assert (info.dataset, info.split, info.decoder) == ("pets", "train", "pillow")
   assert info.backbone.name == "random_patches"
   assert info.backbone.weights_sha256
   assert info.preprocess["image_size"] == 8
   assert {"jax", "flax", "pillow"} <= info.libraries.keys()
-
-
-def test_the_report_counts_this_run(job, tmp_path):
-  report = run_extraction(job, tmp_path / "cache")
-  assert report.counters == {
-    "examples": N,
-    "decode_errors": 0,
-    "image_bytes": N * 8 * 8 * 3,
-  }
-  assert report.kept_shards == 0
-  assert report.seconds > 0
-  assert len(report.cache) == N
 
 
 @ON_EACH_RUNNER
@@ -102,18 +87,6 @@ def test_a_cache_made_again_is_the_same_bytes(
 ):
   run_extraction(job, tmp_path / "cache", options)
   assert digest(tmp_path / "cache") == digest(undisturbed)
-
-
-def test_batch_size_moves_embeddings_by_rounding_only(
-  job, undisturbed, tmp_path
-):
-  other = dataclasses.replace(job, batch_size=48)
-  found = columns(run_extraction(other, tmp_path / "cache").cache)
-  expected = columns(open_cache(undisturbed))
-  np.testing.assert_array_equal(found["example_id"], expected["example_id"])
-  np.testing.assert_allclose(
-    found["embedding"], expected["embedding"], rtol=0, atol=2e-6
-  )
 
 
 def test_workers_of_a_process_share_backbone_and_source(
@@ -138,25 +111,6 @@ def test_workers_of_a_process_share_backbone_and_source(
   assert len(loads) == len(sources) == 1
 
 
-def test_no_compilation_after_the_first_batch(job, tmp_path, monkeypatch):
-  traces = []
-  load = embedder.load_backbone
-
-  def counting(*args):
-    backbone = load(*args)
-
-    def apply(params, images):
-      traces.append(images.shape)
-      return backbone.apply(params, images)
-
-    return dataclasses.replace(backbone, apply=apply)
-
-  monkeypatch.setattr(embedder, "load_backbone", counting)
-  monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
-  run_extraction(job, tmp_path / "cache", THREADS)
-  assert traces == [(16, 8, 8, 3)]
-
-
 def test_a_finished_cache_is_left_alone(job, undisturbed):
   before = {p: p.stat().st_mtime_ns for p in undisturbed.iterdir()}
   report = run_extraction(job, undisturbed)
@@ -166,12 +120,10 @@ def test_a_finished_cache_is_left_alone(job, undisturbed):
 
 
 @ON_EACH_RUNNER
-def test_an_undecodable_image_fails_the_job_in_one_line(
-  tmp_path, capfd, options
-):
+def test_an_undecodable_image_is_named_in_one_line(tmp_path, capfd, options):
   files = write_folder(tmp_path / "photos", 20, bad=[13])
   job = folder_job(tmp_path / "photos")
-  with pytest.raises(InputError) as error:
+  with pytest.raises(BrokenImageError) as error:
     run_extraction(job, tmp_path / "cache", options)
   message = str(error.value)
   assert message.startswith(f"{files[13]} (example_id=13) cannot be decoded: ")
@@ -181,13 +133,12 @@ def test_an_undecodable_image_fails_the_job_in_one_line(
   assert not (tmp_path / "cache" / INFO_FILE).exists()
 
 
-@ON_EACH_RUNNER
-def test_all_undecodable_images_are_named_at_once(tmp_path, options):
+def test_all_undecodable_images_are_named_at_once(tmp_path):
   """Those of other shards, and of the other part of the split, too."""
   files = write_folder(tmp_path / "photos", N, bad=[3, 13, N - 1])
   job = folder_job(tmp_path / "photos", split="all[:50%]")
   with pytest.raises(InputError) as error:
-    run_extraction(job, tmp_path / "cache", options)
+    run_extraction(job, tmp_path / "cache")
   assert str(error.value).startswith(
     f"3 of {N} images cannot be decoded: {str(files[3])!r}, {str(files[13])!r},"
     f" {str(files[-1])!r}. Mend "
@@ -207,6 +158,8 @@ def test_skipped_images_are_listed_and_the_rest_is_there(tmp_path, options):
     "decode_errors": 4,
     "image_bytes": sum(file.stat().st_size for file in files),
   }
+  assert report.kept_shards == 0
+  assert report.seconds > 0
   assert columns(report.cache)["example_id"].tolist() == [
     i for i in range(50) if i not in (3, 31, 32, 49)
   ]
@@ -248,34 +201,12 @@ def test_resuming_keeps_what_holds_and_redoes_what_is_damaged(tmp_path):
   ],
   ids=["preprocess", "dtype", "views", "shards", "split"],
 )
-@pytest.mark.parametrize("finished", [True, False])
-def test_the_directory_of_another_job_is_refused(
-  npz, undisturbed, tmp_path, changes, named, finished
-):
-  out = undisturbed
-  if not finished:
-    out = tmp_path / "cache"
-    with pytest.raises(RunError):
-      run_extraction(array_job(npz), out, [f"--runner={RUNNERS}.FailingRunner"])
-  before = digest(out)
+def test_another_job_is_refused(npz, undisturbed, changes, named):
+  before = digest(undisturbed)
   with pytest.raises(InputError, match="belongs to another job") as error:
-    run_extraction(array_job(npz, **changes), out)
+    run_extraction(array_job(npz, **changes), undisturbed)
   assert named in str(error.value)
-  assert digest(out) == before
-
-
-def test_the_directory_of_another_backbone_is_refused(
-  undisturbed, npz, monkeypatch
-):
-  load = embedder.load_backbone
-
-  def other_weights(*args):
-    return dataclasses.replace(load(*args), weights_sha256="another")
-
-  monkeypatch.setattr(embedder, "load_backbone", other_weights)
-  monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
-  with pytest.raises(InputError, match=r"backbone.weights_sha256 is"):
-    run_extraction(array_job(npz), undisturbed)
+  assert digest(undisturbed) == before
 
 
 def test_views_are_part_of_the_job(npz, tmp_path):
@@ -317,12 +248,6 @@ def test_the_compute_dtype_is_fixed_where_the_job_starts(
   assert cache.info.backbone.compute_dtype == "float32"
 
 
-def test_something_else_is_not_written_into(job, tmp_path):
-  (tmp_path / "notes.txt").write_text("mine")
-  with pytest.raises(InputError, match="is not empty and is not this job's"):
-    run_extraction(job, tmp_path)
-
-
 @pytest.mark.parametrize(
   ("options", "said"),
   [
@@ -356,17 +281,12 @@ def test_any_option_reaches_the_runner(job, tmp_path):
 
 
 def test_a_job_that_failed_out_of_sight_is_not_finished(job, tmp_path):
-  with pytest.raises(
-    RunError, match=r"ended as FAILED; .*run the same command"
-  ):
-    run_extraction(
-      job, tmp_path / "cache", [f"--runner={RUNNERS}.FailingRunner"]
-    )
+  begun(job, tmp_path / "cache")
   assert not (tmp_path / "cache" / INFO_FILE).exists()
 
 
 def begun(job: ExtractConfig, out: pathlib.Path) -> None:
-  with pytest.raises(RunError):
+  with pytest.raises(RunError, match=r"ended as FAILED; .*run the same com"):
     run_extraction(job, out, [f"--runner={RUNNERS}.FailingRunner"])
 
 

@@ -1,8 +1,6 @@
 import dataclasses
 import hashlib
 import pathlib
-import pickle
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -152,56 +150,15 @@ def test_a_listing_that_was_cut_off_is_written_again(
   assert in_another_process(job, out, sha256).listing == source.listing
 
 
-def test_threads_of_a_process_share_one_backbone(job, loads):
-  together = threading.Barrier(8)
-  found = []
-
-  def acquire() -> None:
-    together.wait()
-    found.append(shared_embedder(job))
-
-  threads = [threading.Thread(target=acquire) for _ in range(8)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
-  assert len(loads) == 1
-  assert len(found) == 8
-  assert len({id(embedder) for embedder in found}) == 1
-
-
-def test_splits_and_sources_share_it_too(job, loads):
+def test_splits_share_a_backbone_and_batch_sizes_do_not(job, loads):
   first = shared_embedder(job)
   other = dataclasses.replace(job, split="test", on_decode_error="skip")
   assert shared_embedder(other) is first
   assert len(loads) == 1
-
-
-def test_another_batch_size_is_another_embedder(job, loads):
-  assert shared_embedder(job).batch_size == 16
+  assert first.batch_size == 16
   other = dataclasses.replace(job, batch_size=24)
   assert shared_embedder(other).batch_size == 24
   assert len(loads) == 2
-
-
-def test_a_shard_that_holds_is_kept(worker, identity, tmp_path):
-  out = tmp_path / "cache"
-  assert list(worker.process(1)) == [1]
-  record = shard_writer.finished_shard(out, identity, 1)
-  assert record is not None
-  before = (out / record.file).stat()
-  assert list(worker.process(1)) == [1]  # as a runner retries it
-  assert (out / record.file).stat().st_ino == before.st_ino
-
-
-def test_a_shard_that_was_damaged_is_done_again(worker, identity, tmp_path):
-  out = tmp_path / "cache"
-  assert list(worker.process(1)) == [1]
-  file = out / identity.shard_name(1)
-  sound = file.read_bytes()
-  file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
-  assert list(worker.process(1)) == [1]
-  assert file.read_bytes() == sound
 
 
 def test_what_was_written_is_read_again(
@@ -282,12 +239,3 @@ def test_a_worker_with_another_batch_size_is_refused(
     list(do_fn.process(0))
   assert list(do_fn.process(1)) == [1]  # nothing of it is computed
   do_fn.teardown()
-
-
-def test_it_travels_to_workers(worker):
-  setup_is_the_workers = of_job(
-    worker._config, worker._identity, pathlib.Path(worker._out_dir)
-  )
-  assert isinstance(
-    pickle.loads(pickle.dumps(setup_is_the_workers)), ExtractShard
-  )
