@@ -1,13 +1,16 @@
-"""The wheel, built and installed once."""
+"""The wheel, built and installed once, and processes beside a user's files."""
 
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.pipeline.command_line import CONFIG, ROOT
+
 FOLDERS = ("configs", "extract", "linear_dp", "pipeline")
 
 
@@ -48,11 +51,39 @@ def installed(wheel, tmp_path_factory):
   return target
 
 
-def pip(command: str, *arguments: object) -> None:
-  said = subprocess.run(
-    [sys.executable, "-m", "pip", command, "--quiet", "--no-deps", "--no-index"]
-    + [str(word) for word in arguments],
+def pip(command: str, *words: object) -> None:
+  quiet = ("--quiet", "--no-deps", "--no-index")
+  ends_well("-m", "pip", command, *quiet, *words, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+  """A user's: images with embeddings of 40 rows, and a config of them."""
+  place = tmp_path_factory.mktemp("user")
+  rng = np.random.default_rng(0)
+  np.savez(
+    place / "images.npz",
+    image=rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8),
+    embedding=rng.normal(size=(40, 8)).astype(np.float32),
+    label=np.arange(40) % 4,
+    class_names=np.array(["a", "b", "c", "d"]),
+  )
+  (place / "job.py").write_text(CONFIG)
+  return place
+
+
+def ends_well(
+  *words: object, cwd: pathlib.Path, path: pathlib.Path = ROOT
+) -> str:
+  """What Python prints in a folder, with an installation behind it."""
+  done = subprocess.run(
+    [sys.executable, *map(str, words)],
+    cwd=cwd,
     capture_output=True,
     text=True,
+    timeout=300,
+    env=os.environ
+    | {"PYTHONPATH": str(path), "ONESHOT_DP_LEDGER_DIR": f"{cwd}/ledgers"},
   )
-  assert said.returncode == 0, said.stderr
+  assert done.returncode == 0, done.stderr
+  return done.stdout

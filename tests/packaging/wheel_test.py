@@ -1,15 +1,13 @@
 """The wheel has the packages whole and nothing else, and runs from anywhere."""
 
 import importlib.metadata
-import subprocess
-import sys
 import zipfile
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.packaging.conftest import FOLDERS, ROOT
+from tests.packaging.conftest import FOLDERS, ROOT, ends_well
 
 EXTRAS = {"demo", "gcp", "lint", "plots", "pretrain", "test"}
 
@@ -55,18 +53,6 @@ def test_one_package_is_whole_and_nothing_is_beside_it(source, wheel):
   assert packed == there
 
 
-@pytest.mark.parametrize(
-  ("folder", "names"),
-  [
-    ("extract/backbones/vit", "glyph_vit*.safetensors"),
-    ("pipeline/report", "*.j2"),
-    ("", "py.typed"),
-  ],
-)
-def test_what_is_not_python_comes_along(installed, folder, names):
-  assert list((installed / "oneshot_dp" / folder).glob(names))
-
-
 def test_metadata(distribution):
   said = distribution.metadata
   assert said["Requires-Python"] == ">=3.11"
@@ -80,31 +66,21 @@ def test_metadata(distribution):
   assert license_text == (ROOT / "LICENSE").read_text()
 
 
-@pytest.mark.parametrize(
-  ("extra", "brings"),
-  [
-    ("", set()),
-    ("plots", {"matplotlib", "jinja2"}),
-    ("demo", {"matplotlib", "jinja2", "scikit-learn"}),
-  ],
-)
-def test_pictures_and_digits_are_extras(distribution, extra, brings):
-  needs = map(Requirement, distribution.requires)
-  names = {
-    canonicalize_name(need.name)
-    for need in needs
-    if need.marker is None or need.marker.evaluate({"extra": extra})
-  }
-  assert names & {"matplotlib", "jinja2", "scikit-learn"} == brings
+def test_pictures_and_digits_are_extras(distribution):
+  for extra, brings in {
+    "": set(),
+    "plots": {"matplotlib", "jinja2"},
+    "demo": {"matplotlib", "jinja2", "scikit-learn"},
+  }.items():
+    names = {
+      canonicalize_name(need.name)
+      for need in map(Requirement, distribution.requires)
+      if need.marker is None or need.marker.evaluate({"extra": extra})
+    }
+    assert names & {"matplotlib", "jinja2", "scikit-learn"} == brings
 
 
 def test_it_runs_with_the_repository_out_of_reach(installed, tmp_path):
-  said = subprocess.run(
-    [sys.executable, "-I", "-c", IN_PLACE, str(installed)],
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-  )
-  assert said.returncode == 0, said.stderr
-  assert said.stdout.startswith(str(installed))
-  assert "usage: oneshot-dp" in said.stdout
+  said = ends_well("-I", "-c", IN_PLACE, installed, cwd=tmp_path)
+  assert said.startswith(str(installed))
+  assert "usage: oneshot-dp" in said
