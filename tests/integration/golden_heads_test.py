@@ -1,18 +1,13 @@
-"""What the product gave before its redesign, bit for bit.
+"""Seeded heads of every kind are what they have always been, bit for bit.
 
-Seeded heads of every kind through the command line and through the notebook's
-door, with their receipts, tables, ledgers and caches, against
-`golden_heads.npz`, which `python golden_heads_test.py --write` makes.
+Through the command line and through the notebook's door, with their receipts,
+tables, ledgers and caches, against `golden_heads.npz`, which `python
+golden_heads_test.py --write` makes of whatever code is imported.
 
-Whatever a redesign moves or renames is said at the top of this file: in
-`main`, `door` and `make_quick`, in the words of the command line, and in
-RENAMED, REWORDED and MOVED_ON. What the redesign must not change comes after.
-
-One thing was changed on purpose: a row of zeros adds nothing any more where the
-bias is trained or where rows are centred by public ones. The runs with such a
-row were made again then; without it, old and new code gave the same bytes. And
-whitened and multi-step heads add up integers now, of exponentials that are the
-same in any program: theirs were made again, too.
+It is made anew only where bits are changed on purpose: a row of zeros adds
+nothing any more where the bias is trained or where rows are centred by public
+ones; whitened and multi-step heads add up integers, of exponentials that are
+the same in any program.
 """
 
 # ruff: noqa: E402
@@ -30,7 +25,7 @@ import pathlib
 import platform
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 # As the tests' conftest: JAX reads both when it is first imported.
@@ -44,88 +39,14 @@ import pytest
 import safetensors
 from dp_accounting import NeighboringRelation
 
+import oneshot_dp
+from oneshot_dp.configs.head_config import HeadConfig
+from oneshot_dp.linear_dp.rows import unit_norm_rows
+from oneshot_dp.pipeline.cli import main
+
 pytestmark = pytest.mark.slow
 
 
-def main(argv: list[str]) -> int:
-  """The command line."""
-  from oneshot_dp.pipeline.cli import main as command_line
-
-  return command_line(argv)
-
-
-def door() -> tuple[Any, Any, Any]:
-  """The notebook's train_heads, its NoiseSource, and HeadConfig."""
-  import oneshot_dp
-  from oneshot_dp.configs.head_config import HeadConfig
-
-  return oneshot_dp.train_heads, oneshot_dp.NoiseSource, HeadConfig
-
-
-def make_quick(patch: pytest.MonkeyPatch) -> None:
-  """No pictures; chunks of 32 rows a device: several, and little padding."""
-  patch.setitem(sys.modules, "matplotlib", None)
-  from oneshot_dp.linear_dp.rows import unit_norm_rows
-
-  patch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 32)
-
-
-DRAWS = "--num-draws"
-SEED = "--noise-seed"
-LEDGERS = "--ledger-dir"
-RESULTS = "results.csv"
-RECEIPT = "receipt.json"
-WEIGHTS = "head.safetensors"
-
-RENAMED: dict[str, str] = {"results.seed": "results.draw"}
-"""Fields by their old and new names, such as "receipt.data.split"; a section
-brings all that is in it along. Columns of results.csv are "results.seed"."""
-REWORDED: dict[str, str] = {
-  "-seed-": "-draw-",
-  'kind": "one step"': 'kind": "one-step"',
-  "one of units, auto": "one of units",
-  # n is published, so the same noise is stated in the relation that holds.
-  'neighboring_relation": "ADD_OR_REMOVE_ONE"': 'neighboring_relation":'
-  ' "REPLACE_SPECIAL"',
-}
-"""Text in the golden file that is another now: "-seed-" in names of folders,
-say, or a sentence of a receipt."""
-MOVED_ON: tuple[str, ...] = (
-  "ledger.nonce",
-  "ledger.record",
-  "receipt.format_version",
-  "receipt.privacy.epsilon_by_relation.ADD_OR_REMOVE_ONE",
-  "receipt.composition.noise_multipliers_charged",
-  "receipt.composition.dp_event",
-  "ledger.mechanisms",
-  "ledger.row_keys",
-  "ledger.dp_event",
-  "results.balanced",
-  "results.recall",
-  "results.evaluation.left_out",
-  "answer.balanced",
-  "answer.recall",
-  "answer.evaluation.left_out",
-)
-"""Fields (by their new names) that only the old or only the new code has."""
-NEW_ENTRIES = ("published",)
-"""Kinds of entries in a ledger that only the new code writes."""
-
-
-def as_format_1(name: str, content: bytes) -> bytes:
-  """A file of a cache, less what format 2 added: keys of the rows."""
-  if name not in ("cache_info.json", "shards.json"):
-    return content
-  told = json.loads(content)
-  if name == "cache_info.json":
-    told["format_version"] = 1
-  for shard in told.get("shards", []):
-    del shard["outside"], shard["keys_sha256"]
-  return (json.dumps(told, indent=2, sort_keys=True) + "\n").encode()
-
-
-ADDED_TO_CACHES = ".content_keys-"
-"""Part of the names of files that caches of format 1 did not have."""
 VOLATILE = (
   "receipt.software",
   "receipt.head_sha256",  # checked against the file
@@ -133,17 +54,21 @@ VOLATILE = (
   "results.evaluation.ledger_entry",
   "answer.evaluation.ledger_entry",
   "ledger.entry",
+  "ledger.nonce",
   "ledger.previous",
+  "ledger.record",
   "ledger.time",
 )
-"""Fields that hold times, paths, versions, or digests of such."""
+"""Fields that hold random bits, times, paths, versions, or digests of such."""
 
 GOLDEN = pathlib.Path(__file__).with_name("golden_heads.npz")
 N, D, K = 320, 16, 6
 DELTA = 1e-5
 _BOTH = "--cache @caches/train --eval-cache @caches/test"
-_PAID = f"--delta {DELTA} {SEED} 7 {LEDGERS} @ledgers --out @out --quiet"
-_SWEEP = f"sweep {_BOTH} {_PAID} {DRAWS} 2"
+_PAID = (
+  f"--delta {DELTA} --noise-seed 7 --ledger-dir @ledgers --out @out --quiet"
+)
+_SWEEP = f"sweep {_BOTH} {_PAID} --num-draws 2"
 _TRAIN = f"train --cache @caches/train {_PAID}"
 _USERS = "--cache @caches/users"
 _PUBLIC = "--public-cache @caches/public"
@@ -184,13 +109,13 @@ RUNS: dict[str, str] = {
   " --head least-squares",
   "public covariance, whitened": f"{_TRAIN} --epsilon 2 {_WHITE}"
   " --head whitened",
-  "several heads, logistic": f"compare {_BOTH} {_PAID} {DRAWS} 2"
+  "several heads, logistic": f"compare {_BOTH} {_PAID} --num-draws 2"
   " --epsilons 1 8 --heads lamb momentum least-squares --baseline",
   "one": f"{_TRAIN} --head lamb --epsilon 4 --json",
   "one of units": f"{_TRAIN} --epsilon 4 {_USERS} --head lamb",
   "noisy counts": f"{_SWEEP} --epsilons 1 8 --private-eval 0.5",
-  "noisy counts of one": f"{_SCORE} --private-eval 0.5 --delta {DELTA} {SEED} 5"
-  f" {LEDGERS} @ledgers",
+  "noisy counts of one": f"{_SCORE} --private-eval 0.5 --delta {DELTA}"
+  " --noise-seed 5 --ledger-dir @ledgers",
   "counts of one": f"{_SCORE} --not-trained-on",
 }
 IMPORTS: dict[str, str] = {
@@ -278,10 +203,10 @@ def run(line: str, caches: pathlib.Path, out: pathlib.Path) -> Found:
   facts, weights = heads_in(out / "out")
   for file in sorted(out.glob("ledgers/*.jsonl")):
     entries = map(json.loads, file.read_text().splitlines())
-    told = [entry for entry in entries if entry["kind"] not in NEW_ENTRIES]
+    told = [entry for entry in entries if entry["kind"] != "published"]
     for i, entry in enumerate(told):
       facts[f"ledger entry {i}"] = flat(entry, "ledger")
-  table = out / "out" / RESULTS
+  table = out / "out" / "results.csv"
   if table.exists():
     with table.open(newline="") as rows:
       for i, row in enumerate(csv.DictReader(rows)):
@@ -298,9 +223,9 @@ def heads_in(folder: pathlib.Path) -> Found:
   """Receipts and weights of all heads in a folder."""
   facts: Facts = {}
   weights: Weights = {}
-  for file in sorted(folder.rglob(WEIGHTS)):
+  for file in sorted(folder.rglob("head.safetensors")):
     name = str(file.parent.relative_to(folder.parent))
-    receipt = json.loads((file.parent / RECEIPT).read_text())
+    receipt = json.loads((file.parent / "receipt.json").read_text())
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
     assert receipt["head_sha256"] == sha256
     with safetensors.safe_open(file, "np") as tensors:
@@ -316,18 +241,17 @@ def heads_in(folder: pathlib.Path) -> Found:
 
 def notebook(options: Mapping[str, Any]) -> Found:
   """The same of a call of the notebook's door."""
-  train_heads, noise_source, head_config = door()
   rows, options = arrays(1), dict(options)
   if isinstance(options.get("head"), dict):
-    options["head"] = head_config(**options["head"])
-  heads = train_heads(
+    options["head"] = HeadConfig(**options["head"])
+  heads = oneshot_dp.train_heads(
     rows["embedding"],
     rows["label"],
     num_classes=K,
     epsilons=(1.0, 8.0),
     delta=DELTA,
     unit_ids=rows["unit_id"] if options.pop("units", False) else None,
-    source=noise_source(7),
+    source=oneshot_dp.NoiseSource(7),
     **options,
   )
   facts: Facts = {}
@@ -354,11 +278,10 @@ def cache_files(caches: pathlib.Path, name: str) -> Found:
   """SHA-256 of every file of a cache, shards and metadata."""
   folder = caches / "caches" / name
   return {
-    (name := str(file.relative_to(folder))): {
-      "sha256": hashlib.sha256(as_format_1(name, file.read_bytes())).hexdigest()
+    str(file.relative_to(folder)): {
+      "sha256": hashlib.sha256(file.read_bytes()).hexdigest()
     }
     for file in sorted(folder.rglob("*"))
-    if ADDED_TO_CACHES not in file.name
   }, {}
 
 
@@ -367,17 +290,13 @@ def flat(value: Mapping[str, Any], prefix: str) -> dict[str, Any]:
   found: dict[str, Any] = {}
   for key, inner in value.items():
     name = f"{prefix}.{key}"
-    if within(name, (*VOLATILE, *MOVED_ON)):
+    if name in VOLATILE:
       continue
     if isinstance(inner, Mapping) and inner:
       found |= flat(inner, name)
     else:
       found[name] = inner
   return found
-
-
-def within(name: str, fields: Iterable[str]) -> bool:
-  return any(name == field or name.startswith(f"{field}.") for field in fields)
 
 
 def platform_of() -> dict[str, str]:
@@ -400,45 +319,19 @@ def platform_of() -> dict[str, str]:
   }
 
 
-def as_now(name: str) -> str:
-  """A field of the golden file, as it is called now."""
-  for old, new in RENAMED.items():
-    if within(name, [old]):
-      return new + name.removeprefix(old)
-  return name
-
-
-def reworded(text: str) -> str:
-  for old, new in REWORDED.items():
-    text = text.replace(old, new)
-  return text
-
-
 @functools.cache
 def golden() -> tuple[
   dict[str, dict[str, str]], dict[str, Facts], dict[str, Weights]
 ]:
-  """Platform, facts and weights of each test, by the names of now."""
+  """Platform, facts and weights of each test."""
   with np.load(GOLDEN) as file:
-    told = json.loads(reworded(file["json"].tobytes().decode()))
+    told = json.loads(file["json"].tobytes())
     weights: dict[str, Weights] = {}
     for name in file.files:
       if name != "json":
         test, _, tensor = name.partition(": ")
-        weights.setdefault(reworded(test), {})[reworded(tensor)] = file[name]
-  facts = {
-    test: {
-      place: {
-        as_now(name): value
-        for name, value in fields.items()
-        if not within(as_now(name), MOVED_ON)
-      }
-      for place, fields in places.items()
-    }
-    for test, places in told["facts"].items()
-  }
-  made_on = dict.fromkeys(facts, told["platform"]) | told["made_again"]
-  return made_on, facts, weights
+        weights.setdefault(test, {})[tensor] = file[name]
+  return told["platforms"], told["facts"], weights
 
 
 def check(test: str, found: Found) -> None:
@@ -500,10 +393,18 @@ def is_close(was: Any, is_now: Any, rel_tol: float) -> bool:
     return was == is_now
 
 
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+  """No pictures; chunks of 32 rows a device: several, and little padding."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, "matplotlib", None)
+    patch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 32)
+    yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def patched():
-  with pytest.MonkeyPatch.context() as patch:
-    make_quick(patch)
+  with quick():
     yield
 
 
@@ -529,11 +430,7 @@ def test_the_notebook(name):
 
 def write() -> None:
   """Makes the golden file of whatever code is imported."""
-  with (
-    pytest.MonkeyPatch.context() as patch,
-    tempfile.TemporaryDirectory() as place,
-  ):
-    make_quick(patch)
+  with quick(), tempfile.TemporaryDirectory() as place:
     folder = pathlib.Path(place)
     caches = make_caches(folder)
     found = {f"cache / {name}": cache_files(caches, name) for name in IMPORTS}
@@ -542,8 +439,7 @@ def write() -> None:
       found[f"run / {name}"] = run(line, caches, folder / str(i))
     found |= {f"notebook / {name}": notebook(DOOR[name]) for name in DOOR}
   told = {
-    "platform": platform_of(),
-    "made_again": {},
+    "platforms": dict.fromkeys(found, platform_of()),
     "facts": {test: facts for test, (facts, _) in found.items()},
   }
   np.savez_compressed(

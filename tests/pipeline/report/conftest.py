@@ -1,8 +1,11 @@
 """Two finished runs, and the pages about them."""
 
+import contextlib
 import dataclasses
+import json
 import pathlib
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -96,6 +99,14 @@ def reported(
   return Reported(
     folder=run.parent, written=written, page=ParsedPage(written.page)
   )
+
+
+@contextlib.contextmanager
+def edited(run: pathlib.Path, name: str = "config.json") -> Iterator[Any]:
+  """A JSON file of a run, to be changed."""
+  value = json.loads((run / name).read_text())
+  yield value
+  (run / name).write_text(json.dumps(value))
 
 
 def undrawn(plan: Plan, path: pathlib.Path, **_: bool) -> Picture:

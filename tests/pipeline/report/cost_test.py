@@ -1,6 +1,6 @@
+import contextlib
 import dataclasses
 import hashlib
-import json
 import shutil
 
 import pytest
@@ -14,19 +14,18 @@ from oneshot_dp.pipeline.report.findings import look
 from oneshot_dp.pipeline.report.run_record import read_run
 from oneshot_dp.pipeline.runs.compare import run_compare
 from oneshot_dp.pipeline.runs.run import Run
-from tests.pipeline.report.conftest import swept, write_hard
+from tests.pipeline.report.conftest import edited, swept, write_hard
 from tests.pipeline.sample_caches import CLASSES
 
 
-def rewrite(run, change):
-  path = run / "results.json"
-  results = json.loads(path.read_text())
-  change(results)
-  path.write_text(json.dumps(results))
+@contextlib.contextmanager
+def rewritten(run):
+  with edited(run, "results.json") as results:
+    yield results
   # Whoever edits one file of a run may edit the other.
-  config = json.loads((run / "config.json").read_text())
-  config["results_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-  (run / "config.json").write_text(json.dumps(config))
+  with edited(run) as config:
+    written = (run / "results.json").read_bytes()
+    config["results_sha256"] = hashlib.sha256(written).hexdigest()
 
 
 class TestResultsThatWereChanged:
@@ -51,7 +50,8 @@ class TestResultsThatWereChanged:
 
   def test_what_everything_cost(self, sweep, tmp_path):
     run = sweep.copied(tmp_path / "run")
-    rewrite(run, lambda results: results.update(composed_epsilon=0.1))
+    with rewritten(run) as results:
+      results["composed_epsilon"] = 0.1
     with pytest.raises(InputError) as refusal:
       look(run, ledger_dir=sweep.folder / "ledgers")
     assert "composed_epsilon is 0.1, and the" in str(refusal.value)
@@ -68,12 +68,9 @@ class TestResultsThatWereChanged:
     )
     ledgers = tmp_path / "ledgers"
     assert look(run, ledger_dir=ledgers).run.noisy
-
-    def change(results):
+    with rewritten(run) as results:
       for head in results["heads"]:
         head.update(private=True, noise_source="os.urandom")
-
-    rewrite(run, change)
     # One was charged for it, and one for another run.
     for place in (ledgers, sweep.folder / "ledgers"):
       with pytest.raises(InputError, match="not say what the receipts say"):
@@ -81,10 +78,8 @@ class TestResultsThatWereChanged:
 
   def test_a_receipt_that_lacks_something(self, sweep, tmp_path):
     run = sweep.copied(tmp_path / "run")
-    path = run / "heads/epsilon-8-draw-1/receipt.json"
-    receipt = json.loads(path.read_text())
-    del receipt["composition"]
-    path.write_text(json.dumps(receipt))
+    with edited(run, "heads/epsilon-8-draw-1/receipt.json") as receipt:
+      del receipt["composition"]
     with pytest.raises(InputError, match="damaged"):
       look(run, ledger_dir=sweep.folder / "ledgers")
 
@@ -148,13 +143,9 @@ def test_runs_of_before_are_read(sweep, tmp_path):
     today = text.replace('"draw":', '"seed":').replace("num_draws", "num_seeds")
     assert today != text
     (run / name).write_text(today)
-  config = json.loads((run / "config.json").read_text())
-  del config["results_sha256"]
-  (run / "config.json").write_text(json.dumps(config))
+  with edited(run) as config:
+    del config["results_sha256"]
   before, after = read_run(run), read_run(sweep.run)
   assert before.rows == after.rows
-  assert before.config == {
-    name: value
-    for name, value in after.config.items()
-    if name != "results_sha256"
-  }
+  del after.config["results_sha256"]
+  assert before.config == after.config

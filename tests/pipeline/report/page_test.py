@@ -1,4 +1,3 @@
-import json
 import re
 import shutil
 
@@ -10,9 +9,8 @@ from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.pipeline.ledger.cap import Cap
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report import page
-from oneshot_dp.pipeline.report.page import _points
 from tests.pipeline.command_line import succeeds
-from tests.pipeline.report.conftest import reported, swept, undrawn
+from tests.pipeline.report.conftest import edited, reported, swept, undrawn
 
 UNCOVERED = "(and 1 that no ε covers: NOT PRIVATE)"
 
@@ -33,41 +31,43 @@ def test_what_no_epsilon_covers_is_not_counted_as_covered(sweep):
   assert "names about" not in sweep.page.text
 
 
-class TestAccuraciesOnPrivateLabels:
-  def test_they_cost_extra_and_are_said_to_be_noisy(self, found):
-    alone, heads, both, ledger = found.page.table("who sees")
-    assert heads[0] == "all 3 heads of this run"
-    assert both[0] == (
-      "these heads and their accuracies together, and this page"
-    )
-    assert ledger[0] == "all private releases from pets"
-    # Nothing else is in the ledger.
-    assert both[1:] == ledger[1:]
-    assert float(alone[1]) < float(heads[1]) < float(both[1])
-    assert (
-      f"ε = {heads[1]} at δ = 1e-05 for its heads, ε = {both[1]} at δ = 1e-05"
-      f" with their accuracies; the odometer reads ε = {both[1]} at δ = 1e-05"
-      " for all private releases from pets so far."
-    ) in found.page.text
+def test_accuracies_on_private_labels_cost_extra_and_are_noisy(
+  found,
+):
+  alone, heads, both, ledger = found.page.table("who sees")
+  assert heads[0] == "all 3 heads of this run"
+  assert both[0] == ("these heads and their accuracies together, and this page")
+  assert ledger[0] == "all private releases from pets"
+  # Nothing else is in the ledger.
+  assert both[1:] == ledger[1:]
+  assert float(alone[1]) < float(heads[1]) < float(both[1])
+  assert (
+    f"ε = {heads[1]} at δ = 1e-05 for its heads, ε = {both[1]} at δ = 1e-05"
+    f" with their accuracies; the odometer reads ε = {both[1]} at δ = 1e-05"
+    " for all private releases from pets so far."
+  ) in found.page.text
 
-    assert [line[1] for line in found.page.table("date")] == [
-      "evaluation of split test: ε 4 (this run)",
-      "release of split train: ε 0.5, 2, 8 (this run)",
-    ]
+  assert [line[1] for line in found.page.table("date")] == [
+    "evaluation of split test: ε 4 (this run)",
+    "release of split train: ε 0.5, 2, 8 (this run)",
+  ]
 
-    assert re.search(
-      r"names about \d+\.\d % of 80 test images right \(noisy count\)\.",
-      found.page.text,
-    )
-    assert "(noisy counts): " in (found.page.alts[0] or "")
+  assert re.search(
+    r"names about \d+\.\d % of 80 test images right \(noisy count\)\.",
+    found.page.text,
+  )
+  assert "(noisy counts): " in (found.page.alts[0] or "")
 
 
-@pytest.mark.parametrize(
-  ("share", "printed"),
-  [(0.5, "50"), (0.73106, "73.2"), (0.99966, "99.97"), (1.0, "100")],
-)
-def test_a_bound_is_rounded_up_and_no_promise_to_nothing(share, printed):
-  assert page._at_most(share) == f"{printed}\N{NO-BREAK SPACE}%"
+def test_numbers():
+  """A bound is rounded up, and no promise to nothing; a loss has a minus."""
+  for share, printed in (
+    *((0.5, "50"), (0.73106, "73.2")),
+    *((0.99966, "99.97"), (1.0, "100")),
+  ):
+    assert page._at_most(share) == f"{printed}\N{NO-BREAK SPACE}%"
+  for share, printed in ((-0.0021, "−0.2"), (0.12, "+12.0"), (-0.0001, "+0.0")):
+    assert page._points(share) == printed
 
 
 def test_an_epsilon_that_is_far_too_large(tmp_path):
@@ -81,9 +81,8 @@ def test_an_epsilon_that_is_far_too_large(tmp_path):
 
 def test_a_page_that_cannot_be_made_replaces_nothing(sweep, tmp_path):
   run = sweep.copied(tmp_path / "run")
-  config = json.loads((run / "config.json").read_text())
-  del config["num_draws"]
-  (run / "config.json").write_text(json.dumps(config))
+  with edited(run) as config:
+    del config["num_draws"]
   for picture in sweep.written.figures:
     (run / "report" / picture.name).write_bytes(b"of before")
   with pytest.raises(InputError, match="damaged"):
@@ -95,9 +94,8 @@ def test_a_page_that_cannot_be_made_replaces_nothing(sweep, tmp_path):
 
 def test_fewer_names_than_classes(sweep, tmp_path):
   run = sweep.copied(tmp_path / "run")
-  config = json.loads((run / "config.json").read_text())
-  config["train_cache"]["class_names"].pop()
-  (run / "config.json").write_text(json.dumps(config))
+  with edited(run) as config:
+    config["train_cache"]["class_names"].pop()
   with pytest.raises(InputError, match="is damaged: it names"):
     reported(run, ledger_dir=sweep.folder / "ledgers")
 
@@ -105,9 +103,8 @@ def test_fewer_names_than_classes(sweep, tmp_path):
 def test_a_terminal_obeys_no_run(sweep, tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(page, "draw_picture", undrawn)
   run = sweep.copied(tmp_path / "run")
-  config = json.loads((run / "config.json").read_text())
-  config["run"]["ledger_dir"] = f"{tmp_path}/\x1b[2J"
-  (run / "config.json").write_text(json.dumps(config))
+  with edited(run) as config:
+    config["run"]["ledger_dir"] = f"{tmp_path}/\x1b[2J"
   said = succeeds(capsys, "report", run)
   assert r"\x1b[2J" in "".join(said)
   assert "\x1b" not in "".join(said)
@@ -136,10 +133,3 @@ def test_what_is_compared_is_at_one_delta(sweep, tmp_path):
   ) in page.text
   _, heads, everything = page.table("who sees")
   assert heads[1:] == everything[1:]
-
-
-@pytest.mark.parametrize(
-  ("share", "words"), [(-0.0021, "−0.2"), (0.12, "+12.0"), (-0.0001, "+0.0")]
-)
-def test_what_is_lost_has_a_true_minus_sign(share, words):
-  assert _points(share) == words

@@ -69,9 +69,7 @@ def test_shares_are_of_the_labels_rows_and_mean_over_heads():
   np.testing.assert_array_equal(
     ANSWERS.class_accuracy(), [[1 / 4, np.nan, 1], [1 / 2, np.nan, 1 / 2]]
   )
-
-
-def test_the_most_confused_pairs_are_those_of_the_matrix():
+  # The most confused pairs are those of the matrix.
   assert ANSWERS.most_confused(2) == [(0, 1, 0.5), (2, 0, 0.25)]
   assert ANSWERS.most_confused(9) == [(0, 1, 0.5), (2, 0, 0.25), (0, 2, 0.125)]
 

@@ -25,6 +25,7 @@ from tests.extract.caches import digest
 from tests.pipeline.report.conftest import (
   HOSTILE,
   NAMES,
+  edited,
   reported,
   swept,
   write_hard,
@@ -211,9 +212,8 @@ class TestNotPrivate:
 class TestWhatIsMissing:
   def test_the_evaluation_cache_and_the_ledger(self, sweep, tmp_path):
     run = sweep.copied(tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    config["run"]["eval_cache"] = str(tmp_path / "gone")
-    (run / "config.json").write_text(json.dumps(config))
+    with edited(run) as config:
+      config["run"]["eval_cache"] = str(tmp_path / "gone")
     found = reported(run, ledger_dir=tmp_path / "none")
     no_ledger, *no_rows = found.written.notes
     assert no_ledger == (
