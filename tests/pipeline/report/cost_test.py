@@ -2,6 +2,7 @@ import contextlib
 import dataclasses
 import hashlib
 import shutil
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ class TestResultsThatWereChanged:
     run = read_run(sweep.run)
     cost_of(run)
     first, *others = run.rows
-    for field, value in {
+    changes: dict[str, Any] = {
       "epsilon": 0.25,
       "delta": 1e-9,
       "noise_multiplier": 50.0,
@@ -43,7 +44,8 @@ class TestResultsThatWereChanged:
       "release": "independent",
       "num_examples": 10**6,
       "composed_epsilon": 0.1,
-    }.items():
+    }
+    for field, value in changes.items():
       changed = dataclasses.replace(first, **{field: value})
       with pytest.raises(InputError, match=f"{field} (of heads/|is 0.1)"):
         cost_of(dataclasses.replace(run, rows=(*others, changed)))

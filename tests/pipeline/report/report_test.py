@@ -57,6 +57,7 @@ class TestThePage:
       rows = list(csv.DictReader(file))
     lines = sweep.page.table("head")
     assert len(lines) == 4
+    headline, of_head = "", 0.0
     for line in lines:
       epsilon = math.inf if line[1] == "∞" else float(line[1])
       group = [row for row in rows if float(row["epsilon"]) == epsilon]
