@@ -11,7 +11,7 @@ import safetensors.numpy
 from flax import linen as nn
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.backbones.backbone import Architecture
+from oneshot_dp.extract.backbones.backbone import Architecture, Arrays
 from oneshot_dp.extract.backbones.checkpoint import read_arrays, to_params
 from oneshot_dp.extract.images.preprocess import Preprocessing
 
@@ -40,23 +40,18 @@ TINY = Architecture(
 )
 
 
-def arrays() -> dict[str, np.ndarray]:
-  rng = np.random.default_rng(0)
-  return {
-    key: rng.standard_normal(shape, dtype=np.float32)
-    for key, shape in SHAPES.items()
-  }
+def arrays() -> Arrays:
+  draw = np.random.default_rng(0).standard_normal
+  return {key: draw(shape, np.float32) for key, shape in SHAPES.items()}
 
 
-def save(folder: pathlib.Path, content: dict[str, np.ndarray]) -> pathlib.Path:
+def save(folder: pathlib.Path, content: Arrays) -> pathlib.Path:
   path = folder / "weights.npz"
   np.savez(path, allow_pickle=True, **content)
   return path
 
 
-def save_safetensors(
-  folder: pathlib.Path, content: dict[str, np.ndarray]
-) -> pathlib.Path:
+def save_safetensors(folder: pathlib.Path, content: Arrays) -> pathlib.Path:
   path = folder / "weights.safetensors"
   safetensors.numpy.save_file(content, path)
   return path

@@ -70,24 +70,21 @@ def test_a_flat_image_is_finite():
 
 
 @functools.cache
-def digits(side: int) -> tuple[np.ndarray, np.ndarray]:
+def digits() -> tuple[np.ndarray, np.ndarray]:
   """Embeddings, labels."""
   pixels, label = sklearn.datasets.load_digits(return_X_y=True)
   pixels = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
-  config = Preprocessing(image_size=side)
+  config = Preprocessing(image_size=8)
   images = np.stack([prepare(image, config) for image in pixels])
   embed = jax.jit(lambda x: random_patches.apply(PARAMS, normalize(x, config)))
   return np.asarray(embed(images)), label
 
 
-# Measured: 0.79, 0.88, 0.91 and 0.87.
+# Measured: 0.79 and 0.91.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ("side", "epsilon", "at_least"),
-  [(8, 0.5, 0.7), (8, 1.0, 0.82), (8, 8.0, 0.88), (32, 8.0, 0.84)],
-)
-def test_the_one_step_private_head_learns_digits(side, epsilon, at_least):
-  embedding, label = digits(side)
+@pytest.mark.parametrize(("epsilon", "at_least"), [(0.5, 0.7), (8.0, 0.88)])
+def test_the_one_step_private_head_learns_digits(epsilon, at_least):
+  embedding, label = digits()
   order = np.random.default_rng(0).permutation(len(label))
   train, test = order[:1437], order[1437:]
   right = []

@@ -120,19 +120,11 @@ def test_what_is_loaded_again_is_not_compiled_again(name, weights):
   [
     ({"name": "vit_b16"}, 16, r"vit_b16 needs.*backbone\.weights"),
     # Before the weights are read.
-    (
-      {"name": "vit_b16", "weights": "absent.npz"},
-      8,
-      r"image_size=8.*patch size 16",
-    ),
+    ({"name": "vit_b16", "weights": "absent.npz"}, 8, "image_size=8.*size 16"),
     ({"name": "random_patches"}, 2, "image_size=2"),
     ({"name": "random_patches", "weights": "w.npz"}, 16, "nothing to choose"),
     ({"name": "random_patches", "embedding": "mean"}, 16, "nothing to choose"),
-    (
-      {"name": "random_patches", "compute_dtype": "bfloat16"},
-      16,
-      "nothing to choose",
-    ),
+    ({"name": "random_patches", "compute_dtype": "bfloat16"}, 16, "nothing to"),
   ],
 )
 def test_what_does_not_fit_the_backbone_is_refused(config, side, message):
@@ -167,10 +159,8 @@ def test_random_patches():
   assert embed(backbone, images).shape == (3, backbone.feature_dim)
 
 
-@pytest.mark.parametrize("name", backbone_names())
+@pytest.mark.parametrize("name", backbone_names()[:-1])
 def test_every_name_that_is_listed_is_found(name):
-  if name == "random_patches":
-    return
   architecture = find_architecture(name)
   assert architecture.name == name
   assert "\n" not in architecture.summary
@@ -215,9 +205,8 @@ def test_in_bfloat16_kernels_take_half_the_memory(weights):
 
 def test_a_pinned_hash_is_checked(weights, backbone):
   for sha256 in (backbone.weights_sha256, "0" * 64):
-    config = BackboneConfig(
-      name="vit_ti8", weights=weights, weights_sha256=sha256
-    )
+    pinned = {"weights": weights, "weights_sha256": sha256}
+    config = BackboneConfig(name="vit_ti8", **pinned)
     if sha256 == backbone.weights_sha256:
       assert load_backbone(config, SMALL).weights_sha256 == sha256
     else:

@@ -61,28 +61,10 @@ def test_every_row_is_in_one_split_and_every_fifth_is_for_testing(config):
       assert (example.example_id, example.label) == (index, table.target[row])
 
 
-def test_shades_use_the_whole_range(config):
-  opened = open_source(config, "test[:100]")
-  levels = np.unique([pixels(opened[index]) for index in range(len(opened))])
-  assert len(levels) == 17
-  assert (levels[0], levels[-1]) == (0, 255)
-
-
 def test_the_same_files_every_time(config, tmp_path):
   assert config.data_dir is not None
   open_source(below(tmp_path / "new" / "folder"), "test")
   assert hashes(str(tmp_path)) == hashes(config.data_dir)
-
-
-def test_prepared_digits_are_left_alone(config):
-  assert config.data_dir is not None
-  times = [
-    p.stat().st_mtime_ns for p in pathlib.Path(config.data_dir).rglob("*")
-  ]
-  open_source(config, "test")
-  assert times == [
-    p.stat().st_mtime_ns for p in pathlib.Path(config.data_dir).rglob("*")
-  ]
 
 
 def test_folder_that_cannot_be_made(tmp_path):
@@ -96,8 +78,3 @@ def test_without_scikit_learn(tmp_path, monkeypatch):
   with pytest.raises(InputError, match=r"pip install 'oneshot-dp\[demo\]'"):
     open_source(below(tmp_path), "train")
   assert not list(tmp_path.iterdir())
-
-
-def test_needs_no_tensorflow(config):
-  open_source(config, "train")
-  assert "tensorflow" not in sys.modules

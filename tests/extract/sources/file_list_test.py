@@ -39,18 +39,18 @@ def test_a_listing_is_the_json_that_it_was(files, parts, at_once, monkeypatch):
 @pytest.mark.slow
 def test_a_listing_is_not_in_memory():
   """300 million names are 14 GB: of a launcher, and of each worker."""
-  files = ((f"class/image_{i:012d}.jpg", i) for i in range(100_000))
+  files = ((f"class/image_{i:012d}.jpg", i) for i in range(60_000))
   tracemalloc.start()
   try:
     listing = FileList.of(files).after(["class"])
     _, read = parsed(listing)
-    assert sum(size for _, size in read) == sum(range(100_000))
+    assert sum(size for _, size in read) == sum(range(60_000))
     assert mended(listing, listing) == []
     _, peak = tracemalloc.get_traced_memory()
   finally:
     tracemalloc.stop()
-  assert len(listing) > 3_500_000
-  assert peak < 1_000_000
+  assert len(listing) > 2_000_000
+  assert peak < 600_000
 
 
 def test_what_was_mended():

@@ -1,6 +1,5 @@
 import os
 import pathlib
-import subprocess
 import tracemalloc
 
 import hypothesis
@@ -66,18 +65,12 @@ def test_photographs_that_are_passed_over_are_no_secret(tmp_path, capsys):
   assert "3 files (.HEIC, .heif, .txt) passed over" in note
 
 
-def test_name_can_be_given(tmp_path):
-  write(tmp_path, "a/1.png")
-  config = extract_config.ImageFolderSource(
-    root=f"{tmp_path}/", name="Birds of 1838"
-  )
-  assert open_source(config, "all").name == "Birds of 1838"
-
-
-def test_name_of_a_relative_root(tmp_path, monkeypatch):
+def test_name_is_given_or_the_folder_s(tmp_path, monkeypatch):
   write(tmp_path, "birds/a/1.png")
   monkeypatch.chdir(tmp_path / "birds")
   assert opened(pathlib.Path(".")).name == "birds"
+  config = extract_config.ImageFolderSource(root="./", name="Birds of 1838")
+  assert open_source(config, "all").name == "Birds of 1838"
 
 
 def test_a_folder_of_many_is_listed_in_little_memory(tmp_path):
@@ -167,19 +160,6 @@ def test_order_is_that_of_the_bytes_of_the_paths(tmp_path_factory, paths, rng):
     assert found.class_names[found[i].label] == folder
 
 
-def test_order_is_that_of_sort(tmp_path):
-  write(tmp_path, "a/b.png", "a-b/c.png", "a/B.png", "A/ä.png", "a/a/z.png")
-  result = subprocess.run(
-    "find * -type f | LC_ALL=C sort",
-    shell=True,
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  assert images(opened(tmp_path)) == result.stdout.splitlines()
-
-
 def test_links_are_followed(tmp_path):
   write(tmp_path, "store/1.png", "store/more/2.png", "root/a/3.png")
   (tmp_path / "root/b").symlink_to(tmp_path / "store")
@@ -194,9 +174,7 @@ def test_links_are_followed(tmp_path):
 def test_links_that_never_end(tmp_path):
   write(tmp_path, "a/1.png", "a/deep/2.png")
   (tmp_path / "a/deep/up").symlink_to(tmp_path / "a")
-  with pytest.raises(
-    InputError, match=r"a/deep/up' is a link to a folder that"
-  ):
+  with pytest.raises(InputError, match="a/deep/up' is a link to a folder that"):
     opened(tmp_path)
 
 
@@ -211,10 +189,7 @@ def test_broken_link_to_an_image(tmp_path):
 @pytest.mark.parametrize(
   ("paths", "message"),
   [
-    (
-      ["1.png", "a/2.png"],
-      r"1 images outside any class folder, such as '1\.png",
-    ),
+    (["1.png", "a/2.png"], r"1 images outside any .*, such as '1\.png"),
     (["1.png"], "has no class folders"),
     (["notes.txt"], "has no class folders"),
     (["a/1.txt", "b/2.tif"], r"2 class folders \('a', 'b'\) but no image"),
@@ -244,12 +219,14 @@ def test_file_that_vanishes_is_a_failed_run(tmp_path):
     found[1]
 
 
+def numbered(root: pathlib.Path) -> Source:
+  config = extract_config.ImageFolderSource(root=str(root), id_from_name=True)
+  return open_source(config, "all")
+
+
 def test_the_id_is_the_number_in_the_name(tmp_path):
   write(tmp_path, "a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png")
-  config = extract_config.ImageFolderSource(
-    root=str(tmp_path), id_from_name=True
-  )
-  found = open_source(config, "all")
+  found = numbered(tmp_path)
   assert found.id_source == "file name"
   assert [found[i].example_id for i in range(3)] == [12, 7, 3]
   assert images(found) == ["a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png"]
@@ -265,9 +242,6 @@ def test_the_id_is_the_number_in_the_name(tmp_path):
 )
 def test_names_that_number_nothing(tmp_path, second, said):
   write(tmp_path, "a/x_07.png", second)
-  config = extract_config.ImageFolderSource(
-    root=str(tmp_path), id_from_name=True
-  )
   with pytest.raises(InputError, match=said) as caught:
-    open_source(config, "all")
+    numbered(tmp_path)
   assert "\n" not in str(caught.value)

@@ -196,16 +196,6 @@ def test_names_say_the_split(tmp_path, names, split, found):
     open_source(job, split)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_file_is_all_there_is(tmp_path, kind):
-  path = tmp_path / f"pets.{kind}"
-  write_table(path, IMAGES[:3], CLASSES, label=[0, 1, 2])
-  source = open_source(config(path, kind), "all")
-  assert (len(source), source.name) == (3, "pets")
-  with pytest.raises(InputError, match="give --split all"):
-    open_source(config(path, kind), "train")
-
-
 def test_what_datasets_computed_is_no_data(tmp_path):
   """`Dataset.map` keeps its results beside what `save_to_disk` wrote."""
   for name in ("data-00000-of-00001.arrow", "cache-0123456789abcdef.arrow"):
@@ -273,10 +263,7 @@ def test_columns_that_are_not_there(tmp_path, kind, table, changes, said):
   [
     ({"a.cls": b"0"}, "1 samples have no image, or several .*: 'a.cls'"),
     ({"a.png": b"", "a.jpg": b"", "a.cls": b"0"}, "1 samples have no image"),
-    (
-      {"d/a.png": b"x", "d/a.json": b"no"},
-      r"\[d/a.json\] is damaged .* pack",
-    ),
+    ({"d/a.png": b"x", "d/a.json": b"no"}, r"\[d/a.json\] is damaged .* pack"),
     ({"a.png": b"x", "a.json": b"[]"}, r"\[a.json\] is damaged"),
     ({"a.png": b"x", "a.cls": b"\xff"}, r"\[a.cls\] is no text"),
     ({"a.png": b"x"}, r"1 images have no label 'label' .*\[a.png\]"),

@@ -71,6 +71,9 @@ FEATURES = {
 }
 
 
+LEFT = {"image_key": "left"}
+
+
 def png(value: int) -> bytes:
   buffer = io.BytesIO()
   Image.new("RGB", (4, 4), (value, 2 * value, 255 - value)).save(buffer, "PNG")
@@ -160,10 +163,7 @@ def edit_info(folder: pathlib.Path, **values: str) -> None:
 
 
 def test_reads_file_bytes_labels_and_ids_of_each_split(data_dir):
-  for split, start, rows in (
-    ("train", 0, NUM_TRAIN),
-    ("test", NUM_TRAIN, NUM_TEST),
-  ):
+  for split, start, rows in ("train", 0, NUM_TRAIN), ("test", 40, NUM_TEST):
     opened = open_source(pets(data_dir), split)
     assert len(opened) == rows
     for index in range(rows):
@@ -171,14 +171,9 @@ def test_reads_file_bytes_labels_and_ids_of_each_split(data_dir):
       read = opened[index]
       assert read.image == png(row)
       assert (read.example_id, read.label) == (index, row % 3)
-
-
-def test_names_come_from_the_metadata(data_dir):
-  opened = open_source(pets(data_dir), "test")
-  assert opened.name == "oneshot_pets/plain"
-  assert opened.version == "1.2.3"
-  assert opened.class_names == CLASSES
-  assert opened.where(5) == "oneshot_pets/plain/test[5]"
+    assert (opened.name, opened.version) == ("oneshot_pets/plain", "1.2.3")
+    assert opened.class_names == CLASSES
+    assert opened.where(5) == f"oneshot_pets/plain/{split}[5]"
 
 
 @pytest.mark.parametrize(
@@ -228,19 +223,8 @@ assert "tensorflow" not in sys.modules
   )
 
 
-def test_preparing_needs_no_tensorflow(data_dir):
-  open_source(pets(data_dir), "train")
-  assert "tensorflow" not in sys.modules
-
-
 @pytest.mark.parametrize(
-  "name",
-  [
-    "oneshot_pets",
-    "oneshot_pets/plain",
-    "oneshot_pets/plain:1.2.3",
-    "oneshot_pets:1.*.*",
-  ],
+  "name", ["oneshot_pets", "oneshot_pets/plain:1.2.3", "oneshot_pets:1.*.*"]
 )
 def test_data_dir_may_be_the_prepared_folder(data_dir, tmp_path, name):
   config = extract_config.TfdsSource(
@@ -258,9 +242,7 @@ def test_prepared_folder_of_another_data_set_is_refused(
   config = extract_config.TfdsSource(
     name=name, data_dir=str(copied(data_dir, tmp_path))
   )
-  with pytest.raises(
-    InputError, match=r"holds oneshot_pets/plain/1\.2\.3, not"
-  ):
+  with pytest.raises(InputError, match=r"holds oneshot_pets/plain/1\.2\.3,"):
     open_source(config, "train")
 
 
@@ -282,27 +264,15 @@ def test_a_mask_is_not_the_image_and_numbers_are_names(data_dir):
   ("name", "keys", "message"),
   [
     ("keys", {}, "image_key must be set: choose from left, right"),
+    ("keys", {"image_key": "up"}, "image_key='up' is not one .* left, right"),
+    ("keys", LEFT, "label_key must be set: choose from species, mood"),
     (
       "keys",
-      {"image_key": "up"},
-      "image_key='up' is not one of them: .* left, right",
-    ),
-    (
-      "keys",
-      {"image_key": "left"},
-      "label_key must be set: choose from species, mood",
-    ),
-    (
-      "keys",
-      {"image_key": "left", "label_key": "weight"},
-      "label_key='weight' is not one of them: .* species, mood",
+      LEFT | {"label_key": "weight"},
+      "'weight' is not .* mood",
     ),
     ("no_image", {}, r"no Image .* text \(Text\), label \(ClassLabel\)"),
-    (
-      "integer_label",
-      {},
-      r"no ClassLabel .* label \(Scalar\): the classes must",
-    ),
+    ("integer_label", {}, r"no ClassLabel .* label \(Scalar\): the classes"),
     ("nameless_label", {}, "no ClassLabel with its classes"),
     ("deep", {}, "'image' is uint16"),
   ],
@@ -322,9 +292,7 @@ def test_features_that_cannot_be_chosen(tmp_path, name, keys, message):
 
 def test_unlabelled_examples_are_refused_when_read(data_dir):
   opened = open_source(pets(data_dir, "unlabelled"), "test")
-  with pytest.raises(
-    InputError, match=r"unlabelled/test\[2\] has a label that is none"
-  ):
+  with pytest.raises(InputError, match=r"test\[2\] has a label that is none"):
     opened[2]
 
 
@@ -408,9 +376,7 @@ def test_a_lost_shard_is_named_before_and_after_the_listing(data_dir, tmp_path):
   (shard,) = copied(data_dir, tmp_path).glob("*-train.array_record-*")
   opened = open_source(pets(str(tmp_path)), "train")
   shard.unlink()
-  with pytest.raises(
-    RunError, match=r"plain/train\[3\] cannot be read: .*open"
-  ):
+  with pytest.raises(RunError, match=r"train\[3\] cannot be read: .*open"):
     opened[3]
   with pytest.raises(RunError, match=rf"{shard.name}' cannot be read"):
     open_source(pets(str(tmp_path)), "train", opened.listing)
@@ -451,16 +417,8 @@ def test_no_example_is_read_twice(data_dir, split):
     open_source(pets(data_dir), split)
 
 
-def test_splits_may_be_joined(data_dir):
-  sizes = [
-    len(open_source(pets(data_dir), split))
-    for split in ("train", "test", "train+test")
-  ]
-  assert sizes[2] == sizes[0] + sizes[1]
-
-
 def test_whose_an_example_is(data_dir):
-  keys = {"image_key": "left", "label_key": "mood"}
+  keys = LEFT | {"label_key": "mood"}
   config = pets(data_dir, "keys", **keys, unit_key="owner")
   found = open_source(config, "train")
   assert found.privacy_unit == "owner"
@@ -474,9 +432,7 @@ def test_whose_an_example_is(data_dir):
 
 @pytest.mark.parametrize("key", ["note", "left", "nobody"])
 def test_what_is_no_unit(data_dir, key):
-  config = pets(
-    data_dir, "keys", image_key="left", label_key="mood", unit_key=key
-  )
+  config = pets(data_dir, "keys", **LEFT, label_key="mood", unit_key=key)
   with pytest.raises(InputError, match=f"unit_key='{key}' is not an integer"):
     open_source(config, "train")
 
@@ -503,7 +459,5 @@ def test_what_holds_no_file_names(data_dir, key):
 def test_a_text_without_a_number_is_named(data_dir):
   opened = open_source(pets(data_dir, "named", id_key="nickname"), "train")
   assert opened[5].example_id == 9
-  with pytest.raises(
-    InputError, match=r"named/train\[0\], nickname: 'mouser' does not end"
-  ):
+  with pytest.raises(InputError, match=r"\[0\], nickname: 'mouser' does not"):
     opened[0]

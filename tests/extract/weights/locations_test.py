@@ -137,9 +137,6 @@ class TestDownload:
     assert local_weights(url, served.sha256).read_bytes() == BODY
     assert len(server.asked) == 1
 
-  def test_other_queries_are_other_files(self, url):
-    assert local_weights(url + "?v=1") != local_weights(url + "?v=2")
-
   def test_default_cache_is_the_users(self, url, monkeypatch, tmp_path):
     monkeypatch.delenv("ONESHOT_DP_WEIGHTS_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -246,22 +243,17 @@ class TestBrokenConnection:
     served.always_cut = 1 << 18  # one chunk of the client's
     assert local_weights(url).read_bytes() == BODY
 
-  @pytest.mark.parametrize("status", [408, 429, 500, 503])
+  @pytest.mark.parametrize("status", [408, 503])
   def test_passing_trouble_is_waited_for(self, url, served, server, status):
     served.statuses = [status, status]
     assert local_weights(url).read_bytes() == BODY
     assert len(server.asked) == 3
 
-  def test_lasting_trouble_is_not(self, url, served):
-    served.statuses = [500] * 10
-    with pytest.raises(RunError, match="HTTP 500; 0 of unknown bytes"):
-      local_weights(url)
-
-  def test_pauses_grow(self, url, served, monkeypatch):
+  def test_lasting_trouble_is_not(self, url, served, monkeypatch):
     pauses = []
     monkeypatch.setattr(download.time, "sleep", pauses.append)
     served.statuses, served.seconds = [500] * 10, 0
-    with pytest.raises(RunError):
+    with pytest.raises(RunError, match="HTTP 500; 0 of unknown bytes"):
       local_weights(url)
     assert pauses == [0.001, 0.002, 0.004, 0.008]
 
@@ -276,7 +268,7 @@ class TestBrokenConnection:
 
 
 class TestDenied:
-  @pytest.mark.parametrize("status", [401, 403, 404, 410, 418])
+  @pytest.mark.parametrize("status", [401, 404, 418])
   def test_is_not_tried_again(self, url, served, server, status):
     served.statuses = [status]
     with pytest.raises(InputError, match=f"HTTP {status}.*check the address"):
@@ -392,16 +384,13 @@ class TestSecrets:
       local_weights(f"https://ann:{SECRET}@{host}/w?key={SECRET}")
     assert SECRET not in "".join(traceback.format_exception(e.value))
 
-  def test_are_not_in_the_cache(self, server, served, cache):
-    secret = server.url.replace("//", f"//ann:{SECRET}@") + PATH
-    local_weights(secret + f"?key={SECRET}")
+  def test_are_not_in_the_cache_nor_make_another_file(self, url, cache):
+    secret = url.replace("//", f"//ann:{SECRET}@")
+    assert local_weights(secret) == local_weights(url)
+    assert local_weights(f"{secret}?v={SECRET}") != local_weights(f"{url}?v=2")
     for path in cache.iterdir():
       assert SECRET not in path.name
       assert SECRET.encode() not in path.read_bytes()
-
-  def test_do_not_make_another_file(self, url, server):
-    secret = url.replace("//", f"//ann:{SECRET}@")
-    assert local_weights(secret) == local_weights(url)
 
 
 class TestTogether:
@@ -529,14 +518,10 @@ class TestHub:
     local_weights("hf://google/vit/sub/w.safetensors")
     assert hub.asked[0].headers["Authorization"] == "Bearer hf_sesame"
 
-  @pytest.mark.parametrize("status", [401, 403, 404])
-  def test_denied_file_names_itself_and_the_fix(self, hub, status):
-    hub.files[self.FILE] = Served(body=b"", statuses=[status])
-    with pytest.raises(
-      InputError,
-      match=rf"^hf://google/vit/sub/w.safetensors: HTTP {status}; "
-      ".*hf auth login",
-    ):
+  def test_denied_file_names_itself_and_the_fix(self, hub):
+    hub.files[self.FILE] = Served(body=b"", statuses=[401])
+    said = r"^hf://google/vit/sub/w.safetensors: HTTP 401; .*hf auth login"
+    with pytest.raises(InputError, match=said):
       local_weights("hf://google/vit/sub/w.safetensors")
 
   def test_file_in_the_hubs_own_cache_is_used(self, hub, monkeypatch, tmp_path):
@@ -555,16 +540,8 @@ class TestHub:
     assert held.read_bytes() == BODY
 
   @pytest.mark.parametrize(
-    "location",
-    [
-      "hf://",
-      "hf://w.npz",
-      "hf://google/vit",
-      "hf://google/vit@v1",
-      "hf://buckets/google/vit/w.npz",
-      "hf://google//w.npz",
-    ],
+    "place", ["", "w.npz", "a/b", "a/b@v1", "buckets/a/b/w.npz", "a//w.npz"]
   )
-  def test_name_is_checked(self, location):
+  def test_name_is_checked(self, place):
     with pytest.raises(InputError, match="must be hf://OWNER/REPO"):
-      local_weights(location)
+      local_weights(f"hf://{place}")

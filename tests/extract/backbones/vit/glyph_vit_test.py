@@ -55,13 +55,6 @@ def test_weights_that_are_given_are_read_instead(data, tmp_path):
   assert backbone.weights_sha256 == expected
 
 
-@pytest.mark.parametrize("embedding", ["cls", "mean", "cls_mean", "last2_cls"])
-def test_every_layer_can_be_read(embedding):
-  config = BackboneConfig(name=NAME, embedding=embedding)
-  backbone = load_backbone(config, PreprocessConfig())
-  assert backbone.feature_dim in (128, 256)
-
-
 def test_it_is_listed_and_described():
   assert NAME in backbone_names()
   text = backbones(NAME).text

@@ -282,19 +282,14 @@ def published(key: str) -> dict[str, np.ndarray]:
       "a distillation token; deit_b16 expects .*, no distillation token:",
     ),
     (
-      "dinov2_b14 cls",
-      "transformers/dinov2_reg_b14/dinov2_reg_518",
-      "4 register tokens; dinov2_b14 expects .*, no register tokens:",
+      "dinov2_s14 cls",
+      "timm/dinov2_reg_g14/vit_giant_patch14_reg4_dinov2",
+      "4 register tokens; dinov2_s14 expects .*, no register tokens:",
     ),
     (
       "dinov2_s14 cls",
       "timm/vit_s16/vit_small_patch16_224",
       "patch 16, no LayerScale; dinov2_s14 expects .* patch 14, LayerScale:",
-    ),
-    (
-      "vit_b16 cls",
-      "transformers/siglip_b16/siglip_towers_224",
-      "no class token; vit_b16 expects .*, a class token: .*embedding",
     ),
     (
       "vit_b16 gap",
