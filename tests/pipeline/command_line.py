@@ -1,5 +1,6 @@
 """Runs `oneshot-dp` in this process, or in one of its own."""
 
+import io
 import multiprocessing
 import os
 import pathlib
@@ -20,6 +21,10 @@ TRAIN = "train --cache {train} --epsilon 1 --delta 1e-5 --head lamb --out {out}"
 SWEEP = (
   "sweep --cache {train} --eval-cache {eval} --epsilons 1 2 --delta 1e-5"
   " --out {out}"
+)
+ABLATE = (
+  "ablate --cache {train} --eval-cache {eval} --epsilon 1 --delta 1e-5"
+  " --out {out} --axes clip --clip-norms 2"
 )
 # Seeded: of sound releases too, audits flag some.
 AUDIT = (
@@ -58,6 +63,13 @@ _COPIES.set_forkserver_preload(
     "oneshot_dp.pipeline.runs.sweep",
   ]
 )
+
+
+class Terminal(io.StringIO):
+  """A stream that says it is one."""
+
+  def isatty(self) -> bool:
+    return True
 
 
 def succeeds(capsys: pytest.CaptureFixture, *argv: object) -> tuple[str, str]:

@@ -145,3 +145,10 @@ def images(tmp_path) -> pathlib.Path:
 def spoilt(tmp_path) -> pathlib.Path:
   """A cache of one's own, to damage."""
   return write_clusters(tmp_path / "cache").path
+
+
+@pytest.fixture
+def rows_npz(tmp_path) -> None:
+  """Arrays to import, {tmp}/rows.npz."""
+  rows = np.random.default_rng(0).standard_normal((9, 2)).astype(np.float32)
+  np.savez(tmp_path / "rows.npz", embedding=rows, label=np.arange(9) % 3)

@@ -88,23 +88,21 @@ def test_every_example_is_understood(example):
   assert parse(words, COMMANDS).command is COMMANDS[name]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_help_has_an_example_and_says_how_to_be_quiet(capsys, name):
-  with pytest.raises(SystemExit):
-    main([*name.split(), "--help"])
-  text = " ".join(capsys.readouterr().out.split())
-  assert f"usage: oneshot-dp {name} " in text
-  assert f"Example: oneshot-dp {name}" in text
-  for flag in ("--json", "--quiet", "--help"):
-    assert f" {flag} " in text
-  assert "None}" not in text
-
-
 def shown(capsys, *words: str) -> str:
   with pytest.raises(SystemExit) as stop:
     main(words)
   assert not stop.value.code
   return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_an_example_and_says_how_to_be_quiet(capsys, name):
+  text = " ".join(shown(capsys, *name.split(), "--help").split())
+  assert f"usage: oneshot-dp {name} " in text
+  assert f"Example: oneshot-dp {name}" in text
+  for flag in ("--json", "--quiet", "--help"):
+    assert f" {flag} " in text
+  assert "None}" not in text
 
 
 @pytest.mark.parametrize("name", ["train", "extract"])
@@ -125,11 +123,7 @@ def test_advanced_flags_are_folded(capsys, monkeypatch, name):
 
 def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
   monkeypatch.setenv("COLUMNS", "80")
-  with pytest.raises(SystemExit) as stop:
-    main(["-h"])
-  assert not stop.value.code
-  assert capsys.readouterr().out == f"{overview(COMMANDS)}\n"
-  for words in ([], ["help"]):
+  for words in (["-h"], [], ["help"]):
     assert shown(capsys, *words) == f"{overview(COMMANDS)}\n"
   assert shown(capsys, "help", "train") == shown(capsys, "train", "--help")
   lines = overview(COMMANDS).splitlines()
@@ -138,15 +132,10 @@ def test_the_overview_has_a_line_for_each_command(monkeypatch, capsys):
     assert sum(line.startswith(f"  {name}  ") for line in lines) == 1
 
 
-def test_nothing_is_suggested_for_what_is_like_nothing():
-  with pytest.raises(InputError) as error:
-    parse(["train", "--zzz", "1"], COMMANDS)
-  assert "did you mean" not in str(error.value)
-
-
 @pytest.mark.parametrize("name", ["extract", "sweep", "budget set", "demo"])
 def test_complaints_are_short(name):
-  """Not a page of help in one line."""
+  """Not a page of help in one line, nor a guess at what is like nothing."""
   with pytest.raises(InputError) as error:
-    parse([*name.split(), "--no-such-flag-1", "2"], COMMANDS)
+    parse([*name.split(), "--zzz", "2"], COMMANDS)
   assert len(str(error.value)) < 300
+  assert "did you mean" not in str(error.value)

@@ -13,6 +13,7 @@ from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.run import Run
 from tests.pipeline.command_line import (
+  ABLATE,
   EXTRACT,
   SWEEP,
   TRAIN,
@@ -20,11 +21,6 @@ from tests.pipeline.command_line import (
   fails,
   one_line,
   succeeds,
-)
-
-ABLATE = (
-  "ablate --cache {train} --eval-cache {eval} --epsilon 1 --delta 1e-5"
-  " --out {out} --axes clip --clip-norms 0.5 2"
 )
 
 
@@ -40,12 +36,15 @@ def nothing_is_half_written(folder: pathlib.Path) -> bool:
 def test_before_anything_is_charged(
   place, capsys, monkeypatch, tmp_path, train_cache, command
 ):
+  if command == TRAIN:  # what was charged before is not told again
+    succeeds(capsys, *place(SWEEP.replace("{out}", "{tmp}/first")))
+  before = Ledger(train_cache.info.dataset).entries()
   monkeypatch.setattr(OneStepTrainer, "read", stop)
   line = fails(capsys, *place(command), status=130)
   assert line == (
     f"interrupted: {tmp_path / 'out'} was not written; nothing was charged"
   )
-  assert not Ledger(train_cache.info.dataset).entries()
+  assert Ledger(train_cache.info.dataset).entries() == before
   assert nothing_is_half_written(tmp_path)
 
 
@@ -79,15 +78,6 @@ def test_noisy_accuracies(place, capsys, monkeypatch):
   )
   line = fails(capsys, *place(ask), status=130)
   assert line == "interrupted: no result was shown; nothing was charged"
-
-
-def test_what_was_charged_before_is_not_told_again(
-  place, capsys, monkeypatch, tmp_path
-):
-  assert main(place(TRAIN.replace("{out}", "{tmp}/first"))) == 0
-  capsys.readouterr()
-  monkeypatch.setattr(OneStepTrainer, "read", stop)
-  assert "nothing was charged" in fails(capsys, *place(TRAIN), status=130)
 
 
 def test_after_the_last_file(place, capsys, monkeypatch, tmp_path):

@@ -16,14 +16,12 @@ from oneshot_dp.configs.head_config import PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
-from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.paper.ablate import run_ablation
 from oneshot_dp.pipeline.paper.ablation_cells import Choices
 from oneshot_dp.pipeline.paper.ablation_table import AblationRow
 from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.saved_head.directory import read_head
 from oneshot_dp.pipeline.saved_head.verify import verify_head
-from oneshot_dp.pipeline.shell.parser import parse
 from oneshot_dp.pipeline.training.train_heads import cache_ledger
 from tests.pipeline.command_line import succeeds
 from tests.pipeline.run_contract import (
@@ -224,28 +222,27 @@ def test_caches_of_other_images_are_refused_before_any_charge(
   assert cache_ledger(train_cache, None).entries() == []
 
 
-class TestCaches:
-  def test_folders_of_one_name(self, train_cache, eval_cache, tmp_path):
-    """caches/224/train beside caches/384/train."""
-    pairs = []
-    for size in ("224", "384"):
-      changes = {"preprocess": {"size": size}}
-      train = write_clusters(tmp_path / size / "train", **changes)
-      test = write_clusters(
-        tmp_path / size / "test", (20,) * 4, split="test", **changes
-      )
-      pairs.append((train, test))
-    choices = dataclasses.replace(CHOICES, axes=())
-    rows = ablate(pairs, tmp_path / "out", choices=choices)
-    assert [row.setting for row in rows[1:]] == ["384/train"]
-    assert [row.cache for row in rows] == [0, 1]
-    for row, (train, _) in zip(rows, pairs, strict=True):
-      receipt = read_head(tmp_path / "out" / row.path).receipt
-      assert receipt["data"]["cache_fingerprint"] == train.info.fingerprint
+def test_what_is_tried_by_default(
+  train_cache, eval_cache, tmp_path, monkeypatch
+):
+  """Batches of a tenth; caches/224/train beside caches/384/train."""
 
-  def test_heads_of_units(self, users, tmp_path):
-    for row in ablate([users], tmp_path / "out", choices=CHOICES):
-      assert verify_head(tmp_path / "out" / row.path).problems == ()
+  def asked(choices: Choices, names: list[str]):
+    raise InputError(f"{choices.batch_sizes}, {names}")
+
+  monkeypatch.setattr("oneshot_dp.pipeline.paper.ablate.cells", asked)
+  monkeypatch.setattr("oneshot_dp.pipeline.paper.ablate.check_pair", print)
+  for folder in ("x", "384/train"):
+    other = write_clusters(tmp_path / folder)
+    pairs = [(train_cache, eval_cache), (other, eval_cache)]
+    with pytest.raises(InputError, match=rf"^\(18,\), .*'{folder}'\]$"):
+      ablate(pairs, tmp_path / "out", choices=Choices())
+
+
+def test_heads_of_units(users, tmp_path):
+  choices = dataclasses.replace(CHOICES, axes=("clip", "epochs"))
+  for row in ablate([users], tmp_path / "out", choices=choices):
+    assert verify_head(tmp_path / "out" / row.path).problems == ()
 
 
 class TestTheCommand:
@@ -275,31 +272,6 @@ class TestTheCommand:
     assert charged.startswith("charged to ")
     assert first.startswith("its first charge: ")
     assert len(list((tmp_path / "out/heads").iterdir())) == 8
-
-  def test_options_are_what_is_tried(self, place):
-    words = (
-      "--axes init epochs batch --init-scales 0.5 --epochs 2 --batch-sizes 60"
-      " --clip-norms 3 --learning-rate 0.25"
-    )
-    asked = parse(place(f"{ABLATE} {words}"), COMMANDS).flags.choices
-    assert asked == Choices(
-      axes=("init", "epochs", "batch"),
-      init_scales=(0.5,),
-      epochs=(2,),
-      batch_sizes=(60,),
-      clip_norms=(3.0,),
-      learning_rate=0.25,
-    )
-
-  def test_batches_are_a_tenth_of_the_rows_by_default(
-    self, train_cache, eval_cache, tmp_path, monkeypatch
-  ):
-    def asked(choices: Choices, names: list[str]):
-      raise InputError(f"{choices.batch_sizes}")
-
-    monkeypatch.setattr("oneshot_dp.pipeline.paper.ablate.cells", asked)
-    with pytest.raises(InputError, match=r"^\(18,\)$"):
-      ablate([(train_cache, eval_cache)], tmp_path / "out", choices=Choices())
 
   def test_a_seed_is_owned_up_to(self, place, capsys, tmp_path, train_cache):
     words = "--axes clip --clip-norms 10 --noise-seed 3"

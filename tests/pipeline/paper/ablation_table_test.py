@@ -17,17 +17,22 @@ from tests.pipeline.runs import results_test
 BASE_SETTING = "lamb, zero, 1 epoch, full batch, clip 1"
 
 
-def row(axis: str, setting: str, top1: float, **changes: Any) -> AblationRow:
-  fields: dict[str, Any] = {
-    "delta": 1e-6,
-    "noise_multiplier": 0.6,
-    "composed_epsilon": 33.25,
-    "path": f"heads/{axis}-{setting}",
-  }
-  changes = fields | changes
-  nominal = changes.pop("epsilon_if_poisson", None)
-  epsilon, draw = changes.pop("epsilon", 8.0), changes.pop("draw", 0)
-  plain = results_test.row(epsilon, draw, top1, **changes)
+def row(
+  axis: str,
+  setting: str,
+  top1: float,
+  *,
+  draw: int = 0,
+  nominal: float | None = None,
+  **changes: Any,
+) -> AblationRow:
+  plain = results_test.row(
+    *(changes.pop("epsilon", 8.0), draw, top1),
+    delta=1e-6,
+    composed_epsilon=33.25,
+    path=f"heads/{axis}-{setting}",
+    **{"noise_multiplier": 0.6} | changes,
+  )
   return AblationRow(
     **dataclasses.asdict(plain),
     axis=axis,
@@ -38,15 +43,13 @@ def row(axis: str, setting: str, top1: float, **changes: Any) -> AblationRow:
 
 
 def without_noise(axis: str, setting: str, top1: float) -> AblationRow:
-  return row(
-    axis,
-    setting,
-    top1,
-    epsilon=math.inf,
-    noise_multiplier=0.0,
-    noise_source="none: NOT PRIVATE",
-    private=False,
-  )
+  of_none: dict[str, Any] = {
+    "epsilon": math.inf,
+    "noise_multiplier": 0.0,
+    "noise_source": "none: NOT PRIVATE",
+    "private": False,
+  }
+  return row(axis, setting, top1, **of_none)
 
 
 ROWS = [
@@ -54,8 +57,8 @@ ROWS = [
   row("base", BASE_SETTING, 0.82, draw=1),
   row("clip", "10", 0.70),
   row("clip", "10", 0.70, draw=1),
-  row("batch", "500, partition, 1 epoch", 0.86, epsilon_if_poisson=2.5),
-  row("batch", "500, partition, 1 epoch", 0.86, epsilon_if_poisson=2.5, draw=1),
+  row("batch", "500, partition, 1 epoch", 0.86, nominal=2.5),
+  row("batch", "500, partition, 1 epoch", 0.86, nominal=2.5, draw=1),
 ]
 EXACT = [
   without_noise("base", BASE_SETTING, 0.90),
@@ -94,12 +97,6 @@ def seeded() -> list[AblationRow]:
   return [dataclasses.replace(each, **noise) for each in ROWS]
 
 
-def test_a_seed_is_owned_up_to():
-  assert ablation_table(seeded()).splitlines()[-1] == (
-    "the noise comes from a seed: all of it is NOT PRIVATE"
-  )
-
-
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
   """Draws, writes, and looks at the axes."""
@@ -135,7 +132,10 @@ def test_the_picture(drawn):
   assert axes.get_xlabel() == "top-1 accuracy, % (delta = 1e-06)"
 
 
-def test_the_picture_of_a_seed_says_so(drawn):
+def test_a_seed_is_owned_up_to(drawn):
+  assert ablation_table(seeded()).splitlines()[-1] == (
+    "the noise comes from a seed: all of it is NOT PRIVATE"
+  )
   assert "NOT PRIVATE" in drawn(seeded()).get_title()
   assert "NOT PRIVATE" not in drawn([*ROWS, *EXACT]).get_title()
 

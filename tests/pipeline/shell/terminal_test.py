@@ -7,11 +7,7 @@ from tqdm import tqdm
 
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.pipeline.shell.terminal import Output, as_asked
-
-
-class Terminal(io.StringIO):
-  def isatty(self) -> bool:
-    return True
+from tests.pipeline.command_line import Terminal
 
 
 @pytest.fixture

@@ -93,16 +93,12 @@ class TestTable:
     assert f"test.{kind}[" not in out
 
 
-class TestImport:
-  def test_it_describes_the_cache(self, capsys, tmp_path):
-    file = tmp_path / "features.npz"
-    np.savez(
-      file,
-      test_embedding=np.ones((5, 3), np.float32),
-      test_label=np.zeros(5, int),
-    )
-    argv = ["import", file, "--split", "test", "--num-classes", 2]
-    out, err = succeeds(capsys, *argv, "--out", tmp_path / "cache")
-    assert "features, split test" in out
-    assert "3 x float32" in out
-    assert "warning: without --backbone-name" in err
+def test_an_import_describes_the_cache(capsys, tmp_path):
+  arrays = {"test_embedding": np.ones((5, 3), "f"), "test_label": [0] * 5}
+  np.savez(tmp_path / "features.npz", **arrays)
+  argv = ["import", tmp_path / "features.npz", "--split", "test"]
+  argv += ["--num-classes", 2, "--out", tmp_path / "cache"]
+  out, err = succeeds(capsys, *argv)
+  assert "features, split test" in out
+  assert "3 x float32" in out
+  assert "warning: without --backbone-name" in err

@@ -34,16 +34,15 @@ class TestExtract:
   @pytest.mark.parametrize(
     ("flags", "said"),
     [
-      (
-        "--backbone.name vit_ti8 --backbone.weights {tmp}/none.npz",
-        "none.npz does not exist",
-      ),
+      ("--weights {tmp}/none.npz", "none.npz does not exist"),
+      ("--weights {tmp}/b32.npz", "not a file of weights for vit_ti8"),
+      ("--weights {tmp}/half.npz", "half.npz is neither an npz nor a whole"),
+      ("--split tset --source.path {tmp}/splits.npz", "has no split 'tset'"),
+      ("--out {tmp}", "is not empty and is not this job's"),
       (
         "--backbone.weights {images}",
         "random_patches has nothing to choose: leave out weights=",
       ),
-      ("--split tset --source.path {tmp}/splits.npz", "has no split 'tset'"),
-      ("--out {tmp}", "is not empty and is not this job's"),
     ],
   )
   def test_bad_input(self, place, capsys, images, tmp_path, flags, said):
@@ -54,43 +53,26 @@ class TestExtract:
       test_image=arrays["image"],
       test_label=arrays["label"],
     )
+    kernel = {"embedding/kernel": np.zeros((32, 32, 3, 768), np.float32)}
+    np.savez(tmp_path / "b32.npz", **kernel)
+    (tmp_path / "half.npz").write_bytes(images.read_bytes()[:-500])
+    if flags.startswith("--weights"):
+      flags = f"--backbone.name vit_ti8 --backbone.{flags[2:]}"
     assert said in fails(capsys, *place(f"{EXTRACT} {flags}"))
     assert not (tmp_path / "out" / "cache_info.json").exists()
 
-  def test_weights_of_another_architecture(
-    self, place, capsys, images, tmp_path
-  ):
-    weights = tmp_path / "b32.npz"
-    np.savez(
-      weights, **{"embedding/kernel": np.zeros((32, 32, 3, 768), np.float32)}
-    )
-    flags = f"--backbone.name vit_ti8 --backbone.weights {weights}"
-    line = fails(capsys, *place(f"{EXTRACT} {flags}"))
-    assert "not a file of weights for vit_ti8" in line
-
-  def test_weights_that_are_damaged(self, place, capsys, images, tmp_path):
-    weights = tmp_path / "weights.npz"
-    weights.write_bytes(images.read_bytes()[:-500])
-    flags = f"--backbone.name vit_ti8 --backbone.weights {weights}"
-    line = fails(capsys, *place(f"{EXTRACT} {flags}"))
-    assert "weights.npz is neither an npz nor a whole safetensors" in line
-
   @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("source", "said"),
     [
-      (
-        "extract cifar10_vit_ti16 --source.name cifra10 --out {out}"
-        " --source.data-dir {tmp}",
-        "Did you mean cifar10",
-      ),
-      (
-        "extract folder_vit_b16 --source.root {tmp}/none --out {out}",
-        "none' is not a folder",
-      ),
+      ("cifar10_vit_ti16 --source.name cifra10", "Did you mean cifar10"),
+      ("folder_vit_b16 --source.root {tmp}/none", "none' is not a folder"),
     ],
   )
-  def test_bad_experiments(self, place, capsys, argv, said):
-    assert said in fails(capsys, *place(argv))
+  def test_bad_experiments(self, place, capsys, source, said):
+    line = f"extract {source} --out {{out}}"
+    if "cifar10" in source:
+      line += " --source.data-dir {tmp}"
+    assert said in fails(capsys, *place(line))
 
   def test_an_undecodable_image(self, place, capsys, tmp_path):
     """(Among threads it fails in a process of its own, in cli_test.)"""
