@@ -84,7 +84,14 @@ def import_features(
       raise InputError(
         f"{path}: no row is in split {split!r}; ask for a larger part."
       )
-  _check_unit(path, rows, unit_name)
+  if unit_name is not None:
+    check_unit_name(unit_name)
+  elif rows.unit_id is not None:
+    raise InputError(
+      f"{path}: unit_id says that a privacy unit may have many rows; name the"
+      " unit with --unit-name (user, patient ...), or remove the array if every"
+      " example is a unit of its own."
+    )
   class_names, source = _classes(path, arrays, num_classes)
   stored_as = embedding_dtype or (
     "float16" if rows.embedding.dtype == np.float16 else "float32"
@@ -131,7 +138,7 @@ def _load(path: pathlib.Path, split: str, unit_name: str | None) -> _Arrays:
       if not isinstance(file, NpzFile):
         raise InputError(f"{path}: one array, not an npz; use numpy.savez.")
       names = _names(path, sorted(file.files), split, unit_name)
-      _check_size(path, file, names)
+      _check_size(path, file, {*names.values()})
       if unit_name is None:
         _say_unused(path, file, {*names.values()})
       return {name: file[stored] for name, stored in names.items()}
@@ -150,11 +157,9 @@ def _load(path: pathlib.Path, split: str, unit_name: str | None) -> _Arrays:
     raise InputError(f"{path}: {reason}.") from e
 
 
-def _check_size(
-  path: pathlib.Path, file: NpzFile, names: dict[str, str]
-) -> None:
+def _check_size(path: pathlib.Path, file: NpzFile, used: set[str]) -> None:
   """Before memory is asked for: a small file may unpack to a huge one."""
-  wanted = {f"{name}.npy" for name in names.values()} | {*names.values()}
+  wanted = used | {f"{name}.npy" for name in used}
   assert file.zip is not None
   size = sum(i.file_size for i in file.zip.infolist() if i.filename in wanted)
   memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -254,18 +259,6 @@ def _rows(path: pathlib.Path, arrays: _Arrays) -> Rows:
     example_id=columns["example_id"],
     unit_id=columns.get("unit_id"),
   )
-
-
-def _check_unit(path: pathlib.Path, rows: Rows, unit_name: str | None) -> None:
-  """Refuses a `unit_id` without a name."""
-  if unit_name is not None:
-    check_unit_name(unit_name)
-  if rows.unit_id is not None and unit_name is None:
-    raise InputError(
-      f"{path}: unit_id says that a privacy unit may have many rows; name the"
-      " unit with --unit-name (user, patient ...), or remove the array if every"
-      " example is a unit of its own."
-    )
 
 
 def _classes(

@@ -203,13 +203,12 @@ def left_in_words(
 
 def cap_of(entries: Sequence[dict[str, Any]]) -> Cap | None:
   """The cap that holds, if any; it was set when it was, for all to see."""
-  known = caps(entries)
-  if not known:
+  places = [i for i, entry in enumerate(entries) if entry.get("kind") == CAP]
+  if not places:
     return None
-  cap = known[-1]
+  (cap,) = caps([entries[places[-1]]])
   if cap.sampling_delta is None:
-    (*_, place) = (i for i, e in enumerate(entries) if e.get("kind") == CAP)
-    before = spending_of(entries[:place], cap.neighboring_relation)
+    before = spending_of(entries[: places[-1]], cap.neighboring_relation)
     if before.has_samples:
       part = SAMPLING_SHARE * cap.max_delta
       cap = dataclasses.replace(cap, sampling_delta=part)

@@ -63,6 +63,8 @@ class ChainedFile:
   def __init__(self, path: Path, identity: dict[str, Any]):
     self.path = path
     self.head_path = path.with_name(path.name + ".head")
+    # One name for all: the lock leaves one writer, a kill leaves one file.
+    self.temporary_head = path.with_name(path.name + ".head.tmp")
     self.identity = identity
 
   def entries(self) -> list[dict[str, Any]]:
@@ -180,25 +182,19 @@ class ChainedFile:
     """Replaces the head by that of `entries`; its name is not synced yet."""
     name = entries[-1]["entry"] if entries else _FIRST
     head = canonical({"count": len(entries), "entry": name}) + b"\n"
-    temporary = self.temporary_head
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-      descriptor = os.open(temporary, flags, 0o600)
+      descriptor = os.open(self.temporary_head, flags, 0o600)
       try:
         _write_all(descriptor, head)
         os.fsync(descriptor)
       finally:
         os.close(descriptor)
-      os.replace(temporary, self.head_path)
+      os.replace(self.temporary_head, self.head_path)
     except OSError:
       with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
+        self.temporary_head.unlink(missing_ok=True)
       raise
-
-  @property
-  def temporary_head(self) -> Path:
-    """One name for all: the lock leaves one writer, a kill leaves one file."""
-    return self.head_path.with_name(self.head_path.name + ".tmp")
 
   def _tampering(self, what: str) -> InputError:
     return InputError(

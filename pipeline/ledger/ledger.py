@@ -54,17 +54,13 @@ class Published(NamedTuple):
 class Ledger:
   """The ledger of one private data set, all of its versions and splits.
 
-  It is found by the name of the data set, which every cache carries,
-  whatever its backbone, and holds its rows by what is in them (`RowSketch`):
-  rows that another ledger of the folder was charged for are refused, be it one
-  row, whatever they are called and whichever backbone they came through. So
-  what was spent on a row is in one ledger. (The fingerprint in receipts could
-  not tell: made of the rows, it would tell whoever holds a candidate that it is
-  the one.)
-
-  Splits share it because what is called a split may overlap another one, or be
-  another one under a new name; the price is that releases from disjoint splits
-  are added up where they need not be.
+  It is found by the name of the data set, and holds its rows by what is in them
+  (`RowSketch`): rows that another ledger of the folder was charged for are
+  refused, be it one row, whatever they are called and whichever backbone they
+  came through. So what was spent on a row is in one ledger. (The fingerprint in
+  receipts could not tell: made of the rows, it would tell whoever holds a
+  candidate that it is the one.) Splits share it, as one may overlap another, or
+  be it under a new name.
 
   Formal guarantees: a charge returns only after its line is flushed to disk,
   and raises without a trace where it would break the cap: the check and the
@@ -85,19 +81,19 @@ class Ledger:
     digest = hashlib.sha256(canonical(identity)).hexdigest()[:12]
     directory = directory or default_ledger_dir()
     check_on_disk(directory)
-    self._file = ChainedFile(directory / f"{name}-{digest}.jsonl", identity)
-
-  @property
-  def path(self) -> Path:
-    """The file of entries."""
-    return self._file.path
+    self.path = directory / f"{name}-{digest}.jsonl"
+    self._file = ChainedFile(self.path, identity)
 
   def entries(self) -> list[dict[str, Any]]:
     """All charges and caps, oldest first; see `ChainedFile.entries`."""
     return _costs(self._file.entries())
 
   def publish(self, *heads: Published) -> None:
-    """Notes which bytes are about to leave, in one line; it costs nothing."""
+    """Notes which bytes leave, in one line, for `verify`; it costs nothing.
+
+    To be called when files are written and before they are shown: a record
+    whose heads left gives no other heads for the same charge.
+    """
     facts = {"kind": PUBLISHED, "heads": [head._asdict() for head in heads]}
     with self._file.locked() as chain:
       _write(chain, facts)
@@ -141,7 +137,10 @@ class Ledger:
       with self._checked(charges) as chain:
         try:
           for charge in charges:
-            facts = charge.as_json() | _new_rows(chain.entries, charge)
+            facts = charge.as_json()
+            if charge.rows is not None:
+              known = RowSketch.of_entries(chain.entries)
+              facts |= charge.rows.facts_beyond(known)
             written.append(_write(chain, facts))
         except OSError:
           with contextlib.suppress(OSError):
@@ -244,15 +243,6 @@ def charge_aloud(ledger: Ledger, *charges: Charge) -> list[str]:
       file=sys.stderr,
     )
   return entries
-
-
-def _new_rows(
-  entries: Sequence[dict[str, Any]], charge: Charge
-) -> dict[str, str]:
-  """What an entry keeps of its rows, beside those that are known."""
-  if charge.rows is None:
-    return {}
-  return charge.rows.facts_beyond(RowSketch.of_entries(entries))
 
 
 def _check_unit(entries: Sequence[dict[str, Any]], privacy_unit: str) -> None:

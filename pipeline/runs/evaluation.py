@@ -108,7 +108,7 @@ class PrivateEvaluation:
       f" {printable(plan.delta)}",
       delta=plan.delta,
       neighboring_relation=plan.neighboring_relation,
-      privacy_unit=self.cache.info.privacy_unit,
+      privacy_unit=rows.pop("privacy_unit"),
       rows=rows.pop("rows"),
       facts={
         "epsilons": [plan.epsilon],

@@ -47,8 +47,8 @@ from oneshot_dp.pipeline.runs.evaluation import (
 )
 from oneshot_dp.pipeline.runs.results import SweepRow, as_json, write_tables
 from oneshot_dp.pipeline.saved_head.directory import (
+  bytes_of,
   head_bytes,
-  note_published,
   write_head,
 )
 from oneshot_dp.pipeline.saved_head.feature_space import FeatureSpace
@@ -186,7 +186,8 @@ class Run:
       if not all(row.private for row in rows):
         keep_from_others(directory)
       # One for all: what other caches were trained on are the same images.
-      note_published(cache_ledger(self.train, self.ledger_dir), folders)
+      ledger = cache_ledger(self.train, self.ledger_dir)
+      ledger.publish(*map(bytes_of, folders))
 
 
 def _plot_accuracy(

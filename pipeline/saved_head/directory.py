@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -30,7 +29,7 @@ from oneshot_dp.extract.storage.typed_json import (
 )
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM, TrainedHead
-from oneshot_dp.pipeline.ledger.ledger import Ledger, Published
+from oneshot_dp.pipeline.ledger.ledger import Published
 from oneshot_dp.pipeline.saved_head.earlier_receipt import notes_on, upgraded
 from oneshot_dp.pipeline.saved_head.make_receipt import make_receipt
 from oneshot_dp.pipeline.saved_head.model_card import model_card
@@ -40,6 +39,7 @@ INPUT = "input"
 """In the metadata of the weights: what the kernel is multiplied with."""
 RECEIPT_FILE = "receipt.json"
 CARD_FILE = "README.md"
+_NEW = os.O_CREAT | os.O_EXCL
 
 
 class _Data(TypedDict):
@@ -92,16 +92,20 @@ def write_head(
   receipt = make_receipt(
     trained, cache, head_sha256=hashlib.sha256(weights).hexdigest()
   )
-  is_private = trained.statement.is_private
   directory.mkdir(parents=True, exist_ok=True)
-  if not is_private:
+  mode = 0o666
+  if not trained.statement.is_private:
     directory.chmod(0o700)
+    mode = 0o600
   for name, content in {
     WEIGHTS_FILE: weights,
     RECEIPT_FILE: (json.dumps(receipt, indent=2) + "\n").encode(),
     CARD_FILE: model_card(receipt).encode(),
   }.items():
-    _write(directory / name, content, 0o666 if is_private else 0o600)
+    # Its mode, less the umask, is that of its making.
+    descriptor = os.open(directory / name, os.O_WRONLY | _NEW, mode)
+    with open(descriptor, "wb") as file:
+      file.write(content)
   return receipt
 
 
@@ -111,7 +115,7 @@ def head_bytes(cache: CacheInfo) -> int:
 
 
 def bytes_of(directory: Path) -> Published:
-  """The digests of a head's files, and which charge its receipt names."""
+  """What `Ledger.publish` is told of a head that is about to leave."""
   weights, receipt = (
     (directory / name).read_bytes() for name in (WEIGHTS_FILE, RECEIPT_FILE)
   )
@@ -120,26 +124,6 @@ def bytes_of(directory: Path) -> Published:
     head_sha256=hashlib.sha256(weights).hexdigest(),
     receipt_sha256=hashlib.sha256(receipt).hexdigest(),
   )
-
-
-def note_published(ledger: Ledger, directories: Iterable[Path]) -> None:
-  """Tells the ledger which bytes leave, so that `verify` knows them again.
-
-  Call it when the files are written and before they are shown: a record whose
-  heads left, as the ledger knows, gives no other heads for the same charge.
-
-  Raises:
-    RunError, InputError: the ledger cannot be told, and nothing may be shown.
-  """
-  ledger.publish(*map(bytes_of, directories))
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-  """Writes a file that has its mode, less the umask, from the start."""
-  with open(
-    path, "xb", opener=lambda name, flags: os.open(name, flags, mode)
-  ) as file:
-    file.write(content)
 
 
 def read_head(directory: Path) -> SavedHead:

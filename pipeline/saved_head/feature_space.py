@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError
@@ -107,12 +106,11 @@ def may_overlap(one: str, other: str) -> bool:
   >>> may_overlap("train[:80%]", "train[80%:]")
   False
   """
-  return any(_meet(a, b) for a in _parts(one) for b in _parts(other))
-
-
-def _parts(split: str) -> Iterator[re.Match[str] | None]:
-  for part in split.split("+"):
-    yield _PART.fullmatch(part.strip())
+  mine, theirs = (
+    [_PART.fullmatch(part.strip()) for part in split.split("+")]
+    for split in (one, other)
+  )
+  return any(_meet(a, b) for a in mine for b in theirs)
 
 
 def _meet(one: re.Match[str] | None, other: re.Match[str] | None) -> bool:
@@ -121,17 +119,11 @@ def _meet(one: re.Match[str] | None, other: re.Match[str] | None) -> bool:
   if one["base"] != other["base"]:
     return "all" in (one["base"], other["base"])
   units = {
-    unit
+    part[f"{side}_unit"]
     for part in (one, other)
     for side in ("start", "stop")
     if part[side]
-    for unit in [part[f"{side}_unit"]]
   }
-  if len(units) > 1:
-    return True
-  first, second = _interval(one), _interval(other)
-  return max(first[0], second[0]) < min(first[1], second[1])
-
-
-def _interval(part: re.Match[str]) -> tuple[int, int]:
-  return int(part["start"] or 0), int(part["stop"] or _END)
+  start = max(int(part["start"] or 0) for part in (one, other))
+  stop = min(int(part["stop"] or _END) for part in (one, other))
+  return len(units) > 1 or start < stop

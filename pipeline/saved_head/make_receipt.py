@@ -140,18 +140,13 @@ def assumptions(
 
 def how_bounded(clipped: str, rows_per_unit: int) -> str:
   """What keeps a unit of many rows from having their influence."""
-  if clipped == UNCLIPPED:
-    return "nothing bounds their influence"
-  if clipped == "unit":
-    return "all are summed, and the sum of each is clipped as one vector"
-  if clipped == WHOLE:
-    return (
-      "all are trained on or all held out and counted, and all of a unit"
-      " together weigh as much as one row either way"
-    )
-  if clipped == MEANS:
-    return (
-      "those of a class are averaged, and weighed by how many they are, so that"
-      " all of a unit together weigh as much as one row"
-    )
-  return f"at most {rows_per_unit} of each are summed, chosen by ids alone"
+  return {
+    UNCLIPPED: "nothing bounds their influence",
+    "unit": "all are summed, and the sum of each is clipped as one vector",
+    WHOLE: "all are trained on or all held out and counted, and all of a unit"
+    " together weigh as much as one row either way",
+    MEANS: "those of a class are averaged, and weighed by how many they are, so"
+    " that all of a unit together weigh as much as one row",
+  }.get(
+    clipped, f"at most {rows_per_unit} of each are summed, chosen by ids alone"
+  )

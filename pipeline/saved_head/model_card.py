@@ -26,6 +26,8 @@ def model_card(
   that an earlier version wrote.
   """
   data, mechanism = receipt["data"], receipt["mechanism"]
+  is_plain = mechanism.get("input", AS_STORED) == AS_STORED
+  rows = AS_STORED if is_plain else f"({UNIT_NORM})"
   return f"""# Linear head on {data["backbone"]["name"]} embeddings
 
 {_promise(receipt)}
@@ -49,7 +51,7 @@ def model_card(
 
 `oneshot-dp verify` on this directory recomputes every number of
 `receipt.json`. The file `head.safetensors` holds `kernel` [d, K] and `bias`
-[K], float32: logits = {_input(mechanism)} @ kernel + bias.
+[K], float32: logits = {rows} @ kernel + bias.
 
 This page is about the receipt with the digest \
 {receipt_sha256 or sha256_of(receipt)}.
@@ -64,26 +66,20 @@ def _public(receipt: dict[str, Any]) -> str:
   return f"| public statistics | {record.in_words()} |\n"
 
 
-def _input(mechanism: dict[str, Any]) -> str:
-  """What the kernel is multiplied with."""
-  if mechanism.get("input", AS_STORED) == AS_STORED:
-    return AS_STORED
-  return f"({UNIT_NORM})"
-
-
 def _unit(receipt: dict[str, Any]) -> str:
   """What the promise is about, where that is more than an example."""
   unit = receipt["privacy"]["privacy_unit"]
   if unit == EXAMPLE_UNIT:
     return ""
   mechanism = receipt["mechanism"]
-  used = f"at most {mechanism['rows_per_unit']} of its examples are used"
-  if mechanism["clipped"] == "unit":
-    used = "the gradients of all its examples are clipped as one"
-  if mechanism["clipped"] == WHOLE:
-    used = "its examples are trained on, or counted, as one"
-  if mechanism["clipped"] == MEANS:
-    used = "the means of its examples of each class weigh as one together"
+  used = {
+    "unit": "the gradients of all its examples are clipped as one",
+    WHOLE: "its examples are trained on, or counted, as one",
+    MEANS: "the means of its examples of each class weigh as one together",
+  }.get(
+    mechanism["clipped"],
+    f"at most {mechanism['rows_per_unit']} of its examples are used",
+  )
   return f"| privacy unit | {unit}: {used} |\n"
 
 

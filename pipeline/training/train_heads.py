@@ -71,6 +71,7 @@ def charged_rows(cache: FeatureCache) -> dict[str, Any]:
   """What a charge says of the rows that it is for; private."""
   info = cache.info
   return {
+    "privacy_unit": info.privacy_unit,
     "rows": RowSketch.of_cache(cache),
     "split": info.split,
     "dataset_version": info.dataset_version,
@@ -111,8 +112,23 @@ def cache_trainer(
 ) -> Trainer:
   """The way to train that configs name; several, if of one step, together.
 
-  For the arguments see `train_heads`; `start` is of public weights. InputError:
-  what was asked makes no sense for this cache.
+  With units, epsilon is about all rows of a unit together: their sum is clipped
+  as one vector, which uses every row at the noise of one (`unit_sums` says when
+  a bound of m rows, with m times the noise, is better). An epsilon per example
+  (a cache without units) protects a person with k rows k times less: it is
+  right only where nobody can have two.
+
+  Args:
+    cache: the private rows.
+    configs: of heads; not "auto".
+    max_rows_per_unit: m, only where the cache has units: sum at most m rows of
+      each instead of clipping their sum.
+    public: what to centre or whiten the rows by.
+    start: public weights to start from.
+    hosts: that have a part of the rows each.
+
+  Raises:
+    InputError: what was asked makes no sense for this cache.
   """
   rows = cache_rows(cache, max_rows_per_unit, hosts)
   rows = dataclasses.replace(rows, start=start)
@@ -153,24 +169,8 @@ def train_heads(
 ) -> list[TrainedHead]:
   """Trains one head per draw and epsilon of a plan; see `train_all`.
 
-  With units, epsilon is about all rows of a unit together: their sum is clipped
-  as one vector, which uses every row at the noise of one (`unit_sums` says when
-  a bound of m rows, with m times the noise, is better). An epsilon per example
-  (a cache without units) protects a person with k rows k times less: it is
-  right only where nobody can have two.
-
-  Args:
-    cache: the private rows.
-    plan: the releases to make.
-    config: the head; not "auto".
-    privacy: noise source.
-    max_rows_per_unit: m, only where the cache has units: sum at most m rows of
-      each instead of clipping their sum.
-    public: what to centre or whiten the rows by.
-    ledger_dir: where ledgers are; None is the default place.
-    baseline: also train the head without noise, which is NOT PRIVATE, at last.
-    aloud: say on stderr what to beware of, and where it is charged.
-    record: of what was paid and released before, and will be.
+  `config` is not "auto"; for `max_rows_per_unit` and `public` see
+  `cache_trainer`. `baseline` is of the same head.
   """
   trainer = cache_trainer(cache, [config], max_rows_per_unit, public=public)
   return train_all(
@@ -227,10 +227,7 @@ def train_all(
   )
   if aloud:
     warn(source, info)
-  facts: dict[str, Any] = {
-    "privacy_unit": info.privacy_unit,
-    **charged_rows(cache),
-  }
+  facts = charged_rows(cache)
   charges = [
     Charge.of_plan(
       each.plan, source, **facts, **each.trainer.facts, **each.facts

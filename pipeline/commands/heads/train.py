@@ -107,8 +107,8 @@ def deliver(
   from oneshot_dp.pipeline.ledger.interrupted import says_what_was_charged
   from oneshot_dp.pipeline.runs import output_dir
   from oneshot_dp.pipeline.saved_head.directory import (
+    bytes_of,
     head_bytes,
-    note_published,
     write_head,
   )
   from oneshot_dp.pipeline.saved_head.make_receipt import how_bounded
@@ -133,7 +133,7 @@ def deliver(
     )
     with output_dir.whole_directory(out) as directory:
       receipt = write_head(directory, trained, cache.info)
-      note_published(ledger, [directory])
+      ledger.publish(bytes_of(directory))
   privacy, mechanism = receipt["privacy"], receipt["mechanism"]
   text = (
     f"{out}: epsilon = {printable(privacy['epsilon'])} at delta ="

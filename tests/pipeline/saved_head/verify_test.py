@@ -19,7 +19,7 @@ from oneshot_dp.linear_dp.heads.registry import mechanism_of
 from oneshot_dp.linear_dp.trainer import AS_STORED, UNIT_NORM
 from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.saved_head.directory import note_published, write_head
+from oneshot_dp.pipeline.saved_head.directory import bytes_of, write_head
 from oneshot_dp.pipeline.saved_head.make_receipt import assumptions
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 from oneshot_dp.pipeline.saved_head.public_record import PublicRecord
@@ -353,7 +353,7 @@ def test_a_ledger_that_was_not_told_what_left(train_cache, tmp_path):
   assert "does not say which bytes were published" in check.conclusion
   assert "nobody can tell from files alone" in check.conclusion
   spent, lines = ledger.entries(), ledger.path.read_bytes()
-  note_published(ledger, [tmp_path / "head"])
+  ledger.publish(bytes_of(tmp_path / "head"))
   assert verify_head(tmp_path / "head").is_vouched
   assert ledger.entries() == spent
   assert ledger.path.read_bytes().startswith(lines)
