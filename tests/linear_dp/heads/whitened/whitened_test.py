@@ -601,7 +601,11 @@ class Transcript:
   def scores(
     self, rule: WhiteningRule, unit: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """unit((x̂ − m)·A)·W by hand, and which rows have no near ties."""
+    """unit((x̂ − m)·A)·W by hand, and which rows have no near ties.
+
+    m and A are not rounded here, as they are in the head: up to 7e-4 of a row's
+    largest score.
+    """
     assert len(self.means) == rule.centres
     assert len(self.moments) == rule.whitens
     d = rule.feature_dim
@@ -618,7 +622,7 @@ class Transcript:
     kernel = final_weights(self.gradients, rule)
     full = unit_rows((unit - mean) @ root) @ kernel
     gaps = np.diff(np.sort(full, axis=1), axis=1).min(axis=1)
-    return full, gaps > 1e-4 * np.abs(full).max(axis=1)
+    return full, gaps > 1e-3 * np.abs(full).max(axis=1)
 
 
 def unit_of_any_length(rows: np.ndarray) -> np.ndarray:
@@ -654,7 +658,7 @@ def test_a_head_is_the_whole_pipeline_to_any_row(
       rows = (test * length).astype(DTYPES[dtype])
       full, clear = transcript.scores(head.mechanism, unit_of_any_length(rows))
       found = head.head.logits(jax.numpy.asarray(rows.astype(np.float32)))
-      assert clear.mean() > 0.97
+      assert clear.mean() > 0.95
       np.testing.assert_array_equal(
         np.argsort(full[clear], axis=1), np.argsort(found, axis=1)[clear]
       )
@@ -674,7 +678,7 @@ def test_a_noisy_mean_may_be_longer_than_any_row(monkeypatch):
   rows = unit_rows(random_block(100, D, K, seed=7).embedding.astype(float))
   found = rows @ head.head.kernel.astype(float) + head.head.bias
   full, clear = transcript.scores(head.mechanism, rows)
-  assert clear.mean() > 0.97
+  assert clear.mean() > 0.95
   np.testing.assert_array_equal(
     np.argsort(full[clear], axis=1), np.argsort(found[clear], axis=1)
   )
