@@ -37,7 +37,7 @@ from oneshot_dp.pipeline.training.train_heads import (
 )
 from tests.pipeline import paid
 from tests.pipeline.command_line import TRAIN, fails, succeeds
-from tests.pipeline.saved_head.receipt_test import changed, leaves, without
+from tests.pipeline.saved_head.receipt_test import MISSING, changed, leaves
 
 DELTA = 1e-5
 DRAWS = 2
@@ -327,7 +327,7 @@ class HeadContract:
   def test_a_number_that_is_missing_is_reported(self, receipt):
     for section in ("mechanism", "privacy"):
       for key in receipt[section].keys() - UNREAD:
-        assert problems(without(receipt, (section, key))), key
+        assert problems(changed(receipt, (section, key), MISSING)), key
 
   @pytest.mark.parametrize(
     ("path", "value"),

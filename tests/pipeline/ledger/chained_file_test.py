@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import pathlib
-import shutil
 import stat
 import subprocess
 import sys
@@ -94,16 +93,13 @@ class TestChain:
       "entry": entries[-1]["entry"],
     }
 
-  def test_an_append_returns_the_name_of_its_entry(self, three):
-    name = append(three, "d")
-    assert three.entries()[-1]["entry"] == name
-
   def test_a_name_cannot_be_found_by_trying_what_is_in_the_entry(
     self, tmp_path
   ):
     found = [append(file_in(tmp_path / folder), "a") for folder in "xy"]
     assert found[0] != found[1]
-    entry = file_in(tmp_path / "x").entries()[0]
+    (entry,) = file_in(tmp_path / "x").entries()
+    assert entry["entry"] == found[0]
     assert len(bytes.fromhex(entry["nonce"])) == 32
 
   def test_nothing_yet(self, tmp_path):
@@ -125,15 +121,10 @@ class TestChain:
       append(file, "a")
     finally:
       os.umask(before)
-    found = {
-      path.name: stat.S_IMODE(path.stat().st_mode)
-      for path in [tmp_path / "ledgers", *(tmp_path / "ledgers").iterdir()]
-    }
-    assert found == {
-      "ledgers": 0o700,
-      "pets.jsonl": 0o600,
-      "pets.jsonl.head": 0o600,
-    }
+    folder, *files = sorted(tmp_path.rglob("*"))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [p.name for p in files] == ["pets.jsonl", "pets.jsonl.head"]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
 
   @pytest.mark.parametrize("late", [False, True], ids=["append", "late head"])
   def test_the_line_is_on_the_disk_before_the_head(
@@ -259,7 +250,7 @@ class TestKills:
     append(three, "e")
     assert names(three) == ["a", "b", "c", "e"]
 
-  @pytest.mark.parametrize("room", [0, 97, 291, 388, 485, 679, 1067])
+  @pytest.mark.parametrize("room", [0, 97, 485, 1067])
   def test_a_disk_with_little_room(self, three, room):
     try:
       with files_no_larger_than(room):
@@ -277,28 +268,16 @@ class TestTampering:
     ("order", "line"),
     [
       ((1, 0, 2), 1),
-      ((0, 2, 1), 2),
       ((0, 2), 2),
-      ((1, 2), 1),
       ((0, 0, 1, 2), 2),
       ((0, 1, 2, 1), 4),
     ],
-    ids=["swap", "swap", "drop second", "drop first", "repeat", "replay"],
+    ids=["swap", "drop", "repeat", "replay"],
   )
   def test_lines_moved_dropped_or_repeated(self, three, order, line):
     lines = lines_of(three)
     three.path.write_bytes(b"".join(lines[i] for i in order))
     refuses(three, f"line {line}: .*damaged or edited; restore")
-
-  @pytest.mark.parametrize("kept", [0, 1, 2])
-  @pytest.mark.parametrize("piece", [b"", b'{"a'], ids=["whole", "torn"])
-  def test_lines_missing_at_the_end(self, three, kept, piece):
-    three.path.write_bytes(b"".join(lines_of(three)[:kept]) + piece)
-    refuses(three, f": {3 - kept} of 3 entries are missing from its end")
-
-  def test_one_byte_missing_at_the_end(self, three):
-    three.path.write_bytes(three.path.read_bytes()[:-1])
-    refuses(three, "1 of 3 entries are missing")
 
   def test_the_file_is_gone(self, three):
     three.path.unlink()
@@ -307,7 +286,7 @@ class TestTampering:
     with pytest.raises(InputError, match="3 of 3 entries are missing"):
       append(three, "more")
 
-  @pytest.mark.parametrize("kept", [1, 2, 3])
+  @pytest.mark.parametrize("kept", [1, 3])
   def test_the_head_is_gone(self, three, kept):
     three.path.write_bytes(b"".join(lines_of(three)[:kept]))
     three.head_path.unlink()
@@ -321,19 +300,13 @@ class TestTampering:
     three.head_path.write_bytes(older)
     refuses(three, "its 5 entries are not those that pets.jsonl.head is about")
 
-  @pytest.mark.parametrize("count", [2, 3])
-  def test_a_line_was_replaced_by_another_that_fits(self, three, count):
+  def test_a_line_was_replaced_by_another_that_fits(self, three):
     """The last line again, with a name and a digest of its own."""
-    head = three.head_path.read_bytes()
-    lines = lines_of(three)
-    three.path.write_bytes(b"".join(lines[: count - 1]))
-    three.head_path.write_text(
-      json.dumps(
-        {"count": count - 1, "entry": json.loads(lines[count - 2])["entry"]}
-      )
-    )
-    for i in range(4 - count):
-      append(three, f"forged {i}")
+    head, lines = three.head_path.read_bytes(), lines_of(three)
+    three.path.write_bytes(b"".join(lines[:2]))
+    two = {"count": 2, "entry": json.loads(lines[1])["entry"]}
+    three.head_path.write_text(json.dumps(two))
+    append(three, "forged")
     assert len(three.entries()) == 3
     three.head_path.write_bytes(head)
     refuses(three, "its 3 entries are not those")
@@ -349,19 +322,17 @@ class TestTampering:
     three.head_path.write_bytes(head)
     refuses(three, "its pets.jsonl.head was damaged or edited")
 
-  def test_a_line_that_is_nested(self, three):
-    three.path.write_bytes(b"[" * 50_000 + b"\n")
-    refuses(three, "line 1: the entry was damaged or edited")
-
   def test_a_line_of_other_data(self, three):
     other = ChainedFile(three.path, {"dataset": "dogs"})
     refuses(other, "line 1")
 
-  @pytest.mark.parametrize("line", [b"", b"[]", b"3", b"null", b"{}", b"\xff"])
+  @pytest.mark.parametrize(
+    "line", [b"", b"[]", b"3", b"null", b"{}", b"\xff", b"[" * 50_000]
+  )
   def test_lines_that_are_no_entries(self, three, line):
     with three.path.open("ab") as file:
       file.write(line + b"\n")
-    refuses(three, "line 4")
+    refuses(three, "line 4: the entry was damaged or edited")
 
   @hypothesis.given(st.data())
   @hypothesis.settings(
@@ -392,16 +363,12 @@ class TestTampering:
   )
   def test_any_truncation(self, three, data):
     content = three.path.read_bytes()
-    size = data.draw(st.integers(0, len(content) - 1))
+    first, second, _ = map(len, lines_of(three))
+    anywhere = data.draw(st.integers(0, len(content) - 1))
+    size = data.draw(st.sampled_from([anywhere, first, first + second]))
+    left = content[:size].count(b"\n")
     three.path.write_bytes(content[:size])
     try:
-      refuses(three, "entries are missing from its end")
+      refuses(three, f": {3 - left} of 3 entries are missing from its end")
     finally:
       three.path.write_bytes(content)
-
-  def test_what_no_file_can_show(self, three, tmp_path):
-    """An older copy of both: why receipts name their entry."""
-    shutil.copytree(three.path.parent, tmp_path / "copy")
-    append(three, "d")
-    shutil.copytree(tmp_path / "copy", three.path.parent, dirs_exist_ok=True)
-    assert names(three) == ["a", "b", "c"]

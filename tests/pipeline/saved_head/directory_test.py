@@ -17,14 +17,6 @@ from oneshot_dp.pipeline.training.train_heads import make_plan, train_heads
 from tests.pipeline.command_line import SWEEP, TRAIN, succeeds
 
 
-def test_three_files_and_no_more(head):
-  assert sorted(p.name for p in head.iterdir()) == [
-    "README.md",
-    "head.safetensors",
-    "receipt.json",
-  ]
-
-
 def test_the_weights_are_what_other_tools_read(head):
   tensors = safetensors.numpy.load_file(head / "head.safetensors")
   assert {k: (v.shape, v.dtype.name) for k, v in tensors.items()} == {
@@ -139,39 +131,37 @@ def test_a_missing_file(head, name):
     read_head(head)
 
 
+ROW = np.zeros(4, np.float32)
+SQUARE = np.zeros((4, 4), np.float32)
+
+
 def tensors(
   metadata: dict[str, str] | None = None, **arrays: np.ndarray
 ) -> bytes:
-  return safetensors.numpy.save(arrays, metadata)
-
-
-OF_ROWS = {"input": AS_STORED}
-
-
-ROW = np.zeros(4, np.float32)
-SQUARE = np.zeros((4, 4), np.float32)
+  of_rows = {"input": AS_STORED} if metadata is None else metadata
+  whole = {"kernel": SQUARE, "bias": ROW} | arrays
+  return safetensors.numpy.save(whole, of_rows)
 
 
 @pytest.mark.parametrize(
   "content",
   [
     b"",
-    b"short",
     b"\xff" * 400,
-    tensors(OF_ROWS, kernel=SQUARE),
-    tensors(OF_ROWS, kernel=SQUARE, bias=SQUARE),
-    tensors(OF_ROWS, kernel=ROW, bias=ROW),
-    tensors(OF_ROWS, kernel=SQUARE, bias=ROW[:3]),
-    tensors(kernel=SQUARE, bias=ROW),
-    tensors({}, kernel=SQUARE, bias=ROW),
-    tensors({"output": AS_STORED}, kernel=SQUARE, bias=ROW),
-    tensors({"input": ""}, kernel=SQUARE, bias=ROW),
-    tensors({"input": f"{UNIT_NORM} "}, kernel=SQUARE, bias=ROW),
-    tensors({"input": "a\nb"}, kernel=SQUARE, bias=ROW),
+    tensors()[:-7],
+    safetensors.numpy.save({"kernel": SQUARE}, {"input": AS_STORED}),
+    tensors(bias=SQUARE),
+    tensors(kernel=ROW),
+    tensors(bias=ROW[:3]),
+    safetensors.numpy.save({"kernel": SQUARE, "bias": ROW}),
+    tensors({"output": AS_STORED}),
+    tensors({"input": ""}),
+    tensors({"input": f"{UNIT_NORM} "}),
+    tensors({"input": "a\nb"}),
   ],
   ids=[
-    *("empty", "short", "noise", "no bias", "bias 2-D", "kernel 1-D", "K"),
-    *("no metadata", "empty metadata", "another key", "input empty"),
+    *("empty", "noise", "cut", "no bias", "bias 2-D", "kernel 1-D", "K"),
+    *("no metadata", "another key", "input empty"),
     *("input nearly right", "input of two lines"),
   ],
 )
@@ -182,22 +172,11 @@ def test_damaged_weights(head, content):
   ) as caught:
     read_head(head)
   assert "\n" not in str(caught.value)
-
-
-def test_weights_that_are_whole_but_of_zeros(head):
-  content = tensors(OF_ROWS, kernel=SQUARE, bias=ROW)
-  (head / "head.safetensors").write_bytes(content)
+  (head / "head.safetensors").write_bytes(tensors())
   assert not read_head(head).head.unit_norm
 
 
-def test_weights_cut_short(head):
-  file = head / "head.safetensors"
-  file.write_bytes(file.read_bytes()[:-7])
-  with pytest.raises(InputError, match="is damaged"):
-    read_head(head)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", "null"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null"])
 def test_a_damaged_receipt(head, content):
   (head / "receipt.json").write_text(content)
   with pytest.raises(InputError, match=r"receipt.json is damaged \(.*\);"):
