@@ -174,13 +174,6 @@ def test_mean_error_of_the_best_test():
   assert 0.5 - sampled == pytest.approx(full / 2, rel=1e-2)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
-def test_epsilon_of_gdp_inverts_the_noise_multiplier(epsilon):
-  mu = 1 / accounting.noise_multiplier(epsilon, DELTA)
-  assert epsilon_of_gdp(mu, DELTA) == pytest.approx(epsilon)
-  assert epsilon_of_gdp(0.0, DELTA) == 0
-
-
 @pytest.mark.parametrize("confidence", [0.5, 1.0, 95.0, float("nan")])
 def test_refuses_a_confidence_that_is_none(confidence):
   with pytest.raises(InputError, match="confidence="):

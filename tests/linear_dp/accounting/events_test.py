@@ -31,15 +31,10 @@ from oneshot_dp.linear_dp.accounting.events import (
 from oneshot_dp.linear_dp.accounting.gaussian import compose, epsilon_of
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.noisy_counts import CountPlan
+from tests.privacy_losses import steps
 
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
-
-
-def steps(q: float, count: int, sigma: float) -> SelfComposedDpEvent:
-  return SelfComposedDpEvent(
-    PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), count
-  )
 
 
 def by_pld(event: DpEvent, delta: float, interval: float, relation) -> float:
@@ -148,28 +143,35 @@ def test_parts_keep_their_order_and_number():
   assert event_from_json(event_as_json(nested)) == nested
 
 
-@pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf])
-def test_noise_that_is_none_is_refused(sigma):
-  for event in (GaussianDpEvent(sigma), steps(0.5, 2, sigma)):
-    with pytest.raises(InputError, match=f"noise_multiplier={sigma} must be"):
-      parts_of(event)
+NO_NUMBERS = (0.0, -1.0, math.nan)
 
 
-@pytest.mark.parametrize("q", [0.0, -0.1, 1 + 1e-9, math.nan])
-def test_a_probability_that_is_none_is_refused(q):
-  with pytest.raises(InputError, match=f"sampling_probability={q} must be"):
-    parts_of(steps(q, 2, 1.0))
-
-
-@pytest.mark.parametrize("count", [0, -1, 1.5])
-def test_a_count_that_is_none_is_refused(count):
-  for event in (
-    SelfComposedDpEvent(GaussianDpEvent(1.0), count),
-    SelfComposedDpEvent(steps(0.5, 2, 1.0), count),
-    steps(0.5, count, 1.0),
-  ):
-    with pytest.raises(InputError, match=f"count={count} must be a whole"):
-      parts_of(event)
+@pytest.mark.parametrize(
+  ("event", "message"),
+  [
+    *(
+      (make(sigma), f"noise_multiplier={sigma} must be")
+      for sigma in (*NO_NUMBERS, math.inf)
+      for make in (GaussianDpEvent, lambda sigma: steps(0.5, 2, sigma))
+    ),
+    *(
+      (steps(q, 2, 1.0), f"sampling_probability={q} must be")
+      for q in (*NO_NUMBERS, 1 + 1e-9)
+    ),
+    *(
+      (make(count), f"count={count} must be a whole")
+      for count in (0, -1, 1.5)
+      for make in (
+        lambda n: SelfComposedDpEvent(GaussianDpEvent(1.0), n),
+        lambda n: SelfComposedDpEvent(steps(0.5, 2, 1.0), n),
+        lambda n: steps(0.5, n, 1.0),
+      )
+    ),
+  ],
+)
+def test_numbers_that_are_none_are_refused(event, message):
+  with pytest.raises(InputError, match=message):
+    parts_of(event)
 
 
 @pytest.mark.parametrize(

@@ -91,19 +91,8 @@ def test_epsilon_is_that_of_dp_accounting(sigma, delta):
   assert exact_delta(found, sigma) <= delta
 
 
-@pytest.mark.parametrize("epsilon", [0.25, 2.0])
-def test_privacy_loss_distribution_agrees(epsilon):
-  """Another accountant; on its grid of 10⁻⁴ it errs upwards, by less."""
-  sigma = noise_multiplier(epsilon, 1e-6)
-  pld = privacy_loss_distribution.from_gaussian_mechanism(
-    sigma, value_discretization_interval=1e-4
-  )
-  found = pld.get_epsilon_for_delta(1e-6)
-  assert epsilon - 1e-6 <= found <= epsilon + 2e-4
-
-
 @pytest.mark.parametrize(
-  "sigmas", [(15.4098, 8.0576, 4.2247), (0.8, 5.0, 5.0, 40.0)]
+  "sigmas", [(2.2305,), (15.4098, 8.0576, 4.2247), (0.8, 5.0, 5.0, 40.0)]
 )
 def test_composition_agrees_with_other_accountants(sigmas):
   delta = 1e-6
@@ -139,18 +128,31 @@ def test_composition_is_rounded_down_and_has_no_order(sigmas, random):
   assert compose(iter(shuffled)) == found
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, -math.inf, math.nan])
-def test_an_epsilon_that_guarantees_nothing_is_refused(epsilon):
-  with pytest.raises(InputError, match=f"epsilon={epsilon} must be positive"):
-    noise_multiplier(epsilon, 1e-6)
-
-
-@pytest.mark.parametrize("delta", [0.0, 1.0, 2.0, -1e-6, math.nan, math.inf])
-def test_a_delta_that_guarantees_nothing_is_refused(delta):
-  with pytest.raises(InputError, match=f"delta={delta} must lie strictly"):
-    noise_multiplier(1.0, delta)
-  with pytest.raises(InputError, match="delta="):
-    accounting.check_budget(1.0, delta)
+@pytest.mark.parametrize(
+  ("refused", "message"),
+  [
+    *(
+      (lambda e=e: noise_multiplier(e, 1e-6), f"epsilon={e} must be positive")
+      for e in (0.0, -1.0, math.inf, -math.inf, math.nan)
+    ),
+    *(
+      (lambda d=d: noise_multiplier(1.0, d), f"delta={d} must lie strictly")
+      for d in (0.0, 1.0, 2.0, -1e-6, math.nan, math.inf)
+    ),
+    *(
+      (lambda s=s: epsilon_of(s, 1e-6), f"noise_multiplier={s} must be")
+      for s in (0.0, -1.0)
+    ),
+    *(
+      (lambda s=s: compose([1.0, s]), "must all be positive")
+      for s in (0.0, -2.0, math.nan)
+    ),
+    (lambda: compose([]), "no release"),
+  ],
+)
+def test_what_guarantees_nothing_is_refused(refused, message):
+  with pytest.raises(InputError, match=message):
+    refused()
 
 
 @pytest.mark.parametrize("epsilon", [1e-40, 1e-12])
@@ -167,23 +169,6 @@ def test_more_noise_than_is_of_use_is_refused():
   )
   with pytest.raises(InputError, match=re.escape(message)):
     check_noise_multiplier(1.1e6, 1e-7, "nothing could be learned")
-
-
-@pytest.mark.parametrize("sigma", [0.0, -1.0])
-def test_no_noise_has_no_epsilon(sigma):
-  with pytest.raises(InputError, match=f"noise_multiplier={sigma} must be"):
-    epsilon_of(sigma, 1e-6)
-
-
-@pytest.mark.parametrize("sigma", [0.0, -2.0, math.nan])
-def test_no_noise_cannot_be_composed(sigma):
-  with pytest.raises(InputError, match="must all be positive"):
-    compose([1.0, sigma])
-
-
-def test_nothing_to_compose_is_refused():
-  with pytest.raises(InputError, match="no release"):
-    compose([])
 
 
 def test_a_short_float_is_solved_in_full_and_so_is_what_equals_it():

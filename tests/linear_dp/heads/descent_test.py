@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -65,19 +64,6 @@ def test_the_last_weights(name, steps):
   # In float64: what optax does in float32 is 10⁻⁷ off.
   np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
   assert np.abs(found - start()).max() > 0.01
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equals_a_plain_loop_of_optax(name):
-  optimizer = OPTIMIZERS[name]
-  with jax.enable_x64(True):
-    kernel = start()
-    state = optimizer.init(kernel)
-    for _ in range(10):
-      updates, state = optimizer.update(gradient(kernel), state, kernel)
-      kernel = np.asarray(optax.apply_updates(kernel, updates))
-  found = descend(start(), [gradient] * 10, optimizer)
-  np.testing.assert_allclose(found, kernel, rtol=1e-13)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.99])
@@ -149,10 +135,6 @@ def test_a_seed_repeats_and_another_does_not(init):
   )
   np.testing.assert_array_equal(one, same)
   assert (one != other).all()
-
-
-def test_a_scale_of_zero_is_zero():
-  assert not initial_kernel("normal", 0.0, (P, K), 1).any()
 
 
 def test_unit_scale_is_of_the_longest_column():

@@ -137,34 +137,6 @@ def test_every_release_has_the_noise_that_it_states(order, relation):
     assert abs(noise.mean()) < 5 * statement.noise_sd / math.sqrt(noise.size)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_noise_does_not_depend_on_the_data(seed):
-  """So that each later release is an earlier one plus noise."""
-  plan = make_plan(num_draws=2)
-  one, other = make_secret(0), make_secret(seed)
-  np.testing.assert_array_equal(
-    noises(released(plan, secret=one), one),
-    noises(released(plan, secret=other), other),
-  )
-
-
-@pytest.mark.parametrize("seed", [2, None])
-def test_independent_releases_share_no_noise(seed):
-  plan = make_plan(order="independent", num_draws=2)
-  for a, b in itertools.combinations(noises(released(plan, seed)), 2):
-    # Unseeded too: seven deviations is one in 10^11.
-    assert abs(correlation(a, b)) < 7 / math.sqrt(K * D)
-
-
-@pytest.mark.parametrize("seed", [3, None])
-def test_draws_share_no_noise(seed):
-  found = noises(released(make_plan(num_draws=3), seed))
-  draws = [found[:3], found[3:6], found[6:]]
-  for one, other in itertools.combinations(draws, 2):
-    for a, b in itertools.product(one, other):
-      assert abs(correlation(a, b)) < 7 / math.sqrt(K * D)
-
-
 @pytest.mark.parametrize("size", [{"num_classes": 2, "feature_dim": 3}, {}])
 def test_with_a_seed_a_draw_does_not_depend_on_how_many_there_are(size):
   secret = make_secret(**size)
@@ -198,14 +170,6 @@ def test_draws_of_a_small_sum_share_no_noise(seed, order):
     assert np.abs(among_entries).max() < luck
     for apart in (1, 2, 341):
       assert abs(correlation(noise[apart:, 0], noise[:-apart, 0])) < luck
-
-
-@pytest.mark.parametrize("order", ["nested", "independent"])
-def test_classes_share_no_noise(order):
-  for noise in noises(released(make_plan(order=order))):
-    by_class = noise.reshape(K, D)
-    off = np.corrcoef(by_class) - np.eye(K)
-    assert np.abs(off).max() < 5 / math.sqrt(D)
 
 
 @pytest.mark.parametrize("num_draws", [1, 3])

@@ -206,16 +206,6 @@ def test_same_bits_in_any_order_and_block_size(counts, sizes, order):
   )
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_same_bits_on_any_devices(devices):
-  block, grid = of_units([30, 1, 4, 700, 2]), make_grid()
-  found = sum_of(block, grid, devices=jax.local_devices()[:devices])
-  np.testing.assert_array_equal(
-    found.secret_class_sums, sum_of(block, grid).secret_class_sums
-  )
-  assert found.num_examples == len(block)
-
-
 class TestClip:
   @hypothesis.settings(max_examples=50, deadline=None)
   @hypothesis.given(

@@ -258,31 +258,6 @@ def assert_same(passes: list[list[tuple[np.ndarray, ...]]]):
         np.testing.assert_array_equal(x, y)
 
 
-def damaged_readings():
-  block = random_block(100, D, K)
-  yield "a row less", block[:99], "gave 99 rows"
-  ids = block.example_id.copy()
-  ids[50] = ids[3]
-  yield "twice", block.but(example_id=ids), "example_id=1009 comes more than"
-  longer = block.embedding.copy()
-  longer[50] *= 2
-  yield "longer", block.but(embedding=longer), "example_id=1150: its embedding"
-
-
-DAMAGED = {case: (block, said) for case, block, said in damaged_readings()}
-
-
-@pytest.mark.parametrize("case", sorted(DAMAGED))
-def test_each_reading_is_checked(case):
-  second, said = DAMAGED[case]
-  block = random_block(100, D, K)
-  rows = rows_of(block, 2, Reader(block, second))
-  one_pass(rows)
-  with pytest.raises(InputError) as caught:
-    one_pass(rows)
-  assert said in str(caught.value)
-
-
 @pytest.mark.parametrize("max_norm", [0.37, 1024.0])
 def test_norms_up_to_r_go_beside_the_rows(max_norm):
   block = random_block(100, D, K)

@@ -1,5 +1,3 @@
-import dataclasses
-import itertools
 from fractions import Fraction
 
 import hypothesis
@@ -148,13 +146,6 @@ def test_the_choice_is_blind_to_other_units(counts, m, gone):
   assert {int(rest.example_id[i]) for i in positions} == kept
 
 
-def test_another_m_only_adds_rows():
-  block = of_units([30, 4, 11])
-  chosen = [chosen_ids(block, m) for m in range(1, 32)]
-  for fewer, more in itertools.pairwise(chosen):
-    assert fewer <= more
-
-
 def test_every_place_within_a_unit_has_the_same_chance():
   """First come, first served would favour whatever the ids are sorted by."""
   units, rows = 4000, 5
@@ -263,32 +254,6 @@ def test_a_unit_moves_the_statistic_by_at_most_the_sensitivity(
   count = counts[(unit + 5) // 7]
   if alike and count >= m:
     assert moved > Fraction(0.99 * grid.sensitivity(NULL_ROW)) ** 2
-
-
-@pytest.mark.parametrize("m", [1, 30])
-@pytest.mark.parametrize("relation", [NULL_ROW, REPLACE])
-def test_the_sensitivity_of_m_rows(m, relation):
-  """m times what the rows move, and one rounding."""
-  grid, one = make_grid(m, 10, 192), make_grid(1, 10, 192)
-  assert one == dataclasses.replace(grid, rows_per_unit=1)
-  times = 2 if relation is REPLACE else 1
-  rounding = one.sensitivity(relation) - (
-    times * GRID_RADIUS * one.residual_norm
-  )
-  expected = times * m * GRID_RADIUS * one.residual_norm + rounding
-  assert grid.sensitivity(relation) == pytest.approx(expected, rel=1e-13)
-
-
-def test_replacing_a_unit_costs_twice_as_much():
-  m = 3
-  grid = make_grid(m, 2, 1)
-  one = with_units(
-    make_block(np.full((5, 1), 9e3, np.float32), [0] * 5), [1] * 5
-  )
-  other = one.but(embedding=-one.embedding)
-  moved = squared_distance(statistic(one, grid), statistic(other, grid))
-  assert moved > Fraction(1.99 * grid.sensitivity(NULL_ROW)) ** 2
-  assert moved <= Fraction(grid.sensitivity(REPLACE)) ** 2
 
 
 def thirty_alike() -> Block:

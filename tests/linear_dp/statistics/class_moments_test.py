@@ -15,7 +15,6 @@ from oneshot_dp.linear_dp.statistics.class_moments import (
 )
 from tests.linear_dp.blocks import (
   Block,
-  in_blocks,
   integers_of,
   make_block,
   random_block,
@@ -79,19 +78,6 @@ def test_same_bits_in_any_order_block_size_and_on_any_devices(
     check_exact(moments_of(shuffled, devices, sizes), block)
 
 
-def test_it_reads_once():
-  block, passes = random_block(300, D, K), []
-
-  def read():
-    passes.append(1)
-    return in_blocks(block, (64,))
-
-  rows = rows_of(block)
-  rows._read = read
-  class_moments(rows)
-  assert len(passes) == 1
-
-
 def test_full_chunks_of_the_longest_rows_of_one_class_are_exact():
   assert unit_norm_rows.ROWS_PER_DEVICE * GRID_RADIUS**2 <= 2**53
   alike = make_block(np.full((20_000, 1), 60000, np.float16), [1] * 20_000)
@@ -117,19 +103,6 @@ def test_a_larger_chunk_would_not_be_exact(monkeypatch):
   np.testing.assert_array_equal(moments_of(block).secret_moment, u.T @ u)
   monkeypatch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 2**17)
   assert (moments_of(block).secret_moment != u.T @ u).any()
-
-
-def test_zero_rows_and_padding_add_nothing(small_chunks):
-  block = random_block(3, D, K)
-  zeros = make_block(np.zeros((9, D), np.float32), [0] * 9)
-  both = rows_of(block, num_examples=12)
-  both._read = lambda: iter([zeros.but(example_id=np.arange(9)), block])
-  found, alone = class_moments(both), moments_of(block)
-  for name in ("moment", "class_sums", "class_counts"):
-    np.testing.assert_array_equal(
-      getattr(found, f"secret_{name}"), getattr(alone, f"secret_{name}")
-    )
-  assert found.secret_class_counts.sum() == 3
 
 
 def test_damaged_rows_are_refused():

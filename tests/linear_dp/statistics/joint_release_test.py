@@ -232,17 +232,6 @@ def test_all_entries_have_noise_of_their_own():
   assert np.abs(correlation).max() < 5.5 / math.sqrt(draws)
 
 
-def test_no_value_is_used_twice():
-  exact = without_noise(make_secret(40, 20))
-  releases = Releases(make_secret(40, 20), NoiseSource(5))
-  noise = noise_between(releases.extend(1e13), exact)
-  values = np.concatenate(
-    [noise[k].ravel() / sd for k, sd in expected_sd(1, 20).items()]
-  )
-  assert values.size == 820 + 800 + 40 + 20
-  assert len(np.unique(np.abs(values))) == values.size
-
-
 def test_more_noise_is_added_to_what_was_released():
   """The first, and the step to the second, are independent Gaussians."""
   draws, small, large = 100, 3e8, 5e8  # 4e8 between them

@@ -90,7 +90,7 @@ def test_z_is_the_direction_on_its_grid(kind, dtype):
 
 @pytest.mark.slow
 @hypothesis.settings(
-  max_examples=20,
+  max_examples=10,
   deadline=None,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
