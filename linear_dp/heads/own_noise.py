@@ -1,11 +1,11 @@
 """Heads of unit rows: of any kind, and those whose noise is their own."""
 
 import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Float64, Shaped
+from jaxtyping import Float64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig
@@ -15,7 +15,6 @@ from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.rows.whole_units import UnitSizes
-from oneshot_dp.linear_dp.statistics.gradient_sum import gradient_step
 from oneshot_dp.linear_dp.trainer import (
   ROWS_ARE_CLIPPED,
   Charging,
@@ -36,29 +35,42 @@ GRADIENT_SUM = "gradient sum"
 """What every step releases."""
 
 
-def once(
-  source: NoiseSource | None,
-  name: str,
-  make: Callable[[], Shaped[np.ndarray, "..."]],
-) -> Shaped[np.ndarray, "..."]:
-  """See `NoiseSource.once`; what has no noise is made, whenever."""
-  return make() if source is None else source.once(name, make)
+class Door(NamedTuple):
+  """How what a head is made of leaves.
 
+  Attributes:
+    relation: which data sets count as neighbours.
+    source: of samples and noise; None adds no noise, which is NOT PRIVATE.
+    on_release: called with all that leaves, in order.
+  """
 
-def gradient_released(
-  value: Float64[np.ndarray, "p K"],
-  noise_multiplier: float,
-  clip_norm: float,
-  at: Mapping[str, Any],
-) -> Released:
-  """What a step lets out, of gradients that were clipped to C."""
-  return Released(
-    name=GRADIENT_SUM,
-    value=value,
-    noise_multiplier=noise_multiplier,
-    grid_step=gradient_step(clip_norm),
-    at={"clip_norm": clip_norm, **at},
-  )
+  relation: NeighboringRelation
+  source: NoiseSource | None
+  on_release: OnRelease = unseen
+
+  def let_out(
+    self,
+    name: str,
+    make: Callable[[], Float64[np.ndarray, "..."]],
+    noise_multiplier: float,
+    grid_step: float,
+    **at: Any,
+  ) -> Float64[np.ndarray, "..."]:
+    """Makes and shows a release; for what it is told, see `Released`.
+
+    `NoiseSource.once` has it made; what has no noise is made anew.
+    """
+    value = make() if self.source is None else self.source.once(name, make)
+    self.on_release(
+      Released(
+        name=name,
+        value=value,
+        noise_multiplier=noise_multiplier,
+        grid_step=grid_step,
+        at=at,
+      )
+    )
+    return value
 
 
 def secret_rows(
@@ -156,24 +168,12 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
       raise InputError(f"order={plan.order!r}: these heads share no noise.")
     return {e: self.rule(s) for e, s in plan.noise_multipliers.items()}
 
-  def settled(
-    self,
-    rule: Rule,
-    relation: NeighboringRelation,
-    source: NoiseSource | None,
-    on_release: OnRelease,
-  ) -> Rule:
+  def settled(self, rule: Rule, door: Door) -> Rule:
     """The settings, with what a first release has to say."""
     return rule
 
   @abc.abstractmethod
-  def train(
-    self,
-    rule: Rule,
-    relation: NeighboringRelation,
-    source: NoiseSource | None,
-    on_release: OnRelease,
-  ) -> LinearHead:
+  def train(self, rule: Rule, door: Door) -> LinearHead:
     """Trains it, at the cost that the plan says; without noise if no source."""
 
   def resumes_by(self, plan: ReleasePlan) -> Resumable:
@@ -204,37 +204,43 @@ class OwnNoiseTrainer(RowsTrainer, Generic[Rule]):
     charge(plan, source)
     with self._progress("steps", "step", steps) as bar:
       shown = _counted(bar, on_release)
+      door = Door(plan.neighboring_relation, source, shown)
       for draw in range(plan.num_draws):
         heads = (
-          self._of_epsilon(epsilon, rule, plan, source, shown, draw)
+          self._through(
+            door,
+            rule,
+            PrivacyStatement.of_plan(
+              plan,
+              epsilon,
+              source,
+              sensitivity=1.0,
+              noise_sd=plan.noise_multipliers[epsilon],
+            ),
+            plan,
+            draw,
+          )
           for epsilon, rule in rules.items()
         )
         # Nested ones are trained the other way round, each from the last.
         nested = plan.order == "nested"
         yield from reversed(list(heads)) if nested else heads
 
-  def _of_epsilon(
-    self,
-    epsilon: float,
-    rule: Rule,
-    plan: ReleasePlan,
-    source: NoiseSource,
-    shown: OnRelease,
-    draw: int,
-  ) -> TrainedHead:
-    sigma = plan.noise_multipliers[epsilon]
-    statement = PrivacyStatement.of_plan(
-      plan, epsilon, source, sensitivity=1.0, noise_sd=sigma
-    )
-    given = plan.neighboring_relation, source, shown
-    settled = self.settled(rule, *given)
-    head = self.train(settled, *given)
-    return self._trained(head, settled, statement, plan, draw)
-
   def baseline(self, plan: ReleasePlan) -> TrainedHead:
-    rule, relation = self.rule(0.0), plan.neighboring_relation
-    with self._progress("steps without noise", "step", None) as bar:
-      rule = self.settled(rule, relation, None, unseen)
-      head = self.train(rule, relation, None, _counted(bar))
+    relation = plan.neighboring_relation
     statement = PrivacyStatement.without_privacy(plan.delta, relation)
-    return self._trained(head, rule, statement, plan)
+    with self._progress("steps without noise", "step", None) as bar:
+      door = Door(relation, None, _counted(bar))
+      return self._through(door, self.rule(0.0), statement, plan)
+
+  def _through(
+    self,
+    door: Door,
+    rule: Rule,
+    statement: PrivacyStatement,
+    plan: ReleasePlan,
+    draw: int = 0,
+  ) -> TrainedHead:
+    rule = self.settled(rule, door)
+    head = self.train(rule, door)
+    return self._trained(head, rule, statement, plan, draw)

@@ -21,7 +21,6 @@ from jaxtyping import Bool, Float64
 
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
-from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import (
   descend,
@@ -36,24 +35,18 @@ from oneshot_dp.linear_dp.heads.multi_step.rule import (
 )
 from oneshot_dp.linear_dp.heads.own_noise import (
   GRADIENT_SUM,
+  Door,
   OwnNoiseTrainer,
-  gradient_released,
-  once,
 )
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
+  gradient_step,
   release_gradient,
 )
 from oneshot_dp.linear_dp.statistics.step_rows import StepRows
-from oneshot_dp.linear_dp.trainer import (
-  NoBar,
-  OnRelease,
-  Progress,
-  TrainingRows,
-  unseen,
-)
+from oneshot_dp.linear_dp.trainer import NoBar, Progress, TrainingRows
 
 
 class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
@@ -95,55 +88,39 @@ class MultiStepTrainer(OwnNoiseTrainer[MultiStepRule]):
       clipped=self._given.clipped,
     )
 
-  def train(
-    self,
-    rule: MultiStepRule,
-    relation: NeighboringRelation,
-    source: NoiseSource | None,
-    on_release: OnRelease,
-  ) -> LinearHead:
-    return train(self._step_rows, rule, relation, source, on_release)
+  def train(self, rule: MultiStepRule, door: Door) -> LinearHead:
+    return train(self._step_rows, rule, door)
 
 
-def train(
-  rows: StepRows,
-  rule: MultiStepRule,
-  relation: NeighboringRelation,
-  source: NoiseSource | None,
-  on_release: OnRelease = unseen,
-) -> LinearHead:
-  """Trains one head.
+def train(rows: StepRows, rule: MultiStepRule, door: Door) -> LinearHead:
+  """Trains one head on rows of the rule's `max_norm`.
 
   Formal guarantees: see `MultiStepRule`. With rows of norm 1 the head is of
   rows as they are, and its logits are good for ranking only.
-
-  Args:
-    rows: the private rows, of the rule's `max_norm`.
-    rule: the settings.
-    relation: which data sets count as neighbours.
-    source: of samples and noise; None adds no noise, which is NOT PRIVATE.
-    on_release: called with all that leaves, in order.
   """
   # A baseline samples too; what it does not hide, nobody else must guess.
-  chosen = rule.batches.chosen(source or NoiseSource(), rows.secret_units)
+  chosen = rule.batches.chosen(door.source or NoiseSource(), rows.secret_units)
 
   def gradient(
     part: Bool[np.ndarray, " n"] | None, kernel: Float64[np.ndarray, "d K"]
   ) -> Float64[np.ndarray, "d K"]:
+    sigma = rule.step_noise_multiplier
+
     def noisy() -> Float64[np.ndarray, "d K"]:
       secret = clipped_gradient(
         rows, kernel, rule.clip_norm, loss=rule.loss, chosen=part
       )
-      return release_gradient(
-        secret, rule.step_noise_multiplier, relation, source
-      )
+      return release_gradient(secret, sigma, door.relation, door.source)
 
-    released = once(source, GRADIENT_SUM, noisy)
-    at = {"kernel": kernel, "loss": rule.loss, "max_norm": rule.max_norm}
-    on_release(
-      gradient_released(
-        released, rule.step_noise_multiplier, rule.clip_norm, at
-      )
+    released = door.let_out(
+      GRADIENT_SUM,
+      noisy,
+      sigma,
+      gradient_step(rule.clip_norm),
+      clip_norm=rule.clip_norm,
+      kernel=kernel,
+      loss=rule.loss,
+      max_norm=rule.max_norm,
     )
     return released / rule.batches.mean_size
 

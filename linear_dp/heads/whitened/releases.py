@@ -1,16 +1,13 @@
 """What whitened heads release but for their steps, and what is made of it."""
 
-import functools
 import math
 
 import numpy as np
 from jaxtyping import Float64
 
-from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
-from oneshot_dp.linear_dp.heads.own_noise import once
+from oneshot_dp.linear_dp.heads.own_noise import Door
 from oneshot_dp.linear_dp.heads.whitened.budget import FROM_START
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
-from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.class_moments import SecretClassMoments
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
@@ -28,43 +25,29 @@ from oneshot_dp.linear_dp.statistics.second_moment import (
   release_moment,
 )
 from oneshot_dp.linear_dp.statistics.step_rows import StepRows
-from oneshot_dp.linear_dp.trainer import OnRelease, Released
 
 
 def released_rows_map(
-  moment: SecretClassMoments,
-  rule: WhiteningRule,
-  relation: NeighboringRelation,
-  source: NoiseSource | None,
-  on_release: OnRelease,
+  moment: SecretClassMoments, rule: WhiteningRule, door: Door
 ) -> ReleasedMap:
   """Spends the budget of the mean and of the moment: (u − mean)·A."""
   mean = matrix = None
-  if rule.mean_noise_multiplier is not None:
-    noise_sd = rule.mean_noise_multiplier * mean_sensitivity(relation)
-    noise_sd *= 1 + 2**-50
-    make = functools.partial(release_mean, moment, noise_sd, source, rule.size)
-    mean = once(source, "mean", make)
-    on_release(
-      Released(
-        name="mean",
-        value=mean,
-        noise_multiplier=rule.mean_noise_multiplier,
-        grid_step=1 / (GRID_RADIUS * rule.size),
-      )
+  if (sigma := rule.mean_noise_multiplier) is not None:
+    of_mean = sigma * mean_sensitivity(door.relation) * (1 + 2**-50)
+    mean = door.let_out(
+      "mean",
+      lambda: release_mean(moment, of_mean, door.source, rule.size),
+      sigma,
+      1 / (GRID_RADIUS * rule.size),
     )
-  if rule.moment_noise_multiplier is not None:
-    sensitivity = moment_sensitivity(relation, rule.feature_dim)
-    noise_sd = rule.moment_noise_multiplier * sensitivity * (1 + 2**-50)
-    make = functools.partial(release_moment, moment, noise_sd, source)
-    noisy = once(source, "second moment", make)
-    on_release(
-      Released(
-        name="second moment",
-        value=noisy,
-        noise_multiplier=rule.moment_noise_multiplier,
-        grid_step=1 / GRID_RADIUS,
-      )
+  if (sigma := rule.moment_noise_multiplier) is not None:
+    sensitivity = moment_sensitivity(door.relation, rule.feature_dim)
+    of_moment = sigma * sensitivity * (1 + 2**-50)
+    noisy = door.let_out(
+      "second moment",
+      lambda: release_moment(moment, of_moment, door.source),
+      sigma,
+      1 / GRID_RADIUS,
     )
     if mean is not None:
       noisy = noisy - rule.size * np.outer(mean, mean)
@@ -73,11 +56,7 @@ def released_rows_map(
 
 
 def released_log_prior(
-  moment: SecretClassMoments,
-  rule: WhiteningRule,
-  relation: NeighboringRelation,
-  source: NoiseSource | None,
-  on_release: OnRelease,
+  moment: SecretClassMoments, rule: WhiteningRule, door: Door
 ) -> Float64[np.ndarray, " K"] | None:
   """Spends the budget of the class counts, if there is one: log of N/ΣN.
 
@@ -90,16 +69,12 @@ def released_log_prior(
   if not rule.balances:
     return None
   sigma = rule.count_noise_multiplier or 0.0
-  noise_sd = math.nextafter(sigma * count_sensitivity(relation), math.inf)
-  make = functools.partial(release_counts, moment, noise_sd, source)
-  counts = once(source, "class counts", make)
-  on_release(
-    Released(
-      name="class counts",
-      value=counts,
-      noise_multiplier=sigma,
-      grid_step=1 / moment.count_steps,
-    )
+  noise_sd = math.nextafter(sigma * count_sensitivity(door.relation), math.inf)
+  counts = door.let_out(
+    "class counts",
+    lambda: release_counts(moment, noise_sd, door.source),
+    sigma,
+    1 / moment.count_steps,
   )
   counts = np.maximum(counts, max(noise_sd, 1.0))
   return np.log(counts / counts.sum())
@@ -110,9 +85,7 @@ def released_way(
   first: Float64[np.ndarray, "p K"],
   last: Float64[np.ndarray, "p K"],
   rule: WhiteningRule,
-  relation: NeighboringRelation,
-  source: NoiseSource | None,
-  on_release: OnRelease,
+  door: Door,
 ) -> float:
   """Spends the budget of comparing: how far from the start to go, 0 to 1.
 
@@ -122,23 +95,17 @@ def released_way(
   """
   sigma = rule.compared_noise_multiplier or 0.0
   count = len(FROM_START)
-  noise_sd = math.nextafter(sigma * gain_sensitivity(relation, count), math.inf)
+  sensitivity = gain_sensitivity(door.relation, count)
+  noise_sd = math.nextafter(sigma * sensitivity, math.inf)
   kernels = np.stack(
     [first + far * (last - first) for far in (0.0, *FROM_START)]
   )
-
-  def noisy() -> Float64[np.ndarray, " m"]:
-    return release_gains(count_gains(rows, kernels), noise_sd, source)
-
-  gains = once(source, "gains", noisy)
-  on_release(
-    Released(
-      name="gains",
-      value=gains,
-      noise_multiplier=sigma,
-      grid_step=1 / GRID_RADIUS,
-      at={"kernels": kernels},
-    )
+  gains = door.let_out(
+    "gains",
+    lambda: release_gains(count_gains(rows, kernels), noise_sd, door.source),
+    sigma,
+    1 / GRID_RADIUS,
+    kernels=kernels,
   )
   best = int(gains.argmax())
   return FROM_START[best] if gains[best] > noise_sd else 0.0

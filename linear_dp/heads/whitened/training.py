@@ -30,7 +30,6 @@ composition of Gaussians: Dong, Roth & Su (2022).
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -43,14 +42,12 @@ from jaxtyping import Float64
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import ReleaseOrder
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
-from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.descent import descend, unit_scale
 from oneshot_dp.linear_dp.heads.own_noise import (
   GRADIENT_SUM,
+  Door,
   OwnNoiseTrainer,
-  gradient_released,
-  once,
 )
 from oneshot_dp.linear_dp.heads.whitened.budget import (
   BALANCED_CLIP_NORM,
@@ -62,15 +59,13 @@ from oneshot_dp.linear_dp.heads.whitened.releases import (
   released_way,
 )
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
-from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.public_start import SETTING
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.statistics.class_moments import (
-  class_moments,
-)
+from oneshot_dp.linear_dp.statistics.class_moments import class_moments
 from oneshot_dp.linear_dp.statistics.exact_map import ReleasedMap
 from oneshot_dp.linear_dp.statistics.gradient_sum import (
   clipped_gradient,
+  gradient_step,
   release_gradient,
 )
 from oneshot_dp.linear_dp.statistics.second_moment import (
@@ -78,7 +73,6 @@ from oneshot_dp.linear_dp.statistics.second_moment import (
   release_units,
 )
 from oneshot_dp.linear_dp.statistics.step_rows import StepRows
-from oneshot_dp.linear_dp.trainer import OnRelease, Released
 
 
 class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
@@ -134,39 +128,24 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
       **asked,
     )
 
-  def settled(
-    self,
-    rule: WhiteningRule,
-    relation: NeighboringRelation,
-    source: NoiseSource | None,
-    on_release: OnRelease,
-  ) -> WhiteningRule:
+  def settled(self, rule: WhiteningRule, door: Door) -> WhiteningRule:
     """Spends the budget of the number of units, if they may have many rows."""
     if rule.goes_on:
       return dataclasses.replace(rule, noisy_units=self._last[0].noisy_units)
     sigma = rule.unit_noise_multiplier
     if sigma is None:
       return rule
-    noise_sd = math.nextafter(sigma * count_sensitivity(relation), math.inf)
-    make = functools.partial(release_units, self._moment, noise_sd, source)
-    units = once(source, "units", make)
-    on_release(
-      Released(
-        name="units",
-        value=units,
-        noise_multiplier=sigma,
-        grid_step=1 / GRID_RADIUS,
-      )
+    sensitivity = count_sensitivity(door.relation)
+    noise_sd = math.nextafter(sigma * sensitivity, math.inf)
+    units = door.let_out(
+      "units",
+      lambda: release_units(self._moment, noise_sd, door.source),
+      sigma,
+      1 / GRID_RADIUS,
     )
     return dataclasses.replace(rule, noisy_units=round(units.item()))
 
-  def train(
-    self,
-    rule: WhiteningRule,
-    relation: NeighboringRelation,
-    source: NoiseSource | None,
-    on_release: OnRelease,
-  ) -> LinearHead:
+  def train(self, rule: WhiteningRule, door: Door) -> LinearHead:
     """Trains one head, of embeddings at norm 1 where it centres.
 
     Formal guarantees: see `WhiteningRule`, with n and the number of classes
@@ -174,13 +153,9 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     normalised once more after the map.
     """
     if rule.maps:
-      self._map = released_rows_map(
-        self._moment, rule, relation, source, on_release
-      )
+      self._map = released_rows_map(self._moment, rule, door)
     released_map = self._map
-    log_prior = released_log_prior(
-      self._moment, rule, relation, source, on_release
-    )
+    log_prior = released_log_prior(self._moment, rule, door)
     rows = StepRows(self._rows, released_map)
 
     def gradient(
@@ -192,11 +167,18 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
         secret = clipped_gradient(
           rows, kernel, rule.clip_norm, log_prior=log_prior
         )
-        return release_gradient(secret, sigma, relation, source)
+        return release_gradient(secret, sigma, door.relation, door.source)
 
-      released = once(source, GRADIENT_SUM, noisy)
-      at = {"map": released_map, "kernel": kernel, "log_prior": log_prior}
-      on_release(gradient_released(released, sigma, rule.clip_norm, at))
+      released = door.let_out(
+        GRADIENT_SUM,
+        noisy,
+        sigma,
+        gradient_step(rule.clip_norm),
+        clip_norm=rule.clip_norm,
+        map=released_map,
+        kernel=kernel,
+        log_prior=log_prior,
+      )
       return released / rule.size
 
     before, wanted = self._before(rule)
@@ -208,8 +190,7 @@ class WhitenedTrainer(OwnNoiseTrainer[WhiteningRule]):
     )
     far = 1.0
     if rule.compares:
-      given = rule, relation, source, on_release
-      far = released_way(rows, first, kernel, *given)
+      far = released_way(rows, first, kernel, rule, door)
       kernel = first + far * (kernel - first)
     length = _length(kernel)
     if far == 0:  # as it was, not there and back through the map

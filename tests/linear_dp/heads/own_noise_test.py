@@ -16,9 +16,13 @@ from oneshot_dp.linear_dp.accounting.gaussian import noise_multiplier
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads.own_noise import OwnNoiseTrainer, StepsRule
+from oneshot_dp.linear_dp.heads.own_noise import (
+  Door,
+  OwnNoiseTrainer,
+  StepsRule,
+)
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.trainer import OnRelease, TrainingRows
+from oneshot_dp.linear_dp.trainer import TrainingRows
 
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 POISSON = PoissonSampling(probability=0.01, num_steps=5)
@@ -64,16 +68,12 @@ class NoiseTrainer(OwnNoiseTrainer[Rule]):
   def rule(self, sigma: float) -> Rule:
     return Rule(sigma=sigma)
 
-  def train(
-    self,
-    rule: Rule,
-    relation: NeighboringRelation,
-    source: NoiseSource | None,
-    on_release: OnRelease,
-  ) -> LinearHead:
-    self.asked.append((rule.sigma, source))
-    self.relations.add(relation)
-    noise = np.zeros(6) if source is None else source.words(6) / 2.0**64
+  def train(self, rule: Rule, door: Door) -> LinearHead:
+    self.asked.append((rule.sigma, door.source))
+    self.relations.add(door.relation)
+    noise = np.zeros(6)
+    if door.source is not None:
+      noise = door.source.words(6) / 2.0**64
     return LinearHead(
       kernel=noise.reshape(3, 2).astype(np.float32),
       bias=np.zeros(2, np.float32),

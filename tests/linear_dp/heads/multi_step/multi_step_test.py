@@ -29,6 +29,7 @@ from oneshot_dp.linear_dp.heads.multi_step.rule import (
   MultiStepRule,
   learning_rate,
 )
+from oneshot_dp.linear_dp.heads.own_noise import Door
 from oneshot_dp.linear_dp.noise import source
 from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
@@ -119,7 +120,7 @@ def rule_of(**changes: Any) -> MultiStepRule:
 
 def trained(block: Block, rule, source, relation=REPLACE_SPECIAL, **options):
   rows = rows_of(block, rule.num_classes, max_norm=rule.max_norm, **options)
-  return multi_step.train(rows, rule, relation, source)
+  return multi_step.train(rows, rule, Door(relation, source))
 
 
 def recorded(monkeypatch, name: str) -> list[tuple[tuple, dict, Any]]:
@@ -381,13 +382,8 @@ def test_a_baseline_samples_too(drawn, monkeypatch):
 def test_progress_is_told_of_every_step():
   told = []
   rule = rule_of(batches=batches_of("partition"))
-  multi_step.train(
-    rows_of(clusters()),
-    rule,
-    REPLACE_SPECIAL,
-    NoiseSource(0),
-    lambda _: told.append(1),
-  )
+  door = Door(REPLACE_SPECIAL, NoiseSource(0), lambda _: told.append(1))
+  multi_step.train(rows_of(clusters()), rule, door)
   assert len(told) == rule.batches.num_steps == 6
 
 
