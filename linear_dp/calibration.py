@@ -29,16 +29,8 @@ def fit_temperature(
   >>> round(fit_temperature(logits, np.array([0, 0, 0, 1])), 3)  # 2 / log 3
   1.82
 
-  Args:
-    logits: of public rows.
-    labels: of them, in [0, K).
-
-  Returns:
-    T.
-
-  Raises:
-    InputError: no T is best: all labels have the largest logits, or none of it
-      is better than chance.
+  InputError: no T is best: all labels have the largest logits, or none of it is
+  better than chance.
 
   Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017,
   section 4.2.

@@ -105,10 +105,10 @@ class LabelLists:
     index = example_id - self.first_id
     outside = (index < 0) | (index >= len(self.labels))
     if outside.any():
+      last = self.first_id + len(self.labels) - 1
       raise InputError(
         f"example_id={example_id[outside][0]} has no list of labels: there are"
-        f" {len(self.labels):,} lists, for the ids {self.first_id} to"
-        f" {self.first_id + len(self.labels) - 1}."
+        f" {len(self.labels):,} lists, for the ids {self.first_id} to {last}."
       )
     return self.labels[index]
 
@@ -163,14 +163,13 @@ def count_hits(
       "The evaluation cache has no rows"
       + (" with a label in their lists." if lists else ".")
     )
-  no_classes = lists is not None or sizes is not None
-  of_class = (None, None) if no_classes else (class_hits, class_rows)
+  has_classes = lists is None and sizes is None
   return SecretHits(
     num_examples=rows,
     num_classes=k,
     secret_hits=hits,
-    secret_class_hits=of_class[0],
-    secret_class_rows=of_class[1],
+    secret_class_hits=class_hits if has_classes else None,
+    secret_class_rows=class_rows if has_classes else None,
     steps=1 if sizes is None else GRID_RADIUS,
   )
 

@@ -91,9 +91,8 @@ class PrivateHead:
 
     The largest bias is taken off: a common -10 would swallow small differences.
 
-    Raises:
-      InputError: another d; a row that is not finite, or too long for the
-        head (the message names the row, never its numbers).
+    InputError: another d; a row that is not finite, or too long for the head
+    (the message names the row, never its numbers).
     """
     array = np.asarray(embeddings)
     if array.ndim != 2 or array.shape[1] != self.head.feature_dim:
@@ -185,8 +184,7 @@ def evaluate_heads(
   Returns:
     An accuracy for each head, in their order.
 
-  Raises:
-    InputError: see `evaluate.count_hits`.
+  InputError: see `evaluate.count_hits`.
   """
   if not heads:
     return []

@@ -127,7 +127,10 @@ class PublicStatistics:
     with np.errstate(over="ignore", invalid="ignore"):
       mapped = embedding.astype(np.float32) - self.mean
       if self.whitening is not None:
-        mapped = _product(mapped, self.whitening)
+        integers, power = exact_integers(mapped)
+        exact = integers @ self.whitening.integers
+        back = np.ldexp(1.0, -power - self.whitening.exponent)
+        mapped = (exact * back).astype(np.float32)
     mapped[~embedding.any(axis=1)] = 0
     return mapped
 
@@ -171,12 +174,3 @@ def exact_integers(
   half_dim_bits = ((rows.shape[1] - 1).bit_length() + 1) // 2
   power = _NORM_BITS - half_dim_bits - bits
   return np.rint(wide * np.ldexp(1.0, power)), power
-
-
-def _product(
-  rows: Float32[np.ndarray, "rows d"], whitening: PublicMatrix
-) -> Float32[np.ndarray, "rows d"]:
-  integers, power = exact_integers(rows)
-  exact = integers @ whitening.integers
-  mapped = exact * np.ldexp(1.0, -power - whitening.exponent)
-  return mapped.astype(np.float32)

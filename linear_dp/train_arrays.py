@@ -160,10 +160,9 @@ def train_heads(
   Returns:
     Heads, in the order of `epsilons`.
 
-  Raises:
-    InputError: a value of another type; arrays that `ArrayRows.of` refuses;
-      an ε or δ that is no guarantee; a δ of 1/n or more, if it is not insisted
-      on; a head of another name. Nothing is charged then.
+  InputError: a value of another type; arrays that `ArrayRows.of` refuses; an ε
+  or δ that is no guarantee; a δ of 1/n or more, if it is not insisted on; a
+  head of another name. Nothing is charged then.
 
   Source: Mehta et al., "Large Scale Transfer Learning for Differentially
   Private Image Classification", TMLR 2023, algorithm 1.

@@ -75,10 +75,7 @@ def dominating_noise(
     sampled: steps of one plan, with noise for one unit added or removed.
     slack: s, in [0, 1). With too little (0, or what float64 cannot tell from
       0), the steps cost what they would on all rows.
-    relation: which data sets count as neighbours.
-
-  Returns:
-    σ in the relation, rounded down.
+    relation: in which σ is, rounded down.
   """
   units = changed_units(relation)
   most = on_all_rows(sampled, units)

@@ -111,13 +111,9 @@ def repeated(event: DpEvent, count: int) -> DpEvent:
 
 def parts_of(event: DpEvent) -> tuple[list[float], list[Steps]]:
   """σ of every Gaussian mechanism on all rows, and all steps on samples."""
-  gaussians, sampled = [], []
-  for part in _parts(event):
-    if isinstance(part, Steps):
-      sampled.append(part)
-    else:
-      gaussians.append(part)
-  return gaussians, sampled
+  parts = list(_parts(event))
+  sampled = [part for part in parts if isinstance(part, Steps)]
+  return [part for part in parts if not isinstance(part, Steps)], sampled
 
 
 def epsilon_of_event(
@@ -131,16 +127,10 @@ def epsilon_of_event(
   >>> round(epsilon_of_event(event, 1e-6), 3)
   2.123
 
-  Args:
-    event: noise multipliers for one unit, or nothing in its place.
-    delta: δ in (0, 1), at least 1e-12 where there are samples.
-    relation: which data sets count as neighbours.
+  Noise multipliers are for one unit, or nothing in its place; δ is in (0, 1),
+  at least 1e-12 where there are samples. It is 0 where nothing was released.
 
-  Returns:
-    ε, rounded up; 0 where nothing was released.
-
-  Raises:
-    InputError: δ is too small, or something cannot be composed.
+  InputError: δ is too small, or something cannot be composed.
   """
   gaussians, sampled = parts_of(event)
   units = changed_units(relation)

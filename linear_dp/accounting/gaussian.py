@@ -82,11 +82,8 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
   Returns:
     σ, the noise's standard deviation in units of the L2 sensitivity.
 
-  Raises:
-    InputError: the budget is none.
-
-  Source: Balle & Wang, "Improving the Gaussian Mechanism for Differential
-  Privacy", ICML 2018, theorem 8.
+  InputError: the budget is none. Source: Balle & Wang, "Improving the Gaussian
+  Mechanism for Differential Privacy", ICML 2018, theorem 8.
   """
   check_budget(epsilon, delta)
   return _calibrated(float(epsilon), float(delta))
@@ -108,18 +105,11 @@ def epsilon_of(sigma: float, delta: float) -> float:
   1.0
 
   Args:
-    sigma: noise multiplier: the noise's standard deviation in units of the L2
-      sensitivity, positive.
+    sigma: σ > 0, as `noise_multiplier` gives it; or an InputError.
     delta: δ in (0, 1).
 
   Returns:
-    ε ≥ 0.
-
-  Raises:
-    InputError: sigma is not positive.
-
-  Source: Balle & Wang, "Improving the Gaussian Mechanism for Differential
-  Privacy", ICML 2018, theorem 8.
+    ε ≥ 0; by the same theorem.
   """
   if sigma <= 0:
     raise InputError(f"noise_multiplier={sigma} must be positive.")
@@ -151,11 +141,7 @@ def compose(noise_multipliers: Iterable[float]) -> float:
   >>> compose([2.0, 2.0]) < 2 / 2**0.5 < compose([2.0, 2.0]) * (1 + 1e-12)
   True
 
-  Args:
-    noise_multipliers: σ_i > 0; at least one.
-
-  Returns:
-    σ, rounded down.
+  Of at least one σ_i > 0, or an InputError; rounded down.
 
   Source: Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022,
   corollary 3.3.

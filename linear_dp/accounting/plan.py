@@ -130,8 +130,7 @@ class ReleasePlan:
     sampling: of heads whose steps see random parts of the rows; σ is then that
       of a step.
 
-  Raises:
-    InputError: there is no such guarantee, or nothing that could have it.
+  InputError: there is no such guarantee, or nothing that could have it.
   """
 
   epsilons: tuple[float, ...]
@@ -248,8 +247,7 @@ def composed_epsilon(plans: Sequence[ReleasePlan]) -> float:
   Returns:
     ε at that δ.
 
-  Raises:
-    InputError: plans of several δ or relations, or none.
+  InputError: plans of several δ or relations, or none.
   """
   if len({(plan.delta, plan.neighboring_relation) for plan in plans}) != 1:
     raise InputError(

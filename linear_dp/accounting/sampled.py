@@ -35,12 +35,9 @@ class PoissonSampling:
     """The smallest σ of a step, nearly, for which all are private together.
 
     It is rounded up: `epsilon_of` it is at most ε. Never less than 0.2.
-
-    Raises:
-      InputError: the budget is none, or asks for too much noise; or there are
-        no such steps.
+    InputError: the budget is none, or asks for too much noise; or there are no
+    such steps.
     """
-    gaussian.check_budget(epsilon, delta)
     check_delta(delta)
     return _calibrated(self, float(epsilon), float(delta))
 

@@ -62,15 +62,11 @@ from oneshot_dp.linear_dp.trainer import (
 class ChoosingTrainer(Trainer):
   """Trains every candidate on one part of the rows, and gives the best.
 
-  Args:
-    rows: the private rows.
-    configs: the candidates, of full batches.
-    held_out: of each row, in the order of a pass, whether it is held out, if it
-      is not of zeros; a function of that row alone, or of its `unit_id`.
-    progress: bars for people.
+  `configs` are the candidates; `held_out` says of each row, in the order of a
+  pass, whether it is held out, if it is not of zeros: a function of that row
+  alone, or of its `unit_id`.
 
-  Raises:
-    InputError: fewer than two candidates, or random batches.
+  InputError: fewer than two candidates, or random batches.
   """
 
   def __init__(

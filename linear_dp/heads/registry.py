@@ -10,7 +10,7 @@ from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.heads.least_squares.training import (
   LeastSquaresTrainer,
 )
-from oneshot_dp.linear_dp.heads.logistic.rule import Logistic
+from oneshot_dp.linear_dp.heads.logistic import Logistic
 from oneshot_dp.linear_dp.heads.multi_step.training import MultiStepTrainer
 from oneshot_dp.linear_dp.heads.whitened.training import WhitenedTrainer
 from oneshot_dp.linear_dp.one_step.trainer import OneStep, OneStepTrainer

@@ -53,8 +53,7 @@ class ClippedGradientGrid:
     clipped: what has norm C at most: the gradient of a row, or with "unit" the
       sum of the gradients of all rows of a unit, one vector (m = 1).
 
-  Raises:
-    InputError: a value outside what is said of it above.
+  InputError: a value outside what is said of it above.
 
   Source: Mehta et al. (TMLR 2023), section 4.
   """
@@ -89,8 +88,7 @@ class ClippedGradientGrid:
       raise InputError(f"feature_dim={self.feature_dim} must be at least 1.")
     # At the largest noise multiplier this still leaves int64 room.
     if (
-      isinstance(self.rows_per_unit, bool)
-      or not isinstance(self.rows_per_unit, int)
+      type(self.rows_per_unit) is not int
       or not 1 <= self.rows_per_unit <= MAX_ROWS_PER_UNIT
     ):
       raise InputError(
@@ -143,8 +141,6 @@ class ClippedGradientGrid:
     zeros, the null row, which so adds nothing, not even its bias; and, without
     a bias, for one shorter than about 3e-33.
 
-    Args:
-      embedding_norm: [rows] float32, L2 norm of each stored embedding.
     """
     norm = np.asarray(embedding_norm, np.float64)
     norm = np.sqrt(norm**2 + (norm > 0)) if self.train_bias else norm
@@ -162,10 +158,8 @@ class ClippedGradientGrid:
     difference of what they round by at most 1 in each of the K·D coordinates,
     whatever m (p0·T itself is exact, see `release`); the 2⁻¹⁰ is margin.
 
-    Args:
-      relation: REPLACE_SPECIAL (the rows of a unit against rows of zeros,
-        whose scale is 0) costs Δ; REPLACE_ONE removes one
-        and adds another, 2Δ.
+    REPLACE_SPECIAL (the rows of a unit against rows of zeros, whose scale is 0)
+    costs Δ; REPLACE_ONE, which removes one and adds another, 2Δ.
     """
     rounding = (1 + 2**-10) * math.sqrt(self.num_classes * self.row_dim)
     of_a_unit = self.rows_per_unit * GRID_RADIUS * self.residual_norm

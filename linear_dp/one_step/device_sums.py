@@ -176,9 +176,8 @@ class ClassSums:
     A row that does not count is added as zeros, which takes the same work: how
     many there are does not show in the time.
 
-    Raises:
-      InputError: this or an earlier row is not finite or leaves the ball, or
-        blocks differ in dtype.
+    InputError: this or an earlier row is not finite or leaves the ball, or
+    blocks differ in dtype.
     """
     scale = self._grid.row_scale(block.embedding_norm)
     columns = (

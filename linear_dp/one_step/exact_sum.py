@@ -100,8 +100,7 @@ def exact_clipped_sum(
   Returns:
     The sum, private.
 
-  Raises:
-    InputError: see the table; labels and embeddings are never in the message.
+  InputError: see the table; labels and embeddings are never in the message.
 
   Source: Mehta et al. (TMLR 2023), algorithm 1, at the zero kernel.
   """

@@ -65,11 +65,10 @@ def release(
 ) -> Iterator[Release]:
   """Adds noise and lets the sums out, one release per draw and ε.
 
+  They come draw by draw, the largest ε first.
+
   Formal guarantees: those of `Trainer.release`. The noise does not depend on
   the sums, nor does the time it takes to draw it.
-
-  Yields:
-    Releases, draw by draw, the largest ε first.
   """
   charge(plan, source)
   grid = secret.grid

@@ -99,8 +99,7 @@ def one_step(release: Release, optimizer: OneStepOptimizer) -> LinearHead:
          [0., 1., 0.],
          [0., 0., 1.]], dtype=float32)
 
-  Returns:
-    The head, float32; its bias is b0 where it was not trained.
+  The head is of float32; its bias is b0 where it was not trained.
   """
   grid = release.grid
   gradient = release.mean_gradient.astype(np.float32)

@@ -63,10 +63,9 @@ class ArrayRows(Secret):
       num_classes: K, at least 2; known without the labels, which are private.
       unit_ids: [n] integers, whose each row is; None where every row is a unit.
 
-    Raises:
-      InputError: a num_classes that is no integer, a wrong dtype or shape, no
-        rows, an embedding that is not finite in float32, a label outside
-        [0, K). Names the first such row, never its label or numbers.
+    InputError: a num_classes that is no integer, a wrong dtype or shape, no
+    rows, an embedding that is not finite in float32, a label outside [0, K).
+    Names the first such row, never its label or numbers.
     """
     try:
       num_classes = operator.index(num_classes)

@@ -79,10 +79,9 @@ def checked(
 
   Where there are several hosts, of one of them, which may have no rows.
 
-  Raises:
-    InputError: a shape, norm or label that cannot be; an example_id that comes
-      twice; no rows, or not `num_examples`. Labels and embeddings are never in
-      the message.
+  InputError: a shape, norm or label that cannot be; an example_id that comes
+  twice; no rows, or not `num_examples`. Labels and embeddings are never in the
+  message.
   """
   seen = []
   for block in blocks:

@@ -34,27 +34,20 @@ def mean_rows(
   blocks: Iterable[RowBlock],
   sizes: UnitSizes,
   dim: int,
-  max_norm: float | None = None,
+  max_norm: float | None,
 ) -> Iterator[Sequence[np.ndarray]]:
   """Columns of the mean rows of all units, in the order of their last rows.
 
   Formal guarantees: a unit's are functions of its own rows alone, whatever
   their order; their weights add up to at most B.
 
-  Args:
-    blocks: the rows, each of which was checked.
-    sizes: how many each unit has.
-    dim: d.
-    max_norm: to what rows are shortened before; None is for directions.
+  They are embedding [rows, d] float32, embedding_norm [rows] float32, label
+  [rows] int32, example_id [rows] int64 of the unit's last row (−1 if other
+  hosts have rows of it), weight [rows] int32, place [rows] int64 of the unit
+  among all. Rows, each of which was checked, are shortened to `max_norm`
+  before; None is for directions.
 
-  Yields:
-    embedding [rows, d] float32, embedding_norm [rows] float32, label [rows]
-    int32, example_id [rows] int64 of the unit's last row (−1 if other hosts
-    have rows of it), weight [rows] int32, place [rows] int64 of the unit among
-    all.
-
-  Raises:
-    InputError: rows that are not finite or off the ball, or see `WholeUnits`.
+  InputError: rows that are not finite or off the ball, or see `WholeUnits`.
   """
   units = WholeUnits(sizes, dim)
   longest = max_norm or 1.0

@@ -84,8 +84,7 @@ class SecretRows(Secret):
     own_rows: which of all rows `read` gives, by their places; None is all.
     sizes: of the units, where they are known.
 
-  Raises:
-    InputError: in a pass, damaged rows, or a `unit_id` that nobody awaits.
+  InputError: in a pass, damaged rows, or a `unit_id` that nobody awaits.
   """
 
   public = ("num_examples",)
@@ -190,12 +189,16 @@ class SecretRows(Secret):
 
   def _weighted(
     self, blocks: Iterable[RowBlock]
-  ) -> Iterable[Sequence[np.ndarray]]:
-    if not self.has_units:
-      return _columns(blocks)
-    self.count_units()
-    assert self._sizes is not None
-    return mean_rows(blocks, self._sizes, self.feature_dim, self.max_norm)
+  ) -> Iterator[Sequence[np.ndarray]]:
+    if self.has_units:
+      self.count_units()
+      assert self._sizes is not None
+      d = self.feature_dim
+      yield from mean_rows(blocks, self._sizes, d, self.max_norm)
+      return
+    for block in blocks:
+      refuse_units(block)
+      yield block.embedding, block.embedding_norm, block.label, block.example_id
 
   def sharded(self, *columns: np.ndarray) -> list[Array]:
     """Columns of up to `chunk_rows` rows on the devices, behind them zeros."""
@@ -211,9 +214,3 @@ def _leaves_ball(wide: jnp.dtype) -> Callable[[Array, Array], Array]:
   in_float64 = wide == jnp.float64
   within = within_ball_float64 if in_float64 else within_ball_int32
   return jax.jit(lambda x, scale: ~within(integer_rows(x, scale)))
-
-
-def _columns(blocks: Iterable[RowBlock]) -> Iterator[tuple[np.ndarray, ...]]:
-  for block in blocks:
-    refuse_units(block)
-    yield block.embedding, block.embedding_norm, block.label, block.example_id

@@ -103,9 +103,8 @@ class WholeUnits:
   ) -> Iterator[Unit]:
     """Adds a block, as integers; gives units in the order of their last rows.
 
-    Raises:
-      InputError: the units are not those counted, or the sums of those begun
-        outgrow `MAX_OPEN_BYTES`.
+    InputError: the units are not those counted, or the sums of those begun
+    outgrow `MAX_OPEN_BYTES`.
     """
     if not len(block.label):
       return
@@ -143,8 +142,7 @@ class WholeUnits:
     For all hosts to call, and to iterate over. Every (unit, class) that is open
     anywhere takes its sums from all, and goes to the host of its turn.
 
-    Raises:
-      InputError: a row is missing, or see `add`.
+    InputError: a row is missing, or see `add`.
     """
     # One that began again after its last row is below zero.
     if self._left.any():

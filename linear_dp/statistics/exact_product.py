@@ -46,9 +46,9 @@ def exact_product(
   return total.astype(result)
 
 
-def exact_sum(x: Numbers, wide: jnp.dtype, axis: int = -1) -> Array:
-  """A sum of integers along an axis, kept, in `wide`."""
-  return jnp.sum(x.astype(wide), axis=axis, keepdims=True, dtype=wide)
+def exact_sum(x: Numbers, wide: jnp.dtype) -> Array:
+  """A sum of integers along the last axis, kept, in `wide`."""
+  return jnp.sum(x.astype(wide), axis=-1, keepdims=True, dtype=wide)
 
 
 def squared_norm(x: Numbers, wide: jnp.dtype) -> Array:

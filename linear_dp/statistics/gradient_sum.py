@@ -88,8 +88,7 @@ def clipped_gradient(
       they hold; None is all.
     log_prior: what is added to the logits of every row; public.
 
-  Raises:
-    InputError: damaged rows, too many, or a clip norm that is none.
+  InputError: damaged rows, too many, or a clip norm that is none.
   """
   if not 0 < clip_norm < math.inf:
     raise InputError(f"clip_norm={clip_norm} must be positive and finite.")

@@ -53,8 +53,7 @@ def release_moment(
 
 def mean_sensitivity(relation: NeighboringRelation) -> float:
   """L2 sensitivity of T, in its steps: B, as it is of integers; or 2B."""
-  replaced = relation is NeighboringRelation.REPLACE_ONE
-  return GRID_RADIUS * (2.0 if replaced else 1.0)
+  return float(GRID_RADIUS * changed_units(relation))
 
 
 def release_mean(
@@ -76,7 +75,7 @@ def release_mean(
 
 def count_sensitivity(relation: NeighboringRelation) -> float:
   """L2 sensitivity of the class counts N: 1; or 2 (√2 would do)."""
-  return 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
+  return float(changed_units(relation))
 
 
 def release_counts(

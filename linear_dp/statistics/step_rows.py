@@ -88,12 +88,10 @@ class StepRows(Secret):
   ) -> Iterator[StepChunk]:
     """One pass over rows, in chunks of one shape. Private.
 
-    Args:
-      chosen: whether each row is wanted, by its place in a pass, the same in
-        all, or each unit by its place; None is every row.
+    `chosen` is whether each row is wanted, by its place in a pass, the same in
+    all, or each unit by its place; None is every row.
 
-    Raises:
-      InputError: see `SecretRows`; once the last chunk was asked for.
+    InputError: see `SecretRows`; once the last chunk was asked for.
     """
     if chosen is None:
       yield from self._all_chunks()

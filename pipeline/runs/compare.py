@@ -20,7 +20,7 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
-from oneshot_dp.linear_dp.heads.logistic.training import LogisticTrainer
+from oneshot_dp.linear_dp.heads.logistic import LogisticTrainer
 from oneshot_dp.linear_dp.heads.registry import grouped_by_release
 from oneshot_dp.linear_dp.trainer import BaselineTrainer
 from oneshot_dp.pipeline.runs.evaluation import evaluate_on_public_labels

@@ -248,7 +248,7 @@ def test_a_batch_takes_whole_units():
 def test_weights_of_a_unit_add_up_to_at_most_one():
   label = np.repeat([0, 1, 2], [5, 1, 1])
   block = with_units(make_block(np.ones((7, 2), np.float32), label), [4] * 7)
-  (columns,) = mean_rows(in_blocks(block, (9,)), count_rows([block]), 2)
+  (columns,) = mean_rows(in_blocks(block, (9,)), count_rows([block]), 2, None)
   assert columns[4].tolist() == [5 * B // 7, B // 7, B // 7]
   assert columns[2].tolist() == [0, 1, 2]
   np.testing.assert_allclose(columns[1], 1, rtol=1e-5)

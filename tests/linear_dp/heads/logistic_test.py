@@ -9,8 +9,8 @@ from sklearn.preprocessing import StandardScaler
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads.logistic import training as logistic
-from oneshot_dp.linear_dp.heads.logistic.training import fit_logistic
+from oneshot_dp.linear_dp.heads import logistic
+from oneshot_dp.linear_dp.heads.logistic import fit_logistic
 from oneshot_dp.linear_dp.trainer import TrainingRows
 from tests.linear_dp.blocks import Block, in_blocks, make_block
 

@@ -11,7 +11,9 @@ Source: Liu & Nocedal, "On the limited memory BFGS method", 1989. λ is what
 scikit-learn's LogisticRegression has at C = 1.
 """
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +25,13 @@ from jaxtyping import Array, Float32, Float64
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting.plan import PrivacyStatement, ReleasePlan
 from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads.logistic.rule import Logistic
 from oneshot_dp.linear_dp.rows.batches import padded_batches
 from oneshot_dp.linear_dp.rows.block import checked
 from oneshot_dp.linear_dp.statistics.step_rows import RESIDENT_BYTES
 from oneshot_dp.linear_dp.trainer import (
   UNCLIPPED,
   BaselineTrainer,
+  Mechanism,
   NoBar,
   Progress,
   TrainedHead,
@@ -43,6 +45,38 @@ _CONSTANT = 1e-6
 
 Batch = tuple[Array, Array]
 """Embeddings as stored [rows, d], labels [rows], −1 where it is padding."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logistic(Mechanism):
+  """The logistic probe, which no noise protects: NOT PRIVATE."""
+
+  KIND = "logistic"
+  is_noisy = False
+  num_examples: int
+  feature_dim: int
+  num_classes: int
+
+  @property
+  def l2_penalty(self) -> float:
+    """λ."""
+    return 1 / self.num_examples
+
+  def as_json(self) -> dict[str, Any]:
+    return {
+      "kind": self.KIND,
+      "name": "none: multinomial logistic regression on the rows themselves",
+      **dataclasses.asdict(self),
+      **self.training(),
+      "rows_per_unit": 1,
+      "clipped": UNCLIPPED,
+    }
+
+  def training(self) -> dict[str, Any]:
+    return {"head": self.KIND, "l2_penalty": self.l2_penalty}
+
+  def in_words(self, training: Mapping[str, Any]) -> str:
+    return "logistic regression on standardised embeddings, without privacy"
 
 
 class LogisticTrainer(BaselineTrainer):
@@ -83,15 +117,10 @@ def fit_logistic(
 ) -> LinearHead:
   """Fits the probe. NOT PRIVATE.
 
-  Args:
-    rows: the private rows.
-    penalty: λ.
-    on_step: called after each pass over the rows (progress).
-    resident_bytes: rows are kept if they take no more than this; otherwise
-      each pass reads them again.
+  λ is `penalty`. Rows are kept if they take no more than `resident_bytes`;
+  otherwise each pass reads them again. `on_step` is called after each.
 
-  Raises:
-    InputError: damaged rows.
+  InputError: damaged rows.
   """
   batches = _resident(lambda: _batches(rows), resident_bytes)
   d, num_classes, n = rows.feature_dim, rows.num_classes, rows.counted

@@ -1,1 +1,0 @@
-"""Logistic regression without privacy, to compare with."""
