@@ -189,16 +189,12 @@ class SecretRows(Secret):
 
   def _weighted(
     self, blocks: Iterable[RowBlock]
-  ) -> Iterator[Sequence[np.ndarray]]:
-    if self.has_units:
-      self.count_units()
-      assert self._sizes is not None
-      d = self.feature_dim
-      yield from mean_rows(blocks, self._sizes, d, self.max_norm)
-      return
-    for block in blocks:
-      refuse_units(block)
-      yield block.embedding, block.embedding_norm, block.label, block.example_id
+  ) -> Iterable[Sequence[np.ndarray]]:
+    if not self.has_units:
+      return _columns(blocks)
+    self.count_units()
+    assert self._sizes is not None
+    return mean_rows(blocks, self._sizes, self.feature_dim, self.max_norm)
 
   def sharded(self, *columns: np.ndarray) -> list[Array]:
     """Columns of up to `chunk_rows` rows on the devices, behind them zeros."""
@@ -214,3 +210,9 @@ def _leaves_ball(wide: jnp.dtype) -> Callable[[Array, Array], Array]:
   in_float64 = wide == jnp.float64
   within = within_ball_float64 if in_float64 else within_ball_int32
   return jax.jit(lambda x, scale: ~within(integer_rows(x, scale)))
+
+
+def _columns(blocks: Iterable[RowBlock]) -> Iterator[tuple[np.ndarray, ...]]:
+  for block in blocks:
+    refuse_units(block)
+    yield block.embedding, block.embedding_norm, block.label, block.example_id
