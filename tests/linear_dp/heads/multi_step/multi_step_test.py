@@ -39,13 +39,12 @@ from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
 from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from oneshot_dp.linear_dp.rows.unit_norm_rows import SecretRows
 from oneshot_dp.linear_dp.statistics import gradient_sum
 from oneshot_dp.linear_dp.statistics.exact_map import integer_kernel
 from oneshot_dp.linear_dp.statistics.row_gradient import SOFTMAX, Loss
-from oneshot_dp.linear_dp.statistics.step_rows import StepRows
+from oneshot_dp.linear_dp.trainer import unseen
 from tests.extract.backbones.conv_cases import SOON
-from tests.linear_dp.blocks import Block, in_blocks, make_block
+from tests.linear_dp.blocks import Block, in_blocks, make_block, steps_of
 
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -54,25 +53,7 @@ PAPER = Loss(name="sigmoid", bias=-10.0)
 SAMPLINGS: list[SamplingName] = ["full", "partition", "poisson"]
 # Seeds are fixed, so that a test passes always or never.
 P_VALUE = 1e-4
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-  """Chunks of 32 rows a device: many for little work."""
-  monkeypatch.setattr(secret_rows, "ROWS_PER_DEVICE", 32)
-
-
-def rows_of(
-  block: Block, num_classes=K, resident_bytes=2**30, **changes
-) -> StepRows:
-  options: dict[str, Any] = {
-    "feature_dim": block.embedding.shape[1],
-    "num_classes": num_classes,
-    "num_examples": len(block),
-    "devices": jax.local_devices()[:1],
-  }
-  rows = SecretRows(lambda: in_blocks(block, (64,)), **options | changes)
-  return StepRows(rows, resident_bytes=resident_bytes)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @functools.cache
@@ -118,9 +99,16 @@ def rule_of(**changes: Any) -> MultiStepRule:
   return MultiStepRule(**options | changes)
 
 
-def trained(block: Block, rule, source, relation=REPLACE_SPECIAL, **options):
-  rows = rows_of(block, rule.num_classes, max_norm=rule.max_norm, **options)
-  return multi_step.train(rows, rule, Door(relation, source))
+def trained(
+  block: Block,
+  rule,
+  source,
+  relation=REPLACE_SPECIAL,
+  on_release=unseen,
+  **options,
+):
+  rows = steps_of(block, max_norm=rule.max_norm, **options)
+  return multi_step.train(rows, rule, Door(relation, source, on_release))
 
 
 def recorded(monkeypatch, name: str) -> list[tuple[tuple, dict, Any]]:
@@ -379,14 +367,6 @@ def test_a_baseline_samples_too(drawn, monkeypatch):
   assert drawn == []
 
 
-def test_progress_is_told_of_every_step():
-  told = []
-  rule = rule_of(batches=batches_of("partition"))
-  door = Door(REPLACE_SPECIAL, NoiseSource(0), lambda _: told.append(1))
-  multi_step.train(rows_of(clusters()), rule, door)
-  assert len(told) == rule.batches.num_steps == 6
-
-
 # Noise.
 
 
@@ -411,9 +391,10 @@ def test_the_noise_that_is_added_is_paid_for(
     init="normal",
   )
   source = NoiseSource(3)
-  trained(clusters(), rule, source, relation)
+  told = []
+  trained(clusters(), rule, source, relation, told.append)
   steps = 4 if sampling == "full" else 12
-  assert len(drawn) == len(secrets) == steps
+  assert len(drawn) == len(secrets) == len(told) == steps
   assert all(noise.source is source for noise in drawn)
   removals = 2 if relation is REPLACE else 1
   rounding = Fraction(math.isqrt(K * D * 2**80) + 1, 2**40)
@@ -454,28 +435,6 @@ def test_every_step_has_noise_of_its_own(drawn, seed):
     assert abs(cosines.mean()) < 5 / math.sqrt(cosines.size * K * D)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_it_is_the_noise_of_the_weights(sampling):
-  """Rows of zeros: one step moves a weight by lr·σ_t·C/batch, at random."""
-  rule = rule_of(
-    batches=batches_of(sampling, n=30, epochs=1),
-    noise_multiplier=2.0,
-    max_norm=1.0,
-    learning_rate=0.5,
-    init="normal",
-    init_scale=0.0,
-  )
-  source = NoiseSource(4)
-  kernels = np.array(
-    [trained(zero_rows(30), rule, source).kernel for _ in range(10)]
-  )
-  batch = 30 if sampling == "full" else rule.batches.mean_size
-  steps = rule.batches.num_steps
-  lasting = (1 - 0.9 ** np.arange(1, steps + 1)) / (1 - 0.9)
-  sd = 0.5 * 2.0 * 0.3 / batch * np.linalg.norm(lasting)
-  assert within((kernels**2).sum() / sd**2, scipy.stats.chi2(kernels.size))
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_extremes_are_finite(optimizer):
   for sampling, sigma in itertools.product(SAMPLINGS, (1e-4, 2.0**20)):
@@ -501,11 +460,6 @@ def test_the_same_bytes_on_any_devices(monkeypatch, sampling, case):
     order = np.arange(N)
     if sampling == "full":
       order = np.random.default_rng(devices).permutation(N)
-    head = trained(
-      clusters()[order],
-      rule,
-      NoiseSource(1),
-      devices=jax.local_devices()[:devices],
-    )
+    head = trained(clusters()[order], rule, NoiseSource(1), devices=devices)
     found.add(head.kernel.tobytes() + head.bias.tobytes())
   assert len(found) == 1
