@@ -45,7 +45,7 @@ test-cluster: $(VENV)/.project ## Flink, its workers killed (Java 17 and Maven)
 	@$(BIN)/python -m tests.cluster.kills $(CLUSTER_ARGS)
 
 fuzz: $(VENV)/.project ## damaged files, odd words and failing disks, for an hour or two
-	@$(BIN)/python -m tests.faults.ledger_race 60
+	@$(BIN)/python -m tests.faults.releases 60
 	@$(BIN)/python -m tests.faults.injection
 	@FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 

@@ -21,24 +21,14 @@ _TRAIN = (
   "train --cache {place}/train --epsilon 1 --delta 1e-5 --head lamb --out out"
   " --ledger-dir ledgers"
 )
-_RUN = (
-  "{command} --cache {place}/train --eval-cache {place}/test {flags} --out out"
-  " --ledger-dir ledgers"
-)
-_BUDGET = "{command} --cache {place}/train {flags} --ledger-dir ledgers"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scenario:
-  """A command, and what was done before it.
+  """A command, what was run before it, and entries of the ledger that it adds.
 
-  Attributes:
-    name: what it is called.
-    line: the command.
-    before: commands that were run; the last one's delivery failed, if
-      `goes_on`.
-    goes_on: whether the command goes on with what was paid for.
-    charges: entries of the ledger that it adds.
+  It goes on with what the last of `before` paid for, whose delivery failed, if
+  `goes_on`.
   """
 
   name: str
@@ -69,29 +59,25 @@ def scenarios(place: pathlib.Path) -> list[Scenario]:
   write_npz(place / "images.npz", 70)
   (place / "config.py").write_text(CONFIG)
 
-  def filled(line: str, **fields: str) -> str:
-    return line.format(place=place, **fields)
+  def of_run(
+    command: str, flags: str, name: str = "", charges: int = 1
+  ) -> Scenario:
+    line = (
+      f"{command} --cache {place}/train --eval-cache {place}/test {flags} --out"
+      " out --ledger-dir ledgers"
+    )
+    return Scenario(name=name or command, line=line, charges=charges)
 
-  train = filled(_TRAIN)
-  flags = "--epsilons 1 --delta 1e-5"
+  train, flags = _TRAIN.format(place=place), "--epsilons 1 --delta 1e-5"
+  of_cache = f"--cache {place}/train --ledger-dir ledgers"
   return [
     Scenario(name="train", line=train),
-    Scenario(
-      name="sweep",
-      line=filled(_RUN, command="sweep", flags=f"{flags} --baseline"),
-      charges=2,
-    ),
-    Scenario(
-      name="sweep --private-eval",
-      line=filled(_RUN, command="sweep", flags=f"{flags} --private-eval 1"),
-      charges=2,
-    ),
+    of_run("sweep", f"{flags} --baseline", charges=2),
+    of_run("sweep", f"{flags} --private-eval 1", "sweep --private-eval", 2),
     Scenario(
       name="extract",
-      line=filled(
-        "extract {place}/config.py --source.path {place}/images.npz --split"
-        " train --out out --decode-threads 1"
-      ),
+      line=f"extract {place}/config.py --source.path {place}/images.npz --split"
+      " train --out out --decode-threads 1",
       charges=0,
     ),
     Scenario(
@@ -99,38 +85,19 @@ def scenarios(place: pathlib.Path) -> list[Scenario]:
     ),
     Scenario(
       name="budget",
-      line=filled(_BUDGET, command="budget", flags=""),
+      line=f"budget {of_cache}",
       before=(train.replace("--out out", "--out earlier"),),
       charges=0,
     ),
     Scenario(
       name="budget set",
-      line=filled(
-        _BUDGET, command="budget set", flags="--max-epsilon 4 --max-delta 1e-5"
-      ),
+      line=f"budget set {of_cache} --max-epsilon 4 --max-delta 1e-5",
     ),
-    Scenario(
-      name="compare",
-      line=filled(
-        _RUN, command="compare", flags=f"{flags} --heads lamb whitened"
-      ),
-      charges=2,
-    ),
-    Scenario(
-      name="figures",
-      line=filled(
-        _RUN,
-        command="figures",
-        flags="--epsilons 1 --deltas 1e-5 --num-draws 1",
-      ),
-    ),
-    Scenario(
-      name="ablate",
-      line=filled(
-        _RUN,
-        command="ablate",
-        flags="--epsilon 1 --delta 1e-5 --axes clip --clip-norms 2",
-      ),
+    of_run("compare", f"{flags} --heads lamb whitened", charges=2),
+    of_run("figures", "--epsilons 1 --deltas 1e-5 --num-draws 1"),
+    of_run(
+      "ablate",
+      "--epsilon 1 --delta 1e-5 --axes clip --clip-norms 2",
       charges=2,
     ),
   ]

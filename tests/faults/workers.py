@@ -27,12 +27,9 @@ _FORK = multiprocessing.get_context("fork")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-  """What happens at the Nth counted call; `lasts`: at those that grow after.
+  """An errno, or a kill, at the Nth counted call (from 1; 0 is never).
 
-  Attributes:
-    at: from 1; 0 is never.
-    number: an errno, or a kill.
-    lasts: whether the disk stays like that.
+  `lasts`: at all calls after it, too, that make a file grow.
   """
 
   at: int = 0
@@ -42,13 +39,10 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-  """What a command did.
+  """What a command did: status is negative by a signal, None of a hang.
 
-  Attributes:
-    status: its exit status; negative is a signal, None a hang.
-    said: on standard error.
-    calls: those that were counted, by name and path.
-    left_open: files below the folder that it forgot to close.
+  `calls` were counted, by name and path; `left_open` are files below the folder
+  that it forgot to close.
   """
 
   status: int | None

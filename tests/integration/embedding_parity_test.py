@@ -12,7 +12,7 @@ from oneshot_dp.extract.cache.verify import verify_cache
 from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.image_jobs import columns
 
-ROWS = 80
+ROWS = 48
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_real_photographs_through_a_pretrained_vit(shared_data, tmp_path):
     ),
     batch_size=32,
     embedding_dtype="float32",
-    shard_rows=48,
+    shard_rows=32,
   )
   report = run_extraction(job, tmp_path / "cache")
   assert report.counters["examples"] == ROWS
@@ -45,16 +45,12 @@ def test_real_photographs_through_a_pretrained_vit(shared_data, tmp_path):
   published = shared_data / "cifar10_images_vit_ti16_embedding.npz"
   with np.load(published) as arrays:
     expected = arrays["test_embedding"][:ROWS]
-  assert cosine(found["embedding"], expected).min() >= 0.9999
+  one, other = (
+    rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    for rows in (found["embedding"], expected)
+  )
+  cosine = one @ other.T
+  assert cosine.diagonal().min() >= 0.9999
   # Row by row, and in this order: no other row is as near.
-  nearest = unit(found["embedding"]) @ unit(expected).T
-  np.testing.assert_array_equal(nearest.argmax(axis=1), np.arange(ROWS))
+  np.testing.assert_array_equal(cosine.argmax(axis=1), np.arange(ROWS))
   np.testing.assert_allclose(found["embedding"], expected, atol=1e-3)
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-  return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def cosine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-  return (unit(one) * unit(other)).sum(axis=1)

@@ -157,10 +157,7 @@ def test_the_ledgered_way_charges_and_verifies(run):
   # It says where it charges, and it is not where the user's own ledgers are.
   assert "charged to" in run.printed("ledger", "stderr")
   assert not run.ledgers.exists()
-
-
-def test_nothing_else_is_said(run):
-  for cell in run.cells.values():
+  for cell in run.cells.values():  # Nothing else is said.
     if cell.cell_type == "code" and cell.id != "ledger":
       said = run.printed(cell.id, "stderr")
       assert all(line.startswith("head: ") for line in said.splitlines())

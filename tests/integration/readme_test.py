@@ -172,7 +172,7 @@ def typed(tmp_path_factory):
     patch.chdir(folder)
     patch.setenv("HOME", str(folder / "home"))
     # Few photographs, in batches that are not mostly padding.
-    patch.setitem(IMAGES_PER_DEVICE, "cpu", 4)
+    patch.setitem(IMAGES_PER_DEVICE, "cpu", 1)
     for name in ("ONESHOT_DP_LEDGER_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
       patch.delenv(name, raising=False)
     for language, marked, block in fences("README.md"):

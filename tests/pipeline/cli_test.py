@@ -45,8 +45,6 @@ class TestCommandLine:
         )
         for name, command in (
           ("train", "train --cache x --epsilon 1 --delta 1e-5 --out y"),
-          ("evaluate", "evaluate x --cache y --private-eval 1 --delta 1e-5"),
-          ("figures", "figures --cache x --eval-cache y --out z"),
           (
             "budget set",
             "budget set --cache x --max-epsilon 1 --max-delta 0.1",

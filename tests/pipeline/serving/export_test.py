@@ -27,15 +27,15 @@ from oneshot_dp.extract.images.preprocess import Preprocessing, prepare
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.pipeline.serving import hugging_face
 from oneshot_dp.pipeline.serving.export import STABLEHLO_FILE, to_stablehlo
-from tests.pipeline.command_line import fails, succeeds
+from tests.pipeline.command_line import ROOT, fails, succeeds
 
-DOCUMENTED = pathlib.Path(__file__).parents[3]
 SCRIPT = pathlib.Path(__file__).parent / "run_transformers.py"
 PYTHON = "ONESHOT_DP_TRANSFORMERS_PYTHON"
 SQUARE = Preprocessing(image_size=32, mean=(0.4, 0.5, 0.6))
 CROP = dataclasses.replace(SQUARE, resize=36)
 SMALL = {"width": 32, "depth": 2, "mlp_dim": 64, "num_heads": 4, "patch": 8}
 SWIGLU = SMALL | {"mlp_dim": 88}  # what DINOv2 makes of width 32
+BIT = {"blocks": (1, 1, 1, 1), "width": 32}
 CLASSES = ("cat", "dog", "owl", "bat")
 # Backbone, embedding, changes to the network, images, head at norm 1.
 CASES = [
@@ -49,8 +49,8 @@ CASES = [
   ("dinov2_g14", "cls_mean", SWIGLU, SQUARE, False),
   ("dinov2_reg_s14", "mean", SMALL, SQUARE, False),
   ("siglip_b16", "mean", SMALL, SQUARE, True),
-  ("bit_r50x1", "pooled", {"blocks": (1, 1, 1, 1)}, SQUARE, False),
-  ("bit_r50x1", "pooled", {"blocks": (1, 1, 1, 1)}, SQUARE, True),
+  ("bit_r50x1", "pooled", BIT, SQUARE, False),
+  ("bit_r50x1", "pooled", BIT, SQUARE, True),
 ]
 
 
@@ -126,35 +126,29 @@ def python() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit_norm", [False, True])
-def test_the_documented_layer_of_torch_says_the_same(
-  python, tmp_path, unit_norm
-):
-  text = (DOCUMENTED / "linear_dp/README.md").read_text()
+def test_the_documented_layer_of_torch_says_the_same(python, tmp_path):
+  text = (ROOT / "linear_dp/README.md").read_text()
   (snippet,) = re.findall(r"```python\n(import torch\n.*?)```", text, re.S)
   rng = np.random.default_rng(0)
   arrays = {
-    "kernel": rng.standard_normal((5, 3)).astype(np.float32),
-    "bias": rng.standard_normal(3).astype(np.float32),
-    "rows": rng.standard_normal((9, 5)).astype(np.float32),
+    name: rng.standard_normal(shape).astype(np.float32)
+    for name, shape in {"kernel": (5, 3), "bias": 3, "rows": (9, 5)}.items()
   }
   np.savez(tmp_path / "arrays.npz", **arrays)
-  rows = "torch.tensor(arrays['rows'])"
-  if unit_norm:  # as the text says
-    rows = f"torch.nn.functional.normalize({rows})"
   script = (
     "import numpy, types\narrays = numpy.load('arrays.npz')\n"
     "head = types.SimpleNamespace(head=types.SimpleNamespace("
     "kernel=arrays['kernel'], bias=arrays['bias']))\n"
-    f"{snippet}numpy.save('logits.npy', layer({rows}).detach().numpy())"
+    f"{snippet}rows = torch.tensor(arrays['rows'])\n"
+    "unit = torch.nn.functional.normalize(rows)\n"  # as the text says
+    "found = [layer(x).detach().numpy() for x in (rows, unit)]\n"
+    "numpy.save('logits.npy', numpy.stack(found))"
   )
   subprocess.run([python, "-c", script], cwd=tmp_path, check=True)
-  head = LinearHead(
-    kernel=arrays["kernel"], bias=arrays["bias"], unit_norm=unit_norm
-  )
-  expected = head.logits(jnp.asarray(arrays["rows"]))
-  found = np.load(tmp_path / "logits.npy")
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  rows = jnp.asarray(arrays.pop("rows"))
+  for unit_norm, found in enumerate(np.load(tmp_path / "logits.npy")):
+    head = LinearHead(unit_norm=bool(unit_norm), **arrays)
+    np.testing.assert_allclose(found, head.logits(rows), atol=1e-5)
 
 
 @pytest.mark.slow
