@@ -54,9 +54,7 @@ def check_name(place: str, name: object) -> None:
 
 def check_text(place: str, text: str) -> None:
   """Refuses control characters and what is no UTF-8; shows them escaped."""
-  if any(
-    c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES for c in text
-  ):
+  if any(map(_forges, text)):
     raise InputError(
       f"{place}={text!a} holds control characters, or bytes that are not"
       " UTF-8; leave them out."
@@ -65,19 +63,15 @@ def check_text(place: str, text: str) -> None:
 
 def escaped(text: str) -> str:
   """What a terminal shows of a text, whatever file it came from."""
-  return "\n".join(map(_escaped_line, text.split("\n")))
-
-
-def _escaped_line(line: str) -> str:
-  if line.isprintable():  # without a look at each character
-    return line
+  if text.replace("\n", "").isprintable():  # without a look at each character
+    return text
   return "".join(
-    ascii(c)[1:-1]
-    if c != "\t"
-    and (c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES)
-    else c
-    for c in line
+    ascii(c)[1:-1] if c not in "\t\n" and _forges(c) else c for c in text
   )
+
+
+def _forges(c: str) -> bool:
+  return c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES
 
 
 def check_num_classes(num_classes: int, place: str) -> None:

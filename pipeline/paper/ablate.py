@@ -62,13 +62,10 @@ def run_ablation(
   Every line is a release of its own, which compose. All of them are checked
   against the cap together, before anything is charged; each is charged before
   its noise is drawn. One that is stopped goes on with the lines that it has.
+  InputError: caches that do not fit each other, or a bad request.
 
   `run.baseline` is of every setting; `others` are training and evaluation rows
   that are the same images at other resolutions.
-
-  Raises:
-    InputError: caches that do not fit each other, a bad request, or one that
-      would break the cap; nothing is charged then.
   """
   run.check()
   for pair in others:
@@ -198,18 +195,13 @@ def _as_in_the_paper(
 def _check_same_images(trains: Sequence[FeatureCache]) -> None:
   first = trains[0].info
   for train in trains[1:]:
-    found = train.info
-    if found.privacy_unit != first.privacy_unit:
-      raise InputError(
-        f"{train.path} has the privacy unit {found.privacy_unit!r}, not"
-        f" {first.privacy_unit!r}: other caches are of the same images."
-      )
-    if (found.dataset, found.split) != (first.dataset, first.split):
-      raise InputError(
-        f"{train.path} is of {found.dataset!r}, split {found.split!r}, not of"
-        f" {first.dataset!r}, split {first.split!r}: other caches are of the"
-        " same images."
-      )
+    for name in ("dataset", "split", "privacy_unit"):
+      found, wanted = getattr(train.info, name), getattr(first, name)
+      if found != wanted:
+        raise InputError(
+          f"{train.path} has the {name.replace('_', ' ')} {found!r}, not"
+          f" {wanted!r}: other caches are of the same images."
+        )
 
 
 def _names(trains: Sequence[FeatureCache]) -> list[str]:

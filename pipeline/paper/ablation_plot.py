@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from oneshot_dp.linear_dp.accounting.gaussian import printable
@@ -28,9 +29,7 @@ def plot_ablation(
     places,
     [line.mean - base for line in lines],
     left=base,
-    xerr=None
-    if None in spreads
-    else [100 * s for s in spreads if s is not None],
+    xerr=None if None in spreads else 100 * np.array(spreads, float),
     color="#56B4E9",
     capsize=3,
     label=f"epsilon {printable(min(row.epsilon for row in rows))}",

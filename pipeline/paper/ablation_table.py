@@ -16,8 +16,8 @@ class AblationRow(results.SweepRow):
   """One head of an ablation; the columns of results.csv, in this order.
 
   Attributes:
-    axis: what is changed from the paper's step; "base" where nothing is.
-    setting: to what.
+    axis, setting: what is changed from the paper's step ("base": nothing), and
+      to what.
     cache: place of the training cache among those given.
     epsilon_if_poisson: where each row is in one batch of an epoch: the ε that
       accounting for such batches as Poisson samples, as the paper does, would

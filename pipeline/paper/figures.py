@@ -13,7 +13,6 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.gaussian import printable
-from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.pipeline.paper.published import references_for
 from oneshot_dp.pipeline.runs import results
 from oneshot_dp.pipeline.runs.evaluation import (
@@ -49,12 +48,8 @@ def run_figures(
   are read once, and all is charged, or nothing, before any noise is drawn.
 
   `privacies` are the deltas, alike in everything else; `references` draws
-  published numbers though it is not ImageNet.
-
-  Raises:
-    InputError: caches that do not fit each other, ReaL labels that do not fit
-      the evaluation rows, a bad request, or one that would break the cap;
-      nothing is charged then.
+  published numbers though it is not ImageNet. InputError: caches, or ReaL
+  labels, that do not fit, or a bad request; nothing is charged then.
   """
   run.check()
   train, evaluation = run.train, run.evaluation
@@ -71,7 +66,11 @@ def run_figures(
   record = run.record(trainings, privacies[0])
   trained = run.trained(trainings, privacies[0], trainer, record)
   heads = [each.head for each in trained]
-  composed = _composed(plans)
+  # δ → ε of all releases of all plans together, exactly: all are Gaussian.
+  sigma = accounting.compose(
+    s for plan in plans for s in plan.charged_noise_multipliers
+  )
+  composed = {d: accounting.epsilon_of(sigma, d) for d in deltas}
 
   def rows_by(scored: Evaluation) -> list[SweepRow]:
     return rows_of(
@@ -120,16 +119,6 @@ def run_figures(
     plot=plot,
   )
   return [*rows, *real_rows]
-
-
-def _composed(plans: Sequence[ReleasePlan]) -> dict[float, float]:
-  """δ → ε of all releases of all plans together, exactly: all are Gaussian."""
-  sigma = accounting.compose(
-    s for plan in plans for s in plan.charged_noise_multipliers
-  )
-  return {
-    plan.delta: accounting.epsilon_of(sigma, plan.delta) for plan in plans
-  }
 
 
 def figures_table(rows: Sequence[SweepRow]) -> str:

@@ -16,14 +16,10 @@ IMAGENET = "imagenet2012"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:
-  """The accuracy that a paper states, at one epsilon or several.
+  """The accuracy that a paper states: ε → top-1, a fraction.
 
-  Attributes:
-    setting: the backbone and what it was pretrained on, as far as stated.
-    method: what was trained, and how.
-    top1: ε → top-1 accuracy, a fraction.
-    is_range: one accuracy stated for all ε from the least to the largest.
-    source: arXiv number, and where in it.
+  `is_range`: one is stated for all ε from the least to the largest. `setting`
+  is the backbone and what it was pretrained on, as far as stated.
   """
 
   authors: str

@@ -29,13 +29,10 @@ _MOST_ENTRIES = 12
 
 
 class RunCost(NamedTuple):
-  """The cost of a run to the data set that it was trained on.
+  """ε of a run to its data set, at its δ, and the ledger entries that paid.
 
-  Attributes:
-    heads: ε of all heads with noise together, at the run's δ.
-    with_accuracies: ε of heads and accuracies together; None where these cost
-      the data set nothing: on public labels, or those of another data set.
-    entries: names of the ledger entries that paid.
+  `with_accuracies` is None where those cost it nothing: on public labels, or
+  those of another data set.
   """
 
   heads: float
@@ -44,12 +41,9 @@ class RunCost(NamedTuple):
 
 
 def cost_of(run: RunRecord, unsound: Collection[str] = ()) -> RunCost:
-  """Composes what the receipts say, and holds results.json against it.
+  """Composes what the receipts say; InputError if results.json does not.
 
   But for heads at `unsound` paths: their receipts do not hold by themselves.
-
-  Raises:
-    InputError: a receipt lacks something, or results.json says something else.
   """
   cost = _cost(run)
   if contradiction := next(_contradictions(run, cost, unsound), None):
@@ -124,13 +118,9 @@ def _row_of(receipt: dict[str, Any]) -> dict[str, Any]:
 class BudgetStatus(NamedTuple):
   """A ledger, read; every ε is of all private releases together.
 
-  Attributes:
-    delta: the run's, so that its ε can be held against what is spent.
-    spent: ε at delta, as an odometer reads it.
-    under_cap: ε as the cap counts it: at its delta, in its relation.
-    left: ε of one more release under the cap, at its delta.
-    entries: the latest, caps aside, newest first.
-    has_this_run: whether the entries that paid for the run are there.
+  `spent` is an odometer's, at the run's `delta`; `under_cap`, and `left` for
+  one more release, are at the delta and in the relation of the cap. The latest
+  `entries`, caps aside, come first.
   """
 
   spending: Spending

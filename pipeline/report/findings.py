@@ -35,16 +35,10 @@ another way than when they were scored."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Findings:
-  """A run, looked at closely in one place.
+  """A run, looked at closely: where there is no such thing, words say why.
 
-  Where there is no such thing, a sentence says why.
-
-  Attributes:
-    places: where its caches and ledgers are now.
-    chosen: the heads that are looked at, over draws.
-    checks: what `verify` finds about each.
-    answers: what they answer on public evaluation rows.
-    compared: noise and signal of each class.
+  `chosen` are the heads that are looked at, over draws; `checks` is what
+  `verify` finds about each, `answers` what they say of public evaluation rows.
   """
 
   run: RunRecord
@@ -82,10 +76,8 @@ def look(
   """Reads a run, its ledger, and the evaluation rows if they are public.
 
   The private rows are not read. See `oneshot-dp report --help` for arguments.
-
-  Raises:
-    InputError: the directory is of no run, or what was asked for is not in it;
-      or its results are not those that the receipts are about.
+  InputError: the directory is of no run, what was asked for is not in it, or
+  its results are not those that the receipts are about.
   """
   run = read_run(directory)
   then = run.config["run"]

@@ -30,12 +30,9 @@ _STEP = 1 / GRID_RADIUS
 class NoiseAndSignal:
   """L2 norms per class, in clipped rows: 1 is the most that a row can add.
 
-  Attributes:
-    method: of the heads whose noise it is.
-    signal: ‖estimated sum of a class‖.
-    apart: the part of it that the average class does not have: what tells the
-      class from others.
-    noise: expected norm of the noise on the sum of a class, by epsilon.
+  `signal` is ‖estimated sum of a class‖, `apart` the part of it that the
+  average class does not have; `noise` is expected on it, by epsilon, in heads
+  of `method`.
   """
 
   method: str
@@ -46,13 +43,10 @@ class NoiseAndSignal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SumOfRows:
-  """The class sums that a mechanism adds noise to.
+  """The class sums, of `width` coordinates, that a mechanism adds noise to.
 
-  Attributes:
-    clipped: what it adds up of each row.
-    width: coordinates of a class's sum.
-    unit: of the receipt's noise_sd_steps: the noise on a coordinate.
-    shared: p0, the part of all rows that is in every class's sum.
+  It adds up `clipped` of each row; `unit` is that of the receipt's
+  noise_sd_steps, and p0 = `shared` of all rows is in every class's sum.
   """
 
   clipped: ClippedRows

@@ -1,8 +1,6 @@
-"""Pictures for the page and beside it.
+"""Pictures: SVG in the page, wide, narrow, light and dark; PNG and PDF beside.
 
-The page has each twice, for wide and narrow screens, as SVG whose text is set
-in the reader's own font, and in two sets of colours. Beside the page each is a
-PNG and a PDF.
+The text of an SVG is set in the reader's own font.
 """
 
 import base64
@@ -22,14 +20,8 @@ from oneshot_dp.pipeline.runs.pictures import save_figure
 
 WIDE, NARROW = 6.9, 3.7
 """Inches: what a page and a phone show at about the size of their text."""
-INK, MUTED, RULE, FILL, ON_FILL, WARN = (
-  "#1b2330",
-  "#5c6673",
-  "#dbe0e6",
-  "#0a539b",
-  "#fefefe",
-  "#a32018",
-)
+INK, MUTED, RULE = "#1b2330", "#5c6673", "#dbe0e6"
+FILL, ON_FILL, WARN = "#0a539b", "#fefefe", "#a32018"
 _DARK = {
   INK: "#e6e9ee",
   MUTED: "#a3adb9",
@@ -80,10 +72,9 @@ _SEEDED = f"{NOT_PRIVATE}: the noise comes from a seed"
 
 
 class Plan(NamedTuple):
-  """What a picture will be.
+  """A picture to be drawn: its title is of the files, as a page has headings.
 
-  Its alt says what is to be seen; its title is of the files, as a page has
-  headings; heights, in inches, are of the wide and the narrow one.
+  Heights, in inches, are of the wide and the narrow one.
   """
 
   alt: str

@@ -18,11 +18,7 @@ ClippedRows = Callable[[Block], Float[np.ndarray, "rows D"]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PublicAnswers:
-  """The answers of several heads, and sums of the rows they answered on.
-
-  Attributes:
-    class_sums: summed per class; None where not asked for.
-  """
+  """The answers of several heads; rows summed per class, where asked for."""
 
   num_classes: int
   label: Int64[np.ndarray, " n"]

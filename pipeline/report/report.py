@@ -35,9 +35,8 @@ class WrittenReport(NamedTuple):
 def write_report(directory: Path, **options: Any) -> WrittenReport:
   """Reads a run, and writes the page about it; for the options see `look`.
 
-  Raises:
-    InputError: see `look`; or the extra `plots` is not installed.
-    RunError: the directory cannot be written.
+  InputError: see `look`, or the extra `plots` is not installed. RunError: the
+  directory cannot be written.
   """
   try:
     import jinja2  # noqa: F401

@@ -83,10 +83,9 @@ class RunRecord:
   def chosen(
     self, epsilon: float | None = None, method: str | None = None
   ) -> tuple[SweepRow, ...]:
-    """The heads of one epsilon and method, over draws.
+    """The heads of one epsilon and method, over draws; InputError if none.
 
-    By default of the middle epsilon, and of the most accurate method there;
-    InputError if the run has none like that.
+    By default of the middle epsilon, and of the most accurate method there.
     """
     by_epsilon = grouped(self.noisy, "epsilon")
     epsilons = sorted(by_epsilon)

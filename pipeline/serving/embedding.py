@@ -5,7 +5,7 @@ import dataclasses
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,13 +33,6 @@ from oneshot_dp.extract.weights.weights_cache import remembered
 
 Embedded = Iterator[tuple[np.ndarray, np.ndarray]]
 """Embeddings [rows, d] in the precision of caches, and places in the source."""
-
-
-class Images(NamedTuple):
-  """What was asked for: the images, and a pass over their embeddings."""
-
-  source: Source
-  rows: Embedded
 
 
 def backbone_config(
@@ -102,21 +95,18 @@ def embedded_images(
   data: dict[str, Any],
   work: Path,
   beam_options: Sequence[str] = (),
-) -> Iterator[Images]:
+) -> Iterator[tuple[Source, Embedded]]:
   """Embeds images as `oneshot-dp extract` does, those of one shard at once.
 
   More than that, or what has options for Beam, is the extraction job itself,
   with a cache in `work` until the block has ended; after a kill the same call
-  goes on with it.
-
-  Raises:
-    InputError: the images, or the backbone, are not what they should be.
-    RunError: a worker or the disk failed.
+  goes on with it. InputError: the images, or the backbone, are not what they
+  should be.
   """
   job = dataclasses.replace(job, backbone=resolved(job.backbone))
   source = open_source(job.source, job.split)
   if len(source) <= job.shard_rows and not beam_options:
-    yield Images(source, _at_once(job, data, source))
+    yield source, _at_once(job, data, source)
     return
   # Beam takes a second or two to import.
   from oneshot_dp.extract.job.job import run_extraction
@@ -125,7 +115,7 @@ def embedded_images(
   check_backbone(data, shared_embedder(job).backbone)
   cache = run_extraction(job, work, beam_options).cache
   rows = ((b.embedding, b.example_id) for b in cache.blocks())
-  yield Images(source, rows)
+  yield source, rows
   shutil.rmtree(work)
 
 

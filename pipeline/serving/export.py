@@ -25,22 +25,16 @@ STABLEHLO_FILE = "images_to_logits.jax_export"
 _PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exported:
-  """The names of what was written; why nothing for transformers, or ""."""
-
-  files: tuple[str, ...]
-  no_transformers: str
-
-
 def export_head(
   out: Path,
   head: Path,
   saved: SavedHead,
   backbone: Backbone,
   accuracy: Accuracy | None,
-) -> Exported:
+) -> tuple[list[str], str]:
   """Writes a directory that serves without this package.
+
+  Returns the names of its files; and why nothing for transformers, or "".
 
   What travels is the backbone (public), in float32, the head, its receipt and
   its card, with the accuracy on public labels. RunError: the disk refuses.
@@ -59,8 +53,8 @@ def export_head(
     shutil.copyfile(head / RECEIPT_FILE, directory / RECEIPT_FILE)
     card = _card(saved, backbone, accuracy, no_transformers, has_code)
     (directory / "README.md").write_text(card, "utf-8")
-    files = tuple(sorted(path.name for path in directory.iterdir()))
-  return Exported(files=files, no_transformers=no_transformers)
+    files = sorted(path.name for path in directory.iterdir())
+  return files, no_transformers
 
 
 def to_stablehlo(backbone: Backbone, head: LinearHead) -> bytes:

@@ -25,12 +25,10 @@ from oneshot_dp.pipeline.serving.embedding import Embedded
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-  """A temperature, and what it makes of the public rows that it was fitted on.
+  """T of softmax(logits / T), and what it makes of the rows it was fitted on.
 
-  Attributes:
-    temperature: T of softmax(logits / T).
-    confidence: mean of the largest probability.
-    accuracy: share of the rows that are right.
+  `confidence` is the mean of the largest probability, `accuracy` the share of
+  rows that are right.
   """
 
   temperature: float
@@ -50,17 +48,14 @@ def write_predictions(
   top_k: int,
   temperature: float | None,
 ) -> tuple[int, int]:
-  """Writes a line for each image: its name, and its best classes with numbers.
+  """Writes a line for each image; how many, and how many without a class.
 
-  The numbers are probabilities if there is a temperature, else logits: good
-  for comparing the classes of one image, and for nothing else. The file has
-  mode 0600: it is as private as the images.
+  A line has the image's name and its best classes with numbers: probabilities
+  if there is a temperature, else logits, which compare the classes of one image
+  and nothing else. The file has mode 0600: it is as private as the images.
 
   A row is called `name_of` its place or id. Where so many are `expected`, in
   places 0, 1, …, those without an embedding get a line without a class.
-
-  Returns:
-    Number of lines, and of those without a class.
   """
   number = "logit" if temperature is None else "probability"
   columns = ["image", "class", number]

@@ -1,9 +1,7 @@
 """What a command found, in words for people and as facts for machines.
 
-A command prints no results: it returns an `Answer`, and `cli` prints the text,
-or with --json the facts, and nothing else, on standard output. Notes ("charged
-to …"), warnings ("warning: …") and progress bars go to standard error, as they
-come; `terminal` says which of them with --quiet.
+A command returns an `Answer`, of which `cli` prints the text, or with --json
+the facts, and nothing else, on standard output.
 
 *Privacy*: the facts are published as readily as the text, and what is private
 is in neither. Three commands tell of private rows all the same, for who holds
@@ -28,8 +26,7 @@ class Answer:
 
   Attributes:
     text: for people; lines, without the last line break.
-    facts: the same for machines: plain values, paths, dataclasses, and
-      sequences and mappings of them.
+    facts: the same for machines; see `plain`.
     faults: one line each, of what was checked and is not so; printed on
       standard error, whatever is quiet.
     failure: why the exit status is not 0, though there is an answer.

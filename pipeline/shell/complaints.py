@@ -69,14 +69,8 @@ def in_one_line(
   message = _OF_SECTION.sub(r"\1.", message)
   # Its guesses come with the help of each flag, and not always; ours are below.
   message = message.partition(" Perhaps you meant:")[0]
-  hints = [
-    hint
-    for flag in _unrecognized(message)
-    if (hint := did_you_mean(flag, known_flags()))
-  ] + [hint for choice, hint in _NO_MORE.items() if choice in message]
+  unknown = _FLAG.findall(message.partition(_UNRECOGNIZED)[2])
+  guesses = [did_you_mean(flag, known_flags()) for flag in unknown]
+  hints = [*filter(None, guesses)]
+  hints += [hint for choice, hint in _NO_MORE.items() if choice in message]
   return " ".join([f"{message.rstrip('.')};", *hints, f"see {prog} --help"])
-
-
-def _unrecognized(message: str) -> list[str]:
-  _, found, after = message.partition(_UNRECOGNIZED)
-  return _FLAG.findall(after) if found else []

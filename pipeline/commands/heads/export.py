@@ -77,12 +77,9 @@ def run(flags: Flags) -> Answer:
     ledger = Ledger(space.rows[0], flags.ledger_dir)
     check_not_trained_on(ledger, cache, insisted=flags.not_trained_on)
     (accuracy,) = evaluate_on_public_labels([saved.head], cache).scores
-  done = export_head(flags.to, flags.head, saved, backbone, accuracy)
-  text = f"{flags.to}: {', '.join(done.files)}"
-  if done.no_transformers:
-    text += f"\n{done.no_transformers}"
+  files, why_not = export_head(flags.to, flags.head, saved, backbone, accuracy)
   return Answer(
-    text=text,
-    facts={"out": flags.to, "files": done.files, "accuracy": accuracy}
-    | {"no_transformers": done.no_transformers},
+    text=f"{flags.to}: {', '.join(files)}" + (why_not and f"\n{why_not}"),
+    facts={"out": flags.to, "files": files, "accuracy": accuracy}
+    | {"no_transformers": why_not},
   )

@@ -208,8 +208,8 @@ class TestWhatItCosts:
 @pytest.mark.parametrize(
   ("changes", "said"),
   [
-    ({"dataset": "cats"}, "of 'cats', split 'train', not of 'pets', split"),
-    ({"split": "extra"}, "split 'extra', not of 'pets', split"),
+    ({"dataset": "cats"}, "the dataset 'cats', not 'pets'"),
+    ({"split": "extra"}, "the split 'extra', not 'train'"),
   ],
 )
 def test_caches_of_other_images_are_refused_before_any_charge(

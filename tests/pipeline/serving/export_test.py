@@ -134,7 +134,7 @@ def test_the_documented_layer_of_torch_says_the_same(python, tmp_path):
     name: rng.standard_normal(shape).astype(np.float32)
     for name, shape in {"kernel": (5, 3), "bias": 3, "rows": (9, 5)}.items()
   }
-  np.savez(tmp_path / "arrays.npz", **arrays)
+  np.savez(tmp_path / "arrays.npz", allow_pickle=False, **arrays)
   script = (
     "import numpy, types\narrays = numpy.load('arrays.npz')\n"
     "head = types.SimpleNamespace(head=types.SimpleNamespace("
