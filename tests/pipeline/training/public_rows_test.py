@@ -41,7 +41,6 @@ from oneshot_dp.pipeline.training.train_heads import (
   Training,
   cache_ledger,
   cache_trainer,
-  make_plan,
   plan_heads,
   train_all,
   train_heads,
@@ -53,7 +52,7 @@ from tests.pipeline.sample_caches import (
   write_clusters,
   write_rows,
 )
-from tests.pipeline.saved_head.receipt_test import changed
+from tests.pipeline.saved_head.receipt_test import MISSING, changed
 
 OFFSET = 40.0
 """Added to every feature: what all rows share is most of each."""
@@ -125,9 +124,8 @@ def fill(caches, tmp_path):
 def trained(caches: Caches, config: HeadConfig, **options: Any) -> TrainedHead:
   privacy = PrivacyConfig(delta=1e-5)
   plan = plan_heads(config, len(caches.train), (8.0,), privacy)
-  (head,) = train_heads(
-    caches.train, plan, config, privacy, ledger_dir=None, **options
-  )
+  asked: dict[str, Any] = {"ledger_dir": None} | options
+  (head,) = train_heads(caches.train, plan, config, privacy, **asked)
   return head
 
 
@@ -192,27 +190,8 @@ class TestTraining:
       write_head(folder, head, caches.train.info)
       assert verify_head(folder).problems == ()
       assert read_head(folder).head.unit_norm == centres
-
-  def test_a_head_of_unit_norm_rows_cannot_be_folded(self, caches):
-    public = PublicRows.read(caches.public.path, caches.train)
-    head = trained(caches, HeadConfig(head="whitened")).head
-    with pytest.raises(InputError, match="at norm 1 cannot be folded") as e:
-      public.statistics.folded(head)
-    assert "\n" not in str(e.value)
-
-  def test_the_view_is_the_same_rows(self, caches):
-    public = PublicRows.read(caches.public.path, caches.train)
-    rows = public.mapped(cache_rows(caches.train))
-    assert rows.num_examples == 300
-    for mapped, block in zip(rows.blocks(), caches.train.blocks(), strict=True):
-      for column in ("label", "example_id"):
-        np.testing.assert_array_equal(
-          getattr(mapped, column), getattr(block, column)
-        )
-      np.testing.assert_array_equal(
-        mapped.embedding_norm, stored_norm(mapped.embedding)
-      )
-      assert np.abs(mapped.embedding).max() < 4
+    with pytest.raises(InputError, match="at norm 1 cannot be folded"):
+      public.statistics.folded(head.head)
 
   @pytest.mark.parametrize("used", USES)
   def test_a_row_is_the_same_bits_in_a_neighbouring_cache(
@@ -247,7 +226,7 @@ class TestTraining:
     del everyone[17]
     assert others == everyone
 
-  def test_units_keep_their_rows(self, tmp_path, caches):
+  def test_the_view_is_the_same_rows_of_the_same_units(self, tmp_path, caches):
     rng = np.random.default_rng(0)
     units = write_rows(
       tmp_path / "units",
@@ -261,20 +240,18 @@ class TestTraining:
       embedding_dtype="float32",
     )
     public = PublicRows.read(caches.public.path, units)
-    (mapped,), (block,) = (
-      public.mapped(cache_rows(units)).blocks(),
-      units.blocks(),
+    rows = public.mapped(cache_rows(units))
+    assert rows.num_examples == 30
+    (mapped,), (block,) = rows.blocks(), units.blocks()
+    for column in ("label", "example_id", "unit_id"):
+      np.testing.assert_array_equal(
+        getattr(mapped, column), getattr(block, column)
+      )
+    np.testing.assert_array_equal(
+      mapped.embedding_norm, stored_norm(mapped.embedding)
     )
-    np.testing.assert_array_equal(mapped.unit_id, block.unit_id)
-    plan = make_plan((1.0,), PrivacyConfig(delta=1e-5))
-    (head,) = train_heads(
-      units,
-      plan,
-      HeadConfig(),
-      PrivacyConfig(delta=1e-5),
-      public=public,
-      ledger_dir=None,
-    )
+    own = dataclasses.replace(caches, train=units)
+    head = trained(own, HeadConfig(), public=public)
     assert head.mechanism.as_json()["clipped"] == "unit"
 
 
@@ -308,13 +285,6 @@ class TestCommands:
     assert line.startswith(f"embeddings {done} by the mean")
     assert "the 150 public rows of wild animals, split `train`" in line
 
-  def test_without_one_nothing_is_said_of_it(self, fill, capsys, tmp_path):
-    succeeds(capsys, *fill(TRAIN))
-    assert SETTING not in read_head(tmp_path / "out").receipt["training"]
-    card = (tmp_path / "out/README.md").read_text()
-    assert "public statistics" not in card
-    assert ASSUMPTION not in card
-
   @pytest.mark.parametrize("command", [SWEEP, COMPARE])
   def test_many(self, fill, caches, capsys, tmp_path, command):
     flags = ("--public-cache", caches.public.path, "--baseline")
@@ -345,36 +315,30 @@ class TestCommands:
     assert SETTING in training
 
 
+OTHER = BackboneIdentity(name="vit_b16", layer="cls")
+
+
 class TestRefusals:
-  def refused(self, fill, capsys, caches, private, public) -> str:
-    argv = [*fill(TRAIN, "--public-cache", public), "--cache", private.path]
-    line = fails(capsys, *argv)
-    assert cache_ledger(private, None).entries() == []
-    return line
-
-  def test_another_backbone(self, fill, capsys, caches, tmp_path):
-    backbone = BackboneIdentity(name="vit_b16", layer="cls")
-    other = shifted(tmp_path / "x", 20, 0, dataset="a", backbone=backbone)
-    line = self.refused(fill, capsys, caches, caches.train, other.path)
-    assert "extract both with the same backbone" in line
-
   @pytest.mark.parametrize(
-    ("dataset", "split"), [("pets", "train"), ("Pets", "test")]
+    ("rows", "changes", "said"),
+    [
+      ((20, 0), {"backbone": OTHER}, "extract both with the same backbone"),
+      ((20, 0), {"dataset": "pets"}, "is of the private data set 'pets'"),
+      (
+        (20, 0),
+        {"dataset": "Pets", "split": "test"},
+        "is of the private data set 'Pets'",
+      ),
+      ((300, 1), {}, "300 of the 300 rows of"),  # the same by another name
+    ],
   )
-  def test_the_private_data_set(
-    self, fill, capsys, caches, tmp_path, dataset, split
+  def test_public_rows_that_are_none(
+    self, fill, capsys, caches, tmp_path, rows, changes, said
   ):
-    other = shifted(tmp_path / "x", 20, 0, dataset=dataset, split=split)
-    line = self.refused(fill, capsys, caches, caches.train, other.path)
-    assert f"is of the private data set '{dataset}'" in line
-
-  def test_the_private_rows_by_another_name(
-    self, fill, capsys, caches, tmp_path
-  ):
-    same = shifted(tmp_path / "x", 300, 1, dataset="not pets")
-    line = self.refused(fill, capsys, caches, caches.train, same.path)
-    assert "300 of the 300 rows of" in line
-    assert "which are private, whatever they are called" in line
+    other = shifted(tmp_path / "x", *rows, **{"dataset": "a"} | changes)
+    line = fails(capsys, *fill(TRAIN, "--public-cache", other.path))
+    assert said in line
+    assert cache_ledger(caches.train, None).entries() == []
 
   def test_statistics_of_nothing(self, fill, capsys, caches):
     argv = fill(TRAIN, "--public-statistics", "mean")
@@ -382,20 +346,15 @@ class TestRefusals:
     assert "--public-statistics='mean' are taken from a public cache" in line
     assert cache_ledger(caches.train, None).entries() == []
 
-  def test_other_classes_are_fine(self, caches, tmp_path):
-    other = shifted(
-      tmp_path / "x", 20, 0, dataset="a", class_names=tuple("abcdefg")
-    )
-    PublicRows.read(other.path, caches.train)
-
-  def test_units_are_fine(self, caches, tmp_path):
+  def test_other_classes_and_units_are_fine(self, caches, tmp_path):
     rows = Rows(
       embedding=np.ones((8, DIM), np.float32),
       label=np.zeros(8, int),
       example_id=np.arange(8),
       unit_id=np.zeros(8, int),
     )
-    other = write_rows(tmp_path / "x", rows, dataset="a", privacy_unit="user")
+    names: dict[str, Any] = {"class_names": tuple("abcdefg"), "dataset": "a"}
+    other = write_rows(tmp_path / "x", rows, privacy_unit="user", **names)
     PublicRows.read(other.path, caches.train)
 
 
@@ -403,15 +362,7 @@ class TestRefusals:
 def receipt(caches, tmp_path_factory) -> dict[str, Any]:
   folder = tmp_path_factory.mktemp("public")
   public = PublicRows.read(caches.public.path, caches.train, USES[1])
-  privacy = PrivacyConfig(delta=1e-5)
-  (head,) = train_heads(
-    caches.train,
-    make_plan((8.0,), privacy),
-    HeadConfig(),
-    privacy,
-    public=public,
-    ledger_dir=folder,
-  )
+  head = trained(caches, HeadConfig(), public=public, ledger_dir=folder)
   return write_head(folder / "head", head, caches.train.info)
 
 
@@ -428,26 +379,18 @@ class TestReceipt:
     assert problems(bare | {"assumptions": lines[:-1]}) == []
 
   @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "values"),
     [
-      ("ridge", None),
-      ("ridge", "none"),
-      ("used", "mean"),
-      ("used", "labels"),
-      ("dataset", "pets"),
-      ("dataset", "PETS"),
-      ("num_examples", 0),
-      ("num_examples", "many"),
+      ("ridge", [None, "none", MISSING]),
+      ("used", ["mean", "labels", MISSING]),
+      ("dataset", ["pets", "PETS", MISSING]),
+      ("num_examples", [0, "many", MISSING]),
+      ("split", [MISSING]),
     ],
   )
-  def test_a_fact_that_cannot_be_is_reported(self, receipt, field, value):
-    assert problems(changed(receipt, ("training", SETTING, field), value))
-
-  @pytest.mark.parametrize("field", ["used", "ridge", "dataset", "split"])
-  def test_a_fact_that_is_missing_is_reported(self, receipt, field):
-    record = {**receipt["training"][SETTING]}
-    del record[field]
-    assert problems(changed(receipt, ("training", SETTING), record))
+  def test_a_fact_that_cannot_be_or_is_missing(self, receipt, field, values):
+    for value in values:
+      assert problems(changed(receipt, ("training", SETTING, field), value))
 
 
 @pytest.fixture(scope="module")
@@ -483,11 +426,16 @@ class TestWarning:
     if command == TRAIN:
       assert run("--public-cache", relu.public.path) == []
 
-  def test_the_rows_are_never_asked(self, fill, capsys, caches):
+  def test_the_rows_are_never_asked(self, fill, capsys, caches, tmp_path):
     """Rows of ours are all positive, and their backbone is none of those."""
     assert all((b.embedding > 0).all() for b in caches.train.blocks())
     _, err = succeeds(capsys, *fill(TRAIN))
     assert warnings_of(err) == []
+    # Without a public cache nothing is said of one.
+    assert SETTING not in read_head(tmp_path / "out").receipt["training"]
+    card = (tmp_path / "out/README.md").read_text()
+    assert "public statistics" not in card
+    assert ASSUMPTION not in card
 
   def test_families(self):
     """Most convolutional networks end with an activation; others do not."""

@@ -24,41 +24,38 @@ def train(cache, *epsilons: float, config=None, privacy=PRIVACY, **options):
   )
 
 
-@pytest.mark.parametrize(
-  ("name", "relation"),
-  [
-    ("replace-special", NeighboringRelation.REPLACE_SPECIAL),
-    ("replace-one", NeighboringRelation.REPLACE_ONE),
-  ],
-)
-def test_a_plan_is_what_was_asked(name, relation):
-  privacy = PrivacyConfig(delta=1e-6, neighboring_relation=name)
+def test_a_plan_is_what_was_asked():
+  privacy = PrivacyConfig(delta=1e-6, neighboring_relation="replace-one")
   plan = make_plan((2.0, 1.0), privacy, order="independent", num_draws=3)
-  assert plan.neighboring_relation is relation
+  assert plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
   assert (plan.epsilons, plan.delta) == ((2.0, 1.0), 1e-6)
   assert (plan.order, plan.num_draws) == ("independent", 3)
 
 
-def test_one_head_for_each_draw_and_epsilon_in_order(train_cache):
+def test_a_head_for_each_draw_and_epsilon_of_one_charge_and_pass(
+  train_cache, capsys, monkeypatch
+):
+  reads = []
+  blocks = type(train_cache).blocks
+  monkeypatch.setattr(
+    type(train_cache),
+    "blocks",
+    lambda self, *args: reads.append(1) or blocks(self, *args),
+  )
   trained = train(train_cache, 1.0, 4.0, num_draws=2)
+  assert reads == [1]
   assert [(t.draw, t.statement.epsilon) for t in trained] == [
     (0, 4.0),
     (0, 1.0),
     (1, 4.0),
     (1, 1.0),
   ]
-  assert len({t.ledger_entry for t in trained}) == 1
   assert len({np.asarray(t.head.kernel).tobytes() for t in trained}) == 4
-
-
-@pytest.mark.parametrize("draws", [1, 3])
-def test_a_run_is_charged_once(train_cache, capsys, draws):
-  trained = train(train_cache, 1.0, 4.0, num_draws=draws)
   ledger = cache_ledger(train_cache, None)
   (entry,) = ledger.entries()
-  assert entry["entry"] == trained[0].ledger_entry
+  assert {t.ledger_entry for t in trained} == {entry["entry"]}
   assert entry["cache_fingerprint"] == train_cache.fingerprint
-  assert entry["num_draws"] == draws
+  assert entry["num_draws"] == 2
   assert capsys.readouterr().err == (
     f"charged to {ledger.path}\nits first charge: what was released of"
     " 'pets' before, if anything, is not counted\n"
@@ -92,13 +89,13 @@ def test_a_ledger_of_ones_own(train_cache, tmp_path, ledger_dir):
   assert not ledger_dir.exists()
 
 
-def test_the_noise_comes_from_the_system(train_cache):
+def test_the_noise_comes_from_the_system_or_a_seed_that_is_warned_of(
+  train_cache, capsys
+):
   (one,), (two,) = train(train_cache), train(train_cache)
   assert not np.array_equal(one.head.kernel, two.head.kernel)
   assert one.statement.noise_source == "os.urandom"
-
-
-def test_a_seed_repeats_the_noise_and_is_warned_of(train_cache, capsys):
+  assert "NOT PRIVATE" not in capsys.readouterr().err
   privacy = PrivacyConfig(delta=1e-5, noise_seed=7)
   (one,), (two,) = (train(train_cache, privacy=privacy) for _ in range(2))
   np.testing.assert_array_equal(one.head.kernel, two.head.kernel)
@@ -121,18 +118,9 @@ def test_a_delta_that_protects_nobody_is_insisted_on(
   train(train_cache, privacy=PrivacyConfig(delta=delta, large_delta=True))
 
 
-@pytest.mark.parametrize(
-  "config",
-  [
-    HeadConfig(l2_clip_norm=0.0),
-    HeadConfig(initial_bias=float("nan")),
-    HeadConfig(learning_rate=-1.0),
-    HeadConfig(eps=-1.0),
-  ],
-)
-def test_nothing_is_charged_for_a_head_that_cannot_be(train_cache, config):
+def test_nothing_is_charged_for_a_head_that_cannot_be(train_cache):
   with pytest.raises(InputError):
-    train(train_cache, config=config)
+    train(train_cache, config=HeadConfig(l2_clip_norm=0.0))
   assert cache_ledger(train_cache, None).entries() == []
 
 
@@ -145,20 +133,6 @@ def test_nor_for_a_cache_that_is_damaged(tmp_path):
   with pytest.raises(InputError, match="damaged"):
     train(cache)
   assert cache_ledger(cache, None).entries() == []
-
-
-def test_the_cache_is_read_once_whatever_the_number_of_heads(
-  train_cache, monkeypatch
-):
-  reads = []
-  blocks = type(train_cache).blocks
-  monkeypatch.setattr(
-    type(train_cache),
-    "blocks",
-    lambda self, *args: reads.append(1) or blocks(self, *args),
-  )
-  train(train_cache, 0.5, 1.0, 2.0, num_draws=3)
-  assert reads == [1]
 
 
 def test_classes_read_off_the_labels_are_warned_of(tmp_path, capsys):
