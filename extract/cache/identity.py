@@ -140,32 +140,13 @@ class CacheIdentity:
   def tfds_split(self) -> str:
     return _identifier(self.split, prefix="split")
 
-  @property
-  def tfds_version(self) -> str:
-    """The data set's version where TFDS can read it, else TFDS's default."""
-    import tensorflow_datasets as tfds
-
-    legal = tfds.core.Version.is_valid(self.dataset_version)
-    return str(self.dataset_version) if legal else "1.0.0"
-
   def codec(self) -> BlockCodec:
     return BlockCodec(
       self.feature_dim, self.embedding_dtype, has_units=self.has_units
     )
 
-  def file_template(self) -> Any:
-    """TFDS's `ShardedFileTemplate` of the shards."""
-    import tensorflow_datasets as tfds
-
-    return tfds.core.ShardedFileTemplate(
-      data_dir="",
-      dataset_name=self.tfds_name,
-      split=self.tfds_split,
-      filetype_suffix="array_record",
-    )
-
   def shard_name(self, shard_index: int) -> str:
-    # Without `file_template`: to read a cache need not wait for TFDS.
+    """What TFDS calls it; to read a cache need not wait for TFDS."""
     name = f"{self.tfds_name}-{self.tfds_split}.array_record"
     digits = max(5, len(str(self.num_shards)))
     return f"{name}-{shard_index:0{digits}}-of-{self.num_shards:0{digits}}"

@@ -187,10 +187,11 @@ def tfds_metadata(
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core import dataset_info
 
+  legal = tfds.core.Version.is_valid(identity.dataset_version)
   info = tfds.core.DatasetInfo(
     builder=dataset_info.DatasetIdentity(
       name=identity.tfds_name,
-      version=tfds.core.Version(identity.tfds_version),
+      version=tfds.core.Version(identity.dataset_version if legal else "1.0.0"),
       data_dir="",
       module_name="",
     ),
@@ -204,7 +205,12 @@ def tfds_metadata(
           name=identity.tfds_split,
           shard_lengths=[shard.blocks for shard in shards],
           num_bytes=sum(shard.bytes for shard in shards),
-          filename_template=identity.file_template(),
+          filename_template=tfds.core.ShardedFileTemplate(
+            data_dir="",
+            dataset_name=identity.tfds_name,
+            split=identity.tfds_split,
+            filetype_suffix="array_record",
+          ),
         )
       ]
     )

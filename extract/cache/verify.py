@@ -18,7 +18,7 @@ from oneshot_dp.extract.cache.reader import (
   size_problems,
 )
 from oneshot_dp.extract.progress import counted
-from oneshot_dp.extract.storage.repeated import Repeated
+from oneshot_dp.extract.storage.scratch import Repeated
 from oneshot_dp.extract.storage.typed_json import stored_json
 
 

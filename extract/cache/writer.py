@@ -33,7 +33,7 @@ from oneshot_dp.extract.cache.info import (
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.cache.shard_writer import finished_shards
 from oneshot_dp.extract.storage.durable_files import json_bytes
-from oneshot_dp.extract.storage.repeated import Repeated
+from oneshot_dp.extract.storage.scratch import Repeated
 from oneshot_dp.extract.storage.store import Store, store_at
 from oneshot_dp.extract.storage.typed_json import stored_json
 

@@ -16,19 +16,19 @@ embedding, which need not be the same image, and is as private as its rows.
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import EMBEDDING_DTYPES, Block
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.duplicates.near import CosineIndex
 
-_QUERY_ROWS = 1 << 15
-"""Rows of the other cache in memory; the more, the narrower their windows."""
+_QUERY_BLOCKS = 128
+"""Of the other cache in memory; the more, the narrower their windows."""
 
 Progress = Callable[[str, int, int], object]
 """Called with what is being done, how much of it is done, and of how much."""
@@ -42,18 +42,6 @@ class DuplicatePair:
   other_id: int
   cosine: float
   equal_bits: bool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class _Distinct:
-  """The first row of each embedding of a cache, at its digest's `position`.
-
-  There are no `rows` where only bits are compared.
-  """
-
-  position: dict[bytes, int]
-  ids: Int64[np.ndarray, " n"]
-  rows: Float[np.ndarray, "m d"]
 
 
 def find_duplicates(
@@ -115,17 +103,16 @@ def _find(
   progress: Progress,
 ) -> Iterator[DuplicatePair]:
   repeats: list[tuple[int, int]] = []
-  distinct = _read(cache, repeats, min_cosine is not None, progress)
+  place, ids, rows = _read(cache, repeats, min_cosine is not None, progress)
   if against is None:
     for first, again in repeats:
       yield _pair(first, again)
-  index = None if min_cosine is None else CosineIndex(distinct.rows, min_cosine)
+  index = None if min_cosine is None else CosineIndex(rows, min_cosine)
   if against is not None:
-    yield from _between(distinct, against, index, progress)
+    yield from _between(place, ids, against, index, progress)
   elif index is not None:
     for close in index.within(functools.partial(progress, "compare")):
-      rows, others = distinct.ids[close.row], distinct.ids[close.query]
-      yield from map(_pair, rows, others, close.cosine)
+      yield from map(_pair, ids[close.row], ids[close.query], close.cosine)
 
 
 def _read(
@@ -133,7 +120,11 @@ def _read(
   repeats: list[tuple[int, int]],
   keep_rows: bool,
   progress: Progress,
-) -> _Distinct:
+) -> tuple[dict[bytes, int], np.ndarray, np.ndarray]:
+  """Where the digest of each embedding is first, and the ids and rows there.
+
+  There are no rows unless they are kept.
+  """
   n, info = len(cache), cache.info
   position: dict[bytes, int] = {}
   ids = np.empty(n, np.int64)
@@ -154,30 +145,29 @@ def _read(
       if keep_rows:
         rows[new] = embedding
   count = len(position)
-  return _Distinct(position=position, ids=ids[:count], rows=rows[:count])
+  return position, ids[:count], rows[:count]
 
 
 def _between(
-  distinct: _Distinct,
+  place: dict[bytes, int],
+  ids: np.ndarray,
   other: FeatureCache,
   index: CosineIndex | None,
   progress: Progress,
 ) -> Iterator[DuplicatePair]:
   blocks = _finite_blocks(other, progress)
-  while batch := _batch(blocks):
+  while batch := list(itertools.islice(blocks, _QUERY_BLOCKS)):
     embedding = np.concatenate([block.embedding for block in batch])
-    ids = np.concatenate([block.example_id for block in batch])
-    same = np.array(
-      [distinct.position.get(d, -1) for b in batch for d in _digests(b)]
-    )
+    others = np.concatenate([block.example_id for block in batch])
+    same = np.array([place.get(d, -1) for b in batch for d in _digests(b)])
     for query in np.flatnonzero(same >= 0):
-      yield _pair(distinct.ids[same[query]], ids[query])
+      yield _pair(ids[same[query]], others[query])
     for pairs in index.against(embedding) if index else ():
       for row, query, cosine in zip(
         pairs.row, pairs.query, pairs.cosine, strict=True
       ):
         if same[query] != row:
-          yield _pair(distinct.ids[row], ids[query], cosine)
+          yield _pair(ids[row], others[query], cosine)
 
 
 def _pair(
@@ -190,16 +180,6 @@ def _pair(
     cosine=1.0 if cosine is None else float(cosine),
     equal_bits=cosine is None,
   )
-
-
-def _batch(blocks: Iterator[Block]) -> list[Block]:
-  batch, rows = [], 0
-  for block in blocks:
-    batch.append(block)
-    rows += len(block)
-    if rows >= _QUERY_ROWS:
-      break
-  return batch
 
 
 def _finite_blocks(cache: FeatureCache, progress: Progress) -> Iterator[Block]:

@@ -9,10 +9,11 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -24,7 +25,6 @@ from oneshot_dp.extract.cache.checked_rows import Outside, Rows, Skipped
 from oneshot_dp.extract.cache.content_keys import image_key, image_keys, in_part
 from oneshot_dp.extract.images.preprocess import (
   DecodeError,
-  Preprocessing,
   decode_image,
   resize_and_crop,
 )
@@ -110,7 +110,42 @@ def embed_range(
   waited = 0.0
 
   def prepare(index: int) -> _Prepared:
-    return _prepare(source, index, part, config, preprocessing)
+    start = time.perf_counter()
+    example = source[index]
+    read = time.perf_counter()
+    image, key, whose = example.image, image_key(example.image), None
+    if example.unit_id is not None:
+      whose = np.array([example.unit_id], np.int64)
+    is_in = part.is_whole or in_part(part, image_keys([key]), whose)[0]
+    try:
+      images = shown(image, key) if is_in else ()
+    except DecodeError as error:
+      if config.on_decode_error == "fail":
+        raise BrokenImageError(
+          f"{source.where(index)} (example_id={example.example_id}) cannot be"
+          f" decoded: {error}. {_WHAT_TO_DO}"
+        ) from error
+      images = ()
+    return _Prepared(
+      example_id=example.example_id,
+      label=example.label,
+      unit_id=example.unit_id,
+      key=key,
+      is_outside=not is_in,
+      images=images,
+      image_bytes=len(image) if isinstance(image, bytes) else image.nbytes,
+      read_seconds=read - start,
+      decode_seconds=time.perf_counter() - read,
+    )
+
+  def shown(image: bytes | np.ndarray, key: int) -> tuple[np.ndarray, ...]:
+    pixels = decode_image(image)
+    if config.views is None:
+      return (resize_and_crop(pixels, preprocessing),)
+    return tuple(
+      random_view(pixels, key, view, config.min_area, preprocessing)
+      for view in range(config.views)
+    )
 
   def on_the_devices() -> Iterator[tuple[_Batch, jax.Array]]:
     nonlocal waited
@@ -127,11 +162,13 @@ def embed_range(
 
   partial = np.empty((0, embedder.backbone.feature_dim), np.float32)
   start = time.perf_counter()
-  for (images, finished), result in _one_behind(on_the_devices()):
-    shown = np.concatenate([partial, np.asarray(result)[: len(images)]])
-    whole = len(shown) // views * views
-    partial = shown[whole:]
-    of_views = shown[:whole].reshape(-1, views, shown.shape[1])
+  # A result is waited for once the next batch is on its way.
+  on_their_way: Iterator[Any] = itertools.chain(on_the_devices(), [None])
+  for ((images, finished), result), _ in itertools.pairwise(on_their_way):
+    made = np.concatenate([partial, np.asarray(result)[: len(images)]])
+    whole = len(made) // views * views
+    partial = made[whole:]
+    of_views = made[:whole].reshape(-1, views, made.shape[1])
     seconds = time.perf_counter() - start
     kept = [example for example in finished if example.images]
     units = None
@@ -191,73 +228,6 @@ def check_decodes(source: Source, config: ExtractConfig) -> None:
       f"{len(broken):,} of {len(indices):,} images cannot be decoded:"
       f" {shortened(broken)}. {_WHAT_TO_DO}"
     )
-
-
-def _one_behind(items: Iterator[_T]) -> Iterator[_T]:
-  """Each item once the next one is on its way."""
-  before: list[_T] = []
-  for item in items:
-    yield from before
-    before = [item]
-  yield from before
-
-
-def _prepare(
-  source: Source,
-  index: int,
-  part: SplitPart,
-  config: ExtractConfig,
-  preprocessing: Preprocessing,
-) -> _Prepared:
-  start = time.perf_counter()
-  example = source[index]
-  read = time.perf_counter()
-  key = image_key(example.image)
-  is_outside = not (part.is_whole or _is_in(part, key, example.unit_id))
-  try:
-    images = (
-      () if is_outside else _shown(example.image, key, config, preprocessing)
-    )
-  except DecodeError as error:
-    if config.on_decode_error == "fail":
-      raise BrokenImageError(
-        f"{source.where(index)} (example_id={example.example_id}) cannot be"
-        f" decoded: {error}. {_WHAT_TO_DO}"
-      ) from error
-    images = ()
-  image = example.image
-  size = len(image) if isinstance(image, bytes) else image.nbytes
-  return _Prepared(
-    example_id=example.example_id,
-    label=example.label,
-    unit_id=example.unit_id,
-    key=key,
-    is_outside=is_outside,
-    images=images,
-    image_bytes=size,
-    read_seconds=read - start,
-    decode_seconds=time.perf_counter() - read,
-  )
-
-
-def _is_in(part: SplitPart, key: int, unit_id: int | None) -> bool:
-  whose = None if unit_id is None else np.array([unit_id], np.int64)
-  return bool(in_part(part, image_keys([key]), whose)[0])
-
-
-def _shown(
-  image: bytes | np.ndarray,
-  key: int,
-  config: ExtractConfig,
-  preprocessing: Preprocessing,
-) -> tuple[np.ndarray, ...]:
-  pixels = decode_image(image)
-  if config.views is None:
-    return (resize_and_crop(pixels, preprocessing),)
-  return tuple(
-    random_view(pixels, key, view, config.min_area, preprocessing)
-    for view in range(config.views)
-  )
 
 
 def _in_order(

@@ -13,6 +13,7 @@ import dataclasses
 import importlib.metadata
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -31,7 +32,6 @@ from oneshot_dp.extract.cache import writer as cache_writer
 from oneshot_dp.extract.cache.identity import CacheIdentity
 from oneshot_dp.extract.cache.info import ShardRecord
 from oneshot_dp.extract.cache.reader import FeatureCache, open_cache
-from oneshot_dp.extract.job.beam_options import pipeline_options
 from oneshot_dp.extract.job.embed_range import check_decodes
 from oneshot_dp.extract.job.embedder import identity_of
 from oneshot_dp.extract.job.listing import (
@@ -41,7 +41,7 @@ from oneshot_dp.extract.job.listing import (
   name_skipped,
   open_split,
 )
-from oneshot_dp.extract.job.run_graph import run_graph
+from oneshot_dp.extract.job.run_graph import pipeline_options, run_graph
 from oneshot_dp.extract.job.shard import (
   COUNTERS,
   KEPT_SHARDS,
@@ -85,8 +85,8 @@ def run_extraction(
 
   Formal guarantees: the cache has one row for each example of the split, or of
   the part of it that is asked for (`SplitPart`), less those that were skipped
-  and are listed, or there is no cache. The same job
-  gives the same bytes, however often it was killed and started again.
+  and are listed, or there is no cache. The same job gives the same bytes,
+  however often it was killed and started again.
 
   `out` may be of an earlier try, which is resumed; `beam_options` are Beam's
   own flags, `--runner` among them.
@@ -215,9 +215,8 @@ def _run(
   out: Path,
   kept: dict[int, ShardRecord],
   listing: str,
-) -> dict[str, int]:
+) -> Counter[str]:
   """Runs the graph over all shards; returns the counters."""
-  total = identity.source_num_examples
   initial = _examples(identity, kept)
   # While workers compare what is kept, nothing can be seen to happen.
   compared = sum(shard.bytes for shard in kept.values()) // _COMPARED_A_SECOND
@@ -243,8 +242,8 @@ def _run(
   )
   with (
     Watch(config.stall_seconds + compared, missing) as watch,
-    progress_bar(total, initial, done, config.split, watch),
+    progress_bar(
+      identity.source_num_examples, initial, done, config.split, watch
+    ),
   ):
-    counters = run_graph(pipeline)
-  wanted = (*COUNTERS, KEPT_SHARDS, *StageTimes().counters())
-  return {name: counters.get(name, 0) for name in wanted}
+    return run_graph(pipeline)

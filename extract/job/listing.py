@@ -30,7 +30,7 @@ from oneshot_dp.extract.sources.file_list import mended
 from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.storage.durable_files import json_bytes
 from oneshot_dp.extract.storage.fetch_ahead import Buffer
-from oneshot_dp.extract.storage.mapped import mapped
+from oneshot_dp.extract.storage.scratch import mapped
 from oneshot_dp.extract.storage.store import Store, store_at
 from oneshot_dp.extract.storage.typed_json import stored_json
 

@@ -1,4 +1,4 @@
-"""Runs a Beam graph to its end, on any runner; its errors become ours."""
+"""Beam: its own flags, and a graph run to its end, whose errors become ours."""
 
 import contextlib
 import io
@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
@@ -17,10 +17,44 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.runner import PipelineResult
 
 from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
-from oneshot_dp.extract.job.beam_options import LOCAL_RUNNER
 
+LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+"""The one that runs in this process, or on this machine."""
 _OURS = {e.__name__: e for e in (BrokenImageError, InputError, RunError)}
 """What workers raise."""
+
+
+class UnknownFlagError(InputError):
+  """A `flag`, with its dashes, that is neither ours nor Beam's."""
+
+  def __init__(self, name: str):
+    self.flag = f"--{name}"
+    super().__init__(
+      f"{self.flag} is neither a flag of this command nor a Beam option; see"
+      " its --help."
+    )
+
+
+def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
+  """Beam's options; flags that Beam here does not know are refused."""
+  options = PipelineOptions(list(flags))
+  complaint = io.StringIO()
+  try:
+    with contextlib.redirect_stderr(complaint):
+      known = options.get_all_options()
+      given = options.get_all_options(retain_unknown_options=True)
+  except SystemExit as error:
+    reason = complaint.getvalue().strip().rpartition("error: ")[2]
+    raise InputError(f"Beam options: {reason}.") from error
+  standard = options.view_as(StandardOptions)
+  if standard.runner in (None, "DirectRunner"):
+    # Only a cluster's runner may know flags that Beam itself does not.
+    if unknown := sorted(given.keys() - known.keys()):
+      raise UnknownFlagError(unknown[0])
+    # The in-process half of Beam's DirectRunner, which would first try to
+    # download another runner, Prism, from the internet.
+    standard.runner = LOCAL_RUNNER
+  return options
 
 
 def run_graph(pipeline: beam.Pipeline) -> Counter[str]:

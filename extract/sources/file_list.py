@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from oneshot_dp.extract.storage.fetch_ahead import Buffer
-from oneshot_dp.extract.storage.mapped import mapped
+from oneshot_dp.extract.storage.scratch import mapped
 
 # A quote in a string is written \", and no image's name ends in "], [".
 _BETWEEN = re.compile(rb'\d\], (?=\[")')

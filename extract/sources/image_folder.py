@@ -24,12 +24,7 @@ from oneshot_dp.extract.progress import counted
 from oneshot_dp.extract.sources.example import Example, number_of, shortened
 from oneshot_dp.extract.sources.file_list import FileList, parsed
 from oneshot_dp.extract.sources.units import units_of_files
-from oneshot_dp.extract.storage.anywhere import (
-  is_folder,
-  is_url,
-  read_file,
-  scan,
-)
+from oneshot_dp.extract.storage import anywhere
 from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
 _Scan = Callable[[str], list[Any]]
@@ -55,6 +50,8 @@ class FolderExamples:
   with which it was listed; with a `listing` no folder is looked into.
   """
 
+  version = ""
+
   def __init__(
     self,
     config: extract_config.ImageFolderSource,
@@ -63,14 +60,13 @@ class FolderExamples:
   ) -> None:
     root = os.path.expanduser(config.root).rstrip("/") or "/"
     scanned = functools.cache(_scan)  # No folder is listed twice.
-    if not is_folder(root, scanned):
+    if not anywhere.is_folder(root, scanned):
       raise InputError(
         f"source.root={config.root!r} is not a folder: give the one that holds "
         "the class folders, or a folder of them per split."
       )
     self._folder = _split_folder(root, split, scanned)
     self.name = config.name or os.path.basename(os.path.abspath(root))
-    self.version = ""
     if listing is None:
       images = _images(self._folder, scanned)
       names = _class_names(self._folder, scanned, config.class_names, images)
@@ -83,10 +79,8 @@ class FolderExamples:
       del images  # The listing has them.
     self.listing = listing
     (names, *units), self._images = parsed(listing)
-    self.privacy_unit, self._units = extract_config.EXAMPLE_UNIT, None
-    if units:
-      self.privacy_unit, owners = units[0]
-      self._units = np.array(owners, np.int64)
+    self.privacy_unit, owners = (*units, (extract_config.EXAMPLE_UNIT, None))[0]
+    self._units = None if owners is None else np.array(owners, np.int64)
     self.class_names: tuple[str, ...] = tuple(names)
     self.id_source, self._ids = extract_config.POSITION_IDS, None
     if config.id_from_name:
@@ -103,7 +97,7 @@ class FolderExamples:
       raise IndexError(f"{index} is not in [0, {len(self)}).")
     path, size = self._images[index]
     try:
-      image = read_file(os.path.join(self._folder, path))
+      image = anywhere.read_file(os.path.join(self._folder, path))
       if len(image) != size:
         raise OSError(0, f"it had {size} bytes, now {len(image)}")
     except OSError as error:
@@ -172,13 +166,10 @@ def _is_image(path: str) -> bool:
 def _scan(folder: str) -> list[Any]:
   """Returns what counts of a folder's entries, as `os.DirEntry` has it."""
   try:
-    return [
-      entry
-      for entry in scan(folder)
-      if not (entry.name.startswith(".") or entry.name in _LITTER)
-    ]
+    entries = anywhere.scan(folder)
   except OSError as error:
     raise InputError(f"{folder!r} cannot be read: {error.strerror}.") from error
+  return [e for e in entries if e.name[0] != "." and e.name not in _LITTER]
 
 
 def folders_in(folder: str, listed: _Scan = _scan) -> list[str]:
@@ -194,10 +185,9 @@ def _split_folder(root: str, split: str, listed: _Scan) -> str:
       " it has no splits; only TFDS data sets can be sliced by position."
     )
   folder = os.path.join(root, split)
-  if is_folder(folder, listed):
+  if anywhere.is_folder(folder, listed):
     return folder
-  splits = [name for name in folders_in(root, listed) if is_split(name)]
-  if splits:
+  if splits := [name for name in folders_in(root, listed) if is_split(name)]:
     raise InputError(
       f"{root!r} has no split {split!r}: it has {', '.join(splits)}. (Classes "
       f"of such names go into {folder!r}.)"
@@ -212,10 +202,7 @@ def _split_folder(root: str, split: str, listed: _Scan) -> str:
 
 
 def _class_names(
-  folder: str,
-  listed: _Scan,
-  stated: tuple[str, ...],
-  images: FileList,
+  folder: str, listed: _Scan, stated: tuple[str, ...], images: FileList
 ) -> list[str]:
   """Returns the sorted names of the class folders, or those that are stated."""
   names = folders_in(folder, listed)
@@ -224,8 +211,7 @@ def _class_names(
       f"{folder!r} has no class folders: put each class's images in a folder "
       "named after the class."
     )
-  strays = [path for path, _ in images if "/" not in path]
-  if strays:
+  if strays := [path for path, _ in images if "/" not in path]:
     raise InputError(
       f"{folder!r} has {len(strays)} images outside any class folder, such as "
       f"{strays[0]!r}: move them into the folder of their class."
@@ -242,9 +228,8 @@ def _class_names(
         f" {shortened(others)}."
       )
     return sorted(set(stated))
-  if empty := sorted(
-    set(names) - {path.split("/", 1)[0] for path, _ in images}
-  ):
+  shown = {path.split("/", 1)[0] for path, _ in images}
+  if empty := sorted(set(names) - shown):
     raise InputError(
       f"{folder!r} has classes without an image: {shortened(empty)}; remove"
       " such a folder, or name all classes with source.class_names, as some may"
@@ -292,7 +277,7 @@ def _files(
   The bytes are -1 of an image that is no file, and 0 of what is no image.
   """
   identity = folder
-  if not is_url(folder):
+  if not anywhere.is_url(folder):
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
   if identity in parents:

@@ -26,7 +26,6 @@ from oneshot_dp.extract.storage.anywhere import (
 )
 from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
-_IMAGE = "image"
 _ASKED_AT_ONCE = 16
 """Files of a bucket, each of which is a request."""
 
@@ -116,11 +115,17 @@ def _part(path: str, groups: Recent) -> _Part:
     raise InputError(f"{path!r} is neither a file nor a folder.")
   match pathlib.Path(path).suffix.lower():
     case ".npz":
-      return _array(path)
+      with arrays.open_npz(path) as npz:
+        if "image" not in npz.files:
+          raise InputError(
+            f"{path!r} has no array 'image': it has {', '.join(npz.files)}."
+          )
+        images = arrays.checked_images(npz["image"], f"{path}[image]")
     case ".parquet" | ".arrow" | ".tar":
       images = open_images(path, groups=groups)
-      return _Part(files=(path,), size=len(images), read=images.__getitem__)
-  return _files([path])
+    case _:
+      return _files([path])
+  return _Part(files=(path,), size=len(images), read=images.__getitem__)
 
 
 def _files(files: Sequence[str]) -> _Part:
@@ -130,13 +135,3 @@ def _files(files: Sequence[str]) -> _Part:
     read=lambda row: read_file(files[row]),
     is_one_file=False,
   )
-
-
-def _array(path: str) -> _Part:
-  with arrays.open_npz(path) as npz:
-    if _IMAGE not in npz.files:
-      raise InputError(
-        f"{path!r} has no array {_IMAGE!r}: it has {', '.join(npz.files)}."
-      )
-    images = arrays.checked_images(npz[_IMAGE], f"{path}[{_IMAGE}]")
-  return _Part(files=(path,), size=len(images), read=images.__getitem__)

@@ -11,7 +11,7 @@ def check_beam_options(options: Sequence[str], kinds: Iterable[type]) -> None:
   """Refuses flags that Beam does not know either; names the nearest."""
   if not options:
     return
-  from oneshot_dp.extract.job.beam_options import (
+  from oneshot_dp.extract.job.run_graph import (
     UnknownFlagError,
     pipeline_options,
   )

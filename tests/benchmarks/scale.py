@@ -57,7 +57,7 @@ def progress_poll(rows: int, place: pathlib.Path) -> None:
 
 def distinct_ids(rows: int, place: pathlib.Path) -> None:
   """Looks for an id that two rows have."""
-  from oneshot_dp.extract.storage.repeated import Repeated
+  from oneshot_dp.extract.storage.scratch import Repeated
 
   del place
   with Repeated(rows) as ids:

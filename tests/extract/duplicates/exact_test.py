@@ -30,7 +30,7 @@ def _small_tiles(monkeypatch):
   monkeypatch.setattr(near_duplicates, "_TILE_ROWS", 32)
   monkeypatch.setattr(near_duplicates, "_CHUNK_ROWS", 48)
   monkeypatch.setattr(near_duplicates, "_SAMPLE_ROWS", 40)
-  monkeypatch.setattr(duplicates, "_QUERY_ROWS", 70)
+  monkeypatch.setattr(duplicates, "_QUERY_BLOCKS", 1)
 
 
 def clumped(n: int, d: int, seed: int = 0) -> np.ndarray:

@@ -1,17 +1,36 @@
-"""Which numbers come more than once, of more than memory holds."""
+"""What is more than memory holds, in nameless files, gone with the process."""
 
 import contextlib
+import mmap
 import pathlib
 import tempfile
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Int64
 
 from oneshot_dp.extract.storage.durable_files import disk_errors
+from oneshot_dp.extract.storage.fetch_ahead import Buffer
 
 _SORTED_AT_ONCE = 1 << 23
 _WRITTEN_AT_ONCE = 1 << 18
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mapped(parts: Iterable[Buffer]) -> memoryview:
+  """The parts after one another, of which one at a time need be in memory.
+
+  They lie in a temporary file until the last view is gone. RunError: the disk
+  does not take them.
+  """
+  place = pathlib.Path(tempfile.gettempdir())
+  with disk_errors(place), tempfile.TemporaryFile() as file:
+    for part in parts:
+      file.write(part)
+    file.flush()
+    if not file.tell():
+      return memoryview(b"")  # Nothing cannot be mapped.
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 class Repeated(contextlib.ExitStack):

@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 
-from oneshot_dp.extract.storage import repeated
-from oneshot_dp.extract.storage.repeated import Repeated
+from oneshot_dp.extract.storage import scratch
+from oneshot_dp.extract.storage.scratch import Repeated
 
 
 @pytest.mark.parametrize("at_once", [(8, 16), (1 << 23, 16), (64, 1 << 18)])
 @pytest.mark.parametrize("step", [1, 64, -(1 << 40)])
 def test_numbers_that_come_again(monkeypatch, at_once, step):
   """In one part or in many, in steps of a power of two, of either sign."""
-  monkeypatch.setattr(repeated, "_SORTED_AT_ONCE", at_once[0])
-  monkeypatch.setattr(repeated, "_WRITTEN_AT_ONCE", at_once[1])
+  monkeypatch.setattr(scratch, "_SORTED_AT_ONCE", at_once[0])
+  monkeypatch.setattr(scratch, "_WRITTEN_AT_ONCE", at_once[1])
   numbers = np.arange(1000) * step + 7
   again = numbers[[3, 500, 999]]
   numbers = np.concatenate([numbers[::-1], again, again[:1]])
@@ -23,7 +23,7 @@ def test_numbers_that_come_again(monkeypatch, at_once, step):
 
 def test_parts_are_about_as_large(monkeypatch):
   """So that memory is bounded, whatever the numbers count."""
-  monkeypatch.setattr(repeated, "_SORTED_AT_ONCE", 1000)
+  monkeypatch.setattr(scratch, "_SORTED_AT_ONCE", 1000)
   for step in 1, 8, 1 << 20:
     with Repeated(9999) as found:
       found.add(np.arange(9999) * step)
