@@ -101,44 +101,13 @@ def test_one_line_about_cost_and_gain(head, epsilons, n, line):
   assert in_a_line(choice, plan, rows(n)) == line
 
 
-@pytest.mark.parametrize("head", ["whitened", "auto"])
-@pytest.mark.parametrize("field", sorted(SETTINGS))
-def test_settings_of_one_step_are_refused(head, field):
-  value = SETTINGS[field]
-  with pytest.raises(InputError) as caught:
-    HeadConfig(head=head, **{field: value})
-  message = str(caught.value)
-  assert f"{field}={value} is for heads of one step" in message
-  assert "\n" not in message
-
-
 def test_every_setting_is_tried_above():
   fields = {field.name for field in dataclasses.fields(HeadConfig)}
   assert fields == {"head", "steps", "balanced", *SETTINGS}
 
 
-@pytest.mark.parametrize("head", [*ONE_STEP, "whitened", "auto"])
-def test_settings_of_several_steps_are_refused(head):
-  with pytest.raises(InputError, match="are for head='multi-step', not") as e:
-    HeadConfig(head=head, steps=StepsConfig(epochs=2))
-  assert repr(head) in str(e.value)
-
-
-def test_balanced_is_a_setting_of_auto():
-  assert HeadConfig(head="auto", balanced=True).settings()["balanced"]
-  with pytest.raises(
-    InputError, match="a setting of head='auto', not of 'lamb'"
-  ):
-    HeadConfig(balanced=True)
-
-
-@pytest.mark.parametrize("field", sorted(SETTINGS))
-def test_settings_of_one_step_are_not_those_of_several(field):
-  with pytest.raises(InputError, match="settings of its own, see steps"):
-    HeadConfig(head="multi-step", **{field: SETTINGS[field]})
-
-
 def test_what_counts_for_a_head():
+  assert HeadConfig(head="auto", balanced=True).settings()["balanced"]
   several = HeadConfig(head="multi-step", steps=StepsConfig(epochs=2))
   assert several.settings().keys() == {"head", "steps"}
   assert several.settings()["steps"]["epochs"] == 2
@@ -146,19 +115,42 @@ def test_what_counts_for_a_head():
   assert HeadConfig().settings().keys() == {"head", *SETTINGS}
 
 
-@pytest.mark.parametrize("head", ONE_STEP)
-def test_order_of_one_step(head):
-  assert head_kind(head).order() == "nested"
-  assert head_kind(head).order("nested") == "nested"
-  assert head_kind(head).order("independent") == "independent"
+MISPLACED = [
+  *(
+    ({"head": head, field: value}, f"{field}={value} is for heads of one step")
+    for head, (field, value) in zip(
+      ("whitened", "auto") * 3, SETTINGS.items(), strict=True
+    )
+  ),
+  *(
+    ({"head": "multi-step", field: value}, "settings of its own, see steps")
+    for field, value in SETTINGS.items()
+  ),
+  *(
+    (
+      {"head": head, "steps": StepsConfig(epochs=2)},
+      f"are for head='multi-step', not .*{head!r}",
+    )
+    for head in (*ONE_STEP, "whitened", "auto")
+  ),
+  ({"balanced": True}, "a setting of head='auto', not of 'lamb'"),
+]
 
 
-@pytest.mark.parametrize("head", ["whitened", "multi-step"])
-def test_order_of_several_steps(head):
-  assert head_kind(head).order() == "independent"
-  assert head_kind(head).order("independent") == "independent"
-  if head == "whitened":
-    assert head_kind(head).order("nested") == "nested"
-    return
-  with pytest.raises(InputError, match="release='nested' is for heads of one"):
-    head_kind(head).order("nested")
+@pytest.mark.parametrize(("given", "message"), MISPLACED)
+def test_settings_of_other_heads_are_refused(given, message):
+  with pytest.raises(InputError, match=message) as caught:
+    HeadConfig(**given)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("head", [*ONE_STEP, "whitened", "multi-step"])
+def test_order_of_release(head):
+  kind = head_kind(head)
+  assert kind.order() == ("nested" if head in ONE_STEP else "independent")
+  assert kind.order("independent") == "independent"
+  if head == "multi-step":
+    with pytest.raises(InputError, match="release='nested' is for heads of"):
+      kind.order("nested")
+  else:
+    assert kind.order("nested") == "nested"

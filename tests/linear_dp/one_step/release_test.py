@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from dp_accounting import (
   ComposedDpEvent,
   GaussianDpEvent,
@@ -19,6 +20,7 @@ from oneshot_dp.linear_dp.accounting import gaussian as accounting
 from oneshot_dp.linear_dp.accounting.events import CHANGED_UNITS
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan, composed_epsilon
 from oneshot_dp.linear_dp.accounting.sampled import PoissonSampling
+from oneshot_dp.linear_dp.noise.rounded_gaussian import GaussianChain
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
@@ -29,6 +31,8 @@ from oneshot_dp.linear_dp.one_step.release import (
 
 K, D = 4, 10_000
 DELTA = 1e-6
+EPSILONS = (0.5, 8.0, 2.0, 1.0)
+P_VALUE = 1e-4  # seeds are fixed: a test passes always or never
 
 
 def make_grid(**changes):
@@ -98,21 +102,15 @@ def test_charged_once_before_any_random_bit(order):
   assert len(list(releases)) == 5
   assert events.count("charge") == 1
   assert charged == [(plan, source)]
-
-
-def test_a_refused_charge_draws_nothing():
-  events = []
+  events.clear()
 
   def refuse(plan, source):
     raise InputError("over budget")
 
-  releases = release(
-    make_secret(), make_plan(), WatchedSource(events), charge=refuse
-  )
+  releases = release(make_secret(), plan, source, charge=refuse)
   with pytest.raises(InputError, match="over budget"):
     next(releases)
-  assert events == []
-  assert list(releases) == []
+  assert events == list(releases) == []
 
 
 @pytest.mark.parametrize("order", ["nested", "independent"])
@@ -172,8 +170,99 @@ def test_draws_of_a_small_sum_share_no_noise(seed, order):
       assert abs(correlation(noise[apart:, 0], noise[:-apart, 0])) < luck
 
 
+# The joint law of a nested sweep. All heads of a draw are post-processing of
+# one real vector G + Z_1: the j-th is round((G + Z_1) + Z_2 + … + Z_j), with
+# Z_2 … Z_j independent of the data. rounded_gaussian_test has the law of each
+# rounding.
+
+
+def test_heads_of_a_draw_are_one_chain_of_growing_noise():
+  """To the bit: nothing else is drawn, nothing is drawn twice."""
+  plan = make_plan(EPSILONS, num_draws=2)
+  releases = released(plan, 2)
+  noise = noises(releases)
+  source = NoiseSource(seed=2)
+  for draw in range(2):
+    chain = GaussianChain((K, D), source)
+    for r, found in zip(releases, noise, strict=True):
+      if r.draw == draw:
+        expected = chain.extend(r.statement.noise_sd).ravel()
+        np.testing.assert_array_equal(found, expected)
+  of_first_draw = [r.statement.noise_sd for r in releases if r.draw == 0]
+  assert of_first_draw == sorted(of_first_draw)
+
+
+def test_all_increments_are_independent_normals():
+  """The joint law, not only pairs: whitened, the heads are white."""
+  releases = released(make_plan(EPSILONS))
+  noise = np.array(noises(releases))
+  increments = np.diff(noise, axis=0, prepend=0)
+  sds = [r.statement.noise_sd for r in releases]
+  added = np.sqrt(np.diff(np.square(sds), prepend=0))
+  white = increments / added[:, None]
+  for row in white:
+    assert scipy.stats.kstest(row, "norm").pvalue > P_VALUE
+  radius = (white**2).sum(axis=0)
+  law = scipy.stats.chi2(len(sds)).cdf
+  assert scipy.stats.kstest(radius, law).pvalue > P_VALUE
+  # Independent, not merely uncorrelated.
+  for a, b in itertools.combinations(white**2, 2):
+    assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(K * D)
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+@pytest.mark.parametrize("order", ["nested", "independent"])
+@pytest.mark.parametrize("relation", CHANGED_UNITS)
+def test_all_heads_together_tell_what_was_charged(relation, order, draws):
+  """Whoever combines all heads as well as can be learns Σσ⁻², no more.
+
+  Shifting G by the sensitivity Δ moves every head by Δ, and the best linear
+  test of that has the squared signal-to-noise ratio Δ²·1ᵀ Cov⁻¹ 1, which is μ²
+  of their joint Gaussian mechanism: 1/σ² of the least noisy head of each draw
+  when they are nested, of every head when they are not.
+  """
+  plan = make_plan(
+    EPSILONS, order=order, num_draws=draws, neighboring_relation=relation
+  )
+  releases = released(plan)
+  noise = np.array(noises(releases))
+  sensitivity = releases[0].statement.sensitivity
+  ones = np.ones(len(noise))
+  found = sensitivity**2 * ones @ np.linalg.solve(np.cov(noise), ones)
+  charged = sum(s**-2 for s in plan.charged_noise_multipliers)
+  assert found == pytest.approx(charged, rel=5 * math.sqrt(2 / (K * D)))
+
+
+def test_each_head_rounds_the_real_sum_once():
+  """The joint law of two heads, cell by cell, where rounding is coarse."""
+  n, (first, second) = 400_000, (0.6, 1.1)
+  chain = GaussianChain((n,), NoiseSource(seed=3))
+  a, b = chain.extend(first), chain.extend(second)
+  joint = scipy.stats.multivariate_normal(
+    cov=[[first**2, first**2], [first**2, second**2]]
+  )
+  cells = list(itertools.product(range(-2, 3), range(-4, 5)))
+  share = np.array(
+    [
+      joint.cdf([i + 0.5, j + 0.5], lower_limit=[i - 0.5, j - 0.5])
+      for i, j in cells
+    ]
+  )
+  seen = np.array([np.sum((a == i) & (b == j)) for i, j in cells])
+  likely = share * n > 5
+  assert likely.sum() > 25
+  rest = 1 - share[likely].sum()
+  expected = np.append(share[likely], rest) * n
+  counts = np.append(seen[likely], n - seen[likely].sum())
+  assert scipy.stats.chisquare(counts, expected).pvalue > P_VALUE
+
+
+# What is charged.
+
+
 @pytest.mark.parametrize("num_draws", [1, 3])
 def test_what_is_charged(num_draws):
+  """Of a nested draw the largest epsilon, once."""
   epsilons = (0.5, 1.0, 2.0, 4.0, 8.0)
   sigmas = {e: accounting.noise_multiplier(e, 1e-5) for e in epsilons}
   fields = {"delta": 1e-5, "num_draws": num_draws}
