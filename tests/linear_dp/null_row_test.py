@@ -17,7 +17,6 @@ from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.registry import head_kind, make_trainer
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.noisy_counts import CountPlan, release_accuracies
-from oneshot_dp.linear_dp.one_step import reference
 from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
 from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
@@ -133,15 +132,6 @@ class TestOneStep:
       for rows in itertools.combinations_with_replacement(ROWS[::4], 2)
     ]
     assert 0.99 < max(moved) / grid.sensitivity(SPECIAL) <= 1
-
-  @pytest.mark.parametrize("train_bias", [False, True])
-  def test_the_reference_says_so_too(self, train_bias):
-    grid = grid_of(train_bias, -1.0)
-    block = with_rows(*NULLS, ROWS[-1], *NULLS)
-    found, *_ = reference.statistic(
-      block.embedding, block.label, K, 1.0, -1.0, train_bias
-    )
-    np.testing.assert_array_equal(found, statistic_of(grid, block))
 
 
 def public_maps() -> list[PublicStatistics]:

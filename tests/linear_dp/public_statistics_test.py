@@ -300,17 +300,6 @@ class TestRefusals:
     with pytest.raises(InputError, match="not finite"):
       statistics(block, whiten)
 
-  def test_another_number_of_rows(self):
-    block = public_rows(20, 4)
-    with pytest.raises(InputError, match="gave 20 rows where"):
-      PublicStatistics.of_blocks(
-        lambda: [block],
-        feature_dim=4,
-        num_classes=1,
-        num_examples=21,
-        whiten=False,
-      )
-
   @pytest.mark.parametrize(
     "integers", [np.full((2, 2), 2.0**26), np.eye(2) * 1.5]
   )

@@ -106,19 +106,16 @@ def test_law_of_sign_integer_part_and_fraction():
   assert scipy.stats.kstest(normals.approximate(), cdf).pvalue > P_VALUE
 
 
-def test_low_bits_of_the_fraction_are_uniform():
-  fraction = sample_normals(200_000, NoiseSource(seed=3)).fraction
-  seen = np.bincount((fraction & np.uint64(255)).astype(int), minlength=256)
-  assert scipy.stats.chisquare(seen).pvalue > P_VALUE
-
-
-def test_batches_join_without_a_seam(monkeypatch):
+def test_low_bits_of_the_fraction_are_uniform_and_batches_join(monkeypatch):
   monkeypatch.setattr(exact_normals, "_BATCH", 1000)
-  n = 20_500
-  normals = sample_normals(n, NoiseSource(seed=4))
+  normals = sample_normals(200_500, NoiseSource(seed=3))
+  fraction = normals.fraction
+  assert len(np.unique(fraction)) == fraction.size  # not one value used twice
+  assert str(int(fraction[0])) not in repr(normals)
   values = normals.approximate()
   assert scipy.stats.kstest(values, scipy.stats.norm.cdf).pvalue > P_VALUE
-  assert len(np.unique(normals.fraction)) == n  # not one value used twice
+  seen = np.bincount((fraction & np.uint64(255)).astype(int), minlength=256)
+  assert scipy.stats.chisquare(seen).pvalue > P_VALUE
 
 
 # Independence.
@@ -171,9 +168,6 @@ def test_a_seed_repeats_and_says_that_it_is_not_private():
   source = NoiseSource(seed=0)  # a seed although it is false
   assert not source.is_private
   assert source.description == "seeded: NOT PRIVATE"
-
-
-def test_a_negative_seed_is_refused():
   with pytest.raises(InputError, match="seed -1 must not be negative"):
     NoiseSource(seed=-1)
 
@@ -237,11 +231,6 @@ def test_noise_that_has_room_in_int64_and_more_that_has_not():
   for more in (math.nextafter(sd, math.inf), 2.0**63, 1e300):
     with pytest.raises(InputError, match="int64 has room for: ask for less"):
       chain.extend(more)
-
-
-def test_noise_is_not_shown():
-  normals = sample_normals(1, NoiseSource(seed=12))
-  assert str(int(normals.fraction[0])) not in repr(normals)
 
 
 # Decisions too close to call in float64.

@@ -296,55 +296,50 @@ class TestMemory:
     sum_of(with_units(random_block(80, D, K), np.arange(80)), make_grid())
 
 
+def no_units(changed, **given: Any):
+  """What sums the units of `thirty_alike`, but as the rows were changed."""
+  block = thirty_alike()
+  sizes = count_rows([block])
+  assert sizes.secret_rows.tolist() == [30] + [1] * 70
+  options: dict[str, Any] = {"sizes": sizes, "grid": make_grid()} | given
+  exact_clipped_sum([changed(block)], num_examples=100, **options)
+
+
 class TestRefusals:
-  def test_sizes_and_the_grid_must_agree(self):
-    block = thirty_alike()
-    sizes = count_rows([block])
+  def test_what_does_not_fit_the_grid(self):
+    choice = choose_rows([thirty_alike()], 1)
     rows = ClippedGradientGrid(num_classes=K, feature_dim=D)
-    with pytest.raises(InputError, match="clipped='row'"):
-      exact_clipped_sum([block], rows, num_examples=100, sizes=sizes)
-    with pytest.raises(InputError, match="clipped='unit'"):
-      exact_clipped_sum(
-        [block], make_grid(), num_examples=100, chosen=choose_rows([block], 1)
-      )
-
-  def test_a_choice_and_sizes(self):
-    block = thirty_alike()
-    both = {"chosen": choose_rows([block], 1), "sizes": count_rows([block])}
-    for clipped in ("row", "unit"):
-      grid = dataclasses.replace(make_grid(), clipped=clipped)
+    wrong: list[dict[str, Any]] = [
+      {"grid": rows},
+      {"sizes": None, "chosen": choice},
+      {"chosen": choice},
+      {"grid": rows, "chosen": choice},
+    ]
+    for given in wrong:
+      clipped = given.get("grid", make_grid()).clipped
       with pytest.raises(InputError, match=f"clipped='{clipped}'"):
-        exact_clipped_sum([block], grid, num_examples=100, **both)
-
-  def test_values_that_make_no_sense(self):
-    changes: dict[str, Any] = {"clipped": "users"}
+        no_units(lambda block: block, **given)
     with pytest.raises(InputError, match="rows_per_unit=2 is for clipped rows"):
       make_grid(rows_per_unit=2)
+    changes: dict[str, Any] = {"clipped": "users"}
     with pytest.raises((InputError, TypeError), match="clipped"):
       dataclasses.replace(make_grid(), **changes)
-
-  def test_rows_without_a_unit(self):
-    block = random_block(10, D, K)
     with pytest.raises(InputError, match="unit_id none"):
-      count_rows([block])
+      count_rows([random_block(10, D, K)])
 
-  @pytest.mark.parametrize("unit", [77, -77, 1])
-  def test_rows_that_change_their_unit_between_the_passes(self, unit):
-    """A unit may not begin again after it was clipped."""
-    block = thirty_alike()
-    sizes, units = count_rows([block]), units_of(block).copy()
-    units[-1] = unit
-    moved = block.but(unit_id=units)
-    with pytest.raises(InputError, match="not those that were counted"):
-      exact_clipped_sum([moved], make_grid(), num_examples=100, sizes=sizes)
+  @pytest.mark.parametrize(
+    ("row", "unit"), [(99, 77), (99, -77), (99, 1), (0, 70), (50, 0)]
+  )
+  def test_rows_that_change_their_unit_between_the_passes(self, row, unit):
+    """A unit may not begin again after it was clipped, nor stay unfinished."""
 
-  def test_a_unit_that_nobody_counted(self):
-    block = thirty_alike().but(unit_id=2 * units_of(thirty_alike()))
-    sizes, units = count_rows([block]), units_of(block).copy()
-    units[units == 2] = 1
-    moved = block.but(unit_id=units)
+    def changed(block):
+      units = units_of(block).copy()
+      units[row] = unit
+      return block.but(unit_id=units)
+
     with pytest.raises(InputError, match="not those that were counted"):
-      exact_clipped_sum([moved], make_grid(), num_examples=100, sizes=sizes)
+      no_units(changed)
 
   def test_a_unit_that_is_not_complete(self):
     block = thirty_alike()
@@ -353,22 +348,13 @@ class TestRefusals:
     with pytest.raises(InputError, match="not those that were counted"):
       sums.finish()
 
-  @pytest.mark.parametrize("row", [0, 99])
-  def test_a_row_more_than_were_counted(self, row):
-    block = thirty_alike()
-    sizes = count_rows([block[np.arange(100) != row]])
-    with pytest.raises(InputError, match="not those that were counted"):
-      exact_clipped_sum([block], make_grid(), num_examples=100, sizes=sizes)
-
   @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38, 60.0])
   def test_rows_that_are_no_rows(self, value):
     """As for clipped rows, though the clip of the unit would hold it."""
-    block = thirty_alike()
-    rows = block.embedding.copy()
-    rows[17, 2] = value
+
+    def changed(block):
+      block.embedding[17, 2] = value
+      return block
+
     with pytest.raises(InputError, match="example_id=1051: its embedding"):
-      sum_of(block.but(embedding=rows), make_grid())
-
-
-def test_rows_of_each_unit_are_counted():
-  assert count_rows([thirty_alike()]).secret_rows.tolist() == [30] + [1] * 70
+      no_units(changed)

@@ -294,49 +294,49 @@ def test_thirty_rows_of_one_unit_weigh_as_much_as_one():
   assert ignored > 29 * grid.sensitivity(NULL_ROW)
 
 
+def alike_but(changed, m: int, chosen_m: int) -> None:
+  """Sums m rows of each unit of `thirty_alike`, changed after the choice."""
+  block = thirty_alike()
+  chosen = choose_rows([block], chosen_m)
+  sum_of(changed(block, chosen.secret_example_ids), make_grid(m), chosen)
+
+
 class TestRefusals:
-  def test_units_that_nobody_bounds(self):
+  def test_units_and_bounds_that_miss_each_other(self):
+    block = random_block(10, D, K)
     with pytest.raises(InputError, match="choose how many of each are summed"):
       exact_clipped_sum([thirty_alike()], make_grid(), num_examples=100)
-
-  def test_bounds_without_units(self):
-    block = random_block(10, D, K)
     with pytest.raises(InputError, match="rows_per_unit=2 is for rows with"):
       exact_clipped_sum([block], make_grid(2), num_examples=10)
-    with pytest.raises(InputError, match=r"unit_id none, not int64 \[10\]"):
-      choose_rows([block], 1)
     with pytest.raises(InputError, match="unit_id none"):
       sum_of(block, make_grid(), ChosenRows(secret_example_ids=np.arange(1)))
 
   @pytest.mark.parametrize(
-    "units", [np.zeros(10, np.int32), np.zeros(9, np.int64)]
+    ("units", "said"),
+    [
+      (None, r"unit_id none, not int64 \[10\]"),
+      (np.zeros(10, np.int32), r"unit_id int.* not int64"),
+      (np.zeros(9, np.int64), r"unit_id int.* not int64"),
+    ],
   )
-  def test_units_of_another_kind(self, units):
-    block = random_block(10, D, K).but(unit_id=units)
-    with pytest.raises(InputError, match=r"unit_id int.* not int64"):
-      choose_rows([block], 1)
+  def test_units_of_another_kind(self, units, said):
+    with pytest.raises(InputError, match=said):
+      choose_rows([random_block(10, D, K).but(unit_id=units)], 1)
 
-  def test_a_choice_for_a_larger_m(self):
-    """What was added is counted, whoever chose it."""
-    block = thirty_alike()
+  def test_what_was_added_is_counted_whoever_chose_it(self):
+    alike_but(lambda block, ids: block, 3, 3)
     with pytest.raises(InputError, match="more than rows_per_unit=2 rows"):
-      sum_of(block, make_grid(2), choose_rows([block], 3))
-    sum_of(block, make_grid(3), choose_rows([block], 3))
+      alike_but(lambda block, ids: block, 2, 3)
 
-  def test_rows_that_change_their_unit_between_the_passes(self):
-    block = thirty_alike()
-    chosen = choose_rows([block], 1)
-    units = units_of(block).copy()
-    units[np.isin(block.example_id, chosen.secret_example_ids)] = 77
+    def of_one_unit(block, ids):
+      units = units_of(block).copy()
+      units[np.isin(block.example_id, ids)] = 77
+      return block.but(unit_id=units)
+
     with pytest.raises(InputError, match="more than rows_per_unit=1 rows"):
-      sum_of(block.but(unit_id=units), make_grid(), chosen)
-
-  def test_rows_that_are_gone_after_the_choice(self):
-    block = thirty_alike()
-    chosen = choose_rows([block], 1)
-    moved = block.but(example_id=block.example_id + 10**6)
+      alike_but(of_one_unit, 1, 1)
     with pytest.raises(InputError, match="not in the cache any more"):
-      sum_of(moved, make_grid(), chosen)
+      alike_but(lambda b, _: b.but(example_id=b.example_id + 10**6), 1, 1)
 
   @pytest.mark.parametrize(
     "m", [0, -1, MAX_ROWS_PER_UNIT + 1, 1.0, True, None, float("nan")]
