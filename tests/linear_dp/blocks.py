@@ -124,3 +124,29 @@ def integers_of(block: Block) -> np.ndarray:
   factor = scale.astype(np.float32)[:, None]
   products = block.embedding.astype(np.float32) * factor
   return np.rint(products).astype(np.int64)
+
+
+def with_row(block: Block, row: int, **values: Any) -> Block:
+  """The block with other values in one row."""
+  changed = {}
+  for name, value in values.items():
+    changed[name] = getattr(block, name).copy()
+    changed[name][row] = value
+  return block.but(**changed)
+
+
+class Reader:
+  """Reads blocks as often as asked, the last again, and counts the readings."""
+
+  def __init__(self, *readings: Block, sizes: Sequence[int] = (7, 256)):
+    self.readings, self.sizes, self.passes = readings, sizes, 0
+
+  def __call__(self) -> Iterator[Block]:
+    reading = self.readings[min(self.passes, len(self.readings) - 1)]
+    self.passes += 1
+    return in_blocks(reading, self.sizes)
+
+
+def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
+  """In integers of Python."""
+  return sum(int(x) ** 2 for x in (one - other).ravel())

@@ -15,6 +15,7 @@ from oneshot_dp.linear_dp.rows.whole_units import count_rows
 from tests.linear_dp.blocks import in_blocks, random_block
 from tests.linear_dp.evaluate_test import make_head
 from tests.linear_dp.rows.units_test import with_units
+from tests.linear_dp.watched import WatchedSource
 
 N = 10**9  # so many that no noise here is clipped
 
@@ -135,13 +136,8 @@ def test_noise_of_units_is_that_of_units():
 def test_it_is_charged_before_any_random_bit():
   events = []
 
-  class Watched(NoiseSource):
-    def words(self, count):
-      events.append("noise")
-      return super().words(count)
-
   plan = CountPlan(epsilon=1.0, delta=1e-5)
-  source = Watched()
+  source = WatchedSource(events)
 
   def charge(asked, noise):
     assert (asked, noise) == (plan, source)

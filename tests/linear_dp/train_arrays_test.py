@@ -22,6 +22,7 @@ from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
 from oneshot_dp.linear_dp.private_head import evaluate_heads
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows
 from oneshot_dp.linear_dp.train_arrays import train_head, train_heads
+from tests.linear_dp.watched import WatchedSource
 
 N, D, K = 400, 6, 4
 DELTA = 1e-4
@@ -53,22 +54,6 @@ def train(data, **changes: Any):
     "delta": DELTA,
   }
   return train_heads(embedding, label, **given | changes)
-
-
-class WatchedSource(NoiseSource):
-  """Writes down whenever random bits are drawn."""
-
-  def __init__(self, events):
-    super().__init__()
-    self.events = events
-
-  def words(self, count):
-    self.events.append("noise")
-    return super().words(count)
-
-  def bits(self, count):
-    self.events.append("noise")
-    return super().bits(count)
 
 
 def test_is_the_release_of_the_door(data):

@@ -121,9 +121,7 @@ def test_one_step_by_its_densities(q, sigma, slack):
 @pytest.mark.parametrize(
   ("q", "count", "sigma", "loss"),
   [
-    (0.01, 1000, 1.5, 0.004),
     (0.01, 1000, 0.8, 0.035),
-    (0.1, 5, 0.6, 0.07),
     (0.02, 10, 0.7815, 0.18),
   ],
 )

@@ -106,14 +106,13 @@ def test_what_is_trained_is_what_is_charged(sampling):
 
 
 @pytest.mark.parametrize(
-  ("relation", "sampling"),
+  ("relation", "sampling", "seed"),
   [
-    (REPLACE_SPECIAL, None),
-    (NeighboringRelation.REPLACE_ONE, None),
-    (REPLACE_SPECIAL, POISSON),
+    (REPLACE_SPECIAL, None, 5),
+    (NeighboringRelation.REPLACE_ONE, None, None),
+    (REPLACE_SPECIAL, POISSON, None),
   ],
 )
-@pytest.mark.parametrize("seed", [None, 5])
 def test_statement(relation, sampling, seed):
   plan = plan_of(
     2.0, delta=1e-6, neighboring_relation=relation, sampling=sampling

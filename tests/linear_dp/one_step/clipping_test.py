@@ -14,7 +14,7 @@ from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
 from oneshot_dp.linear_dp.one_step.exact_sum import SecretSum
 from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
-from tests.linear_dp.blocks import DTYPES, norm_of
+from tests.linear_dp.blocks import DTYPES, norm_of, squared_distance
 
 NULL_ROW = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -41,10 +41,6 @@ def statistic(grid, class_sums):
   )
   plan = ReleasePlan(epsilons=(1.0,), delta=1e-6)
   return baseline_without_privacy(secret, plan).noisy_sum
-
-
-def squared_distance(a, b):
-  return sum(int(v) ** 2 for v in (a - b).ravel())
 
 
 @hypothesis.settings(max_examples=80, deadline=None)

@@ -21,6 +21,7 @@ from tests.linear_dp.blocks import (
   make_block,
   norm_of,
   random_block,
+  with_row,
 )
 
 K, D = 4, 6
@@ -239,15 +240,6 @@ def test_zero_rows_add_nothing_and_short_ones_their_bias(
     # Its gradient has norm ‖r‖, just below C.
     units = GRID_RADIUS * make_grid().residual_norm
     assert found[2, D] == 9 * round(units)
-
-
-def with_row(block, row, **values):
-  """The block with other values in one row."""
-  changed = {}
-  for name, value in values.items():
-    changed[name] = getattr(block, name).copy()
-    changed[name][row] = value
-  return block.but(**changed)
 
 
 # Long enough to be clipped, exact in float16, and recognisable if printed.

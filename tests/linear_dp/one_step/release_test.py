@@ -28,6 +28,7 @@ from oneshot_dp.linear_dp.one_step.release import (
   baseline_without_privacy,
   release,
 )
+from tests.linear_dp.watched import WatchedSource
 
 K, D = 4, 10_000
 DELTA = 1e-6
@@ -68,22 +69,6 @@ def correlation(a, b):
   return np.corrcoef(a, b)[0, 1]
 
 
-class WatchedSource(NoiseSource):
-  """Writes down whenever random bits are drawn."""
-
-  def __init__(self, events):
-    super().__init__()
-    self.events = events
-
-  def words(self, count):
-    self.events.append("random bits")
-    return super().words(count)
-
-  def bits(self, count):
-    self.events.append("random bits")
-    return super().bits(count)
-
-
 @pytest.mark.parametrize("order", ["nested", "independent"])
 def test_charged_once_before_any_random_bit(order):
   events = []
@@ -98,7 +83,7 @@ def test_charged_once_before_any_random_bit(order):
   releases = release(make_secret(), plan, source, charge=charge)
   next(releases)
   assert events[0] == "charge"
-  assert "random bits" in events
+  assert "noise" in events
   assert len(list(releases)) == 5
   assert events.count("charge") == 1
   assert charged == [(plan, source)]

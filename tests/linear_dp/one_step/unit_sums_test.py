@@ -21,7 +21,13 @@ from oneshot_dp.linear_dp.rows import whole_units
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.units import choose_rows
 from oneshot_dp.linear_dp.rows.whole_units import count_rows
-from tests.linear_dp.blocks import Block, in_blocks, make_block, random_block
+from tests.linear_dp.blocks import (
+  Block,
+  in_blocks,
+  make_block,
+  random_block,
+  squared_distance,
+)
 from tests.linear_dp.rows.units_test import (
   NULL_ROW,
   PLAN,
@@ -29,7 +35,6 @@ from tests.linear_dp.rows.units_test import (
   D,
   K,
   of_units,
-  squared_distance,
   thirty_alike,
   units_of,
   with_units,

@@ -5,7 +5,13 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.rows.block import RowBlock, checked
-from tests.linear_dp.blocks import Block, in_blocks, make_block, random_block
+from tests.linear_dp.blocks import (
+  Block,
+  in_blocks,
+  make_block,
+  random_block,
+  with_row,
+)
 
 K, D = 5, 4
 # Recognisable if printed.
@@ -26,14 +32,6 @@ def passed(blocks, **changes) -> list[RowBlock]:
     "num_examples": 40,
   }
   return list(checked(blocks, **said | changes))
-
-
-def with_row(block: Block, row: int, **values) -> Block:
-  changed = {}
-  for name, value in values.items():
-    changed[name] = getattr(block, name).copy()
-    changed[name][row] = value
-  return block.but(**changed)
 
 
 @pytest.mark.parametrize("sizes", [(40,), (1,), (7, 3), (16, 0, 5)])

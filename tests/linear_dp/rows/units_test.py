@@ -25,7 +25,13 @@ from oneshot_dp.linear_dp.rows.units import (
   check_contributions,
   choose_rows,
 )
-from tests.linear_dp.blocks import Block, in_blocks, make_block, random_block
+from tests.linear_dp.blocks import (
+  Block,
+  in_blocks,
+  make_block,
+  random_block,
+  squared_distance,
+)
 
 NULL_ROW = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -86,10 +92,6 @@ def statistic(block: Block, grid: ClippedGradientGrid) -> np.ndarray:
   if not len(block):
     return np.zeros((grid.num_classes, grid.row_dim), np.int64)
   return baseline_without_privacy(sum_of(block, grid), PLAN).noisy_sum
-
-
-def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
-  return sum(int(x) ** 2 for x in (one - other).ravel())
 
 
 counts_of_units = st.lists(st.integers(1, 12), min_size=1, max_size=8)

@@ -105,16 +105,6 @@ def test_a_larger_chunk_would_not_be_exact(monkeypatch):
   assert (moments_of(block).secret_moment != u.T @ u).any()
 
 
-def test_damaged_rows_are_refused():
-  block = random_block(40, D, K)
-  with pytest.raises(InputError, match="gave 40 rows"):
-    moments_of(block, num_examples=39)
-  with pytest.raises(InputError, match="comes more than once"):
-    moments_of(block.but(example_id=np.zeros(40, np.int64)))
-  with pytest.raises(InputError, match="unit_id"):
-    moments_of(block.but(unit_id=np.arange(40)))
-
-
 def test_int64_is_left_in_time():
   assert MAX_ROWS * GRID_RADIUS**2 < 2**63
 

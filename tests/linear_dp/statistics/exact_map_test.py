@@ -152,7 +152,7 @@ def test_weights_are_rounded_to_a_power_of_two(length):
     ((2, 3), (2**14, 2**20), "i8"),
   ],
 )
-@pytest.mark.parametrize("d", [1, 7, 8192])
+@pytest.mark.parametrize("d", [7, 8192])
 def test_a_product_is_that_of_pythons_integers(d, limbs, norms, dtype, wide):
   """Columns as long as they may be, of all signs, and random ones."""
   rng = np.random.default_rng(d)

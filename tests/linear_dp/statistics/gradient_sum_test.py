@@ -31,7 +31,12 @@ from oneshot_dp.linear_dp.statistics.gradient_sum import (
 )
 from oneshot_dp.linear_dp.statistics.row_gradient import Loss
 from tests.linear_dp import blocks
-from tests.linear_dp.blocks import Block, make_block, random_block
+from tests.linear_dp.blocks import (
+  Block,
+  make_block,
+  random_block,
+  squared_distance,
+)
 
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -228,10 +233,6 @@ def grid_of(block: Block, kernel, clip_norm, **changes) -> np.ndarray:
   steps = np.rint(released / gradient_step(clip_norm))
   np.testing.assert_allclose(steps * gradient_step(clip_norm), released)
   return steps.astype(np.int64)
-
-
-def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
-  return sum(int(x) ** 2 for x in (one - other).ravel())
 
 
 @hypothesis.settings(

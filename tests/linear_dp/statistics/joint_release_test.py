@@ -11,7 +11,6 @@ import scipy.stats
 from dp_accounting import NeighboringRelation
 from hypothesis import strategies as st
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics.class_moments import (
@@ -279,13 +278,6 @@ def test_what_the_noise_hides_is_never_less_than_was_paid_for(sds):
     spent = of_moment + of_sums
     assert spent <= limit / Fraction(sd) ** 2
     assert spent >= limit / Fraction(sd) ** 2 * (1 - Fraction(1, 10**9))
-
-
-def test_noise_must_grow():
-  releases = Releases(make_secret(), NoiseSource(1))
-  releases.extend(10.0)
-  with pytest.raises(InputError, match="larger than the last"):
-    releases.extend(10.0)
 
 
 def test_part_sd_is_rounded_up():

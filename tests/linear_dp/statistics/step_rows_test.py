@@ -18,7 +18,7 @@ from oneshot_dp.linear_dp.statistics.step_rows import StepRows
 from tests.linear_dp.blocks import (
   DTYPES,
   Block,
-  in_blocks,
+  Reader,
   make_block,
   random_block,
   rows_of,
@@ -177,18 +177,6 @@ def test_no_arithmetic_whatever_breaks_the_bound(
 
 
 # Passes.
-
-
-class Reader:
-  """Reads a block as often as asked, and counts the readings."""
-
-  def __init__(self, *readings: Block):
-    self.readings, self.passes = readings, 0
-
-  def __call__(self):
-    reading = self.readings[min(self.passes, len(self.readings) - 1)]
-    self.passes += 1
-    return in_blocks(reading, (7, 256))
 
 
 def reading(reader: Reader, devices=1, resident=2**30) -> StepRows:

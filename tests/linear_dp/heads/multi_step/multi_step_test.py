@@ -1,6 +1,5 @@
 """Heads of several noisy steps, from the rule to what an attacker can tell."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -20,23 +19,16 @@ from dp_accounting import (
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import SamplingName
-from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.descent import initial_kernel
 from oneshot_dp.linear_dp.heads.multi_step import training as multi_step
 from oneshot_dp.linear_dp.heads.multi_step.batches import Batches
 from oneshot_dp.linear_dp.heads.multi_step.rule import (
-  MAX_NORM,
   MultiStepRule,
   learning_rate,
 )
 from oneshot_dp.linear_dp.heads.own_noise import Door
 from oneshot_dp.linear_dp.noise import source
-from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
-from oneshot_dp.linear_dp.one_step.clipping import ClippedGradientGrid
-from oneshot_dp.linear_dp.one_step.exact_sum import exact_clipped_sum
-from oneshot_dp.linear_dp.one_step.release import baseline_without_privacy
-from oneshot_dp.linear_dp.one_step.step import OneStepOptimizer, one_step
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics import gradient_sum
@@ -44,7 +36,8 @@ from oneshot_dp.linear_dp.statistics.exact_map import integer_kernel
 from oneshot_dp.linear_dp.statistics.row_gradient import SOFTMAX, Loss
 from oneshot_dp.linear_dp.trainer import unseen
 from tests.extract.backbones.conv_cases import SOON
-from tests.linear_dp.blocks import Block, in_blocks, make_block, steps_of
+from tests.linear_dp.blocks import Block, make_block, steps_of
+from tests.linear_dp.watched import Noise, all_noise, recorded
 
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -111,42 +104,9 @@ def trained(
   return multi_step.train(rows, rule, Door(relation, source, on_release))
 
 
-def recorded(monkeypatch, name: str) -> list[tuple[tuple, dict, Any]]:
-  """The arguments and results of one of the module's calls, in order."""
-  found: list[tuple[tuple, dict, Any]] = []
-  real = getattr(multi_step, name)
-
-  def watched(*args: Any, **options: Any) -> Any:
-    result = real(*args, **options)
-    found.append((args, options, result))
-    return result
-
-  monkeypatch.setattr(multi_step, name, watched)
-  return found
-
-
-@dataclasses.dataclass
-class Noise:
-  """What `rounded_gaussian` was asked for, and what it gave."""
-
-  shape: tuple[int, ...]
-  sd: float
-  source: NoiseSource
-  values: np.ndarray
-
-
 @pytest.fixture
 def drawn(monkeypatch) -> list[Noise]:
-  """All noise that is drawn, in order."""
-  found: list[Noise] = []
-
-  def watched(shape, sd, source):
-    values = rounded_gaussian(shape, sd, source)
-    found.append(Noise(shape, sd, source, values))
-    return values
-
-  monkeypatch.setattr(gradient_sum, "rounded_gaussian", watched)
-  return found
+  return all_noise(monkeypatch, gradient_sum)
 
 
 def within(value: float, law) -> bool:
@@ -190,36 +150,6 @@ def test_noise_alone_moves_a_logit_by_about_b(sampling, epochs):
 
 
 # The algorithm, by other means.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["lamb", "adam", "momentum"])
-def test_one_step_on_rows_as_they_are_is_the_method_of_the_paper(optimizer):
-  """The exact sums of integers come to the same head, but for two grids."""
-  grid = ClippedGradientGrid(num_classes=K, feature_dim=D, l2_clip_norm=100.0)
-  secret = exact_clipped_sum(in_blocks(clusters(), (64,)), grid, num_examples=N)
-  exact = baseline_without_privacy(
-    secret, ReleasePlan(epsilons=(1.0,), delta=1e-5)
-  )
-  expected = one_step(exact, OneStepOptimizer(name=optimizer))
-  rule = rule_of(
-    optimizer=optimizer,
-    learning_rate=1.0,
-    clip_norm=100.0,
-    loss=PAPER,
-    max_norm=MAX_NORM,
-    batches=batches_of("full", epochs=1),
-  )
-  found = trained(clusters(), rule, None)
-  lengths = clusters().embedding_norm
-  assert 0.2 < (lengths > 100).mean() < 0.99
-  np.testing.assert_array_equal(found.bias, expected.bias)
-  assert (np.asarray(found.bias) == -10).all()
-  # Rows are on a grid of 2⁻¹⁴ of their own norms.
-  np.testing.assert_allclose(
-    found.kernel, expected.kernel, rtol=2e-3, atol=0.03
-  )
-  assert np.abs(found.kernel).max() > (3 if optimizer == "momentum" else 0.9)
 
 
 OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
@@ -338,7 +268,7 @@ def test_each_step_is_of_its_own_rows(monkeypatch, sampling, seed, resident):
   # classes that its rounding moves the steps after it.
   system = types.SimpleNamespace(urandom=np.random.default_rng(0).bytes)
   monkeypatch.setattr(source, "os", system)
-  steps = recorded(monkeypatch, "clipped_gradient")
+  steps = recorded(monkeypatch, multi_step, "clipped_gradient")
   rule = rule_of(batches=batches_of(sampling), max_norm=300.0, clip_norm=90.0)
   found = trained(clusters(), rule, NoiseSource(seed), resident_bytes=resident)
   masks = [options["chosen"] for _, options, _ in steps]
@@ -358,7 +288,7 @@ def test_each_step_is_of_its_own_rows(monkeypatch, sampling, seed, resident):
 
 
 def test_a_baseline_samples_too(drawn, monkeypatch):
-  steps = recorded(monkeypatch, "clipped_gradient")
+  steps = recorded(monkeypatch, multi_step, "clipped_gradient")
   rule = rule_of(batches=batches_of("poisson"), noise_multiplier=0.0)
   trained(clusters(), rule, None)
   trained(clusters(), rule, None)
@@ -382,7 +312,7 @@ def test_the_noise_that_is_added_is_paid_for(
   drawn, monkeypatch, relation, sampling
 ):
   """Σ (Δ/sd)² over all that a row is in is at most 1/σ², and hardly less."""
-  secrets = recorded(monkeypatch, "clipped_gradient")
+  secrets = recorded(monkeypatch, multi_step, "clipped_gradient")
   rule = rule_of(
     batches=batches_of(sampling, epochs=4),
     noise_multiplier=0.7,

@@ -26,7 +26,6 @@ from oneshot_dp.linear_dp.heads.own_noise import GRADIENT_SUM
 from oneshot_dp.linear_dp.heads.whitened import budget, releases
 from oneshot_dp.linear_dp.heads.whitened import training as whitened
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
-from oneshot_dp.linear_dp.noise.rounded_gaussian import rounded_gaussian
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows import unit_norm_rows as secret_rows
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
@@ -43,6 +42,7 @@ from tests.linear_dp.blocks import (
   random_block,
   rows_of,
 )
+from tests.linear_dp.watched import Noise, all_noise, recorded
 
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -131,42 +131,9 @@ def rule_of(
   )
 
 
-@dataclasses.dataclass
-class Noise:
-  """What `rounded_gaussian` was asked for, and what it gave."""
-
-  shape: tuple[int, ...]
-  sd: float
-  values: np.ndarray
-
-
 @pytest.fixture
 def drawn(monkeypatch) -> list[Noise]:
-  """All noise that is drawn, in order."""
-  found: list[Noise] = []
-
-  def watched(shape, sd, source):
-    found.append(Noise(shape, sd, rounded_gaussian(shape, sd, source)))
-    return found[-1].values
-
-  for module in (second_moment, gradient_sum):
-    monkeypatch.setattr(module, "rounded_gaussian", watched)
-  return found
-
-
-def recorded(monkeypatch, name: str) -> list[tuple[tuple, Any]]:
-  """The arguments and results of one of the module's calls, in order."""
-  found: list[tuple[tuple, Any]] = []
-  module = whitened if hasattr(whitened, name) else releases
-  real = getattr(module, name)
-
-  def watched(*args: Any, **named: Any) -> Any:
-    result = real(*args, **named)
-    found.append((args, result))
-    return result
-
-  monkeypatch.setattr(module, name, watched)
-  return found
+  return all_noise(monkeypatch, second_moment, gradient_sum)
 
 
 # The budget.
@@ -243,7 +210,7 @@ def test_what_goes_on_pays_for_what_is_new(begun, sigma, apart):
 @pytest.mark.slow
 def test_each_head_of_a_nested_sweep_goes_on_from_the_last(monkeypatch):
   """What the first k released is the k-th's own cost; the least ε is first."""
-  starts = recorded(monkeypatch, "descend")
+  starts = recorded(monkeypatch, whitened, "descend")
   monkeypatch.setattr(budget, "ROWS_TO_WHITEN", 1.0)
   plan = plan_of(8.0, 1.0, 7.5, num_draws=2, order="nested")
   rows, seen = rows_of(clusters()), []
@@ -252,7 +219,7 @@ def test_each_head_of_a_nested_sweep_goes_on_from_the_last(monkeypatch):
   assert [(h.draw, h.statement.epsilon) for h in heads] == [
     *itertools.product((0, 1), (8.0, 7.5, 1.0))
   ]
-  assert [bool(args[0].any()) for args, _ in starts] == 2 * [False, True, True]
+  assert [bool(args[0].any()) for args, *_ in starts] == 2 * [False, True, True]
   for draw in range(2):
     spent = 0.0
     for head in reversed(heads[3 * draw : 3 * draw + 3]):
@@ -318,7 +285,7 @@ def test_the_noise_that_is_added_is_paid_for(
 ):
   """Σ (Δ/sd)² over all that a head adds noise to is at most 1/σ²."""
   set_whitens(monkeypatch, whitens)
-  secrets = recorded(monkeypatch, "clipped_gradient")
+  secrets = recorded(monkeypatch, whitened, "clipped_gradient")
   plan = plan_of(epsilon, neighboring_relation=relation)
   (head,) = released(clusters(), plan, centres=centres)
   removals = 2 if relation is REPLACE else 1
@@ -335,9 +302,9 @@ def test_the_noise_that_is_added_is_paid_for(
     spent += Fraction(removals * (GRID_RADIUS + D)) ** 2 / sd
   assert len(steps) == len(secrets) == head.mechanism.num_steps
   rounding = Fraction(math.isqrt(K * D * 2**80) + 1, 2**40)
-  for noise, ((_, _, clip_norm), secret) in zip(steps, secrets, strict=True):
+  for noise, (args, _, secret) in zip(steps, secrets, strict=True):
     assert noise.shape == (D, K)
-    assert clip_norm == secret.clip_norm == head.mechanism.clip_norm
+    assert args[2] == secret.clip_norm == head.mechanism.clip_norm
     sensitivity = removals * (GRID_RADIUS + rounding)
     spent += sensitivity**2 / Fraction(noise.sd) ** 2
   sigma = Fraction(noise_multiplier(epsilon, 1e-5))
@@ -353,9 +320,9 @@ def test_the_noise_that_is_added_is_paid_for(
 @pytest.mark.parametrize("seed", [None, 3])
 def test_every_head_and_draw_has_noise_of_its_own(drawn, monkeypatch, seed):
   set_whitens(monkeypatch, True)
-  gradients = recorded(monkeypatch, "release_gradient")
-  moments = recorded(monkeypatch, "release_moment")
-  means = recorded(monkeypatch, "release_mean")
+  gradients = recorded(monkeypatch, whitened, "release_gradient")
+  moments = recorded(monkeypatch, releases, "release_moment")
+  means = recorded(monkeypatch, releases, "release_mean")
   plan = plan_of(1.0, 8.0, num_draws=2)
   heads = released(zero_rows(), plan, seed)
   assert [(h.draw, h.statement.epsilon) for h in heads] == [
@@ -371,7 +338,7 @@ def test_every_head_and_draw_has_noise_of_its_own(drawn, monkeypatch, seed):
   by_chance = 3 if seed is None else 0
   assert len(np.unique(values)) >= values.size - by_chance
   # Nor does one step or head say anything of another.
-  noise = np.array([result.ravel() for _, result in gradients])
+  noise = np.array([result.ravel() for *_, result in gradients])
   noise /= np.linalg.norm(noise, axis=1, keepdims=True)
   cosines = (noise @ noise.T)[np.triu_indices(len(noise), 1)]
   if seed is not None:  # of 51,040 pairs in 24 dimensions
@@ -454,11 +421,9 @@ def test_without_noise_it_is_the_algorithm(
   assert hits.mean() > 0.6  # it learns
 
 
-def final_weights(
-  gradients: list[tuple[tuple, Any]], rule: WhiteningRule
-) -> np.ndarray:
+def final_weights(gradients: list[tuple], rule: WhiteningRule) -> np.ndarray:
   """W by what was released, with momentum written out."""
-  noisy = np.array([result for _, result in gradients]) / rule.num_examples
+  noisy = np.array([result for *_, result in gradients]) / rule.num_examples
   left = np.arange(rule.num_steps, 0, -1)  # steps that a gradient still moves
   weight = (1 - rule.momentum**left) / (1 - rule.momentum)
   return -rule.learning_rate * np.tensordot(weight, noisy, 1)
@@ -468,16 +433,16 @@ def final_weights(
 class Transcript:
   """What one head released, call by call."""
 
-  means: list[tuple[tuple, Any]]
-  moments: list[tuple[tuple, Any]]
-  gradients: list[tuple[tuple, Any]]
+  means: list[tuple]
+  moments: list[tuple]
+  gradients: list[tuple]
 
   @classmethod
   def watch(cls, monkeypatch: pytest.MonkeyPatch) -> "Transcript":
     return cls(
-      means=recorded(monkeypatch, "release_mean"),
-      moments=recorded(monkeypatch, "release_moment"),
-      gradients=recorded(monkeypatch, "release_gradient"),
+      means=recorded(monkeypatch, releases, "release_mean"),
+      moments=recorded(monkeypatch, releases, "release_moment"),
+      gradients=recorded(monkeypatch, whitened, "release_gradient"),
     )
 
   def scores(
@@ -493,9 +458,9 @@ class Transcript:
     d = rule.feature_dim
     mean, root = np.zeros(d), np.eye(d)
     if self.means:
-      ((_, mean),) = self.means
+      ((*_, mean),) = self.means
     if self.moments:
-      ((_, moment),) = self.moments
+      ((*_, moment),) = self.moments
       covariance = moment - rule.num_examples * np.outer(mean, mean)
       values, vectors = scipy.linalg.eigh(covariance)
       scales = (np.maximum(values, 0) + rule.ridge) ** -0.5
