@@ -16,7 +16,6 @@ def text_table(
   notes: Sequence[str] = (),
   *,
   num_keys: int = 1,
-  columns: int | None = None,
 ) -> list[str]:
   """The lines of a table; broken into several where it is too wide.
 
@@ -26,10 +25,10 @@ def text_table(
     notes: for each row, what stands behind it and in no column.
     num_keys: columns that say what a row is about: to the left, and again in
       each part of a table that is broken.
-    columns: of the terminal; None is how many it has, and any number in a pipe.
   """
-  if columns is None:
-    columns = _terminal_columns()
+  # Of a pipe, $COLUMNS says nothing.
+  on_screen = sys.stdout.isatty()
+  columns = shutil.get_terminal_size().columns if on_screen else _ANY_WIDTH
   widths = [
     max(_width(row[i]) for row in (header, *rows) if i < len(row))
     for i in range(len(header))
@@ -45,12 +44,6 @@ def text_table(
       line = _line(row, widths, num_keys, part)
       lines.append(line if first or not note else f"{line}{_GAP}{note}")
   return lines
-
-
-def _terminal_columns() -> int:
-  # Of a pipe, $COLUMNS says nothing.
-  on_screen = sys.stdout.isatty()
-  return shutil.get_terminal_size().columns if on_screen else _ANY_WIDTH
 
 
 def _parts(

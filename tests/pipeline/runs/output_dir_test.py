@@ -31,26 +31,18 @@ def test_it_appears_whole(tmp_path):
   assert [p.name for p in out.parent.iterdir()] == ["results"]
 
 
-@pytest.mark.parametrize(
-  ("umask", "mode"), [(0o022, 0o755), (0o077, 0o700), (0o002, 0o775)]
-)
-def test_its_mode_is_what_the_umask_says(tmp_path, umask, mode):
-  before = os.umask(umask)
+def test_its_mode_is_what_the_umask_says_or_was_set(tmp_path):
+  before = os.umask(0o002)
   try:
     with whole_directory(tmp_path / "out") as directory:
       # Until it is whole, nobody else can look.
       assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
+    with whole_directory(tmp_path / "set") as directory:
+      directory.chmod(0o700)
   finally:
     os.umask(before)
-  assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
-
-
-def test_modes_that_were_set_are_kept(tmp_path):
-  with whole_directory(tmp_path / "out") as directory:
-    (directory / "inner").mkdir(mode=0o700)
-    directory.chmod(0o700)
-  for path in (tmp_path / "out", tmp_path / "out" / "inner"):
-    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+  assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o775
+  assert stat.S_IMODE((tmp_path / "set").stat().st_mode) == 0o700
 
 
 def test_an_empty_directory_may_be_there(tmp_path):
@@ -60,69 +52,48 @@ def test_an_empty_directory_may_be_there(tmp_path):
   assert (tmp_path / "out").is_dir()
 
 
+def write(out: pathlib.Path, size: int, error: type | None = None) -> None:
+  with whole_directory(out) as directory:
+    (directory / "mine.txt").write_text("a" * size)
+    if error:
+      raise error
+    out.mkdir()
+    (out / "theirs.txt").write_text("theirs")
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
 def test_nothing_is_left_when_the_block_fails(tmp_path, error):
-  def write() -> None:
-    with whole_directory(tmp_path / "out") as directory:
-      (directory / "a.txt").write_text("a")
-      raise error
-
   with pytest.raises(error):
-    write()
-  assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_leaves_nothing(tmp_path):
-  def write() -> None:
-    with whole_directory(tmp_path / "out") as directory:
-      (directory / "a.txt").write_text("a" * 100)
-      (directory / "b.txt").write_text("b" * 2000)
-
-  with (
-    files_no_larger_than(1000),
-    pytest.raises(RunError, match=r"out cannot be written: File too large; m"),
-  ):
-    write()
+    write(tmp_path / "out", 100, error)
+  full = r"out cannot be written: File too large; m"
+  with files_no_larger_than(1000), pytest.raises(RunError, match=full):
+    write(tmp_path / "out", 2000)
   assert not list(tmp_path.iterdir())
 
 
 def test_results_that_came_meanwhile_are_not_overwritten(tmp_path):
-  def write() -> None:
-    with whole_directory(tmp_path / "out") as directory:
-      (directory / "mine.txt").write_text("mine")
-      (tmp_path / "out").mkdir()
-      (tmp_path / "out" / "theirs.txt").write_text("theirs")
-
   with pytest.raises(RunError, match="out cannot be written"):
-    write()
+    write(tmp_path / "out", 100)
   assert [p.name for p in tmp_path.iterdir()] == ["out"]
   assert [p.name for p in (tmp_path / "out").iterdir()] == ["theirs.txt"]
 
 
-@pytest.mark.parametrize("kind", ["file", "directory"])
-def test_what_is_there_is_refused(tmp_path, kind):
-  out = tmp_path / "out"
-  if kind == "file":
-    out.write_text("mine")
-  else:
-    (out / "inner").mkdir(parents=True)
-  with pytest.raises(InputError, match="out already holds something; name"):
-    check_absent(out)
-
-
-@pytest.mark.parametrize("url", ["s3://bucket/out", "gs://b/o", "hf://a/b"])
-def test_no_folder_is_made_of_a_url(url, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  with pytest.raises(InputError, match=f"^{url} is no place on a disk"):
-    check_absent(pathlib.Path(url))
-  with pytest.raises(InputError, match=f"^{url} is no place on a disk"):
-    Ledger("pets", pathlib.Path(url))
-
-
-def test_a_file_where_a_folder_should_be(tmp_path):
+def test_what_is_there_is_refused(tmp_path):
   (tmp_path / "file").write_text("mine")
+  (tmp_path / "out" / "inner").mkdir(parents=True)
+  for name in ("file", "out"):
+    with pytest.raises(InputError, match=f"{name} already holds something; n"):
+      check_absent(tmp_path / name)
   with pytest.raises(RunError, match=r"cannot be made: .*file is not writable"):
     check_absent(tmp_path / "file" / "deep" / "out")
+
+
+def test_no_folder_is_made_of_a_url():
+  said = "^s3://bucket/out is no place on a disk"
+  with pytest.raises(InputError, match=said):
+    check_absent(pathlib.Path("s3://bucket/out"))
+  with pytest.raises(InputError, match=said):
+    Ledger("pets", pathlib.Path("s3://bucket/out"))
 
 
 class TestWhatIsPaidForIsDelivered:
@@ -183,16 +154,14 @@ class TestWhatIsPaidForIsDelivered:
     assert not Ledger(train_cache.info.dataset, place / "ledgers").entries()
 
   def test_it_is_on_the_disk_before_it_is_shown(self, place, monkeypatch):
+    """After new folders above it."""
     synced = noted_syncs(monkeypatch)
-    with whole_directory(place / "out") as directory:
+    with whole_directory(place / "a" / "b" / "out") as directory:
+      assert sorted(synced) == sorted(["a", place.name])
+      synced.clear()
       (directory / "inner").mkdir()
       (directory / "inner" / "a.txt").write_text("a")
-    assert synced == ["a.txt", "inner", "whole", place.name]
-
-  def test_new_folders_above_it_are_on_the_disk_first(self, place, monkeypatch):
-    synced = noted_syncs(monkeypatch)
-    with reserved(place / "a" / "b" / "out"):
-      assert sorted(synced) == sorted(["a", place.name])
+    assert synced == ["a.txt", "inner", "whole", "b"]
 
   @pytest.mark.parametrize("taken", [False, True])
   def test_heads_that_an_earlier_version_kept(self, place, taken):

@@ -15,16 +15,6 @@ pytestmark = pytest.mark.usefixtures("draws")
 PLOT = functools.partial(plot_accuracy, [*ROWS, baseline()], "pets")
 
 
-def test_without_it_a_line_says_what_they_need(tmp_path, capsys, monkeypatch):
-  monkeypatch.setitem(sys.modules, "matplotlib", None)
-  draw(PLOT, tmp_path)
-  assert list(tmp_path.iterdir()) == []
-  assert capsys.readouterr().err == (
-    "no pictures: matplotlib is not installed; pip install"
-    " 'oneshot-dp[plots]'\n"
-  )
-
-
 def test_a_sweep_without_it_writes_everything_else(
   place, tmp_path, capsys, monkeypatch
 ):
@@ -36,7 +26,10 @@ def test_a_sweep_without_it_writes_everything_else(
     "results.csv",
     "results.json",
   ]
-  assert said.count("pip install 'oneshot-dp[plots]'") == 1
+  line = (
+    "no pictures: matplotlib is not installed; pip install 'oneshot-dp[plots]'"
+  )
+  assert said.splitlines().count(line) == 1
 
 
 def test_one_that_fails_costs_nothing_but_itself(tmp_path, capsys, monkeypatch):
@@ -47,11 +40,6 @@ def test_one_that_fails_costs_nothing_but_itself(tmp_path, capsys, monkeypatch):
   draw(PLOT, tmp_path)
   (line,) = capsys.readouterr().err.splitlines()
   assert line == "warning: no pictures: ValueError: no such glyph"
-
-
-def test_a_disk_that_takes_no_more_is_no_matter_of_pictures(tmp_path):
-  with pytest.raises(FileNotFoundError):
-    draw(PLOT, tmp_path / "none")
 
 
 def test_the_name_of_a_data_set_is_no_formula(tmp_path, capsys):

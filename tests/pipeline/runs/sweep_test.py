@@ -1,4 +1,3 @@
-import csv
 import json
 import pathlib
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from tests.pipeline.run_contract import (
   epsilon_of,
   sigma_of,
 )
+from tests.pipeline.runs.results_test import read_csv
 from tests.pipeline.sample_caches import write_clusters
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -65,11 +65,6 @@ class TestContract(RunContract):
     return sweep(train, evaluation, more.pop("out"), **more)
 
 
-def read_csv(out: pathlib.Path) -> list[dict[str, str]]:
-  with (out / "results.csv").open(newline="") as file:
-    return list(csv.DictReader(file))
-
-
 def names(folder: pathlib.Path) -> list[str]:
   return sorted(p.name for p in folder.iterdir())
 
@@ -87,10 +82,10 @@ class TestWhatItWrites:
       *((e, s) for s in "01" for e in ("8.0", "2.0", "0.5")),
       ("inf", "0"),
     ]
-    assert {row["delta"] for row in rows} == {"1e-05"}
-    assert {row["head"] for row in rows} == {"lamb"}
-    assert {row["num_examples"] for row in rows} == {"180"}
-    assert {row["num_eval_examples"] for row in rows} == {"80"}
+    same = ("delta", "head", "num_examples", "num_eval_examples")
+    assert {tuple(row[name] for name in same) for row in rows} == {
+      ("1e-05", "lamb", "180", "80")
+    }
     assert [row["private"] for row in rows] == ["True"] * 6 + ["False"]
 
   def test_more_noise_for_less_epsilon_and_it_learns(self, finished_sweep):
@@ -113,54 +108,36 @@ class TestWhatItWrites:
 
 
 class TestWhatItCosts:
-  def test_a_nested_sweep_costs_its_largest_epsilon(
-    self, train_cache, eval_cache, tmp_path
+  @pytest.mark.parametrize("draws", [1, 4])
+  def test_a_nested_sweep_costs_its_largest_epsilon_in_each_draw(
+    self, train_cache, eval_cache, tmp_path, draws
   ):
-    rows = sweep(train_cache, eval_cache, tmp_path / "out", (1.0, 0.5, 4.0))
-    for row in rows:
-      assert row.composed_epsilon == pytest.approx(4.0, rel=1e-6)
+    place, epsilons = tmp_path / "out", (1.0, 0.5, 4.0)
+    rows = sweep(train_cache, eval_cache, place, epsilons, num_draws=draws)
+    sigma = min(row.noise_multiplier for row in rows)
     (entry,) = cache_ledger(train_cache, None).entries()
-    assert list(paid.gaussians(entry).values()) == [1]
+    assert paid.gaussians(entry) == {sigma: draws}
+    (together,) = {row.composed_epsilon for row in rows}
+    assert together == pytest.approx(
+      epsilon_of([sigma] * draws, 1e-5), rel=1e-6
+    )
 
   def test_an_independent_sweep_composes(
     self, train_cache, eval_cache, tmp_path
   ):
-    rows = sweep(
-      train_cache,
-      eval_cache,
-      tmp_path / "out",
-      (0.5, 1.0, 2.0, 4.0, 8.0),
-      order="independent",
-    )
+    epsilons, place = (0.5, 1.0, 2.0, 4.0, 8.0), tmp_path / "out"
+    rows = sweep(train_cache, eval_cache, place, epsilons, order="independent")
     assert rows[0].composed_epsilon == pytest.approx(9.96, abs=0.005)
     assert {row.release for row in rows} == {"independent"}
     (entry,) = cache_ledger(train_cache, None).entries()
     assert list(paid.gaussians(entry).values()) == [1] * 5
 
-  def test_every_draw_is_paid_for(self, train_cache, eval_cache, tmp_path):
-    rows = sweep(train_cache, eval_cache, tmp_path / "out", num_draws=4)
-    sigma = min(row.noise_multiplier for row in rows)
-    (entry,) = cache_ledger(train_cache, None).entries()
-    assert paid.gaussians(entry) == {sigma: 4}
-    assert rows[0].composed_epsilon > 8
 
-
-class TestWhatItRefuses:
-  """Before any budget is spent."""
-
-  @pytest.fixture(autouse=True)
-  def _nothing_is_charged(self, train_cache, tmp_path):
-    yield
-    assert cache_ledger(train_cache, None).entries() == []
-
-  @pytest.mark.parametrize(
-    "epsilons", [(), (1.0, 1.0), (-1.0,)], ids=["none", "twice", "negative"]
-  )
-  def test_a_plan_that_makes_no_sense(
-    self, train_cache, eval_cache, tmp_path, epsilons
-  ):
+def test_a_plan_that_makes_no_sense(train_cache, eval_cache, tmp_path):
+  for epsilons in ((), (1.0, 1.0), (-1.0,)):
     with pytest.raises(InputError):
       sweep(train_cache, eval_cache, tmp_path / "out", epsilons)
+  assert cache_ledger(train_cache, None).entries() == []
 
 
 def test_another_precision_or_split_of_the_same_backbone_fits(
