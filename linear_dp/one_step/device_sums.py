@@ -62,9 +62,8 @@ def _add_at_once(
   """On a TPU or a GPU: one scatter of whole rows.
 
   On a v5e 21 cycles a row at d = 1280, by XLA's estimate; one-hot labels times
-  int8 limbs, on the matrix unit, have the same bits and take 1.3 to 1.5 times
-  as many (tests/benchmarks/tpu_estimate.py). A scatter into a slice of the sums
-  would become a small program per row.
+  int8 limbs, on the matrix unit, had the same bits and took 1.3 to 1.5 times as
+  many. A scatter into a slice of the sums would become a small program per row.
   """
   row = integer_rows(embedding, scale)
   if bias:

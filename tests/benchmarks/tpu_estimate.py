@@ -46,15 +46,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
 
 from oneshot_dp.extract.backbones.backbone import apply_function
-from oneshot_dp.extract.backbones.registry import (
-  find_architecture,
-)
+from oneshot_dp.extract.backbones.registry import find_architecture
 from oneshot_dp.extract.job.embedder import IMAGES_PER_DEVICE
 from oneshot_dp.linear_dp.one_step import device_sums as class_sums
-from oneshot_dp.linear_dp.rows.integers import within_ball_int32
 from oneshot_dp.linear_dp.rows.unit_norm_rows import ROWS_PER_DEVICE, Chunk
 from oneshot_dp.linear_dp.statistics import (
   class_moments,
@@ -75,15 +71,10 @@ CLASSES, WIDTH = 1000, 1280
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-  """A host of TPU chips, and the published limits of one chip.
+  """A host of TPU chips, and the published limits of one chip, per second.
 
-  Attributes:
-    topology: of the compile-only client.
-    options: with which it takes a chip for one device.
-    flops: bfloat16 operations per second.
-    bandwidth: of the memory, bytes/s.
-    memory: bytes.
-    clock: of a core, Hz: what 128 x 128 matrix units need for `flops`.
+  The compile-only client takes `topology`, and `options` make a chip one
+  device; `clock` is what 128 x 128 matrix units need for bfloat16 `flops`.
   """
 
   topology: str
@@ -121,13 +112,8 @@ PAPER_TABLE_8 = {"vit_b16": 900, "vit_h14": 100}
 class Program:
   """A program as it was handed to the compiler and as it came back.
 
-  Attributes:
-    chip: for which.
-    stablehlo: before; the compiler replaces float64 by pairs of float32.
-    hlo: after.
-    flops, bytes_accessed: of one device, by cost_analysis().
-    memory: arguments, results, temporaries and code on a device, bytes.
-    temporaries: bytes of it.
+  The compiler replaces float64 by pairs of float32. Numbers are of one device;
+  `memory` has arguments, results, temporaries and code.
   """
 
   chip: Chip
@@ -310,40 +296,11 @@ def auto_line(what: str, name: str, program: Program) -> str:
   )
 
 
-def one_hot_product(
-  bias: bool, sums: Array, embedding: Array, scale: Array, label: Array
-) -> tuple[Array, Array]:
-  """The form that was not taken: one-hot labels by signed limbs of 7 bits.
-
-  Every product is exact in int32 (127 times the rows of a chunk), and so is
-  their sum, which is that of the rows.
-  """
-  assert not bias
-  row = jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
-  u = row.astype(jnp.int32)
-  length, sign = jnp.abs(u), jnp.sign(u)
-  limbs = [
-    (sign * limb).astype(jnp.int8)
-    for limb in (length >> 14, (length >> 7) & 127, length & 127)
-  ]
-  one_hot = (label == jnp.arange(len(sums))[:, None]).astype(jnp.int8)
-  # Otherwise it is made again for each product, which then runs at half speed.
-  one_hot, limbs = jax.lax.optimization_barrier((one_hot, limbs))
-  high, middle, low = (
-    jnp.matmul(one_hot, limb, preferred_element_type=jnp.int32)
-    for limb in limbs
-  )
-  sums = sums + (((high << 7) + middle) << 7) + low
-  return sums, ~within_ball_int32(row)
-
-
 def scatter_bundles(dump: Path) -> float:
   """Instruction bundles per row of the last scatter compiled.
 
-  The rows of a pass are unrolled: each adds its `WIDTH` in vectors of 128.
-
-  Args:
-    dump: the compiler's --xla_jf_dump_to, with text of the machine code.
+  `dump` is the compiler's --xla_jf_dump_to. The rows of a pass are unrolled:
+  each adds its `WIDTH` in vectors of 128.
   """
   files = sorted(dump.glob("*-scatter*-packed-bundles-post-ra.txt"))
   files = [f for f in files if "schedule-analysis" not in f.name]
@@ -419,8 +376,6 @@ def main() -> None:
       program = exact_sum(chip, bias=True)
       cycles = ROWS * scatter_bundles(Path(dump))
       print(sum_line(f"{name}, float16, bias, scatter", program, cycles))
-      program = exact_sum(chip, form=one_hot_product)
-      print(sum_line(f"{name}, float16, int8 one-hot product", program, 0))
     for name, chip in CHIPS.items():
       for what in AUTO:
         print(auto_line(what, name, auto(what, chip)), flush=True)

@@ -14,6 +14,7 @@ PRIVATE.
 
 import argparse
 import pathlib
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -102,10 +103,9 @@ def scores_of_auto(
   block: Block, data: dict[str, np.ndarray], plan: ReleasePlan
 ) -> list[str]:
   """Top-1 per epsilon, of heads of mean rows."""
-  found: dict[float, list[float]] = {e: [] for e in plan.epsilons}
-  for epsilon, top1 in found.items():
-    for seed in range(plan.num_draws):
-      head = train_head(
+  return [
+    cell(
+      train_head(
         block.embedding,
         block.label,
         num_classes=int(data["train_label"].max()) + 1,
@@ -113,29 +113,33 @@ def scores_of_auto(
         delta=plan.delta,
         unit_ids=block.unit_id,
         source=NoiseSource(seed),
-      )
-      right = head.predict(data["test_embedding"]) == data["test_label"]
-      top1.append(100 * right.mean())
-  return [f"{np.mean(x):4.1f}±{np.std(x):3.1f}" for x in found.values()]
+      ).predict(data["test_embedding"])
+      == data["test_label"]
+      for seed in range(plan.num_draws)
+    )
+    for epsilon in plan.epsilons
+  ]
 
 
 def scores(
   block: Block, data: dict[str, np.ndarray], m: int | None, plan: ReleasePlan
 ) -> list[str]:
   """Top-1 per epsilon."""
-  optimizer = OneStepOptimizer()
-  found: dict[float, list[float]] = {e: [] for e in plan.epsilons}
-  for out in release(
-    summed(block, int(data["train_label"].max()) + 1, m),
-    plan,
-    NoiseSource(0),
-    charge=lambda plan, source: None,
-  ):
-    head = one_step(out, optimizer)
+  found: dict[float, list[np.ndarray]] = {e: [] for e in plan.epsilons}
+  secret = summed(block, int(data["train_label"].max()) + 1, m)
+  for out in release(secret, plan, NoiseSource(0), charge=lambda *_: None):
+    head = one_step(out, OneStepOptimizer())
     logits = data["test_embedding"] @ head.kernel + head.bias
-    top1 = (logits.argmax(axis=1) == data["test_label"]).mean()
-    found[out.statement.epsilon].append(100 * top1)
-  return [f"{np.mean(x):4.1f}±{np.std(x):3.1f}" for x in found.values()]
+    found[out.statement.epsilon].append(
+      logits.argmax(axis=1) == data["test_label"]
+    )
+  return [cell(rights) for rights in found.values()]
+
+
+def cell(rights: Iterable[np.ndarray]) -> str:
+  """Mean and spread of the shares of right answers, in percent."""
+  top1 = [100 * right.mean() for right in rights]
+  return f"{np.mean(top1):4.1f}±{np.std(top1):3.1f}"
 
 
 def summed(block: Block, num_classes: int, m: int | None) -> SecretSum:

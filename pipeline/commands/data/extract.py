@@ -25,7 +25,7 @@ from oneshot_dp.configs.extract_config import (
   TfdsSource,
 )
 from oneshot_dp.configs.registry import experiment_names, load_config
-from oneshot_dp.pipeline.commands.beam_flags import check_beam_options
+from oneshot_dp.pipeline.commands.checks import check_beam_options
 from oneshot_dp.pipeline.shell.answer import Answer
 
 IF_INTERRUPTED = (

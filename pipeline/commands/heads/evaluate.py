@@ -10,6 +10,7 @@ from tyro.conf import Positional
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PrivacyConfig
+from oneshot_dp.pipeline.commands.checks import check_kind
 from oneshot_dp.pipeline.commands.flags import (
   LargeDelta,
   LedgerDir,
@@ -18,7 +19,6 @@ from oneshot_dp.pipeline.commands.flags import (
   RealLabelsFile,
   Relation,
 )
-from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 if TYPE_CHECKING:

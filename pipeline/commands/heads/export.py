@@ -6,13 +6,13 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.commands.checks import check_kind
 from oneshot_dp.pipeline.commands.flags import (
   BackboneFile,
   LedgerDir,
   NotTrainedOn,
   Weights,
 )
-from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 

@@ -8,14 +8,16 @@ from pathlib import Path
 from tyro.conf import Positional, Suppress
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.commands.beam_flags import check_beam_options
+from oneshot_dp.pipeline.commands.checks import (
+  check_beam_options,
+  check_kind,
+)
 from oneshot_dp.pipeline.commands.flags import (
   BackboneFile,
   LedgerDir,
   NotTrainedOn,
   Weights,
 )
-from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 

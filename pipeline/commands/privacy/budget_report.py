@@ -1,7 +1,7 @@
 """What `oneshot-dp budget` says: what was released, and what is left."""
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,16 @@ def budget_report(
   lines = [f"ledger: {ledger.path}", *_lines(entries)]
   facts: dict[str, Any] = {
     "ledger": ledger.path,
-    "entries": [_without(_KEPT, entry) for entry in entries],
+    "entries": [
+      {name: told for name, told in entry.items() if name not in _KEPT}
+      for entry in entries
+    ],
     "cap": cap,
   }
   lines.append(f"cap: {cap or 'none; see `oneshot-dp budget set --help`'}")
   if len(earlier) == len(entries):
-    lines.append(
-      "nothing has been released"
-      if entries
-      else "nothing has been released: there is no such ledger yet"
-    )
+    no_ledger = "" if entries else ": there is no such ledger yet"
+    lines.append(f"nothing has been released{no_ledger}")
   else:
     delta = _delta_of_total(entries, cap) if delta is None else delta
     spent = spending_of(entries, NeighboringRelation.REPLACE_ONE)
@@ -74,13 +74,6 @@ def budget_report(
       "neighboring_relation": relation,
     }
   return Answer(text="\n".join(lines), facts=facts)
-
-
-def _without(names: Set[str], entry: dict[str, Any]) -> dict[str, Any]:
-  left = entry.copy()
-  for name in names:
-    left.pop(name, None)
-  return left
 
 
 def _delta_of_total(entries: list[dict[str, Any]], cap: Cap | None) -> float:

@@ -1,7 +1,7 @@
 """`verify --duplicates`: what is printed, and the CSV file of pairs.
 
-The machines' answer has nothing of what was found, which is private: JSON ends
-up in logs. The file has mode 0600.
+What was found is private: the machines' answer, which ends up in logs, has none
+of it, and the file has mode 0600.
 """
 
 import contextlib
@@ -44,12 +44,8 @@ def report_duplicates(
 ) -> Answer:
   """PRIVATE words about the duplicates of a cache, and public facts.
 
-  Duplicates are no damage, so finding some is no failure. For the arguments see
-  `oneshot-dp verify --help`.
-
-  Raises:
-    InputError: caches that cannot be compared, or something at `out`.
-    RunError: `out` cannot be written.
+  For the arguments see `oneshot-dp verify --help`. InputError: caches that
+  cannot be compared, or something at `out`. RunError: it cannot be written.
   """
   cache = open_cache(path)
   other = None if against is None else open_cache(against)

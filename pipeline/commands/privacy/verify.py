@@ -6,8 +6,8 @@ from pathlib import Path
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.commands.checks import check_kind
 from oneshot_dp.pipeline.commands.flags import LedgerDir
-from oneshot_dp.pipeline.commands.kinds import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 

@@ -35,10 +35,7 @@ def run(flags: Flags) -> Answer:
 
   What an earlier run finished is kept: to train heads again would be to release
   again. The demo has a ledger of its own, and spends no real budget.
-
-  Raises:
-    InputError: scikit-learn or matplotlib is not installed.
-    RunError: `out` cannot be written.
+  InputError: scikit-learn or matplotlib is not installed.
   """
   from oneshot_dp.pipeline.report.report import PAGE, write_report
   from oneshot_dp.pipeline.report.run_record import read_run

@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from oneshot_dp.configs.errors import escaped
-from oneshot_dp.pipeline.commands.kinds import check_kind
+from oneshot_dp.pipeline.commands.checks import check_kind
 from oneshot_dp.pipeline.shell.answer import Answer
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.commands.registry import COMMANDS
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -67,19 +66,6 @@ def test_one_object_and_nothing_else(typed, capsys, words):
   out, err = succeeds(capsys, *typed(words), "--json")
   assert read(out)
   assert "%|" not in err
-
-
-@pytest.mark.parametrize("words", ["verify {head}", "inspect {train}"])
-def test_quiet_has_the_results_and_nothing_else(typed, capsys, words):
-  out, err = succeeds(capsys, *typed(words), "--quiet")
-  assert out.strip()
-  assert err == ""
-
-
-def test_quiet_keeps_warnings(typed, capsys):
-  _, err = succeeds(capsys, *typed(TRAIN), "--noise-seed", 1, "--quiet")
-  assert all(line.startswith("warning: ") for line in err.splitlines())
-  assert NOT_PRIVATE in err
 
 
 def test_the_numbers_are_those_of_the_files(typed, capsys, tmp_path):

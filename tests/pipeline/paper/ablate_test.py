@@ -272,13 +272,3 @@ class TestTheCommand:
     assert charged.startswith("charged to ")
     assert first.startswith("its first charge: ")
     assert len(list((tmp_path / "out/heads").iterdir())) == 8
-
-  def test_a_seed_is_owned_up_to(self, place, capsys, tmp_path, train_cache):
-    words = "--axes clip --clip-norms 10 --noise-seed 3"
-    out, err = succeeds(capsys, *place(f"{ABLATE} {words}"))
-    assert err.count("warning: the noise comes from a seed") == 1
-    assert "the noise comes from a seed: all of it is NOT PRIVATE" in out
-    for folder in (tmp_path / "out/heads").iterdir():
-      assert read_head(folder).receipt["private"] is False
-    entries = cache_ledger(train_cache, None).entries()
-    assert [e["private"] for e in entries] == [False, False]

@@ -1,8 +1,11 @@
-"""What a directory is, where a command wants another, or finds none."""
+"""What several commands refuse: other kinds of directories, and odd flags."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.shell.complaints import did_you_mean
+from oneshot_dp.pipeline.shell.help import listed_flags
 
 _KINDS = {
   "receipt.json": ("a head", ("verify", "evaluate", "predict", "export")),
@@ -26,3 +29,19 @@ def check_kind(path: Path, command: str) -> None:
 
     if left := left_of(path):
       raise InputError(f"{path} is not finished: {left}.")
+
+
+def check_beam_options(options: Sequence[str], kinds: Iterable[type]) -> None:
+  """Refuses flags not ours that Beam does not know; names the nearest."""
+  if not options:
+    return
+  from oneshot_dp.extract.job.run_graph import (
+    UnknownFlagError,
+    pipeline_options,
+  )
+
+  try:
+    pipeline_options(options)
+  except UnknownFlagError as error:
+    hint = did_you_mean(error.flag.replace("_", "-"), listed_flags(kinds))
+    raise InputError(f"{error} {hint}") from error
