@@ -107,19 +107,14 @@ def scenarios(place: pathlib.Path) -> list[Scenario]:
 class State:
   """What there is in a folder, as far as promises are about it.
 
-  Attributes:
-    charged: names of the ledger's entries; caps included.
-    delivered: charges of the heads that are in `out`.
-    kept: charges that the same command goes on with.
-    written: charges that any receipt names, be it of an unfinished file.
-    names: of the files in `out`.
-    broken: promises that it does not keep.
+  `charged` are the ledger's entries, caps included, `delivered` those of the
+  heads in `out`, and the same command goes on with `kept`; `names` are of the
+  files in `out`, `broken` the promises that it does not keep.
   """
 
   charged: set[str]
   delivered: list[str]
   kept: list[str]
-  written: set[str]
   names: set[str]
   broken: list[str]
 
@@ -180,7 +175,6 @@ def look(folder: pathlib.Path) -> State:
     charged=charged,
     delivered=delivered,
     kept=kept,
-    written=written,
     names={
       name
       for name in (digest(out) if out.is_dir() else {})

@@ -31,13 +31,7 @@ NAMES = (*HOSTILE, *(f"class {i}" for i in range(3, CLASSES)))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reported:
-  """A sweep of caches of its own, and its page.
-
-  Attributes:
-    folder: has `train`, `test`, `ledgers` and the sweep, `run`.
-    written: what was written.
-    page: the page.
-  """
+  """A sweep, `run`, beside its `train`, `test` and `ledgers`; and its page."""
 
   folder: pathlib.Path
   written: WrittenReport

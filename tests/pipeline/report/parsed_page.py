@@ -9,15 +9,10 @@ _LOADING = {"href", "src", "srcset", "action", "data", "poster"}
 
 
 class ParsedPage(HTMLParser):
-  """What is in a page.
+  """What is in a page: all that is to be read, with single spaces, is `text`.
 
-  Attributes:
-    text: all that is to be read, with single spaces.
-    tags: of all elements.
-    links: what attributes name that load something.
-    alts: of images; None where one has none.
-    ids: of elements.
-    tables: the cells of each, line by line.
+  `links` are what attributes name that load something; `tables` have the cells
+  of each, line by line.
   """
 
   def __init__(self, path: pathlib.Path):

@@ -1,6 +1,5 @@
 """A head of small images, and the images in every form."""
 
-import io
 import pathlib
 
 import numpy as np
@@ -11,6 +10,7 @@ from PIL import Image
 
 from oneshot_dp.pipeline.cli import main
 from tests.extract import image_jobs
+from tests.extract.tables import png
 from tests.pipeline.command_line import CONFIG
 
 N = 40
@@ -37,20 +37,9 @@ def place(tmp_path_factory) -> pathlib.Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(image).save(file)
   structs = [{"bytes": png(image), "path": None} for image in images]
-  for name, column in {
-    "structs": structs,
-    "bytes": [each["bytes"] for each in structs],
-  }.items():
-    table = pa.table({"image": column, "other": np.arange(N)})
-    path = folder / f"{name}.parquet"
-    pa.parquet.write_table(table, path, row_group_size=16)
+  table = pa.table({"image": structs, "other": np.arange(N)})
+  pa.parquet.write_table(table, folder / "structs.parquet", row_group_size=16)
   return folder
-
-
-def png(image: np.ndarray) -> bytes:
-  stream = io.BytesIO()
-  Image.fromarray(image).save(stream, "PNG")
-  return stream.getvalue()
 
 
 def extract(folder: pathlib.Path, npz: str, out: str) -> None:

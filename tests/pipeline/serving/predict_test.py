@@ -17,8 +17,9 @@ from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.saved_head.model_card import model_card
 from oneshot_dp.pipeline.serving.embedding import backbone_config
 from tests.extract.image_jobs import CLASSES, damage, pixels
+from tests.extract.tables import png
 from tests.pipeline.command_line import fails, succeeds
-from tests.pipeline.serving.conftest import N, extract, png
+from tests.pipeline.serving.conftest import N, extract
 
 FORMS = {
   "folder": "{place}/photos",
@@ -27,7 +28,6 @@ FORMS = {
   ),
   "npz": "{place}/images.npz",
   "structs": "{place}/structs.parquet",
-  "bytes": "{place}/bytes.parquet",
   "beam": "{place}/images.npz --runner DirectRunner",
 }
 
