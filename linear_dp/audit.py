@@ -107,11 +107,8 @@ class CanaryScoreAuditor:
         p = f(v) + 2mδ·max_{1≤i≤v} (f(v − i) − f(v))/i,   f(v) = P(W ≥ v),
         W ~ Binomial(r, e^ε/(1 + e^ε))
 
-    Args:
-      delta: δ.
-      confidence: of the bound.
-      guesses: r, even: the r/2 highest scores are taken for canaries that are
-        there, the r/2 lowest for such that are not.
+    Of `guesses`, r, which is even, the r/2 highest scores are taken for
+    canaries that are there, the r/2 lowest for such that are not.
 
     Source: Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training
     Run", NeurIPS 2023, theorem 5.2.

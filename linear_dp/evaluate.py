@@ -49,7 +49,6 @@ class SecretHits(Secret):
   Attributes:
     num_examples: rows counted; private where n is what they are on average.
       Of units, how many there are, in `steps`, as all counts are.
-    num_classes: K; public.
     secret_hits: rows whose label is the first answer, and among the first five.
     secret_class_hits: the first of these by class; None where rows have lists
       of labels.

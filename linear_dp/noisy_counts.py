@@ -124,14 +124,9 @@ def release_accuracies(
 ) -> NoisyAccuracies:
   """Adds noise to the counts and lets the accuracies out, once.
 
-  Args:
-    secret: the counts.
-    plan: what they may cost.
-    source: of the noise.
-    charge: called before any noise is drawn.
-    num_examples: n, where it is not the rows counted: others are wrong.
-    n_is_private: n is about this, and what is there is counted with noise too;
-      as it is wherever units are counted.
+  `charge` is called before any noise is drawn. `num_examples` is n, where it is
+  not the rows counted: others are wrong. Where `n_is_private`, n is about this,
+  and what is there is counted with noise too, as it is wherever units are.
 
   Formal guarantees: all accuracies together are (ε, δ)-DP in the plan's
   neighbouring relation, with n, the number of classes and the heads public.

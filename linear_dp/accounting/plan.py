@@ -122,9 +122,7 @@ class ReleasePlan:
 
   Attributes:
     epsilons: the ε of each head, distinct.
-    delta: δ of each head.
-    neighboring_relation: which data sets count as neighbours.
-    order: "nested" or "independent".
+    delta, neighboring_relation, order: what all heads have in common.
     num_draws: repetitions of the whole list with fresh noise, to see the
       spread; each costs as much as the first.
     sampling: of heads whose steps see random parts of the rows; σ is then that

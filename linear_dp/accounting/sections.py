@@ -22,11 +22,16 @@ def privacy_section(
   sampling: PoissonSampling | None,
 ) -> dict[str, Any]:
   """The guarantee of one head, JSON-able: an infinite ε is "NOT PRIVATE"."""
-  relation = statement.neighboring_relation
+  relation, sigma = statement.neighboring_relation, statement.noise_multiplier
 
   def epsilon_of(delta: float, other: NeighboringRelation) -> float | str:
-    epsilon = _epsilon_of_noise(statement, delta, other, sampling)
-    return epsilon if math.isfinite(epsilon) else NOT_PRIVATE
+    """That of the noise, at any δ and whichever data sets are neighbours."""
+    if sigma == 0:
+      return NOT_PRIVATE
+    if sampling:
+      return events.epsilon_of_event(sampling.event(sigma), delta, other)
+    of_one = sigma * events.changed_units(relation)
+    return gaussian.epsilon_of(of_one / events.changed_units(other), delta)
 
   return {
     "epsilon": (
@@ -35,7 +40,7 @@ def privacy_section(
     "delta": statement.delta,
     "neighboring_relation": relation.name,
     "privacy_unit": privacy_unit,
-    "noise_multiplier": statement.noise_multiplier,
+    "noise_multiplier": sigma,
     "sensitivity_steps": statement.sensitivity,
     "noise_sd_steps": statement.noise_sd,
     "noise_source": statement.noise_source,
@@ -59,20 +64,3 @@ def composition_section(plan: ReleasePlan) -> dict[str, Any]:
     "dp_event": events.event_as_json(plan.event),
     "composed_epsilon": plan.composed_epsilon,
   }
-
-
-def _epsilon_of_noise(
-  statement: PrivacyStatement,
-  delta: float,
-  relation: NeighboringRelation,
-  sampling: PoissonSampling | None,
-) -> float:
-  """ε of a head's noise at any δ and whichever data sets are neighbours."""
-  if statement.noise_multiplier == 0:
-    return math.inf
-  if sampling:
-    event = sampling.event(statement.noise_multiplier)
-    return events.epsilon_of_event(event, delta, relation)
-  units = events.changed_units(statement.neighboring_relation)
-  of_one = statement.noise_multiplier * units
-  return gaussian.epsilon_of(of_one / events.changed_units(relation), delta)

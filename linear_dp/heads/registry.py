@@ -42,7 +42,6 @@ class Chosen(Mechanism):
   """How a head was chosen among several; see `heads.chosen`.
 
   Attributes:
-    num_examples, feature_dim, num_classes: n, d and K.
     noise_multiplier: σ of all releases together.
     candidates: methods that were looked at.
     noisy_counts: how often each was right on rows held out, with noise; of

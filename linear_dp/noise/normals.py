@@ -43,13 +43,9 @@ class ExactNormals:
 
   No representation: whoever reads the noise can subtract it.
 
-  Attributes:
-    sign: ±1.
-    integer: k.
-    fraction: the first 64 bits of x.
-    tail: further bits of x, drawn when a decision needed them: index →
-      (bits, how many). They are part of the sample: every later use of it sees
-      the same real number.
+  Of x, `fraction` is the first 64 bits, `tail` further ones, drawn when a
+  decision needed them: index → (bits, how many). They are part of the sample:
+  every later use of it sees the same real number.
   """
 
   sign: Int8[np.ndarray, " n"]

@@ -33,11 +33,8 @@ CLIPPED_SUM = "clipped sum"
 class SecretSum(Secret):
   """Exact per-class sums of private rows; only `release` may read it.
 
-  Attributes:
-    grid: the grid of the sums; public.
-    num_examples: rows seen, n; public. With units, how many of them are in the
-      sums is private.
-    secret_class_sums: S, [K, D] int64 in grid steps. Private.
+  n, of rows seen, is public; with units, how many of them are in the sums is
+  private. S is [K, D] int64, in steps of the grid.
   """
 
   public = ("num_examples",)

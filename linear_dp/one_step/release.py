@@ -31,12 +31,8 @@ that with a seed a draw does not depend on how many there are."""
 class Release:
   """A noisy clipped gradient sum: safe to publish as its statement says.
 
-  Attributes:
-    noisy_sum: G + round(Z), grid steps; any function of it is post-processing.
-    grid: the grid of `noisy_sum`.
-    num_examples: n, public.
-    draw: which of the plan's repetitions this is.
-    statement: the guarantee.
+  `noisy_sum` is G + round(Z), in steps of the grid: any function of it is
+  post-processing. `draw` is which of the plan's repetitions this is.
   """
 
   noisy_sum: Int64[np.ndarray, "K D"]

@@ -27,7 +27,6 @@ class OneStepOptimizer:
   Momentum is −lr·ḡ. The class that wins does not depend on lr.
 
   Attributes:
-    name: "lamb" (the paper's), "adam" or "momentum".
     learning_rate: lr; it scales the logits only.
     eps: LAMB's and Adam's eps, in units of the mean gradient.
     eps_in_noise_sds: if given, eps is this many standard deviations of the

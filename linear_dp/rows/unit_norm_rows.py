@@ -46,12 +46,9 @@ FLOAT64_PLATFORMS = ("cpu", "cuda", "rocm", "gpu")
 class Chunk(NamedTuple):
   """Rows, sharded; those of padding have scale 0.
 
-  Attributes:
-    embedding: as stored, [rows, d].
-    scale: to integers on the grid of radius B, [rows].
-    length: the norm that counts, [rows]; 1 where only directions do.
-    label: [rows].
-    weight: in steps of 1/B, [rows]; None where each row is a privacy unit.
+  Embeddings are as stored, [rows, d]; scales to integers on the grid of radius
+  B, [rows]; lengths the norms that count, 1 where only directions do; weights
+  in steps of 1/B, None where each row is a privacy unit.
   """
 
   embedding: Array
@@ -71,9 +68,7 @@ class SecretRows(Secret):
 
   Args:
     read: starts a pass over the blocks, in any order and any block size.
-    feature_dim: d.
-    num_classes: K.
-    num_examples: n, public.
+    feature_dim, num_classes, num_examples: d, K and n, public.
     num_rows: how many rows there must be, private; None is n.
     most_rows: public bound of that; None is n.
     has_units: whether a privacy unit may have many rows, by their `unit_id`.

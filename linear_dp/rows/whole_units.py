@@ -66,13 +66,10 @@ def places_of(block: RowBlock, sizes: UnitSizes) -> Int64[np.ndarray, " rows"]:
 class Unit(NamedTuple):
   """All rows of a unit, class by class; private.
 
-  Attributes:
-    place: of its id among the sorted ones.
-    last: of its last row, in the block that completed it; −1 where no block
-      did, but another host.
-    labels: its P classes, ascending.
-    rows: how many rows it has of each.
-    sums: [P, D], the sum of these.
+  `place` is that of its id among the sorted ones; `last` that of its last row,
+  in the block that completed it, −1 where no block did, but another host.
+  `labels` are its P classes, ascending, with how many rows it has of each, and
+  the sum of these, [P, D].
   """
 
   place: int

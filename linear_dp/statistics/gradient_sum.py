@@ -79,14 +79,10 @@ def clipped_gradient(
   most B, moves F by at most B·R, whatever it holds, and F does not depend on
   the order of the rows, nor on devices.
 
-  Args:
-    rows: the private rows, behind their map.
-    kernel: W, released as well; rounded as `integer_kernel` does it.
-    clip_norm: C.
-    loss: what the gradients are of.
-    chosen: rows of the sum, by their places among those of all hosts, whatever
-      they hold; None is all.
-    log_prior: what is added to the logits of every row; public.
+  W, the kernel, is released as well, and rounded as `integer_kernel` does it;
+  `chosen` are rows of the sum, by their places among those of all hosts,
+  whatever they hold (None is all); `log_prior`, added to the logits of every
+  row, is public.
 
   InputError: damaged rows, too many, or a clip norm that is none.
   """

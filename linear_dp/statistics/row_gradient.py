@@ -131,16 +131,10 @@ def clipped_residual(
   row. A row that fails, which none does whose arithmetic is IEEE 754's, is not
   in the sum.
 
-  Args:
-    product: Wᵀz, of integers.
-    logit_step: what they are steps of, for a row of norm 1.
-    length: ν.
-    label: the class; that of padding does not matter, as z is 0.
-    clip_norm: C.
-    loss: what the gradient is of.
-    wide: see `SecretRows.wide`.
-    log_prior: what is added to the logits of every row; public.
-    weight: what ρ is weighed by, in steps of 1/B, up to B; None is B.
+  `product` is Wᵀz, of integers, in steps of `logit_step` for a row of norm 1;
+  `length` is ν, `clip_norm` C. The label of padding does not matter, as z is 0.
+  `log_prior`, added to the logits of every row, is public. ρ is weighed by
+  `weight`, in steps of 1/B, up to B; None is B.
   """
   num_classes = product.shape[1]
   step = jnp.asarray(logit_step, jnp.float32) * (1 / _LOGIT)

@@ -52,11 +52,8 @@ class StepRows(Secret):
   checked in integers: a row that fails, which none does whose arithmetic is
   IEEE 754's, is one of zeros.
 
-  Args:
-    rows: the private rows.
-    released_map: c and A; None leaves rows where they are.
-    resident_bytes: up to which they are kept after the first pass, by all hosts
-      or by none.
+  c and A are those of `released_map`; None leaves rows where they are. Up to
+  `resident_bytes` they are kept after the first pass, by all hosts or by none.
   """
 
   public = ("num_examples",)

@@ -72,20 +72,13 @@ class MultiStepRule(StepsRule):
   `step_noise_multiplier` for every step.
 
   Attributes:
-    num_classes: K.
-    feature_dim: d.
+    num_classes, feature_dim: K and d.
     noise_multiplier: σ of the plan: of one mechanism that costs as much as all
       steps; of a step where batches are Poisson samples; 0 without noise.
-    optimizer: "lamb", "adam" or "momentum".
-    learning_rate: lr.
     clip_norm: C, the largest norm of a row's gradient.
-    loss: the loss of the gradients.
     max_norm: R, of rows that keep their norm; None is for rows of norm 1.
-    init: the kind of the first weights.
-    init_scale: standard deviation of "normal".
-    init_seed: the seed of random weights; public.
+    init, init_scale, init_seed: the first weights; see `initial_kernel`.
     ema_decay: the decay of averaged weights; None is the last ones.
-    batches: the rows that each step sees.
     clipped: "row", or "mean" of units, which are in a batch as a row is.
   """
 
