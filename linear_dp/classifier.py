@@ -118,17 +118,19 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
 
   def decision_function(self, X: Any) -> Float[np.ndarray, "n *K"]:
     """The logits [n, K]; of two classes the second's less the first's, [n]."""
-    logits = self.private_head_.logits(self._rows(X))
+    check_is_fitted(self)
+    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
+    logits = self.private_head_.logits(rows)
     return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
   def predict_proba(self, X: Any) -> Float[np.ndarray, "n K"]:
     """The softmax of the logits: not calibrated, see `PrivateHead`."""
-    return self.private_head_.predict_proba(self._rows(X))
+    check_is_fitted(self)
+    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
+    return self.private_head_.predict_proba(rows)
 
   def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
     """The class with the largest logit."""
-    return self.classes_[self.private_head_.predict(self._rows(X))]
-
-  def _rows(self, X: Any) -> Float[np.ndarray, "n d"]:
     check_is_fitted(self)
-    return validate_data(self, X, reset=False, dtype=_FLOATS)
+    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
+    return self.classes_[self.private_head_.predict(rows)]

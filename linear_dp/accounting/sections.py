@@ -29,9 +29,13 @@ def privacy_section(
     if sigma == 0:
       return NOT_PRIVATE
     if sampling:
-      return events.epsilon_of_event(sampling.event(sigma), delta, other)
-    of_one = sigma * events.changed_units(relation)
-    return gaussian.epsilon_of(of_one / events.changed_units(other), delta)
+      event = sampling.event(sigma)
+      epsilon = events.epsilon_of_event(event, delta, other)
+    else:
+      of_one = sigma * events.changed_units(relation)
+      units = events.changed_units(other)
+      epsilon = gaussian.epsilon_of(of_one / units, delta)
+    return epsilon if math.isfinite(epsilon) else NOT_PRIVATE
 
   return {
     "epsilon": (

@@ -95,17 +95,6 @@ def test_no_step_is_the_start(decay):
   np.testing.assert_array_equal(found, start())
 
 
-def test_a_gradient_is_asked_for_once_and_in_order():
-  asked = []
-
-  def steps():
-    for i in range(4):
-      yield lambda w, i=i: (asked.append(i), gradient(w))[1]
-
-  descend(start(), steps(), OPTIMIZERS["momentum"])
-  assert asked == [0, 1, 2, 3]
-
-
 def test_zero_weights_are_zero_whatever_the_seed():
   for seed in (0, 7):
     found = initial_kernel("zero", 3.0, (P, K), seed)

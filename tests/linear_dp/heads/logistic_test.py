@@ -136,7 +136,7 @@ def test_rows_that_are_not_finite_are_refused():
 @pytest.mark.slow
 def test_it_reaches_the_reference_on_real_features(shared_data, monkeypatch):
   # Of three hundred: what the others gain is a constant loss, no accuracy.
-  monkeypatch.setattr(logistic, "MAX_STEPS", 60)
+  monkeypatch.setattr(logistic, "MAX_STEPS", 30)
   arrays = np.load(shared_data / "eurosat_vit_ti16_features.npz")
   block = make_block(arrays["train_embedding"], arrays["train_label"])
   head = fit(block, (4096,), {"num_classes": 10})

@@ -336,26 +336,6 @@ def test_acceptance_is_exact_however_close(k):
           assert accept_one(k, x, edge + distance) == (False, {})
 
 
-def test_acceptance_draws_more_bits_and_keeps_those_of_x():
-  k, x = 3, WORD // 3
-  with mpmath.workdps(80):
-    wide = probability(k, x << 64, 128)
-    v = int(mpmath.floor(wide * WORD))
-    low = int(mpmath.floor(wide * WORD * WORD)) % WORD
-  assert 9 < low < WORD - 9
-  # A larger x has a smaller probability: the corners of the cell decide.
-  assert accept_one(k, x, v, [0, 0]) == (True, {0: (0, 64)})
-  assert accept_one(k, x, v, [0, WORD - 1])[0] is False
-  # On the edge again: two words more, and all bits of x are kept.
-  with mpmath.workdps(80):
-    edge = probability(k, (((x << 64) | 1) << 64) | (WORD // 2), 192)
-    low = int(mpmath.floor(edge * WORD * WORD)) % WORD
-  more = [1, low, WORD // 2]
-  kept = {0: ((1 << 64) | (WORD // 2), 128)}
-  assert accept_one(k, x, v, [*more, 0]) == (True, kept)
-  assert accept_one(k, x, v, [*more, WORD - 1])[0] is False
-
-
 def test_bits_drawn_to_accept_are_in_the_sample():
   """`sample_normals` keeps them, under the index of whom they belong to."""
   # Words on which k is 3 and 0, and candidates with x = 1/3 that are on the

@@ -155,9 +155,15 @@ def test_a_row_in_the_centre_is_zeros():
   assert found[1].any()
 
 
-@pytest.mark.parametrize("platforms", [("cpu",), ()])
-@pytest.mark.parametrize("factor", [1.01, 2.0, 1e9, math.nan])
-@pytest.mark.parametrize("kind", ["none", "both"])
+@pytest.mark.parametrize(
+  ("factor", "kind", "platforms"),
+  [
+    (1.01, "none", ("cpu",)),
+    (2.0, "both", ()),
+    (1e9, "none", ()),
+    (math.nan, "both", ("cpu",)),
+  ],
+)
 def test_no_arithmetic_whatever_breaks_the_bound(
   monkeypatch, platforms, factor, kind
 ):
