@@ -75,6 +75,22 @@ def write_cache(
   return finish(out, identity)
 
 
+def write_rows(
+  out: pathlib.Path, identity: CacheIdentity, rows: Rows
+) -> CacheInfo:
+  """A cache of these rows, a batch for each shard."""
+  assert begin(out, identity)
+  write_shards(out, identity, rows)
+  return finish(out, identity)
+
+
+def write_shards(
+  out: pathlib.Path, identity: CacheIdentity, rows: Rows
+) -> None:
+  for i in range(identity.num_shards):
+    write_shard(out, identity, i, [part(rows, identity.shard_range(i))])
+
+
 def digest(out: pathlib.Path) -> dict[str, str]:
   """SHA-256 of every file under a directory, by its name there."""
   return {

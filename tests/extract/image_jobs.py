@@ -16,6 +16,7 @@ from oneshot_dp.configs.extract_config import (
   Source,
   TableSource,
 )
+from oneshot_dp.extract.cache import block
 from oneshot_dp.extract.cache.reader import FeatureCache
 
 SIDE = 8
@@ -102,8 +103,5 @@ def _job(source: Source, **changes: Any) -> ExtractConfig:
 
 def columns(cache: FeatureCache) -> dict[str, np.ndarray]:
   """All rows of a cache, in its order."""
-  blocks = list(cache.blocks())
-  return {
-    name: np.concatenate([getattr(block, name) for block in blocks])
-    for name in ("embedding", "label", "example_id")
-  }
+  blocks = [block.columns(each) for each in cache.blocks()]
+  return {n: np.concatenate([b[n] for b in blocks]) for n in blocks[0]}

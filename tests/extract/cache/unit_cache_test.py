@@ -7,15 +7,19 @@ import pytest
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import BlockCodec
 from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Skipped
 from oneshot_dp.extract.cache.reader import open_cache
-from oneshot_dp.extract.cache.shard_writer import write_shard
 from oneshot_dp.extract.cache.summary import describe
 from oneshot_dp.extract.cache.verify import verify_cache
-from oneshot_dp.extract.cache.writer import begin, finish
-from tests.extract.caches import make_identity, make_rows, part, write_cache
+from tests.extract.caches import (
+  make_identity,
+  make_rows,
+  part,
+  write_cache,
+  write_rows,
+)
+from tests.extract.refusals import refused
 
 USERS = make_identity(20, privacy_unit="user")
 
@@ -26,11 +30,7 @@ def test_nothing_but_the_blocks_depends_on_the_units(tmp_path):
   said = []
   for name, units in (("a", np.zeros(20, int)), ("b", np.arange(20))):
     out = tmp_path / name
-    assert begin(out, USERS)
-    changed = dataclasses.replace(rows, unit_id=units)
-    for i in range(USERS.num_shards):
-      write_shard(out, USERS, i, [part(changed, USERS.shard_range(i))])
-    finish(out, USERS)
+    write_rows(out, USERS, dataclasses.replace(rows, unit_id=units))
     assert verify_cache(out).ok
     files = {
       file.name: file.read_text()
@@ -43,9 +43,7 @@ def test_nothing_but_the_blocks_depends_on_the_units(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [None, np.int32, np.int16])
-def test_verify_finds_units_that_are_missing_or_of_another_type(
-  tmp_path, dtype
-):
+def test_verify_finds_units_that_are_missing_or_other(tmp_path, dtype):
   out = tmp_path / "c"
   write_cache(out, USERS)
   cache = open_cache(out)
@@ -64,7 +62,7 @@ def test_verify_finds_units_that_are_missing_or_of_another_type(
   writer.close()
   problems = verify_cache(out).problems
   assert any("not a block of rows" in p or "same number" in p for p in problems)
-  with pytest.raises(InputError, match="damaged"):
+  with refused("damaged"):
     list(cache.shard_blocks(1))
 
 
@@ -78,7 +76,7 @@ def test_verify_finds_units_that_are_missing_or_of_another_type(
 )
 def test_rows_that_do_not_fit_are_refused(identity, units, message):
   rows = dataclasses.replace(make_rows(USERS), unit_id=units)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     list(BlockBuilder(identity, "shard").blocks([rows]))
 
 

@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import (
   ArraysSource,
   BackboneConfig,
@@ -11,9 +10,10 @@ from oneshot_dp.configs.extract_config import (
   PreprocessConfig,
 )
 from oneshot_dp.extract.backbones import random_patches
-from oneshot_dp.extract.cache.reader import open_cache
 from oneshot_dp.extract.job.embed_images import embed_images
 from oneshot_dp.extract.job.job import run_extraction
+from tests.extract.image_jobs import columns
+from tests.extract.refusals import refused
 from tests.extract.tables import png
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -52,10 +52,8 @@ def test_is_what_a_job_stores(images, embedded, tmp_path):
     backbone=BackboneConfig(name="random_patches"),
     embedding_dtype="float32",
   )
-  run_extraction(config, tmp_path / "cache")
-  blocks = open_cache(tmp_path / "cache").blocks()
-  stored = np.concatenate([block.embedding for block in blocks])
-  np.testing.assert_allclose(embedded, stored, atol=1e-6)
+  stored = columns(run_extraction(config, tmp_path / "cache").cache)
+  np.testing.assert_allclose(embedded, stored["embedding"], atol=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [8, 100])
@@ -92,6 +90,5 @@ def test_preprocessing_can_be_changed(images, embedded):
 )
 def test_refuses_in_one_line(images, changes, message):
   given = {"images": images, "backbone": "random_patches"}
-  with pytest.raises(InputError, match=message) as error:
+  with refused(message):
     embed_images(**given | changes)
-  assert "\n" not in str(error.value)

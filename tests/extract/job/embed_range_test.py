@@ -93,9 +93,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize("batch_size", [8, 24, 64])
-def test_embeddings_do_not_depend_on_batch_size_or_padding(
-  tmp_path, batch_size
-):
+def test_embeddings_do_not_depend_on_the_batch_size(tmp_path, batch_size):
   images = pixels(37)  # a multiple of none of them
   path = tmp_path / "images.npz"
   np.savez(path, image=images, label=np.zeros(37, int), class_names=["a", "b"])

@@ -31,6 +31,7 @@ from tests.extract.image_jobs import (
   write_npz,
 )
 from tests.extract.recording_runner import RecordingRunner
+from tests.extract.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -82,16 +83,12 @@ def test_every_example_once_with_its_label_in_order(undisturbed):
 
 
 @ON_EACH_RUNNER
-def test_a_cache_made_again_is_the_same_bytes(
-  job, undisturbed, tmp_path, options
-):
+def test_made_again_it_is_the_same_bytes(job, undisturbed, tmp_path, options):
   run_extraction(job, tmp_path / "cache", options)
   assert digest(tmp_path / "cache") == digest(undisturbed)
 
 
-def test_workers_of_a_process_share_backbone_and_source(
-  job, tmp_path, monkeypatch
-):
+def test_workers_share_backbone_and_source(job, tmp_path, monkeypatch):
   loads, sources, workers = [], [], []
   load, pool = shard.load_embedder, shard.decode_pool
   monkeypatch.setattr(shard, "_EMBEDDERS", type(shard._EMBEDDERS)())
@@ -203,7 +200,7 @@ def test_resuming_keeps_what_holds_and_redoes_what_is_damaged(tmp_path):
 )
 def test_another_job_is_refused(npz, undisturbed, changes, named):
   before = digest(undisturbed)
-  with pytest.raises(InputError, match="belongs to another job") as error:
+  with refused("belongs to another job") as error:
     run_extraction(array_job(npz, **changes), undisturbed)
   assert named in str(error.value)
   assert digest(undisturbed) == before
@@ -225,13 +222,11 @@ def test_views_are_part_of_the_job(npz, tmp_path):
   assert cache.info.backbone_fingerprint == plain.info.backbone_fingerprint
   assert cache.info.fingerprint != plain.info.fingerprint
   other = dataclasses.replace(job, view_min_area=0.5)
-  with pytest.raises(InputError, match=r"views\.min_area is 0\.08 there"):
+  with refused(r"views\.min_area is 0\.08 there"):
     run_extraction(other, tmp_path / "cache")
 
 
-def test_the_compute_dtype_is_fixed_where_the_job_starts(
-  npz, tmp_path, monkeypatch
-):
+def test_the_compute_dtype_is_the_launcher_s(npz, tmp_path, monkeypatch):
   """Workers with other devices must not choose another one."""
   seen = []
   load = embedder.load_backbone
@@ -286,7 +281,7 @@ def test_a_job_that_failed_out_of_sight_is_not_finished(job, tmp_path):
 
 
 def begun(job: ExtractConfig, out: pathlib.Path) -> None:
-  with pytest.raises(RunError, match=r"ended as FAILED; .*run the same com"):
+  with refused(r"ended as FAILED; .*run the same com", RunError):
     run_extraction(job, out, [f"--runner={RUNNERS}.FailingRunner"])
 
 
@@ -303,7 +298,7 @@ def test_a_changed_source_is_another_job(tmp_path, kind, finished):
   arrays = dict(np.load(npz))
   arrays["label"] = (arrays["label"] + 1) % len(CLASSES)
   np.savez(npz, **arrays)
-  with pytest.raises(InputError, match=r"another job: files of p.*s came"):
+  with refused(r"another job: files of p.*s came"):
     run_extraction(job, out)
 
 
@@ -312,7 +307,7 @@ def test_a_shard_whose_file_was_mended_is_done_again(tmp_path):
   photos, out = tmp_path / "photos", tmp_path / "cache"
   files = write_folder(photos, N)
   whole = damage(files[-1])  # the last shard fails
-  with pytest.raises(InputError, match="cannot be decoded"):
+  with refused("cannot be decoded"):
     run_extraction(folder_job(photos), out)
   files[-1].write_bytes(whole)
   files[0].write_bytes(files[1].read_bytes() + b"\0")  # and the first is other
@@ -346,9 +341,7 @@ def test_workers_read_what_was_listed(tmp_path, monkeypatch, change):
   if change == "new":
     assert columns(run_extraction(job, out).cache)["label"][7] == 0
     return
-  with pytest.raises(
-    RunError, match=rf"{files[7].name}' was there when.*listed"
-  ):
+  with refused(rf"{files[7].name}' was there when.*listed", RunError):
     run_extraction(job, out)
 
 
@@ -374,7 +367,7 @@ def test_a_job_without_progress_is_given_up(job, tmp_path, monkeypatch):
 
   monkeypatch.setattr(shard.shard_writer, "write_shard", hangs_at_two)
   hurried = dataclasses.replace(job, stall_seconds=1)
-  with pytest.raises(RunError, match=r"1 of 3 shards \(2\).*--stall-seconds"):
+  with refused(r"1 of 3 shards \(2\).*--stall-seconds", RunError):
     run_extraction(hurried, tmp_path / "cache")
   monkeypatch.undo()
   assert run_extraction(hurried, tmp_path / "cache").kept_shards == 2

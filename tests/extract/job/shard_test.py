@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract.cache import shard_writer
 from oneshot_dp.extract.cache import writer as cache_writer
@@ -28,6 +28,7 @@ from tests.extract.image_jobs import (
   write_folder,
   write_npz,
 )
+from tests.extract.refusals import refused
 
 
 @pytest.fixture
@@ -71,9 +72,7 @@ def worker(job, identity, tmp_path) -> Iterator[ExtractShard]:
   do_fn.teardown()
 
 
-def test_a_runner_is_given_nothing_that_tells_the_listing(
-  job, identity, tmp_path
-):
+def test_a_runner_learns_nothing_of_the_listing(job, identity, tmp_path):
   """Graphs are shown; who guesses all names and sizes could try their hash."""
   of_jobs = [
     vars(of_job(job, identity, tmp_path / name)) for name in ("a", "a", "b")
@@ -117,21 +116,19 @@ def test_a_long_listing_is_kept_in_parts(tmp_path, monkeypatch):
     again = keep_listing(new, job, mended)
     assert again != sha256
     assert in_another_process(job, new, again).listing == mended.listing
-    with pytest.raises(RunError, match="the listing of the source was changed"):
+    with refused("the listing of the source was changed", RunError):
       in_another_process(job, new, sha256)
     files[-1].write_bytes(whole)
 
     if parts:
       for part in (new / INCOMPLETE_DIR).glob("listing-*-00001"):
         part.unlink()
-      with pytest.raises(InputError, match="belongs to another job"):
+      with refused("belongs to another job"):
         keep_listing(new, job, opened)
 
 
 @pytest.mark.parametrize("last", range(4))
-def test_a_listing_that_was_cut_off_is_written_again(
-  tmp_path, monkeypatch, last
-):
+def test_a_listing_that_was_cut_is_written_again(tmp_path, monkeypatch, last):
   write_folder(tmp_path / "photos", 10)
   job, out = folder_job(tmp_path / "photos"), tmp_path / "cache"
   source = open_split(job)
@@ -161,9 +158,7 @@ def test_splits_share_a_backbone_and_batch_sizes_do_not(job, loads):
   assert len(loads) == 2
 
 
-def test_what_was_written_is_read_again(
-  worker, identity, tmp_path, monkeypatch
-):
+def test_what_is_written_is_read_again(worker, identity, tmp_path, monkeypatch):
   """Nobody else does before the cache is used: a disk may have spoilt it."""
   whole = shard_writer.write_shard
 
@@ -173,7 +168,7 @@ def test_what_was_written_is_read_again(
     file.write_bytes(file.read_bytes()[:-1] + b"?")
 
   monkeypatch.setattr(shard_writer, "write_shard", spoils)
-  with pytest.raises(RunError, match="shard 1 is not read as it was written"):
+  with refused("shard 1 is not read as it was written", RunError):
     list(worker.process(1))
 
 
@@ -200,7 +195,7 @@ def test_the_launcher_reads_no_shard(job, tmp_path, monkeypatch):
   out = tmp_path / "cache"
   with monkeypatch.context() as killed:
     killed.setattr(cache_writer, "finish", lambda *_, **__: None)
-    with pytest.raises(InputError, match="not a finished cache"):
+    with refused("not a finished cache"):
       job_module.run_extraction(job, out)
   assert job_module.run_extraction(job, out).kept_shards == 3
   assert by_workers == [True] * 6
@@ -213,29 +208,25 @@ def test_the_launcher_reads_no_shard(job, tmp_path, monkeypatch):
     ("code_sha256", r"random_patches is another.*abab"),
   ],
 )
-def test_a_worker_with_other_weights_or_code_is_refused(
-  job, identity, tmp_path, field, said
-):
+def test_a_worker_with_other_weights(job, identity, tmp_path, field, said):
   """They would be the cache's in name only."""
   backbone = dataclasses.replace(identity.backbone, **{field: "ab" * 32})
   of_another = dataclasses.replace(identity, backbone=backbone)
   assert cache_writer.begin(tmp_path / "cache", of_another)
   do_fn = of_job(job, of_another, tmp_path / "cache")
   do_fn.setup()
-  with pytest.raises(RunError, match=said):
+  with refused(said, RunError):
     list(do_fn.process(0))
   do_fn.teardown()
 
 
-def test_a_worker_with_another_batch_size_is_refused(
-  worker, job, identity, tmp_path
-):
+def test_a_worker_with_another_batch_size(worker, job, identity, tmp_path):
   """Its rows would differ by rounding, and two tries of a shard with them."""
   list(worker.process(1))
   other = dataclasses.replace(job, batch_size=24)
   do_fn = of_job(other, identity, tmp_path / "cache")
   do_fn.setup()
-  with pytest.raises(InputError, match="batch_size is 16 there and 24 now"):
+  with refused("batch_size is 16 there and 24 now"):
     list(do_fn.process(0))
   assert list(do_fn.process(1)) == [1]  # nothing of it is computed
   do_fn.teardown()

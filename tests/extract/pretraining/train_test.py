@@ -1,6 +1,4 @@
 import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -19,6 +17,7 @@ from oneshot_dp.extract.pretraining.glyphs import (
   written_glyphs,
 )
 from oneshot_dp.extract.pretraining.train import Settings, accuracy, train
+from tests.extract.processes import python
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -100,7 +99,7 @@ def test_nothing_here_knows_scikit_learn():
     "seen = {'sklearn', 'oneshot_dp.extract.sources.digits'}; "
     "sys.exit(not seen.isdisjoint(sys.modules))"
   )
-  subprocess.run([sys.executable, "-c", code], check=True)
+  python(code)
 
 
 def test_nothing_of_the_product_imports_it():

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import strategies as st
 
 from oneshot_dp.configs import extract_config
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.open_source import open_source
+from tests.extract.refusals import refused
 
 NAMES = np.array(["cat", "dog", "eel"])
 
@@ -89,7 +89,7 @@ def test_splits_of_one_file(tmp_path):
   np.testing.assert_array_equal(found[3].image, test["image"][3])
   assert (len(found), found[3].example_id) == (4, 103)
   assert found.where(3) == f"{tmp_path}/pets.npz:test[3]"
-  with pytest.raises(InputError, match="no split 'val': it has train, test"):
+  with refused("no split 'val': it has train, test"):
     opened(tmp_path, "val", **values)
 
 
@@ -127,10 +127,9 @@ def test_splits_of_one_file(tmp_path):
 def test_arrays_that_are_not_right(tmp_path, changes, message):
   values = arrays() | changes
   values = {key: value for key, value in values.items() if value is not None}
-  with pytest.raises(InputError, match=message) as caught:
+  with refused(message) as caught:
     opened(tmp_path, **values)
   assert str(tmp_path / "pets.npz") in str(caught.value)
-  assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +140,8 @@ def test_arrays_that_are_not_right(tmp_path, changes, message):
     (True, 4, "num_classes=4 but .* has 3"),
   ],
 )
-def test_number_of_classes_that_is_not_right(
-  tmp_path, with_names, num_classes, message
-):
-  with pytest.raises(InputError, match=message):
+def test_wrong_number_of_classes(tmp_path, with_names, num_classes, message):
+  with refused(message):
     counted(tmp_path, with_names, num_classes)
 
 
@@ -174,9 +171,8 @@ def test_files_that_are_no_npz(tmp_path):
     "": "not a readable npz",
   }.items():
     config = extract_config.ArraysSource(path=str(tmp_path / name))
-    with pytest.raises(InputError, match=message) as caught:
+    with refused(message):
       open_source(config, "train")
-    assert "\n" not in str(caught.value)
 
 
 @hypothesis.settings(deadline=None, max_examples=15)
@@ -187,7 +183,7 @@ def test_ids_are_kept_or_refused(tmp_path_factory, ids):
   folder = tmp_path_factory.mktemp("npz")
   values = arrays(len(ids)) | {"example_id": np.array(ids, np.int64)}
   if len(set(ids)) < len(ids):
-    with pytest.raises(InputError, match="more than once"):
+    with refused("more than once"):
       opened(folder, **values)
   else:
     found = opened(folder, **values)
@@ -228,24 +224,24 @@ def test_whose_an_image_is(tmp_path):
   ],
 )
 def test_malformed_units(tmp_path, units, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     open_source(with_units(tmp_path, units), "train")
 
 
 def test_units_and_their_name_come_together(tmp_path):
-  with pytest.raises(InputError, match="has unit_id and source"):
+  with refused("has unit_id and source"):
     opened(tmp_path, **arrays(), unit_id=np.arange(7))
   np.savez(tmp_path / "x.npz", **arrays())
   config = extract_config.ArraysSource(
     path=str(tmp_path / "x.npz"), unit_name="user"
   )
-  with pytest.raises(InputError, match="has no unit_id and source"):
+  with refused("has no unit_id and source"):
     open_source(config, "train")
 
 
 @pytest.mark.parametrize("name", ["example", "", "a\nb", "é" * 3, "u" * 41])
 def test_names_that_name_no_unit(name):
-  with pytest.raises(InputError, match="must be a short public one"):
+  with refused("must be a short public one"):
     extract_config.ArraysSource(path="x.npz", unit_name=name)
-  with pytest.raises(InputError, match="must be a short public one"):
+  with refused("must be a short public one"):
     extract_config.TfdsSource(name="x", unit_key=name)

@@ -1,7 +1,7 @@
 import pytest
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.example import number_of
+from tests.extract.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,5 @@ def test_the_number_is_the_last_of_the_stem(name, number):
   if number is not None:
     assert number_of(name, "here") == number
     return
-  with pytest.raises(InputError, match=r"^here: .* does not end in a number"):
+  with refused(r"^here: .* does not end in a number"):
     number_of(name, "here")

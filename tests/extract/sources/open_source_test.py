@@ -1,7 +1,5 @@
 import concurrent.futures
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -9,9 +7,8 @@ import pytest
 from oneshot_dp.configs import extract_config
 from oneshot_dp.extract.sources.example import Source
 from oneshot_dp.extract.sources.open_source import open_source
+from tests.extract.processes import python
 from tests.extract.tables import KINDS, write_table
-
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -78,4 +75,4 @@ for config in {list(configs.values())!r}:
 loaded = {{"tensorflow_datasets", "tensorflow", "apache_beam", "jax"}}
 assert not loaded & set(sys.modules), loaded & set(sys.modules)
 """
-  subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+  python(script)

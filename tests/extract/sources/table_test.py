@@ -30,6 +30,7 @@ from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.sources.table import examples, recent
 from tests.extract.caches import digest
 from tests.extract.image_jobs import CLASSES, columns, labels, pixels, table_job
+from tests.extract.refusals import refused
 from tests.extract.tables import KINDS, png, write_table
 
 N = 70
@@ -113,16 +114,14 @@ def test_classes_by_name_and_units_by_number(tmp_path, kind):
     ("cat dog owl", "2 cat 1 0", [2, 0, 1, 0]),
   ],
 )
-def test_a_text_is_a_name_before_it_is_a_number(
-  tmp_path, kind, names, texts, found
-):
+def test_a_text_is_a_name_or_a_number(tmp_path, kind, names, texts, found):
   path = tmp_path / f"x.{kind}"
   write_table(path, IMAGES[:4], label=texts.split())
   job = config(path, kind, class_names=tuple(names.split()))
   if isinstance(found, list):
     assert [e.label for e in open_source(job, "all")] == found
     return
-  with pytest.raises(InputError, match=found):
+  with refused(found):
     open_source(job, "all")
 
 
@@ -192,7 +191,7 @@ def test_names_say_the_split(tmp_path, names, split, found):
       name.encode() for name in found
     ]
     return
-  with pytest.raises(InputError, match=found):
+  with refused(found):
     open_source(job, split)
 
 
@@ -205,7 +204,7 @@ def test_what_datasets_computed_is_no_data(tmp_path):
   assert len(open_source(config(tmp_path, "arrow"), "all")) == 3
   for bad in ({}, [], state | {"_indices_data_files": [{"filename": "i"}]}):
     (tmp_path / "state.json").write_text(json.dumps(bad))
-    with pytest.raises(InputError, match=r"state.json.* save the data"):
+    with refused(r"state.json.* save the data"):
       open_source(config(tmp_path, "arrow"), "all")
 
 
@@ -228,9 +227,8 @@ def test_one_line_for_what_is_wrong(tmp_path, kind, given, changes, said):
     known["patient"] = [1.5, 2.0, 2.0]
   write_table(tmp_path / f"x.{kind}", IMAGES[:3], CLASSES, **known)
   job = config(tmp_path, kind, **{"unit_name": "patient"} | changes)
-  with pytest.raises(InputError, match=said) as caught:
+  with refused(said):
     open_source(job, "all")
-  assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +252,7 @@ def test_columns_that_are_not_there(tmp_path, kind, table, changes, said):
   else:
     with pa.ipc.new_stream(path, table.schema) as stream:
       stream.write_table(table)
-  with pytest.raises(InputError, match=said):
+  with refused(said):
     open_source(config(path, kind, **changes), "all")
 
 
@@ -278,9 +276,8 @@ def test_tars_that_are_not_whole(tmp_path, members, said):
       if data is None:
         info.type, info.linkname = tarfile.SYMTYPE, "b.png"
       tar.addfile(info, io.BytesIO(data or b""))
-  with pytest.raises(InputError, match=said) as caught:
+  with refused(said):
     open_source(config(tmp_path, "tar"), "all")
-  assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -302,7 +299,7 @@ def test_places_outside_the_file_are_found_before_they_are_read(tmp_path):
   table = pa.table({"image": image, "label": [0, 1]})
   with pa.ipc.new_stream(tmp_path / "x.arrow", table.schema) as writer:
     writer.write_table(table)
-  with pytest.raises(InputError, match="is not an Arrow stream"):
+  with refused("is not an Arrow stream"):
     open_source(config(tmp_path, "arrow"), "all")
 
 
@@ -322,7 +319,7 @@ def test_images_that_are_elsewhere(tmp_path, monkeypatch):
   # No image is broken: none is looked for.
   monkeypatch.delattr(job_module, "check_decodes")
   job = table_job(tmp_path, class_names=CLASSES)
-  with pytest.raises(InputError, match=r"x.parquet\[0\] has the path of its"):
+  with refused(r"x.parquet\[0\] has the path of its"):
     run_extraction(job, tmp_path / "cache")
 
 
@@ -386,7 +383,7 @@ def test_a_stopped_job_ends_with_the_same_bytes(tmp_path, kind, monkeypatch):
   assert run_extraction(job, tmp_path / "cache").kept_shards >= 1
   assert digest(tmp_path / "cache") == digest(tmp_path / "undisturbed")
   write_table(tmp_path / f"pets/1.{kind}", [b""] * 30, CLASSES, label=[0] * 30)
-  with pytest.raises(InputError, match="belongs to another job"):
+  with refused("belongs to another job"):
     run_extraction(job, tmp_path / "cache")
 
 
@@ -407,7 +404,7 @@ def test_workers_read_what_was_listed(tmp_path, monkeypatch, kind, change):
     path.write_bytes(data[:cut].replace(b"\x89PNG", b"\x88PNG")[::-1])
     os.utime(path, (0, 0))
   for worker in (again, open_source(job.source, "all", source.listing)):
-    with pytest.raises(RunError, match=r"1.*(changed|any more|cannot be re)"):
+    with refused(r"1.*(changed|any more|cannot be re)", RunError):
       worker[69]
 
 
@@ -419,5 +416,5 @@ def test_a_file_of_the_same_size_is_another(tmp_path, kind):
   listed = open_source(job, "all").listing
   write_table(path, [b"ab", b"ce"], CLASSES, label=[0, 1])
   assert path.stat().st_size == size
-  with pytest.raises(RunError, match="was changed since the files were listed"):
+  with refused("was changed since the files were listed", RunError):
     open_source(job, "all", listed)[0]

@@ -4,8 +4,6 @@ import json
 import pathlib
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +13,10 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from oneshot_dp.configs import extract_config
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources.open_source import open_source
+from tests.extract.processes import python
+from tests.extract.refusals import refused
 
 NUM_TRAIN, NUM_TEST = 40, 6
 CLASSES = ("cat", "dog", "eel")
@@ -210,17 +210,8 @@ for data_dir in sys.argv[1:]:
 assert "tensorflow_datasets" in sys.modules
 assert "tensorflow" not in sys.modules
 """
-  result = subprocess.run(
-    [sys.executable, "-c", script, str(tmp_path), str(folder)],
-    capture_output=True,
-    text=True,
-    check=True,
-    cwd=pathlib.Path(__file__).parents[3],
-  )
-  assert (
-    result.stdout.splitlines()
-    == [f"{NUM_TRAIN} oneshot_pets/plain 1.2.3 {7 % 3}"] * 2
-  )
+  lines = python(script, tmp_path, folder).splitlines()
+  assert lines == [f"{NUM_TRAIN} oneshot_pets/plain 1.2.3 {7 % 3}"] * 2
 
 
 @pytest.mark.parametrize(
@@ -236,13 +227,11 @@ def test_data_dir_may_be_the_prepared_folder(data_dir, tmp_path, name):
 @pytest.mark.parametrize(
   "name", ["mnist", "oneshot_pets/keys", "oneshot_pets/plain:2.0.0"]
 )
-def test_prepared_folder_of_another_data_set_is_refused(
-  data_dir, tmp_path, name
-):
+def test_prepared_folder_of_another_is_refused(data_dir, tmp_path, name):
   config = extract_config.TfdsSource(
     name=name, data_dir=str(copied(data_dir, tmp_path))
   )
-  with pytest.raises(InputError, match=r"holds oneshot_pets/plain/1\.2\.3,"):
+  with refused(r"holds oneshot_pets/plain/1\.2\.3,"):
     open_source(config, "train")
 
 
@@ -285,14 +274,13 @@ def test_features_that_cannot_be_chosen(tmp_path, name, keys, message):
   folder = pathlib.Path(builder.data_dir)
   folder.mkdir(parents=True)
   builder.info.write_to_directory(folder)
-  with pytest.raises(InputError, match=message) as caught:
+  with refused(message):
     open_source(pets(str(tmp_path), name, **keys), "train")
-  assert "\n" not in str(caught.value)
 
 
 def test_unlabelled_examples_are_refused_when_read(data_dir):
   opened = open_source(pets(data_dir, "unlabelled"), "test")
-  with pytest.raises(InputError, match=r"test\[2\] has a label that is none"):
+  with refused(r"test\[2\] has a label that is none"):
     opened[2]
 
 
@@ -307,10 +295,9 @@ def test_unlabelled_examples_are_refused_when_read(data_dir):
   ],
 )
 def test_unknown_split_lists_the_splits(data_dir, split, message):
-  with pytest.raises(InputError, match=message) as caught:
+  with refused(message) as caught:
     open_source(pets(data_dir), split)
   assert "train (40), test (6)" in str(caught.value)
-  assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -328,19 +315,16 @@ def test_unknown_split_lists_the_splits(data_dir, split, message):
 def test_unknown_name_names_its_neighbours(tmp_path, name, hint):
   (tmp_path / "only_on_disk").mkdir()
   config = extract_config.TfdsSource(name=name, data_dir=str(tmp_path))
-  with pytest.raises(InputError, match=hint) as caught:
+  with refused(hint) as caught:
     open_source(config, "train")
   assert repr(name) in str(caught.value)
-  assert "\n" not in str(caught.value)
   assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize("file_format", ["tfrecord", "riegeli"])
-def test_other_formats_say_how_to_prepare_again(
-  data_dir, tmp_path, file_format
-):
+def test_other_formats_say_how_to_prepare_it(data_dir, tmp_path, file_format):
   edit_info(copied(data_dir, tmp_path), fileFormat=file_format)
-  with pytest.raises(InputError, match=f"prepared as {file_format}") as caught:
+  with refused(f"prepared as {file_format}") as caught:
     open_source(pets(str(tmp_path)), "train")
   # The line that it says must work as it stands.
   line = str(caught.value).split("run ")[1].split(" with another")[0]
@@ -353,7 +337,7 @@ def test_other_formats_without_the_code(data_dir, tmp_path):
   folder = copied(data_dir, tmp_path)
   edit_info(folder, fileFormat="tfrecord", name="nobody_knows")
   config = extract_config.TfdsSource(name="nobody_knows", data_dir=str(folder))
-  with pytest.raises(InputError, match="tfds convert_format --dataset_version"):
+  with refused("tfds convert_format --dataset_version"):
     open_source(config, "train")
 
 
@@ -368,7 +352,7 @@ def test_failed_preparation_keeps_the_reason(data_dir):
 
 def test_unfinished_folder_is_named(data_dir, tmp_path):
   (copied(data_dir, tmp_path) / "dataset_info.json").unlink()
-  with pytest.raises(InputError, match=r"no dataset_info\.json"):
+  with refused(r"no dataset_info\.json"):
     open_source(pets(str(tmp_path)), "train")
 
 
@@ -376,9 +360,9 @@ def test_a_lost_shard_is_named_before_and_after_the_listing(data_dir, tmp_path):
   (shard,) = copied(data_dir, tmp_path).glob("*-train.array_record-*")
   opened = open_source(pets(str(tmp_path)), "train")
   shard.unlink()
-  with pytest.raises(RunError, match=r"train\[3\] cannot be read: .*open"):
+  with refused(r"train\[3\] cannot be read: .*open", RunError):
     opened[3]
-  with pytest.raises(RunError, match=rf"{shard.name}' cannot be read"):
+  with refused(rf"{shard.name}' cannot be read", RunError):
     open_source(pets(str(tmp_path)), "train", opened.listing)
 
 
@@ -386,7 +370,7 @@ def test_other_files_than_those_listed_are_refused(data_dir):
   listing = open_source(pets(data_dir), "train").listing
   assert open_source(pets(data_dir), "train", listing).listing == listing
   other = listing.replace(b" ", b"1 ", 1)  # another size
-  with pytest.raises(RunError, match="is not here what it was where the job"):
+  with refused("is not here what it was where the job", RunError):
     open_source(pets(data_dir), "train", other)
 
 
@@ -413,7 +397,7 @@ def test_index_outside_the_split(data_dir, index):
   "split", ["train+train", "train[:60%]+train[40%:]", "all+test", "test+all"]
 )
 def test_no_example_is_read_twice(data_dir, split):
-  with pytest.raises(InputError, match="may read an example twice"):
+  with refused("may read an example twice"):
     open_source(pets(data_dir), split)
 
 
@@ -433,7 +417,7 @@ def test_whose_an_example_is(data_dir):
 @pytest.mark.parametrize("key", ["note", "left", "nobody"])
 def test_what_is_no_unit(data_dir, key):
   config = pets(data_dir, "keys", **LEFT, label_key="mood", unit_key=key)
-  with pytest.raises(InputError, match=f"unit_key='{key}' is not an integer"):
+  with refused(f"unit_key='{key}' is not an integer"):
     open_source(config, "train")
 
 
@@ -452,12 +436,12 @@ def test_the_id_is_the_number_in_a_text(data_dir):
 
 @pytest.mark.parametrize("key", ["label", "image", "nobody"])
 def test_what_holds_no_file_names(data_dir, key):
-  with pytest.raises(InputError, match=f"id_key='{key}' is not a text"):
+  with refused(f"id_key='{key}' is not a text"):
     open_source(pets(data_dir, "named", id_key=key), "train")
 
 
 def test_a_text_without_a_number_is_named(data_dir):
   opened = open_source(pets(data_dir, "named", id_key="nickname"), "train")
   assert opened[5].example_id == 9
-  with pytest.raises(InputError, match=r"\[0\], nickname: 'mouser' does not"):
+  with refused(r"\[0\], nickname: 'mouser' does not"):
     opened[0]

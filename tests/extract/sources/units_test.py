@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ArraysSource, ImageFolderSource
 from oneshot_dp.extract.cache.info import INCOMPLETE_DIR
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.sources import units
 from oneshot_dp.extract.sources.open_source import open_source
 from tests.extract.image_jobs import (
+  columns,
   folder_job,
   write_folder,
   write_npz,
 )
+from tests.extract.refusals import refused
 
 ANNA = 0xD04474CC4B844A8C >> 1
 """The first 63 bits of `printf anna | b2sum -l 64`."""
@@ -85,9 +86,8 @@ def test_a_table_and_an_expression_say_the_same(root, table):
   ],
 )
 def test_units_that_are_not_plain(root, table, said):
-  with pytest.raises(InputError, match=said) as caught:
+  with refused(said):
     numbers(table, root)
-  assert "\n" not in str(caught.value)
 
 
 def test_a_table_is_of_all_splits(root, tmp_path):
@@ -103,9 +103,9 @@ def test_a_table_is_of_all_splits(root, tmp_path):
   ]
   table = "\n".join(["file,patient", *lines])
   assert numbers(table, tmp_path / "of", "train")[0] == ANNA
-  with pytest.raises(InputError, match=r"3 images .* 'train/cat/anna_1.png', "):
+  with refused(r"3 images .* 'train/cat/anna_1.png', "):
     numbers(WHOLE, tmp_path / "of", "train")
-  with pytest.raises(InputError, match=r"names 1 files .* 'test/cat/x.png'"):
+  with refused(r"names 1 files .* 'test/cat/x.png'"):
     numbers(table + "\ntest/cat/x.png,bo", tmp_path / "of", "test")
 
 
@@ -118,7 +118,7 @@ def test_two_names_are_never_one_unit(root, monkeypatch):
       return b"\1" * 8
 
   monkeypatch.setattr(units.hashlib, "blake2b", Same)
-  with pytest.raises(InputError, match="have one number, by chance"):
+  with refused("have one number, by chance"):
     numbers(WHOLE, root)
 
 
@@ -144,19 +144,19 @@ def test_units_reach_the_cache_and_names_do_not(tmp_path):
   job = folder_job(tmp_path / "photos")
   source = ImageFolderSource(root=str(tmp_path / "photos"), units=str(table))
   job, out = dataclasses.replace(job, source=source), tmp_path / "c"
-  with pytest.raises(InputError, match=r"00040.png .* cannot be decoded"):
+  with refused(r"00040.png .* cannot be decoded"):
     run_extraction(job, out)
   shutil.copytree(out, tmp_path / "stopped")
   mended = files[41].read_bytes()
   files[40].write_bytes(mended + b"\0")
   # Somebody else's image now: another job, but not where it is nobody's still.
   table.write_text("\n".join(["file,patient", *lines[:-1], lines[-1] + "x"]))
-  with pytest.raises(InputError, match="belongs to another job"):
+  with refused("belongs to another job"):
     run_extraction(job, out)
   table.write_text("\n".join(["file,patient", *lines[::-1]]))
   report = run_extraction(job, out)
   assert report.kept_shards == 1
-  units = np.concatenate([np.array(b.unit_id) for b in report.cache.blocks()])
+  units = columns(report.cache)["unit_id"]
   assert [len(set(units[i::10])) for i in range(10)] == [1] * 10
   assert len(set(units)) == 10
   assert report.cache.info.privacy_unit == "patient"
@@ -178,7 +178,7 @@ def test_parts_of_a_source_have_no_unit_in_common(tmp_path):
     )
     cache = run_extraction(job, tmp_path / split).cache
     assert cache.info.parts_by == "unit"
-    parts.append(np.concatenate([np.array(b.unit_id) for b in cache.blocks()]))
+    parts.append(columns(cache)["unit_id"])
   assert sum(map(len, parts)) == 60
   assert min(map(len, parts)) > 0
   assert not set(parts[0]) & set(parts[1])

@@ -9,6 +9,7 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.storage import typed_json
 from oneshot_dp.extract.storage.typed_json import parse_json, read_content
+from tests.extract.refusals import refused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def test_no_more_is_read_than_memory_should_hold(tmp_path, monkeypatch):
     ("pipe", "it is no file"),
     ("none", "No such file"),
   ):
-    with pytest.raises(InputError, match=rf"{name} cannot be read: {said}"):
+    with refused(rf"{name} cannot be read: {said}"):
       read_content(tmp_path / name)
 
 

@@ -4,8 +4,6 @@ import os
 import pathlib
 import resource
 import socket
-import subprocess
-import sys
 import traceback
 
 import numpy as np
@@ -15,6 +13,8 @@ from huggingface_hub import constants
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.weights import download, locations
 from oneshot_dp.extract.weights.locations import local_weights
+from tests.extract.processes import python
+from tests.extract.refusals import refused
 from tests.extract.weights.file_server import Served, running
 
 BODY = np.random.default_rng(0).bytes(1_500_000)
@@ -78,15 +78,7 @@ def ask_elsewhere(location, cache, **environment):
     "try: print(local_weights(sys.argv[1]))\n"
     "except Exception as e: print(type(e).__name__, e)\n"
   )
-  done = subprocess.run(
-    [sys.executable, "-c", code, location],
-    env=os.environ | environment,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr
-  return done.stdout.strip()
+  return python(code, location, **environment).strip()
 
 
 class TestPath:
@@ -96,20 +88,20 @@ class TestPath:
     right, wrong = (Served(body=body).sha256 for body in (BODY, OTHER))
     for sha256 in (None, right, right.upper()):
       assert local_weights(str(path), sha256) == path
-    with pytest.raises(InputError, match=f"{right}, not {wrong}"):
+    with refused(f"{right}, not {wrong}"):
       local_weights(str(path), wrong)
     assert path.exists()
 
   def test_must_be_a_file(self, tmp_path):
-    with pytest.raises(InputError, match="does not exist: give a path, https"):
+    with refused("does not exist: give a path, https"):
       local_weights(str(tmp_path / "missing.npz"))
-    with pytest.raises(InputError, match="is not a file"):
+    with refused("is not a file"):
       local_weights(str(tmp_path))
 
 
 @pytest.mark.parametrize("sha256", ["", "abc", "g" * 64, "a" * 63, "a" * 65])
 def test_malformed_hash_is_refused_before_any_request(url, server, sha256):
-  with pytest.raises(InputError, match="64 hexadecimal digits"):
+  with refused("64 hexadecimal digits"):
     local_weights(url, sha256)
   assert not server.asked
 
@@ -119,9 +111,8 @@ def test_malformed_hash_is_refused_before_any_request(url, server, sha256):
   ["s3://bucket/w.npz", "file:///w.npz", "ftp://h/w.npz", "HDFS://h/w.npz"],
 )
 def test_unknown_scheme_is_refused_naming_the_known(location):
-  with pytest.raises(InputError, match=r"https://, gs://.* hf://") as e:
+  with refused(r"https://, gs://.* hf://"):
     local_weights(location)
-  assert "\n" not in str(e.value)
 
 
 class TestDownload:
@@ -143,11 +134,9 @@ class TestDownload:
     folder = tmp_path / "xdg" / "oneshot-dp" / "weights"
     assert local_weights(url).parent == folder
 
-  def test_uncompressed_is_asked_for_and_compressed_refused(
-    self, url, served, server
-  ):
+  def test_compressed_is_declined_and_refused(self, url, served, server):
     served.headers = {"Content-Encoding": "gzip"}
-    with pytest.raises(InputError, match="is sent compressed"):
+    with refused("is sent compressed"):
       local_weights(url)
     assert server.asked[0].headers["Accept-Encoding"] == "identity"
 
@@ -208,9 +197,7 @@ class TestResume:
     assert local_weights(url).read_bytes() == served.body
 
   @pytest.mark.parametrize("modified", ["Wed, 01 Jan 2025 00:00:00 GMT", ""])
-  def test_another_length_or_no_version_starts_anew(
-    self, url, served, server, modified
-  ):
+  def test_another_length_starts_anew(self, url, served, server, modified):
     served.etag, served.last_modified = "", modified
     broken_once(url, served)
     served.body = OTHER[:-1]
@@ -234,9 +221,8 @@ class TestResume:
 class TestBrokenConnection:
   def test_truncated_always_ends_with_what_is_here(self, url, served, server):
     served.ranges, served.always_cut = False, CUT
-    with pytest.raises(RunError, match=r"of 1500000 bytes are here: run") as e:
+    with refused(r"of 1500000 bytes are here: run", RunError):
       local_weights(url)
-    assert "\n" not in str(e.value)
     assert len(server.asked) == download._ATTEMPTS
 
   def test_attempts_are_counted_anew_while_bytes_arrive(self, url, served):
@@ -253,7 +239,7 @@ class TestBrokenConnection:
     pauses = []
     monkeypatch.setattr(download.time, "sleep", pauses.append)
     served.statuses, served.seconds = [500] * 10, 0
-    with pytest.raises(RunError, match="HTTP 500; 0 of unknown bytes"):
+    with refused("HTTP 500; 0 of unknown bytes", RunError):
       local_weights(url)
     assert pauses == [0.001, 0.002, 0.004, 0.008]
 
@@ -262,16 +248,15 @@ class TestBrokenConnection:
       free.bind(("127.0.0.1", 0))
       port = free.getsockname()[1]
       # Still bound, so that no other process listens there meanwhile.
-      with pytest.raises(RunError, match="Connection refused") as e:
+      with refused("Connection refused", RunError):
         local_weights(f"http://127.0.0.1:{port}/w.npz")
-    assert "\n" not in str(e.value)
 
 
 class TestDenied:
   @pytest.mark.parametrize("status", [401, 404, 418])
   def test_is_not_tried_again(self, url, served, server, status):
     served.statuses = [status]
-    with pytest.raises(InputError, match=f"HTTP {status}.*check the address"):
+    with refused(f"HTTP {status}.*check the address"):
       local_weights(url)
     assert len(server.asked) == 1
 
@@ -279,7 +264,7 @@ class TestDenied:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     try:
-      with pytest.raises(RunError, match="cannot be written: File too large"):
+      with refused("cannot be written: File too large", RunError):
         local_weights(url)
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -287,11 +272,9 @@ class TestDenied:
 
 
 class TestHash:
-  def test_wrong_one_is_refused_and_the_file_removed(
-    self, url, served, server, cache
-  ):
+  def test_wrong_one_removes_the_file(self, url, served, server, cache):
     wrong = Served(body=OTHER).sha256
-    with pytest.raises(InputError, match=f"{served.sha256}, not {wrong}"):
+    with refused(f"{served.sha256}, not {wrong}"):
       local_weights(url, wrong)
     assert not list(cache.glob("*.npz"))
     assert local_weights(url, served.sha256).read_bytes() == BODY
@@ -305,7 +288,7 @@ class TestHash:
 
   def test_a_wrong_one_leaves_the_cached_file_alone(self, url, server):
     path = local_weights(url)
-    with pytest.raises(InputError, match="was removed"):
+    with refused("was removed"):
       local_weights(url, "0" * 64)
     assert path.read_bytes() == BODY
     before = len(server.asked)
@@ -317,9 +300,7 @@ class TestHash:
     assert local_weights(url).read_bytes() == BODY
     assert len(server.asked) == 2
 
-  def test_damage_behind_the_same_size_and_time_is_seen_with_a_hash(
-    self, url, served, server
-  ):
+  def test_damage_of_the_same_size_is_seen_with_one(self, url, served, server):
     path = local_weights(url)
     stat = path.stat()
     path.write_bytes(OTHER)
@@ -335,12 +316,10 @@ class TestHash:
 
 class TestTrust:
   def test_http_elsewhere_is_refused(self):
-    with pytest.raises(InputError, match=r"use https://, or .* SHA-256"):
+    with refused(r"use https://, or .* SHA-256"):
       local_weights(f"{ELSEWHERE}/w.npz")
 
-  def test_http_elsewhere_is_asked_with_a_hash(
-    self, server, served, monkeypatch
-  ):
+  def test_http_elsewhere_needs_a_hash(self, server, served, monkeypatch):
     monkeypatch.setenv("http_proxy", server.url)
     server.files[f"{ELSEWHERE}/w.npz"] = served
     path = local_weights(f"{ELSEWHERE}/w.npz", served.sha256)
@@ -355,7 +334,7 @@ class TestTrust:
   def test_redirect_to_http_elsewhere_is_refused(self, server, served):
     location = {"Location": f"{ELSEWHERE}/w.npz?key=sesame"}
     server.files["/old"] = Served(body=b"", statuses=[302], headers=location)
-    with pytest.raises(InputError, match=r"redirects to .*/w.npz, which") as e:
+    with refused(r"redirects to .*/w.npz, which") as e:
       local_weights(f"{server.url}/old", served.sha256)
     assert "sesame" not in str(e.value)
 
@@ -373,14 +352,13 @@ class TestSecrets:
     assert server.asked[0].headers["Authorization"].startswith("Basic ")
 
   def test_are_not_shown_where_nobody_answers(self):
-    with pytest.raises(RunError, match=r"^https://weights.invalid/w: ") as e:
+    with refused(r"^https://weights.invalid/w: ", RunError) as e:
       local_weights(f"https://ann:{SECRET}@weights.invalid/w?key={SECRET}")
     assert SECRET not in "".join(traceback.format_exception(e.value))
-    assert "\n" not in str(e.value)
 
   @pytest.mark.parametrize("host", ["[::1", "h:port", ""])
   def test_are_not_shown_where_the_address_is_malformed(self, host):
-    with pytest.raises(InputError, match="address") as e:
+    with refused("address") as e:
       local_weights(f"https://ann:{SECRET}@{host}/w?key={SECRET}")
     assert SECRET not in "".join(traceback.format_exception(e.value))
 
@@ -416,24 +394,22 @@ class TestGoogleStorage:
 
   def test_missing_object_names_itself_and_the_fix(self, server, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-    with pytest.raises(InputError, match=r"^gs://b/w.npz: HTTP 404; .*gcloud"):
+    with refused(r"^gs://b/w.npz: HTTP 404; .*gcloud"):
       local_weights("gs://b/w.npz")
 
   @pytest.mark.parametrize("location", ["gs://", "gs://b", "gs://b/"])
   def test_name_is_checked(self, location):
-    with pytest.raises(InputError, match="must be gs://BUCKET/OBJECT"):
+    with refused("must be gs://BUCKET/OBJECT"):
       local_weights(location)
 
-  def test_without_the_library_or_credentials_it_is_anonymous(
-    self, server, monkeypatch
-  ):
+  def test_without_credentials_it_is_anonymous(self, server, monkeypatch):
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setattr(locations, "_GOOGLE_STORAGE", server.url)
     server.files["/b/w.npz"] = Served(body=BODY)
     assert local_weights("gs://b/w.npz").read_bytes() == BODY
     assert "Authorization" not in server.asked[0].headers
 
-  def test_token_of_a_service_account_is_sent(
+  def test_a_service_account_s_token_is_sent(
     self, server, monkeypatch, tmp_path
   ):
     pytest.importorskip("google.auth", reason="comes with the extra gcp")
@@ -521,7 +497,7 @@ class TestHub:
   def test_denied_file_names_itself_and_the_fix(self, hub):
     hub.files[self.FILE] = Served(body=b"", statuses=[401])
     said = r"^hf://google/vit/sub/w.safetensors: HTTP 401; .*hf auth login"
-    with pytest.raises(InputError, match=said):
+    with refused(said):
       local_weights("hf://google/vit/sub/w.safetensors")
 
   def test_file_in_the_hubs_own_cache_is_used(self, hub, monkeypatch, tmp_path):
@@ -543,5 +519,5 @@ class TestHub:
     "place", ["", "w.npz", "a/b", "a/b@v1", "buckets/a/b/w.npz", "a//w.npz"]
   )
   def test_name_is_checked(self, place):
-    with pytest.raises(InputError, match="must be hf://OWNER/REPO"):
+    with refused("must be hf://OWNER/REPO"):
       local_weights(f"hf://{place}")

@@ -129,9 +129,7 @@ def test_bfloat16_activations_have_float32_statistics():
   spread=st.floats(1e-2, 100),
   gain=st.tuples(*[st.floats(-10, 10)] * 5),
 )
-def test_every_output_channel_has_mean_0_and_variance_gain_squared(
-  seed, mean, spread, gain
-):
+def test_every_channel_has_mean_0_and_deviation_gain(seed, mean, spread, gain):
   rng = np.random.default_rng(seed)
   kernel = rng.normal(mean, spread, size=(3, 3, 4, 5)).astype(np.float32)
   got = standardize(kernel, 1e-10, np.array(gain)).astype(np.float64)

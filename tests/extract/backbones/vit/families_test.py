@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.backbone import Architecture
 from oneshot_dp.extract.backbones.registry import (
   parameter_shapes,
@@ -13,6 +12,7 @@ from oneshot_dp.extract.backbones.vit import families as vit
 from oneshot_dp.extract.backbones.vit.network import VisionTransformer
 from oneshot_dp.extract.images.preprocess import Preprocessing
 from tests.extract.backbones.conv_cases import SOON
+from tests.extract.refusals import refused
 
 TINY = VisionTransformer(width=12, depth=2, mlp_dim=20, num_heads=3, patch=4)
 
@@ -114,7 +114,7 @@ def test_other_names_mean_no_model():
   ],
 )
 def test_an_embedding_that_is_not_there_is_refused(name, embedding, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     named(name).build(embedding, "float32")
 
 
@@ -140,7 +140,7 @@ def test_the_preprocessing_is_the_family_s(name, reference):
 def test_an_image_that_patches_do_not_tile_is_refused(side):
   model = named("deit_b16").build("cls", "float32")
   near = {8: "16", 225: "224 or 240"}[side]
-  with pytest.raises(InputError, match=rf"={side}.*size 16: use {near}\."):
+  with refused(rf"={side}.*size 16: use {near}\."):
     parameter_shapes(model, side)
 
 
