@@ -23,7 +23,7 @@ from oneshot_dp.pipeline.shell.answer import Answer
 
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.info import CacheInfo
-  from oneshot_dp.linear_dp.evaluate import Accuracy
+  from oneshot_dp.pipeline.runs.evaluation import Evaluation
 
 
 _SCORES = {"top1": "top-1", "top5": "top-5", "balanced": "balanced"}
@@ -83,47 +83,38 @@ def run(flags: Flags) -> Answer:
   cache = open_cache(flags.cache)
   space = FeatureSpace.of_receipt(flags.head, saved.receipt)
   space.check_evaluates_on(FeatureSpace.of_cache(flags.cache, cache.info))
-  request, by_real = None, {}
+  real = None
   if flags.private_eval is not None:
     privacy = _privacy(flags.private_eval, flags, cache.info)
     request = PrivateEvaluation.of(
       flags.private_eval, privacy, cache, flags.ledger_dir
     )
+    request.ledger.check(request.charge)
+    with says_what_was_charged(request.ledger, out=None):
+      scored = request.evaluate([saved.head])
   elif flags.delta is not None or flags.noise_seed is not None:
     raise InputError(
       "--delta and --noise-seed are for --private-eval; without it the"
       " accuracy is exact: leave them out, or give --private-eval EPSILON."
     )
-  real = None
-  if flags.real_labels is not None:
-    real = RealLabels.of(flags.real_labels, cache)
-  if not request:
+  else:
+    if flags.real_labels is not None:
+      real = RealLabels.of(flags.real_labels, cache)
     ledger = Ledger(space.rows[0], flags.ledger_dir)
     check_not_trained_on(ledger, cache, insisted=flags.not_trained_on)
-  if real:
-    evaluation = real.evaluate([saved.head], cache)
-    by_real = {
-      "real": _stated(evaluation.scores[0], cache.info)
-      | {"evaluation": evaluation.statement}
-    }
-  if request:
-    request.ledger.check(request.charge)
-    with says_what_was_charged(request.ledger, out=None):
-      scored = request.evaluate([saved.head])
-  else:
     scored = evaluate_on_public_labels([saved.head], cache)
-  (score,) = scored.scores
   if not saved.receipt.get("private"):
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
-  if not request:
+  if flags.private_eval is None:
     print(
       "The labels of this cache are treated as public: the accuracy is exact.",
       file=sys.stderr,
     )
-  facts = (
-    _stated(score, cache.info) | {"evaluation": scored.statement} | by_real
-  )
-  sets = {"labels": facts} | ({"ReaL": by_real["real"]} if real else {})
+  facts = _stated(scored, cache.info)
+  sets = {"labels": facts}
+  if real:
+    sets["ReaL"] = _stated(real.evaluate([saved.head], cache), cache.info)
+    facts = facts | {"real": sets["ReaL"]}
   return Answer(text=_table(sets, scored.description), facts=facts)
 
 
@@ -153,12 +144,14 @@ def _percent(share: float | None) -> str:
   return "-" if share is None else f"{100 * share:.2f}"
 
 
-def _stated(score: "Accuracy", info: "CacheInfo") -> dict[str, Any]:
+def _stated(scored: "Evaluation", info: "CacheInfo") -> dict[str, Any]:
   """What is known of it, the recalls by the names of their classes."""
+  (score,) = scored.scores
   facts: dict[str, Any] = dataclasses.asdict(score)
   if score.recall is not None:
     facts["recall"] = dict(zip(info.class_names, score.recall, strict=True))
-  return {name: value for name, value in facts.items() if value is not None}
+  known = {name: value for name, value in facts.items() if value is not None}
+  return known | {"evaluation": scored.statement}
 
 
 def _privacy(epsilon: float, flags: Flags, info: "CacheInfo") -> PrivacyConfig:
