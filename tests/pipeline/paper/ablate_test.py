@@ -122,6 +122,12 @@ class TestWhatItWrites:
       assert (line["private"] == "True") == (line["epsilon"] == "8.0")
       nominal = "partition" in line["setting"] and line["private"] == "True"
       assert bool(line["epsilon_if_poisson"]) == nominal
+    config = json.loads((finished.path / "config.json").read_text())
+    assert (config["epsilon"], config["num_draws"]) == (8.0, 1)
+    assert config["choices"]["batch_sizes"] == [60]
+    assert config["privacy"]["delta"] == DELTA
+    (beside,) = config["other_caches"]
+    assert beside["preprocess"] == {"size": 384}
 
   def test_heads_are_what_their_rows_say(self, finished, train_cache, other):
     for row in finished.rows:
@@ -164,14 +170,6 @@ class TestWhatItWrites:
       )
       accountant.compose(event, 3 * epochs)
       assert epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=3e-3)
-
-  def test_what_was_asked_is_beside_it(self, finished):
-    config = json.loads((finished.path / "config.json").read_text())
-    assert (config["epsilon"], config["num_draws"]) == (8.0, 1)
-    assert config["choices"]["batch_sizes"] == [60]
-    assert config["privacy"]["delta"] == DELTA
-    (beside,) = config["other_caches"]
-    assert beside["preprocess"] == {"size": 384}
 
 
 class TestWhatItCosts:

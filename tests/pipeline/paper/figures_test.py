@@ -124,8 +124,6 @@ class TestWhatItWrites:
       assert int(real["num_eval_examples"]) == 63
       assert int(plain["num_eval_examples"]) == 80
     assert results["evaluation"]["real"]["num_left_out"] == 17
-
-  def test_what_was_asked_is_beside_it(self, finished, results):
     config = json.loads((finished.path / "config.json").read_text())
     assert config["head"]["head"] == "lamb"
     assert [each["delta"] for each in config["privacy"]] == list(DELTAS)

@@ -37,6 +37,11 @@ class TestShow:
     out, _ = succeeds(capsys, *place(SHOW))
     assert reading in out
     assert only not in out
+    out, _ = succeeds(capsys, *place(SHOW), "--delta", 1e-9)
+    assert "at delta = 1e-09, REPLACE_SPECIAL" in out
+    succeeds(capsys, *place(SET.replace("2", "9", 1).replace("1e-5", "1e-4")))
+    out, _ = succeeds(capsys, *place(SHOW))
+    assert "at delta = 0.0001, REPLACE_SPECIAL" in out
 
   def test_it_does_not_wait_for_jax_or_scipy(self, place, capsys):
     """Of Gaussian releases on all rows, and where no cap is set."""
@@ -93,14 +98,6 @@ assert not {"jax", "scipy.special", "scipy.stats"} & set(sys.modules)
     assert "nothing has been released" in out
     assert "under the cap, one release of epsilon 2 at delta 1e-05" in out
 
-  def test_the_delta_is_the_caps(self, place, capsys):
-    succeeds(capsys, *place(TRAIN))
-    succeeds(capsys, *place(SET.replace("1e-5", "1e-4")))
-    out, _ = succeeds(capsys, *place(SHOW))
-    assert "at delta = 0.0001, REPLACE_SPECIAL" in out
-    out, _ = succeeds(capsys, *place(SHOW), "--delta", 1e-9)
-    assert "at delta = 1e-09, REPLACE_SPECIAL" in out
-
   def test_a_ledger_that_was_cut_short(self, place, capsys, train_cache):
     succeeds(capsys, *place(TRAIN))
     path = cache_ledger(train_cache, None).path
@@ -131,6 +128,9 @@ class TestSet:
       " left\n"
     )
     assert err.startswith("warning: the cap was set after the first")
+    out, err = succeeds(capsys, *place(SET.replace("2", "0.5", 1)))
+    assert "more than this is spent already; nothing further" in err
+    assert out.endswith("nothing is left\n")
 
   @pytest.mark.parametrize("command", [TRAIN, SWEEP])
   def test_what_would_break_it_writes_nothing(
@@ -191,12 +191,6 @@ class TestSet:
     assert cap.sampling_delta == 2e-6
     _, err = succeeds(capsys, *place(SET), "--sampling-delta", 3e-6)
     assert "THE CAP WAS RAISED" in err
-
-  def test_below_what_is_spent(self, place, capsys):
-    succeeds(capsys, *place(TRAIN))
-    out, err = succeeds(capsys, *place(SET.replace("2", "0.5", 1)))
-    assert "more than this is spent already; nothing further" in err
-    assert out.endswith("nothing is left\n")
 
   def test_another_relation(self, place, capsys):
     relation = ["--neighboring-relation", "replace-one"]
