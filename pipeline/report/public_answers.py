@@ -10,6 +10,7 @@ from scipy import sparse
 
 from oneshot_dp.extract.cache.block import Block
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.linear_dp.evaluate import logits_of
 from oneshot_dp.linear_dp.head import LinearHead
 
 ClippedRows = Callable[[Block], Float[np.ndarray, "rows D"]]
@@ -90,11 +91,6 @@ def ask(
 
 def _answers(head: LinearHead, block: Block) -> np.ndarray:
   """The class of the largest logit, the first of equal ones."""
-  features = block.embedding.astype(np.float32)
-  if head.unit_norm:
-    norm = block.embedding_norm[:, None]
-    features = features / np.where(norm > 0, norm, 1)
-  bias = np.asarray(head.bias)
-  # As in `linear_dp.evaluate`: a common −10 would swallow small differences.
-  logits = features @ np.asarray(head.kernel) + (bias - bias.max())
-  return logits.argmax(axis=1).astype(np.int64)
+  parts = logits_of(head, [(block.embedding, block.label)])
+  best = [logits.argmax(axis=1) for logits, _ in parts]
+  return np.concatenate(best).astype(np.int64)
