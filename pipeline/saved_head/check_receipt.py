@@ -78,11 +78,10 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
     yield from _compare(mechanism, {"rows_per_unit": 1, "clipped": bound})
   num_classes = len(data["class_names"])
   yield from _compare(mechanism, {"num_classes": num_classes})
-  for section in (privacy, data):
-    shared = mechanism.keys() & section.keys()
-    yield from _compare(
-      mechanism, {n: section[n] for n in shared}, "mechanism."
-    )
+  chosen = mechanism.get("chosen", {})
+  for made, of in (mechanism, privacy), (mechanism, data), (chosen, data):
+    shared = {name: of[name] for name in made.keys() & of.keys()}
+    yield from _compare(made, shared, "mechanism.")
   if SETTING in training:
     public = PublicRecord.from_json(training[SETTING])
     yield from _compare(training, {SETTING: public.as_json()}, "training.")

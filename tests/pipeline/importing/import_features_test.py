@@ -184,16 +184,6 @@ def test_what_is_not_an_npz_is_said_to_be(tmp_path):
       import_features(tmp_path / name, tmp_path / "c")
 
 
-def test_overflow_of_float16_names_the_row(tmp_path):
-  embedding = _with(GOOD["embedding"], (9, 0), 1e5)
-  npz = _save(tmp_path / "f.npz", embedding=embedding)
-  with pytest.raises(InputError, match=r"f.npz: example_id 9 .* use .*float32"):
-    import_features(
-      npz, tmp_path / "c", embedding_dtype="float16", shard_rows=4
-    )
-  assert not (tmp_path / "c").exists()
-
-
 def test_again_is_the_same_and_other_rows_are_refused(tmp_path):
   npz = _save(tmp_path / "f.npz")
   cache = import_features(npz, tmp_path / "c", shard_rows=20)

@@ -92,20 +92,17 @@ class TestContract(RunContract):
     return run_compare(run, (1.0,), privacy, methods=("lamb", "whitened"))
 
 
-class TestWhatItWrites:
-  def test_every_head_at_every_epsilon(self, finished):
-    expected = {
-      f"{method}-epsilon-{epsilon}-draw-0"
-      for method in (*ONE_STEP, *OTHERS)
-      for epsilon in (1, 4)
-    } | {"logistic-NOT-PRIVATE"}
-    assert {p.name for p in (finished.path / "heads").iterdir()} == expected
-
-  def test_what_was_asked_is_beside_it(self, finished):
-    config = json.loads((finished.path / "config.json").read_text())
-    assert [head["head"] for head in config["heads"]] == [*ONE_STEP, *OTHERS]
-    assert config["epsilons"] == list(EPSILONS)
-    assert config["num_draws"] == 1
+def test_every_head_at_every_epsilon_and_what_was_asked(finished):
+  expected = {
+    f"{method}-epsilon-{epsilon}-draw-0"
+    for method in (*ONE_STEP, *OTHERS)
+    for epsilon in (1, 4)
+  } | {"logistic-NOT-PRIVATE"}
+  assert {p.name for p in (finished.path / "heads").iterdir()} == expected
+  config = json.loads((finished.path / "config.json").read_text())
+  assert [head["head"] for head in config["heads"]] == [*ONE_STEP, *OTHERS]
+  assert config["epsilons"] == list(EPSILONS)
+  assert config["num_draws"] == 1
 
 
 class TestWhatItCosts:
@@ -149,34 +146,24 @@ class TestTheCeiling:
     assert not row.private
     assert row.epsilon == float("inf")
     assert all(other.private for other in private)
-    folder = finished.path / row.path
-    assert "**NOT PRIVATE**" in (folder / "README.md").read_text()
     note = cache_ledger(train_cache, finished.ledgers).entries()[-1]
     assert (note["kind"], note["private"]) == ("baseline", False)
-    assert (
-      read_head(folder).receipt["composition"]["ledger_entry"]
-      == (note["entry"])
-    )
+    receipt = read_head(finished.path / row.path).receipt
+    assert receipt["composition"]["ledger_entry"] == note["entry"]
 
-  @pytest.mark.parametrize(
-    ("path", "value"),
-    [
+  def test_its_receipt_cannot_be_changed(self, finished):
+    exact = read_head(finished.path / "heads/logistic-NOT-PRIVATE").receipt
+    assert problems(exact) == []
+    for path, value in (
       (("private",), True),
       (("mechanism", "l2_penalty"), 0.5),
       (("mechanism", "clipped"), "row"),
       (("privacy", "epsilon"), 1.0),
-    ],
-  )
-  def test_its_receipt_cannot_be_changed(self, finished, path, value):
-    receipt = read_head(finished.path / "heads/logistic-NOT-PRIVATE").receipt
-    assert problems(receipt) == []
-    assert problems(changed(receipt, path, value))
-
-  def test_noise_that_never_was_does_not_make_it_private(self, finished):
-    """The numbers of a private receipt, about a head that no noise is in."""
+    ):
+      assert problems(changed(exact, path, value))
+    # The numbers of a private receipt, about a head that no noise is in.
     name = "heads/whitened-epsilon-1-draw-0"
     private = read_head(finished.path / name).receipt
-    exact = read_head(finished.path / "heads/logistic-NOT-PRIVATE").receipt
     forged = exact | {
       key: private[key] for key in ("private", "privacy", "composition")
     }
@@ -186,27 +173,26 @@ class TestTheCeiling:
     )
 
 
-class TestTheCommand:
-  def test_the_table(self, place, capsys):
-    words = "--heads auto lamb whitened --baseline --noise-seed 3"
-    out, err = succeeds(capsys, *place(f"{COMPARE} {words}"))
-    header, lamb, whitened, logistic, total, where = out.splitlines()
-    assert header.split() == ["top-1", "%", "epsilon", "1", "epsilon", "4"]
-    assert [lamb.split()[0], whitened.split()[0]] == ["lamb", "auto"]
-    assert "warning: the noise comes from a seed" in err
-    assert lamb.endswith("NOT PRIVATE")
-    assert whitened.endswith("NOT PRIVATE")
-    assert logistic.startswith("logistic")
-    assert logistic.endswith("NOT PRIVATE: no noise")
-    sigmas = [sigma_of(each, DELTA) for each in (4.0, 1.0, 4.0)]
-    epsilon = epsilon_of(sigmas, DELTA)
-    found = re.search(r"epsilon = ([\d.]+) at delta = 1e-05", total)
-    assert found
-    assert epsilon <= float(found[1]) < epsilon + 2e-4
-    assert "(nested: lamb; independent: auto)" in total
-    assert "test labels treated as public" in total
-    assert "out: 5 heads in" in where
-    assert err.count("charged to") == 1
+def test_the_table_of_the_command(place, capsys):
+  words = "--heads auto lamb whitened --baseline --noise-seed 3"
+  out, err = succeeds(capsys, *place(f"{COMPARE} {words}"))
+  header, lamb, whitened, logistic, total, where = out.splitlines()
+  assert header.split() == ["top-1", "%", "epsilon", "1", "epsilon", "4"]
+  assert [lamb.split()[0], whitened.split()[0]] == ["lamb", "auto"]
+  assert "warning: the noise comes from a seed" in err
+  assert lamb.endswith("NOT PRIVATE")
+  assert whitened.endswith("NOT PRIVATE")
+  assert logistic.startswith("logistic")
+  assert logistic.endswith("NOT PRIVATE: no noise")
+  sigmas = [sigma_of(each, DELTA) for each in (4.0, 1.0, 4.0)]
+  epsilon = epsilon_of(sigmas, DELTA)
+  found = re.search(r"epsilon = ([\d.]+) at delta = 1e-05", total)
+  assert found
+  assert epsilon <= float(found[1]) < epsilon + 2e-4
+  assert "(nested: lamb; independent: auto)" in total
+  assert "test labels treated as public" in total
+  assert "out: 5 heads in" in where
+  assert err.count("charged to") == 1
 
 
 class TestChoose:
@@ -242,27 +228,15 @@ class TestChoose:
     of = "privacy units" if of_users else "rows"
     assert f"on about 10 % of the {of}, which none" in card
     assert ("its examples are trained on, or counted" in card) == of_users
+    assert problems(receipt) == []
     for path, value in (
+      (("training", "head"), "svm"),
+      (("mechanism", "noise_multiplier"), 9.0),
+      (("mechanism", "chosen", "num_examples"), 9),
       (("mechanism", "clipped"), "row" if of_users else "whole unit"),
       (("mechanism", "chosen", "clipped"), "row" if of_users else "mean"),
     ):
       assert problems(changed(receipt, path, value))
-
-  @pytest.mark.parametrize(
-    ("path", "value"),
-    [
-      (("training", "head"), "svm"),
-      (("mechanism", "noise_multiplier"), 9.0),
-      (("mechanism", "chosen", "num_examples"), 9),
-    ],
-  )
-  def test_its_receipt_cannot_be_changed(
-    self, place, capsys, tmp_path, path, value
-  ):
-    succeeds(capsys, *place(f"{self.CHOOSE} --heads lamb momentum whitened"))
-    receipt = read_head(tmp_path / "out").receipt
-    assert problems(receipt) == []
-    assert problems(changed(receipt, path, value))
 
   def test_it_goes_on_from_no_other_head(
     self, place, capsys, tmp_path, monkeypatch
@@ -280,21 +254,16 @@ class TestChoose:
     (problem,) = problems(changed(receipt, ("mechanism", "chosen"), forged))
     assert "the head goes on from one of noise multiplier 0.0" in problem
 
-  @pytest.mark.parametrize(
-    ("words", "said"),
-    [
+  def test_what_it_refuses(self, place, capsys, train_cache):
+    for words, said in (
       ("--epsilons 1 2", "--choose writes one head: give one epsilon"),
       ("--baseline", "--choose writes one head"),
       ("--eval-cache {eval}", "--choose scores by held-out private rows"),
       ("--heads lamb", "give two heads or more to choose from"),
-      ("choose none", "compare needs --eval-cache"),
-    ],
-  )
-  def test_what_it_refuses(self, place, capsys, train_cache, words, said):
-    command = f"{self.CHOOSE} {words}"
-    if words == "choose none":
-      command = self.CHOOSE.replace("--choose ", "")
-    assert said in fails(capsys, *place(command))
+    ):
+      assert said in fails(capsys, *place(f"{self.CHOOSE} {words}"))
+    none = place(self.CHOOSE.replace("--choose ", ""))
+    assert "compare needs --eval-cache" in fails(capsys, *none)
     assert cache_ledger(train_cache, None).entries() == []
 
 
