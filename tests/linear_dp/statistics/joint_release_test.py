@@ -196,27 +196,6 @@ def test_exact_moments_in_rows():
   np.testing.assert_array_equal(found["class_counts"], counts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("sd", "num_classes"), [(40.0, 40), (1e9, 4)])
-def test_law_of_the_noise_of_each_part(sd, num_classes):
-  d, draws = 12, 120
-  secret = make_secret(d, num_classes)
-  exact = without_noise(secret)
-  noise = [
-    noise_between(Releases(secret, NoiseSource(seed)).extend(sd), exact)
-    for seed in range(draws)
-  ]
-  for name, expected in expected_sd(sd, num_classes).items():
-    values = np.concatenate([draw[name].ravel() for draw in noise])
-    # Rounding adds the variance of a step.
-    total = (values.astype(float) ** 2).sum() / (expected**2 + 1 / 12)
-    law = scipy.stats.chi2(values.size)
-    assert P_VALUE < law.cdf(total) < 1 - P_VALUE, name
-    spread = np.random.default_rng(0).uniform(-0.5, 0.5, values.size)
-    normal = scipy.stats.norm(scale=expected)
-    assert scipy.stats.kstest(values + spread, normal.cdf).pvalue > P_VALUE
-
-
 def test_all_entries_have_noise_of_their_own():
   draws, sd = 300, 1e9
   secret = make_secret(5, 3)

@@ -2,35 +2,21 @@
 
 import jax
 import jax.numpy as jnp
-import jax_privacy
 import numpy as np
-import optax
 import pytest
 from scipy import special
 
 from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.statistics import row_gradient
-from oneshot_dp.linear_dp.statistics.exact_map import (
-  STEP_RADIUS,
-  ReleasedMap,
-  integer_kernel,
-)
-from oneshot_dp.linear_dp.statistics.gradient_sum import clipped_gradient
 from oneshot_dp.linear_dp.statistics.row_gradient import (
   SOFTMAX,
   Loss,
   clipped_residual,
 )
-from tests.linear_dp.blocks import random_block, steps_of
 
 K, D = 4, 6
 PAPER = Loss(name="sigmoid", bias=-10.0)
 WIDE = [jnp.float64, jnp.int64]
-
-
-def kernel_of(p: int, num_classes: int, length: float, seed=0) -> np.ndarray:
-  kernel = np.random.default_rng(seed).standard_normal((p, num_classes))
-  return kernel * (length / np.linalg.norm(kernel, axis=0).max())
 
 
 def rho_of(
@@ -172,67 +158,3 @@ def test_the_edge_is_checked_in_integers(monkeypatch, wide, beyond):
   monkeypatch.setattr(row_gradient, "row_radius", lambda d, r: 2.0 * r)
   found = rho_of(np.zeros((1, K)), [0], clip_norm=float(GRID_RADIUS), wide=wide)
   assert found.tolist() == [[0 if beyond else GRID_RADIUS, 0, 0, 0]]
-
-
-WAYS = {
-  "mapped": (
-    ReleasedMap.of(
-      np.random.default_rng(8).normal(size=(D, 4)), np.ones(D) / 5
-    ),
-    None,
-  ),
-  "directions": (None, None),
-  "R=4": (None, 4.0),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ("way", "loss", "clip_norm"),
-  [
-    ("mapped", SOFTMAX, 0.1),
-    ("mapped", SOFTMAX, 100.0),
-    ("directions", Loss(name="sigmoid", bias=0.5), 100.0),
-    ("R=4", PAPER, 100.0),
-    ("R=4", SOFTMAX, 0.1),
-  ],
-)
-def test_equals_the_clipped_gradient_of_jax_privacy(clip_norm, way, loss):
-  """jax-privacy differentiates the loss; nothing here knows its gradient."""
-  a_map, max_norm = WAYS[way]
-  block = random_block(200, D, K, seed=3)
-  z = block.embedding.astype(np.float64)
-  length = np.linalg.norm(z, axis=1, keepdims=True)
-  z /= length
-  if a_map is not None:
-    z = (z - a_map.real_centre) @ a_map.matrix
-    z /= np.linalg.norm(z, axis=1, keepdims=True)
-  elif max_norm is not None:
-    z *= np.minimum(length, max_norm)
-  kernel = kernel_of(z.shape[1], K, 3.0)
-  integers, power = integer_kernel(kernel)
-
-  def objective(params, z, y):
-    target = jax.nn.one_hot(y, K, dtype=z.dtype)
-    logits = z @ params + loss.bias
-    if loss.name == "softmax":
-      return optax.softmax_cross_entropy(logits, target)
-    return optax.sigmoid_binary_cross_entropy(logits, target).sum()
-
-  with jax.enable_x64(True):
-    clipped = jax_privacy.clipped_grad(
-      objective,
-      l2_clip_norm=clip_norm,
-      batch_argnums=(1, 2),
-      keep_batch_dim=False,
-      return_grad_norms=True,
-    )
-    expected, aux = jax.jit(clipped)(np.ldexp(integers, -power), z, block.label)
-    expected = np.asarray(expected)
-  share_clipped = np.mean(np.asarray(aux.grad_norms) > clip_norm)
-  assert share_clipped > 0.2 if clip_norm == 0.1 else share_clipped == 0
-  rows = steps_of(block, a_map=a_map, num_classes=K, max_norm=max_norm)
-  found = clipped_gradient(rows, kernel, clip_norm, loss=loss).secret_sum
-  found = found * (clip_norm / (GRID_RADIUS * STEP_RADIUS))
-  # Rows are a little shorter than R, for their rounding.
-  assert np.linalg.norm(found - expected) <= 5e-4 * np.linalg.norm(expected)
