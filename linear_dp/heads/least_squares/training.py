@@ -154,15 +154,14 @@ class LeastSquaresTrainer(RowsTrainer):
 
 def _parts(moments: ClassMoments, sigma: float) -> Iterator[Released]:
   """All that was released together, part by part."""
-  names = ("second moment", "class sums", "total", "class counts")
-  values = (
-    moments.moment,
-    moments.class_sums,
-    moments.total,
-    moments.class_counts,
-  )
+  parts = {
+    "second moment": moments.moment,
+    "class sums": moments.class_sums,
+    "total": moments.total,
+    "class counts": moments.class_counts,
+  }
   shares = Shares.of(len(moments.class_counts))
-  for name, value, share in zip(names, values, shares, strict=True):
+  for (name, value), share in zip(parts.items(), shares, strict=True):
     yield Released(
       name=name,
       value=value,

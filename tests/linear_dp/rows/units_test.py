@@ -19,7 +19,6 @@ from oneshot_dp.linear_dp.one_step.release import (
   baseline_without_privacy,
 )
 from oneshot_dp.linear_dp.rows import units as unit_rows
-from oneshot_dp.linear_dp.rows.integers import GRID_RADIUS
 from oneshot_dp.linear_dp.rows.units import (
   ChosenRows,
   check_contributions,
@@ -267,33 +266,6 @@ def thirty_alike() -> Block:
   label[:30] = 1
   units = np.concatenate([np.zeros(30, int), np.arange(1, 71)])
   return with_units(make_block(rows, label), units)
-
-
-def test_thirty_rows_of_one_unit_weigh_as_much_as_one():
-  block = thirty_alike()
-  rest = without(block, 0)
-
-  def influence(m: int) -> float:
-    grid = make_grid(m)
-    return (
-      squared_distance(statistic(block, grid), statistic(rest, grid)) ** 0.5
-    )
-
-  def as_examples(rows: Block) -> np.ndarray:
-    grid = make_grid()
-    plain = rows.but(unit_id=None)
-    secret = exact_clipped_sum([plain], grid, num_examples=len(rows))
-    return baseline_without_privacy(secret, PLAN).noisy_sum
-
-  grid = make_grid()
-  of_a_row = GRID_RADIUS * grid.residual_norm
-  assert influence(1) == pytest.approx(of_a_row, rel=1e-4)
-  assert influence(1) <= grid.sensitivity(NULL_ROW)
-  assert influence(3) == pytest.approx(3 * of_a_row, rel=1e-4)
-  assert influence(50) == pytest.approx(30 * of_a_row, rel=1e-4)
-  ignored = squared_distance(as_examples(block), as_examples(rest)) ** 0.5
-  assert ignored == pytest.approx(30 * of_a_row, rel=1e-4)
-  assert ignored > 29 * grid.sensitivity(NULL_ROW)
 
 
 def alike_but(changed, m: int, chosen_m: int) -> None:
