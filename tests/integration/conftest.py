@@ -1,12 +1,3 @@
-"""A ledger of each test's own."""
+"""A ledger of each test's own, as the tests of the pipeline have it."""
 
-import pathlib
-
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def ledger_dir(tmp_path, monkeypatch) -> pathlib.Path:
-  folder = tmp_path / "ledgers"
-  monkeypatch.setenv("ONESHOT_DP_LEDGER_DIR", str(folder))
-  return folder
+from tests.pipeline.conftest import ledger_dir as ledger_dir

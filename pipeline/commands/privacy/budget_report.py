@@ -64,16 +64,19 @@ def budget_report(
       "not_private": totals[NeighboringRelation.REPLACE_ONE].not_private,
     }
   if cap:
-    relation = cap.neighboring_relation
-    left = cap.left(entries, cap.max_delta, relation)
-    in_words = left_in_words(left, cap.max_delta, relation)
+    in_words, facts["left"] = left_under(cap, entries)
     lines.append(f"under the cap, {in_words}")
-    facts["left"] = {
-      "epsilon": left,
-      "delta": cap.max_delta,
-      "neighboring_relation": relation,
-    }
   return Answer(text="\n".join(lines), facts=facts)
+
+
+def left_under(
+  cap: Cap, entries: list[dict[str, Any]]
+) -> tuple[str, dict[str, Any]]:
+  """What a cap leaves, in words and as facts."""
+  delta, relation = cap.max_delta, cap.neighboring_relation
+  left = cap.left(entries, delta, relation)
+  facts = {"epsilon": left, "delta": delta, "neighboring_relation": relation}
+  return left_in_words(left, delta, relation), facts
 
 
 def _delta_of_total(entries: list[dict[str, Any]], cap: Cap | None) -> float:

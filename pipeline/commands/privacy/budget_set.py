@@ -41,7 +41,8 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.cache.reader import open_cache
   from oneshot_dp.linear_dp.accounting.gaussian import printable
   from oneshot_dp.linear_dp.accounting.plan import NOT_PRIVATE
-  from oneshot_dp.pipeline.ledger.cap import Cap, cap_of, left_in_words
+  from oneshot_dp.pipeline.commands.privacy.budget_report import left_under
+  from oneshot_dp.pipeline.ledger.cap import Cap, cap_of
   from oneshot_dp.pipeline.ledger.spending import spending_of
   from oneshot_dp.pipeline.training.train_heads import RELATIONS, cache_ledger
 
@@ -75,8 +76,7 @@ def run(flags: Flags) -> Answer:
     )
   if not cap.allows(entries):
     _warn("more than this is spent already; nothing further will be released.")
-  left = cap.left(entries, cap.max_delta, relation)
-  in_words = left_in_words(left, cap.max_delta, relation)
+  in_words, left = left_under(cap, entries)
   epsilon = cap.spent(entries)
   return Answer(
     text=f"cap: {cap}; epsilon {printable(epsilon)} is spent, {in_words}",
@@ -89,11 +89,7 @@ def run(flags: Flags) -> Answer:
         "epsilon": {relation.name: epsilon},
         "not_private": spent.not_private,
       },
-      "left": {
-        "epsilon": left,
-        "delta": cap.max_delta,
-        "neighboring_relation": relation,
-      },
+      "left": left,
     },
   )
 
