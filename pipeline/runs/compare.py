@@ -16,7 +16,6 @@ from oneshot_dp.configs.head_config import (
   MethodName,
   PrivacyConfig,
 )
-from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.gaussian import printable
 from oneshot_dp.linear_dp.accounting.plan import composed_epsilon
@@ -77,8 +76,13 @@ def run_compare(
     )
     for i, (configs, plan) in enumerate(zip(groups, plans, strict=True))
   ]
+  rows = cache_rows(train)
+  ceiling: BaselineTrainer = LogisticTrainer(rows, step_bar)
+  if public is not None:
+    mapped = LogisticTrainer(public.mapped(rows), step_bar)
+    ceiling = FoldedBaseline(public, mapped)
   record = run.record(trainings, privacy)
-  trained = run.trained(trainings, privacy, _ceiling(train, public), record)
+  trained = run.trained(trainings, privacy, ceiling, record)
   scored = evaluate_on_public_labels([t.head for t in trained], run.evaluation)
   rows = rows_of(
     trained,
@@ -109,13 +113,6 @@ def run_compare(
     },
   )
   return rows
-
-
-def _ceiling(train: FeatureCache, public: PublicRows | None) -> BaselineTrainer:
-  rows = cache_rows(train)
-  if public is None:
-    return LogisticTrainer(rows, step_bar)
-  return FoldedBaseline(public, LogisticTrainer(public.mapped(rows), step_bar))
 
 
 def choosable(asked: Sequence[HeadName] | None) -> list[MethodName]:

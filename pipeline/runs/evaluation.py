@@ -75,7 +75,12 @@ class PrivateEvaluation:
       delta=privacy.delta,
       neighboring_relation=RELATIONS[privacy.neighboring_relation],
     )
-    source = record.source(_own_stream(privacy.noise_seed))
+    seed = privacy.noise_seed
+    if seed is not None and seed >= 0:
+      (seed,) = (
+        np.random.SeedSequence([seed, _STREAM]).generate_state(1).tolist()
+      )
+    source = record.source(seed)
     check_delta(
       privacy.delta,
       cache.info.public_num_examples,
@@ -240,10 +245,3 @@ def check_readable(cache: FeatureCache) -> None:
   shape = cache.info.feature_dim, cache.info.num_classes
   kernel, bias = (np.zeros(s, np.float32) for s in (shape, shape[1:]))
   count_cache([LinearHead(kernel=kernel, bias=bias)], cache)
-
-
-def _own_stream(seed: int | None) -> int | None:
-  if seed is None or seed < 0:
-    return seed
-  (derived,) = np.random.SeedSequence([seed, _STREAM]).generate_state(1)
-  return int(derived)

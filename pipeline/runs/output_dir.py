@@ -107,7 +107,10 @@ def reserved(path: Path, *, goes_on: bool = False) -> Iterator[Reserved]:
       )
     try:
       with disk_errors(path):
-        _clear(here.work, {"lock", here.record.name if here.left else ""})
+        kept = {"lock", here.record.name if here.left else ""}
+        for old in here.work.iterdir():  # what a killed run left
+          if old.name not in kept:
+            (shutil.rmtree if old.is_dir() else os.unlink)(old)
         _try_to_rename(here)
       _held[place] = here
       yield here
@@ -161,12 +164,10 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 def _work(place: Path) -> Path:
   name = f".{place.name}.unfinished"
-  long = len(os.fsencode(name)) > 200
-  return place.with_name(f".{_id(place)}.unfinished" if long else name)
-
-
-def _id(place: Path) -> str:
-  return hashlib.sha256(os.fsencode(place)).hexdigest()[:24]
+  if len(os.fsencode(name)) > 200:
+    name = hashlib.sha256(os.fsencode(place)).hexdigest()[:24]
+    name = f".{name}.unfinished"
+  return place.with_name(name)
 
 
 def _locked(work: Path, path: Path) -> int:
@@ -206,17 +207,6 @@ def _clean_up(place: Path) -> str:
         here.remove()
       _unlock(lock)
   return here.left
-
-
-def _clear(work: Path, kept: set[str]) -> None:
-  """What a killed run left, but for what is to be kept."""
-  for path in work.iterdir():
-    if path.name in kept:
-      continue
-    if path.is_dir():
-      shutil.rmtree(path)
-    else:
-      path.unlink()
 
 
 def _try_to_rename(here: Reserved) -> None:

@@ -15,7 +15,6 @@ files have mode 0600, and DIR and that head's folder 0700.
 
 import dataclasses
 import datetime
-import functools
 import hashlib
 import itertools
 import math
@@ -165,6 +164,12 @@ class Run:
     default accuracy against epsilon; `trained_on` is the cache of each head,
     where they are not all of `train`.
     """
+
+    def plot_accuracy(folder: Path) -> None:
+      from oneshot_dp.pipeline.runs import accuracy_plot
+
+      accuracy_plot.plot_accuracy(rows, self.dataset, folder)
+
     caches = trained_on or [self.train] * len(trained)
     config = {
       "train_cache": public_metadata(self.train),
@@ -181,21 +186,12 @@ class Run:
       results = (directory / "results.json").read_bytes()
       config["results_sha256"] = hashlib.sha256(results).hexdigest()
       (directory / "config.json").write_text(as_json(config), "utf-8")
-      plot = plot or functools.partial(_plot_accuracy, rows, self.dataset)
-      pictures.draw(plot, directory)
+      pictures.draw(plot or plot_accuracy, directory)
       if not all(row.private for row in rows):
         keep_from_others(directory)
       # One for all: what other caches were trained on are the same images.
       ledger = cache_ledger(self.train, self.ledger_dir)
       ledger.publish(*map(bytes_of, folders))
-
-
-def _plot_accuracy(
-  rows: Sequence[SweepRow], dataset: str, directory: Path
-) -> None:
-  from oneshot_dp.pipeline.runs.accuracy_plot import plot_accuracy
-
-  plot_accuracy(rows, dataset, directory)
 
 
 def check_pair(

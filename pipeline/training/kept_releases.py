@@ -34,6 +34,9 @@ class KeptReleases:
   Args:
     folder: of the files: each a SHA-256 of it and all before, and its values.
     name: of the run, which their digests begin with.
+
+  Attributes:
+    why_no_more: once it is set, only what is kept is given.
   """
 
   def __init__(self, folder: Path, name: str):
@@ -41,16 +44,12 @@ class KeptReleases:
     self._kept = releases_in(folder)
     self._next = 0
     self._digest = _chained(b"", name.encode())
-    self._why_no_more = ""
+    self.why_no_more = ""
 
   def make_room(self, size: int) -> None:
     """Takes so many bytes of the disk."""
     with disk_errors(self._folder, OverflowError):  # absurdly many steps
       take_room(self._folder / _ROOM, size)
-
-  def make_no_more(self, why: str) -> None:
-    """From now on only what is kept is given."""
-    self._why_no_more = why
 
   def check_all_given(self, ledger: Path) -> None:
     """Refuses to charge a ledger while what came after it is kept."""
@@ -76,8 +75,8 @@ class KeptReleases:
     self._next += 1
     if self._next <= len(self._kept):
       return self._read(file, source)
-    if self._why_no_more:
-      raise InputError(self._why_no_more)
+    if self.why_no_more:
+      raise InputError(self.why_no_more)
     value = make()
     # How much was drawn may tell how many units there are.
     drawn = 0 if source.is_private else source.drawn

@@ -78,7 +78,21 @@ class PublicRows:
     """
     cache = open_cache(path)
     record = PublicRecord.of(cache.info, used)
-    _check_apart(cache, private, record)
+    FeatureSpace.of_cache(private.path, private.info).check_same_embeddings(
+      FeatureSpace.of_cache(cache.path, cache.info)
+    )
+    if record.is_of(private.info.dataset):
+      raise InputError(
+        f"{cache.path} is of the private data set {record.dataset!r}, whatever"
+        " its split: its mean would be an exact statistic of it; give a cache"
+        " of public data."
+      )
+    if shared := count_shared_rows(cache, private):
+      raise InputError(
+        f"{shared} of the {len(cache)} rows of {cache.path} are rows of"
+        f" {private.path}, which are private, whatever they are called; give a"
+        " cache of public data, or leave these out."
+      )
     check_never_charged(
       cache, ledger_dir, "their mean would be an exact statistic of them"
     )
@@ -210,10 +224,9 @@ def choosing_trainer(
   """
   rows = cache_rows(cache, hosts=hosts)
   held_out = held_out_of(cache, rows)
-  if public is None:
-    return ChoosingTrainer(rows, configs, held_out, step_bar)
-  inner = ChoosingTrainer(public.mapped(rows), configs, held_out, step_bar)
-  return FoldedTrainer(public, inner)
+  mapped = public.mapped(rows) if public else rows
+  trainer = ChoosingTrainer(mapped, configs, held_out, step_bar)
+  return FoldedTrainer(public, trainer) if public else trainer
 
 
 def held_out_of(
@@ -245,23 +258,3 @@ def asked_of_public_rows(public: PublicRows | None) -> dict[str, Any]:
     "public_cache": public_metadata(public.cache),
     SETTING: public.record.used,
   }
-
-
-def _check_apart(
-  public: FeatureCache, private: FeatureCache, record: PublicRecord
-) -> None:
-  FeatureSpace.of_cache(private.path, private.info).check_same_embeddings(
-    FeatureSpace.of_cache(public.path, public.info)
-  )
-  if record.is_of(private.info.dataset):
-    raise InputError(
-      f"{public.path} is of the private data set {record.dataset!r}, whatever"
-      " its split: its mean would be an exact statistic of it; give a cache of"
-      " public data."
-    )
-  if shared := count_shared_rows(public, private):
-    raise InputError(
-      f"{shared} of the {len(public)} rows of {public.path} are rows of"
-      f" {private.path}, which are private, whatever they are called; give a"
-      " cache of public data, or leave these out."
-    )

@@ -138,7 +138,10 @@ class Record(Payments):
       is_first = there["ledger"] == asked["ledger"]
       asked["ledger"] = there["ledger"]  # which may be elsewhere now
       if any(e.get("record") == there["name"] for e in ledger.entries()):
-        _check_same(folder, there, _as_read(asked))
+        # What a person asked for is named before what follows from it.
+        read = _as_read(asked)
+        for see in _in_short, dict:
+          _refuse(folder, _different(see(there), see(read), "trainings"))
         if there["name"] != _name(there):
           raise changed(folder / _HEADER)
         for torn in folder.glob(f"*{TEMPORARY_SUFFIX}"):
@@ -179,12 +182,21 @@ class Record(Payments):
     room for all releases, and nothing is charged.
     """
     there = self._paid(ledger, charges)
-    if left := [self._named(each) for each in charges[len(there) :]]:
+    name = {"record": self._header["name"]}
+    if left := [
+      dataclasses.replace(each, facts={**each.facts, **name})
+      for each in charges[len(there) :]
+    ]:
       self._releases.check_all_given(ledger.path)
       is_first = not (self._folder / _HEADER).exists()
       try:
         if is_first:
-          self._begin()
+          header = json_bytes(self._header)
+          LocalStore(self._folder).put(_HEADER, header, create=True)
+          self._releases.make_room(self._room)
+          with disk_errors(self._folder):
+            for folder in (self._folder.parent, self._folder.parent.parent):
+              sync(folder)  # both may be new
         there += super().pay(ledger, *left, aloud=aloud)
       except BaseException:
         if is_first and not self._entries(ledger):
@@ -192,24 +204,12 @@ class Record(Payments):
         raise
     self._asked_for[ledger.path] += len(charges)
     if self._goes_on and any(map(ledger.published, there)):
-      self._releases.make_no_more(
+      self._releases.why_no_more = (
         f"heads of this charge left already, as {ledger.path} knows, and not"
         f" all that they were made of is in {self._folder}, which seems to be"
         " a copy: one charge pays for one release. Remove it, and pay anew."
       )
     return there
-
-  def _begin(self) -> None:
-    header = json_bytes(self._header)
-    LocalStore(self._folder).put(_HEADER, header, create=True)
-    self._releases.make_room(self._room)
-    with disk_errors(self._folder):
-      for folder in (self._folder.parent, self._folder.parent.parent):
-        sync(folder)  # both may be new
-
-  def _named(self, charge: Charge) -> Charge:
-    facts = {**charge.facts, "record": self._header["name"]}
-    return dataclasses.replace(charge, facts=facts)
 
   def _entries(self, ledger: Ledger) -> list[dict[str, Any]]:
     name = self._header["name"]
@@ -255,11 +255,6 @@ def _name(header: Mapping[str, Any]) -> str:
 
 def _as_read(value: Mapping[str, Any]) -> dict[str, Any]:
   return json.loads(json_bytes(value))
-
-
-def _check_same(folder: Path, there: Any, asked: Any) -> None:
-  for one, other in ((_in_short(there), _in_short(asked)), (there, asked)):
-    _refuse(folder, _different(one, other, "trainings"))
 
 
 def _refuse(folder: Path, different: set[str]) -> None:

@@ -132,11 +132,9 @@ def cache_trainer(
   """
   rows = cache_rows(cache, max_rows_per_unit, hosts)
   rows = dataclasses.replace(rows, start=start)
-  if public is None:
-    return make_trainer(rows, configs, step_bar)
-  return FoldedTrainer(
-    public, make_trainer(public.mapped(rows), configs, step_bar)
-  )
+  mapped = public.mapped(rows) if public else rows
+  trainer = make_trainer(mapped, configs, step_bar)
+  return FoldedTrainer(public, trainer) if public else trainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
