@@ -52,16 +52,11 @@ def units_of_files(
 ) -> tuple[str, list[int]]:
   """The public name of the unit, and a `unit_id` for each image file.
 
-  Args:
-    units: FILE.csv with the columns `file` and, say, `patient`; or a regular
-      expression with one group that has a name: `(?P<patient>[^_]+)_`.
-    images: paths relative to the folder that the table is about.
-    split: what the paths start with: "train/", or nothing. Rows of other files
-      are about other splits.
-
-  Raises:
-    InputError: the table or the expression cannot be read; an image without a
-      unit, a row without an image, a file that comes twice.
+  `units` is FILE.csv with the columns `file` and, say, `patient`, or a regular
+  expression with one group that has a name: `(?P<patient>[^_]+)_`. `images` are
+  relative to the folder that the table is about, and start with `split`
+  ("train/", or nothing): other rows are about other splits. InputError: neither
+  can be read; an image without a unit, a row without an image or there twice.
   """
   if units.lower().endswith(".csv"):
     unit, owners = _table(units)

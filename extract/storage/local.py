@@ -65,9 +65,7 @@ class LocalStore:
       try:
         # Unlike a rename it fails where the name is taken.
         os.link(temporary, final)
-      except FileExistsError:
-        return final.read_bytes() == data
-      except OSError:  # Some file systems have no second names.
+      except OSError:  # It is; or the file system has no second names.
         if final.exists():
           return final.read_bytes() == data
         os.replace(temporary, final)

@@ -80,12 +80,6 @@ class _File:
     weak = self.etag is None or self.etag.startswith("W/")
     return self.last_modified if weak else self.etag
 
-  def agrees_with(self, other: "_File") -> bool:
-    """Whether nothing that both know differs."""
-    known = dataclasses.asdict(self).items()
-    pairs = [(value, getattr(other, key)) for key, value in known]
-    return all(None in pair or pair[0] == pair[1] for pair in pairs)
-
 
 class _TransferBroken(Exception):
   """The transfer stopped for a reason that may pass."""
@@ -123,7 +117,7 @@ def fetch(remote: Remote, part: pathlib.Path) -> None:
         return _transfer(session, remote, part)
       except _TransferBroken as error:
         reason = str(error)
-      held = _size(part)
+      held = _held(part)
       failures = 1 if held > most else failures + 1
       most = max(most, held)
       if failures == _ATTEMPTS:
@@ -142,7 +136,7 @@ def note_path(part: pathlib.Path) -> pathlib.Path:
 
 def _transfer(session: _Session, remote: Remote, part: pathlib.Path) -> None:
   file = _noted(part)
-  held = _size(part)
+  held = _held(part)
   if held and held == file.total:
     return
   # Lengths are those of the file itself only where it is not compressed.
@@ -170,7 +164,7 @@ def _transfer(session: _Session, remote: Remote, part: pathlib.Path) -> None:
       for chunk in _chunks(response):
         output.write(chunk)
         bar.update(len(chunk))
-  held = _size(part)
+  held = _held(part)
   if file.total is not None and held != file.total:
     if held > file.total:
       _start(part, _File())
@@ -229,7 +223,9 @@ def _continues(response: requests.Response, held: int, file: _File) -> bool:
   answered = dataclasses.replace(
     _described(response.headers), total=None if total == "*" else int(total)
   )
-  return int(start) == held and answered.agrees_with(file)
+  pairs = zip(vars(answered).values(), vars(file).values(), strict=True)
+  differs = any(None not in pair and pair[0] != pair[1] for pair in pairs)
+  return int(start) == held and not differs
 
 
 def _described(headers: Mapping[str, str]) -> _File:
@@ -241,7 +237,7 @@ def _described(headers: Mapping[str, str]) -> _File:
   )
 
 
-def _size(part: pathlib.Path) -> int:
+def _held(part: pathlib.Path) -> int:
   return part.stat().st_size if part.exists() else 0
 
 

@@ -151,9 +151,13 @@ def rename(
     if module == "wide_res_net/Softmax" or leaf == "gain":
       continue
     ours, gain = _ours(module), arrays.get(f"{module}/gain")
-    if ours is None or (leaf == "w" and not _is_kernel(array, gain)):
+    if ours is None:
       result[key] = array  # to be named in an error
-    elif gain is not None and leaf == "w":
+    elif leaf == "w":
+      is_kernel = array.ndim == 4 and array.dtype.kind not in "biu"
+      if not is_kernel or gain is None or gain.shape != array.shape[-1:]:
+        result[key] = array
+        continue
       fan_in = array[..., 0].size
       result[f"{ours}/kernel"] = standardize(
         array, 0.0, gain / fan_in**0.5, floor=_FLOOR / fan_in
@@ -161,12 +165,6 @@ def rename(
     else:
       result[f"{ours}/{'bias' if leaf == 'offset' else leaf}"] = array
   return result
-
-
-def _is_kernel(array: np.ndarray, gain: np.ndarray | None) -> bool:
-  """Whether it can be standardised, with the gain that came with it."""
-  fits = gain is not None and gain.shape == array.shape[-1:]
-  return fits and array.ndim == 4 and array.dtype.kind not in "biu"
 
 
 def _ours(module: str) -> str | None:

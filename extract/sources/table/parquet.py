@@ -43,9 +43,10 @@ class ParquetImages:
     """
     self._path = path
     recent = groups or Recent(2)
+    is_arrow = path.lower().endswith(".arrow")
     try:
       self._state = state_of(path)
-      if path.lower().endswith(".arrow"):
+      if is_arrow:
         with opened(path) as mapped:
           place = pa.memory_map(f"/dev/fd/{mapped.fileno()}")
           table = pa.ipc.open_stream(place).read_all()
@@ -63,11 +64,7 @@ class ParquetImages:
           (path, group), lambda: file.read_row_group(group, [key]).column(0)
         )
     except (OSError, pa.ArrowException) as error:
-      kind = (
-        "an Arrow stream"
-        if path.lower().endswith(".arrow")
-        else "a Parquet file"
-      )
+      kind = "an Arrow stream" if is_arrow else "a Parquet file"
       raise InputError(f"{path!r} is not {kind}: {error}") from error
     self._features = _features(self._schema)
     columns = _image_columns(self._schema)

@@ -28,12 +28,12 @@ class Recent(Generic[_V]):
     with self._lock:
       if key not in self._values:
         self._values[key] = make()
-        while len(self._values) > 2 and self._sum() > self._limit:
+        while (
+          len(self._values) > 2
+          and sum(map(self._size, self._values.values())) > self._limit
+        ):
           del self._values[next(iter(self._values))]
       return self._values[key]
-
-  def _sum(self) -> int:
-    return sum(map(self._size, self._values.values()))
 
 
 def row_groups() -> Recent[Any]:

@@ -82,19 +82,14 @@ class TarImages:
           data = _read(file.fileno(), *member[1:3])[1]
           place = f"{self._path}[{member[0]}]"
           if is_file:
-            value = _said(place, data)
+            try:
+              value = data.decode().strip()
+            except UnicodeDecodeError as error:
+              raise InputError(f"{place} is no text: {error}.") from error
           else:
             value = parse_json(place, data, mend="pack it again").get(key)
         found.append(value)
     return found
-
-
-def _said(place: str, data: bytes) -> str:
-  """The text of a file."""
-  try:
-    return data.decode().strip()
-  except UnicodeDecodeError as error:
-    raise InputError(f"{place} is no text: {error}.") from error
 
 
 def _read(file: int, start: int, size: int) -> tuple[bytes, bytes]:

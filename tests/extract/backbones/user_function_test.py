@@ -81,10 +81,6 @@ def test_a_function_with_weights(code, weights):
     found, normalised.mean(axis=(1, 2)) @ kernel, atol=1e-5
   )
   assert backbone.feature_dim == 5
-
-
-def test_its_identity_is_its_name_and_its_bytes(code, weights):
-  backbone = load(code, "embed", weights=weights)
   assert backbone.name == "mine.py:embed"  # of no machine's path
   assert backbone.code_sha256 == sha256(code)
   assert backbone.weights_sha256 == sha256(pathlib.Path(weights))

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import shutil
 
@@ -96,26 +97,23 @@ def test_a_shard_of_another_cache_is_found(cache):
   assert problem.endswith("00001: not one of the cache's shards")
 
 
-def _edit(path, change):
+@contextlib.contextmanager
+def _edited(path):
   data = json.loads(path.read_text())
-  change(data)
+  yield data
   path.write_text(json.dumps(data))
 
 
 def test_edited_tfds_metadata_is_found(cache):
-  def change(data):
+  with _edited(cache.path / "dataset_info.json") as data:
     data["splits"][0]["shardLengths"][0] = "1"
-
-  _edit(cache.path / "dataset_info.json", change)
   (problem,) = verify_cache(cache.path).problems
   assert "dataset_info.json: missing or not what TFDS" in problem
 
 
 def test_edited_skipped_ids_are_found(cache):
-  def change(data):
+  with _edited(cache.path / "cache_info.json") as data:
     data["skipped_example_ids"] = [3]
-
-  _edit(cache.path / "cache_info.json", change)
   text = str(verify_cache(cache.path))
   assert "its skipped ids are not the shards'" in text
   assert "example_id 3" in text
@@ -123,11 +121,8 @@ def test_edited_skipped_ids_are_found(cache):
 
 @pytest.mark.parametrize("field", ["rows", "first_index", "file"])
 def test_edited_shards_json_is_refused(cache, field):
-  def change(data):
-    one, other = data["shards"][0], data["shards"][3]
-    one[field] = other[field]
-
-  _edit(cache.path / "shards.json", change)
+  with _edited(cache.path / "shards.json") as data:
+    data["shards"][0][field] = data["shards"][3][field]
   with refused(r"shards\.json"):
     verify_cache(cache.path)
 
@@ -148,11 +143,8 @@ def _forge(cache, **arrays):
   for block in (Block(**fields), *rest):
     writer.write(codec.encode(block))
   writer.close()
-
-  def change(data):
+  with _edited(cache.path / "shards.json") as data:
     data["shards"][1]["sha256"] = file_sha256(file)
-
-  _edit(cache.path / "shards.json", change)
   return file
 
 

@@ -1,6 +1,7 @@
 import os
 import pathlib
 import tracemalloc
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -10,7 +11,6 @@ from PIL import Image
 
 from oneshot_dp.configs import extract_config
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources import image_folder
 from oneshot_dp.extract.sources.example import Example, Source
 from oneshot_dp.extract.sources.open_source import open_source
 from tests.extract.refusals import refused
@@ -24,8 +24,9 @@ def write(root: pathlib.Path, *paths: str) -> None:
     file.write_bytes(path.encode())
 
 
-def opened(root: pathlib.Path, split: str = "all") -> Source:
-  return open_source(extract_config.ImageFolderSource(root=str(root)), split)
+def opened(root: pathlib.Path, split: str = "all", **fields: Any) -> Source:
+  config = extract_config.ImageFolderSource(root=str(root), **fields)
+  return open_source(config, split)
 
 
 def text(example: Example) -> str:
@@ -70,8 +71,8 @@ def test_name_is_given_or_the_folder_s(tmp_path, monkeypatch):
   write(tmp_path, "birds/a/1.png")
   monkeypatch.chdir(tmp_path / "birds")
   assert opened(pathlib.Path(".")).name == "birds"
-  config = extract_config.ImageFolderSource(root="./", name="Birds of 1838")
-  assert open_source(config, "all").name == "Birds of 1838"
+  found = opened(pathlib.Path("."), name="Birds of 1838")
+  assert found.name == "Birds of 1838"
 
 
 def test_a_folder_of_many_is_listed_in_little_memory(tmp_path):
@@ -93,10 +94,7 @@ def test_splits_are_folders(tmp_path):
   assert images(opened(tmp_path, "train")) == ["train/a/1.png", "train/b/2.png"]
   with refused("classes without an image: 'b'"):
     opened(tmp_path, "test")
-  config = extract_config.ImageFolderSource(
-    root=str(tmp_path), class_names=("c", "b", "a")
-  )
-  found = open_source(config, "test")
+  found = opened(tmp_path, "test", class_names=("c", "b", "a"))
   assert images(found) == ["test/a/3.png"]
   assert found.class_names == ("a", "b", "c")
   with refused("no split 'val': it has test, train"):
@@ -125,9 +123,7 @@ def test_other_files_and_hidden_ones_are_ignored(tmp_path):
     *("a/1.png", "a/notes.txt", "a/deep/2.tif", "README.md", ".5.png"),
     *(".git/x/3.png", "a/.hidden.png", "a/.cache/4.png", "__MACOSX/a/6.png"),
   )
-  found = image_folder.FolderExamples(
-    extract_config.ImageFolderSource(root=str(tmp_path)), "all"
-  )
+  found = opened(tmp_path)
   assert images(found) == ["a/1.png"]
   assert found.class_names == ("a",)
 
@@ -220,14 +216,9 @@ def test_file_that_vanishes_is_a_failed_run(tmp_path):
     found[1]
 
 
-def numbered(root: pathlib.Path) -> Source:
-  config = extract_config.ImageFolderSource(root=str(root), id_from_name=True)
-  return open_source(config, "all")
-
-
 def test_the_id_is_the_number_in_the_name(tmp_path):
   write(tmp_path, "a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png")
-  found = numbered(tmp_path)
+  found = opened(tmp_path, id_from_name=True)
   assert found.id_source == "file name"
   assert [found[i].example_id for i in range(3)] == [12, 7, 3]
   assert images(found) == ["a/x_00000012.png", "a/x_7.JPEG", "b/deep/0003.png"]
@@ -244,4 +235,4 @@ def test_the_id_is_the_number_in_the_name(tmp_path):
 def test_names_that_number_nothing(tmp_path, second, said):
   write(tmp_path, "a/x_07.png", second)
   with refused(said):
-    numbered(tmp_path)
+    opened(tmp_path, id_from_name=True)

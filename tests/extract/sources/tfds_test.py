@@ -22,52 +22,32 @@ NUM_TRAIN, NUM_TEST = 40, 6
 CLASSES = ("cat", "dog", "eel")
 F = tfds.features
 
+IMAGE = F.Image(shape=(4, 4, 3))
+LABEL = F.ClassLabel(names=CLASSES)
+PLAIN = {"image": IMAGE, "label": LABEL}
 FEATURES = {
-  "plain": {
-    "image": F.Image(shape=(4, 4, 3)),
-    "label": F.ClassLabel(names=CLASSES),
-  },
+  "plain": PLAIN,
   "keys": {
-    "left": F.Image(shape=(4, 4, 3)),
-    "right": F.Image(shape=(4, 4, 3)),
-    "species": F.ClassLabel(names=CLASSES),
+    "left": IMAGE,
+    "right": IMAGE,
+    "species": LABEL,
     "mood": F.ClassLabel(names=["calm", "cross"]),
     "owner": F.Scalar(dtype=np.int32),
     "weight": F.Scalar(dtype=np.int64),
     "note": F.Text(),
   },
   "masked": {
-    "image": F.Image(shape=(4, 4, 3)),
+    "image": IMAGE,
     "mask": F.LabeledImage(labels=2, shape=(4, 4, 1)),
     "label": F.ClassLabel(num_classes=3),
   },
-  "integer_label": {
-    "image": F.Image(shape=(4, 4, 3)),
-    "label": F.Scalar(dtype=np.int64),
-  },
-  "nameless_label": {
-    "image": F.Image(shape=(4, 4, 3)),
-    "label": F.ClassLabel(),
-  },
-  "no_image": {"text": F.Text(), "label": F.ClassLabel(names=CLASSES)},
-  "deep": {
-    "image": F.Image(shape=(4, 4, 1), dtype=np.uint16),
-    "label": F.ClassLabel(names=CLASSES),
-  },
-  "unlabelled": {
-    "image": F.Image(shape=(4, 4, 3)),
-    "label": F.ClassLabel(names=CLASSES),
-  },
-  "named": {
-    "image": F.Image(shape=(4, 4, 3)),
-    "label": F.ClassLabel(names=CLASSES),
-    "file_name": F.Text(),
-    "nickname": F.Text(),
-  },
-  "offline": {
-    "image": F.Image(shape=(4, 4, 3)),
-    "label": F.ClassLabel(names=CLASSES),
-  },
+  "integer_label": {"image": IMAGE, "label": F.Scalar(dtype=np.int64)},
+  "nameless_label": {"image": IMAGE, "label": F.ClassLabel()},
+  "no_image": {"text": F.Text(), "label": LABEL},
+  "deep": PLAIN | {"image": F.Image(shape=(4, 4, 1), dtype=np.uint16)},
+  "unlabelled": PLAIN,
+  "named": PLAIN | {"file_name": F.Text(), "nickname": F.Text()},
+  "offline": PLAIN,
 }
 
 
@@ -81,11 +61,11 @@ def png(value: int) -> bytes:
 
 
 def example(name: str, row: int) -> dict[str, Any]:
-  image = png(row)
+  plain = {"image": png(row), "label": row % 3}
   match name:
     case "keys":
       return {
-        "left": image,
+        "left": png(row),
         "right": png(200 - row),
         "species": row % 3,
         "mood": row % 2,
@@ -94,19 +74,16 @@ def example(name: str, row: int) -> dict[str, Any]:
         "note": "purrs",
       }
     case "masked":
-      return {"image": image, "mask": png(0), "label": row % 3}
+      return plain | {"mask": png(0)}
     case "named":
-      return {
-        "image": image,
-        "label": row % 3,
-        "file_name": f"pet_val_{1000 - row:08d}.PNG",
-        "nickname": "mouser9.PNG" if row else "mouser",
-      }
+      nickname = "mouser9.PNG" if row else "mouser"
+      file_name = f"pet_val_{1000 - row:08d}.PNG"
+      return plain | {"file_name": file_name, "nickname": nickname}
     case "no_image":
       return {"text": "a cat", "label": row % 3}
     case "unlabelled":
-      return {"image": image, "label": -1}
-  return {"image": image, "label": row % 3}
+      return plain | {"label": -1}
+  return plain
 
 
 class OneshotPets(tfds.core.GeneratorBasedBuilder):
