@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 from dp_accounting import (
   ComposedDpEvent,
   GaussianDpEvent,
@@ -177,24 +176,6 @@ def test_heads_of_a_draw_are_one_chain_of_growing_noise():
   assert of_first_draw == sorted(of_first_draw)
 
 
-def test_all_increments_are_independent_normals():
-  """The joint law, not only pairs: whitened, the heads are white."""
-  releases = released(make_plan(EPSILONS))
-  noise = np.array(noises(releases))
-  increments = np.diff(noise, axis=0, prepend=0)
-  sds = [r.statement.noise_sd for r in releases]
-  added = np.sqrt(np.diff(np.square(sds), prepend=0))
-  white = increments / added[:, None]
-  for row in white:
-    assert scipy.stats.kstest(row, "norm").pvalue > P_VALUE
-  radius = (white**2).sum(axis=0)
-  law = scipy.stats.chi2(len(sds)).cdf
-  assert scipy.stats.kstest(radius, law).pvalue > P_VALUE
-  # Independent, not merely uncorrelated.
-  for a, b in itertools.combinations(white**2, 2):
-    assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(K * D)
-
-
 @pytest.mark.parametrize("draws", [1, 3])
 @pytest.mark.parametrize("order", ["nested", "independent"])
 @pytest.mark.parametrize("relation", CHANGED_UNITS)
@@ -216,30 +197,6 @@ def test_all_heads_together_tell_what_was_charged(relation, order, draws):
   found = sensitivity**2 * ones @ np.linalg.solve(np.cov(noise), ones)
   charged = sum(s**-2 for s in plan.charged_noise_multipliers)
   assert found == pytest.approx(charged, rel=5 * math.sqrt(2 / (K * D)))
-
-
-def test_each_head_rounds_the_real_sum_once():
-  """The joint law of two heads, cell by cell, where rounding is coarse."""
-  n, (first, second) = 400_000, (0.6, 1.1)
-  chain = GaussianChain((n,), NoiseSource(seed=3))
-  a, b = chain.extend(first), chain.extend(second)
-  joint = scipy.stats.multivariate_normal(
-    cov=[[first**2, first**2], [first**2, second**2]]
-  )
-  cells = list(itertools.product(range(-2, 3), range(-4, 5)))
-  share = np.array(
-    [
-      joint.cdf([i + 0.5, j + 0.5], lower_limit=[i - 0.5, j - 0.5])
-      for i, j in cells
-    ]
-  )
-  seen = np.array([np.sum((a == i) & (b == j)) for i, j in cells])
-  likely = share * n > 5
-  assert likely.sum() > 25
-  rest = 1 - share[likely].sum()
-  expected = np.append(share[likely], rest) * n
-  counts = np.append(seen[likely], n - seen[likely].sum())
-  assert scipy.stats.chisquare(counts, expected).pvalue > P_VALUE
 
 
 # What is charged.
@@ -353,18 +310,6 @@ def test_statistic_is_exact_where_float64_is_not():
   assert abs(2 * (shared * denominator - numerator * total)) <= denominator
   assert (found + sums == shared).all()
   assert shared != int(np.rint(grid.initial_probability * float(total)))
-
-
-def test_units_of_the_mean_gradient():
-  (r,) = released(make_plan((2.0,)))
-  exact = baseline_without_privacy(make_secret(), make_plan())
-  noise = r.mean_gradient - exact.mean_gradient
-  spread = 5 * math.sqrt(1 / (2 * K * D))
-  assert noise.std() == pytest.approx(r.gradient_noise_sd, rel=spread)
-  # σC/n, and a little for the rounding to the grid.
-  plain = r.statement.noise_multiplier * 1.0 / 5000
-  assert plain < r.gradient_noise_sd < plain * 1.001
-  assert r.noisy_sum.dtype == np.int64
 
 
 @pytest.mark.parametrize(

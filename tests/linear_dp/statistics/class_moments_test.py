@@ -90,21 +90,6 @@ def test_full_chunks_of_the_longest_rows_of_one_class_are_exact():
   assert secret.secret_class_counts.tolist() == [0, 20_000, 0, 0]
 
 
-def long_rows(n: int) -> Block:
-  """All along the same diagonal, nearly: the largest sums that there are."""
-  rows = 1 + 1e-3 * np.random.default_rng(0).standard_normal((n, 2))
-  return make_block(rows.astype(np.float32), [0] * n)
-
-
-def test_a_larger_chunk_would_not_be_exact(monkeypatch):
-  """And a chunk is."""
-  block = long_rows(2**17)
-  u = integers_of(block)
-  np.testing.assert_array_equal(moments_of(block).secret_moment, u.T @ u)
-  monkeypatch.setattr(unit_norm_rows, "ROWS_PER_DEVICE", 2**17)
-  assert (moments_of(block).secret_moment != u.T @ u).any()
-
-
 def test_int64_is_left_in_time():
   assert MAX_ROWS * GRID_RADIUS**2 < 2**63
 
