@@ -32,7 +32,6 @@ from tests.linear_dp.watched import WatchedSource
 K, D = 4, 10_000
 DELTA = 1e-6
 EPSILONS = (0.5, 8.0, 2.0, 1.0)
-P_VALUE = 1e-4  # seeds are fixed: a test passes always or never
 
 
 def make_grid(**changes):
