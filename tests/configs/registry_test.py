@@ -54,6 +54,8 @@ def test_two_files_of_one_name_are_two_experiments(tmp_path):
     ("get_config = 3\n", r"needs a function get_config\(\)"),
     ("def get_config():\n  return None\n", r"needs a function get_config\(\)"),
     ("def get_config(:\n", "SyntaxError: "),
+    ("raise SystemExit(0)", "SystemExit: 0"),
+    ("raise GeneratorExit", "GeneratorExit: "),
     ("import no_such_module\n", "ModuleNotFoundError: No module named"),
     ("def get_config():\n  return 1 / 0\n", "ZeroDivisionError: division"),
     (

@@ -29,14 +29,15 @@ def test_a_bomb_is_refused_before_memory_is_asked_for(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  "word", ["a\x1b[2J", "a\nb", os.fsdecode(b"\xff"), "a\u202eb"]
-)
-@pytest.mark.parametrize(
-  "line",
+  ("line", "word"),
   [
-    "train --cache {c} --epsilon 1 --delta 1e-5 --ledger-dir {l} --out",
-    "import f.npz --out o --dataset-name",
-    "extract x --out o --split",
+    (
+      "train --cache {c} --epsilon 1 --delta 1e-5 --ledger-dir {l} --out",
+      "a\x1b[2J",
+    ),
+    ("import f.npz --out o --dataset-name", "a\u202eb"),
+    ("import f.npz --out o --dataset-name", os.fsdecode(b"\xff")),
+    ("extract x --out o --split", "a\nb"),
   ],
 )
 def test_words_that_no_terminal_should_show(
@@ -83,12 +84,3 @@ def test_an_edited_accuracy_is_refused(finished_sweep, tmp_path, capsys):
   file.write_text(json.dumps(results))
   assert main(["report", str(tmp_path / "run")]) == 2
   assert "was edited; restore it" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("body", ["raise SystemExit(0)", "raise GeneratorExit"])
-def test_a_config_that_ends_python(tmp_path, capsys, body):
-  (tmp_path / "c.py").write_text(body)
-  assert main(["extract", f"{tmp_path}/c.py", "--out", f"{tmp_path}/out"]) == 2
-  said, error = capsys.readouterr().err.splitlines()
-  assert said == f"runs {tmp_path}/c.py, which is Python code"
-  assert error.startswith("oneshot-dp: error: ")

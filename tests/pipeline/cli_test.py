@@ -61,9 +61,7 @@ class TestCommandLine:
       main(["extract", "digits_random_patches", "--help"])
     out = capsys.readouterr().out
     assert "sklearn_digits" in out
-    assert "Experiments: arrays_vit_ti16" in " ".join(
-      out.replace("│", " ").split()
-    )
+    assert "Experiments: arrays_vit_ti16" in " ".join(out.split())
 
   @pytest.mark.slow
   def test_beams_flags_are_kept_apart(self, place):
