@@ -20,6 +20,10 @@ class TestCaches:
     *faults, error = capsys.readouterr().err.splitlines()
     assert len(faults) >= 2
     assert f"{spoilt}: {len(faults)} fault(s) found." in one_line(error)
+    assert main(["verify", str(spoilt), "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert not found["ok"]
+    assert found["faults"] == faults
 
   def test_a_sound_cache_verifies(self, place, capsys):
     out, err = succeeds(capsys, *place("verify {train}"))

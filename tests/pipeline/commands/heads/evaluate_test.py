@@ -1,4 +1,4 @@
-"""`evaluate` and `verify` as commands, of a head."""
+"""`evaluate` as a command."""
 
 import json
 
@@ -48,13 +48,3 @@ class TestHeads:
       else content[:-1] + bytes([content[-1] ^ 1])
     )
     assert file in fails(capsys, *self.evaluate(head, eval_cache))
-
-  @pytest.mark.parametrize(
-    ("name", "said"),
-    [("epsilon-2-draw-0", ""), ("baseline-NOT-PRIVATE", "NOT PRIVATE")],
-  )
-  def test_a_sound_head_verifies(self, finished_sweep, capsys, name, said):
-    path = finished_sweep.path / "heads" / name
-    out, _ = succeeds(capsys, "verify", path)
-    assert out.startswith("ok: the receipt's numbers follow from the noise")
-    assert ("NOT PRIVATE" in out) is bool(said)
