@@ -45,6 +45,7 @@ class TestShow:
     succeeds(capsys, *place(TRAIN))
     script = """
 import sys
+from oneshot_dp.pipeline.cli import main
 assert main(sys.argv[1:]) == 0
 assert not {"jax", "scipy.special", "scipy.stats"} & set(sys.modules)
 """
