@@ -1,3 +1,4 @@
+import concurrent.futures
 import contextlib
 import io
 import signal
@@ -31,18 +32,15 @@ def progress_threads() -> int:
 def test_threads_count_together():
   counter = RowCounter()
 
-  def add() -> None:
+  def add(_: int) -> None:
     for _ in range(2000):
       counter.add(3)
 
   interval = sys.getswitchinterval()
   sys.setswitchinterval(1e-6)
   try:
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+      list(pool.map(add, range(4)))
   finally:
     sys.setswitchinterval(interval)
   assert counter.value == 4 * 2000 * 3

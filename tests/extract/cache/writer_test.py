@@ -168,49 +168,37 @@ def test_a_directory_of_someone_else_is_refused(tmp_path):
   assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
 
 
-def _edit(rows, **changes):
-  return dataclasses.replace(rows, **changes)
-
-
 def _with(array, index, value):
   array = np.array(array)
   array[index] = value
   return array
 
 
+ROWS = part(make_rows(make_identity()), range(8))
+X, LABEL, ID = ROWS.embedding, ROWS.label, ROWS.example_id
+
+
 @pytest.mark.parametrize(
-  ("spoil", "message"),
+  ("changes", "message"),
   [
+    ({"embedding": _with(X, (5, 1), np.nan)}, "example_id 5 .* is not finite"),
     (
-      lambda r: _edit(r, embedding=_with(r.embedding, (5, 1), np.nan)),
-      "example_id 5 has an embedding that is not finite",
+      {"embedding": _with(X, (5, 1), 70000)},
+      "overflows float16; use .*float32",
     ),
-    (
-      lambda r: _edit(r, embedding=_with(r.embedding, (5, 1), 70000)),
-      "example_id 5 .* overflows float16; use embedding_dtype float32",
-    ),
-    (lambda r: _edit(r, label=_with(r.label, 6, 4)), "example_id 6 has a lab"),
-    (lambda r: _edit(r, label=_with(r.label, 6, -1)), "example_id 6 has a lab"),
-    (lambda r: _edit(r, example_id=_with(r.example_id, 7, 2)), "2 comes twice"),
-    (
-      lambda r: _edit(r, embedding=r.embedding[:, :2]),
-      r"takes embedding \[rows, 3\]",
-    ),
-    (
-      lambda r: _edit(r, example_id=r.example_id.astype(np.uint64)),
-      "example_id has dtype uint64",
-    ),
-    (
-      lambda r: _edit(r, embedding=np.full_like(r.embedding, 3e38)),
-      "overflows float32; scale",
-    ),
+    ({"embedding": np.full_like(X, 3e38)}, "overflows float32; scale"),
+    ({"embedding": X[:, :2]}, r"takes embedding \[rows, 3\]"),
+    ({"label": _with(LABEL, 6, 4)}, "example_id 6 has a label"),
+    ({"label": _with(LABEL, 6, -1)}, "example_id 6 has a label"),
+    ({"example_id": _with(ID, 7, 2)}, "example_id 2 comes twice"),
+    ({"example_id": ID.astype(np.uint64)}, "example_id has dtype uint64"),
   ],
 )
-def test_bad_rows_are_refused_and_leave_nothing(tmp_path, spoil, message):
+def test_bad_rows_are_refused_and_leave_nothing(tmp_path, changes, message):
   dtype = "float32" if "float32; scale" in message else "float16"
   identity = make_identity(embedding_dtype=dtype)
   begin(tmp_path, identity)
-  rows = spoil(part(make_rows(identity), range(0, 8)))
+  rows = dataclasses.replace(ROWS, **changes)
   with refused(message):
     write_shard(tmp_path, identity, 0, [rows])
   assert list(digest(tmp_path)) == ["_incomplete/job.json"]
@@ -252,7 +240,7 @@ def test_an_example_is_not_both_skipped_and_there(tmp_path):
 def test_an_id_in_two_shards_is_refused_at_the_end(tmp_path, skipped):
   identity = make_identity(id_source="key")
   rows = make_rows(identity)
-  rows = _edit(rows, example_id=_with(rows.example_id, 19, 2))
+  rows = dataclasses.replace(rows, example_id=_with(rows.example_id, 19, 2))
   begin(tmp_path, identity)
   for i in range(2):
     write_shard(tmp_path, identity, i, [part(rows, identity.shard_range(i))])

@@ -232,11 +232,7 @@ def test_a_mask_is_not_the_image_and_numbers_are_names(data_dir):
     ("keys", {}, "image_key must be set: choose from left, right"),
     ("keys", {"image_key": "up"}, "image_key='up' is not one .* left, right"),
     ("keys", LEFT, "label_key must be set: choose from species, mood"),
-    (
-      "keys",
-      LEFT | {"label_key": "weight"},
-      "'weight' is not .* mood",
-    ),
+    ("keys", LEFT | {"label_key": "weight"}, "'weight' is not .* mood"),
     ("no_image", {}, r"no Image .* text \(Text\), label \(ClassLabel\)"),
     ("integer_label", {}, r"no ClassLabel .* label \(Scalar\): the classes"),
     ("nameless_label", {}, "no ClassLabel with its classes"),

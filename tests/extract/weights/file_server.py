@@ -13,31 +13,19 @@ from email.message import Message
 
 @dataclasses.dataclass(kw_only=True)
 class Served:
-  """A file, and how it is served.
-
-  Attributes:
-    body: its bytes.
-    etag: its version; none is sent if it is empty.
-    last_modified: likewise.
-    ranges: whether Range is understood.
-    honest_if_range: whether If-Range is heeded.
-    statuses: given once each before the file is served.
-    cuts: per response, after how many bytes the connection is closed.
-    always_cut: the same for every response.
-    headers: sent with every answer.
-    seconds: how long the server thinks before the body.
-  """
+  """A file, and how it is served."""
 
   body: bytes
-  etag: str = '"one"'
+  etag: str = '"one"'  # none is sent if it is empty
   last_modified: str = ""
-  ranges: bool = True
+  ranges: bool = True  # whether Range is understood
   honest_if_range: bool = True
-  statuses: list[int] = dataclasses.field(default_factory=list)
+  statuses: list[int] = dataclasses.field(default_factory=list)  # given first
+  # Per response, or in every one: after how many bytes the connection ends.
   cuts: list[int] = dataclasses.field(default_factory=list)
   always_cut: int | None = None
   headers: dict[str, str] = dataclasses.field(default_factory=dict)
-  seconds: float = 0.0
+  seconds: float = 0.0  # before the body
 
   @property
   def sha256(self) -> str:
