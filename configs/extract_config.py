@@ -61,10 +61,6 @@ class TfdsSource:
   unit_key: str | None = None
   id_key: str | None = None
 
-  def __post_init__(self):
-    if self.unit_key is not None:
-      check_unit_name(self.unit_key)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageFolderSource:
@@ -114,10 +110,6 @@ class ArraysSource:
   num_classes: int | None = None
   unit_name: str | None = None
 
-  def __post_init__(self):
-    if self.unit_name is not None:
-      check_unit_name(self.unit_name)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableSource:
@@ -147,10 +139,6 @@ class TableSource:
   class_names: tuple[str, ...] = ()
   num_classes: int | None = None
   unit_name: str | None = None
-
-  def __post_init__(self):
-    if self.unit_name is not None:
-      check_unit_name(self.unit_name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -287,6 +275,9 @@ class ExtractConfig:
       *("decode_threads", "stall_seconds"),
     ):
       check_positive(field, getattr(self, field))
+    for field in ("unit_name", "unit_key"):
+      if (unit := getattr(self.source, field, None)) is not None:
+        check_unit_name(unit)
     if self.view_min_area is not None and self.views is None:
       raise InputError(
         f"view_min_area={self.view_min_area} is for views: give views too."

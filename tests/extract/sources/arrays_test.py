@@ -241,7 +241,9 @@ def test_units_and_their_name_come_together(tmp_path):
 
 @pytest.mark.parametrize("name", ["example", "", "a\nb", "é" * 3, "u" * 41])
 def test_names_that_name_no_unit(name):
-  with refused("must be a short public one"):
-    extract_config.ArraysSource(path="x.npz", unit_name=name)
-  with refused("must be a short public one"):
-    extract_config.TfdsSource(name="x", unit_key=name)
+  for source in (
+    extract_config.ArraysSource(path="x.npz", unit_name=name),
+    extract_config.TfdsSource(name="x", unit_key=name),
+  ):
+    with refused("must be a short public one"):
+      extract_config.ExtractConfig(source=source)
