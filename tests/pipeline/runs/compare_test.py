@@ -254,6 +254,17 @@ class TestChoose:
     (problem,) = problems(changed(receipt, ("mechanism", "chosen"), forged))
     assert "the head goes on from one of noise multiplier 0.0" in problem
 
+  def test_it_was_made_of_as_many_rows(self, place, capsys, tmp_path):
+    """Though nothing else that it says rests on n."""
+    train = shifted(tmp_path / "train", 300, 1)  # where lamb is lost
+    command = self.CHOOSE.replace("{train}", str(train.path))
+    words = "--heads lamb least-squares --epsilons 100 --noise-seed 4"
+    succeeds(capsys, *place(f"{command} {words}"))
+    receipt = read_head(tmp_path / "out").receipt
+    assert receipt["training"]["head"] == "least-squares"
+    path = ("mechanism", "chosen", "num_examples")
+    assert problems(changed(receipt, path, 9))
+
   def test_what_it_refuses(self, place, capsys, train_cache):
     for words, said in (
       ("--epsilons 1 2", "--choose writes one head: give one epsilon"),

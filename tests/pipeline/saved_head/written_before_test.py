@@ -1,6 +1,8 @@
 """Heads and a ledger of format 1: they open, and nothing spent is lost."""
 
+import functools
 import json
+import operator
 import pathlib
 import shutil
 from typing import Any
@@ -18,6 +20,7 @@ from oneshot_dp.pipeline.ledger.charge import Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.spending import event_of
 from oneshot_dp.pipeline.saved_head.verify import verify_head
+from tests.pipeline.saved_head.receipt_test import Path, changed
 
 PLACE = pathlib.Path(__file__).parent / "written_before"
 HEADS = [
@@ -45,6 +48,18 @@ def test_a_head_is_sound_and_paid_for(name):
   assert (unproven in check.conclusion) == (name == "poisson")
 
 
+def edited(
+  head: pathlib.Path, name: str, path: Path, edit: Any
+) -> pathlib.Path:
+  """A copy of a head, with a number of its receipt edited."""
+  shutil.copytree(PLACE / "heads" / name, head)
+  receipt = json.loads((head / "receipt.json").read_text())
+  before = functools.reduce(operator.getitem, path, receipt)
+  receipt = changed(receipt, path, edit(before))
+  (head / "receipt.json").write_text(json.dumps(receipt))
+  return head
+
+
 @pytest.mark.parametrize(
   ("field", "of", "factor"),
   [
@@ -57,11 +72,8 @@ def test_a_head_is_sound_and_paid_for(name):
 def test_an_epsilon_that_no_version_stated_is_found(
   tmp_path, field, of, factor
 ):
-  head = tmp_path / "head"
-  shutil.copytree(PLACE / "heads/poisson", head)
-  receipt = json.loads((head / "receipt.json").read_text())
-  receipt["privacy"][field][of] *= factor
-  (head / "receipt.json").write_text(json.dumps(receipt))
+  path = ("privacy", field, of)
+  head = edited(tmp_path / "head", "poisson", path, lambda e: e * factor)
   problems = verify_head(head, PLACE / "ledgers").problems
   assert any(field in problem for problem in problems)
 
@@ -76,20 +88,14 @@ def test_an_epsilon_that_no_version_stated_is_found(
   ],
 )
 def test_what_was_changed_in_it_is_found(tmp_path, name, field, value):
-  head = tmp_path / "head"
-  shutil.copytree(PLACE / "heads" / name, head)
-  receipt = json.loads((head / "receipt.json").read_text())
-  receipt["composition"][field] = value
-  (head / "receipt.json").write_text(json.dumps(receipt))
+  path = ("composition", field)
+  head = edited(tmp_path / "head", name, path, lambda _: value)
   assert len(verify_head(head, PLACE / "ledgers").problems) > 1
 
 
 def test_a_changed_receipt_is_not_exported(tmp_path, capsys):
-  head = tmp_path / "head"
-  shutil.copytree(PLACE / "heads/lamb", head)
-  receipt = json.loads((head / "receipt.json").read_text())
-  receipt["privacy"]["epsilon"] /= 4
-  (head / "receipt.json").write_text(json.dumps(receipt))
+  path = ("privacy", "epsilon")
+  head = edited(tmp_path / "head", "lamb", path, lambda e: e / 4)
   assert main(["export", str(head), "--to", str(tmp_path / "model")]) == 2
   assert verify_head(head).problems[0] in capsys.readouterr().err
   assert not (tmp_path / "model").exists()
