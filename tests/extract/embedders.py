@@ -33,6 +33,15 @@ def attention() -> Backbone:
   return _backbone(apply, {"in": kernel}, feature_dim=32, side=8)
 
 
+def mean_colour() -> Backbone:
+  """An embedding that any number of views have: (red, green, blue)."""
+
+  def apply(params: dict, images: jax.Array) -> jax.Array:
+    return images.astype(jnp.float32).mean(axis=(1, 2))
+
+  return _backbone(apply, {}, feature_dim=3, side=4)
+
+
 def _backbone(
   apply: Callable, params: dict, *, feature_dim: int, side: int
 ) -> Backbone:

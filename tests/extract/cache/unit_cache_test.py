@@ -7,6 +7,7 @@ import pytest
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.block import BlockCodec
 from oneshot_dp.extract.cache.checked_rows import BlockBuilder, Skipped
 from oneshot_dp.extract.cache.reader import open_cache
@@ -89,3 +90,9 @@ def test_skipped_examples_need_no_unit():
   assert rows.unit_id is not None
   expected = np.delete(rows.unit_id, 4)
   np.testing.assert_array_equal(block.unit_id, expected)
+
+
+@pytest.mark.parametrize("name", ["", "user\n", "<user>", "a|b", "u" * 41])
+def test_a_unit_has_a_short_name(name):
+  with pytest.raises(InputError, match="must be a short public one"):
+    make_identity(20, privacy_unit=name)

@@ -16,7 +16,6 @@ from oneshot_dp.configs.extract_config import (
   ExtractConfig,
   PreprocessConfig,
 )
-from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.registry import load_backbone
 from oneshot_dp.extract.cache.content_keys import image_key
 from oneshot_dp.extract.images.preprocess import Preprocessing
@@ -30,7 +29,7 @@ from oneshot_dp.extract.job.embed_range import (
 from oneshot_dp.extract.job.embedder import Embedder
 from oneshot_dp.extract.sources.example import Example
 from oneshot_dp.extract.sources.open_source import open_source
-from tests.extract.embedders import first_pixel
+from tests.extract.embedders import first_pixel, mean_colour
 from tests.extract.image_jobs import array_job, pixels
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -291,16 +290,3 @@ class Images(Memory):
 
   def __getitem__(self, index: int) -> Example:
     return Example(example_id=index, label=0, image=self._images[index])
-
-
-def mean_colour() -> Backbone:
-  return Backbone(
-    name="mean_colour",
-    embedding="-",
-    feature_dim=3,
-    preprocessing=SQUARE,
-    weights_sha256=None,
-    compute_dtype="float32",
-    params={},
-    apply=lambda params, images: images.astype(np.float32).mean(axis=(1, 2)),
-  )
