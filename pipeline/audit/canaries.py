@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int64
 
+from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.cache.block import Block
 from oneshot_dp.linear_dp.rows.block import RowBlock
@@ -117,19 +118,18 @@ class Canaries:
     self,
     coins: Bool[np.ndarray, " m"],
     *,
-    num_examples: int = 0,
-    privacy_unit: str = "example",
-    max_rows_per_unit: int | None = None,
+    num_examples: int,
+    max_rows_per_unit: int | None,
   ) -> TrainingRows:
     """The canaries of a toss, and rows of zeros up to so many examples."""
     zeros = max(0, num_examples - self.num_rows)
-    has_units = privacy_unit != "example"
+    has_units = self.rows_per_unit > 1
     return TrainingRows(
       blocks=lambda: self._blocks(coins, 0, 0 if has_units else None, zeros),
       feature_dim=self.width,
       num_classes=self.num_classes,
       num_examples=self.num_rows + zeros,
-      privacy_unit=privacy_unit,
+      privacy_unit="unit" if has_units else EXAMPLE_UNIT,
       max_rows_per_unit=max_rows_per_unit,
       # With so few units a centre would be noise, and turn all rows one way.
       are_centred=has_units,
@@ -139,7 +139,7 @@ class Canaries:
     self, real: TrainingRows, coins: Bool[np.ndarray, " m"]
   ) -> TrainingRows:
     """Real rows, widened, and the canaries of a toss behind them."""
-    has_units = real.privacy_unit != "example"
+    has_units = real.privacy_unit != EXAMPLE_UNIT
 
     def blocks() -> Iterator[RowBlock]:
       ids, units = _Unused(), _Unused()

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Bool
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.extract.progress import step_bar
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
@@ -130,10 +129,7 @@ def audit_head(
 
   def make(coins: Bool[np.ndarray, " m"]) -> Trainer:
     rows = made.alone(
-      coins,
-      num_examples=zeros,
-      privacy_unit=EXAMPLE_UNIT if rows_per_unit == 1 else "unit",
-      max_rows_per_unit=max_rows_per_unit,
+      coins, num_examples=zeros, max_rows_per_unit=max_rows_per_unit
     )
     return make_trainer(rows, [config])
 
