@@ -165,6 +165,8 @@ def test_another_file_is_refused_by_what_it_is(tmp_path):
   said = refused(gone)
   assert "missing: stem/kernel" in said
   assert "unexpected: wide_res_net/First_conv/w" in said
+  gain = {"wide_res_net/First_conv/gain": np.ones(3, np.float32)}
+  assert "missing: stem/kernel" in refused(arrays | gain)
   scaled = arrays | {"wide_res_net/Block_1Scale_0_1": np.zeros(1, np.float32)}
   assert "unexpected: wide_res_net/Block_1Scale_0_1" in refused(scaled)
   broken = dict(arrays)
