@@ -333,7 +333,8 @@ class TestRefusals:
       count_rows([random_block(10, D, K)])
 
   @pytest.mark.parametrize(
-    ("row", "unit"), [(99, 77), (99, -77), (99, 1), (0, 70), (50, 0)]
+    ("row", "unit"),
+    [(99, 77), (99, -77), (99, 1), (0, 70), (50, 0), (slice(30), -77)],
   )
   def test_rows_that_change_their_unit_between_the_passes(self, row, unit):
     """A unit may not begin again after it was clipped, nor stay unfinished."""

@@ -23,6 +23,7 @@ from tests.linear_dp.blocks import (
   in_blocks,
   make_block,
   random_block,
+  with_row,
 )
 
 K, D = 4, 6
@@ -258,6 +259,22 @@ def test_other_rows_in_the_place_of_the_first_are_refused():
   with pytest.raises(InputError):
     one_pass(again)
   assert one_pass(again)
+
+
+def test_each_reading_is_checked():
+  block = random_block(100, D, K)
+  for second, said in (
+    (block[:99], "gave 99 rows"),
+    (with_row(block, 50, example_id=1009), "example_id=1009 comes more than"),
+    (
+      with_row(block, 50, embedding=2 * block.embedding[50]),
+      "example_id=1150: its embedding",
+    ),
+  ):
+    rows = rows_of(block, read=Reader(block, second))
+    one_pass(rows)
+    with pytest.raises(InputError, match=said):
+      one_pass(rows)
 
 
 def test_a_reader_may_use_its_memory_again():

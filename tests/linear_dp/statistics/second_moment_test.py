@@ -18,8 +18,10 @@ from oneshot_dp.linear_dp.statistics.class_moments import (
 from oneshot_dp.linear_dp.statistics.second_moment import (
   mean_sensitivity,
   moment_sensitivity,
+  release_counts,
   release_mean,
   release_moment,
+  release_units,
 )
 
 NULL_ROW = NeighboringRelation.REPLACE_SPECIAL
@@ -129,6 +131,25 @@ def mean_noise(d: int, sd: float, seed: int | None) -> np.ndarray:
   whole = np.rint(steps)
   np.testing.assert_allclose(steps, whole, rtol=2**-52, atol=0)
   return whole.astype(np.int64) - secret.secret_total
+
+
+@pytest.mark.parametrize("steps", [1, GRID_RADIUS])
+def test_law_of_the_noise_of_counts_and_of_units(steps):
+  """The deviation is in rows, also where counts are in steps of 1/B."""
+  sd = 40.0
+  secret = SecretClassMoments(
+    num_examples=400,
+    secret_moment=np.zeros((1, 1), np.int64),
+    secret_class_sums=np.zeros((400, 1), np.int64),
+    secret_class_counts=np.full(400, steps),
+    count_steps=steps,
+  )
+  counts = release_counts(secret, sd, NoiseSource(0)) - 1
+  units = [release_units(secret, sd, NoiseSource(i)) - 400 for i in range(400)]
+  law = scipy.stats.chi2(400)
+  for noise in (counts, np.concatenate(units)):
+    total = (noise**2).sum() / sd**2
+    assert P_VALUE < law.cdf(total) < 1 - P_VALUE
 
 
 @pytest.mark.parametrize("sd", [40.0, 1e9])
