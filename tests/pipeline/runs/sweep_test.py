@@ -5,9 +5,10 @@ from typing import Any, Literal
 import pytest
 import safetensors
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.head_config import HeadConfig, PrivacyConfig
 from oneshot_dp.extract.cache.reader import FeatureCache
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.results import SweepRow
 from oneshot_dp.pipeline.runs.run import Run
 from oneshot_dp.pipeline.runs.sweep import run_sweep
@@ -131,6 +132,21 @@ class TestWhatItCosts:
     assert {row.release for row in rows} == {"independent"}
     (entry,) = cache_ledger(train_cache, None).entries()
     assert list(paid.gaussians(entry).values()) == [1] * 5
+
+
+def test_nothing_is_shown_before_the_ledger_knows(
+  train_cache, eval_cache, tmp_path, monkeypatch
+):
+  """Or a copy of its record would make other heads for the same charge."""
+
+  def fails(*_: Any) -> None:
+    assert not (tmp_path / "out").exists()
+    raise RunError("no space left")
+
+  monkeypatch.setattr(Ledger, "publish", fails)
+  with pytest.raises(RunError, match="no space left"):
+    sweep(train_cache, eval_cache, tmp_path / "out")
+  assert not (tmp_path / "out").exists()
 
 
 def test_a_plan_that_makes_no_sense(train_cache, eval_cache, tmp_path):

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 
+from oneshot_dp.configs.extract_config import EXAMPLE_UNIT
 from oneshot_dp.configs.head_config import HeadConfig
 from oneshot_dp.linear_dp.accounting.plan import ReleasePlan
 from oneshot_dp.linear_dp.heads.registry import make_trainer, mechanism_of
-from oneshot_dp.linear_dp.heads.whitened import releases
+from oneshot_dp.linear_dp.heads.whitened import releases, training
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
 from oneshot_dp.linear_dp.rows.arrays import ArrayRows
 from oneshot_dp.linear_dp.trainer import Released, TrainingRows
+from tests.linear_dp.watched import recorded
 
 COUNTS = (600, 60, 12)
 K, D = len(COUNTS), 6
@@ -29,14 +31,16 @@ def rows(seed: int, counts=COUNTS) -> tuple[np.ndarray, np.ndarray]:
   return (centre + noise).astype(np.float32), label
 
 
-def trained(balanced: bool, **changes: Any):
+def trained(balanced: bool, of_users: bool = False, **changes: Any):
   """A head, and all that it let out."""
-  arrays = ArrayRows.of(*rows(1), num_classes=K)
+  unit_ids = np.arange(sum(COUNTS)) if of_users else None
+  arrays = ArrayRows.of(*rows(1), num_classes=K, unit_ids=unit_ids)
   given = TrainingRows(
     blocks=lambda: [arrays],
     feature_dim=D,
     num_classes=K,
     num_examples=sum(COUNTS),
+    privacy_unit="user" if of_users else EXAMPLE_UNIT,
   )
   trainer = make_trainer(
     given, [HeadConfig(head="whitened", balanced=balanced)]
@@ -52,35 +56,36 @@ def trained(balanced: bool, **changes: Any):
 
 
 @pytest.mark.parametrize("relation", ["REPLACE_SPECIAL", "REPLACE_ONE"])
-@pytest.mark.parametrize("balanced", [True, False])
+@pytest.mark.parametrize(
+  ("balanced", "of_users"), [(True, False), (False, False), (True, True)]
+)
 def test_all_that_leaves_costs_what_the_plan_says(
-  balanced, relation, monkeypatch
+  balanced, of_users, relation, monkeypatch
 ):
-  deviations = []
-
-  def counted(secret, noise_sd, source):
-    deviations.append(noise_sd)
-    return real(secret, noise_sd, source)
-
-  real = releases.release_counts
-  monkeypatch.setattr(releases, "release_counts", counted)
+  counts = recorded(monkeypatch, releases, "release_counts")
+  of_units = recorded(monkeypatch, training, "release_units")
   neighbours = NeighboringRelation[relation]
-  head, released = trained(balanced, neighboring_relation=neighbours)
+  head, released = trained(balanced, of_users, neighboring_relation=neighbours)
   precision = sum(each.noise_multiplier**-2 for each in released)
   assert precision**-0.5 == pytest.approx(
     head.statement.noise_multiplier, rel=1e-9
   )
   assert precision**-0.5 >= head.statement.noise_multiplier
-  names = [each.name for each in released]
-  assert names.count("class counts") == len(deviations) == balanced
+  noisy = {each.name: each for each in released}
+  moved = 2 if relation == "REPLACE_ONE" else 1
+  for name, calls, expected in (
+    ("class counts", counts, balanced),
+    ("units", of_units, of_users),
+  ):
+    assert (name in noisy) == len(calls) == expected
+    for args, _, value in calls:
+      assert args[1] >= moved * noisy[name].noise_multiplier
+      np.testing.assert_array_equal(value, noisy[name].value)
   if balanced:
-    (of_counts,) = (each for each in released if each.name == "class counts")
-    units = 2 if relation == "REPLACE_ONE" else 1
-    assert deviations[0] >= units * of_counts.noise_multiplier
+    of_counts = noisy["class counts"]
     assert not np.array_equal(of_counts.value, COUNTS)  # there is noise
     # Steps know the counts by what was released of them alone.
-    least = max(deviations[0], 1.0)
-    prior = np.maximum(of_counts.value, least)
+    prior = np.maximum(of_counts.value, max(counts[0][0][1], 1.0))
     expected = np.log(prior / prior.sum())
     np.testing.assert_allclose(released[-1].at["log_prior"], expected)
 
