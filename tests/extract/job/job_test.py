@@ -43,7 +43,12 @@ PORTABLE = [
   "--environment_type=LOOPBACK",
 ]
 ON_EACH_RUNNER = pytest.mark.parametrize(
-  "options", [[], THREADS, PORTABLE], ids=["plain", "threads", "portable"]
+  "options",
+  [
+    pytest.param([], id="plain"),
+    pytest.param(THREADS, id="threads"),
+    pytest.param(PORTABLE, id="portable", marks=pytest.mark.slow),
+  ],
 )
 RUNNERS = "tests.extract.recording_runner"
 
@@ -356,6 +361,7 @@ def test_the_listing_stays_with_the_private_data(job, tmp_path):
   assert found == {"shards.json"}
 
 
+@pytest.mark.slow
 def test_a_job_without_progress_is_given_up(job, tmp_path, monkeypatch):
   """Its worker hangs; the same command ends well once it does not."""
   whole = shard.shard_writer.write_shard

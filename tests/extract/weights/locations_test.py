@@ -363,6 +363,7 @@ class TestSecrets:
 
 
 class TestTogether:
+  @pytest.mark.slow
   def test_two_processes_download_once(self, url, served, server, cache):
     served.seconds = 1.5
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

@@ -30,6 +30,7 @@ def rewritten(run):
 
 
 class TestResultsThatWereChanged:
+  @pytest.mark.slow
   def test_any_field_of_any_head(self, sweep):
     run = read_run(sweep.run)
     cost_of(run)

@@ -63,7 +63,9 @@ def edited(
 @pytest.mark.parametrize(
   ("field", "of", "factor"),
   [
-    ("epsilon_by_relation", "REPLACE_ONE", 0.7),
+    pytest.param(
+      *("epsilon_by_relation", "REPLACE_ONE", 0.7), marks=pytest.mark.slow
+    ),
     ("epsilon_by_delta", "1e-05", 1 - 1e-7),
     # Where processors differ in the fifth digit.
     ("epsilon_by_delta", "1e-12", 1 - 1e-3),
