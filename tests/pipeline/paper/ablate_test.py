@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
@@ -208,6 +209,10 @@ class TestWhatItCosts:
   [
     ({"dataset": "cats"}, "the dataset 'cats', not 'pets'"),
     ({"split": "extra"}, "the split 'extra', not 'train'"),
+    (
+      {"privacy_unit": "user", "unit_id": np.arange(180)},
+      "the privacy unit 'user', not 'example'",
+    ),
   ],
 )
 def test_caches_of_other_images_are_refused_before_any_charge(
