@@ -169,7 +169,7 @@ def _scan(folder: str) -> list[Any]:
     entries = anywhere.scan(folder)
   except OSError as error:
     raise InputError(f"{folder!r} cannot be read: {error.strerror}.") from error
-  return [e for e in entries if e.name[0] != "." and e.name not in _LITTER]
+  return [e for e in entries if e.name[:1] != "." and e.name not in _LITTER]
 
 
 def folders_in(folder: str, listed: _Scan = _scan) -> list[str]:

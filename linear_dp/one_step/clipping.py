@@ -140,7 +140,6 @@ class ClippedGradientGrid:
     The second clips, a little early (see `row_radius`). It is 0 for a row of
     zeros, the null row, which so adds nothing, not even its bias; and, without
     a bias, for one shorter than about 3e-33.
-
     """
     norm = np.asarray(embedding_norm, np.float64)
     norm = np.sqrt(norm**2 + (norm > 0)) if self.train_bias else norm
