@@ -64,6 +64,8 @@ class Chosen(Mechanism):
   def from_json(cls, section: Mapping[str, Any]) -> Self:
     chosen = mechanism_of(section["chosen"])
     found = super().from_json({**section, "chosen": chosen})
+    if len(found.candidates) != len(found.noisy_counts):
+      raise ValueError("there is not one count for each candidate")
     least = found.release_noise_multiplier
     if getattr(found.chosen, "noise_multiplier", least) < least:
       raise ValueError(f"a candidate has less noise than {least}")

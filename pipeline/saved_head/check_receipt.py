@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from oneshot_dp.configs.extract_config import EXAMPLE_UNIT, check_unit_name
-from oneshot_dp.configs.head_config import HeadConfig, HeadName
+from oneshot_dp.configs.head_config import HeadConfig, HeadName, ReleaseOrder
 from oneshot_dp.linear_dp.accounting.plan import (
   NOT_PRIVATE,
   PrivacyStatement,
@@ -21,6 +21,7 @@ from oneshot_dp.linear_dp.accounting.sections import (
   privacy_section,
 )
 from oneshot_dp.linear_dp.accounting.vocabulary import NeighboringRelation
+from oneshot_dp.linear_dp.heads.multi_step.rule import MultiStepRule
 from oneshot_dp.linear_dp.heads.registry import Chosen, mechanism_of
 from oneshot_dp.linear_dp.heads.whitened.rule import WhiteningRule
 from oneshot_dp.linear_dp.noise.source import NoiseSource
@@ -49,6 +50,10 @@ _SOLVER_TOLERANCE = 1e-11
 _OF_CONVOLUTIONS = 1e-16
 """Absolute, in δ: processors differ in the last bits of random batches' law."""
 _SHA256 = re.compile("[0-9a-f]{64}")
+_OF_BOTH = ("feature_dim", "num_classes", "rows_per_unit")
+"""What a choice says, and what the head was made by that it chose."""
+_NEVER_NESTED = (Chosen, MultiStepRule)
+"""Whose releases share no noise, so that all of a run add up."""
 
 
 def problems(receipt: dict[str, Any]) -> list[str]:
@@ -82,6 +87,12 @@ def _problems(receipt: dict[str, Any]) -> Iterator[str]:
   for made, of in (mechanism, privacy), (mechanism, data), (chosen, data):
     shared = {name: of[name] for name in made.keys() & of.keys()}
     yield from _compare(made, shared, "mechanism.")
+  n = data["num_examples"]
+  if not (type(n) is int and n > 0):
+    yield f"data.num_examples is {n!r}, which is no number of rows."
+  if isinstance(stated, Chosen):
+    sizes = {name: mechanism[name] for name in _OF_BOTH if name in chosen}
+    yield from _compare(chosen, sizes, "mechanism.chosen.")
   if SETTING in training:
     public = PublicRecord.from_json(training[SETTING])
     yield from _compare(training, {SETTING: public.as_json()}, "training.")
@@ -193,6 +204,11 @@ def _problems_of_composition(
   entry = composition["ledger_entry"]
   if entry is not None and not _SHA256.fullmatch(str(entry)):
     yield "ledger_entry names no charge."
+  orders: tuple[str, ...] = get_args(ReleaseOrder)
+  if privacy["noise_sd_steps"] > 0 and isinstance(stated, _NEVER_NESTED):
+    orders = ("independent",)
+  if (order := composition["order"]) not in orders:
+    yield f"composition.order is {order!r}, not {' or '.join(orders)}."
   plan = plan_of(receipt, stated.sampling)
   expected = composition_section(plan)
   yield from _compare(composition, expected)

@@ -125,6 +125,7 @@ class Contract(PerExample, HeadContract):
       (("mechanism", "batches", "batch_size"), 0),
       (("mechanism", "batches", "num_examples"), 10**400),
       (("data", "num_examples"), 181),
+      (("composition", "order"), "nested"),
     ],
   )
   def test_a_fact_of_steps_that_is_changed_is_reported(

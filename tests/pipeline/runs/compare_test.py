@@ -235,6 +235,12 @@ class TestChoose:
       (("mechanism", "chosen", "num_examples"), 9),
       (("mechanism", "clipped"), "row" if of_users else "whole unit"),
       (("mechanism", "chosen", "clipped"), "row" if of_users else "mean"),
+      (("mechanism", "feature_dim"), 9),
+      (("mechanism", "chosen", "feature_dim"), 9),
+      (("mechanism", "chosen", "num_classes"), 9),
+      (("mechanism", "chosen", "rows_per_unit"), 2),
+      (("mechanism", "candidates"), [*looked_at, "lamb"]),
+      (("composition", "order"), "nested"),
     ):
       assert problems(changed(receipt, path, value))
 

@@ -87,6 +87,7 @@ def test_every_honest_receipt_holds(
   (head,) = train_heads(train_cache, plan, config, privacy, ledger_dir=None)
   receipt = write_head(tmp_path / "head", head, train_cache.info)
   assert problems(receipt) == []
+  assert problems(changed(receipt, ("composition", "order"), "twice"))
   # From first principles, with no code of ours: the noise is as much as the
   # sensitivity times the sigma that dp_accounting wants.
   found = receipt["privacy"]
@@ -141,6 +142,10 @@ def test_any_number_that_is_changed_is_reported(receipt):
     (("training", "initial_bias"), 0.0),
     (("training", "train_bias"), True),
     (("data", "class_names"), ["a", "b"]),
+    (("data", "num_examples"), 0),
+    (("data", "num_examples"), True),
+    (("data", "num_examples"), 180.0),
+    (("data", "num_examples"), MISSING),
   ],
 )
 def test_a_fact_that_is_changed_is_reported(receipt, path, value):
