@@ -146,7 +146,8 @@ class BlockBuilder:
     for good, why in (
       (
         (rows.label >= 0) & (rows.label < k),
-        f"has a label outside [0, {k}); mend the labels or the class names.",
+        f"has a label outside [0, {k}); mend the labels or the"
+        " number of classes.",
       ),
       (
         np.isfinite(rows.embedding).all(axis=1),

@@ -76,7 +76,7 @@ def _checked_path(location: str, wanted: str | None) -> pathlib.Path:
   path = pathlib.Path(location)
   if not path.is_file():
     what = "is not a file" if path.exists() else "does not exist"
-    raise InputError(f"The weights {location} {what}: give {_KNOWN}.")
+    raise InputError(f"The weights' path {location} {what}: give {_KNOWN}.")
   if wanted:
     try:
       found = file_sha256(path)

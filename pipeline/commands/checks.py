@@ -44,4 +44,5 @@ def check_beam_options(options: Sequence[str], kinds: Iterable[type]) -> None:
     pipeline_options(options)
   except UnknownFlagError as error:
     hint = did_you_mean(error.flag.replace("_", "-"), listed_flags(kinds))
-    raise InputError(f"{error} {hint}") from error
+    asked = hint.replace("did", "Did", 1)
+    raise InputError(f"{error} {asked}".rstrip()) from error

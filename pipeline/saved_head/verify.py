@@ -87,7 +87,10 @@ def verify_head(directory: Path, ledger_dir: Path | None = None) -> HeadCheck:
         f" bytes were looked up: {_NOBODY}"
       )
     elif paid is None:
-      found.append(f"ledger_entry {name[:12]} is not in {ledger.path}.")
+      found.append(
+        f"ledger_entry {name[:12]} is not in {ledger.path}: if a ledger in"
+        " another folder was charged, name that folder (--ledger-dir)."
+      )
     else:
       found += _problems_of_charge(saved.receipt, paid)
       if left and not (is_vouched or found):

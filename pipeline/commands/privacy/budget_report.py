@@ -22,6 +22,10 @@ _SHORT = 12
 _KEPT = {"private_digest", "keys_digest", "row_keys", "nonce"}
 """What stays in the ledger: a digest or keys of private rows tell whoever holds
 a candidate that it is the one, and the nonce hides them in names of entries."""
+_NO_LEDGER = (
+  ": there is no such ledger yet; what another folder's ledgers (--ledger-dir)"
+  " were charged is not known here"
+)
 
 
 def budget_report(
@@ -46,7 +50,7 @@ def budget_report(
   }
   lines.append(f"cap: {cap or 'none; see `oneshot-dp budget set --help`'}")
   if len(earlier) == len(entries):
-    no_ledger = "" if entries else ": there is no such ledger yet"
+    no_ledger = "" if entries else _NO_LEDGER
     lines.append(f"nothing has been released{no_ledger}")
   else:
     delta = _delta_of_total(entries, cap) if delta is None else delta

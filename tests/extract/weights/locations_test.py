@@ -99,7 +99,7 @@ class TestPath:
     assert path.exists()
 
   def test_must_be_a_file(self, tmp_path):
-    with refused("does not exist: give a path, https"):
+    with refused("path .* does not exist: give a path, https"):
       local_weights(str(tmp_path / "missing.npz"))
     with refused("is not a file"):
       local_weights(str(tmp_path))

@@ -41,6 +41,10 @@ ASKED_WRONGLY = [
   (f"{SWEEP} --num-draw 2", "did you mean --num-draws?"),
   (f"{TRAIN} --qiet", "did you mean --quiet?"),
   (f"{EXTRACT} --nope 3", "--nope is neither"),
+  (
+    f"{EXTRACT} --backbone.nmae x",
+    "see its --help. Did you mean --backbone.name?",
+  ),
   (f"{EXTRACT} stray", "'stray' is one word too many"),
   (f"{EXTRACT} --a=b c", "'c' is one word too many"),
   ("extract --out {out} {config}", "CONFIG comes first"),

@@ -89,7 +89,10 @@ assert not {"jax", "scipy.special", "scipy.stats"} & set(sys.modules)
 
   def test_nothing_yet_and_a_cap_alone(self, place, capsys):
     out, _ = succeeds(capsys, *place(SHOW))
-    assert "nothing has been released: there is no such ledger yet" in out
+    assert (
+      "nothing has been released: there is no such ledger yet; what another"
+      " folder's ledgers (--ledger-dir) were charged is not known here"
+    ) in out
     succeeds(capsys, *place(SET))
     out, _ = succeeds(capsys, *place(SHOW))
     assert "nothing has been released" in out
