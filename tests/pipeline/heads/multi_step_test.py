@@ -125,13 +125,16 @@ class Contract(PerExample, HeadContract):
       (("mechanism", "batches", "batch_size"), 0),
       (("mechanism", "batches", "num_examples"), 10**400),
       (("data", "num_examples"), 181),
-      (("composition", "order"), "nested"),
     ],
   )
   def test_a_fact_of_steps_that_is_changed_is_reported(
     self, receipt, path, value
   ):
     assert problems(changed(receipt, path, value))
+
+  def test_nested_releases_that_it_has_not(self, receipt):
+    (said,) = problems(changed(receipt, ("composition", "order"), "nested"))
+    assert said == "composition.order is 'nested', not independent."
 
 
 @pytest.mark.slow

@@ -87,7 +87,8 @@ def test_every_honest_receipt_holds(
   (head,) = train_heads(train_cache, plan, config, privacy, ledger_dir=None)
   receipt = write_head(tmp_path / "head", head, train_cache.info)
   assert problems(receipt) == []
-  assert problems(changed(receipt, ("composition", "order"), "twice"))
+  (said,) = problems(changed(receipt, ("composition", "order"), "twice"))
+  assert said == "composition.order is 'twice', not nested or independent."
   # From first principles, with no code of ours: the noise is as much as the
   # sensitivity times the sigma that dp_accounting wants.
   found = receipt["privacy"]
