@@ -28,9 +28,10 @@ def numbers_of(
   """
   known = [(name or "").strip() for name in names]
   if missing := [where(i) for i, name in enumerate(known) if not name]:
+    n = len(missing)
+    have = "1 image has" if n == 1 else f"{n:,} images have"
     raise InputError(
-      f"{len(missing):,} images have no {unit}, and each needs one:"
-      f" {shortened(missing)}."
+      f"{have} no {unit}, and each needs one: {shortened(missing)}."
     )
   owners: dict[int, str] = {}
   for name in set(known):

@@ -211,8 +211,10 @@ def _numbered(
     for i, label in enumerate(labels)
     if not (isinstance(label, int) and 0 <= label < k)
   ]:
+    n = len(wrong)
+    have = "1 image has" if n == 1 else f"{n:,} images have"
     raise InputError(
-      f"{len(wrong):,} images have no label {key!r} among the {k} classes, by"
+      f"{have} no label {key!r} among the {k} classes, by"
       f" name or from 0 to {k - 1}: {shortened(wrong)}."
     )
   return [int(label) for label in labels]

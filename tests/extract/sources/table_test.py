@@ -213,9 +213,9 @@ def test_what_datasets_computed_is_no_data(tmp_path):
   ("given", "changes", "said"),
   [
     ({"label": [0, 3, -1]}, {}, r"^2 images have no label .* 3 classes.*\[.*1"),
-    ({"label": ["cat", "dog", "cow"]}, {}, "1 images have no label"),
+    ({"label": ["cat", "dog", "cow"]}, {}, "1 image has no label"),
     ({"patient": ["a", None, " "]}, {}, "2 images have no patient"),
-    ({"patient": [1, None, 2]}, {}, "1 images have no patient"),
+    ({"patient": [1, None, 2]}, {}, "1 image has no patient"),
     ({"patient": [1.5, 2, 2]}, {}, "'patient' must be all integers .* float"),
     ({}, {"num_classes": 4}, "num_classes=4 but .* has 3 class_names"),
     ({}, {"class_names": ("a", "a", "b")}, "class"),
@@ -264,7 +264,7 @@ def test_columns_that_are_not_there(tmp_path, kind, table, changes, said):
     ({"d/a.png": b"x", "d/a.json": b"no"}, r"\[d/a.json\] is damaged .* pack"),
     ({"a.png": b"x", "a.json": b"[]"}, r"\[a.json\] is damaged"),
     ({"a.png": b"x", "a.cls": b"\xff"}, r"\[a.cls\] is no text"),
-    ({"a.png": b"x"}, r"1 images have no label 'label' .*\[a.png\]"),
+    ({"a.png": b"x"}, r"1 image has no label 'label' .*\[a.png\]"),
     ({"a.png": None, "a.cls": b"0"}, "'a.png' is cut short, a link or"),
   ],
 )

@@ -67,8 +67,8 @@ def test_a_table_and_an_expression_say_the_same(root, table):
 @pytest.mark.parametrize(
   ("table", "said"),
   [
-    (TABLE, r"1 images have no patient in .*: 'dog/deep/anna_3.png'\.$"),
-    (WHOLE.replace(",bo", ", "), "1 images have no patient in .*'cat/bo_2.png"),
+    (TABLE, r"1 image has no patient in .*: 'dog/deep/anna_3.png'\.$"),
+    (WHOLE.replace(",bo", ", "), "1 image has no patient in .*'cat/bo_2.png"),
     ("(?P<patient>bo)_", "2 images have no patient in .*'cat/anna_1.png', 'd"),
     (WHOLE + "dog/9.png,bo\n", "names 1 files that are no .*: 'dog/9.png'; re"),
     (WHOLE + "./cat/bo_2.png,bo\n", "has 'cat/bo_2.png' more than once"),
