@@ -188,7 +188,7 @@ def test_the_backbone_is_the_receipts(place, tmp_path, capsys, monkeypatch):
     ("{place}/other.parquet", "has no column of image files as bytes"),
     ("{place}/label.npz", "no array 'image'"),
     ("{place}/photos --top-k 4", "--top-k 4 must be from 1 to"),
-    ("{place}/photos --tpo-k 4", "did you mean --top-k?"),
+    ("{place}/photos --tpo-k 4", "Did you mean --top-k?"),
     ("{place}/photos --out {place}/unit_norm", "already holds something"),
   ],
 )
