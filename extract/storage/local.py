@@ -65,7 +65,9 @@ class LocalStore:
       try:
         # Unlike a rename it fails where the name is taken.
         os.link(temporary, final)
-      except OSError:  # It is; or the file system has no second names.
+      except FileExistsError:
+        return final.read_bytes() == data
+      except OSError:  # Some file systems have no second names.
         if final.exists():
           return final.read_bytes() == data
         os.replace(temporary, final)
