@@ -233,7 +233,15 @@ def _write(chain: LockedChain, facts: dict[str, Any]) -> str:
 
 def charge_aloud(ledger: Ledger, *charges: Charge) -> list[str]:
   """Charges, and says on stderr where; a new ledger is worth a second look."""
-  is_new = not (ledger.path.exists() and ledger.path.stat().st_size)
+  is_new = not _is_begun(ledger.path)
+  usual = default_ledger_dir() / ledger.path.name
+  if is_new and _is_begun(usual):
+    print(
+      f"warning: {usual} is of {ledger.dataset!r}, too: what it was charged"
+      f" for, and its cap, do not count in {ledger.path.parent}; is"
+      " --ledger-dir right?",
+      file=sys.stderr,
+    )
   entries = ledger.charge(*charges)
   print(f"charged to {ledger.path}", file=sys.stderr)
   if is_new:
@@ -243,6 +251,10 @@ def charge_aloud(ledger: Ledger, *charges: Charge) -> list[str]:
       file=sys.stderr,
     )
   return entries
+
+
+def _is_begun(path: Path) -> bool:
+  return path.exists() and path.stat().st_size > 0
 
 
 def _check_unit(entries: Sequence[dict[str, Any]], privacy_unit: str) -> None:

@@ -172,6 +172,19 @@ def test_other_rows_begin_their_own_ledger(imported, train):
     train(imported(name, rows(zeros, slice(0, count))))
 
 
+def test_another_folder_of_ledgers_is_doubted(imported, train, ledger_dir):
+  cache = imported("pets", ALL)
+  train(cache)
+  line, *_ = (
+    line
+    for line in train(cache, flags="--out o --ledger-dir legders").splitlines()
+    if line.startswith("warning: ")
+  )
+  (pets,) = ledger_dir.glob("pets-*.jsonl")
+  assert f"{pets} is of 'pets', too" in line
+  assert "do not count in legders; is --ledger-dir right?" in line
+
+
 def test_baselines_and_counts_are_found_too(imported, train, run):
   pets, test = imported("pets", ALL), arrays(embedding=MORE[:N])
   scored = imported("test", test, "--split test")
