@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HeadConfig, HeadName, PrivacyConfig
+from oneshot_dp.configs.head_config import (
+  HeadConfig,
+  HeadName,
+  PrivacyConfig,
+  called,
+)
 from oneshot_dp.pipeline.commands.flags import OnHosts, PublicOptions, RunFlags
 from oneshot_dp.pipeline.shell.answer import Answer
 
@@ -122,7 +127,7 @@ def _choose(flags: Flags, hosts: "Hosts") -> Answer:
   )
   plan = make_plan(flags.epsilons, flags.privacy, order="independent")
   note = (
-    f"choosing among {', '.join(methods)}, within epsilon"
+    f"choosing among {', '.join(map(called, methods))}, within epsilon"
     f" {printable(plan.composed_epsilon)} for all of it"
   )
   # Keys decide who is held out: one row is in heads or in counts, not in both.
@@ -132,4 +137,8 @@ def _choose(flags: Flags, hosts: "Hosts") -> Answer:
     facts={"keys_digest": cache.keys_digest},
     note=note,
   )
-  return deliver(cache, training, flags.privacy, flags.out, flags.ledger_dir)
+  made = deliver(cache, training, flags.privacy, flags.out, flags.ledger_dir)
+  chosen = made.facts["receipt"]["training"]["head"]
+  return dataclasses.replace(
+    made, text=f"{made.text}\nchosen: {called(chosen)}"
+  )

@@ -13,6 +13,7 @@ from oneshot_dp.configs.head_config import (
   MethodName,
   PrivacyConfig,
   StepsConfig,
+  called,
 )
 from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.linear_dp.heads.whitened import training as whitened
@@ -211,8 +212,10 @@ class TestChoose:
     asked = self.CHOOSE.replace("{train}", str(train_cache.path))
     out, err = succeeds(capsys, *place(asked))
     assert "out: epsilon = 4 at delta = 1e-05" in out
+    method = read_head(tmp_path / "out").receipt["training"]["head"]
+    assert out.endswith(f"\nchosen: {called(method)}\n")
     assert err.splitlines()[1].startswith(
-      "choosing among lamb, adam, momentum, whitened, "
+      "choosing among lamb, adam, momentum, auto, "
     )
     folder = tmp_path / "out"
     assert verify_head(folder, tmp_path / "ledgers").problems == ()
