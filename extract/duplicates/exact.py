@@ -28,7 +28,8 @@ from oneshot_dp.extract.cache.reader import FeatureCache
 from oneshot_dp.extract.duplicates.near import CosineIndex
 
 _QUERY_BLOCKS = 128
-"""Of the other cache in memory; the more, the narrower their windows."""
+"""How many blocks of the other cache are in memory; the more, the narrower
+the windows of each."""
 
 Progress = Callable[[str, int, int], object]
 """Called with what is being done, how much of it is done, and of how much."""
