@@ -1,1 +1,0 @@
-"""Images that are in a cache twice, or in two caches."""

@@ -1,1 +1,0 @@
-"""How the embedded weights of `glyph_vit` are made, from nothing private."""

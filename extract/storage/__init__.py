@@ -1,1 +1,0 @@
-"""Where caches live. A new place to keep them goes here."""

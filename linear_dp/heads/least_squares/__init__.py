@@ -1,1 +1,0 @@
-"""A linear discriminant from noisy moments, in closed form."""

@@ -1,1 +1,0 @@
-"""Noisy steps with every choice open."""

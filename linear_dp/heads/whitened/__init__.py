@@ -1,1 +1,0 @@
-"""Private whitening, then noisy steps."""

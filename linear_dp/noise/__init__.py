@@ -1,1 +1,0 @@
-"""Exactly sampled Gaussian noise, and where its random bits come from."""

@@ -1,4 +1,0 @@
-"""Attacks that bound epsilon from below.
-
-A new attack gives scores or counts, and an `AuditReport` of what they prove.
-"""

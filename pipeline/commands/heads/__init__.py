@@ -1,1 +1,0 @@
-"""Commands that train heads and score them."""

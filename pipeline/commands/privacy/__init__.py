@@ -1,1 +1,0 @@
-"""Commands that keep count of releases, check them and attack them."""

@@ -1,1 +1,0 @@
-"""Features that somebody else computed, into a cache."""

@@ -1,1 +1,0 @@
-"""What was spent of each private data set, and what may be."""

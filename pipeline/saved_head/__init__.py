@@ -1,1 +1,0 @@
-"""A head on disk: weights, receipt, model card, and what `verify` says."""

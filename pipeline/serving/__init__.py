@@ -1,1 +1,0 @@
-"""A saved head at work: predictions for images, and exports to elsewhere."""

@@ -1,1 +1,0 @@
-"""From a cache to private heads: checked, charged, trained."""
