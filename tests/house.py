@@ -1,0 +1,173 @@
+"""The house in numbers: `python tests/house.py` prints each beside its target.
+
+Lines and files are of what git tracks. What `train` and an image enter is
+counted by running both on made-up data: every function of ours that is called
+in a fresh process, and the files that these are in.
+"""
+
+import collections
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGES = "configs/", "extract/", "linear_dp/", "pipeline/", "oneshot_dp/"
+
+RUNS = """
+import json, os, pathlib, sys, threading
+entered = set()
+roots = tuple(f"{sys.argv[1]}/{name}" for name in %r)
+def note(frame, event, _):
+  code = frame.f_code
+  if event == "call" and not code.co_name.startswith("<"):
+    if os.path.realpath(code.co_filename).startswith(roots):
+      entered.add((os.path.realpath(code.co_filename), code.co_qualname))
+%s
+threading.setprofile(note)
+sys.setprofile(note)
+run()
+sys.setprofile(None)
+print(json.dumps([len({file for file, _ in entered}), len(entered)]))
+""" % (PACKAGES, "%s")
+
+TRAIN = """
+import contextlib, io
+from oneshot_dp.pipeline import cli
+def run():
+  with contextlib.redirect_stdout(io.StringIO()):
+    assert cli.main(["train", "--cache", "cache", "--epsilon", "1", "--delta",
+                     "1e-4", "--out", "head", "--ledger", "ledger"]) == 0
+"""
+
+IMAGE = """
+from oneshot_dp.pipeline import cli
+from oneshot_dp.extract.job import job
+made = job.extract_shard
+def run():
+  pass
+def counted(*arguments):
+  threading.setprofile(note)
+  sys.setprofile(note)
+  return made(*arguments)
+job.extract_shard = counted
+assert cli.main(["extract", "images.npz", "--split", "all", "--backbone",
+                 "glyph_vit", "--out", "cache"]) == 0
+sys.setprofile(None)
+"""
+
+
+def tracked(*patterns: str) -> list[pathlib.Path]:
+  """Files of these patterns that git knows, links left out."""
+  listed = subprocess.run(
+    ["git", "ls-files", "-z", *patterns],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout.split("\0")
+  paths = [ROOT / name for name in listed if name]
+  return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def lines(paths: list[pathlib.Path]) -> int:
+  return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def commands_and_flags() -> tuple[int, int]:
+  """Commands, and distinct flags in their help, Beam's left out."""
+  from oneshot_dp.pipeline.commands import COMMANDS
+
+  flags: collections.Counter[str] = collections.Counter()
+  for name in COMMANDS:
+    shown = subprocess.run(
+      [sys.executable, "-m", "oneshot_dp", name, "--help"],
+      cwd=ROOT,
+      capture_output=True,
+      text=True,
+    ).stdout
+    flags.update(set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", shown)))
+  return len(COMMANDS), len(flags)
+
+
+def entered(setup: str, folder: str) -> tuple[int, int]:
+  """Files and functions of ours that a run enters."""
+  said = subprocess.run(
+    [sys.executable, "-c", RUNS % setup, str(ROOT)],
+    cwd=folder,
+    check=True,
+    capture_output=True,
+    text=True,
+    env=None,
+  ).stdout
+  files, functions = json.loads(said.splitlines()[-1])
+  return files, functions
+
+
+def make_material(folder: str) -> None:
+  """A cache of two classes and an npz of images, in this folder."""
+  import numpy as np
+
+  import oneshot_dp
+
+  rng = np.random.default_rng(0)
+  label = np.arange(4000) % 2
+  embedding = rng.standard_normal((4000, 8)) + 2 * label[:, None]
+  oneshot_dp.write_cache(
+    f"{folder}/cache",
+    embedding.astype(np.float32),
+    label,
+    num_classes=2,
+    dataset="made-up",
+  )
+  np.savez(
+    f"{folder}/images.npz",
+    image=rng.integers(0, 256, (32, 24, 24, 3), np.uint8),
+    label=label[:32],
+    class_names=["a", "b"],
+  )
+
+
+def main() -> None:
+  product = [
+    path
+    for path in tracked("*.py")
+    if path.relative_to(ROOT).as_posix().startswith(PACKAGES)
+  ]
+  tests = tracked("tests/*.py")
+  privacy = (ROOT / "PRIVACY.md").read_text()
+  markdown = [p for p in tracked("*.md") if p.name != "CHANGELOG.md"]
+  commands, flags = commands_and_flags()
+  rows = [
+    ("product lines", lines(product), 14_000),
+    ("product files", len(product), 100),
+    ("test lines", lines(tests), 15_000),
+    ("PRIVACY.md lines", len(privacy.splitlines()), 350),
+    ("PRIVACY.md words", len(privacy.split()), 4_500),
+    ("README.md words", len((ROOT / "README.md").read_text().split()), 1_200),
+    ("Markdown lines but CHANGELOG", lines(markdown), 1_100),
+    ("commands", commands, 13),
+    ("distinct flags", flags, 60),
+  ]
+  for name, setup, most in (
+    ("train enters", TRAIN, (40, 180)),
+    ("an image enters", IMAGE, (12, 70)),
+  ):
+    with tempfile.TemporaryDirectory() as folder:
+      make_material(folder)
+      if setup is IMAGE:
+        subprocess.run(["rm", "-r", f"{folder}/cache"], check=True)
+      files, functions = entered(setup, folder)
+    rows += [
+      (f"files that {name}", files, most[0]),
+      (f"functions that {name}", functions, most[1]),
+    ]
+  for name, value, target in rows:
+    mark = "" if value <= target else "  over"
+    print(f"{name:33} {value:7,} of {target:7,}{mark}")
+
+
+if __name__ == "__main__":
+  main()
