@@ -34,7 +34,7 @@ class LostHostError(RunError):
     super().__init__(said)
 
 
-MOST_CLASSES = int(os.environ.get("ONESHOT_DP_MOST_CLASSES", 1_000_000))
+_MOST_CLASSES = 1_000_000
 """More are taken for a slip of the pen: each takes a row of every head."""
 _LONGEST_NAME = 1000
 _FORGES_LINES = ("Cc", "Cs", "Zl", "Zp")  # control, no UTF-8, line breaks
@@ -76,10 +76,14 @@ def _forges(c: str) -> bool:
 
 def check_num_classes(num_classes: int, place: str) -> None:
   """Refuses more classes than anybody has, before memory is asked for."""
-  if num_classes > MOST_CLASSES:
+  variable = "ONESHOT_DP_MOST_CLASSES"
+  most = os.environ.get(variable, str(_MOST_CLASSES))
+  if not most.isdecimal():
+    raise InputError(f"{variable}={most!a} is no number: unset it.")
+  if num_classes > int(most):
     raise InputError(
-      f"{place} makes {num_classes} classes, more than {MOST_CLASSES}: mend it,"
-      " or set ONESHOT_DP_MOST_CLASSES if there are so many."
+      f"{place} makes {num_classes} classes, more than {most}: mend it, or set"
+      f" {variable} if there are so many."
     )
 
 

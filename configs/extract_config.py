@@ -1,0 +1,166 @@
+"""What an extraction is: images, a backbone, and a cache of its embeddings."""
+
+import dataclasses
+import re
+from typing import Literal
+
+from oneshot_dp.configs.errors import InputError, check_name, check_positive
+
+Resample = Literal["bilinear", "bicubic", "lanczos"]
+OnDecodeError = Literal["fail", "skip"]
+EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
+ComputeDtype = Literal["float32", "bfloat16"]
+
+EXAMPLE = "example"
+"""The privacy unit where every row is one of its own."""
+# It is printed, and goes into receipts and model cards.
+_UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
+
+
+def check_unit_name(name: str) -> None:
+  """InputError: it cannot name a privacy unit coarser than an example."""
+  if name == EXAMPLE or not _UNIT_NAME.fullmatch(name):
+    raise InputError(
+      f'unit name {name[:80]!a} must be a short public one such as "user" or'
+      f' "patient", and not "{EXAMPLE}".'
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+  """Which labelled images; the location says of what kind they are.
+
+  Attributes:
+    location: a folder of a folder for each class, or of folders train/, test/ …
+      of such; FILE.npz; Parquet files or WebDataset tars, one, several or a
+      folder of them, also as shards/{00..12}.tar or shards/*.tar; gs:// and
+      s3:// URLs of any of these; tfds:NAME.
+    split: train, test …; default: the only one that there is.
+    name: public name of the data set; default: the location's last part.
+    image: the column, feature or (of tars) extension that has the images;
+      default: the only one that can be, or `image`.
+    label: that which has the classes; default: the ClassLabel, `label`, or cls.
+    class_names: all classes, public, where the data do not name them, or where
+      a class may be without an image.
+    num_classes: K, where nothing names the classes: they are 0 to K - 1.
+    units: whose each image is, where somebody may have many. Of files: FILE.csv
+      whose header is "file," and the unit's public name (file,patient), or a
+      regular expression with one group of that name ('(?P<patient>[^/_]+)_')
+      that is searched for in the path. Else a column, array or feature, whose
+      name is the unit's.
+    data_dir: where TFDS keeps its data; default: TFDS's own.
+  """
+
+  location: tuple[str, ...]
+  split: str | None = None
+  name: str | None = None
+  image: str | None = None
+  label: str | None = None
+  class_names: tuple[str, ...] = ()
+  num_classes: int | None = None
+  units: str | None = None
+  data_dir: str | None = None
+
+  def __post_init__(self):
+    check_positive("--num-classes", self.num_classes)
+    for flag, text in (("location", self.location), ("--name", self.name)):
+      for name in text if isinstance(text, tuple) else filter(None, (text,)):
+        check_name(flag, name)
+    for name in self.class_names:
+      check_name("--class-names", name)
+    if "%" in (self.split or ""):
+      raise InputError(
+        f"--split {self.split!a}: parts are chosen when a cache is read, by"
+        " `train --rows '[:80%]'`; extract the whole split."
+      )
+    if self.class_names and self.num_classes:
+      raise InputError(
+        "--class-names says how many there are: leave --num-classes out."
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreprocessConfig:
+  """Changes to the preprocessing that the backbone's weights were made for.
+
+  None leaves what the backbone's reference does.
+
+  Attributes:
+    image_size: side of the square that the backbone takes, pixels.
+    resize: a number: the shorter side is resized to this many pixels, then the
+      central square cropped. "square": both sides are resized straight to
+      `image_size`. "crop": as the reference if it crops, else the shorter side
+      to 8/7 of `image_size`, and crop. Default: as the reference, in proportion
+      to `image_size`.
+    resample: the filter.
+    antialias: whether it is widened when shrinking, as Pillow does; bilinear
+      can do without, as TensorFlow does by default.
+    mean, std: per channel, in units of [0, 1]; (x/255 - mean)/std.
+  """
+
+  image_size: int | None = None
+  resize: int | Literal["square", "crop"] | None = None
+  resample: Resample | None = None
+  antialias: bool | None = None
+  mean: tuple[float, float, float] | None = None
+  std: tuple[float, float, float] | None = None
+
+  def __post_init__(self):
+    check_positive("--image-size", self.image_size)
+    if isinstance(self.resize, int):
+      check_positive("--resize", self.resize)
+    if self.std is not None and not min(self.std) > 0:
+      raise InputError(f"--std {self.std} must be positive.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExtractConfig:
+  """One extraction: a split of a source through a backbone into a cache.
+
+  Attributes:
+    source: which images.
+    backbone: a listed name, or FILE.py:FUNCTION, a function of the user's own.
+    weights: the pretrained weights, a path, https://, gs:// or s3:// URL, or
+      hf://OWNER/REPO/FILE; default: those that the name stands for.
+    weights_sha256: what their SHA-256 must be, in hexadecimal.
+    embedding: where in the backbone it is taken; default: its usual place.
+    compute_dtype: of the matrix products; normalisation and softmax stay in
+      float32. Default: bfloat16 on a TPU or GPU, float32 on a CPU.
+    preprocess: what the backbone is shown, where that is not its reference.
+    views: the mean over so many random views of each image (inception crop and
+      flip) is stored, instead of the embedding of its centre.
+    view_min_area: the smallest share of the image that a view may show.
+    batch_size: images per device call, all local devices together; default: 16
+      for each CPU device, 64 for each TPU chip, 256 for each GPU.
+    embedding_dtype: of the embeddings in the cache.
+    shard_rows: images per shard; a kill loses one shard of work.
+    decode_threads: default: one per core.
+    on_decode_error: "fail" stops at images that cannot be decoded, "skip"
+      leaves them out.
+    stall_seconds: the job ends when nothing was finished for so long.
+  """
+
+  source: SourceSettings
+  backbone: str = "vit_b16"
+  weights: str | None = None
+  weights_sha256: str | None = None
+  embedding: str | None = None
+  compute_dtype: ComputeDtype | None = None
+  preprocess: PreprocessConfig = PreprocessConfig()
+  views: int | None = None
+  view_min_area: float = 0.08
+  batch_size: int | None = None
+  embedding_dtype: EmbeddingDtype = "float16"
+  shard_rows: int = 2048
+  decode_threads: int | None = None
+  on_decode_error: OnDecodeError = "fail"
+  stall_seconds: int = 3600
+
+  def __post_init__(self):
+    for field in ("views", "batch_size", "shard_rows", "decode_threads"):
+      check_positive(f"--{field.replace('_', '-')}", getattr(self, field))
+    check_positive("--stall-seconds", self.stall_seconds)
+    if not 0 < self.view_min_area <= 1:
+      raise InputError(
+        f"--view-min-area {self.view_min_area} is not in (0, 1]."
+      )

@@ -1,0 +1,94 @@
+"""Which head to train, and how, privacy aside."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal, Self, get_args
+
+from oneshot_dp.configs.errors import InputError
+
+OneStepName = Literal["lamb", "adam", "momentum"]
+HeadName = Literal["auto", OneStepName]
+HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PublicStart:
+  """A vector for each class, by whose products with rows they are ranked.
+
+  Attributes:
+    vectors: [K, d] float64, no function of the private rows or their labels.
+    sha256: of the file that they were read from, or of the array.
+  """
+
+  vectors: Any  # an array; not named, so that --help does not wait for NumPy
+  sha256: str
+
+  @classmethod
+  def of(
+    cls,
+    vectors: Any,
+    *,
+    num_classes: int,
+    feature_dim: int,
+    names: Sequence[str] = (),
+    sha256: str = "",
+  ) -> Self:
+    """Checks public vectors [K, d], in the order of the classes.
+
+    Raises:
+      InputError: another shape or type; a vector of zeros, or with a number
+        that is not finite; or the same vector for all classes.
+    """
+    import numpy as np
+
+    array = np.asarray(vectors)
+    wanted = num_classes, feature_dim
+    if array.dtype.kind not in "fiu" or array.shape != wanted:
+      raise InputError(
+        f"start is {array.dtype} {array.shape}: give numbers of shape"
+        f" {wanted}, a vector for each class."
+      )
+    array = array.astype(np.float64)
+    for i, vector in enumerate(array):
+      if not np.isfinite(vector).all() or not vector.any():
+        what = "zeros only" if np.isfinite(vector).all() else "not finite"
+        raise InputError(
+          f"start of class {names[i] if names else i!r} is {what}: give a"
+          " vector that tells the class from others."
+        )
+    ranking = array / np.abs(array).max()
+    if np.abs(ranking - ranking.mean(axis=0)).max() < 2**-40:
+      raise InputError("start is one vector for all classes: it ranks none.")
+    digest = hashlib.sha256(array.tobytes()).hexdigest()
+    return cls(vectors=array, sha256=sha256 or digest)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadOptions:
+  """Settings of `auto`; the heads of one step have none.
+
+  Attributes:
+    balanced: for classes of very different sizes: accuracy as a mean over
+      classes, by noisy counts of their rows, which are paid for.
+    start: public vectors by class, to start from at no cost.
+  """
+
+  balanced: bool = False
+  start: PublicStart | None = None
+
+  def as_json(self) -> dict[str, Any]:
+    """What a receipt says of them."""
+    start = {"start_sha256": self.start.sha256} if self.start else {}
+    return {"balanced": self.balanced, **start}
+
+  def check(self, head: str) -> None:
+    """InputError: a head of another name, or of other settings."""
+    if head not in HEAD_NAMES:
+      raise InputError(f"head={head!r} must be one of {', '.join(HEAD_NAMES)}.")
+    asked = [name for name, value in self.as_json().items() if value]
+    if asked and head != "auto":
+      name = asked[0].removesuffix("_sha256")
+      raise InputError(
+        f"{name} is a setting of head 'auto', not of {head!r}: leave it out."
+      )

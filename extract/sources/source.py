@@ -1,0 +1,67 @@
+"""What every source of images looks like.
+
+A source is one split of a data set: a frozen dataclass whose fields say what
+it consists of, in order. It is opened once, where a job is started; workers
+make it again of these fields (`open_source.reopened`). Images come undecoded:
+to decode them is work for the job's threads, and what cannot be decoded is
+theirs to report, by `where`.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import UInt8
+
+
+# Not comparable: `==` on the image array has no single truth value.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Example:
+  """One labelled image.
+
+  >>> Example(label=1, image=b"", where="cat/7.png").where
+  'cat/7.png'
+
+  Attributes:
+    label: class index, in [0, len(class_names)).
+    image: the bytes of an image file, or the pixels, uint8 [h, w, 3 or 1].
+    where: a path, or `cifar10/train[17]`; escaped, for errors.
+    unit_id: whose it is; None where the privacy unit is an example.
+  """
+
+  label: int
+  image: bytes | UInt8[np.ndarray, "h w c"]
+  where: str
+  unit_id: int | None = None
+
+
+class Source(Protocol):
+  """One split of a data set: `source[i]` for i in range(len(source)).
+
+  *Formal guarantees*: `source[i]` is the same example at every run and in every
+  process, each example of the split is at exactly one index, and any number of
+  threads may read at once.
+
+  Attributes:
+    name, split: public names.
+    class_names: of label 0, 1, …; public, from the data's names or a flag,
+      never from its labels, which are private.
+    unit: public name of what `unit_id` numbers; "example" where there is none.
+  """
+
+  name: str
+  split: str
+  class_names: tuple[str, ...]
+  unit: str
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, index: int) -> Example:
+    """Returns the example at `index`, in [0, len(self)).
+
+    Raises:
+      IndexError: the index is outside the split.
+      InputError: what is there is no labelled image.
+      RunError: it cannot be read any more, or is not what was listed.
+    """
+    ...
