@@ -1,0 +1,205 @@
+r"""From (epsilon, delta) to μ² and back, always to the safe side.
+
+A Gaussian release of noise multiplier σ is μ-Gaussian DP with μ² = σ⁻², and
+μ² of many releases, each chosen after those before it, add up. So a charge, a
+cap, what is spent and what is left are sums of μ². The noise multiplier of an
+(ε, δ) is solved for by dp_accounting, up to the tolerance of its solver, and
+raised until the theorem, in 50 digits, holds of it.
+
+Sources: Balle & Wang, "Improving the Gaussian Mechanism for Differential
+Privacy" (ICML 2018), theorem 8; Dong, Roth & Su, "Gaussian Differential
+Privacy" (JRSS B 2022), corollary 3.3; Smith & Thakurta, "Fully Adaptive
+Composition for Gaussian Differential Privacy" (2022).
+"""
+
+import decimal
+import functools
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError
+
+ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
+NEIGHBORING_RELATION = "REPLACE_SPECIAL"
+"""A unit or nothing (rows of zeros) in its place, with n public."""
+LARGE_EPSILON = 20.0
+"""A larger one protects next to nobody, and is to be insisted on."""
+
+_MARGIN = 1e-9
+"""Relative rounding, for the float64 error of the solver's function."""
+_MAX_EPSILON = 1e6
+_MAX_NOISE_MULTIPLIER = 2.0**17
+"""Far above any use; its parts still fit the noise of an int64 sum."""
+_MAX_STEPS = 100
+_DIGITS = 50
+"""Far more than cancel where epsilon and 1/σ are small."""
+
+
+def check_budget(
+  epsilon: float, delta: float, *, insisted: bool = False
+) -> None:
+  """Refuses an (epsilon, delta) that is not a privacy guarantee."""
+  if not (math.isfinite(epsilon) and epsilon > 0):
+    raise InputError(
+      f"epsilon={epsilon} must be positive and finite; for a baseline without"
+      " privacy, --baseline is a flag of train and sweep."
+    )
+  if epsilon > _MAX_EPSILON:
+    raise InputError(
+      f"epsilon={epsilon:g} protects nobody; more than {_MAX_EPSILON:g} is"
+      " refused."
+    )
+  if epsilon > LARGE_EPSILON and not insisted:
+    raise InputError(
+      f"epsilon={epsilon:g} is more than {LARGE_EPSILON:g}, which protects next"
+      " to nobody: give a smaller epsilon, or insist with --weak-privacy"
+      " (in Python weak_privacy=True)."
+    )
+  if not 0 < delta < 1:
+    raise InputError(
+      f"delta={delta} must lie strictly between 0 and 1, well below 1/n."
+    )
+  if _delta(1 / _MAX_NOISE_MULTIPLIER, epsilon) > delta:
+    raise InputError(
+      f"epsilon={epsilon:g} at delta={delta:g} needs a noise multiplier of more"
+      f" than {_MAX_NOISE_MULTIPLIER:g}, through which nothing could be"
+      " learned: give a larger epsilon."
+    )
+
+
+def check_delta(delta: float, n: int, *, insisted: bool = False) -> None:
+  """Refuses a delta that publishing one example at random would satisfy."""
+  if not 0 < delta < 1:
+    raise InputError(
+      f"delta={delta} must lie strictly between 0 and 1, well below 1/n."
+    )
+  if delta >= 1 / n and not insisted:
+    raise InputError(
+      f"delta={delta:g} is not below 1/n = {1 / n:.2g}: publishing one example"
+      " at random would pass for private; use a smaller delta, or insist with"
+      " --weak-privacy (in Python weak_privacy=True)."
+    )
+
+
+def noise_multiplier(epsilon: float, delta: float) -> float:
+  """The smallest σ, rounded up, for which one Gaussian release is private.
+
+      Φ(1/(2σ) − εσ) − e^ε·Φ(−1/(2σ) − εσ) ≤ δ
+
+  Formal guarantees: the inequality holds of the σ returned, in real numbers.
+
+  >>> round(noise_multiplier(1.0, 1e-6), 4)
+  4.2247
+
+  InputError: the budget is none, or needs absurd noise.
+  """
+  check_budget(epsilon, delta, insisted=True)
+  return _calibrated(float(epsilon), float(delta))
+
+
+def mu_squared(epsilon: float, delta: float) -> float:
+  """What (ε, δ) buys: μ² = σ⁻², rounded down.
+
+  >>> round(mu_squared(1.0, 1e-6), 4)
+  0.056
+
+  InputError: see `noise_multiplier`.
+  """
+  sigma = noise_multiplier(epsilon, delta)
+  bought = 1 / (sigma * sigma)
+  while Fraction(bought) * Fraction(sigma) ** 2 > 1:
+    bought = math.nextafter(bought, 0)
+  return bought
+
+
+def epsilon_of(mu_squared: float, delta: float) -> float:
+  """The ε ≥ 0 of releases that cost μ² together, rounded up.
+
+  >>> epsilon_of(mu_squared(1.0, 1e-6), 1e-6) <= 1.0
+  True
+
+  The same releases where a unit is replaced by another cost 4·μ².
+
+  InputError: μ² is negative or not finite, or δ outside (0, 1).
+  """
+  if not 0 <= mu_squared < math.inf:
+    raise InputError(f"mu_squared={mu_squared} must be finite, 0 or more.")
+  if not 0 < delta < 1:
+    raise InputError(f"delta={delta} must lie strictly between 0 and 1.")
+  return _epsilon(float(mu_squared), float(delta)) if mu_squared else 0.0
+
+
+def added_up(costs: Iterable[float]) -> float:
+  """Σ μ², rounded up: what releases cost together.
+
+  >>> added_up([0.1, 0.2]) >= 0.3
+  True
+  """
+  exact = sum(map(Fraction, costs), Fraction(0))
+  total = float(exact)
+  return total if Fraction(total) >= exact else math.nextafter(total, math.inf)
+
+
+@functools.lru_cache(maxsize=1024)  # a ledger says few over and over
+def printable(guarantee: float) -> str:
+  """ε or δ in at most five digits, rounded up: what may be said of it.
+
+  >>> printable(9.95840186), printable(0.1), printable(1.2345649e-5)
+  ('9.9585', '0.1', '1.2346e-05')
+  """
+  if not math.isfinite(guarantee):
+    return f"{guarantee:g}"
+  rounding = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING)
+  # As it is written: 1e-5 is a little more than 1e-5 in binary.
+  return f"{float(rounding.create_decimal(repr(float(guarantee)))):g}"
+
+
+@functools.cache
+def _calibrated(epsilon: float, delta: float) -> float:
+  import numpy as np
+  from dp_accounting import gaussian_mechanism
+
+  # On its way the solver passes δ = 0, whose logarithm numpy warns of.
+  with np.errstate(divide="ignore"):
+    sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
+  sigma = float(sigma) * (1 + _MARGIN)
+  while _delta(1 / sigma, epsilon) > delta:
+    sigma *= 1 + _MARGIN
+  return sigma
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(squared: float, delta: float) -> float:
+  import mpmath
+
+  with mpmath.workdps(_DIGITS):
+    mu = mpmath.sqrt(mpmath.mpf(squared))
+    if _delta(mu, 0) <= delta:
+      return 0.0
+    # Newton's steps on log δ, which is concave: down from the tail's bound,
+    # δ ≤ exp(−(ε − μ²/2)² / 2μ²). Of δ, −e^ε Φ(−μ/2 − ε/μ) is the derivative.
+    root = mu**2 / 2 + mu * mpmath.sqrt(-2 * mpmath.log(delta))
+    for _ in range(_MAX_STEPS):
+      found = _delta(mu, root)
+      slope = mpmath.exp(root) * mpmath.ncdf(-mu / 2 - root / mu)
+      step = mpmath.log(found / delta) * found / slope
+      root += step
+      if abs(step) <= 1e-25 * root:
+        break
+    epsilon = float(root)
+    while _delta(mu, epsilon) > delta:
+      epsilon = math.nextafter(epsilon, math.inf)
+    return epsilon
+
+
+def _delta(mu: Any, epsilon: Any) -> Any:
+  """δ of one release: theorem 8 of Balle & Wang, as it stands there."""
+  import mpmath
+
+  with mpmath.workdps(_DIGITS):
+    half, shift = mpmath.mpf(mu) / 2, mpmath.mpf(epsilon) / mpmath.mpf(mu)
+    return mpmath.ncdf(half - shift) - mpmath.exp(epsilon) * mpmath.ncdf(
+      -half - shift
+    )

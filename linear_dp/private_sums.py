@@ -1,0 +1,202 @@
+r"""THE sum and THE door: nothing private leaves by another way.
+
+    Σ_j left_j ⊗ row_j + round(Z),   Z ~ N(0, sd²),   sd = W·R/√buys
+
+Of every row ‖left_j‖ ≤ w_j and ‖row_j‖ ≤ R are checked in integers where it is
+added, so that a privacy unit, whose weights add up to at most W, moves any of
+these sums by at most W·R: their sensitivity, whatever `left` computes.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float64, Int64
+
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.linear_dp.noise import NoiseSource, rounded_gaussian
+from oneshot_dp.linear_dp.rows import R, Chunk, Rows, digest_of
+from oneshot_dp.linear_dp.statistics import Left, class_sums
+
+_SLACK = 1 + 2**-40
+"""Noise is larger by this, so that shares of a budget, rounded as they may be,
+never cost more than all of it."""
+
+
+class Release(NamedTuple):
+  """What left: of which name and shape, with how much noise per sensitivity."""
+
+  name: str
+  shape: tuple[int, ...]
+  noise_multiplier: float
+
+
+class PrivateSums:
+  """The only door out of private rows, and its account.
+
+  Formal guarantees: what leaves is post-processing of Gaussian mechanisms, each
+  of sensitivity W·R to a unit or nothing in its place, whose μ² = Σ σ⁻², in
+  rationals, is at most `paid`, however each was chosen after those before it.
+  A null row moves no sum. Sums have the same bits for any order of rows,
+  chunks, devices and hosts.
+
+  Args:
+    source: of the noise; None is none, NOT PRIVATE.
+    paid: μ², in the ledger before this exists.
+    known: what left before of the same rows, and is public.
+
+  Attributes:
+    releases: what left by this door, in its order.
+    known: statistic → the estimate of all that ever left of it, its σ⁻².
+  """
+
+  def __init__(
+    self,
+    source: NoiseSource | None,
+    paid: float,
+    known: dict[str, tuple[Float64[np.ndarray, "..."], float]] | None = None,
+  ):
+    self.source = source
+    self.paid = paid
+    self.releases: list[Release] = []
+    self.known = dict(known or {})
+    self._spent = Fraction(0)
+
+  @property
+  def spent(self) -> float:
+    """μ² of what left by this door."""
+    return float(self._spent)
+
+  def release(
+    self, name: str, rows: Rows, left: Left, buys: float, *public: Any
+  ) -> tuple[Float64[np.ndarray, "m p"], float]:
+    """Buys σ⁻² of a statistic.
+
+    Args:
+      name: for the receipt.
+      rows: what is summed over.
+      left: see `statistics`.
+      buys: μ² of this release.
+      public: what left is given besides: released, or of nothing private.
+
+    Returns:
+      The mean of all that ever left of this statistic, by precision, in units
+      of a row of norm 1 and a unit's weight; and its noise multiplier (0
+      without noise).
+
+    RunError: it would let out more than was paid, or rows of class sums are
+    asked for something else; before anything is computed.
+    """
+    sensitivity = rows.weight * R
+    if rows.power != 1 and left is not class_sums:
+      raise RunError(f"{name}: rows weighed for class sums alone.")
+    sd, costs = 0.0, Fraction(0)
+    if self.source is not None:
+      if not 0 < buys < math.inf:
+        raise RunError(f"{name}: buys={buys} must be positive and finite.")
+      sd = sensitivity / math.sqrt(buys) * _SLACK
+      costs = (sensitivity / Fraction(sd)) ** 2
+      if self._spent + costs > Fraction(self.paid):
+        raise RunError(f"{name}: more than was charged, so nothing left.")
+    total = rows.hosts.sum(lambda: _sum(rows, left, public))
+    key = f"{name}/{digest_of(left.__name__, rows.identity, *public)}"
+    if self.source is None:
+      self.known[key] = total / sensitivity, 0.0
+      return total / sensitivity, 0.0
+    self._spent += costs
+    source, shape = self.source, total.shape
+    noisy = rows.hosts.from_first(
+      lambda: total + rounded_gaussian(shape, sd, source)
+    )
+    self.releases.append(Release(name, shape, sd / sensitivity))
+    mean, had = self.known.get(key, (0.0, 0.0))
+    bought = float(costs)
+    mean = (had * mean + bought * (noisy / sensitivity)) / (had + bought)
+    self.known[key] = mean, had + bought
+    return mean, (had + bought) ** -0.5
+
+
+def _sum(
+  rows: Rows, left: Left, public: tuple[Any, ...]
+) -> Int64[np.ndarray, "m p"]:
+  """The exact sum over this host's rows."""
+  with jax.enable_x64(True):
+    same = NamedSharding(rows.mesh, PartitionSpec())
+    given = jax.device_put(
+      tuple(None if p is None else np.asarray(p) for p in public), same
+    )
+    total = None
+    for chunk in rows.chunks():
+      if left is class_sums:
+        added = _scatter(rows.mesh, rows.num_classes)(chunk)
+      else:
+        added = _outer(rows.mesh, left)(chunk, *given)
+      total = added if total is None else total + added
+    if total is None:  # this host has no rows
+      total = np.zeros((1, *_shape(rows, left, given)), np.int64)
+    return np.asarray(total).sum(axis=0)
+
+
+def _shape(rows: Rows, left: Left, given: tuple[Any, ...]) -> tuple[int, int]:
+  if left is class_sums:
+    return rows.num_classes, rows.feature_dim
+  spec = jax.ShapeDtypeStruct
+  of = jax.eval_shape(
+    left,
+    spec((1, rows.feature_dim), jnp.int16),
+    spec((1,), jnp.int32),
+    spec((1,), jnp.int32),
+    *given,
+  )
+  column = getattr(left, "one_column", False)
+  return of.shape[1], 1 if column else rows.feature_dim
+
+
+@functools.cache
+def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
+  def add(chunk: Chunk, *public: Array) -> Array:
+    row, label, w = chunk
+    a = left(row, label, w, *public).astype(jnp.float64)
+    weight = w.astype(jnp.float64)
+    z = row.astype(jnp.float64)
+    fits = jnp.square(a).sum(1) <= jnp.square(weight)
+    fits &= jnp.square(z).sum(1) <= R * R
+    a = jnp.where(fits[:, None], a, 0)
+    if getattr(left, "one_column", False):
+      z = jnp.full((len(z), 1), float(R))
+    # Integers below 2⁵³, so exact in any order.
+    return jnp.matmul(a.T, z, precision="highest").astype(jnp.int64)[None]
+
+  return _sharded(mesh, add)
+
+
+@functools.cache
+def _scatter(mesh: Mesh, num_classes: int) -> Callable[..., Array]:
+  def add(chunk: Chunk) -> Array:
+    row, label, w = chunk
+    fits = jnp.square(row.astype(jnp.float64)).sum(1) <= R * R
+    z = row.astype(jnp.int64) * jnp.where(fits, w, 0)[:, None]
+    return jax.ops.segment_sum(z, label, num_classes)[None]
+
+  return _sharded(mesh, add)
+
+
+def _sharded(mesh: Mesh, add: Callable[..., Array]) -> Callable[..., Array]:
+  data, same = PartitionSpec("data"), PartitionSpec()
+
+  def of_device(chunk: Chunk, *public: Array) -> Array:
+    return jax.shard_map(
+      add,
+      mesh=mesh,
+      in_specs=(data, *(same for _ in public)),
+      out_specs=data,
+    )(chunk, *public)
+
+  return jax.jit(of_device)
