@@ -1,0 +1,411 @@
+"""The feature cache's format: its files, its rows, and what says what they are.
+
+    CACHE/
+      NAME-SPLIT.array_record-00003-of-00016   blocks of up to 256 rows
+      cache_info.json    what the rows are, and the SHA-256 of each shard; the
+                         last file: a directory that has it is a cache
+      dataset_info.json, features.json   it is a TFDS data set as well
+
+A record is a `tf.Example` of one block, which TFDS, Grain and array_record read
+with no code of ours; beside the columns it has the digest of the job that made
+it. All but `CacheInfo.public` is as private as the images.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import re
+import tempfile
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import ml_dtypes
+import msgspec
+import numpy as np
+from jaxtyping import Float, Float32, Shaped
+
+from oneshot_dp.configs.errors import InputError, check_name
+from oneshot_dp.configs.extract_config import (
+  EXAMPLE,
+  EmbeddingDtype,
+  check_unit_name,
+)
+
+FORMAT_VERSION = 3
+INFO_FILE = "cache_info.json"
+TFDS_FILES = ("dataset_info.json", "features.json")
+BLOCK_ROWS = 256
+"""One record per row would read at a tenth of the speed of the disk."""
+MOST_SHARD_ROWS = 1 << 16
+"""A shard is in memory as a whole where it is made and where it is read."""
+DTYPES: dict[str, np.dtype] = {
+  "float16": np.dtype(np.float16),
+  "float32": np.dtype(np.float32),
+  "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+Rows = dict[str, Shaped[np.ndarray, "rows ..."]]
+"""Columns by name: embedding [r, d], embedding_norm f32 [r], label i32 [r],
+example_id i64 [r], image_key u64 [r, 2], and unit_id i64 [r] where a privacy
+unit may have many rows."""
+JOB_COLUMN = "job"
+"""In each record, beside the columns: the digest of its job, 32 bytes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+  """What the metadata says of a shard; private."""
+
+  file: str
+  rows: int
+  blocks: int
+  bytes: int
+  sha256: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheInfo:
+  """What a cache is: known before its job runs and public, but for `shards`.
+
+  >>> info = CacheInfo(
+  ...   dataset="pets",
+  ...   split="train",
+  ...   source_num_examples=100,
+  ...   feature_dim=192,
+  ...   class_names=("cat", "dog"),
+  ...   backbone={"name": "vit_ti16", "layer": "cls"},
+  ... )
+  >>> info.num_classes, info.has_units, info.num_shards, info.shard_name(0)
+  (2, False, 1, 'pets-train.array_record-00000-of-00001')
+
+  Attributes:
+    dataset, split: public names.
+    source_num_examples: n, public: what was skipped counts as a row of nothing.
+    class_names: from public metadata, never from the labels.
+    num_classes_source: where K is from; the last makes it NOT PRIVATE.
+    backbone: name, layer, SHA-256 of the weights and of a user's own code,
+      preprocessing: all that decides an embedding but for its rounding.
+    computed_by: what decides its rounding: dtype of the products, libraries.
+    views: what was averaged for each row; None is one centre view.
+    shard_rows: source examples per shard.
+    unit: what a guarantee is about: "example", or what `unit_id` numbers.
+    id_source: what `example_id` is: "position" in the split.
+    keys: what `image_key` was made of: the image's bytes, or, of what was
+      imported, the embedding.
+    shards: private; empty until the job has ended.
+  """
+
+  dataset: str
+  split: str
+  source_num_examples: int
+  feature_dim: int
+  class_names: tuple[str, ...]
+  backbone: Mapping[str, Any]
+  num_classes_source: Literal[
+    "class_names", "flag", "labels (treated as public)"
+  ] = "class_names"
+  computed_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  views: Mapping[str, Any] | None = None
+  embedding_dtype: EmbeddingDtype = "float16"
+  shard_rows: int = 2048
+  unit: str = EXAMPLE
+  id_source: str = "position"
+  keys: Literal["image", "embedding"] = "image"
+  format_version: int = FORMAT_VERSION
+  shards: tuple[Shard, ...] = ()
+
+  def __post_init__(self):
+    for field in ("source_num_examples", "feature_dim", "shard_rows"):
+      value = getattr(self, field)
+      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{field}={value!r} must be a positive integer.")
+    if self.shard_rows > MOST_SHARD_ROWS:
+      raise InputError(
+        f"shard_rows={self.shard_rows} is over {MOST_SHARD_ROWS}: a shard is in"
+        " memory as a whole."
+      )
+    if self.embedding_dtype not in DTYPES:
+      raise InputError(
+        f"embedding_dtype={self.embedding_dtype!r} is not one of"
+        f" {', '.join(DTYPES)}."
+      )
+    if self.has_units:
+      check_unit_name(self.unit)
+    check_name("dataset", self.dataset)
+    check_name("split", self.split)
+    check_name("backbone", self.backbone.get("name"))
+    if not self.class_names:
+      raise InputError("class_names is empty: a cache needs a class or more.")
+    for name in self.class_names:
+      check_name("class_names", name)
+    # As JSON reads it back: one on disk and one in memory are equal.
+    for field in ("backbone", "computed_by", "views"):
+      plain = json.loads(_canonical(getattr(self, field)))
+      object.__setattr__(self, field, plain)
+
+  @property
+  def num_classes(self) -> int:
+    return len(self.class_names)
+
+  @property
+  def num_classes_is_public(self) -> bool:
+    """False where K was read off the labels, which are private."""
+    return self.num_classes_source in ("class_names", "flag")
+
+  @property
+  def has_units(self) -> bool:
+    """Whether rows have a `unit_id`, because a unit may have many."""
+    return self.unit != EXAMPLE
+
+  @property
+  def num_shards(self) -> int:
+    return -(-self.source_num_examples // self.shard_rows)
+
+  def shard_range(self, index: int) -> range:
+    """Source indices of a shard: contiguous, disjoint, all of them."""
+    first = index * self.shard_rows
+    return range(first, min(first + self.shard_rows, self.source_num_examples))
+
+  @property
+  def tfds_name(self) -> str:
+    """What TFDS calls the data set."""
+    return _identifier(self.dataset, "dataset")
+
+  @property
+  def tfds_split(self) -> str:
+    """What TFDS calls the split; its `all` is the union of those it has."""
+    name = _identifier(self.split, "split")
+    return "all_of_it" if name == "all" else name
+
+  def shard_name(self, index: int) -> str:
+    """What TFDS calls it."""
+    name = f"{self.tfds_name}-{self.tfds_split}.array_record"
+    digits = max(5, len(str(self.num_shards)))
+    return f"{name}-{index:0{digits}}-of-{self.num_shards:0{digits}}"
+
+  def columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Dtype of each column of `Rows`, and shape of one row of it."""
+    return {
+      "embedding": (DTYPES[self.embedding_dtype], (self.feature_dim,)),
+      "embedding_norm": (np.dtype(np.float32), ()),
+      "label": (np.dtype(np.int32), ()),
+      "example_id": (np.dtype(np.int64), ()),
+      "image_key": (np.dtype(np.uint64), (2,)),
+    } | ({"unit_id": (np.dtype(np.int64), ())} if self.has_units else {})
+
+  def public(self) -> dict[str, Any]:
+    """What may be published, as JSON."""
+    data = json.loads(_canonical(dataclasses.asdict(self)))
+    del data["shards"]
+    return data
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """SHA-256 of the public metadata; goes into receipts.
+
+    *Formal guarantee*: a function of public metadata only. A hash of the rows
+    would let whoever holds a candidate data set test if it is the one.
+    """
+    return sha256_of(self.public())
+
+  @functools.cached_property
+  def backbone_fingerprint(self) -> str:
+    """SHA-256 of what decides an embedding: a head fits all such caches.
+
+    The storage dtype, the dtype of the products and library versions change an
+    embedding by rounding only and are left out. So are views: heads trained on
+    means over views are meant for the plain embeddings of test images.
+    """
+    return sha256_of([self.backbone, self.feature_dim])
+
+  def to_json(self) -> bytes:
+    """The text of `cache_info.json`; private, as it has the shards."""
+    data = json.loads(_canonical(dataclasses.asdict(self)))
+    data["fingerprint"] = self.fingerprint
+    return json.dumps(data, indent=1, sort_keys=True).encode() + b"\n"
+
+  @classmethod
+  def from_json(cls, data: bytes, place: str) -> "CacheInfo":
+    """Reads `to_json`'s text.
+
+    Raises:
+      InputError: it is damaged, edited, or of another version.
+    """
+    fix = "restore it, or make the cache again"
+    try:
+      found = msgspec.json.decode(data)
+      version = found.get("format_version") if isinstance(found, dict) else "?"
+      if version != FORMAT_VERSION:
+        raise InputError(
+          f"{place} has format {str(version)[:20]!a} and this version reads"
+          f" {FORMAT_VERSION}: make the cache again."
+        )
+      fingerprint = found.pop("fingerprint", None)
+      info = msgspec.convert(found, cls)
+      names = [info.shard_name(i) for i in range(len(info.shards))]
+      if (
+        info.fingerprint != fingerprint
+        or [shard.file for shard in info.shards] != names
+        or len(names) != info.num_shards
+      ):
+        raise ValueError("its parts do not fit each other")
+    except (ValueError, RecursionError) as e:
+      if isinstance(e, InputError) and str(e).startswith(place):
+        raise
+      said = str(e).encode("unicode_escape").decode()[:200]
+      raise InputError(f"{place} is damaged ({said}); {fix}.") from e
+    return info
+
+
+def _canonical(data: Any) -> str:
+  """The one JSON text of a value."""
+  return json.dumps(
+    data, sort_keys=True, separators=(",", ":"), allow_nan=False
+  )
+
+
+def sha256_of(data: Any) -> str:
+  """SHA-256 of a value's one JSON text, in hexadecimal."""
+  return hashlib.sha256(_canonical(data).encode()).hexdigest()
+
+
+def _identifier(text: str, prefix: str) -> str:
+  """A name that TFDS accepts: lower-case ASCII, a letter first."""
+  name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:100]
+  return name if name[:1].isalpha() else f"{prefix}_{name}".rstrip("_")
+
+
+@functools.cache
+def _example() -> Any:
+  """The message `tf.Example`, whose map is written in the order given.
+
+  In a pool of its own: TFDS, which takes long to import, has the same one.
+  """
+  from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+  file = descriptor_pb2.FileDescriptorProto(name="block", package="oneshot_dp")
+  field = descriptor_pb2.FieldDescriptorProto
+  for message, name, kind, many in (
+    ("BytesList", "value", "", True),
+    ("Feature", "bytes_list", "BytesList", False),
+    ("Entry", "value", "Feature", False),
+    ("Features", "feature", "Entry", True),
+    ("Example", "features", "Features", False),
+  ):
+    made = file.message_type.add(name=message)
+    if message == "Entry":
+      made.field.add(name="key", number=1, type=field.TYPE_STRING, label=1)
+    made.field.add(
+      name=name,
+      number=2 if message == "Entry" else 1,
+      label=field.LABEL_REPEATED if many else field.LABEL_OPTIONAL,
+      type=field.TYPE_MESSAGE if kind else field.TYPE_BYTES,
+      type_name=f".oneshot_dp.{kind}" if kind else None,
+    )
+  pool = descriptor_pool.DescriptorPool()
+  pool.Add(file)
+  return message_factory.GetMessageClass(
+    pool.FindMessageTypeByName("oneshot_dp.Example")
+  )
+
+
+def encode_block(rows: Rows, info: CacheInfo, job: str) -> bytes:
+  """The record of a block; the same bytes in every process."""
+  example = _example()()
+  columns = {
+    name: rows[name].astype(dtype, copy=False).tobytes()
+    for name, (dtype, _) in info.columns().items()
+  } | {JOB_COLUMN: bytes.fromhex(job)}
+  for name, data in sorted(columns.items()):
+    entry = example.features.feature.add(key=name)
+    entry.value.bytes_list.value.append(data)
+  return example.SerializeToString()
+
+
+def decode_block(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
+  """The columns of a record, and the digest of the job that made it.
+
+  Raises:
+    ValueError: it is no block of this cache; the message holds no data.
+  """
+  try:
+    example = _example().FromString(record)
+    values = {
+      entry.key: entry.value.bytes_list.value[0]
+      for entry in example.features.feature
+    }
+    rows = {
+      name: np.frombuffer(values[name], dtype).reshape(-1, *shape)
+      for name, (dtype, shape) in info.columns().items()
+    }
+    job = cast(bytes, values[JOB_COLUMN]).hex()
+  except Exception as e:
+    raise ValueError(f"not a block of rows ({type(e).__name__})") from None
+  if len({len(column) for column in rows.values()}) > 1:
+    raise ValueError("its columns do not have the same number of rows")
+  return rows, job
+
+
+def stored_norm(
+  embedding: Float[np.ndarray, "rows d"],
+) -> Float32[np.ndarray, " rows"]:
+  """L2 norm of each row as stored, the same bits on every machine.
+
+  ‖x‖ = float32(√Σ x²), in float64 and rounded once; relative error under 2⁻²³
+  (over 2⁻¹²⁶, float32's least normal number). The sum halves the row again and
+  again with elementwise additions, because the order in which numpy's own
+  reductions add depends on the width of the CPU's vectors.
+  """
+  total = embedding.astype(np.float64)
+  np.multiply(total, total, out=total)
+  width = total.shape[1]
+  while width > 1:
+    half = width // 2
+    total[:, :half] += total[:, width - half : width]
+    width -= half
+  with np.errstate(over="ignore"):
+    return np.sqrt(total[:, 0]).astype(np.float32)
+
+
+def tfds_files(info: CacheInfo) -> dict[str, bytes]:
+  """The metadata files of TFDS, to which a block is an example."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import dataset_info
+
+  described = tfds.core.DatasetInfo(
+    builder=dataset_info.DatasetIdentity(
+      name=info.tfds_name,
+      version=tfds.core.Version("1.0.0"),
+      data_dir="",
+      module_name="",
+    ),
+    features=tfds.features.FeaturesDict(
+      {
+        name: tfds.features.Tensor(
+          shape=(None, *shape), dtype=dtype.type, encoding="bytes"
+        )
+        for name, (dtype, shape) in info.columns().items()
+      }
+    ),
+  )
+  described.set_file_format("array_record")
+  template = tfds.core.ShardedFileTemplate(
+    data_dir="",
+    dataset_name=info.tfds_name,
+    split=info.tfds_split,
+    filetype_suffix="array_record",
+  )
+  split = tfds.core.SplitInfo(
+    name=info.tfds_split,
+    shard_lengths=[shard.blocks for shard in info.shards],
+    num_bytes=sum(shard.bytes for shard in info.shards),
+    filename_template=template,
+  )
+  described.set_splits(tfds.core.SplitDict([split]))
+  # It writes to folders only; of mode 0700, as bytes and blocks are private.
+  with tempfile.TemporaryDirectory() as folder:
+    described.write_to_directory(folder)
+    return {
+      name: pathlib.Path(folder, name).read_bytes() for name in TFDS_FILES
+    }

@@ -1,0 +1,407 @@
+"""Writing a feature cache: shards that are put once, the metadata last.
+
+A job begins by putting its name, `job.json`, into the directory; whoever
+comes with another is refused. Each shard is encoded whole, with the digest of
+the job in every record, and put under its final name by a step that can only
+create: whatever is there is read, and refused if it is another job's. The
+metadata makes the directory a cache. None of it needs a lock.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract import files, storage
+from oneshot_dp.extract.cache.format import (
+  BLOCK_ROWS,
+  DTYPES,
+  INFO_FILE,
+  CacheInfo,
+  Rows,
+  Shard,
+  encode_block,
+  sha256_of,
+  stored_norm,
+  tfds_files,
+)
+from oneshot_dp.extract.cache.keys import embedding_keys
+from oneshot_dp.extract.cache.read import FeatureCache, open_cache, read_shard
+
+JOB_FILE = "job.json"
+_FLOATS = (np.dtype(np.float64), *DTYPES.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheJob:
+  """What makes a cache; private, as its digest may be of a listing.
+
+  Attributes:
+    info: what the cache will be.
+    more: what else makes the job this one; JSON.
+  """
+
+  info: CacheInfo
+  more: str = ""
+
+  @property
+  def digest(self) -> str:
+    """SHA-256, in hexadecimal; it is in every record of the job's shards."""
+    return sha256_of([self.info.public(), self.more])
+
+
+def checked(rows: Rows, info: CacheInfo, place: str) -> Rows:
+  """All columns of rows, in the dtypes of the cache.
+
+  Raises:
+    InputError: columns, shapes or dtypes that the cache does not take; an
+      embedding that is not finite in its precision; a label outside [0, K).
+      Names the example's id, never its label or embedding.
+  """
+  embedding, ids = rows["embedding"], rows["example_id"]
+  expected = set(info.columns()) - {"embedding_norm"}
+  if set(rows) - {"embedding_norm"} != expected:
+    raise InputError(
+      f"{place}: rows of {', '.join(sorted(rows))}; the cache takes"
+      f" {', '.join(sorted(expected))}."
+    )
+  if embedding.dtype not in _FLOATS:
+    raise InputError(
+      f"{place}: embedding has dtype {embedding.dtype}; it must be a float."
+    )
+  for name in sorted(expected):
+    dtype, shape = info.columns()[name]
+    column = rows[name]
+    if column.shape != (len(embedding), *shape):
+      raise InputError(
+        f"{place}: {name} has shape {column.shape}; the cache takes"
+        f" {(len(embedding), *shape)}."
+      )
+    if name != "embedding" and (
+      column.dtype.kind not in "iu"
+      or (name != "image_key" and not np.can_cast(column.dtype, np.int64))
+    ):
+      raise InputError(
+        f"{place}: {name} has dtype {column.dtype}; it must be an integer that"
+        f" {dtype} holds."
+      )
+  k, label = info.num_classes, rows["label"]
+  with np.errstate(over="ignore", invalid="ignore"):
+    stored = embedding.astype(DTYPES[info.embedding_dtype])
+    norm = stored_norm(stored)
+  scale = (
+    "use embedding_dtype float32"
+    if info.embedding_dtype == "float16"
+    else "scale the features down"
+  )
+  for good, why in (
+    (
+      (label >= 0) & (label < k),
+      f"has a label outside [0, {k}); mend the labels, or the number of"
+      " classes.",
+    ),
+    (
+      np.isfinite(embedding).all(axis=1),
+      "has an embedding that is not finite; look at the example, the weights"
+      " and the dtype of the products.",
+    ),
+    (
+      np.isfinite(stored).all(axis=1) & np.isfinite(norm),
+      f"has an embedding that overflows {info.embedding_dtype}; {scale}.",
+    ),
+  ):
+    if not good.all():
+      raise InputError(f"{place}: example_id {ids[~good][0]} {why}")
+  complete = rows | {"embedding": stored, "embedding_norm": norm}
+  return {
+    name: complete[name].astype(dtype, copy=False)
+    for name, (dtype, _) in info.columns().items()
+  }
+
+
+def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
+  """What a shard of checked rows is, and its bytes.
+
+  One of no rows has a block, too: it says whose the shard is.
+  """
+  from array_record.python import array_record_module
+
+  starts = range(0, max(1, len(rows["label"])), BLOCK_ROWS)
+  with tempfile.TemporaryDirectory() as folder:  # ArrayRecord writes no memory
+    path = os.path.join(folder, "shard")
+    options = "group_size:1,uncompressed"
+    with files.disk_errors(folder):
+      writer = array_record_module.ArrayRecordWriter(path, options)
+      for start in starts:
+        block = {n: a[start : start + BLOCK_ROWS] for n, a in rows.items()}
+        writer.write(encode_block(block, job.info, job.digest))
+      writer.close()
+      data = pathlib.Path(path).read_bytes()
+  return Shard(
+    file=job.info.shard_name(index),
+    rows=len(rows["label"]),
+    blocks=len(starts),
+    bytes=len(data),
+    sha256=hashlib.sha256(data).hexdigest(),
+  ), data
+
+
+def put_shard(
+  out: str, job: CacheJob, index: int, shard: Shard, data: bytes
+) -> Shard:
+  """Puts a shard, unless one is there; says what is there.
+
+  Raises:
+    RunError: another job's shard is there, or a damaged one.
+  """
+  if storage.put_once(storage.store_at(out), shard.file, data) == data:
+    return shard
+  # Of a worker whose devices round otherwise, say.
+  if (kept := kept_shard(out, job, index)) is None:
+    raise RunError(f"{out}: {shard.file} was removed meanwhile; run again.")
+  return kept
+
+
+def kept_shard(out: str, job: CacheJob, index: int) -> Shard | None:
+  """What is there of a shard, or None; one request.
+
+  Raises:
+    RunError: it is another job's, or damaged.
+  """
+  store, name = storage.store_at(out), job.info.shard_name(index)
+  fix = f"remove {store.where('')}, or choose another --out"
+  try:
+    blocks, sha256, size = read_shard(store, name, job.info)
+  except FileNotFoundError:
+    return None
+  except InputError:
+    raise
+  except ValueError as e:
+    raise RunError(f"{store.where(name)} is damaged ({e}); {fix}.") from e
+  if {digest for _, digest in blocks} != {job.digest}:
+    raise RunError(
+      f"{store.where(name)} is of another job, which may still run; {fix}."
+    )
+  return Shard(
+    file=name,
+    rows=sum(len(rows["label"]) for rows, _ in blocks),
+    blocks=len(blocks),
+    bytes=size,
+    sha256=sha256,
+  )
+
+
+def begin(out: str, job: CacheJob) -> bool:
+  """Makes `out` this job's, new or resumed; False: the cache is finished.
+
+  Raises:
+    InputError: it is another job's, or holds anything else.
+  """
+  store = storage.store_at(out)
+  mine = job.info.public() | {"job": job.digest}
+  if (data := storage.read(store, INFO_FILE)) is not None:
+    info = CacheInfo.from_json(data, store.where(INFO_FILE))
+    found = info.public()
+    if info.public() == job.info.public():  # one request says of what listing
+      found |= {"job": _job_of(store, info)}
+    _refuse_another(store, found, mine)
+    return False
+  there = storage.read(store, JOB_FILE)
+  if there is None:
+    if strays := [n for n in storage.sizes(store) if not _passed_over(n)]:
+      raise InputError(
+        f"{store.where('')} holds other files, as {store.where(strays[0])}:"
+        " choose another --out, or empty it."
+      )
+    data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
+    there = storage.put_once(store, JOB_FILE, data)
+  try:
+    found = json.loads(there)
+    _refuse_another(store, found, mine)
+  except (ValueError, AttributeError) as e:
+    if isinstance(e, InputError):
+      raise
+    raise InputError(
+      f"{store.where(JOB_FILE)} is damaged: remove {store.where('')}, and run"
+      " again."
+    ) from e
+  return True
+
+
+def _job_of(store: storage.Store, info: CacheInfo) -> str:
+  """The digest of the job of a finished cache, as its first shard says."""
+  name = info.shard_name(0)
+  try:
+    blocks, _, _ = read_shard(store, name, info)
+    return blocks[0][1]
+  except (FileNotFoundError, IndexError, ValueError) as e:
+    raise InputError(
+      f"{store.where(name)} is damaged or gone; restore it, or remove"
+      f" {store.where('')} and run again."
+    ) from e
+
+
+def _passed_over(name: str) -> bool:
+  return name.startswith(".")
+
+
+def _refuse_another(
+  store: storage.Store, there: dict[str, Any], now: dict[str, Any]
+) -> None:
+  differ = [n for n in sorted(now) if there.get(n) != now[n]]
+  if not differ:
+    return
+  if differ == ["job"]:
+    said = "images of the source came, went or changed since it began"
+  else:
+    said = "; ".join(
+      f"{n} is {_short(there.get(n))} there and {_short(now[n])} now"
+      for n in differ
+      if n != "job"
+    )
+  raise InputError(
+    f"{store.where('')} belongs to another job: {said}; choose another --out,"
+    " or remove it to start again."
+  )
+
+
+def _short(value: Any) -> str:
+  text = json.dumps(value)
+  return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def finish(
+  out: str, job: CacheJob, shards: Iterable[Shard], more_files: Sequence[str]
+) -> FeatureCache:
+  """Makes the directory of all shards a cache, and drops the job's files.
+
+  Raises:
+    RunError: a shard is not there, or the directory is another job's by now.
+  """
+  store = storage.store_at(out)
+  found = {shard.file: shard for shard in shards}
+  sizes = storage.sizes(store)
+  expected = [job.info.shard_name(i) for i in range(job.info.num_shards)]
+  missing = [
+    name
+    for name in expected
+    if name not in found or sizes.get(name) != found[name].bytes
+  ]
+  if missing:
+    raise RunError(
+      f"{store.where('')}: {len(missing)} of {len(expected)} shards are not"
+      f" there, as {missing[0]}; run the same command again."
+    )
+  info = dataclasses.replace(
+    job.info, shards=tuple(found[name] for name in expected)
+  )
+  if not any(shard.rows for shard in info.shards):
+    raise InputError(
+      f"{store.where('')}: every example was skipped; nothing to cache."
+    )
+  begun = storage.read(store, JOB_FILE)
+  if INFO_FILE not in sizes and (
+    begun is None or json.loads(begun).get("job") != job.digest
+  ):
+    raise RunError(
+      f"{store.where('')} was taken over by another job; nothing was written."
+    )
+  for name, data in (tfds_files(info) | {INFO_FILE: info.to_json()}).items():
+    if storage.put_once(store, name, data) != data:
+      raise RunError(f"{store.where(name)} is of another job; remove it.")
+  storage.remove(store, [*more_files, JOB_FILE])
+  return open_cache(out)
+
+
+def write_cache(
+  out: str | os.PathLike, info: CacheInfo, blocks: Iterable[Rows]
+) -> FeatureCache:
+  """Writes rows that come in blocks of any size; in memory is one shard.
+
+  The rows have an embedding and a label, a `unit_id` if `info` says so, and an
+  `example_id` unless it is their position. Their keys are made here, of the
+  embeddings. The directory of a call that failed is left as it was.
+
+  Args:
+    out: a directory that is not there yet, or of a killed call for the same
+      rows; a path or a URL.
+    info: what the rows are; `source_num_examples` is how many.
+    blocks: the rows, in order.
+
+  Returns:
+    The cache; the finished one, if it is there and of these rows.
+
+  Raises:
+    InputError: rows that a cache cannot hold, or an `out` that holds anything
+      else.
+    RunError: a full or broken disk.
+  """
+  out = os.fspath(out)
+  info = dataclasses.replace(info, keys="embedding", shards=())
+  job = CacheJob(info=info, more="import")
+  store = storage.store_at(out)
+  before = storage.sizes(store)
+  begin(out, job)
+  try:
+    shards = []
+    for i, rows in enumerate(_cut(blocks, info, store.where(""))):
+      made, data = encode_shard(rows, job, i)
+      shards.append(put_shard(out, job, i, made, data))
+      if shards[-1] != made:
+        raise InputError(
+          f"{store.where('')} holds other rows than these: choose another"
+          " directory, or remove it."
+        )
+    return finish(out, job, shards, ())
+  except BaseException:
+    with contextlib.suppress(Exception):
+      new = [n for n in storage.sizes(store) if n not in before]
+      storage.remove(store, new)
+      if store.remote is None:
+        store.folder.rmdir()
+    raise
+
+
+def _cut(blocks: Iterable[Rows], info: CacheInfo, place: str) -> Iterator[Rows]:
+  """Checked rows, as many at a time as a shard has."""
+  pending: list[Rows] = []
+  count = taken = 0
+
+  def joined() -> Rows:
+    return {n: np.concatenate([p[n] for p in pending]) for n in pending[0]}
+
+  for block in blocks:
+    block = dict(block)
+    block.setdefault(
+      "example_id", np.arange(taken, taken + len(block["label"]))
+    )
+    if "image_key" in block:
+      raise InputError(f"{place}: image_key is made of the embeddings.")
+    taken += len(block["label"])
+    with np.errstate(over="ignore", invalid="ignore"):
+      stored = block["embedding"].astype(DTYPES[info.embedding_dtype])
+    block["image_key"] = embedding_keys(stored)
+    block = checked(block, info, place)
+    while len(block["label"]):
+      space = info.shard_rows - count
+      pending.append({n: a[:space] for n, a in block.items()})
+      block = {n: a[space:] for n, a in block.items()}
+      count += len(pending[-1]["label"])
+      if count == info.shard_rows:
+        yield joined()
+        pending, count = [], 0
+  if pending:
+    yield joined()
+  if taken != info.source_num_examples:
+    raise InputError(
+      f"{place}: {taken} rows came, and source_num_examples is"
+      f" {info.source_num_examples}."
+    )

@@ -1,0 +1,156 @@
+"""Files on this machine's disk: durable, private to their owner, and files.
+
+What is written is there whole or not at all, of mode 0600, and on the disk
+before it is in view. What is read is a regular file of a bounded size: a FIFO,
+a device, a socket or a folder in its place is refused, and nothing waits on it.
+"""
+
+import contextlib
+import errno
+import os
+import pathlib
+import stat
+import tempfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from oneshot_dp.configs.errors import InputError, RunError, escaped
+
+MOST_BYTES = 1 << 30
+"""A larger file that is read whole is taken for a mistake."""
+
+
+def open_regular(
+  path: str | os.PathLike, most_bytes: int | None = None
+) -> BinaryIO:
+  """Opens a regular file for reading; the caller closes it.
+
+  Raises:
+    InputError: it is not there, not a regular file, has more than `most_bytes`
+      or may not be read.
+  """
+  shown = escaped(os.fspath(path))
+  try:
+    # Else to open a FIFO waits until somebody writes to it.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  except (OSError, ValueError) as e:
+    reason = getattr(e, "strerror", None) or str(e)
+    raise InputError(f"{shown} cannot be read: {reason}.") from e
+  found = os.fstat(handle)
+  fault = None
+  if not stat.S_ISREG(found.st_mode):
+    fault = "it is not a regular file; give a file"
+  elif most_bytes is not None and found.st_size > most_bytes:
+    fault = f"{found.st_size:,} bytes are more than {most_bytes:,}"
+  if fault:
+    os.close(handle)
+    raise InputError(f"{shown} cannot be read: {fault}.")
+  return os.fdopen(handle, "rb")
+
+
+def read_regular(
+  path: str | os.PathLike, most_bytes: int = MOST_BYTES
+) -> bytes:
+  """All bytes of a regular file of at most so many.
+
+  Raises:
+    InputError: as of `open_regular`, or the disk fails.
+  """
+  with open_regular(path, most_bytes) as file:
+    try:
+      return file.read(most_bytes)
+    except OSError as e:
+      raise InputError(
+        f"{escaped(os.fspath(path))} cannot be read: {e.strerror}."
+      ) from e
+
+
+def write_whole(path: str | os.PathLike, data: bytes) -> None:
+  """Writes a file of mode 0600, or replaces it.
+
+  Raises:
+    RunError: the disk refuses it.
+  """
+  final = pathlib.Path(path)
+  with disk_errors(final):
+    handle, temporary = tempfile.mkstemp(
+      prefix=f".{final.name}.", suffix=".tmp", dir=final.parent
+    )
+    try:
+      _fill(handle, data)
+      os.replace(temporary, final)
+    except BaseException:
+      with contextlib.suppress(OSError):
+        os.unlink(temporary)
+      raise
+    sync(final.parent)
+
+
+def write_once(path: str | os.PathLike, data: bytes) -> bool:
+  """Writes a file of mode 0600 unless there is one of its name.
+
+  Returns:
+    Whether it was written; what was there is left as it is.
+
+  Raises:
+    RunError: the disk refuses it.
+  """
+  final = pathlib.Path(path)
+  with disk_errors(final):
+    final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:  # Without a name until it is whole: a kill leaves nothing behind.
+      flags = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC
+      handle, source = os.open(final.parent, flags, 0o600), None
+    except (AttributeError, OSError):  # not Linux, or not this file system
+      handle, source = tempfile.mkstemp(
+        prefix=f".{final.name}.", suffix=".tmp", dir=final.parent
+      )
+    try:
+      _fill(handle, data, close=False)
+      # Unlike a rename it fails where the name is taken.
+      if source is None:
+        this = f"/proc/self/fd/{handle}"
+        # (With a src_dir_fd, which is not used, Python does follow the link.)
+        os.link(this, final, src_dir_fd=handle, follow_symlinks=True)
+      else:
+        os.link(source, final)
+    except FileExistsError:
+      return False
+    finally:
+      os.close(handle)
+      if source is not None:
+        with contextlib.suppress(OSError):
+          os.unlink(source)
+    sync(final.parent)
+  return True
+
+
+def _fill(handle: int, data: bytes, close: bool = True) -> None:
+  with os.fdopen(handle, "wb", closefd=close) as file:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync(path: str | os.PathLike) -> None:
+  """Waits until a file, or a folder's list of names, is on the disk."""
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(handle)
+  except OSError as e:
+    if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # folders of some systems
+      raise
+  finally:
+    os.close(handle)
+
+
+@contextlib.contextmanager
+def disk_errors(path: str | os.PathLike) -> Iterator[None]:
+  """Says in one line that the disk refuses to write `path`, as a RunError."""
+  try:
+    yield
+  except OSError as e:
+    raise RunError(
+      f"{escaped(os.fspath(path))} cannot be written: {e.strerror or e}; mend"
+      " the disk or the permissions."
+    ) from e

@@ -1,0 +1,398 @@
+"""Files under one folder: on a disk, or at gs://bucket/folder, s3://bucket/folder.
+
+obstore speaks to the stores and tries again what was answered with 429 or 5xx;
+answers that were cut, and connections that were reset, are tried again here.
+The disk is the operating system's: obstore would neither wait for it, nor keep
+files to their owner, nor refuse a FIFO. No name is ever written twice.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import importlib.util
+import io
+import os
+import pathlib
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, TypeVar
+
+from oneshot_dp.configs.errors import InputError, RunError, escaped
+from oneshot_dp.extract import files
+
+_T = TypeVar("_T")
+URL = re.compile(r"(gs|s3):/+([^/]+)/*(.*)")
+"""A pathlib.Path has lost the second slash."""
+_WAITS = (0.1, 0.4, 1.6, 5.0)
+"""Seconds between calls that obstore gave up on."""
+_RETRIES = {
+  "max_retries": 8,
+  "retry_timeout": datetime.timedelta(seconds=120),
+  "backoff": {
+    "init_backoff": datetime.timedelta(milliseconds=100),
+    "max_backoff": datetime.timedelta(seconds=10),
+    "base": 2,
+  },
+}
+_ACTIONS = {
+  "gs": {"read": "get", "list": "list", "write": "create", "remove": "delete"},
+  "s3": {
+    "read": "GetObject",
+    "list": "ListBucket",
+    "write": "PutObject",
+    "remove": "DeleteObject",
+  },
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Store:
+  """A folder; `remote` is obstore's, or None on a disk."""
+
+  place: str
+  remote: Any = None
+
+  @property
+  def folder(self) -> pathlib.Path:
+    """The folder on the disk."""
+    return pathlib.Path(self.place)
+
+  def where(self, name: str) -> str:
+    """A file's path or URL, for messages."""
+    return escaped(f"{self.place.rstrip('/')}/{name}" if name else self.place)
+
+
+def is_url(place: str | os.PathLike) -> bool:
+  """Whether it is at gs:// or s3://."""
+  return URL.fullmatch(os.fspath(place)) is not None
+
+
+def store_at(place: str | os.PathLike) -> Store:
+  """The store of a folder on a disk, or of a URL; asks nothing yet.
+
+  Raises:
+    InputError: there are no credentials, or it is no name of a bucket.
+  """
+  text = os.fspath(place)
+  if url := URL.fullmatch(text):
+    return _remote(url[1], url[2], url[3].strip("/"))
+  if "\0" in text:
+    raise InputError(f"{escaped(text)} is no path.")
+  return Store(place=os.path.abspath(os.path.expanduser(text)))
+
+
+@functools.cache
+def _remote(scheme: str, bucket: str, folder: str) -> Store:
+  """One for each, as it holds connections; its threads start here only."""
+  from obstore.store import GCSStore, S3Store
+
+  options: dict[str, Any] = {
+    "prefix": folder or None,
+    "retry_config": _RETRIES,
+    "client_options": {"timeout": "60s", "allow_http": True},
+  }
+  place = f"{scheme}://{bucket}/{folder}".rstrip("/")
+  with _errors(Store(place), "", "read"):
+    if scheme == "gs":
+      return Store(place, GCSStore(bucket, **options))
+    if importlib.util.find_spec("boto3"):  # AWS's files, single sign-on
+      from obstore.auth.boto3 import Boto3CredentialProvider
+
+      options["credential_provider"] = Boto3CredentialProvider()
+    return Store(place, S3Store(bucket, **options))
+
+
+def sizes(store: Store, below: str = "") -> dict[str, int]:
+  """Bytes of each file in the folder and the folders in it, by name, sorted.
+
+  On a disk links are followed, but for those to a folder they are in; what is
+  no regular file has -1 bytes. Empty where there is no folder.
+  """
+  if store.remote is not None:
+    import obstore
+
+    found = _ask(
+      store,
+      below,
+      "list",
+      lambda: obstore.list(store.remote, below or None).collect(),
+    )
+    return dict(sorted((f["path"], f["size"]) for f in found))
+  sized: dict[str, int] = {}
+  with _errors(store, below, "list"):
+    _walk(store.folder / below, below, (), sized)
+  return dict(sorted(sized.items()))
+
+
+def _walk(
+  folder: pathlib.Path,
+  name: str,
+  inside: tuple[tuple[int, int], ...],
+  found: dict[str, int],
+) -> None:
+  try:
+    status = folder.stat()
+    entries = list(os.scandir(folder))
+  except FileNotFoundError:
+    return
+  here = status.st_dev, status.st_ino
+  if here in inside:
+    found[name] = -1
+    return
+  for entry in entries:
+    inner = f"{name}/{entry.name}" if name else entry.name
+    if entry.is_dir():
+      _walk(folder / entry.name, inner, (*inside, here), found)
+    else:
+      regular = entry.is_file()
+      found[inner] = entry.stat().st_size if regular else -1
+
+
+def read(
+  store: Store, name: str, most_bytes: int = files.MOST_BYTES
+) -> bytes | None:
+  """A file's bytes, or None if it is not there.
+
+  Raises:
+    InputError: it has more bytes, is no regular file or may not be read.
+  """
+  if store.remote is None:
+    if not os.path.lexists(store.folder / name):
+      return None
+    return files.read_regular(store.folder / name, most_bytes)
+  import obstore
+
+  def get() -> bytes:
+    answer = obstore.get(store.remote, name)
+    if (size := answer.meta["size"]) > most_bytes:
+      raise InputError(f"{store.where(name)}: {size:,} bytes are too many.")
+    return answer.bytes().to_bytes()
+
+  try:
+    return _ask(store, name, "read", get)
+  except FileNotFoundError:
+    return None
+
+
+def read_range(store: Store, name: str, start: int, size: int) -> bytes:
+  """Bytes of a part of a file, fewer where it ends."""
+  if store.remote is None:
+    with files.open_regular(store.folder / name) as file:
+      file.seek(start)
+      return file.read(size)
+  if size <= 0:
+    return b""
+  import obstore
+
+  return _ask(
+    store,
+    name,
+    "read",
+    lambda: obstore.get_range(
+      store.remote, name, start=start, length=size
+    ).to_bytes(),
+  )
+
+
+def put_once(store: Store, name: str, data: bytes) -> bytes:
+  """Writes a file whole, unless one of its name is there.
+
+  Formal guarantees: of any number of writers one succeeds, and none writes
+  over another's; what this call has returned survives a crash.
+
+  Returns:
+    What is there now: `data`, or what was there.
+  """
+  if store.remote is None:
+    path = store.folder / name
+    if files.write_once(path, data):
+      return data
+    return files.read_regular(path)
+  import obstore
+
+  try:
+    _ask(
+      store,
+      name,
+      "write",
+      lambda: obstore.put(
+        store.remote, name, data, mode="create", use_multipart=False
+      ),
+    )
+  except FileExistsError:
+    # Perhaps by this very call, whose answer was lost.
+    there = read(store, name)
+    if there is None:
+      raise RunError(
+        f"{store.where(name)} was removed meanwhile; run the same command"
+        " again."
+      ) from None
+    return there
+  return data
+
+
+def remove(store: Store, names: Sequence[str]) -> None:
+  """Removes files; those that are not there are all right."""
+  for name in names:
+    with contextlib.suppress(FileNotFoundError):
+      if store.remote is None:
+        with _errors(store, name, "remove"):
+          (store.folder / name).unlink()
+      else:
+        import obstore
+
+        _ask(
+          store,
+          name,
+          "remove",
+          functools.partial(obstore.delete, store.remote, name),
+        )
+
+
+@contextlib.contextmanager
+def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
+  """A path on this disk of a file, and the file, for libraries that want one.
+
+  A copy from afar has no name, so that none is left behind.
+
+  Raises:
+    FileNotFoundError: it is not there.
+    InputError: it is no regular file, or may not be read.
+  """
+  if store.remote is None:
+    path = store.folder / name
+    if not os.path.lexists(path):
+      raise FileNotFoundError(path)
+    with files.open_regular(path) as file:
+      yield os.fspath(path), file
+    return
+  data = read(store, name)
+  if data is None:
+    raise FileNotFoundError(store.where(name))
+  with tempfile.TemporaryFile() as file:
+    with files.disk_errors(tempfile.gettempdir()):
+      file.write(data)
+      file.flush()
+    file.seek(0)
+    yield f"/dev/fd/{file.fileno()}", file
+
+
+def seekable(place: str, name: str) -> BinaryIO:
+  """A file of which a library reads the parts that it needs."""
+  store = store_at(place)
+  if store.remote is None:
+    return files.open_regular(store.folder / name)
+  return io.BufferedReader(_Remote(store, name), 1 << 20)
+
+
+class _Remote(io.RawIOBase):
+  """Reads ranges of an object."""
+
+  def __init__(self, store: Store, name: str):
+    import obstore
+
+    self._store, self._name, self._at = store, name, 0
+    try:
+      found = _ask(
+        store, name, "read", lambda: obstore.head(store.remote, name)
+      )
+    except FileNotFoundError as e:
+      raise InputError(f"{store.where(name)} is not there.") from e
+    self._size = found["size"]
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = 0) -> int:
+    self._at = max(0, (0, self._at, self._size)[whence] + offset)
+    return self._at
+
+  def readinto(self, buffer: Any) -> int:
+    size = max(0, min(len(buffer), self._size - self._at))
+    data = read_range(self._store, self._name, self._at, size)
+    buffer[: len(data)] = data
+    self._at += len(data)
+    return len(data)
+
+
+def _ask(store: Store, name: str, action: str, call: Callable[[], _T]) -> _T:
+  """Calls a store, and again where the answer was cut or did not come."""
+  for wait in (*_WAITS, None):
+    try:
+      with _errors(store, name, action):
+        return call()
+    except RunError:
+      if wait is None:
+        raise
+    time.sleep(wait)
+  raise AssertionError
+
+
+@contextlib.contextmanager
+def _errors(store: Store, name: str, action: str) -> Iterator[None]:
+  """Says in one line what a disk or a store refuses.
+
+  Raises:
+    FileNotFoundError, FileExistsError: as of a disk.
+    InputError: no permission, no credentials, no bucket.
+    RunError: what may go well another time.
+  """
+  where = store.where(name)
+  try:
+    yield
+  except (FileNotFoundError, FileExistsError):
+    raise
+  except Exception as error:
+    raise _our_error(error, where, store, action) from error
+
+
+def _our_error(
+  error: Exception, where: str, store: Store, action: str
+) -> Exception:
+  if isinstance(error, InputError | RunError):
+    return error
+  if isinstance(error, OSError):
+    verb = {"write": "written", "remove": "removed"}.get(action, "read")
+    return InputError(f"{where} cannot be {verb}: {error.strerror or error}.")
+  from obstore import exceptions as e
+
+  if isinstance(error, e.NotFoundError):
+    if action in ("write", "list"):
+      return InputError(f"{where}: there is no such bucket.")
+    return FileNotFoundError(where)
+  if isinstance(error, e.AlreadyExistsError | e.PreconditionError):
+    return FileExistsError(where)
+  reason = str(error).split("\n")[0]  # The rest is for debugging, and long.
+  url = URL.fullmatch(store.place)
+  scheme, bucket = (url[1], url[2]) if url else ("", "")
+  if (
+    isinstance(error, e.PermissionDeniedError | e.UnauthenticatedError)
+    or "403 Forbidden" in reason
+    or "401 Unauthorized" in reason
+  ):
+    prefix = "s3:" if scheme == "s3" else "storage.objects."
+    return InputError(
+      f"{where}: these credentials lack the permission"
+      f" {prefix}{_ACTIONS[scheme or 's3'][action]}; grant it, or log in as"
+      " for the store's own tools."
+    )
+  if "404 Not Found" in reason:  # so says a listing
+    return InputError(f"{scheme}://{bucket}: there is no such bucket.")
+  if "169.254.169.254" in reason or "metadata.google" in reason:
+    # Where virtual machines have theirs; it is asked last.
+    return InputError(
+      f"{scheme}://{bucket}: no credentials were found; log in as for the"
+      " store's own tools, or set their environment variables."
+    )
+  if isinstance(error, e.BaseError):
+    return RunError(
+      f"{where}: {escaped(reason)[:300]}; run the same command again (what is"
+      " finished is kept)."
+    )
+  return error
