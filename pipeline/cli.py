@@ -1,0 +1,325 @@
+"""The command `oneshot-dp`.
+
+An error is one line on standard error: exit status 2 for what was asked, 1 for
+a run that failed, 130 after Ctrl-C. A traceback is a bug.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import io
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+from oneshot_dp.configs.errors import InputError, RunError, escaped
+from oneshot_dp.pipeline.commands import COMMANDS
+
+_PROG = "oneshot-dp"
+_ABOUT = f"""\
+usage: {_PROG} COMMAND …
+
+Differentially private image classifiers: embed the images once with a frozen
+public backbone, then train private linear heads on the embeddings.
+
+%s
+
+{_PROG} COMMAND --help says more. Every command takes --json: one JSON
+object on standard output. For completion of what you type:
+{_PROG} --tyro-print-completion bash|zsh|fish"""
+_HELP = "-h", "--help", "help"
+_COMPLETION = "--tyro-print-completion", "--tyro-write-completion"
+_INTERRUPTED = (
+  "interrupted; what was charged stays charged, and the same command goes on"
+  " without a new charge"
+)
+_STOP_SECONDS = 2.0
+"""How long a library may hold up the end of a command after Ctrl-C; a module
+that has work to stop elsewhere has a STOP_SECONDS of its own."""
+_NO_JAX = "budget", "report", "import", "inspect", "verify"
+_HINTS = {
+  r"--epsilon: .*\d,": "train takes one, and sweep --epsilons 0.5 2 several",
+  r"--epsilons: .*\d,": "leave spaces between numbers: --epsilons 0.5 2",
+  r"options: --(root|source)": "the source is a word by itself: extract photos",
+}
+"""Signs of mistakes that many make, and the fix."""
+_FIRST_FILE = 3
+"""Descriptors below it are standard input, output and error."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs one command; returns the exit status."""
+  status = _run(sys.argv[1:] if argv is None else list(argv))
+  if argv is None:
+    for stream in (sys.stdout, sys.stderr):
+      with contextlib.suppress(OSError):
+        stream.flush()
+    if status:
+      # Threads of Beam may be busy in C++, and the interpreter's orderly end
+      # would abort there.
+      os._exit(status)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+  return status
+
+
+@dataclasses.dataclass
+class _Interrupts:
+  """Whether there was a Ctrl-C, and how long the end may take after it."""
+
+  noted: bool = False
+  seconds: float = _STOP_SECONDS
+
+
+def _run(argv: list[str]) -> int:
+  _prepare()
+  with _interrupts() as interrupts:
+    try:
+      if (answer := _answer(argv, interrupts)) is None:
+        return 0
+      said, answer = answer
+      if said:
+        print(escaped(said), flush=True)
+      for fault in answer.faults:
+        print(escaped(fault), file=sys.stderr)
+      if answer.failure is not None:
+        raise answer.failure
+    except KeyboardInterrupt as stop:
+      return _fail(str(stop) or _INTERRUPTED, 130)
+    except BrokenPipeError:  # whoever read our output has gone (`| head`)
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      return 1
+    except InputError as error:
+      return _fail(error, 2)
+    except RunError as error:
+      return _fail(error, 1)
+    except Exception as error:
+      if interrupts.noted:  # a library made an error of its own of it
+        return _fail(_INTERRUPTED, 130)
+      if (line := _of_the_machine(error)) is None:
+        raise
+      return _fail(line, 1)
+    if interrupts.noted:
+      return _fail("interrupted, when all was done already", 130)
+  return 0
+
+
+def _answer(argv: list[str], interrupts: _Interrupts) -> tuple[str, Any] | None:
+  """What a command found, as it is to be said; None where all is said."""
+  for word in argv:
+    if escaped(word) != word or "\n" in word:
+      raise InputError(f"{word!a} has control characters: leave them out.")
+  if not argv or argv[0] in _HELP:
+    width = max(map(len, COMMANDS)) + 2
+    lines = (f"  {n.ljust(width)}{c.what}" for n, c in COMMANDS.items())
+    print(_ABOUT % "\n".join(lines), flush=True)
+    return None
+  if argv[0] in _COMPLETION:
+    return _complete(argv)
+  name = argv[0]
+  if name not in COMMANDS:
+    near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"see {_PROG} --help."
+    raise InputError(f"there is no command {name}; {hint}")
+  command = _module(name)
+  flags, as_json = _read(name, command.Flags, argv[1:])
+  if name not in _NO_JAX:
+    _check_environment()
+  interrupts.seconds = getattr(command, "STOP_SECONDS", _STOP_SECONDS)
+  # Standard output is the answer's alone, whatever a library prints.
+  with contextlib.redirect_stdout(sys.stderr):
+    answer = command.run(flags)
+  return (answer.json() if as_json else answer.text), answer
+
+
+def _module(name: str) -> Any:
+  module = f"{__package__}.commands.{COMMANDS[name].module}"
+  return importlib.import_module(module)
+
+
+def _line(kind: type) -> type:
+  """The flags of a command, with those that all commands have."""
+  from tyro.conf import FlagCreatePairsOff, arg
+
+  line = dataclasses.make_dataclass(
+    "Line",
+    [
+      ("flags", Annotated[kind, arg(name="")]),
+      (
+        "json",
+        Annotated[
+          FlagCreatePairsOff[bool],
+          arg(help="One JSON object.", help_behavior_hint=""),
+        ],
+        False,
+      ),
+    ],
+    frozen=True,
+    kw_only=True,
+  )
+  line.__doc__ = kind.__doc__
+  return line
+
+
+def _read(name: str, kind: type, words: list[str]) -> tuple[Any, bool]:
+  """The flags of a command line; SystemExit after --help."""
+  import tyro
+
+  takes_others = hasattr(kind, "beam_options")
+  complaint = io.StringIO()
+  try:
+    with contextlib.redirect_stderr(complaint):
+      found: Any = tyro.cli(
+        _line(kind),
+        prog=f"{_PROG} {name}",
+        args=words,
+        return_unknown_args=takes_others,
+        config=(tyro.conf.HelptextFromCommentsOff,),
+      )
+  except SystemExit as stop:
+    if not stop.code:
+      raise
+    line = _in_one_line(complaint.getvalue())
+    hints = [hint for sign, hint in _HINTS.items() if re.search(sign, line)]
+    hint = "; ".join([line, *hints, f"see {_PROG} {name} --help"])
+    raise InputError(hint) from None
+  line, others = found if takes_others else (found, [])
+  flags = line.flags
+  if others:
+    flags = dataclasses.replace(flags, beam_options=tuple(others))
+  return flags, line.json
+
+
+def _in_one_line(box: str) -> str:
+  """A framed complaint of tyro's, without the frame and the help in it."""
+  said = []
+  for line in box.splitlines()[1:]:
+    text = re.sub(r"^[│| ] ?|[│|]$", "", line).rstrip()
+    if text.startswith(("For full helptext", "Argument helptext")):
+      break
+    # What is deeper is the help of a flag named above it.
+    if not re.search(r"[─-]{3}", text) and not text.startswith(" " * 5):
+      said.append(text.lstrip(" •"))
+  line = " ".join(" ".join(said).split()).rstrip(".:")
+  line = line.replace(" Unrecognized options", ". Unrecognized options")
+  return line.replace(" Perhaps you meant:", "; did you mean")
+
+
+def _complete(argv: list[str]) -> None:
+  import tyro
+
+  kinds = {
+    name: Annotated[_line(_module(name).Flags), tyro.conf.subcommand(name)]
+    for name in COMMANDS
+  }
+  union: Any = None
+  for kind in kinds.values():
+    union = kind if union is None else union | kind
+  tyro.cli(union, prog=_PROG, args=argv)
+
+
+def _prepare() -> None:
+  """Makes standard streams and libraries behave, whatever they are given."""
+  logging.basicConfig(level=logging.ERROR, format="%(message)s")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  warnings.formatwarning = lambda message, *_, **__: (
+    f"warning: {' '.join(str(message).split())}\n"
+  )
+  # Where one was closed, the next file would be opened in its place.
+  while (descriptor := os.open(os.devnull, os.O_RDWR)) < _FIRST_FILE:
+    pass
+  os.close(descriptor)
+  sys.stdout, sys.stderr = (
+    stream or open(os.devnull, "w")  # noqa: SIM115  (as long as we live)
+    for stream in (sys.stdout, sys.stderr)
+  )
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors="backslashreplace")  # a locale without ε
+
+
+def _check_environment() -> None:
+  """Refuses what makes XLA end the process without a word of ours."""
+  flags = os.environ.get("XLA_FLAGS", "")
+  if not flags or flags in _checked_flags:
+    return
+  found = subprocess.run(
+    [sys.executable, "-c", "import jax; jax.devices()"],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  if found.returncode:
+    unknown = re.findall(r"Unknown flags? in XLA_FLAGS: (.*)", found.stderr)
+    why = unknown[0] if unknown else (found.stderr.splitlines() or [""])[-1]
+    raise InputError(f"XLA_FLAGS={flags!r} is refused by XLA ({why}).")
+  _checked_flags.add(flags)
+
+
+_checked_flags: set[str] = set()
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+  """Notes a Ctrl-C in the block, which raises KeyboardInterrupt.
+
+  A library may swallow the exception (a callback of JAX), or not come back to
+  Python for long: what goes on after it for too long is ended.
+  """
+  interrupts = _Interrupts()
+  handles = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  if not handles or threading.current_thread() is not threading.main_thread():
+    yield interrupts
+    return
+  ended = threading.Event()
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+
+  def watch() -> None:
+    if os.read(reader, 1) and not ended.wait(interrupts.seconds):
+      _fail(_INTERRUPTED, 130)
+      os._exit(130)
+
+  def note(number: int, frame: Any) -> None:
+    interrupts.noted = True
+    raise KeyboardInterrupt
+
+  threading.Thread(target=watch, daemon=True).start()
+  before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+  signal.signal(signal.SIGINT, note)
+  try:
+    yield interrupts
+  finally:
+    ended.set()
+    signal.set_wakeup_fd(before)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.close(writer)
+
+
+def _of_the_machine(error: Exception) -> str | None:
+  """A line for what a disk, a limit or a damaged file may do anywhere."""
+  limits = "can't start new thread", "RESOURCE_EXHAUSTED", "bad_alloc"
+  kinds = OSError, MemoryError, RecursionError, UnicodeError
+  if not isinstance(error, kinds) and not any(x in str(error) for x in limits):
+    return None
+  place = getattr(error, "filename", None) or "the run ended"
+  reason = getattr(error, "strerror", None) or str(error)
+  return f"{place}: {type(error).__name__}: {reason}"
+
+
+def _fail(error: object, status: int) -> int:
+  said = escaped(" ".join(str(error).split()))
+  with contextlib.suppress(OSError):
+    print(f"{_PROG}: error: {said}", file=sys.stderr, flush=True)
+  return status
+
+
+if __name__ == "__main__":
+  sys.exit(main())

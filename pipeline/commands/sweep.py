@@ -1,0 +1,43 @@
+"""`oneshot-dp sweep`."""
+
+import dataclasses
+from typing import Annotated
+
+from oneshot_dp.configs.head_config import HeadName
+from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline.commands import flags as f
+from oneshot_dp.pipeline.commands.flags import flag
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(f.TrainingFlags):
+  """Train heads for many epsilons, and score them on a test set.
+
+  Smaller epsilons are nested in larger ones: all cost the largest, once for
+  each head and draw. Writes results.csv, accuracy.png, a page and every head.
+
+  Example: oneshot-dp sweep --cache caches/train --eval-cache caches/test
+  --epsilons 0.5 2 8 --delta 1e-6 --out results
+  """
+
+  eval_cache: f.TestCache
+  eval_rows: Annotated[str, flag("A part of the test cache.", "PART")] = ""
+  epsilons: Annotated[tuple[float, ...], flag("Budgets; a head each.", "E…")]
+  head: Annotated[
+    tuple[HeadName, ...], flag("Several are compared; see train.", "HEAD…")
+  ] = ("auto",)
+  num_draws: Annotated[int, flag("Draws of noise; each is bought.", "N")] = 1
+  baseline: Annotated[f.Switch, flag("Without noise, too: NOT PRIVATE.")] = (
+    False
+  )
+  private_eval: f.PrivateEval = None
+  allow_duplicates: f.AllowDuplicates = False
+
+
+def run(flags: Flags) -> Answer:
+  """Trains and scores them."""
+  from oneshot_dp.pipeline.request import Request
+  from oneshot_dp.pipeline.run import run_request
+
+  given = dict(vars(flags))
+  return run_request(Request(heads=given.pop("head"), **given))

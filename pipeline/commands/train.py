@@ -1,0 +1,43 @@
+"""`oneshot-dp train`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from oneshot_dp.configs.head_config import HeadName
+from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline.commands.flags import TrainingFlags, flag
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(TrainingFlags):
+  """Train one private head: auto, or the paper's step (--head lamb).
+
+  Example: oneshot-dp train --cache caches/train --epsilon 2 --delta 1e-6
+  --out heads/2
+  """
+
+  epsilon: Annotated[float, flag("Its budget; smaller is more private.", "E")]
+  head: Annotated[
+    HeadName, flag("auto, lamb (the paper's step), adam, momentum.", "HEAD")
+  ] = "auto"
+  from_: Annotated[
+    Path | None,
+    flag("Go on from a head of these rows, for the rest.", "DIR", name="from"),
+  ] = None
+
+
+def run(flags: Flags) -> Answer:
+  """Trains it: a sweep of one head and one epsilon."""
+  from oneshot_dp.pipeline.request import Request
+  from oneshot_dp.pipeline.run import run_request
+
+  given = dict(vars(flags))
+  return run_request(
+    Request(
+      heads=(given.pop("head"),),
+      epsilons=(given.pop("epsilon"),),
+      before=given.pop("from_"),
+      **given,
+    )
+  )

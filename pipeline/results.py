@@ -1,0 +1,145 @@
+"""What a run leaves behind: results.csv, results.json, and its table.
+
+    DIR/results.csv    one row per head
+    DIR/results.json   the same, with what the whole run cost
+    DIR/config.json    what was asked for
+    DIR/accuracy.png   accuracy against epsilon (and accuracy.pdf)
+    DIR/heads/ …       a head each
+
+With a head in it that is NOT PRIVATE (a baseline, or seeded noise) all of these
+files have mode 0600, and their folders 0700. Nothing in them is a time of the
+run, or a number of private rows.
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+FORMAT = 1
+NOT_PRIVATE = "NOT PRIVATE"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadRow:
+  """One head of a run; but for `recall` the columns of results.csv.
+
+  Attributes:
+    path: the head's folder, inside the run's.
+    epsilon, delta: the guarantee of this head alone; infinity without noise.
+    noise_multiplier: σ of all its releases together; 0 without noise.
+    top1, top5, balanced: accuracies on the test set, fractions; None where
+      they were not asked for, or not paid for.
+    recall: top-1 of each class, in their order; None of a class without rows.
+  """
+
+  path: str
+  head: str
+  epsilon: float
+  delta: float
+  draw: int
+  private: bool
+  noise_source: str
+  noise_multiplier: float
+  top1: float
+  top5: float
+  balanced: float | None = None
+  recall: Sequence[float | None] | None = None
+
+
+def head_name(head: str, epsilon: float, draw: int) -> str:
+  """The folder of a head, by which it differs from its neighbours.
+
+  >>> head_name("auto", 0.5, 0), head_name("lamb", math.inf, 0)
+  ('auto-epsilon-0.5-draw-0', 'lamb-baseline-NOT-PRIVATE')
+  """
+  if math.isinf(epsilon):
+    return f"{head}-baseline-{NOT_PRIVATE.replace(' ', '-')}"
+  # All digits: two epsilons that look alike are two heads.
+  return f"{head}-epsilon-{str(epsilon).removesuffix('.0')}-draw-{draw}"
+
+
+def files_of(
+  rows: Sequence[HeadRow], facts: Mapping[str, Any]
+) -> dict[str, bytes]:
+  """results.csv and results.json; `facts` are about the whole run.
+
+  Accuracies are fractions. JSON has no infinity: there epsilon is "inf".
+  """
+  columns = [
+    field.name
+    for field in dataclasses.fields(HeadRow)
+    if field.name != "recall"
+  ]
+  table = io.StringIO(newline="")
+  writer = csv.DictWriter(
+    table, columns, lineterminator="\n", extrasaction="ignore"
+  )
+  writer.writeheader()
+  writer.writerows(map(dataclasses.asdict, rows))
+  heads = [
+    dataclasses.asdict(row)
+    | {"epsilon": "inf" if math.isinf(row.epsilon) else row.epsilon}
+    for row in rows
+  ]
+  return {
+    "results.csv": table.getvalue().encode(),
+    "results.json": as_json({"format": FORMAT, **facts, "heads": heads}),
+  }
+
+
+def as_json(value: Mapping[str, Any]) -> bytes:
+  """Indented JSON, with a line break at the end; refuses NaN and infinity."""
+  return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
+def grouped(rows: Iterable[HeadRow]) -> dict[tuple[str, float], list[HeadRow]]:
+  """The draws of each head and epsilon, the smallest epsilon first."""
+  groups: dict[tuple[str, float], list[HeadRow]] = {}
+  for row in rows:
+    groups.setdefault((row.head, row.epsilon), []).append(row)
+  return groups
+
+
+def table(rows: Sequence[HeadRow]) -> str:
+  """One line for each head and epsilon, with the spread over its draws."""
+  lines = [("head", "epsilon", "sigma", "top-1 %", "top-5 %", "balanced %")]
+  for (head, epsilon), draws in grouped(rows).items():
+    lines.append(
+      (
+        head,
+        "none" if math.isinf(epsilon) else f"{epsilon:g}",
+        f"{draws[0].noise_multiplier:.4g}",
+        percent([row.top1 for row in draws]),
+        percent([row.top5 for row in draws]),
+        percent([r.balanced for r in draws if r.balanced is not None]),
+      )
+    )
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  marks = ["", *(_mark(draws) for draws in grouped(rows).values())]
+  return "\n".join(
+    "  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True))
+    + mark
+    for line, mark in zip(lines, marks, strict=True)
+  )
+
+
+def percent(fractions: Sequence[float]) -> str:
+  """Their mean in percent, with the standard deviation if there are several.
+
+  >>> percent([0.5, 0.6]), percent([])
+  ('55.00 ± 7.07', '-')
+  """
+  if not fractions:
+    return "-"
+  values = [100 * each for each in fractions]
+  spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+  return f"{statistics.mean(values):.2f}{spread}"
+
+
+def _mark(rows: Sequence[HeadRow]) -> str:
+  return "" if all(row.private for row in rows) else f"  {NOT_PRIVATE}"

@@ -1,0 +1,58 @@
+"""Runs `oneshot-dp` in this process, or in one of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from oneshot_dp.pipeline.cli import main
+
+ROOT = pathlib.Path(__file__).parents[2]
+# A suite that runs in the background ignores Ctrl-C, and so would its children.
+_START = (
+  "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+  "; from oneshot_dp.pipeline.cli import main; sys.exit(main())"
+)
+
+
+def succeeds(capsys: pytest.CaptureFixture, *argv: object) -> tuple[str, str]:
+  """What a command says on standard output and standard error."""
+  status = main([str(word) for word in argv])
+  said = capsys.readouterr()
+  assert status == 0, said.err
+  return said.out, said.err
+
+
+def fails(capsys: pytest.CaptureFixture, *argv: object, status: int = 2) -> str:
+  """The one line that a command fails with, after what it said before."""
+  found = main([str(word) for word in argv])
+  said = capsys.readouterr()
+  assert found == status, said.err
+  assert said.out == ""
+  return one_line(said.err)
+
+
+def one_line(stderr: str) -> str:
+  """The error among lines of standard error, which is the last and the only."""
+  assert "Traceback" not in stderr
+  *before, line = stderr.splitlines()
+  start = "oneshot-dp: error: "
+  assert line.startswith(start), stderr
+  assert not any(each.startswith(start) for each in before)
+  return line.removeprefix(start)
+
+
+def start(
+  argv: Sequence[object], *, first: str = "pass", **environment: str
+) -> subprocess.Popen[str]:
+  """The command as a person starts it, which does something else first."""
+  return subprocess.Popen(
+    [sys.executable, "-c", f"{first}\n{_START}", *map(str, argv)],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+  )
