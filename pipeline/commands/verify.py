@@ -1,0 +1,65 @@
+"""`oneshot-dp verify`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline.commands import flags as f
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Check a cache (every byte and row), or a head and who vouches for it.
+
+  Of a head: the ledger is asked whether it was paid for and these very bytes
+  left; exit status 1 where one is at hand that does not say so. Its receipt's
+  numbers are computed anew, and weights, receipt and card are compared.
+
+  Example: oneshot-dp verify heads/2
+  """
+
+  path: Positional[Annotated[str, f.flag("A cache or a head.", "PATH")]]
+  ledger: f.LedgerFile = None
+
+
+def run(flags: Flags) -> Answer:
+  """Checks it."""
+  from oneshot_dp.extract import storage
+
+  path = Path(flags.path)
+  is_head = not storage.is_url(flags.path) and any(
+    (path / name).exists() for name in ("receipt.json", "head.safetensors")
+  )
+  vouched: bool | None = None
+  if is_head:
+    from oneshot_dp.pipeline.ledger import Ledger
+    from oneshot_dp.pipeline.verify import verify_head
+
+    vouched, said, faults = verify_head(path, Ledger(flags.ledger))
+  else:
+    from oneshot_dp.extract.cache.check import check_cache
+
+    faults = tuple(check_cache(flags.path))
+    said = () if faults else ("every byte and every row is what it says",)
+  failure: InputError | RunError | None = None
+  if faults:
+    failure = InputError(f"{path}: {len(faults)} fault(s) found.")
+  if vouched is False:
+    failure = RunError(f"{path} is not vouched for.")
+  facts = {
+    "path": flags.path,
+    "kind": "head" if is_head else "cache",
+    "ok": failure is None,
+    "said": said,
+    "faults": faults,
+  }
+  return Answer(
+    text="\n".join(said if failure else (f"ok: {said[0]}", *said[1:])),
+    facts=facts | ({"vouched": vouched} if is_head else {}),
+    faults=faults,
+    failure=failure,
+  )

@@ -1,0 +1,204 @@
+"""A run's results: paid for before noise is drawn, shown once, or not at all.
+
+A run works in `.NAME.unfinished` beside its --out, which is its owner's alone
+and locked while the run lives: charge → train → note the heads' digests in the
+ledger → rename. A killed run is run again, and pays nothing:
+
+*Formal guarantees*: before the ledger notes the heads, nobody sees anything
+that was drawn, so to draw all of it anew is the first release, at the law of
+one; it needs that no failure depends on the noise, and sizes do not. Once they
+are noted, these bytes alone are shown, by this run or by the next. The ledger
+notes heads for a charge once, so of two runs with one charge (on machines that
+share no locks, say) the second ends before its heads are shown.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.files import disk_errors, sync
+from oneshot_dp.extract.storage import is_url
+from oneshot_dp.pipeline.charges import Bill, Left
+from oneshot_dp.pipeline.ledger import Ledger
+
+WEIGHTS_FILE, RECEIPT_FILE = "head.safetensors", "receipt.json"
+_NO_ROOM_KNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_ELSEWHERE = "name another place"
+
+
+def deliver_once(
+  out: Path,
+  ledger: Ledger,
+  bills: Sequence[Bill],
+  train: Callable[[Path, list[str]], object],
+  *,
+  asked: Mapping[str, Any],
+  room: int = 0,
+) -> list[str]:
+  """Charges, trains, notes what leaves, shows it; or goes on where one stopped.
+
+  Args:
+    out: where results will be; not there yet.
+    ledger: of the rows.
+    bills: what it costs.
+    train: writes everything into a folder, which only its owner sees; its heads
+      name the charges given, one for each charge of the bills.
+    asked: all that makes it this run and no other, a private digest included.
+    room: bytes that the disk must have, which is tried before the charge.
+
+  Returns:
+    The charges' ids.
+
+  Raises:
+    InputError: something is at `out`, or another run is writing it; or the
+      ledger refuses. Nothing is left behind, nothing was charged.
+    RunError: the disk refuses.
+  """
+  with alone(out) as (place, work):
+    whole = work / "whole"
+    left = _heads_in(whole)
+    if left and ledger.was_delivered(place, left, bills, asked):
+      ids = [each.charge for each in left.values()]
+    else:
+      shutil.rmtree(whole, ignore_errors=True)  # a killed run's: nobody saw it
+      with disk_errors(out):
+        _take_room(work / "room", room)
+      ids = ledger.charge(bills, place, asked)
+      try:
+        # Within a folder of mode 0700, so that it can have its final mode.
+        whole.mkdir()
+        train(whole, ids)
+        with disk_errors(out):
+          if any(c.mu2 is None for bill in bills for c in bill.charges):
+            _keep_from_others(whole)
+          _sync_all(whole)
+        ledger.deliver(ids, _heads_in(whole))
+      except BaseException as error:
+        shutil.rmtree(whole, ignore_errors=True)
+        if not isinstance(error, InputError | RunError | KeyboardInterrupt):
+          raise
+        raise type(error)(
+          f"{str(error) or 'interrupted;'} {out} was not written; what was"
+          f" charged to {ledger.path} stays charged, and the same command goes"
+          " on without a new charge."
+        ) from error
+    with disk_errors(out):
+      whole.rename(place)
+    with contextlib.suppress(OSError):  # it is there, if not for a power cut
+      sync(place.parent)
+  return ids
+
+
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[tuple[Path, Path]]:
+  """The place that `out` means, and a folder beside it for this run alone."""
+  place = _place(out)
+  missing = [p for p in place.parents if not p.exists()]
+  work = place.with_name(f".{place.name}.unfinished")
+  taken = InputError(f"{out} is there already; {_ELSEWHERE}.")
+  with disk_errors(out):
+    if os.path.lexists(place) and not work.exists():
+      raise taken
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock = _locked(work, out)
+  try:
+    if os.path.lexists(place):  # a run was killed right after it was shown
+      raise taken
+    yield place, work
+  finally:
+    if not (work / "whole").exists():  # else the ledger knows it: for the next
+      shutil.rmtree(work, ignore_errors=True)
+      for parent in missing:
+        with contextlib.suppress(OSError):
+          parent.rmdir()  # if it is empty
+    os.close(lock)
+
+
+def _place(out: Path) -> Path:
+  """What a path means, through all links."""
+  if is_url(str(out)):
+    raise InputError(f"{out} is no place on a disk, where results must be.")
+  try:
+    place = out.resolve()
+  except (OSError, RuntimeError) as error:
+    raise InputError(
+      f"{out} cannot be made ({error}); {_ELSEWHERE}."
+    ) from error
+  if not place.name:
+    raise InputError(f"{out} is the root of all files; {_ELSEWHERE}.")
+  return place
+
+
+def _locked(work: Path, out: Path) -> int:
+  """Makes the folder, and a lock of it that is there while it is open."""
+  while True:
+    work.mkdir(mode=0o700, exist_ok=True)
+    if work.is_symlink() or work.stat().st_uid != os.geteuid():
+      raise InputError(f"{work} is somebody else's; {_ELSEWHERE}.")
+    file = work / "lock"
+    with contextlib.suppress(FileNotFoundError):  # it is just being removed
+      lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), file.stat()):
+          return lock
+      except BlockingIOError:
+        os.close(lock)
+        raise InputError(
+          f"another run is writing {out}; wait for it, or {_ELSEWHERE}."
+        ) from None
+      except OSError:
+        os.close(lock)
+        raise
+      os.close(lock)
+
+
+def _heads_in(folder: Path) -> dict[str, Left]:
+  """The heads in a folder, as the ledger knows them."""
+  found = {}
+  for weights in sorted(folder.rglob(WEIGHTS_FILE)):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+      receipt = weights.with_name(RECEIPT_FILE).read_bytes()
+      charge = json.loads(receipt)["stated"]["charge"]
+      with weights.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+      found[sha256] = Left(charge, hashlib.sha256(receipt).hexdigest())
+  return found
+
+
+def _keep_from_others(folder: Path) -> None:
+  """For what shows a result that is NOT PRIVATE: 0700, and files 0600."""
+  for each, _, names in os.walk(folder):
+    os.chmod(each, 0o700)
+    for name in names:
+      os.chmod(Path(each, name), 0o600)
+
+
+def _take_room(path: Path, size: int) -> None:
+  """Tries to take so many bytes of the disk, where it can tell that it has."""
+  handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+  try:
+    if size:
+      os.posix_fallocate(handle, 0, size)
+  except OSError as error:
+    if error.errno not in _NO_ROOM_KNOWN:
+      raise
+  finally:
+    os.close(handle)
+    path.unlink()
+
+
+def _sync_all(directory: Path) -> None:
+  """Puts a directory and all that is in it on the disk."""
+  for folder, _, names in os.walk(directory, topdown=False):
+    for name in names:
+      sync(Path(folder, name))
+    sync(Path(folder))
