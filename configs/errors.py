@@ -74,16 +74,25 @@ def _forges(c: str) -> bool:
   return c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES
 
 
+def number_from_environment(name: str, default: int) -> int:
+  """The natural number that an environment variable has.
+
+  Raises:
+    InputError: it has something else.
+  """
+  text = os.environ.get(name, "").strip() or str(default)
+  if not (text.isdecimal() and len(text) < 19):
+    raise InputError(f"{name}={text[:80]!a} is no number: mend or unset it.")
+  return int(text)
+
+
 def check_num_classes(num_classes: int, place: str) -> None:
   """Refuses more classes than anybody has, before memory is asked for."""
-  variable = "ONESHOT_DP_MOST_CLASSES"
-  most = os.environ.get(variable, str(_MOST_CLASSES))
-  if not most.isdecimal():
-    raise InputError(f"{variable}={most!a} is no number: unset it.")
-  if num_classes > int(most):
+  most = number_from_environment("ONESHOT_DP_MOST_CLASSES", _MOST_CLASSES)
+  if num_classes > most:
     raise InputError(
       f"{place} makes {num_classes} classes, more than {most}: mend it, or set"
-      f" {variable} if there are so many."
+      " ONESHOT_DP_MOST_CLASSES if there are so many."
     )
 
 

@@ -8,10 +8,12 @@ theirs to report, by `where`.
 """
 
 import dataclasses
-from typing import Protocol
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int32, Int64, UInt8
+
+from oneshot_dp.configs.errors import escaped
+from oneshot_dp.configs.extract_config import EXAMPLE
 
 
 # Not comparable: `==` on the image array has no single truth value.
@@ -35,7 +37,8 @@ class Example:
   unit_id: int | None = None
 
 
-class Source(Protocol):
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Source:
   """One split of a data set: `source[i]` for i in range(len(source)).
 
   *Formal guarantees*: `source[i]` is the same example at every run and in every
@@ -52,16 +55,51 @@ class Source(Protocol):
   name: str
   split: str
   class_names: tuple[str, ...]
-  unit: str
+  unit: str = EXAMPLE
 
-  def __len__(self) -> int: ...
+  def __len__(self) -> int:
+    raise NotImplementedError
 
   def __getitem__(self, index: int) -> Example:
-    """Returns the example at `index`, in [0, len(self)).
+    """The example at `index`, in [0, len(self)).
 
     Raises:
       IndexError: the index is outside the split.
       InputError: what is there is no labelled image.
       RunError: it cannot be read any more, or is not what was listed.
     """
-    ...
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Listed(Source):
+  """A source whose labels and owners are known when it is opened.
+
+  Attributes:
+    labels: class index of each example; private, as all that is listed.
+    unit_ids: whose each example is; None where the unit is an example.
+  """
+
+  labels: Int32[np.ndarray, " n"]
+  unit_ids: Int64[np.ndarray, " n"] | None = None
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+  def __getitem__(self, index: int) -> Example:
+    if not 0 <= index < len(self):
+      raise IndexError(f"{index} is not in [0, {len(self)}).")
+    return Example(
+      label=int(self.labels[index]),
+      image=self.image(index),
+      where=escaped(self.place(index)),
+      unit_id=None if self.unit_ids is None else int(self.unit_ids[index]),
+    )
+
+  def image(self, index: int) -> bytes | UInt8[np.ndarray, "h w c"]:
+    """What is there, undecoded."""
+    raise NotImplementedError
+
+  def place(self, index: int) -> str:
+    """Where it is: a path, FILE[row]."""
+    raise NotImplementedError

@@ -1,0 +1,167 @@
+"""Whose an image is: a `unit_id` for each, where somebody may have many."""
+
+import csv
+import hashlib
+import io
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import check_unit_name
+from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.classes import shortened
+
+
+def unit_numbers(
+  names: Sequence[str | None],
+  unit: str,
+  where: Callable[[int], str],
+  known: dict[int, str] | None = None,
+) -> list[int]:
+  """A `unit_id` for each row: 63 bits of BLAKE2b of its unit's name.
+
+  *Formal guarantee*: a function of the name alone, so that no unit moves
+  another, and the same in every data set. Two names with one number are
+  refused, not merged: whoever leaves a shared unit changes it, and a change may
+  cost twice what an absence does. Spaces around a name are no part of it.
+
+  Args:
+    names: of the rows' units.
+    unit: what they name ("patient").
+    where: says where a row is, for errors.
+    known: names by number, where rows come in batches; it grows.
+
+  Raises:
+    InputError: a row without a name (None or blank); two names of one number.
+  """
+  whose = [(name or "").strip() for name in names]
+  if missing := [where(i) for i, name in enumerate(whose) if not name]:
+    n = len(missing)
+    have = "1 image has" if n == 1 else f"{n:,} images have"
+    raise InputError(
+      f"{have} no {unit}, and each needs one: {shortened(missing)}."
+    )
+  known = {} if known is None else known
+  numbers: dict[str, int] = {}
+  for name in set(whose):
+    code = name.encode(errors="surrogatepass")
+    digest = hashlib.blake2b(code, digest_size=8).digest()
+    numbers[name] = number = int.from_bytes(digest) >> 1
+    if (other := known.setdefault(number, name)) != name:
+      raise InputError(
+        f"{unit} {other!r} and {name!r} have one number, by chance: call one of"
+        " them otherwise."
+      )
+  return [numbers[name] for name in whose]
+
+
+def units_of_column(
+  values: Sequence[Any],
+  unit: str,
+  where: Callable[[int], str],
+  known: dict[int, str] | None = None,
+) -> list[int]:
+  """A `unit_id` for each row: integers as they are, texts by `unit_numbers`.
+
+  Raises:
+    InputError: they are neither, or a row has none.
+  """
+  kinds = {type(value) for value in values} - {type(None)}
+  if kinds == {int} and None not in values:
+    if min(values) >= -(2**63) and max(values) < 2**63:
+      return list(values)
+  elif kinds <= {str} or kinds == {int}:
+    names = [None if value is None else str(value) for value in values]
+    return unit_numbers(names, unit, where, known)
+  raise InputError(
+    f"--units {unit!r} must be all integers of 64 bits, or all texts, and is"
+    f" {', '.join(sorted(kind.__name__ for kind in kinds))}."
+  )
+
+
+def units_of_files(
+  units: str, images: Sequence[str], passed_over: Sequence[str], split: str
+) -> tuple[str, list[int]]:
+  """The public name of the unit, and a `unit_id` for each image file.
+
+  Args:
+    units: FILE.csv with the columns `file` and, say, `patient`, or a regular
+      expression with one group that has a name: `(?P<patient>[^_]+)_`.
+    images: paths relative to the folder that the table is about; they start
+      with `split` ("train/", or nothing): other rows are about other splits.
+    passed_over: files beside them that are no images; rows of them are, too.
+    split: see `images`.
+
+  Raises:
+    InputError: `units` is neither; an image without a unit, a row that is there
+      twice or of a file that is not.
+  """
+  if units.lower().endswith(".csv"):
+    unit, owners = _table(units)
+    if strays := [
+      file
+      for file in owners.keys() - {*images, *passed_over}
+      if file.startswith(split)
+      and not any(map(listed_files.is_litter, file.split("/")))
+    ]:
+      raise InputError(
+        f"{units!r} names {len(strays):,} files that are not in the data set:"
+        f" {shortened(sorted(strays))}; remove their rows."
+      )
+  else:
+    unit, owners = _by_path(units, images)
+  whose = [owners.get(image) for image in images]
+  return unit, unit_numbers(whose, f"{unit} in {units!r}", images.__getitem__)
+
+
+def _by_path(
+  pattern: str, images: Sequence[str]
+) -> tuple[str, Mapping[str, str | None]]:
+  try:
+    compiled = re.compile(pattern)
+  except (re.error, OverflowError, RecursionError) as error:
+    raise InputError(
+      f"--units {pattern!r} is neither a .csv file nor a regular expression:"
+      f" {error}."
+    ) from error
+  if compiled.groups != 1 or not compiled.groupindex:
+    raise InputError(
+      f"--units {pattern!r} must be FILE.csv, or a regular expression with one"
+      " group, named after the unit: '(?P<patient>…)'."
+    )
+  (unit,) = compiled.groupindex
+  check_unit_name(unit)
+  found = {image: compiled.search(image) for image in images}
+  return unit, {image: match and match[1] for image, match in found.items()}
+
+
+def _table(path: str) -> tuple[str, Mapping[str, str]]:
+  try:
+    text = listed_files.read(listed_files.file_at(path)).decode("utf-8-sig")
+    file = io.StringIO(text, newline="")
+    rows = [*csv.reader(file, skipinitialspace=True, strict=True), []]
+  except (UnicodeDecodeError, csv.Error) as error:
+    raise InputError(f"{path!r} is no CSV file in UTF-8: {error}.") from error
+  header, *lines = [[field.strip() for field in row] for row in rows]
+  if other := re.search(r"^file\s*([;|\t])", ",".join(header)):
+    raise InputError(f"{path!r} is separated by {other[1]!r}; it must be ','.")
+  if len(header) != 2 or header[0] != "file":
+    raise InputError(
+      f"{path!r} begins with {','.join(header)[:80]!r}: its first line must be"
+      ' "file," and what owns an image, such as file,patient.'
+    )
+  check_unit_name(header[1])
+  owners: dict[str, str] = {}
+  for line in filter(None, lines):
+    if len(line) != 2:
+      raise InputError(
+        f"{path!r} has a line of {len(line)} fields instead of 2, that of"
+        f" {line[0]!r}."
+      )
+    file = posixpath.normpath(line[0])
+    if file in owners:
+      raise InputError(f"{path!r} has {file!r} more than once.")
+    owners[file] = line[1]
+  return header[1], owners
