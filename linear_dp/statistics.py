@@ -19,9 +19,10 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.rows import R
+from oneshot_dp.linear_dp.integers import R
 
 Left = Callable[..., Any]
+_ONE_COLUMN: set[Left] = set()
 KERNEL = 2**24 // R
 """The norm of the longest column of integer weights, whose products with rows
 are exact in float32, in half of float64's time."""
@@ -56,8 +57,13 @@ def one_column(left: Left) -> Left:
   def of_column(*args: Any) -> Array:
     return left(*args)
 
-  of_column.one_column = True  # pyrefly: ignore
+  _ONE_COLUMN.add(of_column)
   return of_column
+
+
+def is_one_column(left: Left) -> bool:
+  """Whether row is the number R."""
+  return left in _ONE_COLUMN
 
 
 @one_column
@@ -103,7 +109,7 @@ def integer_heads(
     longest = np.sqrt(np.square(kernel).sum(axis=0)).max()
     longest = max(longest, np.abs(bias - bias.mean()).max(), 1e-300)
     grid = 2.0 ** math.floor(math.log2(2**30 / longest))
-    room = R - math.sqrt(len(kernel)) / 2 - 1
+    room = R - math.sqrt(kernel.shape[0]) / 2 - 1
     found.append(
       (np.rint(kernel * grid), np.rint((bias - bias.mean()) * (grid * room)))
     )
@@ -134,7 +140,7 @@ def residual(
   clip: Array,
   log_prior: Array | None = None,
 ) -> Array:
-  """(softmax(l) − e_y)·w/clip, shortened to norm ≤ w: a clipped gradient, [K, d].
+  """(softmax(l) − e_y)·w/clip, of norm ≤ w: a clipped gradient, [K, d].
 
   l = row·kernel·step (+ log_prior, public), with the integers of
   `integer_kernel`. The sum is in units of `clip`.

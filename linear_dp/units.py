@@ -11,97 +11,90 @@ All of it is of exact integers, so the order of rows does not matter.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int16, Int64
 
-from oneshot_dp.linear_dp.rows import R, Data, checked_blocks, integers_of
+from oneshot_dp.linear_dp.data import Data
+from oneshot_dp.linear_dp.integers import R
+from oneshot_dp.linear_dp.rows import Chunk
+
+_AT_ONCE = 2**15
 
 
 def mean_rows(
-  data: Data, most: float, power: int
+  chunks: Iterable[tuple[Chunk, np.ndarray]],
+  data: Data,
+  most: float,
+  power: int,
 ) -> Iterator[tuple[np.ndarray, ...]]:
   """Columns z int16 [P, d], label, weight int32 [P] of all units' classes.
 
   Formal guarantees: a unit's are functions of its own rows alone; its weights
   are integers with Σ w^power ≤ W^power; rows of zeros do not count.
+
+  In memory: the rows as int16, and what becomes of them. Of several hosts, each
+  is given all rows and keeps those of its own units.
   """
-  keys, counts, sums = _sums(data, most)
-  if not len(keys):
+  parts = []
+  for chunk, unit_id in chunks:
+    own = (np.asarray(chunk.weight) > 0) & data.hosts.own_units(unit_id)
+    columns = np.asarray(chunk.row), np.asarray(chunk.label), unit_id
+    parts.append([column[own] for column in columns])
+  if not parts:
     return
-  start = np.flatnonzero(np.diff(keys[:, 0], prepend=keys[0, 0] - 1))
-  sizes = np.diff(start, append=len(keys))
-  weights = [
-    _weight(data.weight, k, of_unit, power)
-    for of_unit in (
-      counts[a : a + m].tolist() for a, m in zip(start, sizes, strict=True)
+  row, label, unit = (np.concatenate(p) for p in zip(*parts, strict=True))
+  parts.clear()
+  order = np.lexsort((label, unit))
+  label, unit = label[order], unit[order]
+  first = np.r_[True, (np.diff(unit) != 0) | (np.diff(label) != 0)]
+  start = np.flatnonzero(first[: len(unit)])
+  count = np.diff(start, append=len(unit))
+  weight = _weights(data.weight, unit[start], count, power)
+  for i in range(0, len(start), _AT_ONCE):
+    some = slice(i, i + _AT_ONCE)
+    rows = slice(start[i], start[i] + count[some].sum())
+    total = np.add.reduceat(
+      row[order[rows]], start[some] - start[i], axis=0, dtype=np.int64
     )
-    for k in of_unit
-  ]
-  z = _means(sums, counts, most)
-  weight = np.array(weights, np.int32) * z.any(axis=1)
-  yield z, keys[:, 1].astype(np.int32), weight.astype(np.int32)
+    z = _means(total, count[some], most)
+    yield z, label[start[some]], (weight[some] * z.any(axis=1)).astype(np.int32)
 
 
-def _weight(whole: int, k: int, of_unit: list[int], power: int) -> int:
-  if power == 1:
-    return whole * k // sum(of_unit)
-  return math.isqrt(whole**2 * k**2 // sum(m * m for m in of_unit))
-
-
-def _sums(
-  data: Data, most: float
-) -> tuple[
-  Int64[np.ndarray, "P 2"], Int64[np.ndarray, " P"], Int64[np.ndarray, "P d"]
-]:
-  """(unit, class) in ascending order, how many rows, and the sum of those."""
-  slot: dict[tuple[int, int], int] = {}
-  counts: list[int] = []
-  sums: list[np.ndarray] = []
-  for block in checked_blocks(data):
-    z, is_row = integers_of(block, most)
-    own = is_row & data.hosts.own_units(block["unit_id"])
-    unit, label = block["unit_id"][own], block["label"][own]
-    order = np.lexsort((label, unit))
-    key = np.stack([unit, label])[:, order].astype(np.int64)
-    if not key.size:
-      continue
-    begin = np.flatnonzero(np.r_[True, (key[:, 1:] != key[:, :-1]).any(axis=0)])
-    added = np.add.reduceat(z[own][order], begin, axis=0, dtype=np.int64)
-    many = np.diff(begin, append=key.shape[1])
-    for pair, count, total in zip(
-      map(tuple, key[:, begin].T.tolist()), many.tolist(), added, strict=True
-    ):
-      if pair in slot:
-        counts[slot[pair]] += count
-        sums[slot[pair]] = sums[slot[pair]] + total
-      else:
-        slot[pair] = len(counts)
-        counts.append(count)
-        sums.append(total.copy())
-  pairs = sorted(slot)
-  places = [slot[pair] for pair in pairs]
-  return (
-    np.array(pairs, np.int64).reshape(-1, 2),
-    np.array([counts[i] for i in places], np.int64),
-    np.array([sums[i] for i in places], np.int64).reshape(
-      len(pairs), data.feature_dim
-    ),
+def _weights(
+  whole: int,
+  unit: Int64[np.ndarray, " P"],
+  count: Int64[np.ndarray, " P"],
+  power: int,
+) -> Int64[np.ndarray, " P"]:
+  """⌊W·k_c/k⌋ for each class of each unit, or with power 2 ⌊W·k_c/√Σk_c²⌋."""
+  _, place = np.unique(unit, return_inverse=True)
+  total = [0] * (int(place.max(initial=-1)) + 1)
+  for at, k in zip(place.tolist(), count.tolist(), strict=True):
+    total[at] += k**power
+  return np.array(
+    [
+      whole * k // total[at]
+      if power == 1
+      else math.isqrt(whole**2 * k**2 // total[at])
+      for at, k in zip(place.tolist(), count.tolist(), strict=True)
+    ],
+    np.int64,
   )
 
 
 def _means(
-  sums: Int64[np.ndarray, "P d"], counts: Int64[np.ndarray, " P"], most: float
-) -> np.ndarray:
+  total: Int64[np.ndarray, "P d"], count: Int64[np.ndarray, " P"], most: float
+) -> Int16[np.ndarray, "P d"]:
   """z of mean rows: trunc(Σz/k), or, of directions, Σz at norm R again."""
-  k = counts[:, None]
+  k = count[:, None]
   if most < math.inf:
-    return (np.sign(sums) * (np.abs(sums) // k)).astype(np.int16)
-  # Shifted so that squares add up exactly in float64.
-  bits = np.frexp(counts.astype(np.float64))[1].astype(np.int64)
-  part = (sums >> np.maximum(bits - 10, 0)[:, None]).astype(np.float64)
+    return (np.sign(total) * (np.abs(total) // k)).astype(np.int16)
+  # Shifted so that squares, of numbers below 2²⁵, add up exactly in float64.
+  bits = np.frexp(count.astype(np.float64))[1].astype(np.int64)
+  part = (total >> np.maximum(bits - 10, 0)[:, None]).astype(np.float64)
   norm = np.sqrt(np.square(part).sum(axis=1, keepdims=True))
-  room = R - math.sqrt(sums.shape[1]) / 2 - 1
+  room = R - math.sqrt(total.shape[1]) / 2 - 1
   z = np.rint(part * (room / np.maximum(norm, 1)))
-  return np.where(k == 1, sums, z).astype(np.int16)
+  return np.where(k == 1, total, z).astype(np.int16)
