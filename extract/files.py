@@ -58,7 +58,7 @@ def read_regular(
   """
   with open_regular(path, most_bytes) as file:
     try:
-      return file.read(most_bytes)
+      return file.read(os.fstat(file.fileno()).st_size)
     except OSError as e:
       raise InputError(
         f"{escaped(os.fspath(path))} cannot be read: {e.strerror}."

@@ -1,4 +1,4 @@
-"""Files under one folder: on a disk, or at gs://bucket/folder, s3://bucket/folder.
+"""Files under one folder: on a disk, at gs://bucket/folder or s3://bucket/folder.
 
 obstore speaks to the stores and tries again what was answered with 429 or 5xx;
 answers that were cut, and connections that were reset, are tried again here.
@@ -37,15 +37,13 @@ _RETRIES = {
     "base": 2,
   },
 }
-_ACTIONS = {
-  "gs": {"read": "get", "list": "list", "write": "create", "remove": "delete"},
-  "s3": {
-    "read": "GetObject",
-    "list": "ListBucket",
-    "write": "PutObject",
-    "remove": "DeleteObject",
-  },
+PERMISSIONS = {
+  "read": {"s3": "s3:GetObject", "gs": "storage.objects.get"},
+  "list": {"s3": "s3:ListBucket", "gs": "storage.objects.list"},
+  "write": {"s3": "s3:PutObject", "gs": "storage.objects.create"},
+  "remove": {"s3": "s3:DeleteObject", "gs": "storage.objects.delete"},
 }
+"""All that is ever asked of a store, and what must be granted for it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,8 +58,8 @@ class Store:
     """The folder on the disk."""
     return pathlib.Path(self.place)
 
-  def where(self, name: str) -> str:
-    """A file's path or URL, for messages."""
+  def where(self, name: str = "") -> str:
+    """The path or URL of a file in it, or of itself, for messages."""
     return escaped(f"{self.place.rstrip('/')}/{name}" if name else self.place)
 
 
@@ -81,12 +79,12 @@ def store_at(place: str | os.PathLike) -> Store:
     return _remote(url[1], url[2], url[3].strip("/"))
   if "\0" in text:
     raise InputError(f"{escaped(text)} is no path.")
-  return Store(place=os.path.abspath(os.path.expanduser(text)))
+  return Store(os.path.abspath(os.path.expanduser(text)))
 
 
 @functools.cache
 def _remote(scheme: str, bucket: str, folder: str) -> Store:
-  """One for each, as it holds connections; its threads start here only."""
+  """One for each, as it holds connections; obstore's threads start here."""
   from obstore.store import GCSStore, S3Store
 
   options: dict[str, Any] = {
@@ -111,44 +109,74 @@ def sizes(store: Store, below: str = "") -> dict[str, int]:
   On a disk links are followed, but for those to a folder they are in; what is
   no regular file has -1 bytes. Empty where there is no folder.
   """
-  if store.remote is not None:
+  return {name: size for name, (size, _) in listed(store, below).items()}
+
+
+def listed(store: Store, below: str = "") -> dict[str, tuple[int, str]]:
+  """As `sizes`, with what tells a file from a later one of its name."""
+  found: dict[str, tuple[int, str]] = {}
+  if store.remote is None:
+    with _errors(store, below, "list"):
+      _walk(store.folder / below, below, (), found)
+  else:
     import obstore
 
-    found = _ask(
-      store,
-      below,
-      "list",
-      lambda: obstore.list(store.remote, below or None).collect(),
-    )
-    return dict(sorted((f["path"], f["size"]) for f in found))
-  sized: dict[str, int] = {}
-  with _errors(store, below, "list"):
-    _walk(store.folder / below, below, (), sized)
-  return dict(sorted(sized.items()))
+    def ask() -> list[Any]:
+      return list(obstore.list(store.remote, below or None).collect())
+
+    for entry in _ask(store, below, "list", ask):
+      found[entry["path"]] = entry["size"], _version(entry)
+  return dict(sorted(found.items()))
 
 
 def _walk(
   folder: pathlib.Path,
   name: str,
   inside: tuple[tuple[int, int], ...],
-  found: dict[str, int],
+  found: dict[str, tuple[int, str]],
 ) -> None:
   try:
-    status = folder.stat()
-    entries = list(os.scandir(folder))
+    status, entries = folder.stat(), list(os.scandir(folder))
   except FileNotFoundError:
     return
   here = status.st_dev, status.st_ino
   if here in inside:
-    found[name] = -1
+    found[name] = -1, ""
     return
   for entry in entries:
     inner = f"{name}/{entry.name}" if name else entry.name
     if entry.is_dir():
       _walk(folder / entry.name, inner, (*inside, here), found)
+    elif entry.is_file():
+      found[inner] = entry.stat().st_size, str(entry.stat().st_mtime_ns)
     else:
-      regular = entry.is_file()
-      found[inner] = entry.stat().st_size if regular else -1
+      found[inner] = -1, ""
+
+
+def _version(found: Any) -> str:
+  return str(found.get("e_tag") or found["last_modified"])
+
+
+def state(store: Store, name: str) -> tuple[int, str]:
+  """Bytes of a file, and what tells it from a later one of its name.
+
+  Raises:
+    FileNotFoundError: it is not there.
+  """
+  if store.remote is None:
+    with _local(store, name) as file:
+      status = os.fstat(file.fileno())
+    return status.st_size, str(status.st_mtime_ns)
+  import obstore
+
+  found = _ask(store, name, "read", lambda: obstore.head(store.remote, name))
+  return found["size"], _version(found)
+
+
+def _local(store: Store, name: str) -> BinaryIO:
+  if not os.path.lexists(store.folder / name):
+    raise FileNotFoundError(store.where(name))
+  return files.open_regular(store.folder / name)
 
 
 def read(
@@ -177,24 +205,22 @@ def read(
     return None
 
 
-def read_range(store: Store, name: str, start: int, size: int) -> bytes:
-  """Bytes of a part of a file, fewer where it ends."""
+def read_range(
+  store: Store, name: str, start: int, size: int
+) -> tuple[bytes, str]:
+  """Bytes of a part of a file, fewer where it ends, and its version."""
   if store.remote is None:
-    with files.open_regular(store.folder / name) as file:
+    with _local(store, name) as file:
       file.seek(start)
-      return file.read(size)
-  if size <= 0:
-    return b""
+      return file.read(size), str(os.fstat(file.fileno()).st_mtime_ns)
   import obstore
 
-  return _ask(
-    store,
-    name,
-    "read",
-    lambda: obstore.get_range(
-      store.remote, name, start=start, length=size
-    ).to_bytes(),
-  )
+  def get() -> tuple[bytes, str]:
+    options: Any = {"range": (start, start + size)}
+    answer = obstore.get(store.remote, name, options=options)
+    return answer.bytes().to_bytes(), _version(answer.meta)
+
+  return _ask(store, name, "read", get)
 
 
 def put_once(store: Store, name: str, data: bytes) -> bytes:
@@ -207,25 +233,19 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
     What is there now: `data`, or what was there.
   """
   if store.remote is None:
-    path = store.folder / name
-    if files.write_once(path, data):
+    if files.write_once(store.folder / name, data):
       return data
-    return files.read_regular(path)
+    return files.read_regular(store.folder / name)
   import obstore
 
+  def put() -> None:
+    obstore.put(store.remote, name, data, mode="create", use_multipart=False)
+
   try:
-    _ask(
-      store,
-      name,
-      "write",
-      lambda: obstore.put(
-        store.remote, name, data, mode="create", use_multipart=False
-      ),
-    )
+    _ask(store, name, "write", put)
   except FileExistsError:
     # Perhaps by this very call, whose answer was lost.
-    there = read(store, name)
-    if there is None:
+    if (there := read(store, name)) is None:
       raise RunError(
         f"{store.where(name)} was removed meanwhile; run the same command"
         " again."
@@ -236,20 +256,16 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
 
 def remove(store: Store, names: Sequence[str]) -> None:
   """Removes files; those that are not there are all right."""
+  import obstore
+
   for name in names:
     with contextlib.suppress(FileNotFoundError):
       if store.remote is None:
         with _errors(store, name, "remove"):
           (store.folder / name).unlink()
       else:
-        import obstore
-
-        _ask(
-          store,
-          name,
-          "remove",
-          functools.partial(obstore.delete, store.remote, name),
-        )
+        delete = functools.partial(obstore.delete, store.remote, name)
+        _ask(store, name, "remove", delete)
 
 
 @contextlib.contextmanager
@@ -263,11 +279,8 @@ def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
     InputError: it is no regular file, or may not be read.
   """
   if store.remote is None:
-    path = store.folder / name
-    if not os.path.lexists(path):
-      raise FileNotFoundError(path)
-    with files.open_regular(path) as file:
-      yield os.fspath(path), file
+    with _local(store, name) as file:
+      yield os.fspath(store.folder / name), file
     return
   data = read(store, name)
   if data is None:
@@ -292,16 +305,11 @@ class _Remote(io.RawIOBase):
   """Reads ranges of an object."""
 
   def __init__(self, store: Store, name: str):
-    import obstore
-
     self._store, self._name, self._at = store, name, 0
     try:
-      found = _ask(
-        store, name, "read", lambda: obstore.head(store.remote, name)
-      )
+      self._size, _ = state(store, name)
     except FileNotFoundError as e:
       raise InputError(f"{store.where(name)} is not there.") from e
-    self._size = found["size"]
 
   def readable(self) -> bool:
     return True
@@ -315,10 +323,11 @@ class _Remote(io.RawIOBase):
 
   def readinto(self, buffer: Any) -> int:
     size = max(0, min(len(buffer), self._size - self._at))
-    data = read_range(self._store, self._name, self._at, size)
-    buffer[: len(data)] = data
-    self._at += len(data)
-    return len(data)
+    if size:
+      data, _ = read_range(self._store, self._name, self._at, size)
+      buffer[: len(data)] = data
+      self._at += len(data)
+    return size
 
 
 def _ask(store: Store, name: str, action: str, call: Callable[[], _T]) -> _T:
@@ -343,46 +352,43 @@ def _errors(store: Store, name: str, action: str) -> Iterator[None]:
     InputError: no permission, no credentials, no bucket.
     RunError: what may go well another time.
   """
-  where = store.where(name)
   try:
     yield
-  except (FileNotFoundError, FileExistsError):
+  except (FileNotFoundError, FileExistsError, InputError, RunError):
     raise
-  except Exception as error:
-    raise _our_error(error, where, store, action) from error
+  except OSError as e:
+    raise InputError(
+      f"{store.where(name)}: cannot {action} it: {e.strerror or e}."
+    ) from e
+  except Exception as e:
+    raise _refusal(e, store, name, action) from e
 
 
-def _our_error(
-  error: Exception, where: str, store: Store, action: str
-) -> Exception:
-  if isinstance(error, InputError | RunError):
+def _refusal(error: Any, store: Store, name: str, action: str) -> Exception:
+  from obstore import exceptions
+
+  where = store.where(name)
+  url = URL.fullmatch(store.place)
+  scheme, bucket = (url[1], url[2]) if url else ("s3", "")
+  if not isinstance(error, exceptions.BaseError):
     return error
-  if isinstance(error, OSError):
-    verb = {"write": "written", "remove": "removed"}.get(action, "read")
-    return InputError(f"{where} cannot be {verb}: {error.strerror or error}.")
-  from obstore import exceptions as e
-
-  if isinstance(error, e.NotFoundError):
-    if action in ("write", "list"):
-      return InputError(f"{where}: there is no such bucket.")
+  if isinstance(error, exceptions.NotFoundError) and action in "read remove":
     return FileNotFoundError(where)
-  if isinstance(error, e.AlreadyExistsError | e.PreconditionError):
+  if isinstance(
+    error, exceptions.AlreadyExistsError | exceptions.PreconditionError
+  ):
     return FileExistsError(where)
   reason = str(error).split("\n")[0]  # The rest is for debugging, and long.
-  url = URL.fullmatch(store.place)
-  scheme, bucket = (url[1], url[2]) if url else ("", "")
-  if (
-    isinstance(error, e.PermissionDeniedError | e.UnauthenticatedError)
-    or "403 Forbidden" in reason
-    or "401 Unauthorized" in reason
-  ):
-    prefix = "s3:" if scheme == "s3" else "storage.objects."
+  if isinstance(
+    error,
+    exceptions.PermissionDeniedError | exceptions.UnauthenticatedError,
+  ) or re.search("40[13] (Forbidden|Unauthorized)", reason):
     return InputError(
       f"{where}: these credentials lack the permission"
-      f" {prefix}{_ACTIONS[scheme or 's3'][action]}; grant it, or log in as"
-      " for the store's own tools."
+      f" {PERMISSIONS[action][scheme]}; grant it, or log in as for the store's"
+      " own tools."
     )
-  if "404 Not Found" in reason:  # so says a listing
+  if isinstance(error, exceptions.NotFoundError) or "404 Not Fo" in reason:
     return InputError(f"{scheme}://{bucket}: there is no such bucket.")
   if "169.254.169.254" in reason or "metadata.google" in reason:
     # Where virtual machines have theirs; it is asked last.
@@ -390,9 +396,7 @@ def _our_error(
       f"{scheme}://{bucket}: no credentials were found; log in as for the"
       " store's own tools, or set their environment variables."
     )
-  if isinstance(error, e.BaseError):
-    return RunError(
-      f"{where}: {escaped(reason)[:300]}; run the same command again (what is"
-      " finished is kept)."
-    )
-  return error
+  return RunError(
+    f"{where}: {escaped(reason)[:300]}; run the same command again (what is"
+    " finished is kept)."
+  )

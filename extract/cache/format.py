@@ -217,7 +217,7 @@ class CacheInfo:
     embedding by rounding only and are left out. So are views: heads trained on
     means over views are meant for the plain embeddings of test images.
     """
-    return sha256_of([self.backbone, self.feature_dim])
+    return backbone_fingerprint(self.backbone, self.feature_dim)
 
   def to_json(self) -> bytes:
     """The text of `cache_info.json`; private, as it has the shards."""
@@ -256,6 +256,11 @@ class CacheInfo:
       said = str(e).encode("unicode_escape").decode()[:200]
       raise InputError(f"{place} is damaged ({said}); {fix}.") from e
     return info
+
+
+def backbone_fingerprint(identity: Mapping[str, Any], feature_dim: int) -> str:
+  """`CacheInfo.backbone_fingerprint` of a backbone's identity."""
+  return sha256_of([identity, feature_dim])
 
 
 def _canonical(data: Any) -> str:

@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,11 @@ class CacheJob:
   def digest(self) -> str:
     """SHA-256, in hexadecimal; it is in every record of the job's shards."""
     return sha256_of([self.info.public(), self.more])
+
+
+def digest_of(data: bytes) -> str:
+  """SHA-256 of bytes, in hexadecimal."""
+  return hashlib.sha256(data).hexdigest()
 
 
 def checked(rows: Rows, info: CacheInfo, place: str) -> Rows:
@@ -279,9 +284,11 @@ def _short(value: Any) -> str:
 
 
 def finish(
-  out: str, job: CacheJob, shards: Iterable[Shard], more_files: Sequence[str]
+  out: str, job: CacheJob, shards: Iterable[Shard], dropped: tuple[str, ...]
 ) -> FeatureCache:
   """Makes the directory of all shards a cache, and drops the job's files.
+
+  They are those whose names start with one of `dropped`.
 
   Raises:
     RunError: a shard is not there, or the directory is another job's by now.
@@ -317,7 +324,8 @@ def finish(
   for name, data in (tfds_files(info) | {INFO_FILE: info.to_json()}).items():
     if storage.put_once(store, name, data) != data:
       raise RunError(f"{store.where(name)} is of another job; remove it.")
-  storage.remove(store, [*more_files, JOB_FILE])
+  more = [n for n in sizes if n.startswith((*dropped, JOB_FILE))]
+  storage.remove(store, more)
   return open_cache(out)
 
 

@@ -1,0 +1,289 @@
+"""The job on Beam: a graph of shard numbers, run to its end or stopped.
+
+    Create(shards) → Reshuffle → extract_shard → what they are, in files
+
+No image or row passes between workers. A job is stopped by a file that its
+workers look for: then the engine comes to the end of the graph by itself, and
+says so, whatever its own cancelling is worth and if its job server is lost.
+"""
+
+import contextlib
+import io
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+import msgspec
+from apache_beam.options import pipeline_options as beam_options
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
+from oneshot_dp.extract import storage
+from oneshot_dp.extract.cache.format import Shard
+from oneshot_dp.extract.job import job as jobs
+from oneshot_dp.extract.job.progress import (
+  DONE,
+  Stopped,
+  progress_bar,
+  stop_file,
+)
+
+LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+"""The one that runs in this process, or on this machine."""
+DRAIN_SECONDS, CANCEL_SECONDS = 30, 20
+_GROUP = 1000
+"""Shards whose descriptions come back in one file."""
+_POLL_SECONDS, _POLL_SHARE = 0.3, 0.05
+_OURS = {e.__name__: e for e in (BrokenImageError, InputError, RunError)}
+_EXIT = re.compile(r"Worker subprocess exited with return code (-?\d+)")
+_BY_CTRL_C = (-2, 130)
+_AGAIN = "run the same command again (finished shards are kept)"
+
+
+def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
+  """Beam's options.
+
+  Raises:
+    InputError: flags that Beam here does not know, or values it does not take.
+  """
+  options, complaint = PipelineOptions(list(flags)), io.StringIO()
+  try:
+    with contextlib.redirect_stderr(complaint):
+      known = options.get_all_options()
+      given = options.get_all_options(retain_unknown_options=True)
+  except SystemExit as error:
+    reason = complaint.getvalue().strip().rpartition("error: ")[2]
+    raise InputError(f"Beam options: {reason}.") from error
+  standard = options.view_as(beam_options.StandardOptions)
+  if standard.runner in (None, "DirectRunner"):
+    # Only a cluster's runner may know flags that Beam itself does not.
+    if unknown := sorted(given.keys() - known.keys()):
+      raise InputError(
+        f"--{unknown[0]} is neither a flag of this command nor a Beam option;"
+        " see its --help."
+      )
+    # The in-process half of Beam's DirectRunner, which would first try to
+    # download another runner, Prism, from the internet.
+    standard.runner = LOCAL_RUNNER
+  return options
+
+
+class _Running(threading.Thread):
+  """The graph, on a thread of its own, so that Ctrl-C finds the main one."""
+
+  def __init__(self, job: jobs.Job, options: PipelineOptions):
+    super().__init__(name="beam", daemon=True)
+    try:
+      self._pipeline = beam.Pipeline(options=options)
+    # An unknown runner, or one that misses its options or its packages.
+    except (ValueError, ImportError) as e:
+      raise InputError(f"Beam: {e}") from e
+    _ = (
+      self._pipeline
+      | beam.Create(range(job.info.num_shards), reshuffle=False)
+      | beam.Reshuffle()
+      | beam.FlatMap(_extract, job.out, job.run)
+      | beam.GroupByKey()
+      | beam.Map(_put_descriptions, job.out, job.run)
+    )
+    portable = options.view_as(beam_options.PortableOptions)
+    name = options.view_as(beam_options.GoogleCloudOptions).job_name
+    on = (
+      portable.job_endpoint
+      or options.view_as(beam_options.StandardOptions).runner
+    )
+    self.where = f"as {name} on the engine behind {on}"
+    self.result: Any = None
+    self.state: str | None = None
+    self.error: BaseException | None = None
+
+  def run(self) -> None:
+    try:
+      self.result = self._pipeline.run()
+      self.state = self.result.wait_until_finish()
+    except BaseException as e:
+      self.error = e
+
+  def check(self) -> None:
+    """Raises what the runner or a worker raised."""
+    if self.error is not None:
+      raise _as_our_error(self.error) from self.error
+    if self.state not in (None, "DONE"):
+      raise RunError(
+        f"the Beam job ended as {self.state}; see the runner's own logs, then"
+        f" {_AGAIN}."
+      )
+
+
+def _extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
+  with contextlib.suppress(Stopped):
+    shard = jobs.extract_shard(jobs.job_at(out, run), index)
+    yield index // _GROUP, msgspec.json.encode(shard)
+
+
+def _put_descriptions(
+  group: tuple[int, Iterable[bytes]], out: str, run: str
+) -> None:
+  number, shards = group
+  data = b"[" + b",".join(sorted(shards)) + b"]"
+  storage.put_once(storage.store_at(out), f"shards-{number:05d}.{run}", data)
+
+
+def run(job: jobs.Job, options: PipelineOptions) -> list[Shard]:
+  """Makes all shards on Beam, and says what they are.
+
+  Raises:
+    InputError, RunError: a worker raised it, or the runner failed, hangs or is
+      lost.
+    KeyboardInterrupt: Ctrl-C; says what may still run.
+  """
+  store, running = storage.store_at(job.out), _Running(job, options)
+  total = job.info.source_num_examples
+  with progress_bar(job.info.split, total) as bar, _quiet(options):
+    try:
+      _wait(job, running, bar)
+      running.check()
+    except BaseException as error:
+      said = _stopped(job, running)
+      if said and isinstance(error, KeyboardInterrupt | RunError):
+        raise type(error)(f"{error or 'interrupted'}; {said}") from error
+      raise
+  names = [
+    name
+    for name in storage.sizes(store)
+    if name.startswith("shards-") and name.endswith(f".{job.run}")
+  ]
+  return [
+    shard
+    for name in names
+    for shard in msgspec.json.decode(
+      storage.read(store, name) or b"[]", type=list[Shard]
+    )
+  ]
+
+
+def _wait(job: jobs.Job, running: _Running, bar: Any) -> None:
+  """Until the graph has ended; notices what a runner does not."""
+  lost: list[str] = []
+  hook, before = threading.excepthook, DONE.value
+  store, rows = storage.store_at(job.out), job.info.shard_rows
+
+  def thread_ended(ended: threading.ExceptHookArgs) -> None:
+    # Beam's worker processes are started by a thread each, which ends with an
+    # error when the process does, and Beam goes on waiting for it for ever.
+    if exit_ := _EXIT.search(str(ended.exc_value)):
+      lost.extend([exit_[1]] * (int(exit_[1]) not in _BY_CTRL_C))
+    else:
+      hook(ended)
+
+  threading.excepthook = thread_ended
+  since, pause, count = time.monotonic(), _POLL_SECONDS, 0
+  try:
+    running.start()
+    while running.is_alive():
+      running.join(pause)
+      start, seen = time.monotonic(), 0
+      # A store that does not answer now may do so the next time.
+      with contextlib.suppress(InputError, RunError):
+        shards = [n for n in storage.sizes(store) if ".array_record-" in n]
+        seen = min(len(shards) * rows, bar.total)
+      if (now := max(seen, DONE.value - before, count)) > count:
+        bar.update(now - count)
+        since, count = time.monotonic(), now
+      pause = max(_POLL_SECONDS, (time.monotonic() - start) / _POLL_SHARE)
+      if lost:
+        raise RunError(
+          f"a worker process ended with status {lost[0]} (killed, or out of"
+          f" memory?): {_AGAIN}."
+        )
+      if time.monotonic() - since > job.config.stall_seconds:
+        raise RunError(
+          f"the runner has finished nothing for {job.config.stall_seconds} s:"
+          f" see its logs, then {_AGAIN}, with a larger --stall-seconds if it"
+          " was only slow"
+        )
+  finally:
+    threading.excepthook = hook
+
+
+def _stopped(job: jobs.Job, running: _Running) -> str:
+  """Stops what still runs; returns what may, and how it is stopped."""
+  if running.error is None and not running.is_alive():
+    return ""  # the engine said that it has ended
+  store = storage.store_at(job.out)
+  with contextlib.suppress(Exception):
+    storage.put_once(store, stop_file(job.run), b"stop")
+  lost = running.error is not None and "[while running" not in str(
+    running.error
+  )
+  if not lost:
+    running.join(DRAIN_SECONDS)
+  result = running.result
+  if result is not None and (lost or running.is_alive()):
+    cancel = threading.Thread(target=_cancel, args=(result,), daemon=True)
+    cancel.start()
+    cancel.join(CANCEL_SECONDS)
+    with contextlib.suppress(Exception):
+      if not cancel.is_alive() and result.state in ("CANCELLED", "DONE"):
+        return ""
+  elif not running.is_alive():
+    return ""
+  place = running.where
+  return (
+    f"it may still run {place}: its workers were told to stop and will within"
+    " a batch; cancel it there if it does not end"
+  )
+
+
+def _cancel(result: Any) -> None:
+  with contextlib.suppress(Exception):
+    result.cancel()
+    result.wait_until_finish()
+
+
+@contextlib.contextmanager
+def _quiet(options: PipelineOptions) -> Iterator[None]:
+  """Keeps back the tracebacks that workers in this process log and print.
+
+  `_as_our_error` says the same in one line. The bar has the real stream.
+  """
+  runner = options.view_as(beam_options.StandardOptions).runner
+  portable = options.view_as(beam_options.PortableOptions)
+  if runner != LOCAL_RUNNER and portable.environment_type != "LOOPBACK":
+    yield
+    return
+  logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+  printed = io.StringIO()
+  try:
+    with contextlib.redirect_stderr(printed):
+      yield
+  except Exception:
+    raise
+  else:
+    sys.stderr.write(printed.getvalue())
+
+
+def _as_our_error(error: BaseException) -> BaseException:
+  """The worker's own error, which runners deliver as text in a traceback."""
+  text = str(error)
+  if isinstance(error, InputError | RunError):
+    return type(error)(text.partition(" [while running")[0])
+  raised = re.findall(
+    rf"configs\.errors\.({'|'.join(_OURS)}): (.*?)(?: \[while running|\n|$)",
+    text,
+  )
+  if raised:
+    kind, message = raised[-1]
+    return _OURS[kind](message)
+  if "[while running" in text:
+    return error  # A bug of ours: it keeps its traceback.
+  said = " ".join(text.split())[:300]
+  return RunError(
+    f"Beam could not run the job, or lost it: {type(error).__name__}: {said};"
+    f" see the runner's own logs, then {_AGAIN}."
+  )
