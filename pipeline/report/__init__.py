@@ -1,4 +1,1 @@
-"""What `report` makes of a run: a page for the browser, and its figures.
-
-A new picture is a function and a row in `drawings.PICTURES`.
-"""
+"""A page about a run or a head, for the browser."""

@@ -1,0 +1,71 @@
+"""`oneshot-dp export`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline.commands import flags as f
+from oneshot_dp.pipeline.commands.predict import BackboneFile, Weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Write a head and its backbone as a model for other libraries.
+
+  StableHLO (jax.export) of the head, and with the backbone; timm's form, which
+  transformers opens, of ViT, DeiT, DINOv2, SigLIP and BiT; receipt and card.
+
+  oneshot-dp export heads/2 --to model
+  """
+
+  head: Annotated[Positional[Path], f.flag("Folder of the head.", "HEAD")]
+  to: Annotated[Path, f.flag("Folder of the model, not there yet.", "DIR")]
+  weights: Weights = None
+  backbone: BackboneFile = None
+  registry: Annotated[
+    f.Switch, f.flag("Also a draft for the DP Deployments Registry.")
+  ] = False
+  ledger: f.LedgerFile = None
+
+
+def run(flags: Flags) -> Answer:
+  """Writes it."""
+  from oneshot_dp.pipeline.exports import NOBODY_VOUCHES, export_head
+  from oneshot_dp.pipeline.head_backbone import backbone_of
+  from oneshot_dp.pipeline.head_folder import read_head
+  from oneshot_dp.pipeline.ledger import Ledger
+  from oneshot_dp.pipeline.results import NOT_PRIVATE
+  from oneshot_dp.pipeline.verify import verify_head
+
+  if flags.to.exists():
+    raise InputError(f"--to {flags.to} is there already; name a new directory.")
+  saved = read_head(flags.head)
+  if not saved.private:
+    raise InputError(f"{flags.head} is {NOT_PRIVATE}: it is not exported.")
+  verdict = verify_head(flags.head, Ledger(flags.ledger))
+  try:
+    backbone = backbone_of(
+      saved,
+      backbone=flags.backbone,
+      weights=flags.weights,
+      compute_dtype=None if flags.backbone else "float32",
+    )
+  except InputError as error:
+    if flags.backbone or flags.weights:
+      raise
+    backbone = str(error)
+  done = export_head(
+    flags.to, saved, verdict, backbone, with_registry=flags.registry
+  )
+  lines = [f"{flags.to}: {', '.join(done.files)}", *done.notes]
+  if verdict.vouched is False:
+    lines.insert(0, NOBODY_VOUCHES)
+  facts = dataclasses.asdict(done)
+  return Answer(
+    text="\n".join(lines),
+    facts={"out": flags.to, "vouched": verdict.vouched} | facts,
+  )

@@ -1,0 +1,64 @@
+"""`oneshot-dp import`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline.commands import flags as f
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Make a cache of embeddings that another program computed.
+
+  FILE: .npz, .parquet or a folder of Parquet, with embedding [n, d], label and
+  perhaps example_id; an npz may have class_names, and train_ before all names.
+
+  oneshot-dp import vectors.parquet --out caches/train --num-classes 10
+  """
+
+  file: Annotated[Positional[Path], f.flag("The embeddings.", "FILE")]
+  out: Annotated[Path, f.flag("The cache, not there yet; private.", "CACHE")]
+  dataset_name: Annotated[
+    str | None, f.flag("Public name; else the file's.", "NAME")
+  ] = None
+  split: Annotated[str, f.flag("Public name of the split.", "NAME")] = "train"
+  num_classes: Annotated[int | None, f.flag("K, which is public.", "K")] = None
+  class_names: Annotated[
+    tuple[str, ...], f.flag("Of the classes 0, 1, …", "NAME")
+  ] = ()
+  unit_name: Annotated[
+    str | None,
+    f.flag("What owns many rows (patient): the column, or unit_id.", "NAME"),
+  ] = None
+  backbone_name: Annotated[str, f.flag("What made the embeddings.", "NAME")] = (
+    "imported features"
+  )
+
+
+def run(flags: Flags) -> Answer:
+  """Imports the file."""
+  from oneshot_dp.pipeline.import_table import import_table
+
+  cache = import_table(
+    flags.file,
+    flags.out,
+    dataset=flags.dataset_name,
+    split=flags.split,
+    num_classes=flags.num_classes,
+    class_names=flags.class_names,
+    unit_name=flags.unit_name,
+    backbone=flags.backbone_name,
+  )
+  info = cache.info
+  text = (
+    f"{flags.out}: {info.dataset}, split {info.split},"
+    f" {info.source_num_examples:,} rows of {info.feature_dim} values,"
+    f" {info.num_classes} classes"
+  )
+  if info.unit != "example":
+    text += f"; protected as one: all rows of a {info.unit}"
+  return Answer(text=text, facts={"cache": flags.out, "info": info.public()})

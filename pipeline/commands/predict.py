@@ -1,0 +1,90 @@
+"""`oneshot-dp predict`."""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import OnDecodeError
+from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline.commands import flags as f
+
+Weights = Annotated[
+  str | None, f.flag("The backbone's, if not where extract has them.", "FILE")
+]
+BackboneFile = Annotated[
+  str | None, f.flag("FILE.py:FUNCTION, if it was moved.", "FUNCTION")
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Say which classes images are of, in a CSV file.
+
+  IMAGES: files, folders, npz, Parquet or tar files, on a disk, gs:// or s3://;
+  or one cache. Numbers are logits, and no calibrated probabilities.
+
+  oneshot-dp predict heads/2 photos/new a.jpg --out predictions.csv
+  """
+
+  head: Annotated[Positional[Path], f.flag("Folder of the head.", "HEAD")]
+  images: Annotated[
+    Positional[tuple[str, ...]], f.flag("What to look at.", "IMAGES")
+  ]
+  out: Annotated[Path, f.flag("Not there yet; private.", "FILE.csv")]
+  top_k: Annotated[int, f.flag("So many classes, the best first.", "N")] = 1
+  rows: f.Rows = ""
+  weights: Weights = None
+  backbone: BackboneFile = None
+  on_decode_error: Annotated[
+    OnDecodeError, f.flag("Name all broken images, or pass over.", "fail|skip")
+  ] = "fail"
+
+
+def run(flags: Flags) -> Answer:
+  """Writes the predictions."""
+  from oneshot_dp.configs.parts import Part
+  from oneshot_dp.extract.cache.read import open_cache
+  from oneshot_dp.pipeline.head_backbone import backbone_of
+  from oneshot_dp.pipeline.head_folder import read_head
+  from oneshot_dp.pipeline.inspection import is_cache
+  from oneshot_dp.pipeline.prediction import predict_cache, predict_images
+  from oneshot_dp.pipeline.results import NOT_PRIVATE
+
+  if not flags.images:
+    raise InputError("there are no images: name files, or folders of them.")
+  if os.path.lexists(flags.out):
+    raise InputError(f"--out {flags.out} is there already; name a new file.")
+  saved, part = read_head(flags.head), Part.parse(flags.rows)
+  if not saved.private:
+    print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
+  caches = [path for path in flags.images if is_cache(path)]
+  if caches and (flags.images[1:] or flags.weights or flags.backbone):
+    raise InputError(
+      f"{caches[0]} is a cache: give it alone, without images or --weights."
+    )
+  if caches:
+    cache = open_cache(caches[0], part)
+    found = predict_cache(flags.out, saved, cache, top_k=flags.top_k)
+  elif not part.is_whole:
+    raise InputError("--rows is a part of a cache, and these are images.")
+  else:
+    found = predict_images(
+      flags.out,
+      saved,
+      backbone_of(saved, backbone=flags.backbone, weights=flags.weights),
+      flags.images,
+      top_k=flags.top_k,
+      skip_broken=flags.on_decode_error == "skip",
+    )
+  text = f"{flags.out}: {found.images:,} image{'s' * (found.images != 1)}"
+  text += "; logits are no calibrated probabilities"
+  return Answer(
+    text=text,
+    facts={"out": flags.out, "images": found.images, "broken": found.broken},
+    faults=tuple(f"broken, without a class: {name}" for name in found.broken),
+  )

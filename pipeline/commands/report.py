@@ -1,0 +1,34 @@
+"""`oneshot-dp report`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline.commands import flags as f
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Write a page about a run or a head: DIR/report.html, for the browser.
+
+  One file that needs no network: what is promised, to whom and at what cost,
+  accuracy, the weakest classes, the receipt, how to load the head, and what is
+  not protected. It is made of the results and receipts in DIR alone.
+
+  oneshot-dp report results
+  """
+
+  directory: Annotated[
+    Positional[Path], f.flag("What `sweep` or `train` wrote.", "DIR")
+  ]
+
+
+def run(flags: Flags) -> Answer:
+  """Writes the page."""
+  from oneshot_dp.pipeline.report.page import write_report
+
+  page = write_report(flags.directory)
+  return Answer(text=str(page), facts={"page": page})

@@ -1,0 +1,280 @@
+"""`oneshot-dp import`: a cache of embeddings that something else computed."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from oneshot_dp.configs.errors import (
+  InputError,
+  check_name,
+  check_num_classes,
+  check_positive,
+)
+from oneshot_dp.configs.extract_config import (
+  EXAMPLE,
+  EmbeddingDtype,
+  check_unit_name,
+)
+from oneshot_dp.extract.cache.format import CacheInfo, Rows
+from oneshot_dp.extract.cache.read import FeatureCache
+from oneshot_dp.extract.cache.write import write_cache
+from oneshot_dp.extract.sources.owners import units_of_column
+from oneshot_dp.pipeline.vector_files import VectorFile, open_vectors
+
+FROM_LABELS = "labels (treated as public)"
+_VECTORS = ("embedding", "embeddings")
+_LABELS = ("label", "labels")
+_IDS = ("example_id", "id")
+
+
+def import_table(
+  file: Path,
+  out: Path,
+  *,
+  dataset: str | None = None,
+  split: str = "train",
+  num_classes: int | None = None,
+  class_names: Sequence[str] = (),
+  unit_name: str | None = None,
+  backbone: str = "imported features",
+  shard_rows: int = 2048,
+) -> FeatureCache:
+  """Writes the vectors of an npz or of Parquet files as a feature cache.
+
+  The columns: `embedding` [n, d] floats, `label` [n] whole numbers in [0, K)
+  or, with class names, those; optional `example_id`, else a row's place; and,
+  with a unit's name, a column of that name or `unit_id`, numbers or strings. In
+  an npz all may have the split's name before them (`train_label`), and
+  `class_names` [K] may be there. Memory holds a few thousand vectors, and 24
+  bytes of every row.
+
+  *Privacy*: a row is a privacy unit, unless `unit_name` says what is. K is
+  public: it is the number of class names, or `num_classes`; with neither it is
+  the largest label + 1, with a warning and a mark in the cache.
+
+  Raises:
+    InputError: anything about the file or `out` that is not as it says; names
+      a row, never its label or vector. Nothing is written then.
+
+  Warns:
+    UserWarning: K is taken from the labels; a column that may say whose a row
+      is was passed over.
+  """
+  check_positive("--num-classes", num_classes)
+  check_num_classes(num_classes or 0, f"--num-classes {num_classes}")
+  check_name("--dataset-name", dataset or (dataset := file.stem))
+  if unit_name is not None:
+    check_unit_name(unit_name)
+  table = open_vectors(file)
+  names = _columns(table, split, unit_name)
+  if not table.num_rows:
+    raise InputError(f"{file} has no rows to import.")
+  columns = _small_columns(table, names)
+  known = tuple(class_names) or table.class_names or ()
+  label, known, source = _classes(file, columns, known, num_classes)
+  first = next(iter(table.read([names["embedding"]])))[names["embedding"]]
+  dim, stored = _space(file, first)
+  info = CacheInfo(
+    dataset=dataset,
+    split=split,
+    source_num_examples=table.num_rows,
+    feature_dim=dim,
+    class_names=known,
+    num_classes_source=source if not class_names else "flag",
+    backbone={"name": backbone},
+    embedding_dtype=stored,
+    shard_rows=shard_rows,
+    unit=unit_name or EXAMPLE,
+    id_source="example_id" if "example_id" in names else "position",
+  )
+  example_id = np.arange(table.num_rows)
+  if "example_id" in names:
+    example_id = _integers(file, "example_id", columns["example_id"])
+    values, counts = np.unique(example_id, return_counts=True)
+    if (counts > 1).any():
+      raise InputError(
+        f"{file}: example_id {values[counts > 1][0]} is there twice; give every"
+        " row an id of its own, or leave the column out."
+      )
+  unit_id = None
+  if unit_name is not None:
+    unit_id = _units(file, unit_name, columns["unit_id"])
+
+  def blocks() -> Iterator[Rows]:
+    start = 0
+    for block in table.read([names["embedding"]]):
+      embedding = _floats(file, block[names["embedding"]], start, dim)
+      rows = slice(start, start := start + len(embedding))
+      found = {
+        "embedding": embedding,
+        "label": label[rows].astype(np.int32),
+        "example_id": example_id[rows],
+      }
+      yield found if unit_id is None else found | {"unit_id": unit_id[rows]}
+
+  return write_cache(out, info, blocks())
+
+
+def _columns(
+  table: VectorFile, split: str, unit_name: str | None
+) -> dict[str, str]:
+  """What each column that is wanted is called in the file."""
+  present = table.shapes
+  prefix = ""
+  if not any(name in present for name in _VECTORS):
+    prefix = f"{split}_" if f"{split}_embedding" in present else ""
+
+  def find(names: Sequence[str]) -> str | None:
+    return next((prefix + n for n in names if prefix + n in present), None)
+
+  embedding, label = find(_VECTORS), find(_LABELS)
+  for name, found in ("embedding", embedding), ("label", label):
+    if found is None:
+      raise InputError(
+        f"{table.place} has no column {name} (or {split}_{name}): it has"
+        f" {', '.join(map(ascii, present)) or 'none'}."
+      )
+  names = {"embedding": str(embedding), "label": str(label)}
+  if example_id := find(_IDS[:1]):
+    names["example_id"] = example_id
+  if unit_name is not None:
+    if not (unit := find((unit_name, "unit_id"))):
+      raise InputError(
+        f"{table.place} has no column {prefix}{unit_name} or {prefix}unit_id to"
+        f" say whose each row is: it has {', '.join(map(ascii, present))};"
+        " name one with --unit-name, or leave it out."
+      )
+    names["unit_id"] = unit
+    return names
+  if "unit_id" in (*present, *(n.removeprefix(f"{split}_") for n in present)):
+    raise InputError(
+      f"{table.place}: unit_id says that a privacy unit may have many rows;"
+      " name the unit with --unit-name (user, patient …), or remove the column"
+      " if every row is a unit of its own."
+    )
+  passed_over = [
+    name
+    for name, shape in present.items()
+    if shape == () and name not in names.values() and name.startswith(prefix)
+  ]
+  if passed_over:
+    warnings.warn(
+      f"{table.place}: {', '.join(map(ascii, passed_over))} not used; if one"
+      " says whose each row is, name it with --unit-name: else each row is"
+      " protected by itself.",
+      stacklevel=3,
+    )
+  return names
+
+
+def _small_columns(
+  table: VectorFile, names: dict[str, str]
+) -> dict[str, np.ndarray]:
+  """All columns but the vectors, whole."""
+  wanted = {ours: n for ours, n in names.items() if ours != "embedding"}
+  found: dict[str, list[np.ndarray]] = {ours: [] for ours in wanted}
+  for block in table.read(list(wanted.values())):
+    for ours, name in wanted.items():
+      if block[name].ndim != 1:
+        raise InputError(
+          f"{table.place}: {name!a} has {block[name].ndim} axes; it must be a"
+          " value for each row."
+        )
+      found[ours].append(np.array(block[name]))
+  return {ours: np.concatenate(arrays) for ours, arrays in found.items()}
+
+
+def _classes(
+  file: Path,
+  columns: dict[str, np.ndarray],
+  known: tuple[str, ...],
+  num_classes: int | None,
+) -> tuple[np.ndarray, tuple[str, ...], str]:
+  """Labels in [0, K), the names of the classes, and whence K is known."""
+  source = "class_names"
+  for name in known:
+    check_name("a class name", name)
+  if len(set(known)) < len(known):
+    raise InputError(f"{file}: the class names hold a name twice.")
+  if known and num_classes not in (None, len(known)):
+    raise InputError(
+      f"{file}: --num-classes {num_classes}, but there are {len(known)} class"
+      " names; give one of them, or make them agree."
+    )
+  label = columns["label"]
+  if label.dtype.kind in "UO" and known:
+    places = {name: i for i, name in enumerate(known)}
+    label = np.array([places.get(str(name), -1) for name in label])
+  elif label.dtype.kind in "UO":
+    raise InputError(
+      f"{file}: label is of strings: name all classes with --class-names, in"
+      " the order of their numbers."
+    )
+  label = _integers(file, "label", label)
+  if known:
+    k = len(known)
+  elif num_classes is not None:
+    k, source = num_classes, "flag"
+  else:
+    k, source = int(label.max()) + 1, FROM_LABELS
+    check_num_classes(k, f"{file}: without --num-classes, the largest label")
+    warnings.warn(
+      f"{file}: no class names and no --num-classes, so K = {k} is taken from"
+      " the labels, which are private, and is treated as public; give"
+      " --num-classes to keep the guarantee.",
+      stacklevel=3,
+    )
+  outside = (label < 0) | (label >= k)
+  if outside.any():
+    raise InputError(
+      f"{file}: the label of row {outside.argmax()} is none of the {k} classes:"
+      f" labels run from 0 to {k - 1}."
+    )
+  return label, known or tuple(map(str, range(k))), source
+
+
+def _units(file: Path, unit: str, whose: np.ndarray) -> np.ndarray:
+  if whose.dtype.kind not in "UO":
+    return _integers(file, unit, whose)
+  numbers = units_of_column(whose.tolist(), unit, lambda row: f"{file}[{row}]")
+  return np.array(numbers, np.int64)
+
+
+def _integers(file: Path, name: str, values: np.ndarray) -> np.ndarray:
+  if values.dtype.kind not in "iu" or (values > np.iinfo(np.int64).max).any():
+    raise InputError(
+      f"{file}: {name} has dtype {values.dtype!s:.60}; it must be whole numbers"
+      " of 64 bits."
+    )
+  return values.astype(np.int64)
+
+
+def _space(file: Path, vectors: np.ndarray) -> tuple[int, EmbeddingDtype]:
+  """d, and the dtype that keeps the values of a float of up to 32 bits."""
+  if vectors.ndim != 2 or not vectors.shape[1]:
+    raise InputError(
+      f"{file}: embedding has rows of shape {vectors.shape[1:]}; it must be"
+      " [n, d], d at least 1."
+    )
+  dtype = _floats(file, vectors, 0, vectors.shape[1]).dtype
+  kept = {"float16": "float16", "bfloat16": "bfloat16"}
+  return vectors.shape[1], kept.get(dtype.name, "float32")
+
+
+def _floats(
+  file: Path, vectors: np.ndarray, start: int, dim: int
+) -> np.ndarray:
+  import ml_dtypes
+
+  if vectors.dtype == np.dtype("V2"):  # as numpy.savez writes bfloat16
+    vectors = vectors.view(ml_dtypes.bfloat16)
+  is_float = vectors.dtype.kind == "f" or vectors.dtype == ml_dtypes.bfloat16
+  if not is_float or vectors.ndim != 2 or vectors.shape[1] != dim:
+    raise InputError(
+      f"{file}: embedding from row {start} on has dtype {vectors.dtype!s:.60}"
+      f" and shape {list(vectors.shape)}; it must be floats [n, d]: save it as"
+      " float32."
+    )
+  return vectors

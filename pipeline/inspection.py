@@ -1,0 +1,203 @@
+"""What a path is, and what is wrong with it: for its holder, private or not."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract import storage
+from oneshot_dp.extract.cache.format import INFO_FILE
+
+_SQLITE = b"SQLite format 3\0"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inspection:
+  """What was found.
+
+  Attributes:
+    kind: "images", "cache", "head", "run" or "ledger".
+    text: for people; of images and caches, PRIVATE.
+    facts: all of it, for machines.
+    faults: a line each, of what is broken.
+  """
+
+  kind: str
+  text: str
+  facts: Mapping[str, Any]
+  faults: tuple[str, ...] = ()
+
+
+def inspect_path(paths: Sequence[str]) -> Inspection:
+  """Looks at a cache, a head, a run, a ledger's file, or else at images.
+
+  Raises:
+    InputError: it is none of them, or cannot be read.
+  """
+  if len(paths) == 1:
+    path = paths[0]
+    if is_cache(path):
+      return _cache(path)
+    names = set() if storage.is_url(path) else _names_in(Path(path))
+    if "receipt.json" in names:
+      return _head(Path(path))
+    if "results.json" in names:
+      return _run(Path(path))
+    if not storage.is_url(path) and _is_ledger(Path(path)):
+      return _ledger(Path(path))
+    if not storage.is_url(path) and not os.path.lexists(path):
+      raise InputError(f"{path} is not there: name a folder or a file.")
+  return _images(paths)
+
+
+def is_cache(path: str) -> bool:
+  """Whether a finished cache is there."""
+  if not storage.is_url(path):
+    return os.path.isfile(os.path.join(path, INFO_FILE))
+  return storage.read(storage.store_at(path), INFO_FILE, 1 << 30) is not None
+
+
+def _names_in(folder: Path) -> set[str]:
+  try:
+    return set(os.listdir(folder)) if folder.is_dir() else set()
+  except OSError as error:
+    raise InputError(f"{folder} cannot be read: {error.strerror}.") from error
+
+
+def _is_ledger(path: Path) -> bool:
+  if not path.is_file():
+    return False
+  with open(path, "rb") as file:
+    return file.read(len(_SQLITE)) == _SQLITE
+
+
+def _images(paths: Sequence[str]) -> Inspection:
+  from oneshot_dp.extract.sources.describe import describe_images
+
+  found = describe_images(paths)
+  lines = [f"{paths[0]}: images, PRIVATE but for the names of their classes"]
+  for split, counts in found.classes.items():
+    lines.append(f"split {split}: {len(counts):,} classes")
+    lines += [f"  {name}: {count:,}" for name, count in counts.items()]
+  for split, (owners, most) in found.owners.items():
+    lines.append(f"split {split}: {owners:,} owners, of up to {most:,} images")
+  lines.append(f"all images: {found.num_images:,}")
+  if found.sizes:
+    low, middle, high = (f"{w} x {h}" for w, h in found.sizes)
+    lines.append(f"width x height: {low} to {high}, median {middle}")
+  doubles = [" = ".join(each) for each in found.duplicates]
+  for what, names in (
+    ("broken", found.broken),
+    ("faults", found.faults),
+    ("not images, passed over", found.passed_over),
+    ("the same bytes", doubles),
+  ):
+    lines.append(f"{what}: {len(names):,}")
+    lines += [f"  {name}" for name in names]
+  return Inspection(
+    kind="images",
+    text="\n".join([*lines, *found.notes]),
+    facts={"path": paths, **dataclasses.asdict(found)},
+    faults=(*found.faults, *(f"broken: {name}" for name in found.broken)),
+  )
+
+
+def _cache(path: str) -> Inspection:
+  from oneshot_dp.extract.cache.check import check_cache, describe
+
+  from oneshot_dp.extract.cache.read import open_cache
+
+  cache = open_cache(path)
+  faults = check_cache(path)
+  rows = describe(cache)
+  return Inspection(
+    kind="cache",
+    text=_table({"a cache": f"{path}, PRIVATE", **rows}),
+    facts={"path": path, "metadata": cache.info.public(), **rows},
+    faults=tuple(faults),
+  )
+
+
+def _head(path: Path) -> Inspection:
+  from oneshot_dp.pipeline.head_folder import read_head
+
+  saved = read_head(path)
+  return Inspection(
+    kind="head",
+    text=_table({"a head": path, **_of_receipt(saved.receipt)}),
+    facts={"path": path, "receipt": saved.receipt},
+  )
+
+
+def _of_receipt(receipt: Mapping[str, Any]) -> dict[str, Any]:
+  from oneshot_dp.linear_dp.accounting import printable
+  from oneshot_dp.pipeline.results import NOT_PRIVATE
+
+  stated, follows = receipt["stated"], receipt["follows"]
+  promise = f"{NOT_PRIVATE} (noise: {stated['noise_source']})"
+  if stated["private"]:
+    promise = (
+      f"epsilon {printable(follows['epsilon'])} at delta"
+      f" {printable(stated['delta'])} per {stated['privacy_unit']}"
+    )
+  rows = f"{stated['dataset']}, split {stated['split']}{stated['rows']}"
+  return {
+    "guarantee": promise,
+    "trained by": stated["head"],
+    "private data": f"{rows}, {stated['num_examples']:,} examples",
+    "classes": f"{stated['num_classes']}: {', '.join(stated['class_names'])}"[
+      :200
+    ],
+    "embedding": f"{stated['feature_dim']} values of"
+    f" {stated['backbone']['name']}",
+    "charge": stated["charge"],
+    "who vouches": "ask the ledger: oneshot-dp verify",
+  }
+
+
+def _run(path: Path) -> Inspection:
+  from oneshot_dp.pipeline import results
+  from oneshot_dp.pipeline.report.page import read_run
+
+  run = read_run(path)
+  first = next(iter(run.receipts.values()))["stated"]
+  rows = {
+    "a run": path,
+    "private data": f"{first['dataset']}, split {first['split']}"
+    f"{first['rows']}, {first['num_examples']:,} examples",
+    "heads": f"{len(run.rows)}, each with a sound receipt",
+  }
+  return Inspection(
+    kind="run",
+    text=f"{_table(rows)}\n{results.table(run.rows)}",
+    facts={
+      "path": path,
+      **run.facts,
+      "heads": [dataclasses.asdict(row) for row in run.rows],
+    },
+  )
+
+
+def _ledger(path: Path) -> Inspection:
+  from oneshot_dp.pipeline.ledger import Ledger
+
+  ledger = Ledger(path)
+  entries = ledger.entries()
+  lines = {"a ledger": f"{path}, of one machine's private data"}
+  for dataset in ledger.datasets():
+    charges = [e for e in entries if e.get("dataset") == dataset]
+    lines[dataset] = f"{len(charges)} charges and caps"
+  lines["to know more"] = "oneshot-dp budget --cache CACHE"
+  shown = [{k: v for k, v in e.items() if k != "asked"} for e in entries]
+  return Inspection(
+    kind="ledger",
+    text=_table(lines),
+    facts={"path": path, "entries": shown},
+  )
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+  width = max(map(len, rows)) + 2
+  return "\n".join(f"{name:<{width}}{value}" for name, value in rows.items())

@@ -1,0 +1,160 @@
+"""Which classes images, or rows of a cache, are of, by a head: a CSV file."""
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.extract.backbones.backbone import Backbone
+from oneshot_dp.extract.cache.read import FeatureCache
+from oneshot_dp.extract.files import write_once
+from oneshot_dp.extract.job.embed import embed_images
+from oneshot_dp.extract.sources.unlabelled import unlabelled
+from oneshot_dp.pipeline.head_folder import SavedHead
+
+_FORMULA = ("=", "+", "-", "@", "'")
+"""What a spreadsheet takes a cell for a formula by, and the sign against it."""
+_MOST_NAMED = 1000
+_Named = tuple[list[str], np.ndarray]
+"""Names of rows, and their embeddings [rows, d]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Predictions:
+  """How many images have a class, and those that cannot be decoded."""
+
+  images: int
+  broken: tuple[str, ...] = ()
+
+
+def predict_images(
+  out: Path,
+  saved: SavedHead,
+  backbone: Backbone,
+  images: Sequence[str],
+  *,
+  top_k: int = 1,
+  skip_broken: bool = False,
+) -> Predictions:
+  """Writes a line for each image: its name, and its best classes with logits.
+
+  Args:
+    out: the file, not there yet; see `predict_cache`.
+    saved: the head.
+    backbone: what makes embeddings of images.
+    images: files, folders of them, npz, Parquet or tar files.
+    top_k: classes for each image, the best first.
+    skip_broken: give images that cannot be decoded a line without a class.
+
+  Raises:
+    InputError: images that cannot be decoded, all of them named, or no image.
+    RunError: the disk refuses, or an image cannot be read any more.
+  """
+  source = unlabelled(images)
+  if not len(source):
+    raise InputError("there are no images: name files, or folders of them.")
+  broken: list[str] = []
+
+  def rows() -> Iterator[_Named]:
+    for batch in embed_images(source, backbone):
+      without = {index for index, _, _ in batch.broken}
+      broken.extend(f"{where}: {fault}" for _, where, fault in batch.broken)
+      good = batch.rows["example_id"].tolist()
+      embedding = np.full(
+        (len(good) + len(without), backbone.feature_dim), np.nan, np.float32
+      )
+      places = sorted([*good, *without])
+      embedding[np.isin(places, good)] = batch.rows["embedding"]
+      yield [source.name_of(index) for index in places], embedding
+
+  text = _table(saved, rows(), top_k)
+  if broken and (not skip_broken or len(broken) == len(source)):
+    more = len(broken) - _MOST_NAMED
+    raise InputError(
+      f"{len(broken)} of {len(source)} images cannot be decoded:"
+      f" {'; '.join(broken[:_MOST_NAMED])}{f'; and {more} more' * (more > 0)}."
+      " Mend or remove them, or use --on-decode-error skip."
+    )
+  _write(out, text)
+  return Predictions(
+    images=len(source) - len(broken), broken=tuple(broken[:_MOST_NAMED])
+  )
+
+
+def predict_cache(
+  out: Path, saved: SavedHead, cache: FeatureCache, *, top_k: int = 1
+) -> Predictions:
+  """Writes a line for each row of a cache, which is named by its id.
+
+  Logits compare the classes of one image, and are no probabilities. The file
+  has mode 0600, as it is as private as the images, and is there whole or not at
+  all. Control characters of names are escaped, and what a spreadsheet would
+  take for a formula has a ' before it.
+
+  Raises:
+    InputError: the cache is of another backbone, or damaged.
+    RunError: the disk refuses.
+  """
+  if cache.info.backbone_fingerprint != saved.stated["backbone_fingerprint"]:
+    raise InputError(
+      f"{cache.name} is of another backbone, layer or preprocessing than"
+      f" {saved.path}: extract it with {saved.stated['backbone']['name']}."
+    )
+  count = 0
+
+  def rows() -> Iterator[_Named]:
+    nonlocal count
+    for block in cache.blocks():
+      count += len(block["label"])
+      yield list(map(str, block["example_id"])), block["embedding"]
+
+  _write(out, _table(saved, rows(), top_k))
+  return Predictions(images=count)
+
+
+def _table(saved: SavedHead, rows: Iterable[_Named], top_k: int) -> str:
+  """A CSV table; a row of NaN has no class."""
+  class_names = [cell(name) for name in saved.stated["class_names"]]
+  if not 1 <= top_k <= len(class_names):
+    raise InputError(
+      f"--top-k {top_k} must be from 1 to the {len(class_names)} classes."
+    )
+  columns = ["image", "class", "logit"]
+  for rank in range(2, top_k + 1):
+    columns += [f"class_{rank}", f"logit_{rank}"]
+  text = io.StringIO(newline="")
+  writer = csv.writer(text)
+  writer.writerow(columns)
+  ranking = saved.head.ranking()
+  for names, embedding in rows:
+    logits = np.asarray(ranking.logits(embedding.astype(np.float32)))
+    # Stable: of equal ones the first, as `evaluate` counts.
+    best = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    for name, classes, scores in zip(names, best, logits, strict=True):
+      line = [cell(name)]
+      for label in classes:
+        known = not np.isnan(scores[label])
+        line += (
+          [class_names[label], f"{scores[label]:.6g}"] if known else ["", ""]
+        )
+      writer.writerow(line)
+  return text.getvalue()
+
+
+def _write(out: Path, text: str) -> None:
+  if not write_once(out, text.encode()):
+    raise InputError(f"--out {out} is there already; name a new file.")
+
+
+def cell(name: str) -> str:
+  """A name as a spreadsheet and a terminal may show it.
+
+  >>> cell("cat.png"), cell("=HYPERLINK(1)")
+  ('cat.png', "'=HYPERLINK(1)")
+  """
+  shown = escaped(name).replace("\n", "\\n").replace("\t", "\\t")
+  return f"'{shown}" if shown.startswith(_FORMULA) else shown

@@ -1,0 +1,291 @@
+"""The page about a run or a head: DIR/report.html, one file for the browser.
+
+It is made of results.json and of the heads' receipts, which are public but for
+what they mark as NOT PRIVATE: no cache and no ledger is read. `report.html.j2`
+has the words.
+"""
+
+import importlib.resources
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import msgspec
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.files import read_regular, write_whole
+from oneshot_dp.linear_dp.accounting import printable
+from oneshot_dp.linear_dp.evaluate import accuracy_interval
+from oneshot_dp.pipeline.head_folder import read_head
+from oneshot_dp.pipeline.receipt import right_guesses
+from oneshot_dp.pipeline.report import drawings
+from oneshot_dp.pipeline.results import (
+  FORMAT,
+  NOT_PRIVATE,
+  HeadRow,
+  grouped,
+  percent,
+)
+
+PAGE = "report.html"
+_WIDE, _NARROW = 640, 350
+"""Pixels of a picture on a page and on a phone."""
+_MOST_CLASSES, _WEAKEST = 60, 30
+"""Of more classes than these only the weakest have a line."""
+_NORMAL_95 = 1.959964
+
+
+def write_report(directory: Path) -> Path:
+  """Writes the page into the directory of a run or of a head.
+
+  It is there whole or not at all, of mode 0600 where something in it is NOT
+  PRIVATE; an older one is replaced.
+
+  Raises:
+    InputError: the directory is of neither, or damaged.
+    RunError: it cannot be written.
+  """
+  run = read_run(directory)
+  page = _render(run)
+  file = directory / PAGE
+  write_whole(file, page.encode())
+  if all(row.private for row in run.rows):
+    umask = _umask()
+    file.chmod(0o666 & ~umask)
+  return file
+
+
+class Run(NamedTuple):
+  """What a directory holds: heads, their receipts by path, and scores.
+
+  Of one head without a run, `facts` is empty and its accuracies are None.
+  """
+
+  rows: tuple[HeadRow, ...]
+  receipts: dict[str, dict[str, Any]]
+  facts: dict[str, Any]
+
+
+def read_run(directory: Path) -> Run:
+  """Reads it back; InputError: it is of no run and no head, or damaged."""
+  if (directory / "receipt.json").is_file():
+    receipt = read_head(directory).receipt
+    return Run((_row_of(receipt, "."),), {".": receipt}, {})
+  file = directory / "results.json"
+  if not file.is_file():
+    raise InputError(
+      f"{directory} is neither a head nor a run: give the directory that"
+      " `train` or `sweep` wrote with --out."
+    )
+  try:
+    facts = json.loads(read_regular(file))
+    if facts["format"] != FORMAT:
+      raise ValueError(f"format {facts['format']!s:.20}")
+    heads = [h | {"epsilon": float(h["epsilon"])} for h in facts.pop("heads")]
+    rows = msgspec.convert(heads, tuple[HeadRow, ...])
+    if not rows or any(not isinstance(row.top1, float) for row in rows):
+      raise ValueError("no scored heads")
+  except (LookupError, TypeError, ValueError, AttributeError) as error:
+    if isinstance(error, InputError):
+      raise
+    raise InputError(
+      f"{file} is damaged ({error!r:.100}); run the sweep again."
+    ) from error
+  receipts = {}
+  for row in rows:
+    place = directory / row.path
+    if not place.resolve().is_relative_to(directory.resolve()):
+      raise InputError(f"{file} names {row.path!r}, outside of {directory}.")
+    receipts[row.path] = read_head(place).receipt
+    of_receipt = _row_of(receipts[row.path], row.path)
+    for name in ("head", "private", "noise_source", "epsilon", "delta"):
+      said, known = getattr(row, name), getattr(of_receipt, name)
+      if name == "delta" and math.isinf(row.epsilon):
+        continue  # there it is of no meaning
+      if not _same(said, known):
+        raise InputError(
+          f"{file} says {name} {said!r} of {row.path}, and its receipt"
+          f" {known!r}: restore the file, or run the sweep again."
+        )
+  return Run(rows, receipts, facts)
+
+
+def _same(said: Any, known: Any) -> bool:
+  if isinstance(said, float):
+    # ε follows from noise that was rounded up: it may be a little below.
+    return math.isclose(said, known, rel_tol=1e-6)
+  return said == known
+
+
+def _row_of(receipt: dict[str, Any], path: str) -> HeadRow:
+  """What a receipt says of a head; it knows no accuracy and no draw."""
+  stated, follows = receipt["stated"], receipt["follows"]
+  return HeadRow(
+    path=path,
+    head=stated["head"],
+    epsilon=follows["epsilon"] or math.inf,
+    delta=stated["delta"] or 0.0,
+    draw=0,
+    private=stated["private"],
+    noise_source=stated["noise_source"],
+    noise_multiplier=follows["noise_multiplier"] or 0.0,
+    top1=math.nan,
+    top5=math.nan,
+  )
+
+
+def _render(run: Run) -> str:
+  environment = jinja2.Environment(
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  environment.filters |= {
+    "percent": _percent,
+    "epsilon": _as_printed,
+    "at_most": _at_most,
+    "points": _points,
+  }
+  room = importlib.resources.files("oneshot_dp.pipeline.report")
+  template = (room / "report.html.j2").read_text("utf-8")
+  try:
+    return environment.from_string(template).render(_facts(run))
+  except (jinja2.UndefinedError, LookupError, TypeError, ValueError) as error:
+    raise InputError(
+      f"results.json or a receipt lacks something ({error!r:.100}); run it"
+      " again."
+    ) from error
+
+
+def _facts(run: Run) -> dict[str, Any]:
+  chosen = _chosen(run.rows)
+  row, receipt = chosen[0], run.receipts[chosen[0].path]
+  stated, unit = receipt["stated"], receipt["stated"]["privacy_unit"]
+  scored, of_run = not math.isnan(row.top1), run.facts
+  without = [r for r in run.rows if math.isinf(r.epsilon)]
+  private = [r for r in run.rows if math.isfinite(r.epsilon)]
+  return {
+    "NOT_PRIVATE": NOT_PRIVATE,
+    "run": run,
+    "row": row,
+    "stated": stated,
+    "follows": receipt["follows"],
+    "unit": unit,
+    "has_units": unit != "example",
+    "scored": scored,
+    "test": of_run.get("evaluation", {}),
+    "together": of_run.get("epsilon"),
+    "private": private,
+    "seeded": not all(r.private for r in private),
+    "ceiling": max((r.top1 for r in without), default=None),
+    "top1": statistics.mean(r.top1 for r in chosen),
+    "draws": len(chosen),
+    "charts": [
+      drawings.accuracy(run.rows, width, name)
+      for width, name in ((_WIDE, "wide"), (_NARROW, "narrow"))
+    ]
+    if scored and private
+    else [],
+    "lines": _lines(run) if scored else [],
+    "classes": _classes(
+      chosen, stated["class_names"], of_run.get("test_counts")
+    ),
+    "num_classes": len(stated["class_names"]),
+    "guess": right_guesses,
+    "factor": _factor(row.epsilon),
+  }
+
+
+def _chosen(rows: Sequence[HeadRow]) -> list[HeadRow]:
+  """The draws that the page looks at: the middle epsilon's, the best head's."""
+  of = [r for r in rows if math.isfinite(r.epsilon)] or list(rows)
+  epsilons = sorted({row.epsilon for row in of})
+  middle = epsilons[(len(epsilons) - 1) // 2]
+  groups = grouped([r for r in of if r.epsilon == middle]).values()
+  return max(groups, key=lambda draws: statistics.mean(r.top1 for r in draws))
+
+
+def _lines(run: Run) -> list[dict[str, Any]]:
+  """The draws of each head and epsilon, with the interval of the test set."""
+  test = run.facts.get("evaluation", {})
+  return [
+    {
+      "row": draws[0],
+      "private": all(r.private for r in draws),
+      "top1": percent([r.top1 for r in draws]),
+      "interval": _interval(statistics.mean(r.top1 for r in draws), test),
+      "top5": percent([r.top5 for r in draws if r.top5 is not None]),
+      "balanced": percent(
+        [r.balanced for r in draws if r.balanced is not None]
+      ),
+      "draws": len(draws),
+    }
+    for draws in grouped(run.rows).values()
+  ]
+
+
+def _interval(share: float, test: dict[str, Any]) -> tuple[float, float] | None:
+  """95 % interval of an accuracy for the test set, and for noise on a count."""
+  if not test:
+    return None
+  low, high = accuracy_interval(min(max(share, 0), 1), test["num_examples"])
+  noise = _NORMAL_95 * test.get("accuracy_sd", 0.0)
+  return max(0.0, low - noise), min(1.0, high + noise)
+
+
+def _classes(
+  chosen: Sequence[HeadRow],
+  names: Sequence[str],
+  counts: Sequence[int] | None,
+) -> list[dict[str, Any]]:
+  """Each class's recall, mean over draws, the weakest first."""
+  recalls = [row.recall for row in chosen if row.recall is not None]
+  if not recalls:
+    return []
+  lines = []
+  for i, name in enumerate(names):
+    found = [r[i] for r in recalls if r[i] is not None]
+    share = statistics.mean(found) if found else None
+    bar = "" if share is None else drawings.bar(share)
+    images = None if counts is None else counts[i]
+    lines.append({"name": name, "share": share, "bar": bar, "images": images})
+  lines.sort(
+    key=lambda line: math.inf if line["share"] is None else line["share"]
+  )
+  return lines if len(lines) <= _MOST_CLASSES else lines[:_WEAKEST]
+
+
+def _percent(share: float | None, digits: int = 1) -> str:
+  if share is None:
+    return "–"
+  return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def _as_printed(epsilon: float | str) -> str:
+  return "∞" if math.isinf(float(epsilon)) else printable(float(epsilon))
+
+
+def _at_most(share: float) -> str:
+  """A bound, rounded up, and below 100 % where it is."""
+  bound = 100.0
+  for digits in range(1, 5):
+    bound = math.ceil(share * 10 ** (2 + digits) - 1e-9) / 10**digits
+    if bound < 100:
+      break
+  return f"{bound:g}\N{NO-BREAK SPACE}%"
+
+
+def _points(share: float) -> str:
+  return f"{100 * share:+z.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _factor(epsilon: float) -> str:
+  """e^ε, in words."""
+  if epsilon > 300 * math.log(10):  # not much further float64 overflows
+    return "more than 10^300"
+  return f"≈\N{NO-BREAK SPACE}{math.exp(epsilon):.3g}"

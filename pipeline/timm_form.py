@@ -1,0 +1,143 @@
+"""A backbone and a head as one checkpoint in timm's form.
+
+DIR/model.safetensors   the backbone's tensors as they are, and the head's
+DIR/config.json         what timm and transformers build the network by
+DIR/open_model.py       only with a head of embeddings at norm 1: opens it, as
+                        neither library has such a classifier; the config is
+                        then timm_config.json, which neither opens by mistake
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.backbones.backbone import Backbone
+from oneshot_dp.extract.backbones.load_backbone import timm_tensors
+from oneshot_dp.extract.images.resize import Preprocessing
+from oneshot_dp.linear_dp.head import LinearHead
+
+WEIGHTS_FILE = "model.safetensors"
+CODE_FILE = "open_model.py"
+_POOLS: dict[str, dict[str, Any]] = {
+  "cls": {"global_pool": "token"},
+  "mean": {"global_pool": "avg", "fc_norm": False},
+  "map": {"global_pool": "map"},
+}
+"""What timm calls the embeddings that it has a classifier of."""
+_CODE = '''"""This model for timm: its head takes embeddings at norm 1."""
+
+import json
+import pathlib
+
+import timm
+import torch
+from safetensors.torch import load_file
+
+
+class AtUnitNorm(torch.nn.Module):
+  def forward(self, x):
+    return torch.nn.functional.normalize(x, dim=1, eps=1e-30)
+
+
+def open_model(folder=pathlib.Path(__file__).parent):
+  folder = pathlib.Path(folder)
+  config = json.loads((folder / "timm_config.json").read_text("utf-8"))
+  model = timm.create_model(
+    config["architecture"],
+    num_classes=config["num_classes"],
+    **config["model_args"],
+  )
+  model.load_state_dict(load_file(folder / "model.safetensors"))
+  model.{classifier} = torch.nn.Sequential(AtUnitNorm(), model.{classifier})
+  return model.eval()
+'''
+
+
+def timm_files(
+  backbone: Backbone, head: LinearHead, class_names: Sequence[str]
+) -> dict[str, bytes]:
+  """The files by name, of a backbone that computes in float32.
+
+  The head is there less its largest bias, which changes no class.
+
+  Raises:
+    InputError: timm has no such network, or no classifier of such embeddings.
+  """
+  config = _config(backbone, class_names)
+  classifier = config["pretrained_cfg"]["classifier"]
+  is_convolution = not backbone_is_vit(backbone)
+  weight = np.asarray(head.kernel, np.float32).T
+  if is_convolution:  # of 1 x 1
+    weight = weight[:, :, None, None]
+  tensors = timm_tensors(backbone) | {
+    f"{classifier}.weight": np.ascontiguousarray(weight),
+    f"{classifier}.bias": np.asarray(head.ranking().bias, np.float32),
+  }
+  name = "timm_config.json" if head.unit_norm else "config.json"
+  files = {
+    WEIGHTS_FILE: safetensors.numpy.save(tensors, {"format": "pt"}),
+    name: (json.dumps(config, indent=2) + "\n").encode(),
+  }
+  if head.unit_norm:
+    files[CODE_FILE] = _CODE.replace("{classifier}", classifier).encode()
+  return files
+
+
+def backbone_is_vit(backbone: Backbone) -> bool:
+  """Whether it is a Vision Transformer: ViT, DeiT, DINOv2, SigLIP."""
+  return type(backbone.network).__name__ == "ViT"
+
+
+def _config(backbone: Backbone, class_names: Sequence[str]) -> dict[str, Any]:
+  images, is_vit = backbone.preprocessing, backbone_is_vit(backbone)
+  if backbone.timm is None or not (
+    is_vit or backbone.timm.startswith("resnetv2_")
+  ):
+    raise InputError(f"timm's form is not written of {backbone.name}.")
+  tokens = dict(getattr(backbone.network, "tokens", ()))
+  pool = _POOLS.get(backbone.embedding) if is_vit else {}
+  if pool is None or "dist_token" in tokens:
+    raise InputError(
+      f"timm has no one classifier of the embedding {backbone.embedding} of"
+      f" {backbone.name}."
+    )
+  if not images.antialias:
+    raise InputError("timm has no resizing without antialiasing.")
+  side = images.image_size
+  return {
+    "architecture": backbone.timm,
+    "num_classes": len(class_names),
+    "num_features": backbone.feature_dim,
+    "model_args": ({"img_size": side} if is_vit else {}) | pool,
+    "label_names": list(class_names),
+    "pretrained_cfg": {
+      "custom_load": False,
+      "input_size": [3, side, side],
+      "fixed_input_size": is_vit,
+      "interpolation": images.resample,
+      **_crop(images),
+      "mean": list(images.mean),
+      "std": list(images.std),
+      "num_classes": len(class_names),
+      "pool_size": None if is_vit else [side // 32, side // 32],
+      "first_conv": "patch_embed.proj" if is_vit else "stem.conv",
+      "classifier": "head" if is_vit else "head.fc",
+    },
+  }
+
+
+def _crop(images: Preprocessing) -> dict[str, Any]:
+  """timm resizes to floor(side / crop_pct), and crops the middle of it."""
+  side, resize = images.image_size, images.resize
+  if not isinstance(resize, int):
+    return {"crop_pct": 1.0, "crop_mode": "squash"}
+  share = side / resize
+  while math.floor(side / share) < resize:
+    share = math.nextafter(share, 0)
+  mode = "center" if images.keep_aspect else "squash"
+  return {"crop_pct": share, "crop_mode": mode}
