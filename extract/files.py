@@ -65,6 +65,40 @@ def read_regular(
       ) from e
 
 
+def walk(
+  folder: pathlib.Path,
+  name: str,
+  found: dict[str, tuple[int, str]],
+  inside: tuple[tuple[int, int], ...] = (),
+) -> None:
+  """Adds bytes and version of each file below a folder, by name from `name`.
+
+  -1 bytes: no regular file, a folder that may not be read, or a link to one
+  that it is in. Raises OSError where the folder itself may not be read.
+  """
+  try:
+    status, entries = folder.stat(), list(os.scandir(folder))
+  except FileNotFoundError:
+    return
+  except PermissionError:
+    if not inside:
+      raise
+    found[name] = -1, ""
+    return
+  here = status.st_dev, status.st_ino
+  if here in inside:
+    found[name] = -1, ""
+    return
+  for entry in entries:
+    inner = f"{name}/{entry.name}" if name else entry.name
+    if entry.is_dir():
+      walk(folder / entry.name, inner, found, (*inside, here))
+    elif entry.is_file():
+      found[inner] = entry.stat().st_size, str(entry.stat().st_mtime_ns)
+    else:
+      found[inner] = -1, ""
+
+
 def write_whole(path: str | os.PathLike, data: bytes) -> None:
   """Writes a file of mode 0600, or replaces it.
 

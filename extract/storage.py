@@ -117,7 +117,7 @@ def listed(store: Store, below: str = "") -> dict[str, tuple[int, str]]:
   found: dict[str, tuple[int, str]] = {}
   if store.remote is None:
     with _errors(store, below, "list"):
-      _walk(store.folder / below, below, (), found)
+      files.walk(store.folder / below, below, found)
   else:
     import obstore
 
@@ -127,30 +127,6 @@ def listed(store: Store, below: str = "") -> dict[str, tuple[int, str]]:
     for entry in _ask(store, below, "list", ask):
       found[entry["path"]] = entry["size"], _version(entry)
   return dict(sorted(found.items()))
-
-
-def _walk(
-  folder: pathlib.Path,
-  name: str,
-  inside: tuple[tuple[int, int], ...],
-  found: dict[str, tuple[int, str]],
-) -> None:
-  try:
-    status, entries = folder.stat(), list(os.scandir(folder))
-  except FileNotFoundError:
-    return
-  here = status.st_dev, status.st_ino
-  if here in inside:
-    found[name] = -1, ""
-    return
-  for entry in entries:
-    inner = f"{name}/{entry.name}" if name else entry.name
-    if entry.is_dir():
-      _walk(folder / entry.name, inner, (*inside, here), found)
-    elif entry.is_file():
-      found[inner] = entry.stat().st_size, str(entry.stat().st_mtime_ns)
-    else:
-      found[inner] = -1, ""
 
 
 def _version(found: Any) -> str:
@@ -256,14 +232,14 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
 
 def remove(store: Store, names: Sequence[str]) -> None:
   """Removes files; those that are not there are all right."""
-  import obstore
-
   for name in names:
     with contextlib.suppress(FileNotFoundError):
       if store.remote is None:
         with _errors(store, name, "remove"):
           (store.folder / name).unlink()
       else:
+        import obstore
+
         delete = functools.partial(obstore.delete, store.remote, name)
         _ask(store, name, "remove", delete)
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import WHOLE, Part
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.cache.block import decode_block
 from oneshot_dp.extract.cache.format import (
   INFO_FILE,
   CacheInfo,
   Rows,
   Shard,
-  decode_block,
   sha256_of,
 )
 from oneshot_dp.extract.cache.keys import in_part

@@ -1,71 +1,47 @@
-"""The extraction job: a range of a source becomes one shard of the cache.
+"""The extraction job: every shard of a cache, in a loop here or on Beam.
 
-    extract_shard(job, i)  for every i, in a loop here or on Beam's workers
+    extract_shard(job, i)  for every i
     finish                 once all are there
 
 Shards meet in the output directory, which every worker must see under the same
-name; there the launcher leaves the config and the listing of the source for
-them, and what it asks of a worker holds neither. A shard that is there is kept,
-so a job that was stopped goes on when it is run again, workers may try a shard
-twice, and two jobs at once share the work.
+name. A shard that is there is kept: a job that was stopped goes on when it is
+run again, workers may try a shard twice, and two jobs at once share the work.
 """
 
 import dataclasses
-import functools
-import importlib.metadata
-import json
 import secrets
 import sys
-import threading
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
-import numpy as np
 
-from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
+from oneshot_dp.configs.errors import BrokenImageError, InputError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
-from oneshot_dp.extract.backbones.load_backbone import load_backbone
-from oneshot_dp.extract.cache import write
 from oneshot_dp.extract.cache.format import CacheInfo, Shard
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
+from oneshot_dp.extract.cache.shards import CacheJob
+from oneshot_dp.extract.cache.write import begin, finish
 from oneshot_dp.extract.images.decode import DecodeError, decode_image
-from oneshot_dp.extract.job.embed import Embedder, ahead, embed
-from oneshot_dp.extract.job.progress import DONE, check_stopped, progress_bar
-from oneshot_dp.extract.sources.open_source import (
-  listing_of,
-  open_source,
-  reopened,
+from oneshot_dp.extract.job.embed import ahead
+from oneshot_dp.extract.job.progress import progress_bar
+from oneshot_dp.extract.job.shard import (
+  CONFIG_FILE,
+  HOW_MENDED,
+  LISTING_FILE,
+  Job,
+  computed_by,
+  digest_of,
+  extract_shard,
+  loaded_embedder,
 )
+from oneshot_dp.extract.sources.open_source import listing_of, open_source
 from oneshot_dp.extract.sources.source import Source
 
-LISTING_FILE, CONFIG_FILE = "listing.json", "config.json"
-_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow")
 _LOOKED_AT = 100_000
 """Images that are looked at for other broken ones: minutes, not days."""
 _NAMED = 10
-_LISTING_BYTES = 1 << 40
-_HOW_MENDED = (
-  "mend or remove what is broken (`oneshot-dp inspect` names it all), or pass"
-  " --on-decode-error skip."
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-  """A job as a process knows it; `run` tells one launch from another."""
-
-  out: str
-  run: str
-  config: ExtractConfig
-  cache: write.CacheJob
-  source: Source = dataclasses.field(repr=False)
-
-  @property
-  def info(self) -> CacheInfo:
-    return self.cache.info
 
 
 def run_extraction(
@@ -103,20 +79,22 @@ def run_extraction(
   names = source.class_names
   few = ", ".join(names[:8]) + ", …" * (len(names) > 8)
   print(f"{source.name}: {len(names)} classes ({few})", file=sys.stderr)
-  backbone = _loaded(config).backbone
+  backbone = loaded_embedder(config).backbone
   if backbone.network is not None:  # else its function decides
     # Workers on other devices must not choose another one.
     config = dataclasses.replace(config, compute_dtype=backbone.compute_dtype)
   listing, config_text = listing_of(source), msgspec.json.encode(config)
-  digest = write.sha256_of([config_text.decode(), write.digest_of(listing)])
   job = Job(
     out=out,
     run=secrets.token_hex(8) if options else "",
     config=config,
-    cache=write.CacheJob(info=info_of(config, source, backbone), more=digest),
+    cache=CacheJob(
+      info=info_of(config, source, backbone),
+      more=digest_of(config_text, listing),
+    ),
     source=source,
   )
-  if not write.begin(out, job.cache):
+  if not begin(out, job.cache):
     return open_cache(out)
   store = storage.store_at(out)
   for name, data in ((CONFIG_FILE, config_text), (LISTING_FILE, listing)):
@@ -124,7 +102,7 @@ def run_extraction(
       raise InputError(f"{store.where(name)} is of another job; remove {out}.")
   try:
     shards = on_beam.run(job, options) if options else _run_here(job)
-    return write.finish(
+    return finish(
       out, job.cache, shards, (CONFIG_FILE, LISTING_FILE, "stop.", "shards-")
     )
   except BrokenImageError as error:
@@ -164,50 +142,6 @@ def info_of(
   )
 
 
-def computed_by(backbone: Backbone) -> dict[str, Any]:
-  """What decides the rounding of embeddings, beside the kind of device."""
-  versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-  return {"compute_dtype": backbone.compute_dtype, "libraries": versions}
-
-
-def extract_shard(job: Job, index: int) -> Shard:
-  """Makes a shard unless it is there, and says what it is.
-
-  Raises:
-    Stopped: the launcher has told the job to stop.
-    BrokenImageError: an image cannot be decoded, and is not to be skipped.
-    InputError, RunError: as `run_extraction`.
-  """
-  if job.run:
-    check_stopped(job.out, job.run)
-  if (kept := write.kept_shard(job.out, job.cache, index)) is not None:
-    return kept
-  config, parts = job.config, []
-  for batch in embed(
-    job.source,
-    job.info.shard_range(index),
-    embedder_of(job),
-    threads=config.decode_threads,
-    views=config.views,
-    view_min_area=config.view_min_area,
-  ):
-    if batch.broken and config.on_decode_error == "fail":
-      _, where, fault = batch.broken[0]
-      raise BrokenImageError(
-        f"{where} cannot be decoded: {fault}; {_HOW_MENDED}"
-      )
-    parts.append(batch.rows)
-    DONE.add(len(batch.rows["label"]) + len(batch.broken))
-    if job.run:
-      check_stopped(job.out, job.run)
-  rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-  place = f"{job.info.dataset}, split {job.info.split}"
-  made, data = write.encode_shard(
-    write.checked(rows, job.info, place), job.cache, index
-  )
-  return write.put_shard(job.out, job.cache, index, made, data)
-
-
 def _run_here(job: Job) -> list[Shard]:
   shards = []
   with progress_bar(job.info.split, job.info.source_num_examples) as bar:
@@ -215,90 +149,6 @@ def _run_here(job: Job) -> list[Shard]:
       shards.append(extract_shard(job, index))
       bar.update(len(job.info.shard_range(index)))
   return shards
-
-
-_lock = threading.Lock()
-
-
-def embedder_of(job: Job) -> Embedder:
-  """This process's backbone on its devices.
-
-  Raises:
-    RunError: it is not what the job began with.
-  """
-  embedder = _loaded(job.config)
-  for here, there in (
-    (embedder.backbone.identity, job.info.backbone),
-    (computed_by(embedder.backbone), job.info.computed_by),
-  ):
-    # As JSON has it: tuples are lists.
-    here = json.loads(json.dumps(here))
-    for name in here:
-      if here[name] != there.get(name):
-        raise RunError(
-          f"{name} of the backbone is {here[name]} on this worker and"
-          f" {there.get(name)} where the job began: give all the same files"
-          " and libraries."
-        )
-  return embedder
-
-
-def _loaded(config: ExtractConfig) -> Embedder:
-  with _lock:  # threads share one
-    return _embedder(
-      config.backbone,
-      config.weights,
-      config.weights_sha256,
-      config.embedding,
-      config.compute_dtype,
-      config.preprocess,
-      config.batch_size,
-    )
-
-
-@functools.lru_cache(maxsize=1)
-def _embedder(*asked: Any) -> Embedder:
-  *of_backbone, batch_size = asked
-  return Embedder(load_backbone(*of_backbone), batch_size)
-
-
-def job_at(out: str, run: str) -> Job:
-  """The job that was begun in a directory, in a worker of a launch."""
-  with _lock:  # threads share one
-    return _job_at(out, run)
-
-
-@functools.lru_cache(maxsize=2)
-def _job_at(out: str, run: str) -> Job:
-  """See `job_at`.
-
-  Raises:
-    RunError: there is none, or what it left is of another.
-  """
-  store = storage.store_at(out)
-  found = [
-    storage.read(store, name, _LISTING_BYTES)
-    for name in (write.JOB_FILE, CONFIG_FILE, LISTING_FILE)
-  ]
-  if None in found:
-    raise RunError(
-      f"{store.where('')}: the job's files are not there; every worker must see"
-      " it under this name."
-    )
-  begun, config_text, listing = (data or b"" for data in found)
-  fields = json.loads(begun)
-  digest = write.sha256_of([config_text.decode(), write.digest_of(listing)])
-  job = fields.pop("job")
-  cache = write.CacheJob(info=msgspec.convert(fields, CacheInfo), more=digest)
-  if cache.digest != job:
-    raise RunError(f"{store.where('')} was taken over by another job.")
-  return Job(
-    out=out,
-    run=run,
-    config=msgspec.json.decode(config_text, type=ExtractConfig),
-    cache=cache,
-    source=reopened(listing),
-  )
 
 
 def _all_broken(
@@ -328,5 +178,5 @@ def _all_broken(
   more = f" and {len(broken) - _NAMED} more" * (len(broken) > _NAMED)
   return BrokenImageError(
     f"{len(broken):,} of {len(indices):,} images cannot be decoded:"
-    f" {', '.join(broken[:_NAMED])}{more}; {_HOW_MENDED}"
+    f" {', '.join(broken[:_NAMED])}{more}; {HOW_MENDED}"
   )

@@ -25,13 +25,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
-from oneshot_dp.extract.job import job as jobs
 from oneshot_dp.extract.job.progress import (
   DONE,
   Stopped,
   progress_bar,
   stop_file,
 )
+from oneshot_dp.extract.job.shard import Job, extract_shard, job_at
 
 LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 """The one that runs in this process, or on this machine."""
@@ -76,7 +76,7 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
 class _Running(threading.Thread):
   """The graph, on a thread of its own, so that Ctrl-C finds the main one."""
 
-  def __init__(self, job: jobs.Job, options: PipelineOptions):
+  def __init__(self, job: Job, options: PipelineOptions):
     super().__init__(name="beam", daemon=True)
     try:
       self._pipeline = beam.Pipeline(options=options)
@@ -122,7 +122,7 @@ class _Running(threading.Thread):
 
 def _extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
   with contextlib.suppress(Stopped):
-    shard = jobs.extract_shard(jobs.job_at(out, run), index)
+    shard = extract_shard(job_at(out, run), index)
     yield index // _GROUP, msgspec.json.encode(shard)
 
 
@@ -134,7 +134,7 @@ def _put_descriptions(
   storage.put_once(storage.store_at(out), f"shards-{number:05d}.{run}", data)
 
 
-def run(job: jobs.Job, options: PipelineOptions) -> list[Shard]:
+def run(job: Job, options: PipelineOptions) -> list[Shard]:
   """Makes all shards on Beam, and says what they are.
 
   Raises:
@@ -167,7 +167,7 @@ def run(job: jobs.Job, options: PipelineOptions) -> list[Shard]:
   ]
 
 
-def _wait(job: jobs.Job, running: _Running, bar: Any) -> None:
+def _wait(job: Job, running: _Running, bar: Any) -> None:
   """Until the graph has ended; notices what a runner does not."""
   lost: list[str] = []
   hook, before = threading.excepthook, DONE.value
@@ -211,7 +211,7 @@ def _wait(job: jobs.Job, running: _Running, bar: Any) -> None:
     threading.excepthook = hook
 
 
-def _stopped(job: jobs.Job, running: _Running) -> str:
+def _stopped(job: Job, running: _Running) -> str:
   """Stops what still runs; returns what may, and how it is stopped."""
   if running.error is None and not running.is_alive():
     return ""  # the engine said that it has ended

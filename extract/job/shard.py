@@ -1,0 +1,191 @@
+"""One unit of work: a range of the source becomes one shard of the cache.
+
+What a worker is asked for is a number and a place: there the launcher has left
+the config and the listing of the source.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from oneshot_dp.configs.errors import BrokenImageError, RunError
+from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.extract import storage
+from oneshot_dp.extract.backbones.backbone import Backbone
+from oneshot_dp.extract.backbones.load_backbone import load_backbone
+from oneshot_dp.extract.cache.format import CacheInfo, Shard, sha256_of
+from oneshot_dp.extract.cache.shards import (
+  CacheJob,
+  checked,
+  encode_shard,
+  kept_shard,
+  put_shard,
+)
+from oneshot_dp.extract.cache.write import JOB_FILE
+from oneshot_dp.extract.job.embed import Embedder, embed
+from oneshot_dp.extract.job.progress import DONE, check_stopped
+from oneshot_dp.extract.sources.open_source import reopened
+from oneshot_dp.extract.sources.source import Source
+
+LISTING_FILE, CONFIG_FILE = "listing.json", "config.json"
+_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow")
+_LISTING_BYTES = 1 << 40
+HOW_MENDED = (
+  "mend or remove what is broken (`oneshot-dp inspect` names it all), or pass"
+  " --on-decode-error skip."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """A job as a process knows it; `run` tells one launch from another."""
+
+  out: str
+  run: str
+  config: ExtractConfig
+  cache: CacheJob
+  source: Source = dataclasses.field(repr=False)
+
+  @property
+  def info(self) -> CacheInfo:
+    return self.cache.info
+
+
+def extract_shard(job: Job, index: int) -> Shard:
+  """Makes a shard unless it is there, and says what it is.
+
+  Raises:
+    Stopped: the launcher has told the job to stop.
+    BrokenImageError: an image cannot be decoded, and is not to be skipped.
+    InputError, RunError: as `run_extraction`.
+  """
+  if job.run:
+    check_stopped(job.out, job.run)
+  if (kept := kept_shard(job.out, job.cache, index)) is not None:
+    return kept
+  config, parts = job.config, []
+  for batch in embed(
+    job.source,
+    job.info.shard_range(index),
+    embedder_of(job),
+    threads=config.decode_threads,
+    views=config.views,
+    view_min_area=config.view_min_area,
+  ):
+    if batch.broken and config.on_decode_error == "fail":
+      _, where, fault = batch.broken[0]
+      raise BrokenImageError(
+        f"{where} cannot be decoded: {fault}; {HOW_MENDED}"
+      )
+    parts.append(batch.rows)
+    DONE.add(len(batch.rows["label"]) + len(batch.broken))
+    if job.run:
+      check_stopped(job.out, job.run)
+  rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+  rows = checked(rows, job.info, f"{job.info.dataset}, {job.info.split}")
+  made, data = encode_shard(rows, job.cache, index)
+  return put_shard(job.out, job.cache, index, made, data)
+
+
+def computed_by(backbone: Backbone) -> dict[str, Any]:
+  """What decides the rounding of embeddings, beside the kind of device."""
+  versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+  return {"compute_dtype": backbone.compute_dtype, "libraries": versions}
+
+
+_lock = threading.Lock()
+
+
+def embedder_of(job: Job) -> Embedder:
+  """This process's backbone on its devices.
+
+  Raises:
+    RunError: it is not what the job began with.
+  """
+  embedder = loaded_embedder(job.config)
+  for here, there in (
+    (embedder.backbone.identity, job.info.backbone),
+    (computed_by(embedder.backbone), job.info.computed_by),
+  ):
+    # As JSON has it: tuples are lists.
+    here = json.loads(json.dumps(here))
+    for name in here:
+      if here[name] != there.get(name):
+        raise RunError(
+          f"{name} of the backbone is {here[name]} on this worker and"
+          f" {there.get(name)} where the job began: give all the same files"
+          " and libraries."
+        )
+  return embedder
+
+
+def loaded_embedder(config: ExtractConfig) -> Embedder:
+  """This process's backbone on its devices, whatever the job began with."""
+  with _lock:  # threads share one
+    return _embedder(
+      config.backbone,
+      config.weights,
+      config.weights_sha256,
+      config.embedding,
+      config.compute_dtype,
+      config.preprocess,
+      config.batch_size,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _embedder(*asked: Any) -> Embedder:
+  *of_backbone, batch_size = asked
+  return Embedder(load_backbone(*of_backbone), batch_size)
+
+
+def job_at(out: str, run: str) -> Job:
+  """The job that was begun in a directory, in a worker of a launch."""
+  with _lock:  # threads share one
+    return _job_at(out, run)
+
+
+@functools.lru_cache(maxsize=2)
+def _job_at(out: str, run: str) -> Job:
+  """See `job_at`.
+
+  Raises:
+    RunError: there is none, or what it left is of another.
+  """
+  store = storage.store_at(out)
+  found = [
+    storage.read(store, name, _LISTING_BYTES)
+    for name in (JOB_FILE, CONFIG_FILE, LISTING_FILE)
+  ]
+  if None in found:
+    raise RunError(
+      f"{store.where('')}: the job's files are not there; every worker must see"
+      " it under this name."
+    )
+  begun, config_text, listing = (data or b"" for data in found)
+  fields = json.loads(begun)
+  digest = digest_of(config_text, listing)
+  job = fields.pop("job")
+  cache = CacheJob(info=msgspec.convert(fields, CacheInfo), more=digest)
+  if cache.digest != job:
+    raise RunError(f"{store.where('')} was taken over by another job.")
+  return Job(
+    out=out,
+    run=run,
+    config=msgspec.json.decode(config_text, type=ExtractConfig),
+    cache=cache,
+    source=reopened(listing),
+  )
+
+
+def digest_of(config_text: bytes, listing: bytes) -> str:
+  """SHA-256 of what makes a job this one, beside its cache; private."""
+  listed = hashlib.sha256(listing).hexdigest()
+  return sha256_of([config_text.decode(), listed])
