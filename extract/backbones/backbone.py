@@ -1,0 +1,186 @@
+"""A `Backbone` is a frozen network with its weights, ready to be jitted.
+
+Each family is a file that reads from pixels to embedding. Its modules bear
+timm's names: parameter `blocks.0/attn.qkv/kernel` of Flax is the transpose of
+timm's `blocks.0.attn.qkv.weight`.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Float32, UInt8
+
+from oneshot_dp.configs.extract_config import ComputeDtype
+from oneshot_dp.extract.images.resize import Preprocessing, normalize
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backbone:
+  """A frozen feature extractor.
+
+  Attributes:
+    name: as it was asked for.
+    embedding: the layer that is read: "cls", "mean", "pooled" …
+    feature_dim: d.
+    preprocessing: what the images have gone through before `apply`, and the
+      mean and std that it applies.
+    weights_sha256: SHA-256 of the weights file, or of the parameters' bytes
+      where there is no file; None for a user's function without parameters.
+    code_sha256: SHA-256 of the Python file of a user's own function.
+    compute_dtype: of the matrix products; None where a user's function decides.
+    params: tree of arrays, on the host.
+    apply: (params, uint8 images [b, s, s, 3]) to float32 embeddings [b, d];
+      pure, normalises, and treats every image alone.
+    network: the Flax module; None for a function.
+    timm: the architecture in timm, such as "vit_tiny_patch16_224", if any.
+    weights_path: the file of weights on this machine.
+  """
+
+  name: str
+  embedding: str
+  feature_dim: int
+  preprocessing: Preprocessing
+  weights_sha256: str | None
+  code_sha256: str | None = None
+  compute_dtype: ComputeDtype | None
+  params: Any = dataclasses.field(repr=False)
+  apply: Callable[[Any, UInt8[Array, "b s s 3"]], Float32[Array, "b d"]]
+  network: nn.Module | None = None
+  timm: str | None = None
+  weights_path: pathlib.Path | None = None
+
+  @property
+  def identity(self) -> dict[str, Any]:
+    """What makes its embeddings what they are, as JSON has it."""
+    preprocess = dataclasses.asdict(self.preprocessing)
+    return {
+      "name": self.name,
+      "layer": self.embedding,
+      "feature_dim": self.feature_dim,
+      "weights_sha256": self.weights_sha256,
+      "code_sha256": self.code_sha256,
+      "preprocess": {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in preprocess.items()
+      },
+    }
+
+
+def products(compute_dtype: ComputeDtype) -> dict[str, Any]:
+  """Arguments of linen's layers; "float32" asks for true float32 products.
+
+  A TPU and a GPU would otherwise round what they multiply to fewer bits.
+  """
+  highest = compute_dtype == "float32"
+  precision = jax.lax.Precision.HIGHEST if highest else None
+  return {"dtype": jnp.dtype(compute_dtype), "precision": precision}
+
+
+# One function for equal settings, so that JAX compiles it once, however often
+# the backbone is loaded; few, since what is compiled lives as long.
+@functools.lru_cache(maxsize=8)
+def apply_function(
+  network: nn.Module | Callable[..., Any], preprocessing: Preprocessing
+) -> Callable[..., Any]:
+  """`Backbone.apply` of a module or of (params, normalised images) → [b, d]."""
+  is_module = isinstance(network, nn.Module)
+
+  def apply(
+    params: Any, images: UInt8[Array, "b s s 3"]
+  ) -> Float32[Array, "..."]:
+    x = normalize(images, preprocessing)
+    out = (
+      network.apply({"params": params}, x) if is_module else network(params, x)
+    )
+    return jnp.asarray(out, jnp.float32)
+
+  return apply
+
+
+def output_shape(
+  apply: Callable[..., Any], params: Any, image_size: int
+) -> tuple[int, ...]:
+  """The shape that `apply` gives for two images, without computing anything.
+
+  (Two, so that a leading 1 is not taken for the batch.)
+  """
+  images = jax.ShapeDtypeStruct((2, image_size, image_size, 3), jnp.uint8)
+  return jax.eval_shape(apply, params, images).shape
+
+
+@functools.lru_cache(maxsize=8)  # of a deep network it takes a second
+def parameters(
+  network: nn.Module, image_size: int
+) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+  """Path in Flax and shape in PyTorch of every parameter, by timm's name."""
+  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
+  tree = jax.eval_shape(network.init, jax.random.key(0), images)
+  found = {}
+  for path, leaf in flax.traverse_util.flatten_dict(tree["params"]).items():
+    last = {"kernel": "weight", "scale": "weight"}.get(path[-1], path[-1])
+    shape = leaf.shape
+    if path[-1] == "kernel":
+      shape = shape[::-1] if len(shape) == 2 else (*shape[:1:-1], *shape[:2])
+    found[".".join((*path[:-1], last))] = path, shape
+  return found
+
+
+def check_arrays(
+  network: nn.Module, arrays: Mapping[str, np.ndarray], image_size: int
+) -> None:
+  """ValueError: arrays are missing, unexpected or misshapen; 8 are named."""
+  wanted = parameters(network, image_size)
+  faults = {
+    "missing": wanted.keys() - arrays.keys(),
+    "unexpected": arrays.keys() - wanted.keys(),
+    "of another shape": [
+      f"{name} {list(arrays[name].shape)} instead of {list(shape)}"
+      for name, (_, shape) in wanted.items()
+      if name in arrays and arrays[name].shape != shape
+    ],
+  }
+  said = [
+    f"{kind}: {', '.join(sorted(names)[:8])}"
+    + f" and {len(names) - 8} more" * (len(names) > 8)
+    for kind, names in faults.items()
+    if names
+  ]
+  if said:
+    raise ValueError("; ".join(said))
+
+
+def flax_params(
+  network: nn.Module,
+  arrays: Mapping[str, np.ndarray],
+  image_size: int,
+  kernels: np.dtype,
+) -> dict[str, Any]:
+  """Arrays by timm's names, in PyTorch's layout, as a module's parameters.
+
+  In float32 but for the kernels: in bfloat16 they take half the memory, and the
+  products would round them there in any case.
+
+  Raises:
+    ValueError: arrays are missing, unexpected, misshapen or not finite.
+  """
+  check_arrays(network, arrays, image_size)
+  params = {}
+  for name, (path, _) in parameters(network, image_size).items():
+    array = arrays[name].astype(np.float32, copy=False)
+    if not np.isfinite(array).all():
+      raise ValueError(f"{name} has values that are not finite")
+    if path[-1] == "kernel":
+      array = array.T if array.ndim == 2 else array.transpose(2, 3, 1, 0)
+      array = array.astype(kernels)
+    params[path] = np.asarray(array, order="C")
+  return flax.traverse_util.unflatten_dict(params)

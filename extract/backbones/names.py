@@ -1,0 +1,177 @@
+"""The backbones by name: what each is, where its weights are, what it is shown.
+
+Light enough for `--help`. A published network of a known family is a row here.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError
+
+# Tags in timm: weights that saw no labels of ImageNet-1k where there are such,
+# so that they serve for experiments on it. None: published as pickles or never.
+_LISTED: dict[str, str | None] = {
+  "vit_ti16": "vit_tiny_patch16_224.augreg_in21k",
+  "vit_s16": "vit_small_patch16_224.augreg_in21k",
+  "vit_s32": "vit_small_patch32_224.augreg_in21k",
+  "vit_b8": "vit_base_patch8_224.augreg_in21k",
+  "vit_b16": "vit_base_patch16_224.augreg_in21k",
+  "vit_b32": "vit_base_patch32_224.augreg_in21k",
+  "vit_l16": "vit_large_patch16_224.augreg_in21k",
+  "vit_l32": "vit_large_patch32_224.orig_in21k",
+  "vit_h14": "vit_huge_patch14_224.orig_in21k",
+  "deit_ti16": "deit_tiny_patch16_224.fb_in1k",
+  "deit_s16": "deit_small_patch16_224.fb_in1k",
+  "deit_b16": "deit_base_patch16_224.fb_in1k",
+  "deit_distilled_ti16": "deit_tiny_distilled_patch16_224.fb_in1k",
+  "deit_distilled_s16": "deit_small_distilled_patch16_224.fb_in1k",
+  "deit_distilled_b16": "deit_base_distilled_patch16_224.fb_in1k",
+  "dinov2_s14": "vit_small_patch14_dinov2.lvd142m",
+  "dinov2_b14": "vit_base_patch14_dinov2.lvd142m",
+  "dinov2_l14": "vit_large_patch14_dinov2.lvd142m",
+  "dinov2_g14": "vit_giant_patch14_dinov2.lvd142m",
+  "dinov2_reg_s14": "vit_small_patch14_reg4_dinov2.lvd142m",
+  "dinov2_reg_b14": "vit_base_patch14_reg4_dinov2.lvd142m",
+  "dinov2_reg_l14": "vit_large_patch14_reg4_dinov2.lvd142m",
+  "dinov2_reg_g14": "vit_giant_patch14_reg4_dinov2.lvd142m",
+  "siglip_b16": "vit_base_patch16_siglip_224.webli",
+  "siglip_b32": "vit_base_patch32_siglip_256.v2_webli",
+  "siglip_l16": "vit_large_patch16_siglip_256.webli",
+  "siglip_so400m14": "vit_so400m_patch14_siglip_384.webli",
+  "siglip_so400m16": "vit_so400m_patch16_siglip_256.v2_webli",
+  "siglip_g16": "vit_giantopt_patch16_siglip_256.v2_webli",
+  "bit_r50x1": "resnetv2_50x1_bit.goog_in21k",
+  "bit_r50x3": "resnetv2_50x3_bit.goog_in21k",
+  "bit_r50x4": None,
+  "bit_r101x1": "resnetv2_101x1_bit.goog_in21k",
+  "bit_r101x3": "resnetv2_101x3_bit.goog_in21k",
+  "bit_r152x2": "resnetv2_152x2_bit.goog_in21k",
+  "bit_r152x4": "resnetv2_152x4_bit.goog_in21k",
+  "nf_resnet26": None,
+  "nf_resnet50": "nf_resnet50.ra2_in1k",
+  "nf_resnet101": None,
+  "nfnet_f0": "dm_nfnet_f0.dm_in1k",
+  "nfnet_f1": "dm_nfnet_f1.dm_in1k",
+  "nfnet_f2": "dm_nfnet_f2.dm_in1k",
+  "nfnet_f3": "dm_nfnet_f3.dm_in1k",
+  "wrn_16_4": None,
+  "wrn_28_10": None,
+  "wrn_40_4": None,
+  "glyph_vit": None,
+  "random_patches": None,
+}
+_PATCHES = "(ti|s|b|l|h|g|so400m)[1-9][0-9]?"
+# By the first part of a name: the file that has the network, what may be the
+# second part, what it is.
+_FAMILIES = {
+  "vit_": ("vit_file", _PATCHES, "Vision Transformer"),
+  "deit_": ("vit_file", _PATCHES, "DeiT"),
+  "deit_distilled_": ("vit_file", _PATCHES, "DeiT with distillation token"),
+  "dinov2_": ("vit_file", _PATCHES, "DINOv2"),
+  "dinov2_reg_": ("vit_file", _PATCHES, "DINOv2 with registers"),
+  "siglip_": ("vit_file", _PATCHES, "image tower of SigLIP or SigLIP 2"),
+  "bit_r": ("resnet_v2", "(50|101|152)x[1-9][0-9]?", "BiT ResNet-v2"),
+  "wrn_": ("resnet_v2", "(16|22|28|34|40)_[1-9][0-9]?", "Wide ResNet"),
+  "nf_resnet": ("norm_free", "(26|50|101)", "NF-ResNet"),
+  "nfnet_f": ("norm_free", "[0-3]", "NFNet"),
+  "glyph_vit": ("vit_file", "", "small ViT of glyphs, brings its weights"),
+  "random_patches": ("", "", "cosine features, no weights"),
+}
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_CROPPED = {"image_size": 224, "resize": 256, **_IMAGENET}
+# CIFAR's, by which jax_privacy normalises whatever it shows to a WRN.
+_CIFAR = {
+  "mean": (0.49139968, 0.48215841, 0.44653091),
+  "std": (0.24703223, 0.24348513, 0.26158784),
+}
+# What the published weights were made for, and what of that is of one name.
+_SHOWN: dict[str, dict[str, Any]] = {
+  "vit_": {"image_size": 224},
+  "deit_": _CROPPED,
+  "deit_distilled_": _CROPPED,
+  "dinov2_": _CROPPED,
+  "dinov2_reg_": _CROPPED,
+  "siglip_": {"image_size": 256},
+  "siglip_b16": {"image_size": 224},
+  "siglip_so400m14": {"image_size": 384},
+  "bit_r": {"image_size": 448, "resample": "bilinear"},
+  "bit_r152x4": {"image_size": 480},
+  "wrn_": {"image_size": 32, "resample": "bilinear", **_CIFAR},
+  # 94 % of the shorter side, as timm tests the published NF-ResNet-50.
+  "nf_resnet": {"image_size": 288, "resize": 306, **_IMAGENET},
+  "nfnet_f": {"keep_aspect": False, **_IMAGENET},
+  "nfnet_f0": {"image_size": 256, "resize": 284},
+  "nfnet_f1": {"image_size": 320, "resize": 351},
+  "nfnet_f2": {"image_size": 352, "resize": 382},
+  "nfnet_f3": {"image_size": 416, "resize": 442},
+  "glyph_vit": {"image_size": 32},
+  "random_patches": {"image_size": 8},
+}
+_UNSAID: dict[str, dict[str, Any]] = {
+  "siglip_": {"mlp": "gelu_tanh"},
+  "siglip_g16": {"heads": 16},
+  "glyph_vit": {"mlp": "gelu_tanh", "heads": 4},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Named:
+  """What a name stands for.
+
+  Attributes:
+    name: as in `--backbone`.
+    family: the file that has its network; "" for random patches.
+    summary: what it is, in a few words.
+    timm: its name and tag in timm, if timm has it.
+    reference: what its weights are shown: fields of `Preprocessing`.
+    unsaid: what a file of weights does not say: fields of the network.
+  """
+
+  name: str
+  family: str
+  summary: str
+  timm: str | None
+  reference: Mapping[str, Any]
+  unsaid: Mapping[str, Any]
+
+  @property
+  def address(self) -> str | None:
+    """Where its weights are published, if they are as plain arrays."""
+    return self.timm and f"hf://timm/{self.timm}@main/model.safetensors"
+
+
+def backbone_names() -> dict[str, str]:
+  """Every listed name and what it is; families take other sizes as well.
+
+  >>> backbone_names()["vit_b16"]
+  'Vision Transformer, 224 px'
+  """
+  return {name: named(name).summary for name in _LISTED}
+
+
+def named(name: str) -> Named:
+  """What a name stands for.
+
+  Raises:
+    InputError: nothing is called so; the nearest names are shown.
+  """
+  for prefix, (family, rest, title) in _FAMILIES.items():
+    if re.fullmatch(prefix + rest, name):
+      shown = {**_SHOWN[prefix], **_SHOWN.get(name, {})}
+      return Named(
+        name=name,
+        family=family,
+        summary=f"{title}, {shown['image_size']} px",
+        timm=_LISTED.get(name),
+        reference=shown,
+        unsaid={**_UNSAID.get(prefix, {}), **_UNSAID.get(name, {})},
+      )
+  near = difflib.get_close_matches(name.lower(), _LISTED, n=3)
+  hint = f"did you mean {' or '.join(near)}? " if near else ""
+  raise InputError(
+    f"--backbone {name[:200]!a} is unknown: {hint}`oneshot-dp extract --help`"
+    " lists them; a function of your own is FILE.py:FUNCTION."
+  )

@@ -1,0 +1,145 @@
+"""What a file of weights says of a Vision Transformer, and its arrays."""
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+
+from oneshot_dp.extract.backbones.backbone import Arrays
+from oneshot_dp.extract.backbones.vit import ViT, last_blocks
+
+_TOKENS = ("cls_token", "dist_token", "reg_token")
+_HEADS = {1152: 16, 1280: 16}
+"""By width, where it is not a head for every 64."""
+_SIZES = {
+  (192, 12): "ti",
+  (384, 12): "s",
+  (768, 12): "b",
+  (1024, 24): "l",
+  (1280, 32): "h",
+  (1152, 27): "so400m",
+  (1536, 40): "g",
+}
+"""The letters of a name by width and depth."""
+
+
+def network_of(arrays: Mapping[str, np.ndarray], embedding: str | None) -> ViT:
+  """The network of a file in timm's names, in float32.
+
+  Width, depth, patch, tokens, LayerScale, SwiGLU and pooling are what the names
+  and shapes say. A file does not say how many heads there are (the published
+  number for the width is taken), and which GELU (the exact one).
+
+  Args:
+    arrays: of the file.
+    embedding: None is attention pooling where there is any, else the class
+      token, else the mean.
+
+  Raises:
+    KeyError, ValueError, IndexError: it is no Vision Transformer, or has no
+      such embedding.
+  """
+  width, _, patch, _ = arrays["patch_embed.proj.weight"].shape
+  hidden = arrays["blocks.0.mlp.fc2.weight"].shape[1]
+  rows = arrays["pos_embed"].shape[1]
+  tokens = tuple((n, arrays[n].shape[1]) for n in _TOKENS if n in arrays)
+  in_front = sum(number for _, number in tokens)
+  if not (_is_square(rows) or _is_square(rows - in_front)):
+    raise ValueError(f"positions of {rows} tokens are no square of patches")
+  depth = len({n.split(".")[1] for n in arrays if n.startswith("blocks.")})
+  choices = ["map"] * ("attn_pool.latent" in arrays)
+  if "cls_token" in arrays:
+    choices += ["cls", "cls_mean", f"last1_cls … last{depth}_cls"]
+  choices += ["mean"] + ["pre_logits"] * ("pre_logits.fc.weight" in arrays)
+  embedding = embedding or choices[0]
+  last = ("cls" in choices and last_blocks(embedding)) or depth + 1
+  if embedding not in choices and last > depth:
+    raise ValueError(f"embedding {embedding!a} is none of {', '.join(choices)}")
+  return ViT(
+    width=width,
+    depth=depth,
+    hidden=hidden,
+    patch=patch,
+    heads=_HEADS.get(width, max(1, width // 64)),
+    tokens=tokens,
+    token_positions=in_front > 0 and not _is_square(rows),
+    mlp="swiglu"
+    if arrays["blocks.0.mlp.fc1.weight"].shape[0] == 2 * hidden
+    else "gelu",
+    layer_scale="blocks.0.ls1.gamma" in arrays,
+    embedding=embedding,
+  )
+
+
+def name_of(network: ViT) -> str:
+  """The name of a network of this kind and size."""
+  tokens, size = dict(network.tokens), (network.width, network.depth)
+  kind = (
+    "siglip"
+    if not tokens
+    else "deit_distilled"
+    if "dist_token" in tokens
+    else "dinov2_reg"
+    if "reg_token" in tokens
+    else "dinov2"
+    if network.layer_scale
+    else "vit"
+  )
+  return f"{kind}_{_SIZES.get(size, size)}{network.patch}"
+
+
+def fitted(
+  network: ViT, arrays: Mapping[str, np.ndarray], image_size: int
+) -> Arrays:
+  """The arrays that the embedding needs, with positions for the image size."""
+  if image_size < network.patch:
+    raise ValueError(
+      f"image size {image_size} is below a patch, {network.patch}"
+    )
+  unread = r"attn_pool\..*" if network.embedding != "map" else "_"
+  unread += r"|pre_logits\..*" * (network.embedding != "pre_logits")
+  kept = {k: v for k, v in arrays.items() if not re.fullmatch(unread, k)}
+  number = sum(n for _, n in network.tokens) * network.token_positions
+  in_front, grid = np.split(kept["pos_embed"], [number], axis=1)
+  resized = resize_grid(grid[0], image_size // network.patch)
+  kept["pos_embed"] = np.concatenate([in_front, resized[None]], axis=1)
+  return kept
+
+
+def folded(network: ViT, arrays: Mapping[str, np.ndarray]) -> Arrays:
+  """The same for `flax_params`: patches are embedded by a matrix product."""
+  kernel = arrays["patch_embed.proj.weight"].transpose(0, 2, 3, 1)
+  matrix = kernel.reshape(network.width, -1)
+  return {**arrays, "patch_embed.proj.weight": matrix}
+
+
+def resize_grid(
+  positions: Float[np.ndarray, "m2 width"], side: int
+) -> Float[np.ndarray, "g2 width"]:
+  """Position embeddings of m × m patches, row after row, for side × side.
+
+  As timm does: Keys' kernel with a = −1/2, stretched by m/side where that is
+  above one; beyond the edge stands nothing, and the rest is normalised. On the
+  host in float64, so that the bits do not depend on the device.
+
+  Source: Keys, "Cubic convolution interpolation for digital image processing"
+  (IEEE TASSP 1981), equation 4, as torch.nn.functional.interpolate with
+  mode="bicubic", antialias=True.
+  """
+  old = math.isqrt(len(positions))
+  if old == side:
+    return positions
+  place = (np.arange(side)[:, None] + 0.5) * old / side - 0.5
+  x = np.abs((np.arange(old) - place) / max(1.0, old / side))
+  inner, outer = (1.5 * x - 2.5) * x**2 + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+  weights = np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
+  weights /= weights.sum(axis=1, keepdims=True)
+  grid = positions.reshape(old, old, -1).astype(np.float64)
+  out = np.einsum("ia,jb,abw->ijw", weights, weights, grid, optimize=True)
+  return out.reshape(side * side, -1).astype(np.float32)
+
+
+def _is_square(number: int) -> bool:
+  return number > 0 and math.isqrt(number) ** 2 == number

@@ -1,0 +1,1 @@
+"""Pretrained weights: from wherever they are, once; read whole, or refused."""

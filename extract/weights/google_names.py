@@ -1,0 +1,102 @@
+"""npz files of Google's by timm's names, in PyTorch's layout.
+
+ViT's of vision_transformer and big_vision (which count the layers of a block
+differently), BiT's of big_transfer, and WRN's parameters of jax_privacy, which
+timm has not: they are named as BiT's.
+"""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+_HEADS = "MultiHeadDotProductAttention_[01]/"
+_BLOCK = r"Transformer/encoderblock_(?P<b>\d+)/"
+_UNIT = r"resnet/block(?P<s>[1-4])/unit(?P<u>\d+)/"
+_WRN = r"wide_res_net/Block_(?P<s>[1-3])_?"
+# Their names but for the last part, and timm's.
+_MODULES = {
+  "embedding": "patch_embed.proj",
+  f"{_BLOCK}LayerNorm_0": "blocks.{b}.norm1",
+  f"{_BLOCK}LayerNorm_[12]": "blocks.{b}.norm2",
+  f"{_BLOCK}{_HEADS}(query|key|value)": "blocks.{b}.attn.qkv",
+  f"{_BLOCK}{_HEADS}out": "blocks.{b}.attn.proj",
+  f"{_BLOCK}MlpBlock_[03]/Dense_0": "blocks.{b}.mlp.fc1",
+  f"{_BLOCK}MlpBlock_[03]/Dense_1": "blocks.{b}.mlp.fc2",
+  "Transformer/encoder_norm": "norm",
+  "pre_logits": "pre_logits.fc",
+  "head": "head",
+  f"MAPHead_0/{_HEADS}query": "attn_pool.q",
+  f"MAPHead_0/{_HEADS}(key|value)": "attn_pool.kv",
+  f"MAPHead_0/{_HEADS}out": "attn_pool.proj",
+  "MAPHead_0/LayerNorm_0": "attn_pool.norm",
+  "MAPHead_0/MlpBlock_0/Dense_0": "attn_pool.mlp.fc1",
+  "MAPHead_0/MlpBlock_0/Dense_1": "attn_pool.mlp.fc2",
+  "resnet/root_block/standardized_conv2d": "stem.conv",
+  f"{_UNIT}(?P<l>[abc])/standardized_conv2d": "stages.{s}.blocks.{u}.conv{l}",
+  f"{_UNIT}(?P<l>[abc])/group_norm": "stages.{s}.blocks.{u}.norm{l}",
+  f"{_UNIT}a/proj/standardized_conv2d": "stages.{s}.blocks.{u}.downsample.conv",
+  "resnet/group_norm": "norm",
+  "wide_res_net/First_conv": "stem.conv",
+  rf"{_WRN}Conv_(?P<b>\d+)_(?P<p>[01])": "stages.{s}.blocks.{b}.conv{p}",
+  rf"{_WRN}norm_(?P<b>\d+)_(?P<p>[01])": "stages.{s}.blocks.{b}.norm{p}",
+  f"{_WRN}skip_conv": "stages.{s}.blocks.0.downsample.conv",
+  f"{_WRN}skip_norm": "stages.{s}.blocks.0.downsample.norm",
+  "wide_res_net/Final_norm": "norm",
+  "resnet/head/conv2d|wide_res_net/Softmax": "head.fc",
+}
+_LEAVES = {
+  **dict.fromkeys(("kernel", "w", "scale", "gamma"), "weight"),
+  **dict.fromkeys(("b", "offset", "beta"), "bias"),
+}
+_WHOLE = {
+  "cls": "cls_token",
+  "pos_embedding": "pos_embed",
+  "Transformer/posembed_input/pos_embedding": "pos_embed",
+  "MAPHead_0/probe": "attn_pool.latent",
+}
+# What is added to the number in a name.
+_ADDED = {"s": -1, "u": -1, "b": 0, "p": 1}
+
+
+def in_timm_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Arrays of a file, renamed if they bear Google's names; else as they are.
+
+  A name that is unknown stays, to be refused as unexpected.
+
+  Raises:
+    ValueError: the arrays have no such shapes as Google's.
+  """
+  if not any("/" in name for name in arrays):
+    return dict(arrays)
+  parts: dict[str, list[np.ndarray]] = {}
+  # Query before key before value.
+  for name in sorted(arrays, key=lambda n: ("/value/" in n, "/key/" in n)):
+    parts.setdefault(_renamed(name), []).append(_in_pytorch(name, arrays[name]))
+  return {
+    name: np.concatenate(found) if len(found) > 1 else found[0]
+    for name, found in parts.items()
+  }
+
+
+def _renamed(name: str) -> str:
+  module, _, leaf = name.rpartition("/")
+  for pattern, timm in _MODULES.items():
+    if match := re.fullmatch(pattern, module):
+      numbers = {
+        key: "_abc".index(text) if key == "l" else int(text) + _ADDED[key]
+        for key, text in match.groupdict().items()
+      }
+      return f"{timm.format(**numbers)}.{_LEAVES.get(leaf, leaf)}"
+  return _WHOLE.get(name, name)
+
+
+def _in_pytorch(name: str, array: np.ndarray) -> np.ndarray:
+  """Heads of attention side by side in one axis; a kernel's outputs first."""
+  is_kernel = name.endswith(("/kernel", "/w"))
+  if "DotProductAttention" in name:
+    joined = (-1, array.shape[-1]) if "/out/" in name else (len(array), -1)
+    array = array.reshape(joined if is_kernel else -1)
+  if not is_kernel:
+    return array
+  return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
