@@ -1,30 +1,212 @@
-r"""`round(Z)` for a real Gaussian Z, sampled with no error at all.
+r"""`round(Z)` for a real Gaussian Z, sampled without an error.
 
-Not a discrete Gaussian, not a float64 approximation. As the private statistic G
+A standard normal is ±(k + x) by Karney's algorithm N: the integer k with
+P(k) ∝ exp(−k²/2), the fraction x uniform in [0, 1), kept with probability
+exp(−x(2k + x)/2). Every random number is a 64-bit word that stands for an
+interval [w, w + 1)·2⁻⁶⁴. A decision is made in float64 where the interval and
+the stated rounding error leave no doubt, and otherwise again with as many more
+random bits and digits as it takes; so the output has exactly the right law.
+
+Not a discrete Gaussian, not a float64 approximation: as the private statistic G
 is a vector of integers, G + round(Z) = round(G + Z) is post-processing of the
 textbook Gaussian mechanism.
+
+Source: Karney, "Sampling exactly from the normal distribution", ACM TOMS 42:1
+(2016), algorithm N.
 """
 
+import dataclasses
+import functools
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 
+import mpmath
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int8, Int64, UInt64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.noise_source import NoiseSource
-from oneshot_dp.linear_dp.normals import ExactNormals, sample_normals
 
-__all__ = ["MAX_SD", "NoiseSource", "rounded_gaussian"]
+_WORD = 64
+_TABLE_GUARD = 0
+"""Words this little below a threshold are decided exactly (0: equal ones)."""
+_ACCEPT_ERROR = 2.0**-44
+"""Bound on the float64 error of exp(−x(2k+x)/2) − v, k ≤ 10.
 
+x and v are rounded from 64 to 53 bits (2⁻⁵³ each), the exponent is at most 10.5
+and its derivative at most 11, so with four roundings of relative size 2⁻⁵³ the
+exponent is off by less than 2⁻⁴⁷, and exp, at most 1, by that and its own 2⁻⁵².
+"""
+_BATCH = 1 << 20
+_IN_CACHE = 1 << 15
+"""Numbers that a processor's cache holds while they are worked on."""
 _ROUND_ERROR = 2.0**-47
-"""Relative bound on the float64 error of sd·(k + x), k ≤ 10, in units of sd.
+"""Bound on the float64 error of sd·(k + x), k ≤ 10, in units of sd.
 
 k + x < 16 is off by at most 2⁻⁴⁹, and the product by another 2⁻⁵³·16 = 2⁻⁴⁹.
 """
 MAX_SD = 2.0**57
-"""Sums of noise and a statistic of up to 2⁶² leave int64 where the noise is
+"""Sums of noise and a statistic of up to 2⁶¹ leave int64 where the noise is
 2⁶², 32 deviations: a probability of 2⁻⁷⁴⁴."""
+_HALVES = 4.0, 2.0**51
+"""The sd of which `_round_words` knows how to round."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class ExactNormals:
+  """Independent standard normals sign·(k + x), each known to 64 bits or more.
+
+  No representation: whoever reads the noise can subtract it.
+
+  Of x, `fraction` is the first 64 bits, `tail` further ones, drawn when a
+  decision needed them: index → (bits, how many). They are part of the sample:
+  every later use of it sees the same real number.
+  """
+
+  sign: Int8[np.ndarray, " n"]
+  integer: Int8[np.ndarray, " n"]
+  fraction: UInt64[np.ndarray, " n"]
+  tail: dict[int, tuple[int, int]]
+
+  def approximate(self) -> np.ndarray:
+    """[n] float64 within 2⁻⁴⁹ of the real values."""
+    return self.sign * (self.integer + self.fraction * 2.0**-_WORD)
+
+  def interval(self, index: int) -> tuple[Fraction, Fraction]:
+    """The closed interval that the known bits of one value allow."""
+    tail, width = self.tail.get(index, (0, 0))
+    bits = (int(self.fraction[index]) << width) | tail
+    ulp = Fraction(1, 1 << (_WORD + width))
+    near = int(self.integer[index]) + bits * ulp
+    low, high = near, near + ulp
+    return (low, high) if self.sign[index] > 0 else (-high, -low)
+
+  def extend(self, index: int, source: NoiseSource) -> None:
+    """Draws 64 more bits of one value."""
+    tail, width = self.tail.get(index, (0, 0))
+    word = int(source.words(1)[0])
+    self.tail[index] = ((tail << _WORD) | word, width + _WORD)
+
+
+def sample_normals(count: int, source: NoiseSource) -> ExactNormals:
+  """Draws `count` of them; its time depends on the random bits alone."""
+  integer = np.empty(count, np.int8)
+  fraction = np.empty(count, np.uint64)
+  tail: dict[int, tuple[int, int]] = {}
+  for start in range(0, count, _BATCH):
+    todo = np.arange(start, min(count, start + _BATCH))
+    while todo.size:
+      k = _sample_integers(todo.size, source)
+      x = source.words(todo.size)
+      accepted, tails = _accept(k, x, source.words(todo.size), source)
+      # What is not accepted is overwritten.
+      integer[todo], fraction[todo] = k, x
+      tail |= {int(todo[i]): t for i, t in tails.items() if accepted[i]}
+      todo = todo[~accepted]
+  sign = (1 - 2 * source.bits(count).astype(np.int8)).astype(np.int8)
+  return ExactNormals(sign, integer, fraction, tail)
+
+
+@functools.cache
+def _cumulative(k: int, digits: int) -> mpmath.mpf:
+  """P(integer part ≤ k), to `digits` decimal digits."""
+  with mpmath.workdps(digits + 10):
+    total = mpmath.nsum(lambda j: mpmath.exp(-j * j / 2), [0, mpmath.inf])
+    return (
+      mpmath.fsum(mpmath.exp(-mpmath.mpf(j * j) / 2) for j in range(k + 1))
+      / total
+    )
+
+
+@functools.cache
+def _thresholds() -> UInt64[np.ndarray, " ks"]:
+  """floor(2⁶⁴·P(integer part ≤ k)) for k = 0 … 9; past 9, 2⁶⁴ − 1."""
+  with mpmath.workdps(60):
+    scaled = [_cumulative(k, 50) * 2**_WORD for k in range(10)]
+    return np.array([int(mpmath.floor(t)) for t in scaled], np.uint64)
+
+
+def _sample_integers(
+  count: int, source: NoiseSource
+) -> Int8[np.ndarray, " count"]:
+  """k with P(k) ∝ exp(−k²/2): how many thresholds a uniform word passes."""
+  words, thresholds = source.words(count), _thresholds()
+  k = np.zeros(count, np.int8)
+  close = np.empty(count, bool)
+  for part in _parts(count):
+    some = words[part]
+    for threshold in thresholds:
+      k[part] += some > threshold
+    # What k passes is less than it: only the next may be as near as itself.
+    close[part] = thresholds[k[part]] - some <= _TABLE_GUARD
+  for i in np.flatnonzero(close):
+    k[i] = _integer_of(int(words[i]), source)
+  return k
+
+
+def _parts(count: int) -> Iterator[slice]:
+  return (slice(i, i + _IN_CACHE) for i in range(0, count, _IN_CACHE))
+
+
+def _integer_of(word: int, source: NoiseSource) -> int:
+  """The k of a uniform number that begins with `word`, however close."""
+  bits, width, k = word, _WORD, 0
+  while True:
+    with mpmath.workdps(width):
+      edge = _cumulative(k, width) * mpmath.mpf(2) ** width
+      if bits + 1 <= edge:
+        return k
+      if bits >= edge:
+        k += 1
+        continue
+    bits = (bits << _WORD) | int(source.words(1)[0])
+    width += _WORD
+
+
+def _accept(
+  k: Int8[np.ndarray, " n"],
+  x: UInt64[np.ndarray, " n"],
+  v: UInt64[np.ndarray, " n"],
+  source: NoiseSource,
+) -> tuple[np.ndarray, dict[int, tuple[int, int]]]:
+  """Whether v < exp(−x(2k + x)/2), and the further bits of x that it took."""
+  accepted, close = np.empty(len(k), bool), np.empty(len(k), bool)
+  for part in _parts(len(k)):
+    fraction = x[part] * 2.0**-_WORD
+    exponent = -0.5 * fraction * (2.0 * k[part] + fraction)
+    margin = np.exp(exponent) - v[part] * 2.0**-_WORD
+    accepted[part] = margin > 0
+    close[part] = np.abs(margin) <= _ACCEPT_ERROR
+  tails = {}
+  for i in np.flatnonzero(close | (k > 10)):
+    accepted[i], tails[int(i)] = _accept_exactly(
+      int(k[i]), int(x[i]), int(v[i]), source
+    )
+  return accepted, {i: tail for i, tail in tails.items() if tail[1]}
+
+
+def _accept_exactly(
+  k: int, x: int, v: int, source: NoiseSource
+) -> tuple[bool, tuple[int, int]]:
+  """Decides in interval arithmetic, with more bits until it is clear.
+
+  Returns the bits of x past the first 64, with their number, too.
+  """
+  width = _WORD
+  while True:
+    mpmath.iv.prec = 2 * width
+    ulp = mpmath.iv.mpf(2) ** -width
+    fraction = mpmath.iv.mpf([x, x + 1]) * ulp
+    uniform = mpmath.iv.mpf([v, v + 1]) * ulp
+    probability = mpmath.iv.exp(-fraction * (2 * k + fraction) / 2)
+    if uniform.b <= probability.a or uniform.a >= probability.b:
+      tail_width = width - _WORD
+      tail = x & ((1 << tail_width) - 1)
+      return bool(uniform.b <= probability.a), (tail, tail_width)
+    more = source.words(2)
+    x, v = (x << _WORD) | int(more[0]), (v << _WORD) | int(more[1])
+    width += _WORD
 
 
 def rounded_gaussian(
@@ -48,12 +230,43 @@ def rounded_gaussian(
   normals = sample_normals(math.prod(shape), source)
   values = sd * normals.approximate()
   rounded = np.rint(values)
-  to_half = np.abs(np.abs(values - rounded) - 0.5)
   result = rounded.astype(np.int64)
-  # In float64 where it is clear, in rationals where not.
-  for i in np.flatnonzero(to_half <= _ROUND_ERROR * sd):
+  # In float64 where it is clear, in integers where not, or in rationals.
+  near = np.abs(np.abs(values - rounded) - 0.5) <= _ROUND_ERROR * sd
+  todo = np.flatnonzero(near)
+  if _HALVES[0] <= sd <= _HALVES[1]:
+    result[todo], clear = _round_words(normals, todo, sd)
+    todo = todo[~clear]
+  for i in todo:
     result[i] = _round_exactly(normals, int(i), Fraction(sd), source)
   return result.reshape(shape)
+
+
+def _round_words(
+  normals: ExactNormals, at: Int64[np.ndarray, " m"], sd: float
+) -> tuple[Int64[np.ndarray, " m"], np.ndarray]:
+  """The roundings of some, and whether 64 bits of the fraction tell them.
+
+  With sd = m·2^(53−s), m an integer below 2⁵³, the product m·(k + x) is
+  high + low·2⁻⁶⁴ of 64-bit words, and to be divided by 2^(s − 53).
+  """
+  mantissa, exponent = math.frexp(sd)
+  m, shift = int(mantissa * 2**53), np.uint64(53 - exponent)
+  m1, m0 = np.uint64(m >> 32), np.uint64(m & 0xFFFFFFFF)
+  x, k = normals.fraction[at], normals.integer[at].astype(np.uint64)
+  half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+  x1, x0 = x >> half, x & mask
+  low = m0 * x0
+  middle = m0 * x1 + (low >> half)
+  other = m1 * x0 + (middle & mask)
+  high = m1 * x1 + (middle >> half) + (other >> half) + k * np.uint64(m)
+  low = (other << half) | (low & mask)
+  to_half = np.uint64(1) << (shift - np.uint64(1))
+  least = (high + to_half) >> shift
+  # One more in the last bit of x is m more in low.
+  carries = low > ~np.uint64(m)
+  most = (high + carries.astype(np.uint64) + to_half) >> shift
+  return least.astype(np.int64) * normals.sign[at], least == most
 
 
 def _round_exactly(
