@@ -70,6 +70,12 @@ def escaped(text: str) -> str:
   )
 
 
+def one_line(error: BaseException) -> str:
+  """What an error of somebody else's says, on part of a line."""
+  said = escaped(" ".join(str(error).split())[:200]).rstrip(".")
+  return said or type(error).__name__
+
+
 def _forges(c: str) -> bool:
   return c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES
 

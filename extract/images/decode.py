@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.errors import InputError, one_line
 
 # A closed list: Pillow's other readers (PostScript, PDF, …) run more code on
 # bytes that nobody has looked at than a data set of photographs needs.
@@ -52,10 +52,7 @@ def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
   # Pillow's readers let through whatever their parsing of damaged bytes
   # stumbles on: OSError, SyntaxError, struct.error, IndexError, zlib.error, …
   except Exception as error:
-    reason = escaped(" ".join(str(error).split())[:200])
-    raise DecodeError(
-      f"image cannot be decoded: {reason or type(error).__name__}"
-    ) from error
+    raise DecodeError(f"image cannot be decoded: {one_line(error)}") from error
 
 
 def _unreadable(image: bytes) -> str:

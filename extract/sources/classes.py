@@ -4,23 +4,13 @@ import collections
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from oneshot_dp.configs.errors import (
-  InputError,
-  check_name,
-  check_num_classes,
-)
-
-_SHOWN = 20
+from oneshot_dp.configs.errors import InputError, check_name, check_num_classes
+from oneshot_dp.configs.extract_config import SourceSettings
+from oneshot_dp.extract.sources.listed_files import shortened
 
 
 class NamelessClassesError(InputError):
   """Nothing says which classes there are."""
-
-
-def shortened(names: Sequence[str]) -> str:
-  """The first twenty names, for people."""
-  more = f", … ({len(names):,} in all)" if len(names) > _SHOWN else ""
-  return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 def chosen(
@@ -35,53 +25,50 @@ def chosen(
     key = candidates[0] if len(candidates) == 1 else usual
   if key in candidates:
     return str(key)
-  problem = f"{flag} must be set" if key == usual else f"{flag} {key!r} is none"
-  raise InputError(f"{place!r}: {problem}: there is {shortened(candidates)}.")
+  raise InputError(
+    f"{place!r}: {flag} must be one of {shortened(candidates) or 'none'}"
+    f"{f', and is {key!r}' if key else ''}."
+  )
 
 
 def class_names(
-  found: Iterable[Any] | None,
-  stated: Sequence[str],
-  num_classes: int | None,
-  place: str,
+  named: Iterable[Any], settings: SourceSettings, place: str
 ) -> tuple[str, ...]:
   """The public names of all classes, which are never read off the labels.
 
   Args:
-    found: what the data say, beside their labels.
-    stated: what --class-names says.
-    num_classes: what --num-classes says.
-    place: where the data are, for errors.
+    named: what the data at `place` say, beside their labels; may be empty.
+    settings: what flags say.
+    place: where the data are.
 
   Raises:
     InputError: nobody says it, two say it differently, or a name cannot be.
   """
-  named = tuple(found or ())
-  if named and stated and tuple(stated) != named:
+  found, stated = tuple(map(str, named)), tuple(settings.class_names)
+  if found and stated and stated != found:
     raise InputError(
-      f"{place!r} names its classes {shortened(list(map(str, named)))}: leave"
-      " --class-names out."
+      f"{place!r} has the classes {shortened(found)}: leave --class-names out."
     )
-  names = named or tuple(stated)
-  if num_classes is not None and names and num_classes != len(names):
+  names = found or stated
+  if not names:
+    if settings.num_classes is None:
+      raise NamelessClassesError(
+        f"{place!r} names no classes: give --class-names or --num-classes"
+        " (labels are private, so neither is read off them)."
+      )
+    check_num_classes(settings.num_classes, "--num-classes")
+    return tuple(map(str, range(settings.num_classes)))
+  if settings.num_classes not in (None, len(names)):
     raise InputError(
-      f"--num-classes {num_classes}, but {place!r} names {len(names)} classes:"
-      " leave it out."
+      f"--num-classes {settings.num_classes}, but {place!r} has {len(names)}"
+      " classes by name: leave it out."
     )
-  if not names and num_classes is None:
-    raise NamelessClassesError(
-      f"{place!r} names no classes: give --class-names or --num-classes (labels"
-      " are private, so neither is read off them)."
-    )
-  if not names and num_classes is not None:
-    check_num_classes(num_classes, "--num-classes")
-    return tuple(map(str, range(num_classes)))
   check_num_classes(len(names), repr(place))
   for name in names:
     check_name(f"{place!a}: class name", name)
-  if len(set(names)) < len(names):
-    ((twice, _),) = collections.Counter(names).most_common(1)
-    raise InputError(f"{place!r} has the class {twice!r} more than once.")
+  ((most, times),) = collections.Counter(names).most_common(1)
+  if times > 1:
+    raise InputError(f"{place!r} has the class {most!r} more than once.")
   return names
 
 
@@ -94,7 +81,7 @@ def label_numbers(
   """Labels as class indices; texts are names of classes, or else numbers.
 
   Raises:
-    InputError: a row has none of the classes; names the first few.
+    InputError: rows have none of the classes; names a few.
   """
   index = {name: label for label, name in enumerate(names)}
   # Where 2 is the name of class 0, a text cannot be both.
@@ -107,12 +94,9 @@ def label_numbers(
     return value if type(value) is int else -1
 
   labels = [number(value) for value in values]
-  wrong = [i for i, k in enumerate(labels) if not 0 <= k < len(names)]
-  if wrong:
-    n = len(wrong)
-    have = "1 image has" if n == 1 else f"{n:,} images have"
+  if wrong := [i for i, k in enumerate(labels) if not 0 <= k < len(names)]:
     raise InputError(
-      f"{have} no label {key!r} among the {len(names)} classes, by name or from"
-      f" 0 to {len(names) - 1}: {shortened([where(i) for i in wrong])}."
+      f"images without a label {key!r} among the {len(names)} classes, by name"
+      f" or from 0 to {len(names) - 1}: {shortened([where(i) for i in wrong])}."
     )
   return labels

@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import UInt64
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
-from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
+from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.images.decode import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.classes import NamelessClassesError
 from oneshot_dp.extract.sources.folder import is_split, open_folder
-from oneshot_dp.extract.sources.listed_files import TABLES, Found, is_image
+from oneshot_dp.extract.sources.listed_files import TABLES, File, is_image
 from oneshot_dp.extract.sources.npz import splits_of_npz
 from oneshot_dp.extract.sources.open_source import open_source, tables_of
 from oneshot_dp.extract.sources.source import Listed
@@ -39,7 +39,7 @@ class ImagesReport:
   """What is at a location, escaped for a terminal; all but `facts` PRIVATE.
 
   Attributes:
-    name: the location.
+    location: as it was given.
     num_images: all that were looked at.
     classes: of each split the number of images of each class.
     sizes: width and height, of the smallest, median and largest.
@@ -50,21 +50,21 @@ class ImagesReport:
     notes: what has to be said by a flag.
   """
 
-  name: str
-  num_images: int
-  classes: dict[str, dict[str, int]]
-  sizes: tuple[tuple[int, int], ...]
-  faults: tuple[str, ...]
-  passed_over: tuple[str, ...]
-  duplicates: tuple[str, ...]
-  owners: dict[str, tuple[int, int]]
-  notes: tuple[str, ...]
+  location: str
+  num_images: int = 0
+  classes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+  sizes: tuple[tuple[int, int], ...] = ()
+  faults: tuple[str, ...] = ()
+  passed_over: tuple[str, ...] = ()
+  duplicates: tuple[str, ...] = ()
+  owners: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+  notes: tuple[str, ...] = ()
 
   @property
   def facts(self) -> dict[str, Any]:
     """What is public: the names of splits and classes."""
     classes = {split: list(counts) for split, counts in self.classes.items()}
-    return {"location": self.name, "classes": classes}
+    return {"location": self.location, "classes": classes}
 
   @property
   def text(self) -> str:
@@ -72,12 +72,11 @@ class ImagesReport:
     return "\n".join(self._lines())
 
   def _lines(self) -> Iterator[str]:
-    yield f"{self.name}: PRIVATE but for the names of its classes"
+    yield f"{self.location}: PRIVATE but for the names of its classes"
     for split, counts in self.classes.items():
       yield f"split {split}: {sum(counts.values()):,} images in classes"
       wide = max(map(len, counts), default=0)
-      for name, count in counts.items():
-        yield f"  {name:{wide}}  {count:,}"
+      yield from (f"  {name:{wide}}  {n:,}" for name, n in counts.items())
     for split, (number, most) in self.owners.items():
       yield f"owners, split {split}: {number:,}; one has {most:,} images"
     yield f"all images: {self.num_images:,}"
@@ -109,95 +108,88 @@ def describe_images(
     InputError: nothing is there, or a folder cannot be read.
   """
   settings = settings or SourceSettings(location=tuple(location))
-  paths = listed_files.expanded(location)
-  found, others = Found(files=(), folders=(), broken=()), []
+  paths, files = listed_files.expanded(location), []
   if len(paths) == 1 and listed_files.is_folder(paths[0]):
-    found = listed_files.found_in(paths[0])
-    others = [file.path for file in found.files if not is_image(file.path)]
-  looked_at, classes, owners, faults, notes = [], {}, {}, [], []
-  faults += [f"{path!r}: leads nowhere or back" for path in found.broken]
-  if len(others) < len(found.files):
-    source, splits, strays, counts = _folder(paths[0], found)
-    looked_at.append(source)
-    faults += [f"{path!r}: in no class folder" for path in strays]
-    sound = [f for f in found.files if f.path not in strays]
-    found = dataclasses.replace(found, files=sound, broken=())
-    classes = counts
-  else:
-    tables = [path for path in others if path.lower().endswith(TABLES)]
-    if tables:
-      others = sorted(set(others) - set(tables))
-      paths = [os.path.join(paths[0], path) for path in tables]
+    files = listed_files.files_in(paths[0])
+  faults = [f"{f.path!r}: leads nowhere or back" for f in files if f.size < 0]
+  sound = [file for file in files if file.size >= 0]
+  tables = [f.path for f in sound if f.path.lower().endswith(TABLES)]
+  classes, notes, parts = {}, [], []
+  splits: list[str | None] = [None]
+  if is_folder := any(is_image(file.path) for file in files):
+    strays, splits, classes = _folder(paths[0], sound)
+    faults += [f"{path!r}: in no class folder" for path in sorted(strays)]
+    images = [file for file in sound if is_image(file.path)]
+    parts.append(files_of(paths[0], images))
+    sound = [file for file in sound if file.path not in strays]
+  elif tables:
+    paths = [os.path.join(paths[0], table) for table in tables]
+  if not is_folder:
     splits = [split or None for split in tables_of(paths)] or [None]
     for path in paths:
       try:
-        looked_at.append(unlabelled([path], settings.image))
+        parts += unlabelled([path], settings.image).parts
         splits = splits_of_npz(path) if path.endswith(".npz") else splits
       except InputError as error:
         faults.append(str(error))
-  for split in splits if looked_at else ():
-    asked = dataclasses.replace(settings, split=split)
+  opened = []
+  for split in splits if parts else ():
+    asked = dataclasses.replace(settings, split=split, location=tuple(paths))
     try:
-      if classes:
-        opened = open_folder(asked, paths[0], found)
-      else:
-        opened = open_source(dataclasses.replace(asked, location=tuple(paths)))
+      source = open_folder(asked, paths[0], sound) if is_folder else None
+      opened.append(source or open_source(asked))
     except NamelessClassesError as error:
       notes.append(str(error))
     except (InputError, RunError) as error:
       faults.append(str(error))
-    else:
-      classes[opened.split] = _counts(opened)
-      if opened.unit != EXAMPLE:
-        _, sizes = np.unique(opened.unit_ids, return_counts=True)
-        owners[opened.split] = len(sizes), int(sizes.max(initial=0))
-  images = Unlabelled(
-    parts=tuple(part for source in looked_at for part in source.parts)
-  )
-  sizes, broken, keys = _look_at(images)
+  everything = Unlabelled(parts=tuple(parts))
+  sizes, broken, keys = _look_at(everything)
+  others = [f.path for f in sound if not is_image(f.path)]
+  others = sorted(set(others) - set(() if is_folder else tables))
   return ImagesReport(
-    name=escaped(" ".join(location)),
-    num_images=len(images),
-    classes=classes,
+    location=escaped(" ".join(location)),
+    num_images=len(everything),
+    classes=classes or {source.split: _counts(source) for source in opened},
     sizes=sizes,
-    faults=tuple(escaped(fault) for fault in (*faults, *broken)),
+    faults=tuple(map(escaped, (*faults, *broken))),
     passed_over=tuple(map(escaped, others)),
-    duplicates=tuple(_duplicates(images, keys)),
-    owners=owners,
+    duplicates=tuple(_duplicates(everything, keys)),
+    owners=_owners(opened),
     notes=tuple(map(escaped, notes)),
   )
 
 
 def _folder(
-  root: str, found: Found
-) -> tuple[Unlabelled, list[str | None], set[str], dict[str, dict[str, int]]]:
-  """All images of a folder, its splits, strays, and counts of its classes."""
-  images = [file for file in found.files if is_image(file.path)]
-  top = [path for path in found.folders if "/" not in path]
-  splits: list[str | None] = [name for name in top if is_split(name)]
-  depth = 2 if splits else 1
-  strays = {f.path for f in images if f.path.count("/") < depth}
+  root: str, files: Sequence[File]
+) -> tuple[set[str], list[str | None], dict[str, dict[str, int]]]:
+  """The strays of a folder, its splits, and the counts of their classes."""
+  folders = listed_files.folders_in(root, files)
+  splits: list[str | None] = list(filter(is_split, folders))
+  images = [file.path for file in files if is_image(file.path)]
+  strays = {path for path in images if path.count("/") < 1 + bool(splits)}
   counts = {}
   for split in splits or [None]:
-    part = found.inside(split) if split else found
-    names = [
-      file.path.split("/")[0] for file in part.files if is_image(file.path)
-    ]
-    number = collections.Counter(names)
-    counts[split or "all"] = {
-      escaped(name): number[name] for name in part.folders if "/" not in name
-    }
-  return (
-    Unlabelled(parts=(files_of(root, images),)),
-    splits or [None],
-    strays,
-    counts,
-  )
+    part = listed_files.inside(files, split) if split else files
+    home = os.path.join(root, split or "")
+    of = [f.path.split("/")[0] for f in part if is_image(f.path)]
+    number = collections.Counter(of)
+    names = listed_files.folders_in(home, part)
+    counts[split or "all"] = {escaped(name): number[name] for name in names}
+  return strays, splits or [None], counts
 
 
-def _counts(source: Listed) -> dict[str, int]:
+def _counts(source: Any) -> dict[str, int]:
   counts = np.bincount(source.labels, minlength=len(source.class_names))
   return dict(zip(source.class_names, counts.tolist(), strict=True))
+
+
+def _owners(opened: Sequence[Any]) -> dict[str, tuple[int, int]]:
+  found = {}
+  for source in opened:
+    if isinstance(source, Listed) and source.unit_ids is not None:
+      _, sizes = np.unique(source.unit_ids, return_counts=True)
+      found[source.split] = len(sizes), int(sizes.max(initial=0))
+  return found
 
 
 def _look_at(
@@ -208,13 +200,11 @@ def _look_at(
 
   def look(index: int) -> tuple[np.ndarray, tuple[int, int]] | str:
     try:
-      example = images[index]
-      height, width, _ = decode_image(example.image).shape
-    except (InputError, RunError) as error:
-      return str(error)
-    except DecodeError as error:
-      return f"{example.where}: {error}"
-    return image_key(example.image), (width, height)
+      image = images[index].image
+      height, width, _ = decode_image(image).shape
+    except (InputError, RunError, DecodeError) as error:
+      return f"{images.name_of(index)}: {error}"
+    return image_key(image), (width, height)
 
   n = len(images)
   keys, sizes = np.zeros((n, 2), np.uint64), np.zeros((n, 2), np.int32)

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -19,8 +20,8 @@ from jaxtyping import Int64
 from oneshot_dp.configs.errors import InputError, check_name, escaped
 from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import shortened
-from oneshot_dp.extract.sources.listed_files import File, Found, is_image
+from oneshot_dp.extract.sources.classes import class_names
+from oneshot_dp.extract.sources.listed_files import File, is_image, shortened
 from oneshot_dp.extract.sources.owners import units_of_files
 from oneshot_dp.extract.sources.source import Listed
 
@@ -52,7 +53,7 @@ class Folder(Listed):
     return os.path.join(self.root, self.files[index])
 
   @classmethod
-  def of(cls, root: str, files: Sequence[File], **fields: object) -> "Folder":
+  def of(cls, root: str, files: Sequence[File], **fields: Any) -> "Folder":
     """A source of files that were listed; `fields` are those of `Listed`."""
     return cls(
       root=root,
@@ -63,25 +64,29 @@ class Folder(Listed):
     )
 
 
-def open_folder(settings: SourceSettings, root: str, found: Found) -> Folder:
+def open_folder(
+  settings: SourceSettings, root: str, files: Sequence[File]
+) -> Folder:
   """A folder that was listed, as a source.
 
   Raises:
     InputError: it is not a folder of a folder of images for each class.
   """
-  name, split, prefix = name_and_split(settings, root, found)
-  if prefix:
-    found = found.inside(split)
-    root = os.path.join(root, split)
-  images = [file for file in found.files if is_image(file.path)]
-  others = [f.path for f in found.files if not is_image(f.path)]
-  refuse_broken(root, found)
-  names = _class_names(root, found, settings, images)
+  folders = listed_files.folders_in(root, files)
+  name, split = _name_and_split(settings, root, folders)
+  prefix = ""
+  if split in folders:
+    root, prefix = os.path.join(root, split), f"{split}/"
+    files = listed_files.inside(files, split)
+    folders = listed_files.folders_in(root, files)
+  listed_files.refuse_broken(root, files)
+  images = [file for file in files if is_image(file.path)]
+  names = _classes(root, folders, settings, [file.path for file in images])
   unit, unit_ids = EXAMPLE, None
   if settings.units is not None:
+    others = [prefix + f.path for f in files if not is_image(f.path)]
     paths = [prefix + file.path for file in images]
-    passed_over = [prefix + path for path in others]
-    unit, numbers = units_of_files(settings.units, paths, passed_over, prefix)
+    unit, numbers = units_of_files(settings.units, paths, others, prefix)
     unit_ids = np.array(numbers, np.int64)
   index = {name: label for label, name in enumerate(names)}
   labels = [index[file.path.partition("/")[0]] for file in images]
@@ -102,112 +107,77 @@ def is_split(name: str) -> bool:
   return name.lower() in _SPLIT_NAMES
 
 
-def name_and_split(
-  settings: SourceSettings, root: str, found: Found
-) -> tuple[str, str, str]:
-  """The name, the split, and its folder with "/", where it has one.
-
-  `photos/train` is the split `train` of `photos`.
-
-  Raises:
-    InputError: there is no such split, or several.
-  """
-  above, _, name = os.path.abspath(root).rpartition("/")
-  folders = [path for path in found.folders if "/" not in path]
-  splits = [folder for folder in folders if is_split(folder)]
-  split = settings.split
-  if split is None:
-    split = splits[0] if splits == folders and len(splits) == 1 else "all"
-    if not splits and is_split(name) and os.path.basename(above):
-      name, split = os.path.basename(above), name
-      return settings.name or name, split, ""
-  if not re.fullmatch(r"\w[\w.-]*", split):
-    raise InputError(
-      f"--split {split!r} must be the name of a folder in {root!r}; only tfds:"
-      " data sets are cut by position."
-    )
-  if split in folders:
-    return settings.name or name, split, f"{split}/"
-  if splits:
-    raise InputError(
-      f"{root!r} has no split {split!r}: give --split {' or '.join(splits)}."
-      f" (Classes of such names go into {os.path.join(root, 'all')!r}.)"
-    )
-  if split != "all":
+def _name_and_split(
+  settings: SourceSettings, root: str, folders: Sequence[str]
+) -> tuple[str, str]:
+  """The data set's name, and the split: `photos/train` is one of `photos`."""
+  above, name = os.path.split(os.path.abspath(root))
+  splits, split = list(filter(is_split, folders)), settings.split
+  if not splits and is_split(name) and split in (None, name):
+    name, split = os.path.basename(above) or name, name
+  elif split is None:
+    split = splits[0] if len(splits) == len(folders) == 1 else "all"
+  elif split not in ("all", *folders) and not splits:
     raise InputError(
       f"{root!r} has no folder {split!r}, nor any other split: leave --split"
       " out, and choose parts at reading, as `train --rows '[:80%]'`."
     )
-  return settings.name or name, split, ""
-
-
-def refuse_broken(root: str, found: Found) -> None:
-  """InputError: links that lead nowhere or back, pipes, devices."""
-  if found.broken:
+  if not re.fullmatch(r"\w[\w.-]*", split):
+    raise InputError(f"--split {split!r} must be the name of a folder.")
+  if splits and split not in folders:
     raise InputError(
-      f"{root!r} has links that lead nowhere or back into themselves, or what"
-      f" is no file: {shortened(found.broken)}; mend or remove them."
+      f"{root!r} has several splits, so it is no folder of classes: give"
+      f" --split {' or '.join(splits)}."
     )
+  return settings.name or name, split
 
 
-def tell_passed_over(root: str, found: Found) -> None:
+def tell_passed_over(root: str, files: Sequence[File]) -> None:
   """Says of files that they are passed over as if they were no images."""
-  kinds = collections.Counter(
-    os.path.splitext(file.path)[1].lower()
-    for file in found.files
-    if not is_image(file.path)
-  )
-  photographs = kinds[".heic"] + kinds[".heif"] + kinds[".avif"]
+  others = [file.path for file in files if not is_image(file.path)]
+  kinds = collections.Counter(os.path.splitext(o)[1].lower() for o in others)
   if kinds:
-    told = escaped(", ".join(sorted(filter(None, kinds))) or "no extension")
+    told = escaped(", ".join(sorted(filter(None, kinds))))[:200]
     advice = " Convert HEIC and AVIF to JPEG, if they are to count."
+    is_photo = {".heic", ".heif", ".avif"} & kinds.keys()
     print(
-      f"{escaped(root)}: files passed over: {kinds.total():,} ({told[:200]})."
-      f"{advice if photographs else ''}",
+      f"{escaped(root)}: files passed over: {len(others):,} ({told})."
+      f"{advice if is_photo else ''}",
       file=sys.stderr,
     )
 
 
-def _class_names(
-  folder: str, found: Found, settings: SourceSettings, images: Sequence[File]
+def _classes(
+  root: str,
+  folders: Sequence[str],
+  settings: SourceSettings,
+  images: Sequence[str],
 ) -> tuple[str, ...]:
   """The sorted names of the class folders, or those that are stated."""
-  names = [path for path in found.folders if "/" not in path]
-  if not names:
+  if strays := [path for path in images if "/" not in path]:
     raise InputError(
-      f"{folder!r} has no class folders: put each class's images in a folder"
-      " named after the class."
-    )
-  if strays := [file.path for file in images if "/" not in file.path]:
-    raise InputError(
-      f"{folder!r} has images outside any class folder, such as"
-      f" {strays[0]!r} ({len(strays):,} in all): move them into the folder of"
-      " their class."
+      f"{root!r} has images outside any class folder: {shortened(strays)}; move"
+      " them into the folder of their class."
     )
   if not images:
     raise InputError(
-      f"{folder!r} has {len(names)} folders ({shortened(names)}) but no image"
-      f" in them: images end in {', '.join(listed_files.IMAGES)}."
+      f"{root!r} must have a folder of images for each class; it has the"
+      f" folders {shortened(folders) or 'none'} and no image in them."
     )
-  if settings.num_classes not in (None, len(settings.class_names or names)):
-    raise InputError(
-      f"--num-classes {settings.num_classes}, but {folder!r} has {len(names)}"
-      " class folders: give --class-names, or leave it out."
-    )
+  for name in folders:
+    check_name(f"{root!a}: folder", name)
   if stated := settings.class_names:
-    if others := sorted(set(names) - set(stated)):
+    if others := sorted(set(folders) - set(stated)):
       raise InputError(
-        f"{folder!r} has folders that --class-names does not name:"
+        f"{root!r} has folders that --class-names does not name:"
         f" {shortened(others)}."
       )
-    return tuple(sorted(set(stated)))
-  for name in names:
-    check_name(f"{folder!a}: folder", name)
-  shown = {file.path.partition("/")[0] for file in images}
-  if empty := sorted(set(names) - shown):
+    return tuple(sorted(class_names((), settings, root)))
+  shown = {path.partition("/")[0] for path in images}
+  if empty := sorted(set(folders) - shown):
     raise InputError(
-      f"{folder!r} has classes without an image: {shortened(empty)}; remove"
-      " such a folder, or name all classes with --class-names, as some may then"
-      " be without."
+      f"{root!r} has classes without an image: {shortened(empty)}; remove such"
+      " a folder, or name all classes with --class-names, as some may then be"
+      " without."
     )
-  return tuple(names)
+  return class_names(folders, settings, root)

@@ -1,23 +1,19 @@
-"""Files of a source: found, known again, and read by any number of threads.
+"""Files of a source, on a disk or in an object store: found and known again.
 
-On a disk, or as gs:// or s3:// URLs. Links are followed. What is hidden (.name)
-or an archive's litter (`__MACOSX`) is passed over. Broken are links that lead
-nowhere or into a folder that they are in, and pipes, sockets and devices: who
-lists a folder refuses or reports them.
+What is hidden (.name) or an archive's litter (`__MACOSX`) is passed over. Links
+are followed; those that lead nowhere or into a folder that they are in, pipes,
+sockets and devices have a size of -1: who lists a folder refuses or reports it.
 """
 
-import bisect
-import dataclasses
-import fnmatch
 import glob
 import os
 import re
-import stat
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+import zlib
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
 
-from oneshot_dp.configs.errors import InputError, RunError, escaped
-from oneshot_dp.extract import files, storage
+from oneshot_dp.configs.errors import InputError, RunError, one_line
+from oneshot_dp.extract import storage
 from oneshot_dp.extract.storage import is_url
 
 IMAGES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
@@ -28,49 +24,28 @@ _MOST_FILES = 1_000_000
 
 
 class File(NamedTuple):
-  """A file: where it has another size or `version`, it is another.
-
-  The version is the time of its last change (ns); of an object there is none.
-  """
+  """A file: where size or version (CRC-32 of what tells) differs, another."""
 
   path: str
   size: int
   version: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
-  """What is in a folder, at any depth, by relative path, in order."""
+def is_image(path: str) -> bool:
+  """Whether a file is named as an image."""
+  return path.lower().endswith(IMAGES)
 
-  files: Sequence[File]
-  folders: Sequence[str]
-  broken: Sequence[str]
 
-  def inside(self, folder: str) -> "Found":
-    """What is in one of its folders."""
-    prefix = f"{folder}/"
-
-    def cut(paths: Sequence[str]) -> list[str]:
-      return [p[len(prefix) :] for p in paths if p.startswith(prefix)]
-
-    first = bisect.bisect_left(self.files, (prefix,))
-    last = bisect.bisect_left(self.files, (f"{folder}0",))  # "0" is next to "/"
-    files = [
-      f._replace(path=f.path[len(prefix) :]) for f in self.files[first:last]
-    ]
-    return Found(
-      files=files, folders=cut(self.folders), broken=cut(self.broken)
-    )
+def is_litter(path: str) -> bool:
+  """Whether a file is passed over, for its name or that of a folder of it."""
+  return any(p[:1] == "." or p in _LITTER for p in path.split("/"))
 
 
 def is_folder(path: str) -> bool:
   """Whether a folder is there; in a store, if anything is in it."""
-  return bool(_objects(path)) if is_url(path) else os.path.isdir(path)
-
-
-def is_image(path: str) -> bool:
-  """Whether a file is named as an image."""
-  return path.lower().endswith(IMAGES)
+  if is_url(path):
+    return bool(storage.sizes(storage.store_at(path)))
+  return os.path.isdir(path)
 
 
 def expanded(location: Sequence[str]) -> list[str]:
@@ -82,11 +57,7 @@ def expanded(location: Sequence[str]) -> list[str]:
   paths = []
   for word in location:
     for path in map(os.path.expanduser, _counted(word)):
-      folder, _, pattern = path.rpartition("/")
-      if is_url(path) and "*" in pattern:
-        some = fnmatch.filter(_objects(folder), pattern)
-        some = [f"{folder}/{name}" for name in sorted(some) if "/" not in name]
-      elif is_url(path) or os.path.lexists(path):
+      if is_url(path) or os.path.lexists(path):
         some = [path.rstrip("/") or "/"]
       else:
         some = sorted(glob.glob(path, recursive=True))
@@ -103,80 +74,47 @@ def _counted(word: str) -> list[str]:
   first, last = map(int, found.groups())
   if not 0 <= last - first < _MOST_FILES:
     raise InputError(f"{word!r} stands for no files, or for too many.")
-  head, tail = word[: found.start()], word[found.end() :]
   return [
-    f"{head}{number:0{len(found[1])}}{rest}"
+    f"{word[: found.start()]}{number:0{len(found[1])}}{rest}"
     for number in range(first, last + 1)
-    for rest in _counted(tail)
+    for rest in _counted(word[found.end() :])
   ]
 
 
-def found_in(folder: str) -> Found:
-  """Lists a folder, at any depth.
+def files_in(folder: str) -> list[File]:
+  """All files of a folder, at any depth, by relative path, in order.
 
   Raises:
-    InputError: it, or a folder in it, cannot be read.
+    InputError: it cannot be read.
   """
-  listed, folders, broken = [], set(), []
-  if is_url(folder):
-    for path, size in _objects(folder).items():
-      if not any(map(is_litter, path.split("/"))):
-        listed.append(File(path, size, 0))
-        folders |= {path[: at.start()] for at in re.finditer("/", path)}
-  else:
-    for path, status in _below(folder, "", frozenset()):
-      if status is None or not (_is_dir(status) or _is_file(status)):
-        broken.append(path)
-      elif _is_dir(status):
-        folders.add(path)
-      else:
-        listed.append(File(path, status.st_size, status.st_mtime_ns))
-  return Found(
-    files=sorted(listed), folders=sorted(folders), broken=sorted(broken)
-  )
+  found = storage.listed(storage.store_at(folder)).items()
+  return [_file(p, size, v) for p, (size, v) in found if not is_litter(p)]
 
 
-def _below(
-  folder: str, prefix: str, parents: frozenset[tuple[int, int]]
-) -> Iterator[tuple[str, os.stat_result | None]]:
-  """Yields all below a folder; no status of a link that leads nowhere."""
-  try:
-    status = os.stat(folder)
-    identity = status.st_dev, status.st_ino
-    if identity in parents:
-      yield prefix[:-1], None
-      return
+def folders_in(folder: str, files: Sequence[File]) -> list[str]:
+  """Names of the folders right in one, empty ones too where there are such."""
+  names = {f.path.partition("/")[0] for f in files if "/" in f.path}
+  if not is_url(folder):
     with os.scandir(folder) as entries:
-      names = [e.name for e in entries if not is_litter(e.name)]
-  except OSError as error:
-    raise InputError(f"{folder!r} cannot be read: {error.strerror}.") from error
-  for name in names:
-    path = f"{folder}/{name}"
-    try:
-      status = os.stat(path)
-    except OSError:
-      yield prefix + name, None
-      continue
-    if not _is_dir(status):
-      yield prefix + name, status
-      continue
-    inner = list(_below(path, f"{prefix}{name}/", parents | {identity}))
-    if inner != [(prefix + name, None)]:
-      yield prefix + name, status
-    yield from inner
+      inner = {e.name for e in entries if e.is_dir() and not is_litter(e.name)}
+    names |= inner - {file.path for file in files}  # links to a parent
+  return sorted(names)
 
 
-def _is_dir(status: os.stat_result) -> bool:
-  return stat.S_ISDIR(status.st_mode)
+def inside(files: Sequence[File], folder: str) -> list[File]:
+  """Those in one of the folders, relative to it."""
+  head = f"{folder}/"
+  inner = [file for file in files if file.path.startswith(head)]
+  return [file._replace(path=file.path[len(head) :]) for file in inner]
 
 
-def _is_file(status: os.stat_result) -> bool:
-  return stat.S_ISREG(status.st_mode)
-
-
-def is_litter(name: str) -> bool:
-  """Whether a file or folder is passed over, and all that is in it."""
-  return name.startswith(".") or name in _LITTER
+def refuse_broken(folder: str, files: Sequence[File]) -> None:
+  """InputError: some are no files; names them."""
+  if broken := [file.path for file in files if file.size < 0]:
+    raise InputError(
+      f"{folder!r} has links that lead nowhere or back into themselves, or what"
+      f" is no file: {shortened(broken)}; mend or remove them."
+    )
 
 
 def file_at(path: str) -> File:
@@ -185,16 +123,10 @@ def file_at(path: str) -> File:
   Raises:
     InputError: it is no file.
   """
-  if not is_url(path):
-    with files.open_regular(path) as opened:
-      return _state(path, opened)
-  with storage.seekable(*path.rsplit("/", 1)) as opened:
-    return File(path, opened.seek(0, os.SEEK_END), 0)
-
-
-def _state(path: str, opened: BinaryIO) -> File:
-  status = os.fstat(opened.fileno())
-  return File(path, status.st_size, status.st_mtime_ns)
+  try:
+    return _file(path, *storage.state(*_place(path)))
+  except FileNotFoundError as error:
+    raise InputError(f"{path!r} is not there.") from error
 
 
 def read(file: File, start: int = 0, size: int | None = None) -> bytes:
@@ -205,20 +137,13 @@ def read(file: File, start: int = 0, size: int | None = None) -> bytes:
   """
   size = file.size if size is None else size
   try:
-    if url := storage.URL.fullmatch(file.path):
-      bucket = storage.store_at(f"{url[1]}://{url[2]}")  # its connections
-      data, _ = storage.read_range(bucket, url[3], start, size)
-    else:
-      with seekable(file) as opened:
-        opened.seek(start)
-        data = opened.read(size)
-    if len(data) != size:
-      raise OSError(0, f"it has {len(data)} of {size} bytes that were listed")
+    data, version = storage.read_range(*_place(file.path), start, size)
+    if _file(file.path, file.size, version) != file or len(data) != size:
+      raise OSError("it was changed")
   except (OSError, InputError) as error:
-    reason = getattr(error, "strerror", None) or str(error)
     raise RunError(
       f"{file.path!r} was there when the files were listed, and cannot be read:"
-      f" {escaped(reason)}."
+      f" {one_line(error)}."
     ) from error
   return data
 
@@ -227,17 +152,26 @@ def seekable(file: File) -> BinaryIO:
   """A file, of which a library reads the parts that it needs.
 
   Raises:
-    InputError: it cannot be read.
-    OSError: it is not what was listed.
+    InputError: it cannot be read, or is not what was listed.
   """
-  if is_url(file.path):
-    return storage.seekable(*file.path.rsplit("/", 1))
-  opened = files.open_regular(file.path)
-  if _state(file.path, opened) != file:
-    opened.close()
-    raise OSError(0, "it was changed")
-  return opened
+  if file_at(file.path) != file:
+    raise InputError(f"{file.path!r} was changed since it was listed.")
+  return storage.seekable(*os.path.split(file.path))
 
 
-def _objects(url: str) -> dict[str, int]:
-  return storage.sizes(storage.store_at(url))
+def shortened(names: Sequence[str]) -> str:
+  """The first twenty names, for people."""
+  more = f", … ({len(names):,} in all)" if len(names) > 20 else ""
+  return ", ".join(map(repr, names[:20])) + more
+
+
+def _file(path: str, size: int, version: str) -> File:
+  return File(path, size, zlib.crc32(version.encode()))
+
+
+def _place(path: str) -> tuple[Any, str]:
+  """The store of a folder; of a URL its bucket, whose connections are kept."""
+  if url := storage.URL.fullmatch(path):
+    return storage.store_at(f"{url[1]}://{url[2]}"), url[3]
+  folder, name = os.path.split(path)
+  return storage.store_at(folder), name

@@ -12,31 +12,32 @@ import hashlib
 import pathlib
 import threading
 import tokenize
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import UInt8
 
-from oneshot_dp.configs.errors import InputError, RunError, escaped
+from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import (
   EXAMPLE,
   SourceSettings,
   check_unit_name,
 )
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import class_names, shortened
+from oneshot_dp.extract.sources.classes import class_names
+from oneshot_dp.extract.sources.listed_files import shortened
 from oneshot_dp.extract.sources.owners import units_of_column
 from oneshot_dp.extract.sources.source import Listed
 
-# zipfile and zlib say so of what they cannot unpack, NumPy of headers.
 UNREADABLE = (
-  *(OSError, ValueError, EOFError, BadZipFile, zlib.error, MemoryError),
+  *(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError),
   *(NotImplementedError, RuntimeError, KeyError, TypeError, SyntaxError),
   *(OverflowError, tokenize.TokenError, AttributeError, IndexError),
 )
+"""What zipfile and zlib say of what they cannot unpack, NumPy of headers."""
 _loading = threading.Lock()
 
 
@@ -70,49 +71,45 @@ def open_npz(settings: SourceSettings, path: str, labelled: bool = True) -> Npz:
   Raises:
     InputError: it is no npz, or an array is not as it should be.
   """
+  unit, unit_ids = settings.units, None
   with opened_npz(path) as (npz, sha256):
     split, prefix = _split(npz.files, path, settings.split, labelled)
-    keys = [prefix + (settings.image or "image")]
-    keys += [prefix + (settings.label or "label")] * labelled
-    if unit := settings.units:
+
+    def array(name: str, kinds: str, shape: Sequence[int | None]) -> np.ndarray:
+      return _array(npz, path, prefix + name, kinds, shape)
+
+    image = array(settings.image or "image", "u", (None, None, None, None))
+    n, names, labels = len(image), ("unlabelled",), np.zeros(len(image), int)
+    if (
+      image.dtype != np.uint8 or image.shape[3] not in (1, 3) or not image.size
+    ):
+      raise InputError(
+        f"{path!r}: images are {image.dtype} {list(image.shape)}: they must be"
+        " uint8 [n, h, w, 3] or [n, h, w, 1], values 0 to 255, none of them"
+        " empty."
+      )
+    if labelled:
+      named = []
+      if "class_names" in npz.files:
+        named = _array(npz, path, "class_names", "U", (None,)).tolist()
+      names = class_names(named, settings, path)
+      labels = array(settings.label or "label", "iu", (n,))
+      if ((labels < 0) | (labels >= len(names))).any():
+        raise InputError(
+          f"{path!r} has labels that are none of the {len(names)} classes: they"
+          f" run from 0 to {len(names) - 1}."
+        )
+    if labelled and unit is None and f"{prefix}unit_id" in npz.files:
+      raise InputError(
+        f"{path!r} has an array unit_id: say with --units what it numbers, such"
+        " as user."
+      )
+    if unit is not None:
       check_unit_name(unit)
-      keys += [
-        prefix + unit if prefix + unit in npz.files else f"{prefix}unit_id"
-      ]
-    elif labelled and f"{prefix}unit_id" in npz.files:
-      raise InputError(
-        f"{path!r} has an array '{prefix}unit_id': say with --units what it"
-        " numbers, such as user."
-      )
-    if missing := [key for key in keys if key not in npz.files]:
-      raise InputError(
-        f"{path!r} has no array {shortened(missing)}: it has"
-        f" {shortened(npz.files) or 'none at all'}."
-      )
-    image, *columns = (npz[key] for key in keys)
-    named = npz["class_names"] if "class_names" in npz.files else None
-  rows = len(_checked_images(image, f"{path}[{keys[0]}]"))
-  names, labels, unit_ids = ("unlabelled",), np.zeros(rows, np.int32), None
-  if labelled:
-    names = class_names(
-      None if named is None else _texts(named, f"{path}[class_names]"),
-      settings.class_names,
-      settings.num_classes,
-      path,
-    )
-    labels = integers(columns[0], f"{path}[{keys[1]}]", rows)
-    outside = (labels < 0) | (labels >= len(names))
-    if outside.any():
-      raise InputError(
-        f"{path!r}: {keys[1]}[{outside.argmax()}] is not one of the"
-        f" {len(names)} classes: labels run from 0 to {len(names) - 1}."
-      )
-  if unit:
-    where = f"{path}[{keys[-1]}]"
-    owners = columns[-1]
-    if owners.dtype.kind == "U" and owners.shape == (rows,):
-      owners = units_of_column(owners.tolist(), unit, f"{where}[{{}}]".format)
-    unit_ids = integers(np.asarray(owners), where, rows)
+      key = unit if prefix + unit in npz.files else "unit_id"
+      owners = array(key, "iuU", (n,)).tolist()
+      ids = units_of_column(owners, unit, f"{path}[{key}][{{}}]".format)
+      unit_ids = np.array(ids, np.int64)
   source = Npz(
     name=settings.name or pathlib.PurePath(path).stem,
     split=split,
@@ -121,7 +118,7 @@ def open_npz(settings: SourceSettings, path: str, labelled: bool = True) -> Npz:
     labels=labels.astype(np.int32),
     unit_ids=unit_ids,
     path=path,
-    array=keys[0],
+    array=prefix + (settings.image or "image"),
     sha256=sha256,
   )
   vars(source)["_images"] = image  # read already
@@ -135,23 +132,22 @@ def opened_npz(path: str) -> Iterator[tuple[Any, str]]:
   Raises:
     InputError: something in it cannot be read, also by who was given it.
   """
-  file = listed_files.file_at(path)
+  file: Any = listed_files.seekable(listed_files.file_at(path))
   try:
-    with listed_files.seekable(file) as opened:
-      npz = np.load(opened, allow_pickle=False)
+    with file:
+      npz = np.load(file, allow_pickle=False)
       if not isinstance(npz, np.lib.npyio.NpzFile):
         raise InputError(
           f"{path!r} holds a single array: save image, label and class_names"
           " together with numpy.savez."
         )
-      opened.seek(0)
-      yield npz, hashlib.file_digest(opened, "sha256").hexdigest()
+      file.seek(0)
+      yield npz, hashlib.file_digest(file, "sha256").hexdigest()
   except (InputError, RunError):
     raise
   except UNREADABLE as error:
-    reason = escaped(" ".join(str(error).split())[:200])
     raise InputError(
-      f"{path!r} is not a readable npz of plain arrays: {reason}."
+      f"{path!r} is not a readable npz of plain arrays: {one_line(error)}."
     ) from error
 
 
@@ -173,55 +169,34 @@ def _split(
   splits = _splits(arrays) if labelled else []
   if not splits:
     return split or "all", ""
-  if split is None and len(splits) == 1:
-    split = splits[0]
+  split = splits[0] if split is None and len(splits) == 1 else split
   if split not in splits:
     raise InputError(
-      f"{path!r} has several splits: give --split {' or '.join(splits)}."
-      if split is None
-      else f"{path!r} has no split {split!r}: it has {shortened(splits)}."
+      f"{path!r} has several splits, or not this: give --split"
+      f" {' or '.join(map(repr, splits))}."
     )
   return split, f"{split}_"
 
 
-def _texts(array: Shaped[np.ndarray, "..."], place: str) -> list[str]:
-  if array.dtype.kind != "U" or array.ndim != 1 or not array.size:
+def _array(
+  npz: Any, path: str, name: str, kinds: str, shape: Sequence[int | None]
+) -> np.ndarray:
+  """An array of one of NumPy's kinds, of a shape where None is any size."""
+  if name not in npz.files:
     raise InputError(
-      f"{place!r} is {array.dtype} {list(array.shape)}: it must be a list of"
-      " texts, one for each class."
+      f"{path!r} has no array {name!r}: it has"
+      f" {shortened(npz.files) or 'none at all'}."
     )
-  return array.tolist()
-
-
-def _checked_images(
-  array: Shaped[np.ndarray, "..."], place: str
-) -> UInt8[np.ndarray, "n h w c"]:
-  if (
-    array.dtype != np.uint8
-    or array.ndim != 4
-    or array.shape[-1] not in (1, 3)
-    or not array.size
-  ):
+  array = npz[name]
+  fits = len(shape) == array.ndim and all(
+    wanted in (None, found)
+    for wanted, found in zip(shape, array.shape, strict=True)
+  )
+  if array.dtype.kind not in kinds or not fits:
+    kind = {"u": "uint8", "iu": "integers", "U": "texts"}.get(kinds, "names")
+    sides = ", ".join("n" if side is None else str(side) for side in shape)
     raise InputError(
-      f"{place!r} is {array.dtype} {list(array.shape)}: it must be uint8"
-      " [n, h, w, 3] or [n, h, w, 1], values 0 to 255, none of them empty."
+      f"{path!r}: {name!r} is {array.dtype} {list(array.shape)}: it must be"
+      f" {kind}, [{sides}]."
     )
   return array
-
-
-def integers(
-  array: Shaped[np.ndarray, "..."], place: str, rows: int
-) -> np.ndarray:
-  """The array as int64, if it has an integer for each row.
-
-  Raises:
-    InputError: it has not; calls it `place`.
-  """
-  if array.dtype.kind not in "iu" or array.shape != (rows,):
-    raise InputError(
-      f"{place!r} is {array.dtype} {list(array.shape)}: it must be integers,"
-      f" one for each row, [{rows}]."
-    )
-  if array.max(initial=0) > np.iinfo(np.int64).max:
-    raise InputError(f"{place!r} has a number that no int64 holds.")
-  return array.astype(np.int64)

@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,14 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceSettings, check_unit_name
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import shortened
 from oneshot_dp.extract.sources.folder import (
   is_split,
   open_folder,
-  refuse_broken,
   tell_passed_over,
 )
-from oneshot_dp.extract.sources.listed_files import IMAGES, TABLES, Found
+from oneshot_dp.extract.sources.listed_files import TABLES, shortened
 from oneshot_dp.extract.sources.source import Listed, Source
 
-# A module is imported where it is asked for: TFDS takes most of a second.
 _KINDS = {
   "Folder": "folder",
   "Npz": "npz",
@@ -71,24 +68,30 @@ def open_source(settings: SourceSettings) -> Source:
   if settings.data_dir is not None:
     raise InputError("--data-dir is for tfds:NAME: leave it out.")
   paths = listed_files.expanded(settings.location)
-  if len(paths) == 1 and listed_files.is_folder(paths[0]):
-    found = listed_files.found_in(paths[0])
-    if any(listed_files.is_image(file.path) for file in found.files):
-      if settings.image or settings.label:
-        raise InputError(
-          "--image and --label are for tables: classes are folders here."
-        )
-      source = open_folder(settings, paths[0], found)
-      tell_passed_over(paths[0], found)
-      return source
-    return _open_tables(settings, *_tables_in(settings, paths[0], found))
-  if paths[0].lower().endswith(".npz"):
-    if len(paths) > 1:
-      raise InputError(f"{shortened(paths)}: give one npz file.")
-    from oneshot_dp.extract.sources.npz import open_npz
+  root = paths[0]
+  if len(paths) > 1 or not listed_files.is_folder(root):
+    if root.lower().endswith(".npz") and len(paths) == 1:
+      from oneshot_dp.extract.sources.npz import open_npz
 
-    return open_npz(settings, paths[0])
-  return _open_tables(settings, *_tables_at(settings, paths))
+      return open_npz(settings, root)
+    names = {os.path.basename(path): path for path in paths}
+    if len(names) < len(paths) or not all(map(_is_table, names)):
+      raise InputError(
+        f"{shortened(paths)}: give a folder of a folder of images for each"
+        f" class, one npz, or files that end in {', '.join(TABLES)}, each once."
+      )
+    return _open_tables(settings, root, names)
+  files = listed_files.files_in(root)
+  if any(listed_files.is_image(file.path) for file in files):
+    if settings.image or settings.label:
+      raise InputError("--image and --label are for tables, not for folders.")
+    source = open_folder(settings, root, files)
+    tell_passed_over(root, files)
+    return source
+  listed_files.refuse_broken(root, files)
+  return _open_tables(
+    settings, root, {f.path: os.path.join(root, f.path) for f in files}
+  )
 
 
 def listing_of(source: Source) -> bytes:
@@ -104,26 +107,23 @@ def reopened(listing: bytes) -> Source:
   """The source of a listing, in any process that sees the same files."""
   kind, fields = json.loads(listing)
   home = importlib.import_module(f"oneshot_dp.extract.sources.{_KINDS[kind]}")
-  return getattr(home, kind)(
-    **{name: _decoded(value) for name, value in fields.items()}
-  )
+  given = {name: _decoded(value) for name, value in fields.items()}
+  return getattr(home, kind)(**given)
 
 
 def _encoded(value: Any) -> Any:
   if not isinstance(value, np.ndarray):
     return value
   little = value.astype(value.dtype.newbyteorder("<"))
-  return {str(value.dtype): base64.b64encode(little.tobytes()).decode()}
+  return {value.dtype.name: base64.b64encode(little.tobytes()).decode()}
 
 
 def _decoded(value: Any) -> Any:
-  if isinstance(value, list):
-    return tuple(value)
-  if not isinstance(value, dict):
-    return value
-  ((dtype, text),) = value.items()
-  little = np.dtype(dtype).newbyteorder("<")
-  return np.frombuffer(base64.b64decode(text), little).astype(dtype)
+  if isinstance(value, dict):
+    ((dtype, text),) = value.items()
+    little = np.dtype(dtype).newbyteorder("<")
+    return np.frombuffer(base64.b64decode(text), little).astype(dtype)
+  return tuple(value) if isinstance(value, list) else value
 
 
 def tables_of(files: Sequence[str]) -> dict[str, list[str]]:
@@ -134,10 +134,13 @@ def tables_of(files: Sequence[str]) -> dict[str, list[str]]:
   beside others, files without one are those of "".
   """
   found: dict[str, list[str]] = {}
-  for file in files:
-    if file.lower().endswith(TABLES):
-      found.setdefault(_split_of(file), []).append(file)
+  for file in filter(_is_table, files):
+    found.setdefault(_split_of(file), []).append(file)
   return {"all": found[""]} if set(found) == {""} else found
+
+
+def _is_table(path: str) -> bool:
+  return path.lower().endswith(TABLES)
 
 
 def _split_of(file: str) -> str:
@@ -149,94 +152,59 @@ def _split_of(file: str) -> str:
   return next(filter(is_split, reversed(words)), "")
 
 
-def _tables_in(
-  settings: SourceSettings, root: str, found: Found
-) -> tuple[str, str, list[str]]:
-  """Name, split and files of a folder of tables."""
-  refuse_broken(root, found)
-  files = [file.path for file in found.files]
-  refuse_packed(files)
-  if not (splits := tables_of(files)):
-    raise InputError(
-      f"{root!r} has no images ({', '.join(IMAGES)}), nor files that end in"
-      f" {', '.join(TABLES)}."
-    )
-  split, some = _chosen_split(settings.split, splits, root)
-  name = os.path.basename(os.path.abspath(root)).removesuffix(".parquet")
-  return name, split, [os.path.join(root, file) for file in some]
-
-
-def _tables_at(
-  settings: SourceSettings, paths: Sequence[str]
-) -> tuple[str, str, list[str]]:
-  """Name, split and files of tables that were named one by one."""
-  refuse_packed(paths)
-  others = [path for path in paths if not path.lower().endswith(TABLES)]
-  if others:
-    raise InputError(
-      f"{shortened(others)}: images and their labels are a folder of a folder"
-      f" for each class, FILE.npz, or files that end in {', '.join(TABLES)}."
-    )
-  names = [os.path.basename(path) for path in paths]
-  split, some = _chosen_split(settings.split, tables_of(names), paths[0])
-  stem = os.path.splitext(names[0])[0]
-  if len(paths) > 1:
-    stem = os.path.basename(os.path.dirname(os.path.abspath(paths[0])))
-  kept = [path for path, name in zip(paths, names, strict=True) if name in some]
-  if len(set(kept)) < len(kept):
-    raise InputError(f"{shortened(kept)}: a file is there twice.")
-  return stem, split, kept
-
-
-def refuse_packed(files: Sequence[str]) -> None:
-  """InputError: compressed tars, which cannot be read by index."""
+def _open_tables(
+  settings: SourceSettings, root: str, files: dict[str, str]
+) -> Source:
+  """Parquet files or tars: their paths by the names that say the split."""
   if packed := [f for f in files if re.search(r"\.(tar\.\w+|tgz)$", f.lower())]:
     raise InputError(
       f"compressed tars cannot be read by index: unpack {shortened(packed)}."
     )
-
-
-def _chosen_split(
-  split: str | None, splits: dict[str, list[str]], place: str
-) -> tuple[str, list[str]]:
-  named = sorted(filter(None, splits))
-  if split is None and len(splits) == 1 and named:
-    split = named[0]
+  if not (splits := tables_of(list(files))):
+    raise InputError(
+      f"{root!r} has no images ({', '.join(listed_files.IMAGES)}), nor files"
+      f" that end in {', '.join(TABLES)}."
+    )
+  named, split = sorted(filter(None, splits)), settings.split
+  split = named[0] if split is None and len(splits) == 1 else split
   if not split or split not in splits:
     raise InputError(
-      f"{place!r} has no split {split!r} by the names of its files: give"
-      f" --split {' or '.join(named)}."
-      if split
-      else f"{place!r} has several splits: give --split {' or '.join(named)}."
+      f"{root!r} has {'several splits' if split is None else 'no such split'},"
+      f" by the names of its files: give --split {' or '.join(named)}."
     )
-  files = splits[split]
   homes = {
     os.path.join(os.path.dirname(file), f"*{os.path.splitext(file)[1]}")
-    for file in files
+    for file in splits[split]
   }
   if len(homes) > 1:
     raise InputError(
-      f"{place!r} has its split {split!r} in several places"
+      f"{root!r} has its split {split!r} in several places"
       f" ({shortened(sorted(homes))}), which may hold the same images: give one"
       " of them."
     )
-  return split, files
-
-
-def _open_tables(
-  settings: SourceSettings, name: str, split: str, files: Sequence[str]
-) -> Source:
   if settings.units is not None:
     check_unit_name(settings.units)
-  return opener_of(files[0])(settings, settings.name or name, split, files)
+  above, name = os.path.split(os.path.abspath(root))
+  if len(files) > 1 and files.get(name) == root:  # of several that were named
+    name = os.path.basename(above)
+  name = settings.name or os.path.splitext(name)[0]
+  paths = [files[file] for file in splits[split]]
+  return open_table(settings, name, split, paths)
 
 
-def opener_of(file: str) -> Callable[..., Listed]:
-  """What opens files of this kind: `open_parquet` or `open_tars`."""
-  if file.lower().endswith(".tar"):
+def open_table(
+  settings: SourceSettings,
+  name: str,
+  split: str,
+  paths: Sequence[str],
+  labelled: bool = True,
+) -> Listed:
+  """Parquet files or tars; see `open_parquet` and `open_tars`."""
+  # A module is imported where it is asked for: each needs its own libraries.
+  if paths[0].lower().endswith(".tar"):
     from oneshot_dp.extract.sources.tars import open_tars
 
-    return open_tars
+    return open_tars(settings, name, split, paths, labelled)
   from oneshot_dp.extract.sources.parquet import open_parquet
 
-  return open_parquet
+  return open_parquet(settings, name, split, paths, labelled)

@@ -10,8 +10,8 @@ from typing import Any
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import check_unit_name
-from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import shortened
+from oneshot_dp.extract.files import read_regular
+from oneshot_dp.extract.sources.listed_files import is_litter, shortened
 
 
 def unit_numbers(
@@ -38,10 +38,8 @@ def unit_numbers(
   """
   whose = [(name or "").strip() for name in names]
   if missing := [where(i) for i, name in enumerate(whose) if not name]:
-    n = len(missing)
-    have = "1 image has" if n == 1 else f"{n:,} images have"
     raise InputError(
-      f"{have} no {unit}, and each needs one: {shortened(missing)}."
+      f"images without a {unit}, and each needs one: {shortened(missing)}."
     )
   known = {} if known is None else known
   numbers: dict[str, int] = {}
@@ -95,20 +93,18 @@ def units_of_files(
     split: see `images`.
 
   Raises:
-    InputError: `units` is neither; an image without a unit, a row that is there
-      twice or of a file that is not.
+    InputError: `units` is neither; an image without a unit; a row that is there
+      twice, or is of a file that is not.
   """
   if units.lower().endswith(".csv"):
     unit, owners = _table(units)
-    if strays := [
-      file
-      for file in owners.keys() - {*images, *passed_over}
-      if file.startswith(split)
-      and not any(map(listed_files.is_litter, file.split("/")))
-    ]:
+    others = owners.keys() - {*images, *passed_over}
+    if strays := sorted(
+      f for f in others if f.startswith(split) and not is_litter(f)
+    ):
       raise InputError(
-        f"{units!r} names {len(strays):,} files that are not in the data set:"
-        f" {shortened(sorted(strays))}; remove their rows."
+        f"{units!r} names files that are not in the data set:"
+        f" {shortened(strays)}; remove their rows."
       )
   else:
     unit, owners = _by_path(units, images)
@@ -121,17 +117,13 @@ def _by_path(
 ) -> tuple[str, Mapping[str, str | None]]:
   try:
     compiled = re.compile(pattern)
-  except (re.error, OverflowError, RecursionError) as error:
-    raise InputError(
-      f"--units {pattern!r} is neither a .csv file nor a regular expression:"
-      f" {error}."
-    ) from error
-  if compiled.groups != 1 or not compiled.groupindex:
+    (unit,) = compiled.groupindex
+    assert compiled.groups == 1
+  except (re.error, ValueError, AssertionError, OverflowError) as error:
     raise InputError(
       f"--units {pattern!r} must be FILE.csv, or a regular expression with one"
       " group, named after the unit: '(?P<patient>…)'."
-    )
-  (unit,) = compiled.groupindex
+    ) from error
   check_unit_name(unit)
   found = {image: compiled.search(image) for image in images}
   return unit, {image: match and match[1] for image, match in found.items()}
@@ -139,14 +131,11 @@ def _by_path(
 
 def _table(path: str) -> tuple[str, Mapping[str, str]]:
   try:
-    text = listed_files.read(listed_files.file_at(path)).decode("utf-8-sig")
-    file = io.StringIO(text, newline="")
+    file = io.StringIO(read_regular(path).decode("utf-8-sig"), newline="")
     rows = [*csv.reader(file, skipinitialspace=True, strict=True), []]
   except (UnicodeDecodeError, csv.Error) as error:
     raise InputError(f"{path!r} is no CSV file in UTF-8: {error}.") from error
   header, *lines = [[field.strip() for field in row] for row in rows]
-  if other := re.search(r"^file\s*([;|\t])", ",".join(header)):
-    raise InputError(f"{path!r} is separated by {other[1]!r}; it must be ','.")
   if len(header) != 2 or header[0] != "file":
     raise InputError(
       f"{path!r} begins with {','.join(header)[:80]!r}: its first line must be"
@@ -157,8 +146,7 @@ def _table(path: str) -> tuple[str, Mapping[str, str]]:
   for line in filter(None, lines):
     if len(line) != 2:
       raise InputError(
-        f"{path!r} has a line of {len(line)} fields instead of 2, that of"
-        f" {line[0]!r}."
+        f"{path!r}: the line of {line[0]!r} has {len(line)} fields, not 2."
       )
     file = posixpath.normpath(line[0])
     if file in owners:

@@ -17,14 +17,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from oneshot_dp.configs.errors import InputError, RunError, escaped
+from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.classes import (
   chosen,
   class_names,
   label_numbers,
-  shortened,
 )
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.owners import units_of_column
@@ -33,7 +32,6 @@ from oneshot_dp.extract.sources.source import Listed
 _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 _KEPT_BYTES = 1 << 30
-_OPEN_FILES = 64
 _LABELS_AT_ONCE = 1 << 16
 # What pyarrow lets through of damaged files.
 _UNREADABLE = (OSError, ValueError, KeyError, MemoryError, pa.ArrowException)
@@ -59,28 +57,18 @@ class Parquet(Listed):
     file = File(*self.files[number])
 
     def read() -> Any:
-      if listed_files.file_at(file.path) != file:
-        raise RunError(f"{file.path!r} was changed since it was listed.")
-      opened = _files.get(file, lambda: _parquet(file))
-      return opened.read_row_group(group, [self.column]).column(0)
+      with _parquet(file) as opened:  # the file that was listed, or refused
+        return opened.read_row_group(group, [self.column]).column(0)
 
     try:
       images = _groups.get((file, group, self.column), read)
       image = images[index - first].as_py()
-    except InputError as error:
-      raise RunError(str(error)) from error
-    except _UNREADABLE as error:
+    except (InputError, *_UNREADABLE) as error:
       raise RunError(
-        f"{self.place(index)!r} cannot be read: {_reason(error)}."
+        f"{self.place(index)!r} cannot be read: {one_line(error)}."
       ) from error
-    if isinstance(image, dict):
-      if image["bytes"] is None and image.get("path") is not None:
-        raise InputError(
-          f"{self.place(index)!r} has the path of its image, and not its bytes:"
-          " write the data set with to_parquet, which puts them in."
-        )
-      image = image["bytes"]
-    return image or b""  # a null is an image that cannot be decoded
+    # A null, and a path instead of bytes, are images that cannot be decoded.
+    return (image["bytes"] if isinstance(image, dict) else image) or b""
 
   def place(self, index: int) -> str:
     file, _, _, start = self._group_of(index)
@@ -92,28 +80,25 @@ class Parquet(Listed):
 
 
 class _Recent:
-  """What threads read last, while there is room; the last two in any case."""
+  """Row groups that threads read last: 1 GiB, and the last two in any case."""
 
-  def __init__(self, limit: int, size: Callable[[Any], int]) -> None:
-    self._limit, self._size = limit, size
+  def __init__(self) -> None:
     self._lock = threading.Lock()
     self._values: dict[Hashable, Any] = {}
 
   def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
     with self._lock:
-      if key in self._values:
-        return self._values[key]
-      value = self._values[key] = make()
-      while (
-        len(self._values) > 2
-        and sum(map(self._size, self._values.values())) > self._limit
-      ):
-        del self._values[next(iter(self._values))]
-      return value
+      if key not in self._values:
+        self._values[key] = make()
+        while (
+          len(self._values) > 2
+          and sum(v.nbytes for v in self._values.values()) > _KEPT_BYTES
+        ):
+          del self._values[next(iter(self._values))]
+      return self._values[key]
 
 
-_files = _Recent(_OPEN_FILES, lambda _: 1)
-_groups = _Recent(_KEPT_BYTES, lambda group: group.nbytes)
+_groups = _Recent()
 
 
 def open_parquet(
@@ -132,40 +117,39 @@ def open_parquet(
   """
   files = [listed_files.file_at(path) for path in paths]
   names: tuple[str, ...] = ("unlabelled",)
-  groups, labels, owners, first = [], [], [], 0
+  nothing = np.zeros(0, np.int64)
+  groups, labels, owners, first = [], [nothing], [nothing], 0
   known: dict[int, str] = {}
   keys: Any = None
   for number, file in enumerate(files):
-    opened = _parquet(file)
-    columns = _columns(opened.schema_arrow, settings, file.path, labelled)
-    if keys not in (None, columns):
-      raise InputError(
-        f"{file.path!r} has other columns or classes than {paths[0]!r}: they"
-        " are no one data set."
-      )
-    if keys is None and labelled:
-      flags = settings.class_names, settings.num_classes
-      names = class_names(columns[2], *flags, paths[0])
-    keys, start = columns, first
-    for group in range(opened.num_row_groups):
-      groups.append((number, group, first, start))
-      first += opened.metadata.row_group(group).num_rows
-    if labelled:
-      read = functools.partial(label_numbers, names=names, key=columns[1])
-      labels += _numbers(opened, file, columns[1], read)
-    else:
-      labels.append(np.zeros(first - start, np.int64))
-    if unit := settings.units:
-      read = functools.partial(units_of_column, unit=unit, known=known)
-      owners += _numbers(opened, file, unit, read)
-  nothing = np.zeros(0, np.int64)
+    with _parquet(file) as opened:
+      columns = _columns(opened.schema_arrow, settings, file.path, labelled)
+      if keys not in (None, columns):
+        raise InputError(
+          f"{file.path!r} has other columns or classes than {paths[0]!r}: they"
+          " are no one data set."
+        )
+      if keys is None and labelled:
+        names = class_names(columns[2], settings, paths[0])
+      keys, start = columns, first
+      for group in range(opened.num_row_groups):
+        groups.append((number, group, first, start))
+        first += opened.metadata.row_group(group).num_rows
+      if labelled:
+        read = functools.partial(label_numbers, names=names, key=columns[1])
+        labels += _numbers(opened, file, columns[1], read)
+      else:
+        labels.append(np.zeros(first - start, np.int64))
+      if unit := settings.units:
+        read = functools.partial(units_of_column, unit=unit, known=known)
+        owners += _numbers(opened, file, unit, read)
   return Parquet(
     name=name,
     split=split,
     class_names=names,
     unit=settings.units or EXAMPLE,
-    labels=np.concatenate([nothing, *labels]).astype(np.int32),
-    unit_ids=np.concatenate([nothing, *owners]) if settings.units else None,
+    labels=np.concatenate(labels).astype(np.int32),
+    unit_ids=np.concatenate(owners) if settings.units else None,
     files=tuple(files),
     groups=tuple(groups),
     column=keys[0],
@@ -173,11 +157,13 @@ def open_parquet(
 
 
 def _parquet(file: File) -> parquet.ParquetFile:
+  opened = listed_files.seekable(file)
   try:
-    return parquet.ParquetFile(listed_files.seekable(file))
+    return parquet.ParquetFile(opened)
   except _UNREADABLE as error:
+    opened.close()
     raise InputError(
-      f"{file.path!r} is not a Parquet file: {_reason(error)}."
+      f"{file.path!r} is not a Parquet file: {one_line(error)}."
     ) from error
 
 
@@ -186,34 +172,26 @@ def _columns(
 ) -> tuple[str, str, tuple[str, ...]]:
   """The columns of images and labels, and what names the classes."""
   images = [field.name for field in schema if _is_image(field.type)]
-  if not images:
-    raise InputError(
-      f"{path!r} has no column of image files as bytes, or as structs that have"
-      f" `bytes`: it has {shortened(schema.names)}."
-    )
+  others = [name for name in schema.names if name not in images]
   image = chosen(path, "--image", settings.image, images, "image")
   if not labelled:
     return image, "", ()
   features = _features(schema)
   named = [k for k, v in features.items() if v["_type"] == "ClassLabel"]
-  label = settings.label
-  if label is None and named:
-    label = chosen(path, "--label", None, named, "label")
-  columns = [name for name in schema.names if name not in images]
-  for flag, key in (("--label", label or "label"), ("--units", settings.units)):
+  if (label := settings.label) is None:
+    usual = None if named else "label"
+    label = chosen(path, "--label", usual, named or others, "label")
+  for flag, key in (("--label", label), ("--units", settings.units)):
     if key is not None:
-      chosen(path, flag, key, columns)
-      kind = schema.field(key).type
+      kind = schema.field(chosen(path, flag, key, others)).type
       kind = kind.value_type if pa.types.is_dictionary(kind) else kind
       if not (pa.types.is_integer(kind) or kind in _TEXTS):
         raise InputError(
-          f"{path!r}: {flag} {key!r} is {escaped(str(kind)[:80])}: it must be"
-          " integers or texts."
+          f"{path!r}: {flag} {key!r} is {str(kind)[:80]!a}: it must be integers"
+          " or texts."
         )
-  label = label or "label"
   names = features.get(label, {}).get("names")
-  is_list = isinstance(names, list)
-  return image, label, tuple(map(str, names)) if is_list else ()
+  return image, label, tuple(names) if isinstance(names, list) else ()
 
 
 def _is_image(kind: pa.DataType | None) -> bool:
@@ -255,14 +233,10 @@ def _numbers(
     raise
   except _UNREADABLE as error:
     raise InputError(
-      f"{file.path!r} cannot be read: {_reason(error)}."
+      f"{file.path!r} cannot be read: {one_line(error)}."
     ) from error
   return found
 
 
 def _where(path: str, first: int, row: int) -> str:
   return f"{path}[{first + row}]"
-
-
-def _reason(error: BaseException) -> str:
-  return escaped(" ".join(str(error).split())[:200]) or type(error).__name__

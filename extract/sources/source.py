@@ -21,9 +21,6 @@ from oneshot_dp.configs.extract_config import EXAMPLE
 class Example:
   """One labelled image.
 
-  >>> Example(label=1, image=b"", where="cat/7.png").where
-  'cat/7.png'
-
   Attributes:
     label: class index, in [0, len(class_names)).
     image: the bytes of an image file, or the pixels, uint8 [h, w, 3 or 1].

@@ -7,6 +7,7 @@ the column, as it were: jpg, cls, json, seg.png.
 import bisect
 import dataclasses
 import json
+import operator
 import tarfile
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -14,17 +15,15 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import (
-  class_names,
-  label_numbers,
-  shortened,
-)
-from oneshot_dp.extract.sources.listed_files import IMAGES, File
+from oneshot_dp.extract.sources.classes import class_names, label_numbers
+from oneshot_dp.extract.sources.listed_files import IMAGES, File, shortened
 from oneshot_dp.extract.sources.owners import units_of_column
 from oneshot_dp.extract.sources.source import Listed
+
+_MOST_LABEL_BYTES = 1 << 20
 
 
 class _Member(NamedTuple):
@@ -34,7 +33,6 @@ class _Member(NamedTuple):
 
 
 _Sample = dict[str, _Member]
-_MOST_LABEL_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -60,7 +58,7 @@ class Tars(Listed):
     return f"{self._file(index)[0]}[{self.members[index]}]"
 
   def _file(self, index: int) -> Sequence[Any]:
-    at = bisect.bisect_right(self.files, index, key=lambda file: file[3])
+    at = bisect.bisect_right(self.files, index, key=operator.itemgetter(3))
     return self.files[at - 1]
 
 
@@ -77,50 +75,46 @@ def open_tars(
     InputError: one is none, or has no such members.
   """
   files, members, labels, owners = [], [], [], []
-  key = settings.label
+  key, unit = settings.label, settings.units
   for path in paths:
     file = listed_files.file_at(path)
     files.append((*file, len(members)))
-    try:
-      with listed_files.seekable(file) as opened:
+    with listed_files.seekable(file) as opened:
+      try:
         samples = _samples(opened, file)
         members += _images(samples, path, settings.image)
         if labelled:
           has_cls = any("cls" in sample for sample in samples)
           key = key or ("cls" if has_cls else "label")
           labels += _values(opened, samples, key, path)
-        if unit := settings.units:
+        if unit:
           owners += _values(opened, samples, unit, path)
-    except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
-      if isinstance(error, InputError):
+      except InputError:
         raise
-      reason = escaped(" ".join(str(error).split())[:200])
-      raise InputError(f"{path!r} is no tar file: {reason}.") from error
-  names: tuple[str, ...] = ("unlabelled",)
-  numbers, unit_ids = [0] * len(members), None
+      except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
+        raise InputError(
+          f"{path!r} is no tar file: {one_line(error)}."
+        ) from error
+  names, numbers = ("unlabelled",), [0] * len(members)
 
   def where(row: int) -> str:
     return members[row].name
 
   if labelled:
-    names = class_names(
-      (), settings.class_names, settings.num_classes, paths[0]
-    )
+    names = class_names((), settings, paths[0])
     numbers = label_numbers(labels, names, str(key), where)
-  if settings.units is not None:
-    ids = units_of_column(owners, settings.units, where)
-    unit_ids = np.array(ids, np.int64)
+  ids = units_of_column(owners, unit, where) if unit else []
   return Tars(
     name=name,
     split=split,
     class_names=names,
-    unit=settings.units or EXAMPLE,
+    unit=unit or EXAMPLE,
     labels=np.array(numbers, np.int32),
-    unit_ids=unit_ids,
+    unit_ids=np.array(ids, np.int64) if unit else None,
     files=tuple(files),
     members=tuple(member.name for member in members),
-    offsets=np.array([m.start for m in members], np.int64),
-    sizes=np.array([m.size for m in members], np.int64),
+    offsets=np.array([member.start for member in members], np.int64),
+    sizes=np.array([member.size for member in members], np.int64),
   )
 
 
@@ -129,12 +123,16 @@ def _samples(opened: BinaryIO, file: File) -> list[_Sample]:
   samples: dict[str, _Sample] = {}
   with tarfile.open(fileobj=opened, mode="r:") as tar:
     for info in tar:
-      folder, _, name = info.name.rpartition("/")
+      folder, _, name = info.name.removeprefix("./").rpartition("/")
       stem, dot, extension = name.partition(".")
-      if info.isdir() or not (stem and dot) or _is_passed_over(folder):
+      if info.isdir() or not (stem and dot) or listed_files.is_litter(folder):
         continue
-      end = info.offset_data + info.size
-      if not info.isreg() or info.issparse() or end > file.size:
+      member = _Member(info.name, info.offset_data, info.size)
+      if (
+        not info.isreg()
+        or info.issparse()
+        or member.start + member.size > file.size
+      ):
         raise InputError(
           f"{file.path!r}: {info.name!r} is cut short, a link or a sparse file:"
           " pack plain files, all of them."
@@ -142,14 +140,8 @@ def _samples(opened: BinaryIO, file: File) -> list[_Sample]:
       sample = samples.setdefault(f"{folder}/{stem}", {})
       if extension.lower() in sample:
         raise InputError(f"{file.path!r} has {info.name!r} more than once.")
-      member = _Member(info.name, info.offset_data, info.size)
       sample[extension.lower()] = member
   return list(samples.values())
-
-
-def _is_passed_over(folder: str) -> bool:
-  parts = folder.split("/")
-  return any(listed_files.is_litter(part) for part in parts if part != ".")
 
 
 def _images(
@@ -190,9 +182,8 @@ def _values(
       if not isinstance(fields, dict):
         raise ValueError("it is no object of fields")
     except (ValueError, RecursionError) as error:
-      reason = escaped(str(error)[:200])
       raise InputError(
-        f"{path!r}: {member.name!r} cannot be read: {reason}."
+        f"{path!r}: {member.name!r} cannot be read: {one_line(error)}."
       ) from error
     found.append(fields.get(key))
   return found

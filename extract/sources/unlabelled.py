@@ -1,9 +1,10 @@
-"""Images without labels, as `predict` is given them."""
+"""Images without labels, as `predict` and `inspect` are given them."""
 
 import bisect
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,9 +12,9 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.folder import Folder, refuse_broken
+from oneshot_dp.extract.sources.folder import Folder
 from oneshot_dp.extract.sources.listed_files import IMAGES, TABLES, File
-from oneshot_dp.extract.sources.open_source import opener_of, refuse_packed
+from oneshot_dp.extract.sources.open_source import open_table
 from oneshot_dp.extract.sources.source import Example, Listed, Source
 
 _NO_CLASSES = ("unlabelled",)
@@ -21,11 +22,7 @@ _NO_CLASSES = ("unlabelled",)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Unlabelled(Source):
-  """Images of one made-up class, as a `Source`.
-
-  In the order of the paths: those of a folder in that of their names by code
-  point, those of a file in that of its rows.
-  """
+  """Images of one made-up class, part by part."""
 
   parts: tuple[Listed, ...]
   name: str = "unlabelled"
@@ -58,6 +55,9 @@ class Unlabelled(Source):
 def unlabelled(paths: Sequence[str], image: str | None = None) -> Unlabelled:
   """The images of files, folders at any depth, npz, Parquet files and tars.
 
+  They come in the order of the paths, those of a folder in that of their names
+  by code point, those of a file in that of its rows.
+
   Args:
     paths: where they are.
     image: the array, column or extension that has them, where several can.
@@ -66,59 +66,44 @@ def unlabelled(paths: Sequence[str], image: str | None = None) -> Unlabelled:
     InputError: one is none of these, or has no image.
   """
   parts: list[Listed] = []
-  single: list[File] = []
-
-  def flush() -> None:
-    if single:
-      parts.append(files_of("", single))
-      single.clear()
-
-  for path in listed_files.expanded(paths):
-    kind = "." + path.lower().rpartition(".")[2]
-    if listed_files.is_folder(path):
-      flush()
-      parts += _folder(path, image)
-    elif kind == ".npz" or kind in TABLES:
-      flush()
-      parts.append(_rows(path, image))
+  for is_row, group in itertools.groupby(
+    listed_files.expanded(paths),
+    lambda path: listed_files.is_folder(path) or _has_rows(path),
+  ):
+    if is_row:
+      parts += [part for path in group for part in _rows(path, image)]
     else:
-      refuse_packed([path])
-      single.append(listed_files.file_at(path))
-  flush()
+      parts.append(files_of("", [listed_files.file_at(path) for path in group]))
   return Unlabelled(parts=tuple(parts))
-
-
-def _folder(path: str, image: str | None) -> list[Listed]:
-  found = listed_files.found_in(path)
-  refuse_broken(path, found)
-  images = [f for f in found.files if listed_files.is_image(f.path)]
-  if images:
-    return [files_of(path, images)]
-  tables = [f.path for f in found.files if f.path.lower().endswith(TABLES)]
-  if not tables:
-    raise InputError(
-      f"{path!r} has no images: they end in {', '.join(IMAGES)}; nor"
-      f" {', '.join(TABLES)} files."
-    )
-  return [_rows(f"{path.rstrip('/')}/{table}", image) for table in tables]
 
 
 def files_of(root: str, files: Sequence[File]) -> Folder:
   """Image files as a source without labels."""
-  return Folder.of(
-    root,
-    files,
-    name="unlabelled",
-    split="all",
-    class_names=_NO_CLASSES,
-    labels=np.zeros(len(files), np.int32),
-  )
+  labels = np.zeros(len(files), np.int32)
+  fields = {"name": root, "split": "all", "class_names": _NO_CLASSES}
+  return Folder.of(root, files, labels=labels, **fields)
 
 
-def _rows(path: str, image: str | None) -> Listed:
+def _has_rows(path: str) -> bool:
+  return path.lower().endswith((".npz", *TABLES))
+
+
+def _rows(path: str, image: str | None) -> list[Listed]:
   settings = SourceSettings(location=(path,), image=image)
-  if path.lower().endswith(".npz"):
-    from oneshot_dp.extract.sources.npz import open_npz
+  if not listed_files.is_folder(path):
+    if path.lower().endswith(".npz"):
+      from oneshot_dp.extract.sources.npz import open_npz
 
-    return open_npz(settings, path, labelled=False)
-  return opener_of(path)(settings, path, "all", [path], labelled=False)
+      return [open_npz(settings, path, labelled=False)]
+    return [open_table(settings, path, "all", [path], labelled=False)]
+  files = listed_files.files_in(path)
+  listed_files.refuse_broken(path, files)
+  if images := [f for f in files if listed_files.is_image(f.path)]:
+    return [files_of(path, images)]
+  if tables := [f.path for f in files if f.path.lower().endswith(TABLES)]:
+    paths = [os.path.join(path, table) for table in tables]
+    return [part for each in paths for part in _rows(each, image)]
+  raise InputError(
+    f"{path!r} has no images: they end in {', '.join(IMAGES)}, or are in files"
+    f" that end in {', '.join(TABLES)}."
+  )
