@@ -51,6 +51,10 @@ _HINTS = {
   r"options: --(root|source)": "the source is a word by itself: extract photos",
 }
 """Signs of mistakes that many make, and the fix."""
+_LIMITS = re.compile(
+  "can't start new thread|RESOURCE_EXHAUSTED|bad_alloc|(initialize|Unknown) b"
+)
+"""What libraries say in a RuntimeError where the machine has no more."""
 _FIRST_FILE = 3
 """Descriptors below it are standard input, output and error."""
 
@@ -228,6 +232,8 @@ def _complete(argv: list[str]) -> None:
 def _prepare() -> None:
   """Makes standard streams and libraries behave, whatever they are given."""
   logging.basicConfig(level=logging.ERROR, format="%(message)s")
+  # It logs the traceback of a callback that Ctrl-C ended.
+  logging.getLogger("jax").setLevel(logging.CRITICAL)
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   warnings.formatwarning = lambda message, *_, **__: (
     f"warning: {' '.join(str(message).split())}\n"
@@ -246,24 +252,24 @@ def _prepare() -> None:
 
 
 def _check_environment() -> None:
-  """Refuses what makes XLA end the process without a word of ours."""
+  """Refuses variables of which JAX makes a traceback, and XLA an abort."""
+  try:
+    import jax  # noqa: F401
+  except ValueError as error:
+    raise InputError(f"the environment is refused by JAX: {error}.") from error
   flags = os.environ.get("XLA_FLAGS", "")
-  if not flags or flags in _checked_flags:
+  if not flags or flags in _accepted:
     return
-  found = subprocess.run(
-    [sys.executable, "-c", "import jax; jax.devices()"],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  if found.returncode:
-    unknown = re.findall(r"Unknown flags? in XLA_FLAGS: (.*)", found.stderr)
-    why = unknown[0] if unknown else (found.stderr.splitlines() or [""])[-1]
-    raise InputError(f"XLA_FLAGS={flags!r} is refused by XLA ({why}).")
-  _checked_flags.add(flags)
+  words = [sys.executable, "-c", "import jax; jax.devices()"]
+  tried = subprocess.run(words, capture_output=True, text=True, check=False)
+  if tried.returncode:
+    unknown = re.findall(r"Unknown flags? in XLA_FLAGS: (.*)", tried.stderr)
+    why = (unknown or tried.stderr.splitlines()[-1:] or [""])[0]
+    raise InputError(f"XLA_FLAGS={flags!r} is refused by XLA: {why}.")
+  _accepted.add(flags)
 
 
-_checked_flags: set[str] = set()
+_accepted: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -305,9 +311,8 @@ def _interrupts() -> Iterator[_Interrupts]:
 
 def _of_the_machine(error: Exception) -> str | None:
   """A line for what a disk, a limit or a damaged file may do anywhere."""
-  limits = "can't start new thread", "RESOURCE_EXHAUSTED", "bad_alloc"
   kinds = OSError, MemoryError, RecursionError, UnicodeError
-  if not isinstance(error, kinds) and not any(x in str(error) for x in limits):
+  if not isinstance(error, kinds) and not _LIMITS.search(str(error)):
     return None
   place = getattr(error, "filename", None) or "the run ended"
   reason = getattr(error, "strerror", None) or str(error)

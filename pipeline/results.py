@@ -46,7 +46,7 @@ class HeadRow:
   noise_source: str
   noise_multiplier: float
   top1: float
-  top5: float
+  top5: float | None = None
   balanced: float | None = None
   recall: Sequence[float | None] | None = None
 
@@ -115,7 +115,7 @@ def table(rows: Sequence[HeadRow]) -> str:
         "none" if math.isinf(epsilon) else f"{epsilon:g}",
         f"{draws[0].noise_multiplier:.4g}",
         percent([row.top1 for row in draws]),
-        percent([row.top5 for row in draws]),
+        percent([r.top5 for r in draws if r.top5 is not None]),
         percent([r.balanced for r in draws if r.balanced is not None]),
       )
     )

@@ -41,6 +41,13 @@ NoiseSeed = Annotated[
   int | None, flag("For research: seeded noise, NOT PRIVATE.", "N")
 ]
 
+Weights = Annotated[
+  str | None, flag("Where the backbone's weights are; checked.", "FILE")
+]
+BackboneFile = Annotated[
+  str | None, flag("FILE.py:FUNCTION, if it is a user's own.", "NAME")
+]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingFlags:

@@ -1,0 +1,143 @@
+"""Who is private here: the role of each cache of a command, by content.
+
+A cache is private (its rows are trained on, or scored by noisy counts), or a
+public test set (its labels are given away by exact accuracies). All pairs are
+checked before any work, and the ledger's private rows too, whatever they are
+called: no row is both, but for the few that standard benchmarks have twice.
+
+*Privacy*: what is refused says how many rows are shared, to their holder, who
+has both; what goes on says "some".
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.read import FeatureCache
+from oneshot_dp.pipeline.charges import Keys
+from oneshot_dp.pipeline.ledger import Ledger, keys_of
+
+Role = Literal["private", "public"]
+_FEW = 100
+"""One row in so many may be a copy of a private one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Cast:
+  """A cache in its role; `flag` is what named it."""
+
+  cache: FeatureCache
+  role: Role
+  flag: str
+  keys: Keys
+
+  @classmethod
+  def of(cls, cache: FeatureCache, role: Role, flag: str) -> "Cast":
+    """Reads all rows, and refuses shards that are damaged."""
+    return cls(cache=cache, role=role, flag=flag, keys=keys_of(cache))
+
+  def __str__(self) -> str:
+    return f"{self.flag} {self.cache.name}"
+
+
+def check_roles(
+  casts: Sequence[Cast], ledger: Ledger, *, allow_duplicates: bool = False
+) -> list[str]:
+  """Refuses a row in two roles; returns notes about what goes on.
+
+  Raises:
+    InputError: caches of other backbones or classes; a row or unit that is
+      private, by a cache or by the ledger, in a public test set.
+  """
+  for one, other in itertools.combinations(casts, 2):
+    _check_same_kind(one, other)
+  notes: list[str] = []
+  for public in casts:
+    if public.role == "private":
+      continue
+    info = public.cache.info
+    found = []  # rows, units, and whose
+    for private in casts:
+      theirs = private.cache.info
+      if private.role == "private":
+        rows = max(
+          _in_both(public, private, kind) for kind in ("image", "direction")
+        )
+        same = (info.dataset, info.unit) == (theirs.dataset, theirs.unit)
+        units = _in_both(public, private, "unit") if same else 0
+        found.append((rows, units, str(private)))
+    for dataset, known in ledger.shared(public.keys).items():
+      # A unit's number means something within one data set alone.
+      units = known.units if dataset == info.dataset else 0
+      whose = f"the private rows of {dataset!r} in {ledger.path}"
+      found.append((known.rows, units, whose))
+    for rows, units, whose in found:
+      notes += _judge(public, rows, units, whose, allow_duplicates)
+  return list(dict.fromkeys(notes))
+
+
+def classes_differ(one: Sequence[str], other: Sequence[str]) -> str:
+  """Where two lists of class names differ, in words; "" if nowhere."""
+  if len(one) != len(other):
+    return f"{len(one)} of them and {len(other)}"
+  pairs = [
+    f"class {i} is {a!r} and {b!r}"
+    for i, (a, b) in enumerate(zip(one, other, strict=True))
+    if a != b
+  ]
+  more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
+  return ", ".join(pairs[:3]) + more
+
+
+def _check_same_kind(one: Cast, other: Cast) -> None:
+  """Refuses embeddings, or classes, of two kinds."""
+  a, b = one.cache.info, other.cache.info
+  if a.backbone_fingerprint != b.backbone_fingerprint:
+    raise InputError(
+      f"{one} and {other} are of two backbones: extract both with the same"
+      " backbone, weights, layer and preprocessing."
+    )
+  if said := classes_differ(a.class_names, b.class_names):
+    raise InputError(
+      f"{one} and {other} have other classes, or in another order: {said};"
+      " make one of them again with the other's --class-names."
+    )
+
+
+def _in_both(one: Cast, other: Cast, kind: str) -> int:
+  """How many keys of a kind two caches share."""
+  if kind not in one.keys or kind not in other.keys:
+    return 0
+  both = np.intersect1d(one.keys[kind], other.keys[kind], assume_unique=True)
+  return len(both)
+
+
+def _judge(
+  public: Cast, rows: int, units: int, whose: str, allow_duplicates: bool
+) -> list[str]:
+  """Refuses what is shared, or says that it goes on."""
+  n = public.cache.num_rows
+  if units:
+    raise InputError(
+      f"{units} {public.cache.info.unit}s of {public}, which is to be public,"
+      f" are among {whose}: give a test set of others, or score these with"
+      " --private-eval."
+    )
+  if rows * _FEW > n and not (allow_duplicates and 2 * rows <= n):
+    insist = "" if 2 * rows > n else ", or insist with --allow-duplicates"
+    raise InputError(
+      f"{rows} of the {n} rows of {public}, which is to be public, are among"
+      f" {whose}, and accuracy on them is an exact statistic of private labels:"
+      f" leave them out, or score them with --private-eval{insist}."
+    )
+  if not rows:
+    return []
+  few = "at most one in a hundred" if rows * _FEW <= n else "up to a half"
+  return [
+    f"note: some rows of {public}, {few}, are among {whose}; they are scored"
+    " all the same"
+  ]

@@ -1,0 +1,215 @@
+"""Accuracies of heads on a test set: exact, or noisy where it is private."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.cache.read import FeatureCache, open_cache
+from oneshot_dp.linear_dp.accounting import (
+  check_budget,
+  check_delta,
+  mu_squared,
+  printable,
+)
+from oneshot_dp.linear_dp.evaluate import (
+  Accuracy,
+  accuracies,
+  evaluation_rows,
+  private_accuracies,
+)
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.hosts import ALONE, Hosts
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.rows import Data, Rows, no_core_dumps
+from oneshot_dp.pipeline.charges import Bill, Charge
+from oneshot_dp.pipeline.head_folder import SavedHead, read_head
+from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.roles import Cast, check_roles, classes_differ
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scores:
+  """Accuracies, one per head, and what is to be said of them, as JSON."""
+
+  accuracies: Sequence[Accuracy]
+  statement: Mapping[str, Any]
+  class_names: Sequence[str]
+
+
+def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> Data:
+  """A cache's rows, as sums read them."""
+  info = cache.info
+  shards = hosts.own_shards(cache.num_shards, info.has_units)
+  return Data(
+    blocks=lambda: cache.blocks(shards),
+    n=cache.n,
+    feature_dim=info.feature_dim,
+    num_classes=info.num_classes,
+    unit=info.unit,
+    hosts=hosts,
+  )
+
+
+def check_scorable(cache: FeatureCache) -> None:
+  """Reads every row once, so that what is wrong is found before a charge."""
+  d, k = cache.info.feature_dim, cache.info.num_classes
+  zero = LinearHead(kernel=np.zeros((d, k), "f4"), bias=np.zeros(k, "f4"))
+  accuracies([zero], cache.blocks())
+
+
+def public_scores(heads: Sequence[LinearHead], cache: FeatureCache) -> Scores:
+  """Exact accuracies, on labels that are public."""
+  found = accuracies(heads, cache.blocks())
+  return Scores(
+    accuracies=found,
+    class_names=cache.info.class_names,
+    statement={
+      "labels": "public",
+      **_what(cache),
+      "num_examples": found[0].num_examples,
+      "class_rows": found[0].class_rows,
+    },
+  )
+
+
+def private_charge(
+  cache: FeatureCache, epsilon: float, delta: float, source: NoiseSource
+) -> Charge:
+  """What noisy accuracies of all heads cost the test set."""
+  return Charge(
+    what=f"accuracies at epsilon {printable(epsilon)}",
+    mu2=Fraction(mu_squared(epsilon, delta)) if source.is_private else None,
+    unit=cache.info.unit,
+    delta=delta,
+  )
+
+
+def private_scores(
+  heads: Sequence[LinearHead],
+  cache: FeatureCache,
+  rows: Rows,
+  epsilon: float,
+  delta: float,
+  source: NoiseSource,
+) -> Scores:
+  """Noisy top-1 accuracies on private labels, charged before.
+
+  Formal guarantees: all together are (ε, δ)-DP; see `private_accuracies`.
+  """
+  buys = mu_squared(epsilon, delta)
+  sums = PrivateSums(source, buys)
+  counted = not cache.part.is_whole
+  found = private_accuracies(sums, rows, heads, buys, counted=counted)
+  sigma = sums.releases[-1].noise_multiplier
+  return Scores(
+    accuracies=found,
+    class_names=cache.info.class_names,
+    statement={
+      "labels": "private",
+      **_what(cache),
+      "num_examples": found[0].num_examples,
+      "privacy_unit": cache.info.unit,
+      "private": source.is_private,
+      "epsilon": epsilon,
+      "delta": delta,
+      "noise_source": source.description,
+      "accuracy_sd": float(sigma)
+      * math.sqrt(len(heads))
+      / found[0].num_examples,
+    },
+  )
+
+
+def _what(cache: FeatureCache) -> dict[str, Any]:
+  info = cache.info
+  return {
+    "dataset": info.dataset,
+    "split": info.split,
+    "rows": str(cache.part),
+  }
+
+
+def score_head(
+  head: Path,
+  cache: Path,
+  rows: str,
+  private_eval: float | None,
+  delta: float | None,
+  allow_duplicates: bool,
+  ledger: Path | None,
+  weak_privacy: bool,
+  noise_seed: int | None,
+) -> Scores:
+  """The accuracies that `evaluate` asks for.
+
+  Formal guarantees: labels that are private, by --private-eval or because the
+  ledger holds their rows, leave as noisy counts, charged before, or not at all.
+
+  Raises:
+    InputError: another backbone or other classes; rows that the ledger holds as
+      private, and no --private-eval; or the charge would break the cap.
+  """
+  no_core_dumps()
+  saved = read_head(head)
+  test = open_cache(cache, Part.parse(rows))
+  book, source = Ledger(ledger), NoiseSource(noise_seed)
+  _check_fits(saved, test)
+  if private_eval is None:
+    if delta is not None or noise_seed is not None:
+      raise InputError("--delta and --noise-seed are of --private-eval alone.")
+    cast = Cast.of(test, "public", "--cache")
+    for note in check_roles([cast], book, allow_duplicates=allow_duplicates):
+      print(note, file=sys.stderr)
+    if book.vouch(saved.stated["weights_sha256"]) is None:
+      print(
+        f"note: {book.path} does not know this head, so whether it was trained"
+        f" on rows of {test.name} was not checked",
+        file=sys.stderr,
+      )
+    return public_scores([saved.head], test)
+  if delta is None:
+    raise InputError("--private-eval needs --delta, too.")
+  check_budget(private_eval, delta, insisted=weak_privacy)
+  check_delta(delta, test.n, insisted=weak_privacy)
+  cast = Cast.of(test, "private", "--cache")
+  check_scorable(test)
+  data = evaluation_rows(data_of(test))
+  charge = private_charge(test, private_eval, delta, source)
+  bill = Bill(dataset=test.info.dataset, charges=(charge,), keys=cast.keys)
+  book.check(bill)
+  asked = {
+    "head": saved.stated["weights_sha256"],
+    "rows": test.private_digest,
+    "private_eval": private_eval,
+    "delta": delta,
+    "noise_seed": noise_seed,
+  }
+  ids = book.charge([bill], head.resolve() / "evaluation", asked)
+  scores = private_scores([saved.head], test, data, private_eval, delta, source)
+  # Before anybody sees it: what is shown for a charge is shown once.
+  book.deliver(ids, {})
+  return scores
+
+
+def _check_fits(saved: SavedHead, test: FeatureCache) -> None:
+  stated, info = saved.stated, test.info
+  if stated["backbone_fingerprint"] != info.backbone_fingerprint:
+    raise InputError(
+      f"{saved.path} is a head of {stated['backbone'].get('name')!a}, and"
+      f" --cache {test.name} is of another backbone, weights, layer or"
+      " preprocessing: extract the test set with the head's."
+    )
+  if said := classes_differ(stated["class_names"], info.class_names):
+    raise InputError(
+      f"{saved.path} and --cache {test.name} have other classes, or in another"
+      f" order: {said}; make the cache again with the head's --class-names."
+    )

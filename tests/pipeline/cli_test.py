@@ -1,0 +1,234 @@
+"""What all commands share."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.pipeline import cli
+from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.commands import COMMANDS, train
+from tests.pipeline.command_line import fails, one_line, start, succeeds
+
+TRAIN = "train --cache c --epsilon 1 --delta 1e-5 --out o".split()
+SWEEP = "sweep --cache c --eval-cache t --delta 1e-5 --out o".split()
+
+
+class TestWords:
+  @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+      (["trian"], "there is no command trian; did you mean train?"),
+      (["xyz"], "there is no command xyz; see oneshot-dp --help."),
+      (
+        [*TRAIN, "--headd", "lamb"],
+        "Unrecognized options: --headd, lamb; did you mean --head HEAD; see"
+        " oneshot-dp train --help",
+      ),
+      (
+        ["train", "--epsilon", "1"],
+        "Missing from oneshot-dp train: --cache CACHE --delta D --out DIR; see"
+        " oneshot-dp train --help",
+      ),
+      (
+        [*TRAIN[:3], "--epsilon", "0.5,2", *TRAIN[5:]],
+        "Error parsing --epsilon: could not convert string to float: '0.5,2';"
+        " train takes one, and sweep --epsilons 0.5 2 several; see oneshot-dp"
+        " train --help",
+      ),
+      (
+        [*SWEEP, "--epsilons", "0.5,2"],
+        "Error parsing --epsilons: Could not find valid parse for arguments:"
+        " ['0.5,2']; leave spaces between numbers: --epsilons 0.5 2; see"
+        " oneshot-dp sweep --help",
+      ),
+      ([*TRAIN, "stray"], "Unrecognized options: stray; see oneshot-dp train"),
+      ([*TRAIN, "--head", "x"], "invalid choice 'x' for argument '--head'."),
+      (["train", "a\x1b[31m"], "'a\\x1b[31m' has control characters"),
+      (["train", "a\nb"], "'a\\nb' has control characters"),
+    ],
+  )
+  def test_a_mistake_is_one_line_with_the_fix(self, capsys, words, said):
+    assert fails(capsys, *words).startswith(said)
+
+  def test_the_list_of_commands_imports_none(self):
+    code = (
+      "import sys; from oneshot_dp.pipeline.cli import main; main(['--help'])"
+      "; print(*sys.modules)"
+    )
+    done = subprocess.run(
+      [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    said, modules = done.stdout.rstrip().rsplit("\n", 1)
+    assert all(f"  {name} " in said for name in COMMANDS)
+    heavy = {"jax", "numpy", "tyro", "apache_beam", "matplotlib"}
+    assert not heavy & {*modules.split()}
+
+  @pytest.mark.parametrize("name", COMMANDS)
+  def test_help_fits_a_screen(self, capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+      main([name, "--help"])
+    said = capsys.readouterr().out
+    assert stop.value.code in (0, None)
+    assert "--json" in said
+    assert len(said.splitlines()) <= 40
+
+  @pytest.mark.parametrize("name", COMMANDS)
+  def test_help_does_not_wait_for_what_is_heavy(self, name):
+    code = (
+      "import sys; from oneshot_dp.pipeline.cli import main\n"
+      f"try: main(['{name}', '--help'])\n"
+      "except SystemExit: print(); print(*sys.modules)"
+    )
+    done = subprocess.run(
+      [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    modules = {*done.stdout.splitlines()[-1].split()}
+    heavy = "jax", "apache_beam", "matplotlib", "tensorflow_datasets", "pyarrow"
+    assert not modules & {*heavy}
+
+  @pytest.mark.parametrize("shell", ["bash", "zsh"])
+  def test_completion_is_tyros(self, shell):
+    words = [sys.executable, "-m", "oneshot_dp", "--tyro-print-completion"]
+    done = subprocess.run(
+      [*words, shell], capture_output=True, text=True, check=True
+    )
+    assert all(each in done.stdout for each in (*COMMANDS, "--eval-cache"))
+
+
+@pytest.fixture
+def acts(monkeypatch):
+  """Makes `train` do something else."""
+
+  def patch(run, **more):
+    module = types.SimpleNamespace(Flags=train.Flags, run=run, **more)
+    monkeypatch.setattr(cli, "_module", lambda name: module)
+
+  return patch
+
+
+class TestAnswers:
+  def test_text_or_one_json_object(self, acts, capsys):
+    acts(lambda flags: Answer(text="done ε", facts={"e": float("inf")}))
+    assert succeeds(capsys, *TRAIN) == ("done ε\n", "")
+    assert succeeds(capsys, *TRAIN, "--json") == ('{"e": "inf"}\n', "")
+
+  def test_standard_output_is_the_answers_alone(self, acts, capsys):
+    def run(flags):
+      print("a library's word")
+      return Answer(text="done", facts={})
+
+    acts(run)
+    assert succeeds(capsys, *TRAIN) == ("done\n", "a library's word\n")
+
+  def test_faults_and_a_failure_come_with_an_answer(self, acts, capsys):
+    failure = RunError("not so")
+    acts(
+      lambda _: Answer(text="a", facts={}, faults=("b\x1b",), failure=failure)
+    )
+    assert main(TRAIN) == 1
+    said = capsys.readouterr()
+    assert said.out == "a\n"
+    assert said.err == "b\\x1b\noneshot-dp: error: not so\n"
+
+  @pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+      (InputError("bad\nname \x1b[0m"), 2, "bad name \\x1b[0m"),
+      (RunError("it failed"), 1, "it failed"),
+      (FileNotFoundError(2, "No such file", "x"), 1, "x: FileNotFoundError"),
+      (MemoryError(), 1, "the run ended: MemoryError"),
+      (RuntimeError("can't start new thread"), 1, "the run ended"),
+      (RuntimeError("Unable to initialize backend 'x'"), 1, "the run ended"),
+      (KeyboardInterrupt(), 130, "interrupted; what was charged stays"),
+      (KeyboardInterrupt("interrupted; my line"), 130, "interrupted; my line"),
+    ],
+  )
+  def test_errors_are_one_line(self, acts, capsys, error, status, said):
+    def run(flags):
+      raise error
+
+    acts(run)
+    assert fails(capsys, *TRAIN, status=status).startswith(said)
+
+  def test_a_bug_keeps_its_traceback(self, acts):
+    def run(flags):
+      raise KeyError("bug")
+
+    acts(run)
+    with pytest.raises(KeyError):
+      main(TRAIN)
+
+
+_IN_A_CALLBACK = """
+import os, signal, types
+import jax, numpy as np
+from oneshot_dp.pipeline import cli
+from oneshot_dp.pipeline.commands import train
+
+def callback(x):
+  os.kill(os.getpid(), signal.SIGINT)
+  return x
+
+def run(flags):
+  shape = jax.ShapeDtypeStruct((), np.float32)
+  step = jax.jit(lambda x: jax.pure_callback(callback, shape, x))
+  while True:
+    try: step(np.float32(1)).block_until_ready()
+    except Exception: pass
+
+cli._module = lambda name: types.SimpleNamespace(Flags=train.Flags, run=run)
+"""
+_IN_C = """
+import ctypes, os, signal, threading, types
+from oneshot_dp.pipeline import cli
+from oneshot_dp.pipeline.commands import train
+
+def run(flags):
+  stop = lambda: os.kill(os.getpid(), signal.SIGINT)
+  threading.Timer(0.5, stop).start()
+  libc = ctypes.CDLL(None)
+  while True: libc.poll(None, 0, 100000)  # without Python, as XLA waits
+
+cli._module = lambda name: types.SimpleNamespace(Flags=train.Flags, run=run)
+"""
+
+
+class TestProcess:
+  """As a person starts it."""
+
+  @pytest.mark.parametrize("first", [_IN_A_CALLBACK, _IN_C])
+  def test_ctrl_c_ends_it_wherever_it_is(self, first):
+    process = start(TRAIN, first=first)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert one_line(err).startswith("interrupted; what was charged")
+
+  def test_a_reader_that_has_gone(self):
+    process = start(["--help"])
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(30) == 1
+
+  @pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+      ({"XLA_FLAGS": "--xla_no_such=1"}, "XLA_FLAGS='--xla_no_such=1' is"),
+      ({"JAX_ENABLE_X64": "perhaps"}, "the environment is refused by JAX"),
+    ],
+  )
+  def test_an_environment_that_jax_refuses(self, environment, said):
+    process = start(TRAIN, **environment)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert one_line(err).startswith(said)

@@ -1,0 +1,149 @@
+"""No row is both private and public, whatever it is called."""
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.charges import Bill, Charge
+from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.roles import Cast, check_roles, classes_differ
+from tests.sample_caches import clusters, write_clusters, write_rows
+
+
+@pytest.fixture
+def ledger(ledger_file):
+  return Ledger(ledger_file)
+
+
+def private(cache):
+  return Cast.of(cache, "private", "--cache")
+
+
+def public(cache):
+  return Cast.of(cache, "public", "--eval-cache")
+
+
+def charge(ledger, cache):
+  """As a run does that trains on a cache."""
+  charges = (Charge("auto", 0.01, cache.info.unit, 1e-5),)
+  bill = Bill(
+    dataset=cache.info.dataset, charges=charges, keys=private(cache).keys
+  )
+  ledger.charge([bill], ledger.path.parent / "out", {})
+
+
+@pytest.fixture
+def test_rows():
+  return clusters((50,) * 4, seed=1)
+
+
+def with_copies(test_rows, train_rows, copies, change=lambda x: x):
+  """A test set of which the first rows are training rows."""
+  embedding, label = (column.copy() for column in test_rows)
+  embedding[:copies] = change(train_rows[0][:copies])
+  label[:copies] = train_rows[1][:copies]
+  return embedding, label
+
+
+def test_other_rows_are_no_matter(ledger, train_cache, eval_cache):
+  casts = [private(train_cache), public(eval_cache)]
+  assert check_roles(casts, ledger) == []
+
+
+@pytest.mark.parametrize(
+  "change", [lambda x: x, lambda x: 2 * x], ids=["copied", "doubled"]
+)
+@pytest.mark.parametrize("by", ["a cache", "the ledger"])
+class TestDuplicates:
+  """Of 200 test rows, found by a cache of this command, or by the ledger."""
+
+  def casts(self, tmp_path, ledger, test_rows, copies, change, by):
+    rows = clusters()
+    train = write_rows(tmp_path / "train", *rows)
+    copied = with_copies(test_rows, rows, copies, change)
+    test = write_rows(tmp_path / "test", *copied, dataset="other", split="test")
+    if by == "a cache":
+      return [private(train), public(test)]
+    charge(ledger, train)
+    return [public(test)]
+
+  def test_one_in_a_hundred_is_noted(
+    self, tmp_path, ledger, test_rows, change, by
+  ):
+    casts = self.casts(tmp_path, ledger, test_rows, 2, change, by)
+    (note,) = check_roles(casts, ledger)
+    assert note.startswith("note: some rows of --eval-cache")
+    assert "2" not in note.replace(str(tmp_path), "")  # no private number
+
+  def test_more_is_refused_or_insisted_on(
+    self, tmp_path, ledger, test_rows, change, by
+  ):
+    casts = self.casts(tmp_path, ledger, test_rows, 3, change, by)
+    with pytest.raises(InputError, match=r"^3 of the 200 .*--allow-dup"):
+      check_roles(casts, ledger)
+    assert check_roles(casts, ledger, allow_duplicates=True)
+
+  def test_training_rows_are_no_test_set(
+    self, tmp_path, ledger, test_rows, change, by
+  ):
+    casts = self.casts(tmp_path, ledger, test_rows, 101, change, by)
+    with pytest.raises(InputError, match="--private-eval") as refused:
+      check_roles(casts, ledger, allow_duplicates=True)
+    assert "--allow-duplicates" not in str(refused.value)
+
+
+class TestUnits:
+  def caches(self, tmp_path, first, **changes):
+    units = np.arange(180) // 3
+    train = write_clusters(tmp_path / "train", unit_id=units)
+    fields = {"split": "test", "unit_id": np.arange(80) + first} | changes
+    test = write_clusters(tmp_path / "test", (20,) * 4, seed=1, **fields)
+    return train, test
+
+  @pytest.mark.parametrize("by", ["a cache", "the ledger"])
+  def test_other_rows_of_a_unit_are_refused(self, tmp_path, ledger, by):
+    train, test = self.caches(tmp_path, first=59)
+    casts = [private(train), public(test)]
+    if by == "the ledger":
+      charge(ledger, train)
+      casts = casts[1:]
+    with pytest.raises(InputError, match=r"^1 users of .*--private-eval"):
+      check_roles(casts, ledger, allow_duplicates=True)
+
+  def test_other_units_are_no_matter(self, tmp_path, ledger):
+    train, test = self.caches(tmp_path, first=60)
+    charge(ledger, train)
+    assert check_roles([private(train), public(test)], ledger) == []
+
+  def test_a_number_is_somebody_within_a_data_set_alone(self, tmp_path, ledger):
+    train, test = self.caches(tmp_path, first=0, dataset="others")
+    charge(ledger, train)
+    assert check_roles([private(train), public(test)], ledger) == []
+
+
+class TestKinds:
+  def test_class_names_that_differ_are_named(
+    self, tmp_path, ledger, train_cache
+  ):
+    names = "class 0", "class 2", "class 1", "class 3"
+    test = write_clusters(
+      tmp_path / "test", (20,) * 4, seed=1, class_names=names
+    )
+    with pytest.raises(InputError, match="class 1 is 'class 1' and 'class 2'"):
+      check_roles([private(train_cache), public(test)], ledger)
+
+  def test_another_backbone(self, tmp_path, ledger, train_cache):
+    test = write_clusters(
+      tmp_path / "test", (20,) * 4, seed=1, backbone={"name": "other"}
+    )
+    with pytest.raises(InputError, match="of two backbones"):
+      check_roles([private(train_cache), public(test)], ledger)
+
+  def test_differences_in_words(self):
+    assert classes_differ(["a"], ["a"]) == ""
+    assert classes_differ(["a"], ["a", "b"]) == "1 of them and 2"
+    assert classes_differ("abcde", "edcba").endswith("and 1 more")
+
+
+def test_a_cast_shows_no_keys(train_cache):
+  assert "keys" not in repr(private(train_cache))
