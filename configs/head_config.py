@@ -36,14 +36,12 @@ class PublicStart:
   ) -> Self:
     """Checks public vectors [K, d], in the order of the classes.
 
-    Raises:
-      InputError: another shape or type; a vector of zeros, or with a number
-        that is not finite; or the same vector for all classes.
+    InputError: another shape or type; a vector of zeros, or with a number that
+    is not finite; or the same vector for all classes.
     """
     import numpy as np
 
-    array = np.asarray(vectors)
-    wanted = num_classes, feature_dim
+    array, wanted = np.asarray(vectors), (num_classes, feature_dim)
     if array.dtype.kind not in "fiu" or array.shape != wanted:
       raise InputError(
         f"start is {array.dtype} {array.shape}: give numbers of shape"
@@ -57,11 +55,16 @@ class PublicStart:
           f"start of class {names[i] if names else i!r} is {what}: give a"
           " vector that tells the class from others."
         )
-    ranking = array / np.abs(array).max()
-    if np.abs(ranking - ranking.mean(axis=0)).max() < 2**-40:
-      raise InputError("start is one vector for all classes: it ranks none.")
     digest = hashlib.sha256(array.tobytes()).hexdigest()
-    return cls(vectors=array, sha256=sha256 or digest)
+    start = cls(vectors=array, sha256=sha256 or digest)
+    if num_classes > 1 and abs(start.kernel()).max() < 2**-40:
+      raise InputError("start is one vector for all classes: it ranks none.")
+    return start
+
+  def kernel(self) -> Any:
+    """[d, K], without the mean of the classes, which ranks none."""
+    kernel = self.vectors.T / abs(self.vectors).max()
+    return kernel - kernel.mean(axis=1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,12 +86,11 @@ class HeadOptions:
     return {"balanced": self.balanced, **start}
 
   def check(self, head: str) -> None:
-    """InputError: a head of another name, or of other settings."""
+    """InputError: a head of another name, or one without these settings."""
     if head not in HEAD_NAMES:
       raise InputError(f"head={head!r} must be one of {', '.join(HEAD_NAMES)}.")
-    asked = [name for name, value in self.as_json().items() if value]
-    if asked and head != "auto":
-      name = asked[0].removesuffix("_sha256")
-      raise InputError(
-        f"{name} is a setting of head 'auto', not of {head!r}: leave it out."
-      )
+    for name in ("balanced", "start"):
+      if getattr(self, name) and head != "auto":
+        raise InputError(
+          f"{name} is a setting of head 'auto', not of {head!r}: leave it out."
+        )

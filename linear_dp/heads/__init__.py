@@ -1,4 +1,40 @@
-"""Private heads beyond the paper's.
+"""Private heads. A new one is one file here, and one row in HEADS."""
 
-A new head goes here: one folder, and one row in `registry`.
-"""
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from oneshot_dp.configs.head_config import HeadName
+from oneshot_dp.linear_dp.data import Data
+from oneshot_dp.linear_dp.head import Made
+from oneshot_dp.linear_dp.heads.auto import auto, unit_rows
+from oneshot_dp.linear_dp.heads.one_step import (
+  clipped_rows,
+  one_step,
+  optimizer_of,
+)
+from oneshot_dp.linear_dp.rows import Rows
+
+
+class Head(NamedTuple):
+  """How a head sees its rows, and the function that makes it of their sums.
+
+  `make(sums, rows, buys, had, last, options)` spends μ² = `buys` at the door
+  and goes on from the head that spent `had` and left `last`, if there is one.
+  """
+
+  rows: Callable[[Data], Rows]
+  make: Callable[..., Made]
+
+
+def _along(name: str) -> Head:
+  optimizer = optimizer_of(name)
+  return Head(clipped_rows, functools.partial(one_step, optimizer=optimizer))
+
+
+HEADS: Mapping[HeadName, Head] = {
+  "auto": Head(unit_rows, auto),
+  "lamb": _along("lamb"),
+  "adam": _along("adam"),
+  "momentum": _along("momentum"),
+}

@@ -1,0 +1,141 @@
+"""A private head as a classifier of scikit-learn, which must be there."""
+
+import dataclasses
+import functools
+import warnings
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from oneshot_dp.linear_dp.private_head import PrivateHead, train_head
+
+_FLOATS = (np.float32, np.float64)
+
+
+@functools.cache  # once in a process
+def _tell() -> None:
+  warnings.warn(
+    "the guarantee is of fit alone: a scaler or selection that a Pipeline fits"
+    " to private rows, and cross-validation on them, are outside of it (see"
+    " DPLinearClassifier; this is said once).",
+    stacklevel=3,
+  )
+
+
+class DPLinearClassifier(ClassifierMixin, BaseEstimator):
+  """`oneshot_dp.train_head` by scikit-learn's rules.
+
+  Formal guarantees: `private_head_` is (epsilon, delta)-DP as its receipt says;
+  weights, `predict` and `predict_proba` are safe to publish with it. That is
+  all that is protected, which is said once in a process:
+
+  * every `fit` is a release of its own, **in no ledger**, also those of
+    `cross_val_score` and searches, whose scores are of private rows besides;
+  * what a `Pipeline` fits (`StandardScaler` ...) is of the private rows, and
+    leaves without noise: **no guarantee**; use `FunctionTransformer`;
+  * no `classes`: they are read off the labels, and must be public anyway.
+
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> rows, pets = np.repeat(np.eye(2), 500, axis=0), ["cat", "dog"]
+  >>> classifier = oneshot_dp.DPLinearClassifier(epsilon=2.0, classes=pets)
+  >>> classifier.fit(rows, np.repeat(pets, 500)).predict(np.eye(2))
+  array(['cat', 'dog'], dtype='<U3')
+
+  Args:
+    epsilon, delta, head: see `train_head`; delta should be well below 1/n.
+    classes: list of all classes, public. None takes them from the labels.
+    source: a `NoiseSource`; None is the operating system's. There is no
+      `random_state`: with a seed the head would be NOT PRIVATE.
+
+  Attributes:
+    classes_: the classes, sorted.
+    n_features_in_: d.
+    private_head_: the `PrivateHead`, which `oneshot_dp.save_head` writes.
+  """
+
+  def __init__(
+    self,
+    epsilon: Any = 1.0,
+    delta: Any = 1e-6,
+    head: Any = "auto",
+    classes: Any = None,
+    source: Any = None,
+  ):
+    # By its rules nothing is checked before `fit`.
+    self.epsilon = epsilon
+    self.delta = delta
+    self.head = head
+    self.classes = classes
+    self.source = source
+
+  def fit(self, X: Any, y: Any, unit_ids: Any = None) -> Self:
+    """Trains on [n, d] embeddings, whose [n] labels may be of any kind.
+
+    Args:
+      X: numbers, private.
+      y: labels, private.
+      unit_ids: see `train_head`.
+
+    Raises:
+      ValueError: what cannot be trained on; nothing was released then.
+
+    Warns:
+      UserWarning: the classes were taken from the labels; and, once, that
+        what is around `fit` is outside the guarantee.
+    """
+    _tell()
+    X, y = validate_data(self, X, y, dtype=_FLOATS)
+    check_classification_targets(y)
+    stated = self.classes is not None
+    present = np.unique(y)
+    self.classes_ = np.unique(np.asarray(self.classes)) if stated else present
+    if len(self.classes_) < 2:
+      raise ValueError("there is only one class; a classifier needs two.")
+    if not np.isin(present, self.classes_).all():
+      raise ValueError("a label is none of `classes`: name all of them.")
+    if not stated:
+      warnings.warn(
+        "classes were taken from the private labels: the guarantee holds only"
+        " if they are public anyway; give classes=[...].",
+        stacklevel=2,
+      )
+    trained = train_head(
+      X,
+      np.searchsorted(self.classes_, y),
+      num_classes=len(self.classes_),
+      class_names=[str(name) for name in self.classes_],
+      epsilon=self.epsilon,
+      delta=self.delta,
+      head=self.head,
+      unit_ids=unit_ids,
+      source=self.source,
+    )
+    if not stated:
+      labels = "labels (treated as public)"
+      trained = dataclasses.replace(trained, num_classes_source=labels)
+    self.private_head_: PrivateHead = trained
+    return self
+
+  def decision_function(self, X: Any) -> Float[np.ndarray, "n *K"]:
+    """The logits [n, K]; of two classes the second's less the first's, [n]."""
+    check_is_fitted(self)
+    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
+    logits = self.private_head_.logits(rows)
+    return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+
+  def predict_proba(self, X: Any) -> Float[np.ndarray, "n K"]:
+    """The softmax of the logits: not calibrated, see `PrivateHead`."""
+    check_is_fitted(self)
+    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
+    return self.private_head_.predict_proba(rows)
+
+  def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
+    """The class with the largest logit."""
+    check_is_fitted(self)
+    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
+    return self.classes_[self.private_head_.predict(rows)]

@@ -1,0 +1,233 @@
+r"""Accuracy of many heads in one pass: exact on public labels, or with noise.
+
+Where labels are private, counts of right answers leave by the door. A row
+counts for its weight at each of H heads that are right, over √H, so that all
+counts are one vector of the sensitivity of every sum; a unit's rows share the
+weight of one.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from jaxtyping import Array, Float, Int
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.data import Data
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.rows import Rows, rows_of
+from oneshot_dp.linear_dp.statistics import integer_heads, right, units
+
+_BATCH, _AMONG = 1024, 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accuracy:
+  """Shares of n rows whose label is the best, or among the best five.
+
+  Attributes:
+    top1, top5: of all rows; top5 is None where only noisy counts of first
+      answers were paid for.
+    num_examples: n; where it is private, about how many there are.
+    balanced: the mean of `recall` over classes that have rows; None likewise.
+    recall: top-1 of the rows of each class; None of a class without rows.
+    class_rows: how many rows each class has.
+  """
+
+  top1: float
+  top5: float | None
+  num_examples: int
+  balanced: float | None = None
+  recall: tuple[float | None, ...] | None = None
+  class_rows: tuple[int, ...] | None = None
+
+
+def accuracies(
+  heads: Sequence[LinearHead],
+  blocks: Iterable[Mapping[str, np.ndarray]],
+  on_rows: Callable[[int], object] = lambda rows: None,
+) -> list[Accuracy]:
+  """The exact accuracies of every head, on rows whose labels are *public*.
+
+  The rank of a label is the number of classes with a larger logit, or an equal
+  one and a smaller index, so top-1 agrees with argmax; a logit that is not a
+  number is no right answer. Rows are read once.
+
+  Args:
+    heads: all of one shape.
+    blocks: of columns "embedding" [rows, d] and "label" [rows].
+    on_rows: told the rows of each block (progress).
+
+  Raises:
+    InputError: heads of several shapes, no rows, another feature_dim, or a
+      label outside [0, K).
+  """
+  if not heads:
+    return []
+  shapes = {head.kernel.shape for head in heads}
+  if len(shapes) > 1:
+    raise InputError(
+      f"heads of several shapes, {sorted(shapes)}: score those of one together."
+    )
+  weights = jax.device_put([(h.kernel, h.ranking().bias) for h in heads])
+  d, k = heads[0].kernel.shape
+  first = np.zeros((len(heads), k), np.int64)
+  among_five = np.zeros(len(heads), np.int64)
+  rows = np.zeros(k, np.int64)
+  for block in blocks:
+    embedding, label = block["embedding"], block["label"]
+    if embedding.shape != (len(label), d):
+      raise InputError(
+        f"The rows have feature_dim={embedding.shape[-1]}, the head {d}: they"
+        " come from different backbones."
+      )
+    if ((label < 0) | (label >= k)).any():
+      raise InputError(f"a label is outside 0 to {k - 1}, the head's classes.")
+    on_rows(len(label))
+    rows += np.bincount(label, minlength=k)
+    for start in range(0, len(label), _BATCH):
+      batch = _padded(embedding, 0, start), _padded(label, -1, start)
+      for i, (head, of_head) in enumerate(zip(heads, weights, strict=True)):
+        by_class, five = _hits(head.unit_norm, *of_head, *batch)
+        first[i] += by_class
+        among_five[i] += five
+  n, there = int(rows.sum()), rows > 0
+  if not n:
+    raise InputError("there are no rows to evaluate on: choose another part.")
+  recalls = np.where(there, first / np.maximum(rows, 1), np.nan)
+  return [
+    Accuracy(
+      top1=int(first[i].sum()) / n,
+      top5=int(among_five[i]) / n,
+      num_examples=n,
+      balanced=float(recall[there].mean()),
+      recall=tuple(None if math.isnan(r) else r for r in recall.tolist()),
+      class_rows=tuple(rows.tolist()),
+    )
+    for i, recall in enumerate(recalls)
+  ]
+
+
+def _padded(column: np.ndarray, value: int, start: int) -> np.ndarray:
+  """The rows from `start`, as many as a batch has: one compilation does."""
+  rows = column[start : start + _BATCH]
+  missing = [(0, _BATCH - len(rows))] + [(0, 0)] * (rows.ndim - 1)
+  return np.pad(rows, missing, constant_values=value)
+
+
+@functools.partial(jax.jit, static_argnames="unit_norm")
+def _hits(
+  unit_norm: bool,
+  kernel: Float[Array, "d K"],
+  bias: Float[Array, " K"],
+  embedding: Float[Array, "rows d"],
+  label: Int[Array, " rows"],
+) -> tuple[Int[Array, " K"], Int[Array, ""]]:
+  """Rows that a head has first, by class, and among its first five."""
+  head = LinearHead(kernel=kernel, bias=bias, unit_norm=unit_norm)
+  logits = head.logits(embedding.astype(jnp.float32))
+  of_label = jnp.take_along_axis(logits, label[:, None], axis=1)
+  # Said of the classes behind: NaN is behind nothing, so it is no hit.
+  later = jnp.arange(logits.shape[1]) >= label[:, None]
+  behind = (logits < of_label) | ((logits == of_label) & later)
+  rank = (~behind).sum(axis=1)
+  first = (label >= 0) & (rank < 1)
+  by_class = jnp.zeros(logits.shape[1], jnp.int32).at[label].add(first)
+  return by_class, ((label >= 0) & (rank < _AMONG)).sum()
+
+
+def evaluation_rows(data: Data) -> Rows:
+  """All rows at norm 1, those of a unit one by one, sharing its weight."""
+  return rows_of(data, each=True)
+
+
+def private_accuracies(
+  sums: PrivateSums,
+  rows: Rows,
+  heads: Sequence[LinearHead],
+  buys: float,
+  counted: bool = False,
+) -> list[Accuracy]:
+  r"""Top-1 accuracies on private labels, within [0, 1], with noise.
+
+      clip(√H·(c_h + Z_h)/n, 0, 1),   Z of the noise multiplier of the door
+
+  Where n is what rows are on average only (`counted`), or units may have many,
+  it is a noisy count as well; a unit counts for one, whatever it holds.
+
+  Formal guarantees: Gaussian mechanisms of μ² = `buys` together; the heads are
+  public.
+
+  Args:
+    sums: the door, paid for `buys`.
+    rows: `evaluation_rows` of the data.
+    heads: of one shape.
+    buys: μ² of all that leaves here.
+    counted: whether the number of rows is private.
+  """
+  for head in heads:
+    if not head.unit_norm and np.ptp(np.asarray(head.bias)) > 0:
+      raise InputError(
+        "a head with a bias of its own for each class reads embeddings as long"
+        " as they are: it has no private accuracy here."
+      )
+  n, share = float(rows.n), 0.0
+  if counted or rows.has_units:
+    share = 1 / (len(heads) + 1)
+    n = max(1.0, sums.release("units", rows, units, share * buys)[0].item())
+  kernels = [np.asarray(head.kernel) for head in heads]
+  biases = [np.asarray(head.ranking().bias) for head in heads]
+  of_hits = (1 - share) * buys, *integer_heads(kernels, biases)
+  hits, _ = sums.release("right answers", rows, right, *of_hits)
+  shares = hits.ravel() * math.sqrt(len(heads)) / n
+  return [
+    Accuracy(top1=top1, top5=None, num_examples=max(1, round(n)))
+    for top1 in shares.clip(0, 1).tolist()
+  ]
+
+
+def accuracy_interval(
+  accuracy: float, n: int, confidence: float = 0.95
+) -> tuple[float, float]:
+  """Clopper & Pearson's interval of a share of n public test rows.
+
+  >>> low, high = accuracy_interval(0.9, 1000)
+  >>> round(low, 4), round(high, 4)
+  (0.8797, 0.9179)
+  """
+  found = scipy.stats.binomtest(round(accuracy * n), n)
+  low, high = found.proportion_ci(confidence, method="exact")
+  return float(low), float(high)
+
+
+def evaluate_heads(
+  heads: Sequence[Any], embeddings: Any, labels: Any
+) -> list[Accuracy]:
+  """The exact accuracies of heads on arrays whose labels are public.
+
+  >>> import numpy as np
+  >>> from oneshot_dp import LinearHead
+  >>> eye = np.eye(3, dtype=np.float32)
+  >>> head = LinearHead(kernel=eye, bias=np.zeros(3, np.float32))
+  >>> (accuracy,) = evaluate_heads([head], eye, np.array([0, 1, 0]))
+  >>> round(accuracy.top1, 3), accuracy.top5, accuracy.num_examples
+  (0.667, 1.0, 3)
+
+  Args:
+    heads: `LinearHead`s or `PrivateHead`s, all of one shape.
+    embeddings: [n, d] floats.
+    labels: [n] integers in [0, K).
+
+  Returns:
+    An `Accuracy` for each head. InputError: see `accuracies`.
+  """
+  weights = [h if isinstance(h, LinearHead) else h.head for h in heads]
+  rows = {"embedding": np.asarray(embeddings), "label": np.asarray(labels)}
+  return accuracies(weights, [rows])

@@ -1,0 +1,101 @@
+r"""`lamb`, `adam`, `momentum`: one step of an optimizer along one released sum.
+
+At a kernel of zeros and the bias b0 of every class, each row x of class y has
+the probabilities p0 = 1/(1 + exp(−b0)), so the gradient of its sigmoid
+cross-entropy is r_y ⊗ x with r_y = p0·1 − e_y. Clipping it to norm C shortens
+x to C/‖r‖ at most. Of rows z so shortened, the mean gradient is
+
+    g = (p0·1 ⊗ T − S)/n,   S_c = Σ_{y=c} z,   T = Σ_c S_c.
+
+S leaves the door once, of sensitivity C/‖r‖; p0·1 ⊗ T − S of the noisy S, and
+whatever an optimizer makes of it, are post-processing. The paper adds noise N
+to n·g itself: here it is (p0·1 ⊗ 1ᵀ − I)·N instead, which differs by p0
+(4.5e-5 at b0 = −10) times the noise of T, and costs exactly as much: ‖r‖ ≈ 1.
+
+Source: Mehta, Thakurta, Kurakin & Cutkosky, "Large Scale Transfer Learning for
+Differentially Private Image Classification" (TMLR 2023), algorithm 1, table 4.
+"""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from oneshot_dp.configs.head_config import HeadOptions, OneStepName
+from oneshot_dp.linear_dp.data import Data
+from oneshot_dp.linear_dp.head import LinearHead, Made
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.rows import Rows, rows_of
+from oneshot_dp.linear_dp.statistics import class_sums
+
+CLIP_NORM, INITIAL_BIAS = 1.0, -10.0
+P0 = 1 / (1 + math.exp(-INITIAL_BIAS))
+
+
+def optimizer_of(name: OneStepName) -> optax.GradientTransformation:
+  """The optimizers of the paper's table 4, at a learning rate of 1.
+
+  The learning rate scales the logits, and changes no class that wins.
+  """
+  match name:
+    case "lamb":
+      return optax.lamb(1.0, b1=0.9, b2=0.999, eps=1e-6)
+    case "adam":
+      return optax.adam(1.0, b1=0.9, b2=0.999, eps=1e-6)
+    case "momentum":
+      return optax.sgd(1.0, momentum=0.9)
+
+
+def residual_norm(num_classes: int) -> float:
+  """‖r‖ = √((1 − p0)² + (K − 1)·p0²)."""
+  return math.hypot(1 - P0, math.sqrt(num_classes - 1) * P0)
+
+
+def clipped_rows(data: Data) -> Rows:
+  """Rows no longer than C/‖r‖, which are of norm R; for class sums alone."""
+  most = residual_norm(data.num_classes) / CLIP_NORM
+  return rows_of(data, most=most, power=2)
+
+
+def one_step(
+  sums: PrivateSums,
+  rows: Rows,
+  buys: float,
+  had: float = 0.0,
+  last: Mapping[str, np.ndarray] | None = None,
+  options: HeadOptions | None = None,
+  *,
+  optimizer: optax.GradientTransformation,
+) -> Made:
+  """The head after one step from a kernel of zeros; its bias stays b0.
+
+  Formal guarantees: the class sums leave by one Gaussian mechanism of μ² =
+  `buys`; all else is post-processing. A head of a smaller ε is topped up: the
+  door averages what it let out of them before.
+  """
+  del had, last, options  # all that it goes on from is what the door knows
+  s, _ = sums.release("class sums", rows, class_sums, buys)
+  scale = CLIP_NORM / residual_norm(rows.num_classes) / max(rows.n, 1)
+  gradient = ((P0 * s.sum(axis=0) - s) * scale).T.astype(np.float32)
+  bias = np.full(rows.num_classes, INITIAL_BIAS, np.float32)
+  return Made(head=LinearHead(kernel=step(gradient, optimizer), bias=bias))
+
+
+def step(
+  gradient: np.ndarray, optimizer: optax.GradientTransformation
+) -> np.ndarray:
+  """The kernel after the first step from zero, float32.
+
+  >>> step(np.array([[0.5, -2.0]], np.float32), optimizer_of("momentum"))
+  array([[-0.5,  2. ]], dtype=float32)
+  >>> step(np.array([[0.5, -2.0]], np.float32), optimizer_of("lamb")).round(3)
+  array([[-1.,  1.]], dtype=float32)
+  """
+  zero = jnp.zeros(gradient.shape, jnp.float32)
+  update, _ = optimizer.update(
+    jnp.asarray(gradient, jnp.float32), optimizer.init(zero), zero
+  )
+  return np.asarray(jax.device_get(update), np.float32)

@@ -1,0 +1,301 @@
+"""From two arrays to private heads, in one call; in no ledger."""
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+from jaxtyping import Float, Int64
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadName, HeadOptions, PublicStart
+from oneshot_dp.linear_dp import accounting
+from oneshot_dp.linear_dp.data import array_data
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.train import (
+  TrainedHead,
+  check_plan,
+  cost,
+  rows_for,
+  train,
+)
+
+NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PrivateHead:
+  """A classifier that is safe to publish as its receipt says.
+
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> rows, labels = np.repeat(np.eye(2), 500, axis=0), np.arange(1000) // 500
+  >>> head = oneshot_dp.train_head(
+  ...   rows, labels, num_classes=2, epsilon=4.0, delta=1e-6
+  ... )
+  >>> head
+  PrivateHead(auto, feature_dim=2, num_classes=2, epsilon=4, delta=1e-06)
+  >>> head.predict(np.array([[3.0, 0.0], [0.0, 0.5]]))
+  array([0, 1])
+
+  Attributes:
+    trained: the head, how it was made, and all that left for it.
+    num_examples: n of the training rows, public.
+    class_names: the names of the K classes, public.
+    num_classes_source: where K comes from; of labels, which are private, the
+      guarantee holds only if K is public anyway.
+    privacy_unit: "example", or "unit" where rows had unit_ids.
+    is_charged: whether the caller had it charged to something.
+  """
+
+  trained: TrainedHead
+  num_examples: int
+  class_names: tuple[str, ...]
+  num_classes_source: NumClassesSource = "flag"
+  privacy_unit: str = "example"
+  is_charged: bool = False
+
+  @property
+  def head(self) -> LinearHead:
+    """The weights: kernel [d, K] and bias [K], float32."""
+    return self.trained.head
+
+  def __repr__(self) -> str:
+    d, num_classes = self.head.kernel.shape
+    made = self.trained
+    return (
+      f"PrivateHead({made.name}, feature_dim={d}, num_classes={num_classes},"
+      f" epsilon={made.epsilon:g}, delta={made.delta:g}"
+      f"{'' if made.private else ', NOT PRIVATE'})"
+    )
+
+  def logits(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
+    """Scores of each class, good for ranking, for embeddings as it learnt from.
+
+    The largest bias is taken off: a common −10 would swallow small differences.
+
+    InputError: another d; a row that is not finite, or too long for the head
+    (the message names the row, never its numbers).
+    """
+    array = np.asarray(embeddings)
+    if array.ndim != 2 or array.shape[1] != self.head.feature_dim:
+      raise InputError(
+        f"embeddings have shape {array.shape}: the head takes"
+        f" [n, {self.head.feature_dim}]."
+      )
+    with np.errstate(over="ignore"):  # its logits are not finite either
+      features = array.astype(np.float32)
+    logits = np.asarray(self.head.ranking().logits(jnp.asarray(features)))
+    sound = np.isfinite(logits).all(axis=1)
+    if not sound.all():
+      raise InputError(
+        f"embeddings[{sound.argmin()}] is not finite, or too long for float32:"
+        " mend the row, or leave it out."
+      )
+    return logits
+
+  def decision_function(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
+    """The logits, by scikit-learn's name; a column per class, also for two."""
+    return self.logits(embeddings)
+
+  def predict_proba(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
+    """The softmax of the logits, float64: *not calibrated*."""
+    return scipy.special.softmax(self.logits(embeddings).astype(float), axis=1)
+
+  def predict(self, embeddings: Any) -> Int64[np.ndarray, " n"]:
+    """The class with the largest logit, the first of those that tie."""
+    return self.logits(embeddings).argmax(axis=1)
+
+  def score(self, embeddings: Any, labels: Any) -> float:
+    """The share of right classes; as private as the rows that it is of."""
+    return float((self.predict(embeddings) == np.asarray(labels)).mean())
+
+  def receipt(self) -> dict[str, Any]:
+    """What the head guarantees and all that it follows from, as JSON.
+
+    In the words of the receipt.json of `oneshot-dp train`, as far as arrays can
+    know them; `private` is False where the noise came from a seed.
+    """
+    made, mu2 = self.trained, self.trained.mu_squared or 0.0
+    stated = {
+      "private": made.private,
+      "head": made.name,
+      "options": dict(made.options),
+      "releases": [release._asdict() for release in made.releases],
+      "num_examples": self.num_examples,
+      "feature_dim": self.head.feature_dim,
+      "num_classes": self.head.num_classes,
+      "class_names": list(self.class_names),
+      "num_classes_source": self.num_classes_source,
+      "privacy_unit": self.privacy_unit,
+      "delta": made.delta,
+      "neighboring_relation": accounting.NEIGHBORING_RELATION,
+      "accountant": accounting.ACCOUNTANT,
+      "noise_source": made.noise_source,
+      "charged": self.is_charged,
+    }
+    follows = {
+      "mu_squared": mu2,
+      "noise_multiplier": mu2**-0.5,
+      "epsilon": made.epsilon,
+      "epsilon_if_replaced": accounting.epsilon_of(4 * mu2, made.delta or 0.0),
+    }
+    return {"stated": stated, "follows": follows}
+
+
+def train_heads(
+  embeddings: Any,
+  labels: Any,
+  *,
+  num_classes: int,
+  class_names: Sequence[str] | None = None,
+  epsilons: Sequence[float],
+  delta: float,
+  head: HeadName = "auto",
+  unit_ids: Any = None,
+  balanced: bool = False,
+  start: Any = None,
+  weak_privacy: bool = False,
+  source: NoiseSource | None = None,
+  charge: Callable[[Fraction, NoiseSource], object] | None = None,
+) -> tuple[PrivateHead, ...]:
+  """Trains a private head for each ε; all of them cost the largest.
+
+  Formal guarantees: those of `oneshot-dp sweep`, whose code this is: each head
+  is (ε, δ)-DP, and all together are as private as that of the largest ε, where
+  a unit (a row, or all rows of one of `unit_ids`) is there or replaced by
+  nothing, with n and K public.
+
+  **The heads are in no ledger**: nothing here knows what was released of the
+  same rows before, and every call costs anew. Pass `charge` to keep count, or
+  write a cache (`oneshot_dp.write_cache`) and use `oneshot-dp train`.
+
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> rows, labels = np.repeat(np.eye(2), 500, axis=0), np.arange(1000) // 500
+  >>> strict, loose = oneshot_dp.train_heads(
+  ...   rows, labels, num_classes=2, epsilons=(1.0, 4.0), delta=1e-6
+  ... )
+  >>> strict.trained.epsilon, loose.trained.epsilon
+  (1.0, 4.0)
+
+  Args:
+    embeddings: [n, d] floats, private.
+    labels: [n] integers in [0, K), private.
+    num_classes: K, public: known without the labels.
+    class_names: K public names; None is "0", "1" ...
+    epsilons: the ε of each head, positive and distinct.
+    delta: δ of each head, in (0, 1), well below 1/n.
+    head: "auto" (the most accurate), or the paper's single step of "lamb",
+      "adam" or "momentum".
+    unit_ids: [n] integers, whose each row is, where a person may have many: the
+      guarantee is then about all rows of a unit. None is a unit per row.
+    balanced: of "auto", for classes of very different sizes.
+    start: [K, d] numbers, of "auto": a public vector for each class, such as a
+      text tower's embedding of its name, to start from at no cost. No function
+      of the private rows.
+    weak_privacy: insist on a δ of 1/n or more, or an ε above 20.
+    source: the random bits; None is the operating system's. A seeded source is
+      for research, and marks the heads NOT PRIVATE.
+    charge: called once, with μ² and the source, before any noise; may refuse
+      by raising.
+
+  Returns:
+    Heads, in the order of `epsilons`.
+
+  Raises:
+    InputError: a value of another type; arrays that `array_data` refuses; an ε
+      or δ that is no guarantee; a head of another name. Nothing is charged
+      then, and nothing was drawn.
+
+  Source: Mehta et al., "Large Scale Transfer Learning for Differentially
+  Private Image Classification", TMLR 2023, algorithm 1.
+  """
+  source, epsilons = source or NoiseSource(), tuple(epsilons)
+  a_number = numbers.Real, "a number"
+  for name, value, kind, what in (
+    ("num_classes", num_classes, numbers.Integral, "an integer, K"),
+    ("source", source, NoiseSource, "a oneshot_dp.NoiseSource"),
+    ("delta", delta, *a_number),
+    *(("epsilon", epsilon, *a_number) for epsilon in epsilons),
+  ):
+    if not isinstance(value, kind):
+      raise InputError(f"{name}={value!r} must be {what}.")
+  delta, budget = float(delta), tuple(map(float, epsilons))
+  for epsilon in budget:
+    accounting.check_budget(epsilon, delta, insisted=weak_privacy)
+  data = array_data(
+    embeddings, labels, num_classes=int(num_classes), unit_ids=unit_ids
+  )
+  accounting.check_delta(delta, data.n, insisted=weak_privacy)
+  sizes = {"num_classes": data.num_classes, "feature_dim": data.feature_dim}
+  public = None if start is None else PublicStart.of(start, **sizes)
+  options = HeadOptions(balanced=balanced, start=public)
+  check_plan(head=head, n=data.n, options=options, **sizes)
+  names = map(str, range(data.num_classes) if class_names is None else ())
+  names = (*names, *(class_names or ()))
+  if len(set(names)) != data.num_classes or not all(
+    isinstance(name, str) and name for name in names
+  ):
+    raise InputError(
+      f"class_names={names} must be {data.num_classes} different names, one for"
+      " each of num_classes."
+    )
+  rows, paid = rows_for(data, head), cost(budget, delta)
+  if charge is not None:
+    charge(paid, source)
+  made = {
+    trained.epsilon: PrivateHead(
+      trained=trained,
+      num_examples=data.n,
+      class_names=names,
+      num_classes_source="flag" if class_names is None else "class_names",
+      privacy_unit=data.unit,
+      is_charged=charge is not None,
+    )
+    for trained in train(
+      rows,
+      head=head,
+      epsilons=budget,
+      delta=delta,
+      paid=paid,
+      source=source,
+      options=options,
+    )
+  }
+  return tuple(made[epsilon] for epsilon in budget)
+
+
+def train_head(
+  embeddings: Any, labels: Any, *, epsilon: float, **options: Any
+) -> PrivateHead:
+  """Trains one private head: `train_heads` of one ε.
+
+  Releases add up: for several ε use that. **The head is in no ledger.**
+
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> rows, labels = np.repeat(np.eye(3), 400, axis=0), np.arange(1200) // 400
+  >>> head = oneshot_dp.train_head(
+  ...   rows, labels, num_classes=3, epsilon=2.0, delta=1e-6
+  ... )
+  >>> head.predict(np.eye(3))
+  array([0, 1, 2])
+  >>> round(head.receipt()["follows"]["noise_multiplier"], 4)
+  2.2305
+
+  Args:
+    embeddings: [n, d] floats, private.
+    labels: [n] integers in [0, K), private.
+    epsilon: ε > 0.
+    options: num_classes, delta and all others of `train_heads`.
+
+  Returns:
+    The head and its receipt.
+  """
+  return train_heads(embeddings, labels, epsilons=(epsilon,), **options)[0]

@@ -1,0 +1,58 @@
+r"""The paper's step in a screenful of NumPy: what the room has to equal.
+
+One row after another, in Python's integers, for rows that are a privacy unit
+each and a data set that fits in memory. Nothing is checked, kept secret or
+charged, and nothing but the tests uses it: they hold the class sums to its
+bits, and the step to float32.
+"""
+
+import math
+
+import numpy as np
+
+R, WEIGHT = 2**14, 2**20
+
+
+def class_sums(
+  x: np.ndarray, y: np.ndarray, num_classes: int, clip_norm: float, b0: float
+) -> np.ndarray:
+  """S [K, d]: WEIGHT times the sum of each class's rows, on the grid."""
+  most = residual_norm(num_classes, b0) / clip_norm
+  sums = [[0] * x.shape[1] for _ in range(num_classes)]
+  for row, label in zip(x.astype(np.float32), y, strict=True):
+    norm = float(np.float32(math.sqrt((row.astype(np.float64) ** 2).sum())))
+    if norm == 0:
+      continue  # the null row
+    # In steps of C/(R·‖r‖), and clipped a little early.
+    room = R - math.sqrt(len(row)) / 2 - 1
+    scale = np.float32(min(room / norm, R * most))
+    for i, value in enumerate(row):
+      sums[label][i] += WEIGHT * round(float(value * scale))
+  return np.array(sums, object)
+
+
+def residual_norm(num_classes: int, b0: float) -> float:
+  """‖r‖, of r = p0·1 − e_y."""
+  p0 = 1 / (1 + math.exp(-b0))
+  return math.sqrt((1 - p0) ** 2 + (num_classes - 1) * p0**2)
+
+
+def noise_sd(sigma: float) -> float:
+  """σΔ: of every sum, Δ = WEIGHT·R."""
+  return sigma * WEIGHT * R
+
+
+def gradient(
+  noisy_sums: np.ndarray, n: int, clip_norm: float, b0: float
+) -> np.ndarray:
+  """The mean clipped gradient [K, d]: (p0·1 ⊗ T − S)/n, in its own units."""
+  s = noisy_sums.astype(np.float64) / (WEIGHT * R)
+  p0 = 1 / (1 + math.exp(-b0))
+  return (p0 * s.sum(axis=0) - s) * clip_norm / residual_norm(len(s), b0) / n
+
+
+def step(mean: np.ndarray, head: str) -> np.ndarray:
+  """The kernel [d, K] after one step from zero at a learning rate of 1."""
+  if head == "momentum":
+    return -mean.T
+  return -(mean / (np.abs(mean) + 1e-6)).T  # LAMB's trust ratio of zeros is 1

@@ -1,0 +1,252 @@
+"""Rows → private heads, the smallest ε first; all together cost the largest.
+
+Nothing here touches a disk: whoever calls `train` has charged `cost` before, as
+the command line does to the ledger, and `private_head` to whoever asks.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadName, HeadOptions
+from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
+from oneshot_dp.linear_dp.data import Data
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads import HEADS
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_sums import PrivateSums, Release
+from oneshot_dp.linear_dp.rows import Rows
+
+_MOST_WEIGHTS = 2**31
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedHead:
+  """A head, and all that is to be said of it.
+
+  Attributes:
+    head: the weights.
+    name: "auto", "lamb", "adam" or "momentum".
+    epsilon, delta: of all releases so far; None for a baseline.
+    draw: which of several heads of one ε, from 0.
+    mu_squared: what all releases so far cost together, at most; None likewise.
+    releases: all so far, with those of the head that it went on from.
+    state: what a head of a larger ε goes on from, all public: "estimate/KEY"
+      and "precision/KEY" of each statistic, and "kernel", "length" of `auto`.
+    options: settings, as JSON.
+    noise_source: where the random bits came from.
+    private: False for a baseline, or noise of a seed.
+  """
+
+  head: LinearHead
+  name: HeadName
+  epsilon: float | None
+  delta: float | None
+  draw: int
+  mu_squared: float | None
+  releases: tuple[Release, ...]
+  state: Mapping[str, np.ndarray]
+  options: Mapping[str, Any]
+  noise_source: str
+  private: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Before:
+  """The head that `train` goes on from; see `TrainedHead`, whose parts it has.
+
+  Its folder has all of it: its releases' file, its receipt.
+  """
+
+  name: HeadName
+  state: Mapping[str, np.ndarray]
+  mu_squared: float
+  releases: tuple[Release, ...]
+  options: Mapping[str, Any]
+
+
+def cost(
+  epsilons: Sequence[float], delta: float, already: Fraction | float = 0
+) -> Fraction:
+  """μ² to charge for one head and draw of all these ε: that of the largest.
+
+  Less what the head that is gone on from has `already`. InputError: an ε that
+  is no guarantee, given twice, or no more than that head has.
+  """
+  if not epsilons or len(set(epsilons)) != len(epsilons):
+    raise InputError(f"epsilons={[*epsilons]}: give one or more, each once.")
+  bought = [mu_squared(epsilon, delta) for epsilon in sorted(epsilons)]
+  if bought[0] <= already:
+    raise InputError(
+      f"epsilon={min(epsilons):g} is no more than the head to go on from has"
+      f" at delta={delta:g}, {epsilon_of(float(already), delta):.4g}: give a"
+      " larger one."
+    )
+  return Fraction(bought[-1]) - Fraction(already)
+
+
+def check_plan(
+  *,
+  head: HeadName,
+  n: int,
+  feature_dim: int,
+  num_classes: int,
+  options: HeadOptions,
+  before: Before | None = None,
+) -> None:
+  """InputError for what no head can be trained by, from public facts alone."""
+  options.check(head)
+  if n < 1:
+    raise InputError("there are no rows to train on: choose another part.")
+  if num_classes * feature_dim >= _MOST_WEIGHTS:
+    raise InputError(
+      f"{num_classes} classes of {feature_dim} features are more weights than"
+      f" {_MOST_WEIGHTS - 1}: use a smaller embedding."
+    )
+  if before is None:
+    return
+  if before.name != head:
+    raise InputError(
+      f"head {head!r} cannot go on from a head {before.name!r}: give --head"
+      f" {before.name}."
+    )
+  asked = {name: value for name, value in options.as_json().items() if value}
+  if not asked.items() <= dict(before.options).items():
+    raise InputError(
+      f"the head to go on from has the options {dict(before.options)}, not"
+      f" {asked}: leave them out, it keeps its own."
+    )
+
+
+def rows_for(data: Data, head: HeadName) -> Rows:
+  """The rows as a head sees them, for any number of `train`s.
+
+  Those of `auto` are read here, and kept where they fit in memory: a row that
+  is wrong is an InputError before anything is charged.
+  """
+  return HEADS[head].rows(data)
+
+
+def train(
+  rows: Rows,
+  *,
+  head: HeadName,
+  epsilons: Sequence[float],
+  delta: float,
+  paid: Fraction | float,
+  source: NoiseSource,
+  options: HeadOptions | None = None,
+  draw: int = 0,
+  before: Before | None = None,
+) -> Iterator[TrainedHead]:
+  """A head for each ε, the smallest first.
+
+  Each larger ε buys what its μ² has more, and adds it to what is known.
+
+  Formal guarantees: the head of each ε is (ε, δ)-DP in REPLACE_SPECIAL, and all
+  together are as private as that of the largest: all that left are Gaussian
+  mechanisms whose μ² add up to no more than `paid`, which the door refuses to
+  exceed, and that of `before`. Each may depend on the results of those before
+  (Smith & Thakurta, "Fully adaptive composition for Gaussian differential
+  privacy", 2022). Whether it fails does not depend on the noise.
+
+  Args:
+    rows: `rows_for(data, head)`.
+    head: its name.
+    epsilons: positive, distinct, each more than `before` has.
+    delta: in (0, 1).
+    paid: μ², charged already: `cost(epsilons, delta, already)`.
+    source: of the random bits.
+    options: balanced and start, of `auto`.
+    draw: noted with the heads.
+    before: a head of the same rows to go on from.
+  """
+  options = options or HeadOptions()
+  had, last, known = 0.0, {}, {}
+  stated, earlier = options.as_json(), ()
+  if before is not None:
+    had, earlier, stated = before.mu_squared, before.releases, before.options
+    options = HeadOptions(balanced=bool(stated.get("balanced")))
+    last = {key: a for key, a in before.state.items() if "/" not in key}
+    known = {
+      key.removeprefix("estimate/"): (
+        estimate,
+        float(before.state[key.replace("estimate", "precision", 1)]),
+      )
+      for key, estimate in before.state.items()
+      if key.startswith("estimate/")
+    }
+  sums = PrivateSums(source, paid, known)
+  for epsilon in sorted(epsilons):
+    so_far = mu_squared(epsilon, delta)
+    made = HEADS[head].make(sums, rows, so_far - had, had, last, options)
+    had, last = so_far, made.last
+    yield TrainedHead(
+      head=made.head,
+      name=head,
+      epsilon=float(epsilon),
+      delta=float(delta),
+      draw=draw,
+      mu_squared=so_far,
+      releases=(*earlier, *sums.releases),
+      state=_state(sums, made.last),
+      options=stated,
+      noise_source=source.description,
+      private=source.is_private,
+    )
+
+
+def baseline(
+  rows: Rows, head: HeadName, options: HeadOptions | None = None
+) -> TrainedHead:
+  """The head without noise: **NOT PRIVATE**, to compare with."""
+  options = options or HeadOptions()
+  sums = PrivateSums(None, math.inf)
+  made = HEADS[head].make(sums, rows, math.inf, 0.0, {}, options)
+  return TrainedHead(
+    head=made.head,
+    name=head,
+    epsilon=None,
+    delta=None,
+    draw=0,
+    mu_squared=None,
+    releases=(),
+    state={},  # it would be exact
+    options=options.as_json(),
+    noise_source="no noise",
+    private=False,
+  )
+
+
+def memory_needed(
+  head: HeadName, n: int, feature_dim: int, num_classes: int, unit: str
+) -> int:
+  """About the bytes that training holds at most, from public facts.
+
+  Measured: of weights [K, d] in 8 bytes about 12 at a time, of a moment [d, d]
+  11; rows of `auto` are kept twice, as they are and mapped, where they fit, and
+  units' mean rows are integers of 8 bytes, as many as rows in the worst case.
+  """
+  d, k = feature_dim, num_classes
+  needed = 400 * 2**20 + 96 * k * d
+  if unit != "example":
+    needed += 18 * n * d
+  if head == "auto":
+    logits = 64 * k * max(1024, 2**20 // k)
+    needed += 88 * d * d + 2 * min(2 * n * d, 2**33) + logits
+  return needed
+
+
+def _state(
+  sums: PrivateSums, last: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  state = {key: np.asarray(value, np.float64) for key, value in last.items()}
+  for key, (estimate, precision) in sums.known.items():
+    state[f"estimate/{key}"] = estimate
+    state[f"precision/{key}"] = np.array(precision)
+  return state

@@ -1,0 +1,111 @@
+"""What `import oneshot_dp` promises."""
+
+import ast
+import dataclasses
+import inspect
+import pathlib
+import pkgutil
+import re
+import subprocess
+import sys
+
+import pytest
+
+import oneshot_dp
+
+HEAVY = (
+  "apache_beam",
+  "array_record",
+  "dp_accounting",
+  "jax",
+  "numpy",
+  "optax",
+  "tensorflow_datasets",
+)
+of_each_name = pytest.mark.parametrize("name", oneshot_dp.__all__)
+
+
+def imported_for_types() -> dict[str, str]:
+  """Name → module, of the imports under `if TYPE_CHECKING`."""
+  source = pathlib.Path(oneshot_dp.__file__)
+  (guarded,) = [
+    node for node in ast.parse(source.read_text()).body if type(node) is ast.If
+  ]
+  return {
+    alias.name: node.module or ""
+    for node in guarded.body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+  }
+
+
+def test_the_table_of_the_docstring_lists_all_public_names():
+  listed = re.findall(r"^\| `(\w+)`", oneshot_dp.__doc__ or "", re.MULTILINE)
+  assert sorted(listed) == sorted(set(listed)) == oneshot_dp.__all__
+
+
+def test_names_come_from_where_type_checkers_are_told():
+  of_types = imported_for_types()
+  # What needs scikit-learn, of which type checkers know nothing.
+  homes = dict(oneshot_dp._HOMES)
+  homes.pop("DPLinearClassifier")
+  assert of_types == {n: f"oneshot_dp.{home}" for n, home in homes.items()}
+  assert sorted(of_types) == oneshot_dp.__all__
+  for name, home in of_types.items():
+    assert getattr(oneshot_dp, name).__module__ == home
+
+
+def test_no_name_is_that_of_a_module():
+  # Importing the module would put it where the name was.
+  modules = {info.name for info in pkgutil.iter_modules(oneshot_dp.__path__)}
+  assert not modules & set(oneshot_dp.__all__)
+
+
+def test_a_star_import_brings_them_and_dir_lists_them():
+  found = {}
+  exec("from oneshot_dp import *", found)
+  assert set(oneshot_dp.__all__) <= found.keys()
+  assert set(oneshot_dp.__all__) <= set(dir(oneshot_dp))
+
+
+def test_other_names_are_not_there():
+  with pytest.raises(AttributeError, match=r"'oneshot_dp' has no .*'nothing'"):
+    _ = oneshot_dp.nothing
+  with pytest.raises(ImportError):
+    exec("from oneshot_dp import nothing")
+
+
+@of_each_name
+def test_says_in_a_line_what_it_is(name):
+  doc = getattr(oneshot_dp, name).__doc__ or ""
+  assert doc.splitlines()[0].endswith(".")
+
+
+@of_each_name
+def test_documents_what_goes_in(name):
+  public = getattr(oneshot_dp, name)
+  doc = inspect.getdoc(public) or ""
+  if dataclasses.is_dataclass(public):
+    section = doc.partition("Attributes:\n")[2]
+    expected = [field.name for field in dataclasses.fields(public)]
+  elif "Args:\n" not in doc:  # said in its sentences
+    assert inspect.isfunction(public)
+    return
+  else:
+    section = doc.partition("Args:\n")[2]
+    expected = list(inspect.signature(public).parameters)
+  described = re.findall(r"^  ([\w, ]+):", section, re.MULTILINE)
+  described = {name for names in described for name in names.split(", ")}
+  assert set(expected) <= described
+
+
+def test_nothing_heavy_is_imported_before_it_is_used():
+  code = (
+    "import sys, oneshot_dp, oneshot_dp.configs.head_config\n"
+    "dir(oneshot_dp)\n"
+    f"print([name for name in {HEAVY} if name in sys.modules])"
+  )
+  found = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert found.stdout == "[]\n"

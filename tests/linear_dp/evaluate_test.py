@@ -1,0 +1,231 @@
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.linear_dp import evaluate
+from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.data import array_data
+from oneshot_dp.linear_dp.evaluate import (
+  accuracies,
+  accuracy_interval,
+  evaluate_heads,
+  evaluation_rows,
+  private_accuracies,
+)
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+
+
+def make_head(d, num_classes, seed=0):
+  """Small integers, so that logits are exact and there are ties."""
+  rng = np.random.default_rng(seed)
+  return LinearHead(
+    kernel=rng.integers(-2, 3, (d, num_classes)).astype(np.float32),
+    bias=rng.integers(-1, 2, num_classes).astype(np.float32) - 10,
+  )
+
+
+def block(n, d, num_classes, seed=0, dtype=np.float16):
+  rng = np.random.default_rng(seed)
+  rows = rng.integers(-2, 3, (n, d)).astype(dtype)
+  return {"embedding": rows, "label": rng.integers(0, num_classes, n)}
+
+
+def in_blocks(rows, size):
+  for start in range(0, len(rows["label"]), size):
+    yield {name: c[start : start + size] for name, c in rows.items()}
+
+
+def expected_hits(head, rows):
+  """Top-1 and top-5 by NumPy's stable sort: the smaller index wins a tie."""
+  x = rows["embedding"].astype(np.float64)
+  if head.unit_norm:
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+  logits = x @ head.kernel + head.bias
+  ranked = np.argsort(-logits, axis=1, kind="stable")
+  hit = ranked == rows["label"][:, None]
+  return hit[:, 0].mean(), hit[:, :5].any(axis=1).mean()
+
+
+@pytest.mark.parametrize(
+  ("num_classes", "n"), [(1, 3), (2, 1023), (5, 1), (5, 1024), (40, 2500)]
+)
+def test_equals_numpy_ties_included(num_classes, n):
+  rows = block(n, 4, num_classes, seed=n)
+  head = make_head(4, num_classes)
+  (found,) = accuracies([head], in_blocks(rows, 256))
+  assert (found.top1, found.top5) == pytest.approx(expected_hits(head, rows))
+  assert found.num_examples == n
+  logits = rows["embedding"].astype(np.float32) @ head.kernel + head.bias
+  right, label = logits.argmax(axis=1) == rows["label"], rows["label"]
+  recall = [
+    right[label == c].mean() if (label == c).any() else None
+    for c in range(num_classes)
+  ]
+  assert found.recall == pytest.approx(tuple(recall), abs=1e-12)
+  of_some = [share for share in recall if share is not None]
+  assert found.balanced == pytest.approx(np.mean(of_some), abs=1e-12)
+  assert found.class_rows == tuple(np.bincount(label, minlength=num_classes))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("unit_norm", [False, True])
+def test_real_numbers_of_any_dtype(dtype, unit_norm):
+  rng = np.random.default_rng(0)
+  of = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+  x = rng.standard_normal((700, 24)) * np.exp(rng.standard_normal((700, 1)))
+  rows = {"embedding": x.astype(of), "label": rng.integers(0, 9, 700)}
+  head = LinearHead(
+    kernel=rng.standard_normal((24, 9)).astype(np.float32),
+    bias=rng.standard_normal(9).astype(np.float32),
+    unit_norm=unit_norm,
+  )
+  (found,) = accuracies([head], [rows])
+  assert (found.top1, found.top5) == pytest.approx(expected_hits(head, rows))
+
+
+def test_heads_of_either_kind_keep_their_places_alone_or_together(monkeypatch):
+  monkeypatch.setattr(evaluate, "_BATCH", 64)
+  rows = block(300, 5, 7, dtype=np.float32)
+  heads = [
+    dataclasses.replace(make_head(5, 7, seed), unit_norm=kind)
+    for seed, kind in enumerate([False, True, False, True, True])
+  ]
+  rows["embedding"] += 0.25  # no row of zeros
+  together, seen = accuracies(heads, in_blocks(rows, 50)), []
+  alone = [accuracies([h], [rows], seen.append)[0] for h in heads]
+  assert together == alone
+  assert seen == [300] * 5
+  assert len({accuracy.top1 for accuracy in alone}) > 3
+
+
+def test_not_a_number_is_never_a_hit():
+  rows, head = block(50, 4, 9, dtype=np.float32), make_head(4, 9)
+  broken = dataclasses.replace(head, kernel=np.full((4, 9), np.nan, np.float32))
+  kept = {name: column[10:] for name, column in rows.items()}
+  expected = np.array(expected_hits(head, kept)) * 40 / 50
+  rows["embedding"][:10] = np.nan
+  of_nan, of_head = accuracies([broken, head], [rows])
+  assert (of_nan.top1, of_nan.top5) == (0, 0)
+  assert (of_head.top1, of_head.top5) == pytest.approx(tuple(expected))
+
+
+@pytest.mark.parametrize(
+  ("shapes", "rows", "message"),
+  [
+    ([(4, 7)], None, "no rows"),
+    ([(4, 7)], block(0, 4, 7), "no rows"),
+    ([(4, 7)], block(3, 5, 7), r"feature_dim=5, the head 4"),
+    ([(4, 7)], block(90, 4, 8), r"a label is outside 0 to 6"),
+    ([(4, 7), (4, 6)], block(9, 4, 6), r"\[\(4, 6\), \(4, 7\)\]: score those"),
+  ],
+)
+def test_refusals(shapes, rows, message):
+  heads = [make_head(*shape) for shape in shapes]
+  with pytest.raises(InputError, match=message):
+    accuracies(heads, [] if rows is None else [rows])
+  assert accuracies([], []) == []
+
+
+def test_arrays():
+  rows, head = block(40, 4, 3), make_head(4, 3)
+  assert evaluate_heads([head], rows["embedding"], rows["label"]) == accuracies(
+    [head], [rows]
+  )
+
+
+@pytest.mark.parametrize("hits", [0, 7, 50])
+def test_an_interval_holds_the_share_and_is_the_binomial_s(hits):
+  low, high = accuracy_interval(hits / 50, 50)
+  assert 0 <= low <= hits / 50 <= high <= 1
+  from scipy import stats
+
+  if 0 < hits < 50:
+    assert stats.binom.sf(hits - 1, 50, low) == pytest.approx(0.025, rel=1e-6)
+    assert stats.binom.cdf(hits, 50, high) == pytest.approx(0.025, rel=1e-6)
+
+
+# With noise.
+
+
+def test_private_accuracies_without_noise_are_the_exact_ones():
+  rows = block(900, 6, 7, dtype=np.float32)
+  rows["embedding"] += 0.3
+  heads = [
+    dataclasses.replace(make_head(6, 7, seed), bias=np.full(7, -10, np.float32))
+    for seed in range(3)
+  ]
+  data = array_data(rows["embedding"], rows["label"], num_classes=7)
+  sums = PrivateSums(None, np.inf)
+  found = private_accuracies(sums, evaluation_rows(data), heads, np.inf)
+  exact = accuracies(heads, [rows])
+  for of_door, of_rows in zip(found, exact, strict=True):
+    # Of integers: a tie may go to another class.
+    assert of_door.top1 == pytest.approx(of_rows.top1, abs=0.01)
+    assert (of_door.top5, of_door.recall, of_door.balanced) == (None,) * 3
+
+
+def clear_rows(n):
+  """Rows that a head of an eye has right, every second one."""
+  label = np.arange(n) % 4
+  x = np.eye(4, dtype=np.float32)[label] + 0.01
+  wrong = np.arange(n) // 4 % 2 == 1
+  return x, np.where(wrong, (label + 1) % 4, label)
+
+
+EYE = LinearHead(kernel=np.eye(4, dtype=np.float32), bias=np.zeros(4, "f"))
+
+
+def test_noise_is_that_of_the_budget_and_never_more_leaves():
+  x, label = clear_rows(4000)
+  rows = evaluation_rows(array_data(x, label, num_classes=4))
+  buys, source = mu_squared(1.0, 1e-5), NoiseSource(0)
+  found = []
+  for _ in range(200):
+    sums = PrivateSums(source, buys)
+    heads = private_accuracies(sums, rows, [EYE] * 4, buys)
+    found += [accuracy.top1 - 0.5 for accuracy in heads]
+    (release,) = sums.releases
+    assert release.noise_multiplier**-2 <= buys
+    with pytest.raises(RunError, match="more than was charged"):
+      private_accuracies(sums, rows, [EYE], buys)
+  sd = buys**-0.5 * 4**0.5 / 4000
+  assert np.std(found) == pytest.approx(sd, rel=0.1)
+  assert abs(np.mean(found)) < 5 * sd / 800**0.5
+
+
+def test_a_unit_counts_for_one_whatever_it_holds():
+  """Rows of one unit are all right, the other units' wrong."""
+  x, _ = clear_rows(4000)
+  label = x.argmax(axis=1)
+  unit = np.arange(4000) // 2
+  unit[:2000] = 0
+  label[2000:] = (label[2000:] + 1) % 4
+  data = array_data(x, label, num_classes=4, unit_ids=unit)
+  sums = PrivateSums(NoiseSource(0), 1e9)
+  (found,) = private_accuracies(sums, evaluation_rows(data), [EYE], 1e9)
+  assert found.num_examples == 1001
+  assert found.top1 == pytest.approx(1 / 1001, rel=0.01)
+  assert [release.name for release in sums.releases] == [
+    "units", "right answers"
+  ]  # fmt: skip
+  assert sum(r.noise_multiplier**-2 for r in sums.releases) <= 1e9
+
+
+def test_rows_are_counted_where_their_number_is_private():
+  x, label = clear_rows(4000)
+  data = array_data(x, label, num_classes=4)
+  data = dataclasses.replace(data, n=5000)  # the mean of a part
+  sums = PrivateSums(NoiseSource(0), 1e6)
+  rows = evaluation_rows(data)
+  (found,) = private_accuracies(sums, rows, [EYE], 5e5, counted=True)
+  assert (found.num_examples, found.top1) == (
+    4000,
+    pytest.approx(0.5, rel=0.01),
+  )
+  (found,) = private_accuracies(sums, rows, [EYE], 1.0)
+  assert found.num_examples == 5000

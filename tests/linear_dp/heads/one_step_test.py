@@ -1,0 +1,168 @@
+"""The heads of one step: against NumPy, optax, jax_privacy and their law."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import jax_privacy
+import numpy as np
+import optax
+import pytest
+
+from oneshot_dp.linear_dp import reference
+from oneshot_dp.linear_dp.data import array_data
+from oneshot_dp.linear_dp.heads.one_step import (
+  clipped_rows,
+  one_step,
+  optimizer_of,
+  residual_norm,
+  step,
+)
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+
+N, D, K = 257, 12, 5
+SENSITIVITY = reference.WEIGHT * reference.R
+HEADS = "lamb", "adam", "momentum"
+
+
+def rows_of_lengths(n=N, d=D, num_classes=K, seed=0):
+  """Some clipped, some not, some null."""
+  rng = np.random.default_rng(seed)
+  x = rng.standard_normal((n, d)) * np.exp(rng.standard_normal((n, 1)) - 1)
+  x[::17] = 0
+  return x.astype(np.float32), rng.integers(0, num_classes, n)
+
+
+def class_sums(x, y, num_classes=K):
+  """What leaves without noise."""
+  rows = clipped_rows(array_data(x, y, num_classes=num_classes))
+  seen = []
+
+  class Watched(PrivateSums):
+    def release(self, *given, **options):
+      seen.append(super().release(*given, **options))
+      return seen[-1]
+
+  made = one_step(Watched(None, math.inf), rows, math.inf,
+                  optimizer=optimizer_of("momentum"))  # fmt: skip
+  ((estimate, sigma),) = seen
+  assert sigma == 0
+  return estimate, made.head
+
+
+@pytest.mark.parametrize(
+  ("n", "d", "num_classes"), [(N, D, K), (1, 1, 1), (3, 1, 2), (2, 7, 1)]
+)
+def test_the_sums_have_the_bits_of_the_reference(n, d, num_classes):
+  x, y = rows_of_lengths(n, d, num_classes)
+  found, _ = class_sums(x, y, num_classes)
+  exact = reference.class_sums(x, y, num_classes, 1.0, -10.0)
+  assert (found == exact.astype(float) / SENSITIVITY).all()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_head_is_that_of_the_reference(name):
+  x, y = rows_of_lengths()
+  rows = clipped_rows(array_data(x, y, num_classes=K))
+  made = one_step(PrivateSums(None, math.inf), rows, math.inf,
+                  optimizer=optimizer_of(name))  # fmt: skip
+  exact = reference.class_sums(x, y, K, 1.0, -10.0)
+  expected = reference.step(reference.gradient(exact, N, 1.0, -10.0), name)
+  np.testing.assert_allclose(made.head.kernel, expected, rtol=1e-4, atol=1e-7)
+  assert made.head.bias.tolist() == [-10] * K
+  assert not made.head.unit_norm
+
+
+def test_the_gradient_is_jax_privacy_s():
+  """Per-example clipping of the sigmoid cross-entropy at the first step."""
+  x, y = rows_of_lengths()
+
+  def loss(kernel, x, y):
+    logits = x @ kernel - 10.0
+    return optax.sigmoid_binary_cross_entropy(
+      logits, jax.nn.one_hot(y, K)
+    ).sum()
+
+  clipped = jax_privacy.clipped_grad(
+    loss, l2_clip_norm=1.0, batch_argnums=(1, 2), keep_batch_dim=False
+  )
+  expected = clipped(jnp.zeros((D, K)), jnp.asarray(x), jnp.asarray(y)) / N
+  _, head = class_sums(x, y)  # momentum's first step is minus the gradient
+  np.testing.assert_allclose(-head.kernel, expected, atol=2e-5)
+
+
+def noisy(name, x, y, buys, seed):
+  rows = clipped_rows(array_data(x, y, num_classes=K))
+  sums = PrivateSums(NoiseSource(seed), 3 * buys)
+  return sums, rows, one_step(sums, rows, buys, optimizer=optimizer_of(name))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_one_release_pays_for_any_transformation_of_it(name):
+  """What leaves is S once; the head follows from it and public numbers."""
+  x, y = rows_of_lengths()
+  sums, _, made = noisy(name, x, y, 0.04, 1)
+  (release,) = sums.releases
+  assert (release.name, release.shape) == ("class sums", (K, D))
+  assert Fraction(release.noise_multiplier) ** -2 <= Fraction(0.04)
+  ((estimate, precision),) = sums.known.values()
+  assert precision == pytest.approx(0.04)
+  mean = reference.gradient(estimate * SENSITIVITY, N, 1.0, -10.0)
+  expected = reference.step(mean, name)
+  np.testing.assert_allclose(made.head.kernel, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  "optimizer",
+  [optax.lion(1.0), optax.chain(optax.clip(1e-3), optax.sgd(2.0))],
+)
+def test_any_optax_transformation_will_do(optimizer):
+  gradient = np.random.default_rng(0).standard_normal((D, K)).astype(np.float32)
+  updates, _ = optimizer.update(
+    gradient,
+    optimizer.init(np.zeros((D, K), np.float32)),
+    np.zeros((D, K), "f"),
+  )
+  np.testing.assert_array_equal(step(gradient, optimizer), updates)
+
+
+def test_the_law_of_the_noise_and_of_topping_up():
+  """One draw of all that was bought; the paper's noise but for p0 of it.
+
+  Of two ε, cov(Z₁, Z₂) = Var Z₂, as of a sum of independent noise.
+  """
+  d = 4000
+  x, y = rows_of_lengths(64, d)
+  sums, rows, _ = noisy("momentum", x, y, 0.04, 2)
+  ((first, _),) = sums.known.values()
+  made = one_step(sums, rows, 0.05, 0.04, optimizer=optimizer_of("momentum"))
+  ((second, precision),) = sums.known.values()
+  assert precision == pytest.approx(0.09)
+  exact = reference.class_sums(x, y, K, 1.0, -10.0).astype(float) / SENSITIVITY
+  z1, z2 = (first - exact).ravel(), (second - exact).ravel()
+  assert z1.std() == pytest.approx(0.04**-0.5, rel=0.03)
+  assert z2.std() == pytest.approx(0.09**-0.5, rel=0.03)
+  assert (z1 * z2).mean() == pytest.approx(1 / 0.09, rel=0.06)
+  # In the gradient: of deviation σ·C/n, and alike in all classes by p0 alone.
+  scale = 1 / residual_norm(K) / 64
+  of_exact = -reference.gradient(exact * SENSITIVITY, 64, 1.0, -10.0).T
+  z = (made.head.kernel - of_exact) / scale
+  assert z.std() == pytest.approx(0.09**-0.5, rel=0.03)
+  between = np.corrcoef(z.T)[np.triu_indices(K, 1)]
+  assert np.abs(between).max() < 5 / d**0.5
+
+
+def test_every_size_has_a_head():
+  for n, d, num_classes in ((1, 1, 1), (1, 5, 2), (2, 1, 3)):
+    x = np.zeros((n, d), np.float32)
+    rows = clipped_rows(
+      array_data(x, np.zeros(n, int), num_classes=num_classes)
+    )
+    for source, buys in ((None, math.inf), (NoiseSource(0), 1e-9)):
+      sums = PrivateSums(source, buys)
+      made = one_step(sums, rows, buys, optimizer=optimizer_of("lamb"))
+      assert made.head.kernel.shape == (d, num_classes)
+      assert np.isfinite(made.head.kernel).all()
+      assert source is not None or not made.head.kernel.any()

@@ -1,0 +1,198 @@
+"""Private heads of arrays: the same as by `train`, charged before noise."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HEAD_NAMES, HeadOptions
+from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
+from oneshot_dp.linear_dp.data import array_data
+from oneshot_dp.linear_dp.evaluate import evaluate_heads
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_head import train_head, train_heads
+from oneshot_dp.linear_dp.train import cost, rows_for, train
+
+N, D, K = 400, 6, 4
+DELTA = 1e-4
+LABEL = np.random.default_rng(3).integers(0, K, N)
+ROWS = np.eye(K, D)[LABEL] - 0.15
+ROWS += 0.1 * np.random.default_rng(4).standard_normal((N, D))
+
+
+def heads(**changes: Any):
+  given: dict[str, Any] = {"num_classes": K, "epsilons": (2.0,), "delta": DELTA}
+  return train_heads(ROWS, LABEL, **given | changes)
+
+
+@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize("units", [False, True])
+def test_is_what_train_makes_in_the_order_asked(head, units):
+  epsilons, unit_ids = (1.0, 8.0, 2.0), np.arange(N) // 2 if units else None
+  found = heads(
+    epsilons=epsilons, head=head, source=NoiseSource(7), unit_ids=unit_ids
+  )
+  data = array_data(ROWS, LABEL, num_classes=K, unit_ids=unit_ids)
+  expected = {
+    each.epsilon: each
+    for each in train(
+      rows_for(data, head),
+      head=head,
+      epsilons=epsilons,
+      delta=DELTA,
+      paid=cost(epsilons, DELTA),
+      source=NoiseSource(7),
+    )
+  }
+  assert [each.trained.epsilon for each in found] == list(epsilons)
+  for each in found:
+    same = expected[each.trained.epsilon]
+    np.testing.assert_array_equal(each.head.kernel, same.head.kernel)
+    assert each.trained.releases == same.releases
+    assert each.privacy_unit == ("unit" if units else "example")
+
+
+@pytest.mark.parametrize("head", HEAD_NAMES)
+def test_learns_and_says_what_it_guarantees(head):
+  strict, loose = heads(epsilons=(2.0, 18.0), head=head)
+  assert loose.score(ROWS, LABEL) > 0.9
+  receipt = json.loads(json.dumps(loose.receipt()))
+  stated, follows = receipt["stated"], receipt["follows"]
+  assert (stated["private"], stated["noise_source"]) == (True, "os.urandom")
+  assert (stated["head"], stated["num_examples"]) == (head, N)
+  assert stated["neighboring_relation"] == "REPLACE_SPECIAL"
+  assert stated["charged"] is False
+  cost = sum(each["noise_multiplier"] ** -2 for each in stated["releases"])
+  assert epsilon_of(cost, DELTA) <= follows["epsilon"] == 18.0
+  assert follows["mu_squared"] == pytest.approx(cost)
+  replaced = epsilon_of(4 * follows["mu_squared"], DELTA)
+  assert follows["epsilon_if_replaced"] == replaced > 18
+  assert repr(loose) == (
+    f"PrivateHead({head}, feature_dim=6, num_classes=4, epsilon=18,"
+    " delta=0.0001)"
+  )
+  assert strict.trained.epsilon == 2.0
+
+
+class WatchedSource(NoiseSource):
+  def __init__(self, events):
+    super().__init__()
+    self.events = events
+
+  def words(self, count):
+    self.events.append("noise")
+    return super().words(count)
+
+
+@pytest.mark.parametrize("head", ["lamb", "auto"])
+def test_charges_once_and_before_any_noise(head):
+  events: list[Any] = []
+  source = WatchedSource(events)
+  found = heads(
+    epsilons=(1.0, 2.0),
+    head=head,
+    source=source,
+    charge=lambda mu2, of: events.append((mu2, of)),
+  )
+  assert events[0] == (mu_squared(2.0, DELTA), source)
+  assert set(events[1:]) == {"noise"}
+  assert all(each.receipt()["stated"]["charged"] for each in found)
+  events.clear()
+
+  def refuse(mu2, of):
+    raise InputError("the cap is 1.")
+
+  with pytest.raises(InputError, match="the cap is 1"):
+    heads(head=head, source=source, charge=refuse)
+  assert not events
+
+
+class Falsy(NoiseSource):
+  """A list of charges may be false, and so may a source."""
+
+  def __len__(self):
+    return 0
+
+
+def test_a_seed_marks_heads_not_private_whatever_its_truth():
+  one, other = (heads(source=Falsy(5))[0] for _ in range(2))
+  assert not one.receipt()["stated"]["private"]
+  assert "NOT PRIVATE" in repr(one)
+  np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"epsilons": (0.0,)}, r"epsilon=0\.0 must be positive"),
+    ({"epsilons": (math.nan,)}, r"epsilon=nan must be positive and finite"),
+    ({"epsilons": ()}, r"give one or more, each once"),
+    ({"epsilons": (1.0, 1.0)}, r"give one or more, each once"),
+    ({"epsilons": (400.0,)}, r"weak_privacy=True"),
+    ({"epsilons": ("2",)}, r"epsilon='2' must be a number"),
+    ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
+    ({"delta": 1 / N}, r"delta=0\.0025 is not below 1/n"),
+    ({"num_classes": 2}, r"labels\[\d+\] is not one of the num_classes=2"),
+    ({"head": "lamb", "balanced": True}, r"balanced is a setting of head 'au"),
+    ({"start": np.ones((K, D))}, r"one vector for all classes"),
+    ({"class_names": ["a", "b", "b", "c"]}, r"must be 4 different names"),
+  ],
+)
+def test_refuses_in_one_line_and_charges_nothing(changes, message):
+  charges = []
+  with pytest.raises(InputError, match=message) as error:
+    heads(**changes, charge=lambda *given: charges.append(given))
+  assert "\n" not in str(error.value)
+  assert not charges
+  assert heads(epsilons=(400.0,), delta=1 / N, weak_privacy=True)
+
+
+def test_options_reach_the_head():
+  (balanced,) = heads(balanced=True, class_names=list("abcd"))
+  assert balanced.receipt()["stated"]["options"] == {"balanced": True}
+  assert balanced.class_names == ("a", "b", "c", "d")
+  assert balanced.num_classes_source == "class_names"
+  (started,) = heads(start=np.eye(K, D))
+  assert "start_sha256" in started.receipt()["stated"]["options"]
+  one = train_head(
+    ROWS, LABEL, num_classes=K, epsilon=2.0, delta=DELTA, source=NoiseSource(1)
+  )
+  (other,) = heads(source=NoiseSource(1))
+  assert one.receipt() == other.receipt()
+  np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
+  assert one.trained.options == HeadOptions().as_json()
+
+
+def test_predictions_are_those_that_are_evaluated():
+  (head,) = heads(head="momentum", epsilons=(18.0,))
+  accuracy, same = evaluate_heads([head, head.head], ROWS, LABEL)
+  assert accuracy == same
+  assert accuracy.top1 == head.score(ROWS, LABEL) > 0.9
+  chances = head.predict_proba(ROWS)
+  np.testing.assert_allclose(chances.sum(axis=1), 1)
+  np.testing.assert_array_equal(chances.argmax(axis=1), head.predict(ROWS))
+  np.testing.assert_array_equal(head.decision_function(ROWS), head.logits(ROWS))
+
+
+@pytest.mark.parametrize("shape", [(2, D + 1), (D,), (1, 2, D)])
+def test_predicts_for_rows_of_its_own_width(shape):
+  with pytest.raises(InputError, match=r"the head takes \[n, 6\]"):
+    heads()[0].predict(np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize("head", ["momentum", "auto"])
+def test_predicts_nothing_for_a_row_that_is_not_finite(head):
+  (trained,) = heads(head=head)
+  assert trained.predict(np.zeros((0, D))).shape == (0,)
+  for value in (np.nan, np.inf, -np.inf, 7.7e300):
+    rows = ROWS[:5].copy()
+    rows[3] = value
+    with pytest.raises(InputError, match=r"embeddings\[3\] is") as error:
+      trained.predict(rows)
+    assert "\n" not in str(error.value)
+    assert "7.7" not in str(error.value)
+  assert not dataclasses.fields(trained)[0].repr or "array" not in repr(trained)

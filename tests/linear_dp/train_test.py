@@ -1,0 +1,293 @@
+"""Nested heads, going on from one, what it costs, and what is refused."""
+
+import dataclasses
+import itertools
+import math
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.head_config import HEAD_NAMES, HeadOptions, PublicStart
+from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
+from oneshot_dp.linear_dp.data import array_data
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.train import (
+  Before,
+  TrainedHead,
+  baseline,
+  check_plan,
+  cost,
+  memory_needed,
+  rows_for,
+  train,
+)
+
+N, D, K = 400, 8, 4
+DELTA = 1e-4
+
+
+def data(units=False):
+  rng = np.random.default_rng(3)
+  label = rng.integers(0, K, N)
+  x = np.eye(K, D)[label] + 0.1 * rng.standard_normal((N, D)) - 0.125
+  unit_ids = np.arange(N) // 2 if units else None
+  return array_data(
+    x.astype(np.float32), label, num_classes=K, unit_ids=unit_ids
+  )
+
+
+def trained(head, epsilons=(1.0,), *, units=False, seed=0, before=None, **more):
+  given: dict[str, Any] = {"head": head, "epsilons": epsilons, "delta": DELTA}
+  already = before.mu_squared if before else 0
+  paid = cost(epsilons, DELTA, already)
+  source = NoiseSource(seed) if seed is not None else NoiseSource()
+  return list(
+    train(
+      rows_for(data(units), head),
+      **given,
+      paid=paid,
+      source=source,
+      before=before,
+      **more,
+    )
+  )
+
+
+def before_of(head: TrainedHead) -> Before:
+  """As it is read back from a head's folder."""
+  fields = [field.name for field in dataclasses.fields(Before)]
+  return Before(**{name: getattr(head, name) for name in fields})
+
+
+def spent(releases):
+  return sum(Fraction(each.noise_multiplier) ** -2 for each in releases)
+
+
+@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize("units", [False, True])
+def test_each_head_costs_its_epsilon_and_all_the_largest(head, units):
+  epsilons = (8.0, 0.5, 2.0)
+  heads = trained(head, epsilons, units=units, draw=3)
+  assert [each.epsilon for each in heads] == [0.5, 2.0, 8.0]
+  for each in heads:
+    bought = mu_squared(each.epsilon, DELTA)
+    assert each.mu_squared == bought
+    assert spent(each.releases) <= Fraction(bought)
+    assert float(spent(each.releases)) == pytest.approx(bought, rel=1e-9)
+    assert epsilon_of(float(spent(each.releases)), DELTA) <= each.epsilon
+    assert (each.name, each.delta, each.draw) == (head, DELTA, 3)
+    assert (each.noise_source, each.private) == ("seeded: NOT PRIVATE", False)
+    assert each.options == {"balanced": False}
+  assert spent(heads[-1].releases) <= cost(epsilons, DELTA)
+  for fewer, more in itertools.pairwise(heads):
+    assert more.releases[: len(fewer.releases)] == fewer.releases
+  if head != "auto":
+    names = [each.name for each in heads[-1].releases]
+    assert names == ["class sums"] * 3
+
+
+def test_more_than_was_paid_never_leaves():
+  for head in HEAD_NAMES:
+    rows, bought = rows_for(data(), head), mu_squared(1.0, DELTA)
+    heads = train(
+      rows,
+      head=head,
+      epsilons=(1.0,),
+      delta=DELTA,
+      paid=math.nextafter(bought * (1 - 1e-9), 0),
+      source=NoiseSource(),
+    )
+    with pytest.raises(RunError, match="more than was charged"):
+      list(heads)
+
+
+@pytest.mark.parametrize("head", ["lamb", "auto"])
+@pytest.mark.parametrize("units", [False, True])
+def test_a_head_goes_on_for_the_difference_as_in_one_run(head, units):
+  """A month later: the same bits as a sweep whose noise is the same."""
+  source = NoiseSource(7)
+  rows = rows_for(data(units), head)
+  common: dict[str, Any] = {"head": head, "delta": DELTA}
+  paid = cost((1.0, 4.0), DELTA)
+  together = list(
+    train(rows, epsilons=(1.0, 4.0), paid=paid, source=NoiseSource(7), **common)
+  )
+  (first,) = train(
+    rows, epsilons=(1.0,), paid=cost((1.0,), DELTA), source=source, **common
+  )
+  before = before_of(first)
+  more = cost((4.0,), DELTA, before.mu_squared)
+  assert more + Fraction(before.mu_squared) == cost((1.0, 4.0), DELTA)
+  (second,) = train(
+    rows_for(data(units), head),
+    epsilons=(4.0,),
+    paid=more,
+    source=source,
+    before=before,
+    **common,
+  )
+  np.testing.assert_array_equal(second.head.kernel, together[1].head.kernel)
+  assert second.releases == together[1].releases
+  assert second.state.keys() == together[1].state.keys()
+  for key, value in second.state.items():
+    np.testing.assert_array_equal(value, together[1].state[key])
+
+
+@pytest.mark.parametrize("options", [{"balanced": True}, {"start": True}])
+def test_a_head_keeps_its_options_as_it_goes_on(options):
+  public = PublicStart.of(np.eye(K, D), num_classes=K, feature_dim=D)
+  if "start" in options:
+    options = {"start": public}
+  (first,) = trained("auto", options=HeadOptions(**options))
+  (second,) = trained("auto", (4.0,), before=before_of(first))
+  assert second.options == first.options == HeadOptions(**options).as_json()
+  names = {each.name for each in second.releases}
+  assert ("class counts" in names) == ("balanced" in options)
+  assert ("mean" in names) == ("start" not in options)
+  assert second.head.unit_norm == ("start" not in options)
+
+
+def test_state_is_what_left_and_no_gradients():
+  (head,) = trained("auto", (20.0,), options=HeadOptions(balanced=True))
+  kinds = {key.split("/")[1] for key in head.state if "/" in key}
+  assert kinds == {"class counts", "mean", "second moment"}
+  assert {"kernel", "length"} < head.state.keys()
+  for key, value in head.state.items():
+    assert value.dtype == np.float64
+    assert np.isfinite(value).all()
+    if key.startswith("estimate/"):
+      (noise,) = [
+        each.noise_multiplier
+        for each in head.releases
+        if each.name == key.split("/")[1]
+      ]
+      precision = head.state[key.replace("estimate", "precision")]
+      assert float(precision) == pytest.approx(noise**-2)
+
+
+@pytest.mark.parametrize("head", HEAD_NAMES)
+def test_a_baseline_has_no_noise_and_is_not_private(head):
+  rows = rows_for(data(), head)
+  one, other = baseline(rows, head), baseline(rows, head)
+  np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
+  assert not one.private
+  assert one.noise_source == "no noise"
+  assert (one.epsilon, one.delta, one.mu_squared) == (None, None, None)
+  assert (one.releases, dict(one.state)) == ((), {})  # exact sums leave by none
+  (private,) = trained(head, (1e5,), seed=None)
+  assert private.private
+  near = np.corrcoef(one.head.kernel.ravel(), private.head.kernel.ravel())[0, 1]
+  assert near > 0.99
+
+
+@pytest.mark.parametrize(
+  ("epsilons", "already", "message"),
+  [
+    ((), 0, "give one or more, each once"),
+    ((1.0, 2.0, 1.0), 0, "give one or more, each once"),
+    ((0.0,), 0, r"epsilon=0\.0 must be positive"),
+    ((1.0, math.nan), 0, "epsilon=nan must be positive"),
+    ((1.0, 2.0), mu_squared(1.0, DELTA), "epsilon=1 is no more than the head"),
+    ((0.5,), mu_squared(1.0, DELTA), r"has at delta=0\.0001, 1: give a larger"),
+  ],
+)
+def test_what_costs_nothing_is_refused(epsilons, already, message):
+  with pytest.raises(InputError, match=message) as error:
+    cost(epsilons, DELTA, already)
+  assert "\n" not in str(error.value)
+
+
+def check(**changes):
+  given: dict[str, Any] = {
+    "head": "auto",
+    "n": N,
+    "feature_dim": D,
+    "num_classes": K,
+    "options": HeadOptions(),
+  }
+  check_plan(**given | changes)
+
+
+def test_a_plan_that_no_head_follows_is_refused_before_any_charge():
+  (lamb,), (auto,) = trained("lamb"), trained("auto")
+  check(n=1, feature_dim=1, num_classes=1)
+  check(feature_dim=16_384, num_classes=21_843)
+  check(before=before_of(auto))
+  for changes, message in (
+    ({"n": 0}, "there are no rows to train on"),
+    ({"feature_dim": 2**20, "num_classes": 2**11}, "more weights than"),
+    ({"head": "svm"}, "head='svm' must be one of"),
+    ({"head": "lamb", "options": HeadOptions(balanced=True)}, "of head 'auto'"),
+    (
+      {"before": before_of(lamb)},
+      "cannot go on from a head 'lamb': give",
+    ),
+    (
+      {"before": before_of(auto), "options": HeadOptions(balanced=True)},
+      "it keeps its own",
+    ),
+  ):
+    with pytest.raises(InputError, match=message) as error:
+      check(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_that_is_wrong_is_refused_before_anything_is_charged():
+  x = np.ones((5, D), np.float32)
+  blocks = data().blocks()
+  columns = {
+    name: column[:5].copy() for name, column in next(iter(blocks)).items()
+  }
+  columns["embedding"] = x * np.where(np.arange(5) == 3, np.nan, 1)[:, None]
+  bad = dataclasses.replace(data(), blocks=lambda: [columns])
+  with pytest.raises(InputError, match="example_id=3"):
+    rows_for(bad, "auto")
+
+
+def test_memory_grows_with_all_that_takes_it():
+  """With d², K·d and, where rows are kept, n·d."""
+  gib = 2.0**30
+  for head, n, d, num_classes, unit, least, most in (
+    ("lamb", 10**7, 64, 10, "example", 0, 0.5),
+    ("auto", 10**3, 64, 10, "example", 0, 0.6),
+    ("auto", 10**3, 16_384, 10, "example", 15, 30),
+    ("lamb", 10**3, 16_384, 10, "example", 0, 0.5),
+    ("lamb", 10**3, 2048, 21_843, "example", 2, 5),
+    ("auto", 10**3, 2048, 21_843, "example", 4, 8),
+    ("auto", 10**6, 768, 10, "example", 3, 5),
+    ("auto", 10**9, 768, 10, "example", 16, 20),  # not kept
+    ("lamb", 10**6, 768, 10, "patient", 6, 15),
+  ):
+    assert least < memory_needed(head, n, d, num_classes, unit) / gib < most
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB there")
+@pytest.mark.parametrize(
+  ("head", "n", "d", "num_classes", "epsilon"),
+  [("auto", 1000, 1500, 2, 20.0), ("lamb", 1000, 500, 5000, 1.0)],
+)
+def test_it_is_what_a_process_takes(head, n, d, num_classes, epsilon):
+  code = f"""
+import resource
+import numpy as np
+import oneshot_dp
+rng = np.random.default_rng(0)
+head = oneshot_dp.train_head(
+  rng.standard_normal(({n}, {d}), np.float32), rng.integers(0, 2, {n}),
+  num_classes={num_classes}, head={head!r}, epsilon={epsilon}, delta=1e-6)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+  run = [sys.executable, "-c", code]
+  environment = {**os.environ, "XLA_FLAGS": ""}  # one device
+  said = subprocess.run(
+    run, env=environment, check=True, capture_output=True, text=True
+  ).stdout
+  needed = memory_needed(head, n, d, num_classes, "example")
+  assert 0.5 * needed < int(said) < 1.1 * needed
