@@ -41,26 +41,17 @@ def check_budget(
   epsilon: float, delta: float, *, insisted: bool = False
 ) -> None:
   """Refuses an (epsilon, delta) that is not a privacy guarantee."""
-  if not (math.isfinite(epsilon) and epsilon > 0):
+  if not 0 < epsilon <= _MAX_EPSILON:
     raise InputError(
-      f"epsilon={epsilon} must be positive and finite; for a baseline without"
-      " privacy, --baseline is a flag of train and sweep."
-    )
-  if epsilon > _MAX_EPSILON:
-    raise InputError(
-      f"epsilon={epsilon:g} protects nobody; more than {_MAX_EPSILON:g} is"
-      " refused."
+      f"epsilon={epsilon:g} must be positive, and at most {_MAX_EPSILON:g}; a"
+      " head without privacy is the --baseline of train and sweep."
     )
   if epsilon > LARGE_EPSILON and not insisted:
     raise InputError(
       f"epsilon={epsilon:g} is more than {LARGE_EPSILON:g}, which protects next"
-      " to nobody: give a smaller epsilon, or insist with --weak-privacy"
-      " (in Python weak_privacy=True)."
+      " to nobody: give a smaller one, or insist with --weak-privacy."
     )
-  if not 0 < delta < 1:
-    raise InputError(
-      f"delta={delta} must lie strictly between 0 and 1, well below 1/n."
-    )
+  _check_delta(delta)
   if _delta(1 / _MAX_NOISE_MULTIPLIER, epsilon) > delta:
     raise InputError(
       f"epsilon={epsilon:g} at delta={delta:g} needs a noise multiplier of more"
@@ -71,15 +62,19 @@ def check_budget(
 
 def check_delta(delta: float, n: int, *, insisted: bool = False) -> None:
   """Refuses a delta that publishing one example at random would satisfy."""
-  if not 0 < delta < 1:
-    raise InputError(
-      f"delta={delta} must lie strictly between 0 and 1, well below 1/n."
-    )
+  _check_delta(delta)
   if delta >= 1 / n and not insisted:
     raise InputError(
       f"delta={delta:g} is not below 1/n = {1 / n:.2g}: publishing one example"
-      " at random would pass for private; use a smaller delta, or insist with"
-      " --weak-privacy (in Python weak_privacy=True)."
+      " at random would pass for private; give a smaller one, or insist with"
+      " --weak-privacy."
+    )
+
+
+def _check_delta(delta: float) -> None:
+  if not 0 < delta < 1:
+    raise InputError(
+      f"delta={delta} must lie strictly between 0 and 1, well below 1/n."
     )
 
 
@@ -126,8 +121,7 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
   """
   if not 0 <= mu_squared < math.inf:
     raise InputError(f"mu_squared={mu_squared} must be finite, 0 or more.")
-  if not 0 < delta < 1:
-    raise InputError(f"delta={delta} must lie strictly between 0 and 1.")
+  _check_delta(delta)
   return _epsilon(float(mu_squared), float(delta)) if mu_squared else 0.0
 
 

@@ -1,36 +1,45 @@
-"""Private rows as they are read: a cache's blocks, or arrays in memory."""
+r"""Private rows as they are read, and how they become integers.
+
+    z = rint(x·s),   s = min((R − √d/2 − 1)/‖x‖, R·most),   ‖z‖ ≤ R = 2¹⁴
+
+What is made of a row is a function of it and of public numbers alone, with the
+same bits wherever it is: products and sums of integers are exact, and all else
+is one IEEE operation on a number of the row's own, never a product that
+something is added to.
+"""
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int64, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Float64, Int16, Int64, Shaped
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.hosts import ALONE, Hosts
 
+R = 2**14
+"""Norm of the longest row: it fits int16, and a float16 is no finer."""
 WEIGHT = 2**20
 """W: what a privacy unit weighs, where n leaves room for it in int64."""
-MOST_ROWS = 10**10
+_MOST_ROWS = 10**10
 _STORED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
-_AT_ONCE = 4096
-
-Numbers = Shaped[np.ndarray | jax.Array, "..."]
-"""An array that is still to be looked at: whatever shape and dtype it has."""
-
 
 Block = Mapping[str, np.ndarray]
 """Columns embedding [r, d], embedding_norm, label, example_id [r] and, where a
 privacy unit may have many rows, unit_id [r]."""
+Numbers = Shaped[np.ndarray | jax.Array, "..."]
+"""An array that is still to be looked at: whatever shape and dtype it has."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Data:
-  """Private rows as they are read, and what is public of them.
+  """Private rows, and what is public of them.
 
   Attributes:
     blocks: starts a pass over this host's rows, in any order, any block size.
@@ -49,14 +58,9 @@ class Data:
   hosts: Hosts = ALONE
 
   def __post_init__(self):
-    if not 1 <= self.n <= MOST_ROWS:
+    if not 1 <= self.n <= _MOST_ROWS:
       raise InputError(
-        f"n={self.n} rows: exact sums are of 1 to {MOST_ROWS:.0e} rows."
-      )
-    if self.num_classes < 1 or self.feature_dim < 1:
-      raise InputError(
-        f"num_classes={self.num_classes} and feature_dim={self.feature_dim}"
-        " must be at least 1."
+        f"n={self.n} rows: exact sums are of 1 to {_MOST_ROWS:.0e}."
       )
 
   @property
@@ -69,50 +73,32 @@ class Data:
     return min(WEIGHT, 2**47 >> (self.n - 1).bit_length())
 
   def checked_blocks(self) -> Iterator[Block]:
-    """The blocks of a pass, checked; at its end, that no row came twice.
+    """The blocks of a pass, and whether a row came twice in it.
 
-    InputError: a shape, norm or label that cannot be, by the example_id of the
-    row alone.
+    InputError: a label outside [0, K), an example_id that comes twice.
     """
     seen = [np.empty(0, np.int64)]
-    count = 0
     for block in self.blocks():
-      self._check(block)
-      seen.append(np.array(block["example_id"], np.int64))
-      count += len(seen[-1])
-      if count > 2 * self.n + WEIGHT:  # or sums might leave int64
+      ids, label = block["example_id"], block["label"]
+      if self.has_units != ("unit_id" in block):
         raise InputError(
-          "The cache gave many more rows than its metadata says: run"
-          " `oneshot-dp verify` on it."
+          f"The rows have {'no' if self.has_units else 'a'} unit_id, but the"
+          f" privacy unit is {self.unit!r}."
         )
+      bad = (label < 0) | (label >= self.num_classes)
+      if bad.any():
+        refuse(ids, bad, f"its label is outside [0, {self.num_classes})")
+      seen.append(np.array(ids, np.int64))
       yield block
     ids = np.sort(np.concatenate(seen))
-    if (twice := ids[1:][ids[1:] == ids[:-1]]).size:
+    twice = np.append(ids[1:] == ids[:-1], False)
+    if twice.any():
+      refuse(ids, twice, "it comes more than once")
+    if len(ids) > 2 * self.n + WEIGHT:  # or sums might leave int64
       raise InputError(
-        f"example_id={twice[0]} comes more than once, which would double its"
-        " influence: run `oneshot-dp verify` on the cache."
+        "The cache gave many more rows than its metadata says: run `oneshot-dp"
+        " verify` on it."
       )
-
-  def _check(self, block: Block) -> None:
-    r = len(block["label"])
-    if (shape := block["embedding"].shape) != (r, self.feature_dim):
-      raise InputError(
-        f"A block of embeddings has shape {shape}, not"
-        f" ({r}, {self.feature_dim})."
-      )
-    if self.has_units != ("unit_id" in block):
-      raise InputError(
-        f"The rows have {'no' if self.has_units else 'a'} unit_id, but the"
-        f" privacy unit is {self.unit!r}."
-      )
-    norm, label = block["embedding_norm"], block["label"]
-    fine = np.isfinite(norm) & (norm >= 0)
-    if not fine.all():
-      refuse(block["example_id"], ~fine, "its embedding_norm is not finite")
-    bad = (label < 0) | (label >= self.num_classes)
-    if bad.any():
-      reason = f"its label is outside [0, {self.num_classes})"
-      refuse(block["example_id"], bad, reason)
 
 
 def array_data(
@@ -144,8 +130,13 @@ def array_data(
     raise InputError(
       f"num_classes={num_classes!r} must be an integer, K."
     ) from None
-  embedding = _embedding(np.asarray(embeddings))
-  n = len(embedding)
+  array = np.asarray(embeddings)
+  if array.dtype not in _STORED or array.ndim != 2 or not array.size:
+    raise InputError(
+      f"embeddings are {array.dtype} {array.shape}: give [n, d], at least one"
+      " row, of float16, bfloat16, float32 or float64."
+    )
+  n, dim = array.shape
   label = _integers("labels", labels, n)
   outside = (label < 0) | (label >= num_classes)
   if outside.any():
@@ -153,7 +144,11 @@ def array_data(
       f"labels[{outside.argmax()}] is not one of the num_classes={num_classes}"
       f" classes: labels run from 0 to {num_classes - 1}."
     )
-  norm = _norm(embedding)
+  norm = np.empty(n, np.float32)
+  with np.errstate(over="ignore"):  # what leaves float32 is refused by its row
+    embedding = array.astype(np.float32) if array.dtype == float else array
+    for some in (slice(i, i + 4096) for i in range(0, n, 4096)):
+      norm[some] = np.linalg.norm(embedding[some].astype(np.float64), axis=1)
   if not np.isfinite(norm).all():
     raise InputError(
       f"embeddings[{np.isfinite(norm).argmin()}] is not finite, or too long"
@@ -170,49 +165,20 @@ def array_data(
   return Data(
     blocks=lambda: [columns],
     n=n,
-    feature_dim=embedding.shape[1],
+    feature_dim=dim,
     num_classes=num_classes,
     unit="example" if unit_ids is None else "unit",
   )
 
 
-def _embedding(array: np.ndarray) -> Float[np.ndarray, "n d"]:
-  if array.dtype not in _STORED:
-    raise InputError(
-      f"embeddings are {array.dtype}: give float16, bfloat16, float32 or"
-      " float64."
-    )
-  if array.ndim != 2 or not array.size:
-    raise InputError(
-      f"embeddings have shape {array.shape}: give [n, d], n and d at least 1."
-    )
-  if array.dtype != np.float64:
-    return array
-  with np.errstate(over="ignore"):  # what leaves float32 is refused by its row
-    return array.astype(np.float32)
-
-
 def _integers(name: str, values: Numbers, rows: int) -> Int64[np.ndarray, " n"]:
   array = np.asarray(values)
-  if array.dtype.kind not in "iu":
-    raise InputError(f"{name} are {array.dtype}: give integers.")
-  if array.shape != (rows,):
+  if array.dtype.kind not in "iu" or array.shape != (rows,):
     raise InputError(
-      f"{name} have shape {array.shape}: give one for each of the {rows}"
-      " embeddings."
+      f"{name} are {array.dtype} {array.shape}: give an integer for each of the"
+      f" {rows} embeddings."
     )
   return array.astype(np.int64)
-
-
-def _norm(embedding: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, " n"]:
-  """L2 norms in float64, rounded once; in parts, as float64 takes room."""
-  norm = np.empty(len(embedding), np.float32)
-  with np.errstate(over="ignore"):
-    for start in range(0, len(embedding), _AT_ONCE):
-      part = slice(start, start + _AT_ONCE)
-      wide = embedding[part].astype(np.float64)
-      norm[part] = np.linalg.norm(wide, axis=1)
-  return norm
 
 
 def refuse(
@@ -223,3 +189,67 @@ def refuse(
     f"example_id={ids[bad.argmax()]}: {reason}. Run `oneshot-dp verify` on the"
     " cache, then extract it again."
   )
+
+
+def room_in_ball(dim: int) -> float:
+  """R − √d/2 − 1: rounding adds up to √d/2, and 1 is for float32 products."""
+  return R - math.sqrt(dim) / 2 - 1
+
+
+def row_scale(
+  norm: Float[np.ndarray, " r"], dim: int, most: float
+) -> Float32[np.ndarray, " r"]:
+  """s: 0 for a row of zeros, or one so short that s would leave float32."""
+  wide, room = norm.astype(np.float64), room_in_ball(dim)
+  floor = room / float(np.finfo(np.float32).max)
+  scale = np.divide(room, wide, out=np.zeros_like(wide), where=wide > floor)
+  return np.minimum(scale, R * most).astype(np.float32)
+
+
+@jax.jit
+def integer_rows(
+  embedding: Float[Array, "c d"], scale: Float32[Array, " c"], weight: int
+) -> tuple[Array, Array, Array]:
+  """z int16 [c, d], w int32 [c], and whether each row is to be refused.
+
+  w is the weight, or 0 of a row of zeros. A row is refused that is not finite
+  or may leave the ball: none that `within_ball` is not sure of has an honest
+  scale.
+  """
+  z = jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
+  fine, is_row = within_ball(z)
+  z = jnp.where(fine[:, None], z, 0).astype(jnp.int16)
+  return z, jnp.where(is_row, weight, 0).astype(jnp.int32), ~fine
+
+
+def within_ball(
+  z: Float32[Array, "c d"],
+) -> tuple[Bool[Array, " c"], Bool[Array, " c"]]:
+  """Whether ‖z‖ ≤ R of rows of integers for certain, and whether one is not 0.
+
+  A sum of d squares in float32, in any order, is below the true one by at most
+  d·2⁻²⁴ of it (Higham, "Accuracy and Stability of Numerical Algorithms", 2002,
+  section 4.2), which is what the bound leaves. NaN compares as False.
+  """
+  squares = jnp.square(z).sum(axis=1)
+  return squares <= R * R * (1 - (z.shape[1] + 2) * 2.0**-24), squares > 0
+
+
+@jax.jit
+def mapped_rows(
+  row: Int16[Array, "c d"], centre: Float64[Array, " d"], matrix: Array
+) -> Int16[Array, "c p"]:
+  """(z − c)·A at norm R again; without numbers in A, z − c. 0 stays 0."""
+  y = row.astype(jnp.float64) - centre
+  if matrix.size:
+    y = y @ matrix  # of integers below 2⁵³: exact
+  p = y.shape[1]
+  # To as many bits as squares add up exactly with, by a power of two.
+  bits = (52 - (p - 1).bit_length()) // 2
+  _, exponent = jnp.frexp(jnp.abs(y).max(1, keepdims=True))
+  part = jnp.rint(jnp.ldexp(y, bits - exponent))
+  norm = jnp.sqrt(jnp.square(part).sum(1, keepdims=True))
+  z = jnp.rint(part * (room_in_ball(p) / jnp.maximum(norm, 1)))
+  fine = jnp.square(z).sum(1) <= R * R
+  fine &= (row != 0).any(axis=1)
+  return jnp.where(fine[:, None], z, 0).astype(jnp.int16)

@@ -47,7 +47,7 @@ class Hosts:
       return ALONE
     from oneshot_dp.linear_dp import join_hosts
 
-    return cls(*join_hosts.joined(text))
+    return join_hosts.joined(text)
 
   @property
   def is_first(self) -> bool:

@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import hashlib
 import importlib.metadata
-import math
 import os
 import re
 import signal
@@ -18,55 +17,44 @@ from typing import Any
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, LostHostError, RunError
-from oneshot_dp.linear_dp.hosts import Hosts
+from oneshot_dp.linear_dp.hosts import ALONE, Hosts
 
 _BY_HAND = re.compile(
   r"(?P<process_id>\d+)/(?P<num_processes>\d+)@(?P<coordinator_address>.+:\d+)"
 )
 _HEARTBEAT_SECONDS = 30
 _LEAVE_SECONDS = 10
-_LOST_LATE = (
-  "another host of this run was lost, or still at work, when this one ended."
-)
-_LIBRARIES = ("jax", "jaxlib", "numpy")
 _ending = threading.Lock()
-_last_words: list[RunError] = [LostHostError()]
+_last_words: list[RunError] = []
 _kept: list[object] = []
 
 
-def joined(text: str) -> tuple[int, int, Any]:
-  """Meets the others; which host this is, of how many, and JAX's client.
-
-  InputError: the text says no place, or the hosts run different programs.
-  RunError: they do not meet.
-  """
-  place = place_of(text)
-  if place.get("num_processes") == 1:
-    return 0, 1, None
+def joined(text: str) -> Hosts:
+  """Meets the others; see `Hosts.of`."""
   import jax
   from jax._src import distributed  # the client has no public name
 
-  said = os.environ.get("ONESHOT_DP_JOIN_SECONDS", "35")
-  if not said.isdecimal():
-    raise InputError(f"ONESHOT_DP_JOIN_SECONDS={said!r} must be a number.")
-  # Nowhere but at the address that was given for it; auto knows best itself.
-  bind = os.environ.get(
-    "JAX_COORDINATOR_BIND_ADDRESS", place.get("coordinator_address")
-  )
+  place = _place_of(text)
+  if place.get("num_processes") == 1:
+    return ALONE
+  seconds = int(_number("ONESHOT_DP_JOIN_SECONDS") or 35)
   # Between CPUs; GPUs and TPUs have their own way.
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   not_met = RunError(
-    f"--hosts {text}: the hosts did not meet within {said} s; start the same"
-    " command on all at once, with an address of host 0 that they can reach, or"
-    " have them wait longer (ONESHOT_DP_JOIN_SECONDS)."
+    f"--hosts {text}: the hosts did not meet within {seconds} s; start the same"
+    " command on all at once, with an address of host 0 that it has and they"
+    " can reach, or have them wait longer (ONESHOT_DP_JOIN_SECONDS)."
   )
   _say_one_line()
   _last_words[:] = [not_met]
   try:
     jax.distributed.initialize(
       **place,
-      coordinator_bind_address=bind,
-      initialization_timeout=int(said),
+      # Nowhere but at the address that was given for it.
+      coordinator_bind_address=os.environ.get(
+        "JAX_COORDINATOR_BIND_ADDRESS", place.get("coordinator_address")
+      ),
+      initialization_timeout=seconds,
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=_LEAVE_SECONDS,
     )
@@ -78,23 +66,28 @@ def joined(text: str) -> tuple[int, int, Any]:
   except RuntimeError as e:
     raise not_met from e
   atexit.register(_leave)
-  hosts = Hosts(
-    jax.process_index(), jax.process_count(), distributed.global_state.client
-  )
+  client = distributed.global_state.client
+  hosts = Hosts(jax.process_index(), jax.process_count(), client)
   _last_words[:] = [
     RunError(
       f"--hosts {text}: the hosts met, but cannot add up: each machine's own"
-      " name (`hostname`) must stand for an address that the others reach; see"
-      " its /etc/hosts."
+      " name (`hostname`) must stand for an address that the others reach."
     )
   ]
   hosts.sum(lambda: np.zeros(1, np.int64))  # connects each to each
   _last_words[:] = [LostHostError()]
   hosts.agree("program", _program())
-  return hosts.index, hosts.count, hosts.client
+  return hosts
 
 
-def place_of(text: str) -> dict[str, Any]:
+def lost() -> RunError:
+  """What is raised for a lost host, after which JAX is not heard."""
+  _claim_the_last_word()
+  atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(1)))
+  return _last_words[0]
+
+
+def _place_of(text: str) -> dict[str, Any]:
   """Which host this is of how many, and where host 0 is, as JAX takes it."""
   by_hand = _BY_HAND.fullmatch(text)
   if not by_hand and text != "auto":
@@ -102,25 +95,33 @@ def place_of(text: str) -> dict[str, Any]:
       f"hosts={text!r} must be auto, or INDEX/COUNT@HOST:PORT, such as"
       " 0/4@10.0.0.1:1234 on the first of four."
     )
-  names = {
-    "coordinator_address": "JAX_COORDINATOR_ADDRESS",
-    "num_processes": "JAX_NUM_PROCESSES",
-    "process_id": "JAX_PROCESS_ID",
-  }
-  said = by_hand or {k: os.environ.get(v) for k, v in names.items()}
-  found: dict[str, Any] = {name: said[name] for name in names if said[name]}
+  place = (
+    by_hand.groupdict()
+    if by_hand
+    else {
+      "coordinator_address": os.environ.get("JAX_COORDINATOR_ADDRESS"),
+      "num_processes": _number("JAX_NUM_PROCESSES"),
+      "process_id": _number("JAX_PROCESS_ID"),
+    }
+  )
+  found: dict[str, Any] = {k: v for k, v in place.items() if v}
   for name in found.keys() - {"coordinator_address"}:
-    if not found[name].isdecimal():
-      raise InputError(f"{names[name]}={found[name]!r} must be a number.")
     found[name] = int(found[name])
-  if found.get("process_id", 0) >= found.get("num_processes", math.inf):
+  if found.get("process_id", 0) >= found.get("num_processes", 2**31):
     raise InputError(
       f"hosts={text!r}: host {found['process_id']} is none of"
       f" {found['num_processes']}, which begin with 0."
     )
-  if len(found) == len(names):
+  if len(found) == len(place):
     found["cluster_detection_method"] = "deactivate"
   return found
+
+
+def _number(name: str) -> str | None:
+  said = os.environ.get(name)
+  if said and not said.isdecimal():
+    raise InputError(f"{name}={said!r} must be a number.")
+  return said
 
 
 def _program() -> str:
@@ -137,22 +138,17 @@ def _program() -> str:
     for name in names
     if name.endswith(".py")
   )
-  versions = [importlib.metadata.version(name) for name in _LIBRARIES]
-  return repr((versions, jax.local_devices()[0].device_kind, code))
-
-
-def lost() -> RunError:
-  """What is raised for a lost host, once, after which JAX is not heard."""
-  _claim_the_last_word()
-  atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(1)))
-  return _last_words[0]
+  versions = map(importlib.metadata.version, ("jax", "jaxlib", "numpy"))
+  return repr((*versions, jax.local_devices()[0].device_kind, code))
 
 
 def _leave() -> None:
   """Waits until the others have come to their end, too."""
   import jax
 
-  _last_words[:] = [LostHostError(_LOST_LATE)]
+  _last_words[:] = [
+    LostHostError("another host was lost, or at work, when this one ended.")
+  ]
   with contextlib.suppress(RuntimeError):
     jax.distributed.shutdown()
 

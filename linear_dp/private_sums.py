@@ -2,14 +2,14 @@ r"""THE sum and THE door: nothing private leaves by another way.
 
     Σ_j left_j ⊗ row_j + round(Z),   Z ~ N(0, sd²),   sd = W·R/√buys
 
-Of every row ‖left_j‖ ≤ w_j and ‖row_j‖ ≤ R are checked in integers where it is
-added, so that a privacy unit, whose weights add up to at most W, moves any of
-these sums by at most W·R: their sensitivity, whatever `left` computes.
+Of every row ‖left_j‖ ≤ w_j and ‖row_j‖ ≤ R are checked where it is added, so
+that a privacy unit, whose weights add up to at most W, moves any of these sums
+by at most W·R: their sensitivity, whatever `left` computes.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -20,10 +20,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float64, Int64
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.linear_dp.integers import R, within_ball
-from oneshot_dp.linear_dp.noise import NoiseSource, rounded_gaussian
+from oneshot_dp.linear_dp.data import R, within_ball
+from oneshot_dp.linear_dp.noise import rounded_gaussian
+from oneshot_dp.linear_dp.noise_source import NoiseSource
 from oneshot_dp.linear_dp.rows import Chunk, Rows, digest_of
-from oneshot_dp.linear_dp.statistics import Left, class_sums, is_one_column
+from oneshot_dp.linear_dp.statistics import ONE_COLUMN, Left, class_sums
 
 _SLACK = 1 + 2**-40
 """Noise is larger by this, so that shares of a budget, rounded as they may be,
@@ -61,11 +62,11 @@ class PrivateSums:
   def __init__(
     self,
     source: NoiseSource | None,
-    paid: float,
-    known: dict[str, tuple[Float64[np.ndarray, "..."], float]] | None = None,
+    paid: float | Fraction,
+    known: Mapping[str, tuple[Float64[np.ndarray, "..."], float]] | None = None,
   ):
     self.source = source
-    self.paid = paid
+    self.paid = Fraction(paid)
     self.releases: list[Release] = []
     self.known = dict(known or {})
     self._spent = Fraction(0)
@@ -102,32 +103,39 @@ class PrivateSums:
     RunError: it would let out more than was paid, or rows of class sums are
     asked for something else; before anything is computed.
     """
-    sensitivity = rows.weight * R
+    sensitivity = rows.data.weight * R
     if rows.power != 1 and left is not class_sums:
-      raise RunError(f"{name}: rows weighed for class sums alone.")
-    sd, costs = 0.0, Fraction(0)
+      raise RunError(f"{name}: of rows that are weighed for class sums alone.")
+    sd, costs = math.inf, Fraction(0)
     if self.source is not None:
-      if not 0 < buys < math.inf:
-        raise RunError(f"{name}: buys={buys} must be positive and finite.")
-      sd = sensitivity / math.sqrt(buys) * _SLACK
-      costs = (sensitivity / Fraction(sd)) ** 2
-      if self._spent + costs > Fraction(self.paid):
+      if buys > 0:
+        sd = sensitivity / math.sqrt(buys) * _SLACK
+        costs = (sensitivity / Fraction(sd)) ** 2
+      if not costs or self._spent + costs > self.paid:
         raise RunError(f"{name}: more than was charged, so nothing left.")
-    total = rows.hosts.sum(lambda: _sum(rows, left, public))
-    key = f"{name}/{digest_of(left.__name__, rows.identity, *public)}"
-    if self.source is None:
+      self._spent += costs
+    key = digest_of(left.__name__, rows.identity, *public)
+
+    def exact() -> Int64[np.ndarray, "m p"]:
+      if key not in rows.totals:
+        total = _sum(rows, left, public)
+        if once:
+          return total
+        rows.totals[key] = total
+      return rows.totals[key]
+
+    total = rows.data.hosts.sum(exact)
+    if (source := self.source) is None:
       return total / sensitivity, 0.0
-    self._spent += costs
-    source, shape = self.source, total.shape
-    noisy = rows.hosts.from_first(
-      lambda: total + rounded_gaussian(shape, sd, source)
+    noisy = rows.data.hosts.from_first(
+      lambda: total + rounded_gaussian(total.shape, sd, source)
     )
-    self.releases.append(Release(name, shape, sd / sensitivity))
-    mean, had = self.known.get(key, (0.0, 0.0))
+    self.releases.append(Release(name, total.shape, sd / sensitivity))
     bought = float(costs)
+    mean, had = self.known.get(f"{name}/{key}", (0.0, 0.0))
     mean = (had * mean + bought * (noisy / sensitivity)) / (had + bought)
     if not once:
-      self.known[key] = mean, had + bought
+      self.known[f"{name}/{key}"] = mean, had + bought
     return mean, (had + bought) ** -0.5
 
 
@@ -137,21 +145,19 @@ def _sum(
   """The exact sum over this host's rows."""
   if left is class_sums:
     return _class_sums(rows)
+  data, same = (NamedSharding(rows.mesh, spec) for spec in (_DATA, _SAME))
+  number = jax.ShapeDtypeStruct((1,), jnp.int32)
+  row = jax.ShapeDtypeStruct((1, rows.feature_dim), jnp.int16)
   with jax.enable_x64(True):
     given = jax.device_put(
-      tuple(None if p is None else np.asarray(p) for p in public),
-      NamedSharding(rows.mesh, PartitionSpec()),
+      tuple(None if p is None else np.asarray(p) for p in public), same
     )
-    total = jnp.zeros(
-      (rows.mesh.size, *_shape(rows, left, given)),
-      jnp.int64,
-      device=NamedSharding(rows.mesh, PartitionSpec("data")),
-    )
-  add = _outer(rows.mesh, left)
-  for chunk in rows.chunks():
-    with jax.enable_x64(True):
-      total = add(total, chunk, *given)
-  return np.asarray(total).sum(axis=0)
+    height = jax.eval_shape(left, row, number, number, *given).shape[1]
+    width = 1 if left in ONE_COLUMN else rows.feature_dim
+    total = jnp.zeros((rows.mesh.size, height, width), jnp.int64, device=data)
+    for chunk in rows.chunks():
+      total = _outer(rows.mesh, left)(total, chunk, *given)
+    return np.asarray(total).sum(axis=0)
 
 
 def _class_sums(rows: Rows) -> Int64[np.ndarray, "K d"]:
@@ -159,41 +165,29 @@ def _class_sums(rows: Rows) -> Int64[np.ndarray, "K d"]:
 
   On a v5e 21 cycles a row at d = 1280, by XLA's estimate.
   """
-  shape = rows.mesh.size * rows.num_classes, rows.feature_dim
+  weighs = rows.has_units
   total = np.zeros((rows.num_classes, rows.feature_dim), np.int64)
-  add = _scatter(rows.mesh, rows.has_units)
-  dtype = jnp.int64 if rows.has_units else jnp.int32
-  sharding = NamedSharding(rows.mesh, PartitionSpec("data"))
+  shape = rows.mesh.size * rows.num_classes, rows.feature_dim
   sums, count = None, 0
+
+  def carried() -> Int64[np.ndarray, "K d"]:
+    parts = np.asarray(sums).reshape(-1, *total.shape)
+    return parts.sum(axis=0, dtype=np.int64)
+
   for chunk in rows.chunks():
-    count += len(chunk.label)
-    with jax.enable_x64(rows.has_units):
+    with jax.enable_x64(weighs):
       if sums is None:
+        dtype = jnp.int64 if weighs else jnp.int32
+        sharding = NamedSharding(rows.mesh, _DATA)
         sums = jnp.zeros(shape, dtype, device=sharding)
-      sums = add(sums, chunk)
+      sums = _scatter(rows.mesh, weighs)(sums, chunk)
+    count += len(chunk.label)
     if count + len(chunk.label) > _MAX_ROWS_IN_INT32:
-      total += _of_devices(sums, total.shape)
+      total += carried()
       sums, count = None, 0
   if sums is not None:
-    total += _of_devices(sums, total.shape)
-  return total if rows.has_units else total * rows.weight
-
-
-def _of_devices(sums: Array, shape: tuple[int, ...]) -> np.ndarray:
-  return np.asarray(sums).reshape(-1, *shape).sum(axis=0, dtype=np.int64)
-
-
-def _shape(rows: Rows, left: Left, given: tuple[Any, ...]) -> tuple[int, int]:
-  """Of the sum: how many numbers left has, and a row."""
-  spec = jax.ShapeDtypeStruct
-  of = jax.eval_shape(
-    left,
-    spec((1, rows.feature_dim), jnp.int16),
-    spec((1,), jnp.int32),
-    spec((1,), jnp.int32),
-    *given,
-  )
-  return of.shape[1], 1 if is_one_column(left) else rows.feature_dim
+    total += carried()
+  return total if weighs else total * rows.data.weight
 
 
 @functools.cache
@@ -208,7 +202,7 @@ def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
     short = jnp.square(a).sum(1) <= jnp.square(w.astype(jnp.float64))
     short &= jnp.square(z).sum(1) <= R * R
     a = jnp.where(short[:, None], a, 0)
-    if is_one_column(left):
+    if left in ONE_COLUMN:
       z = jnp.full((len(z), 1), float(R))
     # Sums of integers below 2⁵³: exact in any order.
     product = jnp.matmul(a.T, z, precision="highest")
@@ -218,28 +212,27 @@ def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
 
 
 @functools.cache
-def _scatter(mesh: Mesh, weighted: bool) -> Callable[..., Array]:
-  """Compiles (sums [devices·K, d], chunk) → sums, in steps of W or of 1."""
+def _scatter(mesh: Mesh, weighs: bool) -> Callable[..., Array]:
+  """Compiles (sums [devices·K, d], chunk) → sums, in steps of 1 or of W."""
 
   def add(sums: Array, chunk: Chunk) -> Array:
     row, label, w = chunk
     short, _ = within_ball(row.astype(jnp.float32))
     z = jnp.where(short[:, None], row, 0).astype(sums.dtype)
-    return sums.at[label].add(z * w[:, None] if weighted else z)
+    return sums.at[label].add(z * w[:, None] if weighs else z)
 
   return _sharded(mesh, add)
 
 
+_DATA, _SAME = PartitionSpec("data"), PartitionSpec()
+
+
 def _sharded(mesh: Mesh, add: Callable[..., Array]) -> Callable[..., Array]:
   """Each device adds its rows to its own sums."""
-  data, same = PartitionSpec("data"), PartitionSpec()
 
   def of_devices(sums: Array, chunk: Chunk, *public: Array) -> Array:
-    return jax.shard_map(
-      add,
-      mesh=mesh,
-      in_specs=(data, data, *(same for _ in public)),
-      out_specs=data,
-    )(sums, chunk, *public)
+    specs = (_DATA, _DATA, *(_SAME for _ in public))
+    add_own = jax.shard_map(add, mesh=mesh, in_specs=specs, out_specs=_DATA)
+    return add_own(sums, chunk, *public)
 
   return jax.jit(of_devices, donate_argnums=0)

@@ -1,11 +1,8 @@
-r"""Private rows: integers of norm ≤ R, a label, and a weight.
+"""What sums are of: rows of integers, each with a label and a weight.
 
-    z = rint(x·s),   s = min((R − √d/2 − 1)/‖x‖, R·most),   ‖z‖ ≤ R = 2¹⁴
-
-`most` = ∞ brings every row to norm 1, anything else leaves those shorter than
-1/`most` as they are. A privacy unit's rows weigh W together, an integer: the
-row of a unit of its own weighs W, and what a unit of many rows is, `units`
-says. A row of zeros weighs nothing, and adds nothing to any sum.
+A privacy unit's rows weigh W together, an integer: the row of a unit of its own
+weighs W, and what a unit of many rows is, `units` says. A row of zeros weighs
+nothing, and adds nothing to any sum.
 """
 
 import collections
@@ -22,14 +19,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.data import Data, refuse
-from oneshot_dp.linear_dp.hosts import Hosts
-from oneshot_dp.linear_dp.integers import (
+from oneshot_dp.linear_dp.data import (
+  Data,
   R,
   integer_rows,
   mapped_rows,
+  refuse,
   row_scale,
 )
+from oneshot_dp.linear_dp.units import unit_rows
 
 _RESIDENT_BYTES = 2**33
 _BUFFERS = 2
@@ -54,37 +52,57 @@ class Chunk(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True, repr=False, eq=False)
 class Rows:
-  """What sums are of: chunks of one shape, made anew or kept in memory.
+  """Chunks of one shape, made anew for each pass or kept in memory.
 
   No representation: chunks are private, all else is public.
 
   Attributes:
+    data: which rows they are of.
     make: starts a pass.
-    identity: which function of the cache's rows these are, in hexadecimal.
+    identity: which function of the data these are, in hexadecimal.
+    feature_dim: d, or p behind a map.
     power: Σ w^power ≤ W^power over the rows of a unit; 2 is for class sums.
+    totals: exact sums that will be asked for again; the door's own.
   """
 
+  data: Data
   make: Callable[[], Iterator[Chunk]]
   identity: str
-  n: int
   feature_dim: int
-  num_classes: int
-  weight: int
   power: int
-  has_units: bool
   mesh: Mesh
-  hosts: Hosts
+  totals: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  _keeps: bool = False
   _kept: list[Chunk] | None = None
+
+  @property
+  def n(self) -> int:
+    return self.data.n
+
+  @property
+  def num_classes(self) -> int:
+    return self.data.num_classes
+
+  @property
+  def has_units(self) -> bool:
+    return self.data.has_units
 
   def chunks(self) -> Iterator[Chunk]:
     """One pass."""
-    yield from self.make() if self._kept is None else self._kept
+    if self._kept is not None:
+      yield from self._kept
+      return
+    kept = []
+    for chunk in self.make():
+      if self._keeps:
+        kept.append(chunk)
+      yield chunk
+    self._kept = kept if self._keeps else None
 
   def kept(self) -> "Rows":
-    """These rows, in memory from here on where they fit."""
-    size = 2 * self.n * self.feature_dim // self.hosts.count
-    if self._kept is None and size <= _RESIDENT_BYTES:
-      self._kept = list(self.make())
+    """These rows, from the first pass on in memory where they fit."""
+    size = 2 * self.data.n * self.feature_dim // self.data.hosts.count
+    self._keeps = size <= _RESIDENT_BYTES
     return self
 
   def mapped(
@@ -92,14 +110,12 @@ class Rows:
     centre: Float64[np.ndarray, " d"],
     matrix: Float64[np.ndarray, "d p"] | None,
   ) -> "Rows":
-    """(z − c)·A at norm R again: of the row and of what is public alone.
+    """(z − c)·A at norm R again, kept; see `mapped_rows`.
 
-    c is of rows at norm 1. Both are rounded to integers, so that a row has the
-    same bits wherever it is. Rows of zeros stay such. InputError: A is of zeros
-    or not finite.
+    c is of rows at norm 1. Both are rounded to integers, and public.
+    InputError: A is of zeros or not finite.
     """
-    c = np.rint(np.clip(centre, -1, 1) * R)
-    a = np.zeros((0, 0))
+    c, a = np.rint(np.clip(centre, -1, 1) * R), np.zeros((0, 0))
     if matrix is not None:
       longest = np.linalg.norm(matrix, axis=0).max()
       if not 0 < longest < math.inf:
@@ -107,104 +123,111 @@ class Rows:
       a = np.rint(matrix * (R / longest))
 
     def make() -> Iterator[Chunk]:
-      with jax.enable_x64(True):
-        public = jax.device_put(
-          (c, a), NamedSharding(self.mesh, PartitionSpec())
-        )
-      for row, label, weight in self.chunks():
+      for chunk in self.chunks():
         with jax.enable_x64(True):
-          made = mapped_rows(row, *public)
-        yield Chunk(made, label, weight)
+          public = jax.device_put((c, a), NamedSharding(self.mesh, _SAME))
+          yield chunk._replace(row=mapped_rows(chunk.row, *public))
 
-    made = dataclasses.replace(
-      self,
+    return Rows(
+      data=self.data,
       make=make,
       identity=digest_of(self.identity, c, a),
       feature_dim=self.feature_dim if matrix is None else a.shape[1],
-      _kept=None,
-    )
-    return made.kept()
+      power=self.power,
+      mesh=self.mesh,
+    ).kept()
 
 
-def rows_of(data: Data, *, most: float = math.inf, power: int = 1) -> Rows:
+_DATA, _SAME = PartitionSpec("data"), PartitionSpec()
+
+
+def rows_of(
+  data: Data, *, most: float = math.inf, power: int = 1, each: bool = False
+) -> Rows:
   """The rows of passes over `data`, brought to norm 1, or cut to norm 1/most.
 
   Args:
     data: private rows.
     most: ∞, or R·most is the scale of rows that are short enough.
     power: 2 for rows that only class sums are of.
+    each: the rows of a unit one by one, not their means; with power 1.
 
   InputError, in a pass: a row that is not finite or longer than its
   embedding_norm says, or see `Data.checked_blocks`.
   """
-  from oneshot_dp.linear_dp.units import mean_rows
-
   # A TPU adds up int32, which is what class sums are of where no unit has many
   # rows; it has no float64, so its host's CPU does the rest.
-  on_tpu = power == 2 and not data.has_units
-  devices = jax.local_devices(backend=None if on_tpu else float64_backend())
+  on_host = jax.default_backend() == "tpu" and (power == 1 or data.has_units)
+  devices = jax.local_devices(backend="cpu" if on_host else None)
   mesh = Mesh(np.array(devices), ("data",))
-  rows = chunk_rows(data, mesh.size)
-  sharding = NamedSharding(mesh, PartitionSpec("data"))
+  rows = _chunk_rows(data, mesh.size)
 
   def make() -> Iterator[Chunk]:
-    given = integer_chunks(data, most, rows, sharding)
+    parts = _integer_chunks(data, most, rows, NamedSharding(mesh, _DATA))
     if not data.has_units:
-      yield from (chunk for chunk, _ in given)
+      yield from (chunk for chunk, _ in parts)
       return
-    for columns in mean_rows(given, data, most, power):
+    stored = ((*map(np.asarray, chunk), unit) for chunk, unit in parts)
+    for columns in unit_rows(stored, data, most, power, each):
       for start in range(0, len(columns[0]), rows):
-        some = [padded(c[start : start + rows], rows) for c in columns]
-        yield Chunk(*jax.device_put(some, sharding))
+        some = (column[start : start + rows] for column in columns)
+        padded = [
+          np.pad(c, [(0, rows - len(c))] + [(0, 0)] * (c.ndim - 1))
+          for c in some
+        ]
+        yield Chunk(*jax.device_put(padded, NamedSharding(mesh, _DATA)))
 
   return Rows(
+    data=data,
     make=make,
-    identity=digest_of(float(most), power, data.weight, data.unit),
-    n=data.n,
+    identity=digest_of(float(most), power, each, data.weight, data.unit),
     feature_dim=data.feature_dim,
-    num_classes=data.num_classes,
-    weight=data.weight,
     power=power,
-    has_units=data.has_units,
     mesh=mesh,
-    hosts=data.hosts,
   )
 
 
-def integer_chunks(
+def _chunk_rows(data: Data, devices: int) -> int:
+  """The rows of a chunk, a power of two for each device: few are compiled.
+
+  What a pass makes of a chunk, [c, d] and [c, K], is to stay in a CPU's cache.
+  """
+  most = max(1024, 2**18 // data.num_classes)
+  most = min(4096, most, max(64, 2**21 // data.feature_dim))
+  each = max(64, -(-data.n // (devices * data.hosts.count)))
+  few = min(1 << (each - 1).bit_length(), 1 << (most.bit_length() - 1))
+  return few * devices
+
+
+def _integer_chunks(
   data: Data, most: float, rows: int, sharding: NamedSharding
 ) -> Iterator[tuple[Chunk, np.ndarray]]:
-  """Rows as they are stored, as integers, and their unit_id; 0 without one.
-
-  Two chunks are on their way at a time.
-  """
+  """Rows as they are stored, as integers, and their units; some are flying."""
   flying: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
-  for embedding, scale, label, ids, unit_id in _regrouped(data, most, rows):
+
+  def retire() -> None:
+    """Waits for a chunk; only then is its memory free for other rows."""
+    ids, bad = flying.popleft()
+    if (found := np.asarray(bad)).any():
+      reason = "its embedding is not finite, or longer than embedding_norm says"
+      refuse(ids, found, reason)
+
+  for embedding, scale, label, ids, unit in _regrouped(data, most, rows):
     with jax.enable_x64(False):
       given = jax.device_put((embedding, scale, label), sharding)
       row, weight, bad = integer_rows(*given[:2], data.weight)
     flying.append((ids, bad))
-    yield Chunk(row, given[2], weight), unit_id
+    yield Chunk(row, given[2], weight), unit
     if len(flying) == _BUFFERS:
-      _retire(*flying.popleft())
-  for waiting in flying:
-    _retire(*waiting)
-
-
-def _retire(ids: np.ndarray, bad: Array) -> None:
-  """Waits for a chunk; only then is its memory free for other rows."""
-  if (found := np.asarray(bad)).any():
-    refuse(
-      ids,
-      found,
-      "its embedding is not finite, or longer than its embedding_norm says",
-    )
+      retire()
+  while flying:
+    retire()
 
 
 def _regrouped(
   data: Data, most: float, rows: int
 ) -> Iterator[tuple[np.ndarray, ...]]:
-  """Embeddings, scales, labels, ids and units in chunks, zeros behind the last.
+  """Embeddings, scales, labels, ids, units in chunks, zeros behind the last.
 
   Embeddings lie in memory that is used again after the next `_BUFFERS`: fresh
   memory, handed out page by page, would cost more than the sums.
@@ -213,28 +236,22 @@ def _regrouped(
   into: tuple[np.ndarray, ...] = ()
   turn = filled = 0
   for block in data.checked_blocks():
-    embedding = block["embedding"]
     scale = row_scale(block["embedding_norm"], data.feature_dim, most)
     ids = block["example_id"]
-    given = embedding, scale, block["label"], ids, block.get("unit_id", ids)
+    given = block["embedding"], scale, block["label"], ids
+    given = *given, block.get("unit_id", ids)
     start = 0
     while start < len(scale):
       if not into:
         if turn <= _BUFFERS:
-          buffers.append(_aligned((rows, data.feature_dim), embedding.dtype))
+          shape = rows, data.feature_dim
+          buffers.append(_aligned(shape, block["embedding"].dtype))
+        numbers = np.float32, np.int32, np.int64, np.int64
         into = (
           buffers[turn % (_BUFFERS + 1)],
-          np.zeros(rows, np.float32),
-          np.zeros(rows, np.int32),
-          np.full(rows, -1),
-          np.zeros(rows, np.int64),
+          *[np.zeros(rows, t) for t in numbers],
         )
         turn += 1
-      if into[0].dtype != embedding.dtype:
-        raise InputError(
-          f"Blocks of {into[0].dtype} and {embedding.dtype} in one cache:"
-          " extract it again."
-        )
       stop = min(start + rows - filled, len(scale))
       for column, values in zip(into, given, strict=True):
         column[filled : filled + stop - start] = values[start:stop]
@@ -247,27 +264,11 @@ def _regrouped(
     yield into
 
 
-def chunk_rows(data: Data, devices: int) -> int:
-  """The rows of a chunk, a power of two for each device: few are compiled.
-
-  What a pass makes of a chunk, [c, d] and [c, K], is to stay in a CPU's cache.
-  """
-  most = 2**18 // data.num_classes, 2**21 // data.feature_dim
-  most = min(4096, max(1024, most[0]), max(64, most[1]))
-  each = -(-data.n // (devices * data.hosts.count))
-  few = max(64, 1 << (each - 1).bit_length())
-  return min(few, 1 << (most.bit_length() - 1)) * devices
-
-
-def float64_backend() -> str | None:
-  """Where float64 is: on a TPU's host; None is the devices that JAX has."""
-  return "cpu" if jax.default_backend() == "tpu" else None
-
-
-def padded(column: np.ndarray, rows: int) -> np.ndarray:
-  """The column with zeros behind it."""
-  missing = [(0, rows - len(column))] + [(0, 0)] * (column.ndim - 1)
-  return np.pad(column, missing)
+def _aligned(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+  size = math.prod(shape) * dtype.itemsize
+  raw = np.zeros(size + _ALIGNMENT, np.uint8)
+  start = -raw.ctypes.data % _ALIGNMENT
+  return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def no_core_dumps() -> None:
@@ -283,10 +284,3 @@ def digest_of(*public: Any) -> str:
     found.update(f"{array.dtype.str}{array.shape}".encode())
     found.update(np.ascontiguousarray(array).tobytes())
   return found.hexdigest()
-
-
-def _aligned(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
-  size = math.prod(shape) * dtype.itemsize
-  raw = np.zeros(size + _ALIGNMENT, np.uint8)
-  start = -raw.ctypes.data % _ALIGNMENT
-  return raw[start : start + size].view(dtype).reshape(shape)

@@ -8,7 +8,6 @@ integers and exact, everything else is one IEEE operation on a number of its
 own, and no product is added to anything before it was rounded.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,10 +18,9 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.integers import R
+from oneshot_dp.linear_dp.data import R, room_in_ball
 
 Left = Callable[..., Any]
-_ONE_COLUMN: set[Left] = set()
 KERNEL = 2**24 // R
 """The norm of the longest column of integer weights, whose products with rows
 are exact in float32, in half of float64's time."""
@@ -50,29 +48,11 @@ def itself(row: Array, label: Array, w: Array) -> Array:
   return jnp.trunc(row.astype(jnp.float64) * w[:, None] * (1 / R))
 
 
-def one_column(left: Left) -> Left:
-  """The sum of left alone: row is the number R, [m, 1]."""
-
-  @functools.wraps(left)
-  def of_column(*args: Any) -> Array:
-    return left(*args)
-
-  _ONE_COLUMN.add(of_column)
-  return of_column
-
-
-def is_one_column(left: Left) -> bool:
-  """Whether row is the number R."""
-  return left in _ONE_COLUMN
-
-
-@one_column
 def units(row: Array, label: Array, w: Array) -> Array:
   """w: about how many privacy units have a row that is not null, [1, 1]."""
   return w[:, None]
 
 
-@one_column
 def class_counts(row: Array, label: Array, w: Array, classes: Array) -> Array:
   """w·e_y: how many units, in parts, each class has, [K, 1].
 
@@ -81,7 +61,6 @@ def class_counts(row: Array, label: Array, w: Array, classes: Array) -> Array:
   return jnp.where(label[:, None] == classes, w[:, None], 0)
 
 
-@one_column
 def right(
   row: Array, label: Array, w: Array, kernels: Array, biases: Array
 ) -> Array:
@@ -98,6 +77,10 @@ def right(
   return jnp.where(jnp.stack(hits, axis=1), share[:, None], 0)
 
 
+ONE_COLUMN = frozenset([units, class_counts, right])
+"""Sums of left alone: row is the number R, so that they are [m, 1]."""
+
+
 def integer_heads(
   kernels: Sequence[Float[np.ndarray, "d K"]],
   biases: Sequence[Float[np.ndarray, " K"]],
@@ -109,7 +92,7 @@ def integer_heads(
     longest = np.sqrt(np.square(kernel).sum(axis=0)).max()
     longest = max(longest, np.abs(bias - bias.mean()).max(), 1e-300)
     grid = 2.0 ** math.floor(math.log2(2**30 / longest))
-    room = R - math.sqrt(kernel.shape[0]) / 2 - 1
+    room = room_in_ball(len(kernels[0]))
     found.append(
       (np.rint(kernel * grid), np.rint((bias - bias.mean()) * (grid * room)))
     )

@@ -11,23 +11,22 @@ All of it is of exact integers, so the order of rows does not matter.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int16, Int64
 
-from oneshot_dp.linear_dp.data import Data
-from oneshot_dp.linear_dp.integers import R
-from oneshot_dp.linear_dp.rows import Chunk
+from oneshot_dp.linear_dp.data import Data, room_in_ball
 
 _AT_ONCE = 2**15
 
 
-def mean_rows(
-  chunks: Iterable[tuple[Chunk, np.ndarray]],
+def unit_rows(
+  parts: Iterable[Sequence[np.ndarray]],
   data: Data,
   most: float,
   power: int,
+  each: bool,
 ) -> Iterator[tuple[np.ndarray, ...]]:
   """Columns z int16 [P, d], label, weight int32 [P] of all units' classes.
 
@@ -36,30 +35,36 @@ def mean_rows(
 
   In memory: the rows as int16, and what becomes of them. Of several hosts, each
   is given all rows and keeps those of its own units.
+
+  Args:
+    parts: columns z, label, weight and unit_id of the rows as they are stored.
+    data: what they are of.
+    most: see `rows_of`.
+    power: see `rows_of`.
+    each: rows one by one, at weight ⌊W/k⌋, instead of means.
   """
-  parts = []
-  for chunk, unit_id in chunks:
-    own = (np.asarray(chunk.weight) > 0) & data.hosts.own_units(unit_id)
-    columns = np.asarray(chunk.row), np.asarray(chunk.label), unit_id
-    parts.append([column[own] for column in columns])
-  if not parts:
-    return
-  row, label, unit = (np.concatenate(p) for p in zip(*parts, strict=True))
-  parts.clear()
+  kept = [[np.empty((0, data.feature_dim), np.int16), *[np.empty(0, int)] * 2]]
+  for row, label, weight, unit in parts:
+    own = (weight > 0) & data.hosts.own_units(unit)
+    kept.append([row[own], label[own].astype(int), unit[own]])
+  row, label, unit = (
+    np.concatenate(column) for column in zip(*kept, strict=True)
+  )
+  kept.clear()
   order = np.lexsort((label, unit))
   label, unit = label[order], unit[order]
-  first = np.r_[True, (np.diff(unit) != 0) | (np.diff(label) != 0)]
-  start = np.flatnonzero(first[: len(unit)])
+  first = np.diff(unit, prepend=0) != 0
+  first |= np.diff(label, prepend=0) != 0
+  start = np.flatnonzero(first | each | (np.arange(len(unit)) == 0))
   count = np.diff(start, append=len(unit))
   weight = _weights(data.weight, unit[start], count, power)
   for i in range(0, len(start), _AT_ONCE):
     some = slice(i, i + _AT_ONCE)
-    rows = slice(start[i], start[i] + count[some].sum())
-    total = np.add.reduceat(
-      row[order[rows]], start[some] - start[i], axis=0, dtype=np.int64
-    )
+    rows = order[start[i] : start[i] + count[some].sum()]
+    total = np.add.reduceat(row[rows], start[some] - start[i], dtype=np.int64)
     z = _means(total, count[some], most)
-    yield z, label[start[some]], (weight[some] * z.any(axis=1)).astype(np.int32)
+    w = weight[some] * z.any(axis=1)
+    yield z, label[start[some]].astype(np.int32), w.astype(np.int32)
 
 
 def _weights(
@@ -69,19 +74,12 @@ def _weights(
   power: int,
 ) -> Int64[np.ndarray, " P"]:
   """⌊W·k_c/k⌋ for each class of each unit, or with power 2 ⌊W·k_c/√Σk_c²⌋."""
-  _, place = np.unique(unit, return_inverse=True)
-  total = [0] * (int(place.max(initial=-1)) + 1)
-  for at, k in zip(place.tolist(), count.tolist(), strict=True):
-    total[at] += k**power
-  return np.array(
-    [
-      whole * k // total[at]
-      if power == 1
-      else math.isqrt(whole**2 * k**2 // total[at])
-      for at, k in zip(place.tolist(), count.tolist(), strict=True)
-    ],
-    np.int64,
-  )
+  total: dict[int, int] = {}
+  pairs = list(zip(unit.tolist(), count.tolist(), strict=True))
+  for u, k in pairs:
+    total[u] = total.get(u, 0) + k**power
+  found = [(whole * k) ** power // total[u] for u, k in pairs]
+  return np.array([math.isqrt(w) if power == 2 else w for w in found], int)
 
 
 def _means(
@@ -92,9 +90,8 @@ def _means(
   if most < math.inf:
     return (np.sign(total) * (np.abs(total) // k)).astype(np.int16)
   # Shifted so that squares, of numbers below 2²⁵, add up exactly in float64.
-  bits = np.frexp(count.astype(np.float64))[1].astype(np.int64)
-  part = (total >> np.maximum(bits - 10, 0)[:, None]).astype(np.float64)
+  bits = np.frexp(k.astype(np.float64))[1].astype(np.int64)
+  part = (total >> np.maximum(bits - 10, 0)).astype(np.float64)
   norm = np.sqrt(np.square(part).sum(axis=1, keepdims=True))
-  room = R - math.sqrt(total.shape[1]) / 2 - 1
-  z = np.rint(part * (room / np.maximum(norm, 1)))
+  z = np.rint(part * (room_in_ball(total.shape[1]) / np.maximum(norm, 1)))
   return np.where(k == 1, total, z).astype(np.int16)
