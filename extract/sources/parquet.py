@@ -5,12 +5,13 @@ So write them Hugging Face datasets, Spark, Ray and Daft. The ClassLabel that
 """
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import json
 import operator
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,15 +157,22 @@ def open_parquet(
   )
 
 
-def _parquet(file: File) -> parquet.ParquetFile:
-  opened = listed_files.seekable(file)
-  try:
-    return parquet.ParquetFile(opened)
-  except _UNREADABLE as error:
-    opened.close()
-    raise InputError(
-      f"{file.path!r} is not a Parquet file: {one_line(error)}."
-    ) from error
+@contextlib.contextmanager
+def _parquet(file: File) -> Iterator[parquet.ParquetFile]:
+  """Opens the file that was listed.
+
+  Raises:
+    InputError: it is another, or something in it cannot be read.
+  """
+  with listed_files.seekable(file) as opened:
+    try:
+      yield parquet.ParquetFile(opened)
+    except InputError:
+      raise
+    except _UNREADABLE as error:
+      raise InputError(
+        f"{file.path!r} is not a readable Parquet file: {one_line(error)}."
+      ) from error
 
 
 def _columns(
@@ -223,18 +231,11 @@ def _numbers(
 ) -> list[np.ndarray]:
   """A column as integers, batch by batch."""
   found, row = [], 0
-  try:
-    for batch in opened.iter_batches(_LABELS_AT_ONCE, columns=[column]):
-      values = batch.column(0).to_pylist()
-      where = functools.partial(_where, file.path, row)
-      found.append(np.array(read(values, where=where), np.int64))
-      row += len(values)
-  except InputError:
-    raise
-  except _UNREADABLE as error:
-    raise InputError(
-      f"{file.path!r} cannot be read: {one_line(error)}."
-    ) from error
+  for batch in opened.iter_batches(_LABELS_AT_ONCE, columns=[column]):
+    values = batch.column(0).to_pylist()
+    where = functools.partial(_where, file.path, row)
+    found.append(np.array(read(values, where=where), np.int64))
+    row += len(values)
   return found
 
 

@@ -1,0 +1,215 @@
+"""Formats, transparency, orientation, damage: what a file's pixels are."""
+
+import io
+import random
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from oneshot_dp.extract.images.decode import DecodeError, decode_image
+from tests.extract.sources.made import refused
+
+
+def encode(image: Image.Image, kind: str, **options: object) -> bytes:
+  buffer = io.BytesIO()
+  image.save(buffer, kind, **options)
+  return buffer.getvalue()
+
+
+def gradient(height: int = 24, width: int = 40) -> np.ndarray:
+  """Smooth, and no two of its corners, rows or channels alike."""
+  y, x = np.mgrid[:height, :width] / (max(height, width) - 1)
+  pixels = np.stack([255 * x, 255 * y, 255 * (1 - x) * (1 - y)], axis=-1)
+  return pixels.round().astype(np.uint8)
+
+
+GRAY = gradient()[..., 0]
+WIDE = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
+
+
+@pytest.mark.parametrize(
+  ("mode", "kind", "options", "most"),
+  [
+    ("RGB", "JPEG", {"subsampling": 0}, 6),
+    ("RGB", "JPEG", {"subsampling": 0, "progressive": True}, 6),
+    ("CMYK", "JPEG", {"subsampling": 0}, 12),  # and not inverted
+    ("L", "JPEG", {}, 3),
+    ("RGB", "WEBP", {}, 40),
+  ],
+)
+def test_lossy_formats_are_near(mode, kind, options, most):
+  pixels = GRAY if mode == "L" else gradient()
+  image = Image.fromarray(pixels).convert(mode)
+  decoded = decode_image(encode(image, kind, quality=98, **options))
+  expected = pixels[..., None] if mode == "L" else pixels
+  error = np.abs(decoded.astype(int) - expected)
+  assert error.max() <= most
+  assert error.mean() < 4
+
+
+RGB = Image.fromarray(gradient())
+PALETTE = RGB.quantize(64)
+COLOURS = np.asarray(PALETTE.convert("RGB"))
+ALPHA = Image.merge("RGBA", [*RGB.split(), Image.new("L", RGB.size, 7)])
+EXACT = {"lossless": True, "exact": True}
+
+
+@pytest.mark.parametrize(
+  ("image", "kind", "options", "expected"),
+  [
+    (RGB, "PNG", {}, gradient()),
+    (RGB, "BMP", {}, gradient()),
+    (RGB, "WEBP", {"lossless": True}, gradient()),
+    (PALETTE, "PNG", {}, COLOURS),
+    (PALETTE, "GIF", {}, COLOURS),
+    # Transparency is dropped and not blended.
+    (PALETTE, "PNG", {"transparency": 3}, COLOURS),
+    (PALETTE, "PNG", {"transparency": bytes(range(0, 256, 4))}, COLOURS),
+    (ALPHA, "PNG", {}, gradient()),
+    (ALPHA, "WEBP", EXACT, gradient()),
+    (ALPHA.convert("LA"), "PNG", {}, np.asarray(RGB.convert("L"))),
+    (Image.fromarray(GRAY), "PNG", {}, GRAY),
+    # Scaled, and not clipped.
+    (Image.fromarray(WIDE), "PNG", {}, WIDE // 256),
+    (Image.fromarray(GRAY > 100), "PNG", {}, np.where(GRAY > 100, 255, 0)),
+  ],
+)
+def test_what_loses_nothing_gives_the_very_pixels(
+  image, kind, options, expected
+):
+  if expected.ndim == 2:
+    expected = np.repeat(expected[..., None], 3, axis=-1)
+  decoded = decode_image(encode(image, kind, **options))
+  np.testing.assert_array_equal(decoded, expected)
+
+
+# What a camera stores so that the tag's number turns it upright.
+STORED = {
+  1: lambda a: a,
+  2: lambda a: a[:, ::-1],
+  3: lambda a: a[::-1, ::-1],
+  4: lambda a: a[::-1],
+  5: lambda a: a.swapaxes(0, 1),
+  6: lambda a: np.rot90(a),
+  7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+  8: lambda a: np.rot90(a, -1),
+}
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", STORED)
+def test_exif_orientation_is_applied(orientation, kind):
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  stored = np.ascontiguousarray(STORED[orientation](gradient()))
+  options = {
+    "JPEG": {"quality": 98, "subsampling": 0},
+    "PNG": {},
+    "WEBP": {"lossless": True},
+  }[kind]
+  data = encode(Image.fromarray(stored), kind, exif=exif, **options)
+  decoded = decode_image(data)
+  assert decoded.shape == gradient().shape
+  assert np.abs(decoded.astype(int) - gradient()).max() <= 6
+
+
+def test_orientation_of_sixteen_bits_and_palettes():
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  values = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
+  data = encode(Image.fromarray(np.rot90(values).copy()), "PNG", exif=exif)
+  np.testing.assert_array_equal(decode_image(data)[..., 0], values // 256)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_damaged_exif_does_not_cost_the_image(kind):
+  data = encode(Image.fromarray(gradient()), kind, exif=b"Exif\0\0garbage!!")
+  assert decode_image(data).shape == gradient().shape
+
+
+NOISE = Image.fromarray(
+  np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
+@pytest.mark.parametrize("kept", [0.0, 0.02, 0.3, 0.7, 0.9])
+def test_truncated_images_are_refused(kind, kept):
+  data = encode(NOISE, kind)
+  with pytest.raises(DecodeError) as caught:
+    decode_image(data[: int(kept * len(data))])
+  assert str(caught.value).isprintable()
+  assert " at 0x" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  "data", [b"", b"not an image", b"%!PS-Adobe-3.0 EPSF-3.0\n", bytes(4096)]
+)
+def test_what_is_no_image_is_refused(data):
+  with pytest.raises(DecodeError, match=f"{len(data)} bytes that are not"):
+    decode_image(data)
+
+
+@pytest.mark.parametrize(
+  ("head", "said"),
+  [(b"\0\0\0\x18ftypheic", "HEIC: convert"), (b"II*\0", "TIFF: convert")],
+)
+def test_other_formats_of_photographs_are_named(head, said):
+  with pytest.raises(DecodeError, match=said):
+    decode_image(head + bytes(40))
+
+
+@pytest.mark.parametrize("side", [10_000, 100_000])
+def test_decompression_bombs_are_refused(side):
+  data = bytearray(encode(Image.new("1", (8, 8)), "PNG"))
+  data[16:24] = struct.pack(">II", side, side)
+  data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    with pytest.raises(DecodeError):
+      decode_image(bytes(data))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_damaged_bytes_give_pixels_or_a_decode_error(kind):
+  data = encode(NOISE.resize((16, 16)), kind)
+  chance = random.Random(0)
+  for _ in range(100):
+    damaged = bytearray(data)
+    for _ in range(chance.randint(1, 8)):
+      damaged[chance.randrange(len(data))] = chance.randrange(256)
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore")
+      try:
+        decoded = decode_image(bytes(damaged))
+      except DecodeError:
+        continue
+    assert decoded.dtype == np.uint8
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (24, 40, 1), (24, 40, 3)])
+def test_arrays_are_taken_as_pixels(shape):
+  pixels = np.resize(gradient(), shape)
+  expected = np.broadcast_to(pixels.reshape(*shape[:2], -1), (24, 40, 3))
+  np.testing.assert_array_equal(decode_image(pixels), expected)
+
+
+@pytest.mark.parametrize(
+  ("shape", "dtype", "said"),
+  [
+    ((4, 4, 3), np.float32, "dtype float32"),
+    ((4, 4, 3), np.uint16, "dtype uint16"),
+    ((4, 4, 3), bool, "dtype bool"),
+    ((4,), np.uint8, "shape"),
+    ((4, 4, 4), np.uint8, "shape"),
+    ((4, 4, 2), np.uint8, "shape"),
+    ((0, 4, 3), np.uint8, "shape"),
+  ],
+)
+def test_other_arrays_are_refused(shape, dtype, said):
+  with refused(said):
+    decode_image(np.zeros(shape, dtype))

@@ -1,0 +1,216 @@
+"""Folders of images: what is an example, in which order, what is refused."""
+
+import os
+import pathlib
+import socket
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from PIL import Image
+
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from oneshot_dp.extract.sources.source import Source
+from tests.extract.sources.made import opened, refused, write
+
+
+def images(source: Source) -> list[str]:
+  return [bytes(source[i].image).decode() for i in range(len(source))]
+
+
+def test_reads_real_files_undecoded(tmp_path):
+  pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+  for name in ("a/x.JPG", "a/y.jpeg", "b/z.jpe", "b/u.Png", "b/v.webp"):
+    path = tmp_path / "birds" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = {"P": "PNG", "w": "WEBP"}.get(path.suffix[1], "JPEG")
+    Image.fromarray(pixels).save(path, kind)
+  found = opened(tmp_path / "birds")
+  assert (found.name, found.split, found.unit) == ("birds", "all", "example")
+  assert found.class_names == ("a", "b")
+  assert [found[i].label for i in range(5)] == [0, 0, 1, 1, 1]
+  for i in range(5):
+    assert found[i].image == pathlib.Path(found[i].where).read_bytes()
+  for index in (-1, 5):
+    with pytest.raises(IndexError, match=f"{index} is not in"):
+      found[index]
+
+
+def test_name_is_given_or_the_folder_s(tmp_path, monkeypatch):
+  write(tmp_path, "birds/a/1.png", "birds/b/1.png")
+  monkeypatch.chdir(tmp_path / "birds")
+  assert opened(".").name == "birds"
+  assert opened(f"{tmp_path}/birds/", name="Birds of 1838").name[-4:] == "1838"
+
+
+def test_splits_are_folders(tmp_path):
+  root = tmp_path / "pets"
+  write(root, "train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/x")
+  assert images(opened(root, split="train")) == [
+    "train/a/1.png",
+    "train/b/2.png",
+  ]
+  alone = opened(root / "train")
+  assert (alone.name, alone.split) == ("pets", "train")
+  with refused("classes without an image: 'b'"):
+    opened(root, split="test")
+  found = opened(root, split="test", class_names=("c", "b", "a"))
+  assert images(found) == ["test/a/3.png"]
+  assert found.class_names == ("a", "b", "c")
+  for split in (None, "val", "all"):
+    with refused("give --split test or train"):
+      opened(root, split=split)
+  write(tmp_path, "one/train/a/1.png")
+  assert opened(tmp_path / "one").split == "train"
+
+
+@pytest.mark.parametrize("split", ["train", "test", "cat", "al", "All"])
+def test_a_folder_without_splits_is_one_split(tmp_path, split):
+  """No two names may be of the same images."""
+  write(tmp_path, "a/1.png", "b/2.png")
+  assert opened(tmp_path).split == opened(tmp_path, split="all").split == "all"
+  with refused(f"no folder '{split}'.*--rows"):
+    opened(tmp_path, split=split)
+
+
+@pytest.mark.parametrize("split", ["train[:10]", "../other", "a/b", "", ".."])
+def test_split_must_be_a_plain_name(tmp_path, split):
+  write(tmp_path, "train/a/1.png")
+  with refused("--split"):
+    opened(tmp_path, split=split)
+
+
+def test_other_files_and_hidden_ones_are_passed_over(tmp_path, capsys):
+  write(
+    tmp_path,
+    *("a/1.png", "a/notes.txt", "a/deep/2.HEIC", "README.md", ".5.png"),
+    *(".git/x/3.png", "a/.hidden.png", "a/.cache/4.png", "__MACOSX/a/6.png"),
+    "a/7.\x1b[2J",
+  )
+  found = opened(tmp_path)
+  assert images(found) == ["a/1.png"]
+  assert found.class_names == ("a",)
+  told = capsys.readouterr().err
+  assert r"passed over: 4 (.\x1b[2j, .heic, .md, .txt). Convert HEIC" in told
+
+
+def test_a_class_is_read_to_its_depths(tmp_path):
+  write(tmp_path, "b/2012/may/1.png", "b/1.png", "a/x.png/2.png")
+  found = opened(tmp_path)
+  assert images(found) == ["a/x.png/2.png", "b/1.png", "b/2012/may/1.png"]
+  assert [found[i].label for i in range(3)] == [0, 1, 1]
+
+
+names = st.text(st.sampled_from("abZ-_ .0é~"), min_size=1, max_size=4).filter(
+  lambda name: name.strip(". ") and not name.startswith(".")
+)
+
+
+@hypothesis.settings(deadline=None, max_examples=15)
+@hypothesis.given(
+  st.sets(st.tuples(names, names), min_size=1, max_size=12), st.randoms()
+)
+def test_order_is_that_of_the_bytes_of_the_paths(tmp_path_factory, paths, rng):
+  root = tmp_path_factory.mktemp("root")
+  shuffled = [f"{folder}/{file}.png" for folder, file in sorted(paths)]
+  rng.shuffle(shuffled)
+  write(root, *shuffled)
+  found = opened(root)
+  assert images(found) == sorted(shuffled, key=os.fsencode)
+  assert list(found.class_names) == sorted({folder for folder, _ in paths})
+  for i, image in enumerate(images(found)):
+    assert found.class_names[found[i].label] == image.split("/")[0]
+  again = reopened(listing_of(found))
+  assert images(again) == images(found)
+  assert listing_of(again) == listing_of(found)
+
+
+def test_links_are_followed(tmp_path):
+  write(tmp_path, "store/1.png", "store/more/2.png", "root/a/3.png")
+  (tmp_path / "root/b").symlink_to(tmp_path / "store")
+  (tmp_path / "root/a/4.png").symlink_to(tmp_path / "store/1.png")
+  found = opened(tmp_path / "root")
+  assert found.class_names == ("a", "b")
+  assert images(found) == [
+    *("root/a/3.png", "store/1.png", "store/1.png", "store/more/2.png"),
+  ]
+
+
+def test_what_is_no_file_is_refused_and_named(tmp_path):
+  """Nothing is waited for, and no class goes with a link that leads nowhere."""
+  write(tmp_path, "a/1.png", "a/deep/2.png")
+  (tmp_path / "a/deep/up").symlink_to(tmp_path / "a")
+  (tmp_path / "b").symlink_to(tmp_path / "gone")
+  (tmp_path / "a/3.png").symlink_to(tmp_path / "gone.png")
+  (tmp_path / "a/.hidden").symlink_to(tmp_path / "gone.png")
+  os.mkfifo(tmp_path / "a/4.jpg")
+  (tmp_path / "a/5.png").symlink_to("/dev/zero")
+  with socket.socket(socket.AF_UNIX) as made:
+    made.bind(str(tmp_path / "a/6.png"))
+  listed = ", ".join(
+    map(repr, ("a/3.png", "a/4.jpg", "a/5.png", "a/6.png", "a/deep/up", "b"))
+  )
+  with refused(f"or what is no file: {listed}; mend"):
+    opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("paths", "message"),
+  [
+    (["1.png", "a/2.png"], r"images outside any class folder: '1\.png'"),
+    (["1.png"], "images outside any class folder"),
+    (["notes.txt"], r"has no images \(\.jpg"),
+    (["a/1.txt", "b/2.tif"], "has no images"),
+    (["a/1.png", "b/2.tif"], "classes without an image: 'b'; remove"),
+    (["all/1.png"], "images outside any class folder: '1.png'"),
+    (["a\nb/1.png"], "control characters"),
+    ([" /1.png"], "not blank"),
+  ],
+)
+def test_not_a_folder_of_classes(tmp_path, paths, message):
+  write(tmp_path, *paths)
+  with refused(message):
+    opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"class_names": ("a",)}, "that --class-names does not name: 'b'"),
+    ({"class_names": ("a", "b", "b")}, "class 'b' more than once"),
+    ({"num_classes": 3}, "--num-classes 3, but .* has 2 classes"),
+    ({"label": "x"}, "--image and --label are for tables"),
+    ({"data_dir": "x"}, "--data-dir is for tfds"),
+  ],
+)
+def test_flags_that_a_folder_contradicts(tmp_path, changes, message):
+  write(tmp_path, "a/1.png", "b/1.png")
+  with refused(message):
+    opened(tmp_path, **changes)
+
+
+def test_what_is_not_there(tmp_path):
+  write(tmp_path, "a/1.png")
+  with refused("is not there: give a file, folder or URL"):
+    opened(tmp_path / "b")
+  with refused("give a folder of a folder of images"):
+    opened(tmp_path / "a/1.png")
+
+
+def test_a_photograph_that_came_went_or_changed_is_another_job(tmp_path):
+  write(tmp_path, "a/1.png", "b/2.png")
+  first = opened(tmp_path)
+  assert listing_of(opened(tmp_path)) == listing_of(first)
+  write(tmp_path, "a/3.png")
+  came = opened(tmp_path)
+  assert listing_of(came) != listing_of(first)
+  (tmp_path / "a/3.png").unlink()
+  assert listing_of(opened(tmp_path)) == listing_of(first)
+  (tmp_path / "a/1.png").write_bytes(b"a/9.png")  # of the same size
+  os.utime(tmp_path / "a/1.png", ns=(5, 5))
+  assert listing_of(opened(tmp_path)) != listing_of(first)
+  for source, index in ((came, 1), (first, 0), (reopened(listing_of(came)), 0)):
+    with refused("was there when the files were listed, and cannot", RunError):
+      source[index]

@@ -1,0 +1,116 @@
+"""Images, tables and tars that tests make, and errors as a user meets them."""
+
+import contextlib
+import io
+import json
+import pathlib
+import tarfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.extract_config import SourceSettings
+from oneshot_dp.extract.sources.open_source import open_source
+
+
+@contextlib.contextmanager
+def refused(
+  message: str, kind: type[Exception] = InputError
+) -> Iterator[pytest.ExceptionInfo]:
+  """An error whose text matches, on one line that a terminal may show."""
+  with pytest.raises(kind, match=message) as caught:
+    yield caught
+  assert str(caught.value).isprintable()
+
+
+@contextlib.contextmanager
+def read_or_refused() -> Iterator[None]:
+  """What is done with damaged files: nothing else than an error in a line."""
+  said = "-"
+  try:
+    yield
+  except (InputError, RunError) as error:
+    said = str(error)
+  assert said.isprintable()
+
+
+def opened(*location: Any, **settings: Any) -> Any:
+  return open_source(
+    SourceSettings(location=tuple(map(str, location)), **settings)
+  )
+
+
+def png(value: Any = 0) -> bytes:
+  pixels = value if isinstance(value, np.ndarray) else None
+  if pixels is None:
+    pixels = np.full((4, 5, 3), value, np.uint8)
+  file = io.BytesIO()
+  Image.fromarray(pixels).save(file, "PNG")
+  return file.getvalue()
+
+
+def write(root: pathlib.Path, *paths: str) -> None:
+  """Writes files whose content is their path: sources do not decode."""
+  for path in paths:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(path.encode())
+
+
+def arrays(rows: int = 7, channels: int = 3) -> dict[str, Any]:
+  rng = np.random.default_rng(rows)
+  return {
+    "image": rng.integers(0, 256, (rows, 4, 5, channels), np.uint8),
+    "label": np.arange(rows) % 3,
+    "class_names": np.array(["cat", "dog", "eel"]),
+  }
+
+
+def write_table(
+  path: pathlib.Path,
+  images: Sequence[bytes | None],
+  class_names: Sequence[str] = (),
+  rows: int = 8,
+  **columns: Sequence[Any],
+) -> None:
+  """Writes the kind that the path ends in, of so many rows to a group.
+
+  Of Parquet as `datasets` 5.2 does; of tars, `label` is KEY.cls, and the others
+  are fields of KEY.json, as `webdataset` has it.
+  """
+  path.parent.mkdir(parents=True, exist_ok=True)
+  if path.suffix.lower() == ".tar":
+    members: dict[str, bytes] = {}
+    for row, image in enumerate(images):
+      own = {name: values[row] for name, values in columns.items()}
+      members[f"some/{row:05d}.png"] = image or b""
+      if "label" in own:
+        members[f"some/{row:05d}.cls"] = str(own.pop("label")).encode()
+      members[f"some/{row:05d}.json"] = json.dumps(own).encode()
+    write_tar(path, members)
+    return
+  kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+  structs = [{"bytes": image, "path": None} for image in images]
+  table = pa.table({"img": pa.array(structs, kind), **columns})
+  features = {"label": {"names": list(class_names), "_type": "ClassLabel"}}
+  if class_names:
+    said = json.dumps({"info": {"features": features}})
+    table = table.replace_schema_metadata({"huggingface": said})
+  pyarrow.parquet.write_table(table, path, row_group_size=rows)
+
+
+def write_tar(path: pathlib.Path, members: dict[str, bytes | None]) -> None:
+  """A tar of these members; those without bytes are links."""
+  with tarfile.open(path, "w") as tar:
+    for name, data in members.items():
+      info = tarfile.TarInfo(name)
+      info.size = len(data or b"")
+      if data is None:
+        info.type, info.linkname = tarfile.SYMTYPE, "b.png"
+      tar.addfile(info, io.BytesIO(data or b""))

@@ -1,0 +1,194 @@
+"""Arrays of images in an npz, and every npz that is none."""
+
+import datetime
+import pathlib
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from tests.extract.sources.made import (
+  arrays,
+  opened,
+  read_or_refused,
+  refused,
+)
+
+
+def saved(folder: pathlib.Path, **values: Any) -> pathlib.Path:
+  np.savez(folder / "pets.npz", **values)
+  return folder / "pets.npz"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, ">i8", np.uint64])
+def test_rows_are_examples(tmp_path, channels, dtype):
+  values = arrays(channels=channels)
+  values["label"] = values["label"].astype(dtype)
+  path = saved(tmp_path, **values)
+  found = opened(path)
+  for source in (found, reopened(listing_of(found))):
+    assert (len(source), source.name, source.split) == (7, "pets", "all")
+    assert source.class_names == ("cat", "dog", "eel")
+    for row in range(7):
+      image = source[row].image
+      np.testing.assert_array_equal(image, values["image"][row], strict=True)
+      assert type(source[row].label) is int
+      assert source[row].label == row % 3
+    assert source[3].where == f"{path}[3]"
+  np.savez_compressed(path, **values)
+  assert listing_of(opened(path)) != listing_of(found)
+  with refused("was changed since the job was started", RunError):
+    reopened(listing_of(found))[0]
+
+
+def test_number_of_classes_instead_of_names(tmp_path):
+  values = arrays()
+  del values["class_names"]
+  path = saved(tmp_path, **values)
+  assert opened(path, num_classes=4).class_names == ("0", "1", "2", "3")
+  assert opened(path, class_names=("x", "y", "z")).class_names[2] == "z"
+  with refused("names no classes: give --class-names or --num-classes"):
+    opened(path)
+  with refused("none of the 2 classes"):
+    opened(path, num_classes=2)
+
+
+def test_splits_of_one_file(tmp_path):
+  train, test = arrays(7), arrays(4)
+  values = {
+    f"{split}_{key}": of[key]
+    for split, of in (("train", train), ("test", test))
+    for key in ("image", "label")
+  }
+  path = saved(tmp_path, class_names=train["class_names"], **values)
+  assert len(opened(path, split="train")) == 7
+  found = opened(path, split="test")
+  np.testing.assert_array_equal(found[3].image, test["image"][3])
+  for split in (None, "val"):
+    with refused("give --split 'train' or 'test'"):
+      opened(path, split=split)
+  only = {k: v for k, v in values.items() if k.startswith("train")}
+  path = saved(tmp_path, class_names=train["class_names"], **only)
+  assert opened(path).split == "train"
+
+
+STRUCTURED = np.zeros(7, [("\x1b[2J", "u1")])
+DATES = np.full(7, np.datetime64("2020-01-01"))
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"image": None}, "has no array 'image': it has 'label', 'class_names'"),
+    ({"label": None}, "has no array 'label'"),
+    ({"image": np.zeros((7, 4, 5, 3))}, r"float64 \[7, 4, 5, 3\]: it must be"),
+    ({"image": np.zeros((7, 4, 5, 3), np.uint16)}, r"uint16 .* must be uint8"),
+    ({"image": np.zeros((7, 4, 5), np.uint8)}, r"uint8 \[7, 4, 5\]: it must"),
+    ({"image": np.zeros((7, 4, 5, 4), np.uint8)}, r"\[n, h, w, 3\] or"),
+    ({"image": np.zeros((7, 0, 5, 3), np.uint8)}, "none of them empty"),
+    ({"image": np.zeros((0, 4, 5, 3), np.uint8)}, "none of them empty"),
+    ({"image": np.full((7, 4, 5, 3), DATES[0])}, r"datetime64\[D\]"),
+    ({"image": STRUCTURED}, "must be uint8"),
+    ({"label": np.arange(6) % 3}, r"int64 \[6\]: it must be integers, \[7\]"),
+    ({"label": np.zeros((7, 1), int)}, r"int64 \[7, 1\]: it must be integers"),
+    ({"label": np.arange(7) % 3 / 1.0}, "float64 .* must be integers"),
+    ({"label": np.zeros(7, bool)}, "bool .* must be integers"),
+    ({"label": np.zeros(7, complex)}, "complex128 .* must be integers"),
+    ({"label": DATES}, r"datetime64\[D\] .* must be integers"),
+    ({"label": STRUCTURED}, "must be integers"),
+    ({"label": np.arange(7) % 5}, "none of the 3 classes"),
+    ({"label": np.arange(7) % 3 - 1}, "none of the 3 classes"),
+    ({"label": np.full(7, 2**64 - 1, np.uint64)}, "none of the 3 classes"),
+    ({"label": np.array(["a"] * 7, object)}, "of plain arrays: Object arrays"),
+    ({"class_names": np.array(["cat", "dog", "cat"])}, "'cat' more than once"),
+    ({"class_names": np.arange(3)}, r"int64 \[3\]: it must be texts"),
+    ({"class_names": np.array([b"cat"])}, "it must be texts"),
+    ({"class_names": np.array([], str)}, "names no classes"),
+    ({"class_names": np.array(["a", " ", "c"])}, "class name=' ' .* blank"),
+    ({"class_names": np.array(["a", "b\x1b", "c"])}, "control characters"),
+    ({"unit_id": np.arange(7)}, "say with --units what it numbers"),
+  ],
+)
+def test_arrays_that_are_not_right(tmp_path, changes, message):
+  values = arrays() | changes
+  values = {key: value for key, value in values.items() if value is not None}
+  with refused(message) as caught:
+    opened(saved(tmp_path, **values))
+  assert "pets.npz" in str(caught.value)
+
+
+def test_files_that_are_no_npz(tmp_path):
+  np.savez_compressed(tmp_path / "good.npz", **arrays())
+  good = (tmp_path / "good.npz").read_bytes()
+  plain = saved(tmp_path, **arrays()).read_bytes()
+  version = good.index(b"PK\x01\x02") + 6
+  files = {
+    "empty": b"",
+    "version": good[:version] + b"\xff\0" + good[version + 2 :],
+    "bracket": plain.replace(b"), }", b" , }"),
+    "shape": plain.replace(b"(7, 4, 5, 3)", b"(7, 4, 5, 9999999)"),
+    "text": b"not an archive",
+    "cut": good[: len(good) // 2],
+    # The checksum notices the one, the decompression the other.
+    "zeros": good[:60] + bytes(40) + good[100:],
+    "ones": good[:59] + b"\xff" * 41 + good[100:],
+    "pickle": pickle.dumps({"image": datetime.datetime.now}),
+  }
+  for name, content in files.items():
+    (tmp_path / f"{name}.npz").write_bytes(content)
+    with refused("is not a readable npz of plain arrays: "):
+      opened(tmp_path / f"{name}.npz")
+  np.save(tmp_path / "a.npy", arrays()["image"])
+  (tmp_path / "a.npy").rename(tmp_path / "a.npz")
+  with refused("holds a single array"):
+    opened(tmp_path / "a.npz")
+  with refused("give a folder of a folder .* or files that end in"):
+    opened(tmp_path / "a.npz", tmp_path / "good.npz")
+
+
+def test_damaged_bytes_are_one_line_or_the_same_images(tmp_path):
+  path = saved(tmp_path, **arrays(2))
+  good, rng = path.read_bytes(), np.random.default_rng(0)
+  for _ in range(150):
+    damaged = bytearray(good)
+    for at in rng.integers(0, len(good), rng.integers(1, 4)):
+      damaged[at] = rng.integers(0, 256)
+    path.write_bytes(damaged[: rng.choice([len(good), len(good) - 9])])
+    with read_or_refused():
+      opened(path)[1]
+
+
+@pytest.mark.parametrize("array", ["owner", "unit_id"])
+def test_whose_an_image_is(tmp_path, array):
+  units = np.array([5, -1, 5, 2**40, 5, 0, -1])
+  found = opened(saved(tmp_path, **arrays(), **{array: units}), units="owner")
+  assert found.unit == "owner"
+  assert [found[row].unit_id for row in range(7)] == units.tolist()
+  names = np.array(["anna", "bo", "anna ", "c", "d", "e", "f"])
+  path = saved(tmp_path, **arrays(), **{array: names})
+  found = opened(path, units="owner")
+  assert found[0].unit_id == found[2].unit_id != found[1].unit_id
+
+
+@pytest.mark.parametrize(
+  ("units", "message"),
+  [
+    (np.arange(6), r"int64 \[6\]"),
+    (np.arange(7.0), "float64 .* it must be"),
+    (np.full(7, 2**64 - 1, np.uint64), "all integers of 64 bits"),
+    (np.array([" "] * 7), "images without a owner"),
+  ],
+)
+def test_malformed_units(tmp_path, units, message):
+  with refused(message):
+    opened(saved(tmp_path, **arrays(), unit_id=units), units="owner")
+
+
+def test_reads_the_real_material(shared_data):
+  found = opened(shared_data / "cifar10_images.npz", split="test")
+  assert (len(found), len(found.class_names)) == (2000, 10)
+  assert np.shape(found[1999].image) == (32, 32, 3)

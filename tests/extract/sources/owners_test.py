@@ -1,0 +1,124 @@
+"""Whose an image of a folder is, where people have names."""
+
+import hashlib
+import pathlib
+
+import pytest
+
+from oneshot_dp.extract.sources import owners
+from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from tests.extract.sources.made import opened, refused, write
+
+ANNA = 0xD04474CC4B844A8C >> 1
+"""The first 63 bits of `printf anna | b2sum -l 64`."""
+FILES = ("cat/anna_1.png", "cat/bo_2.png", "dog/deep/anna_3.png")
+TABLE = "file,patient\ncat/anna_1.png,anna\ncat/bo_2.png,bo\n"
+WHOLE = TABLE + "dog/deep/anna_3.png,anna\n"
+
+
+@pytest.fixture
+def root(tmp_path) -> pathlib.Path:
+  write(tmp_path / "pets", *FILES)
+  return tmp_path / "pets"
+
+
+def numbers(table: str, root: pathlib.Path, split: str | None = None) -> list:
+  path = root.parent / "units.csv"
+  if "\n" in table:
+    path.write_text(table)
+    table = str(path)
+  source = opened(root, units=table, split=split)
+  assert source.unit == "patient"
+  path.unlink(missing_ok=True)
+  again = reopened(listing_of(source))
+  assert [e.unit_id for e in again] == [e.unit_id for e in source]
+  return [example.unit_id for example in source]
+
+
+@pytest.mark.parametrize(
+  "table",
+  [
+    WHOLE,
+    WHOLE.replace("cat/a", "./cat//a").replace("\n", "\r\n"),
+    "\ufeff" + WHOLE.replace(",anna", ', "anna"'),
+    WHOLE + "\n\n",
+    r"(?P<patient>[^/_]+)_\d",
+  ],
+)
+def test_a_table_and_an_expression_say_the_same(root, table):
+  anna, bo, anna_again = numbers(table, root)
+  assert anna == anna_again == ANNA != bo
+  assert 0 <= bo < 2**63
+
+
+def test_a_row_of_a_file_that_is_passed_over_is_passed_over(root):
+  write(root, "cat/notes.txt", "dog/9.HEIC", ".DS_Store", "__MACOSX/cat/x.png")
+  more = "cat/notes.txt,bo\ndog/9.HEIC,\n.DS_Store,\n__MACOSX/cat/x.png,bo\n"
+  assert numbers(WHOLE + more, root) == numbers(WHOLE, root)
+
+
+@pytest.mark.parametrize(
+  ("table", "said"),
+  [
+    (TABLE, r"images without a patient in .*: 'dog/deep/anna_3.png'\.$"),
+    (WHOLE.replace(",bo", ", "), "without a patient in .*'cat/bo_2.png'"),
+    ("(?P<patient>bo)_", "without a patient in .*'cat/anna_1.png', 'd"),
+    (WHOLE + "dog/9.png,bo\n", "files that are not in .*: 'dog/9.png'; rem"),
+    (WHOLE + "./cat/bo_2.png,bo\n", "has 'cat/bo_2.png' more than once"),
+    (WHOLE + "x\n", "the line of 'x' has 1 fields, not 2"),
+    (WHOLE.split("\n", 1)[1], 'first line must be "file," and what owns'),
+    ("file,patient,age\n", "begins with 'file,patient,age'"),
+    (WHOLE.replace(",", ";"), "begins with 'file;patient'"),
+    ("file,example\n", "must be a short public one"),
+    ("file,a\x1b[2J\n", "must be a short public one"),
+    ('file,patient\n"a,b', "is no CSV file in UTF-8: unexpected end"),
+    ("(?P<patient>", r"must be FILE.csv, or a regular expression with one"),
+    (r"(\d)_", r"one group, named after the unit: '\(\?P<patient>"),
+    (r"(?P<a>\d)(?P<b>\d)", "one group, named"),
+    (r"(?P<a>\d)(\d)", "one group, named"),
+    ("none.csv", "none.csv cannot be read: No such file or directory"),
+  ],
+)
+def test_units_that_are_not_plain(root, table, said):
+  with refused(said):
+    numbers(table, root)
+
+
+def test_a_table_is_of_all_splits(root, tmp_path):
+  for split in ("train", "test"):
+    (tmp_path / "of" / split).mkdir(parents=True)
+    for name in ("cat", "dog"):
+      (tmp_path / "of" / split / name).symlink_to(root / name)
+  lines = WHOLE.split()[1:]
+  lines = [f"{split}/{line}" for split in ("train", "test") for line in lines]
+  table = "\n".join(["file,patient", *lines])
+  assert numbers(table, tmp_path / "of", "train")[0] == ANNA
+  with refused(r"without a patient .* 'train/cat/anna_1.png', "):
+    numbers(WHOLE, tmp_path / "of", "train")
+  with refused(r"files that are not .* 'test/cat/x.png'"):
+    numbers(table + "\ntest/cat/x.png,bo", tmp_path / "of", "test")
+
+
+def test_two_names_are_never_one_unit(root, monkeypatch):
+  class Same:
+    def __init__(self, code, digest_size):
+      del code, digest_size
+
+    def digest(self):
+      return b"\1" * 8
+
+  monkeypatch.setattr(owners.hashlib, "blake2b", Same)
+  with refused("have one number, by chance"):
+    numbers(WHOLE, root)
+
+
+def test_batches_are_compared_with_each_other(monkeypatch):
+  names, known = [f"u{i}" for i in range(50)], {}
+  first = owners.unit_numbers(names, "user", str, known)
+  assert owners.unit_numbers(names, "user", str, known) == first
+  blake2b = hashlib.blake2b
+  digest = blake2b(b"u7", digest_size=8).digest()
+  number = int.from_bytes(digest) >> 1
+  known[number] = "somebody"
+  with refused("'somebody' and 'u7' have one number"):
+    owners.unit_numbers(names, "user", str, known)

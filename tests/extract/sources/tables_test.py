@@ -1,0 +1,359 @@
+"""Rows of Parquet files and tars as images with labels and owners."""
+
+import concurrent.futures
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.extract.sources import parquet
+from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from tests.extract.sources.made import (
+  opened,
+  read_or_refused,
+  refused,
+  write_table,
+  write_tar,
+)
+
+KINDS = ("parquet", "tar")
+CLASSES = ("cat", "dog", "owl")
+N = 70
+LABELS = [i % 3 for i in range(N)]
+PATIENTS = [f"p{i // 4}" for i in range(N)]
+IMAGES = [b"image %d" % i for i in range(N)]
+
+
+def written(folder: pathlib.Path, kind: str, **changes) -> pathlib.Path:
+  """Three files of a split `train`, with groups that do not end together."""
+  place = {"parquet": "data/train-{}-of-00003"}.get(kind, "pets-train-{}")
+  known: Any = {"label": LABELS, "patient": PATIENTS} | changes
+  for i, (start, end) in enumerate([(0, 30), (30, 31), (31, N)]):
+    write_table(
+      folder / f"{place.format(f'{i:05d}')}.{kind}",
+      IMAGES[start:end],
+      CLASSES,
+      **{name: values[start:end] for name, values in known.items()},
+    )
+  return folder
+
+
+def of(folder: pathlib.Path, kind: str, **settings: Any) -> Any:
+  names = CLASSES if kind == "tar" else ()
+  return opened(folder, **{"class_names": names} | settings)
+
+
+def rows(source: Any) -> list[tuple]:
+  return [(e.image, e.label, e.unit_id) for e in source]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_once_in_order(tmp_path, kind):
+  folder = written(tmp_path / "pets", kind)
+  source = of(folder, kind, units="patient")
+  assert (source.name, source.split) == ("pets", "train")
+  assert (source.class_names, source.unit) == (CLASSES, "patient")
+  owners = [
+    int(hashlib.blake2b(p.encode(), digest_size=8).hexdigest(), 16) >> 1
+    for p in PATIENTS
+  ]
+  expected = list(zip(IMAGES, LABELS, owners, strict=True))
+  assert rows(source) == expected
+  # A worker has no more than the listing.
+  assert rows(reopened(listing_of(source))) == expected
+  where = source[31].where
+  assert where.startswith(str(tmp_path))
+  assert ("some/00000.png]" if kind == "tar" else "[0]") in where
+  assert {e.unit_id for e in of(folder, kind)} == {None}
+  with pytest.raises(IndexError):
+    source[N]
+  indices = [i * 37 % N for i in range(300)]
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(lambda i: source[i].image, indices))
+  assert found == [IMAGES[i] for i in indices]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_by_name_and_units_by_number(tmp_path, kind):
+  names, units = [CLASSES[label] for label in LABELS], list(range(-5, N - 5))
+  written(tmp_path, kind, label=names, patient=units)
+  source = of(tmp_path, kind, units="patient", name="Owls & Co")
+  assert source.name == "Owls & Co"
+  assert [e.label for e in source] == LABELS
+  assert [e.unit_id for e in source] == units
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  ("names", "texts", "found"),
+  [
+    ("2 1 0", "2 1 2 1", [0, 1, 0, 1]),
+    (
+      "1 2 3",
+      "1 0 2 0",
+      r"images without a label .*\[1\].*\[3\]|1.png'.*3.png",
+    ),
+    ("0 1 2", "2 1 00 0", [2, 1, 0, 0]),
+    ("cat dog owl", "2 cat 1 0", [2, 0, 1, 0]),
+  ],
+)
+def test_a_text_is_a_name_or_a_number(tmp_path, kind, names, texts, found):
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES[:4], label=texts.split())
+  if isinstance(found, list):
+    source = opened(path, class_names=tuple(names.split()))
+    assert [e.label for e in source] == found
+    return
+  with refused(found):
+    opened(path, class_names=tuple(names.split()))
+
+
+def test_a_folder_may_be_called_like_a_file(tmp_path):
+  """As Spark and Dask call it."""
+  path = tmp_path / "photos.parquet"
+  write_table(
+    path / "part-0.snappy.parquet", IMAGES[:3], CLASSES, label=[0] * 3
+  )
+  source = opened(path)
+  assert (source.name, source[2].image) == ("photos", IMAGES[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_words_and_patterns_are_one_source(tmp_path, kind):
+  for i in range(12):
+    write_table(
+      tmp_path / f"pets/x{i:02d}.{kind}", IMAGES[i : i + 1], label=[0]
+    )
+  names = {"class_names": ("a",)}
+  for words in (
+    [f"{tmp_path}/pets/x{{00..11}}.{kind}"],
+    [f"{tmp_path}/pets/*.{kind}"],
+    [f"{tmp_path}/pets/x{i:02d}.{kind}" for i in range(12)],
+    [f"{tmp_path}/pets"],
+  ):
+    source = opened(*words, **names)
+    assert source.name == "pets"
+    assert [e.image for e in source] == IMAGES[:12]
+  first = f"{tmp_path}/pets/x00.{kind}"
+  assert opened(first, **names).name == "x00"
+  with refused("each once"):
+    opened(first, first, **names)
+  with refused("stands for no files"):
+    opened(f"{tmp_path}/x{{9..1}}.{kind}")
+  with refused("is not there"):
+    opened(f"{tmp_path}/pets/x{{00..12}}.{kind}", **names)
+
+
+@pytest.mark.parametrize(
+  ("names", "split", "found"),
+  [
+    (["data/test-00000-of-00001-ab12.parquet", "data/train-0-of-1.parquet"],
+     "train", ["data/train-0-of-1.parquet"]),
+    (["a-train_extra-000-of-001.tar", "a-train-000-of-001.tar"],
+     "train", ["a-train-000-of-001.tar"]),
+    (["default/train/0001.parquet", "default/train/0000.parquet"], None,
+     ["default/train/0000.parquet", "default/train/0001.parquet"]),
+    (["x_train.parquet", "x_test.parquet"], "test", ["x_test.parquet"]),
+    (["x_train.parquet", "x_test.parquet"], None,
+     "several splits, .* give --split test or train"),
+    (["1.tar", "0.tar", ".2.tar"], "all", ["0.tar", "1.tar"]),
+    (["x_train.tar", "b.tar"], "train", ["x_train.tar"]),
+    (["x_train.tar", "b.tar"], "all", "no such split, .* give --split train"),
+    (["x_train.tar"], "", "no such split, .* give --split train"),
+    (["0.tar"], "train", "no such split, .* give --split all"),
+    (["a/train.tar", "b/train.tar"], "train", r"\('a/\*.tar', 'b/\*.tar'\),"),
+    (["train.tar", "train.parquet"], "train", r"several places"),
+    (["a.tar.gz", "b.tar"], "all", "compressed tars .* unpack 'a.tar.gz'"),
+    (["a.txt"], "all", r"nor files that end in \.parquet, \.tar"),
+  ],
+)  # fmt: skip
+def test_names_say_the_split(tmp_path, names, split, found):
+  for name in names:
+    write_table(tmp_path / name, [name.encode()], label=[0])
+  settings = {"class_names": CLASSES, "split": split}
+  if isinstance(found, list):
+    images = [e.image for e in opened(tmp_path, **settings)]
+    assert images == [name.encode() for name in found]
+    return
+  with refused(found):
+    opened(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  ("given", "changes", "said"),
+  [
+    ({"label": [0, 3, -1]}, {}, r"images without a label .* 3 classes"),
+    ({"label": ["cat", "dog", "cow"]}, {}, "images without a label"),
+    ({"patient": ["a", None, " "]}, {}, "images without a patient"),
+    ({"patient": [1, None, 2]}, {}, "images without a patient"),
+    ({"patient": [1.5, 2.0, 2.0]}, {}, "'patient'.* must be .*integers"),
+    ({"patient": [[1], [2], [3]]}, {}, "'patient'.* must be .*integers"),
+    ({}, {"num_classes": 4}, "num-classes 4, but .* has 3 classes"),
+    ({}, {"class_names": ("a", "a", "b")}, "class"),
+    ({}, {"units": "example"}, "must be a short public one"),
+    ({}, {"units": "nobody"}, "nobody"),
+    ({}, {"image": "jpg"}, "--image"),
+    ({}, {"label": "species"}, "species"),
+  ],
+)
+def test_one_line_for_what_is_wrong(tmp_path, kind, given, changes, said):
+  known = {"label": [0, 1, 2], "patient": ["a", "b", "a"]} | given
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES[:3], CLASSES, **known)
+  if kind == "tar" and "num_classes" in changes:
+    changes = changes | {"class_names": ()}
+    assert of(path, kind, **changes).class_names == ("0", "1", "2", "3")
+    return
+  with refused(said):
+    of(path, kind, **{"units": "patient"} | changes)
+
+
+@pytest.mark.parametrize(
+  ("table", "changes", "said"),
+  [
+    ({"label": [0]}, {}, "--image must be one of none"),
+    ({"image": [["x"]], "label": [0]}, {}, "--image must be one of none"),
+    ({"a": [b"x"], "b": [b"y"]}, {}, "--image must be one of 'a', 'b'"),
+    ({"a": [b"x"]}, {"image": "b"}, "must be one of 'a', and is 'b'"),
+    ({"a": [b"x"], "y": [0]}, {}, "--label must be one of 'y', and is 'label'"),
+    ({"a": [b"x"]}, {}, "--label must be one of none"),
+    ({"image": [b"x"], "label": [0]}, {}, "names no classes: give"),
+    ({"image": [b"x"], "label": [0.5]}, {}, "'double': it must be integers"),
+    ({"image": [b"x"], "label": [datetime.datetime(1, 1, 1)]}, {}, "timestamp"),
+    ({"image": [b"x"], "label\x1b": [0]}, {}, r"one of 'label\\x1b'"),
+  ],
+)
+def test_columns_that_are_not_there(tmp_path, table, changes, said):
+  pyarrow.parquet.write_table(pa.table(table), tmp_path / "x.parquet")
+  with refused(said):
+    opened(tmp_path / "x.parquet", **changes)
+
+
+@pytest.mark.parametrize(
+  ("members", "said"),
+  [
+    ({"a.cls": b"0"}, "samples without an image, .*: 'a.cls'"),
+    ({"a.png": b"", "a.jpg": b"", "a.cls": b"0"}, "samples without an image"),
+    ({"d/a.png": b"x", "d/a.json": b"no"}, "'d/a.json' cannot be read"),
+    ({"a.png": b"x", "a.json": b"[]"}, "'a.json' cannot be read"),
+    ({"a.png": b"x", "a.json": b"[" * 10**5}, "'a.json' cannot be read"),
+    ({"a.png": b"x", "a.cls": b"\xff"}, "'a.cls' cannot be read"),
+    ({"a.png": b"x"}, r"images without a label 'label' .*'a.png'"),
+    ({"a.png": None, "a.cls": b"0"}, "'a.png' is cut short, a link or"),
+    ({"a\n.png": b"x", "a\n.jpg": b"x"}, r"'a\\n.png'"),
+  ],
+)
+def test_tars_that_are_not_whole(tmp_path, members, said):
+  write_tar(tmp_path / "x.tar", members)
+  with refused(said):
+    opened(tmp_path / "x.tar", num_classes=2)
+
+
+def test_what_a_tar_has_beside_its_samples_is_passed_over(tmp_path):
+  sample = {"./b/1.png": b"x", "./b/1.cls": b"1"}
+  litter = {"__MACOSX/b/1.png": b"y", "b/.1.png": b"z", "README": b""}
+  write_tar(tmp_path / "x.tar", litter | sample)
+  (found,) = opened(tmp_path / "x.tar", num_classes=2)
+  assert (found.image, found.label) == (b"x", 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [0, 300, 700])
+def test_files_that_are_cut_short(tmp_path, kind, size):
+  path = tmp_path / f"x.{kind}"
+  write_table(path, [b"a" * 900], CLASSES, label=[0])
+  os.truncate(path, size)
+  with refused(f"x.{kind}"):
+    of(path, kind)
+
+
+def test_a_null_is_an_image_that_cannot_be_decoded(tmp_path):
+  path = tmp_path / "x.parquet"
+  write_table(path, [None, b"x"], CLASSES, label=[0, 1])
+  assert [e.image for e in opened(path)] == [b"", b"x"]
+
+
+@pytest.mark.parametrize("limit", [0, 10**6])
+def test_row_groups_are_read_once_while_they_fit(tmp_path, monkeypatch, limit):
+  """Eight threads, each at a place of its own, as in an engine's worker."""
+  read = []
+  of_file = pyarrow.parquet.ParquetFile.read_row_group
+  monkeypatch.setattr(
+    pyarrow.parquet.ParquetFile,
+    "read_row_group",
+    lambda file, group, columns: (
+      read.append(group) or of_file(file, group, columns)
+    ),
+  )
+  monkeypatch.setattr(parquet, "_KEPT_BYTES", limit)
+  monkeypatch.setattr(parquet, "_groups", parquet._Recent())
+  source = opened(written(tmp_path, "parquet"))
+  places = [8 * i for i in range(8)]
+  turns = [at + step for step in range(4) for at in places]
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(lambda i: source[i].image, turns))
+  assert found == [IMAGES[i] for i in turns]
+  if limit:
+    assert len(read) <= 10  # four groups, one, and five
+  else:
+    assert len(read) > 20
+    assert len(parquet._groups._values) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", ["other", "shorter", "gone"])
+def test_workers_read_what_was_listed(tmp_path, kind, change):
+  """Files are compared when a worker opens them, and while it reads."""
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES, CLASSES, label=LABELS)
+  source = of(path, kind)
+  listing = listing_of(source)
+  assert reopened(listing)[69].image == IMAGES[69]
+  data = path.read_bytes()
+  if change == "gone":
+    path.unlink()
+  else:
+    path.write_bytes(data[: len(data) // (2 if change == "shorter" else 1)])
+    os.utime(path, (0, 0))
+    if change == "other":
+      assert listing_of(of(path, kind)) != listing
+  with refused(r"x\.(changed|.*cannot be read)", RunError):
+    reopened(listing)[3]
+
+
+def test_damaged_parquet_is_one_line(tmp_path):
+  path = tmp_path / "x.parquet"
+  write_table(path, IMAGES[:9], CLASSES, label=LABELS[:9], who=PATIENTS[:9])
+  good = path.read_bytes()
+  for at in range(0, len(good), 11):
+    path.write_bytes(good[:at] + bytes([good[at] ^ 0x55]) + good[at + 1 :])
+    with read_or_refused():
+      rows(opened(path, units="who"))
+
+
+def test_what_is_no_class_label(tmp_path):
+  for said in (
+    "[",
+    "[]",
+    '{"info": []}',
+    '{"info": {"features": 3}}',
+    "[" * 9999,
+  ):
+    table = pa.table({"image": [b"x"], "label": [0]})
+    table = table.replace_schema_metadata({"huggingface": said})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    assert opened(tmp_path / "x.parquet", num_classes=1)[0].label == 0
+  names = json.dumps({"info": {"features": {"label": {"_type": "ClassLabel",
+    "names": ["a", "a\x1b"]}}}})  # fmt: skip
+  table = table.replace_schema_metadata({"huggingface": names})
+  pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+  with refused("control characters"):
+    opened(tmp_path / "x.parquet")
