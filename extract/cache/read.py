@@ -191,9 +191,9 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
   if data is None:
     there = storage.sizes(store)
     if not there:
-      raise InputError(f"{store.where('')}: no such directory, or empty.")
+      raise InputError(f"{store.where()}: no such directory, or empty.")
     raise InputError(
-      f"{store.where('')} is no finished cache (no {INFO_FILE}): run its"
+      f"{store.where()} is no finished cache (no {INFO_FILE}): run its"
       " extraction again to finish it, or give a cache."
     )
   info = CacheInfo.from_json(data, store.where(INFO_FILE))

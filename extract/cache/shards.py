@@ -161,7 +161,7 @@ def kept_shard(out: str, job: CacheJob, index: int) -> Shard | None:
     RunError: it is another job's, or damaged.
   """
   store, name = storage.store_at(out), job.info.shard_name(index)
-  fix = f"remove {store.where('')}, or choose another --out"
+  fix = f"remove {store.where()}, or choose another --out"
   try:
     blocks, sha256, size = read_shard(store, name, job.info)
   except FileNotFoundError:

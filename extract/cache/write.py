@@ -36,6 +36,9 @@ from oneshot_dp.extract.cache.shards import (
 )
 
 JOB_FILE = "job.json"
+CONFIG_FILE, LISTING_FILE = "config.json", "listing.json"
+_OF_JOBS = (JOB_FILE, CONFIG_FILE, LISTING_FILE, "stop.", "shards-")
+"""What the names of files start with that no finished cache has."""
 
 
 def begin(out: str, job: CacheJob) -> bool:
@@ -49,29 +52,29 @@ def begin(out: str, job: CacheJob) -> bool:
   if (data := storage.read(store, INFO_FILE)) is not None:
     info = CacheInfo.from_json(data, store.where(INFO_FILE))
     found = info.public()
-    if info.public() == job.info.public():  # one request says of what listing
-      found |= {"job": _job_of(store, info)}
+    if found == job.info.public():
+      found["job"] = _job_of(store, info)
     _refuse_another(store, found, mine)
+    _drop_job_files(store, storage.sizes(store))
     return False
   there = storage.read(store, JOB_FILE)
   if there is None:
-    if strays := [n for n in storage.sizes(store) if not _passed_over(n)]:
+    names = [n for n in storage.sizes(store) if not n.startswith(".")]
+    if names and JOB_FILE not in names:
       raise InputError(
-        f"{store.where('')} holds other files, as {store.where(strays[0])}:"
+        f"{store.where()} holds other files, as {store.where(names[0])}:"
         " choose another --out, or empty it."
       )
     data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
     there = storage.put_once(store, JOB_FILE, data)
   try:
-    found = json.loads(there)
-    _refuse_another(store, found, mine)
-  except (ValueError, AttributeError) as e:
-    if isinstance(e, InputError):
-      raise
+    found = dict(json.loads(there))
+  except (ValueError, TypeError) as e:
     raise InputError(
-      f"{store.where(JOB_FILE)} is damaged: remove {store.where('')}, and run"
+      f"{store.where(JOB_FILE)} is damaged: remove {store.where()}, and run"
       " again."
     ) from e
+  _refuse_another(store, found, mine)
   return True
 
 
@@ -84,32 +87,25 @@ def _job_of(store: storage.Store, info: CacheInfo) -> str:
   except (FileNotFoundError, IndexError, ValueError) as e:
     raise InputError(
       f"{store.where(name)} is damaged or gone; restore it, or remove"
-      f" {store.where('')} and run again."
+      f" {store.where()} and run again."
     ) from e
-
-
-def _passed_over(name: str) -> bool:
-  return name.startswith(".")
 
 
 def _refuse_another(
   store: storage.Store, there: dict[str, Any], now: dict[str, Any]
 ) -> None:
-  differ = [n for n in sorted(now) if there.get(n) != now[n]]
-  if not differ:
-    return
-  if differ == ["job"]:
-    said = "images of the source came, went or changed since it began"
-  else:
-    said = "; ".join(
-      f"{n} is {_short(there.get(n))} there and {_short(now[n])} now"
-      for n in differ
-      if n != "job"
+  differ = [name for name in sorted(now) if there.get(name) != now[name]]
+  said = [
+    f"{name} is {_short(there.get(name))} there and {_short(now[name])} now"
+    for name in differ
+    if name != "job"
+  ]
+  said = said or ["images of the source came, went or changed since it began"]
+  if differ:
+    raise InputError(
+      f"{store.where()} belongs to another job: {'; '.join(said)}; choose"
+      " another --out, or remove it to start again."
     )
-  raise InputError(
-    f"{store.where('')} belongs to another job: {said}; choose another --out,"
-    " or remove it to start again."
-  )
 
 
 def _short(value: Any) -> str:
@@ -117,49 +113,48 @@ def _short(value: Any) -> str:
   return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def finish(
-  out: str, job: CacheJob, shards: Iterable[Shard], dropped: tuple[str, ...]
-) -> FeatureCache:
+def _drop_job_files(store: storage.Store, names: Iterable[str]) -> None:
+  storage.remove(store, [name for name in names if name.startswith(_OF_JOBS)])
+
+
+def finish(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
   """Makes the directory of all shards a cache, and drops the job's files.
 
-  They are those whose names start with one of `dropped`.
-
   Raises:
+    InputError: no shard has a row.
     RunError: a shard is not there, or the directory is another job's by now.
   """
   store = storage.store_at(out)
   found = {shard.file: shard for shard in shards}
   sizes = storage.sizes(store)
-  expected = [job.info.shard_name(i) for i in range(job.info.num_shards)]
+  names = [job.info.shard_name(i) for i in range(job.info.num_shards)]
   missing = [
     name
-    for name in expected
+    for name in names
     if name not in found or sizes.get(name) != found[name].bytes
   ]
   if missing:
     raise RunError(
-      f"{store.where('')}: {len(missing)} of {len(expected)} shards are not"
-      f" there, as {missing[0]}; run the same command again."
+      f"{store.where()}: {len(missing)} of {len(names)} shards are not there,"
+      f" as {missing[0]}; run the same command again."
     )
-  info = dataclasses.replace(
-    job.info, shards=tuple(found[name] for name in expected)
-  )
-  if not any(shard.rows for shard in info.shards):
+  every = tuple(found[name] for name in names)
+  if not any(shard.rows for shard in every):
     raise InputError(
-      f"{store.where('')}: every example was skipped; nothing to cache."
+      f"{store.where()}: every example was skipped; nothing to cache."
     )
+  info = dataclasses.replace(job.info, shards=every)
   begun = storage.read(store, JOB_FILE)
-  if INFO_FILE not in sizes and (
-    begun is None or json.loads(begun).get("job") != job.digest
-  ):
+  is_ours = begun is not None and json.loads(begun).get("job") == job.digest
+  # Or the same job has just been finished, by another launch of it.
+  if not is_ours and storage.read(store, INFO_FILE) != info.to_json():
     raise RunError(
-      f"{store.where('')} was taken over by another job; nothing was written."
+      f"{store.where()} was taken over by another job; nothing was written."
     )
   for name, data in (tfds_files(info) | {INFO_FILE: info.to_json()}).items():
     if storage.put_once(store, name, data) != data:
       raise RunError(f"{store.where(name)} is of another job; remove it.")
-  more = [n for n in sizes if n.startswith((*dropped, JOB_FILE))]
-  storage.remove(store, more)
+  _drop_job_files(store, sizes)
   return open_cache(out)
 
 
@@ -194,15 +189,15 @@ def write_cache(
   begin(out, job)
   try:
     shards = []
-    for i, rows in enumerate(_cut(blocks, info, store.where(""))):
+    for i, rows in enumerate(_cut(blocks, info, store.where())):
       made, data = encode_shard(rows, job, i)
       shards.append(put_shard(out, job, i, made, data))
       if shards[-1] != made:
         raise InputError(
-          f"{store.where('')} holds other rows than these: choose another"
+          f"{store.where()} holds other rows than these: choose another"
           " directory, or remove it."
         )
-    return finish(out, job, shards, ())
+    return finish(out, job, shards)
   except BaseException:
     with contextlib.suppress(Exception):
       new = [n for n in storage.sizes(store) if n not in before]

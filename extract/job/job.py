@@ -22,14 +22,17 @@ from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.cache.format import CacheInfo, Shard
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.shards import CacheJob
-from oneshot_dp.extract.cache.write import begin, finish
+from oneshot_dp.extract.cache.write import (
+  CONFIG_FILE,
+  LISTING_FILE,
+  begin,
+  finish,
+)
 from oneshot_dp.extract.images.decode import DecodeError, decode_image
 from oneshot_dp.extract.job.embed import ahead
 from oneshot_dp.extract.job.progress import progress_bar
 from oneshot_dp.extract.job.shard import (
-  CONFIG_FILE,
   HOW_MENDED,
-  LISTING_FILE,
   Job,
   computed_by,
   digest_of,
@@ -102,9 +105,7 @@ def run_extraction(
       raise InputError(f"{store.where(name)} is of another job; remove {out}.")
   try:
     shards = on_beam.run(job, options) if options else _run_here(job)
-    return finish(
-      out, job.cache, shards, (CONFIG_FILE, LISTING_FILE, "stop.", "shards-")
-    )
+    return finish(out, job.cache, shards)
   except BrokenImageError as error:
     raise _all_broken(source, config) or error from None
   except KeyboardInterrupt as stop:

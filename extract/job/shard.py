@@ -28,13 +28,16 @@ from oneshot_dp.extract.cache.shards import (
   kept_shard,
   put_shard,
 )
-from oneshot_dp.extract.cache.write import JOB_FILE
+from oneshot_dp.extract.cache.write import (
+  CONFIG_FILE,
+  JOB_FILE,
+  LISTING_FILE,
+)
 from oneshot_dp.extract.job.embed import Embedder, embed
 from oneshot_dp.extract.job.progress import DONE, check_stopped
 from oneshot_dp.extract.sources.open_source import reopened
 from oneshot_dp.extract.sources.source import Source
 
-LISTING_FILE, CONFIG_FILE = "listing.json", "config.json"
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow")
 _LISTING_BYTES = 1 << 40
 HOW_MENDED = (
@@ -166,7 +169,7 @@ def _job_at(out: str, run: str) -> Job:
   ]
   if None in found:
     raise RunError(
-      f"{store.where('')}: the job's files are not there; every worker must see"
+      f"{store.where()}: the job's files are not there; every worker must see"
       " it under this name."
     )
   begun, config_text, listing = (data or b"" for data in found)
@@ -175,7 +178,7 @@ def _job_at(out: str, run: str) -> Job:
   job = fields.pop("job")
   cache = CacheJob(info=msgspec.convert(fields, CacheInfo), more=digest)
   if cache.digest != job:
-    raise RunError(f"{store.where('')} was taken over by another job.")
+    raise RunError(f"{store.where()} was taken over by another job.")
   return Job(
     out=out,
     run=run,

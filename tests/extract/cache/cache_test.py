@@ -1,0 +1,397 @@
+"""Written and read: the format, whole caches, parts, damage, sizes."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.cache.block import encode_block, stored_norm
+from oneshot_dp.extract.cache.check import check_cache, describe
+from oneshot_dp.extract.cache.format import INFO_FILE, CacheInfo
+from oneshot_dp.extract.cache.read import open_cache
+from oneshot_dp.extract.cache.shards import CacheJob
+from oneshot_dp.extract.cache.write import begin, write_cache
+from tests.extract.cache.caches import (
+  columns,
+  digest,
+  imported,
+  make_info,
+  make_rows,
+  part,
+  refused,
+  run_job,
+)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("unit", ["example", "patient"])
+def test_what_is_written_is_read(tmp_path, dtype, unit):
+  info = make_info(600, 20, embedding_dtype=dtype, unit=unit, shard_rows=300)
+  rows = make_rows(info)
+  cache = run_job(tmp_path / "cache", info)
+  found = columns(cache)
+  assert set(found) == set(info.columns())
+  stored = rows["embedding"].astype(info.columns()["embedding"][0])
+  np.testing.assert_array_equal(found["embedding"], stored)
+  np.testing.assert_array_equal(found["embedding_norm"], stored_norm(stored))
+  for name in rows.keys() - {"embedding"}:
+    np.testing.assert_array_equal(found[name], rows[name])
+  assert [len(b["label"]) for b in cache.blocks([1])] == [256, 44]
+  assert (cache.n, cache.num_rows, cache.num_shards) == (600, 600, 2)
+  assert check_cache(tmp_path / "cache") == []
+  assert open_cache(tmp_path / "cache") == cache
+  assert {p.stat().st_mode & 0o777 for p in cache_files(tmp_path)} == {0o600}
+  assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def cache_files(folder):
+  return sorted((folder / "cache").iterdir())
+
+
+def test_the_same_rows_are_the_same_bytes_in_any_process(tmp_path):
+  run_job(tmp_path / "one", make_info())
+  code = (
+    "from tests.extract.cache.caches import *;"
+    f"run_job({str(tmp_path / 'other')!r}, make_info())"
+  )
+  subprocess.run([sys.executable, "-c", code], check=True)
+  assert digest(tmp_path / "one") == digest(tmp_path / "other")
+
+
+def test_an_import_is_bounded_by_no_block_and_keeps_precision(tmp_path):
+  info = make_info(50, 9)
+  rows = imported(make_rows(info))
+  one = write_cache(tmp_path / "one", info, [rows])
+  pieces = [part(rows, range(i, i + 7)) for i in range(0, 50, 7)]
+  write_cache(tmp_path / "other", info, pieces)
+  assert digest(tmp_path / "one") == digest(tmp_path / "other")
+  assert one.info.keys == "embedding"
+  assert check_cache(tmp_path / "one") == []
+  # Again: the same one. Other rows are not taken for them.
+  before = digest(tmp_path / "one")
+  assert write_cache(tmp_path / "one", info, [rows]) == one
+  other = rows | {"label": (rows["label"] + 1) % 4}
+  with refused("holds other rows than these"):
+    write_cache(tmp_path / "one", info, [other])
+  assert digest(tmp_path / "one") == before
+
+
+@pytest.mark.parametrize(
+  ("changes", "said"),
+  [
+    ({"label": np.full(50, 4)}, r"example_id 0 has a label outside \[0, 4\)"),
+    ({"label": np.full(50, -1)}, "has a label outside"),
+    ({"label": np.zeros(50)}, "label has dtype float64"),
+    ({"label": np.zeros(50, "M8[s]")}, "label has dtype datetime64"),
+    ({"label": np.zeros(49, int)}, "label has shape"),
+    ({"embedding": np.full((50, 9), 1e6)}, "overflows float16"),
+    ({"embedding": np.full((50, 9), np.nan)}, "is not finite"),
+    ({"embedding": np.full((50, 9), -np.inf)}, "is not finite"),
+    ({"embedding": np.zeros((50, 8))}, "embedding has shape"),
+    ({"embedding": np.zeros((50, 9), int)}, "must be a float"),
+    ({"unit_id": np.zeros(50, int)}, "rows of .*unit_id"),
+    ({"example_id": np.zeros(50, np.uint64)}, "example_id has dtype uint64"),
+    ({"image_key": np.zeros((50, 2), np.uint64)}, "image_key is made of"),
+  ],
+)
+def test_rows_that_cannot_be_leave_nothing_behind(tmp_path, changes, said):
+  rows = imported(make_rows(make_info(50, 9))) | changes
+  with refused(said) as caught:
+    write_cache(tmp_path / "cache", make_info(50, 9), [rows])
+  assert not (tmp_path / "cache").exists()
+  assert "1000000" not in str(caught.value)
+
+
+def test_a_generator_that_fails_leaves_nothing_behind(tmp_path):
+  info = make_info(50, 9)
+
+  def broken():
+    yield part(imported(make_rows(info)), range(20))
+    raise KeyError
+
+  with pytest.raises(KeyError):
+    write_cache(tmp_path / "cache", info, broken())
+  assert not (tmp_path / "cache").exists()
+  with refused("20 rows came, and source_num_examples is 50"):
+    write_cache(tmp_path / "cache", info, [next(broken())])
+
+
+@pytest.mark.parametrize(
+  ("n", "d", "k"), [(1, 1, 1), (3, 16_384, 2), (2, 3, 21_843), (257, 1, 2)]
+)
+def test_sizes(tmp_path, n, d, k):
+  names = tuple(map(str, range(k)))
+  info = make_info(n, d, class_names=names, shard_rows=2048)
+  rows = imported(make_rows(info))
+  cache = write_cache(tmp_path / "cache", info, [rows])
+  stored = rows["embedding"].astype(np.float16)
+  np.testing.assert_array_equal(columns(cache)["embedding"], stored)
+  assert check_cache(tmp_path / "cache") == []
+
+
+def test_zero_rows_in_a_shard_and_in_all(tmp_path):
+  """All images of a shard were skipped; and all images of a source."""
+  info = make_info(16)
+  job = CacheJob(info=info)
+  out = str(tmp_path / "cache")
+  from oneshot_dp.extract.cache import shards, write
+
+  begin(out, job)
+  rows = shards.checked(part(make_rows(info), range(3)), info, "rows")
+  none = part(rows, range(0))
+  made = [
+    shards.put_shard(out, job, i, *shards.encode_shard(some, job, i))
+    for i, some in enumerate((none, rows))
+  ]
+  cache = write.finish(out, job, made)
+  assert (cache.n, cache.num_rows) == (16, 3)  # those skipped count as nothing
+  assert [len(b["label"]) for b in cache.blocks()] == [3]
+  assert check_cache(out) == []
+  begin(str(tmp_path / "none"), job)
+  made = [
+    shards.put_shard(
+      str(tmp_path / "none"), job, i, *shards.encode_shard(none, job, i)
+    )
+    for i in range(2)
+  ]
+  with refused("every example was skipped"):
+    write.finish(str(tmp_path / "none"), job, made)
+
+
+class TestInfo:
+  def test_what_is_published_is_no_function_of_rows(self, tmp_path):
+    one = run_job(tmp_path / "one", make_info()).info
+    other = run_job(tmp_path / "other", make_info(), seed=1).info
+    assert one.shards != other.shards
+    assert one.public() == other.public() == make_info().public()
+    assert one.fingerprint == other.fingerprint == make_info().fingerprint
+    assert "shards" not in one.public()
+    assert open_cache(tmp_path / "one").private_digest != (
+      open_cache(tmp_path / "other").private_digest
+    )
+
+  @pytest.mark.parametrize("field", ["dataset", "split", "unit", "class_names"])
+  def test_a_fingerprint_is_of_all_that_is_public(self, field):
+    other = {"class_names": ("a", "b", "c", "d")}.get(field, "user")
+    changed = make_info(**{field: other})
+    assert changed.fingerprint != make_info().fingerprint
+
+  def test_heads_fit_caches_of_one_backbone(self):
+    info = make_info()
+    views = make_info(views={"count": 2}, embedding_dtype="float32")
+    assert views.backbone_fingerprint == info.backbone_fingerprint
+    for changes in ({"d": 4}, {"backbone": {"name": "vit_s16"}}):
+      other = make_info(**changes)
+      assert other.backbone_fingerprint != info.backbone_fingerprint
+
+  @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+      ({"n": 0}, "source_num_examples=0"),
+      ({"d": -1}, "feature_dim=-1"),
+      ({"shard_rows": 10**6}, "shard_rows=1000000 is over"),
+      ({"class_names": ()}, "class_names is empty"),
+      ({"class_names": ("a", "b\n")}, "control characters"),
+      ({"dataset": " "}, "must be a name"),
+      ({"unit": "x\x1b[1m"}, "unit name"),
+      ({"backbone": {}}, "backbone=None"),
+    ],
+  )
+  def test_what_makes_no_cache(self, changes, said):
+    with refused(said):
+      make_info(**changes)
+
+  @pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+      ('"split": "train"', '"split": "test"', "do not fit"),
+      ('"shard_rows": 8', '"shard_rows": 4', "do not fit"),
+      ('"format_version": 3', '"format_version": 2', "has format '2'"),
+      ('"dataset": "pets"', '"dataset": 7', "is damaged"),
+      ("{", "[", "is damaged"),
+      ("pets-train.array_record-00001", "../../x", "do not fit"),
+    ],
+  )
+  def test_an_edited_file_is_refused(self, tmp_path, old, new, said):
+    run_job(tmp_path, make_info())
+    text = (tmp_path / INFO_FILE).read_text()
+    (tmp_path / INFO_FILE).write_text(text.replace(old, new, 1))
+    with refused(said) as caught:
+      open_cache(tmp_path)
+    assert INFO_FILE in str(caught.value)
+
+  def test_deep_and_long_text_is_refused(self, tmp_path):
+    (tmp_path / INFO_FILE).write_text("[" * 10**6)
+    with refused("is damaged"):
+      open_cache(tmp_path)
+
+  def test_description_has_no_label_statistics(self, tmp_path):
+    cache = run_job(tmp_path, make_info())
+    said = describe(cache)
+    assert said["examples"] == "20 of 20"
+    assert said["data set"] == "pets, split train"
+
+
+class TestParts:
+  @pytest.mark.parametrize("unit", ["example", "patient"])
+  def test_every_row_is_in_one_part(self, tmp_path, unit):
+    info = make_info(500, unit=unit, shard_rows=64)
+    whole = columns(run_job(tmp_path, info))
+    parts = [open_cache(tmp_path, Part(a, a + 20)) for a in range(0, 100, 20)]
+    found = [columns(cache) for cache in parts]
+    ids = np.concatenate([f["example_id"] for f in found])
+    assert sorted(ids) == sorted(whole["example_id"])
+    assert [cache.n for cache in parts] == [100] * 5  # public: the mean
+    assert [cache.num_rows for cache in parts] == [
+      len(f["label"]) for f in found
+    ]
+    assert len({cache.private_digest for cache in parts}) == 5
+    assert parts[0].name == f"{tmp_path}[:20%]"
+    if unit == "patient":
+      units = [set(f["unit_id"].tolist()) for f in found]
+      assert sum(map(len, units)) == len(set.union(*units))
+
+  def test_a_row_s_part_is_a_function_of_its_image_alone(self, tmp_path):
+    """One image more or less moves no other; a copy goes where it is."""
+    run_job(tmp_path / "one", make_info(300))
+    run_job(tmp_path / "fewer", make_info(280, shard_rows=64))
+    rows = make_rows(make_info(300))
+    kept = [
+      columns(open_cache(tmp_path / name, Part(0, 50)))["image_key"].tolist()
+      for name in ("one", "fewer")
+    ]
+    names = {tuple(key) for key in rows["image_key"][:280].tolist()}
+    assert [key for key in kept[0] if tuple(key) in names] == kept[1]
+
+
+class TestDamage:
+  @pytest.fixture
+  def cache(self, tmp_path):
+    return run_job(tmp_path / "cache", make_info(40))
+
+  def shard(self, cache, i=2):
+    return pathlib.Path(cache.path, cache.info.shards[i].file)
+
+  @pytest.mark.parametrize("how", ["flip", "cut", "longer", "empty", "swap"])
+  def test_a_damaged_shard_is_named_before_its_rows_come(self, cache, how):
+    path = self.shard(cache)
+    data = path.read_bytes()
+    at = len(data) // 2
+    other = self.shard(cache, 1).read_bytes()
+    damaged = {
+      "flip": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
+      "cut": data[:at],
+      "longer": data + b"x",
+      "empty": b"",
+      "swap": other,
+    }[how]
+    path.write_bytes(damaged)
+    seen = []
+    with refused(f"{cache.info.shards[2].file} is damaged"):
+      seen.extend(len(rows["label"]) for rows in cache.blocks())
+    assert sum(seen) == 16
+    assert any(cache.info.shards[2].file in p for p in check_cache(cache.path))
+
+  def test_every_flipped_bit_is_found(self, cache):
+    path = self.shard(cache, 0)
+    data = bytearray(path.read_bytes())
+    rng = np.random.default_rng(0)
+    for at in rng.integers(0, len(data), 60):
+      flipped = bytearray(data)
+      flipped[at] ^= 1 << rng.integers(8)
+      path.write_bytes(flipped)
+      with refused("is damaged"):
+        list(cache.blocks([0]))
+
+  @pytest.mark.parametrize(
+    "kind", ["gone", "fifo", "folder", "device", "socket"]
+  )
+  def test_what_is_no_file_is_refused_at_once(self, cache, kind):
+    path = self.shard(cache)
+    path.unlink()
+    replace(path, kind)
+    with refused(cache.info.shards[2].file):
+      list(cache.blocks())
+    assert any(cache.info.shards[2].file in p for p in check_cache(cache.path))
+
+  @pytest.mark.parametrize(
+    "kind", ["fifo", "folder", "device", "socket", "huge"]
+  )
+  def test_the_metadata_may_be_no_file(self, cache, kind):
+    path = pathlib.Path(cache.path, INFO_FILE)
+    path.unlink()
+    replace(path, kind)
+    with refused(INFO_FILE):
+      open_cache(cache.path)
+
+  def test_no_cache(self, tmp_path):
+    with refused("no such directory, or empty"):
+      open_cache(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    begin(str(tmp_path / "begun"), CacheJob(info=make_info()))
+    with refused("is no finished cache"):
+      open_cache(tmp_path / "begun")
+    with refused("is no path"):
+      open_cache("a\0b")
+
+
+def replace(path, kind):
+  """Puts something that is not a small regular file there."""
+  match kind:
+    case "fifo":
+      os.mkfifo(path)
+    case "folder":
+      path.mkdir()
+    case "device":
+      path.symlink_to("/dev/zero")
+    case "socket":
+      unix = socket.socket(socket.AF_UNIX)
+      with unix, contextlib.chdir(path.parent):
+        unix.bind(path.name)
+    case "huge":
+      with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+class TestRecords:
+  def test_norms_have_the_same_bits_in_any_order(self):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((50, 1000)).astype(np.float32)
+    norm = stored_norm(x)
+    exact = np.sqrt((x.astype(np.longdouble) ** 2).sum(axis=1))
+    np.testing.assert_allclose(norm, exact, rtol=1.2e-7)
+    np.testing.assert_array_equal(stored_norm(x[3:9]), norm[3:9])
+    np.testing.assert_array_equal(stored_norm(np.asfortranarray(x)), norm)
+
+  def test_a_record_is_the_one_that_tfds_writes(self):
+    """But for the digest of the job, which TFDS passes over."""
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    info, rows = make_info(), make_rows(make_info())
+    rows["embedding_norm"] = stored_norm(rows["embedding"].astype(np.float16))
+    record = encode_block(rows, info, "ab" * 32)
+    theirs = tf_example_pb2.Example.FromString(record).features.feature
+    assert theirs.keys() == info.columns().keys() | {"job"}
+    assert theirs["job"].bytes_list.value[0] == b"\xab" * 32
+    for name, (dtype, _) in info.columns().items():
+      stored = rows[name].astype(dtype).tobytes()
+      assert theirs[name].bytes_list.value[0] == stored
+
+
+def test_info_on_disk_is_the_info_in_memory(tmp_path):
+  backbone = {"name": "x", "preprocess": {"mean": (0.5, 0.5, 0.5)}}
+  info = make_info(backbone=backbone, views={"count": 2})
+  cache = run_job(tmp_path, info)
+  assert open_cache(tmp_path).info == cache.info
+  assert dataclasses.replace(cache.info, shards=()) == info
+  data = json.loads((tmp_path / INFO_FILE).read_text())
+  assert data.keys() - {"shards", "fingerprint"} == info.public().keys()
+  assert CacheInfo.from_json(cache.info.to_json(), "x") == cache.info

@@ -1,0 +1,104 @@
+"""Small caches for the tests of the feature cache."""
+
+import contextlib
+import hashlib
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oneshot_dp.extract.cache.format import CacheInfo, Rows
+from oneshot_dp.extract.cache.keys import image_key
+from oneshot_dp.extract.cache.read import FeatureCache
+from oneshot_dp.extract.cache.shards import (
+  CacheJob,
+  checked,
+  encode_shard,
+  kept_shard,
+  put_shard,
+)
+from oneshot_dp.extract.cache.write import begin, finish
+
+
+def make_info(n: int = 20, d: int = 3, **changes: Any) -> CacheInfo:
+  fields: dict[str, Any] = {
+    "dataset": "pets",
+    "split": "train",
+    "source_num_examples": n,
+    "feature_dim": d,
+    "class_names": ("0", "1", "2", "3"),
+    "backbone": {"name": "vit_ti16", "layer": "cls", "weights_sha256": "ab"},
+    "computed_by": {"libraries": {"numpy": "2.2.0"}},
+    "shard_rows": 8,
+  }
+  return CacheInfo(**fields | changes)
+
+
+def make_rows(info: CacheInfo, seed: int = 0) -> Rows:
+  """All rows of the source, always the same ones, as a job makes them."""
+  n, d = info.source_num_examples, info.feature_dim
+  rng = np.random.default_rng([n, d, seed])
+  rows = {
+    "embedding": rng.standard_normal((n, d)).astype(np.float32),
+    "label": rng.integers(0, info.num_classes, n),
+    "example_id": np.arange(n),
+    "image_key": np.array(
+      [image_key(f"{seed} {i}".encode()) for i in range(n)]
+    ),
+  }
+  if info.has_units:
+    rows["unit_id"] = rng.integers(-(2**62), 2**62, n // 3 + 1)[
+      np.arange(n) // 3
+    ]
+  return rows
+
+
+def part(rows: Rows, indices: range | slice) -> Rows:
+  return {n: a[indices.start : indices.stop] for n, a in rows.items()}
+
+
+def imported(rows: Rows) -> Rows:
+  """What `write_cache` takes of them."""
+  return {n: a for n, a in rows.items() if n != "image_key"}
+
+
+def run_job(
+  out: str | pathlib.Path, info: CacheInfo, listing: str = "", seed: int = 0
+) -> FeatureCache | None:
+  """A job as an extraction is: what is there is kept, the rest is put."""
+  job = CacheJob(info=info, more=listing)
+  if not begin(str(out), job):
+    return None
+  shards = [put(str(out), job, i, seed) for i in range(info.num_shards)]
+  return finish(str(out), job, shards)
+
+
+def put(out: str, job: CacheJob, index: int, seed: int = 0):
+  if kept := kept_shard(out, job, index):
+    return kept
+  indices = job.info.shard_range(index)
+  rows = checked(part(make_rows(job.info, seed), indices), job.info, "rows")
+  return put_shard(out, job, index, *encode_shard(rows, job, index))
+
+
+def columns(cache: FeatureCache) -> Rows:
+  blocks = list(cache.blocks())
+  return {n: np.concatenate([b[n] for b in blocks]) for n in blocks[0]}
+
+
+def digest(out: str | pathlib.Path) -> dict[str, str]:
+  """SHA-256 of every file in a directory, by its name."""
+  return {
+    path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in sorted(pathlib.Path(out).iterdir())
+  }
+
+
+@contextlib.contextmanager
+def refused(said: str, kind: type[Exception] = ValueError):
+  """An error of ours, of one line that has these words."""
+  with pytest.raises(kind, match=said) as caught:
+    yield caught
+  assert "\n" not in str(caught.value)
+  assert type(caught.value).__module__ == "oneshot_dp.configs.errors"

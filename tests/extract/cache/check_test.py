@@ -1,0 +1,138 @@
+"""What `verify` finds in a cache whose hashes were made to fit."""
+
+import dataclasses
+import hashlib
+import pathlib
+
+import numpy as np
+import pytest
+
+from oneshot_dp.extract.cache import check, shards
+from oneshot_dp.extract.cache.check import check_cache
+from oneshot_dp.extract.cache.format import INFO_FILE, Shard
+from oneshot_dp.extract.cache.keys import embedding_keys
+from oneshot_dp.extract.cache.read import open_cache
+from oneshot_dp.extract.cache.shards import CacheJob, encode_shard
+from oneshot_dp.extract.cache.write import write_cache
+from tests.extract.cache.caches import columns, imported, make_info, make_rows
+
+N = 300
+
+
+@pytest.fixture
+def out(tmp_path) -> pathlib.Path:
+  info = make_info(N, 20, shard_rows=300)
+  write_cache(tmp_path / "cache", info, [imported(make_rows(info))])
+  return tmp_path / "cache"
+
+
+def forge(out, changes, job="import", block_rows=256, monkeypatch=None) -> None:
+  """The same cache of other rows, with the hashes that fit them."""
+  cache = open_cache(out)
+  rows = columns(cache) | changes
+  if monkeypatch:
+    monkeypatch.setattr(shards, "BLOCK_ROWS", block_rows)
+  info = dataclasses.replace(cache.info, shards=())
+  made, data = encode_shard(rows, CacheJob(info=info, more=job), 0)
+  (out / made.file).write_bytes(data)
+  write_info(out, dataclasses.replace(cache.info, shards=(made,)))
+
+
+def write_info(out, info) -> None:
+  (out / INFO_FILE).write_bytes(info.to_json())
+
+
+def values(out, name):
+  return columns(open_cache(out))[name].copy()
+
+
+def test_a_sound_cache_has_no_problem(out):
+  assert check_cache(out) == []
+  forge(out, {})
+  assert check_cache(out) == []
+
+
+@pytest.mark.parametrize(
+  ("name", "value", "said"),
+  [
+    ("embedding", np.nan, "an embedding that is not finite"),
+    ("embedding", 0.5, "an embedding_norm that is not its norm"),
+    ("embedding_norm", 0.5, "an embedding_norm that is not its norm"),
+    ("label", 4, r"a label outside [0, 4)"),
+    ("label", -1, r"a label outside [0, 4)"),
+    ("example_id", 8, "1 ids come more than once, the first is example_id 8"),
+    ("image_key", 5, "an image_key that is not its key"),
+  ],
+)
+def test_every_row_is_looked_at(out, name, value, said):
+  column = values(out, name)
+  column[270] = value
+  forge(out, {name: column})
+  problems = check_cache(out)
+  assert any(said in problem for problem in problems)
+  assert all("\n" not in problem for problem in problems)
+
+
+def test_random_keys_with_fitted_hashes_are_found(out):
+  keys = np.random.default_rng(0).integers(0, 2**64, (N, 2), np.uint64)
+  forge(out, {"image_key": keys})
+  assert sum("image_key" in p for p in check_cache(out)) == 2  # blocks
+  forge(out, {"image_key": embedding_keys(values(out, "embedding"))})
+  assert check_cache(out) == []
+
+
+def test_blocks_and_counts(out, monkeypatch):
+  with monkeypatch.context() as patch:
+    forge(out, {}, block_rows=100, monkeypatch=patch)
+    assert any("rows in 3 blocks" in p for p in check_cache(out))
+  forge(out, {})
+  info = open_cache(out).info
+  (shard,) = info.shards
+  wrong = dataclasses.replace(shard, rows=299)
+  write_info(out, dataclasses.replace(info, shards=(wrong,)))
+  assert any("the metadata say 299" in p for p in check_cache(out))
+
+
+def test_files_beside_it(out):
+  (out / "pets-train.array_record-00001-of-00002").write_bytes(b"x")
+  (out / "features.json").write_text("{}")
+  (out / "dataset_info.json").unlink()
+  problems = check_cache(out)
+  assert len(problems) == 3
+  assert "00001-of-00002 is not one of the cache's shards" in problems[0]
+
+
+def test_shards_of_two_jobs(tmp_path):
+  info = make_info(40, 20)
+  out = tmp_path / "cache"
+  write_cache(out, info, [imported(make_rows(info))])
+  found = open_cache(out)
+  block = next(found.blocks([3]))
+  bare = dataclasses.replace(found.info, shards=())
+  made, data = encode_shard(block, CacheJob(info=bare, more="other"), 3)
+  (out / made.file).write_bytes(data)
+  every = (*found.info.shards[:3], made, *found.info.shards[4:])
+  write_info(out, dataclasses.replace(found.info, shards=every))
+  assert check_cache(out) == [f"{out}: its shards are of 2 jobs"]
+
+
+def test_a_record_that_is_no_block(out):
+  """Another file of records, with the hash that fits."""
+  from array_record.python import array_record_module
+
+  shard = open_cache(out).info.shards[0]
+  path = out / shard.file
+  writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+  writer.write(b"\xff no block")
+  writer.close()
+  data = path.read_bytes()
+  made = Shard(
+    file=shard.file,
+    rows=N,
+    blocks=1,
+    bytes=len(data),
+    sha256=hashlib.sha256(data).hexdigest(),
+  )
+  write_info(out, dataclasses.replace(open_cache(out).info, shards=(made,)))
+  assert any("is damaged (not a block of rows" in p for p in check_cache(out))
+  assert check.BLOCK_ROWS == 256

@@ -1,0 +1,177 @@
+import ml_dtypes
+import numpy as np
+import pytest
+
+from oneshot_dp.extract.cache.keys import (
+  count_shared,
+  direction_keys,
+  embedding_keys,
+  image_key,
+  is_among,
+  row_keys,
+)
+from oneshot_dp.extract.cache.write import write_cache
+from tests.extract.cache.caches import imported, make_info, make_rows, run_job
+
+
+def rows(n=2000, d=192, seed=0, kind="normal"):
+  """Embeddings of several kinds of network."""
+  rng = np.random.default_rng(seed)
+  x = rng.standard_normal((n, d))
+  if kind == "relu":
+    x = np.maximum(x - 0.5, 0)
+  if kind == "cone":  # all images have a cosine of 0.999
+    x = np.random.default_rng(99).standard_normal(d) + 0.03 * x
+  if kind == "outliers":  # as DINOv2's and CLIP's
+    x[:, [3, 7]] *= 300
+  return x.astype(np.float32)
+
+
+def unit_norm(x, dtype):
+  x = x.astype(np.float64)
+  return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(dtype)
+
+
+KINDS = pytest.mark.parametrize("kind", ["normal", "relu", "cone", "outliers"])
+DIMS = pytest.mark.parametrize("d", [8, 20, 64, 192, 1280])
+
+
+class TestDirections:
+  @KINDS
+  @DIMS
+  def test_a_row_is_known_when_it_is_scaled(self, d, kind):
+    if kind == "relu" and d < 64:
+      pytest.skip("most rows of so few values are zeros")
+    x = rows(d=d, kind=kind)
+    keys = direction_keys(x)
+    assert (direction_keys(2 * x) == keys).all()
+    assert (direction_keys(x.astype(np.float64)) == keys).all()
+    assert (direction_keys(np.float32(0.3) * x) == keys).mean() > 0.98
+    assert (direction_keys(unit_norm(x, np.float32)) == keys).mean() > 0.98
+    half = x.astype(np.float16)
+    again = direction_keys(unit_norm(half, np.float16))
+    assert (again == direction_keys(half)).mean() > 0.4
+    assert (direction_keys(half) == keys).mean() > 0.4
+
+  @KINDS
+  @DIMS
+  def test_other_rows_are_others(self, d, kind):
+    if kind == "relu" and d < 64:
+      pytest.skip("most rows of so few values are zeros")
+    x = np.concatenate([rows(5000, d, seed, kind) for seed in (0, 1)])
+    keys = direction_keys(x)
+    assert len(np.unique(keys)) == len(x)
+    assert (direction_keys(-x) != keys).all()
+    assert (direction_keys(np.roll(x, 1, axis=1)) != keys).all()
+
+  def test_what_is_changed_otherwise_is_not_known(self):
+    x = rows()
+    keys = direction_keys(x)
+    assert not np.isin(direction_keys(x - x.mean(axis=0)), keys).any()
+    assert not np.isin(direction_keys(x[:, :64]), keys).any()
+
+  def test_what_points_nowhere_has_no_key(self):
+    x = rows(5, 20)
+    x[1], x[2, 3], x[3, 4] = 0, np.nan, np.inf
+    keys = direction_keys(x)
+    assert (keys != 0).tolist() == [True, False, False, False, True]
+    assert not direction_keys(rows(5, 7)).any()
+    assert direction_keys(rows(0, 20)).shape == (0,)
+
+  @pytest.mark.parametrize("scale", [1e-30, 1e30])
+  def test_extreme_scales(self, scale):
+    x = rows(50)
+    assert (direction_keys(x * np.float32(scale)) != 0).all()
+
+  def test_a_key_is_of_its_row_alone(self):
+    x = rows(100)
+    keys = direction_keys(x)
+    np.testing.assert_array_equal(direction_keys(x[17:20]), keys[17:20])
+    np.testing.assert_array_equal(direction_keys(np.asfortranarray(x)), keys)
+
+
+class TestEmbeddingKeys:
+  def test_the_same_values_have_one_key(self):
+    half = rows(50).astype(np.float16)
+    keys = embedding_keys(half)
+    for dtype in (np.float32, np.float64):
+      np.testing.assert_array_equal(embedding_keys(half.astype(dtype)), keys)
+    brain = half.astype(ml_dtypes.bfloat16)
+    assert not (embedding_keys(brain) == keys).all(axis=1).any()
+
+  def test_zeros_are_nothing_and_minus_zero_is_zero(self):
+    x = np.zeros((2, 3), np.float32)
+    x[1] = -0.0
+    assert not embedding_keys(x).any()
+
+
+def test_image_keys_are_of_the_bytes_alone():
+  assert image_key(b"x").tolist() == image_key(b"x").tolist()
+  assert image_key(b"x").tolist() != image_key(b"y").tolist()
+  image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+  assert image_key(image).tolist() == image_key(image.tobytes()).tolist()
+
+
+class TestShared:
+  def test_rows_are_known_under_any_name(self, tmp_path):
+    info = make_info(100, 20)
+    rows_ = imported(make_rows(info))
+    one = write_cache(tmp_path / "one", info, [rows_])
+    other = make_info(100, 20, dataset="cats", split="test", shard_rows=50)
+    scaled = rows_ | {"embedding": rows_["embedding"] * 2}
+    two = write_cache(tmp_path / "two", other, [scaled])
+    assert count_shared(one, two) == (100, 0)
+    fresh = imported(make_rows(info, seed=1))
+    half = {n: np.concatenate([rows_[n][:30], fresh[n][30:]]) for n in rows_}
+    half["example_id"] = np.arange(100)
+    three = write_cache(tmp_path / "three", other, [half])
+    assert count_shared(one, three) == count_shared(three, one) == (30, 0)
+    assert count_shared(one, one) == (100, 0)
+
+  def test_images_are_known_through_another_backbone(self, tmp_path):
+    one = run_job(tmp_path / "one", make_info(40, 20))
+    two = run_job(tmp_path / "two", make_info(40, 30))
+    assert count_shared(one, two).rows == 40
+    other = run_job(tmp_path / "three", make_info(40, 30), seed=1)
+    assert count_shared(one, other).rows == 0
+    keys = row_keys(one)
+    assert len(keys.image) == len(keys.direction) == 40
+    assert not len(keys.unit)
+    assert (np.diff(keys.image) > 0).all()
+
+  def test_random_image_keys_do_not_hide_rows(self, tmp_path):
+    """Even with fitted hashes: the direction is read off the embedding."""
+    from tests.extract.cache import caches
+
+    info, seen = make_info(40, 20), caches.make_rows
+    one = run_job(tmp_path / "one", info)
+
+    def forged(info, seed=0):
+      rng = np.random.default_rng(5)
+      keys = rng.integers(0, 2**64, (40, 2), np.uint64)
+      return seen(info, seed) | {"image_key": keys}
+
+    caches.make_rows = forged
+    try:
+      two = run_job(tmp_path / "two", make_info(40, 20, dataset="others"))
+    finally:
+      caches.make_rows = seen
+    assert not np.isin(row_keys(one).image, row_keys(two).image).any()
+    assert count_shared(one, two).rows == 40
+
+  def test_units(self, tmp_path):
+    info = make_info(60, 20, unit="user")
+    one = run_job(tmp_path / "one", info)
+    fresh = run_job(tmp_path / "two", make_info(60, 20, unit="user"), seed=0)
+    units = len(np.unique(make_rows(info)["unit_id"]))
+    assert count_shared(one, fresh) == (60, units)
+    patients = run_job(tmp_path / "three", make_info(60, 20, unit="patient"))
+    assert count_shared(one, patients).units == 0
+    assert len(row_keys(one).unit) == units
+
+
+def test_among():
+  words = np.array([3, 7, 2**64 - 1], np.uint64)
+  asked = np.array([0, 3, 8, 2**64 - 1], np.uint64)
+  assert is_among(words, asked).tolist() == [False, True, False, True]
+  assert not is_among(words[:0], asked).any()

@@ -1,0 +1,67 @@
+"""Other libraries read a cache with no code of ours."""
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.extract_config import EXAMPLE
+from tests.extract.cache.caches import columns, make_info, run_job
+
+
+@pytest.fixture(
+  params=[("train", EXAMPLE), ("all", "patient"), ("2024", "user")]
+)
+def cache(request, tmp_path):
+  split, unit = request.param
+  info = make_info(600, 20, split=split, unit=unit, shard_rows=300)
+  return run_job(tmp_path / "cache", info)
+
+
+def same(found, cache):
+  mine = columns(cache)
+  assert set(found[0]) == set(mine)
+  for name, column in mine.items():
+    np.testing.assert_array_equal(
+      np.concatenate([block[name] for block in found]), column
+    )
+
+
+def test_tfds(cache):
+  import tensorflow_datasets as tfds
+
+  builder = tfds.builder_from_directory(cache.path)
+  split = cache.info.tfds_split
+  assert list(builder.as_data_source()) == [split]
+  for wanted in (split, "all"):
+    same(list(builder.as_data_source(split=wanted)), cache)
+  same(list(builder.as_data_source()[split]), cache)
+  assert builder.info.splits[split].num_examples == 4
+
+
+def test_grain(cache):
+  import tensorflow_datasets as tfds
+  from grain import python as grain
+
+  files = [f"{cache.path}/{shard.file}" for shard in cache.info.shards]
+  source = grain.ArrayRecordDataSource(files)
+  features = tfds.builder_from_directory(cache.path).info.features
+  same([features.deserialize_example_np(source[i]) for i in range(4)], cache)
+
+
+def test_array_record(cache):
+  from array_record.python.array_record_data_source import ArrayRecordDataSource
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  files = [f"{cache.path}/{shard.file}" for shard in cache.info.shards]
+  with ArrayRecordDataSource(files) as source:
+    records = [source[i] for i in range(len(source))]
+  labels = [
+    np.frombuffer(
+      tf_example_pb2.Example.FromString(record)
+      .features.feature["label"]
+      .bytes_list.value[0],
+      "<i4",
+    )
+    for record in records
+  ]
+  mine = columns(cache)["label"]
+  np.testing.assert_array_equal(np.concatenate(labels), mine)

@@ -1,0 +1,208 @@
+"""An object store on the loopback that misbehaves as it is told.
+
+Its objects are in memory, or a real server's that it passes requests on to.
+It speaks as much of S3 and of GCS's XML API as obstore asks of them.
+"""
+
+import contextlib
+import http.client
+import http.server
+import json
+import re
+import socket
+import struct
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+
+BUCKET = "data"
+Answer = tuple[int, list[tuple[str, str]], bytes]
+
+
+class ObjectServer(http.server.ThreadingHTTPServer):
+  """`fault(number, method)` says what happens to a request.
+
+  Nothing; a status to answer with; "reset" (RST, nothing is done), "cut" (half
+  of the answer comes), "lose" (it is done, but no answer comes) or "slow".
+  """
+
+  daemon_threads = True
+
+  def __init__(self, ask: Callable[..., Answer] | None = None):
+    super().__init__(("127.0.0.1", 0), _Handler)
+    self.objects: dict[str, bytes] = {}
+    self.lock = threading.Lock()
+    self.seen: list[tuple[str, str]] = []
+    self.fault: Callable[[int, str], int | str | None] = lambda n, method: None
+    self.ask = ask or self.remember
+
+  @property
+  def url(self) -> str:
+    return f"http://127.0.0.1:{self.server_port}"
+
+  def handle_error(self, request, client_address) -> None:
+    pass  # a client that was killed, or a connection that was reset
+
+  def calls(self) -> list[str]:
+    """The requests since the last time: method, LIST apart, and name."""
+    seen, self.seen = self.seen, []
+    return [
+      f"LIST {path}" if "list-type" in path else f"{method} {path}"
+      for method, path in seen
+    ]
+
+  def remember(self, method: str, path: str, headers, body: bytes) -> Answer:
+    url = urllib.parse.urlsplit(path)
+    name = urllib.parse.unquote(url.path).removeprefix(f"/{BUCKET}").lstrip("/")
+    query = urllib.parse.parse_qs(url.query)
+    with self.lock:
+      if "list-type" in query:
+        return self._list(query.get("prefix", [""])[0])
+      if method == "PUT":
+        once = "if-none-match" in headers
+        once |= headers.get("x-goog-if-generation-match") == "0"
+        if once and name in self.objects:
+          return 412, [], b"<Error><Code>PreconditionFailed</Code></Error>"
+        self.objects[name] = body
+        return (
+          200,
+          [("etag", f'"{hash(body)}"'), ("x-goog-generation", "1")],
+          b"",
+        )
+      if method == "DELETE":
+        self.objects.pop(name, None)
+        return 204, [], b""
+      if (data := self.objects.get(name)) is None:
+        return 404, [], b"<Error><Code>NoSuchKey</Code></Error>"
+    found = [("etag", f'"{hash(data)}"'), ("x-goog-generation", "1")]
+    found.append(("last-modified", "Mon, 01 Jan 2024 00:00:00 GMT"))
+    if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", "")):
+      start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
+      found.append(("content-range", f"bytes {start}-{end - 1}/{len(data)}"))
+      return 206, found, data[start:end]
+    return 200, found, data
+
+  def _list(self, prefix: str) -> Answer:
+    entries = "".join(
+      f"<Contents><Key>{name}</Key><Size>{len(data)}</Size>"
+      f"<ETag>{hash(data)}</ETag>"
+      "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
+      for name, data in sorted(self.objects.items())
+      if name.startswith(prefix)
+    )
+    text = f"<ListBucketResult>{entries}<IsTruncated>false</IsTruncated>"
+    return 200, [], f"{text}</ListBucketResult>".encode()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  protocol_version = "HTTP/1.1"
+  server: ObjectServer
+
+  def _serve(self) -> None:
+    server = self.server
+    with server.lock:
+      server.seen.append((self.command, self.path))
+      number = len(server.seen) - 1
+    body = self.rfile.read(int(self.headers.get("content-length", 0)))
+    fault = server.fault(number, self.command)
+    if fault == "reset":
+      linger = struct.pack("ii", 1, 0)
+      self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+      self.close_connection = True
+      # No shutdown: it would send a FIN first.
+      server.shutdown_request = lambda request: request.close()
+      self.connection.close()
+      return
+    if isinstance(fault, int):
+      self._answer(fault, [], b"")
+      return
+    answer = server.ask(self.command, self.path, self.headers, body)
+    self.close_connection = fault in ("lose", "cut")
+    if fault == "slow":
+      time.sleep(0.3)
+    if fault != "lose":
+      self._answer(*answer, cut=fault == "cut")
+
+  do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _serve
+
+  def _answer(self, status, headers, data, cut=False) -> None:
+    self.send_response(status)
+    dropped = ("content-length", "transfer-encoding", "connection", "date")
+    for name, value in headers:
+      if name.lower() not in dropped:
+        self.send_header(name, value)
+    lengths = [v for n, v in headers if n.lower() == "content-length"]
+    length = lengths[0] if self.command == "HEAD" and lengths else len(data)
+    self.send_header("content-length", str(length))
+    self.end_headers()
+    if self.command != "HEAD":
+      self.wfile.write(data[: len(data) // 2] if cut else data)
+
+  def log_message(self, format, *args) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def running(server: ObjectServer) -> Iterator[ObjectServer]:
+  thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+  thread.start()
+  try:
+    yield server
+  finally:
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def environment(url: str, folder) -> dict[str, str]:
+  """Credentials, where the tools of the stores look for them."""
+  account = folder / "account.json"
+  fields = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+  fields |= {"gcs_base_url": url, "disable_oauth": True}
+  account.write_text(json.dumps(fields))
+  return {
+    "AWS_ENDPOINT_URL_S3": url,
+    "AWS_ACCESS_KEY_ID": "loopback",
+    "AWS_SECRET_ACCESS_KEY": "loopback-secret-0",
+    "AWS_REGION": "us-east-1",
+    "GOOGLE_SERVICE_ACCOUNT": str(account),
+  }
+
+
+def passed_on(scheme: str, port: int) -> Callable[..., Answer]:
+  """What a real server at a port answers."""
+
+  def ask(method: str, path: str, headers, body: bytes) -> Answer:
+    asked = method
+    if scheme == "gs":
+      method, path = _as_json_api(method, path, headers)
+    upstream = http.client.HTTPConnection("127.0.0.1", port)
+    with contextlib.closing(upstream):
+      sent = {**headers, "connection": "close"}
+      if scheme == "gs":  # Else it is signed.
+        sent["host"] = f"127.0.0.1:{port}"
+      upstream.request(method, path, body=body, headers=sent)
+      answer = upstream.getresponse()
+      found, data = answer.getheaders(), answer.read()
+    if (method, asked) == ("POST", "PUT") and answer.status < 300:
+      made = json.loads(data)
+      made = made.get("resource", made)
+      generation = ("x-goog-generation", made["generation"])
+      found, data = [("etag", made["etag"]), generation], b""
+    return answer.status, found, data
+
+  return ask
+
+
+def _as_json_api(method: str, path: str, headers) -> tuple[str, str]:
+  """What fake-gcs-server has of a write: GCS's JSON API, not its XML API."""
+  url = urllib.parse.urlsplit(path)
+  _, bucket, *rest = url.path.split("/", 2)
+  if method != "PUT" or not rest or url.query:
+    return method, path
+  query = ""
+  if "x-goog-if-generation-match" in headers:
+    query = f"&ifGenerationMatch={headers['x-goog-if-generation-match']}"
+  place = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={rest[0]}"
+  return "POST", place + query
