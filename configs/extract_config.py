@@ -63,6 +63,8 @@ class SourceSettings:
 
   def __post_init__(self):
     check_positive("--num-classes", self.num_classes)
+    if not self.location:
+      raise InputError("location: give a folder, files, a URL or tfds:NAME.")
     for flag, text in (("location", self.location), ("--name", self.name)):
       for name in text if isinstance(text, tuple) else filter(None, (text,)):
         check_name(flag, name)
@@ -109,7 +111,7 @@ class PreprocessConfig:
     check_positive("--image-size", self.image_size)
     if isinstance(self.resize, int):
       check_positive("--resize", self.resize)
-    if self.std is not None and not min(self.std) > 0:
+    if self.std is not None and not all(each > 0 for each in self.std):
       raise InputError(f"--std {self.std} must be positive.")
 
 

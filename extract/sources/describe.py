@@ -128,8 +128,11 @@ def describe_images(
     splits = [split or None for split in tables_of(paths)] or [None]
     for path in paths:
       try:
-        parts += unlabelled([path], settings.image).parts
-        splits = splits_of_npz(path) if path.endswith(".npz") else splits
+        if path.lower().endswith(".npz"):
+          splits = splits_of_npz(path)
+        for split in splits if path.lower().endswith(".npz") else [None]:
+          key = f"{split}_image" if split else settings.image
+          parts += unlabelled([path], key).parts
       except InputError as error:
         faults.append(str(error))
   opened = []

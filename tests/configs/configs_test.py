@@ -1,0 +1,167 @@
+"""Settings that cannot be, experiments, names and errors."""
+
+import itertools
+import os
+
+import pytest
+
+from oneshot_dp.configs.errors import (
+  InputError,
+  check_name,
+  check_num_classes,
+  check_text,
+  escaped,
+  number_from_environment,
+  one_line,
+)
+from oneshot_dp.configs.experiments import EXPERIMENTS, load_experiment
+from oneshot_dp.configs.extract_config import (
+  ExtractConfig,
+  PreprocessConfig,
+  SourceSettings,
+)
+from oneshot_dp.extract.backbones.names import backbone_names
+from oneshot_dp.extract.images.resize import Preprocessing
+from tests.extract.sources.made import refused
+
+SOURCE = SourceSettings(location=("x",))
+BAD = [
+  *map(chr, itertools.chain(range(32), range(127, 160))),  # C0, DEL, C1
+  *os.fsdecode(b"\xff\x80"),
+  *"\u2028\u2029",  # break lines
+  *map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))),  # turn them
+]
+
+
+def test_what_forges_a_line():
+  for c in BAD:
+    with refused("control characters"):
+      check_text("a word", f"cat{c}dog")
+    with refused("control characters|UTF-8"):
+      SourceSettings(location=(f"cat{c}dog",))
+    if c not in "\t\n":  # which tables are made of
+      assert escaped(f"cat{c}dog").isascii()
+      assert escaped(f"cat{c}dog").isprintable()
+    assert one_line(ValueError(f"cat{c}dog")).isprintable()
+
+
+def test_what_forges_none():
+  for text in ("", "žlutý kůň", "猫 🐈", "\N{RIGHT-TO-LEFT MARK}\u200d\xa0"):
+    check_text("a word", text)
+    assert escaped(f"{text}\tx\ny") == f"{text}\tx\ny"
+
+
+def test_errors_without_words_have_a_name():
+  assert one_line(KeyError()) == "KeyError"
+  assert one_line(ValueError("a\n  b.")) == "a b"
+  assert len(one_line(ValueError("x" * 9999))) == 200
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 1001, None, 3, "a\nb"])
+def test_what_is_no_name(name):
+  with refused("class"):
+    check_name("class", name)
+
+
+def test_numbers_of_the_environment(monkeypatch):
+  name = "ONESHOT_DP_MOST_CLASSES"
+  monkeypatch.delenv(name, raising=False)
+  assert number_from_environment(name, 7) == 7
+  check_num_classes(1_000_000, "it")
+  with refused("more than 1000000"):
+    check_num_classes(1_000_001, "it")
+  monkeypatch.setenv(name, "12")
+  with refused("it makes 13 classes, more than 12"):
+    check_num_classes(13, "it")
+  for bad in ("abc", "-1", "1e3", "\x1b[2J", "9" * 50, "²"):
+    monkeypatch.setenv(name, bad)
+    with refused(f"{name}=.* is no number"):
+      check_num_classes(1, "it")
+
+
+@pytest.mark.parametrize(
+  ("settings", "said"),
+  [
+    ({"num_classes": 0}, "--num-classes=0 must be at least 1"),
+    ({"split": "train[:80%]"}, r"--rows '\[:80%\]'"),
+    ({"class_names": ("a", " ")}, "not blank"),
+    ({"class_names": ("a",), "num_classes": 1}, "leave --num-classes out"),
+    ({"name": "\x1b"}, "control characters"),
+    ({"location": ()}, "location"),
+  ],
+)
+def test_sources_that_cannot_be(settings, said):
+  with refused(said):
+    SourceSettings(**{"location": ("x",)} | settings)
+
+
+@pytest.mark.parametrize(
+  ("settings", "said"),
+  [
+    ({"views": 0}, "--views=0 must be at least 1"),
+    ({"batch_size": -1}, "--batch-size=-1"),
+    ({"shard_rows": 0}, "--shard-rows=0"),
+    ({"decode_threads": 0}, "--decode-threads=0"),
+    ({"stall_seconds": 0}, "--stall-seconds=0"),
+    ({"view_min_area": 0.0}, r"is not in \(0, 1\]"),
+    ({"view_min_area": float("nan")}, r"is not in \(0, 1\]"),
+  ],
+)
+def test_jobs_that_cannot_be(settings, said):
+  with refused(said):
+    ExtractConfig(source=SOURCE, **settings)
+
+
+@pytest.mark.parametrize(
+  ("settings", "said"),
+  [
+    ({"image_size": 0}, "--image-size=0"),
+    ({"resize": 0}, "--resize=0"),
+    ({"std": (0.5, 0.0, 0.5)}, "--std"),
+    ({"std": (0.5, float("nan"), 0.5)}, "--std"),
+  ],
+)
+def test_preprocessing_that_cannot_be(settings, said):
+  with refused(said):
+    PreprocessConfig(**settings)
+
+
+def test_every_experiment_names_what_there_is():
+  assert sum(name.startswith("imagenet_") for name in EXPERIMENTS) == 5
+  known = set(backbone_names())
+  for name, config in EXPERIMENTS.items():
+    assert load_experiment(name) is config
+    assert config.backbone in known
+    changed = Preprocessing().changed(config.preprocess)
+    assert changed.image_size <= 256
+  paper = EXPERIMENTS["imagenet_vit_b16"].preprocess
+  assert (paper.image_size, paper.resize) == (256, 384)
+
+
+@pytest.mark.parametrize(
+  ("name", "said"),
+  [
+    ("cifar10_vit_ti61", "did you mean cifar10_vit_ti16"),
+    ("", "nor an experiment: there are imagenet_vit_b16"),
+    ("os.path\x1b", r"'os.path\\x1b' is no file"),
+  ],
+)
+def test_a_name_that_is_none(name, said):
+  with refused(said):
+    load_experiment(name)
+
+
+def test_the_digits_come_along():
+  from oneshot_dp.extract.sources.open_source import open_source
+
+  settings = EXPERIMENTS["digits"].source
+  sizes = []
+  for split in ("train", "test"):
+    source = open_source(
+      SourceSettings(location=settings.location, split=split)
+    )
+    sizes.append(len(source))
+    assert source.class_names == tuple("0123456789")
+  assert sizes == [1437, 360]
+  with pytest.raises(InputError, match="give --split 'train' or 'test'"):
+    open_source(settings)

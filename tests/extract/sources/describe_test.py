@@ -1,0 +1,120 @@
+"""What `inspect` says of images is what an extraction would meet."""
+
+import os
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import SourceSettings
+from oneshot_dp.extract.sources.describe import describe_images
+from tests.extract.sources.made import arrays, opened, png, write, write_table
+
+
+def put(path, data: bytes) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_bytes(data)
+
+
+def test_a_folder_with_all_that_can_be_wrong(tmp_path):
+  pets = tmp_path / "pets"
+  for i, name in enumerate(("a/1.png", "a/2.png", "b/x/3.png", "b/4.png")):
+    put(pets / name, png(i // 2))
+  put(pets / "b/cut.png", png(7)[:-30])
+  put(pets / "stray.png", png(9))
+  put(pets / "a/n\x1b.heic", b"?")
+  (pets / "empty").mkdir()
+  (pets / "b/gone.png").symlink_to("nowhere")
+  (pets / "b/up").symlink_to(pets)
+  os.mkfifo(pets / "b/pipe.jpg")
+  (tmp_path / "u.csv").write_text("file,who\na/1.png,x\n")
+  settings = SourceSettings(
+    location=(str(pets),), units=str(tmp_path / "u.csv")
+  )
+  found = describe_images([str(pets)], settings)
+  assert found.num_images == 6
+  assert found.classes == {"all": {"a": 2, "b": 3, "empty": 0}}
+  assert found.sizes == ((5, 4),) * 3
+  assert found.passed_over == (r"a/n\x1b.heic",)
+  assert found.duplicates == (
+    f"{pets}/a/1.png = {pets}/a/2.png",
+    f"{pets}/b/4.png = {pets}/b/x/3.png",
+  )
+  faults = "\n".join(found.faults)
+  for said in (
+    *("'b/gone.png': leads nowhere", "'b/up': leads", "'b/pipe.jpg': leads"),
+    *("'stray.png': in no class", "without an image: 'empty'"),
+    f"{pets}/b/cut.png: image cannot be decoded",
+  ):
+    assert said in faults
+  assert found.facts == {
+    "location": str(pets),
+    "classes": {"all": ["a", "b", "empty"]},
+  }
+  assert "  b      3" in found.text
+  assert found.text.replace("\n", "").isprintable()
+  with pytest.raises(InputError):
+    opened(pets)
+
+
+def test_a_sound_folder_with_splits_and_owners(tmp_path):
+  pets = tmp_path / "pets"
+  for i, name in enumerate(("train/a/u_1.png", "train/b/u_2.png")):
+    put(pets / name, png(i))
+  put(pets / "test/a/v_3.png", png(3))
+  put(pets / "test/b/v_4.png", png(np.zeros((9, 2, 3), np.uint8)))
+  pattern = "(?P<who>.)_"
+  found = describe_images(
+    [str(pets)], SourceSettings(location=(str(pets),), units=pattern)
+  )
+  assert not found.faults
+  counts = {"a": 1, "b": 1}
+  assert found.classes == {"test": counts, "train": counts}
+  assert found.owners == {"test": (1, 2), "train": (1, 2)}
+  assert found.sizes == ((2, 4), (5, 4), (5, 9))
+  assert "owners, split train: 1; one has 2 images" in found.text
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar"])
+def test_tables(tmp_path, kind):
+  path = tmp_path / f"d/x-train.{kind}"
+  images = [png(1), b"no image", png(1)]
+  write_table(path, images, ["cat", "dog"], label=[0, 1, 1])
+  put(tmp_path / "d/readme.txt", b"")
+  found = describe_images([str(tmp_path / "d")])
+  assert found.num_images == 3
+  assert len(found.duplicates) == 1
+  assert found.passed_over == ("readme.txt",)
+  (broken,) = found.faults
+  assert "8 bytes that are not a readable" in broken
+  if kind == "tar":  # A tar names no classes; that is nothing broken.
+    assert "names no classes" in found.notes[0]
+  else:
+    assert found.classes == {"train": {"cat": 1, "dog": 2}}
+  put(tmp_path / f"d/y-train.{kind}", b"not one")
+  found = describe_images([str(tmp_path / "d")])
+  assert any("y-train" in fault for fault in found.faults)
+
+
+def test_an_npz(tmp_path):
+  values = arrays(4)
+  values["image"][2] = values["image"][0]
+  np.savez(
+    tmp_path / "x.npz",
+    **{f"test_{k}": values[k] for k in ("image", "label")},
+    class_names=values["class_names"],
+  )
+  found = describe_images([str(tmp_path / "x.npz")])
+  assert found.classes == {"test": {"cat": 2, "dog": 1, "eel": 1}}
+  assert found.duplicates == (f"{tmp_path}/x.npz[0] = {tmp_path}/x.npz[2]",)
+  assert not found.faults
+
+
+def test_what_is_not_there_or_has_nothing(tmp_path):
+  with pytest.raises(InputError, match="is not there"):
+    describe_images([str(tmp_path / "gone")])
+  write(tmp_path, "notes.txt")
+  found = describe_images([str(tmp_path)])
+  assert "has no images" in found.faults[0]
+  write(tmp_path, "x.npz")
+  assert "npz" in describe_images([str(tmp_path / "x.npz")]).faults[0]

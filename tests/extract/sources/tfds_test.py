@@ -1,0 +1,291 @@
+"""TFDS data sets as the real library prepares them, read without TensorFlow."""
+
+import concurrent.futures
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from tests.extract.sources.made import opened, png, refused
+
+NUM_TRAIN, NUM_TEST = 40, 6
+CLASSES = ("cat", "dog", "eel")
+F = tfds.features
+
+IMAGE = F.Image(shape=(4, 5, 3))
+LABEL = F.ClassLabel(names=CLASSES)
+PLAIN = {"image": IMAGE, "label": LABEL}
+FEATURES = {
+  "plain": PLAIN,
+  "keys": {
+    "left": IMAGE,
+    "right": IMAGE,
+    "species": LABEL,
+    "mood": F.ClassLabel(names=["calm", "cross"]),
+    "owner": F.Scalar(dtype=np.int32),
+    "note": F.Text(),
+  },
+  "masked": {
+    "image": IMAGE,
+    "mask": F.LabeledImage(labels=2, shape=(4, 5, 1)),
+    "label": F.ClassLabel(num_classes=3),
+  },
+  "integer_label": {"image": IMAGE, "label": F.Scalar(dtype=np.int64)},
+  "nameless_label": {"image": IMAGE, "label": F.ClassLabel()},
+  "no_image": {"text": F.Text(), "label": LABEL},
+  "deep": PLAIN | {"image": F.Image(shape=(4, 5, 1), dtype=np.uint16)},
+  "unlabelled": PLAIN,
+  "offline": PLAIN,
+}
+
+
+def example(name: str, row: int) -> dict[str, Any]:
+  plain = {"image": png(row), "label": row % 3}
+  match name:
+    case "keys":
+      sides = {"left": png(row), "right": png(200 - row)}
+      rest = {"mood": row % 2, "owner": row // 4 - 1, "note": "purrs"}
+      return sides | {"species": row % 3} | rest
+    case "masked":
+      return plain | {"mask": png(0)}
+    case "unlabelled":
+      return plain | {"label": -1}
+  return plain
+
+
+class OneshotPets(tfds.core.GeneratorBasedBuilder):
+  VERSION = tfds.core.Version("1.2.3")
+  BUILDER_CONFIGS = tuple(
+    tfds.core.BuilderConfig(name=name) for name in FEATURES
+  )
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    return tfds.core.DatasetInfo(
+      builder=self,
+      features=F.FeaturesDict(FEATURES[self.builder_config.name]),
+      disable_shuffling=True,
+    )
+
+  def _split_generators(self, dl_manager: object) -> dict[str, Any]:
+    del dl_manager
+    if self.builder_config.name == "offline":
+      raise ConnectionError("no route\nto   images.example.org")
+    return {
+      "train": self._generate_examples(0, NUM_TRAIN),
+      "test": self._generate_examples(NUM_TRAIN, NUM_TEST),
+    }
+
+  def _generate_examples(self, start: int, rows: int) -> Iterator[Any]:
+    for row in range(start, start + rows):
+      yield row, example(self.builder_config.name, row)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+  return str(tmp_path_factory.mktemp("tfds"))
+
+
+def pets(data_dir: str, name: str = "plain", **settings: Any) -> Any:
+  settings = {"split": "train", "data_dir": data_dir} | settings
+  return opened(f"tfds:oneshot_pets/{name}", **settings)
+
+
+def copied(data_dir: str, into: pathlib.Path) -> pathlib.Path:
+  """Copies the prepared plain data set, so that a test can spoil it."""
+  pets(data_dir)
+  version = pathlib.Path("oneshot_pets", "plain", "1.2.3")
+  shutil.copytree(pathlib.Path(data_dir) / version, into / version)
+  return into / version
+
+
+def test_reads_file_bytes_and_labels_of_each_split(data_dir):
+  for split, start, rows in ("train", 0, NUM_TRAIN), ("test", 40, NUM_TEST):
+    found = pets(data_dir, split=split)
+    assert (found.name, found.split) == ("oneshot_pets/plain", split)
+    assert found.class_names == CLASSES
+    assert found.unit == "example"
+    for source in (found, reopened(listing_of(found))):
+      assert len(source) == rows
+      read = [source[index] for index in range(rows)]
+      of = range(start, start + rows)
+      assert [e.image for e in read] == [png(row) for row in of]
+      assert [e.label for e in read] == [row % 3 for row in of]
+      assert read[5].where == f"oneshot_pets/plain/{split}[5]"
+    for index in (-1, rows):
+      with pytest.raises(IndexError, match=f"{index} is not in"):
+        found[index]
+  assert listing_of(pets(data_dir)) == listing_of(pets(data_dir))
+
+
+@pytest.mark.parametrize(
+  ("split", "rows"),
+  [
+    ("train[3:7]", range(3, 7)),
+    ("test+train[:2]", [*range(40, 46), 0, 1]),
+  ],
+)
+def test_slices_start_at_zero_again(data_dir, split, rows):
+  found = pets(data_dir, split=split)
+  images = [found[index].image for index in range(len(found))]
+  assert images == [png(row) for row in rows]
+
+
+@pytest.mark.slow
+def test_prepared_once_it_needs_no_code(data_dir, tmp_path):
+  """Another process, without our builder or TensorFlow, reads the same."""
+  folder = copied(data_dir, tmp_path)
+  listing = tmp_path / "listing"
+  listing.write_bytes(listing_of(pets(str(tmp_path))))
+  script = """
+import pathlib, sys
+from oneshot_dp.configs.extract_config import SourceSettings
+from oneshot_dp.extract.sources.open_source import open_source, reopened
+folder, listing = map(pathlib.Path, sys.argv[1:])
+place = SourceSettings(location=(f"tfds:{folder}",), split="train")
+for found in (open_source(place), reopened(listing.read_bytes())):
+  print(len(found), found.name, found[7].label)
+assert "tensorflow" not in sys.modules
+"""
+  command = [sys.executable, "-c", script, folder, listing]
+  said = subprocess.run(command, check=True, capture_output=True, text=True)
+  assert said.stdout.splitlines() == ["40 oneshot_pets/plain 1"] * 2
+
+
+def test_flags_choose_among_several_features(data_dir):
+  found = pets(data_dir, "keys", image="right", label="mood", units="owner")
+  assert found.class_names == ("calm", "cross")
+  assert (found[3].image, found[3].label) == (png(197), 1)
+  assert found.unit == "owner"
+  units = [found[row].unit_id for row in range(NUM_TRAIN)]
+  assert units == [row // 4 - 1 for row in range(NUM_TRAIN)]
+  assert type(units[0]) is int
+
+
+def test_a_mask_is_not_the_image_and_numbers_are_names(data_dir):
+  found = pets(data_dir, "masked")
+  assert found[3].image == png(3)
+  assert found.class_names == ("0", "1", "2")
+
+
+LEFT = {"image": "left"}
+
+
+@pytest.mark.parametrize(
+  ("name", "keys", "message"),
+  [
+    ("keys", {}, "--image must be one of 'left', 'right'"),
+    ("keys", {"image": "up"}, "'right', and is 'up'"),
+    ("keys", LEFT, "--label must be one of 'species', 'mood'"),
+    ("keys", LEFT | {"label": "note"}, "'mood', and is 'note'"),
+    ("no_image", {}, "--image must be one of none"),
+    ("integer_label", {}, "--label must be one of none"),
+    ("nameless_label", {}, "--label must be one of none"),
+    ("deep", {}, "--image must be one of none"),
+    ("keys", LEFT | {"label": "mood", "units": "note"}, "'owner'.* is 'note'"),
+    ("keys", LEFT | {"label": "mood", "units": "example"}, "short public one"),
+  ],
+)
+def test_features_that_cannot_be_chosen(tmp_path, name, keys, message):
+  # Only the metadata matters here, and TFDS cannot write all of the examples
+  # without TensorFlow.
+  builder = OneshotPets(config=name, data_dir=str(tmp_path))
+  builder.info.set_file_format("array_record", override=True)
+  folder = pathlib.Path(builder.data_dir)
+  folder.mkdir(parents=True)
+  builder.info.write_to_directory(folder)
+  with refused(message):
+    pets(str(tmp_path), name, **keys)
+
+
+def test_unlabelled_examples_are_refused_when_read(data_dir):
+  found = pets(data_dir, "unlabelled", split="test")
+  with refused(r"test\[2\] has a label that is none"):
+    found[2]
+
+
+@pytest.mark.parametrize(
+  ("split", "message"),
+  [
+    ("validation", "no split 'validation' with examples: .* 'test', 'train'"),
+    ("train[:x]", "no split"),
+    ("train[:1000]", "no split"),
+    ("train[:0]", "no split"),
+    ("train[7:3]", "no split"),
+    (None, "has several splits: give --split, of 'test', 'train'"),
+    ("train+train", "may read an example twice"),
+    ("train[:60]+train[4:]", "may read an example twice"),
+    ("all+test", "may read an example twice"),
+    ("train[:60%]", "parts are chosen when a cache is read"),
+  ],
+)
+def test_splits_that_cannot_be(data_dir, split, message):
+  with refused(message):
+    pets(data_dir, split=split)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    *("cifar11", "mnist:1.0.0", "oneshot_pets/tame", "../pets", "", "a\u202eb"),
+    *("oneshot_pets/plain:9.9.9", "/nowhere"),
+  ],
+)
+def test_unknown_names_are_one_line(tmp_path, name):
+  with refused(".") as caught:
+    opened(f"tfds:{name}", data_dir=str(tmp_path))
+  assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("file_format", ["tfrecord", "riegeli"])
+def test_other_formats_say_how_to_prepare_it(data_dir, tmp_path, file_format):
+  path = copied(data_dir, tmp_path) / "dataset_info.json"
+  info = json.loads(path.read_text()) | {"fileFormat": file_format}
+  path.write_text(json.dumps(info))
+  with refused(f"prepared as {file_format}.*tfds convert_format --dataset_v"):
+    pets(str(tmp_path))
+
+
+def test_failed_preparation_keeps_the_reason(data_dir):
+  for _ in range(2):  # And leaves nothing behind that looks prepared.
+    with refused("offline.* no route to images.example.org", RunError):
+      pets(data_dir, "offline")
+
+
+def test_unfinished_folder_is_named(data_dir, tmp_path):
+  (copied(data_dir, tmp_path) / "dataset_info.json").unlink()
+  with refused(r"no dataset_info\.json"):
+    pets(str(tmp_path))
+
+
+def test_a_lost_or_other_shard_is_named(data_dir, tmp_path):
+  (shard,) = copied(data_dir, tmp_path).glob("*-train.array_record-*")
+  found = pets(str(tmp_path))
+  listing = listing_of(found)
+  shard.write_bytes(shard.read_bytes() + b"\0")
+  with refused("is not here what it was where the job", RunError):
+    reopened(listing)[3]
+  shard.unlink()
+  with refused(rf"{shard.name}' cannot be read", RunError):
+    reopened(listing)[3]
+  with refused(r"train\[3\] cannot be read: .*open", RunError):
+    found[3]
+
+
+def test_eight_threads_read_what_one_reads(data_dir):
+  indices = [i * 7 % NUM_TRAIN for i in range(300)]
+  found = reopened(listing_of(pets(data_dir)))
+
+  def read(index: int) -> tuple[object, int]:
+    return found[index].image, found[index].label
+
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    assert list(pool.map(read, indices)) == [(png(i), i % 3) for i in indices]
