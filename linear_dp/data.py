@@ -208,7 +208,9 @@ def row_scale(
 
 @jax.jit
 def integer_rows(
-  embedding: Float[Array, "c d"], scale: Float32[Array, " c"], weight: int
+  embedding: Float[Array, "c d"],
+  scale: Float32[Array, " c"],
+  weight: int | Array,
 ) -> tuple[Array, Array, Array]:
   """z int16 [c, d], w int32 [c], and whether each row is to be refused.
 

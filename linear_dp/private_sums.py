@@ -2,9 +2,10 @@ r"""THE sum and THE door: nothing private leaves by another way.
 
     Σ_j left_j ⊗ row_j + round(Z),   Z ~ N(0, sd²),   sd = W·R/√buys
 
-Of every row ‖left_j‖ ≤ w_j and ‖row_j‖ ≤ R are checked where it is added, so
-that a privacy unit, whose weights add up to at most W, moves any of these sums
-by at most W·R: their sensitivity, whatever `left` computes.
+Of every row, left_j is truncated to integers, and ‖left_j‖ ≤ w_j and ‖row_j‖ ≤
+R are checked where it is added, so that a privacy unit, whose weights add up to
+at most W, moves any of these sums by at most W·R: their sensitivity, whatever
+`left` computes.
 """
 
 import functools
@@ -108,7 +109,7 @@ class PrivateSums:
       raise RunError(f"{name}: of rows that are weighed for class sums alone.")
     sd, costs = math.inf, Fraction(0)
     if self.source is not None:
-      if buys > 0:
+      if 0 < buys < math.inf:
         sd = sensitivity / math.sqrt(buys) * _SLACK
         costs = (sensitivity / Fraction(sd)) ** 2
       if not costs or self._spent + costs > self.paid:
@@ -196,7 +197,7 @@ def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
 
   def add(total: Array, chunk: Chunk, *public: Array) -> Array:
     row, label, w = chunk
-    a = left(row, label, w, *public).astype(jnp.float64)
+    a = jnp.trunc(left(row, label, w, *public).astype(jnp.float64))
     z = row.astype(jnp.float64)
     # Squares of integers: exact up to 2⁵³, and past that too long anyway.
     short = jnp.square(a).sum(1) <= jnp.square(w.astype(jnp.float64))

@@ -1,11 +1,11 @@
-r"""What is summed: for each row an integer vector left of norm ≤ its weight.
+r"""What is summed: of each row a vector left, of integers of norm ≤ its weight.
 
-The statistic is Σ_j left_j ⊗ row_j. `PrivateSums.release` checks every norm in
-integers, so that what floating-point numbers do here may spoil a row, never its
-bound. A `left` is a function of the row, its label, its weight and of public
-numbers, and has the same bits for a row wherever it is: products are of
-integers and exact, everything else is one IEEE operation on a number of its
-own, and no product is added to anything before it was rounded.
+The statistic is Σ_j left_j ⊗ row_j. `PrivateSums.release` truncates left and
+checks every norm in integers, so that what floating-point numbers do here may
+spoil a row, never its bound. A `left` is a function of the row, its label, its
+weight and of public numbers, and has the same bits for a row wherever it is:
+products are of integers and exact, everything else is one IEEE operation on a
+number of its own, and no product is added to anything before it was rounded.
 """
 
 import math
@@ -41,11 +41,11 @@ def ones(row: Array, label: Array, w: Array) -> Array:
 
 
 def itself(row: Array, label: Array, w: Array) -> Array:
-  """trunc(row·w/R): the second moment, [d, d].
+  """row·w/R: the second moment, [d, d].
 
   (M + Mᵀ)/2, after the noise, has exactly the law of a symmetric release.
   """
-  return jnp.trunc(row.astype(jnp.float64) * w[:, None] * (1 / R))
+  return row.astype(jnp.float64) * w[:, None] * (1 / R)
 
 
 def units(row: Array, label: Array, w: Array) -> Array:
@@ -140,4 +140,4 @@ def residual(
   r = p - jax.nn.one_hot(label, p.shape[1], dtype=jnp.float64) * _STEP
   norm = jnp.sqrt(jnp.square(r).sum(1, keepdims=True))
   shorter = jnp.minimum(1 / (_STEP * clip), (1 - 2**-40) / jnp.maximum(norm, 1))
-  return jnp.trunc(r * (shorter * w[:, None]))
+  return r * (shorter * w[:, None])

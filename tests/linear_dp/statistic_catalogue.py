@@ -1,0 +1,127 @@
+"""Every statistic that is summed, rows to sum over, and plain oracles."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from oneshot_dp.linear_dp import statistics
+from oneshot_dp.linear_dp.data import Data, R
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.rows import Rows, rows_of
+
+D, K = 6, 4
+
+
+def data_of(
+  embedding, label, unit=None, *, block=1000, num_classes=K, n=None, hosts=None
+) -> Data:
+  """Rows as a cache gives them, in blocks; nothing is checked here."""
+  with np.errstate(over="ignore"):
+    norm = np.linalg.norm(embedding.astype(np.float64), axis=1)
+    norm = norm.astype(np.float32)
+  columns = {
+    "embedding": embedding,
+    "embedding_norm": norm,
+    "label": np.asarray(label, np.int32),
+    "example_id": np.arange(len(label)),
+  }
+  if unit is not None:
+    columns["unit_id"] = np.asarray(unit, np.int64)
+  return Data(
+    blocks=lambda: (
+      {name: c[i : i + block] for name, c in columns.items()}
+      for i in range(0, len(label), block)
+    ),
+    n=n or max(1, len(label)),
+    feature_dim=embedding.shape[1],
+    num_classes=num_classes,
+    unit="example" if unit is None else "user",
+    **({} if hosts is None else {"hosts": hosts}),
+  )
+
+
+def hostile_rows(rng, n=24, dtype=np.float32):
+  """Embeddings and labels: long, short, subnormal, zero, equal and opposite."""
+  x = rng.standard_normal((n, D))
+  x[1] *= 1e37
+  x[2] *= 1e-30
+  x[3] = 1e-42  # subnormal
+  x[4] = 0
+  x[5] = [1, 0, 0, 0, 0, 0]
+  x[6] = -x[5]
+  x[7] = x[5]
+  x[8] = 1
+  if dtype == np.float16:
+    x = np.clip(x, -60000, 60000)
+  return x.astype(dtype), rng.integers(0, K, n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+  left: Callable[..., Any]
+  public: tuple[Any, ...] = ()
+  most: float = math.inf
+  power: int = 1
+  maps: bool = False
+  each: bool = False
+
+  def rows(self, data: Data) -> Rows:
+    rows = rows_of(data, most=self.most, power=self.power, each=self.each)
+    if self.maps:
+      rng = np.random.default_rng(8)
+      rows = rows.mapped(rng.normal(0, 0.2, D), rng.standard_normal((D, D)))
+    return rows
+
+  def exact(self, data: Data) -> np.ndarray:
+    """The sum in integers, without noise."""
+    sums = PrivateSums(None, 0.0)
+    found, sigma = sums.release(
+      "it", self.rows(data), self.left, 1.0, *self.public
+    )
+    assert sigma == 0
+    assert not sums.releases
+    assert not sums.known
+    total = found * (data.weight * R)
+    assert (total % 1 == 0).all()
+    assert np.abs(total).max(initial=0) < 2**53
+    return total.astype(np.int64)
+
+
+def kernel(seed, scale):
+  rng = np.random.default_rng(seed)
+  return statistics.integer_kernel(scale * rng.standard_normal((D, K)))
+
+
+HEADS = list(np.random.default_rng(3).standard_normal((3, D, K)))
+BIASES = list(np.random.default_rng(4).standard_normal((3, K)) * 0.1)
+PRIOR = np.log([0.7, 0.2, 0.09, 0.01])
+
+STATISTICS = {
+  "class sums": Statistic(statistics.class_sums, most=1.0, power=2),
+  "class sums of weights that add up": Statistic(statistics.class_sums),
+  "mean": Statistic(statistics.ones),
+  "moment": Statistic(statistics.itself),
+  "moment of a map": Statistic(statistics.itself, maps=True),
+  "class counts": Statistic(statistics.class_counts, (np.arange(K),)),
+  "units": Statistic(statistics.units),
+  "right": Statistic(statistics.right, statistics.integer_heads(HEADS, BIASES)),
+  "right one by one": Statistic(
+    statistics.right, statistics.integer_heads(HEADS, BIASES), each=True
+  ),
+  "residual at zero": Statistic(statistics.residual, (*kernel(0, 0.0), 0.03)),
+  "residual": Statistic(
+    statistics.residual, (*kernel(1, 3.0), 0.03), maps=True
+  ),
+  "residual, certain": Statistic(
+    statistics.residual, (*kernel(2, 1e6), 1.5), maps=True
+  ),
+  "residual with a prior": Statistic(
+    statistics.residual, (*kernel(1, 3.0), 0.06, PRIOR), maps=True
+  ),
+  "residual, tiny clip": Statistic(
+    statistics.residual, (*kernel(1, 0.1), 1e-12)
+  ),
+}
