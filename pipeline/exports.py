@@ -168,14 +168,8 @@ def _card(
     said + card(saved.receipt).rstrip(),
     "\n## How to use this copy\n",
   ]
-  if CODE_FILE in files:
-    lines.append(
-      "In timm's form, for a head of embeddings at norm 1, which needs a few"
-      f" lines of code:\n\n```python\nfrom {Path(CODE_FILE).stem} import"
-      " open_model\n\nmodel = open_model()\n```\n"
-    )
-  elif "config.json" in files:
-    lines.append(_TIMM)
+  if "config.json" in files:
+    lines.append(_OF_NORM_1 if CODE_FILE in files else _TIMM)
   if images is not None:
     lines.append(
       _STABLEHLO.format(
@@ -212,6 +206,24 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 processor = AutoImageProcessor.from_pretrained(".")
 model = AutoModelForImageClassification.from_pretrained(".")
+```
+"""
+_OF_NORM_1 = """In timm's form, with a few lines of code beside it, because the
+head takes embeddings at norm 1:
+
+```python
+from open_model import open_model
+
+model = open_model()
+```
+
+```python
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+processor = AutoImageProcessor.from_pretrained(".")
+model = AutoModelForImageClassification.from_pretrained(
+  ".", trust_remote_code=True
+)
 ```
 """
 _STABLEHLO = """With JAX alone, of images [b, {side}, {side}, 3] uint8:

@@ -1,7 +1,6 @@
 """The backbone whose embeddings a head reads, as its receipt says."""
 
-import dataclasses
-from typing import Any
+import msgspec
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
@@ -44,7 +43,7 @@ def backbone_of(
     weights_sha256=identity["weights_sha256"],
     embedding=None if identity.get("code_sha256") else identity["layer"],
     compute_dtype=compute_dtype,
-    preprocess=_preprocess(identity["preprocess"]),
+    preprocess=msgspec.convert(identity["preprocess"], PreprocessConfig),
   )
   known = sha256_of([found.identity, found.feature_dim])
   if known != stated["backbone_fingerprint"]:
@@ -55,14 +54,3 @@ def backbone_of(
       " name those of the training with --weights or --backbone."
     )
   return found
-
-
-def _preprocess(stated: dict[str, Any]) -> PreprocessConfig:
-  names = {field.name for field in dataclasses.fields(PreprocessConfig)}
-  return PreprocessConfig(
-    **{
-      name: tuple(value) if isinstance(value, list) else value
-      for name, value in stated.items()
-      if name in names
-    }
-  )

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.extract.sources.owners import units_of_column
 from oneshot_dp.pipeline.vector_files import VectorFile, open_vectors
 
-FROM_LABELS = "labels (treated as public)"
+NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 _VECTORS = ("embedding", "embeddings")
 _LABELS = ("label", "labels")
 _IDS = ("example_id", "id")
@@ -69,8 +70,11 @@ def import_table(
     check_unit_name(unit_name)
   table = open_vectors(file)
   names = _columns(table, split, unit_name)
-  if not table.num_rows:
-    raise InputError(f"{file} has no rows to import.")
+  lengths = {name: table.num_rows(name) for name in names.values()}
+  n = lengths[names["label"]]
+  if {*lengths.values()} != {n} or not n:
+    said = ", ".join(f"{rows} of {name!a}" for name, rows in lengths.items())
+    raise InputError(f"{file} has {said}: save as many rows of each, and some.")
   columns = _small_columns(table, names)
   known = tuple(class_names) or table.class_names or ()
   label, known, source = _classes(file, columns, known, num_classes)
@@ -79,7 +83,7 @@ def import_table(
   info = CacheInfo(
     dataset=dataset,
     split=split,
-    source_num_examples=table.num_rows,
+    source_num_examples=n,
     feature_dim=dim,
     class_names=known,
     num_classes_source=source if not class_names else "flag",
@@ -89,7 +93,7 @@ def import_table(
     unit=unit_name or EXAMPLE,
     id_source="example_id" if "example_id" in names else "position",
   )
-  example_id = np.arange(table.num_rows)
+  example_id = np.arange(n)
   if "example_id" in names:
     example_id = _integers(file, "example_id", columns["example_id"])
     values, counts = np.unique(example_id, return_counts=True)
@@ -157,7 +161,9 @@ def _columns(
   passed_over = [
     name
     for name, shape in present.items()
-    if shape == () and name not in names.values() and name.startswith(prefix)
+    if (shape, table.num_rows(name)) == ((), table.num_rows(names["label"]))
+    and name not in names.values()
+    and name.startswith(prefix)
   ]
   if passed_over:
     warnings.warn(
@@ -191,9 +197,9 @@ def _classes(
   columns: dict[str, np.ndarray],
   known: tuple[str, ...],
   num_classes: int | None,
-) -> tuple[np.ndarray, tuple[str, ...], str]:
+) -> tuple[np.ndarray, tuple[str, ...], NumClassesSource]:
   """Labels in [0, K), the names of the classes, and whence K is known."""
-  source = "class_names"
+  source: NumClassesSource = "class_names"
   for name in known:
     check_name("a class name", name)
   if len(set(known)) < len(known):
@@ -218,7 +224,7 @@ def _classes(
   elif num_classes is not None:
     k, source = num_classes, "flag"
   else:
-    k, source = int(label.max()) + 1, FROM_LABELS
+    k, source = int(label.max()) + 1, "labels (treated as public)"
     check_num_classes(k, f"{file}: without --num-classes, the largest label")
     warnings.warn(
       f"{file}: no class names and no --num-classes, so K = {k} is taken from"
@@ -259,8 +265,10 @@ def _space(file: Path, vectors: np.ndarray) -> tuple[int, EmbeddingDtype]:
       " [n, d], d at least 1."
     )
   dtype = _floats(file, vectors, 0, vectors.shape[1]).dtype
-  kept = {"float16": "float16", "bfloat16": "bfloat16"}
-  return vectors.shape[1], kept.get(dtype.name, "float32")
+  stored: EmbeddingDtype = "float32"
+  if dtype.name in ("float16", "bfloat16"):
+    stored = dtype.name
+  return vectors.shape[1], stored
 
 
 def _floats(

@@ -1,5 +1,6 @@
 """What a path is, and what is wrong with it: for its holder, private or not."""
 
+import collections
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -77,36 +78,16 @@ def _images(paths: Sequence[str]) -> Inspection:
   from oneshot_dp.extract.sources.describe import describe_images
 
   found = describe_images(paths)
-  lines = [f"{paths[0]}: images, PRIVATE but for the names of their classes"]
-  for split, counts in found.classes.items():
-    lines.append(f"split {split}: {len(counts):,} classes")
-    lines += [f"  {name}: {count:,}" for name, count in counts.items()]
-  for split, (owners, most) in found.owners.items():
-    lines.append(f"split {split}: {owners:,} owners, of up to {most:,} images")
-  lines.append(f"all images: {found.num_images:,}")
-  if found.sizes:
-    low, middle, high = (f"{w} x {h}" for w, h in found.sizes)
-    lines.append(f"width x height: {low} to {high}, median {middle}")
-  doubles = [" = ".join(each) for each in found.duplicates]
-  for what, names in (
-    ("broken", found.broken),
-    ("faults", found.faults),
-    ("not images, passed over", found.passed_over),
-    ("the same bytes", doubles),
-  ):
-    lines.append(f"{what}: {len(names):,}")
-    lines += [f"  {name}" for name in names]
   return Inspection(
     kind="images",
-    text="\n".join([*lines, *found.notes]),
-    facts={"path": paths, **dataclasses.asdict(found)},
-    faults=(*found.faults, *(f"broken: {name}" for name in found.broken)),
+    text=found.text,
+    facts=dataclasses.asdict(found),
+    faults=found.faults,
   )
 
 
 def _cache(path: str) -> Inspection:
   from oneshot_dp.extract.cache.check import check_cache, describe
-
   from oneshot_dp.extract.cache.read import open_cache
 
   cache = open_cache(path)
@@ -181,20 +162,21 @@ def _run(path: Path) -> Inspection:
 
 
 def _ledger(path: Path) -> Inspection:
+  import msgspec
+
   from oneshot_dp.pipeline.ledger import Ledger
 
-  ledger = Ledger(path)
-  entries = ledger.entries()
-  lines = {"a ledger": f"{path}, of one machine's private data"}
-  for dataset in ledger.datasets():
-    charges = [e for e in entries if e.get("dataset") == dataset]
-    lines[dataset] = f"{len(charges)} charges and caps"
-  lines["to know more"] = "oneshot-dp budget --cache CACHE"
-  shown = [{k: v for k, v in e.items() if k != "asked"} for e in entries]
+  entries = [msgspec.to_builtins(entry) for entry in Ledger(path).entries()]
+  for entry in entries:
+    entry.pop("asked", None)  # it tells of the rows
+  counts = collections.Counter(entry["dataset"] for entry in entries)
+  lines = {"a ledger": f"{path}, {len(entries)} charges and caps"}
+  lines |= {name: f"{count} of them" for name, count in counts.items()}
+  lines["to know more"] = "oneshot-dp budget"
   return Inspection(
     kind="ledger",
     text=_table(lines),
-    facts={"path": path, "entries": shown},
+    facts={"path": path, "entries": entries},
   )
 
 

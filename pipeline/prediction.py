@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
@@ -131,7 +132,7 @@ def _table(saved: SavedHead, rows: Iterable[_Named], top_k: int) -> str:
   writer.writerow(columns)
   ranking = saved.head.ranking()
   for names, embedding in rows:
-    logits = np.asarray(ranking.logits(embedding.astype(np.float32)))
+    logits = np.asarray(ranking.logits(jnp.asarray(embedding, jnp.float32)))
     # Stable: of equal ones the first, as `evaluate` counts.
     best = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
     for name, classes, scores in zip(names, best, logits, strict=True):

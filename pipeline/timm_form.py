@@ -2,9 +2,12 @@
 
 DIR/model.safetensors   the backbone's tensors as they are, and the head's
 DIR/config.json         what timm and transformers build the network by
-DIR/open_model.py       only with a head of embeddings at norm 1: opens it, as
-                        neither library has such a classifier; the config is
-                        then timm_config.json, which neither opens by mistake
+
+Neither has a classifier of embeddings at norm 1. With such a head config.json
+is one that they do not open by mistake, and beside it are
+
+DIR/open_model.py            a few lines that open it with timm
+DIR/modeling_oneshot_dp.py   the same for transformers (trust_remote_code)
 """
 
 import json
@@ -29,7 +32,7 @@ _POOLS: dict[str, dict[str, Any]] = {
   "map": {"global_pool": "map"},
 }
 """What timm calls the embeddings that it has a classifier of."""
-_CODE = '''"""This model for timm: its head takes embeddings at norm 1."""
+_CODE = '''"""Opens this model with timm; its head takes rows at norm 1."""
 
 import json
 import pathlib
@@ -39,23 +42,56 @@ import torch
 from safetensors.torch import load_file
 
 
-class AtUnitNorm(torch.nn.Module):
-  def forward(self, x):
-    return torch.nn.functional.normalize(x, dim=1, eps=1e-30)
+def at_unit_norm(model):
+  def normalize(classifier, inputs):
+    return (torch.nn.functional.normalize(inputs[0], dim=1, eps=1e-30),)
+
+  model.get_submodule("{classifier}").register_forward_pre_hook(normalize)
+  return model
 
 
 def open_model(folder=pathlib.Path(__file__).parent):
   folder = pathlib.Path(folder)
-  config = json.loads((folder / "timm_config.json").read_text("utf-8"))
+  config = json.loads((folder / "config.json").read_text("utf-8"))
   model = timm.create_model(
-    config["architecture"],
+    config["timm_architecture"],
     num_classes=config["num_classes"],
     **config["model_args"],
   )
   model.load_state_dict(load_file(folder / "model.safetensors"))
-  model.{classifier} = torch.nn.Sequential(AtUnitNorm(), model.{classifier})
-  return model.eval()
+  return at_unit_norm(model).eval()
 '''
+_TRANSFORMERS_CODE = '''"""The same for transformers."""
+
+from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
+
+from .open_model import at_unit_norm
+
+
+class OneShotConfig(TimmWrapperConfig):
+  model_type = "oneshot_dp"
+
+  @classmethod
+  def from_dict(cls, config_dict, **kwargs):
+    known = {"architecture": config_dict["timm_architecture"]}
+    return super().from_dict(config_dict | known, **kwargs)
+
+
+class OneShotModel(TimmWrapperForImageClassification):
+  config_class = OneShotConfig
+
+  def __init__(self, config):
+    super().__init__(config)
+    at_unit_norm(self.timm_model)
+'''
+_FOR_TRANSFORMERS = {
+  "model_type": "oneshot_dp",
+  "auto_map": {
+    "AutoConfig": "modeling_oneshot_dp.OneShotConfig",
+    "AutoModelForImageClassification": "modeling_oneshot_dp.OneShotModel",
+  },
+  "image_processor_type": "TimmWrapperImageProcessor",
+}
 
 
 def timm_files(
@@ -75,17 +111,25 @@ def timm_files(
   if is_convolution:  # of 1 x 1
     weight = weight[:, :, None, None]
   tensors = timm_tensors(backbone) | {
-    f"{classifier}.weight": np.ascontiguousarray(weight),
+    f"{classifier}.weight": weight,
     f"{classifier}.bias": np.asarray(head.ranking().bias, np.float32),
   }
-  name = "timm_config.json" if head.unit_norm else "config.json"
-  files = {
-    WEIGHTS_FILE: safetensors.numpy.save(tensors, {"format": "pt"}),
-    name: (json.dumps(config, indent=2) + "\n").encode(),
+  # It writes the buffer as it lies in memory, whatever the strides.
+  plain = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
+  weights = safetensors.numpy.save(plain, {"format": "pt"})
+  if not head.unit_norm:
+    return {WEIGHTS_FILE: weights, "config.json": _json(config)}
+  config["timm_architecture"] = config.pop("architecture")
+  return {
+    WEIGHTS_FILE: weights,
+    "config.json": _json(_FOR_TRANSFORMERS | config),
+    CODE_FILE: _CODE.replace("{classifier}", classifier).encode(),
+    "modeling_oneshot_dp.py": _TRANSFORMERS_CODE.encode(),
   }
-  if head.unit_norm:
-    files[CODE_FILE] = _CODE.replace("{classifier}", classifier).encode()
-  return files
+
+
+def _json(value: dict[str, Any]) -> bytes:
+  return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def backbone_is_vit(backbone: Backbone) -> bool:

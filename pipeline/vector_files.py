@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,20 +25,23 @@ _UNREADABLE = (
 """What Python and NumPy raise over a damaged npz."""
 
 
-class VectorFile(Protocol):
-  """Columns of n rows each; `shapes` has what there is, () of a plain value.
+class VectorFile:
+  """Columns; `shapes` has those that there are, of a row: () of a plain value.
 
   `class_names` are those that the file names itself; None where it does not.
   """
 
   place: str
-  num_rows: int
   shapes: Mapping[str, tuple[int, ...]]
   class_names: tuple[str, ...] | None
 
+  def num_rows(self, name: str) -> int:
+    """How many rows a column has."""
+    raise NotImplementedError
+
   def read(self, names: Sequence[str]) -> Iterator[Columns]:
-    """Blocks of these columns, all rows in order; InputError: damaged."""
-    ...
+    """Blocks of columns of as many rows, in order; InputError: damaged."""
+    raise NotImplementedError
 
 
 def open_vectors(path: Path) -> VectorFile:
@@ -76,7 +79,7 @@ class _Array:
   in_columns: bool
 
 
-class _Npz:
+class _Npz(VectorFile):
   """Arrays of an npz: those whose first axis is the rows."""
 
   def __init__(self, path: Path):
@@ -86,14 +89,14 @@ class _Npz:
       names = [n.removesuffix(".npy") for n in file.namelist()]
       self._arrays = {name: self._header(file, name) for name in names}
     self.class_names = self._class_names()
-    sizes = {
-      name: array.shape
+    self.shapes = {
+      name: array.shape[1:]
       for name, array in self._arrays.items()
       if array.shape and name != "class_names"
     }
-    self.num_rows = max((shape[0] for shape in sizes.values()), default=0)
-    self.shapes = {name: shape[1:] for name, shape in sizes.items()}
-    self._lengths = {name: shape[0] for name, shape in sizes.items()}
+
+  def num_rows(self, name: str) -> int:
+    return self._arrays[name].shape[0]
 
   def _header(self, file: zipfile.ZipFile, name: str) -> _Array:
     with file.open(f"{name}.npy") as stream:
@@ -125,11 +128,6 @@ class _Npz:
         raise InputError(
           f"{self.place}: {name} is in Fortran's order, which has no rows to"
           " read: save numpy.ascontiguousarray of it."
-        )
-      if self._lengths[name] != self.num_rows:
-        raise InputError(
-          f"{self.place}: {name} has {self._lengths[name]} rows, and another"
-          f" array has {self.num_rows}: save as many of each."
         )
     widths = [_row_bytes(self._arrays[name]) for name in names]
     rows = max(1, min(_MOST_ROWS, _BLOCK_BYTES // max([*widths, 1])))
@@ -174,7 +172,7 @@ def _size(shape: Sequence[int]) -> int:
   return int(np.prod(shape, dtype=object))
 
 
-class _Parquet:
+class _Parquet(VectorFile):
   """Columns of Parquet files: numbers, strings, and lists of floats."""
 
   def __init__(self, path: Path, files: Sequence[Path]):
@@ -183,7 +181,7 @@ class _Parquet:
     self.place, self._path, self._files = str(path), path, files
     with _damage(path):
       schemas = [pq.read_schema(file) for file in files]
-      self.num_rows = sum(pq.read_metadata(file).num_rows for file in files)
+      self._rows = sum(pq.read_metadata(file).num_rows for file in files)
     for file, schema in zip(files, schemas, strict=True):
       if schema.names != schemas[0].names:
         raise InputError(
@@ -195,6 +193,9 @@ class _Parquet:
       field.name: (0,) if _values_type(field.type) is not None else ()
       for field in schemas[0]
     }
+
+  def num_rows(self, name: str) -> int:
+    return self._rows
 
   def read(self, names: Sequence[str]) -> Iterator[Columns]:
     import pyarrow.parquet as pq

@@ -17,7 +17,7 @@ import jinja2
 import msgspec
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.files import read_regular, write_whole
+from oneshot_dp.extract.files import disk_errors, read_regular, write_whole
 from oneshot_dp.linear_dp.accounting import printable
 from oneshot_dp.linear_dp.evaluate import accuracy_interval
 from oneshot_dp.pipeline.head_folder import read_head
@@ -54,17 +54,18 @@ def write_report(directory: Path) -> Path:
   file = directory / PAGE
   write_whole(file, page.encode())
   if all(row.private for row in run.rows):
-    umask = _umask()
-    file.chmod(0o666 & ~umask)
+    with disk_errors(file):  # who may read the results may read the page
+      file.chmod(run.file.stat().st_mode & 0o666)
   return file
 
 
 class Run(NamedTuple):
   """What a directory holds: heads, their receipts by path, and scores.
 
-  Of one head without a run, `facts` is empty and its accuracies are None.
+  Of one head without a run, `facts` is empty and its accuracies are NaN.
   """
 
+  file: Path
   rows: tuple[HeadRow, ...]
   receipts: dict[str, dict[str, Any]]
   facts: dict[str, Any]
@@ -74,7 +75,8 @@ def read_run(directory: Path) -> Run:
   """Reads it back; InputError: it is of no run and no head, or damaged."""
   if (directory / "receipt.json").is_file():
     receipt = read_head(directory).receipt
-    return Run((_row_of(receipt, "."),), {".": receipt}, {})
+    file = directory / "receipt.json"
+    return Run(file, (_row_of(receipt, "."),), {".": receipt}, {})
   file = directory / "results.json"
   if not file.is_file():
     raise InputError(
@@ -111,7 +113,7 @@ def read_run(directory: Path) -> Run:
           f"{file} says {name} {said!r} of {row.path}, and its receipt"
           f" {known!r}: restore the file, or run the sweep again."
         )
-  return Run(rows, receipts, facts)
+  return Run(file, rows, receipts, facts)
 
 
 def _same(said: Any, known: Any) -> bool:
@@ -250,7 +252,7 @@ def _classes(
   lines = []
   for i, name in enumerate(names):
     found = [r[i] for r in recalls if r[i] is not None]
-    share = statistics.mean(found) if found else None
+    share = math.fsum(found) / len(found) if found else None
     bar = "" if share is None else drawings.bar(share)
     images = None if counts is None else counts[i]
     lines.append({"name": name, "share": share, "bar": bar, "images": images})

@@ -1,0 +1,142 @@
+import csv
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from jax import export
+
+from oneshot_dp.extract.images.resize import resize_and_crop
+from oneshot_dp.pipeline.exports import HEAD_FILE, IMAGES_FILE
+from tests.pipeline import image_heads
+from tests.pipeline.command_line import fails, succeeds
+
+
+@pytest.fixture(scope="module", params=["auto", "lamb"])
+def head(request, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("heads") / request.param
+  return image_heads.write_image_head(folder, head=request.param)
+
+
+def program(file):
+  return export.deserialize(bytearray(file.read_bytes()))
+
+
+def shown(count=100):
+  preprocessing = image_heads.glyph_vit().preprocessing
+  images = np.broadcast_to(image_heads.digits()[0][:count], (count, 8, 8, 3))
+  return np.stack([resize_and_crop(image, preprocessing) for image in images])
+
+
+def test_programs_name_the_class_of_100_in_100(tmp_path, capsys, head):
+  out = tmp_path / "model"
+  said, _ = succeeds(capsys, "export", head.path, "--to", out)
+  assert IMAGES_FILE in said
+  images = image_heads.write_images(tmp_path / "photos")
+  succeeds(
+    capsys, "predict", head.path, tmp_path / "photos", "--out", out / "p.csv"
+  )
+  with (out / "p.csv").open() as file:
+    predicted = [int(line["class"]) for line in csv.DictReader(file)]
+  embedding = image_heads.embeddings(
+    image_heads.glyph_vit(), image_heads.digits()[0][:100]
+  )
+  assert len(images) == 100
+  assert image_heads.classes_of(head.head, embedding) == predicted
+  logits = program(out / IMAGES_FILE).call(shown())
+  assert logits.argmax(axis=1).tolist() == predicted
+  logits = program(out / HEAD_FILE).call(embedding)
+  assert logits.argmax(axis=1).tolist() == predicted
+  assert program(out / IMAGES_FILE).platforms == ("cpu", "cuda", "tpu")
+  # Any batch size, and no path of this machine.
+  assert program(out / IMAGES_FILE).call(shown(3)).shape == (3, 10)
+  content = (out / IMAGES_FILE).read_bytes()
+  assert str(pathlib.Path(__file__).parents[2]).encode() not in content
+
+
+def test_the_card_says_how_to_load_it_and_that_nobody_vouches(
+  tmp_path, capsys, head, ledger_file
+):
+  out = tmp_path / "model"
+  succeeds(capsys, "export", head.path, "--to", out)
+  card = (out / "README.md").read_text()
+  assert "Nobody vouches for this copy: no ledger was at hand" in card
+  assert card.startswith("---\nlibrary_name: jax\n")
+  assert "epsilon = 8" in card
+  # The code on it runs.
+  code = card.partition("```python\nimport pathlib")[2].partition("```")[0]
+  (name,) = image_heads.write_images(out, 1)
+  code = f"import pathlib{code}".replace("image.jpg", name)
+  said = []
+  script = code.replace('pathlib.Path("', f'pathlib.Path("{out}/')
+  script = script.replace(name, f"{out}/{name}")
+  exec(script, {"print": said.append})
+  embedding = image_heads.embeddings(
+    image_heads.glyph_vit(), image_heads.digits()[0][:1]
+  )
+  assert said == [str(image_heads.classes_of(head.head, embedding)[0])]
+
+
+def test_a_ledger_that_does_not_vouch_is_named_on_the_card(
+  tmp_path, capsys, head, train_cache
+):
+  succeeds(
+    capsys,
+    *("train", "--cache", train_cache.path, "--epsilon", 1, "--delta", 1e-3),
+    *("--head", "lamb", "--out", tmp_path / "charged"),
+  )
+  out = tmp_path / "model"
+  said, _ = succeeds(capsys, "export", head.path, "--to", out)
+  assert "NOT VOUCHED FOR" in said
+  assert "**NOT VOUCHED FOR" in (out / "README.md").read_text()
+  out = tmp_path / "vouched"
+  said, _ = succeeds(capsys, "export", tmp_path / "charged", "--to", out)
+  card = (out / "README.md").read_text()
+  assert "VOUCHED" not in said + card
+  assert "Nobody vouches" not in card
+  # It is of imported features: the head alone, and the reason.
+  assert "imported features" in said
+  assert HEAD_FILE in said
+  assert not (out / IMAGES_FILE).exists()
+
+
+def test_what_is_there_stays_and_a_failed_export_leaves_nothing(
+  tmp_path, capsys, head, monkeypatch
+):
+  out = tmp_path / "model"
+  out.mkdir()
+  assert "is there already" in fails(capsys, "export", head.path, "--to", out)
+  assert [*out.iterdir()] == []
+  out.rmdir()
+  write = pathlib.Path.write_bytes
+
+  def full(self, data):
+    if self.name == "receipt.json":
+      raise OSError(28, "No space left on device")
+    return write(self, data)
+
+  monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+  line = fails(capsys, "export", head.path, "--to", out, status=1)
+  assert "No space left" in line
+  assert [*tmp_path.iterdir()] == []
+
+
+def test_what_is_not_private_is_not_exported(tmp_path, capsys, train_cache):
+  succeeds(
+    capsys,
+    *("train", "--cache", train_cache.path, "--epsilon", 1, "--delta", 1e-3),
+    *("--head", "lamb", "--noise-seed", 1, "--out", tmp_path / "head"),
+  )
+  out = tmp_path / "model"
+  line = fails(capsys, "export", tmp_path / "head", "--to", out)
+  assert "NOT PRIVATE" in line
+  assert not out.exists()
+
+
+def test_a_record_for_the_registry_comes_along(tmp_path, capsys, head):
+  out = tmp_path / "model"
+  succeeds(capsys, "export", head.path, "--to", out, "--registry")
+  text = (out / "deployment.yaml").read_text()
+  assert 'variant_name: "Approximate DP"' in text
+  receipt = json.loads((out / "receipt.json").read_text())
+  assert f"epsilon: {receipt['follows']['epsilon']}" in text

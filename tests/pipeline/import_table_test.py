@@ -1,0 +1,343 @@
+import contextlib
+import json
+import os
+import resource
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.read import open_cache
+from oneshot_dp.pipeline.import_table import import_table
+from tests.pipeline.command_line import fails, succeeds
+
+N, D, K = 300, 12, 3
+
+
+def vectors(dtype=np.float32):
+  rng = np.random.default_rng(0)
+  return rng.normal(size=(N, D)).astype(dtype), rng.integers(0, K, N)
+
+
+def rows_of(path):
+  blocks = [*open_cache(str(path)).blocks()]
+  return {
+    name: np.concatenate([np.asarray(block[name]) for block in blocks])
+    for name in blocks[0]
+  }
+
+
+def parquet(path, embedding, label, **others):
+  table = pa.table({"embedding": embedding, "label": label, **others})
+  pq.write_table(table, path)
+  return path
+
+
+@pytest.mark.parametrize(
+  ("dtype", "stored"),
+  [("f2", "float16"), ("f4", "float32"), ("f8", "float32")],
+)
+def test_an_npz_becomes_a_cache_of_the_same_rows(tmp_path, dtype, stored):
+  embedding, label = vectors(dtype)
+  file = tmp_path / "pets.npz"
+  ids = np.arange(N)[::-1] * 7
+  names = np.array(["cat", "dog", "rat"])
+  np.savez(
+    file, embedding=embedding, label=label, example_id=ids, class_names=names
+  )
+  cache = import_table(file, tmp_path / "cache")
+  info = cache.info
+  assert (info.dataset, info.split, info.unit) == ("pets", "train", "example")
+  assert info.class_names == ("cat", "dog", "rat")
+  assert info.num_classes_source == "class_names"
+  assert info.embedding_dtype == stored
+  assert (info.id_source, info.keys) == ("example_id", "embedding")
+  rows = rows_of(tmp_path / "cache")
+  np.testing.assert_array_equal(rows["embedding"], embedding.astype(stored))
+  np.testing.assert_array_equal(rows["label"], label)
+  np.testing.assert_array_equal(rows["example_id"], ids)
+
+
+def test_bfloat16_is_kept(tmp_path):
+  embedding, label = vectors(ml_dtypes.bfloat16)
+  np.savez(tmp_path / "a.npz", embedding=embedding, label=label)
+  cache = import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+  assert cache.info.embedding_dtype == "bfloat16"
+  found = rows_of(tmp_path / "c")["embedding"]
+  np.testing.assert_array_equal(found.astype("f4"), embedding.astype("f4"))
+
+
+def test_a_splits_arrays_are_found_by_its_name(tmp_path):
+  embedding, label = vectors()
+  np.savez(
+    tmp_path / "a.npz",
+    train_embedding=embedding,
+    train_label=label,
+    test_embedding=embedding[:50] + 1,
+    test_label=label[:50],
+  )
+  import_table(tmp_path / "a.npz", tmp_path / "c", split="test", num_classes=K)
+  rows = rows_of(tmp_path / "c")
+  np.testing.assert_array_equal(rows["embedding"], embedding[:50] + 1)
+
+
+def fixed(x):
+  return pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), D)
+
+
+VECTOR_COLUMNS = {
+  "list of doubles, as Spark writes": lambda x: pa.array(
+    x.astype("f8").tolist()
+  ),
+  "large list": lambda x: pa.array(x.tolist(), pa.large_list(pa.float32())),
+  "fixed size list, as Daft and datasets write": fixed,
+  "tensor, as Ray writes": lambda x: pa.ExtensionArray.from_storage(
+    pa.fixed_shape_tensor(pa.float32(), [D]), fixed(x)
+  ),
+  "vector of Spark's ML": lambda x: pa.StructArray.from_arrays(
+    [
+      pa.array([1] * len(x), pa.int8()),
+      pa.array([None] * len(x), pa.int32()),
+      pa.array([None] * len(x), pa.list_(pa.int32())),
+      pa.array(x.astype("f8").tolist()),
+    ],
+    ["type", "size", "indices", "values"],
+  ),
+}
+
+
+@pytest.mark.parametrize("kind", VECTOR_COLUMNS)
+def test_parquet_of_every_writer_gives_the_rows_of_the_npz(tmp_path, kind):
+  embedding, label = vectors()
+  file = parquet(tmp_path / "a.parquet", VECTOR_COLUMNS[kind](embedding), label)
+  import_table(file, tmp_path / "c", num_classes=K)
+  rows = rows_of(tmp_path / "c")
+  np.testing.assert_array_equal(rows["embedding"], embedding)
+  np.testing.assert_array_equal(rows["label"], label)
+
+
+def test_a_folder_of_parquet_files_is_read_in_the_order_of_names(tmp_path):
+  embedding, label = vectors()
+  folder = tmp_path / "written"
+  folder.mkdir()
+  for part in range(3):
+    rows = slice(100 * part, 100 * part + 100)
+    name = f"part-{part}.parquet"
+    parquet(folder / name, embedding[rows].tolist(), label[rows])
+  (folder / "_SUCCESS").touch()
+  import_table(folder, tmp_path / "c", num_classes=K)
+  found = rows_of(tmp_path / "c")["embedding"]
+  np.testing.assert_array_equal(found, embedding)
+
+
+def test_names_of_a_class_label_and_labels_that_are_names(tmp_path):
+  embedding, label = vectors()
+  names = ["cat", "dog", "rat"]
+  features = {"label": {"names": names, "_type": "ClassLabel"}}
+  metadata = {b"huggingface": json.dumps({"info": {"features": features}})}
+  table = pa.table({"embedding": embedding.tolist(), "label": label})
+  pq.write_table(
+    table.replace_schema_metadata(metadata), tmp_path / "a.parquet"
+  )
+  cache = import_table(tmp_path / "a.parquet", tmp_path / "a")
+  assert cache.info.class_names == ("cat", "dog", "rat")
+  words = [names[i] for i in label]
+  file = parquet(tmp_path / "b.parquet", embedding.tolist(), words)
+  import_table(file, tmp_path / "b", class_names=names)
+  np.testing.assert_array_equal(rows_of(tmp_path / "b")["label"], label)
+  with pytest.raises(InputError, match="label is of strings: name all classes"):
+    import_table(file, tmp_path / "c")
+
+
+@pytest.mark.parametrize("kind", ["numbers", "strings"])
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_units_are_by_a_column_of_their_name(tmp_path, kind, suffix):
+  embedding, label = vectors()
+  whose = np.arange(N) // 10
+  column = whose if kind == "numbers" else np.array([f"p{i}" for i in whose])
+  file = tmp_path / f"a.{suffix}"
+  if suffix == "npz":
+    np.savez(file, embedding=embedding, label=label, patient=column)
+  else:
+    parquet(file, embedding.tolist(), label, patient=column)
+  cache = import_table(file, tmp_path / "c", num_classes=K, unit_name="patient")
+  assert cache.info.unit == "patient"
+  found = rows_of(tmp_path / "c")["unit_id"]
+  _, numbers = np.unique(found, return_inverse=True)
+  assert len(set(found)) == N // 10
+  for unit in set(numbers):  # the same rows together, whatever the numbers are
+    assert len(set(whose[numbers == unit])) == 1
+
+
+def test_a_column_of_owners_that_is_passed_over_is_told_of(tmp_path, capsys):
+  embedding, label = vectors()
+  np.savez(tmp_path / "a.npz", embedding=embedding, label=label, patient=label)
+  words = ("import", tmp_path / "a.npz", "--out", tmp_path / "c")
+  with pytest.warns(UserWarning, match="'patient' not used.*--unit-name"):
+    succeeds(capsys, *words, "--num-classes", K)
+
+
+def test_k_of_the_labels_is_warned_of_and_marked(tmp_path, capsys):
+  embedding, label = vectors()
+  np.savez(tmp_path / "a.npz", embedding=embedding, label=label)
+  with pytest.warns(UserWarning, match="K = 3 is taken from the labels"):
+    succeeds(capsys, "import", tmp_path / "a.npz", "--out", tmp_path / "c")
+  source = open_cache(str(tmp_path / "c")).info.num_classes_source
+  assert source == "labels (treated as public)"
+
+
+BAD = {
+  "datetime labels": {"label": np.zeros(N, "M8[s]")},
+  "objects": {"label": np.array([{}] * N, object)},
+  "complex": {"embedding": np.zeros((N, D), "c8")},
+  "structured": {"embedding": np.zeros(N, [("a\x1b[31m", "f4")])},
+  "whole numbers": {"embedding": np.zeros((N, D), "i4")},
+  "three axes": {"embedding": np.zeros((N, D, 1), "f4")},
+  "one axis": {"embedding": np.zeros(N, "f4")},
+  "no width": {"embedding": np.zeros((N, 0), "f4")},
+  "other lengths": {"label": np.zeros(N - 1, int)},
+  "two axes of labels": {"label": np.zeros((N, 2), int)},
+  "float labels": {"label": np.zeros(N)},
+  "huge labels": {"label": np.full(N, 2**64 - 1, np.uint64)},
+  "labels outside": {"label": np.full(N, K)},
+  "negative labels": {"label": np.full(N, -1)},
+  "NaN": {"embedding": np.full((N, D), np.nan, "f4")},
+  "too large for float32": {"embedding": np.full((N, D), 1e300)},
+  "ids twice": {"example_id": np.zeros(N, int)},
+  "ids of words": {"example_id": np.array(["a"] * N)},
+  "Fortran's order": {"embedding": np.zeros((D, N), "f4").T},
+  "class names twice": {"class_names": np.array(["a"] * K)},
+  "other names": {"class_names": np.array(["a", "b"])},
+  "names of numbers": {"class_names": np.arange(K)},
+  "a unit without a name": {"unit_id": np.zeros(N, int)},
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_no_table_of_vectors_is_one_line(tmp_path, capsys, what):
+  embedding, label = vectors()
+  arrays = {"embedding": embedding, "label": label} | BAD[what]
+  np.savez(tmp_path / "a.npz", **arrays)
+  line = fails(
+    capsys,
+    *("import", tmp_path / "a.npz", "--out", tmp_path / "c"),
+    *("--num-classes", K),
+  )
+  assert "\x1b" not in line
+  assert not (tmp_path / "c").exists()
+
+
+BAD_COLUMNS = {
+  "missing": {"embedding": [[1.0] * D] * 2 + [None] + [[1.0] * D]},
+  "ragged": {"embedding": [[1.0] * D] * 3 + [[1.0]]},
+  "holes": {"embedding": [[None, *[1.0] * (D - 1)]] * 4},
+  "words": {"embedding": [["a"] * D] * 4},
+  "plain numbers": {"embedding": [1.0] * 4},
+  "times": {"label": pa.array([0] * 4, pa.timestamp("s"))},
+  "no labels": {"label": [0, None, 1, 1]},
+}
+
+
+@pytest.mark.parametrize("what", BAD_COLUMNS)
+def test_a_bad_column_is_one_line(tmp_path, capsys, what):
+  columns = {"embedding": [[1.0] * D] * 4, "label": [0, 1, 1, 0]}
+  file = parquet(tmp_path / "a.parquet", **(columns | BAD_COLUMNS[what]))
+  fails(capsys, *("import", file, "--out", tmp_path / "c", "--num-classes", K))
+  assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_damaged_files_are_one_line(tmp_path, suffix):
+  embedding, label = vectors()
+  file = tmp_path / f"a.{suffix}"
+  if suffix == "npz":
+    np.savez_compressed(file, embedding=embedding, label=label)
+  else:
+    parquet(file, embedding.tolist(), label)
+  data = bytearray(file.read_bytes())
+  rng = np.random.default_rng(1)
+  for trial in range(60):
+    broken = bytearray(data)
+    for place in rng.integers(0, len(data), 4):
+      broken[place] ^= 1 << rng.integers(8)
+    if trial % 3 == 0:
+      broken = broken[: rng.integers(len(broken))]
+    file.write_bytes(broken)
+    with contextlib.suppress(InputError):
+      import_table(file, tmp_path / f"c{trial}", num_classes=K)
+      continue
+    assert not (tmp_path / f"c{trial}").exists()
+
+
+def test_pickles_are_never_opened(tmp_path):
+  ran = tmp_path / "ran"
+
+  class Trap:
+    def __reduce__(self):
+      return (ran.touch, ())
+
+  _, label = vectors()
+  np.savez(
+    tmp_path / "a.npz", embedding=np.array([Trap()] * N, object), label=label
+  )
+  with pytest.raises(InputError, match="holds Python objects"):
+    import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+  assert not ran.exists()
+
+
+def test_no_file_and_no_table(tmp_path, capsys):
+  for name in ("nothing.npz", "nothing.parquet"):
+    fails(capsys, "import", tmp_path / name, "--out", tmp_path / "c")
+  (tmp_path / "folder").mkdir()
+  fails(capsys, "import", tmp_path / "folder", "--out", tmp_path / "c")
+  (tmp_path / "a.txt").write_text("embedding,label\n")
+  line = fails(capsys, "import", tmp_path / "a.txt", "--out", tmp_path / "c")
+  assert "neither .npz nor .parquet" in line
+  with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+    file.writestr("README", "hello")
+  fails(capsys, "import", tmp_path / "a.npz", "--out", tmp_path / "c")
+
+
+def test_a_fifo_is_refused_at_once(tmp_path, capsys):
+  os.mkfifo(tmp_path / "a.npz")
+  line = fails(capsys, "import", tmp_path / "a.npz", "--out", tmp_path / "c")
+  assert "not a regular file" in line
+
+
+def test_the_same_rows_again_are_the_cache_and_others_are_refused(tmp_path):
+  embedding, label = vectors()
+  np.savez(tmp_path / "a.npz", embedding=embedding, label=label)
+  first = import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+  again = import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+  assert again.info == first.info
+  np.savez(tmp_path / "a.npz", embedding=embedding + 1, label=label)
+  with pytest.raises(InputError):
+    import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+  np.testing.assert_array_equal(rows_of(tmp_path / "c")["embedding"], embedding)
+
+
+@pytest.mark.slow
+def test_memory_is_bounded(tmp_path):
+  # 400 MB of zeros in half a megabyte of file; a shard takes 8 MB.
+  n, d = 100_000, 1000
+  with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
+    for name, shape, dtype in (
+      ("embedding", (n, d), "<f4"),
+      ("label", (n,), "<i8"),
+    ):
+      with file.open(f"{name}.npy", "w") as stream:
+        header = {"descr": dtype, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(stream, header)
+        row = bytes(np.dtype(dtype).itemsize * int(np.prod(shape[1:])) * 1000)
+        for _ in range(n // 1000):
+          stream.write(row)
+  np.savez(tmp_path / "b.npz", embedding=np.eye(2), label=np.arange(2))
+  import_table(tmp_path / "b.npz", tmp_path / "b", num_classes=K)  # libraries
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+  after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  assert after - before < 260_000  # KB

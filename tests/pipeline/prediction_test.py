@@ -1,0 +1,192 @@
+import csv
+import io
+import stat
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.extract.cache.write import write_cache
+from oneshot_dp.pipeline.prediction import cell
+from tests.pipeline import image_heads
+from tests.pipeline.command_line import fails, succeeds
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("heads") / "digits"
+  return image_heads.write_image_head(folder)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("photos")
+  image_heads.write_images(folder)
+  return folder
+
+
+def lines_of(file):
+  return list(csv.DictReader(io.StringIO(file.read_text("utf-8"))))
+
+
+def expected(head, count=100):
+  embedding = image_heads.embeddings(
+    image_heads.glyph_vit(), image_heads.digits()[0][:count]
+  )
+  return image_heads.classes_of(head.head, embedding)
+
+
+def test_a_folder_is_labelled_as_the_head_says(tmp_path, capsys, head, photos):
+  out = tmp_path / "p.csv"
+  said, _ = succeeds(capsys, "predict", head.path, photos, "--out", out)
+  assert "100 images; logits are no calibrated probabilities" in said
+  lines = lines_of(out)
+  assert [line["image"][-7:] for line in lines] == [
+    f"{i:03}.png" for i in range(100)
+  ]
+  assert [int(line["class"]) for line in lines] == expected(head)
+  assert stat.S_IMODE(out.stat().st_mode) == 0o600
+  # Right about the rows that it learned from.
+  right = image_heads.digits()[1][:100] == np.array(expected(head))
+  assert right.mean() > 0.6
+
+
+def test_words_after_flags_are_refused_not_lost(tmp_path, capsys, head, photos):
+  first, second = photos / "000.png", photos / "001.png"
+  out = tmp_path / "p.csv"
+  line = fails(capsys, "predict", head.path, first, "--out", out, second)
+  assert "001.png" in line
+  assert not out.exists()
+  succeeds(capsys, "predict", head.path, "--out", out, first, second)
+  assert [line["image"] for line in lines_of(out)] == [str(first), str(second)]
+
+
+def test_npz_and_parquet_say_the_same(tmp_path, capsys, head, photos):
+  images = image_heads.digits()[0][:20]
+  np.savez(tmp_path / "a.npz", image=images)
+  files = [(photos / f"{i:03}.png").read_bytes() for i in range(20)]
+  pq.write_table(pa.table({"image": files}), tmp_path / "b.parquet")
+  for name in ("a.npz", "b.parquet"):
+    out = tmp_path / f"{name}.csv"
+    succeeds(capsys, "predict", head.path, tmp_path / name, "--out", out)
+    lines = lines_of(out)
+    assert [int(line["class"]) for line in lines] == expected(head, 20)
+    assert lines[7]["image"].endswith(f"{name}[7]")
+
+
+def test_a_cache_is_labelled_by_its_ids_and_in_part(tmp_path, capsys, head):
+  backbone = image_heads.glyph_vit()
+  images, labels = image_heads.digits()
+  embedding = image_heads.embeddings(backbone, images)
+  info = CacheInfo(
+    dataset="d",
+    split="test",
+    source_num_examples=len(labels),
+    feature_dim=backbone.feature_dim,
+    class_names=tuple("0123456789"),
+    backbone=backbone.identity,
+    embedding_dtype="float32",
+  )
+  rows = {"embedding": embedding, "label": labels}
+  write_cache(str(tmp_path / "cache"), info, [rows])
+  found = {}
+  for part in ("[:30%]", "[30%:]"):
+    out = tmp_path / f"{part[1:3]}.csv"
+    words = ("predict", head.path, tmp_path / "cache", "--out", out)
+    succeeds(capsys, *words, "--rows", part)
+    found |= {int(line["image"]): line["class"] for line in lines_of(out)}
+  by_hand = image_heads.classes_of(head.head, embedding)
+  assert found == dict(enumerate(map(str, by_hand)))
+  other = CacheInfo(**(vars(info) | {"backbone": {"name": "another"}}))
+  write_cache(str(tmp_path / "other"), other, [rows])
+  line = fails(
+    capsys, "predict", head.path, tmp_path / "other", "--out", tmp_path / "x"
+  )
+  assert "another backbone" in line
+
+
+def test_all_broken_images_are_named_at_once_and_nothing_is_written(
+  tmp_path, capsys, head, photos
+):
+  for name in ("a.png", "z.jpg"):
+    (tmp_path / name).write_bytes(b"no image")
+  images = (tmp_path / "a.png", photos / "000.png", tmp_path / "z.jpg")
+  out = tmp_path / "p.csv"
+  words = ("predict", head.path, *images, "--out", out)
+  line = fails(capsys, *words)
+  assert line.startswith("2 of 3 images cannot be decoded")
+  assert "a.png" in line
+  assert "z.jpg" in line
+  assert [*tmp_path.glob("*p.csv*")] == []
+  said, errors = succeeds(capsys, *words, "--on-decode-error", "skip")
+  assert "1 image;" in said
+  assert "z.jpg" in errors
+  assert [line["class"] != "" for line in lines_of(out)] == [False, True, False]
+
+
+def test_top_k_are_the_best_first(tmp_path, capsys, head, photos):
+  out = tmp_path / "p.csv"
+  words = ("predict", head.path, photos / "000.png", "--out", out)
+  succeeds(capsys, *words, "--top-k", 3)
+  (line,) = lines_of(out)
+  logits = [float(line[name]) for name in ("logit", "logit_2", "logit_3")]
+  assert logits == sorted(logits, reverse=True)
+  assert len({line["class"], line["class_2"], line["class_3"]}) == 3
+  for k in (0, 11):
+    other = tmp_path / "q.csv"
+    words = ("predict", head.path, photos, "--out", other, "--top-k", k)
+    assert "from 1 to the 10 classes" in fails(capsys, *words)
+    assert not other.exists()
+
+
+def test_an_earlier_file_stays(tmp_path, capsys, head, photos):
+  out = tmp_path / "p.csv"
+  out.write_text("mine")
+  fails(capsys, "predict", head.path, photos, "--out", out)
+  assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+  "name", ["=1+1", "+x", "-y", "@z", "'q", "a\x1b[31m", "line\nbreak", "\u202e"]
+)
+def test_names_can_neither_run_nor_forge(name):
+  shown = cell(name)
+  assert shown.isprintable()
+  assert shown[0] not in "=+-@"
+
+
+def test_hostile_file_names_are_shown_escaped(tmp_path, capsys, head, photos):
+  folder = tmp_path / "photos"
+  folder.mkdir()
+  name = "=cmd\x1b[31m\n.png"
+  (folder / name).write_bytes((photos / "000.png").read_bytes())
+  out = tmp_path / "p.csv"
+  said, _ = succeeds(capsys, "predict", head.path, folder, "--out", out)
+  text = out.read_text()
+  assert "\x1b" not in text + said
+  assert len(text.splitlines()) == 2
+
+
+def test_another_backbone_is_refused(tmp_path, capsys, photos, monkeypatch):
+  folder = tmp_path / "head"
+  saved = image_heads.write_image_head(folder)
+  weights = tmp_path / "other.safetensors"
+  weights.write_bytes(b"not these weights")
+  words = ("predict", saved.path, photos, "--out", tmp_path / "p.csv")
+  line = fails(capsys, *words, "--weights", weights)
+  assert "SHA-256" in line or "sha256" in line
+  assert not (tmp_path / "p.csv").exists()
+
+
+def test_a_head_of_imported_features_has_no_images(tmp_path, capsys, photos):
+  import oneshot_dp
+
+  rows = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
+  made = oneshot_dp.train_head(
+    rows, np.arange(200) % 2, num_classes=2, epsilon=1.0, delta=1e-4
+  )
+  oneshot_dp.save_head(made, tmp_path / "head", dataset="d")
+  words = ("predict", tmp_path / "head", photos, "--out", tmp_path / "p.csv")
+  assert "imported features" in fails(capsys, *words)
