@@ -49,7 +49,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     seen, self.seen = self.seen, []
     return [
       f"LIST {path}" if "list-type" in path else f"{method} {path}"
-      for method, path in seen
+      for method, path in ((m, urllib.parse.unquote(p)) for m, p in seen)
     ]
 
   def remember(self, method: str, path: str, headers, body: bytes) -> Answer:
@@ -70,6 +70,12 @@ class ObjectServer(http.server.ThreadingHTTPServer):
           [("etag", f'"{hash(body)}"'), ("x-goog-generation", "1")],
           b"",
         )
+      if method == "POST":  # of S3: some names at once
+        keys = re.findall("<Key>(.*?)</Key>", body.decode())
+        for key in keys:
+          self.objects.pop(key, None)
+        gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        return 200, [], f"<DeleteResult>{gone}</DeleteResult>".encode()
       if method == "DELETE":
         self.objects.pop(name, None)
         return 204, [], b""
@@ -86,7 +92,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
   def _list(self, prefix: str) -> Answer:
     entries = "".join(
       f"<Contents><Key>{name}</Key><Size>{len(data)}</Size>"
-      f"<ETag>{hash(data)}</ETag>"
+      f'<ETag>"{hash(data)}"</ETag>'
       "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
       for name, data in sorted(self.objects.items())
       if name.startswith(prefix)

@@ -1,11 +1,13 @@
 """Who owns a directory: jobs that resume, meet, are killed, sleep or wake."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -131,14 +133,19 @@ except RuntimeError as error:
 """
 
 
-def sleeper(out, listing, seed=1) -> subprocess.Popen:
+@contextlib.contextmanager
+def sleeper(out, listing, seed=1) -> Iterator[subprocess.Popen]:
   """A worker that is stopped when it has a shard in its hands."""
   words = [sys.executable, "-c", _ORPHAN, str(out), listing, str(seed)]
   worker = subprocess.Popen(
     words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
   )
-  assert worker.stdout.readline() == "encoded\n"
-  return worker
+  with worker:
+    try:
+      assert worker.stdout.readline() == "encoded\n"
+      yield worker
+    finally:
+      worker.kill()
 
 
 def woken(worker: subprocess.Popen) -> tuple[int, str]:
@@ -150,7 +157,11 @@ def woken(worker: subprocess.Popen) -> tuple[int, str]:
 def check_orphans(out: str, empty) -> None:
   """A worker of a job wakes after another began, in the same place."""
   assert begin(out, JOB)
-  late, early = sleeper(out, "listing"), sleeper(out, "listing")
+  with sleeper(out, "listing") as late, sleeper(out, "listing") as early:
+    _check_orphans(out, empty, late, early)
+
+
+def _check_orphans(out, empty, late, early) -> None:
   empty()
   assert begin(out, OTHER)
   put(out, OTHER, 0)
