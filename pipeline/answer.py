@@ -5,7 +5,6 @@ is in neither, but where a command is there to show it to its holder.
 """
 
 import dataclasses
-import enum
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -37,28 +36,18 @@ class Answer:
 
 
 def plain(value: Any) -> Any:
-  """What JSON can hold of a value; infinity is "inf", NaN is null.
-
-  TypeError: the value is no fact.
-  """
-  match value:
-    case enum.Enum():
-      return value.name
-    case None | bool() | int() | str():
-      return value
-    case float():
-      if math.isfinite(value):
-        return value
-      return None if math.isnan(value) else str(value)
-    case Path():
-      return str(value)
-    case Mapping():
-      return {str(key): plain(each) for key, each in value.items()}
-    case Sequence():
-      return [plain(each) for each in value]
-  if dataclasses.is_dataclass(value) and not isinstance(value, type):
-    fields = dataclasses.fields(value)
-    return {field.name: plain(getattr(value, field.name)) for field in fields}
-  if hasattr(value, "tolist"):  # NumPy's
-    return plain(value.tolist())
-  raise TypeError(f"{value!r} is no fact that JSON can hold.")
+  """What JSON can hold of a value; infinity is "inf", NaN is null."""
+  if isinstance(value, float) and not math.isfinite(value):
+    return None if math.isnan(value) else str(value)
+  if value is None or isinstance(value, bool | int | float | str):
+    return value
+  if isinstance(value, Path):
+    return str(value)
+  if isinstance(value, Mapping):
+    return {str(key): plain(each) for key, each in value.items()}
+  if isinstance(value, Sequence):
+    return [plain(each) for each in value]
+  if dataclasses.is_dataclass(value):
+    names = (field.name for field in dataclasses.fields(value))
+    return {name: plain(getattr(value, name)) for name in names}
+  return plain(value.tolist())  # NumPy's

@@ -35,16 +35,10 @@ public backbone, then train private linear heads on the embeddings.
 {_PROG} COMMAND --help says more. Every command takes --json: one JSON
 object on standard output. For completion of what you type:
 {_PROG} --tyro-print-completion bash|zsh|fish"""
-_HELP = "-h", "--help", "help"
-_COMPLETION = "--tyro-print-completion", "--tyro-write-completion"
 _INTERRUPTED = (
   "interrupted; what was charged stays charged, and the same command goes on"
   " without a new charge"
 )
-_STOP_SECONDS = 2.0
-"""How long a library may hold up the end of a command after Ctrl-C; a module
-that has work to stop elsewhere has a STOP_SECONDS of its own."""
-_NO_JAX = "budget", "report", "import", "inspect", "verify"
 _HINTS = {
   r"--epsilon: .*\d,": "train takes one, and sweep --epsilons 0.5 2 several",
   r"--epsilons: .*\d,": "leave spaces between numbers: --epsilons 0.5 2",
@@ -55,23 +49,7 @@ _LIMITS = re.compile(
   "can't start new thread|RESOURCE_EXHAUSTED|bad_alloc|(initialize|Unknown) b"
 )
 """What libraries say in a RuntimeError where the machine has no more."""
-_FIRST_FILE = 3
-"""Descriptors below it are standard input, output and error."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs one command; returns the exit status."""
-  status = _run(sys.argv[1:] if argv is None else list(argv))
-  if argv is None:
-    for stream in (sys.stdout, sys.stderr):
-      with contextlib.suppress(OSError):
-        stream.flush()
-    if status:
-      # Threads of Beam may be busy in C++, and the interpreter's orderly end
-      # would abort there.
-      os._exit(status)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-  return status
+_NO_JAX = "budget", "report", "import", "inspect", "verify"
 
 
 @dataclasses.dataclass
@@ -79,21 +57,31 @@ class _Interrupts:
   """Whether there was a Ctrl-C, and how long the end may take after it."""
 
   noted: bool = False
-  seconds: float = _STOP_SECONDS
+  seconds: float = 2.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs one command; returns the exit status."""
+  status = _run(sys.argv[1:] if argv is None else list(argv))
+  if argv is None:
+    with contextlib.suppress(OSError):
+      sys.stdout.flush()
+      sys.stderr.flush()
+    if status:  # Threads of Beam, busy in C++, would abort an orderly end.
+      os._exit(status)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+  return status
 
 
 def _run(argv: list[str]) -> int:
   _prepare()
   with _interrupts() as interrupts:
     try:
-      if (answer := _answer(argv, interrupts)) is None:
-        return 0
-      said, answer = answer
-      if said:
-        print(escaped(said), flush=True)
-      for fault in answer.faults:
+      said, answer = _answer(argv, interrupts)
+      print(escaped(said), flush=True)
+      for fault in answer.faults if answer else ():
         print(escaped(fault), file=sys.stderr)
-      if answer.failure is not None:
+      if answer and answer.failure is not None:
         raise answer.failure
     except KeyboardInterrupt as stop:
       return _fail(str(stop) or _INTERRUPTED, 130)
@@ -107,36 +95,44 @@ def _run(argv: list[str]) -> int:
     except Exception as error:
       if interrupts.noted:  # a library made an error of its own of it
         return _fail(_INTERRUPTED, 130)
-      if (line := _of_the_machine(error)) is None:
+      kinds = OSError, MemoryError, RecursionError, UnicodeError
+      if not isinstance(error, kinds) and not _LIMITS.search(str(error)):
         raise
-      return _fail(line, 1)
+      place = getattr(error, "filename", None) or "the run ended"
+      reason = getattr(error, "strerror", None) or error
+      return _fail(f"{place}: {type(error).__name__}: {reason}", 1)
     if interrupts.noted:
       return _fail("interrupted, when all was done already", 130)
   return 0
 
 
-def _answer(argv: list[str], interrupts: _Interrupts) -> tuple[str, Any] | None:
-  """What a command found, as it is to be said; None where all is said."""
+def _answer(argv: list[str], interrupts: _Interrupts) -> tuple[str, Any]:
+  """What a command says and found; SystemExit: tyro has said it all."""
   for word in argv:
     if escaped(word) != word or "\n" in word:
       raise InputError(f"{word!a} has control characters: leave them out.")
-  if not argv or argv[0] in _HELP:
-    width = max(map(len, COMMANDS)) + 2
-    lines = (f"  {n.ljust(width)}{c.what}" for n, c in COMMANDS.items())
-    print(_ABOUT % "\n".join(lines), flush=True)
-    return None
-  if argv[0] in _COMPLETION:
-    return _complete(argv)
-  name = argv[0]
+  name = argv[0] if argv else "--help"
+  if name in ("-h", "--help", "help"):
+    lines = (f"  {n.ljust(10)}{c.what}" for n, c in COMMANDS.items())
+    return _ABOUT % "\n".join(lines), None
+  if name.startswith("--tyro-"):
+    import tyro
+
+    union: Any = None
+    for each in COMMANDS:
+      line = _line(_module(each).Flags)
+      kind = Annotated[line, tyro.conf.subcommand(each)]
+      union = kind if union is None else union | kind
+    tyro.cli(union, prog=_PROG, args=argv)
   if name not in COMMANDS:
-    near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"see {_PROG} --help."
     raise InputError(f"there is no command {name}; {hint}")
   command = _module(name)
   flags, as_json = _read(name, command.Flags, argv[1:])
   if name not in _NO_JAX:
     _check_environment()
-  interrupts.seconds = getattr(command, "STOP_SECONDS", _STOP_SECONDS)
+  interrupts.seconds = getattr(command, "STOP_SECONDS", interrupts.seconds)
   # Standard output is the answer's alone, whatever a library prints.
   with contextlib.redirect_stdout(sys.stderr):
     answer = command.run(flags)
@@ -149,25 +145,14 @@ def _module(name: str) -> Any:
 
 
 def _line(kind: type) -> type:
-  """The flags of a command, with those that all commands have."""
-  from tyro.conf import FlagCreatePairsOff, arg
+  """The flags of a command, with the one that all commands have."""
+  from oneshot_dp.pipeline.commands.flags import Switch, flag
 
-  line = dataclasses.make_dataclass(
-    "Line",
-    [
-      ("flags", Annotated[kind, arg(name="")]),
-      (
-        "json",
-        Annotated[
-          FlagCreatePairsOff[bool],
-          arg(help="One JSON object.", help_behavior_hint=""),
-        ],
-        False,
-      ),
-    ],
-    frozen=True,
-    kw_only=True,
-  )
+  fields = [
+    ("flags", Annotated[kind, flag(None, name="")]),
+    ("json", Annotated[Switch, flag("One JSON object.")], False),
+  ]
+  line = dataclasses.make_dataclass("Line", fields, frozen=True, kw_only=True)
   line.__doc__ = kind.__doc__
   return line
 
@@ -176,8 +161,7 @@ def _read(name: str, kind: type, words: list[str]) -> tuple[Any, bool]:
   """The flags of a command line; SystemExit after --help."""
   import tyro
 
-  takes_others = hasattr(kind, "beam_options")
-  complaint = io.StringIO()
+  takes_others, complaint = hasattr(kind, "beam_options"), io.StringIO()
   try:
     with contextlib.redirect_stderr(complaint):
       found: Any = tyro.cli(
@@ -192,8 +176,8 @@ def _read(name: str, kind: type, words: list[str]) -> tuple[Any, bool]:
       raise
     line = _in_one_line(complaint.getvalue())
     hints = [hint for sign, hint in _HINTS.items() if re.search(sign, line)]
-    hint = "; ".join([line, *hints, f"see {_PROG} {name} --help"])
-    raise InputError(hint) from None
+    said = "; ".join([line, *hints, f"see {_PROG} {name} --help"])
+    raise InputError(said) from None
   line, others = found if takes_others else (found, [])
   flags = line.flags
   if others:
@@ -216,19 +200,6 @@ def _in_one_line(box: str) -> str:
   return line.replace(" Perhaps you meant:", "; did you mean")
 
 
-def _complete(argv: list[str]) -> None:
-  import tyro
-
-  kinds = {
-    name: Annotated[_line(_module(name).Flags), tyro.conf.subcommand(name)]
-    for name in COMMANDS
-  }
-  union: Any = None
-  for kind in kinds.values():
-    union = kind if union is None else union | kind
-  tyro.cli(union, prog=_PROG, args=argv)
-
-
 def _prepare() -> None:
   """Makes standard streams and libraries behave, whatever they are given."""
   logging.basicConfig(level=logging.ERROR, format="%(message)s")
@@ -238,27 +209,25 @@ def _prepare() -> None:
   warnings.formatwarning = lambda message, *_, **__: (
     f"warning: {' '.join(str(message).split())}\n"
   )
-  # Where one was closed, the next file would be opened in its place.
-  while (descriptor := os.open(os.devnull, os.O_RDWR)) < _FIRST_FILE:
+  # Where a stream was closed, the ledger would be opened in its place.
+  while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
     pass
   os.close(descriptor)
-  sys.stdout, sys.stderr = (
-    stream or open(os.devnull, "w")  # noqa: SIM115  (as long as we live)
-    for stream in (sys.stdout, sys.stderr)
-  )
-  for stream in (sys.stdout, sys.stderr):
-    if isinstance(stream, io.TextIOWrapper):
-      stream.reconfigure(errors="backslashreplace")  # a locale without ε
+  for name in ("stdout", "stderr"):
+    stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115
+    setattr(sys, name, stream)
+    if isinstance(stream, io.TextIOWrapper):  # its locale may have no ε
+      stream.reconfigure(errors="backslashreplace")
 
 
-def _check_environment() -> None:
+def _check_environment(accepted: set[str] = set()) -> None:  # noqa: B006
   """Refuses variables of which JAX makes a traceback, and XLA an abort."""
   try:
     import jax  # noqa: F401
   except ValueError as error:
     raise InputError(f"the environment is refused by JAX: {error}.") from error
   flags = os.environ.get("XLA_FLAGS", "")
-  if not flags or flags in _accepted:
+  if not flags or flags in accepted:
     return
   words = [sys.executable, "-c", "import jax; jax.devices()"]
   tried = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -266,10 +235,7 @@ def _check_environment() -> None:
     unknown = re.findall(r"Unknown flags? in XLA_FLAGS: (.*)", tried.stderr)
     why = (unknown or tried.stderr.splitlines()[-1:] or [""])[0]
     raise InputError(f"XLA_FLAGS={flags!r} is refused by XLA: {why}.")
-  _accepted.add(flags)
-
-
-_accepted: set[str] = set()
+  accepted.add(flags)
 
 
 @contextlib.contextmanager
@@ -279,19 +245,17 @@ def _interrupts() -> Iterator[_Interrupts]:
   A library may swallow the exception (a callback of JAX), or not come back to
   Python for long: what goes on after it for too long is ended.
   """
-  interrupts = _Interrupts()
+  interrupts, ended = _Interrupts(), threading.Event()
   handles = signal.getsignal(signal.SIGINT) is signal.default_int_handler
   if not handles or threading.current_thread() is not threading.main_thread():
     yield interrupts
     return
-  ended = threading.Event()
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
 
   def watch() -> None:
     if os.read(reader, 1) and not ended.wait(interrupts.seconds):
-      _fail(_INTERRUPTED, 130)
-      os._exit(130)
+      os._exit(_fail(_INTERRUPTED, 130))
 
   def note(number: int, frame: Any) -> None:
     interrupts.noted = True
@@ -309,22 +273,8 @@ def _interrupts() -> Iterator[_Interrupts]:
     os.close(writer)
 
 
-def _of_the_machine(error: Exception) -> str | None:
-  """A line for what a disk, a limit or a damaged file may do anywhere."""
-  kinds = OSError, MemoryError, RecursionError, UnicodeError
-  if not isinstance(error, kinds) and not _LIMITS.search(str(error)):
-    return None
-  place = getattr(error, "filename", None) or "the run ended"
-  reason = getattr(error, "strerror", None) or str(error)
-  return f"{place}: {type(error).__name__}: {reason}"
-
-
 def _fail(error: object, status: int) -> int:
   said = escaped(" ".join(str(error).split()))
   with contextlib.suppress(OSError):
     print(f"{_PROG}: error: {said}", file=sys.stderr, flush=True)
   return status
-
-
-if __name__ == "__main__":
-  sys.exit(main())

@@ -1,14 +1,8 @@
 """What a run leaves behind: results.csv, results.json, and its table.
 
-    DIR/results.csv    one row per head
-    DIR/results.json   the same, with what the whole run cost
-    DIR/config.json    what was asked for
-    DIR/accuracy.png   accuracy against epsilon (and accuracy.pdf)
-    DIR/heads/ …       a head each
-
-With a head in it that is NOT PRIVATE (a baseline, or seeded noise) all of these
-files have mode 0600, and their folders 0700. Nothing in them is a time of the
-run, or a number of private rows.
+With a head in it that is NOT PRIVATE (a baseline, or seeded noise) all files of
+a run have mode 0600, and their folders 0700. Nothing in them is a time, or a
+number of private rows.
 """
 
 import csv
@@ -33,7 +27,7 @@ class HeadRow:
     epsilon, delta: the guarantee of this head alone; infinity without noise.
     noise_multiplier: σ of all its releases together; 0 without noise.
     top1, top5, balanced: accuracies on the test set, fractions; None where
-      they were not asked for, or not paid for.
+      they were not paid for.
     recall: top-1 of each class, in their order; None of a class without rows.
   """
 
@@ -70,24 +64,18 @@ def files_of(
 
   Accuracies are fractions. JSON has no infinity: there epsilon is "inf".
   """
-  columns = [
-    field.name
-    for field in dataclasses.fields(HeadRow)
-    if field.name != "recall"
-  ]
-  table = io.StringIO(newline="")
+  heads = [dataclasses.asdict(row) for row in rows]
+  text = io.StringIO(newline="")
+  columns = [name for name in heads[0] if name != "recall"]
   writer = csv.DictWriter(
-    table, columns, lineterminator="\n", extrasaction="ignore"
+    text, columns, lineterminator="\n", extrasaction="ignore"
   )
   writer.writeheader()
-  writer.writerows(map(dataclasses.asdict, rows))
-  heads = [
-    dataclasses.asdict(row)
-    | {"epsilon": "inf" if math.isinf(row.epsilon) else row.epsilon}
-    for row in rows
-  ]
+  writer.writerows(heads)
+  for each in heads:
+    each["epsilon"] = "inf" if math.isinf(each["epsilon"]) else each["epsilon"]
   return {
-    "results.csv": table.getvalue().encode(),
+    "results.csv": text.getvalue().encode(),
     "results.json": as_json({"format": FORMAT, **facts, "heads": heads}),
   }
 
@@ -98,7 +86,7 @@ def as_json(value: Mapping[str, Any]) -> bytes:
 
 
 def grouped(rows: Iterable[HeadRow]) -> dict[tuple[str, float], list[HeadRow]]:
-  """The draws of each head and epsilon, the smallest epsilon first."""
+  """The draws of each head and epsilon, in the order that these first come."""
   groups: dict[tuple[str, float], list[HeadRow]] = {}
   for row in rows:
     groups.setdefault((row.head, row.epsilon), []).append(row)
@@ -107,23 +95,17 @@ def grouped(rows: Iterable[HeadRow]) -> dict[tuple[str, float], list[HeadRow]]:
 
 def table(rows: Sequence[HeadRow]) -> str:
   """One line for each head and epsilon, with the spread over its draws."""
-  lines = [("head", "epsilon", "sigma", "top-1 %", "top-5 %", "balanced %")]
+  shares = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
+  lines, marks = [["head", "epsilon", "sigma", *shares.values()]], [""]
   for (head, epsilon), draws in grouped(rows).items():
-    lines.append(
-      (
-        head,
-        "none" if math.isinf(epsilon) else f"{epsilon:g}",
-        f"{draws[0].noise_multiplier:.4g}",
-        percent([row.top1 for row in draws]),
-        percent([r.top5 for r in draws if r.top5 is not None]),
-        percent([r.balanced for r in draws if r.balanced is not None]),
-      )
-    )
+    found = ([getattr(row, name) for row in draws] for name in shares)
+    cells = [percent([s for s in each if s is not None]) for each in found]
+    shown = "none" if math.isinf(epsilon) else f"{epsilon:g}"
+    lines.append([head, shown, f"{draws[0].noise_multiplier:.4g}", *cells])
+    marks.append("" if draws[0].private else f"  {NOT_PRIVATE}")
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  marks = ["", *(_mark(draws) for draws in grouped(rows).values())]
   return "\n".join(
-    "  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True))
-    + mark
+    "  ".join(map(str.rjust, line, widths)) + mark
     for line, mark in zip(lines, marks, strict=True)
   )
 
@@ -139,7 +121,3 @@ def percent(fractions: Sequence[float]) -> str:
   values = [100 * each for each in fractions]
   spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
   return f"{statistics.mean(values):.2f}{spread}"
-
-
-def _mark(rows: Sequence[HeadRow]) -> str:
-  return "" if all(row.private for row in rows) else f"  {NOT_PRIVATE}"

@@ -8,6 +8,7 @@ The charge is on the disk before noise is drawn, and what was made is shown by
 one rename. What is written holds no time, and no number of private rows.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,15 +17,13 @@ from typing import Any
 import numpy as np
 
 from oneshot_dp.linear_dp.accounting import printable
-from oneshot_dp.linear_dp.evaluate import Accuracy
 from oneshot_dp.linear_dp.hosts import Hosts
 from oneshot_dp.linear_dp.rows import no_core_dumps
 from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline.answer import Answer
 from oneshot_dp.pipeline.deliver import deliver_once
 from oneshot_dp.pipeline.head_folder import write_head
-from oneshot_dp.pipeline.plan import Plan, make_plan
-from oneshot_dp.pipeline.request import Request
+from oneshot_dp.pipeline.plan import Plan, Request, make_plan
 from oneshot_dp.pipeline.results import (
   NOT_PRIVATE,
   HeadRow,
@@ -34,6 +33,8 @@ from oneshot_dp.pipeline.results import (
   table,
 )
 from oneshot_dp.pipeline.scores import Scores, private_scores, public_scores
+
+_DONE = np.zeros(1, np.int64)
 
 
 def run_request(asked: Request) -> Answer:
@@ -50,27 +51,19 @@ def run_request(asked: Request) -> Answer:
   no_core_dumps()
   hosts = Hosts.of(asked.hosts)
   plans: list[Plan] = []
-  answers = [Answer(text=f"{asked.out} is done", facts={"out": asked.out})]
-
-  def planned() -> np.ndarray:
-    plans.append(make_plan(asked, hosts))
-    return np.zeros(1, np.int64)
-
-  hosts.sum(planned)  # or the error of one, on all
+  hosts.sum(lambda: plans.append(make_plan(asked, hosts)) or _DONE)
   (plan,) = plans
   hosts.agree("request or cache", repr(plan.identity()))
-  began = False
+  answers: list[Answer] = []
 
   def make(folder: Path | None, ids: Sequence[str]) -> None:
-    nonlocal began
-    began = True
-    hosts.sum(lambda: np.zeros(1, np.int64))  # it is charged
+    hosts.sum(lambda: _DONE)  # it is charged, or an error was told here
+    answers.append(Answer(text="", facts={}))
     answers.append(_made(plan, folder, ids))
 
   if not hosts.is_first:
     make(None, [""] * len(plan.jobs))
     return Answer(text="", facts={"host": hosts.index})
-  plan.say()
   try:
     deliver_once(
       asked.out,
@@ -80,44 +73,55 @@ def run_request(asked: Request) -> Answer:
       asked=plan.identity(),
       room=plan.room,
     )
-  except BaseException:
-    if not began:
-      hosts.sum(lambda: _raise(error))  # the others wait for the charge
+  except Exception as error:
+    if not answers:
+      hosts.sum(functools.partial(_raise, error))
     raise
-  return answers[-1]
+  # There is no answer where a run was killed when all was done.
+  return (answers or [Answer(text=f"{asked.out} is done", facts={})])[-1]
 
 
-def _raise(error: BaseException) -> np.ndarray:
+def _raise(error: Exception) -> np.ndarray:
   raise error
 
 
 def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
   """Trains all, and writes it into a folder; hosts but the first have none."""
-  trained, receipts, paths = [], [], []
-  for each, charge in _trained(plan, ids):
-    trained.append(each)
-    paths.append("" if plan.test is None else f"heads/{_name(each)}")
+  asked, info = plan.asked, plan.train.info
+  heads, paths, receipts = [], [], []
+  for trained, charge in _trained(plan, ids):
+    epsilon = math.inf if trained.epsilon is None else trained.epsilon
+    name = f"heads/{head_name(trained.name, epsilon, trained.draw)}"
+    heads.append(trained)
+    paths.append("" if asked.eval_cache is None else name)
     if folder is not None:
-      receipts.append(
-        write_head(
-          folder / paths[-1],
-          each,
-          plan.train.info,
-          plan.train.part,
-          charge,
-          plan.saved and plan.saved.stated["charge"],
-        )
-      )
-  scores = _scores(plan, trained)
+      went_on_from = plan.saved and plan.saved.stated["charge"]
+      place, part = folder / paths[-1], plan.train.part
+      receipt = write_head(place, trained, info, part, charge, went_on_from)
+      receipts.append(receipt)
+  scores = None
+  if plan.test_rows is not None and asked.private_eval is not None:
+    budget = asked.private_eval, asked.delta, plan.source
+    test = plan.casts[1].cache
+    scores = private_scores(
+      [h.head for h in heads], test, plan.test_rows, *budget
+    )
+  elif folder is not None and asked.eval_cache is not None:
+    scores = public_scores([h.head for h in heads], plan.casts[1].cache)
   if folder is None:
     return Answer(text="", facts={})
-  if scores is None:
-    return _answer_of_head(plan, trained[0], receipts[0])
-  rows = [
-    _row(plan, *of_head)
-    for of_head in zip(trained, paths, scores.accuracies, strict=True)
-  ]
-  return _write_run(plan, folder, rows, scores)
+  if scores is not None:
+    return _write_run(plan, folder, heads, paths, scores)
+  follows = receipts[0]["follows"]
+  mark = "" if heads[0].private else f", {NOT_PRIVATE}"
+  unit = f" per {info.unit}" if info.has_units else ""
+  return Answer(
+    text=f"{asked.out}: {heads[0].name} at epsilon ="
+    f" {printable(follows['epsilon'])}{unit}, delta = {printable(asked.delta)},"
+    f" noise multiplier {follows['noise_multiplier']:.4g}, noise from"
+    f" {heads[0].noise_source}{mark}",
+    facts={"out": asked.out, "receipt": receipts[0]},
+  )
 
 
 def _trained(
@@ -126,7 +130,7 @@ def _trained(
   """Each head, with the charge that paid for it."""
   # The charge of a private test set, if any, comes after those of the jobs.
   for (head, draw), charge in zip(plan.jobs, ids, strict=False):
-    rows, options = plan.rows[head], plan.options_of(head)
+    rows, options = plan.rows[head], plan.options[head]
     if draw is None:
       yield baseline(rows, head, options), charge
       continue
@@ -144,25 +148,32 @@ def _trained(
       yield trained, charge
 
 
-def _scores(plan: Plan, trained: Sequence[TrainedHead]) -> Scores | None:
-  heads, asked, test = [t.head for t in trained], plan.asked, plan.test
-  if test is None:
-    return None
-  if plan.test_rows is None or asked.private_eval is None:
-    return public_scores(heads, test)
-  budget = asked.private_eval, asked.delta
-  return private_scores(heads, test, plan.test_rows, *budget, plan.source)
-
-
 def _write_run(
-  plan: Plan, folder: Path, rows: Sequence[HeadRow], scores: Scores
+  plan: Plan,
+  folder: Path,
+  heads: Sequence[TrainedHead],
+  paths: Sequence[str],
+  scores: Scores,
 ) -> Answer:
   from oneshot_dp.pipeline.accuracy_plot import pictures_of
   from oneshot_dp.pipeline.report.page import write_report
 
   info, asked, said = plan.train.info, plan.asked, dict(scores.statement)
-  noisy = said["labels"] == "private"
-  facts = {
+  rows = [
+    HeadRow(
+      path=path,
+      head=each.name,
+      epsilon=math.inf if each.epsilon is None else each.epsilon,
+      delta=asked.delta,
+      draw=each.draw,
+      private=each.private,
+      noise_source=each.noise_source,
+      noise_multiplier=0.0 if not each.mu_squared else each.mu_squared**-0.5,
+      **{n: getattr(a, n) for n in ("top1", "top5", "balanced", "recall")},
+    )
+    for each, path, a in zip(heads, paths, scores.accuracies, strict=True)
+  ]
+  facts: dict[str, Any] = {
     "dataset": info.dataset,
     "split": info.split,
     "rows": str(plan.train.part),
@@ -170,71 +181,28 @@ def _write_run(
     "privacy_unit": info.unit,
     "class_names": list(info.class_names),
     "delta": asked.delta,
-    "epsilon": plan.composed if plan.source.is_private else None,
+    "epsilon": plan.epsilon if plan.source.is_private else None,
     "test_counts": said.pop("class_rows", None),
     "evaluation": said,
   }
-  noise = "noisy counts" if noisy else ""
+  how, together = "labels treated as public", f"seeded noise: {NOT_PRIVATE}"
+  if asked.private_eval is not None:
+    how = f"noisy counts at epsilon = {printable(asked.private_eval)}"
+  if plan.source.is_private:
+    together = (
+      f"all private heads together: epsilon = {printable(plan.epsilon)} at"
+      f" delta = {printable(asked.delta)}"
+    )
   files = {
     **files_of(rows, facts),
     "config.json": as_json(plan.settings()),
-    **pictures_of(rows, info.dataset, noise),
+    **pictures_of(rows, info.dataset, how),
   }
   for name, content in files.items():
     (folder / name).write_bytes(content)
   write_report(folder)
-  together = f"the noise is of a seed: {NOT_PRIVATE}"
-  if plan.source.is_private:
-    together = (
-      f"all private heads together: epsilon = {printable(plan.composed)} at"
-      f" delta = {printable(asked.delta)}"
-    )
-  how = "labels treated as public"
-  if noisy:
-    how = f"noisy counts at epsilon = {printable(said['epsilon'])}"
-  text = (
-    f"{table(rows)}\n{together}; scored on {said['num_examples']:,} rows"
-    f" ({how})\n{asked.out}: see report.html and results.csv"
-  )
-  return Answer(text=text, facts={"out": asked.out, **facts, "heads": rows})
-
-
-def _name(trained: TrainedHead) -> str:
-  epsilon = math.inf if trained.epsilon is None else trained.epsilon
-  return head_name(trained.name, epsilon, trained.draw)
-
-
-def _row(
-  plan: Plan, trained: TrainedHead, path: str, accuracy: Accuracy
-) -> HeadRow:
-  mu2 = trained.mu_squared
-  return HeadRow(
-    path=path,
-    head=trained.name,
-    epsilon=math.inf if trained.epsilon is None else trained.epsilon,
-    delta=plan.asked.delta,
-    draw=trained.draw,
-    private=trained.private,
-    noise_source=trained.noise_source,
-    noise_multiplier=0.0 if mu2 is None else float(mu2) ** -0.5,
-    top1=accuracy.top1,
-    top5=accuracy.top5,
-    balanced=accuracy.balanced,
-    recall=accuracy.recall,
-  )
-
-
-def _answer_of_head(
-  plan: Plan, trained: TrainedHead, receipt: dict[str, Any]
-) -> Answer:
-  info, follows = plan.train.info, receipt["follows"]
-  mark = "" if trained.private else f", {NOT_PRIVATE}"
-  unit = f" per {info.unit}" if info.has_units else ""
   return Answer(
-    text=f"{plan.asked.out}: {trained.name} at epsilon ="
-    f" {printable(follows['epsilon'])}{unit}, delta ="
-    f" {printable(plan.asked.delta)}, noise multiplier"
-    f" {follows['noise_multiplier']:.4g}, noise from"
-    f" {trained.noise_source}{mark}",
-    facts={"out": plan.asked.out, "receipt": receipt},
+    text=f"{table(rows)}\n{together}; scored on {said['num_examples']:,} rows"
+    f" ({how})\n{asked.out}: see report.html and results.csv",
+    facts={"out": asked.out, **facts, "heads": rows},
   )

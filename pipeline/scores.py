@@ -31,7 +31,7 @@ from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Data, Rows, no_core_dumps
 from oneshot_dp.pipeline.charges import Bill, Charge
-from oneshot_dp.pipeline.head_folder import SavedHead, read_head
+from oneshot_dp.pipeline.head_folder import read_head
 from oneshot_dp.pipeline.ledger import Ledger
 from oneshot_dp.pipeline.roles import Cast, check_roles, classes_differ
 
@@ -42,7 +42,6 @@ class Scores:
 
   accuracies: Sequence[Accuracy]
   statement: Mapping[str, Any]
-  class_names: Sequence[str]
 
 
 def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> Data:
@@ -69,28 +68,24 @@ def check_scorable(cache: FeatureCache) -> None:
 def public_scores(heads: Sequence[LinearHead], cache: FeatureCache) -> Scores:
   """Exact accuracies, on labels that are public."""
   found = accuracies(heads, cache.blocks())
-  return Scores(
-    accuracies=found,
-    class_names=cache.info.class_names,
-    statement={
-      "labels": "public",
-      **_what(cache),
-      "num_examples": found[0].num_examples,
-      "class_rows": found[0].class_rows,
-    },
-  )
+  counts = {"num_examples": found[0].num_examples}
+  counts |= {"class_rows": found[0].class_rows}
+  said = {"labels": "public", **_of(cache), **counts}
+  return Scores(accuracies=found, statement=said)
 
 
-def private_charge(
-  cache: FeatureCache, epsilon: float, delta: float, source: NoiseSource
-) -> Charge:
+def bill_of_scores(
+  cast: Cast, epsilon: float, delta: float, source: NoiseSource
+) -> Bill:
   """What noisy accuracies of all heads cost the test set."""
-  return Charge(
+  charge = Charge(
     what=f"accuracies at epsilon {printable(epsilon)}",
     mu2=Fraction(mu_squared(epsilon, delta)) if source.is_private else None,
-    unit=cache.info.unit,
+    unit=cast.cache.info.unit,
     delta=delta,
   )
+  dataset = cast.cache.info.dataset
+  return Bill(dataset=dataset, charges=(charge,), keys=cast.keys)
 
 
 def private_scores(
@@ -109,36 +104,28 @@ def private_scores(
   sums = PrivateSums(source, buys)
   counted = not cache.part.is_whole
   found = private_accuracies(sums, rows, heads, buys, counted=counted)
-  sigma = sums.releases[-1].noise_multiplier
-  return Scores(
-    accuracies=found,
-    class_names=cache.info.class_names,
-    statement={
-      "labels": "private",
-      **_what(cache),
-      "num_examples": found[0].num_examples,
-      "privacy_unit": cache.info.unit,
-      "private": source.is_private,
-      "epsilon": epsilon,
-      "delta": delta,
-      "noise_source": source.description,
-      "accuracy_sd": float(sigma)
-      * math.sqrt(len(heads))
-      / found[0].num_examples,
-    },
-  )
-
-
-def _what(cache: FeatureCache) -> dict[str, Any]:
-  info = cache.info
-  return {
-    "dataset": info.dataset,
-    "split": info.split,
-    "rows": str(cache.part),
+  n, sigma = found[0].num_examples, sums.releases[-1].noise_multiplier
+  said = {
+    "labels": "private",
+    **_of(cache),
+    "num_examples": n,
+    "privacy_unit": cache.info.unit,
+    "private": source.is_private,
+    "epsilon": epsilon,
+    "delta": delta,
+    "noise_source": source.description,
+    "accuracy_sd": float(sigma) * math.sqrt(len(heads)) / n,
   }
+  return Scores(accuracies=found, statement=said)
+
+
+def _of(cache: FeatureCache) -> dict[str, Any]:
+  info, part = cache.info, str(cache.part)
+  return {"dataset": info.dataset, "split": info.split, "rows": part}
 
 
 def score_head(
+  *,
   head: Path,
   cache: Path,
   rows: str,
@@ -148,8 +135,8 @@ def score_head(
   ledger: Path | None,
   weak_privacy: bool,
   noise_seed: int | None,
-) -> Scores:
-  """The accuracies that `evaluate` asks for.
+) -> tuple[Scores, Sequence[str]]:
+  """What `evaluate` asks for, and the names of the classes.
 
   Formal guarantees: labels that are private, by --private-eval or because the
   ledger holds their rows, leave as noisy counts, charged before, or not at all.
@@ -159,57 +146,45 @@ def score_head(
       private, and no --private-eval; or the charge would break the cap.
   """
   no_core_dumps()
-  saved = read_head(head)
-  test = open_cache(cache, Part.parse(rows))
-  book, source = Ledger(ledger), NoiseSource(noise_seed)
-  _check_fits(saved, test)
+  saved, test = read_head(head), open_cache(cache, Part.parse(rows))
+  book, source, info = Ledger(ledger), NoiseSource(noise_seed), test.info
+  if saved.stated["backbone_fingerprint"] != info.backbone_fingerprint:
+    raise InputError(
+      f"{head} and --cache {test.name} are of two backbones: extract the test"
+      " set with the head's, its weights, layer and preprocessing."
+    )
+  if said := classes_differ(saved.stated["class_names"], info.class_names):
+    raise InputError(
+      f"{head} and --cache {test.name} have other classes, or in another order:"
+      f" {said}; make the cache again with the head's --class-names."
+    )
   if private_eval is None:
     if delta is not None or noise_seed is not None:
       raise InputError("--delta and --noise-seed are of --private-eval alone.")
     cast = Cast.of(test, "public", "--cache")
-    for note in check_roles([cast], book, allow_duplicates=allow_duplicates):
-      print(note, file=sys.stderr)
-    if book.vouch(saved.stated["weights_sha256"]) is None:
-      print(
+    notes = check_roles([cast], book, allow_duplicates=allow_duplicates)
+    if saved.stated["weights_sha256"] not in book.heads():
+      notes.append(
         f"note: {book.path} does not know this head, so whether it was trained"
-        f" on rows of {test.name} was not checked",
-        file=sys.stderr,
+        f" on rows of {test.name} was not checked"
       )
-    return public_scores([saved.head], test)
+    print(*notes, sep="\n", end="\n" * bool(notes), file=sys.stderr)
+    return public_scores([saved.head], test), info.class_names
   if delta is None:
     raise InputError("--private-eval needs --delta, too.")
   check_budget(private_eval, delta, insisted=weak_privacy)
   check_delta(delta, test.n, insisted=weak_privacy)
-  cast = Cast.of(test, "private", "--cache")
   check_scorable(test)
-  data = evaluation_rows(data_of(test))
-  charge = private_charge(test, private_eval, delta, source)
-  bill = Bill(dataset=test.info.dataset, charges=(charge,), keys=cast.keys)
+  data, cast = (
+    evaluation_rows(data_of(test)),
+    Cast.of(test, "private", "--cache"),
+  )
+  bill = bill_of_scores(cast, private_eval, delta, source)
   book.check(bill)
-  asked = {
-    "head": saved.stated["weights_sha256"],
-    "rows": test.private_digest,
-    "private_eval": private_eval,
-    "delta": delta,
-    "noise_seed": noise_seed,
-  }
+  asked = {"head": saved.stated["weights_sha256"], "rows": test.private_digest}
+  asked |= {"budget": [private_eval, delta], "noise_seed": noise_seed}
   ids = book.charge([bill], head.resolve() / "evaluation", asked)
-  scores = private_scores([saved.head], test, data, private_eval, delta, source)
-  # Before anybody sees it: what is shown for a charge is shown once.
-  book.deliver(ids, {})
-  return scores
-
-
-def _check_fits(saved: SavedHead, test: FeatureCache) -> None:
-  stated, info = saved.stated, test.info
-  if stated["backbone_fingerprint"] != info.backbone_fingerprint:
-    raise InputError(
-      f"{saved.path} is a head of {stated['backbone'].get('name')!a}, and"
-      f" --cache {test.name} is of another backbone, weights, layer or"
-      " preprocessing: extract the test set with the head's."
-    )
-  if said := classes_differ(stated["class_names"], info.class_names):
-    raise InputError(
-      f"{saved.path} and --cache {test.name} have other classes, or in another"
-      f" order: {said}; make the cache again with the head's --class-names."
-    )
+  budget = private_eval, delta, source
+  scores = private_scores([saved.head], test, data, *budget)
+  book.deliver(ids, {})  # before anybody sees it: it is shown once
+  return scores, info.class_names

@@ -31,7 +31,7 @@ def run(flags: Flags) -> Answer:
   """Extracts both splits, sweeps epsilon with both heads, writes the page."""
   from oneshot_dp.configs.experiments import load_experiment
   from oneshot_dp.extract.job.job import run_extraction
-  from oneshot_dp.pipeline.request import Request
+  from oneshot_dp.pipeline.plan import Request
   from oneshot_dp.pipeline.run import run_request
 
   out, results = flags.out, flags.out / "results"

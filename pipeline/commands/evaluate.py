@@ -8,7 +8,6 @@ from tyro.conf import Positional
 
 from oneshot_dp.pipeline.answer import Answer
 from oneshot_dp.pipeline.commands import flags as f
-from oneshot_dp.pipeline.commands.flags import flag
 
 _CLASSES = 10
 """As many as a person reads."""
@@ -24,11 +23,11 @@ class Flags:
   --private-eval 1 --delta 1e-6
   """
 
-  head: Annotated[Positional[Path], flag("The folder of a head.", "HEAD")]
+  head: Annotated[Positional[Path], f.flag("The folder of a head.", "HEAD")]
   cache: f.TestCache
   rows: f.Rows = ""
   private_eval: f.PrivateEval = None
-  delta: Annotated[float | None, flag("Of --private-eval.", "D")] = None
+  delta: Annotated[float | None, f.flag("Of --private-eval.", "D")] = None
   allow_duplicates: f.AllowDuplicates = False
   ledger: f.LedgerFile = None
   weak_privacy: f.WeakPrivacy = False
@@ -39,31 +38,22 @@ def run(flags: Flags) -> Answer:
   """Scores it."""
   from oneshot_dp.pipeline.scores import score_head
 
-  scores = score_head(**vars(flags))
+  scores, names = score_head(**vars(flags))
   (accuracy,), said = scores.accuracies, scores.statement
-  names = {"top1": "top-1", "top5": "top-5", "balanced": "balanced"}
-  shares = {name: getattr(accuracy, name) for name in names}
-  lines = [
-    ", ".join(
-      f"{names[name]} {100 * share:.2f} %"
-      for name, share in shares.items()
-      if share is not None
-    )
-    + f" of {said['num_examples']:,} rows"
-    + (
+  titles = {"top1": "top-1", "top5": "top-5", "balanced": "balanced"}
+  shares = {name: getattr(accuracy, name) for name in titles}
+  known = {titles[n]: s for n, s in shares.items() if s is not None}
+  line = ", ".join(f"{title} {100 * s:.2f} %" for title, s in known.items())
+  line += f" of {said['num_examples']:,} rows"
+  if said["labels"] == "private":
+    line += (
       f" (noisy counts, ±{100 * said['accuracy_sd']:.2g} points, for epsilon"
       f" {said['epsilon']:g})"
-      if said["labels"] == "private"
-      else ""
     )
-  ]
-  recall = dict(zip(scores.class_names, accuracy.recall or (), strict=False))
-  known = sorted((s, n) for n, s in recall.items() if s is not None)
-  worst = known[:_CLASSES]
-  lines += [f"  {100 * share:6.2f} %  {name}" for share, name in worst]
-  if len(known) > len(worst):
-    lines.append(f"  the {_CLASSES} lowest of {len(known)} classes")
-  return Answer(
-    text="\n".join(lines),
-    facts={"head": flags.head, **said, **shares, "recall": recall or None},
-  )
+  recall = dict(zip(names, accuracy.recall or (), strict=False))
+  lowest = sorted((s, n) for n, s in recall.items() if s is not None)
+  lines = [f"  {100 * s:6.2f} %  {n}" for s, n in lowest[:_CLASSES]]
+  if lowest[_CLASSES:]:
+    lines.append(f"  are the {_CLASSES} lowest of {len(lowest)} classes")
+  facts = {"head": flags.head, **said, **shares, "recall": recall or None}
+  return Answer(text="\n".join([line, *lines]), facts=facts)

@@ -36,7 +36,7 @@ class Flags(f.TrainingFlags):
 
 def run(flags: Flags) -> Answer:
   """Trains and scores them."""
-  from oneshot_dp.pipeline.request import Request
+  from oneshot_dp.pipeline.plan import Request
   from oneshot_dp.pipeline.run import run_request
 
   given = dict(vars(flags))

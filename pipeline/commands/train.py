@@ -29,15 +29,9 @@ class Flags(TrainingFlags):
 
 def run(flags: Flags) -> Answer:
   """Trains it: a sweep of one head and one epsilon."""
-  from oneshot_dp.pipeline.request import Request
+  from oneshot_dp.pipeline.plan import Request
   from oneshot_dp.pipeline.run import run_request
 
   given = dict(vars(flags))
-  return run_request(
-    Request(
-      heads=(given.pop("head"),),
-      epsilons=(given.pop("epsilon"),),
-      before=given.pop("from_"),
-      **given,
-    )
-  )
+  one = {"heads": (given.pop("head"),), "epsilons": (given.pop("epsilon"),)}
+  return run_request(Request(**one, **given))

@@ -1,0 +1,369 @@
+"""Training and sweeping: what is refused, charged, written and shown."""
+
+import csv
+import json
+import os
+import resource
+import stat
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from oneshot_dp.linear_dp import private_sums
+from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.pipeline.head_folder import read_head
+from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.verify import verify_head
+from tests.pipeline.command_line import fails, succeeds
+from tests.sample_caches import DIM, write_clusters, write_rows
+
+DELTA = 1e-5
+
+
+def mu2(epsilon):
+  return Fraction(mu_squared(epsilon, DELTA))
+
+
+@pytest.fixture
+def place(tmp_path, train_cache, eval_cache, monkeypatch):
+  """The words of a command, in the test's own folder."""
+  monkeypatch.chdir(tmp_path)
+
+  def words(line):
+    train = f"train --cache {train_cache.path} --delta 1e-5"
+    sweep = (
+      f"sweep --cache {train_cache.path} --eval-cache {eval_cache.path}"
+      " --delta 1e-5"
+    )
+    return line.replace("TRAIN", train).replace("SWEEP", sweep).split()
+
+  return words
+
+
+@pytest.fixture
+def ledger(ledger_file):
+  return Ledger(ledger_file)
+
+
+class TestTrain:
+  @pytest.mark.parametrize("head", ["auto", "lamb"])
+  def test_a_head_is_charged_vouched_for_and_right(
+    self, capsys, place, ledger, eval_cache, head
+  ):
+    out, err = succeeds(
+      capsys, *place(f"TRAIN --epsilon 8 --head {head} --out h")
+    )
+    assert ledger.spent("clusters") == mu2(8.0)
+    assert verify_head(Path("h"), ledger).vouched
+    assert out.startswith(f"h: {head} at epsilon = 8, delta = 1e-05, noise")
+    plan, *_ = err.splitlines()
+    assert plan.startswith(
+      f"{head} at epsilon 8, delta 1e-05, from 180 rows of {DIM} numbers in 4"
+      " classes: 'clusters' pays epsilon 8 in all, by "
+    )
+    out, _ = succeeds(capsys, *place(f"evaluate h --cache {eval_cache.path}"))
+    assert out.startswith("top-1 100.00 %")
+
+  def test_the_same_place_again_is_refused(self, capsys, place, ledger):
+    succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
+    line = fails(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
+    assert line == "h is there already; name another place."
+    assert ledger.spent("clusters") == mu2(8.0)
+
+  def test_a_seed_is_not_private(self, capsys, place, ledger):
+    words = place("TRAIN --epsilon 8 --head lamb --noise-seed 1 --out")
+    out, _ = succeeds(capsys, *words, "a")
+    succeeds(capsys, *words, "b")
+    assert out.rstrip().endswith("NOT PRIVATE")
+    a, b = (read_head(Path(name)) for name in "ab")
+    assert not a.private
+    assert a.stated["weights_sha256"] == b.stated["weights_sha256"]
+    assert ledger.spent("clusters") == 0
+    assert [e.mu2 for e in ledger.entries()] == [None, None]
+    assert stat.S_IMODE(Path("a").stat().st_mode) == 0o700
+
+  def test_json_is_the_receipt(self, capsys, place):
+    words = place("TRAIN --epsilon 2 --head lamb --out h --json")
+    facts = json.loads(succeeds(capsys, *words)[0])
+    assert facts["receipt"] == json.loads(Path("h/receipt.json").read_text())
+    assert facts["receipt"]["follows"]["epsilon"] <= 2.0
+
+  def test_noise_is_drawn_after_the_charge_is_on_the_disk(
+    self, capsys, place, ledger, monkeypatch
+  ):
+    draw, spent = private_sums.rounded_gaussian, []
+
+    def noted(*arguments):
+      spent.append(ledger.spent("clusters"))
+      return draw(*arguments)
+
+    monkeypatch.setattr(private_sums, "rounded_gaussian", noted)
+    succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
+    assert spent == [mu2(8.0)]
+
+  def test_core_dumps_are_off(self, capsys, place):
+    succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
+    assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
+
+
+class TestGoingOn:
+  @pytest.mark.parametrize("head", ["auto", "lamb"])
+  def test_the_difference_is_charged(self, capsys, place, ledger, head):
+    succeeds(capsys, *place(f"TRAIN --epsilon 1 --head {head} --out a"))
+    words = place(f"TRAIN --epsilon 8 --head {head} --from a --out b")
+    _, err = succeeds(capsys, *words)
+    assert "pays epsilon 8 in all" in err
+    assert abs(ledger.spent("clusters") - mu2(8.0)) <= mu2(8.0) / 10**9
+    later = read_head(Path("b"))
+    assert later.receipt["follows"]["epsilon"] <= 8.0
+    assert verify_head(Path("b"), ledger).vouched
+    releases = [
+      sum(each["count"] for each in saved.stated["releases"])
+      for saved in (read_head(Path("a")), later)
+    ]
+    assert releases == [releases[1] // 2, releases[1]]
+
+  @pytest.mark.parametrize(
+    ("more", "said"),
+    [
+      ("--epsilon 1", "is no more than the head to go on from has"),
+      ("--epsilon 8 --delta 1e-6", "--delta 1e-06 is not the 1e-05 of a"),
+      ("--epsilon 8 --head auto", "give --head lamb"),
+      ("--epsilon 8 --rows [:80%]", "cannot be gone on from: its rows"),
+      ("--epsilon 8 --cache other", "cannot be gone on from: its "),
+      ("--epsilon 8 --ledger empty", "cannot be gone on from: no ledger"),
+    ],
+  )
+  def test_what_does_not_fit_is_refused(
+    self, capsys, place, ledger, more, said
+  ):
+    write_clusters(Path("other"), seed=7, split="other")
+    succeeds(capsys, *place("TRAIN --epsilon 2 --head lamb --out a"))
+    before = ledger.spent("clusters")
+    words = place(f"TRAIN --head lamb --from a --out b {more}")
+    assert said in fails(capsys, *words)
+    assert ledger.spent("clusters") == before
+    assert not Path("b").exists()
+
+  @pytest.mark.parametrize("what", ["head", "releases"])
+  def test_an_edited_head_is_refused(self, capsys, place, what):
+    succeeds(capsys, *place("TRAIN --epsilon 2 --head lamb --out a"))
+    file = Path(f"a/{what}.safetensors")
+    arrays = safetensors.numpy.load(file.read_bytes())
+    name, array = next(iter(arrays.items()))
+    arrays[name] = np.asarray(array + 1, array.dtype)
+    file.write_bytes(safetensors.numpy.save(arrays))
+    line = fails(
+      capsys, *place("TRAIN --epsilon 8 --head lamb --from a --out b")
+    )
+    assert "a/" in line
+
+  def test_other_rows_under_the_same_name_are_refused(
+    self, capsys, place, ledger
+  ):
+    """All that is public of them is equal; only the ledger can tell."""
+    write_clusters(Path("c1"), seed=1)
+    write_clusters(Path("c2"), seed=2)
+    words = place("TRAIN --head lamb --epsilon")
+    succeeds(capsys, *words, 2, "--cache", "c1", "--out", "a")
+    go_on = [*words, 8, "--cache", "c2", "--from", "a", "--out", "b"]
+    assert "trained on other rows than" in fails(capsys, *go_on)
+
+
+class TestStart:
+  def npz(self, **changes):
+    rng = np.random.default_rng(0)
+    vectors = {
+      f"class {i}": rng.standard_normal(DIM).astype("f4") for i in range(4)
+    } | changes
+    np.savez("s.npz", **{k: v for k, v in vectors.items() if v is not None})
+
+  def test_vectors_by_class_name(self, capsys, place):
+    self.npz()
+    succeeds(capsys, *place("TRAIN --epsilon 2 --start s.npz --out h"))
+    options = read_head(Path("h")).stated["options"]
+    assert len(options["start_sha256"]) == 64
+
+  @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+      ({"class 1": None}, "by its name: see 'class 1', and 0 more"),
+      ({"cat": np.ones(DIM)}, "by its name: see 'cat', and 0 more"),
+      ({"class 0": np.ones(3)}, "'class 0' has shape (3,)"),
+      ({"class 0": np.zeros(DIM)}, "start of class 'class 0' is zeros only"),
+      ({"class 0": np.full(DIM, np.nan)}, "'class 0' is not finite"),
+      ({"class 0": np.array([None] * DIM)}, "is no npz"),
+    ],
+  )
+  def test_what_does_not_fit(self, capsys, place, ledger, changes, said):
+    self.npz(**changes)
+    words = place("TRAIN --epsilon 2 --start s.npz --out h")
+    assert said in fails(capsys, *words)
+    assert not ledger.exists
+
+  def test_a_head_of_another_data_set(self, capsys, place):
+    write_clusters(Path("public"), seed=3, dataset="public")
+    words = "--head lamb --epsilon 8 --delta 1e-5"
+    succeeds(capsys, "train", "--cache", "public", *words.split(), "--out", "p")
+    succeeds(capsys, *place("TRAIN --epsilon 2 --start p --out h"))
+
+  def test_a_head_of_these_rows_is_refused(self, capsys, place):
+    succeeds(capsys, *place("TRAIN --head lamb --epsilon 2 --out p"))
+    line = fails(capsys, *place("TRAIN --epsilon 2 --start p --out h"))
+    assert "is a head of the private data set 'clusters'" in line
+
+  def test_lamb_has_no_start(self, capsys, place):
+    self.npz()
+    words = "TRAIN --epsilon 2 --head lamb --start s.npz --out h"
+    assert "not of 'lamb'" in fails(capsys, *place(words))
+
+
+class TestSweep:
+  def test_both_heads_nested_and_drawn(self, capsys, place, ledger):
+    words = "SWEEP --epsilons 1 8 --head lamb auto --num-draws 2 --out s"
+    out, _ = succeeds(capsys, *place(words))
+    # All epsilons of a draw cost the largest; each draw of a head is bought.
+    assert ledger.spent("clusters") == 4 * mu2(8.0)
+    rows = list(csv.DictReader(Path("s/results.csv").read_text().splitlines()))
+    assert len(rows) == 8
+    results = json.loads(Path("s/results.json").read_text())
+    assert out.splitlines()[-2].startswith("all private heads together: epsil")
+    assert sum(results["test_counts"]) == 80
+    spent = mu_squared(results["epsilon"], DELTA)
+    assert spent == pytest.approx(float(4 * mu2(8.0)), rel=1e-6)
+    for row in results["heads"]:
+      head = read_head(Path("s") / row["path"])
+      assert head.receipt["follows"]["epsilon"] <= row["epsilon"]
+      assert verify_head(head.path, ledger).vouched
+    weights = {read_head(p.parent).stated["weights_sha256"] for p in _heads()}
+    assert len(weights) == 8  # no draw is another's
+    assert not {
+      "accuracy.png",
+      "accuracy.pdf",
+      "report.html",
+      "config.json",
+    } - {path.name for path in Path("s").iterdir()}
+    assert stat.S_IMODE(Path("s/results.csv").stat().st_mode) != 0o600
+
+  def test_a_baseline_is_the_owners_alone(self, capsys, place, ledger):
+    words = "SWEEP --epsilons 1 --head lamb --baseline --out s"
+    out, err = succeeds(capsys, *place(words))
+    assert "without noise, NOT PRIVATE" in err
+    assert [e.mu2 is None for e in ledger.entries()] == [False, True]
+    assert out.splitlines()[2].endswith("NOT PRIVATE")
+    for path in [Path("s"), *Path("s").rglob("*")]:
+      mode = stat.S_IMODE(path.stat().st_mode)
+      assert mode == (0o700 if path.is_dir() else 0o600)
+
+  def test_a_private_test_set_pays_and_is_private_from_then(
+    self, capsys, place, ledger, eval_cache
+  ):
+    write_clusters(Path("t"), (40,) * 4, seed=4, dataset="tests")
+    words = "SWEEP --eval-cache t --epsilons 8 --private-eval 2 --head lamb"
+    out, _ = succeeds(capsys, *place(f"{words} --out s"))
+    assert "(noisy counts at epsilon = 2)" in out
+    assert ledger.spent("tests") == mu2(2.0)
+    said = json.loads(Path("s/results.json").read_text())
+    assert said["evaluation"]["labels"] == "private"
+    assert said["test_counts"] is None
+    assert said["heads"][0]["recall"] is None
+    head = said["heads"][0]["path"]
+    line = fails(capsys, *place(f"evaluate s/{head} --cache t"))
+    assert "among the private rows of 'tests'" in line
+
+  def test_balanced_is_autos_alone(self, capsys, place):
+    words = place("SWEEP --epsilons 1 --head lamb --balanced --out s")
+    assert "balanced is a setting of head 'auto'" in fails(capsys, *words)
+    words = place("SWEEP --epsilons 8 --head lamb auto --balanced --out s")
+    succeeds(capsys, *words)
+    options = {
+      head.parent.name[:4]: read_head(head.parent).stated["options"]
+      for head in _heads()
+    }
+    assert options["auto"]["balanced"]
+    assert not options["lamb"]["balanced"]
+
+
+@pytest.mark.parametrize(
+  ("line", "said"),
+  [
+    ("TRAIN --epsilon 21", "insist with --weak-privacy"),
+    ("TRAIN --epsilon nan", "epsilon=nan must be positive"),
+    ("TRAIN --epsilon 0", "must be positive"),
+    ("TRAIN --epsilon 1 --delta 0.01", "insist with --weak-privacy"),
+    ("TRAIN --epsilon 1 --delta 2", "strictly between 0 and 1"),
+    ("TRAIN --epsilon 1 --rows [80:]", "[80%:]"),
+    ("TRAIN --epsilon 1 --cache nowhere", "nowhere"),
+    ("TRAIN --epsilon 1 --cache fifo", "fifo"),
+    ("TRAIN --epsilon 1 --cache damaged", "is damaged"),
+    ("TRAIN --epsilon 1 --from nowhere", "nowhere is not a head"),
+    ("TRAIN --epsilon 1 --start fifo", "fifo"),
+    ("TRAIN --epsilon 1 --out .", "is there already"),
+    ("TRAIN --epsilon 1 --out s3://x/y", "no place on a disk"),
+    ("SWEEP --epsilons", "give one or more"),
+    ("SWEEP --epsilons 1 1", "each once"),
+    ("SWEEP --epsilons 1 --head lamb lamb", "--head lamb lamb: give each once"),
+    ("SWEEP --epsilons 1 --num-draws 0", "--num-draws=0 must be at least 1"),
+    ("SWEEP --epsilons 1 --private-eval 0", "epsilon=0 must be positive"),
+    ("SWEEP --epsilons 1 --eval-cache damaged", "is damaged"),
+    ("SWEEP --epsilons 1 --eval-cache other", "of two backbones"),
+    ("SWEEP --epsilons 1 --eval-rows [:101%]", "within 0% and 100%"),
+  ],
+)
+def test_what_is_refused_is_not_charged(capsys, place, ledger, line, said):
+  os.mkfifo("fifo")
+  write_clusters(Path("other"), backbone={"name": "other"}, dataset="o")
+  cache = write_clusters(Path("damaged"), seed=9, dataset="d", split="test")
+  shard = Path("damaged") / cache.info.shards[-1].file
+  content = bytearray(shard.read_bytes())
+  content[len(content) // 2] ^= 1
+  shard.write_bytes(content)
+  there = {*Path(".").iterdir()}
+  given = place(line)
+  if "--out" not in given:
+    given += ["--out", "out"]
+  assert said in fails(capsys, *given)
+  assert not ledger.exists
+  assert {*Path(".").iterdir()} == there
+
+
+def test_a_cap_is_kept_by_the_whole_run(capsys, place, ledger, train_cache):
+  words = f"budget --cache {train_cache.path} --max-epsilon 4 --max-delta 1e-5"
+  succeeds(capsys, *words.split())
+  line = fails(
+    capsys, *place("SWEEP --epsilons 1 3 --num-draws 2 --head lamb --out s")
+  )
+  assert "cap" in line
+  assert ledger.spent("clusters") == 0
+  succeeds(capsys, *place("SWEEP --epsilons 1 3 --head lamb --out s"))
+
+
+def test_memory_that_is_not_there_is_refused(
+  capsys, place, ledger, monkeypatch
+):
+  monkeypatch.setattr(
+    "oneshot_dp.pipeline.plan.memory_needed", lambda *_: 1 << 50
+  )
+  line = fails(capsys, *place("TRAIN --epsilon 1 --out h"))
+  assert "GB of memory" in line
+  assert not ledger.exists
+
+
+def test_too_few_rows_are_said_from_public_numbers(capsys, place):
+  rows = np.random.default_rng(0).standard_normal((30, DIM)).astype("f4")
+  write_rows(Path("few"), rows, np.arange(30) % 10, dataset="few")
+  words = place("TRAIN --cache few --epsilon 1 --head lamb --out h")
+  _, err = succeeds(capsys, *words)
+  assert "warning: about 3 rows of each class" in err
+
+
+def test_one_host_is_a_case_of_many(capsys, place):
+  words = "TRAIN --epsilon 8 --hosts 0/1@127.0.0.1:1 --out h"
+  succeeds(capsys, *place(words))
+
+
+def _heads():
+  return sorted(Path("s").rglob("head.safetensors"))
