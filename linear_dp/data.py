@@ -10,7 +10,6 @@ something is added to.
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 
@@ -120,16 +119,9 @@ def array_data(
     num_classes: K, at least 1; known without the labels, which are private.
     unit_ids: [n] integers, whose each row is; None where every row is a unit.
 
-  InputError: a num_classes that is no integer, a wrong dtype or shape, no
-  rows, an embedding that is not finite in float32, a label outside [0, K).
+  InputError: a wrong dtype or shape, no rows, an embedding that is not finite in float32, a label outside [0, K).
   Names the first such row, never its label or numbers.
   """
-  try:
-    num_classes = operator.index(num_classes)
-  except TypeError:
-    raise InputError(
-      f"num_classes={num_classes!r} must be an integer, K."
-    ) from None
   array = np.asarray(embeddings)
   if array.dtype not in _STORED or array.ndim != 2 or not array.size:
     raise InputError(

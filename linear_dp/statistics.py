@@ -90,7 +90,7 @@ def integer_heads(
   for kernel, bias in zip(kernels, biases, strict=True):
     kernel, bias = np.float64(kernel), np.float64(bias)
     longest = np.sqrt(np.square(kernel).sum(axis=0)).max()
-    longest = max(longest, np.abs(bias - bias.mean()).max(), 1e-300)
+    longest = max(longest, np.abs(bias - bias.mean()).max(), 1e-200)
     grid = 2.0 ** math.floor(math.log2(2**30 / longest))
     room = room_in_ball(len(kernels[0]))
     found.append(

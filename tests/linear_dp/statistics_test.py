@@ -1,0 +1,183 @@
+"""Every statistic against NumPy: integers in int64, softmax in float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp import statistics
+from oneshot_dp.linear_dp.data import WEIGHT, R
+from oneshot_dp.linear_dp.rows import rows_of
+from tests.linear_dp.statistic_catalogue import (
+  BIASES,
+  HEADS,
+  PRIOR,
+  STATISTICS,
+  D,
+  K,
+  data_of,
+  hostile_rows,
+  kernel,
+)
+
+
+def given(rows):
+  """z, labels and weights in int64."""
+  return [
+    np.concatenate([np.asarray(part) for part in column]).astype(np.int64)
+    for column in zip(*rows.chunks(), strict=True)
+  ]
+
+
+def left_of(left, z, label, w, *public):
+  with jax.enable_x64(True):
+    columns = z.astype(np.int16), label.astype(np.int32), w.astype(np.int32)
+    given = [None if p is None else jnp.asarray(p) for p in (*columns, *public)]
+    return np.asarray(jax.jit(left)(*given))
+
+
+def towards_zero(numerator, denominator):
+  return np.sign(numerator) * (np.abs(numerator) // denominator)
+
+
+def lefts_of(name, z, label, w):
+  """left of every row, in int64."""
+  match name:
+    case "class sums" | "class sums of weights that add up":
+      return np.eye(K, dtype=np.int64)[label] * w[:, None]
+    case "class counts":
+      return np.eye(K, dtype=np.int64)[label] * w[:, None]
+    case "mean" | "units":
+      return w[:, None]
+    case "moment" | "moment of a map":
+      return towards_zero(z * w[:, None], R)
+  raise ValueError(name)
+
+
+OF_INTEGERS = [
+  name for name in STATISTICS if name[:5] not in ("resid", "right")
+]
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+@pytest.mark.parametrize("units", [False, True])
+def test_a_sum_is_that_of_numpy(name, units):
+  rng = np.random.default_rng(6)
+  x, label = hostile_rows(rng, n=80)
+  unit = rng.integers(0, 11, 80) if units else None
+  data, statistic = data_of(x, label, unit), STATISTICS[name]
+  z, labels, w = given(statistic.rows(data))
+  left = lefts_of(name, z, labels, w)
+  if statistic.left in statistics.ONE_COLUMN:
+    z = np.full((len(z), 1), R)
+  np.testing.assert_array_equal(statistic.exact(data), left.T @ z)
+  if statistic.power == 1:
+    assert (np.square(left).sum(axis=1) <= w**2).all()
+
+
+def softmax_residual(z, label, w, integers, step, clip, prior=0.0):
+  """Of real numbers."""
+  p = scipy.special.softmax(z @ integers * step + prior, axis=1)
+  r = p - np.eye(p.shape[1])[label]
+  norm = np.linalg.norm(r, axis=1, keepdims=True)
+  factor = np.minimum(1 / clip, 1 / np.maximum(norm, 1e-12))
+  return r * factor * w[:, None]
+
+
+@pytest.mark.parametrize("clip", [0.03, 0.5, 1.5])
+@pytest.mark.parametrize("scale", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("prior", [None, PRIOR])
+def test_a_residual_is_that_of_float64(clip, scale, prior):
+  x, label = hostile_rows(np.random.default_rng(7), n=200)
+  z, label, w = given(rows_of(data_of(x, label)))
+  integers, step = kernel(5, scale)
+  public = integers, step, clip, prior
+  found = left_of(statistics.residual, z, label, w, *public)
+  expected = softmax_residual(
+    z, label, w, integers, step, clip, 0.0 if prior is None else prior
+  )
+  # Logits are in steps of 2⁻¹², and r is shortened from its rounded norm.
+  np.testing.assert_allclose(found, expected, atol=WEIGHT / min(clip, 1) / 4000)
+  norm = np.linalg.norm(np.trunc(found), axis=1)
+  assert (norm <= w).all()
+  clipped = np.linalg.norm(expected, axis=1) > 0.999 * w
+  assert (norm[clipped] >= 0.9989 * w[clipped] - 2).all()
+
+
+@pytest.mark.parametrize("classes", [1, 2, 1000])
+def test_a_residual_of_few_classes_and_of_many(classes):
+  rng = np.random.default_rng(8)
+  x = rng.standard_normal((64, D)).astype(np.float32)
+  label = rng.integers(0, classes, 64)
+  z, label, w = given(rows_of(data_of(x, label, num_classes=classes)))
+  integers, step = statistics.integer_kernel(rng.standard_normal((D, classes)))
+  found = left_of(statistics.residual, z, label, w, integers, step, 0.5)
+  expected = softmax_residual(z, label, w, integers, step, 0.5)
+  np.testing.assert_allclose(found, expected, atol=WEIGHT / 1000)
+  assert np.abs(found.sum(axis=1)).max() < WEIGHT / 1000
+  if classes == 1:
+    assert not found.any()
+
+
+@pytest.mark.parametrize("longest", [1e-30, 1e-3, 1.0, 777.0, 1e30])
+def test_weights_are_rounded_to_integers_that_float32_multiplies(longest):
+  rng = np.random.default_rng(9)
+  weights = rng.standard_normal((40, 7))
+  weights *= longest / np.linalg.norm(weights, axis=0).max()
+  integers, step = statistics.integer_kernel(weights)
+  assert (integers % 1 == 0).all()
+  assert np.linalg.norm(integers, axis=0).max() * R <= 2**24
+  assert np.linalg.norm(integers, axis=0).max() > statistics.KERNEL / 2 - 5
+  np.testing.assert_allclose(
+    integers * step * R, weights, atol=longest / statistics.KERNEL * 1.1
+  )
+  zeros, _ = statistics.integer_kernel(np.zeros((3, 2)))
+  assert not zeros.any()
+  for value in (np.nan, np.inf):
+    with pytest.raises(InputError, match="weights whose longest column has"):
+      statistics.integer_kernel(np.full((3, 2), value))
+
+
+def test_right_answers_are_counted():
+  x, label = hostile_rows(np.random.default_rng(10), n=300)
+  data = data_of(x, label)
+  statistic = STATISTICS["right"]
+  found = statistic.exact(data).ravel() / (WEIGHT * R) * math.sqrt(3)
+  z, labels, w = given(rows_of(data))
+  z, labels = z[w > 0], labels[w > 0]
+  for count, head, bias in zip(found, HEADS, BIASES, strict=True):
+    unit_norm = z / np.linalg.norm(z, axis=1, keepdims=True)
+    best = (unit_norm @ head + bias).argmax(axis=1)
+    assert count == pytest.approx((best == labels).sum(), abs=1e-3)
+  assert 0 < found.min() < found.max() < len(z)
+
+
+def test_of_equal_logits_the_first_class_is_right():
+  """As elsewhere: a head of zeros is right where the first class is."""
+  x = np.ones((5, D), np.float32)
+  heads = statistics.integer_heads(
+    [np.zeros((D, K)), np.ones((D, K))], [np.zeros(K), np.full(K, -10.0)]
+  )
+  columns = given(rows_of(data_of(x, [0, 0, 1, 3, 2])))
+  found = left_of(statistics.right, *columns, *heads)[:5]
+  assert (found > 0).tolist() == [[True] * 2] * 2 + [[False] * 2] * 3
+  assert (np.square(found).sum(axis=1) <= float(WEIGHT) ** 2).all()
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_heads_of_integers_rank_as_they_do(scale):
+  rng = np.random.default_rng(11)
+  head, bias = scale * rng.standard_normal((D, K)), rng.standard_normal(K)
+  (integers,), (biases,) = statistics.integer_heads([head], [bias * scale])
+  z = rng.standard_normal((500, D))
+  z *= R / np.linalg.norm(z, axis=1, keepdims=True)
+  theirs = (z / R) @ head + bias * scale
+  sure = np.diff(np.sort(theirs, axis=1)[:, -2:])[:, 0] > 1e-2 * scale
+  ours = np.rint(z) @ integers + biases
+  assert sure.sum() > 400
+  assert (ours.argmax(axis=1) == theirs.argmax(axis=1))[sure].all()
+  assert np.abs(np.rint(z) @ integers).max() + np.abs(biases).max() < 2**53
