@@ -6,7 +6,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.load_backbone import load_backbone
-from oneshot_dp.extract.cache.format import sha256_of
+from oneshot_dp.extract.cache.format import backbone_fingerprint
 from oneshot_dp.pipeline.head_folder import SavedHead
 
 
@@ -40,12 +40,12 @@ def backbone_of(
   found = load_backbone(
     backbone or identity["name"],
     weights=weights,
-    weights_sha256=identity["weights_sha256"],
-    embedding=None if identity.get("code_sha256") else identity["layer"],
+    weights_sha256=identity.get("weights_sha256"),
+    embedding=None if identity.get("code_sha256") else identity.get("layer"),
     compute_dtype=compute_dtype,
     preprocess=msgspec.convert(identity["preprocess"], PreprocessConfig),
   )
-  known = sha256_of([found.identity, found.feature_dim])
+  known = backbone_fingerprint(found.identity, found.feature_dim)
   if known != stated["backbone_fingerprint"]:
     raise InputError(
       f"{found.name} here is not the backbone that {saved.path} was trained on:"

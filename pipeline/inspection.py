@@ -37,20 +37,35 @@ def inspect_path(paths: Sequence[str]) -> Inspection:
   Raises:
     InputError: it is none of them, or cannot be read.
   """
-  if len(paths) == 1:
-    path = paths[0]
-    if is_cache(path):
-      return _cache(path)
-    names = set() if storage.is_url(path) else _names_in(Path(path))
-    if "receipt.json" in names:
-      return _head(Path(path))
-    if "results.json" in names:
-      return _run(Path(path))
-    if not storage.is_url(path) and _is_ledger(Path(path)):
-      return _ledger(Path(path))
-    if not storage.is_url(path) and not os.path.lexists(path):
-      raise InputError(f"{path} is not there: name a folder or a file.")
-  return _images(paths)
+  kind = _kind(paths[0]) if len(paths) == 1 else "images"
+  if kind == "images":
+    return _images(paths)
+  path = paths[0]
+  looks = {"cache": _cache, "head": _head, "run": _run, "ledger": _ledger}
+  try:
+    return looks[kind](path)
+  except InputError as error:  # it is one, and broken
+    facts, faults = {"path": path}, (str(error),)
+    return Inspection(
+      kind=kind, text=_table({f"a {kind}": path}), facts=facts, faults=faults
+    )
+
+
+def _kind(path: str) -> str:
+  if is_cache(path):
+    return "cache"
+  if storage.is_url(path):
+    return "images"
+  names = _names_in(Path(path))
+  if "receipt.json" in names:
+    return "head"
+  if "results.json" in names:
+    return "run"
+  if _is_ledger(Path(path)):
+    return "ledger"
+  if not os.path.lexists(path):
+    raise InputError(f"{path} is not there: name a folder or a file.")
+  return "images"
 
 
 def is_cache(path: str) -> bool:
@@ -101,7 +116,7 @@ def _cache(path: str) -> Inspection:
   )
 
 
-def _head(path: Path) -> Inspection:
+def _head(path: str) -> Inspection:
   from oneshot_dp.pipeline.head_folder import read_head
 
   saved = read_head(path)
@@ -138,11 +153,11 @@ def _of_receipt(receipt: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _run(path: Path) -> Inspection:
+def _run(path: str) -> Inspection:
   from oneshot_dp.pipeline import results
   from oneshot_dp.pipeline.report.page import read_run
 
-  run = read_run(path)
+  run = read_run(Path(path))
   first = next(iter(run.receipts.values()))["stated"]
   rows = {
     "a run": path,
@@ -161,12 +176,14 @@ def _run(path: Path) -> Inspection:
   )
 
 
-def _ledger(path: Path) -> Inspection:
+def _ledger(path: str) -> Inspection:
   import msgspec
 
   from oneshot_dp.pipeline.ledger import Ledger
 
-  entries = [msgspec.to_builtins(entry) for entry in Ledger(path).entries()]
+  entries = [
+    msgspec.to_builtins(entry) for entry in Ledger(Path(path)).entries()
+  ]
   for entry in entries:
     entry.pop("asked", None)  # it tells of the rows
   counts = collections.Counter(entry["dataset"] for entry in entries)
