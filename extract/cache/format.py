@@ -45,7 +45,7 @@ DTYPES: dict[str, np.dtype] = {
   "float32": np.dtype(np.float32),
   "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-Rows = dict[str, Shaped[np.ndarray, "rows ..."]]
+Rows = dict[str, Shaped[np.ndarray, "..."]]
 """Columns by name: embedding [r, d], embedding_norm f32 [r], label i32 [r],
 example_id i64 [r], image_key u64 [r, 2], and unit_id i64 [r] where a privacy
 unit may have many rows."""

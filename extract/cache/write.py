@@ -36,8 +36,8 @@ from oneshot_dp.extract.cache.shards import (
 )
 
 JOB_FILE = "job.json"
-CONFIG_FILE, LISTING_FILE = "config.json", "listing.json"
-_OF_JOBS = (JOB_FILE, CONFIG_FILE, LISTING_FILE, "stop.", "shards-")
+LISTING_FILE = "listing.json"
+_OF_JOBS = (JOB_FILE, LISTING_FILE, "config.", "stop.", "shards-")
 """What the names of files start with that no finished cache has."""
 
 
@@ -68,8 +68,9 @@ def begin(out: str, job: CacheJob) -> bool:
     data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
     there = storage.put_once(store, JOB_FILE, data)
   try:
-    found = dict(json.loads(there))
-  except (ValueError, TypeError) as e:
+    found = json.loads(there)
+    found["job"]
+  except (ValueError, TypeError, KeyError) as e:
     raise InputError(
       f"{store.where(JOB_FILE)} is damaged: remove {store.where()}, and run"
       " again."
@@ -94,23 +95,24 @@ def _job_of(store: storage.Store, info: CacheInfo) -> str:
 def _refuse_another(
   store: storage.Store, there: dict[str, Any], now: dict[str, Any]
 ) -> None:
-  differ = [name for name in sorted(now) if there.get(name) != now[name]]
-  said = [
-    f"{name} is {_short(there.get(name))} there and {_short(now[name])} now"
-    for name in differ
-    if name != "job"
-  ]
-  said = said or ["images of the source came, went or changed since it began"]
-  if differ:
+  said = list(_differences(there, now))
+  if not said and there["job"] != now["job"]:
+    said = ["images of the source came, went or changed since it began"]
+  if said:
     raise InputError(
       f"{store.where()} belongs to another job: {'; '.join(said)}; choose"
       " another --out, or remove it to start again."
     )
 
 
-def _short(value: Any) -> str:
-  text = json.dumps(value)
-  return text if len(text) <= 60 else f"{text[:57]}..."
+def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
+  if isinstance(there, dict) and isinstance(now, dict):
+    for key in sorted(there.keys() | now.keys()):
+      if (inner := f"{name}.{key}".lstrip(".")) != "job":
+        yield from _differences(there.get(key), now.get(key), inner)
+  elif there != now:
+    shown = [json.dumps(value)[:60] for value in (there, now)]
+    yield f"{name} is {shown[0]} there and {shown[1]} now"
 
 
 def _drop_job_files(store: storage.Store, names: Iterable[str]) -> None:

@@ -9,25 +9,21 @@ run again, workers may try a shard twice, and two jobs at once share the work.
 """
 
 import dataclasses
+import hashlib
 import secrets
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
-from oneshot_dp.configs.errors import BrokenImageError, InputError
+from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.cache.format import CacheInfo, Shard
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.shards import CacheJob
-from oneshot_dp.extract.cache.write import (
-  CONFIG_FILE,
-  LISTING_FILE,
-  begin,
-  finish,
-)
+from oneshot_dp.extract.cache.write import LISTING_FILE, begin, finish
 from oneshot_dp.extract.images.decode import DecodeError, decode_image
 from oneshot_dp.extract.job.embed import ahead
 from oneshot_dp.extract.job.progress import progress_bar
@@ -35,7 +31,7 @@ from oneshot_dp.extract.job.shard import (
   HOW_MENDED,
   Job,
   computed_by,
-  digest_of,
+  config_file,
   extract_shard,
   loaded_embedder,
 )
@@ -86,23 +82,25 @@ def run_extraction(
   if backbone.network is not None:  # else its function decides
     # Workers on other devices must not choose another one.
     config = dataclasses.replace(config, compute_dtype=backbone.compute_dtype)
-  listing, config_text = listing_of(source), msgspec.json.encode(config)
+  listing = listing_of(source)
   job = Job(
     out=out,
     run=secrets.token_hex(8) if options else "",
     config=config,
     cache=CacheJob(
       info=info_of(config, source, backbone),
-      more=digest_of(config_text, listing),
+      more=hashlib.sha256(listing).hexdigest(),
     ),
     source=source,
   )
   if not begin(out, job.cache):
     return open_cache(out)
   store = storage.store_at(out)
-  for name, data in ((CONFIG_FILE, config_text), (LISTING_FILE, listing)):
-    if storage.put_once(store, name, data) != data:
-      raise InputError(f"{store.where(name)} is of another job; remove {out}.")
+  if options:
+    text = msgspec.json.encode(config)
+    storage.put_once(store, config_file(job.run), text)
+    if storage.put_once(store, LISTING_FILE, listing) != listing:
+      raise RunError(f"{store.where()} was taken over by another job.")
   try:
     shards = on_beam.run(job, options) if options else _run_here(job)
     return finish(out, job.cache, shards)
@@ -135,7 +133,7 @@ def info_of(
     class_names=tuple(source.class_names),
     num_classes_source="flag" if counted else "class_names",
     backbone=backbone.identity,
-    computed_by=computed_by(backbone),
+    computed_by=computed_by(backbone, config),
     views=views,
     embedding_dtype=config.embedding_dtype,
     shard_rows=config.shard_rows,

@@ -20,7 +20,7 @@ from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.load_backbone import load_backbone
-from oneshot_dp.extract.cache.format import CacheInfo, Shard, sha256_of
+from oneshot_dp.extract.cache.format import CacheInfo, Shard
 from oneshot_dp.extract.cache.shards import (
   CacheJob,
   checked,
@@ -28,11 +28,7 @@ from oneshot_dp.extract.cache.shards import (
   kept_shard,
   put_shard,
 )
-from oneshot_dp.extract.cache.write import (
-  CONFIG_FILE,
-  JOB_FILE,
-  LISTING_FILE,
-)
+from oneshot_dp.extract.cache.write import JOB_FILE, LISTING_FILE
 from oneshot_dp.extract.job.embed import Embedder, embed
 from oneshot_dp.extract.job.progress import DONE, check_stopped
 from oneshot_dp.extract.sources.open_source import reopened
@@ -97,10 +93,15 @@ def extract_shard(job: Job, index: int) -> Shard:
   return put_shard(job.out, job.cache, index, made, data)
 
 
-def computed_by(backbone: Backbone) -> dict[str, Any]:
+def computed_by(backbone: Backbone, config: ExtractConfig) -> dict[str, Any]:
   """What decides the rounding of embeddings, beside the kind of device."""
   versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-  return {"compute_dtype": backbone.compute_dtype, "libraries": versions}
+  dtype = backbone.compute_dtype
+  return {
+    "compute_dtype": dtype,
+    "batch_size": config.batch_size,
+    "libraries": versions,
+  }
 
 
 _lock = threading.Lock()
@@ -115,7 +116,7 @@ def embedder_of(job: Job) -> Embedder:
   embedder = loaded_embedder(job.config)
   for here, there in (
     (embedder.backbone.identity, job.info.backbone),
-    (computed_by(embedder.backbone), job.info.computed_by),
+    (computed_by(embedder.backbone, job.config), job.info.computed_by),
   ):
     # As JSON has it: tuples are lists.
     here = json.loads(json.dumps(here))
@@ -163,32 +164,30 @@ def _job_at(out: str, run: str) -> Job:
     RunError: there is none, or what it left is of another.
   """
   store = storage.store_at(out)
-  found = [
-    storage.read(store, name, _LISTING_BYTES)
-    for name in (JOB_FILE, CONFIG_FILE, LISTING_FILE)
-  ]
-  if None in found:
+  names = JOB_FILE, config_file(run), LISTING_FILE
+  begun, config, listing = (
+    storage.read(store, name, _LISTING_BYTES) for name in names
+  )
+  if begun is None or config is None or listing is None:
     raise RunError(
       f"{store.where()}: the job's files are not there; every worker must see"
       " it under this name."
     )
-  begun, config_text, listing = (data or b"" for data in found)
   fields = json.loads(begun)
-  digest = digest_of(config_text, listing)
-  job = fields.pop("job")
-  cache = CacheJob(info=msgspec.convert(fields, CacheInfo), more=digest)
-  if cache.digest != job:
+  digest = fields.pop("job")
+  info = msgspec.convert(fields, CacheInfo)
+  cache = CacheJob(info=info, more=hashlib.sha256(listing).hexdigest())
+  if cache.digest != digest:
     raise RunError(f"{store.where()} was taken over by another job.")
   return Job(
     out=out,
     run=run,
-    config=msgspec.json.decode(config_text, type=ExtractConfig),
+    config=msgspec.json.decode(config, type=ExtractConfig),
     cache=cache,
     source=reopened(listing),
   )
 
 
-def digest_of(config_text: bytes, listing: bytes) -> str:
-  """SHA-256 of what makes a job this one, beside its cache; private."""
-  listed = hashlib.sha256(listing).hexdigest()
-  return sha256_of([config_text.decode(), listed])
+def config_file(run: str) -> str:
+  """Where a launch leaves its config for its workers."""
+  return f"config.{run}"

@@ -16,7 +16,13 @@ from oneshot_dp.extract import files, storage
 from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import open_cache
-from tests.extract.cache.caches import columns, digest, make_info, refused, run_job
+from tests.extract.cache.caches import (
+  columns,
+  digest,
+  make_info,
+  refused,
+  run_job,
+)
 from tests.extract.cache.jobs_test import check_orphans
 from tests.extract.object_server import (
   BUCKET,
@@ -93,7 +99,8 @@ def place(request, tmp_path, monkeypatch):
   with contextlib.ExitStack() as stack:
     ask = None
     if kind != scheme:
-      ask = passed_on(scheme, stack.enter_context(real_server(scheme, tmp_path)))
+      port = stack.enter_context(real_server(scheme, tmp_path))
+      ask = passed_on(scheme, port)
     server = stack.enter_context(running(ObjectServer(ask)))
     for name, value in environment(server.url, tmp_path).items():
       monkeypatch.setenv(name, value)
@@ -229,7 +236,8 @@ def test_a_missing_permission_is_named(place, method, s3, gs):
 def test_a_store_that_stays_broken_is_one_line(place, monkeypatch):
   url, server = place
   cache = run_job(url, make_info())
-  monkeypatch.setattr(storage, "_RETRIES", {**storage._RETRIES, "max_retries": 1})
+  retries = storage._RETRIES | {"max_retries": 1}
+  monkeypatch.setattr(storage, "_RETRIES", retries)
   monkeypatch.setattr(storage, "_WAITS", (0.01,))
   storage._remote.cache_clear()
   for fault in (500, "reset", "cut"):
@@ -256,8 +264,8 @@ def test_an_orphan_of_another_job_is_never_counted(place):
 
 
 @STORES
-def test_other_libraries_are_not_needed_to_read(place):
-  url, server = place
+def test_a_shard_or_a_cache_that_is_not_there(place):
+  url, _ = place
   cache = run_job(url, make_info())
   name = cache.info.shards[1].file
   storage.remove(storage.store_at(url), [name])

@@ -33,7 +33,7 @@ def unit_norm(x, dtype):
 
 
 KINDS = pytest.mark.parametrize("kind", ["normal", "relu", "cone", "outliers"])
-DIMS = pytest.mark.parametrize("d", [8, 20, 64, 192, 1280])
+DIMS = pytest.mark.parametrize("d", [8, 20, 64, 1280])
 
 
 class TestDirections:
@@ -58,7 +58,7 @@ class TestDirections:
   def test_other_rows_are_others(self, d, kind):
     if kind == "relu" and d < 64:
       pytest.skip("most rows of so few values are zeros")
-    x = np.concatenate([rows(5000, d, seed, kind) for seed in (0, 1)])
+    x = np.concatenate([rows(3000, d, seed, kind) for seed in (0, 1)])
     keys = direction_keys(x)
     assert len(np.unique(keys)) == len(x)
     assert (direction_keys(-x) != keys).all()

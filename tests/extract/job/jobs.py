@@ -1,0 +1,45 @@
+"""Small extraction jobs, of made-up images."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from oneshot_dp.configs.extract_config import (
+  ExtractConfig,
+  PreprocessConfig,
+  SourceSettings,
+)
+
+CLASSES = ("cat", "dog", "ox")
+
+
+def job_of(location: pathlib.Path, **changes: Any) -> ExtractConfig:
+  settings = changes.pop("settings", {})
+  fields: dict[str, Any] = {
+    "source": SourceSettings(location=(str(location),), **settings),
+    "backbone": "random_patches",
+    "preprocess": PreprocessConfig(image_size=8),
+    "batch_size": 16,
+    "shard_rows": 32,
+  }
+  return ExtractConfig(**fields | changes)
+
+
+def write_folder(
+  folder: pathlib.Path, n: int, bad=(), side: int = 8
+) -> list[pathlib.Path]:
+  """n images in folders of classes, in the order that they are listed in."""
+  rng = np.random.default_rng(n)
+  paths = []
+  for i in range(n):
+    label = i * len(CLASSES) // n
+    path = folder / CLASSES[label] / f"{i:04d}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = rng.integers(0, 256, (side, side, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+    if i in bad:
+      path.write_bytes(path.read_bytes()[:40])
+    paths.append(path)
+  return paths
