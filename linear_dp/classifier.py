@@ -6,12 +6,11 @@ import warnings
 from typing import Any, Self
 
 import numpy as np
-from jaxtyping import Float, Shaped
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from oneshot_dp.linear_dp.private_head import PrivateHead, train_head
+from oneshot_dp.linear_dp.private_head import train_head
 
 _FLOATS = (np.float32, np.float64)
 
@@ -30,8 +29,7 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
   """`oneshot_dp.train_head` by scikit-learn's rules.
 
   Formal guarantees: `private_head_` is (epsilon, delta)-DP as its receipt says;
-  weights, `predict` and `predict_proba` are safe to publish with it. That is
-  all that is protected, which is said once in a process:
+  weights and predictions are safe to publish with it. That is all:
 
   * every `fit` is a release of its own, **in no ledger**, also those of
     `cross_val_score` and searches, whose scores are of private rows besides;
@@ -47,14 +45,12 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
   array(['cat', 'dog'], dtype='<U3')
 
   Args:
-    epsilon, delta, head: see `train_head`; delta should be well below 1/n.
+    epsilon, delta, head, source: see `train_heads`. There is no `random_state`:
+      with a seed the head would be NOT PRIVATE.
     classes: list of all classes, public. None takes them from the labels.
-    source: a `NoiseSource`; None is the operating system's. There is no
-      `random_state`: with a seed the head would be NOT PRIVATE.
 
   Attributes:
     classes_: the classes, sorted.
-    n_features_in_: d.
     private_head_: the `PrivateHead`, which `oneshot_dp.save_head` writes.
   """
 
@@ -74,19 +70,10 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
     self.source = source
 
   def fit(self, X: Any, y: Any, unit_ids: Any = None) -> Self:
-    """Trains on [n, d] embeddings, whose [n] labels may be of any kind.
+    """Trains on private [n, d] embeddings, whose [n] labels are of any kind.
 
-    Args:
-      X: numbers, private.
-      y: labels, private.
-      unit_ids: see `train_head`.
-
-    Raises:
-      ValueError: what cannot be trained on; nothing was released then.
-
-    Warns:
-      UserWarning: the classes were taken from the labels; and, once, that
-        what is around `fit` is outside the guarantee.
+    ValueError: what cannot be trained on; nothing was released then. Warns of
+    classes that were taken from the labels, and once of what `_tell` says.
     """
     _tell()
     X, y = validate_data(self, X, y, dtype=_FLOATS)
@@ -98,12 +85,6 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
       raise ValueError("there is only one class; a classifier needs two.")
     if not np.isin(present, self.classes_).all():
       raise ValueError("a label is none of `classes`: name all of them.")
-    if not stated:
-      warnings.warn(
-        "classes were taken from the private labels: the guarantee holds only"
-        " if they are public anyway; give classes=[...].",
-        stacklevel=2,
-      )
     trained = train_head(
       X,
       np.searchsorted(self.classes_, y),
@@ -116,26 +97,29 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
       source=self.source,
     )
     if not stated:
+      warnings.warn(
+        "classes were taken from the private labels: the guarantee holds only"
+        " if they are public anyway; give classes=[...].",
+        stacklevel=2,
+      )
       labels = "labels (treated as public)"
       trained = dataclasses.replace(trained, num_classes_source=labels)
-    self.private_head_: PrivateHead = trained
+    self.private_head_ = trained
     return self
 
-  def decision_function(self, X: Any) -> Float[np.ndarray, "n *K"]:
+  def decision_function(self, X: Any) -> np.ndarray:
     """The logits [n, K]; of two classes the second's less the first's, [n]."""
-    check_is_fitted(self)
-    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
-    logits = self.private_head_.logits(rows)
+    logits = self.private_head_.logits(self._rows(X))
     return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
-  def predict_proba(self, X: Any) -> Float[np.ndarray, "n K"]:
-    """The softmax of the logits: not calibrated, see `PrivateHead`."""
-    check_is_fitted(self)
-    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
-    return self.private_head_.predict_proba(rows)
+  def predict_proba(self, X: Any) -> np.ndarray:
+    """The softmax of the logits, [n, K]: not calibrated."""
+    return self.private_head_.predict_proba(self._rows(X))
 
-  def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-    """The class with the largest logit."""
+  def predict(self, X: Any) -> np.ndarray:
+    """The class with the largest logit, [n]."""
+    return self.classes_[self.private_head_.predict(self._rows(X))]
+
+  def _rows(self, X: Any) -> np.ndarray:
     check_is_fitted(self)
-    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
-    return self.classes_[self.private_head_.predict(rows)]
+    return validate_data(self, X, reset=False, dtype=_FLOATS)

@@ -69,13 +69,13 @@ def accuracies(
     InputError: heads of several shapes, no rows, another feature_dim, or a
       label outside [0, K).
   """
-  if not heads:
-    return []
   shapes = {head.kernel.shape for head in heads}
   if len(shapes) > 1:
     raise InputError(
       f"heads of several shapes, {sorted(shapes)}: score those of one together."
     )
+  if not heads:
+    return []
   weights = jax.device_put([(h.kernel, h.ranking().bias) for h in heads])
   d, k = heads[0].kernel.shape
   first = np.zeros((len(heads), k), np.int64)
@@ -168,16 +168,10 @@ def private_accuracies(
   Args:
     sums: the door, paid for `buys`.
     rows: `evaluation_rows` of the data.
-    heads: of one shape.
+    heads: of one shape, whose biases are alike, or which read norm 1.
     buys: μ² of all that leaves here.
     counted: whether the number of rows is private.
   """
-  for head in heads:
-    if not head.unit_norm and np.ptp(np.asarray(head.bias)) > 0:
-      raise InputError(
-        "a head with a bias of its own for each class reads embeddings as long"
-        " as they are: it has no private accuracy here."
-      )
   n, share = float(rows.n), 0.0
   if counted or rows.has_units:
     share = 1 / (len(heads) + 1)
@@ -224,9 +218,6 @@ def evaluate_heads(
     heads: `LinearHead`s or `PrivateHead`s, all of one shape.
     embeddings: [n, d] floats.
     labels: [n] integers in [0, K).
-
-  Returns:
-    An `Accuracy` for each head. InputError: see `accuracies`.
   """
   weights = [h if isinstance(h, LinearHead) else h.head for h in heads]
   rows = {"embedding": np.asarray(embeddings), "label": np.asarray(labels)}

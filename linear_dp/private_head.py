@@ -45,10 +45,10 @@ class PrivateHead:
 
   Attributes:
     trained: the head, how it was made, and all that left for it.
-    num_examples: n of the training rows, public.
-    class_names: the names of the K classes, public.
-    num_classes_source: where K comes from; of labels, which are private, the
-      guarantee holds only if K is public anyway.
+    num_examples: n, public.
+    class_names: of the K classes, public.
+    num_classes_source: where K comes from; labels are private, and K must be
+      public anyway.
     privacy_unit: "example", or "unit" where rows had unit_ids.
     is_charged: whether the caller had it charged to something.
   """
@@ -62,12 +62,11 @@ class PrivateHead:
 
   @property
   def head(self) -> LinearHead:
-    """The weights: kernel [d, K] and bias [K], float32."""
+    """The weights alone."""
     return self.trained.head
 
   def __repr__(self) -> str:
-    d, num_classes = self.head.kernel.shape
-    made = self.trained
+    made, (d, num_classes) = self.trained, self.head.kernel.shape
     return (
       f"PrivateHead({made.name}, feature_dim={d}, num_classes={num_classes},"
       f" epsilon={made.epsilon:g}, delta={made.delta:g}"
@@ -77,10 +76,7 @@ class PrivateHead:
   def logits(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
     """Scores of each class, good for ranking, for embeddings as it learnt from.
 
-    The largest bias is taken off: a common −10 would swallow small differences.
-
-    InputError: another d; a row that is not finite, or too long for the head
-    (the message names the row, never its numbers).
+    InputError: another d; a row that is not finite in float32, by its place.
     """
     array = np.asarray(embeddings)
     if array.ndim != 2 or array.shape[1] != self.head.feature_dim:
@@ -116,7 +112,7 @@ class PrivateHead:
     return float((self.predict(embeddings) == np.asarray(labels)).mean())
 
   def receipt(self) -> dict[str, Any]:
-    """What the head guarantees and all that it follows from, as JSON.
+    """What it guarantees, and what that follows from: JSON.
 
     In the words of the receipt.json of `oneshot-dp train`, as far as arrays can
     know them; `private` is False where the noise came from a seed.
@@ -166,10 +162,9 @@ def train_heads(
 ) -> tuple[PrivateHead, ...]:
   """Trains a private head for each ε; all of them cost the largest.
 
-  Formal guarantees: those of `oneshot-dp sweep`, whose code this is: each head
-  is (ε, δ)-DP, and all together are as private as that of the largest ε, where
-  a unit (a row, or all rows of one of `unit_ids`) is there or replaced by
-  nothing, with n and K public.
+  Formal guarantees: those of `train`: each head is (ε, δ)-DP, and all together
+  are as private as that of the largest ε, where a unit (a row, or all rows of
+  one of `unit_ids`) is there, or nothing in its place; n and K are public.
 
   **The heads are in no ledger**: nothing here knows what was released of the
   same rows before, and every call costs anew. Pass `charge` to keep count, or
@@ -189,40 +184,34 @@ def train_heads(
     labels: [n] integers in [0, K), private.
     num_classes: K, public: known without the labels.
     class_names: K public names; None is "0", "1" ...
-    epsilons: the ε of each head, positive and distinct.
-    delta: δ of each head, in (0, 1), well below 1/n.
+    epsilons: of each head, positive and distinct.
+    delta: of each head, in (0, 1), well below 1/n.
     head: "auto" (the most accurate), or the paper's single step of "lamb",
       "adam" or "momentum".
-    unit_ids: [n] integers, whose each row is, where a person may have many: the
-      guarantee is then about all rows of a unit. None is a unit per row.
+    unit_ids: [n] integers, whose each row is, where a person may have many: all
+      rows of a unit are protected together. None is a unit per row.
     balanced: of "auto", for classes of very different sizes.
     start: [K, d] numbers, of "auto": a public vector for each class, such as a
       text tower's embedding of its name, to start from at no cost. No function
       of the private rows.
     weak_privacy: insist on a δ of 1/n or more, or an ε above 20.
-    source: the random bits; None is the operating system's. A seeded source is
+    source: the random bits; None is the operating system's. One with a seed is
       for research, and marks the heads NOT PRIVATE.
-    charge: called once, with μ² and the source, before any noise; may refuse
-      by raising.
+    charge: called once, with μ² and the source, before any noise; may raise.
 
   Returns:
     Heads, in the order of `epsilons`.
 
   Raises:
-    InputError: a value of another type; arrays that `array_data` refuses; an ε
-      or δ that is no guarantee; a head of another name. Nothing is charged
-      then, and nothing was drawn.
-
-  Source: Mehta et al., "Large Scale Transfer Learning for Differentially
-  Private Image Classification", TMLR 2023, algorithm 1.
+    InputError: what cannot be trained on, or by; nothing was charged or drawn.
   """
-  source, epsilons = source or NoiseSource(), tuple(epsilons)
-  a_number = numbers.Real, "a number"
+  source = NoiseSource() if source is None else source
+  epsilons = tuple(epsilons)
   for name, value, kind, what in (
     ("num_classes", num_classes, numbers.Integral, "an integer, K"),
     ("source", source, NoiseSource, "a oneshot_dp.NoiseSource"),
-    ("delta", delta, *a_number),
-    *(("epsilon", epsilon, *a_number) for epsilon in epsilons),
+    ("delta", delta, numbers.Real, "a number"),
+    *(("epsilon", each, numbers.Real, "a number") for each in epsilons),
   ):
     if not isinstance(value, kind):
       raise InputError(f"{name}={value!r} must be {what}.")
@@ -237,14 +226,13 @@ def train_heads(
   public = None if start is None else PublicStart.of(start, **sizes)
   options = HeadOptions(balanced=balanced, start=public)
   check_plan(head=head, n=data.n, options=options, **sizes)
-  names = map(str, range(data.num_classes) if class_names is None else ())
-  names = (*names, *(class_names or ()))
+  numbered = map(str, range(data.num_classes))
+  names = tuple(numbered if class_names is None else class_names)
   if len(set(names)) != data.num_classes or not all(
     isinstance(name, str) and name for name in names
   ):
     raise InputError(
-      f"class_names={names} must be {data.num_classes} different names, one for"
-      " each of num_classes."
+      f"class_names={names} must be {data.num_classes} different names."
     )
   rows, paid = rows_for(data, head), cost(budget, delta)
   if charge is not None:
@@ -294,8 +282,5 @@ def train_head(
     labels: [n] integers in [0, K), private.
     epsilon: ε > 0.
     options: num_classes, delta and all others of `train_heads`.
-
-  Returns:
-    The head and its receipt.
   """
   return train_heads(embeddings, labels, epsilons=(epsilon,), **options)[0]

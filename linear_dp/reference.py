@@ -1,9 +1,7 @@
 r"""The paper's step in a screenful of NumPy: what the room has to equal.
 
 One row after another, in Python's integers, for rows that are a privacy unit
-each and a data set that fits in memory. Nothing is checked, kept secret or
-charged, and nothing but the tests uses it: they hold the class sums to its
-bits, and the step to float32.
+each. Nothing is checked, kept secret or charged; only the tests use it.
 """
 
 import math
@@ -37,16 +35,11 @@ def residual_norm(num_classes: int, b0: float) -> float:
   return math.sqrt((1 - p0) ** 2 + (num_classes - 1) * p0**2)
 
 
-def noise_sd(sigma: float) -> float:
-  """σΔ: of every sum, Δ = WEIGHT·R."""
-  return sigma * WEIGHT * R
-
-
 def gradient(
-  noisy_sums: np.ndarray, n: int, clip_norm: float, b0: float
+  sums: np.ndarray, n: int, clip_norm: float, b0: float
 ) -> np.ndarray:
-  """The mean clipped gradient [K, d]: (p0·1 ⊗ T − S)/n, in its own units."""
-  s = noisy_sums.astype(np.float64) / (WEIGHT * R)
+  """The mean clipped gradient [K, d] = (p0·1 ⊗ T − S)/n, in its own units."""
+  s = sums.astype(np.float64) / (WEIGHT * R)  # of sensitivity 1
   p0 = 1 / (1 + math.exp(-b0))
   return (p0 * s.sum(axis=0) - s) * clip_norm / residual_norm(len(s), b0) / n
 

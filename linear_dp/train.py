@@ -1,7 +1,6 @@
 """Rows → private heads, the smallest ε first; all together cost the largest.
 
-Nothing here touches a disk: whoever calls `train` has charged `cost` before, as
-the command line does to the ledger, and `private_head` to whoever asks.
+Whoever calls `train` has charged `cost` before.
 """
 
 import dataclasses
@@ -58,10 +57,7 @@ class TrainedHead:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Before:
-  """The head that `train` goes on from; see `TrainedHead`, whose parts it has.
-
-  Its folder has all of it: its releases' file, its receipt.
-  """
+  """The head that `train` goes on from, as its folder has it: `TrainedHead`."""
 
   name: HeadName
   state: Mapping[str, np.ndarray]
@@ -71,7 +67,7 @@ class Before:
 
 
 def cost(
-  epsilons: Sequence[float], delta: float, already: Fraction | float = 0
+  epsilons: Sequence[float], delta: float, already: Fraction | float = 0.0
 ) -> Fraction:
   """μ² to charge for one head and draw of all these ε: that of the largest.
 
@@ -206,7 +202,7 @@ def baseline(
 ) -> TrainedHead:
   """The head without noise: **NOT PRIVATE**, to compare with."""
   options = options or HeadOptions()
-  sums = PrivateSums(None, math.inf)
+  sums = PrivateSums(None, 0.0)
   made = HEADS[head].make(sums, rows, math.inf, 0.0, {}, options)
   return TrainedHead(
     head=made.head,

@@ -51,7 +51,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from oneshot_dp.extract.backbones.names import backbone_names, load_backbone
+  from oneshot_dp.extract.backbones.load_backbone import load_backbone
+  from oneshot_dp.extract.backbones.names import backbone_names
   from oneshot_dp.extract.cache.read import open_cache
   from oneshot_dp.extract.cache.write import write_cache
   from oneshot_dp.extract.job.embed import embed_images
@@ -75,7 +76,8 @@ if TYPE_CHECKING:
 _HOMES = {
   name: home
   for home, names in {
-    "extract.backbones.names": ("backbone_names", "load_backbone"),
+    "extract.backbones.load_backbone": ("load_backbone",),
+    "extract.backbones.names": ("backbone_names",),
     "extract.cache.read": ("open_cache",),
     "extract.cache.write": ("write_cache",),
     "extract.job.embed": ("embed_images",),

@@ -17,11 +17,7 @@ from oneshot_dp.linear_dp.rows import Rows
 
 
 class Head(NamedTuple):
-  """How a head sees its rows, and the function that makes it of their sums.
-
-  `make(sums, rows, buys, had, last, options)` spends μ² = `buys` at the door
-  and goes on from the head that spent `had` and left `last`, if there is one.
-  """
+  """How a head sees its rows, and the function that makes it; see `auto`."""
 
   rows: Callable[[Data], Rows]
   make: Callable[..., Made]

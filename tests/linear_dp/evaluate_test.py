@@ -160,7 +160,7 @@ def test_private_accuracies_without_noise_are_the_exact_ones():
     for seed in range(3)
   ]
   data = array_data(rows["embedding"], rows["label"], num_classes=7)
-  sums = PrivateSums(None, np.inf)
+  sums = PrivateSums(None, 0.0)
   found = private_accuracies(sums, evaluation_rows(data), heads, np.inf)
   exact = accuracies(heads, [rows])
   for of_door, of_rows in zip(found, exact, strict=True):

@@ -44,7 +44,7 @@ def data(units=False):
 
 def trained(head, epsilons=(1.0,), *, units=False, seed=0, before=None, **more):
   given: dict[str, Any] = {"head": head, "epsilons": epsilons, "delta": DELTA}
-  already = before.mu_squared if before else 0
+  already = before.mu_squared if before else 0.0
   paid = cost(epsilons, DELTA, already)
   source = NoiseSource(seed) if seed is not None else NoiseSource()
   return list(
@@ -189,10 +189,10 @@ def test_a_baseline_has_no_noise_and_is_not_private(head):
 @pytest.mark.parametrize(
   ("epsilons", "already", "message"),
   [
-    ((), 0, "give one or more, each once"),
-    ((1.0, 2.0, 1.0), 0, "give one or more, each once"),
-    ((0.0,), 0, r"epsilon=0\.0 must be positive"),
-    ((1.0, math.nan), 0, "epsilon=nan must be positive"),
+    ((), 0.0, "give one or more, each once"),
+    ((1.0, 2.0, 1.0), 0.0, "give one or more, each once"),
+    ((0.0,), 0.0, r"epsilon=0 must be positive"),
+    ((1.0, math.nan), 0.0, "epsilon=nan must be positive"),
     ((1.0, 2.0), mu_squared(1.0, DELTA), "epsilon=1 is no more than the head"),
     ((0.5,), mu_squared(1.0, DELTA), r"has at delta=0\.0001, 1: give a larger"),
   ],
@@ -222,7 +222,6 @@ def test_a_plan_that_no_head_follows_is_refused_before_any_charge():
   for changes, message in (
     ({"n": 0}, "there are no rows to train on"),
     ({"feature_dim": 2**20, "num_classes": 2**11}, "more weights than"),
-    ({"head": "svm"}, "head='svm' must be one of"),
     ({"head": "lamb", "options": HeadOptions(balanced=True)}, "of head 'auto'"),
     (
       {"before": before_of(lamb)},
@@ -239,12 +238,9 @@ def test_a_plan_that_no_head_follows_is_refused_before_any_charge():
 
 
 def test_a_row_that_is_wrong_is_refused_before_anything_is_charged():
-  x = np.ones((5, D), np.float32)
-  blocks = data().blocks()
-  columns = {
-    name: column[:5].copy() for name, column in next(iter(blocks)).items()
-  }
-  columns["embedding"] = x * np.where(np.arange(5) == 3, np.nan, 1)[:, None]
+  (block,) = data().blocks()
+  columns = {name: column[:5].copy() for name, column in block.items()}
+  columns["embedding"][3, 2] = np.nan
   bad = dataclasses.replace(data(), blocks=lambda: [columns])
   with pytest.raises(InputError, match="example_id=3"):
     rows_for(bad, "auto")
@@ -268,21 +264,21 @@ def test_memory_grows_with_all_that_takes_it():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB there")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
   ("head", "n", "d", "num_classes", "epsilon"),
   [("auto", 1000, 1500, 2, 20.0), ("lamb", 1000, 500, 5000, 1.0)],
 )
 def test_it_is_what_a_process_takes(head, n, d, num_classes, epsilon):
   code = f"""
-import resource
+import re
 import numpy as np
 import oneshot_dp
 rng = np.random.default_rng(0)
 head = oneshot_dp.train_head(
   rng.standard_normal(({n}, {d}), np.float32), rng.integers(0, 2, {n}),
   num_classes={num_classes}, head={head!r}, epsilon={epsilon}, delta=1e-6)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
 """
   run = [sys.executable, "-c", code]
   environment = {**os.environ, "XLA_FLAGS": ""}  # one device
@@ -290,4 +286,4 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     run, env=environment, check=True, capture_output=True, text=True
   ).stdout
   needed = memory_needed(head, n, d, num_classes, "example")
-  assert 0.5 * needed < int(said) < 1.1 * needed
+  assert 0.5 * needed < 1024 * int(said) < 1.1 * needed
