@@ -23,7 +23,6 @@ from oneshot_dp.extract.sources.folder import is_split, open_folder
 from oneshot_dp.extract.sources.listed_files import TABLES, File, is_image
 from oneshot_dp.extract.sources.npz import splits_of_npz
 from oneshot_dp.extract.sources.open_source import open_source, tables_of
-from oneshot_dp.extract.sources.source import Listed
 from oneshot_dp.extract.sources.unlabelled import (
   Unlabelled,
   files_of,
@@ -32,6 +31,7 @@ from oneshot_dp.extract.sources.unlabelled import (
 
 _AT_ONCE = 1024
 """Images in flight: what is kept of each is small, its pixels are not."""
+_Counts = dict[str, dict[str, int]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,22 +43,22 @@ class ImagesReport:
     num_images: all that were looked at.
     classes: of each split the number of images of each class.
     sizes: width and height, of the smallest, median and largest.
+    owners: of each split the number of owners, and of images of the largest.
     faults: what an extraction refuses: broken images, strays, links, owners.
     passed_over: files that are no images.
     duplicates: images of the same bytes, or pixels.
-    owners: of each split the number of owners, and of images of the largest.
     notes: what has to be said by a flag.
   """
 
   location: str
-  num_images: int = 0
-  classes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
-  sizes: tuple[tuple[int, int], ...] = ()
-  faults: tuple[str, ...] = ()
-  passed_over: tuple[str, ...] = ()
-  duplicates: tuple[str, ...] = ()
-  owners: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
-  notes: tuple[str, ...] = ()
+  num_images: int
+  classes: _Counts
+  sizes: tuple[tuple[int, int], ...]
+  owners: dict[str, tuple[int, int]]
+  faults: tuple[str, ...]
+  passed_over: tuple[str, ...]
+  duplicates: tuple[str, ...]
+  notes: tuple[str, ...]
 
   @property
   def facts(self) -> dict[str, Any]:
@@ -112,30 +112,28 @@ def describe_images(
   if len(paths) == 1 and listed_files.is_folder(paths[0]):
     files = listed_files.files_in(paths[0])
   faults = [f"{f.path!r}: leads nowhere or back" for f in files if f.size < 0]
+  notes, parts, classes, splits, opened = [], [], {}, [None], []
   sound = [file for file in files if file.size >= 0]
-  tables = [f.path for f in sound if f.path.lower().endswith(TABLES)]
-  classes, notes, parts = {}, [], []
-  splits: list[str | None] = [None]
+  others = [file.path for file in sound if not is_image(file.path)]
   if is_folder := any(is_image(file.path) for file in files):
-    strays, splits, classes = _folder(paths[0], sound)
+    strays, splits, classes = _of_folder(paths[0], sound)
     faults += [f"{path!r}: in no class folder" for path in sorted(strays)]
-    images = [file for file in sound if is_image(file.path)]
-    parts.append(files_of(paths[0], images))
+    parts.append(files_of(paths[0], [f for f in sound if is_image(f.path)]))
     sound = [file for file in sound if file.path not in strays]
-  elif tables:
-    paths = [os.path.join(paths[0], table) for table in tables]
-  if not is_folder:
+  else:
+    if files and (tables := [p for p in others if p.lower().endswith(TABLES)]):
+      others = sorted(set(others) - set(tables))
+      paths = [os.path.join(paths[0], table) for table in tables]
     splits = [split or None for split in tables_of(paths)] or [None]
     for path in paths:
       try:
-        if path.lower().endswith(".npz"):
-          splits = splits_of_npz(path)
-        for split in splits if path.lower().endswith(".npz") else [None]:
+        is_npz = path.lower().endswith(".npz")
+        splits = (splits_of_npz(path) or [None]) if is_npz else splits
+        for split in splits if is_npz else [None]:
           key = f"{split}_image" if split else settings.image
           parts += unlabelled([path], key).parts
       except InputError as error:
         faults.append(str(error))
-  opened = []
   for split in splits if parts else ():
     asked = dataclasses.replace(settings, split=split, location=tuple(paths))
     try:
@@ -147,24 +145,22 @@ def describe_images(
       faults.append(str(error))
   everything = Unlabelled(parts=tuple(parts))
   sizes, broken, keys = _look_at(everything)
-  others = [f.path for f in sound if not is_image(f.path)]
-  others = sorted(set(others) - set(() if is_folder else tables))
   return ImagesReport(
     location=escaped(" ".join(location)),
     num_images=len(everything),
-    classes=classes or {source.split: _counts(source) for source in opened},
+    classes=classes or _of_rows(opened),
     sizes=sizes,
+    owners=_owners(opened),
     faults=tuple(map(escaped, (*faults, *broken))),
     passed_over=tuple(map(escaped, others)),
     duplicates=tuple(_duplicates(everything, keys)),
-    owners=_owners(opened),
     notes=tuple(map(escaped, notes)),
   )
 
 
-def _folder(
+def _of_folder(
   root: str, files: Sequence[File]
-) -> tuple[set[str], list[str | None], dict[str, dict[str, int]]]:
+) -> tuple[set[str], list[str | None], _Counts]:
   """The strays of a folder, its splits, and the counts of their classes."""
   folders = listed_files.folders_in(root, files)
   splits: list[str | None] = list(filter(is_split, folders))
@@ -173,23 +169,27 @@ def _folder(
   counts = {}
   for split in splits or [None]:
     part = listed_files.inside(files, split) if split else files
-    home = os.path.join(root, split or "")
-    of = [f.path.split("/")[0] for f in part if is_image(f.path)]
+    names = listed_files.folders_in(os.path.join(root, split or ""), part)
+    of = (file.path.split("/")[0] for file in part if is_image(file.path))
     number = collections.Counter(of)
-    names = listed_files.folders_in(home, part)
     counts[split or "all"] = {escaped(name): number[name] for name in names}
   return strays, splits or [None], counts
 
 
-def _counts(source: Any) -> dict[str, int]:
-  counts = np.bincount(source.labels, minlength=len(source.class_names))
-  return dict(zip(source.class_names, counts.tolist(), strict=True))
+def _of_rows(opened: Sequence[Any]) -> _Counts:
+  found = {}
+  for source in opened:
+    counts = np.bincount(source.labels, minlength=len(source.class_names))
+    found[source.split] = dict(
+      zip(source.class_names, counts.tolist(), strict=True)
+    )
+  return found
 
 
 def _owners(opened: Sequence[Any]) -> dict[str, tuple[int, int]]:
   found = {}
   for source in opened:
-    if isinstance(source, Listed) and source.unit_ids is not None:
+    if source.unit_ids is not None:
       _, sizes = np.unique(source.unit_ids, return_counts=True)
       found[source.split] = len(sizes), int(sizes.max(initial=0))
   return found
@@ -203,10 +203,10 @@ def _look_at(
 
   def look(index: int) -> tuple[np.ndarray, tuple[int, int]] | str:
     try:
-      image = images[index].image
+      image = images.image(index)
       height, width, _ = decode_image(image).shape
     except (InputError, RunError, DecodeError) as error:
-      return f"{images.name_of(index)}: {error}"
+      return f"{images.place(index)}: {error}"
     return image_key(image), (width, height)
 
   n = len(images)
@@ -238,4 +238,4 @@ def _duplicates(
   ends = np.flatnonzero((np.diff(keys[order], axis=0) != 0).any(axis=1)) + 1
   for group in np.split(order, ends):
     if len(group) > 1 and keys[group[0]].any():
-      yield " = ".join(escaped(images.name_of(i)) for i in group.tolist())
+      yield " = ".join(escaped(images.place(i)) for i in group.tolist())

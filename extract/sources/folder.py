@@ -6,7 +6,6 @@ and class names are public. Files below a class count at any depth, as in
 torchvision's ImageFolder.
 """
 
-import collections
 import dataclasses
 import os
 import re
@@ -23,7 +22,7 @@ from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.classes import class_names
 from oneshot_dp.extract.sources.listed_files import File, is_image, shortened
 from oneshot_dp.extract.sources.owners import units_of_files
-from oneshot_dp.extract.sources.source import Listed
+from oneshot_dp.extract.sources.source import Source
 
 # Folders of these names are splits, not classes: a root that has them, but not
 # the one that was asked for, must not be read with "test" as a class.
@@ -33,7 +32,7 @@ _SPLIT_NAMES = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Folder(Listed):
+class Folder(Source):
   """Image files, in the order of their paths by code point.
 
   That is the order of `find * | LC_ALL=C sort` on every machine. Each file that
@@ -52,16 +51,19 @@ class Folder(Listed):
   def place(self, index: int) -> str:
     return os.path.join(self.root, self.files[index])
 
-  @classmethod
-  def of(cls, root: str, files: Sequence[File], **fields: Any) -> "Folder":
-    """A source of files that were listed; `fields` are those of `Listed`."""
-    return cls(
-      root=root,
-      files=tuple(file.path for file in files),
-      sizes=np.array([file.size for file in files], np.int64),
-      versions=np.array([file.version for file in files], np.int64),
-      **fields,
-    )
+
+def folder_of(
+  root: str, files: Sequence[File], labels: Sequence[int], **fields: Any
+) -> Folder:
+  """A source of files that were listed."""
+  return Folder(
+    root=root,
+    files=tuple(file.path for file in files),
+    sizes=np.array([file.size for file in files], np.int64),
+    versions=np.array([file.version for file in files], np.int64),
+    labels=np.array(labels, np.int32),
+    **fields,
+  )
 
 
 def open_folder(
@@ -69,8 +71,7 @@ def open_folder(
 ) -> Folder:
   """A folder that was listed, as a source.
 
-  Raises:
-    InputError: it is not a folder of a folder of images for each class.
+  InputError: it is not a folder of a folder of images for each class.
   """
   folders = listed_files.folders_in(root, files)
   name, split = _name_and_split(settings, root, folders)
@@ -89,15 +90,14 @@ def open_folder(
     unit, numbers = units_of_files(settings.units, paths, others, prefix)
     unit_ids = np.array(numbers, np.int64)
   index = {name: label for label, name in enumerate(names)}
-  labels = [index[file.path.partition("/")[0]] for file in images]
-  return Folder.of(
+  return folder_of(
     root,
     images,
-    name=name,
+    [index[file.path.partition("/")[0]] for file in images],
+    name=settings.name or name,
     split=split,
     class_names=names,
     unit=unit,
-    labels=np.array(labels, np.int32),
     unit_ids=unit_ids,
   )
 
@@ -129,22 +129,21 @@ def _name_and_split(
       f"{root!r} has several splits, so it is no folder of classes: give"
       f" --split {' or '.join(splits)}."
     )
-  return settings.name or name, split
+  return name, split
 
 
 def tell_passed_over(root: str, files: Sequence[File]) -> None:
   """Says of files that they are passed over as if they were no images."""
   others = [file.path for file in files if not is_image(file.path)]
-  kinds = collections.Counter(os.path.splitext(o)[1].lower() for o in others)
-  if kinds:
-    told = escaped(", ".join(sorted(filter(None, kinds))))[:200]
-    advice = " Convert HEIC and AVIF to JPEG, if they are to count."
-    is_photo = {".heic", ".heif", ".avif"} & kinds.keys()
-    print(
-      f"{escaped(root)}: files passed over: {len(others):,} ({told})."
-      f"{advice if is_photo else ''}",
-      file=sys.stderr,
+  kinds = sorted({os.path.splitext(path)[1].lower() for path in others})
+  if others:
+    is_photo = {".heic", ".heif", ".avif"} & set(kinds)
+    advice = " Convert HEIC and AVIF to JPEG, if they are to count." * bool(
+      is_photo
     )
+    told = escaped(", ".join(filter(None, kinds)))[:200]
+    said = f"files passed over: {len(others):,} ({told}).{advice}"
+    print(f"{escaped(root)}: {said}", file=sys.stderr)
 
 
 def _classes(
@@ -160,10 +159,7 @@ def _classes(
       " them into the folder of their class."
     )
   if not images:
-    raise InputError(
-      f"{root!r} must have a folder of images for each class; it has the"
-      f" folders {shortened(folders) or 'none'} and no image in them."
-    )
+    raise InputError(f"{root!r} must have a folder of images for each class.")
   for name in folders:
     check_name(f"{root!a}: folder", name)
   if stated := settings.class_names:
@@ -173,8 +169,7 @@ def _classes(
         f" {shortened(others)}."
       )
     return tuple(sorted(class_names((), settings, root)))
-  shown = {path.partition("/")[0] for path in images}
-  if empty := sorted(set(folders) - shown):
+  if empty := sorted(set(folders) - {p.partition("/")[0] for p in images}):
     raise InputError(
       f"{root!r} has classes without an image: {shortened(empty)}; remove such"
       " a folder, or name all classes with --class-names, as some may then be"

@@ -14,23 +14,17 @@ import threading
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
-from oneshot_dp.configs.extract_config import (
-  EXAMPLE,
-  SourceSettings,
-  check_unit_name,
-)
+from oneshot_dp.configs.extract_config import SourceSettings, check_unit_name
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import class_names
+from oneshot_dp.extract.sources.classes import FileRows, listed_fields
 from oneshot_dp.extract.sources.listed_files import shortened
-from oneshot_dp.extract.sources.owners import units_of_column
-from oneshot_dp.extract.sources.source import Listed
+from oneshot_dp.extract.sources.source import Source
 
 UNREADABLE = (
   *(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError),
@@ -42,14 +36,14 @@ _loading = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Npz(Listed):
+class Npz(Source):
   """The images of one array, which stay in memory."""
 
   path: str
   array: str
   sha256: str
 
-  def image(self, index: int) -> UInt8[np.ndarray, "h w c"]:
+  def image(self, index: int) -> np.ndarray:
     with _loading:
       return self._images[index]
 
@@ -68,60 +62,62 @@ class Npz(Listed):
 def open_npz(settings: SourceSettings, path: str, labelled: bool = True) -> Npz:
   """An npz of images as a source; without labels, all are of class 0.
 
-  Raises:
-    InputError: it is no npz, or an array is not as it should be.
+  InputError: it is no npz, or an array is not as it should be.
   """
-  unit, unit_ids = settings.units, None
+  unit = settings.units
   with opened_npz(path) as (npz, sha256):
-    split, prefix = _split(npz.files, path, settings.split, labelled)
-
-    def array(name: str, kinds: str, shape: Sequence[int | None]) -> np.ndarray:
-      return _array(npz, path, prefix + name, kinds, shape)
-
-    image = array(settings.image or "image", "u", (None, None, None, None))
-    n, names, labels = len(image), ("unlabelled",), np.zeros(len(image), int)
+    split, prefix = _split(npz, path, settings.split) if labelled else ("", "")
+    array = prefix + (settings.image or "image")
+    images = _array(npz, path, array)
+    shape = images.shape
     if (
-      image.dtype != np.uint8 or image.shape[3] not in (1, 3) or not image.size
+      images.dtype != np.uint8
+      or not (len(shape) == 4 and shape[3] in (1, 3))
+      or not images.size
     ):
       raise InputError(
-        f"{path!r}: images are {image.dtype} {list(image.shape)}: they must be"
-        " uint8 [n, h, w, 3] or [n, h, w, 1], values 0 to 255, none of them"
-        " empty."
+        f"{path!r}: {array!r} is {images.dtype} {list(shape)}: images must be"
+        " uint8 [n, h, w, 3] or [n, h, w, 1], and not empty."
       )
+    label = prefix + (settings.label or "label")
+    labels, owners, names = np.zeros(0), np.zeros(0), np.array([], str)
     if labelled:
-      named = []
-      if "class_names" in npz.files:
-        named = _array(npz, path, "class_names", "U", (None,)).tolist()
-      names = class_names(named, settings, path)
-      labels = array(settings.label or "label", "iu", (n,))
-      if ((labels < 0) | (labels >= len(names))).any():
-        raise InputError(
-          f"{path!r} has labels that are none of the {len(names)} classes: they"
-          f" run from 0 to {len(names) - 1}."
-        )
+      labels = _array(npz, path, label)
+    if labelled and "class_names" in npz.files:
+      names = _array(npz, path, "class_names")
     if labelled and unit is None and f"{prefix}unit_id" in npz.files:
-      raise InputError(
-        f"{path!r} has an array unit_id: say with --units what it numbers, such"
-        " as user."
-      )
+      raise InputError(f"{path!r} has a unit_id: say by --units what it is of.")
     if unit is not None:
       check_unit_name(unit)
-      key = unit if prefix + unit in npz.files else "unit_id"
-      owners = array(key, "iuU", (n,)).tolist()
-      ids = units_of_column(owners, unit, f"{path}[{key}][{{}}]".format)
-      unit_ids = np.array(ids, np.int64)
+      key = prefix + (unit if prefix + unit in npz.files else "unit_id")
+      owners = _array(npz, path, key)
+  for found, kinds, what in (
+    (names, "U", "class_names must be texts"),
+    (labels, "iuUf" if not labelled else "iuU", f"{label!r} must be integers"),
+    (owners, "iuU" if unit else "f", "owners must be integers or texts"),
+  ):
+    if found.dtype.kind not in kinds or found.ndim != 1:
+      raise InputError(
+        f"{path!r}: {what}, one each: {found.dtype} {list(found.shape)}."
+      )
+  rows = FileRows(
+    path=path,
+    rows=shape[0],
+    where=f"{path}[{{}}]".format,
+    key=label,
+    named=names.tolist(),
+    labels=[labels.tolist()],
+    units=[owners.tolist()],
+  )
   source = Npz(
     name=settings.name or pathlib.PurePath(path).stem,
-    split=split,
-    class_names=names,
-    unit=unit or EXAMPLE,
-    labels=labels.astype(np.int32),
-    unit_ids=unit_ids,
+    split=split or "all",
     path=path,
-    array=prefix + (settings.image or "image"),
+    array=array,
     sha256=sha256,
+    **listed_fields(settings, [rows], labelled),
   )
-  vars(source)["_images"] = image  # read already
+  vars(source)["_images"] = images  # read already
   return source
 
 
@@ -129,18 +125,14 @@ def open_npz(settings: SourceSettings, path: str, labelled: bool = True) -> Npz:
 def opened_npz(path: str) -> Iterator[tuple[Any, str]]:
   """Opens an npz, without pickles; yields it and the SHA-256 of its bytes.
 
-  Raises:
-    InputError: something in it cannot be read, also by who was given it.
+  InputError: something in it cannot be read, also by who was given it.
   """
   file: Any = listed_files.seekable(listed_files.file_at(path))
   try:
     with file:
       npz = np.load(file, allow_pickle=False)
       if not isinstance(npz, np.lib.npyio.NpzFile):
-        raise InputError(
-          f"{path!r} holds a single array: save image, label and class_names"
-          " together with numpy.savez."
-        )
+        raise InputError(f"{path!r} holds a single array: use numpy.savez.")
       file.seek(0)
       yield npz, hashlib.file_digest(file, "sha256").hexdigest()
   except (InputError, RunError):
@@ -151,23 +143,22 @@ def opened_npz(path: str) -> Iterator[tuple[Any, str]]:
     ) from error
 
 
-def splits_of_npz(path: str) -> list[str | None]:
-  """The splits of a file; [None] where its arrays are not named so."""
+def splits_of_npz(path: str) -> list[str]:
+  """The splits of a file; none where its arrays are not named so."""
   with opened_npz(path) as (npz, _):
-    return [*_splits(npz.files)] or [None]
+    return _splits(npz)
 
 
-def _splits(arrays: Sequence[str]) -> list[str]:
-  found = [name.removesuffix("_image") for name in arrays if "_image" in name]
-  return [name for name in found if f"{name}_label" in arrays]
+def _splits(npz: Any) -> list[str]:
+  found = [
+    name.removesuffix("_image") for name in npz.files if "_image" in name
+  ]
+  return [name for name in found if f"{name}_label" in npz.files]
 
 
-def _split(
-  arrays: Sequence[str], path: str, split: str | None, labelled: bool
-) -> tuple[str, str]:
+def _split(npz: Any, path: str, split: str | None) -> tuple[str, str]:
   """The split, and what the names of its arrays start with."""
-  splits = _splits(arrays) if labelled else []
-  if not splits:
+  if not (splits := _splits(npz)):
     return split or "all", ""
   split = splits[0] if split is None and len(splits) == 1 else split
   if split not in splits:
@@ -178,25 +169,8 @@ def _split(
   return split, f"{split}_"
 
 
-def _array(
-  npz: Any, path: str, name: str, kinds: str, shape: Sequence[int | None]
-) -> np.ndarray:
-  """An array of one of NumPy's kinds, of a shape where None is any size."""
+def _array(npz: Any, path: str, name: str) -> np.ndarray:
   if name not in npz.files:
-    raise InputError(
-      f"{path!r} has no array {name!r}: it has"
-      f" {shortened(npz.files) or 'none at all'}."
-    )
-  array = npz[name]
-  fits = len(shape) == array.ndim and all(
-    wanted in (None, found)
-    for wanted, found in zip(shape, array.shape, strict=True)
-  )
-  if array.dtype.kind not in kinds or not fits:
-    kind = {"u": "uint8", "iu": "integers", "U": "texts"}.get(kinds, "names")
-    sides = ", ".join("n" if side is None else str(side) for side in shape)
-    raise InputError(
-      f"{path!r}: {name!r} is {array.dtype} {list(array.shape)}: it must be"
-      f" {kind}, [{sides}]."
-    )
-  return array
+    has = shortened(npz.files) or "none at all"
+    raise InputError(f"{path!r} has no array {name!r}: it has {has}.")
+  return npz[name]

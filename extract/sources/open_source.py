@@ -1,7 +1,7 @@
 """Opens a source: the location says of what kind it is.
 
 A new kind of source is a file beside this one, a line in `open_source`, and a
-row of `_KINDS`.
+name in `_HOMES`.
 """
 
 import base64
@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,11 @@ from oneshot_dp.extract.sources.folder import (
   open_folder,
   tell_passed_over,
 )
-from oneshot_dp.extract.sources.listed_files import TABLES, shortened
-from oneshot_dp.extract.sources.source import Listed, Source
+from oneshot_dp.extract.sources.listed_files import IMAGES, TABLES, shortened
+from oneshot_dp.extract.sources.source import Source
 
-_KINDS = {
-  "Folder": "folder",
-  "Npz": "npz",
-  "Parquet": "parquet",
-  "Tars": "tars",
-  "Tfds": "tfds",
-}
+_HOMES = ("folder", "npz", "parquet", "tars", "tfds")
+"""Modules, each with a class of its name; each needs its own libraries."""
 
 
 def open_source(settings: SourceSettings) -> Source:
@@ -59,39 +54,39 @@ def open_source(settings: SourceSettings) -> Source:
       be.
     RunError: a TFDS data set cannot be downloaded or prepared.
   """
-  if any(word.startswith("tfds:") for word in settings.location):
-    if len(settings.location) > 1:
+  words = settings.location
+  if any(word.startswith("tfds:") for word in words):
+    if len(words) > 1:
       raise InputError("tfds:NAME is one data set: give nothing beside it.")
     from oneshot_dp.extract.sources.tfds import open_tfds
 
     return open_tfds(settings)
   if settings.data_dir is not None:
     raise InputError("--data-dir is for tfds:NAME: leave it out.")
-  paths = listed_files.expanded(settings.location)
+  paths = listed_files.expanded(words)
   root = paths[0]
-  if len(paths) > 1 or not listed_files.is_folder(root):
-    if root.lower().endswith(".npz") and len(paths) == 1:
-      from oneshot_dp.extract.sources.npz import open_npz
+  if len(paths) == 1 and listed_files.is_folder(root):
+    files = listed_files.files_in(root)
+    if any(listed_files.is_image(file.path) for file in files):
+      if settings.image or settings.label:
+        raise InputError("--image and --label are for tables, not for folders.")
+      source = open_folder(settings, root, files)
+      tell_passed_over(root, files)
+      return source
+    listed_files.refuse_broken(root, files)
+    tables = {file.path: os.path.join(root, file.path) for file in files}
+    return _open_tables(settings, root, tables)
+  if len(paths) == 1 and root.lower().endswith(".npz"):
+    from oneshot_dp.extract.sources.npz import open_npz
 
-      return open_npz(settings, root)
-    names = {os.path.basename(path): path for path in paths}
-    if len(names) < len(paths) or not all(map(_is_table, names)):
-      raise InputError(
-        f"{shortened(paths)}: give a folder of a folder of images for each"
-        f" class, one npz, or files that end in {', '.join(TABLES)}, each once."
-      )
-    return _open_tables(settings, root, names)
-  files = listed_files.files_in(root)
-  if any(listed_files.is_image(file.path) for file in files):
-    if settings.image or settings.label:
-      raise InputError("--image and --label are for tables, not for folders.")
-    source = open_folder(settings, root, files)
-    tell_passed_over(root, files)
-    return source
-  listed_files.refuse_broken(root, files)
-  return _open_tables(
-    settings, root, {f.path: os.path.join(root, f.path) for f in files}
-  )
+    return open_npz(settings, root)
+  tables = {os.path.basename(path): path for path in paths}
+  if len(tables) < len(paths) or not all(map(_is_table, tables)):
+    raise InputError(
+      f"{shortened(paths)}: give a folder of a folder of images for each class,"
+      f" one npz, or files that end in {', '.join(TABLES)}, each once."
+    )
+  return _open_tables(settings, root, tables)
 
 
 def listing_of(source: Source) -> bytes:
@@ -106,7 +101,8 @@ def listing_of(source: Source) -> bytes:
 def reopened(listing: bytes) -> Source:
   """The source of a listing, in any process that sees the same files."""
   kind, fields = json.loads(listing)
-  home = importlib.import_module(f"oneshot_dp.extract.sources.{_KINDS[kind]}")
+  assert kind.lower() in _HOMES, kind
+  home = importlib.import_module(f"oneshot_dp.extract.sources.{kind.lower()}")
   given = {name: _decoded(value) for name, value in fields.items()}
   return getattr(home, kind)(**given)
 
@@ -126,7 +122,7 @@ def _decoded(value: Any) -> Any:
   return tuple(value) if isinstance(value, list) else value
 
 
-def tables_of(files: Sequence[str]) -> dict[str, list[str]]:
+def tables_of(files: Iterable[str]) -> dict[str, list[str]]:
   """Parquet files or tars of each split, by the names of files and folders.
 
   A split is the NAME of NAME-00000-of-00002, or a word such as train or test in
@@ -135,7 +131,13 @@ def tables_of(files: Sequence[str]) -> dict[str, list[str]]:
   """
   found: dict[str, list[str]] = {}
   for file in filter(_is_table, files):
-    found.setdefault(_split_of(file), []).append(file)
+    stem = os.path.splitext(file)[0]
+    sharded = re.search(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$", stem)
+    words = re.split(r"[/._ -]", stem)
+    split = next(filter(is_split, reversed(words)), "")
+    if sharded and sharded[1] != "data":
+      split = sharded[1]
+    found.setdefault(split, []).append(file)
   return {"all": found[""]} if set(found) == {""} else found
 
 
@@ -143,34 +145,26 @@ def _is_table(path: str) -> bool:
   return path.lower().endswith(TABLES)
 
 
-def _split_of(file: str) -> str:
-  stem = os.path.splitext(file)[0]
-  sharded = re.search(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$", stem)
-  if sharded and sharded[1] != "data":
-    return sharded[1]
-  words = re.split(r"[/._ -]", stem)
-  return next(filter(is_split, reversed(words)), "")
-
-
 def _open_tables(
-  settings: SourceSettings, root: str, files: dict[str, str]
+  settings: SourceSettings, root: str, files: Mapping[str, str]
 ) -> Source:
-  """Parquet files or tars: their paths by the names that say the split."""
+  """Parquet files or tars: paths by the names that say their split."""
   if packed := [f for f in files if re.search(r"\.(tar\.\w+|tgz)$", f.lower())]:
     raise InputError(
       f"compressed tars cannot be read by index: unpack {shortened(packed)}."
     )
-  if not (splits := tables_of(list(files))):
+  if not (splits := tables_of(files)):
     raise InputError(
-      f"{root!r} has no images ({', '.join(listed_files.IMAGES)}), nor files"
-      f" that end in {', '.join(TABLES)}."
+      f"{root!r} has no images ({', '.join(IMAGES)}), nor files that end in"
+      f" {', '.join(TABLES)}."
     )
   named, split = sorted(filter(None, splits)), settings.split
   split = named[0] if split is None and len(splits) == 1 else split
   if not split or split not in splits:
+    problem = "several splits" if split is None else "no such split"
     raise InputError(
-      f"{root!r} has {'several splits' if split is None else 'no such split'},"
-      f" by the names of its files: give --split {' or '.join(named)}."
+      f"{root!r} has {problem}, by the names of its files: give --split"
+      f" {' or '.join(named)}."
     )
   homes = {
     os.path.join(os.path.dirname(file), f"*{os.path.splitext(file)[1]}")
@@ -189,22 +183,20 @@ def _open_tables(
     name = os.path.basename(above)
   name = settings.name or os.path.splitext(name)[0]
   paths = [files[file] for file in splits[split]]
-  return open_table(settings, name, split, paths)
+  return open_table(settings, paths, name=name, split=split)
 
 
 def open_table(
   settings: SourceSettings,
-  name: str,
-  split: str,
   paths: Sequence[str],
   labelled: bool = True,
-) -> Listed:
+  **names: str,
+) -> Source:
   """Parquet files or tars; see `open_parquet` and `open_tars`."""
-  # A module is imported where it is asked for: each needs its own libraries.
   if paths[0].lower().endswith(".tar"):
     from oneshot_dp.extract.sources.tars import open_tars
 
-    return open_tars(settings, name, split, paths, labelled)
+    return open_tars(settings, paths, labelled, **names)
   from oneshot_dp.extract.sources.parquet import open_parquet
 
-  return open_parquet(settings, name, split, paths, labelled)
+  return open_parquet(settings, paths, labelled, **names)

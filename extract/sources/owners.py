@@ -63,8 +63,7 @@ def units_of_column(
 ) -> list[int]:
   """A `unit_id` for each row: integers as they are, texts by `unit_numbers`.
 
-  Raises:
-    InputError: they are neither, or a row has none.
+  InputError: they are neither, or a row has none.
   """
   kinds = {type(value) for value in values} - {type(None)}
   if kinds == {int} and None not in values:
@@ -117,9 +116,8 @@ def _by_path(
 ) -> tuple[str, Mapping[str, str | None]]:
   try:
     compiled = re.compile(pattern)
-    (unit,) = compiled.groupindex
-    assert compiled.groups == 1
-  except (re.error, ValueError, AssertionError, OverflowError) as error:
+    (unit,) = compiled.groupindex if compiled.groups == 1 else ()
+  except (re.error, ValueError, OverflowError) as error:
     raise InputError(
       f"--units {pattern!r} must be FILE.csv, or a regular expression with one"
       " group, named after the unit: '(?P<patient>…)'."
@@ -145,9 +143,7 @@ def _table(path: str) -> tuple[str, Mapping[str, str]]:
   owners: dict[str, str] = {}
   for line in filter(None, lines):
     if len(line) != 2:
-      raise InputError(
-        f"{path!r}: the line of {line[0]!r} has {len(line)} fields, not 2."
-      )
+      raise InputError(f"{path!r}: {line[0]!r} has {len(line)} fields, not 2.")
     file = posixpath.normpath(line[0])
     if file in owners:
       raise InputError(f"{path!r} has {file!r} more than once.")

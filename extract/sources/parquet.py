@@ -7,28 +7,21 @@ So write them Hugging Face datasets, Spark, Ray and Daft. The ClassLabel that
 import bisect
 import contextlib
 import dataclasses
-import functools
 import json
 import operator
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
-from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
+from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import (
-  chosen,
-  class_names,
-  label_numbers,
-)
+from oneshot_dp.extract.sources.classes import FileRows, chosen, listed_fields
 from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.owners import units_of_column
-from oneshot_dp.extract.sources.source import Listed
+from oneshot_dp.extract.sources.source import Source
 
 _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
@@ -39,7 +32,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, MemoryError, pa.ArrowException)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Parquet(Listed):
+class Parquet(Source):
   """Rows of Parquet files, in the order of the files.
 
   Attributes:
@@ -58,16 +51,15 @@ class Parquet(Listed):
     file = File(*self.files[number])
 
     def read() -> Any:
-      with _parquet(file) as opened:  # the file that was listed, or refused
+      with _parquet(file) as opened:
         return opened.read_row_group(group, [self.column]).column(0)
 
     try:
       images = _groups.get((file, group, self.column), read)
       image = images[index - first].as_py()
     except (InputError, *_UNREADABLE) as error:
-      raise RunError(
-        f"{self.place(index)!r} cannot be read: {one_line(error)}."
-      ) from error
+      place = self.place(index)
+      raise RunError(f"{place!r} cannot be read: {one_line(error)}.") from error
     # A null, and a path instead of bytes, are images that cannot be decoded.
     return (image["bytes"] if isinstance(image, dict) else image) or b""
 
@@ -103,76 +95,71 @@ _groups = _Recent()
 
 
 def open_parquet(
-  settings: SourceSettings,
-  name: str,
-  split: str,
-  paths: Sequence[str],
-  labelled: bool = True,
+  settings: SourceSettings, paths: Sequence[str], labelled: bool, **names: str
 ) -> Parquet:
   """Parquet files as a source; without labels, all rows are of class 0.
 
-  Labels and units are read in batches: of each, 8 bytes a row stay in memory.
-
-  Raises:
-    InputError: one is none, or has no such columns.
+  InputError: one is none, or has no such columns.
   """
   files = [listed_files.file_at(path) for path in paths]
-  names: tuple[str, ...] = ("unlabelled",)
-  nothing = np.zeros(0, np.int64)
-  groups, labels, owners, first = [], [nothing], [nothing], 0
-  known: dict[int, str] = {}
-  keys: Any = None
-  for number, file in enumerate(files):
-    with _parquet(file) as opened:
-      columns = _columns(opened.schema_arrow, settings, file.path, labelled)
-      if keys not in (None, columns):
-        raise InputError(
-          f"{file.path!r} has other columns or classes than {paths[0]!r}: they"
-          " are no one data set."
+  groups, images = [], []
+
+  def rows() -> Iterator[FileRows]:
+    first = 0
+    for number, file in enumerate(files):
+      with _parquet(file) as opened:
+        asked = images[0] if images else settings.image
+        asked = dataclasses.replace(settings, image=asked)
+        has = _columns(opened.schema_arrow, asked, file.path, labelled)
+        images.append(has[0])
+        start = first
+        for group in range(opened.num_row_groups):
+          groups.append((number, group, first, start))
+          first += opened.metadata.row_group(group).num_rows
+        yield FileRows(
+          path=file.path,
+          rows=first - start,
+          where=f"{file.path}[{{}}]".format,
+          key=has[1],
+          named=has[2],
+          labels=_values(opened, file, has[1]),
+          units=_values(opened, file, settings.units or ""),
         )
-      if keys is None and labelled:
-        names = class_names(columns[2], settings, paths[0])
-      keys, start = columns, first
-      for group in range(opened.num_row_groups):
-        groups.append((number, group, first, start))
-        first += opened.metadata.row_group(group).num_rows
-      if labelled:
-        read = functools.partial(label_numbers, names=names, key=columns[1])
-        labels += _numbers(opened, file, columns[1], read)
-      else:
-        labels.append(np.zeros(first - start, np.int64))
-      if unit := settings.units:
-        read = functools.partial(units_of_column, unit=unit, known=known)
-        owners += _numbers(opened, file, unit, read)
+
   return Parquet(
-    name=name,
-    split=split,
-    class_names=names,
-    unit=settings.units or EXAMPLE,
-    labels=np.concatenate(labels).astype(np.int32),
-    unit_ids=np.concatenate(owners) if settings.units else None,
+    **listed_fields(settings, rows(), labelled),
+    **names,
     files=tuple(files),
     groups=tuple(groups),
-    column=keys[0],
+    column=images[0],
   )
 
 
 @contextlib.contextmanager
 def _parquet(file: File) -> Iterator[parquet.ParquetFile]:
-  """Opens the file that was listed.
+  """Opens the file that was listed; InputError: it cannot be read."""
+  with listed_files.seekable(file) as opened, _errors(file):
+    yield parquet.ParquetFile(opened)
 
-  Raises:
-    InputError: it is another, or something in it cannot be read.
-  """
-  with listed_files.seekable(file) as opened:
-    try:
-      yield parquet.ParquetFile(opened)
-    except InputError:
-      raise
-    except _UNREADABLE as error:
-      raise InputError(
-        f"{file.path!r} is not a readable Parquet file: {one_line(error)}."
-      ) from error
+
+@contextlib.contextmanager
+def _errors(file: File) -> Iterator[None]:
+  try:
+    yield
+  except InputError:
+    raise
+  except _UNREADABLE as error:
+    raise InputError(
+      f"{file.path!r} is not a readable Parquet file: {one_line(error)}."
+    ) from error
+
+
+def _values(
+  opened: parquet.ParquetFile, file: File, column: str
+) -> Iterator[list[Any]]:
+  with _errors(file):
+    for batch in opened.iter_batches(_LABELS_AT_ONCE, columns=[column]):
+      yield batch.column(0).to_pylist()
 
 
 def _columns(
@@ -214,30 +201,6 @@ def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
   try:
     said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = said.get("info", {}).get("features", {}).items()
-  except (ValueError, AttributeError, RecursionError):
+    return {name: kind for name, kind in features if "_type" in kind}
+  except (ValueError, AttributeError, TypeError, RecursionError):
     return {}
-  return {
-    name: kind
-    for name, kind in features
-    if isinstance(kind, dict) and "_type" in kind
-  }
-
-
-def _numbers(
-  opened: parquet.ParquetFile,
-  file: File,
-  column: str,
-  read: Callable[..., list[int]],
-) -> list[np.ndarray]:
-  """A column as integers, batch by batch."""
-  found, row = [], 0
-  for batch in opened.iter_batches(_LABELS_AT_ONCE, columns=[column]):
-    values = batch.column(0).to_pylist()
-    where = functools.partial(_where, file.path, row)
-    found.append(np.array(read(values, where=where), np.int64))
-    row += len(values)
-  return found
-
-
-def _where(path: str, first: int, row: int) -> str:
-  return f"{path}[{first + row}]"

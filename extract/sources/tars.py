@@ -9,19 +9,18 @@ import dataclasses
 import json
 import operator
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
 from oneshot_dp.configs.errors import InputError, one_line
-from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
+from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import class_names, label_numbers
+from oneshot_dp.extract.sources.classes import FileRows, listed_fields
 from oneshot_dp.extract.sources.listed_files import IMAGES, File, shortened
-from oneshot_dp.extract.sources.owners import units_of_column
-from oneshot_dp.extract.sources.source import Listed
+from oneshot_dp.extract.sources.source import Source
 
 _MOST_LABEL_BYTES = 1 << 20
 
@@ -36,7 +35,7 @@ _Sample = dict[str, _Member]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Tars(Listed):
+class Tars(Source):
   """Samples of tars, in the order of the files, found by an index of members.
 
   Attributes:
@@ -63,54 +62,37 @@ class Tars(Listed):
 
 
 def open_tars(
-  settings: SourceSettings,
-  name: str,
-  split: str,
-  paths: Sequence[str],
-  labelled: bool = True,
+  settings: SourceSettings, paths: Sequence[str], labelled: bool, **names: str
 ) -> Tars:
   """WebDataset tars as a source; without labels, all are of class 0.
 
-  Raises:
-    InputError: one is none, or has no such members.
+  InputError: one is none, or has no such members.
   """
-  files, members, labels, owners = [], [], [], []
-  key, unit = settings.label, settings.units
-  for path in paths:
-    file = listed_files.file_at(path)
-    files.append((*file, len(members)))
-    with listed_files.seekable(file) as opened:
-      try:
+  files, members = [], []
+
+  def rows() -> Iterator[FileRows]:
+    for path in paths:
+      file = listed_files.file_at(path)
+      with listed_files.seekable(file) as opened:
         samples = _samples(opened, file)
-        members += _images(samples, path, settings.image)
-        if labelled:
-          has_cls = any("cls" in sample for sample in samples)
-          key = key or ("cls" if has_cls else "label")
-          labels += _values(opened, samples, key, path)
-        if unit:
-          owners += _values(opened, samples, unit, path)
-      except InputError:
-        raise
-      except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
-        raise InputError(
-          f"{path!r} is no tar file: {one_line(error)}."
-        ) from error
-  names, numbers = ("unlabelled",), [0] * len(members)
+        images = _images(samples, path, settings.image)
+        files.append((*file, len(members)))
+        members.extend(images)
+        has_cls = any("cls" in sample for sample in samples)
+        key = settings.label or ("cls" if has_cls else "label")
+        yield FileRows(
+          path=path,
+          rows=len(images),
+          where=lambda row: images[row].name,  # noqa: B023
+          key=key,
+          named=(),
+          labels=_values(opened, samples, key, path),
+          units=_values(opened, samples, settings.units or "", path),
+        )
 
-  def where(row: int) -> str:
-    return members[row].name
-
-  if labelled:
-    names = class_names((), settings, paths[0])
-    numbers = label_numbers(labels, names, str(key), where)
-  ids = units_of_column(owners, unit, where) if unit else []
   return Tars(
-    name=name,
-    split=split,
-    class_names=names,
-    unit=unit or EXAMPLE,
-    labels=np.array(numbers, np.int32),
-    unit_ids=np.array(ids, np.int64) if unit else None,
+    **listed_fields(settings, rows(), labelled),
+    **names,
     files=tuple(files),
     members=tuple(member.name for member in members),
     offsets=np.array([member.start for member in members], np.int64),
@@ -121,26 +103,28 @@ def open_tars(
 def _samples(opened: BinaryIO, file: File) -> list[_Sample]:
   """The members of each sample, by extension, in the order of the file."""
   samples: dict[str, _Sample] = {}
-  with tarfile.open(fileobj=opened, mode="r:") as tar:
-    for info in tar:
-      folder, _, name = info.name.removeprefix("./").rpartition("/")
-      stem, dot, extension = name.partition(".")
-      if info.isdir() or not (stem and dot) or listed_files.is_litter(folder):
-        continue
-      member = _Member(info.name, info.offset_data, info.size)
-      if (
-        not info.isreg()
-        or info.issparse()
-        or member.start + member.size > file.size
-      ):
-        raise InputError(
-          f"{file.path!r}: {info.name!r} is cut short, a link or a sparse file:"
-          " pack plain files, all of them."
-        )
-      sample = samples.setdefault(f"{folder}/{stem}", {})
-      if extension.lower() in sample:
-        raise InputError(f"{file.path!r} has {info.name!r} more than once.")
-      sample[extension.lower()] = member
+  try:
+    with tarfile.open(fileobj=opened, mode="r:") as tar:
+      found = [info for info in tar if not info.isdir()]
+  except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
+    reason = one_line(error)
+    raise InputError(f"{file.path!r} is no tar file: {reason}.") from error
+  for info in found:
+    folder, _, name = info.name.removeprefix("./").rpartition("/")
+    stem, dot, extension = name.partition(".")
+    if not (stem and dot) or listed_files.is_litter(folder):
+      continue
+    end = info.offset_data + info.size
+    if not info.isreg() or info.issparse() or end > file.size:
+      raise InputError(
+        f"{file.path!r}: {info.name!r} is cut short, a link or a sparse file:"
+        " pack plain files, all of them."
+      )
+    sample = samples.setdefault(f"{folder}/{stem}", {})
+    if extension.lower() in sample:
+      raise InputError(f"{file.path!r} has {info.name!r} more than once.")
+    member = _Member(info.name, info.offset_data, info.size)
+    sample[extension.lower()] = member
   return list(samples.values())
 
 
@@ -149,29 +133,25 @@ def _images(
 ) -> list[_Member]:
   """The image of each sample."""
   keys = [key] if key else [each.removeprefix(".") for each in IMAGES]
-  found = [[s[k] for k in keys if k in s] for s in samples]
-  if wrong := [
-    next(iter(sample.values())).name
-    for sample, images in zip(samples, found, strict=True)
-    if len(images) != 1
-  ]:
+  found = [([s[k] for k in keys if k in s], s) for s in samples]
+  wrong = [next(iter(s.values())).name for some, s in found if len(some) != 1]
+  if wrong:
     raise InputError(
       f"{path!r}: samples without an image, or with several"
       f" ({', '.join(keys)}): {shortened(wrong)}; say which with --image, and"
       " pack each sample whole."
     )
-  return [image for (image,) in found]
+  return [some[0] for some, _ in found]
 
 
 def _values(
   opened: BinaryIO, samples: Sequence[_Sample], key: str, path: str
-) -> list[Any]:
+) -> Iterator[list[Any]]:
   """What files of an extension say, or fields of the samples' json."""
   is_file = any(key in sample for sample in samples)
   found: list[Any] = []
   for sample in samples:
-    member = sample.get(key if is_file else "json")
-    if member is None:
+    if (member := sample.get(key if is_file else "json")) is None:
       found.append(None)
       continue
     opened.seek(member.start)
@@ -179,11 +159,9 @@ def _values(
     try:
       text = data.decode()
       fields = {key: text.strip()} if is_file else json.loads(text)
-      if not isinstance(fields, dict):
-        raise ValueError("it is no object of fields")
-    except (ValueError, RecursionError) as error:
+      found.append(fields.get(key))
+    except (ValueError, AttributeError, RecursionError) as error:
       raise InputError(
         f"{path!r}: {member.name!r} cannot be read: {one_line(error)}."
       ) from error
-    found.append(fields.get(key))
-  return found
+  yield found

@@ -56,16 +56,14 @@ class Tfds(Source):
     try:
       record = records[index]
     except RuntimeError as error:
-      raise RunError(
-        f"{where} cannot be read: {one_line(error)}; prepare the data anew."
-      ) from error
+      reason = one_line(error)
+      raise RunError(f"{where} cannot be read: {reason}.") from error
     row = features.deserialize_example_np(record, decoders=decoders)
     image, label, *unit = (row[key] for key in self.keys)
     if not 0 <= label < len(self.class_names):
       raise InputError(
         f"{where} has a label that is none of the {len(self.class_names)}"
-        " classes: TFDS marks unlabelled examples so, choose a split with"
-        " labels."
+        " classes: TFDS marks unlabelled examples so, choose another split."
       )
     unit_id = int(unit[0]) if unit else None
     return Example(label=int(label), image=image, where=where, unit_id=unit_id)
@@ -91,9 +89,8 @@ class Tfds(Source):
 def open_tfds(settings: SourceSettings) -> Tfds:
   """A TFDS data set as a source, downloaded and prepared if need be.
 
-  Raises:
-    InputError: there is none, or it has no such split of labelled images.
-    RunError: TFDS cannot download or prepare it.
+  InputError: there is none, or it has no such split of labelled images.
+  RunError: TFDS cannot download or prepare it.
   """
   asked = settings.location[0].removeprefix("tfds:")
   builder = _prepared(asked, settings.data_dir)
@@ -101,16 +98,14 @@ def open_tfds(settings: SourceSettings) -> Tfds:
   if not isinstance(features, tfds.features.FeaturesDict):
     raise InputError(f"tfds:{asked} has no features by name, so no images.")
   keys = _keys(settings, asked, dict(features.items()))
-  name, split = builder.info.full_name, _split(builder, settings.split)
-  version = f"/{builder.version}"
-  if not os.path.isdir(asked):
-    asked = f"{name.removesuffix(version)}:{version[1:]}"
+  split, version = _split(builder, settings.split), str(builder.version)
+  name = builder.info.full_name.removesuffix(f"/{version}")
   source = Tfds(
-    name=settings.name or name.removesuffix(version),
+    name=settings.name or name,
     split=split,
     class_names=class_names(features[keys[1]].names, settings, asked),
     unit=settings.units or EXAMPLE,
-    asked=asked,
+    asked=asked if os.path.isdir(asked) else f"{name}:{version}",
     data_dir=settings.data_dir,
     keys=keys,
     files=tuple(_files(builder, split)),
@@ -123,34 +118,32 @@ def _keys(
   settings: SourceSettings, asked: str, features: Mapping[str, Any]
 ) -> tuple[str, ...]:
   """The features of image, label and unit."""
-  f = tfds.features
-  images = [
-    key
-    for key, feature in features.items()
+
+  def is_image(feature: Any) -> bool:
     # A mask of labels per pixel is an image too, for TFDS.
-    if isinstance(feature, f.Image) and not isinstance(feature, f.LabeledImage)
-    if feature.np_dtype == np.uint8
+    is_mask = isinstance(feature, tfds.features.LabeledImage)
+    is_image = isinstance(feature, tfds.features.Image) and not is_mask
+    return is_image and feature.np_dtype == np.uint8
+
+  def is_label(feature: Any) -> bool:
+    is_label = isinstance(feature, tfds.features.ClassLabel)
+    return is_label and bool(feature.num_classes)
+
+  def is_unit(feature: Any) -> bool:
+    dtype = np.dtype(getattr(feature, "np_dtype", None) or bool)
+    return feature.shape == () and dtype.kind in "iu" and dtype != np.uint64
+
+  wanted = [
+    ("--image", settings.image, is_image),
+    ("--label", settings.label, is_label),
   ]
-  labels = [
-    key
-    for key, feature in features.items()
-    if isinstance(feature, f.ClassLabel) and feature.num_classes
-  ]
-  keys = (
-    chosen(f"tfds:{asked}", "--image", settings.image, images),
-    chosen(f"tfds:{asked}", "--label", settings.label, labels),
+  if settings.units is not None:
+    check_unit_name(settings.units)
+    wanted.append(("--units", settings.units, is_unit))
+  return tuple(
+    chosen(asked, flag, key, [k for k, v in features.items() if fits(v)])
+    for flag, key, fits in wanted
   )
-  if settings.units is None:
-    return keys
-  numbers = [
-    key
-    for key, feature in features.items()
-    if feature.shape == ()
-    and np.dtype(feature.np_dtype).kind in "iu"
-    and feature.np_dtype != np.uint64
-  ]
-  check_unit_name(settings.units)
-  return (*keys, chosen(f"tfds:{asked}", "--units", settings.units, numbers))
 
 
 def _split(builder: Any, split: str | None) -> str:
@@ -165,10 +158,10 @@ def _split(builder: Any, split: str | None) -> str:
   with contextlib.suppress(KeyError, ValueError, AssertionError, TypeError):
     if split is not None and builder.info.splits[split].num_examples > 0:
       return split
+  problem = "several splits" if split is None else f"no split {split!r}"
   raise InputError(
-    f"tfds:{name} has {'several splits' if split is None else 'no'}"
-    f"{f' split {split!r} with examples' if split else ''}: give --split, of"
-    f" {shortened(splits)}, whole or sliced by position as train[:1000]."
+    f"tfds:{name} has {problem} with examples: give --split, one of"
+    f" {shortened(splits)}, whole or by position as train[:1000]."
   )
 
 
@@ -178,10 +171,8 @@ def _files(builder: Any, split: str) -> list[list[Any]]:
     try:
       size = os.path.getsize(part.filename)
     except OSError as error:
-      raise RunError(
-        f"{part.filename!r} cannot be read: {error.strerror}; prepare the data"
-        " set again."
-      ) from error
+      reason = f"cannot be read: {error.strerror}; prepare the data set again."
+      raise RunError(f"{part.filename!r} {reason}") from error
     name = os.path.basename(part.filename)
     found.append([name, size, part.skip, part.take])
   return found
@@ -224,14 +215,10 @@ def _tfds_errors(asked: str) -> Iterator[None]:
     yield
   except (InputError, RunError):
     raise
-  except tfds.core.DatasetNotFoundError as error:
-    raise InputError(
-      f"tfds:{asked} is no data set of TFDS, nor prepared in its folder: check"
-      " the name, config and version."
-    ) from error
   except Exception as error:
-    is_asked = isinstance(error, ValueError | AssertionError)
-    kind = InputError if is_asked else RunError
-    raise kind(
-      f"tfds:{asked} cannot be opened or prepared: {one_line(error)}."
+    not_found = tfds.core.DatasetNotFoundError
+    is_asked = isinstance(error, (ValueError, AssertionError, not_found))
+    raise (InputError if is_asked else RunError)(
+      f"tfds:{asked} cannot be opened or prepared; check name, config and"
+      f" version: {one_line(error)}."
     ) from error

@@ -180,7 +180,7 @@ def test_not_a_folder_of_classes(tmp_path, paths, message):
   [
     ({"class_names": ("a",)}, "that --class-names does not name: 'b'"),
     ({"class_names": ("a", "b", "b")}, "class 'b' more than once"),
-    ({"num_classes": 3}, "--num-classes 3, but .* has 2 classes"),
+    ({"num_classes": 3}, "--num-classes 3, but .* names 2 classes"),
     ({"label": "x"}, "--image and --label are for tables"),
     ({"data_dir": "x"}, "--data-dir is for tfds"),
   ],

@@ -53,7 +53,7 @@ def test_number_of_classes_instead_of_names(tmp_path):
   assert opened(path, class_names=("x", "y", "z")).class_names[2] == "z"
   with refused("names no classes: give --class-names or --num-classes"):
     opened(path)
-  with refused("none of the 2 classes"):
+  with refused("among the 2 classes"):
     opened(path, num_classes=2)
 
 
@@ -85,32 +85,41 @@ DATES = np.full(7, np.datetime64("2020-01-01"))
   [
     ({"image": None}, "has no array 'image': it has 'label', 'class_names'"),
     ({"label": None}, "has no array 'label'"),
-    ({"image": np.zeros((7, 4, 5, 3))}, r"float64 \[7, 4, 5, 3\]: it must be"),
+    ({"image": np.zeros((7, 4, 5, 3))}, r"float64 \[7, 4, 5, 3\]: images must"),
     ({"image": np.zeros((7, 4, 5, 3), np.uint16)}, r"uint16 .* must be uint8"),
-    ({"image": np.zeros((7, 4, 5), np.uint8)}, r"uint8 \[7, 4, 5\]: it must"),
+    (
+      {"image": np.zeros((7, 4, 5), np.uint8)},
+      r"uint8 \[7, 4, 5\]: im",
+    ),
     ({"image": np.zeros((7, 4, 5, 4), np.uint8)}, r"\[n, h, w, 3\] or"),
-    ({"image": np.zeros((7, 0, 5, 3), np.uint8)}, "none of them empty"),
-    ({"image": np.zeros((0, 4, 5, 3), np.uint8)}, "none of them empty"),
+    ({"image": np.zeros((7, 0, 5, 3), np.uint8)}, "and not empty"),
+    ({"image": np.zeros((0, 4, 5, 3), np.uint8)}, "and not empty"),
     ({"image": np.full((7, 4, 5, 3), DATES[0])}, r"datetime64\[D\]"),
     ({"image": STRUCTURED}, "must be uint8"),
-    ({"label": np.arange(6) % 3}, r"int64 \[6\]: it must be integers, \[7\]"),
-    ({"label": np.zeros((7, 1), int)}, r"int64 \[7, 1\]: it must be integers"),
-    ({"label": np.arange(7) % 3 / 1.0}, "float64 .* must be integers"),
-    ({"label": np.zeros(7, bool)}, "bool .* must be integers"),
-    ({"label": np.zeros(7, complex)}, "complex128 .* must be integers"),
-    ({"label": DATES}, r"datetime64\[D\] .* must be integers"),
+    ({"label": np.arange(6) % 3}, "damaged: 6 of 7 rows"),
+    (
+      {"label": np.zeros((7, 1), int)},
+      r"integers, one each: int64 \[7, 1\]",
+    ),
+    ({"label": np.arange(7) % 3 / 1.0}, "must be integers, one each: float64"),
+    ({"label": np.zeros(7, bool)}, "must be integers, one each: bool"),
+    ({"label": np.zeros(7, complex)}, "must be integers, one each: complex128"),
+    ({"label": DATES}, r"must be integers, one each: datetime64\[D\]"),
     ({"label": STRUCTURED}, "must be integers"),
-    ({"label": np.arange(7) % 5}, "none of the 3 classes"),
-    ({"label": np.arange(7) % 3 - 1}, "none of the 3 classes"),
-    ({"label": np.full(7, 2**64 - 1, np.uint64)}, "none of the 3 classes"),
+    ({"label": np.arange(7) % 5}, "without a label .* 3 classes"),
+    ({"label": np.arange(7) % 3 - 1}, "without a label .* 3 classes"),
+    (
+      {"label": np.full(7, 2**64 - 1, np.uint64)},
+      "without a label .* 3 classes",
+    ),
     ({"label": np.array(["a"] * 7, object)}, "of plain arrays: Object arrays"),
     ({"class_names": np.array(["cat", "dog", "cat"])}, "'cat' more than once"),
-    ({"class_names": np.arange(3)}, r"int64 \[3\]: it must be texts"),
-    ({"class_names": np.array([b"cat"])}, "it must be texts"),
+    ({"class_names": np.arange(3)}, r"must be texts, one each: int64 \[3\]"),
+    ({"class_names": np.array([b"cat"])}, "must be texts"),
     ({"class_names": np.array([], str)}, "names no classes"),
     ({"class_names": np.array(["a", " ", "c"])}, "class name=' ' .* blank"),
     ({"class_names": np.array(["a", "b\x1b", "c"])}, "control characters"),
-    ({"unit_id": np.arange(7)}, "say with --units what it numbers"),
+    ({"unit_id": np.arange(7)}, "say by --units what it is of"),
   ],
 )
 def test_arrays_that_are_not_right(tmp_path, changes, message):
@@ -177,8 +186,8 @@ def test_whose_an_image_is(tmp_path, array):
 @pytest.mark.parametrize(
   ("units", "message"),
   [
-    (np.arange(6), r"int64 \[6\]"),
-    (np.arange(7.0), "float64 .* it must be"),
+    (np.arange(6), "damaged: 6 of 7 rows"),
+    (np.arange(7.0), "integers or texts, one each: float64"),
     (np.full(7, 2**64 - 1, np.uint64), "all integers of 64 bits"),
     (np.array([" "] * 7), "images without a owner"),
   ],

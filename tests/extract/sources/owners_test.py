@@ -65,7 +65,7 @@ def test_a_row_of_a_file_that_is_passed_over_is_passed_over(root):
     ("(?P<patient>bo)_", "without a patient in .*'cat/anna_1.png', 'd"),
     (WHOLE + "dog/9.png,bo\n", "files that are not in .*: 'dog/9.png'; rem"),
     (WHOLE + "./cat/bo_2.png,bo\n", "has 'cat/bo_2.png' more than once"),
-    (WHOLE + "x\n", "the line of 'x' has 1 fields, not 2"),
+    (WHOLE + "x\n", "'x' has 1 fields, not 2"),
     (WHOLE.split("\n", 1)[1], 'first line must be "file," and what owns'),
     ("file,patient,age\n", "begins with 'file,patient,age'"),
     (WHOLE.replace(",", ";"), "begins with 'file;patient'"),

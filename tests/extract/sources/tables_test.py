@@ -196,7 +196,7 @@ def test_names_say_the_split(tmp_path, names, split, found):
     ({"patient": [1, None, 2]}, {}, "images without a patient"),
     ({"patient": [1.5, 2.0, 2.0]}, {}, "'patient'.* must be .*integers"),
     ({"patient": [[1], [2], [3]]}, {}, "'patient'.* must be .*integers"),
-    ({}, {"num_classes": 4}, "num-classes 4, but .* has 3 classes"),
+    ({}, {"num_classes": 4}, "num-classes 4, but .* names 3 classes"),
     ({}, {"class_names": ("a", "a", "b")}, "class"),
     ({}, {"units": "example"}, "must be a short public one"),
     ({}, {"units": "nobody"}, "nobody"),

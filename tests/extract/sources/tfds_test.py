@@ -220,7 +220,7 @@ def test_unlabelled_examples_are_refused_when_read(data_dir):
     ("train[:1000]", "no split"),
     ("train[:0]", "no split"),
     ("train[7:3]", "no split"),
-    (None, "has several splits: give --split, of 'test', 'train'"),
+    (None, "has several splits .*: give --split, one of 'test', 'train'"),
     ("train+train", "may read an example twice"),
     ("train[:60]+train[4:]", "may read an example twice"),
     ("all+test", "may read an example twice"),
