@@ -1,15 +1,11 @@
-"""What a ledger holds: charges, caps, what left, and which rows it knows.
-
-And what follows from them, with no file in sight: what was spent, what is left
-of a cap, whether more may be charged.
-"""
+"""What a ledger holds, and what follows from it: spent, left, affordable."""
 
 import dataclasses
 import decimal
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,6 +13,7 @@ from jaxtyping import UInt64
 
 from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.linear_dp.accounting import (
+  added_up,
   epsilon_of,
   mu_squared,
   printable,
@@ -26,10 +23,9 @@ MOST_KEYS = 1 << 22
 _LEAST_EPSILON = 1e-6
 """Less than this is nothing left."""
 Keys = Mapping[str, UInt64[np.ndarray, " keys"]]
-"""What rows are known by: keys of "image", "direction" and "unit", sorted,
-each once. Of more than 2²² the smallest are kept, a sample, since keys are
-hashes. Private."""
-_Exact = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(/[1-9][0-9]*)?$")]
+"""What rows are known by: keys of "image", "direction" and "unit", sorted, each
+once. Of more than 2²² the smallest are kept, a sample, since keys are hashes.
+Private."""
 
 
 class Charge(NamedTuple):
@@ -73,12 +69,10 @@ class Cap(NamedTuple):
 
   @property
   def mu2(self) -> Fraction:
-    """The most that may be spent."""
-    return Fraction(mu_squared(self.epsilon, self.delta))
+    return Fraction(mu_squared(*self))
 
   def __str__(self) -> str:
-    epsilon, delta = map(printable, self)
-    return f"epsilon {epsilon} at delta {delta}"
+    return "epsilon {} at delta {}".format(*map(printable, self))
 
 
 class Known(NamedTuple):
@@ -88,62 +82,39 @@ class Known(NamedTuple):
   units: int
 
 
-class _Entry(
-  msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"
-):
-  time: str
-
-
-class ChargeEntry(_Entry, frozen=True, tag="charge"):
-  """A charge; `asked` is PRIVATE, since it tells of the rows."""
-
-  id: str
-  dataset: str
-  what: str
-  mu2: _Exact | None
-  unit: str
-  delta: float | None
-  came_from: str | None
-  run: str
-  asked: dict[str, Any]
-
-
-class CapEntry(_Entry, frozen=True, tag="cap"):
-  """A cap, from then on."""
-
-  dataset: str
-  epsilon: float
-  delta: float
-
-
-class Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Left(NamedTuple):
   """What paid for a head that left, and the SHA-256 of its receipt's bytes."""
 
   charge: str
   receipt_sha256: str
 
 
-class LeftEntry(_Entry, frozen=True, tag="left"):
-  """What left for some charges; heads by the SHA-256 of their weights."""
+class Entry(
+  msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
+  """A row of a ledger; of a kind it has the fields named there.
 
-  charges: tuple[str, ...]
-  heads: dict[str, Left]
+  PRIVATE are `asked` and the keys of rows.
+  """
 
-
-class RowsEntry(_Entry, frozen=True, tag="rows"):
-  """Rows of a data set, by keys that lie beside it; PRIVATE."""
-
-  dataset: str
-  of: str
-  keys_sha256: str
-
-
-Entry = ChargeEntry | CapEntry | LeftEntry | RowsEntry
-
-
-def exact(mu2: Fraction | float | None) -> str | None:
-  """A cost as it is written down."""
-  return None if mu2 is None else str(Fraction(mu2))
+  kind: Literal["charge", "cap", "left", "rows"]
+  time: str
+  dataset: str = ""  # of a charge, a cap, rows
+  id: str = ""  # of a charge, random
+  what: str = ""
+  mu2: (
+    Annotated[str, msgspec.Meta(pattern="^[0-9]+(/[1-9][0-9]*)?$")] | None
+  ) = None
+  unit: str = ""
+  delta: float | None = None  # of a charge, a cap
+  came_from: str | None = None
+  run: str = ""
+  asked: dict[str, Any] = {}
+  epsilon: float = 0.0  # of a cap
+  charges: tuple[str, ...] = ()  # for which something left
+  heads: dict[str, Left] = {}  # that left, by the SHA-256 of their weights
+  of: str = ""  # which keys of rows these are
+  keys_sha256: str = ""
 
 
 def sampled(keys: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, " keys"]:
@@ -152,29 +123,20 @@ def sampled(keys: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, " keys"]:
   return keys[np.diff(keys, prepend=np.uint64(0)) > 0][:MOST_KEYS]
 
 
-def cost(charge: ChargeEntry) -> Fraction:
-  """μ², exactly; 0 of what is NOT PRIVATE."""
-  return Fraction(charge.mu2 or 0)
-
-
-def spent(charges: Iterable[Entry]) -> Fraction:
-  """Σμ², exactly; what is NOT PRIVATE aside."""
-  costs = (cost(each) for each in charges if isinstance(each, ChargeEntry))
-  return sum(costs, Fraction(0))
+def spent(entries: Iterable[Entry]) -> Fraction:
+  """Σμ² of charges, exactly; what is NOT PRIVATE aside."""
+  return sum((Fraction(each.mu2 or 0) for each in entries), Fraction(0))
 
 
 def cap_of(entries: Iterable[Entry]) -> Cap | None:
   """The cap that holds, of the entries of one data set."""
-  caps = [Cap(e.epsilon, e.delta) for e in entries if isinstance(e, CapEntry)]
+  caps = [Cap(e.epsilon, e.delta or 0.0) for e in entries if e.kind == "cap"]
   return caps[-1] if caps else None
 
 
 def epsilon_spent(mu2: Fraction, delta: float) -> float:
   """ε of what was spent, rounded up."""
-  rounded = float(mu2)
-  if Fraction(rounded) < mu2:
-    rounded = math.nextafter(rounded, math.inf)
-  return epsilon_of(rounded, delta) if mu2 else 0.0
+  return epsilon_of(added_up([mu2]), delta) if mu2 else 0.0
 
 
 def epsilon_left(mu2: Fraction, delta: float) -> float:
@@ -184,29 +146,32 @@ def epsilon_left(mu2: Fraction, delta: float) -> float:
   down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
   # A little more, for the roundings on the way here; what is then too much by
   # a rounding is found by asking.
-  most = epsilon_of(float(mu2), delta) * (1 + 1e-8)
-  epsilon = down.create_decimal(most)
+  epsilon = down.create_decimal(epsilon_of(float(mu2), delta) * (1 + 1e-8))
   while epsilon >= _LEAST_EPSILON:
-    if Fraction(mu_squared(float(epsilon), delta)) <= mu2:
+    if mu_squared(float(epsilon), delta) <= mu2:
       return float(epsilon)
     epsilon = down.next_minus(epsilon)
   return 0.0
+
+
+def left_in_words(epsilon: float, delta: float) -> str:
+  """What `epsilon_left` gives, for people."""
+  left = f"one release of epsilon {epsilon:g} at delta {printable(delta)}"
+  return f"{left if epsilon else 'nothing'} is left"
 
 
 def check_affordable(
   dataset: str, entries: Sequence[Entry], charges: Sequence[Charge]
 ) -> None:
   """Refuses what would break the cap of a data set, or has another unit."""
-  for old in entries:
-    for new in charges:
-      if isinstance(old, ChargeEntry) and old.unit != new.unit:
-        raise InputError(
-          f"a release per {new.unit} cannot be added to those per {old.unit}"
-          f" that {dataset!r} was charged for: what is protected is settled by"
-          f" the first charge; use a cache of the same unit."
-        )
-  cap = cap_of(entries)
-  if cap is None:
+  old = {each.unit for each in entries if each.kind == "charge"}
+  if other := old - {each.unit for each in charges}:
+    raise InputError(
+      f"{dataset!r} was charged per {min(other)}, and this is per"
+      f" {charges[0].unit}: costs of two units do not add up, so what is"
+      " protected is settled by the first charge; use a cache of that unit."
+    )
+  if (cap := cap_of(entries)) is None:
     return
   asked = " and ".join(dict.fromkeys(each.what for each in charges))
   if any(each.mu2 is None for each in charges):
@@ -215,17 +180,9 @@ def check_affordable(
       " PRIVATE; leave it out, or use a data set without a cap."
     )
   left = cap.mu2 - spent(entries)
-  if sum((Fraction(each.mu2 or 0) for each in charges), Fraction(0)) > left:
-    rest = epsilon_left(left, cap.delta)
+  if sum(Fraction(each.mu2 or 0) for each in charges) > left:
+    rest = left_in_words(epsilon_left(left, cap.delta), cap.delta)
     raise InputError(
-      f"{asked} would break the cap of {dataset!r}, {cap}:"
-      f" {in_words(rest, cap.delta)}; ask for less, or raise the cap for all to"
-      " see with `oneshot-dp budget`."
+      f"{asked} would break the cap of {dataset!r}, {cap}: {rest}; ask for"
+      " less, or raise the cap for all to see with `oneshot-dp budget`."
     )
-
-
-def in_words(rest: float, delta: float) -> str:
-  """What is left, for people."""
-  if not rest:
-    return "nothing is left"
-  return f"one release of epsilon {rest:g} at delta {printable(delta)} is left"

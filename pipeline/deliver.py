@@ -2,7 +2,7 @@
 
 A run works in `.NAME.unfinished` beside its --out, which is its owner's alone
 and locked while the run lives: charge → train → note the heads' digests in the
-ledger → rename. A killed run is run again, and pays nothing:
+ledger → rename. A killed run is run again, and pays nothing.
 
 *Formal guarantees*: before the ledger notes the heads, nobody sees anything
 that was drawn, so to draw all of it anew is the first release, at the law of
@@ -13,7 +13,6 @@ share no locks, say) the second ends before its heads are shown.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -30,8 +29,6 @@ from oneshot_dp.pipeline.charges import Bill, Left
 from oneshot_dp.pipeline.ledger import Ledger
 
 WEIGHTS_FILE, RECEIPT_FILE = "head.safetensors", "receipt.json"
-_NO_ROOM_KNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-_ELSEWHERE = "name another place"
 
 
 def deliver_once(
@@ -49,9 +46,10 @@ def deliver_once(
     out: where results will be; not there yet.
     ledger: of the rows.
     bills: what it costs.
-    train: writes everything into a folder, which only its owner sees; its heads
-      name the charges given, one for each charge of the bills.
-    asked: all that makes it this run and no other, a private digest included.
+    train: writes everything into a folder that only its owner sees, heads with
+      receipts that name the charges given, one for each charge of the bills.
+      Not called where a killed run's heads are noted already.
+    asked: all that makes it this run and no other.
     room: bytes that the disk must have, which is tried before the charge.
 
   Returns:
@@ -62,24 +60,23 @@ def deliver_once(
       ledger refuses. Nothing is left behind, nothing was charged.
     RunError: the disk refuses.
   """
-  with alone(out) as (place, work):
-    whole = work / "whole"
+  with alone(out) as (place, whole):
     left = _heads_in(whole)
     if left and ledger.was_delivered(place, left, bills, asked):
       ids = [each.charge for each in left.values()]
     else:
       shutil.rmtree(whole, ignore_errors=True)  # a killed run's: nobody saw it
-      with disk_errors(out):
-        _take_room(work / "room", room)
+      with disk_errors(out), (whole.parent / "room").open("wb") as file:
+        if room:
+          os.posix_fallocate(file.fileno(), 0, room)
+        os.unlink(file.name)
       ids = ledger.charge(bills, place, asked)
       try:
-        # Within a folder of mode 0700, so that it can have its final mode.
-        whole.mkdir()
+        whole.mkdir()  # in a folder of mode 0700, so that it has its final mode
         train(whole, ids)
         with disk_errors(out):
-          if any(c.mu2 is None for bill in bills for c in bill.charges):
-            _keep_from_others(whole)
-          _sync_all(whole)
+          exposed = any(c.mu2 is None for bill in bills for c in bill.charges)
+          _settle(whole, keep_from_others=exposed)
         ledger.deliver(ids, _heads_in(whole))
       except BaseException as error:
         shutil.rmtree(whole, ignore_errors=True)
@@ -99,11 +96,16 @@ def deliver_once(
 
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[tuple[Path, Path]]:
-  """The place that `out` means, and a folder beside it for this run alone."""
-  place = _place(out)
+  """The place that `out` means, and one in a folder beside it to be renamed."""
+  taken = InputError(f"{out} is there already; name another place.")
+  try:
+    place = Path() if is_url(str(out)) else out.resolve()
+  except (OSError, RuntimeError):  # a loop of links
+    place = Path()
+  if not place.name:
+    raise InputError(f"{out} is no place on a disk; name another.")
   missing = [p for p in place.parents if not p.exists()]
   work = place.with_name(f".{place.name}.unfinished")
-  taken = InputError(f"{out} is there already; {_ELSEWHERE}.")
   with disk_errors(out):
     if os.path.lexists(place) and not work.exists():
       raise taken
@@ -112,7 +114,7 @@ def alone(out: Path) -> Iterator[tuple[Path, Path]]:
   try:
     if os.path.lexists(place):  # a run was killed right after it was shown
       raise taken
-    yield place, work
+    yield place, work / "whole"
   finally:
     if not (work / "whole").exists():  # else the ledger knows it: for the next
       shutil.rmtree(work, ignore_errors=True)
@@ -122,83 +124,46 @@ def alone(out: Path) -> Iterator[tuple[Path, Path]]:
     os.close(lock)
 
 
-def _place(out: Path) -> Path:
-  """What a path means, through all links."""
-  if is_url(str(out)):
-    raise InputError(f"{out} is no place on a disk, where results must be.")
-  try:
-    place = out.resolve()
-  except (OSError, RuntimeError) as error:
-    raise InputError(
-      f"{out} cannot be made ({error}); {_ELSEWHERE}."
-    ) from error
-  if not place.name:
-    raise InputError(f"{out} is the root of all files; {_ELSEWHERE}.")
-  return place
-
-
 def _locked(work: Path, out: Path) -> int:
   """Makes the folder, and a lock of it that is there while it is open."""
   while True:
     work.mkdir(mode=0o700, exist_ok=True)
     if work.is_symlink() or work.stat().st_uid != os.geteuid():
-      raise InputError(f"{work} is somebody else's; {_ELSEWHERE}.")
-    file = work / "lock"
-    with contextlib.suppress(FileNotFoundError):  # it is just being removed
-      lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+      raise InputError(f"{work} is somebody else's; name another place.")
+    with contextlib.ExitStack() as stack:
       try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock), file.stat()):
-          return lock
+        file = stack.enter_context(open(work / "lock", "ab"))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+          return os.dup(file.fileno())
+      except FileNotFoundError:  # it was just removed
+        continue
       except BlockingIOError:
-        os.close(lock)
         raise InputError(
-          f"another run is writing {out}; wait for it, or {_ELSEWHERE}."
+          f"another run is writing {out}; wait for it, or name another place."
         ) from None
-      except OSError:
-        os.close(lock)
-        raise
-      os.close(lock)
 
 
 def _heads_in(folder: Path) -> dict[str, Left]:
   """The heads in a folder, as the ledger knows them."""
   found = {}
   for weights in sorted(folder.rglob(WEIGHTS_FILE)):
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
       receipt = weights.with_name(RECEIPT_FILE).read_bytes()
       charge = json.loads(receipt)["stated"]["charge"]
-      with weights.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+      sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
       found[sha256] = Left(charge, hashlib.sha256(receipt).hexdigest())
   return found
 
 
-def _keep_from_others(folder: Path) -> None:
-  """For what shows a result that is NOT PRIVATE: 0700, and files 0600."""
-  for each, _, names in os.walk(folder):
-    os.chmod(each, 0o700)
-    for name in names:
-      os.chmod(Path(each, name), 0o600)
+def _settle(directory: Path, *, keep_from_others: bool) -> None:
+  """Puts a directory and all that is in it on the disk.
 
-
-def _take_room(path: Path, size: int) -> None:
-  """Tries to take so many bytes of the disk, where it can tell that it has."""
-  handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-  try:
-    if size:
-      os.posix_fallocate(handle, 0, size)
-  except OSError as error:
-    if error.errno not in _NO_ROOM_KNOWN:
-      raise
-  finally:
-    os.close(handle)
-    path.unlink()
-
-
-def _sync_all(directory: Path) -> None:
-  """Puts a directory and all that is in it on the disk."""
+  What shows a result that is NOT PRIVATE gets mode 0700, and its files 0600.
+  """
   for folder, _, names in os.walk(directory, topdown=False):
-    for name in names:
-      sync(Path(folder, name))
-    sync(Path(folder))
+    for path, mode in (*((Path(folder, n), 0o600) for n in names),
+                       (Path(folder), 0o700)):  # fmt: skip
+      if keep_from_others:
+        path.chmod(mode)
+      sync(path)

@@ -44,14 +44,11 @@ _BESIDES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SavedHead:
-  """A head read back from disk; its receipt follows, and is of these bytes.
+  """A head read back from disk; its files belong together.
 
   Attributes:
-    path: its folder.
-    head: the weights.
-    receipt: "stated" and "follows".
-    receipt_sha256: of the file's bytes.
-    state: `TrainedHead.state`.
+    receipt: "stated" and "follows"; receipt_sha256 is of the file's bytes.
+    state: see `TrainedHead`.
   """
 
   path: Path
@@ -65,35 +62,34 @@ class SavedHead:
     return self.receipt["stated"]
 
   @property
-  def follows(self) -> dict[str, Any]:
-    return self.receipt["follows"]
-
-  @property
   def private(self) -> bool:
     return self.stated["private"]
 
   @property
-  def releases(self) -> tuple[Release, ...]:
-    """All releases, one by one."""
-    return tuple(
-      Release(run["name"], tuple(run["shape"]), run["noise_multiplier"])
-      for run in self.stated["releases"]
-      for _ in range(run["count"])
+  def trained(self) -> TrainedHead:
+    """As `train` made it; its ε is that of all its releases."""
+    return TrainedHead(
+      head=self.head,
+      epsilon=self.receipt["follows"]["epsilon"],
+      mu_squared=self.receipt["follows"]["mu_squared"],
+      name=self.stated["head"],
+      draw=0,
+      releases=tuple(
+        Release(each["name"], tuple(each["shape"]), each["noise_multiplier"])
+        for each in self.stated["releases"]
+        for _ in range(each["count"])
+      ),
+      state=self.state,
+      **{
+        of: self.stated[of]
+        for of in ("delta", "options", "noise_source", "private")
+      },
     )
 
   def before(self) -> Before:
     """What a head of a larger ε goes on from."""
-    if not self.releases:
-      raise InputError(
-        f"{self.path} has no noise: there is nothing to go on from."
-      )
-    return Before(
-      name=self.stated["head"],
-      state=self.state,
-      mu_squared=self.follows["mu_squared"],
-      releases=self.releases,
-      options=self.stated["options"],
-    )
+    names = "name", "state", "mu_squared", "releases", "options"
+    return Before(**{name: getattr(self.trained, name) for name in names})
 
 
 def write_head(
@@ -106,22 +102,22 @@ def write_head(
 ) -> dict[str, Any]:
   """Writes the four files into a new or empty folder; returns the receipt."""
   head = trained.head
-  # It writes the buffer as it lies in memory, whatever the strides.
-  weights = safetensors.numpy.save(
-    {
-      "kernel": np.ascontiguousarray(head.kernel, np.float32),
-      "bias": np.ascontiguousarray(head.bias, np.float32),
-    }
-  )
-  state = safetensors.numpy.save(
-    {k: np.asarray(v, order="C") for k, v in trained.state.items()}
+  # It writes a buffer as it lies in memory, whatever the strides.
+  weights, state = (
+    safetensors.numpy.save({k: np.array(v, order="C") for k, v in of.items()})
+    for of in ({"kernel": head.kernel, "bias": head.bias}, trained.state)
   )
   receipt = make_receipt(
-    trained, info, part, charge, _sha256(weights), _sha256(state), went_on_from
+    trained,
+    info,
+    part,
+    charge=charge,
+    went_on_from=went_on_from,
+    weights_sha256=_sha256(weights),
+    releases_sha256=_sha256(state),
   )
   folder.mkdir(parents=True, exist_ok=True)
-  if not trained.private:
-    folder.chmod(0o700)
+  folder.chmod(folder.stat().st_mode if trained.private else 0o700)
   for name, content in {
     WEIGHTS_FILE: weights,
     RELEASES_FILE: state,
@@ -130,18 +126,11 @@ def write_head(
   }.items():
     with disk_errors(folder / name):
       # Its mode, less the umask, is that of its making.
-      mode = 0o666 if trained.private else 0o600
       flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+      mode = 0o666 if trained.private else 0o600
       with open(os.open(folder / name, flags, mode), "wb") as file:
         file.write(content)
   return receipt
-
-
-def head_bytes(info: CacheInfo, trained_state: int) -> int:
-  """What the files of one head take, at most."""
-  d, k = info.feature_dim, info.num_classes
-  names = sum(len(name.encode()) for name in info.class_names)
-  return 4 * (d + 1) * k + trained_state + 12 * names + _BESIDES
 
 
 def read_head(path: str | os.PathLike) -> SavedHead:
@@ -152,57 +141,46 @@ def read_head(path: str | os.PathLike) -> SavedHead:
       receipt's numbers do not follow.
   """
   folder = Path(path)
-  place = folder / RECEIPT_FILE
-  if not os.path.lexists(place):
+  if not os.path.lexists(folder / RECEIPT_FILE):
     raise InputError(
       f"{folder} is not a head: it has no {RECEIPT_FILE}; give a folder that"
       " `oneshot-dp train` or `sweep` wrote."
     )
-  content = _content(place, _MOST_RECEIPT)
+  content = _content(folder / RECEIPT_FILE, _MOST_RECEIPT)
   try:
     receipt = msgspec.json.decode(content)
     check_receipt(receipt)
-  except (msgspec.MsgspecError, RecursionError, InputError) as error:
-    raise InputError(f"{place}: {str(error)!a:.400}.") from error
+  except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+    raise _damaged(folder / RECEIPT_FILE, f"{str(error)!a:.300}") from error
   stated = receipt["stated"]
   d, k = stated["feature_dim"], stated["num_classes"]
-  sizes = {
-    "weights": 4 * (d + 1) * k,
-    "releases": sum(
-      32 * each["count"] * math.prod(each["shape"])
-      for each in stated["releases"]
-    )
-    + 16 * (d + 1) * k,
-  }
+  sizes = (r["count"] * math.prod(r["shape"]) for r in stated["releases"])
   loaded = {}
-  for what, name in ("weights", WEIGHTS_FILE), ("releases", RELEASES_FILE):
-    data = _content(folder / name, sizes[what] + _BESIDES)
-    if _sha256(data) != stated[f"{what}_sha256"]:
-      raise InputError(
-        f"{folder / name} is not the file that {place} is about: restore it, or"
-        " train the head again."
-      )
+  for of, name, size in (
+    ("weights_sha256", WEIGHTS_FILE, 4 * (d + 1) * k),
+    ("releases_sha256", RELEASES_FILE, 16 * (d + 1) * k + 16 * sum(sizes)),
+  ):
+    data = _content(folder / name, size + _BESIDES)
+    if _sha256(data) != stated[of]:
+      raise _damaged(folder / name, "its receipt is about another file")
     try:
-      loaded[what] = safetensors.numpy.load(data)
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+      loaded[name] = safetensors.numpy.load(data)
+    except (safetensors.SafetensorError, ValueError, LookupError) as error:
       raise _damaged(folder / name, str(error)) from error
-  weights = loaded["weights"]
+  weights = loaded[WEIGHTS_FILE]
   shapes = {name: (each.shape, each.dtype) for name, each in weights.items()}
   if shapes != {"kernel": ((d, k), np.float32), "bias": ((k,), np.float32)}:
     raise _damaged(folder / WEIGHTS_FILE, f"it holds {shapes}")
   if not all(np.isfinite(each).all() for each in weights.values()):
     raise _damaged(folder / WEIGHTS_FILE, "a weight is not finite")
   if _content(folder / CARD_FILE, _MOST_RECEIPT) != card(receipt).encode():
-    raise InputError(
-      f"{folder / CARD_FILE} is not about this {RECEIPT_FILE}: one was edited."
-    )
-  head = LinearHead(**weights, unit_norm=stated["input"] == UNIT_NORM)
+    raise _damaged(folder / CARD_FILE, "it is about another receipt")
   return SavedHead(
     path=folder,
-    head=head,
+    head=LinearHead(**weights, unit_norm=stated["input"] == UNIT_NORM),
     receipt=receipt,
     receipt_sha256=_sha256(content),
-    state=loaded["releases"],
+    state=loaded[RELEASES_FILE],
   )
 
 
@@ -227,7 +205,7 @@ def save_head(
   ...   rows, labels, num_classes=2, epsilon=2.0, delta=1e-6
   ... )
   >>> with tempfile.TemporaryDirectory() as folder:
-  ...   save_head(head, f"{folder}/head", dataset="pets")
+  ...   oneshot_dp.save_head(head, f"{folder}/head", dataset="pets")
   ...   again = oneshot_dp.load_head(f"{folder}/head")
   >>> bool((again.head.kernel == head.head.kernel).all()), again.is_charged
   (True, False)
@@ -236,12 +214,9 @@ def save_head(
     head: from `train_head` or `train_heads`.
     directory: one that is not there yet.
     dataset: public name of the private data.
-    split: public name of the split.
+    split: public name of its split.
     backbone: what made the embeddings; the head fits caches with the same name
       and d.
-
-  Returns:
-    Nothing.
 
   Raises:
     InputError: `directory` holds something, or a name is none.
@@ -255,59 +230,33 @@ def save_head(
     class_names=head.class_names,
     num_classes_source=head.num_classes_source,
     backbone={"name": backbone},
-    embedding_dtype="float32",
     unit=head.privacy_unit,
   )
-  with alone(Path(directory)) as (place, work):
+  with alone(Path(directory)) as (place, whole):
     try:
-      write_head(work / "whole", head.trained, info)
-      (work / "whole").rename(place)
+      write_head(whole, head.trained, info)
+      whole.rename(place)
     except BaseException:
-      shutil.rmtree(work / "whole", ignore_errors=True)
+      shutil.rmtree(whole, ignore_errors=True)
       raise
 
 
 def load_head(directory: str | os.PathLike) -> PrivateHead:
   """Reads a head that `save_head`, `oneshot-dp train` or `sweep` wrote.
 
-  Its receipt is computed anew, as by `oneshot-dp verify`.
-
-  >>> import oneshot_dp
-  >>> oneshot_dp.load_head("nowhere")
-  Traceback (most recent call last):
-    ...
-  oneshot_dp.configs.errors.InputError: nowhere is not a head: ...
-
-  Args:
-    directory: of the head.
-
-  Returns:
-    The head; `is_charged` says whether its receipt names a ledger's charge.
+  Its receipt is computed anew, as by `oneshot-dp verify`. `is_charged` of what
+  is returned says whether the receipt names a ledger's charge.
 
   Raises:
     InputError: there is no head, or it is not what its receipt says.
   """
   saved = read_head(directory)
-  stated, follows = saved.stated, saved.follows
+  names = "num_examples", "num_classes_source", "privacy_unit"
   return PrivateHead(
-    trained=TrainedHead(
-      head=saved.head,
-      name=stated["head"],
-      epsilon=follows["epsilon"],
-      delta=stated["delta"],
-      draw=0,
-      mu_squared=follows["mu_squared"],
-      releases=saved.releases,
-      state=saved.state,
-      options=stated["options"],
-      noise_source=stated["noise_source"],
-      private=stated["private"],
-    ),
-    num_examples=stated["num_examples"],
-    class_names=tuple(stated["class_names"]),
-    num_classes_source=stated["num_classes_source"],
-    privacy_unit=stated["privacy_unit"],
-    is_charged=stated["charge"] is not None,
+    trained=saved.trained,
+    class_names=tuple(saved.stated["class_names"]),
+    is_charged=saved.stated["charge"] is not None,
+    **{name: saved.stated[name] for name in names},
   )
 
 
@@ -321,4 +270,4 @@ def _sha256(content: bytes) -> str:
 
 
 def _damaged(path: Path, what: str) -> InputError:
-  return InputError(f"{path} is damaged ({what}): train the head again.")
+  return InputError(f"{path} is damaged: {what}; train the head again.")

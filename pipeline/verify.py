@@ -1,7 +1,6 @@
 """Whether a head is what its receipt says, and was paid for."""
 
 import hashlib
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -43,55 +42,47 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
   InputError: there is no head, or the ledger is damaged.
   """
   with open_regular(path / WEIGHTS_FILE) as file:
-    left = ledger.vouch(hashlib.file_digest(file, "sha256").hexdigest())
-  faults: list[str] = []
-  saved, vouched = None, None
+    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+  left, faults = ledger.heads().get(sha256), ()
   try:
     saved = read_head(path)
   except InputError as error:
-    faults.append(str(error))
-  if not ledger.exists:
-    first = f"no ledger {ledger.path} is here, so nobody vouches: {_NOBODY}"
-  else:
-    why = "these weights did not leave for any of its charges"
-    if left is not None:
-      why = "; ".join(_differences(saved, ledger, left))
+    saved, faults = None, (str(error),)
+  if ledger.exists:
+    if why := _unlike(saved, ledger, left):
+      said = [f"NOT VOUCHED FOR by {ledger.path}: {why}; {_NOBODY}"]
+    else:
+      said = [f"vouched for: {ledger.path} was charged, and these bytes left"]
     vouched = not why
-    first = (
-      f"vouched for: {ledger.path} was charged, and these very bytes left"
-      if vouched
-      else f"NOT VOUCHED FOR by {ledger.path}: {why}; {_NOBODY}"
-    )
-  said = [first]
+  else:
+    vouched = None
+    said = [f"no ledger {ledger.path} is here, so nobody vouches: {_NOBODY}"]
   if saved is not None:
     said.append("its numbers follow from the noise stated, its files fit")
     if not saved.private:
       said.append(f"this head is {NOT_PRIVATE}")
     if saved.stated["charge"] is None:
       said.append("no ledger was charged for it: nobody counts what it cost")
-  return Verdict(vouched, tuple(said), tuple(faults))
+  return Verdict(vouched, tuple(said), faults)
 
 
-def _differences(
-  saved: SavedHead | None, ledger: Ledger, left: Left
-) -> Iterator[str]:
-  """How a head differs from what the ledger says left for its charge."""
+def _unlike(saved: SavedHead | None, ledger: Ledger, left: Left | None) -> str:
+  """How a head differs from what left for its charge; "" if in nothing."""
+  if left is None:
+    return "these weights did not leave for any of its charges"
   if saved is None or saved.receipt_sha256 != left.receipt_sha256:
-    yield "these weights left, but with another receipt"
-    return
+    return "these weights left, but with another receipt"
   stated, paid = saved.stated, ledger.paid(left.charge)
-  whole = paid and paid[-1].came_from is None
-  costs = [each.mu2 for each in paid]
-  if not whole or stated["charge"] != left.charge:
-    yield "its charge is not there"
-  elif stated["dataset"] != paid[0].dataset:
-    yield f"{paid[0].dataset!r} was charged, not {stated['dataset']!r}"
-  elif stated["privacy_unit"] != paid[0].unit:
-    yield f"it was charged per {paid[0].unit}"
-  elif stated["private"]:
-    cost = Fraction(saved.follows["mu_squared"])
-    if None in costs or sum(Fraction(c) for c in costs if c) < cost:
-      yield "it was charged less than it cost"
+  if not paid or paid[-1].came_from or stated["charge"] != left.charge:
+    return "its charge is not there"
+  of = stated["dataset"], stated["privacy_unit"]
+  if of != (paid[0].dataset, paid[0].unit):
+    return "its charge is of another data set, or unit"
+  if saved.private:
+    cost = Fraction(saved.receipt["follows"]["mu_squared"])
+    if sum(Fraction(each.mu2 or 0) for each in paid) < cost:
+      return "less was charged than it cost"
+  return ""
 
 
 def earlier_head(
@@ -103,26 +94,16 @@ def earlier_head(
     InputError: it is another's, or edited; the ledger does not know its charge
       and its bytes; or it is of other rows, or NOT PRIVATE.
   """
-  saved = read_head(path)
-  verdict = verify_head(path, ledger)
-  if not verdict.vouched:
-    raise InputError(f"{path} cannot be gone on from: {verdict.said[0]}.")
-  stated = saved.stated
+  saved, verdict = read_head(path), verify_head(path, ledger)
+  why = "" if verdict.vouched else verdict.said[0]
   expected = {
-    "dataset": info.dataset,
-    "split": info.split,
-    "rows": str(part),
-    "privacy_unit": info.unit,
     "cache_fingerprint": info.fingerprint,
+    "rows": str(part),
+    "private": True,
   }
   for name, value in expected.items():
-    if stated[name] != value:
-      raise InputError(
-        f"{path} cannot be gone on from: its {name} is {stated[name]!a}, and"
-        f" that of the cache {value!a}; give the cache that it was trained on."
-      )
-  if not saved.private:
-    raise InputError(
-      f"{path} is {NOT_PRIVATE}: there is no cost to go on from."
-    )
+    if not why and saved.stated[name] != value:
+      why = f"its {name} is {saved.stated[name]!a}, where {value!a} is needed"
+  if why:
+    raise InputError(f"{path} cannot be gone on from: {why}.")
   return saved

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Annotated, Any
 
 from oneshot_dp.configs.errors import InputError
@@ -53,74 +54,51 @@ def run(flags: Flags) -> Answer:
     for warning in ledger.set_cap(dataset, Cap(epsilon, delta)):
       print(f"warning: {warning}", file=sys.stderr)
   entries = ledger.entries(dataset)
-  names = dict.fromkeys(each.dataset for each in entries)
-  facts = [_facts(n, [e for e in entries if e.dataset == n]) for n in names]
-  lines = [f"ledger: {ledger.path}{'' if ledger.exists else ', not there yet'}"]
-  for each in facts:
-    lines += ["", f"{each['dataset']}:", *_lines(each)]
+  lines, facts = [f"ledger: {ledger.path}"], []
+  for name in dict.fromkeys(each.dataset for each in entries):
+    said, told = _spending([e for e in entries if e.dataset == name])
+    lines += ["", f"{name}:", *said]
+    facts.append({"dataset": name} | told)
   if not facts:
     lines.append("nothing was charged, and there is no cap")
   told = {"ledger": ledger.path, "datasets": facts}
   return Answer(text="\n".join(lines), facts=told)
 
 
-def _facts(dataset: str, entries: Sequence[Any]) -> dict[str, Any]:
+def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
   """What a data set was charged, and what is left; nothing private."""
+  from oneshot_dp.linear_dp.accounting import printable
   from oneshot_dp.pipeline import charges as of
 
-  charges = [each for each in entries if isinstance(each, of.ChargeEntry)]
-  cap, mu2 = of.cap_of(entries), of.spent(charges)
-  deltas = [c.delta for c in charges if c.delta is not None]
+  lines, told, cap, mu2 = [], [], of.cap_of(entries), of.spent(entries)
+  for each in entries:
+    what = each.what + (f" per {each.unit}; charge {each.id[:12]}")
+    if each.kind == "cap":
+      what = f"cap set to {of.Cap(each.epsilon, each.delta)}"
+    elif each.mu2 is None:
+      what += "; NOT PRIVATE"
+    lines.append(f"  {each.time}  {what}")
+    cost = None if each.mu2 is None else float(Fraction(each.mu2))
+    told.append({"time": each.time, "what": what, "mu_squared": cost})
+  deltas = [e.delta for e in entries if e.delta and e.kind == "charge"]
   delta = cap.delta if cap else min(deltas, default=1e-6)
-  return {
-    "dataset": dataset,
-    "entries": [
-      {
-        "time": each.time,
-        "what": each.what,
-        "mu_squared": None if each.mu2 is None else float(of.cost(each)),
-        "unit": each.unit,
-        "charge": each.id,
-      }
-      if isinstance(each, of.ChargeEntry)
-      else {"time": each.time, "cap": of.Cap(each.epsilon, each.delta)}
-      for each in entries
-    ],
-    "spent": {
-      "epsilon": of.epsilon_spent(mu2, delta),
-      "epsilon_if_replaced": of.epsilon_spent(4 * mu2, delta),
-      "delta": delta,
-      "mu_squared": float(mu2),
-      "not_private": sum(each.mu2 is None for each in charges),
-    },
-    "cap": cap,
-    "left": None if cap is None else of.epsilon_left(cap.mu2 - mu2, delta),
+  spent = {
+    "epsilon": of.epsilon_spent(mu2, delta),
+    "epsilon_if_replaced": of.epsilon_spent(4 * mu2, delta),
+    "delta": delta,
+    "mu_squared": float(mu2),
+    "not_private": sum(e.kind == "charge" and e.mu2 is None for e in entries),
   }
-
-
-def _lines(facts: dict[str, Any]) -> list[str]:
-  from oneshot_dp.linear_dp.accounting import printable
-  from oneshot_dp.pipeline.charges import in_words
-
-  lines, spent, cap = [], facts["spent"], facts["cap"]
-  for each in facts["entries"]:
-    what = each.get("what") or f"cap set to {each['cap']}"
-    if "charge" in each:
-      what += f" per {each['unit']}; charge {each['charge'][:12]}"
-      what += "; NOT PRIVATE" if each["mu_squared"] is None else ""
-    lines.append(f"  {each['time']}  {what}")
-  epsilon, replaced, delta = map(
-    printable, (spent["epsilon"], spent["epsilon_if_replaced"], spent["delta"])
-  )
+  epsilon, replaced, at = map(printable, [*spent.values()][:3])
   lines.append(
-    f"  spent, all together: epsilon {epsilon} at delta {delta}; {replaced} if"
-    " a unit is replaced by another"
+    f"  spent, all together: epsilon {epsilon} at delta {at}; {replaced} if a"
+    " unit is replaced by another"
   )
-  if spent["not_private"]:
-    lines.append(
-      f"  besides, {spent['not_private']} charges are NOT PRIVATE: no epsilon"
-      " covers them"
-    )
-  if cap is None:
-    return [*lines, "  no cap: set one with --max-epsilon and --max-delta"]
-  return [*lines, f"  cap: {cap}; {in_words(facts['left'], cap.delta)}"]
+  if exposed := spent["not_private"]:
+    lines.append(f"  {exposed} are NOT PRIVATE: no epsilon covers them")
+  left = of.epsilon_left(cap.mu2 - mu2, delta) if cap else None
+  if cap is None or left is None:
+    lines.append("  no cap: set one with --max-epsilon and --max-delta")
+  else:
+    lines.append(f"  cap: {cap}; {of.left_in_words(left, delta)}")
+  return lines, {"entries": told, "spent": spent, "cap": cap, "left": left}

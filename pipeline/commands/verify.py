@@ -28,13 +28,9 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Checks it."""
-  from oneshot_dp.extract import storage
-
-  path = Path(flags.path)
-  is_head = not storage.is_url(flags.path) and any(
-    (path / name).exists() for name in ("receipt.json", "head.safetensors")
-  )
-  vouched: bool | None = None
+  path, vouched = Path(flags.path), None
+  names = "receipt.json", "head.safetensors"
+  is_head = any((path / name).exists() for name in names)
   if is_head:
     from oneshot_dp.pipeline.ledger import Ledger
     from oneshot_dp.pipeline.verify import verify_head
@@ -50,16 +46,16 @@ def run(flags: Flags) -> Answer:
     failure = InputError(f"{path}: {len(faults)} fault(s) found.")
   if vouched is False:
     failure = RunError(f"{path} is not vouched for.")
-  facts = {
-    "path": flags.path,
-    "kind": "head" if is_head else "cache",
-    "ok": failure is None,
-    "said": said,
-    "faults": faults,
-  }
   return Answer(
     text="\n".join(said if failure else (f"ok: {said[0]}", *said[1:])),
-    facts=facts | ({"vouched": vouched} if is_head else {}),
+    facts={
+      "path": flags.path,
+      "kind": "head" if is_head else "cache",
+      "ok": failure is None,
+      "vouched": vouched,
+      "said": said,
+      "faults": faults,
+    },
     faults=faults,
     failure=failure,
   )

@@ -1,0 +1,127 @@
+"""Faults that any command may meet: kills, full disks, damaged files."""
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def files_no_larger_than(size: int):
+  """The system refuses to write beyond `size` bytes of any file.
+
+  (It is the one limit on writing that needs no file system of its own: EFBIG,
+  where a full disk says ENOSPC.) Of this process.
+  """
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def start(argv: Sequence[str], most_bytes: int | None = None, **env: str):
+  """Starts Python with these words; a file may grow to `most_bytes` at most."""
+  process = subprocess.Popen(
+    [sys.executable, *argv],
+    cwd=ROOT,
+    env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
+  )
+  if most_bytes is not None:  # long before it has imported what writes
+    limit = (most_bytes, most_bytes)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limit)
+  return process
+
+
+def ended(process) -> tuple[int, str, str]:
+  """Waits for it: status, standard output, standard error."""
+  out, err = process.communicate(timeout=300)
+  return process.returncode, out, err
+
+
+def killed(argv: Sequence[str], after: float, **env: str) -> bool:
+  """Kills a process and all that it started; whether it was still running."""
+  process = start(argv, **env)
+  with contextlib.suppress(subprocess.TimeoutExpired):
+    process.wait(after)
+  was_running = process.poll() is None
+  if was_running:
+    os.killpg(process.pid, signal.SIGKILL)
+  ended(process)
+  return was_running
+
+
+def seconds_of(argv: Sequence[str], **env: str) -> float:
+  """How long it takes, which must succeed."""
+  begun = time.monotonic()
+  status, out, err = ended(start(argv, **env))
+  assert status == 0, (out, err)
+  return time.monotonic() - begun
+
+
+def damaged_copies(data: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
+  """Flips, cuts, swaps, zeros and repeats, none of which is `data`."""
+  draw = random.Random(seed)
+  yield b""
+  made = 0
+  while made < count:
+    place, size = draw.randrange(len(data)), draw.choice((1, 1, 8, 64, 512))
+    end = min(len(data), place + size)
+    match draw.randrange(5):
+      case 0:
+        bit = bytes([data[place] ^ (1 << draw.randrange(8))])
+        found = data[:place] + bit + data[place + 1 :]
+      case 1:
+        found = data[:place]
+      case 2:
+        found = data[:place] + bytes(end - place) + data[end:]
+      case 3:
+        found = data[:place] + data[end:]
+      case _:
+        other = draw.randrange(len(data))
+        found = data[:place] + data[other : other + end - place] + data[end:]
+    if found != data:
+      made += 1
+      yield found
+
+
+def odd_files(folder: Path) -> dict[str, Path]:
+  """What a file's name may lead to instead of a file."""
+  folder.mkdir(parents=True, exist_ok=True)
+  places = {
+    name: folder / name
+    for name in ("fifo", "zero", "directory", "socket", "loop", "sparse")
+  }
+  os.mkfifo(places["fifo"])
+  places["zero"].symlink_to("/dev/zero")
+  places["directory"].mkdir()
+  with socket.socket(socket.AF_UNIX) as listener:
+    here = os.getcwd()
+    os.chdir(folder)  # a socket's name is short
+    try:
+      listener.bind("socket")
+    finally:
+      os.chdir(here)
+  places["loop"].symlink_to("loop")
+  with places["sparse"].open("wb") as file:
+    file.truncate(1 << 42)
+  return places
+
+
+def everything_in(folder: Path) -> set[str]:
+  """All names below a folder."""
+  return {str(p.relative_to(folder)) for p in folder.rglob("*")}

@@ -1,0 +1,109 @@
+"""Nothing is charged less than it cost by kills, races or full disks."""
+
+import json
+import random
+import sqlite3
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.linear_dp.accounting import epsilon_of
+from oneshot_dp.pipeline.ledger import Cap, Ledger
+from tests.faults import writers
+from tests.faults.harness import (
+  ended,
+  everything_in,
+  files_no_larger_than,
+  killed,
+  start,
+)
+
+WRITERS = str(Path(__file__).with_name("writers.py"))
+COST = Fraction(1, 4)
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+  monkeypatch.setenv("ONESHOT_DP_LEDGER", str(tmp_path / "ledger.sqlite"))
+  return tmp_path / "ledger.sqlite"
+
+
+def check(path, returned):
+  """All that returned is there, and the file is whole by SQLite's own check."""
+  ledger = Ledger(path)
+  there = [each.id for each in ledger.entries("pets")]
+  assert {*returned} <= {*there}
+  assert len(there) == len({*there})
+  assert ledger.spent("pets") == len(there) * COST
+  with sqlite3.connect(path) as db:
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+  db.close()
+  ledger.set_cap("wolves", Cap(1.0, 1e-5))  # the next to write clears up
+  assert everything_in(path.parent) == {path.name}
+  return len(there)
+
+
+@pytest.mark.parametrize(
+  "count", [60, pytest.param(1100, marks=pytest.mark.slow)]
+)
+def test_kills_of_writers_lose_nothing(path, count):
+  """Whether killed before, within or after its charge, the file goes on."""
+  status, out, err = ended(
+    start([WRITERS, "kills", str(path), str(count), "1"])
+  )
+  assert status == 0, err
+  returned = json.loads(out)
+  assert len(returned) > count / 4
+  check(path, returned)
+
+
+def test_eight_processes_race_for_a_cap(path):
+  fits = 37
+  epsilon = epsilon_of(float(fits * COST), 1e-5) * (1 + 1e-6)
+  Ledger(path).set_cap("pets", Cap(epsilon, 1e-5))
+  assert fits <= Cap(epsilon, 1e-5).mu2 / COST < fits + 1
+  status, out, err = ended(start([WRITERS, "race", str(path), "8"]))
+  assert status == 0, err
+  said = json.loads(out)
+  returned = [line for line in said if "refused" not in line]
+  refused = [line for line in said if "would break the cap" in line]
+  assert len(refused) == 8
+  assert len(returned) == fits
+  assert Ledger(path).spent("pets") == fits * COST
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_full_disk_charges_nothing_or_all(path, first):
+  ledger, made, draw = Ledger(path), [], random.Random(0)
+
+  def charge(keys):
+    run = Path(f"/runs/{draw.random()}")
+    rows = {"image": np.arange(1, 2 + keys, dtype=np.uint64)}
+    made.extend(ledger.charge([writers.bill(keys=rows)], run, {}))
+
+  if not first:
+    charge(1)
+  failed = 0
+  for size in [0, 1, 512, 4095, *(draw.randrange(1 << 16) for _ in range(30))]:
+    for _ in range(4):
+      try:
+        with files_no_larger_than(size):
+          charge(draw.randrange(1000))
+      except RunError as error:
+        failed += 1
+        assert str(path) in str(error)  # noqa: PT017
+    if made:
+      assert check(path, made) == len(made)
+  assert failed > 20
+  assert len(made) > 20
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_from_outside(path):
+  draw = random.Random(2)
+  for i in range(25):
+    killed([WRITERS, "charge", str(path), str(i), "1000"], draw.random() * 0.8)
+  check(path, [])

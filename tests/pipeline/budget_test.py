@@ -1,0 +1,128 @@
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.ledger import Bill, Charge, Ledger
+
+DELTA = 1e-5
+
+
+@pytest.fixture
+def ledger(tmp_path, monkeypatch):
+  monkeypatch.setenv("ONESHOT_DP_LEDGER", str(tmp_path / "ledger.sqlite"))
+  return Ledger()
+
+
+def charge(ledger, *costs, dataset="pets", unit="example", run="/run"):
+  made = tuple(
+    Charge(f"auto: number {i}", cost, unit, DELTA)
+    for i, cost in enumerate(costs)
+  )
+  keys = {"image": np.array([hash(dataset) % 1000 + 1], np.uint64)}
+  bill = Bill(dataset=dataset, charges=made, keys=keys)
+  return ledger.charge([bill], Path(run), {"private": "SECRET"})
+
+
+def budget(capsys, *words):
+  capsys.readouterr()
+  status = main(["budget", *map(str, words)])
+  out, err = capsys.readouterr()
+  return status, out, err
+
+
+def test_nothing_was_charged_yet(ledger, capsys):
+  status, out, _ = budget(capsys)
+  assert status == 0
+  assert "nothing was charged" in out
+  assert not ledger.exists
+
+
+def test_what_was_spent_of_all_data_sets(ledger, capsys):
+  charge(ledger, mu_squared(1.0, DELTA), None)
+  charge(ledger, mu_squared(2.0, DELTA), dataset="cats", unit="user", run="/b")
+  status, out, _ = budget(capsys)
+  assert status == 0
+  pets, cats = out.split("\npets:\n")[1].split("\ncats:\n")
+  assert "spent, all together: epsilon 1 at delta 1e-05; 2." in pets
+  assert "1 are NOT PRIVATE: no epsilon covers them" in pets
+  assert "auto: number 1 per example; charge" in pets
+  assert "no cap" in pets
+  assert "epsilon 2 at delta 1e-05" in cats
+  assert "per user" in cats
+  assert "SECRET" not in out
+  assert "keys" not in out
+  _, out, _ = budget(capsys, "--json")
+  told = json.loads(out)["datasets"]
+  assert [each["dataset"] for each in told] == ["pets", "cats"]
+  assert 1 - 1e-6 < told[0]["spent"]["epsilon"] <= 1 + 1e-6
+  assert told[0]["spent"]["not_private"] == 1
+  assert told[0]["cap"] is None
+  assert "SECRET" not in out
+  assert "/run" not in out
+
+
+def test_a_cap_is_set_and_what_is_left_is_said(ledger, capsys, train_cache):
+  name, cache = train_cache.info.dataset, train_cache.path
+  cap = "--cache", cache, "--max-epsilon", 3, "--max-delta", DELTA
+  status, out, err = budget(capsys, *cap)
+  assert status == 0
+  assert "warning" not in err
+  assert "cap: epsilon 3 at delta 1e-05; one release of epsilon 3 at" in out
+  charge(ledger, mu_squared(3.0, DELTA), dataset=name)
+  _, out, _ = budget(capsys, "--cache", cache)
+  assert "nothing is left" in out
+  assert "cap set to epsilon 3" in out
+  _, out, _ = budget(capsys, "--cache", cache, "--json")
+  assert json.loads(out)["datasets"][0]["left"] == 0
+  charge(ledger, 1.0, dataset="wolves", run="/b")
+  _, out, err = budget(capsys, *cap[:3], 2, *cap[4:])
+  assert "warning: more than this is spent" in err
+  assert "wolves" not in out
+  _, _, err = budget(capsys, *cap[:3], 4, *cap[4:])
+  assert "THE CAP WAS RAISED" in err
+
+
+def test_half_a_cap_is_refused(ledger, capsys, train_cache):
+  of, epsilon = ("--cache", train_cache.path), ("--max-epsilon", 1)
+  for words in (*of, *epsilon), epsilon, (*of, "--max-delta", DELTA):
+    status, _, err = budget(capsys, *words)
+    assert status == 2
+    assert "a cap is of one data set" in err
+  status, _, err = budget(capsys, *of, "--max-epsilon", -1, "--max-delta", 0.1)
+  assert status == 2
+  assert err.count("\n") == 1
+  assert not ledger.exists
+
+
+@pytest.mark.parametrize("place", ["", "relative"])
+def test_no_home_is_one_line(capsys, monkeypatch, place):
+  for name in "ONESHOT_DP_LEDGER", "XDG_STATE_HOME":
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setenv("HOME", place)
+  status, _, err = budget(capsys)
+  assert status == 2
+  assert "is no place for a ledger" in err
+
+
+def test_a_ledger_that_is_none_is_one_line(capsys, tmp_path):
+  status, _, err = budget(capsys, "--ledger", tmp_path)
+  assert status == 2
+  assert "cannot be a ledger: it is no file" in err
+  status, _, err = budget(capsys, "--ledger", "/dev/zero")
+  assert status == 2
+  assert err.count("\n") == 1
+
+
+def test_ten_thousand_charges_are_read_in_a_second(ledger, capsys):
+  charge(ledger, *(1e-4 * (1 + i / 1e5) for i in range(10_000)))
+  budget(capsys)  # imports
+  begun = time.process_time()
+  status, out, _ = budget(capsys)
+  assert status == 0
+  assert len(out.splitlines()) > 10_000
+  assert time.process_time() - begun < 1

@@ -1,0 +1,343 @@
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.pipeline import deliver
+from oneshot_dp.pipeline.deliver import deliver_once
+from oneshot_dp.pipeline.ledger import Bill, Cap, Charge, Ledger
+
+KEYS = {"image": np.array([1, 2, 3], np.uint64)}
+
+
+@pytest.fixture
+def ledger(tmp_path, monkeypatch):
+  monkeypatch.setenv("ONESHOT_DP_LEDGER", str(tmp_path / "ledger.sqlite"))
+  return Ledger()
+
+
+@pytest.fixture
+def out(tmp_path):
+  (tmp_path / "here").mkdir()
+  return tmp_path / "here" / "run"
+
+
+def write(folder, ids):
+  """Two heads of random bytes, one of them deep down, and a table."""
+  for name in "heads/1", "heads/of/2":
+    place = folder / name
+    place.mkdir(parents=True)
+    (place / "head.safetensors").write_bytes(secrets.token_bytes(16))
+    (place / "receipt.json").write_text(
+      json.dumps({"stated": {"charge": ids[0]}})
+    )
+  (folder / "results.csv").write_text(secrets.token_hex())
+
+
+def run(ledger, out, train=write, mu2=1.0, asked=None, **options):
+  bill = Bill(dataset="pets", charges=(Charge("run", mu2),), keys=KEYS)
+  return deliver_once(out, ledger, [bill], train, asked=asked or {}, **options)
+
+
+def shown(folder):
+  return {
+    str(p.relative_to(folder)): p.read_bytes()
+    for p in folder.rglob("*")
+    if p.is_file()
+  }
+
+
+def check_whole(ledger, out, charges=1):
+  """These charges, the noted heads, and nothing beside them."""
+  assert len(ledger.entries("pets")) == charges
+  assert set(out.parent.iterdir()) == {out}
+  found = deliver._heads_in(out)
+  assert len(found) == 2
+  assert ledger.heads() == found
+
+
+def test_what_is_made_is_noted_and_shown_at_once(ledger, out):
+  seen = []
+
+  def train(folder, ids):
+    write(folder, ids)
+    seen.append((out.exists(), stat.S_IMODE(folder.parent.stat().st_mode)))
+    assert ledger.spent("pets") == 1
+    assert not ledger.heads()
+
+  (charge,) = run(ledger, out, train)
+  assert seen == [(False, 0o700)]
+  check_whole(ledger, out)
+  assert {left.charge for left in ledger.heads().values()} == {charge}
+
+
+def test_others_may_read_what_is_private_and_nothing_else(ledger, out):
+  before = os.umask(0o022)
+  try:
+    run(ledger, out)
+    other = out.with_name("other")
+    run(ledger, other, mu2=None)
+  finally:
+    os.umask(before)
+  for folder, modes in (out, (0o755, 0o644)), (other, (0o700, 0o600)):
+    for each in folder, *folder.rglob("*"):
+      assert stat.S_IMODE(each.stat().st_mode) == modes[each.is_file()]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "full", "link"])
+def test_a_name_that_is_taken_is_refused_before_the_charge(ledger, out, kind):
+  match kind:
+    case "file":
+      out.touch()
+    case "link":
+      out.symlink_to("nowhere")
+    case _:
+      out.mkdir()
+      if kind == "full":
+        (out / "mine").touch()
+  before = set(out.parent.rglob("*"))
+  taken = out if kind != "link" else out.parent / "nowhere"
+  if kind == "link":
+    taken.touch()
+  with pytest.raises(InputError, match="is there already; name another"):
+    run(ledger, out)
+  assert not ledger.exists
+  assert set(out.parent.rglob("*")) == before | ({taken} & {*before, taken}) - (
+    set() if kind == "link" else {taken} - before
+  )
+
+
+def test_a_place_that_cannot_be_is_refused_before_the_charge(ledger, out):
+  out.touch()
+  long = out.with_name("x" * 250)
+  for place in out / "below", Path("/proc/run"), long, Path("/"):
+    with pytest.raises((InputError, RunError)):
+      run(ledger, place)
+  with pytest.raises(InputError, match="no place on a disk"):
+    run(ledger, Path("gs://bucket/run"))
+  (out.parent / "loop").symlink_to("loop")
+  with pytest.raises((InputError, RunError)):
+    run(ledger, out.parent / "loop" / "run")
+  assert not ledger.exists
+
+
+def test_a_disk_without_room_is_refused_before_the_charge(ledger, out):
+  new = out / "deep" / "down"
+  with pytest.raises(RunError, match="cannot be written"):
+    run(ledger, new, room=1 << 60)
+  assert not ledger.exists
+  assert not out.exists()
+  run(ledger, new, room=1 << 16)
+
+
+def test_what_the_ledger_refuses_leaves_nothing(ledger, out):
+  ledger.set_cap("pets", Cap(0.1, 1e-5))
+  with pytest.raises(InputError, match="break the cap"):
+    run(ledger, out / "deep")
+  assert not out.exists()
+  assert not [*out.parent.iterdir()]
+
+
+@pytest.mark.parametrize(
+  "error", [InputError("bad."), RunError("bad."), KeyboardInterrupt()]
+)
+def test_a_failed_run_goes_on_at_no_cost(ledger, out, error):
+  def train(folder, ids):
+    write(folder, ids)
+    raise error
+
+  with pytest.raises(type(error)) as stopped:
+    run(ledger, out / "deep", train)
+  assert "goes on without a new charge" in str(stopped.value)
+  assert not out.exists()
+  assert not [*out.parent.iterdir()]
+  assert not ledger.heads()
+  with pytest.raises(InputError, match="another by its seed"):
+    run(ledger, out / "deep", asked={"seed": 1})
+  run(ledger, out / "deep")
+  assert ledger.spent("pets") == 1
+  assert len(ledger.heads()) == 2
+
+
+def test_a_bug_keeps_its_traceback_and_leaves_nothing(ledger, out):
+  with pytest.raises(ZeroDivisionError):
+    run(ledger, out, lambda folder, ids: 1 / 0)
+  assert not [*out.parent.iterdir()]
+  run(ledger, out)
+  check_whole(ledger, out)
+
+
+def test_a_second_copy_is_refused_while_the_first_runs(ledger, out):
+  def train(folder, ids):
+    with pytest.raises(InputError, match="another run is writing"):
+      run(ledger, out)
+    write(folder, ids)
+
+  run(ledger, out, train)
+  check_whole(ledger, out)
+
+
+def test_without_a_common_lock_the_second_is_refused_before_it_shows(
+  ledger, out
+):
+  """As on two machines: each has its folder, and one ledger has both."""
+
+  def train(folder, ids):
+    write(folder, ids)
+    (out.parent / ".run.unfinished").rename(out.parent / "mine")
+    run(ledger, out)
+    first.update(shown(out))
+    shutil.rmtree(out)  # (on its own machine)
+    (out.parent / "mine").rename(out.parent / ".run.unfinished")
+
+  first = {}
+  with pytest.raises(InputError, match="another run of the same command was f"):
+    run(ledger, out, train)
+  assert not out.exists()
+  assert len(ledger.heads()) == 2
+  assert len(ledger.entries("pets")) == 1
+
+
+def never(folder, ids):
+  raise AssertionError("what was noted is shown as it is")
+
+
+class Killed(BaseException):
+  """In place of SIGKILL: nothing of ours runs after it."""
+
+
+def kill_at(step, monkeypatch):
+  """The run ends just before, or just after, its `step`."""
+
+  def stop(*_, **__):
+    raise Killed
+
+  def forget(*_, **__):
+    pass
+
+  match step:
+    case "rename":
+      monkeypatch.setattr(Path, "rename", stop)
+    case "renamed":
+      rename = Path.rename
+      monkeypatch.setattr(Path, "rename", lambda *a: (rename(*a), stop()))
+    case "deliver":
+      monkeypatch.setattr(Ledger, "deliver", stop)
+    case "charged":
+      charge = Ledger.charge
+      monkeypatch.setattr(Ledger, "charge", lambda *a: (charge(*a), stop()))
+  monkeypatch.setattr(shutil, "rmtree", forget)
+
+
+@pytest.mark.parametrize("step", ["charged", "deliver", "rename", "renamed"])
+def test_a_killed_run_has_one_charge_and_one_set_of_heads(
+  ledger, out, monkeypatch, step
+):
+  seen = {}
+
+  def train(folder, ids):
+    write(folder, ids)
+    seen.update(shown(folder))
+
+  with monkeypatch.context() as patch:
+    kill_at(step, patch)
+    with pytest.raises(Killed):
+      run(ledger, out, train)
+  noted = ledger.heads()
+  assert bool(noted) == step.startswith("rename")
+  if step == "renamed":
+    with pytest.raises(InputError, match="is there already"):
+      run(ledger, out)  # and it clears up
+  else:
+    assert not out.exists()
+    if step == "rename":
+      with pytest.raises(InputError, match="another by its seed"):
+        run(ledger, out, asked={"seed": 1})
+    run(ledger, out, write if step in ("charged", "deliver") else never)
+  check_whole(ledger, out)
+  if step.startswith("rename"):
+    assert shown(out) == seen
+    assert ledger.heads() == noted
+
+
+def test_noted_heads_that_are_damaged_are_not_shown(ledger, out, monkeypatch):
+  """They are paid for anew: nobody can show what was noted."""
+  with monkeypatch.context() as patch:
+    kill_at("rename", patch)
+    with pytest.raises(Killed):
+      run(ledger, out)
+  (weights, _) = sorted(out.parent.rglob("head.safetensors"))
+  weights.write_bytes(b"others")
+  run(ledger, out)
+  assert len(ledger.entries("pets")) == 2
+  assert deliver._heads_in(out).items() <= ledger.heads().items()
+  assert set(out.parent.iterdir()) == {out}
+
+
+def test_heads_of_a_folder_that_the_ledger_does_not_know_are_not_shown(
+  ledger, out
+):
+  """Somebody put them there, or a killed run's never were delivered."""
+  whole = out.parent / ".run.unfinished" / "whole"
+  whole.mkdir(parents=True)
+  write(whole, ["0" * 32])
+  before = shown(whole)
+  run(ledger, out)
+  check_whole(ledger, out)
+  assert not before.items() & shown(out).items()
+
+
+def test_a_name_is_taken_while_it_trains(ledger, out):
+  def train(folder, ids):
+    write(folder, ids)
+    seen.update(shown(folder))
+    out.mkdir()
+    (out / "mine").touch()
+
+  seen = {}
+  with pytest.raises(RunError, match="cannot be written"):
+    run(ledger, out, train)
+  shutil.rmtree(out)
+  run(ledger, out, never)
+  check_whole(ledger, out)
+  assert shown(out) == seen
+
+
+def test_a_run_is_known_by_its_place_through_links(ledger, out):
+  link = out.parent.with_name("link")
+  link.symlink_to(out.parent)
+
+  def fail(folder, ids):
+    raise RunError("bad.")
+
+  with contextlib.suppress(RunError):
+    run(ledger, link / "run", fail)
+  run(ledger, out)
+  check_whole(ledger, out)
+
+
+def test_somebody_elses_folder_is_not_used(ledger, out, tmp_path):
+  (tmp_path / "theirs").mkdir()
+  (out.parent / ".run.unfinished").symlink_to(tmp_path / "theirs")
+  with pytest.raises(InputError, match="is somebody else's"):
+    run(ledger, out)
+  assert not ledger.exists
+
+
+def test_runs_into_other_places_pay_anew(ledger, out):
+  for i in range(3):
+    run(ledger, out.with_name(f"run {i}"))
+  assert ledger.spent("pets") == 3
+  shutil.rmtree(out.with_name("run 0"))
+  run(ledger, out.with_name("run 0"))
+  assert ledger.spent("pets") == 4
+  ids = itertools.chain(*(deliver._heads_in(p) for p in out.parent.iterdir()))
+  assert {*ids} <= {*ledger.heads()}

@@ -1,0 +1,212 @@
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import stat
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.linear_dp.private_head import PrivateHead
+from oneshot_dp.pipeline.card import card
+from oneshot_dp.pipeline.head_folder import (
+  load_head,
+  read_head,
+  save_head,
+  write_head,
+)
+from tests.faults.harness import damaged_copies, everything_in, odd_files
+from tests.pipeline.sample_heads import D, K, sample_info, trained_head
+
+FILES = "README.md", "head.safetensors", "receipt.json", "releases.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path):
+  write_head(tmp_path / "head", trained_head(), sample_info())
+  return tmp_path / "head"
+
+
+def test_what_is_written_is_read(tmp_path):
+  made = trained_head(3.0)
+  receipt = write_head(tmp_path / "a", made, sample_info(), charge="c" * 32)
+  saved = read_head(tmp_path / "a")
+  assert tuple(sorted(everything_in(tmp_path / "a"))) == FILES
+  assert saved.receipt == receipt
+  assert saved.private
+  content = (tmp_path / "a" / "receipt.json").read_bytes()
+  assert saved.receipt_sha256 == hashlib.sha256(content).hexdigest()
+  np.testing.assert_array_equal(saved.head.kernel, made.head.kernel)
+  assert {*saved.state} == {*made.state}
+  for name, value in made.state.items():
+    np.testing.assert_array_equal(saved.state[name], value)
+  before = saved.before()
+  assert before.releases == made.releases
+  assert before.name == "auto"
+  assert before.mu_squared == receipt["follows"]["mu_squared"]
+
+
+def test_any_strides_are_written_as_they_mean(tmp_path):
+  made = trained_head()
+  made.head.__dict__["kernel"] = np.asfortranarray(made.head.kernel)
+  made.state["kernel"] = made.state["kernel"].T[::-1].T
+  write_head(tmp_path / "head", made, sample_info())
+  saved = read_head(tmp_path / "head")
+  np.testing.assert_array_equal(saved.head.kernel, made.head.kernel)
+  np.testing.assert_array_equal(saved.state["kernel"], made.state["kernel"])
+
+
+@pytest.mark.parametrize("changes", [{"noise": False}, {"seed": 1}])
+def test_what_is_not_private_is_its_owners_alone(tmp_path, changes):
+  before = os.umask(0)
+  try:
+    write_head(tmp_path / "own", trained_head(**changes), sample_info())
+    write_head(tmp_path / "all", trained_head(), sample_info())
+  finally:
+    os.umask(before)
+  for name, modes in ("own", (0o700, 0o600)), ("all", (0o777, 0o666)):
+    for each in tmp_path / name, *(tmp_path / name).iterdir():
+      assert stat.S_IMODE(each.stat().st_mode) == modes[each.is_file()]
+  assert "NOT PRIVATE" in (tmp_path / "own" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_file_is_refused_at_once(folder, tmp_path, name):
+  (folder / name).unlink()
+  with pytest.raises(InputError, match=name):
+    read_head(folder)
+  for odd in odd_files(tmp_path / "odd").values():
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(odd)
+    with pytest.raises(InputError) as refused:
+      read_head(folder)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_damage_of_a_file_is_passed_over(folder, name):
+  whole = (folder / name).read_bytes()
+  for data in damaged_copies(whole, 60):
+    (folder / name).write_bytes(data)
+    if name == "receipt.json" and same_json(data, whole):
+      continue
+    with pytest.raises(InputError) as refused:
+      read_head(folder)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 800
+
+
+def same_json(one, other):
+  try:
+    return json.loads(one) == json.loads(other)
+  except ValueError:
+    return False
+
+
+def fitted(folder, weights, **more):
+  """Puts other weights there, with a receipt and a card that fit them."""
+  data = (
+    weights if isinstance(weights, bytes) else safetensors.numpy.save(weights)
+  )
+  (folder / "head.safetensors").write_bytes(data)
+  receipt = json.loads((folder / "receipt.json").read_text())
+  receipt["stated"] |= {"weights_sha256": hashlib.sha256(data).hexdigest()}
+  receipt["stated"] |= more
+  (folder / "receipt.json").write_text(json.dumps(receipt))
+  (folder / "README.md").write_text(card(receipt))
+
+
+def test_weights_of_another_form_are_refused(folder):
+  kernel, bias = np.ones((D, K), np.float32), np.zeros(K, np.float32)
+  fitted(folder, {"kernel": kernel, "bias": bias})
+  read_head(folder)
+  nan, inf = kernel.copy(), bias.copy()
+  nan[1, 1], inf[2] = np.nan, -np.inf
+  for weights in (
+    {"kernel": kernel.T.copy(), "bias": bias},
+    {"kernel": kernel},
+    {"kernel": kernel, "bias": bias, "more": bias},
+    {"kernel": kernel.astype(np.float64), "bias": bias},
+    {"kernel": nan, "bias": bias},
+    {"kernel": kernel, "bias": inf},
+    pickle.dumps({"kernel": kernel, "bias": bias}),
+    safetensors.numpy.save({"kernel": kernel, "bias": bias})[:-1],
+    b"",
+    (2**60).to_bytes(8, "little") + b"{}",
+  ):
+    fitted(folder, weights)
+    with pytest.raises(InputError, match=r"head\.safetensors is damaged"):
+      read_head(folder)
+
+
+def test_a_receipt_that_claims_the_moon_takes_no_memory(folder):
+  huge = {"feature_dim": 2**40}
+  fitted(folder, {"kernel": np.ones((D, K), np.float32)}, **huge)
+  with pytest.raises(InputError, match="damaged"):
+    read_head(folder)
+
+
+def test_what_is_no_head_says_what_is_missing(tmp_path):
+  for place in tmp_path, tmp_path / "nowhere", tmp_path / "file":
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is not a head: it has no receipt"):
+      read_head(place)
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+  (tmp_path / "head").mkdir()
+  (tmp_path / "head" / "receipt.json").mkdir()  # as any error of the disk's
+  with pytest.raises(RunError, match=r"receipt\.json cannot be written"):
+    write_head(tmp_path / "head", trained_head(), sample_info())
+
+
+def notebook_head(**changes):
+  return PrivateHead(
+    trained=trained_head(**changes),
+    num_examples=300,
+    class_names=("cat", "dog", "rat"),
+  )
+
+
+def test_a_notebook_s_head_comes_back(tmp_path):
+  head = notebook_head()
+  save_head(head, tmp_path / "deep" / "head", dataset="pets", backbone="mine")
+  assert everything_in(tmp_path / "deep") == {
+    "head", *(f"head/{name}" for name in FILES)
+  }  # fmt: skip
+  text = " ".join(
+    (tmp_path / "deep" / "head" / "README.md").read_text().split()
+  )
+  assert "No ledger was charged" in text
+  assert "mine embeddings" in text
+  again = load_head(tmp_path / "deep" / "head")
+  assert not again.is_charged
+  assert again.class_names == head.class_names
+  assert again.num_examples == 300
+  rows = np.random.default_rng(0).normal(size=(9, D)).astype(np.float32)
+  np.testing.assert_array_equal(again.predict(rows), head.predict(rows))
+  np.testing.assert_array_equal(again.logits(rows), head.logits(rows))
+
+
+def test_saving_a_head_leaves_all_or_nothing(tmp_path):
+  place = tmp_path / "deep" / "head"
+  with pytest.raises(InputError, match="control characters"):
+    save_head(notebook_head(), place, dataset="a\nb")
+  with pytest.raises(Exception, match="head"):
+    save_head(notebook_head(name="unknown"), place, dataset="pets")
+  assert not [*tmp_path.iterdir()]
+  save_head(notebook_head(), place, dataset="pets")
+  before = read_head(place).receipt
+  with pytest.raises(InputError, match="is there already"):
+    save_head(notebook_head(), place, dataset="pets")
+  assert read_head(place).receipt == before
+
+
+def test_a_seeded_notebook_s_head_says_so(tmp_path):
+  save_head(notebook_head(seed=3), tmp_path / "head", dataset="pets")
+  assert "NOT PRIVATE" in (tmp_path / "head" / "README.md").read_text()
+  assert stat.S_IMODE((tmp_path / "head").stat().st_mode) == 0o700
+  shutil.rmtree(tmp_path / "head")

@@ -1,0 +1,223 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.parts import Part
+from oneshot_dp.linear_dp.private_sums import Release
+from oneshot_dp.pipeline.card import card
+from oneshot_dp.pipeline.head_folder import read_head, write_head
+from oneshot_dp.pipeline.receipt import check_receipt, follows, right_guesses
+from tests.pipeline.sample_heads import sample_info, trained_head
+
+CHARGE, EARLIER = "c" * 32, "e" * 32
+
+
+def heads():
+  """Heads of all kinds, what their folder is written with, by name."""
+  info = sample_info()
+  unit = sample_info(unit="patient", views={"count": 4})
+  of_labels = sample_info(num_classes_source="labels (treated as public)")
+  return {
+    "private": (trained_head(2.0), info, {"charge": CHARGE}),
+    "in no ledger": (trained_head(0.5, delta=1e-7), info, {}),
+    "of units": (trained_head(), unit, {"part": Part.parse("[10%:80%]")}),
+    "seeded": (trained_head(seed=7), of_labels, {"charge": CHARGE}),
+    "baseline": (trained_head(noise=False), info, {"charge": CHARGE}),
+    "went on": (
+      trained_head(8.0, options={"balanced": True, "start_sha256": "a" * 64}),
+      info,
+      {"charge": CHARGE, "went_on_from": EARLIER},
+    ),
+  }
+
+
+@pytest.fixture(params=heads())
+def folder(request, tmp_path):
+  made, info, more = heads()[request.param]
+  write_head(tmp_path / "head", made, info, **more)
+  return tmp_path / "head"
+
+
+def leaves(value, path=()):
+  """Every leaf of a JSON value, empty containers too."""
+  if isinstance(value, dict | list) and value:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+      yield from leaves(each, (*path, key))
+  else:
+    yield path, value
+
+
+def edits_of(value):
+  match value:
+    case bool():
+      return [not value, int(not value), None]
+    case int():
+      return [value + 1, value - 1, -value, 0, float(value) + 0.5, str(value)]
+    case float():
+      return [value * 1.01, value / 2, -value, 0.0, 1e308, str(value), None]
+    case str():
+      return [value + "x", value.upper() + "!", "", 7, None, [value]]
+    case None:
+      return ["a" * 32, 1.0, {}, {"a": 1}]
+    case _:
+      return [None, [1], {"a": 1}, "x"]
+
+
+def edited(receipt, path, value):
+  copy = json.loads(json.dumps(receipt))
+  place = copy
+  for key in path[:-1]:
+    place = place[key]
+  place[path[-1]] = value
+  return copy
+
+
+def without(receipt, path):
+  copy = json.loads(json.dumps(receipt))
+  place = copy
+  for key in path[:-1]:
+    place = place[key]
+  del place[path[-1]]
+  return copy
+
+
+def all_edits(receipt):
+  for path, value in leaves(receipt):
+    for new in edits_of(value):
+      if new != value or type(new) is not type(value):
+        yield (*path, new), edited(receipt, path, new)
+    yield (*path, "gone"), without(receipt, path)
+
+
+def test_every_edit_of_a_leaf_is_refused(folder):
+  place = folder / "receipt.json"
+  receipt = read_head(folder).receipt
+  count = 0
+  for _, changed in all_edits(receipt):
+    place.write_text(json.dumps(changed))
+    with pytest.raises(InputError) as refused:
+      read_head(folder)
+    assert "\n" not in str(refused.value)
+    count += 1
+  assert count >= 200  # 1,400 of the six heads together
+  place.write_text(json.dumps(receipt))  # its white space is nobody's claim
+  read_head(folder)
+
+
+def test_no_fitted_card_hides_what_does_not_follow(folder):
+  """`card` is computed anew for the edit, so that it does not give it away."""
+  receipt = read_head(folder).receipt
+  refused = 0
+  for (part, *_), changed in all_edits(receipt):
+    try:
+      check_receipt(changed)
+      (folder / "README.md").write_text(card(changed))
+      (folder / "receipt.json").write_text(json.dumps(changed))
+      assert read_head(folder).receipt == changed
+    except InputError:
+      refused += 1
+    else:
+      assert part == "stated"  # names and words follow from nothing
+  assert refused > 100
+
+
+@pytest.mark.parametrize(
+  "receipt",
+  [None, [], 7, "x", {}, {"format": 1}, {"format": 2}, [[[[]]]]],
+)
+def test_what_is_no_receipt_is_one_line(receipt, folder):
+  with pytest.raises(InputError, match="damaged or was edited"):
+    check_receipt(receipt)
+  for text in json.dumps(receipt), "[" * 10**5, "\xff", "", "NaN", '{"a": NaN}':
+    (folder / "receipt.json").write_text(text)
+    with pytest.raises(InputError) as refused:
+      read_head(folder)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 700
+
+
+def delta_of(mu, epsilon):
+  """Balle & Wang, theorem 8, by SciPy."""
+  return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(
+    -mu / 2 - epsilon / mu
+  )
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_what_follows_is_the_theorem_s(epsilon, tmp_path):
+  made = trained_head(epsilon)
+  receipt = write_head(tmp_path / "head", made, sample_info())
+  found, mu2 = receipt["follows"], sum(s**-2 for *_, s in made.releases)
+  assert math.isclose(found["mu_squared"], mu2, rel_tol=1e-14)
+  assert found["mu_squared"] >= mu2 * (1 - 1e-15)
+  assert math.isclose(found["noise_multiplier"], mu2**-0.5, rel_tol=1e-12)
+  assert epsilon * (1 - 1e-6) < found["epsilon"] <= epsilon
+  for name, mu in ("epsilon", mu2**0.5), ("epsilon_if_replaced", 2 * mu2**0.5):
+    assert math.isclose(delta_of(mu, found[name]), made.delta, rel_tol=1e-6)
+
+
+def test_releases_that_are_alike_are_counted_one_by_one():
+  run = {"name": "x", "shape": [2], "noise_multiplier": 3.0, "count": 9}
+  one = follows({"releases": [run], "delta": 1e-5})
+  ones = follows({"releases": [run | {"count": 1}] * 9, "delta": 1e-5})
+  assert one == ones
+  assert math.isclose(one["noise_multiplier"], 1.0)
+  seen = Release("x", (2,), 3.0)
+  made = trained_head(releases=(seen, seen, Release("y", (2,), 3.0), seen))
+  assert [(r.name, r.shape) for r in made.releases][2] == ("y", (2,))
+
+
+def test_the_card_says_what_it_rests_on(folder):
+  receipt = read_head(folder).receipt
+  stated, text = receipt["stated"], (folder / "README.md").read_text()
+  text = " ".join(text.split())
+  assert ("NOT PRIVATE" in text) == (not stated["private"])
+  assert ("No ledger was charged" in text) == (stated["charge"] is None)
+  assert ("public start" in text) == ("start_sha256" in stated["options"])
+  assert ("read off the private labels" in text) == (
+    stated["num_classes_source"].startswith("labels")
+  )
+  assert f"one {stated['privacy_unit']}" in text
+  assert "load_head" in text
+  assert "not protected" in text
+  if stated["private"]:
+    one = stated["privacy_unit"]
+    assert (
+      f"REPLACE_SPECIAL: one {one} is in the data, or nothing is in" in text
+    )
+    for each in "epsilon if replaced", stated["noise_source"], "delta =":
+      assert each in text
+
+
+def test_names_do_not_make_markdown(tmp_path):
+  odd = sample_info(dataset="a|b `c` <script> [x](y) *z*", split="#1")
+  write_head(tmp_path / "head", trained_head(), odd)
+  text = (tmp_path / "head" / "README.md").read_text()
+  (line,) = (each for each in text.splitlines() if each.startswith("| private"))
+  assert r"a\|b \`c\` \<script\> \[x\](y) \*z\*, split \#1" in line
+
+
+def test_a_card_is_a_view_of_the_receipt(tmp_path):
+  """Nothing else goes in: of equal receipts, whatever the rows, one card."""
+  texts = set()
+  for i in range(2):
+    made = trained_head()
+    receipt = write_head(tmp_path / f"{i}", made, sample_info())
+    stated = receipt["stated"]
+    stated |= {"weights_sha256": "0" * 64, "releases_sha256": "0" * 64}
+    texts.add(card(receipt))
+  assert len(texts) == 1
+
+
+def test_right_guesses_of_the_best_guess():
+  """The likelihood ratio test between N(0, 1) and N(μ, 1), simulated."""
+  mu, epsilon = 1.0, 2.0
+  best = norm.cdf(mu / 2)
+  assert best < right_guesses(epsilon, delta_of(mu, epsilon))
+  assert right_guesses(1e9, 0.1) == 1.0
+  assert np.isclose(right_guesses(0.0, 0.02), 0.51)

@@ -1,0 +1,60 @@
+"""Heads, made in a moment, of the same classes that training makes."""
+
+import numpy as np
+
+from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
+from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_sums import Release
+from oneshot_dp.linear_dp.train import TrainedHead
+
+D, K = 4, 3
+
+
+def sample_info(**changes):
+  fields = {
+    "dataset": "pets",
+    "split": "train",
+    "source_num_examples": 300,
+    "feature_dim": D,
+    "class_names": ("cat", "dog", "rat"),
+    "backbone": {"name": "vit_ti16", "layer": "cls"},
+  }
+  return CacheInfo(**(fields | changes))
+
+
+def trained_head(
+  epsilon=1.0, delta=1e-5, source=None, seed=None, noise=True, **changes
+):
+  """As `train` makes one: of six releases that add up to ε."""
+  source = source or NoiseSource(seed=seed)
+  drawn = np.random.default_rng()
+  kernel = drawn.normal(size=(D, K)).astype(np.float32)
+  releases, state, mu2 = (), {}, None
+  if noise:
+    mu2 = mu_squared(epsilon, delta) * (1 - 1e-12)
+    sigma = (mu2 / 6) ** -0.5 * (1 + 1e-13)
+    releases = (
+      Release("mean", (1, D), sigma),
+      *[Release("gradient", (K, D), sigma)] * 5,
+    )
+    state = {
+      "estimate/mean": drawn.normal(size=(1, D)),
+      "precision/mean": np.asarray(mu2 / 6),
+      "kernel": kernel.astype(np.float64),
+    }
+  fields = {
+    "head": LinearHead(kernel=kernel, bias=np.zeros(K, np.float32)),
+    "name": "auto",
+    "epsilon": epsilon_of(mu2, delta) if noise else None,
+    "delta": delta if noise else None,
+    "draw": 0,
+    "mu_squared": mu2,
+    "releases": releases,
+    "state": state,
+    "options": {"balanced": False},
+    "noise_source": source.description if noise else "no noise",
+    "private": noise and source.is_private,
+  }
+  return TrainedHead(**(fields | changes))

@@ -1,0 +1,243 @@
+import json
+import shutil
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.parts import WHOLE, Part
+from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.pipeline.card import card
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.deliver import deliver_once
+from oneshot_dp.pipeline.head_folder import write_head
+from oneshot_dp.pipeline.ledger import Bill, Charge, Ledger
+from oneshot_dp.pipeline.verify import earlier_head, verify_head
+from tests.pipeline.sample_heads import sample_info, trained_head
+
+DELTA = 1e-5
+KEYS = {"image": np.arange(1, 301, dtype=np.uint64)}
+
+
+@pytest.fixture
+def ledger(tmp_path, monkeypatch):
+  monkeypatch.setenv("ONESHOT_DP_LEDGER", str(tmp_path / "ledger.sqlite"))
+  return Ledger()
+
+
+def run(ledger, out, made=None, *, mu2=..., info=None, of=None, **charge):
+  """A head, delivered as `train` does it."""
+  made, info = made or trained_head(2.0, DELTA), info or sample_info()
+  cost = mu_squared(2.0, DELTA) if mu2 is ... else mu2
+  came_from, bill_info = charge.get("came_from"), of or info
+  charge = Charge("auto", cost, bill_info.unit, DELTA, **charge)
+  bill = Bill(dataset=bill_info.dataset, charges=(charge,), keys=KEYS)
+
+  def train(folder, ids):
+    write_head(folder, made, info, charge=ids[0], went_on_from=came_from)
+
+  deliver_once(out, ledger, [bill], train, asked={})
+  return out
+
+
+def verify(capsys, path, *words):
+  status = main(["verify", str(path), *words])
+  out, err = capsys.readouterr()
+  return status, out, err
+
+
+def test_what_left_is_vouched_for(ledger, tmp_path, capsys):
+  head = run(ledger, tmp_path / "head")
+  assert verify_head(head, ledger).vouched
+  status, out, _ = verify(capsys, head)
+  assert status == 0
+  assert out.startswith("ok: vouched for: ")
+  moved = Path(shutil.copytree(head, tmp_path / "elsewhere"))
+  assert verify_head(moved, ledger).vouched
+
+
+def test_without_a_ledger_it_says_so(ledger, tmp_path, capsys):
+  head = run(ledger, tmp_path / "head")
+  status, out, _ = verify(capsys, head, "--ledger", str(tmp_path / "none"))
+  assert status == 0
+  assert "so nobody vouches" in out.splitlines()[0]
+  assert "nobody can tell from files alone" in out
+  assert not (tmp_path / "none").exists()
+
+
+def not_vouched(capsys, path, why=""):
+  status, out, err = verify(capsys, path)
+  assert status == 1, err
+  assert out.startswith("NOT VOUCHED FOR by ")
+  assert why in out.splitlines()[0]
+  assert err.count("\n") == len(err.splitlines())
+  assert "not vouched for" in err
+
+
+def test_nobody_vouches_for_noiseless_weights_of_an_audit_s_charge(
+  ledger, tmp_path, capsys
+):
+  """It paid for heads that never left."""
+  cost = mu_squared(2.0, DELTA)
+  bill = Bill(dataset="pets", charges=(Charge("audit", cost),), keys=KEYS)
+  ids = ledger.charge([bill], tmp_path / "audit", {})
+  forged = tmp_path / "forged"
+  write_head(forged, trained_head(2.0, DELTA), sample_info(), charge=ids[0])
+  not_vouched(capsys, forged, "did not leave for any")
+  ledger.deliver(ids, {})
+  not_vouched(capsys, forged, "did not leave for any")
+
+
+def test_nobody_vouches_for_another_charge_s_head(ledger, tmp_path, capsys):
+  head = run(ledger, tmp_path / "head")
+  charge = json.loads((head / "receipt.json").read_text())["stated"]["charge"]
+  write_head(
+    tmp_path / "forged", trained_head(2.0, DELTA), sample_info(), charge=charge
+  )
+  not_vouched(capsys, tmp_path / "forged", "did not leave")
+  write_head(tmp_path / "own", trained_head(), sample_info())
+  not_vouched(capsys, tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"num_examples": 10**9},
+    {"dataset": "a better one"},
+    {"class_names": ["x", "y", "z"]},
+    {"charge": None},
+    {"cache_fingerprint": "0" * 64},
+  ],
+)
+def test_a_fitted_receipt_is_not_what_left(ledger, tmp_path, capsys, changes):
+  head = run(ledger, tmp_path / "head")
+  receipt = json.loads((head / "receipt.json").read_text())
+  receipt["stated"] |= changes
+  (head / "receipt.json").write_text(json.dumps(receipt))
+  (head / "README.md").write_text(card(receipt))
+  assert verify_head(head, Ledger(tmp_path / "none")).faults == ()
+  not_vouched(capsys, head, "with another receipt")
+
+
+@pytest.mark.parametrize("name", ["receipt.json", "README.md"])
+def test_a_damaged_head_has_faults(ledger, tmp_path, capsys, name):
+  head = run(ledger, tmp_path / "head")
+  (head / name).write_text("{}")
+  not_vouched(capsys, head, "with another receipt")
+  status, out, err = verify(capsys, head, "--ledger", str(tmp_path / "none"))
+  assert status == 2
+  assert f"{name} is damaged" in err
+  assert "1 fault(s)" in err
+  status, out, _ = verify(capsys, head, "--json")
+  facts = json.loads(out)
+  assert not facts["ok"]
+  assert facts["vouched"] is False
+  assert facts["faults"]
+
+
+def test_a_charge_that_is_too_small_vouches_for_nothing(ledger, tmp_path):
+  cost = Fraction(mu_squared(2.0, DELTA))
+  for name, mu2, good in (
+    ("exact", cost, True),
+    ("short", cost * Fraction(999_999, 1_000_000), False),
+    ("none", None, False),
+  ):
+    verdict = verify_head(run(ledger, tmp_path / name, mu2=mu2), ledger)
+    assert verdict.vouched is good
+    assert good or "less was charged than it cost" in verdict.said[0]
+
+
+def test_a_charge_of_other_rows_or_units_vouches_for_nothing(ledger, tmp_path):
+  of = sample_info(unit="patient")
+  verdict = verify_head(run(ledger, tmp_path / "a", of=of), ledger)
+  assert "another data set, or unit" in verdict.said[0]
+  other = Ledger(tmp_path / "other")
+  of = sample_info(dataset="cats")
+  verdict = verify_head(run(other, tmp_path / "b", of=of), other)
+  assert "another data set, or unit" in verdict.said[0]
+
+
+def test_a_baseline_is_vouched_for_as_what_it_is(ledger, tmp_path, capsys):
+  head = run(ledger, tmp_path / "head", trained_head(noise=False), mu2=None)
+  status, out, _ = verify(capsys, head)
+  assert status == 0
+  assert "this head is NOT PRIVATE" in out
+
+
+def test_a_damaged_ledger_vouches_for_nothing(ledger, tmp_path, capsys):
+  head = run(ledger, tmp_path / "head")
+  ledger.path.write_bytes(ledger.path.read_bytes()[:4096])
+  status, out, err = verify(capsys, head)
+  assert status == 2
+  assert not out.strip()
+  assert "is damaged" in err
+
+
+def test_a_head_goes_on_from_one_that_was_paid_for(ledger, tmp_path):
+  info = sample_info()
+  first = run(ledger, tmp_path / "first")
+  saved = earlier_head(first, ledger, info, WHOLE)
+  cost = Fraction(mu_squared(4.0, DELTA)) - Fraction(saved.before().mu_squared)
+  second = run(
+    ledger,
+    tmp_path / "second",
+    trained_head(4.0, DELTA),
+    mu2=cost,
+    came_from=saved.stated["charge"],
+  )
+  assert verify_head(second, ledger).vouched
+  third = earlier_head(second, ledger, info, WHOLE)
+  assert third.stated["went_on_from"] == saved.stated["charge"]
+  total = mu_squared(4.0, DELTA)
+  assert total <= ledger.spent("pets") <= total * (1 + 1e-11)
+
+
+@pytest.mark.parametrize(
+  ("changes", "part", "why"),
+  [
+    ({"dataset": "cats"}, WHOLE, "its cache_fingerprint is"),
+    ({"source_num_examples": 301}, WHOLE, "its cache_fingerprint is"),
+    ({"backbone": {"name": "other"}}, WHOLE, "its cache_fingerprint is"),
+    ({}, Part.parse("[:50%]"), "its rows is ''"),
+  ],
+)
+def test_nothing_goes_on_from_other_rows(ledger, tmp_path, changes, part, why):
+  head = run(ledger, tmp_path / "head")
+  with pytest.raises(InputError, match="cannot be gone on from") as refused:
+    earlier_head(head, ledger, sample_info(**changes), part)
+  assert why in str(refused.value)
+
+
+def test_nothing_goes_on_from_what_nobody_vouches_for(ledger, tmp_path):
+  head = run(ledger, tmp_path / "head")
+  own, base = tmp_path / "own", tmp_path / "base"
+  write_head(own, trained_head(), sample_info())
+  run(ledger, base, trained_head(noise=False), mu2=None)
+  info = sample_info()
+  for path, asked, why in (
+    (head, Ledger(tmp_path / "none"), "so nobody vouches"),
+    (own, ledger, "NOT VOUCHED FOR"),
+    (base, ledger, "its private is False"),
+  ):
+    with pytest.raises(InputError, match=why):
+      earlier_head(path, asked, info, WHOLE)
+  (head / "releases.safetensors").write_bytes(b"")
+  with pytest.raises(InputError, match="is damaged"):
+    earlier_head(head, ledger, info, WHOLE)
+
+
+def test_a_cache_is_checked_to_the_last_byte(train_cache, capsys, tmp_path):
+  status, out, _ = verify(capsys, train_cache.path)
+  assert status == 0
+  assert out.startswith("ok: ")
+  broken = Path(shutil.copytree(train_cache.path, tmp_path / "broken"))
+  (shard, *_) = broken.glob("*array_record*")
+  data = bytearray(shard.read_bytes())
+  data[len(data) // 2] ^= 1
+  shard.write_bytes(data)
+  status, out, err = verify(capsys, broken)
+  assert status == 2
+  assert not out.strip()
+  assert "fault(s) found" in err
