@@ -1,9 +1,5 @@
-"""What an extraction would meet at a location, for `inspect`.
+"""What an extraction would meet at a location, for `inspect`."""
 
-PRIVATE, as the images are, but for the names of splits and classes.
-"""
-
-import collections
 import concurrent.futures
 import dataclasses
 import os
@@ -20,7 +16,7 @@ from oneshot_dp.extract.images.decode import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.classes import NamelessClassesError
 from oneshot_dp.extract.sources.folder import is_split, open_folder
-from oneshot_dp.extract.sources.listed_files import TABLES, File, is_image
+from oneshot_dp.extract.sources.listed_files import TABLES, is_image
 from oneshot_dp.extract.sources.npz import splits_of_npz
 from oneshot_dp.extract.sources.open_source import open_source, tables_of
 from oneshot_dp.extract.sources.unlabelled import (
@@ -31,19 +27,17 @@ from oneshot_dp.extract.sources.unlabelled import (
 
 _AT_ONCE = 1024
 """Images in flight: what is kept of each is small, its pixels are not."""
-_Counts = dict[str, dict[str, int]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImagesReport:
-  """What is at a location, escaped for a terminal; all but `facts` PRIVATE.
+  """What is at a location, escaped for a terminal.
 
   Attributes:
     location: as it was given.
-    num_images: all that were looked at.
-    classes: of each split the number of images of each class.
-    sizes: width and height, of the smallest, median and largest.
+    classes: of each split that can be extracted, the images of each class.
     owners: of each split the number of owners, and of images of the largest.
+    num_images, sizes: of all images; smallest, median and largest sides.
     faults: what an extraction refuses: broken images, strays, links, owners.
     passed_over: files that are no images.
     duplicates: images of the same bytes, or pixels.
@@ -51,38 +45,31 @@ class ImagesReport:
   """
 
   location: str
-  num_images: int
-  classes: _Counts
-  sizes: tuple[tuple[int, int], ...]
+  classes: dict[str, dict[str, int]]
   owners: dict[str, tuple[int, int]]
+  num_images: int
+  sizes: tuple[str, ...]
   faults: tuple[str, ...]
   passed_over: tuple[str, ...]
   duplicates: tuple[str, ...]
   notes: tuple[str, ...]
 
   @property
-  def facts(self) -> dict[str, Any]:
-    """What is public: the names of splits and classes."""
-    classes = {split: list(counts) for split, counts in self.classes.items()}
-    return {"location": self.location, "classes": classes}
-
-  @property
   def text(self) -> str:
-    """All of it, for the owner of the images."""
+    """All of it, PRIVATE but for the names of the classes."""
     return "\n".join(self._lines())
 
   def _lines(self) -> Iterator[str]:
     yield f"{self.location}: PRIVATE but for the names of its classes"
     for split, counts in self.classes.items():
       yield f"split {split}: {sum(counts.values()):,} images in classes"
-      wide = max(map(len, counts), default=0)
+      wide = max(map(len, counts))
       yield from (f"  {name:{wide}}  {n:,}" for name, n in counts.items())
-    for split, (number, most) in self.owners.items():
-      yield f"owners, split {split}: {number:,}; one has {most:,} images"
+      if split in self.owners:
+        yield "  owners: {:,}; one has {:,} images".format(*self.owners[split])
     yield f"all images: {self.num_images:,}"
     if self.sizes:
-      low, middle, high = (f"{w} x {h}" for w, h in self.sizes)
-      yield f"width x height: {low} at least, {high} at most, median {middle}"
+      yield "width x height: least {}, median {}, most {}".format(*self.sizes)
     for what, some in (
       ("an extraction refuses", self.faults),
       ("not images, passed over", self.passed_over),
@@ -98,7 +85,7 @@ def describe_images(
 ) -> ImagesReport:
   """Looks at every image of every split once, on all cores.
 
-  In memory are the names of files, and 28 bytes for each image.
+  In memory are the names of files, and 24 bytes for each image.
 
   Args:
     location: as of `SourceSettings`, but no tfds:NAME.
@@ -112,32 +99,36 @@ def describe_images(
   if len(paths) == 1 and listed_files.is_folder(paths[0]):
     files = listed_files.files_in(paths[0])
   faults = [f"{f.path!r}: leads nowhere or back" for f in files if f.size < 0]
-  notes, parts, classes, splits, opened = [], [], {}, [None], []
-  sound = [file for file in files if file.size >= 0]
-  others = [file.path for file in sound if not is_image(file.path)]
-  if is_folder := any(is_image(file.path) for file in files):
-    strays, splits, classes = _of_folder(paths[0], sound)
-    faults += [f"{path!r}: in no class folder" for path in sorted(strays)]
-    parts.append(files_of(paths[0], [f for f in sound if is_image(f.path)]))
-    sound = [file for file in sound if file.path not in strays]
+  files = [file for file in files if file.size >= 0]
+  others = [file.path for file in files if not is_image(file.path)]
+  parts, notes = [], []
+  opened: list[Any] = []
+  if is_folder := len(others) < len(files):
+    folders = listed_files.folders_in(paths[0], files)
+    splits = list(filter(is_split, folders))
+    images = [file for file in files if is_image(file.path)]
+    strays = {f for f in images if f.path.count("/") < 1 + bool(splits)}
+    faults += [f"{file.path!r}: in no class folder" for file in sorted(strays)]
+    parts.append(files_of(paths[0], images))
+    files = [file for file in files if file not in strays]
   else:
-    if files and (tables := [p for p in others if p.lower().endswith(TABLES)]):
+    if tables := [path for path in others if path.lower().endswith(TABLES)]:
       others = sorted(set(others) - set(tables))
       paths = [os.path.join(paths[0], table) for table in tables]
-    splits = [split or None for split in tables_of(paths)] or [None]
+    splits = list(filter(None, tables_of(paths)))
     for path in paths:
       try:
         is_npz = path.lower().endswith(".npz")
-        splits = (splits_of_npz(path) or [None]) if is_npz else splits
-        for split in splits if is_npz else [None]:
-          key = f"{split}_image" if split else settings.image
+        splits = splits_of_npz(path) if is_npz else splits
+        keys = [f"{split}_image" for split in splits if is_npz]
+        for key in keys or [settings.image]:
           parts += unlabelled([path], key).parts
       except InputError as error:
         faults.append(str(error))
-  for split in splits if parts else ():
+  for split in (splits or [None]) if parts else ():
     asked = dataclasses.replace(settings, split=split, location=tuple(paths))
     try:
-      source = open_folder(asked, paths[0], sound) if is_folder else None
+      source = open_folder(asked, paths[0], files) if is_folder else None
       opened.append(source or open_source(asked))
     except NamelessClassesError as error:
       notes.append(str(error))
@@ -145,12 +136,20 @@ def describe_images(
       faults.append(str(error))
   everything = Unlabelled(parts=tuple(parts))
   sizes, broken, keys = _look_at(everything)
+  classes, owners = {}, {}
+  for source in opened:
+    names, labels = source.class_names, source.labels
+    counts = np.bincount(labels, minlength=len(names)).tolist()
+    classes[source.split] = dict(zip(names, counts, strict=True))
+    if source.unit_ids is not None:
+      _, each = np.unique(source.unit_ids, return_counts=True)
+      owners[source.split] = len(each), int(each.max(initial=0))
   return ImagesReport(
     location=escaped(" ".join(location)),
+    classes=classes,
+    owners=owners,
     num_images=len(everything),
-    classes=classes or _of_rows(opened),
     sizes=sizes,
-    owners=_owners(opened),
     faults=tuple(map(escaped, (*faults, *broken))),
     passed_over=tuple(map(escaped, others)),
     duplicates=tuple(_duplicates(everything, keys)),
@@ -158,46 +157,9 @@ def describe_images(
   )
 
 
-def _of_folder(
-  root: str, files: Sequence[File]
-) -> tuple[set[str], list[str | None], _Counts]:
-  """The strays of a folder, its splits, and the counts of their classes."""
-  folders = listed_files.folders_in(root, files)
-  splits: list[str | None] = list(filter(is_split, folders))
-  images = [file.path for file in files if is_image(file.path)]
-  strays = {path for path in images if path.count("/") < 1 + bool(splits)}
-  counts = {}
-  for split in splits or [None]:
-    part = listed_files.inside(files, split) if split else files
-    names = listed_files.folders_in(os.path.join(root, split or ""), part)
-    of = (file.path.split("/")[0] for file in part if is_image(file.path))
-    number = collections.Counter(of)
-    counts[split or "all"] = {escaped(name): number[name] for name in names}
-  return strays, splits or [None], counts
-
-
-def _of_rows(opened: Sequence[Any]) -> _Counts:
-  found = {}
-  for source in opened:
-    counts = np.bincount(source.labels, minlength=len(source.class_names))
-    found[source.split] = dict(
-      zip(source.class_names, counts.tolist(), strict=True)
-    )
-  return found
-
-
-def _owners(opened: Sequence[Any]) -> dict[str, tuple[int, int]]:
-  found = {}
-  for source in opened:
-    if source.unit_ids is not None:
-      _, sizes = np.unique(source.unit_ids, return_counts=True)
-      found[source.split] = len(sizes), int(sizes.max(initial=0))
-  return found
-
-
 def _look_at(
   images: Unlabelled,
-) -> tuple[tuple[tuple[int, int], ...], list[str], UInt64[np.ndarray, "n 2"]]:
+) -> tuple[tuple[str, ...], list[str], UInt64[np.ndarray, "n 2"]]:
   """Sizes, broken images, and the keys of the others (zeros of the broken)."""
   from tqdm import tqdm
 
@@ -209,9 +171,8 @@ def _look_at(
       return f"{images.place(index)}: {error}"
     return image_key(image), (width, height)
 
-  n = len(images)
+  n, broken = len(images), []
   keys, sizes = np.zeros((n, 2), np.uint64), np.zeros((n, 2), np.int32)
-  broken = []
   with (
     concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
     tqdm(total=n, desc="inspect", unit="image", disable=None) as bar,
@@ -224,11 +185,10 @@ def _look_at(
         else:
           keys[index], sizes[index] = seen
       bar.update(len(some))
-  known = sizes[sizes[:, 0] > 0]
-  if not len(known):
+  if not len(known := sizes[sizes[:, 0] > 0]):
     return (), broken, keys
   some = np.percentile(known, [0, 50, 100], axis=0, method="nearest")
-  return tuple((int(w), int(h)) for w, h in some), broken, keys
+  return tuple(f"{w} x {h}" for w, h in some), broken, keys
 
 
 def _duplicates(
