@@ -1,0 +1,101 @@
+"""One of several hosts: python host_worker.py PLACE WHAT; prints what it has.
+
+Every sum over hosts is made of rows of which each has a part; host 0 alone may
+draw a random bit.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.linear_dp.hosts import ALONE, Hosts
+from oneshot_dp.linear_dp.noise_source import NoiseSource
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+from tests.linear_dp.statistic_catalogue import (
+  STATISTICS,
+  data_of,
+  hostile_rows,
+)
+
+
+class NoBits(NoiseSource):
+  words = bits = None  # type: ignore[assignment]
+
+
+FEW = "class sums", "moment of a map", "right", "residual"
+
+
+def released(hosts: Hosts, units: bool, names=STATISTICS) -> list:
+  """What leaves of every statistic, in hexadecimal."""
+  x, label = hostile_rows(np.random.default_rng(0), n=150)
+  unit = np.random.default_rng(1).integers(0, 30, 150) if units else None
+  # Shards of one row each; a single host would read all of them.
+  shards = hosts.own_shards(150, units)
+  own = slice(None) if shards is None else list(shards)
+  data = data_of(
+    x[own],
+    label[own],
+    None if unit is None else unit[own],
+    n=150,
+    block=11,
+    hosts=hosts,
+  )
+  source = NoiseSource(7) if hosts.is_first else NoBits(7)
+  sums = PrivateSums(source, 100.0)
+  found = []
+  for name in names:
+    statistic = STATISTICS[name]
+    estimate, sigma = sums.release(
+      name, statistic.rows(data), statistic.left, 1.0, *statistic.public
+    )
+    found.append([name, estimate.tobytes().hex(), sigma])
+  return found
+
+
+def main(place: str, what: str) -> None:
+  hosts = ALONE if place == "alone" else Hosts.of(place)
+  if what in ("few", "sums"):
+    names = FEW if what == "few" else STATISTICS
+    made = [released(hosts, units, names) for units in (False, True)]
+    print(json.dumps(made))
+  if what == "empty":  # a host that has no rows
+    x, label = hostile_rows(np.random.default_rng(0), n=9)
+    own = slice(0, 9 if hosts.is_first else 0)
+    data = data_of(x[own], label[own], n=9, hosts=hosts)
+    print(json.dumps([s.exact(data).tolist() for s in STATISTICS.values()]))
+  if what == "error":
+    for kind in (InputError, RunError):
+
+      def fails(kind=kind):
+        if hosts.index == 1:
+          raise kind("a shard\nis damaged")
+        return np.zeros(3, np.int64)
+
+      for on_all in (hosts.sum, hosts.from_first):
+        try:
+          on_all(fails)
+        except (InputError, RunError) as error:
+          print(type(error).__name__, error)
+    try:
+      hosts.agree("cache", f"cache {hosts.index}")
+    except InputError as error:
+      print(error)
+    hosts.agree("cache", "the same")
+  if what in ("killed", "frozen") and hosts.index == 1:
+    os.kill(os.getpid(), signal.SIGKILL if what == "killed" else signal.SIGSTOP)
+  if what == "failed" and hosts.index == 0:
+    raise RunError("the disk is full.")
+  hosts.sum(lambda: np.ones(1, np.int64))
+  print("done")
+
+
+if __name__ == "__main__":
+  try:
+    main(*sys.argv[1:])
+  except (InputError, RunError) as error:
+    print(f"oneshot-dp: error: {error}", file=sys.stderr)
+    sys.exit(2 if isinstance(error, InputError) else 1)
