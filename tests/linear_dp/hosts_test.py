@@ -60,10 +60,8 @@ def hosts():
           text=True,
         )
       )
-    if what == "frozen":  # it says no more
-      others = [started[0], *started[2:]]
-    else:
-      others = started
+    # A frozen one says no more.
+    others = [p for i, p in enumerate(started) if (what, i) != ("frozen", 1)]
     said = [(process, process.communicate(timeout=100)) for process in others]
     return [(process.returncode, *outputs) for process, outputs in said]
 
