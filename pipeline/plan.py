@@ -6,8 +6,6 @@ the cap. What a plan says of itself follows from public facts.
 
 import dataclasses
 import os
-import sys
-from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from oneshot_dp.linear_dp.hosts import Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.rows import Rows
 from oneshot_dp.linear_dp.train import (
-  Before,
   check_plan,
   cost,
   memory_needed,
@@ -75,39 +72,131 @@ class Request:
   hosts: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Plan:
-  """A request of which all is there and fits.
+  """A request of which all is there and fits, and what it will cost.
 
   Attributes:
-    casts: the private cache, and the test cache if there is one.
-    saved, before: what `--from` names.
+    train, test: caches; no test cache where none is asked for.
+    saved, before: the head that `--from` names.
     rows: as each head sees them, in memory or to be read again.
     test_rows: of a private evaluation.
     jobs: what is trained, each with a charge of its own: a head and a draw, or
       None for the baseline.
-    mu2: μ² that each draw buys; all its epsilons together.
+    mu2: μ² that each draw buys, all its epsilons together.
     epsilon: of all private heads of the run together, rounded up.
     bills: what it costs, of the training rows first.
+
+  Raises:
+    InputError: the first thing that does not do; nothing was charged.
   """
 
-  asked: Request
-  casts: Sequence[Cast]
-  ledger: Ledger
-  source: NoiseSource
-  options: Mapping[HeadName, HeadOptions]
-  saved: SavedHead | None
-  before: Before | None
-  rows: Mapping[HeadName, Rows]
-  test_rows: Rows | None
-  jobs: Sequence[tuple[HeadName, int | None]]
-  mu2: Fraction
-  epsilon: float
-  bills: Sequence[Bill]
+  def __init__(self, asked: Request, hosts: Hosts):
+    self.asked, insisted = asked, asked.weak_privacy
+    cost(asked.epsilons, asked.delta)
+    private_eval = [] if asked.private_eval is None else [asked.private_eval]
+    for epsilon in (*asked.epsilons, *private_eval):
+      check_budget(epsilon, asked.delta, insisted=insisted)
+    check_positive("--num-draws", asked.num_draws)
+    if not asked.heads or len({*asked.heads}) < len(asked.heads):
+      raise InputError(f"--head {' '.join(asked.heads)}: give each once.")
+    self.ledger, self.source = (
+      Ledger(asked.ledger),
+      NoiseSource(asked.noise_seed),
+    )
+    self.train = open_cache(asked.cache, Part.parse(asked.rows))
+    self.test: FeatureCache | None = None
+    if asked.eval_cache is not None:
+      self.test = open_cache(asked.eval_cache, Part.parse(asked.eval_rows))
+    check_delta(asked.delta, self.train.n, insisted=insisted)
+    self.saved, self.before = self._earlier(), None
+    if self.saved is not None:
+      self.before = self.saved.before()
+    self.options = self._options()
+    _check_memory(asked, self.train)
+    self.casts = [Cast.of(self.train, "private", "--cache")]
+    if self.test is not None:
+      role = "private" if private_eval else "public"
+      self.casts.append(Cast.of(self.test, role, "--eval-cache"))
+      check_scorable(self.test)
+    self.notes = check_roles(
+      self.casts, self.ledger, allow_duplicates=asked.allow_duplicates
+    )
+    data = data_of(self.train, hosts)
+    self.rows = {head: rows_for(data, head) for head in asked.heads}
+    had = self.before.mu_squared if self.before else 0.0
+    self.mu2 = Fraction(cost(asked.epsilons, asked.delta, had))
+    draws: list[tuple[HeadName, int | None]]
+    draws = [(head, i) for head in asked.heads for i in range(asked.num_draws)]
+    self.jobs = draws + [(h, None) for h in asked.heads if asked.baseline]
+    costs = [had, *(float(self.mu2) for _ in draws)]
+    self.epsilon = epsilon_of(added_up(costs), asked.delta)
+    self.bills = [self._bill()]
+    self.test_rows: Rows | None = None
+    if self.test is not None and private_eval:
+      check_delta(asked.delta, self.test.n, insisted=insisted)
+      self.test_rows = evaluation_rows(data_of(self.test, hosts))
+      budget = private_eval[0], asked.delta, self.source
+      self.bills.append(bill_of_scores(self.casts[1], *budget))
+    if hosts.is_first:
+      self.ledger.check(*self.bills)
 
-  @property
-  def train(self) -> FeatureCache:
-    return self.casts[0].cache
+  def _earlier(self) -> SavedHead | None:
+    """The head that `--from` names: of these very rows, and of this δ."""
+    path, train, delta = self.asked.from_, self.train, self.asked.delta
+    if path is None:
+      return None
+    saved = earlier_head(path, self.ledger, train.info, train.part)
+    (then, *_) = self.ledger.paid(saved.stated["charge"])
+    if train.private_digest not in then.asked.get("private_digests", ()):
+      raise InputError(
+        f"{path} cannot be gone on from: it was trained on other rows than"
+        f" {train.name} has; give that cache."
+      )
+    if saved.stated["delta"] != delta:
+      raise InputError(
+        f"--delta {delta:g} is not that of {path}, {saved.stated['delta']:g}."
+      )
+    return saved
+
+  def _options(self) -> dict[HeadName, HeadOptions]:
+    """Settings of each head; beside auto, which has some, lamb has none."""
+    asked, info, start = self.asked, self.train.info, None
+    if asked.start is not None:
+      start = read_start(asked.start, info)
+    given = HeadOptions(balanced=asked.balanced, start=start)
+    alone = len(asked.heads) == 1
+    found = {
+      head: given if head == "auto" or alone else HeadOptions()
+      for head in asked.heads
+    }
+    for head, options in found.items():
+      check_plan(
+        head=head,
+        n=self.train.n,
+        feature_dim=info.feature_dim,
+        num_classes=info.num_classes,
+        options=options,
+        before=self.before,
+      )
+    return found
+
+  def _bill(self) -> Bill:
+    """What training costs: nested epsilons together, each draw anew."""
+    at = ", ".join(map(printable, sorted(self.asked.epsilons)))
+    charges = [
+      Charge(
+        what=f"{head} without noise"
+        if i is None
+        else f"{head} at epsilon {at}",
+        mu2=None if i is None or not self.source.is_private else self.mu2,
+        unit=self.train.info.unit,
+        delta=self.asked.delta,
+        came_from=self.saved.stated["charge"] if self.saved else None,
+      )
+      for head, i in self.jobs
+    ]
+    dataset, keys = self.train.info.dataset, self.casts[0].keys
+    return Bill(dataset=dataset, charges=tuple(charges), keys=keys)
 
   @property
   def room(self) -> int:
@@ -138,142 +227,39 @@ class Plan:
     digests = [cast.cache.private_digest for cast in self.casts]
     return {**self.settings(), "private_digests": digests}
 
-
-def make_plan(asked: Request, hosts: Hosts) -> Plan:
-  """Opens and checks all that a request names; says what it will do and cost.
-
-  Raises:
-    InputError: the first thing that does not do; nothing was charged.
-  """
-  cost(asked.epsilons, asked.delta)
-  private_eval = [] if asked.private_eval is None else [asked.private_eval]
-  for epsilon in (*asked.epsilons, *private_eval):
-    check_budget(epsilon, asked.delta, insisted=asked.weak_privacy)
-  check_positive("--num-draws", asked.num_draws)
-  if not asked.heads or len({*asked.heads}) < len(asked.heads):
-    raise InputError(f"--head {' '.join(asked.heads)}: give each once.")
-  train = open_cache(asked.cache, Part.parse(asked.rows))
-  test = None
-  if asked.eval_cache is not None:
-    test = open_cache(asked.eval_cache, Part.parse(asked.eval_rows))
-  info, ledger = train.info, Ledger(asked.ledger)
-  check_delta(asked.delta, train.n, insisted=asked.weak_privacy)
-  saved = start = None
-  if asked.from_ is not None:
-    saved = earlier_head(asked.from_, ledger, info, train.part)
-    (then, *_) = ledger.paid(saved.stated["charge"])
-    if train.private_digest not in then.asked.get("private_digests", ()):
-      raise InputError(
-        f"{asked.from_} cannot be gone on from: it was trained on other rows"
-        f" than {train.name} has; give that cache."
+  def said(self) -> list[str]:
+    """What to beware of, and what will be done and cost, from public facts."""
+    asked, train, said = self.asked, self.train, [*self.notes]
+    info = train.info
+    if not info.num_classes_is_public:
+      said.append(
+        "warning: the number of classes was read off the private labels; the"
+        " guarantee holds only if it is public: import with --num-classes"
       )
-    if (delta := saved.stated["delta"]) != asked.delta:
-      raise InputError(
-        f"--delta {asked.delta:g} is not the {delta:g} of {asked.from_}: give"
-        " the same."
+    sigma = mu_squared(max(asked.epsilons), asked.delta) ** -0.5
+    if (of_class := train.n / info.num_classes) < _FEW_ROWS * sigma:
+      said.append(
+        f"warning: about {of_class:.3g} rows of each class, and noise as large"
+        f" as {sigma:.3g} of them: heads will be little better than chance;"
+        " give more rows, fewer classes or a larger epsilon"
       )
-  if asked.start is not None:
-    start = read_start(asked.start, info, ledger)
-  given = HeadOptions(balanced=asked.balanced, start=start)
-  alone = (
-    len(asked.heads) == 1
-  )  # beside auto, which has settings, lamb has none
-  options = {
-    head: given if head == "auto" or alone else HeadOptions()
-    for head in asked.heads
-  }
-  before = saved and saved.before()
-  sizes = {"feature_dim": info.feature_dim, "num_classes": info.num_classes}
-  for head in asked.heads:
-    check_plan(
-      head=head, n=train.n, options=options[head], before=before, **sizes
-    )
-  _check_memory(asked, train)
-  casts = [Cast.of(train, "private", "--cache")]
-  if test is not None:
-    role = "private" if private_eval else "public"
-    casts.append(Cast.of(test, role, "--eval-cache"))
-    check_scorable(test)
-  notes = check_roles(casts, ledger, allow_duplicates=asked.allow_duplicates)
-  source, data = NoiseSource(asked.noise_seed), data_of(train, hosts)
-  had = before.mu_squared if before else 0.0
-  mu2 = Fraction(cost(asked.epsilons, asked.delta, had))
-  draws = [(head, i) for head in asked.heads for i in range(asked.num_draws)]
-  jobs = [*draws, *((h, None) for h in asked.heads if asked.baseline)]
-  at = ", ".join(map(printable, sorted(asked.epsilons)))
-  charges = tuple(
-    Charge(
-      what=f"{h} without noise" if i is None else f"{h} at epsilon {at}",
-      mu2=None if i is None or not source.is_private else mu2,
-      unit=info.unit,
-      delta=asked.delta,
-      came_from=saved.stated["charge"] if saved else None,
-    )
-    for h, i in jobs
-  )
-  bills = [Bill(dataset=info.dataset, charges=charges, keys=casts[0].keys)]
-  test_rows = None
-  if test is not None and private_eval:
-    check_delta(asked.delta, test.n, insisted=asked.weak_privacy)
-    test_rows = evaluation_rows(data_of(test, hosts))
-    budget = private_eval[0], asked.delta
-    bills.append(bill_of_scores(casts[1], *budget, source))
-  plan = Plan(
-    asked=asked,
-    casts=casts,
-    ledger=ledger,
-    source=source,
-    options=options,
-    saved=saved,
-    before=before,
-    rows={head: rows_for(data, head) for head in asked.heads},
-    test_rows=test_rows,
-    jobs=jobs,
-    mu2=mu2,
-    epsilon=epsilon_of(
-      added_up([had, *(float(mu2) for _ in draws)]), asked.delta
-    ),
-    bills=bills,
-  )
-  if hosts.is_first:
-    ledger.check(*bills)
-    print(*notes, *_said(plan), sep="\n", file=sys.stderr)
-  return plan
-
-
-def _said(plan: Plan) -> list[str]:
-  """What to beware of, and what will be done and cost, from public facts."""
-  asked, train, said = plan.asked, plan.train, []
-  info = train.info
-  if not info.num_classes_is_public:
+    costs = f"the noise is of a seed, {NOT_PRIVATE}"
+    if self.source.is_private:
+      costs = f"{info.dataset!r} pays epsilon {printable(self.epsilon)} in all"
+    if asked.baseline:
+      costs += f", and is shown without noise, {NOT_PRIVATE}"
+    if asked.private_eval is not None:
+      of, epsilon = self.bills[-1].dataset, printable(asked.private_eval)
+      costs += f"; accuracies cost {of!r} {epsilon}"
+    epsilons = ", ".join(map(printable, sorted(asked.epsilons)))
+    draws = f", {asked.num_draws} draws" if asked.num_draws > 1 else ""
     said.append(
-      "warning: the number of classes was read off the private labels; the"
-      " guarantee holds only if it is public anyway: import with --num-classes"
+      f"{' and '.join(asked.heads)} at epsilon {epsilons}{draws}, delta"
+      f" {printable(asked.delta)}, from {train.n:,} rows of"
+      f" {info.feature_dim:,} numbers in {info.num_classes:,} classes: {costs},"
+      f" by {self.ledger.path}"
     )
-  sigma = mu_squared(max(asked.epsilons), asked.delta) ** -0.5
-  if (of_class := train.n / info.num_classes) < _FEW_ROWS * sigma:
-    said.append(
-      f"warning: about {of_class:.3g} rows of each class, and noise as large as"
-      f" {sigma:.3g} of them: heads will be little better than chance; give"
-      " more rows, fewer classes or a larger epsilon"
-    )
-  costs = f"the noise is of a seed, {NOT_PRIVATE}"
-  if plan.source.is_private:
-    costs = f"{info.dataset!r} pays epsilon {printable(plan.epsilon)} in all"
-  if asked.baseline:
-    costs += f", and is shown without noise, {NOT_PRIVATE}"
-  if asked.private_eval is not None:
-    costs += f"; accuracies cost {plan.bills[-1].dataset!r}"
-    costs += f" {printable(asked.private_eval)}"
-  epsilons = ", ".join(map(printable, sorted(asked.epsilons)))
-  draws = f", {asked.num_draws} draws" if asked.num_draws > 1 else ""
-  said.append(
-    f"{' and '.join(asked.heads)} at epsilon {epsilons}{draws}, delta"
-    f" {printable(asked.delta)}, from {train.n:,} rows of"
-    f" {info.feature_dim:,} numbers in {info.num_classes:,} classes: {costs},"
-    f" by {plan.ledger.path}"
-  )
-  return said
+    return said
 
 
 def _check_memory(asked: Request, train: FeatureCache) -> None:

@@ -54,7 +54,8 @@ def check_roles(
       private, by a cache or by the ledger, in a public test set.
   """
   for one, other in itertools.combinations(casts, 2):
-    _check_same_kind(one, other)
+    info = one.cache.info
+    check_same_kind(one, (info.backbone_fingerprint, info.class_names), other)
   notes: list[str] = []
   for public in casts:
     if public.role == "private":
@@ -80,32 +81,34 @@ def check_roles(
   return list(dict.fromkeys(notes))
 
 
-def classes_differ(one: Sequence[str], other: Sequence[str]) -> str:
-  """Where two lists of class names differ, in words; "" if nowhere."""
-  if len(one) != len(other):
-    return f"{len(one)} of them and {len(other)}"
-  pairs = [
-    f"class {i} is {a!r} and {b!r}"
-    for i, (a, b) in enumerate(zip(one, other, strict=True))
-    if a != b
-  ]
-  more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
-  return ", ".join(pairs[:3]) + more
+def check_same_kind(
+  one: object, kind: tuple[str, Sequence[str]], other: Cast
+) -> None:
+  """Refuses embeddings or classes of two kinds.
 
-
-def _check_same_kind(one: Cast, other: Cast) -> None:
-  """Refuses embeddings, or classes, of two kinds."""
-  a, b = one.cache.info, other.cache.info
-  if a.backbone_fingerprint != b.backbone_fingerprint:
+  `kind` is the backbone's fingerprint and the class names of `one`.
+  """
+  info = other.cache.info
+  if kind[0] != info.backbone_fingerprint:
     raise InputError(
       f"{one} and {other} are of two backbones: extract both with the same"
       " backbone, weights, layer and preprocessing."
     )
-  if said := classes_differ(a.class_names, b.class_names):
+  if said := classes_differ(kind[1], info.class_names):
     raise InputError(
       f"{one} and {other} have other classes, or in another order: {said};"
       " make one of them again with the other's --class-names."
     )
+
+
+def classes_differ(one: Sequence[str], other: Sequence[str]) -> str:
+  """Where two lists of class names differ, in words; "" if nowhere."""
+  if len(one) != len(other):
+    return f"{len(one)} of them and {len(other)}"
+  pairs = enumerate(zip(one, other, strict=True))
+  wrong = [f"class {i} is {a!r} and {b!r}" for i, (a, b) in pairs if a != b]
+  more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+  return ", ".join(wrong[:3]) + more
 
 
 def _in_both(one: Cast, other: Cast, kind: str) -> int:

@@ -10,6 +10,7 @@ one rename. What is written holds no time, and no number of private rows.
 
 import functools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline.answer import Answer
 from oneshot_dp.pipeline.deliver import deliver_once
 from oneshot_dp.pipeline.head_folder import write_head
-from oneshot_dp.pipeline.plan import Plan, Request, make_plan
+from oneshot_dp.pipeline.plan import Plan, Request
 from oneshot_dp.pipeline.results import (
   NOT_PRIVATE,
   HeadRow,
@@ -51,7 +52,7 @@ def run_request(asked: Request) -> Answer:
   no_core_dumps()
   hosts = Hosts.of(asked.hosts)
   plans: list[Plan] = []
-  hosts.sum(lambda: plans.append(make_plan(asked, hosts)) or _DONE)
+  hosts.sum(lambda: plans.append(Plan(asked, hosts)) or _DONE)
   (plan,) = plans
   hosts.agree("request or cache", repr(plan.identity()))
   answers: list[Answer] = []
@@ -64,6 +65,7 @@ def run_request(asked: Request) -> Answer:
   if not hosts.is_first:
     make(None, [""] * len(plan.jobs))
     return Answer(text="", facts={"host": hosts.index})
+  print(*plan.said(), sep="\n", file=sys.stderr)
   try:
     deliver_once(
       asked.out,
@@ -100,14 +102,12 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
       receipt = write_head(place, trained, info, part, charge, went_on_from)
       receipts.append(receipt)
   scores = None
-  if plan.test_rows is not None and asked.private_eval is not None:
-    budget = asked.private_eval, asked.delta, plan.source
-    test = plan.casts[1].cache
-    scores = private_scores(
-      [h.head for h in heads], test, plan.test_rows, *budget
-    )
-  elif folder is not None and asked.eval_cache is not None:
-    scores = public_scores([h.head for h in heads], plan.casts[1].cache)
+  if plan.test is not None and plan.test_rows is not None:
+    budget = asked.private_eval or 0.0, asked.delta, plan.source
+    weights = [each.head for each in heads]
+    scores = private_scores(weights, plan.test, plan.test_rows, *budget)
+  elif folder is not None and plan.test is not None:
+    scores = public_scores([each.head for each in heads], plan.test)
   if folder is None:
     return Answer(text="", facts={})
   if scores is not None:
@@ -158,7 +158,7 @@ def _write_run(
   from oneshot_dp.pipeline.accuracy_plot import pictures_of
   from oneshot_dp.pipeline.report.page import write_report
 
-  info, asked, said = plan.train.info, plan.asked, dict(scores.statement)
+  info, asked, (found, said) = plan.train.info, plan.asked, scores
   rows = [
     HeadRow(
       path=path,
@@ -171,7 +171,7 @@ def _write_run(
       noise_multiplier=0.0 if not each.mu_squared else each.mu_squared**-0.5,
       **{n: getattr(a, n) for n in ("top1", "top5", "balanced", "recall")},
     )
-    for each, path, a in zip(heads, paths, scores.accuracies, strict=True)
+    for each, path, a in zip(heads, paths, found, strict=True)
   ]
   facts: dict[str, Any] = {
     "dataset": info.dataset,

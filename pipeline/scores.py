@@ -1,9 +1,8 @@
 """Accuracies of heads on a test set: exact, or noisy where it is private."""
 
-import dataclasses
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -33,15 +32,10 @@ from oneshot_dp.linear_dp.rows import Data, Rows, no_core_dumps
 from oneshot_dp.pipeline.charges import Bill, Charge
 from oneshot_dp.pipeline.head_folder import read_head
 from oneshot_dp.pipeline.ledger import Ledger
-from oneshot_dp.pipeline.roles import Cast, check_roles, classes_differ
+from oneshot_dp.pipeline.roles import Cast, check_roles, check_same_kind
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scores:
-  """Accuracies, one per head, and what is to be said of them, as JSON."""
-
-  accuracies: Sequence[Accuracy]
-  statement: Mapping[str, Any]
+Scores = tuple[Sequence[Accuracy], dict[str, Any]]
+"""Accuracies, one per head, and what is to be said of them, as JSON."""
 
 
 def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> Data:
@@ -71,7 +65,7 @@ def public_scores(heads: Sequence[LinearHead], cache: FeatureCache) -> Scores:
   counts = {"num_examples": found[0].num_examples}
   counts |= {"class_rows": found[0].class_rows}
   said = {"labels": "public", **_of(cache), **counts}
-  return Scores(accuracies=found, statement=said)
+  return found, said
 
 
 def bill_of_scores(
@@ -116,7 +110,7 @@ def private_scores(
     "noise_source": source.description,
     "accuracy_sd": float(sigma) * math.sqrt(len(heads)) / n,
   }
-  return Scores(accuracies=found, statement=said)
+  return found, said
 
 
 def _of(cache: FeatureCache) -> dict[str, Any]:
@@ -148,20 +142,12 @@ def score_head(
   no_core_dumps()
   saved, test = read_head(head), open_cache(cache, Part.parse(rows))
   book, source, info = Ledger(ledger), NoiseSource(noise_seed), test.info
-  if saved.stated["backbone_fingerprint"] != info.backbone_fingerprint:
-    raise InputError(
-      f"{head} and --cache {test.name} are of two backbones: extract the test"
-      " set with the head's, its weights, layer and preprocessing."
-    )
-  if said := classes_differ(saved.stated["class_names"], info.class_names):
-    raise InputError(
-      f"{head} and --cache {test.name} have other classes, or in another order:"
-      f" {said}; make the cache again with the head's --class-names."
-    )
+  cast = Cast.of(test, "private" if private_eval else "public", "--cache")
+  kind = saved.stated["backbone_fingerprint"], saved.stated["class_names"]
+  check_same_kind(head, kind, cast)
   if private_eval is None:
     if delta is not None or noise_seed is not None:
       raise InputError("--delta and --noise-seed are of --private-eval alone.")
-    cast = Cast.of(test, "public", "--cache")
     notes = check_roles([cast], book, allow_duplicates=allow_duplicates)
     if saved.stated["weights_sha256"] not in book.heads():
       notes.append(
@@ -175,10 +161,7 @@ def score_head(
   check_budget(private_eval, delta, insisted=weak_privacy)
   check_delta(delta, test.n, insisted=weak_privacy)
   check_scorable(test)
-  data, cast = (
-    evaluation_rows(data_of(test)),
-    Cast.of(test, "private", "--cache"),
-  )
+  data = evaluation_rows(data_of(test))
   bill = bill_of_scores(cast, private_eval, delta, source)
   book.check(bill)
   asked = {"head": saved.stated["weights_sha256"], "rows": test.private_digest}

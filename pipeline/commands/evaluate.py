@@ -38,8 +38,7 @@ def run(flags: Flags) -> Answer:
   """Scores it."""
   from oneshot_dp.pipeline.scores import score_head
 
-  scores, names = score_head(**vars(flags))
-  (accuracy,), said = scores.accuracies, scores.statement
+  ((accuracy,), said), names = score_head(**vars(flags))
   titles = {"top1": "top-1", "top5": "top-5", "balanced": "balanced"}
   shares = {name: getattr(accuracy, name) for name in titles}
   known = {titles[n]: s for n, s in shares.items() if s is not None}

@@ -1,0 +1,169 @@
+"""Nothing but what leaves the door depends on the private rows.
+
+Every value that leaves is replaced by one that is a function of its name and
+shape alone. Then all that is published or printed must be the same, byte for
+byte, for data that have nothing in common but their public facts.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+import os
+import re
+import stat
+
+import numpy as np
+import pytest
+
+from oneshot_dp.linear_dp import private_sums
+from oneshot_dp.pipeline import cli
+from tests.sample_caches import DIM, write_clusters, write_rows
+
+N = 200
+"""Public; as many rows are not there where images were skipped."""
+_RANDOM = re.compile(rb"\b([0-9a-f]{32}|(?<=charge )[0-9a-f]{12})\b")
+_TIME = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\+00:00)?)?")
+
+
+def plain_rows(rng):
+  """Four classes of one size, one row of each user."""
+  x = rng.standard_normal((N, DIM)).astype("f4")
+  x[np.arange(N), np.arange(N) % 4] += 3
+  return x, np.arange(N) % 4, np.arange(N)
+
+
+def odd_rows(rng):
+  """One class, few rows, huge, tiny and zero ones, all of three users."""
+  n = 57
+  x = rng.standard_normal((n, DIM)) * 10.0 ** rng.integers(-30, 15, (n, 1))
+  x[:5] = 0
+  return x.astype("f4"), np.full(n, 2), np.arange(n) % 3
+
+
+def frozen_at(self, turns, name, *arguments, **options):
+  """A release that has nothing of the rows in it but public shapes."""
+  estimate, sigma = release(self, name, *arguments, **options)
+  said = name, estimate.shape, next(turns)
+  seed = hashlib.sha256(repr(said).encode()).digest()
+  estimate = 5 * np.random.default_rng([*seed]).standard_normal(estimate.shape)
+  for key, (known, precision) in self.known.items():
+    self.known[key] = 0 * known + 1.5, precision
+  return estimate, sigma
+
+
+release = private_sums.PrivateSums.release
+
+
+COMMANDS = """
+train --cache c --epsilon 2 --delta 1e-5 --out head
+train --cache c --epsilon 4 --delta 1e-5 --from head --out head2
+train --cache c --epsilon 2 --delta 1e-5 --head lamb --rows [:80%] --out part
+sweep --cache c --eval-cache public --epsilons 1 4 --delta 1e-5\
+ --head auto lamb --num-draws 2 --balanced --out run
+sweep --cache c --eval-cache t --epsilons 1 --delta 1e-5 --private-eval 2\
+ --out paid --json
+evaluate part --cache t --private-eval 1 --delta 1e-5
+evaluate head --cache public --json
+train --cache c --epsilon 30 --delta 1e-5 --out refused
+train --cache c --epsilon 3 --delta 1e-5 --out head
+report run
+report head
+budget
+budget --cache c --max-epsilon 50 --max-delta 1e-4
+budget --cache c --json
+inspect run --json
+inspect head
+verify head
+export head --to exported
+train --cache u --epsilon 2 --delta 1e-5 --ledger l2 --out units
+sweep --cache u --eval-cache v --epsilons 2 --delta 1e-5 --private-eval 2\
+ --head auto lamb --ledger l2 --out paid-units
+budget --ledger l2
+""".strip().splitlines()
+
+REFUSED = (COMMANDS[8],)
+
+
+def published(folder, make, seed, monkeypatch):
+  """Runs all commands on such data; all that came out of them, by name."""
+  folder.mkdir()
+  monkeypatch.chdir(folder)
+  monkeypatch.setenv("ONESHOT_DP_LEDGER", "ledger.sqlite")
+  turn = functools.partialmethod(frozen_at, itertools.count())
+  monkeypatch.setattr(private_sums.PrivateSums, "release", turn)
+  rng = np.random.default_rng(seed)
+  fields = {"num_classes": 4, "shard_rows": N}
+  for name, units, more in (
+    ("c", False, {}),
+    ("t", False, {"split": "test"}),
+    ("u", True, {"dataset": "of users"}),
+    ("v", True, {"dataset": "of others", "split": "test"}),
+  ):
+    x, y, unit = make(rng)
+    ids = {"unit_id": unit} if units else {}
+    info = write_rows(folder / name, x, y, **fields, **ids, **more).info
+    info = dataclasses.replace(info, source_num_examples=N)  # others: skipped
+    (folder / name / "cache_info.json").write_bytes(info.to_json())
+  write_clusters(folder / "public", (30,) * 4, seed=8, split="public")
+  inputs = {*folder.iterdir()}
+  said = {}
+  for line in COMMANDS:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+      status = cli.main(line.split())
+    said[line] = (status, out.getvalue().encode(), err.getvalue().encode())
+  files = {}
+  for path in sorted(folder.rglob("*")):
+    private = "sqlite" in path.name or path.name == "l2"  # the ledgers
+    if private or inputs & {path, *path.parents}:
+      continue
+    mode = stat.S_IMODE(path.stat().st_mode)
+    content = path.read_bytes() if path.is_file() else b""
+    files[str(path.relative_to(folder))] = (mode, content)
+  return said, files
+
+
+def without_random_ids(data, folder):
+  for receipt in folder.rglob("receipt.json"):  # it names a charge
+    digest = hashlib.sha256(receipt.read_bytes()).hexdigest()
+    data = data.replace(digest.encode(), b"RECEIPT")
+  data = _RANDOM.sub(b"ID", data).replace(os.fsencode(folder), b"FOLDER")
+  return _TIME.sub(b"TIME", data)
+
+
+@pytest.mark.slow
+def test_only_random_ids_differ(tmp_path, monkeypatch):
+  made = [
+    published(tmp_path / name, make, seed, monkeypatch)
+    for name, make, seed in (("a", plain_rows, 1), ("b", odd_rows, 2))
+  ]
+  (said, files), (other_said, other_files) = made
+  for line in COMMANDS:
+    one, other = said[line], other_said[line]
+    assert one[0] == other[0] == 2 * ("refused" in line or line in REFUSED), one
+    for a, b in zip(one[1:], other[1:], strict=True):
+      a = without_random_ids(a, tmp_path / "a")
+      assert a == without_random_ids(b, tmp_path / "b"), line
+  assert files.keys() == other_files.keys()
+  assert len(files) > 60
+  for name, (mode, content) in files.items():
+    other_mode, other = other_files[name]
+    assert mode == other_mode, name
+    a = without_random_ids(content, tmp_path / "a")
+    b = without_random_ids(other, tmp_path / "b")
+    at = next(
+      (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0
+    )
+    assert a == b, (name, a[at - 99 : at + 99], b[at - 99 : at + 99])
+
+
+def test_the_frozen_data_differ_in_all_that_is_private():
+  one, other = (
+    make(np.random.default_rng(0)) for make in (plain_rows, odd_rows)
+  )
+  assert len(one[0]) != len(other[0])
+  assert {*one[1]} != {*other[1]}
+  assert len({*one[2]}) != len({*other[2]})
