@@ -7,14 +7,11 @@ files to their owner, nor refuse a FIFO. No name is ever written twice.
 """
 
 import contextlib
-import dataclasses
 import datetime
 import functools
 import importlib.util
 import io
 import os
-import pathlib
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +19,9 @@ from typing import Any, BinaryIO, TypeVar
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files
+from oneshot_dp.extract.store_errors import URL, Store, store_errors
 
 _T = TypeVar("_T")
-URL = re.compile(r"(gs|s3):/+([^/]+)/*(.*)")
-"""A pathlib.Path has lost the second slash."""
 _WAITS = (0.1, 0.4, 1.6, 5.0)
 """Seconds between calls that obstore gave up on."""
 _RETRIES = {
@@ -37,30 +33,6 @@ _RETRIES = {
     "base": 2,
   },
 }
-PERMISSIONS = {
-  "read": {"s3": "s3:GetObject", "gs": "storage.objects.get"},
-  "list": {"s3": "s3:ListBucket", "gs": "storage.objects.list"},
-  "write": {"s3": "s3:PutObject", "gs": "storage.objects.create"},
-  "remove": {"s3": "s3:DeleteObject", "gs": "storage.objects.delete"},
-}
-"""All that is ever asked of a store, and what must be granted for it."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Store:
-  """A folder; `remote` is obstore's, or None on a disk."""
-
-  place: str
-  remote: Any = None
-
-  @property
-  def folder(self) -> pathlib.Path:
-    """The folder on the disk."""
-    return pathlib.Path(self.place)
-
-  def where(self, name: str = "") -> str:
-    """The path or URL of a file in it, or of itself, for messages."""
-    return escaped(f"{self.place.rstrip('/')}/{name}" if name else self.place)
 
 
 def is_url(place: str | os.PathLike) -> bool:
@@ -93,7 +65,7 @@ def _remote(scheme: str, bucket: str, folder: str) -> Store:
     "client_options": {"timeout": "60s", "allow_http": True},
   }
   place = f"{scheme}://{bucket}/{folder}".rstrip("/")
-  with _errors(Store(place), "", "read"):
+  with store_errors(Store(place), "", "read"):
     if scheme == "gs":
       return Store(place, GCSStore(bucket, **options))
     if importlib.util.find_spec("boto3"):  # AWS's files, single sign-on
@@ -116,7 +88,7 @@ def listed(store: Store, below: str = "") -> dict[str, tuple[int, str]]:
   """As `sizes`, with what tells a file from a later one of its name."""
   found: dict[str, tuple[int, str]] = {}
   if store.remote is None:
-    with _errors(store, below, "list"):
+    with store_errors(store, below, "list"):
       files.walk(store.folder / below, below, found)
   else:
     import obstore
@@ -130,7 +102,8 @@ def listed(store: Store, below: str = "") -> dict[str, tuple[int, str]]:
 
 
 def _version(found: Any) -> str:
-  return str(found.get("e_tag") or found["last_modified"])
+  # Some stores quote it in one answer, and not in another.
+  return str(found.get("e_tag") or found["last_modified"]).strip('"')
 
 
 def state(store: Store, name: str) -> tuple[int, str]:
@@ -235,7 +208,7 @@ def remove(store: Store, names: Sequence[str]) -> None:
   for name in names:
     with contextlib.suppress(FileNotFoundError):
       if store.remote is None:
-        with _errors(store, name, "remove"):
+        with store_errors(store, name, "remove"):
           (store.folder / name).unlink()
       else:
         import obstore
@@ -280,8 +253,10 @@ def seekable(place: str, name: str) -> BinaryIO:
 class _Remote(io.RawIOBase):
   """Reads ranges of an object."""
 
+  mode = "rb"
+
   def __init__(self, store: Store, name: str):
-    self._store, self._name, self._at = store, name, 0
+    self._store, self.name, self._at = store, name, 0
     try:
       self._size, _ = state(store, name)
     except FileNotFoundError as e:
@@ -300,7 +275,7 @@ class _Remote(io.RawIOBase):
   def readinto(self, buffer: Any) -> int:
     size = max(0, min(len(buffer), self._size - self._at))
     if size:
-      data, _ = read_range(self._store, self._name, self._at, size)
+      data, _ = read_range(self._store, self.name, self._at, size)
       buffer[: len(data)] = data
       self._at += len(data)
     return size
@@ -310,69 +285,10 @@ def _ask(store: Store, name: str, action: str, call: Callable[[], _T]) -> _T:
   """Calls a store, and again where the answer was cut or did not come."""
   for wait in (*_WAITS, None):
     try:
-      with _errors(store, name, action):
+      with store_errors(store, name, action):
         return call()
     except RunError:
       if wait is None:
         raise
     time.sleep(wait)
   raise AssertionError
-
-
-@contextlib.contextmanager
-def _errors(store: Store, name: str, action: str) -> Iterator[None]:
-  """Says in one line what a disk or a store refuses.
-
-  Raises:
-    FileNotFoundError, FileExistsError: as of a disk.
-    InputError: no permission, no credentials, no bucket.
-    RunError: what may go well another time.
-  """
-  try:
-    yield
-  except (FileNotFoundError, FileExistsError, InputError, RunError):
-    raise
-  except OSError as e:
-    raise InputError(
-      f"{store.where(name)}: cannot {action} it: {e.strerror or e}."
-    ) from e
-  except Exception as e:
-    raise _refusal(e, store, name, action) from e
-
-
-def _refusal(error: Any, store: Store, name: str, action: str) -> Exception:
-  from obstore import exceptions
-
-  where = store.where(name)
-  url = URL.fullmatch(store.place)
-  scheme, bucket = (url[1], url[2]) if url else ("s3", "")
-  if not isinstance(error, exceptions.BaseError):
-    return error
-  if isinstance(error, exceptions.NotFoundError) and action in "read remove":
-    return FileNotFoundError(where)
-  if isinstance(
-    error, exceptions.AlreadyExistsError | exceptions.PreconditionError
-  ):
-    return FileExistsError(where)
-  reason = str(error).split("\n")[0]  # The rest is for debugging, and long.
-  if isinstance(
-    error,
-    exceptions.PermissionDeniedError | exceptions.UnauthenticatedError,
-  ) or re.search("40[13] (Forbidden|Unauthorized)", reason):
-    return InputError(
-      f"{where}: these credentials lack the permission"
-      f" {PERMISSIONS[action][scheme]}; grant it, or log in as for the store's"
-      " own tools."
-    )
-  if isinstance(error, exceptions.NotFoundError) or "404 Not Fo" in reason:
-    return InputError(f"{scheme}://{bucket}: there is no such bucket.")
-  if "169.254.169.254" in reason or "metadata.google" in reason:
-    # Where virtual machines have theirs; it is asked last.
-    return InputError(
-      f"{scheme}://{bucket}: no credentials were found; log in as for the"
-      " store's own tools, or set their environment variables."
-    )
-  return RunError(
-    f"{where}: {escaped(reason)[:300]}; run the same command again (what is"
-    " finished is kept)."
-  )

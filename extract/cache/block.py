@@ -1,6 +1,8 @@
-"""One record of a shard: a block of rows as a `tf.Example`, and back."""
+"""Records of a shard, blocks of rows, and what TFDS is told of them."""
 
 import functools
+import pathlib
+import tempfile
 from typing import Any, cast
 
 import numpy as np
@@ -8,6 +10,7 @@ from jaxtyping import Float, Float32
 
 from oneshot_dp.extract.cache.format import CacheInfo, Rows
 
+_TFDS_FILES = ("dataset_info.json", "features.json")
 JOB_COLUMN = "job"
 """In each record, beside the columns: the digest of its job, 32 bytes."""
 
@@ -102,3 +105,46 @@ def stored_norm(
     width -= half
   with np.errstate(over="ignore"):
     return np.sqrt(total[:, 0]).astype(np.float32)
+
+
+def tfds_files(info: CacheInfo) -> dict[str, bytes]:
+  """The metadata files of TFDS, to which a block is an example."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import dataset_info
+
+  described = tfds.core.DatasetInfo(
+    builder=dataset_info.DatasetIdentity(
+      name=info.tfds_name,
+      version=tfds.core.Version("1.0.0"),
+      data_dir="",
+      module_name="",
+    ),
+    features=tfds.features.FeaturesDict(
+      {
+        name: tfds.features.Tensor(
+          shape=(None, *shape), dtype=dtype.type, encoding="bytes"
+        )
+        for name, (dtype, shape) in info.columns().items()
+      }
+    ),
+  )
+  described.set_file_format("array_record")
+  template = tfds.core.ShardedFileTemplate(
+    data_dir="",
+    dataset_name=info.tfds_name,
+    split=info.tfds_split,
+    filetype_suffix="array_record",
+  )
+  split = tfds.core.SplitInfo(
+    name=info.tfds_split,
+    shard_lengths=[shard.blocks for shard in info.shards],
+    num_bytes=sum(shard.bytes for shard in info.shards),
+    filename_template=template,
+  )
+  described.set_splits(tfds.core.SplitDict([split]))
+  # It writes to folders only; of mode 0700, as bytes and blocks are private.
+  with tempfile.TemporaryDirectory() as folder:
+    described.write_to_directory(folder)
+    return {
+      name: pathlib.Path(folder, name).read_bytes() for name in _TFDS_FILES
+    }

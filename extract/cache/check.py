@@ -9,13 +9,12 @@ import numpy as np
 
 from oneshot_dp.configs.errors import escaped
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.cache.block import stored_norm
+from oneshot_dp.extract.cache.block import stored_norm, tfds_files
 from oneshot_dp.extract.cache.format import (
   BLOCK_ROWS,
   CacheInfo,
   Rows,
   Shard,
-  tfds_files,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache, read_shard

@@ -15,9 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-import pathlib
 import re
-import tempfile
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -35,7 +33,6 @@ from oneshot_dp.configs.extract_config import (
 
 FORMAT_VERSION = 3
 INFO_FILE = "cache_info.json"
-TFDS_FILES = ("dataset_info.json", "features.json")
 BLOCK_ROWS = 256
 """One record per row would read at a tenth of the speed of the disk."""
 MOST_SHARD_ROWS = 1 << 16
@@ -277,46 +274,3 @@ def _identifier(text: str, prefix: str) -> str:
   """A name that TFDS accepts: lower-case ASCII, a letter first."""
   name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:100]
   return name if name[:1].isalpha() else f"{prefix}_{name}".rstrip("_")
-
-
-def tfds_files(info: CacheInfo) -> dict[str, bytes]:
-  """The metadata files of TFDS, to which a block is an example."""
-  import tensorflow_datasets as tfds
-  from tensorflow_datasets.core import dataset_info
-
-  described = tfds.core.DatasetInfo(
-    builder=dataset_info.DatasetIdentity(
-      name=info.tfds_name,
-      version=tfds.core.Version("1.0.0"),
-      data_dir="",
-      module_name="",
-    ),
-    features=tfds.features.FeaturesDict(
-      {
-        name: tfds.features.Tensor(
-          shape=(None, *shape), dtype=dtype.type, encoding="bytes"
-        )
-        for name, (dtype, shape) in info.columns().items()
-      }
-    ),
-  )
-  described.set_file_format("array_record")
-  template = tfds.core.ShardedFileTemplate(
-    data_dir="",
-    dataset_name=info.tfds_name,
-    split=info.tfds_split,
-    filetype_suffix="array_record",
-  )
-  split = tfds.core.SplitInfo(
-    name=info.tfds_split,
-    shard_lengths=[shard.blocks for shard in info.shards],
-    num_bytes=sum(shard.bytes for shard in info.shards),
-    filename_template=template,
-  )
-  described.set_splits(tfds.core.SplitDict([split]))
-  # It writes to folders only; of mode 0700, as bytes and blocks are private.
-  with tempfile.TemporaryDirectory() as folder:
-    described.write_to_directory(folder)
-    return {
-      name: pathlib.Path(folder, name).read_bytes() for name in TFDS_FILES
-    }

@@ -18,13 +18,13 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.cache.block import tfds_files
 from oneshot_dp.extract.cache.format import (
   DTYPES,
   INFO_FILE,
   CacheInfo,
   Rows,
   Shard,
-  tfds_files,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache, read_shard

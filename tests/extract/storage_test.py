@@ -71,6 +71,7 @@ def real_server(scheme, folder):
   s3 = ["--quiet", "--keep-alive", "--port", address]
   gs = ["-backend", "filesystem", "-filesystem-root", folder / "objects"]
   gs += ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+  gs += ["-public-host", address]
   words = {"s3": [*s3, "posix", folder / "objects"], "gs": gs}[scheme]
   with (folder / "log").open("w") as log:
     process = subprocess.Popen(

@@ -1,0 +1,68 @@
+"""The image of Beam's workers is made of what is pinned and tested here."""
+
+import importlib.metadata
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+TEXT = (ROOT / "extract" / "Dockerfile").read_text()
+
+
+def steps() -> list[tuple[str, str]]:
+  """Instruction and arguments of each step, as Docker reads them."""
+  lines = [line for line in TEXT.splitlines() if not line.startswith("#")]
+  joined = re.sub(r" *\\\n *", " ", "\n".join(lines))
+  return [tuple(line.split(" ", 1)) for line in joined.splitlines() if line]
+
+
+def test_every_step_is_one_that_docker_has():
+  known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "LABEL"}
+  assert {name for name, _ in steps()} == known
+  assert [n for n, _ in steps()][:2] == ["ARG", "FROM"]
+  assert dict(steps())["COPY"] == ". ."
+
+
+def test_beam_is_the_one_of_the_lock():
+  version = importlib.metadata.version("apache-beam")
+  assert dict(steps())["ARG"] == f"BEAM={version}"
+  lock = (ROOT / "requirements.lock").read_text()
+  assert f"\napache-beam=={version}" in lock
+
+
+def test_packages_are_installed_as_the_makefile_does(tmp_path):
+  make = (ROOT / "Makefile").read_text().replace("$(", "(")
+  (run,) = (words for name, words in steps() if name == "RUN")
+  for step in run.split(" && "):
+    if step.startswith("sed"):
+      expression = re.search("'.*'", step)
+      assert expression is not None
+      assert expression[0] in make
+      (tmp_path / "requirements.lock").write_text(
+        (ROOT / "requirements.lock").read_text()
+      )
+      subprocess.run(step, shell=True, cwd=tmp_path, check=True)
+      made = (tmp_path / step.split()[-1]).read_text()
+      assert made.startswith(("setuptools==", "#"))
+      assert "libtpu==" not in made
+    else:
+      assert step.startswith("pip install --no-cache-dir")
+      assert "--require-hashes" in step or step.endswith("--no-deps .") or (
+        step.endswith("--no-deps --no-build-isolation .")
+      )
+
+
+def test_the_pool_is_the_one_that_the_cluster_test_runs():
+  (label,) = (words for name, words in steps() if name == "LABEL")
+  command = label.partition("=")[2].strip('"').split()
+  assert command[:2] == ["python", "-m"]
+  pool = (pathlib.Path(__file__).parent / "worker_pool.py").read_text()
+  assert f"from {command[2]} import" in pool
+  told = subprocess.run(
+    [sys.executable, *command[1:3], "--help"],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert command[3].partition("=")[0] in told.stdout
