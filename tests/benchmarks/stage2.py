@@ -1,0 +1,188 @@
+"""Stage 2 at ImageNet size, as ratios of one run.
+
+    python tests/benchmarks/stage2.py [--rows 1281167] [--dir DIR]
+
+The exact class sum from cache files over reading the same rows; the noise and
+step of a head; a step of `auto` over its products in float64; three nested
+`auto` heads of 50,000 x 192, K = 10.
+"""
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.extract.cache.read import FeatureCache, open_cache
+from oneshot_dp.extract.cache.write import write_cache
+from oneshot_dp.linear_dp import statistics
+from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.data import Data, array_data
+from oneshot_dp.linear_dp.noise_source import NoiseSource
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.rows import rows_of
+from oneshot_dp.linear_dp.train import cost, rows_for, train
+
+_POOL_ROWS = 8192
+_REPEATS = 5
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--rows", type=int, default=1_281_167)
+  parser.add_argument("--dim", type=int, default=1280)
+  parser.add_argument("--classes", type=int, default=1000)
+  parser.add_argument("--dir", type=Path, help="keep the cache here")
+  args = parser.parse_args()
+  with tempfile.TemporaryDirectory() as temporary:
+    out = args.dir or Path(temporary) / "cache"
+    class_sums(synthetic_cache(out, args.rows, args.dim, args.classes))
+  for n, dim, classes in ((50_000, 192, 10), (20_000, 768, 100)):
+    step_of_auto(n, dim, classes)
+  nested_heads()
+
+
+def synthetic_cache(
+  out: Path, rows: int, dim: int, classes: int
+) -> FeatureCache:
+  """A float16 cache of random rows, made once."""
+  if out.exists():
+    return open_cache(out)
+  rng = np.random.default_rng(0)
+  pool = rng.standard_normal((_POOL_ROWS, dim), np.float32).astype(np.float16)
+
+  def blocks() -> Iterator[dict[str, np.ndarray]]:
+    for start in range(0, rows, _POOL_ROWS):
+      ids = np.arange(start, min(rows, start + _POOL_ROWS))
+      # Rows of a cache differ.
+      embedding = np.roll(pool, start // _POOL_ROWS, axis=1)[: len(ids)]
+      label = rng.integers(classes, size=len(ids), dtype=np.int32)
+      yield {"embedding": embedding, "label": label}
+
+  info = CacheInfo(
+    dataset="synthetic",
+    split="train",
+    source_num_examples=rows,
+    feature_dim=dim,
+    class_names=tuple(f"class {i}" for i in range(classes)),
+    backbone={"name": "synthetic"},
+    embedding_dtype="float16",
+  )
+  return write_cache(out, info, blocks())
+
+
+def class_sums(cache: FeatureCache) -> None:
+  info = cache.info
+  data = Data(
+    blocks=cache.blocks,
+    n=cache.n,
+    feature_dim=info.feature_dim,
+    num_classes=info.num_classes,
+  )
+
+  def read() -> None:
+    for block in cache.blocks():
+      block["embedding"].shape  # noqa: B018  (read and do nothing)
+
+  def summed() -> None:
+    rows = rows_of(data, most=1.0, power=2)
+    PrivateSums(None, 0.0).release("s", rows, statistics.class_sums, 1.0)
+
+  timed(summed)  # compiles, and fills the page cache
+  # Alternating, so that a noisy neighbour hits both alike.
+  pairs = [(timed(read), timed(summed)) for _ in range(_REPEATS)]
+  reads, sums = map(min, zip(*pairs, strict=True))
+  size = cache.n * info.feature_dim * 2
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+  print(
+    f"class sums of {cache.n:,} x {info.feature_dim}, K = {info.num_classes}:"
+    f" {sums:.2f} s; to read and do nothing {reads:.2f} s"
+    f" ({size / reads / 1e9:.2f} GB/s); ratio best {sums / reads:.2f}, median"
+    f" pair {np.median([s / r for r, s in pairs]):.2f}; {peak:.2f} GB at most"
+  )
+  rows = rows_of(data, most=1.0, power=2)
+  PrivateSums(None, 0.0).release("s", rows, statistics.class_sums, 1.0)
+
+  def noise() -> None:  # rows remember their sum
+    sums = PrivateSums(NoiseSource(), 1.0)
+    sums.release("s", rows, statistics.class_sums, 1.0)
+
+  print(f"noise of a head {min(timed(noise) for _ in range(3)):.2f} s")
+
+
+def step_of_auto(n: int, dim: int, classes: int) -> None:
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((n, dim)).astype(np.float16)
+  data = array_data(x, rng.integers(0, classes, n), num_classes=classes)
+  rows = rows_of(data).kept()
+  kernel, step = statistics.integer_kernel(rng.standard_normal((dim, classes)))
+  with jax.enable_x64(True):
+    chunks = [
+      (c.row.astype(jnp.float64), jnp.ones((len(c.label), classes)))
+      for c in rows.chunks()
+    ]
+    # As XLA's CPU backend does them best.
+    product = jax.jit(lambda z, r, k: (z @ k, r.T @ z))
+    given = jnp.asarray(kernel)
+
+  def bare() -> None:
+    with jax.enable_x64(True):
+      jax.block_until_ready([product(*chunk, given) for chunk in chunks])
+
+  def gradient() -> None:
+    PrivateSums(None, 0.0).release(
+      "g", rows, statistics.residual, 1.0, kernel, step, 0.03, once=True
+    )
+
+  bare(), gradient()
+  pairs = [(timed(bare), timed(gradient)) for _ in range(3 * _REPEATS)]
+  products, steps = map(min, zip(*pairs, strict=True))
+  print(
+    f"a step of auto, {n:,} x {dim}, K = {classes}: {1e3 * steps:.0f} ms; its"
+    f" two products in float64 {1e3 * products:.0f} ms; ratio best"
+    f" {steps / products:.2f}"
+  )
+
+
+def nested_heads() -> None:
+  rng = np.random.default_rng(0)
+  n, dim, classes, epsilons = 50_000, 192, 10, (0.25, 1.0, 8.0)
+  label = rng.integers(0, classes, n)
+  centres = rng.standard_normal((classes, dim))
+  x = (centres[label] + 3 * rng.standard_normal((n, dim))).astype(np.float16)
+  mu_squared(1.0, 1e-5)  # imports
+
+  def sweep() -> None:
+    rows = rows_for(array_data(x, label, num_classes=classes), "auto")
+    paid = cost(epsilons, 1e-5)
+    heads = train(
+      rows,
+      head="auto",
+      epsilons=epsilons,
+      delta=1e-5,
+      paid=paid,
+      source=NoiseSource(),
+    )
+    assert len(list(heads)) == len(epsilons)
+
+  first, again = timed(sweep), timed(sweep)
+  print(
+    f"three nested auto heads of {n:,} x {dim}, K = {classes}: {first:.2f} s"
+    f" in a fresh process, {again:.2f} s once it is compiled"
+  )
+
+
+def timed(work: Callable[[], None]) -> float:
+  start = time.perf_counter()
+  work()
+  return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+  main()
