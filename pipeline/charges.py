@@ -12,16 +12,10 @@ import numpy as np
 from jaxtyping import UInt64
 
 from oneshot_dp.configs.errors import InputError, check_name
-from oneshot_dp.linear_dp.accounting import (
-  added_up,
-  epsilon_of,
-  mu_squared,
-  printable,
-)
+from oneshot_dp.linear_dp import accounting
 
 MOST_KEYS = 1 << 22
-_LEAST_EPSILON = 1e-6
-"""Less than this is nothing left."""
+_LEAST_EPSILON = 1e-6  # less is nothing
 Keys = Mapping[str, UInt64[np.ndarray, " keys"]]
 """What rows are known by: keys of "image", "direction" and "unit", sorted, each
 once. Of more than 2²² the smallest are kept, a sample, since keys are hashes.
@@ -29,21 +23,13 @@ Private."""
 
 
 class Charge(NamedTuple):
-  """What is about to be released, and what it costs.
+  """What is about to be released, and what it costs."""
 
-  Attributes:
-    what: in words, for people.
-    mu2: μ², exact where it is a fraction; None is NOT PRIVATE.
-    unit: what is protected.
-    delta: at which its ε is stated.
-    came_from: the charge of the head that this one goes on from, if any.
-  """
-
-  what: str
-  mu2: Fraction | float | None
+  what: str  # in words, for people
+  mu2: Fraction | float | None  # μ², exact as a fraction; None is NOT PRIVATE
   unit: str = "example"
-  delta: float | None = None
-  came_from: str | None = None
+  delta: float | None = None  # at which its ε is stated
+  came_from: str | None = None  # the charge of the head that it goes on from
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,10 +55,10 @@ class Cap(NamedTuple):
 
   @property
   def mu2(self) -> Fraction:
-    return Fraction(mu_squared(*self))
+    return Fraction(accounting.mu_squared(*self))
 
   def __str__(self) -> str:
-    return "epsilon {} at delta {}".format(*map(printable, self))
+    return "epsilon {} at delta {}".format(*map(accounting.printable, self))
 
 
 class Known(NamedTuple):
@@ -92,28 +78,25 @@ class Left(NamedTuple):
 class Entry(
   msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-  """A row of a ledger; of a kind it has the fields named there.
-
-  PRIVATE are `asked` and the keys of rows.
-  """
+  """A row of a ledger. PRIVATE are `asked` and the keys of rows."""
 
   kind: Literal["charge", "cap", "left", "rows"]
   time: str
   dataset: str = ""  # of a charge, a cap, rows
-  id: str = ""  # of a charge, random
+  id: str = ""  # of a charge, as all down to `asked`; random
   what: str = ""
   mu2: (
     Annotated[str, msgspec.Meta(pattern="^[0-9]+(/[1-9][0-9]*)?$")] | None
   ) = None
   unit: str = ""
-  delta: float | None = None  # of a charge, a cap
+  delta: float | None = None  # of a cap, too
   came_from: str | None = None
   run: str = ""
   asked: dict[str, Any] = {}
   epsilon: float = 0.0  # of a cap
   charges: tuple[str, ...] = ()  # for which something left
   heads: dict[str, Left] = {}  # that left, by the SHA-256 of their weights
-  of: str = ""  # which keys of rows these are
+  of: str = ""  # which keys of rows lie beside it
   keys_sha256: str = ""
 
 
@@ -134,29 +117,25 @@ def cap_of(entries: Iterable[Entry]) -> Cap | None:
   return caps[-1] if caps else None
 
 
-def epsilon_spent(mu2: Fraction, delta: float) -> float:
-  """ε of what was spent, rounded up."""
-  return epsilon_of(added_up([mu2]), delta) if mu2 else 0.0
-
-
 def epsilon_left(mu2: Fraction, delta: float) -> float:
   """The largest ε, in five digits, that costs no more than is left; or 0."""
   if mu2 <= 0:
     return 0.0
   down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
-  # A little more, for the roundings on the way here; what is then too much by
-  # a rounding is found by asking.
-  epsilon = down.create_decimal(epsilon_of(float(mu2), delta) * (1 + 1e-8))
+  # A little more, for roundings; what is then too much is found by asking.
+  most = accounting.epsilon_of(float(mu2), delta) * (1 + 1e-8)
+  epsilon = down.create_decimal(most)
   while epsilon >= _LEAST_EPSILON:
-    if mu_squared(float(epsilon), delta) <= mu2:
+    if accounting.mu_squared(float(epsilon), delta) <= mu2:
       return float(epsilon)
     epsilon = down.next_minus(epsilon)
   return 0.0
 
 
-def left_in_words(epsilon: float, delta: float) -> str:
-  """What `epsilon_left` gives, for people."""
-  left = f"one release of epsilon {epsilon:g} at delta {printable(delta)}"
+def left_in_words(mu2: Fraction, delta: float) -> str:
+  """What is left, for people."""
+  epsilon, at = epsilon_left(mu2, delta), accounting.printable(delta)
+  left = f"one release of epsilon {epsilon:g} at delta {at}"
   return f"{left if epsilon else 'nothing'} is left"
 
 
@@ -164,12 +143,12 @@ def check_affordable(
   dataset: str, entries: Sequence[Entry], charges: Sequence[Charge]
 ) -> None:
   """Refuses what would break the cap of a data set, or has another unit."""
-  old = {each.unit for each in entries if each.kind == "charge"}
-  if other := old - {each.unit for each in charges}:
+  units = {each.unit for each in charges}
+  if other := {e.unit for e in entries if e.kind == "charge"} - units:
     raise InputError(
-      f"{dataset!r} was charged per {min(other)}, and this is per"
-      f" {charges[0].unit}: costs of two units do not add up, so what is"
-      " protected is settled by the first charge; use a cache of that unit."
+      f"{dataset!r} was charged per {min(other)}, and this is per {min(units)}:"
+      " what is protected is settled by the first charge; use a cache of that"
+      " unit."
     )
   if (cap := cap_of(entries)) is None:
     return
@@ -181,8 +160,8 @@ def check_affordable(
     )
   left = cap.mu2 - spent(entries)
   if sum(Fraction(each.mu2 or 0) for each in charges) > left:
-    rest = left_in_words(epsilon_left(left, cap.delta), cap.delta)
     raise InputError(
-      f"{asked} would break the cap of {dataset!r}, {cap}: {rest}; ask for"
-      " less, or raise the cap for all to see with `oneshot-dp budget`."
+      f"{asked} would break the cap of {dataset!r}, {cap}:"
+      f" {left_in_words(left, cap.delta)}; ask for less, or raise the cap for"
+      " all to see with `oneshot-dp budget`."
     )

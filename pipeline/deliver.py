@@ -39,7 +39,7 @@ def deliver_once(
   *,
   asked: Mapping[str, Any],
   room: int = 0,
-) -> list[str]:
+) -> None:
   """Charges, trains, notes what leaves, shows it; or goes on where one stopped.
 
   Args:
@@ -52,26 +52,22 @@ def deliver_once(
     asked: all that makes it this run and no other.
     room: bytes that the disk must have, which is tried before the charge.
 
-  Returns:
-    The charges' ids.
-
   Raises:
     InputError: something is at `out`, or another run is writing it; or the
       ledger refuses. Nothing is left behind, nothing was charged.
     RunError: the disk refuses.
   """
   with alone(out) as (place, whole):
+    with disk_errors(out), (whole.parent / "room").open("wb") as file:
+      if room:
+        os.posix_fallocate(file.fileno(), 0, room)
+      os.unlink(file.name)
     left = _heads_in(whole)
-    if left and ledger.was_delivered(place, left, bills, asked):
-      ids = [each.charge for each in left.values()]
-    else:
-      shutil.rmtree(whole, ignore_errors=True)  # a killed run's: nobody saw it
-      with disk_errors(out), (whole.parent / "room").open("wb") as file:
-        if room:
-          os.posix_fallocate(file.fileno(), 0, room)
-        os.unlink(file.name)
-      ids = ledger.charge(bills, place, asked)
+    ids = ledger.charge(bills, place, asked, left)
+    of = {each.charge for each in left.values()}
+    if not (left.items() <= ledger.heads().items() and of and of <= {*ids}):
       try:
+        shutil.rmtree(whole, ignore_errors=True)  # a killed run's, never seen
         whole.mkdir()  # in a folder of mode 0700, so that it has its final mode
         train(whole, ids)
         with disk_errors(out):
@@ -91,13 +87,11 @@ def deliver_once(
       whole.rename(place)
     with contextlib.suppress(OSError):  # it is there, if not for a power cut
       sync(place.parent)
-  return ids
 
 
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[tuple[Path, Path]]:
   """The place that `out` means, and one in a folder beside it to be renamed."""
-  taken = InputError(f"{out} is there already; name another place.")
   try:
     place = Path() if is_url(str(out)) else out.resolve()
   except (OSError, RuntimeError):  # a loop of links
@@ -106,6 +100,7 @@ def alone(out: Path) -> Iterator[tuple[Path, Path]]:
     raise InputError(f"{out} is no place on a disk; name another.")
   missing = [p for p in place.parents if not p.exists()]
   work = place.with_name(f".{place.name}.unfinished")
+  taken = InputError(f"{out} is there already; name another place.")
   with disk_errors(out):
     if os.path.lexists(place) and not work.exists():
       raise taken
@@ -130,18 +125,18 @@ def _locked(work: Path, out: Path) -> int:
     work.mkdir(mode=0o700, exist_ok=True)
     if work.is_symlink() or work.stat().st_uid != os.geteuid():
       raise InputError(f"{work} is somebody else's; name another place.")
-    with contextlib.ExitStack() as stack:
+    with (
+      contextlib.suppress(FileNotFoundError),  # it was just removed
+      open(work / "lock", "ab") as file,
+    ):
       try:
-        file = stack.enter_context(open(work / "lock", "ab"))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
-          return os.dup(file.fileno())
-      except FileNotFoundError:  # it was just removed
-        continue
       except BlockingIOError:
         raise InputError(
           f"another run is writing {out}; wait for it, or name another place."
         ) from None
+      if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+        return os.dup(file.fileno())
 
 
 def _heads_in(folder: Path) -> dict[str, Left]:
@@ -157,13 +152,9 @@ def _heads_in(folder: Path) -> dict[str, Left]:
 
 
 def _settle(directory: Path, *, keep_from_others: bool) -> None:
-  """Puts a directory and all that is in it on the disk.
-
-  What shows a result that is NOT PRIVATE gets mode 0700, and its files 0600.
-  """
+  """Puts all of it on the disk; what is not for others gets 0700 and 0600."""
   for folder, _, names in os.walk(directory, topdown=False):
-    for path, mode in (*((Path(folder, n), 0o600) for n in names),
-                       (Path(folder), 0o700)):  # fmt: skip
+    for path in *(Path(folder, name) for name in names), Path(folder):
       if keep_from_others:
-        path.chmod(mode)
+        path.chmod(0o700 if path.is_dir() else 0o600)
       sync(path)

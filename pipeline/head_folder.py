@@ -44,18 +44,13 @@ _BESIDES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SavedHead:
-  """A head read back from disk; its files belong together.
-
-  Attributes:
-    receipt: "stated" and "follows"; receipt_sha256 is of the file's bytes.
-    state: see `TrainedHead`.
-  """
+  """A head read back from disk; its files belong together."""
 
   path: Path
   head: LinearHead
-  receipt: dict[str, Any]
-  receipt_sha256: str
-  state: Mapping[str, np.ndarray]
+  receipt: dict[str, Any]  # "stated" and "follows"
+  receipt_sha256: str  # of the file's bytes
+  state: Mapping[str, np.ndarray]  # see `TrainedHead`
 
   @property
   def stated(self) -> dict[str, Any]:
@@ -68,23 +63,17 @@ class SavedHead:
   @property
   def trained(self) -> TrainedHead:
     """As `train` made it; its ε is that of all its releases."""
-    return TrainedHead(
-      head=self.head,
-      epsilon=self.receipt["follows"]["epsilon"],
-      mu_squared=self.receipt["follows"]["mu_squared"],
-      name=self.stated["head"],
-      draw=0,
-      releases=tuple(
-        Release(each["name"], tuple(each["shape"]), each["noise_multiplier"])
-        for each in self.stated["releases"]
-        for _ in range(each["count"])
-      ),
-      state=self.state,
-      **{
-        of: self.stated[of]
-        for of in ("delta", "options", "noise_source", "private")
-      },
+    names = "delta", "options", "noise_source", "private"
+    fields = {name: self.stated[name] for name in names}
+    for name in "epsilon", "mu_squared":
+      fields[name] = self.receipt["follows"][name]
+    fields["releases"] = tuple(
+      Release(each["name"], tuple(each["shape"]), each["noise_multiplier"])
+      for each in self.stated["releases"]
+      for _ in range(each["count"])
     )
+    of = {"head": self.head, "state": self.state, "name": self.stated["head"]}
+    return TrainedHead(**of, draw=0, **fields)
 
   def before(self) -> Before:
     """What a head of a larger ε goes on from."""
@@ -107,15 +96,12 @@ def write_head(
     safetensors.numpy.save({k: np.array(v, order="C") for k, v in of.items()})
     for of in ({"kernel": head.kernel, "bias": head.bias}, trained.state)
   )
-  receipt = make_receipt(
-    trained,
-    info,
-    part,
-    charge=charge,
-    went_on_from=went_on_from,
-    weights_sha256=_sha256(weights),
-    releases_sha256=_sha256(state),
-  )
+  more = {"charge": charge, "went_on_from": went_on_from}
+  more |= {
+    "weights_sha256": _sha256(weights),
+    "releases_sha256": _sha256(state),
+  }
+  receipt = make_receipt(trained, info, part, **more)
   folder.mkdir(parents=True, exist_ok=True)
   folder.chmod(folder.stat().st_mode if trained.private else 0o700)
   for name, content in {
@@ -142,10 +128,8 @@ def read_head(path: str | os.PathLike) -> SavedHead:
   """
   folder = Path(path)
   if not os.path.lexists(folder / RECEIPT_FILE):
-    raise InputError(
-      f"{folder} is not a head: it has no {RECEIPT_FILE}; give a folder that"
-      " `oneshot-dp train` or `sweep` wrote."
-    )
+    said = f"{folder} is not a head: it has no {RECEIPT_FILE}"
+    raise InputError(f"{said}; give a folder that `oneshot-dp train` wrote.")
   content = _content(folder / RECEIPT_FILE, _MOST_RECEIPT)
   try:
     receipt = msgspec.json.decode(content)
@@ -192,10 +176,7 @@ def save_head(
   split: str = "train",
   backbone: str = "imported features",
 ) -> None:
-  """Writes a head as `oneshot-dp train` does, with its receipt and card.
-
-  The receipt says that no ledger was charged, and `oneshot-dp verify` repeats
-  it. A head that is NOT PRIVATE is written for its owner only (0700, 0600).
+  """Writes a head as `oneshot-dp train` does; in no ledger, as it says.
 
   >>> import tempfile
   >>> import numpy as np
@@ -215,23 +196,17 @@ def save_head(
     directory: one that is not there yet.
     dataset: public name of the private data.
     split: public name of its split.
-    backbone: what made the embeddings; the head fits caches with the same name
-      and d.
+    backbone: what made the embeddings; the head fits caches of that name.
 
   Raises:
     InputError: `directory` holds something, or a name is none.
     RunError: the disk refuses it.
   """
-  info = CacheInfo(
-    dataset=dataset,
-    split=split,
-    source_num_examples=head.num_examples,
-    feature_dim=head.head.feature_dim,
-    class_names=head.class_names,
-    num_classes_source=head.num_classes_source,
-    backbone={"name": backbone},
-    unit=head.privacy_unit,
-  )
+  of = {"class_names": head.class_names, "unit": head.privacy_unit}
+  of |= {"num_classes_source": head.num_classes_source}
+  of |= {"source_num_examples": head.num_examples, "split": split}
+  of |= {"feature_dim": head.head.kernel.shape[0], "dataset": dataset}
+  info = CacheInfo(backbone={"name": backbone}, **of)
   with alone(Path(directory)) as (place, whole):
     try:
       write_head(whole, head.trained, info)
@@ -242,22 +217,17 @@ def save_head(
 
 
 def load_head(directory: str | os.PathLike) -> PrivateHead:
-  """Reads a head that `save_head`, `oneshot-dp train` or `sweep` wrote.
+  """Reads a head that `save_head` or `oneshot-dp train` wrote.
 
-  Its receipt is computed anew, as by `oneshot-dp verify`. `is_charged` of what
-  is returned says whether the receipt names a ledger's charge.
-
-  Raises:
-    InputError: there is no head, or it is not what its receipt says.
+  InputError: there is none, or it is not what its receipt says. `is_charged`
+  says whether that names a ledger's charge.
   """
   saved = read_head(directory)
   names = "num_examples", "num_classes_source", "privacy_unit"
-  return PrivateHead(
-    trained=saved.trained,
-    class_names=tuple(saved.stated["class_names"]),
-    is_charged=saved.stated["charge"] is not None,
-    **{name: saved.stated[name] for name in names},
-  )
+  more = {name: saved.stated[name] for name in names}
+  more["class_names"] = tuple(saved.stated["class_names"])
+  more["is_charged"] = saved.stated["charge"] is not None
+  return PrivateHead(trained=saved.trained, **more)
 
 
 def _content(path: Path, most_bytes: int) -> bytes:

@@ -22,25 +22,12 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError, check_name
 from oneshot_dp.extract.storage import is_url
-from oneshot_dp.pipeline.charges import (
-  Bill,
-  Cap,
-  Charge,
-  Entry,
-  Keys,
-  Known,
-  Left,
-  cap_of,
-  check_affordable,
-  sampled,
-  spent,
-)
+from oneshot_dp.pipeline import charges as of
+from oneshot_dp.pipeline.charges import Bill, Cap, Entry, Keys, Known, Left
 from oneshot_dp.pipeline.ledger_file import Entries, exists, transaction
 
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.read import FeatureCache
-
-__all__ = ["Bill", "Cap", "Charge", "Keys", "Known", "Ledger", "Left"]
 
 
 def default_ledger() -> Path:
@@ -65,16 +52,14 @@ class Ledger:
   the file was charged for is refused, be it one row, whichever backbone they
   came through. So what was spent on a row is under one name.
 
-  Formal guarantees: a charge returns only after it is on the disk
-  (`transaction`), and raises without a trace where it would break the cap. A
-  cap is a filter: set before the first release, it makes all that is released
-  (ε, δ)-DP together, however each release was chosen by those before it.
-  Source: Smith & Thakurta, "Fully Adaptive Composition for Gaussian
-  Differential Privacy" (2022). All methods raise as `transaction` does.
+  Formal guarantees: a charge returns only after it is on the disk, and raises
+  without a trace where it would break the cap. A cap is a filter: set before
+  the first release, it makes all that is released (ε, δ)-DP together, however
+  each release was chosen by those before it. Source: Smith & Thakurta, "Fully
+  Adaptive Composition for Gaussian Differential Privacy" (2022).
 
-  Args:
-    path: its file; None is `default_ledger()`.
-    wait: seconds until a file that another process writes to is called busy.
+  All methods raise as `transaction` does. `path` is its file, None that of
+  `default_ledger()`; `wait` seconds a busy one is waited for.
   """
 
   def __init__(self, path: Path | None = None, wait: float = 60.0):
@@ -90,45 +75,38 @@ class Ledger:
   def entries(self, dataset: str | None = None) -> list[Entry]:
     """Charges and caps, oldest first, of one data set or of all."""
     with self._open() as entries:
-      return [
-        each
-        for each in entries.all
-        if each.kind in ("charge", "cap") and dataset in (None, each.dataset)
-      ]
+      both = [e for e in entries.all if e.kind in ("charge", "cap")]
+    return [each for each in both if dataset in (None, each.dataset)]
 
   def heads(self) -> dict[str, Left]:
     """All heads that left, by the SHA-256 of their weights."""
     with self._open() as entries:
       return {k: v for e in entries.of("left") for k, v in e.heads.items()}
 
-  def paid(self, charge: str) -> list[Entry]:
+  def paid(self, charge: str | None) -> list[Entry]:
     """A charge, and those that it went on from."""
     by_id, chain = {each.id: each for each in self.entries()}, []
     while charge in by_id:  # one comes from an earlier one
       chain.append(by_id.pop(charge))
-      charge = chain[-1].came_from or ""
+      charge = chain[-1].came_from
     return chain
-
-  def spent(self, dataset: str) -> Fraction:
-    """Σμ² of all charges of a data set, NOT PRIVATE ones aside."""
-    return spent(self.entries(dataset))
 
   def set_cap(self, dataset: str, cap: Cap) -> list[str]:
     """Sets the cap from now on; returns what is to be said of that, if any."""
     check_name("dataset", dataset)
     most, said = cap.mu2, []  # refuses what is no guarantee
     with self._open(write=True) as entries:
-      charges, old = entries.of("charge", dataset), entries.of("cap", dataset)
+      charges = entries.of("charge", dataset)
+      old = of.cap_of(entries.of("cap", dataset))
       entries.add(Entry("cap", _now(), dataset, **cap._asdict()))
-    before = cap_of(old)
     unproven = "what was seen before may have led to it: no proven guarantee."
-    if before and (most > before.mu2 or cap.delta > before.delta):
-      said.append(f"THE CAP WAS RAISED, from {before} to {cap}; {unproven}")
-    elif not before and charges:
+    if old and (most > old.mu2 or cap.delta > old.delta):
+      said.append(f"THE CAP WAS RAISED, from {old} to {cap}; {unproven}")
+    elif not old and charges:
       said.append(f"the cap was set after the first release; {unproven}")
     if exposed := sum(each.mu2 is None for each in charges):
       said.append(f"{exposed} charges are NOT PRIVATE: no cap covers them.")
-    if spent(charges) > most:
+    if of.spent(charges) > most:
       said.append("more than this is spent already: nothing more is released.")
     return said
 
@@ -139,40 +117,51 @@ class Ledger:
         _check(entries, bills)
 
   def charge(
-    self, bills: Sequence[Bill], run: Path, asked: Mapping[str, Any]
+    self,
+    bills: Sequence[Bill],
+    run: Path,
+    asked: Mapping[str, Any],
+    heads: Mapping[str, Left] | None = None,
   ) -> list[str]:
     """Pays for a run, all or nothing, or finds it paid for.
 
     A run that was charged and stopped before anything left is found by where
-    its results go: it pays nothing, because nobody saw what it drew.
+    its results go: it pays nothing, because nobody saw what it drew. So is one
+    of which exactly these `heads` left.
 
     Args:
       bills: what it costs, of each data set.
       run: where its results go, without links.
-      asked: all that makes it this run.
+      asked: all that makes it this run; PRIVATE.
+      heads: what the last run into that place may have noted.
 
     Returns:
       The random id of each charge, in the order of the bills.
     """
-    asked, ids = _normal(asked, bills), []
+    rows = hashlib.sha256()
+    for bill in bills:
+      for kind, keys in sorted(bill.keys.items()):
+        rows.update(kind.encode() + keys.tobytes())
+    asked = json.loads(json.dumps({**asked, "rows": rows.hexdigest()}))
     with self._open(write=True) as entries:
-      if there := _unfinished(entries, run):
-        _check_same(run, there[0].asked, asked)
+      left = {i: e.heads for e in entries.of("left") for i in e.charges}
+      if there := [
+        each
+        for each in entries.of("charge")
+        if each.run == str(run)
+        and (each.id not in left or (heads and left[each.id] == heads))
+      ]:
+        was = there[-1].asked
+        if differ := [k for k in was | asked if was.get(k) != asked.get(k)]:
+          raise InputError(
+            f"a run into {run} was charged and not finished, and this is"
+            f" another by its {', '.join(differ)}: run the very same command,"
+            " which goes on without a new charge, or name another place."
+          )
         return [each.id for each in there]
       _check(entries, bills)
       known = {each.dataset for each in entries.of("charge")}
-      for bill in bills:
-        for each in bill.charges:
-          ids.append(secrets.token_hex(16))
-          cost = None if each.mu2 is None else str(Fraction(each.mu2))
-          of = {"id": ids[-1], "run": str(run), "asked": asked}
-          of |= each._asdict() | {"mu2": cost}
-          entries.add(Entry("charge", _now(), bill.dataset, **of))
-        for kind, keys in bill.keys.items():
-          old = entries.keys(bill.dataset, kind)
-          new = np.setdiff1d(sampled(keys), old, assume_unique=True)
-          if len(new):
-            entries.add(Entry("rows", _now(), bill.dataset, of=kind), new)
+      ids = [i for bill in bills for i in _add(entries, bill, str(run), asked)]
     for dataset in {bill.dataset for bill in bills} - known:
       self._say_first(dataset)
     return ids
@@ -194,27 +183,8 @@ class Ledger:
           "another run of the same command was faster, and its results left"
           " for this charge, which pays for one release: use those."
         )
-      of = {"charges": tuple(ids), "heads": dict(heads)}
-      entries.add(Entry("left", _now(), **of))
-
-  def was_delivered(
-    self,
-    run: Path,
-    heads: Mapping[str, Left],
-    bills: Sequence[Bill],
-    asked: Mapping[str, Any],
-  ) -> bool:
-    """Whether exactly these heads are what left for the last run into a place.
-
-    InputError: they are, and the run asked for something else.
-    """
-    with self._open() as entries:
-      of_run = [e for e in entries.of("charge") if e.run == str(run)]
-      left = [e for e in entries.of("left") if e.heads == dict(heads)]
-    if not (of_run and left and of_run[-1].id in left[-1].charges):
-      return False
-    _check_same(run, of_run[-1].asked, _normal(asked, bills))
-    return True
+      left = {"charges": tuple(ids), "heads": dict(heads)}
+      entries.add(Entry("left", _now(), **left))
 
   def shared(self, keys: Keys) -> dict[str, Known]:
     """Data set → how many of these rows it was charged for; for their holder.
@@ -234,9 +204,7 @@ class Ledger:
     try:
       usual = Ledger()
       if usual.path.resolve() != self.path.resolve() and usual.entries(dataset):
-        said = (
-          f"warning: {said}, and {usual.path} has others: is --ledger right?"
-        )
+        said = f"warning: {said}; {usual.path} has others: is --ledger right?"
     except (InputError, RunError, OSError, RuntimeError):
       pass  # there is no other ledger to speak of
     print(f"{said}; what was released before does not count", file=sys.stderr)
@@ -247,7 +215,7 @@ def keys_of(cache: "FeatureCache") -> Keys:
   from oneshot_dp.extract.cache.keys import row_keys
 
   keys = row_keys(cache)._asdict()
-  return {of: sampled(each) for of, each in keys.items() if len(each)}
+  return {kind: of.sampled(each) for kind, each in keys.items() if len(each)}
 
 
 def _check(entries: Entries, bills: Sequence[Bill]) -> None:
@@ -261,7 +229,7 @@ def _check(entries: Entries, bills: Sequence[Bill]) -> None:
           f" {other!r}, so that what is spent adds up, or leave them out."
         )
     paid = {each.id for each in entries.of("charge", bill.dataset)}
-    if not {c.came_from for c in bill.charges} <= paid | {None}:
+    if not {each.came_from for each in bill.charges} <= paid | {None}:
       raise InputError(
         f"the head to go on from was not charged here, to {bill.dataset!r}:"
         " name its ledger, or leave --from out."
@@ -269,46 +237,38 @@ def _check(entries: Entries, bills: Sequence[Bill]) -> None:
   for name in {bill.dataset for bill in bills}:
     old = entries.of("cap", name) + entries.of("charge", name)
     new = [c for bill in bills if bill.dataset == name for c in bill.charges]
-    check_affordable(name, old, new)
+    of.check_affordable(name, old, new)
+
+
+def _add(entries: Entries, bill: Bill, run: str, asked: Any) -> list[str]:
+  """Writes charges, and keys of rows that the data set did not have yet."""
+  ids = [secrets.token_hex(16) for _ in bill.charges]
+  for name, each in zip(ids, bill.charges, strict=True):
+    cost = None if each.mu2 is None else str(Fraction(each.mu2))
+    fields = each._asdict() | {"mu2": cost, "id": name}
+    fields |= {"run": run, "asked": asked, "dataset": bill.dataset}
+    entries.add(Entry("charge", _now(), **fields))
+  for kind, keys in bill.keys.items():
+    old = entries.keys(bill.dataset, kind)
+    new = np.setdiff1d(of.sampled(keys), old, assume_unique=True)
+    if len(new):
+      entries.add(Entry("rows", _now(), bill.dataset, of=kind), new)
+  return ids
 
 
 def _shared(entries: Entries, keys: Keys) -> dict[str, Known]:
   found = {}
-  for dataset in dict.fromkeys(each.dataset for each in entries.of("rows")):
-    counts = {
-      kind: len(np.intersect1d(sampled(of), entries.keys(dataset, kind), True))
-      for kind, of in keys.items()
+  for name in dict.fromkeys(each.dataset for each in entries.of("rows")):
+    counts = {"unit": 0, "image": 0} | {
+      kind: len(
+        np.intersect1d(of.sampled(each), entries.keys(name, kind), True)
+      )
+      for kind, each in keys.items()
     }
-    units = counts.pop("unit", 0)
-    if any(known := Known(max(counts.values(), default=0), units)):
-      found[dataset] = known
+    units = counts.pop("unit")
+    if any(known := Known(max(counts.values()), units)):
+      found[name] = known
   return found
-
-
-def _unfinished(entries: Entries, run: Path) -> list[Entry]:
-  """Charges of a run for which nothing left."""
-  done = {i for each in entries.of("left") for i in each.charges}
-  of = entries.of("charge")
-  return [e for e in of if e.run == str(run) and e.id not in done]
-
-
-def _normal(asked: Mapping[str, Any], bills: Sequence[Bill]) -> dict[str, Any]:
-  """What was asked, as JSON has it, and of which rows."""
-  digest = hashlib.sha256()
-  for bill in bills:
-    for kind, keys in sorted(bill.keys.items()):
-      digest.update(kind.encode() + keys.tobytes())
-  return json.loads(json.dumps({**asked, "rows": digest.hexdigest()}))
-
-
-def _check_same(run: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-  different = [k for k in {**before, **now} if before.get(k) != now.get(k)]
-  if different:
-    raise InputError(
-      f"a run into {run} was charged and not finished, and this is another by"
-      f" its {', '.join(different)}: run the very same command, which goes on"
-      " without a new charge, or name another place."
-    )
 
 
 def _now() -> str:

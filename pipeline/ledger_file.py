@@ -13,7 +13,6 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +30,9 @@ _SCHEMA = (
 )
 _FIRST = hashlib.sha256(b"oneshot-dp ledger").hexdigest()
 _DECODER = msgspec.json.Decoder(Entry)
-_OF_THE_FILE = sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, None
+_DAMAGED = (
+  *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, None),
+)
 _BUSY = sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED
 
 
@@ -58,12 +59,8 @@ class Entries:
 
   def of(self, kind: str, dataset: str | None = None) -> list[Entry]:
     """Those of a kind, and of a data set."""
-    names = dataset and {dataset}
-    return [
-      each
-      for each in self.all
-      if each.kind == kind and (names is None or each.dataset in names)
-    ]
+    of_kind = [each for each in self.all if each.kind == kind]
+    return [e for e in of_kind if dataset in (None, e.dataset)]
 
   def keys(self, dataset: str, of: str) -> UInt64[np.ndarray, " keys"]:
     """All keys of a kind that a data set was charged for."""
@@ -81,13 +78,14 @@ class Entries:
     self, entry: Entry, keys: UInt64[np.ndarray, " keys"] | None = None
   ) -> None:
     """Adds one, in a transaction that writes."""
-    assert self._db is not None
-    blob = None if keys is None else keys.astype("<u8").tobytes()
-    if blob is not None:
+    blob = None
+    if keys is not None:
+      blob = keys.astype("<u8").tobytes()
       entry = msgspec.structs.replace(entry, keys_sha256=_sha256(blob))
     text = msgspec.json.encode(entry).decode()
     self._digest = _sha256(f"{self._digest}\n{text}".encode())
     self.all.append(entry)
+    assert self._db is not None
     row = len(self.all), text, self._digest, blob
     self._db.execute("INSERT INTO entry VALUES (?, ?, ?, ?)", row)
     self._db.execute("UPDATE last SET seq = ?, digest = ?", row[::2])
@@ -132,7 +130,11 @@ def transaction(path: Path, *, write: bool, wait: float) -> Iterator[Entries]:
     ) as db:
       db.execute("PRAGMA trusted_schema = OFF")
       db.execute("PRAGMA synchronous = EXTRA")
-      _check_format(path, db)
+      ask = {of: db.execute(f"PRAGMA {of}").fetchone()[0] for of in _FORMAT}
+      tables = db.execute("SELECT sql FROM sqlite_master ORDER BY name")
+      if ask != _FORMAT or tables.fetchall() != [(sql,) for sql in _SCHEMA]:
+        raise damaged(path, "it is empty, or of another format or program")
+      db.execute("PRAGMA journal_mode = DELETE")
       db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
       if write:  # a read-only file is found out by a write alone
         db.execute("UPDATE last SET seq = seq")
@@ -141,12 +143,11 @@ def transaction(path: Path, *, write: bool, wait: float) -> Iterator[Entries]:
   except sqlite3.Error as error:
     code = getattr(error, "sqlite_errorcode", None)
     code = code and code & 0xFF  # of its kind
-    if code in _OF_THE_FILE or code == sqlite3.SQLITE_ERROR:
+    if code in _DAMAGED:
       raise damaged(path, str(error)) from error
+    said = f"cannot be read or written ({error}); mend the disk"
     if code in _BUSY:
       said = "is busy: another process is writing to it; try again"
-    else:
-      said = f"cannot be read or written ({error}); mend the disk"
     raise RunError(f"the ledger {path} {said}; nothing was charged.") from error
 
 
@@ -158,25 +159,14 @@ def damaged(path: Path, what: str) -> InputError:
   )
 
 
-def _check_format(path: Path, db: sqlite3.Connection) -> None:
-  """That it is a ledger, of this format, with nothing else in it."""
-  ask = {p: db.execute(f"PRAGMA {p}").fetchone()[0] for p in _FORMAT}
-  found = db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
-  if ask != _FORMAT or found != [(sql,) for sql in _SCHEMA]:
-    raise damaged(path, "it is empty, of another format, or of something else")
-  db.execute("PRAGMA journal_mode = DELETE")
-
-
 def _make(path: Path) -> None:
   """Puts an empty ledger there, whole, unless another process did."""
   with contextlib.closing(sqlite3.connect(":memory:")) as db:
-    for sql in _SCHEMA:
+    pragmas = [f"PRAGMA {name} = {value}" for name, value in _FORMAT.items()]
+    for sql in (*_SCHEMA, *pragmas, f"INSERT INTO last VALUES (0, '{_FIRST}')"):
       db.execute(sql)
-    db.execute("INSERT INTO last VALUES (0, ?)", (_FIRST,))
-    for name, value in _FORMAT.items():
-      db.execute(f"PRAGMA {name} = {value}")
     db.commit()
-    content: Any = db.serialize()
+    content = db.serialize()
   write_once(path.resolve(), content)  # so an empty file is never a new ledger
 
 

@@ -34,8 +34,8 @@ _OF_INFO = (
   *("dataset", "split", "feature_dim", "num_classes", "class_names"),
   *("num_classes_source", "backbone", "views", "backbone_fingerprint"),
 )
-_TOLERANCE = 1e-9
-"""Relative: processors may differ in the last bits of ε."""
+_NOTHING = {"format": FORMAT, "stated": 0, "follows": 0}
+_TOLERANCE = 1e-9  # relative: processors may differ in the last bits of ε
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None
@@ -51,25 +51,16 @@ class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """What nothing else tells.
+  """What nothing else tells."""
 
-  Attributes:
-    private: False for a baseline, and for noise from a seed.
-    num_examples: n, public; of a part of a cache the mean number of its rows.
-    input: what the kernel is multiplied with.
-    charge: the random id of what paid in the ledger; None where none did.
-    went_on_from: the charge of the head that it goes on from, whose releases
-      are among these.
-  """
-
-  private: bool
+  private: bool  # not of a baseline, nor of noise from a seed
   head: HeadName
   options: dict[str, Any]
   releases: tuple[Releases, ...]
   dataset: str
   split: str
   rows: str
-  num_examples: _Count
+  num_examples: _Count  # n, public; of a part of a cache the mean number
   feature_dim: _Count
   num_classes: _Count
   class_names: tuple[str, ...]
@@ -81,13 +72,13 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   views: dict[str, Any] | None
   cache_fingerprint: _Sha256
   backbone_fingerprint: _Sha256
-  input: Literal["embedding", "embedding at norm 1"]
+  input: Literal["embedding", "embedding at norm 1"]  # times the kernel
   delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None
   neighboring_relation: str
   accountant: str
   noise_source: str
-  charge: _Id
-  went_on_from: _Id
+  charge: _Id  # the random id of what paid in the ledger, if any did
+  went_on_from: _Id  # of another head, whose releases are among these
   weights_sha256: _Sha256
   releases_sha256: _Sha256
   libraries: dict[str, str]
@@ -127,23 +118,19 @@ def follows(stated: Mapping[str, Any]) -> dict[str, Any]:
 
       μ² = Σ count·σ⁻²,   σ = 1/μ,   ε = ε(μ², δ),   ε if replaced = ε(4μ², δ)
 
-  in fractions, rounded up; None where there is no noise. Another unit in a
-  unit's place changes two units: the same noise is worth half the σ.
+  to the safe side; None where there is no noise. Another unit in a unit's place
+  changes two units: the same noise is worth half the σ.
   """
+  names = "mu_squared", "noise_multiplier", "epsilon", "epsilon_if_replaced"
   if not stated["releases"]:
-    return dict.fromkeys(
-      ("mu_squared", "noise_multiplier", "epsilon", "epsilon_if_replaced")
-    )
+    return dict.fromkeys(names)
   mu2 = added_up(
     each["count"] / Fraction(each["noise_multiplier"]) ** 2
     for each in stated["releases"]
   )
-  return {
-    "mu_squared": mu2,
-    "noise_multiplier": mu2**-0.5 * (1 - 2**-50),
-    "epsilon": epsilon_of(mu2, stated["delta"]),
-    "epsilon_if_replaced": epsilon_of(4 * mu2, stated["delta"]),
-  }
+  epsilons = (epsilon_of(times * mu2, stated["delta"]) for times in (1, 4))
+  sigma = mu2**-0.5 * (1 - 2**-50)
+  return dict(zip(names, (mu2, sigma, *epsilons), strict=True))
 
 
 def check_receipt(receipt: Any) -> None:
@@ -153,17 +140,15 @@ def check_receipt(receipt: Any) -> None:
     InputError: it is no receipt of this version, or does not follow.
   """
   try:
-    found = receipt["follows"]
-    if [receipt["format"], {*receipt}] != [
-      FORMAT,
-      {"format", "stated", "follows"},
-    ]:
+    if {**receipt, "stated": 0, "follows": 0} != _NOTHING:
       raise ValueError("it is of another format")
     _check_stated(msgspec.convert(receipt["stated"], Stated))
-    derived = follows(receipt["stated"])
+    found, derived = receipt["follows"], follows(receipt["stated"])
     for name in {*found} | {*derived}:
-      if not _same(found[name], derived[name]):
-        raise ValueError(f"{name} is {found[name]!a:.30}, not {derived[name]}")
+      a, b = found[name], derived[name]
+      both = type(a) is type(b) is float
+      if not (math.isclose(a, b, rel_tol=_TOLERANCE) if both else a is b):
+        raise ValueError(f"{name} is {a!a:.30}, not {b}")
   except (ArithmeticError, LookupError, TypeError, ValueError) as error:
     raise InputError(
       f"the receipt is damaged or was edited: {str(error)!a:.300}."
@@ -201,9 +186,3 @@ def _check_stated(stated: Stated) -> None:
       raise ValueError(f"{name} is {getattr(stated, name)!a}, not {expected}")
   if (stated.delta is not None) != noisy:
     raise ValueError("delta is of noisy releases, and of nothing else")
-
-
-def _same(found: Any, expected: Any) -> bool:
-  if type(found) is type(expected) is float:
-    return math.isclose(found, expected, rel_tol=_TOLERANCE)
-  return type(found) is type(expected) and found == expected

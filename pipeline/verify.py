@@ -10,34 +10,27 @@ from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.files import open_regular
 from oneshot_dp.pipeline.card import NOT_PRIVATE
+from oneshot_dp.pipeline.charges import Left, spent
 from oneshot_dp.pipeline.deliver import WEIGHTS_FILE
 from oneshot_dp.pipeline.head_folder import SavedHead, read_head
-from oneshot_dp.pipeline.ledger import Ledger, Left
+from oneshot_dp.pipeline.ledger import Ledger
 
 _NOBODY = "nobody can tell from files alone that weights contain noise"
 
 
 class Verdict(NamedTuple):
-  """What was found about a head.
+  """What was found about a head."""
 
-  Attributes:
-    vouched: whether the ledger knows these very bytes; None: there is none.
-    said: for people; what the ledger says comes first.
-    faults: what is wrong with it, one line each.
-  """
-
-  vouched: bool | None
-  said: tuple[str, ...]
-  faults: tuple[str, ...]
+  vouched: bool | None  # the ledger knows these very bytes; None: there is none
+  said: tuple[str, ...]  # for people; what the ledger says comes first
+  faults: tuple[str, ...]  # one line each
 
 
 def verify_head(path: Path, ledger: Ledger) -> Verdict:
-  """Asks the ledger, and computes what a receipt claims anew.
+  """Asks the ledger, and computes what a receipt claims anew (`read_head`).
 
-  Numbers follow from the noise that is stated, and weights, receipt and card
-  belong together (`read_head`). That there is noise in the weights at all
-  follows from nothing: only the ledger, where it is at hand, knows the bytes
-  that left for a charge.
+  That there is noise in the weights at all follows from nothing in their files:
+  only the ledger, where it is at hand, knows the bytes that left for a charge.
 
   InputError: there is no head, or the ledger is damaged.
   """
@@ -48,14 +41,12 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
     saved = read_head(path)
   except InputError as error:
     saved, faults = None, (str(error),)
-  if ledger.exists:
-    if why := _unlike(saved, ledger, left):
-      said = [f"NOT VOUCHED FOR by {ledger.path}: {why}; {_NOBODY}"]
-    else:
-      said = [f"vouched for: {ledger.path} was charged, and these bytes left"]
-    vouched = not why
-  else:
-    vouched = None
+  why = _unlike(saved, ledger, left)
+  vouched = not why if ledger.exists else None
+  said = [f"NOT VOUCHED FOR by {ledger.path}: {why}; {_NOBODY}"]
+  if vouched:
+    said = [f"vouched for: {ledger.path} was charged, and these bytes left"]
+  elif vouched is None:
     said = [f"no ledger {ledger.path} is here, so nobody vouches: {_NOBODY}"]
   if saved is not None:
     said.append("its numbers follow from the noise stated, its files fit")
@@ -80,7 +71,7 @@ def _unlike(saved: SavedHead | None, ledger: Ledger, left: Left | None) -> str:
     return "its charge is of another data set, or unit"
   if saved.private:
     cost = Fraction(saved.receipt["follows"]["mu_squared"])
-    if sum(Fraction(each.mu2 or 0) for each in paid) < cost:
+    if spent(paid) < cost:
       return "less was charged than it cost"
   return ""
 
@@ -90,18 +81,13 @@ def earlier_head(
 ) -> SavedHead:
   """A head to go on from, for the difference: one of the same rows, paid for.
 
-  Raises:
-    InputError: it is another's, or edited; the ledger does not know its charge
-      and its bytes; or it is of other rows, or NOT PRIVATE.
+  InputError: it is another's, or edited; the ledger does not know its charge
+  and its bytes; or it is of other rows, or NOT PRIVATE.
   """
   saved, verdict = read_head(path), verify_head(path, ledger)
   why = "" if verdict.vouched else verdict.said[0]
-  expected = {
-    "cache_fingerprint": info.fingerprint,
-    "rows": str(part),
-    "private": True,
-  }
-  for name, value in expected.items():
+  expected = {"cache_fingerprint": info.fingerprint, "private": True}
+  for name, value in (expected | {"rows": str(part)}).items():
     if not why and saved.stated[name] != value:
       why = f"its {name} is {saved.stated[name]!a}, where {value!a} is needed"
   if why:

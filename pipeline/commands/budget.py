@@ -37,7 +37,8 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Sets a cap, if one is given, and reads the ledger."""
-  from oneshot_dp.pipeline.ledger import Cap, Ledger
+  from oneshot_dp.pipeline.charges import Cap
+  from oneshot_dp.pipeline.ledger import Ledger
 
   ledger, dataset = Ledger(flags.ledger), None
   if flags.cache is not None:
@@ -67,7 +68,7 @@ def run(flags: Flags) -> Answer:
 
 def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
   """What a data set was charged, and what is left; nothing private."""
-  from oneshot_dp.linear_dp.accounting import printable
+  from oneshot_dp.linear_dp.accounting import added_up, epsilon_of, printable
   from oneshot_dp.pipeline import charges as of
 
   lines, told, cap, mu2 = [], [], of.cap_of(entries), of.spent(entries)
@@ -83,8 +84,8 @@ def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
   deltas = [e.delta for e in entries if e.delta and e.kind == "charge"]
   delta = cap.delta if cap else min(deltas, default=1e-6)
   spent = {
-    "epsilon": of.epsilon_spent(mu2, delta),
-    "epsilon_if_replaced": of.epsilon_spent(4 * mu2, delta),
+    "epsilon": epsilon_of(added_up([mu2]), delta),
+    "epsilon_if_replaced": epsilon_of(added_up([4 * mu2]), delta),
     "delta": delta,
     "mu_squared": float(mu2),
     "not_private": sum(e.kind == "charge" and e.mu2 is None for e in entries),
@@ -96,9 +97,9 @@ def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
   )
   if exposed := spent["not_private"]:
     lines.append(f"  {exposed} are NOT PRIVATE: no epsilon covers them")
-  left = of.epsilon_left(cap.mu2 - mu2, delta) if cap else None
-  if cap is None or left is None:
-    lines.append("  no cap: set one with --max-epsilon and --max-delta")
-  else:
-    lines.append(f"  cap: {cap}; {of.left_in_words(left, delta)}")
+  left, said = None, "no cap: set one with --max-epsilon and --max-delta"
+  if cap:
+    left = of.epsilon_left(cap.mu2 - mu2, delta)
+    said = f"cap: {cap}; {of.left_in_words(cap.mu2 - mu2, delta)}"
+  lines.append(f"  {said}")
   return lines, {"entries": told, "spent": spent, "cap": cap, "left": left}

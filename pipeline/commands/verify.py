@@ -46,16 +46,8 @@ def run(flags: Flags) -> Answer:
     failure = InputError(f"{path}: {len(faults)} fault(s) found.")
   if vouched is False:
     failure = RunError(f"{path} is not vouched for.")
-  return Answer(
-    text="\n".join(said if failure else (f"ok: {said[0]}", *said[1:])),
-    facts={
-      "path": flags.path,
-      "kind": "head" if is_head else "cache",
-      "ok": failure is None,
-      "vouched": vouched,
-      "said": said,
-      "faults": faults,
-    },
-    faults=faults,
-    failure=failure,
-  )
+  facts = {"path": flags.path, "kind": "head" if is_head else "cache"}
+  facts |= {"ok": failure is None, "vouched": vouched}
+  facts |= {"said": said, "faults": faults}
+  text = "\n".join(said if failure else (f"ok: {said[0]}", *said[1:]))
+  return Answer(text=text, facts=facts, faults=faults, failure=failure)

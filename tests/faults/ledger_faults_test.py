@@ -11,7 +11,8 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.linear_dp.accounting import epsilon_of
-from oneshot_dp.pipeline.ledger import Cap, Ledger
+from oneshot_dp.pipeline.charges import Cap, spent
+from oneshot_dp.pipeline.ledger import Ledger
 from tests.faults import writers
 from tests.faults.harness import (
   ended,
@@ -37,7 +38,7 @@ def check(path, returned):
   there = [each.id for each in ledger.entries("pets")]
   assert {*returned} <= {*there}
   assert len(there) == len({*there})
-  assert ledger.spent("pets") == len(there) * COST
+  assert spent(ledger.entries("pets")) == len(there) * COST
   with sqlite3.connect(path) as db:
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
   db.close()
@@ -72,7 +73,7 @@ def test_eight_processes_race_for_a_cap(path):
   refused = [line for line in said if "would break the cap" in line]
   assert len(refused) == 8
   assert len(returned) == fits
-  assert Ledger(path).spent("pets") == fits * COST
+  assert spent(Ledger(path).entries()) == fits * COST
 
 
 @pytest.mark.parametrize("first", [True, False])

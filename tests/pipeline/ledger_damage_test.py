@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.ledger import Bill, Cap, Charge, Ledger, Left
+from oneshot_dp.pipeline.charges import Bill, Cap, Charge, Left
+from oneshot_dp.pipeline.ledger import Ledger
 from tests.faults.harness import damaged_copies, odd_files
 
 KEYS = {"image": np.array([1, 2, 3], np.uint64)}
@@ -139,7 +140,7 @@ def test_an_empty_database_is_no_new_ledger(path):
   with sqlite3.connect(path) as db:
     db.execute("CREATE TABLE mine (x)")
   db.close()
-  with pytest.raises(InputError, match="of something else"):
+  with pytest.raises(InputError, match="another format or program"):
     Ledger(path).entries()
 
 

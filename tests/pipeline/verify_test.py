@@ -10,10 +10,11 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import WHOLE, Part
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.pipeline.card import card
+from oneshot_dp.pipeline.charges import Bill, Charge, spent
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.deliver import deliver_once
 from oneshot_dp.pipeline.head_folder import write_head
-from oneshot_dp.pipeline.ledger import Bill, Charge, Ledger
+from oneshot_dp.pipeline.ledger import Ledger
 from oneshot_dp.pipeline.verify import earlier_head, verify_head
 from tests.pipeline.sample_heads import sample_info, trained_head
 
@@ -191,7 +192,7 @@ def test_a_head_goes_on_from_one_that_was_paid_for(ledger, tmp_path):
   third = earlier_head(second, ledger, info, WHOLE)
   assert third.stated["went_on_from"] == saved.stated["charge"]
   total = mu_squared(4.0, DELTA)
-  assert total <= ledger.spent("pets") <= total * (1 + 1e-11)
+  assert total <= spent(ledger.entries()) <= total * (1 + 1e-11)
 
 
 @pytest.mark.parametrize(
