@@ -78,6 +78,8 @@ class _Running(threading.Thread):
 
   def __init__(self, job: Job, options: PipelineOptions):
     super().__init__(name="beam", daemon=True)
+    named = options.view_as(beam_options.GoogleCloudOptions)
+    named.job_name = named.job_name or f"oneshot-dp-{job.run}"
     try:
       self._pipeline = beam.Pipeline(options=options)
     # An unknown runner, or one that misses its options or its packages.
@@ -92,12 +94,9 @@ class _Running(threading.Thread):
       | beam.Map(_put_descriptions, job.out, job.run)
     )
     portable = options.view_as(beam_options.PortableOptions)
-    name = options.view_as(beam_options.GoogleCloudOptions).job_name
-    on = (
-      portable.job_endpoint
-      or options.view_as(beam_options.StandardOptions).runner
-    )
-    self.where = f"as {name} on the engine behind {on}"
+    standard = options.view_as(beam_options.StandardOptions)
+    on = portable.job_endpoint or standard.runner
+    self.where = f"as {named.job_name} on the engine behind {on}"
     self.result: Any = None
     self.state: str | None = None
     self.error: BaseException | None = None
@@ -213,30 +212,28 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
 
 def _stopped(job: Job, running: _Running) -> str:
   """Stops what still runs; returns what may, and how it is stopped."""
-  if running.error is None and not running.is_alive():
-    return ""  # the engine said that it has ended
-  store = storage.store_at(job.out)
-  with contextlib.suppress(Exception):
-    storage.put_once(store, stop_file(job.run), b"stop")
-  lost = running.error is not None and "[while running" not in str(
-    running.error
-  )
-  if not lost:
-    running.join(DRAIN_SECONDS)
-  result = running.result
-  if result is not None and (lost or running.is_alive()):
-    cancel = threading.Thread(target=_cancel, args=(result,), daemon=True)
-    cancel.start()
-    cancel.join(CANCEL_SECONDS)
+
+  def ended() -> bool:
+    """Whether the engine said so; a lost job server says nothing."""
+    lost = type(running.error).__module__.startswith("grpc")
+    return not running.is_alive() and not lost
+
+  if not ended():
     with contextlib.suppress(Exception):
-      if not cancel.is_alive() and result.state in ("CANCELLED", "DONE"):
-        return ""
-  elif not running.is_alive():
+      storage.put_once(storage.store_at(job.out), stop_file(job.run), b"stop")
+    running.join(DRAIN_SECONDS)
+  if ended():
     return ""
-  place = running.where
+  result = running.result
+  cancel = threading.Thread(target=_cancel, args=(result,), daemon=True)
+  cancel.start()
+  cancel.join(CANCEL_SECONDS)
+  with contextlib.suppress(Exception):
+    if not cancel.is_alive() and result.state in ("CANCELLED", "DONE"):
+      return ""
   return (
-    f"it may still run {place}: its workers were told to stop and will within"
-    " a batch; cancel it there if it does not end"
+    f"it may still run {running.where}: its workers were told to stop and will"
+    " within a batch; cancel it there if it does not end"
   )
 
 
