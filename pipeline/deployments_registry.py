@@ -46,13 +46,10 @@ def registry_record(receipt: dict[str, Any], date: datetime.date) -> dict:
       },
       "dp_variant": {
         "variant_name": "Approximate DP",
-        "data_domain": f"All sets of up to {stated['num_examples']} labelled"
-        f" embeddings of {stated['feature_dim']} values. The number of"
-        " examples, the classes and the backbone are public.",
-        "unprotected_quantities": f"The number of examples"
-        f" ({stated['num_examples']}) and the names of the"
-        f" {stated['num_classes']} classes (known from:"
-        f" {stated['num_classes_source']}).",
+        "data_domain": f"Sets of up to {stated['num_examples']} labelled"
+        f" embeddings of {stated['feature_dim']} values.",
+        "unprotected_quantities": f"The number of examples and the names of the"
+        f" classes (known from: {stated['num_classes_source']}).",
       },
       "privacy_loss": {
         "privacy_unit": unit,
@@ -91,9 +88,8 @@ def registry_record(receipt: dict[str, Any], date: datetime.date) -> dict:
         f" the training: {json.dumps(stated['options'])}."
         f" {_FILL_IN}how they, epsilon included, were chosen",
         "mechanisms": "Gaussian noise, sampled exactly and rounded to integers,"
-        f" on exact integer sums (noise: {stated['noise_source']}); oneshot-dp"
-        f" {stated['libraries'].get('oneshot-dp', '')}. Sums are of integers,"
-        " so that no floating-point rounding enters.",
+        f" on exact sums of integers (noise: {stated['noise_source']});"
+        f" oneshot-dp {stated['libraries'].get('oneshot-dp', '')}.",
         "justification": f"{_FILL_IN}why these parameters",
       },
       "administrative": {

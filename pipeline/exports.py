@@ -7,11 +7,9 @@ DIR/receipt.json, README.md           what was promised, and how to load it
 DIR/deployment.yaml                   the record of the Deployments Registry
 """
 
-import dataclasses
 import datetime
-import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +21,27 @@ from jaxtyping import Array, Float32, UInt8
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.files import disk_errors
-from oneshot_dp.extract.images.resize import Preprocessing
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.pipeline import deployments_registry
 from oneshot_dp.pipeline.card import card
 from oneshot_dp.pipeline.deliver import alone
 from oneshot_dp.pipeline.head_folder import SavedHead
-from oneshot_dp.pipeline.timm_form import CODE_FILE, timm_files
+from oneshot_dp.pipeline.results import as_json
+from oneshot_dp.pipeline.timm_form import filled_in, timm_files
 from oneshot_dp.pipeline.verify import Verdict
 
 HEAD_FILE = "embeddings_to_logits.jax_export"
 IMAGES_FILE = "images_to_logits.jax_export"
 REGISTRY_FILE = "deployment.yaml"
-NOBODY_VOUCHES = (
-  "NOT VOUCHED FOR: the ledger at hand has no charge that these weights left"
-  " for."
-)
-NO_LEDGER = (
-  "Nobody vouches for this copy: no ledger was at hand when it was written."
-)
+NOBODY_VOUCHES = {
+  True: "",
+  False: "**NOT VOUCHED FOR: the ledger at hand has no charge that these"
+  " weights left for.**",
+  None: "Nobody vouches for this copy: no ledger was at hand when it was"
+  " written.",
+}
+"""By what the ledger said."""
 _PLATFORMS = ("cpu", "cuda", "tpu")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exported:
-  """Names of the files, and why there is no backbone, or no timm's form."""
-
-  files: tuple[str, ...]
-  notes: tuple[str, ...]
 
 
 def export_head(
@@ -60,9 +51,10 @@ def export_head(
   backbone: Backbone | str,
   *,
   with_registry: bool = False,
-) -> Exported:
+) -> tuple[list[str], list[str]]:
   """Writes DIR, whole or not at all.
 
+  Returns the names of its files, and why there is no backbone or timm's form.
   What travels is public: the head, its receipt and card, and the backbone, in
   float32, or a string that says why it is not at hand.
 
@@ -70,25 +62,34 @@ def export_head(
     InputError: `out` is there already.
     RunError: the disk refuses.
   """
-  stated, notes = saved.receipt["stated"], []
+  stated, notes, images = saved.receipt["stated"], [], None
   files = {HEAD_FILE: head_program(saved.head)}
   if isinstance(backbone, str):
     notes.append(backbone)
   else:
+    images = backbone.preprocessing
     files[IMAGES_FILE] = images_program(backbone, saved.head)
     try:
       files |= timm_files(backbone, saved.head, stated["class_names"])
     except InputError as error:
       notes.append(str(error))
-  files["receipt.json"] = _json(saved.receipt)
+  files["receipt.json"] = as_json(saved.receipt)
   if with_registry:
     today = datetime.datetime.now(datetime.UTC).date()
     record = deployments_registry.registry_record(saved.receipt, today)
     files[REGISTRY_FILE] = deployments_registry.as_yaml(record).encode()
-  of = None if isinstance(backbone, str) else backbone.preprocessing
-  files["README.md"] = _card(saved, verdict, of, list(files), notes).encode()
-  with alone(out) as (place, work):
-    directory = work / "whole"
+  files["README.md"] = filled_in(
+    "README.md",
+    files=[*files],
+    vouches=NOBODY_VOUCHES[verdict.vouched],
+    card=card(saved.receipt).rstrip(),
+    images=images,
+    feature_dim=saved.head.feature_dim,
+    names=list(stated["class_names"]),
+    notes=notes,
+  )
+  with alone(out) as (place, directory):
+    shutil.rmtree(directory, ignore_errors=True)  # of an export that was killed
     try:
       with disk_errors(out):
         directory.mkdir()
@@ -98,7 +99,7 @@ def export_head(
     except BaseException:
       shutil.rmtree(directory, ignore_errors=True)
       raise
-  return Exported(files=tuple(sorted(files)), notes=tuple(notes))
+  return sorted(files), notes
 
 
 def head_program(head: LinearHead) -> bytes:
@@ -133,126 +134,12 @@ def images_program(backbone: Backbone, head: LinearHead) -> bytes:
 def _serialized(
   function: Callable[..., Any], shape: jax.ShapeDtypeStruct
 ) -> bytes:
-  # Every operation would say in which file of this machine it was written.
   flag = "jax_traceback_in_locations_limit"
   before = getattr(jax.config, flag)
-  jax.config.update(flag, 0)
   try:
+    # Else every operation says in which file of this machine it was written.
+    jax.config.update(flag, 0)
     exported = export.export(jax.jit(function), platforms=_PLATFORMS)(shape)
   finally:
     jax.config.update(flag, before)
   return bytes(exported.serialize())
-
-
-def _json(value: dict[str, Any]) -> bytes:
-  return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
-
-
-def _card(
-  saved: SavedHead,
-  verdict: Verdict,
-  images: Preprocessing | None,
-  files: Sequence[str],
-  notes: Sequence[str],
-) -> str:
-  """The head's own card, how to load this copy, and who vouches for it."""
-  vouched = {True: "", False: f"**{NOBODY_VOUCHES}**\n\n", None: NO_LEDGER}
-  said = vouched[verdict.vouched] + ("\n\n" if verdict.vouched is None else "")
-  library = "timm" if "config.json" in files else "jax"
-  lines = [
-    "---",
-    f"library_name: {library}",
-    "pipeline_tag: image-classification",
-    "tags:\n- image-classification\n- differential-privacy",
-    "---\n",
-    said + card(saved.receipt).rstrip(),
-    "\n## How to use this copy\n",
-  ]
-  if "config.json" in files:
-    lines.append(_OF_NORM_1 if CODE_FILE in files else _TIMM)
-  if images is not None:
-    lines.append(
-      _STABLEHLO.format(
-        side=images.image_size,
-        resizing=_resizing(images),
-        file=IMAGES_FILE,
-        names=json.dumps(list(saved.receipt["stated"]["class_names"])),
-      )
-    )
-  lines.append(
-    f"`{HEAD_FILE}` takes embeddings [b, {saved.head.feature_dim}] float32."
-    " Logits compare the classes of one image; they are no probabilities.\n"
-  )
-  return "\n".join([*lines, *(f"- {note}" for note in notes), ""])
-
-
-_TIMM = """In timm's form, which transformers opens, too:
-
-```python
-import json
-import timm
-
-config = json.load(open("config.json"))
-model = timm.create_model(
-  config["architecture"],
-  num_classes=config["num_classes"],
-  checkpoint_path="model.safetensors",
-  **config["model_args"],
-)
-```
-
-```python
-from transformers import AutoImageProcessor, AutoModelForImageClassification
-
-processor = AutoImageProcessor.from_pretrained(".")
-model = AutoModelForImageClassification.from_pretrained(".")
-```
-"""
-_OF_NORM_1 = """In timm's form, with a few lines of code beside it, because the
-head takes embeddings at norm 1:
-
-```python
-from open_model import open_model
-
-model = open_model()
-```
-
-```python
-from transformers import AutoImageProcessor, AutoModelForImageClassification
-
-processor = AutoImageProcessor.from_pretrained(".")
-model = AutoModelForImageClassification.from_pretrained(
-  ".", trust_remote_code=True
-)
-```
-"""
-_STABLEHLO = """With JAX alone, of images [b, {side}, {side}, 3] uint8:
-
-```python
-import pathlib
-import numpy as np
-from jax import export
-from PIL import Image, ImageOps
-
-image = ImageOps.exif_transpose(Image.open("image.jpg")).convert("RGB")
-{resizing}
-content = pathlib.Path("{file}").read_bytes()
-logits = export.deserialize(bytearray(content)).call(np.asarray(image)[None])
-print({names}[int(logits.argmax())])
-```
-"""
-
-
-def _resizing(images: Preprocessing) -> str:
-  """Lines of Pillow that make of `image` what the network is shown."""
-  side, how = images.image_size, images.resample.upper()
-  if not images.antialias:
-    return f"image = ...  # {images}: see the receipt"
-  if images.resize == "square":
-    return f"image = image.resize(({side}, {side}), Image.{how})"
-  full = f"({images.resize}, {images.resize})"
-  if images.keep_aspect:
-    full = f"[round(s * {images.resize} / min(image.size)) for s in image.size]"
-  return f"""image = image.resize({full}, Image.{how})
-left, top = ((s - {side}) // 2 for s in image.size)
-image = image.crop((left, top, left + {side}, top + {side}))"""

@@ -25,9 +25,13 @@ from oneshot_dp.extract.sources.owners import units_of_column
 from oneshot_dp.pipeline.vector_files import VectorFile, open_vectors
 
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
+_DTYPES: dict[str, EmbeddingDtype] = {
+  "float16": "float16",
+  "bfloat16": "bfloat16",
+}
+"""Kept as they are."""
 _VECTORS = ("embedding", "embeddings")
 _LABELS = ("label", "labels")
-_IDS = ("example_id", "id")
 
 
 def import_table(
@@ -70,32 +74,33 @@ def import_table(
     check_unit_name(unit_name)
   table = open_vectors(file)
   names = _columns(table, split, unit_name)
-  lengths = {name: table.num_rows(name) for name in names.values()}
+  lengths = {name: table.shapes[name][0] for name in names.values()}
   n = lengths[names["label"]]
   if {*lengths.values()} != {n} or not n:
     said = ", ".join(f"{rows} of {name!a}" for name, rows in lengths.items())
     raise InputError(f"{file} has {said}: save as many rows of each, and some.")
-  columns = _small_columns(table, names)
   known = tuple(class_names) or table.class_names or ()
-  label, known, source = _classes(file, columns, known, num_classes)
-  first = next(iter(table.read([names["embedding"]])))[names["embedding"]]
-  dim, stored = _space(file, first)
+  label = table.column(names["label"])
+  label, known, source = _classes(file, label, known, num_classes)
+  first = _floats(file, next(table.vectors(names["embedding"])))
   info = CacheInfo(
     dataset=dataset,
     split=split,
     source_num_examples=n,
-    feature_dim=dim,
+    feature_dim=first.shape[1],
     class_names=known,
-    num_classes_source=source if not class_names else "flag",
+    num_classes_source="flag" if class_names else source,
     backbone={"name": backbone},
-    embedding_dtype=stored,
+    embedding_dtype=_DTYPES.get(first.dtype.name, "float32"),
     shard_rows=shard_rows,
     unit=unit_name or EXAMPLE,
     id_source="example_id" if "example_id" in names else "position",
   )
   example_id = np.arange(n)
   if "example_id" in names:
-    example_id = _integers(file, "example_id", columns["example_id"])
+    example_id = _integers(
+      file, "example_id", table.column(names["example_id"])
+    )
     values, counts = np.unique(example_id, return_counts=True)
     if (counts > 1).any():
       raise InputError(
@@ -104,15 +109,20 @@ def import_table(
       )
   unit_id = None
   if unit_name is not None:
-    unit_id = _units(file, unit_name, columns["unit_id"])
+    unit_id = table.column(names["unit_id"])
+    if unit_id.dtype.kind in "UO":
+      whose = units_of_column(
+        unit_id.tolist(), unit_name, lambda row: f"{file}[{row}]"
+      )
+      unit_id = np.array(whose, np.int64)
+    unit_id = _integers(file, unit_name, unit_id)
 
   def blocks() -> Iterator[Rows]:
     start = 0
-    for block in table.read([names["embedding"]]):
-      embedding = _floats(file, block[names["embedding"]], start, dim)
-      rows = slice(start, start := start + len(embedding))
+    for vectors in table.vectors(names["embedding"]):
+      rows = slice(start, start := start + len(vectors))
       found = {
-        "embedding": embedding,
+        "embedding": _floats(file, vectors),
         "label": label[rows].astype(np.int32),
         "example_id": example_id[rows],
       }
@@ -126,29 +136,29 @@ def _columns(
 ) -> dict[str, str]:
   """What each column that is wanted is called in the file."""
   present = table.shapes
-  prefix = ""
-  if not any(name in present for name in _VECTORS):
-    prefix = f"{split}_" if f"{split}_embedding" in present else ""
+  is_of_many = f"{split}_embedding" in present and "embedding" not in present
+  prefix = f"{split}_" if is_of_many else ""
 
   def find(names: Sequence[str]) -> str | None:
     return next((prefix + n for n in names if prefix + n in present), None)
 
-  embedding, label = find(_VECTORS), find(_LABELS)
-  for name, found in ("embedding", embedding), ("label", label):
-    if found is None:
+  they_are = ", ".join(map(ascii, present)) or "none"
+  names = {}
+  for name, others in ("embedding", _VECTORS), ("label", _LABELS):
+    if (found := find(others)) is None:
       raise InputError(
         f"{table.place} has no column {name} (or {split}_{name}): it has"
-        f" {', '.join(map(ascii, present)) or 'none'}."
+        f" {they_are}."
       )
-  names = {"embedding": str(embedding), "label": str(label)}
-  if example_id := find(_IDS[:1]):
+    names[name] = found
+  if example_id := find(["example_id"]):
     names["example_id"] = example_id
   if unit_name is not None:
     if not (unit := find((unit_name, "unit_id"))):
       raise InputError(
         f"{table.place} has no column {prefix}{unit_name} or {prefix}unit_id to"
-        f" say whose each row is: it has {', '.join(map(ascii, present))};"
-        " name one with --unit-name, or leave it out."
+        f" say whose each row is: it has {they_are}; name one with"
+        " --unit-name, or leave it out."
       )
     names["unit_id"] = unit
     return names
@@ -161,7 +171,7 @@ def _columns(
   passed_over = [
     name
     for name, shape in present.items()
-    if (shape, table.num_rows(name)) == ((), table.num_rows(names["label"]))
+    if shape == present[names["label"]]
     and name not in names.values()
     and name.startswith(prefix)
   ]
@@ -175,26 +185,9 @@ def _columns(
   return names
 
 
-def _small_columns(
-  table: VectorFile, names: dict[str, str]
-) -> dict[str, np.ndarray]:
-  """All columns but the vectors, whole."""
-  wanted = {ours: n for ours, n in names.items() if ours != "embedding"}
-  found: dict[str, list[np.ndarray]] = {ours: [] for ours in wanted}
-  for block in table.read(list(wanted.values())):
-    for ours, name in wanted.items():
-      if block[name].ndim != 1:
-        raise InputError(
-          f"{table.place}: {name!a} has {block[name].ndim} axes; it must be a"
-          " value for each row."
-        )
-      found[ours].append(np.array(block[name]))
-  return {ours: np.concatenate(arrays) for ours, arrays in found.items()}
-
-
 def _classes(
   file: Path,
-  columns: dict[str, np.ndarray],
+  label: np.ndarray,
   known: tuple[str, ...],
   num_classes: int | None,
 ) -> tuple[np.ndarray, tuple[str, ...], NumClassesSource]:
@@ -209,7 +202,6 @@ def _classes(
       f"{file}: --num-classes {num_classes}, but there are {len(known)} class"
       " names; give one of them, or make them agree."
     )
-  label = columns["label"]
   if label.dtype.kind in "UO" and known:
     places = {name: i for i, name in enumerate(known)}
     label = np.array([places.get(str(name), -1) for name in label])
@@ -241,48 +233,26 @@ def _classes(
   return label, known or tuple(map(str, range(k))), source
 
 
-def _units(file: Path, unit: str, whose: np.ndarray) -> np.ndarray:
-  if whose.dtype.kind not in "UO":
-    return _integers(file, unit, whose)
-  numbers = units_of_column(whose.tolist(), unit, lambda row: f"{file}[{row}]")
-  return np.array(numbers, np.int64)
-
-
 def _integers(file: Path, name: str, values: np.ndarray) -> np.ndarray:
-  if values.dtype.kind not in "iu" or (values > np.iinfo(np.int64).max).any():
+  is_whole = values.dtype.kind in "iu" and values.ndim == 1
+  if not is_whole or (values > np.iinfo(np.int64).max).any():
     raise InputError(
-      f"{file}: {name} has dtype {values.dtype!s:.60}; it must be whole numbers"
-      " of 64 bits."
+      f"{file}: {name} has dtype {values.dtype!s:.60} and shape"
+      f" {values.shape}; it must be whole numbers [n] of 64 bits."
     )
   return values.astype(np.int64)
 
 
-def _space(file: Path, vectors: np.ndarray) -> tuple[int, EmbeddingDtype]:
-  """d, and the dtype that keeps the values of a float of up to 32 bits."""
-  if vectors.ndim != 2 or not vectors.shape[1]:
-    raise InputError(
-      f"{file}: embedding has rows of shape {vectors.shape[1:]}; it must be"
-      " [n, d], d at least 1."
-    )
-  dtype = _floats(file, vectors, 0, vectors.shape[1]).dtype
-  stored: EmbeddingDtype = "float32"
-  if dtype.name in ("float16", "bfloat16"):
-    stored = dtype.name
-  return vectors.shape[1], stored
-
-
-def _floats(
-  file: Path, vectors: np.ndarray, start: int, dim: int
-) -> np.ndarray:
+def _floats(file: Path, vectors: np.ndarray) -> np.ndarray:
   import ml_dtypes
 
   if vectors.dtype == np.dtype("V2"):  # as numpy.savez writes bfloat16
     vectors = vectors.view(ml_dtypes.bfloat16)
   is_float = vectors.dtype.kind == "f" or vectors.dtype == ml_dtypes.bfloat16
-  if not is_float or vectors.ndim != 2 or vectors.shape[1] != dim:
+  if not is_float or vectors.ndim != 2 or not vectors.shape[1]:
     raise InputError(
-      f"{file}: embedding from row {start} on has dtype {vectors.dtype!s:.60}"
-      f" and shape {list(vectors.shape)}; it must be floats [n, d]: save it as"
-      " float32."
+      f"{file}: embedding has dtype {vectors.dtype!s:.60} and rows of shape"
+      f" {vectors.shape[1:]}; it must be floats [n, d], d at least 1: save it"
+      " as float32."
     )
   return vectors

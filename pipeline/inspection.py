@@ -56,11 +56,9 @@ def _kind(path: str) -> str:
     return "cache"
   if storage.is_url(path):
     return "images"
-  names = _names_in(Path(path))
-  if "receipt.json" in names:
-    return "head"
-  if "results.json" in names:
-    return "run"
+  for file, kind in ("receipt.json", "head"), ("results.json", "run"):
+    if os.path.lexists(os.path.join(path, file)):
+      return kind
   if _is_ledger(Path(path)):
     return "ledger"
   if not os.path.lexists(path):
@@ -73,13 +71,6 @@ def is_cache(path: str) -> bool:
   if not storage.is_url(path):
     return os.path.isfile(os.path.join(path, INFO_FILE))
   return storage.read(storage.store_at(path), INFO_FILE, 1 << 30) is not None
-
-
-def _names_in(folder: Path) -> set[str]:
-  try:
-    return set(os.listdir(folder)) if folder.is_dir() else set()
-  except OSError as error:
-    raise InputError(f"{folder} cannot be read: {error.strerror}.") from error
 
 
 def _is_ledger(path: Path) -> bool:
@@ -117,40 +108,38 @@ def _cache(path: str) -> Inspection:
 
 
 def _head(path: str) -> Inspection:
+  from oneshot_dp.linear_dp.accounting import printable
   from oneshot_dp.pipeline.head_folder import read_head
+  from oneshot_dp.pipeline.results import NOT_PRIVATE
 
   saved = read_head(path)
+  stated, names = saved.stated, ", ".join(saved.stated["class_names"])
+  promise = f"{NOT_PRIVATE} (noise: {stated['noise_source']})"
+  if saved.private:
+    promise = (
+      f"epsilon {printable(saved.receipt['follows']['epsilon'])} at delta"
+      f" {printable(stated['delta'])} per {stated['privacy_unit']}"
+    )
+  rows = {
+    "a head": path,
+    "guarantee": promise,
+    "trained by": stated["head"],
+    "private data": _private_data(stated),
+    "classes": f"{stated['num_classes']}: {names}"[:200],
+    "embedding": f"{stated['feature_dim']} values of"
+    f" {stated['backbone']['name']}",
+    "charge": f"{stated['charge']}: oneshot-dp verify asks the ledger",
+  }
   return Inspection(
     kind="head",
-    text=_table({"a head": path, **_of_receipt(saved.receipt)}),
+    text=_table(rows),
     facts={"path": path, "receipt": saved.receipt},
   )
 
 
-def _of_receipt(receipt: Mapping[str, Any]) -> dict[str, Any]:
-  from oneshot_dp.linear_dp.accounting import printable
-  from oneshot_dp.pipeline.results import NOT_PRIVATE
-
-  stated, follows = receipt["stated"], receipt["follows"]
-  promise = f"{NOT_PRIVATE} (noise: {stated['noise_source']})"
-  if stated["private"]:
-    promise = (
-      f"epsilon {printable(follows['epsilon'])} at delta"
-      f" {printable(stated['delta'])} per {stated['privacy_unit']}"
-    )
+def _private_data(stated: Mapping[str, Any]) -> str:
   rows = f"{stated['dataset']}, split {stated['split']}{stated['rows']}"
-  return {
-    "guarantee": promise,
-    "trained by": stated["head"],
-    "private data": f"{rows}, {stated['num_examples']:,} examples",
-    "classes": f"{stated['num_classes']}: {', '.join(stated['class_names'])}"[
-      :200
-    ],
-    "embedding": f"{stated['feature_dim']} values of"
-    f" {stated['backbone']['name']}",
-    "charge": stated["charge"],
-    "who vouches": "ask the ledger: oneshot-dp verify",
-  }
+  return f"{rows}, {stated['num_examples']:,} examples"
 
 
 def _run(path: str) -> Inspection:
@@ -161,18 +150,13 @@ def _run(path: str) -> Inspection:
   first = next(iter(run.receipts.values()))["stated"]
   rows = {
     "a run": path,
-    "private data": f"{first['dataset']}, split {first['split']}"
-    f"{first['rows']}, {first['num_examples']:,} examples",
+    "private data": _private_data(first),
     "heads": f"{len(run.rows)}, each with a sound receipt",
   }
   return Inspection(
     kind="run",
     text=f"{_table(rows)}\n{results.table(run.rows)}",
-    facts={
-      "path": path,
-      **run.facts,
-      "heads": [dataclasses.asdict(row) for row in run.rows],
-    },
+    facts={"path": path, **run.facts, "heads": run.rows},
   )
 
 

@@ -1,7 +1,6 @@
 """Which classes images, or rows of a cache, are of, by a head: a CSV file."""
 
 import csv
-import dataclasses
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,14 +23,6 @@ _Named = tuple[list[str], np.ndarray]
 """Names of rows, and their embeddings [rows, d]."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Predictions:
-  """How many images have a class, and those that cannot be decoded."""
-
-  images: int
-  broken: tuple[str, ...] = ()
-
-
 def predict_images(
   out: Path,
   saved: SavedHead,
@@ -40,8 +31,10 @@ def predict_images(
   *,
   top_k: int = 1,
   skip_broken: bool = False,
-) -> Predictions:
+) -> tuple[int, list[str]]:
   """Writes a line for each image: its name, and its best classes with logits.
+
+  Returns how many images have a class, and those that cannot be decoded.
 
   Args:
     out: the file, not there yet; see `predict_cache`.
@@ -81,14 +74,12 @@ def predict_images(
       " Mend or remove them, or use --on-decode-error skip."
     )
   _write(out, text)
-  return Predictions(
-    images=len(source) - len(broken), broken=tuple(broken[:_MOST_NAMED])
-  )
+  return len(source) - len(broken), broken
 
 
 def predict_cache(
   out: Path, saved: SavedHead, cache: FeatureCache, *, top_k: int = 1
-) -> Predictions:
+) -> tuple[int, list[str]]:
   """Writes a line for each row of a cache, which is named by its id.
 
   Logits compare the classes of one image, and are no probabilities. The file
@@ -114,7 +105,7 @@ def predict_cache(
       yield list(map(str, block["example_id"])), block["embedding"]
 
   _write(out, _table(saved, rows(), top_k))
-  return Predictions(images=count)
+  return count, []
 
 
 def _table(saved: SavedHead, rows: Iterable[_Named], top_k: int) -> str:

@@ -10,11 +10,12 @@ DIR/open_model.py            a few lines that open it with timm
 DIR/modeling_oneshot_dp.py   the same for transformers (trust_remote_code)
 """
 
-import json
+import importlib.resources
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import jinja2
 import numpy as np
 import safetensors.numpy
 
@@ -23,6 +24,7 @@ from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.load_backbone import timm_tensors
 from oneshot_dp.extract.images.resize import Preprocessing
 from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.pipeline.results import as_json
 
 WEIGHTS_FILE = "model.safetensors"
 CODE_FILE = "open_model.py"
@@ -32,58 +34,6 @@ _POOLS: dict[str, dict[str, Any]] = {
   "map": {"global_pool": "map"},
 }
 """What timm calls the embeddings that it has a classifier of."""
-_CODE = '''"""Opens this model with timm; its head takes rows at norm 1."""
-
-import json
-import pathlib
-
-import timm
-import torch
-from safetensors.torch import load_file
-
-
-def at_unit_norm(model):
-  def normalize(classifier, inputs):
-    return (torch.nn.functional.normalize(inputs[0], dim=1, eps=1e-30),)
-
-  model.get_submodule("{classifier}").register_forward_pre_hook(normalize)
-  return model
-
-
-def open_model(folder=pathlib.Path(__file__).parent):
-  folder = pathlib.Path(folder)
-  config = json.loads((folder / "config.json").read_text("utf-8"))
-  model = timm.create_model(
-    config["timm_architecture"],
-    num_classes=config["num_classes"],
-    **config["model_args"],
-  )
-  model.load_state_dict(load_file(folder / "model.safetensors"))
-  return at_unit_norm(model).eval()
-'''
-_TRANSFORMERS_CODE = '''"""The same for transformers."""
-
-from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
-
-from .open_model import at_unit_norm
-
-
-class OneShotConfig(TimmWrapperConfig):
-  model_type = "oneshot_dp"
-
-  @classmethod
-  def from_dict(cls, config_dict, **kwargs):
-    known = {"architecture": config_dict["timm_architecture"]}
-    return super().from_dict(config_dict | known, **kwargs)
-
-
-class OneShotModel(TimmWrapperForImageClassification):
-  config_class = OneShotConfig
-
-  def __init__(self, config):
-    super().__init__(config)
-    at_unit_norm(self.timm_model)
-'''
 _FOR_TRANSFORMERS = {
   "model_type": "oneshot_dp",
   "auto_map": {
@@ -106,9 +56,8 @@ def timm_files(
   """
   config = _config(backbone, class_names)
   classifier = config["pretrained_cfg"]["classifier"]
-  is_convolution = not backbone_is_vit(backbone)
   weight = np.asarray(head.kernel, np.float32).T
-  if is_convolution:  # of 1 x 1
+  if not _is_vit(backbone):  # a convolution of 1 x 1
     weight = weight[:, :, None, None]
   tensors = timm_tensors(backbone) | {
     f"{classifier}.weight": weight,
@@ -118,27 +67,36 @@ def timm_files(
   plain = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
   weights = safetensors.numpy.save(plain, {"format": "pt"})
   if not head.unit_norm:
-    return {WEIGHTS_FILE: weights, "config.json": _json(config)}
+    return {WEIGHTS_FILE: weights, "config.json": as_json(config)}
   config["timm_architecture"] = config.pop("architecture")
   return {
     WEIGHTS_FILE: weights,
-    "config.json": _json(_FOR_TRANSFORMERS | config),
-    CODE_FILE: _CODE.replace("{classifier}", classifier).encode(),
-    "modeling_oneshot_dp.py": _TRANSFORMERS_CODE.encode(),
+    "config.json": as_json(_FOR_TRANSFORMERS | config),
+    CODE_FILE: filled_in(CODE_FILE, classifier=classifier),
+    "modeling_oneshot_dp.py": filled_in("modeling_oneshot_dp.py"),
   }
 
 
-def _json(value: dict[str, Any]) -> bytes:
-  return (json.dumps(value, indent=2) + "\n").encode()
+def filled_in(name: str, **values: Any) -> bytes:
+  """The template of an exported file, with these values."""
+  room = importlib.resources.files("oneshot_dp.pipeline") / "export_templates"
+  environment = jinja2.Environment(
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+  )
+  text = (room / f"{name}.j2").read_text("utf-8")
+  return environment.from_string(text).render(values).encode()
 
 
-def backbone_is_vit(backbone: Backbone) -> bool:
+def _is_vit(backbone: Backbone) -> bool:
   """Whether it is a Vision Transformer: ViT, DeiT, DINOv2, SigLIP."""
   return type(backbone.network).__name__ == "ViT"
 
 
 def _config(backbone: Backbone, class_names: Sequence[str]) -> dict[str, Any]:
-  images, is_vit = backbone.preprocessing, backbone_is_vit(backbone)
+  images, is_vit = backbone.preprocessing, _is_vit(backbone)
   if backbone.timm is None or not (
     is_vit or backbone.timm.startswith("resnetv2_")
   ):

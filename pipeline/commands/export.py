@@ -58,14 +58,17 @@ def run(flags: Flags) -> Answer:
     if flags.backbone or flags.weights:
       raise
     backbone = str(error)
-  done = export_head(
+  files, notes = export_head(
     flags.to, saved, verdict, backbone, with_registry=flags.registry
   )
-  lines = [f"{flags.to}: {', '.join(done.files)}", *done.notes]
-  if verdict.vouched is False:
-    lines.insert(0, NOBODY_VOUCHES)
-  facts = dataclasses.asdict(done)
+  vouches = NOBODY_VOUCHES[verdict.vouched].strip("*")
+  lines = [*filter(None, [vouches]), f"{flags.to}: {', '.join(files)}", *notes]
   return Answer(
     text="\n".join(lines),
-    facts={"out": flags.to, "vouched": verdict.vouched} | facts,
+    facts={
+      "out": flags.to,
+      "vouched": verdict.vouched,
+      "files": files,
+      "notes": notes,
+    },
   )

@@ -69,11 +69,11 @@ def run(flags: Flags) -> Answer:
     )
   if caches:
     cache = open_cache(caches[0], part)
-    found = predict_cache(flags.out, saved, cache, top_k=flags.top_k)
+    count, broken = predict_cache(flags.out, saved, cache, top_k=flags.top_k)
   elif not part.is_whole:
     raise InputError("--rows is a part of a cache, and these are images.")
   else:
-    found = predict_images(
+    count, broken = predict_images(
       flags.out,
       saved,
       backbone_of(saved, backbone=flags.backbone, weights=flags.weights),
@@ -81,10 +81,9 @@ def run(flags: Flags) -> Answer:
       top_k=flags.top_k,
       skip_broken=flags.on_decode_error == "skip",
     )
-  text = f"{flags.out}: {found.images:,} image{'s' * (found.images != 1)}"
-  text += "; logits are no calibrated probabilities"
+  text = f"{flags.out}: {count:,} image{'s' * (count != 1)}"
   return Answer(
-    text=text,
-    facts={"out": flags.out, "images": found.images, "broken": found.broken},
-    faults=tuple(f"broken, without a class: {name}" for name in found.broken),
+    text=f"{text}; logits are no calibrated probabilities",
+    facts={"out": flags.out, "images": count, "broken": broken},
+    faults=tuple(f"broken, without a class: {name}" for name in broken),
   )

@@ -32,7 +32,7 @@ from oneshot_dp.pipeline.results import (
 )
 
 PAGE = "report.html"
-_WIDE, _NARROW = 640, 350
+_WIDTHS = {"wide": 640, "narrow": 350}
 """Pixels of a picture on a page and on a phone."""
 _MOST_CLASSES, _WEAKEST = 60, 30
 """Of more classes than these only the weakest have a line."""
@@ -108,19 +108,14 @@ def read_run(directory: Path) -> Run:
       said, known = getattr(row, name), getattr(of_receipt, name)
       if name == "delta" and math.isinf(row.epsilon):
         continue  # there it is of no meaning
-      if not _same(said, known):
+      # ε follows from noise that was rounded up: it may be a little below.
+      both = isinstance(said, float) and math.isclose(said, known, rel_tol=1e-6)
+      if not both and said != known:
         raise InputError(
           f"{file} says {name} {said!r} of {row.path}, and its receipt"
           f" {known!r}: restore the file, or run the sweep again."
         )
   return Run(file, rows, receipts, facts)
-
-
-def _same(said: Any, known: Any) -> bool:
-  if isinstance(said, float):
-    # ε follows from noise that was rounded up: it may be a little below.
-    return math.isclose(said, known, rel_tol=1e-6)
-  return said == known
 
 
 def _row_of(receipt: dict[str, Any], path: str) -> HeadRow:
@@ -147,12 +142,8 @@ def _render(run: Run) -> str:
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  environment.filters |= {
-    "percent": _percent,
-    "epsilon": _as_printed,
-    "at_most": _at_most,
-    "points": _points,
-  }
+  filters = (_percent, _epsilon, _at_most, _points)
+  environment.filters |= {f.__name__[1:]: f for f in filters}
   room = importlib.resources.files("oneshot_dp.pipeline.report")
   template = (room / "report.html.j2").read_text("utf-8")
   try:
@@ -189,17 +180,15 @@ def _facts(run: Run) -> dict[str, Any]:
     "draws": len(chosen),
     "charts": [
       drawings.accuracy(run.rows, width, name)
-      for width, name in ((_WIDE, "wide"), (_NARROW, "narrow"))
-    ]
-    if scored and private
-    else [],
+      for name, width in _WIDTHS.items()
+      if scored and private
+    ],
     "lines": _lines(run) if scored else [],
     "classes": _classes(
       chosen, stated["class_names"], of_run.get("test_counts")
     ),
     "num_classes": len(stated["class_names"]),
     "guess": right_guesses,
-    "factor": _factor(row.epsilon),
   }
 
 
@@ -221,10 +210,8 @@ def _lines(run: Run) -> list[dict[str, Any]]:
       "private": all(r.private for r in draws),
       "top1": percent([r.top1 for r in draws]),
       "interval": _interval(statistics.mean(r.top1 for r in draws), test),
-      "top5": percent([r.top5 for r in draws if r.top5 is not None]),
-      "balanced": percent(
-        [r.balanced for r in draws if r.balanced is not None]
-      ),
+      "top5": percent([x for r in draws if (x := r.top5) is not None]),
+      "balanced": percent([x for r in draws if (x := r.balanced) is not None]),
       "draws": len(draws),
     }
     for draws in grouped(run.rows).values()
@@ -251,7 +238,7 @@ def _classes(
     return []
   lines = []
   for i, name in enumerate(names):
-    found = [r[i] for r in recalls if r[i] is not None]
+    found = [x for r in recalls if (x := r[i]) is not None]
     share = math.fsum(found) / len(found) if found else None
     bar = "" if share is None else drawings.bar(share)
     images = None if counts is None else counts[i]
@@ -262,13 +249,11 @@ def _classes(
   return lines if len(lines) <= _MOST_CLASSES else lines[:_WEAKEST]
 
 
-def _percent(share: float | None, digits: int = 1) -> str:
-  if share is None:
-    return "–"
-  return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+def _percent(share: float | None) -> str:
+  return "–" if share is None else f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
-def _as_printed(epsilon: float | str) -> str:
+def _epsilon(epsilon: float | str) -> str:
   return "∞" if math.isinf(float(epsilon)) else printable(float(epsilon))
 
 
@@ -284,10 +269,3 @@ def _at_most(share: float) -> str:
 
 def _points(share: float) -> str:
   return f"{100 * share:+z.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _factor(epsilon: float) -> str:
-  """e^ε, in words."""
-  if epsilon > 300 * math.log(10):  # not much further float64 overflows
-    return "more than 10^300"
-  return f"≈\N{NO-BREAK SPACE}{math.exp(epsilon):.3g}"
