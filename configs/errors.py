@@ -8,10 +8,7 @@ import unicodedata
 
 
 class InputError(ValueError):
-  """What was asked cannot be done as asked; exit status 2.
-
-  The message is one line: the value found, the place and the fix.
-  """
+  """What was asked cannot be done: the value, the place, the fix; exit 2."""
 
 
 class BrokenImageError(InputError):
@@ -44,29 +41,24 @@ _TURNS_ROUND = {*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A)))}
 def check_name(place: str, name: object) -> None:
   """Refuses what is no name: blank, very long, no text, control characters."""
   if not (isinstance(name, str) and name.strip()):
-    raise InputError(f"{place}={name!r} must be a name, and not blank.")
+    raise InputError(f"{place}={name!a} must be a name, and not blank.")
   if len(name) > _LONGEST_NAME:
+    raise InputError(f"{place} has {len(name)} characters; shorten it.")
+  if any(map(_forges, name)):
     raise InputError(
-      f"{place} is a name of {len(name)} characters; shorten it."
-    )
-  check_text(place, name)
-
-
-def check_text(place: str, text: str) -> None:
-  """Refuses control characters and what is no UTF-8; shows them escaped."""
-  if any(map(_forges, text)):
-    raise InputError(
-      f"{place}={text!a} holds control characters, or bytes that are not"
-      " UTF-8; leave them out."
+      f"{place}={name!a} has control characters, or is no UTF-8; mend it."
     )
 
 
-def escaped(text: str) -> str:
-  """What a terminal shows of a text, whatever file it came from."""
-  if text.replace("\n", "").isprintable():  # without a look at each character
+def escaped(text: str, but: str = "\t\n") -> str:
+  """What a terminal shows of a text, whatever file it came from.
+
+  Where it is a name, and not lines, `but` must be "".
+  """
+  if text.isprintable():  # without a look at each character
     return text
   return "".join(
-    ascii(c)[1:-1] if c not in "\t\n" and _forges(c) else c for c in text
+    ascii(c)[1:-1] if c not in but and _forges(c) else c for c in text
   )
 
 
@@ -81,24 +73,21 @@ def _forges(c: str) -> bool:
 
 
 def number_from_environment(name: str, default: int) -> int:
-  """The natural number that an environment variable has.
-
-  Raises:
-    InputError: it has something else.
-  """
+  """The natural number of a variable; InputError: it has something else."""
   text = os.environ.get(name, "").strip() or str(default)
-  if not (text.isdecimal() and len(text) < 19):
+  if not (text.isdecimal() and text.isascii() and len(text) < 19):
     raise InputError(f"{name}={text[:80]!a} is no number: mend or unset it.")
   return int(text)
 
 
 def check_num_classes(num_classes: int, place: str) -> None:
   """Refuses more classes than anybody has, before memory is asked for."""
-  most = number_from_environment("ONESHOT_DP_MOST_CLASSES", _MOST_CLASSES)
+  variable = "ONESHOT_DP_MOST_CLASSES"
+  most = number_from_environment(variable, _MOST_CLASSES)
   if num_classes > most:
     raise InputError(
       f"{place} makes {num_classes} classes, more than {most}: mend it, or set"
-      " ONESHOT_DP_MOST_CLASSES if there are so many."
+      f" {variable}."
     )
 
 

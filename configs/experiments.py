@@ -16,7 +16,6 @@ in the public code.
 
 import difflib
 import pathlib
-from typing import Any
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import (
@@ -25,37 +24,33 @@ from oneshot_dp.configs.extract_config import (
   SourceSettings,
 )
 
-_DIGITS = str(pathlib.Path(__file__).with_name("digits.npz"))
 _PAPER = ("vit_b16", "vit_l16", "vit_h14", "bit_r50x4", "bit_r152x4")
-
-
-def _of(location: str, backbone: str, **options: Any) -> ExtractConfig:
-  source = SourceSettings(location=(location,))
-  return ExtractConfig(source=source, backbone=backbone, **options)
-
+_DIGITS = str(pathlib.Path(__file__).with_name("digits.npz"))
+_OTHERS = {
+  "cifar10_vit_b16": ("tfds:cifar10", "vit_b16"),
+  "cifar10_vit_ti16": ("tfds:cifar10", "vit_ti16"),
+  "cifar100_vit_b16": ("tfds:cifar100", "vit_b16"),
+  "digits": (_DIGITS, "glyph_vit"),
+}
 
 EXPERIMENTS: dict[str, ExtractConfig] = {
-  f"imagenet_{backbone}": _of(
-    "tfds:imagenet2012",
-    backbone,
+  f"imagenet_{backbone}": ExtractConfig(
+    source=SourceSettings(location=("tfds:imagenet2012",)),
+    backbone=backbone,
     compute_dtype="bfloat16",
     preprocess=PreprocessConfig(image_size=256, resize=384),
   )
   for backbone in _PAPER
 } | {
-  "cifar10_vit_b16": _of("tfds:cifar10", "vit_b16"),
-  "cifar10_vit_ti16": _of("tfds:cifar10", "vit_ti16"),
-  "cifar100_vit_b16": _of("tfds:cifar100", "vit_b16"),
-  "digits": _of(_DIGITS, "glyph_vit"),
+  name: ExtractConfig(
+    source=SourceSettings(location=(place,)), backbone=backbone
+  )
+  for name, (place, backbone) in _OTHERS.items()
 }
 
 
 def load_experiment(name: str) -> ExtractConfig:
-  """An experiment by its name.
-
-  Raises:
-    InputError: there is none of this name.
-  """
+  """An experiment by its name; InputError: there is none."""
   if name not in EXPERIMENTS:
     near = difflib.get_close_matches(name, EXPERIMENTS, n=3)
     raise InputError(

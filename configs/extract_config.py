@@ -37,9 +37,8 @@ class SourceSettings:
       s3:// URLs of any of these; tfds:NAME.
     split: train, test …; default: the only one that there is.
     name: public name of the data set; default: the location's last part.
-    image: the column, feature or (of tars) extension that has the images;
-      default: the only one that can be, or `image`.
-    label: that which has the classes; default: the ClassLabel, `label`, or cls.
+    image, label: column, array, feature or (of tars) extension that has them;
+      default: the only one that can be, `image`; the ClassLabel, `label`, cls.
     class_names: all classes, public, where the data do not name them, or where
       a class may be without an image.
     num_classes: K, where nothing names the classes: they are 0 to K - 1.
@@ -63,21 +62,14 @@ class SourceSettings:
 
   def __post_init__(self):
     check_positive("--num-classes", self.num_classes)
-    if not self.location:
-      raise InputError("location: give a folder, files, a URL or tfds:NAME.")
-    for flag, text in (("location", self.location), ("--name", self.name)):
-      for name in text if isinstance(text, tuple) else filter(None, (text,)):
-        check_name(flag, name)
-    for name in self.class_names:
-      check_name("--class-names", name)
+    for name in self.location or ("",):
+      check_name("location", name)
+    for name in (*self.class_names, *filter(None, [self.name])):
+      check_name("name", name)
     if "%" in (self.split or ""):
       raise InputError(
         f"--split {self.split!a}: parts are chosen when a cache is read, by"
         " `train --rows '[:80%]'`; extract the whole split."
-      )
-    if self.class_names and self.num_classes:
-      raise InputError(
-        "--class-names says how many there are: leave --num-classes out."
       )
 
 
@@ -159,9 +151,9 @@ class ExtractConfig:
   stall_seconds: int = 3600
 
   def __post_init__(self):
-    for field in ("views", "batch_size", "shard_rows", "decode_threads"):
-      check_positive(f"--{field.replace('_', '-')}", getattr(self, field))
-    check_positive("--stall-seconds", self.stall_seconds)
+    for field, value in vars(self).items():
+      if isinstance(value, int):
+        check_positive(f"--{field.replace('_', '-')}", value)
     if not 0 < self.view_min_area <= 1:
       raise InputError(
         f"--view-min-area {self.view_min_area} is not in (0, 1]."

@@ -17,11 +17,11 @@ class PublicStart:
   """A vector for each class, by whose products with rows they are ranked.
 
   Attributes:
-    vectors: [K, d] float64, no function of the private rows or their labels.
+    vectors: array [K, d] float64, no function of the private rows or labels.
     sha256: of the file that they were read from, or of the array.
   """
 
-  vectors: Any  # an array; not named, so that --help does not wait for NumPy
+  vectors: Any  # so that --help does not wait for NumPy
   sha256: str
 
   @classmethod
@@ -34,11 +34,7 @@ class PublicStart:
     names: Sequence[str] = (),
     sha256: str = "",
   ) -> Self:
-    """Checks public vectors [K, d], in the order of the classes.
-
-    InputError: another shape or type; a vector of zeros, or with a number that
-    is not finite; or the same vector for all classes.
-    """
+    """InputError: not [K, d] numbers; a vector that ranks nothing."""
     import numpy as np
 
     array, wanted = np.asarray(vectors), (num_classes, feature_dim)
@@ -72,8 +68,7 @@ class HeadOptions:
   """Settings of `auto`; the heads of one step have none.
 
   Attributes:
-    balanced: for classes of very different sizes: accuracy as a mean over
-      classes, by noisy counts of their rows, which are paid for.
+    balanced: accuracy as a mean over classes of very different sizes.
     start: public vectors by class, to start from at no cost.
   """
 
@@ -84,13 +79,3 @@ class HeadOptions:
     """What a receipt says of them."""
     start = {"start_sha256": self.start.sha256} if self.start else {}
     return {"balanced": self.balanced, **start}
-
-  def check(self, head: str) -> None:
-    """InputError: a head of another name, or one without these settings."""
-    if head not in HEAD_NAMES:
-      raise InputError(f"head={head!r} must be one of {', '.join(HEAD_NAMES)}.")
-    for name in ("balanced", "start"):
-      if getattr(self, name) and head != "auto":
-        raise InputError(
-          f"{name} is a setting of head 'auto', not of {head!r}: leave it out."
-        )

@@ -17,14 +17,11 @@ _PART = re.compile(r"\[\s*(?:(\d{1,3})%)?\s*:\s*(?:(\d{1,3})%)?\s*\]")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """The rows from one percentage to another.
+  """The rows from one percentage to another, which must rise.
 
   >>> part = Part.parse("[80%:]")
   >>> part.first, part.last, str(part), part.mean_of(1001)
   (80, 100, '[80%:]', 200)
-
-  Raises:
-    InputError: the percentages do not rise within 0 to 100.
   """
 
   first: int = 0
@@ -38,30 +35,21 @@ class Part:
 
   @classmethod
   def parse(cls, text: str) -> Self:
-    """Reads what was given to --rows; "" is the whole.
-
-    Raises:
-      InputError: it is no such part.
-    """
-    if not text.strip():
-      return cls()
-    if found := _PART.fullmatch(text.strip()):
+    """What was given to --rows; "" is the whole. InputError: it is no part."""
+    if found := _PART.fullmatch(text.strip() or "[:]"):
       return cls(int(found[1] or 0), int(found[2] or 100))
-    fix = "such as '[:80%]' or '[80%:]'"
-    if re.fullmatch(r"\[?\s*\d*%?\s*:\s*\d*%?\s*\]?", text.strip()):
-      numbers = re.sub(r"(\d+)%?", r"\1%", text.strip(" []"))
-      fix = f"such as '[{numbers}]'"
+    numbers = re.sub(r"(\d+)%?", r"\1%", text.strip(" []"))
+    given = re.fullmatch(r"\d*%?\s*:\s*\d*%?", text.strip(" []"))
     raise InputError(
       f"--rows {text!a} is not a part of a cache: give percentages in brackets,"
-      f" {fix}; rows are chosen by their content, not by their number."
+      f" such as '[{numbers if given else ':80%'}]'; rows are chosen by their"
+      " content, not by their number."
     )
 
   def __str__(self) -> str:
-    if self.is_whole:
-      return ""
     first = f"{self.first}%" if self.first else ""
     last = f"{self.last}%" if self.last < 100 else ""
-    return f"[{first}:{last}]"
+    return "" if self.is_whole else f"[{first}:{last}]"
 
   @property
   def is_whole(self) -> bool:

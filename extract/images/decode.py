@@ -40,7 +40,17 @@ def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
       not of one image.
   """
   if isinstance(image, np.ndarray):
-    return _checked(image)
+    shape = image.shape + (1,) * (image.ndim == 2)
+    if image.dtype != np.uint8 or len(shape) != 3 or 0 in shape:
+      shape = ()
+    if not shape or shape[2] not in (1, 3):
+      raise InputError(
+        f"image of dtype {image.dtype}, shape {list(image.shape)}: pixels must"
+        " be uint8 [h, w, 3], [h, w, 1] or [h, w], and not empty."
+      )
+    return (
+      image if shape[2] == 3 else np.repeat(image.reshape(shape), 3, axis=2)
+    )
   try:
     with Image.open(io.BytesIO(image), formats=_FORMATS) as opened:
       opened.load()
@@ -48,41 +58,17 @@ def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
   except MemoryError:
     raise  # this machine's trouble, not the image's
   except Image.UnidentifiedImageError as error:
-    raise DecodeError(_unreadable(image)) from error
+    is_photo = image[4:8] == b"ftyp" or image[:4] in (b"II*\0", b"MM\0*")
+    advice = " (HEIC, AVIF or TIFF: convert it to JPEG or PNG)" * is_photo
+    raise DecodeError(
+      f"{len(image)} bytes that are not a readable {', '.join(_FORMATS)}"
+      f" image{advice}"
+    ) from error
   # Pillow's readers let through whatever their parsing of damaged bytes
   # stumbles on: OSError, SyntaxError, struct.error, IndexError, zlib.error, …
   except Exception as error:
-    raise DecodeError(f"image cannot be decoded: {one_line(error)}") from error
-
-
-def _unreadable(image: bytes) -> str:
-  """Says what bytes are that no reader knows, where their beginning tells."""
-  kind = ""
-  if image[4:8] == b"ftyp":
-    brand = image[8:12].decode("ascii", "replace").strip()
-    kind = f" ({'AVIF' if brand[:3] == 'avi' else 'HEIC'}: convert it to JPEG)"
-  elif image[:4] in (b"II*\0", b"MM\0*"):
-    kind = " (TIFF: convert it to PNG)"
-  return (
-    f"{len(image)} bytes that are not a readable {', '.join(_FORMATS)}"
-    f" image{kind}"
-  )
-
-
-def _checked(image: np.ndarray) -> np.ndarray:
-  if image.dtype != np.uint8:
-    raise InputError(
-      f"image of dtype {image.dtype}: pixels must be uint8, 0 to 255; convert"
-      " the data set."
-    )
-  if image.ndim == 2:
-    image = image[:, :, None]
-  if image.ndim != 3 or image.shape[2] not in (1, 3) or not image.size:
-    raise InputError(
-      f"image of shape {list(image.shape)}: pixels must be [h, w, 3],"
-      " [h, w, 1] or [h, w], and not empty."
-    )
-  return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
+    said = f"image cannot be decoded: {one_line(error)}"
+    raise DecodeError(said) from error
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -55,30 +55,24 @@ class Preprocessing:
   std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
   def changed(self, config: PreprocessConfig) -> "Preprocessing":
-    """This preprocessing with what `config` asks for.
-
-    Raises:
-      InputError: that makes no sense.
-    """
-    # What is compiled is found by value, so lists become tuples.
+    """This with what `config` asks for; InputError: that makes no sense."""
     given: dict[str, Any] = {
+      # What is compiled is found by value, so lists become tuples.
       name: tuple(value) if isinstance(value, list) else value
       for name, value in vars(config).items()
       if value is not None
     }
     side = given.get("image_size", self.image_size)
-    if given.get("resize") == "crop":
-      given["resize"] = round(side * 8 / 7)
-      if isinstance(self.resize, int):
-        del given["resize"]
     if isinstance(self.resize, int):
-      in_proportion = round(self.resize * side / self.image_size)
-      given = {"resize": in_proportion} | given
+      if given.get("resize", "crop") == "crop":
+        given["resize"] = round(self.resize * side / self.image_size)
+    elif given.get("resize") == "crop":
+      given["resize"] = round(side * 8 / 7)
     result = dataclasses.replace(self, **given)
-    if isinstance(result.resize, int) and result.resize < result.image_size:
+    if isinstance(result.resize, int) and result.resize < side:
       raise InputError(
-        f"--resize {result.resize} is smaller than the image size of"
-        f" {result.image_size}, so no such square could be cropped."
+        f"--resize {result.resize} is smaller than the image size of {side}, so"
+        " no such square could be cropped."
       )
     # (Pillow's other bicubic filter is nobody's reference.)
     if result.resample != "bilinear" and not result.antialias:
@@ -101,26 +95,19 @@ def resize_and_crop(
   """
   side, small = config.image_size, config.resize
   height, width = image.shape[:2]
-  box = None
-  if isinstance(small, int):
-    scale = small / min(height, width)
-    full = (
-      (round(width * scale), round(height * scale))
-      if config.keep_aspect
-      else (small, small)
-    )
-    left, top = (full[0] - side) // 2, (full[1] - side) // 2
-    if full == (width, height):
-      return image[top : top + side, left : left + side]
-    box = (
-      left * width / full[0],
-      top * height / full[1],
-      (left + side) * width / full[0],
-      (top + side) * height / full[1],
-    )
-  elif (height, width) == (side, side):
-    return image
-  return resize_box(image, box or (0, 0, width, height), config)
+  if not isinstance(small, int):
+    if (height, width) == (side, side):
+      return image
+    return resize_box(image, (0, 0, width, height), config)
+  scale = small / min(height, width)
+  full = (round(width * scale), round(height * scale))
+  full = full if config.keep_aspect else (small, small)
+  left, top = (full[0] - side) // 2, (full[1] - side) // 2
+  if full == (width, height):
+    return image[top : top + side, left : left + side]
+  x0, x1 = left * width / full[0], (left + side) * width / full[0]
+  y0, y1 = top * height / full[1], (top + side) * height / full[1]
+  return resize_box(image, (x0, y0, x1, y1), config)
 
 
 def resize_box(

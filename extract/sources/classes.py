@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 
 from oneshot_dp.configs.errors import InputError, check_name, check_num_classes
 from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
-from oneshot_dp.extract.sources.listed_files import shortened
+from oneshot_dp.extract.sources.listed_files import File, shortened
 from oneshot_dp.extract.sources.owners import units_of_column
+from oneshot_dp.extract.sources.source import Source
 
 
 class NamelessClassesError(InputError):
@@ -18,79 +20,95 @@ class NamelessClassesError(InputError):
 
 
 class FileRows(NamedTuple):
-  """What a file of rows has: columns of values, in batches."""
+  """A file of rows: where its images are, and its columns, in batches.
 
-  path: str
-  rows: int
-  where: Callable[[int], str]
+  `key` is the column of labels, and `named` what names the classes. See
+  `Source` for `column` and `at`.
+  """
+
+  file: File
+  column: str
+  at: Int64[np.ndarray, "r 2"]
   key: str
-  named: Sequence[str]
+  named: Sequence[Any]
   labels: Iterable[Sequence[Any]]
   units: Iterable[Sequence[Any]]
 
 
-def listed_fields(
-  settings: SourceSettings, files: Iterable[FileRows], labelled: bool
-) -> dict[str, Any]:
-  """Classes, labels and owners of all rows, as fields of a `Source`.
+def source_of(
+  settings: SourceSettings, rows: Iterable[FileRows], labelled: bool
+) -> Source:
+  """Files of rows, one after another; without labels, all are of class 0.
 
-  Of each row 16 bytes stay in memory. InputError: a row has none, or files are
-  of different classes.
+  InputError: a row has no label or owner, or files are of different classes.
   """
-  names, known = None, {}
-  labels, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-
-  def column(file: FileRows, batches: Iterable[Any], read: Any) -> list[Any]:
-    found, row = [], 0
-    for values in batches:
-      where = functools.partial(_where, file, row)
-      found.append(np.array(read(values, where=where), np.int64))
-      row += len(found[-1])
-    if row != file.rows:
-      raise InputError(f"{file.path!r} is damaged: {row} of {file.rows} rows.")
-    return found
-
-  for file in files:
+  names, known = ("unlabelled",), {}
+  files, labels, owners, at = [], [], [np.zeros(0, np.int64)], []
+  for row in rows:
+    before = names
     if labelled:
-      now = class_names(file.named, settings, file.path)
-      if names not in (None, now):
-        raise InputError(f"{file.path!r} has other classes than files before.")
-      names = now
-      read = functools.partial(label_numbers, names=now, key=file.key)
-      labels += column(file, file.labels, read)
+      names = class_names(row.named, settings, row.file.path)
+      read = functools.partial(label_numbers, names=names, key=row.key)
+      labels += _numbers(row, row.labels, read)
     else:
-      labels.append(np.zeros(file.rows, np.int64))
+      labels.append(np.zeros(len(row.at), np.int64))
+    if files and names != before:
+      raise InputError(
+        f"{row.file.path!r} has other classes than files before."
+      )
     if unit := settings.units:
       read = functools.partial(units_of_column, unit=unit, known=known)
-      owners += column(file, file.units, read)
-  return {
-    "class_names": names or ("unlabelled",),
-    "labels": np.concatenate(labels).astype(np.int32),
-    "unit": settings.units or EXAMPLE,
-    "unit_ids": np.concatenate(owners) if settings.units else None,
-  }
+      owners += _numbers(row, row.units, read)
+    at.append(np.insert(row.at, 0, len(files), axis=1))
+    files.append((row.file, row.column))
+  return Source(
+    name=settings.name or "unlabelled",
+    split=settings.split or "all",
+    class_names=names,
+    unit=settings.units or EXAMPLE,
+    labels=np.concatenate(labels).astype(np.int32),
+    unit_ids=np.concatenate(owners) if settings.units else None,
+    files=tuple(file.path for file, _ in files),
+    sizes=np.array([file.size for file, _ in files], np.int64),
+    versions=np.array([file.version for file, _ in files], np.int64),
+    columns=tuple(column for _, column in files),
+    at=np.concatenate(at),
+  )
 
 
-def _where(file: FileRows, first: int, row: int) -> str:
-  return file.where(first + row)
+def _numbers(
+  rows: FileRows,
+  batches: Iterable[Sequence[Any]],
+  read: Callable[..., list[int]],
+) -> list[np.ndarray]:
+  found, n, path = [], 0, rows.file.path
+  for values in batches:
+    where = functools.partial(_where, path, n)
+    found.append(np.array(read(values, where=where), np.int64))
+    n += len(found[-1])
+  if n != len(rows.at):
+    raise InputError(f"{path!r} is damaged: {n} of {len(rows.at)} rows.")
+  return found
+
+
+def _where(path: str, first: int, row: int) -> str:
+  return f"{path}[{first + row}]"
 
 
 def chosen(
-  place: str,
-  flag: str,
-  key: str | None,
-  candidates: Sequence[str],
-  usual: str | None = None,
+  place: str, flag: str, key: str | None, candidates: Sequence[str]
 ) -> str:
-  """The column that was asked for, the only one, or the usual one."""
+  """The column that was asked for, the only one, or the one named as the flag.
+
+  InputError: there is none.
+  """
   if key is None:
+    usual = flag.removeprefix("--")
     key = candidates[0] if len(candidates) == 1 else usual
-  if key in candidates:
-    return str(key)
-  raise InputError(
-    f"{place!r}: {flag} must be one of {shortened(candidates) or 'none'}"
-    f"{f', and is {key!r}' if key else ''}."
-  )
+  if key not in candidates:
+    has = shortened(candidates) or "none"
+    raise InputError(f"{place!r}: {flag} {key!r} is none of {has}.")
+  return key
 
 
 def class_names(
@@ -102,20 +120,16 @@ def class_names(
   InputError: nobody says it, two say it differently, or a name cannot be.
   """
   found, stated = tuple(map(str, named)), tuple(settings.class_names)
-  if found and stated and stated != found:
-    raise InputError(
-      f"{place!r} has the classes {shortened(found)}: leave --class-names out."
-    )
   names, k = found or stated, settings.num_classes
   if not names and k is None:
     raise NamelessClassesError(
       f"{place!r} names no classes: give --class-names or --num-classes"
       " (labels are private, so neither is read off them)."
     )
-  if names and k not in (None, len(names)):
+  if (stated and names != stated) or k not in (None, len(names) or k):
     raise InputError(
-      f"--num-classes {k}, but {place!r} names {len(names)} classes: leave it"
-      " out."
+      f"{place!r} names {len(names)} classes ({shortened(names)}), and a flag"
+      " others: leave --class-names and --num-classes out."
     )
   check_num_classes(k or len(names), repr(place))
   names = names or tuple(map(str, range(k or 0)))

@@ -4,7 +4,6 @@ import concurrent.futures
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt64
@@ -16,14 +15,11 @@ from oneshot_dp.extract.images.decode import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.classes import NamelessClassesError
 from oneshot_dp.extract.sources.folder import is_split, open_folder
-from oneshot_dp.extract.sources.listed_files import TABLES, is_image
-from oneshot_dp.extract.sources.npz import splits_of_npz
-from oneshot_dp.extract.sources.open_source import open_source, tables_of
-from oneshot_dp.extract.sources.unlabelled import (
-  Unlabelled,
-  files_of,
-  unlabelled,
-)
+from oneshot_dp.extract.sources.listed_files import has_rows, is_image
+from oneshot_dp.extract.sources.npz import array_splits
+from oneshot_dp.extract.sources.open_source import open_source, splits_of
+from oneshot_dp.extract.sources.source import Source, together
+from oneshot_dp.extract.sources.unlabelled import images_of, unlabelled
 
 _AT_ONCE = 1024
 """Images in flight: what is kept of each is small, its pixels are not."""
@@ -101,64 +97,63 @@ def describe_images(
   faults = [f"{f.path!r}: leads nowhere or back" for f in files if f.size < 0]
   files = [file for file in files if file.size >= 0]
   others = [file.path for file in files if not is_image(file.path)]
-  parts, notes = [], []
-  opened: list[Any] = []
+  parts, notes, splits, classes, owners = [], [], [], {}, {}
   if is_folder := len(others) < len(files):
-    folders = listed_files.folders_in(paths[0], files)
-    splits = list(filter(is_split, folders))
+    splits += filter(is_split, listed_files.folders_in(paths[0], files))
     images = [file for file in files if is_image(file.path)]
     strays = {f for f in images if f.path.count("/") < 1 + bool(splits)}
     faults += [f"{file.path!r}: in no class folder" for file in sorted(strays)]
-    parts.append(files_of(paths[0], images))
+    parts.append(images_of(images, paths[0]))
     files = [file for file in files if file not in strays]
   else:
-    if tables := [path for path in others if path.lower().endswith(TABLES)]:
-      others = sorted(set(others) - set(tables))
+    if tables := list(filter(has_rows, others)):
+      others = [path for path in others if not has_rows(path)]
       paths = [os.path.join(paths[0], table) for table in tables]
-    splits = list(filter(None, tables_of(paths)))
     for path in paths:
       try:
-        is_npz = path.lower().endswith(".npz")
-        splits = splits_of_npz(path) if is_npz else splits
-        keys = [f"{split}_image" for split in splits if is_npz]
-        for key in keys or [settings.image]:
-          parts += unlabelled([path], key).parts
+        splits = list(filter(None, splits_of(paths)))
+        arrays = array_splits(path) if path.lower().endswith(".npz") else []
+        splits = arrays or splits
+        for key in [f"{split}_image" for split in arrays] or [settings.image]:
+          parts.append(unlabelled([path], key))
       except InputError as error:
         faults.append(str(error))
   for split in (splits or [None]) if parts else ():
     asked = dataclasses.replace(settings, split=split, location=tuple(paths))
     try:
       source = open_folder(asked, paths[0], files) if is_folder else None
-      opened.append(source or open_source(asked))
+      source = source or open_source(asked)
+      names, labels = source.class_names, source.labels
+      counts = np.bincount(labels, minlength=len(names)).tolist()
+      classes[source.split] = dict(zip(names, counts, strict=True))
+      if source.unit_ids is not None:
+        _, each = np.unique(source.unit_ids, return_counts=True)
+        owners[source.split] = len(each), int(each.max(initial=0))
     except NamelessClassesError as error:
       notes.append(str(error))
     except (InputError, RunError) as error:
       faults.append(str(error))
-  everything = Unlabelled(parts=tuple(parts))
+  everything = together(parts)
   sizes, broken, keys = _look_at(everything)
-  classes, owners = {}, {}
-  for source in opened:
-    names, labels = source.class_names, source.labels
-    counts = np.bincount(labels, minlength=len(names)).tolist()
-    classes[source.split] = dict(zip(names, counts, strict=True))
-    if source.unit_ids is not None:
-      _, each = np.unique(source.unit_ids, return_counts=True)
-      owners[source.split] = len(each), int(each.max(initial=0))
   return ImagesReport(
-    location=escaped(" ".join(location)),
+    location=_shown(" ".join(location)),
     classes=classes,
     owners=owners,
     num_images=len(everything),
     sizes=sizes,
-    faults=tuple(map(escaped, (*faults, *broken))),
-    passed_over=tuple(map(escaped, others)),
+    faults=tuple(map(_shown, (*faults, *broken))),
+    passed_over=tuple(map(_shown, others)),
     duplicates=tuple(_duplicates(everything, keys)),
-    notes=tuple(map(escaped, notes)),
+    notes=tuple(map(_shown, notes)),
   )
 
 
+def _shown(text: str) -> str:
+  return escaped(text, but="")
+
+
 def _look_at(
-  images: Unlabelled,
+  images: Source,
 ) -> tuple[tuple[str, ...], list[str], UInt64[np.ndarray, "n 2"]]:
   """Sizes, broken images, and the keys of the others (zeros of the broken)."""
   from tqdm import tqdm
@@ -168,7 +163,7 @@ def _look_at(
       image = images.image(index)
       height, width, _ = decode_image(image).shape
     except (InputError, RunError, DecodeError) as error:
-      return f"{images.place(index)}: {error}"
+      return f"{images.name_of(index)}: {error}"
     return image_key(image), (width, height)
 
   n, broken = len(images), []
@@ -192,10 +187,10 @@ def _look_at(
 
 
 def _duplicates(
-  images: Unlabelled, keys: UInt64[np.ndarray, "n 2"]
+  images: Source, keys: UInt64[np.ndarray, "n 2"]
 ) -> Iterator[str]:
   order = np.lexsort((keys[:, 1], keys[:, 0]))
   ends = np.flatnonzero((np.diff(keys[order], axis=0) != 0).any(axis=1)) + 1
   for group in np.split(order, ends):
     if len(group) > 1 and keys[group[0]].any():
-      yield " = ".join(escaped(images.place(i)) for i in group.tolist())
+      yield " = ".join(_shown(images.name_of(i)) for i in group.tolist())

@@ -14,13 +14,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.storage import is_url
 
 IMAGES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
-TABLES = (".parquet", ".tar")
+ROWS = (".npz", ".parquet", ".tar")
 _LITTER = frozenset(("__MACOSX", "@eaDir", "lost+found"))
-_MOST_FILES = 1_000_000
-"""That one pattern x{0..9} may stand for."""
 
 
 class File(NamedTuple):
@@ -36,6 +33,11 @@ def is_image(path: str) -> bool:
   return path.lower().endswith(IMAGES)
 
 
+def has_rows(path: str) -> bool:
+  """Whether a file is named as one that has images in rows."""
+  return path.lower().endswith(ROWS)
+
+
 def is_litter(path: str) -> bool:
   """Whether a file is passed over, for its name or that of a folder of it."""
   return any(p[:1] == "." or p in _LITTER for p in path.split("/"))
@@ -43,7 +45,7 @@ def is_litter(path: str) -> bool:
 
 def is_folder(path: str) -> bool:
   """Whether a folder is there; in a store, if anything is in it."""
-  if is_url(path):
+  if storage.is_url(path):
     return bool(storage.sizes(storage.store_at(path)))
   return os.path.isdir(path)
 
@@ -51,42 +53,33 @@ def is_folder(path: str) -> bool:
 def expanded(location: Sequence[str]) -> list[str]:
   """The paths that words stand for: x{00..12}.tar, *.tar, ~ and paths.
 
-  Raises:
-    InputError: nothing is there.
+  InputError: nothing is there.
   """
-  paths = []
-  for word in location:
-    for path in map(os.path.expanduser, _counted(word)):
-      if is_url(path) or os.path.lexists(path):
-        some = [path.rstrip("/") or "/"]
-      else:
-        some = sorted(glob.glob(path, recursive=True))
-      if not some:
-        raise InputError(f"{path!r} is not there: give a file, folder or URL.")
+  paths, words = [], list(location)[::-1]
+  while words:
+    path = os.path.expanduser(words.pop())
+    if found := re.search(r"\{(\d{1,6})\.\.(\d{1,6})\}", path):
+      head, tail, wide = (
+        path[: found.start()],
+        path[found.end() :],
+        len(found[1]),
+      )
+      numbers = range(int(found[1]), int(found[2]) + 1)
+      words += [f"{head}{i:0{wide}}{tail}" for i in reversed(numbers)]
+      some = numbers
+    elif storage.is_url(path) or os.path.lexists(path):
+      some = [path.rstrip("/") or "/"]
       paths += some
+    else:
+      some = sorted(glob.glob(path, recursive=True))
+      paths += some
+    if not some:
+      raise InputError(f"{path!r} is not there: give a file, folder or URL.")
   return paths
 
 
-def _counted(word: str) -> list[str]:
-  """What a shell makes of x{00..12}."""
-  if not (found := re.search(r"\{(\d{1,9})\.\.(\d{1,9})\}", word)):
-    return [word]
-  first, last = map(int, found.groups())
-  if not 0 <= last - first < _MOST_FILES:
-    raise InputError(f"{word!r} stands for no files, or for too many.")
-  return [
-    f"{word[: found.start()]}{number:0{len(found[1])}}{rest}"
-    for number in range(first, last + 1)
-    for rest in _counted(word[found.end() :])
-  ]
-
-
 def files_in(folder: str) -> list[File]:
-  """All files of a folder, at any depth, by relative path, in order.
-
-  Raises:
-    InputError: it cannot be read.
-  """
+  """All files of a folder, at any depth, by relative path, in order."""
   found = storage.listed(storage.store_at(folder)).items()
   return [_file(p, size, v) for p, (size, v) in found if not is_litter(p)]
 
@@ -94,10 +87,10 @@ def files_in(folder: str) -> list[File]:
 def folders_in(folder: str, files: Sequence[File]) -> list[str]:
   """Names of the folders right in one, empty ones too where there are such."""
   names = {f.path.partition("/")[0] for f in files if "/" in f.path}
-  if not is_url(folder):
-    with os.scandir(folder) as entries:
-      inner = {e.name for e in entries if e.is_dir() and not is_litter(e.name)}
-    names |= inner - {file.path for file in files}  # links to a parent
+  if not storage.is_url(folder):
+    inner = {e.name for e in os.scandir(folder) if e.is_dir()}
+    inner -= {file.path for file in files}  # links to a parent
+    names |= {name for name in inner if not is_litter(name)}
   return sorted(names)
 
 
@@ -118,11 +111,7 @@ def refuse_broken(folder: str, files: Sequence[File]) -> None:
 
 
 def file_at(path: str) -> File:
-  """One file, as it is now.
-
-  Raises:
-    InputError: it is no file.
-  """
+  """One file, as it is now; InputError: it is none."""
   try:
     return _file(path, *storage.state(*_place(path)))
   except FileNotFoundError as error:
@@ -132,8 +121,7 @@ def file_at(path: str) -> File:
 def read(file: File, start: int = 0, size: int | None = None) -> bytes:
   """All of a file, or so many bytes from a place on.
 
-  Raises:
-    RunError: it cannot be read, or is not what was listed.
+  RunError: it cannot be read, or is not what was listed.
   """
   size = file.size if size is None else size
   try:
@@ -151,8 +139,7 @@ def read(file: File, start: int = 0, size: int | None = None) -> bytes:
 def seekable(file: File) -> BinaryIO:
   """A file, of which a library reads the parts that it needs.
 
-  Raises:
-    InputError: it cannot be read, or is not what was listed.
+  InputError: it cannot be read, or is not what was listed.
   """
   if file_at(file.path) != file:
     raise InputError(f"{file.path!r} was changed since it was listed.")
@@ -171,7 +158,7 @@ def _file(path: str, size: int, version: str) -> File:
 
 def _place(path: str) -> tuple[Any, str]:
   """The store of a folder; of a URL its bucket, whose connections are kept."""
-  if url := storage.URL.fullmatch(path):
-    return storage.store_at(f"{url[1]}://{url[2]}"), url[3]
+  url = storage.URL.fullmatch(path)
   folder, name = os.path.split(path)
+  folder, name = (f"{url[1]}://{url[2]}", url[3]) if url else (folder, name)
   return storage.store_at(folder), name

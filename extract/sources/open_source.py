@@ -1,41 +1,38 @@
 """Opens a source: the location says of what kind it is.
 
-A new kind of source is a file beside this one, a line in `open_source`, and a
-name in `_HOMES`.
+A new kind of files with rows is a file beside this one, a line in `_rows`, and
+an extension in `listed_files`.
 """
 
 import base64
 import dataclasses
-import importlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import SourceSettings, check_unit_name
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.folder import (
-  is_split,
-  open_folder,
-  tell_passed_over,
+from oneshot_dp.extract.sources.classes import FileRows, source_of
+from oneshot_dp.extract.sources.folder import is_split, open_folder
+from oneshot_dp.extract.sources.listed_files import (
+  has_rows,
+  is_image,
+  shortened,
 )
-from oneshot_dp.extract.sources.listed_files import IMAGES, TABLES, shortened
 from oneshot_dp.extract.sources.source import Source
-
-_HOMES = ("folder", "npz", "parquet", "tars", "tfds")
-"""Modules, each with a class of its name; each needs its own libraries."""
 
 
 def open_source(settings: SourceSettings) -> Source:
   """Opens one split of a data set.
 
-  It is listed, and labels and units are read (of a npz the images, too), so
-  this is done once, where a job is started. A TFDS data set that is not on disk
-  yet is downloaded and prepared.
+  It is listed, and labels and units are read, so this is done once, where a
+  job is started. What TFDS has not on disk yet is downloaded and prepared.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as folder:
@@ -46,91 +43,114 @@ def open_source(settings: SourceSettings) -> Source:
   ...     class_names=np.array(["cat", "dog"]),
   ...   )
   ...   source = open_source(SourceSettings(location=(f"{folder}/pets.npz",)))
-  >>> len(source), source.name, source.class_names, source[0].label
-  (2, 'pets', ('cat', 'dog'), 1)
+  >>> len(source), source.name, source.class_names, source.labels.tolist()
+  (2, 'pets', ('cat', 'dog'), [1, 0])
 
   Raises:
     InputError: there is no such data set or split, or it is not what it should
       be.
     RunError: a TFDS data set cannot be downloaded or prepared.
   """
-  words = settings.location
-  if any(word.startswith("tfds:") for word in words):
-    if len(words) > 1:
-      raise InputError("tfds:NAME is one data set: give nothing beside it.")
+  if (words := settings.location)[0].startswith("tfds:") and len(words) == 1:
     from oneshot_dp.extract.sources.tfds import open_tfds
 
     return open_tfds(settings)
   if settings.data_dir is not None:
     raise InputError("--data-dir is for tfds:NAME: leave it out.")
   paths = listed_files.expanded(words)
-  root = paths[0]
+  above, name = os.path.split(os.path.abspath(root := paths[0]))
   if len(paths) == 1 and listed_files.is_folder(root):
     files = listed_files.files_in(root)
-    if any(listed_files.is_image(file.path) for file in files):
+    others = [file.path for file in files if not is_image(file.path)]
+    if len(others) < len(files):
       if settings.image or settings.label:
         raise InputError("--image and --label are for tables, not for folders.")
       source = open_folder(settings, root, files)
-      tell_passed_over(root, files)
+      kinds = sorted({os.path.splitext(path)[1].lower() for path in others})
+      if others:  # said, as photographs may be among them: .heic, .tif
+        told = escaped(f"{root}: {len(others):,} files, {', '.join(kinds)}", "")
+        print(f"passed over in {told[:300]}", file=sys.stderr)
       return source
     listed_files.refuse_broken(root, files)
-    tables = {file.path: os.path.join(root, file.path) for file in files}
-    return _open_tables(settings, root, tables)
+    tables = {path: os.path.join(root, path) for path in others}
+  else:
+    tables = {os.path.basename(path): path for path in paths}
+    name = name if len(paths) == 1 else os.path.basename(above)
+    if len(tables) < len(paths):
+      raise InputError(f"{shortened(paths)}: give each file once.")
+  found = splits_of(tables)
+  named, split = sorted(filter(None, found)), settings.split
   if len(paths) == 1 and root.lower().endswith(".npz"):
-    from oneshot_dp.extract.sources.npz import open_npz
+    from oneshot_dp.extract.sources.npz import array_splits
 
-    return open_npz(settings, root)
-  tables = {os.path.basename(path): path for path in paths}
-  if len(tables) < len(paths) or not all(map(_is_table, tables)):
+    named = array_splits(root) or [split or "all"]
+    found = {name: list(tables) for name in named}
+  split = named[0] if split is None and len(found) == 1 else split
+  if not split or split not in found:
+    problem = "several splits" if split is None else "no such split"
     raise InputError(
-      f"{shortened(paths)}: give a folder of a folder of images for each class,"
-      f" one npz, or files that end in {', '.join(TABLES)}, each once."
+      f"{root!r} has {problem}: give --split {' or '.join(named)}."
     )
-  return _open_tables(settings, root, tables)
+  homes = {
+    os.path.join(os.path.dirname(f), f"*{os.path.splitext(f)[1]}")
+    for f in found[split]
+  }
+  if len(homes) > 1:
+    raise InputError(
+      f"{root!r} has its split {split!r} in several places, which may hold the"
+      f" same images: give one of {shortened(sorted(homes))}."
+    )
+  if settings.units is not None:
+    check_unit_name(settings.units)
+  name = settings.name or os.path.splitext(name)[0]
+  settings = dataclasses.replace(settings, name=name, split=split)
+  return open_files(settings, [tables[file] for file in found[split]])
 
 
 def listing_of(source: Source) -> bytes:
   """What a source consists of, as JSON: equal bytes, equal sources. Private."""
-  fields = {
-    field.name: _encoded(getattr(source, field.name))
-    for field in dataclasses.fields(source)
-  }
-  return json.dumps([type(source).__name__, fields]).encode()
+
+  def plain(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+      return value
+    little = value.astype(value.dtype.newbyteorder("<"))
+    text = base64.b64encode(little.tobytes()).decode()
+    return {"dtype": value.dtype.name, "shape": value.shape, "base64": text}
+
+  names = [field.name for field in dataclasses.fields(source)]
+  listed = {name: plain(getattr(source, name)) for name in names}
+  return json.dumps([type(source).__name__, listed]).encode()
 
 
 def reopened(listing: bytes) -> Source:
   """The source of a listing, in any process that sees the same files."""
-  kind, fields = json.loads(listing)
-  assert kind.lower() in _HOMES, kind
-  home = importlib.import_module(f"oneshot_dp.extract.sources.{kind.lower()}")
-  given = {name: _decoded(value) for name, value in fields.items()}
-  return getattr(home, kind)(**given)
+
+  def value(plain: Any) -> Any:
+    if isinstance(plain, dict):
+      little = np.dtype(plain["dtype"]).newbyteorder("<")
+      array = np.frombuffer(base64.b64decode(plain["base64"]), little)
+      return array.astype(plain["dtype"]).reshape(plain["shape"])
+    return tuple(plain) if isinstance(plain, list) else plain
+
+  kind, listed = json.loads(listing)
+  fields = {name: value(plain) for name, plain in listed.items()}
+  if kind == Source.__name__:
+    return Source(**fields)
+  from oneshot_dp.extract.sources.tfds import Tfds
+
+  return Tfds(**fields)
 
 
-def _encoded(value: Any) -> Any:
-  if not isinstance(value, np.ndarray):
-    return value
-  little = value.astype(value.dtype.newbyteorder("<"))
-  return {value.dtype.name: base64.b64encode(little.tobytes()).decode()}
-
-
-def _decoded(value: Any) -> Any:
-  if isinstance(value, dict):
-    ((dtype, text),) = value.items()
-    little = np.dtype(dtype).newbyteorder("<")
-    return np.frombuffer(base64.b64decode(text), little).astype(dtype)
-  return tuple(value) if isinstance(value, list) else value
-
-
-def tables_of(files: Iterable[str]) -> dict[str, list[str]]:
-  """Parquet files or tars of each split, by the names of files and folders.
+def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
+  """Files of rows of each split, by the names of files and folders.
 
   A split is the NAME of NAME-00000-of-00002, or a word such as train or test in
   the name of the file or of its folders. Without any, all are the split `all`;
-  beside others, files without one are those of "".
+  beside others, files without one are those of "". InputError: there is none.
   """
   found: dict[str, list[str]] = {}
-  for file in filter(_is_table, files):
+  files = list(files)
+  for file in filter(has_rows, files):
     stem = os.path.splitext(file)[0]
     sharded = re.search(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$", stem)
     words = re.split(r"[/._ -]", stem)
@@ -138,65 +158,39 @@ def tables_of(files: Iterable[str]) -> dict[str, list[str]]:
     if sharded and sharded[1] != "data":
       split = sharded[1]
     found.setdefault(split, []).append(file)
+  packed = [f for f in files if re.search(r"\.(tar\.\w+|tgz)$", f.lower())]
+  if packed or not found:
+    raise InputError(
+      f"{shortened(packed or files) or 'nothing'}: give a folder of a folder of"
+      " images for each class, or files that end in .npz, .parquet or .tar (not"
+      " compressed, as members are read by their place)."
+    )
   return {"all": found[""]} if set(found) == {""} else found
 
 
-def _is_table(path: str) -> bool:
-  return path.lower().endswith(TABLES)
-
-
-def _open_tables(
-  settings: SourceSettings, root: str, files: Mapping[str, str]
+def open_files(
+  settings: SourceSettings, paths: Sequence[str], labelled: bool = True
 ) -> Source:
-  """Parquet files or tars: paths by the names that say their split."""
-  if packed := [f for f in files if re.search(r"\.(tar\.\w+|tgz)$", f.lower())]:
-    raise InputError(
-      f"compressed tars cannot be read by index: unpack {shortened(packed)}."
-    )
-  if not (splits := tables_of(files)):
-    raise InputError(
-      f"{root!r} has no images ({', '.join(IMAGES)}), nor files that end in"
-      f" {', '.join(TABLES)}."
-    )
-  named, split = sorted(filter(None, splits)), settings.split
-  split = named[0] if split is None and len(splits) == 1 else split
-  if not split or split not in splits:
-    problem = "several splits" if split is None else "no such split"
-    raise InputError(
-      f"{root!r} has {problem}, by the names of its files: give --split"
-      f" {' or '.join(named)}."
-    )
-  homes = {
-    os.path.join(os.path.dirname(file), f"*{os.path.splitext(file)[1]}")
-    for file in splits[split]
-  }
-  if len(homes) > 1:
-    raise InputError(
-      f"{root!r} has its split {split!r} in several places"
-      f" ({shortened(sorted(homes))}), which may hold the same images: give one"
-      " of them."
-    )
-  if settings.units is not None:
-    check_unit_name(settings.units)
-  above, name = os.path.split(os.path.abspath(root))
-  if len(files) > 1 and files.get(name) == root:  # of several that were named
-    name = os.path.basename(above)
-  name = settings.name or os.path.splitext(name)[0]
-  paths = [files[file] for file in splits[split]]
-  return open_table(settings, paths, name=name, split=split)
+  """Files of rows as a source; without labels, all rows are of class 0."""
+  return source_of(settings, _rows(settings, paths, labelled), labelled)
 
 
-def open_table(
-  settings: SourceSettings,
-  paths: Sequence[str],
-  labelled: bool = True,
-  **names: str,
-) -> Source:
-  """Parquet files or tars; see `open_parquet` and `open_tars`."""
-  if paths[0].lower().endswith(".tar"):
-    from oneshot_dp.extract.sources.tars import open_tars
+def _rows(
+  settings: SourceSettings, paths: Sequence[str], labelled: bool
+) -> Iterator[FileRows]:
+  # A module is imported where it is asked for: each needs its own libraries.
+  for path in paths:
+    file = listed_files.file_at(path)
+    if path.lower().endswith(".tar"):
+      from oneshot_dp.extract.sources.tars import tar_rows
 
-    return open_tars(settings, paths, labelled, **names)
-  from oneshot_dp.extract.sources.parquet import open_parquet
+      yield tar_rows(settings, file, labelled)
+    elif path.lower().endswith(".npz"):
+      from oneshot_dp.extract.sources.npz import npz_rows
 
-  return open_parquet(settings, paths, labelled, **names)
+      yield npz_rows(settings, file, labelled)
+    else:
+      from oneshot_dp.extract.sources.parquet import parquet_rows
+
+      with parquet_rows(settings, file, labelled) as rows:
+        yield rows

@@ -5,7 +5,7 @@ import hashlib
 import io
 import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError
@@ -27,14 +27,9 @@ def unit_numbers(
   refused, not merged: whoever leaves a shared unit changes it, and a change may
   cost twice what an absence does. Spaces around a name are no part of it.
 
-  Args:
-    names: of the rows' units.
-    unit: what they name ("patient").
-    where: says where a row is, for errors.
-    known: names by number, where rows come in batches; it grows.
-
-  Raises:
-    InputError: a row without a name (None or blank); two names of one number.
+  `unit` is what the names name ("patient"), `where` says where a row is, for
+  errors; `known` has names by number, where rows come in batches, and grows.
+  InputError: a row without a name (None or blank); two names of one number.
   """
   whose = [(name or "").strip() for name in names]
   if missing := [where(i) for i, name in enumerate(whose) if not name]:
@@ -83,51 +78,38 @@ def units_of_files(
 ) -> tuple[str, list[int]]:
   """The public name of the unit, and a `unit_id` for each image file.
 
-  Args:
-    units: FILE.csv with the columns `file` and, say, `patient`, or a regular
-      expression with one group that has a name: `(?P<patient>[^_]+)_`.
-    images: paths relative to the folder that the table is about; they start
-      with `split` ("train/", or nothing): other rows are about other splits.
-    passed_over: files beside them that are no images; rows of them are, too.
-    split: see `images`.
-
-  Raises:
-    InputError: `units` is neither; an image without a unit; a row that is there
-      twice, or is of a file that is not.
+  `units` is FILE.csv with the columns `file` and, say, `patient`, or a regular
+  expression with one group that has a name: `(?P<patient>[^_]+)_`. Paths are
+  relative to the folder that the table is about, and start with `split`
+  ("train/", or nothing): other rows are about other splits. Rows of files that
+  are `passed_over` are, too. InputError: `units` is neither; an image without a
+  unit; a row that is there twice, or is of a file that is not.
   """
   if units.lower().endswith(".csv"):
     unit, owners = _table(units)
     others = owners.keys() - {*images, *passed_over}
-    if strays := sorted(
-      f for f in others if f.startswith(split) and not is_litter(f)
-    ):
+    strays = [f for f in others if f.startswith(split) and not is_litter(f)]
+    if strays:
       raise InputError(
         f"{units!r} names files that are not in the data set:"
-        f" {shortened(strays)}; remove their rows."
+        f" {shortened(sorted(strays))}; remove their rows."
       )
+    whose = [owners.get(image) for image in images]
   else:
-    unit, owners = _by_path(units, images)
-  whose = [owners.get(image) for image in images]
+    try:
+      pattern = re.compile(units)
+      (unit,) = pattern.groupindex if pattern.groups == 1 else ()
+    except (re.error, ValueError, OverflowError) as error:
+      raise InputError(
+        f"--units {units!r} must be FILE.csv, or a regular expression with one"
+        " group, named after the unit: '(?P<patient>…)'."
+      ) from error
+    check_unit_name(unit)
+    whose = [m and m[1] for m in map(pattern.search, images)]
   return unit, unit_numbers(whose, f"{unit} in {units!r}", images.__getitem__)
 
 
-def _by_path(
-  pattern: str, images: Sequence[str]
-) -> tuple[str, Mapping[str, str | None]]:
-  try:
-    compiled = re.compile(pattern)
-    (unit,) = compiled.groupindex if compiled.groups == 1 else ()
-  except (re.error, ValueError, OverflowError) as error:
-    raise InputError(
-      f"--units {pattern!r} must be FILE.csv, or a regular expression with one"
-      " group, named after the unit: '(?P<patient>…)'."
-    ) from error
-  check_unit_name(unit)
-  found = {image: compiled.search(image) for image in images}
-  return unit, {image: match and match[1] for image, match in found.items()}
-
-
-def _table(path: str) -> tuple[str, Mapping[str, str]]:
+def _table(path: str) -> tuple[str, dict[str, str]]:
   try:
     file = io.StringIO(read_regular(path).decode("utf-8-sig"), newline="")
     rows = [*csv.reader(file, skipinitialspace=True, strict=True), []]

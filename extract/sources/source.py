@@ -1,30 +1,32 @@
-"""What every source of images looks like.
+"""What every source of images is: one listing, made once, read anywhere.
 
 A source is one split of a data set: a frozen dataclass whose fields say what
 it consists of, in order. It is opened once, where a job is started; workers
-make it again of these fields (`open_source.reopened`). Images come undecoded:
-to decode them is work for the job's threads, and what cannot be decoded is
-theirs to report, by `where`.
+make it again of these fields. Images come undecoded: to decode them is work for
+the job's threads, and what cannot be decoded is theirs to report, by `where`.
 """
 
 import dataclasses
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 
 from oneshot_dp.configs.errors import escaped
 from oneshot_dp.configs.extract_config import EXAMPLE
+from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.listed_files import File
 
 Image = bytes | UInt8[np.ndarray, "h w c"]
 """The bytes of an image file, or pixels, uint8 [h, w, 3 or 1]."""
 
 
-# Not comparable: `==` on the image array has no single truth value.
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Example:
-  """One labelled image: its class index, itself, where it is, and whose.
+class Example(NamedTuple):
+  """One labelled image: class index, itself, where (escaped) and whose it is.
 
-  `where` is escaped, for errors; `unit_id` is None if the unit is an example.
+  `unit_id` is None where the privacy unit is an example.
   """
 
   label: int
@@ -47,34 +49,78 @@ class Source:
     class_names: of label 0, 1, …; public, from the data's names or a flag,
       never from its labels, which are private.
     unit: public name of what `unit_id` numbers; "example" where there is none.
-    labels: class index of each example; private, as all that is listed.
+    labels: class index of each example; private, as all that follows.
     unit_ids: whose each example is; None where the unit is an example.
+    root: the folder that paths are relative to, or "".
+    files: paths, in order; with their sizes (bytes) and versions.
+    columns: of each file the column or array of its images; empty: there are
+      none.
+    at: of each example its file; then start and bytes in it, of Parquet row
+      group and row, of an npz row and 0.
   """
 
   name: str
   split: str
   class_names: tuple[str, ...]
   unit: str = EXAMPLE
-  labels: Int32[np.ndarray, " n"] | None = None
+  labels: Int32[np.ndarray, " n"]
   unit_ids: Int64[np.ndarray, " n"] | None = None
+  root: str = ""
+  files: tuple[str, ...]
+  sizes: Int64[np.ndarray, " f"]
+  versions: Int64[np.ndarray, " f"]
+  columns: tuple[str, ...] = ()
+  at: Int64[np.ndarray, "_ 3"]
 
   def __len__(self) -> int:
-    return 0 if self.labels is None else len(self.labels)
+    return len(self.labels)
 
   def __getitem__(self, index: int) -> Example:
     if not 0 <= index < len(self):
       raise IndexError(f"{index} is not in [0, {len(self)}).")
-    return Example(
-      label=0 if self.labels is None else int(self.labels[index]),
-      image=self.image(index),
-      where=escaped(self.place(index)),
-      unit_id=None if self.unit_ids is None else int(self.unit_ids[index]),
-    )
+    where = escaped(self.name_of(index), but="")
+    unit_id = None if self.unit_ids is None else int(self.unit_ids[index])
+    return Example(int(self.labels[index]), self.image(index), where, unit_id)
 
   def image(self, index: int) -> Image:
     """What is there, undecoded."""
-    raise NotImplementedError
+    number, first, second = self.at[index].tolist()
+    path = os.path.join(self.root, self.files[number])
+    file = File(path, int(self.sizes[number]), int(self.versions[number]))
+    if not self.columns or not self.columns[number]:
+      return listed_files.read(file, first, second)
+    if path.lower().endswith(".npz"):
+      from oneshot_dp.extract.sources.npz import read_array
 
-  def place(self, index: int) -> str:
-    """Where it is: a path, FILE[row]."""
-    raise NotImplementedError
+      return read_array(file, self.columns[number])[first]
+    from oneshot_dp.extract.sources.parquet import read_cell
+
+    return read_cell(file, self.columns[number], first, second)
+
+  def name_of(self, index: int) -> str:
+    """Where it is, by the names of files: a path, or FILE[row]."""
+    number = self.at[index, 0]
+    path = os.path.join(self.root, self.files[number])
+    row = index - np.searchsorted(self.at[:, 0], number)
+    return f"{path}[{row}]" if listed_files.has_rows(path) else path
+
+
+def together(parts: Sequence[Source]) -> Source:
+  """The images of several sources, as one without labels."""
+  starts = np.cumsum([0, *(len(part.files) for part in parts)])
+  moved = [
+    part.at + np.array([start, 0, 0])
+    for start, part in zip(starts[:-1], parts, strict=True)
+  ]
+  nothing = np.zeros(0, np.int64)
+  return Source(
+    name="unlabelled",
+    split="all",
+    class_names=("unlabelled",),
+    labels=np.zeros(sum(map(len, parts)), np.int32),
+    files=tuple(os.path.join(p.root, f) for p in parts for f in p.files),
+    sizes=np.concatenate([nothing, *(part.sizes for part in parts)]),
+    versions=np.concatenate([nothing, *(part.versions for part in parts)]),
+    columns=tuple(c for p in parts for c in p.columns or [""] * len(p.files)),
+    at=np.concatenate([np.zeros((0, 3), np.int64), *moved]),
+  )

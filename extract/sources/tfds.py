@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,26 +27,24 @@ from oneshot_dp.extract.sources.listed_files import shortened
 from oneshot_dp.extract.sources.source import Example, Source
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
+_F = tfds.features
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Tfds(Source):
   """A split, in the order of its ArrayRecord files, fixed when prepared.
 
+  Labels and units are read with the images: `labels` says how many there are,
+  `columns` the features of image, label and unit, and `at` file, skip and take
+  of each file.
+
   Attributes:
     asked: name, config and version, or the folder.
     data_dir: where TFDS has it, if not in its own place.
-    keys: features: image, label, unit.
-    files: name, bytes, skip, take of each file.
   """
 
   asked: str
   data_dir: str | None
-  keys: tuple[str, ...]
-  files: tuple[Sequence[Any], ...]
-
-  def __len__(self) -> int:
-    return sum(file[3] for file in self.files)
 
   def __getitem__(self, index: int) -> Example:
     if not 0 <= index < len(self):
@@ -59,31 +57,31 @@ class Tfds(Source):
       reason = one_line(error)
       raise RunError(f"{where} cannot be read: {reason}.") from error
     row = features.deserialize_example_np(record, decoders=decoders)
-    image, label, *unit = (row[key] for key in self.keys)
+    image, label, *unit = (row[key] for key in self.columns)
     if not 0 <= label < len(self.class_names):
       raise InputError(
         f"{where} has a label that is none of the {len(self.class_names)}"
         " classes: TFDS marks unlabelled examples so, choose another split."
       )
-    unit_id = int(unit[0]) if unit else None
-    return Example(label=int(label), image=image, where=where, unit_id=unit_id)
+    return Example(int(label), image, where, int(unit[0]) if unit else None)
 
   @functools.cached_property
-  def _opened(self) -> tuple[Any, Any, Mapping[str, Any]]:
+  def _opened(self) -> tuple[Any, Any, Any]:
     """Its records, and how to read them, in this process."""
     builder = _prepared(self.asked, self.data_dir)
-    if _files(builder, self.split) != [list(file) for file in self.files]:
-      raise RunError(
-        f"{self.name}, {self.split}, is not here what it was where the job was"
-        " started: give every worker the same files."
-      )
+    for name, now in _files(builder, self.split).items():
+      if not np.array_equal(now, getattr(self, name)):
+        raise RunError(
+          f"{self.name}, {self.split}, is not here what it was where the job"
+          " was started: give every worker the same files."
+        )
     raw = tfds.decode.DeserializeMethod.RAW_BYTES
     records = builder.as_data_source(
       self.split, deserialize_method=raw, file_format=_ARRAY_RECORD
     )
-    features = {key: builder.info.features[key] for key in self.keys}
-    decoders = {self.keys[0]: tfds.decode.SkipDecoding()}
-    return records, tfds.features.FeaturesDict(features), decoders
+    features = {key: builder.info.features[key] for key in self.columns}
+    decoders = {self.columns[0]: tfds.decode.SkipDecoding()}
+    return records, _F.FeaturesDict(features), decoders
 
 
 def open_tfds(settings: SourceSettings) -> Tfds:
@@ -94,88 +92,84 @@ def open_tfds(settings: SourceSettings) -> Tfds:
   """
   asked = settings.location[0].removeprefix("tfds:")
   builder = _prepared(asked, settings.data_dir)
-  features = builder.info.features
-  if not isinstance(features, tfds.features.FeaturesDict):
-    raise InputError(f"tfds:{asked} has no features by name, so no images.")
-  keys = _keys(settings, asked, dict(features.items()))
+  features = dict(getattr(builder.info.features, "items", dict)())
+  wanted = [
+    ("--image", settings.image, _is_image),
+    ("--label", settings.label, _is_label),
+  ]
+  if settings.units is not None:
+    check_unit_name(settings.units)
+    wanted.append(("--units", settings.units, _is_unit))
+  keys = tuple(
+    chosen(asked, flag, key, [k for k, v in features.items() if fits(v)])
+    for flag, key, fits in wanted
+  )
   split, version = _split(builder, settings.split), str(builder.version)
-  name = builder.info.full_name.removesuffix(f"/{version}")
+  name, files = builder.info.full_name, _files(builder, split)
+  name = name.removesuffix(f"/{version}")
   source = Tfds(
     name=settings.name or name,
     split=split,
     class_names=class_names(features[keys[1]].names, settings, asked),
     unit=settings.units or EXAMPLE,
+    labels=np.zeros(files["at"][:, 2].sum(), np.int32),
+    columns=keys,
     asked=asked if os.path.isdir(asked) else f"{name}:{version}",
     data_dir=settings.data_dir,
-    keys=keys,
-    files=tuple(_files(builder, split)),
+    **files,
   )
   _ = source._opened  # so that it can be
   return source
 
 
-def _keys(
-  settings: SourceSettings, asked: str, features: Mapping[str, Any]
-) -> tuple[str, ...]:
-  """The features of image, label and unit."""
+def _is_image(feature: Any) -> bool:
+  # A mask of labels per pixel is an image too, for TFDS.
+  is_mask = isinstance(feature, _F.LabeledImage)
+  is_image = isinstance(feature, _F.Image) and not is_mask
+  return is_image and feature.np_dtype == np.uint8
 
-  def is_image(feature: Any) -> bool:
-    # A mask of labels per pixel is an image too, for TFDS.
-    is_mask = isinstance(feature, tfds.features.LabeledImage)
-    is_image = isinstance(feature, tfds.features.Image) and not is_mask
-    return is_image and feature.np_dtype == np.uint8
 
-  def is_label(feature: Any) -> bool:
-    is_label = isinstance(feature, tfds.features.ClassLabel)
-    return is_label and bool(feature.num_classes)
+def _is_label(feature: Any) -> bool:
+  return isinstance(feature, _F.ClassLabel) and bool(feature.num_classes)
 
-  def is_unit(feature: Any) -> bool:
-    dtype = np.dtype(getattr(feature, "np_dtype", None) or bool)
-    return feature.shape == () and dtype.kind in "iu" and dtype != np.uint64
 
-  wanted = [
-    ("--image", settings.image, is_image),
-    ("--label", settings.label, is_label),
-  ]
-  if settings.units is not None:
-    check_unit_name(settings.units)
-    wanted.append(("--units", settings.units, is_unit))
-  return tuple(
-    chosen(asked, flag, key, [k for k, v in features.items() if fits(v)])
-    for flag, key, fits in wanted
-  )
+def _is_unit(feature: Any) -> bool:
+  dtype = np.dtype(getattr(feature, "np_dtype", None) or bool)
+  return feature.shape == () and dtype.kind in "iu" and dtype != np.uint64
 
 
 def _split(builder: Any, split: str | None) -> str:
-  splits, name = sorted(builder.info.splits), builder.info.full_name
+  splits = sorted(builder.info.splits)
   split = splits[0] if split is None and len(splits) == 1 else split
   parts = [part.partition("[")[0].strip() for part in (split or "").split("+")]
   if len(set(parts)) < len(parts) or ("all" in parts and len(parts) > 1):
     raise InputError(
-      f"--split {split!r} may read an example twice, and it may be counted only"
-      " once: name each split once."
+      f"--split {split!r} may read an example twice: name each split once."
     )
   with contextlib.suppress(KeyError, ValueError, AssertionError, TypeError):
     if split is not None and builder.info.splits[split].num_examples > 0:
       return split
   problem = "several splits" if split is None else f"no split {split!r}"
   raise InputError(
-    f"tfds:{name} has {problem} with examples: give --split, one of"
-    f" {shortened(splits)}, whole or by position as train[:1000]."
+    f"tfds:{builder.info.full_name} has {problem} with examples: give --split,"
+    f" one of {shortened(splits)}, whole or by position as train[:1000]."
   )
 
 
-def _files(builder: Any, split: str) -> list[list[Any]]:
-  found = []
-  for part in builder.info.splits[split].file_instructions:
-    try:
-      size = os.path.getsize(part.filename)
-    except OSError as error:
-      reason = f"cannot be read: {error.strerror}; prepare the data set again."
-      raise RunError(f"{part.filename!r} {reason}") from error
-    name = os.path.basename(part.filename)
-    found.append([name, size, part.skip, part.take])
-  return found
+def _files(builder: Any, split: str) -> dict[str, Any]:
+  parts = builder.info.splits[split].file_instructions
+  try:
+    sizes = [os.path.getsize(part.filename) for part in parts]
+  except OSError as error:
+    reason = f"cannot be read: {error.strerror}; prepare the data set again."
+    raise RunError(f"{error.filename!r} {reason}") from error
+  at = [(i, part.skip, part.take) for i, part in enumerate(parts)]
+  return {
+    "files": tuple(os.path.basename(part.filename) for part in parts),
+    "sizes": np.array(sizes, np.int64),
+    "versions": np.zeros(len(parts), np.int64),
+    "at": np.array(at, np.int64).reshape(-1, 3),
+  }
 
 
 def _prepared(asked: str, data_dir: str | None) -> Any:
@@ -188,22 +182,21 @@ def _prepared(asked: str, data_dir: str | None) -> Any:
     if not builder.is_prepared():
       tfds.display_progress_bar(sys.stderr.isatty())
       builder.download_and_prepare(file_format=_ARRAY_RECORD)
-  place = builder.data_dir
   # TFDS leaves a folder alone that is there already, whatever is in it.
   if not builder.is_prepared():
     raise InputError(
-      f"{place!r} is there but has no dataset_info.json, so tfds:{asked} is not"
-      " whole: delete the folder, and it is prepared again."
+      f"{builder.data_dir!r} is there but has no dataset_info.json: delete the"
+      " folder, and the data set is prepared again."
     )
   formats = builder.info.available_file_formats()
   if _ARRAY_RECORD not in formats:
     found = ", ".join(sorted(each.value for each in formats))
     raise InputError(
-      f"tfds:{asked} in {place!r} is prepared as {found}, which cannot be read"
-      " by index: prepare it in another --data-dir with"
-      " download_and_prepare(file_format='array_record'), or run tfds"
-      f" convert_format --dataset_version_dir={place}"
-      " --out_file_format=array_record where TensorFlow is installed."
+      f"{builder.data_dir!r} is prepared as {found}, which cannot be read by"
+      " index: prepare it in another --data-dir with download_and_prepare("
+      "file_format='array_record'), or run tfds convert_format"
+      f" --dataset_version_dir={builder.data_dir}"
+      " --out_file_format=array_record."
     )
   return builder
 

@@ -109,6 +109,6 @@ def test_what_is_not_there_or_has_nothing(tmp_path):
     describe_images([str(tmp_path / "gone")])
   write(tmp_path, "notes.txt")
   found = describe_images([str(tmp_path)])
-  assert "has no images" in found.faults[0]
+  assert "give a folder of a folder of images" in found.faults[0]
   write(tmp_path, "x.npz")
   assert "npz" in describe_images([str(tmp_path / "x.npz")]).faults[0]

@@ -70,7 +70,7 @@ def test_every_row_once_in_order(tmp_path, kind):
   assert rows(reopened(listing_of(source))) == expected
   where = source[31].where
   assert where.startswith(str(tmp_path))
-  assert ("some/00000.png]" if kind == "tar" else "[0]") in where
+  assert where.endswith("[0]")
   assert {e.unit_id for e in of(folder, kind)} == {None}
   with pytest.raises(IndexError):
     source[N]
@@ -98,7 +98,7 @@ def test_classes_by_name_and_units_by_number(tmp_path, kind):
     (
       "1 2 3",
       "1 0 2 0",
-      r"images without a label .*\[1\].*\[3\]|1.png'.*3.png",
+      r"images without a label .*\[1\].*\[3\]",
     ),
     ("0 1 2", "2 1 00 0", [2, 1, 0, 0]),
     ("cat dog owl", "2 cat 1 0", [2, 0, 1, 0]),
@@ -143,9 +143,9 @@ def test_several_words_and_patterns_are_one_source(tmp_path, kind):
     assert [e.image for e in source] == IMAGES[:12]
   first = f"{tmp_path}/pets/x00.{kind}"
   assert opened(first, **names).name == "x00"
-  with refused("each once"):
+  with refused("give each file once"):
     opened(first, first, **names)
-  with refused("stands for no files"):
+  with refused("is not there"):
     opened(f"{tmp_path}/x{{9..1}}.{kind}")
   with refused("is not there"):
     opened(f"{tmp_path}/pets/x{{00..12}}.{kind}", **names)
@@ -162,16 +162,16 @@ def test_several_words_and_patterns_are_one_source(tmp_path, kind):
      ["default/train/0000.parquet", "default/train/0001.parquet"]),
     (["x_train.parquet", "x_test.parquet"], "test", ["x_test.parquet"]),
     (["x_train.parquet", "x_test.parquet"], None,
-     "several splits, .* give --split test or train"),
+     "several splits: give --split test or train"),
     (["1.tar", "0.tar", ".2.tar"], "all", ["0.tar", "1.tar"]),
     (["x_train.tar", "b.tar"], "train", ["x_train.tar"]),
-    (["x_train.tar", "b.tar"], "all", "no such split, .* give --split train"),
-    (["x_train.tar"], "", "no such split, .* give --split train"),
-    (["0.tar"], "train", "no such split, .* give --split all"),
-    (["a/train.tar", "b/train.tar"], "train", r"\('a/\*.tar', 'b/\*.tar'\),"),
+    (["x_train.tar", "b.tar"], "all", "no such split: give --split train"),
+    (["x_train.tar"], "", "no such split: give --split train"),
+    (["0.tar"], "train", "no such split: give --split all"),
+    (["a/train.tar", "b/train.tar"], "train", r"one of 'a/\*.tar', 'b/\*.tar'"),
     (["train.tar", "train.parquet"], "train", r"several places"),
-    (["a.tar.gz", "b.tar"], "all", "compressed tars .* unpack 'a.tar.gz'"),
-    (["a.txt"], "all", r"nor files that end in \.parquet, \.tar"),
+    (["a.tar.gz", "b.tar"], "all", "'a.tar.gz': give .*not compressed"),
+    (["a.txt"], "all", r"'a.txt': give a folder of a folder"),
   ],
 )  # fmt: skip
 def test_names_say_the_split(tmp_path, names, split, found):
@@ -196,7 +196,7 @@ def test_names_say_the_split(tmp_path, names, split, found):
     ({"patient": [1, None, 2]}, {}, "images without a patient"),
     ({"patient": [1.5, 2.0, 2.0]}, {}, "'patient'.* must be .*integers"),
     ({"patient": [[1], [2], [3]]}, {}, "'patient'.* must be .*integers"),
-    ({}, {"num_classes": 4}, "num-classes 4, but .* names 3 classes"),
+    ({}, {"num_classes": 4}, "names 3 classes .* leave --class-names"),
     ({}, {"class_names": ("a", "a", "b")}, "class"),
     ({}, {"units": "example"}, "must be a short public one"),
     ({}, {"units": "nobody"}, "nobody"),
@@ -219,16 +219,16 @@ def test_one_line_for_what_is_wrong(tmp_path, kind, given, changes, said):
 @pytest.mark.parametrize(
   ("table", "changes", "said"),
   [
-    ({"label": [0]}, {}, "--image must be one of none"),
-    ({"image": [["x"]], "label": [0]}, {}, "--image must be one of none"),
-    ({"a": [b"x"], "b": [b"y"]}, {}, "--image must be one of 'a', 'b'"),
-    ({"a": [b"x"]}, {"image": "b"}, "must be one of 'a', and is 'b'"),
-    ({"a": [b"x"], "y": [0]}, {}, "--label must be one of 'y', and is 'label'"),
-    ({"a": [b"x"]}, {}, "--label must be one of none"),
+    ({"label": [0]}, {}, "--image 'image' is none of none"),
+    ({"image": [["x"]], "label": [0]}, {}, "--image 'image' is none of none"),
+    ({"a": [b"x"], "b": [b"y"]}, {}, "--image 'image' is none of 'a', 'b'"),
+    ({"a": [b"x"]}, {"image": "b"}, "--image 'b' is none of 'a'"),
+    ({"a": [b"x"], "y": [0]}, {}, "--label 'label' is none of 'y'"),
+    ({"a": [b"x"]}, {}, "--label 'label' is none of none"),
     ({"image": [b"x"], "label": [0]}, {}, "names no classes: give"),
     ({"image": [b"x"], "label": [0.5]}, {}, "'double': it must be integers"),
     ({"image": [b"x"], "label": [datetime.datetime(1, 1, 1)]}, {}, "timestamp"),
-    ({"image": [b"x"], "label\x1b": [0]}, {}, r"one of 'label\\x1b'"),
+    ({"image": [b"x"], "label\x1b": [0]}, {}, r"none of 'label\\x1b'"),
   ],
 )
 def test_columns_that_are_not_there(tmp_path, table, changes, said):
@@ -246,7 +246,7 @@ def test_columns_that_are_not_there(tmp_path, table, changes, said):
     ({"a.png": b"x", "a.json": b"[]"}, "'a.json' cannot be read"),
     ({"a.png": b"x", "a.json": b"[" * 10**5}, "'a.json' cannot be read"),
     ({"a.png": b"x", "a.cls": b"\xff"}, "'a.cls' cannot be read"),
-    ({"a.png": b"x"}, r"images without a label 'label' .*'a.png'"),
+    ({"a.png": b"x"}, r"images without a label 'label' .*x.tar\[0\]"),
     ({"a.png": None, "a.cls": b"0"}, "'a.png' is cut short, a link or"),
     ({"a\n.png": b"x", "a\n.jpg": b"x"}, r"'a\\n.png'"),
   ],
@@ -294,7 +294,7 @@ def test_row_groups_are_read_once_while_they_fit(tmp_path, monkeypatch, limit):
     ),
   )
   monkeypatch.setattr(parquet, "_KEPT_BYTES", limit)
-  monkeypatch.setattr(parquet, "_groups", parquet._Recent())
+  monkeypatch.setattr(parquet, "_groups", {})
   source = opened(written(tmp_path, "parquet"))
   places = [8 * i for i in range(8)]
   turns = [at + step for step in range(4) for at in places]
@@ -305,7 +305,7 @@ def test_row_groups_are_read_once_while_they_fit(tmp_path, monkeypatch, limit):
     assert len(read) <= 10  # four groups, one, and five
   else:
     assert len(read) > 20
-    assert len(parquet._groups._values) == 2
+    assert len(parquet._groups) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -182,15 +182,19 @@ LEFT = {"image": "left"}
 @pytest.mark.parametrize(
   ("name", "keys", "message"),
   [
-    ("keys", {}, "--image must be one of 'left', 'right'"),
-    ("keys", {"image": "up"}, "'right', and is 'up'"),
-    ("keys", LEFT, "--label must be one of 'species', 'mood'"),
-    ("keys", LEFT | {"label": "note"}, "'mood', and is 'note'"),
-    ("no_image", {}, "--image must be one of none"),
-    ("integer_label", {}, "--label must be one of none"),
-    ("nameless_label", {}, "--label must be one of none"),
-    ("deep", {}, "--image must be one of none"),
-    ("keys", LEFT | {"label": "mood", "units": "note"}, "'owner'.* is 'note'"),
+    ("keys", {}, "--image 'image' is none of 'left', 'right'"),
+    ("keys", {"image": "up"}, "'up' is none of"),
+    ("keys", LEFT, "--label 'label' is none of 'species', 'mood'"),
+    ("keys", LEFT | {"label": "note"}, "'note' is none of .* 'mood'"),
+    ("no_image", {}, "--image 'image' is none of none"),
+    ("integer_label", {}, "--label 'label' is none of none"),
+    ("nameless_label", {}, "--label 'label' is none of none"),
+    ("deep", {}, "--image 'image' is none of none"),
+    (
+      "keys",
+      LEFT | {"label": "mood", "units": "note"},
+      "'note' is none",
+    ),
     ("keys", LEFT | {"label": "mood", "units": "example"}, "short public one"),
   ],
 )
