@@ -29,13 +29,10 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
   """`oneshot_dp.train_head` by scikit-learn's rules.
 
   Formal guarantees: `private_head_` is (epsilon, delta)-DP as its receipt says;
-  weights and predictions are safe to publish with it. That is all:
-
-  * every `fit` is a release of its own, **in no ledger**, also those of
-    `cross_val_score` and searches, whose scores are of private rows besides;
-  * what a `Pipeline` fits (`StandardScaler` ...) is of the private rows, and
-    leaves without noise: **no guarantee**; use `FunctionTransformer`;
-  * no `classes`: they are read off the labels, and must be public anyway.
+  weights and predictions are safe to publish with it. Every `fit` is a release
+  of its own, **in no ledger**, also those of `cross_val_score` and searches,
+  whose scores are of private rows besides. What a `Pipeline` fits
+  (`StandardScaler` ...) leaves without noise: **no guarantee**.
 
   >>> import numpy as np
   >>> import oneshot_dp
@@ -72,8 +69,7 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
   def fit(self, X: Any, y: Any, unit_ids: Any = None) -> Self:
     """Trains on private [n, d] embeddings, whose [n] labels are of any kind.
 
-    ValueError: what cannot be trained on; nothing was released then. Warns of
-    classes that were taken from the labels, and once of what `_tell` says.
+    ValueError: what cannot be trained on; nothing was released then.
     """
     _tell()
     X, y = validate_data(self, X, y, dtype=_FLOATS)

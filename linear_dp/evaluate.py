@@ -33,24 +33,23 @@ class Accuracy:
   """Shares of n rows whose label is the best, or among the best five.
 
   Attributes:
-    top1, top5: of all rows; top5 is None where only noisy counts of first
-      answers were paid for.
+    top1, top5: of all rows; of noisy counts there is top1 alone.
     num_examples: n; where it is private, about how many there are.
-    balanced: the mean of `recall` over classes that have rows; None likewise.
+    balanced: the mean of `recall` over classes that have rows.
     recall: top-1 of the rows of each class; None of a class without rows.
     class_rows: how many rows each class has.
   """
 
   top1: float
-  top5: float | None
+  top5: float | None = None
   num_examples: int
   balanced: float | None = None
   recall: tuple[float | None, ...] | None = None
   class_rows: tuple[int, ...] | None = None
 
 
-def accuracies(
-  heads: Sequence[LinearHead],
+def evaluate_heads(
+  heads: Sequence[Any],
   blocks: Iterable[Mapping[str, np.ndarray]],
   on_rows: Callable[[int], object] = lambda rows: None,
 ) -> list[Accuracy]:
@@ -58,17 +57,25 @@ def accuracies(
 
   The rank of a label is the number of classes with a larger logit, or an equal
   one and a smaller index, so top-1 agrees with argmax; a logit that is not a
-  number is no right answer. Rows are read once.
+  number is no right answer.
+
+  >>> from oneshot_dp import LinearHead
+  >>> eye = np.eye(3, dtype=np.float32)
+  >>> head = LinearHead(kernel=eye, bias=np.zeros(3, np.float32))
+  >>> rows = {"embedding": eye, "label": np.array([0, 1, 0])}
+  >>> (accuracy,) = evaluate_heads([head], [rows])
+  >>> round(accuracy.top1, 3), accuracy.top5, accuracy.num_examples
+  (0.667, 1.0, 3)
 
   Args:
-    heads: all of one shape.
-    blocks: of columns "embedding" [rows, d] and "label" [rows].
-    on_rows: told the rows of each block (progress).
+    heads: `LinearHead`s or `PrivateHead`s, all of one shape.
+    blocks: columns [rows, d] and [rows], as a cache's `blocks()`; read once.
+    on_rows: told how many rows there are, block by block.
 
-  Raises:
-    InputError: heads of several shapes, no rows, another feature_dim, or a
-      label outside [0, K).
+  InputError: heads of several shapes, no rows, another feature_dim, or a label
+  outside [0, K).
   """
+  heads = [h if isinstance(h, LinearHead) else h.head for h in heads]
   shapes = {head.kernel.shape for head in heads}
   if len(shapes) > 1:
     raise InputError(
@@ -83,10 +90,10 @@ def accuracies(
   rows = np.zeros(k, np.int64)
   for block in blocks:
     embedding, label = block["embedding"], block["label"]
-    if embedding.shape != (len(label), d):
+    if (found := embedding.shape[-1]) != d:
       raise InputError(
-        f"The rows have feature_dim={embedding.shape[-1]}, the head {d}: they"
-        " come from different backbones."
+        f"The rows have feature_dim={found}, the head {d}: they come from"
+        " different backbones."
       )
     if ((label < 0) | (label >= k)).any():
       raise InputError(f"a label is outside 0 to {k - 1}, the head's classes.")
@@ -116,8 +123,7 @@ def accuracies(
 
 
 def _padded(column: np.ndarray, value: int, start: int) -> np.ndarray:
-  """The rows from `start`, as many as a batch has: one compilation does."""
-  rows = column[start : start + _BATCH]
+  rows = column[start : start + _BATCH]  # one shape: compiled once
   missing = [(0, _BATCH - len(rows))] + [(0, 0)] * (rows.ndim - 1)
   return np.pad(rows, missing, constant_values=value)
 
@@ -160,17 +166,11 @@ def private_accuracies(
       clip(√H·(c_h + Z_h)/n, 0, 1),   Z of the noise multiplier of the door
 
   Where n is what rows are on average only (`counted`), or units may have many,
-  it is a noisy count as well; a unit counts for one, whatever it holds.
+  it is a noisy count as well; a unit counts for one, whatever it holds. Heads
+  are public, of one shape, and their biases alike unless they read norm 1; rows
+  are `evaluation_rows`.
 
-  Formal guarantees: Gaussian mechanisms of μ² = `buys` together; the heads are
-  public.
-
-  Args:
-    sums: the door, paid for `buys`.
-    rows: `evaluation_rows` of the data.
-    heads: of one shape, whose biases are alike, or which read norm 1.
-    buys: μ² of all that leaves here.
-    counted: whether the number of rows is private.
+  Formal guarantees: Gaussian mechanisms of μ² = `buys` together.
   """
   n, share = float(rows.n), 0.0
   if counted or rows.has_units:
@@ -182,7 +182,7 @@ def private_accuracies(
   hits, _ = sums.release("right answers", rows, right, *of_hits)
   shares = hits.ravel() * math.sqrt(len(heads)) / n
   return [
-    Accuracy(top1=top1, top5=None, num_examples=max(1, round(n)))
+    Accuracy(top1=top1, num_examples=max(1, round(n)))
     for top1 in shares.clip(0, 1).tolist()
   ]
 
@@ -201,24 +201,4 @@ def accuracy_interval(
   return float(low), float(high)
 
 
-def evaluate_heads(
-  heads: Sequence[Any], embeddings: Any, labels: Any
-) -> list[Accuracy]:
-  """The exact accuracies of heads on arrays whose labels are public.
-
-  >>> import numpy as np
-  >>> from oneshot_dp import LinearHead
-  >>> eye = np.eye(3, dtype=np.float32)
-  >>> head = LinearHead(kernel=eye, bias=np.zeros(3, np.float32))
-  >>> (accuracy,) = evaluate_heads([head], eye, np.array([0, 1, 0]))
-  >>> round(accuracy.top1, 3), accuracy.top5, accuracy.num_examples
-  (0.667, 1.0, 3)
-
-  Args:
-    heads: `LinearHead`s or `PrivateHead`s, all of one shape.
-    embeddings: [n, d] floats.
-    labels: [n] integers in [0, K).
-  """
-  weights = [h if isinstance(h, LinearHead) else h.head for h in heads]
-  rows = {"embedding": np.asarray(embeddings), "label": np.asarray(labels)}
-  return accuracies(weights, [rows])
+accuracies = evaluate_heads

@@ -1,7 +1,6 @@
 """A linear head: the only trained part of the classifier."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,10 +45,7 @@ class LinearHead:
     return products + self.bias
 
   def ranking(self) -> "LinearHead":
-    """The same head less its largest bias.
-
-    A common −10 would swallow small differences of float32 logits.
-    """
+    """Less its largest bias: −10 would swallow small float32 logits."""
     bias = np.asarray(self.bias)
     return dataclasses.replace(self, bias=bias - bias.max())
 
@@ -60,17 +56,3 @@ def at_unit_norm(embedding: Float[Array, "n d"]) -> Float[Array, "n d"]:
   scaled = embedding / jnp.where(largest > 0, largest, 1)
   norm = jnp.linalg.norm(scaled, axis=1, keepdims=True)
   return scaled / jnp.where(norm > 0, norm, 1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Made:
-  """What a head's function makes.
-
-  Attributes:
-    head: that is published.
-    last: what a head of a larger ε goes on from, beside the statistics that the
-      door let out: public, too.
-  """
-
-  head: LinearHead
-  last: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)

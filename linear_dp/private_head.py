@@ -1,7 +1,6 @@
 """From two arrays to private heads, in one call; in no ledger."""
 
 import dataclasses
-import numbers
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Literal
@@ -78,11 +77,10 @@ class PrivateHead:
 
     InputError: another d; a row that is not finite in float32, by its place.
     """
-    array = np.asarray(embeddings)
-    if array.ndim != 2 or array.shape[1] != self.head.feature_dim:
+    array, d = np.asarray(embeddings), self.head.feature_dim
+    if array.ndim != 2 or array.shape[1] != d:
       raise InputError(
-        f"embeddings have shape {array.shape}: the head takes"
-        f" [n, {self.head.feature_dim}]."
+        f"embeddings have shape {array.shape}: the head takes [n, {d}]."
       )
     with np.errstate(over="ignore"):  # its logits are not finite either
       features = array.astype(np.float32)
@@ -95,9 +93,7 @@ class PrivateHead:
       )
     return logits
 
-  def decision_function(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
-    """The logits, by scikit-learn's name; a column per class, also for two."""
-    return self.logits(embeddings)
+  decision_function = logits
 
   def predict_proba(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
     """The softmax of the logits, float64: *not calibrated*."""
@@ -118,17 +114,15 @@ class PrivateHead:
     know them; `private` is False where the noise came from a seed.
     """
     made, mu2 = self.trained, self.trained.mu_squared or 0.0
-    stated = {
+    own = "num_examples", "num_classes_source", "privacy_unit"
+    stated = {name: getattr(self, name) for name in own} | {
       "private": made.private,
       "head": made.name,
       "options": dict(made.options),
       "releases": [release._asdict() for release in made.releases],
-      "num_examples": self.num_examples,
       "feature_dim": self.head.feature_dim,
       "num_classes": self.head.num_classes,
       "class_names": list(self.class_names),
-      "num_classes_source": self.num_classes_source,
-      "privacy_unit": self.privacy_unit,
       "delta": made.delta,
       "neighboring_relation": accounting.NEIGHBORING_RELATION,
       "accountant": accounting.ACCOUNTANT,
@@ -166,9 +160,9 @@ def train_heads(
   are as private as that of the largest ε, where a unit (a row, or all rows of
   one of `unit_ids`) is there, or nothing in its place; n and K are public.
 
-  **The heads are in no ledger**: nothing here knows what was released of the
-  same rows before, and every call costs anew. Pass `charge` to keep count, or
-  write a cache (`oneshot_dp.write_cache`) and use `oneshot-dp train`.
+  **The heads are in no ledger**: every call costs anew, whatever left before of
+  the same rows. Pass `charge` to keep count, or write a cache
+  (`oneshot_dp.write_cache`) and use `oneshot-dp train`.
 
   >>> import numpy as np
   >>> import oneshot_dp
@@ -206,15 +200,8 @@ def train_heads(
     InputError: what cannot be trained on, or by; nothing was charged or drawn.
   """
   source = NoiseSource() if source is None else source
-  epsilons = tuple(epsilons)
-  for name, value, kind, what in (
-    ("num_classes", num_classes, numbers.Integral, "an integer, K"),
-    ("source", source, NoiseSource, "a oneshot_dp.NoiseSource"),
-    ("delta", delta, numbers.Real, "a number"),
-    *(("epsilon", each, numbers.Real, "a number") for each in epsilons),
-  ):
-    if not isinstance(value, kind):
-      raise InputError(f"{name}={value!r} must be {what}.")
+  if not isinstance(source, NoiseSource):  # it would fail after the charge
+    raise InputError(f"source={source!r} must be a oneshot_dp.NoiseSource.")
   delta, budget = float(delta), tuple(map(float, epsilons))
   for epsilon in budget:
     accounting.check_budget(epsilon, delta, insisted=weak_privacy)
@@ -235,8 +222,10 @@ def train_heads(
       f"class_names={names} must be {data.num_classes} different names."
     )
   rows, paid = rows_for(data, head), cost(budget, delta)
+  # (Not `charge or ...`: a ledger may be an empty list, which is false.)
   if charge is not None:
     charge(paid, source)
+  given = {"head": head, "epsilons": budget, "delta": delta, "paid": paid}
   made = {
     trained.epsilon: PrivateHead(
       trained=trained,
@@ -246,15 +235,7 @@ def train_heads(
       privacy_unit=data.unit,
       is_charged=charge is not None,
     )
-    for trained in train(
-      rows,
-      head=head,
-      epsilons=budget,
-      delta=delta,
-      paid=paid,
-      source=source,
-      options=options,
-    )
+    for trained in train(rows, source=source, options=options, **given)
   }
   return tuple(made[epsilon] for epsilon in budget)
 

@@ -21,7 +21,7 @@ from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums, Release
 from oneshot_dp.linear_dp.rows import Rows
 
-_MOST_WEIGHTS = 2**31
+_MOST_WEIGHTS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,26 +44,15 @@ class TrainedHead:
 
   head: LinearHead
   name: HeadName
-  epsilon: float | None
-  delta: float | None
-  draw: int
-  mu_squared: float | None
-  releases: tuple[Release, ...]
-  state: Mapping[str, np.ndarray]
+  epsilon: float | None = None
+  delta: float | None = None
+  draw: int = 0
+  mu_squared: float | None = None
+  releases: tuple[Release, ...] = ()
+  state: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
   options: Mapping[str, Any]
   noise_source: str
   private: bool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Before:
-  """The head that `train` goes on from, as its folder has it: `TrainedHead`."""
-
-  name: HeadName
-  state: Mapping[str, np.ndarray]
-  mu_squared: float
-  releases: tuple[Release, ...]
-  options: Mapping[str, Any]
 
 
 def cost(
@@ -78,45 +67,43 @@ def cost(
     raise InputError(f"epsilons={[*epsilons]}: give one or more, each once.")
   bought = [mu_squared(epsilon, delta) for epsilon in sorted(epsilons)]
   if bought[0] <= already:
+    has = epsilon_of(float(already), delta)
     raise InputError(
       f"epsilon={min(epsilons):g} is no more than the head to go on from has"
-      f" at delta={delta:g}, {epsilon_of(float(already), delta):.4g}: give a"
-      " larger one."
+      f" at delta={delta:g}, {has:.4g}: give a larger one."
     )
   return Fraction(bought[-1]) - Fraction(already)
 
 
 def check_plan(
   *,
-  head: HeadName,
+  head: str,
   n: int,
   feature_dim: int,
   num_classes: int,
   options: HeadOptions,
-  before: Before | None = None,
+  before: TrainedHead | None = None,
 ) -> None:
   """InputError for what no head can be trained by, from public facts alone."""
-  options.check(head)
-  if n < 1:
-    raise InputError("there are no rows to train on: choose another part.")
-  if num_classes * feature_dim >= _MOST_WEIGHTS:
-    raise InputError(
-      f"{num_classes} classes of {feature_dim} features are more weights than"
-      f" {_MOST_WEIGHTS - 1}: use a smaller embedding."
-    )
-  if before is None:
-    return
-  if before.name != head:
-    raise InputError(
-      f"head {head!r} cannot go on from a head {before.name!r}: give --head"
-      f" {before.name}."
-    )
   asked = {name: value for name, value in options.as_json().items() if value}
-  if not asked.items() <= dict(before.options).items():
-    raise InputError(
-      f"the head to go on from has the options {dict(before.options)}, not"
-      f" {asked}: leave them out, it keeps its own."
-    )
+  message = ""
+  if head not in HEADS:
+    message = f"head={head!r} must be one of {', '.join(HEADS)}."
+  elif asked and head != "auto":
+    of = " and ".join(name.removesuffix("_sha256") for name in asked)
+    message = f"{of}: of head 'auto', not of {head!r}; leave it out."
+  elif n < 1:
+    message = "there are no rows to train on: choose another part."
+  elif num_classes * feature_dim > _MOST_WEIGHTS:
+    sizes = f"{num_classes} classes of {feature_dim} features"
+    message = f"{sizes} are too many weights: use a smaller embedding."
+  elif before and before.name != head:
+    other = before.name
+    message = f"{head!r} cannot go on from {other!r}: give --head {other}."
+  elif before and not asked.items() <= dict(before.options).items():
+    message = f"the head to go on from has {before.options}, not {asked}."
+  if message:
+    raise InputError(message)
 
 
 def rows_for(data: Data, head: HeadName) -> Rows:
@@ -138,7 +125,7 @@ def train(
   source: NoiseSource,
   options: HeadOptions | None = None,
   draw: int = 0,
-  before: Before | None = None,
+  before: TrainedHead | None = None,
 ) -> Iterator[TrainedHead]:
   """A head for each ε, the smallest first.
 
@@ -156,11 +143,11 @@ def train(
     head: its name.
     epsilons: positive, distinct, each more than `before` has.
     delta: in (0, 1).
-    paid: μ², charged already: `cost(epsilons, delta, already)`.
+    paid: μ², charged already: `cost(epsilons, delta, before.mu_squared)`.
     source: of the random bits.
     options: balanced and start, of `auto`.
     draw: noted with the heads.
-    before: a head of the same rows to go on from.
+    before: a head of the same rows to go on from, with its options.
   """
   options = options or HeadOptions()
   had, last, known = 0.0, {}, {}
@@ -168,29 +155,29 @@ def train(
   if before is not None:
     had, earlier, stated = before.mu_squared, before.releases, before.options
     options = HeadOptions(balanced=bool(stated.get("balanced")))
-    last = {key: a for key, a in before.state.items() if "/" not in key}
-    known = {
-      key.removeprefix("estimate/"): (
-        estimate,
-        float(before.state[key.replace("estimate", "precision", 1)]),
-      )
-      for key, estimate in before.state.items()
-      if key.startswith("estimate/")
-    }
+    for name, value in before.state.items():
+      kind, _, key = name.partition("/")
+      if kind == "estimate":
+        known[key] = value, before.state[f"precision/{key}"].item()
+      elif not key:
+        last[name] = value
   sums = PrivateSums(source, paid, known)
   for epsilon in sorted(epsilons):
     so_far = mu_squared(epsilon, delta)
-    made = HEADS[head].make(sums, rows, so_far - had, had, last, options)
-    had, last = so_far, made.last
+    made, last = HEADS[head].make(sums, rows, so_far - had, had, last, options)
+    had, state = so_far, dict(last)
+    for key, (estimate, precision) in sums.known.items():
+      state[f"estimate/{key}"] = estimate
+      state[f"precision/{key}"] = np.array(precision)
     yield TrainedHead(
-      head=made.head,
+      head=made,
       name=head,
       epsilon=float(epsilon),
       delta=float(delta),
       draw=draw,
       mu_squared=so_far,
       releases=(*earlier, *sums.releases),
-      state=_state(sums, made.last),
+      state=state,
       options=stated,
       noise_source=source.description,
       private=source.is_private,
@@ -203,16 +190,10 @@ def baseline(
   """The head without noise: **NOT PRIVATE**, to compare with."""
   options = options or HeadOptions()
   sums = PrivateSums(None, 0.0)
-  made = HEADS[head].make(sums, rows, math.inf, 0.0, {}, options)
-  return TrainedHead(
-    head=made.head,
+  made, _ = HEADS[head].make(sums, rows, math.inf, 0.0, {}, options)
+  return TrainedHead(  # without state, which would be exact
+    head=made,
     name=head,
-    epsilon=None,
-    delta=None,
-    draw=0,
-    mu_squared=None,
-    releases=(),
-    state={},  # it would be exact
     options=options.as_json(),
     noise_source="no noise",
     private=False,
@@ -238,11 +219,10 @@ def memory_needed(
   return needed
 
 
-def _state(
-  sums: PrivateSums, last: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-  state = {key: np.asarray(value, np.float64) for key, value in last.items()}
-  for key, (estimate, precision) in sums.known.items():
-    state[f"estimate/{key}"] = estimate
-    state[f"precision/{key}"] = np.array(precision)
-  return state
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Before(TrainedHead):
+  """Goes."""
+
+  head: Any = None
+  noise_source: str = ""
+  private: bool = True

@@ -4,33 +4,28 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.linear_dp.data import Data
-from oneshot_dp.linear_dp.head import Made
+from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.auto import auto, unit_rows
 from oneshot_dp.linear_dp.heads.one_step import (
+  OPTIMIZERS,
   clipped_rows,
   one_step,
-  optimizer_of,
 )
 from oneshot_dp.linear_dp.rows import Rows
 
 
 class Head(NamedTuple):
-  """How a head sees its rows, and the function that makes it; see `auto`."""
+  """How a head sees rows, and (sums, rows, buys, had, last, options) → it."""
 
   rows: Callable[[Data], Rows]
-  make: Callable[..., Made]
+  make: Callable[..., tuple[LinearHead, Mapping[str, np.ndarray]]]
 
 
-def _along(name: str) -> Head:
-  optimizer = optimizer_of(name)
-  return Head(clipped_rows, functools.partial(one_step, optimizer=optimizer))
-
-
-HEADS: Mapping[HeadName, Head] = {
-  "auto": Head(unit_rows, auto),
-  "lamb": _along("lamb"),
-  "adam": _along("adam"),
-  "momentum": _along("momentum"),
+HEADS: Mapping[HeadName, Head] = {"auto": Head(unit_rows, auto)} | {
+  name: Head(clipped_rows, functools.partial(one_step, optimizer=optimizer))
+  for name, optimizer in OPTIMIZERS.items()
 }

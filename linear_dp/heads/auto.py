@@ -33,7 +33,7 @@ from jaxtyping import Float64
 
 from oneshot_dp.configs.head_config import HeadOptions
 from oneshot_dp.linear_dp.data import Data
-from oneshot_dp.linear_dp.head import LinearHead, Made
+from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.linear_dp.statistics import (
@@ -46,16 +46,15 @@ from oneshot_dp.linear_dp.statistics import (
 )
 
 UNITS, MEAN, COUNTS, MOMENT = 0.005, 0.02, 0.02, 0.06
-"""Shares of the budget μ² of what leaves beside the steps, which have the rest:
-the number of units, the mean, the classes' counts, the second moment."""
+"""Shares of μ²: number of units, mean, class counts, second moment. The rest is
+for the steps."""
 STEPS, MOMENTUM = 19, 0.5
 CLIP, BALANCED_CLIP = 0.03, 0.3
-"""C, of gradients that could be √2 long: rows that are nearly right already
-matter as much as those that are quite wrong. Balanced, rows of small classes
-are far off for long, and matter more."""
+"""C, of gradients that could be √2 long: rows that are nearly right matter as
+much as those that are wrong; but those of small classes are wrong for long."""
 ROWS_TO_WHITEN = 80
-"""With fewer rows of a class than so many times σ, the noise in the gradients
-does more harm in directions of little variance than these are worth."""
+"""With fewer rows of a class than so many times σ, directions of little
+variance bring more noise than they are worth."""
 RIDGE, LEAST_RIDGE = 2.5, 1e-6
 START_LENGTH, ROWS_TO_LEAVE_START = 10.0, 50.0
 
@@ -86,7 +85,7 @@ def auto(
   had: float = 0.0,
   last: Mapping[str, np.ndarray] | None = None,
   options: HeadOptions | None = None,
-) -> Made:
+) -> tuple[LinearHead, dict[str, np.ndarray]]:
   """The most accurate head; good for ranking only, of embeddings at norm 1.
 
   Formal guarantees: Gaussian mechanisms whose μ² add up to `buys` at most, each
@@ -98,16 +97,18 @@ def auto(
     rows: `unit_rows` of the data.
     buys: μ² of this head alone; infinite for a baseline without noise.
     had: μ² of the head that it goes on from, 0 if there is none.
-    last: what that left; the door knows the statistics that it had.
-    options: balanced, and a public start; both as before where it goes on.
+    last: what that left beside statistics, which the door knows.
+    options: balanced, and a public start, where it does not go on.
+
+  Returns:
+    The head, and its weights [d, K] and their length to go on from: public.
   """
   options = options or HeadOptions()
   own, sigma = buys**-0.5, (had + buys) ** -0.5
   num_classes, d = rows.num_classes, rows.feature_dim
-  centres = not options.start
+  centres, left = not options.start, 1.0
   if last:  # a start is where the first head began
-    centres = any(name.startswith("mean/") for name in sums.known)
-  left = 1.0
+    centres = any(key.startswith("mean/") for key in sums.known)
 
   def bought(
     share: float, name: str, statistic: Callable, *public: object
@@ -122,12 +123,12 @@ def auto(
   prior = None
   if options.balanced:
     classes = np.arange(num_classes)
-    counts = bought(COUNTS, "class counts", class_counts, classes)
-    prior = log_prior(*counts)
-  mean, matrix, inverse = np.zeros(d), None, None
+    prior = log_prior(*bought(COUNTS, "class counts", class_counts, classes))
+  mean = np.zeros(d)
   if centres:
     total, noise = bought(MEAN, "mean", ones)
     mean = shrunk(total.reshape(d) / n, noise / n)
+  matrix = inverse = None
   if n >= ROWS_TO_WHITEN * sigma * num_classes:
     moment, noise = bought(MOMENT, "second moment", itself)
     # Noise of σ on the diagonal and σ/√2 beside it, as of a symmetric release.
@@ -139,7 +140,7 @@ def auto(
 
   kernel = np.zeros((d, num_classes))
   if last:
-    kernel = of_length(float(last["length"]), times(inverse, last["kernel"]))
+    kernel = of_length(last["length"].item(), times(inverse, last["kernel"]))
   elif options.start is not None:
     # The fewer rows, the less do steps, whose noise is the same, turn it.
     few = ROWS_TO_LEAVE_START * num_classes * sigma / n
@@ -152,24 +153,22 @@ def auto(
   clip = BALANCED_CLIP if options.balanced else CLIP
   noise = max(own, 1.0) / math.sqrt(left)
   rate = new * b * n * (1 - MOMENTUM) / (STEPS * clip * noise)
-  paid, velocity = left * buys / STEPS, np.zeros_like(kernel)
+  of_step, velocity = left * buys / STEPS, np.zeros_like(kernel)
   for _ in range(STEPS):
-    at = *integer_kernel(kernel), clip, prior
-    gradient, _ = sums.release(
-      "gradient", mapped, residual, paid, *at, once=True
-    )
+    at = of_step, *integer_kernel(kernel), clip, prior
+    gradient, _ = sums.release("gradient", mapped, residual, *at, once=True)
     velocity = MOMENTUM * velocity + gradient.T * (clip / n)
     kernel = kernel - rate * velocity
   length, kernel = mean_length(kernel), times(matrix, kernel)
-  published = at_scale(kernel)
-  return Made(
-    head=LinearHead(
-      kernel=published.astype(np.float32),
-      bias=(-mean @ published).astype(np.float32),
-      unit_norm=centres,
-    ),
-    last={"kernel": kernel, "length": np.array(length)},
+  # Only its direction is used.
+  longest = np.linalg.norm(kernel, axis=0).max()
+  published = kernel / longest if longest > 0 else kernel
+  head = LinearHead(
+    kernel=published.astype(np.float32),
+    bias=(-mean @ published).astype(np.float32),
+    unit_norm=centres,
   )
+  return head, {"kernel": kernel, "length": np.array(length)}
 
 
 def shrunk(mean: Float64[np.ndarray, " d"], sd: float) -> np.ndarray:
@@ -178,10 +177,8 @@ def shrunk(mean: Float64[np.ndarray, " d"], sd: float) -> np.ndarray:
   >>> shrunk(np.array([3.0, 0.0, 4.0, 0.0]), 1.0)
   array([2.76, 0.  , 3.68, 0.  ])
   """
-  square = float(mean @ mean)
-  if square == 0:
-    return mean
-  return mean * max(0.0, 1 - max(0, len(mean) - 2) * sd**2 / square)
+  noise = max(0, len(mean) - 2) * sd**2
+  return mean * max(0.0, 1 - noise / max(float(mean @ mean), 1e-300))
 
 
 def log_prior(counts: np.ndarray, noise: float) -> Float64[np.ndarray, " K"]:
@@ -196,8 +193,8 @@ def inverse_square_root(
   """A = (max(M, 0) + ridge)^(−1/2) of a symmetric M, and its inverse.
 
   Directions a thousand times shorter in A than the longest are 0 in A⁻¹: a
-  kernel has nothing there. Whatever the noise, M is finite; should the
-  decomposition not converge even so, rows are not whitened.
+  kernel has nothing there. Whatever the noise, M is finite; should LAPACK not
+  converge even so, rows are not whitened (None).
   """
   try:
     values, vectors = np.linalg.eigh(covariance)
@@ -222,9 +219,3 @@ def of_length(wanted: float, kernel: Kernel) -> Kernel:
   """The kernel at this mean length; one of zeros stays what it is."""
   length = mean_length(kernel)
   return kernel * (wanted / length) if length > 0 else kernel
-
-
-def at_scale(kernel: Kernel) -> Kernel:
-  """At a length of 1 of the longest column: only its direction is used."""
-  longest = np.linalg.norm(kernel, axis=0).max()
-  return kernel / longest if longest > 0 else kernel

@@ -18,35 +18,27 @@ Differentially Private Image Classification" (TMLR 2023), algorithm 1, table 4.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from oneshot_dp.configs.head_config import HeadOptions, OneStepName
+from oneshot_dp.configs.head_config import OneStepName
 from oneshot_dp.linear_dp.data import Data
-from oneshot_dp.linear_dp.head import LinearHead, Made
+from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.linear_dp.statistics import class_sums
 
 CLIP_NORM, INITIAL_BIAS = 1.0, -10.0
 P0 = 1 / (1 + math.exp(-INITIAL_BIAS))
-
-
-def optimizer_of(name: OneStepName) -> optax.GradientTransformation:
-  """The optimizers of the paper's table 4, at a learning rate of 1.
-
-  The learning rate scales the logits, and changes no class that wins.
-  """
-  match name:
-    case "lamb":
-      return optax.lamb(1.0, b1=0.9, b2=0.999, eps=1e-6)
-    case "adam":
-      return optax.adam(1.0, b1=0.9, b2=0.999, eps=1e-6)
-    case "momentum":
-      return optax.sgd(1.0, momentum=0.9)
+OPTIMIZERS: Mapping[OneStepName, optax.GradientTransformation] = {
+  "lamb": optax.lamb(1.0, b1=0.9, b2=0.999, eps=1e-6),
+  "adam": optax.adam(1.0, b1=0.9, b2=0.999, eps=1e-6),
+  "momentum": optax.sgd(1.0, momentum=0.9),
+}
+"""Of the paper's table 4. The learning rate changes no class that wins."""
 
 
 def residual_norm(num_classes: int) -> float:
@@ -64,24 +56,20 @@ def one_step(
   sums: PrivateSums,
   rows: Rows,
   buys: float,
-  had: float = 0.0,
-  last: Mapping[str, np.ndarray] | None = None,
-  options: HeadOptions | None = None,
-  *,
+  *goes_on: Any,
   optimizer: optax.GradientTransformation,
-) -> Made:
+) -> tuple[LinearHead, dict[str, np.ndarray]]:
   """The head after one step from a kernel of zeros; its bias stays b0.
 
   Formal guarantees: the class sums leave by one Gaussian mechanism of μ² =
   `buys`; all else is post-processing. A head of a smaller ε is topped up: the
-  door averages what it let out of them before.
+  door averages what it let out of them before, and all else is not needed.
   """
-  del had, last, options  # all that it goes on from is what the door knows
   s, _ = sums.release("class sums", rows, class_sums, buys)
-  scale = CLIP_NORM / residual_norm(rows.num_classes) / max(rows.n, 1)
+  scale = CLIP_NORM / residual_norm(rows.num_classes) / rows.n
   gradient = ((P0 * s.sum(axis=0) - s) * scale).T.astype(np.float32)
   bias = np.full(rows.num_classes, INITIAL_BIAS, np.float32)
-  return Made(head=LinearHead(kernel=step(gradient, optimizer), bias=bias))
+  return LinearHead(kernel=step(gradient, optimizer), bias=bias), {}
 
 
 def step(
@@ -89,13 +77,13 @@ def step(
 ) -> np.ndarray:
   """The kernel after the first step from zero, float32.
 
-  >>> step(np.array([[0.5, -2.0]], np.float32), optimizer_of("momentum"))
+  >>> step(np.array([[0.5, -2.0]], np.float32), OPTIMIZERS["momentum"])
   array([[-0.5,  2. ]], dtype=float32)
-  >>> step(np.array([[0.5, -2.0]], np.float32), optimizer_of("lamb")).round(3)
+  >>> step(np.array([[0.5, -2.0]], np.float32), OPTIMIZERS["lamb"]).round(3)
   array([[-1.,  1.]], dtype=float32)
   """
   zero = jnp.zeros(gradient.shape, jnp.float32)
   update, _ = optimizer.update(
-    jnp.asarray(gradient, jnp.float32), optimizer.init(zero), zero
+    jnp.asarray(gradient), optimizer.init(zero), zero
   )
-  return np.asarray(jax.device_get(update), np.float32)
+  return np.asarray(update)

@@ -37,9 +37,6 @@ def refused(**changes):
 
 found = {
   "source": refused(source=7),
-  "epsilon": refused(epsilon="2"),
-  "delta": refused(delta="1e-6"),
-  "classes": refused(num_classes=3.0),
   "head": refused(head=3),
   "start": refused(start="cat"),
 }
@@ -68,9 +65,6 @@ def found() -> dict[str, Any]:
   ("case", "message"),
   [
     ("source", "source=7 must be a oneshot_dp.NoiseSource."),
-    ("epsilon", "epsilon='2' must be a number."),
-    ("delta", "delta='1e-6' must be a number."),
-    ("classes", "num_classes=3.0 must be an integer, K."),
     ("head", "head=3 must be one of auto, lamb, adam, momentum."),
     (
       "start",

@@ -9,7 +9,6 @@ from oneshot_dp.linear_dp import evaluate
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.linear_dp.data import array_data
 from oneshot_dp.linear_dp.evaluate import (
-  accuracies,
   accuracy_interval,
   evaluate_heads,
   evaluation_rows,
@@ -57,7 +56,7 @@ def expected_hits(head, rows):
 def test_equals_numpy_ties_included(num_classes, n):
   rows = block(n, 4, num_classes, seed=n)
   head = make_head(4, num_classes)
-  (found,) = accuracies([head], in_blocks(rows, 256))
+  (found,) = evaluate_heads([head], in_blocks(rows, 256))
   assert (found.top1, found.top5) == pytest.approx(expected_hits(head, rows))
   assert found.num_examples == n
   logits = rows["embedding"].astype(np.float32) @ head.kernel + head.bias
@@ -84,7 +83,7 @@ def test_real_numbers_of_any_dtype(dtype, unit_norm):
     bias=rng.standard_normal(9).astype(np.float32),
     unit_norm=unit_norm,
   )
-  (found,) = accuracies([head], [rows])
+  (found,) = evaluate_heads([head], [rows])
   assert (found.top1, found.top5) == pytest.approx(expected_hits(head, rows))
 
 
@@ -96,8 +95,8 @@ def test_heads_of_either_kind_keep_their_places_alone_or_together(monkeypatch):
     for seed, kind in enumerate([False, True, False, True, True])
   ]
   rows["embedding"] += 0.25  # no row of zeros
-  together, seen = accuracies(heads, in_blocks(rows, 50)), []
-  alone = [accuracies([h], [rows], seen.append)[0] for h in heads]
+  together, seen = evaluate_heads(heads, in_blocks(rows, 50)), []
+  alone = [evaluate_heads([h], [rows], seen.append)[0] for h in heads]
   assert together == alone
   assert seen == [300] * 5
   assert len({accuracy.top1 for accuracy in alone}) > 3
@@ -109,7 +108,7 @@ def test_not_a_number_is_never_a_hit():
   kept = {name: column[10:] for name, column in rows.items()}
   expected = np.array(expected_hits(head, kept)) * 40 / 50
   rows["embedding"][:10] = np.nan
-  of_nan, of_head = accuracies([broken, head], [rows])
+  of_nan, of_head = evaluate_heads([broken, head], [rows])
   assert (of_nan.top1, of_nan.top5) == (0, 0)
   assert (of_head.top1, of_head.top5) == pytest.approx(tuple(expected))
 
@@ -127,15 +126,8 @@ def test_not_a_number_is_never_a_hit():
 def test_refusals(shapes, rows, message):
   heads = [make_head(*shape) for shape in shapes]
   with pytest.raises(InputError, match=message):
-    accuracies(heads, [] if rows is None else [rows])
-  assert accuracies([], []) == []
-
-
-def test_arrays():
-  rows, head = block(40, 4, 3), make_head(4, 3)
-  assert evaluate_heads([head], rows["embedding"], rows["label"]) == accuracies(
-    [head], [rows]
-  )
+    evaluate_heads(heads, [] if rows is None else [rows])
+  assert evaluate_heads([], []) == []
 
 
 @pytest.mark.parametrize("hits", [0, 7, 50])
@@ -162,7 +154,7 @@ def test_private_accuracies_without_noise_are_the_exact_ones():
   data = array_data(rows["embedding"], rows["label"], num_classes=7)
   sums = PrivateSums(None, 0.0)
   found = private_accuracies(sums, evaluation_rows(data), heads, np.inf)
-  exact = accuracies(heads, [rows])
+  exact = evaluate_heads(heads, [rows])
   for of_door, of_rows in zip(found, exact, strict=True):
     # Of integers: a tie may go to another class.
     assert of_door.top1 == pytest.approx(of_rows.top1, abs=0.01)

@@ -136,7 +136,7 @@ def test_a_seed_marks_heads_not_private_whatever_its_truth():
     ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
     ({"delta": 1 / N}, r"delta=0\.0025 is not below 1/n"),
     ({"num_classes": 2}, r"labels\[\d+\] is not one of the num_classes=2"),
-    ({"head": "lamb", "balanced": True}, r"balanced is a setting of head 'au"),
+    ({"head": "lamb", "balanced": True}, r"balanced: of head 'auto', not of"),
     ({"start": np.ones((K, D))}, r"one vector for all classes"),
     ({"class_names": ["a", "b", "b", "c"]}, r"must be 4 different names"),
   ],
@@ -168,7 +168,9 @@ def test_options_reach_the_head():
 
 def test_predictions_are_those_that_are_evaluated():
   (head,) = heads(head="momentum", epsilons=(18.0,))
-  accuracy, same = evaluate_heads([head, head.head], ROWS, LABEL)
+  accuracy, same = evaluate_heads(
+    [head, head.head], [{"embedding": ROWS, "label": LABEL}]
+  )
   assert accuracy == same
   assert accuracy.top1 == head.score(ROWS, LABEL) > 0.9
   chances = head.predict_proba(ROWS)

@@ -18,8 +18,6 @@ from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
 from oneshot_dp.linear_dp.data import array_data
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import (
-  Before,
-  TrainedHead,
   baseline,
   check_plan,
   cost,
@@ -57,12 +55,6 @@ def trained(head, epsilons=(1.0,), *, units=False, seed=0, before=None, **more):
       **more,
     )
   )
-
-
-def before_of(head: TrainedHead) -> Before:
-  """As it is read back from a head's folder."""
-  fields = [field.name for field in dataclasses.fields(Before)]
-  return Before(**{name: getattr(head, name) for name in fields})
 
 
 def spent(releases):
@@ -121,15 +113,14 @@ def test_a_head_goes_on_for_the_difference_as_in_one_run(head, units):
   (first,) = train(
     rows, epsilons=(1.0,), paid=cost((1.0,), DELTA), source=source, **common
   )
-  before = before_of(first)
-  more = cost((4.0,), DELTA, before.mu_squared)
-  assert more + Fraction(before.mu_squared) == cost((1.0, 4.0), DELTA)
+  more = cost((4.0,), DELTA, first.mu_squared)
+  assert more + Fraction(first.mu_squared) == cost((1.0, 4.0), DELTA)
   (second,) = train(
     rows_for(data(units), head),
     epsilons=(4.0,),
     paid=more,
     source=source,
-    before=before,
+    before=first,
     **common,
   )
   np.testing.assert_array_equal(second.head.kernel, together[1].head.kernel)
@@ -145,7 +136,7 @@ def test_a_head_keeps_its_options_as_it_goes_on(options):
   if "start" in options:
     options = {"start": public}
   (first,) = trained("auto", options=HeadOptions(**options))
-  (second,) = trained("auto", (4.0,), before=before_of(first))
+  (second,) = trained("auto", (4.0,), before=first)
   assert second.options == first.options == HeadOptions(**options).as_json()
   names = {each.name for each in second.releases}
   assert ("class counts" in names) == ("balanced" in options)
@@ -218,18 +209,22 @@ def test_a_plan_that_no_head_follows_is_refused_before_any_charge():
   (lamb,), (auto,) = trained("lamb"), trained("auto")
   check(n=1, feature_dim=1, num_classes=1)
   check(feature_dim=16_384, num_classes=21_843)
-  check(before=before_of(auto))
+  check(before=auto)
   for changes, message in (
+    ({"head": "svm"}, "head='svm' must be one of auto, lamb, adam, momentum"),
     ({"n": 0}, "there are no rows to train on"),
-    ({"feature_dim": 2**20, "num_classes": 2**11}, "more weights than"),
-    ({"head": "lamb", "options": HeadOptions(balanced=True)}, "of head 'auto'"),
+    ({"feature_dim": 2**20, "num_classes": 2**11}, "are too many weights"),
     (
-      {"before": before_of(lamb)},
-      "cannot go on from a head 'lamb': give",
+      {"head": "lamb", "options": HeadOptions(balanced=True)},
+      "balanced: of head 'auto', not",
     ),
     (
-      {"before": before_of(auto), "options": HeadOptions(balanced=True)},
-      "it keeps its own",
+      {"before": lamb},
+      "cannot go on from 'lamb': give --head lamb",
+    ),
+    (
+      {"before": auto, "options": HeadOptions(balanced=True)},
+      "the head to go on from has",
     ),
   ):
     with pytest.raises(InputError, match=message) as error:

@@ -14,17 +14,17 @@ DELTA = 1e-5
 
 @pytest.fixture(scope="module")
 def features(shared_data):
-  """(train_embedding, train_label, test_embedding, test_label) of a set."""
+  """Embeddings and labels to train on, and columns to test on, of a set."""
   kept = {}
 
   def read(name):
     if name not in kept:
       with np.load(shared_data / f"{name}_vit_ti16_features.npz") as file:
-        kept[name] = [
-          file[f"{part}_{what}"]
-          for part in ("train", "test")
-          for what in ("embedding", "label")
-        ]
+        kept[name] = (
+          file["train_embedding"],
+          file["train_label"],
+          {what: file[f"test_{what}"] for what in ("embedding", "label")},
+        )
     return kept[name]
 
   return read
@@ -41,7 +41,7 @@ def accuracies(rows, test, head, epsilons, seed=0, options=None):
     source=NoiseSource(seed),
     options=options,
   )
-  found = evaluate_heads([each.head for each in made], *test)
+  found = evaluate_heads([each.head for each in made], [test])
   return [(100 * each.top1, 100 * each.balanced) for each in found]
 
 
@@ -51,7 +51,7 @@ def mean_of(draws):
 
 
 def check(features, name, head, epsilons, bars, draws):
-  x, y, *test = features(name)
+  x, y, test = features(name)
   rows = rows_for(array_data(x, y, num_classes=10), head)
   seeds = range(draws)
   found = mean_of([accuracies(rows, test, head, epsilons, s) for s in seeds])
@@ -67,7 +67,7 @@ def test_the_paper_s_step(features, name, bar):
 
 
 def test_few_rows(features):
-  x, y, *test = features("eurosat")
+  x, y, test = features("eurosat")
   some = np.random.default_rng(0).permutation(len(x))[:500]
   rows = rows_for(array_data(x[some], y[some], num_classes=10), "auto")
   ((top1, _),) = accuracies(rows, test, "auto", (1.0,))
@@ -93,7 +93,7 @@ def test_auto_nested_and_alone(features, name, epsilons, bars, draws):
   [("cifar10", 2000, 0.25, 70.0), ("eurosat", 500, 1.0, 61.0)],
 )
 def test_random_subsets(features, name, n, epsilon, bar):
-  x, y, *test = features(name)
+  x, y, test = features(name)
   draws = []
   for seed in range(4):
     some = np.random.default_rng(seed).permutation(len(x))[:n]
@@ -107,7 +107,7 @@ def test_random_subsets(features, name, n, epsilon, bar):
   ("name", "bar"), [("cifar10", 86.0), ("eurosat", 74.0)]
 )
 def test_users_of_30_mixed_rows(features, name, bar):
-  x, y, *test = features(name)
+  x, y, test = features(name)
   draws = []
   for seed in range(3):
     users = np.random.default_rng(seed).permutation(len(x)) // 30
@@ -131,7 +131,7 @@ def long_tail(y, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize(("balanced", "bar"), [(False, 56.0), (True, 67.0)])
 def test_a_long_tail_of_classes(features, balanced, bar):
-  x, y, *test = features("eurosat")
+  x, y, test = features("eurosat")
   options, draws = HeadOptions(balanced=balanced), []
   for seed in range(4):
     some = long_tail(y, seed)

@@ -79,11 +79,11 @@ def in_numpy(x, y, steps=STEPS, clip=0.03):
 def test_without_noise_it_is_what_numpy_makes():
   x, y = clusters(600)
   rows = unit_rows(array_data(x, y, num_classes=K))
-  made = auto(PrivateSums(None, 0.0), rows, math.inf)
+  made, _ = auto(PrivateSums(None, 0.0), rows, math.inf)
   kernel, bias = in_numpy(x, y)
-  np.testing.assert_allclose(made.head.kernel, kernel, atol=2e-3)
-  np.testing.assert_allclose(made.head.bias, bias, atol=2e-3)
-  assert made.head.unit_norm
+  np.testing.assert_allclose(made.kernel, kernel, atol=2e-3)
+  np.testing.assert_allclose(made.bias, bias, atol=2e-3)
+  assert made.unit_norm
 
 
 OF_START = PublicStart.of(CENTRES, num_classes=K, feature_dim=D)
@@ -168,17 +168,17 @@ def test_from_a_start_steps_begin_there_and_no_mean_leaves(buys):
   x, y = clusters(n)
   rows = unit_rows(array_data(x, y, num_classes=K))
   sums = Watched(NoiseSource(3), buys)
-  made = auto(sums, rows, buys, options=HeadOptions(start=OF_START))
+  made, _ = auto(sums, rows, buys, options=HeadOptions(start=OF_START))
   first = kernel_of(sums.of("gradient")[0][1])
   expected = 10 * max(1, 50 * K * buys**-0.5 / n) ** 0.5
   length = np.linalg.norm(first, axis=0).mean()
   assert length == pytest.approx(expected, rel=1e-3)
-  assert not made.head.unit_norm
-  assert not made.head.bias.any()
+  assert not made.unit_norm
+  assert not made.bias.any()
   if whitened := sums.of("second moment"):
     ((_, _, moment),) = whitened
     ridge = 2.5 * (K * D / buys) ** 0.5
-    first = inverse_square_root((moment + moment.T) / 2, ridge)[0] @ first
+    first = pair((moment + moment.T) / 2, ridge)[0] @ first
   start = OF_START.kernel()
   scale = np.linalg.norm(start) / np.linalg.norm(first)
   np.testing.assert_allclose(first * scale, start, atol=5e-3)
@@ -189,9 +189,9 @@ def test_a_larger_epsilon_goes_on_from_the_head_before(more):
   x, y = clusters(1000)
   rows = unit_rows(array_data(x, y, num_classes=K))
   sums = Watched(NoiseSource(3), 0.1 + more)
-  before = auto(sums, rows, 0.1)
+  _, before = auto(sums, rows, 0.1)
   done, sums.seen = sums.seen, []
-  auto(sums, rows, more, 0.1, before.last)
+  auto(sums, rows, more, 0.1, before)
   (name, _, _, mean), ((_, first, _), *_) = sums.seen[0], sums.of("gradient")
   # What is known of the mean is both, by what each cost.
   both = (0.1 * done[0][3] + more * own_mean(sums, done, more)) / (0.1 + more)
@@ -199,16 +199,16 @@ def test_a_larger_epsilon_goes_on_from_the_head_before(more):
   np.testing.assert_allclose(mean, both)
   kernel = kernel_of(first)
   length = np.linalg.norm(kernel, axis=0).mean()
-  assert length == pytest.approx(float(before.last["length"]), rel=1e-3)
+  assert length == pytest.approx(float(before["length"]), rel=1e-3)
   if whitened := sums.of("second moment"):
     ((_, _, moment),) = whitened
     m = shrunk(mean[0] / 1000, (MEAN * (0.1 + more)) ** -0.5 / 1000)
     covariance = (moment + moment.T) / 2 - 1000 * np.outer(m, m)
     ridge = 2.5 * (K * D / more) ** 0.5
-    kernel = inverse_square_root(covariance, ridge)[0] @ kernel
-  kernel *= np.linalg.norm(before.last["kernel"]) / np.linalg.norm(kernel)
+    kernel = pair(covariance, ridge)[0] @ kernel
+  kernel *= np.linalg.norm(before["kernel"]) / np.linalg.norm(kernel)
   near = 0.02 * np.abs(kernel).max()
-  np.testing.assert_allclose(kernel, before.last["kernel"], atol=near)
+  np.testing.assert_allclose(kernel, before["kernel"], atol=near)
   spent = sum(Fraction(r.noise_multiplier) ** -2 for r in sums.releases)
   assert spent <= Fraction(0.1 + more)
 
@@ -238,18 +238,25 @@ def test_a_shrunk_mean_is_nearer_to_the_mean():
   assert not shrunk(np.zeros(9), 0.0).any()
 
 
+def pair(covariance, ridge):
+  a, back = inverse_square_root(covariance, ridge)
+  assert a is not None
+  assert back is not None
+  return a, back
+
+
 def test_the_inverse_square_root_and_its_inverse():
   rng = np.random.default_rng(0)
   half = rng.standard_normal((D, D))
   covariance = half @ half.T
-  a, back = inverse_square_root(covariance, 0.5)
+  a, back = pair(covariance, 0.5)
   np.testing.assert_allclose(
     a @ (covariance + 0.5 * np.eye(D)) @ a, np.eye(D), atol=1e-9
   )
   np.testing.assert_allclose(a @ back, np.eye(D), atol=1e-9)
-  a, back = inverse_square_root(-covariance, 0.5)  # of noise alone
+  a, back = pair(-covariance, 0.5)  # of noise alone
   np.testing.assert_allclose(a, np.eye(D) * 0.5**-0.5, atol=1e-12)
-  a, back = inverse_square_root(np.diag([1e9, 0.0]), 1e-3)
+  a, back = pair(np.diag([1e9, 0.0]), 1e-3)
   assert back[0, 0] == 0  # A is nothing in that direction
   assert a[0, 0] > 0
 
@@ -269,9 +276,8 @@ def test_no_noise_makes_it_fail(monkeypatch):
         (NoiseSource(0), 1e-9),
         (NoiseSource(1), 1e7),
       ):
-        head = auto(
-          PrivateSums(source, min(buys, 1e9)), unit_rows(data), buys
-        ).head
+        sums = PrivateSums(source, min(buys, 1e9))
+        head, _ = auto(sums, unit_rows(data), buys)
         assert head.kernel.shape == (d, num_classes)
         assert np.isfinite(head.kernel).all()
         assert np.isfinite(head.bias).all()
@@ -283,6 +289,6 @@ def test_no_noise_makes_it_fail(monkeypatch):
   x, y = clusters(400)
   rows = unit_rows(array_data(x, y, num_classes=K))
   sums = PrivateSums(NoiseSource(0), 9.0)
-  made = auto(sums, rows, 9.0)
+  made, _ = auto(sums, rows, 9.0)
   assert any(r.name == "second moment" for r in sums.releases)
-  assert np.isfinite(made.head.kernel).all()
+  assert np.isfinite(made.kernel).all()
