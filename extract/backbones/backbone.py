@@ -22,6 +22,8 @@ from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.images.resize import Preprocessing, normalize
 
 Arrays = dict[str, np.ndarray]
+Images = Float32[Array, "b s s 3"]
+"""Normalised."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +36,8 @@ class Backbone:
     feature_dim: d.
     preprocessing: what the images have gone through before `apply`, and the
       mean and std that it applies.
-    weights_sha256: SHA-256 of the weights file, or of the parameters' bytes
-      where there is no file; None for a user's function without parameters.
-    code_sha256: SHA-256 of the Python file of a user's own function.
+    weights_sha256: of the weights file; None for a function without one.
+    code_sha256: of the Python file of a user's own function.
     compute_dtype: of the matrix products; None where a user's function decides.
     params: tree of arrays, on the host.
     apply: (params, uint8 images [b, s, s, 3]) to float32 embeddings [b, d];
@@ -55,7 +56,7 @@ class Backbone:
   compute_dtype: ComputeDtype | None
   params: Any = dataclasses.field(repr=False)
   apply: Callable[[Any, UInt8[Array, "b s s 3"]], Float32[Array, "b d"]]
-  network: nn.Module | None = None
+  network: Any = None
   timm: str | None = None
   weights_path: pathlib.Path | None = None
 
@@ -63,16 +64,14 @@ class Backbone:
   def identity(self) -> dict[str, Any]:
     """What makes its embeddings what they are, as JSON has it."""
     preprocess = dataclasses.asdict(self.preprocessing)
+    preprocess |= {key: list(preprocess[key]) for key in ("mean", "std")}
     return {
       "name": self.name,
       "layer": self.embedding,
       "feature_dim": self.feature_dim,
       "weights_sha256": self.weights_sha256,
       "code_sha256": self.code_sha256,
-      "preprocess": {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in preprocess.items()
-      },
+      "preprocess": preprocess,
     }
 
 
@@ -90,18 +89,18 @@ def products(compute_dtype: ComputeDtype) -> dict[str, Any]:
 # the backbone is loaded; few, since what is compiled lives as long.
 @functools.lru_cache(maxsize=8)
 def apply_function(
-  network: nn.Module | Callable[..., Any], preprocessing: Preprocessing
+  network: Any, preprocessing: Preprocessing
 ) -> Callable[..., Any]:
   """`Backbone.apply` of a module or of (params, normalised images) → [b, d]."""
-  is_module = isinstance(network, nn.Module)
 
   def apply(
     params: Any, images: UInt8[Array, "b s s 3"]
   ) -> Float32[Array, "..."]:
     x = normalize(images, preprocessing)
-    out = (
-      network.apply({"params": params}, x) if is_module else network(params, x)
-    )
+    if isinstance(network, nn.Module):
+      out = network.apply({"params": params}, x)
+    else:
+      out = network(params, x)
     return jnp.asarray(out, jnp.float32)
 
   return apply
@@ -120,23 +119,25 @@ def output_shape(
 
 @functools.lru_cache(maxsize=8)  # of a deep network it takes a second
 def parameters(
-  network: nn.Module, image_size: int
+  network: Any, image_size: int
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
   """Path in Flax and shape in PyTorch of every parameter, by timm's name."""
   images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
   tree = jax.eval_shape(network.init, jax.random.key(0), images)
   found = {}
-  for path, leaf in flax.traverse_util.flatten_dict(tree["params"]).items():
+  leaves: dict[Any, Any] = flax.traverse_util.flatten_dict(tree["params"])
+  for path, leaf in leaves.items():
     last = {"kernel": "weight", "scale": "weight"}.get(path[-1], path[-1])
-    shape = leaf.shape
+    axes = range(leaf.ndim)
     if path[-1] == "kernel":
-      shape = shape[::-1] if len(shape) == 2 else (*shape[:1:-1], *shape[:2])
+      axes = (1, 0) if leaf.ndim == 2 else (3, 2, 0, 1)
+    shape = tuple(leaf.shape[axis] for axis in axes)
     found[".".join((*path[:-1], last))] = path, shape
   return found
 
 
 def check_arrays(
-  network: nn.Module, arrays: Mapping[str, np.ndarray], image_size: int
+  network: Any, arrays: Mapping[str, np.ndarray], image_size: int
 ) -> None:
   """ValueError: arrays are missing, unexpected or misshapen; 8 are named."""
   wanted = parameters(network, image_size)
@@ -160,15 +161,12 @@ def check_arrays(
 
 
 def flax_params(
-  network: nn.Module,
-  arrays: Mapping[str, np.ndarray],
-  image_size: int,
-  kernels: np.dtype,
+  network: Any, arrays: Mapping[str, np.ndarray], image_size: int
 ) -> dict[str, Any]:
   """Arrays by timm's names, in PyTorch's layout, as a module's parameters.
 
-  In float32 but for the kernels: in bfloat16 they take half the memory, and the
-  products would round them there in any case.
+  In float32, but for the kernels of a network of bfloat16: they take half the
+  memory, and the products would round them there in any case.
 
   Raises:
     ValueError: arrays are missing, unexpected, misshapen or not finite.
@@ -181,6 +179,6 @@ def flax_params(
       raise ValueError(f"{name} has values that are not finite")
     if path[-1] == "kernel":
       array = array.T if array.ndim == 2 else array.transpose(2, 3, 1, 0)
-      array = array.astype(kernels)
+      array = array.astype(jnp.dtype(network.compute_dtype))
     params[path] = np.asarray(array, order="C")
   return flax.traverse_util.unflatten_dict(params)

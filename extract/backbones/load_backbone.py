@@ -4,20 +4,18 @@ import hashlib
 import importlib.resources
 import pathlib
 import re
-from types import ModuleType
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
-from oneshot_dp.extract.backbones import (
-  norm_free,
-  random_patches,
-  resnet_v2,
-  vit_file,
-)
+from oneshot_dp.extract import files
+from oneshot_dp.extract.backbones import norm_free, resnet_v2, vit_file
 from oneshot_dp.extract.backbones.backbone import (
   Arrays,
   Backbone,
@@ -26,14 +24,14 @@ from oneshot_dp.extract.backbones.backbone import (
   output_shape,
 )
 from oneshot_dp.extract.backbones.names import Named, named
-from oneshot_dp.extract.backbones.user_function import load_user_function
+from oneshot_dp.extract.backbones.vit import ViT
 from oneshot_dp.extract.images.resize import Preprocessing
 from oneshot_dp.extract.weights.download import local_weights
 from oneshot_dp.extract.weights.google_names import in_timm_names
 from oneshot_dp.extract.weights.tensors import read_tensors
 
-# Each has network_of, name_of, fitted and folded.
-_FAMILIES: dict[str, ModuleType] = {
+# Each has network_of, name_of and folded.
+_FAMILIES: dict[str, Any] = {
   "vit_file": vit_file,
   "resnet_v2": resnet_v2,
   "norm_free": norm_free,
@@ -50,9 +48,9 @@ def load_backbone(
 ) -> Backbone:
   """Fetches, reads and checks the weights; every call reads them again.
 
-  >>> backbone = load_backbone("random_patches")
+  >>> backbone = load_backbone("glyph_vit")
   >>> backbone.feature_dim, backbone.preprocessing.image_size
-  (256, 8)
+  (128, 32)
 
   Args:
     name: a listed one, or FILE.py:FUNCTION, a function of the user's.
@@ -68,50 +66,40 @@ def load_backbone(
     The network with its weights in memory, ready for batches of images.
 
   Raises:
-    InputError: an unknown name; weights missing where they are needed, given
-      where they are not, or not those of the backbone; an image size or an
-      embedding that it does not have.
+    InputError: an unknown name; weights that are missing or not those of the
+      backbone; an image size or an embedding that it does not have; a user's
+      function that fails, or whose embeddings depend on the other images.
     RunError: a download failed.
   """
-  decides = ".py:" in name or name == "random_patches"
-  if decides and (embedding is not None or compute_dtype is not None):
-    raise InputError(
-      f"--backbone {escaped(name)} decides itself what it returns and how it"
-      " computes: leave out --embedding and --compute-dtype."
-    )
   if ".py:" in name:
-    path = weights and local_weights(weights, weights_sha256)
-    changed = Preprocessing().changed(preprocess)
-    return load_user_function(name, path or None, changed)
+    if embedding or compute_dtype:
+      raise InputError(
+        f"--backbone {escaped(name)} decides itself what it returns and how it"
+        " computes: leave out --embedding and --compute-dtype."
+      )
+    path = local_weights(weights, weights_sha256) if weights else None
+    return _user_function(name, path, Preprocessing().changed(preprocess))
   row = named(name)
   preprocessing = Preprocessing(**row.reference).changed(preprocess)
-  if not row.family:
-    if weights or weights_sha256:
-      raise InputError(
-        f"--backbone {name} has no weights: leave out --weights."
-      )
-    return _random_patches(preprocessing)
+  side = preprocessing.image_size
   if compute_dtype is None:
     on_cpu = jax.default_backend() == "cpu"
     compute_dtype = "float32" if on_cpu else "bfloat16"
   path = _weights_file(row, weights, weights_sha256)
-  family, side = _FAMILIES[row.family], preprocessing.image_size
-  if name == "glyph_vit":
-    embedding = embedding or "pre_logits"
-  arrays, sha256 = read_tensors(path)
+  arrays, sha256 = _read(path)
+  family = _FAMILIES[row.family]
   try:
-    arrays = _without_heads(in_timm_names(arrays))
-    network = family.network_of(arrays, embedding)
+    network = family.network_of(arrays, embedding or row.embedding)
     looks = family.name_of(network)
     if name not in (looks, looks.replace("vit_", "deit_"), "glyph_vit"):
-      raise ValueError(f"they look like {looks}")
+      raise ValueError(f"the weights look like {looks}")
     network = network.clone(compute_dtype=compute_dtype, **row.unsaid)
-    arrays = family.folded(network, family.fitted(network, arrays, side))
-    params = flax_params(network, arrays, side, jnp.dtype(compute_dtype))
+    params = flax_params(network, family.folded(network, arrays, side), side)
   except (KeyError, IndexError, ValueError) as error:
+    said = f"no array {error}" if isinstance(error, KeyError) else str(error)
+    said = escaped(said).replace("\n", "\\n")[:1000]
     raise InputError(
-      f"{escaped(str(path))}: the weights do not fit --backbone {name}:"
-      f" {escaped(str(error))[:1000]}."
+      f"--backbone {name}: {escaped(str(path))} does not fit: {said}."
     ) from error
   apply = apply_function(network, preprocessing)
   return Backbone(
@@ -140,25 +128,19 @@ def timm_tensors(backbone: Backbone) -> Arrays:
   path, network = backbone.weights_path, backbone.network
   if path is None or network is None or backbone.timm is None:
     raise InputError(f"--backbone {backbone.name} is no network that timm has.")
-  arrays, sha256 = read_tensors(path)
+  arrays, sha256 = _read(path)
   if sha256 != backbone.weights_sha256:
     raise InputError(f"{escaped(str(path))} has changed since it was read.")
-  family, side = named(backbone.name).family, backbone.preprocessing.image_size
-  arrays = _without_heads(in_timm_names(arrays))
-  kept = _FAMILIES[family].fitted(network, arrays, side)
-  return {name: array.astype(np.float32) for name, array in kept.items()}
-
-
-def _without_heads(arrays: Arrays) -> Arrays:
-  """Without what is fitted to the labels of the pretraining."""
-  heads = r"(head|head_dist)\..*|mask_token"
-  return {k: v for k, v in arrays.items() if not re.fullmatch(heads, k)}
+  if isinstance(network, ViT):
+    side = backbone.preprocessing.image_size
+    arrays = vit_file.fitted(network, arrays, side)
+  return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
 def _weights_file(
   row: Named, weights: str | None, sha256: str | None
 ) -> pathlib.Path:
-  if weights is None and row.name == "glyph_vit":
+  if row.name == "glyph_vit" and weights is None:
     folder = importlib.resources.files("oneshot_dp.extract.backbones")
     weights = str(folder / "glyph_vit.safetensors")
   weights = weights or row.address
@@ -170,20 +152,72 @@ def _weights_file(
   return local_weights(weights, sha256)
 
 
-def _random_patches(preprocessing: Preprocessing) -> Backbone:
-  apply = apply_function(random_patches.apply, preprocessing)
-  params = random_patches.make_params()
-  digest = hashlib.sha256()
-  for key in sorted(params):
-    digest.update(params[key].astype("<f4").tobytes())
+def _read(path: pathlib.Path) -> tuple[Arrays, str]:
+  """A file's arrays by timm's names, without what its labels were fitted to."""
+  arrays, sha256 = read_tensors(path)
+  heads = re.compile(r"(head|head_dist)\..*|mask_token")
+  arrays = in_timm_names(arrays)
+  return {k: v for k, v in arrays.items() if not heads.fullmatch(k)}, sha256
+
+
+def _user_function(
+  name: str, weights: pathlib.Path | None, preprocessing: Preprocessing
+) -> Backbone:
+  """A function (params, normalised images [b, s, s, 3]) → [b, d] of the user's.
+
+  `params` are the arrays of the weights file by name, {} without one. It is
+  jitted: it must be pure, and treat every image alone, or one example would
+  move the rows of others, and the guarantee would be void. Its identity is the
+  file's name, the function's, and the SHA-256 of the file and of the weights;
+  modules that the file imports are not hashed.
+  """
+  place, _, function = name.rpartition(":")
+  params, weights_sha256 = read_tensors(weights) if weights else ({}, None)
+  source = files.read_regular(place, most_bytes=2**24)
+  code_sha256 = hashlib.sha256(source).hexdigest()
+  # Under a name of its own among the modules: dataclasses, and so Flax, look
+  # there for the module of a class.
+  module = types.ModuleType(f"oneshot_dp_backbone_{code_sha256[:16]}")
+  sys.modules[module.__name__] = module
+  try:
+    # Of the bytes that were hashed, not of the file at some later time.
+    exec(compile(source, place, "exec"), vars(module))
+    apply = apply_function(getattr(module, function), preprocessing)
+    shape = output_shape(apply, params, preprocessing.image_size)
+    if len(shape) != 2 or shape[0] != 2:
+      raise ValueError(f"{list(shape)} for 2 images; it must give [b, d]")
+    _check_images_are_apart(apply, params, preprocessing.image_size)
+  except Exception as error:
+    said = escaped(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
+    raise InputError(f"--backbone {escaped(name)}: {said}.") from error
   return Backbone(
-    name="random_patches",
-    embedding="grid_mean",
-    # Refuses an image size it cannot take, before the job starts.
-    feature_dim=output_shape(apply, params, preprocessing.image_size)[1],
+    name=f"{pathlib.Path(place).name}:{function}",
+    embedding="what the function returns",
+    feature_dim=shape[1],
     preprocessing=preprocessing,
-    weights_sha256=digest.hexdigest(),
-    compute_dtype="float32",
+    weights_sha256=weights_sha256,
+    code_sha256=code_sha256,
+    compute_dtype=None,
     params=params,
     apply=apply,
+    weights_path=weights,
   )
+
+
+def _check_images_are_apart(
+  apply: Callable[..., Any], params: Arrays, image_size: int
+) -> None:
+  """ValueError: an image's embedding changes with its neighbour.
+
+  One try on random images: it finds batch statistics, and proves nothing.
+  """
+  shape = (2, image_size, image_size, 3)
+  batch = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+  beside_another = np.stack([batch[0], 255 - batch[0]])
+  run = jax.jit(apply)
+  alone, other = run(params, batch)[0], run(params, beside_another)[0]
+  if not np.allclose(alone, other, rtol=1e-4, atol=1e-6, equal_nan=True):
+    raise ValueError(
+      "the embedding of an image depends on what else is in its batch, so one"
+      " example could move the rows of others and no epsilon would hold"
+    )

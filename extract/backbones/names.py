@@ -3,16 +3,14 @@
 Light enough for `--help`. A published network of a known family is a row here.
 """
 
-import dataclasses
 import difflib
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError
 
 # Tags in timm: weights that saw no labels of ImageNet-1k where there are such,
-# so that they serve for experiments on it. None: published as pickles or never.
+# so that they serve for experiments on it. None: there are none but pickles.
 _LISTED: dict[str, str | None] = {
   "vit_ti16": "vit_tiny_patch16_224.augreg_in21k",
   "vit_s16": "vit_small_patch16_224.augreg_in21k",
@@ -45,23 +43,17 @@ _LISTED: dict[str, str | None] = {
   "siglip_g16": "vit_giantopt_patch16_siglip_256.v2_webli",
   "bit_r50x1": "resnetv2_50x1_bit.goog_in21k",
   "bit_r50x3": "resnetv2_50x3_bit.goog_in21k",
-  "bit_r50x4": None,
   "bit_r101x1": "resnetv2_101x1_bit.goog_in21k",
   "bit_r101x3": "resnetv2_101x3_bit.goog_in21k",
   "bit_r152x2": "resnetv2_152x2_bit.goog_in21k",
   "bit_r152x4": "resnetv2_152x4_bit.goog_in21k",
-  "nf_resnet26": None,
   "nf_resnet50": "nf_resnet50.ra2_in1k",
-  "nf_resnet101": None,
   "nfnet_f0": "dm_nfnet_f0.dm_in1k",
   "nfnet_f1": "dm_nfnet_f1.dm_in1k",
   "nfnet_f2": "dm_nfnet_f2.dm_in1k",
   "nfnet_f3": "dm_nfnet_f3.dm_in1k",
-  "wrn_16_4": None,
   "wrn_28_10": None,
-  "wrn_40_4": None,
   "glyph_vit": None,
-  "random_patches": None,
 }
 _PATCHES = "(ti|s|b|l|h|g|so400m)[1-9][0-9]?"
 # By the first part of a name: the file that has the network, what may be the
@@ -78,7 +70,6 @@ _FAMILIES = {
   "nf_resnet": ("norm_free", "(26|50|101)", "NF-ResNet"),
   "nfnet_f": ("norm_free", "[0-3]", "NFNet"),
   "glyph_vit": ("vit_file", "", "small ViT of glyphs, brings its weights"),
-  "random_patches": ("", "", "cosine features, no weights"),
 }
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _CROPPED = {"image_size": 224, "resize": 256, **_IMAGENET}
@@ -108,7 +99,6 @@ _SHOWN: dict[str, dict[str, Any]] = {
   "nfnet_f2": {"image_size": 352, "resize": 382},
   "nfnet_f3": {"image_size": 416, "resize": 442},
   "glyph_vit": {"image_size": 32},
-  "random_patches": {"image_size": 8},
 }
 _UNSAID: dict[str, dict[str, Any]] = {
   "siglip_": {"mlp": "gelu_tanh"},
@@ -117,25 +107,16 @@ _UNSAID: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Named:
-  """What a name stands for.
-
-  Attributes:
-    name: as in `--backbone`.
-    family: the file that has its network; "" for random patches.
-    summary: what it is, in a few words.
-    timm: its name and tag in timm, if timm has it.
-    reference: what its weights are shown: fields of `Preprocessing`.
-    unsaid: what a file of weights does not say: fields of the network.
-  """
+class Named(NamedTuple):
+  """What a name stands for."""
 
   name: str
-  family: str
-  summary: str
-  timm: str | None
-  reference: Mapping[str, Any]
-  unsaid: Mapping[str, Any]
+  family: str  # the file that has its network
+  title: str
+  timm: str | None  # its name and tag in timm
+  reference: dict[str, Any]  # what it is shown: fields of `Preprocessing`
+  unsaid: dict[str, Any]  # what no file says: fields of the network
+  embedding: str | None  # the usual one, if it is not the family's
 
   @property
   def address(self) -> str | None:
@@ -149,7 +130,8 @@ def backbone_names() -> dict[str, str]:
   >>> backbone_names()["vit_b16"]
   'Vision Transformer, 224 px'
   """
-  return {name: named(name).summary for name in _LISTED}
+  rows = map(named, _LISTED)
+  return {r.name: f"{r.title}, {r.reference['image_size']} px" for r in rows}
 
 
 def named(name: str) -> Named:
@@ -161,14 +143,10 @@ def named(name: str) -> Named:
   for prefix, (family, rest, title) in _FAMILIES.items():
     if re.fullmatch(prefix + rest, name):
       shown = {**_SHOWN[prefix], **_SHOWN.get(name, {})}
-      return Named(
-        name=name,
-        family=family,
-        summary=f"{title}, {shown['image_size']} px",
-        timm=_LISTED.get(name),
-        reference=shown,
-        unsaid={**_UNSAID.get(prefix, {}), **_UNSAID.get(name, {})},
-      )
+      unsaid = {**_UNSAID.get(prefix, {}), **_UNSAID.get(name, {})}
+      usual = "pre_logits" if name == "glyph_vit" else None
+      timm = _LISTED.get(name)
+      return Named(name, family, title, timm, shown, unsaid, usual)
   near = difflib.get_close_matches(name.lower(), _LISTED, n=3)
   hint = f"did you mean {' or '.join(near)}? " if near else ""
   raise InputError(

@@ -1,9 +1,5 @@
 """The Vision Transformer, from pixels to embedding: ViT, DeiT, DINOv2, SigLIP.
 
-The file of weights says what the network is: `vit_file.py` reads width, depth,
-patch, tokens, LayerScale, SwiGLU and pooling off the names and shapes of its
-arrays. It does not say how many heads there are, and which GELU.
-
 Arranged for speed on every XLA backend: the patch embedding is a matrix product
 instead of a strided convolution (2x on a CPU); where only the class token is
 read the last block computes only that token; attention runs as batched products
@@ -29,16 +25,16 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.backbone import products
+from oneshot_dp.extract.backbones.backbone import Images, products
+
+Tokens = Float32[Array, "b t width"]
 
 
 class ViT(nn.Module):
   """Images to embeddings.
 
   Attributes:
-    width: of the tokens.
-    depth: number of blocks.
-    hidden: units of a block's MLP.
+    width, depth, hidden: of the tokens, blocks, units of a block's MLP.
     patch: side of a patch, pixels; what fills no patch, to the right and below,
       is left out.
     heads: of attention.
@@ -51,7 +47,7 @@ class ViT(nn.Module):
       "last<k>_cls": the class tokens after each of the last k blocks,
       concatenated, the deepest last; "pre_logits": the class token through a
       dense layer and tanh; "map": attention pooling of all tokens.
-    compute_dtype: of the products; "float32" asks for true float32 products.
+    compute_dtype: of the matrix products.
   """
 
   width: int
@@ -67,11 +63,8 @@ class ViT(nn.Module):
   compute_dtype: ComputeDtype = "float32"
 
   @nn.compact
-  def __call__(
-    self, images: Float32[Array, "b s s 3"]
-  ) -> Float32[Array, "b d"]:
-    """Embeddings of normalised images."""
-    how = products(self.compute_dtype)
+  def __call__(self, images: Images) -> Float32[Array, "b d"]:
+    how, zeros = products(self.compute_dtype), nn.initializers.zeros
     mlp = functools.partial(Mlp, self.hidden, self.mlp, how, name="mlp")
     batch, grid = len(images), images.shape[1] // self.patch
     x = images[:, : grid * self.patch, : grid * self.patch]
@@ -81,15 +74,14 @@ class ViT(nn.Module):
 
     number = sum(number for _, number in self.tokens)
     rows = grid**2 + number * self.token_positions
-    zeros = nn.initializers.zeros
     positions = self.param("pos_embed", zeros, (1, rows, self.width))
     if not self.token_positions:
       x = x + positions
-    tokens = [
+    in_front = [
       jnp.repeat(self.param(name, zeros, (1, n, self.width)), batch, axis=0)
       for name, n in self.tokens
     ]
-    x = jnp.concatenate([*tokens, x.astype(jnp.float32)], axis=1)
+    x = jnp.concatenate([*in_front, x.astype(jnp.float32)], axis=1)
     if self.token_positions:
       x = x + positions
 
@@ -130,9 +122,7 @@ class Block(nn.Module):
   how: Mapping[str, Any]
 
   @nn.compact
-  def __call__(
-    self, x: Float32[Array, "b t width"], leading: int | None
-  ) -> Float32[Array, "b out width"]:
+  def __call__(self, x: Tokens, leading: int | None) -> Tokens:
     width = x.shape[-1]
 
     def scaled(name: str, branch: Array) -> Array:
@@ -179,9 +169,7 @@ class Mlp(nn.Module):
   how: Mapping[str, Any]
 
   @nn.compact
-  def __call__(
-    self, x: Float32[Array, "b t width"]
-  ) -> Float[Array, "b t width"]:
+  def __call__(self, x: Tokens) -> Float[Array, "b t width"]:
     width, gated = x.shape[-1], self.kind == "swiglu"
     x = nn.Dense(self.hidden * (1 + gated), name="fc1", **self.how)(x)
     if gated:
@@ -200,21 +188,20 @@ class AttentionPooling(nn.Module):
   how: Mapping[str, Any]
 
   @nn.compact
-  def __call__(
-    self, x: Float32[Array, "b t width"]
-  ) -> Float32[Array, "b width"]:
+  def __call__(self, x: Tokens) -> Float32[Array, "b width"]:
     width = x.shape[-1]
     latent = self.param("latent", nn.initializers.zeros, (1, 1, width))
     query = jnp.repeat(latent, len(x), axis=0)
     q = nn.Dense(width, name="q", **self.how)(query)
     kv = nn.Dense(2 * width, name="kv", **self.how)(x)
-    x = attention(q, *jnp.split(kv, 2, axis=-1), self.heads, self.how)
+    k, v = jnp.split(kv, 2, axis=-1)
+    x = attention(q, k, v, self.heads, self.how)
     x = nn.Dense(width, name="proj", **self.how)(x).astype(jnp.float32)
     return (x + self.mlp()(layer_norm("norm")(x)))[:, 0]
 
 
 def layer_norm(name: str) -> nn.LayerNorm:
-  """LayerNorm in float32, by the two-pass formula."""
+  """In float32, by the two-pass formula."""
   return nn.LayerNorm(
     epsilon=1e-6, dtype=jnp.float32, use_fast_variance=False, name=name
   )

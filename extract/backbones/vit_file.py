@@ -1,7 +1,6 @@
 """What a file of weights says of a Vision Transformer, and its arrays."""
 
 import math
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,28 +13,18 @@ _TOKENS = ("cls_token", "dist_token", "reg_token")
 _HEADS = {1152: 16, 1280: 16}
 """By width, where it is not a head for every 64."""
 _SIZES = {
-  (192, 12): "ti",
-  (384, 12): "s",
-  (768, 12): "b",
-  (1024, 24): "l",
-  (1280, 32): "h",
-  (1152, 27): "so400m",
-  (1536, 40): "g",
+  **{(192, 12): "ti", (384, 12): "s", (768, 12): "b", (1024, 24): "l"},
+  **{(1280, 32): "h", (1152, 27): "so400m", (1536, 40): "g"},
 }
-"""The letters of a name by width and depth."""
 
 
 def network_of(arrays: Mapping[str, np.ndarray], embedding: str | None) -> ViT:
   """The network of a file in timm's names, in float32.
 
-  Width, depth, patch, tokens, LayerScale, SwiGLU and pooling are what the names
-  and shapes say. A file does not say how many heads there are (the published
-  number for the width is taken), and which GELU (the exact one).
-
-  Args:
-    arrays: of the file.
-    embedding: None is attention pooling where there is any, else the class
-      token, else the mean.
+  Names and shapes say width, depth, patch, tokens, LayerScale, SwiGLU and
+  pooling, but not the number of heads (the published one is taken) nor which
+  GELU (the exact one). The usual embedding is attention pooling where there is
+  any, else the class token, else the mean.
 
   Raises:
     KeyError, ValueError, IndexError: it is no Vision Transformer, or has no
@@ -43,6 +32,7 @@ def network_of(arrays: Mapping[str, np.ndarray], embedding: str | None) -> ViT:
   """
   width, _, patch, _ = arrays["patch_embed.proj.weight"].shape
   hidden = arrays["blocks.0.mlp.fc2.weight"].shape[1]
+  gated = len(arrays["blocks.0.mlp.fc1.bias"]) == 2 * hidden
   rows = arrays["pos_embed"].shape[1]
   tokens = tuple((n, arrays[n].shape[1]) for n in _TOKENS if n in arrays)
   in_front = sum(number for _, number in tokens)
@@ -65,9 +55,7 @@ def network_of(arrays: Mapping[str, np.ndarray], embedding: str | None) -> ViT:
     heads=_HEADS.get(width, max(1, width // 64)),
     tokens=tokens,
     token_positions=in_front > 0 and not _is_square(rows),
-    mlp="swiglu"
-    if arrays["blocks.0.mlp.fc1.weight"].shape[0] == 2 * hidden
-    else "gelu",
+    mlp="swiglu" if gated else "gelu",
     layer_scale="blocks.0.ls1.gamma" in arrays,
     embedding=embedding,
   )
@@ -75,18 +63,10 @@ def network_of(arrays: Mapping[str, np.ndarray], embedding: str | None) -> ViT:
 
 def name_of(network: ViT) -> str:
   """The name of a network of this kind and size."""
-  tokens, size = dict(network.tokens), (network.width, network.depth)
-  kind = (
-    "siglip"
-    if not tokens
-    else "deit_distilled"
-    if "dist_token" in tokens
-    else "dinov2_reg"
-    if "reg_token" in tokens
-    else "dinov2"
-    if network.layer_scale
-    else "vit"
-  )
+  names, size = dict(network.tokens), (network.width, network.depth)
+  kind = "dinov2" if network.layer_scale else "vit" if names else "siglip"
+  kind += "_reg" * ("reg_token" in names)
+  kind = "deit_distilled" if "dist_token" in names else kind
   return f"{kind}_{_SIZES.get(size, size)}{network.patch}"
 
 
@@ -95,12 +75,13 @@ def fitted(
 ) -> Arrays:
   """The arrays that the embedding needs, with positions for the image size."""
   if image_size < network.patch:
-    raise ValueError(
-      f"image size {image_size} is below a patch, {network.patch}"
-    )
-  unread = r"attn_pool\..*" if network.embedding != "map" else "_"
-  unread += r"|pre_logits\..*" * (network.embedding != "pre_logits")
-  kept = {k: v for k, v in arrays.items() if not re.fullmatch(unread, k)}
+    raise ValueError(f"image size {image_size} is below a patch's")
+  unread = {"attn_pool": "map", "pre_logits": "pre_logits"}
+  kept = {
+    name: array
+    for name, array in arrays.items()
+    if network.embedding == unread.get(name.split(".")[0], network.embedding)
+  }
   number = sum(n for _, n in network.tokens) * network.token_positions
   in_front, grid = np.split(kept["pos_embed"], [number], axis=1)
   resized = resize_grid(grid[0], image_size // network.patch)
@@ -108,8 +89,11 @@ def fitted(
   return kept
 
 
-def folded(network: ViT, arrays: Mapping[str, np.ndarray]) -> Arrays:
+def folded(
+  network: ViT, arrays: Mapping[str, np.ndarray], image_size: int
+) -> Arrays:
   """The same for `flax_params`: patches are embedded by a matrix product."""
+  arrays = fitted(network, arrays, image_size)
   kernel = arrays["patch_embed.proj.weight"].transpose(0, 2, 3, 1)
   matrix = kernel.reshape(network.width, -1)
   return {**arrays, "patch_embed.proj.weight": matrix}

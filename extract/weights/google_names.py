@@ -26,12 +26,6 @@ _MODULES = {
   "Transformer/encoder_norm": "norm",
   "pre_logits": "pre_logits.fc",
   "head": "head",
-  f"MAPHead_0/{_HEADS}query": "attn_pool.q",
-  f"MAPHead_0/{_HEADS}(key|value)": "attn_pool.kv",
-  f"MAPHead_0/{_HEADS}out": "attn_pool.proj",
-  "MAPHead_0/LayerNorm_0": "attn_pool.norm",
-  "MAPHead_0/MlpBlock_0/Dense_0": "attn_pool.mlp.fc1",
-  "MAPHead_0/MlpBlock_0/Dense_1": "attn_pool.mlp.fc2",
   "resnet/root_block/standardized_conv2d": "stem.conv",
   f"{_UNIT}(?P<l>[abc])/standardized_conv2d": "stages.{s}.blocks.{u}.conv{l}",
   f"{_UNIT}(?P<l>[abc])/group_norm": "stages.{s}.blocks.{u}.norm{l}",
@@ -53,7 +47,6 @@ _WHOLE = {
   "cls": "cls_token",
   "pos_embedding": "pos_embed",
   "Transformer/posembed_input/pos_embedding": "pos_embed",
-  "MAPHead_0/probe": "attn_pool.latent",
 }
 # What is added to the number in a name.
 _ADDED = {"s": -1, "u": -1, "b": 0, "p": 1}

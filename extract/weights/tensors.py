@@ -1,6 +1,5 @@
 """The arrays of a file of weights: npz or safetensors, neither carries code."""
 
-import hashlib
 import pathlib
 import zipfile
 
@@ -9,7 +8,7 @@ import numpy as np
 import safetensors
 
 from oneshot_dp.configs.errors import InputError, escaped
-from oneshot_dp.extract import files
+from oneshot_dp.extract.weights.download import file_sha256
 
 _PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl", ".pickle", ".msgpack")
 _MOST_TIMES = 64
@@ -19,22 +18,19 @@ _MOST_TIMES = 64
 def read_tensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
   """Every array of a file by name, all floating point, and its SHA-256.
 
-  The format is told by the content, not by the name.
-
   Raises:
     InputError: it is no regular file, a pickle (which can run code), damaged,
       or holds what is no floating-point array.
   """
-  shown = escaped(str(path))
-  with files.open_regular(path) as file:
-    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+  shown, sha256 = escaped(str(path)), file_sha256(path)
   try:
     if path.suffix.lower() in _PICKLES:
       raise InputError
-    arrays = _from_npz(path) if zipfile.is_zipfile(path) else None
-    if arrays is None:
-      with safetensors.safe_open(path, framework="np") as tensors:
-        arrays = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    if zipfile.is_zipfile(path):
+      arrays = _from_npz(path)
+    else:
+      with safetensors.safe_open(path, framework="np") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for name, array in arrays.items():
       # (NumPy does not count bfloat16 among its floating types.)
       if array.dtype.kind != "f" and array.dtype != ml_dtypes.bfloat16:
@@ -57,9 +53,9 @@ def _from_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
   with zipfile.ZipFile(path) as archive:
     members = archive.infolist()
   names = {member.filename for member in members}
+  whole = sum(member.file_size for member in members)
   if any(name.endswith("data.pkl") for name in names):  # PyTorch's
     raise InputError
-  whole = sum(member.file_size for member in members)
   if whole > 2**24 + _MOST_TIMES * path.stat().st_size:
     raise ValueError(f"it would unfold to {whole} bytes")
   if len(names) < len(members):

@@ -1,0 +1,302 @@
+"""Backbones by name, with weights as users have them."""
+
+import contextlib
+import hashlib
+import io
+import pathlib
+
+import flax.traverse_util
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import PreprocessConfig
+from oneshot_dp.extract.backbones import load_backbone as loading
+from oneshot_dp.extract.backbones import norm_free, resnet_v2
+from oneshot_dp.extract.backbones.backbone import apply_function
+from oneshot_dp.extract.backbones.load_backbone import (
+  load_backbone,
+  timm_tensors,
+)
+from oneshot_dp.extract.backbones.vit import ViT
+from oneshot_dp.extract.images.resize import Preprocessing, resize_and_crop
+from tests.extract.backbones import drawn
+from tests.extract.backbones.resnet_test import wrn_weights
+from tests.extract.refusals import refused
+
+SMALL = PreprocessConfig(image_size=32)
+GLYPHS = pathlib.Path(loading.__file__).parent / "glyph_vit.safetensors"
+
+
+def save(path: pathlib.Path, arrays: dict) -> str:
+  arrays = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+  path.write_bytes(safetensors.numpy.save(arrays))
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def arrays() -> dict[str, np.ndarray]:
+  """Of a ViT-Ti with patches of 16 pixels and one block too few to be one."""
+  shapes = {
+    "cls_token": (1, 1, 192),
+    "pos_embed": (1, 5, 192),
+    "patch_embed.proj.weight": (192, 3, 16, 16),
+    "patch_embed.proj.bias": (192,),
+    "norm.weight": (192,),
+    "norm.bias": (192,),
+    "head.weight": (10, 192),
+    "head.bias": (10,),
+  }
+  for i in range(12):
+    for norm in ("norm1", "norm2"):
+      shapes |= {
+        f"blocks.{i}.{norm}.{leaf}": (192,) for leaf in ("weight", "bias")
+      }
+    for dense, sizes in {
+      "attn.qkv": (576, 192),
+      "attn.proj": (192, 192),
+      "mlp.fc1": (24, 192),
+      "mlp.fc2": (192, 24),
+    }.items():
+      shapes[f"blocks.{i}.{dense}.weight"] = sizes
+      shapes[f"blocks.{i}.{dense}.bias"] = sizes[:1]
+  return {name: drawn.draw(name, shape) for name, shape in shapes.items()}
+
+
+@pytest.fixture(scope="module")
+def weights(arrays, tmp_path_factory) -> str:
+  return save(tmp_path_factory.mktemp("w") / "model.safetensors", arrays)
+
+
+def embed(backbone, images) -> np.ndarray:
+  return np.asarray(jax.jit(backbone.apply)(backbone.params, images))
+
+
+def images(number: int, side: int, seed: int = 0) -> np.ndarray:
+  rng = np.random.default_rng(seed)
+  return rng.integers(0, 256, (number, side, side, 3), dtype=np.uint8)
+
+
+def test_real_weights_give_the_embeddings_of_an_independent_program(
+  shared_data,
+):
+  """float32, Pillow's bicubic resize, class token: shared/data/README.md."""
+  path = str(shared_data / "vit_ti16_in1k.npz")
+  backbone = load_backbone("vit_ti16", weights=path)
+  with np.load(shared_data / "cifar10_images.npz") as data:
+    photos = data["test_image"][:3]
+  with np.load(shared_data / "cifar10_images_vit_ti16_embedding.npz") as data:
+    want = data["test_embedding"][:3]
+  shown = [resize_and_crop(x, backbone.preprocessing) for x in photos]
+  np.testing.assert_allclose(embed(backbone, np.stack(shown)), want, atol=2e-4)
+
+
+def test_its_identity_says_what_makes_its_embeddings(weights):
+  backbone = load_backbone("vit_ti16", weights, preprocess=SMALL)
+  sha256 = hashlib.sha256(pathlib.Path(weights).read_bytes()).hexdigest()
+  identity = backbone.identity
+  assert identity.pop("preprocess")["image_size"] == 32
+  assert identity == {
+    "name": "vit_ti16",
+    "layer": "cls",
+    "feature_dim": 192,
+    "weights_sha256": sha256,
+    "code_sha256": None,
+  }
+  assert backbone.compute_dtype == "float32"
+  assert "array" not in repr(backbone)
+  again = load_backbone("vit_ti16", weights, sha256.upper(), preprocess=SMALL)
+  assert again.apply is backbone.apply  # compiled once
+  with refused("has SHA-256 .* not 0000"):
+    load_backbone("vit_ti16", weights, "0" * 64)
+
+
+def test_in_bfloat16_kernels_take_half_the_memory(weights, arrays):
+  backbone = load_backbone(
+    "vit_ti16", weights, compute_dtype="bfloat16", preprocess=SMALL
+  )
+  flat = flax.traverse_util.flatten_dict(backbone.params)
+  for path, leaf in flat.items():
+    kernel = path[-1] == "kernel"
+    assert leaf.dtype == (ml_dtypes.bfloat16 if kernel else np.float32)
+  exact = load_backbone("vit_ti16", weights, preprocess=SMALL)
+  x = images(2, 32)
+  np.testing.assert_array_equal(
+    embed(backbone, x), np.asarray(jax.jit(backbone.apply)(exact.params, x))
+  )
+
+
+def test_the_glyph_vit_brings_its_weights():
+  assert GLYPHS.stat().st_size < 1_400_000
+  backbone = load_backbone("glyph_vit")
+  sha256 = hashlib.sha256(GLYPHS.read_bytes()).hexdigest()
+  assert backbone.weights_sha256 == sha256
+  assert (backbone.feature_dim, backbone.embedding) == (128, "pre_logits")
+  # As the code that trained it embedded these pixels (commit 4ab1d5e).
+  x = np.arange(3072, dtype=np.uint32) * np.uint32(2654435761)
+  got = embed(backbone, (x >> 24).astype(np.uint8).reshape(1, 32, 32, 3))
+  np.testing.assert_allclose(got[0, :4], GLYPH_OUTPUT, atol=1e-5)
+  assert load_backbone("glyph_vit", embedding="cls").embedding == "cls"
+
+
+GLYPH_OUTPUT = [0.36516008, 0.95585799, -0.97840875, 0.77094132]
+
+# Small networks of every family, random weights.
+NETWORKS = {
+  "vit": (ViT(24, 2, 40, 4, 3), 20),
+  "siglip": (ViT(48, 1, 96, 4, 3, (), mlp="gelu_tanh", embedding="map"), 24),
+  "dinov2": (
+    ViT(
+      *(48, 1, 64, 4, 3, (("cls_token", 1), ("reg_token", 4))),
+      mlp="swiglu",
+      layer_scale=True,
+      embedding="cls_mean",
+    ),
+    24,
+  ),
+  "bit": (resnet_v2.BiT((1, 1), 8, 4), 37),
+  "wrn": (resnet_v2.WideResNet((1, 1, 1), 1), 16),
+  "nf_resnet": (norm_free.NormFree("nf_resnet", (1, 1), (32, 64), 8, 8), 37),
+  "nfnet": (norm_free.NormFree("nfnet", (1, 1), (32, 64), 16, 16), 37),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", NETWORKS)
+def test_an_image_s_embedding_depends_on_no_other(family):
+  """Bit for bit, whatever its slot and its neighbours."""
+  network, side = NETWORKS[family]
+  rng = np.random.default_rng(0)
+  apply = apply_function(network, Preprocessing(image_size=side))
+  shown = np.zeros((1, side, side, 3), np.float32)
+  shapes = jax.eval_shape(network.init, jax.random.key(0), shown)
+  params = jax.tree.map(
+    lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32),
+    shapes["params"],
+  )
+  run = jax.jit(apply)
+  batch = images(5, side)
+  alone = np.asarray(run(params, batch))
+  assert np.isfinite(alone).all()
+  assert len(np.unique(alone, axis=0)) == 5
+  for seed in range(3):
+    order = np.random.default_rng(seed).permutation(5)
+    np.testing.assert_array_equal(run(params, batch[order]), alone[order])
+    others = images(5, side, seed + 1)
+    others[seed + 1] = batch[0]
+    np.testing.assert_array_equal(run(params, others)[seed + 1], alone[0])
+    others[:] = 255 * (seed == 1)  # black, white, in place of broken ones
+    others[seed + 1] = batch[0]
+    np.testing.assert_array_equal(run(params, others)[seed + 1], alone[0])
+
+
+def test_the_arrays_of_timm_come_back(weights, arrays):
+  backbone = load_backbone("vit_ti16", weights, preprocess=SMALL)
+  assert backbone.timm == "vit_tiny_patch16_224"
+  found = timm_tensors(backbone)
+  kept = {k: v for k, v in arrays.items() if not k.startswith("head")}
+  assert found.keys() == kept.keys()
+  for name, array in kept.items():
+    np.testing.assert_array_equal(found[name], array, err_msg=name)
+  larger = PreprocessConfig(image_size=48)
+  resized = timm_tensors(load_backbone("vit_ti16", weights, preprocess=larger))
+  assert resized["pos_embed"].shape == (1, 10, 192)
+
+
+def test_what_timm_has_not_is_not_given(weights, arrays, tmp_path):
+  with refused("no network that timm has"):
+    timm_tensors(load_backbone("glyph_vit"))
+  path = save(tmp_path / "w.safetensors", arrays)
+  backbone = load_backbone("vit_ti16", path, preprocess=SMALL)
+  save(
+    tmp_path / "w.safetensors", {**arrays, "norm.bias": arrays["norm.weight"]}
+  )
+  with refused("changed since"):
+    timm_tensors(backbone)
+
+
+def test_the_weights_that_are_wanted_are_named(tmp_path, weights):
+  with refused(r"bit_r50x4 has no weights .* give --weights"):
+    load_backbone("bit_r50x4")
+  with refused(r"unknown: did you mean vit_b16"):
+    load_backbone("vit_B16", weights)
+  for name in ("vit_b32", "dinov2_s14", "siglip_b16", "deit_distilled_ti16"):
+    with refused(
+      rf"--backbone {name}: .* does not fit: the weights look like vit_ti16"
+    ):
+      load_backbone(name, weights)
+  for name in ("bit_r50x1", "nfnet_f0", "wrn_16_4"):
+    with refused(f"--backbone {name}: .* does not fit"):
+      load_backbone(name, weights)
+  assert (
+    load_backbone("deit_ti16", weights, preprocess=SMALL).feature_dim == 192
+  )
+  with refused("none of cls, "):
+    load_backbone("vit_ti16", weights, embedding="pooled")
+  with refused("below a patch"):
+    tiny = PreprocessConfig(image_size=8)
+    load_backbone("vit_ti16", weights, preprocess=tiny)
+
+
+def test_a_wrn_is_read_by_name(tmp_path):
+  np.savez(tmp_path / "w.npz", **wrn_weights(16, 1))
+  backbone = load_backbone("wrn_16_1", str(tmp_path / "w.npz"))
+  assert backbone.feature_dim == 64
+  assert backbone.preprocessing.image_size == 32
+  with refused("embedding 'cls' is none of pooled"):
+    load_backbone("wrn_16_1", str(tmp_path / "w.npz"), embedding="cls")
+
+
+@pytest.mark.parametrize(
+  ("change", "said"),
+  [
+    ({"norm.weight": None}, "missing: norm.weight"),
+    ({"norm.weight": np.zeros(191)}, r"norm.weight \[191\] instead of \[192\]"),
+    ({"blocks.3.attn.qkv.bias": np.full(576, np.nan)}, "not finite"),
+    ({"pos_embed": np.full((1, 5, 192), np.inf)}, "not finite"),
+    ({"extra\n\x1b[31m": np.zeros(1)}, r"unexpected: extra\\n\\x1b\[31m"),
+    ({f"extra{i}": np.zeros(1) for i in range(10)}, "extra7 and 2 more"),
+    ({"pos_embed": np.zeros((5, 192))}, "no square"),
+    ({"pos_embed": np.zeros(5)}, "does not fit"),
+    ({"pos_embed": np.zeros((2, 5, 192))}, "does not fit"),
+    ({"patch_embed.proj.weight": np.zeros((192, 768))}, "does not fit"),
+    ({"patch_embed.proj.weight": np.zeros((192, 4, 16, 16))}, "patch_embed"),
+    ({"blocks.0.mlp.fc1.weight": np.zeros(())}, "does not fit"),
+    ({"blocks.99999999.norm1.weight": np.zeros(192)}, "look like"),
+    ({"cls_token": np.zeros((1, 1, 191))}, "cls_token"),
+    ({"cls_token": np.zeros((1, 2**16, 192), np.float16)}, "no square"),
+    ({"norm.bias": np.zeros(192, np.int32)}, "int32, not floating"),
+  ],
+)
+def test_weights_that_do_not_fit_are_one_line(arrays, tmp_path, change, said):
+  changed = {k: v for k, v in {**arrays, **change}.items() if v is not None}
+  path = save(tmp_path / "w.safetensors", changed)
+  with refused(said):
+    load_backbone("vit_ti16", path, preprocess=SMALL)
+
+
+@pytest.mark.slow
+def test_damaged_files_are_one_line_or_the_same_network(arrays, tmp_path):
+  """Flips, cuts and swaps of both formats: never anything but a refusal."""
+  few = {k: v.astype(np.float16) for k, v in arrays.items()}
+  npz = io.BytesIO()
+  np.savez(npz, allow_pickle=False, **few)
+  rng = np.random.default_rng(0)
+  path = tmp_path / "weights"
+  for whole in (safetensors.numpy.save(few), npz.getvalue()):
+    for trial in range(60):
+      data = bytearray(whole)
+      at = int(rng.integers(0, 2000 if trial % 2 else len(data)))
+      match trial % 3:
+        case 0:
+          data[at] ^= 1 << int(rng.integers(8))
+        case 1:
+          del data[at:]
+        case 2:
+          data[at : at + 100] = data[at : at + 100][::-1]
+      path.write_bytes(data)
+      with contextlib.suppress(InputError):
+        load_backbone("vit_ti16", str(path), preprocess=SMALL)

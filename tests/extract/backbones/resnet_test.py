@@ -1,0 +1,297 @@
+"""BiT, WRN, NF-ResNet and NFNet against timm's outputs, and their parts."""
+
+import math
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from oneshot_dp.extract.backbones import norm_free, resnet_v2
+from oneshot_dp.extract.backbones.backbone import check_arrays
+from oneshot_dp.extract.backbones.resnet_v2 import (
+  Convolution,
+  GroupNorm,
+  standardize,
+)
+from oneshot_dp.extract.weights.google_names import in_timm_names
+from tests.extract.backbones import drawn
+
+with np.load(drawn.GOLDEN / "conv_outputs.npz") as golden:
+  OUTPUTS = dict(golden)
+FAMILY = {"bit": resnet_v2, "nfnet": norm_free, "nf_resnet": norm_free}
+
+
+def embed(case: str, arrays: dict, images: np.ndarray, **changes):
+  changes |= {"groups": 4} if case == "bit" else {}  # of a tiny one
+  return drawn.embed(FAMILY[case], arrays, images, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", sorted(OUTPUTS))
+def test_embeddings_are_timm_s(key):
+  case, side = key.rsplit("_", 1)
+  images = drawn.conv_images(int(side))
+  got = embed(case, drawn.conv_weights(case), images)
+  np.testing.assert_allclose(got, OUTPUTS[key], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["bit", "nfnet"])
+def test_bfloat16_stays_close(case):
+  images, arrays = drawn.conv_images(37), drawn.conv_weights(case)
+  got = embed(case, arrays, images, compute_dtype="bfloat16")
+  got, want = got.astype(np.float64), OUTPUTS[f"{case}_37"].astype(np.float64)
+  norms = np.linalg.norm(got, axis=1) * np.linalg.norm(want, axis=1)
+  assert ((got * want).sum(axis=1) / norms).min() >= 0.999
+
+
+def test_google_s_npz_of_bit_holds_the_same_network():
+  want = drawn.conv_weights("bit")
+  got = in_timm_names(drawn.conv_weights("bit", "npz"))
+  assert got.keys() == want.keys()
+  for name, array in want.items():
+    np.testing.assert_array_equal(got[name], array, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(drawn.conv_layouts()["published"]))
+def test_published_files_say_which_network_they_are(name):
+  """Every name and shape of timm's files and Google's; stages are cut short."""
+  family = norm_free if name.startswith("nf") else resnet_v2
+  for layout, shapes in drawn.conv_layouts()["published"][name].items():
+    if layout.startswith("transformers"):
+      continue
+    arrays = {k: np.broadcast_to(np.float32(0), s) for k, s in shapes.items()}
+    arrays = in_timm_names(arrays)
+    assert family.name_of(family.network_of(arrays, None)) == name
+    few = {
+      k: v
+      for k, v in arrays.items()
+      if not re.match(r"head|stages\.\d\.(blocks\.)?([1-9]|\d\d)\.", k)
+    }
+    network = family.network_of(few, None)
+    # Without the standardisation, which looks at every value.
+    gains = {k for k in few if k.endswith(".gain")}
+    fitted = {
+      k: v[:, :, 0, 0] if "attn_last" in k and v.ndim == 4 else v
+      for k, v in few.items()
+      if k not in gains
+    }
+    check_arrays(network, fitted, 32)
+
+
+def wrn_shapes(depth: int, width: int) -> dict[str, tuple[int, ...]]:
+  """Haiku's names and shapes, in the order in which its code asks for them."""
+  shapes: dict[str, tuple[int, ...]] = {}
+
+  def norm(name: str, channels: int) -> None:
+    for leaf in ("scale", "offset"):
+      shapes[f"wide_res_net/{name}/{leaf}"] = (channels,)
+
+  def conv(name: str, size: int, channels: int, features: int) -> None:
+    shapes[f"wide_res_net/{name}/w"] = (size, size, channels, features)
+    for leaf in ("gain", "bias"):
+      shapes[f"wide_res_net/{name}/{leaf}"] = (features,)
+
+  conv("First_conv", 3, 3, 16)
+  channels = 16
+  for stage in (1, 2, 3):
+    features = 16 * width * 2 ** (stage - 1)
+    for block in range((depth - 4) // 6):
+      if not block:
+        norm(f"Block_{stage}_skip_norm", channels)
+        conv(f"Block_{stage}_skip_conv", 1, channels, features)
+      for place in (0, 1):
+        norm(f"Block_{stage}_norm_{block}_{place}", channels)
+        conv(f"Block_{stage}Conv_{block}_{place}", 3, channels, features)
+        channels = features
+  norm("Final_norm", channels)
+  shapes["wide_res_net/Softmax/w"] = (channels, 1000)
+  shapes["wide_res_net/Softmax/b"] = (1000,)
+  return shapes
+
+
+def wrn_weights(depth: int, width: int) -> dict[str, np.ndarray]:
+  """Kernels far from standardised, one of them so small that the floor acts."""
+  rng, arrays = np.random.default_rng(depth), {}
+  for name, shape in wrn_shapes(depth, width).items():
+    scale, mean = 0.2, float(name.endswith(("/gain", "/scale")))
+    if name.endswith("/w"):
+      scale, mean = (1e-3, 0.0) if "Block_2_skip" in name else (0.3, 0.1)
+    arrays[name] = rng.normal(mean, scale, shape).astype(np.float32)
+  return arrays
+
+
+class WrnOracle:
+  """jax_privacy's forward pass in float64, in no more than NumPy."""
+
+  def __init__(self, arrays: dict[str, np.ndarray]):
+    self._arrays = arrays
+
+  def _leaf(self, name: str) -> np.ndarray:
+    return self._arrays[f"wide_res_net/{name}"].astype(np.float64)
+
+  def _conv(self, name: str, x: np.ndarray, stride: int = 1) -> np.ndarray:
+    w = self._leaf(f"{name}/w")
+    fan_in = math.prod(w.shape[:3])
+    spread = np.maximum(w.var(axis=(0, 1, 2)) * fan_in, 1e-4) ** 0.5
+    w = (w - w.mean(axis=(0, 1, 2))) / spread * self._leaf(f"{name}/gain")
+    size, side = len(w), x.shape[1]
+    pad = max((-(-side // stride) - 1) * stride + size - side, 0)
+    sides = (pad // 2, pad - pad // 2)  # "SAME": less in front
+    x = np.pad(x, ((0, 0), sides, sides, (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(
+      x, (size, size), axis=(1, 2)
+    )[:, ::stride, ::stride]
+    out = np.einsum("byxiuv,uvio->byxo", windows, w)
+    return out + self._leaf(f"{name}/bias")
+
+  def _norm(self, name: str, x: np.ndarray, groups: int = 16) -> np.ndarray:
+    x = np.maximum(x, 0)  # before the norm
+    grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)
+    mean = grouped.mean(axis=(1, 3), keepdims=True)
+    var = grouped.var(axis=(1, 3), keepdims=True)
+    x = ((grouped - mean) / np.sqrt(var + 1e-5)).reshape(x.shape)
+    return x * self._leaf(f"{name}/scale") + self._leaf(f"{name}/offset")
+
+  def __call__(self, images: np.ndarray, depth: int) -> np.ndarray:
+    x = self._conv("First_conv", images.astype(np.float64))
+    for stage in (1, 2, 3):
+      name = f"Block_{stage}"
+      for block in range((depth - 4) // 6):
+        skip, stride = x, 1 if stage == 1 or block else 2
+        if not block:
+          skip = self._norm(f"{name}_skip_norm", x)
+          skip = self._conv(f"{name}_skip_conv", skip, stride)
+        for place in (0, 1):
+          x = self._norm(f"{name}_norm_{block}_{place}", x)
+          x = self._conv(f"{name}Conv_{block}_{place}", x, stride)
+          stride = 1
+        x = x + skip
+    return self._norm("Final_norm", x).mean(axis=(1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "width", "side"), [(16, 1, 12), (10, 2, 13)])
+def test_wrn_is_what_jax_privacy_s_code_says(depth, width, side):
+  weights = wrn_weights(depth, width)
+  arrays = in_timm_names(weights)
+  name = resnet_v2.name_of(resnet_v2.network_of(arrays, None))
+  assert name == f"wrn_{depth}_{width}"
+  images = np.random.default_rng(1).normal(size=(2, side, side, 3))
+  got = drawn.embed(resnet_v2, arrays, images.astype(np.float32))
+  want = WrnOracle(weights)(images.astype(np.float32), depth)
+  np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("size", "stride", "padding", "groups", "side"),
+  [
+    (1, 1, 0, 1, 5),
+    (1, 2, 0, 1, 9),
+    (1, 2, 0, 1, 8),
+    (1, 1, 0, 3, 5),
+    (3, 2, 1, 1, 9),
+    (3, 2, "SAME", 1, 8),
+    (3, 1, 1, 3, 9),
+    (7, 2, 3, 1, 9),
+  ],
+)
+def test_equals_linen_s_convolution(size, stride, padding, groups, side):
+  rng = np.random.default_rng(1)
+  images = rng.normal(size=(2, side, side, 12)).astype(np.float32)
+  ours = Convolution(
+    6, size, stride=stride, padding=padding, groups=groups, bias=True
+  )
+  linen = nn.Conv(
+    6,
+    (size, size),
+    strides=stride,
+    padding=padding,
+    feature_group_count=groups,
+    precision="highest",
+  )
+  shape = (size, size, 12 // groups, 6)
+  kernel = rng.normal(size=shape) / np.prod(shape[:3]) ** 0.5
+  params = {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.arange(6.0)}
+  got = jax.jit(ours.apply)({"params": params}, images)
+  want = jax.jit(linen.apply)({"params": params}, images)
+  np.testing.assert_allclose(got, want, atol=3e-6)
+
+
+def normalized(groups: int, params: dict, images: np.ndarray) -> np.ndarray:
+  apply = jax.jit(GroupNorm(groups).apply)
+  return np.asarray(apply({"params": params}, jnp.asarray(images)))
+
+
+def drawn_norm(mean: float) -> tuple[dict, np.ndarray]:
+  rng = np.random.default_rng(0)
+  images = rng.normal(size=(3, 7, 5, 24)) + mean * rng.normal(size=24)
+  scale, bias = rng.uniform(0.5, 1.5, size=24), rng.normal(size=24)
+  params = {"scale": scale.astype(np.float32), "bias": bias.astype(np.float32)}
+  return params, images.astype(np.float32)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 24])
+def test_equals_group_norm_in_float64(groups):
+  params, images = drawn_norm(mean=2.0)
+  wide = images.astype(np.float64).reshape(3, 35, groups, -1)
+  centred = wide - wide.mean(axis=(1, 3), keepdims=True)
+  var = np.square(centred).mean(axis=(1, 3), keepdims=True)
+  want = (centred / np.sqrt(var + 1e-5)).reshape(images.shape)
+  want = np.maximum(want * params["scale"] + params["bias"], 0)
+  got = normalized(groups, params, images)
+  np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+def test_a_large_mean_does_not_cost_digits():
+  params, images = drawn_norm(mean=0.0)
+  plain = normalized(4, params, images)
+  shifted = normalized(4, params, images + 1000)
+  np.testing.assert_allclose(shifted, plain, atol=1e-3)
+
+
+def test_bfloat16_activations_have_float32_statistics():
+  params, images = drawn_norm(mean=2.0)
+  narrow = images.astype(ml_dtypes.bfloat16)
+  got = normalized(4, params, narrow)
+  want = normalized(4, params, narrow.astype(np.float32))
+  assert got.dtype == ml_dtypes.bfloat16
+  np.testing.assert_array_equal(got, want.astype(ml_dtypes.bfloat16))
+
+
+@hypothesis.given(
+  seed=st.integers(0, 2**16),
+  mean=st.floats(-100, 100),
+  spread=st.floats(1e-2, 100),
+  gain=st.tuples(*[st.floats(-10, 10)] * 5),
+)
+def test_every_channel_has_mean_0_and_deviation_gain(seed, mean, spread, gain):
+  rng = np.random.default_rng(seed)
+  kernel = rng.normal(mean, spread, size=(5, 4, 3, 3)).astype(np.float32)
+  got = standardize(kernel, 1e-10, np.array(gain)).astype(np.float64)
+  np.testing.assert_allclose(got.mean(axis=(1, 2, 3)), 0, atol=1e-4)
+  centred = kernel - kernel.mean(axis=(1, 2, 3), keepdims=True)
+  found = (got * centred).mean(axis=(1, 2, 3))
+  spreads = kernel.std(axis=(1, 2, 3), dtype=np.float64)
+  np.testing.assert_allclose(found / spreads, gain, rtol=1e-3, atol=1e-4)
+
+
+def test_standardisation_at_its_edges():
+  kernel = np.array([[-0.5, 0.5], [-2.0, 2.0]], np.float32)
+  got = standardize(kernel, 0.75)
+  want = kernel / np.sqrt([[0.25 + 0.75], [4 + 0.75]])
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+  assert not standardize(np.full((2, 2, 3, 3), 0.1, np.float32), 1e-10).any()
+  for bad in (np.nan, np.inf):  # stays, to be refused
+    kernel = np.random.default_rng(0).normal(size=(2, 2, 3, 3))
+    kernel[1, 0, 0, 0] = bad
+    got = standardize(kernel, 1e-10)
+    assert np.isfinite(got[0]).all()
+    assert np.isnan(got[1]).all()

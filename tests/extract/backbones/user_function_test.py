@@ -1,0 +1,165 @@
+"""A user's own function as the backbone."""
+
+import hashlib
+import os
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from oneshot_dp.configs.extract_config import PreprocessConfig
+from oneshot_dp.extract.backbones.load_backbone import load_backbone
+from tests.extract.refusals import refused
+
+CODE = """
+import jax.numpy as jnp
+
+def embed(params, images):
+  return images.mean(axis=(1, 2)) @ params["w"]
+
+def plain(params, images):
+  return images.mean(axis=(1, 2)).astype(jnp.bfloat16)
+
+def flat(params, images):
+  return images.ravel()
+
+def whole(params, images):
+  return images
+
+def centred(params, images):
+  means = images.mean(axis=(1, 2))
+  return means - means.mean(axis=0)
+
+number = 3
+"""
+FLAX = """
+from __future__ import annotations
+import dataclasses
+from flax import linen as nn
+
+@dataclasses.dataclass
+class Options:
+  width: int = 4
+
+class Net(nn.Module):
+  width: int
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(self.width)(x.mean(axis=(1, 2)))
+
+def embed(params, images):
+  return Net(Options().width).apply({"params": {"Dense_0": params}}, images)
+"""
+SMALL = PreprocessConfig(image_size=8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def code(tmp_path) -> pathlib.Path:
+  path = tmp_path / "mine.py"
+  path.write_text(CODE)
+  return path
+
+
+@pytest.fixture
+def weights(tmp_path) -> str:
+  path = tmp_path / "w.npz"
+  np.savez(path, w=np.arange(15, dtype=np.float32).reshape(3, 5))
+  return str(path)
+
+
+def load(code: pathlib.Path, function: str, *weights, **fields):
+  return load_backbone(
+    f"{code}:{function}", *weights, preprocess=SMALL, **fields
+  )
+
+
+def sha256(path: pathlib.Path) -> str:
+  return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_function_with_weights(code, weights):
+  backbone = load(code, "embed", weights)
+  found = np.asarray(jax.jit(backbone.apply)(backbone.params, IMAGES))
+  normalised = IMAGES.astype(np.float64) / 127.5 - 1
+  kernel = np.arange(15).reshape(3, 5)
+  np.testing.assert_allclose(
+    found, normalised.mean(axis=(1, 2)) @ kernel, atol=1e-5
+  )
+  assert backbone.feature_dim == 5
+  assert backbone.name == "mine.py:embed"  # of no machine's path
+  assert backbone.code_sha256 == sha256(code)
+  assert backbone.weights_sha256 == sha256(pathlib.Path(weights))
+  code.write_text(CODE + "# changed\n")
+  assert load(code, "embed", weights).code_sha256 == sha256(code)
+  with refused("SHA-256"):
+    load(code, "embed", weights, "0" * 64)
+
+
+def test_a_function_without_weights(code):
+  backbone = load(code, "plain")
+  assert backbone.weights_sha256 is None
+  assert backbone.feature_dim == 3
+  assert jax.jit(backbone.apply)({}, IMAGES).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  ("function", "said"),
+  [
+    ("absent", r"mine\.py:absent: AttributeError: .* no attribute 'absent'"),
+    ("number", "'int' object is not callable"),
+    ("embed", r"mine\.py:embed: KeyError: 'w'"),
+    ("flat", r"\[384\] for 2 images; it must give \[b, d\]"),
+    ("whole", r"\[2, 8, 8, 3\] for 2 images"),
+    # Removing one example would move all the others: no ε would hold.
+    ("centred", "depends on what else is in its batch"),
+  ],
+)
+def test_a_function_that_is_none(code, function, said):
+  with refused(said):
+    load(code, function)
+
+
+def test_a_file_of_flax_modules(code, tmp_path):
+  code.write_text(FLAX)
+  weights = tmp_path / "dense.npz"
+  np.savez(
+    weights, kernel=np.ones((3, 4), np.float32), bias=np.zeros(4, np.float32)
+  )
+  assert load(code, "embed", str(weights)).feature_dim == 4
+
+
+@pytest.mark.parametrize(
+  ("text", "said"),
+  [
+    ("def embed(:", "SyntaxError"),
+    (
+      "raise RuntimeError('first\\nsecond\\x1b[31m')",
+      r"RuntimeError: first sec",
+    ),
+    ("\0", "null bytes"),
+  ],
+)
+def test_a_file_that_fails(code, text, said):
+  code.write_text(text)
+  with refused(said):
+    load(code, "embed")
+
+
+def test_a_file_that_is_none(code):
+  with refused(r"absent\.py cannot be read: No such file"):
+    load(code.with_name("absent.py"), "embed")
+  code.unlink()
+  os.mkfifo(code)
+  with refused("not a regular file"):
+    load(code, "embed")
+
+
+@pytest.mark.parametrize(
+  "choice", [{"embedding": "cls"}, {"compute_dtype": "bfloat16"}]
+)
+def test_it_has_nothing_to_choose(code, choice):
+  with refused("decides itself"):
+    load(code, "plain", **choice)

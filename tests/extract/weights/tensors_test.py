@@ -1,0 +1,180 @@
+"""Files of weights: both formats, and what is neither."""
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from oneshot_dp.extract.weights.tensors import read_tensors
+from tests.extract.refusals import refused
+
+ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2)}
+
+
+def npz(arrays: dict) -> bytes:
+  file = io.BytesIO()
+  np.savez(file, allow_pickle=True, **arrays)
+  return file.getvalue()
+
+
+@pytest.mark.parametrize("pack", [npz, safetensors.numpy.save])
+def test_the_content_says_the_format(tmp_path, pack):
+  path = tmp_path / "weights.dat"
+  path.write_bytes(pack(ARRAYS))
+  found, sha256 = read_tensors(path)
+  assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+  assert found.keys() == ARRAYS.keys()
+  for name, array in ARRAYS.items():
+    np.testing.assert_array_equal(found[name], array)
+    assert found[name].dtype == array.dtype
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("pack", [npz, safetensors.numpy.save])
+def test_any_floating_point_is_read(tmp_path, pack, dtype):
+  path = tmp_path / "w"
+  path.write_bytes(pack({"a": ARRAYS["a"].astype(dtype)}))
+  found, _ = read_tensors(path)
+  assert found["a"].dtype == dtype
+  np.testing.assert_array_equal(found["a"].astype(np.float32), ARRAYS["a"])
+
+
+class Trap:
+  """A pickle of it makes the file that is given."""
+
+  def __init__(self, path):
+    self.path = path
+
+  def __reduce__(self):
+    return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["w.bin", "w.pth", "w.pt", "w.CKPT", "w.pkl"])
+def test_pickles_are_refused_by_name(tmp_path, name):
+  path = tmp_path / name
+  path.write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
+  with refused("can run code .* model.safetensors"):
+    read_tensors(path)
+  assert not (tmp_path / "trapped").exists()
+
+
+def test_pickles_of_any_name_are_refused(tmp_path):
+  path, trap = tmp_path / "w.npz", Trap(tmp_path / "trapped")
+  path.write_bytes(pickle.dumps(trap))
+  with refused("no whole npz or safetensors"):
+    read_tensors(path)
+  path.write_bytes(npz({"a": np.array([trap])}))
+  with refused("no whole npz"):
+    read_tensors(path)
+  with zipfile.ZipFile(path, "w") as archive:  # as PyTorch writes it
+    archive.writestr("archive/data.pkl", pickle.dumps(trap))
+  with refused("can run code"):
+    read_tensors(path)
+  assert not (tmp_path / "trapped").exists()
+
+
+@pytest.mark.parametrize(
+  "array",
+  [
+    np.zeros(2, np.int64),
+    np.zeros(2, bool),
+    np.zeros(2, complex),
+    np.zeros(2, "datetime64[s]"),
+    np.zeros(2, [("x", np.float32)]),
+    np.array(["text"]),
+  ],
+)
+def test_what_is_no_floating_point_is_refused(tmp_path, array):
+  path = tmp_path / "w"
+  path.write_bytes(npz({"a\n\x1b[31m": array}))
+  with refused("not floating point"):
+    read_tensors(path)
+
+
+def header(length: int, text: str = "") -> bytes:
+  return struct.pack("<Q", length) + text.encode()
+
+
+def entry(shape: list, offsets: list, dtype: str = "F32") -> str:
+  fields = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+  text = json.dumps({"a": fields})
+  return text
+
+
+@pytest.mark.parametrize(
+  "data",
+  [
+    b"",
+    b"\0",
+    header(2**63, "{"),
+    header(2**40, "{"),
+    header(10**8 + 1, "{"),
+    header(2, "{}") + b"rest",
+    header(5, "[[[[["),
+    header(200_000, "[" * 200_000),
+    *(
+      header(len(text), text)
+      for text in (
+        entry([2**62, 4], [0, 2**64]),
+        entry([2**40], [0, 2**42]),
+        entry([-1], [0, 4]),
+        entry([2], [0, 4]),
+        entry([1], [0, 4], "F99"),
+      )
+    ),
+    npz(ARRAYS)[:-30],
+    npz(ARRAYS)[30:],
+  ],
+)
+def test_headers_that_lie_are_one_line(tmp_path, data):
+  path = tmp_path / "w"
+  path.write_bytes(data)
+  with refused("no whole npz or safetensors"):
+    read_tensors(path)
+
+
+def test_bombs_are_refused_before_they_unfold(tmp_path):
+  path = tmp_path / "bomb.npz"
+  np.savez_compressed(path, a=np.zeros(2**25))  # 256 MB in 260 kB
+  assert path.stat().st_size < 2**20
+  with refused("would unfold"):
+    read_tensors(path)
+  with zipfile.ZipFile(path, "w") as archive:  # a shape that is not there
+    text = "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427,)}"
+    text = text.ljust(117) + "\n"
+    head = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text))
+    archive.writestr("a.npy", head + text.encode())
+  with refused("no whole npz"):
+    read_tensors(path)
+
+
+def test_two_arrays_of_one_name_are_refused(tmp_path):
+  path = tmp_path / "w.npz"
+  path.write_bytes(npz(ARRAYS))
+  with (
+    pytest.warns(UserWarning, match="Duplicate"),
+    zipfile.ZipFile(path, "a") as archive,
+  ):
+    archive.writestr("a.npy", b"")
+  with refused("two arrays have one name"):
+    read_tensors(path)
+
+
+def test_only_regular_files_are_read(tmp_path):
+  os.mkfifo(tmp_path / "fifo")
+  for place in (tmp_path / "fifo", tmp_path, "/dev/zero"):
+    with refused("not a regular file"):
+      read_tensors(type(tmp_path)(place))
+  sparse = tmp_path / "sparse"
+  with sparse.open("wb") as file:
+    file.truncate(2**28)
+  with refused("no whole npz"):
+    read_tensors(sparse)
