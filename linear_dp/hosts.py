@@ -4,19 +4,39 @@ Sums are added up exactly, host 0 draws the noise and tells the others what
 left; it alone charges, prints and writes. One host is a case of it.
 """
 
+import atexit
+import contextlib
+import ctypes
 import dataclasses
 import hashlib
+import importlib.metadata
+import io
+import os
+import re
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
-from oneshot_dp.configs.errors import InputError, RunError
+import oneshot_dp
+from oneshot_dp.configs.errors import InputError, LostHostError, RunError
 
+_BY_HAND = re.compile(
+  r"(?P<process_id>\d+)/(?P<num_processes>\d+)@(?P<coordinator_address>.+:\d+)"
+)
+_HEARTBEAT_SECONDS, _LEAVE_SECONDS = 30, 10
 _PATIENCE_MS = 10**9
 _AT_ONCE = 2**19
 """Numbers that cross at once: 4 MiB from each host to each."""
+_ending = threading.Lock()
+_last_words: list[RunError] = []
+_kept: list[object] = []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,11 +63,8 @@ class Hosts:
     InputError: the text says no place, or the hosts run different programs.
     RunError: they do not meet.
     """
-    if text is None:
-      return ALONE
-    from oneshot_dp.linear_dp import join_hosts
-
-    return join_hosts.joined(text)
+    place = {"num_processes": 1} if text is None else _place_of(text)
+    return ALONE if place.get("num_processes") == 1 else _joined(text, place)
 
   @property
   def is_first(self) -> bool:
@@ -75,10 +92,8 @@ class Hosts:
 
   def agree(self, what: str, text: str) -> None:
     """InputError on every host where one says another text than host 0."""
-    if self.count == 1:
-      return
-    digest = hashlib.sha256(text.encode()).digest()
     said = np.zeros((self.count, 4), np.int64)
+    digest = hashlib.sha256(text.encode()).digest()
     said[self.index] = np.frombuffer(digest, np.int64)
     said = self.sum(lambda: said)
     for other in np.flatnonzero((said != said[0]).any(axis=1)).tolist():
@@ -102,74 +117,194 @@ class Hosts:
     """What host 0's `make()` gives, on every host; or its error."""
     if self.count == 1:
       return make()
-    made = self._together(make if self.index == 0 else lambda: np.empty(0))
-    sizes = np.zeros(8, np.int64)
-    if self.index == 0:
-      sizes[: made.ndim + 2] = made.nbytes, made.ndim, *made.shape
-      sizes[7] = int.from_bytes(made.dtype.str.encode(), "little")
-    size, dims, *shape = (sizes := self._added(sizes)).tolist()
-    dtype = int(sizes[7]).to_bytes(8, "little").rstrip(b"\0").decode()
+    content = io.BytesIO()
+    made = self._together(make if self.is_first else lambda: np.zeros(0))
+    if self.is_first:
+      np.save(content, made, allow_pickle=False)
+    told = np.frombuffer(content.getvalue(), np.uint8)
+    (size,) = self._added(np.array([told.size]))
     words = np.zeros(-(-size // 8), np.int64)
-    if self.index == 0:
-      words.view(np.uint8)[:size] = np.frombuffer(made.tobytes(), np.uint8)
-    content = self._added(words).tobytes()[:size]
-    return np.frombuffer(content, dtype).reshape(shape[:dims]).copy()
+    words.view(np.uint8)[: told.size] = told
+    return np.load(io.BytesIO(self._added(words)), allow_pickle=False)
 
   def _together(self, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What `make` gives, once all hosts have made theirs; or the error of one.
 
     An InputError stays one. Whatever the hosts do next, they do it together.
     """
-    error, made = None, np.empty(0)
     try:
       made = make()
-    except (InputError, RunError) as e:
-      error = e
-    except BaseException:
-      self._meet(RunError("it was stopped."))
+    except BaseException as error:
+      is_told = isinstance(error, (InputError, RunError))
+      self._meet(error if is_told else RunError("it was stopped."))
       raise
-    self._meet(error)
+    self._meet(None)
     return made
 
-  def _meet(self, error: Exception | None) -> None:
+  def _meet(self, error: BaseException | None) -> None:
     """Waits for all; raises on each the error that one of them has."""
-    place = f"oneshot-dp/{self._turn[0]}"
+    place = f"oneshot-dp/{self._turn[0]}/"
     self._turn[0] += 1
     try:
       if error is not None:
         kind = "2" if isinstance(error, InputError) else "1"
-        self.client.key_value_set(
-          f"{place}/{self.index:06}",
-          f"{kind}host {self.index}: {' '.join(str(error).split())}",
-        )
-      self.client.wait_at_barrier(f"{place}-all", _PATIENCE_MS)
+        said = f"{kind}host {self.index}: {' '.join(str(error).split())}"
+        self.client.key_value_set(f"{place}{self.index:06}", said)
+      self.client.wait_at_barrier(f"{place}all", _PATIENCE_MS)
       errors = self.client.key_value_dir_get(place)
     except Exception as lost:  # (JAX's own, of several types.)
-      raise self._lost() from lost
+      _lose(lost)
     for _, said in sorted(errors):
       raise (InputError if said[0] == "2" else RunError)(said[1:]) from error
 
   def _added(self, numbers: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-    from jax.experimental import multihost_utils
+    from jax.experimental.multihost_utils import process_allgather
 
     total = np.empty_like(numbers)
     try:
       for start in range(0, len(numbers), _AT_ONCE):
         part = np.ascontiguousarray(numbers[start : start + _AT_ONCE])
         # In halves: JAX has no int64 unless it is told so.
-        all_of_it = np.asarray(
-          multihost_utils.process_allgather(part.view(np.uint32))
-        )
-        halves = np.ascontiguousarray(all_of_it).reshape(self.count, -1)
-        total[start : start + _AT_ONCE] = halves.view(np.int64).sum(axis=0)
+        halves = np.asarray(process_allgather(part.view(np.uint32)))
+        whole = np.ascontiguousarray(halves).reshape(self.count, -1)
+        total[start : start + _AT_ONCE] = whole.view(np.int64).sum(axis=0)
     except Exception as lost:
-      raise self._lost() from lost
+      _lose(lost)
     return total
-
-  def _lost(self) -> RunError:
-    from oneshot_dp.linear_dp import join_hosts
-
-    return join_hosts.lost()
 
 
 ALONE = Hosts()
+
+
+def _place_of(text: str) -> dict[str, Any]:
+  """Which host this is of how many, and where host 0 is, as JAX takes it."""
+  by_hand = _BY_HAND.fullmatch(text)
+  if not by_hand and text != "auto":
+    raise InputError(
+      f"hosts={text!r} must be auto, or INDEX/COUNT@HOST:PORT, such as"
+      " 0/4@10.0.0.1:1234 on the first of four."
+    )
+  place: dict[str, Any] = {
+    "coordinator_address": os.environ.get("JAX_COORDINATOR_ADDRESS"),
+    "num_processes": _number("JAX_NUM_PROCESSES"),
+    "process_id": _number("JAX_PROCESS_ID"),
+  }
+  if by_hand:
+    said = by_hand.groupdict()
+    place = {k: v if ":" in v else int(v) for k, v in said.items()}
+    place["cluster_detection_method"] = "deactivate"
+    if place["process_id"] >= place["num_processes"]:
+      raise InputError(f"hosts={text!r}: hosts are 0 to COUNT - 1.")
+  return {k: v for k, v in place.items() if v is not None}
+
+
+def _number(name: str) -> int | None:
+  said = os.environ.get(name)
+  if said and not said.isdecimal():
+    raise InputError(f"{name}={said!r} must be a number.")
+  return int(said) if said else None
+
+
+def _joined(text: str | None, place: dict[str, Any]) -> Hosts:
+  import jax
+  from jax._src import distributed  # the client has no public name
+
+  seconds = _number("ONESHOT_DP_JOIN_SECONDS") or 35
+  # Between CPUs; GPUs and TPUs have their own way.
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  not_met = RunError(
+    f"--hosts {text}: the hosts did not meet within {seconds} s; start the same"
+    " command on all at once, with an address of host 0 that it has and they"
+    " can reach, or have them wait longer (ONESHOT_DP_JOIN_SECONDS)."
+  )
+  _say_one_line()
+  _last_words[:] = [not_met]
+  try:
+    jax.distributed.initialize(
+      **place,
+      # Nowhere but at the address that was given for it.
+      coordinator_bind_address=os.environ.get(
+        "JAX_COORDINATOR_BIND_ADDRESS", place.get("coordinator_address")
+      ),
+      initialization_timeout=seconds,
+      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      shutdown_timeout_seconds=_LEAVE_SECONDS,
+    )
+  except ValueError as e:  # auto has found nothing
+    raise InputError(
+      f"--hosts {text}: nothing says which host this is ({e}); say it, as"
+      " INDEX/COUNT@HOST:PORT."
+    ) from e
+  except RuntimeError as e:
+    raise not_met from e
+  atexit.register(_leave)
+  client = distributed.global_state.client
+  hosts = Hosts(jax.process_index(), jax.process_count(), client)
+  no_sum = (
+    f"--hosts {text}: the hosts met, but cannot add up: each machine's own name"
+    " (`hostname`) must stand for an address that the others reach."
+  )
+  _last_words[:] = [RunError(no_sum)]
+  hosts.sum(lambda: np.zeros(1, np.int64))  # connects each to each
+  _last_words[:] = [LostHostError()]
+  # A checkout has links to its folders, which rglob does not follow.
+  folders = os.walk(Path(oneshot_dp.__file__).parent, followlinks=True)
+  code = sorted(
+    hashlib.sha256(Path(folder, name).read_bytes()).hexdigest()
+    for folder, _, names in folders
+    for name in names
+    if name.endswith(".py")
+  )
+  versions = map(importlib.metadata.version, ("jax", "jaxlib", "numpy"))
+  kind = jax.local_devices()[0].device_kind
+  hosts.agree("program", repr((*versions, kind, code)))
+  return hosts
+
+
+def _lose(cause: Exception) -> NoReturn:
+  """Raises what is said of a lost host, after which JAX is not heard."""
+  _claim_the_last_word()
+  atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(1)))
+  raise _last_words[0] from cause
+
+
+def _leave() -> None:
+  """Waits until the others have come to their end, too."""
+  import jax
+
+  late = "another host of this run was lost, or still at work, at its end."
+  _last_words[:] = [LostHostError(late)]
+  with contextlib.suppress(RuntimeError):
+    jax.distributed.shutdown()
+
+
+def _say_one_line() -> None:
+  """From now on Python alone is heard, and abort() is one line and status 1.
+
+  Once another host is lost, JAX ends a process so, with a stack trace.
+  """
+  nothing = os.open(os.devnull, os.O_WRONLY)
+  for name in ("stdout", "stderr"):
+    stream = getattr(sys, name)
+    stream.flush()
+    said = os.dup(stream.fileno())
+    os.dup2(nothing, stream.fileno())
+    own = os.fdopen(said, "w", 1, stream.encoding, stream.errors)
+    setattr(sys, name, own)
+  stderr = sys.stderr.fileno()
+
+  @ctypes.CFUNCTYPE(None, ctypes.c_int)
+  def end(_: int) -> None:
+    _claim_the_last_word()
+    os.write(stderr, f"oneshot-dp: error: {_last_words[0]}\n".encode())
+    os._exit(1)
+
+  # (`signal.signal` would let abort() go on: its handlers run later.)
+  ctypes.CDLL(None).signal(ctypes.c_int(signal.SIGABRT), end)
+  _kept.append(end)
+
+
+def _claim_the_last_word() -> None:
+  """Returns to the first thread that ends the process; others wait for it."""
+  while not _ending.acquire(blocking=False):
+    time.sleep(1)

@@ -18,7 +18,6 @@ Source: Karney, "Sampling exactly from the normal distribution", ACM TOMS 42:1
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
 import mpmath
@@ -38,8 +37,7 @@ x and v are rounded from 64 to 53 bits (2⁻⁵³ each), the exponent is at most
 and its derivative at most 11, so with four roundings of relative size 2⁻⁵³ the
 exponent is off by less than 2⁻⁴⁷, and exp, at most 1, by that and its own 2⁻⁵².
 """
-_BATCH = 1 << 20
-_IN_CACHE = 1 << 15
+_BATCH = 1 << 15
 """Numbers that a processor's cache holds while they are worked on."""
 _ROUND_ERROR = 2.0**-47
 """Bound on the float64 error of sd·(k + x), k ≤ 10, in units of sd.
@@ -57,11 +55,8 @@ _HALVES = 4.0, 2.0**51
 class ExactNormals:
   """Independent standard normals sign·(k + x), each known to 64 bits or more.
 
-  No representation: whoever reads the noise can subtract it.
-
   Of x, `fraction` is the first 64 bits, `tail` further ones, drawn when a
-  decision needed them: index → (bits, how many). They are part of the sample:
-  every later use of it sees the same real number.
+  decision needed them: index → (bits, how many). They are part of the sample.
   """
 
   sign: Int8[np.ndarray, " n"]
@@ -94,16 +89,14 @@ def sample_normals(count: int, source: NoiseSource) -> ExactNormals:
   integer = np.empty(count, np.int8)
   fraction = np.empty(count, np.uint64)
   tail: dict[int, tuple[int, int]] = {}
-  for start in range(0, count, _BATCH):
-    todo = np.arange(start, min(count, start + _BATCH))
-    while todo.size:
-      k = _sample_integers(todo.size, source)
-      x = source.words(todo.size)
-      accepted, tails = _accept(k, x, source.words(todo.size), source)
-      # What is not accepted is overwritten.
-      integer[todo], fraction[todo] = k, x
-      tail |= {int(todo[i]): t for i, t in tails.items() if accepted[i]}
-      todo = todo[~accepted]
+  todo = np.arange(count)
+  while todo.size:
+    k, x = _sample_integers(todo.size, source), source.words(todo.size)
+    accepted, tails = _accept(k, x, source.words(todo.size), source)
+    # What is not accepted is overwritten.
+    integer[todo], fraction[todo] = k, x
+    tail |= {int(todo[i]): t for i, t in tails.items() if accepted[i]}
+    todo = todo[~accepted]
   sign = (1 - 2 * source.bits(count).astype(np.int8)).astype(np.int8)
   return ExactNormals(sign, integer, fraction, tail)
 
@@ -112,11 +105,9 @@ def sample_normals(count: int, source: NoiseSource) -> ExactNormals:
 def _cumulative(k: int, digits: int) -> mpmath.mpf:
   """P(integer part ≤ k), to `digits` decimal digits."""
   with mpmath.workdps(digits + 10):
+    terms = (mpmath.exp(-mpmath.mpf(j * j) / 2) for j in range(k + 1))
     total = mpmath.nsum(lambda j: mpmath.exp(-j * j / 2), [0, mpmath.inf])
-    return (
-      mpmath.fsum(mpmath.exp(-mpmath.mpf(j * j) / 2) for j in range(k + 1))
-      / total
-    )
+    return mpmath.fsum(terms) / total
 
 
 @functools.cache
@@ -133,20 +124,12 @@ def _sample_integers(
   """k with P(k) ∝ exp(−k²/2): how many thresholds a uniform word passes."""
   words, thresholds = source.words(count), _thresholds()
   k = np.zeros(count, np.int8)
-  close = np.empty(count, bool)
-  for part in _parts(count):
-    some = words[part]
-    for threshold in thresholds:
-      k[part] += some > threshold
-    # What k passes is less than it: only the next may be as near as itself.
-    close[part] = thresholds[k[part]] - some <= _TABLE_GUARD
-  for i in np.flatnonzero(close):
+  for threshold in thresholds:
+    k += words > threshold
+  # What k passes is less than it: only the next may be as near as itself.
+  for i in np.flatnonzero(thresholds[k] - words <= _TABLE_GUARD):
     k[i] = _integer_of(int(words[i]), source)
   return k
-
-
-def _parts(count: int) -> Iterator[slice]:
-  return (slice(i, i + _IN_CACHE) for i in range(0, count, _IN_CACHE))
 
 
 def _integer_of(word: int, source: NoiseSource) -> int:
@@ -171,18 +154,12 @@ def _accept(
   source: NoiseSource,
 ) -> tuple[np.ndarray, dict[int, tuple[int, int]]]:
   """Whether v < exp(−x(2k + x)/2), and the further bits of x that it took."""
-  accepted, close = np.empty(len(k), bool), np.empty(len(k), bool)
-  for part in _parts(len(k)):
-    fraction = x[part] * 2.0**-_WORD
-    exponent = -0.5 * fraction * (2.0 * k[part] + fraction)
-    margin = np.exp(exponent) - v[part] * 2.0**-_WORD
-    accepted[part] = margin > 0
-    close[part] = np.abs(margin) <= _ACCEPT_ERROR
-  tails = {}
-  for i in np.flatnonzero(close | (k > 10)):
-    accepted[i], tails[int(i)] = _accept_exactly(
-      int(k[i]), int(x[i]), int(v[i]), source
-    )
+  fraction = x * 2.0**-_WORD
+  margin = np.exp(-0.5 * fraction * (2.0 * k + fraction)) - v * 2.0**-_WORD
+  accepted, tails = margin > 0, {}
+  for i in np.flatnonzero((np.abs(margin) <= _ACCEPT_ERROR) | (k > 10)):
+    words = int(k[i]), int(x[i]), int(v[i])
+    accepted[i], tails[int(i)] = _accept_exactly(*words, source)
   return accepted, {i: tail for i, tail in tails.items() if tail[1]}
 
 
@@ -214,9 +191,6 @@ def rounded_gaussian(
 ) -> Int64[np.ndarray, "..."]:
   """round(Z) for Z ~ N(0, sd²)^shape, exactly, in int64.
 
-  Formal guarantees: exactly the rounding of a vector of independent Gaussians
-  of this standard deviation. The time it takes depends on random bits alone.
-
   >>> rounded_gaussian((2, 3), 1e6, NoiseSource()).shape
   (2, 3)
 
@@ -227,19 +201,27 @@ def rounded_gaussian(
       f"sd={sd:g} must be positive, and at most {MAX_SD:g}, which int64 has"
       " room for: ask for less noise (a larger epsilon)."
     )
-  normals = sample_normals(math.prod(shape), source)
+  result = np.empty(math.prod(shape), np.int64)
+  for start in range(0, result.size, _BATCH):
+    part = result[start : start + _BATCH]
+    part[:] = _rounded(sample_normals(part.size, source), sd, source)
+  return result.reshape(shape)
+
+
+def _rounded(
+  normals: ExactNormals, sd: float, source: NoiseSource
+) -> Int64[np.ndarray, " n"]:
+  """In float64 where it is clear, in integers where not, or in rationals."""
   values = sd * normals.approximate()
-  rounded = np.rint(values)
-  result = rounded.astype(np.int64)
-  # In float64 where it is clear, in integers where not, or in rationals.
-  near = np.abs(np.abs(values - rounded) - 0.5) <= _ROUND_ERROR * sd
+  result = np.rint(values).astype(np.int64)
+  near = np.abs(np.abs(values - result) - 0.5) <= _ROUND_ERROR * sd
   todo = np.flatnonzero(near)
   if _HALVES[0] <= sd <= _HALVES[1]:
     result[todo], clear = _round_words(normals, todo, sd)
     todo = todo[~clear]
   for i in todo:
     result[i] = _round_exactly(normals, int(i), Fraction(sd), source)
-  return result.reshape(shape)
+  return result
 
 
 def _round_words(

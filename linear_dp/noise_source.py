@@ -18,26 +18,16 @@ class NoiseSource:
 
   >>> NoiseSource().description, NoiseSource(seed=0).description
   ('os.urandom', 'seeded: NOT PRIVATE')
-
-  Args:
-    seed: research only: the same bits every time; None is the operating
-      system's generator.
-
-  Attributes:
-    is_private: False where there is a seed.
   """
 
   def __init__(self, seed: int | None = None):
     if seed is not None and seed < 0:
       raise InputError(f"noise seed {seed} must not be negative.")
     self.is_private = seed is None
-    self._read = (
-      os.urandom
-      if seed is None
-      else np.random.Generator(
-        np.random.Philox(np.random.SeedSequence(seed))
-      ).bytes
-    )
+    self._read = os.urandom
+    if seed is not None:
+      philox = np.random.Philox(np.random.SeedSequence(seed))
+      self._read = np.random.Generator(philox).bytes
 
   @property
   def description(self) -> str:

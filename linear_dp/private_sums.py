@@ -46,9 +46,9 @@ class PrivateSums:
 
   Formal guarantees: what leaves is post-processing of Gaussian mechanisms, each
   of sensitivity W·R to a unit or nothing in its place, whose μ² = Σ σ⁻², in
-  rationals, is at most `paid`, however each was chosen after those before it.
-  A null row moves no sum. Sums have the same bits for any order of rows,
-  chunks, devices and hosts.
+  rationals, is at most `paid`, however each was chosen after those before it
+  (Smith & Thakurta, "Fully Adaptive Composition for Gaussian Differential
+  Privacy", 2022). Sums have the same bits for any order, devices and hosts.
 
   Args:
     source: of the noise; None is none, NOT PRIVATE.
@@ -166,29 +166,29 @@ def _class_sums(rows: Rows) -> Int64[np.ndarray, "K d"]:
 
   On a v5e 21 cycles a row at d = 1280, by XLA's estimate.
   """
-  weighs = rows.has_units
-  total = np.zeros((rows.num_classes, rows.feature_dim), np.int64)
-  shape = rows.mesh.size * rows.num_classes, rows.feature_dim
-  sums, count = None, 0
-
-  def carried() -> Int64[np.ndarray, "K d"]:
-    parts = np.asarray(sums).reshape(-1, *total.shape)
-    return parts.sum(axis=0, dtype=np.int64)
-
+  weighs, shape = rows.has_units, (rows.num_classes, rows.feature_dim)
+  total, sums, count = np.zeros(shape, np.int64), None, 0
   for chunk in rows.chunks():
     with jax.enable_x64(weighs):
-      if sums is None:
-        dtype = jnp.int64 if weighs else jnp.int32
-        sharding = NamedSharding(rows.mesh, _DATA)
-        sums = jnp.zeros(shape, dtype, device=sharding)
+      if sums is None or count + len(chunk.label) > _MAX_ROWS_IN_INT32:
+        total += _of_devices(sums, shape)
+        count, sums = (
+          0,
+          jnp.zeros(
+            (rows.mesh.size * shape[0], shape[1]),
+            jnp.int64 if weighs else jnp.int32,
+            device=NamedSharding(rows.mesh, _DATA),
+          ),
+        )
       sums = _scatter(rows.mesh, weighs)(sums, chunk)
     count += len(chunk.label)
-    if count + len(chunk.label) > _MAX_ROWS_IN_INT32:
-      total += carried()
-      sums, count = None, 0
-  if sums is not None:
-    total += carried()
+  total += _of_devices(sums, shape)
   return total if weighs else total * rows.data.weight
+
+
+def _of_devices(sums: Array | None, shape: tuple[int, int]) -> np.ndarray:
+  parts = np.zeros(shape, np.int64) if sums is None else np.asarray(sums)
+  return parts.reshape(-1, *shape).sum(axis=0, dtype=np.int64)
 
 
 @functools.cache

@@ -5,7 +5,6 @@ weighs W, and what a unit of many rows is, `units` says. A row of zeros weighs
 nothing, and adds nothing to any sum.
 """
 
-import collections
 import dataclasses
 import hashlib
 import math
@@ -30,10 +29,8 @@ from oneshot_dp.linear_dp.data import (
 from oneshot_dp.linear_dp.units import unit_rows
 
 _RESIDENT_BYTES = 2**33
-_BUFFERS = 2
-"""Chunks that devices may still be reading."""
-_ALIGNMENT = 64
-"""Of memory that a CPU device reads in place."""
+_IN_FLIGHT = 1
+"""Chunks, beside the last, that devices may still be reading."""
 
 
 class Chunk(NamedTuple):
@@ -202,15 +199,16 @@ def _chunk_rows(data: Data, devices: int) -> int:
 def _integer_chunks(
   data: Data, most: float, rows: int, sharding: NamedSharding
 ) -> Iterator[tuple[Chunk, np.ndarray]]:
-  """Rows as they are stored, as integers, and their units; some are flying."""
-  flying: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
+  """Rows as they are stored, as integers, and their units."""
+  flying: list[tuple[np.ndarray, Array]] = []
 
-  def retire() -> None:
-    """Waits for a chunk; only then is its memory free for other rows."""
-    ids, bad = flying.popleft()
-    if (found := np.asarray(bad)).any():
-      reason = "its embedding is not finite, or longer than embedding_norm says"
-      refuse(ids, found, reason)
+  def land(most: int) -> None:
+    """Waits until so few are on their way: the others are in the ball."""
+    while len(flying) > most:
+      ids, bad = flying.pop(0)
+      if (found := np.asarray(bad)).any():
+        what = "is not finite, or longer than embedding_norm says"
+        refuse(ids, found, f"its embedding {what}")
 
   for embedding, scale, label, ids, unit in _regrouped(data, most, rows):
     with jax.enable_x64(False):
@@ -218,57 +216,36 @@ def _integer_chunks(
       row, weight, bad = integer_rows(*given[:2], data.weight)
     flying.append((ids, bad))
     yield Chunk(row, given[2], weight), unit
-    if len(flying) == _BUFFERS:
-      retire()
-  while flying:
-    retire()
+    land(most=_IN_FLIGHT)
+  land(most=0)
 
 
 def _regrouped(
   data: Data, most: float, rows: int
 ) -> Iterator[tuple[np.ndarray, ...]]:
-  """Embeddings, scales, labels, ids, units in chunks, zeros behind the last.
-
-  Embeddings lie in memory that is used again after the next `_BUFFERS`: fresh
-  memory, handed out page by page, would cost more than the sums.
-  """
-  buffers: list[np.ndarray] = []
-  into: tuple[np.ndarray, ...] = ()
-  turn = filled = 0
+  """Embeddings, scales, labels, ids, units in chunks, zeros behind the last."""
+  into: list[np.ndarray] = []
+  filled = 0
   for block in data.checked_blocks():
-    scale = row_scale(block["embedding_norm"], data.feature_dim, most)
     ids = block["example_id"]
+    scale = row_scale(block["embedding_norm"], data.feature_dim, most)
     given = block["embedding"], scale, block["label"], ids
-    given = *given, block.get("unit_id", ids)
     start = 0
-    while start < len(scale):
-      if not into:
-        if turn <= _BUFFERS:
-          shape = rows, data.feature_dim
-          buffers.append(_aligned(shape, block["embedding"].dtype))
-        numbers = np.float32, np.int32, np.int64, np.int64
-        into = (
-          buffers[turn % (_BUFFERS + 1)],
-          *[np.zeros(rows, t) for t in numbers],
-        )
-        turn += 1
-      stop = min(start + rows - filled, len(scale))
-      for column, values in zip(into, given, strict=True):
-        column[filled : filled + stop - start] = values[start:stop]
-      filled, start = filled + stop - start, stop
+    while start < len(ids):
+      columns = [c[start : start + rows - filled] for c in given]
+      columns.append(block.get("unit_id", ids)[start : start + rows - filled])
+      into = into or [np.empty((rows, *c.shape[1:]), c.dtype) for c in columns]
+      stop = filled + len(columns[0])
+      for column, values in zip(into, columns, strict=True):
+        column[filled:stop] = values
+      start, filled = start + stop - filled, stop
       if filled == rows:
-        yield into
-        into, filled = (), 0
+        yield tuple(into)
+        into, filled = [], 0
+  for column in into:
+    column[filled:] = 0
   if into:
-    into[0][filled:] = 0
-    yield into
-
-
-def _aligned(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
-  size = math.prod(shape) * dtype.itemsize
-  raw = np.zeros(size + _ALIGNMENT, np.uint8)
-  start = -raw.ctypes.data % _ALIGNMENT
-  return raw[start : start + size].view(dtype).reshape(shape)
+    yield tuple(into)
 
 
 def no_core_dumps() -> None:
