@@ -29,15 +29,10 @@ _AT_ONCE = 1024
 class ImagesReport:
   """What is at a location, escaped for a terminal.
 
-  Attributes:
-    location: as it was given.
-    classes: of each split that can be extracted, the images of each class.
-    owners: of each split the number of owners, and of images of the largest.
-    num_images, sizes: of all images; smallest, median and largest sides.
-    faults: what an extraction refuses: broken images, strays, links, owners.
-    passed_over: files that are no images.
-    duplicates: images of the same bytes, or pixels.
-    notes: what has to be said by a flag.
+  Of each split that can be extracted: the images of each class; how many owners
+  there are, and how many images one has. Of all images: how many, and smallest,
+  median and largest sides. `faults` are what an extraction refuses: broken
+  images, strays, links, owners; `notes` what has to be said by a flag.
   """
 
   location: str
@@ -83,12 +78,8 @@ def describe_images(
 
   In memory are the names of files, and 24 bytes for each image.
 
-  Args:
-    location: as of `SourceSettings`, but no tfds:NAME.
-    settings: what else is said of the source.
-
-  Raises:
-    InputError: nothing is there, or a folder cannot be read.
+  The location is as of `SourceSettings`, but no tfds:NAME; `settings` has what
+  else is said of it. InputError: nothing is there, or it cannot be listed.
   """
   settings = settings or SourceSettings(location=tuple(location))
   paths, files = listed_files.expanded(location), []

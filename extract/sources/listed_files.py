@@ -51,10 +51,7 @@ def is_folder(path: str) -> bool:
 
 
 def expanded(location: Sequence[str]) -> list[str]:
-  """The paths that words stand for: x{00..12}.tar, *.tar, ~ and paths.
-
-  InputError: nothing is there.
-  """
+  """The paths that words stand for: x{00..12}.tar, *.tar, ~ and paths."""
   paths, words = [], list(location)[::-1]
   while words:
     path = os.path.expanduser(words.pop())
@@ -119,10 +116,7 @@ def file_at(path: str) -> File:
 
 
 def read(file: File, start: int = 0, size: int | None = None) -> bytes:
-  """All of a file, or so many bytes from a place on.
-
-  RunError: it cannot be read, or is not what was listed.
-  """
+  """A file, or so many bytes of it; RunError: it is not what was listed."""
   size = file.size if size is None else size
   try:
     data, version = storage.read_range(*_place(file.path), start, size)
@@ -137,10 +131,7 @@ def read(file: File, start: int = 0, size: int | None = None) -> bytes:
 
 
 def seekable(file: File) -> BinaryIO:
-  """A file, of which a library reads the parts that it needs.
-
-  InputError: it cannot be read, or is not what was listed.
-  """
+  """A file to read parts of; InputError: it is not what was listed."""
   if file_at(file.path) != file:
     raise InputError(f"{file.path!r} was changed since it was listed.")
   return storage.seekable(*os.path.split(file.path))

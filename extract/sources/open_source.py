@@ -34,22 +34,8 @@ def open_source(settings: SourceSettings) -> Source:
   It is listed, and labels and units are read, so this is done once, where a
   job is started. What TFDS has not on disk yet is downloaded and prepared.
 
-  >>> import tempfile
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   np.savez(
-  ...     f"{folder}/pets.npz",
-  ...     image=np.zeros((2, 8, 8, 3), np.uint8),
-  ...     label=np.array([1, 0]),
-  ...     class_names=np.array(["cat", "dog"]),
-  ...   )
-  ...   source = open_source(SourceSettings(location=(f"{folder}/pets.npz",)))
-  >>> len(source), source.name, source.class_names, source.labels.tolist()
-  (2, 'pets', ('cat', 'dog'), [1, 0])
-
-  Raises:
-    InputError: there is no such data set or split, or it is not what it should
-      be.
-    RunError: a TFDS data set cannot be downloaded or prepared.
+  InputError: there is no such data set or split, or it is not what it should
+  be. RunError: a TFDS data set cannot be downloaded or prepared.
   """
   if (words := settings.location)[0].startswith("tfds:") and len(words) == 1:
     from oneshot_dp.extract.sources.tfds import open_tfds

@@ -43,10 +43,8 @@ def unit_numbers(
     digest = hashlib.blake2b(code, digest_size=8).digest()
     numbers[name] = number = int.from_bytes(digest) >> 1
     if (other := known.setdefault(number, name)) != name:
-      raise InputError(
-        f"{unit} {other!r} and {name!r} have one number, by chance: call one of"
-        " them otherwise."
-      )
+      both = f"{other!r} and {name!r}"
+      raise InputError(f"{unit} {both} have one number, by chance: rename one.")
   return [numbers[name] for name in whose]
 
 

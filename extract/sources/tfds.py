@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -93,17 +93,21 @@ def open_tfds(settings: SourceSettings) -> Tfds:
   asked = settings.location[0].removeprefix("tfds:")
   builder = _prepared(asked, settings.data_dir)
   features = dict(getattr(builder.info.features, "items", dict)())
-  wanted = [
-    ("--image", settings.image, _is_image),
-    ("--label", settings.label, _is_label),
-  ]
+
+  def feature(flag: str, key: str | None, fits: Callable[[Any], bool]) -> str:
+    return chosen(asked, flag, key, [k for k, f in features.items() if fits(f)])
+
+  keys = (
+    feature("--image", settings.image, _is_image),
+    feature(
+      "--label",
+      settings.label,
+      lambda f: isinstance(f, _F.ClassLabel) and bool(f.num_classes),
+    ),
+  )
   if settings.units is not None:
     check_unit_name(settings.units)
-    wanted.append(("--units", settings.units, _is_unit))
-  keys = tuple(
-    chosen(asked, flag, key, [k for k, v in features.items() if fits(v)])
-    for flag, key, fits in wanted
-  )
+    keys += (feature("--units", settings.units, _is_integer),)
   split, version = _split(builder, settings.split), str(builder.version)
   name, files = builder.info.full_name, _files(builder, split)
   name = name.removesuffix(f"/{version}")
@@ -129,11 +133,7 @@ def _is_image(feature: Any) -> bool:
   return is_image and feature.np_dtype == np.uint8
 
 
-def _is_label(feature: Any) -> bool:
-  return isinstance(feature, _F.ClassLabel) and bool(feature.num_classes)
-
-
-def _is_unit(feature: Any) -> bool:
+def _is_integer(feature: Any) -> bool:
   dtype = np.dtype(getattr(feature, "np_dtype", None) or bool)
   return feature.shape == () and dtype.kind in "iu" and dtype != np.uint64
 
@@ -143,9 +143,7 @@ def _split(builder: Any, split: str | None) -> str:
   split = splits[0] if split is None and len(splits) == 1 else split
   parts = [part.partition("[")[0].strip() for part in (split or "").split("+")]
   if len(set(parts)) < len(parts) or ("all" in parts and len(parts) > 1):
-    raise InputError(
-      f"--split {split!r} may read an example twice: name each split once."
-    )
+    raise InputError(f"--split {split!r} may read an example twice: mend it.")
   with contextlib.suppress(KeyError, ValueError, AssertionError, TypeError):
     if split is not None and builder.info.splits[split].num_examples > 0:
       return split
@@ -182,20 +180,17 @@ def _prepared(asked: str, data_dir: str | None) -> Any:
     if not builder.is_prepared():
       tfds.display_progress_bar(sys.stderr.isatty())
       builder.download_and_prepare(file_format=_ARRAY_RECORD)
+  place = builder.data_dir
   # TFDS leaves a folder alone that is there already, whatever is in it.
   if not builder.is_prepared():
-    raise InputError(
-      f"{builder.data_dir!r} is there but has no dataset_info.json: delete the"
-      " folder, and the data set is prepared again."
-    )
+    raise InputError(f"{place!r} has no dataset_info.json: delete the folder.")
   formats = builder.info.available_file_formats()
   if _ARRAY_RECORD not in formats:
     found = ", ".join(sorted(each.value for each in formats))
     raise InputError(
-      f"{builder.data_dir!r} is prepared as {found}, which cannot be read by"
-      " index: prepare it in another --data-dir with download_and_prepare("
-      "file_format='array_record'), or run tfds convert_format"
-      f" --dataset_version_dir={builder.data_dir}"
+      f"{place!r} is prepared as {found}, not to be read by index: prepare it"
+      " in another --data-dir, or, where TensorFlow is installed, run tfds"
+      f" convert_format --dataset_version_dir={place}"
       " --out_file_format=array_record."
     )
   return builder
