@@ -1,10 +1,9 @@
 r"""From (epsilon, delta) to μ² and back, always to the safe side.
 
 A Gaussian release of noise multiplier σ is μ-Gaussian DP with μ² = σ⁻², and
-μ² of many releases, each chosen after those before it, add up. So a charge, a
-cap, what is spent and what is left are sums of μ². The noise multiplier of an
-(ε, δ) is solved for by dp_accounting, up to the tolerance of its solver, and
-raised until the theorem, in 50 digits, holds of it.
+μ² of many releases, each chosen after those before it, add up. dp_accounting
+solves for the σ of an (ε, δ), which is raised until the theorem, in 50 digits,
+holds of it.
 
 Sources: Balle & Wang, "Improving the Gaussian Mechanism for Differential
 Privacy" (ICML 2018), theorem 8; Dong, Roth & Su, "Gaussian Differential
@@ -52,7 +51,7 @@ def check_budget(
       " to nobody: give a smaller one, or insist with --weak-privacy."
     )
   _check_delta(delta)
-  if _delta(1 / _MAX_NOISE_MULTIPLIER, epsilon) > delta:
+  if _delta(_MAX_NOISE_MULTIPLIER**-2, epsilon) > delta:
     raise InputError(
       f"epsilon={epsilon:g} at delta={delta:g} needs a noise multiplier of more"
       f" than {_MAX_NOISE_MULTIPLIER:g}, through which nothing could be"
@@ -78,35 +77,27 @@ def _check_delta(delta: float) -> None:
     )
 
 
-def noise_multiplier(epsilon: float, delta: float) -> float:
-  """The smallest σ, rounded up, for which one Gaussian release is private.
-
-      Φ(1/(2σ) − εσ) − e^ε·Φ(−1/(2σ) − εσ) ≤ δ
-
-  Formal guarantees: the inequality holds of the σ returned, in real numbers.
-
-  >>> round(noise_multiplier(1.0, 1e-6), 4)
-  4.2247
-
-  InputError: the budget is none, or needs absurd noise.
-  """
-  check_budget(epsilon, delta, insisted=True)
-  return _calibrated(float(epsilon), float(delta))
-
-
 def mu_squared(epsilon: float, delta: float) -> float:
-  """What (ε, δ) buys: μ² = σ⁻², rounded down.
+  """The most μ² that is (ε, δ)-private, rounded down.
+
+      Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ
 
   >>> round(mu_squared(1.0, 1e-6), 4)
   0.056
 
-  InputError: see `noise_multiplier`.
+  InputError: the budget is none, or needs absurd noise.
   """
-  sigma = noise_multiplier(epsilon, delta)
-  bought = 1 / (sigma * sigma)
-  while Fraction(bought) * Fraction(sigma) ** 2 > 1:
-    bought = math.nextafter(bought, 0)
-  return bought
+  check_budget(epsilon, delta, insisted=True)
+  return _bought(float(epsilon), float(delta))
+
+
+def noise_multiplier(epsilon: float, delta: float) -> float:
+  """σ = 1/μ of one Gaussian release that (ε, δ) buys, rounded up.
+
+  >>> round(noise_multiplier(1.0, 1e-6), 4)
+  4.2247
+  """
+  return mu_squared(epsilon, delta) ** -0.5 * (1 + 2**-50)
 
 
 def epsilon_of(mu_squared: float, delta: float) -> float:
@@ -126,11 +117,7 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
 
 
 def added_up(costs: Iterable[float]) -> float:
-  """Σ μ², rounded up: what releases cost together.
-
-  >>> added_up([0.1, 0.2]) >= 0.3
-  True
-  """
+  """Σ μ², rounded up: what releases cost together."""
   exact = sum(map(Fraction, costs), Fraction(0))
   total = float(exact)
   return total if Fraction(total) >= exact else math.nextafter(total, math.inf)
@@ -151,17 +138,17 @@ def printable(guarantee: float) -> str:
 
 
 @functools.cache
-def _calibrated(epsilon: float, delta: float) -> float:
+def _bought(epsilon: float, delta: float) -> float:
   import numpy as np
   from dp_accounting import gaussian_mechanism
 
   # On its way the solver passes δ = 0, whose logarithm numpy warns of.
   with np.errstate(divide="ignore"):
     sigma = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
-  sigma = float(sigma) * (1 + _MARGIN)
-  while _delta(1 / sigma, epsilon) > delta:
-    sigma *= 1 + _MARGIN
-  return sigma
+  squared = float(sigma) ** -2 * (1 - _MARGIN)
+  while _delta(squared, epsilon) > delta:
+    squared *= 1 - _MARGIN
+  return squared
 
 
 @functools.lru_cache(maxsize=4096)
@@ -169,31 +156,30 @@ def _epsilon(squared: float, delta: float) -> float:
   import mpmath
 
   with mpmath.workdps(_DIGITS):
-    mu = mpmath.sqrt(mpmath.mpf(squared))
-    if _delta(mu, 0) <= delta:
+    mu = mpmath.sqrt(squared)
+    if _delta(squared, 0) <= delta:
       return 0.0
     # Newton's steps on log δ, which is concave: down from the tail's bound,
     # δ ≤ exp(−(ε − μ²/2)² / 2μ²). Of δ, −e^ε Φ(−μ/2 − ε/μ) is the derivative.
     root = mu**2 / 2 + mu * mpmath.sqrt(-2 * mpmath.log(delta))
     for _ in range(_MAX_STEPS):
-      found = _delta(mu, root)
+      found = _delta(squared, root)
       slope = mpmath.exp(root) * mpmath.ncdf(-mu / 2 - root / mu)
       step = mpmath.log(found / delta) * found / slope
       root += step
       if abs(step) <= 1e-25 * root:
         break
     epsilon = float(root)
-    while _delta(mu, epsilon) > delta:
+    while _delta(squared, epsilon) > delta:
       epsilon = math.nextafter(epsilon, math.inf)
     return epsilon
 
 
-def _delta(mu: Any, epsilon: Any) -> Any:
-  """δ of one release: theorem 8 of Balle & Wang, as it stands there."""
+def _delta(squared: float, epsilon: Any) -> Any:
+  """δ of releases that cost μ²: theorem 8 of Balle & Wang, as it stands."""
   import mpmath
 
   with mpmath.workdps(_DIGITS):
-    half, shift = mpmath.mpf(mu) / 2, mpmath.mpf(epsilon) / mpmath.mpf(mu)
-    return mpmath.ncdf(half - shift) - mpmath.exp(epsilon) * mpmath.ncdf(
-      -half - shift
-    )
+    mu = mpmath.sqrt(squared)
+    near, far = mpmath.ncdf(mu / 2 - epsilon / mu), -mu / 2 - epsilon / mu
+    return near - mpmath.exp(epsilon) * mpmath.ncdf(far)

@@ -30,8 +30,7 @@ from oneshot_dp.configs.errors import InputError, LostHostError, RunError
 _BY_HAND = re.compile(
   r"(?P<process_id>\d+)/(?P<num_processes>\d+)@(?P<coordinator_address>.+:\d+)"
 )
-_HEARTBEAT_SECONDS, _LEAVE_SECONDS = 30, 10
-_PATIENCE_MS = 10**9
+_HEARTBEAT_SECONDS, _LEAVE_SECONDS, _PATIENCE_MS = 30, 10, 10**9
 _AT_ONCE = 2**19
 """Numbers that cross at once: 4 MiB from each host to each."""
 _ending = threading.Lock()
@@ -44,7 +43,6 @@ class Hosts:
   """This host, `index` of `count`; alone where there is no other.
 
   Formal guarantees: sums are those of int64, whichever host has which rows.
-  What a host has summed goes to the others' memory and to no disk.
   """
 
   index: int = 0
@@ -128,10 +126,7 @@ class Hosts:
     return np.load(io.BytesIO(self._added(words)), allow_pickle=False)
 
   def _together(self, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """What `make` gives, once all hosts have made theirs; or the error of one.
-
-    An InputError stays one. Whatever the hosts do next, they do it together.
-    """
+    """What `make` gives, once all have made theirs; or the error of one."""
     try:
       made = make()
     except BaseException as error:
@@ -247,14 +242,9 @@ def _joined(text: str | None, place: dict[str, Any]) -> Hosts:
   _last_words[:] = [RunError(no_sum)]
   hosts.sum(lambda: np.zeros(1, np.int64))  # connects each to each
   _last_words[:] = [LostHostError()]
-  # A checkout has links to its folders, which rglob does not follow.
-  folders = os.walk(Path(oneshot_dp.__file__).parent, followlinks=True)
-  code = sorted(
-    hashlib.sha256(Path(folder, name).read_bytes()).hexdigest()
-    for folder, _, names in folders
-    for name in names
-    if name.endswith(".py")
-  )
+  packages = Path(oneshot_dp.__file__).parent.iterdir()  # perhaps links
+  files = sorted(f for p in packages for f in p.resolve().rglob("*.py"))
+  code = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
   versions = map(importlib.metadata.version, ("jax", "jaxlib", "numpy"))
   kind = jax.local_devices()[0].device_kind
   hosts.agree("program", repr((*versions, kind, code)))
@@ -287,9 +277,8 @@ def _say_one_line() -> None:
   for name in ("stdout", "stderr"):
     stream = getattr(sys, name)
     stream.flush()
-    said = os.dup(stream.fileno())
+    own = os.fdopen(os.dup(stream.fileno()), "w", 1, stream.encoding)
     os.dup2(nothing, stream.fileno())
-    own = os.fdopen(said, "w", 1, stream.encoding, stream.errors)
     setattr(sys, name, own)
   stderr = sys.stderr.fileno()
 
@@ -305,6 +294,6 @@ def _say_one_line() -> None:
 
 
 def _claim_the_last_word() -> None:
-  """Returns to the first thread that ends the process; others wait for it."""
+  """Returns to the first thread that ends the process."""
   while not _ending.acquire(blocking=False):
     time.sleep(1)

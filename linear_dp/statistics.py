@@ -54,10 +54,7 @@ def units(row: Array, label: Array, w: Array) -> Array:
 
 
 def class_counts(row: Array, label: Array, w: Array, classes: Array) -> Array:
-  """w·e_y: how many units, in parts, each class has, [K, 1].
-
-  `classes` is np.arange(K).
-  """
+  """w·e_y: how many units, in parts, are of each of `classes`, [K, 1]."""
   return jnp.where(label[:, None] == classes, w[:, None], 0)
 
 

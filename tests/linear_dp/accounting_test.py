@@ -57,7 +57,7 @@ def test_table_of_the_design(epsilon, sigma):
 )
 def test_never_to_the_wrong_side(epsilon, delta):
   sigma, bought = noise_multiplier(epsilon, delta), mu_squared(epsilon, delta)
-  assert Fraction(bought) * Fraction(sigma) ** 2 <= 1
+  assert 1 <= Fraction(bought) * Fraction(sigma) ** 2 <= 1 + 2**-48
   assert exact_delta(epsilon, bought) <= delta
   found = epsilon_of(bought, delta)
   assert exact_delta(found, bought) <= delta
