@@ -1,8 +1,9 @@
 """What the Differential Privacy Deployments Registry asks about a head.
 
-The record has the fields of its schema (github.com/opendp/deployments-registry-
-data, schemas/deployments-schema.yaml, tier 3), filled in from a receipt. What
-no receipt knows begins with FILL IN.
+The record has the fields of tier 3 of its schema (opendp/deployments-registry-
+data on GitHub, schemas/deployments-schema.yaml, of 2026; Nanayakkara, Ghazi &
+Vadhan, arXiv 2509.13509), filled in from a receipt. What no receipt knows
+begins with FILL IN.
 """
 
 import datetime
@@ -23,9 +24,7 @@ def registry_record(receipt: dict[str, Any], date: datetime.date) -> dict:
   backbone = stated["backbone"]["name"]
   slug = re.sub(r"[^a-z0-9]+", "-", f"{dataset}-{backbone}-head".lower())
   releases = ", ".join(
-    f"{release['count']} of {release['name']} (noise multiplier"
-    f" {release['noise_multiplier']:.6g})"
-    for release in stated["releases"]
+    f"{each['count']} x {each['name']}" for each in stated["releases"]
   )
   whose = unit if unit == EXAMPLE else f"{unit}, with all its examples,"
   return {
@@ -40,8 +39,8 @@ def registry_record(receipt: dict[str, Any], date: datetime.date) -> dict:
         "data_product_type": "Machine learning model",
         "data_product_region": f"{_FILL_IN}whom the images are of",
         "description": f"A linear head of {stated['num_classes']} classes on"
-        f" the embeddings of the public backbone {backbone}, trained on the"
-        f" split {stated['split']}{stated['rows']} of {dataset}.",
+        f" embeddings of the public backbone {backbone}, trained on"
+        f" {stated['split']}{stated['rows']} of {dataset}.",
         "publication_date": date.isoformat(),
       },
       "dp_variant": {
@@ -61,15 +60,12 @@ def registry_record(receipt: dict[str, Any], date: datetime.date) -> dict:
           "epsilon": follows["epsilon"],
           "delta": stated["delta"],
         },
-        "privacy_parameters_details": "Gaussian DP with mu^2 ="
-        f" {follows['mu_squared']}, converted by {stated['accountant']} and"
-        " rounded up. They are this head's alone: other releases of the same"
-        " data add their mu^2.",
+        "privacy_parameters_details": f"mu^2 = {follows['mu_squared']} of"
+        f" Gaussian DP, converted by {stated['accountant']}; this head alone.",
       },
       "deployment_model": {
         "model_name": "Central",
-        "actors": "The curator holds the images and trains the head; whoever"
-        " has the head need not be trusted.",
+        "actors": "The curator holds the images; nobody else need be trusted.",
         "release_type": "One release",
         "release_type_details": f"{_FILL_IN}what else of these data is or will"
         " be released",
@@ -79,14 +75,14 @@ def registry_record(receipt: dict[str, Any], date: datetime.date) -> dict:
       "accounting": {
         "post_processing": "The head is computed from noisy sums and public"
         " values alone.",
-        "composition": f"Full-batch Gaussian mechanisms, whose mu^2 add up:"
-        f" {releases}. No sampling.",
+        "composition": "Full-batch Gaussian mechanisms, whose mu^2 add up:"
+        f" {releases}; as one of noise multiplier"
+        f" {follows['noise_multiplier']:.6g}. No sampling.",
       },
       "implementation": {
-        "preprocessing_and_hyperparameter_tuning": "Every image becomes an"
-        " embedding by itself, by a backbone trained on other data. Settings of"
-        f" the training: {json.dumps(stated['options'])}."
-        f" {_FILL_IN}how they, epsilon included, were chosen",
+        "preprocessing_and_hyperparameter_tuning": "A backbone trained on other"
+        " data embeds every image by itself. Settings:"
+        f" {json.dumps(stated['options'])}. {_FILL_IN}how they were chosen",
         "mechanisms": "Gaussian noise, sampled exactly and rounded to integers,"
         f" on exact sums of integers (noise: {stated['noise_source']});"
         f" oneshot-dp {stated['libraries'].get('oneshot-dp', '')}.",

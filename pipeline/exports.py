@@ -4,7 +4,7 @@ DIR/embeddings_to_logits.jax_export   StableHLO of the head
 DIR/images_to_logits.jax_export       StableHLO of backbone and head
 DIR/model.safetensors, config.json    both in timm's form, of what timm has
 DIR/receipt.json, README.md           what was promised, and how to load it
-DIR/deployment.yaml                   the record of the Deployments Registry
+DIR/deployment.yaml                   a draft for the Deployments Registry
 """
 
 import datetime
@@ -35,10 +35,9 @@ IMAGES_FILE = "images_to_logits.jax_export"
 REGISTRY_FILE = "deployment.yaml"
 NOBODY_VOUCHES = {
   True: "",
-  False: "**NOT VOUCHED FOR: the ledger at hand has no charge that these"
-  " weights left for.**",
-  None: "Nobody vouches for this copy: no ledger was at hand when it was"
-  " written.",
+  False: "**NOT VOUCHED FOR by the ledger at hand: for no charge of it did these"
+  " weights leave.**",
+  None: "Nobody vouches for this copy: no ledger was at hand.",
 }
 """By what the ledger said."""
 _PLATFORMS = ("cpu", "cuda", "tpu")
@@ -104,9 +103,7 @@ def export_head(
 
 def head_program(head: LinearHead) -> bytes:
   """Embeddings [b, d] float32 → logits [b, K], less the largest bias."""
-  (batch,) = export.symbolic_shape("b")
-  shape = jax.ShapeDtypeStruct((batch, head.feature_dim), jnp.float32)
-  return _serialized(head.ranking().logits, shape)
+  return _serialized(head.ranking().logits, (head.feature_dim,), jnp.float32)
 
 
 def images_program(backbone: Backbone, head: LinearHead) -> bytes:
@@ -125,21 +122,21 @@ def images_program(backbone: Backbone, head: LinearHead) -> bytes:
     return ranking.logits(backbone.apply(params, image[None]))[0]
 
   side = backbone.preprocessing.image_size
-  (batch,) = export.symbolic_shape("b")
-  return _serialized(
-    logits, jax.ShapeDtypeStruct((batch, side, side, 3), jnp.uint8)
-  )
+  return _serialized(logits, (side, side, 3), jnp.uint8)
 
 
 def _serialized(
-  function: Callable[..., Any], shape: jax.ShapeDtypeStruct
+  function: Callable[..., Any], shape: tuple[int, ...], dtype: Any
 ) -> bytes:
+  """A program of batches [b, …] of any size."""
+  (batch,) = export.symbolic_shape("b")
+  arguments = jax.ShapeDtypeStruct((batch, *shape), dtype)
   flag = "jax_traceback_in_locations_limit"
   before = getattr(jax.config, flag)
   try:
     # Else every operation says in which file of this machine it was written.
     jax.config.update(flag, 0)
-    exported = export.export(jax.jit(function), platforms=_PLATFORMS)(shape)
+    exported = export.export(jax.jit(function), platforms=_PLATFORMS)(arguments)
   finally:
     jax.config.update(flag, before)
   return bytes(exported.serialize())

@@ -22,7 +22,7 @@ from oneshot_dp.extract.cache.format import CacheInfo, Rows
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.extract.sources.owners import units_of_column
-from oneshot_dp.pipeline.vector_files import VectorFile, open_vectors
+from oneshot_dp.pipeline.vector_files import Npz, Parquet, open_vectors
 
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 _DTYPES: dict[str, EmbeddingDtype] = {
@@ -44,7 +44,6 @@ def import_table(
   class_names: Sequence[str] = (),
   unit_name: str | None = None,
   backbone: str = "imported features",
-  shard_rows: int = 2048,
 ) -> FeatureCache:
   """Writes the vectors of an npz or of Parquet files as a feature cache.
 
@@ -92,20 +91,17 @@ def import_table(
     num_classes_source="flag" if class_names else source,
     backbone={"name": backbone},
     embedding_dtype=_DTYPES.get(first.dtype.name, "float32"),
-    shard_rows=shard_rows,
     unit=unit_name or EXAMPLE,
     id_source="example_id" if "example_id" in names else "position",
   )
   example_id = np.arange(n)
   if "example_id" in names:
-    example_id = _integers(
-      file, "example_id", table.column(names["example_id"])
-    )
-    values, counts = np.unique(example_id, return_counts=True)
-    if (counts > 1).any():
+    found = table.column(names["example_id"])
+    example_id = _integers(file, "example_id", found)
+    if len(np.unique(example_id)) < n:
+      twice = values[counts > 1][0]
       raise InputError(
-        f"{file}: example_id {values[counts > 1][0]} is there twice; give every"
-        " row an id of its own, or leave the column out."
+        f"{file}: example_id {twice} is there twice; ids differ."
       )
   unit_id = None
   if unit_name is not None:
@@ -132,7 +128,7 @@ def import_table(
 
 
 def _columns(
-  table: VectorFile, split: str, unit_name: str | None
+  table: Npz | Parquet, split: str, unit_name: str | None
 ) -> dict[str, str]:
   """What each column that is wanted is called in the file."""
   present = table.shapes
@@ -165,8 +161,7 @@ def _columns(
   if "unit_id" in (*present, *(n.removeprefix(f"{split}_") for n in present)):
     raise InputError(
       f"{table.place}: unit_id says that a privacy unit may have many rows;"
-      " name the unit with --unit-name (user, patient …), or remove the column"
-      " if every row is a unit of its own."
+      " name the unit with --unit-name (patient …), or remove the column."
     )
   passed_over = [
     name
@@ -199,17 +194,15 @@ def _classes(
     raise InputError(f"{file}: the class names hold a name twice.")
   if known and num_classes not in (None, len(known)):
     raise InputError(
-      f"{file}: --num-classes {num_classes}, but there are {len(known)} class"
-      " names; give one of them, or make them agree."
+      f"{file}: --num-classes {num_classes}, but {len(known)} class names."
     )
-  if label.dtype.kind in "UO" and known:
+  if label.dtype.kind in "UO":
+    if not known:
+      raise InputError(
+        f"{file}: label is of strings: name all classes with --class-names."
+      )
     places = {name: i for i, name in enumerate(known)}
     label = np.array([places.get(str(name), -1) for name in label])
-  elif label.dtype.kind in "UO":
-    raise InputError(
-      f"{file}: label is of strings: name all classes with --class-names, in"
-      " the order of their numbers."
-    )
   label = _integers(file, "label", label)
   if known:
     k = len(known)

@@ -7,32 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
+from oneshot_dp.pipeline.answer import Answer
 
 _SQLITE = b"SQLite format 3\0"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inspection:
-  """What was found.
-
-  Attributes:
-    kind: "images", "cache", "head", "run" or "ledger".
-    text: for people; of images and caches, PRIVATE.
-    facts: all of it, for machines.
-    faults: a line each, of what is broken.
-  """
-
-  kind: str
-  text: str
-  facts: Mapping[str, Any]
-  faults: tuple[str, ...] = ()
-
-
-def inspect_path(paths: Sequence[str]) -> Inspection:
+def inspect_path(paths: Sequence[str]) -> Answer:
   """Looks at a cache, a head, a run, a ledger's file, or else at images.
+
+  What it says of images, caches and ledgers is PRIVATE. The facts have all of
+  it; a fault is a line, and exit status 1.
 
   Raises:
     InputError: it is none of them, or cannot be read.
@@ -45,10 +32,29 @@ def inspect_path(paths: Sequence[str]) -> Inspection:
   try:
     return looks[kind](path)
   except InputError as error:  # it is one, and broken
-    facts, faults = {"path": path}, (str(error),)
-    return Inspection(
-      kind=kind, text=_table({f"a {kind}": path}), facts=facts, faults=faults
-    )
+    return _found(kind, path, {}, {}, (str(error),))
+
+
+def _found(
+  kind: str,
+  path: str,
+  rows: Mapping[str, Any],
+  facts: Mapping[str, Any],
+  faults: Sequence[str] = (),
+) -> Answer:
+  """A table, headed by what the path is."""
+  rows = {f"a {kind}": path, **rows}
+  width = max(map(len, rows)) + 2
+  lines = (f"{name:<{width}}{value}" for name, value in rows.items())
+  said = {"kind": kind, "path": path, **facts, "faults": faults}
+  return _with_status("\n".join(lines), said)
+
+
+def _with_status(text: str, facts: Mapping[str, Any]) -> Answer:
+  faults = tuple(facts["faults"])
+  said = f"{len(faults)} thing{'s are' if faults[1:] else ' is'} broken."
+  failure = RunError(said) if faults else None
+  return Answer(text=text, facts=facts, faults=faults, failure=failure)
 
 
 def _kind(path: str) -> str:
@@ -80,34 +86,26 @@ def _is_ledger(path: Path) -> bool:
     return file.read(len(_SQLITE)) == _SQLITE
 
 
-def _images(paths: Sequence[str]) -> Inspection:
+def _images(paths: Sequence[str]) -> Answer:
   from oneshot_dp.extract.sources.describe import describe_images
 
   found = describe_images(paths)
-  return Inspection(
-    kind="images",
-    text=found.text,
-    facts=dataclasses.asdict(found),
-    faults=found.faults,
-  )
+  facts = {"kind": "images", **dataclasses.asdict(found)}
+  return _with_status(found.text, facts)
 
 
-def _cache(path: str) -> Inspection:
+def _cache(path: str) -> Answer:
   from oneshot_dp.extract.cache.check import check_cache, describe
   from oneshot_dp.extract.cache.read import open_cache
 
   cache = open_cache(path)
-  faults = check_cache(path)
-  rows = describe(cache)
-  return Inspection(
-    kind="cache",
-    text=_table({"a cache": f"{path}, PRIVATE", **rows}),
-    facts={"path": path, "metadata": cache.info.public(), **rows},
-    faults=tuple(faults),
+  rows, public = describe(cache), cache.info.public()
+  return _found(
+    "cache", path, rows, {"metadata": public, **rows}, check_cache(path)
   )
 
 
-def _head(path: str) -> Inspection:
+def _head(path: str) -> Answer:
   from oneshot_dp.linear_dp.accounting import printable
   from oneshot_dp.pipeline.head_folder import read_head
   from oneshot_dp.pipeline.results import NOT_PRIVATE
@@ -121,7 +119,6 @@ def _head(path: str) -> Inspection:
       f" {printable(stated['delta'])} per {stated['privacy_unit']}"
     )
   rows = {
-    "a head": path,
     "guarantee": promise,
     "trained by": stated["head"],
     "private data": _private_data(stated),
@@ -130,11 +127,7 @@ def _head(path: str) -> Inspection:
     f" {stated['backbone']['name']}",
     "charge": f"{stated['charge']}: oneshot-dp verify asks the ledger",
   }
-  return Inspection(
-    kind="head",
-    text=_table(rows),
-    facts={"path": path, "receipt": saved.receipt},
-  )
+  return _found("head", path, rows, {"receipt": saved.receipt})
 
 
 def _private_data(stated: Mapping[str, Any]) -> str:
@@ -142,45 +135,29 @@ def _private_data(stated: Mapping[str, Any]) -> str:
   return f"{rows}, {stated['num_examples']:,} examples"
 
 
-def _run(path: str) -> Inspection:
+def _run(path: str) -> Answer:
   from oneshot_dp.pipeline import results
   from oneshot_dp.pipeline.report.page import read_run
 
   run = read_run(Path(path))
   first = next(iter(run.receipts.values()))["stated"]
   rows = {
-    "a run": path,
     "private data": _private_data(first),
     "heads": f"{len(run.rows)}, each with a sound receipt",
+    "accuracy": "\n" + results.table(run.rows),
   }
-  return Inspection(
-    kind="run",
-    text=f"{_table(rows)}\n{results.table(run.rows)}",
-    facts={"path": path, **run.facts, "heads": run.rows},
-  )
+  return _found("run", path, rows, {**run.facts, "heads": run.rows})
 
 
-def _ledger(path: str) -> Inspection:
+def _ledger(path: str) -> Answer:
   import msgspec
 
   from oneshot_dp.pipeline.ledger import Ledger
 
-  entries = [
-    msgspec.to_builtins(entry) for entry in Ledger(Path(path)).entries()
-  ]
+  ledger = Ledger(Path(path))
+  entries = [msgspec.to_builtins(entry) for entry in ledger.entries()]
   for entry in entries:
     entry.pop("asked", None)  # it tells of the rows
   counts = collections.Counter(entry["dataset"] for entry in entries)
-  lines = {"a ledger": f"{path}, {len(entries)} charges and caps"}
-  lines |= {name: f"{count} of them" for name, count in counts.items()}
-  lines["to know more"] = "oneshot-dp budget"
-  return Inspection(
-    kind="ledger",
-    text=_table(lines),
-    facts={"path": path, "entries": entries},
-  )
-
-
-def _table(rows: Mapping[str, Any]) -> str:
-  width = max(map(len, rows)) + 2
-  return "\n".join(f"{name:<{width}}{value}" for name, value in rows.items())
+  rows = {name: f"{n} charges and caps" for name, n in counts.items()}
+  return _found("ledger", path, rows, {"entries": entries})

@@ -6,10 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
 from oneshot_dp.extract.backbones.backbone import Backbone
+from oneshot_dp.extract.backbones.load_backbone import load_backbone
+from oneshot_dp.extract.cache.format import backbone_fingerprint
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import write_once
 from oneshot_dp.extract.job.embed import embed_images
@@ -21,6 +25,48 @@ _FORMULA = ("=", "+", "-", "@", "'")
 _MOST_NAMED = 1000
 _Named = tuple[list[str], np.ndarray]
 """Names of rows, and their embeddings [rows, d]."""
+
+
+def backbone_of(
+  saved: SavedHead,
+  *,
+  backbone: str | None = None,
+  weights: str | None = None,
+  compute_dtype: ComputeDtype | None = None,
+) -> Backbone:
+  """The backbone of a head's receipt; weights are found as `extract` does.
+
+  `backbone` is where a user's own function is now, `weights` where those are.
+
+  Raises:
+    InputError: the head is of imported features, the weights are nowhere, or
+      what was found is not what the head was trained on.
+  """
+  stated = saved.receipt["stated"]
+  identity = stated["backbone"]
+  if not identity.get("preprocess"):
+    raise InputError(
+      f"{saved.path} is a head of imported features ({identity['name']}), and"
+      " what makes them of images is not known here: give caches of such"
+      " features to `evaluate`, or use oneshot_dp.load_head."
+    )
+  found = load_backbone(
+    backbone or identity["name"],
+    weights=weights,
+    weights_sha256=identity.get("weights_sha256"),
+    embedding=None if identity.get("code_sha256") else identity.get("layer"),
+    compute_dtype=compute_dtype,
+    preprocess=msgspec.convert(identity["preprocess"], PreprocessConfig),
+  )
+  known = backbone_fingerprint(found.identity, found.feature_dim)
+  if known != stated["backbone_fingerprint"]:
+    raise InputError(
+      f"{found.name} here is not the backbone that {saved.path} was trained on:"
+      " its weights, code, embedding or preprocessing differ"
+      f" ({known[:12]} instead of {stated['backbone_fingerprint'][:12]}):"
+      " name those of the training with --weights or --backbone."
+    )
+  return found
 
 
 def predict_images(
@@ -36,13 +82,9 @@ def predict_images(
 
   Returns how many images have a class, and those that cannot be decoded.
 
-  Args:
-    out: the file, not there yet; see `predict_cache`.
-    saved: the head.
-    backbone: what makes embeddings of images.
-    images: files, folders of them, npz, Parquet or tar files.
-    top_k: classes for each image, the best first.
-    skip_broken: give images that cannot be decoded a line without a class.
+  `images` are files, folders of them, npz, Parquet or tar files; with
+  `skip_broken` those that cannot be decoded get a line without a class. The
+  file is as `predict_cache` writes it.
 
   Raises:
     InputError: images that cannot be decoded, all of them named, or no image.

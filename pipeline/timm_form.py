@@ -91,7 +91,6 @@ def filled_in(name: str, **values: Any) -> bytes:
 
 
 def _is_vit(backbone: Backbone) -> bool:
-  """Whether it is a Vision Transformer: ViT, DeiT, DINOv2, SigLIP."""
   return type(backbone.network).__name__ == "ViT"
 
 

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,40 +16,22 @@ from oneshot_dp.extract.files import open_regular
 
 _BLOCK_BYTES = 1 << 24
 _UNREADABLE = (
-  *(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error),
+  *(OSError, ValueError, EOFError, IndexError, zipfile.BadZipFile, zlib.error),
   *(NotImplementedError, RuntimeError, KeyError, TypeError, SyntaxError),
   *(OverflowError, tokenize.TokenError, UnicodeError, MemoryError),
 )
 """What Python and NumPy raise over a damaged npz."""
 
 
-class VectorFile(Protocol):
-  """Columns of rows; InputError where they are damaged, or not what is asked.
-
-  Attributes:
-    place: the file or folder, for messages.
-    shapes: of each column as a whole, the number of rows first; of vectors in
-      Parquet the number of values is not known yet, and is 0.
-    class_names: those that the file names itself; None where it does not.
-  """
-
-  place: str
-  shapes: dict[str, tuple[int, ...]]
-  class_names: tuple[str, ...] | None
-
-  def column(self, name: str) -> np.ndarray:
-    """All values of a column [n]; strings may be of dtype object."""
-    ...
-
-  def vectors(self, name: str) -> Iterator[np.ndarray]:
-    """Blocks [rows, …] of a column, in order."""
-    ...
-
-
-def open_vectors(path: Path) -> VectorFile:
+def open_vectors(path: Path) -> "Npz | Parquet":
   """Opens FILE.npz, FILE.parquet, or a folder of Parquet files.
 
-  Python objects are never unpickled. InputError: it is none of these.
+  Both have `column(name)`, all values of a column [n], and `vectors(name)`, its
+  blocks [rows, …] in order; `shapes` of whole columns, 0 where it is not known
+  yet, and `class_names`, or None. Python objects are never unpickled.
+
+  Raises, all methods:
+    InputError: it is none of these, is damaged, or holds something else.
   """
   if path.is_dir():
     files = [
@@ -59,20 +41,21 @@ def open_vectors(path: Path) -> VectorFile:
     ]
     if not files:
       raise InputError(f"{path} has no .parquet file: name a file to import.")
-    return _Parquet(path, files)
+    return Parquet(path, files)
   open_regular(path).close()  # a pipe or device would be read for ever
   match path.suffix.lower():
     case ".npz":
-      return _Npz(path)
+      return Npz(path)
     case ".parquet":
-      return _Parquet(path, [path])
+      return Parquet(path, [path])
   raise InputError(
-    f"{path} is neither .npz nor .parquet: save it as one, with numpy.savez"
-    " or pyarrow.parquet.write_table."
+    f"{path} is neither .npz nor .parquet: save it by numpy.savez, say."
   )
 
 
-class _Npz:
+class Npz:
+  """The arrays of an npz."""
+
   def __init__(self, path: Path):
     self.place, self._path = str(path), path
     with _damage(path), zipfile.ZipFile(path) as file:
@@ -85,44 +68,30 @@ class _Npz:
     self.class_names = None
     if "class_names" in names:
       found = self.column("class_names")
-      if found.dtype.kind not in "US" or found.ndim != 1:
-        raise InputError(
-          f"{path}: class_names has dtype {found.dtype} and shape"
-          f" {found.shape}; it must be strings [K]."
-        )
-      with _damage(path):
-        found = np.char.decode(found) if found.dtype.kind == "S" else found
+      if found.dtype.kind != "U" or found.ndim != 1:
+        raise InputError(f"{path}: class_names must be strings [K].")
       self.class_names = tuple(found.tolist())
 
   def _opened(self, file: zipfile.ZipFile, name: str) -> tuple[Any, ...]:
     """An array's bytes after the header, its shape, order and dtype."""
-    stream = file.open(f"{name}.npy")
-    version = np.lib.format.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
-      raise ValueError(f"format {version} of an array is not known")
-    if version == (1, 0):
-      return stream, *np.lib.format.read_array_header_1_0(stream)
-    return stream, *np.lib.format.read_array_header_2_0(stream)
-
-  def _check(self, name: str) -> None:
-    if name in self._objects:
-      raise InputError(
-        f"{self.place}: {name} holds Python objects; save plain arrays."
-      )
+    stream, npy = file.open(f"{name}.npy"), np.lib.format
+    read = {
+      (1, 0): npy.read_array_header_1_0,
+      (2, 0): npy.read_array_header_2_0,
+    }
+    return stream, *read[npy.read_magic(stream)](stream)
 
   def column(self, name: str) -> np.ndarray:
-    self._check(name)
     with _damage(self._path), np.load(self._path, allow_pickle=False) as file:
       return file[name]
 
   def vectors(self, name: str) -> Iterator[np.ndarray]:
-    self._check(name)
     with _damage(self._path), zipfile.ZipFile(self._path) as file:
       stream, (n, *rest), in_columns, dtype = self._opened(file, name)
-      if in_columns:
+      if in_columns or dtype.hasobject:
         raise InputError(
-          f"{self.place}: {name} is in Fortran's order, which has no rows to"
-          " read: save numpy.ascontiguousarray of it."
+          f"{self.place}: {name} holds Python objects, or is in Fortran's"
+          " order, without rows: save numpy.ascontiguousarray of it."
         )
       width = int(np.prod(rest, dtype=object))
       rows = max(1, _BLOCK_BYTES // max(1, dtype.itemsize * width))
@@ -135,7 +104,7 @@ class _Npz:
       stream.close()
 
 
-class _Parquet:
+class Parquet:
   """Columns of whole numbers, strings, and lists of floats."""
 
   def __init__(self, path: Path, files: Sequence[Path]):
@@ -145,12 +114,8 @@ class _Parquet:
     with _damage(path):
       schemas = [pq.read_schema(file) for file in files]
       rows = sum(pq.read_metadata(file).num_rows for file in files)
-    for file, schema in zip(files, schemas, strict=True):
-      if schema.names != schemas[0].names:
-        raise InputError(
-          f"{file} has other columns than {files[0]}: import one of them, or"
-          " write them anew."
-        )
+    if any(schema.names != schemas[0].names for schema in schemas):
+      raise InputError(f"{path} has files of other columns: import one file.")
     self.class_names = _names_of_datasets(schemas[0].metadata)
     self.shapes: dict[str, tuple[int, ...]] = {
       field.name: (rows, 0) if _is_vector(field.type) else (rows,)
@@ -190,10 +155,6 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
       f"{path}: {name} is of type {column.type!s:.60}; labels and owners are"
       " whole numbers or strings, and embeddings are lists."
     )
-  if kinds.is_struct(column.type):  # a vector of Spark's ML
-    if any(column.field("indices").is_valid()):
-      raise InputError(f"{path}: {name} has sparse vectors; write dense ones.")
-    column = column.field("values")
   values = column.flatten()
   width = len(values) // max(1, len(column))
   if not kinds.is_fixed_size_list(column.type):
@@ -207,13 +168,11 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
 
 
 def _is_vector(of: Any) -> bool:
-  """Whether a type is a list, a tensor, or a vector of Spark's ML."""
+  """Whether a type is a list, or a tensor."""
   import pyarrow as pa
 
   if isinstance(of, pa.BaseExtensionType):
     of = of.storage_type
-  if pa.types.is_struct(of):
-    return {"values", "indices"} <= {field.name for field in of}
   kinds = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
   return any(is_kind(of) for is_kind in kinds)
 
@@ -239,6 +198,8 @@ def _damage(path: Path) -> Iterator[None]:
     raise
   except _UNREADABLE as error:
     said = " ".join(str(error).split())[:200]
+    if "allow_pickle" in said:
+      said = "it holds Python objects; save plain arrays"
     raise InputError(
       f"{path} is damaged, or no such file ({said}); write it anew."
     ) from error

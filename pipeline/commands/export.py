@@ -35,9 +35,9 @@ class Flags:
 def run(flags: Flags) -> Answer:
   """Writes it."""
   from oneshot_dp.pipeline.exports import NOBODY_VOUCHES, export_head
-  from oneshot_dp.pipeline.head_backbone import backbone_of
   from oneshot_dp.pipeline.head_folder import read_head
   from oneshot_dp.pipeline.ledger import Ledger
+  from oneshot_dp.pipeline.prediction import backbone_of
   from oneshot_dp.pipeline.results import NOT_PRIVATE
   from oneshot_dp.pipeline.verify import verify_head
 
@@ -63,12 +63,7 @@ def run(flags: Flags) -> Answer:
   )
   vouches = NOBODY_VOUCHES[verdict.vouched].strip("*")
   lines = [*filter(None, [vouches]), f"{flags.to}: {', '.join(files)}", *notes]
+  facts = {"out": flags.to, "files": files, "notes": notes}
   return Answer(
-    text="\n".join(lines),
-    facts={
-      "out": flags.to,
-      "vouched": verdict.vouched,
-      "files": files,
-      "notes": notes,
-    },
+    text="\n".join(lines), facts=facts | {"vouched": verdict.vouched}
   )

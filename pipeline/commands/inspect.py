@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.answer import Answer
 from oneshot_dp.pipeline.commands import flags as f
 
@@ -33,16 +33,4 @@ def run(flags: Flags) -> Answer:
 
   if not flags.path:
     raise InputError("name a path: oneshot-dp inspect PATH.")
-  found = inspect_path(flags.path)
-  failure = None
-  if found.faults:
-    n = len(found.faults)
-    failure = RunError(
-      f"{flags.path[0]}: {n} thing{'s are' if n > 1 else ' is'} broken."
-    )
-  return Answer(
-    text=found.text,
-    facts={"kind": found.kind, **found.facts, "faults": found.faults},
-    faults=found.faults,
-    failure=failure,
-  )
+  return inspect_path(flags.path)

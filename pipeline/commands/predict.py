@@ -49,10 +49,13 @@ def run(flags: Flags) -> Answer:
   """Writes the predictions."""
   from oneshot_dp.configs.parts import Part
   from oneshot_dp.extract.cache.read import open_cache
-  from oneshot_dp.pipeline.head_backbone import backbone_of
   from oneshot_dp.pipeline.head_folder import read_head
   from oneshot_dp.pipeline.inspection import is_cache
-  from oneshot_dp.pipeline.prediction import predict_cache, predict_images
+  from oneshot_dp.pipeline.prediction import (
+    backbone_of,
+    predict_cache,
+    predict_images,
+  )
   from oneshot_dp.pipeline.results import NOT_PRIVATE
 
   if not flags.images:

@@ -14,9 +14,8 @@ from oneshot_dp.pipeline.commands import flags as f
 class Flags:
   """Write a page about a run or a head: DIR/report.html, for the browser.
 
-  One file that needs no network: what is promised, to whom and at what cost,
-  accuracy, the weakest classes, the receipt, how to load the head, and what is
-  not protected. It is made of the results and receipts in DIR alone.
+  One file: promise, cost, accuracy, the weakest classes, receipt, how to load
+  it, limits. It is made of the results and receipts in DIR alone.
 
   oneshot-dp report results
   """

@@ -157,37 +157,29 @@ def _render(run: Run) -> str:
 
 def _facts(run: Run) -> dict[str, Any]:
   chosen = _chosen(run.rows)
-  row, receipt = chosen[0], run.receipts[chosen[0].path]
-  stated, unit = receipt["stated"], receipt["stated"]["privacy_unit"]
-  scored, of_run = not math.isnan(row.top1), run.facts
-  without = [r for r in run.rows if math.isinf(r.epsilon)]
-  private = [r for r in run.rows if math.isfinite(r.epsilon)]
+  receipt = run.receipts[chosen[0].path]
+  scored = not math.isnan(chosen[0].top1)
+  without = [r.top1 for r in run.rows if math.isinf(r.epsilon)]
+  noisy = [r for r in run.rows if math.isfinite(r.epsilon)]
+  names = receipt["stated"]["class_names"]
   return {
+    **receipt,
     "NOT_PRIVATE": NOT_PRIVATE,
-    "run": run,
-    "row": row,
-    "stated": stated,
-    "follows": receipt["follows"],
-    "unit": unit,
-    "has_units": unit != "example",
-    "scored": scored,
-    "test": of_run.get("evaluation", {}),
-    "together": of_run.get("epsilon"),
-    "private": private,
-    "seeded": not all(r.private for r in private),
-    "ceiling": max((r.top1 for r in without), default=None),
-    "top1": statistics.mean(r.top1 for r in chosen),
+    "row": chosen[0],
     "draws": len(chosen),
+    "top1": statistics.mean(r.top1 for r in chosen),
+    "scored": scored,
+    "test": run.facts.get("evaluation", {}),
+    "together": run.facts.get("epsilon"),
+    "seeded": not all(r.private for r in noisy),
+    "ceiling": max(without, default=None),
     "charts": [
       drawings.accuracy(run.rows, width, name)
       for name, width in _WIDTHS.items()
-      if scored and private
+      if scored and noisy
     ],
     "lines": _lines(run) if scored else [],
-    "classes": _classes(
-      chosen, stated["class_names"], of_run.get("test_counts")
-    ),
-    "num_classes": len(stated["class_names"]),
+    "classes": _classes(chosen, names, run.facts.get("test_counts")),
     "guess": right_guesses,
   }
 
@@ -228,9 +220,7 @@ def _interval(share: float, test: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def _classes(
-  chosen: Sequence[HeadRow],
-  names: Sequence[str],
-  counts: Sequence[int] | None,
+  chosen: Sequence[HeadRow], names: Sequence[str], counts: Any
 ) -> list[dict[str, Any]]:
   """Each class's recall, mean over draws, the weakest first."""
   recalls = [row.recall for row in chosen if row.recall is not None]

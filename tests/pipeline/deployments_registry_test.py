@@ -88,8 +88,8 @@ def test_it_says_what_the_receipt_says(record):
   assert parameters["epsilon"] == pytest.approx(2.0)
   assert parameters["delta"] == 1e-5
   accounting = record["deployment"]["accounting"]
-  assert "1 of mean" in accounting["composition"]
-  assert "5 of gradient" in accounting["composition"]
+  assert "1 x mean" in accounting["composition"]
+  assert "5 x gradient" in accounting["composition"]
   # What nobody but its publisher knows.
   assert json.dumps(record).count("FILL IN: ") == 7
 
