@@ -116,7 +116,7 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
   return _epsilon(float(mu_squared), float(delta)) if mu_squared else 0.0
 
 
-def added_up(costs: Iterable[float]) -> float:
+def added_up(costs: Iterable[float | Fraction]) -> float:
   """Σ μ², rounded up: what releases cost together."""
   exact = sum(map(Fraction, costs), Fraction(0))
   total = float(exact)

@@ -24,6 +24,7 @@ from oneshot_dp.linear_dp.data import (
   integer_rows,
   mapped_rows,
   refuse,
+  room_in_ball,
   row_scale,
 )
 from oneshot_dp.linear_dp.units import unit_rows
@@ -165,7 +166,14 @@ def rows_of(
       yield from (chunk for chunk, _ in parts)
       return
     stored = ((*map(np.asarray, chunk), unit) for chunk, unit in parts)
-    for columns in unit_rows(stored, data, most, power, each):
+    for columns in unit_rows(
+      stored,
+      data.hosts.own_units,
+      data.weight,
+      room=room_in_ball(data.feature_dim) if most == math.inf else None,
+      power=power,
+      each=each,
+    ):
       for start in range(0, len(columns[0]), rows):
         some = (column[start : start + rows] for column in columns)
         padded = [

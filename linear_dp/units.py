@@ -11,20 +11,20 @@ All of it is of exact integers, so the order of rows does not matter.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int16, Int64
-
-from oneshot_dp.linear_dp.data import Data, room_in_ball
 
 _AT_ONCE = 2**15
 
 
 def unit_rows(
   parts: Iterable[Sequence[np.ndarray]],
-  data: Data,
-  most: float,
+  is_own: Callable[[np.ndarray], np.ndarray],
+  whole: int,
+  *,
+  room: float | None,
   power: int,
   each: bool,
 ) -> Iterator[tuple[np.ndarray, ...]]:
@@ -33,20 +33,22 @@ def unit_rows(
   Formal guarantees: a unit's are functions of its own rows alone; its weights
   are integers with Σ w^power ≤ W^power; rows of zeros do not count.
 
-  In memory: the rows as int16, and what becomes of them. Of several hosts, each
-  is given all rows and keeps those of its own units.
+  In memory: the rows as int16, and what becomes of them.
 
   Args:
     parts: columns z, label, weight and unit_id of the rows as they are stored.
-    data: what they are of.
-    most: see `rows_of`.
+    is_own: whether each unit_id is one of this host's, which is given all.
+    whole: W.
+    room: the norm of mean rows, None where they are as long as they are.
     power: see `rows_of`.
     each: rows one by one, at weight ⌊W/k⌋, instead of means.
   """
-  kept = [[np.empty((0, data.feature_dim), np.int16), *[np.empty(0, int)] * 2]]
+  kept = []
   for row, label, weight, unit in parts:
-    own = (weight > 0) & data.hosts.own_units(unit)
+    own = (weight > 0) & is_own(unit)
     kept.append([row[own], label[own].astype(int), unit[own]])
+  if not kept:
+    return
   row, label, unit = (
     np.concatenate(column) for column in zip(*kept, strict=True)
   )
@@ -57,12 +59,12 @@ def unit_rows(
   first |= np.diff(label, prepend=0) != 0
   start = np.flatnonzero(first | each | (np.arange(len(unit)) == 0))
   count = np.diff(start, append=len(unit))
-  weight = _weights(data.weight, unit[start], count, power)
+  weight = _weights(whole, unit[start], count, power)
   for i in range(0, len(start), _AT_ONCE):
     some = slice(i, i + _AT_ONCE)
     rows = order[start[i] : start[i] + count[some].sum()]
     total = np.add.reduceat(row[rows], start[some] - start[i], dtype=np.int64)
-    z = _means(total, count[some], most)
+    z = _means(total, count[some], room)
     w = weight[some] * z.any(axis=1)
     yield z, label[start[some]].astype(np.int32), w.astype(np.int32)
 
@@ -83,15 +85,17 @@ def _weights(
 
 
 def _means(
-  total: Int64[np.ndarray, "P d"], count: Int64[np.ndarray, " P"], most: float
+  total: Int64[np.ndarray, "P d"],
+  count: Int64[np.ndarray, " P"],
+  room: float | None,
 ) -> Int16[np.ndarray, "P d"]:
   """z of mean rows: trunc(Σz/k), or, of directions, Σz at norm R again."""
   k = count[:, None]
-  if most < math.inf:
+  if room is None:
     return (np.sign(total) * (np.abs(total) // k)).astype(np.int16)
   # Shifted so that squares, of numbers below 2²⁵, add up exactly in float64.
   bits = np.frexp(k.astype(np.float64))[1].astype(np.int64)
   part = (total >> np.maximum(bits - 10, 0)).astype(np.float64)
   norm = np.sqrt(np.square(part).sum(axis=1, keepdims=True))
-  z = np.rint(part * (room_in_ball(total.shape[1]) / np.maximum(norm, 1)))
+  z = np.rint(part * (room / np.maximum(norm, 1)))
   return np.where(k == 1, total, z).astype(np.int16)
