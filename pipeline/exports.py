@@ -35,8 +35,7 @@ IMAGES_FILE = "images_to_logits.jax_export"
 REGISTRY_FILE = "deployment.yaml"
 NOBODY_VOUCHES = {
   True: "",
-  False: "**NOT VOUCHED FOR by the ledger at hand: for no charge of it did these"
-  " weights leave.**",
+  False: "**NOT VOUCHED FOR: these weights left for no charge of the ledger.**",
   None: "Nobody vouches for this copy: no ledger was at hand.",
 }
 """By what the ledger said."""

@@ -99,10 +99,7 @@ def import_table(
     found = table.column(names["example_id"])
     example_id = _integers(file, "example_id", found)
     if len(np.unique(example_id)) < n:
-      twice = values[counts > 1][0]
-      raise InputError(
-        f"{file}: example_id {twice} is there twice; ids differ."
-      )
+      raise InputError(f"{file}: an example_id is there twice; ids differ.")
   unit_id = None
   if unit_name is not None:
     unit_id = table.column(names["unit_id"])

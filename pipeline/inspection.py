@@ -43,7 +43,8 @@ def _found(
   faults: Sequence[str] = (),
 ) -> Answer:
   """A table, headed by what the path is."""
-  rows = {f"a {kind}": path, **rows}
+  mark = ", PRIVATE" if kind in ("cache", "ledger") else ""
+  rows = {f"a {kind}": path + mark, **rows}
   width = max(map(len, rows)) + 2
   lines = (f"{name:<{width}}{value}" for name, value in rows.items())
   said = {"kind": kind, "path": path, **facts, "faults": faults}

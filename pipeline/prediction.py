@@ -46,9 +46,8 @@ def backbone_of(
   identity = stated["backbone"]
   if not identity.get("preprocess"):
     raise InputError(
-      f"{saved.path} is a head of imported features ({identity['name']}), and"
-      " what makes them of images is not known here: give caches of such"
-      " features to `evaluate`, or use oneshot_dp.load_head."
+      f"{saved.path} is a head of imported features, and what makes them of"
+      " images is not known here: give it a cache of such features."
     )
   found = load_backbone(
     backbone or identity["name"],

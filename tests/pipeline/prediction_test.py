@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from oneshot_dp.extract.backbones.load_backbone import load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.pipeline.prediction import cell
@@ -178,6 +179,25 @@ def test_another_backbone_is_refused(tmp_path, capsys, photos, monkeypatch):
   line = fails(capsys, *words, "--weights", weights)
   assert "SHA-256" in line or "sha256" in line
   assert not (tmp_path / "p.csv").exists()
+
+
+def test_a_function_that_was_changed_is_another_backbone(
+  tmp_path, capsys, photos
+):
+  file = tmp_path / "mine.py"
+  code = (
+    "def embed(params, images):\n"
+    "  return images[:, ::4, ::4].reshape(len(images), -1) * {}\n"
+  )
+  file.write_text(code.format(1))
+  backbone = load_backbone(f"{file}:embed")
+  saved = image_heads.write_image_head(tmp_path / "head", backbone)
+  words = ("predict", saved.path, photos, "--backbone", f"{file}:embed")
+  succeeds(capsys, *words, "--out", tmp_path / "a.csv")
+  file.write_text(code.format(2))
+  words = (*words, "--out", tmp_path / "b.csv")
+  assert "is not the backbone that" in fails(capsys, *words)
+  assert not (tmp_path / "b.csv").exists()
 
 
 def test_a_head_of_imported_features_has_no_images(tmp_path, capsys, photos):
