@@ -90,6 +90,8 @@ def load_backbone(
   family = _FAMILIES[row.family]
   try:
     network = family.network_of(arrays, embedding or row.embedding)
+    if embedding not in (None, network.embedding):
+      raise ValueError(f"its only embedding is {network.embedding}")
     looks = family.name_of(network)
     if name not in (looks, looks.replace("vit_", "deit_"), "glyph_vit"):
       raise ValueError(f"the weights look like {looks}")

@@ -6,9 +6,8 @@ A block computes, with W the scaled standardised kernels and a the activation,
 
 α, β and γ are constants, s is learnt. `folded` puts β and γ into the kernels
 that follow them, α, s and 2 into one number (in an NF-ResNet, which has no
-gate, into W3 and its bias), so that plain convolutions, activations and sums
-are left to compute. Kernels are standardised as timm does: DeepMind's code of
-NFNet takes max(var·fan_in, 1e-4) where timm takes var + 1e-5.
+gate, into W3 and its bias). Kernels are standardised as timm does: DeepMind's
+code of NFNet takes max(var·fan_in, 1e-4) where timm takes var + 1e-5.
 
 Source: Brock et al., "Characterizing signal propagation to close the
 performance gap in unnormalized ResNets" (ICLR 2021), section 4; Brock et al.,
@@ -31,7 +30,6 @@ from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.backbone import Arrays, Images, products
 from oneshot_dp.extract.backbones.resnet_v2 import (
   Convolution,
-  check_pooled,
   depths,
   standardize,
 )
@@ -50,16 +48,14 @@ class NormFree(nn.Module):
   """Images to the mean over pixels of the last activations.
 
   Attributes:
-    kind: "nf_resnet": ReLU, a 7x7 root and max-pool, padding the same on all
-      sides, three convolutions in a block. "nfnet": GELU (exact), a root of
-      four convolutions, "SAME" padding, four convolutions in a block (the 3x3
-      ones in groups), then squeeze-and-excitation; a final 1x1 convolution to
-      twice as many channels.
+    kind: "nf_resnet": ReLU, a 7x7 root and max-pool. "nfnet": GELU (exact), a
+      root of four convolutions, "SAME" padding, four convolutions in a block
+      (the 3x3 ones in groups), then squeeze-and-excitation; a final 1x1
+      convolution to twice as many channels.
     blocks, widths: residual blocks, and channels, of each stage.
     root: channels after the root.
     group: channels of a group in an nfnet's 3x3 convolutions.
-    compute_dtype: of convolutions, activations and the residual stream; GELU,
-      squeezing and the mean are computed in float32 in either case.
+    compute_dtype: of convolutions, activations and the residual stream.
   """
 
   kind: str
@@ -93,9 +89,8 @@ class NormFree(nn.Module):
     else:
       x = conv(self.root, 7, stride=2, padding=3, name="stem.conv")(x)
       x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
-    for stage, (depth, wide) in enumerate(
-      zip(self.blocks, self.widths, strict=True)
-    ):
+    for stage, depth in enumerate(self.blocks):
+      wide = self.widths[stage]
       inner = wide // (2 if nfnet else 4)
       same["groups"] = inner // self.group if nfnet else 1
       for place in range(depth):
@@ -130,7 +125,7 @@ def network_of(
   arrays: Mapping[str, np.ndarray], embedding: str | None
 ) -> NormFree:
   """The network of a file in timm's names; see `vit_file.network_of`."""
-  check_pooled(embedding)
+  del embedding  # there is one
   blocks = depths(arrays, r"stages\.(\d+)\.(\d+)\.conv1\.gain")
   kind = "nfnet" if "stem.conv1.weight" in arrays else "nf_resnet"
   stem = "stem.conv4.weight" if kind == "nfnet" else "stem.conv.weight"

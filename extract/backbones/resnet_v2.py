@@ -4,10 +4,9 @@ The file of weights says what the network is. Weight standardisation depends on
 the weights alone: done once, in float64, it leaves plain kernels (`folded`).
 
 Source: Kolesnikov et al., "Big Transfer (BiT): General Visual Representation
-Learning" (ECCV 2020), sections 3.1 and 3.2; He et al., "Identity Mappings in
-Deep Residual Networks" (ECCV 2016), with the stride in the 3x3 convolution. De
-et al., "Unlocking High-Accuracy Differentially Private Image Classification
-through Scale" (2022), section 3, and its code in jax_privacy.
+Learning" (ECCV 2020), sections 3.1 and 3.2, with the stride in the 3x3
+convolution. De et al., "Unlocking High-Accuracy Differentially Private Image
+Classification through Scale" (2022), section 3, and its code in jax_privacy.
 """
 
 import functools
@@ -33,9 +32,8 @@ class BiT(nn.Module):
   Attributes:
     blocks: residual blocks in each stage.
     width: channels of the root; stage k has 4·2^k times as many.
-    groups: groups of every group normalisation.
-    compute_dtype: of convolutions, activations and the residual stream; the
-      statistics and the mean are computed in float32 in either case.
+    groups: of every group normalisation.
+    compute_dtype: of convolutions, activations and the residual stream.
   """
 
   blocks: tuple[int, ...]
@@ -55,10 +53,8 @@ class BiT(nn.Module):
     for stage, depth in enumerate(self.blocks):
       inner = self.width * 2**stage
       for place in range(depth):
-        at, stride = (
-          f"stages.{stage}.blocks.{place}.",
-          1 + (stage > 0 and not place),
-        )
+        at = f"stages.{stage}.blocks.{place}."
+        stride = 1 + (stage > 0 and not place)
         out = norm(name=f"{at}norm1")(x)
         if not place:
           x = conv(4 * inner, 1, stride, name=f"{at}downsample.conv")(out)
@@ -73,9 +69,7 @@ class BiT(nn.Module):
 class WideResNet(nn.Module):
   """As `BiT`; convolutions have a bias, and come after relu, then GroupNorm.
 
-  Attributes:
-    blocks: residual blocks in each of the three stages.
-    width: stage k has 16·width·2^k channels.
+  Three stages; stage k has 16·width·2^k channels.
   """
 
   blocks: tuple[int, ...]
@@ -86,9 +80,8 @@ class WideResNet(nn.Module):
 
   @nn.compact
   def __call__(self, images: Images) -> Float32[Array, "b d"]:
-    how: dict[str, Any] = {"bias": True, "padding": "SAME"}
-    how["compute_dtype"] = self.compute_dtype
-    conv = functools.partial(Convolution, **how)
+    how = {"compute_dtype": self.compute_dtype}
+    conv = functools.partial(Convolution, padding="SAME", bias=True, **how)
 
     def norm(x: Array, name: str) -> Array:
       return GroupNorm(self.groups, relu=False, name=name)(nn.relu(x))
@@ -97,10 +90,8 @@ class WideResNet(nn.Module):
     for stage, depth in enumerate(self.blocks):
       wide = 16 * self.width * 2**stage
       for place in range(depth):
-        at, stride = (
-          f"stages.{stage}.blocks.{place}.",
-          1 + (stage > 0 and not place),
-        )
+        at = f"stages.{stage}.blocks.{place}."
+        stride = 1 + (stage > 0 and not place)
         out = norm(x, f"{at}norm1")
         out = conv(wide, 3, stride, name=f"{at}conv1")(out)
         out = norm(out, f"{at}norm2")
@@ -193,7 +184,7 @@ def network_of(
   arrays: Mapping[str, np.ndarray], embedding: str | None
 ) -> BiT | WideResNet:
   """The network of a file in timm's names; see `vit_file.network_of`."""
-  check_pooled(embedding)
+  del embedding  # there is one
   blocks = depths(arrays, r"stages\.(\d+)\.blocks\.(\d+)\.conv1\.weight")
   root = len(arrays["stem.conv.weight"])
   width = len(arrays["stages.0.blocks.0.conv1.weight"])
@@ -219,8 +210,7 @@ def folded(
   for name, array in arrays.items():
     gain = arrays.get(f"{name.removesuffix('.weight')}.gain")
     if array.ndim == 4 and isinstance(network, BiT):
-      # BiT's own code's; timm adds 1e-8, a hundred thousandth of the variance
-      # of kernels of an ordinary size.
+      # As BiT's own code; timm adds 1e-8, a hundred thousandth of the variance.
       found[name] = standardize(array, 1e-10)
     elif array.ndim == 4 and gain is not None:
       fan_in = array[0].size
@@ -229,12 +219,6 @@ def folded(
     elif not name.endswith(".gain"):
       found[name] = array
   return found
-
-
-def check_pooled(embedding: str | None) -> None:
-  """ValueError: an embedding is asked for that is not the only one."""
-  if embedding not in (None, "pooled"):
-    raise ValueError(f"embedding {embedding!a} is none of pooled")
 
 
 def depths(names: Iterable[str], pattern: str) -> tuple[int, ...]:

@@ -122,7 +122,9 @@ class Block(nn.Module):
   how: Mapping[str, Any]
 
   @nn.compact
-  def __call__(self, x: Tokens, leading: int | None) -> Tokens:
+  def __call__(
+    self, x: Tokens, leading: int | None
+  ) -> Float32[Array, "b out width"]:
     width = x.shape[-1]
 
     def scaled(name: str, branch: Array) -> Array:

@@ -3,19 +3,14 @@
 import math
 import re
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from oneshot_dp.extract.backbones import norm_free, resnet_v2
 from oneshot_dp.extract.backbones.backbone import check_arrays
 from oneshot_dp.extract.backbones.resnet_v2 import (
-  Convolution,
   GroupNorm,
   standardize,
 )
@@ -33,7 +28,9 @@ def embed(case: str, arrays: dict, images: np.ndarray, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", sorted(OUTPUTS))
+@pytest.mark.parametrize(
+  "key", ["bit_37", "bit_64", "nfnet_37", "nf_resnet_37"]
+)
 def test_embeddings_are_timm_s(key):
   case, side = key.rsplit("_", 1)
   images = drawn.conv_images(int(side))
@@ -42,7 +39,7 @@ def test_embeddings_are_timm_s(key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["bit", "nfnet"])
+@pytest.mark.parametrize("case", ["bit"])
 def test_bfloat16_stays_close(case):
   images, arrays = drawn.conv_images(37), drawn.conv_weights(case)
   got = embed(case, arrays, images, compute_dtype="bfloat16")
@@ -190,97 +187,26 @@ def test_wrn_is_what_jax_privacy_s_code_says(depth, width, side):
   np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  ("size", "stride", "padding", "groups", "side"),
-  [
-    (1, 1, 0, 1, 5),
-    (1, 2, 0, 1, 9),
-    (1, 2, 0, 1, 8),
-    (1, 1, 0, 3, 5),
-    (3, 2, 1, 1, 9),
-    (3, 2, "SAME", 1, 8),
-    (3, 1, 1, 3, 9),
-    (7, 2, 3, 1, 9),
-  ],
-)
-def test_equals_linen_s_convolution(size, stride, padding, groups, side):
-  rng = np.random.default_rng(1)
-  images = rng.normal(size=(2, side, side, 12)).astype(np.float32)
-  ours = Convolution(
-    6, size, stride=stride, padding=padding, groups=groups, bias=True
-  )
-  linen = nn.Conv(
-    6,
-    (size, size),
-    strides=stride,
-    padding=padding,
-    feature_group_count=groups,
-    precision="highest",
-  )
-  shape = (size, size, 12 // groups, 6)
-  kernel = rng.normal(size=shape) / np.prod(shape[:3]) ** 0.5
-  params = {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.arange(6.0)}
-  got = jax.jit(ours.apply)({"params": params}, images)
-  want = jax.jit(linen.apply)({"params": params}, images)
-  np.testing.assert_allclose(got, want, atol=3e-6)
-
-
-def normalized(groups: int, params: dict, images: np.ndarray) -> np.ndarray:
-  apply = jax.jit(GroupNorm(groups).apply)
-  return np.asarray(apply({"params": params}, jnp.asarray(images)))
-
-
-def drawn_norm(mean: float) -> tuple[dict, np.ndarray]:
+def test_group_norm_keeps_its_digits():
+  """Of float64, with a large mean; in bfloat16 its statistics are float32."""
   rng = np.random.default_rng(0)
-  images = rng.normal(size=(3, 7, 5, 24)) + mean * rng.normal(size=24)
-  scale, bias = rng.uniform(0.5, 1.5, size=24), rng.normal(size=24)
-  params = {"scale": scale.astype(np.float32), "bias": bias.astype(np.float32)}
-  return params, images.astype(np.float32)
+  images = rng.normal(size=(3, 7, 5, 24)).astype(np.float32)
+  scale, bias = rng.uniform(0.5, 1.5, (2, 24)).astype(np.float32)
+  apply = jax.jit(GroupNorm(4).apply)
 
+  def run(x: np.ndarray) -> np.ndarray:
+    return np.asarray(apply({"params": {"scale": scale, "bias": bias}}, x))
 
-@pytest.mark.parametrize("groups", [1, 4, 24])
-def test_equals_group_norm_in_float64(groups):
-  params, images = drawn_norm(mean=2.0)
-  wide = images.astype(np.float64).reshape(3, 35, groups, -1)
+  wide = images.astype(np.float64).reshape(3, 35, 4, -1)
   centred = wide - wide.mean(axis=(1, 3), keepdims=True)
   var = np.square(centred).mean(axis=(1, 3), keepdims=True)
   want = (centred / np.sqrt(var + 1e-5)).reshape(images.shape)
-  want = np.maximum(want * params["scale"] + params["bias"], 0)
-  got = normalized(groups, params, images)
-  np.testing.assert_allclose(got, want, atol=2e-6)
-
-
-def test_a_large_mean_does_not_cost_digits():
-  params, images = drawn_norm(mean=0.0)
-  plain = normalized(4, params, images)
-  shifted = normalized(4, params, images + 1000)
-  np.testing.assert_allclose(shifted, plain, atol=1e-3)
-
-
-def test_bfloat16_activations_have_float32_statistics():
-  params, images = drawn_norm(mean=2.0)
+  want = np.maximum(want * scale + bias, 0)
+  np.testing.assert_allclose(run(images), want, atol=2e-6)
+  np.testing.assert_allclose(run(images + 1000), want, atol=1e-3)
   narrow = images.astype(ml_dtypes.bfloat16)
-  got = normalized(4, params, narrow)
-  want = normalized(4, params, narrow.astype(np.float32))
-  assert got.dtype == ml_dtypes.bfloat16
-  np.testing.assert_array_equal(got, want.astype(ml_dtypes.bfloat16))
-
-
-@hypothesis.given(
-  seed=st.integers(0, 2**16),
-  mean=st.floats(-100, 100),
-  spread=st.floats(1e-2, 100),
-  gain=st.tuples(*[st.floats(-10, 10)] * 5),
-)
-def test_every_channel_has_mean_0_and_deviation_gain(seed, mean, spread, gain):
-  rng = np.random.default_rng(seed)
-  kernel = rng.normal(mean, spread, size=(5, 4, 3, 3)).astype(np.float32)
-  got = standardize(kernel, 1e-10, np.array(gain)).astype(np.float64)
-  np.testing.assert_allclose(got.mean(axis=(1, 2, 3)), 0, atol=1e-4)
-  centred = kernel - kernel.mean(axis=(1, 2, 3), keepdims=True)
-  found = (got * centred).mean(axis=(1, 2, 3))
-  spreads = kernel.std(axis=(1, 2, 3), dtype=np.float64)
-  np.testing.assert_allclose(found / spreads, gain, rtol=1e-3, atol=1e-4)
+  want = run(narrow.astype(np.float32)).astype(ml_dtypes.bfloat16)
+  np.testing.assert_array_equal(run(narrow), want)
 
 
 def test_standardisation_at_its_edges():

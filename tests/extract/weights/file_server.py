@@ -6,9 +6,8 @@ import hashlib
 import http.server
 import re
 import threading
-import time
 from collections.abc import Iterator
-from email.message import Message
+from typing import Any
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -17,41 +16,26 @@ class Served:
 
   body: bytes
   etag: str = '"one"'
-  last_modified: str = "Wed, 01 Jan 2025 00:00:00 GMT"
-  ranges: bool = True  # whether Range is understood
   statuses: list[int] = dataclasses.field(default_factory=list)  # given first
-  etags_later: list[str] = dataclasses.field(default_factory=list)
-  # Per response, or in every one: after how many bytes the connection ends.
+  # Per response: after how many bytes the connection ends.
   cuts: list[int] = dataclasses.field(default_factory=list)
-  always_cut: int | None = None
+  etag_of_rests: str = ""
   headers: dict[str, str] = dataclasses.field(default_factory=dict)
-  seconds: float = 0.0  # before the body
 
   @property
   def sha256(self) -> str:
     return hashlib.sha256(self.body).hexdigest()
 
 
-@dataclasses.dataclass(kw_only=True)
-class Asked:
-  """A request, and how many bytes of the file were sent for it."""
-
-  method: str
-  path: str
-  headers: Message
-  status: int
-  sent: int = 0
-
-
 class FileServer(http.server.ThreadingHTTPServer):
-  """Serves `files`, by path; what was asked is in `asked`."""
+  """Serves `files`, by path; `asked` are the path, range and bytes sent."""
 
   daemon_threads = True
 
   def __init__(self):
     super().__init__(("127.0.0.1", 0), _Handler)
     self.files: dict[str, Served] = {}
-    self.asked: list[Asked] = []
+    self.asked: list[tuple[str, str | None, int]] = []
 
   @property
   def url(self) -> str:
@@ -72,51 +56,36 @@ def running() -> Iterator[FileServer]:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
   protocol_version = "HTTP/1.1"
-
-  @property
-  def _owner(self) -> FileServer:
-    assert isinstance(self.server, FileServer)
-    return self.server
+  server: Any
 
   def do_GET(self) -> None:
-    file = self._owner.files.get(self.path.partition("?")[0])
+    file = self.server.files.get(self.path)
     if file is None or file.statuses:
       status = file.statuses.pop(0) if file else 404
-      self._note(status)
       self._head(
         status, {"Content-Length": "0"} | (file.headers if file else {})
       )
       return
-    start = self._start(file)
+    asked = self.headers.get("Range")
+    match = re.fullmatch(r"bytes=(\d+)-\d*", asked or "")
+    start, size = int(match[1]) if match else 0, len(file.body)
     body = file.body[start:]
-    headers = {"Content-Length": str(len(body))}
-    etag = file.etags_later.pop(0) if start and file.etags_later else file.etag
-    headers |= {"ETag": etag, "Last-Modified": file.last_modified}
+    headers = {
+      "Content-Length": str(len(body)),
+      "ETag": (start and file.etag_of_rests) or file.etag,
+      "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT",
+    }
     if start:
-      size = len(file.body)
       headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
-    asked = self._note(206 if start else 200)
-    self._head(asked.status, headers | file.headers)
+    self._head(206 if start else 200, headers | file.headers)
     if self.command == "HEAD":
       return
-    time.sleep(file.seconds)
-    cut = file.cuts.pop(0) if file.cuts else file.always_cut
-    asked.sent = len(body[:cut])
+    cut = file.cuts.pop(0) if file.cuts else None
+    self.server.asked.append((self.path, asked, len(body[:cut])))
     self.wfile.write(body[:cut])
     self.close_connection = cut is not None
 
   do_HEAD = do_GET
-
-  def _start(self, file: Served) -> int:
-    asked = re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", ""))
-    return int(asked[1]) if asked and file.ranges else 0
-
-  def _note(self, status: int) -> Asked:
-    asked = Asked(
-      method=self.command, path=self.path, headers=self.headers, status=status
-    )
-    self._owner.asked.append(asked)
-    return asked
 
   def _head(self, status: int, headers: dict[str, str]) -> None:
     self.send_response(status)

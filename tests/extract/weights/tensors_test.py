@@ -16,7 +16,10 @@ import safetensors.numpy
 from oneshot_dp.extract.weights.tensors import read_tensors
 from tests.extract.refusals import refused
 
-ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2)}
+ARRAYS = {
+  dtype.__name__: np.arange(6).reshape(2, 3).astype(dtype)
+  for dtype in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16)
+}
 
 
 def npz(arrays: dict) -> bytes:
@@ -37,16 +40,6 @@ def test_the_content_says_the_format(tmp_path, pack):
     assert found[name].dtype == array.dtype
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("pack", [npz, safetensors.numpy.save])
-def test_any_floating_point_is_read(tmp_path, pack, dtype):
-  path = tmp_path / "w"
-  path.write_bytes(pack({"a": ARRAYS["a"].astype(dtype)}))
-  found, _ = read_tensors(path)
-  assert found["a"].dtype == dtype
-  np.testing.assert_array_equal(found["a"].astype(np.float32), ARRAYS["a"])
-
-
 class Trap:
   """A pickle of it makes the file that is given."""
 
@@ -57,17 +50,14 @@ class Trap:
     return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("name", ["w.bin", "w.pth", "w.pt", "w.CKPT", "w.pkl"])
-def test_pickles_are_refused_by_name(tmp_path, name):
-  path = tmp_path / name
-  path.write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
-  with refused("can run code .* model.safetensors"):
-    read_tensors(path)
-  assert not (tmp_path / "trapped").exists()
-
-
-def test_pickles_of_any_name_are_refused(tmp_path):
-  path, trap = tmp_path / "w.npz", Trap(tmp_path / "trapped")
+def test_pickles_are_refused(tmp_path):
+  trap = Trap(tmp_path / "trapped")
+  for name in ("w.bin", "w.pth", "w.pt", "w.CKPT", "w.pkl"):
+    path = tmp_path / name
+    path.write_bytes(pickle.dumps(trap))
+    with refused("can run code .* model.safetensors"):
+      read_tensors(path)
+  path = tmp_path / "w.npz"
   path.write_bytes(pickle.dumps(trap))
   with refused("no whole npz or safetensors"):
     read_tensors(path)
@@ -81,22 +71,12 @@ def test_pickles_of_any_name_are_refused(tmp_path):
   assert not (tmp_path / "trapped").exists()
 
 
-@pytest.mark.parametrize(
-  "array",
-  [
-    np.zeros(2, np.int64),
-    np.zeros(2, bool),
-    np.zeros(2, complex),
-    np.zeros(2, "datetime64[s]"),
-    np.zeros(2, [("x", np.float32)]),
-    np.array(["text"]),
-  ],
-)
-def test_what_is_no_floating_point_is_refused(tmp_path, array):
+def test_what_is_no_floating_point_is_refused(tmp_path):
   path = tmp_path / "w"
-  path.write_bytes(npz({"a\n\x1b[31m": array}))
-  with refused("not floating point"):
-    read_tensors(path)
+  for dtype in (np.int64, bool, complex, "datetime64[s]", [("x", "f4")], "U4"):
+    path.write_bytes(npz({"a\n\x1b[31m": np.zeros(2, dtype)}))
+    with refused("not floating point"):
+      read_tensors(path)
 
 
 def header(length: int, text: str = "") -> bytes:
@@ -109,36 +89,25 @@ def entry(shape: list, offsets: list, dtype: str = "F32") -> str:
   return text
 
 
-@pytest.mark.parametrize(
-  "data",
-  [
-    b"",
-    b"\0",
-    header(2**63, "{"),
-    header(2**40, "{"),
-    header(10**8 + 1, "{"),
-    header(2, "{}") + b"rest",
-    header(5, "[[[[["),
-    header(200_000, "[" * 200_000),
-    *(
-      header(len(text), text)
-      for text in (
-        entry([2**62, 4], [0, 2**64]),
-        entry([2**40], [0, 2**42]),
-        entry([-1], [0, 4]),
-        entry([2], [0, 4]),
-        entry([1], [0, 4], "F99"),
-      )
-    ),
-    npz(ARRAYS)[:-30],
-    npz(ARRAYS)[30:],
-  ],
-)
-def test_headers_that_lie_are_one_line(tmp_path, data):
+def test_headers_that_lie_are_one_line(tmp_path):
   path = tmp_path / "w"
-  path.write_bytes(data)
-  with refused("no whole npz or safetensors"):
-    read_tensors(path)
+  texts = (
+    entry([2**62, 4], [0, 2**64]),
+    entry([2**40], [0, 2**42]),
+    entry([-1], [0, 4]),
+    entry([2], [0, 4]),
+    entry([1], [0, 4], "F99"),
+    *("{" * 5, "[" * 200_000, ""),
+  )
+  for data in (
+    *(header(len(text), text) for text in texts),
+    *(header(length, "{") for length in (2**63, 2**40, 10**8 + 1)),
+    *(b"", b"\0", header(2, "{}") + b"rest"),
+    *(npz(ARRAYS)[:-30], npz(ARRAYS)[30:]),
+  ):
+    path.write_bytes(data)
+    with refused("no whole npz or safetensors"):
+      read_tensors(path)
 
 
 def test_bombs_are_refused_before_they_unfold(tmp_path):
@@ -163,7 +132,7 @@ def test_two_arrays_of_one_name_are_refused(tmp_path):
     pytest.warns(UserWarning, match="Duplicate"),
     zipfile.ZipFile(path, "a") as archive,
   ):
-    archive.writestr("a.npy", b"")
+    archive.writestr("float32.npy", b"")
   with refused("two arrays have one name"):
     read_tensors(path)
 

@@ -1,0 +1,107 @@
+"""Images/s of our backbones and of PyTorch's, in turns in one process.
+
+    pip install torch==2.13.0 timm    # not in the lock: for this comparison
+    python tests/benchmarks/forward_pass.py vit_ti16 vit_b16
+    python tests/benchmarks/forward_pass.py vit_b16 vit_l16 vit_h14   # on a GPU
+
+Random weights, 224 px, images in memory. Ours is what the job runs: uint8 in,
+normalisation included, 16 images on a CPU and 256 on a GPU. PyTorch is timm's
+model, images normalised beforehand, in inference mode. On a CPU both are in
+float32, PyTorch eager; on a GPU both are in bfloat16, PyTorch compiled.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import timm
+import torch
+
+from oneshot_dp.extract.backbones import load_backbone as loading
+from oneshot_dp.extract.backbones.backbone import apply_function, flax_params
+from oneshot_dp.extract.backbones.names import named
+from oneshot_dp.extract.images.resize import Preprocessing
+
+SIDE = 224
+Run = Callable[[], object]
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("names", nargs="+")
+  parser.add_argument("--repeats", type=int, default=9)
+  parser.add_argument("--seconds", type=float, default=2.0, help="of each turn")
+  args = parser.parse_args()
+  device = jax.devices()[0]
+  print(f"{device.device_kind}; JAX {jax.__version__}, {torch.__version__}")
+  on_gpu = device.platform == "gpu"
+  batch = 256 if on_gpu else 16
+  for name in args.names:
+    tag = named(name).timm
+    assert tag is not None, f"timm has no {name}"
+    model = timm.create_model(tag.partition(".")[0], num_classes=0).eval()
+    runs = {
+      "ours": ours(name, model, batch, on_gpu),
+      "PyTorch": theirs(model, batch, on_gpu),
+    }
+    speeds = {label: [] for label in runs}
+    for _ in range(args.repeats):
+      for label, run in runs.items():
+        speeds[label].append(batch * calls_per_second(run, args.seconds))
+    for label, found in speeds.items():
+      print(f"{name}: {label}: {statistics.median(found):.2f} images/s")
+    ratios = [a / b for a, b in zip(*speeds.values(), strict=True)]
+    print(
+      f"{name}: ours / PyTorch: {statistics.median(ratios):.2f} (from"
+      f" {min(ratios):.2f} to {max(ratios):.2f} in {args.repeats} turns)"
+    )
+
+
+def ours(name: str, model: Any, batch: int, on_gpu: bool) -> Run:
+  row = named(name)
+  family = loading._FAMILIES[row.family]
+  arrays = {k: v.numpy() for k, v in model.state_dict().items()}
+  network = family.network_of(arrays, row.embedding).clone(
+    compute_dtype="bfloat16" if on_gpu else "float32", **row.unsaid
+  )
+  fitted = family.folded(network, arrays, SIDE)
+  params = jax.device_put(flax_params(network, fitted, SIDE))
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (batch, SIDE, SIDE, 3), np.uint8)
+  images = jax.device_put(images)
+  apply = jax.jit(apply_function(network, Preprocessing(image_size=SIDE)))
+  return lambda: jax.block_until_ready(apply(params, images))
+
+
+def theirs(model: Any, batch: int, on_gpu: bool) -> Run:
+  images = torch.randn(batch, 3, SIDE, SIDE)
+  if on_gpu:
+    where = ("cuda", torch.bfloat16)
+    model = model.to(*where, memory_format=torch.channels_last)
+    images = images.to(*where, memory_format=torch.channels_last)
+    model = torch.compile(model)
+
+  def run() -> None:
+    with torch.inference_mode():
+      model(images)
+    if on_gpu:
+      torch.cuda.synchronize()
+
+  return run
+
+
+def calls_per_second(run: Run, seconds: float) -> float:
+  run()
+  start, calls = time.perf_counter(), 0
+  while time.perf_counter() - start < seconds:
+    run()
+    calls += 1
+  return calls / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+  main()
