@@ -94,10 +94,7 @@ class Data:
     if twice.any():
       refuse(ids, twice, "it comes more than once")
     if len(ids) > 2 * self.n + WEIGHT:  # or sums might leave int64
-      raise InputError(
-        "The cache gave many more rows than its metadata says: run `oneshot-dp"
-        " verify` on it."
-      )
+      raise InputError("There are many more rows than the cache says.")
 
 
 def array_data(
@@ -109,9 +106,6 @@ def array_data(
 ) -> Data:
   """Labelled embeddings in memory as private rows, all checked.
 
-  >>> array_data(np.eye(4), np.array([0, 1, 1, 0]), num_classes=2).n
-  4
-
   Args:
     embeddings: [n, d] floats; float64 is rounded to float32, others are used
       as they are, uncopied.
@@ -119,8 +113,8 @@ def array_data(
     num_classes: K, at least 1; known without the labels, which are private.
     unit_ids: [n] integers, whose each row is; None where every row is a unit.
 
-  InputError: a wrong dtype or shape, no rows, an embedding that is not finite in float32, a label outside [0, K).
-  Names the first such row, never its label or numbers.
+  InputError: a wrong dtype or shape, no rows, an embedding that is not finite
+  in float32, a label outside [0, K); by the row, never its label or numbers.
   """
   array = np.asarray(embeddings)
   if array.dtype not in _STORED or array.ndim != 2 or not array.size:

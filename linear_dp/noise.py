@@ -39,16 +39,15 @@ exponent is off by less than 2⁻⁴⁷, and exp, at most 1, by that and its own
 """
 _BATCH = 1 << 15
 """Numbers that a processor's cache holds while they are worked on."""
-_ROUND_ERROR = 2.0**-47
-"""Bound on the float64 error of sd·(k + x), k ≤ 10, in units of sd.
+_ROUND_ERROR = 2.0**-53
+"""The float64 error of sd·(k + x) is at most this times 4·|sd·(k + x)| + sd.
 
-k + x < 16 is off by at most 2⁻⁴⁹, and the product by another 2⁻⁵³·16 = 2⁻⁴⁹.
+x is off by at most 2⁻⁵⁴ and the 2⁻⁶⁴ of its interval, and the sum and the
+product are rounded by 2⁻⁵³ of themselves each.
 """
 MAX_SD = 2.0**57
 """Sums of noise and a statistic of up to 2⁶¹ leave int64 where the noise is
 2⁶², 32 deviations: a probability of 2⁻⁷⁴⁴."""
-_HALVES = 4.0, 2.0**51
-"""The sd of which `_round_words` knows how to round."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -211,44 +210,13 @@ def rounded_gaussian(
 def _rounded(
   normals: ExactNormals, sd: float, source: NoiseSource
 ) -> Int64[np.ndarray, " n"]:
-  """In float64 where it is clear, in integers where not, or in rationals."""
+  """In float64 where it is clear, in rationals where not."""
   values = sd * normals.approximate()
   result = np.rint(values).astype(np.int64)
-  near = np.abs(np.abs(values - result) - 0.5) <= _ROUND_ERROR * sd
-  todo = np.flatnonzero(near)
-  if _HALVES[0] <= sd <= _HALVES[1]:
-    result[todo], clear = _round_words(normals, todo, sd)
-    todo = todo[~clear]
-  for i in todo:
+  error = _ROUND_ERROR * (4 * np.abs(values) + sd)
+  for i in np.flatnonzero(np.abs(np.abs(values - result) - 0.5) <= error):
     result[i] = _round_exactly(normals, int(i), Fraction(sd), source)
   return result
-
-
-def _round_words(
-  normals: ExactNormals, at: Int64[np.ndarray, " m"], sd: float
-) -> tuple[Int64[np.ndarray, " m"], np.ndarray]:
-  """The roundings of some, and whether 64 bits of the fraction tell them.
-
-  With sd = m·2^(53−s), m an integer below 2⁵³, the product m·(k + x) is
-  high + low·2⁻⁶⁴ of 64-bit words, and to be divided by 2^(s − 53).
-  """
-  mantissa, exponent = math.frexp(sd)
-  m, shift = int(mantissa * 2**53), np.uint64(53 - exponent)
-  m1, m0 = np.uint64(m >> 32), np.uint64(m & 0xFFFFFFFF)
-  x, k = normals.fraction[at], normals.integer[at].astype(np.uint64)
-  half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
-  x1, x0 = x >> half, x & mask
-  low = m0 * x0
-  middle = m0 * x1 + (low >> half)
-  other = m1 * x0 + (middle & mask)
-  high = m1 * x1 + (middle >> half) + (other >> half) + k * np.uint64(m)
-  low = (other << half) | (low & mask)
-  to_half = np.uint64(1) << (shift - np.uint64(1))
-  least = (high + to_half) >> shift
-  # One more in the last bit of x is m more in low.
-  carries = low > ~np.uint64(m)
-  most = (high + carries.astype(np.uint64) + to_half) >> shift
-  return least.astype(np.int64) * normals.sign[at], least == most
 
 
 def _round_exactly(

@@ -103,6 +103,8 @@ def test_law_of_sign_integer_part_and_fraction():
 
 def test_low_bits_of_the_fraction_are_uniform_and_batches_join(monkeypatch):
   monkeypatch.setattr(noise, "_BATCH", 1000)
+  drawn = rounded_gaussian((5500,), 2.0**40, NoiseSource(seed=3))
+  assert len(np.unique(drawn)) == drawn.size
   normals = sample_normals(200_500, NoiseSource(seed=3))
   fraction = normals.fraction
   assert len(np.unique(fraction)) == fraction.size  # not one value used twice
@@ -212,8 +214,7 @@ def values(seed):
   [
     ({"_TABLE_GUARD": WORD // 2}, "_integer_of"),
     ({"_ACCEPT_ERROR": 2.0}, "_accept_exactly"),
-    ({"_ROUND_ERROR": 1.0}, "_round_words"),
-    ({"_ROUND_ERROR": 1.0, "_HALVES": (1e300, 0)}, "_round_exactly"),
+    ({"_ROUND_ERROR": 1.0}, "_round_exactly"),
   ],
 )
 def test_exact_decisions_are_the_same_as_the_fast_ones(
@@ -227,7 +228,7 @@ def test_exact_decisions_are_the_same_as_the_fast_ones(
     monkeypatch.setattr(noise, constant, value)
   assert values(seed=13) == fast
   assert few < 5
-  assert len(calls) > (2 if exact == "_round_words" else 350)
+  assert len(calls) > 350
 
 
 @pytest.mark.parametrize("k", range(10))
@@ -425,4 +426,5 @@ def test_stated_error_of_rounding():
       for end in normals.interval(i):
         assert abs(Fraction(approximate[i]) - end) <= Fraction(1, 2**49)
         error = abs(Fraction(product[i]) - Fraction(sd) * end)
-        assert error <= Fraction(sd) * Fraction(noise._ROUND_ERROR)
+        room = 4 * abs(Fraction(product[i])) + Fraction(sd)
+        assert error <= room * Fraction(noise._ROUND_ERROR)

@@ -167,7 +167,7 @@ def test_more_rows_than_int64_was_measured_for_are_refused(monkeypatch):
   data = data_of(np.ones((30, D), np.float32), np.zeros(30), n=4)
   columns_of(rows_of(data))  # of a part: n is a mean
   monkeypatch.setattr("oneshot_dp.linear_dp.data.WEIGHT", 16)
-  with pytest.raises(InputError, match="many more rows than its metadata"):
+  with pytest.raises(InputError, match="many more rows than the cache"):
     columns_of(rows_of(data))
   for n in (0, -1, 10**10 + 1):
     with pytest.raises(InputError, match="rows: exact sums are of 1 to 1e"):
