@@ -43,7 +43,8 @@ def source_of(
   InputError: a row has no label or owner, or files are of different classes.
   """
   names, known = ("unlabelled",), {}
-  files, labels, owners, at = [], [], [np.zeros(0, np.int64)], []
+  files, at, nothing = [], [], np.zeros(0, np.int64)
+  labels, owners = [nothing], [nothing]
   for row in rows:
     before = names
     if labelled:

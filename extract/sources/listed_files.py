@@ -86,7 +86,6 @@ def folders_in(folder: str, files: Sequence[File]) -> list[str]:
   names = {f.path.partition("/")[0] for f in files if "/" in f.path}
   if not storage.is_url(folder):
     inner = {e.name for e in os.scandir(folder) if e.is_dir()}
-    inner -= {file.path for file in files}  # links to a parent
     names |= {name for name in inner if not is_litter(name)}
   return sorted(names)
 

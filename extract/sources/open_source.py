@@ -27,6 +27,11 @@ from oneshot_dp.extract.sources.listed_files import (
 )
 from oneshot_dp.extract.sources.source import Source
 
+_WHAT = (
+  "give a folder of a folder of images for each class, or files that end in"
+  f" {', '.join(listed_files.ROWS)}"
+)
+
 
 def open_source(settings: SourceSettings) -> Source:
   """Opens one split of a data set.
@@ -62,8 +67,8 @@ def open_source(settings: SourceSettings) -> Source:
   else:
     tables = {os.path.basename(path): path for path in paths}
     name = name if len(paths) == 1 else os.path.basename(above)
-    if len(tables) < len(paths):
-      raise InputError(f"{shortened(paths)}: give each file once.")
+    if len(tables) < len(paths) or not all(map(has_rows, paths)):
+      raise InputError(f"{shortened(paths)}: {_WHAT}, each once.")
   found = splits_of(tables)
   named, split = sorted(filter(None, found)), settings.split
   if len(paths) == 1 and root.lower().endswith(".npz"):
@@ -147,9 +152,8 @@ def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
   packed = [f for f in files if re.search(r"\.(tar\.\w+|tgz)$", f.lower())]
   if packed or not found:
     raise InputError(
-      f"{shortened(packed or files) or 'nothing'}: give a folder of a folder of"
-      " images for each class, or files that end in .npz, .parquet or .tar (not"
-      " compressed, as members are read by their place)."
+      f"{shortened(packed or files) or 'nothing'}: {_WHAT} (not compressed, as"
+      " members are read by their place)."
     )
   return {"all": found[""]} if set(found) == {""} else found
 

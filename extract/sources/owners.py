@@ -96,7 +96,7 @@ def units_of_files(
   else:
     try:
       pattern = re.compile(units)
-      (unit,) = pattern.groupindex if pattern.groups == 1 else ()
+      (unit,) = [*pattern.groupindex] if pattern.groups == 1 else []
     except (re.error, ValueError, OverflowError) as error:
       raise InputError(
         f"--units {units!r} must be FILE.csv, or a regular expression with one"

@@ -163,6 +163,12 @@ def test_other_formats_of_photographs_are_named(head, said):
     decode_image(head + bytes(40))
 
 
+@pytest.mark.parametrize("kind", ["TIFF", "PPM", "TGA", "ICO", "PCX", "SGI"])
+def test_the_list_of_formats_is_closed(kind):
+  with pytest.raises(DecodeError, match="bytes that are not a readable"):
+    decode_image(encode(NOISE, kind))
+
+
 @pytest.mark.parametrize("side", [10_000, 100_000])
 def test_decompression_bombs_are_refused(side):
   data = bytearray(encode(Image.new("1", (8, 8)), "PNG"))

@@ -143,7 +143,7 @@ def test_several_words_and_patterns_are_one_source(tmp_path, kind):
     assert [e.image for e in source] == IMAGES[:12]
   first = f"{tmp_path}/pets/x00.{kind}"
   assert opened(first, **names).name == "x00"
-  with refused("give each file once"):
+  with refused("give a folder .* each once"):
     opened(first, first, **names)
   with refused("is not there"):
     opened(f"{tmp_path}/x{{9..1}}.{kind}")
@@ -248,6 +248,7 @@ def test_columns_that_are_not_there(tmp_path, table, changes, said):
     ({"a.png": b"x", "a.cls": b"\xff"}, "'a.cls' cannot be read"),
     ({"a.png": b"x"}, r"images without a label 'label' .*x.tar\[0\]"),
     ({"a.png": None, "a.cls": b"0"}, "'a.png' is cut short, a link or"),
+    ({"a.png": b"x", "./a.png": b"x"}, "'./a.png' more than once"),
     ({"a\n.png": b"x", "a\n.jpg": b"x"}, r"'a\\n.png'"),
   ],
 )
@@ -273,6 +274,31 @@ def test_files_that_are_cut_short(tmp_path, kind, size):
   os.truncate(path, size)
   with refused(f"x.{kind}"):
     of(path, kind)
+
+
+def test_a_table_without_rows_and_files_beside_tables(tmp_path):
+  write_table(tmp_path / "x.parquet", [], CLASSES, label=pa.array([], "int64"))
+  assert len(opened(tmp_path / "x.parquet")) == 0
+  (tmp_path / "y.png").write_bytes(b"")
+  with refused("give a folder of a folder of images .* each once"):
+    opened(tmp_path / "x.parquet", tmp_path / "y.png")
+  write_tar(tmp_path / "z.tar", {"README": b""})
+  assert len(opened(tmp_path / "z.tar", num_classes=2)) == 0
+
+
+def test_files_of_other_classes_are_no_one_data_set(tmp_path):
+  write_table(tmp_path / "0.parquet", [b"x"], CLASSES, label=[0])
+  write_table(tmp_path / "1.parquet", [b"x"], CLASSES[::-1], label=[0])
+  with refused("1.parquet' has other classes"):
+    opened(tmp_path)
+
+
+def test_two_columns_of_images_are_two_sources(tmp_path):
+  table = pa.table({"a": [b"x"], "b": [b"y"], "label": [0]})
+  pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+  for column, image in (("a", b"x"), ("b", b"y")):
+    source = opened(tmp_path / "x.parquet", image=column, num_classes=1)
+    assert source[0].image == image
 
 
 def test_a_null_is_an_image_that_cannot_be_decoded(tmp_path):
