@@ -119,11 +119,9 @@ def cap_of(entries: Iterable[Entry]) -> Cap | None:
 
 def epsilon_left(mu2: Fraction, delta: float) -> float:
   """The largest ε, in five digits, that costs no more than is left; or 0."""
-  if mu2 <= 0:
-    return 0.0
   down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
   # A little more, for roundings; what is then too much is found by asking.
-  most = accounting.epsilon_of(float(mu2), delta) * (1 + 1e-8)
+  most = accounting.epsilon_of(max(0.0, float(mu2)), delta) * (1 + 1e-8)
   epsilon = down.create_decimal(most)
   while epsilon >= _LEAST_EPSILON:
     if accounting.mu_squared(float(epsilon), delta) <= mu2:

@@ -100,15 +100,12 @@ def alone(out: Path) -> Iterator[tuple[Path, Path]]:
     raise InputError(f"{out} is no place on a disk; name another.")
   missing = [p for p in place.parents if not p.exists()]
   work = place.with_name(f".{place.name}.unfinished")
-  taken = InputError(f"{out} is there already; name another place.")
   with disk_errors(out):
-    if os.path.lexists(place) and not work.exists():
-      raise taken
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = _locked(work, out)
   try:
-    if os.path.lexists(place):  # a run was killed right after it was shown
-      raise taken
+    if os.path.lexists(place):  # (perhaps of a run killed after that)
+      raise InputError(f"{out} is there already; name another place.")
     yield place, work / "whole"
   finally:
     if not (work / "whole").exists():  # else the ledger knows it: for the next

@@ -31,7 +31,7 @@ from oneshot_dp.extract.files import disk_errors, open_regular
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.private_sums import Release
-from oneshot_dp.linear_dp.train import Before, TrainedHead
+from oneshot_dp.linear_dp.train import TrainedHead
 from oneshot_dp.pipeline.card import card
 from oneshot_dp.pipeline.deliver import RECEIPT_FILE, WEIGHTS_FILE, alone
 from oneshot_dp.pipeline.receipt import UNIT_NORM, check_receipt, make_receipt
@@ -64,7 +64,7 @@ class SavedHead:
   def trained(self) -> TrainedHead:
     """As `train` made it; its ε is that of all its releases."""
     names = "delta", "options", "noise_source", "private"
-    fields = {name: self.stated[name] for name in names}
+    fields: dict[str, Any] = {name: self.stated[name] for name in names}
     for name in "epsilon", "mu_squared":
       fields[name] = self.receipt["follows"][name]
     fields["releases"] = tuple(
@@ -75,10 +75,9 @@ class SavedHead:
     of = {"head": self.head, "state": self.state, "name": self.stated["head"]}
     return TrainedHead(**of, draw=0, **fields)
 
-  def before(self) -> Before:
+  def before(self) -> TrainedHead:
     """What a head of a larger ε goes on from."""
-    names = "name", "state", "mu_squared", "releases", "options"
-    return Before(**{name: getattr(self.trained, name) for name in names})
+    return self.trained
 
 
 def write_head(
@@ -202,11 +201,16 @@ def save_head(
     InputError: `directory` holds something, or a name is none.
     RunError: the disk refuses it.
   """
-  of = {"class_names": head.class_names, "unit": head.privacy_unit}
-  of |= {"num_classes_source": head.num_classes_source}
-  of |= {"source_num_examples": head.num_examples, "split": split}
-  of |= {"feature_dim": head.head.kernel.shape[0], "dataset": dataset}
-  info = CacheInfo(backbone={"name": backbone}, **of)
+  info = CacheInfo(
+    dataset=dataset,
+    split=split,
+    source_num_examples=head.num_examples,
+    feature_dim=head.head.kernel.shape[0],
+    class_names=head.class_names,
+    num_classes_source=head.num_classes_source,
+    backbone={"name": backbone},
+    unit=head.privacy_unit,
+  )
   with alone(Path(directory)) as (place, whole):
     try:
       write_head(whole, head.trained, info)
@@ -224,7 +228,7 @@ def load_head(directory: str | os.PathLike) -> PrivateHead:
   """
   saved = read_head(directory)
   names = "num_examples", "num_classes_source", "privacy_unit"
-  more = {name: saved.stated[name] for name in names}
+  more: dict[str, Any] = {name: saved.stated[name] for name in names}
   more["class_names"] = tuple(saved.stated["class_names"])
   more["is_charged"] = saved.stated["charge"] is not None
   return PrivateHead(trained=saved.trained, **more)

@@ -142,7 +142,8 @@ class Ledger:
     for bill in bills:
       for kind, keys in sorted(bill.keys.items()):
         rows.update(kind.encode() + keys.tobytes())
-    asked = json.loads(json.dumps({**asked, "rows": rows.hexdigest()}))
+    asked = {**asked, "rows": rows.hexdigest()}
+    now: dict[str, Any] = json.loads(json.dumps(asked))
     with self._open(write=True) as entries:
       left = {i: e.heads for e in entries.of("left") for i in e.charges}
       if there := [
@@ -152,7 +153,7 @@ class Ledger:
         and (each.id not in left or (heads and left[each.id] == heads))
       ]:
         was = there[-1].asked
-        if differ := [k for k in was | asked if was.get(k) != asked.get(k)]:
+        if differ := [k for k in was | now if was.get(k) != now.get(k)]:
           raise InputError(
             f"a run into {run} was charged and not finished, and this is"
             f" another by its {', '.join(differ)}: run the very same command,"
@@ -161,7 +162,7 @@ class Ledger:
         return [each.id for each in there]
       _check(entries, bills)
       known = {each.dataset for each in entries.of("charge")}
-      ids = [i for bill in bills for i in _add(entries, bill, str(run), asked)]
+      ids = [i for bill in bills for i in _add(entries, bill, str(run), now)]
     for dataset in {bill.dataset for bill in bills} - known:
       self._say_first(dataset)
     return ids

@@ -55,7 +55,7 @@ def ended(process) -> tuple[int, str, str]:
 
 def killed(argv: Sequence[str], after: float, **env: str) -> bool:
   """Kills a process and all that it started; whether it was still running."""
-  process = start(argv, **env)
+  process = start(argv, None, **env)
   with contextlib.suppress(subprocess.TimeoutExpired):
     process.wait(after)
   was_running = process.poll() is None
@@ -68,7 +68,7 @@ def killed(argv: Sequence[str], after: float, **env: str) -> bool:
 def seconds_of(argv: Sequence[str], **env: str) -> float:
   """How long it takes, which must succeed."""
   begun = time.monotonic()
-  status, out, err = ended(start(argv, **env))
+  status, out, err = ended(start(argv, None, **env))
   assert status == 0, (out, err)
   return time.monotonic() - begun
 

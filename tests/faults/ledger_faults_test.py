@@ -11,6 +11,7 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.linear_dp.accounting import epsilon_of
+from oneshot_dp.pipeline import deliver
 from oneshot_dp.pipeline.charges import Cap, spent
 from oneshot_dp.pipeline.ledger import Ledger
 from tests.faults import writers
@@ -18,7 +19,6 @@ from tests.faults.harness import (
   ended,
   everything_in,
   files_no_larger_than,
-  killed,
   start,
 )
 
@@ -102,9 +102,22 @@ def test_a_full_disk_charges_nothing_or_all(path, first):
   assert len(made) > 20
 
 
-@pytest.mark.slow
-def test_processes_that_are_killed_from_outside(path):
-  draw = random.Random(2)
-  for i in range(25):
-    killed([WRITERS, "charge", str(path), str(i), "1000"], draw.random() * 0.8)
-  check(path, [])
+@pytest.mark.parametrize(
+  "count", [15, pytest.param(150, marks=pytest.mark.slow)]
+)
+def test_killed_runs_have_one_charge_and_show_what_was_noted(path, count):
+  out = path.parent / "results"
+  out.mkdir()
+  words = [WRITERS, "deliveries", str(out), str(path), str(count), "3"]
+  status, said, err = ended(start(words))
+  assert status == 0, err
+  assert int(said.split()[-1]) > count / 2
+  assert {p.name for p in out.iterdir()} == {f"run {i}" for i in range(count)}
+  ledger, shown = Ledger(path), {}
+  for place in out.iterdir():
+    heads = deliver._heads_in(place)
+    assert len(heads) == 3
+    assert len({each.charge for each in heads.values()}) == 1
+    shown |= heads
+  assert shown == ledger.heads()
+  assert len(ledger.entries()) == count

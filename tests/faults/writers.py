@@ -6,6 +6,9 @@ python writers.py kills LEDGER COUNT SEED    forks writers and kills each at a
                                              random moment; prints what returned
 python writers.py race LEDGER COUNT          forks writers that charge until
                                              they are refused
+python writers.py deliveries FOLDER LEDGER COUNT SEED
+                                             forks runs, kills each at random
+                                             moments until it has delivered
 python writers.py deliver OUT LEDGER [HEADS] one run; prints "done"
 
 Without JAX, so that it can fork, and starts in a moment.
@@ -20,6 +23,7 @@ import secrets
 import select
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +93,33 @@ def race(ledger, count):
   print(json.dumps([line for lines in said for line in lines]))
 
 
+def deliveries(folder, ledger, count, seed):
+  """Kills runs at random moments, and runs them again until they are shown."""
+  draw, killed, longest = random.Random(seed), 0, 0.01
+  for i in range(count):
+    out, done = folder / f"run {i}", 0
+    while not out.exists():
+      if not (child := os.fork()):
+        with contextlib.suppress(BaseException):
+          os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+          os.dup2(1, 2)
+          deliver(out, ledger, 3)
+        os._exit(0)
+      begun = time.monotonic()
+      select.select([], [], [], draw.random() * 1.2 * longest)
+      if done := os.waitpid(child, os.WNOHANG)[0]:
+        longest = max(0.01, (longest + time.monotonic() - begun) / 2)
+      else:
+        killed += 1
+        longest *= 1.05
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if not done:  # killed after it was shown: the same command clears up
+      with contextlib.suppress(InputError):
+        deliver(out, ledger, 3)
+  print(killed)
+
+
 def deliver(out, ledger, heads):
   """Weights are random bytes, as noise is; receipts name their charge."""
 
@@ -120,6 +151,9 @@ def main(what, *words):
         kills(Ledger(Path(words[0])), int(words[1]), int(words[2]))
       case "race":
         race(Ledger(Path(words[0])), int(words[1]))
+      case "deliveries":
+        where = Path(words[0]), Ledger(Path(words[1]))
+        deliveries(*where, int(words[2]), int(words[3]))
       case "deliver":
         heads = int(words[2]) if len(words) > 2 else 3
         deliver(Path(words[0]), Ledger(Path(words[1])), heads)

@@ -270,7 +270,10 @@ def test_a_killed_run_has_one_charge_and_one_set_of_heads(
     assert ledger.heads() == noted
 
 
-def test_noted_heads_that_are_damaged_are_not_shown(ledger, out, monkeypatch):
+@pytest.mark.parametrize("damage", ["edited", "gone"])
+def test_noted_heads_that_are_damaged_are_not_shown(
+  ledger, out, monkeypatch, damage
+):
   """They are paid for anew: nobody can show what was noted."""
   with monkeypatch.context() as patch:
     kill_at("rename", patch)
@@ -278,6 +281,8 @@ def test_noted_heads_that_are_damaged_are_not_shown(ledger, out, monkeypatch):
       run(ledger, out)
   (weights, _) = sorted(out.parent.rglob("head.safetensors"))
   weights.write_bytes(b"others")
+  if damage == "gone":
+    weights.unlink()
   run(ledger, out)
   assert len(ledger.entries("pets")) == 2
   assert deliver._heads_in(out).items() <= ledger.heads().items()

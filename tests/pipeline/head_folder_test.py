@@ -43,7 +43,7 @@ def test_what_is_written_is_read(tmp_path):
   assert {*saved.state} == {*made.state}
   for name, value in made.state.items():
     np.testing.assert_array_equal(saved.state[name], value)
-  before = saved.before()
+  before = saved.trained
   assert before.releases == made.releases
   assert before.name == "auto"
   assert before.mu_squared == receipt["follows"]["mu_squared"]
@@ -52,7 +52,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_any_strides_are_written_as_they_mean(tmp_path):
   made = trained_head()
   made.head.__dict__["kernel"] = np.asfortranarray(made.head.kernel)
-  made.state["kernel"] = made.state["kernel"].T[::-1].T
+  made.__dict__["state"] = {"kernel": made.state["kernel"].T[::-1].T}
   write_head(tmp_path / "head", made, sample_info())
   saved = read_head(tmp_path / "head")
   np.testing.assert_array_equal(saved.head.kernel, made.head.kernel)

@@ -1,5 +1,6 @@
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.pipeline.sample_heads import sample_info, trained_head
 CHARGE, EARLIER = "c" * 32, "e" * 32
 
 
-def heads():
+def heads() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
   """Heads of all kinds, what their folder is written with, by name."""
   info = sample_info()
   unit = sample_info(unit="patient", views={"count": 4})
@@ -157,6 +158,7 @@ def test_what_follows_is_the_theorem_s(epsilon, tmp_path):
   assert found["mu_squared"] >= mu2 * (1 - 1e-15)
   assert math.isclose(found["noise_multiplier"], mu2**-0.5, rel_tol=1e-12)
   assert epsilon * (1 - 1e-6) < found["epsilon"] <= epsilon
+  assert made.delta is not None
   for name, mu in ("epsilon", mu2**0.5), ("epsilon_if_replaced", 2 * mu2**0.5):
     assert math.isclose(delta_of(mu, found[name]), made.delta, rel_tol=1e-6)
 
@@ -218,6 +220,6 @@ def test_right_guesses_of_the_best_guess():
   """The likelihood ratio test between N(0, 1) and N(μ, 1), simulated."""
   mu, epsilon = 1.0, 2.0
   best = norm.cdf(mu / 2)
-  assert best < right_guesses(epsilon, delta_of(mu, epsilon))
+  assert best < right_guesses(epsilon, float(delta_of(mu, epsilon)))
   assert right_guesses(1e9, 0.1) == 1.0
   assert np.isclose(right_guesses(0.0, 0.02), 0.51)

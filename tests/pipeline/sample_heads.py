@@ -1,5 +1,7 @@
 """Heads, made in a moment, of the same classes that training makes."""
 
+from typing import Any
+
 import numpy as np
 
 from oneshot_dp.extract.cache.format import CacheInfo
@@ -13,7 +15,7 @@ D, K = 4, 3
 
 
 def sample_info(**changes):
-  fields = {
+  fields: dict[str, Any] = {
     "dataset": "pets",
     "split": "train",
     "source_num_examples": 300,
@@ -44,10 +46,10 @@ def trained_head(
       "precision/mean": np.asarray(mu2 / 6),
       "kernel": kernel.astype(np.float64),
     }
-  fields = {
+  fields: dict[str, Any] = {
     "head": LinearHead(kernel=kernel, bias=np.zeros(K, np.float32)),
     "name": "auto",
-    "epsilon": epsilon_of(mu2, delta) if noise else None,
+    "epsilon": mu2 and epsilon_of(mu2, delta),
     "delta": delta if noise else None,
     "draw": 0,
     "mu_squared": mu2,

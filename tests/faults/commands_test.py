@@ -1,0 +1,54 @@
+"""`train` and `sweep`, killed at random moments and run again.
+
+ONESHOT_DP_KILLS=200 pytest tests/faults/commands_test.py   is the long form.
+"""
+
+import os
+import random
+
+import pytest
+
+from oneshot_dp.pipeline import deliver
+from oneshot_dp.pipeline.ledger import Ledger
+from tests.faults.harness import ended, killed, seconds_of, start
+from tests.sample_caches import write_clusters
+
+KILLS = int(os.environ.get("ONESHOT_DP_KILLS", "6"))
+COMMANDS = {
+  "train": "train --epsilon 2 --head auto",
+  "sweep": "sweep --eval-cache TEST --epsilons 1 4 --head lamb auto",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_commands_have_one_charge_and_one_set_of_heads(tmp_path, name):
+  train, test = tmp_path / "train", tmp_path / "test"
+  write_clusters(train)
+  write_clusters(test, split="test", seed=1)
+  results, path = tmp_path / "results", tmp_path / "state" / "ledger.sqlite"
+  results.mkdir()
+
+  def command(out):
+    line = f"{COMMANDS[name]} --cache {train} --delta 1e-5 --out {out}"
+    words = line.replace("TEST", str(test)).split()
+    return ["-m", "oneshot_dp", *words, "--ledger", str(path)]
+
+  longest = seconds_of(command(results / "first"))
+  draw, kills, runs = random.Random(name), 0, 1
+  while kills < KILLS:
+    out = results / f"run-{runs}"
+    while not out.exists() and kills < KILLS:
+      kills += killed(command(out), draw.random() * longest)
+    status, _, err = ended(start(command(out)))  # at last, or it clears up
+    assert status == 0 or "is there already" in err
+    runs += 1
+    assert len([*results.iterdir()]) == runs
+    ledger = Ledger(path)
+    shown = {}
+    for place in results.iterdir():
+      shown |= deliver._heads_in(place)
+    assert shown == ledger.heads()
+    charged = [each.id for each in ledger.entries()]
+    assert {each.charge for each in shown.values()} == {*charged}
+    assert len(charged) == runs * (2 if name == "sweep" else 1)
