@@ -8,6 +8,7 @@ has the words.
 import importlib.resources
 import json
 import math
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import jinja2
 import msgspec
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.files import disk_errors, read_regular, write_whole
+from oneshot_dp.extract.files import disk_errors, read_regular, write_once
 from oneshot_dp.linear_dp.accounting import printable
 from oneshot_dp.linear_dp.evaluate import accuracy_interval
 from oneshot_dp.pipeline.head_folder import read_head
@@ -52,10 +53,13 @@ def write_report(directory: Path) -> Path:
   run = read_run(directory)
   page = _render(run)
   file = directory / PAGE
-  write_whole(file, page.encode())
-  if all(row.private for row in run.rows):
-    with disk_errors(file):  # who may read the results may read the page
-      file.chmod(run.file.stat().st_mode & 0o666)
+  new = directory / f".{PAGE}.new"
+  with disk_errors(file):
+    new.unlink(missing_ok=True)
+    write_once(new, page.encode())
+    if all(row.private for row in run.rows):
+      new.chmod(run.file.stat().st_mode & 0o666)  # whoever may read the results
+    os.replace(new, file)
   return file
 
 

@@ -264,17 +264,18 @@ def test_damaged_files_are_one_line(tmp_path, suffix):
     assert not (tmp_path / f"c{trial}").exists()
 
 
-def test_pickles_are_never_opened(tmp_path):
+@pytest.mark.parametrize("name", ["embedding", "label", "class_names"])
+def test_pickles_are_never_opened(tmp_path, name):
   ran = tmp_path / "ran"
 
   class Trap:
     def __reduce__(self):
       return (ran.touch, ())
 
-  _, label = vectors()
-  np.savez(
-    tmp_path / "a.npz", embedding=np.array([Trap()] * N, object), label=label
-  )
+  embedding, label = vectors()
+  arrays = {"embedding": embedding, "label": label}
+  arrays[name] = np.array([Trap()] * N, object)
+  np.savez(tmp_path / "a.npz", **arrays)
   with pytest.raises(InputError, match="Python objects"):
     import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
   assert not ran.exists()
