@@ -97,6 +97,8 @@ def check_plan(
   elif num_classes * feature_dim > _MOST_WEIGHTS:
     sizes = f"{num_classes} classes of {feature_dim} features"
     message = f"{sizes} are too many weights: use a smaller embedding."
+  elif before and before.mu_squared is None:
+    message = "a baseline has nothing to go on from: leave out --from."
   elif before and before.name != head:
     other = before.name
     message = f"{head!r} cannot go on from {other!r}: give --head {other}."
@@ -153,7 +155,11 @@ def train(
   had, last, known = 0.0, {}, {}
   stated, earlier = options.as_json(), ()
   if before is not None:
-    had, earlier, stated = before.mu_squared, before.releases, before.options
+    had, earlier, stated = (
+      before.mu_squared or 0.0,
+      before.releases,
+      before.options,
+    )
     options = HeadOptions(balanced=bool(stated.get("balanced")))
     for name, value in before.state.items():
       kind, _, key = name.partition("/")
@@ -217,12 +223,3 @@ def memory_needed(
     logits = 64 * k * max(1024, 2**20 // k)
     needed += 88 * d * d + 2 * min(2 * n * d, 2**33) + logits
   return needed
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Before(TrainedHead):
-  """Goes."""
-
-  head: Any = None
-  noise_source: str = ""
-  private: bool = True

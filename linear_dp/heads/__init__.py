@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.linear_dp.data import Data
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.linear_dp.heads.auto import auto, unit_rows
@@ -25,7 +24,7 @@ class Head(NamedTuple):
   make: Callable[..., tuple[LinearHead, Mapping[str, np.ndarray]]]
 
 
-HEADS: Mapping[HeadName, Head] = {"auto": Head(unit_rows, auto)} | {
+HEADS: Mapping[str, Head] = {"auto": Head(unit_rows, auto)} | {
   name: Head(clipped_rows, functools.partial(one_step, optimizer=optimizer))
   for name, optimizer in OPTIMIZERS.items()
 }

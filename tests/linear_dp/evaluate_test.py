@@ -208,6 +208,18 @@ def test_a_unit_counts_for_one_whatever_it_holds():
   assert sum(r.noise_multiplier**-2 for r in sums.releases) <= 1e9
 
 
+def test_rows_of_a_unit_are_looked_at_one_by_one():
+  """One of three is right; their mean would be wrong."""
+  x = np.eye(4, dtype=np.float32)[np.tile([0, 1, 1], 1000)]
+  data = array_data(
+    x, np.zeros(3000, int), num_classes=4, unit_ids=np.arange(3000) // 3
+  )
+  sums = PrivateSums(NoiseSource(0), 1e9)
+  (found,) = private_accuracies(sums, evaluation_rows(data), [EYE], 1e9)
+  assert found.num_examples == 1000
+  assert found.top1 == pytest.approx(1 / 3, rel=1e-3)
+
+
 def test_rows_are_counted_where_their_number_is_private():
   x, label = clear_rows(4000)
   data = array_data(x, label, num_classes=4)

@@ -68,6 +68,7 @@ def test_each_head_costs_its_epsilon_and_all_the_largest(head, units):
   heads = trained(head, epsilons, units=units, draw=3)
   assert [each.epsilon for each in heads] == [0.5, 2.0, 8.0]
   for each in heads:
+    assert each.epsilon is not None
     bought = mu_squared(each.epsilon, DELTA)
     assert each.mu_squared == bought
     assert spent(each.releases) <= Fraction(bought)
@@ -113,6 +114,7 @@ def test_a_head_goes_on_for_the_difference_as_in_one_run(head, units):
   (first,) = train(
     rows, epsilons=(1.0,), paid=cost((1.0,), DELTA), source=source, **common
   )
+  assert first.mu_squared is not None
   more = cost((4.0,), DELTA, first.mu_squared)
   assert more + Fraction(first.mu_squared) == cost((1.0, 4.0), DELTA)
   (second,) = train(

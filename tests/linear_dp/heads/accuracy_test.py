@@ -42,7 +42,7 @@ def accuracies(rows, test, head, epsilons, seed=0, options=None):
     options=options,
   )
   found = evaluate_heads([each.head for each in made], [test])
-  return [(100 * each.top1, 100 * each.balanced) for each in found]
+  return [(100 * each.top1, 100 * (each.balanced or 0)) for each in found]
 
 
 def mean_of(draws):
