@@ -41,12 +41,14 @@ def pictures_of(
       axes.errorbar(
         [epsilon * aside for epsilon in points],
         [statistics.mean(values) for values in points.values()],
-        yerr=[statistics.stdev(v) if draws > 1 else 0 for v in points.values()],
+        yerr=[statistics.stdev(values) for values in points.values()]
+        if draws > 1
+        else None,
         color=_COLORS[i],
         linestyle=_LINES[i],
         marker=_MARKERS[i],
         markersize=5,
-        capsize=3 if draws > 1 else 0,
+        capsize=3,
         label=f"{head} (one step)" if head == "lamb" else head,
       )
   noisy = [row for row in rows if math.isfinite(row.epsilon)]

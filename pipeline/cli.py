@@ -78,7 +78,8 @@ def _run(argv: list[str]) -> int:
   with _interrupts() as interrupts:
     try:
       said, answer = _answer(argv, interrupts)
-      print(escaped(said), flush=True)
+      if said:
+        print(escaped(said), flush=True)
       for fault in answer.faults if answer else ():
         print(escaped(fault), file=sys.stderr)
       if answer and answer.failure is not None:
@@ -133,8 +134,12 @@ def _answer(argv: list[str], interrupts: _Interrupts) -> tuple[str, Any]:
   if name not in _NO_JAX:
     _check_environment()
   interrupts.seconds = getattr(command, "STOP_SECONDS", interrupts.seconds)
-  # Standard output is the answer's alone, whatever a library prints.
-  with contextlib.redirect_stdout(sys.stderr):
+  # Standard output is the answer's alone, whatever a library prints; of several
+  # hosts `Hosts.of` sees to it.
+  if getattr(flags, "hosts", None) is None:
+    with contextlib.redirect_stdout(sys.stderr):
+      answer = command.run(flags)
+  else:
     answer = command.run(flags)
   return (answer.json() if as_json else answer.text), answer
 

@@ -246,6 +246,7 @@ class Plan:
     costs = f"the noise is of a seed, {NOT_PRIVATE}"
     if self.source.is_private:
       costs = f"{info.dataset!r} pays epsilon {printable(self.epsilon)} in all"
+      costs += f", with what {asked.from_} cost" if asked.from_ else ""
     if asked.baseline:
       costs += f", and is shown without noise, {NOT_PRIVATE}"
     if asked.private_eval is not None:

@@ -64,7 +64,7 @@ def files_of(
 
   Accuracies are fractions. JSON has no infinity: there epsilon is "inf".
   """
-  heads = [dataclasses.asdict(row) for row in rows]
+  heads: list[dict[str, Any]] = [dataclasses.asdict(row) for row in rows]
   text = io.StringIO(newline="")
   columns = [name for name in heads[0] if name != "recall"]
   writer = csv.DictWriter(

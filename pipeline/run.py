@@ -97,7 +97,7 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
     heads.append(trained)
     paths.append("" if asked.eval_cache is None else name)
     if folder is not None:
-      went_on_from = plan.saved and plan.saved.stated["charge"]
+      went_on_from = plan.saved.stated["charge"] if plan.saved else None
       place, part = folder / paths[-1], plan.train.part
       receipt = write_head(place, trained, info, part, charge, went_on_from)
       receipts.append(receipt)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from tyro.conf import FlagCreatePairsOff, arg
 
 
-def flag(help: str, metavar: str | None = None, **options: Any) -> Any:
+def flag(help: str | None, metavar: str | None = None, **options: Any) -> Any:
   """The help of a flag, and what stands for its value.
 
   A default is shown where it says something.

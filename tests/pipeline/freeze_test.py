@@ -11,6 +11,7 @@ import functools
 import hashlib
 import io
 import itertools
+import json
 import os
 import re
 import stat
@@ -18,6 +19,7 @@ import stat
 import numpy as np
 import pytest
 
+from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.linear_dp import private_sums
 from oneshot_dp.pipeline import cli
 from tests.sample_caches import DIM, write_clusters, write_rows
@@ -128,7 +130,7 @@ def published(folder, make, seed, monkeypatch):
 
 def without_random_ids(data, folder):
   for receipt in folder.rglob("receipt.json"):  # it names a charge
-    digest = hashlib.sha256(receipt.read_bytes()).hexdigest()
+    digest = sha256_of(json.loads(receipt.read_text()))
     data = data.replace(digest.encode(), b"RECEIPT")
   data = _RANDOM.sub(b"ID", data).replace(os.fsencode(folder), b"FOLDER")
   return _TIME.sub(b"TIME", data)

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import resource
+import socket
 import stat
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +19,7 @@ from oneshot_dp.pipeline.charges import spent
 from oneshot_dp.pipeline.head_folder import read_head
 from oneshot_dp.pipeline.ledger import Ledger
 from oneshot_dp.pipeline.verify import verify_head
-from tests.pipeline.command_line import fails, succeeds
+from tests.pipeline.command_line import fails, one_line, start, succeeds
 from tests.sample_caches import DIM, write_clusters, write_rows
 
 DELTA = 1e-5
@@ -266,7 +267,7 @@ class TestSweep:
 
   def test_balanced_is_autos_alone(self, capsys, place):
     words = place("SWEEP --epsilons 1 --head lamb --balanced --out s")
-    assert "balanced is a setting of head 'auto'" in fails(capsys, *words)
+    assert "of head 'auto', not of 'lamb'" in fails(capsys, *words)
     words = place("SWEEP --epsilons 8 --head lamb auto --balanced --out s")
     succeeds(capsys, *words)
     options = {
@@ -350,9 +351,72 @@ def test_too_few_rows_are_said_from_public_numbers(capsys, place):
   assert "warning: about 3 rows of each class" in err
 
 
-def test_one_host_is_a_case_of_many(capsys, place):
-  words = "TRAIN --epsilon 8 --hosts 0/1@127.0.0.1:1 --out h"
-  succeeds(capsys, *place(words))
+class TestStopped:
+  def test_the_same_command_goes_on_without_a_new_charge(
+    self, capsys, place, ledger, monkeypatch
+  ):
+    words = place("SWEEP --epsilons 1 8 --head lamb --out s")
+
+    def stop(folder):
+      raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+      patch.setattr("oneshot_dp.pipeline.report.page.write_report", stop)
+      line = fails(capsys, *words, status=130)
+    assert "the same command goes on without a new charge" in line
+    assert not list(Path().rglob("head.safetensors"))
+    other = [*words, "--num-draws", 2]
+    assert "num_draws" in fails(capsys, *other)
+    succeeds(capsys, *words)
+    assert spent(ledger.entries("clusters")) == mu2(8.0)
+    assert all(verify_head(p.parent, ledger).vouched for p in _heads())
+
+  def test_an_error_in_the_middle_leaves_nothing(
+    self, capsys, place, monkeypatch
+  ):
+    there = {*Path().iterdir()}
+
+    def full(*_):
+      raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("oneshot_dp.pipeline.run.write_head", full)
+    words = place("TRAIN --epsilon 8 --head lamb --out h")
+    assert "No space left" in fails(capsys, *words, status=1)
+    assert {*Path().iterdir()} - there == {Path("state")}
+
+
+class TestHosts:
+  def test_one_host_is_a_case_of_many(self, capsys, place):
+    words = "TRAIN --epsilon 8 --hosts 0/1@127.0.0.1:1 --out h"
+    succeeds(capsys, *place(words))
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize("head", ["auto", "lamb"])
+  def test_two_hosts_make_one_charge_and_one_head(self, place, ledger, head):
+    with socket.socket() as free:
+      free.bind(("127.0.0.1", 0))
+      port = free.getsockname()[1]
+    words = place(f"TRAIN --epsilon 8 --head {head} --out h --hosts")
+    hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]
+    said = [host.communicate(timeout=120) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    assert said[0][0].startswith(f"h: {head} at epsilon = 8")
+    assert said[1] == ("", "")
+    assert spent(ledger.entries("clusters")) == mu2(8.0)
+    assert verify_head(Path("h"), ledger).vouched
+
+  @pytest.mark.slow
+  def test_what_the_first_refuses_ends_all(self, place, ledger):
+    with socket.socket() as free:
+      free.bind(("127.0.0.1", 0))
+      port = free.getsockname()[1]
+    Path("h").mkdir()
+    words = place("TRAIN --epsilon 8 --head lamb --out h --hosts")
+    hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]
+    said = [host.communicate(timeout=120)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [2, 2], said
+    assert all("h is there already" in one_line(each) for each in said)
+    assert not ledger.exists
 
 
 def _heads():

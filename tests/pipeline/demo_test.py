@@ -1,0 +1,30 @@
+"""The demo: everything in one command, with nothing but what comes along."""
+
+import csv
+import json
+import os
+
+import pytest
+
+from tests.pipeline.command_line import succeeds
+
+
+@pytest.mark.slow
+def test_the_demo_compares_both_heads_and_spends_nobodys_budget(
+  capsys, tmp_path, monkeypatch, ledger_file
+):
+  monkeypatch.chdir(tmp_path)
+  out, err = succeeds(capsys, "demo", "--out", "d")
+  rows = list(csv.DictReader(open("d/results/results.csv")))  # noqa: SIM115
+  top1 = {(row["head"], row["epsilon"]): float(row["top1"]) for row in rows}
+  assert {head for head, _ in top1} == {"auto", "lamb"}
+  assert min(top1.values()) > 0.9
+  assert top1["auto", "8.0"] >= top1["lamb", "8.0"] - 0.01
+  assert not ledger_file.exists()
+  assert os.path.getsize("d/ledger.sqlite")
+  for name in "accuracy.png", "accuracy.pdf", "report.html", "config.json":
+    assert os.path.getsize(f"d/results/{name}")
+  assert "epsilon" in out
+  assert "== extract train" in err
+  again, _ = succeeds(capsys, "demo", "--out", "d", "--json")
+  assert json.loads(again)["results"] == "d/results"

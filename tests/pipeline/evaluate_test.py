@@ -1,0 +1,162 @@
+"""Scores of a saved head: exact where labels are public, or paid for."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.pipeline.charges import spent
+from oneshot_dp.pipeline.head_folder import read_head
+from oneshot_dp.pipeline.ledger import Ledger
+from tests.pipeline.command_line import fails, succeeds
+from tests.sample_caches import clusters, write_clusters, write_rows
+
+PAID = ("--private-eval", 2, "--delta", 1e-5)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory, train_cache):
+  """A head that is right about most rows; with the ledger that knows it."""
+  from oneshot_dp.pipeline.cli import main
+
+  folder = tmp_path_factory.mktemp("head")
+  words = f"train --cache {train_cache.path} --epsilon 8 --delta 1e-5"
+  places = f"--head lamb --out {folder}/head --ledger {folder}/ledger"
+  assert main([*words.split(), *places.split()]) == 0
+  return folder / "head"
+
+
+@pytest.fixture
+def hard(tmp_path):
+  """600 test rows that are not all easy."""
+  rows = clusters((150,) * 4, seed=6, scatter=3.0)
+  write_rows(tmp_path / "hard", *rows, dataset="tests", split="test")
+  return tmp_path / "hard", rows
+
+
+def right(head, rows):
+  saved, (x, y) = read_head(head).head, rows
+  logits = x.astype(np.float64) @ np.asarray(saved.kernel, np.float64)
+  return (logits + np.asarray(saved.bias)).argmax(axis=1) == y
+
+
+def test_exact_accuracies_are_those_of_numpy(capsys, head, hard, ledger_file):
+  path, rows = hard
+  out, err = succeeds(capsys, "evaluate", head, "--cache", path, "--json")
+  found, hits = json.loads(out), right(head, rows)
+  assert found["top1"] == hits.mean()
+  assert 0.4 < found["top1"] < 0.99
+  recall = [hits[rows[1] == k].mean() for k in range(4)]
+  assert list(found["recall"].values()) == pytest.approx(recall)
+  assert found["balanced"] == pytest.approx(np.mean(recall))
+  assert "does not know this head" in err
+  assert not ledger_file.exists()
+
+
+def test_a_part_is_scored_alone(capsys, head, hard):
+  words = ["evaluate", head, "--cache", hard[0], "--json", "--rows"]
+  parts = [
+    json.loads(succeeds(capsys, *words, part)[0])["num_examples"]
+    for part in ("[:80%]", "[80%:]")
+  ]
+  assert sum(parts) == 600
+  assert 60 < parts[1] < 180
+
+
+def test_private_labels_are_paid_for_and_noisy(capsys, head, hard, ledger_file):
+  path, rows = hard
+  words = ["evaluate", head, "--cache", path, *PAID]
+  found = [json.loads(succeeds(capsys, *words, "--json")[0]) for _ in range(2)]
+  exact = right(head, rows).mean()
+  assert found[0]["top1"] != found[1]["top1"]  # each is a release of its own
+  for each in found:
+    assert abs(each["top1"] - exact) < 6 * each["accuracy_sd"]
+    assert each["balanced"] is None
+    assert each["recall"] is None
+  entries = Ledger(ledger_file).entries("tests")
+  assert spent(entries) == 2 * Fraction(mu_squared(2.0, 1e-5))
+  out, _ = succeeds(capsys, *words)
+  assert "noisy counts, ±" in out
+  line = fails(capsys, "evaluate", head, "--cache", path)
+  assert "600 of the 600 rows" in line
+  assert "score them with --private-eval." in line
+
+
+def test_the_noise_is_that_of_the_budget(capsys, head, hard):
+  """Of one head: σ over n, whatever is right."""
+  words = ["evaluate", head, "--cache", hard[0], *PAID, "--json"]
+  (sd,) = {json.loads(succeeds(capsys, *words)[0])["accuracy_sd"]}
+  assert sd == pytest.approx(mu_squared(2.0, 1e-5) ** -0.5 / 600, rel=1e-6)
+
+
+@pytest.mark.parametrize("part", ["", "[:80%]"])
+def test_units_and_parts(capsys, tmp_path, head, part):
+  write_clusters(
+    tmp_path / "u",
+    (100,) * 4,
+    seed=5,
+    unit_id=np.arange(400) // 2,
+    dataset="users",
+  )
+  words = ["evaluate", head, "--cache", tmp_path / "u", "--private-eval", 8]
+  out, _ = succeeds(capsys, *words, "--delta", 1e-5, "--json", "--rows", part)
+  found = json.loads(out)
+  assert found["privacy_unit"] == "user"
+  assert found["top1"] > 0.8
+  assert 100 < found["num_examples"] < 300  # a noisy count, of users
+
+
+def test_a_seed_is_not_private(capsys, head, hard, ledger_file):
+  words = ["evaluate", head, "--cache", hard[0], *PAID, "--noise-seed", 3]
+  outs = [succeeds(capsys, *words, "--json")[0] for _ in range(2)]
+  assert outs[0] == outs[1]
+  assert json.loads(outs[0])["private"] is False
+  assert [e.mu2 for e in Ledger(ledger_file).entries()] == [None, None]
+
+
+def test_the_cap_holds(capsys, head, hard, ledger_file):
+  cap = ["--max-epsilon", 2.5, "--max-delta", 1e-5]
+  succeeds(capsys, "budget", "--cache", hard[0], *cap)
+  words = ["evaluate", head, "--cache", hard[0], *PAID]
+  succeeds(capsys, *words)
+  before = ledger_file.read_bytes()
+  assert "cap" in fails(capsys, *words)
+  assert ledger_file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+  ("more", "said"),
+  [
+    (["--private-eval", 1], "--private-eval needs --delta, too."),
+    (["--delta", 1e-5], "are of --private-eval alone"),
+    (["--private-eval", 30, "--delta", 1e-5], "--weak-privacy"),
+    (["--private-eval", 1, "--delta", 0.1], "--weak-privacy"),
+    (["--private-eval", 0, "--delta", 1e-5], "must be positive"),
+    (["--cache", "nowhere"], "nowhere"),
+  ],
+)
+def test_what_is_refused_is_not_charged(
+  capsys, head, hard, ledger_file, more, said
+):
+  assert said in fails(capsys, "evaluate", head, "--cache", hard[0], *more)
+  assert not ledger_file.exists()
+
+
+@pytest.mark.parametrize(
+  ("changes", "said"),
+  [
+    ({"backbone": {"name": "other"}}, "of two backbones"),
+    ({"class_names": tuple("abcd")}, "class 0 is 'class 0' and 'a'"),
+  ],
+)
+def test_rows_of_another_kind(capsys, tmp_path, head, changes, said):
+  write_clusters(tmp_path / "t", (9,) * 4, seed=6, **changes)
+  assert said in fails(capsys, "evaluate", head, "--cache", tmp_path / "t")
+
+
+def test_training_rows_are_not_scored(capsys, head, train_cache):
+  words = ["evaluate", head, "--cache", train_cache.path]
+  line = fails(capsys, *words, "--ledger", head.parent / "ledger")
+  assert line.startswith("180 of the 180 rows of --cache")
