@@ -85,6 +85,13 @@ class Rows:
   def has_units(self) -> bool:
     return self.data.has_units
 
+  @property
+  def note(self) -> str:
+    """What a person is told of where these are summed; empty for nothing."""
+    if jax.default_backend() == self.mesh.devices.flat[0].platform:
+      return ""
+    return "A TPU has no float64, so its host's CPU makes the sums."
+
   def chunks(self) -> Iterator[Chunk]:
     """One pass."""
     if self._kept is not None:

@@ -12,7 +12,7 @@ import scipy.stats
 from jax_privacy import clipping
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.linear_dp import private_sums, rows, statistics
+from oneshot_dp.linear_dp import rows, statistics
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.linear_dp.data import WEIGHT, R, array_data
 from oneshot_dp.linear_dp.noise_source import NoiseSource
@@ -229,16 +229,14 @@ def test_a_row_has_the_same_part_in_any_company(name):
   np.testing.assert_array_equal(sum(own) + of_rest, whole)
 
 
-def test_int32_sums_are_carried_before_they_overflow(monkeypatch):
-  """131,071 rows of one direction fit; the next chunk waits for a carry."""
-  x = np.zeros((300, 2), np.float32)
-  x[:, 0] = 1
-  data = data_of(x, np.zeros(300, int), num_classes=2)
-  expected = STATISTICS["class sums"].exact(data)
-  monkeypatch.setattr(private_sums, "_MAX_ROWS_IN_INT32", 130)
-  monkeypatch.setattr(rows, "_chunk_rows", lambda *_: 64)
-  np.testing.assert_array_equal(STATISTICS["class sums"].exact(data), expected)
-  assert (2**31 - 1) // R == 131_071
+def test_int32_sums_are_carried_before_they_overflow():
+  """131,071 rows of one direction fit; more are past 2³¹."""
+  n = 140_000
+  data = data_of(np.ones((n, 1), np.float32), np.zeros(n), num_classes=1)
+  row = int(np.asarray(next(rows_of(data).chunks()).row[0, 0]))
+  assert n * row > 2**31
+  found = STATISTICS["class sums"].exact(data)
+  assert found.tolist() == [[n * row * WEIGHT]]
 
 
 def test_the_weight_follows_the_number_of_rows():
@@ -348,6 +346,18 @@ def test_what_leaves_adds_up_to_what_was_paid_and_no_more():
   assert sums.spent == pytest.approx(paid)
   with pytest.raises(RunError, match="more than was charged"):
     sums.release("it", some_rows(), statistics.ones, 1e-9 * paid)
+
+
+@pytest.mark.parametrize("count", [3, 7, 10, 19])
+@pytest.mark.parametrize("paid", [1.0, 0.0562, 3e-9])
+def test_shares_that_are_rounded_up_are_not_refused(count, paid):
+  """0.1 is more than a tenth: the noise is larger by so little."""
+  sums = PrivateSums(NoiseSource(1), paid)
+  for _ in range(count):
+    share = math.nextafter(paid / count, math.inf)
+    sums.release("it", null_rows(1), statistics.ones, share)
+  spent = sum(1 / Fraction(r.noise_multiplier) ** 2 for r in sums.releases)
+  assert spent <= Fraction(paid)
 
 
 def test_nothing_at_all_may_leave_that_was_not_paid_for():

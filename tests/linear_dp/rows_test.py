@@ -221,6 +221,22 @@ def test_rows_are_read_once_where_they_are_kept(monkeypatch):
   assert len(passes) == 4
 
 
+def test_on_a_tpu_its_host_makes_what_needs_float64(monkeypatch):
+  asked = []
+  devices = jax.local_devices()
+  monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+  monkeypatch.setattr(
+    jax, "local_devices", lambda backend: asked.append(backend) or devices
+  )
+  x, label = np.ones((3, D), np.float32), np.zeros(3, int)
+  data, of_users = data_of(x, label), data_of(x, label, label)
+  given = [rows_of(data, power=2), rows_of(data), rows_of(of_users, power=2)]
+  assert asked == [None, "cpu", "cpu"]
+  assert "its host's CPU makes the sums" in given[1].note
+  monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+  assert not given[1].note
+
+
 # Maps.
 
 
