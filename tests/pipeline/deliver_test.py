@@ -1,5 +1,4 @@
 import contextlib
-import itertools
 import json
 import os
 import secrets
@@ -94,27 +93,17 @@ def test_others_may_read_what_is_private_and_nothing_else(ledger, out):
       assert stat.S_IMODE(each.stat().st_mode) == modes[each.is_file()]
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "full", "link"])
-def test_a_name_that_is_taken_is_refused_before_the_charge(ledger, out, kind):
-  match kind:
-    case "file":
-      out.touch()
-    case "link":
-      out.symlink_to("nowhere")
-    case _:
-      out.mkdir()
-      if kind == "full":
-        (out / "mine").touch()
-  before = set(out.parent.rglob("*"))
-  taken = out if kind != "link" else out.parent / "nowhere"
-  if kind == "link":
-    taken.touch()
-  with pytest.raises(InputError, match="is there already; name another"):
-    run(ledger, out)
+def test_a_name_that_is_taken_is_refused_before_the_charge(ledger, out):
+  here = out.parent
+  (here / "file").touch()
+  (here / "folder").mkdir()
+  (here / "link").symlink_to("file")
+  before = {*here.rglob("*")}
+  for name in "file", "folder", "link", "folder/..":
+    with pytest.raises(InputError, match="is there already; name another"):
+      run(ledger, here / name)
   assert not ledger.exists
-  assert set(out.parent.rglob("*")) == before | ({taken} & {*before, taken}) - (
-    set() if kind == "link" else {taken} - before
-  )
+  assert {*here.rglob("*")} == before
 
 
 def test_a_place_that_cannot_be_is_refused_before_the_charge(ledger, out):
@@ -167,14 +156,6 @@ def test_a_failed_run_goes_on_at_no_cost(ledger, out, error):
   run(ledger, out / "deep")
   assert spent(ledger.entries()) == 1
   assert len(ledger.heads()) == 2
-
-
-def test_a_bug_keeps_its_traceback_and_leaves_nothing(ledger, out):
-  with pytest.raises(ZeroDivisionError):
-    run(ledger, out, lambda folder, ids: 1 / 0)
-  assert not [*out.parent.iterdir()]
-  run(ledger, out)
-  check_whole(ledger, out)
 
 
 def test_a_second_copy_is_refused_while_the_first_runs(ledger, out):
@@ -340,11 +321,7 @@ def test_somebody_elses_folder_is_not_used(ledger, out, tmp_path):
 
 
 def test_runs_into_other_places_pay_anew(ledger, out):
-  for i in range(3):
-    run(ledger, out.with_name(f"run {i}"))
+  for name in "1", "2", "1":
+    shutil.rmtree(out.with_name(name), ignore_errors=True)
+    run(ledger, out.with_name(name))
   assert spent(ledger.entries()) == 3
-  shutil.rmtree(out.with_name("run 0"))
-  run(ledger, out.with_name("run 0"))
-  assert spent(ledger.entries()) == 4
-  ids = itertools.chain(*(deliver._heads_in(p) for p in out.parent.iterdir()))
-  assert {*ids} <= {*ledger.heads()}

@@ -315,11 +315,6 @@ def test_keys_are_those_of_the_cache(tmp_path):
   assert (one["direction"] == scaled["direction"]).all()
 
 
-def test_no_error_holds_rows(ledger, charge):
-  made = bill(1.0, rows=keys(123456789))
-  assert "123456789" not in repr(made)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="no mode stops this user")
 def test_a_read_only_ledger_is_read(ledger, charge):
   charge(1.0)

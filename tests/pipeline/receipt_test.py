@@ -204,18 +204,6 @@ def test_names_do_not_make_markdown(tmp_path):
   assert r"a\|b \`c\` \<script\> \[x\](y) \*z\*, split \#1" in line
 
 
-def test_a_card_is_a_view_of_the_receipt(tmp_path):
-  """Nothing else goes in: of equal receipts, whatever the rows, one card."""
-  texts = set()
-  for i in range(2):
-    made = trained_head()
-    receipt = write_head(tmp_path / f"{i}", made, sample_info())
-    stated = receipt["stated"]
-    stated |= {"weights_sha256": "0" * 64, "releases_sha256": "0" * 64}
-    texts.add(card(receipt))
-  assert len(texts) == 1
-
-
 def test_right_guesses_of_the_best_guess():
   """The likelihood ratio test between N(0, 1) and N(μ, 1), simulated."""
   mu, epsilon = 1.0, 2.0
