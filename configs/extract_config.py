@@ -75,17 +75,14 @@ class SourceSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
-  """Changes to the preprocessing that the backbone's weights were made for.
-
-  None leaves what the backbone's reference does.
+  """Changes to the backbone's own preprocessing; None leaves what it does.
 
   Attributes:
     image_size: side of the square that the backbone takes, pixels.
     resize: a number: the shorter side is resized to this many pixels, then the
       central square cropped. "square": both sides are resized straight to
-      `image_size`. "crop": as the reference if it crops, else the shorter side
-      to 8/7 of `image_size`, and crop. Default: as the reference, in proportion
-      to `image_size`.
+      `image_size`. "crop": as the reference if it crops, else to 8/7 of
+      `image_size`, and crop. Default: the reference's, in proportion.
     resample: the filter.
     antialias: whether it is widened when shrinking, as Pillow does; bilinear
       can do without, as TensorFlow does by default.
@@ -112,25 +109,21 @@ class ExtractConfig:
   """One extraction: a split of a source through a backbone into a cache.
 
   Attributes:
-    source: which images.
     backbone: a listed name, or FILE.py:FUNCTION, a function of the user's own.
-    weights: the pretrained weights, a path, https://, gs:// or s3:// URL, or
-      hf://OWNER/REPO/FILE; default: those that the name stands for.
+    weights: a path, https://, gs:// or s3:// URL, or hf://OWNER/REPO/FILE;
+      default: those that the name stands for.
     weights_sha256: what their SHA-256 must be, in hexadecimal.
     embedding: where in the backbone it is taken; default: its usual place.
     compute_dtype: of the matrix products; normalisation and softmax stay in
       float32. Default: bfloat16 on a TPU or GPU, float32 on a CPU.
-    preprocess: what the backbone is shown, where that is not its reference.
     views: the mean over so many random views of each image (inception crop and
       flip) is stored, instead of the embedding of its centre.
     view_min_area: the smallest share of the image that a view may show.
     batch_size: images per device call, all local devices together; default: 16
       for each CPU device, 64 for each TPU chip, 256 for each GPU.
-    embedding_dtype: of the embeddings in the cache.
     shard_rows: images per shard; a kill loses one shard of work.
     decode_threads: default: one per core.
-    on_decode_error: "fail" stops at images that cannot be decoded, "skip"
-      leaves them out.
+    on_decode_error: "skip" leaves out images that cannot be decoded.
     stall_seconds: the job ends when nothing was finished for so long.
   """
 

@@ -28,18 +28,11 @@ _FILTERS = {
 class Preprocessing:
   """From an image of any size to the square that a backbone takes.
 
-  >>> small = Preprocessing(image_size=32)
-  >>> resize_and_crop(np.zeros((48, 64, 3), np.uint8), small).shape
-  (32, 32, 3)
-  >>> small.changed(PreprocessConfig(image_size=64)).image_size
-  64
-
   Attributes:
     image_size: side of the square, pixels.
     resize: a number: the shorter side is resized to it, then the central
       square is cropped. "square": both sides are resized to `image_size`.
-    keep_aspect: whether a numeric `resize` keeps the aspect ratio; if not, both
-      sides are resized to it before the crop.
+    keep_aspect: if not, both sides are resized to a numeric `resize`.
     resample: the filter.
     antialias: whether it is widened when shrinking.
     mean, std: per channel, in units of [0, 1]; (x/255 - mean)/std. The

@@ -54,9 +54,7 @@ def source_of(
     else:
       labels.append(np.zeros(len(row.at), np.int64))
     if files and names != before:
-      raise InputError(
-        f"{row.file.path!r} has other classes than files before."
-      )
+      raise InputError(f"{row.file.path!r} has other classes than others.")
     if unit := settings.units:
       read = functools.partial(units_of_column, unit=unit, known=known)
       owners += _numbers(row, row.units, read)
@@ -99,10 +97,7 @@ def _where(path: str, first: int, row: int) -> str:
 def chosen(
   place: str, flag: str, key: str | None, candidates: Sequence[str]
 ) -> str:
-  """The column that was asked for, the only one, or the one named as the flag.
-
-  InputError: there is none.
-  """
+  """The column that was asked for, the only one, or that of the flag's name."""
   if key is None:
     usual = flag.removeprefix("--")
     key = candidates[0] if len(candidates) == 1 else usual

@@ -76,10 +76,8 @@ def describe_images(
 ) -> ImagesReport:
   """Looks at every image of every split once, on all cores.
 
-  In memory are the names of files, and 24 bytes for each image.
-
-  The location is as of `SourceSettings`, but no tfds:NAME; `settings` has what
-  else is said of it. InputError: nothing is there, or it cannot be listed.
+  In memory are the names of files, and 24 bytes for each image. `settings` has
+  what else is said of it. InputError: nothing is there, or it is tfds:NAME.
   """
   settings = settings or SourceSettings(location=tuple(location))
   paths, files = listed_files.expanded(location), []
