@@ -38,7 +38,7 @@ from oneshot_dp.pipeline.ledger import Ledger
 from oneshot_dp.pipeline.public_start import read_start
 from oneshot_dp.pipeline.results import NOT_PRIVATE
 from oneshot_dp.pipeline.roles import Cast, check_roles
-from oneshot_dp.pipeline.scores import bill_of_scores, check_scorable, data_of
+from oneshot_dp.pipeline.scores import bill_of_scores, data_of
 from oneshot_dp.pipeline.verify import earlier_head
 
 _FEW_ROWS = 3.0
@@ -99,31 +99,28 @@ class Plan:
     check_positive("--num-draws", asked.num_draws)
     if not asked.heads or len({*asked.heads}) < len(asked.heads):
       raise InputError(f"--head {' '.join(asked.heads)}: give each once.")
-    self.ledger, self.source = (
-      Ledger(asked.ledger),
-      NoiseSource(asked.noise_seed),
-    )
+    self.ledger = Ledger(asked.ledger)
+    self.source = NoiseSource(asked.noise_seed)
     self.train = open_cache(asked.cache, Part.parse(asked.rows))
     self.test: FeatureCache | None = None
     if asked.eval_cache is not None:
       self.test = open_cache(asked.eval_cache, Part.parse(asked.eval_rows))
     check_delta(asked.delta, self.train.n, insisted=insisted)
-    self.saved, self.before = self._earlier(), None
-    if self.saved is not None:
-      self.before = self.saved.before()
+    self.saved = self._earlier()
+    self.before = self.saved.trained if self.saved else None
     self.options = self._options()
     _check_memory(asked, self.train)
     self.casts = [Cast.of(self.train, "private", "--cache")]
     if self.test is not None:
       role = "private" if private_eval else "public"
       self.casts.append(Cast.of(self.test, role, "--eval-cache"))
-      check_scorable(self.test)
     self.notes = check_roles(
       self.casts, self.ledger, allow_duplicates=asked.allow_duplicates
     )
     data = data_of(self.train, hosts)
     self.rows = {head: rows_for(data, head) for head in asked.heads}
-    had = self.before.mu_squared if self.before else 0.0
+    self.notes += {rows.note for rows in self.rows.values()} - {""}
+    had = (self.before and self.before.mu_squared) or 0.0
     self.mu2 = Fraction(cost(asked.epsilons, asked.delta, had))
     draws: list[tuple[HeadName, int | None]]
     draws = [(head, i) for head in asked.heads for i in range(asked.num_draws)]

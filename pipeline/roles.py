@@ -11,12 +11,13 @@ has both; what goes on says "some".
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.format import Rows
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.pipeline.charges import Keys
 from oneshot_dp.pipeline.ledger import Ledger, keys_of
@@ -24,6 +25,21 @@ from oneshot_dp.pipeline.ledger import Ledger, keys_of
 Role = Literal["private", "public"]
 _FEW = 100
 """One row in so many may be a copy of a private one."""
+
+
+class _Checked(FeatureCache):
+  """A cache of which every row is looked at as it is read."""
+
+  def blocks(self, shards: Sequence[int] | None = None) -> Iterator[Rows]:
+    for rows in super().blocks(shards):
+      good = np.isfinite(rows["embedding"]).all(axis=1)
+      good &= (rows["label"] >= 0) & (rows["label"] < self.info.num_classes)
+      if not good.all():
+        raise InputError(
+          f"{self.name}: example {rows['example_id'][~good][0]} is not finite,"
+          " or of no class: make the cache again."
+        )
+      yield rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -37,8 +53,9 @@ class Cast:
 
   @classmethod
   def of(cls, cache: FeatureCache, role: Role, flag: str) -> "Cast":
-    """Reads all rows, and refuses shards that are damaged."""
-    return cls(cache=cache, role=role, flag=flag, keys=keys_of(cache))
+    """Reads all rows; an InputError is what is wrong with one."""
+    checked = _Checked(path=cache.path, info=cache.info, part=cache.part)
+    return cls(cache=cache, role=role, flag=flag, keys=keys_of(checked))
 
   def __str__(self) -> str:
     return f"{self.flag} {self.cache.name}"
@@ -60,6 +77,8 @@ def check_roles(
   for public in casts:
     if public.role == "private":
       continue
+    if not public.cache.num_rows:
+      raise InputError(f"{public} has no rows to score: give another part.")
     info = public.cache.info
     found = []  # rows, units, and whose
     for private in casts:

@@ -7,8 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
@@ -50,13 +48,6 @@ def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> Data:
     unit=info.unit,
     hosts=hosts,
   )
-
-
-def check_scorable(cache: FeatureCache) -> None:
-  """Reads every row once, so that what is wrong is found before a charge."""
-  d, k = cache.info.feature_dim, cache.info.num_classes
-  zero = LinearHead(kernel=np.zeros((d, k), "f4"), bias=np.zeros(k, "f4"))
-  accuracies([zero], cache.blocks())
 
 
 def public_scores(heads: Sequence[LinearHead], cache: FeatureCache) -> Scores:
@@ -160,7 +151,6 @@ def score_head(
     raise InputError("--private-eval needs --delta, too.")
   check_budget(private_eval, delta, insisted=weak_privacy)
   check_delta(delta, test.n, insisted=weak_privacy)
-  check_scorable(test)
   data = evaluation_rows(data_of(test))
   bill = bill_of_scores(cast, private_eval, delta, source)
   book.check(bill)

@@ -1,9 +1,13 @@
 """No row is both private and public, whatever it is called."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.cache import write
 from oneshot_dp.pipeline.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger import Ledger
 from oneshot_dp.pipeline.roles import Cast, check_roles, classes_differ
@@ -147,3 +151,32 @@ class TestKinds:
 
 def test_a_cast_shows_no_keys(train_cache):
   assert "keys" not in repr(private(train_cache))
+
+
+@pytest.mark.parametrize("fault", ["nan", "inf", "label"])
+def test_a_cache_with_fitted_hashes_is_still_looked_at(
+  tmp_path, monkeypatch, fault
+):
+  """Before any charge: a writer would have refused such a row."""
+  checked = write.checked
+
+  def unchecked(rows, info, place):
+    made = checked(rows, info, place)
+    embedding, label = made["embedding"].copy(), made["label"].copy()
+    if fault == "label":
+      label[7] = 4
+    else:
+      embedding[7, 3] = float(fault)
+    return made | {"embedding": embedding, "label": label}
+
+  monkeypatch.setattr(write, "checked", unchecked)
+  cache = write_clusters(tmp_path / "c")
+  with pytest.raises(InputError, match="example 7 is not finite, or of no cl"):
+    private(cache)
+
+
+def test_a_test_set_without_rows(ledger, tmp_path):
+  cache = write_clusters(tmp_path / "t", (1, 1))
+  part = dataclasses.replace(cache, part=Part(0, 1))
+  with pytest.raises(InputError, match="has no rows to score"):
+    check_roles([public(part)], ledger)
