@@ -29,40 +29,33 @@ def open_regular(
     InputError: it is not there, not a regular file, has more than `most_bytes`
       or may not be read.
   """
-  shown = escaped(os.fspath(path))
+  fault = f"{escaped(os.fspath(path))} cannot be read:"
   try:
     # Else to open a FIFO waits until somebody writes to it.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
   except (OSError, ValueError) as e:
-    reason = getattr(e, "strerror", None) or str(e)
-    raise InputError(f"{shown} cannot be read: {reason}.") from e
-  found = os.fstat(handle)
-  fault = None
+    raise InputError(f"{fault} {getattr(e, 'strerror', e)}.") from e
+  found, said = os.fstat(handle), None
   if not stat.S_ISREG(found.st_mode):
-    fault = "it is not a regular file; give a file"
+    said = "it is not a regular file; give a file"
   elif most_bytes is not None and found.st_size > most_bytes:
-    fault = f"{found.st_size:,} bytes are more than {most_bytes:,}"
-  if fault:
+    said = f"{found.st_size:,} bytes are more than {most_bytes:,}"
+  if said:
     os.close(handle)
-    raise InputError(f"{shown} cannot be read: {fault}.")
+    raise InputError(f"{fault} {said}.")
   return os.fdopen(handle, "rb")
 
 
 def read_regular(
   path: str | os.PathLike, most_bytes: int = MOST_BYTES
 ) -> bytes:
-  """All bytes of a regular file of at most so many.
-
-  Raises:
-    InputError: as of `open_regular`, or the disk fails.
-  """
+  """All bytes of a regular file of at most so many; see `open_regular`."""
   with open_regular(path, most_bytes) as file:
     try:
       return file.read(os.fstat(file.fileno()).st_size)
     except OSError as e:
-      raise InputError(
-        f"{escaped(os.fspath(path))} cannot be read: {e.strerror}."
-      ) from e
+      shown = escaped(os.fspath(path))
+      raise InputError(f"{shown} cannot be read: {e.strerror}.") from e
 
 
 def walk(
@@ -83,10 +76,9 @@ def walk(
   except PermissionError:
     if not inside:
       raise
-    found[name] = -1, ""
-    return
-  here = status.st_dev, status.st_ino
-  if here in inside:
+    status, entries = None, []
+  here = status and (status.st_dev, status.st_ino)
+  if here is None or here in inside:
     found[name] = -1, ""
     return
   for entry in entries:
@@ -100,70 +92,60 @@ def walk(
 
 
 def write_whole(path: str | os.PathLike, data: bytes) -> None:
-  """Writes a file of mode 0600, or replaces it.
-
-  Raises:
-    RunError: the disk refuses it.
-  """
+  """Writes a file of mode 0600, or replaces it; RunError: the disk refuses."""
   final = pathlib.Path(path)
   with disk_errors(final):
-    handle, temporary = tempfile.mkstemp(
-      prefix=f".{final.name}.", suffix=".tmp", dir=final.parent
-    )
+    handle, temporary = _named(final)
     try:
       _fill(handle, data)
       os.replace(temporary, final)
     except BaseException:
-      with contextlib.suppress(OSError):
-        os.unlink(temporary)
+      os.unlink(temporary)
       raise
+    finally:
+      os.close(handle)
     sync(final.parent)
 
 
 def write_once(path: str | os.PathLike, data: bytes) -> bool:
   """Writes a file of mode 0600 unless there is one of its name.
 
-  Returns:
-    Whether it was written; what was there is left as it is.
-
-  Raises:
-    RunError: the disk refuses it.
+  Returns whether it was written. RunError: the disk refuses.
   """
   final = pathlib.Path(path)
   with disk_errors(final):
     final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:  # Without a name until it is whole: a kill leaves nothing behind.
-      flags = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC
-      handle, source = os.open(final.parent, flags, 0o600), None
+      flags, temporary = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, None
+      handle = os.open(final.parent, flags, 0o600)
     except (AttributeError, OSError):  # not Linux, or not this file system
-      handle, source = tempfile.mkstemp(
-        prefix=f".{final.name}.", suffix=".tmp", dir=final.parent
-      )
+      handle, temporary = _named(final)
     try:
-      _fill(handle, data, close=False)
-      # Unlike a rename it fails where the name is taken.
-      if source is None:
-        this = f"/proc/self/fd/{handle}"
-        # (With a src_dir_fd, which is not used, Python does follow the link.)
-        os.link(this, final, src_dir_fd=handle, follow_symlinks=True)
-      else:
-        os.link(source, final)
+      _fill(handle, data)
+      # Unlike a rename it fails where the name is taken. (With a src_dir_fd,
+      # which is not used, Python does follow the link of /proc.)
+      source = temporary or f"/proc/self/fd/{handle}"
+      os.link(source, final, src_dir_fd=handle, follow_symlinks=True)
     except FileExistsError:
       return False
     finally:
       os.close(handle)
-      if source is not None:
-        with contextlib.suppress(OSError):
-          os.unlink(source)
+      if temporary is not None:
+        os.unlink(temporary)
     sync(final.parent)
   return True
 
 
-def _fill(handle: int, data: bytes, close: bool = True) -> None:
-  with os.fdopen(handle, "wb", closefd=close) as file:
+def _named(final: pathlib.Path) -> tuple[int, str]:
+  prefix = f".{final.name}."
+  return tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=final.parent)
+
+
+def _fill(handle: int, data: bytes) -> None:
+  with os.fdopen(handle, "wb", closefd=False) as file:
     file.write(data)
     file.flush()
-    os.fsync(file.fileno())
+    os.fsync(handle)
 
 
 def sync(path: str | os.PathLike) -> None:

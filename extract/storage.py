@@ -7,32 +7,57 @@ files to their owner, nor refuse a FIFO. No name is ever written twice.
 """
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import importlib.util
 import io
 import os
+import pathlib
+import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files
-from oneshot_dp.extract.store_errors import URL, Store, store_errors
 
 _T = TypeVar("_T")
+URL = re.compile(r"(gs|s3):/+([^/]+)/*(.*)")
+"""A pathlib.Path has lost the second slash."""
 _WAITS = (0.1, 0.4, 1.6, 5.0)
 """Seconds between calls that obstore gave up on."""
-_RETRIES = {
+_RETRIES: Any = {
   "max_retries": 8,
   "retry_timeout": datetime.timedelta(seconds=120),
-  "backoff": {
-    "init_backoff": datetime.timedelta(milliseconds=100),
-    "max_backoff": datetime.timedelta(seconds=10),
-    "base": 2,
-  },
+  "backoff": {"init_backoff": datetime.timedelta(milliseconds=100), "base": 2}
+  | {"max_backoff": datetime.timedelta(seconds=10)},
 }
+PERMISSIONS = {
+  "read": {"s3": "s3:GetObject", "gs": "storage.objects.get"},
+  "list": {"s3": "s3:ListBucket", "gs": "storage.objects.list"},
+  "write": {"s3": "s3:PutObject", "gs": "storage.objects.create"},
+  "remove": {"s3": "s3:DeleteObject", "gs": "storage.objects.delete"},
+}
+"""All that is ever asked of a store, and what must be granted for it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Store:
+  """A folder; `remote` is obstore's, or None on a disk."""
+
+  place: str
+  remote: Any = None
+
+  @property
+  def folder(self) -> pathlib.Path:
+    """The folder on the disk."""
+    return pathlib.Path(self.place)
+
+  def where(self, name: str = "") -> str:
+    """The path or URL of a file in it, or of itself, for messages."""
+    return escaped(f"{self.place.rstrip('/')}/{name}" if name else self.place)
 
 
 def is_url(place: str | os.PathLike) -> bool:
@@ -59,13 +84,10 @@ def _remote(scheme: str, bucket: str, folder: str) -> Store:
   """One for each, as it holds connections; obstore's threads start here."""
   from obstore.store import GCSStore, S3Store
 
-  options: dict[str, Any] = {
-    "prefix": folder or None,
-    "retry_config": _RETRIES,
-    "client_options": {"timeout": "60s", "allow_http": True},
-  }
+  options: Any = {"prefix": folder or None, "retry_config": _RETRIES}
+  options["client_options"] = {"timeout": "60s", "allow_http": True}
   place = f"{scheme}://{bucket}/{folder}".rstrip("/")
-  with store_errors(Store(place), "", "read"):
+  with _errors(Store(place), "", "read"):
     if scheme == "gs":
       return Store(place, GCSStore(bucket, **options))
     if importlib.util.find_spec("boto3"):  # AWS's files, single sign-on
@@ -88,22 +110,26 @@ def listed(store: Store, below: str = "") -> dict[str, tuple[int, str]]:
   """As `sizes`, with what tells a file from a later one of its name."""
   found: dict[str, tuple[int, str]] = {}
   if store.remote is None:
-    with store_errors(store, below, "list"):
+    with _errors(store, below, "list"):
       files.walk(store.folder / below, below, found)
   else:
-    import obstore
-
-    def ask() -> list[Any]:
-      return list(obstore.list(store.remote, below or None).collect())
-
-    for entry in _ask(store, below, "list", ask):
+    prefix = below or None
+    ask = functools.partial(_call, "list", store, prefix)
+    for entry in _ask(store, below, "list", lambda: list(ask().collect())):
       found[entry["path"]] = entry["size"], _version(entry)
   return dict(sorted(found.items()))
 
 
+def _call(name: str, store: Store, *words: Any, **more: Any) -> Any:
+  import obstore
+
+  return getattr(obstore, name)(store.remote, *words, **more)
+
+
 def _version(found: Any) -> str:
   # Some stores quote it in one answer, and not in another.
-  return str(found.get("e_tag") or found["last_modified"]).strip('"')
+  version = found.get("e_tag") or found["last_modified"]
+  return str(version).removeprefix("W/").strip('"')
 
 
 def state(store: Store, name: str) -> tuple[int, str]:
@@ -116,9 +142,7 @@ def state(store: Store, name: str) -> tuple[int, str]:
     with _local(store, name) as file:
       status = os.fstat(file.fileno())
     return status.st_size, str(status.st_mtime_ns)
-  import obstore
-
-  found = _ask(store, name, "read", lambda: obstore.head(store.remote, name))
+  found = _ask(store, name, "read", lambda: _call("head", store, name))
   return found["size"], _version(found)
 
 
@@ -136,40 +160,38 @@ def read(
   Raises:
     InputError: it has more bytes, is no regular file or may not be read.
   """
-  if store.remote is None:
-    if not os.path.lexists(store.folder / name):
-      return None
-    return files.read_regular(store.folder / name, most_bytes)
-  import obstore
 
   def get() -> bytes:
-    answer = obstore.get(store.remote, name)
+    answer = _call("get", store, name)
     if (size := answer.meta["size"]) > most_bytes:
       raise InputError(f"{store.where(name)}: {size:,} bytes are too many.")
     return answer.bytes().to_bytes()
 
-  try:
+  if store.remote is None:
+    there = os.path.lexists(store.folder / name)
+    return (
+      files.read_regular(store.folder / name, most_bytes) if there else None
+    )
+  with contextlib.suppress(FileNotFoundError):
     return _ask(store, name, "read", get)
-  except FileNotFoundError:
-    return None
+  return None
 
 
 def read_range(
   store: Store, name: str, start: int, size: int
 ) -> tuple[bytes, str]:
   """Bytes of a part of a file, fewer where it ends, and its version."""
-  if store.remote is None:
-    with _local(store, name) as file:
-      file.seek(start)
-      return file.read(size), str(os.fstat(file.fileno()).st_mtime_ns)
-  import obstore
 
   def get() -> tuple[bytes, str]:
-    options: Any = {"range": (start, start + size)}
-    answer = obstore.get(store.remote, name, options=options)
+    part = {"range": (start, start + size)}
+    answer = _call("get", store, name, options=part)
     return answer.bytes().to_bytes(), _version(answer.meta)
 
-  return _ask(store, name, "read", get)
+  if store.remote is not None:
+    return _ask(store, name, "read", get)
+  with _local(store, name) as file:
+    file.seek(start)
+    return file.read(size), str(os.fstat(file.fileno()).st_mtime_ns)
 
 
 def put_once(store: Store, name: str, data: bytes) -> bytes:
@@ -181,40 +203,31 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
   Returns:
     What is there now: `data`, or what was there.
   """
+
+  def put() -> None:
+    _call("put", store, name, data, mode="create", use_multipart=False)
+
   if store.remote is None:
     if files.write_once(store.folder / name, data):
       return data
-    return files.read_regular(store.folder / name)
-  import obstore
-
-  def put() -> None:
-    obstore.put(store.remote, name, data, mode="create", use_multipart=False)
-
-  try:
-    _ask(store, name, "write", put)
-  except FileExistsError:
-    # Perhaps by this very call, whose answer was lost.
-    if (there := read(store, name)) is None:
-      raise RunError(
-        f"{store.where(name)} was removed meanwhile; run the same command"
-        " again."
-      ) from None
-    return there
-  return data
+  else:
+    with contextlib.suppress(FileExistsError):
+      _ask(store, name, "write", put)
+      return data
+  # Perhaps by this very call, whose answer was lost.
+  if (there := read(store, name)) is None:
+    raise RunError(f"{store.where(name)} was removed meanwhile; run again.")
+  return there
 
 
-def remove(store: Store, names: Sequence[str]) -> None:
+def remove(store: Store, names: Iterable[str]) -> None:
   """Removes files; those that are not there are all right."""
   for name in names:
     with contextlib.suppress(FileNotFoundError):
-      if store.remote is None:
-        with store_errors(store, name, "remove"):
-          (store.folder / name).unlink()
-      else:
-        import obstore
-
-        delete = functools.partial(obstore.delete, store.remote, name)
-        _ask(store, name, "remove", delete)
+      act = (store.folder / name).unlink
+      if store.remote is not None:
+        act = functools.partial(_call, "delete", store, name)
+      _ask(store, name, "remove", act)
 
 
 @contextlib.contextmanager
@@ -231,8 +244,7 @@ def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
     with _local(store, name) as file:
       yield os.fspath(store.folder / name), file
     return
-  data = read(store, name)
-  if data is None:
+  if (data := read(store, name)) is None:
     raise FileNotFoundError(store.where(name))
   with tempfile.TemporaryFile() as file:
     with files.disk_errors(tempfile.gettempdir()):
@@ -247,20 +259,15 @@ def seekable(place: str, name: str) -> BinaryIO:
   store = store_at(place)
   if store.remote is None:
     return files.open_regular(store.folder / name)
-  return io.BufferedReader(_Remote(store, name), 1 << 20)
+  return io.BufferedReader(_Ranges(store, name), 1 << 20)
 
 
-class _Remote(io.RawIOBase):
-  """Reads ranges of an object."""
-
+class _Ranges(io.RawIOBase):
   mode = "rb"
 
   def __init__(self, store: Store, name: str):
     self._store, self.name, self._at = store, name, 0
-    try:
-      self._size, _ = state(store, name)
-    except FileNotFoundError as e:
-      raise InputError(f"{store.where(name)} is not there.") from e
+    self._size, _ = state(store, name)
 
   def readable(self) -> bool:
     return True
@@ -275,20 +282,62 @@ class _Remote(io.RawIOBase):
   def readinto(self, buffer: Any) -> int:
     size = max(0, min(len(buffer), self._size - self._at))
     if size:
-      data, _ = read_range(self._store, self.name, self._at, size)
-      buffer[: len(data)] = data
-      self._at += len(data)
+      buffer[:size], _ = read_range(self._store, self.name, self._at, size)
+    self._at += size
     return size
 
 
 def _ask(store: Store, name: str, action: str, call: Callable[[], _T]) -> _T:
   """Calls a store, and again where the answer was cut or did not come."""
-  for wait in (*_WAITS, None):
-    try:
-      with store_errors(store, name, action):
-        return call()
-    except RunError:
-      if wait is None:
-        raise
+  for wait in _WAITS:
+    with contextlib.suppress(RunError), _errors(store, name, action):
+      return call()
     time.sleep(wait)
-  raise AssertionError
+  with _errors(store, name, action):
+    return call()
+
+
+@contextlib.contextmanager
+def _errors(store: Store, name: str, action: str) -> Iterator[None]:
+  """Says in one line what a disk or a store refuses.
+
+  Raises:
+    FileNotFoundError, FileExistsError: as of a disk.
+    InputError: no permission, no credentials, no bucket.
+    RunError: what may go well another time.
+  """
+  where = store.where(name)
+  try:
+    yield
+  except (FileNotFoundError, FileExistsError, InputError, RunError):
+    raise
+  except OSError as e:
+    said = e.strerror or str(e)
+    raise InputError(f"{where}: cannot {action} it: {said}.") from e
+  except Exception as e:
+    if not type(e).__module__.startswith("obstore"):
+      raise
+    kind, reason = type(e).__name__, str(e).split("\n")[0]  # The rest is long.
+    scheme, bucket = store.place[:2], "/".join(store.place.split("/")[:3])
+    if kind in ("AlreadyExistsError", "PreconditionError"):
+      raise FileExistsError(where) from e
+    if kind == "NotFoundError" and action in ("read", "remove"):
+      raise FileNotFoundError(where) from e
+    if kind == "NotFoundError" or "404 Not Found" in reason:
+      raise InputError(f"{bucket}: there is no such bucket.") from e
+    if kind in ("PermissionDeniedError", "UnauthenticatedError") or re.search(
+      "40[13] (Forbidden|Unauthorized)", reason
+    ):
+      raise InputError(
+        f"{where}: these credentials lack the permission"
+        f" {PERMISSIONS[action][scheme]}; grant it, or give others."
+      ) from e
+    if "169.254.169.254" in reason or "metadata.google" in reason:
+      # Where virtual machines have theirs; it is asked last.
+      raise InputError(
+        f"{bucket}: no credentials were found; log in as for the store's own"
+        " tools, or set their environment variables."
+      ) from e
+    raise RunError(
+      f"{where}: {escaped(reason)[:300]}; run the same command again."
+    ) from e

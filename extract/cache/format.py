@@ -112,28 +112,21 @@ class CacheInfo:
 
   def __post_init__(self):
     for field in ("source_num_examples", "feature_dim", "shard_rows"):
-      value = getattr(self, field)
-      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+      if (value := getattr(self, field)) < 1:
         raise InputError(f"{field}={value!r} must be a positive integer.")
     if self.shard_rows > MOST_SHARD_ROWS:
       raise InputError(
         f"shard_rows={self.shard_rows} is over {MOST_SHARD_ROWS}: a shard is in"
         " memory as a whole."
       )
-    if self.embedding_dtype not in DTYPES:
-      raise InputError(
-        f"embedding_dtype={self.embedding_dtype!r} is not one of"
-        f" {', '.join(DTYPES)}."
-      )
     if self.has_units:
       check_unit_name(self.unit)
-    check_name("dataset", self.dataset)
-    check_name("split", self.split)
-    check_name("backbone", self.backbone.get("name"))
+    names = [("dataset", self.dataset), ("split", self.split)]
+    names.append(("backbone", self.backbone.get("name")))
+    for place, name in names + [("class_names", n) for n in self.class_names]:
+      check_name(place, name)
     if not self.class_names:
       raise InputError("class_names is empty: a cache needs a class or more.")
-    for name in self.class_names:
-      check_name("class_names", name)
     # As JSON reads it back: one on disk and one in memory are equal.
     for field in ("backbone", "computed_by", "views"):
       plain = json.loads(_canonical(getattr(self, field)))
@@ -208,9 +201,8 @@ class CacheInfo:
   def backbone_fingerprint(self) -> str:
     """SHA-256 of what decides an embedding: a head fits all such caches.
 
-    The storage dtype, the dtype of the products and library versions change an
-    embedding by rounding only and are left out. So are views: heads trained on
-    means over views are meant for the plain embeddings of test images.
+    What changes it by rounding only is left out. So are views: heads trained
+    on means over views are meant for the plain embeddings of test images.
     """
     return backbone_fingerprint(self.backbone, self.feature_dim)
 
@@ -227,15 +219,10 @@ class CacheInfo:
     Raises:
       InputError: it is damaged, edited, or of another version.
     """
-    fix = "restore it, or make the cache again"
     try:
-      found = msgspec.json.decode(data)
-      version = found.get("format_version") if isinstance(found, dict) else "?"
-      if version != FORMAT_VERSION:
-        raise InputError(
-          f"{place} has format {str(version)[:20]!a} and this version reads"
-          f" {FORMAT_VERSION}: make the cache again."
-        )
+      found = msgspec.json.decode(data, type=dict[str, Any])
+      if (version := found.get("format_version")) != FORMAT_VERSION:
+        raise ValueError(f"format {version!r}, not {FORMAT_VERSION}")
       fingerprint = found.pop("fingerprint", None)
       info = msgspec.convert(found, cls)
       names = [info.shard_name(i) for i in range(len(info.shards))]
@@ -246,10 +233,10 @@ class CacheInfo:
       ):
         raise ValueError("its parts do not fit each other")
     except (ValueError, RecursionError) as e:
-      if isinstance(e, InputError) and str(e).startswith(place):
-        raise
-      said = str(e).encode("unicode_escape").decode()[:200]
-      raise InputError(f"{place} is damaged ({said}); {fix}.") from e
+      raise InputError(
+        f"{place} is damaged ({ascii(str(e))[1:200]}); restore it, or make the"
+        " cache again."
+      ) from e
     return info
 
 
@@ -260,8 +247,9 @@ def backbone_fingerprint(identity: Mapping[str, Any], feature_dim: int) -> str:
 
 def _canonical(data: Any) -> str:
   """The one JSON text of a value."""
+  separators = (",", ":")
   return json.dumps(
-    data, sort_keys=True, separators=(",", ":"), allow_nan=False
+    data, sort_keys=True, separators=separators, allow_nan=False
   )
 
 

@@ -13,7 +13,6 @@ whatever is made of them, stay with the private data.
 
 import functools
 import hashlib
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -58,11 +57,7 @@ def embedding_keys(
   nothing: its key is 0.
   """
   values = embedding.astype("<f4") + np.float32(0)  # -0 is 0
-  digests = [
-    hashlib.blake2b(row.data, digest_size=16, person=b"embedding").digest()
-    for row in values
-  ]
-  keys = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).copy()
+  keys = _hashed(values, b"embedding", 16)
   keys[~values.any(axis=1)] = 0
   return keys
 
@@ -91,13 +86,8 @@ def direction_keys(
     good = np.isfinite(scale[:, 0]) & (scale[:, 0] > 0)
     good &= np.isfinite(embedding).all(axis=1)
     cells = np.floor(buckets[good] / scale[good] * (_FINENESS / m) + 0.5)
-  data = cells.astype("<i4")
-  digests = [
-    hashlib.blake2b(row.data, digest_size=8, person=b"direction").digest()
-    for row in data
-  ]
   keys = np.zeros(rows, np.uint64)
-  keys[good] = np.frombuffer(b"".join(digests), "<u8")
+  keys[good] = _hashed(cells.astype("<i4"), b"direction", 8)[:, 0]
   return keys
 
 
@@ -120,8 +110,6 @@ def in_part(part: Part, rows: Rows) -> Bool[np.ndarray, " rows"]:
   rows have units of the `unit_id` alone: of parts that do not meet, a unit has
   rows in one.
   """
-  if part.is_whole:
-    return np.ones(len(rows["label"]), bool)
   words = rows["image_key"][:, 1]
   if "unit_id" in rows:
     words = _unit_words(rows["unit_id"])
@@ -129,47 +117,45 @@ def in_part(part: Part, rows: Rows) -> Bool[np.ndarray, " rows"]:
   return (part.first <= percentile) & (percentile < part.last)
 
 
-def _unit_words(
-  unit_id: Int64[np.ndarray, " rows"],
-) -> UInt64[np.ndarray, " rows"]:
-  distinct, place = np.unique(unit_id.astype("<i8"), return_inverse=True)
+def _unit_words(ids: Int64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+  distinct, place = np.unique(ids.astype("<i8"), return_inverse=True)
+  return _hashed(distinct[:, None], b"unit", 8)[place, 0]
+
+
+def _hashed(rows: np.ndarray, kind: bytes, size: int) -> np.ndarray:
+  """BLAKE2b of each row's bytes, as words of 64 bits [n, size / 8]."""
   digests = [
-    hashlib.blake2b(unit.tobytes(), digest_size=8, person=b"unit").digest()
-    for unit in distinct
+    hashlib.blake2b(row.data, digest_size=size, person=kind).digest()
+    for row in np.ascontiguousarray(rows)
   ]
-  return np.frombuffer(b"".join(digests), "<u8")[place]
-
-
-def distinct(words: Iterable[UInt64[np.ndarray, " some"]]) -> np.ndarray:
-  """Sorted, each once, without 0, which stands for nothing."""
-  found = np.unique(np.concatenate([np.empty(0, np.uint64), *words]))
-  return found[found != 0]
+  return np.frombuffer(b"".join(digests), "<u8").reshape(-1, size // 8).copy()
 
 
 class RowKeys(NamedTuple):
-  """Keys of the rows of a cache, sorted, each once; private."""
+  """Keys of the rows of a cache, sorted, each once; private.
+
+  `unit` is empty where each example is a unit of its own.
+  """
 
   image: UInt64[np.ndarray, " n"]
   direction: UInt64[np.ndarray, " m"]
   unit: UInt64[np.ndarray, " u"]
 
 
-def row_keys(cache: "FeatureCache") -> RowKeys:
-  """All keys of a cache's rows: 64 bits each, in one pass.
+def _keys(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  units = (
+    np.unique(rows["unit_id"]) if "unit_id" in rows else np.empty(0, "<i8")
+  )
+  image = rows["image_key"][:, 0]
+  return image, direction_keys(rows["embedding"]), _unit_words(units)
 
-  Units' keys are of the unit's name and `unit_id`; there are none where each
-  example is a unit of its own.
-  """
-  image, direction, units = [], [], []
-  for rows in cache.blocks():
-    image.append(rows["image_key"][:, 0])
-    direction.append(direction_keys(rows["embedding"]))
-    if "unit_id" in rows:
-      units.append(np.unique(rows["unit_id"]))
-  unit = np.empty(0, np.uint64)
-  if units:
-    unit = np.unique(_unit_words(np.unique(np.concatenate(units))))
-  return RowKeys(distinct(image), distinct(direction), unit)
+
+def row_keys(cache: "FeatureCache") -> RowKeys:
+  """All keys of a cache's rows, 64 bits each, in one pass."""
+  none = (np.empty(0, np.uint64),) * 3
+  kinds = zip(none, *map(_keys, cache.blocks()), strict=True)
+  found = (np.unique(np.concatenate(words)) for words in kinds)
+  return RowKeys(*(words[words != 0] for words in found))
 
 
 class Shared(NamedTuple):
@@ -184,17 +170,12 @@ def count_shared(a: "FeatureCache", b: "FeatureCache") -> Shared:
 
   Units are counted where both caches have them, and of one name; else 0.
   """
-  theirs = row_keys(b)
-  both = a.info.has_units and a.info.unit == b.info.unit
-  rows, units = 0, set()
-  for block in a.blocks():
-    known = is_among(theirs.image, block["image_key"][:, 0])
-    known |= is_among(theirs.direction, direction_keys(block["embedding"]))
-    rows += int(known.sum())
-    if both:
-      words = _unit_words(block["unit_id"])
-      units.update(words[is_among(theirs.unit, words)].tolist())
-  return Shared(rows, len(units))
+  theirs, rows, units = row_keys(b), 0, set()
+  for image, direction, unit in map(_keys, a.blocks()):
+    known = is_among(theirs.image, image)
+    rows += int((known | is_among(theirs.direction, direction)).sum())
+    units.update(unit[is_among(theirs.unit, unit)].tolist())
+  return Shared(rows, len(units) * (a.info.unit == b.info.unit))
 
 
 def is_among(

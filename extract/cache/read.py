@@ -4,14 +4,12 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import WHOLE, Part
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.cache.block import decode_block
 from oneshot_dp.extract.cache.format import (
   INFO_FILE,
   CacheInfo,
@@ -20,11 +18,10 @@ from oneshot_dp.extract.cache.format import (
   sha256_of,
 )
 from oneshot_dp.extract.cache.keys import in_part
+from oneshot_dp.extract.cache.shard_file import read_shard
 
 _AHEAD = 4
 """Shards that are read and hashed before their turn, of 0.8 to 5 MB each."""
-_INFO_BYTES = 1 << 28
-_FIX = "restore it, or make the cache again"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,7 @@ class FeatureCache:
   @property
   def name(self) -> str:
     """For messages: the path, and the part if it is one."""
-    return storage.store_at(self.path).where("") + str(self.part)
+    return storage.store_at(self.path).where() + str(self.part)
 
   @property
   def n(self) -> int:
@@ -78,25 +75,18 @@ class FeatureCache:
       InputError: when its turn comes, a shard is missing, damaged or another's.
     """
     every = self.info.shards
-    chosen = every if shards is None else [every[i] for i in shards]
-    store, waiting = storage.store_at(self.path), iter(chosen)
-    # Hashing and copying let go of Python's lock.
-    pool = concurrent.futures.ThreadPoolExecutor(_AHEAD, "feature-cache")
+    waiting = iter(every if shards is None else [every[i] for i in shards])
     ready: collections.deque[concurrent.futures.Future[list[Rows]]]
     ready = collections.deque()
-
-    def submit() -> None:
-      for shard in waiting:
-        ready.append(pool.submit(_shard_rows, store, shard, self.info))
-        return
-
+    # Hashing and copying let go of Python's lock.
+    pool = concurrent.futures.ThreadPoolExecutor(_AHEAD, "feature-cache")
     try:
-      for _ in range(_AHEAD):
-        submit()
-      while ready:
-        blocks = ready.popleft().result()
-        submit()
-        for rows in blocks:
+      while True:
+        while len(ready) < _AHEAD and (shard := next(waiting, None)):
+          ready.append(pool.submit(self._shard, shard))
+        if not ready:
+          return
+        for rows in ready.popleft().result():
           if not self.part.is_whole:
             there = in_part(self.part, rows)
             rows = {name: column[there] for name, column in rows.items()}
@@ -105,57 +95,25 @@ class FeatureCache:
     finally:
       pool.shutdown(cancel_futures=True)
 
-
-def _shard_rows(
-  store: storage.Store, shard: Shard, info: CacheInfo
-) -> list[Rows]:
-  where = store.where(shard.file)
-  try:
-    blocks, sha256, _ = read_shard(store, shard.file, info)
-  except FileNotFoundError as e:
-    raise InputError(f"{where} is not there; {_FIX}.") from e
-  except InputError:
-    raise
-  except ValueError as e:
-    raise InputError(f"{where} is damaged ({e}); {_FIX}.") from e
-  if sha256 != shard.sha256:
-    raise InputError(f"{where} is damaged: its SHA-256 is another; {_FIX}.")
-  return [rows for rows, _ in blocks]
-
-
-def read_shard(
-  store: storage.Store, name: str, info: CacheInfo
-) -> tuple[list[tuple[Rows, str]], str, int]:
-  """The blocks of a shard with the digests of their jobs, its SHA-256, bytes.
-
-  Raises:
-    FileNotFoundError: it is not there.
-    InputError: it may not be read.
-    ValueError: its bytes are no shard.
-  """
-  with storage.local_copy(store, name) as (path, file):
-    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    size = file.tell()
+  def _shard(self, shard: Shard) -> list[Rows]:
+    store = storage.store_at(self.path)
     try:
-      records = array_records(path)
-    except (RuntimeError, IndexError, ValueError, OSError) as e:
-      raise ValueError("it is no ArrayRecord file") from e
-  return [decode_block(record, info) for record in records], sha256, size
-
-
-def array_records(path: str) -> list[bytes]:
-  """All records of a file on this disk."""
-  from array_record.python import array_record_module
-
-  reader = array_record_module.ArrayRecordReader(path, "max_parallelism:0")
-  try:
-    return [reader.read() for _ in range(reader.num_records())]
-  finally:
-    reader.close()
+      blocks, _, found = read_shard(store, shard.file, self.info)
+      if found.sha256 != shard.sha256:
+        raise ValueError("its SHA-256 is another")
+    except InputError:
+      raise
+    except (ValueError, FileNotFoundError) as e:
+      said = f"damaged ({e})" if isinstance(e, ValueError) else "not there"
+      raise InputError(
+        f"{store.where(shard.file)} is {said}; restore it, or make the cache"
+        " again."
+      ) from e
+    return blocks
 
 
 def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
-  """Opens a finished cache; does not look at its rows.
+  """Opens a finished cache, or a part of it; does not look at its rows.
 
   >>> import tempfile
   >>> import numpy as np
@@ -176,21 +134,12 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
   >>> cache.n, cache.info.class_names, rows["label"].tolist()
   (4, ('cat', 'dog'), [0, 1, 1, 0])
 
-  Args:
-    path: the directory, or its gs:// or s3:// URL.
-    rows: the part that is read.
-
-  Returns:
-    The cache.
-
   Raises:
     InputError: no finished cache, another version, or edited metadata.
   """
   store = storage.store_at(path)
-  data = storage.read(store, INFO_FILE, _INFO_BYTES)
-  if data is None:
-    there = storage.sizes(store)
-    if not there:
+  if (data := storage.read(store, INFO_FILE)) is None:
+    if not storage.sizes(store):
       raise InputError(f"{store.where()}: no such directory, or empty.")
     raise InputError(
       f"{store.where()} is no finished cache (no {INFO_FILE}): run its"

@@ -18,27 +18,128 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.cache.block import tfds_files
 from oneshot_dp.extract.cache.format import (
   DTYPES,
   INFO_FILE,
   CacheInfo,
   Rows,
   Shard,
+  sha256_of,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys
-from oneshot_dp.extract.cache.read import FeatureCache, open_cache, read_shard
-from oneshot_dp.extract.cache.shards import (
-  CacheJob,
-  checked,
+from oneshot_dp.extract.cache.read import FeatureCache, open_cache
+from oneshot_dp.extract.cache.shard_file import (
   encode_shard,
-  put_shard,
+  read_shard,
+  stored_norm,
+  tfds_files,
 )
 
-JOB_FILE = "job.json"
-LISTING_FILE = "listing.json"
+JOB_FILE, LISTING_FILE = "job.json", "listing.json"
 _OF_JOBS = (JOB_FILE, LISTING_FILE, "config.", "stop.", "shards-")
 """What the names of files start with that no finished cache has."""
+_FLOATS = (np.dtype(np.float64), *DTYPES.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheJob:
+  """What makes a cache; private, as its digest may be of a listing.
+
+  Attributes:
+    info: what the cache will be.
+    more: what else makes the job this one.
+  """
+
+  info: CacheInfo
+  more: str = ""
+
+  @property
+  def digest(self) -> str:
+    """SHA-256, in hexadecimal; it is in every record of the job's shards."""
+    return sha256_of([self.info.public(), self.more])
+
+
+def checked(rows: Rows, info: CacheInfo, place: str) -> Rows:
+  """All columns of rows, in the dtypes of the cache.
+
+  Raises:
+    InputError: columns, shapes or dtypes that the cache does not take; an
+      embedding that is not finite in its precision; a label outside [0, K).
+      Names the example's id, never its label or embedding.
+  """
+  columns, embedding = info.columns(), rows["embedding"]
+  expected = sorted(columns.keys() - {"embedding_norm"})
+  if sorted(rows) != expected:
+    raise InputError(f"{place}: rows of {sorted(rows)}, not {expected}.")
+  for name in expected:
+    (dtype, shape), column = columns[name], rows[name]
+    fits = column.dtype.kind in "iu" and np.can_cast(column.dtype, np.int64)
+    if name == "embedding":
+      fits = column.dtype in _FLOATS
+    if column.shape != (len(embedding), *shape) or not (
+      fits or column.dtype == dtype
+    ):
+      raise InputError(
+        f"{place}: {name} is {column.dtype} {list(column.shape)}; the cache"
+        f" takes {dtype} {[len(embedding), *shape]}, or what it holds."
+      )
+  with np.errstate(over="ignore", invalid="ignore"):
+    stored = embedding.astype(columns["embedding"][0])
+    norm = stored_norm(stored)
+  k, label, dtype = info.num_classes, rows["label"], info.embedding_dtype
+  for good, why in (
+    ((label >= 0) & (label < k), f"a label outside [0, {k})"),
+    (np.isfinite(embedding).all(axis=1), "an embedding that is not finite"),
+    (
+      np.isfinite(stored).all(axis=1) & np.isfinite(norm),
+      f"an embedding that overflows {dtype}: scale it, or store float32",
+    ),
+  ):
+    if not good.all():
+      first = rows["example_id"][~good][0]
+      raise InputError(f"{place}: example_id {first} has {why}.")
+  complete = rows | {"embedding": stored, "embedding_norm": norm}
+  return {
+    name: complete[name].astype(dtype, copy=False)
+    for name, (dtype, _) in columns.items()
+  }
+
+
+def put_shard(
+  out: str, job: CacheJob, index: int, shard: Shard, data: bytes
+) -> Shard:
+  """Puts a shard, unless one is there; says what is there.
+
+  Raises:
+    RunError: another job's shard is there, or a damaged one.
+  """
+  if storage.put_once(storage.store_at(out), shard.file, data) == data:
+    return shard
+  # Of a worker whose devices round otherwise, say.
+  return kept_shard(out, job, index) or shard
+
+
+def kept_shard(out: str, job: CacheJob, index: int) -> Shard | None:
+  """What is there of a shard, or None; one request.
+
+  Raises:
+    RunError: it is another job's, or damaged.
+  """
+  store, name = storage.store_at(out), job.info.shard_name(index)
+  try:
+    _, jobs, shard = read_shard(store, name, job.info)
+  except FileNotFoundError:
+    return None
+  except ValueError as e:
+    said = f"damaged ({e})"
+  else:
+    if jobs == {job.digest}:
+      return shard
+    said = "of another job, which may still run"
+  raise RunError(
+    f"{store.where(name)} is {said}; remove {store.where()}, or choose another"
+    " --out."
+  )
 
 
 def begin(out: str, job: CacheJob) -> bool:
@@ -49,67 +150,57 @@ def begin(out: str, job: CacheJob) -> bool:
   """
   store = storage.store_at(out)
   mine = job.info.public() | {"job": job.digest}
-  if (data := storage.read(store, INFO_FILE)) is not None:
-    info = CacheInfo.from_json(data, store.where(INFO_FILE))
-    found = info.public()
+  finished = storage.read(store, INFO_FILE)
+  if finished is not None:
+    info = CacheInfo.from_json(finished, store.where(INFO_FILE))
+    found: Any = info.public()
     if found == job.info.public():
       found["job"] = _job_of(store, info)
-    _refuse_another(store, found, mine)
-    _drop_job_files(store, storage.sizes(store))
-    return False
-  there = storage.read(store, JOB_FILE)
-  if there is None:
-    names = [n for n in storage.sizes(store) if not n.startswith(".")]
-    if names and JOB_FILE not in names:
+  else:
+    there = storage.read(store, JOB_FILE)
+    if there is None:
+      names = [n for n in storage.sizes(store) if not n.startswith(".")]
+      if names and JOB_FILE not in names:
+        raise InputError(
+          f"{store.where()} holds other files, as {store.where(names[0])}:"
+          " choose another --out, or empty it."
+        )
+      data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
+      there = storage.put_once(store, JOB_FILE, data)
+    try:
+      found = dict(json.loads(there))
+    except (ValueError, TypeError) as e:
       raise InputError(
-        f"{store.where()} holds other files, as {store.where(names[0])}:"
-        " choose another --out, or empty it."
-      )
-    data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
-    there = storage.put_once(store, JOB_FILE, data)
-  try:
-    found = json.loads(there)
-    found["job"]
-  except (ValueError, TypeError, KeyError) as e:
+        f"{store.where(JOB_FILE)} is damaged: remove {store.where()}, and run"
+        " again."
+      ) from e
+  if said := list(_differences(found, mine)):
+    said = said[:-1] or ["images of the source came, went or changed"]
     raise InputError(
-      f"{store.where(JOB_FILE)} is damaged: remove {store.where()}, and run"
-      " again."
-    ) from e
-  _refuse_another(store, found, mine)
-  return True
+      f"{store.where()} belongs to another job: {'; '.join(said)}; choose"
+      " another --out, or remove it to start again."
+    )
+  if finished is not None:
+    _drop_job_files(store, storage.sizes(store))
+  return finished is None
 
 
 def _job_of(store: storage.Store, info: CacheInfo) -> str:
   """The digest of the job of a finished cache, as its first shard says."""
   name = info.shard_name(0)
   try:
-    blocks, _, _ = read_shard(store, name, info)
-    return blocks[0][1]
-  except (FileNotFoundError, IndexError, ValueError) as e:
-    raise InputError(
-      f"{store.where(name)} is damaged or gone; restore it, or remove"
-      f" {store.where()} and run again."
-    ) from e
-
-
-def _refuse_another(
-  store: storage.Store, there: dict[str, Any], now: dict[str, Any]
-) -> None:
-  said = list(_differences(there, now))
-  if not said and there["job"] != now["job"]:
-    said = ["images of the source came, went or changed since it began"]
-  if said:
-    raise InputError(
-      f"{store.where()} belongs to another job: {'; '.join(said)}; choose"
-      " another --out, or remove it to start again."
-    )
+    _, (job,), _ = read_shard(store, name, info)
+  except (FileNotFoundError, ValueError) as e:
+    raise InputError(f"{store.where(name)} is damaged; restore it.") from e
+  return job
 
 
 def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
+  """What differs, `job`, which is a function of all of it, last."""
   if isinstance(there, dict) and isinstance(now, dict):
-    for key in sorted(there.keys() | now.keys()):
-      if (inner := f"{name}.{key}".lstrip(".")) != "job":
-        yield from _differences(there.get(key), now.get(key), inner)
+    for key in sorted(there.keys() | now.keys(), key=lambda k: (k == "job", k)):
+      inner = f"{name}.{key}".lstrip(".")
+      yield from _differences(there.get(key), now.get(key), inner)
   elif there != now:
     shown = [json.dumps(value)[:60] for value in (there, now)]
     yield f"{name} is {shown[0]} there and {shown[1]} now"
@@ -126,33 +217,23 @@ def finish(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
     InputError: no shard has a row.
     RunError: a shard is not there, or the directory is another job's by now.
   """
-  store = storage.store_at(out)
-  found = {shard.file: shard for shard in shards}
+  store, found = storage.store_at(out), {shard.file: shard for shard in shards}
   sizes = storage.sizes(store)
   names = [job.info.shard_name(i) for i in range(job.info.num_shards)]
-  missing = [
-    name
-    for name in names
-    if name not in found or sizes.get(name) != found[name].bytes
-  ]
-  if missing:
+  there = [n for n in names if n in found and sizes.get(n) == found[n].bytes]
+  if missing := sorted(set(names) - set(there)):
     raise RunError(
       f"{store.where()}: {len(missing)} of {len(names)} shards are not there,"
       f" as {missing[0]}; run the same command again."
     )
-  every = tuple(found[name] for name in names)
-  if not any(shard.rows for shard in every):
-    raise InputError(
-      f"{store.where()}: every example was skipped; nothing to cache."
-    )
-  info = dataclasses.replace(job.info, shards=every)
+  info = dataclasses.replace(job.info, shards=tuple(found[n] for n in names))
+  if not any(shard.rows for shard in info.shards):
+    raise InputError(f"{store.where()}: every example was skipped.")
   begun = storage.read(store, JOB_FILE)
   is_ours = begun is not None and json.loads(begun).get("job") == job.digest
   # Or the same job has just been finished, by another launch of it.
   if not is_ours and storage.read(store, INFO_FILE) != info.to_json():
-    raise RunError(
-      f"{store.where()} was taken over by another job; nothing was written."
-    )
+    raise RunError(f"{store.where()} was taken over by another job.")
   for name, data in (tfds_files(info) | {INFO_FILE: info.to_json()}).items():
     if storage.put_once(store, name, data) != data:
       raise RunError(f"{store.where(name)} is of another job; remove it.")
@@ -165,15 +246,15 @@ def write_cache(
 ) -> FeatureCache:
   """Writes rows that come in blocks of any size; in memory is one shard.
 
-  The rows have an embedding and a label, a `unit_id` if `info` says so, and an
-  `example_id` unless it is their position. Their keys are made here, of the
-  embeddings. The directory of a call that failed is left as it was.
+  Their keys are made here, of the embeddings. The directory of a call that
+  failed is left as it was.
 
   Args:
     out: a directory that is not there yet, or of a killed call for the same
       rows; a path or a URL.
     info: what the rows are; `source_num_examples` is how many.
-    blocks: the rows, in order.
+    blocks: in order; embedding and label, `unit_id` if `info` says so, and
+      `example_id` unless it is their position.
 
   Returns:
     The cache; the finished one, if it is there and of these rows.
@@ -183,16 +264,13 @@ def write_cache(
       else.
     RunError: a full or broken disk.
   """
-  out = os.fspath(out)
-  info = dataclasses.replace(info, keys="embedding", shards=())
-  job = CacheJob(info=info, more="import")
-  store = storage.store_at(out)
-  before = storage.sizes(store)
+  out, info = os.fspath(out), dataclasses.replace(info, keys="embedding")
+  job, store = CacheJob(info=info, more="import"), storage.store_at(out)
+  before, shards = storage.sizes(store), []
   begin(out, job)
   try:
-    shards = []
     for i, rows in enumerate(_cut(blocks, info, store.where())):
-      made, data = encode_shard(rows, job, i)
+      made, data = encode_shard(rows, info, job.digest, i)
       shards.append(put_shard(out, job, i, made, data))
       if shards[-1] != made:
         raise InputError(
@@ -202,8 +280,7 @@ def write_cache(
     return finish(out, job, shards)
   except BaseException:
     with contextlib.suppress(Exception):
-      new = [n for n in storage.sizes(store) if n not in before]
-      storage.remove(store, new)
+      storage.remove(store, storage.sizes(store).keys() - before.keys())
       if store.remote is None:
         store.folder.rmdir()
     raise
@@ -211,34 +288,27 @@ def write_cache(
 
 def _cut(blocks: Iterable[Rows], info: CacheInfo, place: str) -> Iterator[Rows]:
   """Checked rows, as many at a time as a shard has."""
-  pending: list[Rows] = []
-  count = taken = 0
-
-  def joined() -> Rows:
-    return {n: np.concatenate([p[n] for p in pending]) for n in pending[0]}
-
+  pending: Rows = {}
+  taken = 0
   for block in blocks:
-    block = dict(block)
-    block.setdefault(
-      "example_id", np.arange(taken, taken + len(block["label"]))
-    )
     if "image_key" in block:
       raise InputError(f"{place}: image_key is made of the embeddings.")
-    taken += len(block["label"])
+    ids = np.arange(taken, taken + len(block["label"]))
+    taken += len(ids)
     with np.errstate(over="ignore", invalid="ignore"):
       stored = block["embedding"].astype(DTYPES[info.embedding_dtype])
-    block["image_key"] = embedding_keys(stored)
-    block = checked(block, info, place)
-    while len(block["label"]):
-      space = info.shard_rows - count
-      pending.append({n: a[:space] for n, a in block.items()})
-      block = {n: a[space:] for n, a in block.items()}
-      count += len(pending[-1]["label"])
-      if count == info.shard_rows:
-        yield joined()
-        pending, count = [], 0
-  if pending:
-    yield joined()
+    keys = embedding_keys(stored)
+    block = checked(
+      {"example_id": ids} | block | {"image_key": keys}, info, place
+    )
+    for name, column in block.items():
+      old = pending.get(name, column[:0])
+      pending[name] = np.concatenate([old, column])
+    while len(pending["label"]) >= info.shard_rows:
+      yield {n: column[: info.shard_rows] for n, column in pending.items()}
+      pending = {n: column[info.shard_rows :] for n, column in pending.items()}
+  if pending and len(pending["label"]):
+    yield pending
   if taken != info.source_num_examples:
     raise InputError(
       f"{place}: {taken} rows came, and source_num_examples is"

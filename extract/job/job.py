@@ -8,6 +8,7 @@ name. A shard that is there is kept: a job that was stopped goes on when it is
 run again, workers may try a shard twice, and two jobs at once share the work.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import secrets
@@ -22,8 +23,7 @@ from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.cache.format import CacheInfo, Shard
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
-from oneshot_dp.extract.cache.shards import CacheJob
-from oneshot_dp.extract.cache.write import LISTING_FILE, begin, finish
+from oneshot_dp.extract.cache.write import LISTING_FILE, CacheJob, begin, finish
 from oneshot_dp.extract.images.decode import DecodeError, decode_image
 from oneshot_dp.extract.job.embed import ahead
 from oneshot_dp.extract.job.progress import progress_bar
@@ -82,34 +82,28 @@ def run_extraction(
   if backbone.network is not None:  # else its function decides
     # Workers on other devices must not choose another one.
     config = dataclasses.replace(config, compute_dtype=backbone.compute_dtype)
-  listing = listing_of(source)
-  job = Job(
-    out=out,
-    run=secrets.token_hex(8) if options else "",
-    config=config,
-    cache=CacheJob(
-      info=info_of(config, source, backbone),
-      more=hashlib.sha256(listing).hexdigest(),
-    ),
-    source=source,
+  listing, run = listing_of(source), secrets.token_hex(8) if options else ""
+  cache = CacheJob(
+    info=info_of(config, source, backbone),
+    more=hashlib.sha256(listing).hexdigest(),
   )
-  if not begin(out, job.cache):
+  if not begin(out, cache):
     return open_cache(out)
+  job = Job(out=out, run=run, config=config, cache=cache, source=source)
   store = storage.store_at(out)
-  if options:
-    text = msgspec.json.encode(config)
-    storage.put_once(store, config_file(job.run), text)
+  try:
+    if not options:
+      return finish(out, cache, _run_here(job))
+    storage.put_once(store, config_file(run), msgspec.json.encode(config))
     if storage.put_once(store, LISTING_FILE, listing) != listing:
       raise RunError(f"{store.where()} was taken over by another job.")
-  try:
-    shards = on_beam.run(job, options) if options else _run_here(job)
-    return finish(out, job.cache, shards)
+    return finish(out, cache, on_beam.run_on_beam(job, options))
   except BrokenImageError as error:
     raise _all_broken(source, config) or error from None
   except KeyboardInterrupt as stop:
-    said = str(stop) or "interrupted"
     raise KeyboardInterrupt(
-      f"{said}; shards that are finished are kept, and the same command goes on"
+      f"{str(stop) or 'interrupted'}; shards that are finished are kept, and"
+      " the same command goes on"
     ) from stop
 
 
@@ -117,13 +111,8 @@ def info_of(
   config: ExtractConfig, source: Source, backbone: Backbone
 ) -> CacheInfo:
   """What the cache of a job will be; public."""
-  views = None
-  if config.views is not None:
-    views = {
-      "count": config.views,
-      "kind": "inception crop and flip",
-      "min_area": config.view_min_area,
-    }
+  views = {"count": config.views, "kind": "inception crop and flip"}
+  views["min_area"] = config.view_min_area
   counted = config.source.num_classes is not None
   return CacheInfo(
     dataset=source.name,
@@ -134,7 +123,7 @@ def info_of(
     num_classes_source="flag" if counted else "class_names",
     backbone=backbone.identity,
     computed_by=computed_by(backbone, config),
-    views=views,
+    views=None if config.views is None else views,
     embedding_dtype=config.embedding_dtype,
     shard_rows=config.shard_rows,
     unit=source.unit,
@@ -142,11 +131,11 @@ def info_of(
 
 
 def _run_here(job: Job) -> list[Shard]:
-  shards = []
-  with progress_bar(job.info.split, job.info.source_num_examples) as bar:
-    for index in range(job.info.num_shards):
+  info, shards = job.cache.info, []
+  with progress_bar(info.split, info.source_num_examples) as bar:
+    for index in range(info.num_shards):
       shards.append(extract_shard(job, index))
-      bar.update(len(job.info.shard_range(index)))
+      bar.update(len(info.shard_range(index)))
   return shards
 
 
@@ -164,14 +153,13 @@ def _all_broken(
     return None
 
   indices, broken = range(len(source))[:_LOOKED_AT], []
-  threads = config.decode_threads
-  try:
-    with progress_bar("look for other broken images", len(indices)) as bar:
-      for where in ahead(look, indices, 64, threads):
-        broken += [where] if where else []
-        bar.update()
-  except KeyboardInterrupt:
-    pass  # with what was found
+  with (
+    contextlib.suppress(KeyboardInterrupt),  # then those that were found
+    progress_bar("look for other broken images", len(indices)) as bar,
+  ):
+    for where in ahead(look, indices, 64, config.decode_threads):
+      broken += [where] if where else []
+      bar.update()
   if len(broken) < 2:
     return None
   more = f" and {len(broken) - _NAMED} more" * (len(broken) > _NAMED)

@@ -11,7 +11,6 @@ import contextlib
 import io
 import logging
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,15 +18,19 @@ from typing import Any
 
 import apache_beam as beam
 import msgspec
-from apache_beam.options import pipeline_options as beam_options
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import (
+  GoogleCloudOptions,
+  PipelineOptions,
+  PortableOptions,
+  StandardOptions,
+)
 
 from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.job.progress import (
-  DONE,
   Stopped,
+  images_done,
   progress_bar,
   stop_file,
 )
@@ -41,7 +44,7 @@ _GROUP = 1000
 _POLL_SECONDS, _POLL_SHARE = 0.3, 0.05
 _OURS = {e.__name__: e for e in (BrokenImageError, InputError, RunError)}
 _EXIT = re.compile(r"Worker subprocess exited with return code (-?\d+)")
-_BY_CTRL_C = (-2, 130)
+_BY_CTRL_C = ("-2", "130")
 _AGAIN = "run the same command again (finished shards are kept)"
 
 
@@ -59,13 +62,12 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
   except SystemExit as error:
     reason = complaint.getvalue().strip().rpartition("error: ")[2]
     raise InputError(f"Beam options: {reason}.") from error
-  standard = options.view_as(beam_options.StandardOptions)
+  standard = options.view_as(StandardOptions)
   if standard.runner in (None, "DirectRunner"):
     # Only a cluster's runner may know flags that Beam itself does not.
     if unknown := sorted(given.keys() - known.keys()):
       raise InputError(
-        f"--{unknown[0]} is neither a flag of this command nor a Beam option;"
-        " see its --help."
+        f"--{unknown[0]} is neither a flag of this command nor a Beam option."
       )
     # The in-process half of Beam's DirectRunner, which would first try to
     # download another runner, Prism, from the internet.
@@ -78,8 +80,13 @@ class _Running(threading.Thread):
 
   def __init__(self, job: Job, options: PipelineOptions):
     super().__init__(name="beam", daemon=True)
-    named = options.view_as(beam_options.GoogleCloudOptions)
+    named = options.view_as(GoogleCloudOptions)
     named.job_name = named.job_name or f"oneshot-dp-{job.run}"
+    endpoint = options.view_as(PortableOptions).job_endpoint
+    on = endpoint or options.view_as(StandardOptions).runner
+    self.where = f"as {named.job_name} on the engine behind {on}"
+    self.result: Any = None
+    self.error: BaseException | None = None
     try:
       self._pipeline = beam.Pipeline(options=options)
     # An unknown runner, or one that misses its options or its packages.
@@ -87,36 +94,26 @@ class _Running(threading.Thread):
       raise InputError(f"Beam: {e}") from e
     _ = (
       self._pipeline
-      | beam.Create(range(job.info.num_shards), reshuffle=False)
+      | beam.Create(range(job.cache.info.num_shards), reshuffle=False)
       | beam.Reshuffle()
       | beam.FlatMap(_extract, job.out, job.run)
       | beam.GroupByKey()
       | beam.Map(_put_descriptions, job.out, job.run)
     )
-    portable = options.view_as(beam_options.PortableOptions)
-    standard = options.view_as(beam_options.StandardOptions)
-    on = portable.job_endpoint or standard.runner
-    self.where = f"as {named.job_name} on the engine behind {on}"
-    self.result: Any = None
-    self.state: str | None = None
-    self.error: BaseException | None = None
 
   def run(self) -> None:
     try:
       self.result = self._pipeline.run()
-      self.state = self.result.wait_until_finish()
+      state = self.result.wait_until_finish()
+      if state not in (None, "DONE"):
+        raise RunError(f"the Beam job ended as {state}: {_AGAIN}.")
     except BaseException as e:
       self.error = e
 
-  def check(self) -> None:
-    """Raises what the runner or a worker raised."""
-    if self.error is not None:
-      raise _as_our_error(self.error) from self.error
-    if self.state not in (None, "DONE"):
-      raise RunError(
-        f"the Beam job ended as {self.state}; see the runner's own logs, then"
-        f" {_AGAIN}."
-      )
+  def ended(self) -> bool:
+    """Whether the engine said so; a lost job server says nothing."""
+    lost = type(self.error).__module__.startswith("grpc")
+    return not self.is_alive() and not lost
 
 
 def _extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
@@ -133,7 +130,7 @@ def _put_descriptions(
   storage.put_once(storage.store_at(out), f"shards-{number:05d}.{run}", data)
 
 
-def run(job: Job, options: PipelineOptions) -> list[Shard]:
+def run_on_beam(job: Job, options: PipelineOptions) -> list[Shard]:
   """Makes all shards on Beam, and says what they are.
 
   Raises:
@@ -141,42 +138,42 @@ def run(job: Job, options: PipelineOptions) -> list[Shard]:
       lost.
     KeyboardInterrupt: Ctrl-C; says what may still run.
   """
-  store, running = storage.store_at(job.out), _Running(job, options)
-  total = job.info.source_num_examples
-  with progress_bar(job.info.split, total) as bar, _quiet(options):
+  store, running, info = storage.store_at(job.out), None, job.cache.info
+  with progress_bar(info.split, info.source_num_examples) as bar:
+    running = _Running(job, options)
     try:
-      _wait(job, running, bar)
-      running.check()
+      with _quiet(options):
+        _wait(job, running, bar)
+      if running.error is not None:
+        raise _as_our_error(running.error) from running.error
     except BaseException as error:
       said = _stopped(job, running)
       if said and isinstance(error, KeyboardInterrupt | RunError):
         raise type(error)(f"{error or 'interrupted'}; {said}") from error
       raise
-  names = [
-    name
-    for name in storage.sizes(store)
-    if name.startswith("shards-") and name.endswith(f".{job.run}")
-  ]
-  return [
-    shard
-    for name in names
-    for shard in msgspec.json.decode(
-      storage.read(store, name) or b"[]", type=list[Shard]
-    )
-  ]
+  shards: list[Shard] = []
+  for name in storage.sizes(store):
+    if name.startswith("shards-") and name.endswith(f".{job.run}"):
+      text = storage.read(store, name) or b"[]"
+      shards += msgspec.json.decode(text, type=list[Shard])
+  return shards
 
 
 def _wait(job: Job, running: _Running, bar: Any) -> None:
   """Until the graph has ended; notices what a runner does not."""
   lost: list[str] = []
-  hook, before = threading.excepthook, DONE.value
-  store, rows = storage.store_at(job.out), job.info.shard_rows
+  hook, before, stall = (
+    threading.excepthook,
+    images_done(),
+    job.config.stall_seconds,
+  )
+  store, rows = storage.store_at(job.out), job.cache.info.shard_rows
 
   def thread_ended(ended: threading.ExceptHookArgs) -> None:
     # Beam's worker processes are started by a thread each, which ends with an
     # error when the process does, and Beam goes on waiting for it for ever.
     if exit_ := _EXIT.search(str(ended.exc_value)):
-      lost.extend([exit_[1]] * (int(exit_[1]) not in _BY_CTRL_C))
+      lost.extend({exit_[1]}.difference(_BY_CTRL_C))
     else:
       hook(ended)
 
@@ -189,9 +186,9 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
       start, seen = time.monotonic(), 0
       # A store that does not answer now may do so the next time.
       with contextlib.suppress(InputError, RunError):
-        shards = [n for n in storage.sizes(store) if ".array_record-" in n]
-        seen = min(len(shards) * rows, bar.total)
-      if (now := max(seen, DONE.value - before, count)) > count:
+        shards = sum(".array_record-" in n for n in storage.sizes(store))
+        seen = min(shards * rows, bar.total)
+      if (now := max(seen, images_done() - before)) > count:
         bar.update(now - count)
         since, count = time.monotonic(), now
       pause = max(_POLL_SECONDS, (time.monotonic() - start) / _POLL_SHARE)
@@ -200,11 +197,10 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
           f"a worker process ended with status {lost[0]} (killed, or out of"
           f" memory?): {_AGAIN}."
         )
-      if time.monotonic() - since > job.config.stall_seconds:
+      if time.monotonic() - since > (stall := job.config.stall_seconds):
         raise RunError(
-          f"the runner has finished nothing for {job.config.stall_seconds} s:"
-          f" see its logs, then {_AGAIN}, with a larger --stall-seconds if it"
-          " was only slow"
+          f"the runner has finished nothing for {stall} s: see its logs, then"
+          f" {_AGAIN}, with a larger --stall-seconds if it was only slow"
         )
   finally:
     threading.excepthook = hook
@@ -212,35 +208,28 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
 
 def _stopped(job: Job, running: _Running) -> str:
   """Stops what still runs; returns what may, and how it is stopped."""
-
-  def ended() -> bool:
-    """Whether the engine said so; a lost job server says nothing."""
-    lost = type(running.error).__module__.startswith("grpc")
-    return not running.is_alive() and not lost
-
-  if not ended():
-    with contextlib.suppress(Exception):
-      storage.put_once(storage.store_at(job.out), stop_file(job.run), b"stop")
-    running.join(DRAIN_SECONDS)
-  if ended():
+  if running.ended():
     return ""
-  result = running.result
-  cancel = threading.Thread(target=_cancel, args=(result,), daemon=True)
-  cancel.start()
-  cancel.join(CANCEL_SECONDS)
   with contextlib.suppress(Exception):
-    if not cancel.is_alive() and result.state in ("CANCELLED", "DONE"):
-      return ""
+    storage.put_once(storage.store_at(job.out), stop_file(job.run), b"stop")
+  running.join(DRAIN_SECONDS)
+  if running.ended():
+    return ""
+  told = threading.Event()
+
+  def cancel() -> None:
+    with contextlib.suppress(Exception):
+      running.result.cancel()
+      if running.result.wait_until_finish() in ("CANCELLED", "DONE"):
+        told.set()
+
+  threading.Thread(target=cancel, daemon=True).start()
+  if told.wait(CANCEL_SECONDS):
+    return ""
   return (
     f"it may still run {running.where}: its workers were told to stop and will"
     " within a batch; cancel it there if it does not end"
   )
-
-
-def _cancel(result: Any) -> None:
-  with contextlib.suppress(Exception):
-    result.cancel()
-    result.wait_until_finish()
 
 
 @contextlib.contextmanager
@@ -249,20 +238,13 @@ def _quiet(options: PipelineOptions) -> Iterator[None]:
 
   `_as_our_error` says the same in one line. The bar has the real stream.
   """
-  runner = options.view_as(beam_options.StandardOptions).runner
-  portable = options.view_as(beam_options.PortableOptions)
-  if runner != LOCAL_RUNNER and portable.environment_type != "LOOPBACK":
-    yield
-    return
-  logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-  printed = io.StringIO()
-  try:
-    with contextlib.redirect_stderr(printed):
+  loopback = options.view_as(PortableOptions).environment_type == "LOOPBACK"
+  if loopback or options.view_as(StandardOptions).runner == LOCAL_RUNNER:
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+    with contextlib.redirect_stderr(io.StringIO()):
       yield
-  except Exception:
-    raise
   else:
-    sys.stderr.write(printed.getvalue())
+    yield
 
 
 def _as_our_error(error: BaseException) -> BaseException:
@@ -279,8 +261,9 @@ def _as_our_error(error: BaseException) -> BaseException:
     return _OURS[kind](message)
   if "[while running" in text:
     return error  # A bug of ours: it keeps its traceback.
-  said = " ".join(text.split())[:300]
+  if details := getattr(error, "details", None):  # of the job server's
+    text = f"its job server was lost: {details()}"
   return RunError(
-    f"Beam could not run the job, or lost it: {type(error).__name__}: {said};"
-    f" see the runner's own logs, then {_AGAIN}."
+    f"Beam could not run the job: {' '.join(text.split())[:300]}; see the"
+    f" runner's own logs, then {_AGAIN}"
   )

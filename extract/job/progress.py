@@ -12,6 +12,9 @@ from oneshot_dp.extract import storage
 
 _LOG_SECONDS = 30
 _LOOK_SECONDS = 2.0
+_looked: dict[str, tuple[float, bool]] = {}
+_lock = threading.Lock()
+_done = 0
 
 
 class _Log(io.TextIOBase):
@@ -29,32 +32,23 @@ class _Log(io.TextIOBase):
 
 def progress_bar(what: str, total: int, unit: str = "image") -> tqdm:
   """Rate and time left of a step of so many units; `update(count)` moves it."""
-  options = {"total": total, "desc": what, "unit": unit, "smoothing": 0.1}
+  bar = {"total": total, "desc": what, "unit": unit, "smoothing": 0.1}
   if sys.stderr.isatty():
-    return tqdm(**options)
+    return tqdm(**bar)
   line = "{desc}: {percentage:.0f} % in {elapsed}, {rate_fmt}, {remaining} left"
-  return tqdm(**options, file=_Log(), position=0, bar_format=line)
+  return tqdm(**bar, file=_Log(), position=0, bar_format=line)
 
 
-class Done:
-  """Examples that this process has embedded; any thread may add."""
-
-  def __init__(self):
-    self._lock, self.value = threading.Lock(), 0
-
-  def add(self, count: int) -> None:
-    with self._lock:
-      self.value += count
-
-
-DONE = Done()
+def images_done(more: int = 0) -> int:
+  """Adds to the images that this process has embedded, in any thread."""
+  global _done
+  with _lock:
+    _done += more
+    return _done
 
 
 class Stopped(RunError):
   """The launcher of the job has told its workers to stop."""
-
-
-_looked: dict[str, tuple[float, bool]] = {}
 
 
 def stop_file(run: str) -> str:
@@ -65,7 +59,7 @@ def stop_file(run: str) -> str:
 def check_stopped(out: str, run: str) -> None:
   """Raises Stopped where a launch says so; looks now and then."""
   at, told = _looked.get(run, (0.0, False))
-  if not told and time.monotonic() - at > _LOOK_SECONDS:
+  if run and not told and time.monotonic() - at > _LOOK_SECONDS:
     told = storage.read(storage.store_at(out), stop_file(run)) is not None
     _looked[run] = time.monotonic(), told
   if told:

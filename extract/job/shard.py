@@ -21,16 +21,17 @@ from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.load_backbone import load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo, Shard
-from oneshot_dp.extract.cache.shards import (
+from oneshot_dp.extract.cache.shard_file import encode_shard
+from oneshot_dp.extract.cache.write import (
+  JOB_FILE,
+  LISTING_FILE,
   CacheJob,
   checked,
-  encode_shard,
   kept_shard,
   put_shard,
 )
-from oneshot_dp.extract.cache.write import JOB_FILE, LISTING_FILE
 from oneshot_dp.extract.job.embed import Embedder, embed
-from oneshot_dp.extract.job.progress import DONE, check_stopped
+from oneshot_dp.extract.job.progress import check_stopped, images_done
 from oneshot_dp.extract.sources.open_source import reopened
 from oneshot_dp.extract.sources.source import Source
 
@@ -40,21 +41,18 @@ HOW_MENDED = (
   "mend or remove what is broken (`oneshot-dp inspect` names it all), or pass"
   " --on-decode-error skip."
 )
+_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """A job as a process knows it; `run` tells one launch from another."""
+  """A job as a process knows it; `run` is the launch on Beam, or ""."""
 
   out: str
   run: str
   config: ExtractConfig
   cache: CacheJob
   source: Source = dataclasses.field(repr=False)
-
-  @property
-  def info(self) -> CacheInfo:
-    return self.cache.info
 
 
 def extract_shard(job: Job, index: int) -> Shard:
@@ -65,14 +63,13 @@ def extract_shard(job: Job, index: int) -> Shard:
     BrokenImageError: an image cannot be decoded, and is not to be skipped.
     InputError, RunError: as `run_extraction`.
   """
-  if job.run:
-    check_stopped(job.out, job.run)
+  check_stopped(job.out, job.run)
   if (kept := kept_shard(job.out, job.cache, index)) is not None:
     return kept
-  config, parts = job.config, []
+  config, info, parts = job.config, job.cache.info, []
   for batch in embed(
     job.source,
-    job.info.shard_range(index),
+    info.shard_range(index),
     embedder_of(job),
     threads=config.decode_threads,
     views=config.views,
@@ -84,27 +81,20 @@ def extract_shard(job: Job, index: int) -> Shard:
         f"{where} cannot be decoded: {fault}; {HOW_MENDED}"
       )
     parts.append(batch.rows)
-    DONE.add(len(batch.rows["label"]) + len(batch.broken))
-    if job.run:
-      check_stopped(job.out, job.run)
+    images_done(len(batch.rows["label"]) + len(batch.broken))
+    check_stopped(job.out, job.run)
   rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-  rows = checked(rows, job.info, f"{job.info.dataset}, {job.info.split}")
-  made, data = encode_shard(rows, job.cache, index)
+  rows = checked(rows, info, f"{info.dataset}, {info.split}")
+  made, data = encode_shard(rows, info, job.cache.digest, index)
   return put_shard(job.out, job.cache, index, made, data)
 
 
 def computed_by(backbone: Backbone, config: ExtractConfig) -> dict[str, Any]:
   """What decides the rounding of embeddings, beside the kind of device."""
+  found: dict[str, Any] = {"compute_dtype": backbone.compute_dtype}
+  found["batch_size"] = config.batch_size
   versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-  dtype = backbone.compute_dtype
-  return {
-    "compute_dtype": dtype,
-    "batch_size": config.batch_size,
-    "libraries": versions,
-  }
-
-
-_lock = threading.Lock()
+  return found | {"libraries": versions}
 
 
 def embedder_of(job: Job) -> Embedder:
@@ -113,60 +103,52 @@ def embedder_of(job: Job) -> Embedder:
   Raises:
     RunError: it is not what the job began with.
   """
-  embedder = loaded_embedder(job.config)
-  for here, there in (
-    (embedder.backbone.identity, job.info.backbone),
-    (computed_by(embedder.backbone, job.config), job.info.computed_by),
-  ):
-    # As JSON has it: tuples are lists.
-    here = json.loads(json.dumps(here))
-    for name in here:
-      if here[name] != there.get(name):
-        raise RunError(
-          f"{name} of the backbone is {here[name]} on this worker and"
-          f" {there.get(name)} where the job began: give all the same files"
-          " and libraries."
-        )
+  embedder, info = loaded_embedder(job.config), job.cache.info
+  found = embedder.backbone.identity | computed_by(
+    embedder.backbone, job.config
+  )
+  there = {**info.backbone, **info.computed_by}
+  # As JSON has it: tuples are lists.
+  for name, here in json.loads(json.dumps(found)).items():
+    if here != there.get(name):
+      raise RunError(
+        f"{name} of the backbone is {here} on this worker and {there.get(name)}"
+        " where the job began: give all the same files and libraries."
+      )
   return embedder
 
 
 def loaded_embedder(config: ExtractConfig) -> Embedder:
   """This process's backbone on its devices, whatever the job began with."""
+  asked = config.backbone, config.weights, config.weights_sha256
   with _lock:  # threads share one
     return _embedder(
-      config.backbone,
-      config.weights,
-      config.weights_sha256,
-      config.embedding,
-      config.compute_dtype,
-      config.preprocess,
+      (*asked, config.embedding, config.compute_dtype, config.preprocess),
       config.batch_size,
     )
 
 
 @functools.lru_cache(maxsize=1)
-def _embedder(*asked: Any) -> Embedder:
-  *of_backbone, batch_size = asked
-  return Embedder(load_backbone(*of_backbone), batch_size)
+def _embedder(backbone: tuple[Any, ...], batch_size: int | None) -> Embedder:
+  return Embedder(load_backbone(*backbone), batch_size)
 
 
 def job_at(out: str, run: str) -> Job:
-  """The job that was begun in a directory, in a worker of a launch."""
+  """The job that was begun in a directory, in a worker of a launch.
+
+  Raises:
+    RunError: there is none, or what it left is of another.
+  """
   with _lock:  # threads share one
     return _job_at(out, run)
 
 
 @functools.lru_cache(maxsize=2)
 def _job_at(out: str, run: str) -> Job:
-  """See `job_at`.
-
-  Raises:
-    RunError: there is none, or what it left is of another.
-  """
   store = storage.store_at(out)
-  names = JOB_FILE, config_file(run), LISTING_FILE
   begun, config, listing = (
-    storage.read(store, name, _LISTING_BYTES) for name in names
+    storage.read(store, name, _LISTING_BYTES)
+    for name in (JOB_FILE, config_file(run), LISTING_FILE)
   )
   if begun is None or config is None or listing is None:
     raise RunError(
@@ -179,13 +161,9 @@ def _job_at(out: str, run: str) -> Job:
   cache = CacheJob(info=info, more=hashlib.sha256(listing).hexdigest())
   if cache.digest != digest:
     raise RunError(f"{store.where()} was taken over by another job.")
-  return Job(
-    out=out,
-    run=run,
-    config=msgspec.json.decode(config, type=ExtractConfig),
-    cache=cache,
-    source=reopened(listing),
-  )
+  settings = msgspec.json.decode(config, type=ExtractConfig)
+  source = reopened(listing)
+  return Job(out=out, run=run, config=settings, cache=cache, source=source)
 
 
 def config_file(run: str) -> str:

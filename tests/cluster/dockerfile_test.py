@@ -48,8 +48,10 @@ def test_packages_are_installed_as_the_makefile_does(tmp_path):
       assert "libtpu==" not in made
     else:
       assert step.startswith("pip install --no-cache-dir")
-      assert "--require-hashes" in step or step.endswith("--no-deps .") or (
-        step.endswith("--no-deps --no-build-isolation .")
+      assert (
+        "--require-hashes" in step
+        or step.endswith("--no-deps .")
+        or (step.endswith("--no-deps --no-build-isolation ."))
       )
 
 

@@ -276,7 +276,9 @@ def _listens(port: int) -> bool:
 
 
 def stop_when_told() -> None:
-  """Makes SIGTERM end the processes too, as Ctrl-C does."""
+  """Makes SIGTERM end the processes too, as Ctrl-C does, also in a script."""
+  # A shell's background job ignores it, and so would all that it starts.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 

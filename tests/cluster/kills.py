@@ -48,7 +48,7 @@ def make_job(place: pathlib.Path, images: int) -> list[str]:
   words += ["--decode-threads", "1", "--stall-seconds", "120"]
   if (weights := SHARED / "vit_ti16_in1k.npz").is_file():
     return [*words, "--backbone", "vit_ti16", "--weights", str(weights)]
-  return [*words, "--backbone", "random_patches", "--image-size", "96"]
+  return [*words, "--backbone", "glyph_vit"]
 
 
 def start(
@@ -124,6 +124,7 @@ def stop(cluster, place, words, how: str, limit) -> str:
   job.wait(STOP_SECONDS + 30)
   ended = time.monotonic() - begin
   said = (place / f"{out}.log").read_text().splitlines()[-1]
+  time.sleep(1)
   at_end = len(cluster.running())
   while cluster.running():
     if time.monotonic() - begin > STOP_SECONDS:

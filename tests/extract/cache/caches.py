@@ -11,14 +11,15 @@ import pytest
 from oneshot_dp.extract.cache.format import CacheInfo, Rows
 from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.extract.cache.shards import (
+from oneshot_dp.extract.cache.shard_file import encode_shard
+from oneshot_dp.extract.cache.write import (
   CacheJob,
+  begin,
   checked,
-  encode_shard,
+  finish,
   kept_shard,
   put_shard,
 )
-from oneshot_dp.extract.cache.write import begin, finish
 
 
 def make_info(n: int = 20, d: int = 3, **changes: Any) -> CacheInfo:
@@ -79,7 +80,11 @@ def put(out: str, job: CacheJob, index: int, seed: int = 0):
     return kept
   indices = job.info.shard_range(index)
   rows = checked(part(make_rows(job.info, seed), indices), job.info, "rows")
-  return put_shard(out, job, index, *encode_shard(rows, job, index))
+  return put_shard(out, job, index, *encoded(rows, job, index))
+
+
+def encoded(rows: Rows, job: CacheJob, index: int):
+  return encode_shard(rows, job.info, job.digest, index)
 
 
 def columns(cache: FeatureCache) -> Rows:

@@ -7,14 +7,19 @@ import pathlib
 import numpy as np
 import pytest
 
-from oneshot_dp.extract.cache import check, shards
+from oneshot_dp.extract.cache import check, shard_file
 from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.format import INFO_FILE, Shard
 from oneshot_dp.extract.cache.keys import embedding_keys
 from oneshot_dp.extract.cache.read import open_cache
-from oneshot_dp.extract.cache.shards import CacheJob, encode_shard
-from oneshot_dp.extract.cache.write import write_cache
-from tests.extract.cache.caches import columns, imported, make_info, make_rows
+from oneshot_dp.extract.cache.write import CacheJob, write_cache
+from tests.extract.cache.caches import (
+  columns,
+  encoded,
+  imported,
+  make_info,
+  make_rows,
+)
 
 N = 300
 
@@ -31,9 +36,9 @@ def forge(out, changes, job="import", block_rows=256, monkeypatch=None) -> None:
   cache = open_cache(out)
   rows = columns(cache) | changes
   if monkeypatch:
-    monkeypatch.setattr(shards, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(shard_file, "BLOCK_ROWS", block_rows)
   info = dataclasses.replace(cache.info, shards=())
-  made, data = encode_shard(rows, CacheJob(info=info, more=job), 0)
+  made, data = encoded(rows, CacheJob(info=info, more=job), 0)
   (out / made.file).write_bytes(data)
   write_info(out, dataclasses.replace(cache.info, shards=(made,)))
 
@@ -109,7 +114,7 @@ def test_shards_of_two_jobs(tmp_path):
   found = open_cache(out)
   block = next(found.blocks([3]))
   bare = dataclasses.replace(found.info, shards=())
-  made, data = encode_shard(block, CacheJob(info=bare, more="other"), 3)
+  made, data = encoded(block, CacheJob(info=bare, more="other"), 3)
   (out / made.file).write_bytes(data)
   every = (*found.info.shards[:3], made, *found.info.shards[4:])
   write_info(out, dataclasses.replace(found.info, shards=every))
@@ -134,5 +139,5 @@ def test_a_record_that_is_no_block(out):
     sha256=hashlib.sha256(data).hexdigest(),
   )
   write_info(out, dataclasses.replace(open_cache(out).info, shards=(made,)))
-  assert any("is damaged (not a block of rows" in p for p in check_cache(out))
+  assert any("(not a block of rows" in p for p in check_cache(out))
   assert check.BLOCK_ROWS == 256

@@ -16,8 +16,7 @@ from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import open_cache
-from oneshot_dp.extract.cache.shards import CacheJob
-from oneshot_dp.extract.cache.write import JOB_FILE, begin, finish
+from oneshot_dp.extract.cache.write import JOB_FILE, CacheJob, begin, finish
 from tests.extract.cache.caches import (
   digest,
   make_info,
@@ -115,17 +114,16 @@ def test_two_jobs_at_once_share_the_work(tmp_path):
 OTHER = CacheJob(info=INFO, more="another listing")
 _ORPHAN = """
 import os, signal, sys
-from oneshot_dp.extract.cache import shards
 from tests.extract.cache import caches
 out, listing, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
-job = shards.CacheJob(info=caches.make_info(40), more=listing)
-encode = shards.encode_shard
+job = caches.CacheJob(info=caches.make_info(40), more=listing)
+encode = caches.encoded
 def slept(*of):
   made = encode(*of)
   print("encoded", flush=True)
   os.kill(os.getpid(), signal.SIGSTOP)
   return made
-caches.encode_shard = slept
+caches.encoded = slept
 try:
   caches.put(out, job, 1, seed)
 except RuntimeError as error:

@@ -13,13 +13,14 @@ from oneshot_dp.configs.extract_config import (
 )
 
 CLASSES = ("cat", "dog", "ox")
+BACKBONE = f"{pathlib.Path(__file__).with_name('backbone.py')}:embed"
 
 
 def job_of(location: pathlib.Path, **changes: Any) -> ExtractConfig:
   settings = changes.pop("settings", {})
   fields: dict[str, Any] = {
     "source": SourceSettings(location=(str(location),), **settings),
-    "backbone": "random_patches",
+    "backbone": BACKBONE,
     "preprocess": PreprocessConfig(image_size=8),
     "batch_size": 16,
     "shard_rows": 32,

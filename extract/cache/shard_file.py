@@ -1,0 +1,198 @@
+"""A shard's file: blocks of rows in records, and what TFDS is told of them."""
+
+import functools
+import hashlib
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+import numpy as np
+from array_record.python import array_record_module
+from jaxtyping import Float, Float32
+
+from oneshot_dp.extract import files, storage
+from oneshot_dp.extract.cache.format import BLOCK_ROWS, CacheInfo, Rows, Shard
+
+JOB_COLUMN = "job"
+"""In each record, beside the columns: the digest of its job, 32 bytes."""
+_TFDS_FILES = ("dataset_info.json", "features.json")
+
+
+@functools.cache
+def _example() -> Any:
+  """The message `tf.Example`, whose map is written in the order given.
+
+  In a pool of its own: TFDS, which takes long to import, has the same one.
+  """
+  from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+  file = descriptor_pb2.FileDescriptorProto(name="block", package="p")
+  for message, *fields in (
+    ("BytesList", ("value", 1, 12, 3, None)),
+    ("Feature", ("bytes_list", 1, 11, 1, ".p.BytesList")),
+    ("Entry", ("key", 1, 9, 1, None), ("value", 2, 11, 1, ".p.Feature")),
+    ("Features", ("feature", 1, 11, 3, ".p.Entry")),
+    ("Example", ("features", 1, 11, 1, ".p.Features")),
+  ):
+    made = file.message_type.add(name=message)
+    for name, number, kind, label, of in fields:
+      made.field.add(
+        name=name, number=number, type=kind, label=label, type_name=of
+      )
+  pool = descriptor_pool.DescriptorPool()
+  pool.Add(file)
+  found = pool.FindMessageTypeByName("p.Example")
+  return message_factory.GetMessageClass(found)
+
+
+def encode_block(rows: Rows, info: CacheInfo, job: str) -> bytes:
+  """The record of a block; the same bytes in every process."""
+  columns = {name: rows[name].tobytes() for name in info.columns()}
+  columns[JOB_COLUMN] = bytes.fromhex(job)
+  example = _example()()
+  for name, data in sorted(columns.items()):
+    entry = example.features.feature.add(key=name)
+    entry.value.bytes_list.value.append(data)
+  return example.SerializeToString()
+
+
+def decode_block(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
+  """The columns of a record, and the digest of the job that made it.
+
+  Raises:
+    ValueError: it is no block of this cache; the message holds no data.
+  """
+  try:
+    example = _example().FromString(record)
+    values: dict[str, bytes] = {
+      entry.key: entry.value.bytes_list.value[0]
+      for entry in example.features.feature
+    }
+    rows = {
+      name: np.frombuffer(values[name], dtype).reshape(-1, *shape)
+      for name, (dtype, shape) in info.columns().items()
+    }
+    job = values[JOB_COLUMN].hex()
+  except Exception as e:
+    raise ValueError(f"not a block of rows ({type(e).__name__})") from None
+  if len({len(column) for column in rows.values()}) > 1:
+    raise ValueError("its columns do not have the same number of rows")
+  return rows, job
+
+
+def encode_shard(
+  rows: Rows, info: CacheInfo, job: str, index: int
+) -> tuple[Shard, bytes]:
+  """What a shard of these rows is, and its bytes; `job` is the job's digest.
+
+  One of no rows has a block, too: it says whose the shard is.
+  """
+  starts = range(0, max(1, len(rows["label"])), BLOCK_ROWS)
+  with tempfile.TemporaryDirectory() as folder:  # ArrayRecord writes no memory
+    path, options = os.path.join(folder, "shard"), "group_size:1,uncompressed"
+    with files.disk_errors(folder):
+      writer = array_record_module.ArrayRecordWriter(path, options)
+      for at in starts:
+        block = {name: a[at : at + BLOCK_ROWS] for name, a in rows.items()}
+        writer.write(encode_block(block, info, job))
+      writer.close()
+      data = pathlib.Path(path).read_bytes()
+  shard = Shard(
+    file=info.shard_name(index),
+    rows=len(rows["label"]),
+    blocks=len(starts),
+    bytes=len(data),
+    sha256=hashlib.sha256(data).hexdigest(),
+  )
+  return shard, data
+
+
+def read_shard(
+  store: storage.Store, name: str, info: CacheInfo
+) -> tuple[list[Rows], set[str], Shard]:
+  """The blocks of a shard, the digests of their jobs, and what it is.
+
+  Raises:
+    FileNotFoundError: it is not there.
+    InputError: it may not be read.
+    ValueError: its bytes are no shard.
+  """
+  with storage.local_copy(store, name) as (path, file):
+    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    size = file.tell()
+    try:
+      options = "max_parallelism:0"
+      reader = array_record_module.ArrayRecordReader(path, options)
+      records = [reader.read() for _ in range(reader.num_records())]
+      reader.close()
+    except (RuntimeError, IndexError, ValueError, OSError) as e:
+      raise ValueError("it is no ArrayRecord file") from e
+  decoded = [decode_block(record, info) for record in records]
+  blocks, jobs = [rows for rows, _ in decoded], {job for _, job in decoded}
+  count = sum(len(rows["label"]) for rows in blocks)
+  shard = Shard(
+    file=name, rows=count, blocks=len(blocks), bytes=size, sha256=sha256
+  )
+  return blocks, jobs, shard
+
+
+def stored_norm(
+  embedding: Float[np.ndarray, "rows d"],
+) -> Float32[np.ndarray, " rows"]:
+  """L2 norm of each row as stored, the same bits on every machine.
+
+  ‖x‖ = float32(√Σ x²), in float64 and rounded once; relative error under 2⁻²³
+  (over 2⁻¹²⁶, float32's least normal number). The sum halves the row again and
+  again with elementwise additions, because the order in which numpy's own
+  reductions add depends on the width of the CPU's vectors.
+  """
+  total = np.square(embedding, dtype=np.float64)
+  while (width := total.shape[1]) > 1:
+    half = width // 2
+    total[:, :half] += total[:, width - half :]
+    total = total[:, : width - half]
+  with np.errstate(over="ignore"):
+    return np.sqrt(total[:, 0]).astype(np.float32)
+
+
+def tfds_files(info: CacheInfo) -> dict[str, bytes]:
+  """The metadata files of TFDS, to which a block is an example."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import dataset_info
+
+  features, split = tfds.features, info.tfds_split
+  tensors = {
+    name: features.Tensor(
+      shape=(None, *shape), dtype=dtype.type, encoding="bytes"
+    )
+    for name, (dtype, shape) in info.columns().items()
+  }
+  builder = dataset_info.DatasetIdentity(
+    name=info.tfds_name,
+    version=tfds.core.Version("1.0.0"),
+    data_dir="",
+    module_name="",
+  )
+  described = tfds.core.DatasetInfo(
+    builder=builder, features=features.FeaturesDict(tensors)
+  )
+  described.set_file_format("array_record")
+  template = tfds.core.ShardedFileTemplate(
+    data_dir="",
+    dataset_name=info.tfds_name,
+    split=split,
+    filetype_suffix="array_record",
+  )
+  of_split = tfds.core.SplitInfo(
+    name=split,
+    shard_lengths=[shard.blocks for shard in info.shards],
+    num_bytes=sum(shard.bytes for shard in info.shards),
+    filename_template=template,
+  )
+  described.set_splits(tfds.core.SplitDict([of_split]))
+  # It writes to folders only; of mode 0700, as bytes and blocks are private.
+  with tempfile.TemporaryDirectory() as folder:
+    described.write_to_directory(folder)
+    made = pathlib.Path(folder)
+    return {name: (made / name).read_bytes() for name in _TFDS_FILES}
