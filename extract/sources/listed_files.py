@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.files import MOST_BYTES
 
 IMAGES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
 ROWS = (".npz", ".parquet", ".tar")
@@ -117,6 +118,8 @@ def file_at(path: str) -> File:
 def read(file: File, start: int = 0, size: int | None = None) -> bytes:
   """A file, or so many bytes of it; RunError: it is not what was listed."""
   size = file.size if size is None else size
+  if size > MOST_BYTES:
+    raise InputError(f"{file.path!r}: {size:,} bytes are no image; remove it.")
   try:
     data, version = storage.read_range(*_place(file.path), start, size)
     if _file(file.path, file.size, version) != file or len(data) != size:

@@ -96,10 +96,10 @@ def opened_npz(file: File) -> Iterator[Any]:
   path = file.path
   try:
     with listed_files.seekable(file) as opened:
-      npz = np.load(opened, allow_pickle=False)
-      if not isinstance(npz, np.lib.npyio.NpzFile):
-        raise InputError(f"{path!r} holds a single array: use numpy.savez.")
-      yield npz
+      if not zipfile.is_zipfile(opened):
+        raise InputError(f"{path!r} is not a readable npz: use numpy.savez.")
+      opened.seek(0)
+      yield np.load(opened, allow_pickle=False)
   except (InputError, RunError):
     raise
   except UNREADABLE as error:

@@ -71,10 +71,10 @@ def open_source(settings: SourceSettings) -> Source:
       raise InputError(f"{shortened(paths)}: {_WHAT}, each once.")
   found = splits_of(tables)
   named, split = sorted(filter(None, found)), settings.split
-  if len(paths) == 1 and root.lower().endswith(".npz"):
+  if [path.lower()[-4:] for path in tables.values()] == [".npz"]:
     from oneshot_dp.extract.sources.npz import array_splits
 
-    named = array_splits(root) or [split or "all"]
+    named = array_splits(*tables.values()) or [split or "all"]
     found = {name: list(tables) for name in named}
   split = named[0] if split is None and len(found) == 1 else split
   if not split or split not in found:

@@ -199,6 +199,13 @@ def test_what_is_not_there(tmp_path):
     opened(tmp_path / "a/1.png")
 
 
+def test_a_sparse_file_takes_no_memory(tmp_path):
+  write(tmp_path, "a/1.png", "b/2.png")
+  os.truncate(tmp_path / "b/2.png", 2**40)
+  with refused("bytes are no image"):
+    opened(tmp_path)[1]
+
+
 def test_a_photograph_that_came_went_or_changed_is_another_job(tmp_path):
   write(tmp_path, "a/1.png", "b/2.png")
   first = opened(tmp_path)

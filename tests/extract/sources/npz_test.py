@@ -151,13 +151,13 @@ def test_files_that_are_no_npz(tmp_path):
   }
   for name, content in files.items():
     (tmp_path / f"{name}.npz").write_bytes(content)
-    with refused("is not a readable npz of plain arrays: "):
+    with refused("is not a readable npz"):
       opened(tmp_path / f"{name}.npz")
   np.save(tmp_path / "a.npy", arrays()["image"])
   (tmp_path / "a.npy").rename(tmp_path / "a.npz")
-  with refused("holds a single array"):
+  with refused("is not a readable npz: use numpy.savez"):
     opened(tmp_path / "a.npz")
-  with refused("holds a single array"):
+  with refused("is not a readable npz: use numpy.savez"):
     opened(tmp_path / "a.npz", tmp_path / "good.npz")
 
 
