@@ -118,7 +118,7 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
 
 def added_up(costs: Iterable[float | Fraction]) -> float:
   """Σ μ², rounded up: what releases cost together."""
-  exact = sum(map(Fraction, costs), Fraction(0))
+  exact = sum((Fraction(cost) for cost in costs), Fraction(0))
   total = float(exact)
   return total if Fraction(total) >= exact else math.nextafter(total, math.inf)
 

@@ -123,7 +123,7 @@ class Hosts:
     (size,) = self._added(np.array([told.size]))
     words = np.zeros(-(-size // 8), np.int64)
     words.view(np.uint8)[: told.size] = told
-    return np.load(io.BytesIO(self._added(words)), allow_pickle=False)
+    return np.load(io.BytesIO(self._added(words).tobytes()), allow_pickle=False)
 
   def _together(self, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What `make` gives, once all have made theirs; or the error of one."""

@@ -403,7 +403,7 @@ def test_noise_does_not_depend_on_the_rows():
       "mean", rows_of(data), statistics.ones, 1.0
     )
     drawn.append((found - exact) * SENSITIVITY)
-  np.testing.assert_array_equal(*drawn)
+  np.testing.assert_array_equal(drawn[0], drawn[1])
 
 
 def null_rows(dim):

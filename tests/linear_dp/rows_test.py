@@ -89,6 +89,8 @@ def test_the_check_of_the_ball_is_on_the_safe_side(dim):
   ]
   z = np.rint(z)
   z[0] = 0
+  z[1] = np.eye(dim)[min(dim - 1, 1)]  # just outside: float32 cannot tell
+  z[1, 0] += R
   fine, is_row = map(np.asarray, within_ball(jax.numpy.asarray(z, np.float32)))
   inside = np.array([s <= R**2 for s in lengths_squared(z.astype(int))])
   assert not (fine & ~inside).any()
@@ -124,7 +126,7 @@ def test_a_row_that_is_not_finite_is_refused_by_its_id_alone(value, norm, unit):
 
 def test_a_norm_that_is_too_small_is_refused_and_one_too_large_counts_less():
   def with_norm(norm):
-    block = next(iter(data_of(np.ones((1, D), np.float32), [0]).blocks()))
+    block = dict(next(iter(data_of(np.ones((1, D), np.float32), [0]).blocks())))
     block["embedding_norm"] = np.array([norm], np.float32)
     return rows_of(
       Data(blocks=lambda: [block], n=1, feature_dim=D, num_classes=1)
@@ -254,7 +256,7 @@ def test_a_map_is_that_of_numpy(dim):
   y = ((z - c).astype(object) @ a.astype(object)).astype(np.float64)
   expected = y / np.linalg.norm(y, axis=1, keepdims=True) * room_in_ball(dim)
   np.testing.assert_allclose(
-    found, np.where(z.any(axis=1)[:, None], expected, 0), atol=0.501
+    found, np.where(z.any(axis=1, keepdims=True), expected, 0), atol=0.501
   )
   assert not found[7].any()
   assert max(lengths_squared(found)) <= R**2
@@ -412,10 +414,10 @@ def test_arrays_that_are_no_rows_are_refused(given, message):
 
 def test_other_arrays_are_read_as_they_are():
   x = jax.numpy.ones((3, 2))
-  data = array_data(x, [0, 1, 1] * np.ones(3, np.uint8), num_classes=2)
+  data = array_data(x, np.array([0, 1, 1], np.uint8), num_classes=2)
   assert (data.n, data.feature_dim, data.num_classes) == (3, 2, 2)
   assert not data.has_units
-  assert array_data(x, [0, 1, 1] * np.ones(3, int), num_classes=2).unit
+  assert array_data(x, np.array([0, 1, 1]), num_classes=2).unit
   half = np.ones((3, 2), np.float16)
   (block,) = array_data(half, np.zeros(3, int), num_classes=1).blocks()
   assert block["embedding"] is half

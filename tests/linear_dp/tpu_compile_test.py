@@ -10,6 +10,7 @@ import os
 import pathlib
 import platform
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,8 +78,9 @@ def compiled(chip, lowered):
 
 def chunk_of(chip):
   rows = ROWS * mesh_of(chip).size
-  row = of(chip, "int16", rows, WIDTH)
-  return Chunk(row, *[of(chip, "int32", rows)] * 2)
+  number: Any = of(chip, "int32", rows)
+  row: Any = of(chip, "int16", rows, WIDTH)
+  return Chunk(row, number, number)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,8 @@ def test_class_sums_are_one_scatter_of_int32(chip, classes):
   mesh = mesh_of(chip)
   sums = of(chip, "int32", mesh.size * classes, WIDTH)
   with jax.enable_x64(False):
-    lowered = private_sums._scatter(mesh, False).lower(sums, chunk_of(chip))
+    scatter: Any = private_sums._scatter(mesh, False)
+    lowered = scatter.lower(sums, chunk_of(chip))
   given, made, temporaries = compiled(chip, lowered)
   assert "f64" not in given + made
   assert "s64" not in made
@@ -114,7 +117,6 @@ def test_other_sums_have_float64_and_are_the_host_s():
   mesh = mesh_of("v5e")
   with jax.enable_x64(True):
     total = of("v5e", "int64", mesh.size, WIDTH, WIDTH)
-    lowered = private_sums._outer(mesh, statistics.itself).lower(
-      total, chunk_of("v5e")
-    )
+    outer: Any = private_sums._outer(mesh, statistics.itself)
+    lowered = outer.lower(total, chunk_of("v5e"))
   assert "f64" in lowered.as_text()
