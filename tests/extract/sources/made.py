@@ -5,7 +5,7 @@ import io
 import json
 import pathlib
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,7 @@ def write_table(
   pyarrow.parquet.write_table(table, path, row_group_size=rows)
 
 
-def write_tar(path: pathlib.Path, members: dict[str, bytes | None]) -> None:
+def write_tar(path: pathlib.Path, members: Mapping[str, bytes | None]) -> None:
   """A tar of these members; those without bytes are links."""
   with tarfile.open(path, "w") as tar:
     for name, data in members.items():
