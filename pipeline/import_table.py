@@ -214,12 +214,6 @@ def _classes(
       " --num-classes to keep the guarantee.",
       stacklevel=3,
     )
-  outside = (label < 0) | (label >= k)
-  if outside.any():
-    raise InputError(
-      f"{file}: the label of row {outside.argmax()} is none of the {k} classes:"
-      f" labels run from 0 to {k - 1}."
-    )
   return label, known or tuple(map(str, range(k))), source
 
 

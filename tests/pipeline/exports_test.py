@@ -12,10 +12,18 @@ from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
 
 
-@pytest.fixture(scope="module", params=["auto", "lamb"])
-def head(request, tmp_path_factory):
-  folder = tmp_path_factory.mktemp("heads") / request.param
-  return image_heads.write_image_head(folder, head=request.param)
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("heads")
+  return {
+    name: image_heads.write_image_head(folder / name, head=name)
+    for name in ("auto", "lamb")
+  }
+
+
+@pytest.fixture
+def head(heads):
+  return heads["lamb"]
 
 
 def program(file):
@@ -28,7 +36,9 @@ def shown(count=100):
   return np.stack([resize_and_crop(image, preprocessing) for image in images])
 
 
-def test_programs_name_the_class_of_100_in_100(tmp_path, capsys, head):
+@pytest.mark.parametrize("name", ["auto", "lamb"])
+def test_programs_name_the_class_of_100_in_100(tmp_path, capsys, heads, name):
+  head = heads[name]
   out = tmp_path / "model"
   said, _ = succeeds(capsys, "export", head.path, "--to", out)
   assert IMAGES_FILE in said

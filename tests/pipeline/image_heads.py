@@ -16,6 +16,7 @@ from oneshot_dp.extract.images.resize import resize_and_crop
 from oneshot_dp.linear_dp.head import LinearHead
 from oneshot_dp.pipeline.head_folder import SavedHead, read_head, write_head
 
+_BATCH = 40
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -27,11 +28,15 @@ def digits(split: str = "test") -> tuple[np.ndarray, np.ndarray]:
 
 
 def embeddings(backbone: Backbone, images: np.ndarray) -> np.ndarray:
-  """Of images [n, h, w, 1 or 3], in one batch."""
+  """Of images [n, h, w, 1 or 3]; compiled for one size of batches."""
   pixels = np.broadcast_to(images, (*images.shape[:3], 3))
-  shown = [resize_and_crop(p, backbone.preprocessing) for p in pixels]
-  apply = jax.jit(backbone.apply)
-  return np.asarray(apply(backbone.params, jnp.asarray(np.stack(shown))))
+  shown = np.stack([resize_and_crop(p, backbone.preprocessing) for p in pixels])
+  apply, found = jax.jit(backbone.apply), []
+  for start in range(0, len(shown), _BATCH):
+    batch = shown[start : start + _BATCH]
+    full = np.pad(batch, [(0, _BATCH - len(batch)), *[(0, 0)] * 3])
+    found.append(apply(backbone.params, jnp.asarray(full))[: len(batch)])
+  return np.concatenate(found)
 
 
 @functools.cache

@@ -224,6 +224,9 @@ def test_what_is_no_table_of_vectors_is_one_line(tmp_path, capsys, what):
 
 BAD_COLUMNS = {
   "missing": {"embedding": [[1.0] * D] * 2 + [None] + [[1.0] * D]},
+  "uneven, as many values in all": {
+    "embedding": [[1.0] * width for width in (D - 1, D + 1, D, D)]
+  },
   "ragged": {"embedding": [[1.0] * D] * 3 + [[1.0]]},
   "holes": {"embedding": [[None, *[1.0] * (D - 1)]] * 4},
   "words": {"embedding": [["a"] * D] * 4},
