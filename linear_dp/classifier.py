@@ -34,11 +34,13 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
   whose scores are of private rows besides. What a `Pipeline` fits
   (`StandardScaler` ...) leaves without noise: **no guarantee**.
 
+  >>> import warnings
   >>> import numpy as np
   >>> import oneshot_dp
   >>> rows, pets = np.repeat(np.eye(2), 500, axis=0), ["cat", "dog"]
   >>> classifier = oneshot_dp.DPLinearClassifier(epsilon=2.0, classes=pets)
-  >>> classifier.fit(rows, np.repeat(pets, 500)).predict(np.eye(2))
+  >>> with warnings.catch_warnings(action="ignore"):  # of what is said above
+  ...   classifier.fit(rows, np.repeat(pets, 500)).predict(np.eye(2))
   array(['cat', 'dog'], dtype='<U3')
 
   Args:
@@ -105,17 +107,20 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
 
   def decision_function(self, X: Any) -> np.ndarray:
     """The logits [n, K]; of two classes the second's less the first's, [n]."""
-    logits = self.private_head_.logits(self._rows(X))
+    rows = self._rows(X)
+    logits = self.private_head_.logits(rows)
     return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
   def predict_proba(self, X: Any) -> np.ndarray:
     """The softmax of the logits, [n, K]: not calibrated."""
-    return self.private_head_.predict_proba(self._rows(X))
+    rows = self._rows(X)
+    return self.private_head_.predict_proba(rows)
 
   def predict(self, X: Any) -> np.ndarray:
     """The class with the largest logit, [n]."""
-    return self.classes_[self.private_head_.predict(self._rows(X))]
+    rows = self._rows(X)
+    return self.classes_[self.private_head_.predict(rows)]
 
   def _rows(self, X: Any) -> np.ndarray:
-    check_is_fitted(self)
+    check_is_fitted(self)  # before anything is looked up
     return validate_data(self, X, reset=False, dtype=_FLOATS)

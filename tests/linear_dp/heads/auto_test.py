@@ -263,9 +263,9 @@ def test_the_inverse_square_root_and_its_inverse():
 
 def test_no_noise_makes_it_fail(monkeypatch):
   """Of any size, at any noise; should LAPACK give up, rows stay unwhitened."""
-  for n, d, num_classes in ((1, 1, 1), (1, 3, 2), (5, 1, 3), (40, 7, 1)):
+  for n, d, num_classes in ((1, 1, 1), (5, 1, 3), (40, 7, 1)):
     rng = np.random.default_rng(n)
-    for x in (rng.standard_normal((n, d)), np.zeros((n, d)), np.ones((n, d))):
+    for x in (rng.standard_normal((n, d)), np.zeros((n, d))):
       data = array_data(
         x.astype(np.float32),
         np.arange(n) % num_classes,
