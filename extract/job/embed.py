@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -88,16 +88,6 @@ class Batch:
   broken: tuple[tuple[int, str, str], ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class _Prepared:
-  """One example as the backbone is shown it, or why it cannot be."""
-
-  columns: dict[str, Any]
-  where: str
-  images: tuple[np.ndarray, ...]
-  fault: str | None = None
-
-
 def embed(
   source: Source,
   indices: range,
@@ -123,70 +113,53 @@ def embed(
   """
   shown_as, each = embedder.backbone.preprocessing, views or 1
   blank = np.zeros((shown_as.image_size, shown_as.image_size, 3), np.uint8)
+  dtypes = {"example_id": np.int64, "label": np.int32, "image_key": np.uint64}
+  if source.unit != EXAMPLE:
+    dtypes["unit_id"] = np.int64
 
-  def prepare(index: int) -> _Prepared:
+  def shown(image: bytes | np.ndarray, key: np.ndarray) -> list[np.ndarray]:
+    pixels = decode_image(image)
+    if views is None:
+      return [resize_and_crop(pixels, shown_as)]
+    number = int.from_bytes(key.tobytes(), "little")
+    area = view_min_area
+    return [random_view(pixels, number, v, area, shown_as) for v in range(each)]
+
+  def prepare(index: int) -> tuple[dict[str, Any], list[np.ndarray], Any]:
+    """Columns, images, and why they are blank, if they are."""
     example = source[index]
     key = image_key(example.image)
-    columns = {
-      "example_id": index,
-      "label": example.label,
-      "image_key": key,
-      "unit_id": example.unit_id,
-    }
+    row = {"example_id": index, "label": example.label, "image_key": key}
+    row["unit_id"] = example.unit_id
     try:
-      pixels = decode_image(example.image)
-      if views is None:
-        images = (resize_and_crop(pixels, shown_as),)
-      else:
-        number = int.from_bytes(key.tobytes(), "little")
-        images = tuple(
-          random_view(pixels, number, view, view_min_area, shown_as)
-          for view in range(views)
-        )
+      return row, shown(example.image, key), None
     except DecodeError as e:
-      return _Prepared(
-        columns=columns,
-        where=example.where,
-        images=(blank,) * each,
-        fault=str(e),
-      )
-    return _Prepared(columns=columns, where=example.where, images=images)
+      return row, [blank] * each, (index, example.where, str(e))
 
   size, count = embedder.batch_size, max(1, embedder.batch_size // each)
 
-  def started() -> Iterator[tuple[list[_Prepared], list[jax.Array]]]:
+  def started() -> Iterator[tuple[list[Any], list[jax.Array]]]:
     prepared = ahead(prepare, indices, _BATCHES_AHEAD * count, threads)
     while group := list(itertools.islice(prepared, count)):
-      images = np.stack([image for one in group for image in one.images])
+      images = np.stack([image for _, some, _ in group for image in some])
       starts = range(0, len(images), size)
       yield group, [embedder(images[at : at + size]) for at in starts]
 
   # A result is waited for once the next batch is on its way.
-  for one, _ in itertools.pairwise(itertools.chain(started(), [None])):
-    group, results = one or ([], [])
+  waiting: Iterator[Any] = itertools.chain(started(), [None])
+  for (group, results), _ in itertools.pairwise(waiting):
     made = np.concatenate([np.asarray(result) for result in results])
-    width = made.shape[1]
-    made = made[: len(group) * each].reshape(len(group), each, width)
-    embedding = made.mean(axis=1, dtype=np.float64).astype(np.float32)
-    good = np.array([example.fault is None for example in group])
-    kept = [example.columns for example in group if example.fault is None]
-    types = {"example_id": np.int64, "label": np.int32, "image_key": np.uint64}
-    if source.unit != EXAMPLE:
-      types["unit_id"] = np.int64
+    made = made[: len(group) * each].reshape(len(group), each, -1)
+    kept = [row for row, _, fault in group if fault is None]
     rows = {
-      name: np.array([row[name] for row in kept], dtype).reshape(
-        (-1, 2) if name == "image_key" else -1
-      )
-      for name, dtype in types.items()
+      name: np.array([row[name] for row in kept], dtype)
+      for name, dtype in dtypes.items()
     }
-    yield Batch(
-      rows={"embedding": embedding[good]} | rows,
-      broken=tuple(
-        (example.columns["example_id"], example.where, example.fault)
-        for example in group
-        if example.fault is not None
-      ),
-    )
+    rows["image_key"] = rows["image_key"].reshape(-1, 2)
+    mean = made.mean(axis=1, dtype=np.float64).astype(np.float32)
+    rows["embedding"] = mean[[fault is None for _, _, fault in group]]
+    broken = tuple(fault for *_, fault in group if fault is not None)
+    yield Batch(rows=rows, broken=broken)
 
 
 def embed_images(
@@ -208,15 +181,11 @@ def ahead(
   threads = threads or os.cpu_count() or 1
   size = max(1, min(_AT_ONCE, most // (2 * threads)))
   waiting = collections.deque()
-
-  def make_some(some: Iterable[int]) -> list[_T]:
-    return [make(index) for index in some]
-
   with ThreadPoolExecutor(threads, "decode") as pool:
     try:
       for start in range(0, len(indices), size):
         some = indices[start : start + size]
-        waiting.append(pool.submit(make_some, some))
+        waiting.append(pool.submit(lambda some: [*map(make, some)], some))
         if len(waiting) * size >= most:
           yield from waiting.popleft().result()
       while waiting:

@@ -13,8 +13,6 @@ from oneshot_dp.configs.extract_config import (
   EmbeddingDtype,
   ExtractConfig,
   OnDecodeError,
-  PreprocessConfig,
-  Resample,
   SourceSettings,
 )
 from oneshot_dp.extract.backbones.names import backbone_names
@@ -23,6 +21,8 @@ from oneshot_dp.pipeline.commands import flags as f
 
 STOP_SECONDS = 60
 """A job on an engine is stopped there before the command ends."""
+_UNITS = "Whose images are: column, CSV, or '(?P<patient>[^_]+)_'."
+_BACKBONE = "A name, or FILE.py:FUNCTION."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,40 +44,22 @@ class Flags:
   name: Annotated[str | None, f.flag("Public name of the data.", "NAME")] = None
   image: Annotated[str | None, f.flag("Column of images.", "NAME")] = None
   label: Annotated[str | None, f.flag("Column of labels.", "NAME")] = None
-  class_names: Annotated[
-    tuple[str, ...], f.flag("All classes, if nothing names them.", "NAME")
-  ] = ()
+  class_names: Annotated[tuple[str, ...], f.flag("All classes.", "NAME")] = ()
   num_classes: Annotated[int | None, f.flag("Or how many.", "K")] = None
-  units: Annotated[
-    str | None,
-    f.flag("Whose images are: column, CSV, or '(?P<patient>[^_]+)_'.", "BY"),
-  ] = None
+  units: Annotated[str | None, f.flag(_UNITS, "BY")] = None
   data_dir: Annotated[str | None, f.flag("Where TFDS's are.", "DIR")] = None
-  backbone: Annotated[
-    str | None, f.flag("A name, or FILE.py:FUNCTION.", "NAME")
-  ] = None
-  weights: Annotated[
-    str | None, f.flag("Path or URL; else the name's.", "FILE")
-  ] = None
+  backbone: Annotated[str | None, f.flag(_BACKBONE, "NAME")] = None
+  weights: Annotated[str | None, f.flag("Else the name's.", "FILE")] = None
   weights_sha256: Annotated[str | None, f.flag("Of these.", "HEX")] = None
   embedding: Annotated[str | None, f.flag("Layer: cls, mean …", "NAME")] = None
-  compute_dtype: Annotated[
-    ComputeDtype | None, f.flag("Of products.", "DTYPE")
-  ] = None
+  compute_dtype: Annotated[ComputeDtype | None, f.flag("Of products.")] = None
   image_size: Annotated[int | None, f.flag("Side, pixels.", "N")] = None
   resize: Annotated[str | None, f.flag("N, square or crop.", "HOW")] = None
-  resample: Annotated[Resample | None, f.flag("Filter.", "HOW")] = None
   views: Annotated[int | None, f.flag("Mean of random crops.", "N")] = None
-  view_min_area: Annotated[float | None, f.flag("Of a crop.", "X")] = None
   batch_size: Annotated[int | None, f.flag("Images per call.", "N")] = None
-  embedding_dtype: Annotated[
-    EmbeddingDtype | None, f.flag("As stored.", "DTYPE")
-  ] = None
+  embedding_dtype: Annotated[EmbeddingDtype | None, f.flag("As stored.")] = None
   shard_rows: Annotated[int | None, f.flag("Images per shard.", "N")] = None
-  decode_threads: Annotated[int | None, f.flag("Else the cores.", "N")] = None
-  on_decode_error: Annotated[
-    OnDecodeError | None, f.flag("Broken images: fail or skip.", "HOW")
-  ] = None
+  on_decode_error: Annotated[OnDecodeError | None, f.flag("If broken.")] = None
   stall_seconds: Annotated[int | None, f.flag("Longest wait.", "N")] = None
   beam_options: Suppress[tuple[str, ...]] = ()
 
@@ -86,9 +68,6 @@ _names = [name for name in backbone_names() if "_" in name]
 Flags.__doc__ = (Flags.__doc__ or "").format(
   experiments=", ".join(EXPERIMENTS), backbones=", ".join(_names)
 )
-_OF_SOURCE = {field.name for field in dataclasses.fields(SourceSettings)}
-_OF_JOB = {field.name for field in dataclasses.fields(ExtractConfig)}
-_OF_IMAGES = {field.name for field in dataclasses.fields(PreprocessConfig)}
 
 
 def job_of(flags: Flags) -> ExtractConfig:
@@ -99,34 +78,24 @@ def job_of(flags: Flags) -> ExtractConfig:
   """
   if not flags.source:
     raise InputError("give a SOURCE, such as a folder of images; see --help.")
+  job = ExtractConfig(source=SourceSettings(location=flags.source))
   word = flags.source[0]
-  if len(flags.source) == 1 and not (
-    os.path.lexists(word) or ":" in word or "*" in word or "{" in word
-  ):
+  is_place = os.path.lexists(word) or set(":*{") & set(word)
+  if len(flags.source) == 1 and not is_place:
     job = load_experiment(word)
-  else:
-    source = SourceSettings(location=flags.source)
-    job = ExtractConfig(source=source)
-  given: dict[str, Any] = {
-    field.name: value
-    for field in dataclasses.fields(Flags)
-    if (value := getattr(flags, field.name)) not in (None, ())
-    and field.name not in ("source", "out", "beam_options")
-  }
-  if (given.get("resize") or "").isdigit():
+  given = {k: v for k, v in vars(flags).items() if v not in (None, ())}
+  if given.get("resize", "crop") not in ("square", "crop"):
+    if not given["resize"].isdigit():
+      raise InputError(f"--resize {given['resize']!a}: give N, square or crop.")
     given["resize"] = int(given["resize"])
-  elif given.get("resize", "square") not in ("square", "crop"):
-    raise InputError(f"--resize {given['resize']!a}: give N, square or crop.")
 
-  def of(fields: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name in fields}
+  def changed(config: Any, **more: Any) -> Any:
+    names = {field.name for field in dataclasses.fields(config)} - {"source"}
+    asked = {name: given[name] for name in names & given.keys()}
+    return dataclasses.replace(config, **asked | more)
 
-  return dataclasses.replace(
-    job,
-    source=dataclasses.replace(job.source, **of(_OF_SOURCE)),
-    preprocess=dataclasses.replace(job.preprocess, **of(_OF_IMAGES)),
-    **of(_OF_JOB),
-  )
+  source, preprocess = changed(job.source), changed(job.preprocess)
+  return changed(job, source=source, preprocess=preprocess)
 
 
 def run(flags: Flags) -> Answer:
@@ -136,9 +105,8 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.job.job import run_extraction
 
   cache = run_extraction(job, flags.out, flags.beam_options)
-  said = describe(cache)
-  width = max(map(len, said))
-  lines = [f"{name:{width}}  {value}" for name, value in said.items()]
+  said = describe(cache).items()
+  lines = [f"{name:15}{value}" for name, value in said]
   return Answer(
     text="\n".join([f"{cache.name}: finished", *lines]),
     facts={"cache": flags.out, "metadata": cache.info.public()},

@@ -45,7 +45,7 @@ def make_job(place: pathlib.Path, images: int) -> list[str]:
   """Photographs in a folder; returns the words of the command."""
   write_folder(place / "photos", images, side=32)
   words = ["photos", "--shard-rows", str(SHARD_ROWS), "--batch-size", "10"]
-  words += ["--decode-threads", "1", "--stall-seconds", "120"]
+  words += ["--stall-seconds", "120"]
   if (weights := SHARED / "vit_ti16_in1k.npz").is_file():
     return [*words, "--backbone", "vit_ti16", "--weights", str(weights)]
   return [*words, "--backbone", "glyph_vit"]

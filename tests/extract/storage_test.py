@@ -272,7 +272,7 @@ def test_a_shard_or_a_cache_that_is_not_there(place):
   storage.remove(storage.store_at(url), [name])
   with refused(f"{url}/{name} is not there"):
     list(cache.blocks())
-  assert any(f"{name} is not there" in p for p in check_cache(url))
+  assert any(f"{name} is damaged, or not there" in p for p in check_cache(url))
   with refused("no such directory, or empty"):
     open_cache(f"{url}/other")
   assert INFO_FILE in storage.sizes(storage.store_at(url))
