@@ -31,17 +31,6 @@ NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 class PrivateHead:
   """A classifier that is safe to publish as its receipt says.
 
-  >>> import numpy as np
-  >>> import oneshot_dp
-  >>> rows, labels = np.repeat(np.eye(2), 500, axis=0), np.arange(1000) // 500
-  >>> head = oneshot_dp.train_head(
-  ...   rows, labels, num_classes=2, epsilon=4.0, delta=1e-6
-  ... )
-  >>> head
-  PrivateHead(auto, feature_dim=2, num_classes=2, epsilon=4, delta=1e-06)
-  >>> head.predict(np.array([[3.0, 0.0], [0.0, 0.5]]))
-  array([0, 1])
-
   Attributes:
     trained: the head, how it was made, and all that left for it.
     num_examples: n, public.

@@ -142,14 +142,14 @@ def train(
 
   Args:
     rows: `rows_for(data, head)`.
-    head: its name.
     epsilons: positive, distinct, each more than `before` has.
-    delta: in (0, 1).
     paid: μ², charged already: `cost(epsilons, delta, before.mu_squared)`.
-    source: of the random bits.
-    options: balanced and start, of `auto`.
-    draw: noted with the heads.
     before: a head of the same rows to go on from, with its options.
+    head: its name.
+    delta: in (0, 1).
+    source: of the random bits.
+    options: of `auto`.
+    draw: noted with the heads.
   """
   options = options or HeadOptions()
   had, last, known = 0.0, {}, {}

@@ -96,12 +96,9 @@ def auto(
     sums: the door, which was paid for `buys` more.
     rows: `unit_rows` of the data.
     buys: μ² of this head alone; infinite for a baseline without noise.
-    had: μ² of the head that it goes on from, 0 if there is none.
-    last: what that left beside statistics, which the door knows.
+    had: μ² of the head that it goes on from, if there is one.
+    last: what that returned: its weights [d, K] and their length, public.
     options: balanced, and a public start, where it does not go on.
-
-  Returns:
-    The head, and its weights [d, K] and their length to go on from: public.
   """
   options = options or HeadOptions()
   own, sigma = buys**-0.5, (had + buys) ** -0.5
