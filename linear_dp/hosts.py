@@ -31,8 +31,7 @@ _BY_HAND = re.compile(
   r"(?P<process_id>\d+)/(?P<num_processes>\d+)@(?P<coordinator_address>.+:\d+)"
 )
 _HEARTBEAT_SECONDS, _LEAVE_SECONDS, _PATIENCE_MS = 30, 10, 10**9
-_AT_ONCE = 2**19
-"""Numbers that cross at once: 4 MiB from each host to each."""
+_AT_ONCE = 2**19  # numbers: 4 MiB from each host to each
 _ending = threading.Lock()
 _last_words: list[RunError] = []
 _kept: list[object] = []
@@ -42,13 +41,13 @@ _kept: list[object] = []
 class Hosts:
   """This host, `index` of `count`; alone where there is no other.
 
-  Formal guarantees: sums are those of int64, whichever host has which rows.
+  Sums are those of int64, whichever host has which rows. `client` is JAX's, of
+  the service that hosts meet by.
   """
 
   index: int = 0
   count: int = 1
   client: Any = dataclasses.field(default=None, repr=False)
-  """JAX's, of the service that hosts meet by."""
   _turn: list[int] = dataclasses.field(default_factory=lambda: [0], repr=False)
 
   @classmethod
@@ -74,8 +73,7 @@ class Hosts:
   ) -> Sequence[int] | None:
     """The shards that this host reads; None is all of them.
 
-    Where a privacy unit may have many rows, in any shards, every host reads all
-    of them and keeps the rows of its own units (`own_units`).
+    Units may have rows in any: every host reads all, and keeps its own units.
     """
     if self.count == 1 or has_units:
       return None
@@ -126,17 +124,20 @@ class Hosts:
     return np.load(io.BytesIO(self._added(words).tobytes()), allow_pickle=False)
 
   def _together(self, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """What `make` gives, once all have made theirs; or the error of one."""
+    """What `make` gives, once all made theirs; or the error of one."""
     try:
       made = make()
-    except BaseException as error:
-      is_told = isinstance(error, (InputError, RunError))
-      self._meet(error if is_told else RunError("it was stopped."))
+    except (InputError, RunError) as error:
+      self._meet(error)
+      raise
+    except BaseException:
+      with contextlib.suppress(RunError):
+        self._meet(RunError("it was stopped."))
       raise
     self._meet(None)
     return made
 
-  def _meet(self, error: BaseException | None) -> None:
+  def _meet(self, error: Exception | None) -> None:
     """Waits for all; raises on each the error that one of them has."""
     place = f"oneshot-dp/{self._turn[0]}/"
     self._turn[0] += 1
@@ -254,7 +255,7 @@ def _joined(text: str | None, place: dict[str, Any]) -> Hosts:
 def _lose(cause: Exception) -> NoReturn:
   """Raises what is said of a lost host, after which JAX is not heard."""
   _claim_the_last_word()
-  atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(1)))
+  atexit.register(lambda: (sys.stderr.flush(), os._exit(1)))
   raise _last_words[0] from cause
 
 
@@ -262,8 +263,8 @@ def _leave() -> None:
   """Waits until the others have come to their end, too."""
   import jax
 
-  late = "another host of this run was lost, or still at work, at its end."
-  _last_words[:] = [LostHostError(late)]
+  late = LostHostError("another host was lost, or still at work, at the end.")
+  _last_words[:] = [late]
   with contextlib.suppress(RuntimeError):
     jax.distributed.shutdown()
 
@@ -288,7 +289,7 @@ def _say_one_line() -> None:
     os.write(stderr, f"oneshot-dp: error: {_last_words[0]}\n".encode())
     os._exit(1)
 
-  # (`signal.signal` would let abort() go on: its handlers run later.)
+  # (Handlers of `signal.signal` run later, and abort() would go on.)
   ctypes.CDLL(None).signal(ctypes.c_int(signal.SIGABRT), end)
   _kept.append(end)
 

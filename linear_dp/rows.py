@@ -204,8 +204,9 @@ def _chunk_rows(data: Data, devices: int) -> int:
 
   What a pass makes of a chunk, [c, d] and [c, K], is to stay in a CPU's cache.
   """
-  most = max(1024, 2**18 // data.num_classes)
-  most = min(4096, most, max(64, 2**21 // data.feature_dim))
+  k, d = data.num_classes, data.feature_dim
+  most = max(2**18 // k, min(1024, 2**22 // k))
+  most = max(64, min(4096, most, 2**21 // d))
   each = max(64, -(-data.n // (devices * data.hosts.count)))
   few = min(1 << (each - 1).bit_length(), 1 << (most.bit_length() - 1))
   return few * devices

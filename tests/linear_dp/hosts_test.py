@@ -67,7 +67,8 @@ def hosts():
 
   yield start_all
   for process in started:
-    process.kill()
+    with process:
+      process.kill()
 
 
 def check_sums(found, names=STATISTICS):

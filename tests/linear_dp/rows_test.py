@@ -179,6 +179,26 @@ def test_more_rows_than_int64_was_measured_for_are_refused(monkeypatch):
 # Chunks.
 
 
+@pytest.mark.parametrize(
+  ("n", "dim", "classes", "rows"),
+  [
+    (1, 1, 1, 64),
+    (3_000_000, 8, 2, 4096),
+    (50_000, 192, 10, 4096),
+    (50_000, 768, 100, 2048),
+    (1_281_167, 1280, 1000, 1024),
+    (1_281_167, 1280, 21_843, 128),
+    (10**6, 16_384, 10, 128),
+    (10**6, 10**6, 10**6, 64),
+  ],
+)
+def test_chunks_are_as_large_as_a_cache_holds(n, dim, classes, rows):
+  data = Data(blocks=list, n=n, feature_dim=dim, num_classes=classes)
+  assert rows_module._chunk_rows(data, 1) == rows
+  if n > 10**6:
+    assert rows_module._chunk_rows(data, 4) == 4 * rows
+
+
 @pytest.mark.parametrize("block", [1, 63, 64, 700])
 def test_chunks_are_copies_though_memory_is_used_again(block, monkeypatch):
   """Kept chunks, made before the buffers went round."""
