@@ -18,7 +18,7 @@ from oneshot_dp.linear_dp.accounting import (
 )
 from oneshot_dp.linear_dp.evaluate import (
   Accuracy,
-  accuracies,
+  evaluate_heads,
   evaluation_rows,
   private_accuracies,
 )
@@ -52,7 +52,7 @@ def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> Data:
 
 def public_scores(heads: Sequence[LinearHead], cache: FeatureCache) -> Scores:
   """Exact accuracies, on labels that are public."""
-  found = accuracies(heads, cache.blocks())
+  found = evaluate_heads(heads, cache.blocks())
   counts = {"num_examples": found[0].num_examples}
   counts |= {"class_rows": found[0].class_rows}
   said = {"labels": "public", **_of(cache), **counts}

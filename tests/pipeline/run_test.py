@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import resource
 import socket
 import stat
 from fractions import Fraction
@@ -106,9 +105,14 @@ class TestTrain:
     succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
     assert found == [mu2(8.0)]
 
-  def test_core_dumps_are_off(self, capsys, place):
-    succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
-    assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
+  @pytest.mark.slow
+  def test_core_dumps_are_off(self, place):
+    first = "import atexit, resource\natexit.register(lambda: print(resource."
+    first += "getrlimit(resource.RLIMIT_CORE)))\nresource.setrlimit(resource."
+    first += "RLIMIT_CORE, (99, resource.getrlimit(resource.RLIMIT_CORE)[1]))"
+    process = start(place("TRAIN --epsilon 8 --head lamb --out h"), first=first)
+    said = process.communicate(timeout=60)[0].splitlines()[-1]
+    assert said.startswith("(0,")
 
 
 class TestGoingOn:
