@@ -199,6 +199,3 @@ def accuracy_interval(
   found = scipy.stats.binomtest(round(accuracy * n), n)
   low, high = found.proportion_ci(confidence, method="exact")
   return float(low), float(high)
-
-
-accuracies = evaluate_heads
