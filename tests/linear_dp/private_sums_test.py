@@ -229,9 +229,10 @@ def test_a_row_has_the_same_part_in_any_company(name):
   np.testing.assert_array_equal(sum(own) + of_rest, whole)
 
 
-def test_int32_sums_are_carried_before_they_overflow():
-  """131,071 rows of one direction fit; more are past 2³¹."""
-  n = 140_000
+def test_int32_sums_are_carried_before_they_overflow(monkeypatch):
+  """131,071 rows of one direction fit on a device; more are past 2³¹."""
+  n, devices = 140_000, jax.local_devices()
+  monkeypatch.setattr(jax, "local_devices", lambda **_: devices[:1])
   data = data_of(np.ones((n, 1), np.float32), np.zeros(n), num_classes=1)
   row = int(np.asarray(next(rows_of(data).chunks()).row[0, 0]))
   assert n * row > 2**31
