@@ -128,10 +128,12 @@ class Rows:
       a = np.rint(matrix * (R / longest))
 
     def make() -> Iterator[Chunk]:
+      with jax.enable_x64(True):
+        public = jax.device_put((c, a), NamedSharding(self.mesh, _SAME))
       for chunk in self.chunks():
         with jax.enable_x64(True):
-          public = jax.device_put((c, a), NamedSharding(self.mesh, _SAME))
-          yield chunk._replace(row=mapped_rows(chunk.row, *public))
+          row = mapped_rows(chunk.row, *public)
+        yield chunk._replace(row=row)
 
     return Rows(
       data=self.data,

@@ -294,6 +294,15 @@ def test_a_map_without_a_matrix_is_a_centre():
   assert not met.any()
 
 
+def test_nobody_else_is_given_float64():
+  """Each chunk is made in a context of its own."""
+  x, label = hostile_rows(np.random.default_rng(0))
+  rows = rows_of(data_of(x, label))
+  for given in (rows, rows.mapped(np.zeros(D), np.eye(D))):
+    for _ in given.chunks():
+      assert jax.numpy.arange(2.0).dtype == np.float32
+
+
 @pytest.mark.parametrize("matrix", [np.zeros((D, D)), np.full((D, D), np.nan)])
 def test_a_map_that_maps_nothing_is_refused(matrix):
   x, label = hostile_rows(np.random.default_rng(0))
