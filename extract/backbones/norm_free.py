@@ -36,11 +36,6 @@ from oneshot_dp.extract.backbones.resnet_v2 import (
 
 GAMMA = {"nf_resnet": 1.7139588594436646, "nfnet": 1.7015043497085571}
 """1/√(variance of the activation of a standard normal variable)."""
-_LAYERS = {
-  ("nf_resnet", (2, 2, 2, 2)): 26,
-  ("nf_resnet", (3, 4, 6, 3)): 50,
-  ("nf_resnet", (3, 4, 23, 3)): 101,
-} | {("nfnet", (n, 2 * n, 6 * n, 3 * n)): f"_f{n - 1}" for n in range(1, 8)}
 _ALPHA = 0.2
 
 
@@ -49,13 +44,9 @@ class NormFree(nn.Module):
 
   Attributes:
     kind: "nf_resnet": ReLU, a 7x7 root and max-pool. "nfnet": GELU (exact), a
-      root of four convolutions, "SAME" padding, four convolutions in a block
-      (the 3x3 ones in groups), then squeeze-and-excitation; a final 1x1
-      convolution to twice as many channels.
+      root of four convolutions, four in a block, squeeze-and-excitation.
     blocks, widths: residual blocks, and channels, of each stage.
-    root: channels after the root.
-    group: channels of a group in an nfnet's 3x3 convolutions.
-    compute_dtype: of convolutions, activations and the residual stream.
+    root, group: channels after the root, and in a group of 3x3 convolutions.
   """
 
   kind: str
@@ -125,7 +116,6 @@ def network_of(
   arrays: Mapping[str, np.ndarray], embedding: str | None
 ) -> NormFree:
   """The network of a file in timm's names; see `vit_file.network_of`."""
-  del embedding  # there is one
   blocks = depths(arrays, r"stages\.(\d+)\.(\d+)\.conv1\.gain")
   kind = "nfnet" if "stem.conv1.weight" in arrays else "nf_resnet"
   stem = "stem.conv4.weight" if kind == "nfnet" else "stem.conv.weight"
@@ -139,15 +129,15 @@ def network_of(
 
 def name_of(network: NormFree) -> str:
   """The name of a network of this kind and size."""
-  size: Any = (network.kind, network.blocks)
-  return f"{network.kind}{_LAYERS.get(size, network.blocks)}"
+  if network.kind == "nfnet":
+    return f"nfnet_f{network.blocks[0] - 1}"
+  return f"nf_resnet{3 * sum(network.blocks) + 2}"
 
 
 def folded(
   network: NormFree, arrays: Mapping[str, np.ndarray], image_size: int
 ) -> Arrays:
   """The same with scaled, standardised kernels and all constants in them."""
-  del image_size  # all are alike
   found = {}
   for name, array in arrays.items():
     module, _, leaf = name.rpartition(".")

@@ -12,7 +12,7 @@ Classification through Scale" (2022), section 3, and its code in jax_privacy.
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,6 @@ from jaxtyping import Array, Float, Float32
 from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.backbone import Arrays, Images, products
 
-_BIT_LAYERS = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
-
 
 class BiT(nn.Module):
   """Images to the mean over pixels of the last normalised activations.
@@ -32,7 +30,6 @@ class BiT(nn.Module):
   Attributes:
     blocks: residual blocks in each stage.
     width: channels of the root; stage k has 4·2^k times as many.
-    groups: of every group normalisation.
     compute_dtype: of convolutions, activations and the residual stream.
   """
 
@@ -108,8 +105,7 @@ class Convolution(nn.Module):
 
   A 1x1 convolution is a matrix product over the channels (on a CPU 1.1 to 2.3
   times as fast as XLA's), a grouped one is one for each group (2.6 to 4.4
-  times). `padding` is zeros on each side; "SAME" is TensorFlow's, which depends
-  on the size of the input.
+  times). `padding` is zeros on each side, or as TensorFlow has it.
   """
 
   features: int
@@ -184,7 +180,6 @@ def network_of(
   arrays: Mapping[str, np.ndarray], embedding: str | None
 ) -> BiT | WideResNet:
   """The network of a file in timm's names; see `vit_file.network_of`."""
-  del embedding  # there is one
   blocks = depths(arrays, r"stages\.(\d+)\.blocks\.(\d+)\.conv1\.weight")
   root = len(arrays["stem.conv.weight"])
   width = len(arrays["stages.0.blocks.0.conv1.weight"])
@@ -195,17 +190,16 @@ def network_of(
 
 def name_of(network: BiT | WideResNet) -> str:
   """The name of a network of this kind and size."""
-  blocks: Any = network.blocks
+  layers, width = sum(network.blocks), network.width
   if isinstance(network, WideResNet):
-    return f"wrn_{2 * sum(blocks) + 4}_{network.width}"
-  return f"bit_r{_BIT_LAYERS.get(blocks, blocks)}x{network.width / 64:g}"
+    return f"wrn_{2 * layers + 4}_{width}"
+  return f"bit_r{3 * layers + 2}x{width / 64:g}"
 
 
 def folded(
   network: nn.Module, arrays: Mapping[str, np.ndarray], image_size: int
 ) -> Arrays:
   """The same with standardised kernels, a WRN's with its gains in them."""
-  del image_size  # all are alike
   found = {}
   for name, array in arrays.items():
     gain = arrays.get(f"{name.removesuffix('.weight')}.gain")
@@ -237,8 +231,7 @@ def standardize(
 ) -> np.ndarray:
   """gain · (w − mean)/√max(var + epsilon, floor), for each output channel.
 
-  Mean and variance (of the population) are over all axes but the first. A
-  channel of equal values becomes 0.
+  Over all axes but the first. A channel of equal values becomes 0.
 
   Source: Qiao et al., "Micro-Batch Training with Batch-Channel Normalization
   and Weight Standardization" (2019), equation 8; Brock et al. (ICLR 2021),

@@ -35,12 +35,23 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   if wanted is not None and not re.fullmatch("[0-9a-f]{64}", wanted):
     raise InputError(f"--weights-sha256 {wanted[:80]!a} is no SHA-256.")
   shown = escaped(re.sub("//[^/]*@", "//", location).partition("?")[0])[:500]
-  if "://" not in location:
-    path = pathlib.Path(location).expanduser()
-  elif location.startswith("hf://"):
-    path = _from_hub(location, shown)
-  else:
-    path = _downloaded(location, shown, wanted)
+  try:
+    if "://" not in location:
+      path = pathlib.Path(location).expanduser()
+    elif location.startswith("hf://"):
+      path = _from_hub(location)
+    else:
+      path = _downloaded(location, shown, wanted)
+  except (InputError, RunError):
+    raise
+  except Exception as error:  # the clients', whose first lines say it
+    said = escaped(" ".join(str(error).split("\n\n")[0].split()))[:300]
+    denied = re.search("40[134] |privilege|metadata|hf://", said)
+    raise (InputError if denied else RunError)(
+      f"{shown}: {said}; check that you may read it (`hf auth login`; public"
+      " objects of gs:// are at https://storage.googleapis.com/BUCKET/OBJECT),"
+      " run the same command again, or give --weights, the path of the file."
+    ) from None
   files.open_regular(path).close()  # or says why not
   if wanted and (found := file_sha256(path)) != wanted:
     raise InputError(f"{shown} has SHA-256 {found}, not {wanted}: correct one.")
@@ -62,6 +73,8 @@ def file_sha256(path: pathlib.Path) -> str:
 
 def _downloaded(location: str, shown: str, wanted: str | None) -> pathlib.Path:
   """A file in the cache whose name says its SHA-256; fetched if it is not."""
+  import obstore
+
   store, key = _store_of(location, shown)
   source = hashlib.sha256(location.encode()).hexdigest()[:16]
   name = re.sub(r"[^A-Za-z0-9._-]", "_", key)[-80:]
@@ -74,7 +87,10 @@ def _downloaded(location: str, shown: str, wanted: str | None) -> pathlib.Path:
     part.parent.mkdir(parents=True, exist_ok=True)
   print(f"fetching {shown}", file=sys.stderr)
   try:
-    _fetch(store, key, shown, part)
+    answer = obstore.get(store, key)  # goes on where a connection broke
+    with files.disk_errors(part), part.open("wb") as file:
+      for chunk in answer.stream(min_chunk_size=1 << 18):
+        file.write(chunk)
     path = part.with_name(f"{source}-{file_sha256(part)}-{name}")
     with files.disk_errors(path):
       files.sync(part)
@@ -106,52 +122,14 @@ def _store_of(location: str, shown: str) -> tuple[Any, str]:
   return store, urllib.parse.unquote(key)
 
 
-def _fetch(store: Any, key: str, shown: str, part: pathlib.Path) -> None:
-  """Writes the file; obstore goes on where a connection broke."""
-  import obstore
-
-  try:
-    answer = obstore.get(store, key)
-    with files.disk_errors(part), part.open("wb") as file:
-      for chunk in answer.stream(min_chunk_size=1 << 18):
-        file.write(chunk)
-  except FileNotFoundError:
-    raise InputError(f"{shown}: there is no such file.") from None
-  except RunError:
-    raise
-  except Exception as error:  # obstore's, whose first line says it
-    reason = escaped(str(error).partition("\n")[0])[:300]
-    if re.search("40[13] |privilege|metadata", reason):
-      raise InputError(
-        f"{shown}: {reason}; check that you may read it (a public object of"
-        " gs:// is at https://storage.googleapis.com/BUCKET/OBJECT)."
-      ) from None
-    raise RunError(f"{shown}: {reason}; run the same command again.") from None
-  if part.stat().st_size != answer.meta["size"]:
-    raise RunError(f"{shown}: what came is no whole file; run it again.")
-
-
-def _from_hub(location: str, shown: str) -> pathlib.Path:
+def _from_hub(location: str) -> pathlib.Path:
   """From the Hub, by its own client and in its own cache."""
   import huggingface_hub
-  from huggingface_hub import errors
 
-  try:
-    uri = huggingface_hub.parse_hf_uri(location)
-    if uri.is_bucket or not uri.path_in_repo:
-      raise errors.HfUriError(location, _KNOWN)
-    found = huggingface_hub.hf_hub_download(
-      uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
-    )
-    return pathlib.Path(found)
-  except Exception as error:
-    reason = escaped(" ".join(str(error).split()))[:300]
-    unreached = isinstance(error, errors.LocalEntryNotFoundError)
-    known = (
-      errors.HfUriError | errors.EntryNotFoundError | errors.HfHubHTTPError
-    )
-    denied = isinstance(error, known) and not unreached
-    raise (InputError if denied else RunError)(
-      f"{shown}: {reason} (Run the same command again, or give --weights, the"
-      " file's path; a gated repository wants `hf auth login`.)"
-    ) from None
+  uri = huggingface_hub.parse_hf_uri(location)
+  if uri.is_bucket or not uri.path_in_repo:
+    raise InputError(f"--weights {escaped(location)}: {_KNOWN}.")
+  found = huggingface_hub.hf_hub_download(
+    uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
+  )
+  return pathlib.Path(found)
