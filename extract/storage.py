@@ -66,11 +66,7 @@ def is_url(place: str | os.PathLike) -> bool:
 
 
 def store_at(place: str | os.PathLike) -> Store:
-  """The store of a folder on a disk, or of a URL; asks nothing yet.
-
-  Raises:
-    InputError: there are no credentials, or it is no name of a bucket.
-  """
+  """The store of a folder on a disk, or of a URL; asks nothing yet."""
   text = os.fspath(place)
   if url := URL.fullmatch(text):
     return _remote(url[1], url[2], url[3].strip("/"))
@@ -100,24 +96,24 @@ def _remote(scheme: str, bucket: str, folder: str) -> Store:
 def sizes(store: Store, below: str = "") -> dict[str, int]:
   """Bytes of each file in the folder and the folders in it, by name, sorted.
 
-  On a disk links are followed, but for those to a folder they are in; what is
-  no regular file has -1 bytes. Empty where there is no folder.
+  On a disk as `files.walk` finds them; empty where there is no folder.
   """
   return {name: size for name, (size, _) in listed(store, below).items()}
 
 
 def listed(store: Store, below: str = "") -> dict[str, tuple[int, str]]:
   """As `sizes`, with what tells a file from a later one of its name."""
-  found: dict[str, tuple[int, str]] = {}
-  if store.remote is None:
-    with _errors(store, below, "list"):
+
+  def ask() -> dict[str, tuple[int, str]]:
+    found: dict[str, tuple[int, str]] = {}
+    if store.remote is None:
       files.walk(store.folder / below, below, found)
-  else:
-    prefix = below or None
-    ask = functools.partial(_call, "list", store, prefix)
-    for entry in _ask(store, below, "list", lambda: list(ask().collect())):
-      found[entry["path"]] = entry["size"], _version(entry)
-  return dict(sorted(found.items()))
+    else:
+      for entry in _call("list", store, below or None).collect():
+        found[entry["path"]] = entry["size"], _version(entry)
+    return dict(sorted(found.items()))
+
+  return _ask(store, below, "list", ask)
 
 
 def _call(name: str, store: Store, *words: Any, **more: Any) -> Any:
@@ -133,11 +129,7 @@ def _version(found: Any) -> str:
 
 
 def state(store: Store, name: str) -> tuple[int, str]:
-  """Bytes of a file, and what tells it from a later one of its name.
-
-  Raises:
-    FileNotFoundError: it is not there.
-  """
+  """`listed` of one file; FileNotFoundError: it is not there."""
   if store.remote is None:
     with _local(store, name) as file:
       status = os.fstat(file.fileno())
@@ -157,8 +149,7 @@ def read(
 ) -> bytes | None:
   """A file's bytes, or None if it is not there.
 
-  Raises:
-    InputError: it has more bytes, is no regular file or may not be read.
+  InputError: it has more bytes, is no regular file or may not be read.
   """
 
   def get() -> bytes:
@@ -235,10 +226,7 @@ def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
   """A path on this disk of a file, and the file, for libraries that want one.
 
   A copy from afar has no name, so that none is left behind.
-
-  Raises:
-    FileNotFoundError: it is not there.
-    InputError: it is no regular file, or may not be read.
+  FileNotFoundError: it is not there; InputError: it is no regular file.
   """
   if store.remote is None:
     with _local(store, name) as file:
@@ -301,10 +289,8 @@ def _ask(store: Store, name: str, action: str, call: Callable[[], _T]) -> _T:
 def _errors(store: Store, name: str, action: str) -> Iterator[None]:
   """Says in one line what a disk or a store refuses.
 
-  Raises:
-    FileNotFoundError, FileExistsError: as of a disk.
-    InputError: no permission, no credentials, no bucket.
-    RunError: what may go well another time.
+  InputError: no permission, credentials or bucket; RunError: what may go well
+  another time; FileNotFoundError and FileExistsError as of a disk.
   """
   where = store.where(name)
   try:

@@ -45,9 +45,7 @@ _FLOATS = (np.dtype(np.float64), *DTYPES.values())
 class CacheJob:
   """What makes a cache; private, as its digest may be of a listing.
 
-  Attributes:
-    info: what the cache will be.
-    more: what else makes the job this one.
+  `more` is what makes the job this one beside what the cache will be.
   """
 
   info: CacheInfo
@@ -154,28 +152,29 @@ def begin(out: str, job: CacheJob) -> bool:
   if finished is not None:
     info = CacheInfo.from_json(finished, store.where(INFO_FILE))
     found: Any = info.public()
-    if found == job.info.public():
-      found["job"] = _job_of(store, info)
+    with contextlib.suppress(RunError):  # its first shard says of what listing
+      if found == job.info.public() and kept_shard(out, job, 0):
+        found["job"] = job.digest
   else:
     there = storage.read(store, JOB_FILE)
-    if there is None:
-      names = [n for n in storage.sizes(store) if not n.startswith(".")]
-      if names and JOB_FILE not in names:
-        raise InputError(
-          f"{store.where()} holds other files, as {store.where(names[0])}:"
-          " choose another --out, or empty it."
-        )
-      data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
-      there = storage.put_once(store, JOB_FILE, data)
+    names = {} if there else storage.sizes(store)
+    if strays := [n for n in names if n[0] != "." and JOB_FILE not in names]:
+      raise InputError(
+        f"{store.where()} holds other files, as {store.where(strays[0])}:"
+        " choose another --out, or empty it."
+      )
+    data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
+    there = there or storage.put_once(store, JOB_FILE, data)
     try:
       found = dict(json.loads(there))
     except (ValueError, TypeError) as e:
       raise InputError(
-        f"{store.where(JOB_FILE)} is damaged: remove {store.where()}, and run"
-        " again."
+        f"{store.where(JOB_FILE)} is damaged: remove {store.where()}."
       ) from e
   if said := list(_differences(found, mine)):
-    said = said[:-1] or ["images of the source came, went or changed"]
+    said = said[:-1] or [
+      "images of the source came, went or changed, or its shard is damaged"
+    ]
     raise InputError(
       f"{store.where()} belongs to another job: {'; '.join(said)}; choose"
       " another --out, or remove it to start again."
@@ -183,16 +182,6 @@ def begin(out: str, job: CacheJob) -> bool:
   if finished is not None:
     _drop_job_files(store, storage.sizes(store))
   return finished is None
-
-
-def _job_of(store: storage.Store, info: CacheInfo) -> str:
-  """The digest of the job of a finished cache, as its first shard says."""
-  name = info.shard_name(0)
-  try:
-    _, (job,), _ = read_shard(store, name, info)
-  except (FileNotFoundError, ValueError) as e:
-    raise InputError(f"{store.where(name)} is damaged; restore it.") from e
-  return job
 
 
 def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
@@ -207,7 +196,7 @@ def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def _drop_job_files(store: storage.Store, names: Iterable[str]) -> None:
-  storage.remove(store, [name for name in names if name.startswith(_OF_JOBS)])
+  storage.remove(store, [n for n in names if n.startswith(_OF_JOBS)])
 
 
 def finish(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
@@ -250,8 +239,7 @@ def write_cache(
   failed is left as it was.
 
   Args:
-    out: a directory that is not there yet, or of a killed call for the same
-      rows; a path or a URL.
+    out: a path or a URL that is not there yet, or of a killed call.
     info: what the rows are; `source_num_examples` is how many.
     blocks: in order; embedding and label, `unit_id` if `info` says so, and
       `example_id` unless it is their position.

@@ -85,6 +85,8 @@ class _Running(threading.Thread):
     endpoint = options.view_as(PortableOptions).job_endpoint
     on = endpoint or options.view_as(StandardOptions).runner
     self.where = f"as {named.job_name} on the engine behind {on}"
+    # Ctrl-C during Thread.join makes Python 3.12 and older take it for ended.
+    self.finished = threading.Event()
     self.result: Any = None
     self.error: BaseException | None = None
     try:
@@ -109,11 +111,12 @@ class _Running(threading.Thread):
         raise RunError(f"the Beam job ended as {state}: {_AGAIN}.")
     except BaseException as e:
       self.error = e
+    self.finished.set()
 
   def ended(self) -> bool:
     """Whether the engine said so; a lost job server says nothing."""
     lost = type(self.error).__module__.startswith("grpc")
-    return not self.is_alive() and not lost
+    return self.finished.is_set() and not lost
 
 
 def _extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
@@ -181,8 +184,7 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
   since, pause, count = time.monotonic(), _POLL_SECONDS, 0
   try:
     running.start()
-    while running.is_alive():
-      running.join(pause)
+    while not running.finished.wait(pause):
       start, seen = time.monotonic(), 0
       # A store that does not answer now may do so the next time.
       with contextlib.suppress(InputError, RunError):
@@ -212,7 +214,7 @@ def _stopped(job: Job, running: _Running) -> str:
     return ""
   with contextlib.suppress(Exception):
     storage.put_once(storage.store_at(job.out), stop_file(job.run), b"stop")
-  running.join(DRAIN_SECONDS)
+  running.finished.wait(DRAIN_SECONDS)
   if running.ended():
     return ""
   told = threading.Event()
