@@ -116,7 +116,11 @@ def _path(classes: str, d: str) -> str:
 
 
 def _text(
-  x: float, y: float, words: str, classes: str = "", anchor: str = "middle"
+  x: float | int,
+  y: float | int,
+  words: str,
+  classes: str = "",
+  anchor: str = "middle",
 ) -> str:
   return (
     f'<text class="{classes}" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">'
@@ -124,7 +128,7 @@ def _text(
   )
 
 
-def _mark(place: int, x: float, y: float) -> str:
+def _mark(place: int, x: float | int, y: float | int) -> str:
   """A head's own mark: heads are told apart without colours, too."""
   outlines = (
     "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",

@@ -21,11 +21,10 @@ NAMES = tuple("0123456789")
 
 def random_head(d, k=10, unit_norm=False):
   rng = np.random.default_rng(3)
-  # A bias as large as what it is added to, so that the norm decides classes.
-  scale = 1.0 if unit_norm else d**-0.5
+  # A bias as large as what it is added to, so that both decide, and the norm.
   return LinearHead(
-    kernel=rng.normal(size=(d, k)).astype(np.float32) * scale,
-    bias=rng.normal(size=k).astype(np.float32) * scale - 10,
+    kernel=rng.normal(size=(d, k)).astype(np.float32),
+    bias=rng.normal(size=k).astype(np.float32) * (1 if unit_norm else 5) - 10,
     unit_norm=unit_norm,
   )
 
@@ -36,38 +35,55 @@ def write(folder, files):
     (folder / name).write_bytes(content)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("unit_norm", [False, True])
-def test_a_vit_read_back_from_timms_form_gives_100_classes_in_100(
-  tmp_path, shared_data, unit_norm
-):
-  weights = str(shared_data / "vit_ti16_in1k.npz")
-  backbone = load_backbone("vit_ti16", weights, compute_dtype="float32")
+def read_back(folder, backbone, images, unit_norm):
+  """Writes timm's form, and compares what is in it, class by class."""
   head = random_head(backbone.feature_dim, unit_norm=unit_norm)
   files = timm_files(backbone, head, NAMES)
-  tensors = safetensors.numpy.load(files["model.safetensors"])
-  file = tmp_path / "model.safetensors"
+  file = folder / "model.safetensors"
   file.write_bytes(files["model.safetensors"])
-  again = load_backbone("vit_ti16", str(file), compute_dtype="float32")
+  again = load_backbone(
+    backbone.name,
+    str(file),
+    embedding=backbone.embedding,
+    compute_dtype="float32",
+  )
   for one, other in zip(
     jax.tree.leaves(backbone.params), jax.tree.leaves(again.params), strict=True
   ):
     np.testing.assert_array_equal(one, other)
-  with np.load(shared_data / "cifar10_images.npz") as npz:
-    images = npz[npz.files[0]][:100]
-  embedding = image_heads.embeddings(again, images)
-  x = embedding
+  x = image_heads.embeddings(again, images)
   if unit_norm:
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
+  tensors = safetensors.numpy.load_file(file)
   logits = x @ tensors["head.weight"].T + tensors["head.bias"]
   expected = image_heads.classes_of(
     head, image_heads.embeddings(backbone, images)
   )
+  assert len(set(expected)) > 2
   assert logits.argmax(axis=1).tolist() == expected
-  config = json.loads(files["config.json"])
-  assert ("open_model.py" in files) == unit_norm
   # Neither library opens a head of norm 1 without its code.
+  assert ("open_model.py" in files) == unit_norm
+  config = json.loads(files["config.json"])
   assert ("architecture" in config) == (not unit_norm)
+
+
+@pytest.mark.parametrize("unit_norm", [False, True])
+def test_a_network_read_back_gives_100_classes_in_100(tmp_path, unit_norm):
+  backbone = load_backbone("glyph_vit", None, None, "cls", "float32")
+  backbone = dataclasses.replace(backbone, timm="vit_tiny_patch16_224")
+  read_back(tmp_path, backbone, image_heads.digits()[0][:100], unit_norm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit_norm", [False, True])
+def test_a_published_vit_read_back_gives_100_classes_in_100(
+  tmp_path, shared_data, unit_norm
+):
+  weights = str(shared_data / "vit_ti16_in1k.npz")
+  backbone = load_backbone("vit_ti16", weights, compute_dtype="float32")
+  with np.load(shared_data / "cifar10_images.npz") as npz:
+    images = npz[npz.files[0]][:100]
+  read_back(tmp_path, backbone, images, unit_norm)
 
 
 def test_words_are_those_of_timm():

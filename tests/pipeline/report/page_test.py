@@ -206,6 +206,16 @@ def test_results_that_receipts_do_not_bear_out_are_refused(
   assert not (tmp_path / "report.html").exists()
 
 
+def test_a_head_outside_of_the_run_is_refused(tmp_path, capsys):
+  file = write_run(tmp_path / "run") / "results.json"
+  results = json.loads(file.read_text())
+  path = results["heads"][0]["path"]
+  shutil.move(tmp_path / "run" / path, tmp_path / "head")
+  results["heads"][0]["path"] = "../head"
+  file.write_text(json.dumps(results))
+  assert "outside of" in fails(capsys, "report", tmp_path / "run")
+
+
 @pytest.mark.parametrize(
   "content",
   ["", "{", "[]", "{}", '{"format": 2}', '{"format": 1, "heads": []}', "\x00"],
