@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import pathlib
+from typing import Any
 
 import flax.traverse_util
 import jax
@@ -94,7 +95,7 @@ def test_in_bfloat16_kernels_take_half_the_memory(weights):
   backbone = load_backbone(
     "vit_ti16", weights, compute_dtype="bfloat16", preprocess=SMALL
   )
-  flat = flax.traverse_util.flatten_dict(backbone.params)
+  flat: dict[Any, Any] = flax.traverse_util.flatten_dict(backbone.params)
   for path, leaf in flat.items():
     kernel = path[-1] == "kernel"
     assert leaf.dtype == (ml_dtypes.bfloat16 if kernel else np.float32)
@@ -116,7 +117,7 @@ def test_the_glyph_vit_brings_its_weights():
 GLYPH_OUTPUT = [0.36516008, 0.95585799, -0.97840875, 0.77094132]
 
 # Small networks of every family, random weights.
-NETWORKS = {
+NETWORKS: dict[str, tuple[Any, int]] = {
   "vit": (ViT(24, 2, 40, 4, 3), 20),
   "siglip": (ViT(48, 1, 96, 4, 3, (), mlp="gelu_tanh", embedding="map"), 24),
   "dinov2": (
@@ -213,7 +214,7 @@ def test_the_weights_that_are_wanted_are_named(tmp_path, weights):
 
 
 def test_a_wrn_is_read_by_name(tmp_path):
-  np.savez(tmp_path / "w.npz", **wrn_weights(16, 1))
+  np.savez(tmp_path / "w.npz", allow_pickle=False, **wrn_weights(16, 1))
   backbone = load_backbone("wrn_16_1", str(tmp_path / "w.npz"))
   assert backbone.feature_dim == 64
   assert backbone.preprocessing.image_size == 32

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -60,7 +61,7 @@ def test_google_s_npz_of_bit_holds_the_same_network():
 @pytest.mark.parametrize("name", sorted(drawn.conv_layouts()["published"]))
 def test_published_files_say_which_network_they_are(name):
   """Every name and shape of timm's files and Google's; stages are cut short."""
-  family = norm_free if name.startswith("nf") else resnet_v2
+  family: Any = norm_free if name.startswith("nf") else resnet_v2
   for layout, shapes in drawn.conv_layouts()["published"][name].items():
     if layout.startswith("transformers"):
       continue

@@ -248,5 +248,5 @@ def test_the_last_block_computes_the_class_token_alone():
     network = network.clone(heads=HEADS)
     images = drawn.vit_images(SIDE)
     lowered = jax.jit(network.init_with_output).lower(jax.random.key(0), images)
-    flops.append(lowered.cost_analysis()["flops"])
+    flops.append((lowered.cost_analysis() or {})["flops"])
   assert flops[0] < 0.85 * flops[1]

@@ -179,7 +179,7 @@ class TestHub:
     return server
 
   def test_it_is_fetched_once_and_used_without_network(self, hub):
-    commit = {"X-Repo-Commit": "a" * 40}
+    commit: dict[str, str] = {"X-Repo-Commit": "a" * 40}
     hub.files[self.FILE] = Served(body=BODY, headers=commit)
     path = local_weights(self.LOCATION)
     assert path.read_bytes() == BODY
