@@ -97,9 +97,8 @@ class PrivateSums:
       once: it will not be bought again, so need not be known.
 
     Returns:
-      The mean of all that ever left of this statistic, by precision, in units
-      of a row of norm 1 and a unit's weight; and its noise multiplier (0
-      without noise).
+      The mean, by precision, of all that ever left of it, in units of a row of
+      norm 1 and a unit's weight; and its noise multiplier (0 without noise).
 
     RunError: it would let out more than was paid, or rows of class sums are
     asked for something else; before anything is computed.

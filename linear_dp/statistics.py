@@ -89,11 +89,10 @@ def integer_heads(
     longest = np.sqrt(np.square(kernel).sum(axis=0)).max()
     longest = max(longest, np.abs(bias - bias.mean()).max(), 1e-200)
     grid = 2.0 ** math.floor(math.log2(2**30 / longest))
-    room = room_in_ball(len(kernels[0]))
-    found.append(
-      (np.rint(kernel * grid), np.rint((bias - bias.mean()) * (grid * room)))
-    )
-  return np.stack([f[0] for f in found]), np.stack([f[1] for f in found])
+    shift = (bias - bias.mean()) * (grid * room_in_ball(len(kernels[0])))
+    found.append((np.rint(kernel * grid), np.rint(shift)))
+  integers, biases = zip(*found, strict=True)
+  return np.stack(integers), np.stack(biases)
 
 
 def integer_kernel(

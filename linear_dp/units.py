@@ -33,15 +33,10 @@ def unit_rows(
   Formal guarantees: a unit's are functions of its own rows alone; its weights
   are integers with Σ w^power ≤ W^power; rows of zeros do not count.
 
-  In memory: the rows as int16, and what becomes of them.
-
-  Args:
-    parts: columns z, label, weight and unit_id of the rows as they are stored.
-    is_own: whether each unit_id is one of this host's, which is given all.
-    whole: W.
-    room: the norm of mean rows, None where they are as long as they are.
-    power: see `rows_of`.
-    each: rows one by one, at weight ⌊W/k⌋, instead of means.
+  `parts` are columns z, label, weight and unit_id of the rows as they are
+  stored, `whole` is W, and `room` the norm of mean rows, None where they keep
+  theirs; `each` gives rows one by one, at weight ⌊W/k⌋. In memory: the rows as
+  int16, and what becomes of them.
   """
   kept = []
   for row, label, weight, unit in parts:

@@ -340,22 +340,6 @@ def test_bits_drawn_to_accept_are_in_the_sample():
   assert high_end - low_end == Fraction(1, 2**192)
 
 
-def test_bits_drawn_later_belong_to_the_sample():
-  """Where x took more bits, its interval is narrower and rounding sees it."""
-  source = NoiseSource(seed=15)
-  normals = sample_normals(3, source)
-  wide = [normals.interval(i) for i in range(3)]
-  normals.extend(1, source)
-  low, high = normals.interval(1)
-  assert wide[1][0] <= low < high <= wide[1][1]
-  assert high - low == Fraction(1, 2**128)
-  assert normals.interval(0) == wide[0]
-  tail = normals.tail[1][0]
-  normals.extend(1, source)
-  assert normals.tail[1][0] >> 64 == tail
-  assert normals.tail[1][1] == 128
-
-
 @pytest.mark.parametrize(
   ("sign", "fraction", "sd", "words", "expected"),
   [
