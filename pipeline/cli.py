@@ -202,7 +202,8 @@ def _in_one_line(box: str) -> str:
       said.append(text.lstrip(" •"))
   line = " ".join(" ".join(said).split()).rstrip(".:")
   line = line.replace(" Unrecognized options", ". Unrecognized options")
-  return line.replace(" Perhaps you meant:", "; did you mean")
+  line = re.sub(r" (Perhaps you meant|Arguments similar to).*?:", "; see", line)
+  return line.partition(". Got errors:")[0].replace("{None}|", "")
 
 
 def _prepare() -> None:

@@ -76,7 +76,6 @@ class Plan:
   """A request of which all is there and fits, and what it will cost.
 
   Attributes:
-    train, test: caches; no test cache where none is asked for.
     saved, before: the head that `--from` names.
     rows: as each head sees them, in memory or to be read again.
     test_rows: of a private evaluation.
@@ -157,22 +156,18 @@ class Plan:
 
   def _options(self) -> dict[HeadName, HeadOptions]:
     """Settings of each head; beside auto, which has some, lamb has none."""
-    asked, info, start = self.asked, self.train.info, None
-    if asked.start is not None:
-      start = read_start(asked.start, info)
+    asked, train, found = self.asked, self.train, {}
+    start = read_start(asked.start, train.info) if asked.start else None
     given = HeadOptions(balanced=asked.balanced, start=start)
-    alone = len(asked.heads) == 1
-    found = {
-      head: given if head == "auto" or alone else HeadOptions()
-      for head in asked.heads
-    }
-    for head, options in found.items():
+    for head in asked.heads:
+      alone = head == "auto" or len(asked.heads) == 1
+      found[head] = given if alone else HeadOptions()
       check_plan(
         head=head,
-        n=self.train.n,
-        feature_dim=info.feature_dim,
-        num_classes=info.num_classes,
-        options=options,
+        n=train.n,
+        feature_dim=train.info.feature_dim,
+        num_classes=train.info.num_classes,
+        options=found[head],
         before=self.before,
       )
     return found
@@ -180,12 +175,12 @@ class Plan:
   def _bill(self) -> Bill:
     """What training costs: nested epsilons together, each draw anew."""
     at = ", ".join(map(printable, sorted(self.asked.epsilons)))
+    paid = self.mu2 if self.source.is_private else None
     charges = [
       Charge(
-        what=f"{head} without noise"
-        if i is None
-        else f"{head} at epsilon {at}",
-        mu2=None if i is None or not self.source.is_private else self.mu2,
+        what=f"{head} "
+        + ("without noise" if i is None else f"at epsilon {at}"),
+        mu2=None if i is None else paid,
         unit=self.train.info.unit,
         delta=self.asked.delta,
         came_from=self.saved.stated["charge"] if self.saved else None,
@@ -226,15 +221,14 @@ class Plan:
 
   def said(self) -> list[str]:
     """What to beware of, and what will be done and cost, from public facts."""
-    asked, train, said = self.asked, self.train, [*self.notes]
-    info = train.info
+    asked, info, n, said = self.asked, self.train.info, self.train.n, []
     if not info.num_classes_is_public:
       said.append(
         "warning: the number of classes was read off the private labels; the"
         " guarantee holds only if it is public: import with --num-classes"
       )
     sigma = mu_squared(max(asked.epsilons), asked.delta) ** -0.5
-    if (of_class := train.n / info.num_classes) < _FEW_ROWS * sigma:
+    if (of_class := n / info.num_classes) < _FEW_ROWS * sigma:
       said.append(
         f"warning: about {of_class:.3g} rows of each class, and noise as large"
         f" as {sigma:.3g} of them: heads will be little better than chance;"
@@ -247,17 +241,20 @@ class Plan:
     if asked.baseline:
       costs += f", and is shown without noise, {NOT_PRIVATE}"
     if asked.private_eval is not None:
-      of, epsilon = self.bills[-1].dataset, printable(asked.private_eval)
-      costs += f"; accuracies cost {of!r} {epsilon}"
-    epsilons = ", ".join(map(printable, sorted(asked.epsilons)))
-    draws = f", {asked.num_draws} draws" if asked.num_draws > 1 else ""
-    said.append(
-      f"{' and '.join(asked.heads)} at epsilon {epsilons}{draws}, delta"
-      f" {printable(asked.delta)}, from {train.n:,} rows of"
-      f" {info.feature_dim:,} numbers in {info.num_classes:,} classes: {costs},"
-      f" by {self.ledger.path}"
+      costs += f"; accuracies cost {self.bills[-1].dataset!r}"
+      costs += f" {printable(asked.private_eval)}"
+    draws = f", {asked.num_draws} draws" * (asked.num_draws > 1)
+    what = (
+      " and ".join(asked.heads),
+      ", ".join(f"{e:g}" for e in asked.epsilons),
     )
-    return said
+    return [
+      *self.notes,
+      *said,
+      f"{what[0]} at epsilon {what[1]}, delta {asked.delta:g}{draws}, from"
+      f" {n:,} rows of {info.feature_dim:,} numbers in {info.num_classes:,} classes:"
+      f" {costs}, by {self.ledger.path}",
+    ]
 
 
 def _check_memory(asked: Request, train: FeatureCache) -> None:

@@ -1,16 +1,11 @@
 """`oneshot-dp demo`."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from oneshot_dp.pipeline.answer import Answer
 from oneshot_dp.pipeline.commands.flags import flag
-
-_EPSILONS = 0.5, 1.0, 2.0, 4.0, 8.0
-_DELTA = 1e-5
-_DRAWS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,36 +23,30 @@ class Flags:
 
 
 def run(flags: Flags) -> Answer:
-  """Extracts both splits, sweeps epsilon with both heads, writes the page."""
+  """Extracts both splits, and sweeps epsilon with both heads."""
   from oneshot_dp.configs.experiments import load_experiment
   from oneshot_dp.extract.job.job import run_extraction
   from oneshot_dp.pipeline.plan import Request
   from oneshot_dp.pipeline.run import run_request
 
-  out, results = flags.out, flags.out / "results"
-  if (results / "results.json").exists():
-    return Answer(
-      text=f"{results} is there already; delete {out} to begin anew",
-      facts={"results": results},
-    )
+  out, caches, results = flags.out, flags.out / "caches", flags.out / "results"
+  if results.exists():
+    said = f"{results} is there already; delete {out} to begin anew"
+    return Answer(text=said, facts={"results": results})
   digits = load_experiment("digits")
   for split in "train", "test":
-    print(
-      f"== extract {split}: the backbone sees each image once", file=sys.stderr
-    )
     source = dataclasses.replace(digits.source, split=split)
     config = dataclasses.replace(digits, source=source)
-    run_extraction(config, str(out / "caches" / split))
-  print("== sweep: two kinds of heads, five epsilons", file=sys.stderr)
+    run_extraction(config, str(caches / split))
   return run_request(
     Request(
-      cache=out / "caches" / "train",
-      eval_cache=out / "caches" / "test",
+      cache=caches / "train",
+      eval_cache=caches / "test",
       out=results,
       heads=("lamb", "auto"),
-      epsilons=_EPSILONS,
-      delta=_DELTA,
-      num_draws=_DRAWS,
+      epsilons=(0.5, 1.0, 2.0, 4.0, 8.0),
+      delta=1e-5,
+      num_draws=3,
       baseline=True,
       ledger=out / "ledger.sqlite",
     )

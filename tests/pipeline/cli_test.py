@@ -1,8 +1,5 @@
 """What all commands share."""
 
-import os
-import pathlib
-import signal
 import subprocess
 import sys
 import types
@@ -16,8 +13,28 @@ from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.commands import COMMANDS, train
 from tests.pipeline.command_line import fails, one_line, start, succeeds
 
-TRAIN = "train --cache c --epsilon 1 --delta 1e-5 --out o".split()
-SWEEP = "sweep --cache c --eval-cache t --delta 1e-5 --out o".split()
+TRAIN = [
+  "train",
+  "--cache",
+  "c",
+  "--epsilon",
+  "1",
+  "--delta",
+  "1e-5",
+  "--out",
+  "o",
+]
+SWEEP = [
+  "sweep",
+  "--cache",
+  "c",
+  "--eval-cache",
+  "t",
+  "--delta",
+  "1e-5",
+  "--out",
+  "o",
+]
 
 
 class TestWords:
@@ -28,7 +45,7 @@ class TestWords:
       (["xyz"], "there is no command xyz; see oneshot-dp --help."),
       (
         [*TRAIN, "--headd", "lamb"],
-        "Unrecognized options: --headd, lamb; did you mean --head HEAD; see"
+        "Unrecognized options: --headd, lamb; see --head HEAD; see"
         " oneshot-dp train --help",
       ),
       (
@@ -47,6 +64,11 @@ class TestWords:
         "Error parsing --epsilons: Could not find valid parse for arguments:"
         " ['0.5,2']; leave spaces between numbers: --epsilons 0.5 2; see"
         " oneshot-dp sweep --help",
+      ),
+      (
+        [*TRAIN, "--noise-seed", "x"],
+        "Error parsing --noise-seed: no type matching INT could be instantiated"
+        " from ['x']; see oneshot-dp train --help",
       ),
       ([*TRAIN, "stray"], "Unrecognized options: stray; see oneshot-dp train"),
       ([*TRAIN, "--head", "x"], "invalid choice 'x' for argument '--head'."),

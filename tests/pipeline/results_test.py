@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from oneshot_dp.pipeline.results import (
 
 
 def row(head="auto", epsilon=1.0, draw=0, **changes):
-  fields = {
+  fields: dict[str, Any] = {
     "path": f"heads/{head_name(head, epsilon, draw)}",
     "delta": 1e-5,
     "private": math.isfinite(epsilon),

@@ -1,6 +1,7 @@
 """No row is both private and public, whatever it is called."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,7 +101,10 @@ class TestUnits:
   def caches(self, tmp_path, first, **changes):
     units = np.arange(180) // 3
     train = write_clusters(tmp_path / "train", unit_id=units)
-    fields = {"split": "test", "unit_id": np.arange(80) + first} | changes
+    fields: dict[str, Any] = {
+      "split": "test",
+      "unit_id": np.arange(80) + first,
+    } | changes
     test = write_clusters(tmp_path / "test", (20,) * 4, seed=1, **fields)
     return train, test
 

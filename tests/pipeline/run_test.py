@@ -7,6 +7,7 @@ import socket
 import stat
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,8 +63,8 @@ class TestTrain:
     assert out.startswith(f"h: {head} at epsilon = 8, delta = 1e-05, noise")
     plan, *_ = err.splitlines()
     assert plan.startswith(
-      f"{head} at epsilon 8, delta 1e-05, from 180 rows of {DIM} numbers in 4"
-      " classes: 'clusters' pays epsilon 8 in all, by "
+      f"{head} at epsilon 8, delta 1e-05, from 180 rows of {DIM}"
+      " numbers in 4 classes: 'clusters' pays epsilon 8 in all, by "
     )
     out, _ = succeeds(capsys, *place(f"evaluate h --cache {eval_cache.path}"))
     assert out.startswith("top-1 100.00 %")
@@ -185,7 +186,8 @@ class TestStart:
     vectors = {
       f"class {i}": rng.standard_normal(DIM).astype("f4") for i in range(4)
     } | changes
-    np.savez("s.npz", **{k: v for k, v in vectors.items() if v is not None})
+    given: Any = {k: v for k, v in vectors.items() if v is not None}
+    np.savez("s.npz", **given)
 
   def test_vectors_by_class_name(self, capsys, place):
     self.npz()
