@@ -32,7 +32,6 @@ from oneshot_dp.pipeline.verify import Verdict
 
 HEAD_FILE = "embeddings_to_logits.jax_export"
 IMAGES_FILE = "images_to_logits.jax_export"
-REGISTRY_FILE = "deployment.yaml"
 NOBODY_VOUCHES = {
   True: "",
   False: "**NOT VOUCHED FOR: these weights left for no charge of the ledger.**",
@@ -75,7 +74,7 @@ def export_head(
   if with_registry:
     today = datetime.datetime.now(datetime.UTC).date()
     record = deployments_registry.registry_record(saved.receipt, today)
-    files[REGISTRY_FILE] = deployments_registry.as_yaml(record).encode()
+    files["deployment.yaml"] = deployments_registry.as_yaml(record).encode()
   files["README.md"] = filled_in(
     "README.md",
     files=[*files],

@@ -58,8 +58,6 @@ def run(flags: Flags) -> Answer:
   )
   from oneshot_dp.pipeline.results import NOT_PRIVATE
 
-  if not flags.images:
-    raise InputError("there are no images: name files, or folders of them.")
   if os.path.lexists(flags.out):
     raise InputError(f"--out {flags.out} is there already; name a new file.")
   saved, part = read_head(flags.head), Part.parse(flags.rows)

@@ -211,7 +211,7 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_what_is_no_table_of_vectors_is_one_line(tmp_path, capsys, what):
   embedding, label = vectors()
-  arrays = {"embedding": embedding, "label": label} | BAD[what]
+  arrays: dict = {"embedding": embedding, "label": label} | BAD[what]
   np.savez(tmp_path / "a.npz", **arrays)
   line = fails(
     capsys,
