@@ -28,8 +28,7 @@ NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 _DTYPES: dict[str, EmbeddingDtype] = {
   "float16": "float16",
   "bfloat16": "bfloat16",
-}
-"""Kept as they are."""
+}  # kept as they are
 _VECTORS = ("embedding", "embeddings")
 _LABELS = ("label", "labels")
 
