@@ -119,12 +119,12 @@ class Plan:
     data = data_of(self.train, hosts)
     self.rows = {head: rows_for(data, head) for head in asked.heads}
     self.notes += {rows.note for rows in self.rows.values()} - {""}
-    had = (self.before and self.before.mu_squared) or 0.0
+    had = 0.0 if self.before is None else self.before.mu_squared or 0.0
     self.mu2 = Fraction(cost(asked.epsilons, asked.delta, had))
     draws: list[tuple[HeadName, int | None]]
     draws = [(head, i) for head in asked.heads for i in range(asked.num_draws)]
     self.jobs = draws + [(h, None) for h in asked.heads if asked.baseline]
-    costs = [had, *(float(self.mu2) for _ in draws)]
+    costs = [Fraction(had), *(self.mu2 for _ in draws)]
     self.epsilon = epsilon_of(added_up(costs), asked.delta)
     self.bills = [self._bill()]
     self.test_rows: Rows | None = None
@@ -252,8 +252,8 @@ class Plan:
       *self.notes,
       *said,
       f"{what[0]} at epsilon {what[1]}, delta {asked.delta:g}{draws}, from"
-      f" {n:,} rows of {info.feature_dim:,} numbers in {info.num_classes:,} classes:"
-      f" {costs}, by {self.ledger.path}",
+      f" {n:,} rows of {info.feature_dim:,} numbers in"
+      f" {info.num_classes:,} classes: {costs}, by {self.ledger.path}",
     ]
 
 

@@ -47,7 +47,7 @@ FLOORS = {
     floor("cli"),
   ),
 }
-LEVELS = {"extract": 6, "linear_dp": 8, "pipeline": 9}
+LEVELS = {"extract": 6, "linear_dp": 8, "pipeline": 10}
 
 
 @pytest.fixture(scope="module")

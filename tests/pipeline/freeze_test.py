@@ -15,6 +15,7 @@ import json
 import os
 import re
 import stat
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def published(folder, make, seed, monkeypatch):
   turn = functools.partialmethod(frozen_at, itertools.count())
   monkeypatch.setattr(private_sums.PrivateSums, "release", turn)
   rng = np.random.default_rng(seed)
-  fields = {"num_classes": 4, "shard_rows": N}
+  fields: dict[str, Any] = {"num_classes": 4, "shard_rows": N}
   for name, units, more in (
     ("c", False, {}),
     ("t", False, {"split": "test"}),
@@ -105,8 +106,8 @@ def published(folder, make, seed, monkeypatch):
     ("v", True, {"dataset": "of others", "split": "test"}),
   ):
     x, y, unit = make(rng)
-    ids = {"unit_id": unit} if units else {}
-    info = write_rows(folder / name, x, y, **fields, **ids, **more).info
+    fields["unit_id"] = unit if units else None
+    info = write_rows(folder / name, x, y, **(fields | more)).info
     info = dataclasses.replace(info, source_num_examples=N)  # others: skipped
     (folder / name / "cache_info.json").write_bytes(info.to_json())
   write_clusters(folder / "public", (30,) * 4, seed=8, split="public")
