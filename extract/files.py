@@ -76,9 +76,9 @@ def walk(
   except PermissionError:
     if not inside:
       raise
-    status, entries = None, []
-  here = status and (status.st_dev, status.st_ino)
-  if here is None or here in inside:
+    found[name] = -1, ""
+    return
+  if (here := (status.st_dev, status.st_ino)) in inside:
     found[name] = -1, ""
     return
   for entry in entries:
@@ -89,22 +89,6 @@ def walk(
       found[inner] = entry.stat().st_size, str(entry.stat().st_mtime_ns)
     else:
       found[inner] = -1, ""
-
-
-def write_whole(path: str | os.PathLike, data: bytes) -> None:
-  """Writes a file of mode 0600, or replaces it; RunError: the disk refuses."""
-  final = pathlib.Path(path)
-  with disk_errors(final):
-    handle, temporary = _named(final)
-    try:
-      _fill(handle, data)
-      os.replace(temporary, final)
-    except BaseException:
-      os.unlink(temporary)
-      raise
-    finally:
-      os.close(handle)
-    sync(final.parent)
 
 
 def write_once(path: str | os.PathLike, data: bytes) -> bool:
@@ -119,9 +103,13 @@ def write_once(path: str | os.PathLike, data: bytes) -> bool:
       flags, temporary = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, None
       handle = os.open(final.parent, flags, 0o600)
     except (AttributeError, OSError):  # not Linux, or not this file system
-      handle, temporary = _named(final)
+      suffix = f".{final.name}.tmp"
+      handle, temporary = tempfile.mkstemp(suffix, ".", final.parent)
     try:
-      _fill(handle, data)
+      with os.fdopen(handle, "wb", closefd=False) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(handle)
       # Unlike a rename it fails where the name is taken. (With a src_dir_fd,
       # which is not used, Python does follow the link of /proc.)
       source = temporary or f"/proc/self/fd/{handle}"
@@ -134,18 +122,6 @@ def write_once(path: str | os.PathLike, data: bytes) -> bool:
         os.unlink(temporary)
     sync(final.parent)
   return True
-
-
-def _named(final: pathlib.Path) -> tuple[int, str]:
-  prefix = f".{final.name}."
-  return tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=final.parent)
-
-
-def _fill(handle: int, data: bytes) -> None:
-  with os.fdopen(handle, "wb", closefd=False) as file:
-    file.write(data)
-    file.flush()
-    os.fsync(handle)
 
 
 def sync(path: str | os.PathLike) -> None:

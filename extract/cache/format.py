@@ -121,10 +121,11 @@ class CacheInfo:
       )
     if self.has_units:
       check_unit_name(self.unit)
-    names = [("dataset", self.dataset), ("split", self.split)]
-    names.append(("backbone", self.backbone.get("name")))
-    for place, name in names + [("class_names", n) for n in self.class_names]:
-      check_name(place, name)
+    check_name("dataset", self.dataset)
+    check_name("split", self.split)
+    check_name("backbone", self.backbone.get("name"))
+    for name in self.class_names:
+      check_name("class_names", name)
     if not self.class_names:
       raise InputError("class_names is empty: a cache needs a class or more.")
     # As JSON reads it back: one on disk and one in memory are equal.
@@ -172,15 +173,17 @@ class CacheInfo:
     digits = max(5, len(str(self.num_shards)))
     return f"{name}-{index:0{digits}}-of-{self.num_shards:0{digits}}"
 
-  def columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+  def columns(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Dtype of each column of `Rows`, and shape of one row of it."""
-    return {
+    f32, i32, i64, u64 = map(np.dtype, ("<f4", "<i4", "<i8", "<u8"))
+    columns: dict[str, tuple[Any, tuple[int, ...]]] = {
       "embedding": (DTYPES[self.embedding_dtype], (self.feature_dim,)),
-      "embedding_norm": (np.dtype(np.float32), ()),
-      "label": (np.dtype(np.int32), ()),
-      "example_id": (np.dtype(np.int64), ()),
-      "image_key": (np.dtype(np.uint64), (2,)),
-    } | ({"unit_id": (np.dtype(np.int64), ())} if self.has_units else {})
+      "embedding_norm": (f32, ()),
+      "label": (i32, ()),
+      "example_id": (i64, ()),
+      "image_key": (u64, (2,)),
+    }
+    return columns | ({"unit_id": (i64, ())} if self.has_units else {})
 
   def public(self) -> dict[str, Any]:
     """What may be published, as JSON."""

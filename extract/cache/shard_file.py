@@ -119,7 +119,8 @@ def read_shard(
     ValueError: its bytes are no shard.
   """
   with storage.local_copy(store, name) as (path, file):
-    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    readable: Any = file
+    sha256 = hashlib.file_digest(readable, "sha256").hexdigest()
     size = file.tell()
     try:
       options = "max_parallelism:0"

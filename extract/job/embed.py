@@ -113,7 +113,11 @@ def embed(
   """
   shown_as, each = embedder.backbone.preprocessing, views or 1
   blank = np.zeros((shown_as.image_size, shown_as.image_size, 3), np.uint8)
-  dtypes = {"example_id": np.int64, "label": np.int32, "image_key": np.uint64}
+  dtypes: dict[str, Any] = {
+    "example_id": np.int64,
+    "label": np.int32,
+    "image_key": np.uint64,
+  }
   if source.unit != EXAMPLE:
     dtypes["unit_id"] = np.int64
 
@@ -129,7 +133,11 @@ def embed(
     """Columns, images, and why they are blank, if they are."""
     example = source[index]
     key = image_key(example.image)
-    row = {"example_id": index, "label": example.label, "image_key": key}
+    row: dict[str, Any] = {
+      "example_id": index,
+      "label": example.label,
+      "image_key": key,
+    }
     row["unit_id"] = example.unit_id
     try:
       return row, shown(example.image, key), None

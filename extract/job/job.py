@@ -68,10 +68,10 @@ def run_extraction(
     KeyboardInterrupt: Ctrl-C; says what is kept, and what may still run.
   """
   options = None
-  if beam_flags:
-    from oneshot_dp.extract.job import on_beam
+  if beam_flags:  # Beam takes a second or two to import.
+    from oneshot_dp.extract.job.on_beam import pipeline_options
 
-    options = on_beam.pipeline_options(beam_flags)
+    options = pipeline_options(beam_flags)
   source = open_source(config.source)
   if not len(source):
     raise InputError(f"{source.name}, split {source.split}: no images.")
@@ -94,10 +94,12 @@ def run_extraction(
   try:
     if not options:
       return finish(out, cache, _run_here(job))
+    from oneshot_dp.extract.job.on_beam import run_on_beam
+
     storage.put_once(store, config_file(run), msgspec.json.encode(config))
     if storage.put_once(store, LISTING_FILE, listing) != listing:
       raise RunError(f"{store.where()} was taken over by another job.")
-    return finish(out, cache, on_beam.run_on_beam(job, options))
+    return finish(out, cache, run_on_beam(job, options))
   except BrokenImageError as error:
     raise _all_broken(source, config) or error from None
   except KeyboardInterrupt as stop:
@@ -111,8 +113,8 @@ def info_of(
   config: ExtractConfig, source: Source, backbone: Backbone
 ) -> CacheInfo:
   """What the cache of a job will be; public."""
-  views = {"count": config.views, "kind": "inception crop and flip"}
-  views["min_area"] = config.view_min_area
+  kind, area = "inception crop and flip", config.view_min_area
+  views = {"count": config.views, "kind": kind, "min_area": area}
   counted = config.source.num_classes is not None
   return CacheInfo(
     dataset=source.name,

@@ -14,7 +14,8 @@ def steps() -> list[tuple[str, str]]:
   """Instruction and arguments of each step, as Docker reads them."""
   lines = [line for line in TEXT.splitlines() if not line.startswith("#")]
   joined = re.sub(r" *\\\n *", " ", "\n".join(lines))
-  return [tuple(line.split(" ", 1)) for line in joined.splitlines() if line]
+  parts = [line.partition(" ") for line in joined.splitlines() if line]
+  return [(name, words) for name, _, words in parts]
 
 
 def test_every_step_is_one_that_docker_has():

@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
+from typing import Any
 
 BUCKET = "data"
 Answer = tuple[int, list[tuple[str, str]], bytes]
@@ -103,10 +104,9 @@ class ObjectServer(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
   protocol_version = "HTTP/1.1"
-  server: ObjectServer
 
   def _serve(self) -> None:
-    server = self.server
+    server: Any = self.server
     with server.lock:
       server.seen.append((self.command, self.path))
       number = len(server.seen) - 1
@@ -126,7 +126,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     answer = server.ask(self.command, self.path, self.headers, body)
     self.close_connection = fault in ("lose", "cut")
     if fault == "slow":
-      time.sleep(0.3)
+      time.sleep(0.1)
     if fault != "lose":
       self._answer(*answer, cut=fault == "cut")
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,6 +190,21 @@ def test_skipped_images_count_as_nothing_and_move_no_other(tmp_path, flags):
   assert check_cache(tmp_path / "cache") == []
 
 
+def test_a_vision_transformer_s_rows_do_not_move_either(tmp_path):
+  files = write_folder(tmp_path / "photos", 40, side=32)
+  job = job_of(
+    tmp_path / "photos",
+    backbone="glyph_vit",
+    preprocess=PreprocessConfig(),
+    on_decode_error="skip",
+  )
+  sound = columns(run_extraction(job, str(tmp_path / "sound")))
+  files[17].write_bytes(b"no image")
+  found = columns(run_extraction(job, str(tmp_path / "cache")))
+  for name, column in found.items():
+    np.testing.assert_array_equal(column, np.delete(sound[name], 17, axis=0))
+
+
 def test_one_broken_image_and_all(tmp_path):
   write_folder(tmp_path / "one", 5, bad=[2])
   with refused("0002.png cannot be decoded", BrokenImageError):
@@ -333,7 +349,7 @@ class TestStopped:
     class Running(on_beam._Running):
       def __init__(self, job, options):
         super().__init__(job, options)
-        self._pipeline = Graph()
+        vars(self)["_pipeline"] = Graph()
 
     monkeypatch.setattr(on_beam, "_Running", Running)
     job = job_of(photos, stall_seconds=1)
@@ -420,11 +436,12 @@ def test_the_command_takes_an_experiment_and_flags():
   )
   flags = Flags(source=("a.tar", "b.tar"), out="c", views=3)
   assert job_of(flags).source.location == ("a.tar", "b.tar")
-  for changes, said in (
+  wrong: list[tuple[dict[str, Any], str]] = [
     ({"source": ("nothing",)}, "is no file, folder or URL"),
     ({"source": ()}, "give a SOURCE"),
     ({"source": ("a:b",), "resize": "big"}, "--resize 'big'"),
     ({"source": ("a:b",), "views": 0}, "--views=0"),
-  ):
+  ]
+  for changes, said in wrong:
     with refused(said, InputError):
       job_of(dataclasses.replace(flags, **changes))
