@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.data import Data
-from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.linear_dp.statistics import integer_heads, right, units

@@ -14,7 +14,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadName, HeadOptions, PublicStart
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.data import array_data
-from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import (
   TrainedHead,

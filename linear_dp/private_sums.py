@@ -22,8 +22,7 @@ from jaxtyping import Array, Float64, Int64
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.linear_dp.data import R, within_ball
-from oneshot_dp.linear_dp.noise import rounded_gaussian
-from oneshot_dp.linear_dp.noise_source import NoiseSource
+from oneshot_dp.linear_dp.noise import NoiseSource, rounded_gaussian
 from oneshot_dp.linear_dp.rows import Chunk, Rows, digest_of
 from oneshot_dp.linear_dp.statistics import ONE_COLUMN, Left, class_sums
 

@@ -4,10 +4,11 @@ Whoever calls `train` has charged `cost` before.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,13 +16,31 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
 from oneshot_dp.linear_dp.data import Data
-from oneshot_dp.linear_dp.head import LinearHead
-from oneshot_dp.linear_dp.heads import HEADS
+from oneshot_dp.linear_dp.heads.auto import auto, unit_rows
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
+from oneshot_dp.linear_dp.heads.one_step import (
+  OPTIMIZERS,
+  clipped_rows,
+  one_step,
+)
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums, Release
 from oneshot_dp.linear_dp.rows import Rows
 
 _MOST_WEIGHTS = 2**31 - 1
+
+
+class Head(NamedTuple):
+  """How a head sees rows, and (sums, rows, buys, had, last, options) → it."""
+
+  rows: Callable[[Data], Rows]
+  make: Callable[..., tuple[LinearHead, Mapping[str, np.ndarray]]]
+
+
+HEADS: Mapping[str, Head] = {"auto": Head(unit_rows, auto)} | {
+  name: Head(clipped_rows, functools.partial(one_step, optimizer=optimizer))
+  for name, optimizer in OPTIMIZERS.items()
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     noise_multiplier,
   )
   from oneshot_dp.linear_dp.evaluate import evaluate_heads
-  from oneshot_dp.linear_dp.head import LinearHead
-  from oneshot_dp.linear_dp.noise_source import NoiseSource
+  from oneshot_dp.linear_dp.heads.linear_head import LinearHead
+  from oneshot_dp.linear_dp.noise import NoiseSource
   from oneshot_dp.linear_dp.private_head import (
     PrivateHead,
     train_head,
@@ -86,8 +86,8 @@ _HOMES = {
     "linear_dp.accounting": ("epsilon_of", "mu_squared", "noise_multiplier"),
     "linear_dp.classifier": ("DPLinearClassifier",),
     "linear_dp.evaluate": ("evaluate_heads",),
-    "linear_dp.head": ("LinearHead",),
-    "linear_dp.noise_source": ("NoiseSource",),
+    "linear_dp.heads.linear_head": ("LinearHead",),
+    "linear_dp.noise": ("NoiseSource",),
     "linear_dp.private_head": ("PrivateHead", "train_head", "train_heads"),
     "pipeline.head_folder": ("load_head", "save_head"),
   }.items()

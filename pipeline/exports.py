@@ -21,7 +21,7 @@ from jaxtyping import Array, Float32, UInt8
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.files import disk_errors
-from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.pipeline import deployments_registry
 from oneshot_dp.pipeline.card import card
 from oneshot_dp.pipeline.deliver import alone

@@ -28,7 +28,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import WHOLE, Part
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.files import disk_errors, open_regular
-from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead

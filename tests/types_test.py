@@ -6,7 +6,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 
 pytestmark = pytest.mark.skipif(
   os.environ.get("ONESHOT_DP_CHECK_TYPES") == "0", reason="unchecked here"

@@ -26,7 +26,7 @@ import optax
 
 from oneshot_dp.configs.head_config import OneStepName
 from oneshot_dp.linear_dp.data import Data
-from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.linear_dp.statistics import class_sums

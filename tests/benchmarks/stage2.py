@@ -24,7 +24,7 @@ from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.linear_dp import statistics
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.linear_dp.data import Data, array_data
-from oneshot_dp.linear_dp.noise_source import NoiseSource
+from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 from oneshot_dp.linear_dp.train import cost, rows_for, train

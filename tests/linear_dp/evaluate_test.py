@@ -14,7 +14,7 @@ from oneshot_dp.linear_dp.evaluate import (
   evaluation_rows,
   private_accuracies,
 )
-from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 

@@ -9,8 +9,11 @@ import scipy.stats
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp import noise
-from oneshot_dp.linear_dp.noise import rounded_gaussian, sample_normals
-from oneshot_dp.linear_dp.noise_source import NoiseSource
+from oneshot_dp.linear_dp.noise import (
+  NoiseSource,
+  rounded_gaussian,
+  sample_normals,
+)
 
 WORD = 2**64
 # Seeds are fixed, so that a test passes always or never; a p-value below this

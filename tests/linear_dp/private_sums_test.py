@@ -15,7 +15,7 @@ from oneshot_dp.configs.errors import RunError
 from oneshot_dp.linear_dp import rows, statistics
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.linear_dp.data import WEIGHT, R, array_data
-from oneshot_dp.linear_dp.noise_source import NoiseSource
+from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (

@@ -6,7 +6,7 @@ import numpy as np
 
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
-from oneshot_dp.linear_dp.head import LinearHead
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from oneshot_dp.linear_dp import reference
 from oneshot_dp.linear_dp.data import array_data
+from oneshot_dp.linear_dp.heads import reference
 from oneshot_dp.linear_dp.heads.one_step import (
   OPTIMIZERS,
   clipped_rows,

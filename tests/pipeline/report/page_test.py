@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from oneshot_dp.linear_dp.noise_source import NoiseSource
+from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline.head_folder import write_head
 from oneshot_dp.pipeline.report.page import write_report
 from oneshot_dp.pipeline.results import HeadRow, files_of, head_name
