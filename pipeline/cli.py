@@ -260,9 +260,9 @@ def _interrupts() -> Iterator[_Interrupts]:
   os.set_blocking(writer, False)
 
   def watch() -> None:
-    came = os.read(reader, 1)
-    os.close(reader)
-    if came and not ended.wait(interrupts.seconds):
+    if not os.read(reader, 1):
+      os.close(reader)
+    elif not ended.wait(interrupts.seconds):
       os._exit(_fail(_INTERRUPTED, 130))
 
   def note(number: int, frame: Any) -> None:
