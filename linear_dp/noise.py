@@ -3,9 +3,9 @@ r"""`round(Z)` for a real Gaussian Z, sampled without an error.
 A standard normal is ±(k + x) by Karney's algorithm N: the integer k with
 P(k) ∝ exp(−k²/2), the fraction x uniform in [0, 1), kept with probability
 exp(−x(2k + x)/2). Every random number is a 64-bit word that stands for an
-interval [w, w + 1)·2⁻⁶⁴. A decision is made in float64 where the interval and
-the stated rounding error leave no doubt, and otherwise again with as many more
-random bits and digits as it takes; so the output has exactly the right law.
+interval [w, w + 1)·2⁻⁶⁴. A decision is made in words or float64 where the
+interval and the stated error leave no doubt, and otherwise again with as many
+more random bits and digits as it takes: the output has exactly the right law.
 
 Not a discrete Gaussian, not a float64 approximation: as the private statistic G
 is a vector of integers, G + round(Z) = round(G + Z) is post-processing of the
@@ -39,13 +39,7 @@ exponent is off by less than 2⁻⁴⁷, and exp, at most 1, by that and its own
 """
 _BATCH = 1 << 15
 """Numbers that a processor's cache holds while they are worked on."""
-_ROUND_ERROR = 2.0**-53
-"""The float64 error of sd·(k + x) is at most this times 4·|sd·(k + x)| + sd.
-
-x is off by at most 2⁻⁵⁴ and the 2⁻⁶⁴ of its interval, and the sum and the
-product are rounded by 2⁻⁵³ of themselves each.
-"""
-MAX_SD = 2.0**57
+MIN_SD, MAX_SD = 2.0**-10, 2.0**57
 """Sums of noise and a statistic of up to 2⁶¹ leave int64 where the noise is
 2⁶², 32 deviations: a probability of 2⁻⁷⁴⁴."""
 
@@ -90,33 +84,14 @@ class NoiseSource:
 class ExactNormals:
   """Independent standard normals sign·(k + x), each known to 64 bits or more.
 
-  Of x, `fraction` is the first 64 bits, `tail` further ones, drawn when a
-  decision needed them: index → (bits, how many). They are part of the sample.
+  Of x, `fraction` is the first 64 bits, `tail` further ones that a decision
+  needed: index → (bits, how many). Whoever reads them can subtract the noise.
   """
 
   sign: Int8[np.ndarray, " n"]
   integer: Int8[np.ndarray, " n"]
   fraction: UInt64[np.ndarray, " n"]
   tail: dict[int, tuple[int, int]]
-
-  def approximate(self) -> np.ndarray:
-    """[n] float64 within 2⁻⁴⁹ of the real values."""
-    return self.sign * (self.integer + self.fraction * 2.0**-_WORD)
-
-  def interval(self, index: int) -> tuple[Fraction, Fraction]:
-    """The closed interval that the known bits of one value allow."""
-    tail, width = self.tail.get(index, (0, 0))
-    bits = (int(self.fraction[index]) << width) | tail
-    ulp = Fraction(1, 1 << (_WORD + width))
-    near = int(self.integer[index]) + bits * ulp
-    low, high = near, near + ulp
-    return (low, high) if self.sign[index] > 0 else (-high, -low)
-
-  def extend(self, index: int, source: NoiseSource) -> None:
-    """Draws 64 more bits of one value."""
-    tail, width = self.tail.get(index, (0, 0))
-    word = int(source.words(1)[0])
-    self.tail[index] = ((tail << _WORD) | word, width + _WORD)
 
 
 def sample_normals(count: int, source: NoiseSource) -> ExactNormals:
@@ -229,12 +204,12 @@ def rounded_gaussian(
   >>> rounded_gaussian((2, 3), 1e6, NoiseSource()).shape
   (2, 3)
 
-  InputError: sd is not positive and finite, or its noise might leave int64.
+  InputError: sd is outside [2⁻¹⁰, 2⁵⁷], or not a number.
   """
-  if not 0 < sd <= MAX_SD:
+  if not MIN_SD <= sd <= MAX_SD:
     raise InputError(
-      f"sd={sd:g} must be positive, and at most {MAX_SD:g}, which int64 has"
-      " room for: ask for less noise (a larger epsilon)."
+      f"sd={sd:g} must be at least {MIN_SD:g}, and at most {MAX_SD:g}, which"
+      " int64 has room for: ask for less noise (a larger epsilon)."
     )
   result = np.empty(math.prod(shape), np.int64)
   for start in range(0, result.size, _BATCH):
@@ -246,23 +221,42 @@ def rounded_gaussian(
 def _rounded(
   normals: ExactNormals, sd: float, source: NoiseSource
 ) -> Int64[np.ndarray, " n"]:
-  """In float64 where it is clear, in rationals where not."""
-  values = sd * normals.approximate()
-  result = np.rint(values).astype(np.int64)
-  error = _ROUND_ERROR * (4 * np.abs(values) + sd)
-  for i in np.flatnonzero(np.abs(np.abs(values - result) - 0.5) <= error):
+  """round(sd·Z), by 64 bits of x where they tell, and exactly where not.
+
+  With m = sd·2^shift, an integer below 2⁵⁹, m·(k + x) is high + low·2⁻⁶⁴ at
+  least, of 64-bit words, and m·2⁻⁶⁴ more at most.
+  """
+  shift = max(1, 53 - math.frexp(sd)[1])
+  whole = int(math.ldexp(sd, shift))
+  m, m1, m0 = map(np.uint64, (whole, whole >> 32, whole & 0xFFFFFFFF))
+  x, k = normals.fraction, normals.integer.astype(np.uint64)
+  half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+  x1, x0 = x >> half, x & mask
+  low = m0 * x0
+  middle = m0 * x1 + (low >> half)
+  other = m1 * x0 + (middle & mask)
+  low = (other << half) | (low & mask)
+  high = m1 * x1 + (middle >> half) + (other >> half) + k * m
+  high += np.uint64(1 << (shift - 1))  # a half, so that >> rounds
+  result = (high >> np.uint64(shift)).astype(np.int64)
+  most = (high + (low > ~m)) >> np.uint64(shift)
+  for i in np.flatnonzero(most != result):
     result[i] = _round_exactly(normals, int(i), Fraction(sd), source)
-  return result
+  return result * normals.sign
 
 
 def _round_exactly(
   normals: ExactNormals, index: int, sd: Fraction, source: NoiseSource
 ) -> int:
+  """round(sd·(k + x)), with more bits of x until it is clear."""
+  tail, width = normals.tail.get(index, (0, 0))
+  k, x = int(normals.integer[index]), int(normals.fraction[index])
+  bits, width = (k << _WORD | x) << width | tail, width + _WORD
   while True:
     low, high = (
-      math.floor(sd * bound + Fraction(1, 2))
-      for bound in normals.interval(index)
+      math.floor(sd * Fraction(end, 1 << width) + Fraction(1, 2))
+      for end in (bits, bits + 1)
     )
     if low == high:
       return low
-    normals.extend(index, source)
+    bits, width = bits << _WORD | int(source.words(1)[0]), width + _WORD
