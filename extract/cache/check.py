@@ -115,20 +115,16 @@ def describe(cache: FeatureCache) -> dict[str, str]:
     return escaped(text or "-")
 
   names = ", ".join(info.class_names[:8]) + ", …" * (info.num_classes > 8)
-  backbone = {k: v for k, v in info.backbone.items() if k != "preprocess"}
   return {
     "data set": f"{info.dataset}, split {info.split}{cache.part}",
     "examples": f"{cache.num_rows:,} of {info.source_num_examples:,}",
     "features": f"{info.feature_dim} x {info.embedding_dtype}",
     "classes": f"{info.num_classes} (from {info.num_classes_source})",
     "class names": escaped(names),
-    "backbone": listed(backbone),
-    "preprocessing": listed(info.backbone.get("preprocess")),
+    "backbone": listed(info.backbone),
     "computed by": listed(info.computed_by),
     "views": listed(info.views),
     "privacy unit": info.unit,
-    "example ids": info.id_source,
     "size": f"{sum(s.bytes for s in info.shards):,} bytes",
-    "shards": f"{cache.num_shards:,}",
     "fingerprint": info.fingerprint,
   }

@@ -35,8 +35,7 @@ FORMAT_VERSION = 3
 INFO_FILE = "cache_info.json"
 BLOCK_ROWS = 256
 """One record per row would read at a tenth of the speed of the disk."""
-MOST_SHARD_ROWS = 1 << 16
-"""A shard is in memory as a whole where it is made and where it is read."""
+_MOST_SHARD_ROWS = 1 << 16
 DTYPES: dict[str, np.dtype] = {
   "float16": np.dtype(np.float16),
   "float32": np.dtype(np.float32),
@@ -63,31 +62,18 @@ class Shard:
 class CacheInfo:
   """What a cache is: known before its job runs and public, but for `shards`.
 
-  >>> info = CacheInfo(
-  ...   dataset="pets",
-  ...   split="train",
-  ...   source_num_examples=100,
-  ...   feature_dim=192,
-  ...   class_names=("cat", "dog"),
-  ...   backbone={"name": "vit_ti16", "layer": "cls"},
-  ... )
-  >>> info.num_classes, info.has_units, info.num_shards, info.shard_name(0)
-  (2, False, 1, 'pets-train.array_record-00000-of-00001')
-
   Attributes:
     dataset, split: public names.
     source_num_examples: n, public: what was skipped counts as a row of nothing.
     class_names: from public metadata, never from the labels.
     num_classes_source: where K is from; the last makes it NOT PRIVATE.
-    backbone: name, layer, SHA-256 of the weights and of a user's own code,
-      preprocessing: all that decides an embedding but for its rounding.
+    backbone: `Backbone.identity`: what decides an embedding but its rounding.
     computed_by: what decides its rounding: dtype of the products, libraries.
     views: what was averaged for each row; None is one centre view.
     shard_rows: source examples per shard.
     unit: what a guarantee is about: "example", or what `unit_id` numbers.
     id_source: what `example_id` is: "position" in the split.
-    keys: what `image_key` was made of: the image's bytes, or, of what was
-      imported, the embedding.
+    keys: what `image_key` is of; the embedding, if that was imported.
     shards: private; empty until the job has ended.
   """
 
@@ -114,10 +100,9 @@ class CacheInfo:
     for field in ("source_num_examples", "feature_dim", "shard_rows"):
       if (value := getattr(self, field)) < 1:
         raise InputError(f"{field}={value!r} must be a positive integer.")
-    if self.shard_rows > MOST_SHARD_ROWS:
+    if self.shard_rows > _MOST_SHARD_ROWS:  # one is in memory as a whole
       raise InputError(
-        f"shard_rows={self.shard_rows} is over {MOST_SHARD_ROWS}: a shard is in"
-        " memory as a whole."
+        f"shard_rows={self.shard_rows}: {_MOST_SHARD_ROWS} at most."
       )
     if self.has_units:
       check_unit_name(self.unit)
@@ -217,11 +202,7 @@ class CacheInfo:
 
   @classmethod
   def from_json(cls, data: bytes, place: str) -> "CacheInfo":
-    """Reads `to_json`'s text.
-
-    Raises:
-      InputError: it is damaged, edited, or of another version.
-    """
+    """Reads `to_json`'s text; InputError: damaged, edited, another version."""
     try:
       found = msgspec.json.decode(data, type=dict[str, Any])
       if (version := found.get("format_version")) != FORMAT_VERSION:
@@ -229,11 +210,8 @@ class CacheInfo:
       fingerprint = found.pop("fingerprint", None)
       info = msgspec.convert(found, cls)
       names = [info.shard_name(i) for i in range(len(info.shards))]
-      if (
-        info.fingerprint != fingerprint
-        or [shard.file for shard in info.shards] != names
-        or len(names) != info.num_shards
-      ):
+      shown = [shard.file for shard in info.shards], len(names)
+      if info.fingerprint != fingerprint or shown != (names, info.num_shards):
         raise ValueError("its parts do not fit each other")
     except (ValueError, RecursionError) as e:
       raise InputError(

@@ -39,9 +39,7 @@ _LEAST_DIM = 8
 def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:
   """128 bits that stand for an image; its views are drawn from them, too.
 
-  *Formal guarantee*: a function of the image alone. Keys made of positions
-  would change other rows when an example is removed, and one example must
-  move one row only.
+  *Formal guarantee*: a function of the image alone.
   """
   data = image if isinstance(image, bytes) else image.tobytes()
   digest = hashlib.blake2b(data, digest_size=16).digest()

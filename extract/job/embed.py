@@ -32,6 +32,8 @@ from oneshot_dp.extract.sources.source import Source
 # many images/s of a ViT-B/16 at 64 as at 256.
 IMAGES_PER_DEVICE = {"cpu": 16, "tpu": 64, "gpu": 256}
 _BATCHES_AHEAD = 3
+VIEW_MIN_AREA = 0.08
+"""The smallest share of an image that a view may show."""
 _AT_ONCE = 8
 """Images of one task of a thread: a task costs what a tiny image does."""
 _T = TypeVar("_T")
@@ -93,9 +95,7 @@ def embed(
   indices: range,
   embedder: Embedder,
   *,
-  threads: int | None = None,
   views: int | None = None,
-  view_min_area: float = 0.08,
 ) -> Iterator[Batch]:
   """Embeds a range of a source, in order, each example once.
 
@@ -107,9 +107,7 @@ def embed(
     source: where the images are from.
     indices: which of them.
     embedder: what embeds them.
-    threads: that decode; default: one per core.
     views: the mean over so many random views, instead of the centre.
-    view_min_area: the smallest share of the image that a view may show.
   """
   shown_as, each = embedder.backbone.preprocessing, views or 1
   blank = np.zeros((shown_as.image_size, shown_as.image_size, 3), np.uint8)
@@ -126,8 +124,10 @@ def embed(
     if views is None:
       return [resize_and_crop(pixels, shown_as)]
     number = int.from_bytes(key.tobytes(), "little")
-    area = view_min_area
-    return [random_view(pixels, number, v, area, shown_as) for v in range(each)]
+    return [
+      random_view(pixels, number, v, VIEW_MIN_AREA, shown_as)
+      for v in range(each)
+    ]
 
   def prepare(index: int) -> tuple[dict[str, Any], list[np.ndarray], Any]:
     """Columns, images, and why they are blank, if they are."""
@@ -147,7 +147,7 @@ def embed(
   size, count = embedder.batch_size, max(1, embedder.batch_size // each)
 
   def started() -> Iterator[tuple[list[Any], list[jax.Array]]]:
-    prepared = ahead(prepare, indices, _BATCHES_AHEAD * count, threads)
+    prepared = ahead(prepare, indices, _BATCHES_AHEAD * count)
     while group := list(itertools.islice(prepared, count)):
       images = np.stack([image for _, some, _ in group for image in some])
       starts = range(0, len(images), size)
@@ -170,23 +170,14 @@ def embed(
     yield Batch(rows=rows, broken=broken)
 
 
-def embed_images(
-  source: Source,
-  backbone: Backbone,
-  *,
-  batch_size: int | None = None,
-  threads: int | None = None,
-) -> Iterator[Batch]:
+def embed_images(source: Source, backbone: Backbone) -> Iterator[Batch]:
   """Embeds all of a source on the local devices; see `embed`."""
-  embedder = Embedder(backbone, batch_size)
-  return embed(source, range(len(source)), embedder, threads=threads)
+  return embed(source, range(len(source)), Embedder(backbone))
 
 
-def ahead(
-  make: Callable[[int], _T], indices: range, most: int, threads: int | None
-) -> Iterator[_T]:
+def ahead(make: Callable[[int], _T], indices: range, most: int) -> Iterator[_T]:
   """`map` on threads, in order, about so many items before the consumer."""
-  threads = threads or os.cpu_count() or 1
+  threads = os.cpu_count() or 1
   size = max(1, min(_AT_ONCE, most // (2 * threads)))
   waiting = collections.deque()
   with ThreadPoolExecutor(threads, "decode") as pool:

@@ -25,7 +25,7 @@ from oneshot_dp.extract.cache.format import CacheInfo, Shard
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write import LISTING_FILE, CacheJob, begin, finish
 from oneshot_dp.extract.images.decode import DecodeError, decode_image
-from oneshot_dp.extract.job.embed import ahead
+from oneshot_dp.extract.job.embed import VIEW_MIN_AREA, ahead
 from oneshot_dp.extract.job.progress import progress_bar
 from oneshot_dp.extract.job.shard import (
   HOW_MENDED,
@@ -101,7 +101,7 @@ def run_extraction(
       raise RunError(f"{store.where()} was taken over by another job.")
     return finish(out, cache, run_on_beam(job, options))
   except BrokenImageError as error:
-    raise _all_broken(source, config) or error from None
+    raise _all_broken(source) or error from None
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt(
       f"{str(stop) or 'interrupted'}; shards that are finished are kept, and"
@@ -113,8 +113,8 @@ def info_of(
   config: ExtractConfig, source: Source, backbone: Backbone
 ) -> CacheInfo:
   """What the cache of a job will be; public."""
-  kind, area = "inception crop and flip", config.view_min_area
-  views = {"count": config.views, "kind": kind, "min_area": area}
+  kind = {"kind": "inception crop and flip", "min_area": VIEW_MIN_AREA}
+  views = {"count": config.views} | kind
   counted = config.source.num_classes is not None
   return CacheInfo(
     dataset=source.name,
@@ -141,9 +141,7 @@ def _run_here(job: Job) -> list[Shard]:
   return shards
 
 
-def _all_broken(
-  source: Source, config: ExtractConfig
-) -> BrokenImageError | None:
+def _all_broken(source: Source) -> BrokenImageError | None:
   """An error that names them, where several are broken."""
 
   def look(index: int) -> str | None:
@@ -159,7 +157,7 @@ def _all_broken(
     contextlib.suppress(KeyboardInterrupt),  # then those that were found
     progress_bar("look for other broken images", len(indices)) as bar,
   ):
-    for where in ahead(look, indices, 64, config.decode_threads):
+    for where in ahead(look, indices, 64):
       broken += [where] if where else []
       bar.update()
   if len(broken) < 2:

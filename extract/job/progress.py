@@ -1,6 +1,5 @@
 """How far a job is, and whether it is to stop, for whoever waits and works."""
 
-import io
 import sys
 import threading
 import time
@@ -17,26 +16,16 @@ _lock = threading.Lock()
 _done = 0
 
 
-class _Log(io.TextIOBase):
-  """Where a bar that is drawn all the time is a line now and then."""
+def progress_bar(what: str, total: int) -> tqdm:
+  """Rate and time left of so many images; `update(count)` moves it.
 
-  def __init__(self):
-    self._stream, self._next = sys.stderr, time.monotonic() + _LOG_SECONDS
-
-  def write(self, text: str) -> int:
-    if time.monotonic() >= self._next and (line := text.strip()):
-      self._next = time.monotonic() + _LOG_SECONDS
-      self._stream.write(f"{line}\n")
-    return len(text)
-
-
-def progress_bar(what: str, total: int, unit: str = "image") -> tqdm:
-  """Rate and time left of a step of so many units; `update(count)` moves it."""
-  bar = {"total": total, "desc": what, "unit": unit, "smoothing": 0.1}
-  if sys.stderr.isatty():
-    return tqdm(**bar)
-  line = "{desc}: {percentage:.0f} % in {elapsed}, {rate_fmt}, {remaining} left"
-  return tqdm(**bar, file=_Log(), position=0, bar_format=line)
+  In a log it is a line now and then.
+  """
+  bar = {"total": total, "desc": what, "unit": "image", "smoothing": 0.1}
+  if not sys.stderr.isatty():
+    line = "{desc}: {percentage:.0f} %, {rate_fmt}, {remaining} left\n"
+    bar |= {"bar_format": line, "mininterval": _LOG_SECONDS}
+  return tqdm(**bar)
 
 
 def images_done(more: int = 0) -> int:

@@ -67,14 +67,8 @@ def extract_shard(job: Job, index: int) -> Shard:
   if (kept := kept_shard(job.out, job.cache, index)) is not None:
     return kept
   config, info, parts = job.config, job.cache.info, []
-  for batch in embed(
-    job.source,
-    info.shard_range(index),
-    embedder_of(job),
-    threads=config.decode_threads,
-    views=config.views,
-    view_min_area=config.view_min_area,
-  ):
+  indices, embedder = info.shard_range(index), embedder_of(job)
+  for batch in embed(job.source, indices, embedder, views=config.views):
     if batch.broken and config.on_decode_error == "fail":
       _, where, fault = batch.broken[0]
       raise BrokenImageError(

@@ -197,7 +197,7 @@ class TestInfo:
     [
       ({"n": 0}, "source_num_examples=0"),
       ({"d": -1}, "feature_dim=-1"),
-      ({"shard_rows": 10**6}, "shard_rows=1000000 is over"),
+      ({"shard_rows": 10**6}, "shard_rows=1000000: 65536 at most"),
       ({"class_names": ()}, "class_names is empty"),
       ({"class_names": ("a", "b\n")}, "control characters"),
       ({"dataset": " "}, "must be a name"),

@@ -232,7 +232,7 @@ def test_views_are_a_mean_of_their_own(photos, tmp_path):
 
 
 def test_what_moves_no_bit_is_no_other_job(photos, whole):
-  job = job_of(photos, decode_threads=1, stall_seconds=7)
+  job = job_of(photos, stall_seconds=7)
   before = digest(whole)
   run_extraction(dataclasses.replace(job, on_decode_error="skip"), str(whole))
   assert digest(whole) == before
