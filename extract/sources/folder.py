@@ -10,40 +10,21 @@ that of `find * | LC_ALL=C sort` on every machine.
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import class_names
+from oneshot_dp.extract.sources.labels import class_names, units_of_files
 from oneshot_dp.extract.sources.listed_files import File, is_image, shortened
-from oneshot_dp.extract.sources.owners import units_of_files
-from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.sources.source import Source, listed
 
 # Folders of these names are splits, not classes: a root that has them, but not
 # the one that was asked for, must not be read with "test" as a class.
 _SPLIT_NAMES = frozenset(
   ("train", "training", "test", "testing", "val", "valid", "validation")
 )
-
-
-def files_of(
-  root: str, files: Sequence[File], labels: Sequence[int], **fields: Any
-) -> Source:
-  """A source of image files that were listed."""
-  sizes = np.array([file.size for file in files], np.int64)
-  numbers = np.arange(len(files))
-  return Source(
-    root=root,
-    files=tuple(file.path for file in files),
-    sizes=sizes,
-    versions=np.array([file.version for file in files], np.int64),
-    labels=np.array(labels, np.int32),
-    at=np.stack([numbers, np.zeros_like(numbers), sizes], axis=1),
-    **fields,
-  )
 
 
 def open_folder(
@@ -58,7 +39,8 @@ def open_folder(
   prefix = ""
   if split in folders:
     root, prefix = os.path.join(root, split), f"{split}/"
-    files = listed_files.inside(files, split)
+    inner = [file for file in files if file.path.startswith(prefix)]
+    files = [f._replace(path=f.path[len(prefix) :]) for f in inner]
     folders = listed_files.folders_in(root, files)
   listed_files.refuse_broken(root, files)
   images = [file for file in files if is_image(file.path)]
@@ -76,15 +58,18 @@ def open_folder(
     unit, numbers = units_of_files(settings.units, paths, others, prefix)
     unit_ids = np.array(numbers, np.int64)
   index = {name: label for label, name in enumerate(names)}
-  return files_of(
-    root,
-    images,
-    [index[folder] for folder in of],
+  whole = [(i, 0, file.size) for i, file in enumerate(images)]
+  return Source(
     name=settings.name or name,
     split=split,
     class_names=names,
     unit=unit,
+    labels=np.array([index[folder] for folder in of], np.int32),
     unit_ids=unit_ids,
+    root=root,
+    columns=("",) * len(images),
+    at=np.array(whole, np.int64),
+    **listed(images),
   )
 
 

@@ -57,20 +57,14 @@ def expanded(location: Sequence[str]) -> list[str]:
   while words:
     path = os.path.expanduser(words.pop())
     if found := re.search(r"\{(\d{1,6})\.\.(\d{1,6})\}", path):
-      head, tail, wide = (
-        path[: found.start()],
-        path[found.end() :],
-        len(found[1]),
-      )
-      numbers = range(int(found[1]), int(found[2]) + 1)
-      words += [f"{head}{i:0{wide}}{tail}" for i in reversed(numbers)]
-      some = numbers
+      first, last = found.groups()
+      numbers = [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)]
+      some = [path.replace(found[0], number, 1) for number in numbers]
+      words += reversed(some)
     elif storage.is_url(path) or os.path.lexists(path):
-      some = [path.rstrip("/") or "/"]
-      paths += some
+      paths += (some := [path.rstrip("/") or "/"])
     else:
-      some = sorted(glob.glob(path, recursive=True))
-      paths += some
+      paths += (some := sorted(glob.glob(path, recursive=True)))
     if not some:
       raise InputError(f"{path!r} is not there: give a file, folder or URL.")
   return paths
@@ -91,11 +85,9 @@ def folders_in(folder: str, files: Sequence[File]) -> list[str]:
   return sorted(names)
 
 
-def inside(files: Sequence[File], folder: str) -> list[File]:
-  """Those in one of the folders, relative to it."""
-  head = f"{folder}/"
-  inner = [file for file in files if file.path.startswith(head)]
-  return [file._replace(path=file.path[len(head) :]) for file in inner]
+def below(folder: str, file: File) -> File:
+  """A file of `files_in`, by its whole path."""
+  return file._replace(path=os.path.join(folder, file.path))
 
 
 def refuse_broken(folder: str, files: Sequence[File]) -> None:

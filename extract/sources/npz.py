@@ -8,9 +8,7 @@ and so on.
 import contextlib
 import functools
 import threading
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,15 +17,10 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import FileRows
+from oneshot_dp.extract.sources.labels import MissingFlagError
 from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.source import FileRows
 
-UNREADABLE = (
-  *(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError),
-  *(NotImplementedError, RuntimeError, KeyError, TypeError, SyntaxError),
-  *(OverflowError, tokenize.TokenError, AttributeError, IndexError),
-)
-"""What zipfile and zlib say of what they cannot unpack, NumPy of headers."""
 _loading = threading.Lock()
 
 
@@ -68,7 +61,7 @@ def npz_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
       if "class_names" in npz.files:
         named = column("class_names", "U")
       if unit is None and f"{prefix}unit_id" in npz.files:
-        raise InputError(f"{path!r} has a unit_id: name it with --units.")
+        raise MissingFlagError(f"{path!r} has a unit_id: name it with --units.")
     if unit is not None:
       is_named = prefix + unit in npz.files
       units = column(prefix + (unit if is_named else "unit_id"), "iuU")
@@ -102,15 +95,16 @@ def opened_npz(file: File) -> Iterator[Any]:
       yield np.load(opened, allow_pickle=False)
   except (InputError, RunError):
     raise
-  except UNREADABLE as error:
+  # zipfile, zlib and NumPy let through what damaged bytes make them stumble on.
+  except Exception as error:
     raise InputError(
       f"{path!r} is not a readable npz of plain arrays: {one_line(error)}."
     ) from error
 
 
-def array_splits(path: str) -> list[str]:
+def array_splits(file: File) -> list[str]:
   """The splits in an npz; none where its arrays are not named so."""
-  with opened_npz(listed_files.file_at(path)) as npz:
+  with opened_npz(file) as npz:
     return _splits(npz)
 
 

@@ -18,14 +18,15 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import SourceSettings, check_unit_name
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.classes import FileRows, source_of
 from oneshot_dp.extract.sources.folder import is_split, open_folder
+from oneshot_dp.extract.sources.labels import chosen
 from oneshot_dp.extract.sources.listed_files import (
+  File,
   has_rows,
   is_image,
   shortened,
 )
-from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.sources.source import FileRows, Source, source_of
 
 _WHAT = (
   "give a folder of a folder of images for each class, or files that end in"
@@ -63,25 +64,19 @@ def open_source(settings: SourceSettings) -> Source:
         print(f"passed over in {told[:300]}", file=sys.stderr)
       return source
     listed_files.refuse_broken(root, files)
-    tables = {path: os.path.join(root, path) for path in others}
+    tables = {file.path: listed_files.below(root, file) for file in files}
   else:
-    tables = {os.path.basename(path): path for path in paths}
     name = name if len(paths) == 1 else os.path.basename(above)
-    if len(tables) < len(paths) or not all(map(has_rows, paths)):
+    if len(set(paths)) < len(paths) or not all(map(has_rows, paths)):
       raise InputError(f"{shortened(paths)}: {_WHAT}, each once.")
+    tables = {path: listed_files.file_at(path) for path in paths}
   found = splits_of(tables)
-  named, split = sorted(filter(None, found)), settings.split
-  if [path.lower()[-4:] for path in tables.values()] == [".npz"]:
+  if [path.lower()[-4:] for path in tables] == [".npz"]:
     from oneshot_dp.extract.sources.npz import array_splits
 
-    named = array_splits(*tables.values()) or [split or "all"]
-    found = {name: list(tables) for name in named}
-  split = named[0] if split is None and len(found) == 1 else split
-  if not split or split not in found:
-    problem = "several splits" if split is None else "no such split"
-    raise InputError(
-      f"{root!r} has {problem}: give --split {' or '.join(named)}."
-    )
+    named = array_splits(*tables.values()) or [settings.split or "all"]
+    found = {split: list(tables) for split in named}
+  split = chosen(root, "--split", settings.split, sorted(found))
   homes = {
     os.path.join(os.path.dirname(f), f"*{os.path.splitext(f)[1]}")
     for f in found[split]
@@ -96,40 +91,6 @@ def open_source(settings: SourceSettings) -> Source:
   name = settings.name or os.path.splitext(name)[0]
   settings = dataclasses.replace(settings, name=name, split=split)
   return open_files(settings, [tables[file] for file in found[split]])
-
-
-def listing_of(source: Source) -> bytes:
-  """What a source consists of, as JSON: equal bytes, equal sources. Private."""
-
-  def plain(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-      return value
-    little = value.astype(value.dtype.newbyteorder("<"))
-    text = base64.b64encode(little.tobytes()).decode()
-    return {"dtype": value.dtype.name, "shape": value.shape, "base64": text}
-
-  names = [field.name for field in dataclasses.fields(source)]
-  listed = {name: plain(getattr(source, name)) for name in names}
-  return json.dumps([type(source).__name__, listed]).encode()
-
-
-def reopened(listing: bytes) -> Source:
-  """The source of a listing, in any process that sees the same files."""
-
-  def value(plain: Any) -> Any:
-    if isinstance(plain, dict):
-      little = np.dtype(plain["dtype"]).newbyteorder("<")
-      array = np.frombuffer(base64.b64decode(plain["base64"]), little)
-      return array.astype(plain["dtype"]).reshape(plain["shape"])
-    return tuple(plain) if isinstance(plain, list) else plain
-
-  kind, listed = json.loads(listing)
-  fields = {name: value(plain) for name, plain in listed.items()}
-  if kind == Source.__name__:
-    return Source(**fields)
-  from oneshot_dp.extract.sources.tfds import Tfds
-
-  return Tfds(**fields)
 
 
 def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
@@ -159,28 +120,58 @@ def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def open_files(
-  settings: SourceSettings, paths: Sequence[str], labelled: bool = True
+  settings: SourceSettings, files: Sequence[File], labelled: bool = True
 ) -> Source:
-  """Files of rows as a source; without labels, all rows are of class 0."""
-  return source_of(settings, _rows(settings, paths, labelled), labelled)
+  """Files of rows, and images as files of one, as a source."""
+  return source_of(settings, _rows(settings, files, labelled), labelled)
 
 
 def _rows(
-  settings: SourceSettings, paths: Sequence[str], labelled: bool
+  settings: SourceSettings, files: Sequence[File], labelled: bool
 ) -> Iterator[FileRows]:
   # A module is imported where it is asked for: each needs its own libraries.
-  for path in paths:
-    file = listed_files.file_at(path)
-    if path.lower().endswith(".tar"):
+  for file in files:
+    kind = os.path.splitext(file.path)[1].lower()
+    if kind == ".tar":
       from oneshot_dp.extract.sources.tars import tar_rows
 
       yield tar_rows(settings, file, labelled)
-    elif path.lower().endswith(".npz"):
+    elif kind == ".npz":
       from oneshot_dp.extract.sources.npz import npz_rows
 
       yield npz_rows(settings, file, labelled)
-    else:
+    elif kind == ".parquet":
       from oneshot_dp.extract.sources.parquet import parquet_rows
 
       with parquet_rows(settings, file, labelled) as rows:
         yield rows
+    else:
+      yield FileRows(file, "", np.array([(0, file.size)], np.int64))
+
+
+def listing_of(source: Source) -> bytes:
+  """What a source consists of, as JSON: equal bytes, equal sources. Private."""
+
+  def plain(array: np.ndarray) -> dict[str, Any]:
+    text = base64.b64encode(array.tobytes()).decode()
+    return {"dtype": array.dtype.str, "shape": array.shape, "base64": text}
+
+  names = [field.name for field in dataclasses.fields(source)]
+  fields = {name: getattr(source, name) for name in names}
+  return json.dumps([type(source).__name__, fields], default=plain).encode()
+
+
+def reopened(listing: bytes) -> Source:
+  """The source of a listing, in any process that sees the same files."""
+  kind, fields = json.loads(listing)
+  for name, value in fields.items():
+    if isinstance(value, dict):
+      array = np.frombuffer(base64.b64decode(value["base64"]), value["dtype"])
+      fields[name] = array.reshape(value["shape"])
+    elif isinstance(value, list):
+      fields[name] = tuple(value)
+  if kind == Source.__name__:
+    return Source(**fields)
+  from oneshot_dp.extract.sources.tfds import Tfds
+
+  return Tfds(**fields)

@@ -7,16 +7,22 @@ the job's threads, and what cannot be decoded is theirs to report, by `where`.
 """
 
 import dataclasses
+import functools
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 
-from oneshot_dp.configs.errors import escaped
-from oneshot_dp.configs.extract_config import EXAMPLE
+from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.labels import (
+  class_names,
+  label_numbers,
+  units_of_column,
+)
 from oneshot_dp.extract.sources.listed_files import File
 
 Image = bytes | UInt8[np.ndarray, "h w c"]
@@ -53,8 +59,8 @@ class Source:
     unit_ids: whose each example is; None where the unit is an example.
     root: the folder that paths are relative to, or "".
     files: paths, in order; with their sizes (bytes) and versions.
-    columns: of each file the column or array of its images; empty: there are
-      none.
+    columns: of each file the column or array of its images, or "" where its
+      bytes are.
     at: of each example its file; then start and bytes in it, of Parquet row
       group and row, of an npz row and 0.
   """
@@ -69,7 +75,7 @@ class Source:
   files: tuple[str, ...]
   sizes: Int64[np.ndarray, " f"]
   versions: Int64[np.ndarray, " f"]
-  columns: tuple[str, ...] = ()
+  columns: tuple[str, ...]
   at: Int64[np.ndarray, "_ 3"]
 
   def __len__(self) -> int:
@@ -85,42 +91,103 @@ class Source:
   def image(self, index: int) -> Image:
     """What is there, undecoded."""
     number, first, second = self.at[index].tolist()
-    path = os.path.join(self.root, self.files[number])
+    path, column = self.path(number), self.columns[number]
     file = File(path, int(self.sizes[number]), int(self.versions[number]))
-    if not self.columns or not self.columns[number]:
+    if not column:
       return listed_files.read(file, first, second)
     if path.lower().endswith(".npz"):
       from oneshot_dp.extract.sources.npz import read_array
 
-      return read_array(file, self.columns[number])[first]
+      return read_array(file, column)[first]
     from oneshot_dp.extract.sources.parquet import read_cell
 
-    return read_cell(file, self.columns[number], first, second)
+    return read_cell(file, column, first, second)
+
+  def path(self, number: int) -> str:
+    """Of a file, by its place among the files."""
+    return os.path.join(self.root, self.files[number])
 
   def name_of(self, index: int) -> str:
     """Where it is, by the names of files: a path, or FILE[row]."""
-    number = self.at[index, 0]
-    path = os.path.join(self.root, self.files[number])
+    number = int(self.at[index, 0])
     row = index - np.searchsorted(self.at[:, 0], number)
+    path = self.path(number)
     return f"{path}[{row}]" if listed_files.has_rows(path) else path
 
 
-def together(parts: Sequence[Source]) -> Source:
-  """The images of several sources, as one without labels."""
-  starts = np.cumsum([0, *(len(part.files) for part in parts)])
-  moved = [
-    part.at + np.array([start, 0, 0])
-    for start, part in zip(starts[:-1], parts, strict=True)
-  ]
-  nothing = np.zeros(0, np.int64)
+class FileRows(NamedTuple):
+  """A file of rows: where its images are, and its columns, in batches.
+
+  `key` is the column of labels, and `named` what names the classes. See
+  `Source` for `column` and `at`.
+  """
+
+  file: File
+  column: str
+  at: Int64[np.ndarray, "r 2"]
+  key: str = ""
+  named: Sequence[Any] = ()
+  labels: Iterable[Sequence[Any]] = ()
+  units: Iterable[Sequence[Any]] = ()
+
+
+def source_of(
+  settings: SourceSettings, rows: Iterable[FileRows], labelled: bool
+) -> Source:
+  """Files of rows, one after another; without labels, all are of class 0.
+
+  InputError: a row has no label or owner, or files are of different classes.
+  """
+  names, known, unit = ("unlabelled",), {}, settings.units
+  files, labels, owners = [], [], []
+  for row in rows:
+    before = names
+    if labelled:
+      names = class_names(row.named, settings, row.file.path)
+      read = functools.partial(label_numbers, names=names, key=row.key)
+      labels += _numbers(row, row.labels, read)
+    if files and names != before:
+      raise InputError(f"{row.file.path!r} has other classes than others.")
+    if unit:
+      read = functools.partial(units_of_column, unit=unit, known=known)
+      owners += _numbers(row, row.units, read)
+    files.append(row)
+  counts = np.array([len(row.at) for row in files], np.int64)
+  numbers = np.repeat(np.arange(len(files)), counts)
+  places = [np.zeros((0, 2), np.int64), *(row.at for row in files)]
   return Source(
-    name="unlabelled",
-    split="all",
-    class_names=("unlabelled",),
-    labels=np.zeros(sum(map(len, parts)), np.int32),
-    files=tuple(os.path.join(p.root, f) for p in parts for f in p.files),
-    sizes=np.concatenate([nothing, *(part.sizes for part in parts)]),
-    versions=np.concatenate([nothing, *(part.versions for part in parts)]),
-    columns=tuple(c for p in parts for c in p.columns or [""] * len(p.files)),
-    at=np.concatenate([np.zeros((0, 3), np.int64), *moved]),
+    name=settings.name or "unlabelled",
+    split=settings.split or "all",
+    class_names=names,
+    unit=unit or EXAMPLE,
+    labels=np.array(labels if labelled else [0] * len(numbers), np.int32),
+    unit_ids=np.array(owners, np.int64) if unit else None,
+    columns=tuple(row.column for row in files),
+    at=np.column_stack([numbers, np.concatenate(places)]),
+    **listed([row.file for row in files]),
   )
+
+
+def listed(files: Sequence[File]) -> dict[str, Any]:
+  """The fields of a source that say which files it has."""
+  return {
+    "files": tuple(file.path for file in files),
+    "sizes": np.array([file.size for file in files], np.int64),
+    "versions": np.array([file.version for file in files], np.int64),
+  }
+
+
+def _numbers(
+  rows: FileRows,
+  batches: Iterable[Sequence[Any]],
+  read: Callable[..., list[int]],
+) -> list[int]:
+  found, path = [], rows.file.path
+  for values in batches:
+    first = len(found)
+    found += read(values, where=lambda i, n=first: f"{path}[{n + i}]")
+  if len(found) != len(rows.at):
+    raise InputError(
+      f"{path!r} is damaged: {len(found)} of {len(rows.at)} rows."
+    )
+  return found

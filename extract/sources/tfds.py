@@ -22,8 +22,7 @@ from oneshot_dp.configs.extract_config import (
   SourceSettings,
   check_unit_name,
 )
-from oneshot_dp.extract.sources.classes import chosen, class_names
-from oneshot_dp.extract.sources.listed_files import shortened
+from oneshot_dp.extract.sources.labels import chosen, class_names
 from oneshot_dp.extract.sources.source import Example, Source
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
@@ -35,8 +34,7 @@ class Tfds(Source):
   """A split, in the order of its ArrayRecord files, fixed when prepared.
 
   Labels and units are read with the images: `labels` says how many there are,
-  `columns` the features of image, label and unit, and `at` file, skip and take
-  of each file.
+  and `columns` the features of image, label and unit.
 
   Attributes:
     asked: name, config and version, or the folder.
@@ -108,16 +106,19 @@ def open_tfds(settings: SourceSettings) -> Tfds:
   if settings.units is not None:
     check_unit_name(settings.units)
     keys += (feature("--units", settings.units, _is_integer),)
-  split, version = _split(builder, settings.split), str(builder.version)
-  name, files = builder.info.full_name, _files(builder, split)
-  name = name.removesuffix(f"/{version}")
+  full, version = builder.info.full_name, str(builder.version)
+  splits = {k: s for k, s in builder.info.splits.items() if s.num_examples}
+  split = chosen(f"tfds:{full}", "--split", settings.split, sorted(splits))
+  name, files = full.removesuffix(f"/{version}"), _files(builder, split)
   source = Tfds(
     name=settings.name or name,
     split=split,
     class_names=class_names(features[keys[1]].names, settings, asked),
     unit=settings.units or EXAMPLE,
-    labels=np.zeros(files["at"][:, 2].sum(), np.int32),
+    labels=np.zeros(splits[split].num_examples, np.int32),
+    versions=np.zeros(len(files["files"]), np.int64),
     columns=keys,
+    at=np.zeros((0, 3), np.int64),
     asked=asked if os.path.isdir(asked) else f"{name}:{version}",
     data_dir=settings.data_dir,
     **files,
@@ -138,22 +139,6 @@ def _is_integer(feature: Any) -> bool:
   return feature.shape == () and dtype.kind in "iu" and dtype != np.uint64
 
 
-def _split(builder: Any, split: str | None) -> str:
-  splits = sorted(builder.info.splits)
-  split = splits[0] if split is None and len(splits) == 1 else split
-  parts = [part.partition("[")[0].strip() for part in (split or "").split("+")]
-  if len(set(parts)) < len(parts) or ("all" in parts and len(parts) > 1):
-    raise InputError(f"--split {split!r} may read an example twice: mend it.")
-  with contextlib.suppress(KeyError, ValueError, AssertionError, TypeError):
-    if split is not None and builder.info.splits[split].num_examples > 0:
-      return split
-  problem = "several splits" if split is None else f"no split {split!r}"
-  raise InputError(
-    f"tfds:{builder.info.full_name} has {problem} with examples: give --split,"
-    f" one of {shortened(splits)}, whole or by position as train[:1000]."
-  )
-
-
 def _files(builder: Any, split: str) -> dict[str, Any]:
   parts = builder.info.splits[split].file_instructions
   try:
@@ -161,13 +146,8 @@ def _files(builder: Any, split: str) -> dict[str, Any]:
   except OSError as error:
     reason = f"cannot be read: {error.strerror}; prepare the data set again."
     raise RunError(f"{error.filename!r} {reason}") from error
-  at = [(i, part.skip, part.take) for i, part in enumerate(parts)]
-  return {
-    "files": tuple(os.path.basename(part.filename) for part in parts),
-    "sizes": np.array(sizes, np.int64),
-    "versions": np.zeros(len(parts), np.int64),
-    "at": np.array(at, np.int64).reshape(-1, 3),
-  }
+  names = tuple(os.path.basename(part.filename) for part in parts)
+  return {"files": names, "sizes": np.array(sizes, np.int64)}
 
 
 def _prepared(asked: str, data_dir: str | None) -> Any:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources.describe import describe_images
 from tests.extract.sources.made import arrays, opened, png, write, write_table
 
@@ -27,11 +26,7 @@ def test_a_folder_with_all_that_can_be_wrong(tmp_path):
   (pets / "b/gone.png").symlink_to("nowhere")
   (pets / "b/up").symlink_to(pets)
   os.mkfifo(pets / "b/pipe.jpg")
-  (tmp_path / "u.csv").write_text("file,who\na/1.png,x\n")
-  settings = SourceSettings(
-    location=(str(pets),), units=str(tmp_path / "u.csv")
-  )
-  found = describe_images([str(pets)], settings)
+  found = describe_images([str(pets)])
   assert found.num_images == 6
   assert found.sizes == ("5 x 4",) * 3
   assert found.passed_over == (r"a/n\x1b.heic",)
@@ -51,21 +46,18 @@ def test_a_folder_with_all_that_can_be_wrong(tmp_path):
     opened(pets)
 
 
-def test_a_sound_folder_with_splits_and_owners(tmp_path):
+def test_a_sound_folder_with_splits(tmp_path):
   pets = tmp_path / "pets"
-  for i, name in enumerate(("train/a/u_1.png", "train/b/u_2.png")):
+  for i, name in enumerate(("train/a/1.png", "train/b/2.png")):
     put(pets / name, png(i))
-  put(pets / "test/a/v_3.png", png(3))
-  put(pets / "test/b/v_4.png", png(np.zeros((9, 2, 3), np.uint8)))
-  pattern = "(?P<who>.)_"
-  found = describe_images(
-    [str(pets)], SourceSettings(location=(str(pets),), units=pattern)
-  )
+  put(pets / "test/a/3.png", png(3))
+  put(pets / "test/b/4.png", png(np.zeros((9, 2, 3), np.uint8)))
+  found = describe_images([str(pets)])
   assert not found.faults
   counts = {"a": 1, "b": 1}
   assert found.classes == {"test": counts, "train": counts}
   assert found.sizes == ("2 x 4", "5 x 4", "5 x 9")
-  said = "2 images in classes\n  a  1\n  b  1\n  owners: 1; one has 2 images\n"
+  said = "2 images in classes\n  a  1\n  b  1\n"
   assert f"split test: {said}split train: {said}" in found.text
 
 

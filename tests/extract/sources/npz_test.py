@@ -70,8 +70,8 @@ def test_splits_of_one_file(tmp_path):
   assert len(opened(path, split="train")) == 7
   found = opened(path, split="test")
   np.testing.assert_array_equal(found[3].image, test["image"][3])
-  for split in (None, "val"):
-    with refused("give --split train or test"):
+  for split, said in (None, "give --split, one of"), ("val", "is none of"):
+    with refused(f"{said} 'test', 'train'"):
       opened(path, split=split)
   only = {k: v for k, v in values.items() if k.startswith("train")}
   path = saved(tmp_path, class_names=train["class_names"], **only)

@@ -126,19 +126,6 @@ def test_reads_file_bytes_and_labels_of_each_split(data_dir):
   assert listing_of(pets(data_dir)) == listing_of(pets(data_dir))
 
 
-@pytest.mark.parametrize(
-  ("split", "rows"),
-  [
-    ("train[3:7]", range(3, 7)),
-    ("test+train[:2]", [*range(40, 46), 0, 1]),
-  ],
-)
-def test_slices_start_at_zero_again(data_dir, split, rows):
-  found = pets(data_dir, split=split)
-  images = [found[index].image for index in range(len(found))]
-  assert images == [png(row) for row in rows]
-
-
 @pytest.mark.slow
 def test_prepared_once_it_needs_no_code(data_dir, tmp_path):
   """Another process, without our builder or TensorFlow, reads the same."""
@@ -177,25 +164,20 @@ def test_a_mask_is_not_the_image_and_numbers_are_names(data_dir):
 
 
 LEFT = {"image": "left"}
+MOOD = LEFT | {"label": "mood"}
 
 
 @pytest.mark.parametrize(
   ("name", "keys", "message"),
   [
-    ("keys", {}, "--image 'image' is none of 'left', 'right'"),
-    ("keys", {"image": "up"}, "'up' is none of"),
-    ("keys", LEFT, "--label 'label' is none of 'species', 'mood'"),
-    ("keys", LEFT | {"label": "note"}, "'note' is none of .* 'mood'"),
-    ("no_image", {}, "--image 'image' is none of none"),
-    ("integer_label", {}, "--label 'label' is none of none"),
-    ("nameless_label", {}, "--label 'label' is none of none"),
-    ("deep", {}, "--image 'image' is none of none"),
-    (
-      "keys",
-      LEFT | {"label": "mood", "units": "note"},
-      "'note' is none",
-    ),
-    ("keys", LEFT | {"label": "mood", "units": "example"}, "short public one"),
+    ("keys", {}, "give --image, one of 'left', 'right'"),
+    ("keys", LEFT | {"label": "note"}, "'note' is none of 'species', 'mood'"),
+    ("no_image", {}, "nothing that can be its --image"),
+    ("integer_label", {}, "nothing that can be its --label"),
+    ("nameless_label", {}, "nothing that can be its --label"),
+    ("deep", {}, "nothing that can be its --image"),
+    ("keys", MOOD | {"units": "note"}, "'note' is none"),
+    ("keys", MOOD | {"units": "example"}, "short public one"),
   ],
 )
 def test_features_that_cannot_be_chosen(tmp_path, name, keys, message):
@@ -219,15 +201,10 @@ def test_unlabelled_examples_are_refused_when_read(data_dir):
 @pytest.mark.parametrize(
   ("split", "message"),
   [
-    ("validation", "no split 'validation' with examples: .* 'test', 'train'"),
-    ("train[:x]", "no split"),
-    ("train[:1000]", "no split"),
-    ("train[:0]", "no split"),
-    ("train[7:3]", "no split"),
-    (None, "has several splits .*: give --split, one of 'test', 'train'"),
-    ("train+train", "may read an example twice"),
-    ("train[:60]+train[4:]", "may read an example twice"),
-    ("all+test", "may read an example twice"),
+    (None, "give --split, one of 'test', 'train'"),
+    ("validation", "'validation' is none of 'test', 'train'"),
+    ("train+test", "'train.test' is none of"),
+    ("train[:10]", "none of"),
     ("train[:60%]", "parts are chosen when a cache is read"),
   ],
 )

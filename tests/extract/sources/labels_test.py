@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from oneshot_dp.extract.sources import owners
+from oneshot_dp.extract.sources import labels
 from oneshot_dp.extract.sources.open_source import listing_of, reopened
 from tests.extract.sources.made import opened, refused, write
 
@@ -107,18 +107,18 @@ def test_two_names_are_never_one_unit(root, monkeypatch):
     def digest(self):
       return b"\1" * 8
 
-  monkeypatch.setattr(owners.hashlib, "blake2b", Same)
+  monkeypatch.setattr(labels.hashlib, "blake2b", Same)
   with refused("have one number, by chance"):
     numbers(WHOLE, root)
 
 
 def test_batches_are_compared_with_each_other(monkeypatch):
   names, known = [f"u{i}" for i in range(50)], {}
-  first = owners.unit_numbers(names, "user", str, known)
-  assert owners.unit_numbers(names, "user", str, known) == first
+  first = labels.unit_numbers(names, "user", str, known)
+  assert labels.unit_numbers(names, "user", str, known) == first
   blake2b = hashlib.blake2b
   digest = blake2b(b"u7", digest_size=8).digest()
   number = int.from_bytes(digest) >> 1
   known[number] = "somebody"
   with refused("'somebody' and 'u7' have one number"):
-    owners.unit_numbers(names, "user", str, known)
+    labels.unit_numbers(names, "user", str, known)

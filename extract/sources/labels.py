@@ -1,17 +1,92 @@
-"""Whose an image is: a `unit_id` for each, where somebody may have many."""
+"""What rows say beside their images: of which class each is, and whose.
 
+Names of classes are public; labels and owners are not.
+"""
+
+import collections
 import csv
 import hashlib
 import io
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import check_unit_name
+from oneshot_dp.configs.errors import InputError, check_name, check_num_classes
+from oneshot_dp.configs.extract_config import SourceSettings, check_unit_name
 from oneshot_dp.extract.files import read_regular
 from oneshot_dp.extract.sources.listed_files import is_litter, shortened
+
+
+class MissingFlagError(InputError):
+  """Nothing is broken: a flag has to say what the data do not."""
+
+
+def chosen(
+  place: str, flag: str, asked: str | None, candidates: Sequence[str]
+) -> str:
+  """What was asked for, the only one there is, or that of the flag's name."""
+  usual = flag.removeprefix("--")
+  found = asked or (candidates[0] if len(candidates) == 1 else usual)
+  if found not in candidates:
+    if not candidates:
+      raise InputError(f"{place!r} has nothing that can be its {flag}.")
+    said = f"{flag} {asked!r} is none of" if asked else f"give {flag}, one of"
+    raise InputError(f"{place!r}: {said} {shortened(candidates)}.")
+  return found
+
+
+def class_names(
+  named: Iterable[Any], settings: SourceSettings, place: str
+) -> tuple[str, ...]:
+  """The public names of all classes, which are never read off the labels.
+
+  They are what the data say beside their labels (`named`), or flags.
+  InputError: nobody says it, two say it differently, or a name cannot be.
+  """
+  found, stated = tuple(map(str, named)), settings.class_names
+  names, k = found or stated, settings.num_classes
+  if not names and k is None:
+    raise MissingFlagError(
+      f"{place!r} names no classes: give --class-names or --num-classes"
+      " (labels are private, so neither is read off them)."
+    )
+  if (stated and names != stated) or k not in (None, len(names) or k):
+    raise InputError(
+      f"{place!r} names {len(names)} classes ({shortened(names)}), and a flag"
+      " others: leave --class-names and --num-classes out."
+    )
+  check_num_classes(k or len(names), repr(place))
+  names = names or tuple(map(str, range(k or 0)))
+  for name in names:
+    check_name(f"{place!a}: class name", name)
+  ((most, times),) = collections.Counter(names).most_common(1)
+  if times > 1:
+    raise InputError(f"{place!r} has the class {most!r} more than once.")
+  return names
+
+
+def label_numbers(
+  values: Iterable[Any],
+  names: Sequence[str],
+  key: str,
+  where: Callable[[int], str],
+) -> list[int]:
+  """Labels as class indices: numbers, names, or numbers that are texts.
+
+  InputError: rows have none of the classes; `where` names a few.
+  """
+  known: dict[Any, int] = {label: label for label in range(len(names))}
+  if not any(name.isdecimal() for name in names):  # else 2 may name class 0
+    known |= {str(label): label for label in range(len(names))}
+  known |= {name: label for label, name in enumerate(names)}
+  labels = [known.get(v, -1) if type(v) in (int, str) else -1 for v in values]
+  if wrong := [where(i) for i, label in enumerate(labels) if label < 0]:
+    raise InputError(
+      f"images without a label {key!r} among the {len(names)} classes, by name"
+      f" or from 0 to {len(names) - 1}: {shortened(wrong)}."
+    )
+  return labels
 
 
 def unit_numbers(
@@ -27,9 +102,9 @@ def unit_numbers(
   refused, not merged: whoever leaves a shared unit changes it, and a change may
   cost twice what an absence does. Spaces around a name are no part of it.
 
-  `unit` is what the names name ("patient"), `where` says where a row is, for
-  errors; `known` has names by number, where rows come in batches, and grows.
-  InputError: a row without a name (None or blank); two names of one number.
+  `unit` is what the names name ("patient"); `known` has names by number, where
+  rows come in batches, and grows. InputError: a row without a name (None or
+  blank), of which `where` names a few; two names of one number.
   """
   whose = [(name or "").strip() for name in names]
   if missing := [where(i) for i, name in enumerate(whose) if not name]:
