@@ -1,0 +1,131 @@
+"""What the documents tell people to type works, in the order they tell it.
+
+Of each Markdown file the blocks marked `runnable` run in an empty folder that
+has `photos` and `new_photos`, with a ledger of its own. A block named after a
+file is written to it; a `text` block is what the Python block before it prints.
+"""
+
+import contextlib
+import functools
+import io
+import pathlib
+import re
+import shlex
+import subprocess
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.commands import COMMANDS
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCUMENTS = sorted(
+  subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout.split()
+)
+ROOMS = ("extract", "linear_dp", "pipeline")
+RUNNABLE = ("README.md", *(f"{room}/README.md" for room in ROOMS))
+MOST_WORDS = 1200
+_FENCE = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.M | re.S)
+# Flags of other programs that the documents name.
+_OTHERS = {
+  *("nodes", "ntasks-per-node", "tyro-print-completion", "rows"),
+  *("runner", "job_endpoint", "parallelism", "environment_type", "project"),
+  *("environment_config", "region", "temp_location", "sdk_container_image"),
+  "service_port",
+}
+
+
+def text_of(document: str) -> str:
+  return (ROOT / document).read_text()
+
+
+def write_photos(folder: pathlib.Path) -> None:
+  """Digits as photographs of three people, in a folder for each class."""
+  with np.load(ROOT / "configs" / "digits.npz") as digits:
+    images, labels = digits["train_image"][..., 0], digits["train_label"]
+  for i in range(310):
+    place = folder / ("photos" if i < 300 else "new_photos")
+    place = place / f"digit{labels[i]}" if i < 300 else place
+    place.mkdir(parents=True, exist_ok=True)
+    pixels = Image.fromarray((images[i] * 15.0).clip(0, 255).astype(np.uint8))
+    pixels.resize((32, 32)).save(place / f"p{i % 50}_{i}.png")
+
+
+def run_commands(block: str) -> None:
+  for line in block.replace("\\\n", " ").splitlines():
+    # The one thing that would be downloaded.
+    line = line.replace("--backbone vit_ti16", "--backbone glyph_vit")
+    program, *words = shlex.split(line, comments=True)
+    assert program == "oneshot-dp"
+    complaints = io.StringIO()
+    with contextlib.redirect_stderr(complaints):
+      assert main(words) == 0, f"{line}\n{complaints.getvalue()}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", RUNNABLE)
+def test_runnable_blocks_run_in_order(document, tmp_path, monkeypatch):
+  write_photos(tmp_path)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv("ONESHOT_DP_LEDGER", str(tmp_path / "ledger"))
+  names, said, ran = {}, None, 0
+  for language, mark, block in _FENCE.findall(text_of(document)):
+    if mark.endswith(".py"):
+      pathlib.Path(mark).write_text(block)
+    elif language == "text":
+      assert said == block
+    elif mark == "runnable":
+      ran += 1
+      with contextlib.redirect_stdout(io.StringIO()) as out:
+        if language == "sh":
+          run_commands(block)
+        else:
+          exec(compile(block, document, "exec"), names)
+      said = out.getvalue() if language == "python" else None
+  assert ran >= 3
+  if document == "README.md":
+    tree = text_of(document).split("    results/\n")[1].split("\n\n")[0]
+    for name in re.findall(r"[\w.-]+\.(?:csv|json|png|pdf|html)\b", tree):
+      assert list((tmp_path / "results").rglob(name)), name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+  """Files, headings, and programs of the tests."""
+  for program in re.findall(r"python (tests/[\w/]+\.py)", text_of(document)):
+    assert (ROOT / program).is_file(), program
+  for link in re.findall(r"\]\(([^)\s:]+)\)", text_of(document)):
+    path, _, heading = link.partition("#")
+    target = (ROOT / document).parent / path if path else ROOT / document
+    assert target.exists(), link
+    if heading:
+      titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+      names = {re.sub(r"[^\w -]", "", title.lower()) for title in titles}
+      assert heading in {name.replace(" ", "-") for name in names}, link
+
+
+@functools.cache
+def all_flags() -> set[str]:
+  with contextlib.redirect_stdout(io.StringIO()) as out:
+    for command in COMMANDS:
+      with contextlib.suppress(SystemExit):
+        main([command, "--help"])
+  return set(re.findall(r"--([a-z][a-z0-9-]*)", out.getvalue()))
+
+
+@pytest.mark.parametrize("document", sorted({*DOCUMENTS} - {"CHANGELOG.md"}))
+def test_every_flag_that_is_named_exists(document):
+  named = set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text_of(document)))
+  assert named <= all_flags() | _OTHERS
+
+
+def test_the_front_page_is_short():
+  assert len(text_of("README.md").split()) <= MOST_WORDS
