@@ -31,11 +31,11 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.linear_dp.data import Block, Data, R
-from oneshot_dp.linear_dp.train import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows
 from oneshot_dp.linear_dp.statistics import ONE_COLUMN, class_sums
+from oneshot_dp.linear_dp.train import HEADS
 
 _LENGTH = 100.0
 """A canary's norm: far more than any row is clipped to."""
@@ -196,7 +196,9 @@ def one_run(
   rows = HEADS[head].rows(canaries.among(coins, real))
   everyone = canaries.among(np.ones(canaries.count, bool), None)
   alone = HEADS[head].rows(everyone)
-  space = None if real is None else np.eye(rows.feature_dim)[:, : real.feature_dim]
+  space = (
+    None if real is None else np.eye(rows.feature_dim)[:, : real.feature_dim]
+  )
   followed = _Followed.of(rows, alone, space)
   HEADS[head].make(sums, followed, buys, 0.0, {}, options or HeadOptions())
   return sums.seen

@@ -108,8 +108,8 @@ def _cache(path: str) -> Answer:
 
 def _head(path: str) -> Answer:
   from oneshot_dp.linear_dp.accounting import printable
-  from oneshot_dp.pipeline.head_folder import read_head
-  from oneshot_dp.pipeline.results import NOT_PRIVATE
+  from oneshot_dp.pipeline.heads.head_folder import read_head
+  from oneshot_dp.pipeline.runs.results import NOT_PRIVATE
 
   saved = read_head(path)
   stated, names = saved.stated, ", ".join(saved.stated["class_names"])
@@ -137,8 +137,8 @@ def _private_data(stated: Mapping[str, Any]) -> str:
 
 
 def _run(path: str) -> Answer:
-  from oneshot_dp.pipeline import results
   from oneshot_dp.pipeline.report.page import read_run
+  from oneshot_dp.pipeline.runs import results
 
   run = read_run(Path(path))
   first = next(iter(run.receipts.values()))["stated"]
@@ -153,7 +153,7 @@ def _run(path: str) -> Answer:
 def _ledger(path: str) -> Answer:
   import msgspec
 
-  from oneshot_dp.pipeline.ledger import Ledger
+  from oneshot_dp.pipeline.ledger.ledger import Ledger
 
   ledger = Ledger(Path(path))
   entries = [msgspec.to_builtins(entry) for entry in ledger.entries()]

@@ -33,7 +33,6 @@ import hypothesis
 import jaxtyping
 import pytest
 
-
 # Until the tests are collected nothing is garbage, and what is collected never
 # is: to look through it over and over took a third of the collection's time.
 gc.disable()

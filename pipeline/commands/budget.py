@@ -37,8 +37,8 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Sets a cap, if one is given, and reads the ledger."""
-  from oneshot_dp.pipeline.charges import Cap
-  from oneshot_dp.pipeline.ledger import Ledger
+  from oneshot_dp.pipeline.ledger.charges import Cap
+  from oneshot_dp.pipeline.ledger.ledger import Ledger
 
   ledger, dataset = Ledger(flags.ledger), None
   if flags.cache is not None:
@@ -69,7 +69,7 @@ def run(flags: Flags) -> Answer:
 def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
   """What a data set was charged, and what is left; nothing private."""
   from oneshot_dp.linear_dp.accounting import added_up, epsilon_of, printable
-  from oneshot_dp.pipeline import charges as of
+  from oneshot_dp.pipeline.ledger import charges as of
 
   lines, told, cap, mu2 = [], [], of.cap_of(entries), of.spent(entries)
   for each in entries:

@@ -26,8 +26,8 @@ def run(flags: Flags) -> Answer:
   """Extracts both splits, and sweeps epsilon with both heads."""
   from oneshot_dp.configs.experiments import load_experiment
   from oneshot_dp.extract.job.job import run_extraction
-  from oneshot_dp.pipeline.plan import Request
-  from oneshot_dp.pipeline.run import run_request
+  from oneshot_dp.pipeline.runs.plan import Request
+  from oneshot_dp.pipeline.runs.run import run_request
 
   out, caches, results = flags.out, flags.out / "caches", flags.out / "results"
   if results.exists():

@@ -36,7 +36,7 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Scores it."""
-  from oneshot_dp.pipeline.scores import score_head
+  from oneshot_dp.pipeline.runs.scores import score_head
 
   ((accuracy,), said), names = score_head(**vars(flags))
   titles = {"top1": "top-1", "top5": "top-5", "balanced": "balanced"}

@@ -34,12 +34,12 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Writes it."""
-  from oneshot_dp.pipeline.exports import NOBODY_VOUCHES, export_head
-  from oneshot_dp.pipeline.head_folder import read_head
-  from oneshot_dp.pipeline.ledger import Ledger
-  from oneshot_dp.pipeline.prediction import backbone_of
-  from oneshot_dp.pipeline.results import NOT_PRIVATE
-  from oneshot_dp.pipeline.verify import verify_head
+  from oneshot_dp.pipeline.heads.head_folder import read_head
+  from oneshot_dp.pipeline.heads.verify import verify_head
+  from oneshot_dp.pipeline.ledger.ledger import Ledger
+  from oneshot_dp.pipeline.runs.results import NOT_PRIVATE
+  from oneshot_dp.pipeline.serving.exports import NOBODY_VOUCHES, export_head
+  from oneshot_dp.pipeline.serving.prediction import backbone_of
 
   if flags.to.exists():
     raise InputError(f"--to {flags.to} is there already; name a new directory.")

@@ -41,7 +41,7 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Imports the file."""
-  from oneshot_dp.pipeline.import_table import import_table
+  from oneshot_dp.pipeline.tables.import_table import import_table
 
   cache = import_table(
     flags.file,

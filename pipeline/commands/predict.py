@@ -49,14 +49,14 @@ def run(flags: Flags) -> Answer:
   """Writes the predictions."""
   from oneshot_dp.configs.parts import Part
   from oneshot_dp.extract.cache.read import open_cache
-  from oneshot_dp.pipeline.head_folder import read_head
+  from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.inspection import is_cache
-  from oneshot_dp.pipeline.prediction import (
+  from oneshot_dp.pipeline.runs.results import NOT_PRIVATE
+  from oneshot_dp.pipeline.serving.prediction import (
     backbone_of,
     predict_cache,
     predict_images,
   )
-  from oneshot_dp.pipeline.results import NOT_PRIVATE
 
   if os.path.lexists(flags.out):
     raise InputError(f"--out {flags.out} is there already; name a new file.")

@@ -36,8 +36,8 @@ class Flags(f.TrainingFlags):
 
 def run(flags: Flags) -> Answer:
   """Trains and scores them."""
-  from oneshot_dp.pipeline.plan import Request
-  from oneshot_dp.pipeline.run import run_request
+  from oneshot_dp.pipeline.runs.plan import Request
+  from oneshot_dp.pipeline.runs.run import run_request
 
   given = dict(vars(flags))
   return run_request(Request(heads=given.pop("head"), **given))

@@ -29,8 +29,8 @@ class Flags(TrainingFlags):
 
 def run(flags: Flags) -> Answer:
   """Trains it: a sweep of one head and one epsilon."""
-  from oneshot_dp.pipeline.plan import Request
-  from oneshot_dp.pipeline.run import run_request
+  from oneshot_dp.pipeline.runs.plan import Request
+  from oneshot_dp.pipeline.runs.run import run_request
 
   given = dict(vars(flags))
   one = {"heads": (given.pop("head"),), "epsilons": (given.pop("epsilon"),)}

@@ -32,8 +32,8 @@ def run(flags: Flags) -> Answer:
   names = "receipt.json", "head.safetensors"
   is_head = any((path / name).exists() for name in names)
   if is_head:
-    from oneshot_dp.pipeline.ledger import Ledger
-    from oneshot_dp.pipeline.verify import verify_head
+    from oneshot_dp.pipeline.heads.verify import verify_head
+    from oneshot_dp.pipeline.ledger.ledger import Ledger
 
     vouched, said, faults = verify_head(path, Ledger(flags.ledger))
   else:

@@ -21,10 +21,10 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.files import disk_errors, read_regular, write_once
 from oneshot_dp.linear_dp.accounting import printable
 from oneshot_dp.linear_dp.evaluate import accuracy_interval
-from oneshot_dp.pipeline.head_folder import read_head
-from oneshot_dp.pipeline.receipt import right_guesses
+from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.heads.receipt import right_guesses
 from oneshot_dp.pipeline.report import drawings
-from oneshot_dp.pipeline.results import (
+from oneshot_dp.pipeline.runs.results import (
   FORMAT,
   NOT_PRIVATE,
   HeadRow,

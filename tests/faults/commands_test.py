@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from oneshot_dp.pipeline import deliver
-from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.ledger import deliver
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults.harness import ended, killed, seconds_of, start
 from tests.sample_caches import write_clusters
 

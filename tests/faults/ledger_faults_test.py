@@ -11,9 +11,9 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.linear_dp.accounting import epsilon_of
-from oneshot_dp.pipeline import deliver
-from oneshot_dp.pipeline.charges import Cap, spent
-from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.ledger import deliver
+from oneshot_dp.pipeline.ledger.charges import Cap, spent
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults import writers
 from tests.faults.harness import (
   ended,

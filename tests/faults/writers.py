@@ -29,9 +29,9 @@ from pathlib import Path
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.charges import Bill, Charge
-from oneshot_dp.pipeline.deliver import deliver_once
-from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.ledger.charges import Bill, Charge
+from oneshot_dp.pipeline.ledger.deliver import deliver_once
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 COST = 0.25
 KEYS = {"image": np.arange(1, 2000, dtype=np.uint64)}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.pipeline.charges import Bill, Charge
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.ledger.charges import Bill, Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 DELTA = 1e-5
 

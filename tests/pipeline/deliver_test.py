@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline import deliver
-from oneshot_dp.pipeline.charges import Bill, Cap, Charge, spent
-from oneshot_dp.pipeline.deliver import deliver_once
-from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.ledger import deliver
+from oneshot_dp.pipeline.ledger.charges import Bill, Cap, Charge, spent
+from oneshot_dp.pipeline.ledger.deliver import deliver_once
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 KEYS = {"image": np.array([1, 2, 3], np.uint64)}
 

@@ -4,8 +4,11 @@ import json
 import pytest
 
 from oneshot_dp.extract.cache.format import CacheInfo
-from oneshot_dp.pipeline.deployments_registry import as_yaml, registry_record
-from oneshot_dp.pipeline.head_folder import write_head
+from oneshot_dp.pipeline.heads.deployments_registry import (
+  as_yaml,
+  registry_record,
+)
+from oneshot_dp.pipeline.heads.head_folder import write_head
 from tests.pipeline.sample_heads import sample_info, trained_head
 
 # Of the registry's schema: what must be there, and closed lists of words.

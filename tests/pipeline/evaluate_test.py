@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.pipeline.charges import spent
-from oneshot_dp.pipeline.head_folder import read_head
-from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.ledger.charges import spent
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import clusters, write_clusters, write_rows
 

@@ -10,8 +10,8 @@ import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.private_head import PrivateHead
-from oneshot_dp.pipeline.card import card
-from oneshot_dp.pipeline.head_folder import (
+from oneshot_dp.pipeline.heads.card import card
+from oneshot_dp.pipeline.heads.head_folder import (
   load_head,
   read_head,
   save_head,

@@ -14,7 +14,11 @@ from oneshot_dp.extract.backbones.load_backbone import load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.images.resize import resize_and_crop
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
-from oneshot_dp.pipeline.head_folder import SavedHead, read_head, write_head
+from oneshot_dp.pipeline.heads.head_folder import (
+  SavedHead,
+  read_head,
+  write_head,
+)
 
 _BATCH = 40
 ROOT = pathlib.Path(__file__).parents[2]

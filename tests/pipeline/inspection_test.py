@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.head_folder import write_head
+from oneshot_dp.pipeline.heads.head_folder import write_head
 from tests.pipeline.command_line import succeeds
 from tests.pipeline.report.page_test import write_run
 from tests.pipeline.sample_heads import sample_info, trained_head

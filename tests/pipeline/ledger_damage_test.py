@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.charges import Bill, Cap, Charge, Left
-from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.ledger.charges import Bill, Cap, Charge, Left
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults.harness import damaged_copies, odd_files
 
 KEYS = {"image": np.array([1, 2, 3], np.uint64)}

@@ -10,9 +10,9 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.pipeline import charges
-from oneshot_dp.pipeline.charges import Bill, Cap, Charge, Left
-from oneshot_dp.pipeline.ledger import Ledger, default_ledger, keys_of
+from oneshot_dp.pipeline.ledger import charges
+from oneshot_dp.pipeline.ledger.charges import Bill, Cap, Charge, Left
+from oneshot_dp.pipeline.ledger.ledger import Ledger, default_ledger, keys_of
 
 DELTA = 1e-5
 

@@ -9,9 +9,13 @@ from scipy.stats import norm
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.linear_dp.private_sums import Release
-from oneshot_dp.pipeline.card import card
-from oneshot_dp.pipeline.head_folder import read_head, write_head
-from oneshot_dp.pipeline.receipt import check_receipt, follows, right_guesses
+from oneshot_dp.pipeline.heads.card import card
+from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
+from oneshot_dp.pipeline.heads.receipt import (
+  check_receipt,
+  follows,
+  right_guesses,
+)
 from tests.pipeline.sample_heads import sample_info, trained_head
 
 CHARGE, EARLIER = "c" * 32, "e" * 32

@@ -9,9 +9,9 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache import write
-from oneshot_dp.pipeline.charges import Bill, Charge
-from oneshot_dp.pipeline.ledger import Ledger
-from oneshot_dp.pipeline.roles import Cast, check_roles, classes_differ
+from oneshot_dp.pipeline.ledger.charges import Bill, Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.runs.roles import Cast, check_roles, classes_differ
 from tests.sample_caches import clusters, write_clusters, write_rows
 
 

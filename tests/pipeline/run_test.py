@@ -15,10 +15,10 @@ import safetensors.numpy
 
 from oneshot_dp.linear_dp import private_sums
 from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.pipeline.charges import spent
-from oneshot_dp.pipeline.head_folder import read_head
-from oneshot_dp.pipeline.ledger import Ledger
-from oneshot_dp.pipeline.verify import verify_head
+from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.heads.verify import verify_head
+from oneshot_dp.pipeline.ledger.charges import spent
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.command_line import fails, one_line, start, succeeds
 from tests.sample_caches import DIM, write_clusters, write_rows
 
@@ -342,7 +342,7 @@ def test_memory_that_is_not_there_is_refused(
   capsys, place, ledger, monkeypatch
 ):
   monkeypatch.setattr(
-    "oneshot_dp.pipeline.plan.memory_needed", lambda *_: 1 << 50
+    "oneshot_dp.pipeline.runs.plan.memory_needed", lambda *_: 1 << 50
   )
   line = fails(capsys, *place("TRAIN --epsilon 1 --out h"))
   assert "GB of memory" in line
@@ -385,7 +385,7 @@ class TestStopped:
     def full(*_):
       raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("oneshot_dp.pipeline.run.write_head", full)
+    monkeypatch.setattr("oneshot_dp.pipeline.runs.run.write_head", full)
     words = place("TRAIN --epsilon 8 --head lamb --out h")
     assert "No space left" in fails(capsys, *words, status=1)
     assert {*Path().iterdir()} - there == {Path("state")}

@@ -9,13 +9,13 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import WHOLE, Part
 from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.pipeline.card import card
-from oneshot_dp.pipeline.charges import Bill, Charge, spent
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.deliver import deliver_once
-from oneshot_dp.pipeline.head_folder import write_head
-from oneshot_dp.pipeline.ledger import Ledger
-from oneshot_dp.pipeline.verify import earlier_head, verify_head
+from oneshot_dp.pipeline.heads.card import card
+from oneshot_dp.pipeline.heads.head_folder import write_head
+from oneshot_dp.pipeline.heads.verify import earlier_head, verify_head
+from oneshot_dp.pipeline.ledger.charges import Bill, Charge, spent
+from oneshot_dp.pipeline.ledger.deliver import deliver_once
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.sample_heads import sample_info, trained_head
 
 DELTA = 1e-5

@@ -22,9 +22,16 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError, check_name
 from oneshot_dp.extract.storage import is_url
-from oneshot_dp.pipeline import charges as of
-from oneshot_dp.pipeline.charges import Bill, Cap, Entry, Keys, Known, Left
-from oneshot_dp.pipeline.ledger_file import Entries, exists, transaction
+from oneshot_dp.pipeline.ledger import charges as of
+from oneshot_dp.pipeline.ledger.charges import (
+  Bill,
+  Cap,
+  Entry,
+  Keys,
+  Known,
+  Left,
+)
+from oneshot_dp.pipeline.ledger.ledger_file import Entries, exists, transaction
 
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.read import FeatureCache

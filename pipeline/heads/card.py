@@ -5,7 +5,7 @@ from typing import Any
 
 from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.linear_dp.accounting import printable
-from oneshot_dp.pipeline.receipt import PLAIN, right_guesses
+from oneshot_dp.pipeline.heads.receipt import PLAIN, right_guesses
 
 NOT_PRIVATE = "NOT PRIVATE"
 _UNPROTECTED = """\

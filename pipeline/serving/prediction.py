@@ -18,7 +18,7 @@ from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import write_once
 from oneshot_dp.extract.job.embed import embed_images
 from oneshot_dp.extract.sources.unlabelled import unlabelled
-from oneshot_dp.pipeline.head_folder import SavedHead
+from oneshot_dp.pipeline.heads.head_folder import SavedHead
 
 _FORMULA = ("=", "+", "-", "@", "'")
 """What a spreadsheet takes a cell for a formula by, and the sign against it."""

@@ -32,9 +32,13 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
-from oneshot_dp.pipeline.card import card
-from oneshot_dp.pipeline.deliver import RECEIPT_FILE, WEIGHTS_FILE, alone
-from oneshot_dp.pipeline.receipt import UNIT_NORM, check_receipt, make_receipt
+from oneshot_dp.pipeline.heads.card import card
+from oneshot_dp.pipeline.heads.receipt import (
+  UNIT_NORM,
+  check_receipt,
+  make_receipt,
+)
+from oneshot_dp.pipeline.ledger.deliver import RECEIPT_FILE, WEIGHTS_FILE, alone
 
 RELEASES_FILE, CARD_FILE = "releases.safetensors", "README.md"
 _MOST_RECEIPT = 1 << 28

@@ -20,7 +20,7 @@ from jaxtyping import UInt64
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.files import write_once
-from oneshot_dp.pipeline.charges import Entry
+from oneshot_dp.pipeline.ledger.charges import Entry
 
 _FORMAT = {"application_id": 0x1DBB_AD6E, "user_version": 1}
 _SCHEMA = (

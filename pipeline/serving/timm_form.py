@@ -24,7 +24,7 @@ from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.load_backbone import timm_tensors
 from oneshot_dp.extract.images.resize import Preprocessing
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
-from oneshot_dp.pipeline.results import as_json
+from oneshot_dp.pipeline.runs.results import as_json
 
 WEIGHTS_FILE = "model.safetensors"
 CODE_FILE = "open_model.py"
@@ -79,7 +79,10 @@ def timm_files(
 
 def filled_in(name: str, **values: Any) -> bytes:
   """The template of an exported file, with these values."""
-  room = importlib.resources.files("oneshot_dp.pipeline") / "export_templates"
+  room = (
+    importlib.resources.files("oneshot_dp.pipeline.serving")
+    / "export_templates"
+  )
   environment = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,

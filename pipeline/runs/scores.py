@@ -27,10 +27,10 @@ from oneshot_dp.linear_dp.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Data, Rows, no_core_dumps
-from oneshot_dp.pipeline.charges import Bill, Charge
-from oneshot_dp.pipeline.head_folder import read_head
-from oneshot_dp.pipeline.ledger import Ledger
-from oneshot_dp.pipeline.roles import Cast, check_roles, check_same_kind
+from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.ledger.charges import Bill, Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.runs.roles import Cast, check_roles, check_same_kind
 
 Scores = tuple[Sequence[Accuracy], dict[str, Any]]
 """Accuracies, one per head, and what is to be said of them, as JSON."""

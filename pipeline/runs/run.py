@@ -22,10 +22,10 @@ from oneshot_dp.linear_dp.hosts import Hosts
 from oneshot_dp.linear_dp.rows import no_core_dumps
 from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.deliver import deliver_once
-from oneshot_dp.pipeline.head_folder import write_head
-from oneshot_dp.pipeline.plan import Plan, Request
-from oneshot_dp.pipeline.results import (
+from oneshot_dp.pipeline.heads.head_folder import write_head
+from oneshot_dp.pipeline.ledger.deliver import deliver_once
+from oneshot_dp.pipeline.runs.plan import Plan, Request
+from oneshot_dp.pipeline.runs.results import (
   NOT_PRIVATE,
   HeadRow,
   as_json,
@@ -33,7 +33,11 @@ from oneshot_dp.pipeline.results import (
   head_name,
   table,
 )
-from oneshot_dp.pipeline.scores import Scores, private_scores, public_scores
+from oneshot_dp.pipeline.runs.scores import (
+  Scores,
+  private_scores,
+  public_scores,
+)
 
 _DONE = np.zeros(1, np.int64)
 
@@ -155,8 +159,8 @@ def _write_run(
   paths: Sequence[str],
   scores: Scores,
 ) -> Answer:
-  from oneshot_dp.pipeline.accuracy_plot import pictures_of
   from oneshot_dp.pipeline.report.page import write_report
+  from oneshot_dp.pipeline.runs.accuracy_plot import pictures_of
 
   info, asked, (found, said) = plan.train.info, plan.asked, scores
   rows = [

@@ -32,14 +32,14 @@ from oneshot_dp.linear_dp.train import (
   memory_needed,
   rows_for,
 )
-from oneshot_dp.pipeline.charges import Bill, Charge
-from oneshot_dp.pipeline.head_folder import SavedHead
-from oneshot_dp.pipeline.ledger import Ledger
-from oneshot_dp.pipeline.public_start import read_start
-from oneshot_dp.pipeline.results import NOT_PRIVATE
-from oneshot_dp.pipeline.roles import Cast, check_roles
-from oneshot_dp.pipeline.scores import bill_of_scores, data_of
-from oneshot_dp.pipeline.verify import earlier_head
+from oneshot_dp.pipeline.heads.head_folder import SavedHead
+from oneshot_dp.pipeline.heads.public_start import read_start
+from oneshot_dp.pipeline.heads.verify import earlier_head
+from oneshot_dp.pipeline.ledger.charges import Bill, Charge
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.runs.results import NOT_PRIVATE
+from oneshot_dp.pipeline.runs.roles import Cast, check_roles
+from oneshot_dp.pipeline.runs.scores import bill_of_scores, data_of
 
 _FEW_ROWS = 3.0
 """Rows of a class, in units of σ, below which a head is next to chance."""

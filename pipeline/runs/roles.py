@@ -19,8 +19,8 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.format import Rows
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.pipeline.charges import Keys
-from oneshot_dp.pipeline.ledger import Ledger, keys_of
+from oneshot_dp.pipeline.ledger.charges import Keys
+from oneshot_dp.pipeline.ledger.ledger import Ledger, keys_of
 
 Role = Literal["private", "public"]
 _FEW = 100

@@ -25,8 +25,8 @@ from typing import Any
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.files import disk_errors, sync
 from oneshot_dp.extract.storage import is_url
-from oneshot_dp.pipeline.charges import Bill, Left
-from oneshot_dp.pipeline.ledger import Ledger
+from oneshot_dp.pipeline.ledger.charges import Bill, Left
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 WEIGHTS_FILE, RECEIPT_FILE = "head.safetensors", "receipt.json"
 

@@ -22,13 +22,13 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
-from oneshot_dp.pipeline import deployments_registry
-from oneshot_dp.pipeline.card import card
-from oneshot_dp.pipeline.deliver import alone
-from oneshot_dp.pipeline.head_folder import SavedHead
-from oneshot_dp.pipeline.results import as_json
-from oneshot_dp.pipeline.timm_form import filled_in, timm_files
-from oneshot_dp.pipeline.verify import Verdict
+from oneshot_dp.pipeline.heads import deployments_registry
+from oneshot_dp.pipeline.heads.card import card
+from oneshot_dp.pipeline.heads.head_folder import SavedHead
+from oneshot_dp.pipeline.heads.verify import Verdict
+from oneshot_dp.pipeline.ledger.deliver import alone
+from oneshot_dp.pipeline.runs.results import as_json
+from oneshot_dp.pipeline.serving.timm_form import filled_in, timm_files
 
 HEAD_FILE = "embeddings_to_logits.jax_export"
 IMAGES_FILE = "images_to_logits.jax_export"

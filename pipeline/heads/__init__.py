@@ -1,0 +1,1 @@
+"""Heads on the disk: weights, receipt, card, and who vouches for them."""

@@ -1,0 +1,1 @@
+"""What is done with a head: predictions, and other tools."""

@@ -1,0 +1,1 @@
+"""Embeddings that somebody has already, in npz and Parquet files."""
