@@ -1,9 +1,8 @@
-r"""From (epsilon, delta) to μ² and back, always to the safe side.
+"""From (epsilon, delta) to μ² and back, always to the safe side.
 
 A Gaussian release of noise multiplier σ is μ-Gaussian DP with μ² = σ⁻², and
 μ² of many releases, each chosen after those before it, add up. dp_accounting
-solves for the σ of an (ε, δ), which is raised until the theorem, in 50 digits,
-holds of it.
+solves for σ, which is raised until the theorem, in 50 digits, holds of it.
 
 Sources: Balle & Wang, "Improving the Gaussian Mechanism for Differential
 Privacy" (ICML 2018), theorem 8; Dong, Roth & Su, "Gaussian Differential
@@ -21,25 +20,18 @@ from typing import Any
 from oneshot_dp.configs.errors import InputError
 
 ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
-NEIGHBORING_RELATION = "REPLACE_SPECIAL"
-"""A unit or nothing (rows of zeros) in its place, with n public."""
-LARGE_EPSILON = 20.0
-"""A larger one protects next to nobody, and is to be insisted on."""
-
-_MARGIN = 1e-9
-"""Relative rounding, for the float64 error of the solver's function."""
+NEIGHBORING_RELATION = "REPLACE_SPECIAL"  # a unit or nothing, with n public
+LARGE_EPSILON = 20.0  # to be insisted on
+_MARGIN = 1e-9  # relative, above the error of the solver in float64
 _MAX_EPSILON = 1e6
-_MAX_NOISE_MULTIPLIER = 2.0**17
-"""Far above any use; its parts still fit the noise of an int64 sum."""
-_MAX_STEPS = 100
-_DIGITS = 50
-"""Far more than cancel where epsilon and 1/σ are small."""
+_MAX_NOISE_MULTIPLIER = 2.0**17  # its parts still fit the noise of int64 sums
+_DIGITS = 50  # far more than cancel where epsilon and 1/σ are small
 
 
 def check_budget(
   epsilon: float, delta: float, *, insisted: bool = False
 ) -> None:
-  """Refuses an (epsilon, delta) that is not a privacy guarantee."""
+  """InputError for an (epsilon, delta) that is not a privacy guarantee."""
   if not 0 < epsilon <= _MAX_EPSILON:
     raise InputError(
       f"epsilon={epsilon:g} must be positive, and at most {_MAX_EPSILON:g}; a"
@@ -53,28 +45,24 @@ def check_budget(
   _check_delta(delta)
   if _delta(_MAX_NOISE_MULTIPLIER**-2, epsilon) > delta:
     raise InputError(
-      f"epsilon={epsilon:g} at delta={delta:g} needs a noise multiplier of more"
-      f" than {_MAX_NOISE_MULTIPLIER:g}, through which nothing could be"
-      " learned: give a larger epsilon."
+      f"epsilon={epsilon:g} at delta={delta:g} needs so much noise that nothing"
+      " could be learned: give a larger epsilon."
     )
 
 
 def check_delta(delta: float, n: int, *, insisted: bool = False) -> None:
-  """Refuses a delta that publishing one example at random would satisfy."""
+  """InputError for a delta that publishing a random example would satisfy."""
   _check_delta(delta)
   if delta >= 1 / n and not insisted:
     raise InputError(
       f"delta={delta:g} is not below 1/n = {1 / n:.2g}: publishing one example"
-      " at random would pass for private; give a smaller one, or insist with"
-      " --weak-privacy."
+      " would pass for private; give a smaller one, or insist (--weak-privacy)."
     )
 
 
 def _check_delta(delta: float) -> None:
   if not 0 < delta < 1:
-    raise InputError(
-      f"delta={delta} must lie strictly between 0 and 1, well below 1/n."
-    )
+    raise InputError(f"delta={delta} must lie strictly between 0 and 1.")
 
 
 def mu_squared(epsilon: float, delta: float) -> float:
@@ -162,7 +150,7 @@ def _epsilon(squared: float, delta: float) -> float:
     # Newton's steps on log δ, which is concave: down from the tail's bound,
     # δ ≤ exp(−(ε − μ²/2)² / 2μ²). Of δ, −e^ε Φ(−μ/2 − ε/μ) is the derivative.
     root = mu**2 / 2 + mu * mpmath.sqrt(-2 * mpmath.log(delta))
-    for _ in range(_MAX_STEPS):
+    for _ in range(100):
       found = _delta(squared, root)
       slope = mpmath.exp(root) * mpmath.ncdf(-mu / 2 - root / mu)
       step = mpmath.log(found / delta) * found / slope

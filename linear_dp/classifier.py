@@ -28,11 +28,10 @@ def _tell() -> None:
 class DPLinearClassifier(ClassifierMixin, BaseEstimator):
   """`oneshot_dp.train_head` by scikit-learn's rules.
 
-  Formal guarantees: `private_head_` is (epsilon, delta)-DP as its receipt says;
-  weights and predictions are safe to publish with it. Every `fit` is a release
-  of its own, **in no ledger**, also those of `cross_val_score` and searches,
-  whose scores are of private rows besides. What a `Pipeline` fits
-  (`StandardScaler` ...) leaves without noise: **no guarantee**.
+  Formal guarantees: `private_head_` is (epsilon, delta)-DP as its receipt says.
+  Every `fit` is a release of its own, **in no ledger**, also those of searches
+  and `cross_val_score`, whose scores are of private rows besides. What a
+  `Pipeline` fits (`StandardScaler` ...) leaves without noise: **no guarantee**.
 
   >>> import warnings
   >>> import numpy as np
@@ -44,8 +43,8 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
   array(['cat', 'dog'], dtype='<U3')
 
   Args:
-    epsilon, delta, head, source: see `train_heads`. There is no `random_state`:
-      with a seed the head would be NOT PRIVATE.
+    epsilon, delta, head, source: see `train_heads`; no `random_state`, for with
+      a seed the head would be NOT PRIVATE.
     classes: list of all classes, public. None takes them from the labels.
 
   Attributes:
@@ -62,17 +61,11 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
     source: Any = None,
   ):
     # By its rules nothing is checked before `fit`.
-    self.epsilon = epsilon
-    self.delta = delta
-    self.head = head
-    self.classes = classes
-    self.source = source
+    self.epsilon, self.delta, self.head = epsilon, delta, head
+    self.classes, self.source = classes, source
 
   def fit(self, X: Any, y: Any, unit_ids: Any = None) -> Self:
-    """Trains on private [n, d] embeddings, whose [n] labels are of any kind.
-
-    ValueError: what cannot be trained on; nothing was released then.
-    """
+    """Trains on private [n, d] embeddings and [n] labels of any kind."""
     _tell()
     X, y = validate_data(self, X, y, dtype=_FLOATS)
     check_classification_targets(y)
@@ -83,16 +76,15 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
       raise ValueError("there is only one class; a classifier needs two.")
     if not np.isin(present, self.classes_).all():
       raise ValueError("a label is none of `classes`: name all of them.")
+    given = {name: getattr(self, name) for name in ("delta", "head", "source")}
     trained = train_head(
       X,
       np.searchsorted(self.classes_, y),
       num_classes=len(self.classes_),
       class_names=[str(name) for name in self.classes_],
       epsilon=self.epsilon,
-      delta=self.delta,
-      head=self.head,
       unit_ids=unit_ids,
-      source=self.source,
+      **given,
     )
     if not stated:
       warnings.warn(
@@ -107,20 +99,18 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
 
   def decision_function(self, X: Any) -> np.ndarray:
     """The logits [n, K]; of two classes the second's less the first's, [n]."""
-    rows = self._rows(X)
-    logits = self.private_head_.logits(rows)
+    logits = self._of(X, "logits")
     return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
   def predict_proba(self, X: Any) -> np.ndarray:
     """The softmax of the logits, [n, K]: not calibrated."""
-    rows = self._rows(X)
-    return self.private_head_.predict_proba(rows)
+    return self._of(X, "predict_proba")
 
   def predict(self, X: Any) -> np.ndarray:
     """The class with the largest logit, [n]."""
-    rows = self._rows(X)
-    return self.classes_[self.private_head_.predict(rows)]
+    return self.classes_[self._of(X, "predict")]
 
-  def _rows(self, X: Any) -> np.ndarray:
-    check_is_fitted(self)  # before anything is looked up
-    return validate_data(self, X, reset=False, dtype=_FLOATS)
+  def _of(self, X: Any, what: str) -> np.ndarray:
+    check_is_fitted(self)
+    rows = validate_data(self, X, reset=False, dtype=_FLOATS)
+    return getattr(self.private_head_, what)(rows)

@@ -1,4 +1,4 @@
-r"""Private rows as they are read, and how they become integers.
+"""Private rows as they are read, and how they become integers.
 
     z = rint(x·s),   s = min((R − √d/2 − 1)/‖x‖, R·most),   ‖z‖ ≤ R = 2¹⁴
 
@@ -32,8 +32,7 @@ _STORED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 Block = Mapping[str, np.ndarray]
 """Columns embedding [r, d], embedding_norm, label, example_id [r] and, where a
 privacy unit may have many rows, unit_id [r]."""
-Numbers = Shaped[np.ndarray | jax.Array, "..."]
-"""An array that is still to be looked at: whatever shape and dtype it has."""
+Numbers = Shaped[np.ndarray | jax.Array, "..."]  # still to be looked at
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -58,9 +57,7 @@ class Data:
 
   def __post_init__(self):
     if not 1 <= self.n <= _MOST_ROWS:
-      raise InputError(
-        f"n={self.n} rows: exact sums are of 1 to {_MOST_ROWS:.0e}."
-      )
+      raise InputError(f"n={self.n} rows: sums are of 1 to {_MOST_ROWS:.0e}.")
 
   @property
   def has_units(self) -> bool:
@@ -80,10 +77,9 @@ class Data:
     for block in self.blocks():
       ids, label = block["example_id"], block["label"]
       if self.has_units != ("unit_id" in block):
-        raise InputError(
-          f"The rows have {'no' if self.has_units else 'a'} unit_id, but the"
-          f" privacy unit is {self.unit!r}."
-        )
+        has = "no" if self.has_units else "a"
+        unit = f"the privacy unit is {self.unit!r}"
+        raise InputError(f"The rows have {has} unit_id, but {unit}.")
       bad = (label < 0) | (label >= self.num_classes)
       if bad.any():
         refuse(ids, bad, f"its label is outside [0, {self.num_classes})")
@@ -106,12 +102,8 @@ def array_data(
 ) -> Data:
   """Labelled embeddings in memory as private rows, all checked.
 
-  Args:
-    embeddings: [n, d] floats; float64 is rounded to float32, others are used
-      as they are, uncopied.
-    labels: [n] integers in [0, K).
-    num_classes: K, at least 1; known without the labels, which are private.
-    unit_ids: [n] integers, whose each row is; None where every row is a unit.
+  See `private_head.train_heads`; float64 is rounded to float32, other floats
+  are used uncopied.
 
   InputError: a wrong dtype or shape, no rows, an embedding that is not finite
   in float32, a label outside [0, K); by the row, never its label or numbers.
@@ -120,7 +112,7 @@ def array_data(
   if array.dtype not in _STORED or array.ndim != 2 or not array.size:
     raise InputError(
       f"embeddings are {array.dtype} {array.shape}: give [n, d], at least one"
-      " row, of float16, bfloat16, float32 or float64."
+      " row, of floats of 16, 32 or 64 bits."
     )
   n, dim = array.shape
   label = _integers("labels", labels, n)
@@ -140,12 +132,8 @@ def array_data(
       f"embeddings[{np.isfinite(norm).argmin()}] is not finite, or too long"
       " for float32: mend the row, or leave it out."
     )
-  columns = {
-    "embedding": embedding,
-    "embedding_norm": norm,
-    "label": label.astype(np.int32),
-    "example_id": np.arange(n),
-  }
+  columns = {"embedding": embedding, "embedding_norm": norm}
+  columns |= {"label": label.astype(np.int32), "example_id": np.arange(n)}
   if unit_ids is not None:
     columns["unit_id"] = _integers("unit_ids", unit_ids, n)
   return Data(
@@ -160,10 +148,8 @@ def array_data(
 def _integers(name: str, values: Numbers, rows: int) -> Int64[np.ndarray, " n"]:
   array = np.asarray(values)
   if array.dtype.kind not in "iu" or array.shape != (rows,):
-    raise InputError(
-      f"{name} are {array.dtype} {array.shape}: give an integer for each of the"
-      f" {rows} embeddings."
-    )
+    what = f"{array.dtype} {array.shape}"
+    raise InputError(f"{name} are {what}: give {rows} integers, one a row.")
   return array.astype(np.int64)
 
 
@@ -200,9 +186,8 @@ def integer_rows(
 ) -> tuple[Array, Array, Array]:
   """z int16 [c, d], w int32 [c], and whether each row is to be refused.
 
-  w is the weight, or 0 of a row of zeros. A row is refused that is not finite
-  or may leave the ball: none that `within_ball` is not sure of has an honest
-  scale.
+  w is 0 of a row of zeros. A row is refused that is not finite or may leave the
+  ball: none that `within_ball` is not sure of has an honest scale.
   """
   z = jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
   fine, is_row = within_ball(z)

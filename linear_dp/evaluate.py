@@ -1,10 +1,4 @@
-r"""Accuracy of many heads in one pass: exact on public labels, or with noise.
-
-Where labels are private, counts of right answers leave by the door. A row
-counts for its weight at each of H heads that are right, over √H, so that all
-counts are one vector of the sensitivity of every sum; a unit's rows share the
-weight of one.
-"""
+"""Accuracy of many heads in one pass: exact on public labels, or with noise."""
 
 import dataclasses
 import functools
@@ -15,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 from jaxtyping import Array, Float, Int
 
 from oneshot_dp.configs.errors import InputError
@@ -55,11 +48,8 @@ def evaluate_heads(
 ) -> list[Accuracy]:
   """The exact accuracies of every head, on rows whose labels are *public*.
 
-  The rank of a label is the number of classes with a larger logit, or an equal
-  one and a smaller index, so top-1 agrees with argmax; a logit that is not a
-  number is no right answer.
+  Of equal logits the first class wins, as by argmax; NaN is no right answer.
 
-  >>> from oneshot_dp import LinearHead
   >>> eye = np.eye(3, dtype=np.float32)
   >>> head = LinearHead(kernel=eye, bias=np.zeros(3, np.float32))
   >>> rows = {"embedding": eye, "label": np.array([0, 1, 0])}
@@ -69,18 +59,16 @@ def evaluate_heads(
 
   Args:
     heads: `LinearHead`s or `PrivateHead`s, all of one shape.
-    blocks: columns [rows, d] and [rows], as a cache's `blocks()`; read once.
+    blocks: columns embedding [rows, d] and label [rows]; read once.
     on_rows: told how many rows there are, block by block.
 
   InputError: heads of several shapes, no rows, another feature_dim, or a label
   outside [0, K).
   """
   heads = [h if isinstance(h, LinearHead) else h.head for h in heads]
-  shapes = {head.kernel.shape for head in heads}
+  shapes = sorted({head.kernel.shape for head in heads})
   if len(shapes) > 1:
-    raise InputError(
-      f"heads of several shapes, {sorted(shapes)}: score those of one together."
-    )
+    raise InputError(f"heads of shapes {shapes}: score those of one together.")
   if not heads:
     return []
   weights = jax.device_put([(h.kernel, h.ranking().bias) for h in heads])
@@ -136,7 +124,7 @@ def _hits(
   embedding: Float[Array, "rows d"],
   label: Int[Array, " rows"],
 ) -> tuple[Int[Array, " K"], Int[Array, ""]]:
-  """Rows that a head has first, by class, and among its first five."""
+  """How many labels of rows a head has first, by class, and among five."""
   head = LinearHead(kernel=kernel, bias=bias, unit_norm=unit_norm)
   logits = head.logits(embedding.astype(jnp.float32))
   of_label = jnp.take_along_axis(logits, label[:, None], axis=1)
@@ -161,19 +149,20 @@ def private_accuracies(
   buys: float,
   counted: bool = False,
 ) -> list[Accuracy]:
-  r"""Top-1 accuracies on private labels, within [0, 1], with noise.
+  """Top-1 accuracies of H heads on private labels, within [0, 1], with noise.
 
       clip(√H·(c_h + Z_h)/n, 0, 1),   Z of the noise multiplier of the door
 
-  Where n is what rows are on average only (`counted`), or units may have many,
-  it is a noisy count as well; a unit counts for one, whatever it holds. Heads
-  are public, of one shape, and their biases alike unless they read norm 1; rows
-  are `evaluation_rows`.
+  A row counts for its weight over √H at each head that is right, so that all
+  counts are one vector; a unit counts for one, whatever it holds. Where n is a
+  mean (`counted`), or units may have many rows, it is a noisy count as well.
+  Heads are public, of one shape, their biases alike unless they read norm 1.
 
-  Formal guarantees: Gaussian mechanisms of μ² = `buys` together.
+  Formal guarantees: Gaussian mechanisms of μ² = `buys` together, on sums of
+  `evaluation_rows`.
   """
-  n, share = float(rows.n), 0.0
-  if counted or rows.has_units:
+  n, share = float(rows.data.n), 0.0
+  if counted or rows.data.has_units:
     share = 1 / (len(heads) + 1)
     n = max(1.0, sums.release("units", rows, units, share * buys)[0].item())
   kernels = [np.asarray(head.kernel) for head in heads]
@@ -187,15 +176,15 @@ def private_accuracies(
   ]
 
 
-def accuracy_interval(
-  accuracy: float, n: int, confidence: float = 0.95
-) -> tuple[float, float]:
-  """Clopper & Pearson's interval of a share of n public test rows.
+def accuracy_interval(accuracy: float, n: int) -> tuple[float, float]:
+  """Clopper & Pearson's 95 % interval of a share of n public test rows.
 
   >>> low, high = accuracy_interval(0.9, 1000)
   >>> round(low, 4), round(high, 4)
   (0.8797, 0.9179)
   """
+  import scipy.stats  # half a second
+
   found = scipy.stats.binomtest(round(accuracy * n), n)
-  low, high = found.proportion_ci(confidence, method="exact")
+  low, high = found.proportion_ci(0.95, method="exact")
   return float(low), float(high)

@@ -1,7 +1,6 @@
 """Hosts that run the same program, each over its own part of the rows.
 
-Sums are added up exactly, host 0 draws the noise and tells the others what
-left; it alone charges, prints and writes. One host is a case of it.
+Sums are added up exactly; host 0 alone draws noise, charges, prints and writes.
 """
 
 import atexit
@@ -39,11 +38,7 @@ _kept: list[object] = []
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hosts:
-  """This host, `index` of `count`; alone where there is no other.
-
-  Sums are those of int64, whichever host has which rows. `client` is JAX's, of
-  the service that hosts meet by.
-  """
+  """This host, `index` of `count`; `client` is JAX's, of where hosts meet."""
 
   index: int = 0
   count: int = 1
@@ -54,11 +49,10 @@ class Hosts:
   def of(cls, text: str | None) -> "Hosts":
     """Joins the hosts of `auto` or `INDEX/COUNT@HOST:PORT`; None is alone.
 
-    To be called before JAX computes anything. From then on a host that is lost
-    or frozen ends this process within a minute, with one line and status 1.
+    Before JAX computes anything. From then on a host that is lost or frozen
+    ends this process within a minute, with one line and status 1.
 
-    InputError: the text says no place, or the hosts run different programs.
-    RunError: they do not meet.
+    InputError: no place, or other programs. RunError: they do not meet.
     """
     place = {"num_processes": 1} if text is None else _place_of(text)
     return ALONE if place.get("num_processes") == 1 else _joined(text, place)
@@ -71,10 +65,7 @@ class Hosts:
   def own_shards(
     self, num_shards: int, has_units: bool
   ) -> Sequence[int] | None:
-    """The shards that this host reads; None is all of them.
-
-    Units may have rows in any: every host reads all, and keeps its own units.
-    """
+    """The shards that this host reads; None is all, of which it keeps units."""
     if self.count == 1 or has_units:
       return None
     return range(self.index, num_shards, self.count)
@@ -173,7 +164,7 @@ ALONE = Hosts()
 
 
 def _place_of(text: str) -> dict[str, Any]:
-  """Which host this is of how many, and where host 0 is, as JAX takes it."""
+  """As JAX takes it."""
   by_hand = _BY_HAND.fullmatch(text)
   if not by_hand and text != "auto":
     raise InputError(
@@ -209,9 +200,9 @@ def _joined(text: str | None, place: dict[str, Any]) -> Hosts:
   # Between CPUs; GPUs and TPUs have their own way.
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   not_met = RunError(
-    f"--hosts {text}: the hosts did not meet within {seconds} s; start the same"
-    " command on all at once, with an address of host 0 that it has and they"
-    " can reach, or have them wait longer (ONESHOT_DP_JOIN_SECONDS)."
+    f"--hosts {text}: the hosts did not meet within {seconds} s; start all at"
+    " once, with an address of host 0 that it has and they can reach, or have"
+    " them wait longer (ONESHOT_DP_JOIN_SECONDS)."
   )
   _say_one_line()
   _last_words[:] = [not_met]
@@ -263,17 +254,14 @@ def _leave() -> None:
   """Waits until the others have come to their end, too."""
   import jax
 
-  late = LostHostError("another host was lost, or still at work, at the end.")
-  _last_words[:] = [late]
+  late = "another host was lost, or still at work, at the end."
+  _last_words[:] = [LostHostError(late)]
   with contextlib.suppress(RuntimeError):
     jax.distributed.shutdown()
 
 
 def _say_one_line() -> None:
-  """From now on Python alone is heard, and abort() is one line and status 1.
-
-  Once another host is lost, JAX ends a process so, with a stack trace.
-  """
+  """From now on Python alone is heard, and JAX's abort() says one line."""
   nothing = os.open(os.devnull, os.O_WRONLY)
   for name in ("stdout", "stderr"):
     stream = getattr(sys, name)

@@ -15,7 +15,6 @@ Source: Karney, "Sampling exactly from the normal distribution", ACM TOMS 42:1
 (2016), algorithm N.
 """
 
-import dataclasses
 import functools
 import math
 import os
@@ -28,20 +27,23 @@ from jaxtyping import Int8, Int64, UInt8, UInt64
 from oneshot_dp.configs.errors import InputError
 
 _WORD = 64
-_TABLE_GUARD = 0
-"""Words this little below a threshold are decided exactly (0: equal ones)."""
+_TABLE_GUARD = 0  # words this little below a threshold are decided exactly
 _ACCEPT_ERROR = 2.0**-44
 """Bound on the float64 error of exp(−x(2k+x)/2) − v, k ≤ 10.
 
-x and v are rounded from 64 to 53 bits (2⁻⁵³ each), the exponent is at most 10.5
-and its derivative at most 11, so with four roundings of relative size 2⁻⁵³ the
-exponent is off by less than 2⁻⁴⁷, and exp, at most 1, by that and its own 2⁻⁵².
+x and v are rounded to 53 bits, the exponent is at most 10.5 and its derivative
+11, so with four roundings of relative size 2⁻⁵³ the exponent is off by less
+than 2⁻⁴⁷, and exp, at most 1, by that and its own 2⁻⁵².
 """
-_BATCH = 1 << 15
-"""Numbers that a processor's cache holds while they are worked on."""
+_BATCH = 1 << 15  # numbers that a processor's cache holds
 MIN_SD, MAX_SD = 2.0**-10, 2.0**57
 """Sums of noise and a statistic of up to 2⁶¹ leave int64 where the noise is
 2⁶², 32 deviations: a probability of 2⁻⁷⁴⁴."""
+
+
+Normals = tuple[np.ndarray, np.ndarray, np.ndarray, dict[int, tuple[int, int]]]
+"""Sign and k, int8 [n], and 64 bits of x, uint64 [n], of standard normals; and
+where a decision took more bits, all there are: index → (bits, how many)."""
 
 
 class NoiseSource:
@@ -49,8 +51,7 @@ class NoiseSource:
 
   Formal guarantees: with no seed, the operating system's cryptographic
   generator; the only source whose releases are private. A seed is for research:
-  whoever knows it can subtract the noise, and `description` says so wherever
-  it is written.
+  whoever knows it can subtract the noise, and `description` says so.
 
   >>> NoiseSource().description, NoiseSource(seed=0).description
   ('os.urandom', 'seeded: NOT PRIVATE')
@@ -60,15 +61,12 @@ class NoiseSource:
     if seed is not None and seed < 0:
       raise InputError(f"noise seed {seed} must not be negative.")
     self.is_private = seed is None
+    self.description = "os.urandom"
     self._read = os.urandom
     if seed is not None:
+      self.description = "seeded: NOT PRIVATE"
       philox = np.random.Philox(np.random.SeedSequence(seed))
       self._read = np.random.Generator(philox).bytes
-
-  @property
-  def description(self) -> str:
-    """What receipts, tables and plots call this source."""
-    return "os.urandom" if self.is_private else "seeded: NOT PRIVATE"
 
   def words(self, count: int) -> UInt64[np.ndarray, " count"]:
     """`count` independent uniform 64-bit words."""
@@ -80,35 +78,21 @@ class NoiseSource:
     return np.unpackbits(packed, count=count)
 
 
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class ExactNormals:
-  """Independent standard normals sign·(k + x), each known to 64 bits or more.
-
-  Of x, `fraction` is the first 64 bits, `tail` further ones that a decision
-  needed: index → (bits, how many). Whoever reads them can subtract the noise.
-  """
-
-  sign: Int8[np.ndarray, " n"]
-  integer: Int8[np.ndarray, " n"]
-  fraction: UInt64[np.ndarray, " n"]
-  tail: dict[int, tuple[int, int]]
-
-
-def sample_normals(count: int, source: NoiseSource) -> ExactNormals:
+def sample_normals(count: int, source: NoiseSource) -> Normals:
   """Draws `count` of them; its time depends on the random bits alone."""
   integer = np.empty(count, np.int8)
   fraction = np.empty(count, np.uint64)
-  tail: dict[int, tuple[int, int]] = {}
+  longer: dict[int, tuple[int, int]] = {}
   todo = np.arange(count)
   while todo.size:
     k, x = _sample_integers(todo.size, source), source.words(todo.size)
-    accepted, tails = _accept(k, x, source.words(todo.size), source)
+    accepted, bits = _accept(k, x, source.words(todo.size), source)
     # What is not accepted is overwritten.
     integer[todo], fraction[todo] = k, x
-    tail |= {int(todo[i]): t for i, t in tails.items() if accepted[i]}
+    longer |= {int(todo[i]): known for i, known in bits.items() if accepted[i]}
     todo = todo[~accepted]
   sign = (1 - 2 * source.bits(count).astype(np.int8)).astype(np.int8)
-  return ExactNormals(sign, integer, fraction, tail)
+  return sign, integer, fraction, longer
 
 
 @functools.cache
@@ -163,23 +147,20 @@ def _accept(
   v: UInt64[np.ndarray, " n"],
   source: NoiseSource,
 ) -> tuple[np.ndarray, dict[int, tuple[int, int]]]:
-  """Whether v < exp(−x(2k + x)/2), and the further bits of x that it took."""
+  """Whether v < exp(−x(2k + x)/2), and the bits of x where that took more."""
   fraction = x * 2.0**-_WORD
   margin = np.exp(-0.5 * fraction * (2.0 * k + fraction)) - v * 2.0**-_WORD
-  accepted, tails = margin > 0, {}
+  accepted, longer = margin > 0, {}
   for i in np.flatnonzero((np.abs(margin) <= _ACCEPT_ERROR) | (k > 10)):
     words = int(k[i]), int(x[i]), int(v[i])
-    accepted[i], tails[int(i)] = _accept_exactly(*words, source)
-  return accepted, {i: tail for i, tail in tails.items() if tail[1]}
+    accepted[i], longer[int(i)] = _accept_exactly(*words, source)
+  return accepted, longer
 
 
 def _accept_exactly(
   k: int, x: int, v: int, source: NoiseSource
 ) -> tuple[bool, tuple[int, int]]:
-  """Decides in interval arithmetic, with more bits until it is clear.
-
-  Returns the bits of x past the first 64, with their number, too.
-  """
+  """Decides in intervals, with more bits of x, which it gives, until sure."""
   width = _WORD
   while True:
     mpmath.iv.prec = 2 * width
@@ -188,9 +169,7 @@ def _accept_exactly(
     uniform = mpmath.iv.mpf([v, v + 1]) * ulp
     probability = mpmath.iv.exp(-fraction * (2 * k + fraction) / 2)
     if uniform.b <= probability.a or uniform.a >= probability.b:
-      tail_width = width - _WORD
-      tail = x & ((1 << tail_width) - 1)
-      return bool(uniform.b <= probability.a), (tail, tail_width)
+      return bool(uniform.b <= probability.a), (x, width)
     more = source.words(2)
     x, v = (x << _WORD) | int(more[0]), (v << _WORD) | int(more[1])
     width += _WORD
@@ -219,39 +198,39 @@ def rounded_gaussian(
 
 
 def _rounded(
-  normals: ExactNormals, sd: float, source: NoiseSource
+  normals: Normals, sd: float, source: NoiseSource
 ) -> Int64[np.ndarray, " n"]:
   """round(sd·Z), by 64 bits of x where they tell, and exactly where not.
 
   With m = sd·2^shift, an integer below 2⁵⁹, m·(k + x) is high + low·2⁻⁶⁴ at
   least, of 64-bit words, and m·2⁻⁶⁴ more at most.
   """
+  sign, integer, x, longer = normals
   shift = max(1, 53 - math.frexp(sd)[1])
   whole = int(math.ldexp(sd, shift))
   m, m1, m0 = map(np.uint64, (whole, whole >> 32, whole & 0xFFFFFFFF))
-  x, k = normals.fraction, normals.integer.astype(np.uint64)
   half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
   x1, x0 = x >> half, x & mask
   low = m0 * x0
   middle = m0 * x1 + (low >> half)
   other = m1 * x0 + (middle & mask)
   low = (other << half) | (low & mask)
-  high = m1 * x1 + (middle >> half) + (other >> half) + k * m
+  high = m1 * x1 + (middle >> half) + (other >> half)
+  high += integer.astype(np.uint64) * m
   high += np.uint64(1 << (shift - 1))  # a half, so that >> rounds
   result = (high >> np.uint64(shift)).astype(np.int64)
   most = (high + (low > ~m)) >> np.uint64(shift)
-  for i in np.flatnonzero(most != result):
-    result[i] = _round_exactly(normals, int(i), Fraction(sd), source)
-  return result * normals.sign
+  for i in np.flatnonzero(most != result).tolist():
+    bits, width = longer.get(i, (int(x[i]), _WORD))
+    bits |= int(integer[i]) << width
+    result[i] = _round_exactly(bits, width, Fraction(sd), source)
+  return result * sign
 
 
 def _round_exactly(
-  normals: ExactNormals, index: int, sd: Fraction, source: NoiseSource
+  bits: int, width: int, sd: Fraction, source: NoiseSource
 ) -> int:
-  """round(sd·(k + x)), with more bits of x until it is clear."""
-  tail, width = normals.tail.get(index, (0, 0))
-  k, x = int(normals.integer[index]), int(normals.fraction[index])
-  bits, width = (k << _WORD | x) << width | tail, width + _WORD
+  """round(sd·(k + x)) of k + x = bits·2^−width, and more bits until sure."""
   while True:
     low, high = (
       math.floor(sd * Fraction(end, 1 << width) + Fraction(1, 2))

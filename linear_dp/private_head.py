@@ -1,4 +1,4 @@
-"""From two arrays to private heads, in one call; in no ledger."""
+"""Two arrays → private heads, in one call; in no ledger."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -35,8 +35,7 @@ class PrivateHead:
     trained: the head, how it was made, and all that left for it.
     num_examples: n, public.
     class_names: of the K classes, public.
-    num_classes_source: where K comes from; labels are private, and K must be
-      public anyway.
+    num_classes_source: where K comes from, which must be public.
     privacy_unit: "example", or "unit" where rows had unit_ids.
     is_charged: whether the caller had it charged to something.
   """
@@ -54,12 +53,11 @@ class PrivateHead:
     return self.trained.head
 
   def __repr__(self) -> str:
-    made, (d, num_classes) = self.trained, self.head.kernel.shape
-    return (
-      f"PrivateHead({made.name}, feature_dim={d}, num_classes={num_classes},"
-      f" epsilon={made.epsilon:g}, delta={made.delta:g}"
-      f"{'' if made.private else ', NOT PRIVATE'})"
-    )
+    made, (d, k) = self.trained, self.head.kernel.shape
+    size = f"feature_dim={d}, num_classes={k}"
+    budget = f"epsilon={made.epsilon:g}, delta={made.delta:g}"
+    said = "" if made.private else ", NOT PRIVATE"
+    return f"PrivateHead({made.name}, {size}, {budget}{said})"
 
   def logits(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
     """Scores of each class, good for ranking, for embeddings as it learnt from.
@@ -82,8 +80,6 @@ class PrivateHead:
       )
     return logits
 
-  decision_function = logits
-
   def predict_proba(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
     """The softmax of the logits, float64: *not calibrated*."""
     return scipy.special.softmax(self.logits(embeddings).astype(float), axis=1)
@@ -99,8 +95,7 @@ class PrivateHead:
   def receipt(self) -> dict[str, Any]:
     """What it guarantees, and what that follows from: JSON.
 
-    In the words of the receipt.json of `oneshot-dp train`, as far as arrays can
-    know them; `private` is False where the noise came from a seed.
+    As in receipt.json of `oneshot-dp train`, as far as arrays can know it.
     """
     made, mu2 = self.trained, self.trained.mu_squared or 0.0
     own = "num_examples", "num_classes_source", "privacy_unit"
@@ -149,9 +144,8 @@ def train_heads(
   are as private as that of the largest ε, where a unit (a row, or all rows of
   one of `unit_ids`) is there, or nothing in its place; n and K are public.
 
-  **The heads are in no ledger**: every call costs anew, whatever left before of
-  the same rows. Pass `charge` to keep count, or write a cache
-  (`oneshot_dp.write_cache`) and use `oneshot-dp train`.
+  **The heads are in no ledger**: every call costs anew. Pass `charge` to keep
+  count, or write a cache (`oneshot_dp.write_cache`) for `oneshot-dp train`.
 
   >>> import numpy as np
   >>> import oneshot_dp
@@ -167,26 +161,23 @@ def train_heads(
     labels: [n] integers in [0, K), private.
     num_classes: K, public: known without the labels.
     class_names: K public names; None is "0", "1" ...
-    epsilons: of each head, positive and distinct.
+    epsilons: positive and distinct.
     delta: of each head, in (0, 1), well below 1/n.
-    head: "auto" (the most accurate), or the paper's single step of "lamb",
-      "adam" or "momentum".
-    unit_ids: [n] integers, whose each row is, where a person may have many: all
-      rows of a unit are protected together. None is a unit per row.
+    head: "auto" (the most accurate), or the paper's step of another name.
+    unit_ids: [n] integers, whose each row is; all rows of a unit are protected
+      together. None is a unit per row.
     balanced: of "auto", for classes of very different sizes.
     start: [K, d] numbers, of "auto": a public vector for each class, such as a
-      text tower's embedding of its name, to start from at no cost. No function
-      of the private rows.
+      text tower's of its name, to start from; no function of private rows.
     weak_privacy: insist on a δ of 1/n or more, or an ε above 20.
-    source: the random bits; None is the operating system's. One with a seed is
-      for research, and marks the heads NOT PRIVATE.
+    source: the random bits; None is the operating system's; a seed's marks the
+      heads NOT PRIVATE.
     charge: called once, with μ² and the source, before any noise; may raise.
 
   Returns:
     Heads, in the order of `epsilons`.
 
-  Raises:
-    InputError: what cannot be trained on, or by; nothing was charged or drawn.
+  InputError: what cannot be trained on, or by; nothing was charged or drawn.
   """
   source = NoiseSource() if source is None else source
   if not isinstance(source, NoiseSource):  # it would fail after the charge
@@ -207,14 +198,12 @@ def train_heads(
   if len(set(names)) != data.num_classes or not all(
     isinstance(name, str) and name for name in names
   ):
-    raise InputError(
-      f"class_names={names} must be {data.num_classes} different names."
-    )
+    k = data.num_classes
+    raise InputError(f"class_names={names} must be {k} different names.")
   rows, paid = rows_for(data, head), cost(budget, delta)
-  # (Not `charge or ...`: a ledger may be an empty list, which is false.)
   if charge is not None:
     charge(paid, source)
-  given = {"head": head, "epsilons": budget, "delta": delta, "paid": paid}
+  common = {"head": head, "epsilons": budget, "delta": delta, "paid": paid}
   made = {
     trained.epsilon: PrivateHead(
       trained=trained,
@@ -224,7 +213,7 @@ def train_heads(
       privacy_unit=data.unit,
       is_charged=charge is not None,
     )
-    for trained in train(rows, source=source, options=options, **given)
+    for trained in train(rows, source=source, options=options, **common)
   }
   return tuple(made[epsilon] for epsilon in budget)
 
@@ -234,7 +223,7 @@ def train_head(
 ) -> PrivateHead:
   """Trains one private head: `train_heads` of one ε.
 
-  Releases add up: for several ε use that. **The head is in no ledger.**
+  **In no ledger**; releases add up, so for several ε use that.
 
   >>> import numpy as np
   >>> import oneshot_dp
@@ -242,15 +231,13 @@ def train_head(
   >>> head = oneshot_dp.train_head(
   ...   rows, labels, num_classes=3, epsilon=2.0, delta=1e-6
   ... )
-  >>> head.predict(np.eye(3))
-  array([0, 1, 2])
-  >>> round(head.receipt()["follows"]["noise_multiplier"], 4)
-  2.2305
+  >>> head.predict(np.eye(3)), head.receipt()["follows"]["epsilon"]
+  (array([0, 1, 2]), 2.0)
 
   Args:
     embeddings: [n, d] floats, private.
     labels: [n] integers in [0, K), private.
     epsilon: ε > 0.
-    options: num_classes, delta and all others of `train_heads`.
+    options: all others of `train_heads`.
   """
   return train_heads(embeddings, labels, epsilons=(epsilon,), **options)[0]

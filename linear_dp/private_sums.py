@@ -17,18 +17,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float64, Int64
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.linear_dp.data import R, within_ball
 from oneshot_dp.linear_dp.noise import NoiseSource, rounded_gaussian
-from oneshot_dp.linear_dp.rows import Chunk, Rows, digest_of
+from oneshot_dp.linear_dp.rows import DATA, SAME, Chunk, Rows, digest_of
 from oneshot_dp.linear_dp.statistics import ONE_COLUMN, Left, class_sums
 
-_SLACK = 1 + 2**-40
-"""Noise is larger by this, so that shares of a budget, rounded as they may be,
-never cost more than all of it."""
+_SLACK = 1 + 2**-40  # of noise, so that rounded shares never cost more than all
 _MAX_ROWS_IN_INT32 = (2**31 - 1) // R
 
 
@@ -71,11 +69,6 @@ class PrivateSums:
     self.known = dict(known or {})
     self._spent = Fraction(0)
 
-  @property
-  def spent(self) -> float:
-    """μ² of what left by this door."""
-    return float(self._spent)
-
   def release(
     self,
     name: str,
@@ -85,19 +78,13 @@ class PrivateSums:
     *public: Any,
     once: bool = False,
   ) -> tuple[Float64[np.ndarray, "m p"], float]:
-    """Buys σ⁻² of a statistic.
+    """Buys σ⁻² = μ² of Σ left ⊗ row, under the name of it that receipts have.
 
-    Args:
-      name: for the receipt.
-      rows: what is summed over.
-      left: see `statistics`.
-      buys: μ² of this release.
-      public: what left is given besides: released, or of nothing private.
-      once: it will not be bought again, so need not be known.
+    `left` is one of `statistics`; `public` is what it is given besides: what
+    left, or is of nothing private. What is bought `once` is not known later.
 
-    Returns:
-      The mean, by precision, of all that ever left of it, in units of a row of
-      norm 1 and a unit's weight; and its noise multiplier (0 without noise).
+    Returns the mean, by precision, of all that ever left of it, in units of a
+    row of norm 1 and a unit's weight; and its noise multiplier (0 without).
 
     RunError: it would let out more than was paid, or rows of class sums are
     asked for something else; before anything is computed.
@@ -116,12 +103,9 @@ class PrivateSums:
     key = digest_of(left.__name__, rows.identity, *public)
 
     def exact() -> Int64[np.ndarray, "m p"]:
-      if key not in rows.totals:
-        total = _sum(rows, left, public)
-        if once:
-          return total
-        rows.totals[key] = total
-      return rows.totals[key]
+      if once or key not in rows._totals:
+        rows._totals[key] = _sum(rows, left, public)
+      return rows._totals.pop(key) if once else rows._totals[key]
 
     total = rows.data.hosts.sum(exact)
     if (source := self.source) is None:
@@ -144,7 +128,7 @@ def _sum(
   """The exact sum over this host's rows."""
   if left is class_sums:
     return _class_sums(rows)
-  data, same = (NamedSharding(rows.mesh, spec) for spec in (_DATA, _SAME))
+  data, same = (NamedSharding(rows.mesh, spec) for spec in (DATA, SAME))
   number = jax.ShapeDtypeStruct((1,), jnp.int32)
   row = jax.ShapeDtypeStruct((1, rows.feature_dim), jnp.int16)
   with jax.enable_x64(True):
@@ -164,29 +148,22 @@ def _class_sums(rows: Rows) -> Int64[np.ndarray, "K d"]:
 
   On a v5e 21 cycles a row at d = 1280, by XLA's estimate.
   """
-  weighs, shape = rows.has_units, (rows.num_classes, rows.feature_dim)
-  total, sums, count = np.zeros(shape, np.int64), None, 0
+  weighs = rows.data.has_units
+  shape = rows.mesh.size, rows.data.num_classes, rows.feature_dim
+  total, sums, count = np.zeros(shape[1:], np.int64), None, 0
   for chunk in rows.chunks():
+    if count + len(chunk.label) > _MAX_ROWS_IN_INT32:
+      total += np.asarray(sums).sum(axis=0, dtype=np.int64)
+      sums, count = None, 0
     with jax.enable_x64(weighs):
-      if sums is None or count + len(chunk.label) > _MAX_ROWS_IN_INT32:
-        total += _of_devices(sums, shape)
-        count, sums = (
-          0,
-          jnp.zeros(
-            (rows.mesh.size * shape[0], shape[1]),
-            jnp.int64 if weighs else jnp.int32,
-            device=NamedSharding(rows.mesh, _DATA),
-          ),
-        )
+      if sums is None:
+        dtype = jnp.int64 if weighs else jnp.int32
+        sums = jnp.zeros(shape, dtype, device=NamedSharding(rows.mesh, DATA))
       sums = _scatter(rows.mesh, weighs)(sums, chunk)
     count += len(chunk.label)
-  total += _of_devices(sums, shape)
+  if sums is not None:
+    total += np.asarray(sums).sum(axis=0, dtype=np.int64)
   return total if weighs else total * rows.data.weight
-
-
-def _of_devices(sums: Array | None, shape: tuple[int, int]) -> np.ndarray:
-  parts = np.zeros(shape, np.int64) if sums is None else np.asarray(sums)
-  return parts.reshape(-1, *shape).sum(axis=0, dtype=np.int64)
 
 
 @functools.cache
@@ -212,26 +189,23 @@ def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
 
 @functools.cache
 def _scatter(mesh: Mesh, weighs: bool) -> Callable[..., Array]:
-  """Compiles (sums [devices·K, d], chunk) → sums, in steps of 1 or of W."""
+  """Compiles (sums [devices, K, d], chunk) → sums, in steps of 1 or of W."""
 
   def add(sums: Array, chunk: Chunk) -> Array:
     row, label, w = chunk
     short, _ = within_ball(row.astype(jnp.float32))
     z = jnp.where(short[:, None], row, 0).astype(sums.dtype)
-    return sums.at[label].add(z * w[:, None] if weighs else z)
+    return sums[0].at[label].add(z * w[:, None] if weighs else z)[None]
 
   return _sharded(mesh, add)
-
-
-_DATA, _SAME = PartitionSpec("data"), PartitionSpec()
 
 
 def _sharded(mesh: Mesh, add: Callable[..., Array]) -> Callable[..., Array]:
   """Each device adds its rows to its own sums."""
 
   def of_devices(sums: Array, chunk: Chunk, *public: Array) -> Array:
-    specs = (_DATA, _DATA, *(_SAME for _ in public))
-    add_own = jax.shard_map(add, mesh=mesh, in_specs=specs, out_specs=_DATA)
+    specs = (DATA, DATA, *(SAME for _ in public))
+    add_own = jax.shard_map(add, mesh=mesh, in_specs=specs, out_specs=DATA)
     return add_own(sums, chunk, *public)
 
   return jax.jit(of_devices, donate_argnums=0)

@@ -1,8 +1,7 @@
 """What sums are of: rows of integers, each with a label and a weight.
 
-A privacy unit's rows weigh W together, an integer: the row of a unit of its own
-weighs W, and what a unit of many rows is, `units` says. A row of zeros weighs
-nothing, and adds nothing to any sum.
+A privacy unit weighs W, an integer: one row, or what `units` makes of many. A
+row of zeros weighs nothing, and adds nothing to any sum.
 """
 
 import dataclasses
@@ -29,9 +28,9 @@ from oneshot_dp.linear_dp.data import (
 )
 from oneshot_dp.linear_dp.units import unit_rows
 
+DATA, SAME = PartitionSpec("data"), PartitionSpec()
 _RESIDENT_BYTES = 2**33
-_IN_FLIGHT = 1
-"""Chunks, beside the last, that devices may still be reading."""
+_IN_FLIGHT = 1  # chunks, beside the last, that devices may still be reading
 
 
 class Chunk(NamedTuple):
@@ -52,15 +51,13 @@ class Chunk(NamedTuple):
 class Rows:
   """Chunks of one shape, made anew for each pass or kept in memory.
 
-  No representation: chunks are private, all else is public.
-
   Attributes:
     data: which rows they are of.
     make: starts a pass.
     identity: which function of the data these are, in hexadecimal.
     feature_dim: d, or p behind a map.
     power: Σ w^power ≤ W^power over the rows of a unit; 2 is for class sums.
-    totals: exact sums that will be asked for again; the door's own.
+    mesh: of the devices that they are on.
   """
 
   data: Data
@@ -69,21 +66,10 @@ class Rows:
   feature_dim: int
   power: int
   mesh: Mesh
-  totals: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  # Exact, private sums: the door's own, so that what many ε buy is summed once.
+  _totals: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
   _keeps: bool = False
   _kept: list[Chunk] | None = None
-
-  @property
-  def n(self) -> int:
-    return self.data.n
-
-  @property
-  def num_classes(self) -> int:
-    return self.data.num_classes
-
-  @property
-  def has_units(self) -> bool:
-    return self.data.has_units
 
   @property
   def note(self) -> str:
@@ -117,7 +103,7 @@ class Rows:
   ) -> "Rows":
     """(z − c)·A at norm R again, kept; see `mapped_rows`.
 
-    c is of rows at norm 1. Both are rounded to integers, and public.
+    Both are public, and rounded to integers; c is of rows at norm 1.
     InputError: A is of zeros or not finite.
     """
     c, a = np.rint(np.clip(centre, -1, 1) * R), np.zeros((0, 0))
@@ -129,7 +115,7 @@ class Rows:
 
     def make() -> Iterator[Chunk]:
       with jax.enable_x64(True):
-        public = jax.device_put((c, a), NamedSharding(self.mesh, _SAME))
+        public = jax.device_put((c, a), NamedSharding(self.mesh, SAME))
       for chunk in self.chunks():
         with jax.enable_x64(True):
           row = mapped_rows(chunk.row, *public)
@@ -145,19 +131,13 @@ class Rows:
     ).kept()
 
 
-_DATA, _SAME = PartitionSpec("data"), PartitionSpec()
-
-
 def rows_of(
   data: Data, *, most: float = math.inf, power: int = 1, each: bool = False
 ) -> Rows:
   """The rows of passes over `data`, brought to norm 1, or cut to norm 1/most.
 
-  Args:
-    data: private rows.
-    most: ∞, or R·most is the scale of rows that are short enough.
-    power: 2 for rows that only class sums are of.
-    each: the rows of a unit one by one, not their means; with power 1.
+  With power 2 they are for class sums alone; with `each` (and power 1) the rows
+  of a unit come one by one, not as their means.
 
   InputError, in a pass: a row that is not finite or longer than its
   embedding_norm says, or see `Data.checked_blocks`.
@@ -170,7 +150,7 @@ def rows_of(
   rows = _chunk_rows(data, mesh.size)
 
   def make() -> Iterator[Chunk]:
-    parts = _integer_chunks(data, most, rows, NamedSharding(mesh, _DATA))
+    parts = _integer_chunks(data, most, rows, NamedSharding(mesh, DATA))
     if not data.has_units:
       yield from (chunk for chunk, _ in parts)
       return
@@ -186,10 +166,9 @@ def rows_of(
       for start in range(0, len(columns[0]), rows):
         some = (column[start : start + rows] for column in columns)
         padded = [
-          np.pad(c, [(0, rows - len(c))] + [(0, 0)] * (c.ndim - 1))
-          for c in some
+          np.pad(c, [(0, rows - len(c)), (0, 0)][: c.ndim]) for c in some
         ]
-        yield Chunk(*jax.device_put(padded, NamedSharding(mesh, _DATA)))
+        yield Chunk(*jax.device_put(padded, NamedSharding(mesh, DATA)))
 
   return Rows(
     data=data,
@@ -202,10 +181,7 @@ def rows_of(
 
 
 def _chunk_rows(data: Data, devices: int) -> int:
-  """The rows of a chunk, a power of two for each device: few are compiled.
-
-  What a pass makes of a chunk, [c, d] and [c, K], is to stay in a CPU's cache.
-  """
+  """A power of two a device: few are compiled; [c, d] and [c, K] fit caches."""
   k, d = data.num_classes, data.feature_dim
   most = max(2**18 // k, min(1024, 2**22 // k))
   most = max(64, min(4096, most, 2**21 // d))

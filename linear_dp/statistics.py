@@ -1,11 +1,11 @@
-r"""What is summed: of each row a vector left, of integers of norm ≤ its weight.
+"""What is summed: of each row a vector left, of integers of norm ≤ its weight.
 
 The statistic is Σ_j left_j ⊗ row_j. `PrivateSums.release` truncates left and
-checks every norm in integers, so that what floating-point numbers do here may
-spoil a row, never its bound. A `left` is a function of the row, its label, its
-weight and of public numbers, and has the same bits for a row wherever it is:
-products are of integers and exact, everything else is one IEEE operation on a
-number of its own, and no product is added to anything before it was rounded.
+checks every norm in integers: what floating-point numbers do here may spoil a
+row, never its bound. A `left` is a function of the row, its label, its weight
+and public numbers, with the same bits for a row wherever it is: products are of
+integers and exact, all else is one IEEE operation on a number of its own, and
+no product is added to anything before it was rounded.
 """
 
 import math
@@ -22,10 +22,9 @@ from oneshot_dp.linear_dp.data import R, room_in_ball
 
 Left = Callable[..., Any]
 KERNEL = 2**24 // R
-"""The norm of the longest column of integer weights, whose products with rows
-are exact in float32, in half of float64's time."""
-_LOGIT, _EXP = 2.0**-12, 2.0**-24
-"""Steps of logits, and of the exponentials that are summed."""
+"""Norm of the longest integer weights: in float32 products with rows are exact,
+in half of float64's time."""
+_LOGIT, _EXP = 2.0**-12, 2.0**-24  # steps of logits and of exponentials
 _STEP = 2.0**22
 _POWERS = np.rint(np.exp(-np.arange(2**16) * _LOGIT) / _EXP).astype(np.int32)
 

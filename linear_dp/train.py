@@ -1,7 +1,4 @@
-"""Rows → private heads, the smallest ε first; all together cost the largest.
-
-Whoever calls `train` has charged `cost` before.
-"""
+"""Rows → private heads, the smallest ε first; all together cost the largest."""
 
 import dataclasses
 import functools
@@ -54,8 +51,8 @@ class TrainedHead:
     draw: which of several heads of one ε, from 0.
     mu_squared: what all releases so far cost together, at most; None likewise.
     releases: all so far, with those of the head that it went on from.
-    state: what a head of a larger ε goes on from, all public: "estimate/KEY"
-      and "precision/KEY" of each statistic, and "kernel", "length" of `auto`.
+    state: what a larger ε goes on from, all public: "estimate/KEY" and
+      "precision/KEY" of each statistic, and "kernel", "length" of `auto`.
     options: settings, as JSON.
     noise_source: where the random bits came from.
     private: False for a baseline, or noise of a seed.
@@ -77,7 +74,7 @@ class TrainedHead:
 def cost(
   epsilons: Sequence[float], delta: float, already: Fraction | float = 0.0
 ) -> Fraction:
-  """μ² to charge for one head and draw of all these ε: that of the largest.
+  """μ² to charge before one head and draw of all these ε: the largest's.
 
   Less what the head that is gone on from has `already`. InputError: an ε that
   is no guarantee, given twice, or no more than that head has.
@@ -105,7 +102,7 @@ def check_plan(
 ) -> None:
   """InputError for what no head can be trained by, from public facts alone."""
   asked = {name: value for name, value in options.as_json().items() if value}
-  message = ""
+  message, sizes = "", f"{num_classes} classes of {feature_dim} features"
   if head not in HEADS:
     message = f"head={head!r} must be one of {', '.join(HEADS)}."
   elif asked and head != "auto":
@@ -114,13 +111,11 @@ def check_plan(
   elif n < 1:
     message = "there are no rows to train on: choose another part."
   elif num_classes * feature_dim > _MOST_WEIGHTS:
-    sizes = f"{num_classes} classes of {feature_dim} features"
     message = f"{sizes} are too many weights: use a smaller embedding."
   elif before and before.mu_squared is None:
     message = "a baseline has nothing to go on from: leave out --from."
   elif before and before.name != head:
-    other = before.name
-    message = f"{head!r} cannot go on from {other!r}: give --head {other}."
+    message = f"{head!r} cannot go on from it: give --head {before.name}."
   elif before and not asked.items() <= dict(before.options).items():
     message = f"the head to go on from has {before.options}, not {asked}."
   if message:
@@ -130,8 +125,7 @@ def check_plan(
 def rows_for(data: Data, head: HeadName) -> Rows:
   """The rows as a head sees them, for any number of `train`s.
 
-  Those of `auto` are read here, and kept where they fit in memory: a row that
-  is wrong is an InputError before anything is charged.
+  InputError: a row is wrong; `auto`'s are read here, before any charge.
   """
   return HEADS[head].rows(data)
 
@@ -159,26 +153,15 @@ def train(
   (Smith & Thakurta, "Fully adaptive composition for Gaussian differential
   privacy", 2022). Whether it fails does not depend on the noise.
 
-  Args:
-    rows: `rows_for(data, head)`.
-    epsilons: positive, distinct, each more than `before` has.
-    paid: μ², charged already: `cost(epsilons, delta, before.mu_squared)`.
-    before: a head of the same rows to go on from, with its options.
-    head: its name.
-    delta: in (0, 1).
-    source: of the random bits.
-    options: of `auto`.
-    draw: noted with the heads.
+  `rows` are `rows_for(data, head)`; `before` is a head of the same rows to go
+  on from, with its options; and `cost(...)` was `paid` before.
   """
   options = options or HeadOptions()
   had, last, known = 0.0, {}, {}
   stated, earlier = options.as_json(), ()
   if before is not None:
-    had, earlier, stated = (
-      before.mu_squared or 0.0,
-      before.releases,
-      before.options,
-    )
+    had, stated = before.mu_squared or 0.0, before.options
+    earlier = before.releases
     options = HeadOptions(balanced=bool(stated.get("balanced")))
     for name, value in before.state.items():
       kind, _, key = name.partition("/")
@@ -216,13 +199,9 @@ def baseline(
   options = options or HeadOptions()
   sums = PrivateSums(None, 0.0)
   made, _ = HEADS[head].make(sums, rows, math.inf, 0.0, {}, options)
-  return TrainedHead(  # without state, which would be exact
-    head=made,
-    name=head,
-    options=options.as_json(),
-    noise_source="no noise",
-    private=False,
-  )
+  said = {"options": options.as_json(), "noise_source": "no noise"}
+  # Without state, which would be exact.
+  return TrainedHead(head=made, name=head, private=False, **said)
 
 
 def memory_needed(
@@ -230,9 +209,8 @@ def memory_needed(
 ) -> int:
   """About the bytes that training holds at most, from public facts.
 
-  Measured: of weights [K, d] in 8 bytes about 12 at a time, of a moment [d, d]
-  11; rows of `auto` are kept twice, as they are and mapped, where they fit, and
-  units' mean rows are integers of 8 bytes, as many as rows in the worst case.
+  Measured: 12 times the weights [K, d] in 8 bytes, 11 times a moment [d, d];
+  rows of `auto` twice, where they fit; a mean row of 8 bytes a row of a unit.
   """
   d, k = feature_dim, num_classes
   needed = 400 * 2**20 + 96 * k * d

@@ -35,8 +35,7 @@ def unit_rows(
 
   `parts` are columns z, label, weight and unit_id of the rows as they are
   stored, `whole` is W, and `room` the norm of mean rows, None where they keep
-  theirs; `each` gives rows one by one, at weight ⌊W/k⌋. In memory: the rows as
-  int16, and what becomes of them.
+  theirs; `each` gives rows one by one, at weight ⌊W/k⌋.
   """
   kept = []
   for row, label, weight, unit in parts:
@@ -65,10 +64,7 @@ def unit_rows(
 
 
 def _weights(
-  whole: int,
-  unit: Int64[np.ndarray, " P"],
-  count: Int64[np.ndarray, " P"],
-  power: int,
+  whole: int, unit: Int64[np.ndarray, " P"], count: np.ndarray, power: int
 ) -> Int64[np.ndarray, " P"]:
   """⌊W·k_c/k⌋ for each class of each unit, or with power 2 ⌊W·k_c/√Σk_c²⌋."""
   total: dict[int, int] = {}
@@ -80,9 +76,7 @@ def _weights(
 
 
 def _means(
-  total: Int64[np.ndarray, "P d"],
-  count: Int64[np.ndarray, " P"],
-  room: float | None,
+  total: Int64[np.ndarray, "P d"], count: np.ndarray, room: float | None
 ) -> Int16[np.ndarray, "P d"]:
   """z of mean rows: trunc(Σz/k), or, of directions, Σz at norm R again."""
   k = count[:, None]

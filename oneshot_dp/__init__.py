@@ -1,21 +1,5 @@
 """Private image classifiers from a frozen public backbone, in one step.
 
-From images in a notebook to embeddings, and from embeddings to a private head
-and its receipt:
-
->>> import numpy as np
->>> import oneshot_dp
->>> embeddings = np.repeat(np.eye(2, dtype=np.float32), 500, axis=0)
->>> head = oneshot_dp.train_head(
-...   embeddings,
-...   np.repeat([0, 1], 500),
-...   num_classes=2,
-...   epsilon=2.0,
-...   delta=1e-6,
-... )
->>> head.predict(embeddings[:3])
-array([0, 0, 0])
-
 | stage 1: images → cache | what it is                                        |
 |-------------------------|---------------------------------------------------|
 | `embed_images`          | images in memory → embeddings                     |
@@ -41,9 +25,8 @@ array([0, 0, 0])
 | `NoiseSource`           | the operating system's random bits, or a seed's   |
 
 With scikit-learn there is also `DPLinearClassifier`, `train_head` by its rules.
-Whole jobs, the ledger and receipts on disk are the command line's
-(`oneshot-dp`). Names are imported when they are first used, so that
-`import oneshot_dp` does not wait for JAX, Beam and TFDS.
+Whole jobs and the ledger are the command line's (`oneshot-dp`). Names are
+imported when first used: `import oneshot_dp` does not wait for JAX or Beam.
 """
 
 # ruff: noqa: F401
@@ -71,7 +54,7 @@ if TYPE_CHECKING:
     train_head,
     train_heads,
   )
-  from oneshot_dp.pipeline.head_folder import load_head, save_head
+  from oneshot_dp.pipeline.heads.head_folder import load_head, save_head
 
 _HOMES = {
   name: home
@@ -89,7 +72,7 @@ _HOMES = {
     "linear_dp.heads.linear_head": ("LinearHead",),
     "linear_dp.noise": ("NoiseSource",),
     "linear_dp.private_head": ("PrivateHead", "train_head", "train_heads"),
-    "pipeline.head_folder": ("load_head", "save_head"),
+    "pipeline.heads.head_folder": ("load_head", "save_head"),
   }.items()
   for name in names
 }

@@ -1,23 +1,19 @@
 r"""`auto`: private centring and whitening, then steps of gradient descent.
 
 1. The mean m of the rows at norm 1 leaves once, is shrunk towards zero by as
-   much as it is noise, and is taken off every row: what all images share tells
-   no classes apart.
+   much as it is noise, and is taken off every row.
 2. Where there are rows enough, their second moment leaves, and the inverse
    square root A of their covariance (with a ridge of the size of the noise)
-   becomes public. Rows are mapped by A and brought to norm 1, which spreads
-   what tells classes apart over all directions instead of a few.
+   becomes public. Rows are mapped by A and brought to norm 1.
 3. 19 full-batch steps with momentum follow, each along a noisy sum of clipped
    gradients of the softmax cross-entropy, from zero weights, from a public
    start, or from the head of a smaller ε.
 
-For classes of very different sizes (`balanced`) their rows are counted with
-noise, and the steps are taken with the log of their shares added to the logits,
-which the head leaves out. From a public start S rows are not centred, so that
-A·W₀ = S ranks classes as S does. Privacy units of many rows are counted first.
-
-The constants were chosen by test accuracy on features of CIFAR-10, in several
-styles, of EuroSAT and on synthetic ones: nothing is chosen on yours.
+For `balanced`, rows of classes are counted with noise, and steps have the log
+of their shares added to the logits, which the head leaves out. From a public
+start S rows are not centred, so that A·W₀ = S ranks as S does. Privacy units of
+many rows are counted first. The constants were chosen by test accuracy on
+CIFAR-10, EuroSAT and synthetic features: nothing is chosen on yours.
 
 Source: private whitening and few full-batch steps are near Mehta et al.,
 "Differentially Private Image Classification from Features" (TMLR 2023, DP-FC);
@@ -46,8 +42,7 @@ from oneshot_dp.linear_dp.statistics import (
 )
 
 UNITS, MEAN, COUNTS, MOMENT = 0.005, 0.02, 0.02, 0.06
-"""Shares of μ²: number of units, mean, class counts, second moment. The rest is
-for the steps."""
+"""Shares of μ² for what is released once; the rest is for the steps."""
 STEPS, MOMENTUM = 19, 0.5
 CLIP, BALANCED_CLIP = 0.03, 0.3
 """C, of gradients that could be √2 long: rows that are nearly right matter as
@@ -63,9 +58,9 @@ Kernel = Float64[np.ndarray, "d K"]
 
 
 def unit_rows(data: Data) -> Rows:
-  """All rows at norm 1, read once and kept: 20 passes follow, if they fit.
+  """All rows at norm 1, kept where they fit, and read here: 20 passes follow.
 
-  InputError, on all hosts: what is wrong with a row, before it is paid for.
+  InputError, on all hosts: a row is wrong.
   """
   rows = rows_of(data).kept()
 
@@ -89,11 +84,10 @@ def auto(
   """The most accurate head; good for ranking only, of embeddings at norm 1.
 
   Formal guarantees: Gaussian mechanisms whose μ² add up to `buys` at most, each
-  on one sum of sensitivity W·R, however it depends on what left before; with
-  what was let out for a smaller ε, `had` + `buys`.
+  on one sum of sensitivity W·R, however it depends on what left before.
 
   Args:
-    sums: the door, which was paid for `buys` more.
+    sums: the door.
     rows: `unit_rows` of the data.
     buys: μ² of this head alone; infinite for a baseline without noise.
     had: μ² of the head that it goes on from, if there is one.
@@ -102,7 +96,7 @@ def auto(
   """
   options = options or HeadOptions()
   own, sigma = buys**-0.5, (had + buys) ** -0.5
-  num_classes, d = rows.num_classes, rows.feature_dim
+  num_classes, d = rows.data.num_classes, rows.feature_dim
   centres, left = not options.start, 1.0
   if last:  # a start is where the first head began
     centres = any(key.startswith("mean/") for key in sums.known)
@@ -114,8 +108,8 @@ def auto(
     left -= share
     return sums.release(name, rows, statistic, share * buys, *public)
 
-  n = float(rows.n)
-  if rows.has_units:
+  n = float(rows.data.n)
+  if rows.data.has_units:
     n = max(1.0, np.rint(bought(UNITS, "units", units)[0].item()))
   prior = None
   if options.balanced:
@@ -137,12 +131,12 @@ def auto(
 
   kernel = np.zeros((d, num_classes))
   if last:
-    kernel = of_length(last["length"].item(), times(inverse, last["kernel"]))
+    kernel = of_length(last["length"].item(), _times(inverse, last["kernel"]))
   elif options.start is not None:
     # The fewer rows, the less do steps, whose noise is the same, turn it.
     few = ROWS_TO_LEAVE_START * num_classes * sigma / n
     sure = START_LENGTH * math.sqrt(max(1.0, few))
-    kernel = of_length(sure, times(inverse, options.start.kernel()))
+    kernel = of_length(sure, _times(inverse, options.start.kernel()))
   # The noise alone, walking freely, would move a logit by about b; what goes on
   # from a head is moved by the share of the budget that is new.
   b = 1 + math.log10(num_classes) / 2
@@ -156,7 +150,7 @@ def auto(
     gradient, _ = sums.release("gradient", mapped, residual, *at, once=True)
     velocity = MOMENTUM * velocity + gradient.T * (clip / n)
     kernel = kernel - rate * velocity
-  length, kernel = mean_length(kernel), times(matrix, kernel)
+  length, kernel = _mean_length(kernel), _times(matrix, kernel)
   # Only its direction is used.
   longest = np.linalg.norm(kernel, axis=0).max()
   published = kernel / longest if longest > 0 else kernel
@@ -189,9 +183,8 @@ def inverse_square_root(
 ) -> tuple[Square | None, Square | None]:
   """A = (max(M, 0) + ridge)^(−1/2) of a symmetric M, and its inverse.
 
-  Directions a thousand times shorter in A than the longest are 0 in A⁻¹: a
-  kernel has nothing there. Whatever the noise, M is finite; should LAPACK not
-  converge even so, rows are not whitened (None).
+  Directions a thousand times shorter in A than the longest are 0 in A⁻¹, where
+  a kernel has nothing. None, for rows as they are: LAPACK did not converge.
   """
   try:
     values, vectors = np.linalg.eigh(covariance)
@@ -202,17 +195,15 @@ def inverse_square_root(
   return (vectors * a) @ vectors.T, (vectors * back) @ vectors.T
 
 
-def times(matrix: Square | None, kernel: Kernel) -> Kernel:
-  """The kernel before or behind a map, if there is one."""
+def _times(matrix: Square | None, kernel: Kernel) -> Kernel:
   return kernel if matrix is None else matrix @ kernel
 
 
-def mean_length(kernel: Kernel) -> float:
-  """The mean length of its columns."""
+def _mean_length(kernel: Kernel) -> float:
   return float(np.linalg.norm(kernel, axis=0).mean())
 
 
 def of_length(wanted: float, kernel: Kernel) -> Kernel:
   """The kernel at this mean length; one of zeros stays what it is."""
-  length = mean_length(kernel)
+  length = _mean_length(kernel)
   return kernel * (wanted / length) if length > 0 else kernel

@@ -11,14 +11,6 @@ from jaxtyping import Array, Float
 class LinearHead:
   """logits = x·kernel + bias.
 
-  >>> import jax.numpy as jnp
-  >>> import numpy as np
-  >>> head = LinearHead(
-  ...   kernel=np.eye(2, dtype=np.float32), bias=np.zeros(2, np.float32)
-  ... )
-  >>> head.logits(jnp.array([[1.0, 3.0]])).tolist()
-  [[1.0, 3.0]]
-
   Attributes:
     kernel: [d, K] float32.
     bias: [K] float32.

@@ -7,10 +7,9 @@ x to C/‖r‖ at most. Of rows z so shortened, the mean gradient is
 
     g = (p0·1 ⊗ T − S)/n,   S_c = Σ_{y=c} z,   T = Σ_c S_c.
 
-S leaves the door once, of sensitivity C/‖r‖; p0·1 ⊗ T − S of the noisy S, and
-whatever an optimizer makes of it, are post-processing. The paper adds noise N
-to n·g itself: here it is (p0·1 ⊗ 1ᵀ − I)·N instead, which differs by p0
-(4.5e-5 at b0 = −10) times the noise of T, and costs exactly as much: ‖r‖ ≈ 1.
+S leaves the door once, of sensitivity C/‖r‖; all else is post-processing. The
+paper adds noise N to n·g itself: here it is (p0·1 ⊗ 1ᵀ − I)·N, which differs by
+p0 (4.5e-5 at b0 = −10) times the noise of T, and costs as much: ‖r‖ ≈ 1.
 
 Source: Mehta, Thakurta, Kurakin & Cutkosky, "Large Scale Transfer Learning for
 Differentially Private Image Classification" (TMLR 2023), algorithm 1, table 4.
@@ -62,28 +61,19 @@ def one_step(
   """The head after one step from a kernel of zeros; its bias stays b0.
 
   Formal guarantees: the class sums leave by one Gaussian mechanism of μ² =
-  `buys`; all else is post-processing. A head of a smaller ε is topped up: the
-  door averages what it let out of them before, and all else is not needed.
+  `buys`, averaged with what left for a smaller ε; all else is post-processing.
   """
   s, _ = sums.release("class sums", rows, class_sums, buys)
-  scale = CLIP_NORM / residual_norm(rows.num_classes) / rows.n
+  scale = CLIP_NORM / residual_norm(rows.data.num_classes) / rows.data.n
   gradient = ((P0 * s.sum(axis=0) - s) * scale).T.astype(np.float32)
-  bias = np.full(rows.num_classes, INITIAL_BIAS, np.float32)
+  bias = np.full(rows.data.num_classes, INITIAL_BIAS, np.float32)
   return LinearHead(kernel=step(gradient, optimizer), bias=bias), {}
 
 
 def step(
   gradient: np.ndarray, optimizer: optax.GradientTransformation
 ) -> np.ndarray:
-  """The kernel after the first step from zero, float32.
-
-  >>> step(np.array([[0.5, -2.0]], np.float32), OPTIMIZERS["momentum"])
-  array([[-0.5,  2. ]], dtype=float32)
-  >>> step(np.array([[0.5, -2.0]], np.float32), OPTIMIZERS["lamb"]).round(3)
-  array([[-1.,  1.]], dtype=float32)
-  """
+  """The kernel [d, K] after the first step from zero, float32."""
   zero = jnp.zeros(gradient.shape, jnp.float32)
-  update, _ = optimizer.update(
-    jnp.asarray(gradient), optimizer.init(zero), zero
-  )
-  return np.asarray(update)
+  given = jnp.asarray(gradient), optimizer.init(zero), zero
+  return np.asarray(optimizer.update(*given)[0])

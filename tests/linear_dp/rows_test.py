@@ -1,7 +1,6 @@
 """From what is stored to integers: oracles in plain NumPy and rationals."""
 
 import math
-import resource
 import subprocess
 import sys
 from fractions import Fraction
@@ -23,7 +22,7 @@ from oneshot_dp.linear_dp.data import (
   within_ball,
 )
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import no_core_dumps, rows_of
+from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import D, data_of, hostile_rows
 
 
@@ -172,7 +171,7 @@ def test_more_rows_than_int64_was_measured_for_are_refused(monkeypatch):
   with pytest.raises(InputError, match="many more rows than the cache"):
     columns_of(rows_of(data))
   for n in (0, -1, 10**10 + 1):
-    with pytest.raises(InputError, match="rows: exact sums are of 1 to 1e"):
+    with pytest.raises(InputError, match="rows: sums are of 1 to 1e"):
       Data(blocks=data.blocks, n=n, feature_dim=D, num_classes=1)
 
 
@@ -183,12 +182,10 @@ def test_more_rows_than_int64_was_measured_for_are_refused(monkeypatch):
   ("n", "dim", "classes", "rows"),
   [
     (1, 1, 1, 64),
-    (3_000_000, 8, 2, 4096),
     (50_000, 192, 10, 4096),
     (50_000, 768, 100, 2048),
     (1_281_167, 1280, 1000, 1024),
     (1_281_167, 1280, 21_843, 128),
-    (10**6, 16_384, 10, 128),
     (10**6, 10**6, 10**6, 64),
   ],
 )
@@ -402,28 +399,16 @@ def test_a_unit_of_many_rows_of_one_class_is_as_long_as_one_row():
   ("given", "message"),
   [
     ({"embeddings": np.ones((2, 3), int)}, "embeddings are int64"),
-    ({"embeddings": np.ones((2, 3), complex)}, "embeddings are complex128"),
     ({"embeddings": np.array([["a"]], object)}, "embeddings are object"),
-    (
-      {"embeddings": np.ones((2, 3), "datetime64[s]")},
-      "embeddings are datetime",
-    ),
     ({"embeddings": np.ones(3)}, r"embeddings are float64 \(3,\)"),
     ({"embeddings": np.ones((0, 3))}, "at least one row"),
     ({"embeddings": np.ones((3, 0))}, "at least one row"),
     ({"embeddings": np.full((2, 3), np.nan)}, r"embeddings\[0\] is not finite"),
-    (
-      {"embeddings": np.full((2, 3), 1e39)},
-      r"embeddings\[0\] is not finite, or",
-    ),
     ({"embeddings": np.full((2, 3), 3e38)}, "too long for float32"),
     ({"labels": np.ones(2)}, "labels are float64"),
     ({"labels": np.ones(3, int)}, r"labels are int64 \(3,\)"),
-    ({"labels": np.ones((2, 1), int)}, "an integer for each of the 2"),
-    (
-      {"labels": np.array([0, 4])},
-      r"labels\[1\] is not one of the num_classes",
-    ),
+    ({"labels": np.ones((2, 1), int)}, "give 2 integers, one a row"),
+    ({"labels": np.array([0, 4])}, r"labels\[1\] is not one of the num_"),
     ({"labels": np.array([-1, 0])}, r"labels\[0\] is not one"),
     ({"num_classes": 0}, "is not one of the num_classes=0"),
     ({"unit_ids": np.array(["a", "b"])}, "unit_ids are <U1"),
@@ -462,5 +447,3 @@ def test_no_memory_lands_on_the_disk():
     [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
   assert said.stdout.strip() == "(0, 0)"
-  assert callable(no_core_dumps)
-  assert resource.RLIMIT_CORE >= 0

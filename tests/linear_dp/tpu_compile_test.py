@@ -89,7 +89,7 @@ def chunk_of(chip):
 def test_class_sums_are_one_scatter_of_int32(chip, classes):
   """No float64, no program per row, no copy of the sums around it."""
   mesh = mesh_of(chip)
-  sums = of(chip, "int32", mesh.size * classes, WIDTH)
+  sums = of(chip, "int32", mesh.size, classes, WIDTH)
   with jax.enable_x64(False):
     scatter: Any = private_sums._scatter(mesh, False)
     lowered = scatter.lower(sums, chunk_of(chip))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HEAD_NAMES, HeadOptions, PublicStart
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
 from oneshot_dp.linear_dp.data import array_data
@@ -83,21 +83,6 @@ def test_each_head_costs_its_epsilon_and_all_the_largest(head, units):
   if head != "auto":
     names = [each.name for each in heads[-1].releases]
     assert names == ["class sums"] * 3
-
-
-def test_more_than_was_paid_never_leaves():
-  for head in HEAD_NAMES:
-    rows, bought = rows_for(data(), head), mu_squared(1.0, DELTA)
-    heads = train(
-      rows,
-      head=head,
-      epsilons=(1.0,),
-      delta=DELTA,
-      paid=math.nextafter(bought * (1 - 1e-9), 0),
-      source=NoiseSource(),
-    )
-    with pytest.raises(RunError, match="more than was charged"):
-      list(heads)
 
 
 @pytest.mark.parametrize("head", ["lamb", "auto"])
@@ -222,7 +207,7 @@ def test_a_plan_that_no_head_follows_is_refused_before_any_charge():
     ),
     (
       {"before": lamb},
-      "cannot go on from 'lamb': give --head lamb",
+      "cannot go on from it: give --head lamb",
     ),
     (
       {"before": auto, "options": HeadOptions(balanced=True)},

@@ -1,7 +1,6 @@
-r"""The paper's step in a screenful of NumPy: what the room has to equal.
+"""The paper's step in a screenful of NumPy: what `one_step` has to equal.
 
-One row after another, in Python's integers, for rows that are a privacy unit
-each. Nothing is checked, kept secret or charged; only the tests use it.
+In Python's integers; nothing is checked or charged. Only the tests use it.
 """
 
 import math
@@ -16,17 +15,14 @@ def class_sums(
 ) -> np.ndarray:
   """S [K, d]: WEIGHT times the sum of each class's rows, on the grid."""
   most = residual_norm(num_classes, b0) / clip_norm
-  sums = [[0] * x.shape[1] for _ in range(num_classes)]
+  sums = np.zeros((num_classes, x.shape[1]), object)
   for row, label in zip(x.astype(np.float32), y, strict=True):
     norm = float(np.float32(math.sqrt((row.astype(np.float64) ** 2).sum())))
-    if norm == 0:
-      continue  # the null row
-    # In steps of C/(R·‖r‖), and clipped a little early.
     room = R - math.sqrt(len(row)) / 2 - 1
-    scale = np.float32(min(room / norm, R * most))
-    for i, value in enumerate(row):
-      sums[label][i] += WEIGHT * round(float(value * scale))
-  return np.array(sums, object)
+    # In steps of C/(R·‖r‖), and clipped a little early.
+    scale = np.float32(min(room / norm, R * most) if norm else 0)
+    sums[label] += [WEIGHT * round(float(value * scale)) for value in row]
+  return sums
 
 
 def residual_norm(num_classes: int, b0: float) -> float:
