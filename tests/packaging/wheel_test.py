@@ -120,7 +120,7 @@ def test_metadata(installed):
   (found,) = importlib.metadata.distributions(path=[str(installed)])
   assert found.metadata["License-Expression"] == "Apache-2.0"
   assert set(found.metadata.get_all("Provides-Extra")) == {
-    *("gcp", "lint", "paper", "sklearn", "test")
+    *("gcp", "lint", "sklearn", "test")
   }
   (command,) = found.entry_points
   assert command.value == "oneshot_dp.pipeline.cli:main"
