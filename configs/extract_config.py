@@ -6,7 +6,6 @@ from typing import Literal
 
 from oneshot_dp.configs.errors import InputError, check_name, check_positive
 
-Resample = Literal["bilinear", "bicubic", "lanczos"]
 OnDecodeError = Literal["fail", "skip"]
 EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
 ComputeDtype = Literal["float32", "bfloat16"]
@@ -81,27 +80,16 @@ class PreprocessConfig:
     image_size: side of the square that the backbone takes, pixels.
     resize: a number: the shorter side is resized to this many pixels, then the
       central square cropped. "square": both sides are resized straight to
-      `image_size`. "crop": as the reference if it crops, else to 8/7 of
-      `image_size`, and crop. Default: the reference's, in proportion.
-    resample: the filter.
-    antialias: whether it is widened when shrinking, as Pillow does; bilinear
-      can do without, as TensorFlow does by default.
-    mean, std: per channel, in units of [0, 1]; (x/255 - mean)/std.
+      `image_size`. Default: the backbone's own, in proportion.
   """
 
   image_size: int | None = None
-  resize: int | Literal["square", "crop"] | None = None
-  resample: Resample | None = None
-  antialias: bool | None = None
-  mean: tuple[float, float, float] | None = None
-  std: tuple[float, float, float] | None = None
+  resize: int | Literal["square"] | None = None
 
   def __post_init__(self):
     check_positive("--image-size", self.image_size)
     if isinstance(self.resize, int):
       check_positive("--resize", self.resize)
-    if self.std is not None and not all(each > 0 for each in self.std):
-      raise InputError(f"--std {self.std} must be positive.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,11 +106,9 @@ class ExtractConfig:
       float32. Default: bfloat16 on a TPU or GPU, float32 on a CPU.
     views: the mean over so many random views of each image (inception crop and
       flip) is stored, instead of the embedding of its centre.
-    view_min_area: the smallest share of the image that a view may show.
     batch_size: images per device call, all local devices together; default: 16
       for each CPU device, 64 for each TPU chip, 256 for each GPU.
     shard_rows: images per shard; a kill loses one shard of work.
-    decode_threads: default: one per core.
     on_decode_error: "skip" leaves out images that cannot be decoded.
     stall_seconds: the job ends when nothing was finished for so long.
   """
@@ -135,11 +121,9 @@ class ExtractConfig:
   compute_dtype: ComputeDtype | None = None
   preprocess: PreprocessConfig = PreprocessConfig()
   views: int | None = None
-  view_min_area: float = 0.08
   batch_size: int | None = None
   embedding_dtype: EmbeddingDtype = "float16"
   shard_rows: int = 2048
-  decode_threads: int | None = None
   on_decode_error: OnDecodeError = "fail"
   stall_seconds: int = 3600
 
@@ -147,7 +131,3 @@ class ExtractConfig:
     for field, value in vars(self).items():
       if isinstance(value, int):
         check_positive(f"--{field.replace('_', '-')}", value)
-    if not 0 < self.view_min_area <= 1:
-      raise InputError(
-        f"--view-min-area {self.view_min_area} is not in (0, 1]."
-      )

@@ -23,8 +23,7 @@ from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.cache.format import Rows
 from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.images.decode import DecodeError, decode_image
-from oneshot_dp.extract.images.resize import resize_and_crop
-from oneshot_dp.extract.images.views import random_view
+from oneshot_dp.extract.images.resize import random_view, resize_and_crop
 from oneshot_dp.extract.sources.source import Source
 
 # More images at once leave the fast memory: on a CPU a ViT-Ti/16 is 1.4 times

@@ -54,7 +54,7 @@ class Flags:
   embedding: Annotated[str | None, f.flag("Layer: cls, mean …", "NAME")] = None
   compute_dtype: Annotated[ComputeDtype | None, f.flag("Of products.")] = None
   image_size: Annotated[int | None, f.flag("Side, pixels.", "N")] = None
-  resize: Annotated[str | None, f.flag("N, square or crop.", "HOW")] = None
+  resize: Annotated[str | None, f.flag("N, or square.", "HOW")] = None
   views: Annotated[int | None, f.flag("Mean of random crops.", "N")] = None
   batch_size: Annotated[int | None, f.flag("Images per call.", "N")] = None
   embedding_dtype: Annotated[EmbeddingDtype | None, f.flag("As stored.")] = None
@@ -84,10 +84,10 @@ def job_of(flags: Flags) -> ExtractConfig:
   if len(flags.source) == 1 and not is_place:
     job = load_experiment(word)
   given = {k: v for k, v in vars(flags).items() if v not in (None, ())}
-  if given.get("resize", "crop") not in ("square", "crop"):
-    if not given["resize"].isdigit():
-      raise InputError(f"--resize {given['resize']!a}: give N, square or crop.")
-    given["resize"] = int(given["resize"])
+  if (resize := given.get("resize", "square")) != "square":
+    if not resize.isdecimal():
+      raise InputError(f"--resize {resize!a}: give N, or square.")
+    given["resize"] = int(resize)
 
   def changed(config: Any, **more: Any) -> Any:
     names = {field.name for field in dataclasses.fields(config)} - {"source"}

@@ -110,8 +110,6 @@ def _config(backbone: Backbone, class_names: Sequence[str]) -> dict[str, Any]:
       f"timm has no one classifier of the embedding {backbone.embedding} of"
       f" {backbone.name}."
     )
-  if not images.antialias:
-    raise InputError("timm has no resizing without antialiasing.")
   side = images.image_size
   return {
     "architecture": backbone.timm,

@@ -123,7 +123,6 @@ def test_words_are_those_of_timm():
     {"timm": None},
     {"embedding": "last4_cls"},
     {"embedding": "cls_mean"},
-    {"preprocessing": Preprocessing(resample="bilinear", antialias=False)},
     {"timm": "nfnet_f0", "network": None},
   ],
 )
