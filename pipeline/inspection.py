@@ -109,7 +109,7 @@ def _cache(path: str) -> Answer:
 def _head(path: str) -> Answer:
   from oneshot_dp.linear_dp.accounting import printable
   from oneshot_dp.pipeline.heads.head_folder import read_head
-  from oneshot_dp.pipeline.runs.results import NOT_PRIVATE
+  from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
   saved = read_head(path)
   stated, names = saved.stated, ", ".join(saved.stated["class_names"])
@@ -137,8 +137,8 @@ def _private_data(stated: Mapping[str, Any]) -> str:
 
 
 def _run(path: str) -> Answer:
+  from oneshot_dp.pipeline.report import results
   from oneshot_dp.pipeline.report.page import read_run
-  from oneshot_dp.pipeline.runs import results
 
   run = read_run(Path(path))
   first = next(iter(run.receipts.values()))["stated"]

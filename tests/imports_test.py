@@ -42,8 +42,9 @@ FLOORS = {
   "oneshot_dp.pipeline": (
     floor("answer", "ledger"),
     floor("heads"),
-    floor("runs", "tables"),
-    floor("serving", "report", "audit", "inspection"),
+    floor("report", "tables"),
+    floor("runs", "serving"),
+    floor("audit", "inspection"),
     floor("commands"),
     floor("cli"),
   ),

@@ -37,7 +37,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.heads.verify import verify_head
   from oneshot_dp.pipeline.ledger.ledger import Ledger
-  from oneshot_dp.pipeline.runs.results import NOT_PRIVATE
+  from oneshot_dp.pipeline.report.results import NOT_PRIVATE
   from oneshot_dp.pipeline.serving.exports import NOBODY_VOUCHES, export_head
   from oneshot_dp.pipeline.serving.prediction import backbone_of
 

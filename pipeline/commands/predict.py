@@ -51,7 +51,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.cache.read import open_cache
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.inspection import is_cache
-  from oneshot_dp.pipeline.runs.results import NOT_PRIVATE
+  from oneshot_dp.pipeline.report.results import NOT_PRIVATE
   from oneshot_dp.pipeline.serving.prediction import (
     backbone_of,
     predict_cache,

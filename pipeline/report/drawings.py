@@ -8,7 +8,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from oneshot_dp.pipeline.runs.results import NOT_PRIVATE, HeadRow, grouped
+from oneshot_dp.pipeline.report.results import NOT_PRIVATE, HeadRow, grouped
 
 _LEFT, _RIGHT, _TOP, _LINE = 46, 14, 12, 20
 """Room around the chart, and of a line of the legend, in pixels."""

@@ -24,7 +24,7 @@ from oneshot_dp.linear_dp.evaluate import accuracy_interval
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.receipt import right_guesses
 from oneshot_dp.pipeline.report import drawings
-from oneshot_dp.pipeline.runs.results import (
+from oneshot_dp.pipeline.report.results import (
   FORMAT,
   NOT_PRIVATE,
   HeadRow,

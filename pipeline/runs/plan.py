@@ -37,7 +37,7 @@ from oneshot_dp.pipeline.heads.public_start import read_start
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.runs.results import NOT_PRIVATE
+from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles
 from oneshot_dp.pipeline.runs.scores import bill_of_scores, data_of
 

@@ -24,8 +24,7 @@ from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline.answer import Answer
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.ledger.deliver import deliver_once
-from oneshot_dp.pipeline.runs.plan import Plan, Request
-from oneshot_dp.pipeline.runs.results import (
+from oneshot_dp.pipeline.report.results import (
   NOT_PRIVATE,
   HeadRow,
   as_json,
@@ -33,6 +32,7 @@ from oneshot_dp.pipeline.runs.results import (
   head_name,
   table,
 )
+from oneshot_dp.pipeline.runs.plan import Plan, Request
 from oneshot_dp.pipeline.runs.scores import (
   Scores,
   private_scores,
@@ -159,8 +159,8 @@ def _write_run(
   paths: Sequence[str],
   scores: Scores,
 ) -> Answer:
+  from oneshot_dp.pipeline.report.accuracy_plot import pictures_of
   from oneshot_dp.pipeline.report.page import write_report
-  from oneshot_dp.pipeline.runs.accuracy_plot import pictures_of
 
   info, asked, (found, said) = plan.train.info, plan.asked, scores
   rows = [

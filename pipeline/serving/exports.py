@@ -27,7 +27,7 @@ from oneshot_dp.pipeline.heads.card import card
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 from oneshot_dp.pipeline.heads.verify import Verdict
 from oneshot_dp.pipeline.ledger.deliver import alone
-from oneshot_dp.pipeline.runs.results import as_json
+from oneshot_dp.pipeline.report.results import as_json
 from oneshot_dp.pipeline.serving.timm_form import filled_in, timm_files
 
 HEAD_FILE = "embeddings_to_logits.jax_export"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oneshot_dp.pipeline.runs.accuracy_plot import pictures_of
-from oneshot_dp.pipeline.runs.results import (
+from oneshot_dp.pipeline.report.accuracy_plot import pictures_of
+from oneshot_dp.pipeline.report.results import (
   HeadRow,
   as_json,
   files_of,

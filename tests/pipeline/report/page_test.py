@@ -13,7 +13,7 @@ import pytest
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.report.page import write_report
-from oneshot_dp.pipeline.runs.results import HeadRow, files_of, head_name
+from oneshot_dp.pipeline.report.results import HeadRow, files_of, head_name
 from tests.pipeline.command_line import ROOT, fails, succeeds
 from tests.pipeline.sample_heads import sample_info, trained_head
 

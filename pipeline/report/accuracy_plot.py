@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from oneshot_dp.pipeline.runs.results import NOT_PRIVATE, HeadRow, grouped
+from oneshot_dp.pipeline.report.results import NOT_PRIVATE, HeadRow, grouped
 
 # Told apart without colours, and the colours by whoever confuses some: those of
 # Okabe and Ito, 2008.
