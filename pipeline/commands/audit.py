@@ -1,0 +1,147 @@
+"""`oneshot-dp audit`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from oneshot_dp.configs.head_config import HeadName
+from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline.commands import flags as f
+
+if TYPE_CHECKING:
+  from oneshot_dp.pipeline.audit import Bounds, Claim
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  """Attack heads: who was trained on, by all that left? How far is the claim?
+
+  Canaries are in the data by the toss of a coin, and right guesses bound
+  epsilon from below. Alone, they are ten runs without a charge; with --cache,
+  they are put among its rows in one run, which is charged. Exit status 1 where
+  epsilon is more than was claimed.
+
+  Example: oneshot-dp audit --epsilon 1 --delta 1e-6 --cache caches/train
+  """
+
+  epsilon: Annotated[float, f.flag("The claim that is tested.", "E")]
+  delta: f.Delta
+  head: Annotated[
+    HeadName, f.flag("auto, lamb (the paper's step), adam, momentum.", "HEAD")
+  ] = "auto"
+  balanced: Annotated[f.Switch, f.flag("As of train.")] = False
+  cache: Annotated[
+    Path | None, f.flag("Private rows to attack, charged.", "CACHE")
+  ] = None
+  rows: f.Rows = ""
+  ledger: f.LedgerFile = None
+  canaries: Annotated[
+    int | None, f.flag("Of each run; else thousands.", "N")
+  ] = None
+  weak_privacy: f.WeakPrivacy = False
+
+
+def run(flags: Flags) -> Answer:
+  """Attacks."""
+  from oneshot_dp.configs.errors import InputError
+  from oneshot_dp.linear_dp.accounting import check_budget
+  from oneshot_dp.pipeline import audit
+
+  claim = audit.Claim(flags.head, flags.epsilon, flags.delta, flags.balanced)
+  check_budget(flags.epsilon, flags.delta, insisted=flags.weak_privacy)
+  if flags.balanced and flags.head != "auto":
+    raise InputError(f"--balanced: of auto, not of {flags.head}; leave it out.")
+  if flags.canaries is not None and flags.canaries < 100:
+    raise InputError(f"--canaries {flags.canaries}: give 100 or more.")
+  if flags.cache is not None:
+    bounds, where = _among_real_rows(flags, flags.cache, claim)
+    return answer_of(claim, bounds, (), where)
+  if flags.rows or flags.ledger:
+    raise InputError("--rows and --ledger are of --cache alone.")
+  canaries = audit.Canaries(
+    count=flags.canaries or 2000, dim=128, num_classes=2
+  )
+  found = audit.audit_made_up(claim, canaries)
+  where = f"10 runs of {canaries.count:,} canaries"
+  return answer_of(claim, *found, where)
+
+
+def _among_real_rows(
+  flags: Flags, path: Path, claim: "Claim"
+) -> tuple["Bounds", str]:
+  """One run, charged before; what can fail is tried before that."""
+  import os
+  import sys
+  from fractions import Fraction
+
+  from oneshot_dp.configs.errors import InputError
+  from oneshot_dp.configs.parts import Part
+  from oneshot_dp.extract.cache.read import open_cache
+  from oneshot_dp.linear_dp.accounting import check_delta, mu_squared
+  from oneshot_dp.linear_dp.rows import no_core_dumps
+  from oneshot_dp.linear_dp.train import memory_needed
+  from oneshot_dp.pipeline import audit
+  from oneshot_dp.pipeline.ledger.charges import Bill, Charge
+  from oneshot_dp.pipeline.ledger.ledger import Ledger
+  from oneshot_dp.pipeline.runs.roles import Cast
+  from oneshot_dp.pipeline.runs.scores import data_of
+
+  no_core_dumps()
+  cache, book = open_cache(path, Part.parse(flags.rows)), Ledger(flags.ledger)
+  head, info, k = claim.head, cache.info, cache.info.num_classes
+  check_delta(flags.delta, cache.n, insisted=flags.weak_privacy)
+  if k < 2:
+    raise InputError(f"{cache.name} has one class: heads tell two apart.")
+  m, dim = (6000, 512) if head == "auto" else (10_000, 2048)
+  m, d = flags.canaries or m, info.feature_dim + dim
+  needs = memory_needed(head, cache.n + m, d, k, info.unit)
+  needs += m * (64 * d + 256 * k)
+  has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  if needs > has:
+    raise InputError(
+      f"{m:,} canaries of {d:,} numbers among {cache.n:,} rows take about"
+      f" {needs / 2**30:.3g} GB of {has / 2**30:.3g}: give fewer --canaries."
+    )
+  cast, real = Cast.of(cache, "private", "--cache"), data_of(cache)
+  canaries = audit.Canaries(count=m, dim=dim, num_classes=k, real=real)
+  rows, coins = audit.tossed(canaries, head)
+  what = f"audit of {head} at epsilon {claim.epsilon:g}"
+  mu2 = Fraction(mu_squared(claim.epsilon, claim.delta))
+  charge = Charge(what, mu2, info.unit, claim.delta)
+  bill = Bill(dataset=info.dataset, charges=(charge,), keys=cast.keys)
+  book.check(bill)
+  print(f"{what}: {info.dataset!r} pays, by {book.path}", file=sys.stderr)
+  asked = {"audit": claim, "canaries": m, "digest": cache.private_digest}
+  ids = book.charge([bill], path.resolve() / "audit", asked)
+  seen = audit.attacked(rows, claim)
+  book.deliver(ids, {})  # before anybody sees it: it is shown once
+  scores = audit.scores_of(seen, coins * 0.0 + 0.5)
+  bounds = audit.bounds_of(scores, scores, coins, flags.delta)
+  return bounds, f"one run of {m:,} canaries among {cache.n:,} rows"
+
+
+def answer_of(
+  claim: "Claim", bounds: "Bounds", faults: Sequence[str], where: str
+) -> Answer:
+  """What was proved of a claim; a failure if it does not hold."""
+  from oneshot_dp.configs.errors import RunError
+
+  head, epsilon = claim.head, claim.epsilon
+  if (worst := max(bounds.gaussian, bounds.blind)) > epsilon:
+    faults = (*faults, f"epsilon is at least {worst:.4g}, not {epsilon:g}")
+  share = bounds.gaussian / epsilon
+  text = (
+    f"claim        {head}, epsilon {epsilon:g} at delta {claim.delta:g}\n"
+    f"lower bound  {bounds.gaussian:.4f}, {share:.2f} of it, 95 % sure\n"
+    f"             {bounds.blind:.4f} by guesses that know no coin\n"
+    f"attack       {where}; area under the ROC curve {bounds.auroc:.4f}"
+  )
+  facts = claim._asdict() | {"where": where, **bounds._asdict()}
+  failure = RunError(f"epsilon {epsilon:g} of {head} does not hold.")
+  return Answer(
+    text=text,
+    facts=facts | {"ok": not faults, "faults": list(faults)},
+    faults=tuple(faults),
+    failure=failure if faults else None,
+  )
