@@ -9,7 +9,6 @@ from oneshot_dp.linear_dp import evaluate
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.linear_dp.data import array_data
 from oneshot_dp.linear_dp.evaluate import (
-  accuracy_interval,
   evaluate_heads,
   evaluation_rows,
   private_accuracies,
@@ -128,17 +127,6 @@ def test_refusals(shapes, rows, message):
   with pytest.raises(InputError, match=message):
     evaluate_heads(heads, [] if rows is None else [rows])
   assert evaluate_heads([], []) == []
-
-
-@pytest.mark.parametrize("hits", [0, 7, 50])
-def test_an_interval_holds_the_share_and_is_the_binomial_s(hits):
-  low, high = accuracy_interval(hits / 50, 50)
-  assert 0 <= low <= hits / 50 <= high <= 1
-  from scipy import stats
-
-  if 0 < hits < 50:
-    assert stats.binom.sf(hits - 1, 50, low) == pytest.approx(0.025, rel=1e-6)
-    assert stats.binom.cdf(hits, 50, high) == pytest.approx(0.025, rel=1e-6)
 
 
 # With noise.

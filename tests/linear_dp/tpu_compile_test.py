@@ -19,7 +19,7 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from oneshot_dp.linear_dp import private_sums, statistics
+from oneshot_dp.linear_dp import private_sums
 from oneshot_dp.linear_dp.data import integer_rows
 from oneshot_dp.linear_dp.rows import Chunk
 
@@ -110,13 +110,3 @@ def test_rows_become_integers_without_float64(chip, dtype):
     given, made, temporaries = compiled(chip, integer_rows.lower(*stored, 1))
   assert "f64" not in given + made
   assert temporaries < 2**26
-
-
-def test_other_sums_have_float64_and_are_the_host_s():
-  """What the tests above are worth, and why `rows_of` takes the CPU."""
-  mesh = mesh_of("v5e")
-  with jax.enable_x64(True):
-    total = of("v5e", "int64", mesh.size, WIDTH, WIDTH)
-    outer: Any = private_sums._outer(mesh, statistics.itself)
-    lowered = outer.lower(total, chunk_of("v5e"))
-  assert "f64" in lowered.as_text()

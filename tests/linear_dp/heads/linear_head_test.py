@@ -15,13 +15,6 @@ def make_head(d=3, num_classes=4, seed=0):
   )
 
 
-def test_logits():
-  head = make_head()
-  x = np.random.default_rng(1).standard_normal((5, 3)).astype(np.float32)
-  expected = np.einsum("nd,dk->nk", x, head.kernel) + head.bias
-  np.testing.assert_allclose(head.logits(jnp.asarray(x)), expected, rtol=1e-5)
-
-
 def test_logits_of_rows_at_norm_1():
   """Rows of every length, and one of zeros, which has no direction."""
   head = dataclasses.replace(make_head(), unit_norm=True)
