@@ -26,9 +26,11 @@ from oneshot_dp.extract.backbones.backbone import (
 from oneshot_dp.extract.backbones.names import Named, named
 from oneshot_dp.extract.backbones.vit import ViT
 from oneshot_dp.extract.images.resize import Preprocessing
-from oneshot_dp.extract.weights.download import local_weights
-from oneshot_dp.extract.weights.google_names import in_timm_names
-from oneshot_dp.extract.weights.tensors import read_tensors
+from oneshot_dp.extract.weights import (
+  in_timm_names,
+  local_weights,
+  read_tensors,
+)
 
 # Each has network_of, name_of and folded.
 _FAMILIES: dict[str, Any] = {

@@ -15,7 +15,7 @@ from oneshot_dp.extract.backbones.resnet_v2 import (
   GroupNorm,
   standardize,
 )
-from oneshot_dp.extract.weights.google_names import in_timm_names
+from oneshot_dp.extract.weights import in_timm_names
 from tests.extract.backbones import drawn
 
 with np.load(drawn.GOLDEN / "conv_outputs.npz") as golden:

