@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.data import Data
@@ -118,11 +118,7 @@ def _padded(column: np.ndarray, value: int, start: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames="unit_norm")
 def _hits(
-  unit_norm: bool,
-  kernel: Float[Array, "d K"],
-  bias: Float[Array, " K"],
-  embedding: Float[Array, "rows d"],
-  label: Int[Array, " rows"],
+  unit_norm: bool, kernel: Array, bias: Array, embedding: Array, label: Array
 ) -> tuple[Int[Array, " K"], Int[Array, ""]]:
   """How many labels of rows a head has first, by class, and among five."""
   head = LinearHead(kernel=kernel, bias=bias, unit_norm=unit_norm)

@@ -15,7 +15,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +30,7 @@ _BY_HAND = re.compile(
 )
 _HEARTBEAT_SECONDS, _LEAVE_SECONDS, _PATIENCE_MS = 30, 10, 10**9
 _AT_ONCE = 2**19  # numbers: 4 MiB from each host to each
-_ending = threading.Lock()
+_ending = threading.Lock()  # of the first thread that ends the process
 _last_words: list[RunError] = []
 _kept: list[object] = []
 
@@ -245,7 +244,7 @@ def _joined(text: str | None, place: dict[str, Any]) -> Hosts:
 
 def _lose(cause: Exception) -> NoReturn:
   """Raises what is said of a lost host, after which JAX is not heard."""
-  _claim_the_last_word()
+  _ending.acquire()
   atexit.register(lambda: (sys.stderr.flush(), os._exit(1)))
   raise _last_words[0] from cause
 
@@ -273,16 +272,10 @@ def _say_one_line() -> None:
 
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
   def end(_: int) -> None:
-    _claim_the_last_word()
+    _ending.acquire()
     os.write(stderr, f"oneshot-dp: error: {_last_words[0]}\n".encode())
     os._exit(1)
 
   # (Handlers of `signal.signal` run later, and abort() would go on.)
   ctypes.CDLL(None).signal(ctypes.c_int(signal.SIGABRT), end)
   _kept.append(end)
-
-
-def _claim_the_last_word() -> None:
-  """Returns to the first thread that ends the process."""
-  while not _ending.acquire(blocking=False):
-    time.sleep(1)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 from jaxtyping import Float, Int64
 
 from oneshot_dp.configs.errors import InputError
@@ -82,7 +81,9 @@ class PrivateHead:
 
   def predict_proba(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
     """The softmax of the logits, float64: *not calibrated*."""
-    return scipy.special.softmax(self.logits(embeddings).astype(float), axis=1)
+    logits = self.logits(embeddings).astype(float)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
 
   def predict(self, embeddings: Any) -> Int64[np.ndarray, " n"]:
     """The class with the largest logit, the first of those that tie."""

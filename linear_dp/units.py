@@ -1,9 +1,7 @@
-r"""Privacy units of many rows: the mean row of each of a unit's classes.
+"""Privacy units of many rows: the mean row of each of a unit's classes.
 
-For each class c of a unit, the mean of its k_c rows stands for them, at the
-integer weight ⌊W·k_c/k⌋ (for class sums, whose blocks of classes are
-orthogonal, ⌊W·k_c/√Σk_c²⌋). So whatever a row of norm 1 adds to a sum, a unit
-adds no more:
+The mean of its k_c rows stands for class c of a unit, at the integer weight
+⌊W·k_c/k⌋, or ⌊W·k_c/√Σk_c²⌋ for class sums, whose blocks are orthogonal:
 
     ‖Σ_c left_c ⊗ row_c‖ ≤ Σ_c w_c·R ≤ W·R
 
@@ -43,9 +41,7 @@ def unit_rows(
     kept.append([row[own], label[own].astype(int), unit[own]])
   if not kept:
     return
-  row, label, unit = (
-    np.concatenate(column) for column in zip(*kept, strict=True)
-  )
+  row, label, unit = map(np.concatenate, zip(*kept, strict=True))
   kept.clear()
   order = np.lexsort((label, unit))
   label, unit = label[order], unit[order]
