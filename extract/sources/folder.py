@@ -18,7 +18,7 @@ from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.labels import class_names, units_of_files
 from oneshot_dp.extract.sources.listed_files import File, is_image, shortened
-from oneshot_dp.extract.sources.source import Source, listed
+from oneshot_dp.extract.sources.source import Source
 
 # Folders of these names are splits, not classes: a root that has them, but not
 # the one that was asked for, must not be read with "test" as a class.
@@ -67,9 +67,9 @@ def open_folder(
     labels=np.array([index[folder] for folder in of], np.int32),
     unit_ids=unit_ids,
     root=root,
+    files=tuple(images),
     columns=("",) * len(images),
     at=np.array(whole, np.int64),
-    **listed(images),
   )
 
 

@@ -89,24 +89,34 @@ def label_numbers(
   return labels
 
 
-def unit_numbers(
-  names: Sequence[str | None],
+def units_of_column(
+  values: Sequence[Any],
   unit: str,
   where: Callable[[int], str],
   known: dict[int, str] | None = None,
 ) -> list[int]:
-  """A `unit_id` for each row: 63 bits of BLAKE2b of its unit's name.
+  """A `unit_id` for each row: integers as they are, 63 bits of BLAKE2b of texts.
 
   *Formal guarantee*: a function of the name alone, so that no unit moves
   another, and the same in every data set. Two names with one number are
   refused, not merged: whoever leaves a shared unit changes it, and a change may
   cost twice what an absence does. Spaces around a name are no part of it.
 
-  `unit` is what the names name ("patient"); `known` has names by number, where
-  rows come in batches, and grows. InputError: a row without a name (None or
-  blank), of which `where` names a few; two names of one number.
+  `unit` is what the values name ("patient"); `known` has names by number, where
+  rows come in batches, and grows. InputError: values that are neither; a row
+  without one (None or blank), of which `where` names a few; two names of one
+  number.
   """
-  whose = [(name or "").strip() for name in names]
+  kinds = {type(value) for value in values} - {type(None)}
+  if kinds == {int} and None not in values:
+    if min(values) >= -(2**63) and max(values) < 2**63:
+      return list(values)
+    kinds.add(str)
+  if len(kinds) > 1 or not kinds <= {int, str}:
+    raise InputError(
+      f"--units {unit!r} must be all integers of 64 bits, or all texts."
+    )
+  whose = ["" if value is None else str(value).strip() for value in values]
   if missing := [where(i) for i, name in enumerate(whose) if not name]:
     raise InputError(
       f"images without a {unit}, and each needs one: {shortened(missing)}."
@@ -121,29 +131,6 @@ def unit_numbers(
       both = f"{other!r} and {name!r}"
       raise InputError(f"{unit} {both} have one number, by chance: rename one.")
   return [numbers[name] for name in whose]
-
-
-def units_of_column(
-  values: Sequence[Any],
-  unit: str,
-  where: Callable[[int], str],
-  known: dict[int, str] | None = None,
-) -> list[int]:
-  """A `unit_id` for each row: integers as they are, texts by `unit_numbers`.
-
-  InputError: they are neither, or a row has none.
-  """
-  kinds = {type(value) for value in values} - {type(None)}
-  if kinds == {int} and None not in values:
-    if min(values) >= -(2**63) and max(values) < 2**63:
-      return list(values)
-  elif kinds <= {str} or kinds == {int}:
-    names = [None if value is None else str(value) for value in values]
-    return unit_numbers(names, unit, where, known)
-  raise InputError(
-    f"--units {unit!r} must be all integers of 64 bits, or all texts, and is"
-    f" {', '.join(sorted(kind.__name__ for kind in kinds))}."
-  )
 
 
 def units_of_files(
@@ -179,7 +166,8 @@ def units_of_files(
       ) from error
     check_unit_name(unit)
     whose = [m and m[1] for m in map(pattern.search, images)]
-  return unit, unit_numbers(whose, f"{unit} in {units!r}", images.__getitem__)
+  where = images.__getitem__
+  return unit, units_of_column(whose, f"{unit} in {units!r}", where)
 
 
 def _table(path: str) -> tuple[str, dict[str, str]]:

@@ -164,6 +164,7 @@ def listing_of(source: Source) -> bytes:
 def reopened(listing: bytes) -> Source:
   """The source of a listing, in any process that sees the same files."""
   kind, fields = json.loads(listing)
+  fields["files"] = [File(*file) for file in fields["files"]]
   for name, value in fields.items():
     if isinstance(value, dict):
       array = np.frombuffer(base64.b64decode(value["base64"]), value["dtype"])

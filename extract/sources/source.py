@@ -58,7 +58,7 @@ class Source:
     labels: class index of each example; private, as all that follows.
     unit_ids: whose each example is; None where the unit is an example.
     root: the folder that paths are relative to, or "".
-    files: paths, in order; with their sizes (bytes) and versions.
+    files: in order, with their sizes (bytes) and versions.
     columns: of each file the column or array of its images, or "" where its
       bytes are.
     at: of each example its file; then start and bytes in it, of Parquet row
@@ -72,9 +72,7 @@ class Source:
   labels: Int32[np.ndarray, " n"]
   unit_ids: Int64[np.ndarray, " n"] | None = None
   root: str = ""
-  files: tuple[str, ...]
-  sizes: Int64[np.ndarray, " f"]
-  versions: Int64[np.ndarray, " f"]
+  files: tuple[File, ...]
   columns: tuple[str, ...]
   at: Int64[np.ndarray, "_ 3"]
 
@@ -91,11 +89,11 @@ class Source:
   def image(self, index: int) -> Image:
     """What is there, undecoded."""
     number, first, second = self.at[index].tolist()
-    path, column = self.path(number), self.columns[number]
-    file = File(path, int(self.sizes[number]), int(self.versions[number]))
+    file = listed_files.below(self.root, self.files[number])
+    column = self.columns[number]
     if not column:
       return listed_files.read(file, first, second)
-    if path.lower().endswith(".npz"):
+    if file.path.lower().endswith(".npz"):
       from oneshot_dp.extract.sources.npz import read_array
 
       return read_array(file, column)[first]
@@ -103,15 +101,11 @@ class Source:
 
     return read_cell(file, column, first, second)
 
-  def path(self, number: int) -> str:
-    """Of a file, by its place among the files."""
-    return os.path.join(self.root, self.files[number])
-
   def name_of(self, index: int) -> str:
     """Where it is, by the names of files: a path, or FILE[row]."""
-    number = int(self.at[index, 0])
+    number = self.at[index, 0]
     row = index - np.searchsorted(self.at[:, 0], number)
-    path = self.path(number)
+    path = os.path.join(self.root, self.files[number].path)
     return f"{path}[{row}]" if listed_files.has_rows(path) else path
 
 
@@ -162,19 +156,10 @@ def source_of(
     unit=unit or EXAMPLE,
     labels=np.array(labels if labelled else [0] * len(numbers), np.int32),
     unit_ids=np.array(owners, np.int64) if unit else None,
+    files=tuple(row.file for row in files),
     columns=tuple(row.column for row in files),
     at=np.column_stack([numbers, np.concatenate(places)]),
-    **listed([row.file for row in files]),
   )
-
-
-def listed(files: Sequence[File]) -> dict[str, Any]:
-  """The fields of a source that say which files it has."""
-  return {
-    "files": tuple(file.path for file in files),
-    "sizes": np.array([file.size for file in files], np.int64),
-    "versions": np.array([file.version for file in files], np.int64),
-  }
 
 
 def _numbers(

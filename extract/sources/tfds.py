@@ -23,6 +23,7 @@ from oneshot_dp.configs.extract_config import (
   check_unit_name,
 )
 from oneshot_dp.extract.sources.labels import chosen, class_names
+from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.source import Example, Source
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
@@ -67,12 +68,11 @@ class Tfds(Source):
   def _opened(self) -> tuple[Any, Any, Any]:
     """Its records, and how to read them, in this process."""
     builder = _prepared(self.asked, self.data_dir)
-    for name, now in _files(builder, self.split).items():
-      if not np.array_equal(now, getattr(self, name)):
-        raise RunError(
-          f"{self.name}, {self.split}, is not here what it was where the job"
-          " was started: give every worker the same files."
-        )
+    if _files(builder, self.split) != self.files:
+      raise RunError(
+        f"{self.name}, {self.split}, is not here what it was where the job was"
+        " started: give every worker the same files."
+      )
     raw = tfds.decode.DeserializeMethod.RAW_BYTES
     records = builder.as_data_source(
       self.split, deserialize_method=raw, file_format=_ARRAY_RECORD
@@ -109,19 +109,18 @@ def open_tfds(settings: SourceSettings) -> Tfds:
   full, version = builder.info.full_name, str(builder.version)
   splits = {k: s for k, s in builder.info.splits.items() if s.num_examples}
   split = chosen(f"tfds:{full}", "--split", settings.split, sorted(splits))
-  name, files = full.removesuffix(f"/{version}"), _files(builder, split)
+  name = full.removesuffix(f"/{version}")
   source = Tfds(
     name=settings.name or name,
     split=split,
     class_names=class_names(features[keys[1]].names, settings, asked),
     unit=settings.units or EXAMPLE,
     labels=np.zeros(splits[split].num_examples, np.int32),
-    versions=np.zeros(len(files["files"]), np.int64),
+    files=_files(builder, split),
     columns=keys,
     at=np.zeros((0, 3), np.int64),
     asked=asked if os.path.isdir(asked) else f"{name}:{version}",
     data_dir=settings.data_dir,
-    **files,
   )
   _ = source._opened  # so that it can be
   return source
@@ -139,15 +138,16 @@ def _is_integer(feature: Any) -> bool:
   return feature.shape == () and dtype.kind in "iu" and dtype != np.uint64
 
 
-def _files(builder: Any, split: str) -> dict[str, Any]:
+def _files(builder: Any, split: str) -> tuple[File, ...]:
   parts = builder.info.splits[split].file_instructions
+  paths = [part.filename for part in parts]
   try:
-    sizes = [os.path.getsize(part.filename) for part in parts]
+    return tuple(
+      File(os.path.basename(p), os.path.getsize(p), 0) for p in paths
+    )
   except OSError as error:
     reason = f"cannot be read: {error.strerror}; prepare the data set again."
     raise RunError(f"{error.filename!r} {reason}") from error
-  names = tuple(os.path.basename(part.filename) for part in parts)
-  return {"files": names, "sizes": np.array(sizes, np.int64)}
 
 
 def _prepared(asked: str, data_dir: str | None) -> Any:

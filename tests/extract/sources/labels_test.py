@@ -114,11 +114,11 @@ def test_two_names_are_never_one_unit(root, monkeypatch):
 
 def test_batches_are_compared_with_each_other(monkeypatch):
   names, known = [f"u{i}" for i in range(50)], {}
-  first = labels.unit_numbers(names, "user", str, known)
-  assert labels.unit_numbers(names, "user", str, known) == first
+  first = labels.units_of_column(names, "user", str, known)
+  assert labels.units_of_column(names, "user", str, known) == first
   blake2b = hashlib.blake2b
   digest = blake2b(b"u7", digest_size=8).digest()
   number = int.from_bytes(digest) >> 1
   known[number] = "somebody"
   with refused("'somebody' and 'u7' have one number"):
-    labels.unit_numbers(names, "user", str, known)
+    labels.units_of_column(names, "user", str, known)
