@@ -25,12 +25,8 @@ _BATCH, _AMONG = 1024, 5
 class Accuracy:
   """Shares of n rows whose label is the best, or among the best five.
 
-  Attributes:
-    top1, top5: of all rows; of noisy counts there is top1 alone.
-    num_examples: n; where it is private, about how many there are.
-    balanced: the mean of `recall` over classes that have rows.
-    recall: top-1 of the rows of each class; None of a class without rows.
-    class_rows: how many rows each class has.
+  Of noisy counts there are top1 and about n alone. Recall is top-1 of each
+  class, None of one without rows; balanced is its mean over the others.
   """
 
   top1: float

@@ -186,10 +186,8 @@ def rounded_gaussian(
   InputError: sd is outside [2⁻¹⁰, 2⁵⁷], or not a number.
   """
   if not MIN_SD <= sd <= MAX_SD:
-    raise InputError(
-      f"sd={sd:g} must be at least {MIN_SD:g}, and at most {MAX_SD:g}, which"
-      " int64 has room for: ask for less noise (a larger epsilon)."
-    )
+    most = f"at most {MAX_SD:g}: ask for less noise (a larger epsilon)"
+    raise InputError(f"sd={sd:g} must be at least {MIN_SD:g}, and {most}.")
   result = np.empty(math.prod(shape), np.int64)
   for start in range(0, result.size, _BATCH):
     part = result[start : start + _BATCH]

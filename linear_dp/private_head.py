@@ -32,8 +32,7 @@ class PrivateHead:
 
   Attributes:
     trained: the head, how it was made, and all that left for it.
-    num_examples: n, public.
-    class_names: of the K classes, public.
+    num_examples, class_names: n, and of the K classes; public.
     num_classes_source: where K comes from, which must be public.
     privacy_unit: "example", or "unit" where rows had unit_ids.
     is_charged: whether the caller had it charged to something.

@@ -74,9 +74,8 @@ class Rows:
   @property
   def note(self) -> str:
     """What a person is told of where these are summed; empty for nothing."""
-    if jax.default_backend() == self.mesh.devices.flat[0].platform:
-      return ""
-    return "A TPU has no float64, so its host's CPU makes the sums."
+    own = jax.default_backend() == self.mesh.devices.flat[0].platform
+    return "" if own else "A TPU's host makes the sums, in its float64."
 
   def chunks(self) -> Iterator[Chunk]:
     """One pass."""

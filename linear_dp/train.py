@@ -45,16 +45,14 @@ class TrainedHead:
   """A head, and all that is to be said of it.
 
   Attributes:
-    head: the weights.
-    name: "auto", "lamb", "adam" or "momentum".
+    head, name: the weights, and how they are made.
     epsilon, delta: of all releases so far; None for a baseline.
     draw: which of several heads of one ε, from 0.
     mu_squared: what all releases so far cost together, at most; None likewise.
     releases: all so far, with those of the head that it went on from.
     state: what a larger ε goes on from, all public: "estimate/KEY" and
       "precision/KEY" of each statistic, and "kernel", "length" of `auto`.
-    options: settings, as JSON.
-    noise_source: where the random bits came from.
+    options, noise_source: as receipts say them.
     private: False for a baseline, or noise of a seed.
   """
 

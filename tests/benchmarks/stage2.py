@@ -3,8 +3,7 @@
     python tests/benchmarks/stage2.py [--rows 1281167] [--dir DIR]
 
 The exact class sum from cache files over reading the same rows; the noise and
-step of a head; a step of `auto` over its products in float64; three nested
-`auto` heads of 50,000 x 192, K = 10.
+step of a head; a step of `auto` over its products in float64.
 """
 
 import argparse
@@ -22,12 +21,10 @@ from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.linear_dp.data import Data, array_data
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
-from oneshot_dp.linear_dp.train import cost, rows_for, train
 
 _POOL_ROWS = 8192
 _REPEATS = 5
@@ -45,7 +42,6 @@ def main() -> None:
     class_sums(synthetic_cache(out, args.rows, args.dim, args.classes))
   for n, dim, classes in ((50_000, 192, 10), (20_000, 768, 100)):
     step_of_auto(n, dim, classes)
-  nested_heads()
 
 
 def synthetic_cache(
@@ -147,34 +143,6 @@ def step_of_auto(n: int, dim: int, classes: int) -> None:
     f"a step of auto, {n:,} x {dim}, K = {classes}: {1e3 * steps:.0f} ms; its"
     f" two products in float64 {1e3 * products:.0f} ms; ratio best"
     f" {steps / products:.2f}"
-  )
-
-
-def nested_heads() -> None:
-  rng = np.random.default_rng(0)
-  n, dim, classes, epsilons = 50_000, 192, 10, (0.25, 1.0, 8.0)
-  label = rng.integers(0, classes, n)
-  centres = rng.standard_normal((classes, dim))
-  x = (centres[label] + 3 * rng.standard_normal((n, dim))).astype(np.float16)
-  mu_squared(1.0, 1e-5)  # imports
-
-  def sweep() -> None:
-    rows = rows_for(array_data(x, label, num_classes=classes), "auto")
-    paid = cost(epsilons, 1e-5)
-    heads = train(
-      rows,
-      head="auto",
-      epsilons=epsilons,
-      delta=1e-5,
-      paid=paid,
-      source=NoiseSource(),
-    )
-    assert len(list(heads)) == len(epsilons)
-
-  first, again = timed(sweep), timed(sweep)
-  print(
-    f"three nested auto heads of {n:,} x {dim}, K = {classes}: {first:.2f} s"
-    f" in a fresh process, {again:.2f} s once it is compiled"
   )
 
 

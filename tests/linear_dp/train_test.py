@@ -131,6 +131,25 @@ def test_a_head_keeps_its_options_as_it_goes_on(options):
   assert second.head.unit_norm == ("start" not in options)
 
 
+@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize("size", [(1, 1, 1), (5, 1, 3), (40, 7, 1)])
+def test_no_size_and_no_noise_make_it_fail(head, size):
+  n, d, num_classes = size
+  x = np.random.default_rng(n).standard_normal((n, d)).astype(np.float32)
+  for given in (x, 0 * x):
+    label = np.arange(n) % num_classes
+    rows = rows_for(array_data(given, label, num_classes=num_classes), head)
+    common: dict[str, Any] = {"head": head, "delta": DELTA}
+    for epsilon in (1e-3, 1e5):
+      paid = cost((epsilon,), DELTA)
+      common |= {"epsilons": (epsilon,), "paid": paid, "source": NoiseSource()}
+      (made,) = train(rows, **common)
+      for found in (made, baseline(rows, head)):
+        assert found.head.kernel.shape == (d, num_classes)
+        assert np.isfinite(found.head.kernel).all()
+        assert np.isfinite(found.head.bias).all()
+
+
 def test_state_is_what_left_and_no_gradients():
   (head,) = trained("auto", (20.0,), options=HeadOptions(balanced=True))
   kinds = {key.split("/")[1] for key in head.state if "/" in key}

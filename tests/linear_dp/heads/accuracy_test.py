@@ -55,7 +55,7 @@ def measured(shared_data):
         options=HeadOptions(balanced=balanced),
       )
       scored = evaluate_heads([each.head for each in heads], [test])
-      found.append([[each.top1, each.balanced] for each in scored])
+      found.append([[each.top1, each.balanced or 0] for each in scored])
     return 100 * np.mean(found, axis=0).T
 
   return measure

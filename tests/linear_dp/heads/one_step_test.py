@@ -117,17 +117,3 @@ def test_the_law_of_the_noise_and_of_topping_up():
   assert z.std() == pytest.approx(0.09**-0.5, rel=0.03)
   between = np.asarray(np.corrcoef(z.T))[np.triu_indices(K, 1)]
   assert np.abs(between).max() < 5 / d**0.5
-
-
-def test_every_size_has_a_head():
-  for n, d, num_classes in ((1, 1, 1), (1, 5, 2), (2, 1, 3)):
-    x = np.zeros((n, d), np.float32)
-    rows = clipped_rows(
-      array_data(x, np.zeros(n, int), num_classes=num_classes)
-    )
-    for source, buys in ((None, math.inf), (NoiseSource(0), 1e-9)):
-      sums = PrivateSums(source, min(buys, 1e9))
-      made, _ = one_step(sums, rows, buys, optimizer=OPTIMIZERS["lamb"])
-      assert made.kernel.shape == (d, num_classes)
-      assert np.isfinite(made.kernel).all()
-      assert source is not None or not made.kernel.any()
