@@ -32,9 +32,9 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
-from oneshot_dp.pipeline.heads.card import card
 from oneshot_dp.pipeline.heads.receipt import (
   UNIT_NORM,
+  card,
   check_receipt,
   make_receipt,
 )

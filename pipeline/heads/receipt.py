@@ -17,17 +17,19 @@ import msgspec
 from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.configs.parts import Part
-from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.extract.cache.format import CacheInfo, sha256_of
 from oneshot_dp.linear_dp.accounting import (
   ACCOUNTANT,
   NEIGHBORING_RELATION,
   added_up,
   epsilon_of,
+  printable,
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import TrainedHead
+from oneshot_dp.pipeline.templates import filled_in
 
-FORMAT = 1
+FORMAT, NOT_PRIVATE = 1, "NOT PRIVATE"
 PLAIN, UNIT_NORM = "embedding", "embedding at norm 1"
 _LIBRARIES = "oneshot-dp", "dp-accounting", "jax", "optax", "numpy"
 _OF_INFO = (
@@ -36,6 +38,7 @@ _OF_INFO = (
 )
 _NOTHING = {"format": FORMAT, "stated": 0, "follows": 0}
 _TOLERANCE = 1e-9  # relative: processors may differ in the last bits of ε
+_MARKDOWN = str.maketrans({c: f"\\{c}" for c in r"\`*_{}[]<>#|!&~"})
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None
@@ -153,6 +156,30 @@ def check_receipt(receipt: Any) -> None:
     raise InputError(
       f"the receipt is damaged or was edited: {str(error)!a:.300}."
     ) from error
+
+
+def card(receipt: dict[str, Any]) -> str:
+  """A Markdown page made of a checked receipt and nothing else; public.
+
+  It ends with a digest of the whole receipt, so that a change of anything in
+  the one, names and words included, no longer fits the other.
+  """
+
+  def marked(text: object) -> str:
+    return str(text).translate(_MARKDOWN)
+
+  most = right_guesses(
+    receipt["follows"]["epsilon"] or 0.0, receipt["stated"]["delta"] or 0.0
+  )
+  return filled_in(
+    "card.md",
+    printable,
+    marked,
+    **receipt,
+    NOT_PRIVATE=NOT_PRIVATE,
+    most=f"{math.ceil(10_000 * most) / 100:g}",
+    digest=sha256_of(receipt),
+  )
 
 
 def right_guesses(epsilon: float, delta: float) -> float:

@@ -8,8 +8,8 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.files import open_regular
-from oneshot_dp.pipeline.heads.card import NOT_PRIVATE
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
+from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.charges import Left, spent
 from oneshot_dp.pipeline.ledger.deliver import WEIGHTS_FILE
 from oneshot_dp.pipeline.ledger.ledger import Ledger

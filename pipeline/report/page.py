@@ -5,7 +5,6 @@ what they mark as NOT PRIVATE: no cache and no ledger is read. `report.html.j2`
 has the words.
 """
 
-import importlib.resources
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from oneshot_dp.pipeline.report.results import (
   grouped,
   percent,
 )
+from oneshot_dp.pipeline.templates import filled_in
 
 PAGE = "report.html"
 _WIDTHS = {"wide": 640, "narrow": 350}
@@ -140,18 +140,9 @@ def _row_of(receipt: dict[str, Any], path: str) -> HeadRow:
 
 
 def _render(run: Run) -> str:
-  environment = jinja2.Environment(
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-  )
   filters = (_percent, _epsilon, _at_most, _points)
-  environment.filters |= {f.__name__[1:]: f for f in filters}
-  room = importlib.resources.files("oneshot_dp.pipeline.report")
-  template = (room / "report.html.j2").read_text("utf-8")
   try:
-    return environment.from_string(template).render(_facts(run))
+    return filled_in(PAGE, *filters, **_facts(run))
   except (jinja2.UndefinedError, LookupError, TypeError, ValueError) as error:
     raise InputError(
       f"results.json or a receipt lacks something ({error!r:.100}); run it"

@@ -14,8 +14,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
+
 FORMAT = 1
-NOT_PRIVATE = "NOT PRIVATE"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

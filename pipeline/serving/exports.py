@@ -8,6 +8,8 @@ DIR/deployment.yaml                   a draft for the Deployments Registry
 """
 
 import datetime
+import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +24,13 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
-from oneshot_dp.pipeline.heads import deployments_registry
-from oneshot_dp.pipeline.heads.card import card
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
+from oneshot_dp.pipeline.heads.receipt import card
 from oneshot_dp.pipeline.heads.verify import Verdict
 from oneshot_dp.pipeline.ledger.deliver import alone
 from oneshot_dp.pipeline.report.results import as_json
-from oneshot_dp.pipeline.serving.timm_form import filled_in, timm_files
+from oneshot_dp.pipeline.serving.timm_form import timm_files
+from oneshot_dp.pipeline.templates import filled_in
 
 HEAD_FILE = "embeddings_to_logits.jax_export"
 IMAGES_FILE = "images_to_logits.jax_export"
@@ -73,10 +75,9 @@ def export_head(
   files["receipt.json"] = as_json(saved.receipt)
   if with_registry:
     today = datetime.datetime.now(datetime.UTC).date()
-    record = deployments_registry.registry_record(saved.receipt, today)
-    files["deployment.yaml"] = deployments_registry.as_yaml(record).encode()
+    files["deployment.yaml"] = deployment(saved.receipt, today).encode()
   files["README.md"] = filled_in(
-    "README.md",
+    "model.md",
     files=[*files],
     vouches=NOBODY_VOUCHES[verdict.vouched],
     card=card(saved.receipt).rstrip(),
@@ -84,7 +85,7 @@ def export_head(
     feature_dim=saved.head.feature_dim,
     names=list(stated["class_names"]),
     notes=notes,
-  )
+  ).encode()
   with alone(out) as (place, directory):
     shutil.rmtree(directory, ignore_errors=True)  # of an export that was killed
     try:
@@ -97,6 +98,34 @@ def export_head(
       shutil.rmtree(directory, ignore_errors=True)
       raise
   return sorted(files), notes
+
+
+def deployment(receipt: dict[str, Any], date: datetime.date) -> str:
+  """A draft for the Deployments Registry of a private head; YAML.
+
+  It has the fields of tier 3 of its schema (opendp/deployments-registry-data
+  on GitHub, of 2026; Nanayakkara, Ghazi & Vadhan, arXiv 2509.13509). What no
+  receipt knows begins with FILL IN.
+  """
+  stated = receipt["stated"]
+  words = f"{stated['dataset']}-{stated['backbone']['name']}-head".lower()
+  slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")
+  releases = (
+    f"{each['count']} x {each['name']}" for each in stated["releases"]
+  )
+
+  def quoted(value: str | float) -> str:  # 1e-05 is no number to YAML 1.1
+    return re.sub(r"^(\d+)e", r"\1.0e", json.dumps(value))
+
+  return filled_in(
+    "deployment.yaml",
+    quoted,
+    **receipt,
+    date=date.isoformat(),
+    slug=f"{slug}-{date.year}",
+    releases=", ".join(releases),
+    options=json.dumps(stated["options"]),
+  )
 
 
 def head_program(head: LinearHead) -> bytes:

@@ -10,12 +10,10 @@ DIR/open_model.py            a few lines that open it with timm
 DIR/modeling_oneshot_dp.py   the same for transformers (trust_remote_code)
 """
 
-import importlib.resources
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import jinja2
 import numpy as np
 import safetensors.numpy
 
@@ -25,6 +23,7 @@ from oneshot_dp.extract.backbones.load_backbone import timm_tensors
 from oneshot_dp.extract.images.resize import Preprocessing
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.pipeline.report.results import as_json
+from oneshot_dp.pipeline.templates import filled_in
 
 WEIGHTS_FILE = "model.safetensors"
 CODE_FILE = "open_model.py"
@@ -72,25 +71,9 @@ def timm_files(
   return {
     WEIGHTS_FILE: weights,
     "config.json": as_json(_FOR_TRANSFORMERS | config),
-    CODE_FILE: filled_in(CODE_FILE, classifier=classifier),
-    "modeling_oneshot_dp.py": filled_in("modeling_oneshot_dp.py"),
+    CODE_FILE: filled_in(CODE_FILE, classifier=classifier).encode(),
+    "modeling_oneshot_dp.py": filled_in("modeling_oneshot_dp.py").encode(),
   }
-
-
-def filled_in(name: str, **values: Any) -> bytes:
-  """The template of an exported file, with these values."""
-  room = (
-    importlib.resources.files("oneshot_dp.pipeline.serving")
-    / "export_templates"
-  )
-  environment = jinja2.Environment(
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-  )
-  text = (room / f"{name}.j2").read_text("utf-8")
-  return environment.from_string(text).render(values).encode()
 
 
 def _is_vit(backbone: Backbone) -> bool:

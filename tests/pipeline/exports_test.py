@@ -1,5 +1,4 @@
 import csv
-import json
 import pathlib
 
 import numpy as np
@@ -7,9 +6,11 @@ import pytest
 from jax import export
 
 from oneshot_dp.extract.images.resize import resize_and_crop
+from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.serving.exports import HEAD_FILE, IMAGES_FILE
 from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
+from tests.pipeline.sample_heads import sample_info, trained_head
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +144,47 @@ def test_what_is_not_private_is_not_exported(tmp_path, capsys, train_cache):
   assert not out.exists()
 
 
-def test_a_record_for_the_registry_comes_along(tmp_path, capsys, head):
+# Of the registry's schema, tier 3: sections, and words of closed lists.
+REGISTRY = {
+  "basic": {"data_product_type": "Machine learning model"},
+  "dp_variant": {"variant_name": "Approximate DP"},
+  "privacy_loss": {"privacy_unit": "patient"},
+  "deployment_model": {
+    "model_name": "Central",
+    "release_type": "One release",
+    "data_source_type": "Static",
+    "access_type": "Non-interactive",
+  },
+  "accounting": {},
+  "implementation": {},
+  "administrative": {},
+}
+
+
+def test_a_record_for_the_registry_says_what_the_receipt_says(tmp_path, capsys):
+  yaml = pytest.importorskip("yaml")
+  name = 'a: "b"\\ #'
+  info = sample_info(
+    unit="patient", dataset=name, class_names=("x", "- y", "z")
+  )
+  receipt = write_head(tmp_path / "head", trained_head(2.0), info)
   out = tmp_path / "model"
-  succeeds(capsys, "export", head.path, "--to", out, "--registry")
+  succeeds(capsys, "export", tmp_path / "head", "--to", out, "--registry")
   text = (out / "deployment.yaml").read_text()
-  assert 'variant_name: "Approximate DP"' in text
-  receipt = json.loads((out / "receipt.json").read_text())
-  assert f"epsilon: {receipt['follows']['epsilon']}" in text
+  record = yaml.safe_load(text)
+  assert (record["status"], record["tier"]) == ("Draft", 3)
+  assert {*record["deployment"]} == {*REGISTRY}
+  for section, words in REGISTRY.items():
+    assert words.items() <= record["deployment"][section].items()
+  basic, loss = (record["deployment"][s] for s in ("basic", "privacy_loss"))
+  assert basic["name"] == f"Image classifier for {name}"
+  assert len(basic["publication_date"]) == len("2027-03-01")
+  epsilon = receipt["follows"]["epsilon"]
+  assert loss["privacy_parameters"] == {"epsilon": epsilon, "delta": 1e-5}
+  said = loss["privacy_unit_details"]
+  assert "one patient, with all its examples, is in" in said
+  assert "REPLACE_SPECIAL" in said
+  releases = record["deployment"]["accounting"]["composition"]
+  assert "1 x mean, 5 x gradient" in releases
+  # What nobody but its publisher knows.
+  assert text.count("FILL IN: ") == 7

@@ -10,13 +10,13 @@ import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.private_head import PrivateHead
-from oneshot_dp.pipeline.heads.card import card
 from oneshot_dp.pipeline.heads.head_folder import (
   load_head,
   read_head,
   save_head,
   write_head,
 )
+from oneshot_dp.pipeline.heads.receipt import card
 from tests.faults.harness import damaged_copies, everything_in, odd_files
 from tests.pipeline.sample_heads import D, K, sample_info, trained_head
 

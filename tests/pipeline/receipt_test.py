@@ -9,9 +9,9 @@ from scipy.stats import norm
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.linear_dp.private_sums import Release
-from oneshot_dp.pipeline.heads.card import card
 from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
 from oneshot_dp.pipeline.heads.receipt import (
+  card,
   check_receipt,
   follows,
   right_guesses,

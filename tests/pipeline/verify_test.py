@@ -10,8 +10,8 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import WHOLE, Part
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.heads.card import card
 from oneshot_dp.pipeline.heads.head_folder import write_head
+from oneshot_dp.pipeline.heads.receipt import card
 from oneshot_dp.pipeline.heads.verify import earlier_head, verify_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge, spent
 from oneshot_dp.pipeline.ledger.deliver import deliver_once
