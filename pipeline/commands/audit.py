@@ -93,8 +93,10 @@ def _among_real_rows(
   check_delta(flags.delta, cache.n, insisted=flags.weak_privacy)
   if k < 2:
     raise InputError(f"{cache.name} has one class: heads tell two apart.")
-  m, dim = (6000, 512) if head == "auto" else (10_000, 2048)
-  m, d = flags.canaries or m, info.feature_dim + dim
+  mu2 = Fraction(mu_squared(claim.epsilon, claim.delta))
+  dim = 512 if head == "auto" else 2048
+  best = min(20_000, max(1000, int(k * dim / mu2)))  # more hide one another
+  m, d = flags.canaries or best, info.feature_dim + dim
   needs = memory_needed(head, cache.n + m, d, k, info.unit)
   needs += m * (64 * d + 256 * k)
   has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -107,7 +109,6 @@ def _among_real_rows(
   canaries = audit.Canaries(count=m, dim=dim, num_classes=k, real=real)
   rows, coins = audit.tossed(canaries, head)
   what = f"audit of {head} at epsilon {claim.epsilon:g}"
-  mu2 = Fraction(mu_squared(claim.epsilon, claim.delta))
   charge = Charge(what, mu2, info.unit, claim.delta)
   bill = Bill(dataset=info.dataset, charges=(charge,), keys=cast.keys)
   book.check(bill)
