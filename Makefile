@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo fuzz test test-fast test-stores test-cluster test-versions lint format wheel lock clean
+.PHONY: help demo kills test test-fast test-stores test-cluster test-versions lint format wheel lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
@@ -36,7 +36,7 @@ test-fast: $(VENV)/.project $(VENV)/.libtpu ## what is not slow, types unchecked
 	@ONESHOT_DP_CHECK_TYPES=0 XLA_FLAGS="$(HASTE)" $(PYTEST) -m "not slow and not stores" $(PYTEST_ARGS)
 
 test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go)
-	@$(PYTEST) -m stores tests/extract/storage $(PYTEST_ARGS)
+	@$(PYTEST) -m stores tests/extract/storage_test.py $(PYTEST_ARGS)
 
 test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 	@$(PYTHON) tests/packaging/versions.py --uv $(UV) --oldest --newest
@@ -44,10 +44,8 @@ test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 test-cluster: $(VENV)/.project ## Flink, its workers killed (Java 17 and Maven)
 	@$(BIN)/python -m tests.cluster.kills $(CLUSTER_ARGS)
 
-fuzz: $(VENV)/.project ## damaged files, odd words and failing disks, for an hour or two
-	@$(BIN)/python -m tests.faults.releases 60
-	@$(BIN)/python -m tests.faults.injection
-	@FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+kills: $(VENV)/.project ## 200 kills of train and sweep at random moments, for an hour
+	@ONESHOT_DP_KILLS=200 $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 lint: $(VENV)/.project ## ruff (rules, format) and pyrefly (types)
 	@$(BIN)/ruff check

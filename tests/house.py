@@ -16,46 +16,45 @@ import tempfile
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = "configs/", "extract/", "linear_dp/", "pipeline/", "oneshot_dp/"
 
-RUNS = """
-import json, os, pathlib, sys, threading
+RUNS = f"""
+import json, os, sys, threading
 entered = set()
-roots = tuple(f"{sys.argv[1]}/{name}" for name in %r)
+roots = tuple(sys.argv[1] + "/" + name for name in {PACKAGES})
 def note(frame, event, _):
   code = frame.f_code
   if event == "call" and not code.co_name.startswith("<"):
-    if os.path.realpath(code.co_filename).startswith(roots):
-      entered.add((os.path.realpath(code.co_filename), code.co_qualname))
-%s
-threading.setprofile(note)
-sys.setprofile(note)
-run()
+    file = os.path.realpath(code.co_filename)
+    if file.startswith(roots):
+      entered.add((file, code.co_qualname))
+def begin():
+  threading.setprofile(note)
+  sys.setprofile(note)
+SETUP
 sys.setprofile(None)
-print(json.dumps([len({file for file, _ in entered}), len(entered)]))
-""" % (PACKAGES, "%s")
+print(json.dumps([len(set(file for file, _ in entered)), len(entered)]))
+"""
 
 TRAIN = """
-import contextlib, io
 from oneshot_dp.pipeline import cli
-def run():
-  with contextlib.redirect_stdout(io.StringIO()):
-    assert cli.main(["train", "--cache", "cache", "--epsilon", "1", "--delta",
-                     "1e-4", "--out", "head", "--ledger", "ledger"]) == 0
+assert cli.main("import made_up.npz --num-classes 2 --out cache".split()) == 0
+begin()
+assert cli.main("train --cache cache --epsilon 1 --delta 1e-4 --out head"
+                " --ledger ledger.sqlite".split()) == 0
 """
 
 IMAGE = """
+from oneshot_dp.extract.job import job, shard
 from oneshot_dp.pipeline import cli
-from oneshot_dp.extract.job import job
-made = job.extract_shard
-def run():
-  pass
-def counted(*arguments):
-  threading.setprofile(note)
-  sys.setprofile(note)
-  return made(*arguments)
-job.extract_shard = counted
-assert cli.main(["extract", "images.npz", "--split", "all", "--backbone",
-                 "glyph_vit", "--out", "cache"]) == 0
-sys.setprofile(None)
+def counted(*arguments, make=shard.extract_shard):
+  begin()
+  try:
+    return make(*arguments)
+  finally:
+    sys.setprofile(None)
+    threading.setprofile(None)
+shard.extract_shard = job.extract_shard = counted
+assert cli.main("extract images.npz --split all --backbone glyph_vit"
+                " --out cache".split()) == 0
 """
 
 
@@ -95,12 +94,11 @@ def commands_and_flags() -> tuple[int, int]:
 def entered(setup: str, folder: str) -> tuple[int, int]:
   """Files and functions of ours that a run enters."""
   said = subprocess.run(
-    [sys.executable, "-c", RUNS % setup, str(ROOT)],
+    [sys.executable, "-c", RUNS.replace("SETUP", setup), str(ROOT)],
     cwd=folder,
     check=True,
     capture_output=True,
     text=True,
-    env=None,
   ).stdout
   files, functions = json.loads(said.splitlines()[-1])
   return files, functions
@@ -110,17 +108,11 @@ def make_material(folder: str) -> None:
   """A cache of two classes and an npz of images, in this folder."""
   import numpy as np
 
-  import oneshot_dp
-
   rng = np.random.default_rng(0)
   label = np.arange(4000) % 2
   embedding = rng.standard_normal((4000, 8)) + 2 * label[:, None]
-  oneshot_dp.write_cache(
-    f"{folder}/cache",
-    embedding.astype(np.float32),
-    label,
-    num_classes=2,
-    dataset="made-up",
+  np.savez(
+    f"{folder}/made_up.npz", embedding=embedding.astype("f4"), label=label
   )
   np.savez(
     f"{folder}/images.npz",
@@ -157,8 +149,6 @@ def main() -> None:
   ):
     with tempfile.TemporaryDirectory() as folder:
       make_material(folder)
-      if setup is IMAGE:
-        subprocess.run(["rm", "-r", f"{folder}/cache"], check=True)
       files, functions = entered(setup, folder)
     rows += [
       (f"files that {name}", files, most[0]),

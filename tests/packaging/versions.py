@@ -20,20 +20,17 @@ import tomllib
 ROOT = pathlib.Path(__file__).parents[2]
 
 SUITE = (
-  "tests/extract/backbones/checkpoint_test.py",
-  "tests/extract/backbones/random_patches_test.py",
-  "tests/extract/sources/digits_test.py",
-  "tests/extract/job/embed_range_test.py",
-  "tests/extract/job/embedder_test.py",
+  "tests/extract/backbones/load_backbone_test.py",
+  "tests/extract/cache/readers_test.py",
   "tests/extract/job/job_test.py",
+  "tests/extract/sources/tables_test.py",
   "tests/extract/sources/tfds_test.py",
-  "tests/linear_dp/statistics/gradient_sum_test.py",
-  "tests/linear_dp/heads/multi_step/multi_step_test.py",
-  "tests/linear_dp/noise/rounded_gaussian_test.py",
-  "tests/linear_dp/one_step/step_test.py",
-  "tests/linear_dp/one_step/release_test.py",
-  "tests/pipeline/commands/data/extract_test.py",
-  "tests/pipeline/runs/sweep_test.py",
+  "tests/linear_dp/noise_test.py",
+  "tests/linear_dp/private_sums_test.py",
+  "tests/linear_dp/heads/one_step_test.py",
+  "tests/pipeline/cli_test.py",
+  "tests/pipeline/ledger_test.py",
+  "tests/pipeline/run_test.py",
 )
 """What meets the dependencies: models, files, Beam, noise, the command."""
 
