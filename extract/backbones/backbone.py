@@ -109,10 +109,7 @@ def apply_function(
 def output_shape(
   apply: Callable[..., Any], params: Any, image_size: int
 ) -> tuple[int, ...]:
-  """The shape that `apply` gives for two images, without computing anything.
-
-  (Two, so that a leading 1 is not taken for the batch.)
-  """
+  """The shape that `apply` gives for two images, without computing anything."""
   images = jax.ShapeDtypeStruct((2, image_size, image_size, 3), jnp.uint8)
   return jax.eval_shape(apply, params, images).shape
 
@@ -139,7 +136,7 @@ def parameters(
 def check_arrays(
   network: Any, arrays: Mapping[str, np.ndarray], image_size: int
 ) -> None:
-  """ValueError: arrays are missing, unexpected or misshapen; 8 are named."""
+  """ValueError: arrays are missing, unexpected or misshapen; names them."""
   wanted = parameters(network, image_size)
   faults = {
     "missing": wanted.keys() - arrays.keys(),
@@ -151,10 +148,7 @@ def check_arrays(
     ],
   }
   said = [
-    f"{kind}: {', '.join(sorted(names)[:8])}"
-    + f" and {len(names) - 8} more" * (len(names) > 8)
-    for kind, names in faults.items()
-    if names
+    f"{k}: {', '.join(sorted(some))}" for k, some in faults.items() if some
   ]
   if said:
     raise ValueError("; ".join(said))

@@ -1,7 +1,6 @@
 """A backbone by name: its weights fetched, read, checked and joined to it."""
 
 import hashlib
-import importlib.resources
 import pathlib
 import re
 import sys
@@ -23,7 +22,7 @@ from oneshot_dp.extract.backbones.backbone import (
   flax_params,
   output_shape,
 )
-from oneshot_dp.extract.backbones.names import Named, named
+from oneshot_dp.extract.backbones.names import named
 from oneshot_dp.extract.backbones.vit import ViT
 from oneshot_dp.extract.images.resize import Preprocessing
 from oneshot_dp.extract.weights import (
@@ -48,24 +47,13 @@ def load_backbone(
   compute_dtype: ComputeDtype | None = None,
   preprocess: PreprocessConfig = PreprocessConfig(),  # noqa: B008
 ) -> Backbone:
-  """Fetches, reads and checks the weights; every call reads them again.
+  """A network with its weights in memory, fetched if need be, and checked.
 
   >>> backbone = load_backbone("glyph_vit")
   >>> backbone.feature_dim, backbone.preprocessing.image_size
   (128, 32)
 
-  Args:
-    name: a listed one, or FILE.py:FUNCTION, a function of the user's.
-    weights: a path or an address (see `local_weights`); None is the published
-      file that the name stands for, downloaded once.
-    weights_sha256: what its SHA-256 must be, in hexadecimal.
-    embedding: where it is taken; None is the usual place.
-    compute_dtype: of the matrix products; None is bfloat16 on a TPU or GPU, and
-      float32 on a CPU.
-    preprocess: changes to what the backbone's weights were made for.
-
-  Returns:
-    The network with its weights in memory, ready for batches of images.
+  Its arguments are as `ExtractConfig` has them.
 
   Raises:
     InputError: an unknown name; weights that are missing or not those of the
@@ -83,11 +71,14 @@ def load_backbone(
     return _user_function(name, path, Preprocessing().changed(preprocess))
   row = named(name)
   preprocessing = Preprocessing(**row.reference).changed(preprocess)
-  side = preprocessing.image_size
-  if compute_dtype is None:
-    on_cpu = jax.default_backend() == "cpu"
-    compute_dtype = "float32" if on_cpu else "bfloat16"
-  path = _weights_file(row, weights, weights_sha256)
+  side, on_cpu = preprocessing.image_size, jax.default_backend() == "cpu"
+  compute_dtype = compute_dtype or ("float32" if on_cpu else "bfloat16")
+  if (place := weights or row.address) is None:
+    raise InputError(
+      f"--backbone {name} has no weights that are published as plain arrays:"
+      " give --weights, a path or an address of an npz or safetensors."
+    )
+  path = local_weights(place, weights_sha256)
   arrays, sha256 = _read(path)
   family = _FAMILIES[row.family]
   try:
@@ -141,27 +132,11 @@ def timm_tensors(backbone: Backbone) -> Arrays:
   return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
-def _weights_file(
-  row: Named, weights: str | None, sha256: str | None
-) -> pathlib.Path:
-  if row.name == "glyph_vit" and weights is None:
-    folder = importlib.resources.files("oneshot_dp.extract.backbones")
-    weights = str(folder / "glyph_vit.safetensors")
-  weights = weights or row.address
-  if weights is None:
-    raise InputError(
-      f"--backbone {row.name} has no weights that are published as plain"
-      " arrays: give --weights, a path or an address of an npz or safetensors."
-    )
-  return local_weights(weights, sha256)
-
-
 def _read(path: pathlib.Path) -> tuple[Arrays, str]:
   """A file's arrays by timm's names, without what its labels were fitted to."""
   arrays, sha256 = read_tensors(path)
-  heads = re.compile(r"(head|head_dist)\..*|mask_token")
-  arrays = in_timm_names(arrays)
-  return {k: v for k, v in arrays.items() if not heads.fullmatch(k)}, sha256
+  other, arrays = r"(head|head_dist)\..*|mask_token", in_timm_names(arrays)
+  return {k: v for k, v in arrays.items() if not re.fullmatch(other, k)}, sha256
 
 
 def _user_function(
@@ -211,10 +186,7 @@ def _user_function(
 def _check_images_are_apart(
   apply: Callable[..., Any], params: Arrays, image_size: int
 ) -> None:
-  """ValueError: an image's embedding changes with its neighbour.
-
-  One try on random images: it finds batch statistics, and proves nothing.
-  """
+  """ValueError: an image's embedding changes with its neighbour, in one try."""
   shape = (2, image_size, image_size, 3)
   batch = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
   beside_another = np.stack([batch[0], 255 - batch[0]])
@@ -222,6 +194,6 @@ def _check_images_are_apart(
   alone, other = run(params, batch)[0], run(params, beside_another)[0]
   if not np.allclose(alone, other, rtol=1e-4, atol=1e-6, equal_nan=True):
     raise ValueError(
-      "the embedding of an image depends on what else is in its batch, so one"
-      " example could move the rows of others and no epsilon would hold"
+      "an image's embedding depends on what else is in its batch: one example"
+      " could move the rows of others, and no epsilon would hold"
     )

@@ -4,6 +4,7 @@ Light enough for `--help`. A published network of a known family is a row here.
 """
 
 import difflib
+import pathlib
 import re
 from typing import Any, NamedTuple
 
@@ -120,7 +121,9 @@ class Named(NamedTuple):
 
   @property
   def address(self) -> str | None:
-    """Where its weights are published, if they are as plain arrays."""
+    """Where its weights are, if they are published as plain arrays."""
+    if self.name == "glyph_vit":
+      return str(pathlib.Path(__file__).with_name("glyph_vit.safetensors"))
     return self.timm and f"hf://timm/{self.timm}@main/model.safetensors"
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float
+from PIL import Image
 
 from oneshot_dp.extract.backbones.backbone import Arrays
 from oneshot_dp.extract.backbones.vit import ViT, last_blocks
@@ -84,7 +85,7 @@ def fitted(
   }
   number = sum(n for _, n in network.tokens) * network.token_positions
   in_front, grid = np.split(kept["pos_embed"], [number], axis=1)
-  resized = resize_grid(grid[0], image_size // network.patch)
+  resized = _resize_grid(grid[0], image_size // network.patch)
   kept["pos_embed"] = np.concatenate([in_front, resized[None]], axis=1)
   return kept
 
@@ -99,30 +100,22 @@ def folded(
   return {**arrays, "patch_embed.proj.weight": matrix}
 
 
-def resize_grid(
+def _resize_grid(
   positions: Float[np.ndarray, "m2 width"], side: int
 ) -> Float[np.ndarray, "g2 width"]:
   """Position embeddings of m × m patches, row after row, for side × side.
 
-  As timm does: Keys' kernel with a = −1/2, stretched by m/side where that is
-  above one; beyond the edge stands nothing, and the rest is normalised. On the
-  host in float64, so that the bits do not depend on the device.
-
-  Source: Keys, "Cubic convolution interpolation for digital image processing"
-  (IEEE TASSP 1981), equation 4, as torch.nn.functional.interpolate with
-  mode="bicubic", antialias=True.
+  By Pillow's bicubic filter, which is that of timm: the bits do not depend on
+  the device.
   """
   old = math.isqrt(len(positions))
   if old == side:
     return positions
-  place = (np.arange(side)[:, None] + 0.5) * old / side - 0.5
-  x = np.abs((np.arange(old) - place) / max(1.0, old / side))
-  inner, outer = (1.5 * x - 2.5) * x**2 + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
-  weights = np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
-  weights /= weights.sum(axis=1, keepdims=True)
-  grid = positions.reshape(old, old, -1).astype(np.float64)
-  out = np.einsum("ia,jb,abw->ijw", weights, weights, grid, optimize=True)
-  return out.reshape(side * side, -1).astype(np.float32)
+  grid = positions.reshape(old, old, -1).astype(np.float32)
+  planes = map(Image.fromarray, np.moveaxis(grid, -1, 0).copy())
+  bicubic, size = Image.Resampling.BICUBIC, (side, side)
+  out = np.stack([plane.resize(size, bicubic) for plane in planes], axis=-1)
+  return out.reshape(side * side, -1)
 
 
 def _is_square(number: int) -> bool:

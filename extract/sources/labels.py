@@ -95,7 +95,7 @@ def units_of_column(
   where: Callable[[int], str],
   known: dict[int, str] | None = None,
 ) -> list[int]:
-  """A `unit_id` for each row: integers as they are, 63 bits of BLAKE2b of texts.
+  """A `unit_id` for each row: its integer, or 63 bits of BLAKE2b of its text.
 
   *Formal guarantee*: a function of the name alone, so that no unit moves
   another, and the same in every data set. Two names with one number are

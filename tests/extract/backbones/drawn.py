@@ -1,9 +1,9 @@
-"""Small networks with drawn weights, and what the public libraries say of them.
+"""Small networks with drawn weights, and what timm says of them.
 
 golden/ was written at commit 4ab1d5e by its vit_golden.py and conv_golden.py,
-with timm 1.0.31, transformers 5.23 and torch 2.13: embeddings of small networks
-in float64 (`*_outputs.npz`), and names and shapes of files as these libraries
-save them (`*_layouts.json`), of every published size too.
+with timm 1.0.31 and torch 2.13: embeddings of small networks in float64
+(`*_outputs.npz`), and names and shapes of files as timm and Google save them
+(`*_layouts.json`), of every published size too.
 """
 
 import functools

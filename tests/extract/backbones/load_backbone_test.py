@@ -195,17 +195,14 @@ def test_the_weights_that_are_wanted_are_named(tmp_path, weights):
     load_backbone("bit_r50x4")
   with refused(r"unknown: did you mean vit_b16"):
     load_backbone("vit_B16", weights)
-  for name in ("vit_b32", "dinov2_s14", "siglip_b16", "deit_distilled_ti16"):
-    with refused(
-      rf"--backbone {name}: .* does not fit: the weights look like vit_ti16"
-    ):
+  for name in ("vit_b32", "deit_distilled_ti16"):
+    with refused(f"{name}: .* does not fit: the weights look like vit_ti16"):
       load_backbone(name, weights)
-  for name in ("bit_r50x1", "nfnet_f0", "wrn_16_4"):
+  for name in ("bit_r50x1", "nfnet_f0"):
     with refused(f"--backbone {name}: .* does not fit"):
       load_backbone(name, weights)
-  assert (
-    load_backbone("deit_ti16", weights, preprocess=SMALL).feature_dim == 192
-  )
+  deit = load_backbone("deit_ti16", weights, preprocess=SMALL)
+  assert deit.feature_dim == 192
   with refused("none of cls, "):
     load_backbone("vit_ti16", weights, embedding="pooled")
   with refused("below a patch"):
@@ -226,15 +223,10 @@ CHANGES = [
   ({"norm.weight": None}, "missing: norm.weight"),
   ({"norm.weight": np.zeros(191)}, r"norm.weight \[191\] instead of \[192\]"),
   ({"blocks.3.attn.qkv.bias": np.full(576, np.nan)}, "not finite"),
-  ({"pos_embed": np.full((1, 5, 192), np.inf)}, "not finite"),
   ({"extra\n\x1b[31m": np.zeros(1)}, r"unexpected: extra\\n\\x1b\[31m"),
-  ({f"extra{i}": np.zeros(1) for i in range(10)}, "extra7 and 2 more"),
   ({"pos_embed": np.zeros((5, 192))}, "no square"),
   ({"pos_embed": np.zeros(5)}, "does not fit"),
-  ({"pos_embed": np.zeros((2, 5, 192))}, "does not fit"),
-  ({"patch_embed.proj.weight": np.zeros((192, 768))}, "does not fit"),
   ({"patch_embed.proj.weight": np.zeros((192, 4, 16, 16))}, "patch_embed"),
-  ({"blocks.0.mlp.fc1.weight": np.zeros(())}, "does not fit"),
   ({"blocks.99999999.norm1.weight": np.zeros(192)}, "look like"),
   ({"cls_token": np.zeros((1, 1, 191))}, "cls_token"),
   ({"cls_token": np.zeros((1, 2**16, 192), np.float16)}, "no square"),

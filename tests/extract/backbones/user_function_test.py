@@ -24,14 +24,9 @@ def plain(params, images):
 def flat(params, images):
   return images.ravel()
 
-def whole(params, images):
-  return images
-
 def centred(params, images):
   means = images.mean(axis=(1, 2))
   return means - means.mean(axis=0)
-
-number = 3
 """
 FLAX = """
 from __future__ import annotations
@@ -58,9 +53,8 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
 
 @pytest.fixture
 def code(tmp_path) -> pathlib.Path:
-  path = tmp_path / "mine.py"
-  path.write_text(CODE)
-  return path
+  (tmp_path / "mine.py").write_text(CODE)
+  return tmp_path / "mine.py"
 
 
 @pytest.fixture
@@ -109,10 +103,8 @@ def test_a_function_without_weights(code):
   ("function", "said"),
   [
     ("absent", r"mine\.py:absent: AttributeError: .* no attribute 'absent'"),
-    ("number", "'int' object is not callable"),
     ("embed", r"mine\.py:embed: KeyError: 'w'"),
     ("flat", r"\[384\] for 2 images; it must give \[b, d\]"),
-    ("whole", r"\[2, 8, 8, 3\] for 2 images"),
     # Removing one example would move all the others: no ε would hold.
     ("centred", "depends on what else is in its batch"),
   ],
@@ -135,14 +127,10 @@ def test_a_file_that_fails(code):
   for text, said in (
     ("def embed(:", "SyntaxError"),
     ("raise RuntimeError('one\\nline\\x1b[31m')", "RuntimeError: one line"),
-    ("\0", "null bytes"),
   ):
     code.write_text(text)
     with refused(said):
       load(code, "embed")
-
-
-def test_a_file_that_is_none(code):
   with refused(r"absent\.py cannot be read: No such file"):
     load(code.with_name("absent.py"), "embed")
   code.unlink()
@@ -152,7 +140,6 @@ def test_a_file_that_is_none(code):
 
 
 def test_it_has_nothing_to_choose(code):
-  with refused("decides itself"):
-    load(code, "plain", embedding="cls")
-  with refused("decides itself"):
-    load(code, "plain", compute_dtype="bfloat16")
+  for asked in ({"embedding": "cls"}, {"compute_dtype": "bfloat16"}):
+    with refused("decides itself"):
+      load(code, "plain", **asked)
