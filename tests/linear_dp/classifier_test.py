@@ -1,6 +1,7 @@
 import collections
 import pickle
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,23 +104,17 @@ def test_what_is_outside_the_guarantee_is_said_once():
 def test_settings_reach_the_head():
   """As by `train_head`, through a pipeline of what is not fitted."""
   classifier = DPLinearClassifier(classes=PETS)
-  settings = {"epsilon": 2.0, "delta": 1e-8, "head": "lamb"}
+  settings: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-8, "head": "lamb"}
   source = oneshot_dp.NoiseSource(0)
   copy = clone(classifier.set_params(source=source, **settings))
   assert copy.get_params().items() >= settings.items()
   unit_ids = np.arange(1000) // 2
   pipeline = make_pipeline(FunctionTransformer(), copy)
   pipeline.fit(ROWS - 0.5, LABELS, dplinearclassifier__unit_ids=unit_ids)
-  head = copy.private_head_
-  direct = oneshot_dp.train_head(
-    ROWS - 0.5,
-    np.arange(1000) // 500,
-    num_classes=2,
-    class_names=PETS,
-    unit_ids=unit_ids,
-    source=oneshot_dp.NoiseSource(0),
-    **settings,
-  )
+  head, source = copy.private_head_, oneshot_dp.NoiseSource(0)
+  settings |= {"num_classes": 2, "class_names": PETS, "unit_ids": unit_ids}
+  label = np.arange(1000) // 500
+  direct = oneshot_dp.train_head(ROWS - 0.5, label, source=source, **settings)
   assert head.receipt() == direct.receipt()
   assert not head.trained.private  # of a seed
   np.testing.assert_array_equal(head.head.kernel, direct.head.kernel)
