@@ -233,11 +233,5 @@ def train_head(
   ... )
   >>> head.predict(np.eye(3)), head.receipt()["follows"]["epsilon"]
   (array([0, 1, 2]), 2.0)
-
-  Args:
-    embeddings: [n, d] floats, private.
-    labels: [n] integers in [0, K), private.
-    epsilon: ε > 0.
-    options: all others of `train_heads`.
   """
   return train_heads(embeddings, labels, epsilons=(epsilon,), **options)[0]
