@@ -21,7 +21,7 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract.backbones.names import backbone_names
 from oneshot_dp.extract.images.resize import Preprocessing
-from tests.extract.sources.made import refused
+from tests.extract.refusals import refused
 
 SOURCE = SourceSettings(location=("x",))
 BAD = [

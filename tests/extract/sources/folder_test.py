@@ -13,7 +13,8 @@ from PIL import Image
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources.open_source import listing_of, reopened
 from oneshot_dp.extract.sources.source import Source
-from tests.extract.sources.made import opened, refused, write
+from tests.extract.refusals import refused
+from tests.extract.sources.made import opened, write
 
 
 def images(source: Source) -> list[str]:
@@ -66,7 +67,7 @@ def test_splits_are_folders(tmp_path):
   assert opened(tmp_path / "one").split == "train"
 
 
-@pytest.mark.parametrize("split", ["train", "test", "cat", "al", "All"])
+@pytest.mark.parametrize("split", ["train", "cat", "All"])
 def test_a_folder_without_splits_is_one_split(tmp_path, split):
   """No two names may be of the same images."""
   write(tmp_path, "a/1.png", "b/2.png")
@@ -75,7 +76,7 @@ def test_a_folder_without_splits_is_one_split(tmp_path, split):
     opened(tmp_path, split=split)
 
 
-@pytest.mark.parametrize("split", ["train[:10]", "../other", "a/b", "", ".."])
+@pytest.mark.parametrize("split", ["train[:10]", "../other", "", ".."])
 def test_split_must_be_a_plain_name(tmp_path, split):
   write(tmp_path, "train/a/1.png")
   with refused("--split"):
@@ -94,13 +95,6 @@ def test_other_files_and_hidden_ones_are_passed_over(tmp_path, capsys):
   assert found.class_names == ("a",)
   told = capsys.readouterr().err
   assert r": 4 files, .\x1b[2j, .heic, .md, .txt" in told
-
-
-def test_a_class_is_read_to_its_depths(tmp_path):
-  write(tmp_path, "b/2012/may/1.png", "b/1.png", "a/x.png/2.png")
-  found = opened(tmp_path)
-  assert images(found) == ["a/x.png/2.png", "b/1.png", "b/2012/may/1.png"]
-  assert [found[i].label for i in range(3)] == [0, 1, 1]
 
 
 names = st.text(st.sampled_from("abZ-_ .0é~"), min_size=1, max_size=4).filter(
@@ -160,8 +154,6 @@ def test_what_is_no_file_is_refused_and_named(tmp_path):
   ("paths", "message"),
   [
     (["1.png", "a/2.png"], r"images outside any class folder: '1\.png'"),
-    (["1.png"], "images outside any class folder"),
-    (["notes.txt"], "give a folder of a folder of images"),
     (["a/1.txt", "b/2.tif"], "give a folder of a folder of images"),
     (["a/1.png", "b/2.tif"], "classes without an image: 'b'; remove"),
     (["all/1.png"], "images outside any class folder: '1.png'"),

@@ -11,22 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-import pytest
 from PIL import Image
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources.open_source import open_source
-
-
-@contextlib.contextmanager
-def refused(
-  message: str, kind: type[Exception] = InputError
-) -> Iterator[pytest.ExceptionInfo]:
-  """An error whose text matches, on one line that a terminal may show."""
-  with pytest.raises(kind, match=message) as caught:
-    yield caught
-  assert str(caught.value).isprintable()
 
 
 @contextlib.contextmanager

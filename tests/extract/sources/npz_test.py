@@ -11,11 +11,11 @@ import pytest
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources import npz
 from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from tests.extract.refusals import refused
 from tests.extract.sources.made import (
   arrays,
   opened,
   read_or_refused,
-  refused,
 )
 
 
@@ -25,7 +25,7 @@ def saved(folder: pathlib.Path, **values: Any) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int32, ">i8", np.uint64])
+@pytest.mark.parametrize("dtype", [np.uint8, ">i8"])
 def test_rows_are_examples(tmp_path, channels, dtype):
   values = arrays(channels=channels)
   values["label"] = values["label"].astype(dtype)
@@ -88,38 +88,21 @@ DATES = np.full(7, np.datetime64("2020-01-01"))
     ({"image": None}, "has no array 'image': it has 'label', 'class_names'"),
     ({"label": None}, "has no array 'label'"),
     ({"image": np.zeros((7, 4, 5, 3))}, r"float64 \[7, 4, 5, 3\]: images must"),
-    ({"image": np.zeros((7, 4, 5, 3), np.uint16)}, r"uint16 .* must be uint8"),
-    (
-      {"image": np.zeros((7, 4, 5), np.uint8)},
-      r"uint8 \[7, 4, 5\]: im",
-    ),
+    ({"image": np.zeros((7, 4, 5), np.uint8)}, r"uint8 \[7, 4, 5\]: im"),
     ({"image": np.zeros((7, 4, 5, 4), np.uint8)}, r"\[n, h, w, 3\] or"),
     ({"image": np.zeros((7, 0, 5, 3), np.uint8)}, "and not empty"),
-    ({"image": np.zeros((0, 4, 5, 3), np.uint8)}, "and not empty"),
-    ({"image": np.full((7, 4, 5, 3), DATES[0])}, r"datetime64\[D\]"),
     ({"image": STRUCTURED}, "must be uint8"),
     ({"label": np.arange(6) % 3}, "damaged: 6 of 7 rows"),
-    (
-      {"label": np.zeros((7, 1), int)},
-      r"int64 \[7, 1\]: it must",
-    ),
+    ({"label": np.zeros((7, 1), int)}, r"int64 \[7, 1\]: it must"),
     ({"label": np.arange(7) % 3 / 1.0}, "float64 .*a list of integers"),
     ({"label": np.zeros(7, bool)}, "bool .*a list of integers"),
-    ({"label": np.zeros(7, complex)}, "complex128 .*list of integers"),
     ({"label": DATES}, r"datetime64\[D\] .*of integers"),
-    ({"label": STRUCTURED}, "list of integers"),
     ({"label": np.arange(7) % 5}, "without a label .* 3 classes"),
     ({"label": np.arange(7) % 3 - 1}, "without a label .* 3 classes"),
-    (
-      {"label": np.full(7, 2**64 - 1, np.uint64)},
-      "without a label .* 3 classes",
-    ),
     ({"label": np.array(["a"] * 7, object)}, "of plain arrays: Object arrays"),
     ({"class_names": np.array(["cat", "dog", "cat"])}, "'cat' more than once"),
     ({"class_names": np.arange(3)}, r"int64 \[3\]: it must"),
-    ({"class_names": np.array([b"cat"])}, "names texts"),
     ({"class_names": np.array([], str)}, "names no classes"),
-    ({"class_names": np.array(["a", " ", "c"])}, "class name=' ' .* blank"),
     ({"class_names": np.array(["a", "b\x1b", "c"])}, "control characters"),
     ({"unit_id": np.arange(7)}, "has a unit_id: name it with --units"),
   ],
@@ -155,10 +138,9 @@ def test_files_that_are_no_npz(tmp_path):
       opened(tmp_path / f"{name}.npz")
   np.save(tmp_path / "a.npy", arrays()["image"])
   (tmp_path / "a.npy").rename(tmp_path / "a.npz")
-  with refused("is not a readable npz: use numpy.savez"):
-    opened(tmp_path / "a.npz")
-  with refused("is not a readable npz: use numpy.savez"):
-    opened(tmp_path / "a.npz", tmp_path / "good.npz")
+  for more in ([], [tmp_path / "good.npz"]):
+    with refused("is not a readable npz: use numpy.savez"):
+      opened(tmp_path / "a.npz", *more)
 
 
 def test_damaged_bytes_are_one_line_or_the_same_images(tmp_path):

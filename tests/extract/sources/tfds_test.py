@@ -15,7 +15,8 @@ import tensorflow_datasets as tfds
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources.open_source import listing_of, reopened
-from tests.extract.sources.made import opened, png, refused
+from tests.extract.refusals import refused
+from tests.extract.sources.made import opened, png
 
 NUM_TRAIN, NUM_TEST = 40, 6
 CLASSES = ("cat", "dog", "eel")

@@ -7,10 +7,10 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources.unlabelled import unlabelled
+from tests.extract.refusals import refused
 from tests.extract.sources.made import (
   arrays,
   png,
-  refused,
   write,
   write_table,
 )
@@ -32,7 +32,7 @@ def test_order_is_as_given_and_names_are_those_of_the_files(tmp_path):
     "tables",
     "z.png",
   ]
-  found = unlabelled([str(tmp_path / word) for word in words])
+  found = unlabelled([str(tmp_path / word) for word in (*words, "z.png")])
   names = [found.name_of(i).removeprefix(f"{tmp_path}/") for i in range(13)]
   assert names == [
     *("x.npz[0]", "x.npz[1]", "z.png", "odd", "f/a.jpg", "f/b/2.png"),

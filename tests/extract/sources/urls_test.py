@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
+from oneshot_dp.extract import storage
 from oneshot_dp.extract.sources.open_source import listing_of, reopened
 from oneshot_dp.extract.sources.unlabelled import unlabelled
 from tests.extract import object_server
+from tests.extract.refusals import refused
 from tests.extract.sources.made import (
   arrays,
   opened,
-  refused,
   write,
   write_table,
 )
@@ -23,8 +24,6 @@ def server(tmp_path, monkeypatch):
   with object_server.running(object_server.ObjectServer()) as made:
     for name, value in object_server.environment(made.url, tmp_path).items():
       monkeypatch.setenv(name, value)
-    from oneshot_dp.extract import storage
-
     storage._remote.cache_clear()
     yield made
     storage._remote.cache_clear()
@@ -95,16 +94,9 @@ def test_images_without_labels_of_a_url(tmp_path, server):
   uploaded(server, tmp_path / "pets")
   url = f"s3://{object_server.BUCKET}/pets"
   found = unlabelled([url, f"{url}/2.jpg"])
-  assert [found.name_of(i).rpartition("/")[2] for i in range(3)] == [
-    "2.jpg",
-    "1.png",
-    "2.jpg",
-  ]
-  assert [bytes(e.image).decode() for e in found] == [
-    "2.jpg",
-    "deep/down/1.png",
-    "2.jpg",
-  ]
+  names = ["2.jpg", "deep/down/1.png", "2.jpg"]
+  assert [bytes(example.image).decode() for example in found] == names
+  assert [found.name_of(i) for i in range(3)] == [f"{url}/{n}" for n in names]
   for nothing in (f"{url}/3.jpg", f"s3://{object_server.BUCKET}/none"):
     with refused("is not there"):
       unlabelled([nothing])
