@@ -1,0 +1,57 @@
+"""The paper's scripts run on rows of a moment, and print what they say."""
+
+import numpy as np
+import pytest
+
+from oneshot_dp.linear_dp.accounting import noise_multiplier
+from oneshot_dp.pipeline.paper import dp_sgd, figures, tables
+
+
+@pytest.fixture
+def features(tmp_path, monkeypatch):
+  # Each of the accountant's takes a second; one is tested below.
+  monkeypatch.setattr(dp_sgd, "_noise_multiplier", lambda *_: 2.0)
+  rng = np.random.default_rng(0)
+  label = np.arange(600) % 3
+  rows = np.eye(3, 6)[label] + 0.3 * rng.normal(size=(600, 6))
+  path = tmp_path / "features.npz"
+  np.savez(
+    path,
+    train_embedding=rows[:500].astype(np.float16),
+    train_label=label[:500],
+    test_embedding=rows[500:],
+    test_label=label[500:],
+  )
+  return path
+
+
+def test_the_tables(features, monkeypatch, capsys):
+  monkeypatch.setattr(tables, "_EPSILONS", (2.0,))
+  tables.main(features)
+  first, names, *lines = capsys.readouterr().out.splitlines()
+  assert first.startswith("NOT PRIVATE")
+  assert names.split()[-3:] == ["ε=2", "no", "noise"]
+  assert len(lines) == 19
+  assert lines[2].startswith("one step, momentum")
+  assert float(lines[2].split()[-1]) > 90
+
+
+def test_the_figures(features, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(figures, "_EPSILONS", (1.0,))
+  monkeypatch.setattr(figures, "_BATCHES", (1, 10))
+  figures.main(features, picture=tmp_path / "picture.png")
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) == 1 + 2 + 5 + 2 + 9
+  assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_step_costs_what_the_single_step_does():
+  found = dp_sgd._noise_multiplier(8.0, 500, 1, 500)
+  assert found == pytest.approx(noise_multiplier(8.0, dp_sgd.DELTA), rel=0.05)
+
+
+def test_a_file_that_is_no_npz_of_rows_is_refused(tmp_path):
+  path = tmp_path / "features.npz"
+  path.write_bytes(b"PK")
+  with pytest.raises(SystemExit, match=r"features\.npz"):
+    dp_sgd.Features.of(path)
