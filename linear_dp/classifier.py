@@ -108,7 +108,8 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
 
   def predict(self, X: Any) -> np.ndarray:
     """The class with the largest logit, [n]."""
-    return self.classes_[self._of(X, "predict")]
+    best = self._of(X, "predict")  # looks first whether it was fitted
+    return self.classes_[best]
 
   def _of(self, X: Any, what: str) -> np.ndarray:
     check_is_fitted(self)
