@@ -1,14 +1,13 @@
 """Files under one folder: on a disk, at gs://bucket/folder or s3://bucket/folder.
 
 obstore speaks to the stores and tries again what was answered with 429 or 5xx;
-answers that were cut, and connections that were reset, are tried again here.
-The disk is the operating system's: obstore would neither wait for it, nor keep
-files to their owner, nor refuse a FIFO. No name is ever written twice.
+what was cut, or reset, is tried again here. The disk is the operating system's:
+obstore would neither wait for it, nor keep files to their owner, nor refuse a
+FIFO. No name is ever written twice.
 """
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import importlib.util
 import io
@@ -28,12 +27,7 @@ URL = re.compile(r"(gs|s3):/+([^/]+)/*(.*)")
 """A pathlib.Path has lost the second slash."""
 _WAITS = (0.1, 0.4, 1.6, 5.0)
 """Seconds between calls that obstore gave up on."""
-_RETRIES: Any = {
-  "max_retries": 8,
-  "retry_timeout": datetime.timedelta(seconds=120),
-  "backoff": {"init_backoff": datetime.timedelta(milliseconds=100), "base": 2}
-  | {"max_backoff": datetime.timedelta(seconds=10)},
-}
+_RETRIES: Any = {"max_retries": 8}  # waiting 0.1 s, 0.2 s …
 PERMISSIONS = {
   "read": {"s3": "s3:GetObject", "gs": "storage.objects.get"},
   "list": {"s3": "s3:ListBucket", "gs": "storage.objects.list"},
@@ -94,10 +88,7 @@ def _remote(scheme: str, bucket: str, folder: str) -> Store:
 
 
 def sizes(store: Store, below: str = "") -> dict[str, int]:
-  """Bytes of each file in the folder and the folders in it, by name, sorted.
-
-  On a disk as `files.walk` finds them; empty where there is no folder.
-  """
+  """Bytes of each file below, by name, sorted; on a disk as of `files.walk`."""
   return {name: size for name, (size, _) in listed(store, below).items()}
 
 
@@ -123,19 +114,18 @@ def _call(name: str, store: Store, *words: Any, **more: Any) -> Any:
 
 
 def _version(found: Any) -> str:
-  # Some stores quote it in one answer, and not in another.
-  version = found.get("e_tag") or found["last_modified"]
+  version = found.get("e_tag") or found["last_modified"]  # quoted, or not
   return str(version).removeprefix("W/").strip('"')
 
 
 def state(store: Store, name: str) -> tuple[int, str]:
   """`listed` of one file; FileNotFoundError: it is not there."""
-  if store.remote is None:
-    with _local(store, name) as file:
-      status = os.fstat(file.fileno())
-    return status.st_size, str(status.st_mtime_ns)
-  found = _ask(store, name, "read", lambda: _call("head", store, name))
-  return found["size"], _version(found)
+  if store.remote is not None:
+    found = _ask(store, name, "read", lambda: _call("head", store, name))
+    return found["size"], _version(found)
+  with _local(store, name) as file:
+    status = os.fstat(file.fileno())
+  return status.st_size, str(status.st_mtime_ns)
 
 
 def _local(store: Store, name: str) -> BinaryIO:
@@ -147,10 +137,7 @@ def _local(store: Store, name: str) -> BinaryIO:
 def read(
   store: Store, name: str, most_bytes: int = files.MOST_BYTES
 ) -> bytes | None:
-  """A file's bytes, or None if it is not there.
-
-  InputError: it has more bytes, is no regular file or may not be read.
-  """
+  """A file's bytes, or None; InputError: too many, or they may not be read."""
 
   def get() -> bytes:
     answer = _call("get", store, name)
@@ -158,13 +145,11 @@ def read(
       raise InputError(f"{store.where(name)}: {size:,} bytes are too many.")
     return answer.bytes().to_bytes()
 
-  if store.remote is None:
-    there = os.path.lexists(store.folder / name)
-    return (
-      files.read_regular(store.folder / name, most_bytes) if there else None
-    )
   with contextlib.suppress(FileNotFoundError):
-    return _ask(store, name, "read", get)
+    if store.remote is not None:
+      return _ask(store, name, "read", get)
+    _local(store, name).close()
+    return files.read_regular(store.folder / name, most_bytes)
   return None
 
 
@@ -189,10 +174,8 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
   """Writes a file whole, unless one of its name is there.
 
   Formal guarantees: of any number of writers one succeeds, and none writes
-  over another's; what this call has returned survives a crash.
-
-  Returns:
-    What is there now: `data`, or what was there.
+  over another's; what this call has returned, which is there now, survives a
+  crash.
   """
 
   def put() -> None:
@@ -205,7 +188,7 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
     with contextlib.suppress(FileExistsError):
       _ask(store, name, "write", put)
       return data
-  # Perhaps by this very call, whose answer was lost.
+  # Perhaps of this very call, whose answer was lost.
   if (there := read(store, name)) is None:
     raise RunError(f"{store.where(name)} was removed meanwhile; run again.")
   return there
@@ -225,8 +208,7 @@ def remove(store: Store, names: Iterable[str]) -> None:
 def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
   """A path on this disk of a file, and the file, for libraries that want one.
 
-  A copy from afar has no name, so that none is left behind.
-  FileNotFoundError: it is not there; InputError: it is no regular file.
+  A copy from afar has no name. FileNotFoundError: it is not there.
   """
   if store.remote is None:
     with _local(store, name) as file:
@@ -237,8 +219,7 @@ def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
   with tempfile.TemporaryFile() as file:
     with files.disk_errors(tempfile.gettempdir()):
       file.write(data)
-      file.flush()
-    file.seek(0)
+      file.seek(0)  # and flushes
     yield f"/dev/fd/{file.fileno()}", file
 
 
@@ -287,19 +268,14 @@ def _ask(store: Store, name: str, action: str, call: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def _errors(store: Store, name: str, action: str) -> Iterator[None]:
-  """Says in one line what a disk or a store refuses.
-
-  InputError: no permission, credentials or bucket; RunError: what may go well
-  another time; FileNotFoundError and FileExistsError as of a disk.
-  """
+  """Says in one line what is refused; RunError: what may go well later."""
   where = store.where(name)
   try:
     yield
   except (FileNotFoundError, FileExistsError, InputError, RunError):
     raise
   except OSError as e:
-    said = e.strerror or str(e)
-    raise InputError(f"{where}: cannot {action} it: {said}.") from e
+    raise InputError(f"{where}: cannot {action} it: {e.strerror}.") from e
   except Exception as e:
     if not type(e).__module__.startswith("obstore"):
       raise
@@ -311,19 +287,11 @@ def _errors(store: Store, name: str, action: str) -> Iterator[None]:
       raise FileNotFoundError(where) from e
     if kind == "NotFoundError" or "404 Not Found" in reason:
       raise InputError(f"{bucket}: there is no such bucket.") from e
-    if kind in ("PermissionDeniedError", "UnauthenticatedError") or re.search(
-      "40[13] (Forbidden|Unauthorized)", reason
-    ):
-      raise InputError(
-        f"{where}: these credentials lack the permission"
-        f" {PERMISSIONS[action][scheme]}; grant it, or give others."
-      ) from e
+    if re.search("Denied|Unauthen|403 Forb|401 Unauth", f"{kind} {reason}"):
+      lacks = f"lack the permission {PERMISSIONS[action][scheme]}"
+      raise InputError(f"{where}: these credentials {lacks}; grant it.") from e
     if "169.254.169.254" in reason or "metadata.google" in reason:
       # Where virtual machines have theirs; it is asked last.
-      raise InputError(
-        f"{bucket}: no credentials were found; log in as for the store's own"
-        " tools, or set their environment variables."
-      ) from e
-    raise RunError(
-      f"{where}: {escaped(reason)[:300]}; run the same command again."
-    ) from e
+      raise InputError(f"{bucket}: no credentials; log in to the store.") from e
+    said = escaped(reason)[:300]
+    raise RunError(f"{where}: {said}; run the same command again.") from e

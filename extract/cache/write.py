@@ -29,16 +29,15 @@ from oneshot_dp.extract.cache.format import (
 from oneshot_dp.extract.cache.keys import embedding_keys
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.shard_file import (
+  checked,
   encode_shard,
   read_shard,
-  stored_norm,
   tfds_files,
 )
 
 JOB_FILE, LISTING_FILE = "job.json", "listing.json"
 _OF_JOBS = (JOB_FILE, LISTING_FILE, "config.", "stop.", "shards-")
 """What the names of files start with that no finished cache has."""
-_FLOATS = (np.dtype(np.float64), *DTYPES.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,52 +54,6 @@ class CacheJob:
   def digest(self) -> str:
     """SHA-256, in hexadecimal; it is in every record of the job's shards."""
     return sha256_of([self.info.public(), self.more])
-
-
-def checked(rows: Rows, info: CacheInfo, place: str) -> Rows:
-  """All columns of rows, in the dtypes of the cache.
-
-  Raises:
-    InputError: columns, shapes or dtypes that the cache does not take; an
-      embedding that is not finite in its precision; a label outside [0, K).
-      Names the example's id, never its label or embedding.
-  """
-  columns, embedding = info.columns(), rows["embedding"]
-  expected = sorted(columns.keys() - {"embedding_norm"})
-  if sorted(rows) != expected:
-    raise InputError(f"{place}: rows of {sorted(rows)}, not {expected}.")
-  for name in expected:
-    (dtype, shape), column = columns[name], rows[name]
-    fits = column.dtype.kind in "iu" and np.can_cast(column.dtype, np.int64)
-    if name == "embedding":
-      fits = column.dtype in _FLOATS
-    if column.shape != (len(embedding), *shape) or not (
-      fits or column.dtype == dtype
-    ):
-      raise InputError(
-        f"{place}: {name} is {column.dtype} {list(column.shape)}; the cache"
-        f" takes {dtype} {[len(embedding), *shape]}, or what it holds."
-      )
-  with np.errstate(over="ignore", invalid="ignore"):
-    stored = embedding.astype(columns["embedding"][0])
-    norm = stored_norm(stored)
-  k, label, dtype = info.num_classes, rows["label"], info.embedding_dtype
-  for good, why in (
-    ((label >= 0) & (label < k), f"a label outside [0, {k})"),
-    (np.isfinite(embedding).all(axis=1), "an embedding that is not finite"),
-    (
-      np.isfinite(stored).all(axis=1) & np.isfinite(norm),
-      f"an embedding that overflows {dtype}: scale it, or store float32",
-    ),
-  ):
-    if not good.all():
-      first = rows["example_id"][~good][0]
-      raise InputError(f"{place}: example_id {first} has {why}.")
-  complete = rows | {"embedding": stored, "embedding_norm": norm}
-  return {
-    name: complete[name].astype(dtype, copy=False)
-    for name, (dtype, _) in columns.items()
-  }
 
 
 def put_shard(

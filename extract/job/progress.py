@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from typing import Any
 
 from tqdm import tqdm
 
@@ -21,7 +22,7 @@ def progress_bar(what: str, total: int) -> tqdm:
 
   In a log it is a line now and then.
   """
-  bar = {"total": total, "desc": what, "unit": "image", "smoothing": 0.1}
+  bar: Any = {"total": total, "desc": what, "unit": "image", "smoothing": 0.1}
   if not sys.stderr.isatty():
     line = "{desc}: {percentage:.0f} %, {rate_fmt}, {remaining} left\n"
     bar |= {"bar_format": line, "mininterval": _LOG_SECONDS}

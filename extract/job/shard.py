@@ -21,12 +21,11 @@ from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.load_backbone import load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo, Shard
-from oneshot_dp.extract.cache.shard_file import encode_shard
+from oneshot_dp.extract.cache.shard_file import checked, encode_shard
 from oneshot_dp.extract.cache.write import (
   JOB_FILE,
   LISTING_FILE,
   CacheJob,
-  checked,
   kept_shard,
   put_shard,
 )

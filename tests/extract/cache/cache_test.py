@@ -16,11 +16,14 @@ from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.check import check_cache, describe
 from oneshot_dp.extract.cache.format import INFO_FILE, CacheInfo
 from oneshot_dp.extract.cache.read import open_cache
-from oneshot_dp.extract.cache.shard_file import encode_block, stored_norm
+from oneshot_dp.extract.cache.shard_file import (
+  checked,
+  encode_block,
+  stored_norm,
+)
 from oneshot_dp.extract.cache.write import (
   CacheJob,
   begin,
-  checked,
   finish,
   write_cache,
 )

@@ -11,11 +11,10 @@ import pytest
 from oneshot_dp.extract.cache.format import CacheInfo, Rows
 from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
-from oneshot_dp.extract.cache.shard_file import encode_shard
+from oneshot_dp.extract.cache.shard_file import checked, encode_shard
 from oneshot_dp.extract.cache.write import (
   CacheJob,
   begin,
-  checked,
   finish,
   kept_shard,
   put_shard,

@@ -3,10 +3,12 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import pathlib
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -143,6 +145,9 @@ def sleeper(out, listing, seed=1) -> Iterator[subprocess.Popen]:
     try:
       assert worker.stdout is not None
       assert worker.stdout.readline() == "encoded\n"
+      state = pathlib.Path(f"/proc/{worker.pid}/stat")
+      while " T " not in state.read_text():  # It sends itself the signal.
+        time.sleep(0.01)
       yield worker
     finally:
       worker.kill()
