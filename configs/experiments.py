@@ -16,6 +16,7 @@ in the public code.
 
 import difflib
 import pathlib
+from typing import Any
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import (
@@ -24,28 +25,23 @@ from oneshot_dp.configs.extract_config import (
   SourceSettings,
 )
 
-_PAPER = ("vit_b16", "vit_l16", "vit_h14", "bit_r50x4", "bit_r152x4")
-_DIGITS = str(pathlib.Path(__file__).with_name("digits.npz"))
-_OTHERS = {
-  "cifar10_vit_b16": ("tfds:cifar10", "vit_b16"),
-  "cifar10_vit_ti16": ("tfds:cifar10", "vit_ti16"),
-  "cifar100_vit_b16": ("tfds:cifar100", "vit_b16"),
-  "digits": (_DIGITS, "glyph_vit"),
-}
 
+def _job(place: str, backbone: str, **more: Any) -> ExtractConfig:
+  source = SourceSettings(location=(place,))
+  return ExtractConfig(source=source, backbone=backbone, **more)
+
+
+_DIGITS = str(pathlib.Path(__file__).with_name("digits.npz"))
+_CROP = PreprocessConfig(image_size=256, resize=384)
+_PAPER: dict[str, Any] = {"compute_dtype": "bfloat16", "preprocess": _CROP}
 EXPERIMENTS: dict[str, ExtractConfig] = {
-  f"imagenet_{backbone}": ExtractConfig(
-    source=SourceSettings(location=("tfds:imagenet2012",)),
-    backbone=backbone,
-    compute_dtype="bfloat16",
-    preprocess=PreprocessConfig(image_size=256, resize=384),
-  )
-  for backbone in _PAPER
+  f"imagenet_{name}": _job("tfds:imagenet2012", name, **_PAPER)
+  for name in ("vit_b16", "vit_l16", "vit_h14", "bit_r50x4", "bit_r152x4")
 } | {
-  name: ExtractConfig(
-    source=SourceSettings(location=(place,)), backbone=backbone
-  )
-  for name, (place, backbone) in _OTHERS.items()
+  "cifar10_vit_b16": _job("tfds:cifar10", "vit_b16"),
+  "cifar10_vit_ti16": _job("tfds:cifar10", "vit_ti16"),
+  "cifar100_vit_b16": _job("tfds:cifar100", "vit_b16"),
+  "digits": _job(_DIGITS, "glyph_vit"),
 }
 
 

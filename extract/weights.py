@@ -62,9 +62,8 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
     said = escaped(" ".join(str(error).split("\n\n")[0].split()))[:300]
     denied = re.search("40[134] |privilege|metadata|hf://", said)
     raise (InputError if denied else RunError)(
-      f"{shown}: {said}; check that you may read it (`hf auth login`; public"
-      " objects of gs:// are at https://storage.googleapis.com/BUCKET/OBJECT),"
-      " run the same command again, or give --weights, the path of the file."
+      f"{shown}: {said}; check that you may read it (`hf auth login`), run the"
+      " same command again, or give --weights, the path of the file."
     ) from None
   files.open_regular(path).close()  # or says why not
   if wanted and (found := _sha256(path)) != wanted:

@@ -41,20 +41,22 @@ def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
   """
   if isinstance(image, np.ndarray):
     shape = image.shape + (1,) * (image.ndim == 2)
-    if image.dtype != np.uint8 or len(shape) != 3 or 0 in shape:
-      shape = ()
-    if not shape or shape[2] not in (1, 3):
+    fits = len(shape) == 3 and shape[2] in (1, 3) and 0 not in shape
+    if image.dtype != np.uint8 or not fits:
       raise InputError(
         f"image of dtype {image.dtype}, shape {list(image.shape)}: pixels must"
         " be uint8 [h, w, 3], [h, w, 1] or [h, w], and not empty."
       )
-    return (
-      image if shape[2] == 3 else np.repeat(image.reshape(shape), 3, axis=2)
-    )
+    pixels = image.reshape(shape)
+    return pixels if shape[2] == 3 else np.repeat(pixels, 3, axis=2)
   try:
     with Image.open(io.BytesIO(image), formats=_FORMATS) as opened:
       opened.load()
-      return np.asarray(_to_rgb(_upright(opened)))
+      try:
+        upright = ImageOps.exif_transpose(opened)
+      except SyntaxError:  # damaged EXIF says nothing; the pixels are sound
+        upright = opened
+      return np.asarray(_to_rgb(upright))
   except MemoryError:
     raise  # this machine's trouble, not the image's
   except Image.UnidentifiedImageError as error:
@@ -69,13 +71,6 @@ def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
   except Exception as error:
     said = f"image cannot be decoded: {one_line(error)}"
     raise DecodeError(said) from error
-
-
-def _upright(image: Image.Image) -> Image.Image:
-  try:
-    return ImageOps.exif_transpose(image)
-  except SyntaxError:  # damaged EXIF says nothing; the pixels are sound
-    return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

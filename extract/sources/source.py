@@ -1,9 +1,8 @@
 """What every source of images is: one listing, made once, read anywhere.
 
-A source is one split of a data set: a frozen dataclass whose fields say what
-it consists of, in order. It is opened once, where a job is started; workers
-make it again of these fields. Images come undecoded: to decode them is work for
-the job's threads, and what cannot be decoded is theirs to report, by `where`.
+It is opened once, where a job is started; workers make it again of its fields.
+Images come undecoded: that is work for the job's threads, which report what
+cannot be decoded by `where`.
 """
 
 import dataclasses

@@ -5,12 +5,11 @@ label are parsed, and the image stays the bytes of its file. tfds:FOLDER is one
 that is prepared, by its folder.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -95,14 +94,9 @@ def open_tfds(settings: SourceSettings) -> Tfds:
   def feature(flag: str, key: str | None, fits: Callable[[Any], bool]) -> str:
     return chosen(asked, flag, key, [k for k, f in features.items() if fits(f)])
 
-  keys = (
-    feature("--image", settings.image, _is_image),
-    feature(
-      "--label",
-      settings.label,
-      lambda f: isinstance(f, _F.ClassLabel) and bool(f.num_classes),
-    ),
-  )
+  image = feature("--image", settings.image, _is_image)
+  label = feature("--label", settings.label, _names_classes)
+  keys = image, label
   if settings.units is not None:
     check_unit_name(settings.units)
     keys += (feature("--units", settings.units, _is_integer),)
@@ -113,7 +107,7 @@ def open_tfds(settings: SourceSettings) -> Tfds:
   source = Tfds(
     name=settings.name or name,
     split=split,
-    class_names=class_names(features[keys[1]].names, settings, asked),
+    class_names=class_names(features[label].names, settings, asked),
     unit=settings.units or EXAMPLE,
     labels=np.zeros(splits[split].num_examples, np.int32),
     files=_files(builder, split),
@@ -131,6 +125,10 @@ def _is_image(feature: Any) -> bool:
   is_mask = isinstance(feature, _F.LabeledImage)
   is_image = isinstance(feature, _F.Image) and not is_mask
   return is_image and feature.np_dtype == np.uint8
+
+
+def _names_classes(feature: Any) -> bool:
+  return isinstance(feature, _F.ClassLabel) and bool(feature.num_classes)
 
 
 def _is_integer(feature: Any) -> bool:
@@ -152,7 +150,7 @@ def _files(builder: Any, split: str) -> tuple[File, ...]:
 
 def _prepared(asked: str, data_dir: str | None) -> Any:
   """The builder of a data set, whose data are on disk as ArrayRecord."""
-  with _tfds_errors(asked):
+  try:  # Code of any data set runs here, and fails as it likes.
     if os.path.isdir(asked):
       builder = tfds.builder_from_directory(asked)
     else:
@@ -160,6 +158,13 @@ def _prepared(asked: str, data_dir: str | None) -> Any:
     if not builder.is_prepared():
       tfds.display_progress_bar(sys.stderr.isatty())
       builder.download_and_prepare(file_format=_ARRAY_RECORD)
+  except Exception as error:
+    not_found = tfds.core.DatasetNotFoundError
+    is_asked = isinstance(error, (ValueError, AssertionError, not_found))
+    raise (InputError if is_asked else RunError)(
+      f"tfds:{asked} cannot be opened or prepared; check name, config and"
+      f" version: {one_line(error)}."
+    ) from error
   place = builder.data_dir
   # TFDS leaves a folder alone that is there already, whatever is in it.
   if not builder.is_prepared():
@@ -169,24 +174,7 @@ def _prepared(asked: str, data_dir: str | None) -> Any:
     found = ", ".join(sorted(each.value for each in formats))
     raise InputError(
       f"{place!r} is prepared as {found}, not to be read by index: prepare it"
-      " in another --data-dir, or, where TensorFlow is installed, run tfds"
-      f" convert_format --dataset_version_dir={place}"
-      " --out_file_format=array_record."
+      " in another --data-dir, or run tfds convert_format"
+      f" --dataset_version_dir={place} --out_file_format=array_record."
     )
   return builder
-
-
-@contextlib.contextmanager
-def _tfds_errors(asked: str) -> Iterator[None]:
-  """Code of any data set runs here, and fails as it likes."""
-  try:
-    yield
-  except (InputError, RunError):
-    raise
-  except Exception as error:
-    not_found = tfds.core.DatasetNotFoundError
-    is_asked = isinstance(error, (ValueError, AssertionError, not_found))
-    raise (InputError if is_asked else RunError)(
-      f"tfds:{asked} cannot be opened or prepared; check name, config and"
-      f" version: {one_line(error)}."
-    ) from error

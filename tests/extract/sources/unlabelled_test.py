@@ -22,23 +22,14 @@ def test_order_is_as_given_and_names_are_those_of_the_files(tmp_path):
   for kind in ("parquet", "tar"):
     write_table(tmp_path / f"t.{kind}", [png(1), png(2)], label=["?", "?"])
     write_table(tmp_path / f"tables/u.{kind}", [png(3)])
-  words = [
-    "x.npz",
-    "z.png",
-    "odd",
-    "f",
-    "t.parquet",
-    "t.tar",
-    "tables",
-    "z.png",
-  ]
-  found = unlabelled([str(tmp_path / word) for word in (*words, "z.png")])
+  words = ("x.npz", "z.png", "odd", "f", "t.parquet", "t.tar", "tables", "odd")
+  found = unlabelled([str(tmp_path / word) for word in words])
   names = [found.name_of(i).removeprefix(f"{tmp_path}/") for i in range(13)]
   assert names == [
     *("x.npz[0]", "x.npz[1]", "z.png", "odd", "f/a.jpg", "f/b/2.png"),
     *("t.parquet[0]", "t.parquet[1]"),
     *("t.tar[0]", "t.tar[1]"),
-    *("tables/u.parquet[0]", "tables/u.tar[0]", "z.png"),
+    *("tables/u.parquet[0]", "tables/u.tar[0]", "odd"),
   ]
   assert len(found) == 13
   assert found.class_names == ("unlabelled",)
