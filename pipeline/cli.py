@@ -7,6 +7,7 @@ a run that failed, 130 after Ctrl-C. A traceback is a bug.
 import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib
 import io
 import logging
@@ -49,7 +50,6 @@ _LIMITS = re.compile(
   "can't start new thread|RESOURCE_EXHAUSTED|bad_alloc|(initialize|Unknown) b"
 )
 """What libraries say in a RuntimeError where the machine has no more."""
-_NO_JAX = "budget", "report", "import", "inspect", "verify"
 
 
 @dataclasses.dataclass
@@ -131,8 +131,7 @@ def _answer(argv: list[str], interrupts: _Interrupts) -> tuple[str, Any]:
     raise InputError(f"there is no command {name}; {hint}")
   command = _module(name)
   flags, as_json = _read(name, command.Flags, argv[1:])
-  if name not in _NO_JAX:
-    _check_environment()
+  _check_environment()
   interrupts.seconds = getattr(command, "STOP_SECONDS", interrupts.seconds)
   # Standard output is the answer's alone, whatever a library prints; of several
   # hosts `Hosts.of` sees to it.
@@ -226,22 +225,17 @@ def _prepare() -> None:
       stream.reconfigure(errors="backslashreplace")
 
 
-def _check_environment(accepted: set[str] = set()) -> None:  # noqa: B006
+@functools.cache
+def _check_environment() -> None:
   """Refuses variables of which JAX makes a traceback, and XLA an abort."""
-  try:
-    import jax  # noqa: F401
-  except ValueError as error:
-    raise InputError(f"the environment is refused by JAX: {error}.") from error
-  flags = os.environ.get("XLA_FLAGS", "")
-  if not flags or flags in accepted:
+  if not any(n == "XLA_FLAGS" or n.startswith("JAX_") for n in os.environ):
     return
   words = [sys.executable, "-c", "import jax; jax.devices()"]
   tried = subprocess.run(words, capture_output=True, text=True, check=False)
   if tried.returncode:
-    unknown = re.findall(r"Unknown flags? in XLA_FLAGS: (.*)", tried.stderr)
-    why = (unknown or tried.stderr.splitlines()[-1:] or [""])[0]
-    raise InputError(f"XLA_FLAGS={flags!r} is refused by XLA: {why}.")
-  accepted.add(flags)
+    said = re.findall(r"Unknown flag.*|\w+Error: .*", tried.stderr)
+    why = "".join(said[-1:])
+    raise InputError(f"the environment is refused by JAX: {why}.")
 
 
 @contextlib.contextmanager

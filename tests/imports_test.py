@@ -44,7 +44,7 @@ FLOORS = {
     floor("heads"),
     floor("report", "tables"),
     floor("runs", "serving"),
-    floor("audit", "inspection"),
+    floor("audit"),
     floor("commands"),
     floor("cli"),
   ),

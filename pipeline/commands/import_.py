@@ -43,17 +43,7 @@ def run(flags: Flags) -> Answer:
   """Imports the file."""
   from oneshot_dp.pipeline.tables.import_table import import_table
 
-  cache = import_table(
-    flags.file,
-    flags.out,
-    dataset=flags.dataset_name,
-    split=flags.split,
-    num_classes=flags.num_classes,
-    class_names=flags.class_names,
-    unit_name=flags.unit_name,
-    backbone=flags.backbone_name,
-  )
-  info = cache.info
+  info = import_table(**vars(flags)).info
   text = (
     f"{flags.out}: {info.dataset}, split {info.split},"
     f" {info.source_num_examples:,} rows of {info.feature_dim} values,"

@@ -1,13 +1,19 @@
 """`oneshot-dp inspect`."""
 
+import collections
 import dataclasses
-from typing import Annotated
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline.answer import Answer
 from oneshot_dp.pipeline.commands import flags as f
+
+_SQLITE = b"SQLite format 3\0"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,9 +34,155 @@ class Flags:
 
 
 def run(flags: Flags) -> Answer:
-  """Looks at it."""
-  from oneshot_dp.pipeline.inspection import inspect_path
+  """Looks at a cache, a head, a run, a ledger's file, or else at images.
 
-  if not flags.path:
+  The facts have all of it; a fault is a line, and exit status 1.
+
+  Raises:
+    InputError: it is none of them, or cannot be read.
+  """
+  if not (paths := flags.path):
     raise InputError("name a path: oneshot-dp inspect PATH.")
-  return inspect_path(flags.path)
+  kind = _kind(paths[0]) if len(paths) == 1 else "images"
+  if kind == "images":
+    return _images(paths)
+  path = paths[0]
+  looks = {"cache": _cache, "head": _head, "run": _run, "ledger": _ledger}
+  try:
+    return looks[kind](path)
+  except InputError as error:  # it is one, and broken
+    return _found(kind, path, {}, {}, (str(error),))
+
+
+def _found(
+  kind: str,
+  path: str,
+  rows: Mapping[str, Any],
+  facts: Mapping[str, Any],
+  faults: Sequence[str] = (),
+) -> Answer:
+  """A table, headed by what the path is."""
+  mark = ", PRIVATE" if kind in ("cache", "ledger") else ""
+  rows = {f"a {kind}": path + mark, **rows}
+  width = max(map(len, rows)) + 2
+  lines = (f"{name:<{width}}{value}" for name, value in rows.items())
+  said = {"kind": kind, "path": path, **facts, "faults": faults}
+  return _with_status("\n".join(lines), said)
+
+
+def _with_status(text: str, facts: Mapping[str, Any]) -> Answer:
+  faults = tuple(facts["faults"])
+  said = f"{len(faults)} thing{'s are' if faults[1:] else ' is'} broken."
+  failure = RunError(said) if faults else None
+  return Answer(text=text, facts=facts, faults=faults, failure=failure)
+
+
+def _kind(path: str) -> str:
+  from oneshot_dp.extract import storage
+
+  if is_cache(path):
+    return "cache"
+  if storage.is_url(path):
+    return "images"
+  for file, kind in ("receipt.json", "head"), ("results.json", "run"):
+    if os.path.lexists(os.path.join(path, file)):
+      return kind
+  if _is_ledger(Path(path)):
+    return "ledger"
+  if not os.path.lexists(path):
+    raise InputError(f"{path} is not there: name a folder or a file.")
+  return "images"
+
+
+def is_cache(path: str) -> bool:
+  """Whether a finished cache is there."""
+  from oneshot_dp.extract import storage
+  from oneshot_dp.extract.cache.format import INFO_FILE
+
+  if not storage.is_url(path):
+    return os.path.isfile(os.path.join(path, INFO_FILE))
+  return storage.read(storage.store_at(path), INFO_FILE, 1 << 30) is not None
+
+
+def _is_ledger(path: Path) -> bool:
+  if not path.is_file():
+    return False
+  with open(path, "rb") as file:
+    return file.read(len(_SQLITE)) == _SQLITE
+
+
+def _images(paths: Sequence[str]) -> Answer:
+  from oneshot_dp.extract.sources.describe import describe_images
+
+  found = describe_images(paths)
+  facts = {"kind": "images", **dataclasses.asdict(found)}
+  return _with_status(found.text, facts)
+
+
+def _cache(path: str) -> Answer:
+  from oneshot_dp.extract.cache.check import check_cache, describe
+  from oneshot_dp.extract.cache.read import open_cache
+
+  cache = open_cache(path)
+  rows, public = describe(cache), cache.info.public()
+  return _found(
+    "cache", path, rows, {"metadata": public, **rows}, check_cache(path)
+  )
+
+
+def _head(path: str) -> Answer:
+  from oneshot_dp.linear_dp.accounting import printable
+  from oneshot_dp.pipeline.heads.head_folder import read_head
+  from oneshot_dp.pipeline.report.results import NOT_PRIVATE
+
+  saved = read_head(path)
+  stated, names = saved.stated, ", ".join(saved.stated["class_names"])
+  promise = f"{NOT_PRIVATE} (noise: {stated['noise_source']})"
+  if saved.private:
+    promise = (
+      f"epsilon {printable(saved.receipt['follows']['epsilon'])} at delta"
+      f" {printable(stated['delta'])} per {stated['privacy_unit']}"
+    )
+  rows = {
+    "guarantee": promise,
+    "trained by": stated["head"],
+    "private data": _private_data(stated),
+    "classes": f"{stated['num_classes']}: {names}"[:200],
+    "embedding": f"{stated['feature_dim']} values of"
+    f" {stated['backbone']['name']}",
+    "charge": f"{stated['charge']}: oneshot-dp verify asks the ledger",
+  }
+  return _found("head", path, rows, {"receipt": saved.receipt})
+
+
+def _private_data(stated: Mapping[str, Any]) -> str:
+  rows = f"{stated['dataset']}, split {stated['split']}{stated['rows']}"
+  return f"{rows}, {stated['num_examples']:,} examples"
+
+
+def _run(path: str) -> Answer:
+  from oneshot_dp.pipeline.report import results
+  from oneshot_dp.pipeline.report.page import read_run
+
+  run = read_run(Path(path))
+  first = next(iter(run.receipts.values()))["stated"]
+  rows = {
+    "private data": _private_data(first),
+    "heads": f"{len(run.rows)}, each with a sound receipt",
+    "accuracy": "\n" + results.table(run.rows),
+  }
+  return _found("run", path, rows, {**run.facts, "heads": run.rows})
+
+
+def _ledger(path: str) -> Answer:
+  import msgspec
+
+  from oneshot_dp.pipeline.ledger.ledger import Ledger
+
+  ledger = Ledger(Path(path))
+  entries = [msgspec.to_builtins(entry) for entry in ledger.entries()]
+  for entry in entries:
+    entry.pop("asked", None)  # it tells of the rows
+  counts = collections.Counter(entry["dataset"] for entry in entries)
+  rows = {name: f"{n} charges and caps" for name, n in counts.items()}
+  return _found("ledger", path, rows, {"entries": entries})

@@ -49,8 +49,8 @@ def run(flags: Flags) -> Answer:
   """Writes the predictions."""
   from oneshot_dp.configs.parts import Part
   from oneshot_dp.extract.cache.read import open_cache
+  from oneshot_dp.pipeline.commands.inspect import is_cache
   from oneshot_dp.pipeline.heads.head_folder import read_head
-  from oneshot_dp.pipeline.inspection import is_cache
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
   from oneshot_dp.pipeline.serving.prediction import (
     backbone_of,

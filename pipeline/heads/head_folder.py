@@ -79,10 +79,6 @@ class SavedHead:
     of = {"head": self.head, "state": self.state, "name": self.stated["head"]}
     return TrainedHead(**of, draw=0, **fields)
 
-  def before(self) -> TrainedHead:
-    """What a head of a larger ε goes on from."""
-    return self.trained
-
 
 def write_head(
   folder: Path,

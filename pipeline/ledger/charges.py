@@ -142,11 +142,11 @@ def check_affordable(
 ) -> None:
   """Refuses what would break the cap of a data set, or has another unit."""
   units = {each.unit for each in charges}
-  if other := {e.unit for e in entries if e.kind == "charge"} - units:
+  units |= {each.unit for each in entries if each.kind == "charge"}
+  if len(units) > 1:
     raise InputError(
-      f"{dataset!r} was charged per {min(other)}, and this is per {min(units)}:"
-      " what is protected is settled by the first charge; use a cache of that"
-      " unit."
+      f"{dataset!r} is charged per {' and per '.join(sorted(units))}: what is"
+      " protected is settled by the first charge; use caches of one unit."
     )
   if (cap := cap_of(entries)) is None:
     return

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError, RunError, check_name
+from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.extract.storage import is_url
 from oneshot_dp.pipeline.ledger import charges as of
 from oneshot_dp.pipeline.ledger.charges import (
@@ -171,7 +171,11 @@ class Ledger:
       known = {each.dataset for each in entries.of("charge")}
       ids = [i for bill in bills for i in _add(entries, bill, str(run), now)]
     for dataset in {bill.dataset for bill in bills} - known:
-      self._say_first(dataset)
+      said = f"the first charge of {dataset!r} in {self.path}"
+      print(
+        f"{said}; what another ledger was charged does not count",
+        file=sys.stderr,
+      )
     return ids
 
   def deliver(self, ids: Sequence[str], heads: Mapping[str, Left]) -> None:
@@ -206,17 +210,6 @@ class Ledger:
   def _open(self, write: bool = False) -> AbstractContextManager[Entries]:
     return transaction(self.path, write=write, wait=self._wait)
 
-  def _say_first(self, dataset: str) -> None:
-    """A new ledger, or one in another place, is worth a second look."""
-    said = f"the first charge of {dataset!r} in {self.path}"
-    try:
-      usual = Ledger()
-      if usual.path.resolve() != self.path.resolve() and usual.entries(dataset):
-        said = f"warning: {said}; {usual.path} has others: is --ledger right?"
-    except (InputError, RunError, OSError, RuntimeError):
-      pass  # there is no other ledger to speak of
-    print(f"{said}; what was released before does not count", file=sys.stderr)
-
 
 def keys_of(cache: "FeatureCache") -> Keys:
   """What a ledger knows the rows of a cache by; reads all of them."""
@@ -229,11 +222,16 @@ def keys_of(cache: "FeatureCache") -> Keys:
 def _check(entries: Entries, bills: Sequence[Bill]) -> None:
   """Refuses rows of another name, and what breaks a cap or a unit."""
   for bill in bills:
-    for other, known in _shared(entries, bill.keys).items():
-      if other != bill.dataset and known.rows:
+    shared = {n: k.rows for n, k in _shared(entries, bill.keys).items()}
+    for each in bills:  # what is charged at the same time
+      shared[each.dataset] = max(
+        shared.get(each.dataset, 0), _in_both(bill, each)
+      )
+    for other, rows in shared.items():
+      if other != bill.dataset and rows:
         raise InputError(
-          f"at least {known.rows} of these rows were charged as {other!r}, and"
-          f" this cache calls them {bill.dataset!r}: use a cache of the name"
+          f"at least {rows} of these rows are charged as {other!r}, and this"
+          f" cache calls them {bill.dataset!r}: use a cache of the name"
           f" {other!r}, so that what is spent adds up, or leave them out."
         )
     paid = {each.id for each in entries.of("charge", bill.dataset)}
@@ -277,6 +275,16 @@ def _shared(entries: Entries, keys: Keys) -> dict[str, Known]:
     if any(known := Known(max(counts.values()), units)):
       found[name] = known
   return found
+
+
+def _in_both(*bills: Bill) -> int:
+  """How many rows two bills share, at least."""
+  found = [0]
+  for kind in ("image", "direction"):
+    if all(kind in bill.keys for bill in bills):
+      keys = [bill.keys[kind] for bill in bills]
+      found.append(len(np.intersect1d(*keys, True)))
+  return max(found)
 
 
 def _now() -> str:

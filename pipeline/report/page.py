@@ -22,7 +22,7 @@ from oneshot_dp.linear_dp.accounting import printable
 from oneshot_dp.linear_dp.evaluate import accuracy_interval
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.receipt import right_guesses
-from oneshot_dp.pipeline.report import drawings
+from oneshot_dp.pipeline.report.accuracy_plot import charts_of
 from oneshot_dp.pipeline.report.results import (
   FORMAT,
   NOT_PRIVATE,
@@ -33,8 +33,6 @@ from oneshot_dp.pipeline.report.results import (
 from oneshot_dp.pipeline.templates import filled_in
 
 PAGE = "report.html"
-_WIDTHS = {"wide": 640, "narrow": 350}
-"""Pixels of a picture on a page and on a phone."""
 _MOST_CLASSES, _WEAKEST = 60, 30
 """Of more classes than these only the weakest have a line."""
 _NORMAL_95 = 1.959964
@@ -168,11 +166,7 @@ def _facts(run: Run) -> dict[str, Any]:
     "together": run.facts.get("epsilon"),
     "seeded": not all(r.private for r in noisy),
     "ceiling": max(without, default=None),
-    "charts": [
-      drawings.accuracy(run.rows, width, name)
-      for name, width in _WIDTHS.items()
-      if scored and noisy
-    ],
+    "charts": charts_of(run.rows) if scored and noisy else [],
     "lines": _lines(run) if scored else [],
     "classes": _classes(chosen, names, run.facts.get("test_counts")),
     "guess": right_guesses,
@@ -225,9 +219,8 @@ def _classes(
   for i, name in enumerate(names):
     found = [x for r in recalls if (x := r[i]) is not None]
     share = math.fsum(found) / len(found) if found else None
-    bar = "" if share is None else drawings.bar(share)
     images = None if counts is None else counts[i]
-    lines.append({"name": name, "share": share, "bar": bar, "images": images})
+    lines.append({"name": name, "share": share, "images": images})
   lines.sort(
     key=lambda line: math.inf if line["share"] is None else line["share"]
   )

@@ -33,13 +33,13 @@ from oneshot_dp.linear_dp.train import (
   rows_for,
 )
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
-from oneshot_dp.pipeline.heads.public_start import read_start
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles
-from oneshot_dp.pipeline.runs.scores import bill_of_scores, data_of
+from oneshot_dp.pipeline.runs.scores import bill_of_scores, data_of, look_at
+from oneshot_dp.pipeline.tables.vector_files import read_start
 
 _FEW_ROWS = 3.0
 """Rows of a class, in units of σ, below which a head is next to chance."""
@@ -133,6 +133,8 @@ class Plan:
       self.test_rows = evaluation_rows(data_of(self.test, hosts))
       budget = private_eval[0], asked.delta, self.source
       self.bills.append(bill_of_scores(self.casts[1], *budget))
+    for rows in (*self.rows.values(), *filter(None, [self.test_rows])):
+      look_at(rows)
     if hosts.is_first:
       self.ledger.check(*self.bills)
 

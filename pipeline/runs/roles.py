@@ -142,7 +142,9 @@ def _judge(
   public: Cast, rows: int, units: int, whose: str, allow_duplicates: bool
 ) -> list[str]:
   """Refuses what is shared, or says that it goes on."""
-  n = public.cache.num_rows
+  # Of different rows: many copies of one private row are one in one.
+  kinds = (public.keys[k] for k in ("image", "direction") if k in public.keys)
+  n = min(map(len, kinds), default=1)
   if units:
     raise InputError(
       f"{units} {public.cache.info.unit}s of {public}, which is to be public,"

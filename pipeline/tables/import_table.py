@@ -37,12 +37,12 @@ def import_table(
   file: Path,
   out: Path,
   *,
-  dataset: str | None = None,
+  dataset_name: str | None = None,
   split: str = "train",
   num_classes: int | None = None,
   class_names: Sequence[str] = (),
   unit_name: str | None = None,
-  backbone: str = "imported features",
+  backbone_name: str = "imported features",
 ) -> FeatureCache:
   """Writes the vectors of an npz or of Parquet files as a feature cache.
 
@@ -67,7 +67,7 @@ def import_table(
   """
   check_positive("--num-classes", num_classes)
   check_num_classes(num_classes or 0, f"--num-classes {num_classes}")
-  check_name("--dataset-name", dataset or (dataset := file.stem))
+  check_name("--dataset-name", dataset := dataset_name or file.stem)
   if unit_name is not None:
     check_unit_name(unit_name)
   table = open_vectors(file)
@@ -88,7 +88,7 @@ def import_table(
     feature_dim=first.shape[1],
     class_names=known,
     num_classes_source="flag" if class_names else source,
-    backbone={"name": backbone},
+    backbone={"name": backbone_name},
     embedding_dtype=_DTYPES.get(first.dtype.name, "float32"),
     unit=unit_name or EXAMPLE,
     id_source="example_id" if "example_id" in names else "position",

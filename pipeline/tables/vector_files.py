@@ -1,6 +1,7 @@
-"""npz and Parquet files of embeddings, whose vectors are read in blocks."""
+"""npz and Parquet files of embeddings, read in blocks; a public start."""
 
 import contextlib
+import hashlib
 import json
 import tokenize
 import zipfile
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.files import open_regular
+from oneshot_dp.configs.head_config import PublicStart
+from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.extract.files import open_regular, read_regular
 
 _BLOCK_BYTES = 1 << 24
 _UNREADABLE = (
@@ -50,6 +53,36 @@ def open_vectors(path: Path) -> "Npz | Parquet":
       return Parquet(path, [path])
   raise InputError(
     f"{path} is neither .npz nor .parquet: save it by numpy.savez, say."
+  )
+
+
+def read_start(path: Path, info: CacheInfo) -> PublicStart:
+  """The start that `--start` names, for a head of a cache of this `info`.
+
+  The file has a vector [d] for each class, by its name: embeddings of the names
+  by a text tower, say. It is no function of the private rows.
+
+  Raises:
+    InputError: no such file; other classes, or vectors of another width.
+  """
+  content, names, d = read_regular(path), info.class_names, info.feature_dim
+  table = open_vectors(path)
+  if wrong := sorted({*names} ^ table.shapes.keys()):
+    raise InputError(
+      f"{path} has not just a vector for each class of the cache, by its name:"
+      f" see {wrong[0]!a}, and {len(wrong) - 1} more."
+    )
+  if wrong := [name for name in names if table.shapes[name] != (d,)]:
+    raise InputError(
+      f"{path}: {wrong[0]!r} has shape {table.shapes[wrong[0]]}, and embeddings"
+      f" are ({d},): use the same model's."
+    )
+  return PublicStart.of(
+    np.stack([table.column(name) for name in names]),
+    num_classes=len(names),
+    feature_dim=d,
+    names=names,
+    sha256=hashlib.sha256(content).hexdigest(),
   )
 
 

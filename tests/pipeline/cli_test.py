@@ -245,12 +245,13 @@ class TestProcess:
   @pytest.mark.parametrize(
     ("environment", "said"),
     [
-      ({"XLA_FLAGS": "--xla_no_such=1"}, "XLA_FLAGS='--xla_no_such=1' is"),
-      ({"JAX_ENABLE_X64": "perhaps"}, "the environment is refused by JAX"),
+      ({"XLA_FLAGS": "--xla_no_such=1"}, "Unknown flag in XLA_FLAGS: --xla_no"),
+      ({"JAX_ENABLE_X64": "perhaps"}, "ValueError: invalid truth value"),
     ],
   )
   def test_an_environment_that_jax_refuses(self, environment, said):
     process = start(TRAIN, **environment)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert one_line(err).startswith(said)
+    line = one_line(err)
+    assert line.startswith(f"the environment is refused by JAX: {said}")

@@ -140,7 +140,7 @@ def test_rows_under_another_name_are_refused(ledger, charge, of):
   with pytest.raises(InputError) as refused:
     charge(1.0, dataset="cats", rows=keys(2, 3, 4, 5, of=of))
   said = str(refused.value)
-  assert "at least 2 of these rows were charged as 'pets'" in said
+  assert "at least 2 of these rows are charged as 'pets'" in said
   assert "calls them 'cats'" in said
   assert "use a cache of the name" in said
   with pytest.raises(InputError, match="at least 1 of these"):
@@ -178,7 +178,7 @@ def test_rows_and_units_that_are_known_are_counted(ledger, charge):
 def test_what_is_protected_is_settled_by_the_first_charge(ledger, charge):
   charge(1.0, unit="patient")
   with pytest.raises(
-    InputError, match="charged per patient, and this is per example"
+    InputError, match="charged per example and per patient"
   ):
     charge(1.0)
   charge(1.0, unit="patient")
@@ -230,15 +230,6 @@ def test_it_is_made_for_its_owner_at_the_first_charge(ledger, charge, capsys):
   assert "the first charge of 'pets'" in capsys.readouterr().err
   charge(1.0)
   assert capsys.readouterr().err == ""
-
-
-def test_it_is_said_where_the_usual_ledger_has_the_data_set(charge, capsys):
-  Ledger().charge([bill(1.0)], Path("/elsewhere"), {})
-  assert "warning" not in capsys.readouterr().err
-  charge(1.0)
-  said = capsys.readouterr().err
-  assert "usual.sqlite has others" in said
-  assert "is --ledger right" in said
 
 
 def test_every_write_waits_for_the_disk(ledger, charge):
@@ -326,3 +317,16 @@ def test_a_read_only_ledger_is_read(ledger, charge):
       ledger.check(bill(1.0))
   finally:
     ledger.path.parent.chmod(0o700)
+
+
+def test_bills_of_one_command_are_compared_with_one_another(ledger):
+  """Neither may have the other's rows, or units of another kind."""
+  same = [bill(0.1, dataset="a"), bill(0.1, dataset="b", rows=keys(3, 4))]
+  with pytest.raises(InputError, match="1 of these rows are charged as 'b'"):
+    ledger.charge(same, Path("/runs/x"), {})
+  kinds = [bill(0.1, unit="patient"), bill(0.1, rows=keys(7))]
+  with pytest.raises(InputError, match="charged per example and per patient"):
+    ledger.charge(kinds, Path("/runs/x"), {})
+  assert ledger.entries() == []
+  apart = [bill(0.1, dataset="a"), bill(0.1, dataset="b", rows=keys(4))]
+  assert len(ledger.charge(apart, Path("/runs/x"), {})) == 2

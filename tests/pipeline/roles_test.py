@@ -184,3 +184,14 @@ def test_a_test_set_without_rows(ledger, tmp_path):
   part = dataclasses.replace(cache, part=Part(0, 1))
   with pytest.raises(InputError, match="has no rows to score"):
     check_roles([public(part)], ledger)
+
+
+def test_many_copies_of_one_private_row_are_no_few_rows(
+  tmp_path, ledger, train_cache
+):
+  """One row in a hundred is of different rows: these are one in one."""
+  embedding, label = clusters()
+  copies = np.repeat(embedding[:1], 200, 0), np.repeat(label[:1], 200)
+  test = write_rows(tmp_path / "copies", *copies, num_classes=4, split="test")
+  with pytest.raises(InputError, match="1 of the 1 rows of --eval-cache"):
+    check_roles([private(train_cache), public(test)], ledger)

@@ -1,6 +1,7 @@
 """Training and sweeping: what is refused, charged, written and shown."""
 
 import csv
+import dataclasses
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.linear_dp import private_sums
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.pipeline.heads.head_folder import read_head
@@ -20,7 +22,7 @@ from oneshot_dp.pipeline.heads.verify import verify_head
 from oneshot_dp.pipeline.ledger.charges import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.command_line import fails, one_line, start, succeeds
-from tests.sample_caches import DIM, write_clusters, write_rows
+from tests.sample_caches import DIM, clusters, write_clusters, write_rows
 
 DELTA = 1e-5
 
@@ -203,7 +205,7 @@ class TestStart:
       ({"class 0": np.ones(3)}, "'class 0' has shape (3,)"),
       ({"class 0": np.zeros(DIM)}, "start of class 'class 0' is zeros only"),
       ({"class 0": np.full(DIM, np.nan)}, "'class 0' is not finite"),
-      ({"class 0": np.array([None] * DIM)}, "is no npz"),
+      ({"class 0": np.array([None] * DIM)}, "Python objects"),
     ],
   )
   def test_what_does_not_fit(self, capsys, place, ledger, changes, said):
@@ -427,3 +429,19 @@ class TestHosts:
 
 def _heads():
   return sorted(Path("s").rglob("head.safetensors"))
+
+
+@pytest.mark.parametrize("head", ["lamb", "auto"])
+def test_a_row_that_comes_twice_is_refused_before_the_charge(
+  capsys, tmp_path, ledger_file, head
+):
+  embedding, label = clusters()
+  info = write_clusters(tmp_path / "like").info
+  twice = np.zeros(len(label), np.int64)
+  rows = {"embedding": embedding, "label": label, "example_id": twice}
+  info = dataclasses.replace(info, shards=())
+  write_cache(str(tmp_path / "train"), info, [rows])
+  argv = f"train --cache {tmp_path}/train --head {head} --epsilon 1"
+  argv += f" --delta 1e-5 --out {tmp_path}/head --ledger {ledger_file}"
+  assert "more than once" in fails(capsys, *argv.split())
+  assert not ledger_file.exists()
