@@ -74,7 +74,7 @@ class SourceSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
-  """Changes to the backbone's own preprocessing; None leaves what it does.
+  """Changes to the backbone's own `Preprocessing`.
 
   Attributes:
     image_size: side of the square that the backbone takes, pixels.

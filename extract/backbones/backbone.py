@@ -1,8 +1,7 @@
 """A `Backbone` is a frozen network with its weights, ready to be jitted.
 
-Each family is a file that reads from pixels to embedding. Its modules bear
-timm's names: parameter `blocks.0/attn.qkv/kernel` of Flax is the transpose of
-timm's `blocks.0.attn.qkv.weight`.
+Modules bear timm's names: parameter `blocks.0/attn.qkv/kernel` of Flax is the
+transpose of timm's `blocks.0.attn.qkv.weight`.
 """
 
 import dataclasses
@@ -76,10 +75,7 @@ class Backbone:
 
 
 def products(compute_dtype: ComputeDtype) -> dict[str, Any]:
-  """Arguments of linen's layers; "float32" asks for true float32 products.
-
-  A TPU and a GPU would otherwise round what they multiply to fewer bits.
-  """
+  """Arguments of linen's layers; float32 is not rounded to fewer bits."""
   highest = compute_dtype == "float32"
   precision = jax.lax.Precision.HIGHEST if highest else None
   return {"dtype": jnp.dtype(compute_dtype), "precision": precision}
@@ -160,10 +156,8 @@ def flax_params(
   """Arrays by timm's names, in PyTorch's layout, as a module's parameters.
 
   In float32, but for the kernels of a network of bfloat16: they take half the
-  memory, and the products would round them there in any case.
-
-  Raises:
-    ValueError: arrays are missing, unexpected, misshapen or not finite.
+  memory, and the products would round them there in any case. ValueError: some
+  are missing, unexpected, misshapen or not finite.
   """
   check_arrays(network, arrays, image_size)
   params = {}

@@ -115,10 +115,8 @@ def load_backbone(
 def timm_tensors(backbone: Backbone) -> Arrays:
   """The arrays of its weights as timm has them, float32, without classifier.
 
-  Position embeddings are those of the backbone's image size.
-
-  Raises:
-    InputError: timm has no such network, or the file has changed since.
+  Position embeddings are those of its image size. InputError: timm has no such
+  network, or the file has changed since.
   """
   path, network = backbone.weights_path, backbone.network
   if path is None or network is None or backbone.timm is None:
@@ -146,9 +144,8 @@ def _user_function(
 
   `params` are the arrays of the weights file by name, {} without one. It is
   jitted: it must be pure, and treat every image alone, or one example would
-  move the rows of others, and the guarantee would be void. Its identity is the
-  file's name, the function's, and the SHA-256 of the file and of the weights;
-  modules that the file imports are not hashed.
+  move the rows of others, and the guarantee would be void. Modules that the
+  file imports are not hashed.
   """
   place, _, function = name.rpartition(":")
   params, weights_sha256 = read_tensors(weights) if weights else ({}, None)

@@ -234,9 +234,7 @@ def standardize(
   Over all axes but the first. A channel of equal values becomes 0.
 
   Source: Qiao et al., "Micro-Batch Training with Batch-Channel Normalization
-  and Weight Standardization" (2019), equation 8; Brock et al. (ICLR 2021),
-  "Characterizing signal propagation to close the performance gap in
-  unnormalized ResNets", equation 1.
+  and Weight Standardization" (2019), equation 8.
   """
   wide = weight.astype(np.float64, order="C").reshape(len(weight), -1)
   with np.errstate(invalid="ignore"):

@@ -22,14 +22,10 @@ _SIZES = {
 def network_of(arrays: Mapping[str, np.ndarray], embedding: str | None) -> ViT:
   """The network of a file in timm's names, in float32.
 
-  Names and shapes say width, depth, patch, tokens, LayerScale, SwiGLU and
-  pooling, but not the number of heads (the published one is taken) nor which
-  GELU (the exact one). The usual embedding is attention pooling where there is
-  any, else the class token, else the mean.
-
-  Raises:
-    KeyError, ValueError, IndexError: it is no Vision Transformer, or has no
-      such embedding.
+  No name or shape says the number of heads (the published one is taken) nor
+  which GELU (the exact one). The usual embedding is attention pooling where
+  there is any, else the class token, else the mean. KeyError, ValueError,
+  IndexError: it is no Vision Transformer, or has no such embedding.
   """
   width, _, patch, _ = arrays["patch_embed.proj.weight"].shape
   hidden = arrays["blocks.0.mlp.fc2.weight"].shape[1]

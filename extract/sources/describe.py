@@ -4,7 +4,7 @@ import bisect
 import concurrent.futures
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -24,8 +24,6 @@ from oneshot_dp.extract.sources.unlabelled import images_of
 
 _AT_ONCE = 1024
 """Images in flight: what is kept of each is small, its pixels are not."""
-_Seen = tuple[np.ndarray, tuple[int, int]] | str
-"""An image's key, width and height; or what is wrong with it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,9 +31,8 @@ class ImagesReport:
   """What is at a location, escaped for a terminal.
 
   Of each split that can be extracted: the images of each class. Of all images:
-  how many, and smallest, median and largest sides. `faults` are what an
-  extraction refuses: broken images, strays, links; `notes` what has to be said
-  by a flag.
+  how many, and smallest, median and largest sides; `faults` are what an
+  extraction refuses.
   """
 
   location: str
@@ -118,32 +115,50 @@ def describe_images(location: Sequence[str]) -> ImagesReport:
     except (InputError, RunError) as error:
       faults.append(str(error))
   starts = np.cumsum([0, *map(len, parts)]).tolist()
+  total, sizes = starts[-1], []
+
+  def place(index: int) -> tuple[Source, int]:
+    part = bisect.bisect(starts, index) - 1
+    return parts[part], index - starts[part]
 
   def name_of(index: int) -> str:
-    part = bisect.bisect(starts, index) - 1
-    return parts[part].name_of(index - starts[part])
+    part, at = place(index)
+    return _shown(part.name_of(at))
 
-  keys = np.zeros((starts[-1], 2), np.uint64)  # of broken images they stay so
-  sides = np.zeros((starts[-1], 2), np.int32)
-  for index, seen in enumerate(_look_at(parts, starts[-1])):
-    if isinstance(seen, str):
-      faults.append(f"{name_of(index)}: {seen}")
-    else:
-      keys[index], sides[index] = seen
-  known, sizes = sides[sides[:, 0] > 0], []
-  if len(known):
+  keys = np.zeros((total, 2), np.uint64)  # of broken images they stay so
+  sides = np.zeros((total, 2), np.int32)
+
+  def look(index: int) -> None:
+    part, at = place(index)
+    try:
+      image = part.image(at)
+      sides[index] = decode_image(image).shape[1::-1]
+      keys[index] = image_key(image)
+    except (InputError, RunError, DecodeError) as error:
+      broken[index] = f"{name_of(index)}: {error}"
+
+  broken: dict[int, str] = {}
+  with (
+    concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    tqdm(total=total, desc="inspect", unit="image", disable=None) as bar,
+  ):
+    for start in range(0, total, _AT_ONCE):
+      some = range(start, min(start + _AT_ONCE, total))
+      bar.update(len([*pool.map(look, some)]))
+  if len(known := sides[sides[:, 0] > 0]):
     sizes = np.percentile(known, [0, 50, 100], axis=0, method="nearest")
   order = np.lexsort((keys[:, 1], keys[:, 0]))
   ends = np.flatnonzero((np.diff(keys[order], axis=0) != 0).any(axis=1)) + 1
   alike = [
-    " = ".join(_shown(name_of(i)) for i in group.tolist())
+    " = ".join(map(name_of, group.tolist()))
     for group in np.split(order, ends)
     if len(group) > 1 and keys[group[0]].any()
   ]
+  faults += [broken[index] for index in sorted(broken)]
   return ImagesReport(
     location=_shown(" ".join(location)),
     classes=classes,
-    num_images=starts[-1],
+    num_images=total,
     sizes=tuple(f"{width} x {height}" for width, height in sizes),
     faults=tuple(map(_shown, faults)),
     passed_over=tuple(map(_shown, others)),
@@ -154,23 +169,3 @@ def describe_images(location: Sequence[str]) -> ImagesReport:
 
 def _shown(text: str) -> str:
   return escaped(text, but="")
-
-
-def _look_at(parts: Sequence[Source], total: int) -> Iterator[_Seen]:
-  def look(part: Source, index: int) -> _Seen:
-    try:
-      image = part.image(index)
-      height, width, _ = decode_image(image).shape
-    except (InputError, RunError, DecodeError) as error:
-      return str(error)
-    return image_key(image), (width, height)
-
-  with (
-    concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
-    tqdm(total=total, desc="inspect", unit="image", disable=None) as bar,
-  ):
-    for part in parts:
-      for start in range(0, len(part), _AT_ONCE):
-        some = range(start, min(start + _AT_ONCE, len(part)))
-        yield from pool.map(look, [part] * len(some), some)
-        bar.update(len(some))

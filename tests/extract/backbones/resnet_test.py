@@ -1,6 +1,5 @@
 """BiT, WRN, NF-ResNet and NFNet against timm's outputs, and their parts."""
 
-import math
 import re
 from typing import Any
 
@@ -85,30 +84,28 @@ def wrn_shapes(depth: int, width: int) -> dict[str, tuple[int, ...]]:
   """Haiku's names and shapes, in the order in which its code asks for them."""
   shapes: dict[str, tuple[int, ...]] = {}
 
-  def norm(name: str, channels: int) -> None:
-    for leaf in ("scale", "offset"):
-      shapes[f"wide_res_net/{name}/{leaf}"] = (channels,)
+  def put(name: str, leaves: str, *shape: int) -> None:
+    shapes.update({f"wide_res_net/{name}/{k}": shape for k in leaves.split()})
 
-  def conv(name: str, size: int, channels: int, features: int) -> None:
-    shapes[f"wide_res_net/{name}/w"] = (size, size, channels, features)
-    for leaf in ("gain", "bias"):
-      shapes[f"wide_res_net/{name}/{leaf}"] = (features,)
+  def conv(name: str, *shape: int) -> None:
+    put(name, "w", *shape)
+    put(name, "gain bias", shape[-1])
 
-  conv("First_conv", 3, 3, 16)
+  conv("First_conv", 3, 3, 3, 16)
   channels = 16
   for stage in (1, 2, 3):
     features = 16 * width * 2 ** (stage - 1)
     for block in range((depth - 4) // 6):
       if not block:
-        norm(f"Block_{stage}_skip_norm", channels)
-        conv(f"Block_{stage}_skip_conv", 1, channels, features)
+        put(f"Block_{stage}_skip_norm", "scale offset", channels)
+        conv(f"Block_{stage}_skip_conv", 1, 1, channels, features)
       for place in (0, 1):
-        norm(f"Block_{stage}_norm_{block}_{place}", channels)
-        conv(f"Block_{stage}Conv_{block}_{place}", 3, channels, features)
+        put(f"Block_{stage}_norm_{block}_{place}", "scale offset", channels)
+        conv(f"Block_{stage}Conv_{block}_{place}", 3, 3, channels, features)
         channels = features
-  norm("Final_norm", channels)
-  shapes["wide_res_net/Softmax/w"] = (channels, 1000)
-  shapes["wide_res_net/Softmax/b"] = (1000,)
+  put("Final_norm", "scale offset", channels)
+  put("Softmax", "w", channels, 1000)
+  put("Softmax", "b", 1000)
   return shapes
 
 
@@ -123,66 +120,16 @@ def wrn_weights(depth: int, width: int) -> dict[str, np.ndarray]:
   return arrays
 
 
-class WrnOracle:
-  """jax_privacy's forward pass in float64, in no more than NumPy."""
-
-  def __init__(self, arrays: dict[str, np.ndarray]):
-    self._arrays = arrays
-
-  def _leaf(self, name: str) -> np.ndarray:
-    return self._arrays[f"wide_res_net/{name}"].astype(np.float64)
-
-  def _conv(self, name: str, x: np.ndarray, stride: int = 1) -> np.ndarray:
-    w = self._leaf(f"{name}/w")
-    fan_in = math.prod(w.shape[:3])
-    spread = np.maximum(w.var(axis=(0, 1, 2)) * fan_in, 1e-4) ** 0.5
-    w = (w - w.mean(axis=(0, 1, 2))) / spread * self._leaf(f"{name}/gain")
-    size, side = len(w), x.shape[1]
-    pad = max((-(-side // stride) - 1) * stride + size - side, 0)
-    sides = (pad // 2, pad - pad // 2)  # "SAME": less in front
-    x = np.pad(x, ((0, 0), sides, sides, (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(
-      x, (size, size), axis=(1, 2)
-    )[:, ::stride, ::stride]
-    out = np.einsum("byxiuv,uvio->byxo", windows, w)
-    return out + self._leaf(f"{name}/bias")
-
-  def _norm(self, name: str, x: np.ndarray, groups: int = 16) -> np.ndarray:
-    x = np.maximum(x, 0)  # before the norm
-    grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)
-    mean = grouped.mean(axis=(1, 3), keepdims=True)
-    var = grouped.var(axis=(1, 3), keepdims=True)
-    x = ((grouped - mean) / np.sqrt(var + 1e-5)).reshape(x.shape)
-    return x * self._leaf(f"{name}/scale") + self._leaf(f"{name}/offset")
-
-  def __call__(self, images: np.ndarray, depth: int) -> np.ndarray:
-    x = self._conv("First_conv", images.astype(np.float64))
-    for stage in (1, 2, 3):
-      name = f"Block_{stage}"
-      for block in range((depth - 4) // 6):
-        skip, stride = x, 1 if stage == 1 or block else 2
-        if not block:
-          skip = self._norm(f"{name}_skip_norm", x)
-          skip = self._conv(f"{name}_skip_conv", skip, stride)
-        for place in (0, 1):
-          x = self._norm(f"{name}_norm_{block}_{place}", x)
-          x = self._conv(f"{name}Conv_{block}_{place}", x, stride)
-          stride = 1
-        x = x + skip
-    return self._norm("Final_norm", x).mean(axis=(1, 2))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("depth", "width", "side"), [(16, 1, 12), (10, 2, 13)])
 def test_wrn_is_what_jax_privacy_s_code_says(depth, width, side):
-  weights = wrn_weights(depth, width)
-  arrays = in_timm_names(weights)
+  """In float64, written down in NumPy: WrnOracle of this file at 0aacbfa."""
+  arrays = in_timm_names(wrn_weights(depth, width))
   name = resnet_v2.name_of(resnet_v2.network_of(arrays, None))
   assert name == f"wrn_{depth}_{width}"
   images = np.random.default_rng(1).normal(size=(2, side, side, 3))
   got = drawn.embed(resnet_v2, arrays, images.astype(np.float32))
-  want = WrnOracle(weights)(images.astype(np.float32), depth)
-  np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+  np.testing.assert_allclose(got, OUTPUTS[f"{name}_{side}"], rtol=0, atol=1e-5)
 
 
 def test_group_norm_keeps_its_digits():

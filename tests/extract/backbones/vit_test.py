@@ -102,42 +102,40 @@ PUBLISHED_HEADS = {"ti": 3, "s": 6, "b": 12, "l": 16, "h": 16, "so400m": 16}
 
 def google_npz(arrays: dict, big_vision: bool) -> dict:
   """timm's arrays as Google's npz has them, written down from its code."""
-  layer = (
-    "MultiHeadDotProductAttention_0"
-    if big_vision
-    else "MultiHeadDotProductAttention_1"
+  number, mlp, second = (
+    (0, "MlpBlock_0", 1) if big_vision else (1, "MlpBlock_3", 2)
   )
-  mlp, second = ("MlpBlock_0", 1) if big_vision else ("MlpBlock_3", 2)
+  where = "" if big_vision else "Transformer/posembed_input/"
+  kernel = arrays["patch_embed.proj.weight"].transpose(2, 3, 1, 0)
   found = {
     "cls": arrays["cls_token"],
-    "embedding/kernel": arrays["patch_embed.proj.weight"].transpose(2, 3, 1, 0),
+    "embedding/kernel": kernel,
     "embedding/bias": arrays["patch_embed.proj.bias"],
-    "Transformer/encoder_norm/scale": arrays["norm.weight"],
-    "Transformer/encoder_norm/bias": arrays["norm.bias"],
     "head/kernel": np.zeros((32, 10), np.float32),
     "head/bias": np.zeros(10, np.float32),
+    f"{where}pos_embedding": arrays["pos_embed"],
   }
-  where = "" if big_vision else "Transformer/posembed_input/"
-  found[f"{where}pos_embedding"] = arrays["pos_embed"]
+  modules = {"norm": "Transformer/encoder_norm"}
   for i in range(2):
     ours, theirs = f"blocks.{i}.", f"Transformer/encoderblock_{i}/"
-    for norm, number in (("norm1", 0), ("norm2", second)):
-      for leaf, name in (("weight", "scale"), ("bias", "bias")):
-        found[f"{theirs}LayerNorm_{number}/{name}"] = arrays[
-          f"{ours}{norm}.{leaf}"
-        ]
+    modules |= {f"{ours}norm1": f"{theirs}LayerNorm_0"}
+    modules |= {f"{ours}norm2": f"{theirs}LayerNorm_{second}"}
+    modules |= {
+      f"{ours}mlp.fc{j + 1}": f"{theirs}{mlp}/Dense_{j}" for j in (0, 1)
+    }
+    heads = f"{theirs}MultiHeadDotProductAttention_{number}/"
     qkv = np.split(arrays[f"{ours}attn.qkv.weight"], 3)
     biases = np.split(arrays[f"{ours}attn.qkv.bias"], 3)
     for name, w, b in zip(("query", "key", "value"), qkv, biases, strict=True):
-      found[f"{theirs}{layer}/{name}/kernel"] = w.T.reshape(32, HEADS, 8)
-      found[f"{theirs}{layer}/{name}/bias"] = b.reshape(HEADS, 8)
+      found[f"{heads}{name}/kernel"] = w.T.reshape(32, HEADS, 8)
+      found[f"{heads}{name}/bias"] = b.reshape(HEADS, 8)
     out = arrays[f"{ours}attn.proj.weight"].T.reshape(HEADS, 8, 32)
-    found[f"{theirs}{layer}/out/kernel"] = out
-    found[f"{theirs}{layer}/out/bias"] = arrays[f"{ours}attn.proj.bias"]
-    for j in range(2):
-      dense = f"{theirs}{mlp}/Dense_{j}"
-      found[f"{dense}/kernel"] = arrays[f"{ours}mlp.fc{j + 1}.weight"].T
-      found[f"{dense}/bias"] = arrays[f"{ours}mlp.fc{j + 1}.bias"]
+    found[f"{heads}out/kernel"] = out
+    found[f"{heads}out/bias"] = arrays[f"{ours}attn.proj.bias"]
+  for ours, theirs in modules.items():
+    weight = arrays[f"{ours}.weight"].T
+    found[f"{theirs}/{'kernel' if weight.ndim == 2 else 'scale'}"] = weight
+    found[f"{theirs}/bias"] = arrays[f"{ours}.bias"]
   return found
 
 
