@@ -164,8 +164,13 @@ def refuse(
 
 
 def room_in_ball(dim: int) -> float:
-  """R − √d/2 − 1: rounding adds up to √d/2, and 1 is for float32 products."""
-  return R - math.sqrt(dim) / 2 - 1
+  """R·√(1 − (d + 2)·2⁻²⁴) − √d/2 − 1, the norm of a row before rounding.
+
+  That is what `within_ball` is sure of, less √d/2 for rounding to integers and
+  1 for float32 products: every honest row is within.
+  """
+  sure = R * math.sqrt(1 - (dim + 2) * 2.0**-24)
+  return sure - math.sqrt(dim) / 2 - 1
 
 
 def row_scale(

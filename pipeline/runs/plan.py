@@ -26,12 +26,7 @@ from oneshot_dp.linear_dp.evaluate import evaluation_rows
 from oneshot_dp.linear_dp.hosts import Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.rows import Rows
-from oneshot_dp.linear_dp.train import (
-  check_plan,
-  cost,
-  memory_needed,
-  rows_for,
-)
+from oneshot_dp.linear_dp.train import check_plan, cost, memory_needed, rows_for
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge

@@ -4,8 +4,7 @@ import math
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
@@ -31,6 +30,9 @@ from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles, check_same_kind
+
+if TYPE_CHECKING:
+  from oneshot_dp.pipeline.commands.evaluate import Flags
 
 Scores = tuple[Sequence[Accuracy], dict[str, Any]]
 """Accuracies, one per head, and what is to be said of them, as JSON."""
@@ -115,18 +117,7 @@ def _of(cache: FeatureCache) -> dict[str, Any]:
   return {"dataset": info.dataset, "split": info.split, "rows": part}
 
 
-def score_head(
-  *,
-  head: Path,
-  cache: Path,
-  rows: str,
-  private_eval: float | None,
-  delta: float | None,
-  allow_duplicates: bool,
-  ledger: Path | None,
-  weak_privacy: bool,
-  noise_seed: int | None,
-) -> tuple[Scores, Sequence[str]]:
+def score_head(asked: "Flags") -> tuple[Scores, Sequence[str]]:
   """What `evaluate` asks for, and the names of the classes.
 
   Formal guarantees: labels that are private, by --private-eval or because the
@@ -137,34 +128,35 @@ def score_head(
       private, and no --private-eval; or the charge would break the cap.
   """
   no_core_dumps()
-  saved, test = read_head(head), open_cache(cache, Part.parse(rows))
-  book, source, info = Ledger(ledger), NoiseSource(noise_seed), test.info
+  head, private_eval, delta = asked.head, asked.private_eval, asked.delta
+  saved, test = read_head(head), open_cache(asked.cache, Part.parse(asked.rows))
+  book, source = Ledger(asked.ledger), NoiseSource(asked.noise_seed)
   cast = Cast.of(test, "private" if private_eval else "public", "--cache")
   kind = saved.stated["backbone_fingerprint"], saved.stated["class_names"]
   check_same_kind(head, kind, cast)
   if private_eval is None:
-    if delta is not None or noise_seed is not None:
+    if delta is not None or asked.noise_seed is not None:
       raise InputError("--delta and --noise-seed are of --private-eval alone.")
-    notes = check_roles([cast], book, allow_duplicates=allow_duplicates)
+    notes = check_roles([cast], book, allow_duplicates=asked.allow_duplicates)
     if saved.stated["weights_sha256"] not in book.heads():
       notes.append(
         f"note: {book.path} does not know this head, so whether it was trained"
         f" on rows of {test.name} was not checked"
       )
     print(*notes, sep="\n", end="\n" * bool(notes), file=sys.stderr)
-    return public_scores([saved.head], test), info.class_names
+    return public_scores([saved.head], test), test.info.class_names
   if delta is None:
     raise InputError("--private-eval needs --delta, too.")
-  check_budget(private_eval, delta, insisted=weak_privacy)
-  check_delta(delta, test.n, insisted=weak_privacy)
+  check_budget(private_eval, delta, insisted=asked.weak_privacy)
+  check_delta(delta, test.n, insisted=asked.weak_privacy)
   data = evaluation_rows(data_of(test))
   look_at(data)
   bill = bill_of_scores(cast, private_eval, delta, source)
   book.check(bill)
-  asked = {"head": saved.stated["weights_sha256"], "rows": test.private_digest}
-  asked |= {"budget": [private_eval, delta], "noise_seed": noise_seed}
-  ids = book.charge([bill], head.resolve() / "evaluation", asked)
+  what = {"head": saved.stated["weights_sha256"], "rows": test.private_digest}
+  what |= {"budget": [private_eval, delta], "noise_seed": asked.noise_seed}
+  ids = book.charge([bill], head.resolve() / "evaluation", what)
   budget = private_eval, delta, source
   scores = private_scores([saved.head], test, data, *budget)
   book.deliver(ids, {})  # before anybody sees it: it is shown once
-  return scores, info.class_names
+  return scores, test.info.class_names
