@@ -43,7 +43,7 @@ class SourceSettings:
     num_classes: K, where nothing names the classes: they are 0 to K - 1.
     units: whose each image is, where somebody may have many. Of files: FILE.csv
       whose header is "file," and the unit's public name (file,patient), or a
-      regular expression with one group of that name ('(?P<patient>[^/_]+)_')
+      regular expression with one group of that name ('/(?P<patient>[^/_]+)_')
       that is searched for in the path. Else a column, array or feature, whose
       name is the unit's.
     data_dir: where TFDS keeps its data; default: TFDS's own.

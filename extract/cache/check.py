@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -110,10 +109,11 @@ def describe(cache: FeatureCache) -> dict[str, str]:
   """What a cache is, for its holder: exact counts, no label statistics."""
   info = cache.info
 
-  def listed(values: Mapping[str, Any] | None) -> str:
-    text = ", ".join(f"{k}={v}" for k, v in (values or {}).items())
-    return escaped(text or "-")
-
+  made_by = [info.backbone.get(name) for name in ("name", "layer")]
+  if sha256 := info.backbone.get("weights_sha256"):
+    made_by.append(f"weights {sha256[:12]}")
+  libraries = (info.computed_by or {}).get("libraries", {})
+  versions = ", ".join(f"{name} {v}" for name, v in libraries.items())
   names = ", ".join(info.class_names[:8]) + ", …" * (info.num_classes > 8)
   return {
     "data set": f"{info.dataset}, split {info.split}{cache.part}",
@@ -121,9 +121,9 @@ def describe(cache: FeatureCache) -> dict[str, str]:
     "features": f"{info.feature_dim} x {info.embedding_dtype}",
     "classes": f"{info.num_classes} (from {info.num_classes_source})",
     "class names": escaped(names),
-    "backbone": listed(info.backbone),
-    "computed by": listed(info.computed_by),
-    "views": listed(info.views),
+    "backbone": escaped(", ".join(map(str, filter(None, made_by)))),
+    "computed by": escaped(versions or "-"),
+    "views": str((info.views or {}).get("count", "-")),
     "privacy unit": info.unit,
     "size": f"{sum(s.bytes for s in info.shards):,} bytes",
     "fingerprint": info.fingerprint,

@@ -21,7 +21,7 @@ from oneshot_dp.pipeline.commands import flags as f
 
 STOP_SECONDS = 60
 """A job on an engine is stopped there before the command ends."""
-_UNITS = "Whose images are: column, CSV, or '(?P<patient>[^_]+)_'."
+_UNITS = "Whose images are: column, CSV, or '/(?P<patient>[^/_]+)_'."
 _BACKBONE = "A name, or FILE.py:FUNCTION."
 
 
