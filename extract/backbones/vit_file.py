@@ -110,8 +110,8 @@ def _resize_grid(
   grid = positions.reshape(old, old, -1).astype(np.float32)
   planes = map(Image.fromarray, np.moveaxis(grid, -1, 0).copy())
   bicubic, size = Image.Resampling.BICUBIC, (side, side)
-  out = np.stack([plane.resize(size, bicubic) for plane in planes], axis=-1)
-  return out.reshape(side * side, -1)
+  out = [np.asarray(plane.resize(size, bicubic)) for plane in planes]
+  return np.stack(out, axis=-1).reshape(side * side, -1)
 
 
 def _is_square(number: int) -> bool:
