@@ -238,6 +238,8 @@ def test_rows_are_read_once_where_they_are_kept(monkeypatch):
   for _ in range(3):
     sums.release("mean", streamed, statistics.ones, 1.0)
   assert len(passes) == 4
+  sums.release("moment", streamed, statistics.itself, 1.0, once=True)
+  assert len(streamed._totals) == 1
 
 
 def test_on_a_tpu_its_host_makes_what_needs_float64(monkeypatch):
