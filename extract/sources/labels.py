@@ -139,7 +139,7 @@ def units_of_files(
   """The public name of the unit, and a `unit_id` for each image file.
 
   `units` is FILE.csv with the columns `file` and, say, `patient`, or a regular
-  expression with one group that has a name: `(?P<patient>[^_]+)_`. Paths are
+  expression with one group that has a name: `/(?P<patient>[^/_]+)_`. Paths are
   relative to the folder that the table is about, and start with `split`
   ("train/", or nothing): other rows are about other splits. Rows of files that
   are `passed_over` are, too. InputError: `units` is neither; an image without a
@@ -166,6 +166,11 @@ def units_of_files(
       ) from error
     check_unit_name(unit)
     whose = [m and m[1] for m in map(pattern.search, images)]
+    if len({*whose}) == 1 < len(whose) and whose[0]:
+      raise InputError(
+        f"--units {units!r} says that all images are of the {unit} {whose[0]!r}:"
+        " it may have found a folder's name; begin it with '/'."
+      )
   where = images.__getitem__
   return unit, units_of_column(whose, f"{unit} in {units!r}", where)
 

@@ -63,6 +63,7 @@ def test_a_row_of_a_file_that_is_passed_over_is_passed_over(root):
   [
     (TABLE, r"images without a patient in .*: 'dog/deep/anna_3.png'\.$"),
     (WHOLE.replace(",bo", ", "), "without a patient in .*'cat/bo_2.png'"),
+    ("(?P<patient>a)[tn]", "all images are of the patient 'a'.*folder's name"),
     ("(?P<patient>bo)_", "without a patient in .*'cat/anna_1.png', 'd"),
     (WHOLE + "dog/9.png,bo\n", "files that are not in .*: 'dog/9.png'; rem"),
     (WHOLE + "./cat/bo_2.png,bo\n", "has 'cat/bo_2.png' more than once"),
