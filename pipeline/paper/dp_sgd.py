@@ -9,7 +9,7 @@ import functools
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax_privacy
@@ -19,9 +19,10 @@ from jax_privacy import accounting, batch_selection, noise_addition
 from jaxtyping import Array, Bool, Float, Int
 
 import oneshot_dp
+from oneshot_dp import LinearHead
+from oneshot_dp.configs.head_config import HeadName, OneStepName
 
-OptimizerName = Literal["lamb", "adam", "momentum"]
-OPTIMIZERS: tuple[OptimizerName, ...] = ("lamb", "adam", "momentum")
+OPTIMIZERS: tuple[OneStepName, ...] = ("lamb", "adam", "momentum")
 DELTA, BIAS = 1e-6, -10.0
 _RATES = {"lamb": 0.6, "adam": 3.0, "momentum": 100.0}
 _SEED = 0
@@ -48,8 +49,7 @@ class Features:
       with np.load(path, allow_pickle=False) as found:
         arrays = {name: found[name] for name in names}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-      message = f"{path}: {error}: give an npz of {', '.join(names)}."
-      raise SystemExit(message) from error
+      raise SystemExit(f"{path}: {error}: give an npz of {names}.") from error
     for name in "train_embedding", "test_embedding":
       rows = arrays[name].astype(np.float32)
       norms = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -62,26 +62,21 @@ class Features:
     """K, from the labels: all of it is public."""
     return int(self.train_label.max()) + 1
 
-  def top1(self, heads: Sequence[oneshot_dp.LinearHead]) -> list[float]:
+  def top1(self, heads: Sequence[LinearHead]) -> list[float]:
     """Test accuracies in %."""
     rows = {"embedding": self.test_embedding, "label": self.test_label}
     return [100 * a.top1 for a in oneshot_dp.evaluate_heads(heads, [rows])]
 
-  def product(
-    self, name: OptimizerName | Literal["auto"], epsilons: Sequence[float]
-  ) -> list[float]:
+  def product(self, name: HeadName, epsilons: Sequence[float]) -> list[float]:
     """Accuracies in % of the product's heads, nested, at each ε."""
     source = oneshot_dp.NoiseSource(_SEED)
     budget = {"epsilons": epsilons, "delta": DELTA, "source": source}
     rows = self.train_embedding, self.train_label
-    heads = oneshot_dp.train_heads(
-      *rows, num_classes=self.num_classes, head=name, **budget
-    )
+    how = {"num_classes": self.num_classes, "head": name}
+    heads = oneshot_dp.train_heads(*rows, **how, **budget)
     return self.top1([head.head for head in heads])
 
-  def many_steps(
-    self, steps: "Steps", epsilons: Sequence[float | None]
-  ) -> list[float]:
+  def many_steps(self, steps: "Steps", epsilons: Sequence) -> list[float]:
     """Accuracies in % of `steps`, each ε by itself; None is no noise."""
     return self.top1([steps.train(self, epsilon) for epsilon in epsilons])
 
@@ -98,15 +93,13 @@ class Steps:
     ema: the decay of averaged weights; 0 is the last ones.
   """
 
-  optimizer: OptimizerName = "lamb"
+  optimizer: OneStepName = "lamb"
   epochs: int = 1
   batches: int = 1
   init: float = 0.0
   ema: float = 0.0
 
-  def train(
-    self, features: Features, epsilon: float | None
-  ) -> oneshot_dp.LinearHead:
+  def train(self, features: Features, epsilon: float | None) -> LinearHead:
     """DP-SGD of the sigmoid cross-entropy, clipped to norm 1.
 
     (ε, 1e-6)-DP by jax_privacy's accountant, if rows and seed were secret and
@@ -117,8 +110,8 @@ class Steps:
     sigma = _noise_multiplier(epsilon, batch, count, n) if epsilon else 0.0
     # Noise that adds up grows with √count, and so shall not what is learnt.
     rate = _RATES[self.optimizer] / count**0.5
-    shape = d, features.num_classes
-    kernel = self.init * jax.random.normal(jax.random.key(_SEED + 1), shape)
+    k, key = features.num_classes, jax.random.key(_SEED + 1)
+    kernel = self.init * jax.random.normal(key, (d, k))
     how = self.optimizer, (rate, sigma, 1 / batch)
     state, average = _descent(*how).init(kernel), kernel
     samples = batch_selection.CyclicPoissonSampling(
@@ -130,14 +123,11 @@ class Steps:
       x, y = features.train_embedding[rows], features.train_label[rows]
       kernel, state = _step(*how, kernel, state, x, y, rows == -1)
       average = optax.incremental_update(kernel, average, 1 - self.ema)
-    bias = np.full(features.num_classes, BIAS, np.float32)
-    kernel = np.asarray(average)
-    return oneshot_dp.LinearHead(kernel=kernel, bias=bias, unit_norm=True)
+    kernel, bias = np.asarray(average), np.full(k, BIAS, np.float32)
+    return LinearHead(kernel=kernel, bias=bias, unit_norm=True)
 
 
-def _descent(
-  optimizer: OptimizerName, scales: tuple
-) -> optax.GradientTransformation:
+def _descent(optimizer: OneStepName, scales: tuple) -> Any:
   """A sum of sensitivity 1 gets noise and is a mean; the optimizer steps."""
   rate, sigma, mean = scales
   noise = noise_addition.gaussian_privatizer(stddev=sigma, prng_key=_SEED)
@@ -151,7 +141,7 @@ def _descent(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _step(
-  optimizer: OptimizerName,
+  optimizer: OneStepName,
   scales: tuple,
   kernel: Float[Array, "d K"],
   state: Any,
@@ -175,8 +165,7 @@ def _loss(
 
 @functools.cache
 def _noise_multiplier(epsilon: float, batch: int, steps: int, n: int) -> float:
-  """By privacy loss distributions, where a row is there or not."""
-  # Coarser than that would ask for more noise than it takes.
+  """By privacy loss distributions, fine enough not to ask for more noise."""
   fine = min(1e-3, epsilon / 1000)
   config = accounting.PldAccountantConfig(value_discretization_interval=fine)
   rows = {"batch_sizes": batch, "num_updates": steps, "num_samples": n}
