@@ -38,7 +38,7 @@ def run(flags: Flags) -> Answer:
   """Scores it."""
   from oneshot_dp.pipeline.runs.scores import score_head
 
-  ((accuracy,), said), names = score_head(**vars(flags))
+  ((accuracy,), said), names = score_head(flags)
   titles = {"top1": "top-1", "top5": "top-5", "balanced": "balanced"}
   shares = {name: getattr(accuracy, name) for name in titles}
   known = {titles[n]: s for n, s in shares.items() if s is not None}

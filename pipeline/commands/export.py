@@ -41,8 +41,6 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.serving.exports import NOBODY_VOUCHES, export_head
   from oneshot_dp.pipeline.serving.prediction import backbone_of
 
-  if flags.to.exists():
-    raise InputError(f"--to {flags.to} is there already; name a new directory.")
   saved = read_head(flags.head)
   if not saved.private:
     raise InputError(f"{flags.head} is {NOT_PRIVATE}: it is not exported.")
@@ -64,6 +62,5 @@ def run(flags: Flags) -> Answer:
   vouches = NOBODY_VOUCHES[verdict.vouched].strip("*")
   lines = [*filter(None, [vouches]), f"{flags.to}: {', '.join(files)}", *notes]
   facts = {"out": flags.to, "files": files, "notes": notes}
-  return Answer(
-    text="\n".join(lines), facts=facts | {"vouched": verdict.vouched}
-  )
+  facts |= {"vouched": verdict.vouched}
+  return Answer(text="\n".join(lines), facts=facts)

@@ -58,8 +58,7 @@ class TrainingFlags:
   delta: Delta
   out: Annotated[Path, flag("A folder, not there yet.", "DIR")]
   start: Annotated[
-    Path | None,
-    flag("Public start: npz of a vector by class name.", "NPZ"),
+    Path | None, flag("Public start: npz of a vector by class name.", "NPZ")
   ] = None
   balanced: Annotated[Switch, flag("Classes count alike, rare or not.")] = False
   ledger: LedgerFile = None

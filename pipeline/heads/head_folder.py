@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -190,15 +189,11 @@ def save_head(
   >>> bool((again.head.kernel == head.head.kernel).all()), again.is_charged
   (True, False)
 
-  Args:
-    head: from `train_head` or `train_heads`.
-    directory: one that is not there yet.
-    dataset: public name of the private data.
-    split: public name of its split.
-    backbone: what made the embeddings; the head fits caches of that name.
+  `dataset` and `split` are public names of the private data, `backbone` is that
+  of what made the embeddings.
 
   Raises:
-    InputError: `directory` holds something, or a name is none.
+    InputError: `directory` is there already, or a name is none.
     RunError: the disk refuses it.
   """
   info = CacheInfo(
@@ -212,12 +207,8 @@ def save_head(
     unit=head.privacy_unit,
   )
   with alone(Path(directory)) as (place, whole):
-    try:
-      write_head(whole, head.trained, info)
-      whole.rename(place)
-    except BaseException:
-      shutil.rmtree(whole, ignore_errors=True)
-      raise
+    write_head(whole, head.trained, info)
+    whole.rename(place)
 
 
 def load_head(directory: str | os.PathLike) -> PrivateHead:

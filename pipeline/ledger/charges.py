@@ -16,7 +16,7 @@ from oneshot_dp.linear_dp import accounting
 
 MOST_KEYS = 1 << 22
 _LEAST_EPSILON = 1e-6  # less is nothing
-Keys = Mapping[str, UInt64[np.ndarray, " keys"]]
+Keys = Mapping[str, UInt64[np.ndarray, " _keys"]]
 """What rows are known by: keys of "image", "direction" and "unit", sorted, each
 once. Of more than 2²² the smallest are kept, a sample, since keys are hashes.
 Private."""
@@ -104,6 +104,14 @@ def sampled(keys: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, " keys"]:
   """Sorted, each once, the smallest; 0 is the key of no row."""
   keys = np.sort(keys, axis=None)
   return keys[np.diff(keys, prepend=np.uint64(0)) > 0][:MOST_KEYS]
+
+
+def in_both(
+  one: Keys, other: Keys, kinds: Sequence[str] = ("image", "direction")
+) -> int:
+  """How many rows, or units, are in both, at least, by these kinds of keys."""
+  found = [(one[k], other[k]) for k in kinds if k in one and k in other]
+  return max((len(np.intersect1d(a, b, True)) for a, b in found), default=0)
 
 
 def spent(entries: Iterable[Entry]) -> Fraction:

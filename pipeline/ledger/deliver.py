@@ -47,8 +47,8 @@ def deliver_once(
     ledger: of the rows.
     bills: what it costs.
     train: writes everything into a folder that only its owner sees, heads with
-      receipts that name the charges given, one for each charge of the bills.
-      Not called where a killed run's heads are noted already.
+      receipts that name the charges given. Not called where a killed run's
+      heads are noted already.
     asked: all that makes it this run and no other.
     room: bytes that the disk must have, which is tried before the charge.
 
@@ -57,7 +57,7 @@ def deliver_once(
       ledger refuses. Nothing is left behind, nothing was charged.
     RunError: the disk refuses.
   """
-  with alone(out) as (place, whole):
+  with alone(out, for_next=True) as (place, whole):
     with disk_errors(out), (whole.parent / "room").open("wb") as file:
       if room:
         os.posix_fallocate(file.fileno(), 0, room)
@@ -90,15 +90,17 @@ def deliver_once(
 
 
 @contextlib.contextmanager
-def alone(out: Path) -> Iterator[tuple[Path, Path]]:
-  """The place that `out` means, and one in a folder beside it to be renamed."""
+def alone(out: Path, for_next: bool = False) -> Iterator[tuple[Path, Path]]:
+  """The place that `out` means, and one in a folder beside it to be renamed.
+
+  What is not renamed is for the next run into this place, or is removed.
+  """
   try:
     place = Path() if is_url(str(out)) else out.resolve()
   except (OSError, RuntimeError):  # a loop of links
     place = Path()
   if not place.name:
     raise InputError(f"{out} is no place on a disk; name another.")
-  missing = [p for p in place.parents if not p.exists()]
   work = place.with_name(f".{place.name}.unfinished")
   with disk_errors(out):
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -106,13 +108,12 @@ def alone(out: Path) -> Iterator[tuple[Path, Path]]:
   try:
     if os.path.lexists(place):  # (perhaps of a run killed after that)
       raise InputError(f"{out} is there already; name another place.")
+    if not for_next:
+      shutil.rmtree(work / "whole", ignore_errors=True)  # of a killed one
     yield place, work / "whole"
   finally:
-    if not (work / "whole").exists():  # else the ledger knows it: for the next
+    if not (for_next and (work / "whole").exists()):  # the ledger knows it
       shutil.rmtree(work, ignore_errors=True)
-      for parent in missing:
-        with contextlib.suppress(OSError):
-          parent.rmdir()  # if it is empty
     os.close(lock)
 
 

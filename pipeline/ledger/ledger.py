@@ -136,14 +136,9 @@ class Ledger:
     its results go: it pays nothing, because nobody saw what it drew. So is one
     of which exactly these `heads` left.
 
-    Args:
-      bills: what it costs, of each data set.
-      run: where its results go, without links.
-      asked: all that makes it this run; PRIVATE.
-      heads: what the last run into that place may have noted.
-
-    Returns:
-      The random id of each charge, in the order of the bills.
+    `run` is where its results go, without links; `asked` all that makes it this
+    run, PRIVATE; `heads` what the last run into that place may have noted.
+    Returns the random id of each charge, in the order of the bills.
     """
     rows = hashlib.sha256()
     for bill in bills:
@@ -172,21 +167,13 @@ class Ledger:
       ids = [i for bill in bills for i in _add(entries, bill, str(run), now)]
     for dataset in {bill.dataset for bill in bills} - known:
       said = f"the first charge of {dataset!r} in {self.path}"
-      print(
-        f"{said}; what another ledger was charged does not count",
-        file=sys.stderr,
-      )
+      print(f"{said}; what others were charged is not in it", file=sys.stderr)
     return ids
 
   def deliver(self, ids: Sequence[str], heads: Mapping[str, Left]) -> None:
-    """Notes which bytes leave for charges, before they are shown.
+    """Notes which heads, by SHA-256, leave for charges, before they are shown.
 
-    Args:
-      ids: charges, each of which pays for what leaves once.
-      heads: by the SHA-256 of their weights.
-
-    Raises:
-      InputError: something left for one of these charges already.
+    InputError: something left for one already; a charge pays for that once.
     """
     with self._open(write=True) as entries:
       done = {i for each in entries.of("left") for i in each.charges}
@@ -225,7 +212,8 @@ def _check(entries: Entries, bills: Sequence[Bill]) -> None:
     shared = {n: k.rows for n, k in _shared(entries, bill.keys).items()}
     for each in bills:  # what is charged at the same time
       shared[each.dataset] = max(
-        shared.get(each.dataset, 0), _in_both(bill, each)
+        shared.get(each.dataset, 0),
+        of.in_both(bill.keys, each.keys),
       )
     for other, rows in shared.items():
       if other != bill.dataset and rows:
@@ -263,28 +251,13 @@ def _add(entries: Entries, bill: Bill, run: str, asked: Any) -> list[str]:
 
 
 def _shared(entries: Entries, keys: Keys) -> dict[str, Known]:
-  found = {}
+  ours, found = {kind: of.sampled(each) for kind, each in keys.items()}, {}
   for name in dict.fromkeys(each.dataset for each in entries.of("rows")):
-    counts = {"unit": 0, "image": 0} | {
-      kind: len(
-        np.intersect1d(of.sampled(each), entries.keys(name, kind), True)
-      )
-      for kind, each in keys.items()
-    }
-    units = counts.pop("unit")
-    if any(known := Known(max(counts.values()), units)):
+    theirs = {kind: entries.keys(name, kind) for kind in ours}
+    rows = of.in_both(ours, theirs)
+    if any(known := Known(rows, of.in_both(ours, theirs, ["unit"]))):
       found[name] = known
   return found
-
-
-def _in_both(*bills: Bill) -> int:
-  """How many rows two bills share, at least."""
-  found = [0]
-  for kind in ("image", "direction"):
-    if all(kind in bill.keys for bill in bills):
-      keys = [bill.keys[kind] for bill in bills]
-      found.append(len(np.intersect1d(*keys, True)))
-  return max(found)
 
 
 def _now() -> str:

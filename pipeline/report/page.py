@@ -42,11 +42,8 @@ def write_report(directory: Path) -> Path:
   """Writes the page into the directory of a run or of a head.
 
   It is there whole or not at all, of mode 0600 where something in it is NOT
-  PRIVATE; an older one is replaced.
-
-  Raises:
-    InputError: the directory is of neither, or damaged.
-    RunError: it cannot be written.
+  PRIVATE; an older one is replaced. InputError: the directory is of neither, or
+  damaged.
   """
   run = read_run(directory)
   page = _render(run)
@@ -218,12 +215,9 @@ def _classes(
   lines = []
   for i, name in enumerate(names):
     found = [x for r in recalls if (x := r[i]) is not None]
-    share = math.fsum(found) / len(found) if found else None
-    images = None if counts is None else counts[i]
-    lines.append({"name": name, "share": share, "images": images})
-  lines.sort(
-    key=lambda line: math.inf if line["share"] is None else line["share"]
-  )
+    share = statistics.mean(found) if found else None
+    lines.append({"name": name, "share": share, "images": counts and counts[i]})
+  lines.sort(key=lambda of: math.inf if of["share"] is None else of["share"])
   return lines if len(lines) <= _MOST_CLASSES else lines[:_WEAKEST]
 
 

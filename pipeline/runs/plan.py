@@ -173,19 +173,16 @@ class Plan:
     """What training costs: nested epsilons together, each draw anew."""
     at = ", ".join(map(printable, sorted(self.asked.epsilons)))
     paid = self.mu2 if self.source.is_private else None
-    charges = [
-      Charge(
-        what=f"{head} "
-        + ("without noise" if i is None else f"at epsilon {at}"),
-        mu2=None if i is None else paid,
-        unit=self.train.info.unit,
-        delta=self.asked.delta,
-        came_from=self.saved.stated["charge"] if self.saved else None,
-      )
+    came_from = self.saved.stated["charge"] if self.saved else None
+    same = self.train.info.unit, self.asked.delta, came_from
+    charges = tuple(
+      Charge(f"{head} without noise", None, *same)
+      if i is None
+      else Charge(f"{head} at epsilon {at}", paid, *same)
       for head, i in self.jobs
-    ]
+    )
     dataset, keys = self.train.info.dataset, self.casts[0].keys
-    return Bill(dataset=dataset, charges=tuple(charges), keys=keys)
+    return Bill(dataset=dataset, charges=charges, keys=keys)
 
   @property
   def room(self) -> int:
@@ -241,15 +238,12 @@ class Plan:
       costs += f"; accuracies cost {self.bills[-1].dataset!r}"
       costs += f" {printable(asked.private_eval)}"
     draws = f", {asked.num_draws} draws" * (asked.num_draws > 1)
-    what = (
-      " and ".join(asked.heads),
-      ", ".join(f"{e:g}" for e in asked.epsilons),
-    )
+    at = ", ".join(f"{e:g}" for e in asked.epsilons)
     return [
       *self.notes,
       *said,
-      f"{what[0]} at epsilon {what[1]}, delta {asked.delta:g}{draws}, from"
-      f" {n:,} rows of {info.feature_dim:,} numbers in"
+      f"{' and '.join(asked.heads)} at epsilon {at}, delta {asked.delta:g}"
+      f"{draws}, from {n:,} rows of {info.feature_dim:,} numbers in"
       f" {info.num_classes:,} classes: {costs}, by {self.ledger.path}",
     ]
 

@@ -19,7 +19,7 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.format import Rows
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.pipeline.ledger.charges import Keys
+from oneshot_dp.pipeline.ledger.charges import Keys, in_both
 from oneshot_dp.pipeline.ledger.ledger import Ledger, keys_of
 
 Role = Literal["private", "public"]
@@ -84,11 +84,9 @@ def check_roles(
     for private in casts:
       theirs = private.cache.info
       if private.role == "private":
-        rows = max(
-          _in_both(public, private, kind) for kind in ("image", "direction")
-        )
+        rows = in_both(public.keys, private.keys)
         same = (info.dataset, info.unit) == (theirs.dataset, theirs.unit)
-        units = _in_both(public, private, "unit") if same else 0
+        units = in_both(public.keys, private.keys, ["unit"]) if same else 0
         found.append((rows, units, str(private)))
     for dataset, known in ledger.shared(public.keys).items():
       # A unit's number means something within one data set alone.
@@ -128,14 +126,6 @@ def classes_differ(one: Sequence[str], other: Sequence[str]) -> str:
   wrong = [f"class {i} is {a!r} and {b!r}" for i, (a, b) in pairs if a != b]
   more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
   return ", ".join(wrong[:3]) + more
-
-
-def _in_both(one: Cast, other: Cast, kind: str) -> int:
-  """How many keys of a kind two caches share."""
-  if kind not in one.keys or kind not in other.keys:
-    return 0
-  both = np.intersect1d(one.keys[kind], other.keys[kind], assume_unique=True)
-  return len(both)
 
 
 def _judge(

@@ -194,9 +194,9 @@ def _write_run(
     how = f"noisy counts at epsilon = {printable(asked.private_eval)}"
   if plan.source.is_private:
     together = (
-      f"all private heads together: epsilon = {printable(plan.epsilon)} at"
-      f" delta = {printable(asked.delta)}"
+      f"all private heads together: epsilon = {printable(plan.epsilon)}"
     )
+    together += f" at delta = {printable(asked.delta)}"
   files = {
     **files_of(rows, facts),
     "config.json": as_json(plan.settings()),

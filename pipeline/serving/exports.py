@@ -10,7 +10,6 @@ DIR/deployment.yaml                   a draft for the Deployments Registry
 import datetime
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,7 @@ def export_head(
   """Writes DIR, whole or not at all.
 
   Returns the names of its files, and why there is no backbone or timm's form.
-  What travels is public: the head, its receipt and card, and the backbone, in
-  float32, or a string that says why it is not at hand.
+  `backbone`, in float32, or why it is not at hand. All that travels is public.
 
   Raises:
     InputError: `out` is there already.
@@ -86,17 +84,11 @@ def export_head(
     names=list(stated["class_names"]),
     notes=notes,
   ).encode()
-  with alone(out) as (place, directory):
-    shutil.rmtree(directory, ignore_errors=True)  # of an export that was killed
-    try:
-      with disk_errors(out):
-        directory.mkdir()
-        for name, content in files.items():
-          (directory / name).write_bytes(content)
-        directory.rename(place)
-    except BaseException:
-      shutil.rmtree(directory, ignore_errors=True)
-      raise
+  with alone(out) as (place, directory), disk_errors(out):
+    directory.mkdir()
+    for name, content in files.items():
+      (directory / name).write_bytes(content)
+    directory.rename(place)
   return sorted(files), notes
 
 

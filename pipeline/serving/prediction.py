@@ -17,7 +17,7 @@ from oneshot_dp.extract.cache.format import backbone_fingerprint
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import write_once
 from oneshot_dp.extract.job.embed import embed_images
-from oneshot_dp.extract.sources.unlabelled import unlabelled
+from oneshot_dp.extract.sources.open_source import unlabelled
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 
 _FORMULA = ("=", "+", "-", "@", "'")
@@ -79,11 +79,8 @@ def predict_images(
 ) -> tuple[int, list[str]]:
   """Writes a line for each image: its name, and its best classes with logits.
 
-  Returns how many images have a class, and those that cannot be decoded.
-
-  `images` are files, folders of them, npz, Parquet or tar files; with
-  `skip_broken` those that cannot be decoded get a line without a class. The
-  file is as `predict_cache` writes it.
+  Returns how many images have a class, and those that cannot be decoded: with
+  `skip_broken` they have a line without one. See `predict_cache`.
 
   Raises:
     InputError: images that cannot be decoded, all of them named, or no image.
@@ -99,10 +96,9 @@ def predict_images(
       without = {index for index, _, _ in batch.broken}
       broken.extend(f"{where}: {fault}" for _, where, fault in batch.broken)
       good = batch.rows["example_id"].tolist()
-      embedding = np.full(
-        (len(good) + len(without), backbone.feature_dim), np.nan, np.float32
-      )
       places = sorted([*good, *without])
+      shape = len(places), backbone.feature_dim
+      embedding = np.full(shape, np.nan, np.float32)
       embedding[np.isin(places, good)] = batch.rows["embedding"]
       yield [source.name_of(index) for index in places], embedding
 
@@ -137,16 +133,13 @@ def predict_cache(
       f"{cache.name} is of another backbone, layer or preprocessing than"
       f" {saved.path}: extract it with {saved.stated['backbone']['name']}."
     )
-  count = 0
-
-  def rows() -> Iterator[_Named]:
-    nonlocal count
-    for block in cache.blocks():
-      count += len(block["label"])
-      yield list(map(str, block["example_id"])), block["embedding"]
-
-  _write(out, _table(saved, rows(), top_k))
-  return count, []
+  rows = (
+    (list(map(str, block["example_id"])), block["embedding"])
+    for block in cache.blocks()
+  )
+  text = _table(saved, rows, top_k)
+  _write(out, text)
+  return text.count("\n") - 1, []
 
 
 def _table(saved: SavedHead, rows: Iterable[_Named], top_k: int) -> str:
@@ -156,12 +149,11 @@ def _table(saved: SavedHead, rows: Iterable[_Named], top_k: int) -> str:
     raise InputError(
       f"--top-k {top_k} must be from 1 to the {len(class_names)} classes."
     )
-  columns = ["image", "class", "logit"]
-  for rank in range(2, top_k + 1):
-    columns += [f"class_{rank}", f"logit_{rank}"]
   text = io.StringIO(newline="")
   writer = csv.writer(text)
-  writer.writerow(columns)
+  ranks = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
+  columns = (f"{of}{rank}" for rank in ranks for of in ("class", "logit"))
+  writer.writerow(["image", *columns])
   ranking = saved.head.ranking()
   for names, embedding in rows:
     logits = np.asarray(ranking.logits(jnp.asarray(embedding, jnp.float32)))
@@ -170,10 +162,8 @@ def _table(saved: SavedHead, rows: Iterable[_Named], top_k: int) -> str:
     for name, classes, scores in zip(names, best, logits, strict=True):
       line = [cell(name)]
       for label in classes:
-        known = not np.isnan(scores[label])
-        line += (
-          [class_names[label], f"{scores[label]:.6g}"] if known else ["", ""]
-        )
+        both = class_names[label], f"{scores[label]:.6g}"
+        line += ("", "") if np.isnan(scores[label]) else both
       writer.writerow(line)
   return text.getvalue()
 

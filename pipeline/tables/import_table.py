@@ -29,8 +29,6 @@ _DTYPES: dict[str, EmbeddingDtype] = {
   "float16": "float16",
   "bfloat16": "bfloat16",
 }  # kept as they are
-_VECTORS = ("embedding", "embeddings")
-_LABELS = ("label", "labels")
 
 
 def import_table(
@@ -136,8 +134,8 @@ def _columns(
 
   they_are = ", ".join(map(ascii, present)) or "none"
   names = {}
-  for name, others in ("embedding", _VECTORS), ("label", _LABELS):
-    if (found := find(others)) is None:
+  for name in "embedding", "label":
+    if (found := find((name, f"{name}s"))) is None:
       raise InputError(
         f"{table.place} has no column {name} (or {split}_{name}): it has"
         f" {they_are}."
@@ -159,16 +157,11 @@ def _columns(
       f"{table.place}: unit_id says that a privacy unit may have many rows;"
       " name the unit with --unit-name (patient …), or remove the column."
     )
-  passed_over = [
-    name
-    for name, shape in present.items()
-    if shape == present[names["label"]]
-    and name not in names.values()
-    and name.startswith(prefix)
-  ]
-  if passed_over:
+  alike = [n for n, each in present.items() if each == present[names["label"]]]
+  others = {n for n in alike if n.startswith(prefix)} - {*names.values()}
+  if others:
     warnings.warn(
-      f"{table.place}: {', '.join(map(ascii, passed_over))} not used; if one"
+      f"{table.place}: {', '.join(map(ascii, sorted(others)))} not used; if one"
       " says whose each row is, name it with --unit-name: else each row is"
       " protected by itself.",
       stacklevel=3,
@@ -177,15 +170,10 @@ def _columns(
 
 
 def _classes(
-  file: Path,
-  label: np.ndarray,
-  known: tuple[str, ...],
-  num_classes: int | None,
+  file: Path, label: np.ndarray, known: tuple[str, ...], num_classes: int | None
 ) -> tuple[np.ndarray, tuple[str, ...], NumClassesSource]:
   """Labels in [0, K), the names of the classes, and whence K is known."""
   source: NumClassesSource = "class_names"
-  for name in known:
-    check_name("a class name", name)
   if len(set(known)) < len(known):
     raise InputError(f"{file}: the class names hold a name twice.")
   if known and num_classes not in (None, len(known)):
@@ -194,17 +182,14 @@ def _classes(
     )
   if label.dtype.kind in "UO":
     if not known:
-      raise InputError(
-        f"{file}: label is of strings: name all classes with --class-names."
-      )
+      said = "label is of strings: name all classes with --class-names"
+      raise InputError(f"{file}: {said}.")
     places = {name: i for i, name in enumerate(known)}
     label = np.array([places.get(str(name), -1) for name in label])
-  label = _integers(file, "label", label)
-  if known:
-    k = len(known)
-  elif num_classes is not None:
-    k, source = num_classes, "flag"
-  else:
+  label, k = _integers(file, "label", label), num_classes or len(known)
+  if num_classes is not None and not known:
+    source = "flag"
+  elif not known:
     k, source = int(label.max()) + 1, "labels (treated as public)"
     check_num_classes(k, f"{file}: without --num-classes, the largest label")
     warnings.warn(

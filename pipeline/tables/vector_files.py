@@ -3,27 +3,20 @@
 import contextlib
 import hashlib
 import json
-import tokenize
+import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.head_config import PublicStart
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.files import open_regular, read_regular
 
 _BLOCK_BYTES = 1 << 24
-_UNREADABLE = (
-  *(OSError, ValueError, EOFError, IndexError, zipfile.BadZipFile, zlib.error),
-  *(NotImplementedError, RuntimeError, KeyError, TypeError, SyntaxError),
-  *(OverflowError, tokenize.TokenError, UnicodeError, MemoryError),
-)
-"""What Python and NumPy raise over a damaged npz."""
 
 
 def open_vectors(path: Path) -> "Npz | Parquet":
@@ -37,22 +30,18 @@ def open_vectors(path: Path) -> "Npz | Parquet":
     InputError: it is none of these, is damaged, or holds something else.
   """
   if path.is_dir():
-    files = [
-      file
-      for file in sorted(path.rglob("*.parquet"))
-      if not any(p[:1] in "._" for p in file.relative_to(path).parts)
-    ]
+    there = {f"/{p.relative_to(path)}": p for p in path.rglob("*.parquet")}
+    files = [there[n] for n in sorted(there) if not re.search("/[._]", n)]
     if not files:
       raise InputError(f"{path} has no .parquet file: name a file to import.")
     return Parquet(path, files)
   open_regular(path).close()  # a pipe or device would be read for ever
-  match path.suffix.lower():
-    case ".npz":
-      return Npz(path)
-    case ".parquet":
-      return Parquet(path, [path])
+  if (suffix := path.suffix.lower()) == ".npz":
+    return Npz(path)
+  if suffix == ".parquet":
+    return Parquet(path, [path])
   raise InputError(
-    f"{path} is neither .npz nor .parquet: save it by numpy.savez, say."
+    f"{path} is neither .npz nor .parquet: use numpy.savez, say."
   )
 
 
@@ -94,9 +83,6 @@ class Npz:
     with _damage(path), zipfile.ZipFile(path) as file:
       names = [name.removesuffix(".npy") for name in file.namelist()]
       headers = {name: self._opened(file, name)[1:] for name in names}
-    self._objects = {
-      n for n, (_, _, dtype) in headers.items() if dtype.hasobject
-    }
     self.shapes = {n: shape for n, (shape, _, _) in headers.items() if shape}
     self.class_names = None
     if "class_names" in names:
@@ -108,11 +94,8 @@ class Npz:
   def _opened(self, file: zipfile.ZipFile, name: str) -> tuple[Any, ...]:
     """An array's bytes after the header, its shape, order and dtype."""
     stream, npy = file.open(f"{name}.npy"), np.lib.format
-    read = {
-      (1, 0): npy.read_array_header_1_0,
-      (2, 0): npy.read_array_header_2_0,
-    }
-    return stream, *read[npy.read_magic(stream)](stream)
+    major, _ = npy.read_magic(stream)
+    return stream, *getattr(npy, f"read_array_header_{major}_0")(stream)
 
   def column(self, name: str) -> np.ndarray:
     with _damage(self._path), np.load(self._path, allow_pickle=False) as file:
@@ -147,8 +130,6 @@ class Parquet:
     with _damage(path):
       schemas = [pq.read_schema(file) for file in files]
       rows = sum(pq.read_metadata(file).num_rows for file in files)
-    if any(schema.names != schemas[0].names for schema in schemas):
-      raise InputError(f"{path} has files of other columns: import one file.")
     self.class_names = _names_of_datasets(schemas[0].metadata)
     self.shapes: dict[str, tuple[int, ...]] = {
       field.name: (rows, 0) if _is_vector(field.type) else (rows,)
@@ -181,7 +162,7 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
     )
   if kinds.is_integer(column.type):
     return column.to_numpy(zero_copy_only=False)
-  if kinds.is_string(column.type) or kinds.is_large_string(column.type):
+  if column.type in (pa.string(), pa.large_string()):
     return np.array(column.to_pylist(), object)
   if not _is_vector(column.type):
     raise InputError(
@@ -229,8 +210,8 @@ def _damage(path: Path) -> Iterator[None]:
     yield
   except InputError:
     raise
-  except _UNREADABLE as error:
-    said = " ".join(str(error).split())[:200]
+  except Exception as error:  # whatever libraries make of damaged bytes
+    said = one_line(error)[:200]
     if "allow_pickle" in said:
       said = "it holds Python objects; save plain arrays"
     raise InputError(

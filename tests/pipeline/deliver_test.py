@@ -121,19 +121,17 @@ def test_a_place_that_cannot_be_is_refused_before_the_charge(ledger, out):
 
 
 def test_a_disk_without_room_is_refused_before_the_charge(ledger, out):
-  new = out / "deep" / "down"
   with pytest.raises(RunError, match="cannot be written"):
-    run(ledger, new, room=1 << 60)
+    run(ledger, out, room=1 << 60)
   assert not ledger.exists
-  assert not out.exists()
-  run(ledger, new, room=1 << 16)
+  assert not [*out.parent.iterdir()]
+  run(ledger, out / "deep" / "down", room=1 << 16)
 
 
 def test_what_the_ledger_refuses_leaves_nothing(ledger, out):
   ledger.set_cap("pets", Cap(0.1, 1e-5))
   with pytest.raises(InputError, match="break the cap"):
-    run(ledger, out / "deep")
-  assert not out.exists()
+    run(ledger, out)
   assert not [*out.parent.iterdir()]
 
 
@@ -146,14 +144,13 @@ def test_a_failed_run_goes_on_at_no_cost(ledger, out, error):
     raise error
 
   with pytest.raises(type(error)) as stopped:
-    run(ledger, out / "deep", train)
+    run(ledger, out, train)
   assert "goes on without a new charge" in str(stopped.value)
-  assert not out.exists()
   assert not [*out.parent.iterdir()]
   assert not ledger.heads()
   with pytest.raises(InputError, match="another by its seed"):
-    run(ledger, out / "deep", asked={"seed": 1})
-  run(ledger, out / "deep")
+    run(ledger, out, asked={"seed": 1})
+  run(ledger, out)
   assert spent(ledger.entries()) == 1
   assert len(ledger.heads()) == 2
 

@@ -38,8 +38,7 @@ def parquet(path, embedding, label, **others):
 
 
 @pytest.mark.parametrize(
-  ("dtype", "stored"),
-  [("f2", "float16"), ("f4", "float32"), ("f8", "float32")],
+  ("dtype", "stored"), [("f2", "float16"), ("f4", "float32"), ("f8", "float32")]
 )
 def test_an_npz_becomes_a_cache_of_the_same_rows(tmp_path, dtype, stored):
   embedding, label = vectors(dtype)

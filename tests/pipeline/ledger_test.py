@@ -157,7 +157,7 @@ def test_of_very_many_rows_all_caches_keep_the_same_sample(
   monkeypatch.setattr(charges, "MOST_KEYS", 64)
   drawn = np.random.default_rng(0).integers(1, 2**63, 1000).astype(np.uint64)
   charge(1.0, rows={"image": np.sort(drawn)})
-  with pytest.raises(InputError, match=r"at least .* rows were charged"):
+  with pytest.raises(InputError, match=r"at least .* rows are charged"):
     charge(1.0, dataset="cats", rows={"image": np.sort(drawn[:500])})
   assert ledger.shared({"image": np.sort(drawn)})["pets"].rows == 64
 
@@ -177,9 +177,7 @@ def test_rows_and_units_that_are_known_are_counted(ledger, charge):
 
 def test_what_is_protected_is_settled_by_the_first_charge(ledger, charge):
   charge(1.0, unit="patient")
-  with pytest.raises(
-    InputError, match="charged per example and per patient"
-  ):
+  with pytest.raises(InputError, match="charged per example and per patient"):
     charge(1.0)
   charge(1.0, unit="patient")
 

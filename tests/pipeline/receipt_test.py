@@ -132,8 +132,7 @@ def test_no_fitted_card_hides_what_does_not_follow(folder):
 
 
 @pytest.mark.parametrize(
-  "receipt",
-  [None, [], 7, "x", {}, {"format": 1}, {"format": 2}, [[[[]]]]],
+  "receipt", [None, [], 7, "x", {}, {"format": 1}, {"format": 2}, [[[[]]]]]
 )
 def test_what_is_no_receipt_is_one_line(receipt, folder):
   with pytest.raises(InputError, match="damaged or was edited"):
