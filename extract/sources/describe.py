@@ -18,9 +18,12 @@ from oneshot_dp.extract.sources.folder import is_split, open_folder
 from oneshot_dp.extract.sources.labels import MissingFlagError
 from oneshot_dp.extract.sources.listed_files import has_rows, is_image
 from oneshot_dp.extract.sources.npz import array_splits
-from oneshot_dp.extract.sources.open_source import open_source, splits_of
+from oneshot_dp.extract.sources.open_source import (
+  images_of,
+  open_source,
+  splits_of,
+)
 from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.sources.unlabelled import images_of
 
 _AT_ONCE = 1024
 """Images in flight: what is kept of each is small, its pixels are not."""

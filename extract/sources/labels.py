@@ -168,8 +168,8 @@ def units_of_files(
     whose = [m and m[1] for m in map(pattern.search, images)]
     if len({*whose}) == 1 < len(whose) and whose[0]:
       raise InputError(
-        f"--units {units!r} says that all images are of the {unit} {whose[0]!r}:"
-        " it may have found a folder's name; begin it with '/'."
+        f"--units {units!r}: all images are of the {unit} {whose[0]!r}, as if"
+        " it had found a folder's name; begin it with '/'."
       )
   where = images.__getitem__
   return unit, units_of_column(whose, f"{unit} in {units!r}", where)

@@ -21,6 +21,8 @@ from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.folder import is_split, open_folder
 from oneshot_dp.extract.sources.labels import chosen
 from oneshot_dp.extract.sources.listed_files import (
+  IMAGES,
+  ROWS,
   File,
   has_rows,
   is_image,
@@ -30,7 +32,7 @@ from oneshot_dp.extract.sources.source import FileRows, Source, source_of
 
 _WHAT = (
   "give a folder of a folder of images for each class, or files that end in"
-  f" {', '.join(listed_files.ROWS)}"
+  f" {', '.join(ROWS)}"
 )
 
 
@@ -90,7 +92,8 @@ def open_source(settings: SourceSettings) -> Source:
     check_unit_name(settings.units)
   name = settings.name or os.path.splitext(name)[0]
   settings = dataclasses.replace(settings, name=name, split=split)
-  return open_files(settings, [tables[file] for file in found[split]])
+  listed = [tables[file] for file in found[split]]
+  return source_of(settings, _rows(settings, listed, True), labelled=True)
 
 
 def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
@@ -119,13 +122,6 @@ def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
   return {"all": found[""]} if set(found) == {""} else found
 
 
-def open_files(
-  settings: SourceSettings, files: Sequence[File], labelled: bool = True
-) -> Source:
-  """Files of rows, and images as files of one, as a source."""
-  return source_of(settings, _rows(settings, files, labelled), labelled)
-
-
 def _rows(
   settings: SourceSettings, files: Sequence[File], labelled: bool
 ) -> Iterator[FileRows]:
@@ -147,6 +143,37 @@ def _rows(
         yield rows
     else:
       yield FileRows(file, "", np.array([(0, file.size)], np.int64))
+
+
+def unlabelled(paths: Sequence[str]) -> Source:
+  """The images of files, folders at any depth, npz, Parquet files and tars.
+
+  They come in the order of the paths, those of a folder in that of their names
+  by code point, those of a file in that of its rows. InputError: a path is none
+  of these, or has no image.
+  """
+  files: list[File] = []
+  for path in listed_files.expanded(paths):
+    if not listed_files.is_folder(path):
+      files.append(listed_files.file_at(path))
+      continue
+    found = listed_files.files_in(path)
+    listed_files.refuse_broken(path, found)
+    images = [f for f in found if is_image(f.path)]
+    some = images or [f for f in found if has_rows(f.path)]
+    if not some:
+      raise InputError(
+        f"{path!r} has no images: they end in {', '.join(IMAGES)}, or are in"
+        f" {', '.join(ROWS)} files."
+      )
+    files += [listed_files.below(path, file) for file in some]
+  return images_of(files)
+
+
+def images_of(files: Sequence[File], image: str | None = None) -> Source:
+  """Those of files that were listed; `image` is the array that has them."""
+  settings = SourceSettings(location=(".",), image=image)
+  return source_of(settings, _rows(settings, files, False), labelled=False)
 
 
 def listing_of(source: Source) -> bytes:

@@ -8,7 +8,7 @@ then read as ranges of the file.
 import json
 import tarfile
 from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,13 +21,7 @@ from oneshot_dp.extract.sources.source import FileRows
 _MOST_LABEL_BYTES = 1 << 20
 
 
-class _Member(NamedTuple):
-  name: str
-  start: int
-  size: int
-
-
-_Sample = dict[str, _Member]
+_Sample = dict[str, tarfile.TarInfo]
 
 
 def tar_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
@@ -51,7 +45,8 @@ def tar_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
       f" ({', '.join(keys)}): {shortened(wrong)}; say which with --image, and"
       " pack each sample whole."
     )
-  at = np.array([some[0][1:] for some, _ in found], np.int64).reshape(-1, 2)
+  places = [(some[0].offset_data, some[0].size) for some, _ in found]
+  at = np.array(places, np.int64).reshape(-1, 2)
   return FileRows(file, "", at, key, (), [labels], [units])
 
 
@@ -78,8 +73,7 @@ def _samples(opened: BinaryIO, file: File) -> list[_Sample]:
     sample = samples.setdefault(f"{folder}/{stem}", {})
     if extension.lower() in sample:
       raise InputError(f"{file.path!r} has {info.name!r} more than once.")
-    member = _Member(info.name, info.offset_data, info.size)
-    sample[extension.lower()] = member
+    sample[extension.lower()] = info
   return list(samples.values())
 
 
@@ -93,7 +87,7 @@ def _values(
     if (member := sample.get(key if is_file else "json")) is None:
       found.append(None)
       continue
-    opened.seek(member.start)
+    opened.seek(member.offset_data)
     data = opened.read(min(member.size, _MOST_LABEL_BYTES))
     try:
       text = data.decode()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.unlabelled import unlabelled
+from oneshot_dp.extract.sources.open_source import unlabelled
 from tests.extract.refusals import refused
 from tests.extract.sources.made import (
   arrays,

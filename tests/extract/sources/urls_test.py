@@ -7,8 +7,11 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.sources.open_source import listing_of, reopened
-from oneshot_dp.extract.sources.unlabelled import unlabelled
+from oneshot_dp.extract.sources.open_source import (
+  listing_of,
+  reopened,
+  unlabelled,
+)
 from tests.extract import object_server
 from tests.extract.refusals import refused
 from tests.extract.sources.made import (
