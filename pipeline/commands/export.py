@@ -9,7 +9,6 @@ from tyro.conf import Positional
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.answer import Answer
 from oneshot_dp.pipeline.commands import flags as f
-from oneshot_dp.pipeline.commands.predict import BackboneFile, Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,8 +23,8 @@ class Flags:
 
   head: Annotated[Positional[Path], f.flag("Folder of the head.", "HEAD")]
   to: Annotated[Path, f.flag("Folder of the model, not there yet.", "DIR")]
-  weights: Weights = None
-  backbone: BackboneFile = None
+  weights: f.Weights = None
+  backbone: f.BackboneFile = None
   registry: Annotated[
     f.Switch, f.flag("Also a draft for the DP Deployments Registry.")
   ] = False

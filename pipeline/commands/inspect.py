@@ -34,13 +34,7 @@ class Flags:
 
 
 def run(flags: Flags) -> Answer:
-  """Looks at a cache, a head, a run, a ledger's file, or else at images.
-
-  The facts have all of it; a fault is a line, and exit status 1.
-
-  Raises:
-    InputError: it is none of them, or cannot be read.
-  """
+  """Looks at a cache, a head, a run, a ledger's file, or else at images."""
   if not (paths := flags.path):
     raise InputError("name a path: oneshot-dp inspect PATH.")
   kind = _kind(paths[0]) if len(paths) == 1 else "images"

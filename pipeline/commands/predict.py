@@ -13,13 +13,6 @@ from oneshot_dp.configs.extract_config import OnDecodeError
 from oneshot_dp.pipeline.answer import Answer
 from oneshot_dp.pipeline.commands import flags as f
 
-Weights = Annotated[
-  str | None, f.flag("The backbone's, if not where extract has them.", "FILE")
-]
-BackboneFile = Annotated[
-  str | None, f.flag("FILE.py:FUNCTION, if it was moved.", "FUNCTION")
-]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
@@ -38,8 +31,8 @@ class Flags:
   out: Annotated[Path, f.flag("Not there yet; private.", "FILE.csv")]
   top_k: Annotated[int, f.flag("So many classes, the best first.", "N")] = 1
   rows: f.Rows = ""
-  weights: Weights = None
-  backbone: BackboneFile = None
+  weights: f.Weights = None
+  backbone: f.BackboneFile = None
   on_decode_error: Annotated[
     OnDecodeError, f.flag("Name all broken images, or pass over.", "fail|skip")
   ] = "fail"

@@ -120,9 +120,8 @@ def write_head(
 def read_head(path: str | os.PathLike) -> SavedHead:
   """Reads a head and checks that its files belong together.
 
-  Raises:
-    InputError: a file is missing, no file, damaged, or of another head; or the
-      receipt's numbers do not follow.
+  InputError: a file is missing, no file, damaged, or of another head; or the
+  receipt's numbers do not follow.
   """
   folder = Path(path)
   if not os.path.lexists(folder / RECEIPT_FILE):
@@ -214,8 +213,7 @@ def save_head(
 def load_head(directory: str | os.PathLike) -> PrivateHead:
   """Reads a head that `save_head` or `oneshot-dp train` wrote.
 
-  InputError: there is none, or it is not what its receipt says. `is_charged`
-  says whether that names a ledger's charge.
+  InputError: it is not what its receipt says.
   """
   saved = read_head(directory)
   names = "num_examples", "num_classes_source", "privacy_unit"

@@ -137,11 +137,7 @@ def follows(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_receipt(receipt: Any) -> None:
-  """Derives what follows again, and compares.
-
-  Raises:
-    InputError: it is no receipt of this version, or does not follow.
-  """
+  """InputError: it is no receipt of this version, or does not follow."""
   try:
     if {**receipt, "stated": 0, "follows": 0} != _NOTHING:
       raise ValueError("it is of another format")

@@ -71,17 +71,13 @@ class Plan:
   """A request of which all is there and fits, and what it will cost.
 
   Attributes:
-    saved, before: the head that `--from` names.
-    rows: as each head sees them, in memory or to be read again.
-    test_rows: of a private evaluation.
     jobs: what is trained, each with a charge of its own: a head and a draw, or
       None for the baseline.
     mu2: μ² that each draw buys, all its epsilons together.
     epsilon: of all private heads of the run together, rounded up.
     bills: what it costs, of the training rows first.
 
-  Raises:
-    InputError: the first thing that does not do; nothing was charged.
+  InputError: the first thing that does not do; nothing was charged.
   """
 
   def __init__(self, asked: Request, hosts: Hosts):
@@ -197,9 +193,9 @@ class Plan:
   def settings(self) -> dict[str, Any]:
     """What decides the results, all public; JSON."""
     names = "heads", "epsilons", "delta", "num_draws", "baseline"
-    asked = dataclasses.asdict(self.asked)
+    names = (*names, "private_eval", "noise_seed")
     return {
-      **{name: asked[name] for name in (*names, "private_eval", "noise_seed")},
+      **{name: getattr(self.asked, name) for name in names},
       "options": {head: o.as_json() for head, o in self.options.items()},
       "from": self.saved and self.saved.stated["weights_sha256"],
       "caches": [

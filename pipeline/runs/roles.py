@@ -66,9 +66,8 @@ def check_roles(
 ) -> list[str]:
   """Refuses a row in two roles; returns notes about what goes on.
 
-  Raises:
-    InputError: caches of other backbones or classes; a row or unit that is
-      private, by a cache or by the ledger, in a public test set.
+  InputError: caches of other backbones or classes; a row or unit that is
+  private, by a cache or by the ledger, in a public test set.
   """
   for one, other in itertools.combinations(casts, 2):
     info = one.cache.info
@@ -101,10 +100,7 @@ def check_roles(
 def check_same_kind(
   one: object, kind: tuple[str, Sequence[str]], other: Cast
 ) -> None:
-  """Refuses embeddings or classes of two kinds.
-
-  `kind` is the backbone's fingerprint and the class names of `one`.
-  """
+  """Refuses another backbone's fingerprint or other classes than `one` has."""
   info = other.cache.info
   if kind[0] != info.backbone_fingerprint:
     raise InputError(

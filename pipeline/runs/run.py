@@ -48,10 +48,8 @@ def run_request(asked: Request) -> Answer:
   Formal guarantees: nothing leaves private rows but what `train` and
   `private_scores` let out, within what the ledger was charged before.
 
-  Raises:
-    InputError: what was asked, or what it names, does not do; nothing was
-      charged.
-    RunError: the ledger or the disk failed.
+  InputError: what was asked or is named does not do; nothing was charged.
+  RunError: the ledger or the disk failed.
   """
   no_core_dumps()
   hosts = Hosts.of(asked.hosts)
@@ -193,10 +191,9 @@ def _write_run(
   if asked.private_eval is not None:
     how = f"noisy counts at epsilon = {printable(asked.private_eval)}"
   if plan.source.is_private:
-    together = (
-      f"all private heads together: epsilon = {printable(plan.epsilon)}"
-    )
-    together += f" at delta = {printable(asked.delta)}"
+    epsilon, delta = printable(plan.epsilon), printable(asked.delta)
+    together = "all private heads together: epsilon ="
+    together += f" {epsilon} at delta = {delta}"
   files = {
     **files_of(rows, facts),
     "config.json": as_json(plan.settings()),

@@ -37,10 +37,8 @@ def backbone_of(
   """The backbone of a head's receipt; weights are found as `extract` does.
 
   `backbone` is where a user's own function is now, `weights` where those are.
-
-  Raises:
-    InputError: the head is of imported features, the weights are nowhere, or
-      what was found is not what the head was trained on.
+  InputError: the head is of imported features, the weights are nowhere, or what
+  was found is not what the head was trained on.
   """
   stated = saved.receipt["stated"]
   identity = stated["backbone"]
@@ -82,9 +80,7 @@ def predict_images(
   Returns how many images have a class, and those that cannot be decoded: with
   `skip_broken` they have a line without one. See `predict_cache`.
 
-  Raises:
-    InputError: images that cannot be decoded, all of them named, or no image.
-    RunError: the disk refuses, or an image cannot be read any more.
+  InputError: images that cannot be decoded, all of them named, or no image.
   """
   source = unlabelled(images)
   if not len(source):
@@ -124,9 +120,7 @@ def predict_cache(
   all. Control characters of names are escaped, and what a spreadsheet would
   take for a formula has a ' before it.
 
-  Raises:
-    InputError: the cache is of another backbone, or damaged.
-    RunError: the disk refuses.
+  InputError: the cache is of another backbone, or damaged.
   """
   if cache.info.backbone_fingerprint != saved.stated["backbone_fingerprint"]:
     raise InputError(

@@ -48,10 +48,8 @@ def timm_files(
 ) -> dict[str, bytes]:
   """The files by name, of a backbone that computes in float32.
 
-  The head is there less its largest bias, which changes no class.
-
-  Raises:
-    InputError: timm has no such network, or no classifier of such embeddings.
+  The head is there less its largest bias, which changes no class. InputError:
+  timm has no such network, or no classifier of such embeddings.
   """
   config = _config(backbone, class_names)
   classifier = config["pretrained_cfg"]["classifier"]

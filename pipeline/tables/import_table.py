@@ -55,13 +55,8 @@ def import_table(
   public: it is the number of class names, or `num_classes`; with neither it is
   the largest label + 1, with a warning and a mark in the cache.
 
-  Raises:
-    InputError: anything about the file or `out` that is not as it says; names
-      a row, never its label or vector. Nothing is written then.
-
-  Warns:
-    UserWarning: K is taken from the labels; a column that may say whose a row
-      is was passed over.
+  InputError: anything about the file or `out` that is not as it says; names a
+  row, never its label or vector. Nothing is written then.
   """
   check_positive("--num-classes", num_classes)
   check_num_classes(num_classes or 0, f"--num-classes {num_classes}")

@@ -26,8 +26,8 @@ def open_vectors(path: Path) -> "Npz | Parquet":
   blocks [rows, …] in order; `shapes` of whole columns, 0 where it is not known
   yet, and `class_names`, or None. Python objects are never unpickled.
 
-  Raises, all methods:
-    InputError: it is none of these, is damaged, or holds something else.
+  InputError, of all methods: it is none of these, is damaged, or holds another
+  thing.
   """
   if path.is_dir():
     there = {f"/{p.relative_to(path)}": p for p in path.rglob("*.parquet")}
@@ -49,10 +49,8 @@ def read_start(path: Path, info: CacheInfo) -> PublicStart:
   """The start that `--start` names, for a head of a cache of this `info`.
 
   The file has a vector [d] for each class, by its name: embeddings of the names
-  by a text tower, say. It is no function of the private rows.
-
-  Raises:
-    InputError: no such file; other classes, or vectors of another width.
+  by a text tower, say. It is no function of the private rows. InputError: no
+  such file; other classes, or vectors of another width.
   """
   content, names, d = read_regular(path), info.class_names, info.feature_dim
   table = open_vectors(path)

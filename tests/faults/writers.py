@@ -1,7 +1,5 @@
 """Processes that charge a ledger and deliver heads; started by the tests.
 
-python writers.py charge LEDGER NAME COUNT   prints each charge's id once it
-                                             returned; stops at a refusal
 python writers.py kills LEDGER COUNT SEED    forks writers and kills each at a
                                              random moment; prints what returned
 python writers.py race LEDGER COUNT          forks writers that charge until
@@ -9,7 +7,6 @@ python writers.py race LEDGER COUNT          forks writers that charge until
 python writers.py deliveries FOLDER LEDGER COUNT SEED
                                              forks runs, kills each at random
                                              moments until it has delivered
-python writers.py deliver OUT LEDGER [HEADS] one run; prints "done"
 
 Without JAX, so that it can fork, and starts in a moment.
 """
@@ -139,14 +136,11 @@ def deliver(out, ledger, heads):
   deliver_once(
     out, ledger, [bill()], train, asked={"heads": heads}, room=1 << 16
   )
-  print("done", flush=True)
 
 
 def main(what, *words):
   try:
     match what:
-      case "charge":
-        charge(Ledger(Path(words[0])), words[1], int(words[2]))
       case "kills":
         kills(Ledger(Path(words[0])), int(words[1]), int(words[2]))
       case "race":
@@ -154,9 +148,6 @@ def main(what, *words):
       case "deliveries":
         where = Path(words[0]), Ledger(Path(words[1]))
         deliveries(*where, int(words[2]), int(words[3]))
-      case "deliver":
-        heads = int(words[2]) if len(words) > 2 else 3
-        deliver(Path(words[0]), Ledger(Path(words[1])), heads)
   except (InputError, RunError) as error:
     print(error, file=sys.stderr)
     sys.exit(2 if isinstance(error, InputError) else 1)

@@ -100,25 +100,6 @@ def test_half_a_cap_is_refused(ledger, capsys, train_cache):
   assert not ledger.exists
 
 
-@pytest.mark.parametrize("place", ["", "relative"])
-def test_no_home_is_one_line(capsys, monkeypatch, place):
-  for name in "ONESHOT_DP_LEDGER", "XDG_STATE_HOME":
-    monkeypatch.delenv(name, raising=False)
-  monkeypatch.setenv("HOME", place)
-  status, _, err = budget(capsys)
-  assert status == 2
-  assert "is no place for a ledger" in err
-
-
-def test_a_ledger_that_is_none_is_one_line(capsys, tmp_path):
-  status, _, err = budget(capsys, "--ledger", tmp_path)
-  assert status == 2
-  assert "cannot be a ledger: it is no file" in err
-  status, _, err = budget(capsys, "--ledger", "/dev/zero")
-  assert status == 2
-  assert err.count("\n") == 1
-
-
 def test_ten_thousand_charges_are_read_in_a_second(ledger, capsys):
   charge(ledger, *(1e-4 * (1 + i / 1e5) for i in range(10_000)))
   budget(capsys)  # imports

@@ -315,10 +315,3 @@ def test_somebody_elses_folder_is_not_used(ledger, out, tmp_path):
   with pytest.raises(InputError, match="is somebody else's"):
     run(ledger, out)
   assert not ledger.exists
-
-
-def test_runs_into_other_places_pay_anew(ledger, out):
-  for name in "1", "2", "1":
-    shutil.rmtree(out.with_name(name), ignore_errors=True)
-    run(ledger, out.with_name(name))
-  assert spent(ledger.entries()) == 3

@@ -286,6 +286,9 @@ def test_pickles_are_never_opened(tmp_path, name):
 def test_no_file_and_no_table(tmp_path, capsys):
   for name in ("nothing.npz", "nothing.parquet"):
     fails(capsys, "import", tmp_path / name, "--out", tmp_path / "c")
+  os.mkfifo(tmp_path / "fifo.npz")
+  line = fails(capsys, "import", tmp_path / "fifo.npz", "--out", tmp_path / "c")
+  assert "not a regular file" in line
   (tmp_path / "folder").mkdir()
   fails(capsys, "import", tmp_path / "folder", "--out", tmp_path / "c")
   (tmp_path / "a.txt").write_text("embedding,label\n")
@@ -294,12 +297,6 @@ def test_no_file_and_no_table(tmp_path, capsys):
   with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
     file.writestr("README", "hello")
   fails(capsys, "import", tmp_path / "a.npz", "--out", tmp_path / "c")
-
-
-def test_a_fifo_is_refused_at_once(tmp_path, capsys):
-  os.mkfifo(tmp_path / "a.npz")
-  line = fails(capsys, "import", tmp_path / "a.npz", "--out", tmp_path / "c")
-  assert "not a regular file" in line
 
 
 def test_the_same_rows_again_are_the_cache_and_others_are_refused(tmp_path):

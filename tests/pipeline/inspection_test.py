@@ -2,8 +2,6 @@ import json
 import os
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -76,19 +74,6 @@ def test_all_that_is_wrong_with_photographs_is_named(tmp_path, capsys):
     assert name in faults
   assert "notes.txt" in " ".join(facts["passed_over"])
   assert "dog/1.png" in json.dumps(facts["duplicates"])
-
-
-def test_a_table_of_images(tmp_path, capsys):
-  folder = photos(tmp_path / "photos")
-  files = [path.read_bytes() for path in sorted(folder.rglob("*.png"))]
-  table = pa.table(
-    {"image": [*files, b"broken"], "label": [0, 0, 0, 1, 1, 1, 1]}
-  )
-  pq.write_table(table, tmp_path / "a.parquet")
-  status, facts = facts_of(capsys, tmp_path / "a.parquet")
-  assert status == 1
-  assert facts["num_images"] == 7
-  assert "[6]" in json.dumps(facts["faults"])
 
 
 def test_a_cache_and_a_damaged_one(tmp_path, capsys):

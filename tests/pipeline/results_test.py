@@ -14,7 +14,6 @@ from oneshot_dp.pipeline.report.results import (
   as_json,
   files_of,
   head_name,
-  percent,
   table,
 )
 
@@ -46,6 +45,7 @@ def test_the_csv_has_a_line_for_each_head():
   )
   assert [line["path"] for line in lines] == [each.path for each in ROWS]
   assert len({each.path for each in ROWS}) == len(ROWS)
+  assert head_name("auto", 1.0, 0) != head_name("auto", 1.0000000001, 0)
   assert float(lines[-1]["epsilon"]) == math.inf
   assert lines[-1]["private"] == "False"
   assert "recall" not in lines[0]
@@ -71,15 +71,6 @@ def test_the_table_has_means_and_spreads_and_marks():
   assert sum("NOT PRIVATE" in line for line in lines) == 1
   noisy = table([row(top5=None, balanced=None)]).splitlines()[1]
   assert noisy.split()[-2:] == ["-", "-"]
-
-
-def test_percent():
-  assert percent([0.5]) == "50.00"
-  assert percent([]) == "-"
-
-
-def test_close_epsilons_are_two_names():
-  assert head_name("auto", 1.0, 0) != head_name("auto", 1.0000000001, 0)
 
 
 @pytest.mark.parametrize(

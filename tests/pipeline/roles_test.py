@@ -140,13 +140,6 @@ class TestKinds:
     with pytest.raises(InputError, match="class 1 is 'class 1' and 'class 2'"):
       check_roles([private(train_cache), public(test)], ledger)
 
-  def test_another_backbone(self, tmp_path, ledger, train_cache):
-    test = write_clusters(
-      tmp_path / "test", (20,) * 4, seed=1, backbone={"name": "other"}
-    )
-    with pytest.raises(InputError, match="of two backbones"):
-      check_roles([private(train_cache), public(test)], ledger)
-
   def test_differences_in_words(self):
     assert classes_differ(["a"], ["a"]) == ""
     assert classes_differ(["a"], ["a", "b"]) == "1 of them and 2"

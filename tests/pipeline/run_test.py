@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.linear_dp import private_sums
@@ -70,12 +69,6 @@ class TestTrain:
     )
     out, _ = succeeds(capsys, *place(f"evaluate h --cache {eval_cache.path}"))
     assert out.startswith("top-1 100.00 %")
-
-  def test_the_same_place_again_is_refused(self, capsys, place, ledger):
-    succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
-    line = fails(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
-    assert line == "h is there already; name another place."
-    assert spent(ledger.entries("clusters")) == mu2(8.0)
 
   def test_a_seed_is_not_private(self, capsys, place, ledger):
     words = place("TRAIN --epsilon 8 --head lamb --noise-seed 1 --out")
@@ -156,19 +149,6 @@ class TestGoingOn:
     assert said in fails(capsys, *words)
     assert spent(ledger.entries("clusters")) == before
     assert not Path("b").exists()
-
-  @pytest.mark.parametrize("what", ["head", "releases"])
-  def test_an_edited_head_is_refused(self, capsys, place, what):
-    succeeds(capsys, *place("TRAIN --epsilon 2 --head lamb --out a"))
-    file = Path(f"a/{what}.safetensors")
-    arrays = safetensors.numpy.load(file.read_bytes())
-    name, array = next(iter(arrays.items()))
-    arrays[name] = np.asarray(array + 1, array.dtype)
-    file.write_bytes(safetensors.numpy.save(arrays))
-    line = fails(
-      capsys, *place("TRAIN --epsilon 8 --head lamb --from a --out b")
-    )
-    assert "a/" in line
 
   def test_other_rows_under_the_same_name_are_refused(
     self, capsys, place, ledger
@@ -393,6 +373,13 @@ class TestStopped:
     assert {*Path().iterdir()} - there == {Path("state")}
 
 
+@pytest.fixture
+def port():
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    return free.getsockname()[1]
+
+
 class TestHosts:
   def test_one_host_is_a_case_of_many(self, capsys, place):
     words = "TRAIN --epsilon 8 --hosts 0/1@127.0.0.1:1 --out h"
@@ -400,10 +387,9 @@ class TestHosts:
 
   @pytest.mark.slow
   @pytest.mark.parametrize("head", ["auto", "lamb"])
-  def test_two_hosts_make_one_charge_and_one_head(self, place, ledger, head):
-    with socket.socket() as free:
-      free.bind(("127.0.0.1", 0))
-      port = free.getsockname()[1]
+  def test_two_hosts_make_one_charge_and_one_head(
+    self, place, ledger, port, head
+  ):
     words = place(f"TRAIN --epsilon 8 --head {head} --out h --hosts")
     hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]
     said = [host.communicate(timeout=120) for host in hosts]
@@ -414,10 +400,7 @@ class TestHosts:
     assert verify_head(Path("h"), ledger).vouched
 
   @pytest.mark.slow
-  def test_what_the_first_refuses_ends_all(self, place, ledger):
-    with socket.socket() as free:
-      free.bind(("127.0.0.1", 0))
-      port = free.getsockname()[1]
+  def test_what_the_first_refuses_ends_all(self, place, ledger, port):
     Path("h").mkdir()
     words = place("TRAIN --epsilon 8 --head lamb --out h --hosts")
     hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]

@@ -29,12 +29,6 @@ def random_head(d, k=10, unit_norm=False):
   )
 
 
-def write(folder, files):
-  folder.mkdir()
-  for name, content in files.items():
-    (folder / name).write_bytes(content)
-
-
 def read_back(folder, backbone, images, unit_norm):
   """Writes timm's form, and compares what is in it, class by class."""
   head = random_head(backbone.feature_dim, unit_norm=unit_norm)
@@ -222,7 +216,9 @@ def test_timm_and_transformers_open_it(tmp_path, name, unit_norm):
   mean = (x if unit_norm else embedding).mean(axis=0)
   head = dataclasses.replace(head, bias=-(mean @ head.kernel))
   folder = tmp_path / "model"
-  write(folder, timm_files(backbone, head, NAMES))
+  folder.mkdir()
+  for file, content in timm_files(backbone, head, NAMES).items():
+    (folder / file).write_bytes(content)
   np.save(tmp_path / "shown.npy", shown)
   paths = [path for path in sys.path if "site-packages" in path]
   found = subprocess.run(

@@ -167,15 +167,6 @@ def test_a_baseline_is_vouched_for_as_what_it_is(ledger, tmp_path, capsys):
   assert "this head is NOT PRIVATE" in out
 
 
-def test_a_damaged_ledger_vouches_for_nothing(ledger, tmp_path, capsys):
-  head = run(ledger, tmp_path / "head")
-  ledger.path.write_bytes(ledger.path.read_bytes()[:4096])
-  status, out, err = verify(capsys, head)
-  assert status == 2
-  assert not out.strip()
-  assert "is damaged" in err
-
-
 def test_a_head_goes_on_from_one_that_was_paid_for(ledger, tmp_path):
   info = sample_info()
   first = run(ledger, tmp_path / "first")
