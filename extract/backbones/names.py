@@ -57,21 +57,6 @@ _LISTED: dict[str, str | None] = {
   "glyph_vit": None,
 }
 _PATCHES = "(ti|s|b|l|h|g|so400m)[1-9][0-9]?"
-# By the first part of a name: the file that has the network, what may be the
-# second part, what it is.
-_FAMILIES = {
-  "vit_": ("vit_file", _PATCHES, "Vision Transformer"),
-  "deit_": ("vit_file", _PATCHES, "DeiT"),
-  "deit_distilled_": ("vit_file", _PATCHES, "DeiT with distillation token"),
-  "dinov2_": ("vit_file", _PATCHES, "DINOv2"),
-  "dinov2_reg_": ("vit_file", _PATCHES, "DINOv2 with registers"),
-  "siglip_": ("vit_file", _PATCHES, "image tower of SigLIP or SigLIP 2"),
-  "bit_r": ("resnet_v2", "(50|101|152)x[1-9][0-9]?", "BiT ResNet-v2"),
-  "wrn_": ("resnet_v2", "(16|22|28|34|40)_[1-9][0-9]?", "Wide ResNet"),
-  "nf_resnet": ("norm_free", "(26|50|101)", "NF-ResNet"),
-  "nfnet_f": ("norm_free", "[0-3]", "NFNet"),
-  "glyph_vit": ("vit_file", "", "small ViT of glyphs, brings its weights"),
-}
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _CROPPED = {"image_size": 224, "resize": 256, **_IMAGENET}
 # CIFAR's, by which jax_privacy normalises whatever it shows to a WRN.
@@ -79,33 +64,44 @@ _CIFAR = {
   "mean": (0.49139968, 0.48215841, 0.44653091),
   "std": (0.24703223, 0.24348513, 0.26158784),
 }
-# What the published weights were made for, and what of that is of one name.
-_SHOWN: dict[str, dict[str, Any]] = {
-  "vit_": {"image_size": 224},
-  "deit_": _CROPPED,
-  "deit_distilled_": _CROPPED,
-  "dinov2_": _CROPPED,
-  "dinov2_reg_": _CROPPED,
-  "siglip_": {"image_size": 256},
+_BIT = {"image_size": 448, "resample": "bilinear"}
+_WRN = {"image_size": 32, "resample": "bilinear", **_CIFAR}
+# 94 % of the shorter side, as timm tests the published NF-ResNet-50.
+_NF_RESNET = {"image_size": 288, "resize": 306, **_IMAGENET}
+_NFNET = {"keep_aspect": False, **_IMAGENET}
+_GELU = {"mlp": "gelu_tanh"}
+# By the first part of a name: the file that has the network, what may be the
+# second part, what it is; what the published weights were made for (fields of
+# `Preprocessing`), and what no file of weights says (fields of the network).
+_FAMILIES: dict[str, tuple[str, str, str, Any, Any]] = {
+  "vit_": ("vit_file", _PATCHES, "Vision Transformer", {}, {}),
+  "deit_": ("vit_file", _PATCHES, "DeiT", _CROPPED, {}),
+  "deit_distilled_": (
+    *("vit_file", _PATCHES, "DeiT with distillation token", _CROPPED, {}),
+  ),
+  "dinov2_": ("vit_file", _PATCHES, "DINOv2", _CROPPED, {}),
+  "dinov2_reg_": ("vit_file", _PATCHES, "DINOv2, registers", _CROPPED, {}),
+  "siglip_": ("vit_file", _PATCHES, "SigLIP", {"image_size": 256}, _GELU),
+  "bit_r": ("resnet_v2", "(50|101|152)x[1-9][0-9]?", "BiT", _BIT, {}),
+  "wrn_": ("resnet_v2", "(16|22|28|34|40)_[1-9][0-9]?", "WRN", _WRN, {}),
+  "nf_resnet": ("norm_free", "(26|50|101)", "NF-ResNet", _NF_RESNET, {}),
+  "nfnet_f": ("norm_free", "[0-3]", "NFNet", _NFNET, {}),
+  "glyph_vit": (
+    *("vit_file", "", "small ViT of glyphs, brings its weights"),
+    *({"image_size": 32}, {**_GELU, "heads": 4}),
+  ),
+}
+# What of that is of one name.
+_SHOWN: dict[str, dict[str, int]] = {
   "siglip_b16": {"image_size": 224},
   "siglip_so400m14": {"image_size": 384},
-  "bit_r": {"image_size": 448, "resample": "bilinear"},
   "bit_r152x4": {"image_size": 480},
-  "wrn_": {"image_size": 32, "resample": "bilinear", **_CIFAR},
-  # 94 % of the shorter side, as timm tests the published NF-ResNet-50.
-  "nf_resnet": {"image_size": 288, "resize": 306, **_IMAGENET},
-  "nfnet_f": {"keep_aspect": False, **_IMAGENET},
   "nfnet_f0": {"image_size": 256, "resize": 284},
   "nfnet_f1": {"image_size": 320, "resize": 351},
   "nfnet_f2": {"image_size": 352, "resize": 382},
   "nfnet_f3": {"image_size": 416, "resize": 442},
-  "glyph_vit": {"image_size": 32},
 }
-_UNSAID: dict[str, dict[str, Any]] = {
-  "siglip_": {"mlp": "gelu_tanh"},
-  "siglip_g16": {"heads": 16},
-  "glyph_vit": {"mlp": "gelu_tanh", "heads": 4},
-}
+_UNSAID = {"siglip_g16": {"heads": 16}}
 
 
 class Named(NamedTuple):
@@ -143,10 +139,10 @@ def named(name: str) -> Named:
   Raises:
     InputError: nothing is called so; the nearest names are shown.
   """
-  for prefix, (family, rest, title) in _FAMILIES.items():
+  for prefix, (family, rest, title, shown, unsaid) in _FAMILIES.items():
     if re.fullmatch(prefix + rest, name):
-      shown = {**_SHOWN[prefix], **_SHOWN.get(name, {})}
-      unsaid = {**_UNSAID.get(prefix, {}), **_UNSAID.get(name, {})}
+      shown = {"image_size": 224, **shown, **_SHOWN.get(name, {})}
+      unsaid = {**unsaid, **_UNSAID.get(name, {})}
       usual = "pre_logits" if name == "glyph_vit" else None
       timm = _LISTED.get(name)
       return Named(name, family, title, timm, shown, unsaid, usual)

@@ -98,8 +98,6 @@ def test_sources_that_cannot_be(settings, said):
   [
     ({"views": 0}, "--views=0 must be at least 1"),
     ({"batch_size": -1}, "--batch-size=-1"),
-    ({"shard_rows": 0}, "--shard-rows=0"),
-    ({"stall_seconds": 0}, "--stall-seconds=0"),
   ],
 )
 def test_jobs_that_cannot_be(settings, said):

@@ -92,10 +92,8 @@ def test_its_identity_says_what_makes_its_embeddings(weights):
 
 
 def test_in_bfloat16_kernels_take_half_the_memory(weights):
-  backbone = load_backbone(
-    "vit_ti16", weights, compute_dtype="bfloat16", preprocess=SMALL
-  )
-  flat: dict[Any, Any] = flax.traverse_util.flatten_dict(backbone.params)
+  half = load_backbone("vit_ti16", weights, None, None, "bfloat16", SMALL)
+  flat: dict[Any, Any] = flax.traverse_util.flatten_dict(half.params)
   for path, leaf in flat.items():
     kernel = path[-1] == "kernel"
     assert leaf.dtype == (ml_dtypes.bfloat16 if kernel else np.float32)

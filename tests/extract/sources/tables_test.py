@@ -176,6 +176,7 @@ def test_names_say_the_split(tmp_path, names, split, found):
     ({"patient": [1.5, 2.0, 2.0]}, {}, "'patient'.* must be .*integers"),
     ({"patient": [[1], [2], [3]]}, {}, "'patient'.* must be .*integers"),
     ({}, {"num_classes": 4}, "names 3 classes .* leave --class-names"),
+    ({}, {"class_names": ("a", "a", "b")}, "class"),
     ({}, {"units": "example"}, "must be a short public one"),
     ({}, {"units": "nobody"}, "nobody"),
     ({}, {"image": "jpg"}, "--image"),
@@ -277,14 +278,11 @@ def test_a_null_is_an_image_that_cannot_be_decoded(tmp_path):
 @pytest.mark.parametrize("limit", [0, 10**6])
 def test_row_groups_are_read_once_while_they_fit(tmp_path, monkeypatch, limit):
   """Eight threads, each at a place of its own, as in an engine's worker."""
-  read = []
-  of_file = pyarrow.parquet.ParquetFile.read_row_group
+  read, whole = [], pyarrow.parquet.ParquetFile
+  of_file = whole.read_row_group
   monkeypatch.setattr(
-    pyarrow.parquet.ParquetFile,
-    "read_row_group",
-    lambda file, group, columns: (
-      read.append(group) or of_file(file, group, columns)
-    ),
+    *(whole, "read_row_group"),
+    lambda file, group, some: read.append(group) or of_file(file, group, some),
   )
   monkeypatch.setattr(parquet, "_KEPT_BYTES", limit)
   monkeypatch.setattr(parquet, "_groups", {})
@@ -294,11 +292,8 @@ def test_row_groups_are_read_once_while_they_fit(tmp_path, monkeypatch, limit):
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     found = list(pool.map(lambda i: source[i].image, turns))
   assert found == [IMAGES[i] for i in turns]
-  if limit:
-    assert len(read) <= 10  # four groups, one, and five
-  else:
-    assert len(read) > 20
-    assert len(parquet._groups) == 2
+  assert (len(read) <= 10) if limit else (len(read) > 20)  # of ten groups
+  assert len(parquet._groups) == (len(read) if limit else 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
