@@ -16,7 +16,7 @@ from oneshot_dp.extract.images.decode import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.folder import is_split, open_folder
 from oneshot_dp.extract.sources.labels import MissingFlagError
-from oneshot_dp.extract.sources.listed_files import has_rows, is_image
+from oneshot_dp.extract.sources.listed_files import file_at, has_rows, is_image
 from oneshot_dp.extract.sources.npz import array_splits
 from oneshot_dp.extract.sources.open_source import (
   images_of,
@@ -94,10 +94,8 @@ def describe_images(location: Sequence[str]) -> ImagesReport:
     paths = [os.path.join(paths[0], table) for table in tables]
   for path in () if is_folder else paths:
     try:
-      splits, arrays = list(filter(None, splits_of(paths))), []
-      file = listed_files.file_at(path)
-      if path.lower().endswith(".npz"):
-        arrays = array_splits(file)
+      splits, file = list(filter(None, splits_of(paths))), file_at(path)
+      arrays = array_splits(file) if path.lower().endswith(".npz") else []
       splits = arrays or splits
       for key in [f"{split}_image" for split in arrays] or [None]:
         parts.append(images_of([file], key))

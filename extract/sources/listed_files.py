@@ -40,7 +40,7 @@ def has_rows(path: str) -> bool:
 
 
 def is_litter(path: str) -> bool:
-  """Whether a file is passed over, for its name or that of a folder of it."""
+  """Whether a file is passed over, for a name in its path."""
   return any(p[:1] == "." or p in _LITTER for p in path.split("/"))
 
 
