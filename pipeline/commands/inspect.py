@@ -39,7 +39,11 @@ def run(flags: Flags) -> Answer:
     raise InputError("name a path: oneshot-dp inspect PATH.")
   kind = _kind(paths[0]) if len(paths) == 1 else "images"
   if kind == "images":
-    return _images(paths)
+    from oneshot_dp.extract.sources.describe import describe_images
+
+    found = describe_images(paths)
+    facts = {"kind": "images", **dataclasses.asdict(found)}
+    return _with_status(found.text, facts)
   path = paths[0]
   looks = {"cache": _cache, "head": _head, "run": _run, "ledger": _ledger}
   try:
@@ -81,8 +85,10 @@ def _kind(path: str) -> str:
   for file, kind in ("receipt.json", "head"), ("results.json", "run"):
     if os.path.lexists(os.path.join(path, file)):
       return kind
-  if _is_ledger(Path(path)):
-    return "ledger"
+  if os.path.isfile(path):
+    with open(path, "rb") as file:
+      if file.read(len(_SQLITE)) == _SQLITE:
+        return "ledger"
   if not os.path.lexists(path):
     raise InputError(f"{path} is not there: name a folder or a file.")
   return "images"
@@ -96,21 +102,6 @@ def is_cache(path: str) -> bool:
   if not storage.is_url(path):
     return os.path.isfile(os.path.join(path, INFO_FILE))
   return storage.read(storage.store_at(path), INFO_FILE, 1 << 30) is not None
-
-
-def _is_ledger(path: Path) -> bool:
-  if not path.is_file():
-    return False
-  with open(path, "rb") as file:
-    return file.read(len(_SQLITE)) == _SQLITE
-
-
-def _images(paths: Sequence[str]) -> Answer:
-  from oneshot_dp.extract.sources.describe import describe_images
-
-  found = describe_images(paths)
-  facts = {"kind": "images", **dataclasses.asdict(found)}
-  return _with_status(found.text, facts)
 
 
 def _cache(path: str) -> Answer:

@@ -181,9 +181,6 @@ def card(receipt: dict[str, Any]) -> str:
 def right_guesses(epsilon: float, delta: float) -> float:
   """The most often that a guess at even odds can be right: (e^ε+δ)/(e^ε+1).
 
-  Of whoever must tell two neighbouring data sets apart, each as likely as the
-  other, knowing everything else and seeing the release.
-
   >>> round(right_guesses(1.0, 0.0), 3), right_guesses(0.0, 0.0)
   (0.731, 0.5)
 

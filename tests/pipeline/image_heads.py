@@ -52,7 +52,6 @@ def write_image_head(
   folder: pathlib.Path,
   backbone: Backbone | None = None,
   head: str = "auto",
-  class_names: tuple[str, ...] = tuple("0123456789"),
 ) -> SavedHead:
   """A private head of digits; without its ledger."""
   backbone = backbone or glyph_vit()
@@ -70,7 +69,7 @@ def write_image_head(
     split="train",
     source_num_examples=len(labels),
     feature_dim=backbone.feature_dim,
-    class_names=class_names,
+    class_names=tuple("0123456789"),
     backbone=backbone.identity,
   )
   write_head(folder, made.trained, info)

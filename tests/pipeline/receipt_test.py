@@ -8,7 +8,6 @@ from scipy.stats import norm
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
-from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
 from oneshot_dp.pipeline.heads.receipt import (
   card,
@@ -172,9 +171,6 @@ def test_releases_that_are_alike_are_counted_one_by_one():
   ones = follows({"releases": [run | {"count": 1}] * 9, "delta": 1e-5})
   assert one == ones
   assert math.isclose(one["noise_multiplier"], 1.0)
-  seen = Release("x", (2,), 3.0)
-  made = trained_head(releases=(seen, seen, Release("y", (2,), 3.0), seen))
-  assert [(r.name, r.shape) for r in made.releases][2] == ("y", (2,))
 
 
 def test_the_card_says_what_it_rests_on(folder):
