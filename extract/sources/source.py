@@ -132,32 +132,34 @@ def source_of(
   InputError: a row has no label or owner, or files are of different classes.
   """
   names, known, unit = ("unlabelled",), {}, settings.units
-  files, labels, owners = [], [], []
+  files, labels, owners, at = [], [], [], [np.zeros((0, 2), np.int64)]
   for row in rows:
     before = names
     if labelled:
       names = class_names(row.named, settings, row.file.path)
       read = functools.partial(label_numbers, names=names, key=row.key)
-      labels += _numbers(row, row.labels, read)
+      labels.append(_numbers(row, row.labels, read))
     if files and names != before:
       raise InputError(f"{row.file.path!r} has other classes than others.")
     if unit:
       read = functools.partial(units_of_column, unit=unit, known=known)
-      owners += _numbers(row, row.units, read)
-    files.append(row)
-  counts = np.array([len(row.at) for row in files], np.int64)
+      owners.append(_numbers(row, row.units, read))
+    files.append((row.file, row.column))
+    at.append(row.at)
+  counts = np.array([len(each) for each in at[1:]], np.int64)
   numbers = np.repeat(np.arange(len(files)), counts)
-  places = [np.zeros((0, 2), np.int64), *(row.at for row in files)]
+  if not labelled:
+    labels.append(np.zeros(len(numbers), np.int64))
   return Source(
     name=settings.name or "unlabelled",
     split=settings.split or "all",
     class_names=names,
     unit=unit or EXAMPLE,
-    labels=np.array(labels if labelled else [0] * len(numbers), np.int32),
-    unit_ids=np.array(owners, np.int64) if unit else None,
-    files=tuple(row.file for row in files),
-    columns=tuple(row.column for row in files),
-    at=np.column_stack([numbers, np.concatenate(places)]),
+    labels=np.concatenate(labels).astype(np.int32),
+    unit_ids=np.concatenate(owners) if unit else None,
+    files=tuple(file for file, _ in files),
+    columns=tuple(column for _, column in files),
+    at=np.column_stack([numbers, np.concatenate(at)]),
   )
 
 
@@ -165,7 +167,7 @@ def _numbers(
   rows: FileRows,
   batches: Iterable[Sequence[Any]],
   read: Callable[..., list[int]],
-) -> list[int]:
+) -> Int64[np.ndarray, " r"]:
   found, path = [], rows.file.path
   for values in batches:
     first = len(found)
@@ -174,4 +176,4 @@ def _numbers(
     raise InputError(
       f"{path!r} is damaged: {len(found)} of {len(rows.at)} rows."
     )
-  return found
+  return np.array(found, np.int64)
