@@ -25,6 +25,9 @@ from oneshot_dp.linear_dp.private_sums import PrivateSums, Release
 from oneshot_dp.linear_dp.rows import Rows
 
 _MOST_WEIGHTS = 2**31 - 1
+_LEAST_STEP, _LEAST_MU_SQUARED = 1e-6, 2.0**-36
+"""What a head buys at least, as a part of all and by itself: the noise of its
+smallest share is below `noise.MAX_SD` then."""
 
 
 class Head(NamedTuple):
@@ -85,6 +88,12 @@ def cost(
     raise InputError(
       f"epsilon={min(epsilons):g} is no more than the head to go on from has"
       f" at delta={delta:g}, {has:.4g}: give a larger one."
+    )
+  steps = np.diff([float(already), *bought])
+  if steps.min() < max(_LEAST_STEP * bought[-1], _LEAST_MU_SQUARED):
+    raise InputError(
+      f"epsilons={sorted(epsilons)}: one is too small, or too near to what is"
+      " below it, for noise that int64 has room for: leave it out."
     )
   return Fraction(bought[-1]) - Fraction(already)
 

@@ -78,7 +78,11 @@ def _among_real_rows(
   from oneshot_dp.configs.errors import InputError
   from oneshot_dp.configs.parts import Part
   from oneshot_dp.extract.cache.read import open_cache
-  from oneshot_dp.linear_dp.accounting import check_delta, mu_squared
+  from oneshot_dp.linear_dp.accounting import (
+    check_delta,
+    mu_squared,
+    printable,
+  )
   from oneshot_dp.linear_dp.rows import no_core_dumps
   from oneshot_dp.linear_dp.train import memory_needed
   from oneshot_dp.pipeline import audit
@@ -108,7 +112,7 @@ def _among_real_rows(
   cast, real = Cast.of(cache, "private", "--cache"), data_of(cache)
   canaries = audit.Canaries(count=m, dim=dim, num_classes=k, real=real)
   rows, coins = audit.tossed(canaries, head)
-  what = f"audit of {head} at epsilon {claim.epsilon:g}"
+  what = f"audit of {head} at epsilon {printable(claim.epsilon)}"
   charge = Charge(what, mu2, info.unit, claim.delta)
   bill = Bill(dataset=info.dataset, charges=(charge,), keys=cast.keys)
   book.check(bill)

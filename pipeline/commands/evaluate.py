@@ -36,6 +36,7 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Scores it."""
+  from oneshot_dp.linear_dp.accounting import printable
   from oneshot_dp.pipeline.runs.scores import score_head
 
   ((accuracy,), said), names = score_head(flags)
@@ -47,8 +48,9 @@ def run(flags: Flags) -> Answer:
   if said["labels"] == "private":
     line += (
       f" (noisy counts, ±{100 * said['accuracy_sd']:.2g} points, for epsilon"
-      f" {said['epsilon']:g})"
+      f" {printable(said['epsilon'])})"
     )
+    line += ", NOT PRIVATE" * (not said["private"])
   recall = dict(zip(names, accuracy.recall or (), strict=False))
   lowest = sorted((s, n) for n, s in recall.items() if s is not None)
   lines = [f"  {100 * s:6.2f} %  {n}" for s, n in lowest[:_CLASSES]]

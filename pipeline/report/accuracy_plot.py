@@ -111,8 +111,6 @@ def _drawn(
   axes.set_ylim(low - missing, high + missing)
   axes.grid(alpha=0.25)
   bars = f"mean ± sd of {draws} draws" if draws > 1 else None
-  columns = 2 if inches[0] > 6 else 1
-  figure.legend(
-    loc="outside lower center", ncols=columns, frameon=False, title=bars
-  )
+  place = {"loc": "outside lower center", "ncols": 1 + (inches[0] > 6)}
+  figure.legend(**place, frameon=False, title=bars)
   return figure

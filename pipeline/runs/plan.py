@@ -136,7 +136,7 @@ class Plan:
       return None
     saved = earlier_head(path, self.ledger, train.info, train.part)
     (then, *_) = self.ledger.paid(saved.stated["charge"])
-    if train.private_digest not in then.asked.get("private_digests", ()):
+    if [train.private_digest] != then.asked.get("private_digests", [])[:1]:
       raise InputError(
         f"{path} cannot be gone on from: it was trained on other rows than"
         f" {train.name} has; give that cache."
@@ -234,7 +234,7 @@ class Plan:
       costs += f"; accuracies cost {self.bills[-1].dataset!r}"
       costs += f" {printable(asked.private_eval)}"
     draws = f", {asked.num_draws} draws" * (asked.num_draws > 1)
-    at = ", ".join(f"{e:g}" for e in asked.epsilons)
+    at = ", ".join(map(printable, asked.epsilons))
     return [
       *self.notes,
       *said,

@@ -190,6 +190,7 @@ def _write_run(
   how, together = "labels treated as public", f"seeded noise: {NOT_PRIVATE}"
   if asked.private_eval is not None:
     how = f"noisy counts at epsilon = {printable(asked.private_eval)}"
+    how += f", {NOT_PRIVATE}" * (asked.noise_seed is not None)
   if plan.source.is_private:
     epsilon, delta = printable(plan.epsilon), printable(asked.delta)
     together = "all private heads together: epsilon ="

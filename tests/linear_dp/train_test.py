@@ -288,3 +288,16 @@ print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
   ).stdout
   needed = memory_needed(head, n, d, num_classes, "example")
   assert 0.5 * needed < 1024 * int(said) < 1.1 * needed
+
+
+@pytest.mark.parametrize(
+  ("epsilons", "already"),
+  [((1.0, 1.0000000000001), 0.0), ((1.0,), "nearly all")],
+)
+def test_what_would_need_more_noise_than_fits_is_refused_before_the_charge(
+  epsilons, already
+):
+  if already:
+    already = mu_squared(1.0, 1e-5) * (1 - 1e-9)
+  with pytest.raises(InputError, match="too near"):
+    cost(epsilons, 1e-5, already)

@@ -161,6 +161,14 @@ class TestGoingOn:
     go_on = [*words, 8, "--cache", "c2", "--from", "a", "--out", "b"]
     assert "trained on other rows than" in fails(capsys, *go_on)
 
+  def test_rows_that_were_scored_are_not_those_trained_on(self, capsys, place):
+    write_clusters(Path("t"), seed=4)
+    words = "SWEEP --eval-cache t --epsilons 2 --private-eval 1 --head lamb"
+    succeeds(capsys, *place(f"{words} --out s"))
+    words = "TRAIN --cache t --head lamb --epsilon 8 --out b --from"
+    line = fails(capsys, *place(f"{words} {_heads()[0].parent}"))
+    assert "trained on other rows than" in line
+
 
 class TestStart:
   def npz(self, **changes):
