@@ -17,9 +17,8 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.labels import MissingFlagError
+from oneshot_dp.extract.sources.labels import FileRows, MissingFlagError
 from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.source import FileRows
 
 _loading = threading.Lock()
 

@@ -6,20 +6,32 @@ an extension in `listed_files`.
 
 import base64
 import dataclasses
+import functools
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from oneshot_dp.configs.errors import InputError, escaped
-from oneshot_dp.configs.extract_config import SourceSettings, check_unit_name
+from oneshot_dp.configs.extract_config import (
+  EXAMPLE,
+  SourceSettings,
+  check_unit_name,
+)
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.folder import is_split, open_folder
-from oneshot_dp.extract.sources.labels import chosen
+from oneshot_dp.extract.sources.labels import (
+  FileRows,
+  chosen,
+  class_names,
+  label_numbers,
+  units_of_column,
+)
 from oneshot_dp.extract.sources.listed_files import (
   IMAGES,
   ROWS,
@@ -28,7 +40,7 @@ from oneshot_dp.extract.sources.listed_files import (
   is_image,
   shortened,
 )
-from oneshot_dp.extract.sources.source import FileRows, Source, source_of
+from oneshot_dp.extract.sources.source import Source
 
 _WHAT = (
   "give a folder of a folder of images for each class, or files that end in"
@@ -174,6 +186,61 @@ def images_of(files: Sequence[File], image: str | None = None) -> Source:
   """Those of files that were listed; `image` is the array that has them."""
   settings = SourceSettings(location=(".",), image=image)
   return source_of(settings, _rows(settings, files, False), labelled=False)
+
+
+def source_of(
+  settings: SourceSettings, rows: Iterable[FileRows], labelled: bool
+) -> Source:
+  """Files of rows, one after another; without labels, all are of class 0.
+
+  InputError: a row has no label or owner, or files are of different classes.
+  """
+  names, known, unit = ("unlabelled",), {}, settings.units
+  files, labels, owners, at = [], [], [], [np.zeros((0, 2), np.int64)]
+  for row in rows:
+    before = names
+    if labelled:
+      names = class_names(row.named, settings, row.file.path)
+      read = functools.partial(label_numbers, names=names, key=row.key)
+      labels.append(_numbers(row, row.labels, read))
+    if files and names != before:
+      raise InputError(f"{row.file.path!r} has other classes than others.")
+    if unit:
+      read = functools.partial(units_of_column, unit=unit, known=known)
+      owners.append(_numbers(row, row.units, read))
+    files.append((row.file, row.column))
+    at.append(row.at)
+  counts = np.array([len(each) for each in at[1:]], np.int64)
+  numbers = np.repeat(np.arange(len(files)), counts)
+  if not labelled:
+    labels.append(np.zeros(len(numbers), np.int64))
+  return Source(
+    name=settings.name or "unlabelled",
+    split=settings.split or "all",
+    class_names=names,
+    unit=unit or EXAMPLE,
+    labels=np.concatenate(labels).astype(np.int32),
+    unit_ids=np.concatenate(owners) if unit else None,
+    files=tuple(file for file, _ in files),
+    columns=tuple(column for _, column in files),
+    at=np.column_stack([numbers, np.concatenate(at)]),
+  )
+
+
+def _numbers(
+  rows: FileRows,
+  batches: Iterable[Sequence[Any]],
+  read: Callable[..., list[int]],
+) -> Int64[np.ndarray, " r"]:
+  found, path = [], rows.file.path
+  for values in batches:
+    first = len(found)
+    found += read(values, where=lambda i, n=first: f"{path}[{n + i}]")
+  if len(found) != len(rows.at):
+    raise InputError(
+      f"{path!r} is damaged: {len(found)} of {len(rows.at)} rows."
+    )
+  return np.array(found, np.int64)
 
 
 def listing_of(source: Source) -> bytes:

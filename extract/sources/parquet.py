@@ -17,9 +17,8 @@ from pyarrow import parquet
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.labels import chosen
+from oneshot_dp.extract.sources.labels import FileRows, chosen
 from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.source import FileRows
 
 _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())

@@ -6,22 +6,15 @@ cannot be decoded by `where`.
 """
 
 import dataclasses
-import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 
-from oneshot_dp.configs.errors import InputError, escaped
-from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
+from oneshot_dp.configs.errors import escaped
+from oneshot_dp.configs.extract_config import EXAMPLE
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.labels import (
-  class_names,
-  label_numbers,
-  units_of_column,
-)
 from oneshot_dp.extract.sources.listed_files import File
 
 Image = bytes | UInt8[np.ndarray, "h w c"]
@@ -106,74 +99,3 @@ class Source:
     row = index - np.searchsorted(self.at[:, 0], number)
     path = os.path.join(self.root, self.files[number].path)
     return f"{path}[{row}]" if listed_files.has_rows(path) else path
-
-
-class FileRows(NamedTuple):
-  """A file of rows: where its images are, and its columns, in batches.
-
-  `key` is the column of labels, and `named` what names the classes. See
-  `Source` for `column` and `at`.
-  """
-
-  file: File
-  column: str
-  at: Int64[np.ndarray, "r 2"]
-  key: str = ""
-  named: Sequence[Any] = ()
-  labels: Iterable[Sequence[Any]] = ()
-  units: Iterable[Sequence[Any]] = ()
-
-
-def source_of(
-  settings: SourceSettings, rows: Iterable[FileRows], labelled: bool
-) -> Source:
-  """Files of rows, one after another; without labels, all are of class 0.
-
-  InputError: a row has no label or owner, or files are of different classes.
-  """
-  names, known, unit = ("unlabelled",), {}, settings.units
-  files, labels, owners, at = [], [], [], [np.zeros((0, 2), np.int64)]
-  for row in rows:
-    before = names
-    if labelled:
-      names = class_names(row.named, settings, row.file.path)
-      read = functools.partial(label_numbers, names=names, key=row.key)
-      labels.append(_numbers(row, row.labels, read))
-    if files and names != before:
-      raise InputError(f"{row.file.path!r} has other classes than others.")
-    if unit:
-      read = functools.partial(units_of_column, unit=unit, known=known)
-      owners.append(_numbers(row, row.units, read))
-    files.append((row.file, row.column))
-    at.append(row.at)
-  counts = np.array([len(each) for each in at[1:]], np.int64)
-  numbers = np.repeat(np.arange(len(files)), counts)
-  if not labelled:
-    labels.append(np.zeros(len(numbers), np.int64))
-  return Source(
-    name=settings.name or "unlabelled",
-    split=settings.split or "all",
-    class_names=names,
-    unit=unit or EXAMPLE,
-    labels=np.concatenate(labels).astype(np.int32),
-    unit_ids=np.concatenate(owners) if unit else None,
-    files=tuple(file for file, _ in files),
-    columns=tuple(column for _, column in files),
-    at=np.column_stack([numbers, np.concatenate(at)]),
-  )
-
-
-def _numbers(
-  rows: FileRows,
-  batches: Iterable[Sequence[Any]],
-  read: Callable[..., list[int]],
-) -> Int64[np.ndarray, " r"]:
-  found, path = [], rows.file.path
-  for values in batches:
-    first = len(found)
-    found += read(values, where=lambda i, n=first: f"{path}[{n + i}]")
-  if len(found) != len(rows.at):
-    raise InputError(
-      f"{path!r} is damaged: {len(found)} of {len(rows.at)} rows."
-    )
-  return np.array(found, np.int64)

@@ -15,8 +15,8 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.labels import FileRows
 from oneshot_dp.extract.sources.listed_files import IMAGES, File, shortened
-from oneshot_dp.extract.sources.source import FileRows
 
 _MOST_LABEL_BYTES = 1 << 20
 
