@@ -111,6 +111,7 @@ def _drawn(
   axes.set_ylim(low - missing, high + missing)
   axes.grid(alpha=0.25)
   bars = f"mean ± sd of {draws} draws" if draws > 1 else None
-  place = {"loc": "outside lower center", "ncols": 1 + (inches[0] > 6)}
-  figure.legend(**place, frameon=False, title=bars)
+  columns = 2 if inches[0] > 6 else 1
+  legend = figure.legend(loc="outside lower center", title=bars, ncols=columns)
+  legend.set_frame_on(False)
   return figure

@@ -225,8 +225,6 @@ BAD_COLUMNS = {
   },
   "holes": {"embedding": [[None, *[1.0] * (D - 1)]] * 4},
   "words": {"embedding": [["a"] * D] * 4},
-  "plain numbers": {"embedding": [1.0] * 4},
-  "times": {"label": pa.array([0] * 4, pa.timestamp("s"))},
   "no labels": {"label": [0, None, 1, 1]},
 }
 

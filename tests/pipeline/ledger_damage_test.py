@@ -73,7 +73,6 @@ EDITS = {
   "an empty table": "DROP TABLE last; CREATE TABLE last (seq, digest)",
   "a trigger": "CREATE TRIGGER t AFTER INSERT ON entry BEGIN"
   " DELETE FROM entry; END",
-  "another table": "CREATE TABLE t (x)",
   "another format": "PRAGMA user_version = 2",
   "another program's": "PRAGMA application_id = 7",
 }
