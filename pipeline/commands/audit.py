@@ -89,7 +89,7 @@ def _among_real_rows(
   from oneshot_dp.pipeline.ledger.charges import Bill, Charge
   from oneshot_dp.pipeline.ledger.ledger import Ledger
   from oneshot_dp.pipeline.runs.roles import Cast
-  from oneshot_dp.pipeline.runs.scores import data_of
+  from oneshot_dp.pipeline.runs.scores import data_of, look_at
 
   no_core_dumps()
   cache, book = open_cache(path, Part.parse(flags.rows)), Ledger(flags.ledger)
@@ -116,6 +116,7 @@ def _among_real_rows(
   charge = Charge(what, mu2, info.unit, claim.delta)
   bill = Bill(dataset=info.dataset, charges=(charge,), keys=cast.keys)
   book.check(bill)
+  look_at(rows)
   print(f"{what}: {info.dataset!r} pays, by {book.path}", file=sys.stderr)
   asked = {"audit": claim, "canaries": m, "digest": cache.private_digest}
   ids = book.charge([bill], path.resolve() / "audit", asked)

@@ -38,21 +38,23 @@ class Flags:
 def run(flags: Flags) -> Answer:
   """Sets a cap, if one is given, and reads the ledger."""
   from oneshot_dp.pipeline.ledger.charges import Cap
-  from oneshot_dp.pipeline.ledger.ledger import Ledger
+  from oneshot_dp.pipeline.ledger.ledger import Ledger, keys_of
 
-  ledger, dataset = Ledger(flags.ledger), None
+  ledger, cache, dataset = Ledger(flags.ledger), None, None
   if flags.cache is not None:
     from oneshot_dp.extract.cache.read import open_cache
 
-    dataset = open_cache(flags.cache).info.dataset
+    cache = open_cache(flags.cache)
+    dataset = cache.info.dataset
   epsilon, delta = flags.max_epsilon, flags.max_delta
   if epsilon is not None or delta is not None:
-    if dataset is None or epsilon is None or delta is None:
+    if cache is None or epsilon is None or delta is None:
       raise InputError(
         "a cap is of one data set and has two numbers: give --cache,"
         " --max-epsilon and --max-delta."
       )
-    for warning in ledger.set_cap(dataset, Cap(epsilon, delta)):
+    cap, keys = Cap(epsilon, delta), keys_of(cache)
+    for warning in ledger.set_cap(dataset, cap, keys):
       print(f"warning: {warning}", file=sys.stderr)
   entries = ledger.entries(dataset)
   lines, facts = [f"ledger: {ledger.path}"], []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError, check_name
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.storage import is_url
 from oneshot_dp.pipeline.ledger import charges as of
 from oneshot_dp.pipeline.ledger.charges import (
@@ -98,11 +98,19 @@ class Ledger:
       charge = chain[-1].came_from
     return chain
 
-  def set_cap(self, dataset: str, cap: Cap) -> list[str]:
-    """Sets the cap from now on; returns what is to be said of that, if any."""
-    check_name("dataset", dataset)
+  def set_cap(
+    self, dataset: str, cap: Cap, keys: Keys | None = None
+  ) -> list[str]:
+    """Sets the cap from now on; returns what is to be said of that, if any.
+
+    With `keys` it holds for these rows by any name: they are refused under
+    another.
+    """
+    rows = Bill(dataset=dataset, charges=(), keys=keys or {})
     most, said = cap.mu2, []  # refuses what is no guarantee
     with self._open(write=True) as entries:
+      _check_names(entries, [rows])
+      _add_rows(entries, rows)
       charges = entries.of("charge", dataset)
       old = of.cap_of(entries.of("cap", dataset))
       entries.add(Entry("cap", _now(), dataset, **cap._asdict()))
@@ -208,6 +216,22 @@ def keys_of(cache: "FeatureCache") -> Keys:
 
 def _check(entries: Entries, bills: Sequence[Bill]) -> None:
   """Refuses rows of another name, and what breaks a cap or a unit."""
+  _check_names(entries, bills)
+  for bill in bills:
+    paid = {each.id for each in entries.of("charge", bill.dataset)}
+    if not {each.came_from for each in bill.charges} <= paid | {None}:
+      raise InputError(
+        f"the head to go on from was not charged here, to {bill.dataset!r}:"
+        " name its ledger, or leave --from out."
+      )
+  for name in {bill.dataset for bill in bills}:
+    old = entries.of("cap", name) + entries.of("charge", name)
+    new = [c for bill in bills if bill.dataset == name for c in bill.charges]
+    of.check_affordable(name, old, new)
+
+
+def _check_names(entries: Entries, bills: Sequence[Bill]) -> None:
+  """Refuses rows that are known by another name, or are in two bills."""
   for bill in bills:
     shared = {n: k.rows for n, k in _shared(entries, bill.keys).items()}
     for each in bills:  # what is charged at the same time
@@ -222,16 +246,6 @@ def _check(entries: Entries, bills: Sequence[Bill]) -> None:
           f" cache calls them {bill.dataset!r}: use a cache of the name"
           f" {other!r}, so that what is spent adds up, or leave them out."
         )
-    paid = {each.id for each in entries.of("charge", bill.dataset)}
-    if not {each.came_from for each in bill.charges} <= paid | {None}:
-      raise InputError(
-        f"the head to go on from was not charged here, to {bill.dataset!r}:"
-        " name its ledger, or leave --from out."
-      )
-  for name in {bill.dataset for bill in bills}:
-    old = entries.of("cap", name) + entries.of("charge", name)
-    new = [c for bill in bills if bill.dataset == name for c in bill.charges]
-    of.check_affordable(name, old, new)
 
 
 def _add(entries: Entries, bill: Bill, run: str, asked: Any) -> list[str]:
@@ -242,12 +256,16 @@ def _add(entries: Entries, bill: Bill, run: str, asked: Any) -> list[str]:
     fields = each._asdict() | {"mu2": cost, "id": name}
     fields |= {"run": run, "asked": asked, "dataset": bill.dataset}
     entries.add(Entry("charge", _now(), **fields))
+  _add_rows(entries, bill)
+  return ids
+
+
+def _add_rows(entries: Entries, bill: Bill) -> None:
   for kind, keys in bill.keys.items():
     old = entries.keys(bill.dataset, kind)
     new = np.setdiff1d(of.sampled(keys), old, assume_unique=True)
     if len(new):
       entries.add(Entry("rows", _now(), bill.dataset, of=kind), new)
-  return ids
 
 
 def _shared(entries: Entries, keys: Keys) -> dict[str, Known]:

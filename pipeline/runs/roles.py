@@ -86,6 +86,11 @@ def check_roles(
         rows = in_both(public.keys, private.keys)
         same = (info.dataset, info.unit) == (theirs.dataset, theirs.unit)
         units = in_both(public.keys, private.keys, ["unit"]) if same else 0
+        if theirs.has_units and not same:
+          notes.append(
+            f"note: whether a {theirs.unit} is in both {private} and {public}"
+            " cannot be seen: they do not number them alike"
+          )
         found.append((rows, units, str(private)))
     for dataset, known in ledger.shared(public.keys).items():
       # A unit's number means something within one data set alone.

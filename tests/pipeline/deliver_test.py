@@ -315,3 +315,21 @@ def test_somebody_elses_folder_is_not_used(ledger, out, tmp_path):
   with pytest.raises(InputError, match="is somebody else's"):
     run(ledger, out)
   assert not ledger.exists
+
+
+def test_what_was_noted_when_it_was_interrupted_is_for_the_next(
+  ledger, out, monkeypatch
+):
+  """Between the ledger's commit and the rename: nothing is paid twice."""
+  deliver = Ledger.deliver
+
+  def interrupted(self, *noted):
+    deliver(self, *noted)
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(Ledger, "deliver", interrupted)
+  with pytest.raises(KeyboardInterrupt, match="without a new charge"):
+    run(ledger, out)
+  monkeypatch.undo()
+  run(ledger, out, never)
+  check_whole(ledger, out)

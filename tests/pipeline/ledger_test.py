@@ -328,3 +328,12 @@ def test_bills_of_one_command_are_compared_with_one_another(ledger):
   assert ledger.entries() == []
   apart = [bill(0.1, dataset="a"), bill(0.1, dataset="b", rows=keys(4))]
   assert len(ledger.charge(apart, Path("/runs/x"), {})) == 2
+
+
+def test_a_cap_is_of_rows_by_any_name(ledger):
+  """Or whoever calls them otherwise would not meet it."""
+  assert ledger.set_cap("a", Cap(1.0, DELTA), keys(1, 2)) == []
+  with pytest.raises(InputError, match="1 of these rows are charged as 'a'"):
+    ledger.charge([bill(9.0, dataset="b", rows=keys(2, 3))], Path("/r/x"), {})
+  with pytest.raises(InputError, match="would break the cap of 'a'"):
+    ledger.charge([bill(9.0, dataset="a", rows=keys(1))], Path("/r/x"), {})

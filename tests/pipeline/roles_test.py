@@ -126,7 +126,8 @@ class TestUnits:
   def test_a_number_is_somebody_within_a_data_set_alone(self, tmp_path, ledger):
     train, test = self.caches(tmp_path, first=0, dataset="others")
     charge(ledger, train)
-    assert check_roles([private(train), public(test)], ledger) == []
+    (note,) = check_roles([private(train), public(test)], ledger)
+    assert "whether a user is in both" in note
 
 
 class TestKinds:
@@ -188,3 +189,11 @@ def test_many_copies_of_one_private_row_are_no_few_rows(
   test = write_rows(tmp_path / "copies", *copies, num_classes=4, split="test")
   with pytest.raises(InputError, match="1 of the 1 rows of --eval-cache"):
     check_roles([private(train_cache), public(test)], ledger)
+
+
+def test_units_that_are_not_numbered_alike_are_spoken_of(tmp_path, ledger):
+  whose = np.arange(180) % 30
+  train = write_clusters(tmp_path / "train", unit_id=whose)
+  test = write_clusters(tmp_path / "test", seed=1, split="test")
+  (note,) = check_roles([private(train), public(test)], ledger)
+  assert "whether a user is in both" in note
