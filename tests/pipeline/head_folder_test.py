@@ -189,7 +189,7 @@ def test_saving_a_head_leaves_all_or_nothing(tmp_path):
     save_head(notebook_head(), place, dataset="a\nb")
   with pytest.raises(Exception, match="head"):
     save_head(notebook_head(name="unknown"), place, dataset="pets")
-  assert not [*place.parent.iterdir()]
+  assert not [*tmp_path.rglob("*head*")]
   save_head(notebook_head(), place, dataset="pets")
   before = read_head(place).receipt
   with pytest.raises(InputError, match="is there already"):

@@ -18,7 +18,8 @@ def class_sums(
   sums = np.zeros((num_classes, x.shape[1]), object)
   for row, label in zip(x.astype(np.float32), y, strict=True):
     norm = float(np.float32(math.sqrt((row.astype(np.float64) ** 2).sum())))
-    room = R - math.sqrt(len(row)) / 2 - 1
+    sure = R * math.sqrt(1 - (len(row) + 2) * 2.0**-24)
+    room = sure - math.sqrt(len(row)) / 2 - 1
     # In steps of C/(R·‖r‖), and clipped a little early.
     scale = np.float32(min(room / norm, R * most) if norm else 0)
     sums[label] += [WEIGHT * round(float(value * scale)) for value in row]
