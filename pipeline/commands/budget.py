@@ -54,7 +54,7 @@ def run(flags: Flags) -> Answer:
         " --max-epsilon and --max-delta."
       )
     cap, keys = Cap(epsilon, delta), keys_of(cache)
-    for warning in ledger.set_cap(dataset, cap, keys):
+    for warning in ledger.set_cap(cache.info.dataset, cap, keys):
       print(f"warning: {warning}", file=sys.stderr)
   entries = ledger.entries(dataset)
   lines, facts = [f"ledger: {ledger.path}"], []

@@ -119,7 +119,7 @@ def test_one_package_is_whole_and_nothing_is_beside_it(source, wheel):
 def test_metadata(installed):
   (found,) = importlib.metadata.distributions(path=[str(installed)])
   assert found.metadata["License-Expression"] == "Apache-2.0"
-  assert set(found.metadata.get_all("Provides-Extra")) == {
+  assert set(found.metadata.get_all("Provides-Extra") or ()) == {
     *("gcp", "lint", "sklearn", "test")
   }
   (command,) = found.entry_points
