@@ -2,8 +2,9 @@
 # versions, checked hashes) the first time and again whenever the lock changes.
 
 PYTHON ?= python3
-# Test processes side by side; each has 8 virtual devices on the CPU.
-WORKERS ?= 2
+# Test processes side by side, each with 8 virtual devices on the CPU: one more
+# than cores, since many tests wait for processes of their own.
+WORKERS ?= 3
 # More arguments for pytest: make test PYTEST_ARGS="-k clipping -x"
 PYTEST_ARGS ?=
 # Of the cluster's test: make test-cluster CLUSTER_ARGS="--kills 10 --images 2000"
