@@ -37,7 +37,7 @@ OPTIMIZERS: Mapping[OneStepName, optax.GradientTransformation] = {
   "adam": optax.adam(1.0, b1=0.9, b2=0.999, eps=1e-6),
   "momentum": optax.sgd(1.0, momentum=0.9),
 }
-"""Of the paper's table 4. The learning rate changes no class that wins."""
+"""The optimizers of table 4; the learning rate changes no class that wins."""
 
 
 def residual_norm(num_classes: int) -> float:

@@ -34,7 +34,7 @@ from oneshot_dp.pipeline.templates import filled_in
 
 PAGE = "report.html"
 _MOST_CLASSES, _WEAKEST = 60, 30
-"""Of more classes than these only the weakest have a line."""
+"""Classes with a line each; of more than these, only the weakest have one."""
 _NORMAL_95 = 1.959964
 
 
