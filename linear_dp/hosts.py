@@ -32,6 +32,7 @@ _HEARTBEAT_SECONDS, _LEAVE_SECONDS, _PATIENCE_MS = 30, 10, 10**9
 _AT_ONCE = 2**19  # numbers: 4 MiB from each host to each
 _ending = threading.Lock()  # of the first thread that ends the process
 _last_words: list[RunError] = []
+_told: list[str] = []  # errors that every host heard of
 _kept: list[object] = []
 
 
@@ -140,6 +141,7 @@ class Hosts:
       errors = self.client.key_value_dir_get(place)
     except Exception as lost:  # (JAX's own, of several types.)
       _lose(lost)
+    _told.extend(said for _, said in errors)
     for _, said in sorted(errors):
       raise (InputError if said[0] == "2" else RunError)(said[1:]) from error
 
@@ -247,6 +249,12 @@ def _lose(cause: Exception) -> NoReturn:
   _ending.acquire()
   atexit.register(lambda: (sys.stderr.flush(), os._exit(1)))
   raise _last_words[0] from cause
+
+
+def end_as_told() -> None:
+  """Before an end by an error: waits until all have heard of it, if all do."""
+  if _told:  # Host 0 would take the place where they meet with it.
+    _leave()
 
 
 def _leave() -> None:

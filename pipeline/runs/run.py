@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.accounting import printable
-from oneshot_dp.linear_dp.hosts import Hosts
+from oneshot_dp.linear_dp.hosts import Hosts, end_as_told
 from oneshot_dp.linear_dp.rows import no_core_dumps
 from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline.answer import Answer
@@ -52,7 +53,14 @@ def run_request(asked: Request) -> Answer:
   RunError: the ledger or the disk failed.
   """
   no_core_dumps()
-  hosts = Hosts.of(asked.hosts)
+  try:
+    return _run(asked, Hosts.of(asked.hosts))
+  except (InputError, RunError):
+    end_as_told()
+    raise
+
+
+def _run(asked: Request, hosts: Hosts) -> Answer:
   plans: list[Plan] = []
   hosts.sum(lambda: plans.append(Plan(asked, hosts)) or _DONE)
   (plan,) = plans
@@ -60,8 +68,8 @@ def run_request(asked: Request) -> Answer:
   answers: list[Answer] = []
 
   def make(folder: Path | None, ids: Sequence[str]) -> None:
-    hosts.sum(lambda: _DONE)  # it is charged, or an error was told here
     answers.append(Answer(text="", facts={}))
+    hosts.sum(lambda: _DONE)  # it is charged, or an error was told here
     answers.append(_made(plan, folder, ids))
 
   if not hosts.is_first:
