@@ -77,7 +77,7 @@ def lines(paths: list[pathlib.Path]) -> int:
 
 def commands_and_flags() -> tuple[int, int]:
   """Commands, and distinct flags in their help, Beam's left out."""
-  from oneshot_dp.pipeline.commands import COMMANDS
+  from oneshot_dp.pipeline.cli import COMMANDS
 
   flags: collections.Counter[str] = collections.Counter()
   for name in COMMANDS:

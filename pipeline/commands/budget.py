@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.commands import flags as f
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline import commands as f
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.commands.flags import flag
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline.commands import flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Annotated
 from tyro.conf import Positional
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.commands import flags as f
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline import commands as f
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,12 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Writes it."""
+  from oneshot_dp.pipeline.exports import NOBODY_VOUCHES, export_head
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.heads.verify import verify_head
   from oneshot_dp.pipeline.ledger.ledger import Ledger
+  from oneshot_dp.pipeline.prediction import backbone_of
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
-  from oneshot_dp.pipeline.serving.exports import NOBODY_VOUCHES, export_head
-  from oneshot_dp.pipeline.serving.prediction import backbone_of
 
   saved = read_head(flags.head)
   if not saved.private:

@@ -16,8 +16,8 @@ from oneshot_dp.configs.extract_config import (
   SourceSettings,
 )
 from oneshot_dp.extract.backbones.names import backbone_names
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.commands import flags as f
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline import commands as f
 
 STOP_SECONDS = 60
 """A job on an engine is stopped there before the command ends."""

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.commands import flags as f
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline import commands as f
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Imports the file."""
-  from oneshot_dp.pipeline.tables.import_table import import_table
+  from oneshot_dp.pipeline.import_table import import_table
 
   info = import_table(**vars(flags)).info
   text = (

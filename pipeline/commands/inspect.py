@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from tyro.conf import Positional
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.commands import flags as f
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline import commands as f
 
 _SQLITE = b"SQLite format 3\0"
 

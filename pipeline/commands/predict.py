@@ -10,8 +10,8 @@ from tyro.conf import Positional
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import OnDecodeError
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.commands import flags as f
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline import commands as f
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.cache.read import open_cache
   from oneshot_dp.pipeline.commands.inspect import is_cache
   from oneshot_dp.pipeline.heads.head_folder import read_head
-  from oneshot_dp.pipeline.report.results import NOT_PRIVATE
-  from oneshot_dp.pipeline.serving.prediction import (
+  from oneshot_dp.pipeline.prediction import (
     backbone_of,
     predict_cache,
     predict_images,
   )
+  from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
   if os.path.lexists(flags.out):
     raise InputError(f"--out {flags.out} is there already; name a new file.")

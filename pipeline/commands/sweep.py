@@ -4,9 +4,9 @@ import dataclasses
 from typing import Annotated
 
 from oneshot_dp.configs.head_config import HeadName
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.commands import flags as f
-from oneshot_dp.pipeline.commands.flags import flag
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 from oneshot_dp.configs.head_config import HeadName
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.commands.flags import TrainingFlags, flag
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline.commands import TrainingFlags, flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,14 @@
 """
 
 import importlib.metadata
+import importlib.resources
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
+import jinja2
 import msgspec
 
 from oneshot_dp.configs.errors import InputError, check_name
@@ -27,7 +29,6 @@ from oneshot_dp.linear_dp.accounting import (
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import TrainedHead
-from oneshot_dp.pipeline.templates import filled_in
 
 FORMAT, NOT_PRIVATE = 1, "NOT PRIVATE"
 PLAIN, UNIT_NORM = "embedding", "embedding at norm 1"
@@ -176,6 +177,21 @@ def card(receipt: dict[str, Any]) -> str:
     most=f"{math.ceil(10_000 * most) / 100:g}",
     digest=sha256_of(receipt),
   )
+
+
+def filled_in(name: str, *filters: Callable[..., str], **values: Any) -> str:
+  """A template with these values; filters are named as their functions are."""
+  environment = jinja2.Environment(
+    autoescape=name.endswith(".html"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+  )
+  environment.filters |= {f.__name__.removeprefix("_"): f for f in filters}
+  folder = importlib.resources.files("oneshot_dp.pipeline") / "templates"
+  template = (folder / f"{name}.j2").read_text("utf-8")
+  return environment.from_string(template).render(values)
 
 
 def right_guesses(epsilon: float, delta: float) -> float:

@@ -21,7 +21,7 @@ from oneshot_dp.extract.files import disk_errors, read_regular, write_once
 from oneshot_dp.linear_dp.accounting import printable
 from oneshot_dp.linear_dp.evaluate import accuracy_interval
 from oneshot_dp.pipeline.heads.head_folder import read_head
-from oneshot_dp.pipeline.heads.receipt import right_guesses
+from oneshot_dp.pipeline.heads.receipt import filled_in, right_guesses
 from oneshot_dp.pipeline.report.accuracy_plot import charts_of
 from oneshot_dp.pipeline.report.results import (
   FORMAT,
@@ -30,7 +30,6 @@ from oneshot_dp.pipeline.report.results import (
   grouped,
   percent,
 )
-from oneshot_dp.pipeline.templates import filled_in
 
 PAGE = "report.html"
 _MOST_CLASSES, _WEAKEST = 60, 30

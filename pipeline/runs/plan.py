@@ -34,7 +34,7 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles
 from oneshot_dp.pipeline.runs.scores import bill_of_scores, data_of, look_at
-from oneshot_dp.pipeline.tables.vector_files import read_start
+from oneshot_dp.pipeline.vector_files import read_start
 
 _FEW_ROWS = 3.0
 """Rows of a class, in units of σ, below which a head is next to chance."""

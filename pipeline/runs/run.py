@@ -22,7 +22,7 @@ from oneshot_dp.linear_dp.accounting import printable
 from oneshot_dp.linear_dp.hosts import Hosts, end_as_told
 from oneshot_dp.linear_dp.rows import no_core_dumps
 from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
-from oneshot_dp.pipeline.answer import Answer
+from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.ledger.deliver import deliver_once
 from oneshot_dp.pipeline.report.results import (

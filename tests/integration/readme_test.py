@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.commands import COMMANDS
+from oneshot_dp.pipeline.cli import COMMANDS, main
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = sorted(

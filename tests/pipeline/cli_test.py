@@ -8,10 +8,9 @@ import types
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline import cli
-from oneshot_dp.pipeline.answer import Answer
-from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.commands import COMMANDS, train
+from oneshot_dp.pipeline import Answer, cli
+from oneshot_dp.pipeline.cli import COMMANDS, main
+from oneshot_dp.pipeline.commands import train
 from tests.pipeline.command_line import fails, one_line, start, succeeds
 
 TRAIN = ["train", "--cache", "c", "--epsilon", "1"]

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from jax import export
 
-from oneshot_dp.extract.images.resize import resize_and_crop
+from oneshot_dp.extract.images import resize_and_crop
+from oneshot_dp.pipeline.exports import HEAD_FILE, IMAGES_FILE
 from oneshot_dp.pipeline.heads.head_folder import write_head
-from oneshot_dp.pipeline.serving.exports import HEAD_FILE, IMAGES_FILE
 from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import sample_info, trained_head

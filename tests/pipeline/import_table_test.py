@@ -12,7 +12,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.read import open_cache
-from oneshot_dp.pipeline.tables.import_table import import_table
+from oneshot_dp.pipeline.import_table import import_table
 from tests.pipeline.command_line import fails, succeeds
 
 N, D, K = 300, 12, 3

@@ -10,7 +10,7 @@ import pytest
 from oneshot_dp.extract.backbones.load_backbone import load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.write import write_cache
-from oneshot_dp.pipeline.serving.prediction import cell
+from oneshot_dp.pipeline.prediction import cell
 from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
 

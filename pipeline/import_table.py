@@ -22,7 +22,7 @@ from oneshot_dp.extract.cache.format import CacheInfo, Rows
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.extract.sources.labels import units_of_column
-from oneshot_dp.pipeline.tables.vector_files import Npz, Parquet, open_vectors
+from oneshot_dp.pipeline.vector_files import Npz, Parquet, open_vectors
 
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 _DTYPES: dict[str, EmbeddingDtype] = {

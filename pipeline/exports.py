@@ -24,12 +24,11 @@ from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
-from oneshot_dp.pipeline.heads.receipt import card
+from oneshot_dp.pipeline.heads.receipt import card, filled_in
 from oneshot_dp.pipeline.heads.verify import Verdict
 from oneshot_dp.pipeline.ledger.deliver import alone
 from oneshot_dp.pipeline.report.results import as_json
-from oneshot_dp.pipeline.serving.timm_form import timm_files
-from oneshot_dp.pipeline.templates import filled_in
+from oneshot_dp.pipeline.timm_form import timm_files
 
 HEAD_FILE = "embeddings_to_logits.jax_export"
 IMAGES_FILE = "images_to_logits.jax_export"

@@ -20,10 +20,10 @@ import safetensors.numpy
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.backbones.load_backbone import timm_tensors
-from oneshot_dp.extract.images.resize import Preprocessing
+from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
+from oneshot_dp.pipeline.heads.receipt import filled_in
 from oneshot_dp.pipeline.report.results import as_json
-from oneshot_dp.pipeline.templates import filled_in
 
 WEIGHTS_FILE = "model.safetensors"
 CODE_FILE = "open_model.py"

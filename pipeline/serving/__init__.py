@@ -1,1 +1,0 @@
-"""What is done with a head: predictions, and other tools."""

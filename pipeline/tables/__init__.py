@@ -1,1 +1,0 @@
-"""Embeddings that somebody has already, in npz and Parquet files."""
