@@ -170,7 +170,7 @@ def _class_sums(rows: Rows) -> Int64[np.ndarray, "K d"]:
 def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
   """Compiles (totals int64 [devices, m, p], chunk, public…) → totals."""
 
-  def add(total: Array, chunk: Chunk, *public: Array) -> Array:
+  def add(total: Array, chunk: Chunk, *public: Array | None) -> Array:
     row, label, w = chunk
     a = jnp.trunc(left(row, label, w, *public).astype(jnp.float64))
     z = row.astype(jnp.float64)
@@ -203,7 +203,7 @@ def _scatter(mesh: Mesh, weighs: bool) -> Callable[..., Array]:
 def _sharded(mesh: Mesh, add: Callable[..., Array]) -> Callable[..., Array]:
   """Each device adds its rows to its own sums."""
 
-  def of_devices(sums: Array, chunk: Chunk, *public: Array) -> Array:
+  def of_devices(sums: Array, chunk: Chunk, *public: Array | None) -> Array:
     specs = (DATA, DATA, *(SAME for _ in public))
     add_own = jax.shard_map(add, mesh=mesh, in_specs=specs, out_specs=DATA)
     return add_own(sums, chunk, *public)
