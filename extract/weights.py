@@ -3,17 +3,21 @@
 A file is an npz or a safetensors: neither carries code.
 """
 
+import functools
 import hashlib
 import os
 import pathlib
 import re
 import secrets
+import shutil
 import sys
-import urllib.parse
 import zipfile
 from collections.abc import Mapping
 from typing import Any
 
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import safetensors
@@ -21,9 +25,10 @@ import safetensors
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files, storage
 
+Arrays = dict[str, np.ndarray]
 _KNOWN = (
-  "give a path, https://, gs://BUCKET/OBJECT, s3://BUCKET/OBJECT or"
-  " hf://OWNER/REPO[@REVISION]/FILE"
+  "give a path, gs://BUCKET/OBJECT, s3://BUCKET/OBJECT or"
+  " hf://OWNER/REPO[@REVISION]/FILE; download first what is elsewhere"
 )
 _PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl", ".pickle", ".msgpack")
 _MOST_TIMES = 64
@@ -33,11 +38,11 @@ _MOST_TIMES = 64
 def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   """The file of weights, downloaded once if it is elsewhere.
 
-  Downloads are kept in $ONESHOT_DP_WEIGHTS_DIR, or the user's cache.
+  Downloads from the Hub are in its own cache; others are kept in
+  $ONESHOT_DP_WEIGHTS_DIR, or the user's cache.
 
   Args:
-    location: a path, https://, gs://, s3:// or hf://OWNER/REPO[@REVISION]/FILE.
-      Plain http:// is for this machine only.
+    location: a path, gs://, s3:// or hf://OWNER/REPO[@REVISION]/FILE.
     sha256: what the file's must be, in hexadecimal.
 
   Raises:
@@ -49,22 +54,14 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   if wanted is not None and not re.fullmatch("[0-9a-f]{64}", wanted):
     raise InputError(f"--weights-sha256 {wanted[:80]!a} is no SHA-256.")
   shown = escaped(re.sub("//[^/]*@", "//", location).partition("?")[0])[:500]
-  try:
-    if "://" not in location:
-      path = pathlib.Path(location).expanduser()
-    elif location.startswith("hf://"):
-      path = _from_hub(location)
-    else:
-      path = _downloaded(location, shown, wanted)
-  except (InputError, RunError):
-    raise
-  except Exception as error:  # the clients', whose first lines say it
-    said = escaped(" ".join(str(error).split("\n\n")[0].split()))[:300]
-    denied = re.search("40[134] |privilege|metadata|hf://", said)
-    raise (InputError if denied else RunError)(
-      f"{shown}: {said}; check that you may read it (`hf auth login`), run the"
-      " same command again, or give --weights, the path of the file."
-    ) from None
+  if location.startswith("hf://"):
+    path = _from_hub(location, shown)
+  elif storage.is_url(location):
+    path = _from_store(location, shown, wanted)
+  elif "://" in location:
+    raise InputError(f"--weights {shown}: {_KNOWN}.")
+  else:
+    path = pathlib.Path(location).expanduser()
   files.open_regular(path).close()  # or says why not
   if wanted and (found := _sha256(path)) != wanted:
     raise InputError(f"{shown} has SHA-256 {found}, not {wanted}: correct one.")
@@ -77,13 +74,11 @@ def _sha256(path: pathlib.Path) -> str:
   return digest.hexdigest()
 
 
-def _downloaded(location: str, shown: str, wanted: str | None) -> pathlib.Path:
+def _from_store(location: str, shown: str, wanted: str | None) -> pathlib.Path:
   """A file in the cache whose name says its SHA-256; fetched if it is not."""
-  import obstore
-
   named = os.environ.get("ONESHOT_DP_WEIGHTS_DIR")
   cache = pathlib.Path(named or "~/.cache/oneshot-dp/weights").expanduser()
-  store, key = _store_of(location, shown)
+  folder, _, key = location.rpartition("/")
   source = hashlib.sha256(location.encode()).hexdigest()[:16]
   name = re.sub(r"[^A-Za-z0-9._-]", "_", key)[-80:]
   for path in cache.glob(f"{source}-*-{name}"):
@@ -93,56 +88,47 @@ def _downloaded(location: str, shown: str, wanted: str | None) -> pathlib.Path:
   part = cache / f"{source}-{secrets.token_hex(4)}.part"
   print(f"fetching {shown}", file=sys.stderr)
   try:
-    answer = obstore.get(store, key)  # goes on where a connection broke
-    with files.disk_errors(part):
+    there = storage.state(storage.store_at(folder), key)
+    with files.disk_errors(part), storage.seekable(folder, key) as remote:
       cache.mkdir(parents=True, exist_ok=True)
       with part.open("wb") as file:
-        for chunk in answer.stream(min_chunk_size=1 << 18):
-          file.write(chunk)
-      path = part.with_name(f"{source}-{_sha256(part)}-{name}")
-      files.sync(part)
-      part.rename(path)
+        shutil.copyfileobj(remote, file, 1 << 26)  # each part is tried again
+    if storage.state(storage.store_at(folder), key) != there:
+      raise RunError(f"{shown} was changed meanwhile; run the command again.")
+    path = part.with_name(f"{source}-{_sha256(part)}-{name}")
+    files.sync(part)
+    part.rename(path)
+  except FileNotFoundError:
+    raise InputError(f"--weights {shown} is not there.") from None
   finally:
     part.unlink(missing_ok=True)
   return path
 
 
-def _store_of(location: str, shown: str) -> tuple[Any, str]:
-  """obstore's store of an address, and the object's name in it."""
-  folder, _, key = location.rpartition("/")
-  scheme, host = urllib.parse.urlsplit(folder)[:2]
-  local = re.fullmatch(r"(127\.0\.0\.1|localhost)(:\d+)?", host) is not None
-  if scheme in ("gs", "s3") and host and key:
-    return storage.store_at(folder).remote, key
-  if scheme not in ("https", "http") or not (host and key):
-    raise InputError(f"--weights {shown}: {_KNOWN}.")
-  if "?" in location or "@" in host or (scheme == "http" and not local):
-    raise InputError(
-      f"--weights {shown}: what has a query or a password, or is not https://,"
-      " is not fetched; download the file and give its path."
-    )
-  from obstore.store import from_url
-
-  options: Any = {"allow_http": local, "timeout": "60s"}
-  retries: Any = {"max_retries": 4}
-  store = from_url(folder, client_options=options, retry_config=retries)
-  return store, urllib.parse.unquote(key)
-
-
-def _from_hub(location: str) -> pathlib.Path:
+def _from_hub(location: str, shown: str) -> pathlib.Path:
   """From the Hub, by its own client and in its own cache."""
   import huggingface_hub
 
-  uri = huggingface_hub.parse_hf_uri(location)
-  if uri.is_bucket or not uri.path_in_repo:
-    raise InputError(f"--weights {escaped(location)}: {_KNOWN}.")
-  found = huggingface_hub.hf_hub_download(
-    uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
-  )
+  try:
+    uri = huggingface_hub.parse_hf_uri(location)
+    if uri.is_bucket or not uri.path_in_repo:
+      raise InputError(f"--weights {shown}: {_KNOWN}.")
+    found = huggingface_hub.hf_hub_download(
+      uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
+    )
+  except InputError:
+    raise
+  except Exception as error:  # the client's, whose first lines say it
+    said = escaped(" ".join(str(error).split("\n\n")[0].split()))[:300]
+    denied = re.search("40[134] |hf://", said)
+    raise (InputError if denied else RunError)(
+      f"{shown}: {said}; check that you may read it (`hf auth login`), run the"
+      " same command again, or give --weights, the path of the file."
+    ) from None
   return pathlib.Path(found)
 
 
-def read_tensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
+def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
   """Every array of a file by name, all floating point, and its SHA-256.
 
   Raises:
@@ -176,7 +162,7 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
   return arrays, sha256
 
 
-def _from_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _from_npz(path: pathlib.Path) -> Arrays:
   with zipfile.ZipFile(path) as archive:
     members = archive.infolist()
   names = {member.filename for member in members}
@@ -196,88 +182,63 @@ def _from_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
   }
 
 
-_HEADS = "MultiHeadDotProductAttention_[01]/"
-_BLOCK = r"Transformer/encoderblock_(?P<b>\d+)/"
-_UNIT = r"resnet/block(?P<s>[1-4])/unit(?P<u>\d+)/"
-_WRN = r"wide_res_net/Block_(?P<s>[1-3])_?"
-# Google's names but for their last part, and timm's: vision_transformer's and
-# big_vision's of ViT (which count the layers of a block differently),
-# big_transfer's of BiT, and jax_privacy's of WRN, which are named as BiT's.
-_MODULES = {
-  "embedding": "patch_embed.proj",
-  f"{_BLOCK}LayerNorm_0": "blocks.{b}.norm1",
-  f"{_BLOCK}LayerNorm_[12]": "blocks.{b}.norm2",
-  f"{_BLOCK}{_HEADS}(query|key|value)": "blocks.{b}.attn.qkv",
-  f"{_BLOCK}{_HEADS}out": "blocks.{b}.attn.proj",
-  f"{_BLOCK}MlpBlock_[03]/Dense_0": "blocks.{b}.mlp.fc1",
-  f"{_BLOCK}MlpBlock_[03]/Dense_1": "blocks.{b}.mlp.fc2",
-  "Transformer/encoder_norm": "norm",
-  "pre_logits": "pre_logits.fc",
-  "head": "head",
-  "resnet/root_block/standardized_conv2d": "stem.conv",
-  f"{_UNIT}(?P<l>[abc])/standardized_conv2d": "stages.{s}.blocks.{u}.conv{l}",
-  f"{_UNIT}(?P<l>[abc])/group_norm": "stages.{s}.blocks.{u}.norm{l}",
-  f"{_UNIT}a/proj/standardized_conv2d": "stages.{s}.blocks.{u}.downsample.conv",
-  "resnet/group_norm": "norm",
-  "wide_res_net/First_conv": "stem.conv",
-  rf"{_WRN}Conv_(?P<b>\d+)_(?P<p>[01])": "stages.{s}.blocks.{b}.conv{p}",
-  rf"{_WRN}norm_(?P<b>\d+)_(?P<p>[01])": "stages.{s}.blocks.{b}.norm{p}",
-  f"{_WRN}skip_conv": "stages.{s}.blocks.0.downsample.conv",
-  f"{_WRN}skip_norm": "stages.{s}.blocks.0.downsample.norm",
-  "wide_res_net/Final_norm": "norm",
-  "resnet/head/conv2d|wide_res_net/Softmax": "head.fc",
-}
-_LEAVES = {
-  **dict.fromkeys(("kernel", "w", "scale", "gamma"), "weight"),
-  **dict.fromkeys(("b", "offset", "beta"), "bias"),
-}
-_WHOLE = {
-  "cls": "cls_token",
-  "pos_embedding": "pos_embed",
-  "Transformer/posembed_input/pos_embedding": "pos_embed",
-}
-_ADDED = {"s": -1, "u": -1, "b": 0, "p": 1}
-"""To the number in a name."""
+@functools.lru_cache(maxsize=8)  # of a deep network it takes a second
+def parameters(
+  network: Any, image_size: int
+) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+  """Path in Flax and shape in PyTorch of every parameter, by timm's name."""
+  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
+  tree = jax.eval_shape(network.init, jax.random.key(0), images)
+  found = {}
+  leaves: dict[Any, Any] = flax.traverse_util.flatten_dict(tree["params"])
+  for path, leaf in leaves.items():
+    last = {"kernel": "weight", "scale": "weight"}.get(path[-1], path[-1])
+    axes = range(leaf.ndim)
+    if path[-1] == "kernel":
+      axes = (1, 0) if leaf.ndim == 2 else (3, 2, 0, 1)
+    shape = tuple(leaf.shape[axis] for axis in axes)
+    found[".".join((*path[:-1], last))] = path, shape
+  return found
 
 
-def in_timm_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Arrays of a file, renamed if they bear Google's names; else as they are.
-
-  In PyTorch's layout. A name that is unknown stays, to be refused later.
-
-  Raises:
-    ValueError: the arrays have no such shapes as Google's.
-  """
-  if not any("/" in name for name in arrays):
-    return dict(arrays)
-  parts: dict[str, list[np.ndarray]] = {}
-  # Query before key before value.
-  for name in sorted(arrays, key=lambda n: ("/value/" in n, "/key/" in n)):
-    parts.setdefault(_renamed(name), []).append(_in_pytorch(name, arrays[name]))
-  return {
-    name: np.concatenate(found) if len(found) > 1 else found[0]
-    for name, found in parts.items()
+def check_arrays(
+  network: Any, arrays: Mapping[str, np.ndarray], image_size: int
+) -> None:
+  """ValueError: arrays are missing, unexpected or misshapen; names them."""
+  wanted = parameters(network, image_size)
+  faults = {
+    "missing": wanted.keys() - arrays.keys(),
+    "unexpected": arrays.keys() - wanted.keys(),
+    "of another shape": [
+      f"{name} {list(arrays[name].shape)} instead of {list(shape)}"
+      for name, (_, shape) in wanted.items()
+      if name in arrays and arrays[name].shape != shape
+    ],
   }
+  said = [
+    f"{k}: {', '.join(sorted(some))}" for k, some in faults.items() if some
+  ]
+  if said:
+    raise ValueError("; ".join(said))
 
 
-def _renamed(name: str) -> str:
-  module, _, leaf = name.rpartition("/")
-  for pattern, timm in _MODULES.items():
-    if match := re.fullmatch(pattern, module):
-      numbers = {
-        key: "_abc".index(text) if key == "l" else int(text) + _ADDED[key]
-        for key, text in match.groupdict().items()
-      }
-      return f"{timm.format(**numbers)}.{_LEAVES.get(leaf, leaf)}"
-  return _WHOLE.get(name, name)
+def flax_params(
+  network: Any, arrays: Mapping[str, np.ndarray], image_size: int
+) -> dict[str, Any]:
+  """Arrays by timm's names, in PyTorch's layout, as a module's parameters.
 
-
-def _in_pytorch(name: str, array: np.ndarray) -> np.ndarray:
-  """Heads of attention side by side in one axis; a kernel's outputs first."""
-  is_kernel = name.endswith(("/kernel", "/w"))
-  if "DotProductAttention" in name:
-    joined = (-1, array.shape[-1]) if "/out/" in name else (len(array), -1)
-    array = array.reshape(joined if is_kernel else -1)
-  if not is_kernel:
-    return array
-  return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+  In float32, but for the kernels of a network of bfloat16: they take half the
+  memory, and the products would round them there in any case. ValueError: some
+  are missing, unexpected, misshapen or not finite.
+  """
+  check_arrays(network, arrays, image_size)
+  params = {}
+  for name, (path, _) in parameters(network, image_size).items():
+    array = arrays[name].astype(np.float32, copy=False)
+    if not np.isfinite(array).all():
+      raise ValueError(f"{name} has values that are not finite")
+    if path[-1] == "kernel":
+      array = array.T if array.ndim == 2 else array.transpose(2, 3, 1, 0)
+      array = array.astype(jnp.dtype(network.compute_dtype))
+    params[path] = np.asarray(array, order="C")
+  return flax.traverse_util.unflatten_dict(params)

@@ -34,7 +34,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from oneshot_dp.extract.backbones.load_backbone import load_backbone
+  from oneshot_dp.extract.backbones.backbone import load_backbone
   from oneshot_dp.extract.backbones.names import backbone_names
   from oneshot_dp.extract.cache.read import open_cache
   from oneshot_dp.extract.cache.write import write_cache
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _HOMES = {
   name: home
   for home, names in {
-    "extract.backbones.load_backbone": ("load_backbone",),
+    "extract.backbones.backbone": ("load_backbone",),
     "extract.backbones.names": ("backbone_names",),
     "extract.cache.read": ("open_cache",),
     "extract.cache.write": ("write_cache",),

@@ -11,8 +11,7 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
-from oneshot_dp.extract.backbones.backbone import Backbone
-from oneshot_dp.extract.backbones.load_backbone import load_backbone
+from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import backbone_fingerprint
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import write_once
@@ -44,15 +43,17 @@ def backbone_of(
   identity = stated["backbone"]
   if not identity.get("preprocess"):
     raise InputError(
-      f"{saved.path} is a head of imported features, and what makes them of"
-      " images is not known here: give it a cache of such features."
+      f"{saved.path} was trained on imported features, and how images become"
+      " such features is not known here: give a cache of them."
     )
+  name = backbone or identity["name"]
+  is_own = "code_sha256" in identity or ".py:" in name
   found = load_backbone(
-    backbone or identity["name"],
+    name,
     weights=weights,
     weights_sha256=identity.get("weights_sha256"),
-    embedding=None if identity.get("code_sha256") else identity.get("layer"),
-    compute_dtype=compute_dtype,
+    embedding=None if is_own else identity.get("layer"),
+    compute_dtype=None if is_own else compute_dtype,
     preprocess=msgspec.convert(identity["preprocess"], PreprocessConfig),
   )
   known = backbone_fingerprint(found.identity, found.feature_dim)
@@ -124,8 +125,8 @@ def predict_cache(
   """
   if cache.info.backbone_fingerprint != saved.stated["backbone_fingerprint"]:
     raise InputError(
-      f"{cache.name} is of another backbone, layer or preprocessing than"
-      f" {saved.path}: extract it with {saved.stated['backbone']['name']}."
+      f"{cache.name} was made with another backbone, layer or preprocessing"
+      f" than {saved.path}: use {saved.stated['backbone']['name']}."
     )
   rows = (
     (list(map(str, block["example_id"])), block["embedding"])
@@ -141,7 +142,7 @@ def _table(saved: SavedHead, rows: Iterable[_Named], top_k: int) -> str:
   class_names = [cell(name) for name in saved.stated["class_names"]]
   if not 1 <= top_k <= len(class_names):
     raise InputError(
-      f"--top-k {top_k} must be from 1 to the {len(class_names)} classes."
+      f"--top-k {top_k} must be from 1 to {len(class_names)}, the classes."
     )
   text = io.StringIO(newline="")
   writer = csv.writer(text)

@@ -18,8 +18,7 @@ import numpy as np
 import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.backbones.backbone import Backbone
-from oneshot_dp.extract.backbones.load_backbone import timm_tensors
+from oneshot_dp.extract.backbones.backbone import Backbone, timm_tensors
 from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.pipeline.heads.receipt import filled_in

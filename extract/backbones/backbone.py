@@ -1,4 +1,4 @@
-"""A `Backbone` is a frozen network with its weights, ready to be jitted.
+"""A backbone by name: a frozen network with its weights, ready to be jitted.
 
 Modules bear timm's names: parameter `blocks.0/attn.qkv/kernel` of Flax is the
 transpose of timm's `blocks.0.attn.qkv.weight`.
@@ -6,23 +6,40 @@ transpose of timm's `blocks.0.attn.qkv.weight`.
 
 import dataclasses
 import functools
+import hashlib
 import pathlib
-from collections.abc import Callable, Mapping
+import re
+import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float32, UInt8
 
-from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.images.resize import Preprocessing, normalize
+from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
+from oneshot_dp.extract import files
+from oneshot_dp.extract.backbones import norm_free, resnet_v2, vit
+from oneshot_dp.extract.backbones.google_names import in_timm_names
+from oneshot_dp.extract.backbones.names import named
+from oneshot_dp.extract.images import Preprocessing, normalize
+from oneshot_dp.extract.weights import (
+  Arrays,
+  flax_params,
+  local_weights,
+  read_tensors,
+)
 
-Arrays = dict[str, np.ndarray]
-Images = Float32[Array, "b s s 3"]
-"""Normalised."""
+# Each has network_of, name_of and folded.
+FAMILIES: dict[str, Any] = {
+  "vit": vit,
+  "resnet_v2": resnet_v2,
+  "norm_free": norm_free,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,13 +91,6 @@ class Backbone:
     }
 
 
-def products(compute_dtype: ComputeDtype) -> dict[str, Any]:
-  """Arguments of linen's layers; float32 is not rounded to fewer bits."""
-  highest = compute_dtype == "float32"
-  precision = jax.lax.Precision.HIGHEST if highest else None
-  return {"dtype": jnp.dtype(compute_dtype), "precision": precision}
-
-
 # One function for equal settings, so that JAX compiles it once, however often
 # the backbone is loaded; few, since what is compiled lives as long.
 @functools.lru_cache(maxsize=8)
@@ -93,11 +103,12 @@ def apply_function(
     params: Any, images: UInt8[Array, "b s s 3"]
   ) -> Float32[Array, "..."]:
     x = normalize(images, preprocessing)
-    if isinstance(network, nn.Module):
-      out = network.apply({"params": params}, x)
-    else:
-      out = network(params, x)
-    return jnp.asarray(out, jnp.float32)
+    if not isinstance(network, nn.Module):
+      return jnp.asarray(network(params, x), jnp.float32)
+    # Products of float32 are not rounded to fewer bits.
+    exact = "highest" if network.compute_dtype == "float32" else None
+    with jax.default_matmul_precision(exact):
+      return network.apply({"params": params}, x)
 
   return apply
 
@@ -110,63 +121,160 @@ def output_shape(
   return jax.eval_shape(apply, params, images).shape
 
 
-@functools.lru_cache(maxsize=8)  # of a deep network it takes a second
-def parameters(
-  network: Any, image_size: int
-) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
-  """Path in Flax and shape in PyTorch of every parameter, by timm's name."""
-  images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
-  tree = jax.eval_shape(network.init, jax.random.key(0), images)
-  found = {}
-  leaves: dict[Any, Any] = flax.traverse_util.flatten_dict(tree["params"])
-  for path, leaf in leaves.items():
-    last = {"kernel": "weight", "scale": "weight"}.get(path[-1], path[-1])
-    axes = range(leaf.ndim)
-    if path[-1] == "kernel":
-      axes = (1, 0) if leaf.ndim == 2 else (3, 2, 0, 1)
-    shape = tuple(leaf.shape[axis] for axis in axes)
-    found[".".join((*path[:-1], last))] = path, shape
-  return found
+def load_backbone(
+  name: str,
+  weights: str | None = None,
+  weights_sha256: str | None = None,
+  embedding: str | None = None,
+  compute_dtype: ComputeDtype | None = None,
+  preprocess: PreprocessConfig = PreprocessConfig(),  # noqa: B008
+) -> Backbone:
+  """A network with its weights in memory, fetched if need be, and checked.
 
+  >>> backbone = load_backbone("glyph_vit")
+  >>> backbone.feature_dim, backbone.preprocessing.image_size
+  (128, 32)
 
-def check_arrays(
-  network: Any, arrays: Mapping[str, np.ndarray], image_size: int
-) -> None:
-  """ValueError: arrays are missing, unexpected or misshapen; names them."""
-  wanted = parameters(network, image_size)
-  faults = {
-    "missing": wanted.keys() - arrays.keys(),
-    "unexpected": arrays.keys() - wanted.keys(),
-    "of another shape": [
-      f"{name} {list(arrays[name].shape)} instead of {list(shape)}"
-      for name, (_, shape) in wanted.items()
-      if name in arrays and arrays[name].shape != shape
-    ],
-  }
-  said = [
-    f"{k}: {', '.join(sorted(some))}" for k, some in faults.items() if some
-  ]
-  if said:
-    raise ValueError("; ".join(said))
+  Its arguments are as `ExtractConfig` has them.
 
-
-def flax_params(
-  network: Any, arrays: Mapping[str, np.ndarray], image_size: int
-) -> dict[str, Any]:
-  """Arrays by timm's names, in PyTorch's layout, as a module's parameters.
-
-  In float32, but for the kernels of a network of bfloat16: they take half the
-  memory, and the products would round them there in any case. ValueError: some
-  are missing, unexpected, misshapen or not finite.
+  Raises:
+    InputError: an unknown name; weights that are missing or not those of the
+      backbone; an image size or an embedding that it does not have; a user's
+      function that fails, or whose embeddings depend on the other images.
+    RunError: a download failed.
   """
-  check_arrays(network, arrays, image_size)
-  params = {}
-  for name, (path, _) in parameters(network, image_size).items():
-    array = arrays[name].astype(np.float32, copy=False)
-    if not np.isfinite(array).all():
-      raise ValueError(f"{name} has values that are not finite")
-    if path[-1] == "kernel":
-      array = array.T if array.ndim == 2 else array.transpose(2, 3, 1, 0)
-      array = array.astype(jnp.dtype(network.compute_dtype))
-    params[path] = np.asarray(array, order="C")
-  return flax.traverse_util.unflatten_dict(params)
+  if ".py:" in name:
+    if embedding or compute_dtype:
+      raise InputError(
+        f"--backbone {escaped(name)} decides itself what it returns and how it"
+        " computes: leave out --embedding and --compute-dtype."
+      )
+    path = local_weights(weights, weights_sha256) if weights else None
+    return _user_function(name, path, Preprocessing().changed(preprocess))
+  row = named(name)
+  preprocessing = Preprocessing(**row.reference).changed(preprocess)
+  side, on_cpu = preprocessing.image_size, jax.default_backend() == "cpu"
+  compute_dtype = compute_dtype or ("float32" if on_cpu else "bfloat16")
+  if (place := weights or row.address) is None:
+    raise InputError(
+      f"--backbone {name} has no weights that are published as plain arrays:"
+      " give --weights, a path or an address of an npz or safetensors."
+    )
+  path = local_weights(place, weights_sha256)
+  arrays, sha256 = _read(path)
+  family = FAMILIES[row.family]
+  try:
+    network = family.network_of(arrays, embedding or row.embedding)
+    if embedding not in (None, network.embedding):
+      raise ValueError(f"its only embedding is {network.embedding}")
+    looks = family.name_of(network)
+    if name not in (looks, looks.replace("vit_", "deit_"), "glyph_vit"):
+      raise ValueError(f"the weights look like {looks}")
+    network = network.clone(compute_dtype=compute_dtype, **row.unsaid)
+    params = flax_params(network, family.folded(network, arrays, side), side)
+  except (KeyError, IndexError, ValueError) as error:
+    said = f"no array {error}" if isinstance(error, KeyError) else str(error)
+    said = escaped(said).replace("\n", "\\n")[:1000]
+    raise InputError(
+      f"--backbone {name}: {escaped(str(path))} does not fit: {said}."
+    ) from error
+  apply = apply_function(network, preprocessing)
+  return Backbone(
+    name=name,
+    embedding=network.embedding,
+    feature_dim=output_shape(apply, params, side)[1],
+    preprocessing=preprocessing,
+    weights_sha256=sha256,
+    compute_dtype=compute_dtype,
+    params=params,
+    apply=apply,
+    network=network,
+    timm=row.timm and row.timm.partition(".")[0],
+    weights_path=path,
+  )
+
+
+def timm_tensors(backbone: Backbone) -> Arrays:
+  """The arrays of its weights as timm has them, float32, without classifier.
+
+  Position embeddings are those of its image size. InputError: timm has no such
+  network, or the file has changed since.
+  """
+  path, network = backbone.weights_path, backbone.network
+  if path is None or network is None or backbone.timm is None:
+    raise InputError(f"--backbone {backbone.name} is no network that timm has.")
+  arrays, sha256 = _read(path)
+  if sha256 != backbone.weights_sha256:
+    raise InputError(f"{escaped(str(path))} has changed since it was read.")
+  if isinstance(network, vit.ViT):
+    side = backbone.preprocessing.image_size
+    arrays = vit.fitted(network, arrays, side)
+  return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
+def _read(path: pathlib.Path) -> tuple[Arrays, str]:
+  """A file's arrays by timm's names, without what its labels were fitted to."""
+  arrays, sha256 = read_tensors(path)
+  if any("/" in name for name in arrays):  # Google's
+    arrays = in_timm_names(arrays)
+  other = r"(head|head_dist)\..*|mask_token"
+  return {k: v for k, v in arrays.items() if not re.fullmatch(other, k)}, sha256
+
+
+def _user_function(
+  name: str, weights: pathlib.Path | None, preprocessing: Preprocessing
+) -> Backbone:
+  """A function (params, normalised images [b, s, s, 3]) → [b, d] of the user's.
+
+  `params` are the arrays of the weights file by name, {} without one. It is
+  jitted: it must be pure, and treat every image alone, or one example would
+  move the rows of others, and the guarantee would be void. Modules that the
+  file imports are not hashed.
+  """
+  place, _, function = name.rpartition(":")
+  params, weights_sha256 = read_tensors(weights) if weights else ({}, None)
+  source = files.read_regular(place, most_bytes=2**24)
+  code_sha256 = hashlib.sha256(source).hexdigest()
+  # Under a name of its own among the modules: dataclasses, and so Flax, look
+  # there for the module of a class.
+  module = types.ModuleType(f"oneshot_dp_backbone_{code_sha256[:16]}")
+  sys.modules[module.__name__] = module
+  try:
+    # Of the bytes that were hashed, not of the file at some later time.
+    exec(compile(source, place, "exec"), vars(module))
+    apply = apply_function(getattr(module, function), preprocessing)
+    shape = output_shape(apply, params, preprocessing.image_size)
+    if len(shape) != 2 or shape[0] != 2:
+      raise ValueError(f"{list(shape)} for 2 images; it must give [b, d]")
+    _check_images_are_apart(apply, params, preprocessing.image_size)
+  except Exception as error:
+    said = escaped(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
+    raise InputError(f"--backbone {escaped(name)}: {said}.") from error
+  return Backbone(
+    name=f"{pathlib.Path(place).name}:{function}",
+    embedding="what the function returns",
+    feature_dim=shape[1],
+    preprocessing=preprocessing,
+    weights_sha256=weights_sha256,
+    code_sha256=code_sha256,
+    compute_dtype=None,
+    params=params,
+    apply=apply,
+    weights_path=weights,
+  )
+
+
+def _check_images_are_apart(
+  apply: Callable[..., Any], params: Arrays, image_size: int
+) -> None:
+  """ValueError: an image's embedding changes with its neighbour, in one try."""
+  shape = (2, image_size, image_size, 3)
+  batch = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+  beside_another = np.stack([batch[0], 255 - batch[0]])
+  run = jax.jit(apply)
+  alone, other = run(params, batch)[0], run(params, beside_another)[0]
+  if not np.allclose(alone, other, rtol=1e-4, atol=1e-6, equal_nan=True):
+    raise ValueError(
+      "an image's embedding depends on what else is in its batch: one example"
+      " could move the rows of others, and no epsilon would hold"
+    )

@@ -12,6 +12,9 @@ from oneshot_dp.configs.errors import InputError
 
 # Tags in timm: weights that saw no labels of ImageNet-1k where there are such,
 # so that they serve for experiments on it. None: there are none but pickles.
+# `main` may move: a cache says the SHA-256 of the file that it was made with,
+# --weights-sha256 insists on one, and a revision is asked for by
+# --weights hf://timm/TAG@COMMIT/model.safetensors.
 _LISTED: dict[str, str | None] = {
   "vit_ti16": "vit_tiny_patch16_224.augreg_in21k",
   "vit_s16": "vit_small_patch16_224.augreg_in21k",
@@ -74,20 +77,20 @@ _GELU = {"mlp": "gelu_tanh"}
 # second part, what it is; what the published weights were made for (fields of
 # `Preprocessing`), and what no file of weights says (fields of the network).
 _FAMILIES: dict[str, tuple[str, str, str, Any, Any]] = {
-  "vit_": ("vit_file", _PATCHES, "Vision Transformer", {}, {}),
-  "deit_": ("vit_file", _PATCHES, "DeiT", _CROPPED, {}),
+  "vit_": ("vit", _PATCHES, "Vision Transformer", {}, {}),
+  "deit_": ("vit", _PATCHES, "DeiT", _CROPPED, {}),
   "deit_distilled_": (
-    *("vit_file", _PATCHES, "DeiT with distillation token", _CROPPED, {}),
+    *("vit", _PATCHES, "DeiT with distillation token", _CROPPED, {}),
   ),
-  "dinov2_": ("vit_file", _PATCHES, "DINOv2", _CROPPED, {}),
-  "dinov2_reg_": ("vit_file", _PATCHES, "DINOv2, registers", _CROPPED, {}),
-  "siglip_": ("vit_file", _PATCHES, "SigLIP", {"image_size": 256}, _GELU),
+  "dinov2_": ("vit", _PATCHES, "DINOv2", _CROPPED, {}),
+  "dinov2_reg_": ("vit", _PATCHES, "DINOv2, registers", _CROPPED, {}),
+  "siglip_": ("vit", _PATCHES, "SigLIP", {"image_size": 256}, _GELU),
   "bit_r": ("resnet_v2", "(50|101|152)x[1-9][0-9]?", "BiT", _BIT, {}),
   "wrn_": ("resnet_v2", "(16|22|28|34|40)_[1-9][0-9]?", "WRN", _WRN, {}),
   "nf_resnet": ("norm_free", "(26|50|101)", "NF-ResNet", _NF_RESNET, {}),
   "nfnet_f": ("norm_free", "[0-3]", "NFNet", _NFNET, {}),
   "glyph_vit": (
-    *("vit_file", "", "small ViT of glyphs, brings its weights"),
+    *("vit", "", "small ViT of glyphs, brings its weights"),
     *({"image_size": 32}, {**_GELU, "heads": 4}),
   ),
 }
@@ -102,6 +105,7 @@ _SHOWN: dict[str, dict[str, int]] = {
   "nfnet_f3": {"image_size": 416, "resize": 442},
 }
 _UNSAID = {"siglip_g16": {"heads": 16}}
+_GLYPH_VIT = pathlib.Path(__file__).with_name("glyph_vit.safetensors")
 
 
 class Named(NamedTuple):
@@ -114,13 +118,7 @@ class Named(NamedTuple):
   reference: dict[str, Any]  # what it is shown: fields of `Preprocessing`
   unsaid: dict[str, Any]  # what no file says: fields of the network
   embedding: str | None  # the usual one, if it is not the family's
-
-  @property
-  def address(self) -> str | None:
-    """Where its weights are, if they are published as plain arrays."""
-    if self.name == "glyph_vit":
-      return str(pathlib.Path(__file__).with_name("glyph_vit.safetensors"))
-    return self.timm and f"hf://timm/{self.timm}@main/model.safetensors"
+  address: str | None  # of its weights, if they are published as plain arrays
 
 
 def backbone_names() -> dict[str, str]:
@@ -143,9 +141,11 @@ def named(name: str) -> Named:
     if re.fullmatch(prefix + rest, name):
       shown = {"image_size": 224, **shown, **_SHOWN.get(name, {})}
       unsaid = {**unsaid, **_UNSAID.get(name, {})}
-      usual = "pre_logits" if name == "glyph_vit" else None
-      timm = _LISTED.get(name)
-      return Named(name, family, title, timm, shown, unsaid, usual)
+      timm, usual = _LISTED.get(name), None
+      address = timm and f"hf://timm/{timm}@main/model.safetensors"
+      if name == "glyph_vit":
+        address, usual = str(_GLYPH_VIT), "pre_logits"
+      return Named(name, family, title, timm, shown, unsaid, usual, address)
   near = difflib.get_close_matches(name.lower(), _LISTED, n=3)
   hint = f"did you mean {' or '.join(near)}? " if near else ""
   raise InputError(

@@ -17,7 +17,6 @@ performance gap in unnormalized ResNets" (ICLR 2021), section 4; Brock et al.,
 
 import functools
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,12 +26,13 @@ from flax import linen as nn
 from jaxtyping import Array, Float32
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.backbone import Arrays, Images, products
 from oneshot_dp.extract.backbones.resnet_v2 import (
   Convolution,
   depths,
   standardize,
 )
+from oneshot_dp.extract.images import Images
+from oneshot_dp.extract.weights import Arrays
 
 GAMMA = {"nf_resnet": 1.7139588594436646, "nfnet": 1.7015043497085571}
 """1/√(variance of the activation of a standard normal variable)."""
@@ -61,7 +61,7 @@ class NormFree(nn.Module):
   def __call__(self, images: Images) -> Float32[Array, "b d"]:
     nfnet, x = self.kind == "nfnet", images
     same: dict[str, Any] = {"padding": "SAME" if nfnet else 1}
-    dense = functools.partial(nn.Dense, **products(self.compute_dtype))
+    dense = functools.partial(nn.Dense, dtype=jnp.dtype(self.compute_dtype))
     conv = functools.partial(
       Convolution, bias=True, compute_dtype=self.compute_dtype
     )
@@ -112,10 +112,8 @@ class NormFree(nn.Module):
     return out * GAMMA["nfnet"] if nfnet else out
 
 
-def network_of(
-  arrays: Mapping[str, np.ndarray], embedding: str | None
-) -> NormFree:
-  """The network of a file in timm's names; see `vit_file.network_of`."""
+def network_of(arrays: Arrays, embedding: str | None) -> NormFree:
+  """The network of a file in timm's names; see `vit.network_of`."""
   blocks = depths(arrays, r"stages\.(\d+)\.(\d+)\.conv1\.gain")
   kind = "nfnet" if "stem.conv1.weight" in arrays else "nf_resnet"
   stem = "stem.conv4.weight" if kind == "nfnet" else "stem.conv.weight"
@@ -134,9 +132,7 @@ def name_of(network: NormFree) -> str:
   return f"nf_resnet{3 * sum(network.blocks) + 2}"
 
 
-def folded(
-  network: NormFree, arrays: Mapping[str, np.ndarray], image_size: int
-) -> Arrays:
+def folded(network: NormFree, arrays: Arrays, image_size: int) -> Arrays:
   """The same with scaled, standardised kernels and all constants in them."""
   found = {}
   for name, array in arrays.items():

@@ -11,7 +11,7 @@ Classification through Scale" (2022), section 3, and its code in jax_privacy.
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 import jax
@@ -21,7 +21,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.backbones.backbone import Arrays, Images, products
+from oneshot_dp.extract.images import Images
+from oneshot_dp.extract.weights import Arrays
 
 
 class BiT(nn.Module):
@@ -118,21 +119,19 @@ class Convolution(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "b h w i"]) -> Float[Array, "b y x o"]:
-    how, pad = products(self.compute_dtype), self.padding
-    dtype, precision = how["dtype"], how["precision"]
+    dtype, pad = jnp.dtype(self.compute_dtype), self.padding
     shape = (self.size, self.size, x.shape[-1] // self.groups, self.features)
     kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     if self.size == 1 and self.groups == 1:
       x = x[:, :: self.stride, :: self.stride]
-      out = jnp.matmul(x, kernel[0, 0], precision=precision)
+      out = jnp.matmul(x, kernel[0, 0])
     else:
       convolve = functools.partial(
         jax.lax.conv_general_dilated,
         window_strides=(self.stride, self.stride),
         padding=pad if isinstance(pad, str) else [(pad, pad), (pad, pad)],
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        precision=precision,
       )
       xs = jnp.split(x, self.groups, axis=-1)
       kernels = jnp.split(kernel, self.groups, axis=-1)
@@ -176,10 +175,8 @@ class GroupNorm(nn.Module):
     return (nn.relu(out) if self.relu else out).astype(x.dtype)
 
 
-def network_of(
-  arrays: Mapping[str, np.ndarray], embedding: str | None
-) -> BiT | WideResNet:
-  """The network of a file in timm's names; see `vit_file.network_of`."""
+def network_of(arrays: Arrays, embedding: str | None) -> BiT | WideResNet:
+  """The network of a file in timm's names; see `vit.network_of`."""
   blocks = depths(arrays, r"stages\.(\d+)\.blocks\.(\d+)\.conv1\.weight")
   root = len(arrays["stem.conv.weight"])
   width = len(arrays["stages.0.blocks.0.conv1.weight"])
@@ -196,9 +193,7 @@ def name_of(network: BiT | WideResNet) -> str:
   return f"bit_r{3 * layers + 2}x{width / 64:g}"
 
 
-def folded(
-  network: nn.Module, arrays: Mapping[str, np.ndarray], image_size: int
-) -> Arrays:
+def folded(network: nn.Module, arrays: Arrays, image_size: int) -> Arrays:
   """The same with standardised kernels, a WRN's with its gains in them."""
   found = {}
   for name, array in arrays.items():

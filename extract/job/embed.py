@@ -22,8 +22,12 @@ from oneshot_dp.configs.extract_config import EXAMPLE
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.cache.format import Rows
 from oneshot_dp.extract.cache.keys import image_key
-from oneshot_dp.extract.images.decode import DecodeError, decode_image
-from oneshot_dp.extract.images.resize import random_view, resize_and_crop
+from oneshot_dp.extract.images import (
+  DecodeError,
+  decode_image,
+  random_view,
+  resize_and_crop,
+)
 from oneshot_dp.extract.sources.source import Source
 
 # More images at once leave the fast memory: on a CPU a ViT-Ti/16 is 1.4 times

@@ -24,7 +24,7 @@ from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.cache.format import CacheInfo, Shard
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write import LISTING_FILE, CacheJob, begin, finish
-from oneshot_dp.extract.images.decode import DecodeError, decode_image
+from oneshot_dp.extract.images import DecodeError, decode_image
 from oneshot_dp.extract.job.embed import VIEW_MIN_AREA, ahead
 from oneshot_dp.extract.job.progress import progress_bar
 from oneshot_dp.extract.job.shard import (

@@ -18,8 +18,7 @@ import numpy as np
 from oneshot_dp.configs.errors import BrokenImageError, RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.backbones.backbone import Backbone
-from oneshot_dp.extract.backbones.load_backbone import load_backbone
+from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo, Shard
 from oneshot_dp.extract.cache.shard_file import checked, encode_shard
 from oneshot_dp.extract.cache.write import (

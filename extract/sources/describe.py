@@ -12,7 +12,7 @@ from tqdm import tqdm
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.cache.keys import image_key
-from oneshot_dp.extract.images.decode import DecodeError, decode_image
+from oneshot_dp.extract.images import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.folder import is_split, open_folder
 from oneshot_dp.extract.sources.labels import MissingFlagError

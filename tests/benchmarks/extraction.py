@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from oneshot_dp.configs.extract_config import ExtractConfig, SourceSettings
-from oneshot_dp.extract.images.decode import decode_image
-from oneshot_dp.extract.images.resize import resize_and_crop
+from oneshot_dp.extract.images import decode_image
+from oneshot_dp.extract.images import resize_and_crop
 from oneshot_dp.extract.job.embed import Embedder
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.job.shard import loaded_embedder

@@ -24,7 +24,7 @@ import torch
 from oneshot_dp.extract.backbones import load_backbone as loading
 from oneshot_dp.extract.backbones.backbone import apply_function, flax_params
 from oneshot_dp.extract.backbones.names import named
-from oneshot_dp.extract.images.resize import Preprocessing
+from oneshot_dp.extract.images import Preprocessing
 
 SIDE = 224
 Run = Callable[[], object]

@@ -20,7 +20,7 @@ from oneshot_dp.configs.extract_config import (
   SourceSettings,
 )
 from oneshot_dp.extract.backbones.names import backbone_names
-from oneshot_dp.extract.images.resize import Preprocessing
+from oneshot_dp.extract.images import Preprocessing
 from tests.extract.refusals import refused
 
 SOURCE = SourceSettings(location=("x",))

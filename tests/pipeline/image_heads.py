@@ -9,10 +9,9 @@ import numpy as np
 from PIL import Image
 
 import oneshot_dp
-from oneshot_dp.extract.backbones.backbone import Backbone
-from oneshot_dp.extract.backbones.load_backbone import load_backbone
+from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo
-from oneshot_dp.extract.images.resize import resize_and_crop
+from oneshot_dp.extract.images import resize_and_crop
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.pipeline.heads.head_folder import (
   SavedHead,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from oneshot_dp.extract.backbones.load_backbone import load_backbone
+from oneshot_dp.extract.backbones.backbone import load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.pipeline.prediction import cell

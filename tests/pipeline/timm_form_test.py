@@ -10,7 +10,7 @@ import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import PreprocessConfig
-from oneshot_dp.extract.backbones.load_backbone import load_backbone
+from oneshot_dp.extract.backbones.backbone import load_backbone
 from oneshot_dp.extract.images import Preprocessing, resize_and_crop
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.pipeline.timm_form import timm_files

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from oneshot_dp.extract.backbones.backbone import flax_params
+from oneshot_dp.extract.weights import flax_params
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 # XLA's options for small networks: to compile takes longer than to run.

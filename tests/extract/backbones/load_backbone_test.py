@@ -15,15 +15,15 @@ import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import PreprocessConfig
-from oneshot_dp.extract.backbones import load_backbone as loading
+from oneshot_dp.extract.backbones import backbone as loading
 from oneshot_dp.extract.backbones import norm_free, resnet_v2
-from oneshot_dp.extract.backbones.backbone import apply_function
-from oneshot_dp.extract.backbones.load_backbone import (
+from oneshot_dp.extract.backbones.backbone import (
+  apply_function,
   load_backbone,
   timm_tensors,
 )
 from oneshot_dp.extract.backbones.vit import ViT
-from oneshot_dp.extract.images.resize import Preprocessing, resize_and_crop
+from oneshot_dp.extract.images import Preprocessing, resize_and_crop
 from tests.extract.backbones import drawn
 from tests.extract.backbones.resnet_test import wrn_weights
 from tests.extract.refusals import refused
@@ -123,7 +123,7 @@ NETWORKS: dict[str, tuple[Any, int]] = {
       *(48, 1, 64, 4, 3, (("cls_token", 1), ("reg_token", 4))),
       mlp="swiglu",
       layer_scale=True,
-      embedding="cls_mean",
+      embedding="mean",
     ),
     24,
   ),

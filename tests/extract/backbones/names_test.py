@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from oneshot_dp.extract.backbones.names import backbone_names, named
-from oneshot_dp.extract.images.resize import Preprocessing
+from oneshot_dp.extract.images import Preprocessing
 from tests.extract.refusals import refused
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from oneshot_dp.extract.backbones import norm_free, resnet_v2
-from oneshot_dp.extract.backbones.backbone import check_arrays
+from oneshot_dp.extract.backbones.google_names import in_timm_names
 from oneshot_dp.extract.backbones.resnet_v2 import (
   GroupNorm,
   standardize,
 )
-from oneshot_dp.extract.weights import in_timm_names
+from oneshot_dp.extract.weights import check_arrays
 from tests.extract.backbones import drawn
 
 with np.load(drawn.GOLDEN / "conv_outputs.npz") as golden:

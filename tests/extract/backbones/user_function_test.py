@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.extract_config import PreprocessConfig
-from oneshot_dp.extract.backbones.load_backbone import load_backbone
+from oneshot_dp.extract.backbones.backbone import load_backbone
 from tests.extract.refusals import refused
 
 CODE = """

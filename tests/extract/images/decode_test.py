@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from oneshot_dp.extract.images.decode import DecodeError, decode_image
+from oneshot_dp.extract.images import DecodeError, decode_image
 from tests.extract.refusals import refused
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from oneshot_dp.configs.extract_config import PreprocessConfig
-from oneshot_dp.extract.images.resize import (
+from oneshot_dp.extract.images import (
   Preprocessing,
   normalize,
   resize_and_crop,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from oneshot_dp.extract.cache.keys import image_key
-from oneshot_dp.extract.images.resize import (
+from oneshot_dp.extract.images import (
   Preprocessing,
   _inception_box,
   _uniforms,

@@ -1,1 +1,0 @@
-"""From the bytes of an image to what a backbone is shown."""
