@@ -29,18 +29,18 @@ _DIGITS = 50  # far more than cancel where epsilon and 1/σ are small
 
 
 def check_budget(
-  epsilon: float, delta: float, *, insisted: bool = False
+  epsilon: float, delta: float, *, insisted: bool = False, flag: str = "epsilon"
 ) -> None:
   """InputError for an (epsilon, delta) that is not a privacy guarantee."""
   if not 0 < epsilon <= _MAX_EPSILON:
     raise InputError(
-      f"epsilon={epsilon:g} must be positive, and at most {_MAX_EPSILON:g}; a"
-      " head without privacy is the --baseline of train and sweep."
+      f"{flag}={epsilon:g} must be positive, and at most {_MAX_EPSILON:g}; for"
+      " no privacy at all there is the --baseline of sweep."
     )
   if epsilon > LARGE_EPSILON and not insisted:
     raise InputError(
-      f"epsilon={epsilon:g} is more than {LARGE_EPSILON:g}, which protects next"
-      " to nobody: give a smaller one, or insist with --weak-privacy."
+      f"{flag}={epsilon:g} is more than {LARGE_EPSILON:g} and protects almost"
+      " nobody: give a smaller one, or insist with --weak-privacy."
     )
   _check_delta(delta)
   if _delta(_MAX_NOISE_MULTIPLIER**-2, epsilon) > delta:

@@ -83,7 +83,7 @@ def cost(
   if not epsilons or len(set(epsilons)) != len(epsilons):
     raise InputError(f"epsilons={[*epsilons]}: give one or more, each once.")
   bought = [mu_squared(epsilon, delta) for epsilon in sorted(epsilons)]
-  if bought[0] <= already:
+  if bought[0] <= float(already) * (1 + 1e-10):  # whose σ are rounded up
     has = epsilon_of(float(already), delta)
     raise InputError(
       f"epsilon={min(epsilons):g} is no more than the head to go on from has"
@@ -114,7 +114,7 @@ def check_plan(
     message = f"head={head!r} must be one of {', '.join(HEADS)}."
   elif asked and head != "auto":
     of = " and ".join(name.removesuffix("_sha256") for name in asked)
-    message = f"{of}: of head 'auto', not of {head!r}; leave it out."
+    message = f"{of} is for head 'auto', not for {head!r}; leave it out."
   elif n < 1:
     message = "there are no rows to train on: choose another part."
   elif num_classes * feature_dim > _MOST_WEIGHTS:
@@ -122,7 +122,7 @@ def check_plan(
   elif before and before.mu_squared is None:
     message = "a baseline has nothing to go on from: leave out --from."
   elif before and before.name != head:
-    message = f"{head!r} cannot go on from it: give --head {before.name}."
+    message = f"--from needs the same kind of head: give --head {before.name}."
   elif before and not asked.items() <= dict(before.options).items():
     message = f"the head to go on from has {before.options}, not {asked}."
   if message:

@@ -55,10 +55,20 @@ _INTERRUPTED = (
   "interrupted; what was charged stays charged, and the same command goes on"
   " without a new charge"
 )
+_WORDS = {
+  " Unrecognized options": ". Unrecognized options",
+  " (Perhaps you meant|Arguments similar to).*?:": "; see",
+  r"\. Got errors:.*|\{None\}\|": "",
+  r"Missing from \S+ (\w+):": r"\1 needs",
+  r"Missing value for argument '(\S+)'.*": r"\1 needs a value",
+  r"Error \w+ (\S+): .*\b(?i:int)\b.*?('.*')\]?$": r"\1 \2: give an integer",
+  r"Error \w+ (\S+): .*(?i:float|parse).*?('.*')\]?$": r"\1 \2: give a number",
+}
+"""What tyro says, and how people say it."""
 _HINTS = {
-  r"--epsilon: .*\d,": "train takes one, and sweep --epsilons 0.5 2 several",
-  r"--epsilons: .*\d,": "leave spaces between numbers: --epsilons 0.5 2",
-  r"options: --(root|source)": "the source is a word by itself: extract photos",
+  r"--epsilon '.*\d,": "train takes one, and sweep --epsilons 0.5 2 several",
+  r"--epsilons '.*\d,": "leave spaces between them: --epsilons 0.5 2",
+  "options: -[a-z]{2}": "flags begin with two dashes",
 }
 """Signs of mistakes that many make, and the fix."""
 _LIMITS = re.compile(
@@ -132,14 +142,10 @@ def _answer(argv: list[str], interrupts: _Interrupts) -> tuple[str, Any]:
     lines = (f"  {each:10}{what}" for each, what in COMMANDS.items())
     return _ABOUT % "\n".join(lines), None
   if name.startswith("--tyro-"):
-    import tyro
+    from tyro.extras import subcommand_cli_from_dict
 
-    union: Any = None
-    for each in COMMANDS:
-      line = _line(_module(each).Flags)
-      kind = Annotated[line, tyro.conf.subcommand(each)]
-      union = kind if union is None else union | kind
-    tyro.cli(union, prog=_PROG, args=argv)
+    lines = {each: _line(_module(each).Flags) for each in COMMANDS}
+    subcommand_cli_from_dict(lines, prog=_PROG, args=argv)
   if name not in COMMANDS:
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"see {_PROG} --help."
@@ -150,10 +156,9 @@ def _answer(argv: list[str], interrupts: _Interrupts) -> tuple[str, Any]:
   interrupts.seconds = getattr(command, "STOP_SECONDS", interrupts.seconds)
   # Standard output is the answer's alone, whatever a library prints; of several
   # hosts `Hosts.of` sees to it.
-  if getattr(flags, "hosts", None) is None:
-    with contextlib.redirect_stdout(sys.stderr):
-      answer = command.run(flags)
-  else:
+  alone = getattr(flags, "hosts", None) is None
+  aside = contextlib.redirect_stdout(sys.stderr)
+  with aside if alone else contextlib.nullcontext():
     answer = command.run(flags)
   return (answer.json() if as_json else answer.text), answer
 
@@ -171,9 +176,8 @@ def _line(kind: type) -> type:
     ("flags", Annotated[kind, flag(None, name="")]),
     ("json", Annotated[Switch, flag("One JSON object.")], False),
   ]
-  line = dataclasses.make_dataclass("Line", fields, frozen=True, kw_only=True)
-  line.__doc__ = kind.__doc__
-  return line
+  named: Any = {"namespace": {"__doc__": kind.__doc__}, "frozen": True}
+  return dataclasses.make_dataclass("Line", fields, kw_only=True, **named)
 
 
 def _read(name: str, kind: type, words: list[str]) -> tuple[Any, bool]:
@@ -215,9 +219,9 @@ def _in_one_line(box: str) -> str:
     if not re.search(r"[─-]{3}", text) and not text.startswith(" " * 5):
       said.append(text.lstrip(" •"))
   line = " ".join(" ".join(said).split()).rstrip(".:")
-  line = line.replace(" Unrecognized options", ". Unrecognized options")
-  line = re.sub(r" (Perhaps you meant|Arguments similar to).*?:", "; see", line)
-  return line.partition(". Got errors:")[0].replace("{None}|", "")
+  for theirs, ours in _WORDS.items():
+    line = re.sub(theirs, ours, line)
+  return line
 
 
 def _prepare() -> None:
@@ -249,8 +253,7 @@ def _check_environment() -> None:
   tried = subprocess.run(words, capture_output=True, text=True, check=False)
   if tried.returncode:
     said = re.findall(r"Unknown flag.*|\w+Error: .*", tried.stderr)
-    why = "".join(said[-1:])
-    raise InputError(f"the environment is refused by JAX: {why}.")
+    raise InputError(f"JAX refuses the environment: {''.join(said[-1:])}.")
 
 
 @contextlib.contextmanager

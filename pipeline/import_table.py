@@ -69,7 +69,7 @@ def import_table(
   n = lengths[names["label"]]
   if {*lengths.values()} != {n} or not n:
     said = ", ".join(f"{rows} of {name!a}" for name, rows in lengths.items())
-    raise InputError(f"{file} has {said}: save as many rows of each, and some.")
+    raise InputError(f"{file} has {said}: give each row one of each.")
   known = tuple(class_names) or table.class_names or ()
   label = table.column(names["label"])
   label, known, source = _classes(file, label, known, num_classes)

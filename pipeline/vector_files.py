@@ -41,7 +41,7 @@ def open_vectors(path: Path) -> "Npz | Parquet":
   if suffix == ".parquet":
     return Parquet(path, [path])
   raise InputError(
-    f"{path} is neither .npz nor .parquet: use numpy.savez, say."
+    f"{path} is neither .npz nor .parquet: use numpy.savez, for example."
   )
 
 
@@ -56,8 +56,8 @@ def read_start(path: Path, info: CacheInfo) -> PublicStart:
   table = open_vectors(path)
   if wrong := sorted({*names} ^ table.shapes.keys()):
     raise InputError(
-      f"{path} has not just a vector for each class of the cache, by its name:"
-      f" see {wrong[0]!a}, and {len(wrong) - 1} more."
+      f"{path} must hold one vector for each class of the cache, under its"
+      f" name, and no more: see {wrong[0]!a}, and {len(wrong) - 1} others."
     )
   if wrong := [name for name in names if table.shapes[name] != (d,)]:
     raise InputError(
@@ -213,5 +213,5 @@ def _damage(path: Path) -> Iterator[None]:
     if "allow_pickle" in said:
       said = "it holds Python objects; save plain arrays"
     raise InputError(
-      f"{path} is damaged, or no such file ({said}); write it anew."
+      f"{path} is damaged, or not what its name says ({said}); write it again."
     ) from error

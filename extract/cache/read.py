@@ -140,7 +140,8 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
   store = storage.store_at(path)
   if (data := storage.read(store, INFO_FILE)) is None:
     if not storage.sizes(store):
-      raise InputError(f"{store.where()}: no such directory, or empty.")
+      said = "no such directory, or empty; name a cache"
+      raise InputError(f"{store.where()}: {said}.")
     raise InputError(
       f"{store.where()} is no finished cache (no {INFO_FILE}): run its"
       " extraction again to finish it, or give a cache."

@@ -1,10 +1,12 @@
 """`oneshot-dp audit`."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline import commands as f
@@ -44,84 +46,70 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Attacks."""
-  from oneshot_dp.configs.errors import InputError
   from oneshot_dp.linear_dp.accounting import check_budget
   from oneshot_dp.pipeline import audit
 
   claim = audit.Claim(flags.head, flags.epsilon, flags.delta, flags.balanced)
-  check_budget(flags.epsilon, flags.delta, insisted=flags.weak_privacy)
-  if flags.balanced and flags.head != "auto":
-    raise InputError(f"--balanced: of auto, not of {flags.head}; leave it out.")
   if flags.canaries is not None and flags.canaries < 100:
     raise InputError(f"--canaries {flags.canaries}: give 100 or more.")
   if flags.cache is not None:
     bounds, where = _among_real_rows(flags, flags.cache, claim)
     return answer_of(claim, bounds, (), where)
+  insisted = flags.weak_privacy
+  check_budget(flags.epsilon, flags.delta, insisted=insisted, flag="--epsilon")
   if flags.rows or flags.ledger:
-    raise InputError("--rows and --ledger are of --cache alone.")
-  canaries = audit.Canaries(
-    count=flags.canaries or 2000, dim=128, num_classes=2
-  )
+    raise InputError("--rows and --ledger go with --cache: give it, too.")
+  if flags.balanced and flags.head != "auto":
+    raise InputError("--balanced goes with --head auto: leave it out.")
+  count = flags.canaries or 2000
+  canaries = audit.Canaries(count=count, dim=128, num_classes=2)
   found = audit.audit_made_up(claim, canaries)
-  where = f"10 runs of {canaries.count:,} canaries"
-  return answer_of(claim, *found, where)
+  return answer_of(claim, *found, f"10 runs of {count:,} canaries")
 
 
 def _among_real_rows(
   flags: Flags, path: Path, claim: "Claim"
 ) -> tuple["Bounds", str]:
   """One run, charged before; what can fail is tried before that."""
-  import os
-  import sys
-  from fractions import Fraction
-
-  from oneshot_dp.configs.errors import InputError
-  from oneshot_dp.configs.parts import Part
-  from oneshot_dp.extract.cache.read import open_cache
-  from oneshot_dp.linear_dp.accounting import (
-    check_delta,
-    mu_squared,
-    printable,
-  )
+  from oneshot_dp.linear_dp.hosts import ALONE
   from oneshot_dp.linear_dp.rows import no_core_dumps
   from oneshot_dp.linear_dp.train import memory_needed
   from oneshot_dp.pipeline import audit
-  from oneshot_dp.pipeline.ledger.charges import Bill, Charge
-  from oneshot_dp.pipeline.ledger.ledger import Ledger
-  from oneshot_dp.pipeline.runs.roles import Cast
+  from oneshot_dp.pipeline.runs.plan import Plan, Request, check_memory
   from oneshot_dp.pipeline.runs.scores import data_of, look_at
 
   no_core_dumps()
-  cache, book = open_cache(path, Part.parse(flags.rows)), Ledger(flags.ledger)
-  head, info, k = claim.head, cache.info, cache.info.num_classes
-  check_delta(flags.delta, cache.n, insisted=flags.weak_privacy)
+  given, out = vars(flags).copy(), path.resolve() / "audit"
+  one = {"heads": (given.pop("head"),), "epsilons": (given.pop("epsilon"),)}
+  del given["canaries"]
+  plan = Plan(Request(out=out, **one, **given), ALONE)
+  cache, head, k = plan.train, claim.head, plan.train.info.num_classes
   if k < 2:
-    raise InputError(f"{cache.name} has one class: heads tell two apart.")
-  mu2 = Fraction(mu_squared(claim.epsilon, claim.delta))
-  dim = 512 if head == "auto" else 2048
-  best = min(20_000, max(1000, int(k * dim / mu2)))  # more hide one another
-  m, d = flags.canaries or best, info.feature_dim + dim
-  needs = memory_needed(head, cache.n + m, d, k, info.unit)
-  needs += m * (64 * d + 256 * k)
-  has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  if needs > has:
     raise InputError(
-      f"{m:,} canaries of {d:,} numbers among {cache.n:,} rows take about"
-      f" {needs / 2**30:.3g} GB of {has / 2**30:.3g}: give fewer --canaries."
+      f"{cache.name} has one class: give a cache of two or more."
     )
-  cast, real = Cast.of(cache, "private", "--cache"), data_of(cache)
-  canaries = audit.Canaries(count=m, dim=dim, num_classes=k, real=real)
+  dim = 512 if head == "auto" else 2048
+  best = min(
+    20_000, max(1000, int(k * dim / plan.mu2))
+  )  # more hide one another
+  m, d = flags.canaries or best, cache.info.feature_dim + dim
+  needs = memory_needed(head, cache.n + m, d, k, cache.info.unit)
+  what = f"{m:,} canaries of {d:,} numbers among {cache.n:,} rows"
+  check_memory(what, needs + m * (64 * d + 256 * k), "give fewer --canaries")
+  canaries = audit.Canaries(
+    count=m, dim=dim, num_classes=k, real=data_of(cache)
+  )
   rows, coins = audit.tossed(canaries, head)
-  what = f"audit of {head} at epsilon {printable(claim.epsilon)}"
-  charge = Charge(what, mu2, info.unit, claim.delta)
-  bill = Bill(dataset=info.dataset, charges=(charge,), keys=cast.keys)
-  book.check(bill)
+  (charge,) = plan.bills[0].charges
+  charge = charge._replace(what=f"audit of {charge.what}")
+  bill = dataclasses.replace(plan.bills[0], charges=(charge,))
   look_at(rows)
-  print(f"{what}: {info.dataset!r} pays, by {book.path}", file=sys.stderr)
+  said = f"{charge.what}: {bill.dataset!r} pays, by {plan.ledger.path}"
+  print(*plan.notes, said, sep="\n", file=sys.stderr)
   asked = {"audit": claim, "canaries": m, "digest": cache.private_digest}
-  ids = book.charge([bill], path.resolve() / "audit", asked)
+  ids = plan.ledger.charge([bill], out, asked)
   seen = audit.attacked(rows, claim)
-  book.deliver(ids, {})  # before anybody sees it: it is shown once
+  plan.ledger.deliver(ids, {})  # before anybody sees it: it is shown once
   scores = audit.scores_of(seen, coins * 0.0 + 0.5)
   bounds = audit.bounds_of(scores, scores, coins, flags.delta)
   return bounds, f"one run of {m:,} canaries among {cache.n:,} rows"
@@ -131,8 +119,6 @@ def answer_of(
   claim: "Claim", bounds: "Bounds", faults: Sequence[str], where: str
 ) -> Answer:
   """What was proved of a claim; a failure if it does not hold."""
-  from oneshot_dp.configs.errors import RunError
-
   head, epsilon = claim.head, claim.epsilon
   if (worst := max(bounds.gaussian, bounds.blind)) > epsilon:
     faults = (*faults, f"epsilon is at least {worst:.4g}, not {epsilon:g}")

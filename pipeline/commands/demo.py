@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import flag
 
@@ -26,10 +27,13 @@ def run(flags: Flags) -> Answer:
   """Extracts both splits, and sweeps epsilon with both heads."""
   from oneshot_dp.configs.experiments import load_experiment
   from oneshot_dp.extract.job.job import run_extraction
+  from oneshot_dp.extract.storage import is_url
   from oneshot_dp.pipeline.runs.plan import Request
   from oneshot_dp.pipeline.runs.run import run_request
 
   out, caches, results = flags.out, flags.out / "caches", flags.out / "results"
+  if is_url(out):
+    raise InputError(f"--out {out}: name a folder on a disk.")
   if results.exists():
     said = f"{results} is there already; delete {out} to begin anew"
     return Answer(text=said, facts={"results": results})

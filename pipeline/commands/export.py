@@ -49,7 +49,7 @@ def run(flags: Flags) -> Answer:
       saved,
       backbone=flags.backbone,
       weights=flags.weights,
-      compute_dtype=None if flags.backbone else "float32",
+      compute_dtype="float32",
     )
   except InputError as error:
     if flags.backbone or flags.weights:

@@ -31,6 +31,9 @@ class Flags:
   path: Annotated[
     Positional[tuple[str, ...]], f.flag("On a disk, gs:// or s3://.", "PATH")
   ]
+  class_names: Annotated[tuple[str, ...], f.flag("As extract's.", "NAME")] = ()
+  num_classes: Annotated[int | None, f.flag("As extract's.", "K")] = None
+  units: Annotated[str | None, f.flag("Owners, as extract's.", "BY")] = None
 
 
 def run(flags: Flags) -> Answer:
@@ -41,7 +44,8 @@ def run(flags: Flags) -> Answer:
   if kind == "images":
     from oneshot_dp.extract.sources.describe import describe_images
 
-    found = describe_images(paths)
+    asked = "class_names", "num_classes", "units"
+    found = describe_images(paths, **{k: getattr(flags, k) for k in asked})
     facts = {"kind": "images", **dataclasses.asdict(found)}
     return _with_status(found.text, facts)
   path = paths[0]
@@ -122,7 +126,7 @@ def _head(path: str) -> Answer:
 
   saved = read_head(path)
   stated, names = saved.stated, ", ".join(saved.stated["class_names"])
-  promise = f"{NOT_PRIVATE} (noise: {stated['noise_source']})"
+  promise = f"{NOT_PRIVATE}: {stated['noise_source'].partition(':')[0]}"
   if saved.private:
     promise = (
       f"epsilon {printable(saved.receipt['follows']['epsilon'])} at delta"
@@ -169,5 +173,5 @@ def _ledger(path: str) -> Answer:
   for entry in entries:
     entry.pop("asked", None)  # it tells of the rows
   counts = collections.Counter(entry["dataset"] for entry in entries)
-  rows = {name: f"{n} charges and caps" for name, n in counts.items()}
+  rows = {name: f"charges and caps: {n}" for name, n in counts.items()}
   return _found("ledger", path, rows, {"entries": entries})

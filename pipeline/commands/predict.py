@@ -19,7 +19,7 @@ class Flags:
   """Say which classes images are of, in a CSV file.
 
   IMAGES: files, folders, npz, Parquet or tar files, on a disk, gs:// or s3://;
-  or one cache. Numbers are logits, and no calibrated probabilities.
+  or one cache. Numbers are logits, not calibrated probabilities.
 
   oneshot-dp predict heads/2 photos/new a.jpg --out predictions.csv
   """
@@ -42,6 +42,7 @@ def run(flags: Flags) -> Answer:
   """Writes the predictions."""
   from oneshot_dp.configs.parts import Part
   from oneshot_dp.extract.cache.read import open_cache
+  from oneshot_dp.extract.storage import is_url
   from oneshot_dp.pipeline.commands.inspect import is_cache
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.prediction import (
@@ -51,21 +52,25 @@ def run(flags: Flags) -> Answer:
   )
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
-  if os.path.lexists(flags.out):
-    raise InputError(f"--out {flags.out} is there already; name a new file.")
+  if is_url(flags.out) or os.path.lexists(flags.out):
+    raise InputError(
+      f"--out {flags.out} is there already, or no place on a disk: name a new"
+      " file."
+    )
   saved, part = read_head(flags.head), Part.parse(flags.rows)
   if not saved.private:
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
   caches = [path for path in flags.images if is_cache(path)]
   if caches and (flags.images[1:] or flags.weights or flags.backbone):
     raise InputError(
-      f"{caches[0]} is a cache: give it alone, without images or --weights."
+      f"{caches[0]} is a cache: give it alone, without images, --weights or"
+      " --backbone."
     )
   if caches:
     cache = open_cache(caches[0], part)
     count, broken = predict_cache(flags.out, saved, cache, top_k=flags.top_k)
   elif not part.is_whole:
-    raise InputError("--rows is a part of a cache, and these are images.")
+    raise InputError("--rows is for a cache, and these are images.")
   else:
     count, broken = predict_images(
       flags.out,
@@ -77,7 +82,7 @@ def run(flags: Flags) -> Answer:
     )
   text = f"{flags.out}: {count:,} image{'s' * (count != 1)}"
   return Answer(
-    text=f"{text}; logits are no calibrated probabilities",
+    text=f"{text}; logits are not calibrated probabilities",
     facts={"out": flags.out, "images": count, "broken": broken},
     faults=tuple(f"broken, without a class: {name}" for name in broken),
   )

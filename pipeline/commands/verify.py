@@ -38,7 +38,13 @@ def run(flags: Flags) -> Answer:
     vouched, said, faults = verify_head(path, Ledger(flags.ledger))
   else:
     from oneshot_dp.extract.cache.check import check_cache
+    from oneshot_dp.pipeline.commands.inspect import is_cache
 
+    if not is_cache(flags.path):
+      raise InputError(
+        f"{flags.path} is neither a head nor a finished cache: name one of a"
+        " run's heads, or what `extract` or `import` wrote."
+      )
     faults = tuple(check_cache(flags.path))
     said = () if faults else ("every byte and every row is what it says",)
   failure: InputError | RunError | None = None

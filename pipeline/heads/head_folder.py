@@ -195,6 +195,8 @@ def save_head(
     InputError: `directory` is there already, or a name is none.
     RunError: the disk refuses it.
   """
+  if not isinstance(head, PrivateHead):
+    raise InputError("save_head takes a head, and then where to save it.")
   info = CacheInfo(
     dataset=dataset,
     split=split,

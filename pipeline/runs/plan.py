@@ -82,10 +82,12 @@ class Plan:
 
   def __init__(self, asked: Request, hosts: Hosts):
     self.asked, insisted = asked, asked.weak_privacy
-    cost(asked.epsilons, asked.delta)
     private_eval = [] if asked.private_eval is None else [asked.private_eval]
-    for epsilon in (*asked.epsilons, *private_eval):
-      check_budget(epsilon, asked.delta, insisted=insisted)
+    budgets = {"--epsilon": asked.epsilons, "--private-eval": private_eval}
+    for flag, epsilons in budgets.items():
+      for epsilon in epsilons:
+        check_budget(epsilon, asked.delta, insisted=insisted, flag=flag)
+    cost(asked.epsilons, asked.delta)
     check_positive("--num-draws", asked.num_draws)
     if not asked.heads or len({*asked.heads}) < len(asked.heads):
       raise InputError(f"--head {' '.join(asked.heads)}: give each once.")
@@ -99,7 +101,7 @@ class Plan:
     self.saved = self._earlier()
     self.before = self.saved.trained if self.saved else None
     self.options = self._options()
-    _check_memory(asked, self.train)
+    _check_room_for_heads(asked, self.train)
     self.casts = [Cast.of(self.train, "private", "--cache")]
     if self.test is not None:
       role = "private" if private_eval else "public"
@@ -244,17 +246,21 @@ class Plan:
     ]
 
 
-def _check_memory(asked: Request, train: FeatureCache) -> None:
-  """InputError where the run needs more memory than this machine has."""
+def _check_room_for_heads(asked: Request, train: FeatureCache) -> None:
   d, k, n = train.info.feature_dim, train.info.num_classes, train.n
   heads = len(asked.heads) * len(asked.epsilons) * asked.num_draws
   needs = heads * 4 * (d + 1) * k + max(
     memory_needed(head, n, d, k, train.info.unit) for head in asked.heads
   )
+  fix = "ask for fewer at once, --head lamb, or a smaller embedding"
+  check_memory(f"heads of {d:,} x {k:,} from {n:,} rows", needs, fix)
+
+
+def check_memory(what: str, needs: int, fix: str) -> None:
+  """InputError where it needs more bytes of memory than this machine has."""
   has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   if needs > has:
     raise InputError(
-      f"heads of {d:,} x {k:,} from {n:,} rows take about"
-      f" {needs / 2**30:.3g} GB of memory, of {has / 2**30:.3g} GB that there"
-      " are: ask for fewer at once, --head lamb, or a smaller embedding."
+      f"{what} take about {needs / 2**30:.3g} GB of memory, of"
+      f" {has / 2**30:.3g} GB that there are: {fix}."
     )

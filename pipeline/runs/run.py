@@ -123,13 +123,12 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
   if scores is not None:
     return _write_run(plan, folder, heads, paths, scores)
   follows = receipts[0]["follows"]
-  mark = "" if heads[0].private else f", {NOT_PRIVATE}"
   unit = f" per {info.unit}" if info.has_units else ""
   return Answer(
     text=f"{asked.out}: {heads[0].name} at epsilon ="
     f" {printable(follows['epsilon'])}{unit}, delta = {printable(asked.delta)},"
-    f" noise multiplier {follows['noise_multiplier']:.4g}, noise from"
-    f" {heads[0].noise_source}{mark}",
+    f" noise multiplier {follows['noise_multiplier']:.4g}, noise:"
+    f" {heads[0].noise_source}",
     facts={"out": asked.out, "receipt": receipts[0]},
   )
 

@@ -136,7 +136,7 @@ def score_head(asked: "Flags") -> tuple[Scores, Sequence[str]]:
   check_same_kind(head, kind, cast)
   if private_eval is None:
     if delta is not None or asked.noise_seed is not None:
-      raise InputError("--delta and --noise-seed are of --private-eval alone.")
+      raise InputError("--delta and --noise-seed are for --private-eval only.")
     notes = check_roles([cast], book, allow_duplicates=asked.allow_duplicates)
     if saved.stated["weights_sha256"] not in book.heads():
       notes.append(
@@ -147,7 +147,8 @@ def score_head(asked: "Flags") -> tuple[Scores, Sequence[str]]:
     return public_scores([saved.head], test), test.info.class_names
   if delta is None:
     raise InputError("--private-eval needs --delta, too.")
-  check_budget(private_eval, delta, insisted=asked.weak_privacy)
+  insisted, flag = asked.weak_privacy, "--private-eval"
+  check_budget(private_eval, delta, insisted=insisted, flag=flag)
   check_delta(delta, test.n, insisted=asked.weak_privacy)
   data = evaluation_rows(data_of(test))
   look_at(data)

@@ -21,6 +21,10 @@ for change in ({"source": 7}, {"head": 3}, {"start": "cat"}):
                           charge=lambda *given: charges.append(given))
   except oneshot_dp.configs.errors.InputError as error:
     refused.append(str(error))
+try:
+  oneshot_dp.save_head("a folder", "a head", dataset="pets")
+except oneshot_dp.configs.errors.InputError as error:
+  refused.append(str(error))
 (first, _) = oneshot_dp.train_heads(
   embeddings, labels.astype(np.uint8), num_classes=np.int32(3),
   epsilons=np.array([5, 6]), delta=np.float32(1e-4))
@@ -38,6 +42,7 @@ def test_wrong_types_are_refused_in_a_line_and_numbers_of_numpy_are_not():
     "source=7 must be a oneshot_dp.NoiseSource.",
     "head=3 must be one of auto, lamb, adam, momentum.",
     "start is <U3 (): give numbers of shape (3, 3), a vector for each class.",
+    "save_head takes a head, and then where to save it.",
   ]
   assert charges == 0
   assert receipt["follows"]["epsilon"] == 5.0

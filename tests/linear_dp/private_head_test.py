@@ -119,7 +119,7 @@ def test_charges_once_and_before_any_noise(head):
     ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
     ({"delta": 1 / N}, r"delta=0\.0025 is not below 1/n"),
     ({"num_classes": 2}, r"labels\[\d+\] is not one of the num_classes=2"),
-    ({"head": "lamb", "balanced": True}, r"balanced: of head 'auto', not of"),
+    ({"head": "lamb", "balanced": True}, r"balanced is for head 'auto', not"),
     ({"start": np.ones((K, D))}, r"one vector for all classes"),
     ({"class_names": ["a", "b", "b", "c"]}, r"must be 4 different names"),
   ],

@@ -222,11 +222,11 @@ def test_a_plan_that_no_head_follows_is_refused_before_any_charge():
     ({"feature_dim": 2**20, "num_classes": 2**11}, "are too many weights"),
     (
       {"head": "lamb", "options": HeadOptions(balanced=True)},
-      "balanced: of head 'auto', not",
+      "balanced is for head 'auto', not",
     ),
     (
       {"before": lamb},
-      "cannot go on from it: give --head lamb",
+      "needs the same kind of head: give --head lamb",
     ),
     (
       {"before": auto, "options": HeadOptions(balanced=True)},

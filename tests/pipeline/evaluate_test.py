@@ -130,7 +130,7 @@ def test_the_cap_holds(capsys, head, hard, ledger_file):
   ("more", "said"),
   [
     (["--private-eval", 1], "--private-eval needs --delta, too."),
-    (["--delta", 1e-5], "are of --private-eval alone"),
+    (["--delta", 1e-5], "are for --private-eval only"),
     (["--private-eval", 30, "--delta", 1e-5], "--weak-privacy"),
     (["--private-eval", 1, "--delta", 0.1], "--weak-privacy"),
     (["--private-eval", 0, "--delta", 1e-5], "must be positive"),

@@ -42,7 +42,7 @@ def expected(head, count=100):
 def test_a_folder_is_labelled_as_the_head_says(tmp_path, capsys, head, photos):
   out = tmp_path / "p.csv"
   said, _ = succeeds(capsys, "predict", head.path, photos, "--out", out)
-  assert "100 images; logits are no calibrated probabilities" in said
+  assert "100 images; logits are not calibrated probabilities" in said
   lines = lines_of(out)
   assert [line["image"][-7:] for line in lines] == [
     f"{i:03}.png" for i in range(100)
@@ -138,7 +138,7 @@ def test_top_k_are_the_best_first(tmp_path, capsys, head, photos):
   for k in (0, 11):
     other = tmp_path / "q.csv"
     words = ("predict", head.path, photos, "--out", other, "--top-k", k)
-    assert "from 1 to the 10 classes" in fails(capsys, *words)
+    assert "from 1 to 10, the classes" in fails(capsys, *words)
     assert not other.exists()
 
 

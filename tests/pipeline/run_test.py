@@ -258,7 +258,7 @@ class TestSweep:
     for flag in "--balanced", "--start s.npz":
       TestStart().npz()
       words = place(f"SWEEP --epsilons 1 --head lamb {flag} --out s")
-      assert "of head 'auto', not of 'lamb'" in fails(capsys, *words)
+      assert "for head 'auto', not for 'lamb'" in fails(capsys, *words)
     words = place("SWEEP --epsilons 8 --head lamb auto --balanced --out s")
     succeeds(capsys, *words)
     options = {

@@ -1,0 +1,119 @@
+"""Mistakes that a newcomer makes: one line, with the fix; nothing is left."""
+
+import numpy as np
+import pytest
+
+from tests.pipeline.command_line import fails, succeeds
+from tests.sample_caches import write_clusters
+
+SHORT = {
+  "TRAIN": "train --cache train --epsilon 1 --delta 1e-5 --out o",
+  "SWEEP": "sweep --cache train --eval-cache test --delta 1e-5 --out o",
+  "EVALUATE": "evaluate head --cache test",
+  "AUDIT": "audit --epsilon 1 --delta 1e-5",
+  "CAP": "budget --cache train --max-delta 1e-5",
+}
+# What is typed -> what the line has in it.
+MISTAKES = """
+trian --cache train -> there is no command trian; did you mean train?
+xyz -> there is no command xyz; see oneshot-dp --help.
+train a\x1b[31m -> 'a\\x1b[31m' has control characters: leave them out.
+train --epsilon 1 -> train needs --cache CACHE --delta D --out DIR; see
+TRAIN --headd lamb -> options: --headd, lamb; see --head HEAD; see oneshot-dp t
+TRAIN stray -> Unrecognized options: stray; see oneshot-dp train --help
+train -cache train -> flags begin with two dashes; see oneshot-dp train --help
+TRAIN --out -> --out needs a value; see
+TRAIN --head svm -> invalid choice 'svm' for argument '--head'. Expected one of
+TRAIN --head lamb auto -> Unrecognized options: auto
+TRAIN --epsilon one -> --epsilon 'one': give a number; see
+TRAIN --epsilon 0.5,2 -> train takes one, and sweep --epsilons 0.5 2 several;
+TRAIN --epsilon -1 -> --epsilon=-1 must be positive
+TRAIN --epsilon 0 -> --epsilon=0 must be positive
+TRAIN --epsilon nan -> --epsilon=nan must be positive
+TRAIN --epsilon inf -> for no privacy at all there is the --baseline of sweep.
+TRAIN --epsilon 30 -> --epsilon=30 is more than 20 and protects almost nobody:
+TRAIN --epsilon 30 -> give a smaller one, or insist with --weak-privacy.
+TRAIN --delta 0 -> delta=0.0 must lie strictly between 0 and 1.
+TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: publishing one
+TRAIN --cache nowhere -> nowhere: no such directory, or empty; name a cache.
+TRAIN --cache head -> head is no finished cache
+TRAIN --out head -> head is there already; name another place.
+TRAIN --out gs://bucket/o -> is no place on a disk; name another.
+TRAIN --rows 80% -> give percentages in brackets, such as '[:80%]'
+TRAIN --rows [:120%] -> must rise, within 0% and 100%.
+TRAIN --noise-seed x -> --noise-seed 'x': give an integer; see
+TRAIN --from nowhere -> give a folder that `oneshot-dp train` wrote.
+TRAIN --from head --head auto -> --from needs the same kind of head: give --head
+TRAIN --from head --head lamb -> epsilon=1 is no more than the head to go on
+TRAIN --start start.npz -> must hold one vector for each class of the cache
+TRAIN --start text.txt -> is neither .npz nor .parquet: use numpy.savez, for
+TRAIN --balanced --head lamb -> balanced is for head 'auto', not for 'lamb';
+TRAIN --hosts 5 -> must be auto, or INDEX/COUNT@HOST:PORT, such as
+TRAIN --ledger text.txt -> the ledger text.txt is damaged
+TRAIN --ledger empty -> empty cannot be a ledger: it is no file; name another.
+SWEEP --epsilons -> epsilons=[]: give one or more, each once.
+SWEEP --epsilons 0.5,2 -> leave spaces between them: --epsilons 0.5 2; see
+SWEEP --epsilons 1 1 -> epsilons=[1.0, 1.0]: give one or more, each once.
+SWEEP --epsilons 1 --num-draws 0 -> --num-draws=0 must be at least 1.
+SWEEP --epsilons 1 --num-draws 1.5 -> --num-draws '1.5': give an integer; see
+SWEEP --epsilons 1 --head lamb lamb -> --head lamb lamb: give each once.
+SWEEP --epsilons 1 --eval-cache train -> or score them with --private-eval.
+SWEEP --epsilons 1 --private-eval 30 -> --private-eval=30 is more than 20
+evaluate head -> evaluate needs --cache CACHE; see
+evaluate test --cache head -> test is not a head: it has no receipt.json; give a
+EVALUATE --delta 1e-5 -> --delta and --noise-seed are for --private-eval only.
+EVALUATE --private-eval 1 -> --private-eval needs --delta, too.
+predict head empty --out p.csv -> head was trained on imported features, and
+predict head empty --out text.txt -> text.txt is there already, or no place on a
+predict head empty --out gs://b/p.csv -> no place on a disk: name a new file.
+predict head empty --out p.csv --rows [:5%] -> --rows is for a cache, and these
+predict head train empty --out p.csv -> is a cache: give it alone, without
+export head -> export needs --to DIR; see
+export train --to o -> train is not a head: it has no receipt.json; give a
+export head --to test -> test is there already; name another place.
+report train -> give the directory that `train` or `sweep` wrote with --out.
+budget --max-epsilon 8 -> give --cache, --max-epsilon and --max-delta.
+CAP --max-epsilon x -> --max-epsilon 'x': give a number; see
+CAP --max-epsilon 0 -> epsilon=0 must be positive
+verify empty -> empty is neither a head nor a finished cache: name one of a run'
+AUDIT --epsilon 30 -> insist with --weak-privacy.
+AUDIT --canaries 5 -> --canaries 5: give 100 or more.
+AUDIT --rows [:80%] -> --rows and --ledger go with --cache: give it, too.
+AUDIT --head lamb --balanced -> --balanced goes with --head auto: leave it out.
+demo --out gs://bucket/d -> name a folder on a disk.
+import empty.npz --out o -> is damaged, or not what its name says (File is not
+import start.npz --out o -> has no column embedding (or train_embedding): it has
+import empty --out o -> empty has no .parquet file: name a file to import.
+inspect nowhere -> nowhere is not there: name a folder or a file.
+extract empty -> extract needs --out CACHE; see
+extract nowhere --out o -> 'nowhere' is no file, folder or URL, nor an experimen
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+  """A folder with two caches, a head, and what is none of these."""
+  folder = tmp_path_factory.mktemp("place")
+  write_clusters(folder / "train")
+  write_clusters(folder / "test", (20,) * 4, seed=1, split="test")
+  (folder / "empty").mkdir()
+  (folder / "empty.npz").touch()
+  (folder / "text.txt").write_text("hello")
+  np.savez(folder / "start.npz", a=np.zeros(3))
+  return folder
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
+def test_a_mistake_is_one_line_and_leaves_nothing(
+  mistake, place, monkeypatch, capsys
+):
+  monkeypatch.chdir(place)
+  monkeypatch.setenv("ONESHOT_DP_LEDGER", "ledger.sqlite")
+  if not (place / "head").exists():
+    succeeds(capsys, *f"{SHORT['TRAIN']} --head lamb --out head".split())
+  before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+  words, said = mistake.split(" -> ")
+  first, _, more = words.partition(" ")
+  assert said in fails(capsys, *f"{SHORT.get(first, first)} {more}".split())
+  after = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+  assert after == before
