@@ -145,7 +145,7 @@ def embed(
     try:
       return row, shown(example.image, key), None
     except DecodeError as e:
-      return row, [blank] * each, (index, example.where, str(e))
+      return row, [blank] * each, (index, source.where(index), str(e))
 
   size, count = embedder.batch_size, max(1, embedder.batch_size // each)
 

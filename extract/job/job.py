@@ -149,7 +149,7 @@ def _all_broken(source: Source) -> BrokenImageError | None:
     try:
       decode_image(example.image)
     except DecodeError:
-      return example.where
+      return source.where(index)
     return None
 
   indices, broken = range(len(source))[:_LOOKED_AT], []

@@ -3,8 +3,10 @@
 import bisect
 import concurrent.futures
 import dataclasses
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -14,10 +16,10 @@ from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.images import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.archives import array_splits
 from oneshot_dp.extract.sources.folder import is_split, open_folder
 from oneshot_dp.extract.sources.labels import MissingFlagError
-from oneshot_dp.extract.sources.listed_files import file_at, has_rows, is_image
-from oneshot_dp.extract.sources.npz import array_splits
+from oneshot_dp.extract.sources.listed_files import has_rows, is_image
 from oneshot_dp.extract.sources.open_source import (
   images_of,
   open_source,
@@ -29,23 +31,25 @@ _AT_ONCE = 1024
 """Images in flight: what is kept of each is small, its pixels are not."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class ImagesReport:
   """What is at a location, escaped for a terminal.
 
-  Of each split that can be extracted: the images of each class. Of all images:
-  how many, and smallest, median and largest sides; `faults` are what an
-  extraction refuses.
+  Of each split that can be extracted: the images of each class, and, by the
+  name of the unit, how many images its owners have. Of all images: how many,
+  and smallest, median and largest sides; `faults` are what an extraction
+  refuses.
   """
 
   location: str
-  classes: dict[str, dict[str, int]]
-  num_images: int
-  sizes: tuple[str, ...]
-  faults: tuple[str, ...]
-  passed_over: tuple[str, ...]
-  duplicates: tuple[str, ...]
-  notes: tuple[str, ...]
+  classes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+  owners: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  num_images: int = 0
+  sizes: list[str] = dataclasses.field(default_factory=list)
+  faults: list[str] = dataclasses.field(default_factory=list)
+  passed_over: list[str] = dataclasses.field(default_factory=list)
+  duplicates: list[str] = dataclasses.field(default_factory=list)
+  notes: list[str] = dataclasses.field(default_factory=list)
 
   @property
   def text(self) -> str:
@@ -55,6 +59,9 @@ class ImagesReport:
       lines.append(f"split {split}: {sum(counts.values()):,} images in classes")
       wide = max(map(len, counts))
       lines += [f"  {name:{wide}}  {n:,}" for name, n in counts.items()]
+      if of := self.owners.get(split):
+        said = "  owners ({unit}): {number:,}, of {most:,} images at most"
+        lines.append(said.format(**of))
     lines.append(f"all images: {self.num_images:,}")
     if self.sizes:
       said = "width x height: least {}, median {}, most {}"
@@ -69,54 +76,90 @@ class ImagesReport:
     return "\n".join(lines)
 
 
-def describe_images(location: Sequence[str]) -> ImagesReport:
+def describe_images(location: Sequence[str], **flags: Any) -> ImagesReport:
   """Looks at every image of every split once, on all cores.
 
-  In memory are the names of files, and 24 bytes for each image. InputError:
+  `flags` are those of `SourceSettings` that an extraction would be given. In
+  memory are the names of files, and 24 bytes for each image. InputError:
   nothing is there, or it is tfds:NAME.
   """
   paths, files = listed_files.expanded(location), []
   if len(paths) == 1 and listed_files.is_folder(root := paths[0]):
     files = listed_files.files_in(root)
-  faults = [f"{f.path!r}: leads nowhere or back" for f in files if f.size < 0]
+  report = ImagesReport(
+    location=escaped(" ".join(location), but=""),
+    faults=[f"{f.path!r}: leads nowhere or back" for f in files if f.size < 0],
+  )
   files = [file for file in files if file.size >= 0]
+  images = [file for file in files if is_image(file.path)]
   others = [file.path for file in files if not is_image(file.path)]
-  parts, notes, splits, classes = [], [], [], {}
-  if is_folder := len(others) < len(files):
-    splits += filter(is_split, listed_files.folders_in(paths[0], files))
-    images = [file for file in files if is_image(file.path)]
+  opened: Callable[[SourceSettings], Source] = open_source
+  if images:
+    splits = list(filter(is_split, listed_files.folders_in(root, files)))
     strays = {f for f in images if f.path.count("/") < 1 + bool(splits)}
-    faults += [f"{file.path!r}: in no class folder" for file in sorted(strays)]
-    parts.append(images_of([listed_files.below(paths[0], f) for f in images]))
-    files = [file for file in files if file not in strays]
-  elif tables := list(filter(has_rows, others)):
-    others = [path for path in others if not has_rows(path)]
-    paths = [os.path.join(paths[0], table) for table in tables]
-  for path in () if is_folder else paths:
+    report.faults += [f"{f.path!r}: in no class folder" for f in sorted(strays)]
+    parts = [images_of([listed_files.below(root, f) for f in images])]
+    kept = [file for file in files if file not in strays]
+    opened = functools.partial(open_folder, root=root, files=kept)
+  else:
+    if tables := list(filter(has_rows, others)):
+      others = [path for path in others if not has_rows(path)]
+      paths = [os.path.join(root, table) for table in tables]
+    parts, splits = _tables(paths, report)
+  for split in (splits or [None]) if parts else ():
     try:
-      splits, file = list(filter(None, splits_of(paths))), file_at(path)
-      arrays = array_splits(file) if path.lower().endswith(".npz") else []
+      asked = SourceSettings(location=tuple(paths), split=split, **flags)
+      _count(opened(asked), report)
+    except MissingFlagError as error:
+      report.notes.append(str(error))
+    except (InputError, RunError) as error:
+      report.faults.append(str(error))
+  _look(parts, report)
+  report.passed_over += others
+  for some in (
+    *(report.faults, report.passed_over, report.duplicates, report.notes),
+  ):
+    some[:] = [escaped(each, but="") for each in some]
+  return report
+
+
+def _tables(
+  paths: Sequence[str], report: ImagesReport
+) -> tuple[list[Source], list[str]]:
+  """The images of files of rows, of one after another, and their splits."""
+  parts, splits = [], []
+  for path in paths:
+    try:
+      splits = list(filter(None, splits_of(paths)))
+      file, arrays = listed_files.file_at(path), []
+      if path.lower().endswith(".npz"):
+        arrays = array_splits(file)
       splits = arrays or splits
       for key in [f"{split}_image" for split in arrays] or [None]:
         parts.append(images_of([file], key))
     except InputError as error:
-      faults.append(str(error))
-  for split in (splits or [None]) if parts else ():
-    settings = SourceSettings(location=tuple(paths), split=split)
-    try:
-      if is_folder:
-        source = open_folder(settings, paths[0], files)
-      else:
-        source = open_source(settings)
-      names, labels = source.class_names, source.labels
-      counts = np.bincount(labels, minlength=len(names)).tolist()
-      classes[source.split] = dict(zip(names, counts, strict=True))
-    except MissingFlagError as error:
-      notes.append(str(error))
-    except (InputError, RunError) as error:
-      faults.append(str(error))
+      report.faults.append(str(error))
+  return parts, splits
+
+
+def _count(source: Source, report: ImagesReport) -> None:
+  """Adds the images of each class of a split, and of its owners."""
+  names, labels = source.class_names, source.labels
+  counts = np.bincount(labels, minlength=len(names)).tolist()
+  report.classes[source.split] = dict(zip(names, counts, strict=True))
+  if source.unit_ids is not None:
+    _, each = np.unique(source.unit_ids, return_counts=True)
+    of = {"unit": source.unit, "number": len(each), "most": int(max(each))}
+    report.owners[source.split] = of
+
+
+def _look(parts: Sequence[Source], report: ImagesReport) -> None:
+  """Adds what all images are like: broken, of which size, which are equal."""
   starts = np.cumsum([0, *map(len, parts)]).tolist()
-  total, sizes = starts[-1], []
+  report.num_images = total = starts[-1]
+  keys = np.zeros((total, 2), np.uint64)  # of broken images they stay so
+  sides = np.zeros((total, 2), np.int32)
+  broken: dict[int, str] = {}
 
   def place(index: int) -> tuple[Source, int]:
     part = bisect.bisect(starts, index) - 1
@@ -124,10 +167,7 @@ def describe_images(location: Sequence[str]) -> ImagesReport:
 
   def name_of(index: int) -> str:
     part, at = place(index)
-    return _shown(part.name_of(at))
-
-  keys = np.zeros((total, 2), np.uint64)  # of broken images they stay so
-  sides = np.zeros((total, 2), np.int32)
+    return part.name_of(at)
 
   def look(index: int) -> None:
     part, at = place(index)
@@ -138,7 +178,6 @@ def describe_images(location: Sequence[str]) -> ImagesReport:
     except (InputError, RunError, DecodeError) as error:
       broken[index] = f"{name_of(index)}: {error}"
 
-  broken: dict[int, str] = {}
   with (
     concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
     tqdm(total=total, desc="inspect", unit="image", disable=None) as bar,
@@ -146,27 +185,14 @@ def describe_images(location: Sequence[str]) -> ImagesReport:
     for start in range(0, total, _AT_ONCE):
       some = range(start, min(start + _AT_ONCE, total))
       bar.update(len([*pool.map(look, some)]))
+  report.faults += [broken[index] for index in sorted(broken)]
   if len(known := sides[sides[:, 0] > 0]):
     sizes = np.percentile(known, [0, 50, 100], axis=0, method="nearest")
+    report.sizes += [f"{width} x {height}" for width, height in sizes]
   order = np.lexsort((keys[:, 1], keys[:, 0]))
   ends = np.flatnonzero((np.diff(keys[order], axis=0) != 0).any(axis=1)) + 1
-  alike = [
+  report.duplicates += [
     " = ".join(map(name_of, group.tolist()))
     for group in np.split(order, ends)
     if len(group) > 1 and keys[group[0]].any()
   ]
-  faults += [broken[index] for index in sorted(broken)]
-  return ImagesReport(
-    location=_shown(" ".join(location)),
-    classes=classes,
-    num_images=total,
-    sizes=tuple(f"{width} x {height}" for width, height in sizes),
-    faults=tuple(map(_shown, faults)),
-    passed_over=tuple(map(_shown, others)),
-    duplicates=tuple(alike),
-    notes=tuple(map(_shown, notes)),
-  )
-
-
-def _shown(text: str) -> str:
-  return escaped(text, but="")

@@ -23,7 +23,7 @@ from oneshot_dp.configs.extract_config import (
   SourceSettings,
   check_unit_name,
 )
-from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources import archives, listed_files
 from oneshot_dp.extract.sources.folder import is_split, open_folder
 from oneshot_dp.extract.sources.labels import (
   FileRows,
@@ -86,9 +86,7 @@ def open_source(settings: SourceSettings) -> Source:
     tables = {path: listed_files.file_at(path) for path in paths}
   found = splits_of(tables)
   if [path.lower()[-4:] for path in tables] == [".npz"]:
-    from oneshot_dp.extract.sources.npz import array_splits
-
-    named = array_splits(*tables.values()) or [settings.split or "all"]
+    named = archives.array_splits(*tables.values()) or [settings.split or "all"]
     found = {split: list(tables) for split in named}
   split = chosen(root, "--split", settings.split, sorted(found))
   homes = {
@@ -137,17 +135,12 @@ def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
 def _rows(
   settings: SourceSettings, files: Sequence[File], labelled: bool
 ) -> Iterator[FileRows]:
-  # A module is imported where it is asked for: each needs its own libraries.
   for file in files:
     kind = os.path.splitext(file.path)[1].lower()
     if kind == ".tar":
-      from oneshot_dp.extract.sources.tars import tar_rows
-
-      yield tar_rows(settings, file, labelled)
+      yield archives.tar_rows(settings, file, labelled)
     elif kind == ".npz":
-      from oneshot_dp.extract.sources.npz import npz_rows
-
-      yield npz_rows(settings, file, labelled)
+      yield archives.npz_rows(settings, file, labelled)
     elif kind == ".parquet":
       from oneshot_dp.extract.sources.parquet import parquet_rows
 

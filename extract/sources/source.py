@@ -1,8 +1,7 @@
 """What every source of images is: one listing, made once, read anywhere.
 
 It is opened once, where a job is started; workers make it again of its fields.
-Images come undecoded: that is work for the job's threads, which report what
-cannot be decoded by `where`.
+Images come undecoded: that is work for the job's threads.
 """
 
 import dataclasses
@@ -22,14 +21,13 @@ Image = bytes | UInt8[np.ndarray, "h w c"]
 
 
 class Example(NamedTuple):
-  """One labelled image: class index, itself, where (escaped) and whose it is.
+  """One labelled image: class index, itself, and whose it is.
 
   `unit_id` is None where the privacy unit is an example.
   """
 
   label: int
   image: Image
-  where: str
   unit_id: int | None = None
 
 
@@ -74,19 +72,18 @@ class Source:
   def __getitem__(self, index: int) -> Example:
     if not 0 <= index < len(self):
       raise IndexError(f"{index} is not in [0, {len(self)}).")
-    where = escaped(self.name_of(index), but="")
     unit_id = None if self.unit_ids is None else int(self.unit_ids[index])
-    return Example(int(self.labels[index]), self.image(index), where, unit_id)
+    return Example(int(self.labels[index]), self.image(index), unit_id)
 
   def image(self, index: int) -> Image:
     """What is there, undecoded."""
     number, first, second = self.at[index].tolist()
-    file = listed_files.below(self.root, self.files[number])
-    column = self.columns[number]
+    column, (path, *state) = self.columns[number], self.files[number]
+    file = File(os.path.join(self.root, path), *state)
     if not column:
       return listed_files.read(file, first, second)
     if file.path.lower().endswith(".npz"):
-      from oneshot_dp.extract.sources.npz import read_array
+      from oneshot_dp.extract.sources.archives import read_array
 
       return read_array(file, column)[first]
     from oneshot_dp.extract.sources.parquet import read_cell
@@ -99,3 +96,7 @@ class Source:
     row = index - np.searchsorted(self.at[:, 0], number)
     path = os.path.join(self.root, self.files[number].path)
     return f"{path}[{row}]" if listed_files.has_rows(path) else path
+
+  def where(self, index: int) -> str:
+    """The same for an error's line, escaped."""
+    return escaped(self.name_of(index), but="")

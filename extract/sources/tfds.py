@@ -48,20 +48,24 @@ class Tfds(Source):
     if not 0 <= index < len(self):
       raise IndexError(f"{index} is not in [0, {len(self)}).")
     records, features, decoders = self._opened
-    where = f"{self.name}/{self.split}[{index}]"
     try:
       record = records[index]
     except RuntimeError as error:
-      reason = one_line(error)
-      raise RunError(f"{where} cannot be read: {reason}.") from error
+      said = f"{self.where(index)} cannot be read: {one_line(error)}."
+      raise RunError(said) from error
     row = features.deserialize_example_np(record, decoders=decoders)
     image, label, *unit = (row[key] for key in self.columns)
     if not 0 <= label < len(self.class_names):
       raise InputError(
-        f"{where} has a label that is none of the {len(self.class_names)}"
-        " classes: TFDS marks unlabelled examples so, choose another split."
+        f"{self.where(index)} has a label that is none of its"
+        f" {len(self.class_names)} classes: TFDS marks unlabelled examples so,"
+        " choose another split."
       )
-    return Example(int(label), image, where, int(unit[0]) if unit else None)
+    return Example(int(label), image, int(unit[0]) if unit else None)
+
+  def name_of(self, index: int) -> str:
+    """Where it is: NAME/SPLIT[index]."""
+    return f"{self.name}/{self.split}[{index}]"
 
   @functools.cached_property
   def _opened(self) -> tuple[Any, Any, Any]:

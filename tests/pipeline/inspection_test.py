@@ -50,6 +50,8 @@ def test_sound_photographs(tmp_path, capsys):
   assert facts["classes"] == {"all": {"cat": 3, "dog": 3}}
   assert facts["num_images"] == 6
   assert facts["faults"] == []
+  status, facts = facts_of(capsys, folder, "--units", "/(?P<copy>\\d)")
+  assert (status, facts["owners"]["all"]["number"]) == (0, 3)
 
 
 def test_all_that_is_wrong_with_photographs_is_named(tmp_path, capsys):

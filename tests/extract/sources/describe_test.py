@@ -28,12 +28,12 @@ def test_a_folder_with_all_that_can_be_wrong(tmp_path):
   os.mkfifo(pets / "b/pipe.jpg")
   found = describe_images([str(pets)])
   assert found.num_images == 6
-  assert found.sizes == ("5 x 4",) * 3
-  assert found.passed_over == (r"a/n\x1b.heic",)
-  assert found.duplicates == (
+  assert found.sizes == ["5 x 4"] * 3
+  assert found.passed_over == [r"a/n\x1b.heic"]
+  assert found.duplicates == [
     f"{pets}/a/1.png = {pets}/a/2.png",
     f"{pets}/b/4.png = {pets}/b/x/3.png",
-  )
+  ]
   faults = "\n".join(found.faults)
   for said in (
     *("'b/gone.png': leads nowhere", "'b/up': leads", "'b/pipe.jpg': leads"),
@@ -53,10 +53,10 @@ def test_a_sound_folder_with_splits(tmp_path):
   put(pets / "test/a/3.png", png(3))
   put(pets / "test/b/4.png", png(np.zeros((9, 2, 3), np.uint8)))
   found = describe_images([str(pets)])
-  assert not found.faults
+  assert not found.faults + [*found.owners]
   counts = {"a": 1, "b": 1}
   assert found.classes == {"test": counts, "train": counts}
-  assert found.sizes == ("2 x 4", "5 x 4", "5 x 9")
+  assert found.sizes == ["2 x 4", "5 x 4", "5 x 9"]
   said = "2 images in classes\n  a  1\n  b  1\n"
   assert f"split test: {said}split train: {said}" in found.text
 
@@ -70,7 +70,7 @@ def test_tables(tmp_path, kind):
   found = describe_images([str(tmp_path / "d")])
   assert found.num_images == 3
   assert len(found.duplicates) == 1
-  assert found.passed_over == ("readme.txt",)
+  assert found.passed_over == ["readme.txt"]
   (broken,) = found.faults
   assert "8 bytes that are not a readable" in broken
   if kind == "tar":  # A tar names no classes; that is nothing broken.
@@ -92,7 +92,7 @@ def test_an_npz(tmp_path):
   )
   found = describe_images([str(tmp_path / "x.npz")])
   assert "split test: 4 images in classes\n  cat  2\n  dog  1" in found.text
-  assert found.duplicates == (f"{tmp_path}/x.npz[0] = {tmp_path}/x.npz[2]",)
+  assert found.duplicates == [f"{tmp_path}/x.npz[0] = {tmp_path}/x.npz[2]"]
   assert not found.faults
 
 
@@ -104,3 +104,26 @@ def test_what_is_not_there_or_has_nothing(tmp_path):
   assert "give a folder of a folder of images" in found.faults[0]
   write(tmp_path, "x.npz")
   assert "npz" in describe_images([str(tmp_path / "x.npz")]).faults[0]
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "tar"])
+def test_whose_the_images_are(tmp_path, kind):
+  """As an extraction with the same flags would have it."""
+  flags, owners = {"units": "patient"}, ["ann", "bo", "ann", "ann"]
+  if kind == "folder":
+    flags = {"units": "/(?P<patient>[^/_]+)_"}
+    for i, owner in enumerate(owners):
+      put(tmp_path / f"train/{'ab'[i % 2]}/{owner}_{i}.png", png(i))
+  else:
+    table = {"label": [0, 1, 0, 1], "patient": owners}
+    path = tmp_path / f"train.{kind}"
+    write_table(path, [png(i) for i in range(4)], ["a", "b"], **table)
+    flags |= {"class_names": ("a", "b")}
+  found = describe_images([str(tmp_path)], **flags)
+  assert not found.faults + found.notes
+  assert found.classes == {"train": {"a": 2, "b": 2}}
+  said = {"unit": "patient", "number": 2, "most": 3}
+  assert found.owners == {"train": said}
+  assert "owners (patient): 2, of 3 images at most" in found.text
+  found = describe_images([str(tmp_path)], **flags | {"units": "(?P<a>q)"})
+  assert "(?P<a>q)" in found.faults[0]

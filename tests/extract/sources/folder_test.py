@@ -33,7 +33,7 @@ def test_reads_real_files_undecoded(tmp_path):
   assert found.class_names == ("a", "b")
   assert [found[i].label for i in range(5)] == [0, 0, 1, 1, 1]
   for i in range(5):
-    assert found[i].image == pathlib.Path(found[i].where).read_bytes()
+    assert found[i].image == pathlib.Path(found.where(i)).read_bytes()
   for index in (-1, 5):
     with pytest.raises(IndexError, match=f"{index} is not in"):
       found[index]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources import npz
+from oneshot_dp.extract.sources import archives
 from oneshot_dp.extract.sources.open_source import listing_of, reopened
 from tests.extract.refusals import refused
 from tests.extract.sources.made import (
@@ -39,10 +39,10 @@ def test_rows_are_examples(tmp_path, channels, dtype):
       np.testing.assert_array_equal(image, values["image"][row], strict=True)
       assert type(source[row].label) is int
       assert source[row].label == row % 3
-    assert source[3].where == f"{path}[3]"
+    assert source.where(3) == f"{path}[3]"
   np.savez_compressed(path, **values)
   assert listing_of(opened(path)) != listing_of(found)
-  npz._kept.cache_clear()  # as in another process
+  archives._kept.cache_clear()  # as in another process
   with refused("was changed since", RunError):
     reopened(listing_of(found))[0]
 

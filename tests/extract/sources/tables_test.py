@@ -68,7 +68,7 @@ def test_every_row_once_in_order(tmp_path, kind):
   assert rows(source) == expected
   # A worker has no more than the listing.
   assert rows(reopened(listing_of(source))) == expected
-  where = source[31].where
+  where = source.where(31)
   assert where.startswith(str(tmp_path))
   assert where.endswith("[0]")
   assert {e.unit_id for e in of(folder, kind)} == {None}

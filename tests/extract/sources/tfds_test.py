@@ -120,7 +120,7 @@ def test_reads_file_bytes_and_labels_of_each_split(data_dir):
       of = range(start, start + rows)
       assert [e.image for e in read] == [png(row) for row in of]
       assert [e.label for e in read] == [row % 3 for row in of]
-      assert read[5].where == f"oneshot_pets/plain/{split}[5]"
+      assert source.where(5) == f"oneshot_pets/plain/{split}[5]"
     for index in (-1, rows):
       with pytest.raises(IndexError, match=f"{index} is not in"):
         found[index]

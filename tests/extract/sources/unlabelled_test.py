@@ -44,7 +44,7 @@ def test_names_that_a_terminal_may_not_see(tmp_path):
   write(tmp_path, "a\x1b[2J.png")
   found = unlabelled([str(tmp_path)])
   assert found.name_of(0).endswith("a\x1b[2J.png")
-  assert found[0].where.endswith(r"a\x1b[2J.png")
+  assert found.where(0).endswith(r"a\x1b[2J.png")
   (tmp_path / "a\x1b[2J.png").unlink()
   with refused(r"a\\x1b\[2J.png' was there", RunError):
     found[0]

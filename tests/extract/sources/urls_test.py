@@ -67,7 +67,7 @@ def test_a_url_is_read_as_the_files_are(tmp_path, server, scheme, kind):
       == np.asarray(here[i].image).tobytes()
     )
     assert there[i].label == here[i].label == again[i].label
-    assert there[i].where.startswith(f"{scheme}://")
+    assert there.where(i).startswith(f"{scheme}://")
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "tar"])
