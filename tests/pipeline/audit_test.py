@@ -253,6 +253,14 @@ def test_real_rows_hide_no_fault(monkeypatch, train_cache):
   assert audit.bounds_of(scores, scores, coins, DELTA).gaussian > 1
 
 
+def test_guesses_by_chance_prove_nothing():
+  rng, found = np.random.default_rng(0), []
+  for _ in range(40):
+    coins, scores = rng.random(100) < 0.5, rng.standard_normal(100)
+    found.append(audit.bounds_of(scores, scores, coins, DELTA).gaussian)
+  assert sum(bound > 0 for bound in found) <= 2
+
+
 def test_made_up_rows_cost_nothing(capsys, ledger_file):
   words = [*CLAIM, "--head", "lamb", "--canaries", 500]
   out, _ = succeeds(capsys, *words)
