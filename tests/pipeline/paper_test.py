@@ -1,10 +1,10 @@
-"""The paper's scripts run on rows of a moment, and print what they say."""
+"""The paper's script runs on rows of a moment, and prints what it says."""
 
 import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp.accounting import noise_multiplier
-from oneshot_dp.pipeline.paper import dp_sgd, figures, tables
+from oneshot_dp.pipeline.paper import dp_sgd, experiments
 
 
 @pytest.fixture
@@ -25,23 +25,17 @@ def features(tmp_path, monkeypatch):
   return path
 
 
-def test_the_tables(features, monkeypatch, capsys):
-  monkeypatch.setattr(tables, "_EPSILONS", (2.0,))
-  tables.main(features)
+def test_tables_and_figures(features, tmp_path, monkeypatch, capsys):
+  for name in "_CHANGED", "_EPSILONS":
+    monkeypatch.setattr(experiments, name, (2.0,))
+  monkeypatch.setattr(experiments, "_BATCHES", (1, 3))
+  experiments.main(features, picture=tmp_path / "picture.png")
   first, names, *lines = capsys.readouterr().out.splitlines()
   assert first.startswith("NOT PRIVATE")
-  assert names.split()[-3:] == ["ε=2", "no", "noise"]
-  assert len(lines) == 19
+  assert names.split()[-2:] == ["ε=2", "ε=∞"]
+  assert len(lines) == 19 + 2 + 4 + 2 + 9
   assert lines[2].startswith("one step, momentum")
   assert float(lines[2].split()[-1]) > 90
-
-
-def test_the_figures(features, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(figures, "_EPSILONS", (1.0,))
-  monkeypatch.setattr(figures, "_BATCHES", (1, 10))
-  figures.main(features, picture=tmp_path / "picture.png")
-  lines = capsys.readouterr().out.splitlines()
-  assert len(lines) == 1 + 2 + 5 + 2 + 9
   assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
