@@ -33,7 +33,7 @@ COMMANDS = {
   "predict": "label images with a head",
   "export": "a head with its backbone, for other tools",
   "report": "a page about a run, for people",
-  "budget": "what was spent of a data set, and its cap",
+  "budget": "what was spent on a data set, and its cap",
   "verify": "check a cache, or a head and who vouches for it",
   "audit": "attack heads, and compare with their epsilon",
   "demo": "all of it on handwritten digits, in seconds",
@@ -174,7 +174,7 @@ def _line(kind: type) -> type:
 
   fields = [
     ("flags", Annotated[kind, flag(None, name="")]),
-    ("json", Annotated[Switch, flag("One JSON object.")], False),
+    ("json", Annotated[Switch, flag("Print one JSON object.")], False),
   ]
   named: Any = {"namespace": {"__doc__": kind.__doc__}, "frozen": True}
   return dataclasses.make_dataclass("Line", fields, kw_only=True, **named)

@@ -9,7 +9,9 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from oneshot_dp.configs.head_config import HeadName
 
 
 def flag(help: str | None, metavar: str | None = None, **options: Any) -> Any:
@@ -29,17 +31,21 @@ def flag(help: str | None, metavar: str | None = None, **options: Any) -> Any:
 
 Switch = FlagCreatePairsOff[bool]
 """A flag without a value, and without a --no-… beside it."""
-TestCache = Annotated[Path, flag("Labelled rows to score heads on.", "CACHE")]
-Rows = Annotated[str, flag("A part by content: '[:80%]', '[80%:]'.", "PART")]
-Delta = Annotated[float, flag("The delta of it all, below 1/n.", "D")]
+HeadFolder = Annotated[Positional[Path], flag("Folder of the head.", "HEAD")]
+HeadKind = Annotated[
+  HeadName, flag("auto, lamb (the paper's step), adam, momentum.", "HEAD")
+]
+TestCache = Annotated[Path, flag("Cache of labelled test rows.", "CACHE")]
+Rows = Annotated[str, flag("A part of the cache: '[:80%]', '[80%:]'.", "PART")]
+Delta = Annotated[float, flag("Delta of the guarantee, below 1/n.", "D")]
 PrivateEval = Annotated[
-  float | None, flag("Test labels are private: noisy counts, paid.", "E")
+  float | None, flag("Epsilon for private test labels: noisy, charged.", "E")
 ]
 AllowDuplicates = Annotated[
-  Switch, flag("Over 1 % of the test rows may be private rows.")
+  Switch, flag("Accept over 1 % of private rows in the test set.")
 ]
 LedgerFile = Annotated[
-  Path | None, flag("What was spent; else $ONESHOT_DP_LEDGER.", "FILE")
+  Path | None, flag("The ledger; else $ONESHOT_DP_LEDGER.", "FILE")
 ]
 WeakPrivacy = Annotated[Switch, flag("Insist on delta ≥ 1/n, or epsilon > 20.")]
 NoiseSeed = Annotated[
@@ -47,10 +53,10 @@ NoiseSeed = Annotated[
 ]
 
 Weights = Annotated[
-  str | None, flag("Where the backbone's weights are; checked.", "FILE")
+  str | None, flag("The backbone's weights, if elsewhere now.", "FILE")
 ]
 BackboneFile = Annotated[
-  str | None, flag("FILE.py:FUNCTION, if it is a user's own.", "NAME")
+  str | None, flag("Your own FILE.py:FUNCTION, if elsewhere now.", "NAME")
 ]
 
 
@@ -61,14 +67,14 @@ class TrainingFlags:
   cache: Annotated[Path, flag("The private training cache.", "CACHE")]
   rows: Rows = ""
   delta: Delta
-  out: Annotated[Path, flag("A folder, not there yet.", "DIR")]
+  out: Annotated[Path, flag("Folder to write; not there yet.", "DIR")]
   start: Annotated[
-    Path | None, flag("Public start: npz of a vector by class name.", "NPZ")
+    Path | None, flag("Public start: npz of one vector per class name.", "NPZ")
   ] = None
-  balanced: Annotated[Switch, flag("Classes count alike, rare or not.")] = False
+  balanced: Annotated[Switch, flag("Rare classes count like others.")] = False
   ledger: LedgerFile = None
   weak_privacy: WeakPrivacy = False
   noise_seed: NoiseSeed = None
   hosts: Annotated[
-    str | None, flag("On all: auto, or INDEX/COUNT@HOST:PORT.", "WHICH")
+    str | None, flag("Of several: auto, or INDEX/COUNT@HOST:PORT.", "WHICH")
   ] = None

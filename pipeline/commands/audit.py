@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline import commands as f
 
@@ -17,29 +16,27 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  """Attack heads: who was trained on, by all that left? How far is the claim?
+  """Attack heads: guess what they were trained on, and bound their epsilon.
 
-  Canaries are in the data by the toss of a coin, and right guesses bound
-  epsilon from below. Alone, they are ten runs without a charge; with --cache,
-  they are put among its rows in one run, which is charged. Exit status 1 where
+  Canaries are rows that are in the data by the toss of a coin; right guesses
+  bound epsilon from below. Alone, they take ten runs without a charge; with
+  --cache they go among its rows in one run, which is charged. Exit status 1 if
   epsilon is more than was claimed.
 
   Example: oneshot-dp audit --epsilon 1 --delta 1e-6 --cache caches/train
   """
 
-  epsilon: Annotated[float, f.flag("The claim that is tested.", "E")]
+  epsilon: Annotated[float, f.flag("The claim to test.", "E")]
   delta: f.Delta
-  head: Annotated[
-    HeadName, f.flag("auto, lamb (the paper's step), adam, momentum.", "HEAD")
-  ] = "auto"
-  balanced: Annotated[f.Switch, f.flag("As of train.")] = False
+  head: f.HeadKind = "auto"
+  balanced: Annotated[f.Switch, f.flag("As for train.")] = False
   cache: Annotated[
-    Path | None, f.flag("Private rows to attack, charged.", "CACHE")
+    Path | None, f.flag("Private rows to attack; charged.", "CACHE")
   ] = None
   rows: f.Rows = ""
   ledger: f.LedgerFile = None
   canaries: Annotated[
-    int | None, f.flag("Of each run; else thousands.", "N")
+    int | None, f.flag("Canaries in a run; else thousands.", "N")
   ] = None
   weak_privacy: f.WeakPrivacy = False
 

@@ -13,25 +13,23 @@ from oneshot_dp.pipeline import commands as f
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  """What was spent of each private data set, what is left, and its cap.
+  """Show what was spent on each private data set, what is left, and its cap.
 
-  A cap keeps all releases together (max-epsilon, max-delta)-private, however
-  each was chosen by those before it, if it is set before the first: what would
-  go over is refused before any noise is drawn.
+  A cap keeps all releases together (max-epsilon, max-delta)-private, even where
+  each is chosen by looking at those before it. Set it before the first one:
+  what would exceed it is refused before any noise is drawn.
 
   Example: oneshot-dp budget --cache caches/train --max-epsilon 8 --max-delta
   1e-5
   """
 
   cache: Annotated[
-    str | None, f.flag("Of its data set only; else of all.", "CACHE")
+    str | None, f.flag("Show only the data set of this cache.", "CACHE")
   ] = None
   max_epsilon: Annotated[
-    float | None, f.flag("Set a cap: epsilon of everything.", "E")
+    float | None, f.flag("Set a cap: epsilon of all releases.", "E")
   ] = None
-  max_delta: Annotated[
-    float | None, f.flag("The delta at which it holds.", "D")
-  ] = None
+  max_delta: Annotated[float | None, f.flag("Delta of the cap.", "D")] = None
   ledger: f.LedgerFile = None
 
 

@@ -11,16 +11,16 @@ from oneshot_dp.pipeline.commands import flag
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  """All of it on 1,797 handwritten digits, in seconds and without downloads.
+  """Run everything on 1,797 handwritten digits, in seconds, without downloads.
 
   Its ledger is in its own folder; no budget of yours is spent.
 
   Example: oneshot-dp demo --out demo
   """
 
-  out: Annotated[
-    Path, flag("Caches, ledger and results; what is done is kept.", "DIR")
-  ] = Path("demo")
+  out: Annotated[Path, flag("Caches, ledger and results.", "DIR")] = Path(
+    "demo"
+  )
 
 
 def run(flags: Flags) -> Answer:

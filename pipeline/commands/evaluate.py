@@ -1,10 +1,7 @@
 """`oneshot-dp evaluate`."""
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
-
-from tyro.conf import Positional
 
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline import commands as f
@@ -23,11 +20,11 @@ class Flags:
   --private-eval 1 --delta 1e-6
   """
 
-  head: Annotated[Positional[Path], f.flag("The folder of a head.", "HEAD")]
+  head: f.HeadFolder
   cache: f.TestCache
   rows: f.Rows = ""
   private_eval: f.PrivateEval = None
-  delta: Annotated[float | None, f.flag("Of --private-eval.", "D")] = None
+  delta: Annotated[float | None, f.flag("Delta of --private-eval.", "D")] = None
   allow_duplicates: f.AllowDuplicates = False
   ledger: f.LedgerFile = None
   weak_privacy: f.WeakPrivacy = False

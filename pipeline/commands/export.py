@@ -4,8 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
-
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline import commands as f
@@ -15,14 +13,14 @@ from oneshot_dp.pipeline import commands as f
 class Flags:
   """Write a head and its backbone as a model for other libraries.
 
-  StableHLO (jax.export) of the head, and with the backbone; timm's form, which
-  transformers opens, of ViT, DeiT, DINOv2, SigLIP and BiT; receipt and card.
+  StableHLO (jax.export) of the head, alone and with its backbone; timm's form,
+  which transformers opens, for ViT, DeiT, DINOv2, SigLIP, BiT; receipt, card.
 
   oneshot-dp export heads/2 --to model
   """
 
-  head: Annotated[Positional[Path], f.flag("Folder of the head.", "HEAD")]
-  to: Annotated[Path, f.flag("Folder of the model, not there yet.", "DIR")]
+  head: f.HeadFolder
+  to: Annotated[Path, f.flag("Folder to write; not there yet.", "DIR")]
   weights: f.Weights = None
   backbone: f.BackboneFile = None
   registry: Annotated[

@@ -15,24 +15,27 @@ class Flags:
   """Make a cache of embeddings that another program computed.
 
   FILE: .npz, .parquet or a folder of Parquet, with embedding [n, d], label and
-  perhaps example_id; an npz may have class_names, and train_ before all names.
+  perhaps example_id. In an npz, names may begin with train_, and there may be
+  class_names.
 
   oneshot-dp import vectors.parquet --out caches/train --num-classes 10
   """
 
   file: Annotated[Positional[Path], f.flag("The embeddings.", "FILE")]
-  out: Annotated[Path, f.flag("The cache, not there yet; private.", "CACHE")]
+  out: Annotated[Path, f.flag("Cache to write; private.", "CACHE")]
   dataset_name: Annotated[
-    str | None, f.flag("Public name; else the file's.", "NAME")
+    str | None, f.flag("Public name of the data; else the file's.", "NAME")
   ] = None
   split: Annotated[str, f.flag("Public name of the split.", "NAME")] = "train"
-  num_classes: Annotated[int | None, f.flag("K, which is public.", "K")] = None
+  num_classes: Annotated[
+    int | None, f.flag("How many classes there are; public.", "K")
+  ] = None
   class_names: Annotated[
-    tuple[str, ...], f.flag("Of the classes 0, 1, …", "NAME")
+    tuple[str, ...], f.flag("Names of the classes 0, 1, …", "NAME")
   ] = ()
   unit_name: Annotated[
     str | None,
-    f.flag("What owns many rows (patient): the column, or unit_id.", "NAME"),
+    f.flag("Who owns several rows (patient): a column.", "NAME"),
   ] = None
   backbone_name: Annotated[str, f.flag("What made the embeddings.", "NAME")] = (
     "imported features"

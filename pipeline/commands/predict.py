@@ -16,7 +16,7 @@ from oneshot_dp.pipeline import commands as f
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  """Say which classes images are of, in a CSV file.
+  """Write into a CSV file which class each image is of.
 
   IMAGES: files, folders, npz, Parquet or tar files, on a disk, gs:// or s3://;
   or one cache. Numbers are logits, not calibrated probabilities.
@@ -24,17 +24,17 @@ class Flags:
   oneshot-dp predict heads/2 photos/new a.jpg --out predictions.csv
   """
 
-  head: Annotated[Positional[Path], f.flag("Folder of the head.", "HEAD")]
+  head: f.HeadFolder
   images: Annotated[
-    Positional[tuple[str, ...]], f.flag("What to look at.", "IMAGES")
+    Positional[tuple[str, ...]], f.flag("Images, or one cache.", "IMAGES")
   ]
-  out: Annotated[Path, f.flag("Not there yet; private.", "FILE.csv")]
-  top_k: Annotated[int, f.flag("So many classes, the best first.", "N")] = 1
+  out: Annotated[Path, f.flag("Table to write; private.", "FILE.csv")]
+  top_k: Annotated[int, f.flag("How many classes, the best first.", "N")] = 1
   rows: f.Rows = ""
   weights: f.Weights = None
   backbone: f.BackboneFile = None
   on_decode_error: Annotated[
-    OnDecodeError, f.flag("Name all broken images, or pass over.", "fail|skip")
+    OnDecodeError, f.flag("Name all broken images, or skip them.", "fail|skip")
   ] = "fail"
 
 

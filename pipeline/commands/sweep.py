@@ -6,28 +6,28 @@ from typing import Annotated
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline import commands as f
-from oneshot_dp.pipeline.commands import flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(f.TrainingFlags):
   """Train heads for many epsilons, and score them on a test set.
 
-  Smaller epsilons are nested in larger ones: all cost the largest, once for
-  each head and draw. Writes results.csv, accuracy.png, a page and every head.
+  Smaller epsilons are nested in larger ones: together they cost the largest,
+  once for each kind of head and each draw. Writes results.csv, accuracy.png, a
+  page and every head.
 
   Example: oneshot-dp sweep --cache caches/train --eval-cache caches/test
   --epsilons 0.5 2 8 --delta 1e-6 --out results
   """
 
   eval_cache: f.TestCache
-  eval_rows: Annotated[str, flag("A part of the test cache.", "PART")] = ""
-  epsilons: Annotated[tuple[float, ...], flag("Budgets; a head each.", "E…")]
+  eval_rows: Annotated[str, f.flag("A part of the test cache.", "PART")] = ""
+  epsilons: Annotated[tuple[float, ...], f.flag("Budgets; a head each.", "E…")]
   head: Annotated[
-    tuple[HeadName, ...], flag("Several are compared; see train.", "HEAD…")
+    tuple[HeadName, ...], f.flag("Kinds to compare; see train.", "HEAD…")
   ] = ("auto",)
-  num_draws: Annotated[int, flag("Draws of noise; each is bought.", "N")] = 1
-  baseline: Annotated[f.Switch, flag("Without noise, too: NOT PRIVATE.")] = (
+  num_draws: Annotated[int, f.flag("Draws of noise; each is charged.", "N")] = 1
+  baseline: Annotated[f.Switch, f.flag("Also without noise: NOT PRIVATE.")] = (
     False
   )
   private_eval: f.PrivateEval = None

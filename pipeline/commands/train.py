@@ -4,26 +4,23 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.commands import TrainingFlags, flag
+from oneshot_dp.pipeline import commands as f
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(TrainingFlags):
+class Flags(f.TrainingFlags):
   """Train one private head: auto, or the paper's step (--head lamb).
 
   Example: oneshot-dp train --cache caches/train --epsilon 2 --delta 1e-6
   --out heads/2
   """
 
-  epsilon: Annotated[float, flag("Its budget; smaller is more private.", "E")]
-  head: Annotated[
-    HeadName, flag("auto, lamb (the paper's step), adam, momentum.", "HEAD")
-  ] = "auto"
+  epsilon: Annotated[float, f.flag("Budget; smaller is more private.", "E")]
+  head: f.HeadKind = "auto"
   from_: Annotated[
     Path | None,
-    flag("Go on from a head of these rows, for the rest.", "DIR", name="from"),
+    f.flag("Earlier head of these rows: add to it.", "DIR", name="from"),
   ] = None
 
 

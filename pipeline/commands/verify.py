@@ -15,9 +15,9 @@ from oneshot_dp.pipeline import commands as f
 class Flags:
   """Check a cache (every byte and row), or a head and who vouches for it.
 
-  Of a head: the ledger is asked whether it was paid for and these very bytes
-  left; exit status 1 where one is at hand that does not say so. Its receipt's
-  numbers are computed anew, and weights, receipt and card are compared.
+  A receipt's numbers are computed anew; weights, receipt and card are compared;
+  and the ledger is asked whether these very bytes were paid for: exit status 1
+  if there is a ledger and it does not say so.
 
   Example: oneshot-dp verify heads/2
   """
