@@ -22,7 +22,7 @@ from oneshot_dp.extract.cache.format import CacheInfo, Rows
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.extract.sources.labels import units_of_column
-from oneshot_dp.pipeline.vector_files import Npz, Parquet, open_vectors
+from oneshot_dp.pipeline.vector_files import Npz, Parquet, column, open_vectors
 
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 _DTYPES: dict[str, EmbeddingDtype] = {
@@ -71,7 +71,7 @@ def import_table(
     said = ", ".join(f"{rows} of {name!a}" for name, rows in lengths.items())
     raise InputError(f"{file} has {said}: give each row one of each.")
   known = tuple(class_names) or table.class_names or ()
-  label = table.column(names["label"])
+  label = column(table, names["label"])
   label, known, source = _classes(file, label, known, num_classes)
   first = _floats(file, next(table.vectors(names["embedding"])))
   info = CacheInfo(
@@ -88,13 +88,13 @@ def import_table(
   )
   example_id = np.arange(n)
   if "example_id" in names:
-    found = table.column(names["example_id"])
+    found = column(table, names["example_id"])
     example_id = _integers(file, "example_id", found)
     if len(np.unique(example_id)) < n:
       raise InputError(f"{file}: an example_id is there twice; ids differ.")
   unit_id = None
   if unit_name is not None:
-    unit_id = table.column(names["unit_id"])
+    unit_id = column(table, names["unit_id"])
     if unit_id.dtype.kind in "UO":
       whose = units_of_column(
         unit_id.tolist(), unit_name, lambda row: f"{file}[{row}]"

@@ -22,9 +22,9 @@ _BLOCK_BYTES = 1 << 24
 def open_vectors(path: Path) -> "Npz | Parquet":
   """Opens FILE.npz, FILE.parquet, or a folder of Parquet files.
 
-  Both have `column(name)`, all values of a column [n], and `vectors(name)`, its
-  blocks [rows, …] in order; `shapes` of whole columns, 0 where it is not known
-  yet, and `class_names`, or None. Python objects are never unpickled.
+  Both have `vectors(name)`, the blocks [rows, …] of a column in order; `shapes`
+  of whole columns, 0 where it is not known yet; and `class_names`, or None.
+  Python objects are never unpickled.
 
   InputError, of all methods: it is none of these, is damaged, or holds another
   thing.
@@ -65,12 +65,17 @@ def read_start(path: Path, info: CacheInfo) -> PublicStart:
       f" are ({d},): use the same model's."
     )
   return PublicStart.of(
-    np.stack([table.column(name) for name in names]),
+    np.stack([column(table, name) for name in names]),
     num_classes=len(names),
     feature_dim=d,
     names=names,
     sha256=hashlib.sha256(content).hexdigest(),
   )
+
+
+def column(table: "Npz | Parquet", name: str) -> np.ndarray:
+  """All values of a column, [n]."""
+  return np.concatenate([*table.vectors(name)] or [np.zeros(0)])
 
 
 class Npz:
@@ -84,7 +89,7 @@ class Npz:
     self.shapes = {n: shape for n, (shape, _, _) in headers.items() if shape}
     self.class_names = None
     if "class_names" in names:
-      found = self.column("class_names")
+      found = column(self, "class_names")
       if found.dtype.kind != "U" or found.ndim != 1:
         raise InputError(f"{path}: class_names must be strings [K].")
       self.class_names = tuple(found.tolist())
@@ -94,10 +99,6 @@ class Npz:
     stream, npy = file.open(f"{name}.npy"), np.lib.format
     major, _ = npy.read_magic(stream)
     return stream, *getattr(npy, f"read_array_header_{major}_0")(stream)
-
-  def column(self, name: str) -> np.ndarray:
-    with _damage(self._path), np.load(self._path, allow_pickle=False) as file:
-      return file[name]
 
   def vectors(self, name: str) -> Iterator[np.ndarray]:
     with _damage(self._path), zipfile.ZipFile(self._path) as file:
@@ -133,9 +134,6 @@ class Parquet:
       field.name: (rows, 0) if _is_vector(field.type) else (rows,)
       for field in schemas[0]
     }
-
-  def column(self, name: str) -> np.ndarray:
-    return np.concatenate([*self.vectors(name)])
 
   def vectors(self, name: str) -> Iterator[np.ndarray]:
     import pyarrow.parquet as pq
@@ -209,9 +207,7 @@ def _damage(path: Path) -> Iterator[None]:
   except InputError:
     raise
   except Exception as error:  # whatever libraries make of damaged bytes
-    said = one_line(error)[:200]
-    if "allow_pickle" in said:
-      said = "it holds Python objects; save plain arrays"
     raise InputError(
-      f"{path} is damaged, or not what its name says ({said}); write it again."
+      f"{path} is damaged, or not what its name says"
+      f" ({one_line(error)[:200]}); write it again."
     ) from error
