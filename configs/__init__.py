@@ -1,1 +1,1 @@
-"""What to run: the settings of both stages, and the experiments."""
+"""What to run: the settings of both stages."""

@@ -25,7 +25,7 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Extracts both splits, and sweeps epsilon with both heads."""
-  from oneshot_dp.configs.experiments import load_experiment
+  from oneshot_dp.configs.extract_config import load_experiment
   from oneshot_dp.extract.job.job import run_extraction
   from oneshot_dp.extract.storage import is_url
   from oneshot_dp.pipeline.runs.plan import Request

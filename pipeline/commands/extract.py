@@ -7,13 +7,14 @@ from typing import Annotated, Any
 from tyro.conf import Positional, Suppress
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.experiments import EXPERIMENTS, load_experiment
 from oneshot_dp.configs.extract_config import (
+  EXPERIMENTS,
   ComputeDtype,
   EmbeddingDtype,
   ExtractConfig,
   OnDecodeError,
   SourceSettings,
+  load_experiment,
 )
 from oneshot_dp.extract.backbones.names import backbone_names
 from oneshot_dp.pipeline import Answer

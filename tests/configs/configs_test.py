@@ -13,11 +13,12 @@ from oneshot_dp.configs.errors import (
   number_from_environment,
   one_line,
 )
-from oneshot_dp.configs.experiments import EXPERIMENTS, load_experiment
 from oneshot_dp.configs.extract_config import (
+  EXPERIMENTS,
   ExtractConfig,
   PreprocessConfig,
   SourceSettings,
+  load_experiment,
 )
 from oneshot_dp.extract.backbones.names import backbone_names
 from oneshot_dp.extract.images import Preprocessing
