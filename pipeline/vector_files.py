@@ -2,10 +2,9 @@
 
 import contextlib
 import hashlib
-import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +124,13 @@ class Parquet:
   def __init__(self, path: Path, files: Sequence[Path]):
     import pyarrow.parquet as pq
 
+    from oneshot_dp.extract.sources.parquet import class_labels
+
     self.place, self._files = str(path), files
     with _damage(path):
       schemas = [pq.read_schema(file) for file in files]
       rows = sum(pq.read_metadata(file).num_rows for file in files)
-    self.class_names = _names_of_datasets(schemas[0].metadata)
+    self.class_names = class_labels(schemas[0].metadata).get("label") or None
     self.shapes: dict[str, tuple[int, ...]] = {
       field.name: (rows, 0) if _is_vector(field.type) else (rows,)
       for field in schemas[0]
@@ -185,18 +186,6 @@ def _is_vector(of: Any) -> bool:
     of = of.storage_type
   kinds = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
   return any(is_kind(of) for is_kind in kinds)
-
-
-def _names_of_datasets(
-  metadata: Mapping[bytes, bytes] | None,
-) -> tuple[str, ...] | None:
-  """The classes of a ClassLabel, as Hugging Face's datasets writes them."""
-  try:
-    info = json.loads((metadata or {})[b"huggingface"])
-    names = info["info"]["features"]["label"]["names"]
-    return tuple(names) if all(isinstance(n, str) for n in names) else None
-  except (KeyError, ValueError, TypeError):
-    return None
 
 
 @contextlib.contextmanager

@@ -161,9 +161,9 @@ def load_backbone(
       " give --weights, a path or an address of an npz or safetensors."
     )
   path = local_weights(place, weights_sha256)
-  arrays, sha256 = _read(path)
   family = FAMILIES[row.family]
   try:
+    arrays, sha256 = _read(path)
     network = family.network_of(arrays, embedding or row.embedding)
     if embedding not in (None, network.embedding):
       raise ValueError(f"its only embedding is {network.embedding}")
@@ -172,7 +172,9 @@ def load_backbone(
       raise ValueError(f"the weights look like {looks}")
     network = network.clone(compute_dtype=compute_dtype, **row.unsaid)
     params = flax_params(network, family.folded(network, arrays, side), side)
-  except (KeyError, IndexError, ValueError) as error:
+  except InputError:
+    raise
+  except (KeyError, IndexError, TypeError, ValueError) as error:
     said = f"no array {error}" if isinstance(error, KeyError) else str(error)
     said = escaped(said).replace("\n", "\\n")[:1000]
     raise InputError(

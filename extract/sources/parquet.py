@@ -7,7 +7,7 @@ So write them Hugging Face datasets, Spark, Ray and Daft. The ClassLabel that
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,10 +104,9 @@ def _labels(
 ) -> tuple[str, tuple[str, ...]]:
   """The column of labels, and what names the classes."""
   columns = [name for name in schema.names if name not in images]
-  features = _features(schema)
-  named = [k for k, v in features.items() if v["_type"] == "ClassLabel"]
-  asked = settings.label or (None if named else "label")
-  label = chosen(path, "--label", asked, columns if asked else named)
+  classes = class_labels(schema.metadata)
+  asked = settings.label or (None if classes else "label")
+  label = chosen(path, "--label", asked, columns if asked else list(classes))
   for flag, key in (("--label", label), ("--units", settings.units)):
     if key is not None:
       kind = schema.field(chosen(path, flag, key, columns)).type
@@ -117,8 +116,7 @@ def _labels(
           f"{path!r}: {flag} {key!r} is {str(kind)[:80]!a}: it must be integers"
           " or texts."
         )
-  names = features.get(label, {}).get("names")
-  return label, tuple(names) if isinstance(names, list) else ()
+  return label, classes.get(label, ())
 
 
 def _is_image(kind: pa.DataType | None) -> bool:
@@ -128,11 +126,17 @@ def _is_image(kind: pa.DataType | None) -> bool:
   return kind in _BYTES
 
 
-def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-  """What `datasets` says of the columns, if it wrote the file."""
+def class_labels(
+  metadata: Mapping[bytes, bytes] | None,
+) -> dict[str, tuple[str, ...]]:
+  """The classes of each ClassLabel, if `datasets` wrote the file."""
   try:
-    said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    said = json.loads((metadata or {}).get(b"huggingface", b"{}"))
     features = said.get("info", {}).get("features", {}).items()
-    return {name: kind for name, kind in features if "_type" in kind}
+    return {
+      column: tuple(map(str, kind.get("names") or ()))
+      for column, kind in features
+      if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"
+    }
   except (ValueError, AttributeError, TypeError, RecursionError):
     return {}

@@ -87,7 +87,10 @@ def write_table(
   kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
   structs = [{"bytes": image, "path": None} for image in images]
   table = pa.table({"img": pa.array(structs, kind), **columns})
-  features = {"label": {"names": list(class_names), "_type": "ClassLabel"}}
+  features = {
+    "label": {"names": list(class_names), "_type": "ClassLabel"},
+    "boxes": [{"dtype": "int64", "_type": "Value"}],
+  }
   if class_names:
     said = json.dumps({"info": {"features": features}})
     table = table.replace_schema_metadata({"huggingface": said})
