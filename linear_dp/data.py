@@ -46,6 +46,7 @@ class Data:
     num_classes: K.
     unit: what the privacy unit is; where not "example", rows have a unit_id.
     hosts: that have a part of the rows each.
+    name: what errors call them.
   """
 
   blocks: Callable[[], Iterable[Block]]
@@ -54,6 +55,7 @@ class Data:
   num_classes: int
   unit: str = "example"
   hosts: Hosts = ALONE
+  name: str = "the rows"
 
   def __post_init__(self):
     if not 1 <= self.n <= _MOST_ROWS:
@@ -82,15 +84,24 @@ class Data:
         raise InputError(f"The rows have {has} unit_id, but {unit}.")
       bad = (label < 0) | (label >= self.num_classes)
       if bad.any():
-        refuse(ids, bad, f"its label is outside [0, {self.num_classes})")
+        self.refuse(ids, bad, f"its label is outside [0, {self.num_classes})")
       seen.append(np.array(ids, np.int64))
       yield block
     ids = np.sort(np.concatenate(seen))
     twice = np.append(ids[1:] == ids[:-1], False)
     if twice.any():
-      refuse(ids, twice, "it comes more than once")
+      self.refuse(ids, twice, "it comes more than once")
     if len(ids) > 2 * self.n + WEIGHT:  # or sums might leave int64
-      raise InputError("There are many more rows than the cache says.")
+      raise InputError(f"{self.name}: many more than {self.n} are there.")
+
+  def refuse(
+    self, ids: np.ndarray, bad: Bool[np.ndarray, " r"], why: str
+  ) -> NoReturn:
+    """Raises an InputError for the first bad row, by its id alone."""
+    raise InputError(
+      f"{self.name}: example_id={ids[bad.argmax()]}: {why}. Run `oneshot-dp"
+      " verify` on the cache, then make it again."
+    )
 
 
 def array_data(
@@ -151,16 +162,6 @@ def _integers(name: str, values: Numbers, rows: int) -> Int64[np.ndarray, " n"]:
     what = f"{array.dtype} {array.shape}"
     raise InputError(f"{name} are {what}: give {rows} integers, one a row.")
   return array.astype(np.int64)
-
-
-def refuse(
-  ids: np.ndarray, bad: Bool[np.ndarray, " r"], reason: str
-) -> NoReturn:
-  """Raises an InputError for the first bad row, by its id alone."""
-  raise InputError(
-    f"example_id={ids[bad.argmax()]}: {reason}. Run `oneshot-dp verify` on the"
-    " cache, then extract it again."
-  )
 
 
 def room_in_ball(dim: int) -> float:

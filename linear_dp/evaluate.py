@@ -12,10 +12,9 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.data import Data
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import Rows, rows_of
+from oneshot_dp.linear_dp.rows import Rows
 from oneshot_dp.linear_dp.statistics import integer_heads, right, units
 
 _BATCH, _AMONG = 1024, 5
@@ -129,11 +128,6 @@ def _hits(
   return by_class, ((label >= 0) & (rank < _AMONG)).sum()
 
 
-def evaluation_rows(data: Data) -> Rows:
-  """All rows at norm 1, those of a unit one by one, sharing its weight."""
-  return rows_of(data, each=True)
-
-
 def private_accuracies(
   sums: PrivateSums,
   rows: Rows,
@@ -151,7 +145,7 @@ def private_accuracies(
   Heads are public, of one shape, their biases alike unless they read norm 1.
 
   Formal guarantees: Gaussian mechanisms of μ² = `buys` together, on sums of
-  `evaluation_rows`.
+  `rows_of(data, each=True)`: a unit's rows one by one, sharing its weight.
   """
   n, share = float(rows.data.n), 0.0
   if counted or rows.data.has_units:

@@ -22,7 +22,6 @@ from oneshot_dp.linear_dp.data import (
   R,
   integer_rows,
   mapped_rows,
-  refuse,
   room_in_ball,
   row_scale,
 )
@@ -88,6 +87,16 @@ class Rows:
         kept.append(chunk)
       yield chunk
     self._kept = kept if self._keeps else None
+
+  def read(self) -> None:
+    """One pass; what is wrong with a row is an InputError, on all hosts."""
+
+    def read_own() -> np.ndarray:
+      for _ in self.chunks():
+        pass
+      return np.zeros(1, np.int64)
+
+    self.data.hosts.sum(read_own)
 
   def kept(self) -> "Rows":
     """These rows, from the first pass on in memory where they fit."""
@@ -201,7 +210,7 @@ def _integer_chunks(
       ids, bad = flying.pop(0)
       if (found := np.asarray(bad)).any():
         what = "is not finite, or longer than embedding_norm says"
-        refuse(ids, found, f"its embedding {what}")
+        data.refuse(ids, found, f"its embedding {what}")
 
   for embedding, scale, label, ids, unit in _regrouped(data, most, rows):
     with jax.enable_x64(False):

@@ -63,13 +63,7 @@ def unit_rows(data: Data) -> Rows:
   InputError, on all hosts: a row is wrong.
   """
   rows = rows_of(data).kept()
-
-  def read() -> np.ndarray:
-    for _ in rows.chunks():
-      pass
-    return np.zeros(1, np.int64)
-
-  data.hosts.sum(read)
+  rows.read()
   return rows
 
 

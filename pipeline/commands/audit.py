@@ -73,7 +73,7 @@ def _among_real_rows(
   from oneshot_dp.linear_dp.train import memory_needed
   from oneshot_dp.pipeline import audit
   from oneshot_dp.pipeline.runs.plan import Plan, Request, check_memory
-  from oneshot_dp.pipeline.runs.scores import data_of, look_at
+  from oneshot_dp.pipeline.runs.scores import data_of
 
   no_core_dumps()
   given, out = vars(flags).copy(), path.resolve() / "audit"
@@ -100,7 +100,7 @@ def _among_real_rows(
   (charge,) = plan.bills[0].charges
   charge = charge._replace(what=f"audit of {charge.what}")
   bill = dataclasses.replace(plan.bills[0], charges=(charge,))
-  look_at(rows)
+  rows.read()
   said = f"{charge.what}: {bill.dataset!r} pays, by {plan.ledger.path}"
   print(*plan.notes, said, sep="\n", file=sys.stderr)
   asked = {"audit": claim, "canaries": m, "digest": cache.private_digest}

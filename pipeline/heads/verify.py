@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.parts import Part
-from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import open_regular
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
@@ -71,19 +70,24 @@ def _unlike(saved: SavedHead | None, ledger: Ledger, left: Left | None) -> str:
 
 
 def earlier_head(
-  path: Path, ledger: Ledger, info: CacheInfo, part: Part
+  path: Path, ledger: Ledger, cache: FeatureCache, delta: float
 ) -> SavedHead:
   """A head to go on from, for the difference: one of the same rows, paid for.
 
   InputError: it is another's, or edited; the ledger does not know its charge
-  and its bytes; or it is of other rows, or NOT PRIVATE.
+  and its bytes; or it is of other rows or another δ, or NOT PRIVATE.
   """
   saved, verdict = read_head(path), verify_head(path, ledger)
   why = "" if verdict.vouched else verdict.said[0]
-  expected = {"cache_fingerprint": info.fingerprint, "private": True}
-  for name, value in (expected | {"rows": str(part)}).items():
+  expected = {"cache_fingerprint": cache.info.fingerprint, "private": True}
+  expected |= {"rows": str(cache.part), "delta": delta}
+  for name, value in expected.items():
     if not why and saved.stated[name] != value:
       why = f"its {name} is {saved.stated[name]!a}, where {value!a} is needed"
+  then = ledger.paid(saved.stated["charge"])[:1]
+  digests = [each.asked.get("private_digests", [])[:1] for each in then]
+  if not why and digests != [[cache.private_digest]]:
+    why = f"it was trained on other rows than {cache.name} has"
   if why:
     raise InputError(f"{path} cannot be gone on from: {why}.")
   return saved

@@ -7,13 +7,13 @@ fractions, without rounding.
 """
 
 import datetime
+import functools
 import hashlib
 import json
 import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +26,11 @@ from oneshot_dp.pipeline.ledger import charges as of
 from oneshot_dp.pipeline.ledger.charges import (
   Bill,
   Cap,
+  Entries,
   Entry,
   Keys,
-  Known,
   Left,
 )
-from oneshot_dp.pipeline.ledger.ledger_file import Entries, exists, transaction
 
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.read import FeatureCache
@@ -65,19 +64,20 @@ class Ledger:
   each release was chosen by those before it. Source: Smith & Thakurta, "Fully
   Adaptive Composition for Gaussian Differential Privacy" (2022).
 
-  All methods raise as `transaction` does. `path` is its file, None that of
-  `default_ledger()`; `wait` seconds a busy one is waited for.
+  All methods raise as `charges.transaction` does. `path` is its file, None that
+  of `default_ledger()`; `wait` seconds a busy one is waited for.
   """
 
   def __init__(self, path: Path | None = None, wait: float = 60.0):
-    self.path, self._wait = default_ledger() if path is None else path, wait
+    self.path = default_ledger() if path is None else path
     if is_url(str(self.path)):
       raise InputError(f"{self.path} is no place on a disk, for a ledger.")
+    self._open = functools.partial(of.transaction, self.path, wait=wait)
 
   @property
   def exists(self) -> bool:
     """Whether there is such a file yet."""
-    return exists(self.path)
+    return of.exists(self.path)
 
   def entries(self, dataset: str | None = None) -> list[Entry]:
     """Charges and caps, oldest first, of one data set or of all."""
@@ -110,7 +110,7 @@ class Ledger:
     most, said = cap.mu2, []  # refuses what is no guarantee
     with self._open(write=True) as entries:
       _check_names(entries, [rows])
-      _add_rows(entries, rows)
+      _add(entries, rows)
       charges = entries.of("charge", dataset)
       old = of.cap_of(entries.of("cap", dataset))
       entries.add(Entry("cap", _now(), dataset, **cap._asdict()))
@@ -127,9 +127,8 @@ class Ledger:
 
   def check(self, *bills: Bill) -> None:
     """Refuses what `charge` would refuse later, before any work."""
-    if self.exists:
-      with self._open(write=True) as entries:  # it can be written, too
-        _check(entries, bills)
+    with self._open(write=self.exists) as entries:  # it can be written, too
+      _check(entries, bills)
 
   def charge(
     self,
@@ -193,17 +192,14 @@ class Ledger:
       left = {"charges": tuple(ids), "heads": dict(heads)}
       entries.add(Entry("left", _now(), **left))
 
-  def shared(self, keys: Keys) -> dict[str, Known]:
-    """Data set → how many of these rows it was charged for; for their holder.
+  def shared(self, keys: Keys) -> dict[str, tuple[int, int]]:
+    """Data set → how many of these rows, and units, it was charged for.
 
-    At least so many: see `Keys`. Units have numbers that mean something within
-    a data set; in another one a number may be anybody.
+    For their holder, and at least so many: see `Keys`. A unit's number means
+    something within a data set; in another one it may be anybody.
     """
     with self._open() as entries:
-      return _shared(entries, keys)
-
-  def _open(self, write: bool = False) -> AbstractContextManager[Entries]:
-    return transaction(self.path, write=write, wait=self._wait)
+      return dict(_shared(entries, keys))
 
 
 def keys_of(cache: "FeatureCache") -> Keys:
@@ -217,29 +213,43 @@ def keys_of(cache: "FeatureCache") -> Keys:
 def _check(entries: Entries, bills: Sequence[Bill]) -> None:
   """Refuses rows of another name, and what breaks a cap or a unit."""
   _check_names(entries, bills)
-  for bill in bills:
-    paid = {each.id for each in entries.of("charge", bill.dataset)}
-    if not {each.came_from for each in bill.charges} <= paid | {None}:
-      raise InputError(
-        f"the head to go on from was not charged here, to {bill.dataset!r}:"
-        " name its ledger, or leave --from out."
-      )
   for name in {bill.dataset for bill in bills}:
-    old = entries.of("cap", name) + entries.of("charge", name)
     new = [c for bill in bills if bill.dataset == name for c in bill.charges]
-    of.check_affordable(name, old, new)
+    old = entries.of("charge", name)
+    if not {each.came_from for each in new} <= {None, *(e.id for e in old)}:
+      raise InputError(
+        f"the head to go on from was not charged here, to {name!r}: name its"
+        " ledger, or leave --from out."
+      )
+    if len(units := {each.unit for each in (*old, *new)}) > 1:
+      raise InputError(
+        f"{name!r} is charged per {' and per '.join(sorted(units))}: what is"
+        " protected is settled by the first charge; use caches of one unit."
+      )
+    if (cap := of.cap_of(entries.of("cap", name))) is None:
+      continue
+    asked = " and ".join(dict.fromkeys(each.what for each in new))
+    if any(each.mu2 is None for each in new):
+      raise InputError(
+        f"{asked}: the cap of {name!r}, {cap}, covers nothing that is NOT"
+        " PRIVATE; leave it out, or use a data set without a cap."
+      )
+    left = cap.mu2 - of.spent(old)
+    if of.spent(new) > left:
+      raise InputError(
+        f"{asked} would break the cap of {name!r}, {cap}:"
+        f" {of.left_in_words(left, cap.delta)}; ask for less, or raise the cap"
+        " for all to see with `oneshot-dp budget`."
+      )
 
 
 def _check_names(entries: Entries, bills: Sequence[Bill]) -> None:
   """Refuses rows that are known by another name, or are in two bills."""
   for bill in bills:
-    shared = {n: k.rows for n, k in _shared(entries, bill.keys).items()}
-    for each in bills:  # what is charged at the same time
-      shared[each.dataset] = max(
-        shared.get(each.dataset, 0),
-        of.in_both(bill.keys, each.keys),
-      )
-    for other, rows in shared.items():
+    known = [(name, rows) for name, (rows, _) in _shared(entries, bill.keys)]
+    # And what is charged at the same time.
+    known += [(b.dataset, of.in_both(bill.keys, b.keys)) for b in bills]
+    for other, rows in known:
       if other != bill.dataset and rows:
         raise InputError(
           f"at least {rows} of these rows are charged as {other!r}, and this"
@@ -248,7 +258,9 @@ def _check_names(entries: Entries, bills: Sequence[Bill]) -> None:
         )
 
 
-def _add(entries: Entries, bill: Bill, run: str, asked: Any) -> list[str]:
+def _add(
+  entries: Entries, bill: Bill, run: str = "", asked: Any = None
+) -> list[str]:
   """Writes charges, and keys of rows that the data set did not have yet."""
   ids = [secrets.token_hex(16) for _ in bill.charges]
   for name, each in zip(ids, bill.charges, strict=True):
@@ -256,25 +268,22 @@ def _add(entries: Entries, bill: Bill, run: str, asked: Any) -> list[str]:
     fields = each._asdict() | {"mu2": cost, "id": name}
     fields |= {"run": run, "asked": asked, "dataset": bill.dataset}
     entries.add(Entry("charge", _now(), **fields))
-  _add_rows(entries, bill)
-  return ids
-
-
-def _add_rows(entries: Entries, bill: Bill) -> None:
   for kind, keys in bill.keys.items():
     old = entries.keys(bill.dataset, kind)
     new = np.setdiff1d(of.sampled(keys), old, assume_unique=True)
     if len(new):
       entries.add(Entry("rows", _now(), bill.dataset, of=kind), new)
+  return ids
 
 
-def _shared(entries: Entries, keys: Keys) -> dict[str, Known]:
-  ours, found = {kind: of.sampled(each) for kind, each in keys.items()}, {}
+def _shared(entries: Entries, keys: Keys) -> list[tuple[str, tuple[int, int]]]:
+  """Data sets, and how many of these rows and units are known as theirs."""
+  ours, found = {kind: of.sampled(each) for kind, each in keys.items()}, []
   for name in dict.fromkeys(each.dataset for each in entries.of("rows")):
     theirs = {kind: entries.keys(name, kind) for kind in ours}
-    rows = of.in_both(ours, theirs)
-    if any(known := Known(rows, of.in_both(ours, theirs, ["unit"]))):
-      found[name] = known
+    known = of.in_both(ours, theirs), of.in_both(ours, theirs, ["unit"])
+    if any(known):
+      found.append((name, known))
   return found
 
 

@@ -22,18 +22,16 @@ from oneshot_dp.linear_dp.accounting import (
   mu_squared,
   printable,
 )
-from oneshot_dp.linear_dp.evaluate import evaluation_rows
 from oneshot_dp.linear_dp.hosts import Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.rows import Rows
+from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.linear_dp.train import check_plan, cost, memory_needed, rows_for
-from oneshot_dp.pipeline.heads.head_folder import SavedHead
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles
-from oneshot_dp.pipeline.runs.scores import bill_of_scores, data_of, look_at
+from oneshot_dp.pipeline.runs.scores import bill_of_scores, data_of
 from oneshot_dp.pipeline.vector_files import read_start
 
 _FEW_ROWS = 3.0
@@ -98,19 +96,25 @@ class Plan:
     if asked.eval_cache is not None:
       self.test = open_cache(asked.eval_cache, Part.parse(asked.eval_rows))
     check_delta(asked.delta, self.train.n, insisted=insisted)
-    self.saved = self._earlier()
+    self.saved = None
+    if (path := asked.from_) is not None:
+      self.saved = earlier_head(path, self.ledger, self.train, asked.delta)
     self.before = self.saved.trained if self.saved else None
     self.options = self._options()
     _check_room_for_heads(asked, self.train)
-    self.casts = [Cast.of(self.train, "private", "--cache")]
+    data = data_of(self.train, hosts)
+    self.rows = {head: rows_for(data, head) for head in asked.heads}
+    self.casts = [Cast(self.train, "private", "--cache")]
+    self.test_rows: Rows | None = None
     if self.test is not None:
       role = "private" if private_eval else "public"
-      self.casts.append(Cast.of(self.test, role, "--eval-cache"))
+      self.casts.append(Cast(self.test, role, "--eval-cache"))
+      self.test_rows = rows_of(data_of(self.test, hosts), each=True)
+    for rows in (*self.rows.values(), *filter(None, [self.test_rows])):
+      rows.read()
     self.notes = check_roles(
       self.casts, self.ledger, allow_duplicates=asked.allow_duplicates
     )
-    data = data_of(self.train, hosts)
-    self.rows = {head: rows_for(data, head) for head in asked.heads}
     self.notes += {rows.note for rows in self.rows.values()} - {""}
     had = 0.0 if self.before is None else self.before.mu_squared or 0.0
     self.mu2 = Fraction(cost(asked.epsilons, asked.delta, had))
@@ -120,34 +124,12 @@ class Plan:
     costs = [Fraction(had), *(self.mu2 for _ in draws)]
     self.epsilon = epsilon_of(added_up(costs), asked.delta)
     self.bills = [self._bill()]
-    self.test_rows: Rows | None = None
     if self.test is not None and private_eval:
       check_delta(asked.delta, self.test.n, insisted=insisted)
-      self.test_rows = evaluation_rows(data_of(self.test, hosts))
       budget = private_eval[0], asked.delta, self.source
       self.bills.append(bill_of_scores(self.casts[1], *budget))
-    for rows in (*self.rows.values(), *filter(None, [self.test_rows])):
-      look_at(rows)
     if hosts.is_first:
       self.ledger.check(*self.bills)
-
-  def _earlier(self) -> SavedHead | None:
-    """The head that `--from` names: of these very rows, and of this δ."""
-    path, train, delta = self.asked.from_, self.train, self.asked.delta
-    if path is None:
-      return None
-    saved = earlier_head(path, self.ledger, train.info, train.part)
-    (then, *_) = self.ledger.paid(saved.stated["charge"])
-    if [train.private_digest] != then.asked.get("private_digests", [])[:1]:
-      raise InputError(
-        f"{path} cannot be gone on from: it was trained on other rows than"
-        f" {train.name} has; give that cache."
-      )
-    if saved.stated["delta"] != delta:
-      raise InputError(
-        f"--delta {delta:g} is not that of {path}, {saved.stated['delta']:g}."
-      )
-    return saved
 
   def _options(self) -> dict[HeadName, HeadOptions]:
     """Settings of each head; beside auto, which has some, lamb has none."""

@@ -10,14 +10,12 @@ has both; what goes on says "some".
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.cache.format import Rows
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.pipeline.ledger.charges import Keys, in_both
 from oneshot_dp.pipeline.ledger.ledger import Ledger, keys_of
@@ -27,35 +25,18 @@ _FEW = 100
 """One row in so many may be a copy of a private one."""
 
 
-class _Checked(FeatureCache):
-  """A cache of which every row is looked at as it is read."""
-
-  def blocks(self, shards: Sequence[int] | None = None) -> Iterator[Rows]:
-    for rows in super().blocks(shards):
-      good = np.isfinite(rows["embedding"]).all(axis=1)
-      good &= (rows["label"] >= 0) & (rows["label"] < self.info.num_classes)
-      if not good.all():
-        raise InputError(
-          f"{self.name}: example {rows['example_id'][~good][0]} is not finite,"
-          " or of no class: make the cache again."
-        )
-      yield rows
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Cast:
   """A cache in its role; `flag` is what named it."""
 
   cache: FeatureCache
   role: Role
   flag: str
-  keys: Keys
 
-  @classmethod
-  def of(cls, cache: FeatureCache, role: Role, flag: str) -> "Cast":
-    """Reads all rows; an InputError is what is wrong with one."""
-    checked = _Checked(path=cache.path, info=cache.info, part=cache.part)
-    return cls(cache=cache, role=role, flag=flag, keys=keys_of(checked))
+  @functools.cached_property
+  def keys(self) -> Keys:
+    """Keys of its rows, which are read for them, once; private."""
+    return keys_of(self.cache)
 
   def __str__(self) -> str:
     return f"{self.flag} {self.cache.name}"
@@ -92,11 +73,11 @@ def check_roles(
             " cannot be seen: they do not number them alike"
           )
         found.append((rows, units, str(private)))
-    for dataset, known in ledger.shared(public.keys).items():
+    for dataset, (rows, units) in ledger.shared(public.keys).items():
       # A unit's number means something within one data set alone.
-      units = known.units if dataset == info.dataset else 0
+      units *= dataset == info.dataset
       whose = f"the private rows of {dataset!r} in {ledger.path}"
-      found.append((known.rows, units, whose))
+      found.append((rows, units, whose))
     for rows, units, whose in found:
       notes += _judge(public, rows, units, whose, allow_duplicates)
   return list(dict.fromkeys(notes))

@@ -112,12 +112,12 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
       receipt = write_head(place, trained, info, part, charge, went_on_from)
       receipts.append(receipt)
   scores = None
-  if plan.test is not None and plan.test_rows is not None:
-    budget = asked.private_eval or 0.0, asked.delta, plan.source
-    weights = [each.head for each in heads]
+  weights = [each.head for each in heads]
+  if plan.test and plan.test_rows and asked.private_eval:
+    budget = asked.private_eval, asked.delta, plan.source
     scores = private_scores(weights, plan.test, plan.test_rows, *budget)
   elif folder is not None and plan.test is not None:
-    scores = public_scores([each.head for each in heads], plan.test)
+    scores = public_scores(weights, plan.test)
   if folder is None:
     return Answer(text="", facts={})
   if scores is not None:

@@ -18,14 +18,13 @@ from oneshot_dp.linear_dp.accounting import (
 from oneshot_dp.linear_dp.evaluate import (
   Accuracy,
   evaluate_heads,
-  evaluation_rows,
   private_accuracies,
 )
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import Data, Rows, no_core_dumps
+from oneshot_dp.linear_dp.rows import Data, Rows, no_core_dumps, rows_of
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -49,13 +48,8 @@ def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> Data:
     num_classes=info.num_classes,
     unit=info.unit,
     hosts=hosts,
+    name=cache.name,
   )
-
-
-def look_at(rows: Rows) -> None:
-  """Reads a pass: what is wrong with a row is an InputError, and no charge."""
-  for _ in rows.chunks():
-    pass
 
 
 def public_scores(heads: Sequence[LinearHead], cache: FeatureCache) -> Scores:
@@ -131,9 +125,11 @@ def score_head(asked: "Flags") -> tuple[Scores, Sequence[str]]:
   head, private_eval, delta = asked.head, asked.private_eval, asked.delta
   saved, test = read_head(head), open_cache(asked.cache, Part.parse(asked.rows))
   book, source = Ledger(asked.ledger), NoiseSource(asked.noise_seed)
-  cast = Cast.of(test, "private" if private_eval else "public", "--cache")
+  cast = Cast(test, "private" if private_eval else "public", "--cache")
   kind = saved.stated["backbone_fingerprint"], saved.stated["class_names"]
   check_same_kind(head, kind, cast)
+  data = rows_of(data_of(test), each=True)
+  data.read()
   if private_eval is None:
     if delta is not None or asked.noise_seed is not None:
       raise InputError("--delta and --noise-seed are for --private-eval only.")
@@ -150,8 +146,6 @@ def score_head(asked: "Flags") -> tuple[Scores, Sequence[str]]:
   insisted, flag = asked.weak_privacy, "--private-eval"
   check_budget(private_eval, delta, insisted=insisted, flag=flag)
   check_delta(delta, test.n, insisted=asked.weak_privacy)
-  data = evaluation_rows(data_of(test))
-  look_at(data)
   bill = bill_of_scores(cast, private_eval, delta, source)
   book.check(bill)
   what = {"head": saved.stated["weights_sha256"], "rows": test.private_digest}

@@ -10,12 +10,12 @@ from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.linear_dp.data import array_data
 from oneshot_dp.linear_dp.evaluate import (
   evaluate_heads,
-  evaluation_rows,
   private_accuracies,
 )
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.rows import rows_of
 
 
 def make_head(d, num_classes, seed=0):
@@ -141,7 +141,7 @@ def test_private_accuracies_without_noise_are_the_exact_ones():
   ]
   data = array_data(rows["embedding"], rows["label"], num_classes=7)
   sums = PrivateSums(None, 0.0)
-  found = private_accuracies(sums, evaluation_rows(data), heads, np.inf)
+  found = private_accuracies(sums, rows_of(data, each=True), heads, np.inf)
   exact = evaluate_heads(heads, [rows])
   for of_door, of_rows in zip(found, exact, strict=True):
     # Of integers: a tie may go to another class.
@@ -162,7 +162,7 @@ EYE = LinearHead(kernel=np.eye(4, dtype=np.float32), bias=np.zeros(4, "f"))
 
 def test_noise_is_that_of_the_budget_and_never_more_leaves():
   x, label = clear_rows(4000)
-  rows = evaluation_rows(array_data(x, label, num_classes=4))
+  rows = rows_of(array_data(x, label, num_classes=4), each=True)
   buys, source = mu_squared(1.0, 1e-5), NoiseSource(0)
   found = []
   for _ in range(200):
@@ -187,7 +187,7 @@ def test_a_unit_counts_for_one_whatever_it_holds():
   label[2000:] = (label[2000:] + 1) % 4
   data = array_data(x, label, num_classes=4, unit_ids=unit)
   sums = PrivateSums(NoiseSource(0), 1e9)
-  (found,) = private_accuracies(sums, evaluation_rows(data), [EYE], 1e9)
+  (found,) = private_accuracies(sums, rows_of(data, each=True), [EYE], 1e9)
   assert found.num_examples == 1001
   assert found.top1 == pytest.approx(1 / 1001, rel=0.01)
   assert [release.name for release in sums.releases] == [
@@ -203,7 +203,7 @@ def test_rows_of_a_unit_are_looked_at_one_by_one():
     x, np.zeros(3000, int), num_classes=4, unit_ids=np.arange(3000) // 3
   )
   sums = PrivateSums(NoiseSource(0), 1e9)
-  (found,) = private_accuracies(sums, evaluation_rows(data), [EYE], 1e9)
+  (found,) = private_accuracies(sums, rows_of(data, each=True), [EYE], 1e9)
   assert found.num_examples == 1000
   assert found.top1 == pytest.approx(1 / 3, rel=1e-3)
 
@@ -213,7 +213,7 @@ def test_rows_are_counted_where_their_number_is_private():
   data = array_data(x, label, num_classes=4)
   data = dataclasses.replace(data, n=5000)  # the mean of a part
   sums = PrivateSums(NoiseSource(0), 1e6)
-  rows = evaluation_rows(data)
+  rows = rows_of(data, each=True)
   (found,) = private_accuracies(sums, rows, [EYE], 5e5, counted=True)
   assert (found.num_examples, found.top1) == (
     4000,

@@ -56,35 +56,44 @@ def released(hosts: Hosts, units: bool, names=STATISTICS) -> list:
   return found
 
 
+def without_rows(hosts: Hosts) -> list:
+  """Exact sums where all but the first host have no rows."""
+  x, label = hostile_rows(np.random.default_rng(0), n=9)
+  own = slice(0, 9 if hosts.is_first else 0)
+  data = data_of(x[own], label[own], n=9, hosts=hosts)
+  return [STATISTICS[name].exact(data).tolist() for name in FEW]
+
+
+def meet_errors(hosts: Hosts) -> None:
+  """Prints those that the second host has, on all."""
+  for kind in (InputError, RunError):
+
+    def fails(kind=kind):
+      if hosts.index == 1:
+        raise kind("a shard\nis damaged")
+      return np.zeros(3, np.int64)
+
+    for on_all in (hosts.sum, hosts.from_first):
+      try:
+        on_all(fails)
+      except (InputError, RunError) as error:
+        print(type(error).__name__, error)
+  try:
+    hosts.agree("cache", f"cache {hosts.index}")
+  except InputError as error:
+    print(error)
+  hosts.agree("cache", "the same")
+
+
 def main(place: str, what: str) -> None:
   hosts = ALONE if place == "alone" else Hosts.of(place)
-  if what in ("few", "sums"):
-    names = FEW if what == "few" else STATISTICS
+  if what in ("few", "sums", "many things"):
+    names = STATISTICS if what == "sums" else FEW
     made = [released(hosts, units, names) for units in (False, True)]
     print(json.dumps(made))
-  if what == "empty":  # a host that has no rows
-    x, label = hostile_rows(np.random.default_rng(0), n=9)
-    own = slice(0, 9 if hosts.is_first else 0)
-    data = data_of(x[own], label[own], n=9, hosts=hosts)
-    print(json.dumps([s.exact(data).tolist() for s in STATISTICS.values()]))
-  if what == "error":
-    for kind in (InputError, RunError):
-
-      def fails(kind=kind):
-        if hosts.index == 1:
-          raise kind("a shard\nis damaged")
-        return np.zeros(3, np.int64)
-
-      for on_all in (hosts.sum, hosts.from_first):
-        try:
-          on_all(fails)
-        except (InputError, RunError) as error:
-          print(type(error).__name__, error)
-    try:
-      hosts.agree("cache", f"cache {hosts.index}")
-    except InputError as error:
-      print(error)
-    hosts.agree("cache", "the same")
+  if what == "many things":
+    print(json.dumps(without_rows(hosts)))
+    meet_errors(hosts)
   if what in ("killed", "frozen") and hosts.index == 1:
     os.kill(os.getpid(), signal.SIGKILL if what == "killed" else signal.SIGSTOP)
   if what == "failed" and hosts.index == 0:

@@ -31,28 +31,24 @@ def free_port():
     return found.getsockname()[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts():
-  """Starts a worker on so many hosts; (status, stdout, stderr) of each."""
+  """Starts a worker on so many hosts; `said` is for these."""
   started = []
 
   def start_all(what, count=2, place="{}/{}@127.0.0.1:{}", **environment):
     port = free_port()
+    command = sys.executable, "-m", "tests.linear_dp.host_worker"
+    group = []
     for index in range(count):
       env = dict(os.environ)
       env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
       env["ONESHOT_DP_CHECK_TYPES"] = "0"
       for name, value in environment.items():
         env[name] = value.format(index, count, port)
-      started.append(
+      group.append(
         subprocess.Popen(
-          [
-            sys.executable,
-            "-m",
-            "tests.linear_dp.host_worker",
-            place.format(index, count, port),
-            what,
-          ],
+          [*command, place.format(index, count, port), what],
           env=env,
           cwd=pathlib.Path(__file__).parents[2],
           stdout=subprocess.PIPE,
@@ -60,10 +56,8 @@ def hosts():
           text=True,
         )
       )
-    # A frozen one says no more.
-    others = [p for i, p in enumerate(started) if (what, i) != ("frozen", 1)]
-    said = [(process, process.communicate(timeout=100)) for process in others]
-    return [(process.returncode, *outputs) for process, outputs in said]
+    started.extend(group)
+    return group
 
   yield start_all
   for process in started:
@@ -71,92 +65,98 @@ def hosts():
       process.kill()
 
 
-def check_sums(found, names=STATISTICS):
+def said(group):
+  """(status, stdout, stderr) of each."""
+  outputs = [process.communicate(timeout=100) for process in group]
+  return [(p.returncode, *o) for p, o in zip(group, outputs, strict=True)]
+
+
+def check_sums(printed, names):
   made = [host_worker.released(ALONE, units, names) for units in (False, True)]
-  expected = json.loads(json.dumps(made))
+  assert json.loads(printed) == json.loads(json.dumps(made))
+
+
+@pytest.fixture(scope="module")
+def two_hosts(hosts):
+  """What each of two printed that did one thing after the other."""
+  found = said(hosts("many things"))
   for status, stdout, stderr in found:
     assert (status, stderr) == (0, "")
-    said, done = stdout.splitlines()
-    assert json.loads(said) == expected
-    assert done == "done"
+    assert stdout.splitlines()[-1] == "done"
+  return [stdout.splitlines()[:-1] for _, stdout, _ in found]
 
 
-def test_two_hosts_let_out_what_one_does(hosts):
+def test_two_hosts_let_out_what_one_does(two_hosts):
   """Of rows and of units, noise and all, on both."""
-  check_sums(hosts("few"), host_worker.FEW)
+  for sums, *_ in two_hosts:
+    check_sums(sums, host_worker.FEW)
 
 
-@pytest.mark.slow
-def test_four_hosts_let_out_what_one_does(hosts):
-  check_sums(hosts("sums", count=4))
+def test_a_host_may_have_no_rows(two_hosts):
+  data = data_of(*hostile_rows(np.random.default_rng(0), n=9))
+  expected = [STATISTICS[n].exact(data).tolist() for n in host_worker.FEW]
+  assert [json.loads(empty) for _, empty, *_ in two_hosts] == [expected] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-def test_slurm_says_which_host_this_is(hosts, count):
-  """One task is alone with others' machinery: every statistic works."""
-  found = hosts(
-    "sums",
-    count,
-    place="auto",
-    SLURM_JOB_ID="1",
-    SLURM_STEP_NODELIST="127.0.0.1",
-    SLURM_NTASKS="{1}",
-    SLURM_PROCID="{0}",
-    SLURM_LOCALID="0",
-    JAX_COORDINATOR_PORT="{2}",
-  )
-  check_sums(found)
-
-
-@pytest.mark.slow
-def test_a_host_may_have_no_rows(hosts):
-  x, label = hostile_rows(np.random.default_rng(0), n=9)
-  data = data_of(x, label)
-  expected = [s.exact(data).tolist() for s in STATISTICS.values()]
-  for status, stdout, _ in hosts("empty"):
-    assert status == 0
-    assert json.loads(stdout.splitlines()[0]) == expected
-
-
-@pytest.mark.slow
-def test_what_one_host_fails_with_all_do_and_they_go_on(hosts):
-  first, second = hosts("error")
-  assert first[0] == second[0] == 0
+def test_what_one_host_fails_with_all_do_and_they_go_on(two_hosts):
   kinds = "InputError", "RunError"
-  said = [f"{kind} host 1: a shard is damaged" for kind in kinds]
+  errors = [f"{kind} host 1: a shard is damaged" for kind in kinds]
   other = (
     "host 1 has another cache than host 0: start the same version, with the"
     " same flags and cache, on all."
   )
   # (Nobody but host 0 makes what comes from it.)
-  expected = [*said, other, "done"]
-  assert first[1].splitlines() == second[1].splitlines() == expected
+  assert [printed for _, _, *printed in two_hosts] == [[*errors, other]] * 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["killed", "frozen"])
-def test_a_lost_host_is_one_line_on_the_others(hosts, what):
-  found = hosts(what, count=3)
-  for status, stdout, stderr in (found[0], found[-1]):
-    assert (status, stdout) == (1, "")
-    assert LOST.fullmatch(stderr)
+@pytest.mark.parametrize(
+  ("count", "what"), [(1, "few"), (4, "sums")], ids=["one", "four"]
+)
+def test_slurm_says_which_host_this_is(hosts, count, what):
+  """And four let out what one does; one is alone with others' machinery."""
+  found = said(
+    hosts(
+      what,
+      count,
+      place="auto",
+      SLURM_JOB_ID="1",
+      SLURM_STEP_NODELIST="127.0.0.1",
+      SLURM_NTASKS="{1}",
+      SLURM_PROCID="{0}",
+      SLURM_LOCALID="0",
+      JAX_COORDINATOR_PORT="{2}",
+    )
+  )
+  for status, stdout, stderr in found:
+    assert (status, stderr) == (0, "")
+    sums, done = stdout.splitlines()
+    assert done == "done"
+  assert len({stdout for _, stdout, _ in found}) == 1
+  check_sums(sums, host_worker.FEW if what == "few" else STATISTICS)
 
 
 @pytest.mark.slow
-def test_a_host_that_fails_says_why_and_the_others_that_it_is_lost(hosts):
-  first, second = hosts("failed")
+def test_a_lost_host_is_one_line_on_the_others(hosts):
+  """Of three one is killed, or frozen; of two the first fails."""
+  kinds = {"killed": 3, "frozen": 3, "failed": 2}
+  groups = {what: hosts(what, count) for what, count in kinds.items()}
+  first, second = said(groups.pop("failed"))
   assert first[0] == second[0] == 1
   assert first[2].startswith("oneshot-dp: error: the disk is full.\n")
   assert LOST.fullmatch(second[2])
+  for first, _, last in groups.values():  # (a frozen one says no more)
+    for status, stdout, stderr in said([first, last]):
+      assert (status, stdout) == (1, "")
+      assert LOST.fullmatch(stderr)
 
 
 @pytest.mark.slow
 def test_hosts_that_do_not_meet_say_so_in_a_line(hosts):
-  (found,) = hosts(
-    "sums", 1, place="1/2@127.0.0.1:{2}", ONESHOT_DP_JOIN_SECONDS="1"
+  place = "1/2@127.0.0.1:{2}"
+  ((status, stdout, stderr),) = said(
+    hosts("sums", 1, place, ONESHOT_DP_JOIN_SECONDS="1")
   )
-  status, stdout, stderr = found
   assert (status, stdout) == (1, "")
   assert "the hosts did not meet within 1 s" in stderr
   assert stderr.count("\n") == 1

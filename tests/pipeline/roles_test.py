@@ -12,6 +12,7 @@ from oneshot_dp.extract.cache import write
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles, classes_differ
+from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import clusters, write_clusters, write_rows
 
 
@@ -21,11 +22,11 @@ def ledger(ledger_file):
 
 
 def private(cache):
-  return Cast.of(cache, "private", "--cache")
+  return Cast(cache, "private", "--cache")
 
 
 def public(cache):
-  return Cast.of(cache, "public", "--eval-cache")
+  return Cast(cache, "public", "--eval-cache")
 
 
 def charge(ledger, cache):
@@ -153,7 +154,7 @@ def test_a_cast_shows_no_keys(train_cache):
 
 @pytest.mark.parametrize("fault", ["nan", "inf", "label"])
 def test_a_cache_with_fitted_hashes_is_still_looked_at(
-  tmp_path, monkeypatch, fault
+  capsys, tmp_path, ledger_file, train_cache, monkeypatch, fault
 ):
   """Before any charge: a writer would have refused such a row."""
   checked = write.checked
@@ -167,10 +168,19 @@ def test_a_cache_with_fitted_hashes_is_still_looked_at(
       embedding[7, 3] = float(fault)
     return made | {"embedding": embedding, "label": label}
 
+  whole = f"--cache {train_cache.path} --delta 1e-5 --head lamb"
+  succeeds(capsys, *f"train {whole} --epsilon 1 --out {tmp_path}/h".split())
+  before = ledger_file.read_bytes()
   monkeypatch.setattr(write, "checked", unchecked)
-  cache = write_clusters(tmp_path / "c")
-  with pytest.raises(InputError, match="example 7 is not finite, or of no cl"):
-    private(cache)
+  write_clusters(tmp_path / "c", seed=1, split="test")
+  for line in (
+    f"train {whole} --epsilon 1 --cache {tmp_path}/c --out {tmp_path}/no",
+    f"sweep {whole} --epsilons 1 --eval-cache {tmp_path}/c --out {tmp_path}/no",
+    f"evaluate {tmp_path}/h --cache {tmp_path}/c",
+  ):
+    said = fails(capsys, *line.split())
+    assert f"{tmp_path}/c: example_id=7: its " in said
+  assert ledger_file.read_bytes() == before
 
 
 def test_a_test_set_without_rows(ledger, tmp_path):

@@ -132,7 +132,7 @@ class TestGoingOn:
     ("more", "said"),
     [
       ("--epsilon 1", "is no more than the head to go on from has"),
-      ("--epsilon 8 --delta 1e-6", "--delta 1e-06 is not that of a, 1e-05"),
+      ("--epsilon 8 --delta 1e-6", "its delta is 1e-05, where 1e-06 is needed"),
       ("--epsilon 8 --head auto", "give --head lamb"),
       ("--epsilon 8 --rows [:80%]", "cannot be gone on from: its rows"),
       ("--epsilon 8 --ledger empty", "cannot be gone on from: no ledger"),
@@ -186,8 +186,8 @@ class TestStart:
   @pytest.mark.parametrize(
     ("changes", "said"),
     [
-      ({"class 1": None}, "by its name: see 'class 1', and 0 more"),
-      ({"cat": np.ones(DIM)}, "by its name: see 'cat', and 0 more"),
+      ({"class 1": None}, "see 'class 1', and 0 others"),
+      ({"cat": np.ones(DIM)}, "see 'cat', and 0 others"),
       ({"class 0": np.ones(3)}, "'class 0' has shape (3,)"),
       ({"class 0": np.zeros(DIM)}, "start of class 'class 0' is zeros only"),
       ({"class 0": np.full(DIM, np.nan)}, "'class 0' is not finite"),
@@ -288,7 +288,7 @@ class TestSweep:
     ("SWEEP --epsilons 1 1", "each once"),
     ("SWEEP --epsilons 1 --head lamb lamb", "--head lamb lamb: give each once"),
     ("SWEEP --epsilons 1 --num-draws 0", "--num-draws=0 must be at least 1"),
-    ("SWEEP --epsilons 1 --private-eval 0", "epsilon=0 must be positive"),
+    ("SWEEP --epsilons 1 --private-eval 0", "--private-eval=0 must be pos"),
     ("SWEEP --epsilons 1 --eval-cache damaged", "is damaged"),
     ("SWEEP --epsilons 1 --eval-cache other", "of two backbones"),
     ("SWEEP --epsilons 1 --eval-rows [:101%]", "within 0% and 100%"),

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.parts import WHOLE, Part
+from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.cache.format import Shard
+from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import write_head
@@ -19,6 +21,7 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.sample_heads import sample_info, trained_head
 
 DELTA = 1e-5
+SHARD = Shard(file="other", rows=1, blocks=1, bytes=1, sha256="0" * 64)
 KEYS = {"image": np.arange(1, 301, dtype=np.uint64)}
 
 
@@ -39,8 +42,15 @@ def run(ledger, out, made=None, *, mu2=..., info=None, of=None, **charge):
   def train(folder, ids):
     write_head(folder, made, info, charge=ids[0], went_on_from=came_from)
 
-  deliver_once(out, ledger, [bill], train, asked={})
+  digests = [cache().private_digest]
+  deliver_once(out, ledger, [bill], train, asked={"private_digests": digests})
   return out
+
+
+def cache(part="", **changes):
+  """What `earlier_head` is told of the rows of `run`."""
+  info, part = sample_info(**changes), Part.parse(part)
+  return FeatureCache(path="nowhere", info=info, part=part)
 
 
 def verify(capsys, path, *words):
@@ -168,9 +178,8 @@ def test_a_baseline_is_vouched_for_as_what_it_is(ledger, tmp_path, capsys):
 
 
 def test_a_head_goes_on_from_one_that_was_paid_for(ledger, tmp_path):
-  info = sample_info()
   first = run(ledger, tmp_path / "first")
-  saved = earlier_head(first, ledger, info, WHOLE)
+  saved = earlier_head(first, ledger, cache(), DELTA)
   already = saved.receipt["follows"]["mu_squared"]
   cost = Fraction(mu_squared(4.0, DELTA)) - Fraction(already)
   second = run(
@@ -181,23 +190,25 @@ def test_a_head_goes_on_from_one_that_was_paid_for(ledger, tmp_path):
     came_from=saved.stated["charge"],
   )
   assert verify_head(second, ledger).vouched
-  third = earlier_head(second, ledger, info, WHOLE)
+  third = earlier_head(second, ledger, cache(), DELTA)
   assert third.stated["went_on_from"] == saved.stated["charge"]
   total = mu_squared(4.0, DELTA)
   assert total <= spent(ledger.entries()) <= total * (1 + 1e-11)
 
 
 @pytest.mark.parametrize(
-  ("changes", "part", "why"),
+  ("other", "delta", "why"),
   [
-    ({"dataset": "cats"}, WHOLE, "its cache_fingerprint is"),
-    ({}, Part.parse("[:50%]"), "its rows is ''"),
+    ({"dataset": "cats"}, DELTA, "its cache_fingerprint is"),
+    ({"part": "[:50%]"}, DELTA, "its rows is ''"),
+    ({}, 1e-6, "its delta is 1e-05, where 1e-06"),
+    ({"shards": (SHARD,)}, DELTA, "trained on other rows than"),
   ],
 )
-def test_nothing_goes_on_from_other_rows(ledger, tmp_path, changes, part, why):
+def test_nothing_goes_on_from_other_rows(ledger, tmp_path, other, delta, why):
   head = run(ledger, tmp_path / "head")
   with pytest.raises(InputError, match="cannot be gone on from") as refused:
-    earlier_head(head, ledger, sample_info(**changes), part)
+    earlier_head(head, ledger, cache(**other), delta)
   assert why in str(refused.value)
 
 
@@ -206,17 +217,16 @@ def test_nothing_goes_on_from_what_nobody_vouches_for(ledger, tmp_path):
   own, base = tmp_path / "own", tmp_path / "base"
   write_head(own, trained_head(), sample_info())
   run(ledger, base, trained_head(noise=False), mu2=None)
-  info = sample_info()
   for path, asked, why in (
     (head, Ledger(tmp_path / "none"), "so nobody vouches"),
     (own, ledger, "NOT VOUCHED FOR"),
     (base, ledger, "its private is False"),
   ):
     with pytest.raises(InputError, match=why):
-      earlier_head(path, asked, info, WHOLE)
+      earlier_head(path, asked, cache(), DELTA)
   (head / "releases.safetensors").write_bytes(b"")
   with pytest.raises(InputError, match="is damaged"):
-    earlier_head(head, ledger, info, WHOLE)
+    earlier_head(head, ledger, cache(), DELTA)
 
 
 def test_a_cache_is_checked_to_the_last_byte(train_cache, capsys, tmp_path):
