@@ -159,6 +159,9 @@ def _samples(opened: BinaryIO, file: File) -> list[_Sample]:
   try:
     with tarfile.open(fileobj=opened, mode="r:") as tar:
       found = [info for info in tar if not info.isdir()]
+    opened.seek(tar.offset)  # it stops at a damaged header without a word
+    if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+      raise ValueError("damaged, or cut short")
   except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
     reason = one_line(error)
     raise InputError(f"{file.path!r} is no tar file: {reason}.") from error
