@@ -40,8 +40,7 @@ from oneshot_dp.linear_dp.train import HEADS
 
 _LENGTH = 100.0  # a canary's norm: far more than any row is cut to
 _CHANCE, _DEVIATIONS, _ENOUGH = 1e-7, 5.5, 100
-"""A pattern in the noise is one that so rarely is there by chance, or so many
-standard deviations off, of so many numbers at least."""
+"""A pattern is so rare by chance, or so many sd off, of so many numbers."""
 _ERROR = 0.05  # of each bound
 Coins = Bool[np.ndarray, " m"]
 Scores = Float64[np.ndarray, " m"]
@@ -119,20 +118,15 @@ class Followed(Rows):
   count: int
   real_space: Float64[np.ndarray, "p b"] | None
 
-  @classmethod
-  def of(cls, rows: Rows, *more: Any) -> "Followed":
-    names = [field.name for field in dataclasses.fields(cls)]
-    known = {n: getattr(rows, n) for n in names[:-3]}
-    return cls(**known, **dict(zip(names[-3:], more, strict=True)))
-
   def mapped(self, centre: Any, matrix: Any) -> "Followed":
     space = self.real_space
     if space is not None:
       behind = np.eye(len(centre)) if matrix is None else matrix
       spanned = [space.T @ behind, (centre @ behind)[None]]
       space = np.linalg.qr(np.concatenate(spanned).T)[0]
+    rows = vars(super().mapped(centre, matrix))
     alone = self.alone.mapped(centre, matrix)
-    return Followed.of(super().mapped(centre, matrix), alone, self.count, space)
+    return Followed(**rows, alone=alone, count=self.count, real_space=space)
 
   @functools.cached_property
   def directions(self) -> Float64[np.ndarray, "m p"]:
@@ -200,9 +194,9 @@ def tossed(canaries: Canaries, head: HeadName) -> tuple[Followed, Coins]:
   coins = np.random.default_rng().random(canaries.count) < 0.5
   everyone = canaries.data(np.ones(canaries.count, bool), alone=True)
   rows, alone = map(HEADS[head].rows, (canaries.data(coins), everyone))
-  real = canaries.real
-  space = real and np.eye(rows.feature_dim, real.feature_dim)
-  return Followed.of(rows, alone, canaries.count, space), coins
+  space = canaries.real and np.eye(rows.feature_dim, canaries.real.feature_dim)
+  known = {"alone": alone, "count": canaries.count, "real_space": space}
+  return Followed(**vars(rows), **known), coins
 
 
 def attacked(rows: Followed, claim: Claim) -> list[Seen]:
@@ -271,16 +265,12 @@ def bounds_of(
   """What guesses prove; thresholds, 0 and the best twentieth, know no coin."""
   from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 
-  def judge(scores: np.ndarray) -> CanaryScoreAuditor:
-    return CanaryScoreAuditor(scores[coins], scores[~coins])
-
-  best, most = Explicit(float(np.quantile(blind, 0.95))), (_ERROR, delta)
-  bounds = (
-    _from_guesses(scores > 0, coins, delta),
-    judge(blind).epsilon_one_run_fdp(*most, threshold_strategy=best),
-    judge(scores).attack_auroc(),
-  )
-  return Bounds(*map(float, bounds))
+  auditor = CanaryScoreAuditor(scores[coins], scores[~coins])
+  of_blind = CanaryScoreAuditor(blind[coins], blind[~coins])
+  best = Explicit(float(np.quantile(blind, 0.95)))
+  one_run = of_blind.epsilon_one_run_fdp(_ERROR, delta, threshold_strategy=best)
+  gaussian = _from_guesses(scores > 0, coins, delta)
+  return Bounds(gaussian, float(one_run), float(auditor.attack_auroc()))
 
 
 def _from_guesses(there: Coins, coins: Coins, delta: float) -> float:
@@ -301,13 +291,11 @@ def audit_made_up(
   claim: Claim, canaries: Canaries, runs: int = 10
 ) -> tuple[Bounds, list[str]]:
   """Attacks heads of canaries alone: no private row, and no charge."""
-  found, faults = [], []
+  found, faults, halves = [], [], np.full(canaries.count, 0.5)
   for _ in range(runs):
     rows, coins = tossed(canaries, claim.head)
     seen = attacked(rows, claim)
     faults += faults_of(seen, coins, rows.data.weight)
-    known, blind = coins * 1.0, np.full(len(coins), 0.5)
-    found.append((scores_of(seen, known), scores_of(seen, blind), coins))
+    found.append((*(scores_of(seen, s) for s in (coins * 1.0, halves)), coins))
   scores, blind, coins = map(np.concatenate, zip(*found, strict=True))
-  bounds = bounds_of(scores, blind, coins, claim.delta)
-  return bounds, list(dict.fromkeys(faults))
+  return bounds_of(scores, blind, coins, claim.delta), [*dict.fromkeys(faults)]

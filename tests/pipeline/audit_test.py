@@ -25,9 +25,9 @@ FEW = Canaries(count=1000, dim=128, num_classes=2)
 TRUE = private_sums.rounded_gaussian
 
 
-def attack(head: HeadName = "lamb", epsilon=4.0, runs=4, **changes):
+def attack(head: HeadName = "lamb", epsilon=4.0, runs=2, **changes):
   """Bounds and faults of few made-up canaries."""
-  claim = Claim(head, epsilon, DELTA)
+  claim = Claim(head, epsilon, DELTA, changes.pop("balanced", False))
   canaries = Canaries(**{**vars(FEW), **changes})
   return audit.audit_made_up(claim, canaries, runs)
 
@@ -37,9 +37,11 @@ def attack(head: HeadName = "lamb", epsilon=4.0, runs=4, **changes):
   "head", ["lamb", pytest.param("auto", marks=pytest.mark.slow)]
 )
 def test_more_than_half_of_the_claim_is_proved(head, epsilon):
-  bounds, faults = attack(head, epsilon, runs=10, count=2000)
-  assert 0.5 * epsilon < bounds.gaussian < epsilon
-  assert bounds.blind < epsilon
+  runs = 8 if epsilon == 1 else 3
+  bounds, faults = attack(head, epsilon, runs, count=2000)
+  # 95 % sure: of 8 runs it was 0.75 ± 0.06 of 1, and of 3 runs 3.2 ± 0.2 of 4.
+  assert 0.5 * epsilon < bounds.gaussian < 1.1 * epsilon
+  assert bounds.blind < 1.1 * epsilon
   assert not faults
 
 
@@ -80,21 +82,11 @@ def test_rows_of_a_canary_are_matched_to_its_coin():
 
 
 def test_sound_runs_raise_no_alarm():
-  for _ in range(12):
-    bounds, faults = attack(runs=1)
+  more = ("auto", {"balanced": True}), ("auto", {"rows_each": 3})
+  for head, how in (*[("lamb", {})] * 8, *more):
+    bounds, faults = attack(head, runs=1, **how)
     assert not faults
-    assert max(bounds.gaussian, bounds.blind) <= 4.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("balanced", [False, True])
-def test_sound_runs_of_auto_raise_no_alarm(balanced):
-  claim = Claim("auto", 4.0, DELTA, balanced)
-  for each in 1, 3:
-    canaries = Canaries(count=1000, dim=128, num_classes=2, rows_each=each)
-    bounds, faults = audit.audit_made_up(claim, canaries, runs=4)
-    assert not faults
-    assert max(bounds.gaussian, bounds.blind) <= 4.0
+    assert max(bounds.gaussian, bounds.blind) <= 4.4
 
 
 def noise(change):
@@ -134,15 +126,10 @@ def test_noise_with_a_fault_is_found(monkeypatch, head, change, said):
   monkeypatch.setattr(private_sums, "rounded_gaussian", noise(change))
   bounds, faults = attack(head, runs=1)
   assert re.search(said, "; ".join(faults))
+  assert (bounds.gaussian > 4.4) == ("times" in said)  # by guesses, too
   answer = answer_of(Claim(head, 4.0, DELTA), bounds, faults, "")
   assert answer.failure is not None
   assert answer.facts["ok"] is False
-
-
-def test_half_of_the_noise_is_found_by_guesses_too(monkeypatch):
-  half = noise(lambda drawn: drawn // 2)
-  monkeypatch.setattr(private_sums, "rounded_gaussian", half)
-  assert attack()[0].gaussian > 4
 
 
 def test_a_row_twice_is_found(monkeypatch):
@@ -151,13 +138,13 @@ def test_a_row_twice_is_found(monkeypatch):
     twice = functools.partial(lambda f, *given: 2 * f(*given), exact)
     monkeypatch.setattr(private_sums, name, twice)
   bounds, faults = attack()
-  assert bounds.gaussian > 4 or faults
+  assert bounds.gaussian > 4.4 or faults
 
 
 def test_a_claim_that_bought_more_than_was_charged_is_found(monkeypatch):
   monkeypatch.setattr(audit, "mu_squared", lambda e, d: mu_squared(2 * e, d))
   bounds, faults = attack()
-  assert bounds.gaussian > 4
+  assert bounds.gaussian > 4.4
   answer = answer_of(Claim("lamb", 4.0, DELTA), bounds, faults, "")
   assert re.search("epsilon is at least .*, not 4", answer.faults[-1])
 
@@ -177,13 +164,12 @@ def test_rows_longer_than_the_bound_are_found(monkeypatch):
   monkeypatch.setattr(private_sums, "within_ball", is_fine)
   private_sums._scatter.cache_clear()
   try:
-    assert attack()[0].gaussian > 4
+    assert attack()[0].gaussian > 4.4
   finally:
     private_sums._scatter.cache_clear()
 
 
 def test_a_unit_whose_rows_count_one_by_one_is_found(monkeypatch):
-  assert attack(rows_each=3)[0].gaussian < 4
   of_units = rows.unit_rows
 
   def split(parts, *given, **how):
@@ -195,7 +181,7 @@ def test_a_unit_whose_rows_count_one_by_one_is_found(monkeypatch):
     return of_units(alone, *given, **how)
 
   monkeypatch.setattr(rows, "unit_rows", split)
-  assert attack(rows_each=3)[0].gaussian > 4
+  assert attack(rows_each=3)[0].gaussian > 4.4
 
 
 CLAIM = ("audit", "--epsilon", 4, "--delta", DELTA)
