@@ -53,18 +53,23 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   wanted = sha256 and sha256.lower()
   if wanted is not None and not re.fullmatch("[0-9a-f]{64}", wanted):
     raise InputError(f"--weights-sha256 {wanted[:80]!a} is no SHA-256.")
-  shown = escaped(re.sub("//[^/]*@", "//", location).partition("?")[0])[:500]
-  if location.startswith("hf://"):
-    path = _from_hub(location, shown)
-  elif storage.is_url(location):
-    path = _from_store(location, shown, wanted)
-  elif "://" in location:
-    raise InputError(f"--weights {shown}: {_KNOWN}.")
-  else:
+  if "://" not in location:
     path = pathlib.Path(location).expanduser()
+  else:
+    # Without a password or a key that may be in it.
+    hidden = re.sub("//[^/]*@", "//", location).partition("?")[0]
+    shown = escaped(hidden)[:500]
+    if location.startswith("hf://"):
+      path = _from_hub(location, shown)
+    elif storage.is_url(location):
+      path = _from_store(location, shown)
+    else:
+      raise InputError(f"--weights {shown}: {_KNOWN}.")
   files.open_regular(path).close()  # or says why not
   if wanted and (found := _sha256(path)) != wanted:
-    raise InputError(f"{shown} has SHA-256 {found}, not {wanted}: correct one.")
+    raise InputError(
+      f"{escaped(str(path))} has SHA-256 {found}, not {wanted}: correct one."
+    )
   return path
 
 
@@ -74,34 +79,33 @@ def _sha256(path: pathlib.Path) -> str:
   return digest.hexdigest()
 
 
-def _from_store(location: str, shown: str, wanted: str | None) -> pathlib.Path:
-  """A file in the cache whose name says its SHA-256; fetched if it is not."""
+def _from_store(location: str, shown: str) -> pathlib.Path:
+  """A file in the cache, named after the object and its version."""
   named = os.environ.get("ONESHOT_DP_WEIGHTS_DIR")
   cache = pathlib.Path(named or "~/.cache/oneshot-dp/weights").expanduser()
   folder, _, key = location.rpartition("/")
-  source = hashlib.sha256(location.encode()).hexdigest()[:16]
-  name = re.sub(r"[^A-Za-z0-9._-]", "_", key)[-80:]
-  for path in cache.glob(f"{source}-*-{name}"):
-    found = path.name.split("-")[1]
-    if wanted in (None, found) and _sha256(path) == found:
-      return path
-  part = cache / f"{source}-{secrets.token_hex(4)}.part"
-  print(f"fetching {shown}", file=sys.stderr)
+  store = storage.store_at(folder)
   try:
-    there = storage.state(storage.store_at(folder), key)
+    there = storage.state(store, key)
+    digest = hashlib.sha256(repr((location, there)).encode()).hexdigest()[:32]
+    path = cache / f"{digest}-{re.sub(r'[^A-Za-z0-9._-]', '_', key)[-80:]}"
+    if path.exists() and path.stat().st_size == there[0]:
+      return path
+    print(f"fetching {shown}", file=sys.stderr)
+    part = path.with_suffix(f".{secrets.token_hex(4)}.part")
     with files.disk_errors(part), storage.seekable(folder, key) as remote:
       cache.mkdir(parents=True, exist_ok=True)
-      with part.open("wb") as file:
-        shutil.copyfileobj(remote, file, 1 << 26)  # each part is tried again
-    if storage.state(storage.store_at(folder), key) != there:
-      raise RunError(f"{shown} was changed meanwhile; run the command again.")
-    path = part.with_name(f"{source}-{_sha256(part)}-{name}")
-    files.sync(part)
-    part.rename(path)
+      try:
+        with part.open("wb") as file:
+          shutil.copyfileobj(remote, file, 1 << 26)  # each part is tried again
+        files.sync(part)
+        if storage.state(store, key) != there:
+          raise RunError(f"{shown} was changed meanwhile; run it again.")
+        part.rename(path)
+      finally:
+        part.unlink(missing_ok=True)
   except FileNotFoundError:
     raise InputError(f"--weights {shown} is not there.") from None
-  finally:
-    part.unlink(missing_ok=True)
   return path
 
 

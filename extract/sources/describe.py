@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.configs.extract_config import SourceSettings
-from oneshot_dp.extract.cache.keys import image_key
+from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.images import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.archives import array_splits

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64
 
@@ -239,27 +240,24 @@ def _numbers(
 def listing_of(source: Source) -> bytes:
   """What a source consists of, as JSON: equal bytes, equal sources. Private."""
 
-  def plain(array: np.ndarray) -> dict[str, Any]:
-    text = base64.b64encode(array.tobytes()).decode()
-    return {"dtype": array.dtype.str, "shape": array.shape, "base64": text}
+  def plain(array: np.ndarray) -> tuple[str, tuple[int, ...], str]:
+    data = base64.b64encode(array.tobytes()).decode()
+    return array.dtype.str, array.shape, data
 
-  names = [field.name for field in dataclasses.fields(source)]
-  fields = {name: getattr(source, name) for name in names}
-  return json.dumps([type(source).__name__, fields], default=plain).encode()
+  fields = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
+  named = {"kind": type(source).__name__, **fields}
+  return json.dumps(named, default=plain).encode()
 
 
 def reopened(listing: bytes) -> Source:
   """The source of a listing, in any process that sees the same files."""
-  kind, fields = json.loads(listing)
-  fields["files"] = [File(*file) for file in fields["files"]]
-  for name, value in fields.items():
-    if isinstance(value, dict):
-      array = np.frombuffer(base64.b64decode(value["base64"]), value["dtype"])
-      fields[name] = array.reshape(value["shape"])
-    elif isinstance(value, list):
-      fields[name] = tuple(value)
-  if kind == Source.__name__:
-    return Source(**fields)
-  from oneshot_dp.extract.sources.tfds import Tfds
 
-  return Tfds(**fields)
+  def array(_: Any, plain: list[Any]) -> np.ndarray:
+    dtype, shape, data = plain
+    return np.frombuffer(base64.b64decode(data), dtype).reshape(shape)
+
+  # (Python's JSON, as names of files need not be UTF-8.)
+  fields, kind = json.loads(listing), Source
+  if fields.pop("kind") != Source.__name__:
+    from oneshot_dp.extract.sources.tfds import Tfds as kind
+  return msgspec.convert(fields, kind, dec_hook=array)

@@ -53,7 +53,7 @@ def test_a_sound_folder_with_splits(tmp_path):
   put(pets / "test/a/3.png", png(3))
   put(pets / "test/b/4.png", png(np.zeros((9, 2, 3), np.uint8)))
   found = describe_images([str(pets)])
-  assert not found.faults + [*found.owners]
+  assert not [*found.faults, *found.owners]
   counts = {"a": 1, "b": 1}
   assert found.classes == {"test": counts, "train": counts}
   assert found.sizes == ["2 x 4", "5 x 4", "5 x 9"]

@@ -97,6 +97,14 @@ def test_other_files_and_hidden_ones_are_passed_over(tmp_path, capsys):
   assert r": 4 files, .\x1b[2j, .heic, .md, .txt" in told
 
 
+def test_names_need_not_be_utf8(tmp_path):
+  (tmp_path / "a").mkdir()
+  (tmp_path / os.fsdecode(b"a/\xff.png")).write_bytes(b"x")
+  found = reopened(listing_of(opened(tmp_path)))
+  assert found[0].image == b"x"
+  assert found.where(0).endswith(r"a/\udcff.png")
+
+
 names = st.text(st.sampled_from("abZ-_ .0é~"), min_size=1, max_size=4).filter(
   lambda name: name.strip(". ") and not name.startswith(".")
 )

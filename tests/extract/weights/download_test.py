@@ -1,5 +1,6 @@
-"""Downloads from a server on 127.0.0.1 that misbehaves as told."""
+"""Downloads from a store and the Hub on 127.0.0.1, which misbehave as told."""
 
+import hashlib
 import resource
 
 import numpy as np
@@ -7,13 +8,15 @@ import pytest
 from huggingface_hub import constants
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract import storage
 from oneshot_dp.extract.weights import local_weights
+from tests.extract import object_server
 from tests.extract.refusals import refused
-from tests.extract.weights.file_server import Served, running
 
 BODY = np.random.default_rng(0).bytes(1_500_000)
 OTHER = np.random.default_rng(1).bytes(1_500_000)
-PATH = "/models/ViT-Ti%2016.npz"
+SHA256 = hashlib.sha256(BODY).hexdigest()
+NAME = "models/ViT-Ti 16.npz"
 
 
 @pytest.fixture(autouse=True)
@@ -26,103 +29,82 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def server():
-  with running() as server:
-    yield server
+def store(tmp_path, monkeypatch):
+  monkeypatch.setattr(storage, "_WAITS", ())
+  with object_server.running(object_server.ObjectServer()) as made:
+    for name, value in object_server.environment(made.url, tmp_path).items():
+      monkeypatch.setenv(name, value)
+    storage._remote.cache_clear()
+    made.objects[NAME] = BODY
+    yield made
+    storage._remote.cache_clear()
 
 
-@pytest.fixture
-def served(server):
-  return server.files.setdefault(PATH, Served(body=BODY))
+def url(scheme: str = "s3", name: str = NAME) -> str:
+  return f"{scheme}://{object_server.BUCKET}/{name}"
 
 
-@pytest.fixture
-def url(server, served):
-  return server.url + PATH
-
-
-def test_it_is_whole_readably_named_and_fetched_once(
-  url, served, server, cache
-):
-  path = local_weights(url)
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_it_is_whole_readably_named_and_fetched_once(store, cache, scheme):
+  path = local_weights(url(scheme))
   assert path.read_bytes() == BODY
   assert path.parent == cache
-  assert path.name.endswith(f"-{served.sha256}-ViT-Ti_16.npz")
+  assert path.name.endswith("-ViT-Ti_16.npz")
+  store.calls()
+  assert local_weights(url(scheme)) == path
+  assert local_weights(url(scheme), SHA256.upper()) == path
+  assert not any(call.startswith("GET") for call in store.calls())
+  path.write_bytes(BODY[:-1])  # the disk was full, or lost its end
+  assert local_weights(url(scheme)).read_bytes() == BODY
   assert list(cache.iterdir()) == [path]
-  assert local_weights(url) == local_weights(url, served.sha256.upper()) == path
-  assert len(server.asked) == 1
 
 
-def test_a_cut_connection_is_resumed(url, served, server):
-  served.cuts = [700_000]
-  assert local_weights(url).read_bytes() == BODY
-  (_, _, first), (_, asked, second) = server.asked
-  assert first == 700_000
-  assert asked.startswith("bytes=")
-  assert second < len(BODY)
+def test_a_newer_object_is_fetched_and_its_hash_checked(store):
+  assert local_weights(url()).read_bytes() == BODY
+  store.objects[NAME] = OTHER
+  with refused(f", not {SHA256}: correct one"):
+    local_weights(url(), SHA256)
+  assert local_weights(url()).read_bytes() == OTHER
 
 
-@pytest.mark.parametrize("etag", ["", '"two"'])
-def test_what_breaks_for_good_leaves_nothing(url, served, cache, etag):
-  """As where the rest is that of another version, which is not joined."""
-  served.etag_of_rests = etag
-  served.cuts = [700_000] + ([] if etag else [0] * 20)
-  with refused("run the same command again", RunError):
-    local_weights(url)
+def test_what_changes_meanwhile_leaves_nothing(store, cache):
+  """Parts of two versions are not joined."""
+
+  def changed(number: int, method: str) -> None:
+    if method == "GET":
+      store.objects[NAME] = OTHER
+
+  store.fault = changed
+  with refused("was changed meanwhile", RunError):
+    local_weights(url())
   assert not list(cache.iterdir())
-  served.cuts = []
-  assert local_weights(url, served.sha256).read_bytes() == BODY
+  assert local_weights(url()).read_bytes() == OTHER
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 500])
-def test_a_server_that_denies_is_one_line(url, served, status):
-  served.statuses = [status] * 40
-  said = f"ViT-Ti%2016.npz: .*{status} .*check that you may read it"
-  with refused(said, RunError if status == 500 else InputError):
-    local_weights(url)
+def test_what_is_denied_or_not_there_is_one_line(store):
+  with refused("none.npz is not there"):
+    local_weights(url(name="none.npz"))
+  store.fault = lambda number, method: 403
+  with refused("s3:GetObject"):
+    local_weights(url())
 
 
-def test_a_full_disk_is_one_line(url):
+def test_a_full_disk_is_one_line(store):
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
   try:
     with refused("cannot be written: File too large", RunError):
-      local_weights(url)
+      local_weights(url())
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  assert local_weights(url).read_bytes() == BODY
-
-
-def test_a_hash_that_is_wanted_must_arrive(url, served, server):
-  with refused(f"{served.sha256}, not {'0' * 64}"):
-    local_weights(url, "0" * 64)
-  served.body = OTHER  # and a newer file is fetched where it is the wanted one
-  assert local_weights(url).read_bytes() == BODY
-  assert local_weights(url, served.sha256).read_bytes() == OTHER
-
-
-def test_a_damaged_download_is_fetched_again(url, server):
-  path = local_weights(url)
-  path.write_bytes(BODY[:-1])
-  assert local_weights(url).read_bytes() == BODY
-  assert len(server.asked) == 2
-
-
-def test_a_malformed_hash_is_refused_before_any_request(url, server):
-  for sha256 in ("", "g" * 64, "a" * 63):
-    with refused("is no SHA-256"):
-      local_weights(url, sha256)
-  assert not server.asked
+  assert local_weights(url()).read_bytes() == BODY
 
 
 PLACES = [
   ("file:///w.npz", "give a path"),
   ("gs://", "give a path"),
-  ("https://host/", "give a path"),
-  ("http://weights.example.org/a/w.npz", "not https://"),
-  ("https://ann:sesame@host/a/w.npz", "host/a/w.npz: .* password"),
-  ("https://host/a/w.npz?key=sesame", "a/w.npz: what has a query"),
-  ("hf://a/b", "hf"),
+  ("https://ann:sesame@host/a/w.npz?key=sesame", "host/a/w.npz: .* download"),
+  ("hf://a/b", "give a path|hf"),
   ("/absent/w.npz", "No such file"),
   ("/dev/zero", "not a regular file"),
   ("w\x1b[31m.npz", r"w\\x1b"),
@@ -130,19 +112,21 @@ PLACES = [
 ]
 
 
-def test_what_is_no_place_is_one_line():
+def test_what_is_no_place_or_hash_is_one_line():
   for location, said in PLACES:
     with refused(said) as caught:
       local_weights(location)
     assert "sesame" not in str(caught.value)
+  for sha256 in ("", "g" * 64, "a" * 63):
+    with refused("is no SHA-256"):
+      local_weights("/absent/w.npz", sha256)
 
 
 def test_a_path_is_given_back_and_its_hash_checked(tmp_path):
   path = tmp_path / "w.npz"
   path.write_bytes(BODY)
-  sha256 = Served(body=BODY).sha256
-  assert local_weights(str(path)) == local_weights(str(path), sha256) == path
-  with refused(f"{sha256}, not {'1' * 64}"):
+  assert local_weights(str(path)) == local_weights(str(path), SHA256) == path
+  with refused(f"{SHA256}, not {'1' * 64}"):
     local_weights(str(path), "1" * 64)
 
 
@@ -151,39 +135,41 @@ class TestHub:
   LOCATION = "hf://timm/vit@main/model.safetensors"
 
   @pytest.fixture
-  def hub(self, server, monkeypatch, tmp_path):
-    """The local server as the Hub."""
-    monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return server
+  def hub(self, monkeypatch, tmp_path):
+    """A local server as the Hub; `answer` is what it says of the file."""
+
+    def ask(method, path, headers, body):
+      return made.answer if path == self.FILE else (404, [], b"")
+
+    with object_server.running(object_server.ObjectServer(ask)) as made:
+      commit = [("X-Repo-Commit", "a" * 40), ("ETag", '"one"')]
+      made.answer = 200, commit, BODY
+      template = f"{made.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+      monkeypatch.setattr(constants, "ENDPOINT", made.url)
+      monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+      monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+      yield made
 
   def test_it_is_fetched_once_and_used_without_network(self, hub):
-    commit: dict[str, str] = {"X-Repo-Commit": "a" * 40}
-    hub.files[self.FILE] = Served(body=BODY, headers=commit)
     path = local_weights(self.LOCATION)
     assert path.read_bytes() == BODY
-    assert [path for path, _, _ in hub.asked] == [self.FILE]
-    del hub.files[self.FILE]
-    hub.shutdown()
-    assert local_weights(self.LOCATION, Served(body=BODY).sha256) == path
+    calls = [call for call in hub.calls() if call.endswith(self.FILE)]
+    assert calls == [f"HEAD {self.FILE}", f"GET {self.FILE}"]
+    hub.answer = 404, [], b""
+    hub.fault = lambda number, method: "reset"
+    assert local_weights(self.LOCATION, SHA256) == path
 
   @pytest.mark.parametrize(
     ("status", "code"), [(404, "RepoNotFound"), (401, "GatedRepo"), (403, "")]
   )
   def test_what_is_denied_is_one_line(self, hub, status, code):
-    headers = {"X-Error-Code": code}
-    hub.files[self.FILE] = Served(
-      body=b"", statuses=[status] * 20, headers=headers
-    )
+    hub.answer = status, [("X-Error-Code", code)], b""
     said = r"^hf://timm/vit@main/model.safetensors: .*hf auth login"
     with refused(said, RunError if status == 403 else InputError):
       local_weights(self.LOCATION)
 
   def test_no_network_is_one_line(self, hub, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)  # between its tries
-    hub.shutdown()
-    hub.server_close()
+    hub.fault = lambda number, method: "reset"
     with refused(r"^hf://timm/vit.*--weights", RunError):
       local_weights(self.LOCATION)
