@@ -83,11 +83,10 @@ class Canaries:
     draw = np.pad(np.where(coins[:, None], draw, 0), [(0, 0), (before, 0)])
     at = np.repeat(np.arange(self.count), self.rows_each)
     embedding = draw.astype(np.float32)[at]
-    norm = np.linalg.norm(draw[at], axis=1)
     lowest = np.iinfo(np.int64).min  # of no real row or unit, and in order
     columns = {
       "embedding": embedding,
-      "embedding_norm": norm.astype(np.float32),
+      "embedding_norm": np.linalg.norm(draw[at], axis=1).astype(np.float32),
       "label": (at % self.num_classes).astype(np.int32),
       "example_id": lowest + np.arange(len(at)),
     }

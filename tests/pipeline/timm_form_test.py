@@ -69,15 +69,12 @@ def test_a_network_read_back_gives_100_classes_in_100(tmp_path, unit_norm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit_norm", [False, True])
-def test_a_published_vit_read_back_gives_100_classes_in_100(
-  tmp_path, shared_data, unit_norm
-):
+def test_a_published_vit_read_back_gives_its_classes(tmp_path, shared_data):
   weights = str(shared_data / "vit_ti16_in1k.npz")
   backbone = load_backbone("vit_ti16", weights, compute_dtype="float32")
   with np.load(shared_data / "cifar10_images.npz") as npz:
-    images = npz[npz.files[0]][:100]
-  read_back(tmp_path, backbone, images, unit_norm)
+    images = npz[npz.files[0]][:20]
+  read_back(tmp_path, backbone, images, unit_norm=True)
 
 
 def test_words_are_those_of_timm():
