@@ -44,10 +44,9 @@ class Store:
   place: str
   remote: Any = None
 
-  @property
-  def folder(self) -> pathlib.Path:
-    """The folder on the disk."""
-    return pathlib.Path(self.place)
+  def path(self, name: str) -> str:
+    """The path of a file in it, on a disk."""
+    return os.path.join(self.place, name)
 
   def where(self, name: str = "") -> str:
     """The path or URL of a file in it, or of itself, for messages."""
@@ -87,24 +86,24 @@ def _remote(scheme: str, bucket: str, folder: str) -> Store:
     return Store(place, S3Store(bucket, **options))
 
 
-def sizes(store: Store, below: str = "") -> dict[str, int]:
-  """Bytes of each file below, by name, sorted; on a disk as of `files.walk`."""
-  return {name: size for name, (size, _) in listed(store, below).items()}
+def sizes(store: Store) -> dict[str, int]:
+  """Bytes of each file, by name, sorted; on a disk as of `files.walk`."""
+  return {name: size for name, (size, _) in listed(store).items()}
 
 
-def listed(store: Store, below: str = "") -> dict[str, tuple[int, str]]:
+def listed(store: Store) -> dict[str, tuple[int, str]]:
   """As `sizes`, with what tells a file from a later one of its name."""
 
   def ask() -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = {}
     if store.remote is None:
-      files.walk(store.folder / below, below, found)
+      files.walk(pathlib.Path(store.place), "", found)
     else:
-      for entry in _call("list", store, below or None).collect():
+      for entry in _call("list", store).collect():
         found[entry["path"]] = entry["size"], _version(entry)
     return dict(sorted(found.items()))
 
-  return _ask(store, below, "list", ask)
+  return _ask(store, "", "list", ask)
 
 
 def _call(name: str, store: Store, *words: Any, **more: Any) -> Any:
@@ -128,10 +127,13 @@ def state(store: Store, name: str) -> tuple[int, str]:
   return status.st_size, str(status.st_mtime_ns)
 
 
-def _local(store: Store, name: str) -> BinaryIO:
-  if not os.path.lexists(store.folder / name):
-    raise FileNotFoundError(store.where(name))
-  return files.open_regular(store.folder / name)
+def _local(store: Store, name: str, most_bytes: int | None = None) -> BinaryIO:
+  try:
+    return files.open_regular(store.path(name), most_bytes)
+  except InputError as e:
+    if isinstance(e.__cause__, FileNotFoundError):
+      raise FileNotFoundError(store.where(name)) from e
+    raise
 
 
 def read(
@@ -148,8 +150,8 @@ def read(
   with contextlib.suppress(FileNotFoundError):
     if store.remote is not None:
       return _ask(store, name, "read", get)
-    _local(store, name).close()
-    return files.read_regular(store.folder / name, most_bytes)
+    with _local(store, name, most_bytes) as file, _errors(store, name, "read"):
+      return file.read(os.fstat(file.fileno()).st_size)
   return None
 
 
@@ -182,7 +184,7 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
     _call("put", store, name, data, mode="create", use_multipart=False)
 
   if store.remote is None:
-    if files.write_once(store.folder / name, data):
+    if files.write_once(store.path(name), data):
       return data
   else:
     with contextlib.suppress(FileExistsError):
@@ -198,7 +200,7 @@ def remove(store: Store, names: Iterable[str]) -> None:
   """Removes files; those that are not there are all right."""
   for name in names:
     with contextlib.suppress(FileNotFoundError):
-      act = (store.folder / name).unlink
+      act = functools.partial(os.unlink, store.path(name))
       if store.remote is not None:
         act = functools.partial(_call, "delete", store, name)
       _ask(store, name, "remove", act)
@@ -212,7 +214,7 @@ def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
   """
   if store.remote is None:
     with _local(store, name) as file:
-      yield os.fspath(store.folder / name), file
+      yield store.path(name), file
     return
   if (data := read(store, name)) is None:
     raise FileNotFoundError(store.where(name))
@@ -227,7 +229,7 @@ def seekable(place: str, name: str) -> BinaryIO:
   """A file of which a library reads the parts that it needs."""
   store = store_at(place)
   if store.remote is None:
-    return files.open_regular(store.folder / name)
+    return files.open_regular(store.path(name))
   return io.BufferedReader(_Ranges(store, name), 1 << 20)
 
 

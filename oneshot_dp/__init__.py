@@ -38,7 +38,7 @@ if TYPE_CHECKING:
   from oneshot_dp.extract.backbones.names import backbone_names
   from oneshot_dp.extract.cache.read import open_cache
   from oneshot_dp.extract.cache.write import write_cache
-  from oneshot_dp.extract.job.embed import embed_images
+  from oneshot_dp.extract.job.shard import embed_images
   from oneshot_dp.extract.sources.open_source import open_source
   from oneshot_dp.extract.sources.source import Example
   from oneshot_dp.linear_dp.accounting import (
@@ -63,7 +63,7 @@ _HOMES = {
     "extract.backbones.names": ("backbone_names",),
     "extract.cache.read": ("open_cache",),
     "extract.cache.write": ("write_cache",),
-    "extract.job.embed": ("embed_images",),
+    "extract.job.shard": ("embed_images",),
     "extract.sources.open_source": ("open_source",),
     "extract.sources.source": ("Example",),
     "linear_dp.accounting": ("epsilon_of", "mu_squared", "noise_multiplier"),

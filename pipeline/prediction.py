@@ -15,7 +15,7 @@ from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import backbone_fingerprint
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import write_once
-from oneshot_dp.extract.job.embed import embed_images
+from oneshot_dp.extract.job.shard import embed_images
 from oneshot_dp.extract.sources.open_source import unlabelled
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 

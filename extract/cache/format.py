@@ -15,14 +15,16 @@ import dataclasses
 import functools
 import hashlib
 import json
+import pathlib
 import re
+import tempfile
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import ml_dtypes
 import msgspec
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Shaped, UInt64
 
 from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import (
@@ -219,6 +221,52 @@ class CacheInfo:
         " cache again."
       ) from e
     return info
+
+
+def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:
+  """128 bits that stand for an image; its views are drawn from them, too.
+
+  *Formal guarantee*: a function of the image alone.
+  """
+  data = image if isinstance(image, bytes) else image.tobytes()
+  digest = hashlib.blake2b(data, digest_size=16).digest()
+  return np.frombuffer(digest, "<u8")
+
+
+def tfds_files(info: CacheInfo) -> dict[str, bytes]:
+  """The metadata files of TFDS, to which a block is an example."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import dataset_info
+
+  tensor = functools.partial(tfds.features.Tensor, encoding="bytes")
+  features = {
+    name: tensor(shape=(None, *shape), dtype=dtype.type)
+    for name, (dtype, shape) in info.columns().items()
+  }
+  name, split = info.tfds_name, info.tfds_split
+  builder = dataset_info.DatasetIdentity(
+    name=name, version=tfds.core.Version("1.0.0"), data_dir="", module_name=""
+  )
+  described = tfds.core.DatasetInfo(
+    builder=builder, features=tfds.features.FeaturesDict(features)
+  )
+  described.set_file_format("array_record")
+  of_split = tfds.core.SplitInfo(
+    name=split,
+    shard_lengths=[shard.blocks for shard in info.shards],
+    num_bytes=sum(shard.bytes for shard in info.shards),
+    filename_template=tfds.core.ShardedFileTemplate(
+      data_dir="",
+      dataset_name=name,
+      split=split,
+      filetype_suffix="array_record",
+    ),
+  )
+  described.set_splits(tfds.core.SplitDict([of_split]))
+  # It writes to folders only; of mode 0700, as bytes and blocks are private.
+  with tempfile.TemporaryDirectory() as folder:
+    described.write_to_directory(folder)
+    return {p.name: p.read_bytes() for p in pathlib.Path(folder).iterdir()}
 
 
 def backbone_fingerprint(identity: Mapping[str, Any], feature_dim: int) -> str:

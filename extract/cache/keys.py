@@ -36,16 +36,6 @@ _LEAST_DIM = 8
 """In fewer dimensions many images have one direction."""
 
 
-def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:
-  """128 bits that stand for an image; its views are drawn from them, too.
-
-  *Formal guarantee*: a function of the image alone.
-  """
-  data = image if isinstance(image, bytes) else image.tobytes()
-  digest = hashlib.blake2b(data, digest_size=16).digest()
-  return np.frombuffer(digest, "<u8")
-
-
 def embedding_keys(
   embedding: Float[np.ndarray, "rows d"],
 ) -> UInt64[np.ndarray, "rows 2"]:

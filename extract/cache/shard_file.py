@@ -1,7 +1,9 @@
-"""A shard's file: blocks of rows in records, and what TFDS is told of them."""
+"""A shard: blocks of rows in the records of a file that is put once."""
 
+import dataclasses
 import functools
 import hashlib
+import math
 import os
 import pathlib
 import tempfile
@@ -11,7 +13,7 @@ import numpy as np
 from array_record.python import array_record_module
 from jaxtyping import Float, Float32
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import files, storage
 from oneshot_dp.extract.cache.format import (
   BLOCK_ROWS,
@@ -19,12 +21,30 @@ from oneshot_dp.extract.cache.format import (
   CacheInfo,
   Rows,
   Shard,
+  sha256_of,
 )
 
 JOB_COLUMN = "job"
 """In each record, beside the columns: the digest of its job, 32 bytes."""
 _FLOATS = (np.dtype(np.float64), *DTYPES.values())
-_TFDS_FILES = ("dataset_info.json", "features.json")
+_MOST_BESIDES = 1 << 26
+"""Bytes of a shard beside its rows: 128 KiB of a block, at least."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheJob:
+  """What makes a cache; private, as its digest may be of a listing.
+
+  `more` is what makes the job this one beside what the cache will be.
+  """
+
+  info: CacheInfo
+  more: str = ""
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256, in hexadecimal; it is in every record of the job's shards."""
+    return sha256_of([self.info.public(), self.more])
 
 
 @functools.cache
@@ -54,18 +74,39 @@ def _example() -> Any:
   return message_factory.GetMessageClass(found)
 
 
-def encode_block(rows: Rows, info: CacheInfo, job: str) -> bytes:
-  """The record of a block; the same bytes in every process."""
-  columns = {name: rows[name].tobytes() for name in info.columns()}
-  columns[JOB_COLUMN] = bytes.fromhex(job)
-  example = _example()()
-  for name, data in sorted(columns.items()):
-    entry = example.features.feature.add(key=name)
-    entry.value.bytes_list.value.append(data)
-  return example.SerializeToString()
+def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
+  """What a shard of these rows is, and its bytes: the same in every process.
+
+  One of no rows has a block, too: it says whose the shard is.
+  """
+  starts = range(0, max(1, len(rows["label"])), BLOCK_ROWS)
+  names, digest = sorted([*job.info.columns(), JOB_COLUMN]), job.digest
+  with tempfile.TemporaryDirectory() as folder:  # ArrayRecord writes no memory
+    path, options = os.path.join(folder, "shard"), "group_size:1,uncompressed"
+    with files.disk_errors(folder):
+      writer = array_record_module.ArrayRecordWriter(path, options)
+      for at in starts:
+        example = _example()()
+        for name in names:
+          data = bytes.fromhex(digest)
+          if name != JOB_COLUMN:
+            data = rows[name][at : at + BLOCK_ROWS].tobytes()
+          entry = example.features.feature.add(key=name)
+          entry.value.bytes_list.value.append(data)
+        writer.write(example.SerializeToString())
+      writer.close()
+      data = pathlib.Path(path).read_bytes()
+  shard = Shard(
+    file=job.info.shard_name(index),
+    rows=len(rows["label"]),
+    blocks=len(starts),
+    bytes=len(data),
+    sha256=hashlib.sha256(data).hexdigest(),
+  )
+  return shard, data
 
 
-def decode_block(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
+def _decoded(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
   """The columns of a record, and the digest of the job that made it.
 
   Raises:
@@ -89,33 +130,6 @@ def decode_block(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
   return rows, job
 
 
-def encode_shard(
-  rows: Rows, info: CacheInfo, job: str, index: int
-) -> tuple[Shard, bytes]:
-  """What a shard of these rows is, and its bytes; `job` is the job's digest.
-
-  One of no rows has a block, too: it says whose the shard is.
-  """
-  starts = range(0, max(1, len(rows["label"])), BLOCK_ROWS)
-  with tempfile.TemporaryDirectory() as folder:  # ArrayRecord writes no memory
-    path, options = os.path.join(folder, "shard"), "group_size:1,uncompressed"
-    with files.disk_errors(folder):
-      writer = array_record_module.ArrayRecordWriter(path, options)
-      for at in starts:
-        block = {name: a[at : at + BLOCK_ROWS] for name, a in rows.items()}
-        writer.write(encode_block(block, info, job))
-      writer.close()
-      data = pathlib.Path(path).read_bytes()
-  shard = Shard(
-    file=info.shard_name(index),
-    rows=len(rows["label"]),
-    blocks=len(starts),
-    bytes=len(data),
-    sha256=hashlib.sha256(data).hexdigest(),
-  )
-  return shard, data
-
-
 def read_shard(
   store: storage.Store, name: str, info: CacheInfo
 ) -> tuple[list[Rows], set[str], Shard]:
@@ -126,8 +140,12 @@ def read_shard(
     InputError: it may not be read.
     ValueError: its bytes are no shard.
   """
+  columns = info.columns().values()
+  row = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)
   with storage.local_copy(store, name) as (path, file):
     readable: Any = file
+    if os.path.getsize(path) > 2 * row * info.shard_rows + _MOST_BESIDES:
+      raise ValueError("it is larger than its rows")
     sha256 = hashlib.file_digest(readable, "sha256").hexdigest()
     size = file.tell()
     try:
@@ -137,13 +155,48 @@ def read_shard(
       reader.close()
     except (RuntimeError, IndexError, ValueError, OSError) as e:
       raise ValueError("it is no ArrayRecord file") from e
-  decoded = [decode_block(record, info) for record in records]
+  decoded = [_decoded(record, info) for record in records]
   blocks, jobs = [rows for rows, _ in decoded], {job for _, job in decoded}
   count = sum(len(rows["label"]) for rows in blocks)
   shard = Shard(
     file=name, rows=count, blocks=len(blocks), bytes=size, sha256=sha256
   )
   return blocks, jobs, shard
+
+
+def put_shard(out: str, job: CacheJob, shard: Shard, data: bytes) -> Shard:
+  """Puts a shard, unless one is there; says what is there.
+
+  Raises:
+    RunError: another job's shard is there, or a damaged one.
+  """
+  if storage.put_once(storage.store_at(out), shard.file, data) == data:
+    return shard
+  # Of a worker whose devices round otherwise, say.
+  return kept_shard(out, job, shard.file) or shard
+
+
+def kept_shard(out: str, job: CacheJob, name: str) -> Shard | None:
+  """What is there of a shard, or None; one request.
+
+  Raises:
+    RunError: it is another job's, or damaged.
+  """
+  store = storage.store_at(out)
+  try:
+    _, jobs, shard = read_shard(store, name, job.info)
+  except FileNotFoundError:
+    return None
+  except ValueError as e:
+    said = f"damaged ({e})"
+  else:
+    if jobs == {job.digest}:
+      return shard
+    said = "of another job, which may still run"
+  raise RunError(
+    f"{store.where(name)} is {said}; remove {store.where()}, or choose another"
+    " --out."
+  )
 
 
 def checked(rows: Rows, info: CacheInfo, place: str) -> Rows:
@@ -209,45 +262,3 @@ def stored_norm(
     total = total[:, : width - half]
   with np.errstate(over="ignore"):
     return np.sqrt(total[:, 0]).astype(np.float32)
-
-
-def tfds_files(info: CacheInfo) -> dict[str, bytes]:
-  """The metadata files of TFDS, to which a block is an example."""
-  import tensorflow_datasets as tfds
-  from tensorflow_datasets.core import dataset_info
-
-  features, split = tfds.features, info.tfds_split
-  tensors = {
-    name: features.Tensor(
-      shape=(None, *shape), dtype=dtype.type, encoding="bytes"
-    )
-    for name, (dtype, shape) in info.columns().items()
-  }
-  builder = dataset_info.DatasetIdentity(
-    name=info.tfds_name,
-    version=tfds.core.Version("1.0.0"),
-    data_dir="",
-    module_name="",
-  )
-  described = tfds.core.DatasetInfo(
-    builder=builder, features=features.FeaturesDict(tensors)
-  )
-  described.set_file_format("array_record")
-  template = tfds.core.ShardedFileTemplate(
-    data_dir="",
-    dataset_name=info.tfds_name,
-    split=split,
-    filetype_suffix="array_record",
-  )
-  of_split = tfds.core.SplitInfo(
-    name=split,
-    shard_lengths=[shard.blocks for shard in info.shards],
-    num_bytes=sum(shard.bytes for shard in info.shards),
-    filename_template=template,
-  )
-  described.set_splits(tfds.core.SplitDict([of_split]))
-  # It writes to folders only; of mode 0700, as bytes and blocks are private.
-  with tempfile.TemporaryDirectory() as folder:
-    described.write_to_directory(folder)
-    made = pathlib.Path(folder)
-    return {name: (made / name).read_bytes() for name in _TFDS_FILES}

@@ -24,73 +24,20 @@ from oneshot_dp.extract.cache.format import (
   CacheInfo,
   Rows,
   Shard,
-  sha256_of,
+  tfds_files,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.shard_file import (
+  CacheJob,
   checked,
   encode_shard,
-  read_shard,
-  tfds_files,
+  kept_shard,
+  put_shard,
 )
 
-JOB_FILE, LISTING_FILE = "job.json", "listing.json"
-_OF_JOBS = (JOB_FILE, LISTING_FILE, "config.", "stop.", "shards-")
-"""What the names of files start with that no finished cache has."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CacheJob:
-  """What makes a cache; private, as its digest may be of a listing.
-
-  `more` is what makes the job this one beside what the cache will be.
-  """
-
-  info: CacheInfo
-  more: str = ""
-
-  @property
-  def digest(self) -> str:
-    """SHA-256, in hexadecimal; it is in every record of the job's shards."""
-    return sha256_of([self.info.public(), self.more])
-
-
-def put_shard(
-  out: str, job: CacheJob, index: int, shard: Shard, data: bytes
-) -> Shard:
-  """Puts a shard, unless one is there; says what is there.
-
-  Raises:
-    RunError: another job's shard is there, or a damaged one.
-  """
-  if storage.put_once(storage.store_at(out), shard.file, data) == data:
-    return shard
-  # Of a worker whose devices round otherwise, say.
-  return kept_shard(out, job, index) or shard
-
-
-def kept_shard(out: str, job: CacheJob, index: int) -> Shard | None:
-  """What is there of a shard, or None; one request.
-
-  Raises:
-    RunError: it is another job's, or damaged.
-  """
-  store, name = storage.store_at(out), job.info.shard_name(index)
-  try:
-    _, jobs, shard = read_shard(store, name, job.info)
-  except FileNotFoundError:
-    return None
-  except ValueError as e:
-    said = f"damaged ({e})"
-  else:
-    if jobs == {job.digest}:
-      return shard
-    said = "of another job, which may still run"
-  raise RunError(
-    f"{store.where(name)} is {said}; remove {store.where()}, or choose another"
-    " --out."
-  )
+JOB_FILE = "job.json"
+"""Like all that no finished cache has, it starts with "job."."""
 
 
 def begin(out: str, job: CacheJob) -> bool:
@@ -99,27 +46,27 @@ def begin(out: str, job: CacheJob) -> bool:
   Raises:
     InputError: it is another job's, or holds anything else.
   """
-  store = storage.store_at(out)
-  mine = job.info.public() | {"job": job.digest}
+  store, info = storage.store_at(out), job.info
+  mine = info.public() | {"job": job.digest}
   finished = storage.read(store, INFO_FILE)
   if finished is not None:
-    info = CacheInfo.from_json(finished, store.where(INFO_FILE))
-    found: Any = info.public()
+    there = CacheInfo.from_json(finished, store.where(INFO_FILE))
+    found: Any = there.public()
     with contextlib.suppress(RunError):  # its first shard says of what listing
-      if found == job.info.public() and kept_shard(out, job, 0):
+      if found == info.public() and kept_shard(out, job, info.shard_name(0)):
         found["job"] = job.digest
   else:
-    there = storage.read(store, JOB_FILE)
-    names = {} if there else storage.sizes(store)
+    text = storage.read(store, JOB_FILE)
+    names = {} if text else storage.sizes(store)
     if strays := [n for n in names if n[0] != "." and JOB_FILE not in names]:
       raise InputError(
         f"{store.where()} holds other files, as {store.where(strays[0])}:"
         " choose another --out, or empty it."
       )
     data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
-    there = there or storage.put_once(store, JOB_FILE, data)
+    text = text or storage.put_once(store, JOB_FILE, data)
     try:
-      found = dict(json.loads(there))
+      found = dict(json.loads(text))
     except (ValueError, TypeError) as e:
       raise InputError(
         f"{store.where(JOB_FILE)} is damaged: remove {store.where()}."
@@ -149,7 +96,7 @@ def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def _drop_job_files(store: storage.Store, names: Iterable[str]) -> None:
-  storage.remove(store, [n for n in names if n.startswith(_OF_JOBS)])
+  storage.remove(store, [n for n in names if n.startswith("job.")])
 
 
 def finish(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
@@ -210,9 +157,9 @@ def write_cache(
   before, shards = storage.sizes(store), []
   begin(out, job)
   try:
-    for i, rows in enumerate(_cut(blocks, info, store.where())):
-      made, data = encode_shard(rows, info, job.digest, i)
-      shards.append(put_shard(out, job, i, made, data))
+    for rows in _cut(blocks, info, store.where()):
+      made, data = encode_shard(rows, job, len(shards))
+      shards.append(put_shard(out, job, made, data))
       if shards[-1] != made:
         raise InputError(
           f"{store.where()} holds other rows than these: choose another"
@@ -223,14 +170,13 @@ def write_cache(
     with contextlib.suppress(Exception):
       storage.remove(store, storage.sizes(store).keys() - before.keys())
       if store.remote is None:
-        store.folder.rmdir()
+        os.rmdir(store.place)
     raise
 
 
 def _cut(blocks: Iterable[Rows], info: CacheInfo, place: str) -> Iterator[Rows]:
   """Checked rows, as many at a time as a shard has."""
-  pending: Rows = {}
-  taken = 0
+  rows, taken, size = {}, 0, info.shard_rows
   for block in blocks:
     if "image_key" in block:
       raise InputError(f"{place}: image_key is made of the embeddings.")
@@ -238,18 +184,15 @@ def _cut(blocks: Iterable[Rows], info: CacheInfo, place: str) -> Iterator[Rows]:
     taken += len(ids)
     with np.errstate(over="ignore", invalid="ignore"):
       stored = block["embedding"].astype(DTYPES[info.embedding_dtype])
-    keys = embedding_keys(stored)
-    block = checked(
-      {"example_id": ids} | block | {"image_key": keys}, info, place
-    )
-    for name, column in block.items():
-      old = pending.get(name, column[:0])
-      pending[name] = np.concatenate([old, column])
-    while len(pending["label"]) >= info.shard_rows:
-      yield {n: column[: info.shard_rows] for n, column in pending.items()}
-      pending = {n: column[info.shard_rows :] for n, column in pending.items()}
-  if pending and len(pending["label"]):
-    yield pending
+    more = {"image_key": embedding_keys(stored)}
+    more = checked({"example_id": ids} | block | more, info, place)
+    for name, column in more.items():
+      rows[name] = np.concatenate([rows.get(name, column[:0]), column])
+    while len(rows["label"]) >= size:
+      yield {name: column[:size] for name, column in rows.items()}
+      rows = {name: column[size:] for name, column in rows.items()}
+  if rows and len(rows["label"]):
+    yield rows
   if taken != info.source_num_examples:
     raise InputError(
       f"{place}: {taken} rows came, and source_num_examples is"

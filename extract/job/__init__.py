@@ -1,1 +1,1 @@
-"""The extraction job: from a source to a cache, shard by shard, on Beam."""
+"""Extraction jobs: a loop here, or Beam, over shards that are put once."""

@@ -9,31 +9,29 @@ run again, workers may try a shard twice, and two jobs at once share the work.
 """
 
 import contextlib
-import dataclasses
 import hashlib
-import secrets
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-import msgspec
+from tqdm import tqdm
 
-from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
+from oneshot_dp.configs.errors import BrokenImageError, InputError
 from oneshot_dp.configs.extract_config import ExtractConfig
-from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
-from oneshot_dp.extract.cache.format import CacheInfo, Shard
+from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
-from oneshot_dp.extract.cache.write import LISTING_FILE, CacheJob, begin, finish
+from oneshot_dp.extract.cache.shard_file import CacheJob
+from oneshot_dp.extract.cache.write import begin, finish
 from oneshot_dp.extract.images import DecodeError, decode_image
-from oneshot_dp.extract.job.embed import VIEW_MIN_AREA, ahead
-from oneshot_dp.extract.job.progress import progress_bar
 from oneshot_dp.extract.job.shard import (
   HOW_MENDED,
+  VIEW_MIN_AREA,
   Job,
+  ahead,
   computed_by,
-  config_file,
+  embedder_of,
   extract_shard,
-  loaded_embedder,
 )
 from oneshot_dp.extract.sources.open_source import listing_of, open_source
 from oneshot_dp.extract.sources.source import Source
@@ -41,6 +39,7 @@ from oneshot_dp.extract.sources.source import Source
 _LOOKED_AT = 100_000
 """Images that are looked at for other broken ones: minutes, not days."""
 _NAMED = 10
+_LOG_SECONDS = 30
 
 
 def run_extraction(
@@ -78,28 +77,25 @@ def run_extraction(
   names = source.class_names
   few = ", ".join(names[:8]) + ", …" * (len(names) > 8)
   print(f"{source.name}: {len(names)} classes ({few})", file=sys.stderr)
-  backbone = loaded_embedder(config).backbone
-  if backbone.network is not None:  # else its function decides
-    # Workers on other devices must not choose another one.
-    config = dataclasses.replace(config, compute_dtype=backbone.compute_dtype)
-  listing, run = listing_of(source), secrets.token_hex(8) if options else ""
-  cache = CacheJob(
-    info=info_of(config, source, backbone),
-    more=hashlib.sha256(listing).hexdigest(),
-  )
+  embedder = embedder_of(config)
+  info = info_of(config, source, embedder.backbone)
+  listing = listing_of(source)
+  cache = CacheJob(info=info, more=hashlib.sha256(listing).hexdigest())
   if not begin(out, cache):
     return open_cache(out)
-  job = Job(out=out, run=run, config=config, cache=cache, source=source)
-  store = storage.store_at(out)
+  job = Job(out, config, cache, source, embedder)
   try:
-    if not options:
-      return finish(out, cache, _run_here(job))
-    from oneshot_dp.extract.job.on_beam import run_on_beam
+    with progress_bar(info.split, info.source_num_examples) as bar:
+      if options:
+        from oneshot_dp.extract.job.on_beam import run_on_beam
 
-    storage.put_once(store, config_file(run), msgspec.json.encode(config))
-    if storage.put_once(store, LISTING_FILE, listing) != listing:
-      raise RunError(f"{store.where()} was taken over by another job.")
-    return finish(out, cache, run_on_beam(job, options))
+        shards = run_on_beam(job, listing, options, bar)
+      else:
+        shards = []
+        for index in range(info.num_shards):
+          shards.append(extract_shard(job, index))
+          bar.update(len(info.shard_range(index)))
+    return finish(out, cache, shards)
   except BrokenImageError as error:
     raise _all_broken(source) or error from None
   except KeyboardInterrupt as stop:
@@ -132,13 +128,16 @@ def info_of(
   )
 
 
-def _run_here(job: Job) -> list[Shard]:
-  info, shards = job.cache.info, []
-  with progress_bar(info.split, info.source_num_examples) as bar:
-    for index in range(info.num_shards):
-      shards.append(extract_shard(job, index))
-      bar.update(len(info.shard_range(index)))
-  return shards
+def progress_bar(what: str, total: int) -> tqdm:
+  """Rate and time left of so many images; `update(count)` moves it.
+
+  In a log it is a line now and then.
+  """
+  bar: Any = {"total": total, "desc": what, "unit": "image", "smoothing": 0.1}
+  if not sys.stderr.isatty():
+    line = "{desc}: {percentage:.0f} %, {rate_fmt}, {remaining} left\n"
+    bar |= {"bar_format": line, "mininterval": _LOG_SECONDS}
+  return tqdm(**bar)
 
 
 def _all_broken(source: Source) -> BrokenImageError | None:

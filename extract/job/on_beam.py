@@ -1,10 +1,10 @@
 """The job on Beam: a graph of shard numbers, run to its end or stopped.
 
-    Create(shards) → Reshuffle → extract_shard → what they are, in files
+    Create(shards) → Reshuffle → extract_shard → what they are, in a file
 
-No image or row passes between workers. A job is stopped by a file that its
-workers look for: then the engine comes to the end of the graph by itself, and
-says so, whatever its own cancelling is worth and if its job server is lost.
+No image or row passes between workers. A job is stopped by a file that they
+look for: then the engine comes to the end of the graph by itself, and says so,
+whatever its own cancelling is worth and if its job server is lost.
 """
 
 import contextlib
@@ -13,11 +13,10 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-import msgspec
 from apache_beam.options.pipeline_options import (
   GoogleCloudOptions,
   PipelineOptions,
@@ -28,19 +27,12 @@ from apache_beam.options.pipeline_options import (
 from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
-from oneshot_dp.extract.job.progress import (
-  Stopped,
-  images_done,
-  progress_bar,
-  stop_file,
-)
-from oneshot_dp.extract.job.shard import Job, extract_shard, job_at
+from oneshot_dp.extract.job import worker
+from oneshot_dp.extract.job.shard import Job
 
 LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 """The one that runs in this process, or on this machine."""
 DRAIN_SECONDS, CANCEL_SECONDS = 30, 20
-_GROUP = 1000
-"""Shards whose descriptions come back in one file."""
 _POLL_SECONDS, _POLL_SHARE = 0.3, 0.05
 _OURS = {e.__name__: e for e in (BrokenImageError, InputError, RunError)}
 _EXIT = re.compile(r"Worker subprocess exited with return code (-?\d+)")
@@ -75,13 +67,38 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
   return options
 
 
+def run_on_beam(
+  job: Job, listing: bytes, options: PipelineOptions, bar: Any
+) -> list[Shard]:
+  """Makes all shards on Beam, and says what they are; `bar` shows how far.
+
+  Raises:
+    InputError, RunError: a worker raised it, or the runner failed, hangs or is
+      lost.
+    KeyboardInterrupt: Ctrl-C; says what may still run.
+  """
+  with worker.launched(job, listing) as run:
+    running = _Running(job, run, options)
+    try:
+      with _quiet(options):
+        _wait(job, running, bar)
+      if running.error is not None:
+        raise _as_our_error(running.error) from running.error
+    except BaseException as error:
+      said = _stopped(job.out, run, running)
+      if said and isinstance(error, KeyboardInterrupt | RunError):
+        raise type(error)(f"{error or 'interrupted'}; {said}") from error
+      raise
+    return worker.described(job.out, run)
+
+
 class _Running(threading.Thread):
   """The graph, on a thread of its own, so that Ctrl-C finds the main one."""
 
-  def __init__(self, job: Job, options: PipelineOptions):
+  def __init__(self, job: Job, run: str, options: PipelineOptions):
     super().__init__(name="beam", daemon=True)
     named = options.view_as(GoogleCloudOptions)
-    named.job_name = named.job_name or f"oneshot-dp-{job.run}"
+    named.job_name = named.job_name or f"oneshot-dp-{run}"
     endpoint = options.view_as(PortableOptions).job_endpoint
     on = endpoint or options.view_as(StandardOptions).runner
     self.where = f"as {named.job_name} on the engine behind {on}"
@@ -98,9 +115,9 @@ class _Running(threading.Thread):
       self._pipeline
       | beam.Create(range(job.cache.info.num_shards), reshuffle=False)
       | beam.Reshuffle()
-      | beam.FlatMap(_extract, job.out, job.run)
+      | beam.FlatMap(worker.extract, job.out, run)
       | beam.GroupByKey()
-      | beam.Map(_put_descriptions, job.out, job.run)
+      | beam.Map(worker.put_descriptions, job.out, run)
     )
 
   def run(self) -> None:
@@ -119,57 +136,10 @@ class _Running(threading.Thread):
     return self.finished.is_set() and not lost
 
 
-def _extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
-  with contextlib.suppress(Stopped):
-    shard = extract_shard(job_at(out, run), index)
-    yield index // _GROUP, msgspec.json.encode(shard)
-
-
-def _put_descriptions(
-  group: tuple[int, Iterable[bytes]], out: str, run: str
-) -> None:
-  number, shards = group
-  data = b"[" + b",".join(sorted(shards)) + b"]"
-  storage.put_once(storage.store_at(out), f"shards-{number:05d}.{run}", data)
-
-
-def run_on_beam(job: Job, options: PipelineOptions) -> list[Shard]:
-  """Makes all shards on Beam, and says what they are.
-
-  Raises:
-    InputError, RunError: a worker raised it, or the runner failed, hangs or is
-      lost.
-    KeyboardInterrupt: Ctrl-C; says what may still run.
-  """
-  store, running, info = storage.store_at(job.out), None, job.cache.info
-  with progress_bar(info.split, info.source_num_examples) as bar:
-    running = _Running(job, options)
-    try:
-      with _quiet(options):
-        _wait(job, running, bar)
-      if running.error is not None:
-        raise _as_our_error(running.error) from running.error
-    except BaseException as error:
-      said = _stopped(job, running)
-      if said and isinstance(error, KeyboardInterrupt | RunError):
-        raise type(error)(f"{error or 'interrupted'}; {said}") from error
-      raise
-  shards: list[Shard] = []
-  for name in storage.sizes(store):
-    if name.startswith("shards-") and name.endswith(f".{job.run}"):
-      text = storage.read(store, name) or b"[]"
-      shards += msgspec.json.decode(text, type=list[Shard])
-  return shards
-
-
 def _wait(job: Job, running: _Running, bar: Any) -> None:
   """Until the graph has ended; notices what a runner does not."""
   lost: list[str] = []
-  hook, before, stall = (
-    threading.excepthook,
-    images_done(),
-    job.config.stall_seconds,
-  )
+  hook, stall = threading.excepthook, job.config.stall_seconds
   store, rows = storage.store_at(job.out), job.cache.info.shard_rows
 
   def thread_ended(ended: threading.ExceptHookArgs) -> None:
@@ -181,25 +151,24 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
       hook(ended)
 
   threading.excepthook = thread_ended
-  since, pause, count = time.monotonic(), _POLL_SECONDS, 0
+  since, pause = time.monotonic(), _POLL_SECONDS
   try:
     running.start()
     while not running.finished.wait(pause):
-      start, seen = time.monotonic(), 0
+      start = time.monotonic()
       # A store that does not answer now may do so the next time.
       with contextlib.suppress(InputError, RunError):
         shards = sum(".array_record-" in n for n in storage.sizes(store))
-        seen = min(shards * rows, bar.total)
-      if (now := max(seen, images_done() - before)) > count:
-        bar.update(now - count)
-        since, count = time.monotonic(), now
+        if (seen := min(shards * rows, bar.total)) > bar.n:
+          bar.update(seen - bar.n)
+          since = start
       pause = max(_POLL_SECONDS, (time.monotonic() - start) / _POLL_SHARE)
       if lost:
         raise RunError(
           f"a worker process ended with status {lost[0]} (killed, or out of"
           f" memory?): {_AGAIN}."
         )
-      if time.monotonic() - since > (stall := job.config.stall_seconds):
+      if time.monotonic() - since > stall:
         raise RunError(
           f"the runner has finished nothing for {stall} s: see its logs, then"
           f" {_AGAIN}, with a larger --stall-seconds if it was only slow"
@@ -208,12 +177,12 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
     threading.excepthook = hook
 
 
-def _stopped(job: Job, running: _Running) -> str:
+def _stopped(out: str, run: str, running: _Running) -> str:
   """Stops what still runs; returns what may, and how it is stopped."""
   if running.ended():
     return ""
   with contextlib.suppress(Exception):
-    storage.put_once(storage.store_at(job.out), stop_file(job.run), b"stop")
+    worker.tell_to_stop(out, run)
   running.finished.wait(DRAIN_SECONDS)
   if running.ended():
     return ""

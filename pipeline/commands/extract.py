@@ -102,7 +102,7 @@ def job_of(flags: Flags) -> ExtractConfig:
 def run(flags: Flags) -> Answer:
   """Runs the job; see `run_extraction`."""
   job = job_of(flags)
-  from oneshot_dp.extract.cache.check import describe
+  from oneshot_dp.extract.cache.read import describe
   from oneshot_dp.extract.job.job import run_extraction
 
   cache = run_extraction(job, flags.out, flags.beam_options)

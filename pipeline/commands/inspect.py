@@ -109,8 +109,7 @@ def is_cache(path: str) -> bool:
 
 
 def _cache(path: str) -> Answer:
-  from oneshot_dp.extract.cache.check import check_cache, describe
-  from oneshot_dp.extract.cache.read import open_cache
+  from oneshot_dp.extract.cache.read import check_cache, describe, open_cache
 
   cache = open_cache(path)
   rows, public = describe(cache), cache.info.public()

@@ -37,7 +37,7 @@ def run(flags: Flags) -> Answer:
 
     vouched, said, faults = verify_head(path, Ledger(flags.ledger))
   else:
-    from oneshot_dp.extract.cache.check import check_cache
+    from oneshot_dp.extract.cache.read import check_cache
     from oneshot_dp.pipeline.commands.inspect import is_cache
 
     if not is_cache(flags.path):

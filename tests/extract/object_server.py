@@ -8,14 +8,20 @@ import contextlib
 import http.client
 import http.server
 import json
+import os
+import pathlib
 import re
+import shutil
 import socket
 import struct
+import subprocess
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 BUCKET = "data"
 Answer = tuple[int, list[tuple[str, str]], bytes]
@@ -212,3 +218,58 @@ def _as_json_api(method: str, path: str, headers) -> tuple[str, str]:
     query = f"&ifGenerationMatch={headers['x-goog-if-generation-match']}"
   place = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={rest[0]}"
   return "POST", place + query
+
+
+_REAL = {
+  "s3": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
+  "gs": "github.com/fsouza/fake-gcs-server@v1.56.1",
+}
+
+
+def _built(scheme: str) -> pathlib.Path:
+  """A real server, made once in build/go."""
+  module = _REAL[scheme]
+  folder = pathlib.Path(__file__).parents[2] / "build" / "go"
+  program = folder / module.rpartition("/")[2].partition("@")[0]
+  if not program.is_file():
+    if not shutil.which("go"):
+      pytest.skip("Go, which builds the server, is not installed")
+    made = subprocess.run(
+      ["go", "install", module],
+      env={**os.environ, "GOBIN": str(folder)},
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    if made.returncode:
+      pytest.skip(f"go install {module}: {made.stderr.strip()[-200:]}")
+  return program
+
+
+@contextlib.contextmanager
+def real_server(scheme, folder):
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+  (folder / "objects" / BUCKET).mkdir(parents=True)
+  keys = {"ROOT_ACCESS_KEY": "loopback", "ROOT_SECRET_KEY": "loopback-secret-0"}
+  address = f"127.0.0.1:{port}"
+  s3 = ["--quiet", "--keep-alive", "--port", address]
+  gs = ["-backend", "filesystem", "-filesystem-root", folder / "objects"]
+  gs += ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+  gs += ["-public-host", address]
+  words = {"s3": [*s3, "posix", folder / "objects"], "gs": gs}[scheme]
+  with (folder / "log").open("w") as log:
+    process = subprocess.Popen(
+      [_built(scheme), *words], env=os.environ | keys, stdout=log, stderr=log
+    )
+  try:
+    for _ in range(600):
+      with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port)).close()
+        break
+      time.sleep(0.1)
+    yield port
+  finally:
+    process.kill()
+    process.wait()

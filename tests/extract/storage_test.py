@@ -2,93 +2,42 @@
 
 import collections
 import contextlib
+import dataclasses
 import datetime
 import os
 import pathlib
-import shutil
-import socket
+import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract import files, storage
-from oneshot_dp.extract.cache.check import check_cache
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
-from oneshot_dp.extract.cache.read import open_cache
+from oneshot_dp.extract.cache.read import check_cache, open_cache
+from oneshot_dp.extract.cache.shard_file import CacheJob
+from oneshot_dp.extract.cache.write import begin, finish
 from tests.extract.cache.caches import (
   columns,
   digest,
   make_info,
+  put,
   refused,
   run_job,
 )
-from tests.extract.cache.jobs_test import check_orphans
 from tests.extract.object_server import (
   BUCKET,
   ObjectServer,
   environment,
   passed_on,
+  real_server,
   running,
 )
 
-ROOT = pathlib.Path(__file__).parents[2]
-_REAL = {
-  "s3": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
-  "gs": "github.com/fsouza/fake-gcs-server@v1.56.1",
-}
 FAULTS = ("reset", "cut", "lose", 500, "slow", 503, 429)
-
-
-def built(scheme: str) -> pathlib.Path:
-  """A real server, made once in build/go."""
-  module = _REAL[scheme]
-  folder = ROOT / "build" / "go"
-  program = folder / module.rpartition("/")[2].partition("@")[0]
-  if not program.is_file():
-    if not shutil.which("go"):
-      pytest.skip("Go, which builds the server, is not installed")
-    made = subprocess.run(
-      ["go", "install", module],
-      env={**os.environ, "GOBIN": str(folder)},
-      capture_output=True,
-      text=True,
-      check=False,
-    )
-    if made.returncode:
-      pytest.skip(f"go install {module}: {made.stderr.strip()[-200:]}")
-  return program
-
-
-@contextlib.contextmanager
-def real_server(scheme, folder):
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
-  (folder / "objects" / BUCKET).mkdir(parents=True)
-  keys = {"ROOT_ACCESS_KEY": "loopback", "ROOT_SECRET_KEY": "loopback-secret-0"}
-  address = f"127.0.0.1:{port}"
-  s3 = ["--quiet", "--keep-alive", "--port", address]
-  gs = ["-backend", "filesystem", "-filesystem-root", folder / "objects"]
-  gs += ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-  gs += ["-public-host", address]
-  words = {"s3": [*s3, "posix", folder / "objects"], "gs": gs}[scheme]
-  with (folder / "log").open("w") as log:
-    process = subprocess.Popen(
-      [built(scheme), *words], env=os.environ | keys, stdout=log, stderr=log
-    )
-  try:
-    for _ in range(600):
-      with contextlib.suppress(OSError):
-        socket.create_connection(("127.0.0.1", port)).close()
-        break
-      time.sleep(0.1)
-    yield port
-  finally:
-    process.kill()
-    process.wait()
 
 
 @pytest.fixture
@@ -131,7 +80,6 @@ def test_a_store_keeps_what_it_is_given(place):
   content = os.urandom(3 << 20)
   storage.put_once(store, "large", content)
   assert storage.sizes(store) == {"a/b": 3, "large": 3 << 20}
-  assert storage.sizes(store, "a").keys() in ({"a/b"}, {"b"})
   size, version = storage.state(store, "large")
   assert (size, version) == storage.listed(store)["large"]
   assert storage.read_range(store, "large", 5, 7) == (content[5:12], version)
@@ -199,20 +147,20 @@ def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
 @STORES
 def test_calls_of_a_job_and_of_a_reader(place, capsys):
   url, server = place
-  info = make_info(160)  # 20 shards
+  info = make_info(64)  # 8 shards
   run_job(url, info)
   calls = server.calls()
   shards = [call for call in calls if ".array_record-" in call]
   lists = [call for call in calls if call.startswith("LIST")]
-  assert len(shards) == 2 * 20  # one looks if it is there, one puts it
+  assert len(shards) == 2 * 8  # one looks if it is there, one puts it
   assert len(lists) == 2  # of a new directory, and of the finished one
   others = len(calls) - len(shards) - len(lists)
   with capsys.disabled():
-    print(f"\n{len(shards) / 20:g} calls a shard, {others + len(lists)} a job")
+    print(f"\n{len(shards) / 8:g} calls a shard, {others + len(lists)} a job")
   assert others < 16
   list(open_cache(url).blocks())
   calls = server.calls()
-  assert len(calls) == 1 + 20  # the metadata, each shard
+  assert len(calls) == 1 + 8  # the metadata, each shard
   run_job(url, info)
   assert len(server.calls()) == 4  # metadata twice, one shard, the list
 
@@ -268,13 +216,6 @@ def test_no_such_bucket(place):
 
 
 @STORES
-def test_an_orphan_of_another_job_is_never_counted(place):
-  url, _ = place
-  store = storage.store_at(url)
-  check_orphans(url, lambda: storage.remove(store, list(storage.sizes(store))))
-
-
-@STORES
 def test_a_shard_or_a_cache_that_is_not_there(place):
   url, _ = place
   cache = run_job(url, make_info())
@@ -288,78 +229,65 @@ def test_a_shard_or_a_cache_that_is_not_there(place):
   assert INFO_FILE in storage.sizes(storage.store_at(url))
 
 
-class TestDisk:
-  def test_what_is_listed(self, tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "x").write_text("x")
-    (tmp_path / "a" / "b" / "y").write_text("yy")
-    (tmp_path / "link").symlink_to(tmp_path / "a" / "x")
-    (tmp_path / "gone").symlink_to(tmp_path / "none")
-    (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
-    (tmp_path / "twice").symlink_to(tmp_path / "a" / "b")
-    os.mkfifo(tmp_path / "fifo")
-    found = storage.sizes(storage.store_at(tmp_path))
-    assert found.pop("twice/up/x") == 1
-    assert found == {
-      "a/b/up": -1,
-      "a/b/y": 2,
-      "a/x": 1,
-      "fifo": -1,
-      "gone": -1,
-      "link": 1,
-      "twice/up/b": -1,
-      "twice/y": 2,
-    }
+# A worker that is stopped whenever it has a shard in its hands.
+_WORKER = """
+import os, signal, sys
+from tests.extract.cache import caches
+job = caches.CacheJob(info=caches.make_info(40), more="listing")
+def slept(*of, encode=caches.encode_shard):
+  made = encode(*of)
+  print("encoded", flush=True)
+  os.kill(os.getpid(), signal.SIGSTOP)
+  return made
+caches.encode_shard = slept
+try:
+  for index in (1, 2):
+    caches.put(sys.argv[1], job, index, seed=1)
+except RuntimeError as error:
+  sys.exit(str(error))
+"""
 
-  @pytest.mark.parametrize("kind", ["fifo", "folder", "zero", "gone", "sparse"])
-  def test_what_is_no_file_is_refused_at_once(self, tmp_path, kind):
-    path = tmp_path / "file\x1b[1m"
-    match kind:
-      case "fifo":
-        os.mkfifo(path)
-      case "folder":
-        path.mkdir()
-      case "zero":
-        path.symlink_to("/dev/zero")
-      case "sparse":
-        with path.open("wb") as file:
-          file.truncate(1 << 42)
-    with refused("cannot be read") as caught:
-      files.read_regular(path)
-    assert "\x1b" not in str(caught.value)
-    if kind == "fifo":
-      return
-    if kind != "sparse":
-      with pytest.raises(InputError):
-        files.open_regular(path)
 
-  def test_written_once(self, tmp_path):
-    path = tmp_path / "new" / "file"
-    assert files.write_once(path, b"one")
-    assert not files.write_once(path, b"two")
-    assert path.read_bytes() == b"one"
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert [p.name for p in path.parent.iterdir()] == ["file"]
+def wait_until_asleep(worker) -> None:
+  assert worker.stdout.readline() == "encoded\n"
+  state = pathlib.Path(f"/proc/{worker.pid}/stat")
+  while " T " not in state.read_text():  # It sends itself the signal.
+    time.sleep(0.01)
 
-  def test_a_file_system_without_nameless_files(self, tmp_path, monkeypatch):
-    monkeypatch.delattr(os, "O_TMPFILE")
-    assert files.write_once(tmp_path / "file", b"one")
-    assert not files.write_once(tmp_path / "file", b"two")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
-  def test_a_full_disk_is_one_line_and_leaves_nothing(
-    self, tmp_path, monkeypatch
-  ):
-    def full(handle):
-      raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with refused("cannot be written: No space left", RunError):
-      files.write_once(tmp_path / "file", b"one")
-    assert list(tmp_path.iterdir()) == []
-
-  def test_a_directory_that_may_not_be_written(self, tmp_path):
-    (tmp_path / "file").write_text("x")
-    with refused("cannot be written", RunError):
-      storage.put_once(storage.store_at(tmp_path / "file"), "a", b"x")
+@EVERYWHERE
+def test_an_orphan_of_another_job_is_never_counted(place):
+  """A worker of a job wakes after another began, in the same place."""
+  out, _ = place
+  store, info = storage.store_at(out), make_info(40)
+  job, other = (CacheJob(info=info, more=more) for more in ("listing", "other"))
+  assert begin(out, job)
+  words = [sys.executable, "-c", _WORKER, out]
+  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+  with subprocess.Popen(words, **pipes) as worker:
+    try:
+      wait_until_asleep(worker)
+      storage.remove(store, list(storage.sizes(store)))
+      assert begin(out, other)
+      put(out, other, 0)
+      worker.send_signal(signal.SIGCONT)
+      wait_until_asleep(worker)
+      # It put a shard: whoever comes to it refuses it, and nothing counts it.
+      with refused("is of another job, which may still run", RunError):
+        put(out, other, 1)
+      assert INFO_FILE not in storage.sizes(store)
+      storage.remove(store, list(storage.sizes(store)))
+      cache = run_job(out, info, "other")
+      worker.send_signal(signal.SIGCONT)
+      _, err = worker.communicate(timeout=60)
+    finally:
+      worker.kill()
+  assert worker.returncode == 1
+  assert "is of another job" in err
+  assert len(err.splitlines()) == 1
+  assert check_cache(out) == []
+  # Its launcher, too, if it wakes: it neither finishes nor changes the other's.
+  mine = [dataclasses.replace(s, sha256="0" * 64) for s in cache.info.shards]
+  with refused("was taken over by another job", RunError):
+    finish(out, job, mine)
+  assert open_cache(out).private_digest == cache.private_digest

@@ -1,48 +1,40 @@
 """Written and read: the format, whole caches, parts, damage, sizes."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from oneshot_dp.configs.parts import Part
-from oneshot_dp.extract.cache.check import check_cache, describe
-from oneshot_dp.extract.cache.format import INFO_FILE, CacheInfo
-from oneshot_dp.extract.cache.read import open_cache
+from oneshot_dp.extract.cache.format import INFO_FILE
+from oneshot_dp.extract.cache.read import check_cache, describe, open_cache
 from oneshot_dp.extract.cache.shard_file import (
+  CacheJob,
   checked,
-  encode_block,
+  encode_shard,
+  put_shard,
   stored_norm,
 )
-from oneshot_dp.extract.cache.write import (
-  CacheJob,
-  begin,
-  finish,
-  write_cache,
-)
+from oneshot_dp.extract.cache.write import begin, finish, write_cache
 from tests.extract.cache.caches import (
   columns,
   digest,
-  encoded,
   imported,
   make_info,
   make_rows,
   part,
-  put_shard,
   refused,
   run_job,
 )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
-@pytest.mark.parametrize("unit", ["example", "patient"])
+@pytest.mark.parametrize(
+  ("dtype", "unit"),
+  [("float16", "example"), ("float32", "patient"), ("bfloat16", "patient")],
+)
 def test_what_is_written_is_read(tmp_path, dtype, unit):
   info = make_info(600, 20, embedding_dtype=dtype, unit=unit, shard_rows=300)
   rows = make_rows(info)
@@ -58,22 +50,9 @@ def test_what_is_written_is_read(tmp_path, dtype, unit):
   assert (cache.n, cache.num_rows, cache.num_shards) == (600, 600, 2)
   assert check_cache(tmp_path / "cache") == []
   assert open_cache(tmp_path / "cache") == cache
-  assert {p.stat().st_mode & 0o777 for p in cache_files(tmp_path)} == {0o600}
+  found = (tmp_path / "cache").iterdir()
+  assert {p.stat().st_mode & 0o777 for p in found} == {0o600}
   assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
-
-
-def cache_files(folder):
-  return sorted((folder / "cache").iterdir())
-
-
-def test_the_same_rows_are_the_same_bytes_in_any_process(tmp_path):
-  run_job(tmp_path / "one", make_info())
-  code = (
-    "from tests.extract.cache.caches import *;"
-    f"run_job({str(tmp_path / 'other')!r}, make_info())"
-  )
-  subprocess.run([sys.executable, "-c", code], check=True)
-  assert digest(tmp_path / "one") == digest(tmp_path / "other")
 
 
 def test_an_import_is_bounded_by_no_block_and_keeps_precision(tmp_path):
@@ -135,7 +114,7 @@ def test_a_generator_that_fails_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("n", "d", "k"), [(1, 1, 1), (3, 16_384, 2), (2, 3, 21_843), (257, 1, 2)]
+  ("n", "d", "k"), [(1, 1, 1), (3, 16_384, 2), (2, 3, 21_843)]
 )
 def test_sizes(tmp_path, n, d, k):
   names = tuple(map(str, range(k)))
@@ -157,7 +136,7 @@ def test_zero_rows_in_a_shard_and_in_all(tmp_path):
   def put_all(out, *shards):
     begin(out, job)
     return [
-      put_shard(out, job, i, *encoded(some, job, i))
+      put_shard(out, job, *encode_shard(some, job, i))
       for i, some in enumerate(shards)
     ]
 
@@ -181,14 +160,12 @@ class TestInfo:
       open_cache(tmp_path / "other").private_digest
     )
 
-  @pytest.mark.parametrize("field", ["dataset", "split", "unit", "class_names"])
-  def test_a_fingerprint_is_of_all_that_is_public(self, field):
-    other = {"class_names": ("a", "b", "c", "d")}.get(field, "user")
-    changed = make_info(**{field: other})
-    assert changed.fingerprint != make_info().fingerprint
-
-  def test_heads_fit_caches_of_one_backbone(self):
+  def test_fingerprints(self):
+    """One is of all that is public, one of what a head must fit."""
     info = make_info()
+    for field in ("dataset", "split", "unit", "class_names"):
+      other = {"class_names": ("a", "b", "c", "d")}.get(field, "user")
+      assert make_info(**{field: other}).fingerprint != info.fingerprint
     views = make_info(views={"count": 2}, embedding_dtype="float32")
     assert views.backbone_fingerprint == info.backbone_fingerprint
     for changes in ({"d": 4}, {"backbone": {"name": "vit_s16"}}):
@@ -231,16 +208,20 @@ class TestInfo:
       open_cache(tmp_path)
     assert INFO_FILE in str(caught.value)
 
-  def test_deep_and_long_text_is_refused(self, tmp_path):
-    (tmp_path / INFO_FILE).write_text("[" * 10**6)
-    with refused("is damaged"):
-      open_cache(tmp_path)
-
-  def test_description_has_no_label_statistics(self, tmp_path):
-    cache = run_job(tmp_path, make_info())
+  def test_what_is_on_disk_is_what_is_in_memory(self, tmp_path):
+    backbone = {"name": "x", "preprocess": {"mean": (0.5, 0.5, 0.5)}}
+    info = make_info(backbone=backbone, views={"count": 2})
+    cache = run_job(tmp_path, info)
+    assert open_cache(tmp_path).info == cache.info
+    assert dataclasses.replace(cache.info, shards=()) == info
+    data = json.loads((tmp_path / INFO_FILE).read_text())
+    assert data.keys() - {"shards", "fingerprint"} == info.public().keys()
     said = describe(cache)
     assert said["examples"] == "20 of 20"
     assert said["data set"] == "pets, split train"
+    (tmp_path / INFO_FILE).write_text("[" * 10**6)
+    with refused("is damaged"):
+      open_cache(tmp_path)
 
 
 class TestParts:
@@ -275,65 +256,59 @@ class TestParts:
     assert [key for key in kept[0] if tuple(key) in names] == kept[1]
 
 
+def shards_of(cache):
+  return [pathlib.Path(cache.path, s.file) for s in cache.info.shards]
+
+
 class TestDamage:
   @pytest.fixture
   def cache(self, tmp_path):
     return run_job(tmp_path / "cache", make_info(40))
 
-  def shard(self, cache, i=2):
-    return pathlib.Path(cache.path, cache.info.shards[i].file)
-
   @pytest.mark.parametrize("how", ["flip", "cut", "longer", "empty", "swap"])
   def test_a_damaged_shard_is_named_before_its_rows_come(self, cache, how):
-    path = self.shard(cache)
+    _, other, path, *_ = shards_of(cache)
     data = path.read_bytes()
     at = len(data) // 2
-    other = self.shard(cache, 1).read_bytes()
     damaged = {
       "flip": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
       "cut": data[:at],
       "longer": data + b"x",
       "empty": b"",
-      "swap": other,
+      "swap": other.read_bytes(),
     }[how]
     path.write_bytes(damaged)
     seen = []
-    with refused(f"{cache.info.shards[2].file} is damaged"):
+    with refused(f"{path.name} is damaged"):
       seen.extend(len(rows["label"]) for rows in cache.blocks())
     assert sum(seen) == 16
-    assert any(cache.info.shards[2].file in p for p in check_cache(cache.path))
-
-  def test_every_flipped_bit_is_found(self, cache):
-    path = self.shard(cache, 0)
-    data = bytearray(path.read_bytes())
+    assert any(path.name in p for p in check_cache(cache.path))
     rng = np.random.default_rng(0)
-    for at in rng.integers(0, len(data), 60):
+    for at in rng.integers(0, len(data), 40 if how == "flip" else 0):
       flipped = bytearray(data)
       flipped[at] ^= 1 << rng.integers(8)
       path.write_bytes(flipped)
       with refused("is damaged"):
-        list(cache.blocks([0]))
+        list(cache.blocks([2]))
 
-  @pytest.mark.parametrize(
-    "kind", ["gone", "fifo", "folder", "device", "socket"]
-  )
-  def test_what_is_no_file_is_refused_at_once(self, cache, kind):
-    path = self.shard(cache)
+  @pytest.mark.parametrize("kind", ["gone", "fifo", "folder", "endless"])
+  @pytest.mark.parametrize("what", ["metadata", "shard"])
+  def test_what_is_no_file_is_refused_at_once(self, cache, what, kind):
+    path = shards_of(cache)[2]
+    if what == "metadata":
+      path = path.with_name(INFO_FILE)
     path.unlink()
-    replace(path, kind)
-    with refused(cache.info.shards[2].file):
-      list(cache.blocks())
-    assert any(cache.info.shards[2].file in p for p in check_cache(cache.path))
-
-  @pytest.mark.parametrize(
-    "kind", ["fifo", "folder", "device", "socket", "huge"]
-  )
-  def test_the_metadata_may_be_no_file(self, cache, kind):
-    path = pathlib.Path(cache.path, INFO_FILE)
-    path.unlink()
-    replace(path, kind)
-    with refused(INFO_FILE):
-      open_cache(cache.path)
+    match kind:
+      case "fifo":
+        os.mkfifo(path)
+      case "folder":
+        path.mkdir()
+      case "endless":
+        path.symlink_to("/dev/zero")
+    with refused(path.name):
+      list(open_cache(cache.path).blocks())
+    if what == "shard":
+      assert any(path.name in p for p in check_cache(cache.path))
 
   def test_no_cache(self, tmp_path):
     with refused("no such directory, or empty"):
@@ -346,55 +321,11 @@ class TestDamage:
       open_cache("a\0b")
 
 
-def replace(path, kind):
-  """Puts something that is not a small regular file there."""
-  match kind:
-    case "fifo":
-      os.mkfifo(path)
-    case "folder":
-      path.mkdir()
-    case "device":
-      path.symlink_to("/dev/zero")
-    case "socket":
-      unix = socket.socket(socket.AF_UNIX)
-      with unix, contextlib.chdir(path.parent):
-        unix.bind(path.name)
-    case "huge":
-      with path.open("wb") as file:
-        file.truncate(1 << 40)
-
-
-class TestRecords:
-  def test_norms_have_the_same_bits_in_any_order(self):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((50, 1000)).astype(np.float32)
-    norm = stored_norm(x)
-    exact = np.sqrt((x.astype(np.longdouble) ** 2).sum(axis=1))
-    np.testing.assert_allclose(norm, exact, rtol=1.2e-7)
-    np.testing.assert_array_equal(stored_norm(x[3:9]), norm[3:9])
-    np.testing.assert_array_equal(stored_norm(np.asfortranarray(x)), norm)
-
-  def test_a_record_is_the_one_that_tfds_writes(self):
-    """But for the digest of the job, which TFDS passes over."""
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    info, rows = make_info(), make_rows(make_info())
-    rows = checked(rows, info, "rows")
-    record = encode_block(rows, info, "ab" * 32)
-    theirs = tf_example_pb2.Example.FromString(record).features.feature
-    assert theirs.keys() == info.columns().keys() | {"job"}
-    assert theirs["job"].bytes_list.value[0] == b"\xab" * 32
-    for name in info.columns():
-      stored = rows[name].tobytes()
-      assert theirs[name].bytes_list.value[0] == stored
-
-
-def test_info_on_disk_is_the_info_in_memory(tmp_path):
-  backbone = {"name": "x", "preprocess": {"mean": (0.5, 0.5, 0.5)}}
-  info = make_info(backbone=backbone, views={"count": 2})
-  cache = run_job(tmp_path, info)
-  assert open_cache(tmp_path).info == cache.info
-  assert dataclasses.replace(cache.info, shards=()) == info
-  data = json.loads((tmp_path / INFO_FILE).read_text())
-  assert data.keys() - {"shards", "fingerprint"} == info.public().keys()
-  assert CacheInfo.from_json(cache.info.to_json(), "x") == cache.info
+def test_norms_have_the_same_bits_in_any_order():
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((50, 1000)).astype(np.float32)
+  norm = stored_norm(x)
+  exact = np.sqrt((x.astype(np.longdouble) ** 2).sum(axis=1))
+  np.testing.assert_allclose(norm, exact, rtol=1.2e-7)
+  np.testing.assert_array_equal(stored_norm(x[3:9]), norm[3:9])
+  np.testing.assert_array_equal(stored_norm(np.asfortranarray(x)), norm)

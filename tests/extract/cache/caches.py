@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oneshot_dp.extract.cache.format import CacheInfo, Rows
-from oneshot_dp.extract.cache.keys import image_key
+from oneshot_dp.extract.cache.format import CacheInfo, Rows, image_key
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
-from oneshot_dp.extract.cache.shard_file import checked, encode_shard
-from oneshot_dp.extract.cache.write import (
+from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
-  begin,
-  finish,
+  checked,
+  encode_shard,
   kept_shard,
   put_shard,
 )
+from oneshot_dp.extract.cache.write import begin, finish
 
 
 def make_info(n: Any = 20, d: Any = 3, **changes: Any) -> CacheInfo:
@@ -75,15 +74,11 @@ def run_job(
 
 
 def put(out: str, job: CacheJob, index: int, seed: int = 0):
-  if kept := kept_shard(out, job, index):
+  if kept := kept_shard(out, job, job.info.shard_name(index)):
     return kept
   indices = job.info.shard_range(index)
   rows = checked(part(make_rows(job.info, seed), indices), job.info, "rows")
-  return put_shard(out, job, index, *encoded(rows, job, index))
-
-
-def encoded(rows: Rows, job: CacheJob, index: int):
-  return encode_shard(rows, job.info, job.digest, index)
+  return put_shard(out, job, *encode_shard(rows, job, index))
 
 
 def columns(cache: FeatureCache) -> Rows:

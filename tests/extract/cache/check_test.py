@@ -7,15 +7,14 @@ import pathlib
 import numpy as np
 import pytest
 
-from oneshot_dp.extract.cache import check, shard_file
-from oneshot_dp.extract.cache.check import check_cache
+from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE, Shard
 from oneshot_dp.extract.cache.keys import embedding_keys
-from oneshot_dp.extract.cache.read import open_cache
-from oneshot_dp.extract.cache.write import CacheJob, write_cache
+from oneshot_dp.extract.cache.read import check_cache, open_cache
+from oneshot_dp.extract.cache.shard_file import CacheJob, encode_shard
+from oneshot_dp.extract.cache.write import write_cache
 from tests.extract.cache.caches import (
   columns,
-  encoded,
   imported,
   make_info,
   make_rows,
@@ -38,7 +37,7 @@ def forge(out, changes, job="import", block_rows=256, monkeypatch=None) -> None:
   if monkeypatch:
     monkeypatch.setattr(shard_file, "BLOCK_ROWS", block_rows)
   info = dataclasses.replace(cache.info, shards=())
-  made, data = encoded(rows, CacheJob(info=info, more=job), 0)
+  made, data = encode_shard(rows, CacheJob(info=info, more=job), 0)
   (out / made.file).write_bytes(data)
   write_info(out, dataclasses.replace(cache.info, shards=(made,)))
 
@@ -114,7 +113,7 @@ def test_shards_of_two_jobs(tmp_path):
   found = open_cache(out)
   block = next(found.blocks([3]))
   bare = dataclasses.replace(found.info, shards=())
-  made, data = encoded(block, CacheJob(info=bare, more="other"), 3)
+  made, data = encode_shard(block, CacheJob(info=bare, more="other"), 3)
   (out / made.file).write_bytes(data)
   every = (*found.info.shards[:3], made, *found.info.shards[4:])
   write_info(out, dataclasses.replace(found.info, shards=every))
@@ -140,4 +139,4 @@ def test_a_record_that_is_no_block(out):
   )
   write_info(out, dataclasses.replace(open_cache(out).info, shards=(made,)))
   assert any("(not a block of rows" in p for p in check_cache(out))
-  assert check.BLOCK_ROWS == 256
+  assert shard_file.BLOCK_ROWS == 256

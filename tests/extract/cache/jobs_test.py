@@ -1,24 +1,17 @@
-"""Who owns a directory: jobs that resume, meet, are killed, sleep or wake."""
+"""Who owns a directory: jobs that resume, meet, or are killed."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
-import pathlib
-import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 
 import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.format import INFO_FILE
-from oneshot_dp.extract.cache.read import open_cache
-from oneshot_dp.extract.cache.write import JOB_FILE, CacheJob, begin, finish
+from oneshot_dp.extract.cache.shard_file import CacheJob
+from oneshot_dp.extract.cache.write import JOB_FILE, begin, finish
 from tests.extract.cache.caches import (
   digest,
   make_info,
@@ -42,8 +35,6 @@ def test_what_is_there_is_kept(tmp_path):
     before.st_ino,
     before.st_mtime_ns,
   )
-  run_job(tmp_path / "whole", INFO, "listing")
-  assert digest(out) == digest(tmp_path / "whole")
   assert JOB_FILE not in digest(out)
 
 
@@ -114,87 +105,6 @@ def test_two_jobs_at_once_share_the_work(tmp_path):
   assert digest(out) == digest(tmp_path / "whole")
 
 
-OTHER = CacheJob(info=INFO, more="another listing")
-_ORPHAN = """
-import os, signal, sys
-from tests.extract.cache import caches
-out, listing, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
-job = caches.CacheJob(info=caches.make_info(40), more=listing)
-encode = caches.encoded
-def slept(*of):
-  made = encode(*of)
-  print("encoded", flush=True)
-  os.kill(os.getpid(), signal.SIGSTOP)
-  return made
-caches.encoded = slept
-try:
-  caches.put(out, job, 1, seed)
-except RuntimeError as error:
-  sys.exit(str(error))
-"""
-
-
-@contextlib.contextmanager
-def sleeper(out, listing, seed=1) -> Iterator[subprocess.Popen]:
-  """A worker that is stopped when it has a shard in its hands."""
-  words = [sys.executable, "-c", _ORPHAN, str(out), listing, str(seed)]
-  worker = subprocess.Popen(
-    words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-  )
-  with worker:
-    try:
-      assert worker.stdout is not None
-      assert worker.stdout.readline() == "encoded\n"
-      state = pathlib.Path(f"/proc/{worker.pid}/stat")
-      while " T " not in state.read_text():  # It sends itself the signal.
-        time.sleep(0.01)
-      yield worker
-    finally:
-      worker.kill()
-
-
-def woken(worker: subprocess.Popen) -> tuple[int, str]:
-  worker.send_signal(signal.SIGCONT)
-  _, err = worker.communicate(timeout=60)
-  return worker.returncode, err
-
-
-def check_orphans(out: str, empty) -> None:
-  """A worker of a job wakes after another began, in the same place."""
-  assert begin(out, JOB)
-  with sleeper(out, "listing") as late, sleeper(out, "listing") as early:
-    _check_orphans(out, empty, late, early)
-
-
-def _check_orphans(out, empty, late, early) -> None:
-  empty()
-  assert begin(out, OTHER)
-  put(out, OTHER, 0)
-  # It puts its shard: whoever comes to it refuses it, and nothing counts it.
-  assert woken(early)[0] == 0
-  with refused("is of another job, which may still run", RunError):
-    put(out, OTHER, 1)
-  assert INFO_FILE not in storage.sizes(storage.store_at(out))
-  empty()
-  cache = run_job(out, INFO, "another listing")
-  status, err = woken(late)
-  assert status == 1
-  assert "is of another job" in err
-  assert len(err.splitlines()) == 1
-  assert check_cache(out) == []
-  assert open_cache(out).private_digest == cache.private_digest
-  # Its launcher, too, if it wakes: it neither finishes nor changes the other's.
-  mine = [dataclasses.replace(s, sha256="0" * 64) for s in cache.info.shards]
-  with refused("was taken over by another job", RunError):
-    finish(out, JOB, mine)
-  assert open_cache(out).private_digest == cache.private_digest
-
-
-def test_an_orphan_of_another_job_is_never_counted(tmp_path):
-  out = tmp_path / "cache"
-  check_orphans(str(out), lambda: shutil.rmtree(out))
-
-
 def test_two_jobs_cannot_both_begin(tmp_path):
   jobs = [dataclasses.replace(JOB, more=str(i)) for i in range(8)]
 
@@ -216,7 +126,7 @@ _KILLS = """
 import itertools, os, signal, sys
 from oneshot_dp.extract import files
 from tests.extract.cache.caches import *
-info = make_info(40)
+info = make_info(16)
 
 def run(out, last):
   calls = itertools.count()
@@ -232,7 +142,7 @@ def run(out, last):
 
 run_job(sys.argv[1] + "/warm", info, "listing")
 killed = 0
-for last in range(0, 10_000, 3):
+for last in range(0, 10_000, 2):
   out = f"{sys.argv[1]}/{last}"
   pid = os.fork()
   if not pid:
@@ -251,6 +161,7 @@ def test_killed_anywhere_and_run_again_gives_the_same_bytes(tmp_path):
   words = [sys.executable, "-c", _KILLS, str(tmp_path)]
   told = subprocess.run(words, capture_output=True, text=True, check=True)
   assert int(told.stdout) > 20
-  whole = digest(tmp_path / "warm")
+  run_job(tmp_path / "here", make_info(16), "listing")
+  whole = digest(tmp_path / "here")
   for out in tmp_path.iterdir():
     assert digest(out) == whole, out.name

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.extract_config import EXAMPLE
+from oneshot_dp.extract.cache.shard_file import CacheJob
 from tests.extract.cache.caches import columns, make_info, run_job
 
 
@@ -54,14 +55,12 @@ def test_array_record(cache):
   files = [f"{cache.path}/{shard.file}" for shard in cache.info.shards]
   with ArrayRecordDataSource(files) as source:
     records = [source[i] for i in range(len(source))]
-  labels = [
-    np.frombuffer(
-      tf_example_pb2.Example.FromString(record)
-      .features.feature["label"]
-      .bytes_list.value[0],
-      "<i4",
-    )
-    for record in records
-  ]
-  mine = columns(cache)["label"]
-  np.testing.assert_array_equal(np.concatenate(labels), mine)
+  found = [tf_example_pb2.Example.FromString(r).features for r in records]
+  mine = columns(cache)
+  # TFDS passes over the digest of the job.
+  assert found[0].feature.keys() == mine.keys() | {"job"}
+  for name, column in mine.items():
+    parts = [each.feature[name].bytes_list.value[0] for each in found]
+    assert b"".join(parts) == column.tobytes()
+  jobs = {each.feature["job"].bytes_list.value[0].hex() for each in found}
+  assert jobs == {CacheJob(info=cache.info).digest}

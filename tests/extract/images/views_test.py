@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from oneshot_dp.extract.cache.keys import image_key
+from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.images import (
   Preprocessing,
   _inception_box,

@@ -12,6 +12,7 @@ from oneshot_dp.configs.extract_config import (
   SourceSettings,
 )
 
+N = 70  # three shards of 32, 32 and 6; no multiple of a batch
 CLASSES = ("cat", "dog", "ox")
 BACKBONE = f"{pathlib.Path(__file__).with_name('backbone.py')}:embed"
 

@@ -1,0 +1,253 @@
+"""Extractions on Beam's runners on this machine: their bytes, faults, ends."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from oneshot_dp.configs.errors import BrokenImageError, RunError
+from oneshot_dp.configs.extract_config import PreprocessConfig
+from oneshot_dp.extract.cache.format import INFO_FILE
+from oneshot_dp.extract.job import on_beam, shard, worker
+from oneshot_dp.extract.job.job import run_extraction
+from tests.extract.cache.caches import digest, refused
+from tests.extract.job.jobs import BACKBONE, N, job_of, write_folder
+
+THREADS = ["--direct_running_mode=multi_threading", "--direct_num_workers=2"]
+# As a cluster would: a job server, and workers that it asks for.
+PORTABLE = [
+  *("--runner=PortableRunner", "--job_endpoint=embed"),
+  "--environment_type=LOOPBACK",
+]
+PROCESSES = ["--direct_running_mode=multi_processing"]
+BROKEN = (3, 13, N - 1)
+TWO = [*PROCESSES, "--direct_num_workers=2"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> pathlib.Path:
+  """Images of which three are broken, in three shards."""
+  folder = tmp_path_factory.mktemp("images") / "photos"
+  write_folder(folder, N, bad=BROKEN)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def whole(photos, tmp_path_factory) -> dict[str, str]:
+  """What the job makes in a loop, without the broken images."""
+  out = tmp_path_factory.mktemp("caches") / "whole"
+  run_extraction(job_of(photos, on_decode_error="skip"), str(out))
+  return digest(out)
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    pytest.param([], id="loop"),
+    pytest.param(THREADS, id="threads"),
+    pytest.param(PORTABLE, id="portable", marks=pytest.mark.slow),
+    pytest.param(PROCESSES, id="processes", marks=pytest.mark.slow),
+  ],
+)
+def test_broken_images_are_named_at_once_or_skipped_on_any_runner(
+  photos, whole, tmp_path, capfd, flags
+):
+  out = tmp_path / "cache"
+  with refused("3 of 70 images cannot be decoded", BrokenImageError) as caught:
+    run_extraction(job_of(photos), str(out), flags)
+  for i in BROKEN:
+    assert f"{i:04d}.png" in str(caught.value)
+  assert "--on-decode-error skip" in str(caught.value)
+  if flags != PROCESSES:
+    assert "Traceback" not in capfd.readouterr().err
+  assert not (out / INFO_FILE).exists()
+  # It goes on, and makes the same bytes as a loop.
+  run_extraction(job_of(photos, on_decode_error="skip"), str(out), flags)
+  assert digest(out) == whole
+
+
+@pytest.mark.parametrize(
+  ("flags", "said"),
+  [
+    (["--nope=3"], "--nope is neither a flag of this command nor"),
+    (["--direct_num_workers=many"], "invalid int value: 'many'"),
+    (["--direct_running_mode=quick"], "invalid choice: 'quick'"),
+    (["--runner=NoSuchRunner"], "Unexpected pipeline runner: NoSuchRunner"),
+  ],
+)
+def test_flags_that_make_no_sense(photos, tmp_path, flags, said):
+  with refused(said):
+    run_extraction(job_of(photos), str(tmp_path / "cache"), flags)
+
+
+class Forgetful(dict):
+  """Threads of the launcher read what it left, as workers elsewhere do."""
+
+  def __contains__(self, run):
+    return False
+
+
+def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
+  photos, whole, tmp_path, monkeypatch
+):
+  """What an engine shows of a job tells nothing of the listing."""
+  seen = []
+
+  class Seen(on_beam._Running):
+    def __init__(self, job, run, options):
+      super().__init__(job, run, options)
+      seen.append((job, str(self._pipeline.to_runner_api())))
+
+  monkeypatch.setattr(on_beam, "_Running", Seen)
+  monkeypatch.setattr(worker, "_jobs", Forgetful())
+  job = job_of(photos, on_decode_error="skip")
+  run_extraction(job, str(tmp_path / "cache"), THREADS)
+  ((job, graph),) = seen
+  assert job.cache.digest not in graph
+  assert "0013.png" not in graph
+  assert len(graph) < 60_000
+  assert digest(tmp_path / "cache") == whole
+
+
+def test_a_worker_that_is_not_like_the_launcher(photos, tmp_path, monkeypatch):
+  real = worker.computed_by
+
+  def other(*of):
+    return real(*of) | {"libraries": {"jax": "0.0.1"}}
+
+  monkeypatch.setattr(worker, "_jobs", Forgetful())
+  with refused("the job's files are not there", RunError):
+    worker.job_at(str(tmp_path), "run")
+  monkeypatch.setattr(worker, "computed_by", other)
+  with refused("libraries of the backbone is", RunError):
+    run_extraction(job_of(photos), str(tmp_path / "cache"), THREADS)
+
+
+def test_a_stall_stops_the_workers_and_says_so(
+  photos, whole, tmp_path, monkeypatch
+):
+  out, calls = tmp_path / "cache", []
+  apply = shard.Embedder.__call__
+
+  def hung(self, images):
+    calls.append(time.monotonic())
+    time.sleep(1.2)
+    return apply(self, images)
+
+  monkeypatch.setattr(worker, "_LOOK_SECONDS", 0.1)
+  job = job_of(photos, on_decode_error="skip")
+  with monkeypatch.context() as patch:
+    patch.setattr(shard.Embedder, "__call__", hung)
+    stalls = dataclasses.replace(job, stall_seconds=1)
+    with refused("has finished nothing for 1 s", RunError) as caught:
+      run_extraction(stalls, str(out), ["--runner=DirectRunner"])
+  assert "may still run" not in str(caught.value)
+  assert len(calls) < 5  # of seven batches in all
+  assert not (out / INFO_FILE).exists()
+  assert list(out.glob("job.stop.*"))
+  run_extraction(job, str(out))
+  assert digest(out) == whole
+
+
+def test_what_cannot_be_stopped_is_said(photos, tmp_path, monkeypatch):
+  """A runner whose job goes on, whatever it is told."""
+  monkeypatch.setattr(on_beam, "DRAIN_SECONDS", 0.1)
+  monkeypatch.setattr(on_beam, "CANCEL_SECONDS", 0.1)
+
+  class Deaf:
+    def run(self):
+      return self
+
+    def cancel(self):
+      time.sleep(2)
+
+    wait_until_finish = cancel
+
+  class Running(on_beam._Running):
+    def __init__(self, *of):
+      super().__init__(*of)
+      vars(self)["_pipeline"] = Deaf()
+
+  monkeypatch.setattr(on_beam, "_Running", Running)
+  job = job_of(photos, stall_seconds=1)
+  with refused("may still run as .* on the engine behind", RunError) as caught:
+    run_extraction(job, str(tmp_path / "cache"), ["--runner=DirectRunner"])
+  assert "cancel it there" in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+  """Images that take a while, their job, and what it makes of them."""
+  folder = tmp_path_factory.mktemp("many")
+  write_folder(folder / "photos", 300, side=24)
+  job = job_of(
+    folder / "photos",
+    preprocess=PreprocessConfig(image_size=96),
+    shard_rows=10,
+  )
+  run_extraction(job, str(folder / "whole"))
+  return folder / "photos", job, digest(folder / "whole")
+
+
+def stopped(photos, folder, flags, stop) -> tuple[int, str]:
+  """What a command says of which a process is stopped with some shards there.
+
+  `stop` is told the command's process.
+  """
+  words = [str(photos), "--backbone", BACKBONE, "--image-size", "96"]
+  words += ["--batch-size", "16", "--shard-rows", "10", "--out", "cache"]
+  out = folder / "cache"
+  with subprocess.Popen(
+    [sys.executable, "-m", "oneshot_dp", "extract", *words, *flags],
+    cwd=folder,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  ) as process:
+    while process.poll() is None and len(list(out.glob("*record-*"))) < 3:
+      time.sleep(0.01)
+    stop(process)
+    _, err = process.communicate(timeout=100)
+  assert not (out / INFO_FILE).exists()
+  return process.returncode, err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("flags", "how"),
+  [
+    pytest.param([], signal.SIGKILL, id="loop-kill"),
+    pytest.param(THREADS, signal.SIGINT, id="threads-interrupt"),
+    pytest.param(TWO, signal.SIGINT, id="processes-interrupt"),
+    pytest.param(TWO, signal.SIGKILL, id="processes-kill"),
+  ],
+)
+def test_a_stopped_command_goes_on(many, tmp_path, flags, how):
+  photos, job, whole = many
+  status, err = stopped(
+    photos, tmp_path, flags, lambda process: process.send_signal(how)
+  )
+  assert status == (130 if how == signal.SIGINT else -how)
+  if how == signal.SIGINT:
+    assert "the same command goes on" in err
+    assert "may still run" not in err
+  # Workers may have outlived their launcher.
+  run_extraction(job, str(tmp_path / "cache"))
+  assert digest(tmp_path / "cache") == whole
+
+
+@pytest.mark.slow
+def test_a_worker_process_that_dies_is_noticed(many, tmp_path):
+  def kill_worker(process):
+    tasks = pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")
+    child = " ".join(task.read_text() for task in tasks).split()[0]
+    os.kill(int(child), signal.SIGKILL)
+
+  status, err = stopped(many[0], tmp_path, TWO, kill_worker)
+  assert status == 1
+  assert "a worker process ended with status -9" in err
