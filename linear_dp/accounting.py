@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
+import mpmath
+
 from oneshot_dp.configs.errors import InputError
 
 ACCOUNTANT = "analytic Gaussian mechanism (Balle & Wang 2018), in 50 digits"
@@ -65,6 +67,7 @@ def _check_delta(delta: float) -> None:
     raise InputError(f"delta={delta} must lie strictly between 0 and 1.")
 
 
+@functools.lru_cache(maxsize=4096)
 def mu_squared(epsilon: float, delta: float) -> float:
   """The most μ² that is (ε, δ)-private, rounded down.
 
@@ -76,7 +79,22 @@ def mu_squared(epsilon: float, delta: float) -> float:
   InputError: the budget is none, or needs absurd noise.
   """
   check_budget(epsilon, delta, insisted=True)
-  return _bought(float(epsilon), float(delta))
+  with mpmath.workdps(_DIGITS):
+    # From the tail's bound, which `epsilon_of` begins with, log δ being concave
+    # in μ as well. Of δ, φ(μ/2 − ε/μ) is the derivative.
+    tail = mpmath.sqrt(-2 * mpmath.log(delta))
+    mu = 2 * epsilon / (tail + mpmath.sqrt(tail**2 + 2 * epsilon))
+    for _ in range(_MOST_STEPS):
+      found = _delta(mu**2, epsilon)
+      slope = mpmath.npdf(mu / 2 - epsilon / mu)
+      step = mpmath.log(delta / found) * found / slope
+      mu += step
+      if abs(step) <= 1e-25 * mu:
+        break
+    bought = float(mu**2)
+    while _delta(bought, epsilon) > delta:
+      bought = math.nextafter(bought, 0.0)
+    return bought
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
@@ -84,6 +102,7 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
   return mu_squared(epsilon, delta) ** -0.5 * (1 + 2**-50)
 
 
+@functools.lru_cache(maxsize=4096)
 def epsilon_of(mu_squared: float, delta: float) -> float:
   """The ε ≥ 0 of releases that cost μ² together, rounded up.
 
@@ -94,7 +113,24 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
   if not 0 <= mu_squared < math.inf:
     raise InputError(f"mu_squared={mu_squared} must be finite, 0 or more.")
   _check_delta(delta)
-  return _epsilon(float(mu_squared), float(delta)) if mu_squared else 0.0
+  with mpmath.workdps(_DIGITS):
+    mu = mpmath.sqrt(mu_squared)
+    if not mu or _delta(mu_squared, 0) <= delta:
+      return 0.0
+    # Newton's steps on log δ, which is concave: down from the tail's bound,
+    # δ ≤ exp(−(ε − μ²/2)² / 2μ²). Of δ, −e^ε Φ(−μ/2 − ε/μ) is the derivative.
+    root = mu**2 / 2 + mu * mpmath.sqrt(-2 * mpmath.log(delta))
+    for _ in range(_MOST_STEPS):
+      found = _delta(mu_squared, root)
+      slope = mpmath.exp(root) * mpmath.ncdf(-mu / 2 - root / mu)
+      step = mpmath.log(found / delta) * found / slope
+      root += step
+      if abs(step) <= 1e-25 * root:
+        break
+    epsilon = float(root)
+    while _delta(mu_squared, epsilon) > delta:
+      epsilon = math.nextafter(epsilon, math.inf)
+    return epsilon
 
 
 def added_up(costs: Iterable[float | Fraction]) -> float:
@@ -118,56 +154,8 @@ def printable(guarantee: float) -> str:
   return f"{float(rounding.create_decimal(repr(float(guarantee)))):g}"
 
 
-@functools.lru_cache(maxsize=4096)
-def _bought(epsilon: float, delta: float) -> float:
-  import mpmath
-
-  with mpmath.workdps(_DIGITS):
-    # From the tail's bound, which `_epsilon` begins with, log δ being concave
-    # in μ as well. Of δ, φ(μ/2 − ε/μ) is the derivative.
-    tail = mpmath.sqrt(-2 * mpmath.log(delta))
-    mu = 2 * epsilon / (tail + mpmath.sqrt(tail**2 + 2 * epsilon))
-    for _ in range(_MOST_STEPS):
-      found = _delta(mu**2, epsilon)
-      slope = mpmath.npdf(mu / 2 - epsilon / mu)
-      step = mpmath.log(delta / found) * found / slope
-      mu += step
-      if abs(step) <= 1e-25 * mu:
-        break
-    squared = float(mu**2)
-    while _delta(squared, epsilon) > delta:
-      squared = math.nextafter(squared, 0.0)
-    return squared
-
-
-@functools.lru_cache(maxsize=4096)
-def _epsilon(squared: float, delta: float) -> float:
-  import mpmath
-
-  with mpmath.workdps(_DIGITS):
-    mu = mpmath.sqrt(squared)
-    if _delta(squared, 0) <= delta:
-      return 0.0
-    # Newton's steps on log δ, which is concave: down from the tail's bound,
-    # δ ≤ exp(−(ε − μ²/2)² / 2μ²). Of δ, −e^ε Φ(−μ/2 − ε/μ) is the derivative.
-    root = mu**2 / 2 + mu * mpmath.sqrt(-2 * mpmath.log(delta))
-    for _ in range(_MOST_STEPS):
-      found = _delta(squared, root)
-      slope = mpmath.exp(root) * mpmath.ncdf(-mu / 2 - root / mu)
-      step = mpmath.log(found / delta) * found / slope
-      root += step
-      if abs(step) <= 1e-25 * root:
-        break
-    epsilon = float(root)
-    while _delta(squared, epsilon) > delta:
-      epsilon = math.nextafter(epsilon, math.inf)
-    return epsilon
-
-
 def _delta(squared: Any, epsilon: Any) -> Any:
   """δ of releases that cost μ²: theorem 8 of Balle & Wang, as it stands."""
-  import mpmath
-
   with mpmath.workdps(_DIGITS):
     mu = mpmath.sqrt(squared)
     near, far = mpmath.ncdf(mu / 2 - epsilon / mu), -mu / 2 - epsilon / mu

@@ -6,18 +6,23 @@ What is made of a row is a function of it and of public numbers alone, with the
 same bits wherever it is: products and sums of integers are exact, and all else
 is one IEEE operation on a number of the row's own, never a product that
 something is added to.
+
+Of a privacy unit of many rows, the mean of its k_c rows stands for class c, at
+the integer weight ⌊W·k_c/k⌋, or ⌊W·k_c/√Σk_c²⌋ for class sums, whose blocks are
+orthogonal; all of it is of exact integers, in any order:
+
+    ‖Σ_c left_c ⊗ row_c‖ ≤ Σ_c w_c·R ≤ W·R
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Float64, Int16, Int64, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Float64, Int16, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.hosts import ALONE, Hosts
@@ -26,13 +31,11 @@ R = 2**14
 """Norm of the longest row: it fits int16, and a float16 is no finer."""
 WEIGHT = 2**20
 """W: what a privacy unit weighs, where n leaves room for it in int64."""
-_MOST_ROWS = 10**10
-_STORED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+_MOST_ROWS, _UNITS_AT_ONCE = 10**10, 2**15
 
 Block = Mapping[str, np.ndarray]
 """Columns embedding [r, d], embedding_norm, label, example_id [r] and, where a
 privacy unit may have many rows, unit_id [r]."""
-Numbers = Shaped[np.ndarray | jax.Array, "..."]  # still to be looked at
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -104,66 +107,6 @@ class Data:
     )
 
 
-def array_data(
-  embeddings: Numbers,
-  labels: Numbers,
-  *,
-  num_classes: int,
-  unit_ids: Numbers | None = None,
-) -> Data:
-  """Labelled embeddings in memory as private rows, all checked.
-
-  See `private_head.train_heads`; float64 is rounded to float32, other floats
-  are used uncopied.
-
-  InputError: a wrong dtype or shape, no rows, an embedding that is not finite
-  in float32, a label outside [0, K); by the row, never its label or numbers.
-  """
-  array = np.asarray(embeddings)
-  if array.dtype not in _STORED or array.ndim != 2 or not array.size:
-    raise InputError(
-      f"embeddings are {array.dtype} {array.shape}: give [n, d], at least one"
-      " row, of floats of 16, 32 or 64 bits."
-    )
-  n, dim = array.shape
-  label = _integers("labels", labels, n)
-  outside = (label < 0) | (label >= num_classes)
-  if outside.any():
-    raise InputError(
-      f"labels[{outside.argmax()}] is not one of the num_classes={num_classes}"
-      f" classes: labels run from 0 to {num_classes - 1}."
-    )
-  norm = np.empty(n, np.float32)
-  with np.errstate(over="ignore"):  # what leaves float32 is refused by its row
-    embedding = array.astype(np.float32) if array.dtype == float else array
-    for some in (slice(i, i + 4096) for i in range(0, n, 4096)):
-      norm[some] = np.linalg.norm(embedding[some].astype(np.float64), axis=1)
-  if not np.isfinite(norm).all():
-    raise InputError(
-      f"embeddings[{np.isfinite(norm).argmin()}] is not finite, or too long"
-      " for float32: mend the row, or leave it out."
-    )
-  columns = {"embedding": embedding, "embedding_norm": norm}
-  columns |= {"label": label.astype(np.int32), "example_id": np.arange(n)}
-  if unit_ids is not None:
-    columns["unit_id"] = _integers("unit_ids", unit_ids, n)
-  return Data(
-    blocks=lambda: [columns],
-    n=n,
-    feature_dim=dim,
-    num_classes=num_classes,
-    unit="example" if unit_ids is None else "unit",
-  )
-
-
-def _integers(name: str, values: Numbers, rows: int) -> Int64[np.ndarray, " n"]:
-  array = np.asarray(values)
-  if array.dtype.kind not in "iu" or array.shape != (rows,):
-    what = f"{array.dtype} {array.shape}"
-    raise InputError(f"{name} are {what}: give {rows} integers, one a row.")
-  return array.astype(np.int64)
-
-
 def room_in_ball(dim: int) -> float:
   """R·√(1 − (d + 2)·2⁻²⁴) − √d/2 − 1, the norm of a row before rounding.
 
@@ -232,3 +175,72 @@ def mapped_rows(
   fine = jnp.square(z).sum(1) <= R * R
   fine &= (row != 0).any(axis=1)
   return jnp.where(fine[:, None], z, 0).astype(jnp.int16)
+
+
+def unit_rows(
+  parts: Iterable[Sequence[np.ndarray]],
+  is_own: Callable[[np.ndarray], np.ndarray],
+  whole: int,
+  *,
+  room: float | None,
+  power: int,
+  each: bool,
+) -> Iterator[tuple[np.ndarray, ...]]:
+  """Columns z int16 [P, d], label, weight int32 [P] of all units' classes.
+
+  Formal guarantees: a unit's are functions of its own rows alone; its weights
+  are integers with Σ w^power ≤ W^power; rows of zeros do not count.
+
+  `parts` are columns z, label, weight and unit_id of the rows as they are
+  stored, `whole` is W, and `room` the norm of mean rows, None where they keep
+  theirs; `each` gives rows one by one, at weight ⌊W/k⌋.
+  """
+  kept = []
+  for row, label, weight, unit in parts:
+    own = (weight > 0) & is_own(unit)
+    kept.append([row[own], label[own].astype(int), unit[own]])
+  if not kept:
+    return
+  row, label, unit = map(np.concatenate, zip(*kept, strict=True))
+  kept.clear()
+  order = np.lexsort((label, unit))
+  label, unit = label[order], unit[order]
+  first = np.diff(unit, prepend=0) != 0
+  first |= np.diff(label, prepend=0) != 0
+  start = np.flatnonzero(first | each | (np.arange(len(unit)) == 0))
+  count = np.diff(start, append=len(unit))
+  weight = _weights(whole, unit[start], count, power)
+  for i in range(0, len(start), _UNITS_AT_ONCE):
+    some = slice(i, i + _UNITS_AT_ONCE)
+    rows = order[start[i] : start[i] + count[some].sum()]
+    total = np.add.reduceat(row[rows], start[some] - start[i], dtype=np.int64)
+    z = _means(total, count[some], room)
+    w = weight[some] * z.any(axis=1)
+    yield z, label[start[some]].astype(np.int32), w.astype(np.int32)
+
+
+def _weights(
+  whole: int, unit: Int64[np.ndarray, " P"], count: np.ndarray, power: int
+) -> Int64[np.ndarray, " P"]:
+  """⌊W·k_c/k⌋ for each class of each unit, or with power 2 ⌊W·k_c/√Σk_c²⌋."""
+  total: dict[int, int] = {}
+  pairs = list(zip(unit.tolist(), count.tolist(), strict=True))
+  for u, k in pairs:
+    total[u] = total.get(u, 0) + k**power
+  found = [(whole * k) ** power // total[u] for u, k in pairs]
+  return np.array([math.isqrt(w) if power == 2 else w for w in found], int)
+
+
+def _means(
+  total: Int64[np.ndarray, "P d"], count: np.ndarray, room: float | None
+) -> Int16[np.ndarray, "P d"]:
+  """z of mean rows: trunc(Σz/k), or, of directions, Σz at norm R again."""
+  k = count[:, None]
+  if room is None:
+    return (np.sign(total) * (np.abs(total) // k)).astype(np.int16)
+  # Shifted so that squares, of numbers below 2²⁵, add up exactly in float64.
+  bits = np.frexp(k.astype(np.float64))[1].astype(np.int64)
+  part = (total >> np.maximum(bits - 10, 0)).astype(np.float64)
+  norm = np.sqrt(np.square(part).sum(axis=1, keepdims=True))
+  z = np.rint(part * (room / np.maximum(norm, 1)))
+  return np.where(k == 1, total, z).astype(np.int16)

@@ -6,13 +6,14 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadName, HeadOptions, PublicStart
 from oneshot_dp.linear_dp import accounting
-from oneshot_dp.linear_dp.data import array_data
+from oneshot_dp.linear_dp.data import Data
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import (
@@ -23,6 +24,7 @@ from oneshot_dp.linear_dp.train import (
   train,
 )
 
+_STORED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 
 
@@ -235,3 +237,63 @@ def train_head(
   (array([0, 1, 2]), 2.0)
   """
   return train_heads(embeddings, labels, epsilons=(epsilon,), **options)[0]
+
+
+def array_data(
+  embeddings: Any,
+  labels: Any,
+  *,
+  num_classes: int,
+  unit_ids: Any = None,
+) -> Data:
+  """Labelled embeddings in memory as private rows, all checked.
+
+  See `train_heads`; float64 is rounded to float32, other floats
+  are used uncopied.
+
+  InputError: a wrong dtype or shape, no rows, an embedding that is not finite
+  in float32, a label outside [0, K); by the row, never its label or numbers.
+  """
+  array = np.asarray(embeddings)
+  if array.dtype not in _STORED or array.ndim != 2 or not array.size:
+    raise InputError(
+      f"embeddings are {array.dtype} {array.shape}: give [n, d], at least one"
+      " row, of floats of 16, 32 or 64 bits."
+    )
+  n, dim = array.shape
+  label = _integers("labels", labels, n)
+  outside = (label < 0) | (label >= num_classes)
+  if outside.any():
+    raise InputError(
+      f"labels[{outside.argmax()}] is not one of the num_classes={num_classes}"
+      f" classes: labels run from 0 to {num_classes - 1}."
+    )
+  norm = np.empty(n, np.float32)
+  with np.errstate(over="ignore"):  # what leaves float32 is refused by its row
+    embedding = array.astype(np.float32) if array.dtype == float else array
+    for some in (slice(i, i + 4096) for i in range(0, n, 4096)):
+      norm[some] = np.linalg.norm(embedding[some].astype(np.float64), axis=1)
+  if not np.isfinite(norm).all():
+    raise InputError(
+      f"embeddings[{np.isfinite(norm).argmin()}] is not finite, or too long"
+      " for float32: mend the row, or leave it out."
+    )
+  columns = {"embedding": embedding, "embedding_norm": norm}
+  columns |= {"label": label.astype(np.int32), "example_id": np.arange(n)}
+  if unit_ids is not None:
+    columns["unit_id"] = _integers("unit_ids", unit_ids, n)
+  return Data(
+    blocks=lambda: [columns],
+    n=n,
+    feature_dim=dim,
+    num_classes=num_classes,
+    unit="example" if unit_ids is None else "unit",
+  )
+
+
+def _integers(name: str, values: Any, rows: int) -> Int64[np.ndarray, " n"]:
+  array = np.asarray(values)
+  if array.dtype.kind not in "iu" or array.shape != (rows,):
+    what = f"{array.dtype} {array.shape}"
+    raise InputError(f"{name} are {what}: give {rows} integers, one a row.")
+  return array.astype(np.int64)

@@ -24,8 +24,8 @@ from oneshot_dp.linear_dp.data import (
   mapped_rows,
   room_in_ball,
   row_scale,
+  unit_rows,
 )
-from oneshot_dp.linear_dp.units import unit_rows
 
 DATA, SAME = PartitionSpec("data"), PartitionSpec()
 _RESIDENT_BYTES = 2**33

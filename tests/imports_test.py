@@ -33,7 +33,7 @@ FLOORS = {
     floor("job"),
   ),
   "oneshot_dp.linear_dp": (
-    floor("noise", "accounting", "hosts", "rows", "units"),
+    floor("noise", "accounting", "hosts", "rows", "data"),
     floor("private_sums", "statistics"),
     floor("heads", "evaluate"),
     floor("train"),

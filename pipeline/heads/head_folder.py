@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import safetensors.numpy
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import WHOLE, Part
 from oneshot_dp.extract.cache.format import CacheInfo
-from oneshot_dp.extract.files import disk_errors, open_regular
+from oneshot_dp.extract.files import disk_errors, read_regular
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.private_sums import Release
@@ -50,10 +49,9 @@ class SavedHead:
   """A head read back from disk; its files belong together."""
 
   path: Path
-  head: LinearHead
+  trained: TrainedHead  # as `train` made it; its ε is that of all its releases
   receipt: dict[str, Any]  # "stated" and "follows"
   receipt_sha256: str  # of the file's bytes
-  state: Mapping[str, np.ndarray]  # see `TrainedHead`
 
   @property
   def stated(self) -> dict[str, Any]:
@@ -61,22 +59,12 @@ class SavedHead:
 
   @property
   def private(self) -> bool:
-    return self.stated["private"]
+    return self.trained.private
 
   @property
-  def trained(self) -> TrainedHead:
-    """As `train` made it; its ε is that of all its releases."""
-    names = "delta", "options", "noise_source", "private"
-    fields: dict[str, Any] = {name: self.stated[name] for name in names}
-    for name in "epsilon", "mu_squared":
-      fields[name] = self.receipt["follows"][name]
-    fields["releases"] = tuple(
-      Release(each["name"], tuple(each["shape"]), each["noise_multiplier"])
-      for each in self.stated["releases"]
-      for _ in range(each["count"])
-    )
-    of = {"head": self.head, "state": self.state, "name": self.stated["head"]}
-    return TrainedHead(**of, draw=0, **fields)
+  def head(self) -> LinearHead:
+    """The weights alone."""
+    return self.trained.head
 
 
 def write_head(
@@ -127,7 +115,7 @@ def read_head(path: str | os.PathLike) -> SavedHead:
   if not os.path.lexists(folder / RECEIPT_FILE):
     said = f"{folder} is not a head: it has no {RECEIPT_FILE}"
     raise InputError(f"{said}; give a folder that `oneshot-dp train` wrote.")
-  content = _content(folder / RECEIPT_FILE, _MOST_RECEIPT)
+  content = read_regular(folder / RECEIPT_FILE, _MOST_RECEIPT)
   try:
     receipt = msgspec.json.decode(content)
     check_receipt(receipt)
@@ -141,7 +129,7 @@ def read_head(path: str | os.PathLike) -> SavedHead:
     ("weights_sha256", WEIGHTS_FILE, 4 * (d + 1) * k),
     ("releases_sha256", RELEASES_FILE, 16 * (d + 1) * k + 16 * sum(sizes)),
   ):
-    data = _content(folder / name, size + _BESIDES)
+    data = read_regular(folder / name, size + _BESIDES)
     if _sha256(data) != stated[of]:
       raise _damaged(folder / name, "its receipt is about another file")
     try:
@@ -154,15 +142,25 @@ def read_head(path: str | os.PathLike) -> SavedHead:
     raise _damaged(folder / WEIGHTS_FILE, f"it holds {shapes}")
   if not all(np.isfinite(each).all() for each in weights.values()):
     raise _damaged(folder / WEIGHTS_FILE, "a weight is not finite")
-  if _content(folder / CARD_FILE, _MOST_RECEIPT) != card(receipt).encode():
+  if read_regular(folder / CARD_FILE, _MOST_RECEIPT) != card(receipt).encode():
     raise _damaged(folder / CARD_FILE, "it is about another receipt")
-  return SavedHead(
-    path=folder,
-    head=LinearHead(**weights, unit_norm=stated["input"] == UNIT_NORM),
-    receipt=receipt,
-    receipt_sha256=_sha256(content),
-    state=loaded[RELEASES_FILE],
+  releases = tuple(
+    Release(each["name"], tuple(each["shape"]), each["noise_multiplier"])
+    for each in stated["releases"]
+    for _ in range(each["count"])
   )
+  same = "delta", "options", "noise_source", "private"
+  derived = "epsilon", "mu_squared"
+  trained = TrainedHead(
+    head=LinearHead(**weights, unit_norm=stated["input"] == UNIT_NORM),
+    name=stated["head"],
+    releases=releases,
+    state=loaded[RELEASES_FILE],
+    **{name: stated[name] for name in same},
+    **{name: receipt["follows"][name] for name in derived},
+  )
+  found = {"path": folder, "trained": trained, "receipt": receipt}
+  return SavedHead(**found, receipt_sha256=_sha256(content))
 
 
 def save_head(
@@ -223,11 +221,6 @@ def load_head(directory: str | os.PathLike) -> PrivateHead:
   more["class_names"] = tuple(saved.stated["class_names"])
   more["is_charged"] = saved.stated["charge"] is not None
   return PrivateHead(trained=saved.trained, **more)
-
-
-def _content(path: Path, most_bytes: int) -> bytes:
-  with open_regular(path, most_bytes) as file:
-    return file.read()
 
 
 def _sha256(content: bytes) -> str:

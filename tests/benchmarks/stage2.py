@@ -21,8 +21,9 @@ from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.data import Data, array_data
+from oneshot_dp.linear_dp.data import Data
 from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 

@@ -10,10 +10,13 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HEAD_NAMES, HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
-from oneshot_dp.linear_dp.data import array_data
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.private_head import train_head, train_heads
+from oneshot_dp.linear_dp.private_head import (
+  array_data,
+  train_head,
+  train_heads,
+)
 from oneshot_dp.linear_dp.train import cost, rows_for, train
 
 N, D, K = 400, 6, 4

@@ -17,10 +17,10 @@ from oneshot_dp.linear_dp.data import (
   WEIGHT,
   Data,
   R,
-  array_data,
   room_in_ball,
   within_ball,
 )
+from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import D, data_of, hostile_rows

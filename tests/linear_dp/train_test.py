@@ -15,8 +15,8 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HEAD_NAMES, HeadOptions, PublicStart
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
-from oneshot_dp.linear_dp.data import array_data
 from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.train import (
   baseline,
   check_plan,

@@ -39,9 +39,9 @@ def test_what_is_written_is_read(tmp_path):
   content = (tmp_path / "a" / "receipt.json").read_bytes()
   assert saved.receipt_sha256 == hashlib.sha256(content).hexdigest()
   np.testing.assert_array_equal(saved.head.kernel, made.head.kernel)
-  assert {*saved.state} == {*made.state}
+  assert {*saved.trained.state} == {*made.state}
   for name, value in made.state.items():
-    np.testing.assert_array_equal(saved.state[name], value)
+    np.testing.assert_array_equal(saved.trained.state[name], value)
   before = saved.trained
   assert before.releases == made.releases
   assert before.name == "auto"
@@ -55,7 +55,9 @@ def test_any_strides_are_written_as_they_mean(tmp_path):
   write_head(tmp_path / "head", made, sample_info())
   saved = read_head(tmp_path / "head")
   np.testing.assert_array_equal(saved.head.kernel, made.head.kernel)
-  np.testing.assert_array_equal(saved.state["kernel"], made.state["kernel"])
+  np.testing.assert_array_equal(
+    saved.trained.state["kernel"], made.state["kernel"]
+  )
 
 
 @pytest.mark.parametrize("changes", [{"noise": False}, {"seed": 1}])

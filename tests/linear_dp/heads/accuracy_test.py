@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.head_config import HeadOptions
-from oneshot_dp.linear_dp.data import array_data
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.train import cost, rows_for, train
 
 DELTA = 1e-5

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.head_config import HeadOptions, PublicStart
-from oneshot_dp.linear_dp.data import array_data
 from oneshot_dp.linear_dp.heads.auto import (
   COUNTS,
   MEAN,
@@ -21,6 +20,7 @@ from oneshot_dp.linear_dp.heads.auto import (
   unit_rows,
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import R
 

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 
-from oneshot_dp.linear_dp.data import array_data
 from oneshot_dp.linear_dp.heads.one_step import (
   OPTIMIZERS,
   clipped_rows,
@@ -18,6 +17,7 @@ from oneshot_dp.linear_dp.heads.one_step import (
   residual_norm,
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from tests.linear_dp.heads import reference
 
