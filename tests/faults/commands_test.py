@@ -3,20 +3,18 @@
 ONESHOT_DP_KILLS=200 pytest tests/faults/commands_test.py   is the long form.
 """
 
-import os
 import random
 
 import pytest
 
 from oneshot_dp.pipeline.ledger import deliver
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from tests.faults.harness import ended, killed, seconds_of, start
+from tests.faults.harness import KILLS, ended, killed, seconds_of, start
 from tests.sample_caches import write_clusters
 
-KILLS = int(os.environ.get("ONESHOT_DP_KILLS", "6"))
 COMMANDS = {
   "train": "train --epsilon 2 --head auto",
-  "sweep": "sweep --eval-cache TEST --epsilons 1 4 --head lamb auto",
+  "sweep": "sweep --eval-cache TEST --epsilons 1 4 --head lamb",
 }
 
 
@@ -51,4 +49,4 @@ def test_killed_commands_have_one_charge_and_one_set_of_heads(tmp_path, name):
     assert shown == ledger.heads()
     charged = [each.id for each in ledger.entries()]
     assert {each.charge for each in shown.values()} == {*charged}
-    assert len(charged) == runs * (2 if name == "sweep" else 1)
+    assert len(charged) == runs

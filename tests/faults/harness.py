@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+KILLS = int(os.environ.get("ONESHOT_DP_KILLS", "2"))
+"""Of each command; others are killed the more often, the cheaper that is."""
 
 
 @contextlib.contextmanager
@@ -30,9 +32,9 @@ def files_no_larger_than(size: int):
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def start(argv: Sequence[str], most_bytes: int | None = None, **env: str):
-  """Starts Python with these words; a file may grow to `most_bytes` at most."""
-  process = subprocess.Popen(
+def start(argv: Sequence[str], **env: str) -> subprocess.Popen[str]:
+  """Starts Python with these words."""
+  return subprocess.Popen(
     [sys.executable, *argv],
     cwd=ROOT,
     env={**os.environ, "PYTHONPATH": str(ROOT), **env},
@@ -41,10 +43,6 @@ def start(argv: Sequence[str], most_bytes: int | None = None, **env: str):
     text=True,
     start_new_session=True,
   )
-  if most_bytes is not None:  # long before it has imported what writes
-    limit = (most_bytes, most_bytes)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limit)
-  return process
 
 
 def ended(process) -> tuple[int, str, str]:
@@ -55,7 +53,7 @@ def ended(process) -> tuple[int, str, str]:
 
 def killed(argv: Sequence[str], after: float, **env: str) -> bool:
   """Kills a process and all that it started; whether it was still running."""
-  process = start(argv, None, **env)
+  process = start(argv, **env)
   with contextlib.suppress(subprocess.TimeoutExpired):
     process.wait(after)
   was_running = process.poll() is None
@@ -68,34 +66,45 @@ def killed(argv: Sequence[str], after: float, **env: str) -> bool:
 def seconds_of(argv: Sequence[str], **env: str) -> float:
   """How long it takes, which must succeed."""
   begun = time.monotonic()
-  status, out, err = ended(start(argv, None, **env))
+  status, out, err = ended(start(argv, **env))
   assert status == 0, (out, err)
   return time.monotonic() - begun
 
 
+def damaged(data: bytes, draw: random.Random) -> bytes:
+  """A flip, a cut, a swap, zeros, a repeat, or nothing left of some bytes."""
+  size = draw.choice((1, 1, 8, 64, 512))
+  near = len(data) if draw.random() < 0.7 else min(len(data), 300)
+  place, other = (draw.randrange(near) if near else 0 for _ in range(2))
+  first, last = sorted((place, other))
+  start, gone = data[:place], data[place : place + size]
+  rest = data[place + size :]
+  match draw.randrange(7):
+    case 0 | 1 if data:
+      bit = data[place] ^ (1 << draw.randrange(8))
+      return start + bytes([bit]) + data[place + 1 :]
+    case 2:
+      return start
+    case 3:
+      return start + bytes(len(gone)) + rest
+    case 4:
+      return start + rest
+    case 5:
+      return start + data[other : other + len(gone)] + rest
+    case _:
+      size = min(size, last - first)
+      a, b = data[first : first + size], data[last : last + size]
+      between = data[first + size : last]
+      return data[:first] + b + between + a + data[last + size :]
+
+
 def damaged_copies(data: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
-  """Flips, cuts, swaps, zeros and repeats, none of which is `data`."""
+  """Nothing, and so many more, none of which is `data`."""
   draw = random.Random(seed)
   yield b""
-  made = 0
-  while made < count:
-    place, size = draw.randrange(len(data)), draw.choice((1, 1, 8, 64, 512))
-    end = min(len(data), place + size)
-    match draw.randrange(5):
-      case 0:
-        bit = bytes([data[place] ^ (1 << draw.randrange(8))])
-        found = data[:place] + bit + data[place + 1 :]
-      case 1:
-        found = data[:place]
-      case 2:
-        found = data[:place] + bytes(end - place) + data[end:]
-      case 3:
-        found = data[:place] + data[end:]
-      case _:
-        other = draw.randrange(len(data))
-        found = data[:place] + data[other : other + end - place] + data[end:]
-    if found != data:
-      made += 1
+  while count:
+    if (found := damaged(data, draw)) != data:
+      count -= 1
       yield found
 
 

@@ -16,6 +16,7 @@ from oneshot_dp.pipeline.ledger.charges import Cap, spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults import writers
 from tests.faults.harness import (
+  KILLS,
   ended,
   everything_in,
   files_no_larger_than,
@@ -47,11 +48,9 @@ def check(path, returned):
   return len(there)
 
 
-@pytest.mark.parametrize(
-  "count", [60, pytest.param(1100, marks=pytest.mark.slow)]
-)
-def test_kills_of_writers_lose_nothing(path, count):
+def test_kills_of_writers_lose_nothing(path):
   """Whether killed before, within or after its charge, the file goes on."""
+  count = 100 + 5 * KILLS
   status, out, err = ended(
     start([WRITERS, "kills", str(path), str(count), "1"])
   )
@@ -102,10 +101,8 @@ def test_a_full_disk_charges_nothing_or_all(path, first):
   assert len(made) > 20
 
 
-@pytest.mark.parametrize(
-  "count", [15, pytest.param(150, marks=pytest.mark.slow)]
-)
-def test_killed_runs_have_one_charge_and_show_what_was_noted(path, count):
+def test_killed_runs_have_one_charge_and_show_what_was_noted(path):
+  count = 20 + KILLS
   out = path.parent / "results"
   out.mkdir()
   words = [WRITERS, "deliveries", str(out), str(path), str(count), "3"]
