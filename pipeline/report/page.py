@@ -5,6 +5,7 @@ what they mark as NOT PRIVATE: no cache and no ledger is read. `report.html.j2`
 has the words.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -48,8 +49,9 @@ def write_report(directory: Path) -> Path:
   page = _render(run)
   file = directory / PAGE
   new = directory / f".{PAGE}.new"
-  with disk_errors(file):
-    new.unlink(missing_ok=True)
+  with disk_errors(file), contextlib.ExitStack() as left:
+    new.unlink(missing_ok=True)  # of a killed run
+    left.callback(new.unlink, missing_ok=True)
     write_once(new, page.encode())
     if all(row.private for row in run.rows):
       new.chmod(run.file.stat().st_mode & 0o666)  # whoever may read the results

@@ -1,5 +1,6 @@
 import csv
 import io
+import os
 import stat
 
 import numpy as np
@@ -142,13 +143,6 @@ def test_top_k_are_the_best_first(tmp_path, capsys, head, photos):
     assert not other.exists()
 
 
-def test_an_earlier_file_stays(tmp_path, capsys, head, photos):
-  out = tmp_path / "p.csv"
-  out.write_text("mine")
-  fails(capsys, "predict", head.path, photos, "--out", out)
-  assert out.read_text() == "mine"
-
-
 @pytest.mark.parametrize(
   "name", ["=1+1", "+x", "-y", "@z", "'q", "a\x1b[31m", "line\nbreak", "\u202e"]
 )
@@ -170,15 +164,33 @@ def test_hostile_file_names_are_shown_escaped(tmp_path, capsys, head, photos):
   assert len(text.splitlines()) == 2
 
 
-def test_another_backbone_is_refused(tmp_path, capsys, photos, monkeypatch):
-  folder = tmp_path / "head"
-  saved = image_heads.write_image_head(folder)
+def test_another_backbone_is_refused(tmp_path, capsys, head, photos):
   weights = tmp_path / "other.safetensors"
   weights.write_bytes(b"not these weights")
-  words = ("predict", saved.path, photos, "--out", tmp_path / "p.csv")
-  line = fails(capsys, *words, "--weights", weights)
-  assert "SHA-256" in line or "sha256" in line
+  words = ("predict", head.path, photos, "--out", tmp_path / "p.csv")
+  assert "has SHA-256" in fails(capsys, *words, "--weights", weights)
+  own = tmp_path / "own.py"
+  own.write_text("def embed(params, images):\n  return images[:, 0, :, 0]\n")
+  line = fails(capsys, *words, "--backbone", f"{own}:embed")
+  assert "is not the backbone that" in line
   assert not (tmp_path / "p.csv").exists()
+
+
+def test_a_killed_run_leaves_nothing(tmp_path, capsys, head, monkeypatch):
+  """A whole file has no name, until it has the one that was asked for."""
+  (photo,) = image_heads.write_images(tmp_path, 1)
+  words = ("predict", head.path, tmp_path / photo, "--out", tmp_path / "p.csv")
+  there = []
+
+  def stopped(*_, **__):
+    there.extend(tmp_path.iterdir())
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "link", stopped)
+    fails(capsys, *words, status=130)
+  assert there == [*tmp_path.iterdir()] == [tmp_path / photo]
+  succeeds(capsys, *words)
 
 
 def test_a_function_that_was_changed_is_another_backbone(
@@ -198,15 +210,3 @@ def test_a_function_that_was_changed_is_another_backbone(
   words = (*words, "--out", tmp_path / "b.csv")
   assert "is not the backbone that" in fails(capsys, *words)
   assert not (tmp_path / "b.csv").exists()
-
-
-def test_a_head_of_imported_features_has_no_images(tmp_path, capsys, photos):
-  import oneshot_dp
-
-  rows = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
-  made = oneshot_dp.train_head(
-    rows, np.arange(200) % 2, num_classes=2, epsilon=1.0, delta=1e-4
-  )
-  oneshot_dp.save_head(made, tmp_path / "head", dataset="d")
-  words = ("predict", tmp_path / "head", photos, "--out", tmp_path / "p.csv")
-  assert "imported features" in fails(capsys, *words)

@@ -1,6 +1,7 @@
 import html
 import json
 import math
+import os
 import re
 import shutil
 import stat
@@ -231,9 +232,20 @@ def test_a_damaged_head_is_one_line_and_the_earlier_page_stays(
   assert page.read_bytes() == before
 
 
-def test_other_folders_are_refused(tmp_path, capsys):
-  line = fails(capsys, "report", tmp_path)
-  assert "neither a head nor a run" in line
+def test_a_killed_run_leaves_nothing(tmp_path, capsys, monkeypatch):
+  write_run(tmp_path)
+  before = {*tmp_path.iterdir()}
+
+  def stopped(*_):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "replace", stopped)
+    fails(capsys, "report", tmp_path, status=130)
+  assert {*tmp_path.iterdir()} == before
+  (tmp_path / ".report.html.new").write_text("killed there by SIGKILL")
+  succeeds(capsys, "report", tmp_path)
+  assert {*tmp_path.iterdir()} == before | {tmp_path / "report.html"}
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
