@@ -155,8 +155,8 @@ class TestHub:
     assert path.read_bytes() == BODY
     calls = [call for call in hub.calls() if call.endswith(self.FILE)]
     assert calls == [f"HEAD {self.FILE}", f"GET {self.FILE}"]
-    hub.answer = 404, [], b""
-    hub.fault = lambda number, method: "reset"
+    hub.shutdown()
+    hub.server_close()
     assert local_weights(self.LOCATION, SHA256) == path
 
   @pytest.mark.parametrize(
@@ -170,6 +170,7 @@ class TestHub:
 
   def test_no_network_is_one_line(self, hub, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)  # between its tries
-    hub.fault = lambda number, method: "reset"
+    hub.shutdown()
+    hub.server_close()
     with refused(r"^hf://timm/vit.*--weights", RunError):
       local_weights(self.LOCATION)

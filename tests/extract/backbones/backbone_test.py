@@ -1,6 +1,7 @@
 """Backbones by name, with weights as users have them."""
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import pathlib
@@ -15,13 +16,14 @@ import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import PreprocessConfig
-from oneshot_dp.extract.backbones import backbone as loading
 from oneshot_dp.extract.backbones import norm_free, resnet_v2
 from oneshot_dp.extract.backbones.backbone import (
+  Backbone,
   apply_function,
   load_backbone,
   timm_tensors,
 )
+from oneshot_dp.extract.backbones.names import named
 from oneshot_dp.extract.backbones.vit import ViT
 from oneshot_dp.extract.images import Preprocessing, resize_and_crop
 from tests.extract.backbones import drawn
@@ -29,7 +31,8 @@ from tests.extract.backbones.resnet_test import wrn_weights
 from tests.extract.refusals import refused
 
 SMALL = PreprocessConfig(image_size=32)
-GLYPHS = pathlib.Path(loading.__file__).parent / "glyph_vit.safetensors"
+GLYPHS = pathlib.Path(named("glyph_vit").address or "")
+GOOGLE = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/"
 
 
 def save(path: pathlib.Path, arrays: dict) -> str:
@@ -46,6 +49,11 @@ def arrays() -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def weights(arrays, tmp_path_factory) -> str:
   return save(tmp_path_factory.mktemp("w") / "model.safetensors", arrays)
+
+
+@pytest.fixture(scope="module")
+def backbone(weights) -> Backbone:
+  return load_backbone("vit_ti16", weights)
 
 
 def embed(backbone, images) -> np.ndarray:
@@ -71,11 +79,10 @@ def test_real_weights_give_the_embeddings_of_an_independent_program(
   np.testing.assert_allclose(embed(backbone, np.stack(shown)), want, atol=2e-4)
 
 
-def test_its_identity_says_what_makes_its_embeddings(weights):
-  backbone = load_backbone("vit_ti16", weights, preprocess=SMALL)
+def test_its_identity_says_what_makes_its_embeddings(backbone, weights):
   sha256 = hashlib.sha256(pathlib.Path(weights).read_bytes()).hexdigest()
   identity = backbone.identity
-  assert identity.pop("preprocess")["image_size"] == 32
+  assert identity.pop("preprocess")["image_size"] == 224
   assert identity == {
     "name": "vit_ti16",
     "layer": "cls",
@@ -85,14 +92,14 @@ def test_its_identity_says_what_makes_its_embeddings(weights):
   }
   assert backbone.compute_dtype == "float32"
   assert "array" not in repr(backbone)
-  again = load_backbone("vit_ti16", weights, sha256.upper(), preprocess=SMALL)
+  again = load_backbone("vit_ti16", weights, sha256.upper())
   assert again.apply is backbone.apply  # compiled once
   with refused("has SHA-256 .* not 0000"):
     load_backbone("vit_ti16", weights, "0" * 64)
 
 
-def test_in_bfloat16_kernels_take_half_the_memory(weights):
-  half = load_backbone("vit_ti16", weights, None, None, "bfloat16", SMALL)
+def test_in_bfloat16_kernels_take_half_the_memory():
+  half = load_backbone("glyph_vit", compute_dtype="bfloat16")
   flat: dict[Any, Any] = flax.traverse_util.flatten_dict(half.params)
   for path, leaf in flat.items():
     kernel = path[-1] == "kernel"
@@ -163,29 +170,23 @@ def test_an_image_s_embedding_depends_on_no_other(family):
     np.testing.assert_array_equal(run(params, others)[seed + 1], alone[0])
 
 
-def test_the_arrays_of_timm_come_back(weights, arrays):
-  backbone = load_backbone("vit_ti16", weights)
+def test_the_arrays_of_timm_come_back(backbone, arrays):
   assert backbone.timm == "vit_tiny_patch16_224"
   found = timm_tensors(backbone)
   kept = {k: v for k, v in arrays.items() if not k.startswith("head")}
   assert found.keys() == kept.keys()
   for name, array in kept.items():
     np.testing.assert_array_equal(found[name], array, err_msg=name)
-  larger = PreprocessConfig(image_size=48)
-  resized = timm_tensors(load_backbone("vit_ti16", weights, preprocess=larger))
-  assert resized["pos_embed"].shape == (1, 10, 192)
+  larger = Preprocessing(image_size=48)
+  resized = dataclasses.replace(backbone, preprocessing=larger)
+  assert timm_tensors(resized)["pos_embed"].shape == (1, 10, 192)
 
 
-def test_what_timm_has_not_is_not_given(weights, arrays, tmp_path):
+def test_what_timm_has_not_is_not_given(backbone):
   with refused("no network that timm has"):
     timm_tensors(load_backbone("glyph_vit"))
-  path = save(tmp_path / "w.safetensors", arrays)
-  backbone = load_backbone("vit_ti16", path, preprocess=SMALL)
-  save(
-    tmp_path / "w.safetensors", {**arrays, "norm.bias": arrays["norm.weight"]}
-  )
   with refused("changed since"):
-    timm_tensors(backbone)
+    timm_tensors(dataclasses.replace(backbone, weights_sha256="0" * 64))
 
 
 def test_the_weights_that_are_wanted_are_named(tmp_path, weights):
@@ -219,36 +220,38 @@ def test_a_wrn_is_read_by_name(tmp_path):
 
 CHANGES = [
   ({"norm.weight": None}, "missing: norm.weight"),
-  ({"norm.weight": np.zeros(191)}, r"norm.weight \[191\] instead of \[192\]"),
-  ({"blocks.3.attn.qkv.bias": np.full(576, np.nan)}, "not finite"),
+  ({"norm.weight": np.zeros(127)}, r"norm.weight \[127\] instead of \[128\]"),
+  ({"blocks.1.attn.qkv.bias": np.full(384, np.nan)}, "not finite"),
   ({"extra\n\x1b[31m": np.zeros(1)}, r"unexpected: extra\\n\\x1b\[31m"),
-  ({"pos_embed": np.zeros((5, 192))}, "no square"),
+  ({"pos_embed": np.zeros((5, 128))}, "no square"),
   ({"pos_embed": np.zeros(5)}, "does not fit"),
-  ({"patch_embed.proj.weight": np.zeros((192, 4, 16, 16))}, "patch_embed"),
-  ({"blocks.99999999.norm1.weight": np.zeros(192)}, "look like"),
-  ({"cls_token": np.zeros((1, 1, 191))}, "cls_token"),
-  ({"cls_token": np.zeros((1, 2**16, 192), np.float16)}, "no square"),
-  ({"norm.bias": np.zeros(192, np.int32)}, "int32, not floating"),
+  ({"patch_embed.proj.weight": np.zeros((128, 4, 4, 4))}, "patch_embed"),
+  ({"blocks.99999999.norm1.weight": np.zeros(128)}, "missing: blocks"),
+  ({"cls_token": np.zeros((1, 1, 127))}, "cls_token"),
+  ({"pos_embed": np.zeros((1, 66, 128), np.float16)}, "no square"),
+  ({"norm.bias": np.zeros(128, np.int32)}, "int32, not floating"),
+  ({"Transformer/encoder_norm/scale": np.zeros(3)}, "does not fit"),
+  ({f"{GOOGLE}key/kernel": np.zeros(())}, "does not fit"),
 ]
 
 
-def test_weights_that_do_not_fit_are_one_line(arrays, tmp_path):
+def test_weights_that_do_not_fit_are_one_line(tmp_path):
+  glyphs = safetensors.numpy.load_file(GLYPHS)
   for change, said in CHANGES:
-    changed = {k: v for k, v in {**arrays, **change}.items() if v is not None}
+    changed = {k: v for k, v in {**glyphs, **change}.items() if v is not None}
     path = save(tmp_path / "w.safetensors", changed)
     with refused(said):
-      load_backbone("vit_ti16", path, preprocess=SMALL)
+      load_backbone("glyph_vit", path)
 
 
 @pytest.mark.slow
-def test_damaged_files_are_one_line_or_the_same_network(arrays, tmp_path):
+def test_damaged_files_are_one_line_or_the_same_network(tmp_path):
   """Flips, cuts and swaps of both formats: never anything but a refusal."""
-  few = {k: v.astype(np.float16) for k, v in arrays.items()}
   npz = io.BytesIO()
-  np.savez(npz, allow_pickle=False, **few)
+  np.savez(npz, allow_pickle=False, **safetensors.numpy.load_file(GLYPHS))
   rng = np.random.default_rng(0)
   path = tmp_path / "weights"
-  for whole in (safetensors.numpy.save(few), npz.getvalue()):
+  for whole in (GLYPHS.read_bytes(), npz.getvalue()):
     for trial in range(24):
       data = bytearray(whole)
       at = int(rng.integers(0, 2000 if trial % 2 else len(data)))
@@ -261,4 +264,4 @@ def test_damaged_files_are_one_line_or_the_same_network(arrays, tmp_path):
           data[at : at + 100] = data[at : at + 100][::-1]
       path.write_bytes(data)
       with contextlib.suppress(InputError):
-        load_backbone("vit_ti16", str(path), preprocess=SMALL)
+        load_backbone("glyph_vit", str(path))
