@@ -265,30 +265,3 @@ def test_what_does_not_hold_ends_with_1(capsys, monkeypatch):
   assert "lower bound" in said.out
   assert "epsilon is at least" in said.err
   assert said.err.endswith("epsilon 1 of lamb does not hold.\n")
-
-
-@pytest.mark.parametrize(
-  ("more", "said"),
-  [
-    (["--canaries", 99], "--canaries 99: give 100 or more."),
-    (["--canaries", 10**9], "give fewer --canaries."),
-    (["--head", "lamb", "--balanced"], "balanced is for head 'auto'"),
-    (["--epsilon", 30], "--weak-privacy"),
-    (["--delta", 0.1], "--weak-privacy"),
-    (["--cache", "nowhere"], "nowhere"),
-  ],
-)
-def test_what_is_refused_is_not_charged(
-  capsys, train_cache, ledger_file, more, said
-):
-  words = [*CLAIM, "--cache", train_cache.path, *more]
-  assert said in fails(capsys, *words)
-  assert not ledger_file.exists()
-
-
-def test_what_is_of_no_use(capsys, tmp_path):
-  write_clusters(tmp_path / "one", (50,))
-  one = fails(capsys, *CLAIM, "--cache", tmp_path / "one")
-  assert "has one class" in one
-  said = "--rows and --ledger go with --cache: give it, too."
-  assert fails(capsys, *CLAIM, "--rows", "[:80%]") == said

@@ -88,18 +88,6 @@ def test_a_cap_is_set_and_what_is_left_is_said(ledger, capsys, train_cache):
   assert "THE CAP WAS RAISED" in err
 
 
-def test_half_a_cap_is_refused(ledger, capsys, train_cache):
-  of, epsilon = ("--cache", train_cache.path), ("--max-epsilon", 1)
-  for words in (*of, *epsilon), epsilon, (*of, "--max-delta", DELTA):
-    status, _, err = budget(capsys, *words)
-    assert status == 2
-    assert "a cap is of one data set" in err
-  status, _, err = budget(capsys, *of, "--max-epsilon", -1, "--max-delta", 0.1)
-  assert status == 2
-  assert err.count("\n") == 1
-  assert not ledger.exists
-
-
 def test_ten_thousand_charges_are_read_in_a_second(ledger, capsys):
   charge(ledger, *(1e-4 * (1 + i / 1e5) for i in range(10_000)))
   budget(capsys)  # imports

@@ -127,24 +127,6 @@ def test_the_cap_holds(capsys, head, hard, ledger_file):
 
 
 @pytest.mark.parametrize(
-  ("more", "said"),
-  [
-    (["--private-eval", 1], "--private-eval needs --delta, too."),
-    (["--delta", 1e-5], "are for --private-eval only"),
-    (["--private-eval", 30, "--delta", 1e-5], "--weak-privacy"),
-    (["--private-eval", 1, "--delta", 0.1], "--weak-privacy"),
-    (["--private-eval", 0, "--delta", 1e-5], "must be positive"),
-    (["--cache", "nowhere"], "nowhere"),
-  ],
-)
-def test_what_is_refused_is_not_charged(
-  capsys, head, hard, ledger_file, more, said
-):
-  assert said in fails(capsys, "evaluate", head, "--cache", hard[0], *more)
-  assert not ledger_file.exists()
-
-
-@pytest.mark.parametrize(
   ("changes", "said"),
   [
     ({"backbone": {"name": "other"}}, "of two backbones"),

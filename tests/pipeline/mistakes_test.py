@@ -63,16 +63,23 @@ evaluate head -> evaluate needs --cache CACHE; see
 evaluate test --cache head -> test is not a head: it has no receipt.json; give a
 EVALUATE --delta 1e-5 -> --delta and --noise-seed are for --private-eval only.
 EVALUATE --private-eval 1 -> --private-eval needs --delta, too.
+EVALUATE --private-eval 0 --delta 1e-5 -> --private-eval=0 must be positive
+EVALUATE --private-eval 30 --delta 1e-5 -> insist with --weak-privacy.
+EVALUATE --private-eval 1 --delta 0.1 -> or insist (--weak-privacy).
 predict head empty --out p.csv -> head was trained on imported features, and
 predict head empty --out text.txt -> text.txt is there already, or no place on a
 predict head empty --out gs://b/p.csv -> no place on a disk: name a new file.
 predict head empty --out p.csv --rows [:5%] -> --rows is for a cache, and these
 predict head train empty --out p.csv -> is a cache: give it alone, without
+predict head train --out p.csv --top-k 0 -> --top-k 0 must be from 1 to 4, the
+predict head train --out p.csv --top-k 5 -> --top-k 5 must be from 1 to 4, the
 export head -> export needs --to DIR; see
 export train --to o -> train is not a head: it has no receipt.json; give a
 export head --to test -> test is there already; name another place.
 report train -> give the directory that `train` or `sweep` wrote with --out.
 budget --max-epsilon 8 -> give --cache, --max-epsilon and --max-delta.
+CAP -> a cap is of one data set and has two numbers: give --cache,
+budget --cache train --max-epsilon 8 -> a cap is of one data set and has two
 CAP --max-epsilon x -> --max-epsilon 'x': give a number; see
 CAP --max-epsilon 0 -> epsilon=0 must be positive
 verify empty -> empty is neither a head nor a finished cache: name one of a run'
@@ -80,6 +87,13 @@ AUDIT --epsilon 30 -> insist with --weak-privacy.
 AUDIT --canaries 5 -> --canaries 5: give 100 or more.
 AUDIT --rows [:80%] -> --rows and --ledger go with --cache: give it, too.
 AUDIT --head lamb --balanced -> --balanced goes with --head auto: leave it out.
+AUDIT --cache train --canaries 99 -> --canaries 99: give 100 or more.
+AUDIT --cache train --canaries 1000000000 -> that there are: give fewer --canari
+AUDIT --cache train --head lamb --balanced -> balanced is for head 'auto', not
+AUDIT --cache train --epsilon 30 -> --epsilon=30 is more than 20 and protects al
+AUDIT --cache train --delta 0.1 -> or insist (--weak-privacy).
+AUDIT --cache nowhere -> nowhere: no such directory, or empty; name a cache.
+AUDIT --cache one -> one has one class: give a cache of two or more.
 demo --out gs://bucket/d -> name a folder on a disk.
 import empty.npz --out o -> is damaged, or not what its name says (File is not
 import start.npz --out o -> has no column embedding (or train_embedding): it has
@@ -92,10 +106,11 @@ extract nowhere --out o -> 'nowhere' is no file, folder or URL, nor an experimen
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-  """A folder with two caches, a head, and what is none of these."""
+  """A folder with caches, a head, and what is none of these."""
   folder = tmp_path_factory.mktemp("place")
   write_clusters(folder / "train")
   write_clusters(folder / "test", (20,) * 4, seed=1, split="test")
+  write_clusters(folder / "one", (50,))
   (folder / "empty").mkdir()
   (folder / "empty.npz").touch()
   (folder / "text.txt").write_text("hello")
