@@ -38,7 +38,13 @@ def parquet(path, embedding, label, **others):
 
 
 @pytest.mark.parametrize(
-  ("dtype", "stored"), [("f2", "float16"), ("f4", "float32"), ("f8", "float32")]
+  ("dtype", "stored"),
+  [
+    ("f2", "float16"),
+    ("f4", "float32"),
+    ("f8", "float32"),
+    (ml_dtypes.bfloat16, "bfloat16"),
+  ],
 )
 def test_an_npz_becomes_a_cache_of_the_same_rows(tmp_path, dtype, stored):
   embedding, label = vectors(dtype)
@@ -56,18 +62,10 @@ def test_an_npz_becomes_a_cache_of_the_same_rows(tmp_path, dtype, stored):
   assert info.embedding_dtype == stored
   assert (info.id_source, info.keys) == ("example_id", "embedding")
   rows = rows_of(tmp_path / "cache")
-  np.testing.assert_array_equal(rows["embedding"], embedding.astype(stored))
+  wide = rows["embedding"].astype("f4")  # bfloat16 is not NumPy's
+  np.testing.assert_array_equal(wide, embedding.astype("f4"))
   np.testing.assert_array_equal(rows["label"], label)
   np.testing.assert_array_equal(rows["example_id"], ids)
-
-
-def test_bfloat16_is_kept(tmp_path):
-  embedding, label = vectors(ml_dtypes.bfloat16)
-  np.savez(tmp_path / "a.npz", embedding=embedding, label=label)
-  cache = import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
-  assert cache.info.embedding_dtype == "bfloat16"
-  found = rows_of(tmp_path / "c")["embedding"]
-  np.testing.assert_array_equal(found.astype("f4"), embedding.astype("f4"))
 
 
 def test_a_splits_arrays_are_found_by_its_name(tmp_path):
@@ -181,17 +179,14 @@ def test_k_of_the_labels_is_warned_of_and_marked(tmp_path, capsys):
 
 
 BAD = {
-  "objects": {"label": np.array([{}] * N, object)},
   "structured": {"embedding": np.zeros(N, [("a\x1b[31m", "f4")])},
   "whole numbers": {"embedding": np.zeros((N, D), "i4")},
-  "one axis": {"embedding": np.zeros(N, "f4")},
   "no width": {"embedding": np.zeros((N, 0), "f4")},
   "other lengths": {"label": np.zeros(N - 1, int)},
   "two axes of labels": {"label": np.zeros((N, 2), int)},
   "float labels": {"label": np.zeros(N)},
   "huge labels": {"label": np.full(N, 2**64 - 1, np.uint64)},
   "labels outside": {"label": np.full(N, K)},
-  "negative labels": {"label": np.full(N, -1)},
   "NaN": {"embedding": np.full((N, D), np.nan, "f4")},
   "too large for float32": {"embedding": np.full((N, D), 1e300)},
   "ids twice": {"example_id": np.zeros(N, int)},
@@ -202,20 +197,6 @@ BAD = {
   "names of numbers": {"class_names": np.arange(K)},
   "a unit without a name": {"unit_id": np.zeros(N, int)},
 }
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_what_is_no_table_of_vectors_is_one_line(tmp_path, capsys, what):
-  embedding, label = vectors()
-  arrays: dict = {"embedding": embedding, "label": label} | BAD[what]
-  np.savez(tmp_path / "a.npz", **arrays)
-  line = fails(
-    capsys,
-    *("import", tmp_path / "a.npz", "--out", tmp_path / "c"),
-    *("--num-classes", K),
-  )
-  assert "\x1b" not in line
-  assert not (tmp_path / "c").exists()
 
 
 BAD_COLUMNS = {
@@ -229,11 +210,18 @@ BAD_COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("what", BAD_COLUMNS)
-def test_a_bad_column_is_one_line(tmp_path, capsys, what):
-  columns = {"embedding": [[1.0] * D] * 4, "label": [0, 1, 1, 0]}
-  file = parquet(tmp_path / "a.parquet", **(columns | BAD_COLUMNS[what]))
-  fails(capsys, *("import", file, "--out", tmp_path / "c", "--num-classes", K))
+@pytest.mark.parametrize("what", [*BAD, *BAD_COLUMNS])
+def test_what_is_no_table_of_vectors_is_one_line(tmp_path, capsys, what):
+  if what in BAD:
+    embedding, label = vectors()
+    arrays: dict = {"embedding": embedding, "label": label} | BAD[what]
+    np.savez(file := tmp_path / "a.npz", **arrays)
+  else:
+    columns = {"embedding": [[1.0] * D] * 4, "label": [0, 1, 1, 0]}
+    file = tmp_path / "a.parquet"
+    parquet(file, **(columns | BAD_COLUMNS[what]))
+  words = ("import", file, "--out", tmp_path / "c", "--num-classes", K)
+  assert "\x1b" not in fails(capsys, *words)
   assert not (tmp_path / "c").exists()
 
 
@@ -278,16 +266,10 @@ def test_pickles_are_never_opened(tmp_path, name):
 
 
 def test_no_file_and_no_table(tmp_path, capsys):
-  for name in ("nothing.npz", "nothing.parquet"):
-    fails(capsys, "import", tmp_path / name, "--out", tmp_path / "c")
   os.mkfifo(tmp_path / "fifo.npz")
   line = fails(capsys, "import", tmp_path / "fifo.npz", "--out", tmp_path / "c")
   assert "not a regular file" in line
-  (tmp_path / "folder").mkdir()
-  fails(capsys, "import", tmp_path / "folder", "--out", tmp_path / "c")
-  (tmp_path / "a.txt").write_text("embedding,label\n")
-  line = fails(capsys, "import", tmp_path / "a.txt", "--out", tmp_path / "c")
-  assert "neither .npz nor .parquet" in line
+  fails(capsys, "import", tmp_path / "no.parquet", "--out", tmp_path / "c")
   with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
     file.writestr("README", "hello")
   fails(capsys, "import", tmp_path / "a.npz", "--out", tmp_path / "c")
@@ -307,22 +289,14 @@ def test_the_same_rows_again_are_the_cache_and_others_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
-  # 400 MB of zeros in half a megabyte of file; a shard takes 8 MB.
-  n, d = 100_000, 1000
-  with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
-    for name, shape, dtype in (
-      ("embedding", (n, d), "<f4"),
-      ("label", (n,), "<i8"),
-    ):
-      with file.open(f"{name}.npy", "w") as stream:
-        header = {"descr": dtype, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(stream, header)
-        row = bytes(np.dtype(dtype).itemsize * int(np.prod(shape[1:])) * 1000)
-        for _ in range(n // 1000):
-          stream.write(row)
+  # 320 MB of zeros in a small file; a shard takes 8 MB.
+  rows = np.broadcast_to(np.zeros(1, "f4"), (80_000, 1000))
+  np.savez_compressed(
+    tmp_path / "a.npz", embedding=rows, label=np.zeros(len(rows), int)
+  )
   np.savez(tmp_path / "b.npz", embedding=np.eye(2), label=np.arange(2))
   import_table(tmp_path / "b.npz", tmp_path / "b", num_classes=K)  # libraries
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
-  after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  assert after - before < 260_000  # KB
+  more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+  assert more < 240_000  # KB
