@@ -79,43 +79,31 @@ def test_numbers_of_the_environment(monkeypatch):
       check_num_classes(1, "it")
 
 
-@pytest.mark.parametrize(
-  ("settings", "said"),
-  [
-    ({"num_classes": 0}, "--num-classes=0 must be at least 1"),
-    ({"split": "train[:80%]"}, r"--rows '\[:80%\]'"),
-    ({"class_names": ("a", " ")}, "not blank"),
-    ({"name": "\x1b"}, "control characters"),
-    ({"location": ()}, "location"),
-  ],
-)
-def test_sources_that_cannot_be(settings, said):
-  with refused(said):
-    SourceSettings(**{"location": ("x",)} | settings)
+def source(**settings):
+  return SourceSettings(**{"location": ("x",)} | settings)
+
+
+def job(**settings):
+  return ExtractConfig(source=SOURCE, **settings)
 
 
 @pytest.mark.parametrize(
-  ("settings", "said"),
+  ("make", "settings", "said"),
   [
-    ({"views": 0}, "--views=0 must be at least 1"),
-    ({"batch_size": -1}, "--batch-size=-1"),
+    (source, {"num_classes": 0}, "--num-classes=0 must be at least 1"),
+    (source, {"split": "train[:80%]"}, r"--rows '\[:80%\]'"),
+    (source, {"class_names": ("a", " ")}, "not blank"),
+    (source, {"name": "\x1b"}, "control characters"),
+    (source, {"location": ()}, "location"),
+    (job, {"views": 0}, "--views=0 must be at least 1"),
+    (job, {"batch_size": -1}, "--batch-size=-1"),
+    (PreprocessConfig, {"image_size": 0}, "--image-size=0"),
+    (PreprocessConfig, {"resize": 0}, "--resize=0"),
   ],
 )
-def test_jobs_that_cannot_be(settings, said):
+def test_settings_that_cannot_be(make, settings, said):
   with refused(said):
-    ExtractConfig(source=SOURCE, **settings)
-
-
-@pytest.mark.parametrize(
-  ("settings", "said"),
-  [
-    ({"image_size": 0}, "--image-size=0"),
-    ({"resize": 0}, "--resize=0"),
-  ],
-)
-def test_preprocessing_that_cannot_be(settings, said):
-  with refused(said):
-    PreprocessConfig(**settings)
+    make(**settings)
 
 
 def test_every_experiment_names_what_there_is():

@@ -1,4 +1,4 @@
-"""Arrays of images in an npz, and every npz that is none."""
+"""Images in an npz or a tar, and every archive that is none."""
 
 import datetime
 import pathlib
@@ -16,6 +16,7 @@ from tests.extract.sources.made import (
   arrays,
   opened,
   read_or_refused,
+  write_tar,
 )
 
 
@@ -185,3 +186,31 @@ def test_reads_the_real_material(shared_data):
   found = opened(shared_data / "cifar10_images.npz", split="test")
   assert (len(found), len(found.class_names)) == (2000, 10)
   assert np.shape(found[1999].image) == (32, 32, 3)
+
+
+@pytest.mark.parametrize(
+  ("members", "said"),
+  [
+    ({"a.cls": b"0"}, "samples without an image, .*: 'a.cls'"),
+    ({"a.png": b"", "a.jpg": b"", "a.cls": b"0"}, "samples without an image"),
+    ({"a.png": b"x", "a.json": b"[]"}, "'a.json' cannot be read"),
+    ({"a.png": b"x", "a.json": b"[" * 10**5}, "'a.json' cannot be read"),
+    ({"a.png": b"x", "a.cls": b"\xff"}, "'a.cls' cannot be read"),
+    ({"a.png": b"x"}, r"images without a label 'label' .*x.tar\[0\]"),
+    ({"a.png": None, "a.cls": b"0"}, "'a.png' is cut short, a link or"),
+    ({"a.png": b"x", "./a.png": b"x"}, "'./a.png' more than once"),
+    ({"a\n.png": b"x", "a\n.jpg": b"x"}, r"'a\\n.png'"),
+  ],
+)
+def test_tars_that_are_not_whole(tmp_path, members, said):
+  write_tar(tmp_path / "x.tar", members)
+  with refused(said):
+    opened(tmp_path / "x.tar", num_classes=2)
+
+
+def test_what_a_tar_has_beside_its_samples_is_passed_over(tmp_path):
+  sample = {"./b/1.png": b"x", "./b/1.cls": b"1"}
+  litter = {"__MACOSX/b/1.png": b"y", "b/.1.png": b"z", "README": b""}
+  write_tar(tmp_path / "x.tar", litter | sample)
+  (found,) = opened(tmp_path / "x.tar", num_classes=2)
+  assert (found.image, found.label) == (b"x", 1)
