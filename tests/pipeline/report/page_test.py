@@ -81,10 +81,24 @@ def text_of(page):
   return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
-def test_the_page_says_promise_cost_accuracy_and_limits(tmp_path, capsys):
-  said, _ = succeeds(capsys, "report", write_run(tmp_path))
-  page = tmp_path / "report.html"
-  assert said.strip() == str(page)
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+  """That of a run as it usually is; to be read alone."""
+  return write_report(write_run(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture
+def run(page, tmp_path):
+  """A copy of the same run, to be spoilt."""
+  shutil.copytree(page.parent, tmp_path / "run")
+  (tmp_path / "run" / "report.html").unlink()
+  return tmp_path / "run"
+
+
+def test_the_page_says_promise_cost_accuracy_and_limits(page, run, capsys):
+  said, _ = succeeds(capsys, "report", run)
+  assert said.strip() == str(run / "report.html")
+  assert (run / "report.html").read_bytes() == page.read_bytes()
   text = text_of(page)
   for words in (
     "At ε = 1 this classifier names 85.1 % of 1,000 test images right",
@@ -102,28 +116,22 @@ def test_the_page_says_promise_cost_accuracy_and_limits(tmp_path, capsys):
     assert words in text, words
 
 
-def test_contents_lead_somewhere_and_nothing_is_loaded(tmp_path):
-  page = write_report(write_run(tmp_path)).read_text("utf-8")
-  links = re.findall(r'href="#([^"]+)"', page)
+def test_contents_lead_somewhere_and_nothing_is_loaded(page):
+  text = page.read_text("utf-8")
+  links = re.findall(r'href="#([^"]+)"', text)
   assert len(links) >= 6
-  assert all(f'id="{link}"' in page for link in links)
-  assert "<script" not in page
-  assert re.findall(r'(?:src|href)="(?!#|data:,)', page) == []
-  assert "http" not in page.partition("<body>")[2]
-  assert page.count("<svg") == 2 + 2  # wide and narrow, and bars of two classes
+  assert all(f'id="{link}"' in text for link in links)
+  assert "<script" not in text
+  assert re.findall(r'(?:src|href)="(?!#|data:,)', text) == []
+  assert "http" not in text.partition("<body>")[2]
+  assert text.count("<svg") == 2 + 2  # wide and narrow, and bars of two classes
+  # Names are text, and no markup.
+  assert "<b>rat</b>" not in text
+  assert "&lt;b&gt;rat&lt;/b&gt;" in text
 
 
-def test_names_are_text_not_markup(tmp_path):
-  page = write_report(write_run(tmp_path)).read_text("utf-8")
-  assert "<b>rat</b>" not in page
-  assert "&lt;b&gt;rat&lt;/b&gt;" in page
-
-
-def test_classes_are_listed_the_weakest_first_and_those_without_rows_last(
-  tmp_path,
-):
-  text = text_of(write_report(write_run(tmp_path)))
-  text = text.partition("Class by class")[2]
+def test_classes_are_listed_the_weakest_first_and_those_without_rows_last(page):
+  text = text_of(page).partition("Class by class")[2]
   places = [text.index(name) for name in (NAMES[1], NAMES[0], NAMES[2])]
   assert places == sorted(places)
   assert "400 50.0 %" in text
@@ -153,8 +161,7 @@ def test_a_head_has_a_page_of_its_own(tmp_path, capsys):
   assert "a person with two images" not in text
 
 
-def test_what_is_not_private_is_marked_and_the_owners_alone(tmp_path):
-  page = write_report(write_run(tmp_path / "a"))
+def test_what_is_not_private_is_marked_and_the_owners_alone(page, tmp_path):
   assert stat.S_IMODE(page.stat().st_mode) == 0o600  # it has a baseline
   assert "without noise (NOT PRIVATE)" in page.read_text("utf-8")
   page = write_report(write_run(tmp_path / "b", seed=3, baseline=False))
@@ -173,12 +180,6 @@ def test_what_is_not_private_is_marked_and_the_owners_alone(tmp_path):
   assert "protects nobody" in text_of(write_report(head))
 
 
-def test_the_same_run_gives_the_same_page(tmp_path):
-  folder = write_run(tmp_path)
-  first = write_report(folder).read_bytes()
-  assert write_report(folder).read_bytes() == first
-
-
 @pytest.mark.parametrize(
   ("name", "value"),
   [
@@ -192,60 +193,53 @@ def test_the_same_run_gives_the_same_page(tmp_path):
   ],
 )
 def test_results_that_receipts_do_not_bear_out_are_refused(
-  tmp_path, capsys, name, value
+  run, capsys, name, value
 ):
-  file = write_run(tmp_path) / "results.json"
-  results = json.loads(file.read_text())
+  results = json.loads((run / "results.json").read_text())
   results["heads"][0][name] = value
-  file.write_text(json.dumps(results))
-  fails(capsys, "report", tmp_path)
-  assert not (tmp_path / "report.html").exists()
+  (run / "results.json").write_text(json.dumps(results))
+  fails(capsys, "report", run)
+  assert not (run / "report.html").exists()
 
 
-def test_a_head_outside_of_the_run_is_refused(tmp_path, capsys):
-  file = write_run(tmp_path / "run") / "results.json"
-  results = json.loads(file.read_text())
-  path = results["heads"][0]["path"]
-  shutil.move(tmp_path / "run" / path, tmp_path / "head")
+def test_a_head_outside_of_the_run_is_refused(run, capsys):
+  results = json.loads((run / "results.json").read_text())
+  shutil.move(run / results["heads"][0]["path"], run.parent / "head")
   results["heads"][0]["path"] = "../head"
-  file.write_text(json.dumps(results))
-  assert "outside of" in fails(capsys, "report", tmp_path / "run")
+  (run / "results.json").write_text(json.dumps(results))
+  assert "outside of" in fails(capsys, "report", run)
 
 
 @pytest.mark.parametrize(
   "content",
   ["", "{", "[]", "{}", '{"format": 2}', '{"format": 1, "heads": []}', "\x00"],
 )
-def test_damaged_results_are_one_line(tmp_path, capsys, content):
-  (write_run(tmp_path) / "results.json").write_text(content)
-  assert "results.json is damaged" in fails(capsys, "report", tmp_path)
+def test_damaged_results_are_one_line(run, capsys, content):
+  (run / "results.json").write_text(content)
+  assert "results.json is damaged" in fails(capsys, "report", run)
 
 
-def test_a_damaged_head_is_one_line_and_the_earlier_page_stays(
-  tmp_path, capsys
-):
-  page = write_report(write_run(tmp_path))
-  before = page.read_bytes()
-  for file in (tmp_path / "heads").glob("*/head.safetensors"):
+def test_a_damaged_head_is_one_line_and_the_earlier_page_stays(run, capsys):
+  before = write_report(run).read_bytes()
+  for file in (run / "heads").glob("*/head.safetensors"):
     file.write_bytes(b"0" * file.stat().st_size)
-  fails(capsys, "report", tmp_path)
-  assert page.read_bytes() == before
+  fails(capsys, "report", run)
+  assert (run / "report.html").read_bytes() == before
 
 
-def test_a_killed_run_leaves_nothing(tmp_path, capsys, monkeypatch):
-  write_run(tmp_path)
-  before = {*tmp_path.iterdir()}
+def test_a_killed_run_leaves_nothing(run, capsys, monkeypatch):
+  before = {*run.iterdir()}
 
   def stopped(*_):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
     patch.setattr(os, "replace", stopped)
-    fails(capsys, "report", tmp_path, status=130)
-  assert {*tmp_path.iterdir()} == before
-  (tmp_path / ".report.html.new").write_text("killed there by SIGKILL")
-  succeeds(capsys, "report", tmp_path)
-  assert {*tmp_path.iterdir()} == before | {tmp_path / "report.html"}
+    fails(capsys, "report", run, status=130)
+  assert {*run.iterdir()} == before
+  (run / ".report.html.new").write_text("killed there by SIGKILL")
+  succeeds(capsys, "report", run)
+  assert {*run.iterdir()} == before | {run / "report.html"}
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -253,11 +247,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
-def test_a_browser_shows_it_on_a_phone_and_on_a_desk(tmp_path):
+def test_a_browser_shows_it_on_a_phone_and_on_a_desk(page):
   """Nothing sticks out but in what scrolls; no word of a table is broken."""
   from playwright.sync_api import sync_playwright
 
-  page = write_report(write_run(tmp_path))
   with sync_playwright() as playwright:
     browser = playwright.chromium.launch(
       executable_path=CHROMIUM,
