@@ -132,8 +132,7 @@ class Parquet:
       rows = sum(pq.read_metadata(file).num_rows for file in files)
     self.class_names = class_labels(schemas[0].metadata).get("label") or None
     self.shapes: dict[str, tuple[int, ...]] = {
-      field.name: (rows, 0) if _is_vector(field.type) else (rows,)
-      for field in schemas[0]
+      each.name: (rows,) + (0,) * _is_vector(each.type) for each in schemas[0]
     }
 
   def vectors(self, name: str) -> Iterator[np.ndarray]:
@@ -148,44 +147,33 @@ class Parquet:
 def _array(path: Path, name: str, column: Any) -> np.ndarray:
   import pyarrow as pa
 
-  kinds = pa.types
   if isinstance(column.type, pa.BaseExtensionType):
     column = column.storage
-  if kinds.is_dictionary(column.type):
+  if pa.types.is_dictionary(column.type):
     column = column.dictionary_decode()
   if column.null_count:
     raise InputError(
       f"{path}: {name} has rows without a value; fill or drop them."
     )
-  if kinds.is_integer(column.type):
+  if pa.types.is_integer(column.type):
     return column.to_numpy(zero_copy_only=False)
   if column.type in (pa.string(), pa.large_string()):
     return np.array(column.to_pylist(), object)
-  if not _is_vector(column.type):
+  if not pa.types.is_nested(column.type):
     raise InputError(
       f"{path}: {name} is of type {column.type!s:.60}; labels and owners are"
       " whole numbers or strings, and embeddings are lists."
     )
-  values = column.flatten()
-  width = len(values) // max(1, len(column))
-  if not kinds.is_fixed_size_list(column.type):
-    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
-    width = -1 if (lengths != width).any() else width
-  if width < 0 or values.null_count:
-    raise InputError(
-      f"{path}: the vectors of {name} are not of one length, or lack values."
-    )
-  return values.to_numpy(zero_copy_only=False).reshape(-1, width)
+  rows = column.to_numpy(zero_copy_only=False)
+  if len({*map(len, rows)}) > 1:
+    raise InputError(f"{path}: the vectors of {name} are not of one length.")
+  return np.stack(rows)  # a value that is missing is NaN
 
 
 def _is_vector(of: Any) -> bool:
-  """Whether a type is a list, or a tensor."""
   import pyarrow as pa
 
-  if isinstance(of, pa.BaseExtensionType):
-    of = of.storage_type
-  kinds = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
-  return any(is_kind(of) for is_kind in kinds)
+  return pa.types.is_nested(of) or isinstance(of, pa.BaseExtensionType)
 
 
 @contextlib.contextmanager
