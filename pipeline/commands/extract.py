@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from tyro.conf import Positional, Suppress
@@ -23,6 +24,7 @@ from oneshot_dp.pipeline import commands as f
 STOP_SECONDS = 60
 """A job on an engine is stopped there before the command ends."""
 _UNITS = "Whose images are: column, CSV, or '/(?P<patient>[^/_]+)_'."
+_DTYPES = "float16|float32|bfloat16"
 _BACKBONE = "A name, or FILE.py:FUNCTION."
 
 
@@ -33,7 +35,9 @@ class Flags:
   SOURCE: a folder of a folder for each class, FILE.npz, Parquet or WebDataset
   files, gs:// or s3:// URLs of them, tfds:NAME; or an experiment:
   {experiments}.
+
   Backbones: {backbones}.
+
   Other flags go to Beam (--runner=…). The same command resumes a stopped job.
 
   oneshot-dp extract photos --backbone vit_ti16 --out caches/train
@@ -53,21 +57,36 @@ class Flags:
   weights: Annotated[str | None, f.flag("Else the name's.", "FILE")] = None
   weights_sha256: Annotated[str | None, f.flag("Of these.", "HEX")] = None
   embedding: Annotated[str | None, f.flag("Layer: cls, mean …", "NAME")] = None
-  compute_dtype: Annotated[ComputeDtype | None, f.flag("Of products.")] = None
+  compute_dtype: Annotated[
+    ComputeDtype | None, f.flag("Of products.", "float32|bfloat16")
+  ] = None
   image_size: Annotated[int | None, f.flag("Side, pixels.", "N")] = None
   resize: Annotated[str | None, f.flag("N, or square.", "HOW")] = None
   views: Annotated[int | None, f.flag("Mean of random crops.", "N")] = None
   batch_size: Annotated[int | None, f.flag("Images per call.", "N")] = None
-  embedding_dtype: Annotated[EmbeddingDtype | None, f.flag("As stored.")] = None
+  embedding_dtype: Annotated[
+    EmbeddingDtype | None, f.flag("As stored.", _DTYPES)
+  ] = None
   shard_rows: Annotated[int | None, f.flag("Images per shard.", "N")] = None
-  on_decode_error: Annotated[OnDecodeError | None, f.flag("If broken.")] = None
+  on_decode_error: Annotated[
+    OnDecodeError | None, f.flag("If broken.", "fail|skip")
+  ] = None
   stall_seconds: Annotated[int | None, f.flag("Longest wait.", "N")] = None
   beam_options: Suppress[tuple[str, ...]] = ()
 
 
-_names = [name for name in backbone_names() if "_" in name]
+def _shown(names: Iterable[str]) -> str:
+  """Names in a row; those that begin as the one before show how they end."""
+  words, begun = [], ""
+  for name in names:
+    first, _, last = name.rpartition("_")
+    words.append(f"_{last}" if first == begun else name)
+    begun = first
+  return " ".join(words)
+
+
 Flags.__doc__ = (Flags.__doc__ or "").format(
-  experiments=", ".join(EXPERIMENTS), backbones=", ".join(_names)
+  experiments=_shown(EXPERIMENTS), backbones=_shown(backbone_names())
 )
 
 

@@ -32,6 +32,9 @@ JARS = ROOT / "build" / "flink"
 JARS_SHA256 = "d48aa836447648803693560de9fa84be15fa7f9c408f3ee20b6cd6d4da4f16f6"
 TASK_MANAGERS, PARALLELISM = 3, 2
 ONESHOT_DP = [sys.executable, "-m", "oneshot_dp"]
+# As the image of workers starts its pool: -m MODULE --service_port=PORT
+_IMAGE = (ROOT / "extract" / "Dockerfile").read_text()
+POOL = _IMAGE.partition('LABEL pool="python ')[2].partition('"')[0].split()
 _OPENS = [
   f"--add-opens=java.base/java.{package}=ALL-UNNAMED"
   for package in ("lang", "net", "nio", "util", "util.concurrent")
@@ -108,17 +111,13 @@ def free_port() -> int:
 
 @dataclasses.dataclass
 class FlinkCluster:
-  """One JobManager, TaskManagers with their pools, and the job server.
-
-  A context: all of its processes are gone when it ends. Logs are in `folder`.
-  """
+  """JobManager, TaskManagers with their pools, job server; logs in `folder`."""
 
   folder: pathlib.Path
 
   def __post_init__(self) -> None:
     self._processes: dict[str, subprocess.Popen] = {}
     self._rest, self._rpc, self._jobs = (free_port() for _ in range(3))
-    self._pools = free_port()
 
   def __enter__(self) -> Self:
     conf = self.folder / "conf"
@@ -171,7 +170,7 @@ class FlinkCluster:
     return [
       *("--runner=PortableRunner", f"--job_endpoint=localhost:{self._jobs}"),
       *("--environment_type=EXTERNAL", f"--parallelism={PARALLELISM}"),
-      f"--environment_config=pool:{self._pools}",
+      f"--environment_config=pool:{POOL[-1].partition('=')[2]}",
     ]
 
   def start_worker(self, number: int) -> None:
@@ -183,7 +182,7 @@ class FlinkCluster:
     python = pathlib.Path(sys.executable)
     self._start(
       f"pool{number}",
-      [python, HERE / "worker_pool.py", f"{address}:{self._pools}"],
+      [python, HERE / "worker_pool.py", address, *POOL],
       # The pool starts any "python" that it finds.
       PATH=f"{python.parent}:{os.environ['PATH']}",
       PYTHONPATH=str(ROOT),

@@ -1,25 +1,23 @@
-"""Beam's worker pool on one address: of several pools, each has its own.
+"""Runs the pool's command of extract/Dockerfile on one address instead of all.
 
-On hosts of their own Beam's command does, which listens on all addresses:
-`python -m apache_beam.runners.worker.worker_pool_main --service_port 50000`.
+On hosts of their own each has its address; here several pools share a machine.
 """
 
+import runpy
 import sys
-import threading
-from concurrent import futures
 
 import grpc
-from apache_beam.portability.api import beam_fn_api_pb2_grpc
-from apache_beam.runners.worker.worker_pool_main import (
-  BeamFnExternalWorkerPoolServicer,
-)
+
+
+def on_one_address(*args, make=grpc.server, **options):
+  server = make(*args, **options)
+  listen, address = server.add_insecure_port, sys.argv[1]
+  server.add_insecure_port = lambda at: listen(at.replace("[::]", address))
+  return server
+
 
 if __name__ == "__main__":
-  server = grpc.server(futures.ThreadPoolExecutor(8))
-  beam_fn_api_pb2_grpc.add_BeamFnExternalWorkerPoolServicer_to_server(
-    BeamFnExternalWorkerPoolServicer(use_process=True), server
-  )
-  if not server.add_insecure_port(sys.argv[1]):
-    sys.exit(f"{sys.argv[1]} cannot be listened on")
-  server.start()
-  threading.Event().wait()
+  grpc.server = on_one_address
+  _, _, _, module, *flags = sys.argv  # … ADDRESS -m MODULE --service_port=PORT
+  sys.argv = [module, sys.argv[1], *flags]
+  runpy.run_module(module, run_name="__main__")

@@ -55,14 +55,17 @@ def test_what_is_written_is_read(tmp_path, dtype, unit):
   assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
 
 
-def test_an_import_is_bounded_by_no_block_and_keeps_precision(tmp_path):
-  info = make_info(50, 9)
+@pytest.mark.parametrize(("n", "d"), [(50, 9), (1, 1), (3, 16_384)])
+def test_an_import_is_bounded_by_no_block(tmp_path, n, d):
+  info = make_info(n, d)
   rows = imported(make_rows(info))
   one = write_cache(tmp_path / "one", info, [rows])
-  pieces = [part(rows, range(i, i + 7)) for i in range(0, 50, 7)]
+  pieces = [part(rows, range(i, i + 7)) for i in range(0, n, 7)]
   write_cache(tmp_path / "other", info, pieces)
   assert digest(tmp_path / "one") == digest(tmp_path / "other")
   assert one.info.keys == "embedding"
+  stored = rows["embedding"].astype(np.float16)
+  np.testing.assert_array_equal(columns(one)["embedding"], stored)
   assert check_cache(tmp_path / "one") == []
   # Again: the same one. Other rows are not taken for them.
   before = digest(tmp_path / "one")
@@ -78,11 +81,9 @@ def test_an_import_is_bounded_by_no_block_and_keeps_precision(tmp_path):
   [
     ({"label": np.full(50, 4)}, r"example_id 0 has a label outside \[0, 4\)"),
     ({"label": np.full(50, -1)}, "has a label outside"),
-    ({"label": np.zeros(50)}, "label is float64"),
     ({"label": np.zeros(50, "M8[s]")}, "label is datetime64"),
     ({"label": np.zeros(49, int)}, r"label is int64 \[49\]"),
     ({"embedding": np.full((50, 9), 1e6)}, "overflows float16"),
-    ({"embedding": np.full((50, 9), np.nan)}, "is not finite"),
     ({"embedding": np.full((50, 9), -np.inf)}, "is not finite"),
     ({"embedding": np.zeros((50, 8))}, r"embedding is float64 \[50, 8\]"),
     ({"embedding": np.zeros((50, 9), int)}, "embedding is int64"),
@@ -111,19 +112,6 @@ def test_a_generator_that_fails_leaves_nothing_behind(tmp_path):
   assert not (tmp_path / "cache").exists()
   with refused("20 rows came, and source_num_examples is 50"):
     write_cache(tmp_path / "cache", info, [next(broken())])
-
-
-@pytest.mark.parametrize(
-  ("n", "d", "k"), [(1, 1, 1), (3, 16_384, 2), (2, 3, 21_843)]
-)
-def test_sizes(tmp_path, n, d, k):
-  names = tuple(map(str, range(k)))
-  info = make_info(n, d, class_names=names, shard_rows=2048)
-  rows = imported(make_rows(info))
-  cache = write_cache(tmp_path / "cache", info, [rows])
-  stored = rows["embedding"].astype(np.float16)
-  np.testing.assert_array_equal(columns(cache)["embedding"], stored)
-  assert check_cache(tmp_path / "cache") == []
 
 
 def test_zero_rows_in_a_shard_and_in_all(tmp_path):
@@ -156,9 +144,8 @@ class TestInfo:
     assert one.public() == other.public() == make_info().public()
     assert one.fingerprint == other.fingerprint == make_info().fingerprint
     assert "shards" not in one.public()
-    assert open_cache(tmp_path / "one").private_digest != (
-      open_cache(tmp_path / "other").private_digest
-    )
+    caches = [open_cache(tmp_path / name) for name in ("one", "other")]
+    assert len({cache.private_digest for cache in caches}) == 2
 
   def test_fingerprints(self):
     """One is of all that is public, one of what a head must fit."""
@@ -234,9 +221,7 @@ class TestParts:
     ids = np.concatenate([f["example_id"] for f in found])
     assert sorted(ids) == sorted(whole["example_id"])
     assert [cache.n for cache in parts] == [100] * 5  # public: the mean
-    assert [cache.num_rows for cache in parts] == [
-      len(f["label"]) for f in found
-    ]
+    assert [p.num_rows for p in parts] == [len(f["label"]) for f in found]
     assert len({cache.private_digest for cache in parts}) == 5
     assert parts[0].name == f"{tmp_path}[:20%]"
     if unit == "patient":
@@ -247,17 +232,12 @@ class TestParts:
     """One image more or less moves no other; a copy goes where it is."""
     run_job(tmp_path / "one", make_info(300))
     run_job(tmp_path / "fewer", make_info(280, shard_rows=64))
-    rows = make_rows(make_info(300))
-    kept = [
+    one, fewer = (
       columns(open_cache(tmp_path / name, Part(0, 50)))["image_key"].tolist()
       for name in ("one", "fewer")
-    ]
-    names = {tuple(key) for key in rows["image_key"][:280].tolist()}
-    assert [key for key in kept[0] if tuple(key) in names] == kept[1]
-
-
-def shards_of(cache):
-  return [pathlib.Path(cache.path, s.file) for s in cache.info.shards]
+    )
+    known = make_rows(make_info(300))["image_key"][:280].tolist()
+    assert [key for key in one if key in known] == fewer
 
 
 class TestDamage:
@@ -267,7 +247,7 @@ class TestDamage:
 
   @pytest.mark.parametrize("how", ["flip", "cut", "longer", "empty", "swap"])
   def test_a_damaged_shard_is_named_before_its_rows_come(self, cache, how):
-    _, other, path, *_ = shards_of(cache)
+    _, other, path, *_ = sorted(pathlib.Path(cache.path).glob("*record-*"))
     data = path.read_bytes()
     at = len(data) // 2
     damaged = {
@@ -294,9 +274,8 @@ class TestDamage:
   @pytest.mark.parametrize("kind", ["gone", "fifo", "folder", "endless"])
   @pytest.mark.parametrize("what", ["metadata", "shard"])
   def test_what_is_no_file_is_refused_at_once(self, cache, what, kind):
-    path = shards_of(cache)[2]
-    if what == "metadata":
-      path = path.with_name(INFO_FILE)
+    name = INFO_FILE if what == "metadata" else cache.info.shards[2].file
+    path = pathlib.Path(cache.path, name)
     path.unlink()
     match kind:
       case "fifo":
@@ -319,13 +298,3 @@ class TestDamage:
       open_cache(tmp_path / "begun")
     with refused("is no path"):
       open_cache("a\0b")
-
-
-def test_norms_have_the_same_bits_in_any_order():
-  rng = np.random.default_rng(0)
-  x = rng.standard_normal((50, 1000)).astype(np.float32)
-  norm = stored_norm(x)
-  exact = np.sqrt((x.astype(np.longdouble) ** 2).sum(axis=1))
-  np.testing.assert_allclose(norm, exact, rtol=1.2e-7)
-  np.testing.assert_array_equal(stored_norm(x[3:9]), norm[3:9])
-  np.testing.assert_array_equal(stored_norm(np.asfortranarray(x)), norm)

@@ -11,7 +11,11 @@ from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE, Shard
 from oneshot_dp.extract.cache.keys import embedding_keys
 from oneshot_dp.extract.cache.read import check_cache, open_cache
-from oneshot_dp.extract.cache.shard_file import CacheJob, encode_shard
+from oneshot_dp.extract.cache.shard_file import (
+  CacheJob,
+  encode_shard,
+  stored_norm,
+)
 from oneshot_dp.extract.cache.write import write_cache
 from tests.extract.cache.caches import (
   columns,
@@ -140,3 +144,13 @@ def test_a_record_that_is_no_block(out):
   write_info(out, dataclasses.replace(open_cache(out).info, shards=(made,)))
   assert any("(not a block of rows" in p for p in check_cache(out))
   assert shard_file.BLOCK_ROWS == 256
+
+
+def test_norms_have_the_same_bits_in_any_order():
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((50, 1000)).astype(np.float32)
+  norm = stored_norm(x)
+  exact = np.sqrt((x.astype(np.longdouble) ** 2).sum(axis=1))
+  np.testing.assert_allclose(norm, exact, rtol=1.2e-7)
+  np.testing.assert_array_equal(stored_norm(x[3:9]), norm[3:9])
+  np.testing.assert_array_equal(stored_norm(np.asfortranarray(x)), norm)
