@@ -3,7 +3,6 @@
 Everything else that escapes is a bug in oneshot-dp and keeps its traceback.
 """
 
-import os
 import unicodedata
 
 
@@ -72,22 +71,11 @@ def _forges(c: str) -> bool:
   return c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES
 
 
-def number_from_environment(name: str, default: int) -> int:
-  """The natural number of a variable; InputError: it has something else."""
-  text = os.environ.get(name, "").strip() or str(default)
-  if not (text.isdecimal() and text.isascii() and len(text) < 19):
-    raise InputError(f"{name}={text[:80]!a} is no number: mend or unset it.")
-  return int(text)
-
-
 def check_num_classes(num_classes: int, place: str) -> None:
   """Refuses more classes than anybody has, before memory is asked for."""
-  variable = "ONESHOT_DP_MOST_CLASSES"
-  most = number_from_environment(variable, _MOST_CLASSES)
-  if num_classes > most:
+  if num_classes > _MOST_CLASSES:
     raise InputError(
-      f"{place} makes {num_classes} classes, more than {most}: mend it, or set"
-      f" {variable}."
+      f"{place} makes {num_classes} classes: there are {_MOST_CLASSES} at most."
     )
 
 

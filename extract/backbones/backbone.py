@@ -98,6 +98,9 @@ def apply_function(
   network: Any, preprocessing: Preprocessing
 ) -> Callable[..., Any]:
   """`Backbone.apply` of a module or of (params, normalised images) → [b, d]."""
+  # Products of float32 are not rounded to fewer bits.
+  is_float32 = getattr(network, "compute_dtype", None) == "float32"
+  precision: Any = "highest" if is_float32 else None
 
   def apply(
     params: Any, images: UInt8[Array, "b s s 3"]
@@ -105,10 +108,9 @@ def apply_function(
     x = normalize(images, preprocessing)
     if not isinstance(network, nn.Module):
       return jnp.asarray(network(params, x), jnp.float32)
-    # Products of float32 are not rounded to fewer bits.
-    exact = "highest" if network.compute_dtype == "float32" else None
-    with jax.default_matmul_precision(exact):
-      return network.apply({"params": params}, x)
+    with jax.default_matmul_precision(precision):
+      embeddings: Any = network.apply({"params": params}, x)
+    return embeddings
 
   return apply
 

@@ -21,10 +21,10 @@ import numpy as np
 import timm
 import torch
 
-from oneshot_dp.extract.backbones import load_backbone as loading
-from oneshot_dp.extract.backbones.backbone import apply_function, flax_params
+from oneshot_dp.extract.backbones.backbone import FAMILIES, apply_function
 from oneshot_dp.extract.backbones.names import named
 from oneshot_dp.extract.images import Preprocessing
+from oneshot_dp.extract.weights import flax_params
 
 SIDE = 224
 Run = Callable[[], object]
@@ -63,7 +63,7 @@ def main() -> None:
 
 def ours(name: str, model: Any, batch: int, on_gpu: bool) -> Run:
   row = named(name)
-  family = loading._FAMILIES[row.family]
+  family = FAMILIES[row.family]
   arrays = {k: v.numpy() for k, v in model.state_dict().items()}
   network = family.network_of(arrays, row.embedding).clone(
     compute_dtype="bfloat16" if on_gpu else "float32", **row.unsaid

@@ -2,6 +2,7 @@
 
 import hashlib
 import resource
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,11 +140,12 @@ class TestHub:
     """A local server as the Hub; `answer` is what it says of the file."""
 
     def ask(method, path, headers, body):
-      return made.answer if path == self.FILE else (404, [], b"")
+      return server.answer if path == self.FILE else (404, [], b"")
 
-    with object_server.running(object_server.ObjectServer(ask)) as made:
+    server: Any = object_server.ObjectServer(ask)
+    with object_server.running(server) as made:
       commit = [("X-Repo-Commit", "a" * 40), ("ETag", '"one"')]
-      made.answer = 200, commit, BODY
+      server.answer = 200, commit, BODY
       template = f"{made.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
       monkeypatch.setattr(constants, "ENDPOINT", made.url)
       monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
