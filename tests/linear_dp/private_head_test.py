@@ -4,6 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -184,3 +185,44 @@ def test_predicts_nothing_for_a_row_that_is_not_finite(head):
     assert "\n" not in str(error.value)
     assert "7.7" not in str(error.value)
   assert not dataclasses.fields(trained)[0].repr or "array" not in repr(trained)
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    ({"embeddings": np.ones((2, 3), int)}, "embeddings are int64"),
+    ({"embeddings": np.array([["a"]], object)}, "embeddings are object"),
+    ({"embeddings": np.ones(3)}, r"embeddings are float64 \(3,\)"),
+    ({"embeddings": np.ones((0, 3))}, "at least one row"),
+    ({"embeddings": np.ones((3, 0))}, "at least one row"),
+    ({"embeddings": np.full((2, 3), np.nan)}, r"embeddings\[0\] is not finite"),
+    ({"embeddings": np.full((2, 3), 3e38)}, "too long for float32"),
+    ({"labels": np.ones(2)}, "labels are float64"),
+    ({"labels": np.ones(3, int)}, r"labels are int64 \(3,\)"),
+    ({"labels": np.ones((2, 1), int)}, "give 2 integers, one a row"),
+    ({"labels": np.array([0, 4])}, r"labels\[1\] is not one of the num_"),
+    ({"labels": np.array([-1, 0])}, r"labels\[0\] is not one"),
+    ({"num_classes": 0}, "is not one of the num_classes=0"),
+    ({"unit_ids": np.array(["a", "b"])}, "unit_ids are <U1"),
+    ({"unit_ids": np.zeros(1, int)}, "unit_ids are int64"),
+  ],
+)
+def test_arrays_that_are_no_rows_are_refused(given, message):
+  right = {
+    "embeddings": np.ones((2, 3), np.float32),
+    "labels": np.zeros(2, int),
+    "num_classes": 4,
+  }
+  with pytest.raises(InputError, match=message) as refused:
+    array_data(**(right | given))
+  assert "\n" not in str(refused.value)
+
+
+def test_other_arrays_are_read_as_they_are():
+  x = jax.numpy.ones((3, 2))
+  data = array_data(x, np.array([0, 1, 1], np.uint8), num_classes=2)
+  assert (data.n, data.feature_dim, data.num_classes) == (3, 2, 2)
+  assert not data.has_units
+  half = np.ones((3, 2), np.float16)
+  (block,) = array_data(half, np.zeros(3, int), num_classes=1).blocks()
+  assert block["embedding"] is half

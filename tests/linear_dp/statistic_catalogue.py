@@ -59,6 +59,21 @@ def hostile_rows(rng, n=24, dtype=np.float32):
   return x.astype(dtype), rng.integers(0, K, n)
 
 
+def columns_of(rows):
+  """What a pass gives, without padding behind it."""
+  columns = [
+    np.concatenate([np.asarray(part) for part in column]).astype(int)
+    for column in zip(*rows.chunks(), strict=True)
+  ]
+  row, _, weight = columns
+  assert not row[weight == 0].any()
+  return columns
+
+
+def lengths_squared(z):
+  return [sum(v * v for v in row) for row in z.tolist()]
+
+
 @dataclasses.dataclass(frozen=True)
 class Statistic:
   left: Callable[..., Any]

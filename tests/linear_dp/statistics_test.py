@@ -75,6 +75,9 @@ def test_a_sum_is_that_of_numpy(name, units):
   if statistic.left in statistics.ONE_COLUMN:
     z = np.full((len(z), 1), R)
   np.testing.assert_array_equal(statistic.exact(data), left.T @ z)
+  if statistic.left is statistics.class_sums:  # what its scatter is to give
+    of_classes = left_of(statistic.left, z, labels, w, np.arange(K))
+    np.testing.assert_array_equal(of_classes, left)
   if statistic.power == 1:
     assert (np.square(left).sum(axis=1) <= w**2).all()
 

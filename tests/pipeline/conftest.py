@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from oneshot_dp.extract.cache.read import FeatureCache
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.sample_caches import write_clusters
 
 
@@ -27,3 +28,25 @@ def eval_cache(tmp_path_factory) -> FeatureCache:
   """80 other rows of the same classes."""
   folder = tmp_path_factory.mktemp("caches")
   return write_clusters(folder / "test", (20,) * 4, seed=1, split="test")
+
+
+@pytest.fixture
+def ledger(ledger_file) -> Ledger:
+  """The ledger of `ledger_file`."""
+  return Ledger(ledger_file)
+
+
+@pytest.fixture
+def place(tmp_path, train_cache, eval_cache, monkeypatch):
+  """The words of a command, in the test's own folder."""
+  monkeypatch.chdir(tmp_path)
+
+  def words(line):
+    train = f"train --cache {train_cache.path} --delta 1e-5"
+    sweep = (
+      f"sweep --cache {train_cache.path} --eval-cache {eval_cache.path}"
+      " --delta 1e-5"
+    )
+    return line.replace("TRAIN", train).replace("SWEEP", sweep).split()
+
+  return words

@@ -113,6 +113,7 @@ def test_every_edit_of_a_leaf_is_refused(folder):
   read_head(folder)
 
 
+@pytest.mark.parametrize("folder", ["of units", "went on"], indirect=True)
 def test_no_fitted_card_hides_what_does_not_follow(folder):
   """`card` is computed anew for the edit, so that it does not give it away."""
   receipt = read_head(folder).receipt
@@ -133,6 +134,7 @@ def test_no_fitted_card_hides_what_does_not_follow(folder):
 @pytest.mark.parametrize(
   "receipt", [None, [], 7, "x", {}, {"format": 1}, {"format": 2}, [[[[]]]]]
 )
+@pytest.mark.parametrize("folder", ["private"], indirect=True)
 def test_what_is_no_receipt_is_one_line(receipt, folder):
   with pytest.raises(InputError, match="damaged or was edited"):
     check_receipt(receipt)

@@ -10,15 +10,9 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache import write
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
-from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles, classes_differ
 from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import clusters, write_clusters, write_rows
-
-
-@pytest.fixture
-def ledger(ledger_file):
-  return Ledger(ledger_file)
 
 
 def private(cache):

@@ -4,9 +4,7 @@ import csv
 import dataclasses
 import json
 import os
-import socket
 import stat
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +17,11 @@ from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.verify import verify_head
 from oneshot_dp.pipeline.ledger.charges import spent
-from oneshot_dp.pipeline.ledger.ledger import Ledger
-from tests.pipeline.command_line import fails, one_line, start, succeeds
+from tests.pipeline.command_line import fails, start, succeeds
+from tests.pipeline.sample_heads import heads_in, mu2_of
 from tests.sample_caches import DIM, clusters, write_clusters, write_rows
 
 DELTA = 1e-5
-
-
-def mu2(epsilon):
-  return Fraction(mu_squared(epsilon, DELTA))
-
-
-@pytest.fixture
-def place(tmp_path, train_cache, eval_cache, monkeypatch):
-  """The words of a command, in the test's own folder."""
-  monkeypatch.chdir(tmp_path)
-
-  def words(line):
-    train = f"train --cache {train_cache.path} --delta 1e-5"
-    sweep = (
-      f"sweep --cache {train_cache.path} --eval-cache {eval_cache.path}"
-      " --delta 1e-5"
-    )
-    return line.replace("TRAIN", train).replace("SWEEP", sweep).split()
-
-  return words
-
-
-@pytest.fixture
-def ledger(ledger_file):
-  return Ledger(ledger_file)
 
 
 class TestTrain:
@@ -59,7 +32,7 @@ class TestTrain:
     out, err = succeeds(
       capsys, *place(f"TRAIN --epsilon 8 --head {head} --out h")
     )
-    assert spent(ledger.entries("clusters")) == mu2(8.0)
+    assert spent(ledger.entries("clusters")) == mu2_of(8.0)
     assert verify_head(Path("h"), ledger).vouched
     assert out.startswith(f"h: {head} at epsilon = 8, delta = 1e-05, noise")
     plan, *_ = err.splitlines()
@@ -99,7 +72,7 @@ class TestTrain:
 
     monkeypatch.setattr(private_sums, "rounded_gaussian", noted)
     succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
-    assert found == [mu2(8.0)]
+    assert found == [mu2_of(8.0)]
 
   @pytest.mark.slow
   def test_core_dumps_are_off(self, place):
@@ -109,63 +82,6 @@ class TestTrain:
     process = start(place("TRAIN --epsilon 8 --head lamb --out h"), first=first)
     said = process.communicate(timeout=60)[0].splitlines()[-1]
     assert said.startswith("(0,")
-
-
-class TestGoingOn:
-  @pytest.mark.parametrize("head", ["auto", "lamb"])
-  def test_the_difference_is_charged(self, capsys, place, ledger, head):
-    succeeds(capsys, *place(f"TRAIN --epsilon 1 --head {head} --out a"))
-    words = place(f"TRAIN --epsilon 8 --head {head} --from a --out b")
-    _, err = succeeds(capsys, *words)
-    assert "pays epsilon 8 in all" in err
-    assert abs(spent(ledger.entries("clusters")) - mu2(8.0)) <= mu2(8.0) / 10**9
-    later = read_head(Path("b"))
-    assert later.receipt["follows"]["epsilon"] <= 8.0
-    assert verify_head(Path("b"), ledger).vouched
-    releases = [
-      sum(each["count"] for each in saved.stated["releases"])
-      for saved in (read_head(Path("a")), later)
-    ]
-    assert releases == [releases[1] // 2, releases[1]]
-
-  @pytest.mark.parametrize(
-    ("more", "said"),
-    [
-      ("--epsilon 1", "is no more than the head to go on from has"),
-      ("--epsilon 8 --delta 1e-6", "its delta is 1e-05, where 1e-06 is needed"),
-      ("--epsilon 8 --head auto", "give --head lamb"),
-      ("--epsilon 8 --rows [:80%]", "cannot be gone on from: its rows"),
-      ("--epsilon 8 --ledger empty", "cannot be gone on from: no ledger"),
-    ],
-  )
-  def test_what_does_not_fit_is_refused(
-    self, capsys, place, ledger, more, said
-  ):
-    succeeds(capsys, *place("TRAIN --epsilon 2 --head lamb --out a"))
-    before = spent(ledger.entries("clusters"))
-    words = place(f"TRAIN --head lamb --from a --out b {more}")
-    assert said in fails(capsys, *words)
-    assert spent(ledger.entries("clusters")) == before
-    assert not Path("b").exists()
-
-  def test_other_rows_under_the_same_name_are_refused(
-    self, capsys, place, ledger
-  ):
-    """All that is public of them is equal; only the ledger can tell."""
-    write_clusters(Path("c1"), seed=1)
-    write_clusters(Path("c2"), seed=2)
-    words = place("TRAIN --head lamb --epsilon")
-    succeeds(capsys, *words, 2, "--cache", "c1", "--out", "a")
-    go_on = [*words, 8, "--cache", "c2", "--from", "a", "--out", "b"]
-    assert "trained on other rows than" in fails(capsys, *go_on)
-
-  def test_rows_that_were_scored_are_not_those_trained_on(self, capsys, place):
-    write_clusters(Path("t"), seed=4)
-    words = "SWEEP --eval-cache t --epsilons 2 --private-eval 1 --head lamb"
-    succeeds(capsys, *place(f"{words} --out s"))
-    words = "TRAIN --cache t --head lamb --epsilon 8 --out b --from"
-    line = fails(capsys, *place(f"{words} {_heads()[0].parent}"))
-    assert "trained on other rows than" in line
 
 
 class TestStart:
@@ -206,19 +122,21 @@ class TestSweep:
     words = "SWEEP --epsilons 1 8 --head lamb auto --num-draws 2 --out s"
     out, _ = succeeds(capsys, *place(words))
     # All epsilons of a draw cost the largest; each draw of a head is bought.
-    assert spent(ledger.entries("clusters")) == 4 * mu2(8.0)
+    assert spent(ledger.entries("clusters")) == 4 * mu2_of(8.0)
     rows = list(csv.DictReader(Path("s/results.csv").read_text().splitlines()))
     assert len(rows) == 8
     results = json.loads(Path("s/results.json").read_text())
     assert out.splitlines()[-2].startswith("all private heads together: epsil")
     assert sum(results["test_counts"]) == 80
     together = mu_squared(results["epsilon"], DELTA)
-    assert together == pytest.approx(float(4 * mu2(8.0)), rel=1e-6)
+    assert together == pytest.approx(float(4 * mu2_of(8.0)), rel=1e-6)
     for row in results["heads"]:
       head = read_head(Path("s") / row["path"])
       assert head.receipt["follows"]["epsilon"] <= row["epsilon"]
       assert verify_head(head.path, ledger).vouched
-    weights = {read_head(p.parent).stated["weights_sha256"] for p in _heads()}
+    weights = {
+      read_head(p.parent).stated["weights_sha256"] for p in heads_in("s")
+    }
     assert len(weights) == 8  # no draw is another's
     assert not {
       "accuracy.png",
@@ -245,7 +163,7 @@ class TestSweep:
     words = "SWEEP --eval-cache t --epsilons 8 --private-eval 2 --head lamb"
     out, _ = succeeds(capsys, *place(f"{words} --out s"))
     assert "(noisy counts at epsilon = 2)" in out
-    assert spent(ledger.entries("tests")) == mu2(2.0)
+    assert spent(ledger.entries("tests")) == mu2_of(2.0)
     said = json.loads(Path("s/results.json").read_text())
     assert said["evaluation"]["labels"] == "private"
     assert said["test_counts"] is None
@@ -263,7 +181,7 @@ class TestSweep:
     succeeds(capsys, *words)
     options = {
       head.parent.name[:4]: read_head(head.parent).stated["options"]
-      for head in _heads()
+      for head in heads_in("s")
     }
     assert options["auto"]["balanced"]
     assert not options["lamb"]["balanced"]
@@ -272,23 +190,10 @@ class TestSweep:
 @pytest.mark.parametrize(
   ("line", "said"),
   [
-    ("TRAIN --epsilon 21", "insist with --weak-privacy"),
-    ("TRAIN --epsilon nan", "epsilon=nan must be positive"),
-    ("TRAIN --epsilon 1 --delta 0.01", "--weak-privacy"),
-    ("TRAIN --epsilon 1 --delta 2", "strictly between 0 and 1"),
-    ("TRAIN --epsilon 1 --rows [80:]", "[80%:]"),
-    ("TRAIN --epsilon 1 --cache nowhere", "nowhere"),
     ("TRAIN --epsilon 1 --cache fifo", "fifo"),
     ("TRAIN --epsilon 1 --cache damaged", "is damaged"),
-    ("TRAIN --epsilon 1 --from nowhere", "nowhere is not a head"),
     ("TRAIN --epsilon 1 --start fifo", "fifo"),
     ("TRAIN --epsilon 1 --out .", "is there already"),
-    ("TRAIN --epsilon 1 --out s3://x/y", "no place on a disk"),
-    ("SWEEP --epsilons", "give one or more"),
-    ("SWEEP --epsilons 1 1", "each once"),
-    ("SWEEP --epsilons 1 --head lamb lamb", "--head lamb lamb: give each once"),
-    ("SWEEP --epsilons 1 --num-draws 0", "--num-draws=0 must be at least 1"),
-    ("SWEEP --epsilons 1 --private-eval 0", "--private-eval=0 must be pos"),
     ("SWEEP --epsilons 1 --eval-cache damaged", "is damaged"),
     ("SWEEP --epsilons 1 --eval-cache other", "of two backbones"),
     ("SWEEP --epsilons 1 --eval-rows [:101%]", "within 0% and 100%"),
@@ -339,81 +244,6 @@ def test_too_few_rows_are_said_from_public_numbers(capsys, place):
   words = place("TRAIN --cache few --epsilon 1 --head lamb --out h")
   _, err = succeeds(capsys, *words)
   assert "warning: about 3 rows of each class" in err
-
-
-class TestStopped:
-  def test_the_same_command_goes_on_without_a_new_charge(
-    self, capsys, place, ledger, monkeypatch
-  ):
-    words = place("SWEEP --epsilons 1 8 --head lamb --out s")
-
-    def stop(folder):
-      raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-      patch.setattr("oneshot_dp.pipeline.report.page.write_report", stop)
-      line = fails(capsys, *words, status=130)
-    assert "the same command goes on without a new charge" in line
-    assert not list(Path().rglob("head.safetensors"))
-    other = [*words, "--num-draws", 2]
-    assert "num_draws" in fails(capsys, *other)
-    succeeds(capsys, *words)
-    assert spent(ledger.entries("clusters")) == mu2(8.0)
-    assert all(verify_head(p.parent, ledger).vouched for p in _heads())
-
-  def test_an_error_in_the_middle_leaves_nothing(
-    self, capsys, place, monkeypatch
-  ):
-    there = {*Path().iterdir()}
-
-    def full(*_):
-      raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("oneshot_dp.pipeline.runs.run.write_head", full)
-    words = place("TRAIN --epsilon 8 --head lamb --out h")
-    assert "No space left" in fails(capsys, *words, status=1)
-    assert {*Path().iterdir()} - there == {Path("state")}
-
-
-@pytest.fixture
-def port():
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    return free.getsockname()[1]
-
-
-class TestHosts:
-  def test_one_host_is_a_case_of_many(self, capsys, place):
-    words = "TRAIN --epsilon 8 --hosts 0/1@127.0.0.1:1 --out h"
-    succeeds(capsys, *place(words))
-
-  @pytest.mark.slow
-  @pytest.mark.parametrize("head", ["auto", "lamb"])
-  def test_two_hosts_make_one_charge_and_one_head(
-    self, place, ledger, port, head
-  ):
-    words = place(f"TRAIN --epsilon 8 --head {head} --out h --hosts")
-    hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]
-    said = [host.communicate(timeout=120) for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], said
-    assert said[0][0].startswith(f"h: {head} at epsilon = 8")
-    assert said[1] == ("", "")
-    assert spent(ledger.entries("clusters")) == mu2(8.0)
-    assert verify_head(Path("h"), ledger).vouched
-
-  @pytest.mark.slow
-  def test_what_the_first_refuses_ends_all(self, place, ledger, port):
-    Path("h").mkdir()
-    words = place("TRAIN --epsilon 8 --head lamb --out h --hosts")
-    hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]
-    said = [host.communicate(timeout=120)[1] for host in hosts]
-    assert [host.returncode for host in hosts] == [2, 2], said
-    assert all("h is there already" in one_line(each) for each in said)
-    assert not ledger.exists
-
-
-def _heads():
-  return sorted(Path("s").rglob("head.safetensors"))
 
 
 @pytest.mark.parametrize("head", ["lamb", "auto"])

@@ -1,5 +1,7 @@
 """Heads, made in a moment, of the same classes that training makes."""
 
+import pathlib
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -60,3 +62,13 @@ def trained_head(
     "private": noise and source.is_private,
   }
   return TrainedHead(**(fields | changes))
+
+
+def mu2_of(epsilon, delta=1e-5):
+  """What a ledger is charged for it, exactly."""
+  return Fraction(mu_squared(epsilon, delta))
+
+
+def heads_in(folder):
+  """The weights of all heads of a run."""
+  return sorted(pathlib.Path(folder).rglob("head.safetensors"))

@@ -25,12 +25,6 @@ SHARD = Shard(file="other", rows=1, blocks=1, bytes=1, sha256="0" * 64)
 KEYS = {"image": np.arange(1, 301, dtype=np.uint64)}
 
 
-@pytest.fixture
-def ledger(tmp_path, monkeypatch):
-  monkeypatch.setenv("ONESHOT_DP_LEDGER", str(tmp_path / "ledger.sqlite"))
-  return Ledger()
-
-
 def run(ledger, out, made=None, *, mu2=..., info=None, of=None, **charge):
   """A head, delivered as `train` does it."""
   made, info = made or trained_head(2.0, DELTA), info or sample_info()

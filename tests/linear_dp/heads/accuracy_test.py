@@ -85,7 +85,7 @@ def test_few_rows(measured, name, n, epsilon, bar, draws):
 @pytest.mark.parametrize(
   ("name", "epsilons", "bars", "draws"),
   [
-    ("cifar10", (0.25, 1.0, 8.0), (91.0, 92.1, 92.6), 4),
+    ("cifar10", (0.25, 1.0, 8.0), (91.0, 92.1, 92.6), 2),
     ("eurosat", (0.5, 1.0, 8.0), (92.4, 93.6, 95.0), 2),
     ("eurosat", (1.0,), (93.6,), 2),
   ],

@@ -1,0 +1,198 @@
+"""The one door: its account, and the law of what leaves by it."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from oneshot_dp.configs.errors import RunError
+from oneshot_dp.linear_dp import statistics
+from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.data import WEIGHT, R
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.rows import rows_of
+from tests.linear_dp.statistic_catalogue import (
+  STATISTICS,
+  D,
+  K,
+  data_of,
+  hostile_rows,
+)
+
+SENSITIVITY = WEIGHT * R
+P_VALUE = 1e-4
+
+every = pytest.mark.parametrize("name", STATISTICS)
+
+
+def test_rows_weighed_for_class_sums_are_for_nothing_else():
+  """Σw² ≤ W² bounds orthogonal blocks alone."""
+  x, label = hostile_rows(np.random.default_rng(0))
+  of_class_sums = rows_of(data_of(x, label), power=2)
+  for name, statistic in STATISTICS.items():
+    if statistic.left is not statistics.class_sums:
+      with pytest.raises(RunError, match="class sums alone"):
+        PrivateSums(None, 0.0).release(
+          name, of_class_sums, statistic.left, 1.0, *statistic.public
+        )
+
+
+class NoBits(NoiseSource):
+  def words(self, count):
+    raise AssertionError("noise was drawn")
+
+
+def never(row, label, w):
+  raise AssertionError("the sum was computed")
+
+
+def some_rows(**options):
+  x, label = hostile_rows(np.random.default_rng(0))
+  return rows_of(data_of(x, label), **options)
+
+
+@pytest.mark.parametrize(
+  ("paid", "buys"),
+  [
+    *((1.0, b) for b in (1.001, 1e9, math.inf, 0.0, -1.0, math.nan)),
+    *((paid, 1e-300) for paid in (0.0, -1.0, Fraction(0))),
+  ],
+)
+def test_more_than_was_paid_is_refused_before_anything_is_done(paid, buys):
+  with pytest.raises(RunError, match="more than was charged, so nothing left"):
+    PrivateSums(NoBits(), paid).release("it", some_rows(), never, buys)
+
+
+def test_what_leaves_adds_up_to_what_was_paid_and_no_more():
+  paid = mu_squared(1.0, 1e-5)
+  sums = PrivateSums(NoiseSource(), paid)
+  shares = [0.02, 0.06, *[0.92 / 19] * 19]
+  for share in shares:
+    sums.release("it", some_rows(), statistics.ones, share * paid)
+  spent = sum(1 / Fraction(r.noise_multiplier) ** 2 for r in sums.releases)
+  assert Fraction(paid) * Fraction(1 - 2**-30) < spent <= Fraction(paid)
+  with pytest.raises(RunError, match="more than was charged"):
+    sums.release("it", some_rows(), statistics.ones, 1e-9 * paid)
+
+
+@pytest.mark.parametrize("count", [3, 7, 10, 19])
+@pytest.mark.parametrize("paid", [1.0, 0.0562, 3e-9])
+def test_shares_that_are_rounded_up_are_not_refused(count, paid):
+  """0.1 is more than a tenth: the noise is larger by so little."""
+  sums = PrivateSums(NoiseSource(1), paid)
+  for _ in range(count):
+    share = math.nextafter(paid / count, math.inf)
+    sums.release("it", null_rows(1), statistics.ones, share)
+  spent = sum(1 / Fraction(r.noise_multiplier) ** 2 for r in sums.releases)
+  assert spent <= Fraction(paid)
+
+
+@every
+def test_what_leaves_is_the_exact_sum_and_noise_of_the_stated_deviation(name):
+  statistic = STATISTICS[name]
+  x, label = hostile_rows(np.random.default_rng(0))
+  data = data_of(x, label)
+  exact, noise = statistic.exact(data), []
+  for seed in range(40):
+    sums = PrivateSums(NoiseSource(seed), 0.25)
+    found, sigma = sums.release(
+      name, statistic.rows(data), statistic.left, 0.25, *statistic.public
+    )
+    steps = found * SENSITIVITY
+    assert (steps % 1 == 0).all()
+    noise.append((steps - exact).ravel() / (sigma * SENSITIVITY))
+    (release,) = sums.releases
+    assert (release.name, release.shape) == (name, exact.shape)
+    assert release.noise_multiplier == pytest.approx(sigma, rel=1e-15)
+  assert release.noise_multiplier == pytest.approx(2.0, rel=1e-11)
+  assert release.noise_multiplier > 2.0
+  p = scipy.stats.kstest(np.concatenate(noise), scipy.stats.norm.cdf).pvalue
+  assert p > P_VALUE
+
+
+def test_noise_does_not_depend_on_the_rows():
+  drawn = []
+  for scale in (0.0, 1.0):
+    x = scale * np.random.default_rng(0).standard_normal((9, 40))
+    data = data_of(x.astype(np.float32), np.zeros(9, int))
+    sums = PrivateSums(NoiseSource(5), 1.0)
+    found, _ = sums.release("mean", rows_of(data), statistics.ones, 1.0)
+    exact, _ = PrivateSums(None, 0.0).release(
+      "mean", rows_of(data), statistics.ones, 1.0
+    )
+    drawn.append((found - exact) * SENSITIVITY)
+  np.testing.assert_array_equal(drawn[0], drawn[1])
+
+
+def null_rows(dim):
+  return rows_of(data_of(np.zeros((1, dim), np.float32), [0]))
+
+
+def test_topping_up_has_the_law_of_one_draw():
+  """Bought in three parts, the last of them another time."""
+  buys = (0.3, 0.02, 1.7)
+  given = null_rows(4000)
+  sums = PrivateSums(NoiseSource(9), sum(buys[:2]) * 1.01)
+  first, _ = sums.release("mean", given, statistics.ones, buys[0])
+  second, sigma = sums.release("mean", given, statistics.ones, buys[1])
+  assert sigma == pytest.approx(sum(buys[:2]) ** -0.5, rel=1e-11)
+  later = PrivateSums(NoiseSource(10), buys[2] * 1.01, sums.known)
+  third, sigma = later.release("mean", given, statistics.ones, buys[2])
+  assert sigma == pytest.approx(sum(buys) ** -0.5, rel=1e-11)
+  known = [0.0, buys[0], buys[0] + buys[1], sum(buys)]
+  for found, had in zip((first, second, third), known[1:], strict=True):
+    scaled = found.ravel() * had**0.5
+    assert scipy.stats.kstest(scaled, scipy.stats.norm.cdf).pvalue > P_VALUE
+  # A sufficient statistic: what came before says no more.
+  for before, after in ((first, second), (second, third), (first, third)):
+    left_over = (before - after).ravel()
+    assert abs(np.corrcoef(left_over, after.ravel())[0, 1]) < 5 / 4000**0.5
+  assert len(later.releases) == 1
+  ((mean, precision),) = later.known.values()
+  np.testing.assert_array_equal(mean, third)
+  assert precision == pytest.approx(sum(buys), rel=1e-11)
+
+
+def test_only_the_same_statistic_is_topped_up():
+  x, label = hostile_rows(np.random.default_rng(0))
+  data = data_of(x, label)
+  sums = PrivateSums(NoiseSource(1), 1.0)
+  plain, zero = rows_of(data), np.zeros(D)
+  eye = np.eye(D)
+  kernel, step = statistics.integer_kernel(np.eye(D, K))
+  asked = [
+    (plain, statistics.ones),
+    (plain.mapped(zero, None), statistics.ones),
+    (plain.mapped(zero, eye), statistics.ones),
+    (plain.mapped(zero + 0.1, eye), statistics.ones),
+    (rows_of(data, most=2.0), statistics.ones),
+    (rows_of(data, each=True), statistics.ones),
+    (plain, statistics.itself),
+    (plain, statistics.residual, kernel, step, 0.1),
+    (plain, statistics.residual, kernel, step, 0.2),
+    (plain, statistics.residual, kernel, step / 2, 0.1),
+    (plain, statistics.residual, kernel, step, 0.1, np.zeros(K)),
+  ]
+  for i, (given, left, *public) in enumerate(asked):
+    _, sigma = sums.release("one name", given, left, 0.01, *public)
+    assert sigma == pytest.approx(10.0, rel=1e-9)
+    assert len(sums.known) == i + 1
+  _, sigma = sums.release("once", plain, statistics.ones, 0.01, once=True)
+  _, again = sums.release("once", plain, statistics.ones, 0.01, once=True)
+  assert sigma == again == pytest.approx(10.0, rel=1e-9)
+  assert len(sums.known) == len(asked)
+
+
+def test_no_representation_has_a_private_number():
+  x = np.full((3, 2), 0.123456, np.float32)
+  data = data_of(x, [1, 1, 1])
+  given = rows_of(data).kept()
+  sums = PrivateSums(None, 0.0)
+  sums.release("mean", given, statistics.ones, 1.0)
+  shown = repr((data, given, next(given.chunks()), sums))
+  assert "0.12" not in shown
+  assert "array" not in shown.lower().replace("<private>", "")
+  assert "11584" not in shown

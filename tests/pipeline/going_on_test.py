@@ -1,0 +1,145 @@
+"""A head that goes on from another, a run that was stopped, many hosts."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.heads.verify import verify_head
+from oneshot_dp.pipeline.ledger.charges import spent
+from tests.pipeline.command_line import fails, one_line, start, succeeds
+from tests.pipeline.sample_heads import heads_in, mu2_of
+from tests.sample_caches import write_clusters
+
+
+class TestGoingOn:
+  @pytest.mark.parametrize("head", ["auto", "lamb"])
+  def test_the_difference_is_charged(self, capsys, place, ledger, head):
+    succeeds(capsys, *place(f"TRAIN --epsilon 1 --head {head} --out a"))
+    words = place(f"TRAIN --epsilon 8 --head {head} --from a --out b")
+    _, err = succeeds(capsys, *words)
+    assert "pays epsilon 8 in all" in err
+    assert (
+      abs(spent(ledger.entries("clusters")) - mu2_of(8.0))
+      <= mu2_of(8.0) / 10**9
+    )
+    later = read_head(Path("b"))
+    assert later.receipt["follows"]["epsilon"] <= 8.0
+    assert verify_head(Path("b"), ledger).vouched
+    releases = [
+      sum(each["count"] for each in saved.stated["releases"])
+      for saved in (read_head(Path("a")), later)
+    ]
+    assert releases == [releases[1] // 2, releases[1]]
+
+  @pytest.mark.parametrize(
+    ("more", "said"),
+    [
+      ("--epsilon 1", "is no more than the head to go on from has"),
+      ("--epsilon 8 --delta 1e-6", "its delta is 1e-05, where 1e-06 is needed"),
+      ("--epsilon 8 --head auto", "give --head lamb"),
+      ("--epsilon 8 --rows [:80%]", "cannot be gone on from: its rows"),
+      ("--epsilon 8 --ledger empty", "cannot be gone on from: no ledger"),
+    ],
+  )
+  def test_what_does_not_fit_is_refused(
+    self, capsys, place, ledger, more, said
+  ):
+    succeeds(capsys, *place("TRAIN --epsilon 2 --head lamb --out a"))
+    before = spent(ledger.entries("clusters"))
+    words = place(f"TRAIN --head lamb --from a --out b {more}")
+    assert said in fails(capsys, *words)
+    assert spent(ledger.entries("clusters")) == before
+    assert not Path("b").exists()
+
+  def test_other_rows_under_the_same_name_are_refused(
+    self, capsys, place, ledger
+  ):
+    """All that is public of them is equal; only the ledger can tell."""
+    write_clusters(Path("c1"), seed=1)
+    write_clusters(Path("c2"), seed=2)
+    words = place("TRAIN --head lamb --epsilon")
+    succeeds(capsys, *words, 2, "--cache", "c1", "--out", "a")
+    go_on = [*words, 8, "--cache", "c2", "--from", "a", "--out", "b"]
+    assert "trained on other rows than" in fails(capsys, *go_on)
+
+  def test_rows_that_were_scored_are_not_those_trained_on(self, capsys, place):
+    write_clusters(Path("t"), seed=4)
+    words = "SWEEP --eval-cache t --epsilons 2 --private-eval 1 --head lamb"
+    succeeds(capsys, *place(f"{words} --out s"))
+    words = "TRAIN --cache t --head lamb --epsilon 8 --out b --from"
+    (head,) = heads_in("s")
+    line = fails(capsys, *place(f"{words} {head.parent}"))
+    assert "trained on other rows than" in line
+
+
+class TestStopped:
+  def test_the_same_command_goes_on_without_a_new_charge(
+    self, capsys, place, ledger, monkeypatch
+  ):
+    words = place("SWEEP --epsilons 1 8 --head lamb --out s")
+
+    def stop(folder):
+      raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+      patch.setattr("oneshot_dp.pipeline.report.page.write_report", stop)
+      line = fails(capsys, *words, status=130)
+    assert "the same command goes on without a new charge" in line
+    assert not list(Path().rglob("head.safetensors"))
+    other = [*words, "--num-draws", 2]
+    assert "num_draws" in fails(capsys, *other)
+    succeeds(capsys, *words)
+    assert spent(ledger.entries("clusters")) == mu2_of(8.0)
+    assert all(verify_head(p.parent, ledger).vouched for p in heads_in("s"))
+
+  def test_an_error_in_the_middle_leaves_nothing(
+    self, capsys, place, monkeypatch
+  ):
+    there = {*Path().iterdir()}
+
+    def full(*_):
+      raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("oneshot_dp.pipeline.runs.run.write_head", full)
+    words = place("TRAIN --epsilon 8 --head lamb --out h")
+    assert "No space left" in fails(capsys, *words, status=1)
+    assert {*Path().iterdir()} - there == {Path("state")}
+
+
+@pytest.fixture
+def port():
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    return free.getsockname()[1]
+
+
+class TestHosts:
+  def test_one_host_is_a_case_of_many(self, capsys, place):
+    words = "TRAIN --epsilon 8 --hosts 0/1@127.0.0.1:1 --out h"
+    succeeds(capsys, *place(words))
+
+  @pytest.mark.slow
+  def test_two_hosts_make_one_charge_and_one_set_of_heads(
+    self, place, ledger, port
+  ):
+    words = place("SWEEP --epsilons 8 --head lamb auto --out s --hosts")
+    hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]
+    said = [host.communicate(timeout=120) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    assert "all private heads together: epsilon = " in said[0][0]
+    assert said[1] == ("", "")
+    assert spent(ledger.entries("clusters")) == 2 * mu2_of(8.0)
+    assert len(heads_in("s")) == 2
+    assert all(verify_head(p.parent, ledger).vouched for p in heads_in("s"))
+
+  @pytest.mark.slow
+  def test_what_the_first_refuses_ends_all(self, place, ledger, port):
+    Path("h").mkdir()
+    words = place("TRAIN --epsilon 8 --head lamb --out h --hosts")
+    hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]
+    said = [host.communicate(timeout=120)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [2, 2], said
+    assert all("h is there already" in one_line(each) for each in said)
+    assert not ledger.exists
