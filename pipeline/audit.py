@@ -194,7 +194,7 @@ def tossed(canaries: Canaries, head: HeadName) -> tuple[Followed, Coins]:
   everyone = canaries.data(np.ones(canaries.count, bool), alone=True)
   rows, alone = map(HEADS[head].rows, (canaries.data(coins), everyone))
   space = canaries.real and np.eye(rows.feature_dim, canaries.real.feature_dim)
-  known = {"alone": alone, "count": canaries.count, "real_space": space}
+  known: Any = {"alone": alone, "count": canaries.count, "real_space": space}
   return Followed(**vars(rows), **known), coins
 
 
@@ -282,7 +282,7 @@ def _from_guesses(there: Coins, coins: Coins, delta: float) -> float:
     stats.binomtest(int(each.sum()), len(each)).proportion_ci(1 - _ERROR)
     for each in (there[coins], there[~coins])
   )
-  mu = stats.norm.ppf(hits.low) - stats.norm.ppf(alarms.high)
+  mu = float(stats.norm.ppf(hits.low) - stats.norm.ppf(alarms.high))
   return epsilon_of(mu**2, delta) if mu > 0 else 0.0
 
 

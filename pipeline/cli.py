@@ -144,7 +144,7 @@ def _answer(argv: list[str], interrupts: _Interrupts) -> tuple[str, Any]:
   if name.startswith("--tyro-"):
     from tyro.extras import subcommand_cli_from_dict
 
-    lines = {each: _line(_module(each).Flags) for each in COMMANDS}
+    lines: Any = {each: _line(_module(each).Flags) for each in COMMANDS}
     subcommand_cli_from_dict(lines, prog=_PROG, args=argv)
   if name not in COMMANDS:
     near = difflib.get_close_matches(name, COMMANDS, n=1)

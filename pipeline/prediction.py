@@ -22,7 +22,7 @@ from oneshot_dp.pipeline.heads.head_folder import SavedHead
 _FORMULA = ("=", "+", "-", "@", "'")
 """What a spreadsheet takes a cell for a formula by, and the sign against it."""
 _MOST_NAMED = 1000
-_Named = tuple[list[str], np.ndarray]
+Named = tuple[list[str], np.ndarray]
 """Names of rows, and their embeddings [rows, d]."""
 
 
@@ -67,105 +67,90 @@ def backbone_of(
   return found
 
 
-def predict_images(
-  out: Path,
-  saved: SavedHead,
-  backbone: Backbone,
-  images: Sequence[str],
-  *,
-  top_k: int = 1,
-  skip_broken: bool = False,
-) -> tuple[int, list[str]]:
-  """Writes a line for each image: its name, and its best classes with logits.
+def of_images(
+  backbone: Backbone, images: Sequence[str], broken: list[str]
+) -> Iterator[Named]:
+  """Embeddings of images, by their names; of what is no image, NaN.
 
-  Returns how many images have a class, and those that cannot be decoded: with
-  `skip_broken` they have a line without one. See `predict_cache`.
-
-  InputError: images that cannot be decoded, all of them named, or no image.
+  Those go to `broken`, each with its fault. InputError: there is no image.
   """
   source = unlabelled(images)
   if not len(source):
     raise InputError("there are no images: name files, or folders of them.")
-  broken: list[str] = []
-
-  def rows() -> Iterator[_Named]:
-    for batch in embed_images(source, backbone):
-      without = {index for index, _, _ in batch.broken}
-      broken.extend(f"{where}: {fault}" for _, where, fault in batch.broken)
-      good = batch.rows["example_id"].tolist()
-      places = sorted([*good, *without])
-      shape = len(places), backbone.feature_dim
-      embedding = np.full(shape, np.nan, np.float32)
-      embedding[np.isin(places, good)] = batch.rows["embedding"]
-      yield [source.name_of(index) for index in places], embedding
-
-  text = _table(saved, rows(), top_k)
-  if broken and (not skip_broken or len(broken) == len(source)):
-    more = len(broken) - _MOST_NAMED
-    raise InputError(
-      f"{len(broken)} of {len(source)} images cannot be decoded:"
-      f" {'; '.join(broken[:_MOST_NAMED])}{f'; and {more} more' * (more > 0)}."
-      " Mend or remove them, or use --on-decode-error skip."
-    )
-  _write(out, text)
-  return len(source) - len(broken), broken
+  for batch in embed_images(source, backbone):
+    without = {index for index, _, _ in batch.broken}
+    broken.extend(f"{where}: {fault}" for _, where, fault in batch.broken)
+    good = batch.rows["example_id"].tolist()
+    places = sorted([*good, *without])
+    embedding = np.full((len(places), backbone.feature_dim), np.nan, np.float32)
+    embedding[np.isin(places, good)] = batch.rows["embedding"]
+    yield [source.name_of(index) for index in places], embedding
 
 
-def predict_cache(
-  out: Path, saved: SavedHead, cache: FeatureCache, *, top_k: int = 1
-) -> tuple[int, list[str]]:
-  """Writes a line for each row of a cache, which is named by its id.
+def of_cache(saved: SavedHead, cache: FeatureCache) -> Iterator[Named]:
+  """Embeddings of a cache, by their ids.
 
-  Logits compare the classes of one image, and are no probabilities. The file
-  has mode 0600, as it is as private as the images, and is there whole or not at
-  all. Control characters of names are escaped, and what a spreadsheet would
-  take for a formula has a ' before it.
-
-  InputError: the cache is of another backbone, or damaged.
+  InputError: it is of another backbone than the head, or damaged.
   """
   if cache.info.backbone_fingerprint != saved.stated["backbone_fingerprint"]:
     raise InputError(
       f"{cache.name} was made with another backbone, layer or preprocessing"
       f" than {saved.path}: use {saved.stated['backbone']['name']}."
     )
-  rows = (
-    (list(map(str, block["example_id"])), block["embedding"])
-    for block in cache.blocks()
-  )
-  text = _table(saved, rows, top_k)
-  _write(out, text)
-  return text.count("\n") - 1, []
+  for block in cache.blocks():
+    yield [*map(str, block["example_id"])], block["embedding"]
 
 
-def _table(saved: SavedHead, rows: Iterable[_Named], top_k: int) -> str:
-  """A CSV table; a row of NaN has no class."""
+def predict(
+  out: Path,
+  saved: SavedHead,
+  rows: Iterable[Named],
+  broken: Sequence[str] = (),
+  *,
+  top_k: int = 1,
+  skip_broken: bool = False,
+) -> int:
+  """Writes a CSV line for each row: its name, its best classes and logits.
+
+  Logits compare the classes of one image, and are no probabilities. The file
+  has mode 0600, as it is as private as the images, and is there whole or not at
+  all. Control characters of names are escaped, and what a spreadsheet would
+  take for a formula has a ' before it. Returns how many have a class.
+
+  InputError: `broken`, which is what `of_images` left there, is not empty, and
+  not to be skipped or all there is; or something is at `out`.
+  """
   class_names = [cell(name) for name in saved.stated["class_names"]]
   if not 1 <= top_k <= len(class_names):
     raise InputError(
       f"--top-k {top_k} must be from 1 to {len(class_names)}, the classes."
     )
-  text = io.StringIO(newline="")
+  text, count, ranking = io.StringIO(newline=""), 0, saved.head.ranking()
   writer = csv.writer(text)
   ranks = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
   columns = (f"{of}{rank}" for rank in ranks for of in ("class", "logit"))
   writer.writerow(["image", *columns])
-  ranking = saved.head.ranking()
   for names, embedding in rows:
     logits = np.asarray(ranking.logits(jnp.asarray(embedding, jnp.float32)))
     # Stable: of equal ones the first, as `evaluate` counts.
     best = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    count += len(names)
     for name, classes, scores in zip(names, best, logits, strict=True):
       line = [cell(name)]
       for label in classes:
         both = class_names[label], f"{scores[label]:.6g}"
         line += ("", "") if np.isnan(scores[label]) else both
       writer.writerow(line)
-  return text.getvalue()
-
-
-def _write(out: Path, text: str) -> None:
-  if not write_once(out, text.encode()):
+  if broken and (not skip_broken or len(broken) == count):
+    more = len(broken) - _MOST_NAMED
+    raise InputError(
+      f"{len(broken)} of {count} images cannot be decoded:"
+      f" {'; '.join(broken[:_MOST_NAMED])}{f'; and {more} more' * (more > 0)}."
+      " Mend or remove them, or use --on-decode-error skip."
+    )
+  if not write_once(out, text.getvalue().encode()):
     raise InputError(f"--out {out} is there already; name a new file.")
+  return count - len(broken)
 
 
 def cell(name: str) -> str:

@@ -43,13 +43,9 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.configs.parts import Part
   from oneshot_dp.extract.cache.read import open_cache
   from oneshot_dp.extract.storage import is_url
+  from oneshot_dp.pipeline import prediction
   from oneshot_dp.pipeline.commands.inspect import is_cache
   from oneshot_dp.pipeline.heads.head_folder import read_head
-  from oneshot_dp.pipeline.prediction import (
-    backbone_of,
-    predict_cache,
-    predict_images,
-  )
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
   if is_url(flags.out) or os.path.lexists(flags.out):
@@ -66,20 +62,19 @@ def run(flags: Flags) -> Answer:
       f"{caches[0]} is a cache: give it alone, without images, --weights or"
       " --backbone."
     )
+  broken: list[str] = []
   if caches:
-    cache = open_cache(caches[0], part)
-    count, broken = predict_cache(flags.out, saved, cache, top_k=flags.top_k)
+    rows = prediction.of_cache(saved, open_cache(caches[0], part))
   elif not part.is_whole:
     raise InputError("--rows is for a cache, and these are images.")
   else:
-    count, broken = predict_images(
-      flags.out,
-      saved,
-      backbone_of(saved, backbone=flags.backbone, weights=flags.weights),
-      flags.images,
-      top_k=flags.top_k,
-      skip_broken=flags.on_decode_error == "skip",
+    backbone = prediction.backbone_of(
+      saved, backbone=flags.backbone, weights=flags.weights
     )
+    rows = prediction.of_images(backbone, flags.images, broken)
+  skip = flags.on_decode_error == "skip"
+  how = {"top_k": flags.top_k, "skip_broken": skip}
+  count = prediction.predict(flags.out, saved, rows, broken, **how)
   text = f"{flags.out}: {count:,} image{'s' * (count != 1)}"
   return Answer(
     text=f"{text}; logits are not calibrated probabilities",

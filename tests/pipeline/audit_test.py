@@ -82,8 +82,12 @@ def test_rows_of_a_canary_are_matched_to_its_coin():
 
 
 def test_sound_runs_raise_no_alarm():
-  more = ("auto", {"balanced": True}), ("auto", {"rows_each": 3})
-  for head, how in (*[("lamb", {})] * 8, *more):
+  runs: list[tuple[HeadName, dict]] = [
+    *[("lamb", {})] * 8,
+    ("auto", {"balanced": True}),
+    ("auto", {"rows_each": 3}),
+  ]
+  for head, how in runs:
     bounds, faults = attack(head, runs=1, **how)
     assert not faults
     assert max(bounds.gaussian, bounds.blind) <= 4.4
