@@ -120,7 +120,7 @@ def _hashed(rows: np.ndarray, kind: bytes, size: int) -> np.ndarray:
 
 
 class RowKeys(NamedTuple):
-  """Keys of the rows of a cache, sorted, each once; private.
+  """Keys of the rows of a cache, 64 bits each, sorted, each once; private.
 
   `unit` is empty where each example is a unit of its own.
   """
@@ -130,47 +130,13 @@ class RowKeys(NamedTuple):
   unit: UInt64[np.ndarray, " u"]
 
 
-def _keys(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  units = (
-    np.unique(rows["unit_id"]) if "unit_id" in rows else np.empty(0, "<i8")
-  )
-  image = rows["image_key"][:, 0]
-  return image, direction_keys(rows["embedding"]), _unit_words(units)
-
-
 def row_keys(cache: "FeatureCache") -> RowKeys:
-  """All keys of a cache's rows, 64 bits each, in one pass."""
-  none = (np.empty(0, np.uint64),) * 3
-  kinds = zip(none, *map(_keys, cache.blocks()), strict=True)
+  """All keys of a cache's rows, in one pass."""
+  kinds: list[list[np.ndarray]] = [[np.empty(0, np.uint64)] for _ in range(3)]
+  for rows in cache.blocks():
+    kinds[0].append(rows["image_key"][:, 0])
+    kinds[1].append(direction_keys(rows["embedding"]))
+    if "unit_id" in rows:
+      kinds[2].append(_unit_words(np.unique(rows["unit_id"])))
   found = (np.unique(np.concatenate(words)) for words in kinds)
   return RowKeys(*(words[words != 0] for words in found))
-
-
-class Shared(NamedTuple):
-  """How much of one cache is in another; private."""
-
-  rows: int
-  units: int
-
-
-def count_shared(a: "FeatureCache", b: "FeatureCache") -> Shared:
-  """How many rows of `a` have a key that a row of `b` has, and how many units.
-
-  Units are counted where both caches have them, and of one name; else 0.
-  """
-  theirs, rows, units = row_keys(b), 0, set()
-  for image, direction, unit in map(_keys, a.blocks()):
-    known = is_among(theirs.image, image)
-    rows += int((known | is_among(theirs.direction, direction)).sum())
-    units.update(unit[is_among(theirs.unit, unit)].tolist())
-  return Shared(rows, len(units) * (a.info.unit == b.info.unit))
-
-
-def is_among(
-  sorted_words: UInt64[np.ndarray, " known"], words: UInt64[np.ndarray, " some"]
-) -> Bool[np.ndarray, " some"]:
-  """Which words are among sorted ones; fast where those stay the same."""
-  if not len(sorted_words):
-    return np.zeros(words.shape, bool)
-  place = np.searchsorted(sorted_words, words)
-  return sorted_words[np.minimum(place, len(sorted_words) - 1)] == words

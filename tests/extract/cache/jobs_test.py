@@ -24,20 +24,6 @@ INFO = make_info(40)
 JOB = CacheJob(info=INFO, more="listing")
 
 
-def test_what_is_there_is_kept(tmp_path):
-  out = str(tmp_path / "cache")
-  assert begin(out, JOB)
-  kept = put(out, JOB, 2)
-  before = (tmp_path / "cache" / kept.file).stat()
-  run_job(out, INFO, "listing")
-  after = (tmp_path / "cache" / kept.file).stat()
-  assert (after.st_ino, after.st_mtime_ns) == (
-    before.st_ino,
-    before.st_mtime_ns,
-  )
-  assert JOB_FILE not in digest(out)
-
-
 @pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize(
   ("changes", "listing", "said"),
@@ -45,7 +31,7 @@ def test_what_is_there_is_kept(tmp_path):
     ({}, "one image more", "images of the source came, went or changed"),
     ({"split": "test"}, "listing", 'split is "train" there and "test" now'),
     ({"views": {"count": 2}}, "listing", "views is null there"),
-    ({"unit": "user"}, "listing", 'unit is "example" there'),
+    ({"backbone": {"name": "vit_ti16"}}, "listing", 'backbone.layer is "cls"'),
   ],
 )
 def test_another_job_is_refused(tmp_path, finished, changes, listing, said):

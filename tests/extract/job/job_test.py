@@ -81,25 +81,6 @@ def test_a_resumed_job_keeps_what_is_there(
   assert digest(out) == digest(whole)
 
 
-@pytest.mark.parametrize(
-  ("changes", "said"),
-  [
-    (
-      {"preprocess": PreprocessConfig(image_size=9)},
-      "backbone.preprocess.image_size is 8 there and 9 now",
-    ),
-    ({"shard_rows": 16}, "shard_rows is 32 there and 16 now"),
-    ({"settings": {"name": "other"}}, "dataset is"),
-  ],
-)
-def test_another_job_is_refused(photos, whole, changes, said):
-  before = digest(whole)
-  with refused("belongs to another job") as caught:
-    run_extraction(job_of(photos, **changes), str(whole))
-  assert said in str(caught.value)
-  assert digest(whole) == before
-
-
 @pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("change", ["came", "renamed"])
 def test_a_photograph_that_came_or_went_is_another_job(
