@@ -34,7 +34,7 @@ HEAD_FILE = "embeddings_to_logits.jax_export"
 IMAGES_FILE = "images_to_logits.jax_export"
 NOBODY_VOUCHES = {
   True: "",
-  False: "**NOT VOUCHED FOR: these weights left for no charge of the ledger.**",
+  False: "**NOT VOUCHED FOR: the ledger has no charge for these weights.**",
   None: "Nobody vouches for this copy: no ledger was at hand.",
 }
 """By what the ledger said."""
@@ -104,19 +104,20 @@ def deployment(receipt: dict[str, Any], date: datetime.date) -> str:
   releases = (
     f"{each['count']} x {each['name']}" for each in stated["releases"]
   )
-
-  def quoted(value: str | float) -> str:  # 1e-05 is no number to YAML 1.1
-    return re.sub(r"^(\d+)e", r"\1.0e", json.dumps(value))
-
   return filled_in(
     "deployment.yaml",
-    quoted,
+    _quoted,
     **receipt,
     date=date.isoformat(),
     slug=f"{slug}-{date.year}",
     releases=", ".join(releases),
     options=json.dumps(stated["options"]),
   )
+
+
+def _quoted(value: str | float) -> str:
+  # 1e-05 is no number to YAML 1.1.
+  return re.sub(r"^(\d+)e", r"\1.0e", json.dumps(value))
 
 
 def head_program(head: LinearHead) -> bytes:

@@ -5,6 +5,7 @@
 `follows` is computed from `stated`, and again by whoever reads it.
 """
 
+import functools
 import importlib.metadata
 import importlib.resources
 import itertools
@@ -161,17 +162,13 @@ def card(receipt: dict[str, Any]) -> str:
   It ends with a digest of the whole receipt, so that a change of anything in
   the one, names and words included, no longer fits the other.
   """
-
-  def marked(text: object) -> str:
-    return str(text).translate(_MARKDOWN)
-
   most = right_guesses(
     receipt["follows"]["epsilon"] or 0.0, receipt["stated"]["delta"] or 0.0
   )
   return filled_in(
     "card.md",
     printable,
-    marked,
+    _marked,
     **receipt,
     NOT_PRIVATE=NOT_PRIVATE,
     most=f"{math.ceil(10_000 * most) / 100:g}",
@@ -179,8 +176,19 @@ def card(receipt: dict[str, Any]) -> str:
   )
 
 
+def _marked(text: object) -> str:
+  return str(text).translate(_MARKDOWN)
+
+
 def filled_in(name: str, *filters: Callable[..., str], **values: Any) -> str:
   """A template with these values; filters are named as their functions are."""
+  return _template(name, filters).render(values)
+
+
+@functools.cache  # to compile one takes longer than to train a head
+def _template(
+  name: str, filters: tuple[Callable[..., str], ...]
+) -> jinja2.Template:
   environment = jinja2.Environment(
     autoescape=name.endswith(".html"),
     undefined=jinja2.StrictUndefined,
@@ -190,8 +198,7 @@ def filled_in(name: str, *filters: Callable[..., str], **values: Any) -> str:
   )
   environment.filters |= {f.__name__.removeprefix("_"): f for f in filters}
   folder = importlib.resources.files("oneshot_dp.pipeline") / "templates"
-  template = (folder / f"{name}.j2").read_text("utf-8")
-  return environment.from_string(template).render(values)
+  return environment.from_string((folder / f"{name}.j2").read_text("utf-8"))
 
 
 def right_guesses(epsilon: float, delta: float) -> float:
