@@ -32,7 +32,7 @@ _HEARTBEAT_SECONDS, _LEAVE_SECONDS, _PATIENCE_MS = 30, 10, 10**9
 _AT_ONCE = 2**19  # numbers: 4 MiB from each host to each
 _ending = threading.Lock()  # of the first thread that ends the process
 _last_words: list[RunError] = []
-_told: list[str] = []  # errors that every host heard of
+_told: list[Exception] = []  # errors that every host heard of
 _kept: list[object] = []
 
 
@@ -119,7 +119,8 @@ class Hosts:
     try:
       made = make()
     except (InputError, RunError) as error:
-      self._meet(error)
+      if error not in _told:  # of a sum within this one, all have heard
+        self._meet(error)
       raise
     except BaseException:
       with contextlib.suppress(RunError):
@@ -141,9 +142,10 @@ class Hosts:
       errors = self.client.key_value_dir_get(place)
     except Exception as lost:  # (JAX's own, of several types.)
       _lose(lost)
-    _told.extend(said for _, said in errors)
     for _, said in sorted(errors):
-      raise (InputError if said[0] == "2" else RunError)(said[1:]) from error
+      kind = InputError if said[0] == "2" else RunError
+      _told.append(kind(said[1:]))
+      raise _told[-1] from error
 
   def _added(self, numbers: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
     from jax.experimental.multihost_utils import process_allgather

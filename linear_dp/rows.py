@@ -236,7 +236,7 @@ def _regrouped(
     while start < len(ids):
       columns = [c[start : start + rows - filled] for c in given]
       columns.append(block.get("unit_id", ids)[start : start + rows - filled])
-      into = into or [np.empty((rows, *c.shape[1:]), c.dtype) for c in columns]
+      into = into or [_aligned((rows, *c.shape[1:]), c.dtype) for c in columns]
       stop = filled + len(columns[0])
       for column, values in zip(into, columns, strict=True):
         column[filled:stop] = values
@@ -248,6 +248,14 @@ def _regrouped(
     column[filled:] = 0
   if into:
     yield tuple(into)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+  """New memory that a CPU's device may read where it lies, at 64 bytes."""
+  size = math.prod(shape) * dtype.itemsize
+  memory = np.empty(size + 64, np.uint8)
+  start = -memory.ctypes.data % 64
+  return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def no_core_dumps() -> None:

@@ -78,6 +78,16 @@ def meet_errors(hosts: Hosts) -> None:
         on_all(fails)
       except (InputError, RunError) as error:
         print(type(error).__name__, error)
+
+  def fails_before_a_sum():
+    if hosts.index == 1:
+      raise InputError("no cache")
+    return hosts.sum(lambda: np.zeros(1, np.int64))
+
+  try:
+    hosts.sum(fails_before_a_sum)
+  except InputError as error:
+    print(error)
   try:
     hosts.agree("cache", f"cache {hosts.index}")
   except InputError as error:

@@ -101,6 +101,7 @@ def test_a_host_may_have_no_rows(two_hosts):
 def test_what_one_host_fails_with_all_do_and_they_go_on(two_hosts):
   kinds = "InputError", "RunError"
   errors = [f"{kind} host 1: a shard is damaged" for kind in kinds]
+  errors.append("host 1: no cache")
   other = (
     "host 1 has another cache than host 0: start the same version, with the"
     " same flags and cache, on all."
