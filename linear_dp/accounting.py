@@ -1,8 +1,8 @@
 """From (epsilon, delta) to μ² and back, always to the safe side.
 
 A Gaussian release of noise multiplier σ is μ-Gaussian DP with μ² = σ⁻², and
-μ² of many releases, each chosen after those before it, add up. The theorem is
-solved in 50 digits, and the float is taken to the side on which it holds.
+μ² of many releases, each chosen after those before it, add up. dp_accounting
+solves for σ, which is raised until the theorem, in 50 digits, holds of it.
 
 Sources: Balle & Wang, "Improving the Gaussian Mechanism for Differential
 Privacy" (ICML 2018), theorem 8; Dong, Roth & Su, "Gaussian Differential
@@ -18,15 +18,16 @@ from fractions import Fraction
 from typing import Any
 
 import mpmath
+import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 
-ACCOUNTANT = "analytic Gaussian mechanism (Balle & Wang 2018), in 50 digits"
+ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
 NEIGHBORING_RELATION = "REPLACE_SPECIAL"  # a unit or nothing, with n public
 LARGE_EPSILON = 20.0  # to be insisted on
+_MARGIN = 1e-9  # relative, above the error of the solver in float64
 _MAX_EPSILON = 1e6
 _MAX_NOISE_MULTIPLIER = 2.0**17  # its parts still fit the noise of int64 sums
-_MOST_STEPS = 100  # of Newton's; a dozen do
 _DIGITS = 50  # far more than cancel where epsilon and 1/σ are small
 
 
@@ -79,22 +80,15 @@ def mu_squared(epsilon: float, delta: float) -> float:
   InputError: the budget is none, or needs absurd noise.
   """
   check_budget(epsilon, delta, insisted=True)
-  with mpmath.workdps(_DIGITS):
-    # From the tail's bound, which `epsilon_of` begins with, log δ being concave
-    # in μ as well. Of δ, φ(μ/2 − ε/μ) is the derivative.
-    tail = mpmath.sqrt(-2 * mpmath.log(delta))
-    mu = 2 * epsilon / (tail + mpmath.sqrt(tail**2 + 2 * epsilon))
-    for _ in range(_MOST_STEPS):
-      found = _delta(mu**2, epsilon)
-      slope = mpmath.npdf(mu / 2 - epsilon / mu)
-      step = mpmath.log(delta / found) * found / slope
-      mu += step
-      if abs(step) <= 1e-25 * mu:
-        break
-    bought = float(mu**2)
-    while _delta(bought, epsilon) > delta:
-      bought = math.nextafter(bought, 0.0)
-    return bought
+  from dp_accounting import gaussian_mechanism  # brings SciPy: a second
+
+  # On its way the solver passes δ = 0, whose logarithm numpy warns of.
+  with np.errstate(divide="ignore"):
+    sigma = gaussian_mechanism.get_sigma_gaussian(float(epsilon), delta)
+  bought = float(sigma) ** -2 * (1 - _MARGIN)
+  while _delta(bought, epsilon) > delta:
+    bought *= 1 - _MARGIN
+  return bought
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
@@ -120,7 +114,7 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
     # Newton's steps on log δ, which is concave: down from the tail's bound,
     # δ ≤ exp(−(ε − μ²/2)² / 2μ²). Of δ, −e^ε Φ(−μ/2 − ε/μ) is the derivative.
     root = mu**2 / 2 + mu * mpmath.sqrt(-2 * mpmath.log(delta))
-    for _ in range(_MOST_STEPS):
+    for _ in range(100):
       found = _delta(mu_squared, root)
       slope = mpmath.exp(root) * mpmath.ncdf(-mu / 2 - root / mu)
       step = mpmath.log(found / delta) * found / slope

@@ -47,7 +47,7 @@ def test_table_of_the_design(epsilon, sigma):
   bought = mu_squared(epsilon, 1e-6)
   assert exact_delta(epsilon, bought) <= 1e-6
   # And no less than it may be.
-  assert exact_delta(epsilon, math.nextafter(bought, math.inf)) > 1e-6
+  assert exact_delta(epsilon, bought * (1 + 1e-8)) > 1e-6
 
 
 @hypothesis.settings(max_examples=50)
