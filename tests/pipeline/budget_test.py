@@ -88,11 +88,10 @@ def test_a_cap_is_set_and_what_is_left_is_said(ledger, capsys, train_cache):
   assert "THE CAP WAS RAISED" in err
 
 
-def test_ten_thousand_charges_are_read_in_a_second(ledger, capsys):
-  charge(ledger, *(1e-4 * (1 + i / 1e5) for i in range(10_000)))
-  budget(capsys)  # imports
+def test_three_thousand_charges_are_read_in_a_third_of_a_second(ledger, capsys):
+  charge(ledger, *(1e-4 * (1 + i / 1e5) for i in range(3_000)))
   begun = time.process_time()
   status, out, _ = budget(capsys)
   assert status == 0
-  assert len(out.splitlines()) > 10_000
-  assert time.process_time() - begun < 1
+  assert len(out.splitlines()) > 3_000
+  assert time.process_time() - begun < 0.33
