@@ -72,7 +72,9 @@ def test_private_labels_are_paid_for_and_noisy(capsys, head, hard, ledger_file):
   exact = right(head, rows).mean()
   assert found[0]["top1"] != found[1]["top1"]  # each is a release of its own
   for each in found:
-    assert abs(each["top1"] - exact) < 6 * each["accuracy_sd"]
+    sd = mu_squared(2.0, 1e-5) ** -0.5 / 600  # of one head: σ over n
+    assert each["accuracy_sd"] == pytest.approx(sd, rel=1e-6)
+    assert abs(each["top1"] - exact) < 6 * sd
     assert each["balanced"] is None
     assert each["recall"] is None
   entries = Ledger(ledger_file).entries("tests")
@@ -82,13 +84,6 @@ def test_private_labels_are_paid_for_and_noisy(capsys, head, hard, ledger_file):
   line = fails(capsys, "evaluate", head, "--cache", path)
   assert "600 of the 600 rows" in line
   assert "score them with --private-eval." in line
-
-
-def test_the_noise_is_that_of_the_budget(capsys, head, hard):
-  """Of one head: σ over n, whatever is right."""
-  words = ["evaluate", head, "--cache", hard[0], *PAID, "--json"]
-  (sd,) = {json.loads(succeeds(capsys, *words)[0])["accuracy_sd"]}
-  assert sd == pytest.approx(mu_squared(2.0, 1e-5) ** -0.5 / 600, rel=1e-6)
 
 
 @pytest.mark.parametrize("part", ["", "[:80%]"])
