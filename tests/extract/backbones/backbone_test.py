@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import io
 import pathlib
+import re
 from typing import Any
 
 import flax.traverse_util
@@ -36,7 +37,7 @@ GOOGLE = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/"
 
 
 def save(path: pathlib.Path, arrays: dict) -> str:
-  arrays = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+  arrays = {k: np.asarray(v, order="C") for k, v in arrays.items()}
   path.write_bytes(safetensors.numpy.save(arrays))
   return str(path)
 
@@ -104,6 +105,21 @@ def test_in_bfloat16_kernels_take_half_the_memory():
   for path, leaf in flat.items():
     kernel = path[-1] == "kernel"
     assert leaf.dtype == (ml_dtypes.bfloat16 if kernel else np.float32)
+  assert "HIGHEST" not in program(half.apply, half.params, 32)
+
+
+def program(apply: Any, params: Any, side: int) -> str:
+  return jax.jit(apply).lower(params, images(1, side)).as_text()
+
+
+@pytest.mark.parametrize("family", ["vit", "siglip", "bit", "nfnet"])
+def test_products_of_float32_are_not_rounded(family):
+  """Where a device would take fewer bits, as TPUs and GPUs do."""
+  network, side = NETWORKS[family]
+  apply = apply_function(network, Preprocessing(image_size=side))
+  text = program(apply, drawn_params(network, side), side)
+  number = len(re.findall(r"stablehlo\.(?:dot_general|convolution)", text))
+  assert text.count("HIGHEST") == 2 * number > 4
 
 
 def test_the_glyph_vit_brings_its_weights():
@@ -141,19 +157,23 @@ NETWORKS: dict[str, tuple[Any, int]] = {
 }
 
 
+def drawn_params(network: Any, side: int) -> Any:
+  rng = np.random.default_rng(0)
+  shown = np.zeros((1, side, side, 3), np.float32)
+  shapes = jax.eval_shape(network.init, jax.random.key(0), shown)
+  return jax.tree.map(
+    lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32),
+    shapes["params"],
+  )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", NETWORKS)
 def test_an_image_s_embedding_depends_on_no_other(family):
   """Bit for bit, whatever its slot and its neighbours."""
   network, side = NETWORKS[family]
-  rng = np.random.default_rng(0)
   apply = apply_function(network, Preprocessing(image_size=side))
-  shown = np.zeros((1, side, side, 3), np.float32)
-  shapes = jax.eval_shape(network.init, jax.random.key(0), shown)
-  params = jax.tree.map(
-    lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32),
-    shapes["params"],
-  )
+  params = drawn_params(network, side)
   run = jax.jit(apply)
   batch = images(5, side)
   alone = np.asarray(run(params, batch))
