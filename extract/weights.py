@@ -26,6 +26,7 @@ from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files, storage
 
 Arrays = dict[str, np.ndarray]
+_MOST_BYTES = 1 << 36
 _KNOWN = (
   "give a path, gs://BUCKET/OBJECT, s3://BUCKET/OBJECT or"
   " hf://OWNER/REPO[@REVISION]/FILE; download first what is elsewhere"
@@ -65,7 +66,7 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
       path = _from_store(location, shown)
     else:
       raise InputError(f"--weights {shown}: {_KNOWN}.")
-  files.open_regular(path).close()  # or says why not
+  files.open_regular(path, _MOST_BYTES).close()  # or says why not
   if wanted and (found := _sha256(path)) != wanted:
     raise InputError(
       f"{escaped(str(path))} has SHA-256 {found}, not {wanted}: correct one."
