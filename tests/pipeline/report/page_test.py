@@ -227,7 +227,7 @@ def test_a_damaged_head_is_one_line_and_the_earlier_page_stays(run, capsys):
   assert (run / "report.html").read_bytes() == before
 
 
-def test_a_killed_run_leaves_nothing(run, capsys, monkeypatch):
+def test_a_killed_run_leaves_nothing(page, run, capsys, monkeypatch):
   before = {*run.iterdir()}
 
   def stopped(*_):
@@ -240,6 +240,7 @@ def test_a_killed_run_leaves_nothing(run, capsys, monkeypatch):
   (run / ".report.html.new").write_text("killed there by SIGKILL")
   succeeds(capsys, "report", run)
   assert {*run.iterdir()} == before | {run / "report.html"}
+  assert (run / "report.html").read_bytes() == page.read_bytes()
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
