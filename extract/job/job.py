@@ -109,8 +109,7 @@ def info_of(
   config: ExtractConfig, source: Source, backbone: Backbone
 ) -> CacheInfo:
   """What the cache of a job will be; public."""
-  kind = {"kind": "inception crop and flip", "min_area": VIEW_MIN_AREA}
-  views = {"count": config.views} | kind
+  views = {"count": config.views, "kind": "inception crop and flip"}
   counted = config.source.num_classes is not None
   return CacheInfo(
     dataset=source.name,
@@ -121,7 +120,7 @@ def info_of(
     num_classes_source="flag" if counted else "class_names",
     backbone=backbone.identity,
     computed_by=computed_by(backbone, config),
-    views=None if config.views is None else views,
+    views=views | {"min_area": VIEW_MIN_AREA} if config.views else None,
     embedding_dtype=config.embedding_dtype,
     shard_rows=config.shard_rows,
     unit=source.unit,

@@ -182,7 +182,7 @@ def _stopped(out: str, run: str, running: _Running) -> str:
   if running.ended():
     return ""
   with contextlib.suppress(Exception):
-    worker.tell_to_stop(out, run)
+    worker.put(out, f"stop.{run}", b"stop")
   running.finished.wait(DRAIN_SECONDS)
   if running.ended():
     return ""
@@ -210,11 +210,10 @@ def _quiet(options: PipelineOptions) -> Iterator[None]:
   `_as_our_error` says the same in one line. The bar has the real stream.
   """
   loopback = options.view_as(PortableOptions).environment_type == "LOOPBACK"
-  if loopback or options.view_as(StandardOptions).runner == LOCAL_RUNNER:
-    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-    with contextlib.redirect_stderr(io.StringIO()):
-      yield
-  else:
+  with contextlib.ExitStack() as kept:
+    if loopback or options.view_as(StandardOptions).runner == LOCAL_RUNNER:
+      logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+      kept.enter_context(contextlib.redirect_stderr(io.StringIO()))
     yield
 
 

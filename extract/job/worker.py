@@ -54,17 +54,12 @@ def launched(job: Job, listing: bytes) -> Iterator[str]:
   # Workers on other devices must not choose another one.
   config = dataclasses.replace(job.config, compute_dtype=dtype)
   launch = _Launch(config, job.cache, msgspec.Raw(listing))
-  _put(job.out, f"launch.{run}", msgspec.json.encode(launch))
+  put(job.out, f"launch.{run}", msgspec.json.encode(launch))
   _jobs[run] = job  # for workers that are threads
   try:
     yield run
   finally:
     del _jobs[run]
-
-
-def tell_to_stop(out: str, run: str) -> None:
-  """Makes the workers of a launch raise `Stopped` within a batch."""
-  _put(out, f"stop.{run}", b"stop")
 
 
 def described(out: str, run: str) -> list[Shard]:
@@ -98,7 +93,7 @@ def put_descriptions(
   group: tuple[int, Iterable[bytes]], out: str, run: str
 ) -> None:
   """Leaves what all shards are for the launcher."""
-  _put(out, f"shards.{run}", b"[" + b",".join(sorted(group[1])) + b"]")
+  put(out, f"shards.{run}", b"[" + b",".join(sorted(group[1])) + b"]")
 
 
 def job_at(out: str, run: str) -> Job:
@@ -128,7 +123,8 @@ def job_at(out: str, run: str) -> Job:
   return Job(out, config, cache, source, embedder)
 
 
-def _put(out: str, name: str, data: bytes) -> None:
+def put(out: str, name: str, data: bytes) -> None:
+  """Leaves a word: "stop.RUN" ends a launch's workers within a batch."""
   storage.put_once(storage.store_at(out), f"job.{name}", data)
 
 

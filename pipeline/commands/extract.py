@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 from tyro.conf import Positional, Suppress
@@ -75,18 +74,8 @@ class Flags:
   beam_options: Suppress[tuple[str, ...]] = ()
 
 
-def _shown(names: Iterable[str]) -> str:
-  """Names in a row; those that begin as the one before show how they end."""
-  words, begun = [], ""
-  for name in names:
-    first, _, last = name.rpartition("_")
-    words.append(f"_{last}" if first == begun else name)
-    begun = first
-  return " ".join(words)
-
-
 Flags.__doc__ = (Flags.__doc__ or "").format(
-  experiments=_shown(EXPERIMENTS), backbones=_shown(backbone_names())
+  experiments=", ".join(EXPERIMENTS), backbones=", ".join(backbone_names())
 )
 
 

@@ -13,9 +13,11 @@ import pytest
 from oneshot_dp.configs.errors import BrokenImageError, RunError
 from oneshot_dp.configs.extract_config import PreprocessConfig
 from oneshot_dp.extract.cache.format import INFO_FILE
+from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.job import on_beam, shard, worker
 from oneshot_dp.extract.job.job import run_extraction
-from tests.extract.cache.caches import digest, refused
+from oneshot_dp.extract.sources.open_source import open_source
+from tests.extract.cache.caches import digest, make_info, refused
 from tests.extract.job.jobs import BACKBONE, N, job_of, write_folder
 
 THREADS = ["--direct_running_mode=multi_threading", "--direct_num_workers=2"]
@@ -55,9 +57,15 @@ def whole(photos, tmp_path_factory) -> dict[str, str]:
   ],
 )
 def test_broken_images_are_named_at_once_or_skipped_on_any_runner(
-  photos, whole, tmp_path, capfd, flags
+  photos, whole, tmp_path, capfd, monkeypatch, flags
 ):
-  out = tmp_path / "cache"
+  out, loaded = tmp_path / "cache", []
+
+  def load(*of, load=shard.load_backbone):
+    loaded.append(of)
+    return load(*of)
+
+  monkeypatch.setattr(shard, "load_backbone", load)
   with refused("3 of 70 images cannot be decoded", BrokenImageError) as caught:
     run_extraction(job_of(photos), str(out), flags)
   for i in BROKEN:
@@ -69,6 +77,7 @@ def test_broken_images_are_named_at_once_or_skipped_on_any_runner(
   # It goes on, and makes the same bytes as a loop.
   run_extraction(job_of(photos, on_decode_error="skip"), str(out), flags)
   assert digest(out) == whole
+  assert len(loaded) == 2  # once a run: its threads share it
 
 
 @pytest.mark.parametrize(
@@ -112,6 +121,22 @@ def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
   assert "0013.png" not in graph
   assert len(graph) < 60_000
   assert digest(tmp_path / "cache") == whole
+
+
+def test_workers_compute_as_the_launcher_does(photos, tmp_path):
+  """Whatever devices they have."""
+  config = job_of(photos, backbone="glyph_vit", preprocess=PreprocessConfig())
+  job = shard.Job(
+    str(tmp_path),
+    config,
+    CacheJob(info=make_info()),
+    open_source(config.source),
+    shard.embedder_of(config),
+  )
+  assert config.compute_dtype is None
+  with worker.launched(job, b"{}") as run:
+    left = (tmp_path / f"job.launch.{run}").read_text()
+  assert '"compute_dtype":"float32"' in left
 
 
 def test_a_worker_that_is_not_like_the_launcher(photos, tmp_path, monkeypatch):
@@ -224,7 +249,7 @@ def stopped(photos, folder, flags, stop) -> tuple[int, str]:
     pytest.param([], signal.SIGKILL, id="loop-kill"),
     pytest.param(THREADS, signal.SIGINT, id="threads-interrupt"),
     pytest.param(TWO, signal.SIGINT, id="processes-interrupt"),
-    pytest.param(TWO, signal.SIGKILL, id="processes-kill"),
+    pytest.param(PROCESSES, signal.SIGKILL, id="processes-kill"),
   ],
 )
 def test_a_stopped_command_goes_on(many, tmp_path, flags, how):
@@ -248,6 +273,6 @@ def test_a_worker_process_that_dies_is_noticed(many, tmp_path):
     child = " ".join(task.read_text() for task in tasks).split()[0]
     os.kill(int(child), signal.SIGKILL)
 
-  status, err = stopped(many[0], tmp_path, TWO, kill_worker)
+  status, err = stopped(many[0], tmp_path, PROCESSES, kill_worker)
   assert status == 1
   assert "a worker process ended with status -9" in err
