@@ -67,7 +67,7 @@ def _found(
   mark = ", PRIVATE" if kind in ("cache", "ledger") else ""
   rows = {f"a {kind}": path + mark, **rows}
   width = max(map(len, rows)) + 2
-  lines = (f"{name:<{width}}{value}" for name, value in rows.items())
+  lines = (f"{name:{width}}{value}" for name, value in rows.items())
   said = {"kind": kind, "path": path, **facts, "faults": faults}
   return _with_status("\n".join(lines), said)
 
@@ -157,7 +157,7 @@ def _run(path: str) -> Answer:
   rows = {
     "private data": _private_data(first),
     "heads": f"{len(run.rows)}, each with a sound receipt",
-    "accuracy": "\n" + results.table(run.rows),
+    "accuracy": "of each kind and epsilon\n" + results.table(run.rows),
   }
   return _found("run", path, rows, {**run.facts, "heads": run.rows})
 

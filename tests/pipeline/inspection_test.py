@@ -120,6 +120,7 @@ def test_a_run(tmp_path, capsys):
   assert status == 0
   assert "NOT PRIVATE" in out
   assert "85.09 ± 0.07" in out
+  assert " \n" not in out
   status, facts = facts_of(capsys, tmp_path / "run")
   assert (status, facts["kind"]) == (0, "run")
   assert len(facts["heads"]) == 7
