@@ -41,13 +41,15 @@ def run(flags: Flags) -> Answer:
   if not (paths := flags.path):
     raise InputError("name a path: oneshot-dp inspect PATH.")
   kind = _kind(paths[0]) if len(paths) == 1 else "images"
+  said = {name: v for name, v in vars(flags).items() if name != "path"}
   if kind == "images":
     from oneshot_dp.extract.sources.describe import describe_images
 
-    asked = "class_names", "num_classes", "units"
-    found = describe_images(paths, **{k: getattr(flags, k) for k in asked})
+    found = describe_images(paths, **said)
     facts = {"kind": "images", **dataclasses.asdict(found)}
     return _with_status(found.text, facts)
+  if any(said.values()):
+    raise InputError(f"{paths[0]} is a {kind}: these flags are for images.")
   path = paths[0]
   looks = {"cache": _cache, "head": _head, "run": _run, "ledger": _ledger}
   try:

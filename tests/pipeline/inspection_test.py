@@ -82,6 +82,7 @@ def test_a_cache_and_a_damaged_one(tmp_path, capsys):
   assert status == 0
   for words in ("clusters", "180", "train", cache.info.fingerprint):
     assert words in out
+  assert looked_at(capsys, cache.path, "--units", "patient")[0] == 2
   status, facts = facts_of(capsys, cache.path)
   assert (status, facts["kind"]) == (0, "cache")
   assert facts["metadata"]["dataset"] == "clusters"
