@@ -47,7 +47,7 @@ def backbone_of(
       " such features is not known here: give a cache of them."
     )
   name = backbone or identity["name"]
-  is_own = "code_sha256" in identity or ".py:" in name
+  is_own = bool(identity.get("code_sha256")) or ".py:" in name
   found = load_backbone(
     name,
     weights=weights,

@@ -188,6 +188,13 @@ def test_a_killed_run_leaves_nothing(tmp_path, capsys, head, monkeypatch):
   succeeds(capsys, *words)
 
 
+def test_the_layer_is_the_heads(tmp_path, capsys, photos):
+  backbone = load_backbone("glyph_vit", embedding="cls")
+  saved = image_heads.write_image_head(tmp_path / "head", backbone)
+  words = ("predict", saved.path, photos / "000.png", "--out", tmp_path / "p")
+  succeeds(capsys, *words)
+
+
 def test_a_function_that_was_changed_is_another_backbone(
   tmp_path, capsys, photos
 ):
