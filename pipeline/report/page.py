@@ -83,17 +83,16 @@ def read_run(directory: Path) -> Run:
       f"{directory} is neither a head nor a run: give the directory that"
       " `train` or `sweep` wrote with --out."
     )
+  content = read_regular(file)
   try:
-    facts = json.loads(read_regular(file))
+    facts = json.loads(content)
     if facts["format"] != FORMAT:
       raise ValueError(f"format {facts['format']!s:.20}")
     heads = [h | {"epsilon": float(h["epsilon"])} for h in facts.pop("heads")]
     rows = msgspec.convert(heads, tuple[HeadRow, ...])
-    if not rows or any(not isinstance(row.top1, float) for row in rows):
-      raise ValueError("no scored heads")
+    if not rows:
+      raise ValueError("no heads")
   except (LookupError, TypeError, ValueError, AttributeError) as error:
-    if isinstance(error, InputError):
-      raise
     raise InputError(
       f"{file} is damaged ({error!r:.100}); run the sweep again."
     ) from error
@@ -121,10 +120,11 @@ def read_run(directory: Path) -> Run:
 def _row_of(receipt: dict[str, Any], path: str) -> HeadRow:
   """What a receipt says of a head; it knows no accuracy and no draw."""
   stated, follows = receipt["stated"], receipt["follows"]
+  epsilon = follows["epsilon"]  # 0 where δ covers all
   return HeadRow(
     path=path,
     head=stated["head"],
-    epsilon=follows["epsilon"] or math.inf,
+    epsilon=math.inf if epsilon is None else epsilon,
     delta=stated["delta"] or 0.0,
     draw=0,
     private=stated["private"],

@@ -214,7 +214,7 @@ class Plan:
       costs += f", with what {asked.from_} cost" if asked.from_ else ""
     if asked.baseline:
       costs += f", and is shown without noise, {NOT_PRIVATE}"
-    if asked.private_eval is not None:
+    if asked.private_eval is not None and self.source.is_private:
       costs += f"; accuracies cost {self.bills[-1].dataset!r}"
       costs += f" {printable(asked.private_eval)}"
     draws = f", {asked.num_draws} draws" * (asked.num_draws > 1)

@@ -159,6 +159,8 @@ def test_a_head_has_a_page_of_its_own(tmp_path, capsys):
   assert "all examples of one user together" in text
   assert "Accuracy" not in text
   assert "a person with two images" not in text
+  write_head(tmp_path / "tiny", trained_head(1e-300), sample_info())
+  assert "private with ε = 0 " in text_of(write_report(tmp_path / "tiny"))
 
 
 def test_what_is_not_private_is_marked_and_the_owners_alone(page, tmp_path):
