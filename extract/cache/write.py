@@ -109,8 +109,8 @@ def finish(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
   store, found = storage.store_at(out), {shard.file: shard for shard in shards}
   sizes = storage.sizes(store)
   names = [job.info.shard_name(i) for i in range(job.info.num_shards)]
-  there = [n for n in names if n in found and sizes.get(n) == found[n].bytes]
-  if missing := sorted(set(names) - set(there)):
+  there = {n for n, shard in found.items() if sizes.get(n) == shard.bytes}
+  if missing := [name for name in names if name not in there]:
     raise RunError(
       f"{store.where()}: {len(missing)} of {len(names)} shards are not there,"
       f" as {missing[0]}; run the same command again."

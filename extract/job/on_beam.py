@@ -77,19 +77,19 @@ def run_on_beam(
       lost.
     KeyboardInterrupt: Ctrl-C; says what may still run.
   """
-  with worker.launched(job, listing) as run:
-    running = _Running(job, run, options)
-    try:
-      with _quiet(options):
-        _wait(job, running, bar)
-      if running.error is not None:
-        raise _as_our_error(running.error) from running.error
-    except BaseException as error:
-      said = _stopped(job.out, run, running)
-      if said and isinstance(error, KeyboardInterrupt | RunError):
-        raise type(error)(f"{error or 'interrupted'}; {said}") from error
-      raise
-    return worker.described(job.out, run)
+  run = worker.launch(job, listing)
+  running = _Running(job, run, options)
+  try:
+    with _quiet(options):
+      _wait(job, running, bar)
+    if running.error is not None:
+      raise _as_our_error(running.error) from running.error
+  except BaseException as error:
+    said = _stopped(job.out, run, running)
+    if said and isinstance(error, KeyboardInterrupt | RunError):
+      raise type(error)(f"{error or 'interrupted'}; {said}") from error
+    raise
+  return worker.described(job.out, run)
 
 
 class _Running(threading.Thread):

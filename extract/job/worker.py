@@ -47,19 +47,16 @@ class _Launch(NamedTuple):
   listing: msgspec.Raw
 
 
-@contextlib.contextmanager
-def launched(job: Job, listing: bytes) -> Iterator[str]:
-  """The name of a launch of a job, whose workers find all that they need."""
+def launch(job: Job, listing: bytes) -> str:
+  """Leaves what the workers of a launch of a job need; returns its name."""
   run, dtype = secrets.token_hex(8), job.embedder.backbone.compute_dtype
   # Workers on other devices must not choose another one.
   config = dataclasses.replace(job.config, compute_dtype=dtype)
-  launch = _Launch(config, job.cache, msgspec.Raw(listing))
-  put(job.out, f"launch.{run}", msgspec.json.encode(launch))
+  left = _Launch(config, job.cache, msgspec.Raw(listing))
+  put(job.out, f"launch.{run}", msgspec.json.encode(left))
+  _jobs.clear()
   _jobs[run] = job  # for workers that are threads
-  try:
-    yield run
-  finally:
-    del _jobs[run]
+  return run
 
 
 def described(out: str, run: str) -> list[Shard]:

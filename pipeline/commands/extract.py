@@ -47,7 +47,9 @@ class Flags:
   name: Annotated[str | None, f.flag("Public name of the data.", "NAME")] = None
   image: Annotated[str | None, f.flag("Column of images.", "NAME")] = None
   label: Annotated[str | None, f.flag("Column of labels.", "NAME")] = None
-  class_names: Annotated[tuple[str, ...], f.flag("Names of all.", "C")] = ()
+  class_names: Annotated[
+    tuple[str, ...], f.flag("All of them, by name.", "C")
+  ] = ()
   num_classes: Annotated[int | None, f.flag("Or how many.", "K")] = None
   units: Annotated[str | None, f.flag(_UNITS, "BY")] = None
   data_dir: Annotated[str | None, f.flag("Where TFDS's are.", "DIR")] = None

@@ -11,8 +11,10 @@ import grpc
 
 def on_one_address(*args, make=grpc.server, **options):
   server = make(*args, **options)
-  listen, address = server.add_insecure_port, sys.argv[1]
-  server.add_insecure_port = lambda at: listen(at.replace("[::]", address))
+  listen, here = server.add_insecure_port, sys.argv[1]
+  server.add_insecure_port = lambda address: listen(
+    address.replace("[::]", here)
+  )
   return server
 
 

@@ -134,8 +134,8 @@ def test_workers_compute_as_the_launcher_does(photos, tmp_path):
     shard.embedder_of(config),
   )
   assert config.compute_dtype is None
-  with worker.launched(job, b"{}") as run:
-    left = (tmp_path / f"job.launch.{run}").read_text()
+  run = worker.launch(job, b"{}")
+  left = (tmp_path / f"job.launch.{run}").read_text()
   assert '"compute_dtype":"float32"' in left
 
 
