@@ -128,7 +128,7 @@ class ExtractConfig:
       for each CPU device, 64 for each TPU chip, 256 for each GPU.
     shard_rows: images per shard; a kill loses one shard of work.
     on_decode_error: "skip" leaves out images that cannot be decoded.
-    stall_seconds: the job ends when nothing was finished for so long.
+    stall_seconds: a job on Beam ends when no shard was finished for so long.
   """
 
   source: SourceSettings
