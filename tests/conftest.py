@@ -112,6 +112,17 @@ collect_ignore = ["benchmarks/forward_pass.py"]
 collect_ignore_glob = ["**/*_golden.py", "**/run_transformers.py"]
 
 
+# They mostly wait for processes of their own: one test process begins with
+# them, while others compute. (To each, xdist gives what follows, in order.)
+WAITING = re.compile(
+  r"hosts_test|TestHosts|TestProcess|\[processes|ledger_faults|commands_test"
+)
+
+
+def pytest_collection_modifyitems(items):
+  items.sort(key=lambda item: not WAITING.search(item.nodeid))
+
+
 def once_for_each_class(make):
   """Remembers what tyro reads of the flags of a command: it takes 12 ms."""
   made = {}
