@@ -33,7 +33,7 @@ from oneshot_dp.linear_dp.train import TrainedHead
 
 FORMAT, NOT_PRIVATE = 1, "NOT PRIVATE"
 PLAIN, UNIT_NORM = "embedding", "embedding at norm 1"
-_LIBRARIES = "oneshot-dp", "mpmath", "jax", "optax", "numpy"
+_LIBRARIES = "oneshot-dp", "dp-accounting", "jax", "optax", "numpy"
 _OF_INFO = (
   *("dataset", "split", "feature_dim", "num_classes", "class_names"),
   *("num_classes_source", "backbone", "views", "backbone_fingerprint"),

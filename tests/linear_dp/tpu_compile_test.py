@@ -104,8 +104,10 @@ def test_class_sums_are_one_scatter_of_int32(chip, classes):
   assert temporaries < 2**24
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+  ("chip", "dtype"),
+  [("v5e", "float16"), ("v5e", "bfloat16"), ("v4", "float32")],
+)
 def test_rows_become_integers_without_float64(chip, dtype):
   rows = ROWS * mesh_of(chip).size
   stored = of(chip, dtype, rows, WIDTH), of(chip, "float32", rows)

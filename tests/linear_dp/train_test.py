@@ -1,6 +1,5 @@
 """Nested heads, going on from one, what it costs, and what is refused."""
 
-import dataclasses
 import itertools
 import math
 import os
@@ -233,15 +232,6 @@ def test_a_plan_that_no_head_follows_is_refused_before_any_charge():
     with pytest.raises(InputError, match=message) as error:
       check(**changes)
     assert "\n" not in str(error.value)
-
-
-def test_a_row_that_is_wrong_is_refused_before_anything_is_charged():
-  (block,) = data().blocks()
-  columns = {name: column[:5].copy() for name, column in block.items()}
-  columns["embedding"][3, 2] = np.nan
-  bad = dataclasses.replace(data(), blocks=lambda: [columns])
-  with pytest.raises(InputError, match="example_id=3"):
-    rows_for(bad, "auto")
 
 
 def test_memory_grows_with_all_that_takes_it():

@@ -42,11 +42,11 @@ def charge(ledger):
 
 
 def test_costs_add_up_without_rounding(ledger, charge):
-  costs = 0.1, 1e-18, Fraction(1, 3)
+  costs = [0.1, 1e-18, Fraction(1, 3)]
   ids = charge(*costs)
   assert len({*ids}) == 3
   assert all(len(i) == 32 for i in ids)
-  exact = sum(map(Fraction, costs))
+  exact = sum(Fraction(cost) for cost in costs)
   assert charges.spent(ledger.entries("pets")) == exact
   assert charges.spent(ledger.entries("cats")) == 0
   assert [e.id for e in ledger.entries("pets")] == ids
