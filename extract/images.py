@@ -1,7 +1,7 @@
 """From the bytes of an image file to the square that a backbone is shown.
 
-Decoding, resizing and cropping run on the host with Pillow, on uint8; only
-`normalize` runs on the device, so that a quarter of the bytes travel.
+All of it runs on the host with Pillow, on uint8: a backbone normalises on the
+device, so that a quarter of the bytes travel.
 
 Instead of its centre an image may be shown by random views. The one step of
 `linear_dp` is linear in an example's embedding as long as its gradient is
@@ -20,16 +20,13 @@ import io
 import math
 from typing import Literal
 
-import jax
 import numpy as np
-from jaxtyping import Array, Float32, UInt8
+from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.extract_config import PreprocessConfig
 
-Images = Float32[Array, "b s s 3"]
-"""Normalised."""
 Box = tuple[int | float, int | float, int | float, int | float]
 _ATTEMPTS = 10
 _MAX_ASPECT = 4 / 3
@@ -181,18 +178,6 @@ def _resize_box(
   size = (config.image_size, config.image_size)
   how = Image.Resampling[config.resample.upper()]
   return np.asarray(Image.fromarray(image).resize(size, how, box))
-
-
-def normalize(
-  images: UInt8[Array, "b s s 3"] | UInt8[np.ndarray, "b s s 3"],
-  config: Preprocessing,
-) -> Float32[Array, "b s s 3"]:
-  """(x/255 − mean)/std on the device, to be called inside a jitted function."""
-  mean, std = np.array(config.mean), np.array(config.std)
-  # Constants in float64 first: one rounding instead of four.
-  scale = (1 / (255 * std)).astype(np.float32)
-  shift = (-mean / std).astype(np.float32)
-  return jax.numpy.asarray(images, jax.numpy.float32) * scale + shift
 
 
 def random_view(

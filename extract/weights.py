@@ -21,11 +21,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import safetensors
+from jaxtyping import Array, Float32
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files, storage
 
 Arrays = dict[str, np.ndarray]
+Images = Float32[Array, "b s s 3"]
+"""Normalised."""
 _MOST_BYTES = 1 << 36
 _KNOWN = (
   "give a path, gs://BUCKET/OBJECT, s3://BUCKET/OBJECT or"

@@ -26,7 +26,7 @@ from oneshot_dp.extract import files
 from oneshot_dp.extract.backbones import norm_free, resnet_v2, vit
 from oneshot_dp.extract.backbones.google_names import in_timm_names
 from oneshot_dp.extract.backbones.names import named
-from oneshot_dp.extract.images import Preprocessing, normalize
+from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.weights import (
   Arrays,
   flax_params,
@@ -89,6 +89,18 @@ class Backbone:
       "code_sha256": self.code_sha256,
       "preprocess": preprocess,
     }
+
+
+def normalize(
+  images: UInt8[Array, "b s s 3"] | UInt8[np.ndarray, "b s s 3"],
+  config: Preprocessing,
+) -> Float32[Array, "b s s 3"]:
+  """(x/255 − mean)/std on the device, to be called inside a jitted function."""
+  mean, std = np.array(config.mean), np.array(config.std)
+  # Constants in float64 first: one rounding instead of four.
+  scale = (1 / (255 * std)).astype(np.float32)
+  shift = (-mean / std).astype(np.float32)
+  return jnp.asarray(images, jnp.float32) * scale + shift
 
 
 # One function for equal settings, so that JAX compiles it once, however often

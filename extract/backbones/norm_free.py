@@ -31,8 +31,7 @@ from oneshot_dp.extract.backbones.resnet_v2 import (
   depths,
   standardize,
 )
-from oneshot_dp.extract.images import Images
-from oneshot_dp.extract.weights import Arrays
+from oneshot_dp.extract.weights import Arrays, Images
 
 GAMMA = {"nf_resnet": 1.7139588594436646, "nfnet": 1.7015043497085571}
 """1/√(variance of the activation of a standard normal variable)."""

@@ -21,8 +21,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.images import Images
-from oneshot_dp.extract.weights import Arrays
+from oneshot_dp.extract.weights import Arrays, Images
 
 
 class BiT(nn.Module):

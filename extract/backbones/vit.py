@@ -26,8 +26,7 @@ from jaxtyping import Array, Float, Float32
 from PIL import Image
 
 from oneshot_dp.configs.extract_config import ComputeDtype
-from oneshot_dp.extract.images import Images
-from oneshot_dp.extract.weights import Arrays
+from oneshot_dp.extract.weights import Arrays, Images
 
 Tokens = Float32[Array, "b t width"]
 _TOKENS = ("cls_token", "dist_token", "reg_token")

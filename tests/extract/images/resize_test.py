@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from oneshot_dp.configs.extract_config import PreprocessConfig
-from oneshot_dp.extract.images import (
-  Preprocessing,
-  normalize,
-  resize_and_crop,
-)
+from oneshot_dp.extract.backbones.backbone import normalize
+from oneshot_dp.extract.images import Preprocessing, resize_and_crop
 from tests.extract.images.decode_test import gradient
 from tests.extract.refusals import refused
 
