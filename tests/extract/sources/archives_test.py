@@ -214,3 +214,15 @@ def test_what_a_tar_has_beside_its_samples_is_passed_over(tmp_path):
   write_tar(tmp_path / "x.tar", litter | sample)
   (found,) = opened(tmp_path / "x.tar", num_classes=2)
   assert (found.image, found.label) == (b"x", 1)
+
+
+def test_a_tar_that_ends_before_its_end_is_refused(tmp_path):
+  """Python stops at a damaged header, as at the end of a file, in silence."""
+  path = tmp_path / "a.tar"
+  write_tar(path, {f"{i}.{e}": b"0" for i in range(4) for e in ("png", "cls")})
+  data = path.read_bytes()
+  header = data.index(b"2.png")
+  for bad in data[: header + 3] + b"x" + data[header + 4 :], data[:header]:
+    path.write_bytes(bad)
+    with refused("damaged, or cut short"):
+      opened(path, num_classes=3)
