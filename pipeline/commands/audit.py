@@ -86,10 +86,8 @@ def _among_real_rows(
       f"{cache.name} has one class: give a cache of two or more."
     )
   dim = 512 if head == "auto" else 2048
-  best = min(
-    20_000, max(1000, int(k * dim / plan.mu2))
-  )  # more hide one another
-  m, d = flags.canaries or best, cache.info.feature_dim + dim
+  best = max(1000, int(k * dim / plan.mu2))  # more hide one another
+  m, d = flags.canaries or min(20_000, best), cache.info.feature_dim + dim
   needs = memory_needed(head, cache.n + m, d, k, cache.info.unit)
   what = f"{m:,} canaries of {d:,} numbers among {cache.n:,} rows"
   check_memory(what, needs + m * (64 * d + 256 * k), "give fewer --canaries")
