@@ -15,6 +15,8 @@ import signal
 import traceback
 from pathlib import Path
 
+import pytest
+
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.format import INFO_FILE, CacheInfo
 from oneshot_dp.extract.cache.read import open_cache
@@ -23,12 +25,13 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults.bad_inputs import LINES, make, nonsense, spoilt
 from tests.faults.harness import everything_in
 
-INPUTS = int(os.environ.get("ONESHOT_DP_INPUTS", "150"))
+INPUTS = int(os.environ.get("ONESHOT_DP_INPUTS", "200"))
 SECONDS = 90
 LEDGER = Path("ledger.sqlite")
 PAYING = "train", "sweep", "evaluate", "export", "budget", "audit"
 
 
+@pytest.mark.filterwarnings("ignore:.* so K = 4 is taken from the labels")
 def test_bad_inputs_are_one_line_or_change_nothing(tmp_path, monkeypatch):
   monkeypatch.setenv("ONESHOT_DP_LEDGER", str(LEDGER))
   (made := tmp_path / "made").mkdir()
