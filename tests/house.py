@@ -17,12 +17,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = "configs/", "extract/", "linear_dp/", "pipeline/", "oneshot_dp/"
 
 RUNS = f"""
-import json, os, sys, threading
+import inspect, json, os, sys, threading
 entered = set()
 roots = tuple(sys.argv[1] + "/" + name for name in {PACKAGES})
 def note(frame, event, _):
   code = frame.f_code
-  if event == "call" and not code.co_name.startswith("<"):
+  is_function = code.co_flags & inspect.CO_OPTIMIZED  # no body of a class
+  if event == "call" and is_function and not code.co_name.startswith("<"):
     file = os.path.realpath(code.co_filename)
     if file.startswith(roots):
       entered.add((file, code.co_qualname))
