@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from oneshot_dp.extract import storage
+
 BUCKET = "data"
 Answer = tuple[int, list[tuple[str, str]], bytes]
 
@@ -72,11 +74,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         if once and name in self.objects:
           return 412, [], b"<Error><Code>PreconditionFailed</Code></Error>"
         self.objects[name] = body
-        return (
-          200,
-          [("etag", f'"{hash(body)}"'), ("x-goog-generation", "1")],
-          b"",
-        )
+        return 200, _version(body), b""
       if method == "POST":  # of S3: some names at once
         keys = re.findall("<Key>(.*?)</Key>", body.decode())
         for key in keys:
@@ -88,7 +86,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         return 204, [], b""
       if (data := self.objects.get(name)) is None:
         return 404, [], b"<Error><Code>NoSuchKey</Code></Error>"
-    found = [("etag", f'"{hash(data)}"'), ("x-goog-generation", "1")]
+    found = _version(data)
     found.append(("last-modified", "Mon, 01 Jan 2024 00:00:00 GMT"))
     if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", "")):
       start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
@@ -106,6 +104,10 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     )
     text = f"<ListBucketResult>{entries}<IsTruncated>false</IsTruncated>"
     return 200, [], f"{text}</ListBucketResult>".encode()
+
+
+def _version(data: bytes) -> list[tuple[str, str]]:
+  return [("etag", f'"{hash(data)}"'), ("x-goog-generation", "1")]
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -165,6 +167,17 @@ def running(server: ObjectServer) -> Iterator[ObjectServer]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@contextlib.contextmanager
+def served(monkeypatch, folder, ask=None) -> Iterator[ObjectServer]:
+  """A server that obstore finds, and no connection from before or after."""
+  with running(ObjectServer(ask)) as made:
+    for name, value in environment(made.url, folder).items():
+      monkeypatch.setenv(name, value)
+    storage._remote.cache_clear()
+    yield made
+    storage._remote.cache_clear()
 
 
 def environment(url: str, folder) -> dict[str, str]:

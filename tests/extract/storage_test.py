@@ -6,10 +6,6 @@ import dataclasses
 import datetime
 import os
 import pathlib
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -20,6 +16,7 @@ from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, open_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.cache.write import begin, finish
+from tests.extract.cache import caches
 from tests.extract.cache.caches import (
   columns,
   digest,
@@ -30,11 +27,9 @@ from tests.extract.cache.caches import (
 )
 from tests.extract.object_server import (
   BUCKET,
-  ObjectServer,
-  environment,
   passed_on,
   real_server,
-  running,
+  served,
 )
 
 FAULTS = ("reset", "cut", "lose", 500, "slow", 503, 429)
@@ -53,13 +48,9 @@ def place(request, tmp_path, monkeypatch):
     if kind != scheme:
       port = stack.enter_context(real_server(scheme, tmp_path))
       ask = passed_on(scheme, port)
-    server = stack.enter_context(running(ObjectServer(ask)))
-    for name, value in environment(server.url, tmp_path).items():
-      monkeypatch.setenv(name, value)
-    storage._remote.cache_clear()
+    server = stack.enter_context(served(monkeypatch, tmp_path, ask))
     yield f"{scheme}://{BUCKET}/some/cache", server
     server.fault = lambda number, method: None
-    storage._remote.cache_clear()
 
 
 _STORES = ["s3", "gs"] + [
@@ -145,7 +136,7 @@ def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
 
 
 @STORES
-def test_calls_of_a_job_and_of_a_reader(place, capsys):
+def test_calls_of_a_job_and_of_a_reader(place):
   url, server = place
   info = make_info(64)  # 8 shards
   run_job(url, info)
@@ -154,133 +145,94 @@ def test_calls_of_a_job_and_of_a_reader(place, capsys):
   lists = [call for call in calls if call.startswith("LIST")]
   assert len(shards) == 2 * 8  # one looks if it is there, one puts it
   assert len(lists) == 2  # of a new directory, and of the finished one
-  others = len(calls) - len(shards) - len(lists)
-  with capsys.disabled():
-    print(f"\n{len(shards) / 8:g} calls a shard, {others + len(lists)} a job")
-  assert others < 16
+  assert len(calls) - len(shards) - len(lists) < 16
   list(open_cache(url).blocks())
-  calls = server.calls()
-  assert len(calls) == 1 + 8  # the metadata, each shard
+  assert len(server.calls()) == 1 + 8  # the metadata, each shard
   run_job(url, info)
   assert len(server.calls()) == 4  # metadata twice, one shard, the list
 
 
+PERMISSIONS = {
+  "GET": ("s3:GetObject", "storage.objects.get"),
+  "PUT": ("s3:PutObject", "storage.objects.create"),
+  "POST": ("s3:DeleteObject", ""),
+  "DELETE": ("s3:DeleteObject", "storage.objects.delete"),
+  "LIST": ("s3:ListBucket", "storage.objects.list"),
+}
+
+
 @STORES
-@pytest.mark.parametrize(
-  ("method", "s3", "gs"),
-  [
-    ("GET", "s3:GetObject", "storage.objects.get"),
-    ("PUT", "s3:PutObject", "storage.objects.create"),
-    ("DELETE", "s3:DeleteObject", "storage.objects.delete"),
-    ("LIST", "s3:ListBucket", "storage.objects.list"),
-  ],
-)
-def test_a_missing_permission_is_named(place, method, s3, gs):
+def test_what_a_store_refuses_is_one_line(place, monkeypatch):
   url, server = place
-  seen = server.seen
+  for denied, (s3, gs) in PERMISSIONS.items():
+    if not (said := s3 if url.startswith("s3") else gs):
+      continue
+    calls = {"POST", "DELETE"} if denied == "DELETE" else {denied}
 
-  def fault(number, asked):
-    listing = "list-type" in seen[-1][1]
-    kind = {"POST": "DELETE"}.get(asked, asked)
-    return 403 if method == ("LIST" if listing else kind) else None
+    def fault(number, method, calls=calls):
+      is_list = "list-type" in server.seen[-1][1]
+      return 403 if ("LIST" if is_list else method) in calls else None
 
-  server.fault = fault
-  with refused(s3 if url.startswith("s3") else gs) as caught:
-    run_job(url, make_info())
-  assert str(caught.value).startswith(url)
-  assert "loopback-secret-0" not in str(caught.value)
-
-
-@STORES
-def test_a_store_that_stays_broken_is_one_line(place, monkeypatch):
-  url, server = place
-  cache = run_job(url, make_info())
-  retries = storage._RETRIES | {"max_retries": 0}
-  monkeypatch.setattr(storage, "_RETRIES", retries)
-  monkeypatch.setattr(storage, "_WAITS", (0.01,))
-  storage._remote.cache_clear()
-  for fault in (500, "reset", "cut"):
-    server.fault = lambda number, method, fault=fault: fault
-    with refused(url, RunError):
-      open_cache(url)
-  with refused(url, RunError):
-    list(cache.blocks())
-  server.fault = lambda number, method: 404
-  with refused("there is no such bucket"):
-    run_job(url, make_info())
-
-
-@STORES
-def test_a_shard_or_a_cache_that_is_not_there(place):
-  url, _ = place
+    server.fault = fault
+    with refused(f"^{url}.*{said}") as caught:
+      run_job(url, make_info())
+    assert "loopback-secret-0" not in str(caught.value)
+  server.fault = lambda number, method: None
   cache = run_job(url, make_info())
   name = cache.info.shards[1].file
   storage.remove(storage.store_at(url), [name])
   with refused(f"{url}/{name} is not there"):
     list(cache.blocks())
   assert any(f"{name} is damaged, or not there" in p for p in check_cache(url))
-  with refused("no such directory, or empty"):
-    open_cache(f"{url}/other")
-  assert INFO_FILE in storage.sizes(storage.store_at(url))
-
-
-# A worker that is stopped whenever it has a shard in its hands.
-_WORKER = """
-import os, signal, sys
-from tests.extract.cache import caches
-job = caches.CacheJob(info=caches.make_info(40), more="listing")
-def slept(*of, encode=caches.encode_shard):
-  made = encode(*of)
-  print("encoded", flush=True)
-  os.kill(os.getpid(), signal.SIGSTOP)
-  return made
-caches.encode_shard = slept
-try:
-  for index in (1, 2):
-    caches.put(sys.argv[1], job, index, seed=1)
-except RuntimeError as error:
-  sys.exit(str(error))
-"""
-
-
-def wait_until_asleep(worker) -> None:
-  assert worker.stdout.readline() == "encoded\n"
-  state = pathlib.Path(f"/proc/{worker.pid}/stat")
-  while " T " not in state.read_text():  # It sends itself the signal.
-    time.sleep(0.01)
+  retries = storage._RETRIES | {"max_retries": 0}
+  monkeypatch.setattr(storage, "_RETRIES", retries)
+  monkeypatch.setattr(storage, "_WAITS", (0.01,))
+  storage._remote.cache_clear()
+  for fault in (500, "reset", "cut"):
+    server.fault = lambda number, method, fault=fault: fault
+    for read in (lambda: open_cache(url), lambda: list(cache.blocks())):
+      with refused(url, RunError):
+        read()
+  server.fault = lambda number, method: 404
+  with refused("there is no such bucket"):
+    run_job(url, make_info())
 
 
 @EVERYWHERE
-def test_an_orphan_of_another_job_is_never_counted(place):
+def test_an_orphan_of_another_job_is_never_counted(place, monkeypatch):
   """A worker of a job wakes after another began, in the same place."""
   out, _ = place
   store, info = storage.store_at(out), make_info(40)
   job, other = (CacheJob(info=info, more=more) for more in ("listing", "other"))
   assert begin(out, job)
-  words = [sys.executable, "-c", _WORKER, out]
-  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-  with subprocess.Popen(words, **pipes) as worker:
-    try:
-      wait_until_asleep(worker)
+
+  def put_late(index, meanwhile):
+    """Puts a shard of the first job, encoded before what happens meanwhile."""
+
+    def slept(*of):
+      patch.undo()
+      made = caches.encode_shard(*of)
       storage.remove(store, list(storage.sizes(store)))
-      assert begin(out, other)
-      put(out, other, 0)
-      worker.send_signal(signal.SIGCONT)
-      wait_until_asleep(worker)
-      # It put a shard: whoever comes to it refuses it, and nothing counts it.
-      with refused("is of another job, which may still run", RunError):
-        put(out, other, 1)
-      assert INFO_FILE not in storage.sizes(store)
-      storage.remove(store, list(storage.sizes(store)))
-      cache = run_job(out, info, "other")
-      worker.send_signal(signal.SIGCONT)
-      _, err = worker.communicate(timeout=60)
-    finally:
-      worker.kill()
-  assert worker.returncode == 1
-  assert "is of another job" in err
-  assert len(err.splitlines()) == 1
+      meanwhile()
+      return made
+
+    with monkeypatch.context() as patch:
+      patch.setattr(caches, "encode_shard", slept)
+      put(out, job, index, seed=1)
+
+  def begin_other():
+    assert begin(out, other)
+    put(out, other, 0)
+
+  put_late(1, begin_other)
+  # It put a shard: whoever comes to it refuses it, and nothing counts it.
+  with refused("is of another job, which may still run", RunError):
+    put(out, other, 1)
+  assert INFO_FILE not in storage.sizes(store)
+  with refused("is of another job", RunError):
+    put_late(2, lambda: run_job(out, info, "other"))
   assert check_cache(out) == []
+  cache = open_cache(out)
   # Its launcher, too, if it wakes: it neither finishes nor changes the other's.
   mine = [dataclasses.replace(s, sha256="0" * 64) for s in cache.info.shards]
   with refused("was taken over by another job", RunError):

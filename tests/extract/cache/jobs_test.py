@@ -62,13 +62,12 @@ def test_a_shard_that_went_missing_is_noticed(tmp_path):
   out = str(tmp_path)
   begin(out, JOB)
   shards = [put(out, JOB, i) for i in range(5)]
-  (tmp_path / shards[3].file).unlink()
-  with refused("1 of 5 shards are not there", RunError):
-    finish(out, JOB, shards)
-  assert INFO_FILE not in digest(out)
-  (tmp_path / shards[3].file).write_bytes(b"short")
-  with refused("1 of 5 shards are not there", RunError):
-    finish(out, JOB, shards)
+  path = tmp_path / shards[3].file
+  for spoil in (path.unlink, lambda: path.write_bytes(b"short")):
+    spoil()
+    with refused("1 of 5 shards are not there", RunError):
+      finish(out, JOB, shards)
+    assert INFO_FILE not in digest(out)
 
 
 def test_two_jobs_at_once_share_the_work(tmp_path):

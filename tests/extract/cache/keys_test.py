@@ -70,6 +70,9 @@ class TestDirections:
     keys = direction_keys(x)
     assert not np.isin(direction_keys(x - x.mean(axis=0)), keys).any()
     assert not np.isin(direction_keys(x[:, :64]), keys).any()
+    # A key is of its row alone.
+    np.testing.assert_array_equal(direction_keys(x[17:20]), keys[17:20])
+    np.testing.assert_array_equal(direction_keys(np.asfortranarray(x)), keys)
 
   def test_what_points_nowhere_has_no_key(self):
     x = rows(5, 20)
@@ -78,36 +81,23 @@ class TestDirections:
     assert (keys != 0).tolist() == [True, False, False, False, True]
     assert not direction_keys(rows(5, 7)).any()
     assert direction_keys(rows(0, 20)).shape == (0,)
-
-  @pytest.mark.parametrize("scale", [1e-30, 1e30])
-  def test_extreme_scales(self, scale):
-    x = rows(50)
-    assert (direction_keys(x * np.float32(scale)) != 0).all()
-
-  def test_a_key_is_of_its_row_alone(self):
-    x = rows(100)
-    keys = direction_keys(x)
-    np.testing.assert_array_equal(direction_keys(x[17:20]), keys[17:20])
-    np.testing.assert_array_equal(direction_keys(np.asfortranarray(x)), keys)
+    for scale in (1e-30, 1e30):
+      assert (direction_keys(rows(50) * np.float32(scale)) != 0).all()
 
 
-class TestEmbeddingKeys:
-  def test_the_same_values_have_one_key(self):
-    half = rows(50).astype(np.float16)
-    keys = embedding_keys(half)
-    for dtype in (np.float32, np.float64):
-      np.testing.assert_array_equal(embedding_keys(half.astype(dtype)), keys)
-    brain = half.astype(ml_dtypes.bfloat16)
-    assert not (embedding_keys(brain) == keys).all(axis=1).any()
-
-  def test_zeros_are_nothing_and_minus_zero_is_zero(self):
-    x = np.zeros((2, 3), np.float32)
-    x[1] = -0.0
-    assert not embedding_keys(x).any()
+def test_equal_embeddings_have_one_key_and_zeros_none():
+  half = rows(50).astype(np.float16)
+  keys = embedding_keys(half)
+  for dtype in (np.float32, np.float64):
+    np.testing.assert_array_equal(embedding_keys(half.astype(dtype)), keys)
+  brain = half.astype(ml_dtypes.bfloat16)
+  assert not (embedding_keys(brain) == keys).all(axis=1).any()
+  x = np.zeros((2, 3), np.float32)
+  x[1] = -0.0
+  assert not embedding_keys(x).any()
 
 
 def test_image_keys_are_of_the_bytes_alone():
-  assert image_key(b"x").tolist() == image_key(b"x").tolist()
   assert image_key(b"x").tolist() != image_key(b"y").tolist()
   image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
   assert image_key(image).tolist() == image_key(image.tobytes()).tolist()

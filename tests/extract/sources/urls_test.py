@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract import storage
 from oneshot_dp.extract.sources.open_source import (
   listing_of,
   reopened,
@@ -24,12 +23,8 @@ from tests.extract.sources.made import (
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-  with object_server.running(object_server.ObjectServer()) as made:
-    for name, value in object_server.environment(made.url, tmp_path).items():
-      monkeypatch.setenv(name, value)
-    storage._remote.cache_clear()
+  with object_server.served(monkeypatch, tmp_path) as made:
     yield made
-    storage._remote.cache_clear()
 
 
 def uploaded(server: object_server.ObjectServer, root: pathlib.Path) -> None:

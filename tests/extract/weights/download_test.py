@@ -32,13 +32,9 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def store(tmp_path, monkeypatch):
   monkeypatch.setattr(storage, "_WAITS", ())
-  with object_server.running(object_server.ObjectServer()) as made:
-    for name, value in object_server.environment(made.url, tmp_path).items():
-      monkeypatch.setenv(name, value)
-    storage._remote.cache_clear()
+  with object_server.served(monkeypatch, tmp_path) as made:
     made.objects[NAME] = BODY
     yield made
-    storage._remote.cache_clear()
 
 
 def url(scheme: str = "s3", name: str = NAME) -> str:
