@@ -17,10 +17,10 @@ from oneshot_dp.linear_dp.data import Data
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import (
+  HEADS,
   TrainedHead,
   check_plan,
   cost,
-  rows_for,
   train,
 )
 
@@ -202,7 +202,7 @@ def train_heads(
   ):
     k = data.num_classes
     raise InputError(f"class_names={names} must be {k} different names.")
-  rows, paid = rows_for(data, head), cost(budget, delta)
+  rows, paid = HEADS[head].rows(data), cost(budget, delta)
   if charge is not None:
     charge(paid, source)
   common = {"head": head, "epsilons": budget, "delta": delta, "paid": paid}

@@ -139,7 +139,7 @@ def _sum(
     width = 1 if left in ONE_COLUMN else rows.feature_dim
     total = jnp.zeros((rows.mesh.size, height, width), jnp.int64, device=data)
     for chunk in rows.chunks():
-      total = _outer(rows.mesh, left)(total, chunk, *given)
+      total = _outer(rows.mesh, left)(total, chunk, given)
     return np.asarray(total).sum(axis=0)
 
 
@@ -159,7 +159,7 @@ def _class_sums(rows: Rows) -> Int64[np.ndarray, "K d"]:
       if sums is None:
         dtype = jnp.int64 if weighs else jnp.int32
         sums = jnp.zeros(shape, dtype, device=NamedSharding(rows.mesh, DATA))
-      sums = _scatter(rows.mesh, weighs)(sums, chunk)
+      sums = _scatter(rows.mesh, weighs)(sums, chunk, ())
     count += len(chunk.label)
   if sums is not None:
     total += np.asarray(sums).sum(axis=0, dtype=np.int64)
@@ -168,9 +168,9 @@ def _class_sums(rows: Rows) -> Int64[np.ndarray, "K d"]:
 
 @functools.cache
 def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
-  """Compiles (totals int64 [devices, m, p], chunk, public…) → totals."""
+  """Compiles (totals int64 [devices, m, p], chunk, public) → totals."""
 
-  def add(total: Array, chunk: Chunk, *public: Array | None) -> Array:
+  def add(total: Array, chunk: Chunk, public: tuple[Any, ...]) -> Array:
     row, label, w = chunk
     a = jnp.trunc(left(row, label, w, *public).astype(jnp.float64))
     z = row.astype(jnp.float64)
@@ -189,9 +189,9 @@ def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
 
 @functools.cache
 def _scatter(mesh: Mesh, weighs: bool) -> Callable[..., Array]:
-  """Compiles (sums [devices, K, d], chunk) → sums, in steps of 1 or of W."""
+  """Compiles (sums [devices, K, d], chunk, ()) → sums, of steps of 1 or W."""
 
-  def add(sums: Array, chunk: Chunk) -> Array:
+  def add(sums: Array, chunk: Chunk, _: tuple[()]) -> Array:
     row, label, w = chunk
     short, _ = within_ball(row.astype(jnp.float32))
     z = jnp.where(short[:, None], row, 0).astype(sums.dtype)
@@ -202,10 +202,6 @@ def _scatter(mesh: Mesh, weighs: bool) -> Callable[..., Array]:
 
 def _sharded(mesh: Mesh, add: Callable[..., Array]) -> Callable[..., Array]:
   """Each device adds its rows to its own sums."""
-
-  def of_devices(sums: Array, chunk: Chunk, *public: Array | None) -> Array:
-    specs = (DATA, DATA, *(SAME for _ in public))
-    add_own = jax.shard_map(add, mesh=mesh, in_specs=specs, out_specs=DATA)
-    return add_own(sums, chunk, *public)
-
-  return jax.jit(of_devices, donate_argnums=0)
+  specs = DATA, DATA, SAME
+  add_own = jax.shard_map(add, mesh=mesh, in_specs=specs, out_specs=DATA)
+  return jax.jit(add_own, donate_argnums=0)

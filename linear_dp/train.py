@@ -31,7 +31,11 @@ smallest share is below `noise.MAX_SD` then."""
 
 
 class Head(NamedTuple):
-  """How a head sees rows, and (sums, rows, buys, had, last, options) → it."""
+  """How a head sees rows, and (sums, rows, buys, had, last, options) → it.
+
+  `rows` are for any number of `train`s; `auto`'s are read here, before any
+  charge: an InputError if one is wrong.
+  """
 
   rows: Callable[[Data], Rows]
   make: Callable[..., tuple[LinearHead, Mapping[str, np.ndarray]]]
@@ -129,14 +133,6 @@ def check_plan(
     raise InputError(message)
 
 
-def rows_for(data: Data, head: HeadName) -> Rows:
-  """The rows as a head sees them, for any number of `train`s.
-
-  InputError: a row is wrong; `auto`'s are read here, before any charge.
-  """
-  return HEADS[head].rows(data)
-
-
 def train(
   rows: Rows,
   *,
@@ -160,7 +156,7 @@ def train(
   (Smith & Thakurta, "Fully adaptive composition for Gaussian differential
   privacy", 2022). Whether it fails does not depend on the noise.
 
-  `rows` are `rows_for(data, head)`; `before` is a head of the same rows to go
+  `rows` are `HEADS[head].rows(data)`; `before` is a head of the same rows to go
   on from, with its options; and `cost(...)` was `paid` before.
   """
   options = options or HeadOptions()

@@ -144,7 +144,8 @@ def auto(
     gradient, _ = sums.release("gradient", mapped, residual, *at, once=True)
     velocity = MOMENTUM * velocity + gradient.T * (clip / n)
     kernel = kernel - rate * velocity
-  length, kernel = _mean_length(kernel), _times(matrix, kernel)
+  length = np.linalg.norm(kernel, axis=0).mean()
+  kernel = _times(matrix, kernel)
   # Only its direction is used.
   longest = np.linalg.norm(kernel, axis=0).max()
   published = kernel / longest if longest > 0 else kernel
@@ -193,11 +194,7 @@ def _times(matrix: Square | None, kernel: Kernel) -> Kernel:
   return kernel if matrix is None else matrix @ kernel
 
 
-def _mean_length(kernel: Kernel) -> float:
-  return float(np.linalg.norm(kernel, axis=0).mean())
-
-
 def of_length(wanted: float, kernel: Kernel) -> Kernel:
   """The kernel at this mean length; one of zeros stays what it is."""
-  length = _mean_length(kernel)
+  length = np.linalg.norm(kernel, axis=0).mean()
   return kernel * (wanted / length) if length > 0 else kernel

@@ -25,7 +25,7 @@ from oneshot_dp.linear_dp.accounting import (
 from oneshot_dp.linear_dp.hosts import Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.rows import Rows, rows_of
-from oneshot_dp.linear_dp.train import check_plan, cost, memory_needed, rows_for
+from oneshot_dp.linear_dp.train import HEADS, check_plan, cost, memory_needed
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -103,7 +103,7 @@ class Plan:
     self.options = self._options()
     _check_room_for_heads(asked, self.train)
     data = data_of(self.train, hosts)
-    self.rows = {head: rows_for(data, head) for head in asked.heads}
+    self.rows = {head: HEADS[head].rows(data) for head in asked.heads}
     self.casts = [Cast(self.train, "private", "--cache")]
     self.test_rows: Rows | None = None
     if self.test is not None:

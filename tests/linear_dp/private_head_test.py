@@ -18,7 +18,7 @@ from oneshot_dp.linear_dp.private_head import (
   train_head,
   train_heads,
 )
-from oneshot_dp.linear_dp.train import cost, rows_for, train
+from oneshot_dp.linear_dp.train import HEADS, cost, train
 
 N, D, K = 400, 6, 4
 DELTA = 1e-4
@@ -43,7 +43,7 @@ def test_is_what_train_makes_in_the_order_asked(head, units):
   expected = {
     each.epsilon: each
     for each in train(
-      rows_for(data, head),
+      HEADS[head].rows(data),
       head=head,
       epsilons=epsilons,
       delta=DELTA,

@@ -17,11 +17,11 @@ from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.train import (
+  HEADS,
   baseline,
   check_plan,
   cost,
   memory_needed,
-  rows_for,
   train,
 )
 
@@ -46,7 +46,7 @@ def trained(head, epsilons=(1.0,), *, units=False, seed=0, before=None, **more):
   source = NoiseSource(seed) if seed is not None else NoiseSource()
   return list(
     train(
-      rows_for(data(units), head),
+      HEADS[head].rows(data(units)),
       **given,
       paid=paid,
       source=source,
@@ -89,7 +89,7 @@ def test_each_head_costs_its_epsilon_and_all_the_largest(head, units):
 def test_a_head_goes_on_for_the_difference_as_in_one_run(head, units):
   """A month later: the same bits as a sweep whose noise is the same."""
   source = NoiseSource(7)
-  rows = rows_for(data(units), head)
+  rows = HEADS[head].rows(data(units))
   common: dict[str, Any] = {"head": head, "delta": DELTA}
   paid = cost((1.0, 4.0), DELTA)
   together = list(
@@ -102,7 +102,7 @@ def test_a_head_goes_on_for_the_difference_as_in_one_run(head, units):
   more = cost((4.0,), DELTA, first.mu_squared)
   assert more + Fraction(first.mu_squared) == cost((1.0, 4.0), DELTA)
   (second,) = train(
-    rows_for(data(units), head),
+    HEADS[head].rows(data(units)),
     epsilons=(4.0,),
     paid=more,
     source=source,
@@ -137,7 +137,7 @@ def test_no_size_and_no_noise_make_it_fail(head, size):
   x = np.random.default_rng(n).standard_normal((n, d)).astype(np.float32)
   for given in (x, 0 * x):
     label = np.arange(n) % num_classes
-    rows = rows_for(array_data(given, label, num_classes=num_classes), head)
+    rows = HEADS[head].rows(array_data(given, label, num_classes=num_classes))
     common: dict[str, Any] = {"head": head, "delta": DELTA}
     for epsilon in (1e-3, 1e5):
       paid = cost((epsilon,), DELTA)
@@ -169,7 +169,7 @@ def test_state_is_what_left_and_no_gradients():
 
 @pytest.mark.parametrize("head", HEAD_NAMES)
 def test_a_baseline_has_no_noise_and_is_not_private(head):
-  rows = rows_for(data(), head)
+  rows = HEADS[head].rows(data())
   one, other = baseline(rows, head), baseline(rows, head)
   np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
   assert not one.private

@@ -7,7 +7,7 @@ from oneshot_dp.configs.head_config import HeadOptions
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data
-from oneshot_dp.linear_dp.train import cost, rows_for, train
+from oneshot_dp.linear_dp.train import HEADS, cost, train
 
 DELTA = 1e-5
 slow = pytest.mark.slow
@@ -46,7 +46,7 @@ def measured(shared_data):
       units = of if users else None
       data = array_data(x[some], y[some], num_classes=10, unit_ids=units)
       heads = train(
-        rows_for(data, head),
+        HEADS[head].rows(data),
         head=head,
         epsilons=epsilons,
         delta=DELTA,
