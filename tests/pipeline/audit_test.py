@@ -13,6 +13,7 @@ from oneshot_dp.linear_dp import private_sums, rows
 from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.pipeline import audit
 from oneshot_dp.pipeline.audit import Canaries, Claim
+from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.commands.audit import answer_of
 from oneshot_dp.pipeline.ledger.charges import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -82,13 +83,8 @@ def test_rows_of_a_canary_are_matched_to_its_coin():
 
 
 def test_sound_runs_raise_no_alarm():
-  runs: list[tuple[HeadName, dict]] = [
-    *[("lamb", {})] * 4,
-    ("auto", {"balanced": True}),
-    ("auto", {"rows_each": 3}),
-  ]
-  for head, how in runs:
-    bounds, faults = attack(head, runs=1, **how)
+  for how in {"balanced": True}, {"rows_each": 3}:
+    bounds, faults = attack("auto", runs=1, **how)
     assert not faults
     assert max(bounds.gaussian, bounds.blind) <= 4.4
 
@@ -145,14 +141,6 @@ def test_a_row_twice_is_found(monkeypatch):
   assert bounds.gaussian > 4.4 or faults
 
 
-def test_a_claim_that_bought_more_than_was_charged_is_found(monkeypatch):
-  monkeypatch.setattr(audit, "mu_squared", lambda e, d: mu_squared(2 * e, d))
-  bounds, faults = attack()
-  assert bounds.gaussian > 4.4
-  answer = answer_of(Claim("lamb", 4.0, DELTA), bounds, faults, "")
-  assert re.search("epsilon is at least .*, not 4", answer.faults[-1])
-
-
 def test_rows_longer_than_the_bound_are_found(monkeypatch):
   """With the clip off, and the door's look at it."""
 
@@ -199,34 +187,26 @@ def test_real_rows_are_charged_and_attacked(
 ):
   users = np.arange(180) // 2 if unit else None
   write_clusters(tmp_path / "c", dataset="private", unit_id=users)
+  cap = ["--max-epsilon", 4, "--max-delta", DELTA]
+  succeeds(capsys, "budget", "--cache", tmp_path / "c", *cap)
   words = [*CLAIM, "--cache", tmp_path / "c", "--head", head]
+  words += ["--rows", "[:80%]"]
   out, err = succeeds(capsys, *words, "--canaries", 1500, "--json")
   found = json.loads(out)
   assert 1.0 < found["gaussian"] <= 4
   assert found["blind"] <= 4
   assert found["ok"] is True
-  assert found["where"] == "one run of 1,500 canaries among 180 rows"
+  where = r"one run of 1,500 canaries among 1[345]\d rows"
+  assert re.fullmatch(where, found["where"])
   assert "'private' pays" in err
   entries = Ledger(ledger_file).entries("private")
   assert spent(entries) == mu_squared(4.0, DELTA)
-  (entry,) = entries
+  _, entry = entries
   assert entry.what == f"audit of {head} at epsilon 4"
   assert entry.unit == ("user" if unit else "example")
   assert not Ledger(ledger_file).heads()
-
-
-def test_each_audit_is_a_charge_and_the_cap_holds(
-  capsys, train_cache, ledger_file
-):
-  cap = ["--max-epsilon", 6, "--max-delta", DELTA]
-  succeeds(capsys, "budget", "--cache", train_cache.path, *cap)
-  words = [*CLAIM, "--cache", train_cache.path, "--head", "lamb"]
-  words += ["--canaries", 100, "--rows", "[:80%]"]
-  for _ in range(2):
-    out, _ = succeeds(capsys, *words)
-    assert "100 canaries among 144 rows" in out
   before = ledger_file.read_bytes()
-  assert "cap" in fails(capsys, *words)
+  assert "cap" in fails(capsys, *words, "--canaries", 100)
   assert ledger_file.read_bytes() == before
 
 
@@ -260,10 +240,8 @@ def test_made_up_rows_cost_nothing(capsys, ledger_file):
 
 def test_what_does_not_hold_ends_with_1(capsys, monkeypatch):
   monkeypatch.setattr(audit, "mu_squared", lambda e, d: mu_squared(4 * e, d))
-  words = ["audit", "--epsilon", 1, "--delta", DELTA, "--head", "lamb"]
-  from oneshot_dp.pipeline.cli import main
-
-  assert main([str(word) for word in words]) == 1
+  words = f"audit --epsilon 1 --delta {DELTA} --head lamb"
+  assert main(words.split()) == 1
   said = capsys.readouterr()
   assert "lower bound" in said.out
   assert "epsilon is at least" in said.err

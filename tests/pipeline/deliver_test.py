@@ -1,4 +1,3 @@
-import contextlib
 import json
 import os
 import secrets
@@ -131,8 +130,10 @@ def test_a_failed_run_goes_on_at_no_cost(ledger, out, error):
     write(folder, ids)
     raise error
 
+  link = out.parent.with_name("link")  # a run is known by its place
+  link.symlink_to(out.parent)
   with pytest.raises(type(error)) as stopped:
-    run(ledger, out, train)
+    run(ledger, link / "run", train)
   assert "goes on without a new charge" in str(stopped.value)
   assert not [*out.parent.iterdir()]
   assert not ledger.heads()
@@ -178,10 +179,11 @@ def kill_at(step, monkeypatch):
   def stop(*_):
     raise Killed
 
-  charge, rename = Ledger.charge, Path.rename
+  charge, deliver_, rename = Ledger.charge, Ledger.deliver, Path.rename
   owner, name, does = {
     "charged": (Ledger, "charge", lambda *a: (charge(*a), stop())),
     "deliver": (Ledger, "deliver", stop),
+    "delivered": (Ledger, "deliver", lambda *a: (deliver_(*a), stop())),
     "rename": (Path, "rename", stop),
     "renamed": (Path, "rename", lambda *a: (rename(*a), stop())),
   }[step]
@@ -189,7 +191,9 @@ def kill_at(step, monkeypatch):
   monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
 
 
-@pytest.mark.parametrize("step", ["charged", "deliver", "rename", "renamed"])
+@pytest.mark.parametrize(
+  "step", ["charged", "deliver", "delivered", "rename", "renamed"]
+)
 def test_a_killed_run_has_one_charge_and_one_set_of_heads(
   ledger, out, monkeypatch, step
 ):
@@ -204,7 +208,7 @@ def test_a_killed_run_has_one_charge_and_one_set_of_heads(
     with pytest.raises(Killed):
       run(ledger, out, train)
   noted = ledger.heads()
-  assert bool(noted) == step.startswith("rename")
+  assert bool(noted) == (step not in ("charged", "deliver"))
   if step == "renamed":
     with pytest.raises(InputError, match="is there already"):
       run(ledger, out)  # and it clears up
@@ -213,9 +217,9 @@ def test_a_killed_run_has_one_charge_and_one_set_of_heads(
     if step == "rename":
       with pytest.raises(InputError, match="another by its seed"):
         run(ledger, out, asked={"seed": 1})
-    run(ledger, out, write if step in ("charged", "deliver") else never)
+    run(ledger, out, never if noted else write)
   check_whole(ledger, out)
-  if step.startswith("rename"):
+  if noted:
     assert shown(out) == seen
     assert ledger.heads() == noted
 
@@ -266,34 +270,3 @@ def test_a_name_is_taken_while_it_trains(ledger, out):
   run(ledger, out, never)
   check_whole(ledger, out)
   assert shown(out) == seen
-
-
-def test_a_run_is_known_by_its_place_through_links(ledger, out):
-  link = out.parent.with_name("link")
-  link.symlink_to(out.parent)
-
-  def fail(folder, ids):
-    raise RunError("bad.")
-
-  with contextlib.suppress(RunError):
-    run(ledger, link / "run", fail)
-  run(ledger, out)
-  check_whole(ledger, out)
-
-
-def test_what_was_noted_when_it_was_interrupted_is_for_the_next(
-  ledger, out, monkeypatch
-):
-  """Between the ledger's commit and the rename: nothing is paid twice."""
-  deliver = Ledger.deliver
-
-  def interrupted(self, *noted):
-    deliver(self, *noted)
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(Ledger, "deliver", interrupted)
-  with pytest.raises(KeyboardInterrupt, match="without a new charge"):
-    run(ledger, out)
-  monkeypatch.undo()
-  run(ledger, out, never)
-  check_whole(ledger, out)

@@ -109,31 +109,3 @@ def test_a_seed_is_not_private(capsys, head, hard, ledger_file):
   assert outs[0] == outs[1]
   assert json.loads(outs[0])["private"] is False
   assert [e.mu2 for e in Ledger(ledger_file).entries()] == [None, None]
-
-
-def test_the_cap_holds(capsys, head, hard, ledger_file):
-  cap = ["--max-epsilon", 2.5, "--max-delta", 1e-5]
-  succeeds(capsys, "budget", "--cache", hard[0], *cap)
-  words = ["evaluate", head, "--cache", hard[0], *PAID]
-  succeeds(capsys, *words)
-  before = ledger_file.read_bytes()
-  assert "cap" in fails(capsys, *words)
-  assert ledger_file.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-  ("changes", "said"),
-  [
-    ({"backbone": {"name": "other"}}, "of two backbones"),
-    ({"class_names": tuple("abcd")}, "class 0 is 'class 0' and 'a'"),
-  ],
-)
-def test_rows_of_another_kind(capsys, tmp_path, head, changes, said):
-  write_clusters(tmp_path / "t", (9,) * 4, seed=6, **changes)
-  assert said in fails(capsys, "evaluate", head, "--cache", tmp_path / "t")
-
-
-def test_training_rows_are_not_scored(capsys, head, train_cache):
-  words = ["evaluate", head, "--cache", train_cache.path]
-  line = fails(capsys, *words, "--ledger", head.parent / "ledger")
-  assert line.startswith("180 of the 180 rows of --cache")

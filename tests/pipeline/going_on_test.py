@@ -33,26 +33,6 @@ class TestGoingOn:
     ]
     assert releases == [releases[1] // 2, releases[1]]
 
-  @pytest.mark.parametrize(
-    ("more", "said"),
-    [
-      ("--epsilon 1", "is no more than the head to go on from has"),
-      ("--epsilon 8 --delta 1e-6", "its delta is 1e-05, where 1e-06 is needed"),
-      ("--epsilon 8 --head auto", "give --head lamb"),
-      ("--epsilon 8 --rows [:80%]", "cannot be gone on from: its rows"),
-      ("--epsilon 8 --ledger empty", "cannot be gone on from: no ledger"),
-    ],
-  )
-  def test_what_does_not_fit_is_refused(
-    self, capsys, place, ledger, more, said
-  ):
-    succeeds(capsys, *place("TRAIN --epsilon 2 --head lamb --out a"))
-    before = spent(ledger.entries("clusters"))
-    words = place(f"TRAIN --head lamb --from a --out b {more}")
-    assert said in fails(capsys, *words)
-    assert spent(ledger.entries("clusters")) == before
-    assert not Path("b").exists()
-
   def test_other_rows_under_the_same_name_are_refused(
     self, capsys, place, ledger
   ):

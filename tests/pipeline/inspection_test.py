@@ -2,7 +2,6 @@ import json
 import os
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from oneshot_dp.pipeline.cli import main
@@ -39,6 +38,12 @@ def photos(folder):
 
 def test_sound_photographs(tmp_path, capsys):
   folder = photos(tmp_path / "photos")
+  os.mkfifo(tmp_path / "fifo")
+  (tmp_path / "empty").mkdir()
+  for name in "nothing", "fifo", "empty":
+    status, _, err = looked_at(capsys, tmp_path / name)
+    assert status in (1, 2)
+    assert err.splitlines()[-1].startswith("oneshot-dp: error:")
   status, out, _ = looked_at(capsys, folder)
   assert status == 0
   assert "PRIVATE" in out
@@ -148,15 +153,3 @@ def test_a_ledger_without_what_it_keeps_of_rows(
   status, _, err = looked_at(capsys, ledger_file)
   assert status == 1
   assert "damaged" in err
-
-
-@pytest.mark.parametrize("what", ["nothing", "fifo", "empty folder"])
-def test_what_is_nothing_is_one_line(tmp_path, capsys, what):
-  path = tmp_path / "it"
-  if what == "fifo":
-    os.mkfifo(path)
-  elif what == "empty folder":
-    path.mkdir()
-  status, _, err = looked_at(capsys, path)
-  assert status in (1, 2)
-  assert err.splitlines()[-1].startswith("oneshot-dp: error:")

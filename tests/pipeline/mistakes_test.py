@@ -1,10 +1,14 @@
 """Mistakes that a newcomer makes: one line, with the fix; nothing is left."""
 
+import dataclasses
+import os
+
 import numpy as np
 import pytest
 
+from oneshot_dp.extract.cache.write import write_cache
 from tests.pipeline.command_line import fails, succeeds
-from tests.sample_caches import write_clusters
+from tests.sample_caches import DIM, clusters, write_clusters
 
 SHORT = {
   "TRAIN": "train --cache train --epsilon 1 --delta 1e-5 --out o",
@@ -48,6 +52,22 @@ TRAIN --from head --head lamb -> epsilon=1 is no more than the head to go on
 TRAIN --start start.npz -> must hold one vector for each class of the cache
 TRAIN --start text.txt -> is neither .npz nor .parquet: use numpy.savez, for
 TRAIN --balanced --head lamb -> balanced is for head 'auto', not for 'lamb';
+TRAIN --from head --epsilon 8 --delta 1e-6 -> its delta is 1e-05, where 1e-06 is
+TRAIN --from head --epsilon 8 --rows [:80%] -> cannot be gone on from: its rows
+TRAIN --from head --epsilon 8 --cache one -> gone on from: its cache_fingerprint
+TRAIN --from head --epsilon 8 --ledger no -> cannot be gone on from: no ledger
+TRAIN --cache fifo -> fifo
+TRAIN --cache damaged -> is damaged
+TRAIN --cache twice --head lamb -> more than once
+TRAIN --cache twice -> more than once
+TRAIN --start fifo -> fifo
+TRAIN --start fewer.npz -> see 'class 1', and 0 others
+TRAIN --start more.npz -> see 'cat', and 0 others
+TRAIN --start shape.npz -> 'class 0' has shape (3,)
+TRAIN --start zeros.npz -> start of class 'class 0' is zeros only
+TRAIN --start nan.npz -> 'class 0' is not finite
+TRAIN --start objects.npz -> Python objects
+TRAIN --out . -> is there already
 TRAIN --hosts 5 -> must be auto, or INDEX/COUNT@HOST:PORT, such as
 TRAIN --ledger text.txt -> the ledger text.txt is damaged
 TRAIN --ledger empty -> empty cannot be a ledger: it is no file; name another.
@@ -58,10 +78,18 @@ SWEEP --epsilons 1 --num-draws 0 -> --num-draws=0 must be at least 1.
 SWEEP --epsilons 1 --num-draws 1.5 -> --num-draws '1.5': give an integer; see
 SWEEP --epsilons 1 --head lamb lamb -> --head lamb lamb: give each once.
 SWEEP --epsilons 1 --eval-cache train -> or score them with --private-eval.
+SWEEP --epsilons 1 --eval-cache damaged -> is damaged
+SWEEP --epsilons 1 --eval-cache other -> of two backbones
+SWEEP --epsilons 1 --eval-rows [:101%] -> within 0% and 100%
+SWEEP --epsilons 1 --head lamb --balanced -> for head 'auto', not for 'lamb'
+SWEEP --epsilons 1 --head lamb --start good.npz -> for head 'auto', not for 'lam
 SWEEP --epsilons 1 --private-eval 30 -> --private-eval=30 is more than 20
 evaluate head -> evaluate needs --cache CACHE; see
 evaluate test --cache head -> test is not a head: it has no receipt.json; give a
 EVALUATE --delta 1e-5 -> --delta and --noise-seed are for --private-eval only.
+EVALUATE --cache train -> 180 of the 180 rows of --cache
+EVALUATE --cache other -> of two backbones
+EVALUATE --cache names -> class 0 is 'class 0' and 'a'
 EVALUATE --private-eval 1 -> --private-eval needs --delta, too.
 EVALUATE --private-eval 0 --delta 1e-5 -> --private-eval=0 must be positive
 EVALUATE --private-eval 30 --delta 1e-5 -> insist with --weak-privacy.
@@ -74,6 +102,7 @@ predict head train empty --out p.csv -> is a cache: give it alone, without
 predict head train --out p.csv --top-k 0 -> --top-k 0 must be from 1 to 4, the
 predict head train --out p.csv --top-k 5 -> --top-k 5 must be from 1 to 4, the
 export head -> export needs --to DIR; see
+export seeded --to o -> NOT PRIVATE
 export train --to o -> train is not a head: it has no receipt.json; give a
 export head --to test -> test is there already; name another place.
 report train -> give the directory that `train` or `sweep` wrote with --out.
@@ -98,6 +127,7 @@ demo --out gs://bucket/d -> name a folder on a disk.
 import empty.npz --out o -> is damaged, or not what its name says (File is not
 import start.npz --out o -> has no column embedding (or train_embedding): it has
 import empty --out o -> empty has no .parquet file: name a file to import.
+import fifo.npz --out o -> not a regular file
 inspect nowhere -> nowhere is not there: name a folder or a file.
 extract empty -> extract needs --out CACHE; see
 extract nowhere --out o -> 'nowhere' is no file, folder or URL, nor an experimen
@@ -111,10 +141,35 @@ def place(tmp_path_factory):
   write_clusters(folder / "train")
   write_clusters(folder / "test", (20,) * 4, seed=1, split="test")
   write_clusters(folder / "one", (50,))
+  write_clusters(folder / "other", backbone={"name": "other"}, dataset="o")
+  write_clusters(folder / "names", class_names=tuple("abcd"), dataset="o")
+  cache = write_clusters(folder / "damaged", seed=9, dataset="d", split="test")
+  shard = folder / "damaged" / cache.info.shards[-1].file
+  content = bytearray(shard.read_bytes())
+  content[len(content) // 2] ^= 1
+  shard.write_bytes(content)
+  x, y = clusters()
+  rows = {"embedding": x, "label": y, "example_id": np.zeros(len(y), np.int64)}
+  info = dataclasses.replace(cache.info, source_num_examples=180, shards=())
+  write_cache(str(folder / "twice"), info, [rows])
   (folder / "empty").mkdir()
+  os.mkfifo(folder / "fifo")
+  os.mkfifo(folder / "fifo.npz")
   (folder / "empty.npz").touch()
   (folder / "text.txt").write_text("hello")
   np.savez(folder / "start.npz", a=np.zeros(3))
+  vectors = {f"class {i}": np.eye(DIM)[i] for i in range(4)}
+  for name, value in (
+    ("shape", np.ones(3)),
+    ("zeros", np.zeros(DIM)),
+    ("nan", np.full(DIM, np.nan)),
+    ("objects", np.array([None] * DIM)),
+  ):
+    np.savez(folder / f"{name}.npz", **vectors | {"class 0": value})
+  np.savez(folder / "good.npz", **vectors)
+  np.savez(folder / "more.npz", **vectors, cat=np.ones(DIM))
+  del vectors["class 1"]
+  np.savez(folder / "fewer.npz", **vectors)
   return folder
 
 
@@ -125,7 +180,9 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
   monkeypatch.chdir(place)
   monkeypatch.setenv("ONESHOT_DP_LEDGER", "ledger.sqlite")
   if not (place / "head").exists():
-    succeeds(capsys, *f"{SHORT['TRAIN']} --head lamb --out head".split())
+    for name in "head", "seeded --noise-seed 1":
+      line = f"{SHORT['TRAIN']} --head lamb --out {name}"
+      succeeds(capsys, *line.split())
   before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
   words, said = mistake.split(" -> ")
   first, _, more = words.partition(" ")
