@@ -83,19 +83,16 @@ def test_classes_that_are_stated_are_public():
     DPLinearClassifier(classes=["cat", "owl"]).fit(ROWS, LABELS)
 
 
-def test_classes_of_the_labels_are_said_to_be_that():
-  with pytest.warns(UserWarning, match="taken from the private labels"):
-    taken = DPLinearClassifier(epsilon=8.0).fit(ROWS, LABELS)
-  head = taken.private_head_
-  assert head.num_classes_source == "labels (treated as public)"
-
-
 def test_what_is_outside_the_guarantee_is_said_once():
   classifier_module._tell.cache_clear()
-  classifier = DPLinearClassifier(epsilon=8.0, classes=PETS)
-  with pytest.warns(UserWarning, match="a Pipeline fits .* cross-validation"):
-    classifier.fit(ROWS, LABELS)
-  classifier.fit(ROWS, LABELS)  # warnings are errors
+  classifier = DPLinearClassifier(epsilon=8.0)
+  with (
+    pytest.warns(UserWarning, match="a Pipeline fits .* cross-validation"),
+    pytest.warns(UserWarning, match="taken from the private labels"),
+  ):
+    head = classifier.fit(ROWS, LABELS).private_head_
+  assert head.num_classes_source == "labels (treated as public)"
+  classifier.set_params(classes=PETS).fit(ROWS, LABELS)  # warnings are errors
 
 
 def test_settings_reach_the_head():

@@ -121,31 +121,33 @@ def test_a_norm_that_is_too_small_is_refused_and_one_too_large_counts_less():
   assert math.sqrt(lengths_squared(z)[0]) == pytest.approx(R / 10, rel=1e-2)
 
 
-@pytest.mark.parametrize("label", [-1, 4, 2**31 - 1])
-def test_a_label_of_no_class_is_refused_without_saying_it(label):
-  labels = np.zeros(9, np.int32)
-  labels[5] = label
-  with pytest.raises(InputError, match=r"example_id=5: its label is outside"):
-    columns_of(rows_of(data_of(np.ones((9, D), np.float32), labels)))
-
-
-@pytest.mark.parametrize("block", [3, 4, 10])
-def test_a_row_that_comes_twice_is_refused(block):
-  data = data_of(np.ones((10, D), np.float32), np.zeros(10), block=block)
-  blocks = list(data.blocks())
-  blocks[-1]["example_id"][-1] = 2
-  twice = Data(blocks=lambda: blocks, n=10, feature_dim=D, num_classes=4)
-  with pytest.raises(InputError, match="example_id=2: it comes more than once"):
-    columns_of(rows_of(twice))
-
-
-def test_units_are_read_as_units_and_only_as_such():
-  x, label = np.ones((3, D), np.float32), np.zeros(3, int)
-  with_ids, without = data_of(x, label, label), data_of(x, label)
-  for blocks, unit in ((with_ids.blocks, "example"), (without.blocks, "user")):
-    data = Data(blocks=blocks, n=3, feature_dim=D, num_classes=1, unit=unit)
-    with pytest.raises(InputError, match="but the privacy unit is"):
-      columns_of(rows_of(data))
+@pytest.mark.parametrize(
+  ("changes", "unit", "message"),
+  [
+    *(({"label": v}, None, "id=5: its label is o") for v in (-1, 4, 2**31 - 1)),
+    ({"example_id": 2}, None, "example_id=2: it comes more than once"),
+    ({}, "example", "but the privacy unit is"),
+    ({}, "user", "but the privacy unit is"),
+  ],
+)
+@pytest.mark.parametrize("block", [2, 3, 10])
+def test_rows_that_are_not_as_is_said_are_refused(
+  changes, unit, message, block
+):
+  x, labels = np.ones((10, D), np.float32), np.zeros(10, int)
+  ids = labels if unit == "example" else None
+  blocks = list(data_of(x, labels, ids, block=block).blocks())
+  for name, value in changes.items():
+    blocks[5 // block][name][5 % block] = value
+  data = Data(
+    blocks=lambda: blocks,
+    n=10,
+    feature_dim=D,
+    num_classes=4,
+    unit=unit or "example",
+  )
+  with pytest.raises(InputError, match=message):
+    columns_of(rows_of(data))
 
 
 def test_more_rows_than_int64_was_measured_for_are_refused(monkeypatch):

@@ -178,34 +178,31 @@ def test_noise_is_that_of_the_budget_and_never_more_leaves():
   assert abs(np.mean(found)) < 5 * sd / 800**0.5
 
 
-def test_a_unit_counts_for_one_whatever_it_holds():
-  """Rows of one unit are all right, the other units' wrong."""
-  x, _ = clear_rows(4000)
-  label = x.argmax(axis=1)
-  unit = np.arange(4000) // 2
-  unit[:2000] = 0
-  label[2000:] = (label[2000:] + 1) % 4
-  data = array_data(x, label, num_classes=4, unit_ids=unit)
+ONE_LARGE = np.maximum(np.arange(4000) // 2 - 999, 0)
+
+
+@pytest.mark.parametrize(
+  ("of_class", "label", "unit", "units", "top1"),
+  [
+    # Rows of one large unit are all right, the other units' wrong.
+    (np.arange(4000) % 4, None, ONE_LARGE, 1001, 1 / 1001),
+    # One of three is right; the mean of a unit's rows would be wrong.
+    (np.tile([0, 1, 1], 1000), 0, np.arange(3000) // 3, 1000, 1 / 3),
+  ],
+)
+def test_a_unit_counts_for_one_and_its_rows_one_by_one(
+  of_class, label, unit, units, top1
+):
+  x = np.eye(4, dtype=np.float32)[of_class]
+  labels = (of_class + (unit > 0)) % 4 if label is None else 0 * unit
+  data = array_data(x, labels, num_classes=4, unit_ids=unit)
   sums = PrivateSums(NoiseSource(0), 1e9)
   (found,) = private_accuracies(sums, rows_of(data, each=True), [EYE], 1e9)
-  assert found.num_examples == 1001
-  assert found.top1 == pytest.approx(1 / 1001, rel=0.01)
-  assert [release.name for release in sums.releases] == [
-    "units", "right answers"
-  ]  # fmt: skip
+  assert found.num_examples == units
+  assert found.top1 == pytest.approx(top1, rel=0.01)
+  names = [release.name for release in sums.releases]
+  assert names == ["units", "right answers"]
   assert sum(r.noise_multiplier**-2 for r in sums.releases) <= 1e9
-
-
-def test_rows_of_a_unit_are_looked_at_one_by_one():
-  """One of three is right; their mean would be wrong."""
-  x = np.eye(4, dtype=np.float32)[np.tile([0, 1, 1], 1000)]
-  data = array_data(
-    x, np.zeros(3000, int), num_classes=4, unit_ids=np.arange(3000) // 3
-  )
-  sums = PrivateSums(NoiseSource(0), 1e9)
-  (found,) = private_accuracies(sums, rows_of(data, each=True), [EYE], 1e9)
-  assert found.num_examples == 1000
-  assert found.top1 == pytest.approx(1 / 3, rel=1e-3)
 
 
 def test_rows_are_counted_where_their_number_is_private():

@@ -59,7 +59,7 @@ def test_is_what_train_makes_in_the_order_asked(head, units):
     assert each.privacy_unit == ("unit" if units else "example")
 
 
-@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize("head", ["lamb", "auto"])
 def test_learns_and_says_what_it_guarantees(head):
   strict, loose = heads(epsilons=(2.0, 18.0), head=head)
   assert loose.score(ROWS, LABEL) > 0.9
@@ -167,15 +167,12 @@ def test_predictions_are_those_that_are_evaluated():
   np.testing.assert_array_equal(chances.argmax(axis=1), head.predict(ROWS))
 
 
-@pytest.mark.parametrize("shape", [(2, D + 1), (D,), (1, 2, D)])
-def test_predicts_for_rows_of_its_own_width(shape):
-  with pytest.raises(InputError, match=r"the head takes \[n, 6\]"):
-    heads()[0].predict(np.zeros(shape, np.float32))
-
-
 @pytest.mark.parametrize("head", ["momentum", "auto"])
-def test_predicts_nothing_for_a_row_that_is_not_finite(head):
+def test_predicts_nothing_for_rows_of_another_width_or_not_finite(head):
   (trained,) = heads(head=head)
+  for shape in (2, D + 1), (D,), (1, 2, D):
+    with pytest.raises(InputError, match=r"the head takes \[n, 6\]"):
+      trained.predict(np.zeros(shape, np.float32))
   assert trained.predict(np.zeros((0, D))).shape == (0,)
   for value in (np.nan, np.inf, -np.inf, 7.7e300):
     rows = ROWS[:5].copy()
