@@ -3,13 +3,17 @@
 ONESHOT_DP_KILLS=200 pytest tests/faults/commands_test.py   is the long form.
 """
 
+import contextlib
 import random
+import subprocess
+import time
 
 import pytest
 
 from oneshot_dp.pipeline.ledger import deliver
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from tests.faults.harness import KILLS, ended, killed, seconds_of, start
+from tests.faults.harness import KILLS
+from tests.pipeline.command_line import start
 from tests.sample_caches import write_clusters
 
 COMMANDS = {
@@ -27,19 +31,28 @@ def test_killed_commands_have_one_charge_and_one_set_of_heads(tmp_path, name):
   results, path = tmp_path / "results", tmp_path / "state" / "ledger.sqlite"
   results.mkdir()
 
-  def command(out):
+  def run(out, seconds=300.0):
+    """What it says of how it ended; it is killed after so long: None."""
     line = f"{COMMANDS[name]} --cache {train} --delta 1e-5 --out {out}"
     words = line.replace("TEST", str(test)).split()
-    return ["-m", "oneshot_dp", *words, "--ledger", str(path)]
+    process = start([*words, "--ledger", path])
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      err = process.communicate(timeout=seconds)[1]
+      assert process.returncode == 0 or "is there already" in err
+      return err
+    process.kill()
+    process.communicate()
+    return None
 
-  longest = seconds_of(command(results / "first"))
+  begun = time.monotonic()
+  run(results / "first")
+  longest = time.monotonic() - begun
   draw, kills, runs = random.Random(name), 0, 1
   while kills < KILLS:
     out = results / f"run-{runs}"
     while not out.exists() and kills < KILLS:
-      kills += killed(command(out), draw.random() * longest)
-    status, _, err = ended(start(command(out)))  # at last, or it clears up
-    assert status == 0 or "is there already" in err
+      kills += run(out, draw.random() * longest) is None
+    assert run(out) is not None  # at last, or it clears up
     runs += 1
     assert len([*results.iterdir()]) == runs
     ledger = Ledger(path)

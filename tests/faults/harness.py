@@ -1,74 +1,15 @@
-"""Faults that any command may meet: kills, full disks, damaged files."""
+"""Faults that any command may meet: kills, damaged files, odd ones."""
 
 import contextlib
 import os
 import random
-import resource
-import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("ONESHOT_DP_KILLS", "2"))
 """Of each command; others are killed the more often, the cheaper that is."""
-
-
-@contextlib.contextmanager
-def files_no_larger_than(size: int):
-  """The system refuses to write beyond `size` bytes of any file.
-
-  (It is the one limit on writing that needs no file system of its own: EFBIG,
-  where a full disk says ENOSPC.) Of this process.
-  """
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def start(argv: Sequence[str], **env: str) -> subprocess.Popen[str]:
-  """Starts Python with these words."""
-  return subprocess.Popen(
-    [sys.executable, *argv],
-    cwd=ROOT,
-    env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    start_new_session=True,
-  )
-
-
-def ended(process) -> tuple[int, str, str]:
-  """Waits for it: status, standard output, standard error."""
-  out, err = process.communicate(timeout=300)
-  return process.returncode, out, err
-
-
-def killed(argv: Sequence[str], after: float, **env: str) -> bool:
-  """Kills a process and all that it started; whether it was still running."""
-  process = start(argv, **env)
-  with contextlib.suppress(subprocess.TimeoutExpired):
-    process.wait(after)
-  was_running = process.poll() is None
-  if was_running:
-    os.killpg(process.pid, signal.SIGKILL)
-  ended(process)
-  return was_running
-
-
-def seconds_of(argv: Sequence[str], **env: str) -> float:
-  """How long it takes, which must succeed."""
-  begun = time.monotonic()
-  status, out, err = ended(start(argv, **env))
-  assert status == 0, (out, err)
-  return time.monotonic() - begun
 
 
 def damaged(data: bytes, draw: random.Random) -> bytes:
@@ -111,20 +52,13 @@ def damaged_copies(data: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
 def odd_files(folder: Path) -> dict[str, Path]:
   """What a file's name may lead to instead of a file."""
   folder.mkdir(parents=True, exist_ok=True)
-  places = {
-    name: folder / name
-    for name in ("fifo", "zero", "directory", "socket", "loop", "sparse")
-  }
+  names = "fifo", "zero", "directory", "socket", "loop", "sparse"
+  places = {name: folder / name for name in names}
   os.mkfifo(places["fifo"])
   places["zero"].symlink_to("/dev/zero")
   places["directory"].mkdir()
-  with socket.socket(socket.AF_UNIX) as listener:
-    here = os.getcwd()
-    os.chdir(folder)  # a socket's name is short
-    try:
-      listener.bind("socket")
-    finally:
-      os.chdir(here)
+  with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(folder):
+    listener.bind("socket")  # whose name is short
   places["loop"].symlink_to("loop")
   with places["sparse"].open("wb") as file:
     file.truncate(1 << 42)

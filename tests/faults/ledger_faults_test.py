@@ -2,11 +2,13 @@
 
 import json
 import random
+import resource
 import sqlite3
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
@@ -15,22 +17,24 @@ from oneshot_dp.pipeline.ledger import deliver
 from oneshot_dp.pipeline.ledger.charges import Cap, spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults import writers
-from tests.faults.harness import (
-  KILLS,
-  ended,
-  everything_in,
-  files_no_larger_than,
-  start,
-)
+from tests.faults.harness import KILLS, ROOT, everything_in
 
-WRITERS = str(Path(__file__).with_name("writers.py"))
-COST = Fraction(1, 4)
+COST = Fraction(writers.COST)
 
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
   monkeypatch.setenv("ONESHOT_DP_LEDGER", str(tmp_path / "ledger.sqlite"))
   return tmp_path / "ledger.sqlite"
+
+
+def said(what, path, count):
+  """What processes of `writers` found, which ended well."""
+  command = [sys.executable, "-m", writers.__name__]
+  words = [what, str(path), str(count), "1"]
+  pipe = subprocess.PIPE
+  found = subprocess.run(command + words, cwd=ROOT, stdout=pipe, check=True)
+  return json.loads(found.stdout)
 
 
 def check(path, returned):
@@ -51,11 +55,7 @@ def check(path, returned):
 def test_kills_of_writers_lose_nothing(path):
   """Whether killed before, within or after its charge, the file goes on."""
   count = 100 + 5 * KILLS
-  status, out, err = ended(
-    start([WRITERS, "kills", str(path), str(count), "1"])
-  )
-  assert status == 0, err
-  returned = json.loads(out)
+  returned = said("kills", path, count)
   assert len(returned) > count / 4
   check(path, returned)
 
@@ -65,36 +65,34 @@ def test_eight_processes_race_for_a_cap(path):
   epsilon = epsilon_of(float(fits * COST), 1e-5) * (1 + 1e-6)
   Ledger(path).set_cap("pets", Cap(epsilon, 1e-5))
   assert fits <= Cap(epsilon, 1e-5).mu2 / COST < fits + 1
-  status, out, err = ended(start([WRITERS, "race", str(path), "8"]))
-  assert status == 0, err
-  said = json.loads(out)
-  returned = [line for line in said if "refused" not in line]
-  refused = [line for line in said if "would break the cap" in line]
-  assert len(refused) == 8
-  assert len(returned) == fits
+  lines = said("race", path, 8)
+  assert len([line for line in lines if "refused" not in line]) == fits
+  assert len([line for line in lines if "would break the cap" in line]) == 8
   assert spent(Ledger(path).entries()) == fits * COST
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_full_disk_charges_nothing_or_all(path, first):
-  ledger, made, draw = Ledger(path), [], random.Random(0)
+  """No file may grow beyond a size: EFBIG, where a full disk says ENOSPC."""
+  ledger, made, draw, failed = Ledger(path), [], random.Random(0), 0
 
-  def charge(keys):
+  def charge(rows):
     run = Path(f"/runs/{draw.random()}")
-    rows = {"image": np.arange(1, 2 + keys, dtype=np.uint64)}
-    made.extend(ledger.charge([writers.bill(keys=rows)], run, {}))
+    made.extend(ledger.charge([writers.bill(rows)], run, {}))
 
   if not first:
-    charge(1)
-  failed = 0
+    charge(3)
+  limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
   for size in [0, 1, 512, 4095, *(draw.randrange(1 << 16) for _ in range(30))]:
     for _ in range(4):
+      resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
       try:
-        with files_no_larger_than(size):
-          charge(draw.randrange(1000))
+        charge(2 + draw.randrange(1000))
       except RunError as error:
         failed += 1
         assert str(path) in str(error)  # noqa: PT017
+      finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
     if made:
       assert check(path, made) == len(made)
   assert failed > 20
@@ -102,13 +100,9 @@ def test_a_full_disk_charges_nothing_or_all(path, first):
 
 
 def test_killed_runs_have_one_charge_and_show_what_was_noted(path):
-  count = 20 + KILLS
-  out = path.parent / "results"
+  count, out = 20 + KILLS, path.parent / "results"
   out.mkdir()
-  words = [WRITERS, "deliveries", str(out), str(path), str(count), "3"]
-  status, said, err = ended(start(words))
-  assert status == 0, err
-  assert int(said.split()[-1]) > count / 2
+  assert said("deliveries", path, count) > count / 2
   assert {p.name for p in out.iterdir()} == {f"run {i}" for i in range(count)}
   ledger, shown = Ledger(path), {}
   for place in out.iterdir():

@@ -1,12 +1,6 @@
 """Processes that charge a ledger and deliver heads; started by the tests.
 
-python writers.py kills LEDGER COUNT SEED    forks writers and kills each at a
-                                             random moment; prints what returned
-python writers.py race LEDGER COUNT          forks writers that charge until
-                                             they are refused
-python writers.py deliveries FOLDER LEDGER COUNT SEED
-                                             forks runs, kills each at random
-                                             moments until it has delivered
+python -m tests.faults.writers kills|race|deliveries LEDGER COUNT SEED
 
 Without JAX, so that it can fork, and starts in a moment.
 """
@@ -31,40 +25,38 @@ from oneshot_dp.pipeline.ledger.deliver import deliver_once
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 COST = 0.25
-KEYS = {"image": np.arange(1, 2000, dtype=np.uint64)}
 
 
-def bill(cost=COST, keys=None):
-  charges = (Charge("one release", cost, delta=1e-5),)
-  return Bill(
-    dataset="pets", charges=charges, keys=KEYS if keys is None else keys
-  )
+def bill(rows=2000):
+  keys = {"image": np.arange(1, rows, dtype=np.uint64)}
+  charges = (Charge("one release", COST, delta=1e-5),)
+  return Bill(dataset="pets", charges=charges, keys=keys)
 
 
-def charge(ledger, name, count):
-  for i in range(count):
-    keys = {"image": np.arange(1, 2 + i, dtype=np.uint64)}
-    run = Path(f"/runs/{name}-{i}-{secrets.token_hex(4)}")
-    try:
-      (made,) = ledger.charge([bill(keys=keys)], run, {})
-    except (InputError, RunError) as error:
-      print(f"refused: {error}", flush=True)
-      return
-    print(made, flush=True)
-
-
-def forked(ledger, name):
-  """A writer; what it says goes into a pipe, whose end is returned."""
+def forked(act, *words):
+  """A process that does this, and the end of a pipe with what it prints."""
   reader, writer = os.pipe()
   if not (child := os.fork()):
     with contextlib.suppress(BaseException):
       os.close(reader)
       os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
       os.dup2(writer, 1)
-      charge(ledger, name, 1000)
+      act(*words)
     os._exit(0)
   os.close(writer)
-  return child, reader
+  return child, os.fdopen(reader)
+
+
+def charge(ledger, name):
+  """One charge after the other, until it is refused."""
+  for i in range(1000):
+    run = Path(f"/runs/{name}-{i}-{secrets.token_hex(4)}")
+    try:
+      (made,) = ledger.charge([bill(rows=2 + i)], run, {})
+    except (InputError, RunError) as error:
+      print(f"refused: {error}", flush=True)
+      return
+    print(made, flush=True)
 
 
 def kills(ledger, count, seed):
@@ -72,36 +64,31 @@ def kills(ledger, count, seed):
   draw = random.Random(seed)
   returned = []
   for i in range(count):
-    child, reader = forked(ledger, f"{seed}-{i}")
-    select.select([reader] if i % 2 else [], [], [], 2 if i % 2 else 0)
+    child, said = forked(charge, ledger, f"{seed}-{i}")
+    select.select([said] if i % 2 else [], [], [], 2 if i % 2 else 0)
     select.select([], [], [], draw.random() ** 2 * 0.02)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with os.fdopen(reader) as said:
+    with said:
       returned += said.read().split()
   print(json.dumps(returned))
 
 
-def race(ledger, count):
+def race(ledger, count, seed):
   """All at once, each until it is refused."""
   ledger.check(bill())  # imports what all of them need
-  readers = [forked(ledger, f"racer {i}")[1] for i in range(count)]
-  said = [os.fdopen(reader).read().splitlines() for reader in readers]
+  racers = [forked(charge, ledger, f"{seed}-{i}") for i in range(count)]
+  said = [said.read().splitlines() for _, said in racers]
   print(json.dumps([line for lines in said for line in lines]))
 
 
-def deliveries(folder, ledger, count, seed):
+def deliveries(ledger, count, seed):
   """Kills runs at random moments, and runs them again until they are shown."""
   draw, killed, longest = random.Random(seed), 0, 0.01
   for i in range(count):
-    out, done = folder / f"run {i}", 0
+    out, done = ledger.path.parent / "results" / f"run {i}", 0
     while not out.exists():
-      if not (child := os.fork()):
-        with contextlib.suppress(BaseException):
-          os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-          os.dup2(1, 2)
-          deliver(out, ledger, 3)
-        os._exit(0)
+      child, said = forked(deliver, out, ledger)
       begun = time.monotonic()
       select.select([], [], [], draw.random() * 1.2 * longest)
       if done := os.waitpid(child, os.WNOHANG)[0]:
@@ -111,13 +98,14 @@ def deliveries(folder, ledger, count, seed):
         longest *= 1.05
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+      said.close()
     if not done:  # killed after it was shown: the same command clears up
       with contextlib.suppress(InputError):
-        deliver(out, ledger, 3)
+        deliver(out, ledger)
   print(killed)
 
 
-def deliver(out, ledger, heads):
+def deliver(out, ledger, heads=3):
   """Weights are random bytes, as noise is; receipts name their charge."""
 
   def train(folder, ids):
@@ -126,10 +114,8 @@ def deliver(out, ledger, heads):
       place.mkdir(parents=True)
       weights = secrets.token_bytes(5000)
       (place / "head.safetensors").write_bytes(weights)
-      stated = {
-        "charge": ids[0],
-        "weights": hashlib.sha256(weights).hexdigest(),
-      }
+      sha256 = hashlib.sha256(weights).hexdigest()
+      stated = {"charge": ids[0], "weights": sha256}
       (place / "receipt.json").write_text(json.dumps({"stated": stated}))
     (folder / "results.csv").write_text("head\n" * heads)
 
@@ -138,20 +124,6 @@ def deliver(out, ledger, heads):
   )
 
 
-def main(what, *words):
-  try:
-    match what:
-      case "kills":
-        kills(Ledger(Path(words[0])), int(words[1]), int(words[2]))
-      case "race":
-        race(Ledger(Path(words[0])), int(words[1]))
-      case "deliveries":
-        where = Path(words[0]), Ledger(Path(words[1]))
-        deliveries(*where, int(words[2]), int(words[3]))
-  except (InputError, RunError) as error:
-    print(error, file=sys.stderr)
-    sys.exit(2 if isinstance(error, InputError) else 1)
-
-
 if __name__ == "__main__":
-  main(*sys.argv[1:])
+  what, path, *numbers = sys.argv[1:]
+  globals()[what](Ledger(Path(path)), *map(int, numbers))
