@@ -69,18 +69,13 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wheel(source, tmp_path_factory):
-  folder = tmp_path_factory.mktemp("wheel")
+def installed(source, tmp_path_factory):
+  """The wheel, and where it is installed."""
+  folder, target = (tmp_path_factory.mktemp(name) for name in ("wheel", "it"))
   pip("wheel", "--no-build-isolation", "--wheel-dir", folder, source)
   (path,) = folder.glob("*.whl")
-  return path
-
-
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-  target = tmp_path_factory.mktemp("installed")
-  pip("install", "--target", target, wheel)
-  return target
+  pip("install", "--target", target, path)
+  return path, target
 
 
 @pytest.fixture(scope="module")
@@ -93,37 +88,26 @@ def user(tmp_path_factory):
     (place / name).mkdir()
     (place / name / "__init__.py").write_text(NOT_OURS)
   label = np.arange(400) % 4
-  np.savez(
-    place / "features.npz",
-    embedding=np.eye(8, dtype=np.float32)[label],
-    label=label,
-  )
+  rows = np.eye(8, dtype=np.float32)[label]
+  np.savez(place / "features.npz", embedding=rows, label=label)
   return place
 
 
-def test_one_package_is_whole_and_nothing_is_beside_it(source, wheel):
-  there = {
-    f"oneshot_dp/{path.relative_to(source).as_posix()}"
-    for folder in FOLDERS
-    for path in (source / folder).rglob("*")
-    if path.is_file() and "__pycache__" not in path.parts
-  } | {
-    f"oneshot_dp/{name}" for name in ("__init__.py", "__main__.py", "py.typed")
-  }
-  packed = {
-    name
-    for name in zipfile.ZipFile(wheel).namelist()
-    if ".dist-info/" not in name
-  }
-  assert packed == there
-
-
-def test_metadata(installed):
-  (found,) = importlib.metadata.distributions(path=[str(installed)])
+def test_one_package_is_whole_and_nothing_is_beside_it(source, installed):
+  names = ["__init__.py", "__main__.py", "py.typed"]
+  for folder in FOLDERS:
+    for path in (source / folder).rglob("*"):
+      if path.is_file() and "__pycache__" not in path.parts:
+        names.append(path.relative_to(source).as_posix())
+  wheel, target = installed
+  packed = zipfile.ZipFile(wheel).namelist()
+  assert sorted(n for n in packed if ".dist-info/" not in n) == sorted(
+    f"oneshot_dp/{name}" for name in names
+  )
+  (found,) = importlib.metadata.distributions(path=[str(target)])
   assert found.metadata["License-Expression"] == "Apache-2.0"
-  assert set(found.metadata.get_all("Provides-Extra") or ()) == {
-    *("gcp", "lint", "sklearn", "test")
-  }
+  extras = found.metadata.get_all("Provides-Extra") or ()
+  assert {*extras} == {"gcp", "lint", "sklearn", "test"}
   (command,) = found.entry_points
   assert command.value == "oneshot_dp.pipeline.cli:main"
   license_text = found.read_text("licenses/LICENSE")
@@ -134,7 +118,7 @@ def test_the_wheel_runs_beside_a_users_files_and_warns_of_nothing(
   installed, user
 ):
   said = python(
-    *("-W", "error", "-W", THEIRS, "-c", COMMANDS, installed),
+    *("-W", "error", "-W", THEIRS, "-c", COMMANDS, installed[1]),
     "import features.npz --num-classes 4 --out train",
     "sweep --cache train --eval-cache train --private-eval 1 --epsilons 1"
     " --head lamb --delta 1e-5 --out run",
@@ -143,6 +127,6 @@ def test_the_wheel_runs_beside_a_users_files_and_warns_of_nothing(
     "extract digits --split test --out digits",
     cwd=user,
   )
-  assert said.startswith(str(installed))
+  assert said.startswith(str(installed[1]))
   assert (user / "run" / "report.html").exists()
   assert (user / "run" / "accuracy.png").exists()

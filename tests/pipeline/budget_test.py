@@ -3,20 +3,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
-from oneshot_dp.pipeline.ledger.ledger import Ledger
+from tests.pipeline.command_line import succeeds
 
 DELTA = 1e-5
-
-
-@pytest.fixture
-def ledger(tmp_path, monkeypatch):
-  monkeypatch.setenv("ONESHOT_DP_LEDGER", str(tmp_path / "ledger.sqlite"))
-  return Ledger()
 
 
 def charge(ledger, *costs, dataset="pets", unit="example", run="/run"):
@@ -29,25 +21,16 @@ def charge(ledger, *costs, dataset="pets", unit="example", run="/run"):
   return ledger.charge([bill], Path(run), {"private": "SECRET"})
 
 
-def budget(capsys, *words):
-  capsys.readouterr()
-  status = main(["budget", *map(str, words)])
-  out, err = capsys.readouterr()
-  return status, out, err
-
-
 def test_nothing_was_charged_yet(ledger, capsys):
-  status, out, _ = budget(capsys)
-  assert status == 0
+  out, _ = succeeds(capsys, "budget")
   assert "nothing was charged" in out
-  assert not ledger.exists
+  assert not ledger.path.exists()
 
 
 def test_what_was_spent_of_all_data_sets(ledger, capsys):
   charge(ledger, mu_squared(1.0, DELTA), None)
   charge(ledger, mu_squared(2.0, DELTA), dataset="cats", unit="user", run="/b")
-  status, out, _ = budget(capsys)
-  assert status == 0
+  out, _ = succeeds(capsys, "budget")
   pets, cats = out.split("\npets:\n")[1].split("\ncats:\n")
   assert "spent, all together: epsilon 1 at delta 1e-05; 2." in pets
   assert "1 are NOT PRIVATE: no epsilon covers them" in pets
@@ -57,7 +40,7 @@ def test_what_was_spent_of_all_data_sets(ledger, capsys):
   assert "per user" in cats
   assert "SECRET" not in out
   assert "keys" not in out
-  _, out, _ = budget(capsys, "--json")
+  out, _ = succeeds(capsys, "budget", "--json")
   told = json.loads(out)["datasets"]
   assert [each["dataset"] for each in told] == ["pets", "cats"]
   assert 1 - 1e-6 < told[0]["spent"]["epsilon"] <= 1 + 1e-6
@@ -70,28 +53,26 @@ def test_what_was_spent_of_all_data_sets(ledger, capsys):
 def test_a_cap_is_set_and_what_is_left_is_said(ledger, capsys, train_cache):
   name, cache = train_cache.info.dataset, train_cache.path
   cap = "--cache", cache, "--max-epsilon", 3, "--max-delta", DELTA
-  status, out, err = budget(capsys, *cap)
-  assert status == 0
+  out, err = succeeds(capsys, "budget", *cap)
   assert "warning" not in err
   assert "cap: epsilon 3 at delta 1e-05; one release of epsilon 3 at" in out
   charge(ledger, mu_squared(3.0, DELTA), dataset=name)
-  _, out, _ = budget(capsys, "--cache", cache)
+  out, _ = succeeds(capsys, "budget", "--cache", cache)
   assert "nothing is left" in out
   assert "cap set to epsilon 3" in out
-  _, out, _ = budget(capsys, "--cache", cache, "--json")
+  out, _ = succeeds(capsys, "budget", "--cache", cache, "--json")
   assert json.loads(out)["datasets"][0]["left"] == 0
   charge(ledger, 1.0, dataset="wolves", run="/b")
-  _, out, err = budget(capsys, *cap[:3], 2, *cap[4:])
+  out, err = succeeds(capsys, "budget", *cap[:3], 2, *cap[4:])
   assert "warning: more than this is spent" in err
   assert "wolves" not in out
-  _, _, err = budget(capsys, *cap[:3], 4, *cap[4:])
+  _, err = succeeds(capsys, "budget", *cap[:3], 4, *cap[4:])
   assert "THE CAP WAS RAISED" in err
 
 
 def test_three_thousand_charges_are_read_in_a_third_of_a_second(ledger, capsys):
   charge(ledger, *(1e-4 * (1 + i / 1e5) for i in range(3_000)))
   begun = time.process_time()
-  status, out, _ = budget(capsys)
-  assert status == 0
+  out, _ = succeeds(capsys, "budget")
   assert len(out.splitlines()) > 3_000
   assert time.process_time() - begun < 0.33

@@ -93,7 +93,7 @@ def test_a_name_that_is_taken_is_refused_before_the_charge(ledger, out):
   for name in "file", "folder", "link", "folder/..":
     with pytest.raises(InputError, match="is there already; name another"):
       run(ledger, here / name)
-  assert not ledger.exists
+  assert not ledger.path.exists()
   assert {*here.rglob("*")} == before
 
 
@@ -111,13 +111,13 @@ def test_a_place_that_cannot_be_is_refused_before_the_charge(ledger, out):
   (out.parent / ".theirs.unfinished").symlink_to(out.parent)
   with pytest.raises(InputError, match="is somebody else's"):
     run(ledger, out.parent / "theirs")
-  assert not ledger.exists
+  assert not ledger.path.exists()
 
 
 def test_a_disk_without_room_is_refused_before_the_charge(ledger, out):
   with pytest.raises(RunError, match="cannot be written"):
     run(ledger, out, room=1 << 60)
-  assert not ledger.exists
+  assert not ledger.path.exists()
   assert not [*out.parent.iterdir()]
   run(ledger, out / "deep" / "down", room=1 << 16)
 

@@ -20,10 +20,8 @@ class TestGoingOn:
     words = place(f"TRAIN --epsilon 8 --head {head} --from a --out b")
     _, err = succeeds(capsys, *words)
     assert "pays epsilon 8 in all" in err
-    assert (
-      abs(spent(ledger.entries("clusters")) - mu2_of(8.0))
-      <= mu2_of(8.0) / 10**9
-    )
+    off = spent(ledger.entries("clusters")) - mu2_of(8.0)
+    assert abs(off) <= mu2_of(8.0) / 10**9
     later = read_head(Path("b"))
     assert later.receipt["follows"]["epsilon"] <= 8.0
     assert verify_head(Path("b"), ledger).vouched
@@ -122,4 +120,4 @@ class TestHosts:
     said = [host.communicate(timeout=120)[1] for host in hosts]
     assert [host.returncode for host in hosts] == [2, 2], said
     assert all("h is there already" in one_line(each) for each in said)
-    assert not ledger.exists
+    assert not ledger.path.exists()

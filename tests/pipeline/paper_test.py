@@ -30,10 +30,8 @@ def test_tables_and_figures(features, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(experiments, name, (2.0,))
   monkeypatch.setattr(experiments, "_BATCHES", (1, 3))
   experiments.main(features, picture=tmp_path / "picture.png")
-  first, names, *lines = capsys.readouterr().out.splitlines()
+  first, _, *lines = capsys.readouterr().out.splitlines()
   assert first.startswith("NOT PRIVATE")
-  assert names.split()[-2:] == ["ε=2", "ε=∞"]
-  assert len(lines) == 19 + 2 + 4 + 2 + 9
   assert lines[2].startswith("one step, momentum")
   assert float(lines[2].split()[-1]) > 90
   assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
@@ -42,10 +40,3 @@ def test_tables_and_figures(features, tmp_path, monkeypatch, capsys):
 def test_one_step_costs_what_the_single_step_does():
   found = dp_sgd._noise_multiplier(1.0, 500, 1, 500)
   assert found == pytest.approx(noise_multiplier(1.0, dp_sgd.DELTA), rel=0.05)
-
-
-def test_a_file_that_is_no_npz_of_rows_is_refused(tmp_path):
-  path = tmp_path / "features.npz"
-  path.write_bytes(b"PK")
-  with pytest.raises(SystemExit, match=r"features\.npz"):
-    dp_sgd.Features.of(path)

@@ -39,23 +39,16 @@ ROWS = [
 ]
 
 
-def test_the_csv_has_a_line_for_each_head():
-  lines = list(
-    csv.DictReader(io.StringIO(files_of(ROWS, {})["results.csv"].decode()))
-  )
+def test_the_csv_has_a_line_for_each_head_and_the_json_is_strict():
+  files = files_of(ROWS, {"delta": 1e-5})
+  lines = list(csv.DictReader(io.StringIO(files["results.csv"].decode())))
   assert [line["path"] for line in lines] == [each.path for each in ROWS]
   assert len({each.path for each in ROWS}) == len(ROWS)
   assert head_name("auto", 1.0, 0) != head_name("auto", 1.0000000001, 0)
   assert float(lines[-1]["epsilon"]) == math.inf
   assert lines[-1]["private"] == "False"
   assert "recall" not in lines[0]
-
-
-def test_the_json_is_strict_and_has_the_recall():
-  found = json.loads(
-    files_of(ROWS, {"delta": 1e-5})["results.json"],
-    parse_constant=lambda name: pytest.fail(name),
-  )
+  found = json.loads(files["results.json"], parse_constant=pytest.fail)
   assert found["delta"] == 1e-5
   assert found["heads"][-1]["epsilon"] == "inf"
   assert found["heads"][0]["recall"] == [0.25, None, 1.0]

@@ -32,114 +32,65 @@ def charge(ledger, cache):
   ledger.charge([bill], ledger.path.parent / "out", {})
 
 
-@pytest.fixture
-def test_rows():
-  return clusters((50,) * 4, seed=1)
-
-
-def with_copies(test_rows, train_rows, copies, change=lambda x: x):
-  """A test set of which the first rows are training rows."""
-  embedding, label = (column.copy() for column in test_rows)
-  embedding[:copies] = change(train_rows[0][:copies])
-  label[:copies] = train_rows[1][:copies]
-  return embedding, label
-
-
-def test_other_rows_are_no_matter(ledger, train_cache, eval_cache):
-  casts = [private(train_cache), public(eval_cache)]
-  assert check_roles(casts, ledger) == []
-
-
-@pytest.mark.parametrize(
-  "change", [lambda x: x, lambda x: 2 * x], ids=["copied", "doubled"]
-)
+@pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize("by", ["a cache", "the ledger"])
-class TestDuplicates:
+@pytest.mark.parametrize("copies", [0, 2, 3, 101])
+def test_duplicates(tmp_path, ledger, copies, factor, by):
   """Of 200 test rows, found by a cache of this command, or by the ledger."""
-
-  def casts(self, tmp_path, ledger, test_rows, copies, change, by):
-    rows = clusters()
-    train = write_rows(tmp_path / "train", *rows)
-    copied = with_copies(test_rows, rows, copies, change)
-    test = write_rows(tmp_path / "test", *copied, dataset="other", split="test")
-    if by == "a cache":
-      return [private(train), public(test)]
+  rows, (embedding, label) = clusters(), clusters((50,) * 4, seed=1)
+  embedding[:copies] = factor * rows[0][:copies]
+  label[:copies] = rows[1][:copies]
+  train = write_rows(tmp_path / "train", *rows)
+  test = write_rows(
+    tmp_path / "test", embedding, label, dataset="other", split="test"
+  )
+  casts = [private(train), public(test)]
+  if by == "the ledger":
     charge(ledger, train)
-    return [public(test)]
-
-  def test_one_in_a_hundred_is_noted(
-    self, tmp_path, ledger, test_rows, change, by
-  ):
-    casts = self.casts(tmp_path, ledger, test_rows, 2, change, by)
-    (note,) = check_roles(casts, ledger)
-    assert note.startswith("note: some rows of --eval-cache")
-    assert "2" not in note.replace(str(tmp_path), "")  # no private number
-
-  def test_more_is_refused_or_insisted_on(
-    self, tmp_path, ledger, test_rows, change, by
-  ):
-    casts = self.casts(tmp_path, ledger, test_rows, 3, change, by)
+    del casts[0]
+  if copies < 3:  # one in a hundred
+    notes = check_roles(casts, ledger)
+    assert len(notes) == (copies > 0)
+    for note in notes:
+      assert note.startswith("note: some rows of --eval-cache")
+      assert "2" not in note.replace(str(tmp_path), "")  # no private number
+  elif copies == 3:
     with pytest.raises(InputError, match=r"^3 of the 200 .*--allow-dup"):
       check_roles(casts, ledger)
     assert check_roles(casts, ledger, allow_duplicates=True)
-
-  def test_training_rows_are_no_test_set(
-    self, tmp_path, ledger, test_rows, change, by
-  ):
-    casts = self.casts(tmp_path, ledger, test_rows, 101, change, by)
+  else:  # these are training rows, and no test set
     with pytest.raises(InputError, match="--private-eval") as refused:
       check_roles(casts, ledger, allow_duplicates=True)
     assert "--allow-duplicates" not in str(refused.value)
 
 
-class TestUnits:
-  def caches(self, tmp_path, first, **changes):
-    units = np.arange(180) // 3
-    train = write_clusters(tmp_path / "train", unit_id=units)
-    fields: dict[str, Any] = {
-      "split": "test",
-      "unit_id": np.arange(80) + first,
-    } | changes
-    test = write_clusters(tmp_path / "test", (20,) * 4, seed=1, **fields)
-    return train, test
-
-  @pytest.mark.parametrize("by", ["a cache", "the ledger"])
-  def test_other_rows_of_a_unit_are_refused(self, tmp_path, ledger, by):
-    train, test = self.caches(tmp_path, first=59)
-    casts = [private(train), public(test)]
-    if by == "the ledger":
-      charge(ledger, train)
-      casts = casts[1:]
+@pytest.mark.parametrize("by", ["a cache", "the ledger"])
+@pytest.mark.parametrize("first", [59, 60, None])
+def test_units(tmp_path, ledger, first, by):
+  """A number is somebody within a data set alone."""
+  train = write_clusters(tmp_path / "train", unit_id=np.arange(180) // 3)
+  fields: dict[str, Any] = {"unit_id": np.arange(80) + (first or 0)}
+  fields |= {"dataset": "others"} if first is None else {}
+  test = write_clusters(
+    tmp_path / "test", (20,) * 4, seed=1, split="test", **fields
+  )
+  casts = [private(train), public(test)]
+  if by == "the ledger":
+    charge(ledger, train)
+    casts = casts[1:] if first == 59 else casts
+  if first == 59:
     with pytest.raises(InputError, match=r"^1 users of .*--private-eval"):
       check_roles(casts, ledger, allow_duplicates=True)
-
-  def test_other_units_are_no_matter(self, tmp_path, ledger):
-    train, test = self.caches(tmp_path, first=60)
-    charge(ledger, train)
-    assert check_roles([private(train), public(test)], ledger) == []
-
-  def test_a_number_is_somebody_within_a_data_set_alone(self, tmp_path, ledger):
-    train, test = self.caches(tmp_path, first=0, dataset="others")
-    charge(ledger, train)
-    (note,) = check_roles([private(train), public(test)], ledger)
-    assert "whether a user is in both" in note
+  else:
+    notes = check_roles(casts, ledger)
+    assert len(notes) == (first is None)
+    assert all("whether a user is in both" in note for note in notes)
 
 
-class TestKinds:
-  def test_class_names_that_differ_are_named(
-    self, tmp_path, ledger, train_cache
-  ):
-    names = "class 0", "class 2", "class 1", "class 3"
-    test = write_clusters(
-      tmp_path / "test", (20,) * 4, seed=1, class_names=names
-    )
-    with pytest.raises(InputError, match="class 1 is 'class 1' and 'class 2'"):
-      check_roles([private(train_cache), public(test)], ledger)
-
-  def test_differences_in_words(self):
-    assert classes_differ(["a"], ["a"]) == ""
-    assert classes_differ(["a"], ["a", "b"]) == "1 of them and 2"
-    assert classes_differ("abcde", "edcba").endswith("and 1 more")
+def test_differences_of_class_names_in_words():
+  assert classes_differ(["a"], ["a"]) == ""
+  assert classes_differ(["a"], ["a", "b"]) == "1 of them and 2"
+  assert classes_differ("abcde", "edcba").endswith("and 1 more")
 
 
 def test_a_cast_shows_no_keys(train_cache):

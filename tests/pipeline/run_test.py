@@ -168,7 +168,7 @@ def test_memory_that_is_not_there_is_refused(
   )
   line = fails(capsys, *place("TRAIN --epsilon 1 --out h"))
   assert "GB of memory" in line
-  assert not ledger.exists
+  assert not ledger.path.exists()
 
 
 def test_too_few_rows_are_said_from_public_numbers(capsys, place):
