@@ -9,13 +9,10 @@ from tests.extract.refusals import refused
 
 
 def test_every_listed_name_is_complete():
-  for name, summary in backbone_names().items():
+  for name in backbone_names():
     row = named(name)
-    assert row.name == name
-    assert summary.isprintable()
     address = f"hf://timm/{row.timm}@main/model.safetensors"
-    if name not in ("wrn_28_10", "glyph_vit"):
-      assert row.address == address
+    assert row.address == address or name in ("wrn_28_10", "glyph_vit")
 
 
 SIZES = {

@@ -10,10 +10,7 @@ import pytest
 
 from oneshot_dp.extract.backbones import norm_free, resnet_v2
 from oneshot_dp.extract.backbones.google_names import in_timm_names
-from oneshot_dp.extract.backbones.resnet_v2 import (
-  GroupNorm,
-  standardize,
-)
+from oneshot_dp.extract.backbones.resnet_v2 import GroupNorm, standardize
 from oneshot_dp.extract.weights import check_arrays
 from tests.extract.backbones import drawn
 
@@ -36,15 +33,11 @@ def test_embeddings_are_timm_s(key):
   images = drawn.conv_images(int(side))
   got = embed(case, drawn.conv_weights(case), images)
   np.testing.assert_allclose(got, OUTPUTS[key], rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_bfloat16_stays_close():
-  images, arrays = drawn.conv_images(37), drawn.conv_weights("bit")
-  got = embed("bit", arrays, images, compute_dtype="bfloat16")
-  got, want = got.astype(np.float64), OUTPUTS["bit_37"].astype(np.float64)
-  norms = np.linalg.norm(got, axis=1) * np.linalg.norm(want, axis=1)
-  assert ((got * want).sum(axis=1) / norms).min() >= 0.999
+  if key == "bit_37":  # In bfloat16 it points the same way.
+    arrays = drawn.conv_weights(case)
+    half = embed(case, arrays, images, compute_dtype="bfloat16")
+    norms = np.linalg.norm(got, axis=1) * np.linalg.norm(half, axis=1)
+    assert ((got * half).sum(axis=1) / norms).min() >= 0.999
 
 
 def test_google_s_npz_of_bit_holds_the_same_network():

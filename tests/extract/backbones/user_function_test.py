@@ -97,6 +97,9 @@ def test_a_function_without_weights(code):
   assert backbone.weights_sha256 is None
   assert backbone.feature_dim == 3
   assert jax.jit(backbone.apply)({}, IMAGES).dtype == np.float32
+  for asked in ({"embedding": "cls"}, {"compute_dtype": "bfloat16"}):
+    with refused("decides itself"):
+      load(code, "plain", **asked)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +140,3 @@ def test_a_file_that_fails(code):
   os.mkfifo(code)
   with refused("not a regular file"):
     load(code, "embed")
-
-
-def test_it_has_nothing_to_choose(code):
-  for asked in ({"embedding": "cls"}, {"compute_dtype": "bfloat16"}):
-    with refused("decides itself"):
-      load(code, "plain", **asked)

@@ -36,14 +36,10 @@ def test_embeddings_are_timm_s(key):
     drawn.vit_weights(f"small/timm/{kind}"), int(side), embedding, kind
   )
   np.testing.assert_allclose(got, OUTPUTS[key], rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_bfloat16_rounds_products_only():
-  arrays = drawn.vit_weights("small/timm/siglip")
-  exact = OUTPUTS["timm/siglip/24/map"]
-  rounded = embed(arrays, SIDE, None, "siglip", compute_dtype="bfloat16")
-  assert 0 < np.abs(rounded - exact).max() < 0.1 * np.abs(exact).max()
+  if kind == "siglip":  # In bfloat16 products alone are rounded.
+    arrays, half = drawn.vit_weights(f"small/timm/{kind}"), "bfloat16"
+    rounded = embed(arrays, SIDE, embedding, kind, compute_dtype=half)
+    assert 0 < np.abs(rounded - got).max() < 0.1 * np.abs(got).max()
 
 
 def test_what_fills_no_patch_is_left_out():
@@ -108,10 +104,11 @@ def google_npz(arrays: dict, big_vision: bool) -> dict:
   modules = {"norm": "Transformer/encoder_norm"}
   for i in range(2):
     ours, theirs = f"blocks.{i}.", f"Transformer/encoderblock_{i}/"
-    modules |= {f"{ours}norm1": f"{theirs}LayerNorm_0"}
-    modules |= {f"{ours}norm2": f"{theirs}LayerNorm_{second}"}
     modules |= {
-      f"{ours}mlp.fc{j + 1}": f"{theirs}{mlp}/Dense_{j}" for j in (0, 1)
+      f"{ours}norm1": f"{theirs}LayerNorm_0",
+      f"{ours}norm2": f"{theirs}LayerNorm_{second}",
+      f"{ours}mlp.fc1": f"{theirs}{mlp}/Dense_0",
+      f"{ours}mlp.fc2": f"{theirs}{mlp}/Dense_1",
     }
     heads = f"{theirs}MultiHeadDotProductAttention_{number}/"
     qkv = np.split(arrays[f"{ours}attn.qkv.weight"], 3)
@@ -152,23 +149,6 @@ def test_positions_are_resized_as_torch_does(old, new):
   )
   got = _resize_grid(grid, new).reshape(new, new, 2)
   np.testing.assert_allclose(got, expected, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-  ("drop", "embedding", "said"),
-  [
-    ("patch_embed", None, "patch_embed.proj.weight"),
-    ("", "map", "none of cls, mean"),
-    ("cls_token", "cls", "none of mean"),
-  ],
-)
-def test_what_is_no_such_network_is_refused(drop, embedding, said):
-  arrays = drawn.vit_weights("small/timm/vit")
-  if drop == "cls_token":
-    arrays["pos_embed"] = arrays["pos_embed"][:, 1:]
-  kept = {k: v for k, v in arrays.items() if not (drop and k.startswith(drop))}
-  with pytest.raises((KeyError, ValueError), match=re.escape(said)):
-    vit.network_of(kept, embedding)
 
 
 def test_the_last_block_computes_the_class_token_alone():

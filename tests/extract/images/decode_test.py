@@ -1,9 +1,9 @@
 """Formats, transparency, orientation, damage: what a file's pixels are."""
 
+import contextlib
 import io
 import random
 import struct
-import warnings
 import zlib
 
 import numpy as np
@@ -111,12 +111,8 @@ def test_exif_orientation_is_applied(orientation, kind):
   decoded = decode_image(encode(image, kind, exif=exif, **fine, **lossless))
   assert decoded.shape == gradient().shape
   assert np.abs(decoded.astype(int) - gradient()).max() <= 6
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_damaged_exif_does_not_cost_the_image(kind):
-  data = encode(Image.fromarray(gradient()), kind, exif=b"Exif\0\0garbage!!")
-  assert decode_image(data).shape == gradient().shape
+  data = encode(image, kind, exif=b"Exif\0\0garbage!!")
+  assert decode_image(data).shape == stored.shape  # it costs no image
 
 
 NOISE = Image.fromarray(
@@ -134,40 +130,36 @@ def test_truncated_images_are_refused(kind, kept):
   assert " at 0x" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-  "data", [b"", b"not an image", b"%!PS-Adobe-3.0 EPSF-3.0\n", bytes(4096)]
-)
-def test_what_is_no_image_is_refused(data):
-  with pytest.raises(DecodeError, match=f"{len(data)} bytes that are not"):
-    decode_image(data)
-
-
-@pytest.mark.parametrize(
-  ("head", "said"),
-  [(b"\0\0\0\x18ftypheic", "HEIC, .*: convert"), (b"II*\0", "TIFF: convert")],
-)
-def test_other_formats_of_photographs_are_named(head, said):
-  with pytest.raises(DecodeError, match=said):
-    decode_image(head + bytes(40))
-
-
-@pytest.mark.parametrize("kind", ["TIFF", "PPM", "TGA", "ICO", "PCX", "SGI"])
-def test_the_list_of_formats_is_closed(kind):
-  with pytest.raises(DecodeError, match="bytes that are not a readable"):
-    decode_image(encode(NOISE, kind))
-
-
-def test_decompression_bombs_are_refused():
+def bomb() -> bytes:
   data = bytearray(encode(Image.new("1", (8, 8)), "PNG"))
   data[16:24] = struct.pack(">II", 10_000, 10_000)
   data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    with pytest.raises(DecodeError):
-      decode_image(bytes(data))
+  return bytes(data)
+
+
+NONE = r"\d+ bytes that are not a readable"
+OTHERS = ("TIFF", "PPM", "TGA", "ICO", "PCX", "SGI")  # the list is closed
+
+
+@pytest.mark.parametrize(
+  ("data", "said"),
+  [
+    *((data, NONE) for data in (b"", b"not an image", bytes(4096))),
+    (b"%!PS-Adobe-3.0 EPSF-3.0\n", NONE),
+    *((encode(NOISE, kind), NONE) for kind in OTHERS),
+    (b"\0\0\0\x18ftypheic" + bytes(40), "HEIC, .*: convert"),
+    (b"II*\0" + bytes(40), "TIFF: convert"),
+    (bomb(), ""),
+  ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_no_image_is_refused(data, said):
+  with pytest.raises(DecodeError, match=said):
+    decode_image(data)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+@pytest.mark.filterwarnings("ignore")
 def test_damaged_bytes_give_pixels_or_a_decode_error(kind):
   data = encode(NOISE.resize((16, 16)), kind)
   chance = random.Random(0)
@@ -175,13 +167,8 @@ def test_damaged_bytes_give_pixels_or_a_decode_error(kind):
     damaged = bytearray(data)
     for _ in range(chance.randint(1, 8)):
       damaged[chance.randrange(len(data))] = chance.randrange(256)
-    with warnings.catch_warnings():
-      warnings.simplefilter("ignore")
-      try:
-        decoded = decode_image(bytes(damaged))
-      except DecodeError:
-        continue
-    assert decoded.dtype == np.uint8
+    with contextlib.suppress(DecodeError):
+      assert decode_image(bytes(damaged)).dtype == np.uint8
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (24, 40, 1), (24, 40, 3)])

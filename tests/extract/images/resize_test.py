@@ -25,13 +25,10 @@ def test_straight_resize_is_pillow_s(resample, side):
   np.testing.assert_array_equal(
     resize_and_crop(gradient(), config), np.asarray(expected)
   )
-
-
-@pytest.mark.parametrize("resize", ["square", 24])
-def test_an_image_of_the_right_size_is_untouched(resize):
-  image = gradient(24, 24)
-  config = Preprocessing(image_size=24, resize=resize)
-  assert np.shares_memory(resize_and_crop(image, config), image)
+  image = gradient(side, side)  # of the right size: untouched
+  for resize in ("square", side):
+    config = Preprocessing(image_size=side, resize=resize)
+    assert np.shares_memory(resize_and_crop(image, config), image)
 
 
 # Pillow takes the edges of a box in float32 and rounds to bytes after each of
@@ -94,24 +91,15 @@ def test_what_is_asked_for_replaces_what_the_reference_does(
   own = dict(zip(("image_size", "resize"), reference, strict=True))
   changed = Preprocessing(**own).changed(PreprocessConfig(**asked))
   assert (changed.image_size, changed.resize) == found
-
-
-def test_a_resize_below_the_crop_is_refused():
   with refused("--resize 200 .* size of 224"):
     Preprocessing().changed(PreprocessConfig(resize=200))
 
 
-@pytest.mark.parametrize(
-  "config",
-  [
-    Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.2, 0.3, 0.4)),
-    Preprocessing(),
-  ],
-)
-def test_normalize_is_the_formula_for_every_pixel_value(config):
+def test_normalize_is_the_formula_for_every_pixel_value():
   pixels = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 16, 16, 3)
-  expected = (pixels / 255 - config.mean) / config.std
-  np.testing.assert_allclose(normalize(pixels, config), expected, atol=1e-6)
-  # By default as the ViT papers have it.
-  if config == Preprocessing():
-    np.testing.assert_allclose(expected, pixels / 127.5 - 1, atol=1e-12)
+  own = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.2, 0.3, 0.4))
+  for config, expected in (
+    (own, (pixels / 255 - own.mean) / own.std),
+    (Preprocessing(), pixels / 127.5 - 1),  # as the ViT papers have it
+  ):
+    np.testing.assert_allclose(normalize(pixels, config), expected, atol=1e-6)

@@ -42,14 +42,11 @@ def test_the_same_views_every_time_and_half_are_flipped():
   assert 0.42 < np.mean(flipped) < 0.58
 
 
-def test_the_draws_are_the_same_on_every_machine():
-  """The raw stream of Philox is frozen; a change would change every cache."""
+def test_the_draws_are_frozen_and_of_two_views_never_overlap():
+  """The raw stream of Philox: a change of it would change every cache."""
   digest = hashlib.sha256(_uniforms(2**127 + 3, 5, 41).tobytes()).hexdigest()
   assert digest[:16] == "292e3c9416e15201"
-
-
-def test_draws_of_two_views_never_overlap():
-  """Views take turns on the counter: no view is another, shifted."""
+  # Views take turns on the counter: no view is another, shifted.
   assert not np.isin(_uniforms(7, 1, 41), _uniforms(7, 0, 4000)).any()
 
 

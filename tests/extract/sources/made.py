@@ -1,11 +1,10 @@
-"""Images, tables and tars that tests make, and errors as a user meets them."""
+"""Images, tables and tars that tests make."""
 
-import contextlib
 import io
 import json
 import pathlib
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet
 from PIL import Image
 
-from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources.open_source import open_source
-
-
-@contextlib.contextmanager
-def read_or_refused() -> Iterator[None]:
-  """What is done with damaged files: nothing else than an error in a line."""
-  said = "-"
-  try:
-    yield
-  except (InputError, RunError) as error:
-    said = str(error)
-  assert said.isprintable()
 
 
 def opened(*location: Any, **settings: Any) -> Any:
@@ -36,9 +23,8 @@ def opened(*location: Any, **settings: Any) -> Any:
 
 
 def png(value: Any = 0) -> bytes:
-  pixels = value if isinstance(value, np.ndarray) else None
-  if pixels is None:
-    pixels = np.full((4, 5, 3), value, np.uint8)
+  one = not isinstance(value, np.ndarray)
+  pixels = np.full((4, 5, 3), value, np.uint8) if one else value
   file = io.BytesIO()
   Image.fromarray(pixels).save(file, "PNG")
   return file.getvalue()

@@ -67,24 +67,22 @@ def test_a_url_is_read_as_the_files_are(tmp_path, server, scheme, kind):
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "tar"])
 def test_another_object_of_the_same_size_is_another(tmp_path, server, kind):
-  root = tmp_path / "pets"
-  if kind == "folder":
-    write(root, "a/1.png", "b/2.png")
-  else:
-    write_table(root / f"x.{kind}", [b"ab"], label=[0])
-  uploaded(server, root)
-  url = f"s3://{object_server.BUCKET}/pets"
+  root, url = tmp_path / "pets", f"s3://{object_server.BUCKET}/pets"
   names = {} if kind == "folder" else {"class_names": ("a",)}
-  listing = listing_of(opened(url, **names))
-  assert listing_of(opened(url, **names)) == listing
-  if kind == "folder":
-    server.objects["pets/a/1.png"] = b"a/9.png"
-  else:
-    write_table(root / f"x.{kind}", [b"ac"], label=[0])
+
+  def listing(content):
+    if kind == "folder":
+      write(root, "a/1.png")
+      (root / "a/1.png").write_bytes(content)
+    else:
+      write_table(root / f"x.{kind}", [content], label=[0])
     uploaded(server, root)
-  assert listing_of(opened(url, **names)) != listing
+    return listing_of(opened(url, **names))
+
+  before = listing(b"ab")
+  assert listing(b"ab") == before != listing(b"ac")
   with refused("changed", RunError):
-    reopened(listing)[0]
+    reopened(before)[0]
 
 
 def test_images_without_labels_of_a_url(tmp_path, server):

@@ -1,5 +1,6 @@
 """Files of weights: both formats, and what is neither."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.weights import read_tensors
 from tests.extract.refusals import refused
 
@@ -41,32 +43,26 @@ def test_the_content_says_the_format(tmp_path, pack):
 
 
 class Trap:
-  """A pickle of it makes the file that is given."""
-
-  def __init__(self, path):
-    self.path = path
+  """A pickle of it makes a folder."""
 
   def __reduce__(self):
-    return os.mkdir, (str(self.path),)
+    return os.mkdir, ("trapped",)
 
 
-def test_pickles_are_refused(tmp_path):
-  trap = Trap(tmp_path / "trapped")
-  path = tmp_path / "w.PTH"
-  path.write_bytes(pickle.dumps(trap))
-  with refused("can run code .* model.safetensors"):
-    read_tensors(path)
-  path = tmp_path / "w.npz"
-  path.write_bytes(pickle.dumps(trap))
-  with refused("no whole npz or safetensors"):
-    read_tensors(path)
-  path.write_bytes(npz({"a": np.array([trap])}))
-  with refused("no whole npz"):
-    read_tensors(path)
-  with zipfile.ZipFile(path, "w") as archive:  # as PyTorch writes it
-    archive.writestr("archive/data.pkl", pickle.dumps(trap))
-  with refused("can run code"):
-    read_tensors(path)
+def test_pickles_are_refused(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  pickled = pickle.dumps(Trap())
+  with zipfile.ZipFile(torch := io.BytesIO(), "w") as archive:
+    archive.writestr("archive/data.pkl", pickled)  # as PyTorch writes it
+  for name, data, said in (
+    ("w.PTH", pickled, "can run code .* model.safetensors"),
+    ("w.npz", pickled, "no whole npz or safetensors"),
+    ("w.npz", npz({"a": np.array([Trap()])}), "no whole npz"),
+    ("w.npz", torch.getvalue(), "can run code"),
+  ):
+    (path := tmp_path / name).write_bytes(data)
+    with refused(said):
+      read_tensors(path)
   assert not (tmp_path / "trapped").exists()
 
 
@@ -130,3 +126,13 @@ def test_two_arrays_of_one_name_are_refused(tmp_path):
     archive.writestr("float32.npy", b"")
   with refused("two arrays have one name"):
     read_tensors(path)
+
+
+@pytest.mark.parametrize("pack", [npz, safetensors.numpy.save])
+def test_damaged_files_are_one_line_or_arrays(tmp_path, pack):
+  whole, rng = pack(ARRAYS), np.random.default_rng(0)
+  for at in rng.integers(0, len(whole), 150):
+    flipped = bytes([whole[at] ^ (1 << int(rng.integers(8)))])
+    (tmp_path / "w").write_bytes(whole[:at] + flipped + whole[at + 1 :])
+    with contextlib.suppress(InputError):
+      read_tensors(tmp_path / "w")
