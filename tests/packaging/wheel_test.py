@@ -21,12 +21,15 @@ NOT_OURS = "raise SystemExit('the file of the user was imported')\n"
 # The repository is out of reach: what is installed for development comes after
 # the wheel. What makes charts and pages warns of nothing, either.
 COMMANDS = """
-import sys; sys.path.insert(0, sys.argv.pop(1))
+import sys; sys.path.insert(0, installed := sys.argv.pop(1))
 import oneshot_dp.pipeline.cli as cli
 print(cli.__file__, flush=True)
 for line in sys.argv[1:]:
   if status := cli.main(line.split()):
     sys.exit(status)
+ours = [m for name, m in sys.modules.items() if name.startswith("oneshot_dp")]
+files = [m.__file__ for m in ours if m.__file__]
+print("BESIDE IT:", [f for f in files if not f.startswith(installed)])
 """
 # What TFDS 4.9.10 does whenever it opens a data set, with protobuf 6.33.
 THEIRS = "ignore:label() is deprecated:DeprecationWarning"
@@ -114,19 +117,19 @@ def test_one_package_is_whole_and_nothing_is_beside_it(source, installed):
   assert license_text == (ROOT / "LICENSE").read_text()
 
 
-def test_the_wheel_runs_beside_a_users_files_and_warns_of_nothing(
+def test_the_wheel_alone_runs_beside_a_users_files_and_warns_of_nothing(
   installed, user
 ):
   said = python(
     *("-W", "error", "-W", THEIRS, "-c", COMMANDS, installed[1]),
     "import features.npz --num-classes 4 --out train",
-    "sweep --cache train --eval-cache train --private-eval 1 --epsilons 1"
-    " --head lamb --delta 1e-5 --out run",
-    "verify run/heads/lamb-epsilon-1-draw-0",
+    "train --cache train --epsilon 1 --head lamb --delta 1e-5 --out head",
+    "verify head",
     "budget --cache train",
-    "extract digits --split test --out digits",
+    "demo",
     cwd=user,
   )
   assert said.startswith(str(installed[1]))
-  assert (user / "run" / "report.html").exists()
-  assert (user / "run" / "accuracy.png").exists()
+  assert said.endswith("BESIDE IT: []\n")
+  for name in "results.csv", "report.html", "accuracy.png":
+    assert os.path.getsize(user / "demo" / "results" / name)
