@@ -11,7 +11,7 @@ import os
 import pathlib
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
@@ -91,10 +91,11 @@ def walk(
       found[inner] = -1, ""
 
 
-def write_once(path: str | os.PathLike, data: bytes) -> bool:
+def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:
   """Writes a file of mode 0600 unless there is one of its name.
 
-  Returns whether it was written. RunError: the disk refuses.
+  `data` may come in parts. Returns whether it was written. RunError: the disk
+  refuses.
   """
   final = pathlib.Path(path)
   with disk_errors(final):
@@ -107,7 +108,7 @@ def write_once(path: str | os.PathLike, data: bytes) -> bool:
       handle, temporary = tempfile.mkstemp(suffix, ".", final.parent)
     try:
       with os.fdopen(handle, "wb", closefd=False) as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(handle)
       # Unlike a rename it fails where the name is taken. (With a src_dir_fd,

@@ -86,13 +86,11 @@ def _remote(scheme: str, bucket: str, folder: str) -> Store:
     return Store(place, S3Store(bucket, **options))
 
 
-def sizes(store: Store) -> dict[str, int]:
-  """Bytes of each file, by name, sorted; on a disk as of `files.walk`."""
-  return {name: size for name, (size, _) in listed(store).items()}
-
-
 def listed(store: Store) -> dict[str, tuple[int, str]]:
-  """As `sizes`, with what tells a file from a later one of its name."""
+  """Bytes of each file, and what tells it from a later one, by name, sorted.
+
+  On a disk as `files.walk` has them.
+  """
 
   def ask() -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = {}

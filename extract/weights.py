@@ -8,11 +8,9 @@ import hashlib
 import os
 import pathlib
 import re
-import secrets
-import shutil
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.traverse_util
@@ -95,19 +93,17 @@ def _from_store(location: str, shown: str) -> pathlib.Path:
     path = cache / f"{digest}-{re.sub(r'[^A-Za-z0-9._-]', '_', key)[-80:]}"
     if path.exists() and path.stat().st_size == there[0]:
       return path
+
+    def parts() -> Iterator[bytes]:
+      with storage.seekable(folder, key) as remote:
+        while part := remote.read(1 << 26):  # each is tried again
+          yield part
+      if storage.state(store, key) != there:
+        raise RunError(f"{shown} was changed meanwhile; run it again.")
+
     print(f"fetching {shown}", file=sys.stderr)
-    part = path.with_suffix(f".{secrets.token_hex(4)}.part")
-    with files.disk_errors(part), storage.seekable(folder, key) as remote:
-      cache.mkdir(parents=True, exist_ok=True)
-      try:
-        with part.open("wb") as file:
-          shutil.copyfileobj(remote, file, 1 << 26)  # each part is tried again
-        files.sync(part)
-        if storage.state(store, key) != there:
-          raise RunError(f"{shown} was changed meanwhile; run it again.")
-        part.rename(path)
-      finally:
-        part.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    files.write_once(path, parts())
   except FileNotFoundError:
     raise InputError(f"--weights {shown} is not there.") from None
   return path
@@ -173,13 +169,12 @@ def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
 def _from_npz(path: pathlib.Path) -> Arrays:
   with zipfile.ZipFile(path) as archive:
     members = archive.infolist()
-  names = {member.filename for member in members}
   whole = sum(member.file_size for member in members)
-  if any(name.endswith("data.pkl") for name in names):  # PyTorch's
+  if any(each.filename.endswith("data.pkl") for each in members):  # PyTorch's
     raise InputError
   if whole > 2**24 + _MOST_TIMES * path.stat().st_size:
     raise ValueError(f"it would unfold to {whole} bytes")
-  if len(names) < len(members):
+  if len({each.filename for each in members}) < len(members):
     raise ValueError("two arrays have one name")
   with np.load(path, allow_pickle=False) as npz:
     arrays = {name: npz[name] for name in npz.files}

@@ -12,7 +12,7 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
-from oneshot_dp.extract.cache.format import backbone_fingerprint
+from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import write_once
 from oneshot_dp.extract.job.shard import embed_images
@@ -56,7 +56,8 @@ def backbone_of(
     compute_dtype=None if is_own else compute_dtype,
     preprocess=msgspec.convert(identity["preprocess"], PreprocessConfig),
   )
-  known = backbone_fingerprint(found.identity, found.feature_dim)
+  # As `CacheInfo.backbone_fingerprint`.
+  known = sha256_of([found.identity, found.feature_dim])
   if known != stated["backbone_fingerprint"]:
     raise InputError(
       f"{found.name} here is not the backbone that {saved.path} was trained on:"

@@ -74,25 +74,20 @@ _NF_RESNET = {"image_size": 288, "resize": 306, **_IMAGENET}
 _NFNET = {"keep_aspect": False, **_IMAGENET}
 _GELU = {"mlp": "gelu_tanh"}
 # By the first part of a name: the file that has the network, what may be the
-# second part, what it is; what the published weights were made for (fields of
+# second part; what the published weights were made for (fields of
 # `Preprocessing`), and what no file of weights says (fields of the network).
-_FAMILIES: dict[str, tuple[str, str, str, Any, Any]] = {
-  "vit_": ("vit", _PATCHES, "Vision Transformer", {}, {}),
-  "deit_": ("vit", _PATCHES, "DeiT", _CROPPED, {}),
-  "deit_distilled_": (
-    *("vit", _PATCHES, "DeiT with distillation token", _CROPPED, {}),
-  ),
-  "dinov2_": ("vit", _PATCHES, "DINOv2", _CROPPED, {}),
-  "dinov2_reg_": ("vit", _PATCHES, "DINOv2, registers", _CROPPED, {}),
-  "siglip_": ("vit", _PATCHES, "SigLIP", {"image_size": 256}, _GELU),
-  "bit_r": ("resnet_v2", "(50|101|152)x[1-9][0-9]?", "BiT", _BIT, {}),
-  "wrn_": ("resnet_v2", "(16|22|28|34|40)_[1-9][0-9]?", "WRN", _WRN, {}),
-  "nf_resnet": ("norm_free", "(26|50|101)", "NF-ResNet", _NF_RESNET, {}),
-  "nfnet_f": ("norm_free", "[0-3]", "NFNet", _NFNET, {}),
-  "glyph_vit": (
-    *("vit", "", "small ViT of glyphs, brings its weights"),
-    *({"image_size": 32}, {**_GELU, "heads": 4}),
-  ),
+_FAMILIES: dict[str, tuple[str, str, Any, Any]] = {
+  "vit_": ("vit", _PATCHES, {}, {}),
+  "deit_": ("vit", _PATCHES, _CROPPED, {}),
+  "deit_distilled_": ("vit", _PATCHES, _CROPPED, {}),
+  "dinov2_": ("vit", _PATCHES, _CROPPED, {}),
+  "dinov2_reg_": ("vit", _PATCHES, _CROPPED, {}),
+  "siglip_": ("vit", _PATCHES, {"image_size": 256}, _GELU),
+  "bit_r": ("resnet_v2", "(50|101|152)x[1-9][0-9]?", _BIT, {}),
+  "wrn_": ("resnet_v2", "(16|22|28|34|40)_[1-9][0-9]?", _WRN, {}),
+  "nf_resnet": ("norm_free", "(26|50|101)", _NF_RESNET, {}),
+  "nfnet_f": ("norm_free", "[0-3]", _NFNET, {}),
+  "glyph_vit": ("vit", "", {"image_size": 32}, {**_GELU, "heads": 4}),
 }
 # What of that is of one name.
 _SHOWN: dict[str, dict[str, int]] = {
@@ -111,9 +106,7 @@ _GLYPH_VIT = pathlib.Path(__file__).with_name("glyph_vit.safetensors")
 class Named(NamedTuple):
   """What a name stands for."""
 
-  name: str
   family: str  # the file that has its network
-  title: str
   timm: str | None  # its name and tag in timm
   reference: dict[str, Any]  # what it is shown: fields of `Preprocessing`
   unsaid: dict[str, Any]  # what no file says: fields of the network
@@ -121,14 +114,13 @@ class Named(NamedTuple):
   address: str | None  # of its weights, if they are published as plain arrays
 
 
-def backbone_names() -> dict[str, str]:
-  """Every listed name and what it is; families take other sizes as well.
+def backbone_names() -> dict[str, str | None]:
+  """Every listed name and its weights in timm; families take other sizes too.
 
   >>> backbone_names()["vit_b16"]
-  'Vision Transformer, 224 px'
+  'vit_base_patch16_224.augreg_in21k'
   """
-  rows = map(named, _LISTED)
-  return {r.name: f"{r.title}, {r.reference['image_size']} px" for r in rows}
+  return dict(_LISTED)
 
 
 def named(name: str) -> Named:
@@ -137,7 +129,7 @@ def named(name: str) -> Named:
   Raises:
     InputError: nothing is called so; the nearest names are shown.
   """
-  for prefix, (family, rest, title, shown, unsaid) in _FAMILIES.items():
+  for prefix, (family, rest, shown, unsaid) in _FAMILIES.items():
     if re.fullmatch(prefix + rest, name):
       shown = {"image_size": 224, **shown, **_SHOWN.get(name, {})}
       unsaid = {**unsaid, **_UNSAID.get(name, {})}
@@ -145,7 +137,7 @@ def named(name: str) -> Named:
       address = timm and f"hf://timm/{timm}@main/model.safetensors"
       if name == "glyph_vit":
         address, usual = str(_GLYPH_VIT), "pre_logits"
-      return Named(name, family, title, timm, shown, unsaid, usual, address)
+      return Named(family, timm, shown, unsaid, usual, address)
   near = difflib.get_close_matches(name.lower(), _LISTED, n=3)
   hint = f"did you mean {' or '.join(near)}? " if near else ""
   raise InputError(

@@ -30,6 +30,7 @@ from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import (
   EXAMPLE,
   EmbeddingDtype,
+  NumClassesSource,
   check_unit_name,
 )
 
@@ -85,9 +86,7 @@ class CacheInfo:
   feature_dim: int
   class_names: tuple[str, ...]
   backbone: Mapping[str, Any]
-  num_classes_source: Literal[
-    "class_names", "flag", "labels (treated as public)"
-  ] = "class_names"
+  num_classes_source: NumClassesSource = "class_names"
   computed_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   views: Mapping[str, Any] | None = None
   embedding_dtype: EmbeddingDtype = "float16"
@@ -194,7 +193,7 @@ class CacheInfo:
     What changes it by rounding only is left out. So are views: heads trained
     on means over views are meant for the plain embeddings of test images.
     """
-    return backbone_fingerprint(self.backbone, self.feature_dim)
+    return sha256_of([self.backbone, self.feature_dim])
 
   def to_json(self) -> bytes:
     """The text of `cache_info.json`; private, as it has the shards."""
@@ -267,11 +266,6 @@ def tfds_files(info: CacheInfo) -> dict[str, bytes]:
   with tempfile.TemporaryDirectory() as folder:
     described.write_to_directory(folder)
     return {p.name: p.read_bytes() for p in pathlib.Path(folder).iterdir()}
-
-
-def backbone_fingerprint(identity: Mapping[str, Any], feature_dim: int) -> str:
-  """`CacheInfo.backbone_fingerprint` of a backbone's identity."""
-  return sha256_of([identity, feature_dim])
 
 
 def _canonical(data: Any) -> str:

@@ -1,7 +1,5 @@
 """Reading a feature cache, or a part of it, and checking all that is in it."""
 
-import collections
-import concurrent.futures
 import dataclasses
 import functools
 import json
@@ -24,6 +22,7 @@ from oneshot_dp.extract.cache.format import (
 )
 from oneshot_dp.extract.cache.keys import embedding_keys, in_part
 from oneshot_dp.extract.cache.shard_file import read_shard, stored_norm
+from oneshot_dp.extract.threads import ahead
 
 _AHEAD = 4
 """Shards that are read and hashed before their turn, of 0.8 to 5 MB each."""
@@ -80,25 +79,15 @@ class FeatureCache:
       InputError: when its turn comes, a shard is missing, damaged or another's.
     """
     every = self.info.shards
-    waiting = iter(every if shards is None else [every[i] for i in shards])
-    ready: collections.deque[concurrent.futures.Future[list[Rows]]]
-    ready = collections.deque()
+    asked = every if shards is None else [every[i] for i in shards]
     # Hashing and copying let go of Python's lock.
-    pool = concurrent.futures.ThreadPoolExecutor(_AHEAD, "feature-cache")
-    try:
-      while True:
-        while len(ready) < _AHEAD and (shard := next(waiting, None)):
-          ready.append(pool.submit(self._shard, shard))
-        if not ready:
-          return
-        for rows in ready.popleft().result():
-          if not self.part.is_whole:
-            there = in_part(self.part, rows)
-            rows = {name: column[there] for name, column in rows.items()}
-          if len(rows["label"]):
-            yield rows
-    finally:
-      pool.shutdown(cancel_futures=True)
+    for blocks in ahead(self._shard, asked, _AHEAD, _AHEAD):
+      for rows in blocks:
+        if not self.part.is_whole:
+          there = in_part(self.part, rows)
+          rows = {name: column[there] for name, column in rows.items()}
+        if len(rows["label"]):
+          yield rows
 
   def _shard(self, shard: Shard) -> list[Rows]:
     store = storage.store_at(self.path)
@@ -144,7 +133,7 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
   """
   store = storage.store_at(path)
   if (data := storage.read(store, INFO_FILE)) is None:
-    if not storage.sizes(store):
+    if not storage.listed(store):
       said = "no such directory, or empty; name a cache"
       raise InputError(f"{store.where()}: {said}.")
     raise InputError(
@@ -173,7 +162,7 @@ def check_cache(path: str | os.PathLike) -> list[str]:
   """
   info, store = open_cache(path).info, storage.store_at(path)
   names, problems = {shard.file for shard in info.shards}, []
-  for name in storage.sizes(store):
+  for name in storage.listed(store):
     if ".array_record-" in name and name not in names:
       problems.append(f"{store.where(name)} is not one of the cache's shards")
   for name, text in tfds_files(info).items():

@@ -9,6 +9,7 @@ metadata makes the directory a cache. None of it needs a lock.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,6 @@ from oneshot_dp.extract.cache.format import (
   INFO_FILE,
   CacheInfo,
   Rows,
-  Shard,
   tfds_files,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys
@@ -35,7 +35,10 @@ from oneshot_dp.extract.cache.shard_file import (
   kept_shard,
   put_shard,
 )
+from oneshot_dp.extract.threads import ahead
 
+_AT_ONCE = 8
+"""Shards that are described at once."""
 JOB_FILE = "job.json"
 """Like all that no finished cache has, it starts with "job."."""
 
@@ -48,6 +51,7 @@ def begin(out: str, job: CacheJob) -> bool:
   """
   store, info = storage.store_at(out), job.info
   mine = info.public() | {"job": job.digest}
+  text = storage.read(store, JOB_FILE)  # first: it is dropped last
   finished = storage.read(store, INFO_FILE)
   if finished is not None:
     there = CacheInfo.from_json(finished, store.where(INFO_FILE))
@@ -56,8 +60,7 @@ def begin(out: str, job: CacheJob) -> bool:
       if found == info.public() and kept_shard(out, job, info.shard_name(0)):
         found["job"] = job.digest
   else:
-    text = storage.read(store, JOB_FILE)
-    names = {} if text else storage.sizes(store)
+    names = {} if text else storage.listed(store)
     if strays := [n for n in names if n[0] != "." and JOB_FILE not in names]:
       raise InputError(
         f"{store.where()} holds other files, as {store.where(strays[0])}:"
@@ -80,7 +83,7 @@ def begin(out: str, job: CacheJob) -> bool:
       " another --out, or remove it to start again."
     )
   if finished is not None:
-    _drop_job_files(store, storage.sizes(store))
+    _drop_job_files(store)
   return finished is None
 
 
@@ -95,38 +98,39 @@ def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
     yield f"{name} is {shown[0]} there and {shown[1]} now"
 
 
-def _drop_job_files(store: storage.Store, names: Iterable[str]) -> None:
+def _drop_job_files(store: storage.Store) -> None:
+  names = storage.listed(store)
   storage.remove(store, [n for n in names if n.startswith("job.")])
 
 
-def finish(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
+def finish(out: str, job: CacheJob) -> FeatureCache:
   """Makes the directory of all shards a cache, and drops the job's files.
 
+  Whatever is there is described: every shard is read once.
+
   Raises:
-    InputError: no shard has a row.
-    RunError: a shard is not there, or the directory is another job's by now.
+    InputError: no shard has a row, or the directory is another job's by now.
+    RunError: a shard is not there, or damaged.
   """
-  store, found = storage.store_at(out), {shard.file: shard for shard in shards}
-  sizes = storage.sizes(store)
+  if not begin(out, job):  # finished by another launch of the job
+    return open_cache(out)
+  store = storage.store_at(out)
   names = [job.info.shard_name(i) for i in range(job.info.num_shards)]
-  there = {n for n, shard in found.items() if sizes.get(n) == shard.bytes}
-  if missing := [name for name in names if name not in there]:
+  look = functools.partial(kept_shard, out, job)
+  found = [*ahead(look, names, 2 * _AT_ONCE, _AT_ONCE)]
+  shards = tuple(shard for shard in found if shard)
+  if missing := set(names).difference(shard.file for shard in shards):
     raise RunError(
       f"{store.where()}: {len(missing)} of {len(names)} shards are not there,"
-      f" as {missing[0]}; run the same command again."
+      f" as {min(missing)}; run the same command again."
     )
-  info = dataclasses.replace(job.info, shards=tuple(found[n] for n in names))
-  if not any(shard.rows for shard in info.shards):
+  info = dataclasses.replace(job.info, shards=shards)
+  if not any(shard.rows for shard in shards):
     raise InputError(f"{store.where()}: every example was skipped.")
-  begun = storage.read(store, JOB_FILE)
-  is_ours = begun is not None and json.loads(begun).get("job") == job.digest
-  # Or the same job has just been finished, by another launch of it.
-  if not is_ours and storage.read(store, INFO_FILE) != info.to_json():
-    raise RunError(f"{store.where()} was taken over by another job.")
   for name, data in (tfds_files(info) | {INFO_FILE: info.to_json()}).items():
     if storage.put_once(store, name, data) != data:
       raise RunError(f"{store.where(name)} is of another job; remove it.")
-  _drop_job_files(store, sizes)
+  _drop_job_files(store)
   return open_cache(out)
 
 
@@ -154,21 +158,19 @@ def write_cache(
   """
   out, info = os.fspath(out), dataclasses.replace(info, keys="embedding")
   job, store = CacheJob(info=info, more="import"), storage.store_at(out)
-  before, shards = storage.sizes(store), []
+  before = storage.listed(store)
   begin(out, job)
   try:
-    for rows in _cut(blocks, info, store.where()):
-      made, data = encode_shard(rows, job, len(shards))
-      shards.append(put_shard(out, job, made, data))
-      if shards[-1] != made:
+    for index, rows in enumerate(_cut(blocks, info, store.where())):
+      if not put_shard(out, job, index, encode_shard(rows, job)):
         raise InputError(
           f"{store.where()} holds other rows than these: choose another"
           " directory, or remove it."
         )
-    return finish(out, job, shards)
+    return finish(out, job)
   except BaseException:
     with contextlib.suppress(Exception):
-      storage.remove(store, storage.sizes(store).keys() - before.keys())
+      storage.remove(store, storage.listed(store).keys() - before.keys())
       if store.remote is None:
         os.rmdir(store.place)
     raise

@@ -10,6 +10,7 @@ run again, workers may try a shard twice, and two jobs at once share the work.
 
 import contextlib
 import hashlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -28,13 +29,13 @@ from oneshot_dp.extract.job.shard import (
   HOW_MENDED,
   VIEW_MIN_AREA,
   Job,
-  ahead,
   computed_by,
   embedder_of,
   extract_shard,
 )
 from oneshot_dp.extract.sources.open_source import listing_of, open_source
 from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.threads import ahead
 
 _LOOKED_AT = 100_000
 """Images that are looked at for other broken ones: minutes, not days."""
@@ -89,13 +90,12 @@ def run_extraction(
       if options:
         from oneshot_dp.extract.job.on_beam import run_on_beam
 
-        shards = run_on_beam(job, listing, options, bar)
+        run_on_beam(job, listing, options, bar)
       else:
-        shards = []
         for index in range(info.num_shards):
-          shards.append(extract_shard(job, index))
+          extract_shard(job, index)
           bar.update(len(info.shard_range(index)))
-    return finish(out, cache, shards)
+    return finish(out, cache)
   except BrokenImageError as error:
     raise _all_broken(source) or error from None
   except KeyboardInterrupt as stop:
@@ -155,7 +155,7 @@ def _all_broken(source: Source) -> BrokenImageError | None:
     contextlib.suppress(KeyboardInterrupt),  # then those that were found
     progress_bar("look for other broken images", len(indices)) as bar,
   ):
-    for where in ahead(look, indices, 64):
+    for where in ahead(look, indices, 64, os.cpu_count() or 1):
       broken += [where] if where else []
       bar.update()
   if len(broken) < 2:

@@ -1,6 +1,6 @@
 """The job on Beam: a graph of shard numbers, run to its end or stopped.
 
-    Create(shards) → Reshuffle → extract_shard → what they are, in a file
+    Create(shards) → Reshuffle → extract_shard
 
 No image or row passes between workers. A job is stopped by a file that they
 look for: then the engine comes to the end of the graph by itself, and says so,
@@ -26,7 +26,6 @@ from apache_beam.options.pipeline_options import (
 
 from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.job import worker
 from oneshot_dp.extract.job.shard import Job
 
@@ -69,8 +68,8 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
 
 def run_on_beam(
   job: Job, listing: bytes, options: PipelineOptions, bar: Any
-) -> list[Shard]:
-  """Makes all shards on Beam, and says what they are; `bar` shows how far.
+) -> None:
+  """Makes all shards on Beam; `bar` shows how far.
 
   Raises:
     InputError, RunError: a worker raised it, or the runner failed, hangs or is
@@ -89,7 +88,6 @@ def run_on_beam(
     if said and isinstance(error, KeyboardInterrupt | RunError):
       raise type(error)(f"{error or 'interrupted'}; {said}") from error
     raise
-  return worker.described(job.out, run)
 
 
 class _Running(threading.Thread):
@@ -115,9 +113,7 @@ class _Running(threading.Thread):
       self._pipeline
       | beam.Create(range(job.cache.info.num_shards), reshuffle=False)
       | beam.Reshuffle()
-      | beam.FlatMap(worker.extract, job.out, run)
-      | beam.GroupByKey()
-      | beam.Map(worker.put_descriptions, job.out, run)
+      | beam.Map(worker.extract, job.out, run)
     )
 
   def run(self) -> None:
@@ -158,7 +154,7 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
       start = time.monotonic()
       # A store that does not answer now may do so the next time.
       with contextlib.suppress(InputError, RunError):
-        shards = sum(".array_record-" in n for n in storage.sizes(store))
+        shards = sum(".array_record-" in n for n in storage.listed(store))
         if (seen := min(shards * rows, bar.total)) > bar.n:
           bar.update(seen - bar.n)
           since = start

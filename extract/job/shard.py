@@ -5,13 +5,11 @@ An image's place in a batch is that of its index, and what cannot be decoded
 leaves its place empty.
 """
 
-import collections
 import importlib.metadata
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +19,7 @@ from jaxtyping import Array, Float, UInt8
 from oneshot_dp.configs.errors import BrokenImageError
 from oneshot_dp.configs.extract_config import EXAMPLE, ExtractConfig
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
-from oneshot_dp.extract.cache.format import Rows, Shard, image_key
+from oneshot_dp.extract.cache.format import Rows, image_key
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   checked,
@@ -36,6 +34,7 @@ from oneshot_dp.extract.images import (
   resize_and_crop,
 )
 from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.threads import ahead
 
 # More images at once leave the fast memory: on a CPU a ViT-Ti/16 is 1.4 times
 # slower at 64 than at 16, measured; of a v5e the compiler expects 1.2 times as
@@ -45,13 +44,12 @@ _BATCHES_AHEAD = 3
 VIEW_MIN_AREA = 0.08
 """The smallest share of an image that a view may show."""
 _AT_ONCE = 8
-"""Images of one task of a thread: a task costs what a tiny image does."""
+"""Images of one task of a thread."""
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow")
 HOW_MENDED = (
   "mend or remove what is broken (`oneshot-dp inspect` names it all), or pass"
   " --on-decode-error skip."
 )
-_T = TypeVar("_T")
 
 
 class Embedder:
@@ -105,10 +103,7 @@ class Batch(NamedTuple):
 
 
 def embed(
-  source: Source,
-  indices: range,
-  embedder: Embedder,
-  views: int | None = None,
+  source: Source, indices: range, embedder: Embedder, views: int | None = None
 ) -> Iterator[Batch]:
   """Embeds a range of a source, in order, each example once.
 
@@ -146,7 +141,9 @@ def embed(
   size, count = embedder.batch_size, max(1, embedder.batch_size // each)
 
   def started() -> Iterator[tuple[list[Any], list[jax.Array]]]:
-    prepared = ahead(prepare, indices, _BATCHES_AHEAD * count)
+    most, threads = _BATCHES_AHEAD * count, os.cpu_count() or 1
+    some = max(1, min(_AT_ONCE, most // (2 * threads)))
+    prepared = ahead(prepare, indices, most, threads, some)
     while group := list(itertools.islice(prepared, count)):
       images = np.stack([image for _, some, _ in group for image in some])
       starts = range(0, len(images), size)
@@ -175,24 +172,6 @@ def embed(
 def embed_images(source: Source, backbone: Backbone) -> Iterator[Batch]:
   """Embeds all of a source on the local devices; see `embed`."""
   return embed(source, range(len(source)), Embedder(backbone))
-
-
-def ahead(make: Callable[[int], _T], indices: range, most: int) -> Iterator[_T]:
-  """`map` on threads, in order, about so many items before the consumer."""
-  threads = os.cpu_count() or 1
-  size = max(1, min(_AT_ONCE, most // (2 * threads)))
-  waiting = collections.deque()
-  with ThreadPoolExecutor(threads, "decode") as pool:
-    try:
-      for start in range(0, len(indices), size):
-        some = indices[start : start + size]
-        waiting.append(pool.submit(lambda some: [*map(make, some)], some))
-        if len(waiting) * size >= most:
-          yield from waiting.popleft().result()
-      while waiting:
-        yield from waiting.popleft().result()
-    finally:
-      pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Job(NamedTuple):
@@ -229,15 +208,15 @@ def computed_by(backbone: Backbone, config: ExtractConfig) -> dict[str, Any]:
 
 def extract_shard(
   job: Job, index: int, after_each: Callable[[], None] = lambda: None
-) -> Shard:
-  """Makes a shard unless it is there, and says what it is.
+) -> None:
+  """Makes a shard unless it is there.
 
   `after_each` is called after each batch. BrokenImageError: an image cannot be
   decoded, and is not to be skipped. InputError, RunError: as `run_extraction`.
   """
   info, parts = job.cache.info, []
-  if kept := kept_shard(job.out, job.cache, info.shard_name(index)):
-    return kept
+  if kept_shard(job.out, job.cache, info.shard_name(index)):
+    return
   indices = info.shard_range(index)
   for rows, broken in embed(
     job.source, indices, job.embedder, job.config.views
@@ -251,5 +230,4 @@ def extract_shard(
     after_each()
   rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
   rows = checked(rows, info, f"{info.dataset}, {info.split}")
-  made, data = encode_shard(rows, job.cache, index)
-  return put_shard(job.out, job.cache, made, data)
+  put_shard(job.out, job.cache, index, encode_shard(rows, job.cache))

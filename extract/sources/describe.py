@@ -1,7 +1,6 @@
 """What an extraction would meet at a location, for `inspect`."""
 
 import bisect
-import concurrent.futures
 import dataclasses
 import functools
 import os
@@ -26,9 +25,7 @@ from oneshot_dp.extract.sources.open_source import (
   splits_of,
 )
 from oneshot_dp.extract.sources.source import Source
-
-_AT_ONCE = 1024
-"""Images in flight: what is kept of each is small, its pixels are not."""
+from oneshot_dp.extract.threads import ahead
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -178,13 +175,9 @@ def _look(parts: Sequence[Source], report: ImagesReport) -> None:
     except (InputError, RunError, DecodeError) as error:
       broken[index] = f"{name_of(index)}: {error}"
 
-  with (
-    concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
-    tqdm(total=total, desc="inspect", unit="image", disable=None) as bar,
-  ):
-    for start in range(0, total, _AT_ONCE):
-      some = range(start, min(start + _AT_ONCE, total))
-      bar.update(len([*pool.map(look, some)]))
+  with tqdm(total=total, desc="inspect", unit="image", disable=None) as bar:
+    for _ in ahead(look, range(total), 1024, os.cpu_count() or 1, 8):
+      bar.update()
   report.faults += [broken[index] for index in sorted(broken)]
   if len(known := sides[sides[:, 0] > 0]):
     sizes = np.percentile(known, [0, 50, 100], axis=0, method="nearest")

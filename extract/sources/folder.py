@@ -98,10 +98,7 @@ def _name_and_split(
 
 
 def _classes(
-  settings: SourceSettings,
-  root: str,
-  folders: Sequence[str],
-  of: Sequence[str],
+  settings: SourceSettings, root: str, folders: Sequence[str], of: Sequence[str]
 ) -> tuple[str, ...]:
   """The sorted names of the class folders, or those that are stated."""
   found, stated = set(of), settings.class_names

@@ -47,7 +47,7 @@ def is_litter(path: str) -> bool:
 def is_folder(path: str) -> bool:
   """Whether a folder is there; in a store, if anything is in it."""
   if storage.is_url(path):
-    return bool(storage.sizes(storage.store_at(path)))
+    return bool(storage.listed(storage.store_at(path)))
   return os.path.isdir(path)
 
 

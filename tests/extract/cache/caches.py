@@ -69,16 +69,17 @@ def run_job(
   job = CacheJob(info=info, more=listing)
   if not begin(str(out), job):
     return open_cache(out)
-  shards = [put(str(out), job, i, seed) for i in range(info.num_shards)]
-  return finish(str(out), job, shards)
+  for index in range(info.num_shards):
+    put(str(out), job, index, seed)
+  return finish(str(out), job)
 
 
 def put(out: str, job: CacheJob, index: int, seed: int = 0):
-  if kept := kept_shard(out, job, job.info.shard_name(index)):
-    return kept
+  if kept_shard(out, job, job.info.shard_name(index)):
+    return
   indices = job.info.shard_range(index)
   rows = checked(part(make_rows(job.info, seed), indices), job.info, "rows")
-  return put_shard(out, job, *encode_shard(rows, job, index))
+  put_shard(out, job, index, encode_shard(rows, job))
 
 
 def columns(cache: FeatureCache) -> Rows:

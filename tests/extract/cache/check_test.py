@@ -14,6 +14,7 @@ from oneshot_dp.extract.cache.read import check_cache, open_cache
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   encode_shard,
+  kept_shard,
   stored_norm,
 )
 from oneshot_dp.extract.cache.write import write_cache
@@ -37,11 +38,15 @@ def out(tmp_path) -> pathlib.Path:
 def forge(out, changes) -> None:
   """The same cache of other rows, with the hashes that fit them."""
   cache = open_cache(out)
-  info = dataclasses.replace(cache.info, shards=())
-  job = CacheJob(info=info, more="import")
-  made, data = encode_shard(columns(cache) | changes, job, 0)
-  (out / made.file).write_bytes(data)
-  write_info(out, dataclasses.replace(cache.info, shards=(made,)))
+  job = CacheJob(info=cache.info, more="import")
+  put_forged(out, job, columns(cache) | changes, 0)
+
+
+def put_forged(out, job, rows, index) -> None:
+  (out / job.info.shard_name(index)).write_bytes(encode_shard(rows, job))
+  shards = list(job.info.shards)
+  shards[index] = kept_shard(str(out), job, job.info.shard_name(index))
+  write_info(out, dataclasses.replace(job.info, shards=tuple(shards)))
 
 
 def write_info(out, info) -> None:
@@ -105,11 +110,7 @@ def test_shards_of_two_jobs(tmp_path):
   write_cache(out, info, [imported(make_rows(info))])
   found = open_cache(out)
   block = next(found.blocks([3]))
-  bare = dataclasses.replace(found.info, shards=())
-  made, data = encode_shard(block, CacheJob(info=bare, more="other"), 3)
-  (out / made.file).write_bytes(data)
-  every = (*found.info.shards[:3], made, *found.info.shards[4:])
-  write_info(out, dataclasses.replace(found.info, shards=every))
+  put_forged(out, CacheJob(info=found.info, more="other"), block, 3)
   assert check_cache(out) == [f"{out}: its shards are of 2 jobs"]
 
 

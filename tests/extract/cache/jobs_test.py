@@ -61,12 +61,16 @@ def test_other_files_are_left_alone(tmp_path):
 def test_a_shard_that_went_missing_is_noticed(tmp_path):
   out = str(tmp_path)
   begin(out, JOB)
-  shards = [put(out, JOB, i) for i in range(5)]
-  path = tmp_path / shards[3].file
-  for spoil in (path.unlink, lambda: path.write_bytes(b"short")):
+  for index in range(5):
+    put(out, JOB, index)
+  path = tmp_path / INFO.shard_name(3)
+  for spoil, said in (
+    (path.unlink, "1 of 5 shards are not there"),
+    (lambda: path.write_bytes(b"short"), "is damaged"),
+  ):
     spoil()
-    with refused("1 of 5 shards are not there", RunError):
-      finish(out, JOB, shards)
+    with refused(said, RunError):
+      finish(out, JOB)
     assert INFO_FILE not in digest(out)
 
 
@@ -76,12 +80,11 @@ def test_two_jobs_at_once_share_the_work(tmp_path):
   assert begin(out, JOB)
 
   def work(_):
-    shards = []
     for i in range(5):
       there = storage.read(storage.store_at(out), INFO.shard_name(i)) is None
       made.append(there)
-      shards.append(put(out, JOB, i))
-    return finish(out, JOB, shards)
+      put(out, JOB, i)
+    return finish(out, JOB)
 
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     caches = list(pool.map(work, range(4)))
