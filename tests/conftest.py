@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import typing
 from typing import Any
 
@@ -112,15 +113,15 @@ collect_ignore = ["benchmarks/forward_pass.py"]
 collect_ignore_glob = ["**/*_golden.py", "**/run_transformers.py"]
 
 
-# They mostly wait for processes of their own: one test process begins with
-# them, while others compute. (To each, xdist gives what follows, in order.)
-WAITING = re.compile(
-  r"hosts_test|TestHosts|TestProcess|\[processes|ledger_faults|commands_test"
+# They mostly wait for processes of their own, or take long: one test process
+# begins with them. (To each, xdist gives what follows, in order.)
+FIRST = re.compile(
+  r"hosts_test|TestHosts|TestProcess|\[processes|tests/faults/|wheel_test"
 )
 
 
 def pytest_collection_modifyitems(items):
-  items.sort(key=lambda item: not WAITING.search(item.nodeid))
+  items.sort(key=lambda item: not FIRST.search(item.nodeid))
 
 
 def once_for_each_class(make):
@@ -163,6 +164,12 @@ def bounded_memory():
     jax.clear_caches()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary(tmp_path_factory):
+  """What libraries leave in the temporary folder goes with what tests leave."""
+  tempfile.tempdir = os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("left"))
 
 
 @pytest.fixture(scope="session")
