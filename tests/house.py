@@ -5,7 +5,6 @@ counted by running both on made-up data: every function of ours that is called
 in a fresh process, and the files that these are in.
 """
 
-import collections
 import json
 import pathlib
 import re
@@ -59,15 +58,15 @@ assert cli.main("extract images.npz --split all --backbone glyph_vit"
 """
 
 
+def said(*words: str, cwd: str | pathlib.Path = ROOT) -> str:
+  """What a command prints."""
+  run = subprocess.run(words, cwd=cwd, check=True, capture_output=True)
+  return run.stdout.decode()
+
+
 def tracked(*patterns: str) -> list[pathlib.Path]:
   """Files of these patterns that git knows, links left out."""
-  listed = subprocess.run(
-    ["git", "ls-files", "-z", *patterns],
-    cwd=ROOT,
-    check=True,
-    capture_output=True,
-    text=True,
-  ).stdout.split("\0")
+  listed = said("git", "ls-files", "-z", *patterns).split("\0")
   paths = [ROOT / name for name in listed if name]
   return [path for path in paths if path.is_file() and not path.is_symlink()]
 
@@ -80,28 +79,18 @@ def commands_and_flags() -> tuple[int, int]:
   """Commands, and distinct flags in their help, Beam's left out."""
   from oneshot_dp.pipeline.cli import COMMANDS
 
-  flags: collections.Counter[str] = collections.Counter()
+  flags: set[str] = set()
   for name in COMMANDS:
-    shown = subprocess.run(
-      [sys.executable, "-m", "oneshot_dp", name, "--help"],
-      cwd=ROOT,
-      capture_output=True,
-      text=True,
-    ).stdout
-    flags.update(set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", shown)))
+    shown = said(sys.executable, "-m", "oneshot_dp", name, "--help")
+    flags |= {*re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", shown)}
   return len(COMMANDS), len(flags)
 
 
 def entered(setup: str, folder: str) -> tuple[int, int]:
   """Files and functions of ours that a run enters."""
-  said = subprocess.run(
-    [sys.executable, "-c", RUNS.replace("SETUP", setup), str(ROOT)],
-    cwd=folder,
-    check=True,
-    capture_output=True,
-    text=True,
-  ).stdout
-  files, functions = json.loads(said.splitlines()[-1])
+  code = RUNS.replace("SETUP", setup)
+  printed = said(sys.executable, "-c", code, str(ROOT), cwd=folder)
+  files, functions = json.loads(printed.splitlines()[-1])
   return files, functions
 
 

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.data import (
-  WEIGHT,
-  Data,
-  R,
-  room_in_ball,
-  within_ball,
-)
+from oneshot_dp.linear_dp.data import WEIGHT, Data, R, room_in_ball, within_ball
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (

@@ -7,10 +7,7 @@ import pytest
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp import evaluate
 from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.linear_dp.evaluate import (
-  evaluate_heads,
-  private_accuracies,
-)
+from oneshot_dp.linear_dp.evaluate import evaluate_heads, private_accuracies
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HEAD_NAMES, HeadOptions
+from oneshot_dp.configs.head_config import HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.noise import NoiseSource
@@ -32,7 +32,7 @@ def heads(**changes: Any):
   return train_heads(ROWS, LABEL, **given | changes)
 
 
-@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize("head", ["lamb", "auto"])
 @pytest.mark.parametrize("units", [False, True])
 def test_is_what_train_makes_in_the_order_asked(head, units):
   epsilons, unit_ids = (1.0, 8.0, 2.0), np.arange(N) // 2 if units else None

@@ -173,10 +173,7 @@ def test_the_order_of_rows_and_the_size_of_blocks_do_not_matter(name, units):
   for block in (1, 7, 130):
     order = rng.permutation(130)
     given = data_of(
-      x[order],
-      label[order],
-      None if unit is None else unit[order],
-      block=block,
+      x[order], label[order], None if unit is None else unit[order], block=block
     )
     np.testing.assert_array_equal(statistic.exact(given), expected)
 

@@ -21,13 +21,10 @@ def charge(ledger, *costs, dataset="pets", unit="example", run="/run"):
   return ledger.charge([bill], Path(run), {"private": "SECRET"})
 
 
-def test_nothing_was_charged_yet(ledger, capsys):
+def test_what_was_spent_of_all_data_sets(ledger, capsys):
   out, _ = succeeds(capsys, "budget")
   assert "nothing was charged" in out
   assert not ledger.path.exists()
-
-
-def test_what_was_spent_of_all_data_sets(ledger, capsys):
   charge(ledger, mu_squared(1.0, DELTA), None)
   charge(ledger, mu_squared(2.0, DELTA), dataset="cats", unit="user", run="/b")
   out, _ = succeeds(capsys, "budget")

@@ -44,7 +44,8 @@ def right(head, rows):
 
 def test_exact_accuracies_are_those_of_numpy(capsys, head, hard, ledger_file):
   path, rows = hard
-  out, err = succeeds(capsys, "evaluate", head, "--cache", path, "--json")
+  words = ["evaluate", head, "--cache", path, "--json"]
+  out, err = succeeds(capsys, *words)
   found, hits = json.loads(out), right(head, rows)
   assert found["top1"] == hits.mean()
   assert 0.4 < found["top1"] < 0.99
@@ -53,16 +54,12 @@ def test_exact_accuracies_are_those_of_numpy(capsys, head, hard, ledger_file):
   assert found["balanced"] == pytest.approx(np.mean(recall))
   assert "does not know this head" in err
   assert not ledger_file.exists()
-
-
-def test_a_part_is_scored_alone(capsys, head, hard):
-  words = ["evaluate", head, "--cache", hard[0], "--json", "--rows"]
-  parts = [
-    json.loads(succeeds(capsys, *words, part)[0])["num_examples"]
+  first, rest = (
+    json.loads(succeeds(capsys, *words, "--rows", part)[0])["num_examples"]
     for part in ("[:80%]", "[80%:]")
-  ]
-  assert sum(parts) == 600
-  assert 60 < parts[1] < 180
+  )
+  assert first + rest == 600
+  assert 60 < rest < 180
 
 
 def test_private_labels_are_paid_for_and_noisy(capsys, head, hard, ledger_file):

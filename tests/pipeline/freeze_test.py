@@ -161,12 +161,3 @@ def test_only_random_ids_differ(tmp_path, monkeypatch):
       (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0
     )
     assert a == b, (name, a[at - 99 : at + 99], b[at - 99 : at + 99])
-
-
-def test_the_frozen_data_differ_in_all_that_is_private():
-  one, other = (
-    make(np.random.default_rng(0)) for make in (plain_rows, odd_rows)
-  )
-  assert len(one[0]) != len(other[0])
-  assert {*one[1]} != {*other[1]}
-  assert len({*one[2]}) != len({*other[2]})

@@ -48,9 +48,7 @@ def glyph_vit() -> Backbone:
 
 
 def write_image_head(
-  folder: pathlib.Path,
-  backbone: Backbone | None = None,
-  head: str = "auto",
+  folder: pathlib.Path, backbone: Backbone | None = None, head: str = "auto"
 ) -> SavedHead:
   """A private head of digits; without its ledger."""
   backbone = backbone or glyph_vit()
