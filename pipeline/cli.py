@@ -58,7 +58,7 @@ _INTERRUPTED = (
 _WORDS = {
   " Unrecognized options": ". Unrecognized options",
   " (Perhaps you meant|Arguments similar to).*?:": "; see",
-  r"\. Got errors:.*|\{None\}\|": "",
+  r"\. Got errors:.*|\{None\}\||'None', |, 'None'": "",
   r"Missing from \S+ (\w+):": r"\1 needs",
   r"Missing value for argument '(\S+)'.*": r"\1 needs a value",
   r"Error \w+ (\S+): .*\b(?i:int)\b.*?('.*')\]?$": r"\1 \2: give an integer",
