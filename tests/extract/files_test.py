@@ -2,11 +2,9 @@
 
 import os
 
-import pytest
-
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import files, storage
-from tests.extract.cache.caches import refused
+from tests.extract.refusals import refused
 
 
 def test_what_is_listed(tmp_path):
@@ -33,22 +31,20 @@ def test_what_is_listed(tmp_path):
   }
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder", "zero", "gone", "sparse"])
-def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+def test_what_is_no_file_is_refused_at_once(tmp_path):
   path = tmp_path / "file\x1b[1m"
-  match kind:
-    case "fifo":
-      os.mkfifo(path)
-    case "folder":
-      path.mkdir()
-    case "zero":
-      path.symlink_to("/dev/zero")
-    case "sparse":
-      with path.open("wb") as file:
-        file.truncate(1 << 42)
-  with refused("cannot be read") as caught:
-    files.read_regular(path)
-  assert "\x1b" not in str(caught.value)
+  for make, remove in (
+    (lambda: None, lambda: None),
+    (lambda: os.mkfifo(path), path.unlink),
+    (path.mkdir, path.rmdir),
+    (lambda: path.symlink_to("/dev/zero"), path.unlink),
+    (lambda: path.touch() or os.truncate(path, 1 << 42), path.unlink),
+  ):
+    make()
+    with refused("cannot be read") as caught:
+      files.read_regular(path)
+    assert "\x1b" not in str(caught.value)
+    remove()
 
 
 def test_written_once(tmp_path):

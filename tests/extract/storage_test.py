@@ -16,20 +16,14 @@ from oneshot_dp.extract.cache.read import check_cache, open_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.cache.write import begin, finish
 from tests.extract.cache import caches
-from tests.extract.cache.caches import (
-  columns,
-  digest,
-  make_info,
-  put,
-  refused,
-  run_job,
-)
+from tests.extract.cache.caches import columns, digest, make_info, put, run_job
 from tests.extract.object_server import (
   BUCKET,
   passed_on,
   real_server,
   served,
 )
+from tests.extract.refusals import refused
 
 FAULTS = ("reset", "cut", "lose", 500, "slow", 503, 429)
 

@@ -92,10 +92,9 @@ def wrn_shapes(depth: int, width: int) -> dict[str, tuple[int, ...]]:
   channels = 16
   for stage in (1, 2, 3):
     features = 16 * width * 2 ** (stage - 1)
+    put(f"Block_{stage}_skip_norm", "scale offset", channels)
+    conv(f"Block_{stage}_skip_conv", 1, 1, channels, features)
     for block in range((depth - 4) // 6):
-      if not block:
-        put(f"Block_{stage}_skip_norm", "scale offset", channels)
-        conv(f"Block_{stage}_skip_conv", 1, 1, channels, features)
       for place in (0, 1):
         put(f"Block_{stage}_norm_{block}_{place}", "scale offset", channels)
         conv(f"Block_{stage}Conv_{block}_{place}", 3, 3, channels, features)

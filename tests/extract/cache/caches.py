@@ -1,12 +1,10 @@
 """Small caches for the tests of the feature cache."""
 
-import contextlib
 import hashlib
 import pathlib
 from typing import Any
 
 import numpy as np
-import pytest
 
 from oneshot_dp.extract.cache.format import CacheInfo, Rows, image_key
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
@@ -93,12 +91,3 @@ def digest(out: str | pathlib.Path) -> dict[str, str]:
     path.name: hashlib.sha256(path.read_bytes()).hexdigest()
     for path in sorted(pathlib.Path(out).iterdir())
   }
-
-
-@contextlib.contextmanager
-def refused(said: str, kind: type[Exception] = ValueError):
-  """An error of ours, of one line that has these words."""
-  with pytest.raises(kind, match=said) as caught:
-    yield caught
-  assert "\n" not in str(caught.value)
-  assert type(caught.value).__module__ == "oneshot_dp.configs.errors"

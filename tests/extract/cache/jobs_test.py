@@ -12,13 +12,8 @@ from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.cache.write import JOB_FILE, begin, finish
-from tests.extract.cache.caches import (
-  digest,
-  make_info,
-  put,
-  refused,
-  run_job,
-)
+from tests.extract.cache.caches import digest, make_info, put, run_job
+from tests.extract.refusals import refused
 
 INFO = make_info(40)
 JOB = CacheJob(info=INFO, more="listing")

@@ -30,7 +30,7 @@ def test_tfds(cache):
   import tensorflow_datasets as tfds
 
   builder = tfds.builder_from_directory(cache.path)
-  split = cache.info.tfds_split
+  split = cache.info.tfds_names[1]
   assert list(builder.as_data_source()) == [split]
   for wanted in (split, "all"):
     same(list(builder.as_data_source(split=wanted)), cache)

@@ -17,8 +17,9 @@ from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.job import on_beam, shard, worker
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.sources.open_source import open_source
-from tests.extract.cache.caches import digest, make_info, refused
+from tests.extract.cache.caches import digest, make_info
 from tests.extract.job.jobs import BACKBONE, N, job_of, write_folder
+from tests.extract.refusals import refused
 
 THREADS = ["--direct_running_mode=multi_threading", "--direct_num_workers=2"]
 # As a cluster would: a job server, and workers that it asks for.
@@ -80,18 +81,15 @@ def test_broken_images_are_named_at_once_or_skipped_on_any_runner(
   assert len(loaded) == 2  # once a run: its threads share it
 
 
-@pytest.mark.parametrize(
-  ("flags", "said"),
-  [
-    (["--nope=3"], "--nope is neither a flag of this command nor"),
-    (["--direct_num_workers=many"], "invalid int value: 'many'"),
-    (["--direct_running_mode=quick"], "invalid choice: 'quick'"),
-    (["--runner=NoSuchRunner"], "Unexpected pipeline runner: NoSuchRunner"),
-  ],
-)
-def test_flags_that_make_no_sense(photos, tmp_path, flags, said):
-  with refused(said):
-    run_extraction(job_of(photos), str(tmp_path / "cache"), flags)
+def test_flags_that_make_no_sense(photos, tmp_path):
+  for flag, said in {
+    "--nope=3": "--nope is neither a flag of this command nor",
+    "--direct_num_workers=many": "invalid int value: 'many'",
+    "--direct_running_mode=quick": "invalid choice: 'quick'",
+    "--runner=NoSuchRunner": "Unexpected pipeline runner: NoSuchRunner",
+  }.items():
+    with refused(said):
+      run_extraction(job_of(photos), str(tmp_path / "cache"), [flag])
 
 
 class Forgetful(dict):
@@ -220,10 +218,7 @@ def many(tmp_path_factory):
 
 
 def stopped(photos, folder, flags, stop) -> tuple[int, str]:
-  """What a command says of which a process is stopped with some shards there.
-
-  `stop` is told the command's process.
-  """
+  """How a command ends whose process is stopped with some shards there."""
   words = [str(photos), "--backbone", BACKBONE, "--image-size", "96"]
   words += ["--batch-size", "16", "--shard-rows", "10", "--out", "cache"]
   out = folder / "cache"

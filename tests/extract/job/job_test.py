@@ -12,8 +12,9 @@ from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.cache.read import check_cache, open_cache
 from oneshot_dp.extract.job import shard
 from oneshot_dp.extract.job.job import run_extraction
-from tests.extract.cache.caches import columns, digest, refused
+from tests.extract.cache.caches import columns, digest
 from tests.extract.job.jobs import CLASSES, N, job_of, write_folder
+from tests.extract.refusals import refused
 
 
 @pytest.fixture(scope="module")

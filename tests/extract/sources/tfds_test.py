@@ -197,6 +197,12 @@ def test_features_that_cannot_be_chosen(tmp_path, name, keys, message):
     pets(str(tmp_path), name, **keys)
 
 
+def test_failed_preparation_keeps_the_reason(data_dir):
+  for _ in range(2):  # And leaves nothing behind that looks prepared.
+    with refused("offline.* no route to images.example.org", RunError):
+      pets(data_dir, "offline")
+
+
 @pytest.mark.parametrize(
   ("split", "message"),
   [
@@ -232,12 +238,6 @@ def test_other_formats_and_unfinished_folders_say_what_to_do(
   path.unlink()
   with refused(r"no dataset_info\.json"):
     pets(str(tmp_path))
-
-
-def test_failed_preparation_keeps_the_reason(data_dir):
-  for _ in range(2):  # And leaves nothing behind that looks prepared.
-    with refused("offline.* no route to images.example.org", RunError):
-      pets(data_dir, "offline")
 
 
 def test_a_lost_or_other_shard_is_named(data_dir, tmp_path):

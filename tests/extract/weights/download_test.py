@@ -91,20 +91,20 @@ def test_a_full_disk_is_one_line(store):
   assert local_weights(url()).read_bytes() == BODY
 
 
-PLACES = [
-  ("file:///w.npz", "give a path"),
-  ("gs://", "give a path"),
-  ("https://ann:sesame@host/a/w.npz?key=sesame", "host/a/w.npz: .* download"),
-  ("hf://a/b", "give a path|hf"),
-  ("/absent/w.npz", "No such file"),
-  ("/dev/zero", "not a regular file"),
-  ("w\x1b[31m.npz", r"w\\x1b"),
-  ("w\0.npz", "null byte"),
-]
+PLACES = {
+  "file:///w.npz": "give a path",
+  "gs://": "give a path",
+  "https://ann:sesame@host/a/w.npz?key=sesame": "host/a/w.npz: .* download",
+  "hf://a/b": "give a path|hf",
+  "/absent/w.npz": "No such file",
+  "/dev/zero": "not a regular file",
+  "w\x1b[31m.npz": r"w\\x1b",
+  "w\0.npz": "null byte",
+}
 
 
 def test_what_is_no_place_or_hash_is_one_line():
-  for location, said in PLACES:
+  for location, said in PLACES.items():
     with refused(said) as caught:
       local_weights(location)
     assert "sesame" not in str(caught.value)
