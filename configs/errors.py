@@ -18,18 +18,6 @@ class RunError(RuntimeError):
   """The request was sound, the run failed (disk, worker, data loss); exit 1."""
 
 
-class LostHostError(RunError):
-  """One of several hosts was killed, or cannot be reached."""
-
-  def __init__(
-    self,
-    said: str = "another host of this run was lost, so it ends; what was"
-    " charged stays charged (`oneshot-dp budget` tells it): start all hosts"
-    " again.",
-  ):
-    super().__init__(said)
-
-
 _MOST_CLASSES = 1_000_000
 """More are taken for a slip of the pen: each takes a row of every head."""
 _LONGEST_NAME = 1000

@@ -27,6 +27,7 @@ from oneshot_dp.configs.errors import InputError, check_name, check_positive
 OnDecodeError = Literal["fail", "skip"]
 EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
 ComputeDtype = Literal["float32", "bfloat16"]
+NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 
 EXAMPLE = "example"
 """The privacy unit where every row is one of its own."""

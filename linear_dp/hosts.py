@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
 import oneshot_dp
-from oneshot_dp.configs.errors import InputError, LostHostError, RunError
+from oneshot_dp.configs.errors import InputError, RunError
 
 _BY_HAND = re.compile(
   r"(?P<process_id>\d+)/(?P<num_processes>\d+)@(?P<coordinator_address>.+:\d+)"
@@ -56,11 +56,6 @@ class Hosts:
     """
     place = {"num_processes": 1} if text is None else _place_of(text)
     return ALONE if place.get("num_processes") == 1 else _joined(text, place)
-
-  @property
-  def is_first(self) -> bool:
-    """Whether this host charges, prints and writes."""
-    return self.index == 0
 
   def own_shards(
     self, num_shards: int, has_units: bool
@@ -105,8 +100,8 @@ class Hosts:
     if self.count == 1:
       return make()
     content = io.BytesIO()
-    made = self._together(make if self.is_first else lambda: np.zeros(0))
-    if self.is_first:
+    made = self._together(lambda: np.zeros(0) if self.index else make())
+    if self.index == 0:
       np.save(content, made, allow_pickle=False)
     told = np.frombuffer(content.getvalue(), np.uint8)
     (size,) = self._added(np.array([told.size]))
@@ -236,7 +231,11 @@ def _joined(text: str | None, place: dict[str, Any]) -> Hosts:
   )
   _last_words[:] = [RunError(no_sum)]
   hosts.sum(lambda: np.zeros(1, np.int64))  # connects each to each
-  _last_words[:] = [LostHostError()]
+  lost = (
+    "another host of this run was lost, so it ends; what was charged stays"
+    " charged (`oneshot-dp budget` tells it): start all hosts again."
+  )
+  _last_words[:] = [RunError(lost)]
   packages = Path(oneshot_dp.__file__).parent.iterdir()  # perhaps links
   files = sorted(f for p in packages for f in p.resolve().rglob("*.py"))
   code = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
@@ -264,7 +263,7 @@ def _leave() -> None:
   import jax
 
   late = "another host was lost, or still at work, at the end."
-  _last_words[:] = [LostHostError(late)]
+  _last_words[:] = [RunError(late)]
   with contextlib.suppress(RuntimeError):
     jax.distributed.shutdown()
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import NumClassesSource
 from oneshot_dp.configs.head_config import HeadName, HeadOptions, PublicStart
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.data import Data
@@ -25,7 +26,6 @@ from oneshot_dp.linear_dp.train import (
 )
 
 _STORED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
-NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -203,6 +203,7 @@ def train_heads(
     k = data.num_classes
     raise InputError(f"class_names={names} must be {k} different names.")
   rows, paid = HEADS[head].rows(data), cost(budget, delta)
+  rows.read()
   if charge is not None:
     charge(paid, source)
   common = {"head": head, "epsilons": budget, "delta": delta, "paid": paid}

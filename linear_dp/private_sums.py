@@ -191,7 +191,7 @@ def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
 def _scatter(mesh: Mesh, weighs: bool) -> Callable[..., Array]:
   """Compiles (sums [devices, K, d], chunk, ()) → sums, of steps of 1 or W."""
 
-  def add(sums: Array, chunk: Chunk, _: tuple[()]) -> Array:
+  def add(sums: Array, chunk: Chunk, public: tuple[()]) -> Array:
     row, label, w = chunk
     short, _ = within_ball(row.astype(jnp.float32))
     z = jnp.where(short[:, None], row, 0).astype(sums.dtype)

@@ -57,6 +57,8 @@ class Rows:
     feature_dim: d, or p behind a map.
     power: Σ w^power ≤ W^power over the rows of a unit; 2 is for class sums.
     mesh: of the devices that they are on.
+    keep: from the first pass on in memory, where they fit.
+    note: what a person is told of where these are summed, if anything.
   """
 
   data: Data
@@ -65,38 +67,28 @@ class Rows:
   feature_dim: int
   power: int
   mesh: Mesh
+  keep: bool = False
+  note: str = ""
   # Exact, private sums: the door's own, so that what many ε buy is summed once.
   _totals: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  _keeps: bool = False
   _kept: list[Chunk] | None = None
-
-  @property
-  def note(self) -> str:
-    """What a person is told of where these are summed; empty for nothing."""
-    own = jax.default_backend() == self.mesh.devices.flat[0].platform
-    return "" if own else "A TPU's host makes the sums, in its float64."
 
   def chunks(self) -> Iterator[Chunk]:
     """One pass."""
     if self._kept is not None:
       yield from self._kept
       return
-    kept = []
+    size = 2 * self.data.n * self.feature_dim // self.data.hosts.count
+    kept, fits = [], self.keep and size <= _RESIDENT_BYTES
     for chunk in self.make():
-      if self._keeps:
+      if fits:
         kept.append(chunk)
       yield chunk
-    self._kept = kept if self._keeps else None
+    self._kept = kept if fits else None
 
   def read(self) -> None:
     """One pass; what is wrong with a row is an InputError, on all hosts."""
     self.data.hosts.sum(lambda: np.array([sum(1 for _ in self.chunks())]))
-
-  def kept(self) -> "Rows":
-    """These rows, from the first pass on in memory where they fit."""
-    size = 2 * self.data.n * self.feature_dim // self.data.hosts.count
-    self._keeps = size <= _RESIDENT_BYTES
-    return self
 
   def mapped(
     self,
@@ -130,11 +122,17 @@ class Rows:
       feature_dim=self.feature_dim if matrix is None else a.shape[1],
       power=self.power,
       mesh=self.mesh,
-    ).kept()
+      keep=True,
+    )
 
 
 def rows_of(
-  data: Data, *, most: float = math.inf, power: int = 1, each: bool = False
+  data: Data,
+  *,
+  most: float = math.inf,
+  power: int = 1,
+  each: bool = False,
+  keep: bool = False,
 ) -> Rows:
   """The rows of passes over `data`, brought to norm 1, or cut to norm 1/most.
 
@@ -179,6 +177,8 @@ def rows_of(
     feature_dim=data.feature_dim,
     power=power,
     mesh=mesh,
+    keep=keep,
+    note="A TPU's host makes the sums, in its float64." if on_host else "",
   )
 
 

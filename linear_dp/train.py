@@ -13,7 +13,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
 from oneshot_dp.linear_dp.data import Data
-from oneshot_dp.linear_dp.heads.auto import auto, unit_rows
+from oneshot_dp.linear_dp.heads.auto import auto
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.heads.one_step import (
   OPTIMIZERS,
@@ -22,7 +22,7 @@ from oneshot_dp.linear_dp.heads.one_step import (
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums, Release
-from oneshot_dp.linear_dp.rows import Rows
+from oneshot_dp.linear_dp.rows import Rows, rows_of
 
 _MOST_WEIGHTS = 2**31 - 1
 _LEAST_STEP, _LEAST_MU_SQUARED = 1e-6, 2.0**-36
@@ -33,15 +33,17 @@ smallest share is below `noise.MAX_SD` then."""
 class Head(NamedTuple):
   """How a head sees rows, and (sums, rows, buys, had, last, options) → it.
 
-  `rows` are for any number of `train`s; `auto`'s are read here, before any
-  charge: an InputError if one is wrong.
+  `rows` are for any number of `train`s; what is wrong with one is told by
+  `Rows.read`, before any charge.
   """
 
   rows: Callable[[Data], Rows]
   make: Callable[..., tuple[LinearHead, Mapping[str, np.ndarray]]]
 
 
-HEADS: Mapping[str, Head] = {"auto": Head(unit_rows, auto)} | {
+HEADS: Mapping[str, Head] = {
+  "auto": Head(functools.partial(rows_of, keep=True), auto)
+} | {
   name: Head(clipped_rows, functools.partial(one_step, optimizer=optimizer))
   for name, optimizer in OPTIMIZERS.items()
 }

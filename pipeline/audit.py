@@ -138,14 +138,13 @@ class Followed(Rows):
     self, left: Any, public: Sequence[Any]
   ) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m p"]]:
     """What each canary adds to a sum, left ⊗ row, by the code that adds it."""
+    if left is class_sums:  # the door knows all classes
+      public = (np.arange(self.data.num_classes),)
 
     def weighed(chunk: Chunk) -> np.ndarray:
-      if left is class_sums:
-        one_hot = np.eye(self.data.num_classes)[np.asarray(chunk.label)]
-        return one_hot * np.asarray(chunk.weight)[:, None]
       with jax.enable_x64(True):
-        given = jax.tree.map(jnp.asarray, public)
-        return np.trunc(np.asarray(left(*chunk, *given), np.float64))
+        given = jax.tree.map(jnp.asarray, (*chunk, *public))
+        return np.trunc(np.asarray(left(*given), np.float64))
 
     row = self.directions
     if left in ONE_COLUMN:  # real rows hide canaries there
@@ -189,7 +188,7 @@ class _Watched(PrivateSums):
 
 
 def tossed(canaries: Canaries, head: HeadName) -> tuple[Followed, Coins]:
-  """The rows as a head sees them (of `auto`, read here), and the coins."""
+  """The rows as a head sees them, not read yet, and the coins."""
   coins = np.random.default_rng().random(canaries.count) < 0.5
   everyone = canaries.data(np.ones(canaries.count, bool), alone=True)
   rows, alone = map(HEADS[head].rows, (canaries.data(coins), everyone))

@@ -1,6 +1,6 @@
 """A head, with its backbone where that is at hand, for other libraries.
 
-DIR/embeddings_to_logits.jax_export   StableHLO of the head
+DIR/embeddings_to_logits.jax_export   StableHLO of the head: float32 [b, d]
 DIR/images_to_logits.jax_export       StableHLO of backbone and head
 DIR/model.safetensors, config.json    both in timm's form, of what timm has
 DIR/receipt.json, README.md           what was promised, and how to load it
@@ -59,7 +59,8 @@ def export_head(
     RunError: the disk refuses.
   """
   stated, notes, images = saved.receipt["stated"], [], None
-  files = {HEAD_FILE: head_program(saved.head)}
+  logits, shape = saved.head.ranking().logits, (saved.head.feature_dim,)
+  files = {HEAD_FILE: _serialized(logits, shape, jnp.float32)}
   if isinstance(backbone, str):
     notes.append(backbone)
   else:
@@ -118,11 +119,6 @@ def deployment(receipt: dict[str, Any], date: datetime.date) -> str:
 def _quoted(value: str | float) -> str:
   # 1e-05 is no number to YAML 1.1.
   return re.sub(r"^(\d+)e", r"\1.0e", json.dumps(value))
-
-
-def head_program(head: LinearHead) -> bytes:
-  """Embeddings [b, d] float32 → logits [b, K], less the largest bias."""
-  return _serialized(head.ranking().logits, (head.feature_dim,), jnp.float32)
 
 
 def images_program(backbone: Backbone, head: LinearHead) -> bytes:

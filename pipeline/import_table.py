@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from oneshot_dp.configs.errors import (
 from oneshot_dp.configs.extract_config import (
   EXAMPLE,
   EmbeddingDtype,
+  NumClassesSource,
   check_unit_name,
 )
 from oneshot_dp.extract.cache.format import CacheInfo, Rows
@@ -24,11 +25,7 @@ from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.extract.sources.labels import units_of_column
 from oneshot_dp.pipeline.vector_files import Npz, Parquet, column, open_vectors
 
-NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
-_DTYPES: dict[str, EmbeddingDtype] = {
-  "float16": "float16",
-  "bfloat16": "bfloat16",
-}  # kept as they are
+_DTYPES: dict[str, EmbeddingDtype] = {t: t for t in get_args(EmbeddingDtype)}
 
 
 def import_table(

@@ -28,10 +28,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from oneshot_dp.configs.head_config import HeadOptions
-from oneshot_dp.linear_dp.data import Data
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import Rows, rows_of
+from oneshot_dp.linear_dp.rows import Rows
 from oneshot_dp.linear_dp.statistics import (
   class_counts,
   integer_kernel,
@@ -57,16 +56,6 @@ Square = Float64[np.ndarray, "d d"]
 Kernel = Float64[np.ndarray, "d K"]
 
 
-def unit_rows(data: Data) -> Rows:
-  """All rows at norm 1, kept where they fit, and read here: 20 passes follow.
-
-  InputError, on all hosts: a row is wrong.
-  """
-  rows = rows_of(data).kept()
-  rows.read()
-  return rows
-
-
 def auto(
   sums: PrivateSums,
   rows: Rows,
@@ -82,7 +71,7 @@ def auto(
 
   Args:
     sums: the door.
-    rows: `unit_rows` of the data.
+    rows: all at norm 1, kept where they fit: there are 20 passes.
     buys: μ² of this head alone; infinite for a baseline without noise.
     had: μ² of the head that it goes on from, if there is one.
     last: what that returned: its weights [d, K] and their length, public.

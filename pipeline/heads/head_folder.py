@@ -10,7 +10,6 @@ A head that is NOT PRIVATE gives the private sums away: the folder has mode
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -36,6 +35,7 @@ from oneshot_dp.pipeline.heads.receipt import (
   check_receipt,
   make_receipt,
 )
+from oneshot_dp.pipeline.ledger.charges import sha256
 from oneshot_dp.pipeline.ledger.deliver import RECEIPT_FILE, WEIGHTS_FILE, alone
 
 RELEASES_FILE, CARD_FILE = "releases.safetensors", "README.md"
@@ -84,8 +84,8 @@ def write_head(
   )
   more = {"charge": charge, "went_on_from": went_on_from}
   more |= {
-    "weights_sha256": _sha256(weights),
-    "releases_sha256": _sha256(state),
+    "weights_sha256": sha256(weights),
+    "releases_sha256": sha256(state),
   }
   receipt = make_receipt(trained, info, part, **more)
   folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def read_head(path: str | os.PathLike) -> SavedHead:
     ("releases_sha256", RELEASES_FILE, 16 * (d + 1) * k + 16 * sum(sizes)),
   ):
     data = read_regular(folder / name, size + _BESIDES)
-    if _sha256(data) != stated[of]:
+    if sha256(data) != stated[of]:
       raise _damaged(folder / name, "its receipt is about another file")
     try:
       loaded[name] = safetensors.numpy.load(data)
@@ -160,7 +160,7 @@ def read_head(path: str | os.PathLike) -> SavedHead:
     **{name: receipt["follows"][name] for name in derived},
   )
   found = {"path": folder, "trained": trained, "receipt": receipt}
-  return SavedHead(**found, receipt_sha256=_sha256(content))
+  return SavedHead(**found, receipt_sha256=sha256(content))
 
 
 def save_head(
@@ -221,10 +221,6 @@ def load_head(directory: str | os.PathLike) -> PrivateHead:
   more["class_names"] = tuple(saved.stated["class_names"])
   more["is_charged"] = saved.stated["charge"] is not None
   return PrivateHead(trained=saved.trained, **more)
-
-
-def _sha256(content: bytes) -> str:
-  return hashlib.sha256(content).hexdigest()
 
 
 def _damaged(path: Path, what: str) -> InputError:

@@ -18,6 +18,7 @@ import jinja2
 import msgspec
 
 from oneshot_dp.configs.errors import InputError, check_name
+from oneshot_dp.configs.extract_config import NumClassesSource
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import CacheInfo, sha256_of
@@ -69,9 +70,7 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   feature_dim: _Count
   num_classes: _Count
   class_names: tuple[str, ...]
-  num_classes_source: Literal[
-    "class_names", "flag", "labels (treated as public)"
-  ]
+  num_classes_source: NumClassesSource
   privacy_unit: str
   backbone: dict[str, Any]
   views: dict[str, Any] | None

@@ -1,15 +1,14 @@
 """Whether a head is what its receipt says, and was paid for."""
 
-import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.extract.files import open_regular
+from oneshot_dp.extract.files import read_regular
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
-from oneshot_dp.pipeline.ledger.charges import Left, spent
+from oneshot_dp.pipeline.ledger.charges import Left, exists, sha256, spent
 from oneshot_dp.pipeline.ledger.deliver import WEIGHTS_FILE
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
@@ -32,15 +31,14 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
 
   InputError: there is no head, or the ledger is damaged.
   """
-  with open_regular(path / WEIGHTS_FILE) as file:
-    sha256 = hashlib.sha256(file.read()).hexdigest()
-  left, faults = ledger.heads().get(sha256), ()
+  weights, faults = read_regular(path / WEIGHTS_FILE), ()
+  left = ledger.heads().get(sha256(weights))
   try:
     saved = read_head(path)
   except InputError as error:
     saved, faults = None, (str(error),)
   why = _unlike(saved, ledger, left)
-  vouched = not why if ledger.exists else None
+  vouched = not why if exists(ledger.path) else None
   said = [f"NOT VOUCHED FOR by {ledger.path}: {why}; {_NOBODY}"]
   if vouched:
     said = [f"vouched for: {ledger.path} was charged, and these bytes left"]

@@ -9,6 +9,7 @@ NFS v4 serve all machines; of one that has no locks, use a ledger per machine.
 
 import contextlib
 import dataclasses
+import datetime
 import decimal
 import hashlib
 import math
@@ -37,6 +38,7 @@ _SCHEMA = (
 )
 _FIRST = hashlib.sha256(b"oneshot-dp ledger").hexdigest()
 _DAMAGED = sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR
+_FRACTION = msgspec.Meta(pattern="^[0-9]+(/[1-9][0-9]*)?$")
 _BUSY = sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED
 Keys = Mapping[str, UInt64[np.ndarray, " _keys"]]
 """What rows are known by: keys of "image", "direction" and "unit", sorted, each
@@ -100,9 +102,7 @@ class Entry(
   dataset: str = ""  # of a charge, a cap, rows
   id: str = ""  # of a charge, as all down to `asked`; random
   what: str = ""
-  mu2: (
-    Annotated[str, msgspec.Meta(pattern="^[0-9]+(/[1-9][0-9]*)?$")] | None
-  ) = None
+  mu2: Annotated[str, _FRACTION] | None = None
   unit: str = ""
   delta: float | None = None  # of a cap, too
   came_from: str | None = None
@@ -125,7 +125,7 @@ class Entries:
       return
     query = "SELECT seq, body, digest FROM entry ORDER BY seq"
     for seq, body, digest in db.execute(query):
-      self._digest = _sha256(f"{self._digest}\n{body}".encode())
+      self._digest = sha256(f"{self._digest}\n{body}".encode())
       try:
         self.all.append(msgspec.json.decode(body, type=Entry))
       except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
@@ -148,22 +148,21 @@ class Entries:
       if self._db and (each.dataset, each.of) == (dataset, of):
         query = "SELECT keys FROM entry WHERE seq = ?"
         ((blob,),) = self._db.execute(query, (seq,))
-        if type(blob) is not bytes or _sha256(blob) != each.keys_sha256:
+        if type(blob) is not bytes or sha256(blob) != each.keys_sha256:
           raise damaged(self._path, f"keys of entry {seq} are not as written")
         found.append(np.frombuffer(blob, "<u8").astype(np.uint64, copy=False))
     return np.concatenate(found)
 
-  def add(
-    self, entry: Entry, keys: UInt64[np.ndarray, " keys"] | None = None
-  ) -> None:
-    """Adds one, in a transaction that writes."""
+  def add(self, kind: Any, keys: Any = None, **fields: Any) -> None:
+    """Adds one of a kind, as of now; `keys` of rows, in an array, beside it."""
     blob = None
     if keys is not None:
       blob = keys.astype("<u8").tobytes()
-      entry = msgspec.structs.replace(entry, keys_sha256=_sha256(blob))
-    text = msgspec.json.encode(entry).decode()
-    self._digest = _sha256(f"{self._digest}\n{text}".encode())
-    self.all.append(entry)
+      fields["keys_sha256"] = sha256(blob)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    self.all.append(Entry(kind, now, **fields))
+    text = msgspec.json.encode(self.all[-1]).decode()
+    self._digest = sha256(f"{self._digest}\n{text}".encode())
     assert self._db is not None
     row = len(self.all), text, self._digest, blob
     self._db.execute("INSERT INTO entry VALUES (?, ?, ?, ?)", row)
@@ -250,7 +249,8 @@ def _make(path: Path) -> None:
   write_once(path.resolve(), content)  # so an empty file is never a new ledger
 
 
-def _sha256(content: bytes) -> str:
+def sha256(content: bytes) -> str:
+  """In hexadecimal."""
   return hashlib.sha256(content).hexdigest()
 
 

@@ -14,7 +14,6 @@ share no locks, say) the second ends before its heads are shown.
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from typing import Any
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.files import disk_errors, sync
 from oneshot_dp.extract.storage import is_url
-from oneshot_dp.pipeline.ledger.charges import Bill, Left
+from oneshot_dp.pipeline.ledger.charges import Bill, Left, sha256
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 WEIGHTS_FILE, RECEIPT_FILE = "head.safetensors", "receipt.json"
@@ -146,8 +145,8 @@ def _heads_in(folder: Path) -> dict[str, Left]:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
       receipt = weights.with_name(RECEIPT_FILE).read_bytes()
       charge = json.loads(receipt)["stated"]["charge"]
-      sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-      found[sha256] = Left(charge, hashlib.sha256(receipt).hexdigest())
+      left = Left(charge, receipt_sha256=sha256(receipt))
+      found[sha256(weights.read_bytes())] = left
   return found
 
 

@@ -6,7 +6,6 @@ are μ² = Σσ⁻² of Gaussian releases, which add up however each was chosen,
 fractions, without rounding.
 """
 
-import datetime
 import functools
 import hashlib
 import json
@@ -74,11 +73,6 @@ class Ledger:
       raise InputError(f"{self.path} is no place on a disk, for a ledger.")
     self._open = functools.partial(of.transaction, self.path, wait=wait)
 
-  @property
-  def exists(self) -> bool:
-    """Whether there is such a file yet."""
-    return of.exists(self.path)
-
   def entries(self, dataset: str | None = None) -> list[Entry]:
     """Charges and caps, oldest first, of one data set or of all."""
     with self._open() as entries:
@@ -113,7 +107,7 @@ class Ledger:
       _add(entries, rows)
       charges = entries.of("charge", dataset)
       old = of.cap_of(entries.of("cap", dataset))
-      entries.add(Entry("cap", _now(), dataset, **cap._asdict()))
+      entries.add("cap", dataset=dataset, **cap._asdict())
     unproven = "what was seen before may have led to it: no proven guarantee."
     if old and (most > old.mu2 or cap.delta > old.delta):
       said.append(f"THE CAP WAS RAISED, from {old} to {cap}; {unproven}")
@@ -127,7 +121,8 @@ class Ledger:
 
   def check(self, *bills: Bill) -> None:
     """Refuses what `charge` would refuse later, before any work."""
-    with self._open(write=self.exists) as entries:  # it can be written, too
+    there = of.exists(self.path)
+    with self._open(write=there) as entries:  # it can be written, too
       _check(entries, bills)
 
   def charge(
@@ -189,8 +184,7 @@ class Ledger:
           "another run of the same command was faster, and its results left"
           " for this charge, which pays for one release: use those."
         )
-      left = {"charges": tuple(ids), "heads": dict(heads)}
-      entries.add(Entry("left", _now(), **left))
+      entries.add("left", charges=tuple(ids), heads=dict(heads))
 
   def shared(self, keys: Keys) -> dict[str, tuple[int, int]]:
     """Data set → how many of these rows, and units, it was charged for.
@@ -267,12 +261,12 @@ def _add(
     cost = None if each.mu2 is None else str(Fraction(each.mu2))
     fields = each._asdict() | {"mu2": cost, "id": name}
     fields |= {"run": run, "asked": asked, "dataset": bill.dataset}
-    entries.add(Entry("charge", _now(), **fields))
+    entries.add("charge", **fields)
   for kind, keys in bill.keys.items():
     old = entries.keys(bill.dataset, kind)
     new = np.setdiff1d(of.sampled(keys), old, assume_unique=True)
     if len(new):
-      entries.add(Entry("rows", _now(), bill.dataset, of=kind), new)
+      entries.add("rows", new, dataset=bill.dataset, of=kind)
   return ids
 
 
@@ -285,7 +279,3 @@ def _shared(entries: Entries, keys: Keys) -> list[tuple[str, tuple[int, int]]]:
     if any(known):
       found.append((name, known))
   return found
-
-
-def _now() -> str:
-  return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -47,8 +47,7 @@ def write_report(directory: Path) -> Path:
   """
   run = read_run(directory)
   page = _render(run)
-  file = directory / PAGE
-  new = directory / f".{PAGE}.new"
+  file, new = directory / PAGE, directory / f".{PAGE}.new"
   with disk_errors(file), contextlib.ExitStack() as left:
     new.unlink(missing_ok=True)  # of a killed run
     left.callback(new.unlink, missing_ok=True)
@@ -140,10 +139,8 @@ def _render(run: Run) -> str:
   try:
     return filled_in(PAGE, *filters, **_facts(run))
   except (jinja2.UndefinedError, LookupError, TypeError, ValueError) as error:
-    raise InputError(
-      f"results.json or a receipt lacks something ({error!r:.100}); run it"
-      " again."
-    ) from error
+    said = f"results.json or a receipt lacks something ({error!r:.100})"
+    raise InputError(f"{said}; run it again.") from error
 
 
 def _facts(run: Run) -> dict[str, Any]:

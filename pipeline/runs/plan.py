@@ -74,6 +74,7 @@ class Plan:
     mu2: μ² that each draw buys, all its epsilons together.
     epsilon: of all private heads of the run together, rounded up.
     bills: what it costs, of the training rows first.
+    identity: `settings`, and digests of the rows, for the ledger: PRIVATE.
 
   InputError: the first thing that does not do; nothing was charged.
   """
@@ -101,8 +102,12 @@ class Plan:
       self.saved = earlier_head(path, self.ledger, self.train, asked.delta)
     self.before = self.saved.trained if self.saved else None
     self.options = self._options()
-    _check_room_for_heads(asked, self.train)
-    data = data_of(self.train, hosts)
+    info, n, data = self.train.info, self.train.n, data_of(self.train, hosts)
+    d, k, count = info.feature_dim, info.num_classes, len(asked.heads)
+    needs = 4 * (d + 1) * k * count * len(asked.epsilons) * asked.num_draws
+    needs += max(memory_needed(h, n, d, k, info.unit) for h in asked.heads)
+    fix = "ask for fewer at once, --head lamb, or a smaller embedding"
+    check_memory(f"heads of {d:,} x {k:,} from {n:,} rows", needs, fix)
     self.rows = {head: HEADS[head].rows(data) for head in asked.heads}
     self.casts = [Cast(self.train, "private", "--cache")]
     self.test_rows: Rows | None = None
@@ -128,25 +133,22 @@ class Plan:
       check_delta(asked.delta, self.test.n, insisted=insisted)
       budget = private_eval[0], asked.delta, self.source
       self.bills.append(bill_of_scores(self.casts[1], *budget))
-    if hosts.is_first:
+    digests = [cast.cache.private_digest for cast in self.casts]
+    self.identity = {**self.settings(), "private_digests": digests}
+    if hosts.index == 0:  # which charges
       self.ledger.check(*self.bills)
 
   def _options(self) -> dict[HeadName, HeadOptions]:
     """Settings of each head; beside auto, which has some, lamb has none."""
-    asked, train, found = self.asked, self.train, {}
-    start = read_start(asked.start, train.info) if asked.start else None
+    asked, info, found = self.asked, self.train.info, {}
+    sizes: dict[str, Any] = {"n": self.train.n, "feature_dim": info.feature_dim}
+    sizes["num_classes"] = info.num_classes
+    start = read_start(asked.start, info) if asked.start else None
     given = HeadOptions(balanced=asked.balanced, start=start)
     for head in asked.heads:
       alone = head == "auto" or len(asked.heads) == 1
       found[head] = given if alone else HeadOptions()
-      check_plan(
-        head=head,
-        n=train.n,
-        feature_dim=train.info.feature_dim,
-        num_classes=train.info.num_classes,
-        options=found[head],
-        before=self.before,
-      )
+      check_plan(head=head, options=found[head], before=self.before, **sizes)
     return found
 
   def _bill(self) -> Bill:
@@ -188,15 +190,10 @@ class Plan:
       ],
     }
 
-  def identity(self) -> dict[str, Any]:
-    """The same with digests of the rows, for the ledger's eyes: PRIVATE."""
-    digests = [cast.cache.private_digest for cast in self.casts]
-    return {**self.settings(), "private_digests": digests}
-
   def said(self) -> list[str]:
     """What to beware of, and what will be done and cost, from public facts."""
     asked, info, n, said = self.asked, self.train.info, self.train.n, []
-    if not info.num_classes_is_public:
+    if info.num_classes_source not in ("class_names", "flag"):
       said.append(
         "warning: the number of classes was read off the private labels; the"
         " guarantee holds only if it is public: import with --num-classes"
@@ -226,16 +223,6 @@ class Plan:
       f"{draws}, from {n:,} rows of {info.feature_dim:,} numbers in"
       f" {info.num_classes:,} classes: {costs}, by {self.ledger.path}",
     ]
-
-
-def _check_room_for_heads(asked: Request, train: FeatureCache) -> None:
-  d, k, n = train.info.feature_dim, train.info.num_classes, train.n
-  heads = len(asked.heads) * len(asked.epsilons) * asked.num_draws
-  needs = heads * 4 * (d + 1) * k + max(
-    memory_needed(head, n, d, k, train.info.unit) for head in asked.heads
-  )
-  fix = "ask for fewer at once, --head lamb, or a smaller embedding"
-  check_memory(f"heads of {d:,} x {k:,} from {n:,} rows", needs, fix)
 
 
 def check_memory(what: str, needs: int, fix: str) -> None:

@@ -11,7 +11,7 @@ one rename. What is written holds no time, and no number of private rows.
 import functools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def _run(asked: Request, hosts: Hosts) -> Answer:
   plans: list[Plan] = []
   hosts.sum(lambda: plans.append(Plan(asked, hosts)) or _DONE)
   (plan,) = plans
-  hosts.agree("request or cache", repr(plan.identity()))
+  hosts.agree("request or cache", repr(plan.identity))
   answers: list[Answer] = []
 
   def make(folder: Path | None, ids: Sequence[str]) -> None:
@@ -72,19 +72,13 @@ def _run(asked: Request, hosts: Hosts) -> Answer:
     hosts.sum(lambda: _DONE)  # it is charged, or an error was told here
     answers.append(_made(plan, folder, ids))
 
-  if not hosts.is_first:
+  if hosts.index != 0:
     make(None, [""] * len(plan.jobs))
     return Answer(text="", facts={"host": hosts.index})
   print(*plan.said(), sep="\n", file=sys.stderr)
   try:
-    deliver_once(
-      asked.out,
-      plan.ledger,
-      plan.bills,
-      make,
-      asked=plan.identity(),
-      room=plan.room,
-    )
+    how = {"asked": plan.identity, "room": plan.room}
+    deliver_once(asked.out, plan.ledger, plan.bills, make, **how)
   except Exception as error:
     if not answers:
       hosts.sum(functools.partial(_raise, error))
@@ -101,16 +95,28 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
   """Trains all, and writes it into a folder; hosts but the first have none."""
   asked, info = plan.asked, plan.train.info
   heads, paths, receipts = [], [], []
-  for trained, charge in _trained(plan, ids):
-    epsilon = math.inf if trained.epsilon is None else trained.epsilon
-    name = f"heads/{head_name(trained.name, epsilon, trained.draw)}"
-    heads.append(trained)
-    paths.append("" if asked.eval_cache is None else name)
-    if folder is not None:
-      went_on_from = plan.saved.stated["charge"] if plan.saved else None
-      place, part = folder / paths[-1], plan.train.part
-      receipt = write_head(place, trained, info, part, charge, went_on_from)
-      receipts.append(receipt)
+  common: dict[str, Any] = {"epsilons": asked.epsilons, "delta": asked.delta}
+  common |= {"paid": plan.mu2, "source": plan.source, "before": plan.before}
+  went_on_from = plan.saved.stated["charge"] if plan.saved else None
+  # The charge of a private test set, if any, comes after those of the jobs.
+  for (head, draw), charge in zip(plan.jobs, ids, strict=False):
+    rows, options = plan.rows[head], plan.options[head]
+    how: dict[str, Any] = {"head": head, "options": options, "draw": draw}
+    made: Iterable[TrainedHead] = (
+      [baseline(rows, head, options)]
+      if draw is None
+      else train(rows, **how, **common)
+    )
+    for trained in made:
+      name = ""
+      if asked.eval_cache is not None:
+        known = trained.name, trained.epsilon or math.inf, trained.draw
+        name = f"heads/{head_name(*known)}"
+      heads.append(trained)
+      paths.append(name)
+      if folder is not None:
+        of = info, plan.train.part, charge, went_on_from
+        receipts.append(write_head(folder / name, trained, *of))
   scores = None
   weights = [each.head for each in heads]
   if plan.test and plan.test_rows and asked.private_eval:
@@ -133,30 +139,6 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
   )
 
 
-def _trained(
-  plan: Plan, ids: Sequence[str]
-) -> Iterator[tuple[TrainedHead, str]]:
-  """Each head, with the charge that paid for it."""
-  # The charge of a private test set, if any, comes after those of the jobs.
-  for (head, draw), charge in zip(plan.jobs, ids, strict=False):
-    rows, options = plan.rows[head], plan.options[head]
-    if draw is None:
-      yield baseline(rows, head, options), charge
-      continue
-    for trained in train(
-      rows,
-      head=head,
-      epsilons=plan.asked.epsilons,
-      delta=plan.asked.delta,
-      paid=plan.mu2,
-      source=plan.source,
-      options=options,
-      draw=draw,
-      before=plan.before,
-    ):
-      yield trained, charge
-
-
 def _write_run(
   plan: Plan,
   folder: Path,
@@ -172,7 +154,7 @@ def _write_run(
     HeadRow(
       path=path,
       head=each.name,
-      epsilon=math.inf if each.epsilon is None else each.epsilon,
+      epsilon=each.epsilon or math.inf,
       delta=asked.delta,
       draw=each.draw,
       private=each.private,

@@ -164,7 +164,7 @@ def test_only_the_same_statistic_is_topped_up():
 def test_no_representation_has_a_private_number():
   x = np.full((3, 2), 0.123456, np.float32)
   data = data_of(x, [1, 1, 1])
-  given = rows_of(data).kept()
+  given = rows_of(data, keep=True)
   sums = PrivateSums(None, 0.0)
   sums.release("mean", given, statistics.ones, 1.0)
   shown = repr((data, given, next(given.chunks()), sums))

@@ -44,7 +44,7 @@ def released(hosts: Hosts, units: bool, names=STATISTICS) -> list:
     block=11,
     hosts=hosts,
   )
-  source = NoiseSource(7) if hosts.is_first else NoBits(7)
+  source = NoiseSource(7) if hosts.index == 0 else NoBits(7)
   sums = PrivateSums(source, 100.0)
   found = []
   for name in names:
@@ -59,7 +59,7 @@ def released(hosts: Hosts, units: bool, names=STATISTICS) -> list:
 def without_rows(hosts: Hosts) -> list:
   """Exact sums where all but the first host have no rows."""
   x, label = hostile_rows(np.random.default_rng(0), n=9)
-  own = slice(0, 9 if hosts.is_first else 0)
+  own = slice(0, 9 if hosts.index == 0 else 0)
   data = data_of(x[own], label[own], n=9, hosts=hosts)
   return [STATISTICS[name].exact(data).tolist() for name in FEW]
 

@@ -17,12 +17,11 @@ from oneshot_dp.linear_dp.heads.auto import (
   inverse_square_root,
   log_prior,
   shrunk,
-  unit_rows,
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import R
+from oneshot_dp.linear_dp.rows import R, rows_of
 
 K, D = 4, 10
 CENTRES = np.random.default_rng(0).standard_normal((K, D))
@@ -78,7 +77,7 @@ def in_numpy(x, y, steps=STEPS, clip=0.03):
 
 def test_without_noise_it_is_what_numpy_makes():
   x, y = clusters(600)
-  rows = unit_rows(array_data(x, y, num_classes=K))
+  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
   made, _ = auto(PrivateSums(None, 0.0), rows, math.inf)
   kernel, bias = in_numpy(x, y)
   np.testing.assert_allclose(made.kernel, kernel, atol=2e-3)
@@ -112,7 +111,7 @@ def test_what_leaves_costs_what_was_paid_and_no_more(
   n = 1000
   x, y = clusters(n)
   unit_ids = np.arange(n) // 2 if units else None
-  rows = unit_rows(array_data(x, y, num_classes=K, unit_ids=unit_ids))
+  rows = rows_of(array_data(x, y, num_classes=K, unit_ids=unit_ids), keep=True)
   sums = Watched(NoiseSource(3), buys)
   auto(sums, rows, buys, options=HeadOptions(**options))
   names = [release.name for release in sums.releases]
@@ -132,7 +131,7 @@ def test_units_are_counted_and_n_is_their_number():
   x, y = clusters(3000)
   data = array_data(x, y, num_classes=K, unit_ids=np.arange(3000) // 50)
   sums = Watched(NoiseSource(1), 25.0)
-  auto(sums, unit_rows(data), 25.0)
+  auto(sums, rows_of(data, keep=True), 25.0)
   ((_, _, counted),) = sums.of("units")
   assert abs(counted.item() - 60) < 5 * (UNITS * 25.0) ** -0.5
   assert not sums.of("second moment")  # 60 < 80·K/5; of rows, there are enough
@@ -141,7 +140,7 @@ def test_units_are_counted_and_n_is_their_number():
 def test_balanced_steps_have_the_log_of_noisy_counts_added():
   x, y = clusters(1000)
   y = np.where(np.random.default_rng(0).random(1000) < 0.8, 0, y)
-  rows = unit_rows(array_data(x, y, num_classes=K))
+  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
   sums = Watched(NoiseSource(3), 4.0)
   auto(sums, rows, 4.0, options=HeadOptions(balanced=True))
   ((_, _, counts),) = sums.of("class counts")
@@ -166,7 +165,7 @@ def test_a_count_is_its_noise_at_least():
 def test_from_a_start_steps_begin_there_and_no_mean_leaves(buys):
   n = 1000
   x, y = clusters(n)
-  rows = unit_rows(array_data(x, y, num_classes=K))
+  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
   sums = Watched(NoiseSource(3), buys)
   made, _ = auto(sums, rows, buys, options=HeadOptions(start=OF_START))
   first = kernel_of(sums.of("gradient")[0][1])
@@ -187,7 +186,7 @@ def test_from_a_start_steps_begin_there_and_no_mean_leaves(buys):
 @pytest.mark.parametrize("more", [0.2, 8.9])
 def test_a_larger_epsilon_goes_on_from_the_head_before(more):
   x, y = clusters(1000)
-  rows = unit_rows(array_data(x, y, num_classes=K))
+  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
   sums = Watched(NoiseSource(3), 0.1 + more)
   _, before = auto(sums, rows, 0.1)
   sums.seen = []
@@ -254,7 +253,7 @@ def test_rows_stay_unwhitened_should_lapack_give_up(monkeypatch):
 
   monkeypatch.setattr(np.linalg, "eigh", gives_up)
   x, y = clusters(400)
-  rows = unit_rows(array_data(x, y, num_classes=K))
+  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
   sums = PrivateSums(NoiseSource(0), 9.0)
   made, _ = auto(sums, rows, 9.0)
   assert any(r.name == "second moment" for r in sums.releases)
