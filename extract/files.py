@@ -25,9 +25,8 @@ def open_regular(
 ) -> BinaryIO:
   """Opens a regular file for reading; the caller closes it.
 
-  Raises:
-    InputError: it is not there, not a regular file, has more than `most_bytes`
-      or may not be read.
+  InputError: it is not there, not a regular file, has more than `most_bytes` or
+  may not be read.
   """
   fault = f"{escaped(os.fspath(path))} cannot be read:"
   try:

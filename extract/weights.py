@@ -135,9 +135,8 @@ def _from_hub(location: str, shown: str) -> pathlib.Path:
 def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
   """Every array of a file by name, all floating point, and its SHA-256.
 
-  Raises:
-    InputError: it is no regular file, a pickle (which can run code), damaged,
-      or holds what is no floating-point array.
+  InputError: it is no regular file, a pickle (which can run code), damaged, or
+  holds what is no floating-point array.
   """
   shown, sha256 = escaped(str(path)), _sha256(path)
   try:

@@ -35,11 +35,7 @@ from oneshot_dp.extract.weights import (
 )
 
 # Each has network_of, name_of and folded.
-FAMILIES: dict[str, Any] = {
-  "vit": vit,
-  "resnet_v2": resnet_v2,
-  "norm_free": norm_free,
-}
+FAMILIES: Any = {"vit": vit, "resnet_v2": resnet_v2, "norm_free": norm_free}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,25 +87,20 @@ class Backbone:
     }
 
 
-def normalize(
-  images: UInt8[Array, "b s s 3"] | UInt8[np.ndarray, "b s s 3"],
-  config: Preprocessing,
-) -> Float32[Array, "b s s 3"]:
-  """(x/255 − mean)/std on the device, to be called inside a jitted function."""
-  mean, std = np.array(config.mean), np.array(config.std)
-  # Constants in float64 first: one rounding instead of four.
-  scale = (1 / (255 * std)).astype(np.float32)
-  shift = (-mean / std).astype(np.float32)
-  return jnp.asarray(images, jnp.float32) * scale + shift
-
-
 # One function for equal settings, so that JAX compiles it once, however often
 # the backbone is loaded; few, since what is compiled lives as long.
 @functools.lru_cache(maxsize=8)
 def apply_function(
   network: Any, preprocessing: Preprocessing
 ) -> Callable[..., Any]:
-  """`Backbone.apply` of a module or of (params, normalised images) → [b, d]."""
+  """`Backbone.apply` of a module or of (params, normalised images) → [b, d].
+
+  Normalised is (x/255 − mean)/std, on the device.
+  """
+  mean, std = np.array(preprocessing.mean), np.array(preprocessing.std)
+  # Constants in float64 first: one rounding instead of four.
+  scale = (1 / (255 * std)).astype(np.float32)
+  shift = (-mean / std).astype(np.float32)
   # Products of float32 are not rounded to fewer bits.
   is_float32 = getattr(network, "compute_dtype", None) == "float32"
   precision: Any = "highest" if is_float32 else None
@@ -117,7 +108,7 @@ def apply_function(
   def apply(
     params: Any, images: UInt8[Array, "b s s 3"]
   ) -> Float32[Array, "..."]:
-    x = normalize(images, preprocessing)
+    x = jnp.asarray(images, jnp.float32) * scale + shift
     if not isinstance(network, nn.Module):
       return jnp.asarray(network(params, x), jnp.float32)
     with jax.default_matmul_precision(precision):
@@ -151,11 +142,10 @@ def load_backbone(
 
   Its arguments are as `ExtractConfig` has them.
 
-  Raises:
-    InputError: an unknown name; weights that are missing or not those of the
-      backbone; an image size or an embedding that it does not have; a user's
-      function that fails, or whose embeddings depend on the other images.
-    RunError: a download failed.
+  InputError: an unknown name; weights that are missing or not those of the
+  backbone; an image size or an embedding that it does not have; a user's
+  function that fails, or whose embeddings depend on the other images. RunError:
+  a download failed.
   """
   if ".py:" in name:
     if embedding or compute_dtype:

@@ -126,8 +126,7 @@ def backbone_names() -> dict[str, str | None]:
 def named(name: str) -> Named:
   """What a name stands for.
 
-  Raises:
-    InputError: nothing is called so; the nearest names are shown.
+  InputError: nothing is called so; the nearest names are shown.
   """
   for prefix, (family, rest, shown, unsaid) in _FAMILIES.items():
     if re.fullmatch(prefix + rest, name):

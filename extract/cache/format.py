@@ -124,11 +124,6 @@ class CacheInfo:
     return len(self.class_names)
 
   @property
-  def num_classes_is_public(self) -> bool:
-    """False where K was read off the labels, which are private."""
-    return self.num_classes_source in ("class_names", "flag")
-
-  @property
   def has_units(self) -> bool:
     """Whether rows have a `unit_id`, because a unit may have many."""
     return self.unit != EXAMPLE
@@ -143,19 +138,15 @@ class CacheInfo:
     return range(first, min(first + self.shard_rows, self.source_num_examples))
 
   @property
-  def tfds_name(self) -> str:
-    """What TFDS calls the data set."""
-    return _identifier(self.dataset, "dataset")
-
-  @property
-  def tfds_split(self) -> str:
-    """What TFDS calls the split; its `all` is the union of those it has."""
-    name = _identifier(self.split, "split")
-    return "all_of_it" if name == "all" else name
+  def tfds_names(self) -> tuple[str, str]:
+    """What TFDS calls data set and split; its `all` is all those it has."""
+    split = _identifier(self.split, "split")
+    split = "all_of_it" if split == "all" else split
+    return _identifier(self.dataset, "dataset"), split
 
   def shard_name(self, index: int) -> str:
     """What TFDS calls it."""
-    name = f"{self.tfds_name}-{self.tfds_split}.array_record"
+    name = f"{'-'.join(self.tfds_names)}.array_record"
     digits = max(5, len(str(self.num_shards)))
     return f"{name}-{index:0{digits}}-of-{self.num_shards:0{digits}}"
 
@@ -242,7 +233,7 @@ def tfds_files(info: CacheInfo) -> dict[str, bytes]:
     name: tensor(shape=(None, *shape), dtype=dtype.type)
     for name, (dtype, shape) in info.columns().items()
   }
-  name, split = info.tfds_name, info.tfds_split
+  name, split = info.tfds_names
   builder = dataset_info.DatasetIdentity(
     name=name, version=tfds.core.Version("1.0.0"), data_dir="", module_name=""
   )

@@ -59,10 +59,6 @@ class FeatureCache:
       return sum(shard.rows for shard in self.info.shards)
     return sum(len(rows["label"]) for rows in self.blocks())
 
-  @property
-  def num_shards(self) -> int:
-    return len(self.info.shards)
-
   @functools.cached_property
   def private_digest(self) -> str:
     """SHA-256 of which rows these are; never leaves."""
@@ -75,8 +71,7 @@ class FeatureCache:
     Formal guarantees: a shard's rows come only after its bytes had the SHA-256
     of the metadata; the order is that of the shards.
 
-    Raises:
-      InputError: when its turn comes, a shard is missing, damaged or another's.
+    InputError: when its turn comes, a shard is missing, damaged or another's.
     """
     every = self.info.shards
     asked = every if shards is None else [every[i] for i in shards]
@@ -128,8 +123,7 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
   >>> cache.n, cache.info.class_names, rows["label"].tolist()
   (4, ('cat', 'dog'), [0, 1, 1, 0])
 
-  Raises:
-    InputError: no finished cache, another version, or edited metadata.
+  InputError: no finished cache, another version, or edited metadata.
   """
   store = storage.store_at(path)
   if (data := storage.read(store, INFO_FILE)) is None:

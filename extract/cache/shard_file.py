@@ -101,8 +101,7 @@ def encode_shard(rows: Rows, job: CacheJob) -> bytes:
 def _decoded(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
   """The columns of a record, and the digest of the job that made it.
 
-  Raises:
-    ValueError: it is no block of this cache; the message holds no data.
+  ValueError: it is no block of this cache; the message holds no data.
   """
   try:
     example = _example().FromString(record)
@@ -127,10 +126,8 @@ def read_shard(
 ) -> tuple[list[Rows], set[str], Shard]:
   """The blocks of a shard, the digests of their jobs, and what it is.
 
-  Raises:
-    FileNotFoundError: it is not there.
-    InputError: it may not be read.
-    ValueError: its bytes are no shard.
+  FileNotFoundError: it is not there. InputError: it may not be read.
+  ValueError: its bytes are no shard.
   """
   columns = info.columns().values()
   row = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)
@@ -172,8 +169,7 @@ def put_shard(out: str, job: CacheJob, index: int, data: bytes) -> bool:
 def kept_shard(out: str, job: CacheJob, name: str) -> Shard | None:
   """What is there of a shard, or None; one request.
 
-  Raises:
-    RunError: it is another job's, or damaged.
+  RunError: it is another job's, or damaged.
   """
   store = storage.store_at(out)
   try:
@@ -195,10 +191,9 @@ def kept_shard(out: str, job: CacheJob, name: str) -> Shard | None:
 def checked(rows: Rows, info: CacheInfo, place: str) -> Rows:
   """All columns of rows, in the dtypes of the cache.
 
-  Raises:
-    InputError: columns, shapes or dtypes that the cache does not take; an
-      embedding that is not finite in its precision; a label outside [0, K).
-      Names the example's id, never its label or embedding.
+  InputError: columns, shapes or dtypes that the cache does not take; an
+  embedding that is not finite in its precision; a label outside [0, K). Names
+  the example's id, never its label or embedding.
   """
   columns, embedding = info.columns(), rows["embedding"]
   expected = sorted(columns.keys() - {"embedding_norm"})

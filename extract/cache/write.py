@@ -46,8 +46,7 @@ JOB_FILE = "job.json"
 def begin(out: str, job: CacheJob) -> bool:
   """Makes `out` this job's, new or resumed; False: the cache is finished.
 
-  Raises:
-    InputError: it is another job's, or holds anything else.
+  InputError: it is another job's, or holds anything else.
   """
   store, info = storage.store_at(out), job.info
   mine = info.public() | {"job": job.digest}
@@ -108,9 +107,8 @@ def finish(out: str, job: CacheJob) -> FeatureCache:
 
   Whatever is there is described: every shard is read once.
 
-  Raises:
-    InputError: no shard has a row, or the directory is another job's by now.
-    RunError: a shard is not there, or damaged.
+  InputError: no shard has a row, or the directory is another job's by now.
+  RunError: a shard is not there, or damaged.
   """
   if not begin(out, job):  # finished by another launch of the job
     return open_cache(out)

@@ -32,7 +32,7 @@ from oneshot_dp.extract.job.shard import Job
 LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 """The one that runs in this process, or on this machine."""
 DRAIN_SECONDS, CANCEL_SECONDS = 30, 20
-_POLL_SECONDS, _POLL_SHARE = 0.3, 0.05
+_POLL_SECONDS = 1.0
 _OURS = {e.__name__: e for e in (BrokenImageError, InputError, RunError)}
 _EXIT = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 _BY_CTRL_C = ("-2", "130")
@@ -42,8 +42,7 @@ _AGAIN = "run the same command again (finished shards are kept)"
 def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
   """Beam's options.
 
-  Raises:
-    InputError: flags that Beam here does not know, or values it does not take.
+  InputError: flags that Beam here does not know, or values it does not take.
   """
   options, complaint = PipelineOptions(list(flags)), io.StringIO()
   try:
@@ -71,10 +70,8 @@ def run_on_beam(
 ) -> None:
   """Makes all shards on Beam; `bar` shows how far.
 
-  Raises:
-    InputError, RunError: a worker raised it, or the runner failed, hangs or is
-      lost.
-    KeyboardInterrupt: Ctrl-C; says what may still run.
+  InputError, RunError: a worker raised it, or the runner failed, hangs or is
+  lost. KeyboardInterrupt: Ctrl-C; says what may still run.
   """
   run = worker.launch(job, listing)
   running = _Running(job, run, options)
@@ -147,18 +144,16 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
       hook(ended)
 
   threading.excepthook = thread_ended
-  since, pause = time.monotonic(), _POLL_SECONDS
+  since = time.monotonic()
   try:
     running.start()
-    while not running.finished.wait(pause):
-      start = time.monotonic()
+    while not running.finished.wait(_POLL_SECONDS):
       # A store that does not answer now may do so the next time.
       with contextlib.suppress(InputError, RunError):
         shards = sum(".array_record-" in n for n in storage.listed(store))
         if (seen := min(shards * rows, bar.total)) > bar.n:
           bar.update(seen - bar.n)
-          since = start
-      pause = max(_POLL_SECONDS, (time.monotonic() - start) / _POLL_SHARE)
+          since = time.monotonic()
       if lost:
         raise RunError(
           f"a worker process ended with status {lost[0]} (killed, or out of"

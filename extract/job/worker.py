@@ -79,9 +79,8 @@ def extract(index: int, out: str, run: str) -> None:
 def job_at(out: str, run: str) -> Job:
   """The job of a launch, in a worker of it.
 
-  Raises:
-    RunError: it is not there, or this worker's backbone is not what the job
-      began with.
+  RunError: it is not there, or this worker's backbone is not what the job began
+  with.
   """
   if (data := _read(out, f"launch.{run}")) is None:
     raise RunError(

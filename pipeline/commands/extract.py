@@ -83,8 +83,7 @@ Flags.__doc__ = (Flags.__doc__ or "").format(
 def job_of(flags: Flags) -> ExtractConfig:
   """The job that is asked for; what is not given is the experiment's.
 
-  Raises:
-    InputError: no SOURCE, or values that make no job.
+  InputError: no SOURCE, or values that make no job.
   """
   if not flags.source:
     raise InputError("give a SOURCE, such as a folder of images; see --help.")

@@ -40,7 +40,7 @@ Scores = tuple[Sequence[Accuracy], dict[str, Any]]
 def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> Data:
   """A cache's rows, as sums read them."""
   info = cache.info
-  shards = hosts.own_shards(cache.num_shards, info.has_units)
+  shards = hosts.own_shards(info.num_shards, info.has_units)
   return Data(
     blocks=lambda: cache.blocks(shards),
     n=cache.n,
