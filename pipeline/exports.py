@@ -72,8 +72,7 @@ def export_head(
       notes.append(str(error))
   files["receipt.json"] = as_json(saved.receipt)
   if with_registry:
-    today = datetime.datetime.now(datetime.UTC).date()
-    files["deployment.yaml"] = deployment(saved.receipt, today).encode()
+    files["deployment.yaml"] = deployment(saved.receipt).encode()
   files["README.md"] = filled_in(
     "model.md",
     files=[*files],
@@ -92,14 +91,14 @@ def export_head(
   return sorted(files), notes
 
 
-def deployment(receipt: dict[str, Any], date: datetime.date) -> str:
+def deployment(receipt: dict[str, Any]) -> str:
   """A draft for the Deployments Registry of a private head; YAML.
 
   It has the fields of tier 3 of its schema (opendp/deployments-registry-data
   on GitHub, of 2026; Nanayakkara, Ghazi & Vadhan, arXiv 2509.13509). What no
   receipt knows begins with FILL IN.
   """
-  stated = receipt["stated"]
+  stated, date = receipt["stated"], datetime.datetime.now(datetime.UTC).date()
   words = f"{stated['dataset']}-{stated['backbone']['name']}-head".lower()
   slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")
   releases = (

@@ -53,7 +53,7 @@ def timm_files(
   config = _config(backbone, class_names)
   classifier = config["pretrained_cfg"]["classifier"]
   weight = np.asarray(head.kernel, np.float32).T
-  if not _is_vit(backbone):  # a convolution of 1 x 1
+  if classifier != "head":  # a convolution of 1 x 1
     weight = weight[:, :, None, None]
   tensors = timm_tensors(backbone) | {
     f"{classifier}.weight": weight,
@@ -73,12 +73,9 @@ def timm_files(
   }
 
 
-def _is_vit(backbone: Backbone) -> bool:
-  return type(backbone.network).__name__ == "ViT"
-
-
 def _config(backbone: Backbone, class_names: Sequence[str]) -> dict[str, Any]:
-  images, is_vit = backbone.preprocessing, _is_vit(backbone)
+  images = backbone.preprocessing
+  is_vit = type(backbone.network).__name__ == "ViT"
   if backbone.timm is None or not (
     is_vit or backbone.timm.startswith("resnetv2_")
   ):

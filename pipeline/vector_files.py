@@ -122,6 +122,7 @@ class Parquet:
   """Columns of whole numbers, strings, and lists of floats."""
 
   def __init__(self, path: Path, files: Sequence[Path]):
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     from oneshot_dp.extract.sources.parquet import class_labels
@@ -131,9 +132,11 @@ class Parquet:
       schemas = [pq.read_schema(file) for file in files]
       rows = sum(pq.read_metadata(file).num_rows for file in files)
     self.class_names = class_labels(schemas[0].metadata).get("label") or None
-    self.shapes: dict[str, tuple[int, ...]] = {
-      each.name: (rows,) + (0,) * _is_vector(each.type) for each in schemas[0]
-    }
+    self.shapes: dict[str, tuple[int, ...]] = {}
+    for each in schemas[0]:
+      is_vector = isinstance(each.type, pa.BaseExtensionType)
+      is_vector |= pa.types.is_nested(each.type)
+      self.shapes[each.name] = (rows, 0) if is_vector else (rows,)
 
   def vectors(self, name: str) -> Iterator[np.ndarray]:
     import pyarrow.parquet as pq
@@ -168,12 +171,6 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
   if len({*map(len, rows)}) > 1:
     raise InputError(f"{path}: the vectors of {name} are not of one length.")
   return np.stack(rows)  # a value that is missing is NaN
-
-
-def _is_vector(of: Any) -> bool:
-  import pyarrow as pa
-
-  return pa.types.is_nested(of) or isinstance(of, pa.BaseExtensionType)
 
 
 @contextlib.contextmanager
