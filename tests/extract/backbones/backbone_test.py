@@ -179,12 +179,13 @@ def test_an_image_s_embedding_depends_on_no_other(family):
   for seed in range(3):
     order = np.random.default_rng(seed).permutation(5)
     np.testing.assert_array_equal(run(params, batch[order]), alone[order])
-    others = images(5, side, seed + 1)
-    others[seed + 1] = batch[0]
-    np.testing.assert_array_equal(run(params, others)[seed + 1], alone[0])
-    others[:] = 255 * (seed == 1)  # black, white, in place of broken ones
-    others[seed + 1] = batch[0]
-    np.testing.assert_array_equal(run(params, others)[seed + 1], alone[0])
+    # Black, white, in place of broken ones.
+    for others in (
+      images(5, side, seed + 1),
+      np.full_like(batch, 255 * (seed % 2)),
+    ):
+      others[seed + 1] = batch[0]
+      np.testing.assert_array_equal(run(params, others)[seed + 1], alone[0])
 
 
 def test_the_arrays_of_timm_come_back(backbone, arrays):

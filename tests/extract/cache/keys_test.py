@@ -109,44 +109,46 @@ def shared(a, b):
   return [len(np.intersect1d(one, other)) for one, other in kinds]
 
 
-class TestRowKeys:
-  def test_rows_are_known_under_any_name(self, tmp_path):
-    info = make_info(100, 20)
-    rows_ = imported(make_rows(info))
-    one = write_cache(tmp_path / "one", info, [rows_])
-    other = make_info(100, 20, dataset="cats", split="test", shard_rows=50)
-    fresh = imported(make_rows(info, seed=1))
-    half = {n: np.concatenate([rows_[n][:30], fresh[n][30:]]) for n in rows_}
-    half |= {"embedding": half["embedding"] * 2, "example_id": np.arange(100)}
-    two = write_cache(tmp_path / "two", other, [half])
-    assert shared(one, two) == [0, 30, 0]  # scaled: the direction is known
-    assert shared(one, one) == [100, 100, 0]
-    assert all((np.diff(words) > 0).all() for words in row_keys(one))
+def test_rows_are_known_under_any_name(tmp_path):
+  info = make_info(100, 20)
+  rows_ = imported(make_rows(info))
+  one = write_cache(tmp_path / "one", info, [rows_])
+  other = make_info(100, 20, dataset="cats", split="test", shard_rows=50)
+  fresh = imported(make_rows(info, seed=1))
+  half = {n: np.concatenate([rows_[n][:30], fresh[n][30:]]) for n in rows_}
+  half |= {"embedding": half["embedding"] * 2, "example_id": np.arange(100)}
+  two = write_cache(tmp_path / "two", other, [half])
+  assert shared(one, two) == [0, 30, 0]  # scaled: the direction is known
+  assert shared(one, one) == [100, 100, 0]
+  assert all((np.diff(words) > 0).all() for words in row_keys(one))
 
-  def test_images_are_known_through_another_backbone(self, tmp_path):
-    one = run_job(tmp_path / "one", make_info(40, 20))
-    two = run_job(tmp_path / "two", make_info(40, 30))
-    assert shared(one, two)[0] == 40
-    other = run_job(tmp_path / "three", make_info(40, 30), seed=1)
-    assert shared(one, other)[0] == 0
 
-  def test_random_image_keys_do_not_hide_rows(self, tmp_path, monkeypatch):
-    """Even with fitted hashes: the direction is read off the embedding."""
-    one = run_job(tmp_path / "one", make_info(40, 20))
-    seen = caches.make_rows
+def test_images_are_known_through_another_backbone(tmp_path):
+  one = run_job(tmp_path / "one", make_info(40, 20))
+  two = run_job(tmp_path / "two", make_info(40, 30))
+  assert shared(one, two)[0] == 40
+  other = run_job(tmp_path / "three", make_info(40, 30), seed=1)
+  assert shared(one, other)[0] == 0
 
-    def forged(info, seed=0):
-      rng = np.random.default_rng(5)
-      keys = rng.integers(0, 2**64, (40, 2), np.uint64)
-      return seen(info, seed) | {"image_key": keys}
 
-    monkeypatch.setattr(caches, "make_rows", forged)
-    two = run_job(tmp_path / "two", make_info(40, 20, dataset="others"))
-    assert shared(one, two) == [0, 40, 0]
+def test_random_image_keys_do_not_hide_rows(tmp_path, monkeypatch):
+  """Even with fitted hashes: the direction is read off the embedding."""
+  one = run_job(tmp_path / "one", make_info(40, 20))
+  seen = caches.make_rows
 
-  def test_units(self, tmp_path):
-    info = make_info(60, 20, unit="user")
-    one = run_job(tmp_path / "one", info)
-    two = run_job(tmp_path / "two", make_info(60, 20, unit="patient"))
-    units = len(np.unique(make_rows(info)["unit_id"]))
-    assert shared(one, two) == [60, 60, units]
+  def forged(info, seed=0):
+    rng = np.random.default_rng(5)
+    keys = rng.integers(0, 2**64, (40, 2), np.uint64)
+    return seen(info, seed) | {"image_key": keys}
+
+  monkeypatch.setattr(caches, "make_rows", forged)
+  two = run_job(tmp_path / "two", make_info(40, 20, dataset="others"))
+  assert shared(one, two) == [0, 40, 0]
+
+
+def test_units_are_known(tmp_path):
+  info = make_info(60, 20, unit="user")
+  one = run_job(tmp_path / "one", info)
+  two = run_job(tmp_path / "two", make_info(60, 20, unit="patient"))
+  units = len(np.unique(make_rows(info)["unit_id"]))
+  assert shared(one, two) == [60, 60, units]

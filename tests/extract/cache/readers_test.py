@@ -26,8 +26,11 @@ def same(found, cache):
     )
 
 
-def test_tfds(cache):
+def test_what_other_libraries_read(cache):
   import tensorflow_datasets as tfds
+  from array_record.python.array_record_data_source import ArrayRecordDataSource
+  from grain import python as grain
+  from tensorflow_datasets.proto import tf_example_pb2
 
   builder = tfds.builder_from_directory(cache.path)
   split = cache.info.tfds_names[1]
@@ -37,22 +40,10 @@ def test_tfds(cache):
   same(list(builder.as_data_source()[split]), cache)
   assert builder.info.splits[split].num_examples == 4
 
-
-def test_grain(cache):
-  import tensorflow_datasets as tfds
-  from grain import python as grain
-
   files = [f"{cache.path}/{shard.file}" for shard in cache.info.shards]
-  source = grain.ArrayRecordDataSource(files)
-  features = tfds.builder_from_directory(cache.path).info.features
+  source, features = grain.ArrayRecordDataSource(files), builder.info.features
   same([features.deserialize_example_np(source[i]) for i in range(4)], cache)
 
-
-def test_array_record(cache):
-  from array_record.python.array_record_data_source import ArrayRecordDataSource
-  from tensorflow_datasets.proto import tf_example_pb2
-
-  files = [f"{cache.path}/{shard.file}" for shard in cache.info.shards]
   with ArrayRecordDataSource(files) as source:
     of = [tf_example_pb2.Example.FromString(source[i]) for i in range(4)]
   found = {
