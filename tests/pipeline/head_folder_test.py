@@ -33,7 +33,8 @@ def test_what_is_written_is_read(tmp_path):
   made = trained_head(3.0)
   # Of any strides, as they mean.
   made.head.__dict__["kernel"] = np.asfortranarray(made.head.kernel)
-  made.state["kernel"] = made.state["kernel"].T[::-1].T
+  kernel = made.state["kernel"].T[::-1].T
+  made.__dict__["state"] = {**made.state, "kernel": kernel}
   receipt = write_head(tmp_path / "a", made, sample_info(), charge="c" * 32)
   saved = read_head(tmp_path / "a")
   assert tuple(sorted(everything_in(tmp_path / "a"))) == FILES
@@ -135,13 +136,6 @@ def test_weights_of_another_form_are_refused(folder):
   fitted(folder, {"kernel": kernel}, feature_dim=2**40)  # takes no memory
   with pytest.raises(InputError, match="damaged"):
     read_head(folder)
-
-
-def test_what_is_no_head_says_what_is_missing(tmp_path):
-  for place in tmp_path, tmp_path / "nowhere", tmp_path / "file":
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is not a head: it has no receipt"):
-      read_head(place)
 
 
 def notebook_head(**changes):

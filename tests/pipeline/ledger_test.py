@@ -206,7 +206,7 @@ def test_it_is_made_for_its_owner_at_the_first_charge(ledger, charge, capsys):
   assert capsys.readouterr().err == ""
 
 
-def test_every_write_waits_for_the_disk(ledger, charge):
+def test_a_write_waits_for_the_disk_and_a_busy_file_is_one_line(ledger, charge):
   charge(1.0)
   with ledger._open(write=True) as entries:
     for name, value in ("journal_mode", "delete"), ("synchronous", 3):
@@ -215,10 +215,6 @@ def test_every_write_waits_for_the_disk(ledger, charge):
     with pytest.raises(sqlite3.OperationalError, match="locked"):
       other.execute("BEGIN IMMEDIATE")
     other.close()
-
-
-def test_a_busy_file_is_one_line(ledger, charge):
-  charge(1.0)
   impatient = Ledger(ledger.path, wait=0.05)
   db = sqlite3.connect(ledger.path, isolation_level=None)
   db.execute("BEGIN EXCLUSIVE")
