@@ -52,15 +52,11 @@ def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
   * Palette, grayscale, 1-bit and CMYK images are converted to RGB; colour
     profiles are not applied. Of an animation, the first frame is read.
 
-  Args:
-    image: an encoded JPEG, PNG, WebP, BMP or GIF; or uint8 pixels [h, w, 3]
-      (returned as they are, uncopied), [h, w, 1] or [h, w].
-
-  Raises:
-    DecodeError: the bytes are of another format, damaged, cut short, or claim
-      more pixels than Pillow's limit against decompression bombs.
-    InputError: an array of another dtype or shape: a fault of the data set,
-      not of one image.
+  `image` is an encoded JPEG, PNG, WebP, BMP or GIF; or uint8 pixels [h, w, 3]
+  (returned as they are, uncopied), [h, w, 1] or [h, w]. DecodeError: the bytes
+  are of another format, damaged, cut short, or claim more pixels than Pillow's
+  limit against decompression bombs. InputError: an array of another dtype or
+  shape: a fault of the data set, not of one image.
   """
   if isinstance(image, np.ndarray):
     shape = image.shape + (1,) * (image.ndim == 2)

@@ -40,17 +40,10 @@ _MOST_TIMES = 64
 def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   """The file of weights, downloaded once if it is elsewhere.
 
-  Downloads from the Hub are in its own cache; others are kept in
-  $ONESHOT_DP_WEIGHTS_DIR, or the user's cache.
-
-  Args:
-    location: a path, gs://, s3:// or hf://OWNER/REPO[@REVISION]/FILE.
-    sha256: what the file's must be, in hexadecimal.
-
-  Raises:
-    InputError: there is no such file, its server denies it, or it has another
-      SHA-256.
-    RunError: the network or the disk fails.
+  `location`: a path, gs://, s3:// or hf://OWNER/REPO[@REVISION]/FILE. Those of
+  the Hub are in its own cache, others in $ONESHOT_DP_WEIGHTS_DIR, or the user's
+  cache. InputError: there is no such file, its server denies it, or its SHA-256
+  is not `sha256` (hexadecimal). RunError: the network or the disk fails.
   """
   wanted = sha256 and sha256.lower()
   if wanted is not None and not re.fullmatch("[0-9a-f]{64}", wanted):

@@ -118,14 +118,6 @@ def apply_function(
   return apply
 
 
-def output_shape(
-  apply: Callable[..., Any], params: Any, image_size: int
-) -> tuple[int, ...]:
-  """The shape that `apply` gives for two images, without computing anything."""
-  images = jax.ShapeDtypeStruct((2, image_size, image_size, 3), jnp.uint8)
-  return jax.eval_shape(apply, params, images).shape
-
-
 def load_backbone(
   name: str,
   weights: str | None = None,
@@ -140,12 +132,10 @@ def load_backbone(
   >>> backbone.feature_dim, backbone.preprocessing.image_size
   (128, 32)
 
-  Its arguments are as `ExtractConfig` has them.
-
-  InputError: an unknown name; weights that are missing or not those of the
-  backbone; an image size or an embedding that it does not have; a user's
-  function that fails, or whose embeddings depend on the other images. RunError:
-  a download failed.
+  Its arguments are as `ExtractConfig` has them. InputError: an unknown name;
+  weights that are missing or not those of the backbone; an image size or an
+  embedding that it does not have; a user's function that fails, or whose
+  embeddings depend on the other images. RunError: a download failed.
   """
   if ".py:" in name:
     if embedding or compute_dtype:
@@ -185,10 +175,11 @@ def load_backbone(
       f"--backbone {name}: {escaped(str(path))} does not fit: {said}."
     ) from error
   apply = apply_function(network, preprocessing)
+  image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.uint8)
   return Backbone(
     name=name,
     embedding=network.embedding,
-    feature_dim=output_shape(apply, params, side)[1],
+    feature_dim=jax.eval_shape(apply, params, image).shape[1],
     preprocessing=preprocessing,
     weights_sha256=sha256,
     compute_dtype=compute_dtype,
@@ -249,10 +240,12 @@ def _user_function(
     # Of the bytes that were hashed, not of the file at some later time.
     exec(compile(source, place, "exec"), vars(module))
     apply = apply_function(getattr(module, function), preprocessing)
-    shape = output_shape(apply, params, preprocessing.image_size)
+    side = preprocessing.image_size
+    images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.uint8)
+    shape = jax.eval_shape(apply, params, images).shape
     if len(shape) != 2 or shape[0] != 2:
       raise ValueError(f"{list(shape)} for 2 images; it must give [b, d]")
-    _check_images_are_apart(apply, params, preprocessing.image_size)
+    _check_images_are_apart(apply, params, images.shape)
   except Exception as error:
     said = escaped(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
     raise InputError(f"--backbone {escaped(name)}: {said}.") from error
@@ -271,10 +264,9 @@ def _user_function(
 
 
 def _check_images_are_apart(
-  apply: Callable[..., Any], params: Arrays, image_size: int
+  apply: Callable[..., Any], params: Arrays, shape: tuple[int, ...]
 ) -> None:
   """ValueError: an image's embedding changes with its neighbour, in one try."""
-  shape = (2, image_size, image_size, 3)
   batch = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
   beside_another = np.stack([batch[0], 255 - batch[0]])
   run = jax.jit(apply)

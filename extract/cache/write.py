@@ -105,10 +105,9 @@ def _drop_job_files(store: storage.Store) -> None:
 def finish(out: str, job: CacheJob) -> FeatureCache:
   """Makes the directory of all shards a cache, and drops the job's files.
 
-  Whatever is there is described: every shard is read once.
-
-  InputError: no shard has a row, or the directory is another job's by now.
-  RunError: a shard is not there, or damaged.
+  Whatever is there is described: every shard is read once. InputError: no shard
+  has a row, or the directory is another job's by now. RunError: a shard is not
+  there, or damaged.
   """
   if not begin(out, job):  # finished by another launch of the job
     return open_cache(out)
@@ -138,21 +137,15 @@ def write_cache(
   """Writes rows that come in blocks of any size; in memory is one shard.
 
   Their keys are made here, of the embeddings. The directory of a call that
-  failed is left as it was.
+  failed is left as it was. InputError: rows that a cache cannot hold, or an
+  `out` that holds anything else. RunError: a full or broken disk.
 
   Args:
-    out: a path or a URL that is not there yet, or of a killed call.
+    out: a path or a URL that is not there yet, or of a killed call; a finished
+      cache of these rows is given back.
     info: what the rows are; `source_num_examples` is how many.
     blocks: in order; embedding and label, `unit_id` if `info` says so, and
       `example_id` unless it is their position.
-
-  Returns:
-    The cache; the finished one, if it is there and of these rows.
-
-  Raises:
-    InputError: rows that a cache cannot hold, or an `out` that holds anything
-      else.
-    RunError: a full or broken disk.
   """
   out, info = os.fspath(out), dataclasses.replace(info, keys="embedding")
   job, store = CacheJob(info=info, more="import"), storage.store_at(out)

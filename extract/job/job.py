@@ -53,25 +53,17 @@ def run_extraction(
   bytes on machines that are alike, on any runner, however often it was killed
   and started again.
 
-  Args:
-    config: what to extract.
-    out: the cache; it may be of an earlier try, which is resumed.
-    beam_flags: Beam's own, `--runner` among them; none is a loop here.
-
-  Returns:
-    The finished cache.
-
-  Raises:
-    InputError: the request, the source, the weights or an image is at fault,
-      or `out` holds something else.
-    RunError: a worker, the runner or a disk failed.
-    KeyboardInterrupt: Ctrl-C; says what is kept, and what may still run.
+  `out`, the cache, may be of an earlier try, which is resumed; `beam_flags` are
+  Beam's own, `--runner` among them, and none is a loop here. InputError: the
+  request, the source, the weights or an image is at fault, or `out` holds
+  something else. RunError: a worker, the runner or a disk failed.
+  KeyboardInterrupt: Ctrl-C; says what is kept, and what may still run.
   """
   options = None
   if beam_flags:  # Beam takes a second or two to import.
-    from oneshot_dp.extract.job.on_beam import pipeline_options
+    from oneshot_dp.extract.job import on_beam
 
-    options = pipeline_options(beam_flags)
+    options = on_beam.pipeline_options(beam_flags)
   source = open_source(config.source)
   if not len(source):
     raise InputError(f"{source.name}, split {source.split}: no images.")
@@ -88,9 +80,7 @@ def run_extraction(
   try:
     with progress_bar(info.split, info.source_num_examples) as bar:
       if options:
-        from oneshot_dp.extract.job.on_beam import run_on_beam
-
-        run_on_beam(job, listing, options, bar)
+        on_beam.run_on_beam(job, listing, options, bar)
       else:
         for index in range(info.num_shards):
           extract_shard(job, index)

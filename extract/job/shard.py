@@ -109,13 +109,8 @@ def embed(
 
   Formal guarantees: an embedding is a function of its image alone, of its
   index and of the machine: which images are beside it, or are missing, changes
-  no bit of it.
-
-  Args:
-    source: where the images are from.
-    indices: which of them.
-    embedder: what embeds them.
-    views: the mean over so many random views, instead of the centre.
+  no bit of it. With `views` it is the mean over so many random views, instead
+  of the centre.
   """
   shown_as, each = embedder.backbone.preprocessing, views or 1
   blank = np.zeros((shown_as.image_size, shown_as.image_size, 3), np.uint8)

@@ -52,9 +52,8 @@ _WHAT = (
 def open_source(settings: SourceSettings) -> Source:
   """Opens one split of a data set.
 
-  It is listed, and labels and units are read, so this is done once, where a
-  job is started. What TFDS has not on disk yet is downloaded and prepared.
-
+  It is listed, and labels and units are read, so this is done once, where a job
+  is started. What TFDS has not on disk yet is downloaded and prepared.
   InputError: there is no such data set or split, or it is not what it should
   be. RunError: a TFDS data set cannot be downloaded or prepared.
   """
