@@ -62,8 +62,8 @@ def test_what_is_no_name_and_errors_without_words():
     check_num_classes(1_000_001, "it")
 
 
-def source(**settings: Any):
-  return SourceSettings(**{"location": ("x",), **settings})
+def source(location: Any = ("x",), **settings: Any):
+  return SourceSettings(location=location, **settings)
 
 
 def job(**settings: Any):

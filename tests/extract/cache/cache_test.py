@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,10 +119,11 @@ def test_rows_that_cannot_be_leave_nothing_behind(tmp_path, changes, said):
 def test_an_iterator_that_fails_or_ends_leaves_nothing_behind(tmp_path):
   info = make_info(50, 9)
   some = part(imported(make_rows(info)), range(20))
-  for pieces, kind, said in (
+  wrong: list[tuple[Any, type[Exception], str | None]] = [
     ((each() for each in (some.copy, {}.popitem)), KeyError, None),
     ([some], ValueError, "20 rows came, and source_num_examples is 50"),
-  ):
+  ]
+  for pieces, kind, said in wrong:
     with pytest.raises(kind, match=said):
       write_cache(tmp_path / "cache", info, pieces)
     assert not (tmp_path / "cache").exists()
