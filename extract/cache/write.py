@@ -37,7 +37,7 @@ from oneshot_dp.extract.cache.shard_file import (
 )
 from oneshot_dp.extract.threads import ahead
 
-_AT_ONCE = 8
+_AT_ONCE = 2
 """Shards that are described at once."""
 JOB_FILE = "job.json"
 """Like all that no finished cache has, it starts with "job."."""
