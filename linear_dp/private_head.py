@@ -55,7 +55,7 @@ class PrivateHead:
   def __repr__(self) -> str:
     made, (d, k) = self.trained, self.head.kernel.shape
     size = f"feature_dim={d}, num_classes={k}"
-    budget = f"epsilon={made.epsilon:g}, delta={made.delta:g}"
+    budget = f"epsilon={made.epsilon}, delta={made.delta}"
     said = "" if made.private else ", NOT PRIVATE"
     return f"PrivateHead({made.name}, {size}, {budget}{said})"
 
@@ -99,7 +99,7 @@ class PrivateHead:
 
     As in receipt.json of `oneshot-dp train`, as far as arrays can know it.
     """
-    made, mu2 = self.trained, self.trained.mu_squared or 0.0
+    made, mu2 = self.trained, self.trained.mu_squared
     own = "num_examples", "num_classes_source", "privacy_unit"
     stated = {name: getattr(self, name) for name in own} | {
       "private": made.private,
@@ -117,9 +117,10 @@ class PrivateHead:
     }
     follows = {
       "mu_squared": mu2,
-      "noise_multiplier": mu2**-0.5,
+      "noise_multiplier": mu2 and mu2**-0.5,
       "epsilon": made.epsilon,
-      "epsilon_if_replaced": accounting.epsilon_of(4 * mu2, made.delta or 0.0),
+      "epsilon_if_replaced": mu2
+      and accounting.epsilon_of(4 * mu2, made.delta or 0.0),
     }
     return {"stated": stated, "follows": follows}
 

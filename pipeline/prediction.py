@@ -43,8 +43,8 @@ def backbone_of(
   identity = stated["backbone"]
   if not identity.get("preprocess"):
     raise InputError(
-      f"{saved.path} was trained on imported features, and how images become"
-      " such features is not known here: give a cache of them."
+      "the head was trained on imported features, and how images become such"
+      " features is not known here: give a cache of them."
     )
   name = backbone or identity["name"]
   is_own = bool(identity.get("code_sha256")) or ".py:" in name
@@ -60,7 +60,7 @@ def backbone_of(
   known = sha256_of([found.identity, found.feature_dim])
   if known != stated["backbone_fingerprint"]:
     raise InputError(
-      f"{found.name} here is not the backbone that {saved.path} was trained on:"
+      f"{found.name} here is not the backbone that the head was trained on:"
       " its weights, code, embedding or preprocessing differ"
       f" ({known[:12]} instead of {stated['backbone_fingerprint'][:12]}):"
       " name those of the training with --weights or --backbone."

@@ -33,8 +33,10 @@ def open_vectors(path: Path) -> "Npz | Parquet":
     files = [there[n] for n in sorted(there) if not re.search("/[._]", n)]
     if not files:
       raise InputError(f"{path} has no .parquet file: name a file to import.")
+    for file in files:  # a pipe or device would be read for ever
+      open_regular(file).close()
     return Parquet(path, files)
-  open_regular(path).close()  # a pipe or device would be read for ever
+  open_regular(path).close()
   if (suffix := path.suffix.lower()) == ".npz":
     return Npz(path)
   if suffix == ".parquet":

@@ -94,6 +94,7 @@ def _among_real_rows(
   canaries = audit.Canaries(
     count=m, dim=dim, num_classes=k, real=data_of(cache)
   )
+  plan.rows.clear()  # of `auto`, kept in memory
   rows, coins = audit.tossed(canaries, head)
   (charge,) = plan.bills[0].charges
   charge = charge._replace(what=f"audit of {charge.what}")

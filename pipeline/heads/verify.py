@@ -1,5 +1,6 @@
 """Whether a head is what its receipt says, and was paid for."""
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from oneshot_dp.pipeline.ledger.charges import Left, exists, sha256, spent
 from oneshot_dp.pipeline.ledger.deliver import WEIGHTS_FILE
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
+_MOST_WEIGHTS = 1 << 34  # bytes; `train` refuses to make so many
 _NOBODY = "nobody can tell from files alone that weights contain noise"
 
 
@@ -31,7 +33,7 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
 
   InputError: there is no head, or the ledger is damaged.
   """
-  weights, faults = read_regular(path / WEIGHTS_FILE), ()
+  weights, faults = read_regular(path / WEIGHTS_FILE, _MOST_WEIGHTS), ()
   left = ledger.heads().get(sha256(weights))
   try:
     saved = read_head(path)
@@ -88,4 +90,9 @@ def earlier_head(
     why = f"it was trained on other rows than {cache.name} has"
   if why:
     raise InputError(f"{path} cannot be gone on from: {why}.")
-  return saved
+  # Its σ were rounded up: what was paid for it alone is a hair more, and with
+  # the rest adds up to the larger budget, which may be the cap.
+  trained, paid = saved.trained, float(spent(ledger.paid(then[0].id)))
+  if paid <= (trained.mu_squared or 0.0) * (1 + 1e-9):
+    trained = dataclasses.replace(trained, mu_squared=paid)
+  return dataclasses.replace(saved, trained=trained)

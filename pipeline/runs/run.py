@@ -69,11 +69,12 @@ def _run(asked: Request, hosts: Hosts) -> Answer:
 
   def make(folder: Path | None, ids: Sequence[str]) -> None:
     answers.append(Answer(text="", facts={}))
-    hosts.sum(lambda: _DONE)  # it is charged, or an error was told here
+    hosts.from_first(lambda: _DONE + 1)  # it is charged
     answers.append(_made(plan, folder, ids))
 
   if hosts.index != 0:
-    make(None, [""] * len(plan.jobs))
+    if hosts.from_first(lambda: _DONE).any():  # or an error is told here
+      _made(plan, None, [""] * len(plan.jobs))
     return Answer(text="", facts={"host": hosts.index})
   print(*plan.said(), sep="\n", file=sys.stderr)
   try:
@@ -83,8 +84,10 @@ def _run(asked: Request, hosts: Hosts) -> Answer:
     if not answers:
       hosts.sum(functools.partial(_raise, error))
     raise
-  # There is no answer where a run was killed when all was done.
-  return (answers or [Answer(text=f"{asked.out} is done", facts={})])[-1]
+  if not answers:  # The run that was killed had done all but show it.
+    hosts.from_first(lambda: _DONE)
+    answers.append(Answer(text=f"{asked.out} is done", facts={}))
+  return answers[-1]
 
 
 def _raise(error: Exception) -> np.ndarray:

@@ -1,10 +1,12 @@
 """A head that goes on from another, a run that was stopped, many hosts."""
 
 import socket
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.verify import verify_head
 from oneshot_dp.pipeline.ledger.charges import spent
@@ -30,6 +32,15 @@ class TestGoingOn:
       for saved in (read_head(Path("a")), later)
     ]
     assert releases == [releases[1] // 2, releases[1]]
+
+  def test_a_cap_can_be_used_up(self, capsys, place, ledger):
+    """Nothing of the cap is lost to noise multipliers that are rounded up."""
+    cap = "budget --cache CACHE --max-epsilon 2 --max-delta 1e-6"
+    succeeds(capsys, *place(cap))
+    words = "TRAIN --head lamb --delta 1e-6 --epsilon"
+    succeeds(capsys, *place(f"{words} 1 --out a"))
+    succeeds(capsys, *place(f"{words} 2 --out b --from a"))
+    assert spent(ledger.entries("clusters")) == Fraction(mu_squared(2.0, 1e-6))
 
   def test_other_rows_under_the_same_name_are_refused(
     self, capsys, place, ledger
