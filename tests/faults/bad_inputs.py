@@ -8,7 +8,6 @@ digests beside it as they were or fitted anew. `nonsense` breaks the words.
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -134,8 +133,7 @@ def nonsense(words, others, draw):
 
 def spoilt(place, others, draw):
   """Breaks a file at this place, or below it; and were digests fitted to it?"""
-  fits = False
-  files = [p for p in [place, *place.rglob("*")] if p.is_file()]
+  fits, files = False, [p for p in [place, *place.rglob("*")] if p.is_file()]
   file = draw.choice(sorted(files))
   match draw.randrange(10):
     case 0:
@@ -160,39 +158,38 @@ def spoilt(place, others, draw):
 
 def _edit(file, draw):
   """Changes what the bytes mean."""
-  data, end = file.read_bytes(), 8
-  if file.suffix == ".json":
-    file.write_text(json.dumps(_other(json.loads(data), draw)))
-  elif file.suffix == ".npz":
-    with zipfile.ZipFile(io.BytesIO(data)) as old:
-      members = {name: old.read(name) for name in old.namelist()}
-    name = draw.choice(sorted(members))
-    members[name] = damaged(members[name], draw)
-    with zipfile.ZipFile(file, "w") as new:
-      for name, content in members.items():
-        new.writestr(name, content)
-  elif file.suffix == ".safetensors":
-    end += struct.unpack("<Q", data[:8])[0]
-    said = json.dumps(_other(json.loads(data[8:end]), draw)).encode()
-    file.write_bytes(struct.pack("<Q", len(said)) + said + data[end:])
-  elif file.suffix == ".parquet":
-    table = pq.read_table(file)
-    n, at = len(table), draw.randrange(table.num_columns)
-    name = draw.choice([table.column_names[at], "label", "other"])
-    kinds: list[Any] = [pa.nulls(n), ["ε"] * n, [None, *[1] * (n - 1)]]
-    column = draw.choice([*kinds, [[0.5]] * n, [2**62] * n])
-    pq.write_table(table.set_column(at, name, pa.array(column)), file)
-  else:
-    file.write_bytes(damaged(data, draw))
+  data = file.read_bytes()
+  match file.suffix:
+    case ".json":
+      file.write_text(json.dumps(_other(json.loads(data), draw)))
+    case ".npz":
+      with zipfile.ZipFile(file) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+      name = draw.choice(sorted(members))
+      members[name] = damaged(members[name], draw)
+      with zipfile.ZipFile(file, "w") as new:
+        for member in members.items():
+          new.writestr(*member)
+    case ".safetensors":
+      end = 8 + struct.unpack("<Q", data[:8])[0]
+      said = json.dumps(_other(json.loads(data[8:end]), draw)).encode()
+      file.write_bytes(struct.pack("<Q", len(said)) + said + data[end:])
+    case ".parquet":
+      table = pq.read_table(file)
+      n, at = len(table), draw.randrange(table.num_columns)
+      name = draw.choice([table.column_names[at], "label", "other"])
+      kinds: list[Any] = [pa.nulls(n), ["ε"] * n, [None, *[1] * (n - 1)]]
+      column = draw.choice([*kinds, [[0.5]] * n, [2**62] * n])
+      pq.write_table(table.set_column(at, name, pa.array(column)), file)
+    case _:
+      file.write_bytes(damaged(data, draw))
 
 
 def _other(value, draw):
   """The same JSON, but for one value in it, or with one less."""
-  some: Any = sorted(value) if isinstance(value, dict) else ()
-  if isinstance(value, list):
-    some = range(len(value))
-  if not some or draw.random() < 0.1:
+  if not isinstance(value, dict | list) or not value or draw.random() < 0.1:
     return draw.choice(VALUES)
+  some: Any = sorted(value) if isinstance(value, dict) else range(len(value))
   at = draw.choice(some)
   if draw.random() < 0.1:
     del value[at]
@@ -214,8 +211,8 @@ def _fit(file):
     info.write_text(json.dumps(said | {"fingerprint": sha256_of(public)}))
   elif receipt.is_file():
     said = json.loads(receipt.read_bytes())
-    of = {"head.safetensors": "weights", "releases.safetensors": "releases"}
-    if file.name in of:
-      said["stated"][f"{of[file.name]}_sha256"] = sha256
+    if file.name in ("head.safetensors", "releases.safetensors"):
+      of = {"head": "weights"}.get(file.stem, file.stem)
+      said["stated"][f"{of}_sha256"] = sha256
     receipt.write_text(json.dumps(said))
     file.with_name("README.md").write_text(card(said))

@@ -55,11 +55,8 @@ def test_killed_commands_have_one_charge_and_one_set_of_heads(tmp_path, name):
     assert run(out) is not None  # at last, or it clears up
     runs += 1
     assert len([*results.iterdir()]) == runs
-    ledger = Ledger(path)
-    shown = {}
-    for place in results.iterdir():
-      shown |= deliver._heads_in(place)
-    assert shown == ledger.heads()
-    charged = [each.id for each in ledger.entries()]
+    shown = deliver._heads_in(results)
+    assert shown == Ledger(path).heads()
+    charged = [each.id for each in Ledger(path).entries()]
     assert {each.charge for each in shown.values()} == {*charged}
     assert len(charged) == runs

@@ -17,26 +17,23 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
   size = draw.choice((1, 1, 8, 64, 512))
   near = len(data) if draw.random() < 0.7 else min(len(data), 300)
   place, other = (draw.randrange(near) if near else 0 for _ in range(2))
-  first, last = sorted((place, other))
-  start, gone = data[:place], data[place : place + size]
-  rest = data[place + size :]
+  new, gone = bytearray(data), slice(place, place + size)
   match draw.randrange(7):
     case 0 | 1 if data:
-      bit = data[place] ^ (1 << draw.randrange(8))
-      return start + bytes([bit]) + data[place + 1 :]
+      new[place] ^= 1 << draw.randrange(8)
     case 2:
-      return start
+      del new[place:]
     case 3:
-      return start + bytes(len(gone)) + rest
+      new[gone] = bytes(len(new[gone]))
     case 4:
-      return start + rest
+      del new[gone]
     case 5:
-      return start + data[other : other + len(gone)] + rest
+      new[gone] = data[other : other + len(new[gone])]
     case _:
-      size = min(size, last - first)
-      a, b = data[first : first + size], data[last : last + size]
-      between = data[first + size : last]
-      return data[:first] + b + between + a + data[last + size :]
+      a, b = sorted((place, other))
+      one, two = (slice(x, x + min(size, b - a)) for x in (a, b))
+      new[two], new[one] = new[one], new[two]
+  return bytes(new)
 
 
 def damaged_copies(data: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
