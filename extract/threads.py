@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-_S, _T = TypeVar("_S"), TypeVar("_T")
+_S = TypeVar("_S")
+_T = TypeVar("_T")
 
 
 def ahead(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int64
+from scipy import special
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import NumClassesSource
@@ -82,9 +83,7 @@ class PrivateHead:
 
   def predict_proba(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
     """The softmax of the logits, float64: *not calibrated*."""
-    logits = self.logits(embeddings).astype(float)
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    return special.softmax(self.logits(embeddings).astype(float), axis=1)
 
   def predict(self, embeddings: Any) -> Int64[np.ndarray, " n"]:
     """The class with the largest logit, the first of those that tie."""

@@ -74,8 +74,8 @@ def _example() -> Any:
   return message_factory.GetMessageClass(found)
 
 
-def encode_shard(rows: Rows, job: CacheJob) -> bytes:
-  """A shard of these rows, the same bytes in every process.
+def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
+  """What a shard of these rows is, and its bytes: the same in every process.
 
   One of no rows has a block, too: it says whose the shard is.
   """
@@ -95,7 +95,15 @@ def encode_shard(rows: Rows, job: CacheJob) -> bytes:
           entry.value.bytes_list.value.append(data)
         writer.write(example.SerializeToString())
       writer.close()
-      return pathlib.Path(path).read_bytes()
+      data = pathlib.Path(path).read_bytes()
+  shard = Shard(
+    file=job.info.shard_name(index),
+    rows=len(rows["label"]),
+    blocks=len(starts),
+    bytes=len(data),
+    sha256=hashlib.sha256(data).hexdigest(),
+  )
+  return shard, data
 
 
 def _decoded(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
@@ -153,17 +161,15 @@ def read_shard(
   return blocks, jobs, shard
 
 
-def put_shard(out: str, job: CacheJob, index: int, data: bytes) -> bool:
-  """Puts a shard, unless one is there; whether it is there now, as given.
+def put_shard(out: str, job: CacheJob, shard: Shard, data: bytes) -> Shard:
+  """Puts a shard, unless one is there; says what is there.
 
-  Another of the job is of a worker whose devices round otherwise, say.
-  RunError: another job's is there, or a damaged one.
+  RunError: another job's shard is there, or a damaged one.
   """
-  name = job.info.shard_name(index)
-  if storage.put_once(storage.store_at(out), name, data) == data:
-    return True
-  kept_shard(out, job, name)
-  return False
+  if storage.put_once(storage.store_at(out), shard.file, data) == data:
+    return shard
+  # Of a worker whose devices round otherwise, say.
+  return kept_shard(out, job, shard.file) or shard
 
 
 def kept_shard(out: str, job: CacheJob, name: str) -> Shard | None:

@@ -9,7 +9,6 @@ metadata makes the directory a cache. None of it needs a lock.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -24,6 +23,7 @@ from oneshot_dp.extract.cache.format import (
   INFO_FILE,
   CacheInfo,
   Rows,
+  Shard,
   tfds_files,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys
@@ -35,10 +35,7 @@ from oneshot_dp.extract.cache.shard_file import (
   kept_shard,
   put_shard,
 )
-from oneshot_dp.extract.threads import ahead
 
-_AT_ONCE = 2
-"""Shards that are described at once."""
 JOB_FILE = "job.json"
 """Like all that no finished cache has, it starts with "job."."""
 
@@ -82,7 +79,7 @@ def begin(out: str, job: CacheJob) -> bool:
       " another --out, or remove it to start again."
     )
   if finished is not None:
-    _drop_job_files(store)
+    _drop_job_files(store, storage.listed(store))
   return finished is None
 
 
@@ -97,37 +94,38 @@ def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
     yield f"{name} is {shown[0]} there and {shown[1]} now"
 
 
-def _drop_job_files(store: storage.Store) -> None:
-  names = storage.listed(store)
+def _drop_job_files(store: storage.Store, names: Iterable[str]) -> None:
   storage.remove(store, [n for n in names if n.startswith("job.")])
 
 
-def finish(out: str, job: CacheJob) -> FeatureCache:
+def finish(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
   """Makes the directory of all shards a cache, and drops the job's files.
 
-  Whatever is there is described: every shard is read once. InputError: no shard
-  has a row, or the directory is another job's by now. RunError: a shard is not
-  there, or damaged.
+  InputError: no shard has a row. RunError: a shard is not there, or the
+  directory is another job's by now.
   """
-  if not begin(out, job):  # finished by another launch of the job
-    return open_cache(out)
-  store = storage.store_at(out)
+  store, found = storage.store_at(out), {shard.file: shard for shard in shards}
+  files = storage.listed(store)
+  sizes = {name: size for name, (size, _) in files.items()}
   names = [job.info.shard_name(i) for i in range(job.info.num_shards)]
-  look = functools.partial(kept_shard, out, job)
-  found = [*ahead(look, names, 2 * _AT_ONCE, _AT_ONCE)]
-  shards = tuple(shard for shard in found if shard)
-  if missing := set(names).difference(shard.file for shard in shards):
+  there = {n for n, shard in found.items() if sizes.get(n) == shard.bytes}
+  if missing := [name for name in names if name not in there]:
     raise RunError(
       f"{store.where()}: {len(missing)} of {len(names)} shards are not there,"
-      f" as {min(missing)}; run the same command again."
+      f" as {missing[0]}; run the same command again."
     )
-  info = dataclasses.replace(job.info, shards=shards)
-  if not any(shard.rows for shard in shards):
+  info = dataclasses.replace(job.info, shards=tuple(found[n] for n in names))
+  if not any(shard.rows for shard in info.shards):
     raise InputError(f"{store.where()}: every example was skipped.")
+  begun = storage.read(store, JOB_FILE)
+  is_ours = begun is not None and json.loads(begun).get("job") == job.digest
+  # Or the same job has just been finished, by another launch of it.
+  if not is_ours and storage.read(store, INFO_FILE) != info.to_json():
+    raise RunError(f"{store.where()} was taken over by another job.")
   for name, data in (tfds_files(info) | {INFO_FILE: info.to_json()}).items():
     if storage.put_once(store, name, data) != data:
       raise RunError(f"{store.where(name)} is of another job; remove it.")
-  _drop_job_files(store)
+  _drop_job_files(store, files)
   return open_cache(out)
 
 
@@ -149,19 +147,26 @@ def write_cache(
   """
   out, info = os.fspath(out), dataclasses.replace(info, keys="embedding")
   job, store = CacheJob(info=info, more="import"), storage.store_at(out)
-  before = storage.listed(store)
+  before, shards = storage.listed(store), []
   begin(out, job)
   try:
-    for index, rows in enumerate(_cut(blocks, info, store.where())):
-      if not put_shard(out, job, index, encode_shard(rows, job)):
+    for rows in _cut(blocks, info, store.where()):
+      made, data = encode_shard(rows, job, len(shards))
+      if put_shard(out, job, made, data) != made:
         raise InputError(
           f"{store.where()} holds other rows than these: choose another"
           " directory, or remove it."
         )
-    return finish(out, job)
+      shards.append(made)
+    return finish(out, job, shards)
   except BaseException:
     with contextlib.suppress(Exception):
-      storage.remove(store, storage.listed(store).keys() - before.keys())
+      there = storage.listed(store)
+      if INFO_FILE not in there:  # else it is another call's cache
+        own = {shard.file for shard in shards} - before.keys()
+        if not any(".array_record-" in n for n in there.keys() - own):
+          own |= {JOB_FILE} - before.keys()
+        storage.remove(store, own & there.keys())
       if store.remote is None:
         os.rmdir(store.place)
     raise

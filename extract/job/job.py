@@ -61,9 +61,9 @@ def run_extraction(
   """
   options = None
   if beam_flags:  # Beam takes a second or two to import.
-    from oneshot_dp.extract.job import on_beam
+    from oneshot_dp.extract.job.on_beam import pipeline_options
 
-    options = on_beam.pipeline_options(beam_flags)
+    options = pipeline_options(beam_flags)
   source = open_source(config.source)
   if not len(source):
     raise InputError(f"{source.name}, split {source.split}: no images.")
@@ -80,12 +80,15 @@ def run_extraction(
   try:
     with progress_bar(info.split, info.source_num_examples) as bar:
       if options:
-        on_beam.run_on_beam(job, listing, options, bar)
+        from oneshot_dp.extract.job.on_beam import run_on_beam
+
+        shards = run_on_beam(job, listing, options, bar)
       else:
+        shards = []
         for index in range(info.num_shards):
-          extract_shard(job, index)
+          shards.append(extract_shard(job, index))
           bar.update(len(info.shard_range(index)))
-    return finish(out, cache)
+    return finish(out, cache, shards)
   except BrokenImageError as error:
     raise _all_broken(source) or error from None
   except KeyboardInterrupt as stop:

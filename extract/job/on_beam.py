@@ -1,6 +1,6 @@
 """The job on Beam: a graph of shard numbers, run to its end or stopped.
 
-    Create(shards) → Reshuffle → extract_shard
+    Create(shards) → Reshuffle → extract_shard → what they are, in a file
 
 No image or row passes between workers. A job is stopped by a file that they
 look for: then the engine comes to the end of the graph by itself, and says so,
@@ -26,6 +26,7 @@ from apache_beam.options.pipeline_options import (
 
 from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.job import worker
 from oneshot_dp.extract.job.shard import Job
 
@@ -67,8 +68,8 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
 
 def run_on_beam(
   job: Job, listing: bytes, options: PipelineOptions, bar: Any
-) -> None:
-  """Makes all shards on Beam; `bar` shows how far.
+) -> list[Shard]:
+  """Makes all shards on Beam, and says what they are; `bar` shows how far.
 
   InputError, RunError: a worker raised it, or the runner failed, hangs or is
   lost. KeyboardInterrupt: Ctrl-C; says what may still run.
@@ -85,6 +86,7 @@ def run_on_beam(
     if said and isinstance(error, KeyboardInterrupt | RunError):
       raise type(error)(f"{error or 'interrupted'}; {said}") from error
     raise
+  return worker.described(job.out, run)
 
 
 class _Running(threading.Thread):
@@ -110,7 +112,9 @@ class _Running(threading.Thread):
       self._pipeline
       | beam.Create(range(job.cache.info.num_shards), reshuffle=False)
       | beam.Reshuffle()
-      | beam.Map(worker.extract, job.out, run)
+      | beam.FlatMap(worker.extract, job.out, run)
+      | beam.GroupByKey()
+      | beam.Map(worker.put_descriptions, job.out, run)
     )
 
   def run(self) -> None:

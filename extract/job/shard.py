@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, UInt8
 from oneshot_dp.configs.errors import BrokenImageError
 from oneshot_dp.configs.extract_config import EXAMPLE, ExtractConfig
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
-from oneshot_dp.extract.cache.format import Rows, image_key
+from oneshot_dp.extract.cache.format import Rows, Shard, image_key
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   checked,
@@ -203,15 +203,15 @@ def computed_by(backbone: Backbone, config: ExtractConfig) -> dict[str, Any]:
 
 def extract_shard(
   job: Job, index: int, after_each: Callable[[], None] = lambda: None
-) -> None:
-  """Makes a shard unless it is there.
+) -> Shard:
+  """Makes a shard unless it is there, and says what it is.
 
   `after_each` is called after each batch. BrokenImageError: an image cannot be
   decoded, and is not to be skipped. InputError, RunError: as `run_extraction`.
   """
   info, parts = job.cache.info, []
-  if kept_shard(job.out, job.cache, info.shard_name(index)):
-    return
+  if kept := kept_shard(job.out, job.cache, info.shard_name(index)):
+    return kept
   indices = info.shard_range(index)
   for rows, broken in embed(
     job.source, indices, job.embedder, job.config.views
@@ -225,4 +225,5 @@ def extract_shard(
     after_each()
   rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
   rows = checked(rows, info, f"{info.dataset}, {info.split}")
-  put_shard(job.out, job.cache, index, encode_shard(rows, job.cache))
+  made, data = encode_shard(rows, job.cache, index)
+  return put_shard(job.out, job.cache, made, data)

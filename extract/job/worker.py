@@ -9,6 +9,7 @@ import dataclasses
 import secrets
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.job.shard import (
   Job,
@@ -57,8 +59,14 @@ def launch(job: Job, listing: bytes) -> str:
   return run
 
 
-def extract(index: int, out: str, run: str) -> None:
-  """Makes a shard, unless the launch is to stop."""
+def described(out: str, run: str) -> list[Shard]:
+  """What the shards of a launch are, once all are there."""
+  said = _read(out, f"shards.{run}") or b"[]"
+  return msgspec.json.decode(said, type=list[Shard])
+
+
+def extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
+  """Makes a shard, and describes it, unless the launch is to stop."""
 
   def check_stopped() -> None:
     at, told = _looked.get(run, (0.0, False))
@@ -73,7 +81,15 @@ def extract(index: int, out: str, run: str) -> None:
     with _lock:  # threads share one
       if run not in _jobs:
         _jobs[run] = job_at(out, run)
-    extract_shard(_jobs[run], index, check_stopped)
+    shard = extract_shard(_jobs[run], index, check_stopped)
+    yield 0, msgspec.json.encode(shard)
+
+
+def put_descriptions(
+  group: tuple[int, Iterable[bytes]], out: str, run: str
+) -> None:
+  """Leaves what all shards are for the launcher."""
+  put(out, f"shards.{run}", b"[" + b",".join(sorted(group[1])) + b"]")
 
 
 def job_at(out: str, run: str) -> Job:

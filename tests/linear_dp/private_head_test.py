@@ -75,7 +75,7 @@ def test_learns_and_says_what_it_guarantees(head):
   replaced = epsilon_of(4 * follows["mu_squared"], DELTA)
   assert follows["epsilon_if_replaced"] == replaced > 18
   assert repr(loose) == (
-    f"PrivateHead({head}, feature_dim=6, num_classes=4, epsilon=18,"
+    f"PrivateHead({head}, feature_dim=6, num_classes=4, epsilon=18.0,"
     " delta=0.0001)"
   )
   assert strict.trained.epsilon == 2.0

@@ -95,7 +95,7 @@ def test_class_sums_are_one_scatter_of_int32(chip, classes):
   sums = of(chip, "int32", mesh.size, classes, WIDTH)
   with jax.enable_x64(False):
     scatter: Any = private_sums._scatter(mesh, False)
-    lowered = scatter.lower(sums, chunk_of(chip))
+    lowered = scatter.lower(sums, chunk_of(chip), ())
   given, made, temporaries = compiled(chip, lowered)
   assert not F64.search(given + made)
   assert "s64" not in made

@@ -33,10 +33,10 @@ class TestGoingOn:
     ]
     assert releases == [releases[1] // 2, releases[1]]
 
-  def test_a_cap_can_be_used_up(self, capsys, place, ledger):
+  def test_a_cap_can_be_used_up(self, capsys, place, ledger, train_cache):
     """Nothing of the cap is lost to noise multipliers that are rounded up."""
-    cap = "budget --cache CACHE --max-epsilon 2 --max-delta 1e-6"
-    succeeds(capsys, *place(cap))
+    cap = f"budget --cache {train_cache.path} --max-epsilon 2 --max-delta 1e-6"
+    succeeds(capsys, *cap.split())
     words = "TRAIN --head lamb --delta 1e-6 --epsilon"
     succeeds(capsys, *place(f"{words} 1 --out a"))
     succeeds(capsys, *place(f"{words} 2 --out b --from a"))

@@ -138,9 +138,8 @@ def test_zero_rows_in_a_shard_and_in_all(tmp_path):
 
   def put_all(out, *shards):
     begin(out, job)
-    for i, some in enumerate(shards):
-      put_shard(out, job, i, encode_shard(some, job))
-    return finish(out, job)
+    made = [encode_shard(some, job, i) for i, some in enumerate(shards)]
+    return finish(out, job, [put_shard(out, job, *each) for each in made])
 
   cache = put_all(out, none, rows)
   assert (cache.n, cache.num_rows) == (16, 3)  # those skipped count as nothing

@@ -67,17 +67,16 @@ def run_job(
   job = CacheJob(info=info, more=listing)
   if not begin(str(out), job):
     return open_cache(out)
-  for index in range(info.num_shards):
-    put(str(out), job, index, seed)
-  return finish(str(out), job)
+  shards = [put(str(out), job, i, seed) for i in range(info.num_shards)]
+  return finish(str(out), job, shards)
 
 
 def put(out: str, job: CacheJob, index: int, seed: int = 0):
-  if kept_shard(out, job, job.info.shard_name(index)):
-    return
+  if kept := kept_shard(out, job, job.info.shard_name(index)):
+    return kept
   indices = job.info.shard_range(index)
   rows = checked(part(make_rows(job.info, seed), indices), job.info, "rows")
-  put_shard(out, job, index, encode_shard(rows, job))
+  return put_shard(out, job, *encode_shard(rows, job, index))
 
 
 def columns(cache: FeatureCache) -> Rows:

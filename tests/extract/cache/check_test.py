@@ -43,7 +43,8 @@ def forge(out, changes) -> None:
 
 
 def put_forged(out, job, rows, index) -> None:
-  (out / job.info.shard_name(index)).write_bytes(encode_shard(rows, job))
+  made, data = encode_shard(rows, job, index)
+  (out / made.file).write_bytes(data)
   shards = list(job.info.shards)
   shards[index] = kept_shard(str(out), job, job.info.shard_name(index))
   write_info(out, dataclasses.replace(job.info, shards=tuple(shards)))

@@ -5,14 +5,30 @@ import dataclasses
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
+from oneshot_dp.extract.cache.read import check_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
-from oneshot_dp.extract.cache.write import JOB_FILE, begin, finish
-from tests.extract.cache.caches import digest, make_info, put, run_job
+from oneshot_dp.extract.cache.write import (
+  JOB_FILE,
+  begin,
+  finish,
+  write_cache,
+)
+from tests.extract.cache.caches import (
+  columns,
+  digest,
+  imported,
+  make_info,
+  make_rows,
+  part,
+  put,
+  run_job,
+)
 from tests.extract.refusals import refused
 
 INFO = make_info(40)
@@ -56,16 +72,12 @@ def test_other_files_are_left_alone(tmp_path):
 def test_a_shard_that_went_missing_is_noticed(tmp_path):
   out = str(tmp_path)
   begin(out, JOB)
-  for index in range(5):
-    put(out, JOB, index)
-  path = tmp_path / INFO.shard_name(3)
-  for spoil, said in (
-    (path.unlink, "1 of 5 shards are not there"),
-    (lambda: path.write_bytes(b"short"), "is damaged"),
-  ):
+  shards = [put(out, JOB, i) for i in range(5)]
+  path = tmp_path / shards[3].file
+  for spoil in (path.unlink, lambda: path.write_bytes(b"short")):
     spoil()
-    with refused(said, RunError):
-      finish(out, JOB)
+    with refused("1 of 5 shards are not there", RunError):
+      finish(out, JOB, shards)
     assert INFO_FILE not in digest(out)
 
 
@@ -75,11 +87,12 @@ def test_two_jobs_at_once_share_the_work(tmp_path):
   assert begin(out, JOB)
 
   def work(_):
+    shards = []
     for i in range(5):
       there = storage.read(storage.store_at(out), INFO.shard_name(i)) is None
       made.append(there)
-      put(out, JOB, i)
-    return finish(out, JOB)
+      shards.append(put(out, JOB, i))
+    return finish(out, JOB, shards)
 
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     caches = list(pool.map(work, range(4)))
@@ -148,3 +161,19 @@ def test_killed_anywhere_and_run_again_gives_the_same_bytes(tmp_path):
   whole = digest(tmp_path / "here")
   for out in tmp_path.iterdir():
     assert digest(out) == whole, out.name
+
+
+def test_an_import_that_is_refused_leaves_what_is_anothers(tmp_path):
+  info = make_info(50, 9)
+  own, other = (imported(make_rows(info, seed)) for seed in (0, 1))
+
+  def slow():
+    """The other has begun when this one's rows come."""
+    yield part(own, range(20))
+    with refused("holds other rows than these"):
+      write_cache(tmp_path / "cache", info, [other])
+    yield part(own, range(20, 50))
+
+  cache = write_cache(tmp_path / "cache", info, slow())
+  np.testing.assert_array_equal(columns(cache)["label"], own["label"])
+  assert check_cache(tmp_path / "cache") == []
