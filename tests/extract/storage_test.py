@@ -96,6 +96,7 @@ def copied(url, to):
   return to
 
 
+@pytest.mark.slow
 @STORES
 def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
   place, tmp_path, monkeypatch
@@ -194,6 +195,7 @@ def test_what_a_store_refuses_is_one_line(place, monkeypatch):
     run_job(url, make_info())
 
 
+@pytest.mark.slow
 @EVERYWHERE
 def test_an_orphan_of_another_job_is_never_counted(
   place, tmp_path, monkeypatch

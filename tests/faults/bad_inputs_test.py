@@ -31,6 +31,7 @@ LEDGER = Path("ledger.sqlite")
 PAYING = "train", "sweep", "evaluate", "export", "budget", "audit"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* so K = 4 is taken from the labels")
 def test_bad_inputs_are_one_line_or_change_nothing(tmp_path, monkeypatch):
   monkeypatch.setenv("ONESHOT_DP_LEDGER", str(LEDGER))

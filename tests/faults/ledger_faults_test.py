@@ -19,6 +19,8 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults import writers
 from tests.faults.harness import KILLS, ROOT, everything_in
 
+pytestmark = pytest.mark.slow
+
 COST = Fraction(writers.COST)
 
 

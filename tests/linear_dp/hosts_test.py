@@ -86,18 +86,21 @@ def two_hosts(hosts):
   return [stdout.splitlines()[:-1] for _, stdout, _ in found]
 
 
+@pytest.mark.slow
 def test_two_hosts_let_out_what_one_does(two_hosts):
   """Of rows and of units, noise and all, on both."""
   for sums, *_ in two_hosts:
     check_sums(sums, host_worker.FEW)
 
 
+@pytest.mark.slow
 def test_a_host_may_have_no_rows(two_hosts):
   data = data_of(*hostile_rows(np.random.default_rng(0), n=9))
   expected = [STATISTICS[n].exact(data).tolist() for n in host_worker.FEW]
   assert [json.loads(empty) for _, empty, *_ in two_hosts] == [expected] * 2
 
 
+@pytest.mark.slow
 def test_what_one_host_fails_with_all_do_and_they_go_on(two_hosts):
   kinds = "InputError", "RunError"
   errors = [f"{kind} host 1: a shard is damaged" for kind in kinds]

@@ -21,6 +21,8 @@ from oneshot_dp.pipeline.runs.scores import data_of
 from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import write_clusters
 
+pytestmark = pytest.mark.slow
+
 DELTA = 1e-5
 FEW = Canaries(count=1000, dim=128, num_classes=2)
 TRUE = private_sums.rounded_gaussian

@@ -28,6 +28,7 @@ def shown(count=100):
   return np.stack([resize_and_crop(image, preprocessing) for image in images])
 
 
+@pytest.mark.slow
 def test_what_is_exported_names_the_class_of_100_in_100(tmp_path, capsys, head):
   out, photos = tmp_path / "model", tmp_path / "photos"
   said, _ = succeeds(capsys, "export", head.path, "--to", out)

@@ -25,6 +25,7 @@ def features(tmp_path, monkeypatch):
   return path
 
 
+@pytest.mark.slow
 def test_tables_and_figures(features, tmp_path, monkeypatch, capsys):
   for name in "_CHANGED", "_EPSILONS":
     monkeypatch.setattr(experiments, name, (2.0,))

@@ -179,6 +179,7 @@ def test_a_killed_run_leaves_nothing(
   succeeds(capsys, *words)
 
 
+@pytest.mark.slow
 def test_a_function_that_was_changed_is_another_backbone(
   tmp_path, capsys, photos
 ):

@@ -153,6 +153,7 @@ print(killed)
 """
 
 
+@pytest.mark.slow
 def test_killed_anywhere_and_run_again_gives_the_same_bytes(tmp_path):
   words = [sys.executable, "-c", _KILLS, str(tmp_path)]
   told = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -48,6 +48,7 @@ def whole(photos, tmp_path_factory) -> dict[str, str]:
   return digest(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "flags",
   [
@@ -151,6 +152,7 @@ def test_a_worker_that_is_not_like_the_launcher(photos, tmp_path, monkeypatch):
     run_extraction(job_of(photos), str(tmp_path / "cache"), THREADS)
 
 
+@pytest.mark.slow
 def test_a_stall_stops_the_workers_and_says_so(
   photos, whole, tmp_path, monkeypatch
 ):
