@@ -215,10 +215,11 @@ def memory_needed(
   """About the bytes that training holds at most, from public facts.
 
   Measured: 12 times the weights [K, d] in 8 bytes, 11 times a moment [d, d];
-  rows of `auto` twice, where they fit; a mean row of 8 bytes a row of a unit.
+  rows of `auto` twice, where they fit; a mean row of 8 bytes a row of a unit;
+  64 bytes for the keys of a row, of 2^23 rows at most.
   """
   d, k = feature_dim, num_classes
-  needed = 400 * 2**20 + 96 * k * d
+  needed = 400 * 2**20 + 96 * k * d + 64 * min(n, 2**23)
   if unit != "example":
     needed += 18 * n * d
   if head == "auto":

@@ -13,7 +13,7 @@ whatever is made of them, stay with the private data.
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64, UInt64
@@ -24,6 +24,8 @@ from oneshot_dp.extract.cache.format import Rows
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.read import FeatureCache
 
+MOST_KEYS = 1 << 22
+"""Of more of a kind the smallest are kept, which are a sample, as of hashes."""
 _MOST_VALUES = 256
 """Values of an embedding that its direction is read off."""
 _BUCKETS = 64
@@ -59,7 +61,8 @@ def direction_keys(
   the buckets' mean size is cut into cells, and the cells are hashed. A row
   scaled by a power of two has the same key; one scaled otherwise, brought to
   norm 1 or rounded has it mostly (`_FINENESS`). 0, which no row is said to
-  share: a row of zeros, one that is not finite, any row of fewer than 8 values.
+  share: buckets of zeros, or that are not finite; any row of fewer than 8
+  values.
   """
   rows, d = embedding.shape
   if d < _LEAST_DIM or not rows:
@@ -72,7 +75,6 @@ def direction_keys(
     # Of roots: a bucket that is far larger than the others hides none of them.
     scale = np.sqrt(np.abs(buckets)).mean(axis=1, keepdims=True) ** 2
     good = np.isfinite(scale[:, 0]) & (scale[:, 0] > 0)
-    good &= np.isfinite(embedding).all(axis=1)
     cells = np.floor(buckets[good] / scale[good] * (_FINENESS / m) + 0.5)
   keys = np.zeros(rows, np.uint64)
   keys[good] = _hashed(cells.astype("<i4"), b"direction", 8)[:, 0]
@@ -119,24 +121,32 @@ def _hashed(rows: np.ndarray, kind: bytes, size: int) -> np.ndarray:
   return np.frombuffer(b"".join(digests), "<u8").reshape(-1, size // 8).copy()
 
 
-class RowKeys(NamedTuple):
-  """Keys of the rows of a cache, 64 bits each, sorted, each once; private.
+def keys_of(cache: "FeatureCache") -> dict[str, UInt64[np.ndarray, " _keys"]]:
+  """Keys of a cache's rows, by kind: "image", "direction" and "unit"; private.
 
-  `unit` is empty where each example is a unit of its own.
+  64 bits each, sorted, each once, `MOST_KEYS` of a kind at most; a kind that no
+  row has is left out. Reads all rows once, and holds about 64 bytes for each,
+  of 2 · `MOST_KEYS` at most.
   """
-
-  image: UInt64[np.ndarray, " n"]
-  direction: UInt64[np.ndarray, " m"]
-  unit: UInt64[np.ndarray, " u"]
-
-
-def row_keys(cache: "FeatureCache") -> RowKeys:
-  """All keys of a cache's rows, in one pass."""
-  kinds: list[list[np.ndarray]] = [[np.empty(0, np.uint64)] for _ in range(3)]
+  found: dict[str, list[np.ndarray]] = {}
+  waiting = 0
   for rows in cache.blocks():
-    kinds[0].append(rows["image_key"][:, 0])
-    kinds[1].append(direction_keys(rows["embedding"]))
+    new = {
+      "image": rows["image_key"][:, 0],
+      "direction": direction_keys(rows["embedding"]),
+    }
     if "unit_id" in rows:
-      kinds[2].append(_unit_words(np.unique(rows["unit_id"])))
-  found = (np.unique(np.concatenate(words)) for words in kinds)
-  return RowKeys(*(words[words != 0] for words in found))
+      new["unit"] = _unit_words(np.unique(rows["unit_id"]))
+    for kind, keys in new.items():
+      found.setdefault(kind, []).append(keys)
+    waiting += len(rows["label"])
+    if waiting > MOST_KEYS:
+      found = {kind: [_smallest(parts)] for kind, parts in found.items()}
+      waiting = 0
+  kept = {kind: _smallest(parts) for kind, parts in found.items()}
+  return {kind: keys for kind, keys in kept.items() if len(keys)}
+
+
+def _smallest(parts: list[np.ndarray]) -> UInt64[np.ndarray, " keys"]:
+  keys = np.unique(np.concatenate(parts))
+  return keys[keys != 0][:MOST_KEYS]

@@ -36,7 +36,7 @@ class Flags:
 def run(flags: Flags) -> Answer:
   """Sets a cap, if one is given, and reads the ledger."""
   from oneshot_dp.pipeline.ledger.charges import Cap
-  from oneshot_dp.pipeline.ledger.ledger import Ledger, keys_of
+  from oneshot_dp.pipeline.ledger.ledger import Ledger
 
   ledger, cache, dataset = Ledger(flags.ledger), None, None
   if flags.cache is not None:
@@ -51,6 +51,8 @@ def run(flags: Flags) -> Answer:
         "a cap is of one data set and has two numbers: give --cache,"
         " --max-epsilon and --max-delta."
       )
+    from oneshot_dp.extract.cache.keys import keys_of
+
     cap, keys = Cap(epsilon, delta), keys_of(cache)
     for warning in ledger.set_cap(cache.info.dataset, cap, keys):
       print(f"warning: {warning}", file=sys.stderr)

@@ -28,7 +28,6 @@ from oneshot_dp.configs.errors import InputError, RunError, check_name
 from oneshot_dp.extract.files import write_once
 from oneshot_dp.linear_dp import accounting
 
-MOST_KEYS = 1 << 22
 _LEAST_EPSILON = 1e-6  # less is nothing
 _FORMAT = {"application_id": 0x1DBB_AD6E, "user_version": 1}
 _SCHEMA = (
@@ -41,9 +40,7 @@ _DAMAGED = sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR
 _FRACTION = msgspec.Meta(pattern="^[0-9]+(/[1-9][0-9]*)?$")
 _BUSY = sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED
 Keys = Mapping[str, UInt64[np.ndarray, " _keys"]]
-"""What rows are known by: keys of "image", "direction" and "unit", sorted, each
-once. Of more than 2²² the smallest are kept, a sample, since keys are hashes.
-Private."""
+"""What rows are known by, as `extract.cache.keys.keys_of` has it. Private."""
 
 
 class Charge(NamedTuple):
@@ -252,12 +249,6 @@ def _make(path: Path) -> None:
 def sha256(content: bytes) -> str:
   """In hexadecimal."""
   return hashlib.sha256(content).hexdigest()
-
-
-def sampled(keys: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, " keys"]:
-  """Sorted, each once, the smallest; 0 is the key of no row."""
-  keys = np.sort(keys, axis=None)
-  return keys[np.diff(keys, prepend=np.uint64(0)) > 0][:MOST_KEYS]
 
 
 def in_both(

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from oneshot_dp.pipeline.ledger.charges import (
   Keys,
   Left,
 )
-
-if TYPE_CHECKING:
-  from oneshot_dp.extract.cache.read import FeatureCache
 
 
 def default_ledger() -> Path:
@@ -196,14 +193,6 @@ class Ledger:
       return dict(_shared(entries, keys))
 
 
-def keys_of(cache: "FeatureCache") -> Keys:
-  """What a ledger knows the rows of a cache by; reads all of them."""
-  from oneshot_dp.extract.cache.keys import row_keys
-
-  keys = row_keys(cache)._asdict()
-  return {kind: of.sampled(each) for kind, each in keys.items() if len(each)}
-
-
 def _check(entries: Entries, bills: Sequence[Bill]) -> None:
   """Refuses rows of another name, and what breaks a cap or a unit."""
   _check_names(entries, bills)
@@ -264,7 +253,7 @@ def _add(
     entries.add("charge", **fields)
   for kind, keys in bill.keys.items():
     old = entries.keys(bill.dataset, kind)
-    new = np.setdiff1d(of.sampled(keys), old, assume_unique=True)
+    new = np.setdiff1d(keys, old, assume_unique=True)
     if len(new):
       entries.add("rows", new, dataset=bill.dataset, of=kind)
   return ids
@@ -272,10 +261,10 @@ def _add(
 
 def _shared(entries: Entries, keys: Keys) -> list[tuple[str, tuple[int, int]]]:
   """Data sets, and how many of these rows and units are known as theirs."""
-  ours, found = {kind: of.sampled(each) for kind, each in keys.items()}, []
+  found = []
   for name in dict.fromkeys(each.dataset for each in entries.of("rows")):
-    theirs = {kind: entries.keys(name, kind) for kind in ours}
-    known = of.in_both(ours, theirs), of.in_both(ours, theirs, ["unit"])
+    theirs = {kind: entries.keys(name, kind) for kind in keys}
+    known = of.in_both(keys, theirs), of.in_both(keys, theirs, ["unit"])
     if any(known):
       found.append((name, known))
   return found

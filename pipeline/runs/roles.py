@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.keys import keys_of
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.pipeline.ledger.charges import Keys, in_both
-from oneshot_dp.pipeline.ledger.ledger import Ledger, keys_of
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 Role = Literal["private", "public"]
 _FEW = 100

@@ -228,7 +228,8 @@ def test_memory_grows_with_all_that_takes_it():
   """With d², K·d and, where rows are kept, n·d."""
   gib = 2.0**30
   for head, n, d, num_classes, unit, least, most in (
-    ("lamb", 10**7, 64, 10, "example", 0, 0.5),
+    ("lamb", 10**6, 64, 10, "example", 0, 0.5),
+    ("lamb", 10**9, 64, 10, "example", 0.5, 1),  # keys of a sample
     ("auto", 10**3, 64, 10, "example", 0, 0.6),
     ("auto", 10**3, 16_384, 10, "example", 15, 30),
     ("lamb", 10**3, 16_384, 10, "example", 0, 0.5),

@@ -2,11 +2,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from oneshot_dp.extract.cache import keys
 from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.cache.keys import (
   direction_keys,
   embedding_keys,
-  row_keys,
+  keys_of,
 )
 from oneshot_dp.extract.cache.write import write_cache
 from tests.extract.cache import caches
@@ -32,7 +33,7 @@ def unit_norm(x, dtype):
 
 
 # Of few values that went through a ReLU most rows are zeros.
-KINDS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
   ("d", "kind"),
   [
     (d, kind)
@@ -41,57 +42,51 @@ KINDS = pytest.mark.parametrize(
     if d > 8 or kind != "relu"
   ],
 )
+def test_a_row_is_known_when_it_is_scaled_and_others_are_not(d, kind):
+  x = rows(d=d, kind=kind)
+  known = direction_keys(x)
+  assert (direction_keys(2 * x) == known).all()
+  assert (direction_keys(x.astype(np.float64)) == known).all()
+  assert (direction_keys(np.float32(0.3) * x) == known).mean() > 0.98
+  assert (direction_keys(unit_norm(x, np.float32)) == known).mean() > 0.98
+  half = x.astype(np.float16)
+  again = direction_keys(unit_norm(half, np.float16))
+  assert (again == direction_keys(half)).mean() > 0.4
+  assert (direction_keys(half) == known).mean() > 0.4
+  others = direction_keys(rows(d=d, seed=1, kind=kind))
+  assert len(np.unique([known, others])) == 2 * len(x)
+  assert (direction_keys(-x) != known).all()
+  assert (direction_keys(np.roll(x, 1, axis=1)) != known).all()
 
 
-class TestDirections:
-  @KINDS
-  def test_a_row_is_known_when_it_is_scaled(self, d, kind):
-    x = rows(d=d, kind=kind)
-    keys = direction_keys(x)
-    assert (direction_keys(2 * x) == keys).all()
-    assert (direction_keys(x.astype(np.float64)) == keys).all()
-    assert (direction_keys(np.float32(0.3) * x) == keys).mean() > 0.98
-    assert (direction_keys(unit_norm(x, np.float32)) == keys).mean() > 0.98
-    half = x.astype(np.float16)
-    again = direction_keys(unit_norm(half, np.float16))
-    assert (again == direction_keys(half)).mean() > 0.4
-    assert (direction_keys(half) == keys).mean() > 0.4
+def test_what_is_changed_otherwise_is_not_known():
+  x = rows()
+  known = direction_keys(x)
+  assert not np.isin(direction_keys(x - x.mean(axis=0)), known).any()
+  assert not np.isin(direction_keys(x[:, :64]), known).any()
+  # A key is of its row alone.
+  np.testing.assert_array_equal(direction_keys(x[17:20]), known[17:20])
+  np.testing.assert_array_equal(direction_keys(np.asfortranarray(x)), known)
 
-  @KINDS
-  def test_other_rows_are_others(self, d, kind):
-    x = np.concatenate([rows(1000, d, seed, kind) for seed in (0, 1)])
-    keys = direction_keys(x)
-    assert len(np.unique(keys)) == len(x)
-    assert (direction_keys(-x) != keys).all()
-    assert (direction_keys(np.roll(x, 1, axis=1)) != keys).all()
 
-  def test_what_is_changed_otherwise_is_not_known(self):
-    x = rows()
-    keys = direction_keys(x)
-    assert not np.isin(direction_keys(x - x.mean(axis=0)), keys).any()
-    assert not np.isin(direction_keys(x[:, :64]), keys).any()
-    # A key is of its row alone.
-    np.testing.assert_array_equal(direction_keys(x[17:20]), keys[17:20])
-    np.testing.assert_array_equal(direction_keys(np.asfortranarray(x)), keys)
-
-  def test_what_points_nowhere_has_no_key(self):
-    x = rows(5, 20)
-    x[1], x[2, 3], x[3, 4] = 0, np.nan, np.inf
-    keys = direction_keys(x)
-    assert (keys != 0).tolist() == [True, False, False, False, True]
-    assert not direction_keys(rows(5, 7)).any()
-    assert direction_keys(rows(0, 20)).shape == (0,)
-    for scale in (1e-30, 1e30):
-      assert (direction_keys(rows(50) * np.float32(scale)) != 0).all()
+def test_what_points_nowhere_has_no_key():
+  x = rows(5, 20)
+  x[1], x[2, 3], x[3, 4] = 0, np.nan, np.inf
+  known = direction_keys(x)
+  assert (known != 0).tolist() == [True, False, False, False, True]
+  assert not direction_keys(rows(5, 7)).any()
+  assert direction_keys(rows(0, 20)).shape == (0,)
+  for scale in (1e-30, 1e30):
+    assert (direction_keys(rows(50) * np.float32(scale)) != 0).all()
 
 
 def test_equal_embeddings_have_one_key_and_zeros_none():
   half = rows(50).astype(np.float16)
-  keys = embedding_keys(half)
+  known = embedding_keys(half)
   for dtype in (np.float32, np.float64):
-    np.testing.assert_array_equal(embedding_keys(half.astype(dtype)), keys)
+    np.testing.assert_array_equal(embedding_keys(half.astype(dtype)), known)
   brain = half.astype(ml_dtypes.bfloat16)
-  assert not (embedding_keys(brain) == keys).all(axis=1).any()
+  assert not (embedding_keys(brain) == known).all(axis=1).any()
   x = np.zeros((2, 3), np.float32)
   x[1] = -0.0
   assert not embedding_keys(x).any()
@@ -103,32 +98,38 @@ def test_image_keys_are_of_the_bytes_alone():
   assert image_key(image).tolist() == image_key(image.tobytes()).tolist()
 
 
-def shared(a, b):
+def shared(one, other):
   """How many keys of each kind rows of both caches have."""
-  kinds = zip(row_keys(a), row_keys(b), strict=True)
-  return [len(np.intersect1d(one, other)) for one, other in kinds]
+  ours, theirs = keys_of(one), keys_of(other)
+  return {k: np.isin(ours[k], theirs[k]).sum() for k in ours}
 
 
-def test_rows_are_known_under_any_name(tmp_path):
+def test_rows_are_known_under_any_name_and_zeros_are_nobody(tmp_path):
   info = make_info(100, 20)
-  rows_ = imported(make_rows(info))
-  one = write_cache(tmp_path / "one", info, [rows_])
-  other = make_info(100, 20, dataset="cats", split="test", shard_rows=50)
-  fresh = imported(make_rows(info, seed=1))
-  half = {n: np.concatenate([rows_[n][:30], fresh[n][30:]]) for n in rows_}
+  own, fresh = (imported(make_rows(info, seed)) for seed in (0, 1))
+  one = write_cache(tmp_path / "one", info, [own])
+  half = {n: np.concatenate([own[n][:30], fresh[n][30:]]) for n in own}
   half |= {"embedding": half["embedding"] * 2, "example_id": np.arange(100)}
+  other = make_info(100, 20, dataset="cats", split="test", shard_rows=50)
   two = write_cache(tmp_path / "two", other, [half])
-  assert shared(one, two) == [0, 30, 0]  # scaled: the direction is known
-  assert shared(one, one) == [100, 100, 0]
-  assert all((np.diff(words) > 0).all() for words in row_keys(one))
+  assert shared(one, two) == {"image": 0, "direction": 30}  # scaled
+  zeros = [own | {"embedding": np.zeros((100, 20))}]
+  assert keys_of(write_cache(tmp_path / "zeros", info, zeros)) == {}
 
 
-def test_images_are_known_through_another_backbone(tmp_path):
-  one = run_job(tmp_path / "one", make_info(40, 20))
-  two = run_job(tmp_path / "two", make_info(40, 30))
-  assert shared(one, two)[0] == 40
-  other = run_job(tmp_path / "three", make_info(40, 30), seed=1)
-  assert shared(one, other)[0] == 0
+def test_images_are_known_through_another_backbone_and_units_by_number(
+  tmp_path,
+):
+  one = run_job(tmp_path / "one", make_info(60, 20, unit="user"))
+  units = len(np.unique(make_rows(one.info)["unit_id"]))
+  for d, seed, *wanted in (
+    (20, 0, 60, 60, units),
+    (30, 0, 60, 0, 0),  # whose numbers are others, too
+    (20, 1, 0, 0, 0),
+  ):
+    info = make_info(60, d, unit="patient")
+    two = run_job(tmp_path / f"{d}-{seed}", info, seed=seed)
+    assert [*shared(one, two).values()] == wanted
 
 
 def test_random_image_keys_do_not_hide_rows(tmp_path, monkeypatch):
@@ -138,17 +139,31 @@ def test_random_image_keys_do_not_hide_rows(tmp_path, monkeypatch):
 
   def forged(info, seed=0):
     rng = np.random.default_rng(5)
-    keys = rng.integers(0, 2**64, (40, 2), np.uint64)
-    return seen(info, seed) | {"image_key": keys}
+    drawn = rng.integers(0, 2**64, (40, 2), np.uint64)
+    return seen(info, seed) | {"image_key": drawn}
 
   monkeypatch.setattr(caches, "make_rows", forged)
   two = run_job(tmp_path / "two", make_info(40, 20, dataset="others"))
-  assert shared(one, two) == [0, 40, 0]
+  assert shared(one, two) == {"image": 0, "direction": 40}
 
 
-def test_units_are_known(tmp_path):
-  info = make_info(60, 20, unit="user")
-  one = run_job(tmp_path / "one", info)
-  two = run_job(tmp_path / "two", make_info(60, 20, unit="patient"))
-  units = len(np.unique(make_rows(info)["unit_id"]))
-  assert shared(one, two) == [60, 60, units]
+def test_of_very_many_rows_all_caches_keep_the_same_sample(
+  tmp_path, monkeypatch
+):
+  """The smallest keys; few more than twice as many are held at once."""
+  cache, held = run_job(tmp_path, make_info(1000, 20, unit="user")), []
+  every = keys_of(cache)
+  images = make_rows(cache.info)["image_key"][:, 0]
+  np.testing.assert_array_equal(every["image"], np.unique(images))
+
+  def smallest(parts, smallest=keys._smallest):
+    held.append(sum(map(len, parts)))
+    return smallest(parts)
+
+  monkeypatch.setattr(keys, "MOST_KEYS", 64)
+  monkeypatch.setattr(keys, "_smallest", smallest)
+  found = keys_of(cache)
+  assert found.keys() == {"image", "direction", "unit"}
+  for kind, words in found.items():
+    np.testing.assert_array_equal(words, every[kind][:64])
+  assert max(held) <= 2 * 64 + 8
