@@ -25,7 +25,9 @@ from oneshot_dp.extract.cache.format import INFO_FILE, sha256_of
 from oneshot_dp.pipeline.cli import COMMANDS, _module, main
 from oneshot_dp.pipeline.heads.receipt import card
 from tests.extract.sources.made import png, write_table
-from tests.faults.harness import ROOT, damaged, odd_files
+from tests.faults.harness import damaged, odd_files
+from tests.pipeline.image_heads import ROOT, digits
+from tests.sample_caches import clusters
 
 SETUP = """\
 import vectors.npz --num-classes 4 --dataset-name pets --out train
@@ -67,22 +69,18 @@ inspect {head}
 inspect {run}
 inspect {ledger.sqlite}
 demo --out {owners.csv}""".splitlines()
-WORDS = re.split(
-  "[|]",
-  """\
-|%s|{}|-|--|()|.|..|/dev/null|/dev/full|/dev/zero|0|-1|nan|inf|1e999|1e-320|ε|
-|-0.0|1.5|0x10|1,2|2|no|True|auto|lamb|18446744073709551616|[:80%]|[80%:10%]|٣
-|[:0%]|/(?P<who>[^/_]+)|(?P<a>|no.py:f|\x00|\x1b[31m| |\udcff|"""
-  + "9" * 5000,
-)
+NONSENSE = """\
+%s {} - -- () . .. /dev/null /dev/full /dev/zero 0 -1 nan inf 1e999 1e-320 ε
+-0.0 1.5 0x10 1,2 2 no True auto lamb 18446744073709551616 [:80%] [80%:10%] ٣
+[:0%] /(?P<who>[^/_]+) (?P<a> no.py:f"""
+WORDS = ["", "\n", " ", "\x00", "\x1b[31m", "\udcff", "9" * 5000]
+WORDS += re.findall(r"\S+", NONSENSE)
 VALUES: Any = None, True, 0, -1, 1.5, 1e308, 2**70, "", "ε\0", [], {}, [[]]
 
 
 def make(folder):
   """One of each thing, in a folder which is the current one."""
-  rng, of_four = np.random.default_rng(0), np.arange(160) % 4
-  with np.load(ROOT / "configs" / "digits.npz") as file:
-    image, label = file["test_image"][:40], file["test_label"][:40]
+  image, label = (column[:40] for column in digits())
   np.savez("digits.npz", image=image, label=label, class_names=[*"0123456789"])
   pixels = [each[..., 0] for each in image]
   rows = {"label": [*map(int, label)], "who": [i // 4 for i in range(40)]}
@@ -97,11 +95,10 @@ def make(folder):
   Path("owners.csv").write_text("\n".join(owners))
   glyph_vit = ROOT / "extract" / "backbones" / "glyph_vit.safetensors"
   shutil.copy(glyph_vit, "weights.safetensors")
-  for name in "vectors", "test":
-    x = rng.standard_normal((160, 8)) + 3 * np.eye(8)[of_four]
-    columns = {"embedding": x.astype(np.float32), "label": of_four}
-    np.savez(f"{name}.npz", **columns)
-  columns |= {"embedding": [*columns["embedding"]], "who": np.arange(160) // 2}
+  for seed, name in enumerate(("vectors", "test")):
+    x, of_four = clusters((40,) * 4, 8, seed=seed)
+    np.savez(f"{name}.npz", embedding=x, label=of_four)
+  columns = {"embedding": [*x], "label": of_four, "who": np.arange(160) // 2}
   pq.write_table(pa.table(columns), "vectors.parquet")
   np.savez("start.npz", **{str(i): np.eye(8)[i] for i in range(4)})
   for line in SETUP.splitlines():

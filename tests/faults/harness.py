@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("ONESHOT_DP_KILLS", "2"))
 """Of each command; others are killed the more often, the cheaper that is."""
 
@@ -49,17 +48,15 @@ def damaged_copies(data: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
 def odd_files(folder: Path) -> dict[str, Path]:
   """What a file's name may lead to instead of a file."""
   folder.mkdir(parents=True, exist_ok=True)
-  names = "fifo", "zero", "directory", "socket", "loop", "sparse"
-  places = {name: folder / name for name in names}
-  os.mkfifo(places["fifo"])
-  places["zero"].symlink_to("/dev/zero")
-  places["directory"].mkdir()
+  os.mkfifo(folder / "fifo")
+  (folder / "zero").symlink_to("/dev/zero")
+  (folder / "directory").mkdir()
   with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(folder):
     listener.bind("socket")  # whose name is short
-  places["loop"].symlink_to("loop")
-  with places["sparse"].open("wb") as file:
+  (folder / "loop").symlink_to("loop")
+  with (folder / "sparse").open("wb") as file:
     file.truncate(1 << 42)
-  return places
+  return {path.name: path for path in folder.iterdir()}
 
 
 def everything_in(folder: Path) -> set[str]:
