@@ -1,5 +1,6 @@
 """From what is stored to integers: oracles in plain NumPy and rationals."""
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.data import WEIGHT, Data, R, room_in_ball, within_ball
+from oneshot_dp.linear_dp.data import WEIGHT, R, room_in_ball, within_ball
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
@@ -86,13 +87,7 @@ def test_a_row_that_is_not_finite_is_refused_by_its_id_alone(value, norm, unit):
   damaged = data_of(x, np.ones(300, int), unit, block=64)
   blocks = list(damaged.blocks())
   blocks[4]["embedding_norm"][271 - 256] = norm
-  data = Data(
-    blocks=lambda: blocks,
-    n=300,
-    feature_dim=D,
-    num_classes=4,
-    unit=damaged.unit,
-  )
+  data = dataclasses.replace(damaged, blocks=lambda: blocks)
   with pytest.raises(InputError) as refused:
     columns_of(rows_of(data))
   said = str(refused.value)
@@ -103,11 +98,10 @@ def test_a_row_that_is_not_finite_is_refused_by_its_id_alone(value, norm, unit):
 
 def test_a_norm_that_is_too_small_is_refused_and_one_too_large_counts_less():
   def with_norm(norm):
-    block = dict(next(iter(data_of(np.ones((1, D), np.float32), [0]).blocks())))
+    data = data_of(np.ones((1, D), np.float32), [0])
+    (block,) = data.blocks()
     block["embedding_norm"] = np.array([norm], np.float32)
-    return rows_of(
-      Data(blocks=lambda: [block], n=1, feature_dim=D, num_classes=1)
-    )
+    return rows_of(dataclasses.replace(data, blocks=lambda: [block]))
 
   with pytest.raises(InputError, match="longer than embedding_norm says"):
     columns_of(with_norm(2.4))
@@ -130,16 +124,12 @@ def test_rows_that_are_not_as_is_said_are_refused(
 ):
   x, labels = np.ones((10, D), np.float32), np.zeros(10, int)
   ids = labels if unit == "example" else None
-  blocks = list(data_of(x, labels, ids, block=block).blocks())
+  data = data_of(x, labels, ids, block=block)
+  blocks = list(data.blocks())
   for name, value in changes.items():
     blocks[5 // block][name][5 % block] = value
-  data = Data(
-    blocks=lambda: blocks,
-    n=10,
-    feature_dim=D,
-    num_classes=4,
-    unit=unit or "example",
-  )
+  unit = unit or "example"
+  data = dataclasses.replace(data, blocks=lambda: blocks, unit=unit)
   with pytest.raises(InputError, match=message):
     columns_of(rows_of(data))
 
@@ -152,7 +142,7 @@ def test_more_rows_than_int64_was_measured_for_are_refused(monkeypatch):
     columns_of(rows_of(data))
   for n in (0, -1, 10**10 + 1):
     with pytest.raises(InputError, match="rows: sums are of 1 to 1e"):
-      Data(blocks=data.blocks, n=n, feature_dim=D, num_classes=1)
+      dataclasses.replace(data, n=n)
 
 
 def oracle_of_units(z, label, unit, power):

@@ -9,34 +9,29 @@ import scipy.stats
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.data import WEIGHT, R
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
+  P_VALUE,
+  SENSITIVITY,
   STATISTICS,
   D,
   K,
   data_of,
+  every,
   hostile_rows,
 )
-
-SENSITIVITY = WEIGHT * R
-P_VALUE = 1e-4
-
-every = pytest.mark.parametrize("name", STATISTICS)
 
 
 def test_rows_weighed_for_class_sums_are_for_nothing_else():
   """Σw² ≤ W² bounds orthogonal blocks alone."""
   x, label = hostile_rows(np.random.default_rng(0))
-  of_class_sums = rows_of(data_of(x, label), power=2)
-  for name, statistic in STATISTICS.items():
-    if statistic.left is not statistics.class_sums:
+  rows, sums = rows_of(data_of(x, label), power=2), PrivateSums(None, 0.0)
+  for name, of in STATISTICS.items():
+    if of.left is not statistics.class_sums:
       with pytest.raises(RunError, match="class sums alone"):
-        PrivateSums(None, 0.0).release(
-          name, of_class_sums, statistic.left, 1.0, *statistic.public
-        )
+        sums.release(name, rows, of.left, 1.0, *of.public)
 
 
 class NoBits(NoiseSource):
@@ -87,14 +82,12 @@ def test_what_leaves_is_the_exact_sum_and_noise_of_the_stated_deviation(name):
   exact, noise = statistic.exact(data), []
   for seed in range(40):
     sums = PrivateSums(NoiseSource(seed), 0.25)
-    found, sigma = sums.release(
-      name, statistic.rows(data), statistic.left, 0.25, *statistic.public
-    )
+    found, sigma = statistic.release(sums, data, 0.25)
     steps = found * SENSITIVITY
     assert (steps % 1 == 0).all()
     noise.append((steps - exact).ravel() / (sigma * SENSITIVITY))
     (release,) = sums.releases
-    assert (release.name, release.shape) == (name, exact.shape)
+    assert (release.name, release.shape) == ("it", exact.shape)
     assert release.noise_multiplier == pytest.approx(sigma, rel=1e-15)
   assert release.noise_multiplier == pytest.approx(2.0, rel=1e-11)
   assert release.noise_multiplier > 2.0

@@ -48,10 +48,7 @@ def released(hosts: Hosts, units: bool, names=STATISTICS) -> list:
   sums = PrivateSums(source, 100.0)
   found = []
   for name in names:
-    statistic = STATISTICS[name]
-    estimate, sigma = sums.release(
-      name, statistic.rows(data), statistic.left, 1.0, *statistic.public
-    )
+    estimate, sigma = STATISTICS[name].release(sums, data)
     found.append([name, estimate.tobytes().hex(), sigma])
   return found
 

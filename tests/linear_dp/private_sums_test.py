@@ -13,17 +13,14 @@ from oneshot_dp.linear_dp.data import WEIGHT, R
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
+  SENSITIVITY,
   STATISTICS,
   D,
   K,
   data_of,
+  every,
   hostile_rows,
 )
-
-SENSITIVITY = WEIGHT * R
-P_VALUE = 1e-4
-
-every = pytest.mark.parametrize("name", STATISTICS)
 
 
 def length_squared(moved):

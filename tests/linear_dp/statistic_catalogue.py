@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.data import Data, R
+from oneshot_dp.linear_dp.data import WEIGHT, Data, R
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
 
 D, K = 6, 4
+SENSITIVITY = WEIGHT * R
+P_VALUE = 1e-4
 
 
 def data_of(
@@ -60,7 +63,7 @@ def hostile_rows(rng, n=24, dtype=np.float32):
 
 
 def columns_of(rows):
-  """What a pass gives, without padding behind it."""
+  """z, labels and weights of a pass, in int64; padding is of zeros."""
   columns = [
     np.concatenate([np.asarray(part) for part in column]).astype(int)
     for column in zip(*rows.chunks(), strict=True)
@@ -90,12 +93,15 @@ class Statistic:
       rows = rows.mapped(rng.normal(0, 0.2, D), rng.standard_normal((D, D)))
     return rows
 
+  def release(self, sums: PrivateSums, data: Data, buys: float = 1.0):
+    """What leaves by this door, and its noise multiplier."""
+    rows = self.rows(data)
+    return sums.release("it", rows, self.left, buys, *self.public)
+
   def exact(self, data: Data) -> np.ndarray:
     """The sum in integers, without noise."""
     sums = PrivateSums(None, 0.0)
-    found, sigma = sums.release(
-      "it", self.rows(data), self.left, 1.0, *self.public
-    )
+    found, sigma = self.release(sums, data)
     assert sigma == 0
     assert not sums.releases
     assert not sums.known
@@ -140,3 +146,5 @@ STATISTICS = {
     statistics.residual, (*kernel(1, 0.1), 1e-12)
   ),
 }
+
+every = pytest.mark.parametrize("name", STATISTICS)

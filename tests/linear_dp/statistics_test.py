@@ -19,18 +19,11 @@ from tests.linear_dp.statistic_catalogue import (
   STATISTICS,
   D,
   K,
+  columns_of,
   data_of,
   hostile_rows,
   kernel,
 )
-
-
-def given(rows):
-  """z, labels and weights in int64."""
-  return [
-    np.concatenate([np.asarray(part) for part in column]).astype(np.int64)
-    for column in zip(*rows.chunks(), strict=True)
-  ]
 
 
 def left_of(left, z, label, w, *public):
@@ -70,7 +63,7 @@ def test_a_sum_is_that_of_numpy(name, units):
   x, label = hostile_rows(rng, n=80)
   unit = rng.integers(0, 11, 80) if units else None
   data, statistic = data_of(x, label, unit), STATISTICS[name]
-  z, labels, w = given(statistic.rows(data))
+  z, labels, w = columns_of(statistic.rows(data))
   left = lefts_of(name, z, labels, w)
   if statistic.left in statistics.ONE_COLUMN:
     z = np.full((len(z), 1), R)
@@ -96,7 +89,7 @@ def softmax_residual(z, label, w, integers, step, clip, prior=0.0):
 @pytest.mark.parametrize("prior", [None, PRIOR])
 def test_a_residual_is_that_of_float64(clip, scale, prior):
   x, label = hostile_rows(np.random.default_rng(7), n=200)
-  z, label, w = given(rows_of(data_of(x, label)))
+  z, label, w = columns_of(rows_of(data_of(x, label)))
   integers, step = kernel(5, scale)
   public = integers, step, clip, prior
   found = left_of(statistics.residual, z, label, w, *public)
@@ -116,7 +109,7 @@ def test_a_residual_of_few_classes_and_of_many(classes):
   rng = np.random.default_rng(8)
   x = rng.standard_normal((64, D)).astype(np.float32)
   label = rng.integers(0, classes, 64)
-  z, label, w = given(rows_of(data_of(x, label, num_classes=classes)))
+  z, label, w = columns_of(rows_of(data_of(x, label, num_classes=classes)))
   integers, step = statistics.integer_kernel(rng.standard_normal((D, classes)))
   found = left_of(statistics.residual, z, label, w, integers, step, 0.5)
   expected = softmax_residual(z, label, w, integers, step, 0.5)
@@ -150,7 +143,7 @@ def test_right_answers_are_counted():
   data = data_of(x, label)
   statistic = STATISTICS["right"]
   found = statistic.exact(data).ravel() / (WEIGHT * R) * math.sqrt(3)
-  z, labels, w = given(rows_of(data))
+  z, labels, w = columns_of(rows_of(data))
   z, labels = z[w > 0], labels[w > 0]
   for count, head, bias in zip(found, HEADS, BIASES, strict=True):
     unit_norm = z / np.linalg.norm(z, axis=1, keepdims=True)
@@ -165,7 +158,7 @@ def test_of_equal_logits_the_first_class_is_right():
   heads = statistics.integer_heads(
     [np.zeros((D, K)), np.ones((D, K))], [np.zeros(K), np.full(K, -10.0)]
   )
-  columns = given(rows_of(data_of(x, [0, 0, 1, 3, 2])))
+  columns = columns_of(rows_of(data_of(x, [0, 0, 1, 3, 2])))
   found = left_of(statistics.right, *columns, *heads)[:5]
   assert (found > 0).tolist() == [[True] * 2] * 2 + [[False] * 2] * 3
   assert (np.square(found).sum(axis=1) <= float(WEIGHT) ** 2).all()
